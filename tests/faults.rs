@@ -111,6 +111,12 @@ const COPY_FAILS: &[&str] = &[
     "the rest: [true, true]",
 ];
 
+const NO_ALGORITHM: &[&str] = &[
+    "addmm: cublasLtMatmulAlgoGetHeuristic on cuda:0 failed: CUBLAS_STATUS_NOT_SUPPORTED (no algorithm",
+    "f32[10, 100] · f32[100, 10]",
+    "tests/faults.rs:",
+];
+
 /// Two copies to the other device: what the first says, and by which way the second goes.
 fn two_copies() -> Result<String> {
     let x = ones()?;
@@ -414,6 +420,27 @@ const CASES: &[Case] = &[
             "cuDevicePrimaryCtxRetain failed: CUDA_ERROR_OUT_OF_MEMORY",
         ],
     },
+    Case {
+        plan: "heuristic@1=none",
+        what: || Ok(some_work().expect_err("planned").to_string()),
+        words: NO_ALGORITHM,
+    },
+    Case {
+        plan: "heuristic/10x10x100=not_supported",
+        what: || Ok(some_work().expect_err("planned").to_string()),
+        words: NO_ALGORITHM,
+    },
+    // One byte more than the workspace that products may use.
+    Case {
+        plan: "heuristic@1=workspace(33554433)",
+        what: || Ok(some_work().expect_err("planned").to_string()),
+        words: NO_ALGORITHM,
+    },
+    Case {
+        plan: "heuristic@1=workspace(33554432)",
+        what: some_work,
+        words: &["said: sum 40000"],
+    },
 ];
 
 fn transfer_kinds() -> String {
@@ -460,6 +487,9 @@ fn what_goes_wrong_is_named() {
         let output = command
             .env("DDP_TEST_CASE", number.to_string())
             .env("SIMCUDA_FAULTS", case.plan)
+            // What runs fails where the host waits; another schedule may show it in an earlier
+            // call.
+            .env("SIMCUDA_SCHEDULE", "lazy")
             .output()
             .unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned()

@@ -14,6 +14,10 @@ mod blas;
 mod bugs;
 #[path = "planted/cuda.rs"]
 mod cuda;
+#[path = "planted/libraries.rs"]
+mod libraries;
+#[path = "planted/nccl.rs"]
+mod nccl;
 #[path = "planted/ranks.rs"]
 mod ranks;
 
@@ -67,6 +71,7 @@ fn a_planted_program_runs_where_it_is_asked_for() {
 fn all() -> impl Iterator<Item = &'static bugs::Bug> {
     bugs::ALL
         .iter()
+        .chain(libraries::LIBRARIES)
         .chain(ranks::RACES)
         .chain(ranks::APART.iter().map(|apart| &apart.bug))
 }
@@ -161,15 +166,18 @@ fn is_caught(name: &str) {
                     ("SIMCUDA_DEVICES", &*devices),
                     ("SIMCUDA_SCHEDULE", schedule),
                     ("SIMCUDA_SEED", "0"),
+                    ("SIMCUDA_INTRA", "1"),
                 ];
                 let finder = (if apart.is_some() { APART } else { FOUND }, bug.told);
-                is_found(&wrong, &settings, &[finder]);
                 if let Some(told) = apart.and_then(|apart| apart.checked) {
                     // Both the simulator and ddp-comm check, and the first to find it ends the
                     // process.
-                    let settings = [&settings[..], &[("SIMCUDA_NCCL_CHECK", "1")]].concat();
                     is_found(&wrong, &settings, &[finder, (FOUND, told)]);
+                    let settings = [&settings[..], &[("SIMCUDA_NCCL_CHECK", "0")]].concat();
+                    is_found(&wrong, &settings, &[finder]);
+                    continue;
                 }
+                is_found(&wrong, &settings, &[finder]);
             }
             for seed in seeds(name) {
                 is_clean(
@@ -177,6 +185,7 @@ fn is_caught(name: &str) {
                     &[
                         ("SIMCUDA_DEVICES", &devices),
                         ("SIMCUDA_SEED", &seed.to_string()),
+                        ("SIMCUDA_INTRA", "1"),
                     ],
                 );
             }
@@ -255,8 +264,22 @@ caught! {
     synchronous_upload_still_on_its_way
     batch_slot_reused_too_early
     race_that_nobody_waits_for
+    product_over_its_operand
+    product_partly_over_c
+    mask_over_the_product
+    algorithm_of_another_shape
+    launch_in_another_context
+    product_in_another_context
+    counts_that_differ_between_ranks
+    types_that_differ_between_ranks
+    operations_that_differ_between_ranks
+    result_read_after_a_later_call
+    communicators_in_opposite_orders
+    kernel_loaded_in_a_capture
     bucket_started_one_event_too_early
     gathered_values_read_too_early
     counts_that_differ_by_one_element
     collectives_in_another_order
+    memory_that_nothing_has_written
+    race_after_a_million_accesses
 }

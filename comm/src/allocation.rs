@@ -24,7 +24,7 @@ pub(crate) fn report_failures_to(failure: &Arc<Failure>) {
 /// Runs inside `abort`, and not between the lines of other code, so it may allocate and lock. If
 /// it returns, the process ends by the signal.
 extern "C" fn on_abort(_: c_int) {
-    // The allocator's, unless another error came after it, as a backtrace's may.
+    // The allocator's, unless another error came after it, as a backtrace's (`World::run`).
     let error = std::io::Error::last_os_error();
     let Some(failure) = FAILURE
         .get()

@@ -364,6 +364,15 @@ impl Group {
             let expected = format!("a tensor {place}, which group {} is for", self.name);
             return refuse("tensor", &expected, &got(), help);
         }
+        self.check_operation(operation, tensor, at)
+    }
+
+    /// That `tensor`, which is where it should be, can be an operand of `operation`.
+    fn check_operation(&self, operation: Operation, tensor: &Tensor, at: Site) -> Result<()> {
+        let refuse = |what: &str, expected: &str, got: &str, help: &str| {
+            Err(Argument::error(operation, what, expected, got, help, at))
+        };
+        let (size, got) = (self.size(), || tensor.to_string());
         match operation {
             Operation::AllReduce(reduce) | Operation::ReduceScatter(reduce)
                 if size > 1 && self.device().is_some() && reduce != Reduce::Sum =>

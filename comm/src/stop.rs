@@ -47,7 +47,7 @@ impl Signal {
 impl fmt::Display for Signal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Signal::User1 => "SIGUSR1",
+            Signal::User1 => "SIGUSR1 (sent by schedulers, and by launchers on Ctrl-C)",
             Signal::Terminate => "SIGTERM",
             Signal::Interrupt => "SIGINT (Ctrl-C)",
         })

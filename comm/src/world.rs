@@ -180,6 +180,11 @@ impl World {
         self.failure.identity.size
     }
 
+    /// The name of the program ([`Options::program`]).
+    pub fn program(&self) -> &str {
+        &self.failure.identity.program
+    }
+
     /// This rank among those of its host, from 0.
     pub fn local_rank(&self) -> usize {
         self.failure.identity.local_rank

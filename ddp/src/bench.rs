@@ -8,14 +8,17 @@
 mod addmm;
 mod allreduce;
 mod explain;
+mod gpt;
 mod measure;
 mod mlp;
+mod training;
 
 use clap::Subcommand;
 use ddp_comm::World;
 
 pub use addmm::{AddmmFlags, ProductShape};
 pub use allreduce::{AllreduceFlags, BenchOperation, Sweep};
+pub use gpt::GptFlags;
 pub use measure::{BenchFlags, Say};
 pub use mlp::MlpFlags;
 
@@ -27,6 +30,8 @@ use crate::error::Result;
 pub enum Bench {
     /// Training steps of a perceptron with ReLU, cross-entropy and AdamW
     Mlp(MlpFlags),
+    /// Training steps of a transformer with cross-entropy, clipping and AdamW
+    Gpt(GptFlags),
     /// Matrix products with a bias, as in a linear layer's forward pass
     Addmm(AddmmFlags),
     /// All-reduce of a tensor over all ranks, or another collective
@@ -37,7 +42,8 @@ impl Bench {
     /// What a rank has.
     pub fn ranks(&self) -> &RankFlags {
         match self {
-            Bench::Mlp(flags) => &flags.common.ranks,
+            Bench::Mlp(flags) => &flags.step.common.ranks,
+            Bench::Gpt(flags) => &flags.step.common.ranks,
             Bench::Addmm(flags) => &flags.common.ranks,
             Bench::Allreduce(flags) => &flags.common.ranks,
         }
@@ -47,6 +53,7 @@ impl Bench {
     pub fn run(&self, world: &World, say: Say<'_>) -> Result<()> {
         match self {
             Bench::Mlp(flags) => mlp::measure(flags, world, say),
+            Bench::Gpt(flags) => gpt::measure(flags, world, say),
             Bench::Addmm(flags) => addmm::measure(flags, world, say),
             Bench::Allreduce(flags) => allreduce::measure(flags, world, say),
         }

@@ -5,6 +5,7 @@
 
 mod command;
 mod doctor;
+mod export;
 pub(crate) mod flags;
 mod inspect;
 mod layers;
@@ -18,6 +19,7 @@ use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
 pub use self::command::Command;
 pub use self::doctor::DoctorFlags;
+pub use self::export::{ExportFlags, ExportFormat};
 pub use self::flags::RankFlags;
 pub use self::inspect::InspectFlags;
 pub use self::layers::{LayerFlags, SettingFlags};
@@ -46,6 +48,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
         Mode::Train { flags, layers } => return layers::train(&flags, &layers),
         Mode::Eval(flags) => Command::Eval(flags),
         Mode::Predict(flags) => Command::Predict(flags.check()?),
+        Mode::Export(flags) => Command::Export(flags),
         Mode::Inspect(flags) => Command::Inspect(flags),
         Mode::Report { folder } => Command::Report(folder),
         Mode::Doctor(flags) => Command::Doctor(flags),
@@ -73,18 +76,25 @@ fn shown_by_clap(error: &clap::Error, words: &[OsString]) -> Result<Command> {
     }
 }
 
-/// The refusal of a flag of training whose name here is known.
+/// The refusal of a flag of training, or of its value, whose name here is known.
 fn of_another_program(error: &clap::Error, words: &[OsString]) -> Option<String> {
-    let (ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) =
-        (error.kind(), error.get(ContextKind::InvalidArg))
-    else {
-        return None;
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let flag = text(ContextKind::InvalidArg)?.split(['=', ' ']).next()?;
+    let (given, what) = match error.kind() {
+        ErrorKind::UnknownArgument => (flag.to_string(), "flag"),
+        ErrorKind::InvalidValue => (
+            format!("{flag}={}", text(ContextKind::InvalidValue)?),
+            "value",
+        ),
+        _ => return None,
     };
     let command = words.get(1)?.to_string_lossy();
     let is_training = command == "train" || command.starts_with('-');
-    let flag = flag.split(['=', ' ']).next()?;
-    let here = meant(flag).filter(|_| is_training)?;
-    Some(format!("{flag}: no such flag; help: {here}"))
+    let here = meant(&given).filter(|_| is_training)?;
+    Some(format!("{given}: no such {what}; help: {here}"))
 }
 
 /// `DDP_DEVICE in the environment: ` if the wrong value comes from there and not from `words`.
@@ -162,6 +172,9 @@ enum Mode {
     /// Write a saved model's prediction for each row
     #[command(after_help = using::PREDICT_EXAMPLES, max_term_width = 120)]
     Predict(PredictFlags),
+    /// Write a saved model for other programs
+    #[command(after_help = export::EXAMPLES, max_term_width = 120)]
+    Export(ExportFlags),
     /// Describe a checkpoint, a model, a run or a dataset
     #[command(after_help = inspect::EXAMPLES, max_term_width = 120)]
     Inspect(InspectFlags),

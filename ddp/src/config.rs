@@ -7,6 +7,7 @@
 pub(crate) mod check;
 mod defaults;
 pub(crate) mod device;
+pub(crate) mod first_values;
 mod meant;
 mod run;
 mod settings;
@@ -16,13 +17,13 @@ use serde_json::{Map, Value};
 
 pub use crate::trainer::Length;
 pub use defaults::Optimizer;
-pub(crate) use settings::meant;
-pub use settings::{Config, SETTINGS, Scope, Setting, SettingChoice};
+pub use settings::{Config, SETTINGS, Scope, Setting, SettingChoice, model_of};
+pub(crate) use settings::{meant, read_model};
 pub(crate) use values::TIMEOUT_S;
 pub use values::{
     Decayed, DeviceChoice, FloatType, Form, GraphChoice, List, LogLevel, Missing, NcclChoice,
-    Normalize, OptimizerKind, Overlap, Precision, Resident, Resume, Schedule, SettingValue,
-    TaskKind, When,
+    Normalize, OptimizerKind, Overlap, Precision, ProductChoice, Resident, Resume, Schedule,
+    SettingValue, TaskKind, When,
 };
 
 pub(crate) use device::find_devices;

@@ -11,6 +11,7 @@ pub mod config;
 pub mod doctor;
 pub mod dry_run;
 pub mod error;
+pub mod export;
 pub mod inspect;
 pub mod progress;
 pub mod report;
@@ -23,7 +24,8 @@ pub use ddp_data as data;
 use ddp_data::disk as files;
 use ddp_engine::shown;
 pub use ddp_engine::{
-    audit, checkpoint, devices, evidence, process, ranks, record, reducer, step, tasks, trainer,
+    audit, checkpoint, devices, evidence, hugging_face, process, ranks, record, reducer, step,
+    tasks, trainer,
 };
 pub use ddp_nn as nn;
 pub use ddp_nn::{models, optim, params};

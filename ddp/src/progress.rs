@@ -44,8 +44,8 @@ pub struct Figures {
     pub loss: f64,
     /// The accuracy in training, if answers are counted.
     pub accuracy: Option<f64>,
-    /// Rows a second over all ranks.
-    pub samples_per_s: f64,
+    /// Rows or tokens a second over all ranks, and what they are called.
+    pub rate: (f64, &'static str),
 }
 
 /// Progress of one run.
@@ -192,11 +192,11 @@ fn bar(steps: u64, target: ProgressDrawTarget, columns: u16) -> ProgressBar {
 /// `training loss 0.3124, accuracy 93.1%  epoch 1  41,200 samples/s`; without a rate the GPU is
 /// simulated.
 fn describe(figures: &Figures) -> String {
-    let rate = if figures.samples_per_s.is_nan() {
+    let (rate, unit) = figures.rate;
+    let rate = if rate.is_nan() {
         "simulated".to_string()
     } else {
-        let rate = figures.samples_per_s.round() as u64;
-        format!("{} samples/s", units::count(rate))
+        format!("{} {unit}", units::count(rate.round() as u64))
     };
     format!("{}  {rate}", describe_loss(figures))
 }
@@ -323,7 +323,7 @@ mod tests {
         epoch: 1,
         loss: 0.31236,
         accuracy: Some(0.9312),
-        samples_per_s: 41_234.6,
+        rate: (41_234.6, "samples/s"),
     };
 
     #[test]
@@ -335,7 +335,7 @@ mod tests {
         let without = Figures {
             accuracy: None,
             loss: f64::NAN,
-            samples_per_s: 999.4,
+            rate: (999.4, "samples/s"),
             ..FIGURES
         };
         assert_eq!(

@@ -135,7 +135,10 @@ impl Program for TrainProgram<'_> {
                 epoch: event.epoch,
                 loss: event.loss,
                 accuracy: event.accuracy,
-                samples_per_s: event.samples_per_s,
+                rate: match event.tokens_per_s {
+                    Some(tokens) => (tokens, "tokens/s"),
+                    None => (event.samples_per_s, "samples/s"),
+                },
             });
         }
         match &mut self.curves {

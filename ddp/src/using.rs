@@ -12,7 +12,7 @@
 pub(crate) mod choose;
 mod eval;
 mod forward;
-mod load;
+pub(crate) mod load;
 mod outputs;
 mod predict;
 mod round_robin;

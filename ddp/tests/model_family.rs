@@ -13,13 +13,13 @@ use ddp::data::{Data, Dataset, RowSpec, TaskSpec, TensorSpec};
 use ddp::models::mlp::MlpSpec;
 use ddp::models::positions::PositionsSpec;
 use ddp::models::{DataShape, ModelSpec};
-use ddp::train::train_on;
+use ddp::train::{self, train_on};
 use ddp::{Error, Result};
 use ddp_kernels::{DType, Tensor};
 
 use crate::support::job::Folder;
 use crate::support::random::mixed;
-use crate::support::record::{model_bytes, number};
+use crate::support::record::{Record, model_bytes, number};
 use crate::support::training::{on_ranks, quietly};
 
 /// Positions of a row, integers at each, and classes.
@@ -156,6 +156,49 @@ fn a_saved_run_resumes_to_the_same_bits() {
     }
 }
 
+/// Trains on a text as this command line says, on `ranks` ranks.
+fn train_on_text(ranks: usize, text: &Path, flags: &str, out: &Path) {
+    let text = text.display();
+    let flags = format!(
+        "--data tokens:{text},context=8 --model positions --values 256 --batch-size 8 --lr 0.05 \
+         --val-split 0.2 --progress never {flags}"
+    );
+    let config = Config {
+        out: out.to_path_buf(),
+        ..parse(&flags).unwrap()
+    };
+    on_ranks(ranks, Some(1), |world| train::train(&config, world));
+}
+
+#[test]
+fn the_next_byte_of_a_text_is_learned_and_a_run_resumes_to_the_same_bits() {
+    quietly();
+    let folder = Folder::new("text");
+    std::fs::create_dir_all(folder.out()).unwrap();
+    let text = folder.out().join("book.txt");
+    // Each letter has one successor.
+    std::fs::write(&text, "tokens abdfghijl.".repeat(40)).unwrap();
+    for ranks in [1, 3] {
+        let [whole, resumed] =
+            ["whole", "resumed"].map(|name| folder.out().join(format!("{name}-{ranks}")));
+        let flags = "--schedule constant --warmup-steps 0";
+        train_on_text(ranks, &text, &format!("{flags} --steps 60"), &whole);
+        // In the middle of the second epoch of 9 steps.
+        train_on_text(ranks, &text, &format!("{flags} --steps 13"), &resumed);
+        train_on_text(
+            ranks,
+            &text,
+            &format!("{flags} --steps 60 --resume auto"),
+            &resumed,
+        );
+        let bytes = [&whole, &resumed].map(|out| model_bytes(out, 60));
+        assert!(bytes[0] == bytes[1], "{ranks} ranks");
+        let record = Record::read(&whole);
+        let loss = number(record.end().unwrap(), "eval_loss");
+        assert!(loss < 0.1, "{ranks} ranks: {loss}");
+    }
+}
+
 #[test]
 fn parameters_are_counted_without_data() {
     let shape = DataShape {
@@ -215,7 +258,10 @@ fn a_setting_of_another_family_is_refused() {
         ),
         (
             "--width 5",
-            ["--width", "requires --model positions, got --model mlp"],
+            [
+                "--width",
+                "requires --model gpt or positions, got --model mlp",
+            ],
         ),
         ("--model mlp --values 5", ["--values", "leave --values out"]),
     ] {
@@ -268,7 +314,7 @@ fn it_reads_back_as_itself() {
 #[test]
 fn help_leaves_it_out() {
     let help = refusal("--help");
-    for hidden in ["positions", "--width", "--values"] {
+    for hidden in ["positions: ", "or positions", "--values"] {
         assert!(!help.contains(hidden), "{hidden} in {help}");
     }
 }

@@ -15,6 +15,7 @@
 //! * `blaslt.rs`: matrix products.
 
 pub(crate) mod blaslt;
+mod cache;
 pub(crate) mod calls;
 pub(crate) mod capture;
 pub(crate) mod copies;

@@ -10,9 +10,11 @@ use std::fmt;
 
 pub(crate) use exact::exact;
 pub use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
 
 /// The type of a tensor's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum DType {
     /// 32-bit float: the working type.
     F32,

@@ -13,6 +13,7 @@ mod activation;
 mod adamw;
 mod add;
 mod addmm;
+mod attention;
 mod axpy;
 mod call;
 mod cast;
@@ -21,6 +22,7 @@ mod column_sum;
 mod cross_entropy;
 mod dropout;
 mod elementwise;
+mod embedding;
 mod fill;
 mod float;
 mod gather;
@@ -32,14 +34,18 @@ mod matmul;
 mod mse;
 mod mul;
 mod nonfinite;
+mod norm;
 mod random;
 mod relu;
+mod relu_squared;
+mod rope;
 mod rows;
 mod rsqrt;
 mod scale;
 mod sgd;
 mod sub;
 mod sum;
+mod swiglu;
 mod targets;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -50,11 +56,11 @@ pub(crate) use random::{Distribution, draw_new};
 pub(crate) use transpose::write_transposed;
 
 pub use crate::precision::{F32Math, f32_math, with_f32_math};
-pub use accuracy::accuracy;
 pub use activation::Activation;
 pub use adamw::{AdamwConstants, AdamwScalars, adamw, adamw_with_copies};
 pub use add::{add, add_into};
 pub use addmm::{addmm, addmm_into};
+pub use attention::{Attention, Qkv, attention_backward_into, attention_into};
 pub use axpy::axpy;
 pub use cast::{cast, cast_into};
 pub use chunks::{Chunk, ChunkTable, QUANTUM};
@@ -63,21 +69,31 @@ pub use cross_entropy::{
     CrossEntropyOptions, CrossEntropyOut, cross_entropy, cross_entropy_adding,
 };
 pub use dropout::{DropoutKey, dropout, dropout_into};
+pub use embedding::{
+    EmbeddingScratch, embedding_backward_into, embedding_into, embedding_positions_backward_into,
+    embedding_sums_of,
+};
 pub use fill::{fill_into, zero};
 pub use gather::gather_rows;
 pub use gelu::{Gelu, gelu, gelu_backward_into, gelu_into};
 pub use grad_norm::{StepMarks, clip_scale, decide_step, grad_norm_partials};
 pub use linear::{
     Below, add_row_sums_into, linear_backward_input_into, linear_backward_input_summed_into,
-    linear_backward_weight_into, linear_into, row_sums_of,
+    linear_backward_weight_into, linear_into, prefers_row_sums, row_block_sums_into, row_sums_of,
 };
-pub use mse::mse_into;
+pub use mse::{mse_adding, mse_into};
 pub use mul::{mul, mul_into};
 pub use nonfinite::{STEP_FLAGS, mark_nonfinite};
+pub use norm::{
+    Norm, NormGradients, NormOptions, add_norm_into, norm_backward_into, norm_blocks_of, norm_into,
+};
 pub use relu::{relu, relu_backward_into, relu_into};
+pub use relu_squared::{relu_squared, relu_squared_backward_into, relu_squared_into};
+pub use rope::{rope_backward_into, rope_into, rope_table};
 pub use rows::{row_max_into, row_mean_into, row_sum_into};
 pub use rsqrt::{rsqrt_backward_into, rsqrt_into};
 pub use scale::{scale, scale_into};
-pub use sgd::{SgdConstants, SgdScalars, sgd};
+pub use sgd::{SgdConstants, SgdScalars, sgd, sgd_with_copies};
 pub use sub::{sub, sub_into};
 pub use sum::{mean, mean_into, sum, sum_into};
+pub use swiglu::{swiglu_backward_into, swiglu_into};

@@ -3,8 +3,11 @@
 
 use std::cell::Cell;
 
+use serde::{Deserialize, Serialize};
+
 /// How a GPU multiplies f32 matrices. The CPU always computes in f32.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum F32Math {
     /// In f32: each product and each sum is rounded to 24 bits. The default.
     #[default]

@@ -3,6 +3,8 @@
 //!
 //! Results do not depend on the choice: loops use explicit `mul_add`, and sums have a fixed number
 //! of lanes.
+//!
+//! `DDP_SIMD=avx2` (or `plain`) forbids what is wider, to test and measure it on any processor.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -21,18 +23,34 @@ pub enum Level {
 /// The level in use, once known.
 static FOUND: AtomicU8 = AtomicU8::new(0);
 
-/// The widest level of this processor.
+/// The widest level of this processor that `DDP_SIMD` allows.
 #[inline]
 pub fn level() -> Level {
     match FOUND.load(Ordering::Relaxed) {
         0 => {
-            let found = detect();
+            let found = detect().min(allowed());
             FOUND.store(found as u8, Ordering::Relaxed);
             found
         }
         1 => Level::Baseline,
         2 => Level::Avx2,
         _ => Level::Avx512,
+    }
+}
+
+/// What `DDP_SIMD` says.
+fn allowed() -> Level {
+    match std::env::var("DDP_SIMD").as_deref() {
+        Ok("plain") => Level::Baseline,
+        Ok("avx2") => Level::Avx2,
+        Ok("avx512") | Err(_) => Level::Avx512,
+        Ok(other) => {
+            tracing::warn!(
+                "DDP_SIMD={other:?} is ignored: expected plain, avx2 or avx512, the widest \
+                 instructions to use"
+            );
+            Level::Avx512
+        }
     }
 }
 

@@ -36,8 +36,8 @@ for _ in range(arguments.rounds):
 
 model = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), platform.machine())
 print(f"{model}, {arguments.threads} pinned threads, PyTorch {', '.join(versions)}, {arguments.rounds} rounds in turn.\n")
-print("| operation | ours | PyTorch | ours / PyTorch | share of the limit | of the crate gemm |")
-print("|---|---|---|---|---|---|")
+print("| operation | ours | PyTorch | ours / PyTorch | share of the limit |")
+print("|---|---|---|---|---|")
 for name, both in figures.items():
     mine = statistics.median(both["ours"]) if both["ours"] else None
     peer = statistics.median(both["torch"]) if both["torch"] else None
@@ -46,4 +46,4 @@ for name, both in figures.items():
     share = lambda of: f"{statistics.median(shares[name, of]):.0%}" if (name, of) in shares else ""
     limit = share("the peak") or share("a copy in turn")
     ratio = f"{mine / peer:.2f}" if peer else ""
-    print(f"| {name} | {mine:.1f} {units[name]} | {f'{peer:.1f}' if peer else ''} | {ratio} | {limit} | {share('the crate gemm')} |")
+    print(f"| {name} | {mine:.1f} {units[name]} | {f'{peer:.1f}' if peer else ''} | {ratio} | {limit} |")

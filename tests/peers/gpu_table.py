@@ -1,10 +1,11 @@
-"""The table of `launch/gpu-check`: medians over the rounds that lie in a folder of logs, ours beside PyTorch's, as Markdown; then what this
-project aims at, and whether it was reached.
+"""The report of `launch/gpu-check`, as Markdown: how many steps passed, figures as medians over the rounds, ours beside PyTorch's, what
+this project aims at and whether it was reached, and why steps did not pass.
 
-python tests/peers/gpu_table.py RESULTS
+python tests/peers/gpu_table.py FOLDER      with parts, steps.tsv, versions.txt and logs/, as gpu-check makes them
 """
 import json
 import pathlib
+import re
 import statistics
 import sys
 
@@ -12,7 +13,10 @@ import sys
 # its matrix products in a large step.
 AIM_EAGER, AIM_COMPILED, AIM_PRODUCT_SHARE = 3.0, 1.5, 0.8
 
-HOWS = ("eager", "compiled", "graph")
+HOWS = ("eager", "compiled", "graph", "compiled graph")
+
+# How much of failed steps' logs to show: the rest is in logs.tgz.
+LOGS_MAX, LINES_MAX = 6, 12
 
 
 def lines(path):
@@ -54,7 +58,7 @@ def steps(folder):
         for entry in lines(path):
             if entry.get("step_ms") is not None:
                 name = "large" if entry["layers"].startswith("8192,") else f"small {entry['batch']}"
-                cases.setdefault((name, entry["graph"]), []).append(entry)
+                cases.setdefault((f"{name} {entry['dtype']}", entry["graph"]), []).append(entry)
     return {case: Steps(entries) for case, entries in cases.items()}
 
 
@@ -82,6 +86,8 @@ def print_operations(ours, theirs, units):
 
 
 def print_products(rates):
+    if not rates:
+        return
     print("\n| product with bias, as layers call it | TFLOP/s |")
     print("|---|---|")
     for case, rate in rates.items():
@@ -89,26 +95,29 @@ def print_products(rates):
 
 
 def print_steps(ours, theirs):
-    print("\n| training step | ours, us | of it AdamW | memory, MB | PyTorch eager, us (ratio) | compiled | CUDA graph | its memory, eager, MB |")
-    print("|---|---|---|---|---|---|---|---|")
-    for (name, is_captured), step in ours.items():
+    print("\n| training step | ours, us | TFLOP/s | of it AdamW, us | memory, MB |"
+          " PyTorch eager, us (ratio) | compiled | CUDA graph | compiled, CUDA graph | ratio to its best | its memory, eager, MB |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for (name, is_captured), step in sorted(ours.items(), key=lambda case: (case[0][1], case[0][0])):
         others = [theirs.get(f"mlp {name} {how}") for how in HOWS]
         cells = ["" if other is None else f"{other:.1f} ({other / step.us:.2f})" for other in others]
+        known = [other for other in others if other is not None]
+        cells.append(f"{min(known) / step.us:.2f}" if known else "")
         memory = theirs.get(f"mlp {name} eager memory")
         cells.append("" if memory is None else f"{memory:.0f}")
-        own = [f"{step.us:.1f}", f"{step.optimizer_us:.1f} ({100 * step.optimizer_share:.0f}%)"]
+        own = [f"{step.us:.1f}", f"{step.tflops:.1f}", f"{step.optimizer_us:.1f} ({100 * step.optimizer_share:.0f}%)"]
         own.append("" if step.memory_mb is None else f"{step.memory_mb:.0f}")
         print(f"| {name}, {'captured' if is_captured else 'eager'} | {' | '.join(own + cells)} |")
 
 
 def aims(ours, theirs, rates):
     """What is aimed at, what was reached, and whether that is enough; none where it was not measured."""
-    small = ours.get(("small 128", True))
+    small = ours.get(("small 128 f32", True))
     for how, aim in (("eager", AIM_EAGER), ("compiled", AIM_COMPILED)):
-        other = theirs.get(f"mlp small 128 {how}")
+        other = theirs.get(f"mlp small 128 f32 {how}")
         ratio = other / small.us if small and other else None
-        yield f"small MLP, batch 128, captured: {aim} times as fast as PyTorch {how}", ratio, aim
-    large = [step.tflops for (name, _), step in ours.items() if name == "large"]
+        yield f"small MLP, batch 128, f32, captured: {aim} times as fast as PyTorch {how}", ratio, aim
+    large = [step.tflops for (name, _), step in ours.items() if name == "large bf16"]
     product = rates.get("addmm bf16 8192x8192x8192")
     share = max(large) / product if large and product else None
     yield f"large MLP in bf16: {100 * AIM_PRODUCT_SHARE:.0f}% of the rate of its products alone", share, AIM_PRODUCT_SHARE
@@ -142,24 +151,92 @@ def print_agreement(folder):
             print(f"- {line}")
 
 
+class GpuStep:
+    """A step of gpu-check, as it wrote it down."""
+
+    def __init__(self, line):
+        self.part, self.title, log, self.outcome, seconds = line.split("\t")
+        self.log, self.seconds = f"{log}.log", int(seconds)
+
+    def is_failed(self):
+        return self.outcome.startswith("FAILED")
+
+
+def print_parts(parts, gpu_steps):
+    kinds = (("passed", "passed"), ("FAILED", "failed"), ("ended", "ended early"), ("not run", "not run"))
+    print("| part | " + " | ".join(name for _, name in kinds) + " | seconds |")
+    print("|---|---|---|---|---|---|")
+    for part in parts:
+        own = [step for step in gpu_steps if step.part == part]
+        counts = [sum(step.outcome.startswith(kind) for step in own) for kind, _ in kinds]
+        cells = [str(count or "") for count in counts] if own else ["", "", "", "all"]
+        print(f"| {part} | {' | '.join(cells)} | {sum(step.seconds for step in own)} |")
+
+
+def print_unpassed(gpu_steps):
+    unpassed = [step for step in gpu_steps if step.outcome != "passed"]
+    if unpassed:
+        print("\n| part | step that did not pass | | s |")
+        print("|---|---|---|---|")
+    for step in sorted(unpassed, key=lambda step: not step.is_failed()):
+        print(f"| {step.part} | {step.title} | {step.outcome} | {step.seconds} |")
+
+
+def print_logs(folder, gpu_steps):
+    """What the logs of failed steps end with, after the tests that failed or did not end."""
+    failed = [step for step in gpu_steps if step.is_failed()]
+    for step in failed[:LOGS_MAX]:
+        path = folder / "logs" / step.log
+        text = path.read_text(errors="replace") if path.exists() else ""
+        print(f"\n{step.title}, logs/{step.log}:\n\n```text")
+        print("\n".join([f"failed: {name}" for name in failed_tests(text)] + text.splitlines()[-LINES_MAX:]))
+        print("```")
+    if len(failed) > LOGS_MAX:
+        print(f"\nLogs of {len(failed) - LOGS_MAX} more failed steps are in logs.tgz.")
+
+
+def failed_tests(text):
+    return re.findall(r"^test (\S+) \.\.\. FAILED", text, re.M) + [
+        f"{name}, which ran for over a minute and had no end" for name in re.findall(r"^test (\S+) has been running for over", text, re.M)
+        if not re.search(rf"^test {re.escape(name)} \.\.\. ", text, re.M)
+    ]
+
+
+def print_skipped(folder):
+    """What tests could not do here, each with how many said so."""
+    counts = {}
+    for path in (folder / "logs").glob("*.log"):
+        for why in re.findall(r"^skipped: (.*)", path.read_text(errors="replace"), re.M):
+            counts[why] = counts.get(why, 0) + 1
+    if counts:
+        print("\nSkipped inside steps: " + "; ".join(f"{why} ({count})" for why, count in sorted(counts.items())) + ".")
+
+
 def main(folder):
     folder = pathlib.Path(folder)
-    print("```text")
+    logs, path = folder / "logs", folder / "steps.tsv"
+    gpu_steps = [GpuStep(line) for line in path.read_text().splitlines()] if path.exists() else []
+    print("# gpu-check\n\n```text")
     print((folder / "versions.txt").read_text(errors="replace").strip())
     print("```\n")
-    ours, units = collect(folder, "ours-*.log")
-    theirs, more_units = collect(folder, "torch-*.log")
+    print_parts((folder / "parts").read_text().split(), gpu_steps)
+    print_unpassed(gpu_steps)
+    print_skipped(folder)
+    print_agreement(logs)
+    print_logs(folder, gpu_steps)
+    ours, units = collect(logs, "ours-*.log")
+    theirs, more_units = collect(logs, "torch-*.log")
     units |= more_units
-    our_steps, rates = steps(folder), products(folder)
+    our_steps, rates = steps(logs), products(logs)
+    print()
     if ours or our_steps or rates:
         print_operations(ours, theirs, units)
         print_products(rates)
         print_steps(our_steps, theirs)
         print_aims(our_steps, theirs, rates)
-        print_collectives(folder)
+        print_collectives(logs)
     else:
         print("No figures: the GPU is simulated, or nothing was measured.")
-    print_agreement(folder)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """PyTorch's side of kernels/benches/gpu and of `ddp-train bench mlp --device cuda`: the same cases, by the device's own clock.
 
-python tests/peers/gpu_torch.py             one JSON line a case: {"case", "value", "unit"}
-python tests/peers/gpu_torch.py --check     goes through all that needs no GPU, on small shapes on the CPU, and prints no figure
+python tests/peers/gpu_torch.py [PART…]     one JSON line a case: {"case", "value", "unit"}
+python tests/peers/gpu_torch.py --check …   goes through all that needs no GPU, on small shapes on the CPU, and prints no figure
+
+PART is operations, steps (eager and as a CUDA graph) or compiled (steps, compiled, eagerly and as a graph); all by default.
 """
 import json
 import statistics
@@ -12,7 +14,8 @@ import torch
 from torch import nn
 
 ROUNDS = 7
-CHECK = sys.argv[1:] == ["--check"]
+CHECK = "--check" in sys.argv[1:]
+PARTS = [name for name in sys.argv[1:] if name != "--check"] or ["operations", "steps", "compiled"]
 DEVICE = "cpu" if CHECK else "cuda"
 
 SMALL = [784, 1024, 1024, 10]
@@ -121,61 +124,106 @@ def perceptron(sizes):
     return nn.Sequential(*blocks).to(DEVICE)
 
 
-def captured(step):
-    """The step as a graph, as PyTorch's manual has it: once on another stream, then captured."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph
+class TrainingStep:
+    """Forward, backward and fused AdamW. f32 is PyTorch's by default (no TF32); bf16 is autocast over f32 values, as ours is.
+
+    Each backward writes gradients where there are none: adding to zeros would cost a pass over all of them, in a graph too."""
+
+    def __init__(self, sizes, batch, dtype, is_compiled, is_graph):
+        torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+        self.net = perceptron(sizes)
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-3, weight_decay=0.01, fused=True, capturable=is_graph and not CHECK)
+        self.x = torch.randn(batch, sizes[0], device=DEVICE)
+        self.y = torch.randint(0, sizes[-1], (batch,), device=DEVICE)
+        self.dtype, self.is_graph = dtype, is_graph
+        loss_of = nn.CrossEntropyLoss()
+        self.forward = lambda: loss_of(self.net(self.x), self.y)
+        if is_compiled and not CHECK:
+            torch.compiler.reset()  # or the ninth model would run eagerly
+            # Large products are the library's in every mode, and autotuning them takes minutes.
+            mode = "default" if max(sizes) > 1024 else "max-autotune-no-cudagraphs"
+            self.forward = torch.compile(self.forward, mode=mode)
+
+    def loss(self):
+        # In a graph, cached casts would keep the first step's values.
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=self.dtype == "bf16", cache_enabled=not self.is_graph):
+            return self.forward()
+
+    def run(self):
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss().backward()
+        self.optimizer.step()
+
+    def captured(self):
+        """The step as a graph, as PyTorch's manual has it: some on another stream, then captured with no gradients, so that backward
+        writes them into the graph's own memory, in each replay the same."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.run()
+        torch.cuda.current_stream().wait_stream(side)
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.loss().backward()
+            self.optimizer.step()
+        self.assert_gradients_are_of_one_step(graph.replay)
+        return graph
+
+    def assert_gradients_are_of_one_step(self, run):
+        """Compares the gradients of a step after another one with those of the same values, made anew."""
+        parameters = list(self.net.parameters())
+        run()
+        before = [parameter.detach().clone() for parameter in parameters]
+        run()
+        got = [parameter.grad.clone() for parameter in parameters]
+        with torch.no_grad():
+            for parameter, value in zip(parameters, before):
+                parameter.copy_(value)
+        for one, expected in zip(got, torch.autograd.grad(self.loss(), parameters)):
+            away = (one - expected).norm() / expected.norm().clamp(min=1e-12)
+            assert away < 0.05, f"gradients are {away:.3g} of their norm away from those of one step"
 
 
-def mlp(name, how, sizes, batch, dtype, calls):
-    """A training step: forward, backward, fused AdamW. f32 is PyTorch's by default (no TF32); bf16 is autocast over f32 values, as ours is.
-
-    Says microseconds of a step and of the optimizer alone, and MB of the device that were ever taken."""
-    torch.backends.cuda.matmul.allow_tf32 = False
+def step_time(name, how, sizes, batch, dtype, calls):
+    """Says microseconds of a step and of the optimizer alone, and MB of the device that were ever taken."""
     if not CHECK:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    net = perceptron(sizes)
-    # A large step spends its time in the library's products, in every mode; autotuning takes minutes.
-    mode = "default" if name == "large" else "max-autotune-no-cudagraphs"
-    model = torch.compile(net, mode=mode) if how == "compiled" and not CHECK else net
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.01, fused=True, capturable=how == "graph")
-    loss_of = nn.CrossEntropyLoss()
-    x, y = torch.randn(batch, sizes[0], device=DEVICE), torch.randint(0, sizes[-1], (batch,), device=DEVICE)
-
-    def step():
-        optimizer.zero_grad(set_to_none=how != "graph")
-        # In a graph, cached casts would keep the first step's values.
-        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=dtype == "bf16", cache_enabled=how != "graph"):
-            loss = loss_of(model(x), y)
-        loss.backward()
-        optimizer.step()
-
+    is_graph = "graph" in how
+    step = TrainingStep(sizes, batch, dtype, "compiled" in how, is_graph)
     for _ in range(size(10, 2)):
-        step()
-    graph = captured(step) if how == "graph" and not CHECK else None
-    say(f"mlp {name} {how}", seconds(calls, graph.replay if graph else step) * 1e6 / calls, "us")
+        step.run()
+    if CHECK:
+        step.assert_gradients_are_of_one_step(step.run)
+    run = step.captured().replay if is_graph and not CHECK else step.run
+    run()
+    case = f"mlp {name} {dtype} {how}"
+    say(case, seconds(calls, run) * 1e6 / calls, "us")
     if not CHECK:
-        say(f"mlp {name} {how} memory", torch.cuda.max_memory_reserved() / 1e6, "MB")
+        say(f"{case} memory", torch.cuda.max_memory_reserved() / 1e6, "MB")
     if how == "eager":
-        say(f"mlp {name} adamw", seconds(calls, optimizer.step) * 1e6 / calls, "us")
+        say(f"mlp {name} {dtype} adamw", seconds(calls, step.optimizer.step) * 1e6 / calls, "us")
+
+
+def step_times(hows):
+    """The most telling cases first: there may not be time for all."""
+    large = ("large", size(LARGE, [16] * 9), 8192, "bf16", 10)
+    small = [(f"small {batch}", SMALL, batch, dtype, 50) for dtype in ("f32", "bf16", "tf32") for batch in (128, 1024, 8192)]
+    for name, sizes, batch, dtype, calls in [small[0], large] + small[1:]:
+        for how in hows:
+            step_time(name, how, sizes, size(batch, 4), dtype, size(calls, 2))
 
 
 if __name__ == "__main__":
     name = "the CPU" if CHECK else torch.cuda.get_device_name(0)
     print(json.dumps({"case": "device", "name": name, "torch": torch.__version__}))
-    products()
-    memory_bound()
-    launches()
-    uploads()
-    for how in ("eager", "compiled", "graph"):
-        for batch in (128, 1024):
-            mlp(f"small {batch}", how, SMALL, size(batch, 4), "f32", size(100, 2))
-        mlp("large", how, size(LARGE, [16] * 9), size(8192, 4), "bf16", size(10, 2))
+    if "operations" in PARTS:
+        products()
+        memory_bound()
+        launches()
+        uploads()
+    for part, hows in (("steps", ("eager", "graph")), ("compiled", ("compiled", "compiled graph"))):
+        if part in PARTS:
+            step_times(hows)

@@ -192,10 +192,32 @@ pub(crate) const ALL: &[Bug] = &[
             "at the end of the process",
         ],
     },
+    Bug {
+        name: "memory_that_nothing_has_written",
+        devices: 1,
+        program: memory_that_nothing_has_written,
+        told: &[
+            "NEVER WRITTEN",
+            "kernel largest",
+            "planted.cu:",
+            "bytes: 4004..4008 of the 4008-byte allocation",
+        ],
+    },
+    Bug {
+        name: "race_after_a_million_accesses",
+        devices: 1,
+        program: race_after_a_million_accesses,
+        told: &[
+            "RACE",
+            "race inside kernel late",
+            "planted.cu:",
+            "no barrier",
+        ],
+    },
 ];
 
 /// Not a multiple of any block or alignment, so that an access past the end does not hit padding.
-const COUNT: usize = 1001;
+pub(crate) const COUNT: usize = 1001;
 
 fn missing_event_wait(version: Version) {
     let gpu = Gpu::new(0);
@@ -461,4 +483,25 @@ fn race_that_nobody_waits_for(version: Version) {
         gpu.wait(consumer, filled);
     }
     gpu.add_one(buffer, COUNT, consumer);
+}
+
+/// One element more than was written. A maximum hides the NaN that would stand there.
+fn memory_that_nothing_has_written(version: Version) {
+    let gpu = Gpu::new(0);
+    let stream = gpu.stream();
+    let (values, copied) = (gpu.allocate(COUNT + 1), gpu.allocate(COUNT + 1));
+    gpu.fill(values, 1.0, COUNT, stream);
+    // Padding may be copied.
+    gpu.copy(copied, values, COUNT + 1, stream);
+    gpu.largest(copied, COUNT + usize::from(version == Wrong), stream);
+    gpu.expect(1.0, copied, 1, stream);
+}
+
+fn race_after_a_million_accesses(version: Version) {
+    let gpu = Gpu::new(0);
+    let (stream, buffer) = (gpu.stream(), gpu.allocate(COUNT));
+    gpu.fill(buffer, 1.0, COUNT, stream);
+    // In odd rounds all threads write the same element.
+    gpu.late(buffer, 5000 + usize::from(version == Wrong), stream);
+    gpu.expect(0.0, buffer, 1, stream);
 }

@@ -18,6 +18,11 @@ impl Buffer {
     pub(crate) fn address(self) -> u64 {
         self.0
     }
+
+    /// The floats after the first `count`.
+    pub(crate) fn after(self, count: usize) -> Self {
+        Self(self.0 + count as u64 * 4)
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -95,7 +100,8 @@ fn name_of(device: sys::CUdevice) -> String {
 pub(crate) struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
-    add_one: OnceCell<sys::CUfunction>,
+    kernels: OnceCell<sys::CUmodule>,
+    functions: [OnceCell<sys::CUfunction>; 3],
 }
 
 impl Gpu {
@@ -112,7 +118,8 @@ impl Gpu {
         Self {
             device,
             context,
-            add_one: OnceCell::new(),
+            kernels: OnceCell::new(),
+            functions: Default::default(),
         }
     }
 
@@ -289,12 +296,34 @@ impl Gpu {
 
     /// Adds one to each of `count` floats, in blocks of 256 threads.
     pub(crate) fn add_one(&self, buffer: Buffer, count: usize, stream: Stream) {
+        self.run(0, buffer, count, (count as u32).div_ceil(256), stream);
+    }
+
+    /// The largest of `count` floats becomes the first.
+    pub(crate) fn largest(&self, buffer: Buffer, count: usize, stream: Stream) {
+        self.run(1, buffer, count, 1, stream);
+    }
+
+    /// A race after `rounds` rounds, if their number is odd.
+    pub(crate) fn late(&self, buffer: Buffer, rounds: usize, stream: Stream) {
+        self.run(2, buffer, rounds, 1, stream);
+    }
+
+    pub(crate) fn add_one_in_current_context(&self, buffer: Buffer, count: usize, stream: Stream) {
+        self.start(0, buffer, count, (count as u32).div_ceil(256), stream);
+    }
+
+    fn run(&self, kernel: usize, buffer: Buffer, count: usize, blocks: u32, stream: Stream) {
         self.make_current();
-        let function = *self.add_one.get_or_init(compile);
+        self.start(kernel, buffer, count, blocks, stream);
+    }
+
+    fn start(&self, kernel: usize, buffer: Buffer, count: usize, blocks: u32, stream: Stream) {
+        let function = self.find(kernel);
         let (mut address, mut count) = (buffer.0, count as u64);
         let mut arguments: [*mut c_void; 2] = [(&raw mut address).cast(), (&raw mut count).cast()];
-        let (blocks, null) = ((count as u32).div_ceil(256), std::ptr::null_mut());
-        // SAFETY: the kernel takes a pointer and an unsigned long long, the types of the two
+        let null = std::ptr::null_mut();
+        // SAFETY: each kernel takes a pointer and an unsigned long long, the types of the two
         // arguments; the call copies them.
         let result = unsafe {
             sys::cuLaunchKernel(
@@ -316,8 +345,27 @@ impl Gpu {
 
     /// Compiles and loads the kernels, which is not allowed during a capture.
     pub(crate) fn prepare_kernels(&self) {
+        self.load_module();
+        self.find(0);
+    }
+
+    /// Only the module: its kernels are loaded when they are looked up.
+    pub(crate) fn load_module(&self) {
         self.make_current();
-        self.add_one.get_or_init(compile);
+        self.kernels.get_or_init(compile);
+    }
+
+    fn find(&self, kernel: usize) -> sys::CUfunction {
+        let module = *self.kernels.get_or_init(compile);
+        *self.functions[kernel].get_or_init(|| {
+            let name = [c"add_one", c"largest", c"late"][kernel];
+            let mut function = std::ptr::null_mut();
+            // SAFETY: the module is never unloaded; the name ends with a zero.
+            check("cuModuleGetFunction", unsafe {
+                sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr())
+            });
+            function
+        })
     }
 
     pub(crate) fn begin_capture(&self, stream: Stream) {
@@ -393,25 +441,29 @@ extern "C" __global__ void add_one(float* values, unsigned long long count) {
     unsigned long long at = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (at < count) values[at] += 1.0f;
 }
+extern "C" __global__ void largest(float* values, unsigned long long count) {
+    if (threadIdx.x > 0) return;
+    float all = 0.0f;
+    for (unsigned long long i = 0; i < count; i++) all = fmaxf(all, values[i]);
+    values[0] = all;
+}
+extern "C" __global__ void late(float* values, unsigned long long rounds) {
+    volatile float* own = values + threadIdx.x;
+    for (unsigned long long i = 0; i < rounds; i++) *own = *own + 1.0f;
+    __syncthreads();
+    values[rounds % 2 == 1 ? 0 : threadIdx.x] = 0.0f;
+}
 "#;
 
-/// Compiles the kernels for the current context's device, and loads them.
-fn compile() -> sys::CUfunction {
+/// Compiles the kernels for the current context's device, and loads their module.
+fn compile() -> sys::CUmodule {
     let cubin = compile_to_cubin();
-    let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the image is a whole CUBIN, which the call copies; the module is never unloaded; the
-    // name ends with a zero.
-    unsafe {
-        check(
-            "cuModuleLoadData",
-            sys::cuModuleLoadData(&raw mut module, cubin.as_ptr().cast()),
-        );
-        check(
-            "cuModuleGetFunction",
-            sys::cuModuleGetFunction(&raw mut function, module, c"add_one".as_ptr()),
-        );
-    }
-    function
+    let mut module = std::ptr::null_mut();
+    // SAFETY: the image is a whole CUBIN, which the call copies.
+    check("cuModuleLoadData", unsafe {
+        sys::cuModuleLoadData(&raw mut module, cubin.as_ptr().cast())
+    });
+    module
 }
 
 fn compile_to_cubin() -> Vec<u8> {

@@ -46,8 +46,8 @@ pub(crate) const RACES: &[Bug] = &[
 pub(crate) struct Apart {
     /// What ddp-comm prints about it: both calls.
     pub(crate) bug: Bug,
-    /// What the simulator prints when it compares calls (SIMCUDA_NCCL_CHECK). None for calls that
-    /// are the same to NCCL, where tensors have no names.
+    /// What the simulator prints, unless SIMCUDA_NCCL_CHECK is 0. None for calls that are the same
+    /// to NCCL, where tensors have no names.
     pub(crate) checked: Option<&'static [&'static str]>,
 }
 

@@ -238,8 +238,8 @@ impl Mpi {
         Ok(())
     }
 
-    /// Runs `body` on consecutive ranges of `count` bytes, each with one equal part for every
-    /// member that fits a message.
+    /// Cuts `count` bytes into consecutive ranges, and each range into one part a member, of about
+    /// equal size and small enough for a message. Runs `body` on each range and its parts.
     fn in_parts(
         &self,
         count: usize,

@@ -191,7 +191,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// The last record; None if there is none, or if it changes faster than it can be read.
+    /// The last record. None before the first record, or if it changes faster than it can be read.
     pub(super) fn read(&self) -> Option<Activity> {
         for _ in 0..1000 {
             let version = self.words[VERSION].load(Ordering::Acquire);

@@ -50,10 +50,16 @@ unsafe fn copy_past_caches(target: *mut u8, source: &[u8]) {
                 source.as_ptr().add(line).cast::<__m128i>(),
                 target.add(line).cast::<__m128i>(),
             );
-            let parts: [__m128i; 4] = std::array::from_fn(|part| _mm_loadu_si128(from.add(part)));
-            for (part, value) in parts.into_iter().enumerate() {
-                _mm_stream_si128(to.add(part), value);
-            }
+            let parts = [
+                _mm_loadu_si128(from),
+                _mm_loadu_si128(from.add(1)),
+                _mm_loadu_si128(from.add(2)),
+                _mm_loadu_si128(from.add(3)),
+            ];
+            _mm_stream_si128(to, parts[0]);
+            _mm_stream_si128(to.add(1), parts[1]);
+            _mm_stream_si128(to.add(2), parts[2]);
+            _mm_stream_si128(to.add(3), parts[3]);
         }
         std::ptr::copy_nonoverlapping(
             source.as_ptr().add(lines),

@@ -70,17 +70,7 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
             0 => error,
             _ => reported_by_rank_0(error),
         })?;
-    let others = placement.elsewhere();
-    let lifeline = match others.is_empty() {
-        true => None,
-        false => Some(Lifeline {
-            comm: meeting.duplicate()?,
-            others,
-            is_on_first_host: placement.host == 0,
-            host: placement.host,
-            leaders: placement.other_leaders(),
-        }),
-    };
+    let lifeline = lifeline(&meeting, &placement)?;
     let (here, board) = (placement.here(), Board::new(&segment));
     board.show_beats(placement.local_rank);
     let failure = Failure {
@@ -117,6 +107,21 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
         launcher_cores: cores::launcher_cores(),
         unbind: launch.unbind(&lookup),
         job: Some(job),
+    }))
+}
+
+/// How this rank hears of other hosts, if there are any.
+fn lifeline(meeting: &Meeting<'_>, placement: &Placement) -> Result<Option<Lifeline>> {
+    let others = placement.elsewhere();
+    if others.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Lifeline {
+        comm: meeting.duplicate()?,
+        others,
+        is_on_first_host: placement.host == 0,
+        host: placement.host,
+        leaders: placement.other_leaders(),
     }))
 }
 

@@ -13,12 +13,20 @@ use crate::allocation;
 use crate::background::{Background, Cancelled};
 use crate::error::{Error, Result};
 use crate::failure::{self, EXIT_PANIC};
+use crate::launcher;
+use crate::nccl::environment;
 use crate::say::print_line;
 use crate::stop::{self, Signal, StopSignals};
 use crate::watch;
 
 /// How often to check whether a signal has come.
 const PERIOD: Duration = Duration::from_millis(50);
+
+/// What Ctrl-C prints while ranks connect.
+const ON_INTERRUPT: [&str; 2] = [
+    "\nCtrl-C: ending once the ranks are connected. Ctrl-C again ends at once.\n",
+    "\nCtrl-C again: ended\n",
+];
 
 /// An error with the exit code of a process that ends because of it.
 pub trait HasExitCode: Display {
@@ -52,8 +60,17 @@ impl World {
         options: &Options,
         body: impl FnOnce(&World) -> Result<(), E>,
     ) -> ExitCode {
+        // After a failed allocation a backtrace would hide the error. Panics keep theirs.
+        if let Ok(style) = std::env::var("RUST_BACKTRACE") {
+            let of_panics = std::env::var("RUST_LIB_BACKTRACE").unwrap_or(style);
+            let none = ("RUST_BACKTRACE", "0".to_string());
+            environment::apply([("RUST_LIB_BACKTRACE", of_panics), none]);
+        }
         // Ranks that a signal ended while they connect would leave the others without a reason.
         let early = options.catches_stop.then(StopSignals::catch);
+        if let (Some(early), 0) = (&early, launcher::likely_rank()) {
+            early.say_on_interrupt(&ON_INTERRUPT);
+        }
         let world = match World::connect(options) {
             Ok(world) => world,
             Err(error) => {

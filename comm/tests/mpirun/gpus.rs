@@ -181,6 +181,8 @@ fn ranks_that_make_different_calls_end_with_78_and_both_calls() {
     ] {
         let ended = gpu_job(3, &format!("fault {kind} 2 eager"))
             .timeout_ms(4000)
+            // The simulator would find some of them first.
+            .env("SIMCUDA_NCCL_CHECK", "0")
             .run();
         let cause = ended.assert_ended_with(78);
         assert!(

@@ -11,8 +11,9 @@ use crate::rank::{FOLDER, ROLE, TIMEOUT_MS, now_ms};
 
 /// How long a job may take to end after a fault: a promise of this project.
 pub(crate) const END_MAX_MS: u64 = 5000;
-/// Longer than any job takes on a busy machine. A job that hangs is ended, and its test fails.
-const RUN_MAX: Duration = Duration::from_secs(60);
+/// Longer than any job takes, also where NCCL takes its 60 s to join ranks. A job that
+/// hangs is ended, and its test fails.
+const RUN_MAX: Duration = Duration::from_secs(120);
 
 /// Instead of a host's name: ranks that `mpirun` binds to cores, its default.
 pub(crate) const BOUND: &str = "bound";

@@ -118,7 +118,8 @@ fn in_folder(folder: &Path, setting: &str) -> Result<Vec<PathBuf>> {
             false => String::new(),
         };
         return Err(Error::Data(format!(
-            "`{setting}` {shown}: expected a folder with files that end in .{}, got none; help: give another folder{as_name}",
+            "`{setting}` {shown}: expected a folder with files that end in .{}, got none; help: give another folder, or \
+             for texts a pattern, as in {shown}/*.txt{as_name}",
             ENDINGS.join(", .")
         )));
     };

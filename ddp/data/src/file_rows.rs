@@ -219,7 +219,7 @@ impl ChangeWatch {
 
     /// An error if a file has changed.
     #[inline]
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let now_ms = self.started.elapsed().as_millis() as u64;
         if now_ms < self.next_ms.load(Ordering::Relaxed) {
             return Ok(());

@@ -17,6 +17,7 @@ pub(crate) mod gzip;
 mod idx;
 mod io;
 mod kind;
+mod llm_c;
 mod npy;
 mod npz;
 mod parquet;
@@ -24,6 +25,7 @@ mod safetensors;
 mod shown;
 pub(crate) mod survey;
 pub mod table;
+pub mod tokens;
 mod written;
 
 use std::path::Path;
@@ -49,7 +51,11 @@ pub fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
             flat::open(path, &name)
         }
         FileKind::Gzip => open_gzip(path, cache_dir),
-        kind @ (FileKind::Csv | FileKind::Parquet) => {
+        FileKind::Text => Err(refuse(
+            path,
+            "expected a file of arrays, got a text; help: rename a table of text to .csv",
+        )),
+        kind @ (FileKind::Csv | FileKind::Parquet | FileKind::LlmC) => {
             let what = format!("expected a file of arrays, got {}", kind.name());
             Err(refuse(path, what))
         }

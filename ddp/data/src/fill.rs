@@ -52,19 +52,21 @@ impl RowReader for Filled<'_> {
     }
 }
 
-/// What stands for missing numbers; `None` if none may be missing. All ranks share the work.
+/// What stands for missing numbers, `None` if none may be missing; and how many of each feature are
+/// missing in the rows that are trained on. All ranks share the work.
 pub(crate) fn fit(
     how: Missing,
     features: &Stack,
     columns: Option<&[String]>,
     is_trained_on: &(dyn Fn(u64) -> bool + Sync),
     ranks: &dyn Ranks,
-) -> Result<Option<Vec<f32>>> {
-    let width = features.width();
+) -> Result<(Option<Vec<f32>>, Vec<u64>)> {
+    let zeros = Some(vec![0.0; features.width()]);
     match how {
-        Missing::Error => return Ok(None),
-        Missing::Zero => return Ok(Some(vec![0.0; width])),
-        Missing::Mean => {}
+        Missing::Error => return Ok((None, Vec::new())),
+        // Of tables, missing cells are counted when they are converted.
+        Missing::Zero if columns.is_some() => return Ok((zeros, Vec::new())),
+        Missing::Zero | Missing::Mean => {}
     }
     let present = Filled {
         rows: features,
@@ -73,9 +75,17 @@ pub(crate) fn fit(
     let found = scan::features(&present, is_trained_on, ranks, scan::BYTES_MAX)?;
     // An infinite number ends the scan early; the scan that follows names it.
     if found.bad.is_some() {
-        return Ok(Some(vec![0.0; width]));
+        return Ok((zeros, Vec::new()));
     }
-    let (sums, parts) = found.moments.mean.split_at(width);
+    let (sums, parts) = found.moments.mean.split_at(features.width());
+    let count = found.moments.count as f64;
+    let missing = parts
+        .iter()
+        .map(|part| (count * (1.0 - part)).round() as u64);
+    let missing = missing.collect();
+    if how == Missing::Zero {
+        return Ok((zeros, missing));
+    }
     if let Some(column) = parts.iter().position(|part| *part == 0.0) {
         let name = columns.and_then(|columns| columns.get(column));
         let name = name.map_or(format!("feature {column}"), |name| {
@@ -88,5 +98,6 @@ pub(crate) fn fit(
         )));
     }
     let mean = |(sum, part): (&f64, &f64)| (sum / part) as f32;
-    Ok(Some(sums.iter().zip(parts).map(mean).collect()))
+    let means = sums.iter().zip(parts).map(mean).collect();
+    Ok((Some(means), missing))
 }

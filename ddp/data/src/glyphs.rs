@@ -10,7 +10,7 @@ mod strokes;
 
 use std::sync::OnceLock;
 
-use ddp_kernels::Tensor;
+use ddp_kernels::{Tensor, normalize_levels};
 
 pub use self::draw::{Image, PIXELS, SIDE};
 use super::dataset::{Dataset, RowSpec, check_gather, sampled_hash};
@@ -103,9 +103,7 @@ impl Dataset for Glyphs {
                 for ((&row, x), class) in images.zip(classes) {
                     let (image, digit) = self.image(row);
                     *class = i64::from(digit);
-                    for (x, pixel) in x.iter_mut().zip(image) {
-                        *x = (f32::from(pixel) - MEAN) * (1.0 / DEVIATION);
-                    }
+                    normalize_levels(x, &image, MEAN, 1.0 / DEVIATION);
                 }
             })
         })??;

@@ -28,7 +28,8 @@ pub struct InMemory {
 impl InMemory {
     /// Rows of `inputs` (N, I…) and `targets` in host memory, which must not be written to later.
     /// Targets are classes, i64 (N), from 0 (or -100, which is ignored), or numbers, f32 (N,
-    /// outputs). Rows with several positions have these between: (N, T) or (N, T, outputs).
+    /// outputs). Rows with several positions have these between: (N, T) or (N, T, outputs). Tokens
+    /// are i64 (N, T), and so are their targets.
     pub fn new(inputs: Tensor, targets: Tensor, task: TaskSpec) -> Result<InMemory> {
         for (what, tensor) in [("inputs", &inputs), ("targets", &targets)] {
             if tensor.device() != Device::Cpu {
@@ -56,6 +57,10 @@ impl InMemory {
             let help = "cast them with .to_dtype(…), or reshape them to [rows, outputs]";
             return Err(refuse("targets", expected, &targets, help));
         }
+        if matches!(task, TaskSpec::NextToken { .. }) && inputs.dtype() != DType::I64 {
+            let help = "cast them with .to_dtype(DType::I64)";
+            return Err(refuse("inputs", "tokens, i64", &inputs, help));
+        }
         let [inputs_spec, targets_spec] = [&inputs, &targets]
             .map(|tensor| TensorSpec::new(tensor.dtype(), &tensor.shape().dims()[1..]));
         check_finite("inputs", &inputs)?;
@@ -64,6 +69,13 @@ impl InMemory {
             let range = 0..classes.count() as i64;
             let fits = |class: &i64| range.contains(class) || *class == IGNORED;
             check_all("targets", &targets, format!("a class, in {range:?}"), fits)?;
+        }
+        if let TaskSpec::NextToken { vocabulary, .. } = task {
+            let range = 0..vocabulary as i64;
+            for (what, tensor) in [("inputs", &inputs), ("targets", &targets)] {
+                let fits = |token: &i64| range.contains(token);
+                check_all(what, tensor, format!("a token, in {range:?}"), fits)?;
+            }
         }
         let mut hash = Xxh3::new();
         for tensor in [&inputs, &targets] {

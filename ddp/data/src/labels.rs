@@ -85,20 +85,17 @@ impl Labels {
         let Some(classes) = task.classes() else {
             return Labels::of_numbers(files, task.outputs(), are_texts);
         };
-        match classes.texts() {
+        match (classes.whole_names(), classes.texts()) {
             _ if are_texts => Labels::of_texts(files, |text| classes.find(text)),
-            Some(_) if classes.whole_names().is_some() => Labels::with(
-                files,
-                Coding::Numbers(classes.whole_names().unwrap_or_default()),
-            ),
-            Some(names) => {
+            (Some(numbers), _) => Labels::with(files, Coding::Numbers(numbers)),
+            (None, Some(names)) => {
                 let (place, text) = (files[0].array.name(), &names[0]);
                 Err(Error::Data(format!(
                     "{place}: expected texts as labels, such as {text:?}, as the model was trained on, got numbers; \
                      help: give a table, in which labels are texts"
                 )))
             }
-            None => Labels::with(files, Coding::Classes),
+            (None, None) => Labels::with(files, Coding::Classes),
         }
     }
 

@@ -4,7 +4,7 @@
 //! Files: `choose` finds them and the arrays in them, `files` reads one, `opened` puts several
 //! together (`stack`, `labels`), `scan` reads all rows before training, `rounding` warns of what
 //! f32 loses, `plan` says how cells become features, `fill` fits what stands for missing numbers,
-//! `file_rows` reads rows; `prepare` does all of it.
+//! `file_rows` reads rows, `tokens` windows of tokens; `prepare` does all of it.
 
 #![forbid(unsafe_code)]
 
@@ -36,6 +36,7 @@ mod stack;
 pub mod synthetic;
 mod task;
 mod tensor_spec;
+mod tokens;
 
 pub use dataset::{Dataset, RowSpec, read_rows, sampled_hash};
 pub use error::{Error, Result};
@@ -43,10 +44,10 @@ pub use in_memory::InMemory;
 pub use loader::{Batch, InOrder, Loader, Micro, Origin, Resident, SlotId, Source};
 pub use normalize::{Normalization, Normalize};
 pub use plan::{AUTO, ColumnPlan, FeaturePlan, Missing, TableSettings};
-pub use prepare::{open, prepare};
+pub use prepare::{TokenSummary, open, prepare, summarize_tokens};
 pub use ranks::{Alone, Ranks};
 pub use request::{Data, DataRequest, Trained};
 pub use sampler::Sampler;
-pub use spec::{DataSpec, FilesSpec};
+pub use spec::{DataSpec, FilesSpec, TokensSpec};
 pub use task::{Classes, LabelName, TaskKind, TaskSpec};
 pub use tensor_spec::TensorSpec;

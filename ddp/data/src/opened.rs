@@ -9,6 +9,7 @@ mod ask;
 mod labels;
 mod plan;
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -142,7 +143,8 @@ fn open_table(ask: &Ask<'_>, path: &Path, source: &LabelPlace) -> Result<Part> {
     let mut left_out = table::columns(path)?;
     let labels = label.as_ref();
     let labels = labels.map_or(Vec::new(), |label| table::label_names(&left_out, label));
-    let is_feature = |name: &str| names.iter().flatten().any(|feature| feature == name);
+    let wanted: HashSet<&str> = names.iter().flatten().map(String::as_str).collect();
+    let is_feature = |name: &str| wanted.contains(name);
     if let Some(label) = labels.iter().find(|label| is_feature(label)) {
         return Err(Error::Usage(format!(
             "`{}` {label}: the label must not be a feature of {} as well: a model that sees it learns \
@@ -215,7 +217,7 @@ fn feature_columns(ask: &Ask<'_>) -> Result<Option<Vec<ColumnPlan>>> {
     a.sort_unstable();
     b.sort_unstable();
     // The settings leave out some of those that are named.
-    if a == b || !ask.is_for_model && a.iter().all(|name| b.contains(name)) {
+    if a == b || !ask.is_for_model && a.iter().all(|name| b.binary_search(name).is_ok()) {
         return Ok(Some(plan.clone()));
     }
     let (path, part) = (&ask.spec.path, named.join(","));

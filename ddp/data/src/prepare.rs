@@ -5,17 +5,18 @@ mod built_in;
 mod guess;
 mod look;
 mod source;
+mod tokens;
 mod understood;
 mod warnings;
 
 use std::sync::Arc;
 
-use ddp_kernels::{Device, memory};
 use xxhash_rust::xxh3::xxh3_64;
 
 use self::built_in::built_in;
 use self::look::{Findings, look, look_at_labels};
-use self::source::OpenFiles;
+use self::source::{OpenFiles, read_in_any_order};
+pub use self::tokens::{TokenSummary, summarize as summarize_tokens};
 use crate::dataset::{Dataset, NoRows, RowSpec};
 use crate::error::{Error, Result};
 use crate::file_rows::{ChangeWatch, FileData, Side};
@@ -36,10 +37,30 @@ pub fn prepare(request: &DataRequest, ranks: &dyn Ranks) -> Result<Data> {
     let asked = [("the configuration".to_string(), request.text())];
     ranks.must_match(&asked, "start every rank with the same settings")?;
     request.check()?;
+    if let Some(named) = tokens::named(&request.data, "data", ranks)? {
+        return tokens::prepare(request, &named, ranks);
+    }
+    expect_rows(request)?;
     match (&request.data, &request.trained) {
         (DataSpec::Files(spec), Some(trained)) => to_use(request, spec, trained, ranks),
         (DataSpec::Files(spec), None) => to_train(request, spec, None, ranks),
-        (DataSpec::Glyphs(_) | DataSpec::Synthetic(_), _) => built_in(request),
+        _ => built_in(request),
+    }
+}
+
+/// Refuses to use rows of features together with tokens.
+fn expect_rows(request: &DataRequest) -> Result<()> {
+    let data = &request.data;
+    let task = request.trained.as_ref().map(|trained| &trained.task);
+    match (task, &request.val_data) {
+        (Some(TaskSpec::NextToken { .. }), _) => Err(Error::Data(format!(
+            "`data` {data}: expected tokens, as the model was trained on, got rows of features; help: give tokens:FILE if \
+             its numbers are u16 tokens without a header"
+        ))),
+        (_, Some(val @ DataSpec::Tokens(_))) => Err(Error::Usage(format!(
+            "`val-data` {val}: expected rows of features, as `data` {data} has, got tokens; help: give files of one kind"
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -87,7 +108,7 @@ fn to_use(
     }
     check_trained_width(trained, &source)?;
     if source.labels.is_some() {
-        look_at_labels(&source, Some(&trained.task), ranks)?;
+        look_at_labels(&source, Some(&trained.task), None, ranks)?;
     }
     let columns = source
         .opened
@@ -144,27 +165,9 @@ fn to_train(
         to_evaluate: false,
     };
     let source = OpenFiles::open(&ask, request.task, None, ranks)?;
-    let rows = source.features().rows();
-    let split = match request.val_split > 0.0 {
-        true => Some(Split::new(rows, request.val_split, request.seed)?),
-        false => None,
-    };
-    let training_rows = split.as_ref().map_or(rows, Split::training_rows);
-    if training_rows < ranks.size() as u64 {
-        return Err(Error::Data(format!(
-            "`data` {}: expected a row to train on for each of {} ranks, got {training_rows}; help: start fewer ranks, or \
-             give more data",
-            request.data,
-            ranks.size()
-        )));
-    }
+    let split = split(request, source.features().rows(), ranks)?;
     let is_trained_on = |row| split.as_ref().is_none_or(|split| split.is_trained_on(row));
-    let (missing, names) = (request.table.missing, source.opened.columns.as_deref());
-    let same = SameFiles::of(ranks, &source.identity())?;
-    let plan = FeaturePlan {
-        columns: source.opened.plan.clone(),
-        fill: fill::fit(missing, source.features(), names, &is_trained_on, &same)?,
-    };
+    let (plan, missing) = feature_plan(request, &source, &is_trained_on, ranks)?;
     let (filled, normalize) = (plan.fill.as_deref(), request.normalize);
     let findings = look(&source, None, split.as_ref(), filled, normalize, ranks)?;
     if let (true, Some(seen)) = (is_first, trained_categories(&source, &findings)) {
@@ -172,6 +175,7 @@ fn to_train(
     }
     if ranks.rank() == 0 {
         warnings::log_table(&source, &spec.path);
+        warnings::log_missing(&source, &spec.path, &missing);
     }
     guess::check(&source, &findings.labels)?;
     let task = source.task(&findings.labels)?;
@@ -216,6 +220,34 @@ fn to_train(
         columns,
         label,
     })
+}
+
+/// Which of so many rows are held out; `None` if none are. An error if too few are left for the
+/// ranks.
+fn split(request: &DataRequest, rows: u64, ranks: &dyn Ranks) -> Result<Option<Split>> {
+    let split = match request.val_split > 0.0 {
+        true => Some(Split::new(rows, request.val_split, request.seed)?),
+        false => None,
+    };
+    let training_rows = split.as_ref().map_or(rows, Split::training_rows);
+    request.check_rows(training_rows, ranks)?;
+    Ok(split)
+}
+
+/// How cells become features, and how many numbers of each feature are missing in the rows that are
+/// trained on.
+fn feature_plan(
+    request: &DataRequest,
+    source: &OpenFiles,
+    is_trained_on: &(dyn Fn(u64) -> bool + Sync),
+    ranks: &dyn Ranks,
+) -> Result<(FeaturePlan, Vec<u64>)> {
+    let (how, opened) = (request.table.missing, &source.opened);
+    let same = SameFiles::of(ranks, &source.identity())?;
+    let columns = opened.columns.as_deref();
+    let (fill, missing) = fill::fit(how, source.features(), columns, is_trained_on, &same)?;
+    let columns = opened.plan.clone();
+    Ok((FeaturePlan { columns, fill }, missing))
 }
 
 /// The columns without the categories that only held-out rows have, whose weights would stay
@@ -265,12 +297,7 @@ fn data_of(
     plan: &FeaturePlan,
     normalization: &Option<Normalization>,
 ) -> FileData {
-    let arrays = source.features().arrays().iter();
-    let bytes = arrays.clone().map(|array| array.mapped().len());
-    // Files larger than memory are read in any order: reading ahead would be wasted.
-    if bytes.fold(0, u64::saturating_add) > memory::free_bytes(Device::Cpu) as u64 {
-        arrays.for_each(|array| array.mapped().random_order(true));
-    }
+    read_in_any_order(source.features().arrays());
     let counts = findings
         .labels
         .counts

@@ -7,6 +7,7 @@ use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::normalize::{Normalization, Normalize};
 use crate::plan::{FeaturePlan, Missing, TableSettings};
+use crate::ranks::Ranks;
 use crate::spec::DataSpec;
 use crate::task::{LabelName, TaskKind, TaskSpec};
 
@@ -48,6 +49,8 @@ pub struct DataRequest {
     pub seed: u64,
     /// What labels are, if not what their type says.
     pub task: Option<TaskKind>,
+    /// How many tokens the model sees at once, if it says so.
+    pub context: Option<usize>,
     /// How the columns of tables are read.
     pub table: TableSettings,
     /// How features are normalized.
@@ -120,6 +123,7 @@ impl DataRequest {
             val_split: 0.0,
             seed: 0,
             task: None,
+            context: None,
             table: TableSettings::default(),
             normalize: Normalize::None,
             normalizes_targets: true,
@@ -151,6 +155,7 @@ impl DataRequest {
             ("val-split", splits.then(|| self.val_split.to_string())),
             ("seed", splits.then(|| self.seed.to_string())),
             ("task", self.task.map(|task| format!("{task:?}"))),
+            ("context", self.context.map(|context| context.to_string())),
             ("drop", names(&table.drop)),
             ("categorical", names(&table.categorical)),
             ("missing", missing),
@@ -182,21 +187,15 @@ impl DataRequest {
                 data.name()
             ));
         }
-        if matches!(self.data, DataSpec::Files(_)) {
+        if matches!(self.data, DataSpec::Files(_) | DataSpec::Tokens(_)) {
             return Ok(());
         }
-        let given = [
-            ("labels", self.labels.is_some()),
+        let held_out = [
             ("val-data", self.val_data.is_some()),
             ("val-split", self.val_split > 0.0),
-            ("normalize", self.normalize != Normalize::None),
-            ("drop", !self.table.drop.is_empty()),
-            ("categorical", !self.table.categorical.is_empty()),
-            ("missing", self.table.missing != Missing::Error),
-            // A trained model brings its task.
-            ("task", self.task.is_some() && self.trained.is_none()),
         ];
-        match given.iter().find(|(_, is_given)| *is_given) {
+        let given = self.given_for_rows().into_iter().chain(held_out);
+        match given.into_iter().find(|(_, is_given)| *is_given) {
             None => Ok(()),
             Some((setting, _)) => refuse(format!(
                 "`{setting}`: expected files as `data`, got {}; help: leave out `{setting}`: built-in data have labels \
@@ -204,5 +203,45 @@ impl DataRequest {
                 self.data.name()
             )),
         }
+    }
+
+    /// Refuses settings that are for rows of features, since `data` are tokens.
+    pub(crate) fn check_tokens(&self) -> Result<()> {
+        let labels = [("val-labels", self.val_labels.is_some())];
+        let mut given = self.given_for_rows().into_iter().chain(labels);
+        match given.find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((setting, _)) => Err(Error::Usage(format!(
+                "`{setting}`: expected rows with features as `data`, got tokens: {}; help: leave out `{setting}`, \
+                 since the target of each token is the next one; if it is a table, rename it to .csv",
+                self.data
+            ))),
+        }
+    }
+
+    /// An error if there are too few rows to train on for the ranks.
+    pub(crate) fn check_rows(&self, training_rows: u64, ranks: &dyn Ranks) -> Result<()> {
+        match training_rows < ranks.size() as u64 {
+            false => Ok(()),
+            true => Err(Error::Data(format!(
+                "`data` {}: expected a row to train on for each of {} ranks, got {training_rows}; help: start fewer ranks, or \
+                 give more data",
+                self.data,
+                ranks.size()
+            ))),
+        }
+    }
+
+    /// The settings that only rows of features have, and whether they are given.
+    fn given_for_rows(&self) -> [(&'static str, bool); 6] {
+        [
+            ("labels", self.labels.is_some()),
+            ("normalize", self.normalize != Normalize::None),
+            ("drop", !self.table.drop.is_empty()),
+            ("categorical", !self.table.categorical.is_empty()),
+            ("missing", self.table.missing != Missing::Error),
+            // A trained model brings its task.
+            ("task", self.task.is_some() && self.trained.is_none()),
+        ]
     }
 }

@@ -4,7 +4,8 @@
 /// With fewer f32 steps between the ends of a column, most of its information is lost.
 pub(crate) const STEPS_MIN: f64 = 16.0;
 
-/// The least and the greatest number of a column, before rounding.
+/// The least and the greatest number of a column, before rounding, apart from 0: it often stands
+/// for a number that is missing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ends {
     pub(crate) least: f64,
@@ -23,6 +24,9 @@ impl Ends {
 
     #[inline]
     pub(crate) fn add(&mut self, number: f64) {
+        if number == 0.0 {
+            return;
+        }
         self.least = if number < self.least {
             number
         } else {
@@ -60,7 +64,7 @@ pub(crate) fn warning(close: &[(String, Ends)]) -> Option<String> {
         more => format!(" (and those of {more} more columns)"),
     };
     Some(format!(
-        "the numbers of column {name}{more} are between {} and {}, where f32 has steps of {}: most of their information is \
+        "the numbers of column {name}{more}, apart from 0, are between {} and {}, where f32 has steps of {}: most of their information is \
          lost; help: subtract an offset before saving them, as in x - x.min()",
         ends.least,
         ends.greatest,

@@ -1,5 +1,5 @@
 //! Reads all rows once before training: the moments of features, non-finite numbers, the classes
-//! there are, and a hash of the content.
+//! there are, the largest token, and a hash of the content.
 //!
 //! The result has the same bits for any number of ranks and threads. Rows are cut into blocks and
 //! blocks into segments depending only on their number and size. The blocks of a segment are added
@@ -14,6 +14,7 @@
 mod labels;
 mod moments;
 mod segments;
+mod tokens;
 
 use std::ops::Range;
 use std::panic::Location;
@@ -25,6 +26,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub(crate) use self::labels::{LabelsFound, labels};
 pub(crate) use self::moments::Moments;
 use self::segments::in_segments;
+pub(crate) use self::tokens::{TokensFound, tokens};
 use crate::error::{Error, Result};
 use crate::ranks::Ranks;
 use crate::sampler::share;

@@ -1,5 +1,6 @@
 //! Names of data, with options: `glyphs,rows=50000`,
-//! `synthetic:classification,features=32,classes=4`, `shards/*.npz#x`.
+//! `synthetic:classification,features=32,classes=4`, `shards/*.npz#x`,
+//! `tokens:train.bin,context=64`.
 //!
 //! A spec prints with every option resolved, and reads back as itself.
 
@@ -19,6 +20,8 @@ pub const ROWS_MAX: u64 = 1_000_000_000_000;
 pub const WIDTH_MAX: u64 = 1 << 16;
 /// Seeds fit the integers of a TOML file.
 pub const SEED_MAX: u64 = i64::MAX as u64;
+/// The most tokens of a window, and of a vocabulary.
+pub const TOKENS_MAX: u64 = 1 << 24;
 /// The most drawn images of a split.
 const GLYPHS_ROWS_MAX: u64 = 1_000_000_000;
 
@@ -30,8 +33,21 @@ pub enum DataSpec {
     Glyphs(GlyphsSpec),
     /// Rows made from a formula.
     Synthetic(SyntheticSpec),
-    /// Rows of files.
+    /// Rows of files, or tokens if the files say so.
     Files(FilesSpec),
+    /// Tokens of files.
+    Tokens(TokensSpec),
+}
+
+/// `tokens:PATH`: files of tokens, also such that do not say so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokensSpec {
+    /// A file, a folder of shards, or a pattern with `*`, `?` and `[…]`.
+    pub path: String,
+    /// How many tokens a model sees at once, unless the model says so.
+    pub context: Option<usize>,
+    /// Tokens are below this, unless the files say so.
+    pub vocabulary: Option<usize>,
 }
 
 /// `PATH` or `PATH#PART`: a file, a pattern or a folder.
@@ -107,6 +123,7 @@ impl DataSpec {
             DataSpec::Glyphs(_) => "glyphs",
             DataSpec::Synthetic(spec) => spec.kind.name(),
             DataSpec::Files(_) => "the files",
+            DataSpec::Tokens(_) => "the tokens",
         }
     }
 }
@@ -169,6 +186,14 @@ impl Display for DataSpec {
                 let part = spec.part.as_deref().unwrap_or_default();
                 write!(f, "{}#{part}", spec.path)
             }
+            DataSpec::Tokens(spec) => {
+                write!(f, "tokens:{}", spec.path)?;
+                let options = [("context", spec.context), ("vocabulary", spec.vocabulary)];
+                let mut given = options
+                    .iter()
+                    .filter_map(|(key, value)| Some((key, (*value)?)));
+                given.try_for_each(|(key, value)| write!(f, ",{key}={value}"))
+            }
             DataSpec::Synthetic(spec) => {
                 write!(f, "{name},rows={},held-out={}", spec.rows, spec.held_out)?;
                 let Some(outputs_name) = spec.outputs_name() else {
@@ -190,11 +215,17 @@ impl FromStr for DataSpec {
 
     fn from_str(text: &str) -> Result<DataSpec> {
         let (name, options) = text.split_once(',').unwrap_or((text, ""));
+        let tokens = name.strip_prefix("tokens:").filter(|path| !path.is_empty());
         let is_built_in = text.is_empty() || name == "glyphs" || name.starts_with("synthetic:");
-        if !is_built_in {
+        if !is_built_in && tokens.is_none() {
             return Ok(DataSpec::Files(FilesSpec::split(text)));
         }
         let mut options = Options::parse(text, options)?;
+        if let Some(path) = tokens {
+            let spec = DataSpec::Tokens(options.tokens(path)?);
+            options.finish("tokens")?;
+            return Ok(spec);
+        }
         let mut kinds = SyntheticKind::ALL.into_iter();
         let spec = match kinds.find(|kind| kind.name() == name) {
             Some(kind) => DataSpec::Synthetic(options.synthetic(SyntheticSpec::new(kind))?),
@@ -262,6 +293,19 @@ impl<'a> Options<'a> {
             rows: self.whole("rows", defaults.rows, 1..=GLYPHS_ROWS_MAX)?,
             held_out: self.whole("held-out", defaults.held_out, 0..=GLYPHS_ROWS_MAX)?,
             seed: self.whole("seed", defaults.seed, 0..=SEED_MAX)?,
+        })
+    }
+
+    fn tokens(&mut self, path: &str) -> Result<TokensSpec> {
+        // 0 cannot be given, so it stands for an option that was not.
+        let mut given = |key| {
+            let number = self.whole(key, 0, 1..=TOKENS_MAX)? as usize;
+            Ok::<_, Error>((number > 0).then_some(number))
+        };
+        Ok(TokensSpec {
+            path: path.to_string(),
+            context: given("context")?,
+            vocabulary: given("vocabulary")?,
         })
     }
 

@@ -21,6 +21,13 @@ pub enum TaskSpec {
         /// How many numbers.
         outputs: usize,
     },
+    /// At each position of a row, the token that follows.
+    NextToken {
+        /// Tokens are below this.
+        vocabulary: usize,
+        /// Whether tokens are the bytes of texts.
+        are_bytes: bool,
+    },
 }
 
 impl TaskSpec {
@@ -38,31 +45,35 @@ impl TaskSpec {
     pub fn classes(&self) -> Option<&Classes> {
         match self {
             TaskSpec::Classification(classes) => Some(classes),
-            TaskSpec::Regression { .. } => None,
+            TaskSpec::Regression { .. } | TaskSpec::NextToken { .. } => None,
         }
     }
 
-    /// What labels are.
-    pub fn kind(&self) -> TaskKind {
+    /// What labels are; None if there are none, since targets follow from inputs.
+    pub fn kind(&self) -> Option<TaskKind> {
         match self {
-            TaskSpec::Classification(_) => TaskKind::Classification,
-            TaskSpec::Regression { .. } => TaskKind::Regression,
+            TaskSpec::Classification(_) => Some(TaskKind::Classification),
+            TaskSpec::Regression { .. } => Some(TaskKind::Regression),
+            TaskSpec::NextToken { .. } => None,
         }
     }
 
-    /// The targets of a row with one label.
+    /// The targets of a row with one label, or those of a position.
     pub fn targets(&self) -> TensorSpec {
         match self {
-            TaskSpec::Classification(_) => TensorSpec::new(DType::I64, &[]),
+            TaskSpec::Classification(_) | TaskSpec::NextToken { .. } => {
+                TensorSpec::new(DType::I64, &[])
+            }
             TaskSpec::Regression { outputs } => TensorSpec::new(DType::F32, &[*outputs]),
         }
     }
 
-    /// How many numbers a model gives for a target: one a class, or the outputs.
+    /// How many numbers a model gives for a target: one a class or token, or the outputs.
     pub fn outputs(&self) -> usize {
         match self {
             TaskSpec::Classification(classes) => classes.count,
             TaskSpec::Regression { outputs } => *outputs,
+            TaskSpec::NextToken { vocabulary, .. } => *vocabulary,
         }
     }
 }
@@ -75,6 +86,7 @@ impl fmt::Display for TaskSpec {
             }
             TaskSpec::Regression { outputs: 1 } => f.write_str("regression of 1 number"),
             TaskSpec::Regression { outputs } => write!(f, "regression of {outputs} numbers"),
+            TaskSpec::NextToken { vocabulary, .. } => write!(f, "the next of {vocabulary} tokens"),
         }
     }
 }

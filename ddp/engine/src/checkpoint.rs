@@ -30,16 +30,19 @@ mod writer;
 
 use std::path::Path;
 
-pub(crate) use self::errors::unreadable;
 pub use self::errors::{damaged, with_help};
+pub(crate) use self::errors::{some, unreadable};
+pub(crate) use self::files::ReadFrom;
 pub use self::find::{Chosen, Skipped, best, is_gone, newest};
 pub use self::layout::{MANIFEST_FILE, MODEL_FILE, STATE_FILE, folder};
 pub use self::manifest::{FileEntry, Opened, open};
+pub(crate) use self::model::{check_plausible, fill, header_of, in_order, refuse};
 pub use self::model::{load_first, load_model, load_opened, write_model};
 pub use self::prune::{put_aside, put_aside_after};
 pub use self::restore::{restore, restore_if_fits, restore_values};
 pub use self::saver::Saver;
 pub use self::state::{Best, Position, ScheduleState, State, WorldState};
+pub(crate) use self::tensors::{FileDType, write_file};
 pub use self::together::open_together;
 use crate::error::Result;
 use ddp_data::safetensors;
@@ -57,6 +60,7 @@ pub fn clear_up(out: &Path) -> Result<()> {
 
 /// Reads `bytes` as each of the files of a checkpoint, for the fuzzer: nothing may panic, or
 /// allocate what a header claims.
+#[doc(hidden)]
 pub fn read_as_anything(bytes: &[u8]) {
     let _ = State::parse(bytes);
     let _ = manifest::Manifest::parse(bytes);

@@ -118,6 +118,9 @@ pub struct StepEvent {
     pub grad_norm: Option<f64>,
     /// Rows a second over all ranks, since the event before; NaN, and so null, on a simulated GPU.
     pub samples_per_s: f64,
+    /// The same in tokens, of a model that predicts at each token of a row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens_per_s: Option<f64>,
     /// Milliseconds a step, since the event before; null as well.
     pub step_ms: f64,
     /// The part of it that rank 0 waited for rows.
@@ -173,6 +176,9 @@ pub struct End<'a> {
     pub seconds: f64,
     /// Rows a second over that time; null on a simulated GPU.
     pub samples_per_s: f64,
+    /// The same in tokens, of a model that predicts at each token of a row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens_per_s: Option<f64>,
     /// The last loss that was read.
     pub loss: Option<f64>,
     /// The loss of the last evaluation.

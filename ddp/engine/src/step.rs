@@ -15,7 +15,7 @@ mod scalars;
 mod stage;
 mod stats;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use ddp_comm::{Field, Group, Reduce};
 use ddp_data::{Batch, InOrder, Origin};
@@ -76,9 +76,9 @@ pub struct Step {
     own_bad_step: Tensor,
     outcome: StepOutcome,
     graphs: StepGraphs,
-    /// Origins of batches that all ranks have alike. None if the ranks compare their data
-    /// elsewhere.
-    compared: Option<Vec<Arc<Origin>>>,
+    /// Origins of batches that all ranks have alike, while their loaders live. None if the ranks
+    /// compare their data elsewhere.
+    compared: Option<Vec<Weak<Origin>>>,
 }
 
 impl Step {
@@ -152,12 +152,14 @@ impl Step {
         let Some(known) = &mut self.compared else {
             return Ok(());
         };
-        if group.size() == 1 || known.iter().any(|known| Arc::ptr_eq(known, origin)) {
+        let is_same = |known: &Weak<Origin>| known.as_ptr() == Arc::as_ptr(origin);
+        if group.size() == 1 || known.iter().any(is_same) {
             return Ok(());
         }
         let help = "give every rank the same rows in the same order";
         group.handshake(&[Field::must_match("the data", origin.text()?, help)])?;
-        known.push(origin.clone());
+        known.retain(|known| known.strong_count() > 0);
+        known.push(Arc::downgrade(origin));
         Ok(())
     }
 
@@ -209,8 +211,8 @@ impl Step {
                     seed: *seed,
                 };
                 let output = replica.forward(&pass, &micro.x)?;
-                let gradient =
-                    loss.gradient(&mut replica.pass(&pass), &output, &micro.targets, stats)?;
+                let of = [&output, &micro.targets, stats];
+                let gradient = replica.loss_gradient(&pass, &**loss, of)?;
                 if pass.last {
                     if !is_alone {
                         // Before the sum over ranks, which no longer tells whose rows were bad.
@@ -325,8 +327,8 @@ impl Step {
             seed: self.seed,
         };
         let output = self.replica.forward(&pass, x)?;
-        let cx = &mut self.replica.pass(&pass);
-        let rows = self.loss.compute(cx, &output, targets, stats)?.rows;
+        let of = [&output, targets, stats];
+        let rows = self.replica.losses(&pass, &*self.loss, of)?;
         Ok((output, rows))
     }
 

@@ -3,6 +3,7 @@
 
 mod cells;
 mod classes;
+mod next_token;
 mod numbers;
 mod task;
 
@@ -10,7 +11,7 @@ use ddp_data::TaskSpec;
 
 pub use self::task::{
     Evaluation, Format, LossOptions, PredictionOptions, Predictions, Survey, SurveyText, Task,
-    Totals,
+    Totals, figures_text,
 };
 
 /// The task that `spec` describes.
@@ -18,6 +19,13 @@ pub fn of(spec: &TaskSpec) -> Box<dyn Task> {
     match spec {
         TaskSpec::Classification(classes) => Box::new(classes::LearnClasses(classes.clone())),
         TaskSpec::Regression { outputs } => Box::new(numbers::LearnNumbers { outputs: *outputs }),
+        TaskSpec::NextToken {
+            vocabulary,
+            are_bytes,
+        } => Box::new(next_token::LearnNextToken {
+            vocabulary: *vocabulary,
+            are_bytes: *are_bytes,
+        }),
     }
 }
 

@@ -9,6 +9,7 @@ mod nonfinite;
 mod opening;
 mod options;
 mod places;
+mod products;
 mod program;
 mod resume;
 mod setup;

@@ -13,6 +13,7 @@ use ddp_kernels::{DType, Tensor};
 use crate::build::Build;
 use crate::error::Result;
 use crate::fold::{Fold, Folded};
+use crate::loss::LossHead;
 use crate::pass::Pass;
 
 /// One layer, or a model made of layers. `examples/custom_layer.rs` shows how to write one.
@@ -40,6 +41,11 @@ pub trait Layer: fmt::Debug + Send {
     /// layer above may multiply its derivative in (`Fold::Activation`). Such a layer saves one
     /// tensor: the output for ReLU, the input for GELU.
     fn activation(&self) -> Option<Activation> {
+        None
+    }
+
+    /// The layer that a pass may leave to the loss: see `Head`. Only of the whole model's last one.
+    fn head(&self) -> Option<&dyn LossHead> {
         None
     }
 

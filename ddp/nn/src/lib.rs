@@ -7,15 +7,20 @@
 #![forbid(unsafe_code)]
 
 pub mod activate;
+pub mod attention;
 pub mod build;
 pub mod check;
 pub mod dropout;
+pub mod embedding;
 pub mod error;
 pub mod fold;
+pub mod gate;
+pub mod head;
 pub mod layer;
 pub mod linear;
 pub mod loss;
 pub mod models;
+pub mod norm;
 pub mod optim;
 pub mod params;
 pub mod pass;
@@ -24,13 +29,18 @@ pub mod scratch;
 pub mod sequential;
 
 pub use activate::Activate;
+pub use attention::SelfAttention;
 pub use build::{Build, Init, Tie, UseIndex};
 pub use dropout::Dropout;
+pub use embedding::Embedding;
 pub use error::{Error, Result};
 pub use fold::{Fold, Folded};
+pub use gate::Gate;
+pub use head::Head;
 pub use layer::Layer;
 pub use linear::Linear;
 pub use loss::{CrossEntropy, Loss, Losses, Mse};
+pub use norm::Normalize;
 pub use pass::{Gradient, Listener, Pass, PassOptions, Saved};
 pub use residual::Residual;
 pub use scratch::Scratch;

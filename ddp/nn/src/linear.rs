@@ -20,6 +20,8 @@ pub struct Linear {
     /// Its name in the model once built, for messages.
     name: String,
     tie: Option<Tie>,
+    /// The first values of weight and bias, if not PyTorch's.
+    init: Option<[Init; 2]>,
     /// The activation of the layer above, if this layer applies it.
     fused: Activation,
     built: Option<Built>,
@@ -41,6 +43,7 @@ impl Linear {
             has_bias: true,
             name: String::new(),
             tie: None,
+            init: None,
             fused: Activation::Identity,
             built: None,
         }
@@ -62,9 +65,33 @@ impl Linear {
         }
     }
 
+    /// The same layer whose weight starts normal with this standard deviation, and whose bias
+    /// starts at 0, as in GPT-2.
+    pub fn normal(self, deviation: f64) -> Linear {
+        Linear {
+            init: Some([Init::Normal { deviation }, Init::Constant(0.0)]),
+            ..self
+        }
+    }
+
     fn built(&self) -> Built {
         self.built
             .expect("a layer is built (Model::new) before it is run")
+    }
+
+    /// The weight, once built.
+    pub(crate) fn weight(&self) -> ParamId {
+        self.built().weight
+    }
+
+    /// I, once built.
+    pub(crate) fn inputs(&self) -> usize {
+        self.built().inputs
+    }
+
+    /// O.
+    pub(crate) fn outputs(&self) -> usize {
+        self.outputs
     }
 
     /// `x` (…, I), reshaped to (B, I).
@@ -107,7 +134,11 @@ impl Linear {
             }
         }
         let mut db = db.map(|db| db.tensor);
-        if let Some(sums) = pass.row_sums_of(dy)
+        let mut sums = pass.row_sums_of(dy);
+        if sums.is_none() && db.is_some() {
+            sums = pass.sum_row_blocks(dy)?;
+        }
+        if let Some(sums) = sums
             && let Some(db) = db.take()
         {
             ops::add_row_sums_into(db, &sums, accumulate)?;
@@ -126,7 +157,7 @@ impl Linear {
 }
 
 /// `matrix` (B, last) in the shape of `like`, except for the last dimension.
-fn with_last_of(matrix: &Tensor, like: &Tensor, last: usize) -> Result<Tensor> {
+pub(crate) fn with_last_of(matrix: &Tensor, like: &Tensor, last: usize) -> Result<Tensor> {
     let mut dims = [0; RANK_MAX];
     let rank = like.shape().rank();
     dims[..rank].copy_from_slice(like.shape());
@@ -148,16 +179,15 @@ impl Layer for Linear {
                 help: "a linear layer works on the last dimension of a row: [inputs]".into(),
             });
         };
-        let init = Init::Uniform {
-            bound: 1.0 / (inputs as f64).sqrt(),
-        };
+        let bound = 1.0 / (inputs as f64).sqrt();
+        let [init, bias_init] = self.init.unwrap_or([Init::Uniform { bound }; 2]);
         let weight = match &self.tie {
             Some(tie) => build.tied_parameter(tie, "weight", &[self.outputs, inputs], init)?,
             None => build.parameter("weight", &[self.outputs, inputs], init)?,
         };
         let bias = self
             .has_bias
-            .then(|| build.parameter("bias", &[self.outputs], init))
+            .then(|| build.parameter("bias", &[self.outputs], bias_init))
             .transpose()?;
         self.built = Some(Built {
             inputs,

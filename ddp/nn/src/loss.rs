@@ -26,6 +26,18 @@ pub trait Loss: fmt::Debug + Send {
         stats: &Tensor,
     ) -> Result<Losses>;
 
+    /// As `compute` in training, but writes the gradient over `output`.
+    fn overwrite(
+        &self,
+        pass: &mut Pass<'_>,
+        output: &Tensor,
+        targets: &Tensor,
+        stats: &Tensor,
+    ) -> Result<()> {
+        let gradient = self.gradient(pass, output, targets, stats)?;
+        Ok(output.copy_from(&gradient)?)
+    }
+
     /// As `compute` in training, but returns only the gradient.
     fn gradient(
         &self,
@@ -39,6 +51,16 @@ pub trait Loss: fmt::Debug + Send {
             .gradient
             .expect("in training a loss returns the gradient"))
     }
+}
+
+/// A last layer that works together with the loss: see `Head`.
+pub trait LossHead {
+    /// The gradient by x (…, C) of the sum of losses, `of` x, targets and stats. Writes the
+    /// weight's gradient.
+    fn gradient(&self, loss: &dyn Loss, pass: &mut Pass<'_>, of: [&Tensor; 3]) -> Result<Tensor>;
+
+    /// The loss of each row of x, (R), which are added to stats.
+    fn losses(&self, loss: &dyn Loss, pass: &mut Pass<'_>, of: [&Tensor; 3]) -> Result<Tensor>;
 }
 
 /// What a loss returns.
@@ -76,14 +98,14 @@ impl Default for CrossEntropy {
     }
 }
 
-impl Loss for CrossEntropy {
-    fn compute(
+impl CrossEntropy {
+    /// The loss of each row. Writes the gradient to `gradient`, which may be `output`.
+    fn run(
         &self,
         pass: &mut Pass<'_>,
-        output: &Tensor,
-        targets: &Tensor,
-        stats: &Tensor,
-    ) -> Result<Losses> {
+        [output, targets, stats]: [&Tensor; 3],
+        gradient: Option<&Tensor>,
+    ) -> Result<Tensor> {
         let classes = output
             .shape()
             .last()
@@ -107,9 +129,8 @@ impl Loss for CrossEntropy {
             .is_some()
             .then(|| pass.take_as(&[rows], dtype))
             .transpose()?;
-        let gradient = pass
-            .is_training()
-            .then(|| pass.take_as(&[rows, classes], output.dtype()))
+        let gradient = gradient
+            .map(|gradient| gradient.reshape(&[rows, classes]))
             .transpose()?;
         let out = CrossEntropyOut {
             losses: &losses,
@@ -123,13 +144,37 @@ impl Loss for CrossEntropy {
             gradient_scale: 1.0,
         };
         ops::cross_entropy_adding(&logits, &targets, out, &options, Some(stats))?;
-        let gradient = gradient
-            .map(|gradient| gradient.reshape(output.shape()))
+        Ok(losses)
+    }
+}
+
+impl Loss for CrossEntropy {
+    fn compute(
+        &self,
+        pass: &mut Pass<'_>,
+        output: &Tensor,
+        targets: &Tensor,
+        stats: &Tensor,
+    ) -> Result<Losses> {
+        let gradient = pass
+            .is_training()
+            .then(|| pass.take_as(output.shape(), output.dtype()))
             .transpose()?;
         Ok(Losses {
-            rows: losses,
+            rows: self.run(pass, [output, targets, stats], gradient.as_ref())?,
             gradient,
         })
+    }
+
+    fn overwrite(
+        &self,
+        pass: &mut Pass<'_>,
+        output: &Tensor,
+        targets: &Tensor,
+        stats: &Tensor,
+    ) -> Result<()> {
+        self.run(pass, [output, targets, stats], Some(output))?;
+        Ok(())
     }
 }
 
@@ -154,14 +199,14 @@ impl Loss for Mse {
             .is_training()
             .then(|| pass.take_as(output.shape(), output.dtype()))
             .transpose()?;
-        ops::mse_into(&losses, gradient.as_ref(), output, targets, 1.0)?;
-
-        add_sum(pass, stats, 0, &losses)?;
-        let count = pass.take_as(&[1], stats.dtype())?;
-        for (at, value) in [(1, output.count()), (3, rows)] {
-            ops::fill_into(&count, value as f64)?;
-            add(pass, stats, at, &count)?;
-        }
+        ops::mse_adding(
+            &losses,
+            gradient.as_ref(),
+            output,
+            targets,
+            1.0,
+            Some(stats),
+        )?;
         Ok(Losses {
             rows: losses,
             gradient,
@@ -178,29 +223,11 @@ fn wrong_output(loss: &str, expected: &str, output: &Tensor) -> Error {
     }
 }
 
-/// The dtype in which losses of this output are computed.
-fn math_dtype(output: &Tensor) -> DType {
+/// The dtype in which losses, statistics and sums of this tensor are computed.
+pub(crate) fn math_dtype(output: &Tensor) -> DType {
     if output.dtype() == DType::BF16 {
         DType::F32
     } else {
         output.dtype()
     }
-}
-
-/// Adds the sum of `values` to element `at` of the statistics.
-fn add_sum(pass: &mut Pass<'_>, stats: &Tensor, at: usize, values: &Tensor) -> Result<()> {
-    let sum = pass.take_as(&[], values.dtype())?;
-    ops::sum_into(&sum, values)?;
-    add(pass, stats, at, &sum.reshape(&[1])?)
-}
-
-/// Adds `values` to the statistics from element `at` on.
-fn add(pass: &mut Pass<'_>, stats: &Tensor, at: usize, values: &Tensor) -> Result<()> {
-    let part = stats.slice(at..at + values.count())?;
-    if values.dtype() == stats.dtype() {
-        return Ok(ops::axpy(&part, 1.0, values)?);
-    }
-    let same = pass.take_as(values.shape(), stats.dtype())?;
-    ops::cast_into(&same, values)?;
-    Ok(ops::axpy(&part, 1.0, &same)?)
 }

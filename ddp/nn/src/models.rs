@@ -2,6 +2,7 @@
 //! beside this file and its lines here; see docs/adding-a-model.md.
 
 pub mod family;
+pub mod gpt;
 pub mod mlp;
 pub mod model;
 #[cfg(feature = "test-family")]
@@ -64,6 +65,10 @@ macro_rules! families {
                         help: $help,
                         is_hidden: <$settings>::is_hidden(),
                         default: ModelSpec::$variant(<$settings>::default()),
+                        presets: <$settings>::presets()
+                            .into_iter()
+                            .map(|(name, settings)| (name, ModelSpec::$variant(settings)))
+                            .collect(),
                         settings: settings_of(|spec| match spec {
                             ModelSpec::$variant(family) => Some(family),
                             #[allow(unreachable_patterns, reason = "there may be one family only")]
@@ -78,6 +83,7 @@ macro_rules! families {
 
 families! {
     "A multilayer perceptron" Mlp(mlp::MlpSpec) = "mlp",
+    "A transformer that learns the next token, as GPT-2" Gpt(gpt::GptSpec) = "gpt",
     #[cfg(feature = "test-family")]
     "For tests: a class for each position" Positions(positions::PositionsSpec) = "positions",
 }
@@ -93,6 +99,8 @@ pub struct FamilyInfo {
     pub is_hidden: bool,
     /// A model of this family with default settings.
     pub default: ModelSpec,
+    /// Names for settings that people use often, with what they stand for.
+    pub presets: Vec<(&'static str, ModelSpec)>,
     /// Its settings, in the order of the help.
     pub settings: Vec<Setting<ModelSpec>>,
 }
@@ -108,6 +116,11 @@ impl ModelSpec {
     /// Checks the settings. The error names a setting in backquotes.
     pub fn check(&self) -> Result<()> {
         self.family().check()
+    }
+
+    /// How many tokens the model sees at once, if it takes tokens.
+    pub fn context(&self) -> Option<usize> {
+        self.family().context()
     }
 
     /// The layers for these data.

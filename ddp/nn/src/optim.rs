@@ -382,36 +382,30 @@ impl Optimizer {
         let moment =
             |index: usize| self.moments[index].slice(slice.at..slice.at + slice.range.len());
         let (chunks, scalars) = (&slice.chunks, &self.numbers);
+        let copies = params.copies_on_gpu(slice.range.clone())?;
         match &self.rule {
-            Rule::AdamW { constants, .. } => {
-                let (first, second) = (&moment(0)?, &moment(1)?);
-                let copies = params.copies_on_gpu(slice.range.clone())?;
-                ops::adamw_with_copies(
-                    values,
-                    gradients,
-                    first,
-                    second,
-                    copies.as_ref(),
-                    chunks,
-                    constants,
-                    scalars,
-                    scale,
-                    flag,
-                )?;
-                if copies.is_some() {
-                    return Ok(());
-                }
-            }
+            Rule::AdamW { constants, .. } => ops::adamw_with_copies(
+                values,
+                gradients,
+                &moment(0)?,
+                &moment(1)?,
+                copies.as_ref(),
+                chunks,
+                constants,
+                scalars,
+                scale,
+                flag,
+            )?,
             Rule::Sgd { constants, .. } => {
-                let momentum = if self.moments.is_empty() {
-                    None
-                } else {
-                    Some(moment(0)?)
+                let momentum = match self.moments.is_empty() {
+                    true => None,
+                    false => Some(moment(0)?),
                 };
-                ops::sgd(
+                ops::sgd_with_copies(
                     values,
                     gradients,
                     momentum.as_ref(),
+                    copies.as_ref(),
                     chunks,
                     constants,
                     scalars,
@@ -420,7 +414,10 @@ impl Optimizer {
                 )?;
             }
         }
-        params.refresh(slice.range.clone())
+        match copies {
+            Some(_) => Ok(()),
+            None => params.refresh(slice.range.clone()),
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use ddp_kernels::{DType, Device, Random, Tensor};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 pub use crate::build::ParamId;
-use crate::build::{Declarations, Declared, UseIndex};
+use crate::build::{Declarations, Declared, Init, UseIndex};
 use crate::error::{Error, Result};
 
 mod format;
@@ -169,6 +169,10 @@ impl Params {
     /// seed: its first values do not depend on the rest of the model.
     fn fill(&self, declared: &[Declared], seed: u64) -> Result<()> {
         for (declared, target) in declared.iter().zip(&self.master_views) {
+            if let Init::Constant(value) = declared.init {
+                ops::fill_into(target, value)?;
+                continue;
+            }
             let mut random = Random::new(xxh3_64_with_seed(declared.name.as_bytes(), seed));
             let source = declared.init.values(target.count(), &mut random)?;
             let source = source.to_dtype(target.dtype())?.reshape(&declared.shape)?;

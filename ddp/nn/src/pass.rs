@@ -34,6 +34,7 @@ pub struct Pass<'a> {
     saved: &'a mut Saved,
     options: PassOptions<'a>,
     listener: &'a mut dyn Listener,
+    leaves_head: bool,
 }
 
 /// Learns which values a pass is about to read and which gradients it has completed: the reducer,
@@ -124,7 +125,22 @@ impl<'a> Pass<'a> {
             saved,
             options,
             listener,
+            leaves_head: false,
         }
+    }
+
+    /// The same pass, which leaves the model's last layer to the loss, if that is a `Head`:
+    /// `Model::loss_gradient` or `Model::losses` then come after the forward.
+    pub fn leaving_head(self) -> Pass<'a> {
+        Pass {
+            leaves_head: true,
+            ..self
+        }
+    }
+
+    /// Whether the model's last layer is left to the loss, if that is a `Head`.
+    pub fn leaves_head(&self) -> bool {
+        self.leaves_head
     }
 
     /// Whether layers behave as in training.
@@ -231,10 +247,21 @@ impl<'a> Pass<'a> {
         Ok(Some(sums))
     }
 
-    /// The sums of blocks of rows of `dy`, if the layer above left them.
+    /// The sums of blocks of rows of `dy` (B, O), if the layer above left them.
     pub fn row_sums_of(&mut self, dy: &Tensor) -> Option<Tensor> {
         let (of, sums) = self.saved.row_sums.take()?;
         (of.shares_memory_with(dy) && of.count() == dy.count()).then_some(sums)
+    }
+
+    /// Makes these sums on a GPU, if the gradient of a bias is faster from them.
+    pub fn sum_row_blocks(&mut self, dy: &Tensor) -> Result<Option<Tensor>> {
+        let (rows, columns) = (dy.shape()[0], dy.shape()[1]);
+        if !dy.device().is_accelerator() || !ops::prefers_row_sums(rows, columns) {
+            return Ok(None);
+        }
+        let sums = self.take_as(&[ops::row_sums_of(rows), columns], DType::F32)?;
+        ops::row_block_sums_into(&sums, dy)?;
+        Ok(Some(sums))
     }
 
     /// Keeps a tensor for backward.

@@ -11,10 +11,11 @@ use crate::build::{Build, UseIndex};
 use crate::error::Result;
 use crate::fold::{Fold, Folded};
 use crate::layer::Layer;
+use crate::loss::LossHead;
 use crate::pass::Pass;
 
-/// Layers one after the other, called "0", "1" and so on, as in `torch.nn.Sequential`. Letters: L
-/// layers.
+/// Layers one after the other, called "0", "1" and so on, as in `torch.nn.Sequential`, unless they
+/// have names. Letters: L layers.
 #[derive(Debug)]
 pub struct Sequential {
     layers: Vec<Box<dyn Layer>>,
@@ -23,9 +24,10 @@ pub struct Sequential {
     /// (L + 1), once built: how many layers that draw random numbers come before each.
     random_before: Vec<u32>,
     fuses: bool,
-    /// (L), the number of each layer, which is its name. The upper parts of a split model do not
-    /// start at 0.
-    numbers: Vec<usize>,
+    /// (L), the name of each layer. The numbers of a split model's upper parts do not start at 0.
+    names: Vec<String>,
+    /// The number of the next layer without a name.
+    next: usize,
     /// How many layers that draw random numbers the parts below this one have.
     random_below: u32,
 }
@@ -44,7 +46,8 @@ impl Sequential {
             begins: Vec::new(),
             random_before: Vec::new(),
             fuses: true,
-            numbers: Vec::new(),
+            names: Vec::new(),
+            next: 0,
             random_below: 0,
         }
     }
@@ -57,16 +60,28 @@ impl Sequential {
 
     /// Adds a boxed layer at the end.
     pub fn push(&mut self, layer: Box<dyn Layer>) {
-        self.numbers
-            .push(self.numbers.last().map_or(0, |last| last + 1));
-        self.layers.push(layer);
+        let name = self.next.to_string();
+        self.next += 1;
+        self.push_named(&name, layer);
     }
 
     /// Adds a layer under the number of the one below it: the names of the layers above are those
     /// that they have without it.
     pub fn push_unnumbered(&mut self, layer: Box<dyn Layer>) {
-        self.numbers.push(self.numbers.last().copied().unwrap_or(0));
+        let name = self.next.saturating_sub(1).to_string();
+        self.push_named(&name, layer);
+    }
+
+    /// Adds a layer with this name instead of a number. It may have dots: `blocks.0`.
+    pub fn push_named(&mut self, name: &str, layer: Box<dyn Layer>) {
+        self.names.push(name.to_string());
         self.layers.push(layer);
+    }
+
+    /// As `push_named`, by value.
+    pub fn named(mut self, name: &str, layer: impl Layer + 'static) -> Sequential {
+        self.push_named(name, Box::new(layer));
+        self
     }
 
     /// The same layers without fusing activations, for comparisons.
@@ -94,7 +109,7 @@ impl Sequential {
         for part in parts.iter().rev() {
             all.push(Sequential {
                 layers: self.layers.split_off(part.start),
-                numbers: self.numbers.split_off(part.start),
+                names: self.names.split_off(part.start),
                 random_below: self.random_before[part.start],
                 fuses: self.fuses,
                 ..Sequential::new()
@@ -137,9 +152,7 @@ impl Layer for Sequential {
         for (index, layer) in self.layers.iter_mut().enumerate() {
             self.begins.push(build.use_index());
             self.random_before.push(build.random_layers());
-            shape = build.scope(&self.numbers[index].to_string(), |build| {
-                layer.build(build, &shape)
-            })?;
+            shape = build.scope(&self.names[index], |build| layer.build(build, &shape))?;
         }
         self.begins.push(build.use_index());
         self.random_before.push(build.random_layers());
@@ -185,6 +198,10 @@ impl Layer for Sequential {
 
     fn input_dtype(&self) -> Option<DType> {
         self.layers.first().and_then(|first| first.input_dtype())
+    }
+
+    fn head(&self) -> Option<&dyn LossHead> {
+        self.layers.last().and_then(|last| last.head())
     }
 
     fn fuse(&mut self, above: Activation) -> bool {

@@ -1,33 +1,19 @@
-//! `ddp-train bench mlp`: training steps of a perceptron with ReLU, cross-entropy and AdamW.
-
-use std::ops::Range;
-use std::time::Instant;
+//! `ddp-train bench mlp`: training steps of a perceptron with ReLU.
 
 use clap::Args;
-use ddp_comm::{Group, World};
+use ddp_comm::World;
 use ddp_kernels::ops::Activation;
-use ddp_kernels::stream::{Stream, synchronize};
-use ddp_kernels::{DType, Device, Random, Tensor, threads};
-use serde_json::{Value, json};
+use ddp_kernels::{DType, Device, Random, Tensor};
+use serde_json::json;
 
-use super::explain;
-use super::measure::{
-    BenchFlags, Rounds, Say, begin, group_on, largest, precision, round, round_or_null, rounds,
-    start,
-};
-use crate::cli::flags::{choice, number, whole};
-use crate::config::{FloatType, GraphChoice, List, Overlap, Precision};
-use crate::data::{Batch, SlotId, sampler};
-use crate::devices::described;
-use crate::error::{Error, Result};
+use super::measure::Say;
+use super::training::{self, StepFlags, Subject};
+use crate::cli::flags::{choice, whole};
+use crate::config::{List, TaskKind};
+use crate::error::Result;
+use crate::models::Mlp;
 use crate::models::mlp::WIDTH_MAX;
-use crate::models::{Mlp, Model};
-use crate::nn::CrossEntropy;
-use crate::optim::{Optimizer, Rule};
-use crate::process;
-use crate::reducer::plan::BucketSizes;
-use crate::reducer::{self, ReduceTime, ReducerOptions};
-use crate::step::{Step, StepOptions};
+use crate::nn::{CrossEntropy, Loss, Mse};
 
 /// The flags of `bench mlp`.
 #[derive(Args, Clone, Debug, PartialEq)]
@@ -38,31 +24,12 @@ pub struct MlpFlags {
     /// Rows of a step, over all ranks
     #[arg(long, value_name = "ROWS", default_value = "128", value_parser = whole(1..=1u64 << 32), allow_negative_numbers = true)]
     pub batch: u64,
-    /// Precision of the model's computation; parameters, gradients and moments stay f32
-    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = choice::<Precision>())]
-    pub dtype: Precision,
-    /// Size of a bucket of gradients, in MB [default: 25 on GPUs, 4 on the CPU]
-    #[arg(long, value_name = "MB", value_parser = number(0.001..=65_536.0), allow_negative_numbers = true)]
-    pub bucket_mb: Option<f64>,
-    /// Type of gradients in transit
-    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = choice::<FloatType>())]
-    pub reduce_dtype: FloatType,
-    /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the
-    /// ranks
-    #[arg(long, value_name = "LEVEL", default_value = "0", value_parser = whole(0..=1u64), allow_negative_numbers = true)]
-    pub zero: u64,
-    /// Reduce gradients while the backward pass still runs
-    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<Overlap>())]
-    pub overlap: Overlap,
-    /// Capture a step as a CUDA graph and replay it
-    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<GraphChoice>())]
-    pub graph: GraphChoice,
-    /// List the nodes of a captured step and what each moves, instead of timing steps
-    #[arg(long)]
-    pub explain: bool,
-    /// The flags of all benchmarks.
+    /// What is learned: classes by cross-entropy, or numbers by the squared error
+    #[arg(long, value_name = "TASK", default_value = "classification", value_parser = choice::<TaskKind>())]
+    pub task: TaskKind,
+    /// The flags of all benchmarks of training steps.
     #[command(flatten)]
-    pub common: BenchFlags,
+    pub step: StepFlags,
 }
 
 fn widths(text: &str) -> Result<List<usize>, String> {
@@ -76,275 +43,50 @@ fn widths(text: &str) -> Result<List<usize>, String> {
     Ok(widths)
 }
 
-/// Each rank steps through about this many rows, so that a batch is not in cache from the step
-/// before.
-const ROWS: usize = 4096;
-/// Updates between two events, and how often that is timed.
-const UPDATES: usize = 20;
-const UPDATE_ROUNDS: usize = 5;
-
-/// The time of reductions over the timed steps, and the part that backward did not hide.
-#[derive(Clone, Copy, Debug, Default)]
-struct Reduced {
-    busy_s: f64,
-    exposed_s: f64,
-    steps: u64,
-}
-
-impl Reduced {
-    fn add(&mut self, time: ReduceTime) {
-        self.busy_s += time.busy.as_secs_f64();
-        self.exposed_s += time.exposed.as_secs_f64();
-        self.steps += 1;
-    }
-
-    /// The fraction of the reductions' time that backward hid; null without reductions.
-    fn hidden_share(&self) -> Value {
-        if self.busy_s == 0.0 {
-            Value::Null
-        } else {
-            json!(round((1.0 - self.exposed_s / self.busy_s).max(0.0), 3))
-        }
-    }
-
-    fn per_step_ms(&self, seconds: f64) -> f64 {
-        round(seconds * 1e3 / self.steps.max(1) as f64, 4)
-    }
-}
-
-/// Measures on all ranks. Some figures of the line are this rank's own.
+/// Measures on all ranks.
 pub(super) fn measure(flags: &MlpFlags, world: &World, say: Say<'_>) -> Result<()> {
-    let begin = if flags.explain { begin } else { start };
-    let device = begin(&flags.common, &format!("{flags:?}"), world)?;
-    crate::step::check_graph(flags.graph, device)?;
-    precision(flags.dtype, device)?;
-    let began = Instant::now();
-    let (main, gradients) = (&world.group("main")?, group_on(device, "gradients", world)?);
-    let mine = sampler::share(&(0..flags.batch), world.rank(), world.size());
-    let batches = batches(flags, device, &mine, world.rank())?;
-    let reducer = ReducerOptions {
-        sizes: flags
-            .bucket_mb
-            .map(|mb| BucketSizes::of_bytes((mb * 1e6) as usize)),
-        dtype: flags.reduce_dtype.dtype(),
-        overlap: reducer::overlaps(flags.overlap, world),
-        zero: flags.zero == 1,
-    };
-    let mut step = step(flags, device, gradients, reducer)?;
-    let mut number = 0;
-    let mut take = |step: &mut Step| -> Result<()> {
-        let mut batch = batches[number as usize % batches.len()].clone();
-        batch.step = number;
-        number += 1;
-        step.run(&batch, 1e-3, false)
-    };
-    take(&mut step)?;
-    synchronize(device)?;
-    if flags.explain {
-        // Of the two slots each runs eagerly once before its step is captured.
-        (0..2).try_for_each(|_| take(&mut step))?;
-        synchronize(device)?;
-        return explained(&step, device, say);
-    }
-    // The process's age is known to a hundredth of a second, and is at least what passed in here.
-    let first_step_s = process::age_s().map(|age_s| age_s.max(began.elapsed().as_secs_f64()));
-    let first_step_mb = process::peak_mb();
-
-    let mut reduced = Reduced::default();
-    let times = rounds(main, device, &flags.common, |_| {
-        take(&mut step)?;
-        reduced.add(step.stages()[0].reducer().last_time());
-        Ok(())
-    })?;
-    // Before anything else takes memory.
-    let (peak_mb, device_peak_mb) = (process::peak_mb(), process::device_peak_mb(device));
-    let measured = Measured {
-        times,
-        reduced,
-        first_step_s,
-        first_step_mb,
-        peak_mb,
-        device_peak_mb,
-        optimizer_s: optimizer_s(&step, device)?,
-    };
-    say(&line(flags, device, main, &step, &measured)?)
-}
-
-fn explained(step: &Step, device: Device, say: Say<'_>) -> Result<()> {
-    let Some(graph) = step.any_graph() else {
-        return Err(Error::Usage(format!(
-            "--explain: expected a step captured as a CUDA graph, got an eager one on {device}; \
-             help: give --device cuda, and leave --graph out"
-        )));
-    };
-    explain::print(graph, device, say)
-}
-
-/// This rank's measurements.
-struct Measured {
-    times: Rounds,
-    reduced: Reduced,
-    first_step_s: Option<f64>,
-    first_step_mb: Option<f64>,
-    /// The peak memory of the host and of the device.
-    peak_mb: Option<f64>,
-    device_peak_mb: Option<f64>,
-    optimizer_s: f64,
-}
-
-/// Seconds of one update, measured separately after the steps, between two events around many of
-/// them. It repeats the last step's update, so the model is useless afterwards.
-fn optimizer_s(step: &Step, device: Device) -> Result<f64> {
-    let stream = Stream::default_of(device)?;
-    let mut takes = Vec::with_capacity(UPDATE_ROUNDS);
-    for _ in 0..=UPDATE_ROUNDS {
-        let start = stream.record_timed()?;
-        for _ in 0..UPDATES {
-            step.stages()[0]
-                .optimizer()
-                .apply(&step.stages()[0].model().params, None, None)?;
-        }
-        let took = stream.record_timed()?.since(&start)?;
-        takes.push(took.as_secs_f64() / UPDATES as f64);
-    }
-    // The first one is the warm-up.
-    takes.remove(0);
-    takes.sort_by(f64::total_cmp);
-    Ok(takes[takes.len() / 2])
-}
-
-fn step(
-    flags: &MlpFlags,
-    device: Device,
-    gradients: Group,
-    reducer: ReducerOptions,
-) -> Result<Step> {
-    let (&outputs, rest) = flags
-        .layers
-        .0
-        .split_last()
-        .expect("checked: at least two widths");
-    let layers = Mlp {
-        hidden: rest[1..].to_vec(),
+    let widths = &flags.layers.0;
+    let (inputs, outputs) = (widths[0], widths[widths.len() - 1]);
+    let mlp = Mlp {
+        hidden: widths[1..widths.len() - 1].to_vec(),
         outputs,
         activation: Activation::Relu,
         dropout: 0.0,
-    }
-    .layers();
-    let shares = reducer.shares(gradients.size());
-    let model = Model::with_shares(
-        Box::new(layers),
-        &rest[..1],
-        flags.dtype,
-        device,
-        0,
-        &|_| false,
-        shares,
-    )?;
-    let optimizer = Optimizer::of_slices(
-        Rule::adamw(),
-        &model.params,
-        &reducer::owned(&model.params, &gradients, reducer),
-    )?;
-    let options = StepOptions {
-        reducer,
+    };
+    let loss: Box<dyn Loss> = match flags.task {
+        TaskKind::Classification => Box::new(CrossEntropy::default()),
+        TaskKind::Regression => Box::new(Mse),
+    };
+    let layers: Vec<String> = widths.iter().map(usize::to_string).collect();
+    let subject = Subject {
+        layers: mlp.layers(),
+        loss,
+        row_shape: vec![inputs],
+        batch: flags.batch,
+        micro_batch: 0,
         clip_norm: 0.0,
-        seed: 0,
-        graph: flags.graph,
+        flop: flags.flop(),
+        described: json!({ "layers": layers.join(","), "task": flags.task }),
+        unit: ("samples", 1),
     };
-    Step::new(
-        model,
-        Box::new(CrossEntropy::default()),
-        optimizer,
-        gradients,
-        &options,
+    let mut rows = |rows: usize, device: Device, random: &mut Random| {
+        let x = Tensor::randn(&[rows, inputs], DType::F32, device, random)?;
+        let targets = match flags.task {
+            TaskKind::Classification => {
+                Tensor::randint(outputs as u32, &[rows], DType::I64, device, random)?
+            }
+            TaskKind::Regression => Tensor::randn(&[rows, outputs], DType::F32, device, random)?,
+        };
+        Ok([x, targets])
+    };
+    training::measure(
+        &flags.step,
+        &format!("{flags:?}"),
+        world,
+        say,
+        subject,
+        &mut rows,
     )
-}
-
-fn batches(flags: &MlpFlags, device: Device, mine: &Range<u64>, rank: usize) -> Result<Vec<Batch>> {
-    let mut random = Random::new(rank as u64);
-    let rows = (mine.end - mine.start) as usize;
-    let (inputs, classes) = (
-        flags.layers.0[0],
-        *flags.layers.0.last().expect("checked: at least two widths"),
-    );
-    // On a GPU two, like the slots of a loader.
-    let count = if device.is_accelerator() {
-        2
-    } else {
-        (ROWS / rows.max(1)).max(2)
-    };
-    let make = |_| -> Result<Batch> {
-        let x = Tensor::randn(&[rows, inputs], DType::F32, device, &mut random)?.named("batch");
-        let targets = Tensor::randint(classes as u32, &[rows], DType::I64, device, &mut random)?;
-        let batch = Batch::new(
-            0,
-            0,
-            flags.batch,
-            mine.start,
-            x,
-            targets.named("targets"),
-            rows.max(1),
-        );
-        Ok(batch.in_slot(SlotId::unique()))
-    };
-    (0..count).map(make).collect()
-}
-
-fn line(
-    flags: &MlpFlags,
-    device: Device,
-    main: &Group,
-    step: &Step,
-    measured: &Measured,
-) -> Result<Value> {
-    let Measured { times, reduced, .. } = measured;
-    let median_s = times.median_s();
-    let largest_of = |value: Option<f64>| value.map(|value| largest(main, value)).transpose();
-    let optimizer_s = largest(main, measured.optimizer_s)?;
-    let layers: Vec<String> = flags.layers.0.iter().map(usize::to_string).collect();
-    let buckets = step.stages()[0].reducer().buckets();
-    let moments: usize = step.stages()[0]
-        .optimizer()
-        .moments()
-        .map(|(_, moment)| moment.bytes())
-        .sum();
-    let gradients: usize = buckets.iter().map(|bucket| bucket.range.len()).sum();
-    // On a GPU the host does not know when a reduction ran.
-    let is_known = !device.is_accelerator();
-    let per_step_ms = |seconds: f64| is_known.then(|| reduced.per_step_ms(seconds));
-    Ok(json!({
-        "system": "ddp-train",
-        "version": env!("CARGO_PKG_VERSION"),
-        "layers": layers.join(","),
-        "batch": flags.batch,
-        "ranks": main.size(),
-        "threads": threads::count(),
-        "dtype": flags.dtype,
-        "device": described(device),
-        "step_ms": round(median_s * 1e3, 4),
-        "samples_per_s": (flags.batch as f64 / median_s).round() as u64,
-        "samples_per_s_best": (flags.batch as f64 / times.least_s()).round() as u64,
-        "tflops": round(flags.flop() / median_s / 1e12, 4),
-        "optimizer_ms": round(optimizer_s * 1e3, 4),
-        "optimizer_share": round(optimizer_s / median_s, 4),
-        "first_step_s": round_or_null(largest_of(measured.first_step_s)?, 4),
-        "first_step_mb": round_or_null(measured.first_step_mb, 1),
-        "peak_mb": round_or_null(largest_of(measured.peak_mb)?, 1),
-        "device_peak_mb": round_or_null(largest_of(measured.device_peak_mb)?, 1),
-        "graph": step.graphs().is_some(),
-        "zero": flags.zero,
-        "moments_mb": round(moments as f64 / 1e6, 6),
-        "steps": times.repetitions,
-        "transport": step.stages()[0].reducer().group().transport(),
-        "buckets": buckets.len(),
-        "gradient_mb": round((gradients * flags.reduce_dtype.dtype().bytes()) as f64 / 1e6, 6),
-        "reduce_dtype": flags.reduce_dtype.dtype().to_string(),
-        "overlap": step.stages()[0].reducer().overlaps(),
-        "reduce_ms": per_step_ms(reduced.busy_s),
-        "exposed_ms": per_step_ms(reduced.exposed_s),
-        "hidden_share": if main.size() == 1 || !is_known { Value::Null } else { reduced.hidden_share() },
-    }))
 }
 
 impl MlpFlags {

@@ -11,8 +11,8 @@ use std::time::Duration;
 use ddp::cli::{self, Command, EvalFlags, PredictFlags, RankFlags};
 use ddp::config::LogLevel;
 use ddp::error::remedy_text;
-use ddp::{Error, ShownError, doctor, dry_run, inspect, progress, report, train, using};
-use ddp_comm::{NcclChoice, Options, World};
+use ddp::{Error, ShownError, doctor, dry_run, export, inspect, progress, report, train, using};
+use ddp_comm::{Field, NcclChoice, Options, World};
 
 /// The timeout of commands whose ranks hardly wait, and of wrong flags.
 const SHORT_S: f64 = 60.0;
@@ -57,13 +57,16 @@ fn of_ranks(command: &Command) -> (LogLevel, f64, bool) {
         }
         Command::Bench(bench) => of(LogLevel::default(), bench.ranks()),
         Command::Doctor(flags) => (LogLevel::Warn, flags.timeout_s, false),
-        Command::Inspect(_) | Command::Report(_) | Command::Show(_) => {
+        Command::Export(_) | Command::Inspect(_) | Command::Report(_) | Command::Show(_) => {
             (LogLevel::default(), SHORT_S, false)
         }
     }
 }
 
 fn run(command: Command, world: &World) -> Result<(), Error> {
+    // Ranks with different commands would wait for each other in different places.
+    let help = "start every rank with the same command";
+    world.handshake(&[Field::must_match("the command", command.name(), help)])?;
     let mut say = |line: &dyn Display| say(line, world);
     match command {
         Command::Show(text) => match say(&text.trim_end()) {
@@ -75,6 +78,7 @@ fn run(command: Command, world: &World) -> Result<(), Error> {
         Command::DryRun(config) => dry_run::dry_run(&config, world, &mut say),
         Command::Eval(flags) => using::eval(&flags, world, &mut say),
         Command::Predict(flags) => using::predict(&flags, world),
+        Command::Export(flags) => export::export(&flags, world, &mut say),
         Command::Inspect(flags) => inspect::inspect(&flags, &mut say),
         Command::Report(folder) => report::again(&folder, world, &mut say),
         Command::Doctor(flags) => doctor::examine(&flags, world, &mut say),

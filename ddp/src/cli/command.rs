@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::doctor::DoctorFlags;
+use super::export::ExportFlags;
 use super::inspect::InspectFlags;
 use super::using::{EvalFlags, PredictFlags};
 use crate::bench::Bench;
@@ -19,6 +20,8 @@ pub enum Command {
     Eval(EvalFlags),
     /// Write a saved model's predictions.
     Predict(PredictFlags),
+    /// Write a saved model for other programs.
+    Export(ExportFlags),
     /// Describe a file or folder.
     Inspect(InspectFlags),
     /// Make the report of the run in this folder again.
@@ -29,4 +32,22 @@ pub enum Command {
     Bench(Bench),
     /// Print this text: help, the version, settings, completions.
     Show(String),
+}
+
+impl Command {
+    /// What it does, for people.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Command::Train(_) => "train",
+            Command::DryRun(_) => "--dry-run",
+            Command::Eval(_) => "eval",
+            Command::Predict(_) => "predict",
+            Command::Export(_) => "export",
+            Command::Inspect(_) => "inspect",
+            Command::Report(_) => "report",
+            Command::Doctor(_) => "doctor",
+            Command::Bench(_) => "bench",
+            Command::Show(_) => "print a text, as for --help or --print-config",
+        }
+    }
 }

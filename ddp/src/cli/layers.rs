@@ -14,8 +14,10 @@ use toml::{Table, Value};
 
 use super::command::Command;
 use crate::config::check::refuse;
-use crate::config::{Config, Form, SETTINGS, Setting, SettingChoice, as_flag, meant};
+use crate::config::first_values::FirstValues;
+use crate::config::{Config, Form, SETTINGS, Setting, SettingChoice, as_flag, meant, read_model};
 use crate::error::{Error, Result};
+use crate::models::ModelSpec;
 use crate::shown::{is_unseen, shown};
 
 /// The flags of training that were given: one flag for each setting.
@@ -100,13 +102,16 @@ const HEADING: &str = "Settings";
 /// The prefix of our environment variables.
 const PREFIX: &str = "DDP_";
 
+/// The setting that decides which others there are.
+const MODEL: &str = "model";
+
 /// Variables for the flags of `LayerFlags`.
 const CONFIG: &str = "DDP_CONFIG";
 const PRINT_CONFIG: &str = "DDP_PRINT_CONFIG";
 const DRY_RUN: &str = "DDP_DRY_RUN";
 
 /// Our variables that are not settings.
-const OTHERS: [&str; 2] = ["DDP_KERNEL_CACHE", "DDP_TRAIN"];
+const OTHERS: [&str; 3] = ["DDP_KERNEL_CACHE", "DDP_SIMD", "DDP_TRAIN"];
 
 /// Settings that exclude each other: in a higher layer, one drops the other below.
 const EXCLUSIVE: [[&str; 2]; 2] = [["steps", "epochs"], ["val-data", "val-split"]];
@@ -144,6 +149,8 @@ impl fmt::Display for Origin {
 struct Layers {
     config: Config,
     origins: BTreeMap<String, Origin>,
+    /// What `--init-from` names, if the model follows from it.
+    first_values: Option<FirstValues>,
 }
 
 impl Layers {
@@ -204,8 +211,23 @@ impl Layers {
             let path = path.display();
             Error::Usage(format!("--config {path}: {}", error.trim_end()))
         };
-        self.config = toml::from_str(&text).map_err(refused)?;
         let names = toml::from_str::<Table>(&text).map_err(refused)?;
+        self.config = match &self.first_values {
+            None => toml::from_str(&text).map_err(refused)?,
+            Some(first) => {
+                let (of_model, rest): (Table, Table) =
+                    names.clone().into_iter().partition(|(name, _)| {
+                        find(name)
+                            .is_some_and(|one| one.name() == MODEL || !one.families.is_empty())
+                    });
+                Config {
+                    model: model_from(of_model, &first.model).map_err(|why| {
+                        Error::Usage(format!("--config {}: {why}", path.display()))
+                    })?,
+                    ..rest.try_into().map_err(refused)?
+                }
+            }
+        };
         for (name, _) in names {
             self.take_over(name, Origin::File(path.to_path_buf()));
         }
@@ -215,7 +237,7 @@ impl Layers {
     /// Reads the environment. Unknown variables that resemble ours are refused.
     fn read_environment(&mut self, variables: &[(OsString, OsString)]) -> Result<()> {
         // The model comes first: it decides which other settings there are.
-        let model = variable("model");
+        let model = variable(MODEL);
         let (first, rest): (Vec<_>, Vec<_>) = variables
             .iter()
             .partition(|(name, _)| name == model.as_str());
@@ -271,6 +293,13 @@ impl Layers {
     }
 }
 
+/// The model that a file's settings name. What they do not say is as in `base`.
+fn model_from(settings: Table, base: &ModelSpec) -> Result<ModelSpec, String> {
+    let settings = serde_json::to_value(settings).map_err(|error| error.to_string())?;
+    let settings = settings.as_object().cloned().unwrap_or_default();
+    read_model(settings, base)
+}
+
 fn find(name: &str) -> Option<&'static Setting> {
     SETTINGS.iter().find(|setting| setting.name() == name)
 }
@@ -317,6 +346,10 @@ fn layered(
 ) -> Result<Command> {
     let how = how_also(how, &variables)?;
     let mut layers = Layers::default();
+    if let Some(first) = first_values(flags, &variables, how.config.as_deref())? {
+        layers.config.model = first.model.clone();
+        layers.first_values = Some(first);
+    }
     if let Some(path) = &how.config {
         layers.read_file(path)?;
     }
@@ -324,6 +357,9 @@ fn layered(
     for (setting, value) in &flags.0 {
         let origin = Origin::Flag(format!("--{}", setting.name()));
         layers.set(setting, value, origin)?;
+    }
+    if let Some(first) = layers.first_values.take() {
+        first.settle(&mut layers.config)?;
     }
     layers.check()?;
     if how.print_config {
@@ -335,6 +371,29 @@ fn layered(
     } else {
         Command::Train(config)
     })
+}
+
+/// What `--init-from` names. It is read before other settings, which start from its model.
+fn first_values(
+    flags: &SettingFlags,
+    variables: &[(OsString, OsString)],
+    file: Option<&Path>,
+) -> Result<Option<FirstValues>> {
+    const NAME: &str = "init-from";
+    let flag = flags.0.iter().find(|(setting, _)| setting.name() == NAME);
+    let name = variable(NAME);
+    let set = variables.iter().find(|(known, _)| *known == *name);
+    // Mistakes in the file are reported when all of it is read.
+    let in_file = || {
+        let text = std::fs::read_to_string(file?).ok()?;
+        let table: Table = toml::from_str(&text).ok()?;
+        Some(OsString::from(table.get(NAME)?.as_str()?))
+    };
+    let flag = flag.map(|(_, path)| path.clone());
+    let path = flag
+        .or_else(|| set.map(|(_, path)| path.clone()))
+        .or_else(in_file);
+    path.map_or(Ok(None), |path| FirstValues::of(Path::new(&path)))
 }
 
 /// `how`, with what the environment says; a --config flag wins over DDP_CONFIG.

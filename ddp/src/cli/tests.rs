@@ -1,10 +1,13 @@
 //! Claims about the command line.
 
+mod help;
+
 use clap::CommandFactory;
 
 use super::*;
 use crate::config::*;
 use crate::models::ModelSpec;
+use crate::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind};
 use crate::models::mlp::{Activation, MlpSpec};
 
 fn train(line: &str) -> Config {
@@ -40,13 +43,17 @@ fn train_is_what_happens_without_a_command() {
     assert_eq!(train("--steps 10").length(), Length::Steps(10));
 }
 
+/// Every flag of a transformer.
+const GPT: &str = "--model gpt --layers 3 --heads 2 --kv-heads 1 --width 16 --mlp-width 24 --context 32 --vocab 99 --norm rms \
+                   --position rope --mlp swiglu --bias false --tied false --dropout 0.25 --norm-epsilon 0.5 --rope-base 7";
+
 #[test]
 fn every_flag_of_training_arrives() {
     let line = "--model mlp --hidden 32,16 --activation gelu-tanh --dropout 0.1 --data glyphs,rows=100 --batch-size 64 \
                 --micro-batch 8 --steps 0 --drop-last --optimizer sgd --lr 0.5 --min-lr 0.25 --weight-decay 0.001 \
                 --momentum 0.5 --nesterov --decay all --schedule wsd --warmup-steps 0 --grad-clip 1 --label-smoothing 0.125 \
                 --class-weights 1,2,3,4,5,6,7,8,9,10 --freeze 0,2.bias --device cuda --devices-per-rank 2 \
-                --share-gpus --dtype bf16 --data-on-device on --graph off --threads 3 --seed 7 --out a/b \
+                --share-gpus --dtype bf16 --data-on-device on --graph off --products timed --threads 3 --seed 7 --out a/b \
                 --eval-every 0 --log-every 1 --bucket-mb 0.5 --reduce-dtype bf16 --zero 1 --nccl fast --timeout-s 0.5 --progress never \
                 --overlap off --log-level trace --labels y --val-data v.csv --val-labels z --val-split 0.25 \
                 --task classification --drop id,name --categorical auto --missing mean \
@@ -87,6 +94,7 @@ fn every_flag_of_training_arrives() {
         dtype: Precision::Bf16,
         data_on_device: Resident::On,
         graph: GraphChoice::Off,
+        products: ProductChoice::Timed,
         threads: Some(3),
         seed: 7,
         out: "a/b".into(),
@@ -138,8 +146,35 @@ fn every_flag_of_training_arrives() {
         ]
         .contains(&flag.as_str())
     }) {
-        assert!(line.contains(flag.as_str()), "{flag} is not tried here");
+        let is_tried = [line, GPT].iter().any(|line| line.contains(flag.as_str()));
+        assert!(is_tried, "{flag} is not tried here");
     }
+    let expected = GptSpec {
+        layers: 3,
+        heads: 2,
+        kv_heads: 1,
+        width: 16,
+        mlp_width: 24,
+        context: 32,
+        vocab: 99,
+        norm: NormKind::Rms,
+        position: PositionKind::Rope,
+        mlp: MlpKind::Swiglu,
+        bias: false,
+        tied: false,
+        dropout: 0.25,
+        norm_epsilon: 0.5,
+        rope_base: 7.0,
+    };
+    assert_eq!(train(GPT).model, ModelSpec::Gpt(expected.clone()));
+    // The same after commas.
+    let words: Vec<_> = GPT
+        .split(" --")
+        .skip(1)
+        .map(|word| word.replace(' ', "="))
+        .collect();
+    let text = format!("--model gpt,{}", words.join(","));
+    assert_eq!(train(&text).model, ModelSpec::Gpt(expected));
     let config = train(
         "--epochs 3 --beta1 0.5 --beta2 0.75 --eps 1e-6 --drop-last=false --share-gpus=false",
     );
@@ -216,6 +251,14 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
             &["--momentum 1:", "less than 1"],
         ),
         ("--optimizer adam", &["'adam'", "--optimizer", "adamw, sgd"]),
+        (
+            "--missing median",
+            &["--missing=median: no such value; help: write --missing mean"],
+        ),
+        (
+            "--val-split 20",
+            &["--val-split 20: expected a number, at least 0 and less than 1 (20% is 0.2)"],
+        ),
         ("--dropout 1", &["--dropout 1:", "less than 1"]),
         ("--label-smoothing 1.5", &["--label-smoothing 1.5:"]),
         ("--grad-clip -1", &["--grad-clip -1:", "0 or more"]),
@@ -392,7 +435,7 @@ const WHOLE: [(&str, &str); 8] = [
     ("doctor", "--json --out runs --quick --timeout-s 5"),
     (
         "bench mlp",
-        "--layers 784,10 --batch 64 --dtype bf16 --bucket-mb 2 --reduce-dtype bf16 --zero 1 --overlap off --graph off --threads 2 \
+        "--layers 784,10 --batch 64 --dtype bf16 --task regression --optimizer sgd --bucket-mb 2 --reduce-dtype bf16 --zero 1 --overlap off --graph off --threads 2 \
          --device cuda --share-gpus --seconds 1 --rounds 3 --timeout-s 5 --explain",
     ),
     (
@@ -491,6 +534,7 @@ fn benches_have_their_own_flags() {
         panic!("not that bench")
     };
     assert_eq!((flags.layers.0, flags.batch), (vec![784, 32, 10], 64));
+    let flags = flags.step;
     assert_eq!((flags.dtype, flags.zero), (Precision::Bf16, 1));
     assert_eq!(flags.bucket_mb, None);
     let (common, ranks) = (&flags.common, &flags.common.ranks);
@@ -518,146 +562,4 @@ fn benches_have_their_own_flags() {
     };
     assert_eq!(sizes_mb("bench allreduce --mb 7.5"), [7.5]);
     assert_eq!(sizes_mb("bench allreduce --sweep 0.5:2"), [0.5, 1.0, 2.0]);
-}
-
-#[test]
-fn help_says_what_the_defaults_are() {
-    let Ok(Command::Show(help)) = parse(words("--help")) else {
-        panic!("no help")
-    };
-    let defaults = Config::default();
-    let section = |flag: &str| {
-        let start = help
-            .find(&format!("--{flag} "))
-            .or(help.find(&format!("--{flag}[")))
-            .unwrap_or_else(|| panic!("{flag} in {help}"));
-        // Up to the next flag, on one line.
-        let rest = &help[start..];
-        let end = rest.find("\n      --").unwrap_or(rest.len());
-        rest[..end]
-            .split_ascii_whitespace()
-            .collect::<Vec<_>>()
-            .join(" ")
-    };
-    let MlpSpec {
-        hidden, dropout, ..
-    } = MlpSpec::default();
-    let hidden = hidden
-        .iter()
-        .map(usize::to_string)
-        .collect::<Vec<_>>()
-        .join(",");
-    for (flag, default) in [
-        ("hidden", hidden),
-        ("dropout", dropout.to_string()),
-        ("data", defaults.data.to_string()),
-        ("batch-size", defaults.batch_size.to_string()),
-        ("epochs", "5".to_string()),
-        (
-            "lr",
-            format!(
-                "{} for adamw, {} for sgd",
-                defaults.peak_lr(),
-                train("--optimizer sgd").peak_lr()
-            ),
-        ),
-        ("min-lr", defaults.min_lr.to_string()),
-        (
-            "weight-decay",
-            format!(
-                "{} for adamw, {} for sgd",
-                defaults.decay_rate(),
-                train("--optimizer sgd").decay_rate()
-            ),
-        ),
-        ("beta1", "0.9".to_string()),
-        ("beta2", "0.999".to_string()),
-        ("eps", "1e-8".to_string()),
-        ("momentum", "0.9".to_string()),
-        ("grad-clip", defaults.grad_clip.to_string()),
-        ("label-smoothing", defaults.label_smoothing.to_string()),
-        ("seed", defaults.seed.to_string()),
-        ("bucket-mb", "25 on GPUs, 4 on the CPU".to_string()),
-        ("timeout-s", defaults.timeout_s.to_string()),
-        ("out", defaults.out.display().to_string()),
-        ("log-every", defaults.log_every.to_string()),
-        ("drop-last", defaults.drop_last.to_string()),
-        ("devices-per-rank", defaults.devices_per_rank.to_string()),
-        ("share-gpus", defaults.share_gpus.to_string()),
-        ("zero", defaults.zero.to_string()),
-    ] {
-        let text = section(flag);
-        assert!(
-            text.contains(&format!("[default: {default}]")),
-            "{flag}: {text}"
-        );
-    }
-    let toml: toml::Table = toml::from_str(&defaults.to_toml()).unwrap();
-    for flag in [
-        "model",
-        "activation",
-        "optimizer",
-        "schedule",
-        "device",
-        "dtype",
-        "data-on-device",
-        "graph",
-        "reduce-dtype",
-        "overlap",
-        "progress",
-        "log-level",
-    ] {
-        let default = toml[flag].as_str().unwrap();
-        assert!(
-            section(flag).contains(&format!("[default: {default}]")),
-            "{flag}: {}",
-            section(flag)
-        );
-    }
-    assert_eq!(defaults.length(), Length::Epochs(5));
-    assert_eq!(
-        defaults.optimizer(),
-        Optimizer::Adamw {
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8
-        }
-    );
-    assert_eq!(
-        train("--optimizer sgd").optimizer(),
-        Optimizer::Sgd {
-            momentum: 0.9,
-            nesterov: false
-        }
-    );
-}
-
-#[test]
-fn help_is_in_groups_with_examples_that_parse() {
-    let Ok(Command::Show(help)) = parse(words("train --help")) else {
-        panic!("no help")
-    };
-    for group in SETTINGS.iter().map(|setting| setting.group) {
-        assert!(help.contains(&format!("\n{group}:\n")), "{group} in {help}");
-    }
-    let examples = EXAMPLES.lines().filter_map(|line| {
-        line.split("ddp-train")
-            .nth(1)
-            .filter(|_| line.starts_with("  "))
-    });
-    for example in examples.clone() {
-        let line = example.split("  ").next().unwrap();
-        assert!(parse(words(line)).is_ok(), "{line}");
-    }
-    assert_eq!(examples.count(), 7);
-    assert!(help.lines().all(|line| line.chars().count() <= 120));
-}
-
-#[test]
-fn the_version_is_shown() {
-    let shown = parse(words("--version")).unwrap();
-    assert_eq!(
-        shown,
-        Command::Show(format!("ddp-train {}\n", env!("CARGO_PKG_VERSION")))
-    );
 }

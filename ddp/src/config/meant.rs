@@ -1,7 +1,7 @@
 //! What a flag of another program is called here: of PyTorch's scripts, torchrun, Hugging Face's
 //! trainer and Lightning.
 
-/// A line for each flag here: its names in other programs, a bar, and what to write here.
+/// A line for each flag or value here: its names in other programs, a bar, and what to write here.
 const OTHERS: &str = include_str!("meant.txt");
 
 /// The names in other programs, and what to write here.

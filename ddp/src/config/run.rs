@@ -31,6 +31,7 @@ impl Config {
             grad_clip: self.grad_clip,
             seed: self.seed,
             graph: self.graph,
+            products: self.products,
             threads: self.threads,
             reduction: Reduction {
                 bucket_bytes: self.bucket_mb.map(|mb| (mb * 1e6) as usize),
@@ -70,6 +71,7 @@ impl Config {
             val_split: self.val_split,
             seed: self.seed,
             task: self.task,
+            context: self.model.context(),
             table: TableSettings {
                 drop: self.drop.clone(),
                 categorical: self.categorical.clone(),

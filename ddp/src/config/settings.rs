@@ -16,8 +16,8 @@ use serde_json::{Map, Value};
 use super::meant as others;
 use super::values::{
     Decayed, DeviceChoice, FloatType, Form, GraphChoice, Limits, LogLevel, Missing, NcclChoice,
-    Normalize, Number, OptimizerKind, Overlap, Precision, Resident, Resume, Schedule, SettingValue,
-    TIMEOUT_S, TaskKind, WHOLE_MAX, When,
+    Normalize, Number, OptimizerKind, Overlap, Precision, ProductChoice, Resident, Resume,
+    Schedule, SettingValue, TIMEOUT_S, TaskKind, WHOLE_MAX, When,
 };
 use crate::data::DataSpec;
 use crate::models::family::Setting as FamilySetting;
@@ -197,9 +197,10 @@ settings! {
     ["Data"]
     /// Training data: a file (.npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX; csv, npy
     /// and IDX also .gz), a folder of files or a pattern, followed by #NAME to choose one of
-    /// several arrays. Or built-in data: glyphs, synthetic:classification, synthetic:regression or
-    /// synthetic:row-number, followed by options, as in glyphs,rows=50000 (rows, held-out, seed;
-    /// features, classes or outputs, noise)
+    /// several arrays. Tokens: tokens:FILE,context=N (.bin of llm.c or nanoGPT, .txt, arrays); with
+    /// vocabulary=N if the file does not say it. Or built-in data: glyphs,
+    /// synthetic:classification, synthetic:regression or synthetic:row-number, followed by options,
+    /// as in glyphs,rows=50000 (rows, held-out, seed; features, classes or outputs, noise)
     Job data "SPEC": DataSpec = DataSpec::default();
     /// Labels: a column or an array of --data, by name, or another file; a,b for several columns of
     /// numbers [default: the last column of the first table; for arrays, y next to x, labels next
@@ -209,8 +210,8 @@ settings! {
     Job val_data "SPEC": Option<DataSpec> = None;
     /// Labels of --val-data [default: as in --labels]
     Job val_labels "SPEC": Option<String> = None;
-    /// Fraction of the rows of --data to keep for evaluation, chosen by --seed; an alternative to
-    /// --val-data
+    /// Fraction of the rows of --data to keep for evaluation, chosen by --seed (of tokens: the last
+    /// ones); an alternative to --val-data
     Fixed val_split "F": f64 = 0.0, Limits::BelowOne;
     /// Whether labels are classes or numbers [default: classes if they are whole numbers or text]
     Fixed task "TASK": Option<TaskKind> = None;
@@ -291,6 +292,9 @@ settings! {
     /// Capture a step as a CUDA graph and replay it; auto: on a GPU, unless the layers are split
     /// over several
     Job graph "WHEN": GraphChoice = GraphChoice::Auto;
+    /// Algorithms of matrix products on GPUs: first uses cuBLASLt's first one; timed tries several
+    /// after the first step and keeps the fastest, whose bits may differ on another machine
+    Job products "HOW": ProductChoice = ProductChoice::First;
     /// CPU threads of a rank [default: its share of the cores]
     Rank threads "N": Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);
 
@@ -323,8 +327,10 @@ settings! {
     /// With --resume: continue although settings differ that change the results
     @serde(rename = "override")
     Job override_ "BOOL": bool = false;
-    /// Start from the parameters in this model.safetensors; names and shapes must match the model
-    Job init_from "FILE": Option<PathBuf> = None;
+    /// Start from saved parameters instead of random ones: a run or checkpoint, or a folder of
+    /// Hugging Face (GPT2LMHeadModel, LlamaForCausalLM), from which the model follows; or a
+    /// model.safetensors that matches the model
+    Job init_from "PATH": Option<PathBuf> = None;
 
     ["Output"]
     /// Folder of the run; it must not contain another run, unless that is resumed
@@ -368,29 +374,35 @@ fn settings_of_models() -> Vec<Setting> {
 }
 
 fn model_setting() -> Setting {
-    let choice = |family: &FamilyInfo| SettingChoice {
-        name: family.name,
-        help: family.help,
-        is_hidden: family.is_hidden,
-    };
+    let families = FAMILIES.iter().filter(|family| !family.is_hidden);
+    let families: Vec<_> = families
+        .map(|family| {
+            let presets: Vec<_> = family.presets.iter().map(|(name, _)| *name).collect();
+            let presets = match presets.len() {
+                0 => String::new(),
+                _ => format!(" (presets: {})", presets.join(", ")),
+            };
+            format!("{}: {}{presets}", family.name, family.help)
+        })
+        .collect();
     Setting {
         name: "model".to_string(),
-        help: "Model family".to_string(),
+        help: format!(
+            "Model family or preset; settings may follow, as in gpt,layers=6,width=384. {}",
+            families.join("; ")
+        ),
         group: "Model",
-        value_name: "NAME",
+        value_name: "MODEL",
         scope: Scope::Fixed,
         form: Form::One,
-        choices: FAMILIES.iter().map(choice).collect(),
+        choices: Vec::new(),
         default: ModelSpec::default().name().into(),
         families: Vec::new(),
         is_hidden: false,
         limits: Limits::Any,
         number: |_| None,
-        set: Box::new(|config, name| {
-            // The same family keeps its settings.
-            if config.model.name() != name {
-                config.model = default_of(name)?.clone();
-            }
+        set: Box::new(|config, text| {
+            config.model = model_of(text, Some(&config.model))?;
             Ok(())
         }),
         reset: |config| config.model = ModelSpec::default(),
@@ -425,12 +437,43 @@ fn family_setting(family: &FamilyInfo, setting: &'static FamilySetting<ModelSpec
     }
 }
 
-/// A model of the family `name` with default settings.
+/// The model that `gpt` or `gpt2,context=512` stands for. The name of a `current` model's family
+/// keeps its settings.
+pub fn model_of(text: &str, current: Option<&ModelSpec>) -> Result<ModelSpec, String> {
+    let mut parts = text.split(',');
+    let name = parts.next().unwrap_or_default();
+    let current = current.filter(|current| current.name() == name);
+    let mut model = current.map_or_else(|| default_of(name), Ok)?.clone();
+    let info = FAMILIES.iter().find(|family| family.name == model.name());
+    let settings = info.map_or(&[][..], |family| &family.settings);
+    for part in parts {
+        let (name, value) = part.split_once('=').unwrap_or((part, "true"));
+        let Some(setting) = settings.iter().find(|setting| setting.name == name) else {
+            let names: Vec<_> = settings.iter().map(|setting| setting.name).collect();
+            let (family, names) = (model.name(), names.join(", "));
+            return Err(format!("{family} has no setting {name:?}, but {names}"));
+        };
+        (setting.set)(&mut model, value).map_err(|error| format!("{part}: {error}"))?;
+    }
+    Ok(model)
+}
+
+/// A model of the family or preset `name`.
 fn default_of(name: &str) -> Result<&'static ModelSpec, String> {
-    let known = FAMILIES.iter().find(|family| family.name == name);
-    known.map(|family| &family.default).ok_or_else(|| {
-        format!("expected the name of a model family, which --help lists, got {name:?}")
-    })
+    let presets = || FAMILIES.iter().flat_map(|family| &family.presets);
+    let family = FAMILIES.iter().find(|family| family.name == name);
+    let preset = || presets().find(|(preset, _)| *preset == name);
+    let found = family.map(|family| &family.default);
+    found
+        .or_else(|| preset().map(|(_, model)| model))
+        .ok_or_else(|| {
+            let families = FAMILIES.iter().filter(|family| !family.is_hidden);
+            let names: Vec<_> = families
+                .map(|family| family.name)
+                .chain(presets().map(|(name, _)| *name))
+                .collect();
+            format!("expected one of {}, got {name:?}", names.join(", "))
+        })
 }
 
 /// The refusal of a setting that `model` does not have.
@@ -467,16 +510,21 @@ impl<'de> Visitor<'de> for ReadConfig {
                 config.read_value(&name, &mut table)?;
             }
         }
-        config.model = read_model(model).map_err(de::Error::custom)?;
+        let model = read_model(model, &ModelSpec::default());
+        config.model = model.map_err(de::Error::custom)?;
         Ok(config)
     }
 }
 
-/// A model from its settings, of the default family unless they say another.
-fn read_model(mut settings: Map<String, Value>) -> Result<ModelSpec, String> {
+/// A model from its settings. What they do not say is as in `base`.
+pub(crate) fn read_model(
+    mut settings: Map<String, Value>,
+    base: &ModelSpec,
+) -> Result<ModelSpec, String> {
     let default = match settings.remove("model") {
-        None => &ModelSpec::default(),
-        Some(name) => default_of(name.as_str().unwrap_or_default())?,
+        None => base,
+        Some(Value::Object(table)) => &model_of_table(table, &mut settings, base)?,
+        Some(name) => &model_of(name.as_str().unwrap_or_default(), Some(base))?,
     };
     let applies = |name: &str| setting(name).is_some_and(|one| one.applies_to(default));
     if let Some(other) = settings.keys().find(|name| !applies(name)) {
@@ -485,10 +533,28 @@ fn read_model(mut settings: Map<String, Value>) -> Result<ModelSpec, String> {
     with_settings(default, settings)
 }
 
+/// The model that a table `[model]` names, whose settings join the others.
+fn model_of_table(
+    mut table: Map<String, Value>,
+    settings: &mut Map<String, Value>,
+    base: &ModelSpec,
+) -> Result<ModelSpec, String> {
+    let name = table.remove("name");
+    let name = name.as_ref().and_then(Value::as_str);
+    let model = model_of(
+        name.ok_or("[model]: expected name = \"gpt\", or another family")?,
+        Some(base),
+    )?;
+    settings.extend(table);
+    Ok(model)
+}
+
 fn with_settings(model: &ModelSpec, settings: Map<String, Value>) -> Result<ModelSpec, String> {
-    let mut table = Map::from_iter([("model".to_string(), model.name().into())]);
-    table.extend(settings);
-    serde_json::from_value(table.into()).map_err(|error| error.to_string())
+    let mut table = as_value(model);
+    if let Some(table) = table.as_object_mut() {
+        table.extend(settings);
+    }
+    serde_json::from_value(table).map_err(|error| error.to_string())
 }
 
 /// The value of a setting of models. One that no family takes is refused where it stands.

@@ -20,6 +20,7 @@ pub use crate::reducer::Overlap;
 pub use crate::step::GraphChoice;
 pub use crate::trainer::Resume;
 pub use ddp_comm::NcclChoice;
+pub use ddp_kernels::products::ProductChoice;
 
 /// Seconds that `--timeout-s` takes.
 pub(crate) const TIMEOUT_S: RangeInclusive<f64> = 0.1..=1e9;
@@ -76,7 +77,13 @@ impl Limits {
             ),
             (Limits::BelowOne, Number::Real(number)) => (
                 (0.0..1.0).contains(&number),
-                "a number, at least 0 and less than 1".to_string(),
+                match number > 1.0 && number < 100.0 {
+                    true => format!(
+                        "a number, at least 0 and less than 1 ({number}% is {})",
+                        number / 100.0
+                    ),
+                    false => "a number, at least 0 and less than 1".to_string(),
+                },
             ),
             (_, Number::Real(_)) => return None,
         };
@@ -150,6 +157,7 @@ read_by_name!(
     LogLevel,
     Missing,
     NcclChoice,
+    ProductChoice,
     Normalize,
     Resident,
     TaskKind,

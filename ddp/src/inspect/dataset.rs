@@ -9,7 +9,7 @@ use super::sheet::{Inspected, Sheet, some_of, table};
 use crate::cli::InspectFlags;
 use crate::data::choose;
 use crate::data::files::{self, Array, FileKind};
-use crate::data::{self, Alone, Data, DataRequest, DataSpec, Dataset, TableSettings};
+use crate::data::{self, Alone, Data, DataRequest, DataSpec, Dataset, TableSettings, TokenSummary};
 use crate::error::{Error, Result, ShownError};
 use crate::shown::{shown, significant};
 use crate::tasks::{self, Survey, SurveyText};
@@ -30,15 +30,15 @@ struct Features {
 /// Inspects the data that `flags` name.
 pub(super) fn found(flags: &InspectFlags) -> Result<Inspected> {
     let spec: DataSpec = flags.path.parse().map_err(|error| renamed(error, flags))?;
-    let mut sheet = Sheet::new(format!("data {spec}"));
-    let mut json = json!({ "kind": "data", "path": flags.path });
-    if let DataSpec::Files(spec) = &spec {
-        let files = choose::files(&spec.path, "data").map_err(|error| renamed(error, flags))?;
-        let (text, files) = contents(&files, flags)?;
-        sheet.add("files", text);
-        json["files"] = files;
+    let request = request(spec.clone(), flags);
+    match data::summarize_tokens(&request).map_err(|error| renamed(error, flags))? {
+        Some(summary) => Ok(tokens(&summary, flags)),
+        None => rows(spec, &request, flags),
     }
-    let request = DataRequest {
+}
+
+fn request(spec: DataSpec, flags: &InspectFlags) -> DataRequest {
+    DataRequest {
         labels: flags.labels.clone(),
         task: flags.task,
         table: TableSettings {
@@ -48,8 +48,20 @@ pub(super) fn found(flags: &InspectFlags) -> Result<Inspected> {
         },
         cache_dir: flags.cache_dir.clone(),
         ..DataRequest::new(spec)
-    };
-    let prepared = data::prepare(&request, &Alone).map_err(|error| renamed(error, flags));
+    }
+}
+
+/// Inspects rows of features.
+fn rows(spec: DataSpec, request: &DataRequest, flags: &InspectFlags) -> Result<Inspected> {
+    let mut sheet = Sheet::new(format!("data {spec}"));
+    let mut json = json!({ "kind": "data", "path": flags.path });
+    if let DataSpec::Files(spec) = &spec {
+        let files = choose::files(&spec.path, "data").map_err(|error| renamed(error, flags))?;
+        let (text, files) = contents(&files, flags)?;
+        sheet.add("files", text);
+        json["files"] = files;
+    }
+    let prepared = data::prepare(request, &Alone).map_err(|error| renamed(error, flags));
     let problem = match prepared.and_then(|data| describe(&data, &mut sheet, &mut json)) {
         Ok(()) => {
             sheet.add("training", "usable");
@@ -71,6 +83,69 @@ pub(super) fn found(flags: &InspectFlags) -> Result<Inspected> {
         json,
         problem,
     })
+}
+
+/// The sheet of tokens, all of which were read and checked.
+fn tokens(summary: &TokenSummary, flags: &InspectFlags) -> Inspected {
+    let TokenSummary {
+        coding,
+        files,
+        largest,
+        vocabulary,
+        is_vocabulary_guessed,
+        content,
+        context,
+        windows,
+        dropped,
+    } = summary;
+    let mut sheet = Sheet::new(format!("tokens {}", flags.path));
+    let line = |(name, tokens): &(String, u64)| vec![name.clone(), format!("{tokens} tokens")];
+    let lines: Vec<_> = files.iter().take(LINES_SHOWN).map(line).collect();
+    let more = match files.len().saturating_sub(LINES_SHOWN) {
+        0 => String::new(),
+        more => format!("\nand {more} more files"),
+    };
+    sheet.add("files", table(&lines) + &more);
+    sheet.add("tokens", format!("{}: {coding}", summary.tokens()));
+    let guess = match is_vocabulary_guessed {
+        true => ", so the vocabulary is taken as one more",
+        false => "",
+    };
+    sheet.add(
+        "vocabulary",
+        format!("{vocabulary}; the largest token is {largest}{guess}"),
+    );
+    sheet.add(
+        "windows",
+        match context {
+            Some(context) => format!(
+                "{windows} with a context of {context}; {dropped} tokens at the end of files are in none"
+            ),
+            None => "not counted; give a context to count them, as in tokens:FILE,context=64".into(),
+        },
+    );
+    sheet.add("content", format!("{content:016x}"));
+    let file = |(name, tokens): &(String, u64)| json!({ "path": name, "tokens": tokens });
+    let json = json!({
+        "kind": "tokens",
+        "path": flags.path,
+        "files": files.iter().map(file).collect::<Value>(),
+        "tokens": summary.tokens(),
+        "coding": coding,
+        "vocabulary": vocabulary,
+        "is_vocabulary_guessed": is_vocabulary_guessed,
+        "largest": largest,
+        "context": context,
+        "windows": context.map(|_| windows),
+        "dropped": context.map(|_| dropped),
+        "content": format!("{content:016x}"),
+        "is_sound": true,
+    });
+    Inspected {
+        sheet,
+        json,
+        problem: None,
+    }
 }
 
 /// The contents of the files, whether or not training would accept them.
@@ -218,7 +293,8 @@ fn labels_text(found: &SurveyText) -> String {
 
 /// Reads all rows once.
 fn survey(rows: &dyn Dataset) -> Result<(Features, Box<dyn Survey>)> {
-    let mut labels = tasks::of(rows.task()).survey();
+    let labels = tasks::of(rows.task()).survey();
+    let mut labels = labels.ok_or_else(|| Error::Internal("rows without labels".into()))?;
     let (mut least, mut largest, mut sum) = (f32::INFINITY, f32::NEG_INFINITY, 0.0);
     for first in (0..rows.rows()).step_by(ROWS_AT_A_TIME as usize) {
         let numbers: Vec<u64> = (first..(first + ROWS_AT_A_TIME).min(rows.rows())).collect();

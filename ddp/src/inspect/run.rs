@@ -155,16 +155,12 @@ fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
     }
     let (start, world) = (&run.start, &run.start.world);
     sheet.add("trains on", shown(&start.data));
-    let version = start
-        .versions
-        .get("ddp-train")
-        .and_then(|text| text.as_str());
-    let version = shown(version.unwrap_or_default());
+    let text = |name: &str| start.versions.get(name)?.as_str();
+    // Versions up to 0.6 wrote only their number.
+    let older = || format!("ddp-train {}", text("ddp-train").unwrap_or_default());
+    let program = shown(&text("program").map_or_else(older, String::from));
     let (ranks, threads) = (world.ranks, plural(world.threads, "thread"));
-    sheet.add(
-        "ranks",
-        format!("{ranks}, {threads} each, ddp-train {version}"),
-    );
+    sheet.add("ranks", format!("{ranks}, {threads} each, {program}"));
     sheet.add("parameters", start.parameters.unwrap_or(0).to_string());
     if let Some(step) = run.steps.last() {
         let rate = step.samples_per_s;

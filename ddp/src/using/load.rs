@@ -92,7 +92,7 @@ fn rows(asked: &Asked<'_>, world: &World, state: &State, seed: u64) -> Result<Ar
     let request = DataRequest {
         labels: asked.labels.map(String::from),
         seed,
-        task: Some(state.task.kind()),
+        task: state.task.kind(),
         cache_dir: asked.using.cache_dir.clone(),
         trained: Some(trained),
         ..DataRequest::new(asked.using.data.clone())
@@ -157,7 +157,7 @@ fn model(
 
 /// Refuses a configuration that claims a larger model than the file holds, before memory is
 /// allocated for it.
-fn check_size(opened: &Opened, config: &Config, shape: &DataShape<'_>) -> Result<()> {
+pub(crate) fn check_size(opened: &Opened, config: &Config, shape: &DataShape<'_>) -> Result<()> {
     let files = &opened.files;
     let bytes = files
         .iter()

@@ -122,6 +122,19 @@ fn models_of_other_shapes_end_all_ranks_with_the_first_parameter_s_name() {
     }
 }
 
+#[test]
+fn a_step_keeps_no_data_set_whose_loader_is_gone() {
+    on_ranks(2, Some(3), |world| {
+        let mut rank = Rank::new(world, Way::Cpu, perceptron(9), 5)?;
+        let data = rows();
+        let mut loader = rank.loader(data.clone())?;
+        rank.step.run(loader.load(0)?, 0.1, false)?;
+        drop(loader);
+        assert_eq!(Arc::strong_count(&data), 1);
+        Ok(())
+    });
+}
+
 /// 48 numbers, of which one differs on rank 1.
 fn numbers(other: bool, count: usize) -> Result<Arc<dyn Dataset>> {
     let mut x: Vec<f32> = (0..count).map(|x| x as f32 / 48.0).collect();

@@ -2,7 +2,7 @@
 //! products add in another order, so these run on simulated ones alone.
 
 use crate::orders::machine_of;
-use crate::support::golden::{DATA, Golden, check};
+use crate::support::golden::{DATA, Golden, TEXT, check};
 
 const CASES: &[Golden] = &[
     Golden {
@@ -33,6 +33,13 @@ const CASES: &[Golden] = &[
         data: DATA,
         flags: "--epochs 2 --hidden 32 --dtype bf16 --reduce-dtype bf16",
         ways: &["--graph off", "--graph on"],
+    },
+    Golden {
+        name: "gpu: two ranks, a transformer in bf16",
+        ranks: 2,
+        data: TEXT,
+        flags: "--epochs 1 --width 32 --dtype bf16",
+        ways: &["--graph off", "--graph on --zero 1"],
     },
 ];
 

@@ -16,11 +16,14 @@ mod captured;
 mod golden;
 #[cfg(feature = "mpi")]
 mod jobs;
+mod libraries;
 mod loader;
 mod nonfinite;
 #[cfg(feature = "mpi")]
 mod orders;
 mod precision;
+#[cfg(feature = "mpi")]
+mod products;
 mod program;
 mod split;
 mod steady;

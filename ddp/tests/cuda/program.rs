@@ -272,6 +272,29 @@ fn a_step_is_explained_node_by_node_on_simulated_gpus_too() {
 }
 
 #[test]
+fn regression_sgd_and_bf16_have_no_more_nodes_and_many_rows_one_more() {
+    let Some(_gpu) = gpu() else { return };
+    let bench = |flags: &str| {
+        let (nodes, sums) = explained(&format!("--layers 64,48,32,10 {flags}"));
+        let sums_rows = nodes.iter().any(|node| node["op"] == "row_block_sums");
+        (sums["besides_products"].as_u64().unwrap(), sums_rows)
+    };
+    for flags in [
+        "--task classification",
+        "--task regression",
+        "--optimizer sgd",
+        "--optimizer sgd --dtype bf16",
+        "--task regression --optimizer sgd --dtype bf16",
+    ] {
+        let (besides, sums_rows) = bench(flags);
+        assert!(besides <= 10 && !sums_rows, "{flags}: {besides}");
+        // The gradient of the last bias, from sums of blocks of rows.
+        let of_many = bench(&format!("{flags} --batch 2048"));
+        assert_eq!(of_many, (besides + 1, true), "{flags}");
+    }
+}
+
+#[test]
 fn an_update_moves_28_bytes_of_a_parameter_and_30_with_the_copy_in_bf16() {
     let Some(_gpu) = gpu() else { return };
     // It reads four numbers of a parameter and writes three, each of 4 bytes, and the copy.

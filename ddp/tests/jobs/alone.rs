@@ -130,10 +130,9 @@ fn a_killed_process_leaves_a_record_of_whole_lines() {
 fn an_allocation_that_fails_ends_the_process_with_71() {
     let folder = Folder::new("allocation");
     let job = folder.alone(QUICK);
-    // A backtrace would come between the allocation and the report, and hide its error.
     let ended = job
         .env("DDP_TEST_FAULT", "0:forward:3:memory")
-        .env("RUST_BACKTRACE", "0")
+        .env("RUST_BACKTRACE", "1")
         .run();
     let cause = ended.assert_fails(71);
     assert!(

@@ -3,6 +3,7 @@
 
 use crate::data::{Files, TRAIN, number, write};
 use crate::made::{ROWS, csv, gz, idx, npy, npz};
+use crate::resuming::job;
 use crate::support::job::{Ended, Folder, all_at_once};
 
 /// Files that cannot be trained on: their contents, the value of `--data`, the exit code, and what
@@ -434,31 +435,28 @@ fn ranks_whose_files_differ_say_in_what() {
     });
 }
 
-#[test]
-fn what_is_wrong_with_files_is_named_and_nothing_is_begun() {
+/// Each of the bad files is refused in a job of so many ranks, before anything is begun.
+fn assert_bad_files_are_refused(ranks: usize) {
     all_at_once(bad(), |(files, data, code, named)| {
         let folder = Folder::new("bad");
-        files
-            .iter()
-            .for_each(|(name, bytes)| write(&folder, name, bytes.clone()));
-        let ended = folder.alone(&format!("{TRAIN} {data}")).run();
+        for (name, bytes) in files {
+            write(&folder, name, bytes);
+        }
+        let ended = job(&folder, ranks, &format!("{TRAIN} {data}")).run();
         assert_names(&ended, code, data, named);
         assert!(!folder.out().exists(), "nothing was begun: {ended}");
     });
 }
 
+#[test]
+fn what_is_wrong_with_files_is_named_and_nothing_is_begun() {
+    assert_bad_files_are_refused(1);
+}
+
 #[cfg(feature = "mpi")]
 #[test]
 fn what_is_wrong_with_files_is_said_once_by_all_ranks() {
-    all_at_once(bad(), |(files, data, code, named)| {
-        let folder = Folder::new("bad-ranks");
-        files
-            .iter()
-            .for_each(|(name, bytes)| write(&folder, name, bytes.clone()));
-        let ended = folder.ranks(2, &format!("{TRAIN} {data}")).run();
-        assert_names(&ended, code, data, named);
-        assert!(!folder.out().exists(), "nothing was begun: {ended}");
-    });
+    assert_bad_files_are_refused(2);
 }
 
 #[track_caller]

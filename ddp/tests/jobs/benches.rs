@@ -111,7 +111,8 @@ fn the_optimizers_share_is_of_the_step_and_its_memory_of_the_rank() {
                 (share - number(line, "optimizer_share")).abs() < 2e-3,
                 "{line}"
             );
-            assert!(share > 0.01, "{line}");
+            // No bound on the time itself: ranks that wait for a core make the step longer.
+            assert!(number(line, "optimizer_ms") > 0.0, "{line}");
         });
     });
 }

@@ -235,6 +235,13 @@ fn what_cannot_be_printed_is_an_error() {
     }
 }
 
+#[test]
+fn a_reader_of_help_that_is_gone_is_no_error() {
+    let before = "mkfifo pipe; : <pipe & exec >pipe; wait";
+    let ended = Folder::new("gone").in_shell(before, "--help").run();
+    ended.assert_well();
+}
+
 /// A second run in the first one's folder is refused, names a free folder, and changes nothing.
 fn a_second_run_is_refused(second: impl Fn(&Folder) -> Ended) {
     let folder = Folder::new("taken");
@@ -333,6 +340,28 @@ mod under_mpirun {
             .run();
         assert_wrong(&ended, &["ddp-train: rank 1 on ", "'fast'"]);
         assert!(folder.tree().is_empty());
+    }
+
+    #[test]
+    fn ranks_with_different_commands_are_told_so() {
+        let dry_run = format!("{QUICK} --dry-run");
+        let print = "print a text, as for --help or --print-config";
+        all_at_once(
+            [
+                (QUICK, "--help", ["train", print]),
+                ("--print-config", QUICK, [print, "train"]),
+                (QUICK, &dry_run, ["train", "--dry-run"]),
+            ],
+            |(first, second, [ours, theirs])| {
+                let folder = Folder::new("commands");
+                let ended = folder.each(&[(1, first), (1, second)]).run();
+                let named = format!(
+                    "ranks disagree on the command: rank 1 has {theirs}, rank 0 has {ours}"
+                );
+                assert!(ended.assert_fails(78).contains(&named), "{ended}");
+                assert!(folder.tree().is_empty(), "{ended}");
+            },
+        );
     }
 
     #[test]

@@ -22,42 +22,37 @@ fn seven(flags: &str) -> String {
     )
 }
 
+/// A run with these words is refused for a reason that has all these parts, and changes no file.
+#[track_caller]
+fn assert_refused(folder: &Folder, words: &str, exit_code: i32, parts: &[&str]) {
+    let before = folder.tree();
+    let ended = folder.alone(words).run();
+    let cause = ended.assert_fails(exit_code);
+    for part in parts {
+        assert!(cause.contains(part), "{part}: {ended}");
+    }
+    assert!(folder.tree() == before, "files have changed: {ended}");
+}
+
 #[test]
 fn flags_that_alter_what_is_computed_are_refused_by_name_and_overridden_where_that_is_asked_for() {
     let folder = seven_steps("flags");
-    let before = folder.tree();
-    let words = seven("--steps 9 --lr 0.01 --seed 7 --resume auto");
-    let ended = folder.alone(&words).run();
-    let cause = ended.assert_fails(2);
-    for part in [
+    let altered = "--lr 0.01 --seed 7";
+    let words = seven(&format!("--steps 9 {altered} --resume auto"));
+    let same = words.replace(altered, "");
+    let parts = [
         "step 7",
         "--lr 0.01 (was 0.001)",
         "--seed 7 (was 0)",
         "--override",
-    ] {
-        assert!(cause.contains(part), "{part}: {ended}");
-    }
-    let data = words
-        .replace("--lr 0.01 --seed 7", "")
-        .replace("rows=210", "rows=211");
-    assert!(
-        folder
-            .alone(&data)
-            .run()
-            .assert_fails(2)
-            .contains("--data with other rows")
-    );
-    let longer = words
-        .replace("--lr 0.01 --seed 7", "")
-        .replace("--schedule constant", "--schedule cosine");
-    let ended = folder.alone(&longer).run();
-    assert!(
-        ended.assert_fails(2).contains(
-            "--schedule cosine (was constant), --steps 9 (was 7; --schedule cosine depends on it)"
-        ),
-        "{ended}"
-    );
-    assert!(folder.tree() == before, "what is refused changes nothing");
+    ];
+    assert_refused(&folder, &words, 2, &parts);
+    let other_rows = same.replace("rows=210", "rows=211");
+    assert_refused(&folder, &other_rows, 2, &["--data with other rows"]);
+    let longer = same.replace("--schedule constant", "--schedule cosine");
+    let why =
+        "--schedule cosine (was constant), --steps 9 (was 7; --schedule cosine depends on it)";
+    assert_refused(&folder, &longer, 2, &[why]);
 
     let ended = folder.alone(&format!("{words} --override")).run();
     ended.assert_well();
@@ -78,12 +73,6 @@ fn flags_that_alter_what_is_computed_are_refused_by_name_and_overridden_where_th
 fn an_occupied_finished_or_missing_run_is_reported() {
     let folder = seven_steps("states");
     let before = folder.tree();
-    let ended = folder.alone(&seven("--steps 9")).run();
-    assert!(
-        ended.assert_fails(2).contains("it holds a run already")
-            && ended.stderr.contains("--resume auto"),
-        "{ended}"
-    );
     let ended = folder.alone(&seven("--steps 7 --resume auto")).run();
     ended.assert_well();
     assert!(
@@ -92,26 +81,24 @@ fn an_occupied_finished_or_missing_run_is_reported() {
             .contains("has taken all its 7 steps: nothing is left to do"),
         "{ended}"
     );
-    let ended = folder.alone(&seven("--steps 7 --lr 5 --resume auto")).run();
-    assert!(
-        ended.assert_fails(2).contains("--lr 5 (was 0.001)"),
-        "{ended}"
-    );
-    let ended = folder.alone(&seven("--steps 7 --resume true")).run();
-    assert!(
-        ended
-            .assert_fails(2)
-            .contains("--resume true: expected never, auto, or the folder of a checkpoint in"),
-        "{ended}"
-    );
-    let ended = folder.alone(&seven("--steps 5 --resume auto")).run();
-    assert!(
-        ended
-            .assert_fails(2)
-            .contains("has taken 7 steps: expected a run of as many or more"),
-        "{ended}"
-    );
-    assert!(folder.tree() == before, "nothing is changed");
+    assert!(folder.tree() == before, "{ended}");
+    for (flags, parts) in [
+        (
+            "--steps 9",
+            &["it holds a run already", "--resume auto"][..],
+        ),
+        ("--steps 7 --lr 5 --resume auto", &["--lr 5 (was 0.001)"]),
+        (
+            "--steps 7 --resume true",
+            &["--resume true: expected never, auto, or the folder of a checkpoint in"],
+        ),
+        (
+            "--steps 5 --resume auto",
+            &["has taken 7 steps: expected a run of as many or more"],
+        ),
+    ] {
+        assert_refused(&folder, &seven(flags), 2, parts);
+    }
     let fresh = Folder::new("fresh");
     let ended = fresh.alone(&seven("--steps 2 --resume auto")).run();
     ended.assert_well();
@@ -124,18 +111,12 @@ fn an_occupied_finished_or_missing_run_is_reported() {
 #[test]
 fn resuming_an_older_checkpoint_supersedes_later_ones() {
     let folder = seven_steps("older");
-    let checkpoint = |step: u64| {
-        folder
-            .out()
-            .join(format!("checkpoints/step-{step:08}"))
-            .display()
-            .to_string()
+    let resume = |step: u64| {
+        let checkpoint = folder.checkpoint(step);
+        seven(&format!("--steps 8 --resume {}", checkpoint.display()))
     };
     let expected = undisturbed(1, &seven("--steps 8"), 8);
-    folder
-        .alone(&seven(&format!("--steps 8 --resume {}", checkpoint(3))))
-        .run()
-        .assert_well();
+    folder.alone(&resume(3)).run().assert_well();
     assert!(outcome(&folder, 8) == expected);
     assert_eq!(saved(&folder), [3, 6, 8]);
     assert!(
@@ -147,18 +128,9 @@ fn resuming_an_older_checkpoint_supersedes_later_ones() {
     );
     // Of another run, and none at all.
     let other = Folder::new("other");
-    let ended = other
-        .alone(&seven(&format!("--steps 8 --resume {}", checkpoint(3))))
-        .run();
-    let cause = ended.assert_fails(2);
-    assert!(
-        cause.contains("or the folder of a checkpoint in") && cause.contains("as --out"),
-        "{ended}"
-    );
-    let ended = folder
-        .alone(&seven(&format!("--steps 8 --resume {}", checkpoint(5))))
-        .run();
-    assert!(ended.assert_fails(2).contains("step-00000005"), "{ended}");
+    let parts = ["or the folder of a checkpoint in", "as --out"];
+    assert_refused(&other, &resume(3), 2, &parts);
+    assert_refused(&folder, &resume(5), 2, &["step-00000005"]);
 }
 
 #[test]
@@ -172,12 +144,8 @@ fn a_superseded_checkpoint_resumes_under_its_old_name() {
         ))
     };
     folder.alone(&words("step-00000003")).run().assert_well();
-    let ended = folder.alone(&words("superseded-step-00000007")).run();
-    let cause = ended.assert_fails(2);
-    assert!(
-        cause.contains("help: rename it to") && cause.contains("step-00000007"),
-        "{ended}"
-    );
+    let parts = ["help: rename it to", "step-00000007"];
+    assert_refused(&folder, &words("superseded-step-00000007"), 2, &parts);
     let (aside, named) = ("superseded-step-00000007", "step-00000007");
     std::fs::rename(checkpoints.join(aside), checkpoints.join(named)).unwrap();
     folder.alone(&words(named)).run().assert_well();
@@ -210,12 +178,7 @@ fn other_held_out_rows_reset_the_best_checkpoint() {
             .alone(&format!("{words} --val-data {held_out} --steps {steps}"))
             .run();
         ended.assert_well();
-        let state = std::fs::read(
-            folder
-                .out()
-                .join(format!("checkpoints/step-{steps:08}/state.json")),
-        )
-        .unwrap();
+        let state = std::fs::read(folder.checkpoint(steps).join("state.json")).unwrap();
         let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
         (
             state["best"]["step"].as_u64().unwrap(),
@@ -243,36 +206,18 @@ fn other_held_out_rows_reset_the_best_checkpoint() {
 fn a_run_without_an_intact_checkpoint_is_left_alone() {
     let folder = seven_steps("unusable");
     for step in [3, 6, 7] {
-        std::fs::write(
-            folder
-                .out()
-                .join(format!("checkpoints/step-{step:08}/state.json")),
-            "{}",
-        )
-        .unwrap();
+        std::fs::write(folder.checkpoint(step).join("state.json"), "{}").unwrap();
     }
-    let before = folder.tree();
-    let ended = folder.alone(&seven("--steps 9 --resume auto")).run();
-    let cause = ended.assert_fails(65);
-    assert!(
-        cause.contains("another --out") && cause.contains("state.json"),
-        "{ended}"
-    );
-    assert!(folder.tree() == before, "{ended}");
+    let words = seven("--steps 9 --resume auto");
+    assert_refused(&folder, &words, 65, &["another --out", "state.json"]);
 }
 
 #[test]
 fn a_run_whose_checkpoints_are_gone_is_left_alone() {
     let folder = seven_steps("gone");
     std::fs::remove_dir_all(folder.out().join("checkpoints")).unwrap();
-    let before = folder.tree();
-    let ended = folder.alone(&seven("--steps 9 --resume auto")).run();
-    let cause = ended.assert_fails(65);
-    assert!(
-        cause.contains("knows 3 of them, the last of step 7") && cause.contains("another --out"),
-        "{ended}"
-    );
-    assert!(folder.tree() == before, "{ended}");
+    let parts = ["knows 3 of them, the last of step 7", "another --out"];
+    assert_refused(&folder, &seven("--steps 9 --resume auto"), 65, &parts);
 }
 
 /// The flags of the run that README.md shows, and of the longer one that resumes it.
@@ -306,12 +251,8 @@ fn a_warm_up_that_follows_from_the_steps_is_refused_by_name_when_they_change() {
     let words = |flags: &str| SHORT.replace("--steps 20", &format!("--schedule constant {flags}"));
     let folder = Folder::new("warm-up");
     folder.alone(&words("--steps 60")).run().assert_well();
-    let before = folder.tree();
-    let ended = folder.alone(&words("--steps 100 --resume auto")).run();
-    let cause = ended.assert_fails(2);
     let named = "--warmup-steps 10, by default a tenth of all steps (was 6)";
-    assert!(cause.contains(named), "{ended}");
-    assert!(folder.tree() == before, "{ended}");
+    assert_refused(&folder, &words("--steps 100 --resume auto"), 2, &[named]);
     let ended = folder
         .alone(&words("--steps 100 --warmup-steps 6 --resume auto"))
         .run();
@@ -321,13 +262,7 @@ fn a_warm_up_that_follows_from_the_steps_is_refused_by_name_when_they_change() {
 #[test]
 fn a_damaged_checkpoint_is_skipped_with_a_warning() {
     let folder = seven_steps("damaged");
-    let model = folder
-        .out()
-        .join("checkpoints/step-00000007/model.safetensors");
-    let mut bytes = std::fs::read(&model).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 0x10;
-    std::fs::write(&model, bytes).unwrap();
+    folder.damage_model(7);
     let expected = undisturbed(1, &seven("--steps 8"), 8);
     let ended = folder.alone(&seven("--steps 8 --resume auto")).run();
     ended.assert_well();
@@ -338,8 +273,8 @@ fn a_damaged_checkpoint_is_skipped_with_a_warning() {
     assert_eq!(folder.record().all("resume")[0]["step"], 6);
     assert!(outcome(&folder, 8) == expected, "{ended}");
     // If it is named, there is no other.
-    std::fs::remove_file(folder.out().join("checkpoints/step-00000003/state.json")).unwrap();
-    let path = folder.out().join("checkpoints/step-00000003");
+    let path = folder.checkpoint(3);
+    std::fs::remove_file(path.join("state.json")).unwrap();
     let ended = folder
         .alone(&seven(&format!("--steps 9 --resume {}", path.display())))
         .run();
@@ -444,9 +379,7 @@ fn a_model_that_is_better_than_ever_is_saved_wherever_checkpoints_fall() {
 #[test]
 fn init_from_takes_a_file_that_fits_the_model() {
     let first = seven_steps("first");
-    let model = first
-        .out()
-        .join("checkpoints/step-00000007/model.safetensors");
+    let model = first.checkpoint(7).join("model.safetensors");
     let begin = |words: &str, path: &Path| -> (Folder, Ended) {
         let folder = Folder::new("init");
         let ended = folder
@@ -484,7 +417,7 @@ fn init_from_takes_a_file_that_fits_the_model() {
 #[test]
 fn a_checkpoint_of_version_0_5_is_resumed_and_used() {
     let folder = Folder::new("older-version");
-    let checkpoint = folder.out().join("checkpoints/step-00000004");
+    let checkpoint = folder.checkpoint(4);
     std::fs::create_dir_all(&checkpoint).unwrap();
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/checkpoint-0.5");
     for entry in std::fs::read_dir(golden).unwrap() {

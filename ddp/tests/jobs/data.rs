@@ -445,6 +445,25 @@ fn a_file_that_changes_underneath_ends_the_run() {
 }
 
 #[test]
+fn numbers_that_become_nan_in_a_file_are_blamed_on_the_file() {
+    all_at_once([false, true, false, true], |is_on_ranks| {
+        let folder = Folder::new("nan");
+        let running = endless(&folder, is_on_ranks);
+        let path = folder.path().join("x.npy");
+        let bytes = fs::metadata(&path).unwrap().len();
+        let file = OpenOptions::new().write(true).open(path).unwrap();
+        let nans = f32::NAN.to_le_bytes().repeat(bytes as usize / 4 - 64);
+        std::os::unix::fs::FileExt::write_all_at(&file, &nans, 256).unwrap();
+        let ended = running.wait();
+        let cause = ended.assert_fails(65);
+        assert!(
+            cause.contains("they may have changed since") || cause.contains("was written to"),
+            "{ended}"
+        );
+    });
+}
+
+#[test]
 fn a_file_truncated_during_a_run_ends_it() {
     for is_on_ranks in [false, true] {
         let folder = Folder::new("cut");

@@ -202,6 +202,12 @@ fn a_small_disk_fills_up_in_saving() {
     };
     assert!(ended.stderr.contains("No space left on device"), "{ended}");
     assert_stopped_in_saving(&folder, &ended);
+    let writer = if cfg!(feature = "mpi") {
+        "ddp-train: rank 0 on "
+    } else {
+        "ddp-train: cannot write"
+    };
+    assert!(ended.causes()[0].starts_with(writer), "{ended}");
 }
 
 #[test]

@@ -125,7 +125,8 @@ fn the_start_says_what_runs_where() {
         (&start["config"]["seed"], &start["config"]["batch-size"]),
         (&7.into(), &32.into())
     );
-    assert_eq!(start["versions"]["ddp-train"], env!("CARGO_PKG_VERSION"));
+    let program = concat!("ddp-train ", env!("CARGO_PKG_VERSION"));
+    assert_eq!(start["versions"]["program"], program);
     assert_eq!(
         (&start["world"]["ranks"], &start["world"]["hosts"]),
         (&RANKS.into(), &1.into())

@@ -7,6 +7,10 @@ use serde_json::Value;
 
 use crate::support::job::{Folder, QUICK};
 
+/// A run that can be resumed with more steps.
+const EXTENSIBLE: &str = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --schedule constant \
+                          --warmup-steps 0 --log-every 1 --out OUT";
+
 fn json_lines(text: &str) -> Vec<Value> {
     text.lines()
         .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}")))
@@ -68,14 +72,13 @@ fn a_dry_run_says_what_a_run_takes_and_leaves_nothing() {
 #[test]
 fn a_dry_run_of_a_resumed_run_states_the_remaining_steps() {
     let folder = Folder::new("dry-on");
-    let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --schedule constant --warmup-steps 0 --out OUT";
     folder
-        .alone(&format!("{words} --steps 8"))
+        .alone(&format!("{EXTENSIBLE} --steps 8"))
         .run()
         .assert_well();
     let record = fs::read(folder.out().join("metrics.jsonl")).unwrap();
     let ended = folder
-        .alone(&format!("{words} --steps 20 --resume auto --dry-run"))
+        .alone(&format!("{EXTENSIBLE} --steps 20 --resume auto --dry-run"))
         .run();
     assert_eq!(ended.exit_code(), Some(0), "{ended}");
     assert!(
@@ -92,7 +95,7 @@ fn a_dry_run_of_a_resumed_run_states_the_remaining_steps() {
 #[test]
 fn tensorboard_curves_continue_after_a_resume() {
     let folder = Folder::new("curves");
-    let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --schedule constant --warmup-steps 0 --log-every 1 --tensorboard --out OUT";
+    let words = format!("{EXTENSIBLE} --tensorboard");
     folder
         .together(&format!("{words} --steps 8"))
         .run()

@@ -1,6 +1,6 @@
 //! Short trainings on the CPU whose losses and weights are pinned to the bit.
 
-use crate::support::golden::{DATA, Golden, check};
+use crate::support::golden::{DATA, Golden, TEXT, check};
 
 const ONE: &[Golden] = &[
     Golden {
@@ -25,6 +25,13 @@ const ONE: &[Golden] = &[
         data: "--data synthetic:regression,rows=135,held-out=27,features=20,outputs=32 --batch-size 36",
         flags: "--epochs 2 --hidden 32 --activation gelu-tanh --threads 1",
         ways: &[""],
+    },
+    Golden {
+        name: "cpu: a transformer as GPT-2",
+        ranks: 1,
+        data: TEXT,
+        flags: "--epochs 2 --dropout 0.1 --micro-batch 3",
+        ways: &["--threads 1", "--threads 2"],
     },
 ];
 
@@ -52,6 +59,14 @@ const SEVERAL: &[Golden] = &[
         data: DATA,
         flags: "--epochs 2 --hidden 32 --threads 1",
         ways: &[""],
+    },
+    Golden {
+        name: "cpu: two ranks, a transformer as Llama",
+        ranks: 2,
+        data: TEXT,
+        flags: "--norm rms --position rope --mlp swiglu --kv-heads 1 --tied false --bias false \
+                --epochs 2 --bucket-mb 0.01 --threads 1",
+        ways: &["--overlap on", "--zero 1"],
     },
 ];
 

@@ -149,7 +149,7 @@ fn different_programs_do_not_train_together() {
     let ended = folder
         .each(&[(1, QUICK), (1, "bench mlp --seconds 0.1")])
         .run();
-    assert_refused(&ended, &folder, "what to compare", 1, 0);
+    assert_refused(&ended, &folder, "the command", 1, 0);
     let ended = folder
         .each(&[
             (1, "bench mlp --seconds 0.1"),

@@ -404,3 +404,47 @@ fn a_flat_file_whose_checksum_is_wrong_is_named() {
     let ended = folder.alone("inspect features.bin").run();
     assert!(ended.assert_fails(65).contains("it is damaged"), "{ended}");
 }
+
+#[test]
+fn tokens_are_counted_and_checked_before_training() {
+    let folder = Folder::new("tokens");
+    let tokens = (0..67u16).map(|index| index * index % 97);
+    let header = [20240520u32, 1, 67].map(u32::to_le_bytes);
+    let mut bytes = header.as_flattened().to_vec();
+    bytes.resize(1024, 0);
+    bytes.extend(tokens.flat_map(u16::to_le_bytes));
+    std::fs::write(folder.path().join("train.bin"), bytes).unwrap();
+    let (json, ended) = seen(&folder, "tokens:train.bin,context=4");
+    ended.assert_well();
+    for (field, value) in [
+        ("tokens", json!(67)),
+        ("vocabulary", json!(50_257)),
+        ("largest", json!(96)),
+        ("windows", json!(16)),
+        ("dropped", json!(2)),
+    ] {
+        assert_eq!(json[field], value, "{field}");
+    }
+    let text = told(&folder, "train.bin");
+    assert_has(&text, &["67: GPT-2 tokens of llm.c", "give a context"]);
+    let refused = |code, words: &str, part: &str| {
+        let ended = folder.alone(words).run();
+        let cause = ended.assert_fails(code);
+        assert_has(cause, &[part]);
+    };
+    let outside = "train.bin, token 7: expected a token below 40, the option vocabulary, got 49";
+    refused(65, "inspect tokens:train.bin,vocabulary=40", outside);
+    let train = "--epochs 1 --out OUT --data";
+    refused(
+        65,
+        &format!("{train} tokens:train.bin,context=4,vocabulary=40"),
+        outside,
+    );
+    refused(
+        2,
+        &format!("{train} train.bin"),
+        "--data train.bin: expected a context",
+    );
+    let mlp = format!("{train} tokens:train.bin,context=4");
+    refused(2, &mlp, "model mlp: expected inputs of f32, got i64 [4]");
+}

@@ -18,6 +18,8 @@ mod disk;
 mod events;
 mod face;
 mod golden;
+mod gpt;
+mod hugging_face;
 mod inspect;
 mod made;
 mod options;

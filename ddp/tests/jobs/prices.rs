@@ -101,7 +101,7 @@ fn prices_are_learned_by_the_flags_of_the_readme() {
 }
 
 fn state(folder: &Folder) -> Value {
-    let path = folder.out().join("checkpoints/step-00000300/state.json");
+    let path = folder.checkpoint(300).join("state.json");
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 

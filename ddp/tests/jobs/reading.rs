@@ -32,7 +32,7 @@ fn damage(path: &Path) {
 #[test]
 fn a_run_never_begins_with_a_checkpoints_damaged_model() {
     let folder = trained("init");
-    let checkpoint = folder.out().join("checkpoints/step-00000008");
+    let checkpoint = folder.checkpoint(8);
     let model = checkpoint.join("model.safetensors");
     std::os::unix::fs::symlink(&model, folder.path().join("link.safetensors")).unwrap();
     fs::copy(&model, folder.path().join("copy.safetensors")).unwrap();
@@ -118,7 +118,7 @@ fn override_resets_the_optimizer_and_keeps_saved_values() {
             "{ended}"
         );
         // From here on it differs from the first run.
-        let state = folder.out().join("checkpoints/step-00000016/state.json");
+        let state = folder.checkpoint(16).join("state.json");
         let state: Value = serde_json::from_slice(&fs::read(state).unwrap()).unwrap();
         assert_eq!(state["optimizer_since"], 8);
         let on = words.replace("--steps 16", "--steps 20");
@@ -209,7 +209,7 @@ pub(super) fn forge(checkpoint: &Path, whole: &[u8], path: &str, value: &Value) 
 #[test]
 fn a_forged_state_is_refused_or_used_and_never_a_panic() {
     let folder = trained("forged");
-    let checkpoint = folder.out().join("checkpoints/step-00000008");
+    let checkpoint = folder.checkpoint(8);
     let whole = fs::read(checkpoint.join("state.json")).unwrap();
     let names: Vec<String> = (0..10).map(|class| class.to_string()).collect();
     let forgeries = [
@@ -321,7 +321,7 @@ fn a_run_of_a_version_with_another_schedule_resumes_by_override_alone() {
     let folder = Folder::new("schedule");
     let words = RUN.replace("constant", "cosine");
     folder.alone(&words).run().assert_well();
-    let checkpoint = folder.out().join("checkpoints/step-00000004");
+    let checkpoint = folder.checkpoint(4);
     let whole = fs::read(checkpoint.join("state.json")).unwrap();
     let resume = format!("{words} --resume OUT/checkpoints/step-00000004");
     folder

@@ -35,6 +35,9 @@ fn outcome(folder: &Folder, steps: u64) -> (Vec<Vec<f64>>, Vec<f64>, Vec<u8>) {
     (of_steps, evals, model_bytes(&folder.out(), steps))
 }
 
+/// What is told of SIGUSR1.
+const USR1: &str = "SIGUSR1 (sent by schedulers, and by launchers on Ctrl-C)";
+
 /// The step at which a job was stopped, as its last line, its record and its checkpoints say.
 #[track_caller]
 fn stopped_at(ended: &Ended, folder: &Folder, by: &str) -> u64 {
@@ -107,7 +110,7 @@ fn a_signal_to_any_rank_stops_all_after_the_same_step() {
         let expected = undisturbed(ranks);
         let signals = [
             ("TERM", "SIGTERM"),
-            ("USR1", "SIGUSR1"),
+            ("USR1", USR1),
             ("INT", "SIGINT (Ctrl-C)"),
         ];
         let cases = (0..ranks).flat_map(|rank| signals.map(|(signal, told)| (rank, signal, told)));
@@ -134,7 +137,7 @@ fn only_a_second_ctrl_c_ends_a_stopping_run_at_once() {
     }
     let ended = running.wait();
     assert_eq!(ended.exit_code(), Some(75), "{ended}");
-    stopped_at(&ended, &folder, "SIGUSR1");
+    stopped_at(&ended, &folder, USR1);
 
     // A run that does not finish its step cannot stop in order.
     let folder = Folder::new("twice");
@@ -246,9 +249,9 @@ fn a_stop_while_a_run_is_set_up_ends_it_at_once_with_75_and_changes_nothing() {
         "--steps 400",
         "--schedule constant --warmup-steps 0 --steps 6",
     );
-    let cases = RANKS.iter().flat_map(|&ranks| {
-        [("USR1", "SIGUSR1"), ("TERM", "SIGTERM")].map(|signal| (ranks, signal))
-    });
+    let cases = RANKS
+        .iter()
+        .flat_map(|&ranks| [("USR1", USR1), ("TERM", "SIGTERM")].map(|signal| (ranks, signal)));
     all_at_once(cases, |(ranks, (signal, told))| {
         let folder = Folder::new(&format!("setup-{ranks}-{signal}"));
         let hang = (0..ranks)
@@ -329,7 +332,7 @@ fn the_launcher_forwards_sigusr1_and_ends_with_75() {
     running.signal("USR1");
     let ended = running.wait();
     assert_eq!(ended.exit_code(), Some(75), "{ended}");
-    let step = stopped_at(&ended, &folder, "SIGUSR1");
+    let step = stopped_at(&ended, &folder, USR1);
     assert_goes_on(&folder, 2, step, &expected);
 }
 

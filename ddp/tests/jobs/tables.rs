@@ -2,6 +2,8 @@
 
 use ddp_kernels::{Device, Tensor};
 
+use crate::data::write;
+use crate::made::npy;
 use crate::support::job::Folder;
 use crate::support::record::number;
 use crate::using::{array, bytes, evaluated};
@@ -190,5 +192,82 @@ fn arrays_are_normalised_as_in_training() {
             .filter(|(a, b)| **a == *b)
             .count();
         assert_eq!(found["right"], right);
+    }
+}
+
+#[test]
+fn missing_numbers_of_arrays_are_counted() {
+    for how in ["mean", "zero"] {
+        let folder = Folder::new("missing-arrays");
+        let number = |n: usize| if n % 10 == 3 { f32::NAN } else { n as f32 };
+        let x: Vec<u8> = (0..80).flat_map(|n| number(n).to_le_bytes()).collect();
+        let y: Vec<u8> = (0..40).flat_map(|n| (n % 2_i64).to_le_bytes()).collect();
+        write(&folder, "x.npy", npy("<f4", &[40, 2], &x));
+        write(&folder, "y.npy", npy("<i8", &[40], &y));
+        let words = format!("--data x.npy --labels y.npy --missing {how} --dry-run");
+        let ended = folder.together(&words).run();
+        ended.assert_well();
+        let told = "x.npy: 8 missing numbers in the rows that are trained on, which are filled in, by feature: 1 8";
+        assert_eq!(ended.stderr.matches(told).count(), 1, "{ended}");
+    }
+}
+
+#[test]
+fn a_class_that_only_held_out_rows_have_is_warned_of() {
+    let folder = Folder::new("held-out-class");
+    let rows = (0..20).map(|row| {
+        format!(
+            "{row},{}\n",
+            if row == 7 {
+                "rare"
+            } else {
+                ["a", "b"][row % 2]
+            }
+        )
+    });
+    write(
+        &folder,
+        "t.csv",
+        format!("x,kind\n{}", rows.collect::<String>()).into_bytes(),
+    );
+    let is_warned = |seed: usize| {
+        let words = format!("--data t.csv --val-split 0.5 --seed {seed} --dry-run");
+        let ended = folder.alone(&words).run();
+        ended.assert_well();
+        let told = "only held-out rows have these classes, which the model cannot learn: \"rare\"";
+        ended.stderr.contains(told)
+    };
+    let warned = (0..8).filter(|&seed| is_warned(seed)).count();
+    assert!(0 < warned && warned < 8, "{warned} of 8 splits");
+}
+
+#[test]
+fn labels_that_f32_hardly_tells_apart_are_warned_of() {
+    let folder = Folder::new("rounded-labels");
+    let x: Vec<u8> = (0..40).flat_map(|n| (n as f32).to_le_bytes()).collect();
+    let time = |row: u32| 1.7e9 + 50.0 * f64::from(row);
+    let y: Vec<u8> = (0..40).flat_map(|row| time(row).to_le_bytes()).collect();
+    write(&folder, "x.npy", npy("<f4", &[40, 1], &x));
+    write(&folder, "y.npy", npy("<f8", &[40], &y));
+    let ended = folder.alone("--data x.npy --labels y.npy --dry-run").run();
+    ended.assert_well();
+    let told = "--labels: the numbers of column 0 of the labels (y.npy), apart from 0, are between 1700000000 and 1700001950";
+    assert!(ended.stderr.contains(told), "{ended}");
+}
+
+#[test]
+fn features_that_are_the_same_in_all_rows_are_named_once_they_are_standardized() {
+    let folder = Folder::new("constant");
+    let rows = (0..40).map(|row| format!("{row},7,{}\n", row % 2));
+    let table = "a,same,y\n".to_string() + &rows.collect::<String>();
+    write(&folder, "t.csv", table.into_bytes());
+    for (how, is_named) in [("standard", true), ("unit", false)] {
+        let words = format!("--data t.csv --normalize {how} --dry-run");
+        let ended = folder.together(&words).run();
+        ended.assert_well();
+        let told =
+            "features that are the same in all rows that are trained on, and say nothing: \"same\"";
+        let count = ended.stderr.matches(told).count();
+        assert_eq!(count, usize::from(is_named), "{ended}");
     }
 }

@@ -112,9 +112,7 @@ fn init_from_refuses_a_flipped_exponent() {
         .alone("--data glyphs,rows=64,held-out=0 --hidden 4 --batch-size 32 --steps 1 --out OUT")
         .run()
         .assert_well();
-    let model = folder
-        .out()
-        .join("checkpoints/step-00000001/model.safetensors");
+    let model = folder.checkpoint(1).join("model.safetensors");
     let mut bytes = fs::read(model).unwrap();
     // The highest bit of an exponent, in the last value.
     let last = bytes.len() - 1;

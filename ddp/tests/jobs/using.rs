@@ -358,16 +358,7 @@ fn a_run_folder_means_its_best_intact_checkpoint() {
 
     // If the best is damaged, the newest is used. If that is damaged too, the one before it, each
     // with a warning.
-    let damage = |step: u64| {
-        let path = folder
-            .out()
-            .join(format!("checkpoints/step-{step:08}/model.safetensors"));
-        let mut bytes = std::fs::read(&path).unwrap();
-        let last = bytes.len() - 1;
-        bytes[last] ^= 1;
-        std::fs::write(&path, bytes).unwrap();
-    };
-    damage(best["step"].as_u64().unwrap());
+    folder.damage_model(best["step"].as_u64().unwrap());
     let (found, ended) = chosen("OUT");
     assert_eq!(found["step"], 48);
     assert!(
@@ -376,7 +367,7 @@ fn a_run_folder_means_its_best_intact_checkpoint() {
             .contains("the best model by validation was that of step"),
         "{ended}"
     );
-    damage(48);
+    folder.damage_model(48);
     let (found, ended) = chosen("OUT");
     assert!(
         found["step"].as_u64().unwrap() < 48 && ended.stderr.contains("skipped the checkpoint"),

@@ -94,6 +94,24 @@ fn a_rank_that_works_past_the_timeout_is_awaited_and_reported() {
 }
 
 #[test]
+fn ctrl_c_while_ranks_connect_is_answered_at_once() {
+    let folder = Folder::new("connect");
+    let late = folder.program_after("late", "sleep 3");
+    let job = folder.programs(&[Path::new(&program()), &late], QUICK);
+    let running = job.start();
+    running.wait_until_it_listens(1);
+    running.signal_rank(0, "INT");
+    let ended = running.wait();
+    assert_eq!(ended.exit_code(), Some(75), "{ended}");
+    assert!(
+        ended
+            .stderr
+            .contains("Ctrl-C: ending once the ranks are connected"),
+        "{ended}"
+    );
+}
+
+#[test]
 fn an_error_names_the_rank_that_it_happened_on() {
     // A file that one rank misses.
     let cases = [0, 1, 2]

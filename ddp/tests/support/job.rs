@@ -256,6 +256,20 @@ impl Folder {
         tree
     }
 
+    /// The checkpoint of a step of the run in `out`.
+    pub(crate) fn checkpoint(&self, step: u64) -> PathBuf {
+        self.out().join(format!("checkpoints/step-{step:08}"))
+    }
+
+    /// Flips a bit in the middle of the model that was saved after a step.
+    pub(crate) fn damage_model(&self, step: u64) {
+        let path = self.checkpoint(step).join("model.safetensors");
+        let mut bytes = std::fs::read(&path).expect("the model was saved");
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 0x10;
+        std::fs::write(&path, bytes).expect("the folder can be written");
+    }
+
     /// The names in the folder of checkpoints; none if there is no such folder.
     pub(crate) fn checkpoints(&self) -> Vec<String> {
         names_in(&self.out().join("checkpoints"))
@@ -287,7 +301,7 @@ pub(crate) struct Running {
     shared_before: BTreeSet<String>,
     after_step_2: Option<Instant>,
     _turn: Option<Turn>,
-    _sessions: Option<Folder>,
+    _sessions: Folder,
 }
 
 /// A job that has ended.
@@ -327,11 +341,9 @@ impl Job {
         self.command.env(MARK, &mark);
         // Launchers that start and end at the same time may remove each other's session folder
         // (Open MPI 4.1: "File exists").
-        let sessions = self.under_mpirun.then(|| Folder::new("mpirun"));
-        if let Some(sessions) = &sessions {
-            self.command
-                .env("OMPI_MCA_orte_tmpdir_base", sessions.path());
-        }
+        let sessions = Folder::new("mpirun");
+        self.command
+            .env("OMPI_MCA_orte_tmpdir_base", sessions.path());
         let shared_before = names_in(Path::new("/dev/shm"));
         let piped = self
             .command

@@ -346,6 +346,7 @@ pub(crate) fn state(ranks: usize, rows: &Rows, step: u64) -> State {
             learning_rate: 0.1 + 0.2,
         },
         optimizer_since: 0,
+        products: None,
         world: WorldState {
             ranks,
             optimizer_parts: 1,

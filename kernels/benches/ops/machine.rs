@@ -13,14 +13,12 @@ pub(crate) const COPY_BYTES: usize = 256 << 20;
 pub(crate) struct Machine {
     pub(crate) gflops: f64,
     pub(crate) copy_gb_s: f64,
-    pub(crate) threads: usize,
 }
 
 pub(crate) fn measure(threads: usize) -> Machine {
     Machine {
         gflops: multiply_adds(threads),
         copy_gb_s: copy(),
-        threads,
     }
 }
 

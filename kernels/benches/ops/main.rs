@@ -3,10 +3,11 @@
 //! `cargo bench -p ddp-kernels --bench ops [-- FILTER] [--threads N] [--json]`
 //!
 //! First the machine: multiply-adds a second on all threads, and the bandwidth of a copy larger
-//! than the caches. Then each operation: products against the crate `gemm` with its own threads,
-//! taken in turn in the same run; the rest as bytes read and written a second against the copy.
+//! than the caches. Then each operation: products against the multiply-adds, the rest as bytes read
+//! and written a second against the copy.
 //! Threads are pinned, figures are medians. Inputs are random, never zeros.
 
+mod attention;
 mod machine;
 mod memory_bound;
 mod products;
@@ -146,6 +147,7 @@ fn run(options: &Options) -> Result<()> {
         shares: vec![],
     });
     products::run(&machine, &wanted, &emit)?;
+    attention::run(&machine, &wanted, &emit)?;
     memory_bound::run(&machine, &wanted, &emit)
 }
 

@@ -1,10 +1,10 @@
-//! Matrix products: ours, and the crate `gemm` with threads of its own, in turn.
+//! Matrix products, and layers made of them.
 
 use ddp_kernels::ops::{self, Activation, Below};
 use ddp_kernels::{DType, Device, Random, Result, Tensor};
 
 use crate::machine::Machine;
-use crate::{Line, in_turn, median, median_ratio};
+use crate::{Line, in_turn, median};
 
 /// A product of `m` × `k` by `k` × `n`; `mat2_t` when mat2 lies in memory as its transpose, as
 /// weights do.
@@ -78,22 +78,16 @@ pub(crate) fn run(
     wanted: &dyn Fn(&str) -> bool,
     emit: &dyn Fn(Line),
 ) -> Result<()> {
-    let raw_pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(machine.threads)
-        .start_handler(ddp_kernels::threads::pin_current)
-        .build()
-        .expect("threads for the raw crate");
     let mut random = Random::new(7);
     for product in PRODUCTS.iter().filter(|product| wanted(product.name)) {
-        compare(product, machine, &raw_pool, &mut random, emit)?;
+        time(product, machine, &mut random, emit)?;
     }
     layers(machine, wanted, emit, &mut random)
 }
 
-fn compare(
+fn time(
     product: &Product,
     machine: &Machine,
-    raw_pool: &rayon::ThreadPool,
     random: &mut Random,
     emit: &dyn Fn(Line),
 ) -> Result<()> {
@@ -113,66 +107,15 @@ fn compare(
     } else {
         stored2.clone()
     };
-    let (out, raw_out) = (mat1.new_zeros(&[m, n])?, mat1.new_zeros(&[m, n])?);
+    let out = mat1.new_zeros(&[m, n])?;
     let mut ours = || ops::addmm_into(&out, &out, &mat1, &mat2, 1.0, 0.0).expect("checked shapes");
-
-    // The raw crate reads and writes the same kind of memory: huge pages, the same alignment.
-    let address =
-        |tensor: &Tensor| tensor.with_slice_mut::<f32, _>(|x| x.as_mut_ptr().expose_provenance());
-    let [raw_target, raw1, raw2] = [address(&raw_out)?, address(&stored1)?, address(&stored2)?];
-    let strides = |rows: usize, columns: usize, t: bool| {
-        if t {
-            (rows as isize, 1)
-        } else {
-            (1, columns as isize)
-        }
-    };
-    let ((right1, down1), (right2, down2)) =
-        (strides(m, k, product.mat1_t), strides(k, n, product.mat2_t));
-    let threads = machine.threads;
-    let mut raw = || {
-        raw_pool.install(|| {
-            // SAFETY: the addresses are those of tensors that live until the end of this function
-            // and that nothing else uses while this runs; shapes and distances are theirs.
-            unsafe {
-                gemm::gemm(
-                    m,
-                    n,
-                    k,
-                    std::ptr::with_exposed_provenance_mut::<f32>(raw_target),
-                    1,
-                    n as isize,
-                    false,
-                    std::ptr::with_exposed_provenance::<f32>(raw1),
-                    right1,
-                    down1,
-                    std::ptr::with_exposed_provenance::<f32>(raw2),
-                    right2,
-                    down2,
-                    0.0,
-                    1.0,
-                    false,
-                    false,
-                    false,
-                    if threads == 1 {
-                        gemm::Parallelism::None
-                    } else {
-                        gemm::Parallelism::Rayon(threads)
-                    },
-                );
-            }
-        });
-    };
-    let seconds = in_turn(&mut [&mut ours, &mut raw]);
+    let seconds = in_turn(&mut [&mut ours]);
     let gflops = 2.0 * (m * n * k) as f64 / median(seconds[0].clone()) / 1e9;
     emit(Line {
         name: product.name.to_string(),
         figure: gflops,
         unit: "GFLOP/s",
-        shares: vec![
-            ("the peak", gflops / machine.gflops),
-            ("the crate gemm", median_ratio(&seconds[1], &seconds[0])),
-        ],
+        shares: vec![("the peak", gflops / machine.gflops)],
     });
     Ok(())
 }

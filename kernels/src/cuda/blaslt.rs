@@ -7,13 +7,15 @@
 //!
 //! * Sums are in f32 for every dtype. f32 operands are multiplied as f32, or as TF32 if
 //!   `with_f32_math` says so.
-//! * The heuristic runs once per kind of product (`plan.rs`). Nothing is timed: timing would choose
-//!   other algorithms, and so other bits, from run to run.
+//! * The heuristic runs once per kind of product (`plan.rs`). Nothing is timed unless a program
+//!   asks for it (`choose.rs`): timing may choose other algorithms, and so other bits, in another
+//!   run.
 //! * Each stream has its own workspace, because two products would overwrite each other's. It is
 //!   made at the stream's first product and kept. A graph uses the workspaces of the streams it was
 //!   captured from: such a stream must not run other products beside the graph without an event
 //!   between them.
 
+mod choose;
 mod epilogue;
 mod library;
 mod plan;
@@ -23,7 +25,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use super::capture;
 use super::devices::GPUS_MAX;
-use super::fault::driver;
 use super::gpu::Handle;
 use super::launch::Launcher;
 use super::nodes::NodeKind;
@@ -34,7 +35,8 @@ use crate::sync::lock;
 use crate::{DType, Tensor};
 pub(crate) use epilogue::{Epilogue, Function};
 use library::{Fault, Functions, Opaque, blaslt};
-use plan::{Key, Operands, Plan};
+pub(crate) use plan::Kind;
+use plan::{Operands, Plan, WORKSPACE_BYTES};
 
 /// A matrix to read: `[rows, columns]` as the product sees it.
 #[derive(Clone, Copy, Debug)]
@@ -89,11 +91,9 @@ struct Engine {
     functions: &'static Functions,
     handle: Handle<Opaque>,
     /// None for a kind that the library has no algorithm for.
-    plans: RwLock<HashMap<Key, Option<Arc<Plan>>>>,
+    plans: RwLock<HashMap<Kind, Option<Arc<Plan>>>>,
     /// By stream.
     workspaces: Mutex<HashMap<u64, Workspace>>,
-    /// Whether `Function::Relu` of NaN is NaN, for f32 and bf16.
-    relu_keeps_nan: [OnceLock<bool>; 2],
 }
 
 /// Workspace for the products of one stream.
@@ -118,33 +118,15 @@ impl Launcher {
     pub(crate) fn multiply_if_supported(&self, product: &Product) -> Result<bool> {
         debug_assert!(product.mnk.iter().all(|&length| length > 0));
         let engine = Engine::of(self)?;
-        let key = product.key();
-        let known = read(&engine.plans).get(&key).cloned();
+        let kind = product.kind();
+        let known = read(&engine.plans).get(&kind).cloned();
         let plan = match known {
             Some(plan) => plan,
-            None => self.plan(engine, key, product)?,
+            None => self.plan(engine, kind, product)?,
         };
         let Some(plan) = plan else { return Ok(false) };
-        let workspace = if plan.needs_workspace() {
-            self.workspace(engine)?
-        } else {
-            0
-        };
-        let operands = Operands {
-            a: product.right.address,
-            b: product.left.address,
-            c: product.existing,
-            d: product.out,
-            alpha: product.alpha,
-            beta: product.beta,
-            bias: product.epilogue.bias,
-            aux: product.epilogue.aux,
-            workspace,
-            stream: self.queue.raw().cast(),
-        };
-        self.gpu
-            .bind()
-            .map_err(|fault| fault.of(self.op, self.gpu.device(), self.at))?;
+        let operands = self.operands(engine, &plan, product)?;
+        self.bind()?;
         // SAFETY: the context is current. The operation entered its operands and checked their
         // shapes against this product. The workspace belongs to this stream and has the size that
         // the plan allows.
@@ -169,19 +151,54 @@ impl Launcher {
         Ok(true)
     }
 
+    /// The addresses of a product for a plan.
+    fn operands(&self, engine: &Engine, plan: &Plan, product: &Product) -> Result<Operands> {
+        Ok(Operands {
+            a: product.right.address,
+            b: product.left.address,
+            c: product.existing,
+            d: product.out,
+            alpha: product.alpha,
+            beta: product.beta,
+            bias: product.epilogue.bias,
+            aux: product.epilogue.aux,
+            workspace: match plan.needs_workspace() {
+                true => self.workspace(engine)?,
+                false => 0,
+            },
+            stream: self.queue.raw().cast(),
+        })
+    }
+
+    fn bind(&self) -> Result<()> {
+        self.gpu.bind().map_err(|fault| self.failed(fault))
+    }
+
+    fn failed(&self, fault: super::fault::Fault) -> Error {
+        fault.of(self.op, self.gpu.device(), self.at)
+    }
+
     /// Looks for a plan and stores the result, also that there is none.
-    fn plan(&self, engine: &Engine, key: Key, product: &Product) -> Result<Option<Arc<Plan>>> {
+    fn plan(&self, engine: &Engine, kind: Kind, product: &Product) -> Result<Option<Arc<Plan>>> {
         // The first product of a kind loads code, which may wait for the whole device.
         self.not_captured("a product of this kind was not made before")?;
-        if key.dtypes[0] == DType::F32 && key.math == F32Math::Strict {
+        if kind.dtypes[0] == DType::F32 && kind.math == F32Math::Strict {
             self.refuse_emulation()?;
         }
-        let plan = Plan::make(engine.functions, engine.handle.0, &key, WORKSPACE_BYTES)
+        let plan = Plan::make(engine.functions, engine.handle.0, &kind)
             .map_err(|fault| self.refused(engine.functions, fault, product))?;
+        let plan = match plan {
+            Some(plan) => {
+                let operands = self.operands(engine, &plan, product)?;
+                self.keeps_nan(engine, &plan, &kind, &operands)?
+                    .then_some(plan)
+            }
+            None => None,
+        };
         let mut plans = engine.plans.write().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have stored one since; all threads use that one.
         Ok(plans
-            .entry(key)
+            .entry(kind)
             .or_insert_with(|| plan.map(Arc::new))
             .clone())
     }
@@ -220,87 +237,6 @@ impl Launcher {
             },
         );
         Ok(address)
-    }
-
-    /// Whether `Function::Relu` of NaN is NaN. NVIDIA does not document it, and a 0 would hide a
-    /// diverged training. So the library is tried once, before the first use.
-    pub(crate) fn relu_keeps_nan(&self, dtype: DType) -> Result<bool> {
-        let engine = Engine::of(self)?;
-        let place = usize::from(dtype == DType::BF16);
-        if let Some(&known) = engine.relu_keeps_nan[place].get() {
-            return Ok(known);
-        }
-        self.not_captured("no layer with relu was computed on this device before")?;
-        let keeps = self.try_relu_of_nan(dtype)?;
-        tracing::debug!(
-            "relu of NaN is {} in cuBLASLt for {dtype}",
-            if keeps { "NaN" } else { "0, so it is not used" }
-        );
-        Ok(*engine.relu_keeps_nan[place].get_or_init(|| keeps))
-    }
-
-    /// Waits for the stream.
-    fn try_relu_of_nan(&self, dtype: DType) -> Result<bool> {
-        const SIDE: usize = 16;
-        let matrix = Tensor::empty(&[2, SIDE, SIDE], dtype, self.gpu.device())?;
-        let entered = matrix.enter("matrix", true, self.op, self.at)?;
-        let (nan, out) = (
-            entered.address(),
-            entered.address() + (matrix.bytes() / 2) as u64,
-        );
-        let failed = |fault: super::fault::Fault| fault.of(self.op, self.gpu.device(), self.at);
-        let cleared = self.gpu.bind().and_then(|()| {
-            // SAFETY: the context is current, and this stream allocated the memory. All ones are
-            // NaN in both types.
-            unsafe {
-                driver!(cuMemsetD8Async(
-                    nan,
-                    0xff,
-                    matrix.bytes() / 2,
-                    self.queue.raw()
-                ))
-            }
-        });
-        cleared.map_err(failed)?;
-        let side = Side {
-            address: nan,
-            transposed: false,
-        };
-        let supported = self.multiply_if_supported(&Product {
-            mnk: [SIDE; 3],
-            left: side,
-            right: side,
-            out,
-            existing: out,
-            dtype,
-            out_dtype: dtype,
-            alpha: 1.0,
-            beta: 0.0,
-            epilogue: Epilogue {
-                function: Function::Relu,
-                ..Epilogue::default()
-            },
-        })?;
-        if !supported {
-            return Ok(false);
-        }
-        let mut bytes = Box::new([0u8; 4]);
-        // SAFETY: as above. The host's memory outlives the copy: after an error it is leaked.
-        let read = unsafe {
-            driver!(cuMemcpyDtoHAsync_v2(
-                bytes.as_mut_ptr().cast(),
-                out,
-                dtype.bytes(),
-                self.queue.raw()
-            ))
-        }
-        .and_then(|()| self.queue.synchronize());
-        if let Err(fault) = read {
-            // The device may still write to it.
-            Box::leak(bytes);
-            return Err(failed(fault));
-        }
-        Ok(bytes[..dtype.bytes()].iter().any(|&byte| byte != 0))
     }
 
     fn not_captured(&self, what: &str) -> Result<()> {
@@ -384,18 +320,14 @@ impl Engine {
             handle: Handle(handle),
             plans: RwLock::default(),
             workspaces: Mutex::default(),
-            relu_keeps_nan: [const { OnceLock::new() }; 2],
         })
     }
 }
 
-/// NVIDIA's recommendation: the fastest algorithms of sm_90 and later use up to 32 MiB.
-const WORKSPACE_BYTES: usize = 32 << 20;
-
 impl Product {
-    fn key(&self) -> Key {
+    fn kind(&self) -> Kind {
         let [m, n, k] = self.mnk.map(|length| length as u64);
-        Key {
+        Kind {
             rows: n,
             columns: m,
             inner: k,
@@ -431,11 +363,11 @@ impl std::fmt::Display for Product {
             t(self.right),
             self.out_dtype
         )?;
-        let Key {
+        let Kind {
             epilogue,
             alignments,
             ..
-        } = self.key();
+        } = self.kind();
         write!(f, ", epilogue {epilogue}, alignments {alignments:?} bytes")
     }
 }

@@ -5,7 +5,6 @@
 //! roundings unless the source says `fmaf`. `cache.rs` keeps the machine code under a hash of
 //! everything it depends on. Finding a kernel again allocates nothing.
 
-mod cache;
 mod compiler;
 
 use std::collections::HashMap;
@@ -17,6 +16,7 @@ use std::time::Instant;
 
 use cudarc::driver::sys::{CUfunction, CUmodule};
 
+use super::cache;
 use super::calls::CUresult;
 use super::devices::GPUS_MAX;
 use super::fault::{Fault, Outcome, describe, driver};

@@ -114,6 +114,53 @@ fn exp_is_within_one_ulp_and_saturates() {
 }
 
 #[test]
+fn silu_and_its_derivative_are_within_their_bounds() {
+    let reference = |x: f32| f64::from(x) * reference_sigmoid(f64::from(x));
+    check(
+        "silu",
+        6.0,
+        worst(
+            sweep(-87.0, 3.4e38, 4099).filter(|x| x.abs() > 1e-37),
+            |x| relative_epsilons(silu(x).0, reference(x)),
+        ),
+    );
+    let slope = |x: f64| {
+        let (s, far) = (reference_sigmoid(x), reference_sigmoid(-x));
+        s + if x.is_finite() { x * s * far } else { 0.0 }
+    };
+    check(
+        "silu's derivative",
+        7.0,
+        worst(sweep(f32::NEG_INFINITY, f32::INFINITY, 4099), |x| {
+            absolute_epsilons(silu(x).1, slope(f64::from(x)), 1.0)
+        }),
+    );
+    assert_eq!(silu(f32::NEG_INFINITY), (0.0, 0.0));
+    assert_eq!(silu(f32::INFINITY), (f32::INFINITY, 1.0));
+    assert!(silu(f32::NAN).0.is_nan() && silu(f32::NAN).1.is_nan());
+}
+
+#[test]
+fn exp_or_zero_is_within_one_ulp_and_flushes() {
+    // As exp.
+    check(
+        "exp_or_zero",
+        1.0,
+        worst(sweep(-87.0, 88.0, 1009), |x| {
+            ulps(exp_or_zero(x), f64::from(x).exp())
+        }),
+    );
+    assert_eq!(exp_or_zero(0.0), 1.0);
+    for x in [-87.1, -1e30, f32::MIN, f32::NEG_INFINITY] {
+        assert_eq!(exp_or_zero(x), 0.0, "exp_or_zero({x})");
+    }
+    // Also NaN whose payload is in the low bits.
+    for bits in [0x7fc0_0000, 0x7f80_0001, 0xffff_ffff] {
+        assert!(exp_or_zero(f32::from_bits(bits)).is_nan());
+    }
+}
+
+#[test]
 fn ln_is_within_one_ulp_over_every_positive_value() {
     // Half an ulp for the last step, under 0.4 for the steps below it.
     check(
@@ -260,7 +307,7 @@ fn every_function(xs: &[f32]) -> Vec<(&'static str, Vec<f32>)> {
         };
     }
     over_all! {
-        "exp" exp; "ln" ln; "sigmoid" sigmoid;
+        "exp" exp; "exp_or_zero" exp_or_zero; "ln" ln; "sigmoid" sigmoid;
         "gelu_tanh" gelu_tanh; "gelu_tanh_grad" gelu_tanh_grad;
         "gelu_erf" gelu_erf; "gelu_erf_grad" gelu_erf_grad;
         "sin" |x: f32| sin_cos_turns(x.abs().fract()).0; "cos" |x: f32| sin_cos_turns(x.abs().fract()).1;

@@ -3,18 +3,10 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use crate::cuda::launch::{BLOCK_THREADS, BLOCKS_MAX, args};
-use crate::cuda::{Grid, Source};
-use crate::error::Result;
-use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
 use crate::ops::float::Float;
-use crate::ops::targets::{Targets, check_operands};
+use crate::ops::targets::Targets;
 use crate::simd::multiversion;
-use crate::{DType, Tensor, threads};
-
-static SOURCE: Source = Source::new("accuracy.cu", include_str!("accuracy.cu"));
-/// Rows of a thread block, which has a warp for each.
-const ROWS_PER_BLOCK: usize = BLOCK_THREADS as usize / 32;
+use crate::threads;
 
 multiversion! {
     /// In how many rows the argmax is the target, and how many rows are not ignored.
@@ -48,56 +40,8 @@ fn is_argmax<T: Float>(logits: &[T], target: usize) -> bool {
         & after.iter().fold(true, |all, &x| all & (x <= largest))
 }
 
-/// `out = [correct, counted]`, i64 (2): of the rows of `logits` (B, C) whose target (B; u8, i32 or
-/// i64) is not `ignore_index`, how many have their first maximum at the target.
-///
-/// A target that is not a class is an error on the CPU; a GPU counts it as not correct. On a GPU
-/// logits may also be bf16.
-#[track_caller]
-pub fn accuracy(
-    out: &Tensor,
-    logits: &Tensor,
-    targets: &Tensor,
-    ignore_index: Option<i64>,
-) -> Result<()> {
-    let mut call = Call::new("accuracy");
-    let out = call.writes("out", out);
-    let logits = call.reads("logits", logits);
-    let targets = call.reads("targets", targets);
-    let [rows, classes] = check_operands(&call, logits, targets)?;
-    call.row_major(logits)?;
-    call.has_shape(out, &[2], "correct and counted")?;
-    call.has_dtype(out, &[DType::I64])?;
-    call.run(logits, &FLOATS_AND_BF16, |placed| {
-        let [mut out, logits, targets] = placed.enter([out, logits, targets])?;
-        if let Some(gpu) = placed.launcher() {
-            gpu.launch(&SOURCE, "accuracy_zero", Grid::blocks(1, 32), args![out])?;
-            let blocks = rows.div_ceil(ROWS_PER_BLOCK).min(BLOCKS_MAX);
-            let grid = Grid::blocks(blocks, BLOCK_THREADS);
-            let target_bytes = targets.dtype.bytes() as u32;
-            let (ignored, ignores) = (ignore_index.unwrap_or_default(), ignore_index.is_some());
-            let args = args![
-                out,
-                logits,
-                targets,
-                target_bytes,
-                rows,
-                classes,
-                ignored,
-                ignores,
-            ];
-            return gpu.launch(&SOURCE, ("accuracy", placed.dtype), grid, args);
-        }
-        let targets = Targets::of(&targets);
-        targets.check(&placed.call, classes, ignore_index)?;
-        let counts = with_float!(placed.dtype, T => {
-            count::<T>(logits.elements(), classes, targets, ignore_index)
-        });
-        out.elements_mut().copy_from_slice(&counts);
-        Ok(())
-    })
-}
-
+/// Of the rows of `logits` (B, C) whose target is not `ignore_index`: how many have their first
+/// maximum at the target, and how many there are.
 pub(super) fn count<T: Float>(
     logits: &[T],
     classes: usize,

@@ -27,11 +27,10 @@ KERNEL(QUANTUM_THREADS) adamw_f32(
     const float* __restrict__ scale, i64* flags, u32 guards, float first_weight, float beta2, float second_weight,
     float epsilon, const u64* __restrict__ table, u32 chunks, u64 offset, u64 length) {
     typedef Pack<float> P;
-    typedef Pack<bf16, P::COUNT> Copy;
     const Piece piece = piece_of(blockIdx.x, table, chunks, offset, length);
     values += piece.offset, grads += piece.offset, first_moments += piece.offset, second_moments += piece.offset;
     if (copies != nullptr) copies += piece.offset;
-    const bool packed = aligned(values, grads, first_moments, second_moments) && aligned<sizeof(Copy)>(copies);
+    const bool packed = aligned(values, grads, first_moments, second_moments) && aligned<8>(copies);
     const u32 packs = packed ? piece.len / P::COUNT : 0;
     const u32 own = threadIdx.x;
     P value, grad, first, second;
@@ -45,16 +44,12 @@ KERNEL(QUANTUM_THREADS) adamw_f32(
                           first_weight, beta2, second_weight, epsilon, guards != 0};
     bool good = true;
     if (own < packs) {
-        u32 halves[P::COUNT / 2] = {};
 #pragma unroll
         for (int i = 0; i < P::COUNT; i++) {
             good &= update.step(value.values[i], grad.values[i], first.values[i], second.values[i]);
-            halves[i / 2] |= (u32)Convert<bf16>::from(value.values[i]).bits << (i % 2 * 16);
         }
         store_pack(values, own, value), store_pack(first_moments, own, first), store_pack(second_moments, own, second);
-        Copy copy;
-        copy.whole = make_uint2(halves[0], halves[1]);
-        if (copies != nullptr) store_pack(copies, own, copy);
+        if (copies != nullptr) store_rounded(copies, own, value);
     }
     each_element(packs * P::COUNT, piece.len, [&](u32 i) {
         good &= update.step(values[i], grads[i], first_moments[i], second_moments[i]);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::cuda::launch::args;
 use crate::cuda::{Grid, Source};
 use crate::error::{Error, Result};
-use crate::ops::call::{Buffer, Call, FLOATS, with_float};
+use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
 use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;
 use crate::ops::{grad_norm, nonfinite};
@@ -103,6 +103,18 @@ pub(super) fn check_finite(op: &'static str, name: &str, value: f64) -> Result<(
         return Ok(());
     }
     Err(Error::value(op, name, "a finite number", value))
+}
+
+/// Refuses `copies` that are not those of `values` in bf16, on a GPU.
+pub(super) fn check_copies(call: &Call<'_>, copies: Option<Slot>, values: Slot) -> Result<()> {
+    let Some(copies) = copies else { return Ok(()) };
+    call.same_shape(copies, values)?;
+    call.has_dtype(copies, &[DType::BF16])?;
+    if call.tensor(copies).device().is_accelerator() {
+        return Ok(());
+    }
+    let help = "call cast_into afterwards";
+    Err(call.operand_error(copies, "a tensor on a GPU", help))
 }
 
 /// What the update of an element needs besides its own four numbers.
@@ -237,17 +249,7 @@ pub fn adamw_with_copies(
     call.same_dtype(scalars, values)?;
     grad_norm::check_scale(&call, scale, values)?;
     let guards = nonfinite::check_flags(&call, flag)?;
-    if let Some(copies) = copies {
-        call.same_shape(copies, values)?;
-        call.has_dtype(copies, &[DType::BF16])?;
-        if !call.tensor(copies).device().is_accelerator() {
-            return Err(call.operand_error(
-                copies,
-                "a tensor on a GPU",
-                "call cast_into afterwards",
-            ));
-        }
-    }
+    check_copies(&call, copies, values)?;
     constants.check("adamw")?;
     call.run(values, &FLOATS, |placed| {
         let [values, grads, first, second] = placed.enter([values, grads, first, second])?;

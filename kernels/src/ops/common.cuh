@@ -197,6 +197,17 @@ template <class P, class T> INLINE void store_pack(T* array, u64 index, P pack) 
     reinterpret_cast<typename P::Whole*>(array)[index] = pack.whole;
 }
 
+/// Stores a pack of f32 as bf16.
+INLINE void store_rounded(bf16* array, u64 index, const Pack<float>& pack) {
+    constexpr int COUNT = Pack<float>::COUNT;
+    u32 halves[COUNT / 2] = {};
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) halves[i / 2] |= (u32)Convert<bf16>::from(pack.values[i]).bits << (i % 2 * 16);
+    Pack<bf16, COUNT> rounded;
+    rounded.whole = make_uint2(halves[0], halves[1]);
+    store_pack(array, index, rounded);
+}
+
 /// Whether all of these addresses are aligned to packs of BYTES bytes.
 template <int BYTES = 16, class... Pointers> INLINE bool aligned(Pointers... pointers) {
     return ((... | reinterpret_cast<u64>(pointers)) & (BYTES - 1)) == 0;
@@ -337,6 +348,57 @@ template <class T> INLINE double warp_sum_of(const T* __restrict__ x, u64 length
         for (u32 i = lane; i < length; i += WARP) sum = sum + (double)wide(x[i]);
     }
     return warp_sum(sum);
+}
+
+/// Runs of blocks of elements whose sums are added in order: RUNS_MAX of sum.rs.
+constexpr u32 RUNS_MAX = 256;
+
+/// Whether this block is the last of its grid to come here, having written what it has to: the last
+/// one may read what all wrote, past the first cache. The whole block must call it. `counter` is
+/// zero before a kernel and after it.
+INLINE bool ends_last(u64* counter) {
+    __shared__ bool is_last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        // The barrier and this publish what the block wrote.
+        __threadfence();
+        is_last = atomicAdd(counter, 1ull) == gridDim.x - 1;
+        if (is_last) atomicExch(counter, 0ull);
+    }
+    __syncthreads();
+    __threadfence();
+    return is_last;
+}
+
+/// The sum of x in the order of sum.rs; valid in thread 0. The whole block must call it. Reads past
+/// the first cache, because other blocks wrote x.
+INLINE double total_of(const float* x, u64 count) {
+    __shared__ double sums[WARP];
+    const u32 warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const u64 blocks = (count + SUM_BLOCK - 1) / SUM_BLOCK;
+    const u64 run = (blocks + RUNS_MAX - 1) / RUNS_MAX;
+    double total = 0.0, of_run = 0.0;
+    for (u64 first = 0; first < blocks; first += warps) {
+        const u64 start = (first + warp) * SUM_BLOCK;
+        if (start < count) {
+            const u64 end = count - start < SUM_BLOCK ? count : start + SUM_BLOCK;
+            double sum = 0.0;
+#pragma unroll 4
+            for (u64 i = start + lane; i < end; i += WARP) sum = sum + (double)__ldcg(x + i);
+            sum = warp_sum(sum);
+            if (lane == 0) sums[warp] = sum;
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (u32 i = 0; i < warps && first + i < blocks; i++) {
+                of_run = of_run + sums[i];
+                if ((first + i + 1) % run == 0) total = total + of_run, of_run = 0.0;
+            }
+        }
+        // The next round overwrites the sums.
+        __syncthreads();
+    }
+    return total + of_run;
 }
 
 template <class T> INLINE T block_sum(T x) { return block_reduce(x, T(0), Sum()); }
@@ -489,6 +551,17 @@ INLINE float logarithm(float x) {
 }
 
 INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+/// x sigmoid(x), and its derivative.
+INLINE float silu(float x, float& slope) {
+    x = at_least(x, -104.0f);
+    const float e = exponential(-fabsf(x));
+    const float near = 1.0f / (1.0f + e);
+    const float far = e * near;
+    const float s = x < 0.0f ? far : near;
+    slope = fmaf(at_most(x, 104.0f), near * far, s);
+    return x * s;
+}
 
 constexpr float TWICE_U_1 = 1.595769f;
 constexpr float TWICE_U_3 = 0.071354814f;

@@ -127,7 +127,7 @@ INLINE float add_weighted(const Problem& problem, float sum, u64 class_index, fl
     return problem.class_weights == nullptr ? sum + z : fmaf(problem.class_weights[class_index], z, sum);
 }
 
-/// Whether x is no reason for the target not to be the first of the largest, as in accuracy.cu.
+/// Whether x is no reason for the target not to be the first of the largest, as in accuracy.rs.
 INLINE bool is_below(float x, u64 class_index, float target_x, u64 target) {
     if (class_index == target) return true;
     if (is_nan(target_x)) return class_index > target || !is_nan(x);
@@ -136,61 +136,19 @@ INLINE bool is_below(float x, u64 class_index, float target_x, u64 target) {
 
 // ---- the statistics ----
 
-/// Runs of blocks of elements whose sums are added in order: RUNS_MAX of sum.rs.
-constexpr u64 RUNS_MAX = 256;
-
-/// The sum of x in the order of sum.rs; valid in thread 0. The whole block must call it. Reads past
-/// the first cache, because other blocks wrote x.
-INLINE double total_of(const float* x, u64 count) {
-    __shared__ double sums[WARP];
-    const u32 warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const u64 blocks = (count + SUM_BLOCK - 1) / SUM_BLOCK;
-    const u64 run = (blocks + RUNS_MAX - 1) / RUNS_MAX;
-    double total = 0.0, of_run = 0.0;
-    for (u64 first = 0; first < blocks; first += warps) {
-        const u64 start = (first + warp) * SUM_BLOCK;
-        if (start < count) {
-            const u64 end = count - start < SUM_BLOCK ? count : start + SUM_BLOCK;
-            double sum = 0.0;
-#pragma unroll 8
-            for (u64 i = start + lane; i < end; i += WARP) sum = sum + (double)__ldcg(x + i);
-            sum = warp_sum(sum);
-            if (lane == 0) sums[warp] = sum;
-        }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            for (u32 i = 0; i < warps && first + i < blocks; i++) {
-                of_run = of_run + sums[i];
-                if ((first + i + 1) % run == 0) total = total + of_run, of_run = 0.0;
-            }
-        }
-        // The next round overwrites the sums.
-        __syncthreads();
-    }
-    return total + of_run;
-}
-
 /// The end of a block that has written its rows: the block that ends last adds all rows to the
 /// statistics. `correct` and `counted` are of this block, valid in thread 0.
 INLINE void add_totals(const Problem& problem, const Totals& totals, u64 rows, u32 correct, u32 counted) {
-    __shared__ bool is_last;
     if (totals.stats == nullptr) return;
-    __syncthreads();
     if (threadIdx.x == 0) {
         // Integers: their sum is the same in any order.
         atomicAdd(totals.counters + 1, (u64)correct);
         atomicAdd(totals.counters + 2, (u64)counted);
-        // The barrier and this publish what the block wrote.
-        __threadfence();
-        is_last = atomicAdd(totals.counters, 1ull) == gridDim.x - 1;
     }
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
+    if (!ends_last(totals.counters)) return;
     const float loss = (float)total_of(problem.losses, rows);
     const float weight = problem.weights == nullptr ? 0.0f : (float)total_of(problem.weights, rows);
     if (threadIdx.x > 0) return;
-    atomicExch(totals.counters, 0ull);
     const float all_correct = (float)atomicExch(totals.counters + 1, 0ull);
     const float all_counted = (float)atomicExch(totals.counters + 2, 0ull);
     totals.stats[0] = totals.stats[0] + loss;

@@ -23,7 +23,7 @@ mod wide;
 use crate::cuda::launch::args;
 use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, with_float};
+use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
 use crate::ops::float::{Float, lane_sum};
 use crate::ops::targets::{Targets, check_operands};
 use crate::ops::{accuracy, sum};
@@ -91,10 +91,9 @@ pub fn cross_entropy(
 }
 
 /// As [`cross_entropy`]. Besides, adds to `stats` (4): the sum of losses, that of `out.weights` or
-/// else the number of rows that are not ignored, how many of these [`accuracy`] counts as correct,
-/// and their number. Class weights need `out.weights` here.
-///
-/// [`accuracy`]: crate::ops::accuracy
+/// else the number of rows that are not ignored; how many of these have the first of their largest
+/// logits at the target, where NaN is the largest; and their number. Class weights need
+/// `out.weights` here.
 #[track_caller]
 pub fn cross_entropy_adding(
     logits: &Tensor,
@@ -110,23 +109,23 @@ pub fn cross_entropy_adding(
     let dlogits = call.writes_some("dlogits", out.dlogits);
     let weights = call.writes_some("weights", out.weights);
     let class_weights = call.reads_some("class_weights", options.class_weights);
-    let stats = stats.map(|stats| call.updates("stats", stats));
+    let stats = updates_stats(&mut call, stats)?;
     let [rows, classes] = check_operands(&call, logits, targets)?;
-    if let Some(stats) = stats {
-        call.has_shape(stats, &[4], "losses, divisor, correct rows, rows")?;
-        call.has_dtype(stats, &[DType::F32, DType::F64])?;
-    }
-    for by_row in [Some(losses), weights].into_iter().flatten() {
-        call.has_shape(by_row, &[rows], "one for each row of logits")?;
-        call.math_dtype(by_row, logits)?;
+    let by_row = (rows, "one for each row of logits");
+    let by_class = (classes, "one weight for each class");
+    for (operand, (size, what)) in [
+        (Some(losses), by_row),
+        (weights, by_row),
+        (class_weights, by_class),
+    ] {
+        if let Some(operand) = operand {
+            call.has_shape(operand, &[size], what)?;
+            call.math_dtype(operand, logits)?;
+        }
     }
     call.elementwise(&[logits, dlogits.unwrap_or(logits)])?;
     if let Some(dlogits) = dlogits {
         call.may_be_in_place(logits, dlogits);
-    }
-    if let Some(class_weights) = class_weights {
-        call.has_shape(class_weights, &[classes], "one weight for each class")?;
-        call.math_dtype(class_weights, logits)?;
     }
     if !(0.0..=1.0).contains(&options.label_smoothing) {
         return Err(call.value_error("label_smoothing", "0 to 1", options.label_smoothing));
@@ -158,18 +157,40 @@ pub fn cross_entropy_adding(
     })
 }
 
+/// Statistics of a step as an operand that is updated, if they are given.
+pub(super) fn updates_stats<'a>(
+    call: &mut Call<'a>,
+    stats: Option<&'a Tensor>,
+) -> Result<Option<Slot>> {
+    let Some(stats) = stats else { return Ok(None) };
+    let stats = call.updates("stats", stats);
+    call.has_shape(stats, &[4], "losses, divisor, correct rows, rows")?;
+    call.has_dtype(stats, &[DType::F32, DType::F64])?;
+    Ok(Some(stats))
+}
+
 /// Adds to the statistics what the rows have: `counts` are correct rows and rows.
 fn add_totals<T: Float>(of: &mut Operands<'_>, counts: [i64; 2]) {
     let Some(stats) = &mut of.stats else { return };
-    let total = |x: &Buffer<'_>| T::from_f64(sum::total::<T>(x.elements())).widened();
     let [correct, counted] = counts.map(|count| count as f64);
-    let divisor = of.weights.as_ref().map_or(counted, total);
-    let parts = [total(&of.losses), divisor, correct, counted];
+    let divisor = of.weights.as_ref().map_or(counted, total::<T>);
+    add_to_stats::<T>(stats, &of.losses, [divisor, correct, counted]);
+}
+
+/// Adds the sum of losses, and these, to the statistics of a step.
+pub(super) fn add_to_stats<T: Float>(stats: &mut Buffer<'_>, losses: &Buffer<'_>, rest: [f64; 3]) {
+    let [divisor, correct, rows] = rest;
+    let parts = [total::<T>(losses), divisor, correct, rows];
     with_float!(stats.dtype, S => {
         for (stat, part) in stats.elements_mut::<S>().iter_mut().zip(parts) {
             *stat += S::from_f64(part);
         }
     });
+}
+
+/// The sum, rounded to its elements' type.
+fn total<T: Float>(x: &Buffer<'_>) -> f64 {
+    T::from_f64(sum::total::<T>(x.elements())).widened()
 }
 
 /// The operands, entered.
@@ -257,14 +278,10 @@ fn run<T: Float>(mut of: Operands<'_>, options: &CrossEntropyOptions<'_>) {
         gradient_scale: T::from_f64(options.gradient_scale),
     };
     let losses = Shares::new(of.losses.elements_mut::<T>());
-    let dlogits = of
-        .dlogits
-        .as_mut()
-        .map(|out| Shares::new(out.elements_mut::<T>()));
-    let weights = of
-        .weights
-        .as_mut()
-        .map(|out| Shares::new(out.elements_mut::<T>()));
+    let [dlogits, weights] = [&mut of.dlogits, &mut of.weights].map(|out| {
+        let out = out.as_mut();
+        out.map(|out| Shares::new(out.elements_mut::<T>()))
+    });
     let is_narrow = classes <= narrow::CLASSES_MAX;
     let grain = if is_narrow { narrow::GROUP } else { 1 };
     let row_cost = classes * COST;

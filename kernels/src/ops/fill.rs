@@ -108,7 +108,8 @@ pub(crate) fn write_new(
     })
 }
 
-fn fill_all<T: Element>(out: &mut [T], value: T) {
+/// Fills `out`, past the caches if it is large.
+pub(super) fn fill_all<T: Element>(out: &mut [T], value: T) {
     if size_of_val(out) >= STREAMING_BYTES_MIN {
         write_past_caches(out, One(value));
     } else {

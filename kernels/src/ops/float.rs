@@ -24,6 +24,8 @@ pub(crate) trait Float:
     fn root(self) -> Self;
     /// eˣ: for f32 the same bits everywhere (`math.rs`), for f64 the system's.
     fn exponential(self) -> Self;
+    /// eˣ for x <= 88, likewise; 0 where that is (almost) subnormal.
+    fn exponential_or_zero(self) -> Self;
     /// The natural logarithm, likewise.
     fn logarithm(self) -> Self;
     /// As f64, exactly.
@@ -33,7 +35,7 @@ pub(crate) trait Float:
 }
 
 macro_rules! float {
-    ($T:ty, $exp:path, $ln:path) => {
+    ($T:ty, $exp:path, $exp_or_zero:path, $ln:path) => {
         impl Float for $T {
             const ZERO: $T = 0.0;
             const ONE: $T = 1.0;
@@ -51,6 +53,10 @@ macro_rules! float {
                 $exp(self)
             }
             #[inline(always)]
+            fn exponential_or_zero(self) -> $T {
+                $exp_or_zero(self)
+            }
+            #[inline(always)]
             fn logarithm(self) -> $T {
                 $ln(self)
             }
@@ -65,8 +71,8 @@ macro_rules! float {
         }
     };
 }
-float!(f32, math::exp, math::ln);
-float!(f64, f64::exp, f64::ln);
+float!(f32, math::exp, math::exp_or_zero, math::ln);
+float!(f64, f64::exp, f64::exp, f64::ln);
 
 /// The number of partial sums in a reduction. Element `i` goes to lane `i % LANES`, and lanes are
 /// added as a tree. SIMD of every width and a GPU's warp can follow this order, so they get the

@@ -74,8 +74,8 @@ constexpr u32 ROW_BLOCKS_AT_ONCE = 16;
 /// Rows that a thread loads before it stores the first.
 constexpr u32 ROWS_IN_FLIGHT = 16;
 
-/// dx = dx · activation′(saved) unless `saved` is null, and by blocks of rows the sums of what is
-/// stored, (blocks, columns): a warp has COLUMNS columns of a block.
+/// Multiplies dx by activation′(saved), unless `saved` is null. Then sums dx over each block of
+/// rows into `sums` (blocks, columns). A warp handles COLUMNS columns of a block.
 template <class F, class T>
 INLINE void fold_and_sum(float* __restrict__ sums, T* dx, const T* saved, u64 rows, u64 columns) {
     const u64 column = (u64)blockIdx.x * COLUMNS + threadIdx.x;

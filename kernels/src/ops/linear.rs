@@ -17,7 +17,7 @@ mod tests;
 use crate::Tensor;
 use crate::error::Result;
 use crate::ops::activation::Activation;
-use crate::ops::call::{Call, FLOATS, FLOATS_AND_BF16, Slot, with_float};
+use crate::ops::call::{Buffer, Call, FLOATS, FLOATS_AND_BF16, Slot, with_float};
 use crate::ops::gelu::{Gelu, GeluErf, GeluTanh};
 use crate::ops::loops::{Binary, Unary};
 use crate::ops::matmul::{self, AsIs, Finish, Matrix, Real, Tile};
@@ -181,15 +181,53 @@ pub fn linear_backward_input_summed_into(
                 inputs,
             };
             matmul::product(dx.elements_mut(), dy, weight, T::ONE, T::ZERO, &finish);
-            if let Some(row_sums) = row_sums.as_mut().filter(|_| inputs > 0) {
-                let blocks = dx.elements::<T>().chunks(gpu::ROW_BLOCK * inputs);
-                for (sums, block) in row_sums.elements_mut::<T>().chunks_mut(inputs).zip(blocks) {
-                    add_rows(sums, block, false);
-                }
+            if let Some(row_sums) = row_sums.as_mut() {
+                sum_blocks::<T>(row_sums, dx.elements(), inputs);
             }
         });
         Ok(())
     })
+}
+
+/// Whether the gradient of a bias of so many columns is faster from `row_block_sums_into`: on a GPU
+/// `linear_backward_weight_into` has few threads for it, and many rows.
+pub fn prefers_row_sums(rows: usize, columns: usize) -> bool {
+    rows > gpu::ROWS_AT_ONCE && columns < gpu::COLUMNS * MULTIPROCESSORS
+}
+
+/// About as many as a GPU has.
+const MULTIPROCESSORS: usize = 128;
+
+/// Sums the rows of `x` (B, C) in blocks of 64 into `row_sums` (`row_sums_of(B)`, C), of the dtype
+/// of `x`, or f32 if that is bf16: for [`add_row_sums_into`].
+#[track_caller]
+pub fn row_block_sums_into(row_sums: &Tensor, x: &Tensor) -> Result<()> {
+    let mut call = Call::new("row_block_sums");
+    let row_sums = call.writes("row_sums", row_sums);
+    let x = call.reads("x", x);
+    let [rows, columns] = call.dims::<2>(x, "[rows, columns]")?;
+    let meaning = "a row for each 64 rows of x";
+    call.has_shape(row_sums, &[row_sums_of(rows), columns], meaning)?;
+    call.math_dtype(row_sums, x)?;
+    call.all_row_major()?;
+    call.run(x, &FLOATS_AND_BF16, |placed| {
+        let [mut row_sums, x] = placed.enter([row_sums, x])?;
+        if let Some(gpu) = placed.launcher() {
+            return gpu::fold_and_sum(&gpu, &row_sums, &x, None, 0, [rows, columns]);
+        }
+        with_float!(placed.dtype, T => sum_blocks::<T>(&mut row_sums, x.elements(), columns));
+        Ok(())
+    })
+}
+
+/// Each row of `row_sums` becomes the sum of a block of rows of `x` (B, C).
+fn sum_blocks<T: Real>(row_sums: &mut Buffer<'_>, x: &[T], columns: usize) {
+    if columns > 0 {
+        let blocks = x.chunks(gpu::ROW_BLOCK * columns);
+        for (sums, block) in row_sums.elements_mut::<T>().chunks_mut(columns).zip(blocks) {
+            add_rows(sums, block, false);
+        }
+    }
 }
 
 /// `db` (C) `= Σ` of the rows of `row_sums` (…, C) in order, or added to what is there with

@@ -83,19 +83,35 @@ INLINE void wide_rows(
         __syncthreads();
         // Groups past the end left zeros.
         if (threadIdx.x == 0) {
+#pragma unroll 4
             for (u32 i = 0; i < GROUPS; i++) total = total + sums[half][i];
         }
     }
     if (threadIdx.x == 0) losses[blockIdx.x] = (float)total;
 }
 
+/// The end of a block that has written its rows: the block that ends last adds all rows to the
+/// statistics, f32 (4) or null: the sum of losses, their divisor, correct rows, rows.
+INLINE void add_totals(const float* losses, u64 rows, u64 features, float* stats, u64* counters) {
+    if (stats == nullptr || !ends_last(counters)) return;
+    const float loss = (float)total_of(losses, rows);
+    if (threadIdx.x > 0) return;
+    stats[0] = stats[0] + loss;
+    stats[1] = stats[1] + (float)(rows * features);
+    stats[3] = stats[3] + (float)rows;
+}
+
 #define MSE(NAME, T)                                                                                                   \
     KERNEL(BLOCK_THREADS) mse_narrow_##NAME(                                                                           \
-        float* losses, T* dpred, const T* pred, const float* target, u64 rows, u64 features, float slope) {            \
+        float* losses, T* dpred, const T* pred, const float* target, u64 rows, u64 features, float slope,              \
+        float* stats, u64* counters) {                                                                                 \
         narrow_rows(losses, dpred, pred, target, rows, features, slope);                                               \
+        add_totals(losses, rows, features, stats, counters);                                                           \
     }                                                                                                                  \
     KERNEL(BLOCK_THREADS) mse_wide_##NAME(                                                                             \
-        float* losses, T* dpred, const T* pred, const float* target, u64, u64 features, float slope) {                 \
+        float* losses, T* dpred, const T* pred, const float* target, u64 rows, u64 features, float slope,              \
+        float* stats, u64* counters) {                                                                                 \
         wide_rows(losses, dpred, pred, target, features, slope);                                                       \
+        add_totals(losses, rows, features, stats, counters);                                                           \
     }
 FOR_F32_AND_BF16(MSE)

@@ -14,6 +14,7 @@ use crate::cuda::launch::{BLOCK_THREADS, args};
 use crate::cuda::{Grid, Source};
 use crate::error::Result;
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, with_float};
+use crate::ops::cross_entropy;
 use crate::ops::float::Float;
 use crate::ops::loops::{self, Binary};
 use crate::simd::multiversion;
@@ -51,11 +52,26 @@ pub fn mse_into(
     target: &Tensor,
     gradient_scale: f64,
 ) -> Result<()> {
+    mse_adding(losses, dpred, pred, target, gradient_scale, None)
+}
+
+/// As [`mse_into`]. Besides, adds to `stats` (4): the sum of losses, the number of elements of
+/// `pred`, nothing, and the number of rows.
+#[track_caller]
+pub fn mse_adding(
+    losses: &Tensor,
+    dpred: Option<&Tensor>,
+    pred: &Tensor,
+    target: &Tensor,
+    gradient_scale: f64,
+    stats: Option<&Tensor>,
+) -> Result<()> {
     let mut call = Call::new("mse");
     let losses = call.writes("losses", losses);
     let pred = call.reads("pred", pred);
     let target = call.reads("target", target);
     let dpred = call.writes_some("dpred", dpred);
+    let stats = cross_entropy::updates_stats(&mut call, stats)?;
     call.same_shape(target, pred)?;
     call.math_dtype(target, pred)?;
     call.row_major(target)?;
@@ -75,12 +91,15 @@ pub fn mse_into(
     let slope = 2.0 * gradient_scale;
     call.run(pred, &FLOATS_AND_BF16, |placed| {
         let [mut losses, pred, target] = placed.enter([losses, pred, target])?;
-        let mut dpred = placed.enter_some(dpred)?;
+        let (mut dpred, mut stats) = (placed.enter_some(dpred)?, placed.enter_some(stats)?);
         if let Some(gpu) = placed.launcher() {
             let features = pred.count.checked_div(rows).unwrap_or(0);
             let input = pred.address_or(dpred.as_ref().unwrap_or(&pred));
             let slope = slope as f32;
-            let args = args![losses, dpred, input, target, rows, features, slope];
+            let counters = stats.as_ref().map(|_| gpu.counters()).transpose()?;
+            let args = args![
+                losses, dpred, input, target, rows, features, slope, stats, counters
+            ];
             let (name, blocks) = if features <= BLOCK {
                 ("mse_narrow", rows.div_ceil(ROWS_PER_BLOCK))
             } else {
@@ -92,6 +111,10 @@ pub fn mse_into(
         with_float!(placed.dtype, T => {
             let slope = ScaledDifference(T::from_f64(slope));
             all_rows(&mut losses, dpred.as_mut(), &pred, &target, slope);
+            if let Some(stats) = &mut stats {
+                let counts = [pred.count, 0, rows].map(|count| count as f64);
+                cross_entropy::add_to_stats::<T>(stats, &losses, counts);
+            }
         });
         Ok(())
     })

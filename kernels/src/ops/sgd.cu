@@ -23,12 +23,14 @@ struct Sgd {
 
 template <bool MOMENTUM, bool NESTEROV> INLINE void sgd_piece(
     float* __restrict__ values, const float* __restrict__ grads, float* __restrict__ momenta,
-    const float* __restrict__ scalars, const float* __restrict__ scale, i64* flags, u32 guards, float factor,
-    const Piece piece) {
+    bf16* __restrict__ copies, const float* __restrict__ scalars, const float* __restrict__ scale, i64* flags,
+    u32 guards, float factor, const Piece piece) {
     typedef Pack<float> P;
     values += piece.offset, grads += piece.offset;
     if (MOMENTUM) momenta += piece.offset;
-    const u32 packs = aligned(values, grads, MOMENTUM ? momenta : values) ? piece.len / P::COUNT : 0;
+    if (copies != nullptr) copies += piece.offset;
+    const bool packed = aligned(values, grads, MOMENTUM ? momenta : values) && aligned<8>(copies);
+    const u32 packs = packed ? piece.len / P::COUNT : 0;
     const u32 own = threadIdx.x;
     P value, grad, momentum;
     if (own < packs) {
@@ -45,10 +47,12 @@ template <bool MOMENTUM, bool NESTEROV> INLINE void sgd_piece(
         }
         store_pack(values, own, value);
         if (MOMENTUM) store_pack(momenta, own, momentum);
+        if (copies != nullptr) store_rounded(copies, own, value);
     }
     each_element(packs * P::COUNT, piece.len, [&](u32 i) {
         float none = 0.0f;
         good &= update.step<MOMENTUM, NESTEROV>(values[i], grads[i], MOMENTUM ? momenta[i] : none);
+        if (copies != nullptr) copies[i] = Convert<bf16>::from(values[i]);
     });
     if (guards) mark_gradient(flags, good);
 }
@@ -56,10 +60,11 @@ template <bool MOMENTUM, bool NESTEROV> INLINE void sgd_piece(
 #define SGD(NAME, MOMENTUM, NESTEROV)                                                                                  \
     KERNEL(QUANTUM_THREADS) sgd_##NAME##_f32(                                                                          \
         float* __restrict__ values, const float* __restrict__ grads, float* __restrict__ momenta,                      \
-        const float* __restrict__ scalars, const float* __restrict__ scale, i64* flags, u32 guards, float factor,      \
-        const u64* __restrict__ table, u32 chunks, u64 offset, u64 length) {                                           \
+        bf16* __restrict__ copies, const float* __restrict__ scalars, const float* __restrict__ scale, i64* flags,     \
+        u32 guards, float factor, const u64* __restrict__ table, u32 chunks, u64 offset, u64 length) {                                           \
         const Piece piece = piece_of(blockIdx.x, table, chunks, offset, length);                                       \
-        sgd_piece<MOMENTUM, NESTEROV>(values, grads, momenta, scalars, scale, flags, guards, factor, piece);           \
+        sgd_piece<MOMENTUM, NESTEROV>(                                                                                 \
+            values, grads, momenta, copies, scalars, scale, flags, guards, factor, piece);                             \
     }
 SGD(plain, false, false)
 SGD(momentum, true, false)

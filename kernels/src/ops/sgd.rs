@@ -11,7 +11,7 @@ use crate::Tensor;
 use crate::cuda::launch::args;
 use crate::cuda::{Grid, Source};
 use crate::error::Result;
-use crate::ops::adamw::check_finite;
+use crate::ops::adamw::{check_copies, check_finite};
 use crate::ops::call::{Buffer, Call, FLOATS, with_float};
 use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;
@@ -126,10 +126,38 @@ pub fn sgd(
     gradient_scale: Option<&Tensor>,
     first_bad_step: Option<&Tensor>,
 ) -> Result<()> {
+    sgd_with_copies(
+        values,
+        grads,
+        momentum,
+        None,
+        chunks,
+        constants,
+        scalars,
+        gradient_scale,
+        first_bad_step,
+    )
+}
+
+/// As [`sgd`]. Besides, on a GPU, rounds the values into `copies`, bf16 (N).
+#[track_caller]
+#[expect(clippy::too_many_arguments, reason = "as sgd")]
+pub fn sgd_with_copies(
+    values: &Tensor,
+    grads: &Tensor,
+    momentum: Option<&Tensor>,
+    copies: Option<&Tensor>,
+    chunks: &ChunkTable,
+    constants: &SgdConstants,
+    scalars: &Tensor,
+    gradient_scale: Option<&Tensor>,
+    first_bad_step: Option<&Tensor>,
+) -> Result<()> {
     let mut call = Call::new("sgd");
     let values = call.updates("values", values);
     let grads = call.reads("grads", grads);
     let momentum = momentum.map(|momentum| call.updates("momentum", momentum));
+    let copies = call.writes_some("copies", copies);
     let scalars = call.reads("scalars", scalars);
     let scale = call.reads_some("gradient_scale", gradient_scale);
     let flag = first_bad_step.map(|flags| call.updates("first_bad_step", flags));
@@ -139,11 +167,13 @@ pub fn sgd(
     call.same_dtype(scalars, values)?;
     grad_norm::check_scale(&call, scale, values)?;
     let guards = nonfinite::check_flags(&call, flag)?;
+    check_copies(&call, copies, values)?;
     check_constants(&call, constants, momentum.is_some())?;
     call.run(values, &FLOATS, |placed| {
         let [values, grads, scalars] = placed.enter([values, grads, scalars])?;
         let momentum = placed.enter_some(momentum)?;
         let (scale, mut flag) = (placed.enter_some(scale)?, placed.enter_some(flag)?);
+        let copies = placed.enter_some(copies)?;
         if let Some(gpu) = placed.launcher() {
             let name = match (&momentum, constants.nesterov) {
                 (None, _) => "sgd_plain_f32",
@@ -153,7 +183,7 @@ pub fn sgd(
             let grid = Grid::blocks(chunks.quanta(), QUANTUM_THREADS);
             let factor = constants.momentum as f32;
             let args = args![
-                values, grads, momentum, scalars, scale, flag, guards, factor
+                values, grads, momentum, copies, scalars, scale, flag, guards, factor
             ];
             return chunks.launch(&gpu, &SOURCE, name, grid, args);
         }

@@ -1,7 +1,6 @@
 // sum and mean: see sum.rs, whose order this follows to get the CPU's bits.
 #include "common.cuh"
 
-constexpr u32 RUNS_MAX = 256;
 constexpr int RUN_THREADS = 512;
 constexpr int ONE_RUN_THREADS = 1024;
 

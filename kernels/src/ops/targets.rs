@@ -37,6 +37,19 @@ impl<'a> Targets<'a> {
         (Some(target) != ignore_index).then_some(target as usize)
     }
 
+    /// The first target that is neither a class nor `ignore_index`, with its row.
+    pub(crate) fn first_bad(
+        self,
+        classes: usize,
+        ignore_index: Option<i64>,
+    ) -> Option<(usize, i64)> {
+        match self {
+            Targets::U8(targets) => first_bad(targets, classes, ignore_index),
+            Targets::I32(targets) => first_bad(targets, classes, ignore_index),
+            Targets::I64(targets) => first_bad(targets, classes, ignore_index),
+        }
+    }
+
     /// Refuses the first target that is neither a class nor `ignore_index`.
     pub(crate) fn check(
         self,
@@ -44,12 +57,7 @@ impl<'a> Targets<'a> {
         classes: usize,
         ignore_index: Option<i64>,
     ) -> Result<()> {
-        let bad = match self {
-            Targets::U8(targets) => first_bad(targets, classes, ignore_index),
-            Targets::I32(targets) => first_bad(targets, classes, ignore_index),
-            Targets::I64(targets) => first_bad(targets, classes, ignore_index),
-        };
-        let Some((row, target)) = bad else {
+        let Some((row, target)) = self.first_bad(classes, ignore_index) else {
             return Ok(());
         };
         let or = ignore_index.map_or(String::new(), |index| format!(" or ignore_index {index}"));

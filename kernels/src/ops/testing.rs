@@ -1,5 +1,6 @@
 //! Shared by the tests of operations: sizes, random inputs, comparison with f64.
 
+use crate::ops::chunks::{Chunk, ChunkTable};
 use crate::random::Random;
 use crate::{DType, Device, Tensor};
 
@@ -20,6 +21,16 @@ pub(crate) fn cpu(data: &[f32], shape: &[usize]) -> Tensor {
 /// A tensor of any dtype on the CPU.
 pub(crate) fn cpu_of<T: crate::Element>(data: &[T], shape: &[usize]) -> Tensor {
     Tensor::from_slice(data, shape, Device::Cpu).unwrap()
+}
+
+/// Both halves of so many elements, of which the first decays, with a gap of one between them.
+pub(crate) fn two_chunks(size: usize) -> ChunkTable {
+    let chunk = |offset, len, decay| Chunk { offset, len, decay };
+    let half = size / 2;
+    let rest = size.saturating_sub(half + 1);
+    let mut chunks = vec![chunk(0, half, true), chunk(half + 1, rest, false)];
+    chunks.retain(|chunk| chunk.len > 0);
+    ChunkTable::new(chunks).unwrap()
 }
 
 /// Every element is within `bound(index, reference)` of the f64 reference; NaN must match NaN, and

@@ -470,6 +470,39 @@ fn every_16_bit_float_becomes_every_dtype_as_on_the_cpu() {
     }
 }
 
+/// With PTX where the GPU has it. The sum of two bf16 has any upper half, and a lower half below,
+/// at and above a tie.
+#[test]
+fn every_sum_that_is_rounded_to_bf16_goes_to_the_nearest() {
+    use ddp_kernels::dtype::bf16;
+    let upper: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
+    let sum = |a: bf16, lower: u32| {
+        let size = u32::from(a.to_bits()) << 16;
+        let b = f32::from_bits(size | lower) - f32::from_bits(size);
+        (a, bf16::from_f32(b))
+    };
+    for device in devices() {
+        for lower in [0, 1, 0x80, 0x7f80, 0x8000, 0x8100, 0xff00] {
+            let (a, b): (Vec<_>, Vec<_>) = upper.iter().map(|a| sum(*a, lower)).unzip();
+            let expected: Vec<u16> = (a.iter().zip(&b))
+                .map(|(a, b)| a.to_f32() + b.to_f32())
+                .map(|sum| match sum.is_nan() {
+                    true => 0x7fff,
+                    false => bf16::from_f32(sum).to_bits(),
+                })
+                .collect();
+            let upload = |x: &[bf16]| Tensor::from_slice(x, &[1 << 16], device).unwrap();
+            let got = ops::add(&upload(&a), &upload(&b))
+                .unwrap()
+                .to_vec::<bf16>()
+                .unwrap();
+            let got: Vec<u16> = got.into_iter().map(bf16::to_bits).collect();
+            let wrong = (0..1 << 16).find(|&at| got[at] != expected[at]);
+            assert_eq!(wrong, None, "{device}: {lower:#x}");
+        }
+    }
+}
+
 #[test]
 fn fill_and_zero_write_what_they_are_given_and_nothing_beside_it() {
     for device in devices() {

@@ -4,19 +4,24 @@
 //! Operations are compared with themselves on the CPU, which its own tests compare with plain
 //! references.
 
+mod algorithms;
+mod attention;
 mod compile;
 mod copies;
 mod creation;
 mod elementwise;
+mod embedding;
 mod foreign;
 mod gather;
 mod graphs;
 mod losses;
+mod norms;
 mod optimizers;
 mod products;
 mod reductions;
 mod rows;
 mod streams;
+mod transformer;
 
 use std::io::Write as _;
 

@@ -398,3 +398,38 @@ fn adamw_rounds_into_the_copies_what_a_cast_would() {
         }
     }
 }
+
+#[test]
+fn sgd_rounds_into_the_copies_what_a_cast_would() {
+    for (momentum, nesterov) in [(0.0, false), (0.9, false), (0.9, true)] {
+        let constants = SgdConstants { momentum, nesterov };
+        for size in SIZES {
+            let chunks = ChunkTable::whole(size, true);
+            for (device, skipped) in devices()
+                .into_iter()
+                .flat_map(|device| [0, 1, 4].map(|skipped| (device, skipped)))
+            {
+                let [values, grads, buffer, _] = on(device, &buffers(size), 0);
+                let buffer = Some(&buffer).filter(|_| momentum > 0.0);
+                let zeros = Tensor::zeros(&[size], DType::BF16, Device::Cpu).unwrap();
+                let copies = upload(&zeros, device, skipped);
+                let scalars = Tensor::from_slice(&[0.1f32, 0.01], &[2], device).unwrap();
+                ops::sgd_with_copies(
+                    &values,
+                    &grads,
+                    buffer,
+                    Some(&copies),
+                    &chunks,
+                    &constants,
+                    &scalars,
+                    None,
+                    None,
+                )
+                .unwrap();
+                let cast = values.to_dtype(DType::BF16).unwrap();
+                let what = format!("{size} elements, {constants:?}, from {skipped} on");
+                assert_same_bits(&copies, &cast.to(Device::Cpu).unwrap(), &what);
+            }
+        }
+    }
+}

@@ -35,6 +35,7 @@ static const int warpSize = 32;
 
 #include "numbers.h"
 #include "threads.h"
+#include "ptx.h"
 
 // g++ does not instrument what it inlines of these.
 #define memcpy simcuda_memcpy
@@ -51,6 +52,13 @@ extern "C" int printf(const char* format, ...);
 // ---- the table of kernels (written by src/nvrtc/rewrite.rs behind the source) ----
 
 namespace simcuda {
+
+// A static shared variable. Its margins are in no window, so an access there is an access out of bounds.
+template <class T> struct Shared {
+    u8 before[shared_margin_bytes];
+    T value;
+    u8 after[shared_margin_bytes];
+};
 
 template <unsigned... I> struct Indices {};
 template <auto kernel> struct Call;
@@ -81,3 +89,4 @@ constexpr Kernel describe(const char* name, u32 threads, const char* groups) {
 
 extern "C" __attribute__((visibility("hidden"))) void simcuda_run(simcuda::Launch*);
 extern "C" __attribute__((visibility("hidden"))) unsigned char simcuda_library_begin[] __asm__("__ehdr_start");
+extern "C" __attribute__((visibility("hidden"))) unsigned char simcuda_library_end[] __asm__("_end");

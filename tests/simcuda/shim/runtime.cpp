@@ -5,6 +5,8 @@
 // that may go on do so before new ones start. A fiber runs threads one after another until one has to wait, so a kernel
 // without barriers needs one fiber.
 
+#include <elf.h>
+#include <initializer_list>
 #include <stdlib.h>
 #include <string.h>
 #if !defined(__x86_64__)
@@ -16,10 +18,6 @@
 #include "access.h"
 
 namespace simcuda {
-
-struct Index {
-    u32 x, y, z;
-};
 
 enum State : u8 { UNSTARTED, RUNNING, IN_WARP, IN_BARRIER, EXITED };
 
@@ -84,7 +82,6 @@ namespace simcuda {
 // ---- threads ----
 
 static void become(u32 thread) {
-    if (pending.is_open) settle_pending();
     thread_now = thread;
     threads[thread].state = RUNNING;
     threadIdx = indices[thread];
@@ -99,7 +96,6 @@ static void fiber_main() {
             threads[thread].fiber = fiber_now;
             become(thread);
             launch->kernel->call(launch->arguments);
-            if (pending.is_open) settle_pending();
             threads[thread_now].state = EXITED;
             exited++;
         }
@@ -150,7 +146,6 @@ static u32 pick_ready() {
 // Waits in the scheduler; what the thread gets is in its value.
 static u64 wait(State state) {
     u32 thread = thread_now;
-    if (pending.is_open) settle_pending();
     threads[thread].state = state;
     threads[thread].fiber = fiber_now;
     to_scheduler();
@@ -160,12 +155,14 @@ static u64 wait(State state) {
 
 // ---- barriers ----
 
+// All threads that have not returned wait at one barrier.
 static void release_barrier() {
     u32 nonzero = 0;
-    for (u32 t = 0; t < threads_of_block; t++) nonzero += threads[t].value != 0;
+    for (u32 t = 0; t < threads_of_block; t++) nonzero += threads[t].state == IN_BARRIER && threads[t].value != 0;
     for (u32 t = 0; t < threads_of_block; t++) {
+        if (threads[t].state != IN_BARRIER) continue;
         switch (threads[t].operation) {
-            case BARRIER_AND: threads[t].value = nonzero == threads_of_block; break;
+            case BARRIER_AND: threads[t].value = nonzero == waiting_at_barrier; break;
             case BARRIER_OR: threads[t].value = nonzero != 0; break;
             default: threads[t].value = nonzero;
         }
@@ -174,7 +171,8 @@ static void release_barrier() {
     waiting_at_barrier = 0;
     if (++block_epoch > block_epoch_max) intra = false;
     // A barrier of the block is one of every warp, too.
-    memset(warp_epoch, 0, sizeof warp_epoch);
+    memset(warp_epoch, 0, threads_of_block * sizeof *warp_epoch);
+    if (fences_made > first_fence_of_block) memset(fence_epoch, 0, threads_of_block);
 }
 
 static bool is_one_barrier() {
@@ -283,9 +281,7 @@ static void report_stall() {
     Failure failure = failure_here(BARRIER, nullptr);
     failure.line = threads[in_barrier].line;
     failure.arrived = waiting_at_barrier;
-    failure.exited = exited;
     for (u32 t = 0; t < threads_of_block; t++) {
-        if (threads[t].state == EXITED) failure.other_thread = t;
         if (threads[t].state == IN_BARRIER && threads[t].line != failure.line) failure.other_thread = t, failure.other_access = threads[t].line;
     }
     launch->failure = failure;
@@ -307,7 +303,8 @@ static void order_threads() {
 static void begin_block() {
     started = exited = waiting_at_barrier = ready_first = ready_count = 0;
     block_epoch = 0;
-    memset(warp_epoch, 0, sizeof warp_epoch);
+    memset(warp_epoch, 0, threads_of_block * sizeof *warp_epoch);
+    memset(fence_epoch, 0, threads_of_block);
     for (u32 t = 0; t < threads_of_block; t++) threads[t].state = UNSTARTED;
     // What a block has not written in its shared memory is garbage.
     for (u64 i = 0; i < launch->shared_spans; i++)
@@ -327,7 +324,8 @@ static void run_block() {
             enter_fiber(threads[pick_ready()].fiber);
         } else if (exited == threads_of_block) {
             return;
-        } else if (waiting_at_barrier == threads_of_block && is_one_barrier()) {
+        } else if (waiting_at_barrier && waiting_at_barrier + exited == threads_of_block && is_one_barrier()) {
+            // Threads that have returned count as arrived, from sm_70 on.
             release_barrier();
         } else {
             report_stall();
@@ -353,16 +351,15 @@ static void add_shared_windows() {
         u8* begin = is_static ? launch->shared[i].begin : simcuda_dynamic_shared;
         u64 length = is_static ? static_cast<u64>(launch->shared[i].end - begin) : launch->dynamic_shared_bytes;
         if (!length) continue;
-        Window window = {reinterpret_cast<u64>(begin), length, nullptr, nullptr, cells};
+        Window window = {reinterpret_cast<u64>(begin), length, nullptr, nullptr, cells, nullptr};
         add_window(window);
-        cells += 2 * length;
+        if (cells) cells += cells_of(length);
     }
 }
 
 static void begin_launch(Launch* given) {
     launch = given;
     failed = false;
-    pending.is_open = false;
     intra = launch->intra;
     intra_accesses_left = launch->intra_accesses_max;
     random_state = launch->seed;
@@ -383,7 +380,7 @@ static void begin_launch(Launch* given) {
 static void run(Launch* given) {
     begin_launch(given);
     u64 blocks = static_cast<u64>(launch->grid[0]) * launch->grid[1] * launch->grid[2];
-    channel_words = (blocks + 63) / 64;
+    begin_launch_order();
     Order block_order = static_cast<Order>(next_random() % 3);
     // Scattered: i * step + offset runs through all blocks once, since step and their number have no common divisor.
     u64 step = block_order == SCATTERED ? next_random() % blocks | 1 : 1;
@@ -398,7 +395,6 @@ static void run(Launch* given) {
                     static_cast<u32>(block_now / launch->grid[0] / launch->grid[1])};
         run_block();
     }
-    forget_channels();
     launch->accesses = launch->intra_accesses_max - intra_accesses_left;
     if (launch->failure.kind != RACE) return;
     u64 place = launch->failure.other_block;
@@ -439,7 +435,6 @@ unsigned long long simcuda_warp(unsigned line, unsigned operation, unsigned mask
         failure.text = "calls a warp function with a mask that does not name the calling lane";
         leave(failure);
     }
-    if (pending.is_open) settle_pending();
     thread.state = IN_WARP;
     release_warp(thread_now);
     if (failed) to_scheduler();

@@ -8,19 +8,25 @@ using u8 = unsigned char;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-constexpr u32 abi_version = 2;
+constexpr u32 abi_version = 3;
 constexpr u32 threads_max = 1024;                 // of one block
 constexpr u32 warp_lanes = 32;
 constexpr u32 dynamic_shared_bytes_max = 232448;  // 227 KiB, the limit of compute capability 9.0
+constexpr u32 shared_margin_bytes = 4096;         // on both sides of a static shared variable, for nobody
 
 // Memory in which accesses are followed: an allocation, or a piece of shared memory.
 struct Window {
     u64 low;
     u64 length_bytes;
-    u64* marks;  // 4 words for every 64 bytes of memory: a bit a byte for read, written, atomic; one word spare. Null: shared memory.
+    u64* marks;  // 4 words for every 64 bytes of memory: a bit a byte for read, written, atomic, known to be written. Null: shared.
     u8* pages;   // one for every 4,096 bytes: whether any mark is set there
     u64* cells;  // 2 for every byte of memory: who wrote it last, who read it. Null: races inside the launch are not looked for.
+                 // Behind them 2 for every 4 bytes: from which site.
+    u64* read_marks;  // the same, or null if some of the memory was never written before this launch: each read is a question
 };
+
+// So many words are the cells and sites of a window.
+constexpr u64 cells_of(u64 bytes) { return 2 * bytes + 2 * (bytes / 4 + 1); }
 
 enum Kind : u32 { READ = 0, WRITE = 1, ATOMIC = 2 };
 
@@ -33,6 +39,8 @@ enum FailureKind : u32 {
     WARP = 5,            // a warp function that some lanes of its mask do not reach, or cannot
     TRAP = 6,
     ASSERT = 7,
+    UNWRITTEN = 8,       // reads device memory that nothing has written
+    INDEX = 9,           // an index outside of its array
 };
 
 // The first thing that went wrong; the launch is left there.
@@ -48,9 +56,9 @@ struct Failure {
     u32 other_thread;    // the other side of a race; threads_max: several threads of that block; threads_max + 1: of several blocks
     u32 other_access;
     u64 other_block;
-    u32 arrived;         // BARRIER: threads that wait
-    u32 exited;          // BARRIER: threads that have returned
-    const char* text;    // ASSERT: the expression; WARP: what is wrong
+    u64 other_site;      // as `site`; 0: not known
+    u64 arrived;         // BARRIER: threads that wait
+    const char* text;    // ASSERT: the expression; WARP: what is wrong; INDEX: the array's type
 };
 
 struct Span {
@@ -89,7 +97,10 @@ struct Launch {
     void* context;
     // The allocation that holds `address`. 0: there is none that this device may touch.
     u32 (*find)(void* context, u64 address, Window* window);
+    // Up to where all bytes from `address` to `end`, of one allocation, were written before this launch.
+    u64 (*written_until)(void* context, u64 address, u64 end);
     Failure failure;
+    Failure unwritten;                   // the first read of memory that nothing has written: the launch goes on
     u64 accesses;                        // counted only while `intra` is on
 };
 
@@ -98,7 +109,9 @@ struct Library {
     u32 kernels;
     const Kernel* const* kernel;
     void (*run)(Launch* launch);
-    u8* begin;                           // of the library in memory, for Failure::site
+    u8 *begin, *end;                     // of the library in memory
+    u8* dynamic_shared;
+    const char* shared_uses;             // a line `FILE:LINE NAME` for each use of a static shared variable
 };
 
 }  // namespace simcuda
@@ -112,6 +125,7 @@ unsigned long long simcuda_warp(unsigned line, unsigned operation, unsigned mask
 unsigned simcuda_active_mask();
 unsigned simcuda_lane();
 void simcuda_atomic(void* pointer, unsigned long size_bytes);
+void simcuda_order(void* pointer, bool is_change);
 void simcuda_fence();
 void* simcuda_memcpy(void* to, const void* from, unsigned long size_bytes);
 void* simcuda_memset(void* to, int value, unsigned long size_bytes);

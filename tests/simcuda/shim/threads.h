@@ -112,8 +112,10 @@ __attribute__((no_sanitize_thread, noinline)) T look(T* pointer) {
 
 template <class T, class Change> inline T atomic(T* pointer, Change change) {
     simcuda_atomic(const_cast<void*>(static_cast<const volatile void*>(pointer)), sizeof(T));
-    T old = look(pointer);
-    return exchange(pointer, change(old));
+    T old = look(pointer), now = change(old);
+    exchange(pointer, now);
+    simcuda_order(const_cast<void*>(static_cast<const volatile void*>(pointer)), old != now);
+    return old;
 }
 
 }  // namespace simcuda

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
+use crate::cublaslt::variant::{self, Variant};
 use crate::faults::Plan;
+
+/// 13.0.0.
+const CUBLASLT_VERSION: usize = 130_000;
 
 /// How to choose among work that may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,12 +59,18 @@ pub struct Config {
     pub leaks: bool,
     /// Where to list all work with simulated times.
     pub timeline: Option<std::path::PathBuf>,
-    /// Whether mismatched calls of ranks are a finding, in addition to a hang.
+    /// Whether mismatched calls of ranks are a finding; else they only hang.
     pub nccl_check: bool,
+    /// Whether that finding has the stacks of other processes, which costs time in every call.
+    pub nccl_stacks: bool,
     /// GPUs are connected by NVLink switches, which add in the order of arrival.
     pub nvls: bool,
     /// How long ranks take to make a communicator, once all have come.
     pub join: Duration,
+    /// What cuBLASLt's heuristic returns for a product, best first.
+    pub algorithms: Vec<Variant>,
+    /// The version of cuBLASLt.
+    pub cublaslt_version: usize,
 }
 
 impl Default for Config {
@@ -80,9 +90,12 @@ impl Default for Config {
             drain: true,
             leaks: false,
             timeline: None,
-            nccl_check: false,
+            nccl_check: true,
+            nccl_stacks: false,
             nvls: false,
             join: Duration::ZERO,
+            algorithms: variant::parse(variant::DEFAULT).unwrap_or_default(),
+            cublaslt_version: CUBLASLT_VERSION,
         }
     }
 }
@@ -161,9 +174,16 @@ impl Config {
             drain: get("SIMCUDA_DRAIN").as_deref() != Some("0"),
             leaks: is_set("SIMCUDA_LEAKS"),
             timeline: get("SIMCUDA_TIMELINE").map(Into::into),
-            nccl_check: is_set("SIMCUDA_NCCL_CHECK"),
+            nccl_check: get("SIMCUDA_NCCL_CHECK").as_deref() != Some("0"),
+            nccl_stacks: is_set("SIMCUDA_NCCL_CHECK"),
             nvls: is_set("SIMCUDA_NVLS"),
             join: Duration::from_millis(number("SIMCUDA_JOIN_MS", 0)?),
+            algorithms: variant::parse(
+                get("SIMCUDA_ALGORITHMS")
+                    .as_deref()
+                    .unwrap_or(variant::DEFAULT),
+            )?,
+            cublaslt_version: number("SIMCUDA_CUBLASLT", CUBLASLT_VERSION as u64)? as usize,
             faults,
         })
     }
@@ -199,7 +219,7 @@ mod tests {
                 && !config.no_peer
                 && !config.trace
         );
-        assert!(config.drain && !config.leaks && !config.nccl_check && !config.nvls);
+        assert!(config.drain && !config.leaks && config.nccl_check && !config.nvls);
     }
 
     #[test]
@@ -219,6 +239,8 @@ mod tests {
             ("SIMCUDA_NCCL_CHECK", "1"),
             ("SIMCUDA_NVLS", "1"),
             ("SIMCUDA_JOIN_MS", "2500"),
+            ("SIMCUDA_ALGORITHMS", "100,50:nan,60:refused"),
+            ("SIMCUDA_CUBLASLT", "120900"),
             ("SIMCUDA_TIMELINE", "timeline"),
         ])
         .unwrap();
@@ -236,8 +258,13 @@ mod tests {
         );
         assert_eq!(config.timeline, Some("timeline".into()));
         assert_eq!(config.join, Duration::from_millis(2500));
+        let algorithms = config.algorithms.iter();
+        let algorithms = algorithms.map(|it| (it.percent, it.hides_nan, it.is_refused));
+        let expected = [(100, false, false), (50, true, false), (60, false, true)];
+        assert!(algorithms.eq(expected));
+        assert_eq!(config.cublaslt_version, 120_900);
         assert!(
-            config.no_peer && config.trace && !config.drain && config.leaks && config.nccl_check
+            config.no_peer && config.trace && !config.drain && config.leaks && config.nccl_stacks
         );
     }
 
@@ -250,6 +277,7 @@ mod tests {
             ("SIMCUDA_SCHEDULE", "fast", "random, lazy or eager"),
             ("SIMCUDA_ON_FINDING", "ignore", "exit or report"),
             ("SIMCUDA_FAULTS", "oops", "SIMCUDA_FAULTS"),
+            ("SIMCUDA_ALGORITHMS", "100,fast", "expected as in"),
         ] {
             let message = read(&[(name, value)]).unwrap_err();
             assert!(

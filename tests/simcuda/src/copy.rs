@@ -21,7 +21,7 @@ use crate::machine::{self, LockedMachine, Machine};
 use crate::report::{self, FindingKind};
 use crate::scheduler;
 use crate::stream;
-use crate::work::{Address, Failure, Memory, Touched, Work};
+use crate::work::{Address, Failure, Memory, Reads, Touched, Work};
 
 /// One end of a copy.
 #[derive(Debug)]
@@ -69,8 +69,12 @@ impl Work for Copy {
         Touched {
             reads: range(&self.from),
             writes: range(&self.to),
-            atomics: Vec::new(),
+            ..Touched::default()
         }
+    }
+
+    fn reads(&self) -> Reads {
+        Reads::Copied
     }
 
     fn run(

@@ -10,9 +10,11 @@ mod entry;
 mod epilogue;
 mod matmul;
 pub mod objects;
+mod overlap;
 mod problem;
 #[cfg(test)]
 mod tests;
+pub mod variant;
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
@@ -25,11 +27,13 @@ use self::element::Type;
 use self::entry::{Refused, call, invalid};
 use self::matmul::{Matmul, Scalar};
 use self::objects::{Object, library, problem};
+use self::overlap::overlap;
 use self::problem::{Compute, Problem};
 use crate::error::CUresult;
-use crate::machine::{self, Out};
+use crate::machine::{self, Machine, Out};
+use crate::report::{self, FindingKind};
 use crate::stream;
-use crate::work::Address;
+use crate::work::{Address, Work};
 
 /// Creates the library's handle for the current device.
 #[unsafe(no_mangle)]
@@ -51,10 +55,10 @@ pub extern "C" fn cublasLtDestroy(handle: usize) -> Status {
     })
 }
 
-/// 13.0.0.
+/// 13.0.0, unless the environment has another.
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasLtGetVersion() -> usize {
-    130_000
+    machine::LockedMachine::take().config.cublaslt_version
 }
 
 /// 13.0.
@@ -141,11 +145,20 @@ pub unsafe extern "C" fn cublasLtMatmul(
                 [a, b, c, d].map(alignment),
             ),
         };
-        fits(&problem, algorithm)?;
+        fits(&problem, algorithm).inspect_err(|refused| {
+            let message = format!(
+                "cublasLtMatmul {}: {}\n  way out: ask cublasLtMatmulAlgoGetHeuristic for this product",
+                problem.describe(),
+                refused.why.as_deref().unwrap_or_default()
+            );
+            report::finding(machine, FindingKind::ForeignAlgorithm, message);
+        })?;
+        let variant = algorithm.variant(machine)?;
         // SAFETY: the caller vouches for alpha and beta; the problem's scale type was checked.
         let (alpha, beta) = unsafe { (scalar(&problem, alpha)?, scalar(&problem, beta)?) };
         let matmul = Matmul {
             problem,
+            variant,
             alpha,
             beta,
             a,
@@ -156,6 +169,7 @@ pub unsafe extern "C" fn cublasLtMatmul(
         };
         let matmul = with_workspace(matmul, algorithm, workspace_bytes as u64)?;
         check_pointers(&matmul, algorithm)?;
+        check_overlap(machine, &matmul)?;
         let driver = |code: CUresult| Refused {
             status: Status::CUBLAS_STATUS_EXECUTION_FAILED,
             why: Some(format!("the driver says {code:?}")),
@@ -167,8 +181,23 @@ pub unsafe extern "C" fn cublasLtMatmul(
                 "the handle is of device {device}, the stream of device {of_stream}"
             )));
         }
+        stream::check_current(machine, device, || matmul.describe()).map_err(driver)?;
         stream::enqueue(machine, stream, Arc::new(matmul)).map_err(driver)
     })
+}
+
+/// Operands that share bytes leave the result undefined.
+fn check_overlap(machine: &mut Machine, matmul: &Matmul) -> Result<(), Refused> {
+    let Some(([first, second], range)) = overlap(matmul) else {
+        return Ok(());
+    };
+    let message = format!(
+        "{}: {first} and {second} share bytes, which leaves the result undefined\n  bytes: {}\n  way out: separate memory; only C may be D, with beta and the same layout",
+        matmul.describe(),
+        machine.memory.describe(&range)
+    );
+    report::finding(machine, FindingKind::Race, &message);
+    Err(invalid(message))
 }
 
 /// The largest power of two that divides an address.

@@ -11,6 +11,10 @@
 //! | `nccl@K=async_error`, `async_error(NCCL)` | so, and ncclCommGetAsyncError reports it |
 //! | `nccl@K=slow(NS)` | it is delayed by so many nanoseconds, in wall time and simulated time |
 //! | `nccl@K=flip`, `flip(BIT)` | one bit of what this rank receives is inverted silently |
+//! | `heuristic@K[/DEVICE]=none` | the K-th search for an algorithm succeeds and finds none |
+//! | `heuristic@K=not_supported` | it returns CUBLAS_STATUS_NOT_SUPPORTED |
+//! | `heuristic@K=workspace(BYTES)` | it finds what needs so much workspace, or refuses |
+//! | `heuristic/MxNxK=…` | the same, for every search with this shape |
 //! | `nccl@K=lost` | the device is lost when its turn comes |
 //! | `rankR:ENTRY` | ENTRY counts only in the process whose launcher says that it is rank R |
 //! | `…=flip_bit` (of an operation) | one bit of its output is inverted |
@@ -25,6 +29,7 @@
 //! or `launch_failure` (719) or `device_lost` (46). Codes that CUDA documents as leaving the
 //! process unusable stay with the device.
 
+mod heuristic;
 mod injected;
 mod nccl;
 #[cfg(test)]
@@ -34,6 +39,7 @@ use std::collections::HashMap;
 
 use crate::error::CUresult;
 
+pub(crate) use self::heuristic::HeuristicEffect;
 pub use self::injected::Injected;
 pub(crate) use self::injected::Struck;
 pub(crate) use self::nccl::NcclEffect;
@@ -48,6 +54,7 @@ enum Effect {
     Nccl(NcclEffect),
     /// A call of NCCL returns this code.
     NcclCode(i32),
+    Heuristic(HeuristicEffect),
 }
 
 /// Which operations an entry counts.
@@ -65,6 +72,8 @@ enum Target {
     Operation(Class),
     /// NCCL calls that reach their turn.
     Nccl,
+    /// Searches of cuBLASLt for an algorithm.
+    Heuristic,
 }
 
 #[derive(Clone, Debug)]
@@ -80,6 +89,8 @@ struct Entry {
 pub struct Plan {
     entries: Vec<Entry>,
     slow: Vec<usize>,
+    /// Products by shape whose searches are hit.
+    shapes: Vec<([u64; 3], HeuristicEffect)>,
     missing: Vec<String>,
     no_peer: bool,
     /// How often each target was met, in total and per device.
@@ -119,7 +130,7 @@ impl Plan {
             };
             read.map_err(|problem| {
                 format!("SIMCUDA_FAULTS: `{entry}`: {problem}; an entry is [rankR:]FUNCTION@K[/DEVICE]=KIND, stream@K=…, kernel@K=…, \
-                         copy@K=…, nccl@K=…, device/D=slow, symbol=FUNCTION or no_peer")
+                         copy@K=…, nccl@K=…, heuristic@K=…, heuristic/MxNxK=…, device/D=slow, symbol=FUNCTION or no_peer")
             })?;
         }
         Ok(plan)
@@ -143,6 +154,11 @@ impl Plan {
             self.slow.push(parse_number(device)? as usize);
             return Ok(());
         }
+        if let Some(shape) = left.strip_prefix("heuristic/") {
+            let effect = heuristic::parse_effect(kind)?;
+            self.shapes.push((heuristic::parse_shape(shape)?, effect));
+            return Ok(());
+        }
         let (name, place) = left.split_once('@').ok_or("expected `@K` before the `=`")?;
         let (at, device) = match place.split_once('/') {
             Some((at, device)) => (parse_number(at)?, Some(parse_number(device)? as usize)),
@@ -156,6 +172,7 @@ impl Plan {
             "kernel" => Target::Operation(Class::Kernel),
             "copy" => Target::Operation(Class::Copy),
             "nccl" => Target::Nccl,
+            "heuristic" => Target::Heuristic,
             function
                 if ["cu", "nvrtc", "nccl"]
                     .iter()
@@ -165,7 +182,7 @@ impl Plan {
             }
             other => {
                 return Err(format!(
-                    "`{other}` is neither a function (cu…, nvrtc…, nccl…) nor stream, kernel, copy or nccl"
+                    "`{other}` is neither a function (cu…, nvrtc…, nccl…) nor stream, kernel, copy, nccl or heuristic"
                 ));
             }
         };
@@ -205,7 +222,7 @@ impl Plan {
                 code,
                 is_sticky: is_sticky(code),
             }),
-            Effect::Hang | Effect::FlipBit | Effect::Nccl(_) | Effect::NcclCode(_) => None,
+            _ => None,
         }
     }
 
@@ -251,6 +268,7 @@ fn parse_number(text: &str) -> Result<u64, String> {
 fn parse_effect(kind: &str, target: &Target) -> Result<Effect, String> {
     match target {
         Target::Nccl => return nccl::parse_effect(kind).map(Effect::Nccl),
+        Target::Heuristic => return heuristic::parse_effect(kind).map(Effect::Heuristic),
         Target::Function(name) if name.starts_with("nccl") => {
             return nccl::parse_code(kind).map(Effect::NcclCode);
         }

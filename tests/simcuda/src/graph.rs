@@ -80,6 +80,8 @@ pub(crate) struct Node {
     pub(crate) operation: Arc<Operation>,
     /// Earlier nodes of the graph, in order and each once.
     pub(crate) dependencies: Vec<usize>,
+    /// The earlier call of its communicator: it runs after that, but no program may rely on it.
+    pub(crate) after: Option<usize>,
 }
 
 /// A graph, or the captured part of one.
@@ -93,8 +95,10 @@ pub(crate) struct Graph {
 /// The nodes of an executable and their dependencies.
 pub(crate) struct Plan {
     pub(crate) nodes: Vec<Node>,
-    /// For each node, the later nodes that depend on it.
+    /// For each node, the later nodes that run after it.
     pub(crate) dependents: Vec<Vec<usize>>,
+    /// Those that no node depends on.
+    pub(crate) leaves: Vec<usize>,
     /// For each node, its chain.
     pub(crate) chain_of: Vec<usize>,
 }
@@ -153,16 +157,23 @@ pub(crate) fn chains<'a>(dependencies: impl Iterator<Item = &'a [usize]>) -> Vec
 impl Plan {
     pub(crate) fn new(nodes: Vec<Node>) -> Self {
         let mut dependents = vec![Vec::new(); nodes.len()];
+        let mut is_leaf = vec![true; nodes.len()];
         for (index, node) in nodes.iter().enumerate() {
             for &dependency in &node.dependencies {
                 assert!(dependency < index, "captured nodes depend on earlier ones");
                 dependents[dependency].push(index);
+                is_leaf[dependency] = false;
+            }
+            if let Some(earlier) = node.after {
+                dependents[earlier].push(index);
             }
         }
+        let leaves = (0..nodes.len()).filter(|node| is_leaf[*node]).collect();
         let chain_of = chains(nodes.iter().map(|node| node.dependencies.as_slice()));
         Self {
             nodes,
             dependents,
+            leaves,
             chain_of,
         }
     }

@@ -156,7 +156,7 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     module: usize,
     name: *const c_char,
 ) -> CUresult {
-    machine::call("cuModuleGetFunction", |_| {
+    machine::call("cuModuleGetFunction", |machine| {
         if name.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
@@ -176,6 +176,9 @@ pub unsafe extern "C" fn cuModuleGetFunction(
         if let Some((handle, _)) = known {
             return put(to, *handle);
         }
+        // Lazy loading "will delay loading of a kernel until cuModuleGetFunction() is called" (CUDA
+        // C++ Programming Guide): it may allocate, or wait for the device.
+        capture::forbid(machine, "cuModuleGetFunction, which loads the kernel,")?;
         let handle = handles.take();
         put(to, handle)?;
         let dynamic_shared_max = AtomicU32::new(default_dynamic_shared(&library.kernels[kernel]));
@@ -408,6 +411,9 @@ pub unsafe extern "C" fn cuLaunchKernel(
         if stream::device_of(machine, stream) != function.device {
             return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
         }
+        stream::check_current(machine, function.device, || {
+            format!("kernel {}", function.kernel().name)
+        })?;
         let launch = KernelLaunch {
             library: Arc::clone(&function.library),
             kernel: function.kernel,

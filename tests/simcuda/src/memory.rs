@@ -20,6 +20,7 @@ pub mod pool;
 pub mod space;
 #[cfg(test)]
 mod tests;
+pub mod unwritten;
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -28,7 +29,9 @@ use std::sync::Arc;
 use crate::error::CUresult;
 
 pub use self::allocation::{Allocation, End, Moment, Owner, Turn};
-pub use self::checks::{begin, check_queued, finish, freed_meanwhile, take_turn};
+pub use self::checks::{
+    begin, check_queued, finish, follow_contents, freed_meanwhile, settle_unwritten, take_turn,
+};
 pub use self::space::{ALIGNMENT_BYTES, POISON, RED_ZONE_BYTES};
 use crate::report::FindingKind;
 use crate::work::{Address, Memory};
@@ -57,6 +60,8 @@ pub struct AddressSpace {
     pub asked_for_peers: bool,
     /// Copies that use pinned memory and that the host has not waited for.
     pub in_flight: pinned::InFlight,
+    /// Device memory that nothing has written.
+    pub unwritten: unwritten::Unwritten,
 }
 
 /// A range that may not be accessed, and why.
@@ -83,6 +88,7 @@ impl AddressSpace {
             peers: HashSet::new(),
             asked_for_peers: false,
             in_flight: pinned::InFlight::default(),
+            unwritten: unwritten::Unwritten::default(),
         }
     }
 
@@ -143,6 +149,7 @@ impl AddressSpace {
         let start = self.place(device, bytes)?;
         let allocation = Arc::new(Allocation::new(start..start + bytes, owner, made));
         self.allocations.insert(start, Arc::clone(&allocation));
+        self.unwritten.add(start..start + bytes);
         Ok(allocation)
     }
 
@@ -193,6 +200,7 @@ impl AddressSpace {
             Owner::Host(mapping) => mapping.close(self.in_flight.uses(allocation)),
             Owner::Device { .. } => space::discard(&allocation.range),
         }
+        self.unwritten.remove(&allocation.range);
         self.forgettable.push_back(allocation.range.start);
         if self.forgettable.len() > REMEMBERED
             && let Some(oldest) = self.forgettable.pop_front()
@@ -442,6 +450,10 @@ impl Memory for AddressSpace {
             Ok(allocation) => Ok(allocation.range.clone()),
             Err(violation) => Err(violation.message),
         }
+    }
+
+    fn unwritten(&self, range: &Range<Address>) -> Option<Range<Address>> {
+        self.unwritten.within(range).next()
     }
 
     fn host_pointer(&self, address: Address) -> *mut u8 {

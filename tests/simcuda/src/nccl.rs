@@ -13,6 +13,7 @@ mod element;
 pub mod entry;
 mod flight;
 pub mod group;
+mod launch_order;
 mod meeting;
 mod progress;
 mod refusal;
@@ -29,9 +30,11 @@ use std::time::{Duration, Instant};
 use self::comm::Comm;
 pub(crate) use self::comm::{Flight, Piece};
 pub(crate) use self::flight::{Ran, flight, takes_off};
+pub(crate) use self::launch_order::next_place;
 pub(crate) use self::waiting::{await_others, idle, say_what_lacks};
 use crate::event::Record;
 use crate::race::Clock;
+use crate::report::Stack;
 
 /// What the ranks of this process know of a meeting: who arrived, with which knowledge, and when.
 #[derive(Default)]
@@ -103,6 +106,16 @@ impl Nccl {
     /// The open ones.
     fn live(&self) -> impl Iterator<Item = &Arc<Comm>> {
         self.comms.iter().flatten()
+    }
+
+    /// Where another rank of this process called its collective `number`, if it is under way.
+    fn stack_of(&self, comm: &Comm, rank: usize, number: u64) -> Option<Stack> {
+        let nonce = comm.segment.nonce;
+        let sibling = |other: &&Arc<Comm>| other.segment.nonce == nonce && other.rank == rank;
+        let flight = self.live().find(sibling)?.oldest()?;
+        let state = flight.state();
+        let is_at_it = state.collectives.progress.number() == Some(number);
+        state.begun_by.clone().filter(|_| is_at_it)
     }
 
     /// What this process must still do for `flight` to complete.

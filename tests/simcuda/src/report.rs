@@ -34,10 +34,16 @@ pub enum FindingKind {
     ForbiddenCall,
     /// A handle that was destroyed or never existed.
     Handle,
+    /// Device memory that nothing has written was read and used.
+    Unwritten,
     /// Diverging barriers of a kernel, or a misaligned access.
     Kernel,
-    /// Ranks of a communicator whose calls do not match; only with SIMCUDA_NCCL_CHECK.
+    /// A product with an algorithm that was chosen for another product.
+    ForeignAlgorithm,
+    /// Ranks of a communicator whose calls do not match.
     NcclMismatch,
+    /// Calls on two communicators in opposite orders on two ranks.
+    NcclOrder,
 }
 
 impl FindingKind {
@@ -70,8 +76,11 @@ impl fmt::Display for FindingKind {
             Self::Graph => "GRAPH",
             Self::ForbiddenCall => "FORBIDDEN CALL",
             Self::Handle => "DESTROYED HANDLE",
+            Self::Unwritten => "NEVER WRITTEN",
             Self::Kernel => "KERNEL",
+            Self::ForeignAlgorithm => "FOREIGN ALGORITHM",
             Self::NcclMismatch => "NCCL MISMATCH",
+            Self::NcclOrder => "NCCL ORDER",
         })
     }
 }

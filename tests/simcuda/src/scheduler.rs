@@ -24,6 +24,7 @@ use self::run::HostCall;
 use crate::event::Record;
 use crate::handle::StreamId;
 use crate::machine::{LockedMachine, Machine, host_joins};
+use crate::memory;
 use crate::nccl;
 use crate::race::Clock;
 use crate::stream::{self, Action, Entry, PENDING_MAX};
@@ -251,6 +252,20 @@ pub(crate) fn make_room(machine: &mut Machine) {
     }
 }
 
+/// "Note that this function may also return error codes from previous, asynchronous launches": the
+/// schedule decides whether a planned failure shows before the host waits. Then the next call that
+/// uses the device returns it, whichever it is.
+pub(crate) fn perhaps_fail(machine: &mut Machine) {
+    for _ in 0..policy(machine).extra().min(PENDING_MAX) {
+        let candidates = runnable(machine);
+        let candidates = without_host_functions(machine, candidates);
+        let Some(chosen) = policy(machine).choose(&candidates) else {
+            return;
+        };
+        run::piece(machine, chosen);
+    }
+}
+
 fn without_host_functions(machine: &Machine, mut candidates: Vec<Candidate>) -> Vec<Candidate> {
     candidates.retain(|candidate| !match (
         &machine.streams.all[candidate.stream].queue[0].action,
@@ -328,10 +343,11 @@ fn advance(machine: &mut Machine, goal: &Goal) -> Advance {
     let Some(chosen) = policy(machine).choose(&candidates) else {
         return Advance::Idle;
     };
-    match run::piece(machine, chosen) {
-        Some(call) => Advance::Call(call),
-        None => Advance::Ran,
+    let call = run::piece(machine, chosen);
+    if machine.streams.busy.is_empty() {
+        memory::settle_unwritten(machine);
     }
+    call.map_or(Advance::Ran, Advance::Call)
 }
 
 fn policy(machine: &mut Machine) -> &mut Policy {

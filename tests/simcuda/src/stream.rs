@@ -19,7 +19,9 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-pub(crate) use self::enqueue::{check_usable, enqueue, enqueue_host, enqueue_turn, give};
+pub(crate) use self::enqueue::{
+    check_current, check_usable, enqueue, enqueue_host, enqueue_turn, give,
+};
 pub(crate) use self::null::{blocking_of_null, legacy_of, resolve};
 pub use self::operations::Operation;
 pub(crate) use self::queue::{
@@ -112,6 +114,8 @@ pub struct Streams {
     /// Those that have something in them.
     pub(crate) busy: BTreeSet<StreamId>,
     pub(crate) pending: usize,
+    /// Something that was queued fails when it runs.
+    pub(crate) is_to_fail: bool,
     pub(crate) scheduler: Scheduler,
     next_sequence: u64,
     operations: operations::Operations,

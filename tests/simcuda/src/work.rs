@@ -17,6 +17,19 @@ pub struct Touched {
     pub writes: Vec<Range<Address>>,
     /// Atomics: these do not race with each other.
     pub atomics: Vec<Range<Address>>,
+    /// With [`Reads::Watched`]: what was read and never written, and by whom.
+    pub unwritten: Option<(Range<Address>, String)>,
+}
+
+/// What work does with the bytes that it reads; decides what it means if they were never written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// It computes with them.
+    Used,
+    /// It copies the first range that it reads to the first that it writes.
+    Copied,
+    /// It looks at each read itself: [`Touched::unwritten`].
+    Watched,
 }
 
 /// Why work failed.
@@ -39,6 +52,11 @@ pub trait Memory: Sync {
     /// the check can be cached.
     fn allocation(&self, device: usize, address: Address) -> Result<Range<Address>, String>;
 
+    /// The first part of `range` that nothing has written since it was allocated.
+    fn unwritten(&self, _range: &Range<Address>) -> Option<Range<Address>> {
+        None
+    }
+
     /// Where the bytes at `address` are mapped: device memory at its own address, pinned memory at
     /// a second mapping.
     fn host_pointer(&self, address: Address) -> *mut u8;
@@ -53,6 +71,11 @@ pub trait Work: Send + Sync {
     /// `run`.
     fn known_ranges(&self) -> Touched {
         Touched::default()
+    }
+
+    /// What it does with the bytes that it reads.
+    fn reads(&self) -> Reads {
+        Reads::Used
     }
 
     /// Runs on `device`, and says what it touched, even if it fails.

@@ -23,6 +23,10 @@ pub struct Contents {
     pub columns: Option<Vec<String>>,
     /// Of a converted table: the columns that had such cells.
     pub odd_cells: Vec<OddCells>,
+    /// If the array is tokens and the file says so: all are below this.
+    pub vocabulary: Option<usize>,
+    /// The token after each document, if the file says so.
+    pub end_of_text: Option<usize>,
 }
 
 /// How many unknown values of a column are kept for messages.

@@ -96,15 +96,20 @@ impl<'a> Columns<'a> {
             labels: Vec::new(),
         };
         columns.check_names_differ()?;
+        // Of names that are given twice, which only empty ones are, the first counts.
+        let places = columns.names.iter().enumerate().rev();
+        let places: HashMap<_, _> = places.map(|(place, name)| (name.as_str(), place)).collect();
         let labels = request.label.iter();
         let labels = labels.flat_map(|name| label_names(&columns.names, name));
-        let labels = labels.map(|name| columns.position(name));
+        let labels = labels.map(|name| columns.place(name, &places));
         columns.labels = labels.collect::<Result<_>>()?;
         columns.check_labels_differ()?;
         columns.features = match request.features {
             Some(wanted) => {
-                let feature =
-                    |plan: &ColumnPlan| Ok(Feature::of(columns.position(&plan.name)?, Some(plan)));
+                let feature = |plan: &ColumnPlan| {
+                    let place = columns.place(&plan.name, &places)?;
+                    Ok(Feature::of(place, Some(plan)))
+                };
                 wanted.iter().map(feature).collect::<Result<_>>()?
             }
             None => {
@@ -161,9 +166,9 @@ impl<'a> Columns<'a> {
         Ok(())
     }
 
-    fn position(&self, name: &str) -> Result<usize> {
-        let position = self.names.iter().position(|has| has == name);
-        position.ok_or_else(|| {
+    /// The place of the column `name` among all, which are in `places`.
+    fn place(&self, name: &str, places: &HashMap<&str, usize>) -> Result<usize> {
+        places.get(name).copied().ok_or_else(|| {
             let has = listed(&self.names);
             let help = match nearest(name, &self.names) {
                 Some(near) => format!("\"{near}\" was probably meant"),
@@ -346,6 +351,7 @@ impl<'a> RowWriter<'a> {
             columns: Some(columns.feature_names()),
             source: Some(columns.path.display().to_string()),
             odd: self.odd,
+            ..flat::About::default()
         })
     }
 }

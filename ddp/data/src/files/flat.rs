@@ -17,12 +17,15 @@
 //! {"arrays": [{"name": "features", "element": "f32", "shape": [1000, 784],
 //!              "offset": 64, "xxh3": "00d5b3a1c2e4f607"}],
 //!  "classes": ["cat", "dog"], "columns": ["width", …], "source": "pets.csv"}
+//! {"arrays": [{"name": "tokens", "element": "u16", "shape": [100000], "offset": 64, "xxh3": …}],
+//!  "vocabulary": 50257, "end_of_text": 50256}
 //! ```
 //!
 //! `element` is one of u8, i8, u16, i16, u32, i32, u64, i64, bool, f16, bf16, f32, f64. `xxh3` (of
-//! an array's bytes, 64 bits in hexadecimal), `classes`, `columns` and `source` are optional. Our
-//! writer puts the header at the end, since it does not know the number of rows before, and writes
-//! the first bytes last, so that an unfinished file is refused.
+//! an array's bytes, 64 bits in hexadecimal), `classes`, `columns` and `source` are optional. A
+//! file with a `vocabulary` holds tokens, which are below it; `end_of_text`, optional, is the token
+//! after each document. Our writer puts the header at the end, since it does not know the number of
+//! rows before, and writes the first bytes last, so that an unfinished file is refused.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -40,6 +43,7 @@ use super::array::{ArrayPlace, Element};
 use super::contents::{Contents, OddCells};
 use super::io::{map, refuse, writing};
 use crate::error::{Error, Result};
+use crate::spec::TOKENS_MAX;
 
 /// The first bytes of every file.
 pub(super) const MAGIC: &[u8] = b"DDPFLAT1";
@@ -64,6 +68,10 @@ struct Header {
     source: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     odd_cells: Vec<OddCells>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    vocabulary: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    end_of_text: Option<usize>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -88,6 +96,10 @@ pub(crate) struct About {
     pub(crate) source: Option<String>,
     /// Of a table: the columns that had some.
     pub(crate) odd: Vec<OddCells>,
+    /// Of tokens: all are below this.
+    pub(crate) vocabulary: Option<usize>,
+    /// Of tokens: the one after each document.
+    pub(crate) end_of_text: Option<usize>,
 }
 
 impl About {
@@ -117,7 +129,14 @@ pub(crate) fn open(path: &Path, file: &str) -> Result<Contents> {
     }
     (contents.classes, contents.columns) = (header.classes, header.columns);
     contents.odd_cells = header.odd_cells;
+    (contents.vocabulary, contents.end_of_text) = (header.vocabulary, header.end_of_text);
     contents.checked(path)
+}
+
+/// Whether a file begins as flat files do.
+pub(super) fn begins(mapped: &Mapped) -> bool {
+    let mut first = [0; MAGIC.len()];
+    mapped.read(0, &mut first).is_ok() && first == *MAGIC
 }
 
 /// Compares every array with the checksum in the header. Reads the whole file.
@@ -163,7 +182,8 @@ fn header(mapped: &Mapped) -> Result<Header, String> {
         let got = first[..8].escape_ascii();
         return Err(format!(
             "expected a flat .bin file, which begins with \"DDPFLAT1\", got \"{got}\"; help: numbers without a header \
-             do not say what they are: save them with np.save"
+             do not say what they are: save them with np.save; if they are u16 tokens, as nanoGPT writes them, give \
+             tokens:FILE"
         ));
     }
     let number = |at: usize| u64::from_le_bytes(first[at..at + 8].try_into().expect("eight bytes"));
@@ -192,6 +212,7 @@ fn header(mapped: &Mapped) -> Result<Header, String> {
         .map_err(|error| format!("its header cannot be read: {error}"))?;
     check_places(&header, start..end, length)?;
     check_names(&header)?;
+    check_vocabulary(&header)?;
     Ok(header)
 }
 
@@ -255,6 +276,22 @@ fn check_names(header: &Header) -> Result<(), String> {
             "it names {count} columns: expected as many as its features have, got {}",
             features.map_or("no such array".into(), |entry| width(entry).to_string())
         )),
+    }
+}
+
+/// Checks that the vocabulary has tokens, among them the one after documents.
+fn check_vocabulary(header: &Header) -> Result<(), String> {
+    let vocabulary = header.vocabulary.unwrap_or(1) as u64;
+    if !(1..=TOKENS_MAX).contains(&vocabulary) {
+        return Err(format!(
+            "its vocabulary: expected from 1 to {TOKENS_MAX} tokens, got {vocabulary}"
+        ));
+    }
+    match header.end_of_text {
+        Some(end) if end as u64 >= vocabulary => Err(format!(
+            "its end_of_text: expected a token below its vocabulary of {vocabulary}, got {end}"
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -362,6 +399,8 @@ impl Writer {
             columns: about.columns,
             source: about.source,
             odd_cells: about.odd,
+            vocabulary: about.vocabulary,
+            end_of_text: about.end_of_text,
         };
         let json = serde_json::to_vec(&header);
         let json = json.map_err(|error| Error::Internal(format!("a flat header: {error}")))?;

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::flat;
 use super::io::{map, refuse};
+use super::llm_c;
 use crate::error::Result;
 
 /// Formats of data.
@@ -18,6 +19,10 @@ pub enum FileKind {
     Safetensors,
     /// Our own.
     Flat,
+    /// Tokens, as llm.c writes them.
+    LlmC,
+    /// A text, whose bytes are tokens.
+    Text,
     /// Something else than a table, compressed.
     Gzip,
     Csv,
@@ -25,7 +30,7 @@ pub enum FileKind {
 }
 
 /// Endings of file names.
-const ENDINGS: [(&str, FileKind); 14] = [
+const ENDINGS: [(&str, FileKind); 15] = [
     (".npy", FileKind::Npy),
     (".npz", FileKind::Npz),
     (".idx", FileKind::Idx),
@@ -35,6 +40,7 @@ const ENDINGS: [(&str, FileKind); 14] = [
     (".idx3", FileKind::Idx),
     (".safetensors", FileKind::Safetensors),
     (".bin", FileKind::Flat),
+    (".txt", FileKind::Text),
     (".gz", FileKind::Gzip),
     (".csv", FileKind::Csv),
     (".tsv", FileKind::Csv),
@@ -45,6 +51,7 @@ const ENDINGS: [(&str, FileKind); 14] = [
 /// The refusal of pickles, also for what `torch.save` writes.
 pub(super) const PICKLE: &str = "it is a pickle (as torch.save writes), which can run programs when it is read; \
      help: save its arrays with numpy.savez(path, x=x.numpy(), y=y.numpy())";
+pub(super) const WORKBOOK: &str = "Excel workbooks are not read; help: save the sheet as .csv";
 const MATLAB: &str = "MATLAB files are not read; help: numpy.savez(path, **scipy.io.loadmat(…))";
 const PICTURE: &str = "it is a single picture; \
      help: put all pictures into one array: numpy.savez(path, x=images, y=labels)";
@@ -64,10 +71,7 @@ const REFUSED: [(&[u8], &str); 8] = [
     (b"MATLAB 7.3 MAT-", MATLAB),
     (b"\x89PNG", PICTURE),
     (b"\xff\xd8\xff", PICTURE),
-    (
-        b"\xd0\xcf\x11\xe0",
-        "it is an Excel workbook; help: save the sheet as .csv",
-    ),
+    (b"\xd0\xcf\x11\xe0", WORKBOOK),
     (
         b"SQLite format 3",
         "it is a database; help: save the table as .csv or .parquet",
@@ -83,6 +87,8 @@ impl FileKind {
             FileKind::Idx => "an IDX file",
             FileKind::Safetensors => "a .safetensors file",
             FileKind::Flat => "a flat .bin file",
+            FileKind::LlmC => "tokens of llm.c",
+            FileKind::Text => "a text",
             FileKind::Gzip => "a file compressed with gzip",
             FileKind::Csv => "a table of text (.csv, .tsv)",
             FileKind::Parquet => "a .parquet file",
@@ -99,6 +105,7 @@ impl FileKind {
             // A column may have this name.
             [b'P', b'A', b'R', b'1', ..] if ends_as_parquet(end, bytes) => Some(FileKind::Parquet),
             _ if start.starts_with(flat::MAGIC) => Some(FileKind::Flat),
+            _ if llm_c::Format::of(start).is_some() => Some(FileKind::LlmC),
             // The length of the header, then its first bracket.
             [a, b, c, d, e, f, g, h, b'{', ..]
                 if u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, *h]) <= bytes =>
@@ -127,6 +134,11 @@ fn ends_as_parquet(end: &[u8; 8], bytes: u64) -> bool {
 /// The format of the file at `path`.
 pub fn kind(path: &Path) -> Result<FileKind> {
     let mapped = map(path)?;
+    let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
+    let has_ending = |endings: &[&str]| endings.iter().any(|&known| ending == *known);
+    if has_ending(&["xlsx", "xlsm", "xls", "ods"]) {
+        return Err(refuse(path, WORKBOOK));
+    }
     let (mut start, mut end, bytes) = ([0; 16], [0; 8], mapped.len());
     let start = &mut start[..bytes.min(16) as usize];
     mapped
@@ -146,10 +158,7 @@ pub fn kind(path: &Path) -> Result<FileKind> {
             "it is empty: expected a table or arrays; help: save the data again",
         ));
     }
-    let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
-    let is_named_pickle = ["pt", "pth", "pkl", "pickle"]
-        .iter()
-        .any(|&name| ending == *name);
+    let is_named_pickle = has_ending(&["pt", "pth", "pkl", "pickle"]);
     match FileKind::of_bytes(start, &end, bytes) {
         // torch.save writes a zip archive with a pickle in it.
         Some(FileKind::Npz) | None if is_named_pickle => return Err(refuse(path, PICKLE)),
@@ -159,14 +168,23 @@ pub fn kind(path: &Path) -> Result<FileKind> {
         None => {}
     }
     let named = FileKind::of_name(path);
-    if named == Some(FileKind::Gzip) {
-        let why = "its name ends in .gz, but it is not compressed; help: rename it without .gz";
+    let why_not = match named {
+        Some(FileKind::Gzip) => {
+            Some("its name ends in .gz, but it is not compressed; help: rename it without .gz")
+        }
+        Some(FileKind::Parquet) => Some(
+            "it does not begin and end as Parquet files do: it is cut short, damaged or of another format; \
+             help: write it again",
+        ),
+        _ => None,
+    };
+    if let Some(why) = why_not {
         return Err(refuse(path, why));
     }
     named.ok_or_else(|| {
         let got = start[..start.len().min(8)].escape_ascii();
         let known =
-            ".npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX (…-ubyte), or .gz of these";
+            ".npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, .txt, IDX (…-ubyte), or .gz of these";
         refuse(
             path,
             format!("expected {known}, got a file that begins with \"{got}\"; help: rename a table of text to .csv"),

@@ -95,7 +95,7 @@ fn check(archive: &mut Archive<'_>) -> Result<(), String> {
         .file_names_raw()
         .any(|name| name.starts_with(b"xl/"))
     {
-        return Err("it is an Excel workbook; help: save the sheet as .csv".into());
+        return Err(kind::WORKBOOK.into());
     }
     // As torch.save writes it.
     if archive

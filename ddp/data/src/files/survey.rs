@@ -59,6 +59,7 @@ pub(crate) struct SurveyedColumn {
 impl Survey {
     /// Of no rows yet.
     pub(super) fn of(columns: &Columns<'_>, categorical: &[String]) -> Survey {
+        let categorical: HashSet<&String> = categorical.iter().collect();
         let column = |index| {
             let name = columns.name(index).to_string();
             let values_max = match categorical.contains(&name) {
@@ -112,13 +113,14 @@ impl Survey {
     /// none.
     pub(super) fn refusal(&self, columns: &Columns<'_>) -> Option<Error> {
         let request = columns.request;
-        let is_number = |name: &str| {
-            let mut plans = request.features.into_iter().flatten();
-            plans.all(|plan| plan.name != name || plan.values.is_none())
-        };
+        let plans = request.features.into_iter().flatten();
+        let categorical: HashSet<&String> = plans
+            .filter(|plan| plan.is_categorical())
+            .map(|plan| &plan.name)
+            .collect();
         let all = || self.columns.iter();
         let texts: Vec<_> = all()
-            .filter(|column| column.texts > 0 && is_number(&column.name))
+            .filter(|column| column.texts > 0 && !categorical.contains(&column.name))
             .collect();
         let missing: Vec<_> = match request.allows_missing {
             true => Vec::new(),
@@ -321,6 +323,7 @@ impl CellSink for Survey {
 /// those of texts.
 pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Result<Vec<ColumnPlan>> {
     let is_auto = categorical.iter().any(|name| name == crate::plan::AUTO);
+    let categorical: HashSet<&String> = categorical.iter().collect();
     let mut refused = Vec::new();
     let mut plan = Vec::new();
     for column in &survey.columns {

@@ -95,6 +95,31 @@ fn values_that_cannot_be_trained_on_are_named_with_their_row() {
         text.contains("targets: expected a class, in 0..3, got 3 in row 1, element 0"),
         "{text}"
     );
+    let next = || TaskSpec::NextToken {
+        vocabulary: 3,
+        are_bytes: false,
+    };
+    let tokens = |tokens: [i64; 4]| tensor(&tokens, &[2, 2]);
+    for (inputs, targets, part) in [
+        (
+            [0, 1, 3, 0],
+            [1, 2, 0, 0],
+            "inputs: expected a token, in 0..3, got 3 in row 1, element 0",
+        ),
+        (
+            [0, 1, 2, 0],
+            [1, 2, 0, -1],
+            "targets: expected a token, in 0..3, got -1 in row 1",
+        ),
+    ] {
+        let (code, text) = error_of(tokens(inputs), tokens(targets), next());
+        assert!(code == 65 && text.contains(part), "{text}");
+    }
+    let (_, text) = error_of(points(), tensor(&[0i64; 3], &[3]), next());
+    assert!(
+        text.contains("inputs: expected tokens, i64, got f32"),
+        "{text}"
+    );
     let inputs = tensor(&[0.0, 0.1, 1.0, f32::NAN, 2.0, 2.1], &[3, 2]);
     let (code, text) = error_of(inputs, tensor(&[0i64, 2, -100], &[3]), classes());
     assert_eq!(code, 65);

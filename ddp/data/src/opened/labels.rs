@@ -1,6 +1,7 @@
 //! Where the labels are: in a column or array, or in files of their own, and whether these fit the
 //! features.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -77,8 +78,9 @@ pub(super) fn default_column(
         }
         _ => {}
     }
-    let is_feature = |name: &String| features.is_some_and(|features| features.contains(name));
-    let is_left = |name: &String| !is_feature(name) && !ask.table.drop.contains(name);
+    let others = features.into_iter().flatten().chain(&ask.table.drop);
+    let others: HashSet<&String> = others.collect();
+    let is_left = |name: &String| !others.contains(name);
     let mut last_first = columns.into_iter().rev();
     last_first.find(is_left).ok_or_else(|| {
         let (path, setting) = (path.display(), ask.labels_setting);

@@ -1,5 +1,6 @@
 //! The plan of a table's features, from the settings and from what is in all files.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use super::ask::{Ask, LabelPlace};
@@ -37,7 +38,8 @@ pub(super) fn of_settings(
         return Ok(Some(features));
     }
     let names: Vec<String> = features.iter().map(|plan| plan.name.clone()).collect();
-    let is_known = |name: &&String| *name == AUTO || names.contains(name);
+    let known: HashSet<&String> = names.iter().collect();
+    let is_known = |name: &&String| *name == AUTO || known.contains(name);
     if let Some(name) = settings.categorical.iter().find(|name| !is_known(name)) {
         return Err(not_a_column(
             "categorical",
@@ -59,8 +61,9 @@ pub(super) fn of_settings(
 /// The columns of the first table that are features, as numbers.
 fn features(ask: &Ask<'_>, path: &Path, source: &LabelPlace) -> Result<Vec<ColumnPlan>> {
     let columns = table::columns(path)?;
-    let drop = &ask.table.drop;
-    if let Some(name) = drop.iter().find(|name| !columns.contains(name)) {
+    let drop: HashSet<&String> = ask.table.drop.iter().collect();
+    let known: HashSet<&String> = columns.iter().collect();
+    if let Some(name) = ask.table.drop.iter().find(|name| !known.contains(name)) {
         return Err(not_a_column("drop", name, path, "column", &columns));
     }
     let named = ask.named_columns();
@@ -77,7 +80,7 @@ fn features(ask: &Ask<'_>, path: &Path, source: &LabelPlace) -> Result<Vec<Colum
             .as_ref()
             .is_some_and(|labels| labels.contains(&name.as_str()))
     };
-    if let Some(label) = drop.iter().find(|name| is_label(name)) {
+    if let Some(label) = ask.table.drop.iter().find(|name| is_label(name)) {
         return Err(Error::Usage(format!(
             "`drop` {label}: expected columns of features, got the label; help: leave it out of `drop`"
         )));

@@ -20,7 +20,9 @@ pub(super) fn built_in(request: &DataRequest) -> Result<Data> {
             let (train, held_out) = Synthetic::pair(spec);
             (Arc::new(train), Arc::new(held_out))
         }
-        DataSpec::Files(_) => return Err(Error::Internal("files are not built in".into())),
+        DataSpec::Files(_) | DataSpec::Tokens(_) => {
+            return Err(Error::Internal("files are not built in".into()));
+        }
     };
     if let Some(trained) = &request.trained {
         check_trained(trained, &request.data, &*train)?;

@@ -64,7 +64,7 @@ pub(super) fn look(
         };
     let needs_moments = needs_moments || element.is_float() || element == Element::Bool;
     let mut findings = Findings::unread(false);
-    findings.labels = look_at_labels(source, known, ranks)?;
+    findings.labels = look_at_labels(source, known, split, ranks)?;
     let ranks = SameFiles::of(ranks, &source.identity())?;
     let is_trained_on = |row| split.is_none_or(|split| split.is_trained_on(row));
     let numbers = source.labels.iter().filter(|labels| !labels.are_classes());
@@ -110,13 +110,15 @@ pub(super) fn look(
 pub(super) fn look_at_labels(
     source: &OpenFiles,
     known: Option<&TaskSpec>,
+    split: Option<&Split>,
     ranks: &dyn Ranks,
 ) -> Result<LabelsFound> {
     let labels = source.labels.as_ref();
     let labels = labels.ok_or_else(|| Error::Internal("training without labels".into()))?;
     let ranks = SameFiles::of(ranks, &source.identity())?;
     let classes = known.and_then(TaskSpec::classes).map(Classes::count);
-    let mut found = scan::labels(labels, classes, &ranks)?;
+    let is_trained_on = |row| split.is_none_or(|split| split.is_trained_on(row));
+    let mut found = scan::labels(labels, classes, &is_trained_on, &ranks)?;
     let bad = found.bad.take().map(Error::Data);
     agree(&ranks, bad.map_or(Ok(()), Err))?;
     must_match(source, "labels", found.hash, &ranks)?;

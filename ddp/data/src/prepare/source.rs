@@ -1,14 +1,36 @@
 //! Files that are open, of the same kind and size on all ranks.
 
 use ddp_kernels::mapped::Identity;
+use ddp_kernels::{Device, memory};
 
 use crate::error::{Error, Result};
+use crate::files::Array;
 use crate::labels::Labels;
 use crate::opened::{self, Ask, Opened};
 use crate::ranks::{Ranks, in_turn};
 use crate::scan::LabelsFound;
 use crate::stack::Stack;
 use crate::task::{LabelName, TaskKind, TaskSpec};
+
+/// Tells the files of these arrays from other ones. The number of a file system is left out, since
+/// it differs between hosts that share it.
+pub(super) fn identity_of<'a>(arrays: impl Iterator<Item = &'a Array>) -> String {
+    let identities = arrays.map(|array| Identity {
+        device: 0,
+        ..array.mapped().identity()
+    });
+    identities.map(|identity| format!("{identity:?}")).collect()
+}
+
+/// Tells the system that files larger than memory are read in any order: reading ahead would be
+/// wasted.
+pub(super) fn read_in_any_order(arrays: &[Array]) {
+    let bytes = arrays.iter().map(|array| array.mapped().len());
+    if bytes.fold(0, u64::saturating_add) > memory::free_bytes(Device::Cpu) as u64 {
+        let files = arrays.iter().map(Array::mapped);
+        files.for_each(|file| file.random_order(true));
+    }
+}
 
 /// Open files of features and labels.
 pub(super) struct OpenFiles {
@@ -92,18 +114,12 @@ impl OpenFiles {
     }
 
     /// Tells the files of this rank from other ones: equal on ranks that have the same files open.
-    /// The number of a file system is left out, since it differs between hosts that share it.
     pub(super) fn identity(&self) -> String {
         let labels = self
             .labels
             .iter()
             .flat_map(|labels| labels.stack().arrays());
-        let arrays = self.features().arrays().iter().chain(labels);
-        let identities = arrays.map(|array| Identity {
-            device: 0,
-            ..array.mapped().identity()
-        });
-        identities.map(|identity| format!("{identity:?}")).collect()
+        identity_of(self.features().arrays().iter().chain(labels))
     }
 
     /// What is to be learned from these labels.

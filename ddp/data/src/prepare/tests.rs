@@ -4,6 +4,7 @@
 mod names;
 mod tables;
 mod targets;
+mod tokens;
 mod truth;
 
 use std::fs;

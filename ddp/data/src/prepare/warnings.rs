@@ -1,5 +1,7 @@
 //! Warnings about data that can be trained on.
 
+use std::collections::HashSet;
+
 use super::look::Findings;
 use super::source::OpenFiles;
 use crate::error::Result;
@@ -8,7 +10,7 @@ use crate::files::{Element, OddCells};
 use crate::normalize::{Normalization, Normalize};
 use crate::request::DataRequest;
 use crate::rounding::{self, Ends, STEPS_MIN};
-use crate::scan::{self, Moments};
+use crate::scan::{self, LabelsFound, Moments};
 use crate::stack::Stack;
 use crate::task::TaskSpec;
 
@@ -38,9 +40,10 @@ pub(super) fn log_table(source: &OpenFiles, path: &str) {
         let more = if all.len() > 20 { ", …" } else { "" };
         (!all.is_empty()).then(|| all[..all.len().min(20)].join(", ") + more)
     };
+    let is_categorical: HashSet<&String> = categorical.iter().collect();
     let missing = |are_categorical: bool| {
         of_columns(&|odd: &OddCells| {
-            let is_one = odd.missing > 0 && categorical.contains(&odd.column) == are_categorical;
+            let is_one = odd.missing > 0 && is_categorical.contains(&odd.column) == are_categorical;
             is_one.then(|| format!("\"{}\" {}", odd.column, odd.missing))
         })
     };
@@ -59,6 +62,32 @@ pub(super) fn log_table(source: &OpenFiles, path: &str) {
     if let Some(unseen) = of_columns(&unseen) {
         tracing::warn!(
             "`{setting}` {path}: cells with values that were not trained on, which count as none of the categories: {unseen}"
+        );
+    }
+}
+
+/// Logs how many numbers of each feature are `missing`, unless `log_table` has.
+pub(super) fn log_missing(source: &OpenFiles, path: &str, missing: &[u64]) {
+    let columns = source.opened.columns.as_ref();
+    let name = |index: usize| {
+        columns.map_or_else(
+            || format!("{index}"),
+            |names| format!("\"{}\"", names[index]),
+        )
+    };
+    let some = missing.iter().enumerate().filter(|(_, count)| **count > 0);
+    let some: Vec<_> = some
+        .map(|(index, count)| format!("{} {count}", name(index)))
+        .collect();
+    if !some.is_empty() && source.opened.odd_cells.is_empty() {
+        let (total, more) = (
+            missing.iter().sum::<u64>(),
+            if some.len() > 20 { ", …" } else { "" },
+        );
+        tracing::info!(
+            "`{}` {path}: {total} missing numbers in the rows that are trained on, which are filled in, by feature: {}{more}",
+            source.setting,
+            some[..some.len().min(20)].join(", ")
         );
     }
 }
@@ -106,6 +135,22 @@ pub(super) fn warn(
                  are checked when they are trained on",
                 scan::BYTES_MAX >> 30,
                 found.moments.count
+            );
+        }
+    }
+    if let Some(classes) = task.classes() {
+        let LabelsFound {
+            counts, trained, ..
+        } = &findings.labels;
+        let rows = counts.iter().zip(trained).enumerate();
+        let unseen = rows.filter(|(_, (all, trained))| **all > 0 && **trained == 0);
+        let unseen: Vec<_> = unseen.map(|(class, _)| classes.name(class)).collect();
+        if !unseen.is_empty() {
+            tracing::warn!(
+                "`val-split` {}: only held-out rows have these classes, which the model cannot learn: {}; help: give more \
+                 rows of them, or another `seed`",
+                request.val_split,
+                listed(&unseen)
             );
         }
     }
@@ -191,6 +236,10 @@ pub(super) fn columns_too_close(
         Element::F64 | Element::I64 | Element::U64 | Element::I32 | Element::U32
     );
     let is_close = |(&least, &greatest): (&f32, &f32)| {
+        // `Ends` leaves out 0, behind which the other numbers may be close.
+        if least == 0.0 || greatest == 0.0 {
+            return true;
+        }
         let ends = Ends {
             least: f64::from(least),
             greatest: f64::from(greatest),

@@ -12,6 +12,7 @@ fn numbers_that_f32_hardly_tells_apart_are_too_close() {
     for close in [
         &minute[..],
         &[1e10, 1e10 + 1.0],
+        &[1.7e9, 0.0, 1.7e9 + 5.0],
         &[-1e10, -1e10 - 1.0],
         &[1.0, 1.0 + 1e-8, 1.0 + 2e-8],
     ] {
@@ -36,7 +37,7 @@ fn a_warning_names_a_column_and_the_help() {
     assert_eq!(warning(&[]), None);
     let text = warning(&[("\"time\"".into(), ends)]).unwrap();
     for part in [
-        "column \"time\" are between 1700000000 and 1700000059",
+        "column \"time\", apart from 0, are between 1700000000 and 1700000059",
         "steps of 128",
         "subtract an offset",
     ] {

@@ -26,6 +26,8 @@ const SEGMENTS: u64 = 64;
 pub(crate) struct LabelsFound {
     /// Rows of each class; empty if labels are numbers.
     pub(crate) counts: Vec<u64>,
+    /// Of these, the rows that are trained on.
+    pub(crate) trained: Vec<u64>,
     /// The least and the greatest number, if labels are numbers.
     pub(crate) range: Option<(f32, f32)>,
     /// The different whole numbers, up to `CLASSES_MAX`.
@@ -44,9 +46,14 @@ impl LabelsFound {
     /// Adds later rows.
     fn merge(&mut self, later: LabelsFound) {
         let width = self.counts.len().max(later.counts.len());
-        self.counts.resize(width, 0);
-        for (count, later) in self.counts.iter_mut().zip(later.counts) {
-            *count += later;
+        for (counts, later) in [
+            (&mut self.counts, later.counts),
+            (&mut self.trained, later.trained),
+        ] {
+            counts.resize(width, 0);
+            for (count, later) in counts.iter_mut().zip(later) {
+                *count += later;
+            }
         }
         if let Some((least, greatest)) = later.range {
             self.widen(least, greatest);
@@ -74,6 +81,7 @@ impl LabelsFound {
 pub(crate) fn labels(
     labels: &Labels,
     known: Option<usize>,
+    is_trained_on: &(dyn Fn(u64) -> bool + Sync),
     ranks: &dyn Ranks,
 ) -> Result<LabelsFound> {
     let internal = |error: serde_json::Error| Error::Internal(error.to_string());
@@ -90,7 +98,7 @@ pub(crate) fn labels(
             first = block.end;
             heartbeat::beat(Work::ReadsData);
             match labels.are_classes() {
-                true => read_classes(labels, block, known, &mut found)?,
+                true => read_classes(labels, block, known, is_trained_on, &mut found)?,
                 false => read_values(labels, block, &mut found)?,
             }
         }
@@ -112,6 +120,7 @@ fn read_classes(
     labels: &Labels,
     rows: Range<u64>,
     known: Option<usize>,
+    is_trained_on: &dyn Fn(u64) -> bool,
     found: &mut LabelsFound,
 ) -> Result<()> {
     let mut classes = vec![0; (rows.end - rows.start) as usize];
@@ -126,8 +135,10 @@ fn read_classes(
         };
         if class >= found.counts.len() {
             found.counts.resize(class + 1, 0);
+            found.trained.resize(class + 1, 0);
         }
         found.counts[class] += 1;
+        found.trained[class] += u64::from(is_trained_on(row));
     }
     Ok(())
 }

@@ -13,6 +13,8 @@ fn a_spec_reads_back_as_it_prints() {
         "synthetic:row-number,rows=5",
         "digits.npz#x_train",
         "shards/*.npy",
+        "tokens:train.bin",
+        "tokens:shards/*.bin,context=64,vocabulary=50304",
     ] {
         let spec: DataSpec = text.parse().unwrap();
         assert_eq!(
@@ -100,6 +102,14 @@ fn invalid_values_are_refused_with_the_valid_ones() {
             &["classes: expected a whole number from 2", "got \"1\""],
         ),
         ("", &["got \"\""]),
+        (
+            "tokens:a.bin,context=0",
+            &["context: expected a whole number from 1 to 16777216, got \"0\""],
+        ),
+        (
+            "tokens:a.bin,window=3",
+            &["options context, vocabulary, got \"window\""],
+        ),
     ] {
         let error = text.parse::<DataSpec>().unwrap_err();
         assert_eq!(error.exit_code(), 2);

@@ -51,12 +51,12 @@ pub(crate) fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
 pub(super) fn other_format(got: impl Into<u64>, known: u32) -> String {
     let got = got.into();
     format!(
-        "is of format {got}, and this program reads format {known}: use the ddp-train that wrote it"
+        "is of format {got}, and this program reads format {known}: use the version that wrote it"
     )
 }
 
 /// The first names of a list, and how many more there are.
-pub(super) fn some(names: &[&str]) -> String {
+pub(crate) fn some(names: &[&str]) -> String {
     match names.len() {
         0..=4 => names.join(", "),
         count => format!("{} and {} more", names[..3].join(", "), count - 3),

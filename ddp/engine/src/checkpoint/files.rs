@@ -12,17 +12,17 @@ use crate::error::Result;
 
 /// Reads an open file from a position, without its cursor, so that other threads can read it too.
 #[derive(Debug)]
-pub(super) struct ReadFrom<'a> {
+pub(crate) struct ReadFrom<'a> {
     file: &'a File,
     at: u64,
 }
 
 impl ReadFrom<'_> {
-    pub(super) fn start(file: &File) -> ReadFrom<'_> {
+    pub(crate) fn start(file: &File) -> ReadFrom<'_> {
         ReadFrom::place(file, 0)
     }
 
-    pub(super) fn place(file: &File, at: u64) -> ReadFrom<'_> {
+    pub(crate) fn place(file: &File, at: u64) -> ReadFrom<'_> {
         ReadFrom { file, at }
     }
 }

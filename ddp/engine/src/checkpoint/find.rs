@@ -40,7 +40,7 @@ fn damage(folder: &Path, error: Error) -> Result<String> {
             help: format!("check that it can be read, {older}"),
         }),
         Error::Data(text) if is_of_another_version(folder) => Err(Error::Data(format!(
-            "{text}; it is intact, but of another version of ddp-train: use that version, {older}"
+            "{text}; it is intact, but of another version of this program: use that version, {older}"
         ))),
         Error::Data(text) => Ok(reason(folder, &text).to_string()),
         other => Err(other),
@@ -116,10 +116,13 @@ pub struct Chosen {
 /// The checkpoint with the lowest validation loss if it is intact, else the newest. Warns of
 /// checkpoints that are skipped.
 pub fn best(out: &Path) -> Result<Chosen> {
+    let mut warned = BTreeSet::new();
     for listed in 1.. {
         let (newest, skipped) = newest(out)?;
         for (folder, why) in &skipped {
-            tracing::warn!("skipped the checkpoint {}: {why}", folder.display());
+            if warned.insert(folder.clone()) {
+                tracing::warn!("skipped the checkpoint {}: {why}", folder.display());
+            }
         }
         let newest = newest.ok_or_else(|| {
             let (got, help) = match skipped.first() {
@@ -132,7 +135,7 @@ pub fn best(out: &Path) -> Result<Chosen> {
                 out.display()
             ))
         })?;
-        if let Some(chosen) = best_or(newest, out, listed == LISTED_MAX)? {
+        if let Some(chosen) = best_or(newest, &skipped, out, listed == LISTED_MAX)? {
             return Ok(chosen);
         }
         nap(listed);
@@ -141,8 +144,13 @@ pub fn best(out: &Path) -> Result<Chosen> {
 }
 
 /// The best checkpoint according to the newest one, or the newest. None if the best disappeared
-/// because there is a newer one, unless this `is_last` attempt ignores that.
-pub(super) fn best_or(newest: Opened, out: &Path, is_last: bool) -> Result<Option<Chosen>> {
+/// because there is a newer one that was not `skipped`, unless this `is_last` attempt ignores that.
+pub(super) fn best_or(
+    newest: Opened,
+    skipped: &Skipped,
+    out: &Path,
+    is_last: bool,
+) -> Result<Option<Chosen>> {
     let chosen = |opened: Opened, why: &str| {
         Ok(Some(Chosen {
             opened,
@@ -160,7 +168,12 @@ pub(super) fn best_or(newest: Opened, out: &Path, is_last: bool) -> Result<Optio
     let why_not = match open(&folder) {
         Ok(opened) => return chosen(opened, "the best by validation"),
         Err(_) if is_gone(&folder) => {
-            let is_newest = steps(&checkpoints)?.last() == Some(&newest.state.step);
+            let is_skipped = |step: &u64| {
+                let folder = checkpoints.join(name(*step));
+                skipped.iter().any(|(skipped, _)| *skipped == folder)
+            };
+            let steps = steps(&checkpoints)?;
+            let is_newest = steps.range(newest.state.step + 1..).all(is_skipped);
             if !is_newest && !is_last {
                 return Ok(None);
             }

@@ -100,17 +100,7 @@ impl ModelFile<'_> {
     fn load_plausible(self, parts: &[&Params]) -> Result<()> {
         let path = self.path;
         self.load_checked(parts, |name, values| {
-            let is_odd = |value: &&f32| value.is_nan() || value.abs() > VALUE_MAX;
-            let Some(value) = values.iter().find(is_odd) else {
-                return Ok(());
-            };
-            Err(refuse(
-                path,
-                format!(
-                    "{name}: expected values up to {VALUE_MAX:e}, got {value:e}; help: the file is damaged or its training \
-                     diverged: give another"
-                ),
-            ))
+            check_plausible(name, values).map_err(|why| refuse(path, why))
         })
     }
 
@@ -124,33 +114,53 @@ impl ModelFile<'_> {
             let entry = self.header.find(&parameter.name).expect("checked");
             let dtype = FileDType::of(&entry.dtype).expect("checked");
             let mut file = ReadFrom::place(&self.file, self.header.data_start + entry.start);
-            let target = params.master(parameter.id);
-            // On the CPU in f32, values are read directly into the parameter.
-            let direct = target.device() == Device::Cpu && target.dtype() == DType::F32;
-            let host = if direct {
-                target.clone()
-            } else {
-                Tensor::empty(&parameter.shape, DType::F32, Device::Cpu)?
-            };
-            host.with_slice_mut(|values: &mut [f32]| {
+            fill(params, parameter, |values| {
                 let read = dtype.read(&mut file, values, &mut bytes);
                 read.map_err(unreadable(self.path))?;
                 check(&parameter.name, values)
-            })??;
-            if !direct {
-                let host = host.to_dtype(target.dtype())?;
-                in_phase(Phase::Checkpoint, || {
-                    announced("loading the model", || target.copy_from(&host))
-                })?;
-            }
-            params.refresh(parameter.range.clone())?;
+            })?;
         }
         Ok(())
     }
 }
 
+/// Gives a parameter the values that `read` writes.
+pub(crate) fn fill(
+    params: &Params,
+    parameter: &Parameter,
+    read: impl FnOnce(&mut [f32]) -> Result<()>,
+) -> Result<()> {
+    let target = params.master(parameter.id);
+    // On the CPU in f32, values are read directly into the parameter.
+    let direct = target.device() == Device::Cpu && target.dtype() == DType::F32;
+    let host = if direct {
+        target.clone()
+    } else {
+        Tensor::empty(&parameter.shape, DType::F32, Device::Cpu)?
+    };
+    host.with_slice_mut(read)??;
+    if !direct {
+        let host = host.to_dtype(target.dtype())?;
+        in_phase(Phase::Checkpoint, || {
+            announced("loading the model", || target.copy_from(&host))
+        })?;
+    }
+    Ok(params.refresh(parameter.range.clone())?)
+}
+
+/// Refuses values of the tensor `name` that are not finite, or very large.
+pub(crate) fn check_plausible(name: &str, values: &[f32]) -> Result<(), String> {
+    let is_odd = |value: &&f32| value.is_nan() || value.abs() > VALUE_MAX;
+    values.iter().find(is_odd).map_or(Ok(()), |value| {
+        Err(format!(
+            "{name}: expected values up to {VALUE_MAX:e}, got {value:e}; help: the file is \
+             damaged or its training diverged: give another"
+        ))
+    })
+}
+
 /// The header of a safetensors file that was opened at `path`.
-pub(super) fn header_of(path: &Path, file: &File) -> Result<Header> {
+pub(crate) fn header_of(path: &Path, file: &File) -> Result<Header> {
     let length = file.metadata().map_err(unreadable(path))?.len();
     Header::read(&mut ReadFrom::start(file), length)
         .map_err(unreadable(path))?
@@ -158,7 +168,7 @@ pub(super) fn header_of(path: &Path, file: &File) -> Result<Header> {
 }
 
 /// All parameters in the order of the layers, each with its part.
-pub(super) fn in_order<'a>(parts: &[&'a Params]) -> Vec<(&'a Params, &'a Parameter)> {
+pub(crate) fn in_order<'a>(parts: &[&'a Params]) -> Vec<(&'a Params, &'a Parameter)> {
     let of_part = |params: &'a Params| {
         params
             .in_order()
@@ -242,7 +252,7 @@ fn check(header: &Header, list: &[&Parameter]) -> Result<(), String> {
     Ok(())
 }
 
-fn refuse(path: &Path, why: String) -> Error {
+pub(crate) fn refuse(path: &Path, why: String) -> Error {
     Error::Data(format!(
         "cannot load the model from {}: {why}",
         path.display()

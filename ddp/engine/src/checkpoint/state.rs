@@ -14,6 +14,7 @@ use super::files::read_all;
 use super::layout::STATE_FILE;
 use crate::error::Result;
 use ddp_data::{FeaturePlan, LabelName, Normalization, TaskSpec};
+use ddp_kernels::products::Algorithms;
 
 /// The version of this file that is written.
 pub(super) const FORMAT: u32 = 1;
@@ -70,6 +71,9 @@ pub struct State {
     /// The fingerprint of the held-out rows; None if there are none.
     #[serde(default)]
     pub held_out: Option<String>,
+    /// The algorithms of matrix products, if they were timed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub products: Option<Algorithms>,
     /// The evaluation with the least loss so far.
     pub best: Option<Best>,
     /// The last evaluation.

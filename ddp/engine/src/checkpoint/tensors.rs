@@ -11,10 +11,10 @@ use ddp_data::disk::{self as files, Contents, Output};
 use ddp_data::safetensors::Header;
 
 /// Elements that are converted to or from bytes at a time.
-pub(super) const PIECE: usize = 1 << 16;
+pub(crate) const PIECE: usize = 1 << 16;
 
 /// Writes a new file: the header, then the tensors that it lists, f32 in host memory.
-pub(super) fn write_file(
+pub(crate) fn write_file(
     path: &Path,
     header: &Header,
     tensors: impl Iterator<Item = Result<Tensor>>,
@@ -49,7 +49,7 @@ fn write(output: &mut Output<'_>, values: &Tensor, bytes: &mut Vec<u8>) -> ddp_d
 
 /// The dtype of values in a file: those that f32 holds exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FileDType {
+pub(crate) enum FileDType {
     F32,
     Bf16,
     F16,
@@ -57,7 +57,7 @@ pub(super) enum FileDType {
 
 impl FileDType {
     /// The one with this name in safetensors files.
-    pub(super) fn of(dtype: &str) -> Option<FileDType> {
+    pub(crate) fn of(dtype: &str) -> Option<FileDType> {
         match dtype {
             "F32" => Some(FileDType::F32),
             "BF16" => Some(FileDType::Bf16),
@@ -66,12 +66,12 @@ impl FileDType {
         }
     }
 
-    pub(super) fn bytes(self) -> usize {
+    pub(crate) fn bytes(self) -> usize {
         if self == FileDType::F32 { 4 } else { 2 }
     }
 
     /// Reads `values` from the file's position. `bytes` is a scratch buffer.
-    pub(super) fn read(
+    pub(crate) fn read(
         self,
         file: &mut impl Read,
         values: &mut [f32],

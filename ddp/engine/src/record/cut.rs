@@ -30,7 +30,7 @@ pub(crate) struct LockedRecord {
 }
 
 impl LockedRecord {
-    /// Locks the record in `out`; None if there is none.
+    /// Locks the record in `out`. None if `out` has no record.
     pub(crate) fn find(out: &Path) -> Result<Option<LockedRecord>> {
         if !out.join(EVENTS_FILE).exists() {
             return Ok(None);

@@ -8,7 +8,7 @@ use ddp_comm::Group;
 use ddp_data::Batch;
 use ddp_kernels::Tensor;
 use ddp_kernels::heartbeat::{self, Work};
-use ddp_nn::Pass;
+use ddp_nn::Loss;
 
 use super::scalars::StepScalars;
 use super::stage::{Stage, StagePass};
@@ -94,9 +94,27 @@ impl Replica {
         Ok(output)
     }
 
-    /// The pass over the last stage that the last forward began: for the loss.
-    pub(super) fn pass(&mut self, how: &StagePass) -> Pass<'_> {
-        self.last_mut().pass(how, false).1
+    /// The gradient of the sum of losses by the output of the forward before. Losses are added to
+    /// `stats`.
+    pub(super) fn loss_gradient(
+        &mut self,
+        how: &StagePass,
+        loss: &dyn Loss,
+        of: [&Tensor; 3],
+    ) -> Result<Tensor> {
+        let (model, mut pass) = self.last_mut().pass(how, false);
+        Ok(model.loss_gradient(&mut pass, loss, of)?)
+    }
+
+    /// The loss of each row of the output of the forward before. They are added to `stats`.
+    pub(super) fn losses(
+        &mut self,
+        how: &StagePass,
+        loss: &dyn Loss,
+        of: [&Tensor; 3],
+    ) -> Result<Tensor> {
+        let (model, mut pass) = self.last_mut().pass(how, false);
+        Ok(model.losses(&mut pass, loss, of)?)
     }
 
     /// The backward of the forward before, from the gradient of its output. The reducers hear of

@@ -166,7 +166,7 @@ impl Stage {
         let (params, scratch, saved) = (&self.model.params, &mut self.scratch, &mut self.saved);
         let start = if is_new { Pass::new } else { Pass::resume };
         let pass = start(params, scratch, saved, options, &mut self.reducer);
-        (&self.model, pass)
+        (&self.model, pass.leaving_head())
     }
 
     /// `tensor` of the neighbouring stage, on this device.

@@ -67,7 +67,7 @@ pub(super) fn read(tensor: &Tensor) -> Result<Vec<f64>> {
 }
 
 /// Reads the first bad step: i64 (1), or the flags of a step, where an optimizer may have found it.
-/// None if there is none.
+/// None if no step was bad.
 pub(super) fn read_step(flags: &Tensor) -> Result<Option<u64>> {
     let flags = flags.to_vec::<i64>()?;
     let step = flags.into_iter().take(2).find(|&step| step != 0);

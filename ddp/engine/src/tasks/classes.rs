@@ -63,8 +63,8 @@ impl Task for LearnClasses {
         Ok(Box::new(predictions::ClassesOfRows::new(&self.0, options)))
     }
 
-    fn survey(&self) -> Box<dyn Survey> {
-        Box::new(survey::RowsOfClasses::of(&self.0))
+    fn survey(&self) -> Option<Box<dyn Survey>> {
+        Some(Box::new(survey::RowsOfClasses::of(&self.0)))
     }
 }
 

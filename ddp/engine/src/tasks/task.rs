@@ -1,4 +1,4 @@
-//! The trait of tasks: everything that differs between learning classes and learning numbers.
+//! The trait of tasks: everything that differs between learning classes, numbers and tokens.
 //!
 //! Letters: B rows of a batch, O outputs for a target.
 
@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::error::Result;
 use crate::evidence::Evidence;
+use crate::shown::significant;
 use crate::step::Stats;
 
 /// A task.
@@ -25,6 +26,11 @@ pub trait Task: Debug + Send + Sync {
     /// The fraction of correct answers, for the log and evaluations; None if they are not counted.
     fn accuracy(&self, stats: &Stats) -> Option<f64>;
 
+    /// What people want to know besides a mean loss that it follows from, by name.
+    fn figures(&self, _loss: f64) -> Vec<(&'static str, f64)> {
+        Vec::new()
+    }
+
     /// Why this target makes its loss non-finite, if it does.
     fn wrong_target(&self, target: f64) -> Option<String>;
 
@@ -32,14 +38,23 @@ pub trait Task: Debug + Send + Sync {
     /// if there is nothing to show.
     fn evidence(&self, targets: &TensorSpec) -> Option<Evidence>;
 
-    /// Starts an evaluation for `ddp-train eval`.
+    /// Starts an evaluation of a saved model.
     fn evaluation(&self) -> Box<dyn Evaluation>;
 
     /// Starts a file of predictions.
     fn predictions(&self, options: PredictionOptions) -> Result<Box<dyn Predictions>>;
 
-    /// Starts to look at the targets of data.
-    fn survey(&self) -> Box<dyn Survey>;
+    /// Starts to look at the targets of data; None if these follow from the inputs.
+    fn survey(&self) -> Option<Box<dyn Survey>>;
+}
+
+/// Figures as they follow a loss: `, perplexity 10.32, bits per byte 3.367`.
+pub fn figures_text(figures: &[(&'static str, f64)]) -> String {
+    let one = |(name, figure): &(&str, f64)| {
+        let (name, figure) = (name.replace('_', " "), significant(*figure, 4));
+        format!(", {name} {figure}")
+    };
+    figures.iter().map(one).collect()
 }
 
 /// Options of the loss. Each belongs to some tasks only.
@@ -56,8 +71,8 @@ pub trait Evaluation {
     /// How many numbers `count` returns.
     fn width(&self) -> usize;
 
-    /// Counts a batch: `output` f32 (B, …, O) and its targets, both in host memory and in the units
-    /// of the labels. The results of all batches are added up in the order of batches.
+    /// The counts of one batch. `output`, f32 (B, …, O), and `targets` are in host memory, in the
+    /// units of the labels. The caller adds up the counts of all batches, in their order.
     fn count(&mut self, output: &Tensor, targets: &Tensor) -> Result<Vec<f64>>;
 
     /// Adds up the counts of all ranks, which call it together.
@@ -112,7 +127,7 @@ pub trait Predictions {
     fn row(&self, row: u64, values: &[f32], into: &mut Vec<u8>);
 }
 
-/// Surveys the targets of all rows, for `ddp-train inspect`.
+/// Surveys the targets of all rows.
 pub trait Survey {
     /// Counts the targets of rows from `first` on, in host memory.
     fn count(&mut self, first: u64, targets: &Tensor) -> Result<()>;

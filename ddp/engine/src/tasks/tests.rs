@@ -102,6 +102,41 @@ fn arrays_are_numpys() {
 }
 
 #[test]
+fn perplexity_and_bits_follow_from_the_loss_of_tokens() {
+    let task = |are_bytes| {
+        of(&TaskSpec::NextToken {
+            vocabulary: 256,
+            are_bytes,
+        })
+    };
+    let totals = Totals {
+        rows: 3,
+        // A uniform guess of 256 tokens: 8 bits.
+        loss: 256f64.ln(),
+        sums: vec![24.0],
+    };
+    let text = |are_bytes| task(are_bytes).evaluation().text(&totals);
+    assert_eq!(text(false), "loss 5.5452, perplexity 256.0 (24 tokens)");
+    assert_eq!(
+        text(true),
+        "loss 5.5452, perplexity 256.0, bits per byte 8.000 (24 tokens)"
+    );
+    let json = task(true).evaluation().json(&totals);
+    assert_eq!(
+        (&json["tokens"], json["bits_per_byte"].as_f64()),
+        (&serde_json::json!(24), Some(8.0))
+    );
+    let smoothed = LossOptions {
+        label_smoothing: 0.1,
+        ..LossOptions::default()
+    };
+    let error = task(true).check(&smoothed, "the tokens").unwrap_err();
+    assert!(error.to_string().contains("`label-smoothing`"), "{error}");
+    let predicted = task(true).predictions(options(Format::Csv, false, false));
+    assert!(predicted.is_err());
+}
+
+#[test]
 fn numbers_have_a_column_each() {
     let one = written(
         options(Format::Csv, false, false),

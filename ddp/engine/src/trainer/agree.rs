@@ -64,6 +64,8 @@ fn program_bytes(world: &World) -> Result<String> {
 /// The fields of the handshake. A field that must match ends all ranks if it differs.
 pub(super) fn fields(data: &Data, step: &Step) -> Result<Vec<Field>> {
     let (program, flags) = (SAME_PROGRAM, SAME_SETTINGS);
+    let same_values = "start every rank with the same build of ddp-train, and the same `init-from`: \
+                       compare the files on the hosts";
     let same_data = "give every rank the same data: compare the files on the hosts";
     let bits = "products of matrices may differ in their last bits between these ranks";
     let device = step.stages()[0].device();
@@ -90,7 +92,7 @@ pub(super) fn fields(data: &Data, step: &Step) -> Result<Vec<Field>> {
     let vectors = format!("{:?}", simd::level());
     Ok(vec![
         Field::must_match("the parameters' names and shapes", shapes, program),
-        Field::must_match("the model's first values", values, program),
+        Field::must_match("the model's first values", values, same_values),
         Field::must_match("the plan of buckets", buckets, flags),
         Field::must_match("the training data", data.train.fingerprint()?, same_data),
         Field::must_match("the held-out data", data.held_out.fingerprint()?, same_data),

@@ -57,6 +57,8 @@ fn bad_rows(
     task: &dyn Task,
 ) -> Result<String> {
     let batch = loader.load(bad_step - 1)?.clone();
+    check_numbers(bad_step, "inputs", &batch.x, loader.rows())?;
+    check_numbers(bad_step, "targets", &batch.targets, loader.rows())?;
     let losses = step.losses_of(&batch)?;
     let targets = announced("the targets of bad rows", || batch.targets.to(Device::Cpu))?;
     let targets = targets.to_dtype(DType::F64)?.to_vec::<f64>()?;
@@ -68,6 +70,26 @@ fn bad_rows(
             .flatten()
     };
     Ok(named_rows(&losses, loader.rows(), &why))
+}
+
+/// An error that blames the data if some `numbers` (R, …) of these rows are not finite.
+fn check_numbers(bad_step: u64, what: &str, numbers: &Tensor, rows: &[u64]) -> Result<()> {
+    if !numbers.dtype().is_float() {
+        return Ok(());
+    }
+    let numbers = announced("the data of bad rows", || numbers.to(Device::Cpu))?;
+    let numbers = numbers.to_dtype(DType::F64)?.to_vec::<f64>()?;
+    let Some(index) = numbers.iter().position(|number| !number.is_finite()) else {
+        return Ok(());
+    };
+    let width = numbers.len() / rows.len();
+    Err(Error::Data(format!(
+        "step {bad_step}, row {} of the data: its {what} have {}, at position {}; files are checked before \
+         training, so they may have changed since; help: correct the data, and start again",
+        rows[index / width],
+        numbers[index],
+        index % width
+    )))
 }
 
 /// Refuses to save a model with non-finite values after step `number`.

@@ -2,10 +2,11 @@
 //! that it resumes, and what every checkpoint says.
 
 use ddp_comm::World;
+use ddp_kernels::products::ProductChoice;
 use ddp_kernels::threads;
 
 use super::options::{Resume, RunOptions};
-use super::places::versions;
+use super::places;
 use super::program::{Program, Settings};
 use super::setup::Assembled;
 use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState};
@@ -18,17 +19,21 @@ pub(super) fn state(
     options: &RunOptions,
     settings: &Settings,
     run: &Assembled,
-    ranks: usize,
+    world: &World,
 ) -> Result<State> {
-    let (data, plan) = (&run.data, &run.plan);
+    let (data, plan, ranks) = (&run.data, &run.plan, world.size());
     let held_out = match data.held_out.rows() {
         0 => None,
         _ => Some(data.held_out.fingerprint()?),
     };
+    let saved = run.resumed.as_ref().map(|opened| &opened.state);
+    // Another number of ranks makes products of other shapes.
+    let saved = saved.filter(|state| state.world.ranks == ranks);
+    let is_timed = options.products == ProductChoice::Timed;
     Ok(State {
         // The saver fills it in.
         format: 0,
-        program: format!("ddp-train {}", env!("CARGO_PKG_VERSION")),
+        program: places::program(world),
         step: 0,
         samples: 0,
         config: settings.values.clone(),
@@ -60,6 +65,9 @@ pub(super) fn state(
         label: data.label.clone(),
         fingerprint: data.train.fingerprint()?,
         held_out,
+        products: saved
+            .filter(|_| is_timed)
+            .and_then(|state| state.products.clone()),
         best: None,
         last: None,
     })
@@ -156,10 +164,12 @@ fn write_start(
     let reducer = stages[0].reducer();
     let buckets = stages.iter().map(|stage| stage.reducer().buckets().len());
     let parameters = stages.iter().map(|stage| stage.model().params.count());
+    let mut versions = places::versions(run.devices[0]);
+    versions.insert("program", places::program(world));
     record.write(&Event::Start(Start {
         time_unix_s: record::unix_s(),
         config: &settings.values,
-        versions: versions(run.devices[0]),
+        versions,
         devices: &run.places,
         world: StartWorld {
             ranks: world.size(),

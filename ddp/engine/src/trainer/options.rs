@@ -8,6 +8,7 @@ use std::str::FromStr;
 use ddp_comm::World;
 use ddp_data::{Data, DataRequest, DataSpec, Resident, Sampler};
 use ddp_kernels::DType;
+use ddp_kernels::products::ProductChoice;
 use ddp_nn::optim::{Rule, Schedule, Shape};
 use serde::{Deserialize, Serialize};
 
@@ -53,6 +54,8 @@ pub struct RunOptions {
     pub seed: u64,
     /// Whether steps are captured as graphs.
     pub graph: GraphChoice,
+    /// Which algorithms matrix products on GPUs use.
+    pub products: ProductChoice,
     /// CPU threads of a rank.
     pub threads: Option<usize>,
     /// How gradients are reduced.
@@ -266,7 +269,7 @@ impl RunOptions {
     fn check_rows(&self, rows: u64) -> Result<()> {
         let files = match &self.data {
             RunData::Request(request) => match &request.data {
-                data @ DataSpec::Files(_) => Some(data),
+                data @ (DataSpec::Files(_) | DataSpec::Tokens(_)) => Some(data),
                 _ => None,
             },
             RunData::Own(_) => None,

@@ -21,12 +21,15 @@ pub(super) fn of_ranks(world: &World, devices: &[Device]) -> Result<Vec<String>>
     Ok(all.into_iter().map(text).collect())
 }
 
-/// Versions by name: this program, its vector instructions, and on a GPU CUDA's libraries.
+/// This program, with the version of this library.
+pub(super) fn program(world: &World) -> String {
+    format!("{} {}", world.program(), env!("CARGO_PKG_VERSION"))
+}
+
+/// Versions by name: the processor's vector instructions, and on a GPU CUDA's libraries.
 pub(super) fn versions(device: Device) -> BTreeMap<&'static str, String> {
-    let mut versions = BTreeMap::from([
-        ("ddp-train", env!("CARGO_PKG_VERSION").to_string()),
-        ("simd", format!("{:?}", simd::level()).to_lowercase()),
-    ]);
+    let simd = format!("{:?}", simd::level()).to_lowercase();
+    let mut versions = BTreeMap::from([("simd", simd)]);
     if device.is_accelerator() {
         let found = discover();
         let driver = found

@@ -16,6 +16,7 @@ use super::{agree, places, resume};
 use crate::checkpoint::{self, Opened};
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
+use crate::hugging_face;
 use crate::reducer::plan::BucketSizes;
 use crate::reducer::{self, ReducerOptions};
 use crate::step::{GraphChoice, Part, Step, StepOptions};
@@ -90,18 +91,7 @@ pub(super) fn assemble(
     let plan = options.plan(&data)?;
     let mut overridden = Vec::new();
     if let Some(opened) = &resumed {
-        resume::check_length(&plan, &opened.state)?;
-        overridden = program.changed_settings(opened)?;
-        overridden.extend(resume::changes(
-            options,
-            &plan,
-            &data,
-            device,
-            &opened.state,
-        )?);
-        if overridden.is_empty() {
-            overridden.extend(resume::changed_formula(options, &plan, &opened.state)?);
-        }
+        overridden = changed(options, program, &plan, (&data, device), opened)?;
         resume::check(options, &opened.state, &overridden)?;
     }
     if let Some(opened) = resumed.take_if(|opened| opened.state.step == plan.steps) {
@@ -133,22 +123,8 @@ pub(super) fn assemble(
     faults::disagree(&mut fields);
     world.handshake(&fields)?;
 
-    let (rank, size) = (world.rank(), world.size());
-    // Features are on the device of the first layers, targets on that of the last.
-    let ends = [device, devices[devices.len() - 1]];
     // After the model's memory: data may take what is left.
-    let keeps = match options.data_on_device {
-        // Ranks that share a GPU see the same free memory and cannot tell how much is theirs.
-        Resident::Auto if world.share_gpus() => Resident::Off,
-        choice => choice,
-    };
-    let train = Source::kept_on_device(data.train.clone(), ends, keeps)?;
-    let kept_bytes = train.bytes_on_device();
-    let held_out = Source::new(data.held_out.clone(), ends);
-    let mut loader = Loader::new(train, plan.sampler, rank, size, options.micro_batch)?;
-    loader.ends_before(plan.steps);
-    let eval_rows = eval_rows(data.held_out.spec());
-    let held_out = InOrder::new(held_out, rank, size, eval_rows)?;
+    let (loader, held_out, kept_bytes) = loaders(options, world, &data, &plan, &devices)?;
     let places = places::of_ranks(world, &devices)?;
     Ok(Prepared::Ready(Box::new(Assembled {
         resumed,
@@ -163,6 +139,49 @@ pub(super) fn assemble(
         kept_bytes,
         places,
     })))
+}
+
+/// What differs from the checkpoint `opened` and changes what is computed.
+fn changed(
+    options: &RunOptions,
+    program: &dyn Program,
+    plan: &Plan,
+    (data, device): (&Data, Device),
+    opened: &Opened,
+) -> Result<Vec<String>> {
+    let state = &opened.state;
+    resume::check_length(plan, state)?;
+    let mut changed = program.changed_settings(opened)?;
+    changed.extend(resume::changes(options, plan, data, device, state)?);
+    if changed.is_empty() {
+        changed.extend(resume::changed_formula(options, plan, state)?);
+    }
+    Ok(changed)
+}
+
+/// The loaders of training and of held-out rows, and the bytes of training data in GPU memory.
+fn loaders(
+    options: &RunOptions,
+    world: &World,
+    data: &Data,
+    plan: &Plan,
+    devices: &[Device],
+) -> Result<(Loader, InOrder, Option<usize>)> {
+    let (rank, size) = (world.rank(), world.size());
+    // Features are on the device of the first layers, targets on that of the last.
+    let ends = [devices[0], devices[devices.len() - 1]];
+    let keeps = match options.data_on_device {
+        // Ranks that share a GPU see the same free memory and cannot tell how much is theirs.
+        Resident::Auto if world.share_gpus() => Resident::Off,
+        choice => choice,
+    };
+    let train = Source::kept_on_device(data.train.clone(), ends, keeps)?;
+    let kept_bytes = train.bytes_on_device();
+    let mut loader = Loader::new(train, plan.sampler, rank, size, options.micro_batch)?;
+    loader.ends_before(plan.steps);
+    let held_out = Source::new(data.held_out.clone(), ends);
+    let held_out = InOrder::new(held_out, rank, size, eval_rows(data.held_out.spec()))?;
+    Ok((loader, held_out, kept_bytes))
 }
 
 /// Refuses batches that are too small for the ranks, and warns of those that are too large for the
@@ -192,15 +211,18 @@ fn load_first_values(options: &RunOptions, world: &World, step: &Step) -> Result
     let Some(path) = &options.init_from else {
         return Ok(());
     };
+    let stages = step.stages().iter();
+    let parts: Vec<&Params> = stages.map(|stage| &stage.model().params).collect();
+    if hugging_face::is_folder(path) {
+        return hugging_face::load(path, &parts);
+    }
     let file = path.join(checkpoint::MODEL_FILE);
     if path.is_dir() && !file.exists() {
-        let expected = "a model file, or the folder of a checkpoint";
+        let expected = "a model file, or the folder of a checkpoint or of Hugging Face";
         let help = "give a folder in its checkpoints, if this is a run";
         return Err(refuse("init-from", path.display(), expected, help).into());
     }
     let path = if path.is_dir() { file } else { path.clone() };
-    let stages = step.stages().iter();
-    let parts: Vec<&Params> = stages.map(|stage| &stage.model().params).collect();
     checkpoint::load_first(&path, &parts, world.rank())
 }
 

@@ -1,11 +1,12 @@
 //! A training run on one rank: steps, log, evaluations, checkpoints, and the end.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ddp_comm::{Group, Signal, StopSignals, World};
 use ddp_data::{InOrder, Loader};
 use ddp_kernels::Device;
+use ddp_kernels::products::ProductChoice;
 use ddp_kernels::transfer::{Ledger, Phase, in_phase};
 use ddp_nn::optim::Schedule;
 
@@ -14,7 +15,7 @@ use super::program::{Chosen, Program};
 use super::setup::{self, Assembled, Prepared};
 use super::stop_poll::StopPoll;
 use super::totals::{Rates, Totals};
-use super::{agree, nonfinite, opening, resume};
+use super::{agree, nonfinite, opening, products, resume};
 use crate::audit::{self, Workload};
 use crate::checkpoint::{self, Best, MODEL_FILE, Saver, State};
 use crate::devices::is_simulated;
@@ -22,10 +23,12 @@ use crate::error::{Error, Result};
 use crate::evidence::{Evidence, HeldOut};
 use crate::faults::{self, FaultPoint};
 use crate::process;
-use crate::record::{self, EVENTS_FILE, End, EvalEvent, Event, REPORT_FILE, Record, StepEvent};
+use crate::record::{
+    self, EVENTS_FILE, End, EvalEvent, Event, LockedRecord, REPORT_FILE, Record, StepEvent,
+};
 use crate::shown::significant;
 use crate::step::{Stage, Stats, Step};
-use crate::tasks::{self, Task};
+use crate::tasks::{self, Task, figures_text};
 
 /// How long the record and the report may delay the message of what failed.
 const CLOSING_MAX: Duration = Duration::from_secs(10);
@@ -67,34 +70,8 @@ impl<'a> Trainer<'a> {
         world: &'a World,
         stops: StopSignals,
     ) -> Result<Option<Trainer<'a>>> {
-        // Reading data may take long, and there is nothing to save yet.
-        let exit_code = stopped_early(Signal::User1).exit_code();
-        let text = |signal| stopped_early(signal).to_string();
-        let ending = world.fail_when_asked(&stops, exit_code, text)?;
-        agree::compare_programs(&program.shared_settings(), world)?;
-        let locked = resume::lock(options, world)?;
-        let prepared = setup::assemble(options, program, world, u64::MAX)?;
-        drop(ending);
-        // The folder is changed only when no rank can end the job any more.
-        world.barrier()?;
-        let run = match prepared {
-            Prepared::Ready(run) => *run,
-            Prepared::TooLarge(_) => {
-                return Err(Error::Internal(
-                    "training sets no limit to the size of the model".into(),
-                ));
-            }
-            Prepared::Finished(opened) => {
-                tracing::info!(
-                    "the run in {} has taken all its {} steps: nothing is left to do",
-                    options.out.display(),
-                    opened.state.step
-                );
-                if world.rank() == 0 && !options.out.join(REPORT_FILE).exists() {
-                    report(program, options);
-                }
-                return Ok(None);
-            }
+        let Some((run, locked)) = prepare(options, program, world, &stops)? else {
+            return Ok(None);
         };
         let settings = program.settings(&Chosen {
             plan: run.plan,
@@ -102,7 +79,7 @@ impl<'a> Trainer<'a> {
             data_on_device: run.kept_bytes.is_some(),
             threads: ddp_kernels::threads::count(),
         });
-        let mut state = opening::state(options, &settings, &run, world.size())?;
+        let mut state = opening::state(options, &settings, &run, world)?;
         let record = if world.rank() == 0 {
             let record = opening::open_record(options, program, &settings, &run, world, locked)?;
             Some(record)
@@ -214,13 +191,7 @@ impl<'a> Trainer<'a> {
             let line = format!("model {}, record {}", model.display(), record.display());
             self.program.note(&line);
             if let Some(best) = self.totals.best.filter(|best| best.step < self.plan.steps) {
-                let folder = checkpoint::folder(&self.options.out, best.step);
-                let line = format!(
-                    "best on held-out rows {}, loss {:.4}",
-                    folder.display(),
-                    best.loss
-                );
-                self.program.note(&line);
+                self.program.note(&describe_best(&self.options.out, best));
             }
             if let Some(report) = report {
                 self.program.note(&format!("report {}", report.display()));
@@ -237,6 +208,10 @@ impl<'a> Trainer<'a> {
         if taken < steps {
             // A stop may have been requested during set-up.
             self.stop_if_asked(taken, true)?;
+        }
+        if let Some(saved) = self.state.products.take() {
+            let reuse = || products::reuse(&saved, &self.devices(), self.world);
+            self.state.products = in_phase(Phase::Setup, reuse)?;
         }
         for step0 in taken..steps {
             let number = step0 + 1;
@@ -265,8 +240,13 @@ impl<'a> Trainer<'a> {
         let batch = in_phase(Phase::Step, || self.loader.load(step0))?;
         self.totals.waits.data += began.elapsed();
         let (rows, epoch) = (batch.rows, batch.epoch);
+        // The products of a short batch are not those of the other steps.
+        let has_usual_size = batch.slot().is_some();
         self.workload.count(batch);
         self.step.run(batch, learning_rate, logs)?;
+        if has_usual_size {
+            self.choose_products()?;
+        }
         let stages = self.step.stages().iter();
         let exposed = stages.map(|stage| stage.reducer().last_time().exposed);
         self.totals.waits.reductions += exposed.sum::<Duration>();
@@ -279,6 +259,22 @@ impl<'a> Trainer<'a> {
             in_phase(Phase::Log, || self.log(number, epoch, learning_rate))?;
         }
         Ok(())
+    }
+
+    /// After the first step, which has made every product once, and before any is captured.
+    fn choose_products(&mut self) -> Result<()> {
+        let devices = self.devices();
+        let is_timed = self.options.products == ProductChoice::Timed;
+        if is_timed && devices[0].is_accelerator() && self.state.products.is_none() {
+            let choose = || products::choose(&devices, self.world);
+            self.state.products = Some(in_phase(Phase::Setup, choose)?);
+            self.totals.restart_clock();
+        }
+        Ok(())
+    }
+
+    fn devices(&self) -> Vec<Device> {
+        self.step.stages().iter().map(Stage::device).collect()
     }
 
     /// Ends the run after step `number` if it was asked to stop: saves it, so that it can be
@@ -313,6 +309,7 @@ impl<'a> Trainer<'a> {
         } = rates;
         let loss = report.stats.loss();
         self.totals.last_loss = Some(loss);
+        let tokens_per_s = self.tokens_per_s(samples_per_s);
         let Some(record) = &mut self.record else {
             return Ok(());
         };
@@ -326,6 +323,7 @@ impl<'a> Trainer<'a> {
             lr: learning_rate,
             grad_norm: report.grad_norm,
             samples_per_s,
+            tokens_per_s,
             step_ms,
             data_ms,
             // On GPUs the host does not wait for reductions.
@@ -375,7 +373,7 @@ impl<'a> Trainer<'a> {
             accuracy: event.accuracy,
         });
         if let Some(record) = &mut self.record {
-            let result = describe(&stats, event.accuracy);
+            let result = describe(&stats, event.accuracy, &self.task.figures(event.loss));
             self.program
                 .note(&format!("step {number}: held-out {result}"));
             self.program.evaluated(&event)?;
@@ -481,8 +479,7 @@ impl<'a> Trainer<'a> {
 
     /// Sums up what all ranks moved between devices and between each other.
     fn audit(&mut self) -> Result<()> {
-        let devices: Vec<Device> = self.step.stages().iter().map(Stage::device).collect();
-        let audit = audit::audit(self.world, self.workload, &devices)?;
+        let audit = audit::audit(self.world, self.workload, &self.devices())?;
         if let (Some(audit), Some(record)) = (audit, &mut self.record) {
             if audit.is_worth_a_line() {
                 self.program.note(&audit.to_string());
@@ -492,18 +489,27 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
+    /// Rows a second as tokens a second, if the model predicts at each token of a row.
+    fn tokens_per_s(&self, samples_per_s: f64) -> Option<f64> {
+        let model = self.step.stages().last()?.model();
+        let (_, tokens) = model.output_shape.split_last()?;
+        let in_row: usize = tokens.iter().product();
+        (!tokens.is_empty()).then_some(samples_per_s * in_row as f64)
+    }
+
     /// Writes the record's last line.
     fn close(&mut self, reason: &str, exit_code: u8) -> Result<()> {
         let accuracy = self.accuracy();
-        let Some(record) = &mut self.record else {
-            return Ok(());
-        };
         let totals = &self.totals;
         let seconds = totals.started.elapsed().as_secs_f64();
         let samples_per_s = if totals.has_rates {
             totals.samples_here as f64 / seconds.max(1e-9)
         } else {
             f64::NAN
+        };
+        let tokens_per_s = self.tokens_per_s(samples_per_s);
+        let Some(record) = &mut self.record else {
+            return Ok(());
         };
         let devices = self.step.stages().iter().map(Stage::device);
         record.end(End {
@@ -514,6 +520,7 @@ impl<'a> Trainer<'a> {
             samples: totals.samples,
             seconds,
             samples_per_s,
+            tokens_per_s,
             loss: totals.last_loss,
             eval_loss: totals.evaluation.map(|stats| stats.loss()),
             accuracy,
@@ -527,6 +534,43 @@ impl<'a> Trainer<'a> {
     fn report(&self) -> Option<PathBuf> {
         self.record.as_ref()?;
         report(self.program, self.options)
+    }
+}
+
+/// What a run needs, before its folder is changed, and its record if there is one. None for a
+/// resumed run that is already finished.
+fn prepare(
+    options: &RunOptions,
+    program: &dyn Program,
+    world: &World,
+    stops: &StopSignals,
+) -> Result<Option<(Assembled, Option<LockedRecord>)>> {
+    // Reading data may take long, and there is nothing to save yet.
+    let exit_code = stopped_early(Signal::User1).exit_code();
+    let text = |signal| stopped_early(signal).to_string();
+    let ending = world.fail_when_asked(stops, exit_code, text)?;
+    agree::compare_programs(&program.shared_settings(), world)?;
+    let locked = resume::lock(options, world)?;
+    let prepared = setup::assemble(options, program, world, u64::MAX)?;
+    drop(ending);
+    // The folder is changed only when no rank can end the job any more.
+    world.barrier()?;
+    match prepared {
+        Prepared::Ready(run) => Ok(Some((*run, locked))),
+        Prepared::TooLarge(_) => Err(Error::Internal(
+            "training sets no limit to the size of the model".into(),
+        )),
+        Prepared::Finished(opened) => {
+            tracing::info!(
+                "the run in {} has taken all its {} steps: nothing is left to do",
+                options.out.display(),
+                opened.state.step
+            );
+            if world.rank() == 0 && !options.out.join(REPORT_FILE).exists() {
+                report(program, options);
+            }
+            Ok(None)
+        }
     }
 }
 
@@ -545,9 +589,35 @@ fn stopped_early(signal: Signal) -> Error {
     ))
 }
 
+/// Where the best checkpoint is, and its loss.
+fn describe_best(out: &Path, best: Best) -> String {
+    let folder = checkpoint::folder(out, best.step);
+    let loss = significant(best.loss, 4);
+    format!("best on held-out rows {}, loss {loss}", folder.display())
+}
+
 /// `loss 0.0312, accuracy 99.10%`
-fn describe(stats: &Stats, accuracy: Option<f64>) -> String {
+fn describe(stats: &Stats, accuracy: Option<f64>, figures: &[(&'static str, f64)]) -> String {
     let percent = |accuracy: f64| format!(", accuracy {:.2}%", accuracy * 100.0);
     let accuracy = accuracy.map_or(String::new(), percent);
-    format!("loss {}{accuracy}", significant(stats.loss(), 4))
+    let loss = significant(stats.loss(), 4);
+    format!("loss {loss}{accuracy}{}", figures_text(figures))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loss_of_the_best_checkpoint_has_four_digits_however_small_it_is() {
+        let best = Best {
+            step: 12,
+            loss: 0.000_481_234,
+            accuracy: None,
+        };
+        assert_eq!(
+            describe_best(Path::new("out"), best),
+            "best on held-out rows out/checkpoints/step-00000012, loss 0.0004812"
+        );
+    }
 }

@@ -25,6 +25,19 @@ pub trait Family {
         false
     }
 
+    /// Names for settings that people use often, with what they stand for.
+    fn presets() -> Vec<(&'static str, Self)>
+    where
+        Self: Sized,
+    {
+        Vec::new()
+    }
+
+    /// How many tokens the model sees at once, if it takes tokens.
+    fn context(&self) -> Option<usize> {
+        None
+    }
+
     /// Checks the settings. The error names a setting in backquotes; see `refuse`.
     fn check(&self) -> Result<()>;
 
@@ -94,6 +107,16 @@ pub struct Setting<F> {
 pub type SetText<F> = Box<dyn Fn(&mut F, &str) -> Result<(), String> + Send + Sync>;
 
 impl<F: 'static> Setting<F> {
+    /// `true` or `false`.
+    pub fn switch(
+        name: &'static str,
+        help: &'static str,
+        field: fn(&mut F) -> &mut bool,
+    ) -> Setting<F> {
+        let read = |text: &str| parse(text, "true or false");
+        Setting::new([name, "BOOL", help], Form::Switch, field, read)
+    }
+
     /// A number, as in 0.001.
     pub fn number(
         name: &'static str,

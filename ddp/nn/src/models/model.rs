@@ -9,8 +9,9 @@ use ddp_kernels::{DType, Device, Tensor};
 
 use crate::build::{Build, Declarations};
 use crate::error::{Error, Result};
+use crate::loss::LossHead;
 use crate::params::{Format, Params};
-use crate::{Fold, Folded, Layer, Pass};
+use crate::{Fold, Folded, Layer, Loss, Pass};
 
 /// Layers, their parameters, and the shapes of input and output.
 #[derive(Debug)]
@@ -109,6 +110,43 @@ impl Model {
             got: x.to_string(),
             help: "pass [rows, …] of that shape and dtype".into(),
         })
+    }
+
+    /// The gradient of the sum of `loss` by the output of the forward before, for `backward_to`.
+    /// Adds to `stats` as [`Loss::compute`] does.
+    pub fn loss_gradient(
+        &self,
+        pass: &mut Pass<'_>,
+        loss: &dyn Loss,
+        [output, targets, stats]: [&Tensor; 3],
+    ) -> Result<Tensor> {
+        match self.head(pass) {
+            None => loss.gradient(pass, output, targets, stats),
+            Some(head) => ops::with_f32_math(self.f32_math, || {
+                head.gradient(loss, pass, [output, targets, stats])
+            }),
+        }
+    }
+
+    /// The loss of each row of the output of the forward before. Adds to `stats` as
+    /// [`Loss::compute`] does.
+    pub fn losses(
+        &self,
+        pass: &mut Pass<'_>,
+        loss: &dyn Loss,
+        [output, targets, stats]: [&Tensor; 3],
+    ) -> Result<Tensor> {
+        match self.head(pass) {
+            None => Ok(loss.compute(pass, output, targets, stats)?.rows),
+            Some(head) => ops::with_f32_math(self.f32_math, || {
+                head.losses(loss, pass, [output, targets, stats])
+            }),
+        }
+    }
+
+    /// The head, if the pass leaves it to the loss.
+    fn head(&self, pass: &Pass<'_>) -> Option<&dyn LossHead> {
+        self.root.head().filter(|_| pass.leaves_head())
     }
 
     /// Computes the gradients of all trained parameters from `dy`, the gradient of the output of

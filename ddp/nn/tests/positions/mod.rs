@@ -85,7 +85,7 @@ impl Family for PositionsSpec {
     }
 }
 
-/// Counts each value at each position: i64 (R, A, B) to floats (R, A, V). On the CPU only.
+/// Counts each value at each position: i64 (R, A, B) or (R, A) to floats (R, A, V). CPU only.
 #[derive(Debug)]
 struct Count {
     values: usize,
@@ -94,12 +94,12 @@ struct Count {
 impl Layer for Count {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
         match shape {
-            [positions, _] => Ok(vec![*positions, self.values]),
+            [positions] | [positions, _] => Ok(vec![*positions, self.values]),
             _ => Err(Error::Model {
                 layer: build.path().to_string(),
-                expected: "rows of two dimensions".into(),
+                expected: "rows of one or two dimensions".into(),
                 got: format!("{shape:?}"),
-                help: "give rows of [positions, integers at each]".into(),
+                help: "give rows of [positions], or of [positions, integers at each]".into(),
             }),
         }
     }
@@ -109,8 +109,10 @@ impl Layer for Count {
     }
 
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
-        let [rows, positions, at_each] = *x.shape().dims() else {
-            unreachable!("the model checks the shape of its input")
+        let (rows, positions, at_each) = match *x.shape().dims() {
+            [rows, positions] => (rows, positions, 1),
+            [rows, positions, at_each] => (rows, positions, at_each),
+            _ => unreachable!("the model checks the shape of its input"),
         };
         let counts = pass.take(&[rows, positions, self.values])?;
         let count = |x: &[i64], counts: &mut [f32]| {

@@ -31,6 +31,9 @@ library::functions! {
             Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque,
             c_int, *mut Candidate, *mut c_int
         ) -> c_int;
+        fn cublasLtMatmulAlgoCheck(
+            Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, *const cublasLtMatmulAlgo_t, *mut Candidate
+        ) -> c_int;
         fn cublasLtMatmul(
             Opaque, Opaque, *const c_void, *const c_void, Opaque, *const c_void, Opaque, *const c_void,
             *const c_void, Opaque, *mut c_void, Opaque, *const cublasLtMatmulAlgo_t, *mut c_void, usize, Opaque
@@ -47,6 +50,21 @@ pub(super) struct Candidate {
     pub(super) status: c_int,
     waves: f32,
     reserved: [c_int; 4],
+}
+
+impl Candidate {
+    pub(super) const NONE: Candidate = Candidate {
+        algorithm: cublasLtMatmulAlgo_t { data: [0; 8] },
+        workspace_bytes: 0,
+        status: 0,
+        waves: 0.0,
+        reserved: [0; 4],
+    };
+
+    /// Whether it can be used with so much workspace.
+    pub(super) fn fits(&self, workspace_bytes_max: usize) -> bool {
+        self.status == 0 && self.workspace_bytes <= workspace_bytes_max
+    }
 }
 const _: () = assert!(size_of::<Candidate>() == size_of::<sys::cublasLtMatmulHeuristicResult_t>());
 

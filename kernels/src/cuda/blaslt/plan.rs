@@ -1,25 +1,29 @@
-//! How one kind of product is computed: descriptors, layouts, and the first algorithm of the
-//! library's heuristic. It is asked once per kind, so a kind has the same algorithm, and the same
-//! bits, in the whole run.
+//! How one kind of product is computed: descriptors, layouts, and an algorithm. Usually that is the
+//! first of the library's heuristic, which is asked once per kind: so a kind has the same
+//! algorithm, and the same bits, in the whole run.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use cudarc::cublaslt::sys::{
-    cublasComputeType_t, cublasLtMatmulAlgo_t, cublasLtMatmulDescAttributes_t as Attribute,
+    cublasComputeType_t, cublasLtMatmulDescAttributes_t as Attribute,
     cublasLtMatmulPreferenceAttributes_t as Preference, cudaDataType_t,
 };
+
+use serde::{Deserialize, Serialize};
 
 use super::epilogue::{BIAS, HAS_AUX};
 use super::library::{Candidate, Fault, Functions, NOT_SUPPORTED, Opaque, blaslt};
 use crate::DType;
 use crate::precision::F32Math;
+use crate::sync::lock;
 
 /// All that the choice of an algorithm depends on, in the library's terms: column-major, `D[rows ×
 /// columns] = op(A)·op(B)`, with sums of `inner` elements.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Kind {
     pub(super) rows: u64,
     pub(super) columns: u64,
     pub(super) inner: u64,
@@ -37,6 +41,9 @@ pub(super) struct Key {
     pub(super) alignments: [u32; 4],
 }
 
+/// NVIDIA's recommendation: the fastest algorithms of sm_90 and later use up to 32 MiB.
+pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
+
 /// What the products of one kind use.
 pub(super) struct Plan {
     /// The operation's descriptor. It holds the pointers of bias and aux, which are set and used
@@ -46,12 +53,12 @@ pub(super) struct Plan {
     a: Owned,
     b: Owned,
     d: Owned,
-    algorithm: cublasLtMatmulAlgo_t,
-    /// At most what the preference allowed.
-    workspace_bytes: usize,
+    /// Its workspace has at most what the preference allowed.
+    pub(super) algorithm: Candidate,
 }
 
 /// The addresses and factors of one product.
+#[derive(Clone, Copy)]
 pub(super) struct Operands {
     pub(super) a: u64,
     pub(super) b: u64,
@@ -101,47 +108,64 @@ impl Plan {
     pub(super) fn make(
         functions: &Functions,
         handle: Opaque,
-        key: &Key,
-        workspace_bytes_max: usize,
+        kind: &Kind,
     ) -> Result<Option<Plan>, Fault> {
-        let (rows, columns, inner) = (key.rows, key.columns, key.inner);
-        let operation = operation(functions, key)?;
-        let [a, b] = key.transposed;
-        let a = layout(
-            functions,
-            key.dtypes[0],
-            if a { [inner, rows] } else { [rows, inner] },
-        )?;
-        let b = layout(
-            functions,
-            key.dtypes[0],
-            if b {
-                [columns, inner]
-            } else {
-                [inner, columns]
-            },
-        )?;
-        let d = layout(functions, key.dtypes[1], [rows, columns])?;
-        let preference = preference(functions, key, workspace_bytes_max)?;
-        // SAFETY: plain numbers, for which all zeros is a value.
-        let mut first: Candidate = unsafe { std::mem::zeroed() };
-        let mut count = 0;
-        // SAFETY: all objects were made above and are alive; `result` has room for the one result
-        // requested.
+        let mut plan = Plan::without_algorithm(functions, kind)?;
+        let found = plan.candidates(functions, handle, kind, 1)?;
+        Ok(found.first().map(|first| {
+            plan.algorithm = *first;
+            plan
+        }))
+    }
+
+    /// To be used once `algorithm` is set.
+    pub(super) fn without_algorithm(functions: &Functions, kind: &Kind) -> Result<Plan, Fault> {
+        let (rows, columns, inner) = (kind.rows, kind.columns, kind.inner);
+        let [a, b] = kind.transposed;
+        let a = if a { [inner, rows] } else { [rows, inner] };
+        let b = if b {
+            [columns, inner]
+        } else {
+            [inner, columns]
+        };
+        let [operands, result] = kind.dtypes;
+        Ok(Plan {
+            operation: Mutex::new(operation(functions, kind)?),
+            a: layout(functions, operands, a)?,
+            b: layout(functions, operands, b)?,
+            d: layout(functions, result, [rows, columns])?,
+            algorithm: Candidate::NONE,
+        })
+    }
+
+    /// Up to `count` algorithms of the heuristic, which expects the first to be the fastest.
+    pub(super) fn candidates(
+        &self,
+        functions: &Functions,
+        handle: Opaque,
+        kind: &Kind,
+        count: usize,
+    ) -> Result<Vec<Candidate>, Fault> {
+        let preference = preference(functions, kind)?;
+        let mut found = vec![Candidate::NONE; count];
+        let mut returned = 0;
+        let (a, b, d) = (self.a.thing, self.b.thing, self.d.thing);
+        let operation = self.operation();
+        // SAFETY: all objects are alive; `found` has room for the results requested.
         let asked = unsafe {
             blaslt!(
                 functions,
                 cublasLtMatmulAlgoGetHeuristic(
                     handle,
                     operation.thing,
-                    a.thing,
-                    b.thing,
-                    d.thing,
-                    d.thing,
+                    a,
+                    b,
+                    d,
+                    d,
                     preference.thing,
-                    1,
-                    &mut first,
-                    &mut count,
+                    count as c_int,
+                    found.as_mut_ptr(),
+                    &mut returned,
                 )
             )
         };
@@ -149,26 +173,55 @@ impl Plan {
             Err(Fault {
                 code: NOT_SUPPORTED,
                 ..
-            }) => return Ok(None),
+            }) => return Ok(Vec::new()),
             other => other?,
         }
-        if count < 1 || first.status != 0 {
-            return Ok(None);
-        }
-        let (algorithm, workspace_bytes) = (first.algorithm, first.workspace_bytes);
-        Ok(Some(Plan {
-            operation: Mutex::new(operation),
-            a,
-            b,
-            d,
-            algorithm,
-            workspace_bytes,
-        }))
+        found.truncate(returned.max(0) as usize);
+        found.retain(|candidate| candidate.fits(WORKSPACE_BYTES));
+        Ok(found)
+    }
+
+    /// An algorithm that another process chose, if this library can use it here.
+    pub(super) fn check(
+        &self,
+        functions: &Functions,
+        handle: Opaque,
+        words: [u64; 8],
+    ) -> Option<Candidate> {
+        let mut checked = Candidate::NONE;
+        checked.algorithm.data = words;
+        let algorithm = checked.algorithm;
+        let (a, b, d) = (self.a.thing, self.b.thing, self.d.thing);
+        let operation = self.operation();
+        // SAFETY: all objects are alive; the library reads any words as an algorithm, and refuses
+        // those that are none.
+        let answer = unsafe {
+            blaslt!(
+                functions,
+                cublasLtMatmulAlgoCheck(
+                    handle,
+                    operation.thing,
+                    a,
+                    b,
+                    d,
+                    d,
+                    &algorithm,
+                    &mut checked,
+                )
+            )
+        };
+        // The library need not repeat the algorithm in its answer.
+        checked.algorithm = algorithm;
+        (answer.is_ok() && checked.fits(WORKSPACE_BYTES)).then_some(checked)
+    }
+
+    fn operation(&self) -> MutexGuard<'_, Owned> {
+        lock(&self.operation)
     }
 
     /// Whether the algorithm needs workspace.
     pub(super) fn needs_workspace(&self) -> bool {
-        self.workspace_bytes > 0
+        self.algorithm.workspace_bytes > 0
     }
 
     /// Gives the product to the stream.
@@ -183,10 +236,7 @@ impl Plan {
         handle: Opaque,
         operands: &Operands,
     ) -> Result<(), Fault> {
-        let operation = self
-            .operation
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let operation = self.operation();
         for (attribute, address) in [
             (Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias),
             (
@@ -218,9 +268,9 @@ impl Plan {
                     self.d.thing,
                     address(operands.d),
                     self.d.thing,
-                    &self.algorithm,
+                    &self.algorithm.algorithm,
                     address(operands.workspace),
-                    self.workspace_bytes,
+                    self.algorithm.workspace_bytes,
                     operands.stream,
                 )
             )
@@ -245,9 +295,9 @@ fn set<T>(
     }
 }
 
-fn operation(functions: &Functions, key: &Key) -> Result<Owned, Fault> {
-    let compute = match key.math {
-        F32Math::Tf32 if key.dtypes[0] == DType::F32 => {
+fn operation(functions: &Functions, kind: &Kind) -> Result<Owned, Fault> {
+    let compute = match kind.math {
+        F32Math::Tf32 if kind.dtypes[0] == DType::F32 => {
             cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32
         }
         _ => cublasComputeType_t::CUBLAS_COMPUTE_32F,
@@ -264,7 +314,7 @@ fn operation(functions: &Functions, key: &Key) -> Result<Owned, Fault> {
         thing,
         destroy: functions.cublasLtMatmulDescDestroy,
     };
-    let [a, b] = key.transposed.map(i32::from);
+    let [a, b] = kind.transposed.map(i32::from);
     set(
         functions,
         &operation,
@@ -281,10 +331,10 @@ fn operation(functions: &Functions, key: &Key) -> Result<Owned, Fault> {
         functions,
         &operation,
         Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
-        &key.epilogue,
+        &kind.epilogue,
     )?;
-    if key.epilogue & BIAS != 0 {
-        let dtype = data_type(key.dtypes[1]);
+    if kind.epilogue & BIAS != 0 {
+        let dtype = data_type(kind.dtypes[1]);
         set(
             functions,
             &operation,
@@ -299,7 +349,7 @@ fn operation(functions: &Functions, key: &Key) -> Result<Owned, Fault> {
             &256u64,
         )?;
     }
-    if key.epilogue & HAS_AUX != 0 {
+    if kind.epilogue & HAS_AUX != 0 {
         set(
             functions,
             &operation,
@@ -310,7 +360,7 @@ fn operation(functions: &Functions, key: &Key) -> Result<Owned, Fault> {
             functions,
             &operation,
             Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD,
-            &(key.rows as i64),
+            &(kind.rows as i64),
         )?;
     }
     Ok(operation)
@@ -332,11 +382,7 @@ fn layout(functions: &Functions, dtype: DType, [rows, columns]: [u64; 2]) -> Res
     })
 }
 
-fn preference(
-    functions: &Functions,
-    key: &Key,
-    workspace_bytes_max: usize,
-) -> Result<Owned, Fault> {
+fn preference(functions: &Functions, kind: &Kind) -> Result<Owned, Fault> {
     /// If a sum is split, its parts are added in f32: in the workspace, or in outputs that are f32.
     /// Both use a fixed order.
     const IN_PLACE: u32 = 1;
@@ -357,14 +403,14 @@ fn preference(
             )
         }
     };
-    let reductions = if key.dtypes[1] == DType::F32 {
+    let reductions = if kind.dtypes[1] == DType::F32 {
         IN_PLACE | COMPUTE_TYPE
     } else {
         COMPUTE_TYPE
     };
     set(
         Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-        bytes_of(&(workspace_bytes_max as u64)),
+        bytes_of(&(WORKSPACE_BYTES as u64)),
     )?;
     set(
         Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -377,7 +423,7 @@ fn preference(
         Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
     ]
     .into_iter()
-    .zip(&key.alignments)
+    .zip(&kind.alignments)
     {
         set(attribute, bytes_of(alignment))?;
     }

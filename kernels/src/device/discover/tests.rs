@@ -322,7 +322,7 @@ fn versions_that_do_not_fit_the_driver_make_room_for_the_next_folder() {
     }
 }
 
-/// An executable script called python3 in a folder of its own.
+/// Writes `script` as an executable called python3 into `folder`.
 fn python(machine: &Machine, folder: &str, script: &str) -> PathBuf {
     use std::os::unix::fs::PermissionsExt;
     let path = machine.file(&format!("{folder}/python3"), script.as_bytes());

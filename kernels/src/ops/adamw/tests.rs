@@ -1,8 +1,7 @@
 //! Tests of adamw.
 
 use super::*;
-use crate::ops::chunks::Chunk;
-use crate::ops::testing::{SIZES, assert_close, cpu, cpu_of, random_f32};
+use crate::ops::testing::{SIZES, assert_close, cpu, cpu_of, random_f32, two_chunks};
 use crate::threads;
 
 const CONSTANTS: AdamwConstants = AdamwConstants {
@@ -39,24 +38,7 @@ fn reference(p: &mut f64, m: &mut f64, v: &mut f64, grad: f64, decay: bool, scal
 /// Twenty steps of the operation and of the reference over two chunks with a gap between: values of
 /// both.
 fn twenty_steps<T: Float>(size: usize) -> (Vec<T>, Vec<f64>) {
-    let half = size / 2;
-    let chunks = ChunkTable::new(vec![
-        Chunk {
-            offset: 0,
-            len: half,
-            decay: true,
-        },
-        Chunk {
-            offset: half + 1,
-            len: size.saturating_sub(half + 1),
-            decay: false,
-        },
-    ]);
-    let chunks = if size == 0 {
-        ChunkTable::whole(0, true)
-    } else {
-        chunks.unwrap()
-    };
+    let chunks = two_chunks(size);
     let fresh =
         |seed: u64| -> Vec<f64> { random_f32(size, seed).into_iter().map(f64::from).collect() };
     let tensor = |x: &[f64]| {

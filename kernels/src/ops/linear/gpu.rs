@@ -3,9 +3,9 @@
 //!
 //! * The bias is added before the sums are rounded to what is stored, unless its address is not a
 //!   multiple of 16 bytes or the library has no algorithm for it.
-//! * relu is the library's if that keeps NaN. So is the tanh form of gelu for bf16 and TF32; it is
-//!   an approximation (2e-4), so strict f32 uses ours, and erf always does. An activation that is a
-//!   pass of ours is applied to what is stored.
+//! * relu is the library's if that keeps NaN, which is tried for each plan. So is the tanh form of
+//!   gelu for bf16 and TF32; it is an approximation (2e-4), so strict f32 uses ours, and erf always
+//!   does. An activation that is a pass of ours is applied to what is stored.
 //! * The mask of relu's derivative is z > 0, as in PyTorch, from the layer's saved output; the
 //!   library's own is made of bits and z >= 0.
 //! * The gradient of the bias is always a pass of ours. The library's epilogue cannot accumulate,
@@ -31,7 +31,10 @@ static SOURCE: Source = Source::new("linear.cu", include_str!("../linear.cu"));
 pub(super) const ROW_BLOCK: usize = 64;
 
 /// Columns that a block of threads sums; as in linear.cu.
-const COLUMNS: usize = 32;
+pub(super) const COLUMNS: usize = 32;
+
+/// Rows that such a block sums side by side; as in linear.cu.
+pub(super) const ROWS_AT_ONCE: usize = 16 * ROW_BLOCK;
 
 /// One side of a product.
 fn side(matrix: &Buffer<'_>, transposed: bool) -> Side {
@@ -89,9 +92,7 @@ pub(super) fn forward(
     let (number, grid) = (number(activation), Grid::elements(count));
     if inputs > 0 && bias.is_none_or(Epilogue::fits) {
         // All in one product …
-        if let Some(function) = fused(activation, pre, dtype, outputs)
-            && (function != Function::Relu || gpu.relu_keeps_nan(dtype)?)
-        {
+        if let Some(function) = fused(activation, pre, dtype, outputs) {
             product.epilogue = Epilogue {
                 function,
                 bias,
@@ -145,7 +146,7 @@ fn fused(
 
 /// Multiplies the derivative at `saved`, if given, into `dx` (B, I), and sums its blocks of rows
 /// into `row_sums`.
-fn fold_and_sum(
+pub(super) fn fold_and_sum(
     gpu: &Launcher,
     row_sums: &Buffer<'_>,
     dx: &Buffer<'_>,
@@ -246,13 +247,11 @@ pub(in crate::ops) fn sum_rows(
     [rows, columns]: [usize; 2],
     accumulate: bool,
 ) -> Result<()> {
-    /// As in linear.cu.
-    const ROW_BLOCKS_AT_ONCE: usize = 16;
     let name = match db.dtype {
         DType::BF16 => "sum_rows_to_bf16",
         _ => "sum_rows_to_f32",
     };
-    let height = rows.div_ceil(ROW_BLOCK).clamp(1, ROW_BLOCKS_AT_ONCE);
+    let height = rows.div_ceil(ROW_BLOCK).clamp(1, ROWS_AT_ONCE / ROW_BLOCK);
     let grid = Grid {
         threads: [COLUMNS as u32, height as u32, 1],
         ..Grid::blocks(columns.div_ceil(COLUMNS), 1)

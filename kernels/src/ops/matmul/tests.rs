@@ -1,10 +1,11 @@
 //! Tests of matmul.
 
+use super::piece::ALONG_MAX;
 use super::*;
 use crate::ops::testing::random_f32;
 
-/// The products a training step makes, and awkward ones around every threshold above.
-const SHAPES: [(usize, usize, usize); 16] = [
+/// The products of training steps, and awkward ones around tiles, blocks and pieces.
+const SHAPES: [(usize, usize, usize); 17] = [
     (128, 1024, 784),
     (128, 10, 1024),
     (10, 1024, 128),
@@ -21,38 +22,106 @@ const SHAPES: [(usize, usize, usize); 16] = [
     (200, 200, 2),
     (97, 193, 511),
     (5, 7, 3),
+    (4, 3, 0),
 ];
+const LAYOUTS: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
+const SCALES: (f32, f32) = (0.5, 2.0);
 
-fn run(m: usize, n: usize, k: usize, a_t: bool, b_t: bool, threads: usize) -> Vec<u32> {
-    let (a, b) = (random_f32(m * k, 1), random_f32(k * n, 2));
-    let mut out = random_f32(m * n, 3);
-    let (a, b) = (Matrix::new(&a, m, k, a_t), Matrix::new(&b, k, n, b_t));
-    let work = Product {
-        out: out.as_mut_ptr(),
-        stride: n,
-        a,
-        b,
-        product_scale: 0.5,
-        existing_scale: 2.0,
-    };
-    if b_t && m > 1 && n > 1 && k > 2 {
-        panel::in_panels(&work, m, n, k, threads, &AsIs);
-    } else {
-        in_pieces(&work, m, n, k, threads, &AsIs);
+/// Operands and output of one product.
+struct Case {
+    shape: (usize, usize, usize),
+    layout: (bool, bool),
+    a: Vec<f32>,
+    b: Vec<f32>,
+    out: Vec<f32>,
+}
+
+impl Case {
+    fn new(shape: (usize, usize, usize), layout: (bool, bool)) -> Case {
+        let (m, n, k) = shape;
+        Case {
+            shape,
+            layout,
+            a: random_f32(m * k, 1),
+            b: random_f32(k * n, 2),
+            out: random_f32(m * n, 3),
+        }
     }
-    out.iter().map(|value| value.to_bits()).collect()
+
+    /// The bits of the output after `body`.
+    fn run(&self, body: impl FnOnce(&Product<'_, f32>)) -> Vec<u32> {
+        let (m, n, k) = self.shape;
+        let mut out = self.out.clone();
+        body(&Product {
+            out: out.as_mut_ptr(),
+            stride: n,
+            a: Matrix::new(&self.a, m, k, self.layout.0),
+            b: Matrix::new(&self.b, k, n, self.layout.1),
+            product_scale: SCALES.0,
+            existing_scale: SCALES.1,
+        });
+        out.iter().map(|value| value.to_bits()).collect()
+    }
+
+    /// Some elements as (index, bits), each added along k in order, block by block.
+    fn plainly(&self) -> Vec<(usize, u32)> {
+        let (m, n, k) = self.shape;
+        let a = |row: usize, along: usize| match self.layout.0 {
+            false => self.a[row * k + along],
+            true => self.a[along * m + row],
+        };
+        let b = |along: usize, column: usize| match self.layout.1 {
+            false => self.b[along * n + column],
+            true => self.b[column * k + along],
+        };
+        let blocks = k.div_ceil(ALONG_MAX).max(1);
+        let element = |index: usize| {
+            let (row, column) = (index / n, index % n);
+            let value = (0..blocks).fold(self.out[index], |out, block| {
+                let along = k * block / blocks..k * (block + 1) / blocks;
+                let sum = along.fold(0f32, |sum, i| a(row, i).mul_add(b(i, column), sum));
+                let existing = if block == 0 { SCALES.1 } else { 1.0 };
+                existing.mul_add(out, SCALES.0 * sum)
+            });
+            (index, value.to_bits())
+        };
+        (0..m * n)
+            .step_by((m * n / 500).max(1))
+            .map(element)
+            .collect()
+    }
 }
 
 #[test]
-fn the_bits_do_not_depend_on_the_number_of_pieces() {
-    for (m, n, k) in SHAPES {
-        for (a_t, b_t) in [(false, false), (false, true), (true, false), (true, true)] {
-            let alone = run(m, n, k, a_t, b_t, 1);
+fn each_element_is_added_in_order_for_any_number_of_threads() {
+    for shape in SHAPES {
+        for layout in LAYOUTS {
+            let case = Case::new(shape, layout);
+            let alone = case.run(|work| in_pieces(work, 1, &AsIs));
+            for (index, bits) in case.plainly() {
+                assert_eq!(alone[index], bits, "{shape:?} {layout:?}, element {index}");
+            }
             for threads in 2..=8 {
-                assert!(
-                    run(m, n, k, a_t, b_t, threads) == alone,
-                    "{m}x{n}x{k} {a_t} {b_t} on {threads}"
-                );
+                let pieces = case.run(|work| in_pieces(work, threads, &AsIs));
+                assert!(pieces == alone, "{shape:?} {layout:?} on {threads}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_kernel_has_the_same_bits() {
+    for shape in [(97, 193, 511), (13, 70, 300)] {
+        for layout in LAYOUTS {
+            let case = Case::new(shape, layout);
+            let expected = case.run(|work| in_pieces(work, 1, &AsIs));
+            for (name, piece) in piece::f32_kernels() {
+                let mut panels = Default::default();
+                // SAFETY: the whole output, on this thread alone, with a kernel that exists here.
+                let bits = case.run(|work| unsafe {
+                    piece(work, 0..shape.0, 0..shape.1, &AsIs, &mut panels);
+                });
+                assert!(bits == expected, "{shape:?} {layout:?} with {name}");
             }
         }
     }

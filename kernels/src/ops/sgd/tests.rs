@@ -1,8 +1,7 @@
 //! Tests of sgd.
 
 use super::*;
-use crate::ops::chunks::Chunk;
-use crate::ops::testing::{SIZES, assert_close, cpu, cpu_of, random_f32};
+use crate::ops::testing::{SIZES, assert_close, cpu, cpu_of, random_f32, two_chunks};
 use crate::threads;
 
 const SCALARS: SgdScalars = SgdScalars {
@@ -46,22 +45,7 @@ fn twenty_steps_agree_with_f64_and_leave_the_gap_alone() {
         .into_iter()
         .flat_map(|size| KINDS.map(|kind| (size, kind)))
     {
-        let half = size / 2;
-        let second = Chunk {
-            offset: half + 1,
-            len: size.saturating_sub(half + 1),
-            decay: false,
-        };
-        let mut chunks = vec![
-            Chunk {
-                offset: 0,
-                len: half,
-                decay: true,
-            },
-            second,
-        ];
-        chunks.retain(|chunk| chunk.len > 0);
-        let chunks = ChunkTable::new(chunks).unwrap();
+        let chunks = two_chunks(size);
         let x = random_f32(size, 1);
         let mut p: Vec<f64> = x.iter().copied().map(f64::from).collect();
         let mut buffer = vec![0.0; size];

@@ -38,6 +38,12 @@ fn check_row_sums(expected: &Tensor, run: impl Fn(&Tensor, &Tensor)) {
     run(&dx, &row_sums);
     let on_cpu = |tensor: &Tensor| tensor.to(Device::Cpu).unwrap();
     assert_same_bits(&dx, &on_cpu(expected), "the gradient with sums");
+    for device in [device, Device::Cpu] {
+        let x = dx.to((device, DType::F32)).unwrap();
+        let again = Tensor::full(row_sums.shape(), 8.0, DType::F32, device).unwrap();
+        ops::row_block_sums_into(&again, &x).unwrap();
+        assert_same_bits(&again, &on_cpu(&row_sums), "sums of blocks of rows");
+    }
     for accumulate in [false, true] {
         let [got, expected] = [0, 1].map(|_| Tensor::full(&[n], 3.5, DType::F32, device).unwrap());
         ops::add_row_sums_into(&got, &row_sums, accumulate).unwrap();

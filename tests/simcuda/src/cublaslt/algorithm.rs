@@ -1,7 +1,8 @@
-//! The search for an algorithm: one algorithm serves everything modelled, with a workspace where
-//! allowed.
+//! The search for an algorithm: one serves everything modelled, with a workspace where allowed. Its
+//! variants take more or less time (`SIMCUDA_ALGORITHMS`).
 
 use std::ffi::c_int;
+use std::ptr::NonNull;
 
 use cudarc::cublaslt::sys::{
     cublasLtMatmulAlgo_t, cublasLtMatmulHeuristicResult_t, cublasStatus_t as Status,
@@ -10,16 +11,20 @@ use cudarc::cublaslt::sys::{
 use super::entry::{Refused, call, invalid, put};
 use super::objects;
 use super::problem::{Problem, Refusal};
-use crate::machine::Out;
+use super::variant::Variant;
+use crate::faults::HeuristicEffect;
+use crate::machine::{Machine, Out};
 
 /// The meaning of an algorithm's eight words here; other libraries' algorithms are refused.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Algorithm {
     pub(super) workspace_bytes: u64,
-    /// Of the problem's kind.
+    /// Of the problem: see [`Problem::key`].
     key: u64,
     /// What A, B, C and D are multiples of, in bytes.
     pub(super) alignments: [u64; 4],
+    /// Which of the variants.
+    variant: u64,
 }
 
 /// Marks an algorithm as the simulator's.
@@ -39,18 +44,28 @@ impl Algorithm {
             },
             key: problem.key(),
             alignments: alignments.map(|alignment| alignment.min(WIDEST_BYTES)),
+            variant: 0,
         }
     }
 
     pub(super) fn raw(self) -> cublasLtMatmulAlgo_t {
         let [a, b, c, d] = self.alignments;
         cublasLtMatmulAlgo_t {
-            data: [MAGIC, self.workspace_bytes, self.key, a, b, c, d, 0],
+            data: [
+                MAGIC,
+                self.workspace_bytes,
+                self.key,
+                a,
+                b,
+                c,
+                d,
+                self.variant,
+            ],
         }
     }
 
     pub(super) fn from_raw(raw: &cublasLtMatmulAlgo_t) -> Result<Self, Refused> {
-        let [magic, workspace_bytes, key, a, b, c, d, _] = raw.data;
+        let [magic, workspace_bytes, key, a, b, c, d, variant] = raw.data;
         if magic != MAGIC {
             return Err(invalid(
                 "the algorithm did not come from cublasLtMatmulAlgoGetHeuristic",
@@ -60,7 +75,18 @@ impl Algorithm {
             workspace_bytes,
             key,
             alignments: [a, b, c, d],
+            variant,
         })
+    }
+
+    /// Its variant, unless that refuses to run.
+    pub(super) fn variant(self, machine: &Machine) -> Result<Variant, Refused> {
+        let variant = machine.config.algorithms.get(self.variant as usize);
+        let variant = variant.ok_or_else(|| invalid("the library has no such algorithm"))?;
+        match variant.is_refused {
+            true => Err(Refusal::Unsupported("SIMCUDA_ALGORITHMS refuses it".into()).into()),
+            false => Ok(*variant),
+        }
     }
 }
 
@@ -114,9 +140,12 @@ fn heuristic_result(algorithm: Algorithm) -> cublasLtMatmulHeuristicResult_t {
     }
 }
 
-/// The algorithms for a product: here exactly one, or CUBLAS_STATUS_NOT_SUPPORTED.
+/// The algorithms for a product, or CUBLAS_STATUS_NOT_SUPPORTED.
+///
+/// # Safety
+/// `results` is null or has room for `requested` results.
 #[unsafe(no_mangle)]
-pub extern "C" fn cublasLtMatmulAlgoGetHeuristic(
+pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     handle: usize,
     operation: usize,
     a: usize,
@@ -125,18 +154,45 @@ pub extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     d: usize,
     preference: usize,
     requested: c_int,
-    results: Out<'_, cublasLtMatmulHeuristicResult_t>,
+    results: Option<NonNull<cublasLtMatmulHeuristicResult_t>>,
     count: Out<'_, c_int>,
 ) -> Status {
-    call("cublasLtMatmulAlgoGetHeuristic", |_| {
+    call("cublasLtMatmulAlgoGetHeuristic", |machine| {
         let count = count.ok_or_else(|| invalid("the place for the count is null"))?;
         count.write(0);
         let results = results.ok_or_else(|| invalid("the place for the results is null"))?;
-        results.write(heuristic(
-            (handle, operation, [a, b, c, d], preference),
-            requested,
-        )?);
-        count.write(1);
+        let mut found = heuristic((handle, operation, [a, b, c, d], preference), requested)?;
+        let problem = objects::problem(operation, [a, b, c, d])?;
+        let shape = [problem.d.rows, problem.d.columns, problem.a.columns];
+        let device = objects::library(handle)?;
+        match machine.faults.strike_heuristic(shape, device) {
+            None => {}
+            Some(HeuristicEffect::None) => return Ok(()),
+            Some(HeuristicEffect::Workspace(bytes))
+                if bytes <= objects::preference(preference)?.workspace_bytes_max =>
+            {
+                let algorithm = Algorithm {
+                    workspace_bytes: bytes,
+                    ..Algorithm::from_raw(&found.algo)?
+                };
+                found = heuristic_result(algorithm);
+            }
+            Some(HeuristicEffect::Workspace(_) | HeuristicEffect::Refused) => {
+                return Err(Refusal::Unsupported("refused by the plan of faults".into()).into());
+            }
+        }
+        let found = Algorithm::from_raw(&found.algo)?;
+        let returned = machine.config.algorithms.len().min(requested as usize);
+        for number in 0..returned {
+            let variant = number as u64;
+            // SAFETY: the caller has room for `requested` results, and there are no more.
+            unsafe {
+                results
+                    .add(number)
+                    .write(heuristic_result(Algorithm { variant, ..found }))
+            };
+        }
+        count.write(returned as c_int);
         Ok(())
     })
 }
@@ -169,7 +225,8 @@ pub(super) fn fits(problem: &Problem, algorithm: Algorithm) -> Result<(), Refuse
         return Ok(());
     }
     Err(Refusal::Unsupported(
-        "the algorithm is for other types, transposes, orders or another epilogue".into(),
+        "the algorithm is for another product: its shape, types, transposes, orders or epilogue differ"
+            .into(),
     )
     .into())
 }

@@ -56,9 +56,10 @@ impl Type {
 pub(super) trait Real:
     Copy + Default + PartialEq + Add<Output = Self> + Mul<Output = Self> + Send + Sync + 'static
 {
-    const ONE: Self;
-
     fn from_f64(value: f64) -> Self;
+
+    /// `self × factor + addend`, rounded once.
+    fn fused(self, factor: Self, addend: Self) -> Self;
 
     /// What tensor cores see of it in TF32, which applies to f32 only.
     fn to_tf32(self) -> Self;
@@ -109,10 +110,13 @@ unsafe fn write_run<E>(to: *mut u8, values: impl Iterator<Item = E>) {
 macro_rules! real {
     ($real:ty, $from_half:ident, $to_half:ident) => {
         impl Real for $real {
-            const ONE: Self = 1.0;
-
             fn from_f64(value: f64) -> Self {
                 value as Self
+            }
+
+            #[inline(always)]
+            fn fused(self, factor: Self, addend: Self) -> Self {
+                self.mul_add(factor, addend)
             }
 
             fn to_tf32(self) -> Self {

@@ -2,16 +2,16 @@
 //!
 //! One rounding at the end: sums accumulate in f32 (f64 for COMPUTE_64F); alpha, beta C, bias and
 //! activation follow in the same precision; only the stored value is rounded to D's type. The order
-//! of a sum is that of the crate `gemm` on one thread: the same in every run, but not a GPU's.
+//! of a sum is along k: the same in every run, but not a GPU's.
 
 use std::ops::Range;
 
 use crate::error::CUresult;
-use gemm::Parallelism;
 
 use super::element::{Real, Type};
 use super::epilogue::{Activation, Bias, gelu, gelu_derivative, relu};
 use super::problem::{Compute, Matrix, Problem};
+use super::variant::Variant;
 use crate::work::{Address, Failure, Memory, Touched, Work};
 
 /// alpha or beta.
@@ -27,6 +27,7 @@ pub(super) enum Scalar {
 #[derive(Clone, Debug)]
 pub(super) struct Matmul {
     pub(super) problem: Problem,
+    pub(super) variant: Variant,
     pub(super) alpha: Scalar,
     pub(super) beta: Scalar,
     pub(super) a: Address,
@@ -161,6 +162,9 @@ impl Matmul {
             (Some(Activation::Relu), false) => {
                 self.write_mask(run, member, z)?;
                 z.iter_mut().for_each(|z| *z = relu(*z));
+                if self.variant.hides_nan && rows > 16 {
+                    z.iter_mut().filter(|z| z.is_nan()).for_each(|z| *z = 0.0);
+                }
             }
             (Some(Activation::Gelu), false) => {
                 if let Some((matrix, address)) = self.aux_matrix() {
@@ -304,24 +308,11 @@ impl Matmul {
 
 impl Work for Matmul {
     fn describe(&self) -> String {
-        let problem = &self.problem;
-        let operation = |transposed| if transposed { 'T' } else { 'N' };
-        let batch = if problem.d.batch == 1 {
-            String::new()
-        } else {
-            format!(", batch {}", problem.d.batch)
+        let algorithm = match self.variant.number {
+            0 => String::new(),
+            number => format!(", algorithm {number}"),
         };
-        format!(
-            "cublasLtMatmul {}x{}x{} {}{} {} to {}, {}{batch}",
-            problem.d.rows,
-            problem.d.columns,
-            problem.a.columns,
-            operation(problem.transpose_a),
-            operation(problem.transpose_b),
-            problem.a.kind.name(),
-            problem.d.kind.name(),
-            problem.epilogue.name
-        )
+        format!("cublasLtMatmul {}{algorithm}", self.problem.describe())
     }
 
     fn known_ranges(&self) -> Touched {
@@ -356,12 +347,12 @@ impl Work for Matmul {
     fn duration_ns(&self) -> u64 {
         let Problem { a, d, .. } = &self.problem;
         // The rate is arbitrary: it is the same for all, and never shown.
-        2000 + d
+        let terms = d
             .batch
             .saturating_mul(d.rows)
             .saturating_mul(d.columns)
-            .saturating_mul(a.columns)
-            / 25_000
+            .saturating_mul(a.columns);
+        (2000 + terms / 25_000).saturating_mul(self.variant.percent) / 100
     }
 }
 
@@ -521,35 +512,45 @@ fn multiply<T: Real>(problem: &Problem, a: &Dense<T>, b: &Dense<T>) -> Vec<T> {
         a.values.len() == m * k && b.values.len() == k * n,
         "the operands are {m}x{k} and {k}x{n}"
     );
-    let strides = |dense: &Dense<T>| (dense.column_stride as isize, dense.row_stride as isize);
-    let (a_strides, b_strides) = (strides(a), strides(b));
-    // SAFETY: the three vectors have just been seen to hold m x k, k x n and m x n elements without
-    // gaps, by the strides that they are given with (column first, then row); `sums` is ours alone.
-    // With `read_dst` false alpha is not used.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            sums.as_mut_ptr(),
-            m as isize,
-            1,
-            false,
-            a.values.as_ptr(),
-            a_strides.0,
-            a_strides.1,
-            b.values.as_ptr(),
-            b_strides.0,
-            b_strides.1,
-            T::default(),
-            T::ONE,
-            false,
-            false,
-            false,
-            Parallelism::None,
-        );
+    let at = |dense: &Dense<T>, row: usize, column: usize| {
+        dense.values[row * dense.row_stride + column * dense.column_stride]
+    };
+    for (column, sums) in sums.chunks_mut(m).enumerate() {
+        for along in 0..k {
+            let factor = at(b, along, column);
+            let values = &a.values[along * a.column_stride..];
+            add_scaled(sums, values, a.row_stride, factor);
+        }
     }
     sums
+}
+
+/// `sums += factor * values`, where values are `stride` apart, each rounded once.
+fn add_scaled<T: Real>(sums: &mut [T], values: &[T], stride: usize, factor: T) {
+    #[inline(always)]
+    fn body<T: Real>(sums: &mut [T], values: &[T], stride: usize, factor: T) {
+        if stride == 1 {
+            for (sum, &value) in sums.iter_mut().zip(values) {
+                *sum = value.fused(factor, *sum);
+            }
+        } else {
+            for (sum, &value) in sums.iter_mut().zip(values.iter().step_by(stride)) {
+                *sum = value.fused(factor, *sum);
+            }
+        }
+    }
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2,fma")]
+        fn avx2<T: Real>(sums: &mut [T], values: &[T], stride: usize, factor: T) {
+            body(sums, values, stride, factor);
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            // SAFETY: the processor has these features.
+            return unsafe { avx2(sums, values, stride, factor) };
+        }
+    }
+    body(sums, values, stride, factor);
 }
 
 fn row_sums(matrix: &[f32], rows: usize) -> Vec<f32> {

@@ -402,11 +402,51 @@ impl Problem {
         })
     }
 
-    /// What an algorithm is valid for: problems that differ only in sizes and pointers share it.
+    /// For reports.
+    pub(super) fn describe(&self) -> String {
+        let operation = |transposed| if transposed { 'T' } else { 'N' };
+        let batch = if self.d.batch == 1 {
+            String::new()
+        } else {
+            format!(", batch {}", self.d.batch)
+        };
+        format!(
+            "{}x{}x{} {}{} {} to {}, {}{batch}",
+            self.d.rows,
+            self.d.columns,
+            self.a.columns,
+            operation(self.transpose_a),
+            operation(self.transpose_b),
+            self.a.kind.name(),
+            self.d.kind.name(),
+            self.epilogue.name
+        )
+    }
+
+    /// What an algorithm is valid for: problems that differ only in pointers share it.
     pub(super) fn key(&self) -> u64 {
         let order =
             |matrix: &Matrix, transposed: bool| u64::from((matrix.row_stride == 1) != transposed);
-        [
+        let shape = [&self.a, &self.b, &self.c, &self.d].map(|matrix| {
+            let Matrix {
+                rows,
+                columns,
+                row_stride,
+                column_stride,
+                batch,
+                batch_stride,
+                ..
+            } = *matrix;
+            [
+                rows,
+                columns,
+                row_stride,
+                column_stride,
+                batch,
+                batch_stride,
+            ]
+        });
+        let kind = [
             self.compute as u64,
             self.a.kind as u64,
             self.b.kind as u64,
@@ -424,7 +464,11 @@ impl Problem {
             self.epilogue.bias as u64,
         ]
         .into_iter()
-        .fold(1, |key, part| key * 8 + part)
+        .fold(1, |key, part| key * 8 + part);
+        // A hash of all (FNV-1a by words): two products with one key are unlikely enough.
+        shape.as_flattened().iter().fold(kind, |key: u64, part| {
+            (key ^ part).wrapping_mul(0x0100_0000_01b3).rotate_left(29)
+        })
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use super::heuristic::HeuristicEffect;
 use super::nccl::NcclEffect;
 use super::{Class, Effect, Plan, Target, base};
 use crate::error::CUresult;
-use crate::work::{Failure, Memory, Touched, Work};
+use crate::work::{Failure, Memory, Reads, Touched, Work};
 
 /// How much longer a slow device takes.
 const SLOWDOWN: u64 = 100;
@@ -16,6 +17,8 @@ pub struct Injected {
     pub work: Arc<dyn Work>,
     /// It never ends: nothing after it runs.
     pub hangs: bool,
+    /// It fails when it runs.
+    pub fails: bool,
 }
 
 struct Faulty {
@@ -32,6 +35,10 @@ impl Work for Faulty {
 
     fn known_ranges(&self) -> Touched {
         self.inner.known_ranges()
+    }
+
+    fn reads(&self) -> Reads {
+        self.inner.reads()
     }
 
     fn run(
@@ -97,7 +104,11 @@ impl Plan {
     /// Counts work queued on `device`, and returns what to queue instead.
     pub fn inject(&mut self, device: usize, work: Arc<dyn Work>) -> Injected {
         if self.entries.is_empty() && self.slow.is_empty() {
-            return Injected { work, hangs: false };
+            return Injected {
+                work,
+                hangs: false,
+                fails: false,
+            };
         }
         let class = class_of(&work.describe());
         let by_class = if class == Class::Any {
@@ -121,6 +132,7 @@ impl Plan {
         Injected {
             work: Arc::new(faulty),
             hangs: effect == Some(Effect::Hang),
+            fails: matches!(effect, Some(Effect::Code(_))),
         }
     }
 
@@ -140,6 +152,20 @@ impl Plan {
         }
     }
 
+    /// Counts a search for a product of this shape, and returns what the plan makes of it.
+    pub(crate) fn strike_heuristic(
+        &mut self,
+        shape: [u64; 3],
+        device: usize,
+    ) -> Option<HeuristicEffect> {
+        let of_shape = self.shapes.iter().find(|(planned, _)| *planned == shape);
+        let of_shape = of_shape.map(|(_, effect)| *effect);
+        match self.strikes(&Target::Heuristic, Some(device)) {
+            Some(Effect::Heuristic(effect)) => Some(effect),
+            _ => of_shape,
+        }
+    }
+
     /// Counts an NCCL call whose turn has come on `device`.
     pub(crate) fn strike_nccl(&mut self, device: usize) -> Option<NcclEffect> {
         match self.strikes(&Target::Nccl, Some(device))? {
@@ -154,7 +180,7 @@ impl Plan {
             Effect::Code(code) => Some(Struck::Code(code)),
             Effect::Hang => Some(Struck::Hang),
             Effect::FlipBit => Some(Struck::Flip),
-            Effect::Nccl(_) | Effect::NcclCode(_) => None,
+            _ => None,
         }
     }
 }

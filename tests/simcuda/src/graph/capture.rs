@@ -148,8 +148,17 @@ pub(crate) fn add(
         device,
         operation,
         dependencies,
+        after: None,
     });
     Ok(name)
+}
+
+/// The latest node of `stream` runs after `node`, which no program may rely on.
+pub(crate) fn run_after(machine: &mut Machine, stream: StreamId, node: usize) {
+    let own = machine.streams.all[stream].capture.as_ref();
+    let own = own.expect("it is capturing");
+    let graph = machine.graphs.captures.ongoing[&own.capture].graph;
+    machine.graphs.graphs[graph].nodes[own.tail[0]].after = Some(node);
 }
 
 /// The capture that a stream takes part in.
@@ -279,12 +288,19 @@ pub(crate) fn unsupported(machine: &mut Machine, stream: StreamId, describe: &st
 /// Breaks captures because of a forbidden call, which is a finding.
 fn refuse(machine: &mut Machine, captures: &[CaptureId], call: &str, code: CUresult) -> CUresult {
     let capture = &machine.graphs.captures.ongoing[&captures[0]];
+    let others = if capture.thread == thread::current().id() {
+        "(its thread may switch to the relaxed mode for a call that has nothing to do with the capture: cuThreadExchangeStreamCaptureMode)"
+    } else {
+        "(another thread captures, in the mode GLOBAL: THREAD_LOCAL would let this thread alone)"
+    };
     let message = format!(
-        "{call} is forbidden while stream {} captures, and breaks the capture\n  the capture ({:?}) was begun in {}",
+        "{call} is forbidden while stream {} captures, and breaks the capture\n  the capture ({:?}) was begun in {}\n  what it means: the work of a capture is recorded and has not run, so it cannot be waited for, queried, or ordered with what happens now; the call returns {code:?}, and cuStreamEndCapture will return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED\n  way out: make the call before cuStreamBeginCapture or after cuStreamEndCapture {others}",
         capture.origin, capture.mode, capture.begun
     );
     for id in captures {
-        invalidate(machine, *id, call);
+        if let Some(capture) = machine.graphs.captures.ongoing.get_mut(id) {
+            capture.invalid.get_or_insert_with(|| call.to_owned());
+        }
     }
     report::finding(machine, report::FindingKind::Capture, message);
     code
@@ -294,9 +310,13 @@ fn invalidate(machine: &mut Machine, id: CaptureId, why: &str) {
     if let Some(capture) = machine.graphs.captures.ongoing.get_mut(&id)
         && capture.invalid.is_none()
     {
-        if machine.config.trace {
-            eprintln!("simcuda: capture {id} is invalidated by {why}");
-        }
+        eprintln!(
+            "simcuda: the capture of stream {} is broken by {why}\n  the capture ({:?}) was begun in {}\n  broken in {}",
+            capture.origin,
+            capture.mode,
+            capture.begun,
+            Stack::capture()
+        );
         capture.invalid = Some(why.to_owned());
     }
 }

@@ -57,7 +57,7 @@ impl Launch {
         let missing: Vec<usize> = plan
             .nodes
             .iter()
-            .map(|node| node.dependencies.len())
+            .map(|node| node.dependencies.len() + usize::from(node.after.is_some()))
             .collect();
         let without = missing.iter().enumerate().filter(|(_, count)| **count == 0);
         Self {
@@ -197,8 +197,10 @@ impl Launch {
     /// What the stream knows once all nodes are done, and when: the last nodes know what the others
     /// do.
     pub(crate) fn results(&self) -> (Vec<Clock>, u64) {
-        let leaves = (0..self.steps.len()).filter(|node| self.plan.dependents[*node].is_empty());
-        let ends: Vec<&(Clock, u64)> = leaves.filter_map(|node| self.ends[node].as_ref()).collect();
+        let leaves = self.plan.leaves.iter();
+        let ends: Vec<&(Clock, u64)> = leaves
+            .filter_map(|node| self.ends[*node].as_ref())
+            .collect();
         let time_ns = ends.iter().map(|(_, time_ns)| *time_ns).max().unwrap_or(0);
         (
             ends.into_iter().map(|(clock, _)| clock.clone()).collect(),

@@ -67,9 +67,11 @@ pub(crate) fn launch(
             machine.events.all[*event].state = State::Recorded(record.clone());
         }
     }
-    for step in &steps {
+    for (step, operation) in steps.iter().zip(&operations) {
         if let Step::Nccl(flight) = step {
-            nccl::takes_off(flight);
+            let captured = operation.captured.as_ref();
+            let stack = captured.map_or(&operation.stack, |captured| &captured.stack);
+            nccl::takes_off(machine, flight, nccl::next_place(), stack);
         }
     }
     let own = (executable, &mut machine.graphs.executables[executable]);
@@ -89,7 +91,9 @@ fn step(
     Ok(match what {
         Captured::Work(work) => {
             check_memory(machine, &work.known_ranges(), operation)?;
-            let Injected { work, hangs } = machine.faults.inject(operation.device, work.clone());
+            let Injected { work, hangs, fails } =
+                machine.faults.inject(operation.device, work.clone());
+            machine.streams.is_to_fail |= fails;
             memory::begin(machine, operation, &work.known_ranges())?;
             if hangs { Step::Hang } else { Step::Work(work) }
         }

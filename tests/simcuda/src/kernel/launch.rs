@@ -5,11 +5,11 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::library::{Kernel, Library, RawFailure, RawLaunch, THREADS_MAX, Window};
+use super::library::{Kernel, Library, RawFailure, RawLaunch, Span, THREADS_MAX, Window};
 use super::message::Scene;
 use super::pinned::Opened;
-use super::shadow::Shadows;
-use crate::work::{Address, Failure, Memory, Touched, Work};
+use super::shadow::{Shadows, cells_of};
+use crate::work::{Address, Failure, Memory, Reads, Touched, Work};
 
 /// The stack of one thread of a block. The lowest page is inaccessible.
 const STACK_BYTES: usize = 128 << 10;
@@ -100,12 +100,15 @@ impl Finder<'_> {
             self.opened.insert(range.start, Opened::new(&range));
         }
         let parts = self.shadows.of(&range, self.with_cells)?;
+        let is_partial = self.memory.unwritten(&range).is_some();
+        let none = std::ptr::null_mut();
         Some(Window {
             low: range.start,
             length_bytes: range.end - range.start,
             marks: parts.marks,
             pages: parts.pages,
             cells: parts.cells,
+            read_marks: if is_partial { none } else { parts.marks },
         })
     }
 }
@@ -123,6 +126,15 @@ unsafe extern "C" fn find(context: *mut c_void, address: u64, window: *mut Windo
             None => 0,
         }
     }
+}
+
+/// The runtime asks up to where bytes of an allocation were written before.
+unsafe extern "C" fn written_until(context: *mut c_void, address: u64, end: u64) -> u64 {
+    // SAFETY: as in `find`.
+    let memory = unsafe { (*context.cast::<Finder<'_>>()).memory };
+    memory
+        .unwritten(&(address..end))
+        .map_or(end, |part| part.start)
 }
 
 /// SIMCUDA_INTRA: how many accesses of a launch are looked at for races between its threads.
@@ -207,10 +219,10 @@ impl Work for KernelLaunch {
             0
         };
         let with_cells = accesses_max > 0;
-        let shared_bytes =
-            self.kernel().static_shared_bytes() + u64::from(self.dynamic_shared_bytes);
         let shared_cells = if with_cells {
-            shadows.shared_cells(shared_bytes)
+            let of_static = self.kernel().shared.iter().map(Span::bytes);
+            let sizes = of_static.chain([u64::from(self.dynamic_shared_bytes)]);
+            shadows.shared_cells(sizes.map(cells_of).sum())
         } else {
             std::ptr::null_mut()
         };
@@ -240,8 +252,9 @@ impl Work for KernelLaunch {
             stack_bytes: STACK_BYTES as u64,
             context: (&raw mut finder).cast(),
             find,
-            // SAFETY: plain numbers and a pointer, for which zeros are valid: no failure.
-            failure: unsafe { std::mem::zeroed::<RawFailure>() },
+            written_until,
+            failure: RawFailure::default(),
+            unwritten: RawFailure::default(),
             accesses: 0,
         };
         // SAFETY: the launch is filled with what lives until it is over; the kernel is of this
@@ -251,18 +264,20 @@ impl Work for KernelLaunch {
         finder.shadows.end(touched);
         let scene = Scene {
             describe: self.describe(),
-            name: &self.kernel().name,
+            library: &self.library,
+            kernel: self.kernel(),
             grid: self.grid,
             block: self.block,
+            dynamic_shared_bytes: self.dynamic_shared_bytes,
             device,
             memory,
-            place: if launch.failure.kind == 0 {
-                None
-            } else {
-                self.library.line_of(launch.failure.site)
-            },
         };
+        touched.unwritten = scene.unwritten(&launch.unwritten);
         scene.failure(&launch.failure).map_or(Ok(()), Err)
+    }
+
+    fn reads(&self) -> Reads {
+        Reads::Watched
     }
 
     fn fills_device(&self) -> bool {

@@ -2,6 +2,7 @@
 //! (`shim/runtime.h`, field for field).
 
 use std::ffi::{CStr, c_char, c_void};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::symbols::{self, Variable};
@@ -9,7 +10,7 @@ use crate::error::CUresult;
 use crate::nvrtc::PTX_HEADER;
 
 /// The version of the structures; the library carries its own.
-const ABI_VERSION: u32 = 2;
+const ABI_VERSION: u32 = 3;
 
 /// The most threads a block can have.
 pub(super) const THREADS_MAX: u32 = 1024;
@@ -23,9 +24,10 @@ pub(super) struct Window {
     pub(super) marks: *mut u64,
     pub(super) pages: *mut u8,
     pub(super) cells: *mut u64,
+    pub(super) read_marks: *mut u64,
 }
 
-/// A failed launch. Kinds are those of [`super::message`].
+/// How a launch failed. [`super::message`] lists the kinds; 0 means that it did not fail.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RawFailure {
@@ -40,9 +42,16 @@ pub(super) struct RawFailure {
     pub(super) other_thread: u32,
     pub(super) other_access: u32,
     pub(super) other_block: u64,
-    pub(super) arrived: u32,
-    pub(super) exited: u32,
+    pub(super) other_site: u64,
+    pub(super) arrived: u64,
     pub(super) text: *const c_char,
+}
+
+impl Default for RawFailure {
+    fn default() -> Self {
+        // SAFETY: plain numbers and a pointer, for which zeros are valid.
+        unsafe { std::mem::zeroed() }
+    }
 }
 
 /// A piece of memory of the library.
@@ -51,6 +60,12 @@ pub(super) struct RawFailure {
 pub(super) struct Span {
     pub(super) begin: *mut u8,
     pub(super) end: *mut u8,
+}
+
+impl Span {
+    pub(super) fn bytes(&self) -> u64 {
+        self.end as u64 - self.begin as u64
+    }
 }
 
 /// One kernel, as its library describes it.
@@ -86,7 +101,9 @@ pub(super) struct RawLaunch {
     pub(super) stack_bytes: u64,
     pub(super) context: *mut c_void,
     pub(super) find: unsafe extern "C" fn(*mut c_void, u64, *mut Window) -> u32,
+    pub(super) written_until: unsafe extern "C" fn(*mut c_void, u64, u64) -> u64,
     pub(super) failure: RawFailure,
+    pub(super) unwritten: RawFailure,
     pub(super) accesses: u64,
 }
 
@@ -97,6 +114,9 @@ struct RawLibrary {
     kernel: *const *const RawKernel,
     run: unsafe extern "C" fn(*mut RawLaunch),
     begin: *mut u8,
+    end: *mut u8,
+    dynamic_shared: *mut u8,
+    shared_uses: *const c_char,
 }
 
 /// What is known of a kernel.
@@ -109,6 +129,8 @@ pub(super) struct Kernel {
     pub(super) threads_max: u32,
     /// The static shared memory that it can reach.
     pub(super) shared: Vec<Span>,
+    /// The names of these variables.
+    pub(super) shared_names: Vec<String>,
 }
 
 /// A loaded library. Unloaded with its last user, including queued launches.
@@ -117,6 +139,11 @@ pub(super) struct Library {
     handle: *mut c_void,
     run: unsafe extern "C" fn(*mut RawLaunch),
     pub(super) kernels: Vec<Kernel>,
+    /// Its addresses, and where the dynamic shared memory begins.
+    pub(super) memory: Range<u64>,
+    pub(super) dynamic_shared: u64,
+    /// `kernel.cu:12 tile`: where static shared variables are named.
+    pub(super) shared_uses: Vec<String>,
     /// The library as a file, to map addresses to lines.
     file: OwnedFd,
 }
@@ -230,6 +257,9 @@ impl Library {
             handle,
             run: never,
             kernels: Vec::new(),
+            memory: 0..0,
+            dynamic_shared: 0,
+            shared_uses: Vec::new(),
             file,
         };
         // SAFETY: the symbols, if they are there, are what the table that NVRTC's room writes says
@@ -255,6 +285,10 @@ impl Library {
                 return Err(CUresult::CUDA_ERROR_INVALID_IMAGE);
             }
             library.run = raw.run;
+            library.memory = raw.begin as u64..raw.end as u64;
+            library.dynamic_shared = raw.dynamic_shared as u64;
+            let uses = CStr::from_ptr(raw.shared_uses).to_string_lossy();
+            library.shared_uses = uses.lines().map(str::to_owned).collect();
             let variables =
                 symbols::shared_variables(&bytes).ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
             let kernels = std::slice::from_raw_parts(raw.kernel, raw.kernels as usize);
@@ -337,10 +371,11 @@ impl Kernel {
             let bytes = std::slice::from_raw_parts(kernel.argument_bytes, count);
             let alignments = std::slice::from_raw_parts(kernel.argument_alignments, count);
             let groups = CStr::from_ptr(kernel.groups).to_string_lossy();
-            let mine = variables
+            let mine: Vec<&Variable> = variables
                 .iter()
-                .filter(|variable| groups.split(' ').any(|group| group == variable.group));
-            let shared = mine.map(|variable| {
+                .filter(|variable| groups.split(' ').any(|group| group == variable.group))
+                .collect();
+            let shared = mine.iter().map(|variable| {
                 let begin = begin.wrapping_add(variable.offset as usize);
                 Span {
                     begin,
@@ -357,15 +392,13 @@ impl Kernel {
                     .collect(),
                 threads_max: kernel.threads_max.min(THREADS_MAX),
                 shared: shared.collect(),
+                shared_names: mine.iter().map(|variable| variable.name.clone()).collect(),
             }
         }
     }
 
     /// What CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES says.
     pub(super) fn static_shared_bytes(&self) -> u64 {
-        self.shared
-            .iter()
-            .map(|span| span.end as u64 - span.begin as u64)
-            .sum()
+        self.shared.iter().map(Span::bytes).sum()
     }
 }

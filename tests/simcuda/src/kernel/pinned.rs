@@ -35,7 +35,7 @@ impl Drop for Opened {
     }
 }
 
-/// The lock of the machine is held while a launch runs, so nobody else changes these pages.
+/// A launch holds the machine's lock, so no other thread changes these pages.
 fn protect(pages: &Range<Address>, protection: i32) {
     set_protection(pages.start, pages.end - pages.start, protection);
 }

@@ -8,17 +8,24 @@ use std::ops::Range;
 
 use crate::work::{Address, Touched};
 
-/// Bytes of memory that one group of mark words covers: read, written, atomic and a spare.
+/// Bytes of memory that one group of mark words covers: read, written, atomic, and known to have
+/// been written before.
 const GROUP_BYTES: u64 = 64;
 const GROUP_WORDS: usize = 4;
 /// Bytes of memory that one entry of `pages` covers.
 const PAGE_BYTES: u64 = 4096;
-/// Cells of a byte: the last write, the last read.
-const CELLS_PER_BYTE: u64 = 2;
+/// Larger mappings may have huge pages, which cost as much memory as they are large.
+const HUGE_BYTES: usize = 4 << 20;
 /// How many shadows of allocations are kept for launches to come.
 const KEPT: usize = 64;
 /// Blocks are numbered in 22 bits, over all launches.
 const SERIAL_MAX: u64 = (1 << 22) - 1;
+
+/// The words for so many bytes, as `cells_of` in `shim/runtime.h`: the last write and the last read
+/// of each byte, and where they were made, for each 4 bytes.
+pub(super) fn cells_of(bytes: u64) -> u64 {
+    2 * bytes + 2 * (bytes / 4 + 1)
+}
 
 /// Zeroed memory that costs only what is touched.
 #[derive(Debug)]
@@ -44,7 +51,14 @@ impl<T> Zeros<T> {
                 0,
             )
         };
-        (pointer != libc::MAP_FAILED).then_some(Self {
+        if pointer == libc::MAP_FAILED {
+            return None;
+        }
+        if bytes >= HUGE_BYTES {
+            // SAFETY: advice about a mapping of ours. Fewer page faults; refusal does no harm.
+            unsafe { libc::madvise(pointer, bytes, libc::MADV_HUGEPAGE) };
+        }
+        Some(Self {
             pointer: pointer.cast(),
             bytes,
         })
@@ -224,14 +238,14 @@ impl Shadows {
     }
 
     /// Cells for shared memory. Libraries share them: block numbers distinguish their uses.
-    pub(super) fn shared_cells(&mut self, bytes: u64) -> *mut u64 {
-        let needed = (bytes * CELLS_PER_BYTE) as usize * size_of::<u64>();
+    pub(super) fn shared_cells(&mut self, cells: u64) -> *mut u64 {
+        let needed = cells as usize * size_of::<u64>();
         if self
             .shared
             .as_ref()
             .is_none_or(|shared| shared.bytes < needed)
         {
-            self.shared = Zeros::new(bytes * CELLS_PER_BYTE);
+            self.shared = Zeros::new(cells);
         }
         self.shared
             .as_ref()
@@ -248,7 +262,7 @@ impl Shadows {
         };
         shadow.used = launch;
         if with_cells && shadow.cells.is_none() {
-            shadow.cells = Some(Zeros::new((range.end - range.start) * CELLS_PER_BYTE)?);
+            shadow.cells = Some(Zeros::new(cells_of(range.end - range.start))?);
         }
         let cells = shadow
             .cells

@@ -6,12 +6,17 @@ use std::ops::Range;
 /// The prefix of such variables' names; the group follows, then the source name.
 pub(crate) const SHARED_PREFIX: &str = "simcuda_shared_";
 
+/// `shared_margin_bytes` of `shim/runtime.h`: on both sides of a variable.
+pub(super) const MARGIN_BYTES: u64 = 4096;
+
 /// One variable.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Variable {
     /// The number of its function.
     pub(super) group: String,
-    /// Behind the beginning of the library in memory.
+    /// As in the source.
+    pub(super) name: String,
+    /// Behind the beginning of the library in memory; without margins.
     pub(super) offset: u64,
     pub(super) bytes: u64,
 }
@@ -46,6 +51,18 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// The group and the source name in a symbol such as `_ZZ3sumE21simcuda_shared_0_tile_1`, where the
+/// number in front is the length of what the last number is not part of.
+fn shared_name(symbol: &str) -> Option<(&str, &str)> {
+    let (before, after) = symbol.split_once(SHARED_PREFIX)?;
+    let digits = before.len() - before.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+    let length = before[before.len() - digits..].parse().ok();
+    let name = length
+        .and_then(|length: usize| after.get(..length.checked_sub(SHARED_PREFIX.len())?))
+        .unwrap_or(after);
+    name.split_once('_')
+}
+
 /// The shared variables of a 64-bit little-endian ELF library; nothing if it is no such file.
 pub(super) fn shared_variables(image: &[u8]) -> Option<Vec<Variable>> {
     const SYMBOL_TABLE: u64 = 2;
@@ -72,18 +89,16 @@ pub(super) fn shared_variables(image: &[u8]) -> Option<Vec<Variable>> {
             (0..length / SYMBOL_BYTES).map_while(|index| at.checked_add(index * SYMBOL_BYTES))
         {
             let name = file.text(names_at.checked_add(file.number(symbol, 4)?)?)?;
-            let Some((_, rest)) = name.split_once(SHARED_PREFIX) else {
-                continue;
-            };
-            let Some((group, _)) = rest.split_once('_') else {
+            let Some((group, name)) = shared_name(name) else {
                 continue;
             };
             let (offset, bytes) = (file.field(symbol, 8, 8)?, file.field(symbol, 16, 8)?);
-            if bytes > 0 {
+            if bytes > 2 * MARGIN_BYTES {
                 variables.push(Variable {
                     group: group.to_owned(),
-                    offset,
-                    bytes,
+                    name: name.to_owned(),
+                    offset: offset + MARGIN_BYTES,
+                    bytes: bytes - 2 * MARGIN_BYTES,
                 });
             }
         }
@@ -95,6 +110,20 @@ pub(super) fn shared_variables(image: &[u8]) -> Option<Vec<Variable>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_end_where_the_symbol_says() {
+        assert_eq!(
+            shared_name("_ZZ3sumE21simcuda_shared_0_tile_1"),
+            Some(("0", "tile"))
+        );
+        assert_eq!(
+            shared_name("_ZN12_GLOBAL__N_1L23simcuda_shared_file_a_bE"),
+            Some(("file", "a_b"))
+        );
+        assert_eq!(shared_name("simcuda_shared_file_x"), Some(("file", "x")));
+        assert_eq!(shared_name("tile"), None);
+    }
 
     #[test]
     fn invalid_elf_files_have_no_shared_variables() {

@@ -1,9 +1,13 @@
 //! Kernels through the inner functions: compiled, loaded and run on a test's own memory.
 
+mod bounds;
 mod checks;
 mod entry;
+mod fences;
+mod halves;
 mod language;
 mod order;
+mod tensor;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -50,6 +50,7 @@ extern "C" fn at_exit() {
     if held.config.drain {
         scheduler::drain(&mut held);
     }
+    memory::settle_unwritten(&mut held);
     if held.config.leaks
         && let Some(note) = memory::leaks::note(&held)
     {

@@ -1,5 +1,7 @@
 //! What operations may touch: checked when they are queued and again when they run.
 
+use std::ops::Range;
+
 use super::{Moment, Owner, Turn, Violation};
 use crate::error::CUresult;
 use crate::handle::OperationId;
@@ -7,7 +9,7 @@ use crate::machine::Machine;
 use crate::race::{Actor, Clock};
 use crate::report::{self, FindingKind};
 use crate::stream::Operation;
-use crate::work::{Failure, Touched};
+use crate::work::{Address, Failure, Reads, Touched};
 
 /// The first range that may not be touched at this moment, if any.
 fn violation(
@@ -136,5 +138,57 @@ pub fn take_turn(machine: &mut Machine, turn: Turn, actor: Actor, operation: Ope
             let pools = &mut machine.memory.pools;
             pools.has_run(pool, allocation.bytes(), actor, clock);
         }
+    }
+}
+
+/// An operation has run: what it used of unwritten memory, and what it has written.
+pub fn follow_contents(
+    machine: &mut Machine,
+    operation: &Operation,
+    reads: Reads,
+    touched: &Touched,
+) {
+    let unwritten = &mut machine.memory.unwritten;
+    let read = match reads {
+        Reads::Watched => touched.unwritten.clone(),
+        Reads::Copied => None,
+        Reads::Used => touched
+            .reads
+            .iter()
+            .find_map(|range| unwritten.within(range).next())
+            .map(|range| (range, "reads memory that nothing has written".to_owned())),
+    };
+    let copied = touched.reads.first().zip(touched.writes.first());
+    let holes: Vec<Range<Address>> = match copied.filter(|_| reads == Reads::Copied) {
+        Some((from, to)) if machine.memory.device_range.contains(&to.start) => unwritten
+            .within(from)
+            .map(|hole| to.start + hole.start - from.start..to.start + hole.end - from.start)
+            .collect(),
+        _ => Vec::new(),
+    };
+    let written = || touched.writes.iter().chain(&touched.atomics);
+    let all = written().map(|range| range.start).min()..written().map(|range| range.end).max();
+    // Mostly nothing is left to be written there.
+    if let (Some(start), Some(end)) = (all.start, all.end)
+        && unwritten.within(&(start..end)).next().is_some()
+    {
+        written().for_each(|range| unwritten.remove(range));
+    }
+    holes.into_iter().for_each(|hole| unwritten.add(hole));
+    if let Some((range, how)) = read {
+        let message = format!(
+            "{operation}\n  {how}\n  bytes: {}, and nothing has written them since (a copy of such bytes \
+             does not count)\n  {}",
+            machine.memory.describe(&range),
+            operation.origin()
+        );
+        machine.memory.unwritten.told.push(message);
+    }
+}
+
+/// Nothing is queued any more, so no late write explains these reads.
+pub fn settle_unwritten(machine: &mut Machine) {
+    for message in std::mem::take(&mut machine.memory.unwritten.told) {
+        report::finding(machine, FindingKind::Unwritten, message);
     }
 }

@@ -16,6 +16,7 @@ use super::transfer::{Call, CallKind, Collective, Endpoint, Exchange, Next};
 use crate::event::Record;
 use crate::faults::Struck;
 use crate::handle::{CaptureId, StreamId};
+use crate::report::Stack;
 use crate::work::Touched;
 
 /// A rank's end of a communicator.
@@ -35,6 +36,14 @@ pub struct Comm {
     pub(super) books: Mutex<Books>,
 }
 
+/// A collective that was made.
+pub(super) struct Made {
+    pub(super) number: u64,
+    pub(super) place: u64,
+    pub(super) call: Call,
+    pub(super) stack: Stack,
+}
+
 /// What was queued.
 #[derive(Default)]
 pub(super) struct Books {
@@ -44,6 +53,8 @@ pub(super) struct Books {
     pub(super) last: Option<Arc<Record>>,
     /// The latest that was captured.
     pub(super) captured: Option<(CaptureId, usize)>,
+    /// The latest collectives.
+    pub(super) made: VecDeque<Made>,
 }
 
 impl Comm {
@@ -222,6 +233,8 @@ pub(super) struct State {
     /// The planned fault of its queuing.
     pub(super) struck: Option<Struck>,
     pub(super) begin_ns: u64,
+    /// The call that it began for.
+    pub(super) begun_by: Option<Stack>,
     /// Planned fault: it begins no earlier.
     pub(super) not_before: Option<Instant>,
     pub(super) extra_ns: u64,

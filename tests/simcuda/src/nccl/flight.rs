@@ -6,6 +6,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::comm::{Comm, Flight, Lane, Phase, Piece, State};
+use super::launch_order;
 use super::transfer::{self, Call, CallKind, Next};
 use crate::error::CUresult;
 use crate::event::Completion;
@@ -14,10 +15,10 @@ use crate::handle::StreamId;
 use crate::machine::Machine;
 use crate::memory::{self, Moment, POISON};
 use crate::race::Clock;
-use crate::report::{self, FindingKind};
+use crate::report::{self, FindingKind, Stack};
 use crate::stream::Operation;
 use crate::timeline::Part;
-use crate::work::{Failure, Memory};
+use crate::work::{Failure, Memory, Reads};
 
 /// What came of running it.
 pub(crate) enum Ran {
@@ -43,8 +44,9 @@ pub(crate) fn flight(
 }
 
 /// A turn that is certain: it is the next one of its communicator.
-pub(crate) fn takes_off(flight: &Arc<Flight>) {
+pub(crate) fn takes_off(machine: &mut Machine, flight: &Arc<Flight>, place: u64, stack: &Stack) {
     flight.piece.comm.takes_off(flight);
+    launch_order::note(machine, flight, place, stack);
 }
 
 impl Flight {
@@ -61,24 +63,16 @@ impl Flight {
             return self.give_up(machine, state, operation, begin_ns);
         }
         if state.phase == Phase::Queued {
-            if let Some(Completion { clock, .. }) = self
-                .previous
-                .get()
-                .and_then(|previous| previous.completion())
-            {
-                machine.race.join(actor, clock);
-            }
             match self.begin(machine, &mut state, operation, begin_ns) {
                 Ok(true) => {}
                 Ok(false) => return Ran::Waits,
                 Err(failure) => return Ran::Failed(failure),
             }
-            if let Some(race) = machine
-                .race
-                .access(actor, operation.id, &self.piece.ranges())
-            {
+            let ranges = self.piece.ranges();
+            if let Some(race) = machine.race.access(actor, operation.id, &ranges) {
                 report::race(machine, &race);
             }
+            memory::follow_contents(machine, operation, Reads::Used, &ranges);
         }
         if state.phase != Phase::Begun {
             return Ran::Waits;
@@ -144,6 +138,7 @@ impl Flight {
             return Err(failure);
         }
         state.begin_ns = begin_ns;
+        state.begun_by = Some(operation.stack.clone());
         state.phase = Phase::Begun;
         Ok(true)
     }
@@ -158,7 +153,7 @@ impl Flight {
     ) {
         let place = self.place();
         let calls = &self.piece.calls;
-        let checks = machine.config.nccl_check;
+        let with_stacks = machine.config.nccl_stacks;
         let begin_ns = state.begin_ns;
         let mut came = Vec::new();
         let mut has_moved = true;
@@ -168,7 +163,7 @@ impl Flight {
             let lane = &mut state.collectives;
             if let Some(&call) = lane.calls.get(lane.at) {
                 let text = || {
-                    checks.then(|| {
+                    with_stacks.then(|| {
                         format!(
                             "{}\n    called by {}",
                             calls[call].describe(),
@@ -336,13 +331,17 @@ impl Flight {
             Some(number) => {
                 let text = comm.segment.member(rank).text((number % 2) as usize);
                 let words = transfer::describe_words(&transfer::called(place, rank, number));
-                if text.is_empty() { words } else { text }
+                match machine.nccl.stack_of(comm, rank, number) {
+                    Some(stack) => format!("{words}\n    called by {stack}"),
+                    None if text.is_empty() => words,
+                    None => text,
+                }
             }
             None => "a send or a receive of another size or type".to_owned(),
         };
         let message = format!(
             "two ranks call different things: this hangs until the communicator is aborted\n  rank {} calls: {}, {}\n    called by {}\n  rank \
-             {rank} calls: {theirs}",
+             {rank} calls: {theirs}\n  way out: the same calls in the same order on all ranks, with the same count, type, operation and root",
             comm.rank,
             own.unwrap_or_else(|| operation.describe.to_string()),
             number.map_or_else(

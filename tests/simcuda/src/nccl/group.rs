@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::comm::{Comm, Flight, Piece};
 use super::entry::call;
 use super::flight::takes_off;
+use super::launch_order::next_place;
 use super::meeting::{self, Coming};
 use super::refusal::{Refusal, code};
 use super::transfer::Call;
@@ -53,7 +54,7 @@ pub(super) fn make(
         OPEN.with_borrow_mut(|open| open.calls.push((comm, call, stream)));
         return Ok(());
     }
-    submit(machine, &comm, vec![call], &[stream])
+    submit(machine, &comm, vec![call], &[stream], next_place())
 }
 
 /// A faulty call is not issued, and neither is its group.
@@ -145,9 +146,10 @@ fn submit_all(
             None => pieces.push((comm, vec![call], vec![stream])),
         }
     }
+    let place = next_place();
     pieces
         .into_iter()
-        .try_for_each(|(comm, calls, streams)| submit(machine, &comm, calls, &streams))
+        .try_for_each(|(comm, calls, streams)| submit(machine, &comm, calls, &streams, place))
 }
 
 /// Queues a piece in the first of its streams; the others are ordered before and after it.
@@ -156,6 +158,7 @@ fn submit(
     comm: &Arc<Comm>,
     calls: Vec<Call>,
     streams: &[StreamId],
+    place: u64,
 ) -> Result<(), Refusal> {
     comm.check_usable()?;
     for stream in streams {
@@ -176,11 +179,16 @@ fn submit(
     if captures[0].is_some() {
         capture(machine, &piece, streams)
     } else {
-        queue(machine, &piece, streams)
+        queue(machine, &piece, streams, place)
     }
 }
 
-fn queue(machine: &mut Machine, piece: &Arc<Piece>, streams: &[StreamId]) -> Result<(), Refusal> {
+fn queue(
+    machine: &mut Machine,
+    piece: &Arc<Piece>,
+    streams: &[StreamId],
+    place: u64,
+) -> Result<(), Refusal> {
     let (own, others) = (streams[0], &streams[1..]);
     let device = piece.comm.device;
     let describe = piece.describe();
@@ -194,7 +202,7 @@ fn queue(machine: &mut Machine, piece: &Arc<Piece>, streams: &[StreamId]) -> Res
     }
     let struck = machine.faults.strike_queued_nccl(device);
     let flight = Flight::new(piece.clone(), own, struck);
-    takes_off(&flight);
+    takes_off(machine, &flight, place, &operation.stack);
     stream::give(machine, own, operation, Action::Nccl(flight.clone()));
     for other in others {
         let operation = stream::new_operation(
@@ -212,7 +220,7 @@ fn queue(machine: &mut Machine, piece: &Arc<Piece>, streams: &[StreamId]) -> Res
 fn capture(machine: &mut Machine, piece: &Arc<Piece>, streams: &[StreamId]) -> Result<(), Refusal> {
     let (own, others) = (streams[0], &streams[1..]);
     let (id, _) = capture::place(machine, own)?;
-    let mut before: Vec<usize> = piece.comm.captured(id).into_iter().collect();
+    let mut before = Vec::new();
     for other in others {
         before.extend(capture::place(machine, *other)?.1);
     }
@@ -223,6 +231,9 @@ fn capture(machine: &mut Machine, piece: &Arc<Piece>, streams: &[StreamId]) -> R
         &piece.describe(),
         Captured::Nccl(piece.clone()),
     )?;
+    if let Some(earlier) = piece.comm.captured(id) {
+        capture::run_after(machine, own, earlier);
+    }
     let (_, tail) = capture::place(machine, own)?;
     piece.comm.set_captured(id, tail[0]);
     // Everything before it in the other streams precedes the node.

@@ -29,6 +29,8 @@ const MAGIC: u64 = 0x5349_4d4e_4343_4c31;
 /// The description of a rank's call. Compared as a whole: any difference is a mismatch.
 pub(super) type Words = [u64; WORDS];
 const WORDS: usize = 5;
+/// How many collectives are remembered with their place among all calls of their device.
+pub(super) const PLACES: u64 = 16;
 const TEXT_WORDS: usize = 96;
 
 /// The place of one rank in the table.
@@ -41,6 +43,10 @@ pub(super) struct Member {
     pub(super) host: AtomicU64,
     /// How many collective calls it has entered.
     pub(super) arrived: AtomicU64,
+    /// How many collective calls were made, run or not, and by number the places of the latest
+    /// among the NCCL calls of its process.
+    pub(super) made: AtomicU64,
+    pub(super) places: [AtomicU64; PLACES as usize],
     /// Its calls by parity: no rank is two calls ahead of another.
     pub(super) calls: [[AtomicU64; WORDS]; 2],
     /// Total bytes it has put into its ring.

@@ -122,7 +122,7 @@ impl Call {
         Touched {
             reads: range(self.from, read),
             writes: range(self.to, written),
-            atomics: Vec::new(),
+            ..Touched::default()
         }
     }
 

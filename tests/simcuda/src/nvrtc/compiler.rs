@@ -47,6 +47,7 @@ const SHIM: &[(&str, &str)] = &[
     ("language.h", include_str!("../../shim/language.h")),
     ("vectors.h", include_str!("../../shim/vectors.h")),
     ("numbers.h", include_str!("../../shim/numbers.h")),
+    ("ptx.h", include_str!("../../shim/ptx.h")),
     ("threads.h", include_str!("../../shim/threads.h")),
     ("halves.h", include_str!("../../shim/halves.h")),
     ("cuda_fp16.h", include_str!("../../shim/cuda_fp16.h")),
@@ -77,16 +78,20 @@ const CODE_FLAGS: &[&str] = &[
     "-fno-tree-sra",
     "-fno-ipa-sra",
     "-fno-tree-loop-distribute-patterns",
+    // A loop may leave its array: that is found when it runs.
+    "-fno-aggressive-loop-optimizations",
     "-fvisibility=hidden",
     "-fno-diagnostics-show-caret",
     "-fdiagnostics-color=never",
 ];
 
-/// The hooks of access.h, without those at function entry.
+/// The hooks of access.h, without those at function entry, and its check of indices.
 const HOOK_FLAGS: &[&str] = &[
     "-fsanitize=thread",
     "--param",
     "tsan-instrument-func-entry-exit=0",
+    "-fsanitize=bounds",
+    "-fno-sanitize-recover=bounds",
 ];
 
 /// Why there is no library.
@@ -341,6 +346,7 @@ fn preprocess(
         "-D__CUDACC_VER_MAJOR__=13",
         "-D__CUDACC_VER_MINOR__=0",
     ]));
+    arguments.push(format!("-D__CUDA_ARCH__={}0", options.architecture).into());
     arguments.push(format!("-std={}", options.standard).into());
     arguments.extend(options.macros.iter().map(OsString::from));
     for folder in [scratch.0.join("headers"), shim.join("found")] {

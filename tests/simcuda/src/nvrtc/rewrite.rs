@@ -56,6 +56,8 @@ struct Scanner<'a> {
     functions: Vec<Function>,
     /// Shared memory at file scope is a separate group.
     has_file_shared: bool,
+    /// The names of static shared variables.
+    shared_names: BTreeSet<String>,
     /// Where the present declaration or statement begins.
     head: usize,
     /// Replacements in the text, which do not overlap.
@@ -71,6 +73,7 @@ pub(super) fn rewrite(name: &str, text: &str, expressions: &[String]) -> Result<
         function: None,
         functions: Vec::new(),
         has_file_shared: false,
+        shared_names: BTreeSet::new(),
         head: 0,
         edits: Vec::new(),
         errors: Vec::new(),
@@ -118,6 +121,10 @@ impl Scanner<'_> {
                 "}" => self.close(index),
                 ";" => self.head = index + 1,
                 "__shared__" => index = self.shared(index),
+                "__device__" | "__managed__" if self.function.is_none() => {
+                    self.refuse_variable(index)
+                }
+                "asm" => index = self.assembly(index),
                 _ => {}
             }
             if let Some((function, _)) = self.function
@@ -287,20 +294,26 @@ impl Scanner<'_> {
                 "file".to_owned()
             }
         };
+        // The declaration becomes one of types. A variable of such a type has margins and a name
+        // that can be found in the library; the source name refers to what is between the margins.
         self.edits
-            .push((self.tokens.all[index].range.clone(), "static".to_owned()));
-        // The variable gets a name that can be found in the library; the source name refers to it.
-        let mut references = String::new();
+            .push((self.tokens.all[index].range.clone(), "typedef".to_owned()));
+        let mut variables = String::new();
         for name in self.declared(index + 1, end) {
             let (range, word) = (self.tokens.all[name].range.clone(), self.tokens.word(name));
-            let renamed = format!("{SHARED_PREFIX}{group}_{word}");
-            let _ = write!(
-                references,
-                " [[maybe_unused]] constexpr auto& {word} = {renamed};"
+            let (kind, renamed) = (
+                format!("simcuda_type_{group}_{word}"),
+                format!("{SHARED_PREFIX}{group}_{word}"),
             );
-            self.edits.push((range, renamed));
+            let _ = write!(
+                variables,
+                " static __attribute__((aligned(1024))) simcuda::Shared<{kind}> {renamed}; \
+                 [[maybe_unused]] constexpr auto& {word} = {renamed}.value;"
+            );
+            self.shared_names.insert(word.to_owned());
+            self.edits.push((range, kind));
         }
-        if references.is_empty() || end >= self.tokens.all.len() {
+        if variables.is_empty() || end >= self.tokens.all.len() {
             self.errors.push((
                 line,
                 "this declaration of __shared__ memory is not understood".to_owned(),
@@ -308,7 +321,61 @@ impl Scanner<'_> {
             return end;
         }
         let behind = self.tokens.all[end].range.end;
-        self.edits.push((behind..behind, references));
+        self.edits.push((behind..behind, variables));
+        end - 1
+    }
+
+    /// A global variable of the device, declared at `index`: nothing would watch its bounds, its
+    /// races, or what is in it when a module is loaded.
+    fn refuse_variable(&mut self, index: usize) {
+        let mut at = index + 1;
+        loop {
+            at = match self.tokens.word(at) {
+                "__attribute__" | "__align__" | "alignas" | "decltype" | "__launch_bounds__" => {
+                    self.tokens.behind_bracket(at + 1)
+                }
+                "[" if self.tokens.word(at + 1) == "[" => self.tokens.behind_bracket(at),
+                "(" | "operator" | "class" | "" => return,
+                "=" | ";" | "[" | "{" => break,
+                _ => at + 1,
+            };
+        }
+        let error = "global variables of the device are not simulated: pass memory as an argument";
+        self.errors
+            .push((self.tokens.all[index].line, error.to_owned()));
+    }
+
+    /// `asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to) : "f"(from))` becomes a call of the shim's model,
+    /// `simcuda::ptx::cvt_rn_bf16_f32(to, from)`. Returns the last index that was handled.
+    fn assembly(&mut self, index: usize) -> usize {
+        let end = self.end_of_statement(index);
+        let open = index + 1 + usize::from(self.tokens.word(index + 1) == "volatile");
+        let instruction = self.tokens.word(open + 1).trim_matches('"');
+        let (name, numbers) = instruction.split_once(' ').unwrap_or_default();
+        let mut operands = Vec::new();
+        let mut at = open + 2;
+        while at < end {
+            if self.tokens.word(at) == "(" {
+                let behind = self.tokens.behind_bracket(at);
+                operands.push(self.tokens.between(at + 1, behind - 1));
+                at = behind;
+            } else {
+                at += 1;
+            }
+        }
+        let expected: Vec<String> = (0..operands.len()).map(|at| format!("%{at}")).collect();
+        // Braces make vectors of operands, which the model takes one by one.
+        if numbers.replace(['{', '}'], "") != format!("{};", expected.join(", ")) {
+            let error = "only one PTX instruction with all operands in their order is simulated";
+            self.errors
+                .push((self.tokens.all[index].line, error.to_owned()));
+            return end;
+        }
+        let range = self.tokens.all[index].range.start..self.tokens.all[end - 1].range.end;
+        let lines = "\n".repeat(self.tokens.text[range.clone()].matches('\n').count());
+        let model = name.replace('.', "_");
+        let call = format!("simcuda::ptx::{model}({}){lines}", operands.join(", "));
+        self.edits.push((range, call));
         end - 1
     }
 
@@ -444,6 +511,19 @@ impl Scanner<'_> {
         file.into_iter().chain(of_functions).collect()
     }
 
+    /// Where static shared variables are named, for messages: `kernel.cu:12 tile\\n`.
+    fn shared_uses(&self) -> String {
+        let mut uses = BTreeSet::new();
+        for (index, token) in self.tokens.all.iter().enumerate() {
+            let word = self.tokens.word(index);
+            if self.shared_names.contains(word) {
+                let file = token.file.rsplit('/').next().unwrap_or_default();
+                uses.insert(format!("{file}:{} {word}\\n", token.line));
+            }
+        }
+        uses.into_iter().collect()
+    }
+
     /// Writes the table of kernels.
     fn table(
         &self,
@@ -519,8 +599,9 @@ impl Scanner<'_> {
             "static const simcuda::Kernel* const simcuda_kernels[] = {{{list}nullptr}};\n\
              extern \"C\" __attribute__((visibility(\"default\"))) const simcuda::Library simcuda_library;\n\
              extern \"C\" const simcuda::Library simcuda_library = {{simcuda::abi_version, {}, simcuda_kernels, simcuda_run, \
-             simcuda_library_begin}};",
-            exported.len()
+             simcuda_library_begin, simcuda_library_end, simcuda_dynamic_shared, \"{}\"}};",
+            exported.len(),
+            self.shared_uses()
         );
         lowered
     }

@@ -69,17 +69,20 @@ fn errors_in_named_headers_name_them() {
 
 #[test]
 fn macros_reach_the_source() {
-    let source = "#if WIDTH != 4 || defined(GONE)\n#error wrong\n#endif\n#ifdef __CUDA_ARCH__\n#error device\n#endif\n"
+    let source = "#if WIDTH != 4 || defined(GONE)\n#error wrong\n#endif\n#if __CUDA_ARCH__ != 800\n#error device\n#endif\n"
         .to_owned();
     let program = Program {
         name: "k.cu".to_owned(),
         source,
         ..Program::default()
     };
-    compile_now(&program, &["--define-macro=WIDTH=4", "-DGONE", "-UGONE"])
-        .map(|_| ())
-        .expect("it compiles");
-    let log = compile_now(&program, &["-DWIDTH=5"])
+    compile_now(
+        &program,
+        &["-arch=sm_80", "--define-macro=WIDTH=4", "-DGONE", "-UGONE"],
+    )
+    .map(|_| ())
+    .expect("it compiles");
+    let log = compile_now(&program, &["-arch=sm_80", "-DWIDTH=5"])
         .map(|_| ())
         .expect_err("it compiles");
     assert!(log.contains("k.cu:2:"), "{log}");
@@ -97,4 +100,17 @@ fn a_header_may_not_leave_its_folder() {
         .map(|_| ())
         .expect_err("it compiles");
     assert!(log.contains("../outside.cuh"), "{log}");
+}
+
+#[test]
+fn ptx_without_a_model_does_not_compile() {
+    for (instruction, told) in [
+        ("cvt.rz.bf16.f32 %0, %1;", "cvt_rz_bf16_f32"),
+        ("cvt.rn.bf16.f32 %1, %0;", "only one PTX instruction"),
+    ] {
+        let log = log_of(&format!(
+            "__global__ void k(unsigned short* h, float x) {{\n  asm(\"{instruction}\" : \"=h\"(*h) : \"f\"(x));\n}}\n"
+        ));
+        assert!(log.contains("wrong.cu:2:") && log.contains(told), "{log}");
+    }
 }

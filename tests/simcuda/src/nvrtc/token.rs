@@ -14,9 +14,11 @@ pub(super) enum TokenKind {
 
 /// One token.
 #[derive(Clone, Debug)]
-pub(super) struct Token {
+pub(super) struct Token<'a> {
     pub(super) kind: TokenKind,
     pub(super) range: Range<usize>,
+    /// The source file, by line markers.
+    pub(super) file: &'a str,
     /// In the source, by line markers.
     pub(super) line: u32,
 }
@@ -24,7 +26,7 @@ pub(super) struct Token {
 /// A source in tokens.
 pub(super) struct Tokens<'a> {
     pub(super) text: &'a str,
-    pub(super) all: Vec<Token>,
+    pub(super) all: Vec<Token<'a>>,
     /// Lines that the preprocessor left for the compiler: `#pragma …`.
     pub(super) directives: Vec<&'a str>,
 }
@@ -38,7 +40,7 @@ impl<'a> Tokens<'a> {
             directives: Vec::new(),
         };
         let bytes = text.as_bytes();
-        let (mut at, mut line, mut begins_line) = (0, 1_u32, true);
+        let (mut at, mut line, mut file, mut begins_line) = (0, 1_u32, "", true);
         while at < bytes.len() {
             let byte = bytes[at];
             if byte == b'\n' {
@@ -56,7 +58,10 @@ impl<'a> Tokens<'a> {
                 let directive = text[at + 1..end].trim();
                 match line_marker(directive) {
                     // The marker names the next line. Line 0 is the compiler's prologue.
-                    Some(marked) => line = marked.saturating_sub(1),
+                    Some(marked) => {
+                        line = marked.saturating_sub(1);
+                        file = directive.split('"').nth(1).unwrap_or(file);
+                    }
                     None => tokens.directives.push(directive),
                 }
                 at = end;
@@ -67,6 +72,7 @@ impl<'a> Tokens<'a> {
             tokens.all.push(Token {
                 kind,
                 range: at..end,
+                file,
                 line,
             });
             line += text[at..end].matches('\n').count() as u32;

@@ -316,6 +316,7 @@ fn run_work(
     if let Some(race) = machine.race.access(actor, operation.id, &touched) {
         report::race(machine, &race);
     }
+    memory::follow_contents(machine, operation, work.reads(), &touched);
     if [&known.reads, &known.writes, &known.atomics]
         .into_iter()
         .any(|ranges| !ranges.is_empty())

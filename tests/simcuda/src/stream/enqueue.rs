@@ -9,8 +9,9 @@ use crate::error::CUresult;
 use crate::faults::Injected;
 use crate::graph::{Captured, capture};
 use crate::handle::{OperationId, StreamId};
-use crate::machine::{Machine, host_actor};
+use crate::machine::{Machine, current_device, host_actor};
 use crate::memory::{self, Turn};
+use crate::report::{self, FindingKind};
 use crate::scheduler;
 use crate::work::{HostFunction, Work};
 
@@ -35,7 +36,8 @@ pub(crate) fn enqueue_operation(
         return capture::add(machine, stream, &describe, Captured::Work(work));
     }
     let device = device_of(machine, stream);
-    let Injected { work, hangs } = machine.faults.inject(device, work);
+    let Injected { work, hangs, fails } = machine.faults.inject(device, work);
+    machine.streams.is_to_fail |= fails;
     let operation = new_operation(machine, &work.describe(), Some(stream), device, None);
     memory::begin(machine, &operation, &work.known_ranges())?;
     let action = if hangs {
@@ -89,6 +91,26 @@ pub(crate) fn enqueue_host(
     Ok(())
 }
 
+/// A launch or product needs the context of its stream to be current: "a kernel launch will fail if
+/// it is issued to a stream that is not associated to the current device" (CUDA C++ Programming
+/// Guide, "Stream and Event Behavior").
+pub(crate) fn check_current(
+    machine: &mut Machine,
+    device: usize,
+    what: impl FnOnce() -> String,
+) -> Result<(), CUresult> {
+    let current = current_device(machine)?;
+    if current == device {
+        return Ok(());
+    }
+    let message = format!(
+        "{} is for device {device}, but the current context is that of device {current}\n  way out: make the context of device {device} current on this thread before the call (cuCtxSetCurrent)",
+        what()
+    );
+    report::finding(machine, FindingKind::WrongDevice, message);
+    Err(CUresult::CUDA_ERROR_INVALID_CONTEXT)
+}
+
 /// Errors common to all calls that queue to `stream`: a lost device, and a null stream that would
 /// have to wait for a capturing stream.
 pub(crate) fn check_usable(machine: &mut Machine, stream: StreamId) -> Result<(), CUresult> {
@@ -124,5 +146,8 @@ pub(crate) fn give(
         },
     );
     scheduler::make_room(machine);
+    if machine.streams.is_to_fail {
+        scheduler::perhaps_fail(machine);
+    }
     id
 }

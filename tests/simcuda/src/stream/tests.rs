@@ -13,9 +13,11 @@ pub(crate) use self::bench::*;
 use super::calls::*;
 use super::*;
 use crate::config::{Config, Schedule};
+use crate::copy::cuMemsetD32Async;
 use crate::event::calls::*;
 use crate::faults::Plan;
 use crate::machine::{LockedMachine, is_held_by_this_thread};
+use crate::memory::calls::cuMemAlloc_v2;
 use crate::report::FindingKind;
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Random, Schedule::Lazy, Schedule::Eager];
@@ -33,6 +35,26 @@ fn a_lazy_stream_runs_in_order_once_something_waits() {
         assert_eq!(cuStreamSynchronize(stream), SUCCESS);
         assert_eq!(bench.ran(), ["a", "b", "c"], "{schedule:?}");
     }
+}
+
+#[test]
+fn the_schedule_decides_which_call_returns_an_asynchronous_error() {
+    let mut refused_at = std::collections::BTreeSet::new();
+    for seed in 0..40 {
+        let bench = bench(Config {
+            faults: Plan::parse("stream@1=launch_failure").expect("a plan"),
+            ..config(seed)
+        });
+        let (stream, memory) = (bench.stream(), got(|out| cuMemAlloc_v2(out, 64)));
+        let call = |_| cuMemsetD32Async(memory, 0, 1, stream);
+        let mut results: Vec<CUresult> = (0..6).map(call).collect();
+        results.push(cuStreamSynchronize(stream));
+        refused_at.insert(results.iter().position(|result| *result != SUCCESS));
+    }
+    assert!(
+        !refused_at.contains(&None) && refused_at.len() > 4,
+        "{refused_at:?}"
+    );
 }
 
 #[test]

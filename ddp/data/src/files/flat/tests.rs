@@ -23,7 +23,7 @@ fn small(scratch: &Scratch) -> PathBuf {
             classes: Some(vec!["cat".into(), "dog".into()]),
             columns: Some(vec!["width".into(), "height".into()]),
             source: Some("pets.csv".into()),
-            odd: Vec::new(),
+            ..About::default()
         })
     })
     .unwrap();

@@ -236,7 +236,7 @@ fn a_workbook_is_named() {
     let path = file(&scratch, "t.xlsx", &bytes);
     let text = refused(&path);
     assert!(
-        text.contains("an Excel workbook; help: save the sheet as .csv"),
+        text.contains("Excel workbooks are not read; help: save the sheet as .csv"),
         "{text}"
     );
 }

@@ -90,8 +90,8 @@ fn check_chunk(chunk: &ColumnChunkMetaData, file_bytes: u64) -> Result<(), Strin
 }
 
 fn damaged(path: &Path, error: &ParquetError) -> Error {
-    let why = "the file is damaged, or of a kind that is not read";
-    refuse(path, format!("{error}: {why}"))
+    let why = "it is damaged, or of a kind that is not read; help: write it again";
+    refuse(path, format!("{why} ({error})"))
 }
 
 fn names(file: &SerializedFileReader<File>) -> Vec<String> {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::{Scratch, save, state};
-use crate::checkpoint::find::{best_or, newest_of};
+use crate::checkpoint::find::{Skipped, best_or, newest_of};
 use crate::checkpoint::layout::steps;
 use crate::checkpoint::prune::goes;
 use crate::checkpoint::{Best, Opened, State, folder, open};
@@ -74,23 +74,19 @@ fn a_missing_best_checkpoint_is_searched_for_again() {
         state: State { best, ..state(2) },
         ..opened.clone()
     };
+    let choose = |skipped: &Skipped, is_last| {
+        let chosen = best_or(newest(), skipped, scratch.path(), is_last).unwrap();
+        chosen.map(|chosen| (chosen.opened.state.step, chosen.why))
+    };
     // It was never saved.
-    let chosen = best_or(newest(), scratch.path(), false).unwrap().unwrap();
-    assert_eq!(
-        (chosen.opened.state.step, &chosen.why[..]),
-        (2, "the newest")
-    );
+    let two = Some((2, "the newest".to_string()));
+    assert_eq!(choose(&Vec::new(), false), two);
     save(scratch.path(), &[3]);
-    assert!(best_or(newest(), scratch.path(), false).unwrap().is_none());
-    assert_eq!(
-        best_or(newest(), scratch.path(), true)
-            .unwrap()
-            .unwrap()
-            .opened
-            .state
-            .step,
-        2
-    );
+    assert_eq!(choose(&Vec::new(), false), None);
+    assert_eq!(choose(&Vec::new(), true), two);
+    // A newer one that is damaged will not become the best.
+    let skipped = vec![(folder(scratch.path(), 3), "it is damaged".to_string())];
+    assert_eq!(choose(&skipped, false), two);
 }
 
 #[test]

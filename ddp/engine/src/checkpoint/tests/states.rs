@@ -34,6 +34,7 @@ fn a_state_reads_back_as_it_was_written() {
     let classes = State {
         task: TaskSpec::named_classes(names),
         optimizer_since: 2,
+        products: None,
         ..state(3)
     };
     assert_eq!(State::parse(&classes.to_bytes()).unwrap(), classes);
@@ -89,7 +90,8 @@ fn another_format_is_refused_with_what_to_do() {
     for format in [0, 2, 1_u64 << 40] {
         let why = with("/format", json!(format)).unwrap_err();
         assert!(
-            why.contains(&format!("of format {format}")) && why.contains("ddp-train that wrote it"),
+            why.contains(&format!("of format {format}"))
+                && why.contains("use the version that wrote it"),
             "{why}"
         );
     }

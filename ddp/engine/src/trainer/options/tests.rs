@@ -34,6 +34,7 @@ pub(in crate::trainer) fn options(data: &str) -> RunOptions {
         grad_clip: 0.0,
         seed: 0,
         graph: GraphChoice::Auto,
+        products: ProductChoice::First,
         threads: None,
         reduction: Reduction {
             bucket_bytes: None,

@@ -1,12 +1,14 @@
 //! The entry points: handles, attributes, the search, and products on streams of a machine.
 
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 
 use cudarc::cublaslt::sys::cublasLtMatmulHeuristicResult_t;
 
 use super::super::algorithm::*;
 use super::super::objects::*;
 use super::super::*;
+use crate::copy::cuMemsetD8_v2;
 use crate::memory::calls::cuMemAlloc_v2;
 use crate::report::FindingKind;
 use crate::stream::calls::cuStreamSynchronize;
@@ -55,18 +57,21 @@ impl Plan {
     fn search(&self) -> (Status, i32, MaybeUninit<cublasLtMatmulHeuristicResult_t>) {
         let mut result = MaybeUninit::uninit();
         let mut count = MaybeUninit::new(-1);
-        let status = cublasLtMatmulAlgoGetHeuristic(
-            self.library,
-            self.operation,
-            self.layout,
-            self.layout,
-            self.layout,
-            self.layout,
-            self.preference,
-            1,
-            Some(&mut result),
-            Some(&mut count),
-        );
+        // SAFETY: there is room for the one result that is requested.
+        let status = unsafe {
+            cublasLtMatmulAlgoGetHeuristic(
+                self.library,
+                self.operation,
+                self.layout,
+                self.layout,
+                self.layout,
+                self.layout,
+                self.preference,
+                1,
+                NonNull::new(result.as_mut_ptr()),
+                Some(&mut count),
+            )
+        };
         // SAFETY: it was -1 from the start.
         (status, unsafe { count.assume_init() }, result)
     }
@@ -183,6 +188,10 @@ fn a_product_is_work_of_its_stream_and_must_be_of_its_device() {
     assert_eq!(workspace_max(plan.preference, 1 << 20), DONE);
     let memory = [SIDE * SIDE * 4, SIDE * SIDE * 4, 1 << 20]
         .map(|bytes| got(|out| cuMemAlloc_v2(out, bytes as usize)));
+    for address in memory {
+        assert_eq!(cuMemsetD8_v2(address, 0, 1024), SUCCESS);
+    }
+    assert_eq!(cuStreamSynchronize(std::ptr::null_mut()), SUCCESS);
     let (first, second) = (machine.stream(), machine.stream());
     assert_eq!(plan.multiply(memory, first), DONE);
     assert_eq!(

@@ -64,6 +64,47 @@ fn write_source(from: &[u64], _: &[u64], stream: CUstream) {
     ));
 }
 
+/// Captures two calls in two streams, which only the communicator orders; `second` selects the
+/// buffer of the later one.
+fn in_a_graph(second: impl Fn(u64, u64) -> u64) {
+    let local = Local::new();
+    let [buffers, more] = [1.0, 2.0].map(|by| local.upload(|rank| vec![rank as f32 * by; COUNT]));
+    let mut executables = Vec::new();
+    for rank in 0..3 {
+        device(rank as i32);
+        let (comm, stream) = (local.comms[rank], local.streams[rank]);
+        let other = made(|stream| cuStreamCreate(stream, NON_BLOCKING));
+        let event = made(|event| cuEventCreate(event, 2));
+        ok(cuStreamBeginCapture_v2(stream, 1));
+        ok(cuEventRecord(event, stream));
+        ok(cuStreamWaitEvent(other, event, 0));
+        done(all_reduce(
+            buffers[rank],
+            buffers[rank],
+            COUNT,
+            comm,
+            stream,
+        ));
+        let later = second(buffers[rank], more[rank]);
+        done(all_reduce(later, later, COUNT, comm, other));
+        ok(cuEventRecord(event, other));
+        ok(cuStreamWaitEvent(stream, event, 0));
+        let graph = made(|graph| cuStreamEndCapture(stream, graph));
+        executables.push(made(|executable| {
+            cuGraphInstantiateWithFlags(executable, graph, 0)
+        }));
+        ok(cuGraphDestroy(graph));
+        ok(cuGraphLaunch(executables[rank], stream));
+    }
+    local.synchronize();
+    assert_eq!(local.download(&buffers, COUNT), vec![vec![3.0; COUNT]; 3]);
+    assert_eq!(local.download(&more, COUNT), vec![vec![6.0; COUNT]; 3]);
+    executables
+        .into_iter()
+        .for_each(|executable| ok(cuGraphExecDestroy(executable)));
+    local.end();
+}
+
 cases! {
     a_result_that_another_stream_reads_too_early_is_found, [THREE, RANDOM], {
         beside(read_result, false);
@@ -84,51 +125,31 @@ cases! {
 
     calls_of_one_communicator_follow_one_another_on_any_streams, [THREE, RANDOM], {
         let local = Local::new();
-        let buffers = local.upload(|rank| vec![rank as f32; COUNT]);
+        let [buffers, more] = [1.0, 2.0].map(|by| local.upload(|rank| vec![rank as f32 * by; COUNT]));
         device(0);
         let other = made(|stream| cuStreamCreate(stream, NON_BLOCKING));
         local.all(|rank, comm, stream| all_reduce(buffers[rank], buffers[rank], COUNT, comm, stream));
         local.all(|rank, comm, stream| {
-            all_reduce(buffers[rank], buffers[rank], COUNT, comm, if rank == 0 { other } else { stream })
+            all_reduce(more[rank], more[rank], COUNT, comm, if rank == 0 { other } else { stream })
         });
         local.synchronize();
         ok(cuStreamSynchronize(other));
-        // (0 + 1 + 2) * 3, which f32 holds exactly.
-        assert_eq!(local.download(&buffers, COUNT), vec![vec![9.0; COUNT]; 3]);
+        assert_eq!(local.download(&buffers, COUNT), vec![vec![3.0; COUNT]; 3]);
+        assert_eq!(local.download(&more, COUNT), vec![vec![6.0; COUNT]; 3]);
         local.end();
     }, |ended| ended.is_clean();
 
     in_a_graph_they_follow_one_another_too, [THREE, RANDOM], {
-        let local = Local::new();
-        let buffers = local.upload(|rank| vec![rank as f32; COUNT]);
-        let mut executables = Vec::new();
-        for rank in 0..3 {
-            device(rank as i32);
-            let (comm, stream) = (local.comms[rank], local.streams[rank]);
-            let (other, event) = (made(|stream| cuStreamCreate(stream, NON_BLOCKING)), made(|event| cuEventCreate(event, 2)));
-            ok(cuStreamBeginCapture_v2(stream, 1));
-            // The other stream is in the capture before anything is called: nothing but the
-            // communicator orders the two calls.
-            ok(cuEventRecord(event, stream));
-            ok(cuStreamWaitEvent(other, event, 0));
-            done(all_reduce(buffers[rank], buffers[rank], COUNT, comm, stream));
-            done(all_reduce(buffers[rank], buffers[rank], COUNT, comm, other));
-            ok(cuEventRecord(event, other));
-            ok(cuStreamWaitEvent(stream, event, 0));
-            let graph = made(|graph| cuStreamEndCapture(stream, graph));
-            executables.push(made(|executable| cuGraphInstantiateWithFlags(executable, graph, 0)));
-            ok(cuGraphDestroy(graph));
-            ok(cuGraphLaunch(executables[rank], stream));
-        }
-        local.synchronize();
-        assert_eq!(local.download(&buffers, COUNT), vec![vec![9.0; COUNT]; 3]);
-        executables.into_iter().for_each(|executable| ok(cuGraphExecDestroy(executable)));
-        local.end();
+        in_a_graph(|_, more| more);
     }, |ended| ended.is_clean();
+
+    in_a_graph_a_later_call_orders_nothing, [THREE, RANDOM], {
+        in_a_graph(|first, _| first);
+    }, |ended| ended.is_found(&["RACE", "ncclAllReduce of 256 f32, sum, as rank 0 of 3", "a node of a graph"]);
 
     what_was_first_in_one_stream_is_not_first_in_another, [THREE, RANDOM], {
         let local = Local::new();
-        let buffers = local.upload(|rank| vec![rank as f32; COUNT]);
+        let [buffers, more] = [1.0, 2.0].map(|by| local.upload(|rank| vec![rank as f32 * by; COUNT]));
         device(0);
         let other = made(|stream| cuStreamCreate(stream, NON_BLOCKING));
         // Rank 0 calls the second collective in another stream, which could run first: the sum
@@ -136,10 +157,11 @@ cases! {
         local.all(|rank, comm, stream| all_reduce(buffers[rank], buffers[rank], COUNT, comm, stream));
         local.all(|rank, comm, stream| {
             let stream = if rank == 0 { other } else { stream };
-            ncclBroadcast(buffers[rank] as _, buffers[rank] as _, COUNT, F32, 2, comm, stream)
+            ncclBroadcast(more[rank] as _, more[rank] as _, COUNT, F32, 2, comm, stream)
         });
         ok(cuStreamSynchronize(other));
         local.synchronize();
+        assert_eq!(local.download(&more, COUNT), vec![vec![4.0; COUNT]; 3]);
         assert_eq!(local.download(&buffers, COUNT), vec![vec![3.0; COUNT]; 3]);
         local.end();
     }, |ended| ended.is_clean();

@@ -88,7 +88,7 @@ impl Touch {
         Touched {
             reads: self.reads.clone(),
             writes: self.writes.clone(),
-            atomics: Vec::new(),
+            ..Touched::default()
         }
     }
 }

@@ -378,7 +378,7 @@ fn a_page_that_claims_too_much_is_refused() {
     ]
     .concat();
     fs::write(&table.path, claimed).unwrap();
-    table.assert_refused(None, &["the file is damaged"]);
+    table.assert_refused(None, &["it is damaged"]);
 }
 
 #[test]

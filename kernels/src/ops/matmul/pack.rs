@@ -1,70 +1,118 @@
-//! Products whose right operand is transposed: its panels are transposed block by block, then
-//! multiplied.
+//! Panels: copies of an operand in the order in which a kernel reads it.
 
-use std::cell::RefCell;
+use std::ops::Range;
 
-use super::parts::{Finish, Product, Real};
-use crate::threads;
+use super::parts::Matrix;
+use crate::ops::float::Float;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{self, Level};
 
-/// Columns of a panel: whole micro-tiles of `gemm` at every SIMD width.
-const PANEL_COLUMNS: usize = 64;
-/// The most elements along k at a time: 128 KiB of f32 per panel, in the L2 cache.
-const ALONG_MAX: usize = 512;
-/// The fewest rows of a piece: with fewer, transposing the panel for each piece costs too much.
-const PIECE_ROWS_MIN: usize = 48;
-
-/// Computes the product in pieces: one panel and all rows, or a part of the rows if panels are few.
-pub(super) fn in_panels<T: Real>(
-    work: &Product<'_, T>,
-    m: usize,
-    n: usize,
-    k: usize,
-    threads: usize,
-    finish: &impl Finish<T>,
-) {
-    let panels = n.div_ceil(PANEL_COLUMNS);
-    // A piece never has a single row, for which `gemm` would take another path.
-    let row_pieces = if threads <= 1 {
-        1
-    } else {
-        threads.div_ceil(panels).min(m / PIECE_ROWS_MIN).max(1)
-    };
-    let along_pieces = k.div_ceil(ALONG_MAX);
-    let body = |piece: usize| {
-        let (panel, row_piece) = (piece / row_pieces, piece % row_pieces);
-        let columns = panel * PANEL_COLUMNS..((panel + 1) * PANEL_COLUMNS).min(n);
-        let rows = threads::cut(m, 1, row_pieces, row_piece);
-        T::with_panel(PANEL_COLUMNS * ALONG_MAX, |buffer| {
-            for along_piece in 0..along_pieces {
-                let along = threads::cut(k, 1, along_pieces, along_piece);
-                // A column of the transposed operand is a row of k elements in memory.
-                let source = &work.b.elements[columns.start * k + along.start..];
-                T::turn(source, k, columns.len(), along.len(), buffer, PANEL_COLUMNS);
-                let turned = (buffer.as_ptr(), PANEL_COLUMNS as isize, 1);
-                let existing_scale = if along_piece == 0 {
-                    work.existing_scale
-                } else {
-                    T::ONE
-                };
-                // SAFETY: pieces differ in their columns or in their rows and lie within the
-                // output. The buffer holds `along.len()` rows of PANEL_COLUMNS, of which
-                // `columns.len()` are filled.
-                unsafe { work.multiply(&rows, &columns, &along, turned, existing_scale) };
-            }
-        });
-        // SAFETY: as above; the product of this part is complete.
-        finish.finish(unsafe { work.tile(rows, columns) });
-    };
-    if threads <= 1 {
-        (0..panels * row_pieces).for_each(body);
-    } else {
-        threads::run(panels * row_pieces, body);
+/// How elements are transposed while they are packed.
+pub(crate) trait Turn: Float {
+    /// Transposes `rows` × `columns` elements, whose rows are `source_stride` apart, to `target`,
+    /// whose rows are `target_stride` apart.
+    fn turn(
+        source: &[Self],
+        source_stride: usize,
+        rows: usize,
+        columns: usize,
+        target: &mut [Self],
+        target_stride: usize,
+    ) {
+        turn_plain(source, source_stride, rows, columns, target, target_stride);
     }
 }
 
-thread_local! {
-    static PANEL_F32: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-    static PANEL_F64: RefCell<Vec<f64>> = const { RefCell::new(Vec::new()) };
+impl Turn for f32 {
+    #[cfg(target_arch = "x86_64")]
+    fn turn(
+        source: &[f32],
+        source_stride: usize,
+        rows: usize,
+        columns: usize,
+        target: &mut [f32],
+        target_stride: usize,
+    ) {
+        if simd::level() >= Level::Avx2 {
+            // SAFETY: this processor has that level; the function asserts its bounds.
+            unsafe {
+                x86::turn(source, source_stride, rows, columns, target, target_stride);
+            }
+        } else {
+            turn_plain(source, source_stride, rows, columns, target, target_stride);
+        }
+    }
+}
+
+impl Turn for f64 {}
+
+/// Panels begin at cache lines, and one further apart than their length: distances of a power of
+/// two would put them all into one set of the cache.
+const CACHE_LINE: usize = 64;
+const GAP: usize = 16;
+
+/// A buffer for some panels, which grows to the largest block.
+#[derive(Default)]
+pub(super) struct Panels<T> {
+    buffer: Vec<T>,
+}
+
+impl<T: Turn> Panels<T> {
+    fn distance(along: usize, width: usize) -> usize {
+        along * width + GAP
+    }
+
+    /// Copies rows of a matrix, called lines, between the columns `along`. Each panel has `taken`
+    /// lines. A step along k is `width` elements, of which the first `taken` are theirs; what
+    /// follows, and lines that do not exist, have any value.
+    #[inline(always)]
+    pub(super) fn pack(
+        &mut self,
+        from: Matrix<'_, T>,
+        lines: &Range<usize>,
+        along: &Range<usize>,
+        taken: usize,
+        width: usize,
+    ) {
+        let distance = Self::distance(along.len(), width);
+        let len = lines.len().div_ceil(taken) * distance;
+        if self.buffer.len() < len + CACHE_LINE {
+            self.buffer.resize(len + CACHE_LINE, T::ZERO);
+        }
+        let start = self.start();
+        let panels = &mut self.buffer[start..start + len];
+        let firsts = lines.clone().step_by(taken);
+        if from.transposed {
+            for (step, column) in along.clone().enumerate() {
+                let column = &from.elements[column * from.rows..(column + 1) * from.rows];
+                for (panel, first) in panels.chunks_mut(distance).zip(firsts.clone()) {
+                    let to = &mut panel[step * width..(step + 1) * width];
+                    if let Some(lines) = column.get(first..first + width) {
+                        to.copy_from_slice(lines);
+                    } else {
+                        let rest = &column[first..];
+                        to[..rest.len()].copy_from_slice(rest);
+                    }
+                }
+            }
+        } else if !along.is_empty() {
+            for (panel, first) in panels.chunks_mut(distance).zip(firsts) {
+                let source = &from.elements[first * from.columns + along.start..];
+                let rows = width.min(from.rows - first);
+                T::turn(source, from.columns, rows, along.len(), panel, width);
+            }
+        }
+    }
+
+    /// Where the panels begin.
+    fn start(&self) -> usize {
+        self.buffer.as_ptr().align_offset(CACHE_LINE)
+    }
+
+    /// The address of a panel that `pack` filled.
+    pub(super) fn panel(&self, index: usize, along: usize, width: usize) -> *const T {
+        self.buffer[self.start() + index * Self::distance(along, width)..].as_ptr()
+    }
 }
 
 /// Transposes element by element: what remains outside of blocks, and types without a vector
@@ -81,53 +129,6 @@ fn turn_plain<T: Copy>(
         for column in 0..columns {
             target[column * stride + row] = source[row * source_stride + column];
         }
-    }
-}
-
-impl Real for f64 {
-    fn turn(
-        source: &[f64],
-        source_stride: usize,
-        rows: usize,
-        columns: usize,
-        target: &mut [f64],
-        target_stride: usize,
-    ) {
-        turn_plain(source, source_stride, rows, columns, target, target_stride);
-    }
-
-    fn with_panel<R>(len: usize, body: impl FnOnce(&mut [f64]) -> R) -> R {
-        PANEL_F64.with_borrow_mut(|panel| {
-            panel.resize(len, 0.0);
-            body(panel)
-        })
-    }
-}
-
-impl Real for f32 {
-    fn turn(
-        source: &[f32],
-        source_stride: usize,
-        rows: usize,
-        columns: usize,
-        target: &mut [f32],
-        target_stride: usize,
-    ) {
-        #[cfg(target_arch = "x86_64")]
-        if crate::simd::level() >= crate::simd::Level::Avx2 {
-            // SAFETY: this processor has that level; the function asserts its bounds.
-            return unsafe {
-                x86::turn(source, source_stride, rows, columns, target, target_stride)
-            };
-        }
-        turn_plain(source, source_stride, rows, columns, target, target_stride);
-    }
-
-    fn with_panel<R>(len: usize, body: impl FnOnce(&mut [f32]) -> R) -> R {
-        PANEL_F32.with_borrow_mut(|panel| {
-            panel.resize(len, 0.0);
-            body(panel)
-        })
     }
 }
 

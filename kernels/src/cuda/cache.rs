@@ -1,8 +1,8 @@
-//! Compiled kernels on disk, named by a hash of what they were made from.
+//! Compiled kernels and measured algorithms on disk, named by a hash of what they were made from.
 //!
 //! The folder is `DDP_KERNEL_CACHE`, else `ddp-train` in the user's cache folder (`XDG_CACHE_HOME`,
 //! `~/.cache`); `off` disables the cache. Only a complete file with the right key is used; any
-//! other is compiled again and replaced. Files appear by a rename, so readers see all of a file or
+//! other is made again and replaced. Files appear by a rename, so readers see all of a file or
 //! none. Errors here are logged at debug level and change nothing else. The folder may be deleted
 //! at any time.
 //!
@@ -11,7 +11,7 @@
 //!       8..24   the key, as in the file's name
 //!       24..32  length of the image in bytes, little-endian
 //!       32..48  xxh3-128 of the image
-//!       48..    the image: what NVRTC made
+//!       48..    the image: what NVRTC made, or an algorithm
 //! ```
 
 use std::ffi::OsString;
@@ -29,34 +29,34 @@ const HEADER_BYTES: usize = 48;
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
 /// Hashes what an image is made from.
-pub(super) struct Key(Xxh3);
+pub(crate) struct Key(Xxh3);
 
 impl Key {
-    pub(super) fn new() -> Key {
+    pub(crate) fn new() -> Key {
         Key(Xxh3::new())
     }
 
     /// Each part is preceded by its length, so that parts cannot run into each other.
-    pub(super) fn part(mut self, bytes: &[u8]) -> Key {
+    pub(crate) fn part(mut self, bytes: &[u8]) -> Key {
         self.0.update(&(bytes.len() as u64).to_le_bytes());
         self.0.update(bytes);
         self
     }
 
-    pub(super) fn finish(self) -> u128 {
+    pub(crate) fn finish(self) -> u128 {
         self.0.digest128()
     }
 }
 
 /// Where one image is on disk, if anywhere.
-pub(super) struct Entry {
+pub(crate) struct Entry {
     path: Option<PathBuf>,
     key: u128,
 }
 
 impl Entry {
     /// The file in the folder that the environment names. `label` makes its name readable.
-    pub(super) fn of_process(label: &str, key: u128) -> Entry {
+    pub(crate) fn of_process(label: &str, key: u128) -> Entry {
         Entry::new(folder(|name| std::env::var_os(name)), label, key)
     }
 
@@ -68,14 +68,14 @@ impl Entry {
     }
 
     /// The image, if the file is complete.
-    pub(super) fn read(&self) -> Option<Vec<u8>> {
+    pub(crate) fn read(&self) -> Option<Vec<u8>> {
         let path = self.path.as_deref()?;
         match read_image(path, self.key) {
             Ok(image) => Some(image),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
                 tracing::debug!(
-                    "compiling again, for {} cannot be used: {error}",
+                    "making again what {} was for, which cannot be used: {error}",
                     path.display()
                 );
                 None
@@ -84,7 +84,7 @@ impl Entry {
     }
 
     /// Writes the image for later processes.
-    pub(super) fn write(&self, image: &[u8]) {
+    pub(crate) fn write(&self, image: &[u8]) {
         let Some(path) = self.path.as_deref() else {
             return;
         };

@@ -1,0 +1,92 @@
+//! llm.c's files of tokens: a header of 256 i32, of which the first are magic number, version and
+//! count, then the tokens. All numbers are little-endian.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ddp_kernels::mapped::Mapped;
+
+use super::array::{Array, ArrayPlace, Element};
+use super::io::refuse;
+use crate::error::Result;
+
+const HEADER_BYTES: u64 = 256 * 4;
+
+/// One of llm.c's formats.
+#[derive(Debug)]
+pub(super) struct Format {
+    magic: u32,
+    version: u32,
+    element: Element,
+    /// For people.
+    pub(super) name: &'static str,
+    /// Of the tokenizer, which the header does not say.
+    pub(super) vocabulary: usize,
+}
+
+static FORMATS: [Format; 2] = [
+    Format {
+        magic: 20240520,
+        version: 1,
+        element: Element::U16,
+        name: "GPT-2 tokens of llm.c",
+        vocabulary: 50_257,
+    },
+    Format {
+        magic: 20240801,
+        version: 7,
+        element: Element::U32,
+        name: "Llama 3 tokens of llm.c",
+        vocabulary: 128_256,
+    },
+];
+
+impl Format {
+    /// That of a file with these first bytes. As u16 they are no GPT-2 tokens, so a file without a
+    /// header does not begin with them.
+    pub(super) fn of(start: &[u8]) -> Option<&'static Format> {
+        let magic = u32::from_le_bytes(*start.first_chunk()?);
+        FORMATS.iter().find(|format| format.magic == magic)
+    }
+}
+
+/// The tokens of the file at `path`, and their format.
+pub(super) fn open(path: &Path, mapped: &Arc<Mapped>) -> Result<(Array, &'static Format)> {
+    let bad = |why: String| refuse(path, why);
+    let length = mapped.len();
+    if length < HEADER_BYTES {
+        return Err(bad(format!(
+            "expected llm.c's header of {HEADER_BYTES} bytes, got a file of {length}: it is cut short"
+        )));
+    }
+    let mut start = [0; 12];
+    mapped
+        .read(0, &mut start)
+        .map_err(|error| bad(error.to_string()))?;
+    let word = |index: usize| u32::from_le_bytes(start.as_chunks().0[index]);
+    let format = Format::of(&start).ok_or_else(|| bad("it changed while it was read".into()))?;
+    let (version, count) = (word(1), word(2));
+    if version != format.version {
+        return Err(bad(format!(
+            "expected version {} of llm.c's magic number {}, got {version}; help: write the file again with llm.c's \
+             scripts",
+            format.version, format.magic
+        )));
+    }
+    let place = ArrayPlace {
+        key: "",
+        offset: HEADER_BYTES,
+        element: format.element,
+        big_endian: false,
+        shape: &[count as usize],
+    };
+    let array = Array::new(mapped, &path.display().to_string(), &place).map_err(bad)?;
+    let expected = HEADER_BYTES + u64::from(count) * format.element.bytes() as u64;
+    if length != expected {
+        return Err(bad(format!(
+            "its header says {count} tokens of type {}: expected {expected} bytes, got {length}: it is damaged",
+            format.element
+        )));
+    }
+    Ok((array, format))
+}

@@ -1,0 +1,206 @@
+//! Files of tokens: llm.c's, nanoGPT's without a header, texts as their bytes, and arrays of whole
+//! numbers in any other format. All are read in place, unless they are compressed.
+//!
+//! Our own shards are flat files with an array `tokens` and a vocabulary (`flat.rs`).
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use ddp_kernels::mapped::Mapped;
+
+use super::array::{Array, ArrayPlace, Element};
+use super::contents::Contents;
+use super::flat::{self, About};
+use super::io::{map, refuse};
+use super::kind::{FileKind, kind};
+use super::llm_c;
+use crate::disk;
+use crate::error::{Error, Result};
+
+/// What the tokens of a file are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Coding {
+    /// The format, for people.
+    pub format: &'static str,
+    /// Tokens are below this, if the file says so.
+    pub vocabulary: Option<usize>,
+    /// The token after each document, if the file says so.
+    pub end_of_text: Option<usize>,
+    /// Whether each token is a byte of a text.
+    pub are_bytes: bool,
+}
+
+impl Coding {
+    fn new(format: &'static str, vocabulary: Option<usize>) -> Coding {
+        Coding {
+            format,
+            vocabulary,
+            end_of_text: None,
+            are_bytes: false,
+        }
+    }
+}
+
+/// Whether the file at `path` is one of tokens by what it says itself.
+pub fn says_tokens(path: &Path) -> bool {
+    match kind(path) {
+        Ok(FileKind::LlmC | FileKind::Text) => true,
+        Ok(FileKind::Flat) => flat::open(path, "").is_ok_and(|file| file.vocabulary.is_some()),
+        _ => false,
+    }
+}
+
+/// The tokens of the file at `path`, an array of rows of one number. `are_tokens` says that a file
+/// holds tokens though it does not say so itself.
+pub fn open(path: &Path, are_tokens: bool, cache_dir: Option<&Path>) -> Result<(Array, Coding)> {
+    let mapped = map(path)?;
+    match kind(path)? {
+        FileKind::LlmC => {
+            let (array, format) = llm_c::open(path, &mapped)?;
+            Ok((array, Coding::new(format.name, Some(format.vocabulary))))
+        }
+        FileKind::Text => {
+            let coding = Coding {
+                are_bytes: true,
+                ..Coding::new("bytes of a text", Some(256))
+            };
+            Ok((whole_file(path, &mapped, Element::U8)?, coding))
+        }
+        FileKind::Flat if are_tokens && !flat::begins(&mapped) => {
+            let coding = Coding::new("u16 without a header", None);
+            Ok((whole_file(path, &mapped, Element::U16)?, coding))
+        }
+        FileKind::Csv | FileKind::Parquet => Err(refuse(
+            path,
+            "expected tokens, got a table; help: give .bin, .txt, or a one-dimensional array of integers",
+        )),
+        _ => of_arrays(path, super::open(path, cache_dir)?, are_tokens),
+    }
+}
+
+/// All bytes of a file as numbers of this type.
+fn whole_file(path: &Path, mapped: &Arc<Mapped>, element: Element) -> Result<Array> {
+    let (bytes, size) = (mapped.len(), element.bytes() as u64);
+    if !bytes.is_multiple_of(size) {
+        return Err(refuse(
+            path,
+            format!(
+                "expected tokens of {size} bytes ({element}) without a header, got {bytes} bytes: it is cut short or of \
+                 another format"
+            ),
+        ));
+    }
+    let place = ArrayPlace {
+        key: "",
+        offset: 0,
+        element,
+        big_endian: false,
+        shape: &[(bytes / size) as usize],
+    };
+    let array = Array::new(mapped, &path.display().to_string(), &place);
+    array.map_err(|why| refuse(path, why))
+}
+
+/// The array `tokens` of a file, or its only one.
+fn of_arrays(path: &Path, contents: Contents, are_tokens: bool) -> Result<(Array, Coding)> {
+    let Contents {
+        vocabulary,
+        end_of_text,
+        ..
+    } = contents;
+    if vocabulary.is_none() && !are_tokens {
+        return Err(refuse(
+            path,
+            "expected a file of tokens, got one of arrays; help: give tokens:FILE if its array is one of tokens",
+        ));
+    }
+    let named = contents.find("tokens").map_err(|why| refuse(path, why))?;
+    let array = match (named, &contents.arrays[..]) {
+        (Some(array), _) | (None, [array]) => array,
+        (None, arrays) => {
+            let names: Vec<_> = arrays.iter().map(Array::key).collect();
+            let what = "expected one array, or one called tokens";
+            return Err(refuse(path, format!("{what}, got {}", names.join(", "))));
+        }
+    };
+    let element = array.element();
+    if !array.row_shape().is_empty() || element.is_float() || element == Element::Bool {
+        let shape = [&[array.rows() as usize], array.row_shape()].concat();
+        return Err(refuse(
+            path,
+            format!("expected tokens, a one-dimensional array of integers, got {element}{shape:?}"),
+        ));
+    }
+    let coding = Coding {
+        end_of_text,
+        ..Coding::new("an array", vocabulary)
+    };
+    Ok((array.clone(), coding))
+}
+
+/// Writes tokens to a shard.
+pub struct ShardWriter<'a> {
+    path: &'a Path,
+    vocabulary: usize,
+    writer: &'a mut flat::Writer,
+}
+
+impl ShardWriter<'_> {
+    /// Appends tokens.
+    pub fn write(&mut self, tokens: &[u32]) -> Result<()> {
+        let vocabulary = self.vocabulary;
+        if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
+            return Err(Error::Data(format!(
+                "{}: expected tokens below the vocabulary of {vocabulary}, got {token}",
+                self.path.display()
+            )));
+        }
+        match element_of(vocabulary) {
+            Element::U16 => self
+                .writer
+                .write_numbers(tokens, |token| (token as u16).to_le_bytes()),
+            _ => self.writer.write_numbers(tokens, u32::to_le_bytes),
+        }
+    }
+}
+
+/// Puts a shard with the tokens that `fill` writes in the place of `path`.
+pub fn write_shard(
+    path: &Path,
+    vocabulary: usize,
+    end_of_text: Option<usize>,
+    fill: impl FnOnce(&mut ShardWriter<'_>) -> Result<()>,
+) -> Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let aside = path.with_file_name(format!(".unfinished-{}-{name}", std::process::id()));
+    let written = flat::write(&aside, |writer| {
+        writer.begin("tokens", element_of(vocabulary), &[])?;
+        fill(&mut ShardWriter {
+            path,
+            vocabulary,
+            writer,
+        })?;
+        Ok(About {
+            vocabulary: Some(vocabulary),
+            end_of_text,
+            ..About::default()
+        })
+    });
+    if written.is_err() {
+        // The first error is the one to report.
+        let _ = fs::remove_file(&aside);
+    }
+    written.and_then(|()| disk::rename(&aside, path))
+}
+
+/// The narrower of u16 and u32 that holds all tokens.
+fn element_of(vocabulary: usize) -> Element {
+    match vocabulary <= 1 << 16 {
+        true => Element::U16,
+        false => Element::U32,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,49 @@
+//! Models of the family `gpt` from and to folders of Hugging Face's transformers: `config.json` and
+//! tensors in `.safetensors` files.
+//!
+//! `config.rs` reads and writes settings, `names.rs` says which tensors there make which parameter
+//! here, `folder.rs` finds tensors in files, `load.rs` and `export.rs` move the values. What this
+//! program computes otherwise is refused by name, never ignored.
+
+mod config;
+mod export;
+mod folder;
+mod load;
+mod names;
+
+use std::path::Path;
+
+pub use self::config::describe;
+pub use self::export::export;
+pub use self::load::load;
+use crate::checkpoint::{MANIFEST_FILE, STATE_FILE};
+
+/// The file with a model's settings.
+pub const CONFIG_FILE: &str = "config.json";
+
+/// Whether `folder` is one of Hugging Face, not a checkpoint.
+pub fn is_folder(folder: &Path) -> bool {
+    let has = |name: &str| folder.join(name).exists();
+    has(CONFIG_FILE) && !has(STATE_FILE) && !has(MANIFEST_FILE)
+}
+
+/// A class of transformers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Architecture {
+    Gpt2,
+    Llama,
+}
+
+impl Architecture {
+    const ALL: [Architecture; 2] = [Architecture::Gpt2, Architecture::Llama];
+
+    fn name(self) -> &'static str {
+        match self {
+            Architecture::Gpt2 => "GPT2LMHeadModel",
+            Architecture::Llama => "LlamaForCausalLM",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+//! Writes a model as a folder that transformers loads.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ddp_data::disk;
+use ddp_data::safetensors::Header;
+use ddp_kernels::{DType, Device, Tensor};
+use ddp_nn::models::gpt::GptSpec;
+use ddp_nn::params::Params;
+
+use super::config::{self, architecture_of};
+use super::load::transpose;
+use super::names::{self, Part};
+use super::{Architecture, CONFIG_FILE};
+use crate::checkpoint::{MODEL_FILE, unreadable, write_file};
+use crate::error::{Error, Result};
+
+/// Writes the model `params`, in f32 on the CPU, as `config.json` and `model.safetensors` in the
+/// new folder `folder`, which appears whole or not at all. An empty folder is replaced. Returns the
+/// name of the class of transformers.
+pub fn export(
+    folder: &Path,
+    spec: &GptSpec,
+    vocabulary: usize,
+    params: &Params,
+) -> Result<&'static str> {
+    let architecture = architecture_of(spec)?;
+    check_free(folder)?;
+    let folder = std::path::absolute(folder).map_err(unreadable(folder))?;
+    let aside = aside(&folder)?;
+    disk::make_new_folder(&aside)?;
+    let written = write(&aside, spec, vocabulary, architecture, params)
+        .and_then(|()| Ok(disk::rename(&aside, &folder)?));
+    if written.is_err() {
+        // The first error says why; what is left has a hidden name.
+        let _ = disk::remove_folder(&aside);
+    }
+    written.map(|()| architecture.name())
+}
+
+/// Refuses a folder that has files, and a file.
+fn check_free(folder: &Path) -> Result<()> {
+    let is_free = match fs::symlink_metadata(folder) {
+        Err(_) => true,
+        Ok(_) => fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none()),
+    };
+    if is_free {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "{}: expected a new or empty folder, got one with files; help: give another",
+        folder.display()
+    )))
+}
+
+/// Where files are written first: in the same folder, so that it can be renamed.
+fn aside(folder: &Path) -> Result<PathBuf> {
+    let (Some(parent), Some(name)) = (folder.parent(), folder.file_name()) else {
+        return Err(Error::Usage(format!(
+            "{}: expected the name of a folder; help: give another",
+            folder.display()
+        )));
+    };
+    disk::make_folder(parent)?;
+    let name = format!(".{}-{}", name.to_string_lossy(), std::process::id());
+    Ok(parent.join(name))
+}
+
+fn write(
+    folder: &Path,
+    spec: &GptSpec,
+    vocabulary: usize,
+    architecture: Architecture,
+    params: &Params,
+) -> Result<()> {
+    let text = config::text(spec, vocabulary, architecture);
+    disk::write_file(&folder.join(CONFIG_FILE), |output| {
+        output.write(text.as_bytes())
+    })?;
+    let mut tensors = Vec::new();
+    for parameter in params.in_order() {
+        let parts = names::parts(architecture, &parameter.name, &parameter.shape);
+        let parts = parts.ok_or_else(|| {
+            let class = architecture.name();
+            Error::Internal(format!("{class} has nothing for {}", parameter.name))
+        })?;
+        let mut start = 0;
+        for part in parts {
+            let count: usize = part.shape.iter().product();
+            tensors.push((params.master(parameter.id), start..start + count, part));
+            start += count;
+        }
+    }
+    let shapes: Vec<_> = tensors
+        .iter()
+        .map(|(_, _, part)| part.shape_there())
+        .collect();
+    let names = tensors.iter().map(|(_, _, part)| part.name.as_str());
+    let header = Header::of(names.zip(shapes.iter().map(Vec::as_slice)));
+    let values = tensors
+        .iter()
+        .map(|(parameter, range, part)| -> Result<Tensor> {
+            parameter.with_slice(|all: &[f32]| there(&all[range.clone()], part))?
+        });
+    write_file(&folder.join(MODEL_FILE), &header, values)?;
+    Ok(disk::sync_folder(folder)?)
+}
+
+/// The rows `here` of a parameter as the tensor that they are there.
+fn there(here: &[f32], part: &Part) -> Result<Tensor> {
+    let there = Tensor::empty(&part.shape_there(), DType::F32, Device::Cpu)?;
+    there.with_slice_mut(|values: &mut [f32]| match part.is_transposed {
+        true => transpose(here, values, part.shape[1]),
+        false => values.copy_from_slice(here),
+    })?;
+    Ok(there)
+}

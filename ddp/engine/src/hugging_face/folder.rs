@@ -1,0 +1,131 @@
+//! The tensors of a folder: in `model.safetensors`, or in several files that an index lists.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use ddp_data::safetensors::Entry;
+use serde::Deserialize;
+
+use super::Architecture;
+use super::names::{is_constant, with_prefix};
+use crate::checkpoint::{FileDType, MODEL_FILE, ReadFrom, header_of, refuse, unreadable};
+use crate::error::Result;
+
+/// The file that says which tensor is in which file.
+const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// A tensor in an open file.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) shape: Vec<usize>,
+    pub(super) dtype: FileDType,
+    /// Its first byte in the file.
+    start: u64,
+    file: usize,
+}
+
+/// All tensors of a folder by name, with the prefix of the whole model.
+#[derive(Debug)]
+pub(super) struct Tensors {
+    pub(super) found: BTreeMap<String, Found>,
+    files: Vec<(PathBuf, File)>,
+}
+
+impl Tensors {
+    /// Opens the files and reads where their tensors are.
+    pub(super) fn open(folder: &Path, architecture: Architecture) -> Result<Tensors> {
+        let mut tensors = Tensors {
+            found: BTreeMap::new(),
+            files: Vec::new(),
+        };
+        for name in files(folder)? {
+            let path = folder.join(name);
+            let file = File::open(&path).map_err(unreadable(&path))?;
+            let header = header_of(&path, &file)?;
+            for entry in &header.entries {
+                tensors.add(&path, entry, header.data_start, architecture)?;
+            }
+            tensors.files.push((path, file));
+        }
+        Ok(tensors)
+    }
+
+    fn add(
+        &mut self,
+        path: &Path,
+        entry: &Entry,
+        data_start: u64,
+        architecture: Architecture,
+    ) -> Result<()> {
+        let name = with_prefix(architecture, &entry.name);
+        if is_constant(architecture, &name) {
+            return Ok(());
+        }
+        let Some(dtype) = FileDType::of(&entry.dtype) else {
+            let why = format!(
+                "{} is {}: expected F32, BF16 or F16; help: save it again in one of these",
+                entry.name, entry.dtype
+            );
+            return Err(refuse(path, why));
+        };
+        let found = Found {
+            shape: entry.shape.clone(),
+            dtype,
+            start: data_start + entry.start,
+            file: self.files.len(),
+        };
+        match self.found.insert(name, found) {
+            None => Ok(()),
+            Some(_) => {
+                let why = format!(
+                    "expected {} in one of the files, got it twice; help: give a folder that \
+                     save_pretrained wrote",
+                    entry.name
+                );
+                Err(refuse(path, why))
+            }
+        }
+    }
+
+    /// Reads the first values of a tensor. `bytes` is a scratch buffer.
+    pub(super) fn read(
+        &self,
+        found: &Found,
+        values: &mut [f32],
+        bytes: &mut Vec<u8>,
+    ) -> Result<()> {
+        let (path, file) = &self.files[found.file];
+        let mut file = ReadFrom::place(file, found.start);
+        let read = found.dtype.read(&mut file, values, bytes);
+        read.map_err(unreadable(path))
+    }
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// The names of the files with tensors.
+fn files(folder: &Path) -> Result<BTreeSet<String>> {
+    let path = folder.join(INDEX_FILE);
+    if !path.exists() {
+        return Ok([MODEL_FILE.to_string()].into());
+    }
+    let text = fs::read_to_string(&path).map_err(unreadable(&path))?;
+    let index: Index = serde_json::from_str(&text).map_err(|error| {
+        let why = format!("{error}; help: give a folder that save_pretrained wrote");
+        refuse(&path, why)
+    })?;
+    let names: BTreeSet<String> = index.weight_map.into_values().collect();
+    match names.iter().find(|name| name.contains('/')) {
+        None => Ok(names),
+        Some(name) => {
+            let why = format!(
+                "expected names of files in the same folder, got {name:?}; help: move it there"
+            );
+            Err(refuse(&path, why))
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Fills a model with the values of a folder.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use ddp_nn::params::{Parameter, Params};
+
+use super::Architecture;
+use super::config::architecture;
+use super::folder::{Found, Tensors};
+use super::names::{self, Part};
+use crate::checkpoint::{check_plausible, fill, in_order, refuse, some};
+use crate::error::Result;
+
+/// Fills the model `params`, which may be in several parts, with the values of the folder. Names,
+/// shapes and dtypes of all tensors are checked before anything changes.
+pub fn load(folder: &Path, params: &[&Params]) -> Result<()> {
+    let architecture = architecture(folder)?;
+    let tensors = Tensors::open(folder, architecture)?;
+    let list = in_order(params);
+    let parameters = list.iter().map(|(_, parameter)| *parameter);
+    let sources = sources(architecture, parameters);
+    let sources = sources.map_err(|why| refuse(folder, why))?;
+    let checked = check(architecture, &tensors, &sources);
+    checked.map_err(|why| refuse(folder, why))?;
+    check_tied(folder, architecture, &tensors)?;
+    let mut read = Read::default();
+    for ((params, parameter), parts) in list.iter().zip(&sources) {
+        fill(params, parameter, |mut values| {
+            for part in parts {
+                let (rows, rest) = values.split_at_mut(part.shape.iter().product());
+                read.part(&tensors, part, rows)?;
+                let plausible = check_plausible(&part.name, rows);
+                plausible.map_err(|why| refuse(folder, why))?;
+                values = rest;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// The tensors that make each parameter.
+fn sources<'a>(
+    architecture: Architecture,
+    parameters: impl Iterator<Item = &'a Parameter>,
+) -> Result<Vec<Vec<Part>>, String> {
+    let of = |parameter: &Parameter| {
+        let parts = names::parts(architecture, &parameter.name, &parameter.shape);
+        parts.ok_or_else(|| {
+            format!(
+                "{} has nothing for {}; help: leave the model's settings out: they follow from \
+                 the folder",
+                architecture.name(),
+                parameter.name
+            )
+        })
+    };
+    parameters.map(of).collect()
+}
+
+/// Refuses a folder whose tensors are not exactly those of the model.
+fn check(
+    architecture: Architecture,
+    tensors: &Tensors,
+    sources: &[Vec<Part>],
+) -> Result<(), String> {
+    let parts = || sources.iter().flatten();
+    let missing: Vec<&str> = parts()
+        .map(|part| part.name.as_str())
+        .filter(|name| !tensors.found.contains_key(*name))
+        .collect();
+    if !missing.is_empty() {
+        let missing = some(&missing);
+        return Err(format!("it lacks {missing}; help: give a whole folder"));
+    }
+    let mut known: BTreeSet<&str> = parts().map(|part| part.name.as_str()).collect();
+    let [_, head] = names::tied(architecture);
+    known.insert(head);
+    let names = tensors.found.keys().map(String::as_str);
+    let others: Vec<&str> = names.filter(|name| !known.contains(name)).collect();
+    if !others.is_empty() {
+        let others = some(&others);
+        return Err(format!(
+            "it has {others}, which a model of its config.json does not have; help: give the \
+             config.json that belongs to it"
+        ));
+    }
+    for part in parts() {
+        let (got, expected) = (&tensors.found[&part.name].shape, part.shape_there());
+        let is_longer = part.may_be_longer()
+            && got.len() == 2
+            && got[0] >= expected[0]
+            && got[1..] == expected[1..];
+        if *got != expected && !is_longer {
+            return Err(format!(
+                "{} has the shape {got:?}, and {expected:?} in the model; help: give the \
+                 config.json that belongs to it",
+                part.name
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a head that differs from the embedding where both are one weight.
+fn check_tied(folder: &Path, architecture: Architecture, tensors: &Tensors) -> Result<()> {
+    let [embedding, head] = names::tied(architecture);
+    let (Some(embedding), Some(head)) = (tensors.found.get(embedding), tensors.found.get(head))
+    else {
+        return Ok(());
+    };
+    if !super::config::is_tied(folder)? {
+        return Ok(());
+    }
+    let values = |found: &Found| -> Result<Vec<f32>> {
+        let mut values = vec![0.0; found.shape.iter().product()];
+        tensors.read(found, &mut values, &mut Vec::new())?;
+        Ok(values)
+    };
+    if head.shape == embedding.shape && values(head)? == values(embedding)? {
+        return Ok(());
+    }
+    let why = "lm_head.weight: expected the values of the embedding, as tie_word_embeddings says, \
+               got others; help: set tie_word_embeddings to false in config.json if both are used";
+    Err(refuse(folder, why.into()))
+}
+
+/// Scratch memory for reading.
+#[derive(Default)]
+struct Read {
+    bytes: Vec<u8>,
+    there: Vec<f32>,
+}
+
+impl Read {
+    /// Reads a tensor as the rows `here` of a parameter.
+    fn part(&mut self, tensors: &Tensors, part: &Part, here: &mut [f32]) -> Result<()> {
+        let found = &tensors.found[&part.name];
+        if !part.is_transposed {
+            return tensors.read(found, here, &mut self.bytes);
+        }
+        self.there.resize(here.len(), 0.0);
+        tensors.read(found, &mut self.there, &mut self.bytes)?;
+        transpose(&self.there, here, part.shape[0]);
+        Ok(())
+    }
+}
+
+/// Transposes `from`, which has `columns` columns, into `to`.
+pub(super) fn transpose(from: &[f32], to: &mut [f32], columns: usize) {
+    let rows = from.len() / columns.max(1);
+    for (row, values) in from.chunks_exact(columns.max(1)).enumerate() {
+        for (column, value) in values.iter().enumerate() {
+            to[column * rows + row] = *value;
+        }
+    }
+}

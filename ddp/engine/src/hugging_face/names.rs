@@ -1,0 +1,157 @@
+//! Which tensors of transformers make which parameter here.
+
+use super::Architecture;
+
+/// Layers here, and those of transformers whose rows follow each other in them. `#` is the number
+/// of a block.
+const GPT2: [(&str, &[&str]); 10] = [
+    ("embedding.tokens", &["transformer.wte"]),
+    ("embedding.positions", &["transformer.wpe"]),
+    ("blocks.#.attention.norm", &["transformer.h.#.ln_1"]),
+    (
+        "blocks.#.attention.mix.qkv",
+        &["transformer.h.#.attn.c_attn"],
+    ),
+    (
+        "blocks.#.attention.mix.out",
+        &["transformer.h.#.attn.c_proj"],
+    ),
+    ("blocks.#.mlp.norm", &["transformer.h.#.ln_2"]),
+    ("blocks.#.mlp.up", &["transformer.h.#.mlp.c_fc"]),
+    ("blocks.#.mlp.down", &["transformer.h.#.mlp.c_proj"]),
+    ("norm", &["transformer.ln_f"]),
+    ("head", &["lm_head"]),
+];
+
+const LLAMA: [(&str, &[&str]); 9] = [
+    ("embedding.tokens", &["model.embed_tokens"]),
+    (
+        "blocks.#.attention.norm",
+        &["model.layers.#.input_layernorm"],
+    ),
+    (
+        "blocks.#.attention.mix.qkv",
+        &[
+            "model.layers.#.self_attn.q_proj",
+            "model.layers.#.self_attn.k_proj",
+            "model.layers.#.self_attn.v_proj",
+        ],
+    ),
+    (
+        "blocks.#.attention.mix.out",
+        &["model.layers.#.self_attn.o_proj"],
+    ),
+    (
+        "blocks.#.mlp.norm",
+        &["model.layers.#.post_attention_layernorm"],
+    ),
+    (
+        "blocks.#.mlp.up",
+        &["model.layers.#.mlp.gate_proj", "model.layers.#.mlp.up_proj"],
+    ),
+    ("blocks.#.mlp.down", &["model.layers.#.mlp.down_proj"]),
+    ("norm", &["model.norm"]),
+    ("head", &["lm_head"]),
+];
+
+/// The weight that a tied head shares, and the head's.
+pub(super) fn tied(architecture: Architecture) -> [&'static str; 2] {
+    match architecture {
+        Architecture::Gpt2 => ["transformer.wte.weight", "lm_head.weight"],
+        Architecture::Llama => ["model.embed_tokens.weight", "lm_head.weight"],
+    }
+}
+
+/// A tensor of transformers, which is some rows of a parameter here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    /// Its name there.
+    pub(super) name: String,
+    /// The shape of these rows here.
+    pub(super) shape: Vec<usize>,
+    /// Whether it is transposed there, as weights of GPT-2's `Conv1D`.
+    pub(super) is_transposed: bool,
+}
+
+impl Part {
+    /// Its shape there.
+    pub(super) fn shape_there(&self) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        if self.is_transposed {
+            shape.reverse();
+        }
+        shape
+    }
+
+    /// Whether the tensor may have more rows than are used: a model may see fewer positions.
+    pub(super) fn may_be_longer(&self) -> bool {
+        self.name == "transformer.wpe.weight"
+    }
+}
+
+/// The tensors that make the parameter `name` of this shape, in the order of its rows. None if the
+/// architecture has no such parameter.
+pub(super) fn parts(architecture: Architecture, name: &str, shape: &[usize]) -> Option<Vec<Part>> {
+    let (layer, leaf) = name.rsplit_once('.')?;
+    let (layer, block) = without_number(layer);
+    let table = match architecture {
+        Architecture::Gpt2 => &GPT2[..],
+        Architecture::Llama => &LLAMA[..],
+    };
+    let (_, there) = table.iter().find(|(here, _)| *here == layer)?;
+    let is_conv1d = architecture == Architecture::Gpt2 && !block.is_empty() && shape.len() == 2;
+    let part = |(there, rows): (&&str, usize)| Part {
+        name: format!("{}.{leaf}", there.replace('#', block)),
+        shape: [&[rows], &shape[1..]].concat(),
+        is_transposed: is_conv1d,
+    };
+    let rows = rows_of_parts(shape, there.len());
+    Some(there.iter().zip(rows).map(part).collect())
+}
+
+/// How the rows of a parameter are divided. Three parts are queries, keys and values: there are as
+/// many queries as columns, and as many keys as values.
+fn rows_of_parts(shape: &[usize], parts: usize) -> Vec<usize> {
+    match (parts, shape) {
+        (3, [rows, columns]) => {
+            let keys = rows.saturating_sub(*columns) / 2;
+            vec![*columns, keys, keys]
+        }
+        _ => vec![shape[0] / parts; parts],
+    }
+}
+
+/// `blocks.#.mlp` and `7` of `blocks.7.mlp`.
+fn without_number(layer: &str) -> (String, &str) {
+    let rest = layer.strip_prefix("blocks.");
+    match rest.and_then(|rest| rest.split_once('.')) {
+        Some((number, rest)) => (format!("blocks.#.{rest}"), number),
+        None => (layer.to_string(), ""),
+    }
+}
+
+/// The name of a tensor with the prefix that the whole model has: models without a head were saved
+/// without it.
+pub(super) fn with_prefix(architecture: Architecture, name: &str) -> String {
+    let prefix = match architecture {
+        Architecture::Gpt2 => "transformer.",
+        Architecture::Llama => "model.",
+    };
+    if name.starts_with(prefix) || name.starts_with("lm_head.") {
+        name.to_string()
+    } else {
+        format!("{prefix}{name}")
+    }
+}
+
+/// Whether a tensor holds no values of the model, but a mask or angles, which old versions saved.
+pub(super) fn is_constant(architecture: Architecture, name: &str) -> bool {
+    let (start, ends): (_, &[&str]) = match architecture {
+        Architecture::Gpt2 => ("transformer.h.", &["attn.bias", "attn.masked_bias"]),
+        Architecture::Llama => ("model.layers.", &["self_attn.rotary_emb.inv_freq"]),
+    };
+    let of_block = name
+        .strip_prefix(start)
+        .and_then(|rest| rest.split_once('.'));
+    of_block.is_some_and(|(_, rest)| ends.contains(&rest))
+}

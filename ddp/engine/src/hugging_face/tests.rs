@@ -1,0 +1,209 @@
+use std::fs;
+
+use ddp_data::disk::testing::Scratch;
+use ddp_nn::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind};
+use serde_json::{Value, json};
+
+use super::config::{architecture_of, text};
+use super::names::{Part, parts};
+use super::*;
+
+fn gpt2() -> Value {
+    json!({
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_layer": 3, "n_head": 2, "n_embd": 8, "n_inner": null,
+        "n_positions": 16, "vocab_size": 50, "activation_function": "gelu_new", "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0,
+        "layer_norm_epsilon": 1e-3, "summary_type": "cls_index", "use_cache": true
+    })
+}
+
+fn llama() -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "hidden_size": 8, "intermediate_size": 12, "max_position_embeddings": 16, "vocab_size": 50,
+        "hidden_act": "silu", "rms_norm_eps": 1e-3, "rope_parameters": { "rope_theta": 500.0, "rope_type": "default" }, "head_dim": 2
+    })
+}
+
+fn described(config: &Value) -> crate::Result<super::config::Described> {
+    let scratch = Scratch::new();
+    fs::write(scratch.path().join(CONFIG_FILE), config.to_string()).unwrap();
+    describe(scratch.path())
+}
+
+fn gpt2_spec() -> GptSpec {
+    GptSpec {
+        layers: 3,
+        heads: 2,
+        kv_heads: 2,
+        width: 8,
+        mlp_width: 32,
+        context: 16,
+        vocab: 50,
+        norm_epsilon: 1e-3,
+        ..GptSpec::default()
+    }
+}
+
+fn llama_spec() -> GptSpec {
+    GptSpec {
+        heads: 4,
+        mlp_width: 12,
+        norm: NormKind::Rms,
+        position: PositionKind::Rope,
+        mlp: MlpKind::Swiglu,
+        bias: false,
+        tied: false,
+        rope_base: 500.0,
+        ..gpt2_spec()
+    }
+}
+
+#[test]
+fn settings_follow_from_config_json_and_come_back() {
+    for (config, spec) in [(gpt2(), gpt2_spec()), (llama(), llama_spec())] {
+        assert_eq!(described(&config).unwrap().spec, spec);
+        let written = text(&spec, 50, architecture_of(&spec).unwrap());
+        assert_eq!(described(&written.parse().unwrap()).unwrap().spec, spec);
+    }
+    let mut before_5 = llama();
+    before_5.as_object_mut().unwrap().remove("rope_parameters");
+    before_5["rope_theta"] = json!(500.0);
+    before_5["rope_scaling"] = Value::Null;
+    assert_eq!(described(&before_5).unwrap().spec, llama_spec());
+}
+
+#[test]
+fn what_is_computed_otherwise_here_is_refused_by_name() {
+    let refused = |mut config: Value, key: &str, value: Value| {
+        config[key] = value;
+        let error = described(&config).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(&format!("{CONFIG_FILE}: {key} ")), "{text}");
+        assert!(text.contains("; help: "), "{text}");
+        assert_eq!(error.exit_code(), 65);
+    };
+    refused(gpt2(), "architectures", json!(["GPT2Model"]));
+    refused(gpt2(), "activation_function", json!("relu"));
+    refused(gpt2(), "scale_attn_weights", json!(false));
+    refused(gpt2(), "scale_attn_by_inverse_layer_idx", json!(true));
+    refused(gpt2(), "add_cross_attention", json!(true));
+    refused(gpt2(), "n_layer", json!("many"));
+    refused(gpt2(), "quantization_config", json!({ "bits": 4 }));
+    refused(llama(), "hidden_act", json!("gelu"));
+    refused(llama(), "attention_bias", json!(true));
+    refused(llama(), "mlp_bias", json!(true));
+    refused(llama(), "head_dim", json!(4));
+    refused(llama(), "sliding_window", json!(4096));
+    refused(
+        llama(),
+        "rope_scaling",
+        json!({ "type": "linear", "factor": 2.0 }),
+    );
+    let scaled = json!({ "rope_theta": 500.0, "rope_type": "llama3", "factor": 8.0 });
+    refused(llama(), "rope_parameters", scaled);
+    let impossible = json!({ "architectures": ["GPT2LMHeadModel"], "n_head": 7 });
+    let text = described(&impossible).unwrap_err().to_string();
+    assert!(text.contains("`heads` 7: expected a divisor"), "{text}");
+}
+
+#[test]
+fn dropout_that_is_not_ours_is_left_to_the_user() {
+    let undecided = |mut config: Value, key: &str, value: f64| {
+        config[key] = json!(value);
+        let described = described(&config).unwrap();
+        assert!(described.spec.dropout.is_nan());
+        let text = described.dropout_refusal.unwrap();
+        assert!(text.contains(&format!("{key} {value}: expected")), "{text}");
+    };
+    undecided(gpt2(), "attn_pdrop", 0.1);
+    undecided(gpt2(), "resid_pdrop", 0.1);
+    undecided(llama(), "attention_dropout", 0.1);
+    let mut both = gpt2();
+    both["embd_pdrop"] = json!(0.2);
+    both["resid_pdrop"] = json!(0.2);
+    assert_eq!(described(&both).unwrap().spec.dropout, 0.2);
+}
+
+#[test]
+fn only_models_that_transformers_has_are_exported() {
+    let refused = |setting: &str, spec: GptSpec| {
+        let error = architecture_of(&spec).unwrap_err();
+        assert!(
+            error.to_string().starts_with(&format!("`{setting}`")),
+            "{error}"
+        );
+        assert_eq!(error.exit_code(), 2);
+    };
+    let norm = NormKind::Rms;
+    refused(
+        "norm",
+        GptSpec {
+            norm,
+            ..gpt2_spec()
+        },
+    );
+    let mlp = MlpKind::Relu2;
+    refused("mlp", GptSpec { mlp, ..gpt2_spec() });
+    let mlp = MlpKind::Gelu;
+    refused(
+        "mlp",
+        GptSpec {
+            mlp,
+            ..llama_spec()
+        },
+    );
+    refused(
+        "bias",
+        GptSpec {
+            bias: false,
+            ..gpt2_spec()
+        },
+    );
+    refused(
+        "bias",
+        GptSpec {
+            bias: true,
+            ..llama_spec()
+        },
+    );
+    refused(
+        "kv-heads",
+        GptSpec {
+            kv_heads: 1,
+            ..gpt2_spec()
+        },
+    );
+}
+
+#[test]
+fn parameters_are_rows_of_tensors_there() {
+    let part = |name: &str, shape: &[usize], is_transposed| Part {
+        name: name.into(),
+        shape: shape.into(),
+        is_transposed,
+    };
+    let qkv = "blocks.12.attention.mix.qkv.weight";
+    assert_eq!(
+        parts(Architecture::Gpt2, qkv, &[24, 8]).unwrap(),
+        [part("transformer.h.12.attn.c_attn.weight", &[24, 8], true)]
+    );
+    assert_eq!(
+        parts(Architecture::Llama, qkv, &[16, 8]).unwrap(),
+        [
+            part("model.layers.12.self_attn.q_proj.weight", &[8, 8], false),
+            part("model.layers.12.self_attn.k_proj.weight", &[4, 8], false),
+            part("model.layers.12.self_attn.v_proj.weight", &[4, 8], false),
+        ]
+    );
+    assert_eq!(
+        parts(Architecture::Llama, "blocks.0.mlp.up.weight", &[24, 8]).unwrap(),
+        [
+            part("model.layers.0.mlp.gate_proj.weight", &[12, 8], false),
+            part("model.layers.0.mlp.up_proj.weight", &[12, 8], false),
+        ]
+    );
+    assert_eq!(
+        parts(Architecture::Llama, "embedding.positions.weight", &[16, 8]),
+        None
+    );
+}

@@ -1,0 +1,118 @@
+//! Learning the next token at each position: the cross-entropy, and what follows from it.
+
+use std::f64::consts::LN_2;
+
+use ddp_comm::Group;
+use ddp_data::TensorSpec;
+use ddp_kernels::{Device, Tensor};
+use ddp_nn::{CrossEntropy, Loss};
+use serde_json::{Value, json};
+
+use super::task::{
+    Evaluation, LossOptions, PredictionOptions, Predictions, Survey, Task, Totals, figures_text,
+};
+use crate::error::{Error, Result};
+use crate::evidence::Evidence;
+use crate::step::Stats;
+
+/// The token after each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LearnNextToken {
+    pub(super) vocabulary: usize,
+    /// Whether tokens are the bytes of texts.
+    pub(super) are_bytes: bool,
+}
+
+impl Task for LearnNextToken {
+    fn check(&self, options: &LossOptions, data: &str) -> Result<()> {
+        // With either of them the perplexity would not follow from the loss.
+        let given = [
+            ("class-weights", !options.class_weights.is_empty()),
+            ("label-smoothing", options.label_smoothing != 0.0),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((setting, _)) => Err(Error::Usage(format!(
+                "`{setting}`: expected data with classes, got {data}, whose next token is learned; help: leave \
+                 `{setting}` out"
+            ))),
+        }
+    }
+
+    fn loss(&self, _options: &LossOptions, _device: Device) -> Result<Box<dyn Loss>> {
+        Ok(Box::new(CrossEntropy {
+            ignore_index: None,
+            ..CrossEntropy::default()
+        }))
+    }
+
+    fn accuracy(&self, _stats: &Stats) -> Option<f64> {
+        None
+    }
+
+    fn figures(&self, loss: f64) -> Vec<(&'static str, f64)> {
+        let bits = self.are_bytes.then_some(("bits_per_byte", loss / LN_2));
+        let perplexity = [("perplexity", loss.exp())];
+        perplexity.into_iter().chain(bits).collect()
+    }
+
+    fn wrong_target(&self, target: f64) -> Option<String> {
+        let count = self.vocabulary;
+        let is_token = (0.0..count as f64).contains(&target);
+        (!is_token).then(|| format!("target {target} is no token: there are {count}, from 0"))
+    }
+
+    fn evidence(&self, _targets: &TensorSpec) -> Option<Evidence> {
+        None
+    }
+
+    fn evaluation(&self) -> Box<dyn Evaluation> {
+        Box::new(Tokens(*self))
+    }
+
+    fn predictions(&self, _options: PredictionOptions) -> Result<Box<dyn Predictions>> {
+        Err(Error::Usage(
+            "`out`: expected a model with one answer for each row, got one that predicts the next token at every \
+             position; help: evaluate it instead"
+                .into(),
+        ))
+    }
+
+    fn survey(&self) -> Option<Box<dyn Survey>> {
+        None
+    }
+}
+
+/// Counts tokens: all else follows from the loss.
+struct Tokens(LearnNextToken);
+
+impl Evaluation for Tokens {
+    fn width(&self) -> usize {
+        1
+    }
+
+    fn count(&mut self, _output: &Tensor, targets: &Tensor) -> Result<Vec<f64>> {
+        Ok(vec![targets.count() as f64])
+    }
+
+    fn add_up(&mut self, _group: &Group) -> Result<()> {
+        Ok(())
+    }
+
+    fn text(&self, totals: &Totals) -> String {
+        let (tokens, figures) = (totals.sums[0], self.0.figures(totals.loss));
+        format!(
+            "loss {:.4}{} ({tokens} tokens)",
+            totals.loss,
+            figures_text(&figures)
+        )
+    }
+
+    fn json(&self, totals: &Totals) -> Value {
+        let mut json = json!({ "tokens": totals.sums[0] as u64 });
+        for (name, figure) in self.0.figures(totals.loss) {
+            json[name] = json!(figure);
+        }
+        json
+    }
+}

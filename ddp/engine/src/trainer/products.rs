@@ -1,0 +1,83 @@
+//! Algorithms of matrix products, where they are timed: those that rank 0 measures hold for all
+//! ranks, and for the run that resumes a checkpoint.
+
+use ddp_comm::World;
+use ddp_kernels::Device;
+use ddp_kernels::products::{self, Algorithms, Kind};
+
+use crate::error::{Error, Result};
+
+/// Uses the algorithms of a checkpoint. None, with a warning, if rank 0 now has another device or
+/// library, whose algorithms are other ones.
+pub(super) fn reuse(
+    saved: &Algorithms,
+    devices: &[Device],
+    world: &World,
+) -> Result<Option<Algorithms>> {
+    let mut here = products::measured_on(devices[0])?.into_bytes();
+    world.broadcast_bytes(&mut here, 0)?;
+    let then = saved.measured_on();
+    if here == then.as_bytes() {
+        use_on(saved, devices)?;
+        return Ok(Some(saved.clone()));
+    }
+    if world.rank() == 0 {
+        let here = String::from_utf8_lossy(&here);
+        tracing::warn!(
+            "the checkpoint's algorithms of matrix products were timed on {then}; this is {here}: \
+             they are timed anew, and from here on bits differ from those of the run before"
+        );
+    }
+    Ok(None)
+}
+
+/// Times all kinds of products that any rank has made, on rank 0, and uses the fastest algorithms
+/// from here on. All ranks call it together, between steps.
+pub(super) fn choose(devices: &[Device], world: &World) -> Result<Algorithms> {
+    let mut mine = Vec::new();
+    for &device in devices {
+        mine.extend(products::kinds(device)?);
+    }
+    let mine = serde_json::to_vec(&mine).map_err(unreadable)?;
+    let all = world.all_gather_bytes(&mine)?;
+    let mut chosen = Vec::new();
+    if world.rank() == 0 {
+        let mut kinds: Vec<Kind> = Vec::new();
+        for of_rank in all {
+            let of_rank: Vec<Kind> = serde_json::from_slice(&of_rank).map_err(unreadable)?;
+            let new: Vec<Kind> = of_rank
+                .into_iter()
+                .filter(|it| !kinds.contains(it))
+                .collect();
+            kinds.extend(new);
+        }
+        let fastest = products::fastest(devices[0], kinds)?;
+        tracing::info!(
+            "matrix products of {} kinds use their fastest algorithm",
+            fastest.count()
+        );
+        chosen = serde_json::to_vec(&fastest).map_err(unreadable)?;
+    }
+    world.broadcast_bytes(&mut chosen, 0)?;
+    let chosen: Algorithms = serde_json::from_slice(&chosen).map_err(unreadable)?;
+    use_on(&chosen, devices)?;
+    Ok(chosen)
+}
+
+fn use_on(algorithms: &Algorithms, devices: &[Device]) -> Result<()> {
+    for &device in devices {
+        let refused = algorithms.use_on(device)?;
+        if refused > 0 {
+            tracing::warn!(
+                "{device} cannot use {refused} of the {} algorithms of matrix products that rank 0 \
+                 has timed: it keeps cuBLASLt's first ones for these products",
+                algorithms.count()
+            );
+        }
+    }
+    Ok(())
+}
+
+fn unreadable(error: serde_json::Error) -> Error {
+    Error::Internal(format!("the ranks' algorithms of matrix products: {error}"))
+}

@@ -1,0 +1,175 @@
+//! Self-attention: a linear layer makes queries, keys and values of all heads, and another one
+//! mixes what the heads return. Letters: B sequences, T tokens, C columns, H heads, K heads of keys
+//! and values, D columns of a head.
+
+use std::sync::OnceLock;
+
+use ddp_kernels::Tensor;
+use ddp_kernels::ops::{self, Attention, Qkv};
+use ddp_kernels::transfer::announced;
+
+use crate::build::Build;
+use crate::error::{Error, Result};
+use crate::fold::{Fold, Folded};
+use crate::layer::Layer;
+use crate::linear::Linear;
+use crate::loss::math_dtype;
+use crate::pass::Pass;
+
+/// Self-attention over (B, T, C). Its linear layers are called "qkv" and "out"; rows of `qkv`'s
+/// weight are the queries' H·D, then the keys' K·D, then the values' K·D.
+#[derive(Debug)]
+pub struct SelfAttention {
+    heads: usize,
+    kv_heads: usize,
+    causal: bool,
+    /// The base of rotary positions, if these are wanted, and their table once it was needed.
+    rotary: Option<(f64, OnceLock<Tensor>)>,
+    qkv: Linear,
+    out: Linear,
+    built: Option<Attention>,
+}
+
+impl SelfAttention {
+    /// Causal attention with so many heads, each of C / `heads` columns, of which `kv_heads` have
+    /// keys and values of their own. `linear` makes a linear layer with so many outputs; the first
+    /// makes queries, keys and values, the second the output.
+    pub fn causal(
+        width: usize,
+        heads: usize,
+        kv_heads: usize,
+        linear: [&dyn Fn(usize) -> Linear; 2],
+    ) -> SelfAttention {
+        let head_size = width / heads.max(1);
+        SelfAttention {
+            heads,
+            kv_heads,
+            causal: true,
+            rotary: None,
+            qkv: linear[0]((heads + 2 * kv_heads) * head_size),
+            out: linear[1](width),
+            built: None,
+        }
+    }
+
+    /// The same attention whose queries and keys are turned by their positions, with this base.
+    pub fn rotary(self, base: f64) -> SelfAttention {
+        SelfAttention {
+            rotary: Some((base, OnceLock::new())),
+            ..self
+        }
+    }
+
+    /// The table of rotary positions on the device of `like`. Made when it is first needed.
+    fn rotary_table(&self, like: &Tensor) -> Result<Option<&Tensor>> {
+        let Some((base, table)) = &self.rotary else {
+            return Ok(None);
+        };
+        if let Some(table) = table.get() {
+            return Ok(Some(table));
+        }
+        let &Attention {
+            time, head_size, ..
+        } = self.built();
+        let made = announced("rotary positions", || {
+            ops::rope_table(time, head_size, *base, like.device())
+        })?;
+        Ok(Some(table.get_or_init(|| made)))
+    }
+
+    fn built(&self) -> &Attention {
+        self.built
+            .as_ref()
+            .expect("a layer is built (Model::new) before it is run")
+    }
+
+    /// The shape of the numbers that forward keeps, one for each head and token.
+    fn sums_shape(&self, rows: usize) -> [usize; 2] {
+        let Attention { time, heads, .. } = *self.built();
+        [rows / time * heads, time]
+    }
+}
+
+impl Layer for SelfAttention {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        let divides = |by: usize, of: usize| by > 0 && of.is_multiple_of(by);
+        let (heads, kv_heads) = (self.heads, self.kv_heads);
+        let &[time, width] = shape else {
+            return Err(Error::Model {
+                layer: build.path().to_string(),
+                expected: "rows of two dimensions, [tokens, columns]".into(),
+                got: format!("{shape:?}"),
+                help: "attention is between the tokens of a row".into(),
+            });
+        };
+        if !divides(heads, width) || !divides(kv_heads, heads) {
+            return Err(Error::Model {
+                layer: build.path().to_string(),
+                expected: format!(
+                    "heads that divide {width} columns, and kv_heads that divide them"
+                ),
+                got: format!("{heads} heads and {kv_heads} kv_heads"),
+                help: "choose another number of heads, or another width".into(),
+            });
+        }
+        if self.rotary.is_some() && !(width / heads).is_multiple_of(2) {
+            return Err(Error::Model {
+                layer: build.path().to_string(),
+                expected: "heads of an even number of columns, for rotary positions".into(),
+                got: format!("{}", width / heads),
+                help: "choose another number of heads, or another width".into(),
+            });
+        }
+        self.built = Some(Attention {
+            time,
+            heads,
+            kv_heads,
+            head_size: width / heads,
+            causal: self.causal,
+            scale: None,
+        });
+        build.scope("qkv", |build| self.qkv.build(build, shape))?;
+        build.scope("out", |build| self.out.build(build, shape))
+    }
+
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        let width = x.shape()[2];
+        let qkv = self.qkv.forward(pass, x)?;
+        let rows = x.count() / width;
+        let qkv = qkv.reshape(&[rows, self.qkv.outputs()])?;
+        if let Some(table) = self.rotary_table(x)? {
+            ops::rope_into(&qkv, &qkv, table, self.heads + self.kv_heads)?;
+        }
+        let mixed = pass.take(&[rows, width])?;
+        let sums = pass.take_as(&self.sums_shape(rows), math_dtype(x))?;
+        ops::attention_into(&mixed, &sums, Qkv::Packed(&qkv), self.built())?;
+        if pass.is_training() {
+            for tensor in [&qkv, &mixed, &sums] {
+                pass.save(tensor);
+            }
+        }
+        self.out.forward(pass, &mixed.reshape(x.shape())?)
+    }
+
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+        let dmixed = self.out.backward(pass, dy, Fold::Input)?.gradient;
+        let dmixed = dmixed.expect("Fold::Input asks for the gradient");
+        let [sums, mixed, qkv] = [pass.restore(), pass.restore(), pass.restore()];
+        let dqkv = pass.take(qkv.shape())?;
+        let delta = pass.take_as(sums.shape(), sums.dtype())?;
+        let dmixed = dmixed.reshape(mixed.shape())?;
+        ops::attention_backward_into(
+            Qkv::Packed(&dqkv),
+            &delta,
+            [&dmixed, &mixed],
+            &sums,
+            Qkv::Packed(&qkv),
+            self.built(),
+        )?;
+        if let Some(table) = self.rotary_table(dy)? {
+            ops::rope_backward_into(&dqkv, &dqkv, table, self.heads + self.kv_heads)?;
+        }
+        let shape = [dy.shape()[0], dy.shape()[1], qkv.shape()[1]];
+        self.qkv.backward(pass, &dqkv.reshape(&shape)?, fold)
+    }
+}

@@ -1,0 +1,200 @@
+//! Head: the last linear layer of a model with many classes, whose outputs (logits) would take more
+//! memory than the rest. With a loss it goes over the rows in pieces: logits, loss and gradients of
+//! a piece before the next. Letters: R rows, C columns, V classes.
+
+use std::ops::Range;
+
+use ddp_kernels::ops::{self, Activation, Below};
+use ddp_kernels::{Device, Tensor};
+
+use crate::build::{Build, Tie};
+use crate::error::Result;
+use crate::fold::{Fold, Folded};
+use crate::layer::Layer;
+use crate::linear::Linear;
+use crate::loss::{Loss, LossHead, math_dtype};
+use crate::pass::{Gradient, Pass};
+
+/// Rows of a piece on the CPU, as many as a product sums at a time. The weight's gradient is the
+/// sum of the pieces in order. If all pieces are full, it has the bits of one product.
+const ROWS_CPU: usize = 256;
+/// Rows of a piece on a GPU.
+const ROWS_GPU: usize = 8192;
+
+/// A linear layer without a bias. In a pass that leaves the head to the loss, its forward returns
+/// its input, and `Model::loss_gradient` does its work.
+#[derive(Debug)]
+pub struct Head(Linear);
+
+impl Head {
+    /// A head of so many classes.
+    pub fn new(classes: usize) -> Head {
+        Head(Linear::new(classes).without_bias())
+    }
+
+    /// The same head whose weight starts normal with this standard deviation.
+    pub fn normal(self, deviation: f64) -> Head {
+        Head(self.0.normal(deviation))
+    }
+
+    /// The same head with a weight that all layers of this tie share.
+    pub fn tied(self, tie: &Tie) -> Head {
+        Head(self.0.tied(tie))
+    }
+
+    /// Calls `body` with each piece: its rows, and of these `x`, `targets` and the logits.
+    fn each_piece(
+        &self,
+        pass: &mut Pass<'_>,
+        x: &Tensor,
+        targets: &Tensor,
+        mut body: impl FnMut(&mut Pass<'_>, Range<usize>, [&Tensor; 3]) -> Result<()>,
+    ) -> Result<()> {
+        let (weight, columns) = (self.0.weight(), self.0.inputs());
+        let x = x.reshape(&[x.count() / columns, columns])?;
+        let (rows, targets) = (x.shape()[0], targets.flatten()?);
+        let piece = match x.device() {
+            Device::Cpu => ROWS_CPU,
+            _ => ROWS_GPU,
+        };
+        // Without rows there is one piece without rows, which sets the gradient to 0.
+        for start in (0..rows.max(1)).step_by(piece) {
+            let rows = start..rows.min(start + piece);
+            let (x, targets) = (x.slice(rows.clone())?, targets.slice(rows.clone())?);
+            let logits = pass.take(&[rows.len(), self.0.outputs()])?;
+            let weight = pass.value(weight)?;
+            ops::linear_into(&logits, &x, weight, None, Activation::Identity, None)?;
+            body(pass, rows, [&x, &targets, &logits])?;
+        }
+        Ok(())
+    }
+}
+
+impl LossHead for Head {
+    fn gradient(
+        &self,
+        loss: &dyn Loss,
+        pass: &mut Pass<'_>,
+        [x, targets, stats]: [&Tensor; 3],
+    ) -> Result<Tensor> {
+        let (weight, columns) = (self.0.weight(), self.0.inputs());
+        let dx = pass.take(&[x.count() / columns, columns])?;
+        self.each_piece(pass, x, targets, |pass, rows, [x, targets, logits]| {
+            loss.overwrite(pass, logits, targets, stats)?;
+            if let Some(Gradient { tensor, accumulate }) = pass.gradient(weight) {
+                let accumulate = accumulate || rows.start > 0;
+                ops::linear_backward_weight_into(tensor, None, logits, x, accumulate)?;
+            }
+            let dx = dx.slice(rows)?;
+            let weight = pass.value(weight)?;
+            Ok(ops::linear_backward_input_into(
+                &dx,
+                logits,
+                weight,
+                Below::Identity,
+            )?)
+        })?;
+        Ok(dx.reshape(x.shape())?)
+    }
+
+    fn losses(
+        &self,
+        loss: &dyn Loss,
+        pass: &mut Pass<'_>,
+        [x, targets, stats]: [&Tensor; 3],
+    ) -> Result<Tensor> {
+        let losses = pass.take_as(&[targets.count()], math_dtype(x))?;
+        self.each_piece(pass, x, targets, |pass, rows, [_, targets, logits]| {
+            let part = loss.compute(pass, logits, targets, stats)?.rows;
+            Ok(losses.slice(rows)?.copy_from(&part)?)
+        })?;
+        Ok(losses)
+    }
+}
+
+impl Layer for Head {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        self.0.build(build, shape)
+    }
+
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        if pass.leaves_head() {
+            return Ok(x.clone());
+        }
+        self.0.forward(pass, x)
+    }
+
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+        if !pass.leaves_head() {
+            return self.0.backward(pass, dy, fold);
+        }
+        pass.finished(self.0.weight())?;
+        Ok(match fold {
+            Fold::Nothing => Folded::nothing(),
+            _ => Folded::plain(dy.clone()),
+        })
+    }
+
+    fn head(&self) -> Option<&dyn LossHead> {
+        Some(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ddp_kernels::{DType, Random};
+
+    use super::*;
+    use crate::loss::{CrossEntropy, STATS};
+    use crate::models::Model;
+    use crate::{PassOptions, Saved, Scratch};
+
+    /// The gradients by `x` and by the weight, with or without pieces.
+    fn gradients(x: &Tensor, targets: &Tensor, in_pieces: bool) -> [Vec<f32>; 2] {
+        let head = Box::new(Head::new(11));
+        let model = Model::new(head, &[5], DType::F32, Device::Cpu, 1, &|_| false).unwrap();
+        ops::fill_into(model.params.gradients(), f64::NAN).unwrap();
+        let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
+        let options = PassOptions {
+            training: true,
+            accumulate: false,
+            last: true,
+            seed: 0,
+            position: &position,
+        };
+        let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
+        let mut ready = |_| Ok(());
+        let params = &model.params;
+        let mut pass = Pass::new(params, &mut scratch, &mut saved, options, &mut ready);
+        if in_pieces {
+            pass = pass.leaving_head();
+        }
+        let y = model.forward(&mut pass, x).unwrap();
+        let stats = Tensor::zeros(&[STATS], DType::F32, Device::Cpu).unwrap();
+        let of = [&y, targets, &stats];
+        let loss = CrossEntropy::default();
+        let dy = model.loss_gradient(&mut pass, &loss, of).unwrap();
+        let dx = model.backward_to(&mut pass, &dy, Fold::Input).unwrap();
+        let weight = params.gradient(params.list()[0].id).unwrap();
+        [
+            dx.gradient.unwrap().to_vec().unwrap(),
+            weight.to_vec().unwrap(),
+        ]
+    }
+
+    #[test]
+    fn full_pieces_give_the_bits_of_the_whole_and_rows_do_not_depend_on_pieces() {
+        let random = &mut Random::new(2);
+        for rows in [0, 1, ROWS_CPU, 2 * ROWS_CPU, 2 * ROWS_CPU + 7] {
+            let x = Tensor::randn(&[rows, 5], DType::F32, Device::Cpu, random).unwrap();
+            let targets = Tensor::randint(11, &[rows], DType::I64, Device::Cpu, random).unwrap();
+            let whole = gradients(&x, &targets, false);
+            let pieces = gradients(&x, &targets, true);
+            assert!(pieces.iter().flatten().all(|number| number.is_finite()));
+            assert_eq!(pieces[0], whole[0], "{rows} rows");
+            if rows <= ROWS_CPU || rows % ROWS_CPU == 0 {
+                assert_eq!(pieces[1], whole[1], "{rows} rows");
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The settings of a transformer.
+
+use ddp_kernels::choices;
+use serde::{Deserialize, Serialize};
+
+/// Settings of a transformer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct GptSpec {
+    /// Blocks of attention and perceptron.
+    pub layers: usize,
+    /// Heads of attention.
+    pub heads: usize,
+    /// Heads that have keys and values of their own; 0 for all.
+    pub kv_heads: usize,
+    /// Columns of the residual stream.
+    pub width: usize,
+    /// Width of the perceptrons; 0 for 4 times the stream's.
+    pub mlp_width: usize,
+    /// Tokens that the model sees at once.
+    pub context: usize,
+    /// Different tokens; 0 for as many as the data have.
+    pub vocab: usize,
+    /// The norm before each part.
+    pub norm: NormKind,
+    /// How the model knows positions.
+    pub position: PositionKind,
+    /// The perceptrons' activation function.
+    pub mlp: MlpKind,
+    /// Whether linear layers and norms have a bias.
+    pub bias: bool,
+    /// Whether the last layer's weight is that of the embedding.
+    pub tied: bool,
+    /// The probability of dropping an element after the embedding and of each part's result.
+    pub dropout: f64,
+    /// What norms add to the mean of squares.
+    pub norm_epsilon: f64,
+    /// The base of rotary positions.
+    pub rope_base: f64,
+}
+
+impl Default for GptSpec {
+    fn default() -> GptSpec {
+        GptSpec {
+            layers: 4,
+            heads: 4,
+            kv_heads: 0,
+            width: 128,
+            mlp_width: 0,
+            context: 128,
+            vocab: 0,
+            norm: NormKind::Layer,
+            position: PositionKind::Learned,
+            mlp: MlpKind::GeluTanh,
+            bias: true,
+            tied: true,
+            dropout: 0.0,
+            norm_epsilon: 1e-5,
+            rope_base: 10_000.0,
+        }
+    }
+}
+
+choices! {
+    /// A norm.
+    #[derive(Default)]
+    pub enum NormKind {
+        /// LayerNorm
+        #[default]
+        Layer = "layer",
+        /// RMSNorm
+        Rms = "rms",
+    }
+}
+
+choices! {
+    /// How a transformer knows positions.
+    #[derive(Default)]
+    pub enum PositionKind {
+        /// A learned row for each position, added to the token's
+        #[default]
+        Learned = "learned",
+        /// Queries and keys turned by angles that grow with the position
+        Rope = "rope",
+    }
+}
+
+choices! {
+    /// The activation function of a transformer's perceptrons.
+    #[derive(Default)]
+    pub enum MlpKind {
+        /// z·Φ(z), exact
+        Gelu = "gelu",
+        /// z·Φ(z), approximated with tanh
+        #[default]
+        GeluTanh = "gelu-tanh",
+        /// max(z, 0)²
+        Relu2 = "relu2",
+        /// silu(gate)·up, with one more matrix
+        Swiglu = "swiglu",
+    }
+}
+
+impl GptSpec {
+    /// Columns of the perceptrons between their linear layers.
+    pub fn mlp_width(&self) -> usize {
+        match self.mlp_width {
+            0 => 4 * self.width,
+            width => width,
+        }
+    }
+
+    /// Multiplications and additions for a token in training: of matrices forward and twice
+    /// backward, and of causal attention as it is computed.
+    pub fn flop_of_a_token(&self, vocabulary: usize) -> f64 {
+        let (width, mlp_width) = (self.width as f64, self.mlp_width() as f64);
+        let qkv = width + 2.0 * width * self.kv_heads() as f64 / self.heads as f64;
+        let matrices = if self.mlp == MlpKind::Swiglu {
+            3.0
+        } else {
+            2.0
+        };
+        let block = width * (qkv + width + matrices * mlp_width);
+        let layers = self.layers as f64;
+        6.0 * (layers * block + vocabulary as f64 * width)
+            + 6.0 * layers * width * self.context as f64
+    }
+
+    /// Heads of keys and values.
+    pub fn kv_heads(&self) -> usize {
+        match self.kv_heads {
+            0 => self.heads,
+            kv_heads => kv_heads,
+        }
+    }
+}

@@ -1,0 +1,116 @@
+use ddp_kernels::{DType, Device, Tensor};
+
+use super::*;
+use crate::CrossEntropy;
+use crate::check::{Objective, worst_derivative};
+use crate::models::{Model, ModelSpec};
+
+fn tiny() -> GptSpec {
+    GptSpec {
+        layers: 1,
+        heads: 4,
+        kv_heads: 2,
+        width: 8,
+        mlp_width: 6,
+        context: 5,
+        ..GptSpec::default()
+    }
+}
+
+fn shape(context: &[usize]) -> DataShape<'_> {
+    DataShape {
+        row_shape: context,
+        dtype: DType::I64,
+        outputs: 7,
+    }
+}
+
+fn worst(spec: &GptSpec, frozen: &dyn Fn(&str) -> bool) -> f64 {
+    let mut layers = spec.layers(&shape(&[spec.context])).unwrap();
+    let targets: Vec<i64> = (0..10).map(|index| index * 3 % 7).collect();
+    let targets = Tensor::from_slice(&targets, &[2, 5], Device::Cpu).unwrap();
+    let loss = CrossEntropy::default();
+    let objective = Objective::Loss(&loss, &targets);
+    let worst = worst_derivative(&mut layers, &[5], 2, 3, objective, frozen).unwrap();
+    println!("{worst:?}");
+    worst.error()
+}
+
+#[test]
+fn derivatives_are_those_of_the_loss_in_every_variant() {
+    let all = |_: &str| false;
+    assert!(worst(&tiny(), &all) < 1e-7);
+    let llama = GptSpec {
+        norm: NormKind::Rms,
+        position: PositionKind::Rope,
+        mlp: MlpKind::Swiglu,
+        bias: false,
+        tied: false,
+        ..tiny()
+    };
+    assert!(worst(&llama, &all) < 1e-7);
+    let mlp = MlpKind::Relu2;
+    assert!(worst(&GptSpec { mlp, ..tiny() }, &all) < 1e-6);
+    let plain = GptSpec {
+        norm: NormKind::Rms,
+        mlp: MlpKind::Gelu,
+        bias: false,
+        tied: false,
+        kv_heads: 0,
+        dropout: 0.2,
+        ..tiny()
+    };
+    assert!(worst(&plain, &all) < 1e-7);
+    assert!(worst(&tiny(), &|name| !name.contains("norm")) < 1e-7);
+}
+
+#[test]
+fn parameters_have_plain_names_and_the_tied_head_is_counted_once() {
+    let spec = ModelSpec::Gpt(tiny());
+    let count = spec.parameter_count(&shape(&[5])).unwrap();
+    let block = 2 * 16 + (8 * 16 + 16) + (8 * 8 + 8) + (8 * 6 + 6) + (6 * 8 + 8);
+    assert_eq!(count, 7 * 8 + 5 * 8 + block + 16);
+    let layers = Box::new(tiny().layers(&shape(&[5])).unwrap());
+    let model = Model::new(layers, &[5], DType::F32, Device::Cpu, 1, &|_| false).unwrap();
+    let in_order = model.params.in_order();
+    let names: Vec<_> = in_order.iter().map(|one| &one.name[..]).collect();
+    assert_eq!(
+        names[..10],
+        [
+            "embedding.tokens.weight",
+            "embedding.positions.weight",
+            "blocks.0.attention.norm.weight",
+            "blocks.0.attention.norm.bias",
+            "blocks.0.attention.mix.qkv.weight",
+            "blocks.0.attention.mix.qkv.bias",
+            "blocks.0.attention.mix.out.weight",
+            "blocks.0.attention.mix.out.bias",
+            "blocks.0.mlp.norm.weight",
+            "blocks.0.mlp.norm.bias",
+        ]
+    );
+    assert_eq!(names.last(), Some(&"norm.bias"));
+    assert_eq!(model.output_shape, [5, 7]);
+}
+
+#[test]
+fn settings_that_do_not_fit_are_refused_by_name() {
+    let refused = |change: fn(&mut GptSpec), setting: &str| {
+        let mut spec = tiny();
+        change(&mut spec);
+        let error = spec.check().unwrap_err().to_string();
+        assert!(error.starts_with(&format!("`{setting}`")), "{error}");
+    };
+    refused(|spec| spec.heads = 3, "heads");
+    refused(|spec| spec.kv_heads = 3, "kv-heads");
+    refused(|spec| spec.layers = 0, "layers");
+    refused(|spec| spec.dropout = 1.0, "dropout");
+    refused(|spec| spec.width = 4096, "heads");
+    refused(|spec| spec.norm_epsilon = 0.0, "norm-epsilon");
+    refused(|spec| spec.rope_base = 1.0, "rope-base");
+    let too_few = GptSpec { vocab: 6, ..tiny() };
+    let error = too_few.layers(&shape(&[5])).unwrap_err().to_string();
+    assert!(error.starts_with("`vocab` 6"), "{error}");
+    let error = tiny().layers(&shape(&[6])).unwrap_err().to_string();
+    assert!(error.starts_with("`context` 5"), "{error}");
+}

@@ -1,0 +1,151 @@
+//! LayerNorm and RMSNorm over the last dimension, as `torch.nn.LayerNorm` and `torch.nn.RMSNorm`.
+//! Letters: R rows of the input (all its dimensions but the last), C columns.
+
+use ddp_kernels::Tensor;
+use ddp_kernels::ops::{self, Norm, NormGradients, NormOptions};
+
+use crate::build::{Build, Init, ParamId};
+use crate::error::{Error, Result};
+use crate::fold::{Fold, Folded};
+use crate::layer::Layer;
+use crate::loss::math_dtype;
+use crate::pass::Pass;
+
+/// Normalizes the last dimension. The weight (C) starts at 1, the bias (C) at 0.
+#[derive(Debug)]
+pub struct Normalize {
+    norm: Norm,
+    epsilon: f64,
+    has_bias: bool,
+    built: Option<Built>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Built {
+    columns: usize,
+    weight: ParamId,
+    bias: Option<ParamId>,
+}
+
+impl Normalize {
+    /// LayerNorm with weight and bias, and ε = 1e-5.
+    pub fn layer() -> Normalize {
+        Normalize {
+            norm: Norm::Layer,
+            epsilon: 1e-5,
+            has_bias: true,
+            built: None,
+        }
+    }
+
+    /// RMSNorm with a weight, and ε = 1e-5.
+    pub fn rms() -> Normalize {
+        Normalize {
+            norm: Norm::Rms,
+            has_bias: false,
+            ..Normalize::layer()
+        }
+    }
+
+    /// The same norm without a bias.
+    pub fn without_bias(self) -> Normalize {
+        Normalize {
+            has_bias: false,
+            ..self
+        }
+    }
+
+    /// The same norm with another ε, which is added to the mean of squares.
+    pub fn epsilon(self, epsilon: f64) -> Normalize {
+        Normalize { epsilon, ..self }
+    }
+
+    fn built(&self) -> Built {
+        self.built
+            .expect("a layer is built (Model::new) before it is run")
+    }
+
+    fn options<'a>(&self, pass: &Pass<'a>) -> Result<NormOptions<'a>> {
+        let Built { weight, bias, .. } = self.built();
+        Ok(NormOptions {
+            norm: self.norm,
+            epsilon: self.epsilon,
+            weight: Some(pass.value(weight)?),
+            bias: bias.map(|bias| pass.value(bias)).transpose()?,
+        })
+    }
+}
+
+impl Layer for Normalize {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        let Some(&columns) = shape.last().filter(|&&columns| columns > 0) else {
+            return Err(Error::Model {
+                layer: build.path().to_string(),
+                expected: "at least one column".into(),
+                got: format!("rows of shape {shape:?}"),
+                help: "a norm works on the last dimension of a row".into(),
+            });
+        };
+        let weight = build.parameter("weight", &[columns], Init::Constant(1.0))?;
+        let bias = self
+            .has_bias
+            .then(|| build.parameter("bias", &[columns], Init::Constant(0.0)))
+            .transpose()?;
+        self.built = Some(Built {
+            columns,
+            weight,
+            bias,
+        });
+        Ok(shape.to_vec())
+    }
+
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        let columns = self.built().columns;
+        let rows = x.reshape(&[x.count() / columns, columns])?;
+        let y = pass.take(rows.shape())?;
+        let kept = [rows.shape()[0], self.norm.statistics()];
+        let statistics = pass.take_as(&kept, math_dtype(x))?;
+        ops::norm_into(&y, &statistics, &rows, &self.options(pass)?)?;
+        if pass.is_training() {
+            pass.save(&rows);
+            pass.save(&statistics);
+        }
+        Ok(y.reshape(x.shape())?)
+    }
+
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+        let Built {
+            columns,
+            weight,
+            bias,
+        } = self.built();
+        let (statistics, x) = (pass.restore(), pass.restore());
+        let rows = x.shape()[0];
+        let blocks = [ops::norm_blocks_of(rows), columns];
+        let sums_of = |pass: &mut Pass<'_>, parameter: Option<ParamId>| {
+            parameter
+                .filter(|&parameter| pass.trains(parameter))
+                .map(|_| pass.take_as(&blocks, math_dtype(dy)))
+                .transpose()
+        };
+        let weight_sums = sums_of(pass, Some(weight))?;
+        let bias_sums = sums_of(pass, bias)?;
+        let dx = pass.take(x.shape())?;
+        let gradients = NormGradients {
+            dx: &dx,
+            dresidual: None,
+            weight_sums: weight_sums.as_ref(),
+            bias_sums: bias_sums.as_ref(),
+        };
+        let dy_rows = dy.reshape(x.shape())?;
+        ops::norm_backward_into(&gradients, &dy_rows, &x, &statistics, &self.options(pass)?)?;
+        for (parameter, sums) in [(Some(weight), weight_sums), (bias, bias_sums)] {
+            let Some(parameter) = parameter else { continue };
+            if let (Some(sums), Some(gradient)) = (sums, pass.gradient(parameter)) {
+                ops::add_row_sums_into(gradient.tensor, &sums, gradient.accumulate)?;
+            }
+            pass.finished(parameter)?;
+        }
+        pass.fold(dx.reshape(dy.shape())?, fold)
+    }
+}

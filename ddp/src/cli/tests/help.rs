@@ -1,0 +1,145 @@
+//! Help and the version.
+
+use super::*;
+
+#[test]
+fn help_says_what_the_defaults_are() {
+    let Ok(Command::Show(help)) = parse(words("--help")) else {
+        panic!("no help")
+    };
+    let defaults = Config::default();
+    let section = |flag: &str| {
+        let start = help
+            .find(&format!("--{flag} "))
+            .or(help.find(&format!("--{flag}[")))
+            .unwrap_or_else(|| panic!("{flag} in {help}"));
+        // Up to the next flag, on one line.
+        let rest = &help[start..];
+        let end = rest.find("\n      --").unwrap_or(rest.len());
+        rest[..end]
+            .split_ascii_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    let MlpSpec {
+        hidden, dropout, ..
+    } = MlpSpec::default();
+    let hidden = hidden
+        .iter()
+        .map(usize::to_string)
+        .collect::<Vec<_>>()
+        .join(",");
+    for (flag, default) in [
+        ("hidden", hidden),
+        ("dropout", dropout.to_string()),
+        ("data", defaults.data.to_string()),
+        ("batch-size", defaults.batch_size.to_string()),
+        ("epochs", "5".to_string()),
+        (
+            "lr",
+            format!(
+                "{} for adamw, {} for sgd",
+                defaults.peak_lr(),
+                train("--optimizer sgd").peak_lr()
+            ),
+        ),
+        ("min-lr", defaults.min_lr.to_string()),
+        (
+            "weight-decay",
+            format!(
+                "{} for adamw, {} for sgd",
+                defaults.decay_rate(),
+                train("--optimizer sgd").decay_rate()
+            ),
+        ),
+        ("beta1", "0.9".to_string()),
+        ("beta2", "0.999".to_string()),
+        ("eps", "1e-8".to_string()),
+        ("momentum", "0.9".to_string()),
+        ("grad-clip", defaults.grad_clip.to_string()),
+        ("label-smoothing", defaults.label_smoothing.to_string()),
+        ("seed", defaults.seed.to_string()),
+        ("bucket-mb", "25 on GPUs, 4 on the CPU".to_string()),
+        ("timeout-s", defaults.timeout_s.to_string()),
+        ("out", defaults.out.display().to_string()),
+        ("log-every", defaults.log_every.to_string()),
+        ("drop-last", defaults.drop_last.to_string()),
+        ("devices-per-rank", defaults.devices_per_rank.to_string()),
+        ("share-gpus", defaults.share_gpus.to_string()),
+        ("zero", defaults.zero.to_string()),
+    ] {
+        let text = section(flag);
+        assert!(
+            text.contains(&format!("[default: {default}]")),
+            "{flag}: {text}"
+        );
+    }
+    let toml: toml::Table = toml::from_str(&defaults.to_toml()).unwrap();
+    for flag in [
+        "model",
+        "activation",
+        "optimizer",
+        "schedule",
+        "device",
+        "dtype",
+        "data-on-device",
+        "graph",
+        "reduce-dtype",
+        "overlap",
+        "progress",
+        "log-level",
+    ] {
+        let default = toml[flag].as_str().unwrap();
+        assert!(
+            section(flag).contains(&format!("[default: {default}]")),
+            "{flag}: {}",
+            section(flag)
+        );
+    }
+    assert_eq!(defaults.length(), Length::Epochs(5));
+    assert_eq!(
+        defaults.optimizer(),
+        Optimizer::Adamw {
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8
+        }
+    );
+    assert_eq!(
+        train("--optimizer sgd").optimizer(),
+        Optimizer::Sgd {
+            momentum: 0.9,
+            nesterov: false
+        }
+    );
+}
+
+#[test]
+fn help_is_in_groups_with_examples_that_parse() {
+    let Ok(Command::Show(help)) = parse(words("train --help")) else {
+        panic!("no help")
+    };
+    for group in SETTINGS.iter().map(|setting| setting.group) {
+        assert!(help.contains(&format!("\n{group}:\n")), "{group} in {help}");
+    }
+    let examples = EXAMPLES.lines().filter_map(|line| {
+        line.split("ddp-train")
+            .nth(1)
+            .filter(|_| line.starts_with("  "))
+    });
+    for example in examples.clone() {
+        let line = example.split("  ").next().unwrap();
+        assert!(parse(words(line)).is_ok(), "{line}");
+    }
+    assert_eq!(examples.count(), 7);
+    assert!(help.lines().all(|line| line.chars().count() <= 120));
+}
+
+#[test]
+fn the_version_is_shown() {
+    let shown = parse(words("--version")).unwrap();
+    assert_eq!(
+        shown,
+        Command::Show(format!("ddp-train {}\n", env!("CARGO_PKG_VERSION")))
+    );
+}

@@ -1,0 +1,127 @@
+//! CUDA's libraries where the first files found cannot be used: copies of the simulator's, renamed
+//! or changed. A program takes the next one, and `doctor` says why not the others.
+
+use std::path::{Path, PathBuf};
+
+use crate::gpu;
+use crate::support::job::{Folder, QUICK};
+
+/// `library` without one function.
+fn without(library: &[u8], function: &str) -> Vec<u8> {
+    let mut bytes = library.to_vec();
+    let (name, mut from) = (format!("\0{function}\0"), 0);
+    while let Some(at) = bytes[from..]
+        .windows(name.len())
+        .position(|it| it == name.as_bytes())
+    {
+        from += at + name.len() - 1;
+        bytes[from - 1] = b'_';
+    }
+    assert!(from > 0, "{function} is there");
+    bytes
+}
+
+#[test]
+fn libraries_that_cannot_be_used_make_room_for_the_next_and_doctor_says_why() {
+    let Some(_gpu) = gpu() else {
+        return;
+    };
+    let discovery = ddp_kernels::device::discover();
+    if !discovery.gpus[0].name.contains("Simulated") {
+        return;
+    }
+    let found = discovery.cublaslt.found.clone();
+    let simulator = std::fs::read(found.expect("a GPU has it")).unwrap();
+    let folder = Folder::new("libraries");
+    let mut path: Vec<PathBuf> = Vec::new();
+    let mut cases: Vec<(PathBuf, &str)> = Vec::new();
+    let mut add = |name: &str, bytes: &[u8], why: &'static str| {
+        let place = folder.path().join(format!("place-{}", path.len()));
+        std::fs::create_dir(&place).unwrap();
+        std::fs::write(place.join(name), bytes).unwrap();
+        cases.push((place.join(name), why));
+        path.push(place);
+    };
+    let newer = "too new: the driver supports CUDA 13.0 at most";
+    let (lt, nvrtc) = ("libcublasLt.so.13", "libnvrtc.so.13");
+    add("libcublasLt.so.14", &simulator, newer);
+    add("libnvrtc.so.14", &simulator, newer);
+    add(
+        "libcublasLt.so.11",
+        &simulator,
+        "too old: expected 12 or later",
+    );
+    add(
+        "libnccl.so.2.9",
+        &simulator,
+        "too old: expected 2.18 or later",
+    );
+    add(lt, b"#!/bin/sh\n", "broken: ");
+    for (name, what) in [
+        (lt, "cuBLASLt cannot be loaded: "),
+        (nvrtc, "NVRTC cannot be loaded: "),
+    ] {
+        add(name, &simulator[..512], what);
+    }
+    let function = "cublasLtMatmul";
+    add(
+        lt,
+        &without(&simulator, function),
+        "cuBLASLt lacks cublasLtMatmul; help: ",
+    );
+    add(
+        nvrtc,
+        &without(&simulator, "nvrtcVersion"),
+        "NVRTC lacks nvrtcVersion; help: ",
+    );
+    // A second machine beside the driver's, where no context is current.
+    add(lt, &simulator, "cublasLtCreate failed: ");
+
+    let others = std::env::var_os("LD_LIBRARY_PATH").unwrap();
+    path.extend(std::env::split_paths(&others));
+    let path = std::env::join_paths(path).unwrap().into_string().unwrap();
+    let words = QUICK.replace("--log-every 1", "--device cuda --log-every 8");
+    let run = |words: &str| {
+        folder
+            .alone(words)
+            .on_gpus()
+            .env("LD_LIBRARY_PATH", &path)
+            .run()
+    };
+    run(&words).assert_well();
+
+    let doctor = run("doctor --quick --json");
+    let lines: Vec<serde_json::Value> = doctor
+        .stdout
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect();
+    let said = |wanted: &str| {
+        lines.iter().any(|line| {
+            line["text"]
+                .as_str()
+                .is_some_and(|text| text.contains(wanted))
+        })
+    };
+    let shown = |file: &Path| file.display().to_string();
+    for (file, why) in cases {
+        let text = lines.iter().filter_map(|line| line["text"].as_str());
+        let mut of_file = text
+            .flat_map(str::lines)
+            .filter(|line| line.contains(&shown(&file)));
+        let line = of_file
+            .next()
+            .unwrap_or_else(|| panic!("{}: {doctor}", shown(&file)));
+        assert!(
+            line.starts_with("skipped ") && line.contains(why),
+            "{line}\n{why}"
+        );
+    }
+    for (what, library) in [
+        ("cuBLASLt", &discovery.cublaslt),
+        ("NVRTC", &discovery.nvrtc),
+    ] {
+        let used = library.found.as_ref().expect("a GPU has it");
+        assert!(said(&format!("{what}: {}", shown(used))), "{doctor}");
+    }
+}

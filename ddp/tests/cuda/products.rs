@@ -1,0 +1,151 @@
+//! Algorithms of products that are timed: one choice for all ranks, kept on disk and in
+//! checkpoints. The simulated cuBLASLt has algorithms whose times SIMCUDA_ALGORITHMS sets, and the
+//! list of its work names them.
+
+use std::path::{Path, PathBuf};
+
+use crate::gpu;
+use crate::support::job::{Ended, Folder};
+
+const WORDS: &str = "--data glyphs,rows=256,held-out=0 --hidden 48 --batch-size 64 --threads 1 --device cuda \
+                     --schedule constant --warmup-steps 0 --out OUT";
+/// The heuristic's first algorithm is the fastest, or the second.
+const FIRST: &str = "SIMCUDA_ALGORITHMS=50,100,200";
+const SECOND: &str = "SIMCUDA_ALGORITHMS=100,50,200";
+/// The file that a kind of product's algorithm is kept in begins like this.
+const KEPT: &str = "algorithm-";
+
+/// The algorithms of the products that a rank made, in order.
+type Used = Vec<usize>;
+
+fn names_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    entries.map(|entry| entry.unwrap().path()).collect()
+}
+
+fn begins(path: &Path, with: &str) -> bool {
+    path.file_name()
+        .unwrap()
+        .to_string_lossy()
+        .starts_with(with)
+}
+
+/// An empty cache, but for the compiled kernels of this process's.
+fn fresh_cache(folder: &Folder, name: &str) -> PathBuf {
+    let cache = folder.path().join(name);
+    std::fs::create_dir(&cache).unwrap();
+    for file in names_in(Path::new(&std::env::var("DDP_KERNEL_CACHE").unwrap())) {
+        if !begins(&file, KEPT) {
+            std::fs::copy(&file, cache.join(file.file_name().unwrap())).unwrap();
+        }
+    }
+    cache
+}
+
+/// Two ranks with these variables; what each used.
+fn run(folder: &Folder, variables: [&str; 2], cache: &Path, words: &str) -> (Ended, [Used; 2]) {
+    let lists = [0, 1].map(|rank| folder.path().join(format!("timeline-{rank}")));
+    let program = |rank: usize| {
+        let (variable, list) = (variables[rank], lists[rank].display());
+        let before = format!("export {variable} SIMCUDA_TIMELINE={list}");
+        folder.program_after(&format!("rank-{rank}"), &before)
+    };
+    let programs = [program(0), program(1)];
+    let job = folder.programs(&[&programs[0], &programs[1]], &format!("{WORDS} {words}"));
+    let cache = cache.to_str().expect("a temporary folder's name is UTF-8");
+    let ended = job.on_gpus().env("DDP_KERNEL_CACHE", cache).run();
+    ended.assert_well();
+    let used = lists.map(|list| {
+        let text = std::fs::read_to_string(list).unwrap();
+        let products = text.lines().filter(|line| line.contains("cublasLtMatmul"));
+        let number = |line: &str| match line.split_once(", algorithm ") {
+            None => 0,
+            Some((_, number)) => number[..1].parse().unwrap(),
+        };
+        products.map(number).collect()
+    });
+    (ended, used)
+}
+
+/// Whether the rank timed algorithms: it tried the third, which is never the fastest.
+fn timed(used: &Used) -> bool {
+    used.contains(&2)
+}
+
+#[test]
+fn rank_0_times_products_once_for_all_ranks_and_for_later_runs() {
+    let Some(_gpu) = gpu() else { return };
+    let gpus = &ddp_kernels::device::discover().gpus;
+    if gpus.len() < 2 || !gpus[0].name.contains("Simulated") {
+        return;
+    }
+    let last = |used: &Used| *used.last().unwrap();
+    let folder = Folder::new("products");
+    let cache = fresh_cache(&folder, "cache");
+    // Rank 1 would choose otherwise.
+    let (_, used) = run(
+        &folder,
+        [SECOND, FIRST],
+        &cache,
+        "--products timed --steps 4",
+    );
+    assert_eq!(used.each_ref().map(timed), [true, false]);
+    assert_eq!(used.each_ref().map(last), [1, 1]);
+    assert_eq!(used[1][0], 0, "the first step is before the choice");
+    assert!(names_in(&cache).iter().any(|file| begins(file, KEPT)));
+
+    // Another run finds the choice on disk, whatever would be the fastest now.
+    let other = Folder::new("products");
+    let (_, used) = run(&other, [FIRST, FIRST], &cache, "--products timed --steps 4");
+    assert_eq!(used.each_ref().map(timed), [false, false]);
+    assert_eq!(used.each_ref().map(last), [1, 1]);
+    // So both runs made the same model.
+    let model = |folder: &Folder| {
+        let name = "checkpoints/step-00000004/model.safetensors";
+        std::fs::read(folder.out().join(name)).unwrap()
+    };
+    assert!(model(&folder) == model(&other));
+
+    // A resumed run takes it from the checkpoint, from its first step on.
+    let cache = fresh_cache(&folder, "second-cache");
+    let (_, used) = run(
+        &folder,
+        [FIRST, FIRST],
+        &cache,
+        "--products timed --steps 8 --resume auto",
+    );
+    assert!(used.iter().flatten().all(|&number| number == 1), "{used:?}");
+
+    // Another library chooses anew, and says so once.
+    let newer = format!("{FIRST} SIMCUDA_CUBLASLT=130100");
+    let (ended, used) = run(
+        &folder,
+        [&newer, &newer],
+        &cache,
+        "--products timed --steps 12 --resume auto",
+    );
+    assert_eq!(used.each_ref().map(timed), [true, false]);
+    assert_eq!(used.each_ref().map(last), [0, 0]);
+    let said = "were timed on Simulated GPU 0 (no hardware), cuBLASLt 130000, driver 13.0; this is";
+    assert_eq!(ended.stderr.matches(said).count(), 1, "{ended}");
+}
+
+#[test]
+fn products_are_not_timed_unless_asked_for() {
+    let Some(_gpu) = gpu() else { return };
+    let gpus = &ddp_kernels::device::discover().gpus;
+    if gpus.len() < 2 || !gpus[0].name.contains("Simulated") {
+        return;
+    }
+    let folder = Folder::new("products");
+    let cache = fresh_cache(&folder, "cache");
+    let words = "--steps 4 --products first";
+    let (_, used) = run(&folder, [SECOND, SECOND], &cache, words);
+    assert!(used.iter().flatten().all(|&number| number == 0), "{used:?}");
+    let state = folder.out().join("checkpoints/step-00000004/state.json");
+    assert!(
+        !std::fs::read_to_string(state)
+            .unwrap()
+            .contains("measured_on")
+    );
+}

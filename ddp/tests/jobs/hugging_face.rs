@@ -1,0 +1,380 @@
+//! Folders of Hugging Face: runs start from them, models are exported to them, and what does not
+//! fit is refused by name.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use ddp_data::safetensors::Header;
+use serde_json::{Value, json};
+
+use crate::support::job::{Ended, Folder};
+
+/// Tensors by name: their shape and values.
+type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+/// 4 windows of 3 tokens below 5.
+const DATA: &str =
+    "--data tokens:t.bin,vocabulary=5 --batch-size 2 --steps 0 --device cpu --threads 1";
+
+fn gpt2_config() -> Value {
+    json!({
+        "architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_head": 2, "n_embd": 4, "n_inner": 6, "n_positions": 3,
+        "vocab_size": 5, "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0
+    })
+}
+
+fn llama_config() -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "hidden_size": 4, "intermediate_size": 6, "max_position_embeddings": 3, "vocab_size": 5
+    })
+}
+
+/// Tensors of these shapes, all of whose values differ.
+fn tensors(shapes: &[(&str, &[usize])]) -> Tensors {
+    let mut next = 0.0;
+    let mut values = |count: usize| -> Vec<f32> {
+        let first = next;
+        next += count as f32;
+        (0..count)
+            .map(|index| (first + index as f32) / 64.0)
+            .collect()
+    };
+    let tensor = |(name, shape): &(&str, &[usize])| {
+        let count = shape.iter().product();
+        (name.to_string(), (shape.to_vec(), values(count)))
+    };
+    shapes.iter().map(tensor).collect()
+}
+
+fn gpt2_tensors() -> Tensors {
+    tensors(&[
+        ("transformer.wte.weight", &[5, 4]),
+        ("transformer.wpe.weight", &[3, 4]),
+        ("transformer.h.0.ln_1.weight", &[4]),
+        ("transformer.h.0.ln_1.bias", &[4]),
+        ("transformer.h.0.attn.c_attn.weight", &[4, 12]),
+        ("transformer.h.0.attn.c_attn.bias", &[12]),
+        ("transformer.h.0.attn.c_proj.weight", &[4, 4]),
+        ("transformer.h.0.attn.c_proj.bias", &[4]),
+        ("transformer.h.0.ln_2.weight", &[4]),
+        ("transformer.h.0.ln_2.bias", &[4]),
+        ("transformer.h.0.mlp.c_fc.weight", &[4, 6]),
+        ("transformer.h.0.mlp.c_fc.bias", &[6]),
+        ("transformer.h.0.mlp.c_proj.weight", &[6, 4]),
+        ("transformer.h.0.mlp.c_proj.bias", &[4]),
+        ("transformer.ln_f.weight", &[4]),
+        ("transformer.ln_f.bias", &[4]),
+    ])
+}
+
+fn llama_tensors() -> Tensors {
+    tensors(&[
+        ("model.embed_tokens.weight", &[5, 4]),
+        ("model.layers.0.input_layernorm.weight", &[4]),
+        ("model.layers.0.self_attn.q_proj.weight", &[4, 4]),
+        ("model.layers.0.self_attn.k_proj.weight", &[2, 4]),
+        ("model.layers.0.self_attn.v_proj.weight", &[2, 4]),
+        ("model.layers.0.self_attn.o_proj.weight", &[4, 4]),
+        ("model.layers.0.post_attention_layernorm.weight", &[4]),
+        ("model.layers.0.mlp.gate_proj.weight", &[6, 4]),
+        ("model.layers.0.mlp.up_proj.weight", &[6, 4]),
+        ("model.layers.0.mlp.down_proj.weight", &[4, 6]),
+        ("model.norm.weight", &[4]),
+        ("lm_head.weight", &[5, 4]),
+    ])
+}
+
+fn write_tensors(path: &Path, tensors: &Tensors) {
+    let shapes = tensors
+        .iter()
+        .map(|(name, (shape, _))| (&name[..], &shape[..]));
+    let mut bytes = Header::of(shapes).to_bytes();
+    for value in tensors.values().flat_map(|(_, values)| values) {
+        bytes.extend(value.to_le_bytes());
+    }
+    fs::write(path, bytes).unwrap();
+}
+
+fn read_tensors(path: &Path) -> Tensors {
+    let bytes = fs::read(path).unwrap();
+    let header = Header::read(&mut &bytes[..], bytes.len() as u64)
+        .unwrap()
+        .unwrap();
+    let values = |start: u64, end: u64| {
+        let at = |place: u64| (header.data_start + place) as usize;
+        let bytes = bytes[at(start)..at(end)].as_chunks().0;
+        bytes
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes))
+            .collect()
+    };
+    let entries = header.entries.iter();
+    let read = entries.map(|one| {
+        (
+            one.name.clone(),
+            (one.shape.clone(), values(one.start, one.end)),
+        )
+    });
+    read.collect()
+}
+
+/// A folder of Hugging Face called `name`, below `folder`.
+fn write(folder: &Folder, name: &str, config: &Value, tensors: &Tensors) {
+    let path = folder.path().join(name);
+    fs::create_dir(&path).unwrap();
+    fs::write(path.join("config.json"), config.to_string()).unwrap();
+    write_tensors(&path.join("model.safetensors"), tensors);
+}
+
+/// A folder with tokens and with both models, `gpt2` and `llama`.
+fn begun(name: &str) -> Folder {
+    let folder = Folder::new(name);
+    let tokens = (0..13u16).flat_map(|token| (token % 5).to_le_bytes());
+    fs::write(folder.path().join("t.bin"), tokens.collect::<Vec<u8>>()).unwrap();
+    write(&folder, "gpt2", &gpt2_config(), &gpt2_tensors());
+    write(&folder, "llama", &llama_config(), &llama_tensors());
+    folder
+}
+
+fn import(folder: &Folder, from: &str, out: &str) -> Ended {
+    folder
+        .alone(&format!("{DATA} --init-from {from} --out {out}"))
+        .run()
+}
+
+fn export(folder: &Folder, from: &str, to: &str) -> Ended {
+    let words = format!("export --format hf --checkpoint {from} {to}");
+    folder.alone(&words).run()
+}
+
+fn model(folder: &Folder, out: &str) -> std::path::PathBuf {
+    folder
+        .path()
+        .join(out)
+        .join("checkpoints/step-00000000/model.safetensors")
+}
+
+#[test]
+fn models_come_back_from_hugging_face_as_they_went() {
+    let folder = begun("round-trip");
+    let bytes = |path: &str| fs::read(folder.path().join(path)).unwrap();
+    for (name, tensors) in [("gpt2", gpt2_tensors()), ("llama", llama_tensors())] {
+        let [out, there, again, there_again] =
+            ["1", "exported/2", "3", "4"].map(|end| format!("{name}-{end}"));
+        import(&folder, name, &out).assert_well();
+        export(&folder, &out, &there).assert_well();
+        let exported = folder.path().join(&there).join("model.safetensors");
+        assert!(read_tensors(&exported) == tensors, "{name}");
+        import(&folder, &there, &again).assert_well();
+        assert!(
+            fs::read(model(&folder, &out)).unwrap() == fs::read(model(&folder, &again)).unwrap()
+        );
+        // A run of ours brings its model along, too.
+        import(&folder, &again, &format!("{name}-5")).assert_well();
+        export(&folder, &format!("{name}-5"), &there_again).assert_well();
+        for file in ["config.json", "model.safetensors"] {
+            assert!(bytes(&format!("{there}/{file}")) == bytes(&format!("{there_again}/{file}")));
+        }
+    }
+    let ended = export(&folder, "gpt2-1", "gpt2");
+    let text = ended.assert_fails(2);
+    assert!(
+        text.contains("gpt2: expected a new or empty folder"),
+        "{ended}"
+    );
+    let gpt2 = read_tensors(&model(&folder, "gpt2-1"));
+    let (_, there) = &gpt2_tensors()["transformer.h.0.attn.c_attn.weight"];
+    let (_, here) = &gpt2["blocks.0.attention.mix.qkv.weight"];
+    assert_eq!((here[1], here[4 * 7 + 2]), (there[12], there[12 * 2 + 7]));
+    let llama = read_tensors(&model(&folder, "llama-1"));
+    let rows = |names: &[&str]| -> Vec<f32> {
+        let of = |name: &&str| {
+            llama_tensors()[&format!("model.layers.0.{name}.weight")]
+                .1
+                .clone()
+        };
+        names.iter().flat_map(of).collect()
+    };
+    let attention = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
+    assert_eq!(
+        llama["blocks.0.attention.mix.qkv.weight"].1,
+        rows(&attention)
+    );
+    assert_eq!(
+        llama["blocks.0.mlp.up.weight"].1,
+        rows(&["mlp.gate_proj", "mlp.up_proj"])
+    );
+}
+
+#[test]
+fn shards_and_names_of_old_versions_give_the_same_model() {
+    let folder = begun("shards");
+    import(&folder, "gpt2", "gpt2-1").assert_well();
+    import(&folder, "llama", "llama-1").assert_well();
+
+    let path = folder.path().join("llama");
+    fs::remove_file(path.join("model.safetensors")).unwrap();
+    let mut first = llama_tensors();
+    let second = first.split_off("model.layers.0.self_attn");
+    let mut files = BTreeMap::new();
+    for (name, part) in [("a.safetensors", &first), ("b.safetensors", &second)] {
+        write_tensors(&path.join(name), part);
+        files.extend(part.keys().map(|tensor| (tensor.clone(), name)));
+    }
+    let index = json!({ "metadata": {}, "weight_map": files }).to_string();
+    fs::write(path.join("model.safetensors.index.json"), index).unwrap();
+    import(&folder, "llama", "llama-2").assert_well();
+    let bytes = |out: &str| fs::read(model(&folder, out)).unwrap();
+    assert!(bytes("llama-1") == bytes("llama-2"));
+
+    let mut old: Tensors = gpt2_tensors();
+    old.insert(
+        "lm_head.weight".into(),
+        old["transformer.wte.weight"].clone(),
+    );
+    old.insert(
+        "transformer.h.0.attn.bias".into(),
+        (vec![1, 1, 3, 3], vec![1.0; 9]),
+    );
+    let old = old.into_iter();
+    let old = old.map(|(name, tensor)| (name.replace("transformer.", ""), tensor));
+    write(&folder, "old", &gpt2_config(), &old.collect());
+    import(&folder, "old", "gpt2-2").assert_well();
+    assert!(bytes("gpt2-1") == bytes("gpt2-2"));
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_refused_before_training() {
+    let folder = begun("tensors");
+    let refused = |name: &str, change: &dyn Fn(&mut Tensors), expected: &str| {
+        let mut tensors = gpt2_tensors();
+        change(&mut tensors);
+        write(&folder, name, &gpt2_config(), &tensors);
+        let ended = import(&folder, name, "out");
+        let text = ended.assert_fails(65);
+        assert!(text.contains(expected) && text.contains(name), "{ended}");
+    };
+    let norm = "transformer.h.0.ln_2.weight";
+    let missing = |all: &mut Tensors| drop(all.remove(norm));
+    refused("missing", &missing, &format!("it lacks {norm}"));
+    let more = |all: &mut Tensors| drop(all.insert("h.1.ln_1.bias".into(), (vec![1], vec![0.5])));
+    refused("more", &more, "it has transformer.h.1.ln_1.bias, which");
+    let shape = |all: &mut Tensors| drop(all.insert(norm.into(), (vec![2, 2], vec![0.5; 4])));
+    refused(
+        "shape",
+        &shape,
+        &format!("{norm} has the shape [2, 2], and [4] in the model"),
+    );
+    let nan = |all: &mut Tensors| all.get_mut(norm).unwrap().1[2] = f32::NAN;
+    refused(
+        "nan",
+        &nan,
+        &format!("{norm}: expected values up to 1e6, got NaN"),
+    );
+    let head =
+        |all: &mut Tensors| drop(all.insert("lm_head.weight".into(), (vec![5, 4], vec![0.5; 20])));
+    refused(
+        "head",
+        &head,
+        "lm_head.weight: expected the values of the embedding",
+    );
+    let file = folder.path().join("gpt2/model.safetensors");
+    let bytes = fs::read(&file).unwrap();
+    fs::write(&file, &bytes[..bytes.len() - 4]).unwrap();
+    let ended = import(&folder, "gpt2", "out");
+    assert!(ended.assert_fails(65).contains("cut short"), "{ended}");
+    assert!(!folder.out().exists());
+}
+
+#[test]
+fn settings_that_contradict_the_folder_are_refused_by_name() {
+    let folder = begun("contradictions");
+    let refused = |words: &str, exit_code: i32, expected: &str| {
+        let ended = import(&folder, &format!("gpt2 {words}"), "out");
+        let text = ended.assert_fails(exit_code);
+        assert!(text.contains(expected), "{ended}");
+    };
+    refused(
+        "--layers 4",
+        2,
+        "--layers 4: expected 1, as in gpt2; help: ",
+    );
+    refused("--model gpt,bias=false", 2, "--bias false: expected true");
+    refused("--model gpt2", 2, ": expected ");
+    refused("--model mlp", 2, "--model mlp: expected gpt");
+    refused("--context 4", 2, "--context 4: expected 3");
+    refused("--vocab 6", 2, "--vocab 6: expected 5");
+    let toml = "init-from = \"gpt2\"\nheads = 1\n";
+    fs::write(folder.path().join("heads.toml"), toml).unwrap();
+    let ended = folder
+        .alone(&format!("{DATA} --config heads.toml --out out"))
+        .run();
+    let text = ended.assert_fails(2);
+    assert!(
+        text.contains("--heads 1: expected 2, as in gpt2"),
+        "{ended}"
+    );
+
+    let fits = "gpt2 --model gpt,context=2 --vocab 5 --kv-heads 0 --mlp-width 6 --dropout 0.5";
+    import(&folder, fits, "fits").assert_well();
+    let (shape, values) = &read_tensors(&model(&folder, "fits"))["embedding.positions.weight"];
+    assert_eq!(shape, &[2, 4]);
+    assert!(*values == gpt2_tensors()["transformer.wpe.weight"].1[..8]);
+
+    let mut dropout = gpt2_config();
+    dropout["attn_pdrop"] = json!(0.1);
+    write(&folder, "dropout", &dropout, &gpt2_tensors());
+    let ended = import(&folder, "dropout", "out");
+    let text = ended.assert_fails(65);
+    assert!(
+        text.contains("attn_pdrop 0.1: expected 0") && text.contains("give --dropout"),
+        "{ended}"
+    );
+    import(&folder, "dropout --dropout 0", "decided").assert_well();
+}
+
+#[test]
+fn a_model_that_transformers_does_not_have_is_not_exported() {
+    let folder = begun("not-exported");
+    let tiny = "--layers 1 --heads 1 --width 4 --context 3";
+    let words = format!("{DATA} --model gpt {tiny} --mlp relu2 --out out");
+    folder.alone(&words).run().assert_well();
+    let ended = export(&folder, "out", "there");
+    assert!(
+        ended.assert_fails(2).contains("--mlp of the model"),
+        "{ended}"
+    );
+    let words = "--data glyphs,rows=8,held-out=0 --hidden 2 --batch-size 8 --steps 0 --out mlp";
+    folder.alone(words).run().assert_well();
+    let ended = export(&folder, "mlp", "there");
+    assert!(
+        ended
+            .assert_fails(2)
+            .contains("expected a model of the family gpt"),
+        "{ended}"
+    );
+    assert!(!folder.path().join("there").exists());
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn ranks_with_different_weights_end_the_job() {
+    let folder = begun("different-weights");
+    for (name, first) in [("first", 0.0), ("second", 0.5)] {
+        let path = folder.path().join(name);
+        fs::create_dir(&path).unwrap();
+        fs::copy(folder.path().join("t.bin"), path.join("t.bin")).unwrap();
+        let mut tensors = gpt2_tensors();
+        tensors.get_mut("transformer.ln_f.bias").unwrap().1[0] = first;
+        write(&folder, &format!("{name}/gpt2"), &gpt2_config(), &tensors);
+    }
+    let words = format!("{DATA} --init-from gpt2 --out out");
+    let ended = folder.in_folders(&["first", "second"], &words).run();
+    let text = ended.assert_fails(78);
+    assert!(
+        text.contains("the model's first values") && text.contains("--init-from"),
+        "{ended}"
+    );
+}

@@ -1,0 +1,76 @@
+//! Attention in both directions: the multiply-adds that are not masked, against the peak.
+
+use ddp_kernels::ops::{self, Attention, Qkv};
+use ddp_kernels::{DType, Device, Random, Result, Tensor};
+
+use crate::machine::Machine;
+use crate::{Line, in_turn, median};
+
+/// Sequences and their length, with 6 heads of 64 each, causal or not.
+const CASES: [(usize, usize, bool); 3] = [(8, 256, true), (8, 256, false), (2, 1024, true)];
+const HEADS: usize = 6;
+const HEAD_SIZE: usize = 64;
+
+pub(crate) fn run(
+    machine: &Machine,
+    wanted: &dyn Fn(&str) -> bool,
+    emit: &dyn Fn(Line),
+) -> Result<()> {
+    let mut random = Random::new(8);
+    for (batch, time, causal) in CASES {
+        let kind = if causal { ", causal" } else { "" };
+        let names = ["attention", "attention backward"]
+            .map(|direction| format!("{direction} {batch}x{time}{kind}"));
+        if !names.iter().any(|name| wanted(name)) {
+            continue;
+        }
+        let mut randn =
+            |shape: &[usize]| Tensor::randn(shape, DType::F32, Device::Cpu, &mut random);
+        let width = HEADS * HEAD_SIZE;
+        let (qkv, dqkv) = (
+            randn(&[batch * time, 3 * width])?,
+            randn(&[batch * time, 3 * width])?,
+        );
+        let (out, dout) = (
+            randn(&[batch * time, width])?,
+            randn(&[batch * time, width])?,
+        );
+        let (lse, delta) = (
+            randn(&[batch * HEADS, time])?,
+            randn(&[batch * HEADS, time])?,
+        );
+        let attention = Attention {
+            time,
+            heads: HEADS,
+            kv_heads: HEADS,
+            head_size: HEAD_SIZE,
+            causal,
+            scale: None,
+        };
+        let inputs = Qkv::Packed(&qkv);
+        let forward = || ops::attention_into(&out, &lse, inputs, &attention);
+        let backward = || {
+            let to = Qkv::Packed(&dqkv);
+            ops::attention_backward_into(to, &delta, [&dout, &out], &lse, inputs, &attention)
+        };
+        let seconds = in_turn(&mut [&mut || forward().expect("checked shapes"), &mut || {
+            backward().expect("checked shapes")
+        }]);
+        let pairs = if causal {
+            time * (time + 1) / 2
+        } else {
+            time * time
+        };
+        for ((name, seconds), products) in names.into_iter().zip(seconds).zip([2, 5]) {
+            let operations = 2 * products * pairs * HEAD_SIZE * HEADS * batch;
+            let gflops = operations as f64 / median(seconds) / 1e9;
+            emit(Line {
+                name,
+                figure: gflops,
+                unit: "GFLOP/s",
+                shares: vec![("the peak", gflops / machine.gflops)],
+            });
+        }
+    }
+    Ok(())
+}

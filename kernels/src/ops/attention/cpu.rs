@@ -1,0 +1,160 @@
+//! Attention on the CPU: which pieces there are, and with which instructions they run.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::backward::{self, Backward, Sweep};
+use super::forward::{self, Forward};
+use super::softmax::BLOCK;
+#[cfg(target_arch = "x86_64")]
+use crate::ops::matmul::{Avx2F32, Avx2F64, Avx512F32};
+use crate::ops::matmul::{Plain, Real};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{self, Level};
+use crate::threads;
+
+/// Pieces per thread where a piece is less than a whole head.
+const PIECES_PER_THREAD: usize = 4;
+
+/// f32 and f64: the types of attention on the CPU.
+pub(super) trait Attends: Real {
+    /// `forward::piece` with the fastest kernel of this processor and this thread's buffers.
+    ///
+    /// # Safety
+    /// No other thread has these blocks.
+    unsafe fn forward(work: &Forward<'_, Self>, unit: usize, blocks: Range<usize>);
+
+    /// `backward::piece`, likewise.
+    ///
+    /// # Safety
+    /// No other thread writes what this sweep writes.
+    unsafe fn backward(work: &Backward<'_, Self>, unit: usize, sweep: &Sweep);
+}
+
+/// Into how many pieces to cut the blocks of each of these units.
+fn pieces_of(units: usize, blocks: usize) -> usize {
+    let threads = threads::count();
+    if threads == 1 || units >= 2 * threads {
+        return 1;
+    }
+    blocks.min((PIECES_PER_THREAD * threads).div_ceil(units))
+}
+
+/// Writes `out` and `log_sum_exp`.
+pub(super) fn run_forward<T: Attends>(work: &Forward<'_, T>) {
+    let units = work.sizes.batch * work.sizes.kv_heads;
+    let blocks = work.sizes.time.div_ceil(BLOCK);
+    let pieces = pieces_of(units.max(1), blocks);
+    threads::run(units * pieces, |index| {
+        let blocks = threads::cut(blocks, 1, pieces, index % pieces);
+        // SAFETY: each index has its own unit or blocks.
+        unsafe { T::forward(work, index / pieces, blocks) };
+    });
+}
+
+/// Writes dq, dk and dv. Where heads are few, dq and the other two come from sweeps of their own,
+/// which compute scores twice but can be cut. The sums are the same, in the same order.
+pub(super) fn run_backward<T: Attends>(work: &Backward<'_, T>) {
+    let (sizes, blocks) = (work.sizes, work.sizes.time.div_ceil(BLOCK));
+    let units = sizes.batch * sizes.kv_heads;
+    let pieces = pieces_of(units.max(1), blocks);
+    let all = 0..blocks;
+    let [first_wants, last_wants] = match pieces {
+        1 => [(true, true), (false, false)],
+        _ => [(true, false), (false, true)],
+    };
+    threads::run(units * pieces, |index| {
+        let part = threads::cut(blocks, 1, pieces, index % pieces);
+        for (dq, dkv) in [first_wants, last_wants] {
+            let keys_end = if sizes.causal { part.end } else { blocks };
+            let queries_start = if sizes.causal { part.start } else { 0 };
+            let (queries, keys) = match (dq, dkv) {
+                (false, false) => continue,
+                (true, true) => (all.clone(), all.clone()),
+                (true, false) => (part.clone(), 0..keys_end),
+                (false, true) => (queries_start..blocks, part.clone()),
+            };
+            let sweep = Sweep {
+                queries,
+                keys,
+                dq,
+                dkv,
+            };
+            // SAFETY: each index has its own unit, or its own part of the queries of dq and of the
+            // keys of dk and dv.
+            unsafe { T::backward(work, index / pieces, &sweep) };
+        }
+    });
+}
+
+/// One function of `Attends`: with the first kernel whose level this processor has.
+macro_rules! dispatched {
+    ($module:ident, $rooms:ident, $work:ident, $unit:ident, $part:ident, $([$level:ident, $Kernel:ty]),*) => {
+        $rooms.with_borrow_mut(|rooms| {
+            // SAFETY: the caller's promise; the processor has the level of the kernel.
+            unsafe {
+                $(
+                    #[cfg(target_arch = "x86_64")]
+                    if simd::level() >= Level::$level {
+                        return $module::piece::<_, $Kernel>($work, $unit, $part, rooms);
+                    }
+                )*
+                $module::piece::<_, Plain>($work, $unit, $part, rooms);
+            }
+        })
+    };
+}
+
+macro_rules! attends {
+    ($T:ty, $forward_rooms:ident, $backward_rooms:ident, $($kernel:tt),*) => {
+        thread_local! {
+            static $forward_rooms: RefCell<forward::Rooms<$T>> = RefCell::default();
+            static $backward_rooms: RefCell<backward::Rooms<$T>> = RefCell::default();
+        }
+
+        impl Attends for $T {
+            unsafe fn forward(work: &Forward<'_, $T>, unit: usize, blocks: Range<usize>) {
+                dispatched!(forward, $forward_rooms, work, unit, blocks, $($kernel),*)
+            }
+
+            unsafe fn backward(work: &Backward<'_, $T>, unit: usize, sweep: &Sweep) {
+                dispatched!(backward, $backward_rooms, work, unit, sweep, $($kernel),*)
+            }
+        }
+    };
+}
+attends!(
+    f32,
+    FORWARD_F32,
+    BACKWARD_F32,
+    [Avx512, Avx512F32],
+    [Avx2, Avx2F32]
+);
+attends!(f64, FORWARD_F64, BACKWARD_F64, [Avx2, Avx2F64]);
+
+#[cfg(test)]
+type ForwardPiece = unsafe fn(&Forward<'_, f32>, usize, Range<usize>, &mut forward::Rooms<f32>);
+#[cfg(test)]
+type BackwardPiece = unsafe fn(&Backward<'_, f32>, usize, &Sweep, &mut backward::Rooms<f32>);
+
+/// Both directions with each f32 kernel that this processor can run, by name.
+#[cfg(test)]
+pub(super) fn f32_kernels() -> Vec<(&'static str, ForwardPiece, BackwardPiece)> {
+    let mut kernels: Vec<(&'static str, ForwardPiece, BackwardPiece)> = vec![(
+        "plain",
+        forward::piece::<f32, Plain>,
+        backward::piece::<f32, Plain>,
+    )];
+    #[cfg(target_arch = "x86_64")]
+    {
+        if simd::level() >= Level::Avx2 {
+            let (forward, backward) = (forward::piece::<_, Avx2F32>, backward::piece::<_, Avx2F32>);
+            kernels.push(("AVX2", forward, backward));
+        }
+        if simd::level() >= Level::Avx512 {
+            let forward = forward::piece::<_, Avx512F32>;
+            kernels.push(("AVX-512", forward, backward::piece::<_, Avx512F32>));
+        }
+    }
+    kernels
+}

@@ -1,0 +1,258 @@
+//! The products of attention's blocks on the CPU, with the tiles of the matrix product.
+//!
+//! A block of scores or of their gradients is `[key][query]`, with rows of BLOCK. It is the product
+//! of rows of keys and of panels of queries. Two other products read it: along keys, for the output
+//! and dq, and along queries, for dk and dv. On the diagonal of a causal attention (`diagonal`)
+//! masked tiles are skipped, and masked steps of other tiles, except within a tile's own rows,
+//! where the weights are zeros.
+//!
+//! Buffers have room for whole tiles. What lies beyond the last row or column has any value and is
+//! never read.
+
+use super::sizes::{Columns, HEAD_SIZE_MAX};
+use super::softmax::{BLOCK, ROWS_MAX};
+use crate::ops::matmul::{Kernel, Real};
+
+/// A buffer that grows to the largest use, aligned to cache lines.
+#[derive(Default)]
+pub(super) struct Room<T> {
+    buffer: Vec<T>,
+}
+
+const CACHE_LINE: usize = 64;
+
+impl<T: Real> Room<T> {
+    /// So many elements, of any value.
+    pub(super) fn take(&mut self, len: usize) -> &mut [T] {
+        if self.buffer.len() < len + CACHE_LINE {
+            self.buffer.resize(len + CACHE_LINE, T::ZERO);
+        }
+        let start = self.buffer.as_ptr().align_offset(CACHE_LINE);
+        &mut self.buffer[start..start + len]
+    }
+}
+
+/// The rows of one head of q, k, v, out or their gradients: `rows` of `width` elements each.
+#[derive(Clone, Copy)]
+pub(super) struct Head<'a, T> {
+    elements: &'a [T],
+    stride: usize,
+    rows: usize,
+    width: usize,
+}
+
+impl<'a, T: Real> Head<'a, T> {
+    /// The `rows` from `first_row` on of head number `head`.
+    pub(super) fn new(
+        elements: &'a [T],
+        columns: Columns,
+        (first_row, rows): (usize, usize),
+        (head, width): (usize, usize),
+    ) -> Head<'a, T> {
+        let start = first_row * columns.stride + columns.first + head * width;
+        let len = (rows - 1) * columns.stride + width;
+        Head {
+            elements: &elements[start..start + len],
+            stride: columns.stride,
+            rows,
+            width,
+        }
+    }
+
+    /// From row `first` on.
+    pub(super) fn from(self, first: usize) -> Head<'a, T> {
+        Head {
+            elements: &self.elements[first * self.stride..],
+            rows: self.rows - first,
+            ..self
+        }
+    }
+
+    /// Panels of a tile's columns of rows each: `[column][row]`.
+    pub(super) fn turn<'b, K: Kernel<T>>(&self, room: &'b mut Room<T>) -> Lines<'b, T> {
+        let distance = self.width * K::COLUMNS;
+        let panels = room.take(self.rows.div_ceil(K::COLUMNS) * distance);
+        for (index, panel) in panels.chunks_mut(distance).enumerate() {
+            let first = index * K::COLUMNS;
+            let rows = K::COLUMNS.min(self.rows - first);
+            let source = &self.elements[first * self.stride..];
+            T::turn(source, self.stride, rows, self.width, panel, K::COLUMNS);
+        }
+        Lines {
+            panels,
+            along: self.width,
+        }
+    }
+
+    /// Panels of a tile's columns each: `[row][column]`.
+    pub(super) fn copy<'b, K: Kernel<T>>(&self, room: &'b mut Room<T>) -> Lines<'b, T> {
+        let distance = self.rows * K::COLUMNS;
+        let panels = room.take(self.width.div_ceil(K::COLUMNS) * distance);
+        for (index, panel) in panels.chunks_mut(distance).enumerate() {
+            let first = index * K::COLUMNS;
+            let (width, source) = (K::COLUMNS.min(self.width - first), &self.elements[first..]);
+            // A copy of a constant length is a few loads and stores.
+            match width {
+                32 => copy_lines::<_, 32>(panel, source, self.stride),
+                16 if K::COLUMNS == 16 => copy_lines::<_, 16>(panel, source, self.stride),
+                _ => {
+                    let rows = source.chunks(self.stride);
+                    for (line, row) in panel.chunks_mut(K::COLUMNS).zip(rows) {
+                        line[..width].copy_from_slice(&row[..width]);
+                    }
+                }
+            }
+        }
+        Lines {
+            panels,
+            along: self.rows,
+        }
+    }
+}
+
+/// The first WIDTH elements of each row.
+fn copy_lines<T: Copy, const WIDTH: usize>(to: &mut [T], source: &[T], stride: usize) {
+    let lines = to.as_chunks_mut::<WIDTH>().0.iter_mut();
+    for (line, row) in lines.zip(source.chunks(stride)) {
+        if let Some(row) = row.first_chunk() {
+            *line = *row;
+        }
+    }
+}
+
+/// Panels of one head, each of `along` steps.
+#[derive(Clone, Copy)]
+pub(super) struct Lines<'a, T> {
+    panels: &'a [T],
+    along: usize,
+}
+
+impl<T> Lines<'_, T> {
+    /// The address of a step of a panel whose steps have `width` elements.
+    fn at(&self, panel: usize, step: usize, width: usize) -> *const T {
+        self.panels[(panel * self.along + step) * width..].as_ptr()
+    }
+}
+
+/// The sizes of a block.
+#[derive(Clone, Copy)]
+pub(super) struct Extent {
+    /// At most BLOCK each, the same on the diagonal.
+    pub(super) keys: usize,
+    pub(super) queries: usize,
+    /// Whether later keys than a query's own are masked.
+    pub(super) diagonal: bool,
+}
+
+/// A head's width in whole tiles.
+pub(super) fn padded<T, K: Kernel<T>>(head_size: usize) -> usize {
+    head_size.next_multiple_of(K::COLUMNS)
+}
+
+/// `out[key][query] = scale × left[key]·right[query]`, where `left` is the block's keys and `right`
+/// its queries.
+///
+/// # Safety
+/// The processor has the instructions of `K`.
+pub(super) unsafe fn scores<T: Real, K: Kernel<T>>(
+    out: &mut [T],
+    left: Head<'_, T>,
+    right: Lines<'_, T>,
+    extent: Extent,
+    scale: T,
+) {
+    assert!(out.len() == BLOCK * BLOCK && extent.keys.max(extent.queries) <= BLOCK);
+    assert!(left.rows >= extent.keys && left.width == right.along);
+    let scales = (scale, T::ZERO);
+    for column in (0..extent.queries).step_by(K::COLUMNS) {
+        let b = right.at(column / K::COLUMNS, 0, K::COLUMNS);
+        for row in (0..extent.keys).step_by(K::ROWS) {
+            if extent.diagonal && row >= column + K::COLUMNS {
+                break;
+            }
+            let rest = &left.elements[row * left.stride..];
+            // SAFETY: the panel holds `along` steps; the left rows of a whole tile are in
+            // `left`, and others are copied. The tile begins within the block, which tiles cut
+            // evenly in both directions.
+            unsafe {
+                let out = out.as_mut_ptr().add(row * BLOCK + column);
+                if row + K::ROWS <= left.rows {
+                    let a = (rest.as_ptr(), left.stride, 1);
+                    K::run_apart(left.width, a, b, out, BLOCK, scales);
+                } else {
+                    let mut rows = [T::ZERO; ROWS_MAX * HEAD_SIZE_MAX];
+                    for (row, to) in rest.chunks(left.stride).zip(rows.chunks_mut(left.width)) {
+                        to.copy_from_slice(&row[..left.width]);
+                    }
+                    let a = (rows.as_ptr(), left.width, 1);
+                    K::run_apart(left.width, a, b, out, BLOCK, scales);
+                }
+            }
+        }
+    }
+}
+
+/// `out[query][column] += scale × Σ weights[key][query] right[key][column]`, over the keys of a
+/// block whose first is number `first_key` of `right`. `out` has rows for BLOCK queries.
+///
+/// # Safety
+/// The processor has the instructions of `K`.
+pub(super) unsafe fn add_over_keys<T: Real, K: Kernel<T>>(
+    out: &mut [T],
+    weights: &[T],
+    (right, first_key): (Lines<'_, T>, usize),
+    extent: Extent,
+    scale: T,
+) {
+    assert!(weights.len() == BLOCK * BLOCK && extent.keys.max(extent.queries) <= BLOCK);
+    let stride = out.len() / BLOCK;
+    for column in (0..stride).step_by(K::COLUMNS) {
+        for row in (0..extent.queries).step_by(K::ROWS) {
+            let along = match extent.diagonal {
+                true => extent.keys.min(row + K::ROWS),
+                false => extent.keys,
+            };
+            let b = right.at(column / K::COLUMNS, first_key, K::COLUMNS);
+            assert!(first_key + along <= right.along);
+            // SAFETY: the panel holds `along` steps from `first_key` on, and the weights have as
+            // many rows. The tile begins within BLOCK rows and `stride` columns, which tiles cut
+            // evenly.
+            unsafe {
+                let out = out.as_mut_ptr().add(row * stride + column);
+                let a = weights.as_ptr().add(row);
+                K::run_apart(along, (a, 1, BLOCK), b, out, stride, (scale, T::ONE));
+            }
+        }
+    }
+}
+
+/// `out[key][column] += scale × Σ weights[key][query] right[query][column]`, over the queries of a
+/// block. `out` has rows for BLOCK keys.
+///
+/// # Safety
+/// The processor has the instructions of `K`.
+pub(super) unsafe fn add_over_queries<T: Real, K: Kernel<T>>(
+    out: &mut [T],
+    weights: &[T],
+    right: Lines<'_, T>,
+    extent: Extent,
+    scale: T,
+) {
+    assert!(weights.len() == BLOCK * BLOCK && extent.keys.max(extent.queries) <= BLOCK);
+    let stride = out.len() / BLOCK;
+    for column in (0..stride).step_by(K::COLUMNS) {
+        for row in (0..extent.keys).step_by(K::ROWS) {
+            let first = if extent.diagonal { row } else { 0 };
+            let along = extent.queries - first;
+            let b = right.at(column / K::COLUMNS, first, K::COLUMNS);
+            assert!(extent.queries <= right.along);
+            // SAFETY: the panel holds `queries` steps, and each row of weights BLOCK. The tile
+            // begins within BLOCK rows and `stride` columns, which tiles cut evenly.
+            unsafe {
+                let out = out.as_mut_ptr().add(row * stride + column);
+                let a = weights.as_ptr().add(row * BLOCK + first);
+                K::run_apart(along, (a, BLOCK, 1), b, out, stride, (scale, T::ONE));
+            }
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! Tests of attention.
+
+mod reference;
+
+use super::backward::Sweep;
+use super::*;
+use crate::ops::testing::{alone_with_the_pool, cpu_of, random_f32};
+use crate::{Element, threads};
+use reference::Reference;
+
+fn attention(time: usize, [heads, kv_heads, head_size]: [usize; 3], causal: bool) -> Attention {
+    Attention {
+        time,
+        heads,
+        kv_heads,
+        head_size,
+        causal,
+        scale: None,
+    }
+}
+
+/// Sequences, their length, and heads of what size: one token, less than a block, one more than a
+/// block, three blocks; grouped queries; heads of a column, of no whole tile, and the widest.
+fn cases() -> Vec<(usize, Attention)> {
+    let shapes = [
+        (0, 5, [2, 1, 8]),
+        (1, 1, [1, 1, 1]),
+        (2, 1, [2, 2, 5]),
+        (1, 31, [3, 1, 16]),
+        (2, 33, [4, 2, 40]),
+        (1, 97, [2, 2, 64]),
+        (1, 200, [2, 1, 33]),
+        (1, 96, [1, 1, 256]),
+    ];
+    let both =
+        |(batch, time, heads)| [false, true].map(|causal| (batch, attention(time, heads, causal)));
+    shapes.into_iter().flat_map(both).collect()
+}
+
+/// Inputs of one attention, and tensors for its outputs.
+struct Run<T> {
+    attention: Attention,
+    batch: usize,
+    qkv: Vec<T>,
+    dout: Vec<T>,
+    tensors: [Tensor; 6],
+}
+
+impl<T: Element> Run<T> {
+    fn new(batch: usize, attention: Attention, of: impl Fn(f32) -> T) -> Run<T> {
+        let rows = batch * attention.time;
+        let width = attention.heads * attention.head_size;
+        let all = width + 2 * attention.kv_heads * attention.head_size;
+        let random = |count, seed| random_f32(count, seed).into_iter().map(&of).collect();
+        let (qkv, dout): (Vec<T>, Vec<T>) = (random(rows * all, 1), random(rows * width, 2));
+        let lines = [batch * attention.heads, attention.time];
+        // What was there before does not matter.
+        let full = |shape: &[usize]| {
+            let count = shape.iter().product();
+            cpu_of(&vec![of(f32::NAN); count], shape)
+        };
+        let tensors = [
+            cpu_of(&qkv, &[rows, all]),
+            cpu_of(&dout, &[rows, width]),
+            full(&[rows, width]),
+            full(&lines),
+            full(&lines),
+            full(&[rows, all]),
+        ];
+        Run {
+            attention,
+            batch,
+            qkv,
+            dout,
+            tensors,
+        }
+    }
+
+    /// `out`, `log_sum_exp` and `dqkv`, from packed tensors.
+    fn packed(&self) -> [Vec<T>; 3] {
+        let [qkv, dout, out, lse, delta, dqkv] = &self.tensors;
+        attention_into(out, lse, Qkv::Packed(qkv), &self.attention).unwrap();
+        let (gradients, inputs) = (Qkv::Packed(dqkv), Qkv::Packed(qkv));
+        attention_backward_into(gradients, delta, [dout, out], lse, inputs, &self.attention)
+            .unwrap();
+        [out, lse, dqkv].map(|tensor| tensor.to_vec().unwrap())
+    }
+
+    /// The columns of q, k and v, or of their gradients, in tensors of their own.
+    fn split(&self, packed: &[T]) -> [Tensor; 3] {
+        let rows = self.batch * self.attention.time;
+        let all = packed.len().checked_div(rows).unwrap_or(0);
+        let mut first = 0;
+        let Attention {
+            heads, kv_heads, ..
+        } = self.attention;
+        [heads, kv_heads, kv_heads].map(|heads| {
+            let width = heads * self.attention.head_size;
+            let columns = first..first + width;
+            first += width;
+            let elements: Vec<T> = (0..rows)
+                .flat_map(|row| packed[row * all..][columns.clone()].to_vec())
+                .collect();
+            cpu_of(&elements, &[rows, width])
+        })
+    }
+
+    fn reference(&self) -> Reference {
+        let wide = |x: &[T]| x.iter().map(|x| x.to_f64()).collect::<Vec<f64>>();
+        Reference::new(&self.attention, &wide(&self.qkv), &wide(&self.dout))
+    }
+
+    fn check(&self, epsilon: f64) {
+        let got = self
+            .packed()
+            .map(|part| part.into_iter().map(Element::to_f64).collect::<Vec<f64>>());
+        let got = [&got[0][..], &got[1], &got[2]];
+        self.reference().check(&self.attention, epsilon, 0.0, got);
+    }
+}
+
+#[test]
+fn both_directions_are_within_rounding_of_the_textbook() {
+    for (batch, attention) in cases() {
+        Run::<f32>::new(batch, attention, |x| x).check(f64::from(f32::EPSILON) / 2.0);
+        Run::<f64>::new(batch, attention, f64::from).check(f64::EPSILON / 2.0);
+    }
+    let scaled = Attention {
+        scale: Some(-0.3),
+        ..attention(40, [2, 1, 8], true)
+    };
+    Run::<f32>::new(2, scaled, |x| x).check(f64::from(f32::EPSILON) / 2.0);
+}
+
+#[test]
+fn gradients_are_the_slopes_of_the_output() {
+    for (batch, attention) in [
+        (2, attention(5, [4, 2, 3], true)),
+        (1, attention(4, [2, 1, 2], false)),
+    ] {
+        let run = Run::<f64>::new(batch, attention, f64::from);
+        let [_, _, gradient] = run.packed();
+        let [_, _, out, lse, ..] = &run.tensors;
+        let loss = |qkv: &[f64]| -> f64 {
+            let qkv = cpu_of(qkv, run.tensors[0].shape().dims());
+            attention_into(out, lse, Qkv::Packed(&qkv), &attention).unwrap();
+            let out = out.to_vec::<f64>().unwrap();
+            out.iter()
+                .zip(&run.dout)
+                .map(|(out, dout)| out * dout)
+                .sum()
+        };
+        for (index, &gradient) in gradient.iter().enumerate() {
+            const STEP: f64 = 1e-5;
+            let [above, below] = [STEP, -STEP].map(|step| {
+                let mut moved = run.qkv.clone();
+                moved[index] += step;
+                loss(&moved)
+            });
+            let slope = (above - below) / (2.0 * STEP);
+            // A third of STEP² times a third derivative, whose terms are at most a few hundred,
+            // and the rounding of a sum of 60 addends, divided by STEP.
+            assert!(
+                (slope - gradient).abs() < 1e-8,
+                "{index}: {slope} {gradient}"
+            );
+        }
+    }
+}
+
+#[test]
+fn three_tensors_have_the_bits_of_one() {
+    for (batch, attention) in cases() {
+        let run = Run::<f32>::new(batch, attention, |x| x);
+        let [expected, _, dqkv] = run.packed();
+        let [q, k, v] = run.split(&run.qkv);
+        let expected_gradients = run.split(&dqkv);
+        let gradients = expected_gradients
+            .each_ref()
+            .map(|x| x.new_empty(x.shape().dims()).unwrap());
+        let [_, dout, out, lse, delta, _] = &run.tensors;
+        let inputs = Qkv::Apart {
+            q: &q,
+            k: &k,
+            v: &v,
+        };
+        attention_into(out, lse, inputs, &attention).unwrap();
+        assert_eq!(out.to_vec::<f32>().unwrap(), expected);
+        let [dq, dk, dv] = &gradients;
+        let to = Qkv::Apart {
+            q: dq,
+            k: dk,
+            v: dv,
+        };
+        attention_backward_into(to, delta, [dout, out], lse, inputs, &attention).unwrap();
+        for (got, expected) in gradients.iter().zip(&expected_gradients) {
+            let [got, expected] = [got, expected].map(|x| x.to_vec::<f32>().unwrap());
+            assert_eq!(got, expected, "{attention:?}");
+        }
+    }
+}
+
+#[test]
+fn the_bits_do_not_depend_on_the_number_of_threads() {
+    let _alone = alone_with_the_pool();
+    let before = threads::count();
+    for causal in [true, false] {
+        let run = Run::<f32>::new(1, attention(300, [2, 1, 16], causal), |x| x);
+        let mut first = None;
+        for count in [1, 2, 3] {
+            threads::set_count(count).unwrap();
+            let bits = run
+                .packed()
+                .map(|part| part.into_iter().map(f32::to_bits).collect::<Vec<_>>());
+            let first = first.get_or_insert_with(|| bits.clone());
+            assert!(*first == bits, "{count} threads, causal: {causal}");
+        }
+    }
+    threads::set_count(before).unwrap();
+}
+
+#[test]
+fn every_kernel_has_the_same_bits() {
+    for causal in [true, false] {
+        let attention = attention(203, [2, 1, 40], causal);
+        let run = Run::<f32>::new(1, attention, |x| x);
+        let [expected_out, expected_lse, expected_dqkv] = run.packed();
+        let call = Call::new("attention");
+        let sizes = {
+            let mut call = call;
+            let inputs =
+                Qkv::Packed(&run.tensors[0]).add(&mut call, ["qkv", "q", "k", "v"], Call::reads);
+            attention.check(&call, &inputs).unwrap()
+        };
+        let inputs = sizes.columns(true).map(|columns| (&run.qkv[..], columns));
+        let blocks = 0..sizes.time.div_ceil(softmax::BLOCK);
+        let mut delta = vec![0.0; expected_lse.len()];
+        write_delta(&mut delta, &run.dout, &expected_out, sizes);
+        for (name, forward, backward) in cpu::f32_kernels() {
+            let mut out = vec![f32::NAN; expected_out.len()];
+            let mut lse = vec![f32::NAN; expected_lse.len()];
+            let work = Forward {
+                sizes,
+                out: Shares::new(&mut out),
+                log_sum_exp: Shares::new(&mut lse),
+                inputs,
+            };
+            // SAFETY: all blocks, on this thread alone, with a kernel that exists here.
+            unsafe { forward(&work, 0, blocks.clone(), &mut Default::default()) };
+            assert!(out == expected_out && lse == expected_lse, "{name}");
+            let mut dqkv = vec![f32::NAN; expected_dqkv.len()];
+            let work = Backward {
+                sizes,
+                gradients: &[Shares::new(&mut dqkv)],
+                gradient_columns: sizes.columns(true),
+                delta: &delta,
+                dout: &run.dout,
+                log_sum_exp: &lse,
+                inputs,
+            };
+            let sweep = Sweep {
+                queries: blocks.clone(),
+                keys: blocks.clone(),
+                dq: true,
+                dkv: true,
+            };
+            // SAFETY: as above.
+            unsafe { backward(&work, 0, &sweep, &mut Default::default()) };
+            assert!(dqkv == expected_dqkv, "{name}, causal: {causal}");
+        }
+    }
+}
+
+#[test]
+fn scores_of_any_size_give_finite_weights() {
+    // Scores up to 1e37 either way: the weight of the largest is 1, those of others 0.
+    let attention = Attention {
+        scale: Some(1e30),
+        ..attention(130, [1, 1, 4], true)
+    };
+    let run = Run::<f32>::new(1, attention, |x| x * 1000.0);
+    for part in run.packed() {
+        assert!(part.iter().all(|x| x.is_finite()));
+    }
+    let [out, ..] = run.packed();
+    let rows: Vec<&[f32]> = run.qkv.chunks(12).map(|row| &row[8..]).collect();
+    for (index, out) in out.chunks(4).enumerate() {
+        assert!(rows[..=index].contains(&out), "row {index} is a row of v");
+    }
+}
+
+#[test]
+fn a_token_does_not_see_later_ones() {
+    let attention = attention(150, [1, 1, 8], true);
+    let mut run = Run::<f32>::new(1, attention, |x| x);
+    let [before, ..] = run.packed();
+    // Row 100 changes, and its row of the output is the first that does.
+    run.qkv[100 * 24..101 * 24].fill(3.0);
+    run.tensors[0] = cpu_of(&run.qkv, &[150, 24]);
+    let [after, ..] = run.packed();
+    let changed = before.iter().zip(&after).position(|(a, b)| a != b);
+    assert!(changed.is_some_and(|index| index / 8 == 100), "{changed:?}");
+}
+
+#[test]
+fn nan_reaches_the_output() {
+    let mut run = Run::<f32>::new(1, attention(40, [1, 1, 8], false), |x| x);
+    run.qkv[5 * 24 + 8] = f32::NAN;
+    run.tensors[0] = cpu_of(&run.qkv, &[40, 24]);
+    let [out, _, dqkv] = run.packed();
+    assert!(out.iter().all(|x| x.is_nan()) && dqkv[..8].iter().all(|x| x.is_nan()));
+}
+
+#[test]
+fn wrong_calls_name_what_is_wrong() {
+    let good = attention(4, [4, 2, 3], true);
+    let run = Run::<f32>::new(2, good, |x| x);
+    let [qkv, dout, out, lse, delta, dqkv] = &run.tensors;
+    let message = |attention: Attention, out: &Tensor, lse: &Tensor, qkv: &Tensor| {
+        let result = attention_into(out, lse, Qkv::Packed(qkv), &attention);
+        result.unwrap_err().to_string()
+    };
+    let cases = [
+        (
+            Attention {
+                kv_heads: 3,
+                ..good
+            },
+            "attention: kv_heads: expected a divisor of heads, which is 4, got 3",
+        ),
+        (
+            Attention { heads: 0, ..good },
+            "heads: expected at least 1, got 0",
+        ),
+        (
+            Attention { time: 0, ..good },
+            "time: expected at least 1, got 0",
+        ),
+        (
+            Attention {
+                head_size: 257,
+                ..good
+            },
+            "head_size: expected 1 to 256, got 257",
+        ),
+        (
+            Attention {
+                scale: Some(f64::NAN),
+                ..good
+            },
+            "scale: expected a finite number, got NaN",
+        ),
+        (
+            Attention { time: 3, ..good },
+            "expected whole sequences of 3 rows",
+        ),
+        (
+            Attention {
+                head_size: 4,
+                ..good
+            },
+            "expected shape [8, 32], that is [batch·time, (heads + 2·kv_heads)·head_size]",
+        ),
+        (
+            Attention {
+                heads: usize::MAX,
+                kv_heads: 1,
+                ..good
+            },
+            "that is [batch·time, (heads + 2·kv_heads)·head_size]",
+        ),
+    ];
+    for (attention, expected) in cases {
+        let message = message(attention, out, lse, qkv);
+        assert!(message.contains(expected), "{message}");
+    }
+    let narrow = cpu_of(&[0.0f32; 8], &[8, 1]);
+    let text = message(good, &narrow, lse, qkv);
+    assert!(
+        text.contains("out") && text.contains("expected shape [8, 12]"),
+        "{text}"
+    );
+    let text = message(good, out, &narrow, qkv);
+    assert!(
+        text.contains("log_sum_exp") && text.contains("[8, 4]"),
+        "{text}"
+    );
+    let text = message(good, qkv, lse, qkv);
+    assert!(text.contains("expected shape [8, 12]"), "{text}");
+    let apart = Qkv::Apart {
+        q: dout,
+        k: dout,
+        v: dout,
+    };
+    let text = attention_into(out, lse, apart, &good)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("attention: k ") && text.contains("[8, 6]"),
+        "{text}"
+    );
+    let backward = |to: Qkv<'_>, dout: &Tensor| {
+        let result = attention_backward_into(to, delta, [dout, out], lse, Qkv::Packed(qkv), &good);
+        result.unwrap_err().to_string()
+    };
+    let text = backward(Qkv::Packed(qkv), dout);
+    assert!(text.contains("dqkv") && text.contains("overlap"), "{text}");
+    let text = backward(Qkv::Packed(dqkv), &narrow);
+    assert!(text.contains("dout") && text.contains("[8, 12]"), "{text}");
+}

@@ -1,0 +1,367 @@
+//! embedding: the row of a table for each token, with a row for its position added, and the
+//! gradients of both tables.
+//!
+//! The gradient of a token's row is the sum of the gradients at its occurrences. Rows are sorted by
+//! token, and those of one token stay in order. Each `RUN` of sorted rows is summed token by token;
+//! where a token's rows reach over several runs, the runs' sums are added in order. So the bits
+//! depend on the tokens alone, also on a GPU (`embedding.cu`), which sorts without the host.
+//!
+//! Letters: R rows (tokens), V rows of the table (vocabulary), T positions, C columns.
+
+#[cfg(test)]
+mod tests;
+
+use crate::cuda::launch::{BLOCK_THREADS, BLOCKS_MAX, args};
+use crate::cuda::{Grid, Launcher, Source};
+use crate::error::Result;
+use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
+use crate::ops::fill::{fill_all, zero_on};
+use crate::ops::float::Float;
+use crate::ops::linear::{add_rows, gpu};
+use crate::ops::targets::{TARGET_DTYPES, Targets};
+use crate::simd::multiversion;
+use crate::threads::Shares;
+use crate::{DType, Tensor, threads};
+
+static SOURCE: Source = Source::new("embedding.cu", include_str!("embedding.cu"));
+
+/// Sorted rows that are summed before their sums are added to others; as in embedding.cu.
+const RUN: usize = 64;
+/// Columns at a time: their sums stay in registers.
+const COLUMN_BLOCK: usize = 64;
+/// Rows whose place in the order a block of threads finds; as in embedding.cu.
+const PLACED_ROWS: usize = 32;
+/// The most blocks of a grid's second dimension.
+const COLUMN_BLOCKS_MAX: usize = 65_535;
+
+/// Memory for [`embedding_backward_into`], whose contents mean nothing before and after.
+#[derive(Clone, Copy, Debug)]
+pub struct EmbeddingScratch<'a> {
+    /// i32 (R): the rows, sorted by token.
+    pub order: &'a Tensor,
+    /// (`embedding_sums_of(R)`, C), of the table's gradient's dtype: sums of parts of a token.
+    pub sums: &'a Tensor,
+}
+
+/// Rows of `EmbeddingScratch::sums` for so many rows.
+pub fn embedding_sums_of(rows: usize) -> usize {
+    2 * rows.div_ceil(RUN)
+}
+
+/// `out[r] = table[tokens[r]] + positions[r mod T]`: `out` (R, C), `table` (V, C), `positions`
+/// (T, C) of one dtype, R a multiple of T; `tokens` u8, i32 or i64 (R).
+///
+/// A token that is no row of the table is an error on the CPU, before anything is written. A GPU
+/// makes its row NaN, and reads nothing outside the table.
+#[track_caller]
+pub fn embedding_into(
+    out: &Tensor,
+    table: &Tensor,
+    tokens: &Tensor,
+    positions: Option<&Tensor>,
+) -> Result<()> {
+    let mut call = Call::new("embedding");
+    let out = call.writes("out", out);
+    let table = call.reads("table", table);
+    let tokens = call.reads("tokens", tokens);
+    let positions = call.reads_some("positions", positions);
+    let [vocabulary, columns] = call.dims::<2>(table, "[vocabulary, columns]")?;
+    let rows = check_tokens(&call, tokens, vocabulary)?;
+    call.has_shape(out, &[rows, columns], "[tokens, columns of table]")?;
+    call.same_dtype(out, table)?;
+    let mut context = 0;
+    if let Some(positions) = positions {
+        context = check_positions(&call, positions, [rows, columns])?;
+        call.same_dtype(positions, table)?;
+    }
+    call.all_row_major()?;
+    call.run(table, &FLOATS_AND_BF16, |placed| {
+        let [mut out, table, tokens] = placed.enter([out, table, tokens])?;
+        let positions = placed.enter_some(positions)?;
+        if let Some(gpu) = placed.launcher() {
+            let args = args![
+                out,
+                table,
+                positions,
+                tokens,
+                tokens.dtype.bytes() as u32,
+                rows,
+                columns,
+                vocabulary,
+                context,
+            ];
+            let grid = Grid::packs(out.count, out.dtype);
+            return gpu.launch(&SOURCE, ("embedding", out.dtype), grid, args);
+        }
+        let tokens = Targets::of(&tokens);
+        refuse_others(&placed.call, tokens, vocabulary)?;
+        with_float!(placed.dtype, T => {
+            let (table, positions) = (table.elements(), positions.as_ref().map(Buffer::elements));
+            threads::split_mut(out.elements_mut::<T>(), columns.max(1), |first, out| {
+                if let Some(first) = first.checked_div(columns) {
+                    look_up(out, first, columns, table, tokens, positions);
+                }
+            });
+        });
+        Ok(())
+    })
+}
+
+/// `dtable[v] = Σ dout[r]` over the rows r whose token is v, or added to what is there with
+/// `accumulate`; 0 or unchanged where there is none. `dout` (R, C), `dtable` (V, C) of its dtype,
+/// or f32 if that is bf16, `tokens` u8, i32 or i64 (R).
+///
+/// A token that is no row of the table is an error on the CPU; a GPU ignores its row.
+#[track_caller]
+pub fn embedding_backward_into(
+    dtable: &Tensor,
+    dout: &Tensor,
+    tokens: &Tensor,
+    scratch: EmbeddingScratch<'_>,
+    accumulate: bool,
+) -> Result<()> {
+    let mut call = Call::new("embedding_backward");
+    let dtable = call.updates("dtable", dtable);
+    let dout = call.reads("dout", dout);
+    let tokens = call.reads("tokens", tokens);
+    let order = call.writes("order", scratch.order);
+    let sums = call.writes("sums", scratch.sums);
+    let [vocabulary, columns] = call.dims::<2>(dtable, "[vocabulary, columns]")?;
+    let rows = check_tokens(&call, tokens, vocabulary)?;
+    call.has_shape(dout, &[rows, columns], "[tokens, columns of dtable]")?;
+    call.math_dtype(dtable, dout)?;
+    call.has_shape(order, &[rows], "a number for each token")?;
+    call.has_dtype(order, &[DType::I32])?;
+    let meaning = "two rows for each 64 tokens";
+    call.has_shape(sums, &[embedding_sums_of(rows), columns], meaning)?;
+    call.same_dtype(sums, dtable)?;
+    call.all_row_major()?;
+    call.run(dout, &FLOATS_AND_BF16, |placed| {
+        let [mut dtable, dout, tokens, mut order, sums] =
+            placed.enter([dtable, dout, tokens, order, sums])?;
+        if let Some(gpu) = placed.launcher() {
+            let sizes = [rows, columns, vocabulary];
+            return backward(
+                &gpu,
+                [&dtable, &dout, &tokens, &order, &sums],
+                sizes,
+                accumulate,
+            );
+        }
+        let tokens = Targets::of(&tokens);
+        refuse_others(&placed.call, tokens, vocabulary)?;
+        let order = order.elements_mut::<i32>();
+        (order.iter_mut().zip(0..)).for_each(|(order, row)| *order = row);
+        let token_of = |row: i32| tokens.class(row as usize, None).unwrap_or_default();
+        order.sort_unstable_by_key(|&row| (token_of(row), row));
+        with_float!(placed.dtype, T => {
+            let dtable = dtable.elements_mut::<T>();
+            if !accumulate {
+                fill_all(dtable, T::ZERO);
+            }
+            let of = Occurrences { order, tokens, dout: dout.elements::<T>(), columns };
+            let dtable = Shares::new(dtable);
+            let height = rows.max(1);
+            threads::split(rows * columns, height * COLUMN_BLOCK, |range| {
+                let (first, end) = (range.start / height, range.end / height);
+                for first in (first..end).step_by(COLUMN_BLOCK) {
+                    add_occurrences(&dtable, &of, first, end.min(first + COLUMN_BLOCK));
+                }
+            });
+        });
+        Ok(())
+    })
+}
+
+/// `dpositions[t] = Σ dout[r]` over the rows r with t = r mod T, in order, or added to what is
+/// there with `accumulate`. `dout` (R, C), `dpositions` (T, C) of its dtype, or f32 if that is
+/// bf16; R is a multiple of T.
+#[track_caller]
+pub fn embedding_positions_backward_into(
+    dpositions: &Tensor,
+    dout: &Tensor,
+    accumulate: bool,
+) -> Result<()> {
+    let mut call = Call::new("embedding_positions_backward");
+    let dpositions = call.updates("dpositions", dpositions);
+    let dout = call.reads("dout", dout);
+    let [rows, columns] = call.dims::<2>(dout, "[tokens, columns]")?;
+    let context = check_positions(&call, dpositions, [rows, columns])?;
+    call.math_dtype(dpositions, dout)?;
+    call.all_row_major()?;
+    call.run(dout, &FLOATS_AND_BF16, |placed| {
+        let [mut dpositions, dout] = placed.enter([dpositions, dout])?;
+        // A matrix with a row for each sequence: its columns are summed.
+        if let Some(launcher) = placed.launcher() {
+            let sizes = [rows.checked_div(context).unwrap_or(0), context * columns];
+            return gpu::sum_rows(&launcher, &dpositions, &dout, sizes, accumulate);
+        }
+        with_float!(placed.dtype, T => {
+            add_rows(dpositions.elements_mut::<T>(), dout.elements(), accumulate)
+        });
+        Ok(())
+    })
+}
+
+/// Checks `tokens` (R) and the sizes. Gives R.
+fn check_tokens(call: &Call<'_>, tokens: Slot, vocabulary: usize) -> Result<usize> {
+    /// Rows and tokens are numbered in i32.
+    const MOST: usize = i32::MAX as usize;
+    let [rows] = call.dims(tokens, "a token for each row")?;
+    call.has_dtype(tokens, &TARGET_DTYPES)?;
+    for (what, count) in [("rows of the table", vocabulary), ("tokens", rows)] {
+        if count > MOST {
+            return Err(call.value_error(what, format!("at most {MOST}"), count));
+        }
+    }
+    Ok(rows)
+}
+
+/// Checks `positions` (T, C), T dividing R. Gives T.
+fn check_positions(call: &Call<'_>, positions: Slot, [rows, columns]: [usize; 2]) -> Result<usize> {
+    let [context, _] = call.dims::<2>(positions, "[positions, columns]")?;
+    call.has_shape(
+        positions,
+        &[context, columns],
+        "[positions, columns of the table]",
+    )?;
+    if !rows.is_multiple_of(context) {
+        let expected =
+            format!("as many rows as positions in a sequence, which divide {rows} tokens");
+        return Err(call.operand_error(positions, expected, "slice it to the sequence's length"));
+    }
+    Ok(context)
+}
+
+/// Refuses the first token that is no row of the table.
+fn refuse_others(call: &Call<'_>, tokens: Targets<'_>, vocabulary: usize) -> Result<()> {
+    let Some((row, token)) = tokens.first_bad(vocabulary, None) else {
+        return Ok(());
+    };
+    let expected = format!("a token of the vocabulary, in 0..{vocabulary}");
+    Err(call.value_error(format!("tokens[{row}]"), expected, token))
+}
+
+multiversion! {
+    /// Rows of the output from row `first` on, whose tokens are all in the table.
+    fn look_up[T: Float](
+        out: &mut [T],
+        first: usize,
+        columns: usize,
+        table: &[T],
+        tokens: Targets<'_>,
+        positions: Option<&[T]>,
+    ) {
+        for (row, out) in (first..).zip(out.chunks_exact_mut(columns)) {
+            let token = tokens.class(row, None).unwrap_or_default();
+            let entry = &table[token * columns..][..columns];
+            match positions {
+                None => out.copy_from_slice(entry),
+                Some(positions) => {
+                    let position = &positions[row * columns % positions.len()..][..columns];
+                    for ((out, &a), &b) in out.iter_mut().zip(entry).zip(position) {
+                        *out = a + b;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The rows that are added to the table's gradient.
+struct Occurrences<'a, T> {
+    /// (R), sorted by token
+    order: &'a [i32],
+    /// (R)
+    tokens: Targets<'a>,
+    /// (R, C)
+    dout: &'a [T],
+    columns: usize,
+}
+
+impl<T> Occurrences<'_, T> {
+    /// The token of sorted row `at`; None after the last.
+    #[inline(always)]
+    fn token(&self, at: usize) -> Option<usize> {
+        let row = *self.order.get(at)?;
+        self.tokens.class(row as usize, None)
+    }
+}
+
+multiversion! {
+    /// Adds to columns `first..end` of the table's gradient, at most COLUMN_BLOCK. Other threads
+    /// have the other columns.
+    fn add_occurrences[T: Float](
+        dtable: &Shares<'_, T>,
+        of: &Occurrences<'_, T>,
+        first: usize,
+        end: usize,
+    ) {
+        let mut at = 0;
+        while let Some(token) = of.token(at) {
+            let mut total = [T::ZERO; COLUMN_BLOCK];
+            while of.token(at) == Some(token) {
+                let mut sums = [T::ZERO; COLUMN_BLOCK];
+                let run_end = (at / RUN + 1) * RUN;
+                while at < run_end && of.token(at) == Some(token) {
+                    let row = of.order[at] as usize * of.columns;
+                    for (sum, &x) in sums.iter_mut().zip(&of.dout[row + first..row + end]) {
+                        *sum = *sum + x;
+                    }
+                    at += 1;
+                }
+                for (total, sum) in total.iter_mut().zip(sums) {
+                    *total = *total + sum;
+                }
+            }
+            let entry = token * of.columns;
+            // SAFETY: only this thread has these columns, and each token comes once.
+            let entry = unsafe { dtable.part(entry + first..entry + end) };
+            for (entry, total) in entry.iter_mut().zip(total) {
+                *entry = *entry + total;
+            }
+        }
+    }
+}
+
+/// Sorts the rows, sums each run of them, and joins the sums of tokens that reach over several.
+fn backward(
+    gpu: &Launcher,
+    [dtable, dout, tokens, order, sums]: [&Buffer<'_>; 5],
+    [rows, columns, vocabulary]: [usize; 3],
+    accumulate: bool,
+) -> Result<()> {
+    if !accumulate && dtable.count > 0 {
+        zero_on(gpu, dtable)?;
+    }
+    let token_bytes = tokens.dtype.bytes() as u32;
+    let placed = Grid::blocks(rows.div_ceil(PLACED_ROWS).min(BLOCKS_MAX), BLOCK_THREADS);
+    let place = args![order, tokens, token_bytes, rows, vocabulary];
+    gpu.launch(&SOURCE, "embedding_order", placed, place)?;
+    let mut grid = Grid::blocks(rows.div_ceil(RUN), BLOCK_THREADS);
+    let column_blocks = columns.div_ceil(BLOCK_THREADS as usize);
+    grid.blocks[1] = column_blocks.min(COLUMN_BLOCKS_MAX) as u32;
+    let add = args![
+        dtable,
+        sums,
+        dout,
+        order,
+        tokens,
+        token_bytes,
+        rows,
+        columns,
+        vocabulary
+    ];
+    gpu.launch(&SOURCE, ("embedding_add", dout.dtype), grid, add)?;
+    let join = args![
+        dtable,
+        sums,
+        order,
+        tokens,
+        token_bytes,
+        rows,
+        columns,
+        vocabulary
+    ];
+    gpu.launch(&SOURCE, "embedding_join", grid, join)
+}

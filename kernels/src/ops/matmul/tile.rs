@@ -1,0 +1,200 @@
+//! The innermost loops: one tile of the output, whose sums stay in registers.
+
+use crate::ops::float::Float;
+
+/// Elements of the largest tile.
+pub(super) const TILE_MAX: usize = 256;
+
+/// How to compute one tile.
+pub(crate) trait Kernel<T> {
+    const ROWS: usize;
+    const COLUMNS: usize;
+    /// Elements of each step in a panel of rows, of which `ROWS` are used.
+    const ROWS_PACKED: usize;
+
+    /// `out = scales.0 * (sum over along of a·b) + scales.1 * out`, for a whole tile. With 0 for
+    /// `scales.1`, `out` is not read.
+    ///
+    /// # Safety
+    /// `a` and `b` hold `along` steps, `out` is writable with rows `stride` apart, and the
+    /// processor has the kernel's instructions.
+    unsafe fn run(
+        along: usize,
+        a: *const T,
+        b: *const T,
+        out: *mut T,
+        stride: usize,
+        scales: (T, T),
+    );
+
+    /// As `run`, for a left operand that is not packed: step `s` of row `r` is at
+    /// `a.0 + r * a.1 + s * a.2`.
+    ///
+    /// # Safety
+    /// As for `run`.
+    unsafe fn run_apart(
+        along: usize,
+        a: (*const T, usize, usize),
+        b: *const T,
+        out: *mut T,
+        stride: usize,
+        scales: (T, T),
+    );
+}
+
+/// `out = sum + existing_scale * out`, as the kernels round it.
+///
+/// # Safety
+/// `out` is writable, and readable unless `existing_scale` is 0.
+#[inline(always)]
+pub(super) unsafe fn store<T: Float>(out: *mut T, sum: T, existing_scale: T) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        *out = if existing_scale == T::ZERO {
+            sum
+        } else {
+            existing_scale.fused(*out, sum)
+        };
+    }
+}
+
+/// For processors without a kernel of their own.
+pub(crate) struct Plain;
+
+impl<T: Float> Kernel<T> for Plain {
+    const ROWS: usize = 4;
+    const COLUMNS: usize = 8;
+    const ROWS_PACKED: usize = 4;
+
+    unsafe fn run(
+        along: usize,
+        a: *const T,
+        b: *const T,
+        out: *mut T,
+        stride: usize,
+        scales: (T, T),
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { Self::run_apart(along, (a, 1, 4), b, out, stride, scales) };
+    }
+
+    unsafe fn run_apart(
+        along: usize,
+        (a, row_stride, step_stride): (*const T, usize, usize),
+        b: *const T,
+        out: *mut T,
+        stride: usize,
+        scales: (T, T),
+    ) {
+        let mut sums = [[T::ZERO; 8]; 4];
+        for step in 0..along {
+            for (row, sums) in sums.iter_mut().enumerate() {
+                for (column, sum) in sums.iter_mut().enumerate() {
+                    // SAFETY: within the panels by the caller's promise.
+                    let (a, b) = unsafe {
+                        (
+                            *a.add(row * row_stride + step * step_stride),
+                            *b.add(step * 8 + column),
+                        )
+                    };
+                    *sum = a.fused(b, *sum);
+                }
+            }
+        }
+        for (row, sums) in sums.iter().enumerate() {
+            for (column, &sum) in sums.iter().enumerate() {
+                // SAFETY: within the tile by the caller's promise.
+                unsafe { store(out.add(row * stride + column), scales.0 * sum, scales.1) };
+            }
+        }
+    }
+}
+
+/// A kernel that keeps `$rows` × `$vectors` registers of sums: `NAME: TYPE, FEATURES, ROWS of
+/// ROWS_PACKED, VECTORS of LANES, REGISTER, INTRINSICS`.
+#[cfg(target_arch = "x86_64")]
+macro_rules! kernel {
+    (
+        $name:ident: $T:ty, $features:literal, $rows:literal of $packed:literal,
+        $vectors:literal of $lanes:literal, $register:ident, $zero:ident, $load:ident,
+        $store:ident, $all:ident, $fused:ident, $times:ident
+    ) => {
+        pub(crate) struct $name;
+
+        impl Kernel<$T> for $name {
+            const ROWS: usize = $rows;
+            const COLUMNS: usize = $vectors * $lanes;
+            const ROWS_PACKED: usize = $packed;
+
+            #[target_feature(enable = $features)]
+            unsafe fn run(
+                along: usize,
+                a: *const $T,
+                b: *const $T,
+                out: *mut $T,
+                stride: usize,
+                scales: ($T, $T),
+            ) {
+                // SAFETY: the caller's promise.
+                unsafe { Self::run_apart(along, (a, 1, $packed), b, out, stride, scales) };
+            }
+
+            // With indices, registers hold the sums also where little is optimised.
+            #[allow(clippy::needless_range_loop)]
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn run_apart(
+                along: usize,
+                (mut a, row_stride, step_stride): (*const $T, usize, usize),
+                mut b: *const $T,
+                out: *mut $T,
+                stride: usize,
+                scales: ($T, $T),
+            ) {
+                use std::arch::x86_64::{$all, $fused, $load, $store, $times, $zero};
+                let mut sums = [[$zero(); $vectors]; $rows];
+                for _ in 0..along {
+                    // SAFETY: one step of each panel.
+                    unsafe {
+                        let mut right = [$zero(); $vectors];
+                        for vector in 0..$vectors {
+                            right[vector] = $load(b.add(vector * $lanes));
+                        }
+                        for row in 0..$rows {
+                            let left = $all(*a.add(row * row_stride));
+                            for vector in 0..$vectors {
+                                sums[row][vector] = $fused(left, right[vector], sums[row][vector]);
+                            }
+                        }
+                        a = a.add(step_stride);
+                        b = b.add($vectors * $lanes);
+                    }
+                }
+                let (scale, existing_scale) = ($all(scales.0), $all(scales.1));
+                for row in 0..$rows {
+                    for vector in 0..$vectors {
+                        // SAFETY: within the tile by the caller's promise.
+                        unsafe {
+                            let out = out.add(row * stride + vector * $lanes);
+                            let mut sum = $times(scale, sums[row][vector]);
+                            if scales.1 != 0.0 {
+                                sum = $fused(existing_scale, $load(out), sum);
+                            }
+                            $store(out, sum);
+                        }
+                    }
+                }
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+kernel!(Avx2F32: f32, "avx2,fma", 6 of 8, 2 of 8, __m256, _mm256_setzero_ps, _mm256_loadu_ps,
+    _mm256_storeu_ps, _mm256_set1_ps, _mm256_fmadd_ps, _mm256_mul_ps);
+#[cfg(target_arch = "x86_64")]
+kernel!(Avx2F64: f64, "avx2,fma", 6 of 6, 2 of 4, __m256d, _mm256_setzero_pd, _mm256_loadu_pd,
+    _mm256_storeu_pd, _mm256_set1_pd, _mm256_fmadd_pd, _mm256_mul_pd);
+#[cfg(target_arch = "x86_64")]
+kernel!(Avx512F32: f32, "avx512f", 8 of 8, 2 of 16, __m512, _mm512_setzero_ps, _mm512_loadu_ps,
+    _mm512_storeu_ps, _mm512_set1_ps, _mm512_fmadd_ps, _mm512_mul_ps);

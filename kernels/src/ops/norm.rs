@@ -1,0 +1,381 @@
+//! norm: LayerNorm and RMSNorm over the last dimension, with PyTorch's formulas, also of a sum with
+//! the residual stream, and their derivatives.
+//!
+//! With m the mean of a row (0 in RMSNorm) and s = 1/√(mean of (x − m)² + ε):
+//!
+//! ```text
+//! out = n · weight + bias, where n = (x − m) s
+//! dx  = s (g − mean of g − n · mean of g n) + dresidual, where g = dy · weight
+//! ```
+//!
+//! RMSNorm has no mean of g. The gradient of weight is the sum over rows of dy n, that of bias the
+//! sum of dy. Each row is read from memory once; on a GPU (`norm.cu`) registers hold it.
+//!
+//! Letters: R rows, C columns.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use self::cpu::{BackwardRows, ForwardRows, ROW_BLOCK, Scaling};
+use crate::cuda::launch::args;
+use crate::cuda::{Grid, Launcher, Source};
+use crate::error::Result;
+use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
+use crate::ops::float::Float;
+use crate::threads::Shares;
+use crate::{Tensor, threads};
+
+static SOURCE: Source = Source::new("norm.cu", include_str!("norm.cu"));
+
+/// Which norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Norm {
+    /// LayerNorm: subtracts the row's mean and divides by its standard deviation.
+    Layer,
+    /// RMSNorm: divides by the root of the mean of squares.
+    Rms,
+}
+
+impl Norm {
+    /// The statistics that forward keeps of a row for backward: the mean, if it is subtracted, and
+    /// the reciprocal of what divides.
+    pub fn statistics(self) -> usize {
+        match self {
+            Norm::Layer => 2,
+            Norm::Rms => 1,
+        }
+    }
+}
+
+/// What forward and backward of a norm share.
+#[derive(Clone, Copy, Debug)]
+pub struct NormOptions<'a> {
+    /// Which norm.
+    pub norm: Norm,
+    /// Added to the mean of squares: 1e-5 in PyTorch's LayerNorm.
+    pub epsilon: f64,
+    /// Multiplies each column, (C), of the dtype of x.
+    pub weight: Option<&'a Tensor>,
+    /// Added to each column, (C), of the dtype of x.
+    pub bias: Option<&'a Tensor>,
+}
+
+/// What [`norm_backward_into`] writes, and the gradient that it adds.
+#[derive(Clone, Copy, Debug)]
+pub struct NormGradients<'a> {
+    /// The gradient by x, (R, C). It may be dy or the residual's gradient.
+    pub dx: &'a Tensor,
+    /// The gradient that reaches x past the norm, along the residual stream, (R, C): added to dx.
+    pub dresidual: Option<&'a Tensor>,
+    /// Of each block of rows, the gradient of weight, (`norm_blocks_of(R)`, C), of the dtype of x,
+    /// or f32 if that is bf16. `column_sum_into` adds the blocks, replaces or accumulates.
+    pub weight_sums: Option<&'a Tensor>,
+    /// Likewise for bias.
+    pub bias_sums: Option<&'a Tensor>,
+}
+
+/// Rows of `weight_sums` and `bias_sums` for so many rows. They do not depend on the device.
+pub fn norm_blocks_of(rows: usize) -> usize {
+    rows.div_ceil(ROW_BLOCK)
+}
+
+/// `out = norm(x)`: `out` and `x` (R, C), `stats` (R, `Norm::statistics`) of their dtype, or f32 if
+/// that is bf16, for backward.
+#[track_caller]
+pub fn norm_into(
+    out: &Tensor,
+    stats: &Tensor,
+    x: &Tensor,
+    options: &NormOptions<'_>,
+) -> Result<()> {
+    let call = Call::new("norm");
+    forward(call, [out, stats, x], None, options)
+}
+
+/// `sum = x + residual` and `out = norm(sum)`, in one pass over memory. All are (R, C); `sum` may
+/// be `x` or `residual`. `stats` is as in [`norm_into`], and backward's x is `sum`.
+#[track_caller]
+pub fn add_norm_into(
+    sum: &Tensor,
+    out: &Tensor,
+    stats: &Tensor,
+    [x, residual]: [&Tensor; 2],
+    options: &NormOptions<'_>,
+) -> Result<()> {
+    let call = Call::new("add_norm");
+    forward(call, [out, stats, x], Some([sum, residual]), options)
+}
+
+/// Both forms; `stream` is `[sum, residual]` if a residual is added.
+fn forward<'a>(
+    mut call: Call<'a>,
+    [out, stats, x]: [&'a Tensor; 3],
+    stream: Option<[&'a Tensor; 2]>,
+    options: &NormOptions<'a>,
+) -> Result<()> {
+    let out = call.writes("out", out);
+    let x = call.reads("x", x);
+    let stats = call.writes("stats", stats);
+    let sum = call.writes_some("sum", stream.map(|[sum, _]| sum));
+    let residual = call.reads_some("residual", stream.map(|[_, residual]| residual));
+    if let (Some(sum), Some(residual)) = (sum, residual) {
+        call.may_be_in_place(x, sum);
+        call.may_be_in_place(residual, sum);
+        call.elementwise(&[x, sum, residual])?;
+    }
+    let (sizes, [weight, bias]) = check(&mut call, x, &[out], stats, options)?;
+    call.run(x, &FLOATS_AND_BF16, |placed| {
+        let [mut out, x, mut stats] = placed.enter([out, x, stats])?;
+        let (mut sum, residual) = (placed.enter_some(sum)?, placed.enter_some(residual)?);
+        let [weight, bias] = [placed.enter_some(weight)?, placed.enter_some(bias)?];
+        let [rows, columns] = sizes;
+        if let Some(gpu) = placed.launcher() {
+            let output = sum.as_ref().unwrap_or(&out);
+            let args = args![
+                out,
+                sum,
+                stats,
+                x.address_or(output),
+                residual.as_ref().map(|of| of.address_or(output)),
+                weight,
+                bias,
+                rows,
+                columns,
+                options.norm.statistics() as u32,
+                options.epsilon as f32,
+            ];
+            return launch(&gpu, "norm", &out, sizes, args);
+        }
+        with_float!(placed.dtype, T => {
+            let of = scaling::<T>(options, columns, [&weight, &bias]);
+            forward_on_cpu(&of, [&mut out, &mut stats], sum.as_mut(), &x, residual.as_ref());
+        });
+        Ok(())
+    })
+}
+
+/// `out` (R, C), `stats` (R, statistics), `sum`, `x` and `residual` (R, C).
+fn forward_on_cpu<T: Float>(
+    of: &Scaling<'_, T>,
+    [out, stats]: [&mut Buffer<'_>; 2],
+    sum: Option<&mut Buffer<'_>>,
+    x: &Buffer<'_>,
+    residual: Option<&Buffer<'_>>,
+) {
+    let out = Shares::new(out.elements_mut::<T>());
+    let stats = Shares::new(stats.elements_mut::<T>());
+    let sum = sum.map(|sum| Shares::new(sum.elements_mut::<T>()));
+    let x = x.unless_in_place::<T>();
+    let residual = residual.and_then(Buffer::unless_in_place::<T>);
+    split_rows(of, out.len(), 1, |rows| {
+        let elements = rows.start * of.columns..rows.end * of.columns;
+        let statistics = rows.start * of.statistics()..rows.end * of.statistics();
+        // SAFETY: `split_rows` gives each row to one thread, once, and the parts belong to those
+        // rows.
+        let rows = unsafe {
+            ForwardRows {
+                out: out.part(elements.clone()),
+                stats: stats.part(statistics),
+                sum: sum.as_ref().map(|sum| sum.part(elements.clone())),
+                x: x.map(|x| &x[elements.clone()]),
+                residual: residual.map(|residual| &residual[elements]),
+            }
+        };
+        cpu::forward(of, rows);
+    });
+}
+
+/// The gradient of a norm by its input `x` (R, C), and by weight and bias for each block of rows,
+/// from `dy` (R, C), the gradient by its output, and from forward's `stats` and options. The bias
+/// is not read.
+#[track_caller]
+pub fn norm_backward_into(
+    gradients: &NormGradients<'_>,
+    dy: &Tensor,
+    x: &Tensor,
+    stats: &Tensor,
+    options: &NormOptions<'_>,
+) -> Result<()> {
+    let mut call = Call::new("norm_backward");
+    let dx = call.writes("dx", gradients.dx);
+    let dy = call.reads("dy", dy);
+    let x = call.reads("x", x);
+    let stats = call.reads("stats", stats);
+    let dresidual = call.reads_some("dresidual", gradients.dresidual);
+    let weight_sums = call.writes_some("weight_sums", gradients.weight_sums);
+    let bias_sums = call.writes_some("bias_sums", gradients.bias_sums);
+    call.may_be_in_place(dy, dx);
+    if let Some(dresidual) = dresidual {
+        call.may_be_in_place(dresidual, dx);
+        call.elementwise(&[x, dresidual])?;
+    }
+    let options = NormOptions {
+        bias: None,
+        ..*options
+    };
+    let (sizes, [weight, _]) = check(&mut call, x, &[dx, dy], stats, &options)?;
+    let [rows, columns] = sizes;
+    for sums in [weight_sums, bias_sums].into_iter().flatten() {
+        let meaning = "a row for each 16 rows of x";
+        call.has_shape(sums, &[norm_blocks_of(rows), columns], meaning)?;
+        call.math_dtype(sums, x)?;
+        call.row_major(sums)?;
+    }
+    call.run(x, &FLOATS_AND_BF16, |placed| {
+        let [mut dx, dy, x, stats] = placed.enter([dx, dy, x, stats])?;
+        let [dresidual, weight] = [placed.enter_some(dresidual)?, placed.enter_some(weight)?];
+        let [mut weight_sums, mut bias_sums] = [
+            placed.enter_some(weight_sums)?,
+            placed.enter_some(bias_sums)?,
+        ];
+        if let Some(gpu) = placed.launcher() {
+            let args = args![
+                dx,
+                dy.address_or(&dx),
+                x,
+                stats,
+                weight,
+                dresidual.as_ref().map(|of| of.address_or(&dx)),
+                weight_sums,
+                bias_sums,
+                rows,
+                columns,
+                options.norm.statistics() as u32,
+            ];
+            return launch(
+                &gpu,
+                "norm_backward",
+                &dx,
+                [norm_blocks_of(rows), columns],
+                args,
+            );
+        }
+        with_float!(placed.dtype, T => {
+            let of = scaling::<T>(&options, columns, [&weight, &None]);
+            let sums = [weight_sums.as_mut(), bias_sums.as_mut()];
+            backward_on_cpu(&of, &mut dx, [&dy, &x, &stats], dresidual.as_ref(), sums);
+        });
+        Ok(())
+    })
+}
+
+/// `dx`, `dy`, `x` and `dresidual` (R, C), `stats` (R, statistics), sums for weight and bias
+/// (blocks of rows, C).
+fn backward_on_cpu<T: Float>(
+    of: &Scaling<'_, T>,
+    dx: &mut Buffer<'_>,
+    [dy, x, stats]: [&Buffer<'_>; 3],
+    dresidual: Option<&Buffer<'_>>,
+    [weight_sums, bias_sums]: [Option<&mut Buffer<'_>>; 2],
+) {
+    let (dy, x) = (dy.unless_in_place::<T>(), x.elements::<T>());
+    let stats = stats.elements::<T>();
+    let dresidual = dresidual.map(Buffer::unless_in_place::<T>);
+    let dx = Shares::new(dx.elements_mut::<T>());
+    let weight_sums = weight_sums.map(|sums| Shares::new(sums.elements_mut::<T>()));
+    let bias_sums = bias_sums.map(|sums| Shares::new(sums.elements_mut::<T>()));
+    split_rows(of, x.len(), ROW_BLOCK, |rows| {
+        let elements = rows.start * of.columns..rows.end * of.columns;
+        let statistics = rows.start * of.statistics()..rows.end * of.statistics();
+        let blocks = rows.start / ROW_BLOCK..norm_blocks_of(rows.end);
+        let sums = blocks.start * of.columns..blocks.end * of.columns;
+        // SAFETY: `split_rows` gives each block of rows to one thread, once, and the parts belong
+        // to those blocks.
+        let rows = unsafe {
+            BackwardRows {
+                dx: dx.part(elements.clone()),
+                dy: dy.map(|dy| &dy[elements.clone()]),
+                x: &x[elements.clone()],
+                stats: &stats[statistics],
+                dresidual: dresidual.map(|of| of.map(|of| &of[elements])),
+                weight_sums: weight_sums.as_ref().map(|of| of.part(sums.clone())),
+                bias_sums: bias_sums.as_ref().map(|of| of.part(sums)),
+            }
+        };
+        cpu::backward(of, rows);
+    });
+}
+
+/// Checks what forward and backward share: `x` (R, C), `others` like it, `stats` and the options.
+/// Gives R and C, and the operands of weight and bias.
+fn check<'a>(
+    call: &mut Call<'a>,
+    x: Slot,
+    others: &[Slot],
+    stats: Slot,
+    options: &NormOptions<'a>,
+) -> Result<([usize; 2], [Option<Slot>; 2])> {
+    let weight = call.reads_some("weight", options.weight);
+    let bias = call.reads_some("bias", options.bias);
+    let [rows, columns] = call.dims::<2>(x, "[rows, columns]")?;
+    if columns == 0 {
+        let help = "the second dimension is the one that is normalized";
+        return Err(call.operand_error(x, "at least one column", help));
+    }
+    call.row_major(x)?;
+    for &other in others {
+        call.elementwise(&[x, other])?;
+    }
+    let (wanted, meaning) = match options.norm {
+        Norm::Layer => (2, "mean and 1/σ of each row of x"),
+        Norm::Rms => (1, "1/rms of each row of x"),
+    };
+    call.has_shape(stats, &[rows, wanted], meaning)?;
+    call.math_dtype(stats, x)?;
+    call.row_major(stats)?;
+    for vector in [weight, bias].into_iter().flatten() {
+        call.has_shape(vector, &[columns], "a number for each column of x")?;
+        call.same_dtype(vector, x)?;
+    }
+    if !(options.epsilon >= 0.0 && options.epsilon.finite()) {
+        return Err(call.value_error("epsilon", "a finite number from 0 up", options.epsilon));
+    }
+    Ok(([rows, columns], [weight, bias]))
+}
+
+/// The options for loops over rows of so many columns.
+fn scaling<'a, T: Float>(
+    options: &NormOptions<'_>,
+    columns: usize,
+    [weight, bias]: [&'a Option<Buffer<'_>>; 2],
+) -> Scaling<'a, T> {
+    Scaling {
+        centers: options.norm == Norm::Layer,
+        epsilon: T::from_f64(options.epsilon),
+        columns,
+        weight: weight.as_ref().map(Buffer::elements),
+        bias: bias.as_ref().map(Buffer::elements),
+    }
+}
+
+/// `body` on ranges of rows of `count` elements, cut at multiples of `grain` rows.
+fn split_rows<T: Float>(
+    of: &Scaling<'_, T>,
+    count: usize,
+    grain: usize,
+    body: impl Fn(Range<usize>) + Sync,
+) {
+    threads::split(count, grain * of.columns, |range| {
+        body(range.start / of.columns..range.end / of.columns);
+    });
+}
+
+/// A kernel of `norm.cu`, with as many warps as rows of so many columns keep busy.
+fn launch(
+    gpu: &Launcher,
+    name: &'static str,
+    out: &Buffer<'_>,
+    [blocks, columns]: [usize; 2],
+    args: &[u64],
+) -> Result<()> {
+    let threads = 32 * cpu::warps_of(columns) as u32;
+    gpu.launch(
+        &SOURCE,
+        (name, out.dtype),
+        Grid::blocks(blocks, threads),
+        args,
+    )
+}

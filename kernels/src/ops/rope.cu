@@ -1,0 +1,49 @@
+// Rotary positions: see rope.rs.
+#include "common.cuh"
+
+constexpr u32 PACK = 4;
+
+/// Turns the heads of each row, N points at a time, a block for a row.
+template <int N, class T>
+INLINE void rope(
+    T* out, const T* x, const float* __restrict__ table, u64 rows, u64 columns, u64 heads, u64 head_size,
+    u64 positions, float direction) {
+    typedef Pack<T, N> P;
+    typedef Pack<float, N> Angles;
+    const u32 half = (u32)(head_size / 2), packs = half / N;
+    for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const float* angles = table + row % positions * head_size;
+        for (u32 i = threadIdx.x; i < (u32)heads * packs; i += blockDim.x) {
+            const u32 point = i % packs * N;
+            const u64 at = row * columns + (u64)(i / packs) * head_size + point;
+            P left = load_pack<P>(x, at / N), right = load_pack<P>(x, (at + half) / N);
+            const Angles cosines = load_pack<Angles>(angles, point / N);
+            const Angles sines = load_pack<Angles>(angles, (point + half) / N);
+#pragma unroll
+            for (int k = 0; k < N; k++) {
+                const float a = wide(left.values[k]), b = wide(right.values[k]);
+                const float cosine = cosines.values[k], sine = direction * sines.values[k];
+                left.values[k] = narrow<T>(fmaf(a, cosine, 0.0f - b * sine));
+                right.values[k] = narrow<T>(fmaf(b, cosine, a * sine));
+            }
+            store_pack(out, at / N, left);
+            store_pack(out, (at + half) / N, right);
+        }
+        if (out == x) continue;
+        for (u64 i = heads * head_size + threadIdx.x; i < columns; i += blockDim.x) {
+            out[row * columns + i] = x[row * columns + i];
+        }
+    }
+}
+#define ROPE(NAME, T)                                                                                                  \
+    KERNEL(BLOCK_THREADS)                                                                                              \
+    rope_##NAME(T* out, const T* x, const float* table, u64 rows, u64 columns, u64 heads, u64 head_size,               \
+                u64 positions, float direction) {                                                                      \
+        const bool whole = head_size / 2 % PACK == 0 && columns % PACK == 0;                                           \
+        if (whole && aligned<PACK * sizeof(T)>(out, x) && aligned<PACK * sizeof(float)>(table)) {                      \
+            rope<PACK>(out, x, table, rows, columns, heads, head_size, positions, direction);                          \
+        } else {                                                                                                       \
+            rope<1>(out, x, table, rows, columns, heads, head_size, positions, direction);                             \
+        }                                                                                                              \
+    }
+FOR_F32_AND_BF16(ROPE)

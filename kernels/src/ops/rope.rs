@@ -1,0 +1,149 @@
+//! rope: rotary positions, as in Hugging Face's Llama. In each head, element i of the
+//! first half and element i of the second are a point in the plane, which is turned by the angle
+//! t · base^(−2i/D) at position t. Backward turns back.
+//!
+//! Letters: R rows (tokens), T positions, D size of a head, W columns of a row.
+
+use crate::cuda::launch::{BLOCK_THREADS, BLOCKS_MAX, args};
+use crate::cuda::{Grid, Source};
+use crate::error::{Error, Result};
+use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
+use crate::ops::float::Float;
+use crate::simd::multiversion;
+use crate::threads::{self, Shares};
+use crate::{DType, Device, Tensor};
+
+static SOURCE: Source = Source::new("rope.cu", include_str!("rope.cu"));
+
+/// The table for [`rope_into`], f32 (T, D): in row t the cosines of its D/2 angles, then the sines.
+/// They are computed in f64 and rounded once. `base` is 10 000 in Llama.
+#[track_caller]
+pub fn rope_table(positions: usize, head_size: usize, base: f64, device: Device) -> Result<Tensor> {
+    if !head_size.is_multiple_of(2) {
+        return Err(Error::value(
+            "rope_table",
+            "head_size",
+            "an even number",
+            head_size,
+        ));
+    }
+    if !(base > 0.0 && base.finite()) {
+        return Err(Error::value(
+            "rope_table",
+            "base",
+            "a finite number above 0",
+            base,
+        ));
+    }
+    let half = head_size / 2;
+    let mut table = Vec::with_capacity(positions * head_size);
+    for position in 0..positions {
+        let angle = |i: usize| position as f64 * base.powf(-2.0 * i as f64 / head_size as f64);
+        table.extend((0..half).map(|i| angle(i).cos() as f32));
+        table.extend((0..half).map(|i| angle(i).sin() as f32));
+    }
+    Tensor::from_slice(&table, &[positions, head_size], device)
+}
+
+/// `out = x` with the first `heads` heads of each row turned: those of queries and keys, if a row
+/// has values after them. `out` and `x` (R, W), W >= `heads` D, of one dtype, and `out` may be `x`;
+/// `table` f32 (T, D), from [`rope_table`]; row r is at position r mod T, R a multiple of T.
+#[track_caller]
+pub fn rope_into(out: &Tensor, x: &Tensor, table: &Tensor, heads: usize) -> Result<()> {
+    rotate_into(
+        Call::new("rope"),
+        [("out", out), ("x", x)],
+        table,
+        heads,
+        1.0,
+    )
+}
+
+/// `dx = dout` with the same heads turned back; `dx` may be `dout`.
+#[track_caller]
+pub fn rope_backward_into(dx: &Tensor, dout: &Tensor, table: &Tensor, heads: usize) -> Result<()> {
+    let call = Call::new("rope_backward");
+    rotate_into(call, [("dx", dx), ("dout", dout)], table, heads, -1.0)
+}
+
+fn rotate_into<'a>(
+    mut call: Call<'a>,
+    [out, x]: [(&'static str, &'a Tensor); 2],
+    table: &'a Tensor,
+    heads: usize,
+    direction: f32,
+) -> Result<()> {
+    let out = call.writes(out.0, out.1);
+    let x = call.reads(x.0, x.1);
+    let table = call.reads("table", table);
+    call.may_be_in_place(x, out);
+    call.elementwise(&[x, out])?;
+    let [rows, columns] = call.dims::<2>(x, "[tokens, columns]")?;
+    let [positions, head_size] = call.dims::<2>(table, "[positions, head size]")?;
+    call.has_dtype(table, &[DType::F32])?;
+    call.row_major(table)?;
+    if !head_size.is_multiple_of(2) {
+        return Err(call.operand_error(table, "an even number of columns", "use rope_table"));
+    }
+    if !rows.is_multiple_of(positions) {
+        let expected =
+            format!("as many rows as positions in a sequence, which divide {rows} tokens");
+        return Err(call.operand_error(table, expected, "slice it to the sequence's length"));
+    }
+    let turned = heads.saturating_mul(head_size);
+    if turned > columns {
+        let expected = format!("at most {columns} columns in heads of {head_size}");
+        return Err(call.value_error("heads", expected, heads));
+    }
+    call.run(x, &FLOATS_AND_BF16, |placed| {
+        let [mut out, x, table] = placed.enter([out, x, table])?;
+        if let Some(gpu) = placed.launcher() {
+            let from = x.address_or(&out);
+            let args = args![
+                out, from, table, rows, columns, heads, head_size, positions, direction
+            ];
+            let grid = Grid::blocks(rows.min(BLOCKS_MAX), BLOCK_THREADS);
+            return gpu.launch(&SOURCE, ("rope", out.dtype), grid, args);
+        }
+        let table = table.elements::<f32>();
+        with_float!(placed.dtype, T => {
+            let (count, x) = (out.count, x.unless_in_place::<T>());
+            let out = Shares::new(out.elements_mut::<T>());
+            threads::split(count, columns.max(1), |range| {
+                // SAFETY: `split` hands out ranges of whole rows that do not overlap.
+                let out = unsafe { out.part(range.clone()) };
+                if let Some(x) = x {
+                    out.copy_from_slice(&x[range.clone()]);
+                }
+                let first = range.start.checked_div(columns).unwrap_or(0);
+                for (row, out) in (first..).zip(out.chunks_exact_mut(columns.max(1))) {
+                    let angles = &table[row % positions * head_size..][..head_size];
+                    turn(&mut out[..turned], angles, T::from_f64(direction.into()));
+                }
+            });
+        });
+        Ok(())
+    })
+}
+
+multiversion! {
+    /// Turns the heads of a row. `angles` are cosines, then sines.
+    fn turn[T: Float](row: &mut [T], angles: &[f32], direction: T) {
+        let half = angles.len() / 2;
+        let (cosines, sines) = angles.split_at(half);
+        for head in row.chunks_exact_mut(angles.len().max(1)) {
+            let (left, right) = head.split_at_mut(half);
+            let points = left.iter_mut().zip(right);
+            for ((x, y), (&cosine, &sine)) in points.zip(cosines.iter().zip(sines)) {
+                let cosine = T::from_f64(cosine.into());
+                let sine = direction * T::from_f64(sine.into());
+                let turned = x.fused(cosine, T::ZERO - *y * sine);
+                *y = y.fused(cosine, *x * sine);
+                *x = turned;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

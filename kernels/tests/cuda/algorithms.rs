@@ -1,0 +1,168 @@
+//! Which of cuBLASLt's algorithms products use. On simulated GPUs, where SIMCUDA_ALGORITHMS sets
+//! how the algorithms differ. Each case runs in its own process.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use ddp_kernels::ops::{self, Activation};
+use ddp_kernels::products::{self, Algorithms};
+use ddp_kernels::{DType, Device, Tensor};
+use serde_json::Value;
+
+use crate::skip;
+
+/// Set for the processes that `child` starts.
+const CHILD: &str = "DDP_TEST_ALGORITHMS";
+const GPU: Device = Device::Cuda(0);
+/// Larger than any product with which a library could be tried once for all.
+const SIDE: usize = 48;
+/// Epilogues: a bias, and relu after it.
+const BIAS: u64 = 4;
+const RELU_BIAS: u64 = 6;
+
+fn full(value: f64, shape: &[usize]) -> Tensor {
+    Tensor::full(shape, value, DType::F32, GPU).unwrap()
+}
+
+/// relu(x·weightᵀ + bias), where x is `value` all over.
+fn layer(value: f64) -> f32 {
+    let [x, weight, y] = [value, 1.0, 0.0].map(|value| full(value, &[SIDE, SIDE]));
+    let bias = full(0.0, &[SIDE]);
+    ops::linear_into(&y, &x, &weight, Some(&bias), Activation::Relu, None).unwrap();
+    y.to_vec::<f32>().unwrap()[SIDE * SIDE - 1]
+}
+
+/// The algorithm of each kind of product: its epilogue, and its place in the heuristic's answer.
+fn places(algorithms: &Value) -> Vec<(u64, u64)> {
+    let products = algorithms["products"].as_array().unwrap();
+    let place = |product: &Value| {
+        let (kind, words) = (&product[0], &product[1]);
+        (
+            kind["epilogue"].as_u64().unwrap(),
+            words[7].as_u64().unwrap(),
+        )
+    };
+    let mut places: Vec<(u64, u64)> = products.iter().map(place).collect();
+    places.sort();
+    places
+}
+
+/// What a child prints: whether NaN stays, then what is the fastest.
+#[test]
+fn in_a_process_of_its_own() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    assert_eq!(layer(2.0), 2.0 * SIDE as f32);
+    let nan = layer(f64::NAN).is_nan();
+    ops::addmm(
+        &full(0.0, &[8, 8]),
+        &full(1.0, &[8, 8]),
+        &full(1.0, &[8, 8]),
+        1.0,
+        1.0,
+    )
+    .unwrap();
+    let chosen = products::fastest(GPU, products::kinds(GPU).unwrap()).unwrap();
+    assert_eq!(chosen.measured_on(), products::measured_on(GPU).unwrap());
+    let mut text = serde_json::to_value(&chosen).unwrap();
+    println!("\nresult: {nan} {:?}", places(&text));
+    assert_eq!(chosen.use_on(GPU).unwrap(), 0, "all can be used");
+    assert!(layer(f64::NAN).is_nan() || !nan, "timing loses NaN");
+    assert_eq!(layer(2.0), 2.0 * SIDE as f32);
+    // Words that no library made, as a damaged file may have them.
+    for product in text["products"].as_array_mut().unwrap() {
+        product[1][0] = 7.into();
+    }
+    let damaged: Algorithms = serde_json::from_value(text).unwrap();
+    assert_eq!(damaged.use_on(GPU).unwrap(), damaged.count());
+    assert_eq!(layer(2.0), 2.0 * SIDE as f32);
+}
+
+#[track_caller]
+fn child(cache: &Path, algorithms: &str, version: &str) -> String {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "algorithms::in_a_process_of_its_own",
+            "--nocapture",
+        ])
+        .env(CHILD, "1")
+        .env("DDP_KERNEL_CACHE", cache)
+        .env("SIMCUDA_ALGORITHMS", algorithms)
+        .env("SIMCUDA_CUBLASLT", version)
+        .output()
+        .unwrap();
+    let [stdout, stderr] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
+    assert!(output.status.success(), "{stdout}\n{stderr}");
+    let mut lines = stdout.lines();
+    let result = lines.find_map(|line| line.strip_prefix("result: "));
+    result
+        .unwrap_or_else(|| panic!("{stdout}\n{stderr}"))
+        .to_string()
+}
+
+/// A folder of a test's own, removed at the end.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let name = format!("ddp-algorithms-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn is_simulated() -> bool {
+    let found = ddp_kernels::device::discover();
+    let is_simulated = found
+        .gpus
+        .first()
+        .is_some_and(|gpu| gpu.name.contains("Simulated"));
+    if !is_simulated {
+        skip("no simulated GPU");
+    }
+    is_simulated
+}
+
+#[test]
+fn an_algorithm_whose_relu_hides_nan_is_never_used() {
+    if !is_simulated() {
+        return;
+    }
+    let folder = Folder::new("nan");
+    // In small products it keeps NaN. The product only adds the bias, and relu is a pass of ours.
+    let result = child(&folder.0, "100:nan", "130000");
+    assert_eq!(result, format!("true [(1, 0), ({BIAS}, 0)]"));
+}
+
+#[test]
+fn the_fastest_is_kept_on_disk_until_the_library_changes() {
+    if !is_simulated() {
+        return;
+    }
+    let cases = [
+        ("100,50,200", "130000", 1, 1),
+        // As the first process measured it.
+        ("50,100,200", "130000", 1, 1),
+        ("50,100,200", "130100", 0, 0),
+        ("100,50:refused,70:nan,80", "130200", 3, 2),
+    ];
+    let folder = Folder::new("fastest");
+    for (algorithms, version, of_relu, of_others) in cases {
+        let expected = format!("true [(1, {of_others}), ({RELU_BIAS}, {of_relu})]");
+        assert_eq!(
+            child(&folder.0, algorithms, version),
+            expected,
+            "{algorithms} {version}"
+        );
+    }
+}

@@ -1,0 +1,184 @@
+//! Attention in f32 and in bf16: both directions are within rounding of the textbook, and have the
+//! same bits in every run.
+
+#[path = "../../src/ops/attention/tests/reference.rs"]
+mod reference;
+
+use ddp_kernels::dtype::bf16;
+use ddp_kernels::ops::{self, Attention, Qkv, attention_backward_into, attention_into};
+use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::{DType, Device, Error, Random, Tensor};
+
+use crate::reductions::upload;
+use crate::{assert_same_bits, devices};
+use reference::Reference;
+
+fn attention(time: usize, [heads, kv_heads, head_size]: [usize; 3], causal: bool) -> Attention {
+    Attention {
+        time,
+        heads,
+        kv_heads,
+        head_size,
+        causal,
+        scale: None,
+    }
+}
+
+/// `qkv`, `dout`, `out`, `log_sum_exp`, `delta` and `dqkv` on a device.
+struct Run {
+    attention: Attention,
+    tensors: [Tensor; 6],
+}
+
+impl Run {
+    fn new(
+        batch: usize,
+        attention: Attention,
+        dtype: DType,
+        (device, skipped): (Device, usize),
+    ) -> Run {
+        let rows = batch * attention.time;
+        let width = attention.heads * attention.head_size;
+        let all = width + 2 * attention.kv_heads * attention.head_size;
+        let lines = [batch * attention.heads, attention.time];
+        let random = |columns: usize, seed: u64| {
+            let (shape, mut random) = ([rows, columns], Random::new(seed));
+            let x = Tensor::randn(&shape, DType::F32, Device::Cpu, &mut random).unwrap();
+            upload(&x.to_dtype(dtype).unwrap(), device, skipped)
+        };
+        let full = |shape: &[usize], dtype| {
+            let nan = Tensor::full(shape, f64::NAN, dtype, Device::Cpu).unwrap();
+            upload(&nan, device, skipped)
+        };
+        let tensors = [
+            random(all, 1),
+            random(width, 2),
+            full(&[rows, width], dtype),
+            full(&lines, DType::F32),
+            full(&lines, DType::F32),
+            full(&[rows, all], dtype),
+        ];
+        Run { attention, tensors }
+    }
+
+    fn packed(&self) {
+        let [qkv, dout, out, lse, delta, dqkv] = &self.tensors;
+        attention_into(out, lse, Qkv::Packed(qkv), &self.attention).unwrap();
+        let (to, inputs) = (Qkv::Packed(dqkv), Qkv::Packed(qkv));
+        attention_backward_into(to, delta, [dout, out], lse, inputs, &self.attention).unwrap();
+    }
+
+    fn check(&self) {
+        self.packed();
+        self.compare();
+    }
+
+    fn compare(&self) {
+        let [qkv, dout, out, lse, _, dqkv] = self.tensors.each_ref().map(wide);
+        let narrow = match self.tensors[0].dtype() {
+            DType::BF16 => 1.0 / 512.0,
+            _ => 0.0,
+        };
+        let epsilon = f64::from(f32::EPSILON) / 2.0;
+        Reference::new(&self.attention, &qkv, &dout).check(
+            &self.attention,
+            epsilon,
+            narrow,
+            [&out, &lse, &dqkv],
+        );
+    }
+}
+
+fn wide(tensor: &Tensor) -> Vec<f64> {
+    let wide = tensor.to_dtype(DType::F64).unwrap();
+    wide.to_vec().unwrap()
+}
+
+/// A token, around a block of rows, grouped queries, and heads of all kinds of kernels.
+#[test]
+fn both_directions_are_within_rounding_of_the_textbook() {
+    let both = &[DType::F32, DType::BF16][..];
+    let cases = [
+        (0, attention(3, [2, 1, 16], true), both),
+        (2, attention(1, [2, 1, 3], true), both),
+        (1, attention(66, [2, 1, 16], true), both),
+        (1, attention(65, [1, 1, 40], false), both),
+        (1, attention(33, [2, 2, 72], true), both),
+        (1, attention(66, [1, 1, 64], true), &both[1..]),
+        (1, attention(35, [1, 1, 96], false), &both[1..]),
+    ];
+    for device in devices() {
+        for (batch, attention, dtypes) in cases {
+            for &dtype in dtypes {
+                let run = Run::new(batch, attention, dtype, (device, 0));
+                run.check();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_captured_run_has_the_bits_of_an_eager_one() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::BF16] {
+            let new = || Run::new(1, attention(20, [2, 1, 16], true), dtype, (device, 0));
+            let (eager, captured) = (new(), new());
+            eager.packed();
+            let stream = Stream::new(device).unwrap();
+            let done = Stream::default_of(device).unwrap().record().unwrap();
+            stream.wait(&done).unwrap();
+            let body = || {
+                captured.packed();
+                Ok::<(), Error>(())
+            };
+            // The first use loads the kernels.
+            stream.scope(body).unwrap();
+            let graph = Graph::capture(&stream, body).unwrap();
+            for output in &captured.tensors[2..] {
+                stream.scope(|| ops::fill_into(output, f64::NAN)).unwrap();
+            }
+            graph.launch().unwrap();
+            stream.synchronize().unwrap();
+            for (captured, eager) in captured.tensors.iter().zip(&eager.tensors) {
+                assert_same_bits(captured, eager, "captured");
+            }
+        }
+    }
+}
+
+/// Tensor cores need addresses of whole packs, so other kernels read these.
+#[test]
+fn odd_addresses_are_within_rounding_too() {
+    for device in devices() {
+        let attention = attention(20, [2, 1, 16], true);
+        Run::new(1, attention, DType::BF16, (device, 1)).check();
+    }
+}
+
+#[test]
+fn three_tensors_have_the_bits_of_one() {
+    for device in devices() {
+        let run = Run::new(1, attention(20, [1, 1, 16], true), DType::BF16, (device, 0));
+        run.packed();
+        let [qkv, dout, out, lse, delta, dqkv] = &run.tensors;
+        let parts_of = |packed: &Tensor| {
+            let all = packed.to_vec::<bf16>().unwrap();
+            [0, 16, 32].map(|first| {
+                let rows = all.chunks(48).flat_map(|row| &row[first..first + 16]);
+                let part: Vec<bf16> = rows.copied().collect();
+                Tensor::from_slice(&part, &[20, 16], device).unwrap()
+            })
+        };
+        let ([q, k, v], expected) = (parts_of(qkv), parts_of(dqkv));
+        let got = [&q, &k, &v].map(|x| x.empty_like().unwrap());
+        let [q, k, v] = [&q, &k, &v];
+        let inputs = Qkv::Apart { q, k, v };
+        attention_into(out, lse, inputs, &run.attention).unwrap();
+        let [q, k, v] = &got;
+        let to = Qkv::Apart { q, k, v };
+        attention_backward_into(to, delta, [dout, out], lse, inputs, &run.attention).unwrap();
+        for (got, expected) in got.iter().zip(&expected) {
+            assert_same_bits(got, expected, "a gradient apart");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Embeddings and their gradients: the CPU's bits, whatever the tokens. bf16, in which the CPU does
+//! not compute, is the f32 result of the widened operands, rounded once; its sums are f32.
+
+use ddp_kernels::ops::{self, EmbeddingScratch};
+use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::{DType, Device, Tensor};
+
+use crate::reductions::{cpu, finite, upload};
+use crate::{assert_same_bits, devices};
+
+/// Rows, vocabulary, columns: none, one of each, around a run of sorted rows, one token everywhere
+/// over several runs, and more tokens than a tile.
+const SIZES: [[usize; 3]; 9] = [
+    [0, 3, 4],
+    [1, 1, 1],
+    [5, 3, 0],
+    [64, 300, 3],
+    [65, 2, 12],
+    [260, 1, 4],
+    [195, 5, 8],
+    [24, 7, 300],
+    [2100, 40, 1],
+];
+
+fn tokens(rows: usize, vocabulary: usize) -> Vec<i64> {
+    let token = |row: usize| (row * 7919 + row * row / 3) % vocabulary;
+    (0..rows).map(|row| token(row) as i64).collect()
+}
+
+/// Standard normals, rounded to `dtype`.
+fn normals(shape: &[usize], dtype: DType, seed: u64) -> Tensor {
+    let values = cpu(&finite(shape.iter().product(), seed), shape);
+    values.to_dtype(dtype).unwrap()
+}
+
+/// Adds the gradient of a table to what is there, or replaces that.
+fn table_gradient(dtable: &Tensor, dout: &Tensor, tokens: &Tensor, accumulate: bool) {
+    let [rows, columns] = [dout.shape().dims()[0], dout.shape().dims()[1]];
+    let sums = [ops::embedding_sums_of(rows), columns];
+    let scratch = EmbeddingScratch {
+        order: &Tensor::zeros(&[rows], DType::I32, dout.device()).unwrap(),
+        sums: &dtable.new_empty(&sums).unwrap(),
+    };
+    ops::embedding_backward_into(dtable, dout, tokens, scratch, accumulate).unwrap();
+}
+
+#[test]
+fn embeddings_and_their_gradients_have_the_cpu_s_bits() {
+    for (number, [rows, vocabulary, columns]) in SIZES.into_iter().enumerate() {
+        let wide_tokens = cpu(&tokens(rows, vocabulary), &[rows]);
+        // Each size with one of the dtypes, so that all are met.
+        let token_dtype = match [DType::I64, DType::I32, DType::U8][number % 3] {
+            DType::U8 if vocabulary > 256 => DType::I32,
+            dtype => dtype,
+        };
+        let context = (1..14).rev().find(|context| rows % context == 0).unwrap();
+        for dtype in [DType::F32, DType::BF16] {
+            let table = normals(&[vocabulary, columns], dtype, 81);
+            let positions = normals(&[context, columns], dtype, 82);
+            let dout = normals(&[rows, columns], dtype, 83);
+            let [wide_table, wide_positions, wide_dout] =
+                [&table, &positions, &dout].map(|of| of.to_dtype(DType::F32).unwrap());
+            let old_table = normals(&[vocabulary, columns], DType::F32, 84);
+            let old_positions = normals(&[context, columns], DType::F32, 85);
+            for device in devices() {
+                let skipped = number % 2;
+                let place = |tensor: &Tensor| upload(tensor, device, skipped);
+                let tokens = place(&wide_tokens.to_dtype(token_dtype).unwrap());
+                let what = format!("{rows} of {dtype}[{vocabulary}, {columns}]");
+                for with_positions in [false, true] {
+                    let expected = wide_dout.zeros_like().unwrap();
+                    let places = with_positions.then_some(&wide_positions);
+                    ops::embedding_into(&expected, &wide_table, &wide_tokens, places).unwrap();
+                    let out = place(&dout);
+                    let places = with_positions.then(|| place(&positions));
+                    ops::embedding_into(&out, &place(&table), &tokens, places.as_ref()).unwrap();
+                    assert_same_bits(&out, &expected.to_dtype(dtype).unwrap(), &what);
+                }
+                for accumulate in [false, true] {
+                    let expected = upload(&old_table, Device::Cpu, 0);
+                    table_gradient(&expected, &wide_dout, &wide_tokens, accumulate);
+                    let got = place(&old_table);
+                    table_gradient(&got, &place(&dout), &tokens, accumulate);
+                    assert_same_bits(&got, &expected, &format!("gradient of {what}"));
+
+                    let expected = upload(&old_positions, Device::Cpu, 0);
+                    let add = ops::embedding_positions_backward_into;
+                    add(&expected, &wide_dout, accumulate).unwrap();
+                    let got = place(&old_positions);
+                    add(&got, &place(&dout), accumulate).unwrap();
+                    assert_same_bits(&got, &expected, &format!("positions of {what}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_graph_sorts_the_tokens_of_each_launch_and_ignores_those_outside_the_table() {
+    const ROWS: usize = 150;
+    for device in devices() {
+        let stream = Stream::new(device).unwrap();
+        let table = normals(&[6, 5], DType::F32, 86);
+        let [there, dtable] = [(); 2].map(|()| upload(&table, device, 0));
+        let given = cpu(&[0i64; ROWS], &[ROWS]).to(device).unwrap();
+        let dout = normals(&[ROWS, 5], DType::F32, 87);
+        let (dout_there, out) = (upload(&dout, device, 0), upload(&dout, device, 0));
+        let sums = Tensor::zeros(&[ops::embedding_sums_of(ROWS), 5], DType::F32, device).unwrap();
+        let order = Tensor::zeros(&[ROWS], DType::I32, device).unwrap();
+        let body = || {
+            let scratch = EmbeddingScratch {
+                order: &order,
+                sums: &sums,
+            };
+            ops::embedding_into(&out, &there, &given, None)?;
+            ops::embedding_backward_into(&dtable, &dout_there, &given, scratch, false)
+        };
+        stream.scope(body).unwrap();
+        stream.synchronize().unwrap();
+        let graph = Graph::capture(&stream, body).unwrap();
+        for launch in 0..3 {
+            // Some tokens are no rows of the table.
+            let mut tokens: Vec<i64> = tokens(ROWS, 6 - launch);
+            let bad = [(3, 6), (70, -1), (71, i64::MIN), (149, 1 << 33)];
+            let bad = &bad[..2 * launch];
+            bad.iter().for_each(|&(row, token)| tokens[row] = token);
+            given.copy_from(&cpu(&tokens, &[ROWS])).unwrap();
+            graph.launch().unwrap();
+
+            let looked_up = out.to_vec::<f32>().unwrap();
+            for (row, found) in looked_up.chunks(5).enumerate() {
+                let is_bad = bad.iter().any(|&(bad, _)| bad == row);
+                assert_eq!(found.iter().all(|x| x.is_nan()), is_bad, "row {row}");
+            }
+            // Without those rows: the others keep their order, so exact sums are the same.
+            let good: Vec<usize> = (0..ROWS)
+                .filter(|row| (0..6).contains(&tokens[*row]))
+                .collect();
+            let mut expected = vec![(0.0f64, 0.0f64); 30];
+            let all = dout.to_vec::<f32>().unwrap();
+            for row in good {
+                for column in 0..5 {
+                    let x = f64::from(all[row * 5 + column]);
+                    let (sum, size) = &mut expected[tokens[row] as usize * 5 + column];
+                    (*sum, *size) = (*sum + x, *size + x.abs());
+                }
+            }
+            for (got, (sum, size)) in dtable.to_vec::<f32>().unwrap().into_iter().zip(expected) {
+                // A term is rounded in up to 64 sums of a run and 3 runs.
+                let bound = 67.0 * 2f64.powi(-24) * size;
+                assert!(
+                    (f64::from(got) - sum).abs() <= bound,
+                    "launch {launch}: {got}, {sum}"
+                );
+            }
+        }
+    }
+}

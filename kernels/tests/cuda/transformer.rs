@@ -1,0 +1,95 @@
+//! Rotary positions, swiglu and relu²: the CPU's bits. bf16, in which the CPU does not compute, is
+//! the f32 result of the widened operands, rounded once.
+
+use ddp_kernels::ops;
+use ddp_kernels::{DType, Result, Tensor};
+
+use crate::reductions::{cpu, upload};
+use crate::{assert_same_bits, devices, random_f32};
+
+/// `operation(out, [a, b], place)` on every device and in place of `a` has the bits of the CPU;
+/// `out_shape` is the shape of `out`.
+fn check(
+    what: &str,
+    operation: impl Fn(&Tensor, [&Tensor; 2]) -> Result<()>,
+    out_shape: &[usize],
+    [a, b]: [&Tensor; 2],
+    in_place: bool,
+) {
+    for dtype in [DType::F32, DType::BF16] {
+        let [a, b] = [a, b].map(|x| x.to_dtype(dtype).unwrap());
+        let [wide_a, wide_b] = [&a, &b].map(|x| x.to_dtype(DType::F32).unwrap());
+        let expected = wide_a.new_zeros(out_shape).unwrap();
+        operation(&expected, [&wide_a, &wide_b]).unwrap();
+        let expected = expected.to_dtype(dtype).unwrap();
+        for (number, device) in devices().into_iter().enumerate() {
+            for skipped in [number % 2, 1 - number % 2] {
+                let [a, b] = [&a, &b].map(|x| upload(x, device, skipped));
+                let what = format!("{what} of {a} from element {skipped} on");
+                let out = Tensor::full(out_shape, 9.0, dtype, device).unwrap();
+                operation(&out, [&a, &b]).unwrap();
+                assert_same_bits(&out, &expected, &what);
+                if in_place {
+                    operation(&a, [&a, &b]).unwrap();
+                    assert_same_bits(&a, &expected, &format!("in place: {what}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn relu_squared_and_its_derivative_have_the_cpu_s_bits() {
+    for count in [0, 1, 33, 1027] {
+        let x = cpu(&random_f32(count, 91), &[count]);
+        let dy = cpu(&random_f32(count, 92), &[count]);
+        let forward = |out: &Tensor, [x, _]: [&Tensor; 2]| ops::relu_squared_into(out, x);
+        check("relu_squared", forward, &[count], [&x, &x], true);
+        let backward =
+            |dx: &Tensor, [dy, x]: [&Tensor; 2]| ops::relu_squared_backward_into(dx, dy, x);
+        check("relu_squared_backward", backward, &[count], [&dy, &x], true);
+    }
+}
+
+#[test]
+fn swiglu_and_its_gradient_have_the_cpu_s_bits() {
+    for [rows, columns] in [[0, 4], [2, 0], [1, 1], [5, 3], [3, 8], [7, 260]] {
+        let x = cpu(&random_f32(2 * rows * columns, 93), &[rows, 2 * columns]);
+        let dout = cpu(&random_f32(rows * columns, 94), &[rows, columns]);
+        let forward = |out: &Tensor, [x, _]: [&Tensor; 2]| ops::swiglu_into(out, x);
+        check("swiglu", forward, &[rows, columns], [&x, &x], false);
+        let backward =
+            |dx: &Tensor, [x, dout]: [&Tensor; 2]| ops::swiglu_backward_into(dx, dout, x);
+        check(
+            "swiglu_backward",
+            backward,
+            &[rows, 2 * columns],
+            [&x, &dout],
+            true,
+        );
+    }
+}
+
+#[test]
+fn rotary_positions_have_the_cpu_s_bits() {
+    // Sequences, positions, heads, size of a head, columns after the heads.
+    for [sequences, positions, heads, head_size, rest] in [
+        [0, 3, 2, 4, 0],
+        [1, 1, 1, 2, 0],
+        [2, 3, 2, 6, 5],
+        [2, 5, 3, 16, 8],
+        [1, 2, 0, 4, 3],
+        [1, 3, 40, 64, 0],
+    ] {
+        let (rows, columns) = (sequences * positions, heads * head_size + rest);
+        let x = cpu(&random_f32(rows * columns, 95), &[rows, columns]);
+        let table = |device| ops::rope_table(positions, head_size, 500.0, device).unwrap();
+        let turn =
+            |out: &Tensor, [x, _]: [&Tensor; 2]| ops::rope_into(out, x, &table(x.device()), heads);
+        check("rope", turn, &[rows, columns], [&x, &x], true);
+        let back = |out: &Tensor, [x, _]: [&Tensor; 2]| {
+            ops::rope_backward_into(out, x, &table(x.device()), heads)
+        };
+        check("rope_backward", back, &[rows, columns], [&x, &x], true);
+    }
+}

@@ -1,0 +1,137 @@
+"""Does ddp-train import, train and export models as transformers has them? Exits 1 if not, and prints a table of how far they are apart.
+
+    python tests/peers/hugging_face.py target/release/ddp-train
+
+It needs torch, transformers and mpirun. Random models are made on the spot. For each: the loss of the imported model; the losses of 60 steps of AdamW
+with clipping, where every batch is all of the data, so that the order of rows does not matter; and all weights, exported unchanged and after training.
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+PROGRAM = os.path.abspath(sys.argv[1])
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+VOCABULARY, CONTEXT, ROWS, STEPS = 61, 16, 24, 60
+RATE, CLIP, DECAY = 1e-3, 1.0, 0.1
+EVAL_APART_MAX, TRAINED_APART_MAX = 1e-6, 1e-3
+HOW = {
+    "1 rank": (1, []),
+    "3 ranks": (3, []),
+    "3 ranks, ZeRO-1": (3, ["--zero", "1"]),
+    "3 ranks, accumulated": (3, ["--micro-batch", "3"]),
+}
+
+
+def gpt2(**changes):
+    settings = dict(vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=24, n_layer=2, n_head=3, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+                    initializer_range=0.1, bos_token_id=None, eos_token_id=None)
+    return GPT2LMHeadModel(GPT2Config(**{**settings, **changes}))
+
+
+def llama(**changes):
+    settings = dict(vocab_size=VOCABULARY, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
+                    max_position_embeddings=CONTEXT, initializer_range=0.1, bos_token_id=None, eos_token_id=None)
+    return LlamaForCausalLM(LlamaConfig(**{**settings, **changes}))
+
+
+# A model, how it is saved, and flags for ours.
+MODELS = {
+    "GPT-2": (gpt2, {}, []),
+    "GPT-2 in shards, exact gelu, n_inner, ε 1e-3": (lambda: gpt2(activation_function="gelu", n_inner=50, layer_norm_epsilon=1e-3),
+                                                     {"max_shard_size": "10KB"}, []),
+    "GPT-2, untied, of twice the context": (lambda: gpt2(tie_word_embeddings=False, n_positions=2 * CONTEXT), {}, ["--context", str(CONTEXT)]),
+    "Llama": (llama, {}, []),
+    "Llama in shards, tied, base 500, ε 1e-3": (
+        lambda: llama(tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 500.0}, rms_norm_eps=1e-3),
+        {"max_shard_size": "10KB"}, []),
+    "Llama in bf16": (lambda: llama().to(torch.bfloat16), {}, []),
+}
+
+
+def run(words, ranks=1):
+    launch = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks)] if ranks > 1 else []
+    done = subprocess.run(launch + [PROGRAM, *words], env={**os.environ, **ROOT}, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def loss_of(model, windows):
+    logits = model(windows[:, :-1]).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+
+
+def their_losses(model, windows):
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}], lr=RATE)
+    losses = []
+    for _ in range(STEPS):
+        loss = loss_of(model, windows)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        losses.append(loss.item())
+    return np.array(losses)
+
+
+def our_losses(folder):
+    events = [json.loads(line) for line in open(os.path.join(folder, "metrics.jsonl"))]
+    return np.array([event["loss"] for event in events if event["event"] == "step"])
+
+
+def weights_apart(model, other):
+    ours, theirs = model.state_dict(), other.state_dict()
+    assert ours.keys() == theirs.keys(), ours.keys() ^ theirs.keys()
+    return max((ours[name].double() - theirs[name].double()).abs().max().item() if ours[name].shape == theirs[name].shape
+               else (ours[name] - theirs[name][: len(ours[name])]).abs().max().item() for name in ours)
+
+
+def check(name, make, saving, flags, folder):
+    """The rows of the table, and whether all is well."""
+    at = lambda name: os.path.join(folder, name)
+    tokens = np.random.default_rng(1).integers(0, VOCABULARY, ROWS * CONTEXT + 1).astype(np.uint16)
+    tokens.tofile(at("tokens.bin"))
+    windows = torch.from_numpy(np.stack([tokens[row * CONTEXT:][:CONTEXT + 1] for row in range(ROWS)]).astype(np.int64))
+    torch.manual_seed(2)
+    make().save_pretrained(at("there"), **saving)
+    model = AutoModelForCausalLM.from_pretrained(at("there"), dtype=torch.float32).train()
+    data = ["--data", f"tokens:{at('tokens.bin')},vocabulary={VOCABULARY}"]
+    train = ["train", "--init-from", at("there"), *flags, *data, "--batch-size", str(ROWS), "--device", "cpu", "--threads", "1", "--progress", "never",
+             "--lr", str(RATE), "--grad-clip", str(CLIP), "--weight-decay", str(DECAY), "--schedule", "constant", "--warmup-steps", "0", "--log-every", "1"]
+
+    run([*train, "--steps", "0", "--out", at("imported")])
+    ours = json.loads(run(["eval", "--checkpoint", at("imported"), *data, "--device", "cpu", "--json"]).splitlines()[-1])["loss"]
+    theirs = loss_of(model.double(), windows).item()
+    apart = abs(ours - theirs)
+    rows, is_well = [f"| {name} | loss of the import | {apart:.1e} |"], apart <= EVAL_APART_MAX
+    run(["export", "--format", "hf", "--checkpoint", at("imported"), at("exported")])
+    apart = weights_apart(AutoModelForCausalLM.from_pretrained(at("exported")), model)
+    rows.append(f"| {name} | weights, exported unchanged | {apart} |")
+    is_well &= apart == 0
+
+    losses = their_losses(model.float(), windows)
+    for how, (ranks, more) in HOW.items():
+        out = at(how)
+        run([*train, *more, "--steps", str(STEPS), "--out", out], ranks)
+        apart = np.abs(our_losses(out) - losses).max()
+        rows.append(f"| {name} | {STEPS} losses, {losses[0]:.3f} to {losses[-1]:.3f}, {how} | {apart:.1e} |")
+        is_well &= len(our_losses(out)) == STEPS and apart <= TRAINED_APART_MAX
+    return rows, is_well
+
+
+print("| model | what | largest difference |\n|---|---|---|")
+all_well = True
+for name, (make, saving, flags) in MODELS.items():
+    with tempfile.TemporaryDirectory() as folder:
+        rows, is_well = check(name, make, saving, flags, folder)
+        print("\n".join(rows), flush=True)
+        all_well &= is_well
+sys.exit(0 if all_well else f"expected at most {EVAL_APART_MAX} for imports, 0 for exports, {TRAINED_APART_MAX} for losses in training")

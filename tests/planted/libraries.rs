@@ -1,0 +1,291 @@
+//! Programs that misuse cuBLASLt, NCCL, contexts or modules.
+
+use cudarc::nccl::sys::{ncclDataType_t, ncclRedOp_t};
+
+use crate::Version::{self, Right, Wrong};
+use crate::blas::{self, Blas};
+use crate::bugs::{Bug, COUNT};
+use crate::cuda::{Buffer, Gpu, Stream};
+use crate::nccl::{self, Call, Ranks};
+
+pub(crate) const LIBRARIES: &[Bug] = &[
+    Bug {
+        name: "product_over_its_operand",
+        devices: 1,
+        program: product_over_its_operand,
+        told: &[
+            "RACE",
+            "cublasLtMatmul 64x64x64",
+            "D and A share",
+            "cuMemAlloc",
+        ],
+    },
+    Bug {
+        name: "product_partly_over_c",
+        devices: 1,
+        program: product_partly_over_c,
+        told: &[
+            "RACE",
+            "cublasLtMatmul 64x64x64",
+            "D and C share",
+            "cuMemAlloc",
+        ],
+    },
+    Bug {
+        name: "mask_over_the_product",
+        devices: 1,
+        program: mask_over_the_product,
+        told: &["RACE", "RELU_AUX", "D and aux share", "cuMemAlloc"],
+    },
+    Bug {
+        name: "algorithm_of_another_shape",
+        devices: 1,
+        program: algorithm_of_another_shape,
+        told: &["FOREIGN ALGORITHM", "cublasLtMatmul 64x64x64", "shape"],
+    },
+    Bug {
+        name: "launch_in_another_context",
+        devices: 2,
+        program: launch_in_another_context,
+        told: &["WRONG DEVICE", "kernel add_one", "device 0", "device 1"],
+    },
+    Bug {
+        name: "product_in_another_context",
+        devices: 2,
+        program: product_in_another_context,
+        told: &["WRONG DEVICE", "cublasLtMatmul", "device 0", "device 1"],
+    },
+    Bug {
+        name: "counts_that_differ_between_ranks",
+        devices: 2,
+        program: counts_that_differ_between_ranks,
+        told: &[
+            "NCCL MISMATCH",
+            "of 1001 f32, sum",
+            "of 1000 f32, sum",
+            "rank 0",
+            "rank 1",
+            "called by",
+        ],
+    },
+    Bug {
+        name: "types_that_differ_between_ranks",
+        devices: 2,
+        program: types_that_differ_between_ranks,
+        told: &["NCCL MISMATCH", "of 1001 f32, sum", "of 1001 i32, sum"],
+    },
+    Bug {
+        name: "operations_that_differ_between_ranks",
+        devices: 2,
+        program: operations_that_differ_between_ranks,
+        told: &["NCCL MISMATCH", "of 1001 f32, sum", "of 1001 f32, max"],
+    },
+    Bug {
+        name: "result_read_after_a_later_call",
+        devices: 2,
+        program: result_read_after_a_later_call,
+        told: &["RACE", "ncclAllReduce", "kernel add_one"],
+    },
+    Bug {
+        name: "communicators_in_opposite_orders",
+        devices: 2,
+        program: communicators_in_opposite_orders,
+        told: &[
+            "NCCL ORDER",
+            "of 1001 f32, sum",
+            "of 500 f32, sum",
+            "rank 0",
+            "rank 1",
+        ],
+    },
+    Bug {
+        name: "kernel_loaded_in_a_capture",
+        devices: 1,
+        program: kernel_loaded_in_a_capture,
+        told: &[
+            "CAPTURE",
+            "cuModuleGetFunction",
+            "stream 0",
+            "what it means",
+            "way out",
+        ],
+    },
+];
+
+const SQUARE: usize = blas::SIDE * blas::SIDE;
+
+/// A stream, a square matrix of ones, and a workspace.
+fn ones(gpu: &Gpu) -> (Stream, Buffer, Buffer) {
+    let (stream, ones) = (gpu.stream(), gpu.allocate(SQUARE));
+    gpu.fill(ones, 1.0, SQUARE, stream);
+    (stream, ones, gpu.allocate(blas::WORKSPACE_BYTES / 4))
+}
+
+fn product_over_its_operand(version: Version) {
+    let gpu = Gpu::new(0);
+    let (blas, (stream, ones, workspace)) = (Blas::new(&gpu), ones(&gpu));
+    let separate = gpu.allocate(SQUARE);
+    let output = if version == Right { separate } else { ones };
+    blas.square(ones, output, workspace, stream);
+    gpu.expect(blas::SIDE as f32, output, SQUARE, stream);
+}
+
+/// C may be D, but not begin one column later.
+fn product_partly_over_c(version: Version) {
+    let gpu = Gpu::new(0);
+    let (blas, (stream, ones, workspace)) = (Blas::new(&gpu), ones(&gpu));
+    let memory = gpu.allocate(SQUARE + blas::SIDE);
+    gpu.fill(memory, 1.0, SQUARE + blas::SIDE, stream);
+    let output = if version == Right {
+        memory
+    } else {
+        memory.after(blas::SIDE)
+    };
+    blas.multiply([ones, memory, output], 1.0, workspace, stream);
+    gpu.expect(blas::SIDE as f32 + 1.0, output, SQUARE, stream);
+}
+
+fn mask_over_the_product(version: Version) {
+    let gpu = Gpu::new(0);
+    let (stream, ones, workspace) = ones(&gpu);
+    let memory = gpu.allocate(SQUARE + blas::MASK_COUNT);
+    let mask = memory.after(if version == Right { SQUARE } else { 0 });
+    let blas = Blas::with(&gpu, blas::SIDE, Some(mask));
+    blas.square(ones, memory, workspace, stream);
+    gpu.expect(blas::SIDE as f32, memory, SQUARE, stream);
+}
+
+fn algorithm_of_another_shape(version: Version) {
+    let gpu = Gpu::new(0);
+    let (mut blas, (stream, ones, workspace)) = (Blas::new(&gpu), ones(&gpu));
+    if version == Wrong {
+        blas = blas.with_algorithm_of(&Blas::with(&gpu, blas::SIDE / 2, None));
+    }
+    let output = gpu.allocate(SQUARE);
+    blas.square(ones, output, workspace, stream);
+    gpu.expect(blas::SIDE as f32, output, SQUARE, stream);
+}
+
+fn launch_in_another_context(version: Version) {
+    let (first, second) = (Gpu::new(0), Gpu::new(1));
+    let (stream, buffer) = (second.stream(), second.allocate(COUNT));
+    second.fill(buffer, 1.0, COUNT, stream);
+    second.prepare_kernels();
+    if version == Wrong {
+        first.make_current();
+    }
+    second.add_one_in_current_context(buffer, COUNT, stream);
+    second.expect(2.0, buffer, COUNT, stream);
+}
+
+fn product_in_another_context(version: Version) {
+    let (first, second) = (Gpu::new(0), Gpu::new(1));
+    let (blas, (stream, ones, workspace)) = (Blas::new(&second), ones(&second));
+    let output = second.allocate(SQUARE);
+    if version == Wrong {
+        first.make_current();
+    }
+    blas.multiply([ones, output, output], 0.0, workspace, stream);
+    second.expect(blas::SIDE as f32, output, SQUARE, stream);
+}
+
+/// Two ranks, and a sum of ones that each of them will call.
+fn two_ranks() -> ([Gpu; 2], Ranks, [Call; 2]) {
+    let gpus = [Gpu::new(0), Gpu::new(1)];
+    let ranks = Ranks::new(&gpus);
+    let calls = [0, 1].map(|rank: usize| call_of_ones(&gpus[rank]));
+    (gpus, ranks, calls)
+}
+
+fn call_of_ones(gpu: &Gpu) -> Call {
+    let (stream, buffer) = (gpu.stream(), gpu.allocate(COUNT));
+    gpu.fill(buffer, 1.0, COUNT, stream);
+    Call::new(buffer, COUNT, stream)
+}
+
+/// Rank 1 makes another call than rank 0 in the wrong version.
+fn apart(version: Version, change: impl FnOnce(&mut Call)) {
+    if !nccl::is_here() {
+        return;
+    }
+    let (gpus, ranks, mut calls) = two_ranks();
+    if version == Wrong {
+        change(&mut calls[1]);
+    }
+    ranks.all_reduce(calls);
+    for (gpu, call) in gpus.iter().zip(calls) {
+        gpu.expect(2.0, call.buffer, COUNT, call.stream);
+    }
+}
+
+fn counts_that_differ_between_ranks(version: Version) {
+    apart(version, |call| call.count -= 1);
+}
+
+fn types_that_differ_between_ranks(version: Version) {
+    apart(version, |call| call.dtype = ncclDataType_t::ncclInt32);
+}
+
+fn operations_that_differ_between_ranks(version: Version) {
+    apart(version, |call| call.operation = ncclRedOp_t::ncclMax);
+}
+
+/// NCCL runs the calls of one communicator one after another, but a stream of a later call need not
+/// wait for the streams of earlier ones.
+fn result_read_after_a_later_call(version: Version) {
+    if !nccl::is_here() {
+        return;
+    }
+    let (gpus, ranks, calls) = two_ranks();
+    let later = [0, 1].map(|rank: usize| call_of_ones(&gpus[rank]));
+    ranks.all_reduce(calls);
+    let done = gpus[0].event();
+    gpus[0].record(done, calls[0].stream);
+    ranks.all_reduce(later);
+    if version == Right {
+        gpus[0].wait(later[0].stream, done);
+    }
+    gpus[0].add_one(calls[0].buffer, COUNT, later[0].stream);
+    gpus[0].expect(3.0, calls[0].buffer, COUNT, later[0].stream);
+    gpus[1].expect(2.0, later[1].buffer, COUNT, later[1].stream);
+}
+
+fn communicators_in_opposite_orders(version: Version) {
+    if !nccl::is_here() {
+        return;
+    }
+    let (gpus, ranks, calls) = two_ranks();
+    let others = Ranks::new(&gpus);
+    let other_calls = [0, 1].map(|rank: usize| Call {
+        count: 500,
+        ..call_of_ones(&gpus[rank])
+    });
+    if version == Right {
+        ranks.all_reduce(calls);
+        others.all_reduce(other_calls);
+    } else {
+        nccl::all_reduce([(&ranks, 0, calls[0]), (&others, 1, other_calls[1])]);
+        nccl::all_reduce([(&others, 0, other_calls[0]), (&ranks, 1, calls[1])]);
+    }
+    for (gpu, (call, other)) in gpus.iter().zip(calls.into_iter().zip(other_calls)) {
+        gpu.expect(2.0, call.buffer, COUNT, call.stream);
+        gpu.expect(2.0, other.buffer, 500, other.stream);
+    }
+}
+
+/// A module loads its kernels lazily: each when it is looked up.
+fn kernel_loaded_in_a_capture(version: Version) {
+    let gpu = Gpu::new(0);
+    let (stream, buffer) = (gpu.stream(), gpu.allocate(COUNT));
+    gpu.fill(buffer, 1.0, COUNT, stream);
+    if version == Right {
+        gpu.prepare_kernels();
+    } else {
+        gpu.load_module();
+    }
+    gpu.begin_capture(stream);
+    gpu.add_one(buffer, COUNT, stream);
+    let graph = gpu.end_capture(stream);
+    gpu.launch(graph, stream);
+    gpu.expect(2.0, buffer, COUNT, stream);
+}
