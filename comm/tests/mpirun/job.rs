@@ -319,7 +319,7 @@ impl Ended {
         let names = std::fs::read_dir("/dev/shm")
             .expect("/dev/shm can be read")
             .flatten();
-        let ours = |name: &str| name.contains("ddp") || (!job.is_empty() && name.contains(&job));
+        let ours = |name: &str| !job.is_empty() && name.contains(&job);
         let left: Vec<String> = names
             .map(|entry| entry.file_name().to_string_lossy().into_owned())
             .filter(|name| ours(name))

@@ -90,7 +90,8 @@ pub(super) fn catches_usr1(pid: u32) -> bool {
     field("Name:") == "ddp-train" && caught & (1 << (10 - 1)) != 0
 }
 
-/// New files in /dev/shm that no process uses; those of other programs do not count.
+/// New files in /dev/shm that no process uses; those of other programs, and of the fuzz tests, do
+/// not count.
 pub(super) fn left_in_shared_memory(before: &BTreeSet<String>) -> Vec<String> {
     let started = Instant::now();
     loop {
@@ -100,6 +101,7 @@ pub(super) fn left_in_shared_memory(before: &BTreeSet<String>) -> Vec<String> {
             .collect::<Vec<_>>();
         let left: Vec<String> = new
             .into_iter()
+            .filter(|name| !name.starts_with("ddp-fuzz-"))
             .filter(|name| !is_in_use(&format!("/dev/shm/{name}")))
             .collect();
         if left.is_empty() || started.elapsed() > Duration::from_secs(1) {
