@@ -110,6 +110,10 @@ impl<T: Float> Kernel<T> for Plain {
     }
 }
 
+/// How many steps before its use `b` is fetched.
+#[cfg(target_arch = "x86_64")]
+const STEPS_AHEAD: usize = 16;
+
 /// A kernel that keeps `$rows` × `$vectors` registers of sums: `NAME: TYPE, FEATURES, ROWS of
 /// ROWS_PACKED, VECTORS of LANES, REGISTER, INTRINSICS`.
 #[cfg(target_arch = "x86_64")]
@@ -136,14 +140,29 @@ macro_rules! kernel {
                 scales: ($T, $T),
             ) {
                 // SAFETY: the caller's promise.
-                unsafe { Self::run_apart(along, (a, 1, $packed), b, out, stride, scales) };
+                unsafe { $name::tile::<true>(along, (a, 0, 0), b, out, stride, scales) };
             }
 
+            #[target_feature(enable = $features)]
+            unsafe fn run_apart(
+                along: usize,
+                a: (*const $T, usize, usize),
+                b: *const $T,
+                out: *mut $T,
+                stride: usize,
+                scales: ($T, $T),
+            ) {
+                // SAFETY: the caller's promise.
+                unsafe { $name::tile::<false>(along, a, b, out, stride, scales) };
+            }
+        }
+
+        impl $name {
             // With indices, registers hold the sums also where little is optimised.
             #[allow(clippy::needless_range_loop)]
             #[inline]
             #[target_feature(enable = $features)]
-            unsafe fn run_apart(
+            unsafe fn tile<const PACKED: bool>(
                 along: usize,
                 (mut a, row_stride, step_stride): (*const $T, usize, usize),
                 mut b: *const $T,
@@ -151,13 +170,30 @@ macro_rules! kernel {
                 stride: usize,
                 scales: ($T, $T),
             ) {
-                use std::arch::x86_64::{$all, $fused, $load, $store, $times, $zero};
+                use std::arch::x86_64::{
+                    _MM_HINT_T0, _mm_prefetch, $all, $fused, $load, $store, $times, $zero,
+                };
+                // Constants, so that no instruction computes an address.
+                let (row_stride, step_stride) = if PACKED {
+                    (1, $packed)
+                } else {
+                    (row_stride, step_stride)
+                };
+                // The output is written last, and `b` comes from the L2 cache.
+                for row in 0..$rows {
+                    for vector in 0..$vectors {
+                        let at = out.wrapping_add(row * stride + vector * $lanes);
+                        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+                    }
+                }
                 let mut sums = [[$zero(); $vectors]; $rows];
                 for _ in 0..along {
                     // SAFETY: one step of each panel.
                     unsafe {
                         let mut right = [$zero(); $vectors];
                         for vector in 0..$vectors {
+                            let next = b.wrapping_add((STEPS_AHEAD * $vectors + vector) * $lanes);
+                            _mm_prefetch::<_MM_HINT_T0>(next.cast());
                             right[vector] = $load(b.add(vector * $lanes));
                         }
                         for row in 0..$rows {
