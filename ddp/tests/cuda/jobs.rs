@@ -249,7 +249,7 @@ fn a_rank_that_stops_or_hangs_is_named_with_the_collective_that_waits_for_it() {
     let Some(_gpu) = gpu().filter(|_| gpus() >= 2) else {
         return;
     };
-    for kind in ["stop", "hang"] {
+    for kind in ddp_slice::from(&test_name(), ["stop", "hang"], 1) {
         let of_gradients = AtomicUsize::new(0);
         everywhere(|rank, place, graph| {
             let ended = fault(rank, place, kind, &format!("{graph} --timeout-s {NEAR}"));
