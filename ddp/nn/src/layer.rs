@@ -31,6 +31,23 @@ pub trait Layer: fmt::Debug + Send {
     /// with that. Must not write to `dy`, which others may still read.
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded>;
 
+    /// As `forward`, of which the layer below may have computed this layer's norm. This layer may
+    /// compute that of the layer above.
+    fn forward_normed(
+        &self,
+        pass: &mut Pass<'_>,
+        input: Normed,
+        above: Option<&dyn SumNorm>,
+    ) -> Result<Normed> {
+        let _ = above;
+        Ok(Normed::plain(&self.forward(pass, &input.x)?))
+    }
+
+    /// The norm of the input with which this layer begins, if `forward_normed` takes it computed.
+    fn norm(&self) -> Option<&dyn SumNorm> {
+        None
+    }
+
     /// The dtype of the input, if it is not the dtype that layers compute in: i64 for a layer that
     /// looks up tokens. A model takes inputs of its first layer's dtype.
     fn input_dtype(&self) -> Option<DType> {
@@ -60,4 +77,30 @@ pub trait Layer: fmt::Debug + Send {
     /// Tells an activation that the layer below applies it: its forward then passes `x` on and
     /// saves nothing.
     fn set_fused(&mut self) {}
+}
+
+/// A norm that can be computed with the sum that it is of.
+pub trait SumNorm {
+    /// x + residual and its norm, in one pass over memory. In training saves what the norm's
+    /// backward needs.
+    fn forward_sum(&self, pass: &mut Pass<'_>, x: &Tensor, residual: &Tensor) -> Result<Normed>;
+}
+
+/// A tensor between two layers, and its norm if the layer below computed that for the layer above.
+#[derive(Debug)]
+pub struct Normed {
+    /// The tensor (B, …).
+    pub x: Tensor,
+    /// What the layer above's `norm` makes of it, in the same shape.
+    pub normed: Option<Tensor>,
+}
+
+impl Normed {
+    /// A tensor without its norm.
+    pub fn plain(x: &Tensor) -> Normed {
+        Normed {
+            x: x.clone(),
+            normed: None,
+        }
+    }
 }

@@ -37,7 +37,7 @@ pub use error::{Error, Result};
 pub use fold::{Fold, Folded};
 pub use gate::Gate;
 pub use head::Head;
-pub use layer::Layer;
+pub use layer::{Layer, Normed, SumNorm};
 pub use linear::Linear;
 pub use loss::{CrossEntropy, Loss, Losses, Mse};
 pub use norm::Normalize;

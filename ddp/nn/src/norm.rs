@@ -7,7 +7,7 @@ use ddp_kernels::ops::{self, Norm, NormGradients, NormOptions};
 use crate::build::{Build, Init, ParamId};
 use crate::error::{Error, Result};
 use crate::fold::{Fold, Folded};
-use crate::layer::Layer;
+use crate::layer::{Layer, Normed, SumNorm};
 use crate::loss::math_dtype;
 use crate::pass::Pass;
 
@@ -74,6 +74,93 @@ impl Normalize {
             bias: bias.map(|bias| pass.value(bias)).transpose()?,
         })
     }
+
+    /// `x` (…, C) as (R, C).
+    fn rows(&self, x: &Tensor) -> Result<Tensor> {
+        let columns = self.built().columns;
+        Ok(x.reshape(&[x.count() / columns, columns])?)
+    }
+
+    /// Memory for the output (R, C) and the statistics of `rows` (R, C).
+    fn take(&self, pass: &mut Pass<'_>, rows: &Tensor) -> Result<(Tensor, Tensor)> {
+        let kept = [rows.shape()[0], self.norm.statistics()];
+        Ok((
+            pass.take(rows.shape())?,
+            pass.take_as(&kept, math_dtype(rows))?,
+        ))
+    }
+
+    /// Saves what backward restores.
+    fn save(&self, pass: &mut Pass<'_>, rows: &Tensor, statistics: &Tensor) {
+        if pass.is_training() {
+            pass.save(rows);
+            pass.save(statistics);
+        }
+    }
+
+    /// Whether weight or bias is trained.
+    pub(crate) fn trains(&self, pass: &Pass<'_>) -> bool {
+        let Built { weight, bias, .. } = self.built();
+        pass.trains(weight) || bias.is_some_and(|bias| pass.trains(bias))
+    }
+
+    /// The backward, to which the gradient `dresidual` that reaches x past the norm is added.
+    pub(crate) fn backward_sum(
+        &self,
+        pass: &mut Pass<'_>,
+        dy: &Tensor,
+        dresidual: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let Built {
+            columns,
+            weight,
+            bias,
+        } = self.built();
+        let (statistics, x) = (pass.restore(), pass.restore());
+        let rows = x.shape()[0];
+        let blocks = [ops::norm_blocks_of(rows), columns];
+        let sums_of = |pass: &mut Pass<'_>, parameter: Option<ParamId>| {
+            parameter
+                .filter(|&parameter| pass.trains(parameter))
+                .map(|_| pass.take_as(&blocks, math_dtype(dy)))
+                .transpose()
+        };
+        let weight_sums = sums_of(pass, Some(weight))?;
+        let bias_sums = sums_of(pass, bias)?;
+        let dx = pass.take(x.shape())?;
+        let dresidual = dresidual.map(|of| self.rows(of)).transpose()?;
+        let gradients = NormGradients {
+            dx: &dx,
+            dresidual: dresidual.as_ref(),
+            weight_sums: weight_sums.as_ref(),
+            bias_sums: bias_sums.as_ref(),
+        };
+        let dy_rows = self.rows(dy)?;
+        ops::norm_backward_into(&gradients, &dy_rows, &x, &statistics, &self.options(pass)?)?;
+        for (parameter, sums) in [(Some(weight), weight_sums), (bias, bias_sums)] {
+            let Some(parameter) = parameter else { continue };
+            if let (Some(sums), Some(gradient)) = (sums, pass.gradient(parameter)) {
+                ops::add_row_sums_into(gradient.tensor, &sums, gradient.accumulate)?;
+            }
+            pass.finished(parameter)?;
+        }
+        Ok(dx.reshape(dy.shape())?)
+    }
+}
+
+impl SumNorm for Normalize {
+    fn forward_sum(&self, pass: &mut Pass<'_>, x: &Tensor, residual: &Tensor) -> Result<Normed> {
+        let (rows, residual) = (self.rows(x)?, self.rows(residual)?);
+        let sum = pass.take(rows.shape())?;
+        let (y, statistics) = self.take(pass, &rows)?;
+        let of = [&rows, &residual];
+        ops::add_norm_into(&sum, &y, &statistics, of, &self.options(pass)?)?;
+        self.save(pass, &sum, &statistics);
+        Ok(Normed {
+            x: sum.reshape(x.shape())?,
+            normed: Some(y.reshape(x.shape())?),
+        })
+    }
 }
 
 impl Layer for Normalize {
@@ -100,52 +187,29 @@ impl Layer for Normalize {
     }
 
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
-        let columns = self.built().columns;
-        let rows = x.reshape(&[x.count() / columns, columns])?;
-        let y = pass.take(rows.shape())?;
-        let kept = [rows.shape()[0], self.norm.statistics()];
-        let statistics = pass.take_as(&kept, math_dtype(x))?;
+        let rows = self.rows(x)?;
+        let (y, statistics) = self.take(pass, &rows)?;
         ops::norm_into(&y, &statistics, &rows, &self.options(pass)?)?;
-        if pass.is_training() {
-            pass.save(&rows);
-            pass.save(&statistics);
-        }
+        self.save(pass, &rows, &statistics);
         Ok(y.reshape(x.shape())?)
     }
 
+    fn forward_normed(
+        &self,
+        pass: &mut Pass<'_>,
+        Normed { x, normed }: Normed,
+        _above: Option<&dyn SumNorm>,
+    ) -> Result<Normed> {
+        let y = normed.map_or_else(|| self.forward(pass, &x), Ok)?;
+        Ok(Normed::plain(&y))
+    }
+
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
-        let Built {
-            columns,
-            weight,
-            bias,
-        } = self.built();
-        let (statistics, x) = (pass.restore(), pass.restore());
-        let rows = x.shape()[0];
-        let blocks = [ops::norm_blocks_of(rows), columns];
-        let sums_of = |pass: &mut Pass<'_>, parameter: Option<ParamId>| {
-            parameter
-                .filter(|&parameter| pass.trains(parameter))
-                .map(|_| pass.take_as(&blocks, math_dtype(dy)))
-                .transpose()
-        };
-        let weight_sums = sums_of(pass, Some(weight))?;
-        let bias_sums = sums_of(pass, bias)?;
-        let dx = pass.take(x.shape())?;
-        let gradients = NormGradients {
-            dx: &dx,
-            dresidual: None,
-            weight_sums: weight_sums.as_ref(),
-            bias_sums: bias_sums.as_ref(),
-        };
-        let dy_rows = dy.reshape(x.shape())?;
-        ops::norm_backward_into(&gradients, &dy_rows, &x, &statistics, &self.options(pass)?)?;
-        for (parameter, sums) in [(Some(weight), weight_sums), (bias, bias_sums)] {
-            let Some(parameter) = parameter else { continue };
-            if let (Some(sums), Some(gradient)) = (sums, pass.gradient(parameter)) {
-                ops::add_row_sums_into(gradient.tensor, &sums, gradient.accumulate)?;
-            }
-            pass.finished(parameter)?;
-        }
-        pass.fold(dx.reshape(dy.shape())?, fold)
+        let dx = self.backward_sum(pass, dy, None)?;
+        pass.fold(dx, fold)
+    }
+
+    fn norm(&self) -> Option<&dyn SumNorm> {
+        Some(self)
     }
 }

@@ -1,16 +1,22 @@
-//! Residual: y = x + inner(x).
+//! Residual: y = x + inner(x), or y = x + inner(norm(x)).
+//!
+//! In a `Sequential`, a residual with a norm and what comes above it share passes over memory: the
+//! sum and the norm of the layer above are one operation, as are the norm's backward and the sum of
+//! both gradients.
 
 use ddp_kernels::{Tensor, ops};
 
 use crate::build::Build;
 use crate::error::{Error, Result};
 use crate::fold::{Fold, Folded};
-use crate::layer::Layer;
+use crate::layer::{Layer, Normed, SumNorm};
+use crate::norm::Normalize;
 use crate::pass::Pass;
 
 /// Adds its input to the output of the inner layer, whose names do not mention the residual.
 #[derive(Debug)]
 pub struct Residual {
+    norm: Option<Normalize>,
     inner: Box<dyn Layer>,
 }
 
@@ -18,13 +24,25 @@ impl Residual {
     /// A residual around `inner`, whose output must have the shape of its input.
     pub fn new(inner: impl Layer + 'static) -> Residual {
         Residual {
+            norm: None,
             inner: Box::new(inner),
+        }
+    }
+
+    /// The same residual, whose inner layer gets the norm of the input. It is called "norm".
+    pub fn after(self, norm: Normalize) -> Residual {
+        Residual {
+            norm: Some(norm),
+            ..self
         }
     }
 }
 
 impl Layer for Residual {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        if let Some(norm) = &mut self.norm {
+            build.scope("norm", |build| norm.build(build, shape))?;
+        }
         let output = self.inner.build(build, shape)?;
         if output != shape {
             return Err(Error::Model {
@@ -38,14 +56,33 @@ impl Layer for Residual {
     }
 
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
-        let inner = self.inner.forward(pass, x)?;
+        Ok(self.forward_normed(pass, Normed::plain(x), None)?.x)
+    }
+
+    fn forward_normed(
+        &self,
+        pass: &mut Pass<'_>,
+        Normed { x, normed }: Normed,
+        above: Option<&dyn SumNorm>,
+    ) -> Result<Normed> {
+        let input = match (normed, &self.norm) {
+            (Some(normed), _) => normed,
+            (None, Some(norm)) => norm.forward(pass, &x)?,
+            (None, None) => x.clone(),
+        };
+        let inner = self.inner.forward(pass, &input)?;
+        drop(input);
+        if let Some(above) = above {
+            return above.forward_sum(pass, &x, &inner);
+        }
         let y = pass.take(x.shape())?;
-        ops::add_into(&y, x, &inner)?;
-        Ok(y)
+        ops::add_into(&y, &x, &inner)?;
+        Ok(Normed::plain(&y))
     }
 
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
-        let inner_fold = if fold == Fold::Nothing {
+        let trains_norm = self.norm.as_ref().is_some_and(|norm| norm.trains(pass));
+        let inner_fold = if fold == Fold::Nothing && !trains_norm {
             Fold::Nothing
         } else {
             Fold::Input
@@ -53,8 +90,83 @@ impl Layer for Residual {
         let Some(inner) = self.inner.backward(pass, dy, inner_fold)?.gradient else {
             return Ok(Folded::nothing());
         };
-        let dx = pass.take(dy.shape())?;
-        ops::add_into(&dx, dy, &inner)?;
+        let dx = match &self.norm {
+            Some(norm) => norm.backward_sum(pass, &inner, Some(dy))?,
+            None => {
+                let dx = pass.take(dy.shape())?;
+                ops::add_into(&dx, dy, &inner)?;
+                dx
+            }
+        };
         pass.fold(dx, fold)
+    }
+
+    fn norm(&self) -> Option<&dyn SumNorm> {
+        self.norm.as_ref().map(|norm| norm as &dyn SumNorm)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ddp_kernels::{DType, Device, Random};
+
+    use super::*;
+    use crate::check::{Objective, worst_derivative};
+    use crate::models::Model;
+    use crate::{Linear, PassOptions, Saved, Scratch, Sequential};
+
+    /// Residuals with norms, whose inner layers and norms are called as here, and a norm above.
+    fn layers() -> Sequential {
+        let residual = || Residual::new(Linear::new(4).normal(0.5)).after(Normalize::layer());
+        Sequential::new()
+            .named("a", residual())
+            .named("b", Residual::new(Linear::new(4)))
+            .named("c", residual())
+            .named("d", residual())
+            .named("norm", Normalize::rms())
+    }
+
+    fn output(layers: Sequential) -> Vec<f32> {
+        let model = Model::new(Box::new(layers), &[4], DType::F32, Device::Cpu, 1, &|_| {
+            false
+        });
+        let model = model.unwrap();
+        let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
+        let options = PassOptions {
+            training: false,
+            accumulate: false,
+            last: true,
+            seed: 0,
+            position: &position,
+        };
+        let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
+        let mut ready = |_| Ok(());
+        let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
+        let x = Tensor::randn(&[3, 4], DType::F32, Device::Cpu, &mut Random::new(2)).unwrap();
+        model.forward(&mut pass, &x).unwrap().to_vec().unwrap()
+    }
+
+    #[test]
+    fn a_sum_with_the_norm_above_has_the_bits_of_both_alone() {
+        assert_eq!(output(layers()), output(layers().without_fusing()));
+    }
+
+    #[test]
+    fn derivatives_are_right_whatever_is_trained() {
+        let frozen: [&dyn Fn(&str) -> bool; 5] = [
+            &|_| false,
+            // Only a norm is trained, below layers that are not.
+            &|name| name != "c.norm.weight",
+            &|name| name != "c.weight",
+            &|name| name.contains("norm"),
+            &|name| name < "d",
+        ];
+        for (index, frozen) in frozen.into_iter().enumerate() {
+            for mut layers in [layers(), layers().without_fusing()] {
+                let objective = Objective::Projection;
+                let worst = worst_derivative(&mut layers, &[4], 3, 1, objective, frozen).unwrap();
+                assert!(worst.error() < 1e-7, "{index}: {worst:?}");
+            }
+        }
     }
 }

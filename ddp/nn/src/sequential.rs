@@ -1,6 +1,6 @@
 //! Sequential: layers in a row. A linear layer applies the activation above it, a layer
-//! multiplies the derivative of the activation below it into its own backward, and nothing is
-//! computed below the lowest trained layer.
+//! multiplies the derivative of the activation below it into its own backward, a residual applies
+//! the norm above it, and nothing is computed below the lowest trained layer.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use ddp_kernels::{DType, Tensor};
 use crate::build::{Build, UseIndex};
 use crate::error::Result;
 use crate::fold::{Fold, Folded};
-use crate::layer::Layer;
+use crate::layer::{Layer, Normed};
 use crate::loss::LossHead;
 use crate::pass::Pass;
 
@@ -84,7 +84,7 @@ impl Sequential {
         self
     }
 
-    /// The same layers without fusing activations, for comparisons.
+    /// The same layers without fusing activations and norms, for comparisons.
     pub fn without_fusing(self) -> Sequential {
         Sequential {
             fuses: false,
@@ -163,11 +163,12 @@ impl Layer for Sequential {
         if pass.is_training() {
             pass.mark();
         }
-        let mut y = x.clone();
-        for layer in &self.layers {
-            y = layer.forward(pass, &y)?;
+        let mut y = Normed::plain(x);
+        for (index, layer) in self.layers.iter().enumerate() {
+            let above = self.layers.get(index + 1).and_then(|above| above.norm());
+            y = layer.forward_normed(pass, y, above.filter(|_| self.fuses))?;
         }
-        Ok(y)
+        Ok(y.x)
     }
 
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {

@@ -32,8 +32,10 @@ pub(super) fn layers(spec: &GptSpec, vocabulary: usize) -> Sequential {
     push_dropout(&mut layers, spec);
     for index in 0..spec.layers {
         let part = |name: &str| format!("blocks.{index}.{name}");
-        layers.push_named(&part("attention"), Box::new(Residual::new(attention(spec))));
-        layers.push_named(&part("mlp"), Box::new(Residual::new(perceptron(spec))));
+        for (name, inner) in [("attention", attention(spec)), ("mlp", perceptron(spec))] {
+            let residual = Residual::new(inner).after(norm(spec));
+            layers.push_named(&part(name), Box::new(residual));
+        }
     }
     layers.named("norm", norm(spec)).named("head", head)
 }
@@ -50,9 +52,7 @@ fn attention(spec: &GptSpec) -> Sequential {
     if spec.position == PositionKind::Rope {
         mix = mix.rotary(spec.rope_base);
     }
-    let mut layers = Sequential::new()
-        .named("norm", norm(spec))
-        .named("mix", mix);
+    let mut layers = Sequential::new().named("mix", mix);
     push_dropout(&mut layers, spec);
     layers
 }
@@ -65,9 +65,7 @@ fn perceptron(spec: &GptSpec) -> Sequential {
         MlpKind::Relu2 => (Box::new(Gate::ReluSquared), 1),
         MlpKind::Swiglu => (Box::new(Gate::Swiglu), 2),
     };
-    let mut layers = Sequential::new()
-        .named("norm", norm(spec))
-        .named("up", linear(spec, halves * spec.mlp_width()));
+    let mut layers = Sequential::new().named("up", linear(spec, halves * spec.mlp_width()));
     layers.push_named("activation", activation);
     let mut layers = layers.named("down", last_linear(spec, spec.width));
     push_dropout(&mut layers, spec);
