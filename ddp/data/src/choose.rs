@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use glob::MatchOptions;
 
-use super::files::{Contents, gzip};
+use super::files::{Contents, gzip, tokens};
 use crate::error::{Error, Result};
 
 /// The endings of files that can be read; `.gz` may follow some.
@@ -143,7 +143,10 @@ fn check_purposes(found: &[PathBuf], folder: &Path, setting: &str) -> Result<()>
         return Ok(());
     };
     let evaluate = match setting {
-        "data" | "labels" => format!(" and, for evaluation, `val-{setting}` {}", other.display()),
+        "data" | "labels" => format!(
+            " and, for evaluation, `val-{setting}` {}",
+            tokens::shown(other)
+        ),
         _ => String::new(),
     };
     Err(Error::Usage(format!(
@@ -152,7 +155,7 @@ fn check_purposes(found: &[PathBuf], folder: &Path, setting: &str) -> Result<()>
         folder.display(),
         name_of(other),
         name_of(one),
-        one.display(),
+        tokens::shown(one),
     )))
 }
 

@@ -117,6 +117,12 @@ fn bad() -> Vec<(Files, &'static str, i32, &'static [&'static str])> {
             ],
         ),
         (
+            vec![("d/train.bin", vec![7; 64]), ("d/val.bin", vec![7; 64])],
+            "d",
+            2,
+            &["give --data tokens:d/train.bin and, for evaluation, --val-data tokens:d/val.bin"],
+        ),
+        (
             vec![("d/validation-0.npy", vec![]), ("d/t10k-0.npy", vec![])],
             "d",
             2,

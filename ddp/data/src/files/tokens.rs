@@ -51,6 +51,14 @@ pub fn says_tokens(path: &Path) -> bool {
     }
 }
 
+/// The file at `path` as data: what has no header, as nanoGPT's tokens, is read with `tokens:` only.
+pub fn shown(path: &Path) -> String {
+    let is_flat = kind(path).is_ok_and(|kind| kind == FileKind::Flat);
+    let is_plain = is_flat && map(path).is_ok_and(|mapped| !flat::begins(&mapped));
+    let prefix = if is_plain { "tokens:" } else { "" };
+    format!("{prefix}{}", path.display())
+}
+
 /// The tokens of the file at `path`, an array of rows of one number. `are_tokens` says that a file
 /// holds tokens though it does not say so itself.
 pub fn open(path: &Path, are_tokens: bool, cache_dir: Option<&Path>) -> Result<(Array, Coding)> {
