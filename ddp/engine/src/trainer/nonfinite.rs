@@ -112,26 +112,32 @@ pub(super) fn check_values(step: &Step, number: u64) -> Result<()> {
     )))
 }
 
-/// Names the rows whose losses are not finite, and if a row has several losses, their positions in
-/// it. `why` says what is wrong with a target: the CPU refuses such a target at once, a GPU makes
+/// Names the rows whose losses are not finite, and if a row has several losses, the position of the
+/// first of these: where later ones see earlier ones, all after it are bad too. `why` says what is wrong with a target: the CPU refuses such a target at once, a GPU makes
 /// its loss NaN.
 fn named_rows(losses: &[f64], rows: &[u64], why: &dyn Fn(usize) -> Option<String>) -> String {
     let positions = losses.len() / rows.len().max(1);
-    let name = |&index: &usize| {
-        let mut name = rows[index / positions].to_string();
+    let first_bad = |(row, losses): (usize, &[f64])| {
+        let mut bad = (0..positions).filter(|&position| !losses[position].is_finite());
+        Some((row, bad.next()?, bad.count()))
+    };
+    let name = |&(row, position, later): &(usize, usize, usize)| {
+        let mut name = rows[row].to_string();
         if positions > 1 {
-            name += &format!(" at position {}", index % positions);
+            name += &format!(" at position {position}");
         }
-        match why(index) {
+        match later {
+            0 => {}
+            1 => name += " and 1 later one",
+            _ => name += &format!(" and {later} later ones"),
+        }
+        match why(row * positions + position) {
             Some(why) => format!("{name} ({why})"),
             None => name,
         }
     };
-    let losses = losses.iter().enumerate();
-    let bad: Vec<usize> = losses
-        .filter(|(_, loss)| !loss.is_finite())
-        .map(|(index, _)| index)
-        .collect();
+    let of_rows = losses.chunks(positions.max(1)).enumerate();
+    let bad: Vec<_> = of_rows.filter_map(first_bad).collect();
     let named: Vec<String> = bad.iter().take(ROWS_NAMED).map(name).collect();
     let more = bad.len().saturating_sub(ROWS_NAMED);
     let and_more = if more > 0 {
@@ -185,6 +191,11 @@ mod tests {
         assert_eq!(
             named_with(&[0, 1, 2, 3, 11, 5], &losses, &rows),
             "rows 40 at position 2, 7 at position 1 (target 11 is no class: there are 10, from 0)"
+        );
+        let losses = [0.5, nan, nan, 0.1, 0.2, 0.2];
+        assert_eq!(
+            named_rows(&losses, &rows, &|_| None),
+            "row 40 at position 1 and 1 later one"
         );
     }
 }
