@@ -228,8 +228,12 @@ impl Layers {
                 }
             }
         };
-        for (name, _) in names {
-            self.take_over(name, Origin::File(path.to_path_buf()));
+        for (name, value) in names {
+            // Keys of `[model]` are settings, too, but for its name.
+            let of_model = value.as_table().into_iter().flatten().map(|(name, _)| name);
+            for name in of_model.filter(|name| *name != "name").chain([&name]) {
+                self.take_over(name.clone(), Origin::File(path.to_path_buf()));
+            }
         }
         Ok(())
     }

@@ -446,8 +446,15 @@ pub fn model_of(text: &str, current: Option<&ModelSpec>) -> Result<ModelSpec, St
     let mut model = current.map_or_else(|| default_of(name), Ok)?.clone();
     let info = FAMILIES.iter().find(|family| family.name == model.name());
     let settings = info.map_or(&[][..], |family| &family.settings);
+    let mut given = Vec::new();
     for part in parts {
         let (name, value) = part.split_once('=').unwrap_or((part, "true"));
+        if given.contains(&name) {
+            return Err(format!(
+                "{name}: expected once, got it twice; help: remove one"
+            ));
+        }
+        given.push(name);
         let Some(setting) = settings.iter().find(|setting| setting.name == name) else {
             let names: Vec<_> = settings.iter().map(|setting| setting.name).collect();
             let (family, names) = (model.name(), names.join(", "));
@@ -545,6 +552,11 @@ fn model_of_table(
         name.ok_or("[model]: expected name = \"gpt\", or another family")?,
         Some(base),
     )?;
+    if let Some(twice) = table.keys().find(|name| settings.contains_key(*name)) {
+        return Err(format!(
+            "{twice}: expected once, got it in [model] and above; help: remove one"
+        ));
+    }
     settings.extend(table);
     Ok(model)
 }
@@ -557,13 +569,17 @@ fn with_settings(model: &ModelSpec, settings: Map<String, Value>) -> Result<Mode
     serde_json::from_value(table).map_err(|error| error.to_string())
 }
 
-/// The value of a setting of models. One that no family takes is refused where it stands.
+/// The value of a setting of models. One that no family takes is refused where it stands. `model`
+/// itself may be a table of settings.
 struct ModelValue<'a>(&'a str);
 
 impl<'de> DeserializeSeed<'de> for ModelValue<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<Value, D::Error> {
+        if self.0 == "model" {
+            return value.deserialize_any(ModelTable);
+        }
         let value = Value::deserialize(value)?;
         let one = Map::from_iter([(self.0.to_string(), value.clone())]);
         let known = setting(self.0).map_or(&[][..], |setting| &setting.families);
@@ -575,6 +591,52 @@ impl<'de> DeserializeSeed<'de> for ModelValue<'_> {
             Some(Err(why)) if read.iter().all(Result::is_err) => Err(de::Error::custom(why)),
             _ => Ok(value),
         }
+    }
+}
+
+/// The name of a model, or a table with it and with settings.
+struct ModelTable;
+
+impl<'de> Visitor<'de> for ModelTable {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of a model, or a table with its name and settings")
+    }
+
+    fn visit_str<E: de::Error>(self, name: &str) -> Result<Value, E> {
+        Ok(name.into())
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut table: M) -> Result<Value, M::Error> {
+        let mut all = Map::new();
+        while let Some(ModelKey(name)) = table.next_key()? {
+            let value = table.next_value_seed(ModelValue(&name))?;
+            all.insert(name, value);
+        }
+        Ok(Value::Object(all))
+    }
+}
+
+/// A key of `[model]`.
+#[derive(serde::Deserialize)]
+#[serde(try_from = "String")]
+struct ModelKey(String);
+
+impl TryFrom<String> for ModelKey {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<ModelKey, String> {
+        let is_of_models = |one: &Setting| one.name != "model" && !one.families.is_empty();
+        if name == "name" || setting(&name).is_some_and(is_of_models) {
+            return Ok(ModelKey(name));
+        }
+        let names = SETTINGS.iter().filter(|one| is_of_models(one));
+        let names: Vec<_> = names.map(|one| one.name.as_str()).collect();
+        let names = names.join(", ");
+        Err(format!(
+            "[model] has no setting {name:?}, but name, {names}; help: other settings are above it"
+        ))
     }
 }
 

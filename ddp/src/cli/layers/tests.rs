@@ -360,6 +360,41 @@ fn shells_complete_flags_and_commands() {
     }
 }
 
+#[test]
+fn keys_of_a_models_table_are_refused_where_they_stand() {
+    let model = config(
+        "",
+        &[],
+        Some("[model]\nname = \"gpt\"\nlayers = 6\nbias = false"),
+    )
+    .model;
+    let ModelSpec::Gpt(gpt) = model else {
+        panic!("{model:?}")
+    };
+    assert_eq!((gpt.layers, gpt.bias, gpt.heads), (6, false, 4));
+    let cases = [
+        ("layers = -1", "3 | layers = -1"),
+        ("width = 64.5", "3 | width = 64.5"),
+        ("bias = \"no\"", "3 | bias = \"no\""),
+        ("depth = 3", "[model] has no setting \"depth\", but name, "),
+        ("lr = 0.1", "[model] has no setting \"lr\""),
+        ("hidden = [3]", "--hidden requires --model mlp"),
+    ];
+    for (line, expected) in cases {
+        let text = refusal("", &[], Some(&format!("[model]\nname = \"gpt\"\n{line}")));
+        assert!(text.contains(expected), "{line}: {text}");
+    }
+    let both = "layers = 2\n[model]\nname = \"gpt\"\nlayers = 3";
+    let text = refusal("", &[], Some(both));
+    let expected = "layers: expected once, got it in [model] and above";
+    assert!(text.contains(expected), "{text}");
+    let text = refusal("", &[], Some("model = 3"));
+    assert!(
+        text.contains("expected the name of a model, or a table"),
+        "{text}"
+    );
+}
+
 #[cfg(feature = "test-family")]
 #[test]
 fn the_model_is_read_before_its_settings() {
