@@ -44,14 +44,13 @@ pub fn export(
         outputs: state.task.outputs(),
     };
     check_size(&opened, &config, &shape)?;
-    let vocabulary = spec.vocab.max(shape.outputs);
     let everything = |_: &str| true;
     let mut models = config
         .model_options()
         .models(&shape, &[Device::Cpu], &everything, 1)?;
     let model = models.pop().expect("a model for one device");
     checkpoint::load_opened(&opened, &[&model.params])?;
-    let class = hugging_face::export(&flags.folder, spec, vocabulary, &model.params)?;
+    let class = hugging_face::export(&flags.folder, spec, shape.outputs, &model.params)?;
     say(&format!(
         "{} is {class} of {} ({why}), after step {}",
         shown(&flags.folder.to_string_lossy()),

@@ -51,6 +51,8 @@ pub struct DataRequest {
     pub task: Option<TaskKind>,
     /// How many tokens the model sees at once, if it says so.
     pub context: Option<usize>,
+    /// How many tokens the model has, if it says so: what data that do not say it have.
+    pub vocabulary: Option<usize>,
     /// How the columns of tables are read.
     pub table: TableSettings,
     /// How features are normalized.
@@ -124,6 +126,7 @@ impl DataRequest {
             seed: 0,
             task: None,
             context: None,
+            vocabulary: None,
             table: TableSettings::default(),
             normalize: Normalize::None,
             normalizes_targets: true,
@@ -156,6 +159,10 @@ impl DataRequest {
             ("seed", splits.then(|| self.seed.to_string())),
             ("task", self.task.map(|task| format!("{task:?}"))),
             ("context", self.context.map(|context| context.to_string())),
+            (
+                "vocabulary",
+                self.vocabulary.map(|vocabulary| vocabulary.to_string()),
+            ),
             ("drop", names(&table.drop)),
             ("categorical", names(&table.categorical)),
             ("missing", missing),

@@ -1,10 +1,12 @@
 //! Head: the last linear layer of a model with many classes, whose outputs (logits) would take more
 //! memory than the rest. With a loss it goes over the rows in pieces: logits, loss and gradients of
-//! a piece before the next. Letters: R rows, C columns, V classes.
+//! a piece before the next. Letters: R rows, C columns, V classes, P ≥ V classes with padding.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use ddp_kernels::ops::{self, Activation, Below};
+use ddp_kernels::transfer::announced;
 use ddp_kernels::{Device, Tensor};
 
 use crate::build::{Build, Tie};
@@ -24,22 +26,62 @@ const ROWS_GPU: usize = 8192;
 /// A linear layer without a bias. In a pass that leaves the head to the loss, its forward returns
 /// its input, and `Model::loss_gradient` does its work.
 #[derive(Debug)]
-pub struct Head(Linear);
+pub struct Head {
+    linear: Linear,
+    /// V
+    classes: usize,
+    /// (P), once it was needed: 0 for classes, −∞ for padding.
+    mask: OnceLock<Tensor>,
+}
 
 impl Head {
     /// A head of so many classes.
     pub fn new(classes: usize) -> Head {
-        Head(Linear::new(classes).without_bias())
+        Head {
+            linear: Linear::new(classes).without_bias(),
+            classes,
+            mask: OnceLock::new(),
+        }
+    }
+
+    /// The same head of which only the first `classes` outputs are classes. The others are padding:
+    /// their logits are −∞, so their probability and their gradients are 0.
+    pub fn of_classes(self, classes: usize) -> Head {
+        Head { classes, ..self }
     }
 
     /// The same head whose weight starts normal with this standard deviation.
     pub fn normal(self, deviation: f64) -> Head {
-        Head(self.0.normal(deviation))
+        Head {
+            linear: self.linear.normal(deviation),
+            ..self
+        }
     }
 
     /// The same head with a weight that all layers of this tie share.
     pub fn tied(self, tie: &Tie) -> Head {
-        Head(self.0.tied(tie))
+        Head {
+            linear: self.linear.tied(tie),
+            ..self
+        }
+    }
+
+    /// What is added to the logits of a row, for logits of `x`; None without padding. Made when it
+    /// is first needed.
+    fn mask(&self, x: &Tensor) -> Result<Option<&Tensor>> {
+        if self.classes >= self.linear.outputs() {
+            return Ok(None);
+        }
+        if let Some(mask) = self.mask.get() {
+            return Ok(Some(mask));
+        }
+        let mut values = vec![0.0f32; self.linear.outputs()];
+        values[self.classes..].fill(f32::NEG_INFINITY);
+        let mask = Tensor::from_slice(&values, &[values.len()], Device::Cpu)?;
+        let mask = announced("the mask of padded classes", || {
+            mask.to_dtype(x.dtype())?.to(x.device())
+        })?;
+        Ok(Some(self.mask.get_or_init(|| mask)))
     }
 
     /// Calls `body` with each piece: its rows, and of these `x`, `targets` and the logits.
@@ -50,8 +92,8 @@ impl Head {
         targets: &Tensor,
         mut body: impl FnMut(&mut Pass<'_>, Range<usize>, [&Tensor; 3]) -> Result<()>,
     ) -> Result<()> {
-        let (weight, columns) = (self.0.weight(), self.0.inputs());
-        let x = x.reshape(&[x.count() / columns, columns])?;
+        let (weight, columns) = (self.linear.weight(), self.linear.inputs());
+        let (x, mask) = (x.reshape(&[x.count() / columns, columns])?, self.mask(x)?);
         let (rows, targets) = (x.shape()[0], targets.flatten()?);
         let piece = match x.device() {
             Device::Cpu => ROWS_CPU,
@@ -61,9 +103,9 @@ impl Head {
         for start in (0..rows.max(1)).step_by(piece) {
             let rows = start..rows.min(start + piece);
             let (x, targets) = (x.slice(rows.clone())?, targets.slice(rows.clone())?);
-            let logits = pass.take(&[rows.len(), self.0.outputs()])?;
+            let logits = pass.take(&[rows.len(), self.linear.outputs()])?;
             let weight = pass.value(weight)?;
-            ops::linear_into(&logits, &x, weight, None, Activation::Identity, None)?;
+            ops::linear_into(&logits, &x, weight, mask, Activation::Identity, None)?;
             body(pass, rows, [&x, &targets, &logits])?;
         }
         Ok(())
@@ -77,7 +119,7 @@ impl LossHead for Head {
         pass: &mut Pass<'_>,
         [x, targets, stats]: [&Tensor; 3],
     ) -> Result<Tensor> {
-        let (weight, columns) = (self.0.weight(), self.0.inputs());
+        let (weight, columns) = (self.linear.weight(), self.linear.inputs());
         let dx = pass.take(&[x.count() / columns, columns])?;
         self.each_piece(pass, x, targets, |pass, rows, [x, targets, logits]| {
             loss.overwrite(pass, logits, targets, stats)?;
@@ -114,21 +156,21 @@ impl LossHead for Head {
 
 impl Layer for Head {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
-        self.0.build(build, shape)
+        self.linear.build(build, shape)
     }
 
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
         if pass.leaves_head() {
             return Ok(x.clone());
         }
-        self.0.forward(pass, x)
+        self.linear.forward_with(pass, x, self.mask(x)?)
     }
 
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
         if !pass.leaves_head() {
-            return self.0.backward(pass, dy, fold);
+            return self.linear.backward(pass, dy, fold);
         }
-        pass.finished(self.0.weight())?;
+        pass.finished(self.linear.weight())?;
         Ok(match fold {
             Fold::Nothing => Folded::nothing(),
             _ => Folded::plain(dy.clone()),
@@ -151,7 +193,13 @@ mod tests {
 
     /// The gradients by `x` and by the weight, with or without pieces.
     fn gradients(x: &Tensor, targets: &Tensor, in_pieces: bool) -> [Vec<f32>; 2] {
-        let head = Box::new(Head::new(11));
+        let [dx, weight, _] = run(Head::new(11), x, targets, in_pieces);
+        [dx, weight]
+    }
+
+    /// The gradients by `x` and by the weight of `head`, and the statistics.
+    fn run(head: Head, x: &Tensor, targets: &Tensor, in_pieces: bool) -> [Vec<f32>; 3] {
+        let head = Box::new(head);
         let model = Model::new(head, &[5], DType::F32, Device::Cpu, 1, &|_| false).unwrap();
         ops::fill_into(model.params.gradients(), f64::NAN).unwrap();
         let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
@@ -176,10 +224,24 @@ mod tests {
         let dy = model.loss_gradient(&mut pass, &loss, of).unwrap();
         let dx = model.backward_to(&mut pass, &dy, Fold::Input).unwrap();
         let weight = params.gradient(params.list()[0].id).unwrap();
-        [
-            dx.gradient.unwrap().to_vec().unwrap(),
-            weight.to_vec().unwrap(),
-        ]
+        let dx = dx.gradient.unwrap();
+        [dx, weight.clone(), stats].map(|tensor| tensor.to_vec().unwrap())
+    }
+
+    #[test]
+    fn neither_loss_nor_gradients_depend_on_padding() {
+        let random = &mut Random::new(3);
+        let rows = ROWS_CPU + 3;
+        let x = Tensor::randn(&[rows, 5], DType::F32, Device::Cpu, random).unwrap();
+        let targets = Tensor::randint(11, &[rows], DType::I64, Device::Cpu, random).unwrap();
+        for in_pieces in [false, true] {
+            let [dx, weight, stats] = run(Head::new(11), &x, &targets, in_pieces);
+            // First values are drawn row by row: those of the classes do not depend on padding.
+            let padded = run(Head::new(16).of_classes(11), &x, &targets, in_pieces);
+            assert_eq!(padded[1][55..], [0.0; 25]);
+            assert_eq!(padded[1][..55], weight);
+            assert_eq!([&padded[0], &padded[2]], [&dx, &stats]);
+        }
     }
 
     #[test]

@@ -109,6 +109,34 @@ impl Linear {
         Ok(x.reshape(&[x.count() / inputs, inputs])?)
     }
 
+    /// The forward with another bias (O).
+    pub(crate) fn forward_with(
+        &self,
+        pass: &mut Pass<'_>,
+        x: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let weight = self.built().weight;
+        let rows = self.rows(x)?;
+        let shape = [rows.shape()[0], self.outputs];
+        let y = pass.take(&shape)?;
+        let keeps_pre_activation = matches!(self.fused, Activation::Gelu(_)) && pass.is_training();
+        let pre_activation = keeps_pre_activation
+            .then(|| pass.take(&shape))
+            .transpose()?;
+        let weight = pass.value(weight)?;
+        ops::linear_into(&y, &rows, weight, bias, self.fused, pre_activation.as_ref())?;
+        if pass.is_training() {
+            if self.needs_input(pass) {
+                pass.save(&rows);
+            }
+            if self.fused != Activation::Identity {
+                pass.save(pre_activation.as_ref().unwrap_or(&y));
+            }
+        }
+        with_last_of(&y, x, self.outputs)
+    }
+
     /// Whether backward needs the input: only if the weight or the bias is trained.
     fn needs_input(&self, pass: &Pass<'_>) -> bool {
         let Built { weight, bias, .. } = self.built();
@@ -202,28 +230,9 @@ impl Layer for Linear {
     }
 
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
-        let Built { weight, bias, .. } = self.built();
-        let rows = self.rows(x)?;
-        let shape = [rows.shape()[0], self.outputs];
-        let y = pass.take(&shape)?;
-        let keeps_pre_activation = matches!(self.fused, Activation::Gelu(_)) && pass.is_training();
-        let pre_activation = keeps_pre_activation
-            .then(|| pass.take(&shape))
-            .transpose()?;
-        let (weight, bias) = (
-            pass.value(weight)?,
-            bias.map(|bias| pass.value(bias)).transpose()?,
-        );
-        ops::linear_into(&y, &rows, weight, bias, self.fused, pre_activation.as_ref())?;
-        if pass.is_training() {
-            if self.needs_input(pass) {
-                pass.save(&rows);
-            }
-            if self.fused != Activation::Identity {
-                pass.save(pre_activation.as_ref().unwrap_or(&y));
-            }
-        }
-        with_last_of(&y, x, self.outputs)
+        let bias = self.built().bias;
+        let bias = bias.map(|bias| pass.value(bias)).transpose()?;
+        self.forward_with(pass, x, bias)
     }
 
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {

@@ -123,6 +123,16 @@ impl ModelSpec {
         self.family().context()
     }
 
+    /// How many tokens the model has, if it says so.
+    pub fn vocabulary(&self) -> Option<usize> {
+        self.family().vocabulary()
+    }
+
+    /// Multiplications and additions of a row in training, if the family says so.
+    pub fn flop_of_a_row(&self, data: &DataShape<'_>) -> Option<f64> {
+        self.family().flop_of_a_row(data)
+    }
+
     /// The layers for these data.
     pub fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {
         self.family().layers(data)

@@ -72,6 +72,7 @@ impl Config {
             seed: self.seed,
             task: self.task,
             context: self.model.context(),
+            vocabulary: self.model.vocabulary(),
             table: TableSettings {
                 drop: self.drop.clone(),
                 categorical: self.categorical.clone(),

@@ -116,7 +116,12 @@ pub(super) fn prepare(request: &DataRequest, named: &Named<'_>, ranks: &dyn Rank
     let bound = bound_of_model(request)?;
     let context = context(request, named)?;
     let read = ReadTokens::open(named, Some(context), bound.as_ref(), request, ranks)?;
-    let summary = read.summary(Some(context));
+    let mut summary = read.summary(Some(context));
+    if let (true, Some(of_model)) = (summary.is_vocabulary_guessed, request.vocabulary)
+        && of_model >= summary.vocabulary
+    {
+        (summary.vocabulary, summary.is_vocabulary_guessed) = (of_model, false);
+    }
     let task = TaskSpec::NextToken {
         vocabulary: bound.map_or(summary.vocabulary, |bound| bound.vocabulary),
         are_bytes: read.files.coding.are_bytes,

@@ -17,8 +17,8 @@ use crate::checkpoint::{MODEL_FILE, unreadable, write_file};
 use crate::error::{Error, Result};
 
 /// Writes the model `params`, in f32 on the CPU, as `config.json` and `model.safetensors` in the
-/// new folder `folder`, which appears whole or not at all. An empty folder is replaced. Returns the
-/// name of the class of transformers.
+/// new folder `folder`, which appears whole or not at all. An empty folder is replaced. Without the
+/// tokens that pad the vocabulary. Returns the name of the class of transformers.
 pub fn export(
     folder: &Path,
     spec: &GptSpec,
@@ -80,7 +80,11 @@ fn write(
     })?;
     let mut tensors = Vec::new();
     for parameter in params.in_order() {
-        let parts = names::parts(architecture, &parameter.name, &parameter.shape);
+        let mut shape = parameter.shape.clone();
+        if names::has_token_rows(&parameter.name) {
+            shape[0] = vocabulary;
+        }
+        let parts = names::parts(architecture, &parameter.name, &shape);
         let parts = parts.ok_or_else(|| {
             let class = architecture.name();
             Error::Internal(format!("{class} has nothing for {}", parameter.name))

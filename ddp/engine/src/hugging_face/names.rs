@@ -62,6 +62,11 @@ pub(super) fn tied(architecture: Architecture) -> [&'static str; 2] {
     }
 }
 
+/// Whether the parameter `name` has a row for each token.
+pub(super) fn has_token_rows(name: &str) -> bool {
+    ["embedding.tokens.weight", "head.weight"].contains(&name)
+}
+
 /// A tensor of transformers, which is some rows of a parameter here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Part {

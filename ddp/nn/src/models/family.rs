@@ -38,8 +38,18 @@ pub trait Family {
         None
     }
 
+    /// How many tokens the model has, if it says so.
+    fn vocabulary(&self) -> Option<usize> {
+        None
+    }
+
     /// Checks the settings. The error names a setting in backquotes; see `refuse`.
     fn check(&self) -> Result<()>;
+
+    /// Multiplications and additions of a row in training, if they are known.
+    fn flop_of_a_row(&self, _data: &DataShape<'_>) -> Option<f64> {
+        None
+    }
 
     /// The layers for these data. A family that cannot use the data refuses them here.
     fn layers(&self, data: &DataShape<'_>) -> Result<Sequential>;

@@ -157,6 +157,19 @@ fn every_format_gives_the_same_windows() {
             );
             let says = data.description.contains("so the vocabulary is taken as");
             assert_eq!(says, is_guessed, "{}", data.description);
+            // A model that says how many tokens it has knows better than a guess.
+            for of_model in [64, 90_000] {
+                let data = opened(&DataRequest {
+                    vocabulary: Some(of_model),
+                    ..request.clone()
+                });
+                let expected = if is_guessed {
+                    of_model.max(vocabulary)
+                } else {
+                    vocabulary
+                };
+                assert_eq!(data.train.task().outputs(), expected, "{name}");
+            }
             contents.push(summary.content);
         }
         assert!(

@@ -17,14 +17,14 @@ use crate::{Sequential, Tie};
 const DEVIATION: f64 = 0.02;
 
 /// The layers, with first values as in GPT-2: what adds to the residual stream starts smaller, by
-/// the root of how many parts add to it.
-pub(super) fn layers(spec: &GptSpec, vocabulary: usize) -> Sequential {
+/// the root of how many parts add to it. Of `padded` tokens the first `vocabulary` are some.
+pub(super) fn layers(spec: &GptSpec, vocabulary: usize, padded: usize) -> Sequential {
     let tie = Tie::new();
-    let mut embedding = Embedding::new(vocabulary, spec.width).normal(DEVIATION);
+    let mut embedding = Embedding::new(padded, spec.width).normal(DEVIATION);
     if spec.position == PositionKind::Learned {
         embedding = embedding.with_positions(spec.context);
     }
-    let mut head = Head::new(vocabulary).normal(DEVIATION);
+    let mut head = Head::new(padded).of_classes(vocabulary).normal(DEVIATION);
     if spec.tied {
         (embedding, head) = (embedding.tied(&tie), head.tied(&tie));
     }

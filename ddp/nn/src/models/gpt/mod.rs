@@ -122,6 +122,10 @@ impl Family for GptSpec {
         Some(self.context)
     }
 
+    fn vocabulary(&self) -> Option<usize> {
+        (self.vocab != 0).then_some(self.vocab)
+    }
+
     fn check(&self) -> Result<()> {
         let sizes = [
             ("layers", self.layers),
@@ -172,14 +176,15 @@ impl Family for GptSpec {
         Ok(())
     }
 
+    fn flop_of_a_row(&self, data: &DataShape<'_>) -> Option<f64> {
+        let of_a_token = self.flop_of_a_token(self.vocab.max(data.outputs));
+        Some(self.context as f64 * of_a_token)
+    }
+
     fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {
         data.check_dtype(DType::I64, "gpt")?;
-        let vocabulary = self.vocab.max(data.outputs);
         if self.vocab != 0 && self.vocab < data.outputs {
-            let expected = format!(
-                "at least {}, for so many tokens have the data",
-                data.outputs
-            );
+            let expected = format!("at least {}, the vocabulary of the data", data.outputs);
             return Err(refuse("vocab", self.vocab, &expected, "raise it"));
         }
         if data.row_shape != [self.context] {
@@ -187,7 +192,8 @@ impl Family for GptSpec {
             let help = "give the data the same context";
             return Err(refuse("context", self.context, &expected, help));
         }
-        Ok(layers::layers(self, vocabulary))
+        let padded = self.vocab.max(data.outputs);
+        Ok(layers::layers(self, data.outputs, padded))
     }
 }
 

@@ -62,6 +62,8 @@ fn derivatives_are_those_of_the_loss_in_every_variant() {
     };
     assert!(worst(&plain, &all) < 1e-7);
     assert!(worst(&tiny(), &|name| !name.contains("norm")) < 1e-7);
+    let padded = GptSpec { vocab: 9, ..tiny() };
+    assert!(worst(&padded, &all) < 1e-7);
 }
 
 #[test]
