@@ -49,7 +49,7 @@ pub struct UsingFlags {
     /// Rows, in the form of --data in training
     #[arg(long, value_name = "SPEC", value_parser = DataSpec::read)]
     pub data: DataSpec,
-    /// Rows that pass through the model at a time
+    /// Rows that pass through the model at a time; of tokens, at most 16384 tokens
     #[arg(long, value_name = "ROWS", default_value = "512", value_parser = whole(1..=BATCH_MAX), allow_negative_numbers = true)]
     pub batch_size: usize,
     /// Folder for converted copies of files that cannot be memory-mapped

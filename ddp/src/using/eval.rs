@@ -112,10 +112,21 @@ fn batch(
     evaluation: &mut dyn Evaluation,
 ) -> Result<Sums> {
     let batch = ready.batches.load(round)?;
-    let output = ready.forward.run(&batch.x)?;
     let targets = announced("the labels", || batch.targets.to(Device::Cpu))?;
+    if !evaluation.needs_outputs() {
+        let losses = ready.forward.losses_of(loss, &batch.x, &batch.targets)?;
+        let of_row = losses.count() / batch.mine.max(1);
+        let values = losses.to_vec::<f32>()?;
+        check_finite("the loss is", &values, of_row, first)?;
+        let sum = values.iter().map(|&loss| f64::from(loss)).sum();
+        let mut sums = vec![sum, values.len() as f64];
+        sums.extend(evaluation.count(&losses, &targets)?);
+        return Ok(sums);
+    }
+    let output = ready.forward.run(&batch.x)?;
     let outputs = output.count() / batch.mine.max(1);
-    output.with_slice(|values: &[f32]| check_finite(values, outputs, first))??;
+    output
+        .with_slice(|values: &[f32]| check_finite("the model gives", values, outputs, first))??;
     // The loss is that of training; errors are in the units of the labels.
     let normalization = ready.opened.state.target_normalization.as_ref();
     let learned = rescaled(&targets, normalization, Normalization::apply)?;

@@ -20,6 +20,8 @@ pub(super) struct Forward {
     host: Scratch,
     /// f64 (4): the statistics of one batch.
     stats: Tensor,
+    /// f32 (4) on the model's device: statistics that are not read.
+    device_stats: Tensor,
     /// i64 (2): the position of random numbers, which only training draws.
     position: Tensor,
 }
@@ -30,6 +32,7 @@ impl Forward {
         let position = Tensor::zeros(&[2], DType::I64, device)?.named("position");
         let stats =
             Tensor::zeros(&[STATS], DType::F64, Device::Cpu)?.named("statistics of a batch");
+        let device_stats = Tensor::zeros(&[STATS], DType::F32, device)?;
         let (scratch, host) = (Scratch::new(device), Scratch::new(Device::Cpu));
         Ok(Forward {
             model,
@@ -37,6 +40,7 @@ impl Forward {
             saved: Saved::default(),
             host,
             stats,
+            device_stats,
             position,
         })
     }
@@ -56,6 +60,33 @@ impl Forward {
         let output = self.model.forward(&mut pass, x)?;
         Ok(announced("the model's output", || {
             output.to((Device::Cpu, DType::F32))
+        })?)
+    }
+
+    /// The loss of each target for the rows `x`, f32 in host memory. A last layer with many classes
+    /// goes over the rows in pieces, so its outputs are never whole in memory.
+    pub(super) fn losses_of(
+        &mut self,
+        loss: &dyn Loss,
+        x: &Tensor,
+        targets: &Tensor,
+    ) -> Result<Tensor> {
+        heartbeat::beat(Work::Computes);
+        let mut ignored = |_: ParamId| Ok(());
+        let options = options(&self.position);
+        let mut pass = Pass::new(
+            &self.model.params,
+            &mut self.scratch,
+            &mut self.saved,
+            options,
+            &mut ignored,
+        )
+        .leaving_head();
+        let output = self.model.forward(&mut pass, x)?;
+        let of = [&output, targets, &self.device_stats];
+        let losses = self.model.losses(&mut pass, loss, of)?;
+        Ok(announced("the losses", || {
+            losses.to((Device::Cpu, DType::F32))
         })?)
     }
 
@@ -90,5 +121,33 @@ fn options(position: &Tensor) -> PassOptions<'_> {
         last: true,
         seed: 0,
         position,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ddp_kernels::Random;
+
+    use super::*;
+    use crate::nn::{CrossEntropy, Head};
+
+    #[test]
+    fn losses_of_many_classes_need_no_room_for_all_outputs() {
+        let (rows, classes, random) = (1024, 900, &mut Random::new(1));
+        let head = Box::new(Head::new(classes));
+        let model = Model::new(head, &[5], DType::F32, Device::Cpu, 1, &|_| false).unwrap();
+        let mut forward = Forward::new(model).unwrap();
+        let x = Tensor::randn(&[rows, 5], DType::F32, Device::Cpu, random).unwrap();
+        let targets = Tensor::randint(classes as u32, &[rows], DType::I64, Device::Cpu, random);
+        let (targets, loss) = (targets.unwrap(), CrossEntropy::default());
+        let losses = forward.losses_of(&loss, &x, &targets).unwrap();
+        assert!(forward.scratch.bytes() < rows * classes * 4 / 3);
+        let losses = losses.to_vec::<f32>().unwrap();
+        assert_eq!(losses.len(), rows);
+        let output = forward.run(&x).unwrap();
+        let [sum, weight] = forward.losses(&loss, &output, &targets).unwrap();
+        let in_pieces: f64 = losses.iter().map(|&loss| f64::from(loss)).sum();
+        assert_eq!(weight, rows as f64);
+        assert!((in_pieces / sum - 1.0).abs() < 1e-6, "{in_pieces} {sum}");
     }
 }

@@ -12,12 +12,14 @@ use super::round_robin::RoundRobinRows;
 use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, State};
 use crate::cli::UsingFlags;
 use crate::config::{Config, Precision};
-use crate::data::{self, DataRequest, DataSpec, Dataset, InOrder, RowSpec, Source, Trained};
+use crate::data::{
+    self, DataRequest, DataSpec, Dataset, InOrder, RowSpec, Source, TaskSpec, Trained,
+};
 use crate::error::{Error, Result};
 use crate::models::DataShape;
 use crate::ranks::WorldRanks;
 use crate::shown::shown;
-use crate::trainer::data_shape;
+use crate::trainer::{EVAL_TOKENS_MAX, data_shape};
 
 /// The requests of both commands.
 pub(super) struct Asked<'a> {
@@ -51,9 +53,14 @@ pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
     let forward = Forward::new(model(&opened, trained, rows.spec(), device, world)?)?;
     world.barrier()?;
     agree(asked, world, &opened, &*rows)?;
+    let most = match rows.task() {
+        TaskSpec::NextToken { .. } => (EVAL_TOKENS_MAX / rows.spec().positions().max(1)).max(1),
+        _ => usize::MAX,
+    };
     let batch = using
         .batch_size
-        .min(usize::try_from(rows.rows()).unwrap_or(usize::MAX));
+        .min(usize::try_from(rows.rows()).unwrap_or(usize::MAX))
+        .min(most);
     let rows = Arc::new(RoundRobinRows::new(rows, world.rank(), world.size(), batch));
     let source = Source::new(rows.clone(), [device; 2]);
     let batches = InOrder::new(source, 0, 1, rows.batch())?;

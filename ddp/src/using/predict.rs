@@ -181,7 +181,7 @@ fn part(
     bytes.clear();
     let outputs = output.count() / batch.mine.max(1);
     let encode = |values: &[f32]| {
-        check_finite(values, outputs, first)?;
+        check_finite("the model gives", values, outputs, first)?;
         for (row, values) in (first..).zip(values.chunks(outputs)) {
             encoder.row(row, values, bytes);
         }

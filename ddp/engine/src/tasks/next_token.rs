@@ -91,7 +91,11 @@ impl Evaluation for Tokens {
         1
     }
 
-    fn count(&mut self, _output: &Tensor, targets: &Tensor) -> Result<Vec<f64>> {
+    fn needs_outputs(&self) -> bool {
+        false
+    }
+
+    fn count(&mut self, _losses: &Tensor, targets: &Tensor) -> Result<Vec<f64>> {
         Ok(vec![targets.count() as f64])
     }
 

@@ -71,6 +71,11 @@ pub trait Evaluation {
     /// How many numbers `count` returns.
     fn width(&self) -> usize;
 
+    /// Whether `count` reads the model's outputs. Otherwise it gets the losses of all targets.
+    fn needs_outputs(&self) -> bool {
+        true
+    }
+
     /// The counts of one batch. `output`, f32 (B, …, O), and `targets` are in host memory, in the
     /// units of the labels. The caller adds up the counts of all batches, in their order.
     fn count(&mut self, output: &Tensor, targets: &Tensor) -> Result<Vec<f64>>;

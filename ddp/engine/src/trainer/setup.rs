@@ -2,7 +2,7 @@
 //! same.
 
 use ddp_comm::{Group, World};
-use ddp_data::{Data, InOrder, Loader, Resident, RowSpec, Source};
+use ddp_data::{Data, InOrder, Loader, Resident, RowSpec, Source, TaskSpec};
 use ddp_kernels::{Device, threads};
 use ddp_nn::models::Model;
 use ddp_nn::models::family::refuse;
@@ -26,6 +26,9 @@ use crate::tasks;
 const EVAL_ROWS_MAX: usize = 512;
 /// The most elements of their inputs, and of their outputs: 512 MiB as f32.
 const EVAL_ELEMENTS_MAX: usize = 1 << 27;
+/// The most tokens that pass through a model at a time in evaluation. Its layers need a few hundred
+/// MB for them, and its outputs are never whole.
+pub const EVAL_TOKENS_MAX: usize = 1 << 14;
 
 /// A run that is ready to train, before it has a folder.
 pub(super) struct Assembled {
@@ -283,6 +286,9 @@ pub(super) fn step(
 
 /// Rows that pass through the model at a time in evaluation: fewer if rows are large.
 fn eval_rows(rows: &RowSpec) -> usize {
+    if let TaskSpec::NextToken { .. } = rows.task {
+        return (EVAL_TOKENS_MAX / rows.positions().max(1)).clamp(1, EVAL_ROWS_MAX);
+    }
     let outputs = rows.positions() * rows.task.outputs();
     let elements = rows.inputs.elements().max(outputs);
     (EVAL_ELEMENTS_MAX / elements.max(1)).clamp(1, EVAL_ROWS_MAX)
@@ -319,7 +325,7 @@ fn check_trained(options: &RunOptions, models: &[Model]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use ddp_data::{TaskSpec, TensorSpec};
+    use ddp_data::TensorSpec;
     use ddp_kernels::DType;
 
     use super::*;
@@ -338,6 +344,11 @@ mod tests {
             task: TaskSpec::numbered_classes(1 << 15),
         };
         assert_eq!((text.positions(), eval_rows(&text)), (1024, 4));
+        let task = TaskSpec::NextToken {
+            vocabulary: 1 << 15,
+            are_bytes: false,
+        };
+        assert_eq!(eval_rows(&RowSpec { task, ..text }), 16);
         let numbers = RowSpec::features(3, TaskSpec::Regression { outputs: 1 << 20 });
         assert_eq!((numbers.positions(), eval_rows(&numbers)), (1, 128));
     }
