@@ -46,6 +46,8 @@ pub struct Figures {
     pub accuracy: Option<f64>,
     /// Rows or tokens a second over all ranks, and what they are called.
     pub rate: (f64, &'static str),
+    /// The same in 10¹² multiplications and additions, if it is known.
+    pub tflops: Option<f64>,
 }
 
 /// Progress of one run.
@@ -196,7 +198,10 @@ fn describe(figures: &Figures) -> String {
     let rate = if rate.is_nan() {
         "simulated".to_string()
     } else {
-        format!("{} {unit}", units::count(rate.round() as u64))
+        let tflops = figures.tflops.map_or(String::new(), |tflops| {
+            format!(", {} TFLOP/s", significant(tflops, 3))
+        });
+        format!("{} {unit}{tflops}", units::count(rate.round() as u64))
     };
     format!("{}  {rate}", describe_loss(figures))
 }
@@ -324,6 +329,7 @@ mod tests {
         loss: 0.31236,
         accuracy: Some(0.9312),
         rate: (41_234.6, "samples/s"),
+        tflops: None,
     };
 
     #[test]

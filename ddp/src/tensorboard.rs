@@ -96,6 +96,7 @@ impl EventFile {
                 ("train/grad_norm", event.grad_norm.unwrap_or(f64::NAN)),
                 ("speed/samples_per_s", event.samples_per_s),
                 ("speed/tokens_per_s", event.tokens_per_s.unwrap_or(f64::NAN)),
+                ("speed/tflops", event.tflops.unwrap_or(f64::NAN)),
                 ("speed/step_ms", event.step_ms),
                 ("speed/data_ms", event.data_ms),
             ],

@@ -139,6 +139,7 @@ impl Program for TrainProgram<'_> {
                     Some(tokens) => (tokens, "tokens/s"),
                     None => (event.samples_per_s, "samples/s"),
                 },
+                tflops: event.tflops,
             });
         }
         match &mut self.curves {

@@ -102,7 +102,7 @@ pub struct StartWorld<'a> {
 }
 
 /// A logged step.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct StepEvent {
     /// Its number, from 1.
     pub step: u64,
@@ -112,6 +112,9 @@ pub struct StepEvent {
     pub loss: f64,
     /// The fraction of it that is classified correctly; None for regression.
     pub accuracy: Option<f64>,
+    /// What follows from the loss, by name: of tokens the perplexity.
+    #[serde(flatten)]
+    pub figures: BTreeMap<&'static str, f64>,
     /// The learning rate it used.
     pub lr: f64,
     /// The norm of all gradients before clipping.
@@ -121,6 +124,9 @@ pub struct StepEvent {
     /// The same in tokens, of a model that predicts at each token of a row.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_per_s: Option<f64>,
+    /// The same in 10¹² multiplications and additions, if the model says how many a row needs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tflops: Option<f64>,
     /// Milliseconds a step, since the event before; null as well.
     pub step_ms: f64,
     /// The part of it that rank 0 waited for rows.
@@ -132,7 +138,7 @@ pub struct StepEvent {
 }
 
 /// An evaluation on held-out rows.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct EvalEvent {
     /// After this step.
     pub step: u64,
@@ -140,6 +146,9 @@ pub struct EvalEvent {
     pub loss: f64,
     /// The fraction that is classified correctly; None for regression.
     pub accuracy: Option<f64>,
+    /// As in a step.
+    #[serde(flatten)]
+    pub figures: BTreeMap<&'static str, f64>,
 }
 
 /// The run was resumed.

@@ -26,10 +26,12 @@ fn step(step: u64, loss: f64) -> StepEvent {
         epoch: 0,
         loss,
         accuracy: Some(0.5),
+        figures: BTreeMap::new(),
         lr: 0.001,
         grad_norm: Some(2.5),
         samples_per_s,
         tokens_per_s: None,
+        tflops: None,
         step_ms,
         data_ms,
         reduce_ms: Some(0.125),
@@ -67,6 +69,7 @@ fn a_run_is_its_events_in_order() {
         step: 1,
         loss: 2.0,
         accuracy: Some(0.5),
+        figures: BTreeMap::from([("perplexity", 7.5)]),
     };
     let step = Event::Step(step(1, 2.25));
     for event in [Event::Start(start), step, Event::Eval(eval)] {
@@ -113,7 +116,7 @@ fn a_run_is_its_events_in_order() {
     );
     assert_eq!(
         lines[2],
-        json!({ "event": "eval", "step": 1, "loss": 2.0, "accuracy": 0.5 })
+        json!({ "event": "eval", "step": 1, "loss": 2.0, "accuracy": 0.5, "perplexity": 7.5 })
     );
     assert_eq!(
         (

@@ -10,6 +10,7 @@ use ddp_kernels::products::ProductChoice;
 use ddp_kernels::transfer::{Ledger, Phase, in_phase};
 use ddp_nn::optim::Schedule;
 
+use super::model::data_shape;
 use super::options::{Plan, RunOptions};
 use super::program::{Chosen, Program};
 use super::setup::{self, Assembled, Prepared};
@@ -60,6 +61,8 @@ pub(super) struct Trainer<'a> {
     stop_poll: StopPoll,
     /// This rank's part of the steps.
     workload: Workload,
+    /// Multiplications and additions of a row in training, if the model's family says so.
+    flop_of_a_row: Option<f64>,
 }
 
 impl<'a> Trainer<'a> {
@@ -118,6 +121,8 @@ impl<'a> Trainer<'a> {
             let (record, path) = record.handle()?;
             saver.write_behind(record, path);
         }
+        let shape = data_shape(data.train.spec());
+        let flop_of_a_row = options.model.spec.flop_of_a_row(&shape);
         Ok(Some(Trainer {
             options,
             program,
@@ -138,6 +143,7 @@ impl<'a> Trainer<'a> {
             totals,
             stop_poll,
             workload: Workload::default(),
+            flop_of_a_row,
         }))
     }
 
@@ -320,10 +326,12 @@ impl<'a> Trainer<'a> {
             epoch: epoch + 1,
             loss,
             accuracy: self.task.accuracy(&report.stats),
+            figures: self.task.figures(loss).into_iter().collect(),
             lr: learning_rate,
             grad_norm: report.grad_norm,
             samples_per_s,
             tokens_per_s,
+            tflops: self.flop_of_a_row.map(|flop| samples_per_s * flop / 1e12),
             step_ms,
             data_ms,
             // On GPUs the host does not wait for reductions.
@@ -366,6 +374,7 @@ impl<'a> Trainer<'a> {
             step: number,
             loss: stats.loss(),
             accuracy: self.accuracy(),
+            figures: self.task.figures(stats.loss()).into_iter().collect(),
         };
         let is_best = self.totals.evaluated(Best {
             step: number,
