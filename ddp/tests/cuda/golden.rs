@@ -43,10 +43,28 @@ const CASES: &[Golden] = &[
     },
 ];
 
+const ON_FOUR: &[Golden] = &[Golden {
+    name: "gpu: four ranks, a transformer in bf16",
+    ranks: 4,
+    data: TEXT,
+    flags: "--epochs 1 --width 32 --dtype bf16 --dropout 0.1",
+    ways: &["--graph off", "--graph on"],
+}];
+
 #[test]
 fn simulated_gpus_give_the_pinned_bits() {
     let Some(_gpu) = machine_of(2) else { return };
-    check(CASES, |case, folder, flags| {
+    check_on_gpus(CASES);
+}
+
+#[test]
+fn four_simulated_gpus_give_the_pinned_bits() {
+    let Some(_gpu) = machine_of(4) else { return };
+    check_on_gpus(ON_FOUR);
+}
+
+fn check_on_gpus(cases: &[Golden]) {
+    check(cases, |case, folder, flags| {
         let flags = format!("{flags} --device cuda --threads 1");
         let job = match case.ranks {
             1 => folder.alone(&flags),
