@@ -1,6 +1,7 @@
 //! Transformers on texts, through the program.
 
 use crate::support::job::{Folder, all_at_once};
+use crate::support::record::Record;
 use crate::using::evaluated;
 
 const MODEL: &str = "--model gpt,layers=1,heads=2,width=32,context=16 --batch-size 8 --threads 1";
@@ -27,6 +28,22 @@ fn a_transformer_learns_a_text_and_eval_computes_its_loss() {
         (step["tokens_per_s"].as_f64().unwrap() / tokens - 1.0).abs() < 1e-9,
         "{step}"
     );
+    // 6·(12·32² + 256·32) of matrices, forward and backward, and 6·32·16 of attention.
+    let flop = 6.0 * (12.0 * 1024.0 + 8192.0) + 6.0 * 512.0;
+    let tflops = step["tflops"].as_f64().unwrap();
+    assert!(
+        (tflops / (tokens * flop / 1e12) - 1.0).abs() < 1e-9,
+        "{step}"
+    );
+    for event in [step, record.all("eval").last().unwrap()] {
+        let [loss, perplexity, bits] =
+            ["loss", "perplexity", "bits_per_byte"].map(|name| event[name].as_f64().unwrap());
+        assert!((perplexity - loss.exp()).abs() < 1e-9, "{event}");
+        assert!(
+            (bits * std::f64::consts::LN_2 - loss).abs() < 1e-9,
+            "{event}"
+        );
+    }
     let found = evaluated(folder.alone("eval --checkpoint OUT --data book.txt --json"));
     let loss = found["loss"].as_f64().unwrap();
     assert!((loss - held_out).abs() < 0.3, "{found}");
@@ -38,11 +55,64 @@ fn a_transformer_learns_a_text_and_eval_computes_its_loss() {
 }
 
 #[test]
+fn the_smallest_preset_learns_within_a_few_steps() {
+    let folder = with_text("gpt-tiny");
+    let flags = "--model gpt-tiny,context=32 --data book.txt --batch-size 2 --steps 24 --lr 0.003";
+    folder
+        .alone(&format!("{flags} --threads 1 --out OUT"))
+        .run()
+        .assert_well();
+    let losses = folder.record().losses();
+    // ln 256 = 5.5 at first. It soon knows the 8 bytes of the text, ln 8 = 2.1.
+    assert!(
+        losses[0] > 5.0 && losses[losses.len() - 1] < 2.5,
+        "{losses:?}"
+    );
+}
+
+#[test]
+fn padding_the_vocabulary_changes_neither_losses_nor_the_exported_model() {
+    let folder = with_text("gpt-padding");
+    let losses = [256, 300].map(|vocab| {
+        let out = format!("out-{vocab}");
+        let flags = format!("{MODEL} --vocab {vocab} --data book.txt --steps 6 --log-every 1");
+        let ended = folder.alone(&format!("{flags} --out {out}")).run();
+        ended.assert_well();
+        let there = format!("there-{vocab}");
+        let export = format!("export --format hf --checkpoint {out} {there}");
+        folder.alone(&export).run().assert_well();
+        let config = std::fs::read_to_string(folder.path().join(there).join("config.json"));
+        assert!(config.unwrap().contains("\"vocab_size\": 256"));
+        Record::read(&folder.path().join(out)).losses()
+    });
+    assert_eq!(losses[0].len(), 6);
+    for (plain, padded) in losses[0].iter().zip(&losses[1]) {
+        // Sums over the classes are cut at other places.
+        assert!((plain - padded).abs() < 1e-5, "{losses:?}");
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_names_each_sequence_once() {
+    let folder = with_text("gpt-diverges");
+    let flags =
+        "--data book.txt --steps 9 --lr 1e30 --optimizer sgd --grad-clip 0 --warmup-steps 0";
+    let ended = folder.alone(&format!("{MODEL} {flags} --out OUT"));
+    let text = ended.run();
+    let text = text.assert_fails(76);
+    let (_, rows) = text.split_once("rank 0, rows ").expect(text);
+    let rows = &rows[..rows.find(". The model").expect(text)];
+    assert_eq!(rows.matches(" at position ").count(), 8, "{text}");
+    assert_eq!(rows.matches(" later ones").count(), 8, "{text}");
+}
+
+#[test]
 fn models_that_do_not_fit_are_refused_by_name() {
     let folder = with_text("gpt-refused");
     let cases = [
         ("--model gpt,heads=3", 2, "--heads 3"),
         ("--model gpt,depth=3", 2, "no setting \"depth\""),
+        ("--model gpt,layers=2,layers=3", 2, "layers: expected once"),
         ("--model gpt2,width=many", 2, "width=many"),
         ("--model gtp", 2, "expected one of mlp, gpt, gpt-tiny"),
         ("--model gpt,vocab=100", 2, "--vocab 100"),
