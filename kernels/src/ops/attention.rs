@@ -5,8 +5,8 @@
 //! the same `h / (heads / kv_heads)` share one. Forward keeps the logarithm of each row's sum, from
 //! which backward computes the weights again.
 //!
-//! A masked key has the weight 0. As in PyTorch, 0 times a v that is not finite is NaN: such a v can
-//! reach queries before its token. Which sequence has it stays visible.
+//! A masked key has the weight 0. As in PyTorch, 0 times a v that is not finite is NaN, so such a v
+//! can spoil queries before its token, in its own sequence only.
 //!
 //! Every element is summed in an order that follows from the shapes. On the CPU all processors have
 //! the same bits; a GPU's differ from these within rounding.

@@ -51,7 +51,7 @@ pub fn says_tokens(path: &Path) -> bool {
     }
 }
 
-/// The file at `path` as data: what has no header, as nanoGPT's tokens, is read with `tokens:` only.
+/// The file at `path` as data: without a header, as nanoGPT's tokens, it needs `tokens:`.
 pub fn shown(path: &Path) -> String {
     let is_flat = kind(path).is_ok_and(|kind| kind == FileKind::Flat);
     let is_plain = is_flat && map(path).is_ok_and(|mapped| !flat::begins(&mapped));

@@ -112,9 +112,9 @@ pub(super) fn check_values(step: &Step, number: u64) -> Result<()> {
     )))
 }
 
-/// Names the rows whose losses are not finite, and if a row has several losses, the position of the
-/// first of these: where later ones see earlier ones, all after it are bad too. `why` says what is wrong with a target: the CPU refuses such a target at once, a GPU makes
-/// its loss NaN.
+/// Names the rows whose losses are not finite, and if a row has several losses, the position of
+/// the first of these: attention spreads it to all after it. `why` says what is wrong with a
+/// target: the CPU refuses such a target at once, a GPU makes its loss NaN.
 fn named_rows(losses: &[f64], rows: &[u64], why: &dyn Fn(usize) -> Option<String>) -> String {
     let positions = losses.len() / rows.len().max(1);
     let first_bad = |(row, losses): (usize, &[f64])| {
