@@ -22,6 +22,8 @@ const STEPS_MIN: u64 = 3;
 const STEPS_MAX: u64 = 50;
 /// Steps before these: the first ones allocate, compile and capture.
 const WARM_UP: u64 = 3;
+/// A first step longer than this is followed by a single one.
+const SLOW: Duration = Duration::from_secs(5);
 
 /// Larger models are not made: their size is stated.
 const PARAMETERS_MAX: u64 = 1 << 28;
@@ -203,16 +205,27 @@ fn trial(run: &mut Assembled, world: &World, taken: u64) -> Result<Trial> {
         synchronize(device)?;
         Ok(began.elapsed())
     };
-    let mut last = Duration::ZERO;
-    for _ in 0..WARM_UP {
+    // All ranks take rank 0's numbers.
+    let agreed = |count: u64| -> Result<u64> {
+        let mut bytes = count.to_le_bytes().to_vec();
+        world.broadcast_bytes(&mut bytes, 0)?;
+        let bytes = bytes.try_into();
+        bytes
+            .map(u64::from_le_bytes)
+            .map_err(|_| Error::Internal("the trial's length is 8 bytes".into()))
+    };
+    let mut last = take_step(run)?;
+    let is_slow = agreed(u64::from(last > SLOW))? == 1;
+    let (warm_up, steps_min) = if is_slow {
+        (1, 1)
+    } else {
+        (WARM_UP, STEPS_MIN)
+    };
+    for _ in 1..warm_up {
         last = take_step(run)?;
     }
     let count = (TRIAL.as_secs_f64() / last.as_secs_f64().max(1e-6)) as u64;
-    // All ranks take rank 0's number.
-    let mut count = count.clamp(STEPS_MIN, STEPS_MAX).to_le_bytes().to_vec();
-    world.broadcast_bytes(&mut count, 0)?;
-    let count = count.try_into().map(u64::from_le_bytes);
-    let steps = count.map_err(|_| Error::Internal("the trial's length is 8 bytes".into()))?;
+    let steps = agreed(count.clamp(steps_min, STEPS_MAX))?;
     let times = (0..steps).map(|_| take_step(run));
     let mut times = times.collect::<Result<Vec<_>>>()?;
     times.sort();
