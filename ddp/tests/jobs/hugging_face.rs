@@ -289,6 +289,51 @@ fn tensors_that_do_not_fit_are_refused_before_training() {
 }
 
 #[test]
+fn folders_that_are_none_are_refused_with_what_to_do() {
+    let folder = begun("no-folders");
+    let refused = |name: &str, exit_code: i32, expected: &str| {
+        let ended = import(&folder, name, "out");
+        let text = ended.assert_fails(exit_code);
+        assert!(text.contains(expected), "{ended}");
+    };
+    for (key, value, expected) in [
+        (
+            "n_head",
+            json!(-2),
+            "n_head -2: expected a whole number; help",
+        ),
+        (
+            "n_layer",
+            json!(1.5),
+            "n_layer 1.5: expected a whole number; help",
+        ),
+        (
+            "vocab_size",
+            json!(0),
+            "vocab_size 0: expected at least 1; help",
+        ),
+        (
+            "n_layer",
+            json!(2_000_000),
+            "--layers 2000000: expected a whole number from 1 to 1024",
+        ),
+    ] {
+        let (name, mut config) = (format!("{key}-{value}"), gpt2_config());
+        config[key] = value;
+        write(&folder, &name, &config, &gpt2_tensors());
+        refused(&name, 65, expected);
+    }
+    refused("missing", 74, "cannot open missing");
+    fs::remove_file(folder.path().join("gpt2/model.safetensors")).unwrap();
+    fs::write(folder.path().join("gpt2/pytorch_model.bin"), "").unwrap();
+    refused(
+        "gpt2",
+        65,
+        "expected model.safetensors or model.safetensors.index.json, got neither",
+    );
+}
+
+#[test]
 fn settings_that_contradict_the_folder_are_refused_by_name() {
     let folder = begun("contradictions");
     let refused = |words: &str, exit_code: i32, expected: &str| {

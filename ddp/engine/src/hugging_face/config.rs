@@ -107,7 +107,7 @@ fn gpt2(keys: &mut Keys) -> Result<Described> {
         width,
         mlp_width: keys.take("n_inner", Some(4 * width))?,
         context: keys.take("n_positions", Some(1024))?,
-        vocab: keys.take("vocab_size", Some(50257))?,
+        vocab: keys.vocabulary(50257)?,
         norm: NormKind::Layer,
         position: PositionKind::Learned,
         mlp: keys.choose(
@@ -160,7 +160,7 @@ fn llama(keys: &mut Keys) -> Result<Described> {
         width,
         mlp_width: keys.take("intermediate_size", Some(11008))?,
         context: keys.take("max_position_embeddings", Some(2048))?,
-        vocab: keys.take("vocab_size", Some(32000))?,
+        vocab: keys.vocabulary(32000)?,
         norm: NormKind::Rms,
         position: PositionKind::Rope,
         mlp: MlpKind::Swiglu,
@@ -228,8 +228,25 @@ impl Keys {
     fn take<T: DeserializeOwned>(&mut self, key: &str, default: Option<T>) -> Result<T> {
         match (self.left.remove(key).unwrap_or(Value::Null), default) {
             (Value::Null, Some(default)) => Ok(default),
-            (value, _) => serde_json::from_value(value.clone())
-                .map_err(|error| self.unknown(key, &value, &error.to_string())),
+            (value, _) => serde_json::from_value(value.clone()).map_err(|error| {
+                // The parser names types of Rust.
+                let error = error.to_string();
+                let (_, expected) = error.rsplit_once("expected ").unwrap_or(("", &error));
+                let expected = match expected {
+                    "usize" => "a whole number",
+                    "f64" => "a number",
+                    other => other,
+                };
+                self.unknown(key, &value, expected)
+            }),
+        }
+    }
+
+    /// How many tokens there are.
+    fn vocabulary(&mut self, default: usize) -> Result<usize> {
+        match self.take("vocab_size", Some(default))? {
+            0 => Err(self.unknown("vocab_size", &0.into(), "at least 1")),
+            count => Ok(count),
         }
     }
 

@@ -111,6 +111,13 @@ struct Index {
 fn files(folder: &Path) -> Result<BTreeSet<String>> {
     let path = folder.join(INDEX_FILE);
     if !path.exists() {
+        if !folder.join(MODEL_FILE).exists() {
+            let why = format!(
+                "expected {MODEL_FILE} or {INDEX_FILE}, got neither; help: load the model with \
+                 transformers, and save it again with save_pretrained"
+            );
+            return Err(refuse(folder, why));
+        }
         return Ok([MODEL_FILE.to_string()].into());
     }
     let text = fs::read_to_string(&path).map_err(unreadable(&path))?;

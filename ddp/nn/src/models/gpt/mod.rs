@@ -13,7 +13,9 @@ use super::family::{DataShape, Family, Setting, refuse};
 use crate::Sequential;
 use crate::error::Result;
 
-/// The largest of each size.
+/// The most blocks.
+const LAYERS_MAX: usize = 1024;
+/// The largest of each other size.
 const SIZE_MAX: usize = 1 << 24;
 
 impl Family for GptSpec {
@@ -136,8 +138,13 @@ impl Family for GptSpec {
             ("vocab", self.vocab.max(1)),
         ];
         for (name, size) in sizes {
-            if !(1..=SIZE_MAX).contains(&size) {
-                let expected = format!("a whole number from 1 to {SIZE_MAX}");
+            let most = if name == "layers" {
+                LAYERS_MAX
+            } else {
+                SIZE_MAX
+            };
+            if !(1..=most).contains(&size) {
+                let expected = format!("a whole number from 1 to {most}");
                 return Err(refuse(name, size, &expected, "give another"));
             }
         }
@@ -185,7 +192,8 @@ impl Family for GptSpec {
         data.check_dtype(DType::I64, "gpt")?;
         if self.vocab != 0 && self.vocab < data.outputs {
             let expected = format!("at least {}, the vocabulary of the data", data.outputs);
-            return Err(refuse("vocab", self.vocab, &expected, "raise it"));
+            let help = "raise it, or give data of the model's tokenizer";
+            return Err(refuse("vocab", self.vocab, &expected, help));
         }
         if data.row_shape != [self.context] {
             let expected = format!("the data's tokens in a row, {:?}", data.row_shape);

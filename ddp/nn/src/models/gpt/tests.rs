@@ -106,6 +106,7 @@ fn settings_that_do_not_fit_are_refused_by_name() {
     refused(|spec| spec.heads = 3, "heads");
     refused(|spec| spec.kv_heads = 3, "kv-heads");
     refused(|spec| spec.layers = 0, "layers");
+    refused(|spec| spec.layers = 1025, "layers");
     refused(|spec| spec.dropout = 1.0, "dropout");
     refused(|spec| spec.width = 4096, "heads");
     refused(|spec| spec.norm_epsilon = 0.0, "norm-epsilon");
