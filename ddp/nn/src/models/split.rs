@@ -54,7 +54,7 @@ pub fn split(
         return Err(Error::Usage(format!(
             "a model over {parts} devices: expected from 1 to {count}, because it has {count} layers \
              with parameters (tied layers count as one), got {parts}; help: lower \
-             `devices-per-rank`, or add layers"
+             `devices-per-rank`, add layers, or untie them (gpt: `tied` false)"
         )));
     }
     let weights: Vec<usize> = units.iter().map(|unit| unit.elements).collect();
