@@ -37,7 +37,7 @@ impl Background {
         let thread = std::thread::Builder::new()
             .name(name.into())
             .spawn(move || body(&Cancelled(cancelled)))
-            .map_err(|error| Error::no_thread(format!("start the thread \"{name}\""), &error))?;
+            .map_err(|error| Error::no_thread(name, &error))?;
         Ok(Background {
             cancel: Some(cancel),
             thread: Some(thread),

@@ -235,8 +235,9 @@ impl Error {
         Error::Setup(Problem::new(action, reason, help))
     }
 
-    /// The [`Error::Limit`] of a thread that could not be started.
-    pub(crate) fn no_thread(action: impl Into<String>, error: &std::io::Error) -> Error {
+    /// The [`Error::Limit`] of a thread of this name that could not be started.
+    pub fn no_thread(name: &str, error: &std::io::Error) -> Error {
+        let action = format!("start the thread \"{name}\"");
         let help = "raise the limits on threads (ulimit -u) and on virtual memory (ulimit -v)";
         Error::Limit(Problem::new(action, error, help))
     }

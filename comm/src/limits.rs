@@ -12,6 +12,8 @@ use crate::shared::Segment;
 /// What MPI and this program need besides the memory that ranks share.
 const MEMORY_BYTES_MIN: u64 = 256 << 20;
 const FILES_MIN: u64 = 16;
+/// The system compares this limit with all threads of the user.
+const THREADS_MIN: u64 = 20;
 
 /// An error if a limit is too small for one of `local_size` ranks.
 pub(crate) fn check(local_size: usize) -> Result<()> {
@@ -30,6 +32,7 @@ pub(crate) fn check(local_size: usize) -> Result<()> {
             "-v",
         ),
         (libc::RLIMIT_NOFILE, FILES_MIN, "open files", "-n"),
+        (libc::RLIMIT_NPROC, THREADS_MIN, "threads", "-u"),
     ];
     for (resource, least, what, flag) in needs {
         let mut limit = libc::rlimit {

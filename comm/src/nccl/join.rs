@@ -170,9 +170,10 @@ impl Join<'_> {
             // After the deadline there is no receiver, and the process ends.
             _ = answer.send(joined);
         };
-        let thread = std::thread::Builder::new().name("nccl start".into());
+        let name = "nccl start";
+        let thread = std::thread::Builder::new().name(name.into());
         let started = thread.stack_size(STACK_BYTES).spawn(body);
-        started.map_err(|error| Error::no_thread(self.action(), &error))?;
+        started.map_err(|error| Error::no_thread(name, &error))?;
         let (mut waited, mut peers) = (Waited::new(), Vec::new());
         loop {
             common.pages.show_joining(common.local_rank());

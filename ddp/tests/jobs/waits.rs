@@ -4,6 +4,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::data::write;
+use crate::made::npy;
 use crate::support::job::{Ended, Folder, QUICK, all_at_once, host, program};
 
 /// How long ranks wait for one that shows no progress.
@@ -157,6 +159,7 @@ fn a_limit_that_is_too_small_is_named_with_its_rank() {
         (0, "ulimit -f 1000", "(ulimit -f)"),
         (1, "ulimit -v 300000", "(ulimit -v)"),
         (1, "ulimit -n 12", "(ulimit -n)"),
+        (1, "prlimit --pid $$ --nproc=19", "(ulimit -u)"),
     ];
     all_at_once(cases, |(rank, limit, help)| {
         let ended = limited(rank, limit, QUICK);
@@ -166,6 +169,47 @@ fn a_limit_that_is_too_small_is_named_with_its_rank() {
             "{ended}"
         );
     });
+}
+
+#[test]
+fn each_thread_that_cannot_start_is_named() {
+    // The limit does not hold for root, and counts all processes of a user.
+    let is_root = std::process::Command::new("setpriv")
+        .args(["--clear-groups", "true"])
+        .status();
+    if !is_root.is_ok_and(|status| status.success()) {
+        println!("skipped: setpriv is missing, or this is not root");
+        return;
+    }
+    let user = 100_000 + std::process::id();
+    let folder = Folder::new("threads");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(folder.path(), mode).unwrap();
+    // So many rows that several threads would read them.
+    let x: Vec<u8> = (0..70_000u32)
+        .flat_map(|row| (row as f32).to_le_bytes())
+        .collect();
+    let y: Vec<u8> = (0..70_000u32).map(|row| row as u8 % 2).collect();
+    write(&folder, "x.npy", npy("<f4", &[70_000, 1], &x));
+    write(&folder, "y.npy", npy("|u1", &[70_000], &y));
+    let words =
+        "--data x.npy --labels y.npy --hidden 2 --steps 2 --threads 2 --resume auto --out OUT";
+    let mut named = Vec::new();
+    for limit in 1..20 {
+        let as_user = "exec setpriv --clear-groups --reuid";
+        let before = format!("prlimit --pid $$ --nproc={limit}; {as_user} {user} \"$@\"");
+        let ended = folder.in_shell(&before, words).run();
+        if ended.exit_code() == Some(0) {
+            let loader = "cannot start the thread that gathers batches: ";
+            let all = named.join("\n");
+            assert!(all.contains(loader), "{all}");
+            return;
+        }
+        let cause = ended.assert_fails(71);
+        assert!(cause.contains("threads (ulimit -u)"), "{ended}");
+        named.push(cause.to_string());
+    }
+    panic!("20 threads are not enough: {named:?}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread::Builder;
 
 use ddp_kernels::threads;
 
@@ -28,7 +29,10 @@ pub(super) fn in_segments<T: Send>(
     };
     std::thread::scope(|scope| {
         for _ in 1..threads::count().min(count) {
-            scope.spawn(run);
+            // If the system grants fewer threads, those do the work.
+            if Builder::new().spawn_scoped(scope, run).is_err() {
+                break;
+            }
         }
         run();
     });

@@ -89,7 +89,7 @@ impl Saver {
         let thread = std::thread::Builder::new()
             .name("saver".into())
             .spawn(move || serve(&writer, &to_write, &written));
-        let thread = thread.map_err(files::failed("start the thread that writes to", out))?;
+        let thread = thread.map_err(|error| ddp_comm::Error::no_thread("saver", &error))?;
         Ok(Saver {
             rank,
             ranks,

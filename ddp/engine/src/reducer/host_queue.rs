@@ -88,12 +88,8 @@ impl HostQueue {
         });
         if threaded {
             let shared = shared.clone();
-            threads::spawn("reducer", move || shared.serve()).map_err(|source| Error::Io {
-                action: "start",
-                path: "the thread that reduces gradients".into(),
-                source,
-                help: "raise the limit on threads (ulimit -u), or train with `overlap` off".into(),
-            })?;
+            threads::spawn("reducer", move || shared.serve())
+                .map_err(|error| ddp_comm::Error::no_thread("reducer", &error))?;
         }
         Ok(HostQueue { shared, threaded })
     }

@@ -171,11 +171,12 @@ pub(super) fn prefix_of(python: &Path, time_max: Duration) -> Option<PathBuf> {
     let stdout = child.stdout.take()?;
     let (send, receive) = std::sync::mpsc::channel();
     // A thread, because a pipe that something else holds open never ends.
-    std::thread::spawn(move || {
+    let reader = std::thread::Builder::new().spawn(move || {
         let mut line = Vec::new();
         let read = BufReader::new(stdout.take(4096)).read_until(b'\n', &mut line);
         let _ = send.send(read.map(|_| line));
     });
+    drop(reader);
     let answer = receive.recv_timeout(time_max);
     // Fails if it has ended, as it should have.
     let _ = child.kill();
