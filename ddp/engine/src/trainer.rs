@@ -9,6 +9,7 @@ mod nonfinite;
 mod opening;
 mod options;
 mod places;
+mod prepare;
 mod products;
 mod program;
 mod resume;
@@ -28,12 +29,6 @@ pub use self::setup::EVAL_TOKENS_MAX;
 pub use self::trial::{ModelBytes, Rehearsal, Trial, rehearse};
 use crate::error::Result;
 
-/// What rank 0 prints at the first and the second Ctrl-C.
-const ON_INTERRUPT: [&str; 2] = [
-    "\nCtrl-C: finishing this step, then saving. Ctrl-C again ends at once, without saving.\n",
-    "\nCtrl-C again: ended without saving\n",
-];
-
 /// Trains as one of the ranks of `world`. Results are in the folder `options.out`. A run that is
 /// asked to stop saves and ends with [`Error::Stopped`](crate::Error::Stopped); during set-up it
 /// ends the process at once, as [`World::fail`] does. A resumed run that is already finished is
@@ -44,9 +39,6 @@ const ON_INTERRUPT: [&str; 2] = [
 /// kept until then.
 pub fn train(options: &RunOptions, program: &mut dyn Program, world: &World) -> Result<()> {
     let stops = world.catch_stop();
-    if world.rank() == 0 {
-        stops.say_on_interrupt(&ON_INTERRUPT);
-    }
     let trainer = in_phase(Phase::Setup, || {
         training::Trainer::new(options, program, world, stops)
     })?;

@@ -287,6 +287,23 @@ fn a_stop_while_a_run_is_set_up_ends_it_at_once_with_75_and_changes_nothing() {
 }
 
 #[test]
+fn ctrl_c_during_set_up_says_that_there_is_nothing_to_save() {
+    let folder = Folder::new("setup-ctrl-c");
+    let running = folder
+        .alone(LONG)
+        .env("DDP_TEST_FAULT", "0:setup:0:hang")
+        .start();
+    // It ends a run that is set up.
+    running.wait_for_thread("stop");
+    running.signal_rank(0, "INT");
+    let ended = running.wait();
+    ended.assert_fails(75);
+    let told = "Ctrl-C: ending at once: there is nothing to save during set-up";
+    assert_eq!(ended.stderr.matches(told).count(), 1, "{ended}");
+    assert!(!ended.stderr.contains("finishing this step"), "{ended}");
+}
+
+#[test]
 fn what_fails_while_a_checkpoint_is_stuck_is_told_at_once() {
     let words = LONG.replace(
         "--checkpoint-every 0",

@@ -464,6 +464,16 @@ impl Running {
         all.filter_map(rank_of).collect()
     }
 
+    /// Waits until one of its processes has a thread of this name.
+    pub(crate) fn wait_for_thread(&self, name: &str) {
+        let started = Instant::now();
+        let has_it = |&pid: &u32| threads_of(pid).iter().any(|thread| thread == name);
+        while !processes_of(&self.mark).iter().any(has_it) {
+            assert!(started.elapsed() < RUN_MAX, "no thread is called {name}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Waits until all its ranks, so many, listen to signals that ask to stop.
     pub(crate) fn wait_until_it_listens(&self, ranks: usize) {
         let started = Instant::now();

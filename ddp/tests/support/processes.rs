@@ -41,6 +41,16 @@ pub(super) fn described(pid: u32) -> String {
     )
 }
 
+/// The names of a process's threads.
+pub(super) fn threads_of(pid: u32) -> Vec<String> {
+    let name = |thread: &String| {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm"));
+        name.unwrap_or_default().trim().to_string()
+    };
+    let threads = names_in(Path::new(&format!("/proc/{pid}/task")));
+    threads.iter().map(name).collect()
+}
+
 /// The processes that stay: those that are not gone after `wait_max`.
 pub(super) fn left_behind(mark: &str, wait_max: Duration) -> Vec<u32> {
     let started = Instant::now();

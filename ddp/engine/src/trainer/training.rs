@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ddp_comm::{Group, Signal, StopSignals, World};
+use ddp_comm::{Group, StopSignals, World};
 use ddp_data::{InOrder, Loader};
 use ddp_kernels::Device;
 use ddp_kernels::products::ProductChoice;
@@ -12,8 +12,9 @@ use ddp_nn::optim::Schedule;
 
 use super::model::data_shape;
 use super::options::{Plan, RunOptions};
+use super::prepare::{prepare, report};
 use super::program::{Chosen, Program};
-use super::setup::{self, Assembled, Prepared};
+use super::setup::Assembled;
 use super::stop_poll::StopPoll;
 use super::totals::{Rates, Totals};
 use super::{agree, nonfinite, opening, products, resume};
@@ -24,9 +25,7 @@ use crate::error::{Error, Result};
 use crate::evidence::{Evidence, HeldOut};
 use crate::faults::{self, FaultPoint};
 use crate::process;
-use crate::record::{
-    self, EVENTS_FILE, End, EvalEvent, Event, LockedRecord, REPORT_FILE, Record, StepEvent,
-};
+use crate::record::{self, EVENTS_FILE, End, EvalEvent, Event, Record, StepEvent};
 use crate::shown::significant;
 use crate::step::{Stage, Stats, Step};
 use crate::tasks::{self, Task, figures_text};
@@ -544,58 +543,6 @@ impl<'a> Trainer<'a> {
         self.record.as_ref()?;
         report(self.program, self.options)
     }
-}
-
-/// What a run needs, before its folder is changed, and its record if there is one. None for a
-/// resumed run that is already finished.
-fn prepare(
-    options: &RunOptions,
-    program: &dyn Program,
-    world: &World,
-    stops: &StopSignals,
-) -> Result<Option<(Assembled, Option<LockedRecord>)>> {
-    // Reading data may take long, and there is nothing to save yet.
-    let exit_code = stopped_early(Signal::User1).exit_code();
-    let text = |signal| stopped_early(signal).to_string();
-    let ending = world.fail_when_asked(stops, exit_code, text)?;
-    agree::compare_programs(&program.shared_settings(), world)?;
-    let locked = resume::lock(options, world)?;
-    let prepared = setup::assemble(options, program, world, u64::MAX)?;
-    drop(ending);
-    // The folder is changed only when no rank can end the job any more.
-    world.barrier()?;
-    match prepared {
-        Prepared::Ready(run) => Ok(Some((*run, locked))),
-        Prepared::TooLarge(_) => Err(Error::Internal(
-            "training sets no limit to the size of the model".into(),
-        )),
-        Prepared::Finished(opened) => {
-            tracing::info!(
-                "the run in {} has taken all its {} steps: nothing is left to do",
-                options.out.display(),
-                opened.state.step
-            );
-            if world.rank() == 0 && !options.out.join(REPORT_FILE).exists() {
-                report(program, options);
-            }
-            Ok(None)
-        }
-    }
-}
-
-fn report(program: &dyn Program, options: &RunOptions) -> Option<PathBuf> {
-    let report = program.report(&options.out);
-    report
-        .inspect_err(|error| tracing::warn!("there is no report: {error}"))
-        .ok()
-}
-
-/// The end of a run that is asked to stop before its first step.
-fn stopped_early(signal: Signal) -> Error {
-    Error::Stopped(format!(
-        "stopped by {signal} during set-up, before any step: nothing is lost; help: run the same \
-         command again"
-    ))
 }
 
 /// Where the best checkpoint is, and its loss.
