@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use ddp_kernels::threads;
 
-/// The cores that the pool's one worker may run on, in Linux's notation. A thread that was joined is
-/// listed a moment longer, so this waits until only one is.
+/// The cores that the pool's one worker may run on, in Linux's notation. A thread that was joined
+/// is listed a moment longer, so this waits until only one is.
 fn allowed_of_the_worker() -> String {
     let started = Instant::now();
     loop {

@@ -1,8 +1,8 @@
 //! One checked `Config`, read from flags, the environment and TOML files. The rest of the program
 //! sees only this.
 //!
-//! `settings.rs` lists the settings and their limits, `check.rs` checks them against each other;
-//! `run.rs` makes the options of a run.
+//! `settings.rs` lists the settings and their limits, `table.rs` reads them from tables, `check.rs`
+//! checks them against each other; `run.rs` makes the options of a run.
 
 pub(crate) mod check;
 mod defaults;
@@ -11,14 +11,16 @@ pub(crate) mod first_values;
 mod meant;
 mod run;
 mod settings;
+mod table;
 pub mod values;
 
 use serde_json::{Map, Value};
 
 pub use crate::trainer::Length;
 pub use defaults::Optimizer;
+pub(crate) use settings::meant;
 pub use settings::{Config, SETTINGS, Scope, Setting, SettingChoice, model_of};
-pub(crate) use settings::{meant, read_model};
+pub(crate) use table::read_model;
 pub(crate) use values::TIMEOUT_S;
 pub use values::{
     Decayed, DeviceChoice, FloatType, Form, GraphChoice, List, LogLevel, Missing, NcclChoice,
