@@ -6,6 +6,7 @@ use std::io::Write;
 use counting::take_largest_bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use made::{npy, safetensors};
 
 #[allow(dead_code, unreachable_pub, reason = "fuzz targets call it too")]
 #[path = "../fuzz/src/lib.rs"]
@@ -13,6 +14,9 @@ mod fuzzing;
 
 #[path = "../../tests/counting.rs"]
 mod counting;
+#[path = "../data/src/files/tests/made.rs"]
+mod made;
+
 #[global_allocator]
 static COUNTING: counting::Counting = counting::Counting;
 
@@ -47,19 +51,6 @@ fn packed(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-fn npy(shape: &str, fortran_order: bool, bytes: usize) -> Vec<u8> {
-    let order = if fortran_order { "True" } else { "False" };
-    let mut text = format!("{{'descr': '<f4', 'fortran_order': {order}, 'shape': {shape}, }}");
-    text.push_str(&" ".repeat(117 - text.len()));
-    [
-        b"\x93NUMPY\x01\x00v\x00",
-        text.as_bytes(),
-        b"\n",
-        &vec![0; bytes],
-    ]
-    .concat()
-}
-
 /// A golden file with these bytes at some places.
 fn golden(name: &str, changes: &[(usize, &[u8])]) -> Vec<u8> {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -82,7 +73,7 @@ fn what_a_header_claims_is_not_allocated() {
         "(4294967296, 4294967296)",
     ] {
         for fortran_order in [false, true] {
-            refused(".npy", &npy(shape, fortran_order, 64), shape);
+            refused(".npy", &npy("<f4", fortran_order, shape, 64), shape);
         }
     }
     refused(
@@ -118,12 +109,7 @@ fn what_a_header_claims_is_not_allocated() {
         );
     }
     let tensor = r#"{"x":{"dtype":"F32","shape":[1000000000,1000000000],"data_offsets":[0,4000000000000000000]}}"#;
-    let bytes = [
-        &(tensor.len() as u64).to_le_bytes()[..],
-        tensor.as_bytes(),
-        &[0; 64],
-    ]
-    .concat();
+    let bytes = safetensors(tensor, 64);
     refused(".safetensors", &bytes, "a large tensor");
     let flat =
         r#"{"arrays":[{"name":"x","element":"f64","shape":[1000000000,1000000],"offset":192}]}"#;
@@ -144,12 +130,7 @@ fn what_a_header_claims_is_not_allocated() {
 /// True sizes that are too large to train on: sparse and highly compressed files are cheap to make.
 fn true_claims_of_too_much() {
     let shape = format!("(2, {})", (1 << 24) + 1);
-    let mut wide = npy(&shape, true, 2 * ((1 << 24) + 1));
-    let descr = wide
-        .windows(3)
-        .position(|letters| letters == b"<f4")
-        .unwrap();
-    wide[descr..descr + 3].copy_from_slice(b"|u1");
+    let wide = npy("|u1", true, &shape, 2 * ((1 << 24) + 1));
     refused(".npy", &wide, "a row of too many numbers, in Fortran order");
     refused(
         ".npy.gz",
@@ -158,7 +139,7 @@ fn true_claims_of_too_much() {
     );
     refused(
         ".gz",
-        &packed(&npy("(1000000000,)", false, 64)),
+        &packed(&npy("<f4", false, "(1000000000,)", 64)),
         "a large array",
     );
     let commas = vec![b','; 32 << 20];

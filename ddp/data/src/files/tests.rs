@@ -2,6 +2,7 @@
 //! `tests/golden/make_data.py`.
 
 mod claims;
+pub(super) mod made;
 
 use std::fs::{self, File};
 use std::path::PathBuf;

@@ -6,21 +6,8 @@ use zip::write::{SimpleFileOptions, ZipWriter};
 use super::*;
 use crate::disk::testing::Scratch;
 use crate::files::Array;
+use crate::files::tests::made::npy;
 use crate::files::tests::{file, golden, refused};
-
-/// An `.npy` file of f32 that claims `shape` and has `bytes` zeros.
-fn npy_of(shape: &str, fortran_order: &str, bytes: usize) -> Vec<u8> {
-    let mut text =
-        format!("{{'descr': '<f4', 'fortran_order': {fortran_order}, 'shape': {shape}, }}");
-    text.push_str(&" ".repeat(117 - text.len()));
-    [
-        b"\x93NUMPY\x01\x00v\x00",
-        text.as_bytes(),
-        b"\n",
-        &vec![0; bytes],
-    ]
-    .concat()
-}
 
 fn archive(method: CompressionMethod, members: &[(&str, &[u8])]) -> Vec<u8> {
     let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
@@ -60,12 +47,12 @@ const LOCAL_HEADER: usize = 42;
 fn a_bomb_is_refused_before_anything_is_written() {
     let scratch = Scratch::new();
     let (deflated, stored) = (CompressionMethod::Deflated, CompressionMethod::Stored);
-    let honest = archive(deflated, &[("x.npy", &npy_of("(1000,)", "False", 4000))]);
+    let honest = archive(deflated, &[("x.npy", &npy("<f4", false, "(1000,)", 4000))]);
     let twice = archive(
         deflated,
         &[
-            ("x.npy", &npy_of("(9,)", "False", 36)),
-            ("y.npy", &npy_of("(9,)", "False", 36)),
+            ("x.npy", &npy("<f4", false, "(9,)", 36)),
+            ("y.npy", &npy("<f4", false, "(9,)", 36)),
         ],
     );
     for (name, bytes, why) in [
@@ -86,7 +73,7 @@ fn a_bomb_is_refused_before_anything_is_written() {
             "header.npz",
             archive(
                 deflated,
-                &[("x.npy", &npy_of("(1000000000000,)", "False", 4000))],
+                &[("x.npy", &npy("<f4", false, "(1000000000000,)", 4000))],
             ),
             "but it has 4128",
         ),
@@ -94,7 +81,7 @@ fn a_bomb_is_refused_before_anything_is_written() {
             "columns.npz",
             archive(
                 stored,
-                &[("x.npy", &npy_of("(1000000, 1000000)", "True", 4000))],
+                &[("x.npy", &npy("<f4", true, "(1000000, 1000000)", 4000))],
             ),
             "but it has 4128",
         ),
@@ -108,7 +95,7 @@ fn a_bomb_is_refused_before_anything_is_written() {
         (
             "packed.npz",
             patched(
-                archive(stored, &[("x.npy", &npy_of("(1000,)", "False", 4000))]),
+                archive(stored, &[("x.npy", &npy("<f4", false, "(1000,)", 4000))]),
                 0,
                 PACKED_BYTES,
                 4_000_000,
@@ -118,7 +105,7 @@ fn a_bomb_is_refused_before_anything_is_written() {
         (
             "stored.npz",
             patched(
-                archive(stored, &[("x.npy", &npy_of("(1000,)", "False", 4000))]),
+                archive(stored, &[("x.npy", &npy("<f4", false, "(1000,)", 4000))]),
                 0,
                 BYTES,
                 4_000_000,
@@ -150,7 +137,7 @@ fn a_packed_member_that_differs_from_its_checksum_is_refused_and_not_kept() {
         CompressionMethod::Deflated,
         &[(
             "x.npy",
-            &[&npy_of("(1000,)", "False", 0)[..], &values].concat(),
+            &[&npy("<f4", false, "(1000,)", 0)[..], &values].concat(),
         )],
     );
     let checksum = directory_entry(&bytes, 0) + 16;
@@ -170,7 +157,7 @@ fn a_packed_member_that_differs_from_its_checksum_is_refused_and_not_kept() {
 #[test]
 fn members_that_are_no_arrays_are_named() {
     let scratch = Scratch::new();
-    let x = npy_of("(2, 3)", "False", 24);
+    let x = npy("<f4", false, "(2, 3)", 24);
     let members: [(&str, &[u8]); 3] = [("x.npy", &x), ("readme.txt", b"hello"), ("deep/y.npy", &x)];
     let path = file(
         &scratch,
@@ -203,7 +190,7 @@ fn members_that_are_no_arrays_are_named() {
 #[test]
 fn a_name_that_comes_twice_is_refused() {
     let scratch = Scratch::new();
-    let x = npy_of("(2, 3)", "False", 24);
+    let x = npy("<f4", false, "(2, 3)", 24);
     let mut bytes = archive(CompressionMethod::Stored, &[("x.npy", &x), ("y.npy", &x)]);
     let name = directory_entry(&bytes, 1) + 46;
     bytes[name] = b'x';
@@ -215,7 +202,7 @@ fn a_name_that_comes_twice_is_refused() {
 #[test]
 fn a_flipped_byte_of_a_stored_member_is_found() {
     let scratch = Scratch::new();
-    let member = npy_of("(6, 2)", "False", 48);
+    let member = npy("<f4", false, "(6, 2)", 48);
     let mut bytes = archive(CompressionMethod::Stored, &[("x.npy", &member)]);
     let path = file(&scratch, "x.npz", &bytes);
     open(&path, None).unwrap();

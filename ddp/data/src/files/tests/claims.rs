@@ -5,18 +5,7 @@ use super::*;
 #[test]
 fn claims_of_npy_headers_are_compared_with_the_file() {
     let scratch = Scratch::new();
-    let npy = |descr: &str, shape: &str, bytes: usize| {
-        let mut text =
-            format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
-        text.push_str(&" ".repeat(117 - text.len()));
-        [
-            b"\x93NUMPY\x01\x00v\x00",
-            text.as_bytes(),
-            b"\n",
-            &vec![0; bytes],
-        ]
-        .concat()
-    };
+    let npy = |descr, shape, bytes| made::npy(descr, false, shape, bytes);
     for (descr, shape, why) in [
         (
             "<f4",
@@ -157,13 +146,7 @@ fn claims_of_safetensors_headers_are_compared_with_the_file() {
             "has too many dimensions or elements",
         ),
     ] {
-        let header = format!(r#"{{"x":{tensor}}}"#);
-        let bytes = [
-            &(header.len() as u64).to_le_bytes()[..],
-            header.as_bytes(),
-            &[0; 12],
-        ]
-        .concat();
+        let bytes = made::safetensors(&format!(r#"{{"x":{tensor}}}"#), 12);
         let text = refused(&file(&scratch, "a.safetensors", &bytes));
         assert!(text.contains(why), "{text}\n  lacks: {why}");
     }
