@@ -82,13 +82,7 @@ pub(crate) fn open(ask: &Ask<'_>) -> Result<Opened> {
         let name = part.labels.as_ref().and_then(|labels| labels.name.clone());
         ask.label = name.or(ask.label);
         features.push(part.features);
-        match index {
-            0 => odd_cells = part.odd_cells,
-            _ => part
-                .odd_cells
-                .into_iter()
-                .for_each(|odd| odd.add_to(&mut odd_cells)),
-        }
+        OddCells::add(part.odd_cells, &mut odd_cells);
         labels.extend(part.labels);
     }
     match &source {

@@ -1,5 +1,6 @@
 //! What a file holds, whatever its format.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -55,18 +56,23 @@ impl OddCells {
         }
     }
 
-    /// Adds them to those of all columns, by the column's name.
-    pub(crate) fn add_to(mut self, all: &mut Vec<OddCells>) {
-        match all.iter_mut().find(|odd| odd.column == self.column) {
-            None => all.push(self),
-            Some(odd) => {
-                odd.missing += self.missing;
-                odd.unseen += self.unseen;
-                self.examples
-                    .retain(|example| !odd.examples.contains(example));
-                odd.examples.append(&mut self.examples);
-                odd.examples.truncate(EXAMPLES_MAX);
-            }
+    /// Adds those of a later file to `all`, by the names of columns.
+    pub(crate) fn add(later: Vec<OddCells>, all: &mut Vec<OddCells>) {
+        let places = all.iter().enumerate();
+        let places = places.map(|(place, odd)| (odd.column.clone(), place));
+        let places: HashMap<String, usize> = places.collect();
+        for mut odd in later {
+            let Some(&place) = places.get(&odd.column) else {
+                all.push(odd);
+                continue;
+            };
+            let known = &mut all[place];
+            known.missing += odd.missing;
+            known.unseen += odd.unseen;
+            odd.examples
+                .retain(|example| !known.examples.contains(example));
+            known.examples.append(&mut odd.examples);
+            known.examples.truncate(EXAMPLES_MAX);
         }
     }
 }

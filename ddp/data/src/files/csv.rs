@@ -89,6 +89,8 @@ pub(crate) struct Record<'a> {
     text: &'a [u8],
     ends: &'a [usize],
     line: u64,
+    /// Whether no cell has a line end.
+    is_one_line: bool,
 }
 
 impl<R: Read> Records<R> {
@@ -163,8 +165,12 @@ impl<R: Read> Records<R> {
             (bytes, cells) = (bytes + written, cells + ended);
             match result {
                 ReadRecordResult::Record | ReadRecordResult::End => {
-                    let (text, ends) = (&self.text[..bytes], &self.ends[..cells]);
-                    return Ok(Some(Record { text, ends, line }));
+                    return Ok(Some(Record {
+                        text: &self.text[..bytes],
+                        ends: &self.ends[..cells],
+                        line,
+                        is_one_line: self.line - line <= 1,
+                    }));
                 }
                 ReadRecordResult::InputEmpty if at_end => {
                     let cell = cells + 1;
@@ -273,6 +279,9 @@ impl<'a> Record<'a> {
 
     /// The line on which a cell begins.
     pub(crate) fn line_of(&self, index: usize) -> u64 {
+        if self.is_one_line {
+            return self.line;
+        }
         let before = &self.text[..self.start(index)];
         self.line + before.iter().filter(|&&byte| byte == b'\n').count() as u64
     }
