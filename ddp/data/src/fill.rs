@@ -52,40 +52,57 @@ impl RowReader for Filled<'_> {
     }
 }
 
-/// What stands for missing numbers, `None` if none may be missing; and how many of each feature are
-/// missing in the rows that are trained on. All ranks share the work.
+/// Where numbers are there, in some rows of F features.
+pub(crate) struct Present {
+    /// Of the numbers of each feature, 0 where one is missing, then of 1 where one is there (2F).
+    mean: Vec<f64>,
+    rows: u64,
+    /// Whether all rows were read, and not a sample.
+    pub(crate) is_complete: bool,
+}
+
+impl Present {
+    /// All ranks share the work. An infinite number ends it early: `None`.
+    pub(crate) fn find(
+        features: &Stack,
+        is_wanted: &(dyn Fn(u64) -> bool + Sync),
+        ranks: &dyn Ranks,
+    ) -> Result<Option<Present>> {
+        let rows = Filled {
+            rows: features,
+            fill: None,
+        };
+        let found = scan::features(&rows, is_wanted, ranks, scan::BYTES_MAX)?;
+        Ok(found.bad.is_none().then_some(Present {
+            mean: found.moments.mean,
+            rows: found.moments.count,
+            is_complete: found.is_complete,
+        }))
+    }
+
+    /// How many numbers of each feature are missing.
+    pub(crate) fn missing(&self) -> Vec<u64> {
+        let parts = self.mean[self.mean.len() / 2..].iter();
+        let missing = parts.map(|part| (self.rows as f64 * (1.0 - part)).round() as u64);
+        missing.collect()
+    }
+}
+
+/// What stands for missing numbers, `None` if none may be missing. `present` is of the rows that
+/// are trained on.
 pub(crate) fn fit(
     how: Missing,
     features: &Stack,
     columns: Option<&[String]>,
-    is_trained_on: &(dyn Fn(u64) -> bool + Sync),
-    ranks: &dyn Ranks,
-) -> Result<(Option<Vec<f32>>, Vec<u64>)> {
-    let zeros = Some(vec![0.0; features.width()]);
-    match how {
-        Missing::Error => return Ok((None, Vec::new())),
-        // Of tables, missing cells are counted when they are converted.
-        Missing::Zero if columns.is_some() => return Ok((zeros, Vec::new())),
-        Missing::Zero | Missing::Mean => {}
-    }
-    let present = Filled {
-        rows: features,
-        fill: None,
+    present: Option<&Present>,
+) -> Result<Option<Vec<f32>>> {
+    let present = match (how, present) {
+        (Missing::Error, _) => return Ok(None),
+        (Missing::Mean, Some(present)) => present,
+        // The scan that follows names an infinite number.
+        _ => return Ok(Some(vec![0.0; features.width()])),
     };
-    let found = scan::features(&present, is_trained_on, ranks, scan::BYTES_MAX)?;
-    // An infinite number ends the scan early; the scan that follows names it.
-    if found.bad.is_some() {
-        return Ok((zeros, Vec::new()));
-    }
-    let (sums, parts) = found.moments.mean.split_at(features.width());
-    let count = found.moments.count as f64;
-    let missing = parts
-        .iter()
-        .map(|part| (count * (1.0 - part)).round() as u64);
-    let missing = missing.collect();
-    if how == Missing::Zero {
-        return Ok((zeros, missing));
-    }
+    let (sums, parts) = present.mean.split_at(features.width());
     if let Some(column) = parts.iter().position(|part| *part == 0.0) {
         let name = columns.and_then(|columns| columns.get(column));
         let name = name.map_or(format!("feature {column}"), |name| {
@@ -98,6 +115,5 @@ pub(crate) fn fit(
         )));
     }
     let mean = |(sum, part): (&f64, &f64)| (sum / part) as f32;
-    let means = sums.iter().zip(parts).map(mean).collect();
-    Ok((Some(means), missing))
+    Ok(Some(sums.iter().zip(parts).map(mean).collect()))
 }

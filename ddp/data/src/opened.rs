@@ -10,7 +10,8 @@ mod labels;
 mod plan;
 
 use std::collections::HashSet;
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ddp_kernels::mapped::Mapped;
@@ -31,6 +32,8 @@ use crate::error::{Error, Result};
 pub(crate) struct Opened {
     pub(crate) features: Stack,
     pub(crate) labels: Option<Vec<FileLabels>>,
+    /// The files of the features.
+    pub(crate) paths: Vec<PathBuf>,
     /// The names of the features.
     pub(crate) columns: Option<Vec<String>>,
     /// The columns or arrays of the first file that are neither features nor the label.
@@ -45,6 +48,27 @@ pub(crate) struct Opened {
     pub(crate) has_given_label_files: bool,
     /// The user's files that are read in place: if one changes, the data change.
     pub(crate) watched: Vec<Arc<Mapped>>,
+}
+
+impl Opened {
+    /// Whether the files are tables.
+    pub(crate) fn is_table(&self) -> bool {
+        choose::is_table(&self.paths[0])
+    }
+
+    /// A file whose rows are among these, too.
+    pub(crate) fn shared_with(&self, other: &Opened) -> Option<&str> {
+        let real = |path: &PathBuf| fs::canonicalize(path).ok();
+        let others: Vec<_> = other.paths.iter().map(real).collect();
+        // Each model has its own copy of a table.
+        let is_in = |index: usize, array: &Array| match self.is_table() {
+            true => others.contains(&real(&self.paths[index])),
+            false => other.features.arrays().iter().any(|own| own.is_same(array)),
+        };
+        let mut arrays = self.features.arrays().iter().enumerate();
+        let shared = arrays.find(|(index, array)| is_in(*index, array));
+        shared.map(|(_, array)| array.name())
+    }
 }
 
 /// One file of the data.
@@ -110,6 +134,7 @@ pub(crate) fn open(ask: &Ask<'_>) -> Result<Opened> {
     let labels = labels.into_iter().map(|labels| labels.of_file).collect();
     Ok(Opened {
         features: Stack::new(features)?,
+        paths,
         labels: (source != LabelPlace::Unwanted).then_some(labels),
         columns,
         left_out,

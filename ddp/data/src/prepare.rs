@@ -21,7 +21,7 @@ use crate::dataset::{Dataset, NoRows, RowSpec};
 use crate::error::{Error, Result};
 use crate::file_rows::{ChangeWatch, FileData, Side};
 use crate::files::Element;
-use crate::fill;
+use crate::fill::{self, Present};
 use crate::normalize::{Normalization, Normalize};
 use crate::opened::{Ask, LabelSource};
 use crate::plan::{ColumnPlan, FeaturePlan, Missing, PLAIN};
@@ -107,6 +107,9 @@ fn to_use(
         warnings::log_table(&source, &spec.path);
     }
     check_trained_width(trained, &source)?;
+    if trained.plan.fill.is_some() && !source.opened.is_table() {
+        find_missing(&source, &spec.path, &|_| true, "", ranks)?;
+    }
     if source.labels.is_some() {
         look_at_labels(&source, Some(&trained.task), None, ranks)?;
     }
@@ -167,7 +170,7 @@ fn to_train(
     let source = OpenFiles::open(&ask, request.task, None, ranks)?;
     let split = split(request, source.features().rows(), ranks)?;
     let is_trained_on = |row| split.as_ref().is_none_or(|split| split.is_trained_on(row));
-    let (plan, missing) = feature_plan(request, &source, &is_trained_on, ranks)?;
+    let plan = feature_plan(request, &source, &spec.path, &is_trained_on, ranks)?;
     let (filled, normalize) = (plan.fill.as_deref(), request.normalize);
     let findings = look(&source, None, split.as_ref(), filled, normalize, ranks)?;
     if let (true, Some(seen)) = (is_first, trained_categories(&source, &findings)) {
@@ -175,7 +178,6 @@ fn to_train(
     }
     if ranks.rank() == 0 {
         warnings::log_table(&source, &spec.path);
-        warnings::log_missing(&source, &spec.path, &missing);
     }
     guess::check(&source, &findings.labels)?;
     let task = source.task(&findings.labels)?;
@@ -234,20 +236,42 @@ fn split(request: &DataRequest, rows: u64, ranks: &dyn Ranks) -> Result<Option<S
     Ok(split)
 }
 
-/// How cells become features, and how many numbers of each feature are missing in the rows that are
-/// trained on.
+/// How cells become features.
 fn feature_plan(
     request: &DataRequest,
     source: &OpenFiles,
+    path: &str,
     is_trained_on: &(dyn Fn(u64) -> bool + Sync),
     ranks: &dyn Ranks,
-) -> Result<(FeaturePlan, Vec<u64>)> {
+) -> Result<FeaturePlan> {
     let (how, opened) = (request.table.missing, &source.opened);
-    let same = SameFiles::of(ranks, &source.identity())?;
-    let columns = opened.columns.as_deref();
-    let (fill, missing) = fill::fit(how, source.features(), columns, is_trained_on, &same)?;
+    let of_rows = " in the rows that are trained on";
+    let present = match how {
+        Missing::Error => None,
+        Missing::Zero if opened.is_table() => None,
+        Missing::Zero | Missing::Mean => find_missing(source, path, is_trained_on, of_rows, ranks)?,
+    };
+    let names = opened.columns.as_deref();
+    let fill = fill::fit(how, source.features(), names, present.as_ref())?;
     let columns = opened.plan.clone();
-    Ok((FeaturePlan { columns, fill }, missing))
+    Ok(FeaturePlan { columns, fill })
+}
+
+/// Finds and logs the missing numbers of rows, which are called `of_rows` in the log. Those of
+/// tables are logged when they are converted.
+fn find_missing(
+    source: &OpenFiles,
+    path: &str,
+    is_wanted: &(dyn Fn(u64) -> bool + Sync),
+    of_rows: &str,
+    ranks: &dyn Ranks,
+) -> Result<Option<Present>> {
+    let same = SameFiles::of(ranks, &source.identity())?;
+    let present = Present::find(source.features(), is_wanted, &same)?;
+    if let (Some(present), 0, false) = (&present, ranks.rank(), source.opened.is_table()) {
+        warnings::log_missing(source, path, present, of_rows);
+    }
+    Ok(present)
 }
 
 /// The columns without the categories that only held-out rows have, whose weights would stay
@@ -363,19 +387,18 @@ fn open_val(
     if ranks.rank() == 0 {
         warnings::log_table(&val, path);
     }
+    if request.table.missing != Missing::Error && !val.opened.is_table() {
+        find_missing(&val, path, &|_| true, "", ranks)?;
+    }
     let (expected, got) = (train.features().width(), val.features().width());
-    let trained = train.features().arrays();
     if expected != got {
-        let (place, like) = (val.features().arrays()[0].name(), trained[0].name());
+        let [place, like] = [&val, train].map(|files| files.features().arrays()[0].name());
         return Err(Error::Data(format!(
             "{place}: expected {expected} features a row, as in {like}, got {got}; help: give rows of the same shape as \
              `val-data`"
         )));
     }
-    let mut arrays = val.features().arrays().iter();
-    let same = arrays.find(|array| trained.iter().any(|trained| trained.is_same(array)));
-    if let (Some(array), 0) = (same, ranks.rank()) {
-        let name = array.name();
+    if let (Some(name), 0) = (val.opened.shared_with(&train.opened), ranks.rank()) {
         tracing::warn!(
             "`val-data` {path}: {name} is trained on too: it says nothing about new rows"
         );

@@ -204,12 +204,47 @@ fn missing_numbers_of_arrays_are_counted() {
         let y: Vec<u8> = (0..40).flat_map(|n| (n % 2_i64).to_le_bytes()).collect();
         write(&folder, "x.npy", npy("<f4", &[40, 2], &x));
         write(&folder, "y.npy", npy("<i8", &[40], &y));
-        let words = format!("--data x.npy --labels y.npy --missing {how} --dry-run");
-        let ended = folder.together(&words).run();
-        ended.assert_well();
-        let told = "x.npy: 8 missing numbers in the rows that are trained on, which are filled in, by feature: 1 8";
-        assert_eq!(ended.stderr.matches(told).count(), 1, "{ended}");
+        let train = format!(
+            "--data x.npy --labels y.npy --val-data x.npy --val-labels y.npy --missing {how} --steps 2 --out OUT"
+        );
+        let filled = "which are filled in, by feature: 1 8";
+        let trained = format!("x.npy: 8 missing numbers in the rows that are trained on, {filled}");
+        let others = format!("x.npy: 8 missing numbers, {filled}");
+        for (words, told) in [
+            (train.as_str(), [1, 1]),
+            ("eval --checkpoint OUT --data x.npy --labels y.npy", [0, 1]),
+            ("predict --checkpoint OUT --data x.npy --out p.csv", [0, 1]),
+        ] {
+            let ended = folder.together(words).run();
+            assert_eq!(ended.exit_code(), Some(0), "{ended}");
+            let found = [&trained, &others].map(|told| ended.stderr.matches(told.as_str()).count());
+            assert_eq!(found, told, "{ended}");
+        }
     }
+}
+
+#[test]
+fn missing_numbers_of_arrays_whose_columns_have_names_are_counted() {
+    let folder = Folder::new("missing-named");
+    let table = (0..40).map(|row| match row % 10 {
+        3 => format!("{row},,{}\n", row % 2),
+        _ => format!("{row},{},{}\n", row * 7 % 9, row % 2),
+    });
+    let table = "a,b,y\n".to_string() + &table.collect::<String>();
+    write(&folder, "t.csv", table.into_bytes());
+    let words = "--data t.csv --missing zero --cache-dir cache --dry-run";
+    let ended = folder.alone(words).run();
+    let told = "t.csv: missing cells, which are filled in: \"b\" 4";
+    assert_eq!(ended.stderr.matches(told).count(), 1, "{ended}");
+    assert!(!ended.stderr.contains("missing numbers"), "{ended}");
+    // What it was converted into is a file of arrays.
+    let entries = std::fs::read_dir(folder.path().join("cache")).unwrap();
+    let mut made = entries.map(|entry| entry.unwrap().path().join("data.bin"));
+    let made = made.find(|path| path.exists()).unwrap();
+    std::fs::copy(made, folder.path().join("t.bin")).unwrap();
+    let ended = folder.alone("--data t.bin --missing zero --dry-run").run();
+    let told = "t.bin: 4 missing numbers in the rows that are trained on, which are filled in, by feature: \"b\" 4";
+    assert_eq!(ended.stderr.matches(told).count(), 1, "{ended}");
 }
 
 #[test]
@@ -239,6 +274,49 @@ fn a_class_that_only_held_out_rows_have_is_warned_of() {
     };
     let warned = (0..8).filter(|&seed| is_warned(seed)).count();
     assert!(0 < warned && warned < 8, "{warned} of 8 splits");
+}
+
+#[test]
+fn a_table_that_is_trained_on_and_evaluated_on_is_warned_of() {
+    let folder = Folder::new("val-same");
+    let rows: String = (0..20).map(|row| format!("{row},{}\n", row % 2)).collect();
+    for name in ["s-0.csv", "s-1.csv", "other.csv"] {
+        write(&folder, name, format!("x,y\n{rows}").into_bytes());
+    }
+    for (val, count) in [("./s-0.csv", 1), ("other.csv", 0)] {
+        let words = format!("--data s-*.csv --val-data {val} --dry-run");
+        let ended = folder.alone(&words).run();
+        ended.assert_well();
+        let told = "s-0.csv#features is trained on too: it says nothing about new rows";
+        assert_eq!(ended.stderr.matches(told).count(), count, "{ended}");
+    }
+}
+
+#[test]
+fn classes_that_differ_only_in_case_and_labels_without_a_difference_are_warned_of() {
+    let folder = Folder::new("odd-labels");
+    let yes = |row| match row {
+        7 => "Yes",
+        _ => ["yes", "no"][row % 2],
+    };
+    let rows: String = (0..20).map(|row| format!("{row},{}\n", yes(row))).collect();
+    write(&folder, "case.csv", format!("x,y\n{rows}").into_bytes());
+    let rows: String = (0..20).map(|row| format!("{row},{row}.5,3\n")).collect();
+    write(&folder, "same.csv", format!("x,p,q\n{rows}").into_bytes());
+    for (words, told) in [
+        (
+            "case.csv",
+            "classes that differ only in upper and lower case: \"Yes\", \"yes\"",
+        ),
+        (
+            "same.csv --labels p,q",
+            "the same number in all rows that were looked at, in column 1 (counted from 0)",
+        ),
+    ] {
+        let ended = folder.alone(&format!("--data {words} --dry-run")).run();
+        ended.assert_well();
+        assert_eq!(ended.stderr.matches(told).count(), 1, "{ended}");
+    }
 }
 
 #[test]

@@ -103,6 +103,14 @@ fn ranks_whose_files_differ_in_one_label_end_with_78() {
         .in_folders(&["first", "third"], &words)
         .run()
         .assert_well();
+    // Each host has its own part.
+    fs::create_dir(folder.path().join("fourth")).unwrap();
+    fs::write(folder.path().join("fourth/t-2.csv"), table(usize::MAX)).unwrap();
+    let words = words.replace("t.csv", "t*.csv").replace("OUT", "OUT-2");
+    let ended = folder.in_folders(&["first", "fourth"], &words).run();
+    let cause = ended.assert_fails(78);
+    let named = "the files of --data t*.csv: rank 1 has t-2.csv";
+    assert!(cause.contains(named), "{ended}");
 }
 
 #[test]
@@ -126,6 +134,14 @@ fn init_from_refuses_a_flipped_exponent() {
         cause.contains("bad.safetensors") && cause.contains("expected values up to 1e6"),
         "{ended}"
     );
+    // A pipe would be waited for.
+    let pipe = folder.path().join("pipe.safetensors");
+    let made = std::process::Command::new("mkfifo").arg(pipe).status();
+    assert!(made.is_ok_and(|made| made.success()));
+    let ended = folder.alone(&words.replace("bad.", "pipe.")).run();
+    let named = "--init-from pipe.safetensors: expected an ordinary file";
+    let cause = ended.assert_fails(2);
+    assert!(cause.contains(named), "{ended}");
 }
 
 #[test]

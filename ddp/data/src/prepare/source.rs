@@ -95,8 +95,10 @@ impl OpenFiles {
             None => "without a name",
         };
         let lines = |names: &Option<Vec<String>>| names.as_deref().unwrap_or_default().join("\n");
+        let files: Vec<&str> = features.arrays().iter().map(Array::name).collect();
         let values = [
-            ("the number of files", features.arrays().len().to_string()),
+            ("the number of files", files.len().to_string()),
+            ("the files", files.join("\n")),
             ("the number of rows", features.rows().to_string()),
             ("the number of features", features.width().to_string()),
             ("the type of features", features.element()?.to_string()),

@@ -298,7 +298,10 @@ impl ReadTokens {
             Ok(files)
         })?;
         let lengths: Vec<u64> = files.arrays.iter().map(Array::rows).collect();
+        let names: Vec<&str> = files.arrays.iter().map(Array::name).collect();
         let values = [
+            ("the number of files", names.len().to_string()),
+            ("the files", names.join("\n")),
             ("the kind of tokens", files.describe()),
             ("the number of tokens in each file", format!("{lengths:?}")),
         ];

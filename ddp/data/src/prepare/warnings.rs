@@ -1,12 +1,13 @@
 //! Warnings about data that can be trained on.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use super::look::Findings;
 use super::source::OpenFiles;
 use crate::error::Result;
 use crate::files::table::listed;
 use crate::files::{Element, OddCells};
+use crate::fill::Present;
 use crate::normalize::{Normalization, Normalize};
 use crate::request::DataRequest;
 use crate::rounding::{self, Ends, STEPS_MIN};
@@ -66,8 +67,8 @@ pub(super) fn log_table(source: &OpenFiles, path: &str) {
     }
 }
 
-/// Logs how many numbers of each feature are `missing`, unless `log_table` has.
-pub(super) fn log_missing(source: &OpenFiles, path: &str, missing: &[u64]) {
+/// Logs how many numbers of each feature are missing in rows that are called `of_rows`.
+pub(super) fn log_missing(source: &OpenFiles, path: &str, present: &Present, of_rows: &str) {
     let columns = source.opened.columns.as_ref();
     let name = |index: usize| {
         columns.map_or_else(
@@ -75,21 +76,22 @@ pub(super) fn log_missing(source: &OpenFiles, path: &str, missing: &[u64]) {
             |names| format!("\"{}\"", names[index]),
         )
     };
+    let missing = present.missing();
     let some = missing.iter().enumerate().filter(|(_, count)| **count > 0);
     let some: Vec<_> = some
         .map(|(index, count)| format!("{} {count}", name(index)))
         .collect();
-    if !some.is_empty() && source.opened.odd_cells.is_empty() {
-        let (total, more) = (
-            missing.iter().sum::<u64>(),
-            if some.len() > 20 { ", …" } else { "" },
-        );
-        tracing::info!(
-            "`{}` {path}: {total} missing numbers in the rows that are trained on, which are filled in, by feature: {}{more}",
-            source.setting,
-            some[..some.len().min(20)].join(", ")
-        );
+    if some.is_empty() {
+        return;
     }
+    let at_least = if present.is_complete { "" } else { "at least " };
+    let more = if some.len() > 20 { ", …" } else { "" };
+    tracing::info!(
+        "`{}` {path}: {at_least}{} missing numbers{of_rows}, which are filled in, by feature: {}{more}",
+        source.setting,
+        missing.iter().sum::<u64>(),
+        some[..some.len().min(20)].join(", ")
+    );
 }
 
 /// Logs what a user should know of these data.
@@ -117,6 +119,9 @@ pub(super) fn warn(
     }
     if let (Some(moments), Some(labels)) = (&findings.targets, &source.labels) {
         log_targets(request, &labels.name(), moments);
+    }
+    if let (Some(names), Some(labels)) = (&source.names, &source.labels) {
+        warn_of_case(&labels.name(), names);
     }
     if let Some(found) = &findings.features {
         if request.normalize == Normalize::Standard {
@@ -193,16 +198,36 @@ fn log_targets(request: &DataRequest, labels: &str, moments: &Moments) {
         tracing::info!(
             "`labels` {labels}: standardized ({described}): losses are in these units, and 1 is the loss of predicting the mean"
         );
-        if moments
-            .least
-            .iter()
-            .zip(&moments.greatest)
-            .any(|(a, b)| a == b)
-        {
-            tracing::warn!(
-                "`labels` {labels}: the same number in all rows that are trained on, which becomes 0"
-            );
-        }
+    }
+    let ends = moments.least.iter().zip(&moments.greatest);
+    let constant = ends
+        .enumerate()
+        .filter(|(_, (least, greatest))| least == greatest);
+    let constant: Vec<String> = constant.map(|(column, _)| column.to_string()).collect();
+    if !constant.is_empty() {
+        tracing::warn!(
+            "`labels` {labels}: the same number in all rows that were looked at, in column {} (counted from 0)",
+            constant.join(", ")
+        );
+    }
+}
+
+/// Warns of classes that differ only in upper and lower case, which may be one.
+fn warn_of_case(labels: &str, names: &[String]) {
+    let mut by_lower: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for name in names {
+        by_lower
+            .entry(name.to_lowercase())
+            .or_default()
+            .push(name.clone());
+    }
+    let alike = by_lower.values().filter(|names| names.len() > 1);
+    let alike: Vec<String> = alike.take(4).map(|names| listed(names)).collect();
+    if !alike.is_empty() {
+        tracing::warn!(
+            "`labels` {labels}: classes that differ only in upper and lower case: {}",
+            alike.join("; ")
+        );
     }
 }
 

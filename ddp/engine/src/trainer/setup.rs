@@ -226,6 +226,11 @@ fn load_first_values(options: &RunOptions, world: &World, step: &Step) -> Result
         return Err(refuse("init-from", path.display(), expected, help).into());
     }
     let path = if path.is_dir() { file } else { path.clone() };
+    if path.exists() && !path.is_file() {
+        let expected = "an ordinary file";
+        let help = "save what a pipe or a device gives as a file first";
+        return Err(refuse("init-from", path.display(), expected, help).into());
+    }
     checkpoint::load_first(&path, &parts, world.rank())
 }
 
