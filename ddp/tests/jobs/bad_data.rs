@@ -313,6 +313,45 @@ fn bad() -> Vec<(Files, &'static str, i32, &'static [&'static str])> {
             &["d.csv", "a"],
         ),
         (
+            table("a,b,kind\n1,2,0\n3,4,1\n"),
+            "d.csv#a,a",
+            65,
+            &["read d.csv: two of its features are called \"a\""],
+        ),
+        (
+            table("c,c=x,kind\nx,2,0\ny,4,1\n"),
+            "d.csv --categorical auto",
+            65,
+            &["read d.csv: two of its features are called \"c=x\""],
+        ),
+        (
+            table("a,b,kind,\n1,2,0,\n3,4,1,\n"),
+            "d.csv",
+            65,
+            &["column 4 of 4 has no name", "if lines end in a delimiter"],
+        ),
+        (
+            table("sep=;\na;kind\n1;0\n3;1\n"),
+            "d.csv",
+            65,
+            &["line 1: expected the names of columns, got a delimiter"],
+        ),
+        (
+            table("a,kind\n1;0\n3;1\n"),
+            "d.csv",
+            65,
+            &[
+                "line 2: expected 2 cells",
+                "put the delimiter of the header",
+            ],
+        ),
+        (
+            table("a\0,\0k\0\n\0p\0,\0q\0\n\0"),
+            "d.csv",
+            65,
+            &["line 1: expected UTF-8, got NUL bytes, as UTF-16 has"],
+        ),
+        (
             table("a,kind\n1,x\n3,y\n"),
             "d.csv --task regression",
             65,

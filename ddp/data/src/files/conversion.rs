@@ -139,12 +139,13 @@ impl<'a> Columns<'a> {
     }
 
     fn check_features(&self) -> Result<()> {
-        let nameless = |feature: &&Feature| self.names[feature.column].is_empty();
-        if let Some(feature) = self.features.iter().find(nameless) {
+        let features = self.features.iter().map(|feature| feature.column);
+        let mut used = features.chain(self.labels.iter().copied());
+        if let Some(column) = used.find(|column| self.names[*column].is_empty()) {
             return Err(self.bad(format!(
                 "column {} of {} has no name; help: if it is an index that pandas wrote, save without it: \
-                 to_csv(path, index=False)",
-                feature.column + 1,
+                 to_csv(path, index=False); if lines end in a delimiter, remove it",
+                column + 1,
                 self.names.len()
             )));
         }
@@ -156,6 +157,13 @@ impl<'a> Columns<'a> {
             )));
         }
         let names = self.feature_names();
+        let mut seen = HashSet::new();
+        if let Some(name) = names.iter().find(|name| !seen.insert(*name)) {
+            return Err(self.bad(format!(
+                "two of its features are called \"{name}\"; help: name a column once; if one is a value of a categorical \
+                 column, rename the other"
+            )));
+        }
         let bytes: usize = names.iter().map(|name| flat::text_bytes(name)).sum();
         if bytes > NAMES_BYTES_MAX {
             return Err(self.bad(format!(

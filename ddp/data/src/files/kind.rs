@@ -83,7 +83,7 @@ impl FileKind {
     pub fn name(self) -> &'static str {
         match self {
             FileKind::Npy => "an .npy file",
-            FileKind::Npz => "an .npz file",
+            FileKind::Npz => "a zip archive, as .npz and .xlsx are",
             FileKind::Idx => "an IDX file",
             FileKind::Safetensors => "a .safetensors file",
             FileKind::Flat => "a flat .bin file",

@@ -137,8 +137,8 @@ impl Survey {
         }
         let problems = (!problems.is_empty()).then(|| problems.join("; "))?;
         let help = match request.is_for_model {
-            true => "correct these cells: the model was trained on numbers here (if it was trained with `missing` mean or \
-                     zero, it takes missing ones)"
+            true => "correct these cells: the model was trained on rows without such cells (if it was trained with `missing` \
+                     mean or zero, it takes missing ones)"
                 .to_string(),
             false => help(&texts, !missing.is_empty()),
         };

@@ -195,10 +195,18 @@ fn read_record(
         let line = record.line();
         let help = match record.cell(0).first() {
             Some(b'#') => "remove this line if it is a comment",
+            Some(_) if got == 1 => "put the delimiter of the header between the cells of each row",
             _ => "complete the row, or quote texts that hold delimiters",
         };
         return Err(columns.bad(format!(
             "line {line}: expected {expected} cells, as in the header, got {got}; help: {help}"
+        )));
+    }
+    if is_header(columns, record) {
+        let line = record.line();
+        return Err(columns.bad(format!(
+            "line {line}: expected a row, got the names of the columns again; help: remove this line, or if line 1 is a \
+             row, put a line with names above it"
         )));
     }
     let place = |column: usize| format!("line {}", record.line_of(column));
@@ -218,6 +226,17 @@ fn read_record(
         sink.label(index, cell, false, &|| place(column))?;
     }
     sink.end_row()
+}
+
+/// Whether a row is the header of another file that was appended, byte-order mark included.
+fn is_header(columns: &Columns<'_>, record: &Record<'_>) -> bool {
+    let first = record.cell(0);
+    let first = first.strip_prefix(b"\xef\xbb\xbf").unwrap_or(first);
+    let mut others = columns.names.iter().enumerate().skip(1);
+    // A table of one column may have a class of its name.
+    columns.names.len() > 1
+        && first == columns.names[0].as_bytes()
+        && others.all(|(column, name)| record.cell(column) == name.as_bytes())
 }
 
 /// What to do about a table without a header.
@@ -265,6 +284,17 @@ fn suspicious(record: &Record<'_>) -> Option<String> {
             "expected the names of columns, got \"{first}\", as a comment begins; help: remove lines of comments, or the \
              sign before the first name"
         ));
+    }
+    if record.cell(0).contains(&0) {
+        return Some(
+            "expected UTF-8, got NUL bytes, as UTF-16 has; help: save the file as UTF-8".into(),
+        );
+    }
+    if first.starts_with("sep=") {
+        return Some(
+            "expected the names of columns, got a delimiter for Excel; help: remove this line"
+                .into(),
+        );
     }
     let is_delimited = record.len() == 1 && first.contains('|');
     is_delimited.then(|| {

@@ -77,7 +77,9 @@ pub fn open(path: &Path, are_tokens: bool, cache_dir: Option<&Path>) -> Result<(
         }
         FileKind::Flat if are_tokens && !flat::begins(&mapped) => {
             let coding = Coding::new("u16 without a header", None);
-            Ok((whole_file(path, &mapped, Element::U16)?, coding))
+            let array = whole_file(path, &mapped, Element::U16)?;
+            check_not_u32(path, &array)?;
+            Ok((array, coding))
         }
         FileKind::Csv | FileKind::Parquet => Err(refuse(
             path,
@@ -108,6 +110,23 @@ fn whole_file(path: &Path, mapped: &Arc<Mapped>, element: Element) -> Result<Arr
     };
     let array = Array::new(mapped, &path.display().to_string(), &place);
     array.map_err(|why| refuse(path, why))
+}
+
+/// An error if every second number is 0, as if the tokens were u32.
+fn check_not_u32(path: &Path, array: &Array) -> Result<()> {
+    let mut first = vec![0; array.rows().min(4096) as usize];
+    array.read_i64(0, &mut first)?;
+    let (low, high): (Vec<_>, Vec<_>) =
+        first.chunks_exact(2).map(|pair| (pair[0], pair[1])).unzip();
+    let is_zero = |token: &i64| *token == 0;
+    if high.len() < 32 || !high.iter().all(is_zero) || low.iter().all(is_zero) {
+        return Ok(());
+    }
+    Err(refuse(
+        path,
+        "expected u16 tokens without a header, got numbers of which every second one is 0, as in u32 tokens; help: save them \
+         as u16, or with np.save",
+    ))
 }
 
 /// The array `tokens` of a file, or its only one.

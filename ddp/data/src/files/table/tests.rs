@@ -288,6 +288,14 @@ fn every_kind_of_bad_cell_is_named_with_line_and_column() {
         ),
         ("y\n1\n", &["no column besides the label \"y\""]),
         ("x,y\n", &["a header and no rows"]),
+        (
+            "x,y\n1,a\nx,y\n2,b\n",
+            &["line 3: expected a row, got the names of the columns again"],
+        ),
+        (
+            "x,y\n1,a\n\u{feff}x,y\n2,b\n",
+            &["line 3: expected a row, got the names of the columns again"],
+        ),
         ("\n\n", &["expected a line with names"]),
         ("", &["empty"]),
     ] {

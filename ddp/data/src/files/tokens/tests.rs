@@ -82,3 +82,25 @@ fn whatever_a_header_of_llm_c_says_is_compared_with_the_file() {
         }
     }
 }
+
+#[test]
+fn u32_tokens_are_not_read_as_u16() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("train.bin");
+    let opened = |bytes: Vec<u8>| {
+        fs::write(&path, bytes).unwrap();
+        open(&path, true, None).map(|(array, _)| array.rows())
+    };
+    let error = opened((0..100u32).flat_map(u32::to_le_bytes).collect()).unwrap_err();
+    assert_eq!(error.exit_code(), 65);
+    let text = error.to_string();
+    assert!(
+        text.contains("every second one is 0, as in u32 tokens"),
+        "{text}"
+    );
+    assert_eq!(
+        opened((0..100u16).flat_map(u16::to_le_bytes).collect()).unwrap(),
+        100
+    );
+    assert_eq!(opened(vec![0; 200]).unwrap(), 100);
+}

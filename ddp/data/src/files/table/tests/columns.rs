@@ -87,7 +87,8 @@ fn a_model_says_what_it_was_trained_on_and_names_no_settings_of_training() {
     };
     let text = open(&table.path, &request).unwrap_err().to_string();
     assert!(
-        text.contains("\"b\" (1 different") && text.contains("was trained on numbers here"),
+        text.contains("\"b\" (1 different")
+            && text.contains("was trained on rows without such cells"),
         "{text}"
     );
     assert!(
