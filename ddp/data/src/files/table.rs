@@ -195,7 +195,9 @@ fn read_record(
         let line = record.line();
         let help = match record.cell(0).first() {
             Some(b'#') => "remove this line if it is a comment",
-            Some(_) if got == 1 => "put the delimiter of the header between the cells of each row",
+            Some(_) if got == 1 && line == 2 => {
+                "put the delimiter of the header between the cells of each row"
+            }
             _ => "complete the row, or quote texts that hold delimiters",
         };
         return Err(columns.bad(format!(

@@ -90,8 +90,12 @@ fn check_chunk(chunk: &ColumnChunkMetaData, file_bytes: u64) -> Result<(), Strin
 }
 
 fn damaged(path: &Path, error: &ParquetError) -> Error {
-    let why = "it is damaged, or of a kind that is not read; help: write it again";
-    refuse(path, format!("{why} ({error})"))
+    let text = error.to_string();
+    let why = match text.contains("Disabled feature") {
+        true => "its compression is not read; help: write it again, with zstd or snappy",
+        false => "it is damaged, or of a kind that is not read; help: write it again",
+    };
+    refuse(path, format!("{why} ({text})"))
 }
 
 fn names(file: &SerializedFileReader<File>) -> Vec<String> {
@@ -160,7 +164,12 @@ fn kind_of(column: &ColumnDescriptor) -> Result<ColumnKind, String> {
         (Type::INT32 | Type::INT64, None, C::UINT_8 | C::UINT_16 | C::UINT_32 | C::UINT_64) => {
             Ok(ColumnKind::Unsigned)
         }
-        (Type::INT32 | Type::INT64, _, _) => Err(
+        (_, Some(LogicalType::Unknown), _) => {
+            Err("holds no values at all; help: leave it out: `drop`".into())
+        }
+        (Type::INT32 | Type::INT64, _, _)
+        | (_, Some(LogicalType::Decimal(_)), _)
+        | (_, _, C::DECIMAL) => Err(
             "holds dates, times or decimals; help: turn them into numbers, or leave it out: `drop`"
                 .into(),
         ),

@@ -293,6 +293,11 @@ fn what_is_wrong_is_named_with_row_and_column() {
     for (schema, part) in [
         ("REQUIRED INT32 a (DATE)", "dates"),
         ("REQUIRED INT64 a (DECIMAL(9,2))", "decimals"),
+        (
+            "REQUIRED FIXED_LEN_BYTE_ARRAY(5) a (DECIMAL(10,2))",
+            "decimals",
+        ),
+        ("OPTIONAL INT32 a (UNKNOWN)", "no values at all"),
         ("REPEATED INT32 a", "nested"),
         ("REQUIRED group a { REQUIRED INT32 b; }", "nested"),
         ("REQUIRED INT64 __index_level_0__", "index=False"),
@@ -402,4 +407,14 @@ fn damage_anywhere_is_an_error_or_another_number() {
             }
         }
     }
+}
+
+#[test]
+fn a_compression_that_is_not_read_is_named() {
+    let error = ParquetError::General("Disabled feature at compile time: brotli".into());
+    let text = damaged(Path::new("a.parquet"), &error).to_string();
+    assert!(
+        text.contains("its compression is not read") && text.contains("brotli"),
+        "{text}"
+    );
 }
