@@ -1,8 +1,7 @@
 //! Ranks with a GPU each, real or simulated (`launch/with-simulated-gpus 4`): NCCL's collectives
-//! are right, and any fault ends the job in time and names the ranks, the call and its line.
-//!
-//! Faults are planted in simulated GPUs (`SIMCUDA_FAULTS`). On real GPUs those tests are skipped
-//! with a message.
+//! are right, and ranks that make different calls learn it.
+
+mod faults;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,8 +9,8 @@ use std::path::{Path, PathBuf};
 use ddp_kernels::Device;
 use ddp_kernels::device::discover;
 
-use crate::job::{Ended, Job};
-use crate::rank::{FAST, JOIN_TIMEOUT_MS, SHARE_GPUS};
+use crate::job::Job;
+use crate::rank::{FAST, SHARE_GPUS};
 
 /// Prints a message past the harness, which hides the output of passing tests. Once a test: each
 /// has its thread.
@@ -198,249 +197,6 @@ fn ranks_that_make_different_calls_end_with_78_and_both_calls() {
     }
 }
 
-/// Checks that another rank reports that rank 1 of three did not arrive at `bucket`.
-#[track_caller]
-fn assert_late(ended: &Ended, bucket: usize) -> &str {
-    let cause = ended.assert_ended_with(77);
-    let bucket = format!("all_reduce sum of \"bucket {bucket}\" f32[1000]");
-    for part in [
-        &*bucket,
-        "rank 1 did not arrive within 2 s",
-        "group gradients, at ",
-        "gpu_rank.rs:",
-    ] {
-        assert!(cause.contains(part), "{part}: {ended}");
-    }
-    cause
-}
-
-#[test]
-fn a_rank_that_never_arrives_is_named_after_the_timeout() {
-    if !has_gpus(3) {
-        return;
-    }
-    let job = |kind: &str, how: &str| {
-        gpu_job(3, &format!("fault {kind} 1 {how}"))
-            .timeout_ms(2000)
-            .run()
-    };
-    let host = job("host", "eager");
-    let cause = assert_late(&host, 1);
-    let past = "Rank 1: its device is past all_reduce sum of \"bucket 0\" f32[1000]";
-    assert!(cause.contains(past), "{host}");
-    assert!(
-        cause.contains("its host is in no call; help: check whether "),
-        "{host}"
-    );
-    assert_late(&job("stop", "eager"), 0);
-    let captured = job("stop", "captured");
-    assert!(
-        assert_late(&captured, 0).contains("(number 1 of its graph)"),
-        "{captured}"
-    );
-}
-
-#[test]
-fn a_rank_that_dies_or_fails_in_a_step_ends_all() {
-    if !has_gpus(3) {
-        return;
-    }
-    for how in ["eager", "captured"] {
-        let killed = gpu_job(3, &format!("fault kill 1 {how}")).run();
-        assert!(
-            killed
-                .assert_ended_with(137)
-                .contains("ended without reporting an error"),
-            "{killed}"
-        );
-        let failed = gpu_job(3, &format!("fault error 1 {how}")).run();
-        assert!(
-            failed
-                .assert_ended_with(76)
-                .contains("the loss is not finite"),
-            "{failed}"
-        );
-    }
-}
-
-#[test]
-fn a_rank_that_never_joins_is_named() {
-    if !has_gpus(3) {
-        return;
-    }
-    let ended = gpu_job(3, "never 1").timeout_ms(1500).run();
-    assert!(
-        ended
-            .assert_ended_with(77)
-            .contains("rank 1 did not arrive within 1.5 s"),
-        "{ended}"
-    );
-}
-
-#[test]
-fn ranks_that_join_more_slowly_than_the_timeout_are_waited_for() {
-    if !has_simulated_gpus(2) {
-        return;
-    }
-    let slow = |role: &str| {
-        gpu_job(2, role)
-            .timeout_ms(1000)
-            .env("SIMCUDA_JOIN_MS", "2500")
-    };
-    slow("fault none 0 eager").run().assert_well();
-    let limited = slow("fault none 0 eager").env(JOIN_TIMEOUT_MS, "1500");
-    let ended = limited.run();
-    let cause = ended.assert_ended_with(77);
-    let expected = "all ranks have come, but NCCL did not connect them within 1.5 s";
-    assert!(cause.contains(expected), "{ended}");
-}
-
-#[test]
-fn a_rank_that_stops_while_ranks_join_is_named() {
-    if !has_simulated_gpus(3) {
-        return;
-    }
-    let job = gpu_job(3, "stops joining 1").timeout_ms(1500);
-    let ended = job.env("SIMCUDA_JOIN_MS", "20000").run();
-    let cause = ended.assert_ended_with(77);
-    assert!(cause.contains("join group gradients with cuda:"), "{ended}");
-    assert!(
-        cause.contains("rank 1 did not arrive within 1.5 s"),
-        "{ended}"
-    );
-}
-
-/// A job of two in which NCCL fails by `plan`.
-fn fails(plan: &str, how: &str) -> Ended {
-    gpu_job(2, &format!("fault none 0 {how}"))
-        .timeout_ms(2000)
-        .env(JOIN_TIMEOUT_MS, "2000")
-        .env("SIMCUDA_FAULTS", plan)
-        .run()
-}
-
-/// Calls of NCCL in the warm-up of a group: four sums, two moves, a send and a receive.
-const WARM_UP: usize = 8;
-/// The call of the second bucket in the seventh step; the first is eager in any case.
-const SECOND_BUCKET: usize = WARM_UP + 6 * 3 + 2;
-
-#[test]
-fn a_call_that_hangs_in_a_graph_is_named_with_its_bucket_and_place() {
-    if !has_simulated_gpus(2) {
-        return;
-    }
-    for (how, place) in [
-        ("eager", "on the device:"),
-        ("captured", "on the device (number 2 of its graph):"),
-    ] {
-        let ended = fails(&format!("rank1:nccl@{SECOND_BUCKET}=hang"), how);
-        let cause = ended.assert_ended_with(77);
-        for part in [
-            "all_reduce sum of \"bucket 1\" f32[1000]",
-            "not done within 2 s",
-            "gpu_rank.rs:",
-            place,
-        ] {
-            assert!(cause.contains(part), "{part}: {ended}");
-        }
-    }
-}
-
-#[test]
-fn an_asynchronous_error_ends_the_job_with_nccls_message() {
-    if !has_simulated_gpus(2) {
-        return;
-    }
-    for (effect, name, exit_code) in [
-        ("async_error", "ncclRemoteError", 77),
-        ("async_error(internal_error)", "ncclInternalError", 70),
-    ] {
-        let ended = fails(&format!("rank1:nccl@{SECOND_BUCKET}={effect}"), "captured");
-        let cause = ended.assert_ended_with(exit_code);
-        for part in [
-            "rank 1 on ",
-            "bucket 1",
-            "ncclCommGetAsyncError returned ",
-            name,
-            "NCCL_DEBUG=INFO",
-        ] {
-            assert!(cause.contains(part), "{part}: {ended}");
-        }
-    }
-}
-
-#[test]
-fn a_call_that_nccl_refuses_is_an_error_with_operation_tensor_and_line() {
-    if !has_simulated_gpus(2) {
-        return;
-    }
-    for (effect, name, exit_code) in [
-        ("system_error", "ncclSystemError", 77),
-        ("internal_error", "ncclInternalError", 70),
-    ] {
-        // Two of the warm-up, and three a step.
-        let ended = fails(
-            &format!("rank1:ncclAllReduce@{}={effect}", 2 + 3 * 3 + 2),
-            "eager",
-        );
-        let cause = ended.assert_ended_with(exit_code);
-        let call = "all_reduce sum of \"bucket 1\" f32[1000]";
-        for part in [
-            "rank 1 on ",
-            call,
-            "gpu_rank.rs:",
-            "ncclAllReduce returned ",
-            name,
-        ] {
-            assert!(cause.contains(part), "{part}: {ended}");
-        }
-    }
-}
-
-#[test]
-fn an_error_at_the_start_ends_the_job_there() {
-    if !has_simulated_gpus(2) {
-        return;
-    }
-    for (plan, exit_code, expected) in [
-        (
-            "rank1:ncclCommInitRank@1=internal_error",
-            70,
-            &[
-                "ncclCommInitRank returned ncclInternalError",
-                "join group gradients",
-            ][..],
-        ),
-        (
-            "rank0:ncclGetUniqueId@1=system_error",
-            77,
-            &["ncclGetUniqueId returned ncclSystemError"],
-        ),
-        (
-            "rank1:nccl@1=hang",
-            77,
-            &["warm-up all_reduce", "not done within 2 s"],
-        ),
-        ("rank1:nccl@3=flip", 70, &["of bf16 is wrong: element"]),
-        // Send and receive are the last call: either rank may report that it hangs.
-        (
-            "rank0:nccl@8=hang",
-            77,
-            &[
-                "\"warm-up send\" f32[1024]",
-                "send or receive number 1 on the device: not done within 2 s",
-            ],
-        ),
-    ] {
-        let ended = fails(plan, "eager");
-        let cause = ended.assert_ended_with(exit_code);
-        assert!(
-            expected.iter().all(|part| cause.contains(part)),
-            "{plan}: {ended}"
-        );
-    }
-}
-
 #[test]
 fn ranks_share_a_gpu_where_they_are_told_to_and_are_told_how_where_not() {
     if !has_simulated_gpus(2) {
@@ -574,20 +330,6 @@ fn a_group_goes_on_after_a_capture_that_failed() {
     let ended = gpu_job(2, "uncaptured").run();
     ended.assert_well();
     assert_eq!(ended.told("uncaptured").len(), 2, "{ended}");
-}
-
-#[test]
-fn an_error_of_nccl_in_a_capture_says_how_to_run_without_graphs() {
-    if !has_simulated_gpus(2) {
-        return;
-    }
-    // Two of the warm-up, three of the eager step.
-    let ended = fails("rank1:ncclAllReduce@7=internal_error", "captured");
-    let cause = ended.assert_ended_with(70);
-    assert!(
-        cause.contains("ncclAllReduce returned ncclInternalError") && cause.contains("--graph off"),
-        "{ended}"
-    );
 }
 
 /// A folder with all libraries of the simulated machine except NCCL. None on other machines.
