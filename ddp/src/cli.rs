@@ -9,6 +9,7 @@ mod export;
 pub(crate) mod flags;
 mod inspect;
 mod layers;
+mod tokenize;
 mod using;
 
 use std::ffi::OsString;
@@ -23,6 +24,7 @@ pub use self::export::{ExportFlags, ExportFormat};
 pub use self::flags::RankFlags;
 pub use self::inspect::InspectFlags;
 pub use self::layers::{LayerFlags, SettingFlags};
+pub use self::tokenize::TokenizeFlags;
 pub use self::using::{EvalFlags, PredictFlags, PredictionsFile, UsingFlags};
 use crate::bench::Bench;
 use crate::config::meant;
@@ -49,6 +51,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
         Mode::Eval(flags) => Command::Eval(flags),
         Mode::Predict(flags) => Command::Predict(flags.check()?),
         Mode::Export(flags) => Command::Export(flags),
+        Mode::Tokenize(flags) => Command::Tokenize(flags),
         Mode::Inspect(flags) => Command::Inspect(flags),
         Mode::Report { folder } => Command::Report(folder),
         Mode::Doctor(flags) => Command::Doctor(flags),
@@ -175,6 +178,9 @@ enum Mode {
     /// Write a saved model for other programs
     #[command(after_help = export::EXAMPLES, max_term_width = 120)]
     Export(ExportFlags),
+    /// Turn texts into files of tokens
+    #[command(after_help = tokenize::EXAMPLES, max_term_width = 120)]
+    Tokenize(TokenizeFlags),
     /// Describe a checkpoint, a model, a run or a dataset
     #[command(after_help = inspect::EXAMPLES, max_term_width = 120)]
     Inspect(InspectFlags),

@@ -40,8 +40,16 @@ impl fmt::Display for ShownError {
 
 /// Replaces the names of settings in backquotes, as libraries write them, with flags.
 pub(crate) fn with_flags(text: &str) -> String {
-    let of_predict = ["probabilities", "logits"].map(Into::into);
-    let names = SETTINGS.iter().map(Setting::name).chain(of_predict);
+    let of_others = [
+        "probabilities",
+        "logits",
+        "tokenizer",
+        "end-token",
+        "field",
+        "lossy",
+    ];
+    let of_others = of_others.map(Into::into);
+    let names = SETTINGS.iter().map(Setting::name).chain(of_others);
     names.fold(text.to_string(), |text, name| {
         text.replace(&format!("`{name}`"), &format!("--{name}"))
     })

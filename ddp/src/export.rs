@@ -8,6 +8,7 @@ use ddp_kernels::{DType, Device};
 use crate::checkpoint::{self, Chosen};
 use crate::cli::ExportFlags;
 use crate::config::{Config, Precision};
+use crate::data::TaskSpec;
 use crate::error::{Error, Result};
 use crate::hugging_face;
 use crate::models::{DataShape, ModelSpec};
@@ -50,7 +51,18 @@ pub fn export(
         .models(&shape, &[Device::Cpu], &everything, 1)?;
     let model = models.pop().expect("a model for one device");
     checkpoint::load_opened(&opened, &[&model.params])?;
-    let class = hugging_face::export(&flags.folder, spec, shape.outputs, &model.params)?;
+    let tokenizer = opened.tokenizer()?;
+    let tokenizer = tokenizer.as_ref().map(|tokenizer| {
+        let end = match &state.task {
+            TaskSpec::NextToken {
+                tokenizer: Some(id),
+                ..
+            } => id.end_of_text,
+            _ => None,
+        };
+        (tokenizer, end)
+    });
+    let class = hugging_face::export(&flags.folder, spec, shape.outputs, &model.params, tokenizer)?;
     say(&format!(
         "{} is {class} of {} ({why}), after step {}",
         shown(&flags.folder.to_string_lossy()),

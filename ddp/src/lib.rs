@@ -16,6 +16,7 @@ pub mod inspect;
 pub mod progress;
 pub mod report;
 pub mod tensorboard;
+pub mod tokenize;
 pub mod train;
 mod units;
 pub mod using;

@@ -165,6 +165,63 @@ impl Progress {
     }
 }
 
+/// Progress through files that are read.
+#[derive(Debug)]
+pub(crate) struct ReadProgress {
+    bar: Option<ProgressBar>,
+    /// Without a bar, when the next line is shown; None to show nothing.
+    next: Option<Instant>,
+}
+
+impl ReadProgress {
+    pub(crate) fn new(when: When) -> ReadProgress {
+        let is_bar = when == When::Always || when == When::Auto && io::stderr().is_terminal();
+        let bar = is_bar.then(|| {
+            let target = Box::new(Term::stderr());
+            let target = ProgressDrawTarget::term_like_with_hz(target, REDRAWS_PER_S);
+            let style = ProgressStyle::with_template(
+                "{msg}  {bar:10} {decimal_bytes}/{decimal_total_bytes}  \
+                 {decimal_bytes_per_sec}  {eta} left",
+            );
+            let style = style.expect("the template is right").progress_chars("━╸─");
+            ProgressBar::with_draw_target(None, target).with_style(style)
+        });
+        if let Some(bar) = &bar {
+            *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.downgrade());
+        }
+        ReadProgress {
+            next: (bar.is_none() && when == When::Auto).then(|| Instant::now() + LINE_EVERY),
+            bar,
+        }
+    }
+
+    /// So many of all bytes are read.
+    pub(crate) fn at(&mut self, what: &'static str, bytes: u64, of: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(what);
+            bar.set_length(of);
+            bar.set_position(bytes);
+        }
+        if self.next.is_some_and(|next| Instant::now() >= next) {
+            self.next = Some(Instant::now() + LINE_EVERY);
+            let mb = |bytes: u64| bytes as f64 / 1e6;
+            say(&format!(
+                "{what}: {:.0} of {:.0} MB read",
+                mb(bytes),
+                mb(of)
+            ));
+        }
+    }
+}
+
+impl Drop for ReadProgress {
+    fn drop(&mut self) {
+        if self.bar.is_some() {
+            clear_bar();
+        }
+    }
+}
+
 /// Removes the bar, if there is one, before the process prints its last error.
 pub fn clear_bar() {
     let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).take();

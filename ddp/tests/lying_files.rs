@@ -125,6 +125,28 @@ fn what_a_header_claims_is_not_allocated() {
     refused(".bin", &bytes, "a large array");
     lying_archives();
     true_claims_of_too_much();
+    compressed_texts();
+}
+
+/// A frame that claims a large window and content, and JSON with many levels.
+fn compressed_texts() {
+    let claims = [
+        &0xFD2F_B528u32.to_le_bytes()[..],
+        &[0x80, 0x80],
+        &u32::MAX.to_le_bytes(),
+    ]
+    .concat();
+    for (name, bytes) in [("a.txt.zst", claims), ("a.jsonl", vec![b'['; 1 << 16])] {
+        take_largest_bytes();
+        let read = fuzzing::texts(name, &bytes);
+        let largest = take_largest_bytes();
+        assert!(
+            read.is_err_and(|error| error.exit_code() == 65),
+            "{name} was read"
+        );
+        assert!(largest <= ALLOWED_BYTES, "{name}: {largest} bytes at once");
+    }
+    assert!(fuzzing::tokenizer(b"{}").is_err_and(|error| error.exit_code() == 65));
 }
 
 /// True sizes that are too large to train on: sparse and highly compressed files are cheap to make.

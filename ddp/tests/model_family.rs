@@ -113,6 +113,7 @@ fn train(ranks: usize, flags: &str, out: &Path) {
             plan: Default::default(),
             columns: None,
             label: None,
+            tokenizer: None,
         };
         train_on(&config, data, world)
     });

@@ -4,7 +4,8 @@
 //! Files: `choose` finds them and the arrays in them, `files` reads one, `opened` puts several
 //! together (`stack`, `labels`), `scan` reads all rows before training, `rounding` warns of what
 //! f32 loses, `plan` says how cells become features, `fill` fits what stands for missing numbers,
-//! `file_rows` reads rows, `tokens` windows of tokens; `prepare` does all of it.
+//! `file_rows` reads rows, `tokens` windows of tokens; `prepare` does all of it. `text` makes files
+//! of tokens from texts.
 
 #![forbid(unsafe_code)]
 
@@ -36,6 +37,7 @@ mod stack;
 pub mod synthetic;
 mod task;
 mod tensor_spec;
+pub mod text;
 mod tokens;
 
 pub use dataset::{Dataset, RowSpec, read_rows, sampled_hash};
@@ -49,5 +51,5 @@ pub use ranks::{Alone, Ranks};
 pub use request::{Data, DataRequest, Trained};
 pub use sampler::Sampler;
 pub use spec::{DataSpec, FilesSpec, TokensSpec};
-pub use task::{Classes, LabelName, TaskKind, TaskSpec};
+pub use task::{Classes, LabelName, TaskKind, TaskSpec, TokenizerId};
 pub use tensor_spec::TensorSpec;

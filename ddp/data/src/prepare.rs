@@ -139,6 +139,7 @@ fn to_use(
         plan: trained.plan.clone(),
         columns,
         label,
+        tokenizer: None,
     })
 }
 
@@ -221,6 +222,7 @@ fn to_train(
         plan,
         columns,
         label,
+        tokenizer: None,
     })
 }
 

@@ -10,6 +10,7 @@ use crate::plan::{FeaturePlan, Missing, TableSettings};
 use crate::ranks::Ranks;
 use crate::spec::DataSpec;
 use crate::task::{LabelName, TaskKind, TaskSpec};
+use crate::text::Vocabulary;
 
 /// What a run trains and evaluates on.
 #[derive(Clone, Debug)]
@@ -30,6 +31,8 @@ pub struct Data {
     pub columns: Option<Vec<String>>,
     /// The name of the labels, if they have one.
     pub label: Option<LabelName>,
+    /// What made the tokens to train on, if it is beside them.
+    pub tokenizer: Option<Arc<Vocabulary>>,
 }
 
 /// Which data are wanted. Fields are named after the settings.

@@ -27,7 +27,20 @@ pub enum TaskSpec {
         vocabulary: usize,
         /// Whether tokens are the bytes of texts.
         are_bytes: bool,
+        /// What made tokens of texts, if the data say so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tokenizer: Option<TokenizerId>,
     },
+}
+
+/// A tokenizer, as shards and checkpoints know it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenizerId {
+    /// The hash of its vocabulary.
+    pub hash: String,
+    /// The token after each document.
+    pub end_of_text: Option<usize>,
 }
 
 impl TaskSpec {

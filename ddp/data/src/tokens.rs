@@ -7,7 +7,7 @@
 //! on; `TokenFiles::dropped` says how much.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ddp_kernels::{DType, Tensor};
@@ -20,12 +20,15 @@ use crate::files::tokens::{self, Coding};
 use crate::files::{Array, Element};
 use crate::task::TaskSpec;
 use crate::tensor_spec::TensorSpec;
+use crate::text::{TOKENIZER_FILE, Vocabulary};
 
 /// Open files of tokens of one kind.
 #[derive(Debug)]
 pub(crate) struct TokenFiles {
     pub(crate) arrays: Vec<Array>,
     pub(crate) coding: Coding,
+    /// Of the first file.
+    folder: PathBuf,
 }
 
 impl TokenFiles {
@@ -42,8 +45,12 @@ impl TokenFiles {
             let (array, coding) = tokens::open(&path, are_tokens, cache_dir)?;
             match &mut all {
                 None => {
-                    let arrays = vec![array];
-                    all = Some(TokenFiles { arrays, coding });
+                    let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
+                    all = Some(TokenFiles {
+                        arrays: vec![array],
+                        coding,
+                        folder,
+                    });
                 }
                 Some(all) => all.add(array, coding)?,
             }
@@ -64,6 +71,23 @@ impl TokenFiles {
             array.name(),
             first.name()
         )))
+    }
+
+    /// What made these tokens, if the files name it and it is beside them.
+    pub(crate) fn tokenizer(&self) -> Result<Option<Vocabulary>> {
+        let path = self.folder.join(TOKENIZER_FILE);
+        let Some(hash) = self.coding.tokenizer.as_ref().filter(|_| path.exists()) else {
+            return Ok(None);
+        };
+        let found = Vocabulary::read(&path)?;
+        match found.hash == *hash {
+            true => Ok(Some(found)),
+            false => Err(Error::Data(format!(
+                "{}: expected the tokenizer of {}, got another; help: put that one back, or tokenize the texts with this one",
+                path.display(),
+                self.arrays[0].name()
+            ))),
+        }
     }
 
     /// What the tokens are, for people.

@@ -4,6 +4,7 @@
 //! - `optimizer.safetensors`, or under ZeRO-1 a file a rank: the optimizer's moments
 //!   (`optimizer.rs`)
 //! - `state.json`: everything else (`state.rs`)
+//! - `tokenizer.json`, if the model takes tokens that have one
 //! - `manifest.json`: size and BLAKE3 of each file, written last (`manifest.rs`)
 //!
 //! A checkpoint appears whole or not at all: it is written aside in the same folder, made durable,

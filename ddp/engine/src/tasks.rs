@@ -22,6 +22,7 @@ pub fn of(spec: &TaskSpec) -> Box<dyn Task> {
         TaskSpec::NextToken {
             vocabulary,
             are_bytes,
+            ..
         } => Box::new(next_token::LearnNextToken {
             vocabulary: *vocabulary,
             are_bytes: *are_bytes,

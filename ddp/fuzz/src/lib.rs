@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ddp::data::files::{self, Array, Element, table};
-use ddp::data::{Error, Result};
+use ddp::data::{Error, Result, text};
 
 /// The most bytes that deflate unpacks one byte to.
 const RATIO_MAX: usize = 1032;
@@ -150,6 +150,45 @@ fn finite_numbers(array: &Array) -> Result<usize> {
         }
     }
     Ok(row.len() * array.rows() as usize)
+}
+
+/// Reads the documents of a file of this name (`a.jsonl.zst`), cut wherever that is possible.
+/// Returns how many bytes of text that were.
+pub fn texts(name: &str, bytes: &[u8]) -> Result<usize> {
+    in_folder(name, bytes, |path, _| {
+        let read = |lossy: bool| {
+            let mut count = 0;
+            let options = text::ReadOptions {
+                field: "text",
+                lossy,
+                may_cut: &|_, _| true,
+                piece_bytes: 64,
+                read: &AtomicU64::new(0),
+            };
+            text::documents(path, &options, &mut |piece| {
+                count += piece.text.len();
+                Ok(())
+            })
+            .map(|()| count)
+        };
+        match (read(false), read(true)) {
+            (Ok(exact), Ok(lossy)) => {
+                assert_eq!(exact, lossy, "nothing of UTF-8 is replaced");
+                Ok(exact)
+            }
+            (Ok(_), Err(error)) => Err(Error::Internal(error.to_string())),
+            (Err(error), _) => Err(error),
+        }
+    })
+}
+
+/// Reads bytes as a `tokenizer.json`. Returns how many tokens it has.
+pub fn tokenizer(bytes: &[u8]) -> Result<usize> {
+    let vocabulary = text::Vocabulary::of_bytes(bytes.to_vec()).map_err(Error::Data)?;
+    if let Ok(end) = vocabulary.end_of_text(None) {
+        assert!((end as usize) < vocabulary.size);
+    }
+    Ok(vocabulary.size)
 }
 
 /// Calls `read` with a file of these bytes and a folder for the cache, and removes both after it.

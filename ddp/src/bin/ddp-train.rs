@@ -11,7 +11,9 @@ use std::time::Duration;
 use ddp::cli::{self, Command, EvalFlags, PredictFlags, RankFlags};
 use ddp::config::LogLevel;
 use ddp::error::remedy_text;
-use ddp::{Error, ShownError, doctor, dry_run, export, inspect, progress, report, train, using};
+use ddp::{
+    Error, ShownError, doctor, dry_run, export, inspect, progress, report, tokenize, train, using,
+};
 use ddp_comm::{Field, NcclChoice, Options, World};
 
 /// The timeout of commands whose ranks hardly wait, and of wrong flags.
@@ -57,9 +59,11 @@ fn of_ranks(command: &Command) -> (LogLevel, f64, bool) {
         }
         Command::Bench(bench) => of(LogLevel::default(), bench.ranks()),
         Command::Doctor(flags) => (LogLevel::Warn, flags.timeout_s, false),
-        Command::Export(_) | Command::Inspect(_) | Command::Report(_) | Command::Show(_) => {
-            (LogLevel::default(), SHORT_S, false)
-        }
+        Command::Export(_)
+        | Command::Tokenize(_)
+        | Command::Inspect(_)
+        | Command::Report(_)
+        | Command::Show(_) => (LogLevel::default(), SHORT_S, false),
     }
 }
 
@@ -79,6 +83,7 @@ fn run(command: Command, world: &World) -> Result<(), Error> {
         Command::Eval(flags) => using::eval(&flags, world, &mut say),
         Command::Predict(flags) => using::predict(&flags, world),
         Command::Export(flags) => export::export(&flags, world, &mut say),
+        Command::Tokenize(flags) => tokenize::tokenize(&flags, world, &mut say),
         Command::Inspect(flags) => inspect::inspect(&flags, &mut say),
         Command::Report(folder) => report::again(&folder, world, &mut say),
         Command::Doctor(flags) => doctor::examine(&flags, world, &mut say),

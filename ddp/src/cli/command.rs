@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::doctor::DoctorFlags;
 use super::export::ExportFlags;
 use super::inspect::InspectFlags;
+use super::tokenize::TokenizeFlags;
 use super::using::{EvalFlags, PredictFlags};
 use crate::bench::Bench;
 use crate::config::Config;
@@ -22,6 +23,8 @@ pub enum Command {
     Predict(PredictFlags),
     /// Write a saved model for other programs.
     Export(ExportFlags),
+    /// Turn texts into files of tokens.
+    Tokenize(TokenizeFlags),
     /// Describe a file or folder.
     Inspect(InspectFlags),
     /// Make the report of the run in this folder again.
@@ -43,6 +46,7 @@ impl Command {
             Command::Eval(_) => "eval",
             Command::Predict(_) => "predict",
             Command::Export(_) => "export",
+            Command::Tokenize(_) => "tokenize",
             Command::Inspect(_) => "inspect",
             Command::Report(_) => "report",
             Command::Doctor(_) => "doctor",

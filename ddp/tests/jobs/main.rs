@@ -30,6 +30,8 @@ mod resuming;
 mod same;
 mod stopping;
 mod tables;
+#[cfg(feature = "tokenizers")]
+mod tokenize;
 mod truth;
 mod using;
 

@@ -28,6 +28,8 @@ pub struct Contents {
     pub vocabulary: Option<usize>,
     /// The token after each document, if the file says so.
     pub end_of_text: Option<usize>,
+    /// A hash of the vocabulary, if the file says so.
+    pub tokenizer: Option<String>,
 }
 
 /// How many unknown values of a column are kept for messages.

@@ -18,14 +18,15 @@
 //!              "offset": 64, "xxh3": "00d5b3a1c2e4f607"}],
 //!  "classes": ["cat", "dog"], "columns": ["width", …], "source": "pets.csv"}
 //! {"arrays": [{"name": "tokens", "element": "u16", "shape": [100000], "offset": 64, "xxh3": …}],
-//!  "vocabulary": 50257, "end_of_text": 50256}
+//!  "vocabulary": 50257, "end_of_text": 50256, "tokenizer": "…", "source": "…"}
 //! ```
 //!
 //! `element` is one of u8, i8, u16, i16, u32, i32, u64, i64, bool, f16, bf16, f32, f64. `xxh3` (of
 //! an array's bytes, 64 bits in hexadecimal), `classes`, `columns` and `source` are optional. A
 //! file with a `vocabulary` holds tokens, which are below it; `end_of_text`, optional, is the token
-//! after each document. Our writer puts the header at the end, since it does not know the number of
-//! rows before, and writes the first bytes last, so that an unfinished file is refused.
+//! after each document, and `tokenizer`, optional, a hash of the vocabulary. Our writer puts the
+//! header at the end, since it does not know the number of rows before, and writes the first bytes
+//! last, so that an unfinished file is refused.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -72,6 +73,8 @@ struct Header {
     vocabulary: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     end_of_text: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tokenizer: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -100,6 +103,8 @@ pub(crate) struct About {
     pub(crate) vocabulary: Option<usize>,
     /// Of tokens: the one after each document.
     pub(crate) end_of_text: Option<usize>,
+    /// Of tokens: a hash of their vocabulary.
+    pub(crate) tokenizer: Option<String>,
 }
 
 impl About {
@@ -130,7 +135,14 @@ pub(crate) fn open(path: &Path, file: &str) -> Result<Contents> {
     (contents.classes, contents.columns) = (header.classes, header.columns);
     contents.odd_cells = header.odd_cells;
     (contents.vocabulary, contents.end_of_text) = (header.vocabulary, header.end_of_text);
+    contents.tokenizer = header.tokenizer;
     contents.checked(path)
+}
+
+/// What the file at `path` says that it was made from.
+pub(crate) fn source(path: &Path) -> Result<Option<String>> {
+    let header = header(&*map(path)?).map_err(|why| refuse(path, why))?;
+    Ok(header.source)
 }
 
 /// Whether a file begins as flat files do.
@@ -401,6 +413,7 @@ impl Writer {
             odd_cells: about.odd,
             vocabulary: about.vocabulary,
             end_of_text: about.end_of_text,
+            tokenizer: about.tokenizer,
         };
         let json = serde_json::to_vec(&header);
         let json = json.map_err(|error| Error::Internal(format!("a flat header: {error}")))?;

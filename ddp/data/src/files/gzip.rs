@@ -35,15 +35,22 @@ pub(super) fn reader(path: &Path) -> Result<Box<dyn Read>> {
         return Ok(Box::new(file));
     }
     let bytes = file.metadata().map_err(reading(path))?.len();
-    let left = (USUAL_RATIO_MAX * bytes).max(UNPACKED_BYTES_MIN);
     let inner = MultiGzDecoder::new(BufReader::with_capacity(1 << 18, file));
-    Ok(Box::new(Bounded { inner, left }))
+    Ok(Box::new(Bounded::new(inner, bytes)))
 }
 
 /// A stream of at most `left` bytes; more are an error.
-struct Bounded<R> {
+pub(crate) struct Bounded<R> {
     inner: R,
     left: u64,
+}
+
+impl<R> Bounded<R> {
+    /// What a file of so many bytes unpacks to.
+    pub(crate) fn new(inner: R, packed_bytes: u64) -> Bounded<R> {
+        let left = (USUAL_RATIO_MAX * packed_bytes).max(UNPACKED_BYTES_MIN);
+        Bounded { inner, left }
+    }
 }
 
 impl<R: Read> Read for Bounded<R> {
@@ -52,8 +59,8 @@ impl<R: Read> Read for Bounded<R> {
         heartbeat::beat(Work::ConvertsData);
         self.left = self.left.checked_sub(count as u64).ok_or_else(|| {
             let text = format!(
-                "it unpacks to more than {USUAL_RATIO_MAX} times its size, like a gzip bomb; \
-                 help: if you trust it, unpack it with gunzip"
+                "it unpacks to more than {USUAL_RATIO_MAX} times its size, like a decompression bomb; \
+                 help: if you trust it, unpack it first"
             );
             io::Error::new(ErrorKind::InvalidData, text)
         })?;

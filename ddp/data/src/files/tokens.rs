@@ -27,6 +27,8 @@ pub struct Coding {
     pub vocabulary: Option<usize>,
     /// The token after each document, if the file says so.
     pub end_of_text: Option<usize>,
+    /// A hash of the vocabulary, if the file says so.
+    pub tokenizer: Option<String>,
     /// Whether each token is a byte of a text.
     pub are_bytes: bool,
 }
@@ -37,6 +39,7 @@ impl Coding {
             format,
             vocabulary,
             end_of_text: None,
+            tokenizer: None,
             are_bytes: false,
         }
     }
@@ -134,6 +137,7 @@ fn of_arrays(path: &Path, contents: Contents, are_tokens: bool) -> Result<(Array
     let Contents {
         vocabulary,
         end_of_text,
+        ref tokenizer,
         ..
     } = contents;
     if vocabulary.is_none() && !are_tokens {
@@ -161,6 +165,7 @@ fn of_arrays(path: &Path, contents: Contents, are_tokens: bool) -> Result<(Array
     }
     let coding = Coding {
         end_of_text,
+        tokenizer: tokenizer.clone(),
         ..Coding::new("an array", vocabulary)
     };
     Ok((array.clone(), coding))
@@ -192,13 +197,26 @@ impl ShardWriter<'_> {
     }
 }
 
+/// What a shard says besides its tokens.
+#[derive(Clone, Debug, Default)]
+pub struct ShardAbout {
+    /// Tokens are below this.
+    pub vocabulary: usize,
+    /// The token after each document.
+    pub end_of_text: Option<usize>,
+    /// A hash of the vocabulary.
+    pub tokenizer: Option<String>,
+    /// What it is made from.
+    pub source: Option<String>,
+}
+
 /// Puts a shard with the tokens that `fill` writes in the place of `path`.
 pub fn write_shard(
     path: &Path,
-    vocabulary: usize,
-    end_of_text: Option<usize>,
+    about: ShardAbout,
     fill: impl FnOnce(&mut ShardWriter<'_>) -> Result<()>,
 ) -> Result<()> {
+    let vocabulary = about.vocabulary;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let aside = path.with_file_name(format!(".unfinished-{}-{name}", std::process::id()));
     let written = flat::write(&aside, |writer| {
@@ -210,7 +228,9 @@ pub fn write_shard(
         })?;
         Ok(About {
             vocabulary: Some(vocabulary),
-            end_of_text,
+            end_of_text: about.end_of_text,
+            tokenizer: about.tokenizer,
+            source: about.source,
             ..About::default()
         })
     });

@@ -98,6 +98,7 @@ fn values_that_cannot_be_trained_on_are_named_with_their_row() {
     let next = || TaskSpec::NextToken {
         vocabulary: 3,
         are_bytes: false,
+        tokenizer: None,
     };
     let tokens = |tokens: [i64; 4]| tensor(&tokens, &[2, 2]);
     for (inputs, targets, part) in [

@@ -41,6 +41,7 @@ pub(super) fn built_in(request: &DataRequest) -> Result<Data> {
         plan: FeaturePlan::default(),
         columns: None,
         label: None,
+        tokenizer: None,
     })
 }
 

@@ -17,7 +17,8 @@ use crate::ranks::{Alone, Ranks, SameFiles, agree, in_turn};
 use crate::request::{Data, DataRequest};
 use crate::scan::{self, TokensFound};
 use crate::spec::{DataSpec, TOKENS_MAX};
-use crate::task::TaskSpec;
+use crate::task::{TaskSpec, TokenizerId};
+use crate::text::TOKENIZER_FILE;
 use crate::tokens::{TokenFiles, Windows};
 
 /// What is known of tokens without a model.
@@ -122,10 +123,32 @@ pub(super) fn prepare(request: &DataRequest, named: &Named<'_>, ranks: &dyn Rank
     {
         (summary.vocabulary, summary.is_vocabulary_guessed) = (of_model, false);
     }
-    let task = TaskSpec::NextToken {
-        vocabulary: bound.map_or(summary.vocabulary, |bound| bound.vocabulary),
-        are_bytes: read.files.coding.are_bytes,
+    let coding = &read.files.coding;
+    let (task, tokenizer) = match &request.trained {
+        Some(trained) => (trained.task.clone(), None),
+        None => {
+            let task = TaskSpec::NextToken {
+                vocabulary: summary.vocabulary,
+                are_bytes: coding.are_bytes,
+                tokenizer: coding.tokenizer.clone().map(|hash| TokenizerId {
+                    hash,
+                    end_of_text: coding.end_of_text,
+                }),
+            };
+            (task, in_turn(ranks, || read.files.tokenizer())?)
+        }
     };
+    if let (true, None, None, 0) = (
+        coding.tokenizer.is_some(),
+        &request.trained,
+        &tokenizer,
+        ranks.rank(),
+    ) {
+        tracing::warn!(
+            "`data` {}: no {TOKENIZER_FILE} beside the tokens, so the run will have none",
+            request.data
+        );
+    }
     let training = training_windows(request, summary.windows)?;
     request.check_rows(training.end, ranks)?;
     let held_out = training.end..summary.windows;
@@ -156,6 +179,7 @@ pub(super) fn prepare(request: &DataRequest, named: &Named<'_>, ranks: &dyn Rank
         plan: FeaturePlan::default(),
         columns: None,
         label: None,
+        tokenizer: tokenizer.map(Arc::new),
     })
 }
 
@@ -166,9 +190,11 @@ fn bound_of_model(request: &DataRequest) -> Result<Option<Bound>> {
         Some(TaskSpec::NextToken {
             vocabulary,
             are_bytes,
+            tokenizer,
         }) => Ok(Some(Bound {
             vocabulary: *vocabulary,
             are_bytes: *are_bytes,
+            tokenizer: tokenizer.as_ref().map(|tokenizer| tokenizer.hash.clone()),
             owner: "the model",
         })),
         Some(task) => Err(Error::Data(format!(
@@ -245,6 +271,7 @@ fn open_val(
     let bound = Bound {
         vocabulary: task.outputs(),
         are_bytes: train.files.coding.are_bytes,
+        tokenizer: train.files.coding.tokenizer.clone(),
         owner: "`data`",
     };
     let val = ReadTokens::open(&named, Some(context), Some(&bound), request, ranks)?;
@@ -264,6 +291,8 @@ fn open_val(
 pub(super) struct Bound {
     vocabulary: usize,
     are_bytes: bool,
+    /// The hash of a tokenizer's vocabulary.
+    tokenizer: Option<String>,
     /// What has this vocabulary, for messages.
     owner: &'static str,
 }
@@ -406,6 +435,14 @@ fn check_coding(files: &TokenFiles, bound: &Bound) -> Result<()> {
             kind(bound.are_bytes),
             bound.owner,
             kind(coding.are_bytes)
+        )));
+    }
+    let tokenizers = bound.tokenizer.as_ref().zip(coding.tokenizer.as_ref());
+    if tokenizers.is_some_and(|(expected, got)| expected != got) {
+        return Err(Error::Data(format!(
+            "{file}: expected tokens of the tokenizer of {}, got tokens of another; help: tokenize the texts with its \
+             {TOKENIZER_FILE}",
+            bound.owner
         )));
     }
     Ok(())

@@ -19,6 +19,7 @@ use super::layout::{MANIFEST_FILE, MODEL_FILE, STATE_FILE, optimizer_file};
 use super::state::State;
 use crate::error::{Error, Result};
 use ddp_data::disk::Contents;
+use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
 
 /// The version that is written.
 const FORMAT: u32 = 1;
@@ -68,6 +69,14 @@ impl Opened {
     /// The file with the model.
     pub fn model_file(&self) -> PathBuf {
         self.folder.join(MODEL_FILE)
+    }
+
+    /// What made the tokens that the model takes, if the checkpoint has it.
+    pub fn tokenizer(&self) -> Result<Option<Vocabulary>> {
+        match self.files.iter().any(|entry| entry.name == TOKENIZER_FILE) {
+            true => Ok(Some(Vocabulary::read(&self.folder.join(TOKENIZER_FILE))?)),
+            false => Ok(None),
+        }
     }
 
     /// The files with the optimizer's moments, in the order of their parts.
@@ -189,7 +198,9 @@ pub(super) fn open_reading(folder: &Path, is_read: impl Fn(usize) -> bool) -> Re
     let expected: BTreeSet<String> = expected
         .chain([MODEL_FILE.to_string(), STATE_FILE.to_string()])
         .collect();
-    if state.step != manifest.step || names(&manifest) != expected {
+    let mut found = names(&manifest);
+    found.remove(TOKENIZER_FILE);
+    if state.step != manifest.step || found != expected {
         return Err(damaged(
             folder,
             format!("{MANIFEST_FILE} and {STATE_FILE} are of different checkpoints"),

@@ -22,6 +22,7 @@ use super::writer::{Job, Writer};
 use crate::error::{Error, Result};
 use crate::step::Step;
 use ddp_data::disk as files;
+use ddp_data::text::Vocabulary;
 
 /// How often a wait looks for progress.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -49,6 +50,8 @@ pub struct Saver {
     /// How long it waits without progress.
     patience: Duration,
     checkpoints: PathBuf,
+    /// What made the tokens that the model takes.
+    tokenizer: Option<Arc<Vocabulary>>,
     last: Option<PathBuf>,
     /// Durable checkpoints that `written` has not returned yet.
     written: Vec<(u64, PathBuf)>,
@@ -102,6 +105,7 @@ impl Saver {
             record: None,
             patience: world.timeout(),
             checkpoints,
+            tokenizer: None,
             last: None,
             written: Vec::new(),
         })
@@ -111,6 +115,11 @@ impl Saver {
     /// handle.
     pub fn write_behind(&mut self, record: File, path: &Path) {
         self.record = Some((Arc::new(record), path.to_path_buf()));
+    }
+
+    /// Puts this tokenizer into each checkpoint.
+    pub fn write_tokenizer(&mut self, tokenizer: Arc<Vocabulary>) {
+        self.tokenizer = Some(tokenizer);
     }
 
     /// Copies values and moments to the snapshot and starts writing them. Waits for the previous
@@ -145,6 +154,7 @@ impl Saver {
             snapshot,
             state,
             record: self.record.clone(),
+            tokenizer: self.tokenizer.clone(),
         })
         .map_err(|_| ended())?;
         self.writing = Some((step, Instant::now()));

@@ -20,6 +20,7 @@ use super::state::State;
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
 use ddp_data::disk as files;
+use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
 
 /// How long a network file system may take to show a file of another host.
 const SEEN_MAX: Duration = Duration::from_secs(5);
@@ -31,6 +32,7 @@ pub(super) struct Job {
     pub(super) state: State,
     /// On rank 0: the file that must be durable first, and its path.
     pub(super) record: Option<(Arc<File>, PathBuf)>,
+    pub(super) tokenizer: Option<Arc<Vocabulary>>,
 }
 
 /// Writes checkpoints, on one rank.
@@ -139,6 +141,11 @@ impl Writer {
             record
                 .sync_data()
                 .map_err(files::failed("make durable", path))?;
+        }
+        if let Some(tokenizer) = &job.tokenizer {
+            let path = aside.join(TOKENIZER_FILE);
+            let contents = files::write_file(&path, |output| output.write(&tokenizer.file))?;
+            entries.push(FileEntry::new(TOKENIZER_FILE, contents));
         }
         let state = &job.state;
         let contents = files::write_file(&aside.join(STATE_FILE), |output| {

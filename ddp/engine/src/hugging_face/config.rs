@@ -355,7 +355,12 @@ pub(super) fn architecture_of(spec: &GptSpec) -> Result<Architecture> {
 }
 
 /// The content of `config.json`. No key is left to the defaults of transformers.
-pub(super) fn text(spec: &GptSpec, vocabulary: usize, architecture: Architecture) -> String {
+pub(super) fn text(
+    spec: &GptSpec,
+    vocabulary: usize,
+    end_of_text: Option<usize>,
+    architecture: Architecture,
+) -> String {
     let value = match architecture {
         Architecture::Gpt2 => json!({
             "model_type": "gpt2",
@@ -392,7 +397,7 @@ pub(super) fn text(spec: &GptSpec, vocabulary: usize, architecture: Architecture
         "tie_word_embeddings": spec.tied,
         "torch_dtype": "float32",
         "bos_token_id": null,
-        "eos_token_id": null,
+        "eos_token_id": end_of_text,
     });
     let mut all = Map::new();
     for value in [both, value] {

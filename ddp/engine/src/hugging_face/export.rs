@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 
 use ddp_data::disk;
 use ddp_data::safetensors::Header;
+use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
 use ddp_kernels::{DType, Device, Tensor};
 use ddp_nn::models::gpt::GptSpec;
 use ddp_nn::params::Params;
+use serde_json::json;
 
 use super::config::{self, architecture_of};
 use super::load::transpose;
@@ -18,19 +20,21 @@ use crate::error::{Error, Result};
 
 /// Writes the model `params`, in f32 on the CPU, as `config.json` and `model.safetensors` in the
 /// new folder `folder`, which appears whole or not at all. An empty folder is replaced. Without the
-/// tokens that pad the vocabulary. Returns the name of the class of transformers.
+/// tokens that pad the vocabulary. `tokenizer` comes with the token after each document. Returns the
+/// name of the class of transformers.
 pub fn export(
     folder: &Path,
     spec: &GptSpec,
     vocabulary: usize,
     params: &Params,
+    tokenizer: Option<(&Vocabulary, Option<usize>)>,
 ) -> Result<&'static str> {
     let architecture = architecture_of(spec)?;
     check_free(folder)?;
     let folder = std::path::absolute(folder).map_err(unreadable(folder))?;
     let aside = aside(&folder)?;
     disk::make_new_folder(&aside)?;
-    let written = write(&aside, spec, vocabulary, architecture, params)
+    let written = write(&aside, spec, vocabulary, architecture, params, tokenizer)
         .and_then(|()| Ok(disk::rename(&aside, &folder)?));
     if written.is_err() {
         // The first error says why; what is left has a hidden name.
@@ -73,8 +77,21 @@ fn write(
     vocabulary: usize,
     architecture: Architecture,
     params: &Params,
+    tokenizer: Option<(&Vocabulary, Option<usize>)>,
 ) -> Result<()> {
-    let text = config::text(spec, vocabulary, architecture);
+    let end = tokenizer.and_then(|(_, end)| end);
+    if let Some((vocabulary, _)) = tokenizer {
+        let end = end.and_then(|end| vocabulary.special_text(end));
+        let class = "PreTrainedTokenizerFast";
+        let about = json!({ "tokenizer_class": class, "eos_token": end });
+        for (name, bytes) in [
+            (TOKENIZER_FILE, &vocabulary.file[..]),
+            ("tokenizer_config.json", format!("{about:#}\n").as_bytes()),
+        ] {
+            disk::write_file(&folder.join(name), |output| output.write(bytes))?;
+        }
+    }
+    let text = config::text(spec, vocabulary, end, architecture);
     disk::write_file(&folder.join(CONFIG_FILE), |output| {
         output.write(text.as_bytes())
     })?;

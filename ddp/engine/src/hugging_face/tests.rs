@@ -62,7 +62,7 @@ fn llama_spec() -> GptSpec {
 fn settings_follow_from_config_json_and_come_back() {
     for (config, spec) in [(gpt2(), gpt2_spec()), (llama(), llama_spec())] {
         assert_eq!(described(&config).unwrap().spec, spec);
-        let written = text(&spec, 50, architecture_of(&spec).unwrap());
+        let written = text(&spec, 50, None, architecture_of(&spec).unwrap());
         assert_eq!(described(&written.parse().unwrap()).unwrap().spec, spec);
     }
     let mut before_5 = llama();

@@ -107,6 +107,7 @@ fn perplexity_and_bits_follow_from_the_loss_of_tokens() {
         of(&TaskSpec::NextToken {
             vocabulary: 256,
             are_bytes,
+            tokenizer: None,
         })
     };
     let totals = Totals {

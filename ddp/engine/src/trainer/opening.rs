@@ -1,7 +1,11 @@
 //! The folder of a run before its first step: settings, the first line of the record or the line
 //! that it resumes, and what every checkpoint says.
 
+use std::io::Write;
+
 use ddp_comm::World;
+use ddp_data::disk;
+use ddp_data::text::TOKENIZER_FILE;
 use ddp_kernels::products::ProductChoice;
 use ddp_kernels::threads;
 
@@ -107,6 +111,13 @@ pub(super) fn open_record(
             (Record::create(out, file)?, false)
         }
     };
+    if let Some(tokenizer) = &run.data.tokenizer {
+        let path = out.join(TOKENIZER_FILE);
+        disk::replace_file(&path, |file| {
+            let written = file.write_all(&tokenizer.file);
+            written.map_err(disk::failed("write", &path))
+        })?;
+    }
     tracing::info!("{}", shown(&run.data.description));
     log_places(&run.places);
     log_plan(options, run);

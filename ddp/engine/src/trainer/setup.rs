@@ -1,7 +1,10 @@
 //! Everything before the first step: data, model, and the ranks' agreement that they train the
 //! same.
 
+use std::path::Path;
+
 use ddp_comm::{Group, World};
+use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
 use ddp_data::{Data, InOrder, Loader, Resident, RowSpec, Source, TaskSpec};
 use ddp_kernels::{Device, threads};
 use ddp_nn::models::Model;
@@ -119,7 +122,7 @@ pub(super) fn assemble(
     let mut step = step(options, world, &data, &devices)?;
     match &resumed {
         Some(opened) => resume::restore(options, opened, &mut step, &mut overridden)?,
-        None => load_first_values(options, world, &step)?,
+        None => load_first_values(options, world, &step, &data)?,
     }
     world.barrier()?;
     let mut fields = agree::fields(&data, &step)?;
@@ -210,10 +213,11 @@ fn check_batches(options: &RunOptions, world: &World, data: &Data) -> Result<()>
 
 /// Loads the values of `init_from`, if it is given. Rank 0 checks the bytes of a checkpoint's file;
 /// the handshake compares the values of all ranks.
-fn load_first_values(options: &RunOptions, world: &World, step: &Step) -> Result<()> {
+fn load_first_values(options: &RunOptions, world: &World, step: &Step, data: &Data) -> Result<()> {
     let Some(path) = &options.init_from else {
         return Ok(());
     };
+    check_tokenizer(path, data)?;
     let stages = step.stages().iter();
     let parts: Vec<&Params> = stages.map(|stage| &stage.model().params).collect();
     if hugging_face::is_folder(path) {
@@ -232,6 +236,23 @@ fn load_first_values(options: &RunOptions, world: &World, step: &Step) -> Result
         return Err(refuse("init-from", path.display(), expected, help).into());
     }
     checkpoint::load_first(&path, &parts, world.rank())
+}
+
+/// Refuses first values of a model that takes the tokens of another tokenizer.
+fn check_tokenizer(path: &Path, data: &Data) -> Result<()> {
+    let file = path.join(TOKENIZER_FILE);
+    let (Some(own), true) = (&data.tokenizer, file.exists()) else {
+        return Ok(());
+    };
+    if Vocabulary::read(&file)?.hash == own.hash {
+        return Ok(());
+    }
+    Err(Error::Data(format!(
+        "`init-from` {}: expected a model with the tokenizer of `data`, got another; help: \
+         tokenize the texts with {}",
+        path.display(),
+        file.display()
+    )))
 }
 
 /// The model in training on this rank's devices: its layers are split over several.
@@ -351,6 +372,7 @@ mod tests {
         assert_eq!((text.positions(), eval_rows(&text)), (1024, 4));
         let task = TaskSpec::NextToken {
             vocabulary: 1 << 15,
+            tokenizer: None,
             are_bytes: false,
         };
         assert_eq!(eval_rows(&RowSpec { task, ..text }), 16);

@@ -122,6 +122,9 @@ impl<'a> Trainer<'a> {
         }
         let shape = data_shape(data.train.spec());
         let flop_of_a_row = options.model.spec.flop_of_a_row(&shape);
+        if let Some(tokenizer) = &data.tokenizer {
+            saver.write_tokenizer(tokenizer.clone());
+        }
         Ok(Some(Trainer {
             options,
             program,

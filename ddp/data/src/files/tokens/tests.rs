@@ -3,6 +3,14 @@
 use super::*;
 use crate::disk::testing::Scratch;
 
+fn about(vocabulary: usize, end_of_text: Option<usize>) -> ShardAbout {
+    ShardAbout {
+        vocabulary,
+        end_of_text,
+        ..ShardAbout::default()
+    }
+}
+
 #[test]
 fn a_shard_reads_back_in_the_narrowest_type() {
     let scratch = Scratch::new();
@@ -12,7 +20,7 @@ fn a_shard_reads_back_in_the_narrowest_type() {
     ] {
         let path = scratch.path().join("shard.bin");
         let last = vocabulary as u32 - 1;
-        write_shard(&path, vocabulary, end, |shard| {
+        write_shard(&path, about(vocabulary, end), |shard| {
             shard.write(&[3, 7])?;
             shard.write(&[last, 0, 1])
         })
@@ -34,7 +42,7 @@ fn a_shard_reads_back_in_the_narrowest_type() {
 fn a_shard_that_is_not_finished_leaves_nothing() {
     let scratch = Scratch::new();
     let path = scratch.path().join("shard.bin");
-    let error = write_shard(&path, 10, None, |shard| {
+    let error = write_shard(&path, about(10, None), |shard| {
         shard.write(&[9, 1])?;
         shard.write(&[10])
     });
@@ -44,7 +52,7 @@ fn a_shard_that_is_not_finished_leaves_nothing() {
         "{text}"
     );
     assert!(scratch.names().is_empty(), "{:?}", scratch.names());
-    let error = write_shard(&path, 10, Some(10), |shard| shard.write(&[1]));
+    let error = write_shard(&path, about(10, Some(10)), |shard| shard.write(&[1]));
     error.and_then(|()| open(&path, false, None)).unwrap_err();
 }
 

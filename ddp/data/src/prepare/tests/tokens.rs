@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::files::tokens::write_shard;
+use crate::files::tokens::{ShardAbout, write_shard};
 use crate::prepare::tokens::ReadTokens;
 use crate::sampler::{Sampler, share};
 use crate::tokens::TokenFiles;
@@ -99,7 +99,11 @@ fn in_every_format(scratch: &Scratch, tokens: &[u32]) -> Vec<(String, usize)> {
     let count = tokens.len() as u32;
     let shard = |name: &str, vocabulary| {
         let path = scratch.path().join(name);
-        write_shard(&path, vocabulary, None, |shard| shard.write(tokens)).unwrap();
+        let about = ShardAbout {
+            vocabulary,
+            ..ShardAbout::default()
+        };
+        write_shard(&path, about, |shard| shard.write(tokens)).unwrap();
         shown(path)
     };
     let text: Vec<u8> = tokens.iter().map(|&token| token as u8).collect();
@@ -409,6 +413,7 @@ fn a_trained_model_says_context_and_vocabulary() {
     let next = |vocabulary| TaskSpec::NextToken {
         vocabulary,
         are_bytes: false,
+        tokenizer: None,
     };
     let with = |name: &str, task| DataRequest {
         trained: Some(trained(task)),
@@ -469,7 +474,11 @@ fn what_is_wrong_with_a_file_is_named_before_training() {
         &bytes(&[3, 2, -1, 3, 4], i64::to_le_bytes),
     );
     let shard = scratch.path().join("shard.bin");
-    write_shard(&shard, 128, None, |shard| shard.write(&tokens)).unwrap();
+    let about = ShardAbout {
+        vocabulary: 128,
+        ..ShardAbout::default()
+    };
+    write_shard(&shard, about, |shard| shard.write(&tokens)).unwrap();
     let mut damaged = fs::read(&shard).unwrap();
     damaged[70] ^= 1;
     fs::write(&shard, damaged).unwrap();

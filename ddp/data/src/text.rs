@@ -1,0 +1,19 @@
+//! From texts to shards of tokens: `documents` reads files, `encoder` turns text into tokens,
+//! `vocabulary` says which tokens a tokenizer has, `shards` fills a `folder`.
+
+mod documents;
+mod encoder;
+mod folder;
+mod shards;
+mod unpack;
+mod vocabulary;
+
+pub use self::documents::{Piece, ReadOptions, documents};
+pub use self::encoder::Encoder;
+pub use self::shards::{
+    Progress, Side, Sizes, TokenizeOptions, Tokenized, TokenizerChoice, tokenize,
+};
+pub use self::vocabulary::{TOKENIZER_FILE, Vocabulary};
+
+#[cfg(test)]
+mod tests;

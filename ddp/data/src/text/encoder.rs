@@ -1,0 +1,139 @@
+//! From text to tokens: bytes, or the crate `tokenizers` with a `tokenizer.json`.
+
+use super::vocabulary::{END, Vocabulary};
+
+/// Bytes on either side of a cut that decide whether it changes tokens.
+const AROUND_CUT: usize = 256;
+
+/// Turns text into tokens. Each thread has its own, since it may cache words.
+#[derive(Clone)]
+pub enum Encoder {
+    /// Each byte is a token.
+    Bytes,
+    /// As `tokenizer.json` says.
+    #[cfg(feature = "tokenizers")]
+    Tokenizer(Box<tokenizers::Tokenizer>),
+}
+
+impl Encoder {
+    /// The tokens of a text. An error says what is wrong with the text or the tokenizer.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
+        match self {
+            Encoder::Bytes => Ok(bytes(text)),
+            #[cfg(feature = "tokenizers")]
+            Encoder::Tokenizer(tokenizer) => built::encode(tokenizer, text),
+        }
+    }
+
+    /// Whether the tokens of `text` are those of the parts before and after `at`, as far as the
+    /// text around it tells.
+    pub fn may_cut(&self, text: &str, at: usize) -> bool {
+        let start = text.floor_char_boundary(at.saturating_sub(AROUND_CUT));
+        let end = text.ceil_char_boundary((at + AROUND_CUT).min(text.len()));
+        let tokens = |from: usize, to: usize| self.encode(&text[from..to]);
+        match (tokens(start, end), tokens(start, at), tokens(at, end)) {
+            (Ok(whole), Ok(before), Ok(after)) => whole == [before, after].concat(),
+            _ => false,
+        }
+    }
+}
+
+/// A token a byte; a text that says itself where documents end is taken at its word.
+fn bytes(text: &str) -> Vec<u32> {
+    let mut tokens = Vec::with_capacity(text.len());
+    for (number, part) in text.split(END).enumerate() {
+        tokens.extend((number > 0).then_some(256));
+        tokens.extend(part.bytes().map(u32::from));
+    }
+    tokens
+}
+
+#[cfg(feature = "tokenizers")]
+pub(super) use built::learn;
+#[cfg(not(feature = "tokenizers"))]
+pub(super) use not_built::learn;
+
+#[cfg(feature = "tokenizers")]
+mod built {
+    use ddp_kernels::panics;
+    use tokenizers::models::TrainerWrapper;
+    use tokenizers::models::bpe::{BPE, BpeTrainer};
+    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+    use tokenizers::{AddedToken, Tokenizer};
+
+    use super::{END, Encoder, Vocabulary};
+
+    impl Encoder {
+        /// That of a `tokenizer.json`.
+        pub fn of(vocabulary: &Vocabulary) -> Result<Encoder, String> {
+            let read = panics::caught(|| Tokenizer::from_bytes(&vocabulary.file));
+            let read = read.unwrap_or_else(|| Err("its reader gave up".into()));
+            let mut tokenizer =
+                read.map_err(|error| format!("expected a tokenizer.json: {error}"))?;
+            // Documents are taken whole.
+            tokenizer
+                .with_truncation(None)
+                .map_err(|error| error.to_string())?;
+            tokenizer.with_padding(None);
+            Ok(Encoder::Tokenizer(Box::new(tokenizer)))
+        }
+    }
+
+    pub(super) fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, String> {
+        let encoded = panics::caught(|| tokenizer.encode_fast(text, false));
+        let encoded = encoded.unwrap_or_else(|| Err("it gave up".into()));
+        let encoded = encoded.map_err(|error| format!("the tokenizer: {error}"))?;
+        Ok(encoded.get_ids().to_vec())
+    }
+
+    /// The `tokenizer.json` of a byte-level BPE with `size` tokens, learned from these texts.
+    pub(in super::super) fn learn(
+        texts: impl Iterator<Item = String> + Send,
+        size: usize,
+    ) -> Result<Vec<u8>, String> {
+        let trainer = BpeTrainer::builder()
+            .vocab_size(size)
+            .min_frequency(2)
+            .show_progress(false)
+            .special_tokens(vec![AddedToken::from(END, true)])
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+            .build();
+        let mut trainer = TrainerWrapper::from(trainer);
+        let mut tokenizer = Tokenizer::new(BPE::default());
+        let byte_level = ByteLevel::new(false, true, true);
+        tokenizer.with_pre_tokenizer(Some(byte_level));
+        tokenizer.with_decoder(Some(byte_level));
+        // A text may say itself where documents end.
+        let parts = |text: String| text.split(END).map(String::from).collect::<Vec<_>>();
+        let trained = panics::caught(|| {
+            tokenizer.train(&mut trainer, texts.flat_map(parts))?;
+            tokenizer.to_string(true)
+        });
+        let trained = trained.unwrap_or_else(|| Err("learning gave up".into()));
+        trained
+            .map(|text| text.into_bytes())
+            .map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(not(feature = "tokenizers"))]
+mod not_built {
+    use super::{Encoder, Vocabulary};
+
+    const WHY: &str = "this program was built without tokenizers; help: build it with `cargo build \
+         --release -p ddp --features tokenizers`";
+
+    impl Encoder {
+        /// That of a `tokenizer.json`.
+        pub fn of(_: &Vocabulary) -> Result<Encoder, String> {
+            Err(WHY.into())
+        }
+    }
+
+    pub(in super::super) fn learn(
+        _: impl Iterator<Item = String> + Send,
+        _: usize,
+    ) -> Result<Vec<u8>, String> {
+        Err(WHY.into())
+    }
+}

@@ -1,0 +1,186 @@
+//! The folder of shards while it is filled: under another name, by one process, and renamed when it
+//! is whole.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, TryLockError};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::vocabulary::{TOKENIZER_FILE, Vocabulary};
+use crate::disk;
+use crate::error::{Error, Result};
+use crate::files::io::reading;
+
+/// How long a process may take to end.
+const ENDS_WITHIN: Duration = Duration::from_secs(3);
+/// The folder of held-out documents.
+const VAL: &str = "val";
+/// What the tokenizer of an unfinished folder was learned from.
+const LEARNED_FROM: &str = ".learned-from";
+
+/// The folder that is filled, which no other process fills meanwhile.
+pub(super) struct Folder {
+    out: PathBuf,
+    /// Where it is written: `out` once it is whole.
+    work: PathBuf,
+    is_whole: bool,
+    /// Locked as long as this is open.
+    _lock: File,
+}
+
+impl Folder {
+    pub(super) fn open(out: &Path) -> Result<Folder> {
+        let out = std::path::absolute(out).map_err(reading(out))?;
+        let Some(name) = out.file_name() else {
+            return Err(refuse(&out, "the name of a folder, got none"));
+        };
+        let name = format!(".{}.unfinished", name.to_string_lossy());
+        let is_whole = match fs::metadata(&out) {
+            Ok(about) if !about.is_dir() => return Err(refuse(&out, "a folder, got a file")),
+            Ok(_) => names(&out)?.next().is_some(),
+            Err(_) => false,
+        };
+        let work = match is_whole {
+            true => out.clone(),
+            false => out.with_file_name(name),
+        };
+        disk::make_folder(&work)?;
+        let lock = File::open(&work).map_err(reading(&work))?;
+        // A process that was killed takes a moment to end. Some file systems have no locks.
+        let began = Instant::now();
+        while let Err(TryLockError::WouldBlock) = lock.try_lock() {
+            if began.elapsed() > ENDS_WITHIN {
+                let expected = "a folder that no other process writes, got one";
+                return Err(refuse(&out, expected));
+            }
+            thread::sleep(ENDS_WITHIN / 50);
+        }
+        let folder = Folder {
+            out,
+            work,
+            is_whole,
+            _lock: lock,
+        };
+        folder.remove_files(|_, name| name.starts_with(".unfinished-"))?;
+        Ok(folder)
+    }
+
+    pub(super) fn shard(&self, side: usize, number: usize) -> PathBuf {
+        self.side(side).join(shard_name(number))
+    }
+
+    pub(super) fn side(&self, side: usize) -> PathBuf {
+        match side {
+            0 => self.work.clone(),
+            _ => self.work.join(VAL),
+        }
+    }
+
+    /// Refuses to change a folder that is whole.
+    pub(super) fn check_may_change(&self) -> Result<()> {
+        match self.is_whole {
+            false => Ok(()),
+            true => Err(refuse(
+                &self.out,
+                "a new or empty folder, or one with the same tokens, got other files",
+            )),
+        }
+    }
+
+    /// Makes the file `name` with these bytes.
+    pub(super) fn put(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.work.join(name);
+        if fs::read(&path).is_ok_and(|there| there == bytes) {
+            return Ok(());
+        }
+        self.check_may_change()?;
+        disk::replace_file(&path, |file| {
+            file.write_all(bytes).map_err(disk::failed("write", &path))
+        })
+    }
+
+    /// The vocabulary that a run before this one learned from the same files.
+    pub(super) fn learned_from(&self, from: &str) -> Option<Vocabulary> {
+        let vocabulary = Vocabulary::read(&self.work.join(TOKENIZER_FILE)).ok()?;
+        let note = fs::read_to_string(self.work.join(LEARNED_FROM)).ok()?;
+        (note == learned_note(&vocabulary, from)).then_some(vocabulary)
+    }
+
+    pub(super) fn keep_learned(&self, vocabulary: &Vocabulary, from: &str) -> Result<()> {
+        self.put(TOKENIZER_FILE, &vocabulary.file)?;
+        match self.is_whole {
+            true => Ok(()),
+            false => self.put(LEARNED_FROM, learned_note(vocabulary, from).as_bytes()),
+        }
+    }
+
+    /// Removes shards that other texts left in an unfinished folder; a whole one must have none.
+    pub(super) fn check_shards(&self, counts: [usize; 2]) -> Result<()> {
+        let shards: [BTreeSet<String>; 2] =
+            counts.map(|count| (0..count).map(shard_name).collect());
+        self.remove_files(|side, name| name.starts_with(SHARD) && !shards[side].contains(name))?;
+        match counts[1] == 0 && self.side(1).is_dir() {
+            true => disk::remove_folder(&self.side(1)),
+            false => Ok(()),
+        }
+    }
+
+    /// Removes the files that `is_left` finds by side and name.
+    fn remove_files(&self, is_left: impl Fn(usize, &str) -> bool) -> Result<()> {
+        for side in 0..2 {
+            let folder = self.side(side);
+            if !folder.is_dir() {
+                continue;
+            }
+            for name in names(&folder)?.filter(|name| is_left(side, name)) {
+                self.check_may_change()?;
+                let path = folder.join(name);
+                fs::remove_file(&path).map_err(disk::failed("remove", &path))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the folder its name.
+    pub(super) fn finish(self) -> Result<()> {
+        match self.is_whole {
+            true => Ok(()),
+            false => disk::rename(&self.work, &self.out),
+        }
+    }
+
+    /// Removes the unfinished folder if nothing is in it.
+    pub(super) fn leave(&self) {
+        if !self.is_whole {
+            let _ = fs::remove_dir(self.side(1));
+            let _ = fs::remove_dir(&self.work);
+        }
+    }
+}
+
+/// The beginning of a shard's name.
+const SHARD: &str = "tokens-";
+
+fn shard_name(number: usize) -> String {
+    format!("{SHARD}{number:06}.bin")
+}
+
+fn learned_note(vocabulary: &Vocabulary, from: &str) -> String {
+    format!("{:016x} {from}", xxh3_64(&vocabulary.file))
+}
+
+fn names(folder: &Path) -> Result<impl Iterator<Item = String>> {
+    let entries = fs::read_dir(folder).map_err(reading(folder))?;
+    Ok(entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned())))
+}
+
+fn refuse(out: &Path, expected_got: &str) -> Error {
+    Error::Usage(format!(
+        "`out` {}: expected {expected_got}; help: give another",
+        out.display()
+    ))
+}

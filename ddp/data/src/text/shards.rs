@@ -1,0 +1,477 @@
+//! Tokenizes files into a folder of shards, one for training and one of held-out documents.
+//!
+//! ```text
+//! OUT/tokens-000000.bin …       shards, as `data` reads them
+//! OUT/val/tokens-000000.bin …   documents that are held out
+//! OUT/tokenizer.json
+//! ```
+//!
+//! The folder is written under the name `.OUT.unfinished` and renamed when it is whole. A shard
+//! says which texts it is made of, by a hash of them and of the vocabulary. So a run that was
+//! killed reads the texts again, but does not tokenize those of finished shards.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, SyncSender};
+use std::thread;
+use std::time::Duration;
+
+use ddp_kernels::mapped::Identity;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use super::documents::{Piece, ReadOptions, documents};
+use super::encoder::{self, Encoder};
+use super::folder::Folder;
+use super::vocabulary::{TOKENIZER_FILE, Vocabulary};
+use crate::disk;
+use crate::error::{Error, Result};
+use crate::files::flat;
+use crate::files::io::reading;
+use crate::files::tokens::{self, ShardAbout, write_shard};
+
+/// How often progress is reported while a vocabulary is learned.
+const REPORTED_EVERY: Duration = Duration::from_millis(20);
+/// Part of every shard's hash: those of another version are made again.
+const VERSION: &[u8] = b"ddp texts 1";
+
+/// What is tokenized, and how.
+#[derive(Clone, Debug)]
+pub struct TokenizeOptions {
+    /// Files of text, in this order.
+    pub files: Vec<PathBuf>,
+    /// The tokenizer.
+    pub tokenizer: TokenizerChoice,
+    /// The token after each document, if not one that usually is.
+    pub end_token: Option<String>,
+    /// The field or column of a text.
+    pub field: String,
+    /// Whether bytes that are not UTF-8 are replaced.
+    pub lossy: bool,
+    /// The share of documents that is held out.
+    pub val_split: f64,
+    /// The folder of the shards.
+    pub out: PathBuf,
+    /// Threads that tokenize.
+    pub threads: usize,
+    /// How texts are divided.
+    pub sizes: Sizes,
+}
+
+/// How texts are divided.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// A long text is cut into pieces of about this size.
+    pub piece_bytes: usize,
+    /// A shard ends with the piece that makes its text this long.
+    pub shard_bytes: usize,
+}
+
+impl Default for Sizes {
+    fn default() -> Sizes {
+        Sizes {
+            piece_bytes: 1 << 20,
+            shard_bytes: 128 << 20,
+        }
+    }
+}
+
+/// A tokenizer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenizerChoice {
+    /// Each byte is a token.
+    Bytes,
+    /// That of a `tokenizer.json`.
+    File(PathBuf),
+    /// A byte-level BPE of so many tokens, learned from the texts.
+    Learned(usize),
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Whether the vocabulary is being learned.
+    pub is_learning: bool,
+    /// Bytes of files that were read.
+    pub read_bytes: u64,
+    /// Of so many.
+    pub file_bytes: u64,
+}
+
+/// What was written of training documents, or of held-out ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Side {
+    /// Documents with text.
+    pub documents: u64,
+    /// Tokens, with those after documents.
+    pub tokens: u64,
+    /// Shards.
+    pub shards: usize,
+}
+
+/// What was done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tokenized {
+    /// Documents to train on, and those held out.
+    pub sides: [Side; 2],
+    /// Documents without text, which were skipped.
+    pub empty_documents: u64,
+    /// Shards that were there already.
+    pub known_shards: usize,
+    /// Bytes of text that were tokenized, without those of shards that were there.
+    pub text_bytes: u64,
+    /// Tokens are below this.
+    pub vocabulary: usize,
+}
+
+/// Texts that become a shard.
+struct Group {
+    side: usize,
+    number: usize,
+    pieces: Vec<Piece>,
+    bytes: usize,
+    documents: u64,
+}
+
+/// Tokenizes files into a folder.
+pub fn tokenize(
+    options: &TokenizeOptions,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Tokenized> {
+    let folder = Folder::open(&options.out)?;
+    let done = fill(options, &folder, progress);
+    if done.is_err() {
+        folder.leave();
+    }
+    let done = done?;
+    folder.finish()?;
+    Ok(done)
+}
+
+fn fill(
+    options: &TokenizeOptions,
+    folder: &Folder,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Tokenized> {
+    let identities = identities(&options.files)?;
+    let file_bytes = identities.iter().map(|identity| identity.bytes).sum();
+    let read = AtomicU64::new(0);
+    let mut report = |is_learning| {
+        progress(Progress {
+            is_learning,
+            read_bytes: read.load(Ordering::Relaxed),
+            file_bytes,
+        });
+    };
+    let vocabulary = match &options.tokenizer {
+        TokenizerChoice::Bytes => Vocabulary::bytes(),
+        TokenizerChoice::File(path) => Vocabulary::read(&match path.is_dir() {
+            true => path.join(TOKENIZER_FILE),
+            false => path.clone(),
+        })?,
+        TokenizerChoice::Learned(size) => {
+            let from = format!("{size} {} {} {identities:?}", options.field, options.lossy);
+            match folder.learned_from(&from) {
+                Some(vocabulary) => vocabulary,
+                None => {
+                    let learned = learned(options, *size, &read, &mut || report(true))?;
+                    folder.keep_learned(&learned, &from)?;
+                    read.store(0, Ordering::Relaxed);
+                    learned
+                }
+            }
+        }
+    };
+    let end = vocabulary.end_of_text(options.end_token.as_deref())?;
+    let encoder = match &options.tokenizer {
+        TokenizerChoice::Bytes => Encoder::Bytes,
+        _ => Encoder::of(&vocabulary).map_err(|why| bad_tokenizer(options, why))?,
+    };
+    let mut work = Work {
+        folder,
+        vocabulary: &vocabulary,
+        end,
+        encoders: vec![encoder.clone(); options.threads.max(1)],
+        done: Tokenized {
+            sides: [Side::default(); 2],
+            empty_documents: 0,
+            known_shards: 0,
+            text_bytes: 0,
+            vocabulary: vocabulary.size,
+        },
+    };
+    let may_cut = |text: &str, at| encoder.may_cut(text, at);
+    let read_options = read_options(options, &may_cut, &read);
+    thread::scope(|scope| {
+        // One group is read while another is tokenized.
+        let (sender, groups) = mpsc::sync_channel(1);
+        let reader = scope.spawn(|| read_groups(options, &read_options, sender));
+        for group in groups {
+            work.shard(&group)?;
+            report(false);
+        }
+        let empty = reader.join().map_err(|_| ended())??;
+        work.done.empty_documents = empty;
+        Ok::<_, Error>(())
+    })?;
+    let done = work.done;
+    check_sides(options, &done)?;
+    folder.put(TOKENIZER_FILE, &vocabulary.file)?;
+    folder.check_shards(done.sides.map(|side| side.shards))?;
+    Ok(done)
+}
+
+fn ended() -> Error {
+    Error::Internal("a thread that tokenizes has ended".into())
+}
+
+fn bad_tokenizer(options: &TokenizeOptions, why: String) -> Error {
+    let what = match &options.tokenizer {
+        TokenizerChoice::File(path) => path.display().to_string(),
+        TokenizerChoice::Bytes => "bytes".into(),
+        TokenizerChoice::Learned(_) => "the learned one".into(),
+    };
+    Error::Data(format!("`tokenizer` {what}: {why}; help: give another"))
+}
+
+fn read_options<'a>(
+    options: &'a TokenizeOptions,
+    may_cut: &'a (dyn Fn(&str, usize) -> bool + Sync),
+    read: &'a AtomicU64,
+) -> ReadOptions<'a> {
+    ReadOptions {
+        field: &options.field,
+        lossy: options.lossy,
+        may_cut,
+        piece_bytes: options.sizes.piece_bytes,
+        read,
+    }
+}
+
+/// Size, times and inode of each file. All are looked at before any is read.
+fn identities(files: &[PathBuf]) -> Result<Vec<Identity>> {
+    let of = |path: &PathBuf| Ok(Identity::of(&fs::metadata(path).map_err(reading(path))?));
+    files.iter().map(of).collect()
+}
+
+/// Learns a vocabulary of `size` tokens from all texts, also from those that are held out.
+fn learned(
+    options: &TokenizeOptions,
+    size: usize,
+    read: &AtomicU64,
+    report: &mut dyn FnMut(),
+) -> Result<Vocabulary> {
+    let may_cut = |_: &str, _| true;
+    let read_options = &read_options(options, &may_cut, read);
+    let (sender, texts) = mpsc::sync_channel(16);
+    let file = thread::scope(|scope| {
+        let reader = scope.spawn(move || {
+            let gone = |_| Error::Internal("the vocabulary could not be learned".into());
+            let mut send = |piece: Piece| sender.send(piece.text).map_err(gone);
+            let mut files = options.files.iter();
+            files.try_for_each(|path| documents(path, read_options, &mut send))
+        });
+        let learner = scope.spawn(move || encoder::learn(texts.into_iter(), size));
+        while !learner.is_finished() {
+            report();
+            thread::sleep(REPORTED_EVERY);
+        }
+        let file = learner.join().map_err(|_| ended())?;
+        let file = file.map_err(|why| bad_tokenizer(options, why))?;
+        reader.join().map_err(|_| ended())??;
+        Ok::<_, Error>(file)
+    })?;
+    let learned = Vocabulary::of_bytes(file).map_err(|why| bad_tokenizer(options, why))?;
+    if learned.size < size {
+        tracing::warn!(
+            "the vocabulary has {} tokens, not {size}: no other pair of tokens is there twice",
+            learned.size
+        );
+    }
+    Ok(learned)
+}
+
+/// Reads all files into groups. Returns how many documents have no text.
+fn read_groups(
+    options: &TokenizeOptions,
+    read_options: &ReadOptions<'_>,
+    groups: SyncSender<Group>,
+) -> Result<u64> {
+    let new = |side, number| Group {
+        side,
+        number,
+        pieces: Vec::new(),
+        bytes: 0,
+        documents: 0,
+    };
+    let mut open = [new(0, 0), new(1, 0)];
+    let (mut document, mut empty) = (0, 0);
+    // The receiver is gone after an error, which it reports.
+    let gone = |_| Error::Internal("the shards could not be written".into());
+    for path in &options.files {
+        let mut has_text = false;
+        documents(path, read_options, &mut |piece| {
+            let (ends, is_empty) = (piece.ends_document, piece.text.is_empty());
+            if is_empty && !has_text {
+                empty += 1;
+                return Ok(());
+            }
+            let side = usize::from(is_held_out(document, options.val_split));
+            let group = &mut open[side];
+            group.bytes += piece.text.len();
+            group.pieces.push(piece);
+            has_text = !ends;
+            group.documents += u64::from(ends);
+            document += u64::from(ends);
+            if group.bytes < options.sizes.shard_bytes {
+                return Ok(());
+            }
+            let next = new(side, group.number + 1);
+            groups.send(std::mem::replace(group, next)).map_err(gone)
+        })?;
+    }
+    let rest = open.into_iter().filter(|group| !group.pieces.is_empty());
+    rest.into_iter()
+        .try_for_each(|group| groups.send(group).map_err(gone))?;
+    Ok(empty)
+}
+
+/// Whether a document is held out: one in 1 / `share` documents that follow each other, at random.
+fn is_held_out(document: u64, share: f64) -> bool {
+    let share_of = |count: u64| (count as f64 * share) as u64;
+    let is_at = |stratum: u64| {
+        let random = xxh3_64(&stratum.to_le_bytes()) as f64 / 2f64.powi(64);
+        ((stratum as f64 + random) / share) as u64 == document
+    };
+    share > 0.0 && (share_of(document)..=share_of(document + 1)).any(is_at)
+}
+
+/// Refuses a split that leaves one side without documents.
+fn check_sides(options: &TokenizeOptions, done: &Tokenized) -> Result<()> {
+    let [train, val] = done.sides;
+    let count = train.documents + val.documents;
+    if count == 0 {
+        return Err(Error::Data(format!(
+            "expected text, got {} documents without any; help: give other files",
+            done.empty_documents
+        )));
+    }
+    if options.val_split == 0.0 || (train.documents > 0 && val.documents > 0) {
+        return Ok(());
+    }
+    Err(Error::Data(format!(
+        "`val-split` {}: expected documents on both sides, got {} to train on and {} held out; \
+         help: leave it out, and hold out the end of the tokens by `val-split` in training",
+        options.val_split, train.documents, val.documents
+    )))
+}
+
+struct Work<'a> {
+    folder: &'a Folder,
+    vocabulary: &'a Vocabulary,
+    end: u32,
+    /// One for each thread.
+    encoders: Vec<Encoder>,
+    done: Tokenized,
+}
+
+impl Work<'_> {
+    /// Makes the shard of a group, unless it is there.
+    fn shard(&mut self, group: &Group) -> Result<()> {
+        let path = self.folder.shard(group.side, group.number);
+        let source = self.source(group);
+        let known = tokens_of(&path, &source);
+        let count = match known {
+            Some(count) => count,
+            None => {
+                self.folder.check_may_change()?;
+                self.write(group, &path, source)?
+            }
+        };
+        self.done.known_shards += usize::from(known.is_some());
+        self.done.text_bytes += known.map_or(group.bytes as u64, |_| 0);
+        let side = &mut self.done.sides[group.side];
+        side.documents += group.documents;
+        side.tokens += count;
+        side.shards += 1;
+        Ok(())
+    }
+
+    /// What the shard of these texts says that it is made of.
+    fn source(&self, group: &Group) -> String {
+        let mut hash = Xxh3::new();
+        hash.update(VERSION);
+        // Normalizers and merges too, not only the tokens.
+        hash.update(&self.vocabulary.file);
+        hash.update(&self.end.to_le_bytes());
+        for piece in &group.pieces {
+            hash.update(&(piece.text.len() as u64).to_le_bytes());
+            hash.update(piece.text.as_bytes());
+            hash.update(&[u8::from(piece.ends_document)]);
+        }
+        format!("texts {:032x}", hash.digest128())
+    }
+
+    fn write(&self, group: &Group, path: &Path, source: String) -> Result<u64> {
+        let tokens = self.encode(&group.pieces)?;
+        disk::make_folder(&self.folder.side(group.side))?;
+        let about = ShardAbout {
+            vocabulary: self.vocabulary.size,
+            end_of_text: Some(self.end as usize),
+            tokenizer: Some(self.vocabulary.hash.clone()),
+            source: Some(source),
+        };
+        let mut count = 0;
+        write_shard(path, about, |shard| {
+            for (tokens, piece) in tokens.iter().zip(&group.pieces) {
+                shard.write(tokens)?;
+                count += tokens.len() as u64;
+                if piece.ends_document {
+                    shard.write(&[self.end])?;
+                    count += 1;
+                }
+            }
+            Ok(())
+        })?;
+        Ok(count)
+    }
+
+    /// The tokens of each piece, on all threads.
+    fn encode(&self, pieces: &[Piece]) -> Result<Vec<Vec<u32>>> {
+        let (next, all) = (
+            AtomicUsize::new(0),
+            Mutex::new(vec![Vec::new(); pieces.len()]),
+        );
+        let encode = |encoder: &Encoder| -> Result<(), String> {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(piece) = pieces.get(index) else {
+                    return Ok(());
+                };
+                let tokens = encoder.encode(&piece.text)?;
+                all.lock().expect("no thread panics with it")[index] = tokens;
+            }
+        };
+        thread::scope(|scope| {
+            let encode = &encode;
+            let spawn = |encoder| scope.spawn(move || encode(encoder));
+            let threads: Vec<_> = self.encoders.iter().map(spawn).collect();
+            threads.into_iter().try_for_each(|thread| {
+                let encoded = thread.join().map_err(|_| ended())?;
+                encoded.map_err(Error::Data)
+            })
+        })?;
+        Ok(all.into_inner().expect("no thread panics with it"))
+    }
+}
+
+/// The number of tokens in the shard at `path`, if it is whole and made of these texts.
+fn tokens_of(path: &Path, source: &str) -> Option<u64> {
+    let found = flat::source(path).ok().flatten()?;
+    if found != source || flat::verify(path).is_err() {
+        return None;
+    }
+    let (array, _) = tokens::open(path, false, None).ok()?;
+    Some(array.rows())
+}
