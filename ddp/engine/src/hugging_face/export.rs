@@ -20,8 +20,8 @@ use crate::error::{Error, Result};
 
 /// Writes the model `params`, in f32 on the CPU, as `config.json` and `model.safetensors` in the
 /// new folder `folder`, which appears whole or not at all. An empty folder is replaced. Without the
-/// tokens that pad the vocabulary. `tokenizer` comes with the token after each document. Returns the
-/// name of the class of transformers.
+/// tokens that pad the vocabulary. `tokenizer` comes with the token after each document. Returns
+/// the name of the class of transformers.
 pub fn export(
     folder: &Path,
     spec: &GptSpec,
