@@ -29,12 +29,19 @@ const FREE: [&str; 1] = ["dropout"];
 impl FirstValues {
     /// What `path` says about its model; nothing if it is a file with tensors only.
     pub(crate) fn of(path: &Path) -> Result<Option<FirstValues>> {
-        std::fs::metadata(path).map_err(|source| Error::Io {
-            action: "open",
-            path: path.to_path_buf(),
-            source,
-            help: "give --init-from a model file, or the folder of a run, of a checkpoint or of Hugging Face".into(),
-        })?;
+        // Only folders say something about their model; files are opened after other checks.
+        let names_folder = path.extension().is_none() && path.to_str().is_some();
+        if let (true, Err(source)) = (names_folder, std::fs::metadata(path)) {
+            return Err(Error::Io {
+                action: "open",
+                path: path.to_path_buf(),
+                source,
+                help:
+                    "give --init-from a model file, or the folder of a run, of a checkpoint or of \
+                       Hugging Face"
+                        .into(),
+            });
+        }
         let opened = if hugging_face::is_folder(path) {
             let described = hugging_face::describe(path)?;
             return Ok(Some(FirstValues {
