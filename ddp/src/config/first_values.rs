@@ -117,6 +117,6 @@ fn contradicts(
     folder: &Path,
 ) -> Error {
     let expected = format!("{expected}, as in {}", folder.display());
-    let help = format!("leave --{name} out: it follows from --init-from");
-    refuse(&format!("--{name}"), got, &expected, &help)
+    let help = "leave out --model and all settings of the model: they follow from --init-from";
+    refuse(&format!("--{name}"), got, &expected, help)
 }

@@ -119,12 +119,62 @@ fn models_that_do_not_fit_are_refused_by_name() {
         ("--model gpt,context=4096", 65, "book.txt"),
         ("--model gpt --heads 3", 2, "--heads 3"),
         ("--model gpt --hidden 3", 2, "requires --model mlp"),
+        ("--model mlp", 2, "help: choose a --model of tokens"),
+        ("--model gpt --data glyphs", 2, "help: give tokens"),
+        (
+            "--model gpt --data notes",
+            65,
+            "a text to learn from to .txt",
+        ),
+        (
+            "--model gpt,context=4 --data book.txt --val-data none.txt",
+            65,
+            "none.txt: it is empty",
+        ),
+        (
+            "--model gpt,context=4 --data book.txt --val-data lost.txt",
+            74,
+            "cannot open lost.txt",
+        ),
     ];
+    std::fs::write(folder.path().join("notes"), "a text").unwrap();
+    std::fs::write(folder.path().join("none.txt"), "").unwrap();
     all_at_once(cases, |(flags, exit_code, part)| {
-        let ended = folder
-            .alone(&format!("{flags} --data book.txt --out OUT"))
-            .run();
+        let data = if flags.contains("--data") {
+            ""
+        } else {
+            " --data book.txt"
+        };
+        let ended = folder.alone(&format!("{flags}{data} --out OUT")).run();
         let text = ended.assert_fails(exit_code);
         assert!(text.contains(part), "{flags}: {text}");
     });
+}
+
+#[test]
+fn a_model_starts_from_one_that_saw_more_tokens() {
+    let folder = with_text("gpt-shorter");
+    let flags = format!("{MODEL} --data book.txt --steps 1 --out seen");
+    folder.alone(&flags).run().assert_well();
+    let start = "--init-from seen --data book.txt --steps 0";
+    let shorter = format!("{start} --context 5 --out shorter");
+    folder.alone(&shorter).run().assert_well();
+    let longer = format!("{start} --context 17 --out longer");
+    folder.alone(&longer).run().assert_fails(2);
+    let values = |out: &str, step: usize| {
+        let file = format!("{out}/checkpoints/step-{step:08}/model.safetensors");
+        crate::hugging_face::read_tensors(&folder.path().join(file))
+            .remove("embedding.positions.weight")
+            .unwrap()
+    };
+    let [(_, long), (shape, short)] = [values("seen", 1), values("shorter", 0)];
+    assert_eq!(shape, [5, 32]);
+    assert!(short == long[..5 * 32]);
+    let predict = folder.alone("predict --checkpoint seen --data book.txt --out rows.csv");
+    let ended = predict.run();
+    let text = ended.assert_fails(2);
+    assert!(
+        text.contains("predict: expected a model with one answer"),
+        "{text}"
+    );
 }

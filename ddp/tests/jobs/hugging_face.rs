@@ -97,7 +97,7 @@ fn write_tensors(path: &Path, tensors: &Tensors) {
     fs::write(path, bytes).unwrap();
 }
 
-fn read_tensors(path: &Path) -> Tensors {
+pub(crate) fn read_tensors(path: &Path) -> Tensors {
     let bytes = fs::read(path).unwrap();
     let header = Header::read(&mut &bytes[..], bytes.len() as u64)
         .unwrap()
@@ -344,7 +344,7 @@ fn settings_that_contradict_the_folder_are_refused_by_name() {
     refused(
         "--layers 4",
         2,
-        "--layers 4: expected 1, as in gpt2; help: ",
+        "--layers 4: expected 1, as in gpt2; help: leave out --model",
     );
     refused("--model gpt,bias=false", 2, "--bias false: expected true");
     refused("--model gpt2", 2, ": expected ");

@@ -48,13 +48,13 @@ pub fn load_model(path: &Path, parts: &[&Params]) -> Result<()> {
 }
 
 /// The same for a file of unknown origin to start from: values that are not finite or very large
-/// are refused. The checksum is compared on rank 0.
+/// are refused, and a model may have fewer positions. The checksum is compared on rank 0.
 pub fn load_first(path: &Path, parts: &[&Params], rank: usize) -> Result<()> {
     let file = match rank {
         0 => manifest::open_model(path)?,
         _ => File::open(path).map_err(unreadable(path))?,
     };
-    ModelFile::of(path, file.into(), parts)?.load_plausible(parts)
+    ModelFile::of_first(path, file.into(), parts)?.load_plausible(parts)
 }
 
 /// Fills `parts` from the checked file of a checkpoint, even if its folder was removed since.
@@ -78,11 +78,25 @@ impl ModelFile<'_> {
         file: Arc<File>,
         parts: &[&Params],
     ) -> Result<ModelFile<'a>> {
+        ModelFile::fitting(path, file, parts, |entry, shape| entry.shape == shape)
+    }
+
+    /// The same for first values.
+    fn of_first<'a>(path: &'a Path, file: Arc<File>, parts: &[&Params]) -> Result<ModelFile<'a>> {
+        ModelFile::fitting(path, file, parts, has_rows_of)
+    }
+
+    fn fitting<'a>(
+        path: &'a Path,
+        file: Arc<File>,
+        parts: &[&Params],
+        fits: impl Fn(&Entry, &[usize]) -> bool,
+    ) -> Result<ModelFile<'a>> {
         let mut header = header_of(path, &file)?;
         let list = in_order(parts);
         let parameters: Vec<&Parameter> = list.iter().map(|(_, parameter)| *parameter).collect();
         let is_renamed = rename(&mut header, &parameters);
-        check(&header, &parameters).map_err(|why| refuse(path, why))?;
+        check(&header, &parameters, fits).map_err(|why| refuse(path, why))?;
         Ok(ModelFile {
             path,
             file,
@@ -204,9 +218,22 @@ pub(super) fn without_dropout(name: &str) -> Option<String> {
         .then(|| format!("{}.{rest}", layer / 3 * 2))
 }
 
-/// Refuses a file that does not have exactly this model's parameters and shapes, in a dtype that
-/// f32 holds exactly.
-fn check(header: &Header, list: &[&Parameter]) -> Result<(), String> {
+/// Whether the first rows of a tensor are a parameter of this shape, and are all of it unless its
+/// rows are positions.
+fn has_rows_of(entry: &Entry, shape: &[usize]) -> bool {
+    let may_be_longer = entry.name == "embedding.positions.weight" && entry.shape.len() == 2;
+    let is_longer =
+        || entry.shape.first() >= shape.first() && entry.shape.get(1..) == shape.get(1..);
+    entry.shape == shape || may_be_longer && is_longer()
+}
+
+/// Refuses a file that does not have exactly this model's parameters, in shapes that fit and a
+/// dtype that f32 holds exactly.
+fn check(
+    header: &Header,
+    list: &[&Parameter],
+    fits: impl Fn(&Entry, &[usize]) -> bool,
+) -> Result<(), String> {
     let missing: Vec<_> = list
         .iter()
         .map(|p| p.name.as_str())
@@ -235,7 +262,7 @@ fn check(header: &Header, list: &[&Parameter]) -> Result<(), String> {
     }
     for parameter in list {
         let entry = header.find(&parameter.name).expect("none is missing");
-        if entry.shape != parameter.shape {
+        if !fits(entry, &parameter.shape) {
             return Err(format!(
                 "{} has the shape {:?}, and {:?} in the model; help: give the `model` and the \
                  settings it was trained with",

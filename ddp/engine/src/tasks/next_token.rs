@@ -72,7 +72,7 @@ impl Task for LearnNextToken {
 
     fn predictions(&self, _options: PredictionOptions) -> Result<Box<dyn Predictions>> {
         Err(Error::Usage(
-            "`out`: expected a model with one answer for each row, got one that predicts the next token at every \
+            "predict: expected a model with one answer for each row, got one that predicts the next token at every \
              position; help: evaluate it instead"
                 .into(),
         ))
