@@ -153,10 +153,7 @@ pub fn kind(path: &Path) -> Result<FileKind> {
         return Err(refuse(path, why));
     }
     if bytes == 0 {
-        return Err(refuse(
-            path,
-            "it is empty: expected a table or arrays; help: save the data again",
-        ));
+        return Err(refuse(path, "it is empty; help: save the data again"));
     }
     let is_named_pickle = has_ending(&["pt", "pth", "pkl", "pickle"]);
     match FileKind::of_bytes(start, &end, bytes) {
@@ -187,7 +184,8 @@ pub fn kind(path: &Path) -> Result<FileKind> {
             ".npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, .txt, IDX (…-ubyte), or .gz of these";
         refuse(
             path,
-            format!("expected {known}, got a file that begins with \"{got}\"; help: rename a table of text to .csv"),
+            format!("expected {known}, got a file that begins with \"{got}\"; help: rename a \
+                 table to .csv, a text to learn from to .txt"),
         )
     })
 }

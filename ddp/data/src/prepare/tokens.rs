@@ -225,8 +225,8 @@ fn context(request: &DataRequest, named: &Named<'_>) -> Result<usize> {
         (given, of_model) => given.or(of_model).ok_or_else(|| {
             let path = named.path;
             Error::Usage(format!(
-                "`data` {data}: expected a context, the number of tokens that a model sees at once, got none; help: give \
-                 tokens:{path},context=N; if it is a table, rename it to .csv"
+                "`data` {data}: expected a context, the number of tokens that a model sees at once, got none; help: \
+                 choose a `model` of tokens, such as gpt, or give tokens:{path},context=N; if it is a table, rename it to .csv"
             ))
         }),
     }
@@ -258,6 +258,10 @@ fn open_val(
     ranks: &dyn Ranks,
 ) -> Result<Windows> {
     let Some(named) = named(spec, "val-data", ranks)? else {
+        // Whatever is wrong with the files is a better reason than what they lack.
+        if let DataSpec::Files(files) = spec {
+            TokenFiles::open(&files.path, false, "val-data", request.cache_dir.as_deref())?;
+        }
         return Err(Error::Data(format!(
             "`val-data` {spec}: expected tokens, as `data` has, got another file; help: give tokens:{spec} if its numbers are \
              u16 tokens without a header"

@@ -81,7 +81,11 @@ impl DataShape<'_> {
             layer: format!("model {family}"),
             expected: format!("inputs of {expected}"),
             got: format!("{} {:?}", self.dtype, self.row_shape),
-            help: "give other data, or choose another model family".into(),
+            help: match expected {
+                DType::I64 => "give tokens, as of a text, or choose another model family",
+                _ => "give other data, or choose another model family: gpt takes tokens",
+            }
+            .into(),
         })
     }
 }
