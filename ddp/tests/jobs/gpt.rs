@@ -178,3 +178,17 @@ fn a_model_starts_from_one_that_saw_more_tokens() {
         "{text}"
     );
 }
+
+#[test]
+fn a_text_for_a_model_of_many_tokens_is_warned_of() {
+    let folder = with_text("bytes");
+    let stderr = |vocab: u32| {
+        let flags = format!("{MODEL} --vocab {vocab} --data book.txt --steps 0 --out {vocab}");
+        let ended = folder.alone(&flags).run();
+        ended.assert_well();
+        ended.stderr
+    };
+    let warning = "each byte is a token, but the model has 1024 tokens";
+    assert!(stderr(1024).contains(warning));
+    assert!(!stderr(384).contains("each byte is a token"));
+}

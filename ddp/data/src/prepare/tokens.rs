@@ -58,6 +58,9 @@ pub(super) struct Named<'a> {
     vocabulary: Option<usize>,
 }
 
+/// A model of so many tokens, more than the 256 bytes with padding, most likely has a tokenizer.
+const TOKENIZED_MIN: usize = 512;
+
 /// The files of tokens that `spec` names; None if it names rows of features.
 pub(super) fn named<'a>(
     spec: &'a DataSpec,
@@ -146,6 +149,18 @@ pub(super) fn prepare(request: &DataRequest, named: &Named<'_>, ranks: &dyn Rank
     ) {
         tracing::warn!(
             "`data` {}: no {TOKENIZER_FILE} beside the tokens, so the run will have none",
+            request.data
+        );
+    }
+    if let (true, None, Some(model @ TOKENIZED_MIN..), 0) = (
+        coding.are_bytes,
+        &request.trained,
+        request.vocabulary,
+        ranks.rank(),
+    ) {
+        tracing::warn!(
+            "`data` {}: each byte is a token, but the model has {model} tokens: if it has a \
+             tokenizer, make the tokens with that",
             request.data
         );
     }
