@@ -216,7 +216,9 @@ impl FromStr for DataSpec {
     fn from_str(text: &str) -> Result<DataSpec> {
         let (name, options) = text.split_once(',').unwrap_or((text, ""));
         let tokens = name.strip_prefix("tokens:").filter(|path| !path.is_empty());
-        let is_built_in = text.is_empty() || name == "glyphs" || name.starts_with("synthetic:");
+        let is_built_in = text.is_empty()
+            || ["glyphs", "tokens:"].contains(&name)
+            || name.starts_with("synthetic:");
         if !is_built_in && tokens.is_none() {
             return Ok(DataSpec::Files(FilesSpec::split(text)));
         }
@@ -232,7 +234,7 @@ impl FromStr for DataSpec {
             None if name == "glyphs" => DataSpec::Glyphs(options.glyphs(GlyphsSpec::default())?),
             None => {
                 let names = SyntheticKind::ALL.map(SyntheticKind::name).join(", ");
-                let expected = format!("expected a path, glyphs, {names}");
+                let expected = format!("expected a path, tokens:PATH, glyphs, {names}");
                 return Err(refuse(text, format!("{expected}, got {name:?}")));
             }
         };

@@ -220,6 +220,7 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         ("--lr -1", &["--lr -1:", "0 or more"][..]),
         ("--lr nan", &["--lr NaN:", "finite"]),
         ("--lr inf", &["--lr inf:", "finite"]),
+        ("--lr 1e39", &["--lr", "below 3.4e38"]),
         ("--lr fast", &["'fast'", "--lr", "expected a number"]),
         ("--min-lr 0.1", &["--min-lr 0.1:", "at most --lr 0.001"]),
         (

@@ -67,9 +67,10 @@ impl Limits {
                 format!("a whole number from {least} to {most}"),
             ),
             (_, Number::Whole(number)) => (number <= WHOLE_MAX, format!("at most {WHOLE_MAX}")),
+            // Steps compute in f32.
             (Limits::Real(least, f64::MAX), Number::Real(number)) => (
-                (least..=f64::MAX).contains(&number),
-                format!("a finite number, {least} or more"),
+                (least..=f32::MAX.into()).contains(&number),
+                format!("a finite number, {least} or more and below 3.4e38"),
             ),
             (Limits::Real(least, most), Number::Real(number)) => (
                 (least..=most).contains(&number),

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use crate::checkpoint::{self, Chosen, MODEL_FILE, STATE_FILE};
 use crate::error::{Error, Result};
+use crate::hugging_face;
 
 /// The folder of a run that holds its checkpoints.
 const CHECKPOINTS: &str = "checkpoints";
@@ -21,6 +22,14 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
     })?;
     if about.is_file() {
         return of_file(path);
+    }
+    if hugging_face::is_folder(path) {
+        return Err(Error::Data(format!(
+            "{}: expected the folder of a run or of a checkpoint, got one of Hugging Face; help: \
+             ddp-train --init-from FOLDER --steps 0 --data … --val-data … evaluates it, and --out \
+             is then a run",
+            path.display()
+        )));
     }
     if is_checkpoint(path) {
         return named(path);

@@ -190,14 +190,14 @@ fn fault(rank: usize, place: &str, kind: &str, flags: &str) -> Ended {
     ended
 }
 
-/// Checks each place on each of two ranks, eager and captured; a slice has one of the ranks.
+/// Checks each place on each of two ranks, eager and captured; a slice has a third of the cases.
 fn everywhere(check: impl Fn(usize, &str, &str) + Sync) {
     let places = ["forward", "reduction", "optimizer", "log"];
     let cases = ["--graph off", "--graph on"]
         .into_iter()
         .flat_map(|graph| places.map(|place| (graph, place)))
         .flat_map(|(graph, place)| [0, 1].map(|rank| (rank, place, graph)));
-    let cases = ddp_slice::from(&test_name(), cases, 8);
+    let cases = ddp_slice::from(&test_name(), cases, 6);
     for graph in ["--graph off", "--graph on"] {
         let cases = cases.iter().filter(|case| case.2 == graph);
         all_at_once(cases, |&(rank, place, graph)| check(rank, place, graph));

@@ -423,3 +423,16 @@ fn ranks_with_different_weights_end_the_job() {
         "{ended}"
     );
 }
+
+#[test]
+fn a_folder_of_hugging_face_is_not_taken_for_a_run() {
+    let folder = begun("no-run");
+    let ended = folder
+        .alone("eval --checkpoint gpt2 --data tokens:t.bin,context=4")
+        .run();
+    let text = ended.assert_fails(65);
+    assert!(
+        text.contains("got one of Hugging Face") && text.contains("--init-from"),
+        "{ended}"
+    );
+}

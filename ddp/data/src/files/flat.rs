@@ -173,7 +173,8 @@ pub fn verify(path: &Path) -> Result<()> {
         let (name, got) = (&entry.name, format!("{:016x}", hash.digest()));
         if got != *expected {
             return Err(bad(format!(
-                "the checksum of {name}: expected {expected}, got {got}: it is damaged"
+                "the checksum of {name}: expected {expected}, got {got}: it is damaged; help: \
+                 write or copy it again"
             )));
         }
     }

@@ -472,6 +472,12 @@ fn bad_token(files: &TokenFiles, (file, position): (u64, u64), (most, why): (u64
     let array = &files.arrays[file as usize];
     let mut token = [0];
     match array.read_i64(position, &mut token) {
+        Ok(()) if token[0] < 0 => Error::Data(format!(
+            "{}, token {position}: expected a token, a number from 0 on, got {} (tokens are counted \
+             from 0); help: give the numbers of a tokenizer's tokens",
+            array.name(),
+            token[0]
+        )),
         Ok(()) => Error::Data(format!(
             "{}, token {position}: expected a token below {most}, {why}, got {} (tokens are counted \
              from 0); help: give tokens of the same tokenizer; option vocabulary=N of tokens:FILE raises the limit",

@@ -103,6 +103,10 @@ fn invalid_values_are_refused_with_the_valid_ones() {
         ),
         ("", &["got \"\""]),
         (
+            "tokens:",
+            &["expected a path, tokens:PATH", "got \"tokens:\""],
+        ),
+        (
             "tokens:a.bin,context=0",
             &["context: expected a whole number from 1 to 16777216, got \"0\""],
         ),

@@ -519,7 +519,7 @@ fn what_is_wrong_with_a_file_is_named_before_training() {
         ),
         (
             "tokens:below.npy",
-            "token 2: expected a token below 16777216",
+            "token 2: expected a token, a number from 0 on, got -1",
         ),
         ("shard.bin", "the checksum of tokens"),
         (

@@ -192,7 +192,7 @@ impl Family for GptSpec {
         data.check_dtype(DType::I64, "gpt")?;
         if self.vocab != 0 && self.vocab < data.outputs {
             let expected = format!("at least {}, the vocabulary of the data", data.outputs);
-            let help = "raise it, or give data of the model's tokenizer";
+            let help = "give data of the model's tokenizer; in a new model, raise it";
             return Err(refuse("vocab", self.vocab, &expected, help));
         }
         if data.row_shape != [self.context] {
