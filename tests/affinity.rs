@@ -23,7 +23,7 @@ fn allowed_of_the_worker() -> String {
     }
 }
 
-/// The same for every worker that is listed.
+/// The cores that each listed worker may run on.
 fn allowed() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let status = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("status")).ok();

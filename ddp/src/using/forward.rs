@@ -47,17 +47,7 @@ impl Forward {
 
     /// The model's output for the rows `x`: f32 (B, O) in host memory.
     pub(super) fn run(&mut self, x: &Tensor) -> Result<Tensor> {
-        heartbeat::beat(Work::Computes);
-        let mut ignored = |_: ParamId| Ok(());
-        let options = options(&self.position);
-        let mut pass = Pass::new(
-            &self.model.params,
-            &mut self.scratch,
-            &mut self.saved,
-            options,
-            &mut ignored,
-        );
-        let output = self.model.forward(&mut pass, x)?;
+        let output = self.in_pass(|model, mut pass| model.forward(&mut pass, x))?;
         Ok(announced("the model's output", || {
             output.to((Device::Cpu, DType::F32))
         })?)
@@ -71,23 +61,32 @@ impl Forward {
         x: &Tensor,
         targets: &Tensor,
     ) -> Result<Tensor> {
-        heartbeat::beat(Work::Computes);
-        let mut ignored = |_: ParamId| Ok(());
-        let options = options(&self.position);
-        let mut pass = Pass::new(
-            &self.model.params,
-            &mut self.scratch,
-            &mut self.saved,
-            options,
-            &mut ignored,
-        )
-        .leaving_head();
-        let output = self.model.forward(&mut pass, x)?;
-        let of = [&output, targets, &self.device_stats];
-        let losses = self.model.losses(&mut pass, loss, of)?;
+        let stats = self.device_stats.clone();
+        let losses = self.in_pass(|model, pass| {
+            let mut pass = pass.leaving_head();
+            let output = model.forward(&mut pass, x)?;
+            model.losses(&mut pass, loss, [&output, targets, &stats])
+        })?;
         Ok(announced("the losses", || {
             losses.to((Device::Cpu, DType::F32))
         })?)
+    }
+
+    /// Calls `body` with the model and a pass that trains nothing.
+    fn in_pass(
+        &mut self,
+        body: impl FnOnce(&Model, Pass<'_>) -> crate::nn::Result<Tensor>,
+    ) -> Result<Tensor> {
+        heartbeat::beat(Work::Computes);
+        let mut ignored = |_: ParamId| Ok(());
+        let pass = Pass::new(
+            &self.model.params,
+            &mut self.scratch,
+            &mut self.saved,
+            options(&self.position),
+            &mut ignored,
+        );
+        Ok(body(&self.model, pass)?)
     }
 
     /// The sum of the losses of a batch, and the weight to divide it by. `output` (B, O) and

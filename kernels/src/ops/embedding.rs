@@ -107,9 +107,9 @@ pub fn embedding_into(
     })
 }
 
-/// `dtable[v] = Σ dout[r]` over the rows r whose token is v, or added to what is there with
-/// `accumulate`; 0 or unchanged where there is none. `dout` (R, C), `dtable` (V, C) of its dtype,
-/// or f32 if that is bf16, `tokens` u8, i32 or i64 (R).
+/// `dtable[v] = Σ dout[r]` over the rows r whose token is v. With `accumulate` the sum is added to
+/// what is there. A token that no row has gets 0, or stays as it is. `dout` is (R, C), `dtable`
+/// (V, C) of its dtype, or f32 if that is bf16, and `tokens` u8, i32 or i64 (R).
 ///
 /// A token that is no row of the table is an error on the CPU; a GPU ignores its row.
 #[track_caller]
