@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 use crate::error::{Disagreement, Error, Result};
 use crate::group::Group;
@@ -63,7 +63,7 @@ impl Field {
 #[track_caller]
 pub(crate) fn handshake(group: &Group, fields: &[Field]) -> Result<()> {
     let encoded = encode(fields);
-    let hashes = group.all_gather_bytes(&xxh3_128(&encoded).to_le_bytes())?;
+    let hashes = group.all_gather_bytes(&XxHash3_128::oneshot(&encoded).to_le_bytes())?;
     if hashes.iter().all(|hash| *hash == hashes[0]) {
         return Ok(());
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ddp_kernels::Tensor;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::library::{Comm, MESSAGE_BYTES_MAX, Request};
 use crate::collective::{Call, Operation};
@@ -361,7 +361,12 @@ fn header(call: &Call<'_>) -> Arc<[u8]> {
     };
     let dtype = call.tensor.map_or(0, |tensor| 1 + tensor.dtype() as u64);
     let count = call.tensor.map_or(0, Tensor::count) as u64;
-    let numbers = [xxh3_64(operation.as_bytes()), dtype, count, call.sequence];
+    let numbers = [
+        XxHash3_64::oneshot(operation.as_bytes()),
+        dtype,
+        count,
+        call.sequence,
+    ];
     let mut bytes: Vec<u8> = numbers
         .iter()
         .flat_map(|number| number.to_le_bytes())

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use twox_hash::XxHash3_64;
 
 use crate::collective::{Call, Operation};
 use crate::error::Line;
@@ -43,18 +43,21 @@ pub(super) fn key(calls: &[Call<'_>]) -> u32 {
         for (bytes, word) in
             words
                 .chunks_exact_mut(8)
-                .zip([operation, count, xxh3_64(name.as_bytes())])
+                .zip([operation, count, XxHash3_64::oneshot(name.as_bytes())])
         {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
-        xxh3_64_with_seed(&words, hash)
+        XxHash3_64::oneshot_with_seed(hash, &words)
     });
     (hash ^ hash >> 32) as u32
 }
 
 /// A history of calls with one more: how many, and a hash of them all.
 pub(super) fn chained((count, hash): (u64, u64), key: u32) -> (u64, u64) {
-    (count + 1, xxh3_64_with_seed(&key.to_le_bytes(), hash))
+    (
+        count + 1,
+        XxHash3_64::oneshot_with_seed(hash, &key.to_le_bytes()),
+    )
 }
 
 fn has_name(operation: Operation) -> bool {

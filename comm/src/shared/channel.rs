@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::activity::Signature;
 use super::board::Board;
@@ -311,7 +311,7 @@ impl Channel {
             signature.operation,
             signature.count,
             call.sequence,
-            xxh3_64(call.group.as_bytes()),
+            XxHash3_64::oneshot(call.group.as_bytes()),
         ];
         for (word, value) in self.signature(self.me, number).into_iter().zip(words) {
             word.store(value, Ordering::Relaxed);

@@ -4,7 +4,8 @@ use std::fmt::Debug;
 use std::panic::Location;
 
 use ddp_kernels::{DType, Device, Tensor};
-use xxhash_rust::xxh3::Xxh3;
+use std::hash::Hasher as _;
+use twox_hash::XxHash3_64;
 
 use crate::error::Result;
 use crate::task::TaskSpec;
@@ -87,18 +88,18 @@ const SAMPLED_ROWS: u64 = 16;
 /// A hash of some rows spread over the data, the first and the last among them: for fingerprints.
 pub fn sampled_hash(dataset: &dyn Dataset) -> Result<u64> {
     let rows = dataset.rows();
-    let mut hash = Xxh3::new();
+    let mut hash = XxHash3_64::new();
     let count = SAMPLED_ROWS.min(rows);
     for sample in 0..count {
         let row =
             (u128::from(rows - 1) * u128::from(sample) / u128::from((count - 1).max(1))) as u64;
         let [inputs, targets] = read_rows(dataset, &[row])?;
         for tensor in [targets, inputs] {
-            let update = |bytes: &[u8]| hash.update(bytes);
+            let update = |bytes: &[u8]| hash.write(bytes);
             tensor.with_bytes("sampled_hash", Location::caller(), update)?;
         }
     }
-    Ok(hash.digest())
+    Ok(hash.finish())
 }
 
 /// Asserts what `gather` is promised: tensors for exactly these rows, and rows that exist.

@@ -4,7 +4,8 @@ use std::fmt::Display;
 use std::panic::Location;
 
 use ddp_kernels::{DType, Device, Tensor};
-use xxhash_rust::xxh3::Xxh3;
+use std::hash::Hasher as _;
+use twox_hash::XxHash3_64;
 
 use crate::dataset::{Dataset, RowSpec, check_gather};
 use crate::error::{Error, Result};
@@ -77,13 +78,11 @@ impl InMemory {
                 check_all(what, tensor, format!("a token, in {range:?}"), fits)?;
             }
         }
-        let mut hash = Xxh3::new();
+        let mut hash = XxHash3_64::new();
         for tensor in [&inputs, &targets] {
-            tensor.with_bytes("fingerprint", Location::caller(), |bytes| {
-                hash.update(bytes)
-            })?;
+            tensor.with_bytes("fingerprint", Location::caller(), |bytes| hash.write(bytes))?;
         }
-        let hash = hash.digest();
+        let hash = hash.finish();
         Ok(InMemory {
             fingerprint: format!(
                 "in memory: {rows} rows of {inputs_spec} with {targets_spec}, {task}, {hash:016x}"

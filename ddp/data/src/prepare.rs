@@ -11,7 +11,7 @@ mod warnings;
 
 use std::sync::Arc;
 
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use self::built_in::built_in;
 use self::look::{Findings, look, look_at_labels};
@@ -344,7 +344,8 @@ fn data_of(
         target_normalization: None,
         checks: findings.has_unread_features,
         content: findings.content.clone(),
-        labels_hash: xxh3_64(&counts) ^ xxh3_64(names.as_bytes()).rotate_left(1),
+        labels_hash: XxHash3_64::oneshot(&counts)
+            ^ XxHash3_64::oneshot(names.as_bytes()).rotate_left(1),
         watch: Arc::new(ChangeWatch::over(opened.watched)),
     }
 }

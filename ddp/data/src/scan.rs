@@ -21,7 +21,7 @@ use std::panic::Location;
 
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::{DType, Device, Tensor};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 pub(crate) use self::labels::{LabelsFound, labels};
 pub(crate) use self::moments::Moments;
@@ -180,7 +180,7 @@ fn read_segment(
         heartbeat::beat(Work::ReadsData);
         let count = (block.end - block.start) as usize * width;
         x.with_slice_mut(|x: &mut [f32]| rows.read(block.start, &mut x[..count]))??;
-        let hash = |bytes: &[u8]| xxh3_64_with_seed(&bytes[..4 * count], block.start);
+        let hash = |bytes: &[u8]| XxHash3_64::oneshot_with_seed(block.start, &bytes[..4 * count]);
         let hash = x.with_bytes("hash", Location::caller(), hash)?;
         total.hash = total.hash.wrapping_add(hash);
         x.with_slice_mut(|x: &mut [f32]| {

@@ -19,7 +19,8 @@ use std::ops::Range;
 use ddp_kernels::ops::{self, Chunk, ChunkTable, QUANTUM};
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Random, Tensor};
-use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
+use std::hash::Hasher as _;
+use twox_hash::XxHash3_64;
 
 pub use crate::build::ParamId;
 use crate::build::{Declarations, Declared, Init, UseIndex};
@@ -173,7 +174,10 @@ impl Params {
                 ops::fill_into(target, value)?;
                 continue;
             }
-            let mut random = Random::new(xxh3_64_with_seed(declared.name.as_bytes(), seed));
+            let mut random = Random::new(XxHash3_64::oneshot_with_seed(
+                seed,
+                declared.name.as_bytes(),
+            ));
             let source = declared.init.values(target.count(), &mut random)?;
             let source = source.to_dtype(target.dtype())?.reshape(&declared.shape)?;
             announced("the model's first values", || target.copy_from(&source))?;
@@ -328,11 +332,11 @@ impl Params {
     /// A hash of the bits of all masters: equal on replicas that are equal. Copies them to the
     /// host.
     pub fn values_hash(&self) -> Result<u64> {
-        let mut hash = Xxh3::new();
+        let mut hash = XxHash3_64::new();
         for (_, part) in self.value_hashes()? {
-            hash.update(&part.to_le_bytes());
+            hash.write(&part.to_le_bytes());
         }
-        Ok(hash.digest())
+        Ok(hash.finish())
     }
 
     /// The same for each parameter, with its name, in the order of declaration. Copies one after
@@ -368,15 +372,15 @@ impl Params {
 }
 
 fn hash_of<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) -> u64 {
-    let mut hash = Xxh3::new();
+    let mut hash = XxHash3_64::new();
     let mut block = [[0; N]; 512];
     for values in values.chunks(block.len()) {
         for (block, &value) in block.iter_mut().zip(values) {
             *block = bytes(value);
         }
-        hash.update(block[..values.len()].as_flattened());
+        hash.write(block[..values.len()].as_flattened());
     }
-    hash.digest()
+    hash.finish()
 }
 
 /// Lays out trained parameters in reverse order of declaration, because backward completes a

@@ -21,7 +21,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+use twox_hash::XxHash3_128;
 
 const MAGIC: &[u8; 8] = b"DDPKERN1";
 const HEADER_BYTES: usize = 48;
@@ -29,22 +29,22 @@ const HEADER_BYTES: usize = 48;
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
 /// Hashes what an image is made from.
-pub(crate) struct Key(Xxh3);
+pub(crate) struct Key(XxHash3_128);
 
 impl Key {
     pub(crate) fn new() -> Key {
-        Key(Xxh3::new())
+        Key(XxHash3_128::new())
     }
 
     /// Each part is preceded by its length, so that parts cannot run into each other.
     pub(crate) fn part(mut self, bytes: &[u8]) -> Key {
-        self.0.update(&(bytes.len() as u64).to_le_bytes());
-        self.0.update(bytes);
+        self.0.write(&(bytes.len() as u64).to_le_bytes());
+        self.0.write(bytes);
         self
     }
 
     pub(crate) fn finish(self) -> u128 {
-        self.0.digest128()
+        self.0.finish_128()
     }
 }
 
@@ -143,7 +143,7 @@ fn read_image(path: &Path, key: u128) -> io::Result<Vec<u8>> {
     if header[24..32] != (image.len() as u64).to_le_bytes() {
         return Err(damaged("it is not whole"));
     }
-    if header[32..48] != xxh3_128(image).to_le_bytes() {
+    if header[32..48] != XxHash3_128::oneshot(image).to_le_bytes() {
         return Err(damaged("its checksum is wrong"));
     }
     bytes.drain(..HEADER_BYTES);
@@ -164,7 +164,7 @@ fn write_image(path: &Path, key: u128, image: &[u8]) -> io::Result<()> {
         file.write_all(MAGIC)?;
         file.write_all(&key.to_le_bytes())?;
         file.write_all(&(image.len() as u64).to_le_bytes())?;
-        file.write_all(&xxh3_128(image).to_le_bytes())?;
+        file.write_all(&XxHash3_128::oneshot(image).to_le_bytes())?;
         file.write_all(image)?;
         file.sync_all()
     });

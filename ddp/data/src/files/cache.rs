@@ -25,7 +25,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::mapped::Identity;
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 use super::io::{reading, refuse, writing};
 use crate::disk::{first_free, replace_file, sync_folder};
@@ -148,14 +148,14 @@ impl WantedCopy<'_> {
     }
 
     fn hash(&self, about: &[u8]) -> String {
-        let mut hash = Xxh3::new();
+        let mut hash = XxHash3_128::new();
         let (name, request) = (self.name.as_bytes(), self.request.as_bytes());
         for part in [VERSION, about, name, request] {
             // The length first, so that parts cannot run into each other.
-            hash.update(&(part.len() as u64).to_le_bytes());
-            hash.update(part);
+            hash.write(&(part.len() as u64).to_le_bytes());
+            hash.write(part);
         }
-        format!("{:032x}", hash.digest128())
+        format!("{:032x}", hash.finish_128())
     }
 
     fn entry(&self, folder: &Path, key: &str) -> PathBuf {
@@ -356,12 +356,12 @@ impl Note {
 /// xxh3-128 of a file's content.
 fn hash_of(path: &Path) -> io::Result<u128> {
     let mut file = File::open(path)?;
-    let (mut hash, mut buffer) = (Xxh3::new(), vec![0; 1 << 20]);
+    let (mut hash, mut buffer) = (XxHash3_128::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut buffer) {
-            Ok(0) => return Ok(hash.digest128()),
+            Ok(0) => return Ok(hash.finish_128()),
             Ok(count) => {
-                hash.update(&buffer[..count]);
+                hash.write(&buffer[..count]);
                 heartbeat::beat(Work::ReadsData);
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}

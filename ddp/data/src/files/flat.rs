@@ -38,7 +38,8 @@ use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::mapped::Mapped;
 use flate2::Crc;
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::Xxh3;
+use std::hash::Hasher as _;
+use twox_hash::XxHash3_64;
 
 use super::array::{ArrayPlace, Element};
 use super::contents::{Contents, OddCells};
@@ -161,16 +162,16 @@ pub fn verify(path: &Path) -> Result<()> {
         let Some(expected) = &entry.xxh3 else {
             continue;
         };
-        let mut hash = Xxh3::new();
+        let mut hash = XxHash3_64::new();
         let end = entry.end().map_err(bad)?;
         for offset in (entry.offset..end).step_by(PIECE_BYTES) {
             let piece = &mut piece[..(end - offset).min(PIECE_BYTES as u64) as usize];
             mapped
                 .read(offset, piece)
                 .map_err(|error| refuse(path, error))?;
-            hash.update(piece);
+            hash.write(piece);
         }
-        let (name, got) = (&entry.name, format!("{:016x}", hash.digest()));
+        let (name, got) = (&entry.name, format!("{:016x}", hash.finish()));
         if got != *expected {
             return Err(bad(format!(
                 "the checksum of {name}: expected {expected}, got {got}: it is damaged; help: \
@@ -340,7 +341,7 @@ pub(crate) struct Writer {
     position: u64,
     arrays: Vec<Entry>,
     /// Of the current array.
-    hash: Xxh3,
+    hash: XxHash3_64,
 }
 
 impl Writer {
@@ -352,7 +353,7 @@ impl Writer {
             file: BufWriter::with_capacity(PIECE_BYTES, file),
             position: 0,
             arrays: Vec::new(),
-            hash: Xxh3::new(),
+            hash: XxHash3_64::new(),
         };
         writer.put(&[0; ALIGNMENT as usize])?;
         Ok(writer)
@@ -375,14 +376,14 @@ impl Writer {
             offset: self.position,
             xxh3: None,
         });
-        self.hash.reset();
+        self.hash = XxHash3_64::new();
         Ok(())
     }
 
     /// Appends bytes, little-endian, to the current array.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         heartbeat::beat(Work::ConvertsData);
-        self.hash.update(bytes);
+        self.hash.write(bytes);
         self.put(bytes)
     }
 
@@ -458,7 +459,7 @@ impl Writer {
             entry.name
         );
         entry.shape[0] = (bytes / row_bytes) as usize;
-        entry.xxh3 = Some(format!("{:016x}", self.hash.digest()));
+        entry.xxh3 = Some(format!("{:016x}", self.hash.finish()));
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {

@@ -1,6 +1,6 @@
 //! What is read of all rows before training.
 
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::source::OpenFiles;
 use crate::error::{Error, Result};
@@ -97,7 +97,7 @@ pub(super) fn look(
         false => " (features in part)",
     };
     let hashes = [findings.labels.hash, found.hash].map(u64::to_le_bytes);
-    let hash = xxh3_64(hashes.as_flattened());
+    let hash = XxHash3_64::oneshot(hashes.as_flattened());
     findings.content = Some(format!("{hash:016x}{part}"));
     if needs_moments {
         findings.has_unread_features = !found.is_complete;

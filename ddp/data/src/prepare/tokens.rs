@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::source::{identity_of, read_in_any_order};
 use crate::choose;
@@ -422,7 +422,7 @@ impl ReadTokens {
     pub(super) fn content(&self) -> u64 {
         let lengths = self.files.arrays.iter().map(Array::rows);
         let words = [self.found.hash].into_iter().chain(lengths);
-        xxh3_64(&words.flat_map(u64::to_le_bytes).collect::<Vec<u8>>())
+        XxHash3_64::oneshot(&words.flat_map(u64::to_le_bytes).collect::<Vec<u8>>())
     }
 
     fn windows(&self, context: usize, range: Range<u64>, task: &TaskSpec) -> Result<Windows> {

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use ddp_kernels::heartbeat::{self, Work};
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 use super::first_nonfinite;
 use super::segments::in_segments;
@@ -73,7 +73,9 @@ impl LabelsFound {
     /// Adds the hash of the block that begins with row `first`.
     fn hash_block<const N: usize>(&mut self, first: u64, numbers: impl Iterator<Item = [u8; N]>) {
         let bytes: Vec<u8> = numbers.flatten().collect();
-        self.hash = self.hash.wrapping_add(xxh3_64_with_seed(&bytes, first));
+        self.hash = self
+            .hash
+            .wrapping_add(XxHash3_64::oneshot_with_seed(first, &bytes));
     }
 }
 

@@ -5,7 +5,7 @@ use std::panic::Location;
 
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::{DType, Device, Tensor};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 use super::segments::in_segments;
 use crate::error::{Error, Result};
@@ -125,7 +125,7 @@ fn read_block(
         let tokens = tokens.iter().map(|token| token.cast_unsigned());
         Ok::<_, Error>(tokens.fold(0, u64::max))
     })??;
-    let hash = |bytes: &[u8]| xxh3_64_with_seed(&bytes[..8 * count], number);
+    let hash = |bytes: &[u8]| XxHash3_64::oneshot_with_seed(number, &bytes[..8 * count]);
     let hash = block.with_bytes("hash", Location::caller(), hash)?;
     found.hash = found.hash.wrapping_add(hash);
     if largest < bound {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::vocabulary::{TOKENIZER_FILE, Vocabulary};
 use crate::disk;
@@ -170,7 +170,7 @@ fn shard_name(number: usize) -> String {
 }
 
 fn learned_note(vocabulary: &Vocabulary, from: &str) -> String {
-    format!("{:016x} {from}", xxh3_64(&vocabulary.file))
+    format!("{:016x} {from}", XxHash3_64::oneshot(&vocabulary.file))
 }
 
 fn names(folder: &Path) -> Result<impl Iterator<Item = String>> {

@@ -19,7 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 use ddp_kernels::mapped::Identity;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use twox_hash::{XxHash3_64, XxHash3_128};
 
 use super::documents::{Piece, ReadOptions, documents};
 use super::encoder::{self, Encoder};
@@ -341,7 +341,7 @@ fn read_groups(
 fn is_held_out(document: u64, share: f64) -> bool {
     let share_of = |count: u64| (count as f64 * share) as u64;
     let is_at = |stratum: u64| {
-        let random = xxh3_64(&stratum.to_le_bytes()) as f64 / 2f64.powi(64);
+        let random = XxHash3_64::oneshot(&stratum.to_le_bytes()) as f64 / 2f64.powi(64);
         ((stratum as f64 + random) / share) as u64 == document
     };
     share > 0.0 && (share_of(document)..=share_of(document + 1)).any(is_at)
@@ -400,17 +400,17 @@ impl Work<'_> {
 
     /// What the shard of these texts says that it is made of.
     fn source(&self, group: &Group) -> String {
-        let mut hash = Xxh3::new();
-        hash.update(VERSION);
+        let mut hash = XxHash3_128::new();
+        hash.write(VERSION);
         // Normalizers and merges too, not only the tokens.
-        hash.update(&self.vocabulary.file);
-        hash.update(&self.end.to_le_bytes());
+        hash.write(&self.vocabulary.file);
+        hash.write(&self.end.to_le_bytes());
         for piece in &group.pieces {
-            hash.update(&(piece.text.len() as u64).to_le_bytes());
-            hash.update(piece.text.as_bytes());
-            hash.update(&[u8::from(piece.ends_document)]);
+            hash.write(&(piece.text.len() as u64).to_le_bytes());
+            hash.write(piece.text.as_bytes());
+            hash.write(&[u8::from(piece.ends_document)]);
         }
-        format!("texts {:032x}", hash.digest128())
+        format!("texts {:032x}", hash.finish_128())
     }
 
     fn write(&self, group: &Group, path: &Path, source: String) -> Result<u64> {

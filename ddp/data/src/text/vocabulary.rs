@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 use crate::error::{Error, Result};
 use crate::files::io::{reading, refuse};
@@ -102,17 +102,17 @@ impl Vocabulary {
                 "{what} with 1 to {TOKENS_MAX} tokens, got {size}; {help}"
             ));
         }
-        let mut hash = Xxh3::new();
+        let mut hash = XxHash3_128::new();
         for (id, text) in &tokens {
-            hash.update(&id.to_le_bytes());
-            hash.update(&(text.len() as u64).to_le_bytes());
-            hash.update(text.as_bytes());
+            hash.write(&id.to_le_bytes());
+            hash.write(&(text.len() as u64).to_le_bytes());
+            hash.write(text.as_bytes());
         }
         let special = read.added_tokens.into_iter().filter(|token| token.special);
         Ok(Vocabulary {
             file,
             size,
-            hash: format!("{:032x}", hash.digest128()),
+            hash: format!("{:032x}", hash.finish_128()),
             special: special.map(|token| (token.content, token.id)).collect(),
         })
     }

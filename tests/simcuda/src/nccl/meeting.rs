@@ -60,7 +60,7 @@ fn host_hash() -> u64 {
     static HOST: OnceLock<u64> = OnceLock::new();
     *HOST.get_or_init(|| {
         let name = std::env::var_os("NCCL_HOSTID").unwrap_or_default();
-        xxhash_rust::xxh3::xxh3_64(name.as_encoded_bytes())
+        twox_hash::XxHash3_64::oneshot(name.as_encoded_bytes())
     })
 }
 

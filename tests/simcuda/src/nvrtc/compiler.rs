@@ -13,7 +13,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 use super::options::Options;
 use super::rewrite::{self, HEADER_PRAGMA};
@@ -238,13 +238,13 @@ fn code_flags(options: &Options) -> Vec<OsString> {
 }
 
 fn digest(parts: &[&str]) -> String {
-    let mut hash = Xxh3::new();
+    let mut hash = XxHash3_128::new();
     for part in parts {
         // Lengths keep "ab", "c" distinct from "a", "bc".
-        hash.update(&part.len().to_le_bytes());
-        hash.update(part.as_bytes());
+        hash.write(&part.len().to_le_bytes());
+        hash.write(part.as_bytes());
     }
-    format!("{:032x}", hash.digest128())
+    format!("{:032x}", hash.finish_128())
 }
 
 /// What every library depends on besides its program.
