@@ -120,18 +120,26 @@ impl Launcher {
         let engine = Engine::of(self)?;
         let kind = product.kind();
         let known = read(&engine.plans).get(&kind).cloned();
-        let plan = match known {
+        let mut plan = match known {
             Some(plan) => plan,
-            None => self.plan(engine, kind, product)?,
+            None => self.plan(engine, &kind, product, 0)?,
         };
-        let Some(plan) = plan else { return Ok(false) };
-        let operands = self.operands(engine, &plan, product)?;
-        self.bind()?;
-        // SAFETY: the context is current. The operation entered its operands and checked their
-        // shapes against this product. The workspace belongs to this stream and has the size that
-        // the plan allows.
-        let given = unsafe { plan.run(engine.functions, engine.handle.0, &operands) };
-        given.map_err(|fault| self.refused(engine.functions, fault, product))?;
+        for refused in 1.. {
+            let Some(known) = plan else { return Ok(false) };
+            let operands = self.operands(engine, &known, product)?;
+            self.bind()?;
+            // SAFETY: the context is current. The operation entered its operands and checked their
+            // shapes against this product. The workspace belongs to this stream and has the size
+            // that the plan allows.
+            match unsafe { known.run(engine.functions, engine.handle.0, &operands) } {
+                Ok(()) => break,
+                // The library may refuse what its heuristic returned; then nothing was queued.
+                Err(fault) if fault.code == library::NOT_SUPPORTED && !is_capturing() => {
+                    plan = self.plan(engine, &kind, product, refused)?;
+                }
+                Err(fault) => return Err(self.refused(engine.functions, fault, product)),
+            }
+        }
         let existing = if product.beta == 0.0 {
             0
         } else {
@@ -178,29 +186,38 @@ impl Launcher {
         fault.of(self.op, self.gpu.device(), self.at)
     }
 
-    /// Looks for a plan and stores the result, also that there is none.
-    fn plan(&self, engine: &Engine, kind: Kind, product: &Product) -> Result<Option<Arc<Plan>>> {
+    /// Looks for a plan and stores the result, also that there is none. Skips the heuristic's first
+    /// algorithms that were `refused`.
+    fn plan(
+        &self,
+        engine: &Engine,
+        kind: &Kind,
+        product: &Product,
+        refused: usize,
+    ) -> Result<Option<Arc<Plan>>> {
         // The first product of a kind loads code, which may wait for the whole device.
         self.not_captured("a product of this kind was not made before")?;
         if kind.dtypes[0] == DType::F32 && kind.math == F32Math::Strict {
             self.refuse_emulation()?;
         }
-        let plan = Plan::make(engine.functions, engine.handle.0, &kind)
+        let plan = Plan::make(engine.functions, engine.handle.0, kind, refused)
             .map_err(|fault| self.refused(engine.functions, fault, product))?;
         let plan = match plan {
             Some(plan) => {
                 let operands = self.operands(engine, &plan, product)?;
-                self.keeps_nan(engine, &plan, &kind, &operands)?
+                self.keeps_nan(engine, &plan, kind, &operands)?
                     .then_some(plan)
             }
             None => None,
         };
+        let plan = plan.map(Arc::new);
         let mut plans = engine.plans.write().unwrap_or_else(PoisonError::into_inner);
+        if refused > 0 {
+            plans.insert(kind.clone(), plan.clone());
+            return Ok(plan);
+        }
         // Another thread may have stored one since; all threads use that one.
-        Ok(plans
-            .entry(kind)
-            .or_insert_with(|| plan.map(Arc::new))
-            .clone())
+        Ok(plans.entry(kind.clone()).or_insert(plan).clone())
     }
 
     fn refuse_emulation(&self) -> Result<()> {

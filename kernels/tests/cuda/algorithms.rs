@@ -145,6 +145,17 @@ fn an_algorithm_whose_relu_hides_nan_is_never_used() {
 }
 
 #[test]
+fn after_a_refused_algorithm_comes_the_heuristics_next() {
+    if !is_simulated() {
+        return;
+    }
+    let folder = Folder::new("refused");
+    // The trial of a fused relu is refused, so relu is a pass of ours.
+    let result = child(&folder.0, "100:refused,100:refused,300", "130000");
+    assert_eq!(result, format!("true [(1, 2), ({BIAS}, 2)]"));
+}
+
+#[test]
 fn the_fastest_is_kept_on_disk_until_the_library_changes() {
     if !is_simulated() {
         return;

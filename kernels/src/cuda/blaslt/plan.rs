@@ -104,16 +104,17 @@ fn bytes_of<T>(value: &T) -> (*const c_void, usize) {
 }
 
 impl Plan {
-    /// Asks the library; None if it has no algorithm.
+    /// The first algorithm of the heuristic after those `refused`; None if it has none.
     pub(super) fn make(
         functions: &Functions,
         handle: Opaque,
         kind: &Kind,
+        refused: usize,
     ) -> Result<Option<Plan>, Fault> {
         let mut plan = Plan::without_algorithm(functions, kind)?;
-        let found = plan.candidates(functions, handle, kind, 1)?;
-        Ok(found.first().map(|first| {
-            plan.algorithm = *first;
+        let found = plan.candidates(functions, handle, kind, refused + 1)?;
+        Ok(found.get(refused).map(|next| {
+            plan.algorithm = *next;
             plan
         }))
     }
