@@ -9,6 +9,7 @@
 pub mod calls;
 pub(crate) mod comm;
 pub mod comm_calls;
+mod connect;
 mod element;
 pub mod entry;
 mod flight;

@@ -11,7 +11,7 @@ use super::group;
 use super::refusal::Refusal;
 use super::transfer::{Call, CallKind};
 use crate::handle::StreamId;
-use crate::machine::Machine;
+use crate::machine::{LockedMachine, Machine};
 use crate::report::{self, FindingKind};
 use crate::stream;
 use crate::work::Address;
@@ -35,7 +35,7 @@ fn make(given: Given, kind: impl FnOnce(&Comm) -> Result<CallKind, Refusal>) -> 
 }
 
 fn checked(
-    machine: &mut Machine,
+    machine: &mut LockedMachine,
     given: &Given,
     kind: impl FnOnce(&Comm) -> Result<CallKind, Refusal>,
 ) -> Result<(), Refusal> {

@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use super::comm::{Comm, Flight, Piece};
+use super::connect::connect;
 use super::entry::call;
 use super::flight::takes_off;
 use super::launch_order::next_place;
@@ -45,7 +46,7 @@ pub(super) fn defer_init(to: &mut MaybeUninit<*mut Comm>, coming: Coming) {
 
 /// Makes a call, or keeps it for the end of the group.
 pub(super) fn make(
-    machine: &mut Machine,
+    machine: &mut LockedMachine,
     comm: Arc<Comm>,
     call: Call,
     stream: StreamId,
@@ -54,6 +55,7 @@ pub(super) fn make(
         OPEN.with_borrow_mut(|open| open.calls.push((comm, call, stream)));
         return Ok(());
     }
+    connect(machine, [(&comm, &call)].into_iter());
     submit(machine, &comm, vec![call], &[stream], next_place())
 }
 
@@ -128,9 +130,10 @@ fn init_all(
 
 /// One piece of work per communicator, in the order of first calls.
 fn submit_all(
-    machine: &mut Machine,
+    machine: &mut LockedMachine,
     calls: Vec<(Arc<Comm>, Call, StreamId)>,
 ) -> Result<(), Refusal> {
+    connect(machine, calls.iter().map(|(comm, call, _)| (comm, call)));
     let mut pieces: Vec<(Arc<Comm>, Vec<Call>, Vec<StreamId>)> = Vec::new();
     for (comm, call, stream) in calls {
         match pieces

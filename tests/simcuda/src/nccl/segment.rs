@@ -55,6 +55,8 @@ pub(super) struct Member {
     pub(super) consumed: [AtomicU64; RANKS_MAX],
     /// Whether it waits for each of the others.
     pub(super) wants: [AtomicU32; RANKS_MAX],
+    /// Which ranks it asked for a connection; its own: all, for collectives.
+    pub(super) connects: [AtomicU32; RANKS_MAX],
     /// Incremented when another rank begins to wait for it: its background thread sleeps on this.
     pub(super) called: AtomicU32,
     /// The readable form of `calls`: what, and from where.

@@ -5,18 +5,20 @@ use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
 use std::process::{Child, Command, Stdio};
 use std::ptr::null_mut;
+use std::sync::atomic::Ordering::Release;
 
 use cudarc::driver::sys::CUstream;
 
 use crate::copy::{cuMemcpyDtoH_v2, cuMemcpyHtoDAsync_v2};
 use crate::error::CUresult;
+use crate::machine::LockedMachine;
 use crate::machine::testing::{CASE, Ended, device, made, ok};
 use crate::memory::calls::cuMemAlloc_v2;
 use crate::nccl::calls::*;
 use crate::nccl::comm::Comm;
 use crate::nccl::comm_calls::*;
 use crate::nccl::element::CHUNK_ELEMENTS;
-use crate::nccl::entry::ncclGetLastError;
+use crate::nccl::entry::{ncclGetLastError, resolve};
 use crate::nccl::refusal::code;
 use crate::nccl::segment::UniqueId;
 use crate::stream::calls::cuStreamSynchronize;
@@ -56,6 +58,14 @@ pub(super) fn init(ranks: usize, id: UniqueIdByValue, rank: usize) -> *mut Comm 
     ));
     // SAFETY: the call has succeeded.
     unsafe { comm.assume_init() }
+}
+
+/// This rank has made its part of all connections.
+pub(super) fn connected(comm: *mut Comm) {
+    let mut held = LockedMachine::take();
+    let comm = resolve(&mut held, comm).expect("a communicator");
+    let asked = &comm.segment.member(comm.rank).connects;
+    asked.iter().for_each(|asked| asked.store(1, Release));
 }
 
 /// Device memory with these values, on the current device. They are there.
@@ -119,8 +129,14 @@ pub(super) struct Rank {
 }
 
 impl Rank {
-    /// Device and communicator.
+    /// Device and communicator, with its connections.
     pub(super) fn start(&self) -> *mut Comm {
+        let comm = self.start_unconnected();
+        connected(comm);
+        comm
+    }
+
+    pub(super) fn start_unconnected(&self) -> *mut Comm {
         device(self.rank as i32);
         init(self.ranks, self.id, self.rank)
     }

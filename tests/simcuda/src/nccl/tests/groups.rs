@@ -51,6 +51,7 @@ impl Local {
         let comms = places
             .into_iter()
             .map(|place| unsafe { place.assume_init() })
+            .inspect(|comm| connected(*comm))
             .collect();
         let streams = (0..RANKS).map(|rank| {
             device(rank as i32);

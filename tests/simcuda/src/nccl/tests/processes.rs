@@ -1,5 +1,7 @@
 //! Ranks that are processes.
 
+use std::time::{Duration, SystemTime};
+
 use super::bench::*;
 use crate::machine::testing::made;
 use crate::nccl::comm_calls::*;
@@ -30,4 +32,34 @@ fn all_ranks_have_the_sum_that_the_documentation_says_to_the_bit() {
         let Some(ended) = ended else { return };
         all_clean(&ended);
     }
+}
+
+#[test]
+fn the_first_collective_returns_once_every_rank_has_made_it() {
+    let test = name!(the_first_collective_returns_once_every_rank_has_made_it);
+    let ended = played(test, 2, &[("SIMCUDA_SCHEDULE", "lazy")], |own| {
+        let comm = own.start_unconnected();
+        let stream = made(|stream| cuStreamCreate(stream, NON_BLOCKING));
+        let (from, to) = (upload(&[1.0; 8]), upload(&[0.0; 8]));
+        let now = || SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos();
+        if own.rank == 1 {
+            std::thread::sleep(Duration::from_millis(300));
+            println!("time: {}", now());
+        }
+        done(all_reduce(from, to, 8, comm, stream));
+        if own.rank == 0 {
+            println!("time: {}", now());
+            // Connected, it returns without the other.
+            done(all_reduce(from, to, 8, comm, stream));
+        }
+        done(ncclCommAbort(comm));
+    });
+    let Some(ended) = ended else { return };
+    let time = |rank: usize| -> u128 {
+        ended[rank].came_to_its_end();
+        let mut lines = ended[rank].text.lines();
+        let time = lines.find_map(|line| line.strip_prefix("time: ")).unwrap();
+        time.parse().unwrap()
+    };
+    assert!(time(0) >= time(1), "the call returned before the other's");
 }
