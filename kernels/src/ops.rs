@@ -60,7 +60,9 @@ pub use activation::Activation;
 pub use adamw::{AdamwConstants, AdamwScalars, adamw, adamw_with_copies};
 pub use add::{add, add_into};
 pub use addmm::{addmm, addmm_into};
-pub use attention::{Attention, Qkv, attention_backward_into, attention_into};
+pub use attention::{
+    Attention, Qkv, attention_backward_into, attention_cached_into, attention_into,
+};
 pub use axpy::axpy;
 pub use cast::{cast, cast_into};
 pub use chunks::{Chunk, ChunkTable, QUANTUM};

@@ -26,7 +26,7 @@ const fn product(name: &'static str, mnk: [usize; 3], mat1_t: bool, mat2_t: bool
 
 /// The two sizes that the goals are set for, and every product of a training step of
 /// 784-1024-1024-10 at batch 128 and 1024.
-const PRODUCTS: [Product; 14] = [
+const PRODUCTS: [Product; 16] = [
     product("addmm 2048x2048x2048", [2048, 2048, 2048], false, false),
     product(
         "addmm 2048x2048x2048, weight as kept",
@@ -71,6 +71,18 @@ const PRODUCTS: [Product; 14] = [
         false,
     ),
     product("addmm 1024x784x1024 (dw)", [1024, 784, 1024], true, false),
+    product(
+        "addmm 1x3072x768, weight as kept",
+        [1, 3072, 768],
+        false,
+        true,
+    ),
+    product(
+        "addmm 1x50257x768, weight as kept",
+        [1, 50257, 768],
+        false,
+        true,
+    ),
 ];
 
 pub(crate) fn run(

@@ -12,6 +12,7 @@
 //! the same bits; a GPU's differ from these within rounding.
 
 mod backward;
+mod cached;
 mod cpu;
 mod forward;
 mod gpu;
@@ -24,6 +25,7 @@ use crate::error::Result;
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Placed, Slot, with_float};
 use crate::threads::Shares;
 use backward::{Backward, write_delta};
+pub use cached::attention_cached_into;
 use forward::Forward;
 use gpu::Heads;
 use sizes::{HEAD_SIZE_MAX, Sizes};

@@ -11,6 +11,8 @@
 mod pack;
 mod parts;
 mod piece;
+#[cfg(target_arch = "x86_64")]
+mod row;
 mod tile;
 
 use crate::threads;
@@ -24,6 +26,8 @@ pub(crate) use tile::{Kernel, Plain};
 
 /// Products with fewer multiplications run on the caller alone.
 const PARALLEL_PRODUCT_MIN: usize = 48 * 48 * 256;
+/// The same of one row, which waits for memory.
+const PARALLEL_ROW_MIN: usize = 1 << 16;
 
 /// `out = product_scale * a·b + existing_scale * out`, then `finish`. With an `existing_scale` of
 /// 0, `out` is not read.
@@ -45,7 +49,11 @@ pub(crate) fn product<T: Real>(
         product_scale,
         existing_scale,
     };
-    let threads = if m.saturating_mul(n).saturating_mul(k) < PARALLEL_PRODUCT_MIN {
+    let parallel_min = match m {
+        1 => PARALLEL_ROW_MIN,
+        _ => PARALLEL_PRODUCT_MIN,
+    };
+    let threads = if m.saturating_mul(n).saturating_mul(k) < parallel_min {
         1
     } else {
         threads::count()

@@ -133,7 +133,7 @@ fn turn_plain<T: Copy>(
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
+pub(super) mod x86 {
     use std::arch::x86_64::{
         __m256, _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_shuffle_ps, _mm256_storeu_ps,
         _mm256_unpackhi_ps, _mm256_unpacklo_ps,
@@ -141,7 +141,7 @@ mod x86 {
 
     use super::turn_plain;
 
-    const SIDE: usize = 8;
+    pub(in super::super) const SIDE: usize = 8;
 
     /// Transposes squares of 8 × 8, eight source rows at a time, so that cache lines are read once.
     #[target_feature(enable = "avx2")]
@@ -202,6 +202,16 @@ mod x86 {
         // SAFETY: readable by the caller's promise.
         let row: [__m256; SIDE] =
             std::array::from_fn(|i| unsafe { _mm256_loadu_ps(from.add(i * from_stride)) });
+        for (index, lanes) in turned(row).into_iter().enumerate() {
+            // SAFETY: writable by the caller's promise.
+            unsafe { _mm256_storeu_ps(to.add(index * to_stride), lanes) };
+        }
+    }
+
+    /// The columns of a square whose rows these are.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(in super::super) fn turned(row: [__m256; SIDE]) -> [__m256; SIDE] {
         // Interleaves pairs of rows, then fours, then joins the halves.
         let (a0, a1) = (
             _mm256_unpacklo_ps(row[0], row[1]),
@@ -235,7 +245,7 @@ mod x86 {
             _mm256_shuffle_ps::<0x44>(a5, a7),
             _mm256_shuffle_ps::<0xee>(a5, a7),
         );
-        let turned = [
+        [
             _mm256_permute2f128_ps::<0x20>(b0, b4),
             _mm256_permute2f128_ps::<0x20>(b1, b5),
             _mm256_permute2f128_ps::<0x20>(b2, b6),
@@ -244,11 +254,7 @@ mod x86 {
             _mm256_permute2f128_ps::<0x31>(b1, b5),
             _mm256_permute2f128_ps::<0x31>(b2, b6),
             _mm256_permute2f128_ps::<0x31>(b3, b7),
-        ];
-        for (index, lanes) in turned.into_iter().enumerate() {
-            // SAFETY: writable by the caller's promise.
-            unsafe { _mm256_storeu_ps(to.add(index * to_stride), lanes) };
-        }
+        ]
     }
 }
 

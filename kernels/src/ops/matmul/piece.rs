@@ -6,6 +6,8 @@ use std::ops::Range;
 use super::pack::{Panels, Turn};
 use super::parts::{Finish, Product};
 #[cfg(target_arch = "x86_64")]
+use super::row;
+#[cfg(target_arch = "x86_64")]
 use super::tile::{Avx2F32, Avx2F64, Avx512F32};
 use super::tile::{Kernel, Plain, TILE_MAX, store};
 #[cfg(target_arch = "x86_64")]
@@ -134,6 +136,11 @@ impl Real for f32 {
         columns: Range<usize>,
         finish: &impl Finish<f32>,
     ) {
+        #[cfg(target_arch = "x86_64")]
+        if work.a.rows == 1 && work.b.transposed && simd::level() >= Level::Avx2 {
+            // SAFETY: by the caller's promise; this processor has that level.
+            return unsafe { row::piece(work, columns, finish) };
+        }
         PANELS_F32.with_borrow_mut(|panels| {
             // SAFETY: by the caller's promise; the kernel is one that this processor has.
             unsafe {
