@@ -7,6 +7,7 @@ mod command;
 mod doctor;
 mod export;
 pub(crate) mod flags;
+mod generate;
 mod inspect;
 mod layers;
 mod tokenize;
@@ -22,6 +23,7 @@ pub use self::command::Command;
 pub use self::doctor::DoctorFlags;
 pub use self::export::{ExportFlags, ExportFormat};
 pub use self::flags::RankFlags;
+pub use self::generate::GenerateFlags;
 pub use self::inspect::InspectFlags;
 pub use self::layers::{LayerFlags, SettingFlags};
 pub use self::tokenize::TokenizeFlags;
@@ -50,6 +52,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
         Mode::Train { flags, layers } => return layers::train(&flags, &layers),
         Mode::Eval(flags) => Command::Eval(flags),
         Mode::Predict(flags) => Command::Predict(flags.check()?),
+        Mode::Generate(flags) => Command::Generate(flags),
         Mode::Export(flags) => Command::Export(flags),
         Mode::Tokenize(flags) => Command::Tokenize(flags),
         Mode::Inspect(flags) => Command::Inspect(flags),
@@ -175,6 +178,9 @@ enum Mode {
     /// Write a saved model's prediction for each row
     #[command(after_help = using::PREDICT_EXAMPLES, max_term_width = 120)]
     Predict(PredictFlags),
+    /// Continue texts with a saved transformer
+    #[command(after_help = generate::EXAMPLES, max_term_width = 120)]
+    Generate(GenerateFlags),
     /// Write a saved model for other programs
     #[command(after_help = export::EXAMPLES, max_term_width = 120)]
     Export(ExportFlags),

@@ -25,8 +25,8 @@ pub use ddp_data as data;
 use ddp_data::disk as files;
 use ddp_engine::shown;
 pub use ddp_engine::{
-    audit, checkpoint, devices, evidence, hugging_face, process, ranks, record, reducer, step,
-    tasks, trainer,
+    audit, checkpoint, devices, evidence, generate, hugging_face, process, ranks, record, reducer,
+    step, tasks, trainer,
 };
 pub use ddp_nn as nn;
 pub use ddp_nn::{models, optim, params};

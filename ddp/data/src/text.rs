@@ -1,10 +1,12 @@
-//! From texts to shards of tokens: `documents` reads files, `encoder` turns text into tokens,
-//! `vocabulary` says which tokens a tokenizer has, `shards` fills a `folder`.
+//! From texts to shards of tokens, and back: `documents` reads files, `encoder` turns text into tokens,
+//! `vocabulary` says which tokens a tokenizer has, `shards` fills a `folder`; `stream` turns tokens
+//! into text.
 
 mod documents;
 mod encoder;
 mod folder;
 mod shards;
+mod stream;
 mod unpack;
 mod vocabulary;
 
@@ -13,6 +15,7 @@ pub use self::encoder::Encoder;
 pub use self::shards::{
     Progress, Side, Sizes, TokenizeOptions, Tokenized, TokenizerChoice, tokenize,
 };
+pub use self::stream::TextStream;
 pub use self::vocabulary::{TOKENIZER_FILE, Vocabulary};
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ pub mod devices;
 pub mod error;
 pub mod evidence;
 mod faults;
+pub mod generate;
 pub mod hugging_face;
 pub mod process;
 pub mod ranks;

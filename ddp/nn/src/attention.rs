@@ -83,6 +83,24 @@ impl SelfAttention {
             .expect("a layer is built (Model::new) before it is run")
     }
 
+    /// What the heads return for new tokens, whose queries, keys and values are in `qkv`, after
+    /// those in the pass's cache.
+    fn mix_new(&self, pass: &mut Pass<'_>, qkv: &Tensor) -> Result<Tensor> {
+        let built = self.built();
+        let (rows, columns) = (qkv.shape()[0], built.heads * built.head_size);
+        let mixed = pass.take(&[rows, columns])?;
+        let cache = pass.cache().expect("the caller decodes");
+        let before = cache.tokens();
+        if let Some(table) = self.rotary_table(qkv)? {
+            let table = table.slice(before..before + rows)?;
+            ops::rope_into(qkv, qkv, &table, self.heads + self.kv_heads)?;
+        }
+        let time = before + rows;
+        let kept = cache.next(rows, 2 * built.kv_heads * built.head_size, qkv.dtype())?;
+        ops::attention_cached_into(&mixed, &kept, qkv, &Attention { time, ..*built })?;
+        Ok(mixed)
+    }
+
     /// The shape of the numbers that forward keeps, one for each head and token.
     fn sums_shape(&self, rows: usize) -> [usize; 2] {
         let Attention { time, heads, .. } = *self.built();
@@ -137,6 +155,10 @@ impl Layer for SelfAttention {
         let qkv = self.qkv.forward(pass, x)?;
         let rows = x.count() / width;
         let qkv = qkv.reshape(&[rows, self.qkv.outputs()])?;
+        if pass.cache().is_some() {
+            let mixed = self.mix_new(pass, &qkv)?;
+            return self.out.forward(pass, &mixed.reshape(x.shape())?);
+        }
         if let Some(table) = self.rotary_table(x)? {
             ops::rope_into(&qkv, &qkv, table, self.heads + self.kv_heads)?;
         }

@@ -108,8 +108,11 @@ impl Layer for Embedding {
         let ids = x.reshape(&[x.count()])?;
         let y = pass.take(&[x.count(), self.columns])?;
         let table = pass.value(tokens)?;
-        let positions = positions.map(|id| pass.value(id)).transpose()?;
-        ops::embedding_into(&y, table, &ids, positions)?;
+        let mut positions = positions.map(|id| pass.value(id).cloned()).transpose()?;
+        if let (Some(all), Some(cache)) = (&mut positions, pass.cache()) {
+            *all = all.slice(cache.tokens()..cache.tokens() + ids.count())?;
+        }
+        ops::embedding_into(&y, table, &ids, positions.as_ref())?;
         if pass.is_training() {
             pass.save(&ids);
         }

@@ -163,7 +163,13 @@ impl Layer for Head {
         if pass.leaves_head() {
             return Ok(x.clone());
         }
-        self.linear.forward_with(pass, x, self.mask(x)?)
+        if pass.cache().is_none() {
+            return self.linear.forward_with(pass, x, self.mask(x)?);
+        }
+        let columns = self.linear.inputs();
+        let rows = x.count() / columns;
+        let last = x.reshape(&[rows, columns])?.slice(rows - 1..rows)?;
+        self.linear.forward_with(pass, &last, self.mask(x)?)
     }
 
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {

@@ -5,6 +5,7 @@ use ddp_kernels::ops::{self, Activation};
 use ddp_kernels::{DType, Tensor};
 
 use crate::build::{ParamId, UseIndex};
+use crate::decode::Cache;
 use crate::error::{Error, Result};
 use crate::fold::{Fold, Folded};
 use crate::params::Params;
@@ -35,6 +36,8 @@ pub struct Pass<'a> {
     options: PassOptions<'a>,
     listener: &'a mut dyn Listener,
     leaves_head: bool,
+    /// The tokens before those of this pass, in decoding.
+    cache: Option<&'a mut Cache>,
 }
 
 /// Learns which values a pass is about to read and which gradients it has completed: the reducer,
@@ -126,6 +129,7 @@ impl<'a> Pass<'a> {
             options,
             listener,
             leaves_head: false,
+            cache: None,
         }
     }
 
@@ -141,6 +145,20 @@ impl<'a> Pass<'a> {
     /// Whether the model's last layer is left to the loss, if that is a `Head`.
     pub fn leaves_head(&self) -> bool {
         self.leaves_head
+    }
+
+    /// The same pass over tokens that follow those in `cache`, whose layers then return the output
+    /// of the last token alone.
+    pub(crate) fn after(self, cache: &'a mut Cache) -> Pass<'a> {
+        Pass {
+            cache: Some(cache),
+            ..self
+        }
+    }
+
+    /// In decoding: the keys and values of the tokens before this pass.
+    pub(crate) fn cache(&mut self) -> Option<&mut Cache> {
+        self.cache.as_deref_mut()
     }
 
     /// Whether layers behave as in training.

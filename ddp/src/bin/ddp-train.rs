@@ -59,7 +59,8 @@ fn of_ranks(command: &Command) -> (LogLevel, f64, bool) {
         }
         Command::Bench(bench) => of(LogLevel::default(), bench.ranks()),
         Command::Doctor(flags) => (LogLevel::Warn, flags.timeout_s, false),
-        Command::Export(_)
+        Command::Generate(_)
+        | Command::Export(_)
         | Command::Tokenize(_)
         | Command::Inspect(_)
         | Command::Report(_)
@@ -82,6 +83,10 @@ fn run(command: Command, world: &World) -> Result<(), Error> {
         Command::DryRun(config) => dry_run::dry_run(&config, world, &mut say),
         Command::Eval(flags) => using::eval(&flags, world, &mut say),
         Command::Predict(flags) => using::predict(&flags, world),
+        Command::Generate(flags) => match using::generate(&flags, world) {
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::BrokenPipe => Ok(()),
+            generated => generated,
+        },
         Command::Export(flags) => export::export(&flags, world, &mut say),
         Command::Tokenize(flags) => tokenize::tokenize(&flags, world, &mut say),
         Command::Inspect(flags) => inspect::inspect(&flags, &mut say),

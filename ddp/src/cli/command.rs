@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::doctor::DoctorFlags;
 use super::export::ExportFlags;
+use super::generate::GenerateFlags;
 use super::inspect::InspectFlags;
 use super::tokenize::TokenizeFlags;
 use super::using::{EvalFlags, PredictFlags};
@@ -21,6 +22,8 @@ pub enum Command {
     Eval(EvalFlags),
     /// Write a saved model's predictions.
     Predict(PredictFlags),
+    /// Continue texts with a saved model.
+    Generate(GenerateFlags),
     /// Write a saved model for other programs.
     Export(ExportFlags),
     /// Turn texts into files of tokens.
@@ -45,6 +48,7 @@ impl Command {
             Command::DryRun(_) => "--dry-run",
             Command::Eval(_) => "eval",
             Command::Predict(_) => "predict",
+            Command::Generate(_) => "generate",
             Command::Export(_) => "export",
             Command::Tokenize(_) => "tokenize",
             Command::Inspect(_) => "inspect",

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::support::job::{Ended, Folder};
 
 /// Tensors by name: their shape and values.
-type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+pub(crate) type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// 4 windows of 3 tokens below 5.
 const DATA: &str =
@@ -121,7 +121,7 @@ pub(crate) fn read_tensors(path: &Path) -> Tensors {
 }
 
 /// A folder of Hugging Face called `name`, below `folder`.
-fn write(folder: &Folder, name: &str, config: &Value, tensors: &Tensors) {
+pub(crate) fn write(folder: &Folder, name: &str, config: &Value, tensors: &Tensors) {
     let path = folder.path().join(name);
     fs::create_dir(&path).unwrap();
     fs::write(path.join("config.json"), config.to_string()).unwrap();

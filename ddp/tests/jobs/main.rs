@@ -17,6 +17,7 @@ mod data;
 mod disk;
 mod events;
 mod face;
+mod generate;
 mod golden;
 mod gpt;
 mod hugging_face;

@@ -1,4 +1,4 @@
-//! From text to tokens: bytes, or the crate `tokenizers` with a `tokenizer.json`.
+//! From text to tokens and back: bytes, or the crate `tokenizers` with a `tokenizer.json`.
 
 use super::vocabulary::{END, Vocabulary};
 
@@ -6,7 +6,7 @@ use super::vocabulary::{END, Vocabulary};
 const AROUND_CUT: usize = 256;
 
 /// Turns text into tokens. Each thread has its own, since it may cache words.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub enum Encoder {
     /// Each byte is a token.
     Bytes,
@@ -22,6 +22,19 @@ impl Encoder {
             Encoder::Bytes => Ok(bytes(text)),
             #[cfg(feature = "tokenizers")]
             Encoder::Tokenizer(tokenizer) => built::encode(tokenizer, text),
+        }
+    }
+
+    /// The text of tokens, without special ones. Bytes that are not UTF-8 become U+FFFD.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String, String> {
+        match self {
+            Encoder::Bytes => {
+                let bytes = tokens.iter().filter_map(|token| u8::try_from(*token).ok());
+                let bytes: Vec<u8> = bytes.collect();
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            #[cfg(feature = "tokenizers")]
+            Encoder::Tokenizer(tokenizer) => built::decode(tokenizer, tokens),
         }
     }
 
@@ -84,6 +97,12 @@ mod built {
         let encoded = encoded.unwrap_or_else(|| Err("it gave up".into()));
         let encoded = encoded.map_err(|error| format!("the tokenizer: {error}"))?;
         Ok(encoded.get_ids().to_vec())
+    }
+
+    pub(super) fn decode(tokenizer: &Tokenizer, tokens: &[u32]) -> Result<String, String> {
+        let text = panics::caught(|| tokenizer.decode(tokens, true));
+        let text = text.unwrap_or_else(|| Err("it gave up".into()));
+        text.map_err(|error| format!("the tokenizer: {error}"))
     }
 
     /// The `tokenizer.json` of a byte-level BPE with `size` tokens, learned from these texts.

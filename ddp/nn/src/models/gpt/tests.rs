@@ -117,3 +117,78 @@ fn settings_that_do_not_fit_are_refused_by_name() {
     let error = tiny().layers(&shape(&[6])).unwrap_err().to_string();
     assert!(error.starts_with("`context` 5"), "{error}");
 }
+
+/// A model of this spec for `outputs` tokens, with first values that are far from uniform.
+fn built(spec: &GptSpec, outputs: usize) -> Model {
+    let context = [spec.context];
+    let shape = DataShape {
+        outputs,
+        ..shape(&context)
+    };
+    let layers = Box::new(spec.layers(&shape).unwrap());
+    let model = Model::new(layers, &context, DType::F32, Device::Cpu, 1, &|_| true).unwrap();
+    let random = &mut ddp_kernels::Random::new(2);
+    let values = model.params.values();
+    let noise = Tensor::randn(values.shape(), DType::F32, Device::Cpu, random).unwrap();
+    ddp_kernels::ops::axpy(values, 0.3, &noise).unwrap();
+    model
+}
+
+#[test]
+fn decoding_gives_the_logits_of_a_forward_and_its_bits_do_not_depend_on_the_tokens_at_a_time() {
+    let tokens: Vec<i64> = (0..20).map(|index| index * 5 % 7).collect();
+    let size = GptSpec {
+        layers: 2,
+        context: 20,
+        ..tiny()
+    };
+    let llama = GptSpec {
+        norm: NormKind::Rms,
+        position: PositionKind::Rope,
+        mlp: MlpKind::Swiglu,
+        bias: false,
+        tied: false,
+        ..size.clone()
+    };
+    let relu2 = GptSpec {
+        mlp: MlpKind::Relu2,
+        kv_heads: 0,
+        dropout: 0.5,
+        vocab: 9,
+        ..size.clone()
+    };
+    for spec in [size, llama, relu2] {
+        let model = built(&spec, 7);
+        let position = Tensor::zeros(&[2], DType::I64, Device::Cpu).unwrap();
+        let options = crate::PassOptions {
+            training: false,
+            accumulate: false,
+            last: true,
+            seed: 0,
+            position: &position,
+        };
+        let (mut scratch, mut saved) = (crate::Scratch::new(Device::Cpu), Default::default());
+        let mut ready = |_| Ok(());
+        let params = &model.params;
+        let mut pass = crate::Pass::new(params, &mut scratch, &mut saved, options, &mut ready);
+        let x = Tensor::from_slice(&tokens, &[1, 20], Device::Cpu).unwrap();
+        let whole = model
+            .forward(&mut pass, &x)
+            .unwrap()
+            .to_vec::<f32>()
+            .unwrap();
+        let vocabulary = whole.len() / 20;
+        let mut one_by_one = crate::Decoder::new(&model, 20).unwrap();
+        for (index, expected) in whole.chunks(vocabulary).enumerate() {
+            let logits = one_by_one.next(&tokens[index..=index]).unwrap();
+            let mut at_once = crate::Decoder::new(&model, 20).unwrap();
+            assert_eq!(at_once.next(&tokens[..=index]).unwrap(), logits, "{index}");
+            let apart = logits.iter().zip(expected).filter(|(a, _)| a.is_finite());
+            let apart = apart.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(apart < 2e-5, "{spec:?}, token {index}: {apart}");
+            assert_eq!(logits[7..], vec![f32::NEG_INFINITY; vocabulary - 7]);
+        }
+        assert_eq!(one_by_one.room(), 0);
+        assert!(crate::Decoder::new(&model, 21).is_err());
+    }
+}

@@ -1,0 +1,269 @@
+//! Generating text: a prompt is continued token by token, on the CPU.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use ddp_data::TaskSpec;
+use ddp_data::text::{Encoder, TextStream, Vocabulary};
+use ddp_kernels::heartbeat::{self, Work};
+use ddp_kernels::{DType, Device, Random, Tensor};
+use ddp_nn::models::Model;
+use ddp_nn::{Decoder, Sampling};
+
+use crate::error::{Error, Result};
+
+/// How a text is generated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerateOptions {
+    /// The most tokens, at least 1.
+    pub tokens_max: usize,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// The seed of what is chosen.
+    pub seed: u64,
+    /// The text ends before this one; empty for none.
+    pub stop: String,
+}
+
+/// What turns texts into a model's tokens and back.
+#[derive(Clone, Debug)]
+pub struct Coding {
+    encoder: Encoder,
+    /// The token that ends a text.
+    end: Option<u32>,
+    /// Tokens are below this.
+    size: usize,
+}
+
+impl Coding {
+    /// That of `tokenizer`. Texts end with the token `end`, by default a usual one.
+    pub fn of_tokenizer(tokenizer: &Vocabulary, end: Option<usize>) -> Result<Coding> {
+        let encoder = match tokenizer.hash == Vocabulary::bytes().hash {
+            true => Encoder::Bytes,
+            false => Encoder::of(tokenizer).map_err(Error::Data)?,
+        };
+        let end = end.and_then(|end| u32::try_from(end).ok());
+        Ok(Coding {
+            encoder,
+            end: end.or_else(|| tokenizer.end_of_text(None).ok()),
+            size: tokenizer.size,
+        })
+    }
+
+    /// The one in which each byte is a token.
+    pub fn of_bytes() -> Coding {
+        Coding {
+            encoder: Encoder::Bytes,
+            end: Some(256),
+            size: 257,
+        }
+    }
+
+    /// That of a model that was trained for `task`, with its tokenizer if it has one; None if
+    /// nothing says what its tokens mean.
+    pub fn of_task(task: &TaskSpec, tokenizer: Option<&Vocabulary>) -> Result<Option<Coding>> {
+        match (task, tokenizer) {
+            (TaskSpec::NextToken { tokenizer: id, .. }, Some(tokenizer)) => {
+                let end = id.as_ref().and_then(|id| id.end_of_text);
+                Coding::of_tokenizer(tokenizer, end).map(Some)
+            }
+            (TaskSpec::NextToken { are_bytes, .. }, None) => Ok(are_bytes.then(Coding::of_bytes)),
+            _ => Ok(None),
+        }
+    }
+
+    /// The tokens of a prompt, as many as `model` takes.
+    fn prompt(&self, prompt: &str, model: &Model) -> Result<Vec<u32>> {
+        let mut tokens = self.encoder.encode(prompt).map_err(Error::Data)?;
+        if tokens.is_empty() {
+            tokens.extend(self.end);
+        }
+        let context = model.input_shape.first().copied().unwrap_or(0);
+        let vocabulary = model.output_shape.last().copied().unwrap_or(0);
+        let unknown = tokens.iter().find(|token| **token as usize >= vocabulary);
+        let refused = match (unknown, tokens.len()) {
+            (Some(token), _) => format!(
+                "expected tokens below {vocabulary}, as the model has, got {token}; help: give the \
+                 tokenizer that the model was trained with"
+            ),
+            (None, 0) => "expected text, got none, and the tokenizer has no token that ends \
+                          documents, with which a text could begin; help: give some text"
+                .into(),
+            (None, count) if count > context => format!(
+                "expected at most {context} tokens, the model's context, got {count}; help: give a \
+                 shorter one"
+            ),
+            _ => return Ok(tokens),
+        };
+        Err(Error::Usage(format!("prompt: {refused}")))
+    }
+}
+
+/// Why a text ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It has as many tokens as were asked for.
+    Length,
+    /// The model ended it.
+    EndToken,
+    /// The text to stop at came.
+    Stop,
+    /// The model's context is full.
+    Context(usize),
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ended::Length => f.write_str("as many tokens as asked"),
+            Ended::EndToken => f.write_str("the model's end of a text"),
+            Ended::Stop => f.write_str("the text to stop at"),
+            Ended::Context(tokens) => write!(f, "the model's context, {tokens} tokens, is full"),
+        }
+    }
+}
+
+/// What was generated.
+#[derive(Clone, Copy, Debug)]
+pub struct Generated {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// The time in which all of them passed through the model.
+    pub prompt_time: Duration,
+    /// Tokens that were made, with the end token.
+    pub tokens: usize,
+    /// The time for all of them but the first, which comes with the prompt.
+    pub time: Duration,
+    /// Why there are no more.
+    pub ended: Ended,
+}
+
+/// Continues `prompt`, and calls `each` with parts of the text as soon as they are known. `model`
+/// is on the CPU and takes rows of tokens.
+pub fn generate(
+    model: &Model,
+    coding: &Coding,
+    prompt: &str,
+    options: &GenerateOptions,
+    each: &mut dyn FnMut(&str) -> Result<()>,
+) -> Result<Generated> {
+    let mut new = coding.prompt(prompt, model)?;
+    let (context, prompt_tokens) = (model.input_shape[0], new.len());
+    let room = (prompt_tokens - 1).saturating_add(options.tokens_max);
+    let mut decoder = Decoder::new(model, context.min(room))?;
+    let mut random = Random::new(options.seed);
+    let mut stream = TextStream::after(&coding.encoder, &new);
+    let mut output = Output {
+        stop: &options.stop,
+        held: String::new(),
+        each,
+    };
+    let (mut tokens, mut times) = (0, [Duration::ZERO; 2]);
+    let ended = loop {
+        heartbeat::beat(Work::Computes);
+        let began = Instant::now();
+        let ids: Vec<i64> = new.iter().map(|token| i64::from(*token)).collect();
+        let logits = decoder.next(&ids)?;
+        let uniform = Tensor::rand(&[1], DType::F64, Device::Cpu, &mut random)?.item()?;
+        let size = coding.size.min(logits.len());
+        let chosen = options.sampling.choose(&logits[..size], uniform);
+        let Some(token) = chosen.and_then(|token| u32::try_from(token).ok()) else {
+            return Err(Error::NonFinite(format!(
+                "token {tokens} of the text: the model gives a number that is not finite; help: \
+                 use an earlier checkpoint"
+            )));
+        };
+        times[tokens.min(1)] += began.elapsed();
+        tokens += 1;
+        if Some(token) == coding.end {
+            break Ended::EndToken;
+        }
+        if output.push(&stream.push(token).map_err(Error::Data)?)? {
+            break Ended::Stop;
+        }
+        if tokens == options.tokens_max {
+            break Ended::Length;
+        }
+        if decoder.room() == 0 {
+            break Ended::Context(context);
+        }
+        new = vec![token];
+    };
+    if ended != Ended::Stop && !output.push(&stream.finish().map_err(Error::Data)?)? {
+        output.give(output.held.len())?;
+    }
+    Ok(Generated {
+        prompt_tokens,
+        prompt_time: times[0],
+        tokens,
+        time: times[1],
+        ended,
+    })
+}
+
+/// Gives text out, except for what may be the beginning of the text at which it ends.
+struct Output<'a> {
+    stop: &'a str,
+    held: String,
+    each: &'a mut dyn FnMut(&str) -> Result<()>,
+}
+
+impl Output<'_> {
+    /// Returns whether the text ends here.
+    fn push(&mut self, text: &str) -> Result<bool> {
+        self.held += text;
+        if let (false, Some(end)) = (self.stop.is_empty(), self.held.find(self.stop)) {
+            self.give(end)?;
+            return Ok(true);
+        }
+        let beginnings = self.stop.char_indices().map(|(end, _)| &self.stop[..end]);
+        let held = beginnings.filter(|part| self.held.ends_with(part));
+        let held = held.map(str::len).max().unwrap_or(0);
+        self.give(self.held.len() - held)?;
+        Ok(false)
+    }
+
+    fn give(&mut self, end: usize) -> Result<()> {
+        if end > 0 {
+            (self.each)(&self.held[..end])?;
+            self.held.drain(..end);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is given out of these parts with `stop`, and whether the text ended there.
+    fn given(stop: &str, parts: &[&str]) -> (Vec<String>, bool) {
+        let mut given = Vec::new();
+        let mut each = |text: &str| {
+            given.push(text.to_string());
+            Ok(())
+        };
+        let mut output = Output {
+            stop,
+            held: String::new(),
+            each: &mut each,
+        };
+        let ended = parts.iter().any(|part| output.push(part).unwrap());
+        (given, ended)
+    }
+
+    #[test]
+    fn nothing_of_the_text_to_stop_at_is_given_out() {
+        assert_eq!(
+            given("END", &["aE", "N", "Db", "c"]),
+            (vec!["a".into()], true)
+        );
+        let parts = (vec!["a".into(), "ENx".into(), "E".into()], false);
+        assert_eq!(given("END", &["aEN", "x", "EE"]), parts);
+        assert_eq!(given("ßß", &["aß", "ß"]), (vec!["a".into()], true));
+        assert_eq!(
+            given("", &["a", "", "b"]),
+            (vec!["a".into(), "b".into()], false)
+        );
+    }
+}

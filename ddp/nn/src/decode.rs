@@ -1,0 +1,243 @@
+//! Decoding: a model of tokens makes one token after another. Its forward is that of training, but
+//! sees only new tokens; attention finds the keys and values of those before in a `Cache`. Each row
+//! is computed on its own, so a text has the same bits however many tokens come at a time.
+
+use ddp_kernels::{DType, Device, Tensor};
+
+use crate::build::ParamId;
+use crate::error::{Error, Result};
+use crate::models::Model;
+use crate::pass::{Pass, PassOptions, Saved};
+use crate::scratch::Scratch;
+
+/// The keys and values of the tokens so far.
+#[derive(Debug)]
+pub struct Cache {
+    /// Tokens of earlier passes.
+    tokens: usize,
+    /// The most tokens.
+    room: usize,
+    /// (room, 2·K·D) of each attention, in the order of the layers.
+    layers: Vec<Tensor>,
+    /// The attention that this pass comes to next.
+    next: usize,
+}
+
+impl Cache {
+    fn new(room: usize) -> Cache {
+        Cache {
+            tokens: 0,
+            room,
+            layers: Vec::new(),
+            next: 0,
+        }
+    }
+
+    /// Tokens of earlier passes.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// The keys and values of the next attention: of earlier tokens, and `rows` to be written.
+    pub(crate) fn next(&mut self, rows: usize, columns: usize, dtype: DType) -> Result<Tensor> {
+        if self.next == self.layers.len() {
+            let layer = Tensor::empty(&[self.room, columns], dtype, Device::Cpu)?;
+            self.layers.push(layer.named("keys and values"));
+        }
+        self.next += 1;
+        Ok(self.layers[self.next - 1].slice(0..self.tokens + rows)?)
+    }
+}
+
+/// A model on the CPU that continues one text.
+#[derive(Debug)]
+pub struct Decoder<'a> {
+    model: &'a Model,
+    cache: Cache,
+    scratch: Scratch,
+    saved: Saved,
+    /// i64 (2): the position of random numbers, which only training draws.
+    position: Tensor,
+}
+
+impl<'a> Decoder<'a> {
+    /// A decoder of at most `room` tokens, which the model's context must hold.
+    pub fn new(model: &'a Model, room: usize) -> Result<Decoder<'a>> {
+        let refused = |expected: String, got: String, help: &str| Error::Model {
+            layer: "model".into(),
+            expected,
+            got,
+            help: help.into(),
+        };
+        let device = model.params.device();
+        let &[context] = &model.input_shape[..] else {
+            let got = format!("{:?}", model.input_shape);
+            return Err(refused("rows of tokens".into(), got, "give a transformer"));
+        };
+        if device != Device::Cpu {
+            let help = "copy the model to the CPU to generate";
+            return Err(refused(
+                "a model on the CPU".into(),
+                device.to_string(),
+                help,
+            ));
+        }
+        if room > context {
+            let expected = format!("at most {context} tokens, the context");
+            return Err(refused(expected, room.to_string(), "give fewer"));
+        }
+        Ok(Decoder {
+            model,
+            cache: Cache::new(room),
+            scratch: Scratch::new(device),
+            saved: Saved::default(),
+            position: Tensor::zeros(&[2], DType::I64, device)?,
+        })
+    }
+
+    /// Tokens that still fit.
+    pub fn room(&self) -> usize {
+        self.cache.room - self.cache.tokens
+    }
+
+    /// The logits of the token after `tokens`, which follow those of earlier calls.
+    pub fn next(&mut self, tokens: &[i64]) -> Result<Vec<f32>> {
+        let x = Tensor::from_slice(tokens, &[1, tokens.len()], Device::Cpu)?;
+        let options = PassOptions {
+            training: false,
+            accumulate: false,
+            last: true,
+            seed: 0,
+            position: &self.position,
+        };
+        let mut ignored = |_: ParamId| Ok(());
+        let params = &self.model.params;
+        self.cache.next = 0;
+        let (scratch, saved) = (&mut self.scratch, &mut self.saved);
+        let pass = Pass::new(params, scratch, saved, options, &mut ignored);
+        let logits = self.model.forward(&mut pass.after(&mut self.cache), &x)?;
+        self.cache.tokens += tokens.len();
+        Ok(logits.to_dtype(DType::F32)?.to_vec()?)
+    }
+}
+
+/// How a token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// What logits are divided by; 0 takes the most probable token.
+    pub temperature: f64,
+    /// Only so many tokens, the most probable ones; None for all.
+    pub top_k: Option<usize>,
+    /// Only the most probable tokens whose probabilities add up to this.
+    pub top_p: f64,
+}
+
+impl Sampling {
+    /// A token by its logits; None if one of these is NaN or +∞. `uniform` is a random number in
+    /// [0, 1). Of equal logits the first counts as more probable. A logit of −∞ is never chosen.
+    pub fn choose(&self, logits: &[f32], uniform: f64) -> Option<usize> {
+        let mut best = (0, f32::NEG_INFINITY);
+        for (token, &logit) in logits.iter().enumerate() {
+            if logit.is_nan() || logit == f32::INFINITY {
+                return None;
+            }
+            best = if logit > best.1 { (token, logit) } else { best };
+        }
+        if self.temperature == 0.0 || self.top_k == Some(1) {
+            return Some(best.0);
+        }
+        let weight = |logit: f32| (f64::from(logit - best.1) / self.temperature).exp();
+        let all = logits.iter().enumerate();
+        let all = all.map(|(token, &logit)| (token, weight(logit)));
+        let mut left: Vec<(usize, f64)> = all.filter(|(_, weight)| *weight > 0.0).collect();
+        let more_probable_first =
+            |a: &(usize, f64), b: &(usize, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        if let Some(count) = self.top_k.filter(|count| *count < left.len()) {
+            left.select_nth_unstable_by(count - 1, more_probable_first);
+            left.truncate(count);
+        }
+        let sum = |left: &[(usize, f64)]| left.iter().map(|(_, weight)| weight).sum::<f64>();
+        left.sort_unstable_by(more_probable_first);
+        if self.top_p < 1.0 {
+            let wanted = self.top_p * sum(&left);
+            let mut so_far = 0.0;
+            let reaches = left.iter().position(|(_, weight)| {
+                so_far += weight;
+                so_far >= wanted
+            });
+            left.truncate(reaches.map_or(left.len(), |last| last + 1));
+        }
+        let mut rest = uniform * sum(&left);
+        let chosen = left.iter().find(|(_, weight)| {
+            rest -= weight;
+            rest < 0.0
+        });
+        // Rounding may leave a rest.
+        Some(chosen.or(left.last()).map_or(best.0, |(token, _)| *token))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOGITS: [f32; 6] = [1.0, f32::NEG_INFINITY, 3.0, 3.0, 0.0, 2.0];
+
+    fn sampling(temperature: f64, top_k: Option<usize>, top_p: f64) -> Sampling {
+        Sampling {
+            temperature,
+            top_k,
+            top_p,
+        }
+    }
+
+    /// How often each token is chosen, of 10 000 evenly spaced random numbers.
+    fn counts(sampling: Sampling) -> [usize; 6] {
+        let mut counts = [0; 6];
+        for index in 0..10_000 {
+            counts[sampling.choose(&LOGITS, f64::from(index) / 1e4).unwrap()] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn tokens_are_chosen_as_often_as_their_probability_says() {
+        let greedy = [0, 0, 10_000, 0, 0, 0];
+        assert_eq!(counts(sampling(0.0, None, 1.0)), greedy);
+        assert_eq!(counts(sampling(1.0, Some(1), 1.0)), greedy);
+        // Weights e^(2·logit), added up: what softmax gives at temperature 0.5.
+        let weights = LOGITS.map(|logit| (2.0 * f64::from(logit)).exp());
+        let sum: f64 = weights.iter().sum();
+        let counted = counts(sampling(0.5, None, 1.0));
+        for (count, weight) in counted.into_iter().zip(weights) {
+            assert!(
+                (count as f64 - 1e4 * weight / sum).abs() <= 1.0,
+                "{counted:?}"
+            );
+        }
+        assert_eq!(
+            counts(sampling(1.0, Some(2), 1.0)),
+            [0, 0, 5000, 5000, 0, 0]
+        );
+        // Two tokens have 0.73 of the probability, three 0.91.
+        assert_eq!(counts(sampling(1.0, None, 0.73)), [0, 0, 5000, 5000, 0, 0]);
+        let three = counts(sampling(1.0, None, 0.9));
+        assert!(three[5] > 1000 && three[0] == 0, "{three:?}");
+        assert_eq!(counts(sampling(1.0, None, 1e-9)), greedy);
+        assert_eq!(
+            counts(sampling(1e-300, None, 1.0)),
+            [0, 0, 5000, 5000, 0, 0]
+        );
+        assert_eq!(counts(sampling(1e300, Some(99), 1.0))[1], 0);
+    }
+
+    #[test]
+    fn logits_that_are_not_finite_choose_nothing() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            for temperature in [0.0, 1.0] {
+                let chosen = sampling(temperature, None, 1.0).choose(&[0.0, bad], 0.5);
+                assert_eq!(chosen, None);
+            }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! `ddp-train generate`: continues texts with a saved transformer.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use ddp_comm::World;
+use ddp_kernels::DType;
+use ddp_kernels::threads;
+use ddp_kernels::transfer::{Phase, in_phase};
+use serde_json::json;
+
+use super::on_cpu;
+use crate::cli::GenerateFlags;
+use crate::config::Config;
+use crate::data::text::{TOKENIZER_FILE, Vocabulary};
+use crate::error::{Error, Result};
+use crate::generate::{self, Coding, GenerateOptions, Generated};
+use crate::hugging_face;
+use crate::models::gpt::GptSpec;
+use crate::models::{DataShape, Model, ModelSpec};
+use crate::nn::Sampling;
+use crate::shown::{shown, significant};
+
+/// Writes the texts to standard output, and how fast that was to the log.
+pub fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
+    if world.size() > 1 {
+        return Err(Error::Usage(format!(
+            "generate: expected one process, which uses all cores, got {} ranks; help: start it \
+             without mpirun",
+            world.size()
+        )));
+    }
+    threads::set_count(flags.threads.unwrap_or_else(|| world.default_threads()))?;
+    let prompts = flags.prompts.as_deref().map(prompts).transpose()?;
+    let (model, coding) = in_phase(Phase::Setup, || load(flags))?;
+    let options = GenerateOptions {
+        tokens_max: flags.max_tokens,
+        sampling: Sampling {
+            temperature: flags.temperature,
+            top_k: flags.top_k,
+            top_p: flags.top_p,
+        },
+        seed: flags.seed,
+        stop: flags.stop.clone(),
+    };
+    let run = |prompt: &str, each: &mut dyn FnMut(&str) -> Result<()>| {
+        in_phase(Phase::Evaluation, || {
+            generate::generate(&model, &coding, prompt, &options, each)
+        })
+    };
+    let Some(prompts) = prompts else {
+        let prompt = flags.prompt.as_deref().unwrap_or_default();
+        let generated = run(prompt, &mut |text| write(text))?;
+        write("\n")?;
+        describe(&generated);
+        return Ok(());
+    };
+    for (line, prompt) in prompts {
+        let mut text = String::new();
+        let generated = run(&prompt, &mut |part| {
+            text += part;
+            Ok(())
+        });
+        let generated = generated.map_err(|error| of_line(error, flags, line))?;
+        let (tokens, ended) = (generated.tokens, generated.ended.to_string());
+        let json = json!({ "prompt": prompt, "text": text, "tokens": tokens, "ended": ended });
+        write(&format!("{json}\n"))?;
+        describe(&generated);
+    }
+    Ok(())
+}
+
+/// The prompts of a file, each with the number of its line. Lines without text are left out.
+fn prompts(path: &Path) -> Result<Vec<(usize, String)>> {
+    let name = shown(&path.to_string_lossy()).to_string();
+    let bytes = fs::read(path).map_err(|source| Error::Io {
+        action: "read",
+        path: path.into(),
+        source,
+        help: "give --prompts a file with a prompt a line".into(),
+    })?;
+    let text = str::from_utf8(&bytes).map_err(|error| {
+        let before = &bytes[..error.valid_up_to()];
+        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+        let at = error.valid_up_to();
+        Error::Data(format!(
+            "{name}, line {line}: expected UTF-8, got other bytes at byte {at}; help: convert the \
+             file to UTF-8"
+        ))
+    })?;
+    let lines = (1..)
+        .zip(text.lines())
+        .filter(|(_, line)| !line.trim().is_empty());
+    let prompts: Vec<_> = lines
+        .map(|(number, line)| (number, line.to_string()))
+        .collect();
+    if prompts.is_empty() {
+        return Err(Error::Data(format!(
+            "{name}: expected a prompt a line, got none; help: give a file with text"
+        )));
+    }
+    Ok(prompts)
+}
+
+/// A prompt's error, with its place.
+fn of_line(error: Error, flags: &GenerateFlags, line: usize) -> Error {
+    match (error, &flags.prompts) {
+        (Error::Usage(text), Some(path)) => {
+            Error::Data(format!("{}, line {line}: {text}", path.display()))
+        }
+        (error, _) => error,
+    }
+}
+
+/// The model, and what its tokens mean.
+fn load(flags: &GenerateFlags) -> Result<(Model, Coding)> {
+    let path = &flags.checkpoint;
+    let given = flags.tokenizer.as_deref().map(given_coding).transpose()?;
+    if hugging_face::is_folder(path) {
+        let model = of_hugging_face(path)?;
+        let file = path.join(TOKENIZER_FILE);
+        let coding = match (given, file.exists()) {
+            (Some(given), _) => given,
+            (None, true) => Coding::of_tokenizer(&Vocabulary::read(&file)?, None)?,
+            (None, false) => return Err(no_tokenizer(path)),
+        };
+        return Ok((model, coding));
+    }
+    let loaded = on_cpu::load(path)?;
+    let (folder, step) = (loaded.opened.folder.display(), loaded.opened.state.step);
+    tracing::info!(
+        "{} ({}), after step {step}",
+        shown(&folder.to_string()),
+        loaded.why
+    );
+    let coding = match given {
+        Some(given) => Some(given),
+        None => {
+            let tokenizer = loaded.opened.tokenizer()?;
+            Coding::of_task(&loaded.opened.state.task, tokenizer.as_ref())?
+        }
+    };
+    Ok((loaded.model, coding.ok_or_else(|| no_tokenizer(path))?))
+}
+
+/// The coding of --tokenizer.
+fn given_coding(path: &Path) -> Result<Coding> {
+    match path.to_str() {
+        Some("bytes") => Ok(Coding::of_bytes()),
+        _ => Coding::of_tokenizer(&Vocabulary::read(path)?, None),
+    }
+}
+
+fn no_tokenizer(path: &Path) -> Error {
+    Error::Usage(format!(
+        "--checkpoint {}: expected a model with a tokenizer, got one without; help: give the \
+         tokenizer.json that made its tokens as --tokenizer, or bytes",
+        path.display()
+    ))
+}
+
+/// The model of a folder of Hugging Face. Its dropout does not matter here.
+fn of_hugging_face(path: &Path) -> Result<Model> {
+    let spec = GptSpec {
+        dropout: 0.0,
+        ..hugging_face::describe(path)?.spec
+    };
+    let shape = DataShape {
+        row_shape: &[spec.context],
+        dtype: DType::I64,
+        outputs: spec.vocab,
+    };
+    let config = Config {
+        model: ModelSpec::Gpt(spec.clone()),
+        ..Config::default()
+    };
+    let model = on_cpu::empty(config, &shape)?;
+    hugging_face::load(path, &[&model.params])?;
+    Ok(model)
+}
+
+/// Writes to standard output, whole characters at once.
+fn write(text: &str) -> Result<()> {
+    let mut output = std::io::stdout().lock();
+    let written = output
+        .write_all(text.as_bytes())
+        .and_then(|()| output.flush());
+    written.map_err(|source| Error::Io {
+        action: "write to",
+        path: "standard output".into(),
+        source,
+        help: "let its reader read to the end".into(),
+    })
+}
+
+/// Logs how fast a text was made, and why it ended.
+fn describe(generated: &Generated) {
+    let rate = |tokens: usize, time: Duration| {
+        let seconds = time.as_secs_f64().max(1e-9);
+        format!(
+            "{tokens} tokens, {} tokens/s",
+            significant(tokens as f64 / seconds, 3)
+        )
+    };
+    let prompt = rate(generated.prompt_tokens, generated.prompt_time);
+    // The first token comes with the prompt.
+    let made = match generated.tokens {
+        1 => "1 token".to_string(),
+        tokens => format!("1 and {}", rate(tokens - 1, generated.time)),
+    };
+    let (threads, ended) = (threads::count(), generated.ended);
+    tracing::info!("prompt {prompt}; text {made}, on {threads} threads of the CPU; end: {ended}");
+}
