@@ -46,6 +46,7 @@ impl Integers {
             spec: RowSpec {
                 inputs: TensorSpec::new(DType::I64, &[POSITIONS, AT_EACH]),
                 targets: TensorSpec::new(DType::I64, &[POSITIONS]),
+                image: Vec::new(),
                 task: TaskSpec::named_classes(names),
             },
         })
@@ -204,6 +205,7 @@ fn the_next_byte_of_a_text_is_learned_and_a_run_resumes_to_the_same_bits() {
 fn parameters_are_counted_without_data() {
     let shape = DataShape {
         row_shape: &[POSITIONS, AT_EACH],
+        image: &[],
         dtype: DType::I64,
         outputs: CLASSES,
     };
@@ -261,7 +263,7 @@ fn a_setting_of_another_family_is_refused() {
             "--width 5",
             [
                 "--width",
-                "requires --model gpt or positions, got --model mlp",
+                "requires --model gpt or vit or positions, got --model mlp",
             ],
         ),
         ("--model mlp --values 5", ["--values", "leave --values out"]),

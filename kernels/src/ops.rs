@@ -35,6 +35,7 @@ mod mse;
 mod mul;
 mod nonfinite;
 mod norm;
+mod patches;
 mod random;
 mod relu;
 mod relu_squared;
@@ -49,6 +50,7 @@ mod swiglu;
 mod targets;
 #[cfg(test)]
 pub(crate) mod testing;
+mod token_mean;
 mod transpose;
 
 pub(crate) use fill::{arange_new, fill_new};
@@ -89,6 +91,7 @@ pub use nonfinite::{STEP_FLAGS, mark_nonfinite};
 pub use norm::{
     Norm, NormGradients, NormOptions, add_norm_into, norm_backward_into, norm_blocks_of, norm_into,
 };
+pub use patches::{Patches, patches_backward_into, patches_into};
 pub use relu::{relu, relu_backward_into, relu_into};
 pub use relu_squared::{relu_squared, relu_squared_backward_into, relu_squared_into};
 pub use rope::{rope_backward_into, rope_into, rope_table};
@@ -99,3 +102,4 @@ pub use sgd::{SgdConstants, SgdScalars, sgd, sgd_with_copies};
 pub use sub::{sub, sub_into};
 pub use sum::{mean, mean_into, sum, sum_into};
 pub use swiglu::{swiglu_backward_into, swiglu_into};
+pub use token_mean::{token_mean_backward_into, token_mean_into};

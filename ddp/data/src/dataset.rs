@@ -52,6 +52,8 @@ pub struct RowSpec {
     pub targets: TensorSpec,
     /// What the targets mean.
     pub task: TaskSpec,
+    /// The shape that a row has in its file, if that has several dimensions and `inputs` is flat.
+    pub image: Vec<usize>,
 }
 
 impl RowSpec {
@@ -61,6 +63,7 @@ impl RowSpec {
             inputs: TensorSpec::new(DType::F32, &[count]),
             targets: task.targets(),
             task,
+            image: Vec::new(),
         }
     }
 

@@ -59,7 +59,10 @@ impl Glyphs {
             split,
             rows,
             key: derive(spec.seed, part),
-            row_spec: RowSpec::features(PIXELS, TaskSpec::numbered_classes(CLASSES)),
+            row_spec: RowSpec {
+                image: vec![SIDE, SIDE],
+                ..RowSpec::features(PIXELS, TaskSpec::numbered_classes(CLASSES))
+            },
             kept: std::iter::repeat_with(OnceLock::new).take(kept).collect(),
         }
     }

@@ -93,6 +93,7 @@ impl InMemory {
                 inputs: inputs_spec,
                 targets: targets_spec,
                 task,
+                image: Vec::new(),
             },
         })
     }

@@ -334,8 +334,15 @@ fn data_of(
         .classes()
         .map_or(String::new(), |classes| classes.names().join("\n"));
     let OpenFiles { opened, labels, .. } = source;
+    let image = match opened.features.arrays()[0].row_shape() {
+        [_] => Vec::new(),
+        shape => shape.to_vec(),
+    };
     FileData {
-        spec: RowSpec::features(opened.features.width(), task.clone()),
+        spec: RowSpec {
+            image,
+            ..RowSpec::features(opened.features.width(), task.clone())
+        },
         features: Arc::new(opened.features),
         labels: labels.map(Arc::new),
         side,

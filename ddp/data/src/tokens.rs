@@ -156,6 +156,7 @@ impl Windows {
             inputs: TensorSpec::new(DType::I64, &[context]),
             targets: TensorSpec::new(DType::I64, &[context]),
             task,
+            image: Vec::new(),
         }
     }
 

@@ -52,6 +52,14 @@ impl SelfAttention {
         }
     }
 
+    /// The same attention in which each token sees all of its sequence.
+    pub fn full(self) -> SelfAttention {
+        SelfAttention {
+            causal: false,
+            ..self
+        }
+    }
+
     /// The same attention whose queries and keys are turned by their positions, with this base.
     pub fn rotary(self, base: f64) -> SelfAttention {
         SelfAttention {

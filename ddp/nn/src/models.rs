@@ -1,6 +1,7 @@
 //! The list of model families, and a model of any of them: `ModelSpec`. A new family is a folder
 //! beside this file and its lines here; see docs/adding-a-model.md.
 
+mod blocks;
 pub mod family;
 pub mod gpt;
 pub mod mlp;
@@ -9,6 +10,7 @@ pub mod model;
 #[path = "../tests/positions/mod.rs"]
 pub mod positions;
 pub mod split;
+pub mod vit;
 
 pub use family::{DataShape, Family};
 pub use mlp::Mlp;
@@ -84,6 +86,7 @@ macro_rules! families {
 families! {
     "A multilayer perceptron" Mlp(mlp::MlpSpec) = "mlp",
     "A transformer that learns the next token, as GPT-2" Gpt(gpt::GptSpec) = "gpt",
+    "A transformer over the patches of images" Vit(vit::VitSpec) = "vit",
     #[cfg(feature = "test-family")]
     "For tests: a class for each position" Positions(positions::PositionsSpec) = "positions",
 }

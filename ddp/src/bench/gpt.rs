@@ -51,6 +51,7 @@ pub(super) fn measure(flags: &GptFlags, world: &World, say: Say<'_>) -> Result<(
     let shape = [context];
     let layers = gpt.layers(&DataShape {
         row_shape: &shape,
+        image: &[],
         dtype: DType::I64,
         outputs: vocabulary,
     })?;

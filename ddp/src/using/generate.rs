@@ -169,6 +169,7 @@ fn of_hugging_face(path: &Path) -> Result<Model> {
     };
     let shape = DataShape {
         row_shape: &[spec.context],
+        image: &[],
         dtype: DType::I64,
         outputs: spec.vocab,
     };

@@ -142,7 +142,10 @@ fn model(
     device: Device,
     world: &World,
 ) -> Result<crate::models::Model> {
-    let shape = data_shape(rows);
+    let shape = DataShape {
+        image: &opened.state.image,
+        ..data_shape(rows)
+    };
     check_size(opened, &config, &shape)?;
     if !device.is_accelerator() && config.dtype != Precision::F32 {
         if world.rank() == 0 {

@@ -36,6 +36,7 @@ pub(crate) fn load(path: &Path) -> Result<OnCpu> {
     let state = &opened.state;
     let shape = DataShape {
         row_shape: &state.row_shape,
+        image: &state.image,
         dtype: DType::I64,
         outputs: state.task.outputs(),
     };

@@ -29,6 +29,7 @@ mod split;
 mod steady;
 #[cfg(feature = "mpi")]
 mod timeline;
+mod transformers;
 #[cfg(feature = "mpi")]
 mod using;
 #[cfg(feature = "mpi")]

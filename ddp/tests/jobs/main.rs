@@ -35,6 +35,7 @@ mod tables;
 mod tokenize;
 mod truth;
 mod using;
+mod vit;
 
 #[cfg(feature = "mpi")]
 mod faults;

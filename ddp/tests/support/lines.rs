@@ -28,6 +28,7 @@ impl Lines {
             inputs: TensorSpec::new(DType::I64, &[LINES, WIDTH]),
             targets: TensorSpec::new(DType::I32, &[LINES]),
             task: TaskSpec::numbered_classes(CLASSES),
+            image: Vec::new(),
         };
         Lines {
             rows,

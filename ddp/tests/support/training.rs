@@ -354,6 +354,7 @@ pub(crate) fn state(ranks: usize, rows: &Rows, step: u64) -> State {
         },
         task: rows.task().clone(),
         row_shape: rows.row_shape().to_vec(),
+        image: Vec::new(),
         normalization: None,
         target_normalization: None,
         plan: Default::default(),

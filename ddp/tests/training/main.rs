@@ -13,6 +13,7 @@ mod checkpoints;
 mod derivatives;
 mod golden_layers;
 mod golden_losses;
+mod golden_vit;
 mod layers;
 mod nonfinite;
 mod overlap;

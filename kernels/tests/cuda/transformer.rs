@@ -1,7 +1,7 @@
-//! Rotary positions, swiglu and relu²: the CPU's bits. bf16, in which the CPU does not compute, is
+//! Rotary positions, swiglu, relu², patches and means of tokens: the CPU's bits. bf16, in which the CPU does not compute, is
 //! the f32 result of the widened operands, rounded once.
 
-use ddp_kernels::ops;
+use ddp_kernels::ops::{self, Patches};
 use ddp_kernels::{DType, Result, Tensor};
 
 use crate::reductions::{cpu, upload};
@@ -91,5 +91,63 @@ fn rotary_positions_have_the_cpu_s_bits() {
             ops::rope_backward_into(out, x, &table(x.device()), heads)
         };
         check("rope_backward", back, &[rows, columns], [&x, &x], true);
+    }
+}
+
+#[test]
+fn patches_and_their_gradient_have_the_cpu_s_bits() {
+    for (images, channels_last, leading) in [(0, false, 0), (1, true, 1), (3, false, 1)] {
+        let patches = Patches {
+            channels: 3,
+            height: 4,
+            width: 6,
+            channels_last,
+            patch: 2,
+            leading,
+        };
+        let (image, tokens) = ([images, 72], [images, 6 + leading, 12]);
+        let x = cpu(&random_f32(72 * images, 96), &image);
+        let dout = cpu(&random_f32(tokens.iter().product(), 97), &tokens);
+        let forward = |out: &Tensor, [x, _]: [&Tensor; 2]| ops::patches_into(out, x, &patches);
+        check("patches", forward, &tokens, [&x, &x], false);
+        let backward =
+            |dx: &Tensor, [dout, _]: [&Tensor; 2]| ops::patches_backward_into(dx, dout, &patches);
+        check("patches_backward", backward, &image, [&dout, &dout], false);
+    }
+}
+
+#[test]
+fn means_of_tokens_have_the_cpu_s_bits() {
+    for [sequences, time, columns, tokens] in [
+        [0, 2, 3, 1],
+        [2, 3, 0, 1],
+        [1, 1, 1, 1],
+        [3, 5, 7, 5],
+        [3, 5, 33, 1],
+        [40, 7, 64, 6],
+    ] {
+        let x = cpu(
+            &random_f32(sequences * time * columns, 98),
+            &[sequences, time, columns],
+        );
+        let dout = cpu(&random_f32(sequences * columns, 99), &[sequences, columns]);
+        let forward = |out: &Tensor, [x, _]: [&Tensor; 2]| ops::token_mean_into(out, x, tokens);
+        check(
+            "token_mean",
+            forward,
+            &[sequences, columns],
+            [&x, &x],
+            false,
+        );
+        let backward =
+            |dx: &Tensor, [dout, _]: [&Tensor; 2]| ops::token_mean_backward_into(dx, dout, tokens);
+        let shape = [sequences, time, columns];
+        check(
+            "token_mean_backward",
+            backward,
+            &shape,
+            [&dout, &dout],
+            false,
+        );
     }
 }

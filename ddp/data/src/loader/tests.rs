@@ -258,6 +258,7 @@ impl Lines {
             inputs: TensorSpec::new(DType::I64, &[LINES, WIDTH]),
             targets: TensorSpec::new(DType::U8, &[LINES]),
             task: TaskSpec::numbered_classes(4),
+            image: Vec::new(),
         })
     }
 }

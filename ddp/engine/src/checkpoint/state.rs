@@ -54,6 +54,9 @@ pub struct State {
     pub task: TaskSpec,
     /// The shape of one row's features.
     pub row_shape: Vec<usize>,
+    /// The shape that a row has in its file, if that has several dimensions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub image: Vec<usize>,
     /// The normalization of features.
     pub normalization: Option<Normalization>,
     /// The normalization of numeric targets: outputs are undone by it. Versions up to 0.6 had none.

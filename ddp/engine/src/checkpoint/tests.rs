@@ -421,6 +421,7 @@ fn state(step: u64) -> State {
         },
         task: ddp_data::TaskSpec::Regression { outputs: 3 },
         row_shape: vec![5],
+        image: Vec::new(),
         normalization: None,
         target_normalization: None,
         plan: Default::default(),

@@ -25,6 +25,7 @@ pub struct ModelOptions {
 pub fn data_shape(rows: &RowSpec) -> DataShape<'_> {
     DataShape {
         row_shape: &rows.inputs.shape,
+        image: &rows.image,
         dtype: rows.inputs.dtype,
         outputs: rows.task.outputs(),
     }

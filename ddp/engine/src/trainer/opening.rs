@@ -62,6 +62,7 @@ pub(super) fn state(
         },
         task: data.train.task().clone(),
         row_shape: data.train.row_shape().to_vec(),
+        image: data.train.spec().image.clone(),
         normalization: data.normalization.clone(),
         target_normalization: data.target_normalization.clone(),
         plan: data.plan.clone(),

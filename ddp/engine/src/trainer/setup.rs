@@ -368,6 +368,7 @@ mod tests {
             inputs: TensorSpec::new(DType::I64, &[1024]),
             targets: TensorSpec::new(DType::I64, &[1024]),
             task: TaskSpec::numbered_classes(1 << 15),
+            image: Vec::new(),
         };
         assert_eq!((text.positions(), eval_rows(&text)), (1024, 4));
         let task = TaskSpec::NextToken {

@@ -65,6 +65,8 @@ pub trait Family {
 pub struct DataShape<'a> {
     /// The shape of one row of the inputs.
     pub row_shape: &'a [usize],
+    /// The shape that a row has in its file, if the row is flat and that has several dimensions.
+    pub image: &'a [usize],
     /// The dtype of the inputs.
     pub dtype: DType,
     /// How many numbers the model gives for each prediction: one for each class, or the targets.
@@ -166,6 +168,17 @@ impl<F: 'static> Setting<F> {
             values.map(|List(values)| values).map_err(failed)
         };
         Setting::new([name, value_name, help], Form::List, field, read)
+    }
+
+    /// Text, which the family checks.
+    pub fn text(
+        name: &'static str,
+        value_name: &'static str,
+        help: &'static str,
+        field: fn(&mut F) -> &mut String,
+    ) -> Setting<F> {
+        let read = |text: &str| Ok(text.to_string());
+        Setting::new([name, value_name, help], Form::One, field, read)
     }
 
     /// One of a few names.

@@ -5,6 +5,7 @@ use super::*;
 fn digits() -> DataShape<'static> {
     DataShape {
         row_shape: &[784],
+        image: &[28, 28],
         dtype: DType::F32,
         outputs: 10,
     }

@@ -7,16 +7,13 @@ mod tests;
 
 use ddp_kernels::DType;
 
-pub use spec::{GptSpec, MlpKind, NormKind, PositionKind};
+pub use super::blocks::{MlpKind, NormKind};
+pub use spec::{GptSpec, PositionKind};
 
+use super::blocks::{SIZE_MAX, check_size};
 use super::family::{DataShape, Family, Setting, refuse};
 use crate::Sequential;
 use crate::error::Result;
-
-/// The most blocks.
-const LAYERS_MAX: usize = 1024;
-/// The largest of each other size.
-const SIZE_MAX: usize = 1 << 24;
 
 impl Family for GptSpec {
     fn settings() -> Vec<Setting<GptSpec>> {
@@ -129,52 +126,13 @@ impl Family for GptSpec {
     }
 
     fn check(&self) -> Result<()> {
-        let sizes = [
-            ("layers", self.layers),
-            ("heads", self.heads),
-            ("width", self.width),
-            ("context", self.context),
-            ("mlp-width", self.mlp_width()),
-            ("vocab", self.vocab.max(1)),
-        ];
-        for (name, size) in sizes {
-            let most = if name == "layers" {
-                LAYERS_MAX
-            } else {
-                SIZE_MAX
-            };
-            if !(1..=most).contains(&size) {
-                let expected = format!("a whole number from 1 to {most}");
-                return Err(refuse(name, size, &expected, "give another"));
-            }
-        }
-        if !self.width.is_multiple_of(self.heads) {
-            let expected = format!("a divisor of `width`, which is {}", self.width);
-            let help = "each head has an equal part of the columns";
-            return Err(refuse("heads", self.heads, &expected, help));
-        }
-        if !self.heads.is_multiple_of(self.kv_heads()) {
-            let expected = format!("a divisor of `heads`, which is {}", self.heads);
-            let help = "equally many heads share each head of keys and values";
-            return Err(refuse("kv-heads", self.kv_heads, &expected, help));
-        }
-        if self.width / self.heads > HEAD_SIZE_MAX {
-            let expected = format!("at least {}", self.width.div_ceil(HEAD_SIZE_MAX));
-            let help = format!("a head has at most {HEAD_SIZE_MAX} columns");
-            return Err(refuse("heads", self.heads, &expected, &help));
-        }
+        self.blocks().check()?;
+        check_size("context", self.context, SIZE_MAX)?;
+        check_size("vocab", self.vocab.max(1), SIZE_MAX)?;
         if self.position == PositionKind::Rope && !(self.width / self.heads).is_multiple_of(2) {
             let expected = format!("half a divisor of `width`, which is {}", self.width);
             let help = "rotary positions turn pairs of a head's columns";
             return Err(refuse("heads", self.heads, &expected, help));
-        }
-        if !(0.0..1.0).contains(&self.dropout) {
-            let expected = "a number, at least 0 and less than 1";
-            return Err(refuse("dropout", self.dropout, expected, "0 turns it off"));
-        }
-        if !(self.norm_epsilon > 0.0 && self.norm_epsilon <= 1.0) {
-            let (expected, help) = ("a number above 0, up to 1", "a usual value is 1e-5");
-            return Err(refuse("norm-epsilon", self.norm_epsilon, expected, help));
         }
         if !(self.rope_base > 1.0 && self.rope_base.is_finite()) {
             let (expected, help) = ("a finite number above 1", "a usual value is 10000");
@@ -204,6 +162,3 @@ impl Family for GptSpec {
         Ok(layers::layers(self, data.outputs, padded))
     }
 }
-
-/// The widest head.
-const HEAD_SIZE_MAX: usize = 256;

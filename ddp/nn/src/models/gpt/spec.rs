@@ -3,6 +3,8 @@
 use ddp_kernels::choices;
 use serde::{Deserialize, Serialize};
 
+use crate::models::blocks::{Blocks, MlpKind, NormKind};
+
 /// Settings of a transformer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
@@ -62,18 +64,6 @@ impl Default for GptSpec {
 }
 
 choices! {
-    /// A norm.
-    #[derive(Default)]
-    pub enum NormKind {
-        /// LayerNorm
-        #[default]
-        Layer = "layer",
-        /// RMSNorm
-        Rms = "rms",
-    }
-}
-
-choices! {
     /// How a transformer knows positions.
     #[derive(Default)]
     pub enum PositionKind {
@@ -82,22 +72,6 @@ choices! {
         Learned = "learned",
         /// Queries and keys turned by angles that grow with the position
         Rope = "rope",
-    }
-}
-
-choices! {
-    /// The activation function of a transformer's perceptrons.
-    #[derive(Default)]
-    pub enum MlpKind {
-        /// z·Φ(z), exact
-        Gelu = "gelu",
-        /// z·Φ(z), approximated with tanh
-        #[default]
-        GeluTanh = "gelu-tanh",
-        /// max(z, 0)²
-        Relu2 = "relu2",
-        /// silu(gate)·up, with one more matrix
-        Swiglu = "swiglu",
     }
 }
 
@@ -131,6 +105,24 @@ impl GptSpec {
         match self.kv_heads {
             0 => self.heads,
             kv_heads => kv_heads,
+        }
+    }
+
+    /// Its blocks.
+    pub(super) fn blocks(&self) -> Blocks {
+        Blocks {
+            layers: self.layers,
+            heads: self.heads,
+            kv_heads: self.kv_heads(),
+            width: self.width,
+            mlp_width: self.mlp_width(),
+            norm: self.norm,
+            mlp: self.mlp,
+            bias: self.bias,
+            causal: true,
+            rope_base: (self.position == PositionKind::Rope).then_some(self.rope_base),
+            dropout: self.dropout,
+            norm_epsilon: self.norm_epsilon,
         }
     }
 }

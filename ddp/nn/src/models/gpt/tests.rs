@@ -20,6 +20,7 @@ fn tiny() -> GptSpec {
 fn shape(context: &[usize]) -> DataShape<'_> {
     DataShape {
         row_shape: context,
+        image: &[],
         dtype: DType::I64,
         outputs: 7,
     }

@@ -1,0 +1,206 @@
+//! The blocks of a transformer, which several families have: attention and a perceptron, each with
+//! a norm before it and added to its input.
+//!
+//! ```text
+//! blocks.0.attention.norm, .mix.qkv, .mix.out
+//! blocks.0.mlp.norm, .up, .down
+//! ```
+
+use ddp_kernels::choices;
+
+use super::family::refuse;
+use crate::error::Result;
+use crate::{
+    Activate, Dropout, Gate, Layer, Linear, Normalize, Residual, SelfAttention, Sequential,
+};
+
+/// The standard deviation of first values in GPT-2.
+pub(super) const DEVIATION: f64 = 0.02;
+/// The most blocks.
+const LAYERS_MAX: usize = 1024;
+/// The largest of each other size.
+pub(super) const SIZE_MAX: usize = 1 << 24;
+/// The widest head.
+const HEAD_SIZE_MAX: usize = 256;
+
+choices! {
+    /// A norm.
+    #[derive(Default)]
+    pub enum NormKind {
+        /// LayerNorm
+        #[default]
+        Layer = "layer",
+        /// RMSNorm
+        Rms = "rms",
+    }
+}
+
+choices! {
+    /// The activation function of a transformer's perceptrons.
+    #[derive(Default)]
+    pub enum MlpKind {
+        /// z·Φ(z), exact
+        Gelu = "gelu",
+        /// z·Φ(z), approximated with tanh
+        #[default]
+        GeluTanh = "gelu-tanh",
+        /// max(z, 0)²
+        Relu2 = "relu2",
+        /// silu(gate)·up, with one more matrix
+        Swiglu = "swiglu",
+    }
+}
+
+/// The blocks of a transformer.
+#[derive(Clone, Debug)]
+pub(super) struct Blocks {
+    /// How many.
+    pub(super) layers: usize,
+    /// Heads of attention.
+    pub(super) heads: usize,
+    /// Heads that have keys and values of their own.
+    pub(super) kv_heads: usize,
+    /// Columns of the residual stream.
+    pub(super) width: usize,
+    /// Columns of the perceptrons between their linear layers.
+    pub(super) mlp_width: usize,
+    /// The norm before each part.
+    pub(super) norm: NormKind,
+    /// The perceptrons' activation function.
+    pub(super) mlp: MlpKind,
+    /// Whether linear layers and norms have a bias.
+    pub(super) bias: bool,
+    /// Whether a token sees only itself and those before it.
+    pub(super) causal: bool,
+    /// The base of rotary positions, if these are wanted.
+    pub(super) rope_base: Option<f64>,
+    /// The probability of dropping an element of each part's result.
+    pub(super) dropout: f64,
+    /// What norms add to the mean of squares.
+    pub(super) norm_epsilon: f64,
+}
+
+impl Blocks {
+    /// Refuses sizes and numbers that no transformer has. The errors name settings in backquotes.
+    pub(super) fn check(&self) -> Result<()> {
+        check_size("layers", self.layers, LAYERS_MAX)?;
+        for (name, size) in [
+            ("heads", self.heads),
+            ("width", self.width),
+            ("mlp-width", self.mlp_width),
+        ] {
+            check_size(name, size, SIZE_MAX)?;
+        }
+        if !self.width.is_multiple_of(self.heads) {
+            let expected = format!("a divisor of `width`, which is {}", self.width);
+            let help = "each head has an equal part of the columns";
+            return Err(refuse("heads", self.heads, &expected, help));
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            let expected = format!("a divisor of `heads`, which is {}", self.heads);
+            let help = "equally many heads share each head of keys and values";
+            return Err(refuse("kv-heads", self.kv_heads, &expected, help));
+        }
+        if self.width / self.heads > HEAD_SIZE_MAX {
+            let expected = format!("at least {}", self.width.div_ceil(HEAD_SIZE_MAX));
+            let help = format!("a head has at most {HEAD_SIZE_MAX} columns");
+            return Err(refuse("heads", self.heads, &expected, &help));
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            let expected = "a number, at least 0 and less than 1";
+            return Err(refuse("dropout", self.dropout, expected, "0 turns it off"));
+        }
+        if !(self.norm_epsilon > 0.0 && self.norm_epsilon <= 1.0) {
+            let (expected, help) = ("a number above 0, up to 1", "a usual value is 1e-5");
+            return Err(refuse("norm-epsilon", self.norm_epsilon, expected, help));
+        }
+        Ok(())
+    }
+
+    /// Adds the blocks and the last norm to `layers`, with first values as in GPT-2: what adds to
+    /// the residual stream starts smaller, by the root of how many parts add to it.
+    pub(super) fn push(&self, layers: &mut Sequential) {
+        for index in 0..self.layers {
+            for (name, inner) in [("attention", self.attention()), ("mlp", self.perceptron())] {
+                let residual = Residual::new(inner).after(self.norm());
+                layers.push_named(&format!("blocks.{index}.{name}"), Box::new(residual));
+            }
+        }
+        layers.push_named("norm", Box::new(self.norm()));
+    }
+
+    fn attention(&self) -> Sequential {
+        let mut mix = SelfAttention::causal(
+            self.width,
+            self.heads,
+            self.kv_heads,
+            [&|outputs| self.linear(outputs), &|outputs| {
+                self.last_linear(outputs)
+            }],
+        );
+        if !self.causal {
+            mix = mix.full();
+        }
+        if let Some(base) = self.rope_base {
+            mix = mix.rotary(base);
+        }
+        let mut layers = Sequential::new().named("mix", mix);
+        self.push_dropout(&mut layers);
+        layers
+    }
+
+    fn perceptron(&self) -> Sequential {
+        // SwiGLU's gate is made beside the rest.
+        let (activation, halves): (Box<dyn Layer>, usize) = match self.mlp {
+            MlpKind::Gelu => (Box::new(Activate::gelu()), 1),
+            MlpKind::GeluTanh => (Box::new(Activate::gelu_tanh()), 1),
+            MlpKind::Relu2 => (Box::new(Gate::ReluSquared), 1),
+            MlpKind::Swiglu => (Box::new(Gate::Swiglu), 2),
+        };
+        let mut layers = Sequential::new().named("up", self.linear(halves * self.mlp_width));
+        layers.push_named("activation", activation);
+        let mut layers = layers.named("down", self.last_linear(self.width));
+        self.push_dropout(&mut layers);
+        layers
+    }
+
+    fn norm(&self) -> Normalize {
+        let norm = match self.norm {
+            NormKind::Layer if self.bias => Normalize::layer(),
+            NormKind::Layer => Normalize::layer().without_bias(),
+            NormKind::Rms => Normalize::rms(),
+        };
+        norm.epsilon(self.norm_epsilon)
+    }
+
+    fn linear(&self, outputs: usize) -> Linear {
+        let linear = Linear::new(outputs).normal(DEVIATION);
+        if self.bias {
+            linear
+        } else {
+            linear.without_bias()
+        }
+    }
+
+    /// The last linear layer of a part, whose output is added to the stream.
+    fn last_linear(&self, outputs: usize) -> Linear {
+        let parts = 2.0 * self.layers as f64;
+        self.linear(outputs).normal(DEVIATION / parts.sqrt())
+    }
+
+    /// Adds a dropout, unless it would drop nothing.
+    pub(super) fn push_dropout(&self, layers: &mut Sequential) {
+        if self.dropout != 0.0 {
+            layers.push_named("dropout", Box::new(Dropout::new(self.dropout)));
+        }
+    }
+}
+
+/// Refuses a size that is 0 or too large.
+pub(super) fn check_size(name: &str, size: usize, most: usize) -> Result<()> {
+    if (1..=most).contains(&size) {
+        return Ok(());
+    }
+    let expected = format!("a whole number from 1 to {most}");
+    Err(refuse(name, size, &expected, "give another"))
+}

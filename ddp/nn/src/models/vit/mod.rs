@@ -1,0 +1,221 @@
+//! The family `vit`: a transformer over the patches of images, in which each patch sees all others.
+
+mod layers;
+#[cfg(test)]
+mod tests;
+
+use ddp_kernels::ops::Patches;
+use ddp_kernels::{DType, choices};
+use serde::{Deserialize, Serialize};
+
+use super::blocks::{Blocks, DEVIATION, MlpKind, NormKind, SIZE_MAX, check_size};
+use super::family::{DataShape, Family, Setting, refuse};
+use crate::error::Result;
+use crate::{Linear, Sequential};
+use layers::{MeanOfTokens, PatchEmbedding};
+
+/// Settings of a transformer over patches.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct VitSpec {
+    /// Blocks of attention and perceptron.
+    pub layers: usize,
+    /// Heads of attention.
+    pub heads: usize,
+    /// Columns of the residual stream.
+    pub width: usize,
+    /// Width of the perceptrons; 0 for 4 times the stream's.
+    pub mlp_width: usize,
+    /// The side of a patch, in pixels.
+    pub patch: usize,
+    /// What the classifier sees.
+    pub pool: Pool,
+    /// The shape of an image, as in 28x28; empty for the data's.
+    pub image: String,
+    /// The probability of dropping an element after the embedding and of each part's result.
+    pub dropout: f64,
+}
+
+impl Default for VitSpec {
+    fn default() -> VitSpec {
+        VitSpec {
+            layers: 4,
+            heads: 4,
+            width: 128,
+            mlp_width: 0,
+            patch: 4,
+            pool: Pool::Mean,
+            image: String::new(),
+            dropout: 0.0,
+        }
+    }
+}
+
+choices! {
+    /// What the classifier of a transformer over patches sees.
+    #[derive(Default)]
+    pub enum Pool {
+        /// The mean of all patches
+        #[default]
+        Mean = "mean",
+        /// One more token, before the patches
+        Class = "class",
+    }
+}
+
+impl Family for VitSpec {
+    fn settings() -> Vec<Setting<VitSpec>> {
+        vec![
+            Setting::count("layers", "N", "Blocks of attention and perceptron", |vit| {
+                &mut vit.layers
+            }),
+            Setting::count("heads", "N", "Heads of attention", |vit| &mut vit.heads),
+            Setting::count("width", "N", "Columns of the residual stream", |vit| {
+                &mut vit.width
+            }),
+            Setting::count(
+                "mlp-width",
+                "N",
+                "Width of the perceptrons; 0 for 4 times `width`",
+                |vit| &mut vit.mlp_width,
+            ),
+            Setting::count("patch", "N", "Side of a square patch, in pixels", |vit| {
+                &mut vit.patch
+            }),
+            Setting::choice("pool", "WHAT", "What the classifier sees", |vit| {
+                &mut vit.pool
+            }),
+            Setting::text(
+                "image",
+                "SHAPE",
+                "Shape of an image, as in 28x28, 3x32x32 (planes) or 32x32x3, where the data do not say it",
+                |vit| &mut vit.image,
+            ),
+            Setting::number(
+                "dropout",
+                "P",
+                "Probability of dropping an element",
+                |vit| &mut vit.dropout,
+            ),
+        ]
+    }
+
+    fn check(&self) -> Result<()> {
+        self.blocks().check()?;
+        check_size("patch", self.patch, SIZE_MAX)?;
+        self.given_image().map(drop)
+    }
+
+    fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {
+        data.check_dtype(DType::F32, "vit")?;
+        let (blocks, patches) = (self.blocks(), self.patches(data)?);
+        let mut layers = Sequential::new();
+        let embedding = PatchEmbedding::new(patches, self.width, DEVIATION);
+        layers.push_named("embedding", Box::new(embedding));
+        blocks.push_dropout(&mut layers);
+        blocks.push(&mut layers);
+        let tokens = match self.pool {
+            Pool::Mean => patches.tokens(),
+            Pool::Class => 1,
+        };
+        let head = Linear::new(data.outputs).normal(DEVIATION);
+        Ok(layers
+            .named("pool", MeanOfTokens::new(tokens))
+            .named("head", head))
+    }
+}
+
+impl VitSpec {
+    fn blocks(&self) -> Blocks {
+        Blocks {
+            layers: self.layers,
+            heads: self.heads,
+            kv_heads: self.heads,
+            width: self.width,
+            mlp_width: match self.mlp_width {
+                0 => 4 * self.width,
+                width => width,
+            },
+            norm: NormKind::Layer,
+            mlp: MlpKind::Gelu,
+            bias: true,
+            causal: false,
+            rope_base: None,
+            dropout: self.dropout,
+            norm_epsilon: 1e-5,
+        }
+    }
+
+    /// The lengths in `image`; none if it is empty.
+    fn given_image(&self) -> Result<Vec<usize>> {
+        if self.image.is_empty() {
+            return Ok(Vec::new());
+        }
+        let length = |text: &str| text.parse().ok().filter(|at| (1..=SIZE_MAX).contains(at));
+        let lengths: Option<Vec<usize>> = self.image.split('x').map(length).collect();
+        lengths.ok_or_else(|| {
+            let expected = "lengths with x between them";
+            refuse("image", &self.image, expected, "as in 28x28 or 3x32x32")
+        })
+    }
+
+    /// How the images of these data are cut.
+    fn patches(&self, data: &DataShape<'_>) -> Result<Patches> {
+        let given = self.given_image()?;
+        let shapes = [&given, data.image, data.row_shape];
+        let shape = shapes.into_iter().find(|shape| !shape.is_empty());
+        let shape = shape.unwrap_or_default();
+        let text = shape.iter().map(usize::to_string).collect::<Vec<_>>();
+        let (text, pixels) = (text.join("x"), data.row_shape.iter().product::<usize>());
+        let all = |shape: &[usize]| {
+            shape
+                .iter()
+                .try_fold(1usize, |all, &one| all.checked_mul(one))
+        };
+        if all(shape) != Some(pixels) {
+            let expected = format!("the shape of the {pixels} numbers of a row");
+            let help = "give HEIGHTxWIDTH, CHANNELSxHEIGHTxWIDTH or HEIGHTxWIDTHxCHANNELS";
+            return Err(refuse("image", text, &expected, help));
+        }
+        let (channels, height, width, channels_last) = match *shape {
+            [height, width] => (1, height, width, false),
+            [channels @ (1 | 3), height, width] => (channels, height, width, false),
+            [height, width, channels @ (1 | 3)] => (channels, height, width, true),
+            _ => return Err(no_image(&text, pixels)),
+        };
+        if !(height.is_multiple_of(self.patch) && width.is_multiple_of(self.patch)) {
+            let expected = format!("a divisor of the sides of the images, {text}");
+            let nearest = nearest_patches(self.patch, height, width);
+            let help = format!("the nearest are {nearest}");
+            return Err(refuse("patch", self.patch, &expected, &help));
+        }
+        Ok(Patches {
+            channels,
+            height,
+            width,
+            channels_last,
+            patch: self.patch,
+            leading: usize::from(self.pool == Pool::Class),
+        })
+    }
+}
+
+/// The refusal of rows that are no images.
+fn no_image(text: &str, pixels: usize) -> crate::error::Error {
+    let side = pixels.isqrt();
+    let help = match side * side == pixels {
+        true => format!("if they are square, grey images, give `image` {side}x{side}"),
+        false => "give `image` HEIGHTxWIDTH, CHANNELSxHEIGHTxWIDTH or HEIGHTxWIDTHxCHANNELS".into(),
+    };
+    let expected = "the shape of an image of one channel or three";
+    refuse("image", format!("{text} (from the data)"), expected, &help)
+}
+
+/// The sides of patches that divide an image next to `patch`, which does not.
+fn nearest_patches(patch: usize, height: usize, width: usize) -> String {
+    let divides = |side: &usize| height.is_multiple_of(*side) && width.is_multiple_of(*side);
+    let below = (1..patch.min(height + 1)).rev().find(divides);
+    let above = (patch + 1..=height.min(width)).find(divides);
+    let sides = below.into_iter().chain(above).map(|side| side.to_string());
+    sides.collect::<Vec<_>>().join(" and ")
+}

@@ -1,0 +1,115 @@
+//! token_mean: the mean of the first tokens of each sequence, all of them or the first one alone,
+//! and its gradient. A sum adds tokens in their order, so its bits are the same everywhere.
+//!
+//! Letters: B sequences, T tokens of a sequence, N of these in the mean, C columns.
+
+use crate::cuda::launch::args;
+use crate::cuda::{Grid, Source};
+use crate::error::Result;
+use crate::ops::call::{Call, FLOATS_AND_BF16, Slot, with_float};
+use crate::ops::float::Float;
+use crate::simd::multiversion;
+use crate::{Tensor, threads};
+
+static SOURCE: Source = Source::new("token_mean.cu", include_str!("token_mean.cu"));
+
+/// The mean `out` (B, C) of the first `tokens` tokens of each sequence of `x` (B, T, C).
+#[track_caller]
+pub fn token_mean_into(out: &Tensor, x: &Tensor, tokens: usize) -> Result<()> {
+    let mut call = Call::new("token_mean");
+    let out = call.writes("out", out);
+    let x = call.reads("x", x);
+    let [time, columns] = check(&call, [out, x], tokens)?;
+    call.run(x, &FLOATS_AND_BF16, |placed| {
+        let [mut out, x] = placed.enter([out, x])?;
+        if let Some(gpu) = placed.launcher() {
+            let args = args![out, x, out.count, columns, time, tokens];
+            let grid = Grid::elements(out.count);
+            return gpu.launch(&SOURCE, ("token_mean", out.dtype), grid, args);
+        }
+        with_float!(placed.dtype, T => {
+            let x = x.elements::<T>();
+            threads::split_mut(out.elements_mut::<T>(), columns.max(1), |first, out| {
+                forward(out, &x[first * time..], [time, columns, tokens]);
+            });
+        });
+        Ok(())
+    })
+}
+
+/// The gradient `dx` (B, T, C) from `dout` (B, C): 0 for tokens that are not in the mean.
+#[track_caller]
+pub fn token_mean_backward_into(dx: &Tensor, dout: &Tensor, tokens: usize) -> Result<()> {
+    let mut call = Call::new("token_mean_backward");
+    let dx = call.writes("dx", dx);
+    let dout = call.reads("dout", dout);
+    let [time, columns] = check(&call, [dout, dx], tokens)?;
+    call.run(dout, &FLOATS_AND_BF16, |placed| {
+        let [mut dx, dout] = placed.enter([dx, dout])?;
+        if let Some(gpu) = placed.launcher() {
+            let args = args![dx, dout, dx.count, columns, time, tokens];
+            let grid = Grid::elements(dx.count);
+            return gpu.launch(&SOURCE, ("token_mean_backward", dx.dtype), grid, args);
+        }
+        with_float!(placed.dtype, T => {
+            let dout = dout.elements::<T>();
+            let size = (time * columns).max(1);
+            threads::split_mut(dx.elements_mut::<T>(), size, |first, dx| {
+                backward(dx, &dout[first / time..], [time, columns, tokens]);
+            });
+        });
+        Ok(())
+    })
+}
+
+/// Checks `mean` (B, C), `all` (B, T, C) and the number of tokens. Gives T and C.
+fn check(call: &Call<'_>, [mean, all]: [Slot; 2], tokens: usize) -> Result<[usize; 2]> {
+    let [sequences, time, columns] = call.dims::<3>(all, "[sequences, tokens, columns]")?;
+    call.has_shape(mean, &[sequences, columns], "[sequences, columns]")?;
+    call.same_dtype(mean, all)?;
+    call.all_row_major()?;
+    if !(1..=time).contains(&tokens) {
+        let expected = format!("from 1 to {time}, all tokens of a sequence");
+        return Err(call.value_error("tokens", expected, tokens));
+    }
+    Ok([time, columns])
+}
+
+multiversion! {
+    fn forward[T: Float](out: &mut [T], x: &[T], sizes: [usize; 3]) {
+        let [time, columns, tokens] = sizes;
+        let count = T::from_f64(tokens as f64);
+        let sequences = x.chunks_exact((time * columns).max(1));
+        for (out, x) in out.chunks_exact_mut(columns.max(1)).zip(sequences) {
+            out.copy_from_slice(&x[..columns]);
+            for token in x.chunks_exact(columns).take(tokens).skip(1) {
+                for (out, &x) in out.iter_mut().zip(token) {
+                    *out = *out + x;
+                }
+            }
+            for out in out {
+                *out = *out / count;
+            }
+        }
+    }
+}
+
+multiversion! {
+    fn backward[T: Float](dx: &mut [T], dout: &[T], sizes: [usize; 3]) {
+        let [time, columns, tokens] = sizes;
+        let count = T::from_f64(tokens as f64);
+        let sequences = dx.chunks_exact_mut((time * columns).max(1));
+        for (dx, dout) in sequences.zip(dout.chunks_exact(columns.max(1))) {
+            let (mean, rest) = dx.split_at_mut(tokens * columns);
+            rest.fill(T::ZERO);
+            for token in mean.chunks_exact_mut(columns) {
+                for (dx, &dout) in token.iter_mut().zip(dout) {
+                    *dx = dout / count;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
