@@ -33,6 +33,7 @@ mod loops;
 mod matmul;
 mod mse;
 mod mul;
+mod muon;
 mod nonfinite;
 mod norm;
 mod patches;
@@ -87,6 +88,7 @@ pub use linear::{
 };
 pub use mse::{mse_adding, mse_into};
 pub use mul::{mul, mul_into};
+pub use muon::{divide_by_norm, muon_direction};
 pub use nonfinite::{STEP_FLAGS, mark_nonfinite};
 pub use norm::{
     Norm, NormGradients, NormOptions, add_norm_into, norm_backward_into, norm_blocks_of, norm_into,

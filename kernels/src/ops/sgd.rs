@@ -206,7 +206,11 @@ pub fn sgd_with_copies(
     })
 }
 
-fn check_constants(call: &Call<'_>, constants: &SgdConstants, has_buffer: bool) -> Result<()> {
+pub(super) fn check_constants(
+    call: &Call<'_>,
+    constants: &SgdConstants,
+    has_buffer: bool,
+) -> Result<()> {
     let SgdConstants { momentum, nesterov } = *constants;
     let expected = if !(0.0..f64::INFINITY).contains(&momentum) {
         "0 or more"

@@ -433,3 +433,39 @@ fn sgd_rounds_into_the_copies_what_a_cast_would() {
         }
     }
 }
+
+#[test]
+fn directions_and_quotients_of_muon_have_the_cpu_s_bits() {
+    for size in SIZES {
+        for (chunks, nesterov) in tables(size)
+            .into_iter()
+            .zip([true, false].into_iter().cycle())
+        {
+            let constants = SgdConstants {
+                momentum: 0.95,
+                nesterov,
+            };
+            let run = |[_, grads, momentum, _]: &[Tensor; 4]| {
+                let device = grads.device();
+                let norm = Tensor::from_slice(&[0.5f32, 3.0], &[2], device).unwrap();
+                ops::muon_direction(grads, momentum, &chunks, &constants, Some(&norm), None)
+                    .unwrap();
+                ops::divide_by_norm(momentum, &norm).unwrap();
+            };
+            let (expected, fresh) = (buffers(size), buffers(size));
+            run(&expected);
+            for (device, skipped) in devices()
+                .into_iter()
+                .flat_map(|device| [(device, 0), (device, 1)])
+            {
+                let got = on(device, &fresh, skipped);
+                run(&got);
+                assert_all_same(
+                    &got,
+                    &expected,
+                    &format!("{size} elements, from {skipped} on"),
+                );
+            }
+        }
+    }
+}
