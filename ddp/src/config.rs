@@ -23,9 +23,9 @@ pub use settings::{Config, SETTINGS, Scope, Setting, SettingChoice, model_of};
 pub(crate) use table::read_model;
 pub(crate) use values::TIMEOUT_S;
 pub use values::{
-    Decayed, DeviceChoice, FloatType, Form, GraphChoice, List, LogLevel, Missing, NcclChoice,
-    Normalize, OptimizerKind, Overlap, Precision, ProductChoice, Resident, Resume, Schedule,
-    SettingValue, TaskKind, When,
+    Decayed, DeviceChoice, FloatType, Form, GraphChoice, GroupSetting, Groups, List, LogLevel,
+    Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision, ProductChoice, Resident,
+    Resume, Schedule, SettingValue, TaskKind, When,
 };
 
 pub(crate) use device::find_devices;
@@ -103,12 +103,20 @@ impl Config {
     }
 }
 
-/// A value as a flag takes it: `none` or `1,2` for lists, text without quotes.
+/// A value as a flag takes it: `none` or `1,2` for lists, `match:lr=1` for groups, text without
+/// quotes.
 pub fn as_flag(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Array(values) if values.is_empty() => "none".to_string(),
         Value::Array(values) => values.iter().map(as_flag).collect::<Vec<_>>().join(","),
+        Value::Object(group) => {
+            let mut text = group.get("match").map(as_flag).unwrap_or_default();
+            for (name, value) in group.iter().filter(|(name, _)| *name != "match") {
+                text += &format!(":{name}={}", as_flag(value));
+            }
+            text
+        }
         Value::Number(number) if number.is_f64() => number.as_f64().unwrap_or(f64::NAN).to_string(),
         other => other.to_string(),
     }

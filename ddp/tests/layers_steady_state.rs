@@ -169,14 +169,15 @@ fn a_step_over_layers_takes_nothing_from_the_system_after_the_first() {
         ..CrossEntropy::default()
     };
     let numbers = Tensor::randn(&[ROWS, CLASSES], DType::F32, CPU, &mut Random::new(4)).unwrap();
-    let cases: [(Box<dyn Loss>, Tensor, Rule); 3] = [
+    let cases: [(Box<dyn Loss>, Tensor, Rule); 4] = [
         (
             Box::new(CrossEntropy::default()),
             labels.clone(),
             Rule::adamw(),
         ),
         (Box::new(weighted), labels, Rule::sgd(0.9)),
-        (Box::new(Mse), numbers, Rule::sgd(0.0)),
+        (Box::new(Mse), numbers.clone(), Rule::sgd(0.0)),
+        (Box::new(Mse), numbers, Rule::muon()),
     ];
     for (loss, targets, rule) in cases {
         let mut training = Training::new(loss, targets, rule);

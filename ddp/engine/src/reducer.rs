@@ -22,8 +22,10 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use ddp_comm::{Group, World};
+use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor, ops};
 use ddp_nn::optim::Optimizer;
+use ddp_nn::optim::muon::Exchange;
 use ddp_nn::params::{ParamId, Parameter, Params};
 use ddp_nn::pass::Listener;
 
@@ -124,6 +126,7 @@ pub struct Reducer {
     next: usize,
     queue: Box<dyn CommQueue>,
     group: Group,
+    device: Device,
     /// By bucket: the gradients, f32.
     parts: Vec<Tensor>,
     /// See `owned`.
@@ -200,6 +203,7 @@ impl Reducer {
             is_stale: false,
             wait: Cell::new(Duration::ZERO),
             group,
+            device,
             parts,
             ready_at: vec![now; buckets.len()],
             buckets,
@@ -442,6 +446,36 @@ impl Listener for Reducer {
             }
         }
         Ok(())
+    }
+}
+
+/// For Muon. After the join, so on the stream of the layers.
+impl Exchange for Reducer {
+    fn gather(&mut self) -> ddp_nn::Result<()> {
+        let parts = self.parts.iter().filter(|_| self.is_shared);
+        let stream = Stream::current(self.device)?;
+        for part in parts {
+            self.group.all_gather(part, &stream).map_err(Error::from)?;
+        }
+        Ok(())
+    }
+
+    fn distribute(
+        &mut self,
+        matrices: &mut dyn Iterator<Item = (&Tensor, usize)>,
+    ) -> ddp_nn::Result<()> {
+        if self.group.size() == 1 {
+            return Ok(());
+        }
+        let (started, stream) = (Instant::now(), Stream::current(self.device)?);
+        let given = self.group.grouped(|| {
+            for (matrix, owner) in &mut *matrices {
+                self.group.broadcast(matrix, owner, &stream)?;
+            }
+            Ok(())
+        });
+        self.last.exposed += started.elapsed();
+        Ok(given.map_err(Error::from)?)
     }
 }
 

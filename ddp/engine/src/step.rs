@@ -229,7 +229,7 @@ impl Step {
             let own_bad_step = is_alone.then_some(&*own_bad_step);
             outcome.decide(&mut replica.0, stats, own_bad_step, measure_norm)?;
             faults::at(FaultPoint::Optimizer)?;
-            outcome.update(&replica.0)
+            outcome.update(&mut replica.0)
         };
         match mode {
             StepMode::Capture(kind) => graphs.capture(kind, &group, work),

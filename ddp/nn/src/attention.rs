@@ -41,12 +41,13 @@ impl SelfAttention {
         linear: [&dyn Fn(usize) -> Linear; 2],
     ) -> SelfAttention {
         let head_size = width / heads.max(1);
+        let parts = [heads, kv_heads, kv_heads].map(|heads| heads * head_size);
         SelfAttention {
             heads,
             kv_heads,
             causal: true,
             rotary: None,
-            qkv: linear[0]((heads + 2 * kv_heads) * head_size),
+            qkv: linear[0](parts.iter().sum()).in_parts(&parts),
             out: linear[1](width),
             built: None,
         }

@@ -44,6 +44,8 @@ pub(crate) struct Declared {
     pub(crate) shape: Vec<usize>,
     pub(crate) init: Init,
     pub(crate) is_buffer: bool,
+    /// See `Build::hidden_matrices`.
+    pub(crate) matrices: Vec<usize>,
 }
 
 /// All declarations of a model's layers.
@@ -125,6 +127,19 @@ impl<'a> Build<'a> {
         let id = self.declare(name, shape, init, false)?;
         self.declarations.uses.push(id);
         Ok(id)
+    }
+
+    /// Says that `parameter` is a weight (O, I) of a hidden layer, made of matrices with so many
+    /// rows, which Muon orthogonalises one by one. Embeddings and output layers are for AdamW.
+    pub fn hidden_matrices(&mut self, parameter: ParamId, rows: &[usize]) {
+        let declared = &mut self.declarations.list[parameter.0];
+        assert_eq!(
+            (declared.shape.len(), declared.shape.first()),
+            (2, Some(&rows.iter().sum())),
+            "the rows of {}",
+            declared.name
+        );
+        declared.matrices = rows.to_vec();
     }
 
     /// Declares a buffer: saved and moved with the model, never trained. Its dtype is that of the
@@ -233,6 +248,7 @@ impl<'a> Build<'a> {
             shape: shape.to_vec(),
             init,
             is_buffer,
+            matrices: Vec::new(),
         });
         Ok(ParamId(self.declarations.list.len() - 1))
     }

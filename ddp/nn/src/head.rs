@@ -38,7 +38,7 @@ impl Head {
     /// A head of so many classes.
     pub fn new(classes: usize) -> Head {
         Head {
-            linear: Linear::new(classes).without_bias(),
+            linear: Linear::new(classes).without_bias().outer(),
             classes,
             mask: OnceLock::new(),
         }

@@ -24,6 +24,10 @@ pub struct Linear {
     init: Option<[Init; 2]>,
     /// The activation of the layer above, if this layer applies it.
     fused: Activation,
+    /// Whether it is a model's first or last layer.
+    is_outer: bool,
+    /// The outputs of each of the layers that it stands for; empty for one.
+    parts: Vec<usize>,
     built: Option<Built>,
 }
 
@@ -45,7 +49,25 @@ impl Linear {
             tie: None,
             init: None,
             fused: Activation::Identity,
+            is_outer: false,
+            parts: Vec::new(),
             built: None,
+        }
+    }
+
+    /// The same layer as the first or last one of a model, whose weight is no hidden matrix.
+    pub fn outer(self) -> Linear {
+        Linear {
+            is_outer: true,
+            ..self
+        }
+    }
+
+    /// The same layer, standing for several that share their input: with so many outputs each.
+    pub fn in_parts(self, outputs: &[usize]) -> Linear {
+        Linear {
+            parts: outputs.to_vec(),
+            ..self
         }
     }
 
@@ -213,6 +235,17 @@ impl Layer for Linear {
             Some(tie) => build.tied_parameter(tie, "weight", &[self.outputs, inputs], init)?,
             None => build.parameter("weight", &[self.outputs, inputs], init)?,
         };
+        if !self.is_outer {
+            let whole = [self.outputs];
+            build.hidden_matrices(
+                weight,
+                if self.parts.is_empty() {
+                    &whole
+                } else {
+                    &self.parts
+                },
+            );
+        }
         let bias = self
             .has_bias
             .then(|| build.parameter("bias", &[self.outputs], bias_init))

@@ -1,162 +1,38 @@
-//! Optimizers (AdamW and SGD), learning-rate schedules and clipping. An update of the flat arenas
-//! is one launch.
+//! Optimizers (AdamW, SGD and Muon), learning-rate schedules and clipping. Where one method and one
+//! set of numbers are for all parameters, an update of the flat arenas is one launch.
 //!
 //! Under ZeRO-1 a rank's optimizer updates its slices of the arenas, one launch for each, and has
 //! moments only for these, one slice after the other. The update of an element reads only numbers
 //! of that element, so it has the same bits on any rank.
+//!
+//! Muon's step of a matrix reads all of it. Each rank first writes the directions of its slices
+//! over the gradients; ranks gather these, orthogonalise some matrices each, and give the steps to
+//! all. Then each rank updates its slices as usual.
 
 pub mod clip;
+pub mod groups;
+pub mod muon;
+mod rule;
 pub mod schedule;
 
 pub use clip::Clip;
+pub use groups::Group;
+pub use rule::{Decayed, Rule};
 pub use schedule::{Schedule, Shape};
 
 use std::ops::Range;
 
-use ddp_kernels::ops::{
-    self, AdamwConstants, AdamwScalars, Chunk, ChunkTable, SgdConstants, SgdScalars,
-};
+use ddp_kernels::ops::{self, Chunk, ChunkTable, SgdConstants};
 use ddp_kernels::transfer::Scalars;
-use ddp_kernels::{DType, Tensor, choices};
+use ddp_kernels::{DType, Tensor};
 
-use crate::error::{Error, Result};
+use self::muon::{Alone, Exchange, Matrices};
+use self::rule::Method;
+use crate::error::Result;
 use crate::params::{ParamId, Parameter, Params};
 
-choices! {
-    /// What weight decay applies to.
-    #[derive(Default)]
-    pub enum Decayed {
-        /// Matrices, but not biases and other vectors
-        #[default]
-        Matrices = "matrices",
-        /// All parameters, as in PyTorch's optimizers
-        All = "all",
-    }
-}
-
-/// An update rule and its constants.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rule {
-    /// `torch.optim.AdamW`.
-    AdamW {
-        /// β₁, β₂ and ε.
-        constants: AdamwConstants,
-        /// The decay, which is multiplied by the learning rate.
-        weight_decay: f64,
-        /// What decays.
-        decayed: Decayed,
-    },
-    /// `torch.optim.SGD`, with dampening 0.
-    Sgd {
-        /// The momentum, and whether it is Nesterov's.
-        constants: SgdConstants,
-        /// The part of each value that is added to its gradient.
-        weight_decay: f64,
-        /// What decays.
-        decayed: Decayed,
-    },
-}
-
-impl Rule {
-    /// AdamW with PyTorch's defaults, but only matrices decay.
-    pub fn adamw() -> Rule {
-        Rule::AdamW {
-            constants: AdamwConstants::default(),
-            weight_decay: 0.01,
-            decayed: Decayed::Matrices,
-        }
-    }
-
-    /// SGD with this momentum and no weight decay.
-    pub fn sgd(momentum: f64) -> Rule {
-        Rule::Sgd {
-            constants: SgdConstants {
-                momentum,
-                nesterov: false,
-            },
-            weight_decay: 0.0,
-            decayed: Decayed::Matrices,
-        }
-    }
-
-    /// The names of its moments, also in checkpoints: those in the state of PyTorch's optimizers.
-    pub fn moment_names(&self) -> &'static [&'static str] {
-        match self {
-            Rule::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
-            Rule::Sgd { constants, .. } if constants.momentum > 0.0 => &["momentum_buffer"],
-            Rule::Sgd { .. } => &[],
-        }
-    }
-
-    /// These chunks, where the rule decays all, with decay.
-    fn decaying(&self, chunks: ChunkTable) -> Result<ChunkTable> {
-        let (Rule::AdamW { decayed, .. } | Rule::Sgd { decayed, .. }) = self;
-        match decayed {
-            Decayed::Matrices => Ok(chunks),
-            Decayed::All => {
-                let decaying = |chunk: &Chunk| Chunk {
-                    decay: true,
-                    ..*chunk
-                };
-                Ok(ChunkTable::new(
-                    chunks.chunks().iter().map(decaying).collect(),
-                )?)
-            }
-        }
-    }
-
-    /// Refuses invalid constants.
-    fn check(&self) -> Result<()> {
-        let (ranges, weight_decay): (&[(&str, f64, f64)], f64) = match *self {
-            Rule::AdamW {
-                constants:
-                    AdamwConstants {
-                        beta1,
-                        beta2,
-                        epsilon,
-                    },
-                weight_decay,
-                ..
-            } => (
-                &[
-                    ("beta1", beta1, 1.0),
-                    ("beta2", beta2, 1.0),
-                    ("epsilon", epsilon, f64::INFINITY),
-                ],
-                weight_decay,
-            ),
-            Rule::Sgd {
-                constants,
-                weight_decay,
-                ..
-            } => {
-                if constants.nesterov && constants.momentum == 0.0 {
-                    return Err(Error::Usage(
-                        "Nesterov's momentum: expected a momentum above 0, got 0".into(),
-                    ));
-                }
-                (
-                    &[("momentum", constants.momentum, f64::INFINITY)],
-                    weight_decay,
-                )
-            }
-        };
-        let decay = ("weight decay", weight_decay, f64::INFINITY);
-        for &(name, value, end) in ranges.iter().chain([&decay]) {
-            if !(0.0..end).contains(&value) {
-                let below = if end.is_finite() {
-                    format!(" and below {end}")
-                } else {
-                    String::new()
-                };
-                return Err(Error::Usage(format!(
-                    "{name}: expected 0 or more{below}, got {value}"
-                )));
-            }
-        }
-        Ok(())
-    }
-}
+/// Numbers of a step for each [`Variant`].
+const NUMBERS: usize = 4;
 
 /// Consecutive elements of a parameter that an optimizer updates, and where their moments are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,34 +43,53 @@ pub struct Piece {
     pub start: usize,
     /// The number of elements.
     pub length: usize,
-    /// The start of their moments in each of [`Optimizer::moments`].
+    /// The start of their moments in those of [`Optimizer::moments`] that they have.
     pub at: usize,
+    /// The names of these.
+    pub moments: &'static [&'static str],
 }
 
-/// A part of the arenas that an optimizer updates.
+/// Parameters that one method updates with the same numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Variant {
+    method: Method,
+    /// The factor of the learning rate.
+    rate: f64,
+    weight_decay: f64,
+}
+
+/// A part of the arenas that an optimizer updates with one launch.
 #[derive(Debug)]
 struct Slice {
     /// Its elements in the gradients' arena.
     range: Range<usize>,
     /// The start of its moments.
     at: usize,
-    /// With offsets from its start.
+    /// With offsets from its start: those of the variant.
     chunks: ChunkTable,
+    /// Its index in `Optimizer::variants`.
+    variant: usize,
 }
 
-/// An update rule with its moments. Letters: U elements that it updates, with padding.
+/// An update rule with its moments. Letters: N variants.
 #[derive(Debug)]
 pub struct Optimizer {
     rule: Rule,
+    variants: Vec<Variant>,
+    owned: Vec<Range<usize>>,
     /// What it updates.
     slices: Vec<Slice>,
     pieces: Vec<Piece>,
-    /// (U) each, in the order of `Rule::moment_names`.
-    moments: Vec<Tensor>,
-    /// The numbers that change from step to step, on the device, in the masters' dtype.
+    /// Each in one dimension, with all of `pieces` that have it.
+    moments: Vec<(&'static str, Tensor)>,
+    /// The matrices that Muon orthogonalises.
+    matrices: Option<Matrices>,
+    /// (4·N): the numbers that change from step to step, on the device, in the masters' dtype.
     numbers: Tensor,
     /// Sends `numbers` in `update`; made by its first call.
     sender: Option<Scalars>,
+    /// (4·N), what `update` sends, and the same in f32.
+    message: (Vec<f64>, Vec<f32>),
     /// The step after which the moments were 0.
     since: u64,
 }
@@ -212,43 +107,103 @@ impl Optimizer {
     /// An optimizer of these ranges of the gradients' arena, which start at whole quanta and are in
     /// ascending order.
     pub fn of_slices(rule: Rule, params: &Params, ranges: &[Range<usize>]) -> Result<Optimizer> {
+        Optimizer::of_groups(rule, &[], params, ranges)
+    }
+
+    /// The same, with other numbers for the parameters of each group. A parameter belongs to the
+    /// first group that matches its name.
+    pub fn of_groups(
+        rule: Rule,
+        groups: &[Group],
+        params: &Params,
+        ranges: &[Range<usize>],
+    ) -> Result<Optimizer> {
         rule.check()?;
-        let (mut slices, mut pieces, mut at) = (Vec::new(), Vec::new(), 0);
-        for range in ranges {
-            pieces.extend(pieces_of(params, range, at));
-            let chunks = rule.decaying(params.chunks_of(range.clone())?)?;
-            chunks.bring_to(params.device())?;
-            slices.push(Slice {
-                range: range.clone(),
-                at,
-                chunks,
-            });
-            at += range.len();
-        }
-        let moment = |name: &&str| -> Result<Tensor> {
-            let dtype = params.gradients().dtype();
-            Ok(Tensor::zeros(&[at], dtype, params.device())?.named(name))
-        };
-        let moments = rule
-            .moment_names()
-            .iter()
-            .map(moment)
-            .collect::<Result<_>>()?;
-        let count = match rule {
-            Rule::AdamW { .. } => 4,
-            Rule::Sgd { .. } => 2,
-        };
-        let numbers = Tensor::zeros(&[count], params.master_dtype(), params.device())?
-            .named("numbers of the step");
-        Ok(Optimizer {
-            rule,
-            slices,
-            pieces,
-            moments,
-            numbers,
+        let mut optimizer = Optimizer {
+            variants: variants(&rule, groups, params),
+            owned: ranges.to_vec(),
+            slices: Vec::new(),
+            pieces: Vec::new(),
+            moments: Vec::new(),
+            matrices: match rule.is_muon() {
+                true => Some(Matrices::new(&rule, params, 0, 1)?),
+                false => None,
+            },
+            numbers: Tensor::zeros(&[0], params.master_dtype(), params.device())?,
             sender: None,
+            message: Default::default(),
             since: 0,
-        })
+            rule,
+        };
+        let count = NUMBERS * optimizer.variants.len();
+        optimizer.numbers = Tensor::zeros(&[count], params.master_dtype(), params.device())?
+            .named("numbers of the step");
+        let mut sizes: Vec<(&'static str, usize)> = Vec::new();
+        for run in ranges.iter().flat_map(|range| runs(&rule, params, range)) {
+            optimizer.add_run(groups, params, run, &mut sizes)?;
+        }
+        let dtype = params.gradients().dtype();
+        for (name, size) in sizes {
+            let moment = Tensor::zeros(&[size], dtype, params.device())?.named(name);
+            optimizer.moments.push((name, moment));
+        }
+        Ok(optimizer)
+    }
+
+    /// Adds elements that one method updates: a slice for each variant among them. `sizes` are the
+    /// names and lengths of the moments so far.
+    fn add_run(
+        &mut self,
+        groups: &[Group],
+        params: &Params,
+        (method, range): (Method, Range<usize>),
+        sizes: &mut Vec<(&'static str, usize)>,
+    ) -> Result<()> {
+        let mut at = 0;
+        for &name in method.moment_names() {
+            let index = sizes.iter().position(|size| size.0 == name);
+            let index = index.unwrap_or_else(|| {
+                sizes.push((name, 0));
+                sizes.len() - 1
+            });
+            at = sizes[index].1;
+            sizes[index].1 += range.len();
+        }
+        let pieces = pieces_of(params, &range, at, method.moment_names());
+        for (variant, of) in self.variants.iter().enumerate() {
+            let mut chunks = Vec::new();
+            for piece in &pieces {
+                let parameter = params.parameter(piece.parameter);
+                let (variant, decay) = variant_of(&self.rule, groups, parameter);
+                if variant == *of {
+                    chunks.push(Chunk {
+                        offset: parameter.range.start + piece.start - range.start,
+                        len: piece.length,
+                        decay,
+                    });
+                }
+            }
+            if !chunks.is_empty() {
+                let chunks = ChunkTable::new(chunks)?;
+                chunks.bring_to(params.device())?;
+                self.slices.push(Slice {
+                    range: range.clone(),
+                    at,
+                    chunks,
+                    variant,
+                });
+            }
+        }
+        self.pieces.extend(pieces);
+        Ok(())
+    }
+
+    /// Shares Muon's matrices with the other ranks: this one, number `rank` of so many, does some.
+    pub fn share(&mut self, params: &Params, rank: usize, ranks: usize) -> Result<()> {
+        if self.matrices.take().is_some() {
+            self.matrices = Some(Matrices::new(&self.rule, params, rank, ranks)?);
+        }
+        Ok(())
     }
 
     /// The update rule.
@@ -258,7 +213,7 @@ impl Optimizer {
 
     /// The ranges of the gradients' arena that it updates, in ascending order.
     pub fn owned(&self) -> impl Iterator<Item = Range<usize>> {
-        self.slices.iter().map(|slice| slice.range.clone())
+        self.owned.iter().cloned()
     }
 
     /// What it updates of each parameter, and where the moments of each piece are.
@@ -266,10 +221,10 @@ impl Optimizer {
         &self.pieces
     }
 
-    /// (U) each, the moments with their names: the ranges of `owned`, one after the other. Without
-    /// ZeRO-1 that is the layout of the gradients' arena.
+    /// The moments with their names, each of one dimension: the elements of `owned` that have it,
+    /// one after the other. Without ZeRO-1 and Muon that is the layout of the gradients' arena.
     pub fn moments(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
-        self.rule.moment_names().iter().copied().zip(&self.moments)
+        self.moments.iter().map(|(name, moment)| (*name, moment))
     }
 
     /// The step after which its moments were 0: not 0 if a run was resumed with another optimizer.
@@ -296,51 +251,39 @@ impl Optimizer {
     ) -> Result<()> {
         let mut sender = match self.sender.take() {
             Some(sender) => sender,
-            None => Scalars::new(self.numbers.device(), 1)?,
+            None => Scalars::with_room(self.numbers.device(), 1, self.numbers.bytes())?,
         };
-        let numbers = self.numbers_of(step, learning_rate)?;
-        let count = self.numbers.count();
+        let (mut wide, mut narrow) = std::mem::take(&mut self.message);
+        wide.clear();
+        narrow.clear();
+        for numbers in self.numbers_of(step, learning_rate) {
+            wide.extend(numbers?);
+        }
+        narrow.extend(wide.iter().map(|&number| number as f32));
         let sent = match self.numbers.dtype() {
-            DType::F64 => sender.send(&self.numbers, &numbers[..count]),
-            _ => {
-                let rounded = numbers.map(|number| number as f32);
-                sender.send(&self.numbers, &rounded[..count])
-            }
+            DType::F64 => sender.send(&self.numbers, &wide[..]),
+            _ => sender.send(&self.numbers, &narrow[..]),
         };
+        self.message = (wide, narrow);
         self.sender = Some(sender);
         sent?;
-        self.apply(params, gradient_scale, first_bad_step)
+        self.apply(params, &mut Alone, gradient_scale, first_bad_step)
     }
 
-    /// What `apply` reads in step number `step`, counted from 1: as many of these as `numbers` has.
-    pub fn numbers_of(&self, step: u64, learning_rate: f64) -> Result<[f64; 4]> {
-        Ok(match self.rule {
-            Rule::AdamW {
-                constants,
-                weight_decay,
-                ..
-            } => {
-                let step = step.saturating_sub(self.since);
-                let scalars = AdamwScalars {
-                    learning_rate,
-                    weight_decay,
-                    step,
-                };
-                scalars.to_array_f64(&constants)?
-            }
-            Rule::Sgd { weight_decay, .. } => {
-                // Checked in f32, sent in f64.
-                SgdScalars {
-                    learning_rate,
-                    weight_decay,
-                }
-                .to_array()?;
-                [learning_rate, weight_decay, 0.0, 0.0]
-            }
+    /// What `apply` reads in step number `step`, counted from 1, in the order of `numbers`.
+    pub fn numbers_of(
+        &self,
+        step: u64,
+        learning_rate: f64,
+    ) -> impl Iterator<Item = Result<[f64; NUMBERS]>> {
+        let step = step.saturating_sub(self.since);
+        self.variants.iter().map(move |variant| {
+            let rate = learning_rate * variant.rate;
+            variant.method.numbers(step, rate, variant.weight_decay)
         })
     }
 
-    /// (4 or 2), in the masters' dtype on the device: the numbers that `apply` reads.
+    /// (4·N), in the masters' dtype on the device: the numbers that `apply` reads.
     pub fn numbers(&self) -> &Tensor {
         &self.numbers
     }
@@ -358,16 +301,47 @@ impl Optimizer {
     }
 
     /// Updates with the numbers that were sent last. Only work for the device, the same in every
-    /// step. Arguments as in `update`.
+    /// step. Arguments as in `update`. Muon overwrites the gradients of its matrices, and all ranks
+    /// call this together.
     pub fn apply(
         &self,
         params: &Params,
+        ranks: &mut dyn Exchange,
         gradient_scale: Option<&Tensor>,
         first_bad_step: Option<&Tensor>,
     ) -> Result<()> {
-        self.slices
+        let (scale, flag) = (gradient_scale, first_bad_step);
+        for slice in &self.slices {
+            let gradients = &params.gradients().slice(slice.range.clone())?;
+            match self.variants[slice.variant].method {
+                Method::Muon(constants) => {
+                    let (momentum, chunks) =
+                        (self.moment("momentum_buffer", slice)?, &slice.chunks);
+                    ops::muon_direction(gradients, &momentum, chunks, &constants, scale, flag)?;
+                }
+                _ => self.apply_to(slice, params, scale, flag)?,
+            }
+        }
+        let Some(matrices) = &self.matrices else {
+            return Ok(());
+        };
+        ranks.gather()?;
+        matrices.orthogonalize()?;
+        ranks.distribute(&mut matrices.owned())?;
+        let is_muon =
+            |slice: &&Slice| matches!(self.variants[slice.variant].method, Method::Muon(_));
+        let mut slices = self.slices.iter().filter(is_muon);
+        slices.try_for_each(|slice| self.apply_to(slice, params, None, flag))
+    }
+
+    /// The part of a moment that belongs to `slice`.
+    fn moment(&self, name: &str, slice: &Slice) -> Result<Tensor> {
+        let (_, moment) = self
+            .moments
             .iter()
-            .try_for_each(|slice| self.apply_to(slice, params, gradient_scale, first_bad_step))
+            .find(|moment| moment.0 == name)
+            .expect("its name");
+        Ok(moment.slice(slice.at..slice.at + slice.range.len())?)
     }
 
     fn apply_to(
@@ -379,27 +353,31 @@ impl Optimizer {
     ) -> Result<()> {
         let values = &params.trained_values().slice(slice.range.clone())?;
         let gradients = &params.gradients().slice(slice.range.clone())?;
-        let moment =
-            |index: usize| self.moments[index].slice(slice.at..slice.at + slice.range.len());
-        let (chunks, scalars) = (&slice.chunks, &self.numbers);
+        let numbers = self
+            .numbers
+            .slice(NUMBERS * slice.variant..NUMBERS * (slice.variant + 1))?;
+        let chunks = &slice.chunks;
         let copies = params.copies_on_gpu(slice.range.clone())?;
-        match &self.rule {
-            Rule::AdamW { constants, .. } => ops::adamw_with_copies(
+        match &self.variants[slice.variant].method {
+            Method::AdamW(constants) => ops::adamw_with_copies(
                 values,
                 gradients,
-                &moment(0)?,
-                &moment(1)?,
+                &self.moment("exp_avg", slice)?,
+                &self.moment("exp_avg_sq", slice)?,
                 copies.as_ref(),
                 chunks,
                 constants,
-                scalars,
+                &numbers,
                 scale,
                 flag,
             )?,
-            Rule::Sgd { constants, .. } => {
-                let momentum = match self.moments.is_empty() {
-                    true => None,
-                    false => Some(moment(0)?),
+            method => {
+                // The step of a matrix is the gradient of plain SGD: the same decay.
+                let (constants, momentum) = match method {
+                    Method::Sgd(constants) if constants.momentum > 0.0 => {
+                        (*constants, Some(self.moment("momentum_buffer", slice)?))
+                    }
+                    _ => (SgdConstants::default(), None),
                 };
                 ops::sgd_with_copies(
                     values,
@@ -407,8 +385,8 @@ impl Optimizer {
                     momentum.as_ref(),
                     copies.as_ref(),
                     chunks,
-                    constants,
-                    scalars,
+                    &constants,
+                    &numbers.slice(0..2)?,
                     scale,
                     flag,
                 )?;
@@ -421,8 +399,61 @@ impl Optimizer {
     }
 }
 
+/// What the update of `parameter` takes, and whether weight decay applies.
+fn variant_of(rule: &Rule, groups: &[Group], parameter: &Parameter) -> (Variant, bool) {
+    let method = rule.method(parameter);
+    let (weight_decay, decayed) = rule.decay();
+    let decays = decayed == Decayed::All || parameter.decays;
+    let group = groups::group_of(groups, &parameter.name).map(|index| &groups[index]);
+    let rate = group.and_then(|group| group.rate);
+    let own_decay = group.and_then(|group| group.weight_decay);
+    let variant = Variant {
+        method,
+        rate: rate.unwrap_or_else(|| rule.rate_of(method)),
+        weight_decay: own_decay.unwrap_or(weight_decay),
+    };
+    (variant, decays || own_decay.is_some())
+}
+
+/// The variants of all trained parameters.
+fn variants(rule: &Rule, groups: &[Group], params: &Params) -> Vec<Variant> {
+    let mut all = Vec::new();
+    for parameter in params.list().iter().filter(|p| p.is_trained()) {
+        let (variant, _) = variant_of(rule, groups, parameter);
+        if !all.contains(&variant) {
+            all.push(variant);
+        }
+    }
+    all
+}
+
+/// The parts of a range of the gradients' arena that one method updates, with the padding.
+fn runs(rule: &Rule, params: &Params, range: &Range<usize>) -> Vec<(Method, Range<usize>)> {
+    let mut runs: Vec<(Method, Range<usize>)> = Vec::new();
+    let touches =
+        |p: &&Parameter| p.is_trained() && p.range.start < range.end && range.start < p.range.end;
+    for parameter in params.list().iter().filter(touches) {
+        let method = rule.method(parameter);
+        let start = parameter.range.start.max(range.start);
+        match runs.last_mut() {
+            Some((last, run)) if *last == method => run.end = range.end,
+            Some((_, run)) => {
+                run.end = start;
+                runs.push((method, start..range.end));
+            }
+            None => runs.push((method, range.clone())),
+        }
+    }
+    runs
+}
+
 /// The parts of trained parameters in a range of the gradients' arena, whose moments start at `at`.
-fn pieces_of(params: &Params, range: &Range<usize>, at: usize) -> Vec<Piece> {
+fn pieces_of(
+    params: &Params,
+    range: &Range<usize>,
+    at: usize,
+    moments: &'static [&'static str],
+) -> Vec<Piece> {
     let trained = params.list().iter().filter(|p| p.is_trained());
     let cut = trained.map(|p| {
         (
@@ -435,6 +466,7 @@ fn pieces_of(params: &Params, range: &Range<usize>, at: usize) -> Vec<Piece> {
         start: part.start - p.range.start,
         length: part.len(),
         at: at + part.start - range.start,
+        moments,
     };
     cut.filter(|(_, part)| !part.is_empty())
         .map(piece)

@@ -43,6 +43,8 @@ pub struct Parameter {
     pub range: Range<usize>,
     /// Whether weight decay applies: only to matrices.
     pub decays: bool,
+    /// The rows of each matrix in it that Muon orthogonalises by itself; empty for none.
+    pub matrices: Vec<usize>,
     /// Whether it keeps its first values.
     pub frozen: bool,
     /// Whether it is a buffer: saved and moved with the model, never trained.
@@ -399,6 +401,7 @@ fn lay_out(
         shape: declared.shape.clone(),
         range: 0..declared.shape.iter().product(),
         decays: declared.shape.len() >= 2 && !declared.is_buffer,
+        matrices: declared.matrices.clone(),
         frozen: !declared.is_buffer && frozen(&declared.name),
         is_buffer: declared.is_buffer,
     };

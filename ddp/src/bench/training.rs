@@ -21,6 +21,7 @@ use crate::devices::described;
 use crate::error::{Error, Result};
 use crate::models::Model;
 use crate::nn::{Loss, Mse, Sequential};
+use crate::optim::muon::Alone;
 use crate::optim::{Optimizer, Rule};
 use crate::process;
 use crate::reducer::plan::BucketSizes;
@@ -215,9 +216,12 @@ fn optimizer_s(step: &Step, device: Device) -> Result<f64> {
     for _ in 0..=UPDATE_ROUNDS {
         let start = stream.record_timed()?;
         for _ in 0..UPDATES {
-            step.stages()[0]
-                .optimizer()
-                .apply(&step.stages()[0].model().params, None, None)?;
+            step.stages()[0].optimizer().apply(
+                &step.stages()[0].model().params,
+                &mut Alone,
+                None,
+                None,
+            )?;
         }
         let took = stream.record_timed()?.since(&start)?;
         takes.push(took.as_secs_f64() / UPDATES as f64);
@@ -248,6 +252,7 @@ fn step(
     let rule = match flags.optimizer {
         OptimizerKind::Adamw => Rule::adamw(),
         OptimizerKind::Sgd => Rule::sgd(0.9),
+        OptimizerKind::Muon => Rule::muon(),
     };
     let optimizer = Optimizer::of_slices(
         rule,

@@ -114,7 +114,11 @@ const DRY_RUN: &str = "DDP_DRY_RUN";
 const OTHERS: [&str; 3] = ["DDP_KERNEL_CACHE", "DDP_SIMD", "DDP_TRAIN"];
 
 /// Settings that exclude each other: in a higher layer, one drops the other below.
-const EXCLUSIVE: [[&str; 2]; 2] = [["steps", "epochs"], ["val-data", "val-split"]];
+const EXCLUSIVE: [[&str; 2]; 3] = [
+    ["steps", "epochs"],
+    ["val-data", "val-split"],
+    ["batch-size", "batch-tokens"],
+];
 
 /// Where a setting comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,6 +9,7 @@ use crate::config::*;
 use crate::models::ModelSpec;
 use crate::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind};
 use crate::models::mlp::{Activation, MlpSpec};
+use crate::optim::Rule;
 
 fn train(line: &str) -> Config {
     match parse(words(line)).unwrap_or_else(|error| panic!("{line}: {error}")) {
@@ -47,6 +48,34 @@ fn train_is_what_happens_without_a_command() {
 const GPT: &str = "--model gpt --layers 3 --heads 2 --kv-heads 1 --width 16 --mlp-width 24 --context 32 --vocab 99 --norm rms \
                    --position rope --mlp swiglu --bias false --tied false --dropout 0.25 --norm-epsilon 0.5 --rope-base 7";
 
+fn group(pattern: &str, lr: Option<f64>, weight_decay: Option<f64>) -> GroupSetting {
+    GroupSetting {
+        pattern: pattern.into(),
+        lr,
+        weight_decay,
+    }
+}
+
+#[test]
+fn a_batch_of_tokens_is_rows_of_the_model_s_context() {
+    let config =
+        train("--model gpt --context 32 --batch-tokens 4096 --optimizer muon --adam-lr 0.002");
+    assert_eq!((config.batch_rows(), config.run().batch_size), (128, 128));
+    assert_eq!(config.settled().batch_size, None);
+    let Rule::Muon {
+        adamw_rate,
+        constants,
+        ..
+    } = config.run().rule
+    else {
+        panic!("{:?}", config.run().rule);
+    };
+    assert_eq!(
+        (adamw_rate, constants.momentum, constants.nesterov),
+        (0.002 / 0.02, 0.95, true)
+    );
+}
+
 #[test]
 fn every_flag_of_training_arrives() {
     let line = "--model mlp --hidden 32,16 --activation gelu-tanh --dropout 0.1 --data glyphs,rows=100 --batch-size 64 \
@@ -58,7 +87,7 @@ fn every_flag_of_training_arrives() {
                 --overlap off --log-level trace --labels y --val-data v.csv --val-labels z --val-split 0.25 \
                 --task classification --drop id,name --categorical auto --missing mean \
                 --normalize standard --cache-dir c --checkpoint-every 5 --keep 2 --resume auto \
-                --override --init-from m.safetensors --tensorboard";
+                --override --init-from m.safetensors --tensorboard --group *.bias:weight-decay=0,2.*:lr=3:weight-decay=1";
     let config = train(line);
     let expected = Config {
         model: ModelSpec::Mlp(MlpSpec {
@@ -67,7 +96,8 @@ fn every_flag_of_training_arrives() {
             dropout: 0.1,
         }),
         data: "glyphs,rows=100".parse().unwrap(),
-        batch_size: 64,
+        batch_size: Some(64),
+        batch_tokens: None,
         micro_batch: Some(8),
         steps: Some(0),
         epochs: None,
@@ -80,6 +110,11 @@ fn every_flag_of_training_arrives() {
         beta2: None,
         eps: None,
         lr: Some(0.5),
+        adam_lr: None,
+        group: Groups(vec![
+            group("*.bias", None, Some(0.0)),
+            group("2.*", Some(3.0), Some(1.0)),
+        ]),
         min_lr: 0.25,
         weight_decay: Some(0.001),
         schedule: Schedule::Wsd,
@@ -137,6 +172,8 @@ fn every_flag_of_training_arrives() {
         ![
             "--help",
             "--epochs",
+            "--batch-tokens",
+            "--adam-lr",
             "--beta1",
             "--beta2",
             "--eps",
@@ -365,6 +402,58 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         (
             "--optimizer sgd --momentum 0 --nesterov",
             &["--nesterov true: expected --optimizer sgd with a --momentum above 0"],
+        ),
+        (
+            "--optimizer muon --momentum 0",
+            &["--momentum 0: expected a number above 0"],
+        ),
+        (
+            "--optimizer muon --lr 0",
+            &["--lr 0: expected a number above 0"],
+        ),
+        ("--adam-lr 1", &["--adam-lr 1: expected --optimizer muon"]),
+        (
+            "--optimizer muon --nesterov",
+            &["--nesterov true: expected --optimizer sgd"],
+        ),
+        (
+            "--batch-tokens 100",
+            &[
+                "--batch-tokens 100: expected a model of tokens",
+                "--batch-size ROWS",
+            ],
+        ),
+        (
+            "--model gpt --batch-tokens 300",
+            &[
+                "a multiple of the model's context, 128 tokens",
+                "give 256 or 384",
+            ],
+        ),
+        ("--model gpt --batch-tokens 3", &["give 128"]),
+        (
+            "--model gpt --batch-tokens 256 --batch-size 2",
+            &[
+                "either --batch-size or --batch-tokens",
+                "leave --batch-size 2 out",
+            ],
+        ),
+        (
+            "--group 0.*",
+            &["--group 0.*: expected an lr or a weight-decay"],
+        ),
+        (
+            "--group 0.*:rate=1",
+            &["expected lr=NUMBER or weight-decay=NUMBER", "rate=1"],
+        ),
+        ("--group a[:lr=1", &["the group a["]),
+        (
+            "--group 0.*:lr=-1",
+            &["the group 0.*: learning rate: expected 0 or more"],
+        ),
+        (
+            "--lr 0 --group 0.*:lr=1",
+            &["--group 0.*: expected an --lr above 0"],
         ),
         ("--decay biases", &["'biases'", "--decay", "matrices, all"]),
         ("bench", &["mlp", "addmm", "allreduce"]),

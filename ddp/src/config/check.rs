@@ -34,6 +34,9 @@ impl Config {
     }
 
     fn check_length(&self) -> Result<()> {
+        if let Some(tokens) = self.batch_tokens {
+            self.check_tokens(tokens)?;
+        }
         if let (Some(steps), Some(epochs)) = (self.steps, self.epochs) {
             let help = format!("leave --epochs {epochs} out");
             let expected = "either --steps or --epochs";
@@ -53,6 +56,50 @@ impl Config {
         Ok(())
     }
 
+    fn check_tokens(&self, tokens: u64) -> Result<()> {
+        if let Some(rows) = self.batch_size {
+            let help = format!("leave --batch-size {rows} out");
+            let expected = "either --batch-size or --batch-tokens";
+            return Err(refuse("--batch-tokens", tokens, expected, &help));
+        }
+        let Some(context) = self.model.context().map(|context| context as u64) else {
+            let help = "give --batch-size ROWS";
+            return Err(refuse(
+                "--batch-tokens",
+                tokens,
+                "a model of tokens, such as gpt",
+                help,
+            ));
+        };
+        if tokens.is_multiple_of(context) {
+            return Ok(());
+        }
+        let below = tokens / context * context;
+        let above = below.saturating_add(context);
+        let help = match below {
+            0 => format!("give {above}"),
+            _ => format!("give {below} or {above}"),
+        };
+        let expected = format!("a multiple of the model's context, {context} tokens");
+        Err(refuse("--batch-tokens", tokens, &expected, &help))
+    }
+
+    /// Refuses groups that say nothing, or whose learning rate has no scale.
+    fn check_groups(&self) -> Result<()> {
+        for group in &self.group.0 {
+            let got = &group.pattern;
+            if group.lr.is_none() && group.weight_decay.is_none() {
+                let help = "as in --group '*.bias:weight-decay=0'";
+                return Err(refuse("--group", got, "an lr or a weight-decay", help));
+            }
+            if group.lr.is_some() && self.peak_lr() == 0.0 {
+                let help = "rates of groups follow the schedule of --lr";
+                return Err(refuse("--group", got, "an --lr above 0", help));
+            }
+        }
+        self.groups().map(|_| ())
+    }
+
     fn check_optimization(&self) -> Result<()> {
         if self.min_lr > self.peak_lr() {
             let expected = format!("at most --lr {}", self.peak_lr());
@@ -65,6 +112,7 @@ impl Config {
             return Err(refuse("--min-lr", self.min_lr, expected, help));
         }
         self.check_owner()?;
+        self.check_groups()?;
         if let Some(eps) = self.eps.filter(|&eps| !(eps > 0.0 && eps <= 1.0)) {
             let help = "a usual value is 1e-8";
             return Err(refuse("--eps", eps, "a number above 0, up to 1", help));
@@ -94,17 +142,32 @@ impl Config {
 
     /// Refuses constants of the optimizer that was not chosen.
     fn check_owner(&self) -> Result<()> {
-        let constants = [
-            ("--momentum", self.momentum, OptimizerKind::Sgd),
-            ("--beta1", self.beta1, OptimizerKind::Adamw),
-            ("--beta2", self.beta2, OptimizerKind::Adamw),
-            ("--eps", self.eps, OptimizerKind::Adamw),
+        use OptimizerKind::{Adamw, Muon, Sgd};
+        let constants: [(_, _, &[OptimizerKind]); 5] = [
+            ("--momentum", self.momentum, &[Sgd, Muon]),
+            ("--adam-lr", self.adam_lr, &[Muon]),
+            ("--beta1", self.beta1, &[Adamw, Muon]),
+            ("--beta2", self.beta2, &[Adamw, Muon]),
+            ("--eps", self.eps, &[Adamw, Muon]),
         ];
-        for (flag, value, owner) in constants {
-            if let Some(value) = value.filter(|_| owner != self.optimizer) {
-                let expected = format!("--optimizer {}", owner.name());
+        for (flag, value, owners) in constants {
+            if let Some(value) = value.filter(|_| !owners.contains(&self.optimizer)) {
+                let owners: Vec<_> = owners.iter().map(|owner| owner.name()).collect();
+                let expected = format!("--optimizer {}", owners.join(" or "));
                 return Err(refuse(flag, value, &expected, &format!("leave {flag} out")));
             }
+        }
+        if self.optimizer == Muon && (self.momentum == Some(0.0) || self.peak_lr() == 0.0) {
+            let (flag, help) = match self.momentum {
+                Some(0.0) => ("--momentum", "a usual value is 0.95"),
+                _ => ("--lr", "a usual value is 0.02"),
+            };
+            return Err(refuse(
+                flag,
+                0,
+                "a number above 0 with --optimizer muon",
+                help,
+            ));
         }
         let is_without =
             !matches!(self.optimizer(), Optimizer::Sgd { momentum, .. } if momentum > 0.0);

@@ -2,9 +2,11 @@
 
 use ddp_kernels::ops::{AdamwConstants, SgdConstants};
 
+use super::values::GroupSetting;
 use super::{Config, Optimizer};
 use crate::data::{DataRequest, TableSettings};
-use crate::optim::Rule;
+use crate::error::Result;
+use crate::optim::{Group, Rule};
 use crate::tasks::LossOptions;
 use crate::trainer::{LearningRate, ModelOptions, Reduction, RunData, RunOptions};
 
@@ -17,11 +19,12 @@ impl Config {
             init_from: self.init_from.clone(),
             data: RunData::Request(Box::new(self.data_request())),
             data_on_device: self.data_on_device,
-            batch_size: self.batch_size,
+            batch_size: self.batch_rows(),
             micro_batch: self.micro_batch,
             drop_last: self.drop_last,
             length: self.length(),
             rule: self.rule(),
+            groups: self.groups().expect("groups are checked"),
             learning_rate: LearningRate {
                 shape: self.schedule,
                 peak: self.peak_lr(),
@@ -85,6 +88,15 @@ impl Config {
         }
     }
 
+    /// The groups of parameters, whose rates are factors of the peak.
+    pub(super) fn groups(&self) -> Result<Vec<Group>> {
+        let group = |group: &GroupSetting| {
+            let rate = group.lr.map(|lr| lr / self.peak_lr());
+            Ok(Group::new(&group.pattern, rate, group.weight_decay)?)
+        };
+        self.group.0.iter().map(group).collect()
+    }
+
     fn rule(&self) -> Rule {
         let (weight_decay, decayed) = (self.decay_rate(), self.decay);
         match self.optimizer() {
@@ -99,6 +111,26 @@ impl Config {
             },
             Optimizer::Sgd { momentum, nesterov } => Rule::Sgd {
                 constants: SgdConstants { momentum, nesterov },
+                weight_decay,
+                decayed,
+            },
+            Optimizer::Muon {
+                momentum,
+                adam_lr,
+                beta1,
+                beta2,
+                eps,
+            } => Rule::Muon {
+                constants: SgdConstants {
+                    momentum,
+                    nesterov: true,
+                },
+                adamw: AdamwConstants {
+                    beta1,
+                    beta2,
+                    epsilon: eps,
+                },
+                adamw_rate: adam_lr / self.peak_lr(),
                 weight_decay,
                 decayed,
             },

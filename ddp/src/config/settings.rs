@@ -15,9 +15,9 @@ use serde_json::Value;
 
 use super::meant as others;
 use super::values::{
-    Decayed, DeviceChoice, FloatType, Form, GraphChoice, Limits, LogLevel, Missing, NcclChoice,
-    Normalize, Number, OptimizerKind, Overlap, Precision, ProductChoice, Resident, Resume,
-    Schedule, SettingValue, TIMEOUT_S, TaskKind, WHOLE_MAX, When,
+    Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits, LogLevel, Missing,
+    NcclChoice, Normalize, Number, OptimizerKind, Overlap, Precision, ProductChoice, Resident,
+    Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind, WHOLE_MAX, When,
 };
 use crate::data::DataSpec;
 use crate::models::family::Setting as FamilySetting;
@@ -230,8 +230,11 @@ settings! {
     Rank cache_dir "DIR": Option<PathBuf> = None;
 
     ["Batches and length"]
-    /// Global batch size: rows per step, summed over all ranks
-    Fixed batch_size "ROWS": u64 = 128, COUNT;
+    /// Global batch size: rows per step, summed over all ranks [default: 128]
+    Fixed batch_size "ROWS": Option<u64> = None, COUNT;
+    /// Global batch size in tokens, a multiple of the model's context; an alternative to
+    /// --batch-size
+    Fixed batch_tokens "TOKENS": Option<u64> = None, COUNT;
     /// Largest number of rows that a rank processes at once; gradients accumulate over the rest
     /// [default: all of its rows]
     Fixed micro_batch "ROWS": Option<usize> = None, COUNT;
@@ -245,28 +248,35 @@ settings! {
     ["Optimization"]
     /// Optimizer
     Fixed optimizer "NAME": OptimizerKind = OptimizerKind::Adamw;
-    /// Peak learning rate [default: 0.001 for adamw, 0.1 for sgd]
+    /// Peak learning rate [default: 0.001 for adamw, 0.1 for sgd, 0.02 for muon]
     Fixed lr "RATE": Option<f64> = None, POSITIVE;
+    /// muon: peak learning rate of the parameters that adamw updates, on the same schedule
+    /// [default: 0.0003]
+    Fixed adam_lr "RATE": Option<f64> = None, POSITIVE;
     /// Learning rate of the last step, unless the schedule is constant
     Fixed min_lr "RATE": f64 = 0.0, POSITIVE;
     /// Learning rate schedule after the warm-up
     Fixed schedule "NAME": Schedule = Schedule::Cosine;
     /// Steps to reach the peak learning rate [default: a tenth of all steps, at most 100]
     Job warmup_steps "N": Option<u64> = None;
-    /// Weight decay [default: 0.01 for adamw, 0 for sgd]
+    /// Weight decay [default: 0.01 for adamw and muon, 0 for sgd]
     Fixed weight_decay "X": Option<f64> = None, POSITIVE;
     /// What weight decay applies to
     Fixed decay "WHAT": Decayed = Decayed::Matrices;
-    /// adamw: first-moment decay β₁ [default: 0.9]
+    /// adamw, muon: first-moment decay β₁ [default: 0.9]
     Fixed beta1 "X": Option<f64> = None, Limits::BelowOne;
-    /// adamw: second-moment decay β₂ [default: 0.999]
+    /// adamw, muon: second-moment decay β₂ [default: 0.999, 0.95 for muon]
     Fixed beta2 "X": Option<f64> = None, Limits::BelowOne;
-    /// adamw: added to the denominator [default: 1e-8]
+    /// adamw, muon: added to the denominator [default: 1e-8, 1e-10 for muon]
     Fixed eps "X": Option<f64> = None;
-    /// sgd: momentum [default: 0.9]
+    /// sgd, muon: momentum, of muon always Nesterov's [default: 0.9, 0.95 for muon]
     Fixed momentum "X": Option<f64> = None, Limits::BelowOne;
     /// sgd: Nesterov's momentum
     Fixed nesterov "BOOL": bool = false;
+    /// Parameters with a learning rate or weight decay of their own, by name, as in
+    /// *.bias:weight-decay=0,head.*:lr=0.003; in TOML [[group]] with match, lr, weight-decay. The
+    /// first group that matches a name counts
+    Fixed group "GROUPS": Groups = Groups::default();
     /// Largest norm of all gradients together; 0 turns clipping off
     Fixed grad_clip "NORM": f64 = 0.0, POSITIVE;
     /// Share of the target probability that is spread evenly over all classes

@@ -35,6 +35,32 @@ fn the_saved_file_is_the_settings_with_every_value_settled() {
 }
 
 #[test]
+fn groups_are_tables_that_come_back() {
+    let text = "optimizer = \"muon\"\n[[group]]\nmatch = \"0.*\"\nlr = 0.01\n\
+                [[group]]\nmatch = \"*\"\nweight-decay = 0.5\n";
+    let config = Config::from_toml(text).unwrap();
+    assert_eq!(config.group.0.len(), 2);
+    assert_eq!(
+        (config.group.0[0].lr, config.group.0[1].weight_decay),
+        (Some(0.01), Some(0.5))
+    );
+    let rates: Vec<_> = config.run().groups.iter().map(|group| group.rate).collect();
+    assert_eq!(rates, [Some(0.5), None]);
+    assert_eq!(
+        Config::from_toml(&config.to_toml()).unwrap(),
+        config.settled()
+    );
+    let json = serde_json::Value::Object(config.to_json());
+    assert_eq!(as_flag(&json["group"]), "0.*:lr=0.01,*:weight-decay=0.5");
+    assert_eq!(
+        serde_json::from_value::<Config>(json).unwrap(),
+        config.settled()
+    );
+    let wrong = Config::from_toml("[[group]]\nmatch = \"a\"\nrate = 1.0\n").unwrap_err();
+    assert!(wrong.to_string().contains("rate"), "{wrong}");
+}
+
+#[test]
 fn a_file_is_checked_as_flags_are() {
     for (text, part) in [
         ("lr = -1.0", "--lr -1"),
@@ -119,7 +145,7 @@ proptest! {
             settings.model = ModelSpec::Mlp(MlpSpec { hidden, dropout, ..MlpSpec::default() });
             settings.lr = Some(lr);
             settings.weight_decay = Some(decay);
-            settings.batch_size = batch;
+            settings.batch_size = Some(batch);
             settings.seed = seed;
             settings.eval_every = eval_every;
             settings.micro_batch = micro;

@@ -198,6 +198,61 @@ impl<T: FromStr> SettingValue for Vec<T> {
     }
 }
 
+/// Parameters with a learning rate or weight decay of their own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct GroupSetting {
+    /// What their names match.
+    #[serde(rename = "match")]
+    pub pattern: String,
+    /// Their peak learning rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lr: Option<f64>,
+    /// Their weight decay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f64>,
+}
+
+impl FromStr for GroupSetting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<GroupSetting, String> {
+        let mut parts = text.split(':');
+        let pattern = parts.next().unwrap_or_default().to_string();
+        let mut group = GroupSetting {
+            pattern,
+            lr: None,
+            weight_decay: None,
+        };
+        for part in parts {
+            let number = |value: &str| value.parse().map(Some).map_err(|_| wrong_group(part));
+            match part.split_once('=') {
+                Some(("lr", value)) => group.lr = number(value)?,
+                Some(("weight-decay", value)) => group.weight_decay = number(value)?,
+                _ => return Err(wrong_group(part)),
+            }
+        }
+        Ok(group)
+    }
+}
+
+/// All groups. In text they are separated by commas.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Groups(pub Vec<GroupSetting>);
+
+impl SettingValue for Groups {
+    const FORM: Form = Form::List;
+
+    fn read(text: &str) -> Result<Groups, String> {
+        let all = text.split(',').filter(|_| text != "none");
+        all.map(str::parse).collect::<Result<_, _>>().map(Groups)
+    }
+}
+
+fn wrong_group(part: &str) -> String {
+    format!("expected lr=NUMBER or weight-decay=NUMBER after the pattern and a colon, got {part:?}")
+}
+
 impl SettingValue for DataSpec {
     fn read(text: &str) -> Result<DataSpec, String> {
         text.parse().map_err(|error: crate::data::Error| {
@@ -218,6 +273,8 @@ choices! {
         Adamw = "adamw",
         /// Stochastic gradient descent with momentum
         Sgd = "sgd",
+        /// Muon for the matrices of hidden layers, adamw for all else
+        Muon = "muon",
     }
 }
 

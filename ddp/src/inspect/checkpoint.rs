@@ -206,6 +206,16 @@ fn optimizer(state: &State, config: &Config) -> String {
             };
             format!("sgd ({kind} {momentum})")
         }
+        Optimizer::Muon {
+            momentum,
+            adam_lr,
+            beta1,
+            beta2,
+            eps,
+        } => format!(
+            "muon (Nesterov's momentum {momentum}; adamw with lr {adam_lr}, beta1 {beta1}, beta2 \
+             {beta2}, eps {eps:?} where there is no hidden matrix)"
+        ),
     };
     let parts = match state.world.optimizer_parts {
         1 => "moments in 1 file".to_string(),

@@ -224,12 +224,13 @@ pub(crate) fn values(step: &Step) -> Result<BTreeMap<String, Vec<u32>>> {
     of.collect()
 }
 
-/// The optimizer's, by name; nothing where each rank has its own share.
+/// The optimizer's, by name; nothing where each rank has its own share, or the method its own.
 fn moments(step: &Step) -> Result<BTreeMap<String, Vec<u32>>> {
     let mut all = BTreeMap::new();
     for stage in step.stages() {
         let params = &stage.model().params;
-        for (name, moment) in stage.optimizer().moments().filter(|_| params.shares() == 1) {
+        let is_whole = params.shares() == 1 && !stage.optimizer().rule().is_muon();
+        for (name, moment) in stage.optimizer().moments().filter(|_| is_whole) {
             for p in params.list().iter().filter(|p| p.is_trained()) {
                 all.insert(
                     format!("{}: {name}", p.name),
@@ -328,6 +329,7 @@ fn split_models_reduce_to_the_same_bits() {
         "shared moments",
         &Recipe {
             zero: true,
+            rule: Rule::muon(),
             reduce_dtype: DType::F32,
             ..narrow
         },

@@ -63,7 +63,7 @@ fn every_step_has_the_same_bits_captured_and_eager_short_batches_too() {
     };
     let tanh = Setup {
         activation: Activation::Gelu(Gelu::Tanh),
-        rule: Rule::sgd(0.9),
+        rule: Rule::muon(),
         hidden: vec![9, 8],
         ..setup()
     };

@@ -254,6 +254,7 @@ fn after_every_step_layers_read_the_masters_rounded_once() {
     for (graph, rule) in [
         (GraphChoice::Off, Rule::adamw()),
         (GraphChoice::On, Rule::sgd(0.9)),
+        (GraphChoice::On, Rule::muon()),
     ] {
         let setup = Setup {
             rule,

@@ -42,6 +42,17 @@ const WRONG: &[(&str, &[&str])] = &[
         &["--label-smoothing 0.1", "classes"],
     ),
     ("--data glyphs,rows=8 --drop-last", &["--drop-last"]),
+    (
+        "--group 7.*:lr=1",
+        &[
+            "the group 7.*: expected a name or pattern",
+            "0.weight, 0.bias, 2.weight",
+        ],
+    ),
+    (
+        "--optimizer muon --hidden none",
+        &["--optimizer muon: expected a model with hidden layers"],
+    ),
     ("--freeze 7", &["--freeze 7", "0.weight, 0.bias, 2.weight"]),
     (
         "--device cuda",

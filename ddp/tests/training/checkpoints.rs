@@ -107,7 +107,8 @@ fn bits(step: &mut Step) -> Result<Bits> {
         }
         for (name, moment) in stage.optimizer().moments() {
             let all = of(moment.to_vec()?);
-            for piece in stage.optimizer().owned_pieces() {
+            let pieces = stage.optimizer().owned_pieces().iter();
+            for piece in pieces.filter(|piece| piece.moments.contains(&name)) {
                 let name = format!("{}.{name}", params.parameter(piece.parameter).name);
                 moments.insert(
                     (name, piece.start),
@@ -242,6 +243,15 @@ fn sgd_comes_back_with_momentum_and_without() {
 }
 
 #[test]
+fn muon_comes_back_on_other_numbers_of_ranks() {
+    comes_back_everywhere(
+        &case(Rule::muon()),
+        &[(1, false), (3, true)],
+        &[(2, false), (4, true)],
+    );
+}
+
+#[test]
 fn frozen_layers_have_values_and_no_moments() {
     for frozen in ["0.", "4.bias"] {
         let case = Case {
@@ -264,12 +274,18 @@ fn models_with_fewer_elements_than_ranks_come_back() {
 #[test]
 fn a_resumed_run_equals_an_uninterrupted_one() {
     quietly();
-    for (ranks, zero) in [(1, false), (2, false), (3, true)] {
+    let (adamw, muon) = (Rule::adamw(), Rule::muon());
+    for (ranks, zero, rule) in [
+        (1, false, adamw),
+        (2, false, muon),
+        (3, true, adamw),
+        (3, true, muon),
+    ] {
         let case = Case {
             zero,
             dropout: 0.2,
             clip_norm: 0.5,
-            ..case(Rule::adamw())
+            ..case(rule)
         };
         let folder = Folder::new();
         save(&case, ranks, 5, &folder.0);

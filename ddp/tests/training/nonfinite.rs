@@ -101,17 +101,19 @@ fn from_a_loss_that_is_no_number_on_nothing_changes_on_any_rank() {
             rank: 1,
             step: 3,
         };
-        for (clip_norm, overlap, reduce_dtype) in [
-            (0.0, true, DType::F32),
-            (0.0, false, DType::F32),
-            (0.5, true, DType::F32),
-            (0.5, true, DType::BF16),
+        for (clip_norm, overlap, reduce_dtype, rule) in [
+            (0.0, true, DType::F32, Rule::adamw()),
+            (0.0, true, DType::F32, Rule::muon()),
+            (0.0, false, DType::F32, Rule::adamw()),
+            (0.5, true, DType::F32, Rule::adamw()),
+            (0.5, true, DType::BF16, Rule::adamw()),
         ] {
             check(
                 &Case {
                     clip_norm,
                     overlap,
                     reduce_dtype,
+                    rule,
                     ..case()
                 },
                 3,

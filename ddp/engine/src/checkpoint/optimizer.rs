@@ -58,11 +58,9 @@ impl Outgoing {
             let mut pieces: Vec<_> = optimizer.owned_pieces().iter().collect();
             pieces.sort_by_key(|piece| (piece.parameter, piece.start));
             for (piece, (moment, name)) in pieces.into_iter().flat_map(|piece| {
-                optimizer
-                    .rule()
-                    .moment_names()
-                    .iter()
-                    .enumerate()
+                let moments = optimizer.moments().map(|(name, _)| name).enumerate();
+                moments
+                    .filter(|(_, name)| piece.moments.contains(name))
                     .map(move |m| (piece, m))
             }) {
                 let parameter = params.parameter(piece.parameter);

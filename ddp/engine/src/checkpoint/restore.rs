@@ -45,9 +45,9 @@ pub fn restore_if_fits(opened: &Opened, step: &mut Step) -> Result<Result<(), St
             .list()
             .iter()
             .filter(|parameter| parameter.is_trained());
-        let names = stage.optimizer().rule().moment_names();
+        let rule = stage.optimizer().rule();
         trained.flat_map(move |p| {
-            names
+            rule.moments_of(p)
                 .iter()
                 .map(move |name| (p.name.as_str(), *name, p.range.len()))
         })
@@ -115,7 +115,9 @@ fn restore_moments(saved: &SavedMoments, stage: &Stage) -> Result<()> {
             Tensor::zeros(moment.shape(), DType::F32, Device::Cpu)?
         };
         host.with_slice_mut(|values: &mut [f32]| {
-            optimizer.owned_pieces().iter().try_for_each(|piece| {
+            let owned = optimizer.owned_pieces().iter();
+            let mut having = owned.filter(|piece| piece.moments.contains(&name));
+            having.try_for_each(|piece| {
                 let pieces = saved.pieces(&params.parameter(piece.parameter).name, name);
                 reader.fill(
                     piece,

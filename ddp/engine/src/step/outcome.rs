@@ -6,7 +6,7 @@
 //! the last device: 8 bytes for 1,024 gradients. There they are in the order of a model on one
 //! device (the last layers first), so the norm has the same bits. Scale and flag go back.
 
-use ddp_kernels::ops::{STEP_FLAGS, StepMarks};
+use ddp_kernels::ops::{self, STEP_FLAGS, StepMarks};
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Tensor};
 use ddp_nn::optim::Clip;
@@ -88,7 +88,10 @@ impl StepOutcome {
     ) -> Result<()> {
         let weights = stats.slice(1..2)?;
         // With several devices always: the norm tells the last one of a non-finite gradient.
-        let measured = self.squares.is_some() || self.clip().measures(measure_norm);
+        // With Muon always: one such gradient would reach all of its matrix.
+        let is_muon = stages.iter().any(|stage| stage.optimizer.rule().is_muon());
+        let wants_norm = measure_norm || is_muon;
+        let measured = self.squares.is_some() || self.clip().measures(wants_norm);
         if measured {
             // In the order of a backward: collectives have the same order on all ranks.
             for (stage, clip) in stages.iter_mut().zip(&self.clips).rev() {
@@ -126,11 +129,13 @@ impl StepOutcome {
     }
 
     /// Updates the parameters of all stages. After a bad step the optimizers do nothing.
-    pub(super) fn update(&self, stages: &[Stage]) -> Result<()> {
-        let stages = stages.iter().zip(&self.local);
+    pub(super) fn update(&self, stages: &mut [Stage]) -> Result<()> {
+        let stages = stages.iter_mut().zip(&self.local);
         for (stage, LocalOutcome { scale, bad_step }) in stages.filter(|(s, _)| s.trains()) {
-            let params = &stage.model.params;
-            stage.optimizer.apply(params, Some(scale), Some(bad_step))?;
+            let (model, optimizer, ranks) = (&stage.model, &stage.optimizer, &mut stage.reducer);
+            ops::with_f32_math(model.f32_math(), || {
+                optimizer.apply(&model.params, ranks, Some(scale), Some(bad_step))
+            })?;
         }
         Ok(())
     }

@@ -63,11 +63,12 @@ impl StepScalars {
         learning_rate: f64,
     ) -> Result<()> {
         self.message.clear();
-        let numbers = optimizer.numbers_of(number_of(batch), learning_rate)?;
-        for &number in &numbers[..optimizer.numbers().count()] {
-            match optimizer.numbers().dtype() {
-                DType::F64 => self.message.extend(number.to_ne_bytes()),
-                _ => self.message.extend((number as f32).to_ne_bytes()),
+        for numbers in optimizer.numbers_of(number_of(batch), learning_rate) {
+            for number in numbers? {
+                match optimizer.numbers().dtype() {
+                    DType::F64 => self.message.extend(number.to_ne_bytes()),
+                    _ => self.message.extend((number as f32).to_ne_bytes()),
+                }
             }
         }
         let first = self.message.len().next_multiple_of(POSITION);

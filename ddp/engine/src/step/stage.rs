@@ -55,6 +55,8 @@ impl Stage {
         let reducer = Reducer::new(&part.model.params, part.group, options)?;
         let mut optimizer = part.optimizer;
         reducer.check_optimizer(&optimizer)?;
+        let group = reducer.group();
+        optimizer.share(&part.model.params, group.rank(), group.size())?;
         Ok(Stage {
             model: part.model,
             scalars: StepScalars::new(&mut optimizer, 1)?,

@@ -8,6 +8,7 @@ use ddp_data::disk;
 use ddp_data::text::TOKENIZER_FILE;
 use ddp_kernels::products::ProductChoice;
 use ddp_kernels::threads;
+use ddp_nn::params::Parameter;
 
 use super::options::{Resume, RunOptions};
 use super::places;
@@ -223,4 +224,17 @@ fn log_plan(options: &RunOptions, run: &Assembled) {
         options.batch_size,
         shown(&out)
     );
+    if options.rule.is_muon() {
+        let stages = run.step.stages().iter();
+        let trained = stages.flat_map(|stage| stage.model().params.list());
+        let trained = trained.filter(|parameter| parameter.is_trained());
+        let (hidden, others): (Vec<_>, Vec<_>) = trained.partition(|p| !p.matrices.is_empty());
+        let matrices: usize = hidden.iter().map(|p| p.matrices.len()).sum();
+        let values = |of: &[&Parameter]| -> usize { of.iter().map(|p| p.range.len()).sum() };
+        tracing::info!(
+            "muon updates {matrices} matrices with {} parameters, adamw the other {}",
+            values(&hidden),
+            values(&others)
+        );
+    }
 }

@@ -9,7 +9,7 @@ use ddp_comm::World;
 use ddp_data::{Data, DataRequest, DataSpec, Resident, Sampler};
 use ddp_kernels::DType;
 use ddp_kernels::products::ProductChoice;
-use ddp_nn::optim::{Rule, Schedule, Shape};
+use ddp_nn::optim::{Group, Rule, Schedule, Shape};
 use serde::{Deserialize, Serialize};
 
 use super::model::ModelOptions;
@@ -46,6 +46,8 @@ pub struct RunOptions {
     pub length: Length,
     /// The optimizer and its constants.
     pub rule: Rule,
+    /// Parameters with other numbers than the rule's.
+    pub groups: Vec<Group>,
     /// The learning rate.
     pub learning_rate: LearningRate,
     /// The largest norm of all gradients together; 0 for any.

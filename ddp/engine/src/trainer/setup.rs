@@ -10,7 +10,8 @@ use ddp_kernels::{Device, threads};
 use ddp_nn::models::Model;
 use ddp_nn::models::family::refuse;
 use ddp_nn::optim::Optimizer;
-use ddp_nn::params::Params;
+use ddp_nn::optim::groups::check_groups;
+use ddp_nn::params::{Parameter, Params};
 
 use super::model::data_shape;
 use super::options::{Plan, RunOptions};
@@ -290,7 +291,8 @@ pub(super) fn step(
             world.group(name)?
         };
         let owned = reducer::owned(&model.params, &group, reducer);
-        let optimizer = Optimizer::of_slices(options.rule, &model.params, &owned)?;
+        let (rule, groups) = (options.rule, &options.groups);
+        let optimizer = Optimizer::of_groups(rule, groups, &model.params, &owned)?;
         Ok(Part {
             model,
             optimizer,
@@ -335,6 +337,17 @@ fn check_trained(options: &RunOptions, models: &[Model]) -> Result<()> {
     let in_order = models.iter().flat_map(|model| model.params.in_order());
     let names: Vec<&str> = in_order.map(|parameter| parameter.name.as_str()).collect();
     options.check_freeze(&names)?;
+    check_groups(&options.groups, models.iter().map(|model| &model.params))?;
+    let parameters = || models.iter().flat_map(|model| model.params.list());
+    let is_hidden =
+        |parameter: &Parameter| parameter.is_trained() && !parameter.matrices.is_empty();
+    if options.rule.is_muon() && !parameters().any(is_hidden) {
+        return Err(Error::Usage(
+            "`optimizer` muon: expected a model with hidden layers that are trained, got none; \
+             help: use adamw"
+                .into(),
+        ));
+    }
     let trained: usize = models
         .iter()
         .map(|model| model.params.trained_count())

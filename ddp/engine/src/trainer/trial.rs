@@ -119,7 +119,7 @@ pub fn rehearse(
 /// What follows from the number of parameters alone.
 fn without_model(options: &RunOptions, run: Unbuilt, world: &World) -> Rehearsal {
     let values = run.parameters.saturating_mul(4);
-    let moments = values.saturating_mul(options.rule.moment_names().len() as u64);
+    let moments = values.saturating_mul(options.rule.moments_max() as u64);
     let shares = match options.reduction.zero {
         true => world.size() as u64,
         false => 1,
@@ -175,9 +175,8 @@ fn checkpoint_bytes(step: &Step, world: &World) -> Result<u64> {
     };
     let moments = |stage: &Stage| -> usize {
         let optimizer = stage.optimizer();
-        let owned = optimizer.owned_pieces();
-        let owned: usize = owned.iter().map(|piece| piece.length).sum();
-        owned * optimizer.moments().count()
+        let owned = optimizer.owned_pieces().iter();
+        owned.map(|piece| piece.length * piece.moments.len()).sum()
     };
     let model = of_f32(stages.iter().map(values).sum());
     let mine = of_f32(stages.iter().map(moments).sum());

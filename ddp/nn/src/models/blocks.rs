@@ -157,7 +157,9 @@ impl Blocks {
             MlpKind::Relu2 => (Box::new(Gate::ReluSquared), 1),
             MlpKind::Swiglu => (Box::new(Gate::Swiglu), 2),
         };
-        let mut layers = Sequential::new().named("up", self.linear(halves * self.mlp_width));
+        let parts = vec![self.mlp_width; halves];
+        let up = self.linear(parts.iter().sum()).in_parts(&parts);
+        let mut layers = Sequential::new().named("up", up);
         layers.push_named("activation", activation);
         let mut layers = layers.named("down", self.last_linear(self.width));
         self.push_dropout(&mut layers);

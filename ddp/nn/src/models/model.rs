@@ -88,6 +88,11 @@ impl Model {
         })
     }
 
+    /// How a GPU multiplies f32 in its layers.
+    pub fn f32_math(&self) -> F32Math {
+        self.f32_math
+    }
+
     /// The dtypes of inputs: as the layers take them, and another that is rounded to that.
     fn input_dtypes(&self) -> [DType; 2] {
         match self.root.input_dtype() {

@@ -2,6 +2,7 @@
 //! ddp/tests/training/golden_layers.rs.
 
 use ddp_kernels::Device;
+use ddp_kernels::ops::AdamwConstants;
 
 use super::*;
 use crate::models::Model;
@@ -325,7 +326,8 @@ fn optimizers_of_slices_together_do_what_one_of_all_does_to_the_bit() {
                 "rank {rank} owns a third"
             );
             for ((name, own), (_, of_all)) in optimizer.moments().zip(all.moments()) {
-                assert_eq!(own.count(), owned);
+                // A range of padding alone has none.
+                assert!(own.count() <= owned);
                 let (own, of_all) = (numbers(own), numbers(of_all));
                 for piece in optimizer.owned_pieces() {
                     let start = shared.parameter(piece.parameter).range.start + piece.start;

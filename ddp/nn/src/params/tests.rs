@@ -29,6 +29,7 @@ fn any_model() -> impl Strategy<Value = Vec<(Kind, Vec<usize>)>> {
 
 fn declared(model: &[(Kind, Vec<usize>)]) -> Vec<Declared> {
     let declare = |(index, (kind, shape)): (usize, &(Kind, Vec<usize>))| Declared {
+        matrices: Vec::new(),
         name: format!(
             "{}{index}",
             if *kind == Kind::Frozen {

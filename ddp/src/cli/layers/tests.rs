@@ -58,7 +58,7 @@ fn flags_win_over_variables_and_these_over_the_file() {
     let config = config("--batch-size 3", &variables, file);
     assert_eq!(
         (config.batch_size, config.peak_lr(), config.seed),
-        (3, 0.25, 9)
+        (Some(3), 0.25, 9)
     );
     let model = ModelSpec::Mlp(MlpSpec {
         hidden: vec![5, 6],

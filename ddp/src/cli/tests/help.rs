@@ -33,29 +33,31 @@ fn help_says_what_the_defaults_are() {
         ("hidden", hidden),
         ("dropout", dropout.to_string()),
         ("data", defaults.data.to_string()),
-        ("batch-size", defaults.batch_size.to_string()),
+        ("batch-size", defaults.batch_rows().to_string()),
         ("epochs", "5".to_string()),
         (
             "lr",
             format!(
-                "{} for adamw, {} for sgd",
+                "{} for adamw, {} for sgd, {} for muon",
                 defaults.peak_lr(),
-                train("--optimizer sgd").peak_lr()
+                train("--optimizer sgd").peak_lr(),
+                train("--optimizer muon").peak_lr()
             ),
         ),
         ("min-lr", defaults.min_lr.to_string()),
         (
             "weight-decay",
             format!(
-                "{} for adamw, {} for sgd",
+                "{} for adamw and muon, {} for sgd",
                 defaults.decay_rate(),
                 train("--optimizer sgd").decay_rate()
             ),
         ),
         ("beta1", "0.9".to_string()),
-        ("beta2", "0.999".to_string()),
-        ("eps", "1e-8".to_string()),
-        ("momentum", "0.9".to_string()),
+        ("beta2", "0.999, 0.95 for muon".to_string()),
+        ("eps", "1e-8, 1e-10 for muon".to_string()),
+        ("momentum", "0.9, 0.95 for muon".to_string()),
+        ("adam-lr", "0.0003".to_string()),
         ("grad-clip", defaults.grad_clip.to_string()),
         ("label-smoothing", defaults.label_smoothing.to_string()),
         ("seed", defaults.seed.to_string()),

@@ -25,6 +25,7 @@ pub(in crate::trainer) fn options(data: &str) -> RunOptions {
         drop_last: false,
         length: Length::Epochs(5),
         rule: Rule::adamw(),
+        groups: Vec::new(),
         learning_rate: LearningRate {
             shape: Shape::Cosine,
             peak: 0.001,

@@ -38,6 +38,27 @@ fn worst(spec: &GptSpec, frozen: &dyn Fn(&str) -> bool) -> f64 {
 }
 
 #[test]
+fn matrices_for_muon_are_those_of_blocks_and_whole_for_each_use() {
+    let spec = GptSpec {
+        mlp: MlpKind::Swiglu,
+        tied: false,
+        ..tiny()
+    };
+    let layers = Box::new(spec.layers(&shape(&[5])).unwrap());
+    let model = Model::new(layers, &[5], DType::F32, Device::Cpu, 1, &|_| false).unwrap();
+    let in_order = model.params.in_order().into_iter();
+    let hidden = in_order.filter(|parameter| !parameter.matrices.is_empty());
+    let hidden: Vec<_> = hidden.map(|p| (p.name.as_str(), &p.matrices[..])).collect();
+    let expected: [(&str, &[usize]); 4] = [
+        ("blocks.0.attention.mix.qkv.weight", &[8, 4, 4]),
+        ("blocks.0.attention.mix.out.weight", &[8]),
+        ("blocks.0.mlp.up.weight", &[6, 6]),
+        ("blocks.0.mlp.down.weight", &[8]),
+    ];
+    assert_eq!(hidden, expected);
+}
+
+#[test]
 fn derivatives_are_those_of_the_loss_in_every_variant() {
     let all = |_: &str| false;
     assert!(worst(&tiny(), &all) < 1e-7);

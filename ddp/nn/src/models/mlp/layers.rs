@@ -32,6 +32,6 @@ impl Mlp {
                 layers.push_unnumbered(Box::new(Dropout::new(self.dropout)));
             }
         }
-        layers.then(Linear::new(self.outputs))
+        layers.then(Linear::new(self.outputs).outer())
     }
 }

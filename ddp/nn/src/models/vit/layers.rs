@@ -29,7 +29,7 @@ impl PatchEmbedding {
     pub(super) fn new(patches: Patches, columns: usize, deviation: f64) -> PatchEmbedding {
         PatchEmbedding {
             patches,
-            linear: Linear::new(columns).normal(deviation),
+            linear: Linear::new(columns).normal(deviation).outer(),
             deviation,
             positions: None,
             input_shape: Vec::new(),

@@ -118,7 +118,7 @@ impl Family for VitSpec {
             Pool::Mean => patches.tokens(),
             Pool::Class => 1,
         };
-        let head = Linear::new(data.outputs).normal(DEVIATION);
+        let head = Linear::new(data.outputs).normal(DEVIATION).outer();
         Ok(layers
             .named("pool", MeanOfTokens::new(tokens))
             .named("head", head))

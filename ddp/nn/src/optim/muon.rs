@@ -1,0 +1,198 @@
+//! Muon's matrices: which there are, which rank orthogonalises which, and how.
+//!
+//! A matrix G (R, C) of directions becomes nearly orthogonal by five steps of a Newton–Schulz
+//! iteration. X is G divided by its Frobenius norm; in each step A = X·Xᵀ (or Xᵀ·X if G is taller
+//! than wide), B = b·A + c·A², and X becomes a·X + B·X (or a·X + X·B).
+//!
+//! One rank does all of a matrix, so its bits do not depend on the number of ranks.
+
+use ddp_kernels::ops::{self, ChunkTable};
+use ddp_kernels::{DType, Tensor};
+
+use super::rule::{Method, Rule};
+use crate::error::Result;
+use crate::params::Params;
+
+/// Steps of the iteration.
+const STEPS: usize = 5;
+/// a, b and c.
+const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
+
+/// What an optimizer asks of the ranks that train together.
+pub trait Exchange {
+    /// Completes the gradients' arena of every rank from the parts that the ranks own.
+    fn gather(&mut self) -> Result<()>;
+
+    /// Gives each matrix to all ranks, from the rank beside it.
+    fn distribute(&mut self, matrices: &mut dyn Iterator<Item = (&Tensor, usize)>) -> Result<()>;
+}
+
+/// The only rank.
+#[derive(Debug)]
+pub struct Alone;
+
+impl Exchange for Alone {
+    fn gather(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn distribute(&mut self, _: &mut dyn Iterator<Item = (&Tensor, usize)>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A matrix that is orthogonalised by itself.
+#[derive(Debug)]
+struct Matrix {
+    /// (R, C), a part of the gradients' arena.
+    gradient: Tensor,
+    /// (R·C), the same.
+    flat: Tensor,
+    /// All of `flat`.
+    chunks: ChunkTable,
+    /// The rank that does it.
+    owner: usize,
+}
+
+impl Matrix {
+    fn sides(&self) -> [usize; 2] {
+        [self.gradient.shape()[0], self.gradient.shape()[1]]
+    }
+}
+
+/// The matrices of a model, and the memory for the largest of this rank's. Letters: E elements of
+/// that one, S its shorter side, Q its quanta.
+#[derive(Debug)]
+pub(super) struct Matrices {
+    all: Vec<Matrix>,
+    rank: usize,
+    /// (E) each, in the layers' dtype.
+    x: [Tensor; 2],
+    /// (S²) each, in the layers' dtype.
+    squares: [Tensor; 2],
+    /// f64 (Q)
+    partials: Tensor,
+    /// (2): 1 and the norm.
+    norm: Tensor,
+}
+
+impl Matrices {
+    /// Those that `rule` orthogonalises, shared by so many ranks.
+    pub(super) fn new(rule: &Rule, params: &Params, rank: usize, ranks: usize) -> Result<Matrices> {
+        let mut all = Vec::new();
+        for parameter in params.list().iter().filter(|p| p.is_trained()) {
+            let (Method::Muon(_), Some(gradient)) =
+                (rule.method(parameter), params.gradient(parameter.id))
+            else {
+                continue;
+            };
+            let mut start = 0;
+            for &rows in &parameter.matrices {
+                let gradient = gradient.slice(start..start + rows)?;
+                let count = gradient.count();
+                all.push(Matrix {
+                    flat: gradient.reshape(&[count])?,
+                    gradient: gradient.named(&parameter.name),
+                    chunks: ChunkTable::whole(count, false),
+                    owner: 0,
+                });
+                start += rows;
+            }
+        }
+        let sides: Vec<_> = all.iter().map(Matrix::sides).collect();
+        for (matrix, owner) in all.iter_mut().zip(owners(&sides, ranks)) {
+            matrix.owner = owner;
+        }
+        let own = all.iter().filter(|matrix| matrix.owner == rank);
+        let most = |size: fn(&Matrix) -> usize| own.clone().map(size).max().unwrap_or(0);
+        let elements = most(|matrix| matrix.flat.count());
+        let square = most(|matrix| matrix.sides().into_iter().min().unwrap_or(0).pow(2));
+        let quanta = most(|matrix| matrix.chunks.quanta());
+        let (device, masters) = (params.device(), params.master_dtype());
+        let scratch = |count: usize| -> Result<Tensor> {
+            Ok(Tensor::zeros(&[count], params.dtype(), device)?.named("Newton-Schulz"))
+        };
+        Ok(Matrices {
+            x: [scratch(elements)?, scratch(elements)?],
+            squares: [scratch(square)?, scratch(square)?],
+            partials: Tensor::zeros(&[quanta], DType::F64, device)?.named("squares of a matrix"),
+            norm: Tensor::zeros(&[2], masters, device)?.named("norm of a matrix"),
+            all,
+            rank,
+        })
+    }
+
+    /// Each matrix and the rank that does it.
+    pub(super) fn owned(&self) -> impl Iterator<Item = (&Tensor, usize)> {
+        self.all.iter().map(|matrix| (&matrix.flat, matrix.owner))
+    }
+
+    /// Replaces this rank's matrices, in the gradients' arena, by their steps: nearly orthogonal,
+    /// times √max(1, R / C).
+    pub(super) fn orthogonalize(&self) -> Result<()> {
+        let own = self.all.iter().filter(|matrix| matrix.owner == self.rank);
+        own.into_iter()
+            .try_for_each(|matrix| self.orthogonalize_one(matrix))
+    }
+
+    fn orthogonalize_one(&self, matrix: &Matrix) -> Result<()> {
+        let [rows, columns] = matrix.sides();
+        let side = rows.min(columns);
+        let view = |of: &Tensor, [rows, columns]: [usize; 2]| -> Result<Tensor> {
+            Ok(of.slice(0..rows * columns)?.reshape(&[rows, columns])?)
+        };
+        let x = [
+            view(&self.x[0], [rows, columns])?,
+            view(&self.x[1], [rows, columns])?,
+        ];
+        let turned = [x[0].t()?, x[1].t()?];
+        let a = view(&self.squares[0], [side, side])?;
+        let b = view(&self.squares[1], [side, side])?;
+
+        let partials = self.partials.slice(0..matrix.chunks.quanta())?;
+        ops::grad_norm_partials(&partials, &matrix.flat, &matrix.chunks)?;
+        ops::clip_scale(&self.norm, Some(&partials), 0.0, None)?;
+        ops::divide_by_norm(&matrix.flat, &self.norm)?;
+        ops::cast_into(&x[0], &matrix.gradient)?;
+        let [ca, cb, cc] = COEFFICIENTS;
+        for step in 0..STEPS {
+            let (from, to) = (step % 2, 1 - step % 2);
+            let (here, there) = (&x[from], &x[to]);
+            let last = step + 1 == STEPS;
+            let factor = if last {
+                (rows as f64 / columns as f64).max(1.0).sqrt()
+            } else {
+                1.0
+            };
+            let is_wide = rows <= columns;
+            let [left, right] = if is_wide {
+                [here, &turned[from]]
+            } else {
+                [&turned[from], here]
+            };
+            ops::addmm_into(&a, &a, left, right, 1.0, 0.0)?;
+            ops::addmm_into(&b, &a, &a, &a, cc, cb)?;
+            let [left, right] = if is_wide { [&b, here] } else { [here, &b] };
+            ops::addmm_into(there, here, left, right, factor, factor * ca)?;
+        }
+        Ok(ops::cast_into(&matrix.gradient, &x[STEPS % 2])?)
+    }
+}
+
+/// The rank of each matrix, given rows and columns: the most expensive first, each to the rank with
+/// the least to do so far.
+pub fn owners(sides: &[[usize; 2]], ranks: usize) -> Vec<usize> {
+    let cost = |&[rows, columns]: &[usize; 2]| (rows * columns) as u128 * rows.min(columns) as u128;
+    let mut order: Vec<_> = (0..sides.len()).collect();
+    order.sort_by_key(|&index| std::cmp::Reverse(cost(&sides[index])));
+    let (mut owners, mut busy) = (vec![0; sides.len()], vec![0; ranks]);
+    for index in order {
+        let rank = (0..ranks).min_by_key(|&rank| busy[rank]).unwrap_or(0);
+        owners[index] = rank;
+        busy[rank] += cost(&sides[index]);
+    }
+    owners
+}
+
+#[cfg(test)]
+mod tests;
