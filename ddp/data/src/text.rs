@@ -1,6 +1,6 @@
-//! From texts to shards of tokens, and back: `documents` reads files, `encoder` turns text into tokens,
-//! `vocabulary` says which tokens a tokenizer has, `shards` fills a `folder`; `stream` turns tokens
-//! into text.
+//! From texts to shards of tokens, and back: `documents` reads files, `encoder` turns text into
+//! tokens, `vocabulary` says which tokens a tokenizer has, `shards` fills a `folder`; `stream`
+//! turns tokens into text.
 
 mod documents;
 mod encoder;

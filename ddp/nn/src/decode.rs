@@ -5,49 +5,11 @@
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::build::ParamId;
+use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::models::Model;
 use crate::pass::{Pass, PassOptions, Saved};
 use crate::scratch::Scratch;
-
-/// The keys and values of the tokens so far.
-#[derive(Debug)]
-pub struct Cache {
-    /// Tokens of earlier passes.
-    tokens: usize,
-    /// The most tokens.
-    room: usize,
-    /// (room, 2·K·D) of each attention, in the order of the layers.
-    layers: Vec<Tensor>,
-    /// The attention that this pass comes to next.
-    next: usize,
-}
-
-impl Cache {
-    fn new(room: usize) -> Cache {
-        Cache {
-            tokens: 0,
-            room,
-            layers: Vec::new(),
-            next: 0,
-        }
-    }
-
-    /// Tokens of earlier passes.
-    pub fn tokens(&self) -> usize {
-        self.tokens
-    }
-
-    /// The keys and values of the next attention: of earlier tokens, and `rows` to be written.
-    pub(crate) fn next(&mut self, rows: usize, columns: usize, dtype: DType) -> Result<Tensor> {
-        if self.next == self.layers.len() {
-            let layer = Tensor::empty(&[self.room, columns], dtype, Device::Cpu)?;
-            self.layers.push(layer.named("keys and values"));
-        }
-        self.next += 1;
-        Ok(self.layers[self.next - 1].slice(0..self.tokens + rows)?)
-    }
-}
 
 /// A model on the CPU that continues one text.
 #[derive(Debug)]

@@ -9,6 +9,7 @@
 pub mod activate;
 pub mod attention;
 pub mod build;
+mod cache;
 pub mod check;
 pub mod decode;
 pub mod dropout;

@@ -5,7 +5,7 @@ use ddp_kernels::ops::{self, Activation};
 use ddp_kernels::{DType, Tensor};
 
 use crate::build::{ParamId, UseIndex};
-use crate::decode::Cache;
+use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::fold::{Fold, Folded};
 use crate::params::Params;

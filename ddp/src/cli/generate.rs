@@ -34,7 +34,8 @@ pub struct GenerateFlags {
     /// The most tokens to make
     #[arg(long, value_name = "N", default_value = "200", value_parser = whole(1..=usize::MAX), allow_negative_numbers = true)]
     pub max_tokens: usize,
-    /// What logits are divided by: less than 1 prefers probable tokens, 0 takes the most probable one
+    /// What logits are divided by: less than 1 prefers probable tokens, 0 takes the most probable
+    /// one
     #[arg(long, value_name = "T", default_value = "0.8", value_parser = number(0.0..=f64::MAX), allow_negative_numbers = true)]
     pub temperature: f64,
     /// Choose among the K most probable tokens [default: all]

@@ -200,17 +200,17 @@ fn write(text: &str) -> Result<()> {
 fn describe(generated: &Generated) {
     let rate = |tokens: usize, time: Duration| {
         let seconds = time.as_secs_f64().max(1e-9);
-        format!(
-            "{tokens} tokens, {} tokens/s",
-            significant(tokens as f64 / seconds, 3)
-        )
+        format!("{} tokens/s", significant(tokens as f64 / seconds, 3))
     };
-    let prompt = rate(generated.prompt_tokens, generated.prompt_time);
+    let prompt = generated.prompt_tokens;
+    let read = rate(prompt, generated.prompt_time);
     // The first token comes with the prompt.
     let made = match generated.tokens {
         1 => "1 token".to_string(),
-        tokens => format!("1 and {}", rate(tokens - 1, generated.time)),
+        tokens => format!("{tokens} tokens, {}", rate(tokens - 1, generated.time)),
     };
     let (threads, ended) = (threads::count(), generated.ended);
-    tracing::info!("prompt {prompt}; text {made}, on {threads} threads of the CPU; end: {ended}");
+    tracing::info!(
+        "prompt {prompt} tokens, {read}; text {made}, on {threads} threads of the CPU; end: {ended}"
+    );
 }

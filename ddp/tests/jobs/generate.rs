@@ -66,7 +66,7 @@ fn tensors(architecture: &str) -> Vec<(String, Vec<usize>)> {
 fn filled(architecture: &str, first: u64) -> Tensors {
     let mut numbers = first..;
     let mut next = || {
-        let hash = (numbers.next().unwrap() * 2_654_435_761) % (1 << 32) >> 16;
+        let hash = ((numbers.next().unwrap() * 2_654_435_761) % (1 << 32)) >> 16;
         hash as f32 / 65536.0 - 0.5
     };
     let fill = |(name, shape): (String, Vec<usize>)| {

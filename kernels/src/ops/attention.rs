@@ -20,15 +20,19 @@ mod products;
 mod sizes;
 mod softmax;
 
-use crate::Tensor;
 use crate::error::Result;
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Placed, Slot, with_float};
+use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Placed, Slot, Versions, with_float};
 use crate::threads::Shares;
+use crate::{DType, Tensor};
 use backward::{Backward, write_delta};
-pub use cached::attention_cached_into;
 use forward::Forward;
 use gpu::Heads;
 use sizes::{HEAD_SIZE_MAX, Sizes};
+
+const CPU_ONLY: Versions = Versions {
+    cpu: &[DType::F32, DType::F64],
+    cuda: &[],
+};
 
 /// What kind of attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -92,6 +96,60 @@ pub fn attention_into(
             log_sum_exp: Shares::new(log_sum_exp.elements_mut()),
             inputs: inputs.elements(&memory, sizes),
         }));
+        Ok(())
+    })
+}
+
+/// Writes causal attention of R new tokens to `out` (R, heads·head_size). `qkv` is packed,
+/// (R, (heads + 2·kv_heads)·head_size). `cache` (T, 2·kv_heads·head_size), with keys first, has the
+/// keys and values of all tokens; its last R rows, those of the new tokens, are written here.
+/// `attention.time` is T.
+#[track_caller]
+pub fn attention_cached_into(
+    out: &Tensor,
+    cache: &Tensor,
+    qkv: &Tensor,
+    attention: &Attention,
+) -> Result<()> {
+    let mut call = Call::new("attention_cached");
+    let out = call.writes("out", out);
+    let cache = call.updates("cache", cache);
+    let qkv = call.reads("qkv", qkv);
+    let sizes = attention.check_numbers(&call)?;
+    let time = sizes.time;
+    if !attention.causal {
+        return Err(call.value_error("causal", "true: later tokens are not known yet", false));
+    }
+    let [rows, _] = call.dims::<2>(qkv, "[new tokens, columns]")?;
+    if rows > time {
+        let expected = format!("at most {time} rows, as many as the cache has");
+        return Err(call.operand_error(qkv, expected, "set time to all tokens, the new ones too"));
+    }
+    let [width, keys, _] = sizes.widths();
+    let kv_width = 2 * keys;
+    let meaning = "[new tokens, (heads + 2·kv_heads)·head_size]";
+    call.has_shape(qkv, &[rows, width + kv_width], meaning)?;
+    call.has_shape(out, &[rows, width], "[new tokens, heads·head_size]")?;
+    call.has_shape(cache, &[time, kv_width], "[time, 2·kv_heads·head_size]")?;
+    call.same_dtype(out, qkv)?;
+    call.same_dtype(cache, qkv)?;
+    call.all_row_major()?;
+    call.run(qkv, &CPU_ONLY, |placed| {
+        let [mut out, mut cache, qkv] = placed.enter([out, cache, qkv])?;
+        with_float!(placed.dtype, T => {
+            let qkv = qkv.elements::<T>();
+            let new = &mut cache.elements_mut::<T>()[(time - rows) * kv_width..];
+            for (to, row) in new.chunks_mut(kv_width).zip(qkv.chunks(width + kv_width)) {
+                to.copy_from_slice(&row[width..]);
+            }
+            cached::run(&cached::Work {
+                sizes,
+                rows,
+                out: Shares::new(out.elements_mut()),
+                cache: cache.elements(),
+                qkv,
+            });
+        });
         Ok(())
     })
 }
@@ -251,8 +309,8 @@ fn check_rows<const N: usize>(
 }
 
 impl Attention {
-    /// Checks the numbers and the inputs, whose first operand has the rows of all.
-    fn check(&self, call: &Call<'_>, inputs: &Operands) -> Result<Sizes> {
+    /// The sizes of one sequence, if the numbers allow attention.
+    fn check_numbers(&self, call: &Call<'_>) -> Result<Sizes> {
         let &Attention {
             time,
             heads,
@@ -278,22 +336,29 @@ impl Attention {
         if !scale.is_finite() {
             return Err(call.value_error("scale", "a finite number", scale));
         }
-        let first = inputs.slots[0];
-        let [rows, _] = call.dims::<2>(first, "[batch·time, columns]")?;
-        if !rows.is_multiple_of(time) {
-            let expected = format!("whole sequences of {time} rows");
-            let help = "set time to the number of rows of a sequence";
-            return Err(call.operand_error(first, expected, help));
-        }
-        let sizes = Sizes {
-            batch: rows / time,
+        Ok(Sizes {
+            batch: 1,
             time,
             heads,
             kv_heads,
             head_size,
             causal,
             scale,
-        };
+        })
+    }
+
+    /// Checks the numbers and the inputs, whose first operand has the rows of all.
+    fn check(&self, call: &Call<'_>, inputs: &Operands) -> Result<Sizes> {
+        let one = self.check_numbers(call)?;
+        let (first, time) = (inputs.slots[0], one.time);
+        let [rows, _] = call.dims::<2>(first, "[batch·time, columns]")?;
+        if !rows.is_multiple_of(time) {
+            let expected = format!("whole sequences of {time} rows");
+            let help = "set time to the number of rows of a sequence";
+            return Err(call.operand_error(first, expected, help));
+        }
+        let batch = rows / time;
+        let sizes = Sizes { batch, ..one };
         inputs.check(call, sizes, first)?;
         Ok(sizes)
     }

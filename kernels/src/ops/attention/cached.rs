@@ -2,108 +2,34 @@
 //! text token by token. On the CPU only. Each row is computed on its own, so its bits do not depend
 //! on how many rows come at a time.
 
-use super::{Attention, HEAD_SIZE_MAX};
-use crate::error::Result;
-use crate::ops::call::{Call, Versions, with_float};
+use super::sizes::Sizes;
 use crate::ops::float::{Float, LANES, lane_sum, tree_sum};
 use crate::simd::multiversion;
 use crate::threads::{self, PARALLEL_MIN, Shares};
-use crate::{DType, Tensor};
 
-const CPU_ONLY: Versions = Versions {
-    cpu: &[DType::F32, DType::F64],
-    cuda: &[],
-};
-
-/// Writes causal attention of R new tokens to `out` (R, heads·head_size). `qkv` is packed,
-/// (R, (heads + 2·kv_heads)·head_size). `cache` (T, 2·kv_heads·head_size), with keys first, has the
-/// keys and values of all tokens; its last R rows, those of the new tokens, are written here.
-/// `attention.time` is T.
-#[track_caller]
-pub fn attention_cached_into(
-    out: &Tensor,
-    cache: &Tensor,
-    qkv: &Tensor,
-    attention: &Attention,
-) -> Result<()> {
-    let mut call = Call::new("attention_cached");
-    let out = call.writes("out", out);
-    let cache = call.updates("cache", cache);
-    let qkv = call.reads("qkv", qkv);
-    let &Attention {
-        time,
-        heads,
-        kv_heads,
-        head_size,
-        ..
-    } = attention;
-    if !(1..=HEAD_SIZE_MAX).contains(&head_size) {
-        return Err(call.value_error("head_size", format!("1 to {HEAD_SIZE_MAX}"), head_size));
-    }
-    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-        let expected = format!("a divisor of heads, which is {heads}");
-        return Err(call.value_error("kv_heads", expected, kv_heads));
-    }
-    if !attention.causal {
-        return Err(call.value_error("causal", "true: later tokens are not known yet", false));
-    }
-    let [rows, _] = call.dims::<2>(qkv, "[new tokens, columns]")?;
-    if rows > time {
-        let expected = format!("at most {time} rows, as many as the cache has");
-        return Err(call.operand_error(qkv, expected, "set time to all tokens, the new ones too"));
-    }
-    let (width, kv_width) = (heads * head_size, 2 * kv_heads * head_size);
-    let meaning = "[new tokens, (heads + 2·kv_heads)·head_size]";
-    call.has_shape(qkv, &[rows, width + kv_width], meaning)?;
-    call.has_shape(out, &[rows, width], "[new tokens, heads·head_size]")?;
-    call.has_shape(cache, &[time, kv_width], "[time, 2·kv_heads·head_size]")?;
-    call.same_dtype(out, qkv)?;
-    call.same_dtype(cache, qkv)?;
-    call.all_row_major()?;
-    let scale = attention.scale.unwrap_or(1.0 / (head_size as f64).sqrt());
-    call.run(qkv, &CPU_ONLY, |placed| {
-        let [mut out, mut cache, qkv] = placed.enter([out, cache, qkv])?;
-        with_float!(placed.dtype, T => {
-            let qkv = qkv.elements::<T>();
-            let new = &mut cache.elements_mut::<T>()[(time - rows) * kv_width..];
-            for (to, row) in new.chunks_mut(kv_width).zip(qkv.chunks(width + kv_width)) {
-                to.copy_from_slice(&row[width..]);
-            }
-            run(&Work {
-                attention,
-                rows,
-                out: Shares::new(out.elements_mut()),
-                cache: cache.elements(),
-                qkv,
-                scale: T::from_f64(scale),
-            });
-        });
-        Ok(())
-    })
-}
-
-struct Work<'a, T> {
-    attention: &'a Attention,
+/// The operands: R rows of `time` tokens are new.
+pub(super) struct Work<'a, T> {
+    pub(super) sizes: Sizes,
     /// R
-    rows: usize,
+    pub(super) rows: usize,
     /// (R, heads·head_size)
-    out: Shares<'a, T>,
+    pub(super) out: Shares<'a, T>,
     /// (T, 2·kv_heads·head_size)
-    cache: &'a [T],
+    pub(super) cache: &'a [T],
     /// (R, (heads + 2·kv_heads)·head_size)
-    qkv: &'a [T],
-    scale: T,
+    pub(super) qkv: &'a [T],
 }
 
 /// All heads, cut among the threads.
-fn run<T: Float>(work: &Work<'_, T>) {
-    let &Attention {
+pub(super) fn run<T: Float>(work: &Work<'_, T>) {
+    let Sizes {
         time,
         heads,
         kv_heads,
         head_size,
         ..
-    } = work.attention;
+    } = work.sizes;
+    let scale = T::from_f64(work.sizes.scale);
     let (width, kv_width) = (heads * head_size, 2 * kv_heads * head_size);
     let elements = work.rows.saturating_mul(time).saturating_mul(width);
     let pieces = if elements < PARALLEL_MIN { 1 } else { heads };
@@ -118,15 +44,7 @@ fn run<T: Float>(work: &Work<'_, T>) {
                 // SAFETY: each piece has its own heads.
                 let out = unsafe { work.out.part(start..start + head_size) };
                 let [keys, values] = [key, key + kv_width / 2].map(|first| &work.cache[first..]);
-                attend(
-                    out,
-                    &mut weights[..seen],
-                    q,
-                    keys,
-                    values,
-                    kv_width,
-                    work.scale,
-                );
+                attend(out, &mut weights[..seen], q, keys, values, kv_width, scale);
             }
         }
     });
@@ -183,11 +101,9 @@ fn dot<T: Float>(a: &[T], b: &[T]) -> T {
 
 #[cfg(test)]
 mod tests {
-    use super::super::attention_into;
-    use super::*;
-    use crate::Device;
-    use crate::ops::Qkv;
     use crate::ops::testing::{cpu_of, random_f32};
+    use crate::ops::{Attention, Qkv, attention_cached_into, attention_into};
+    use crate::{DType, Device, Tensor};
 
     /// The outputs for all rows of `qkv`, `at_a_time` rows at a time.
     fn cached(attention: &Attention, qkv: &Tensor, at_a_time: usize) -> Vec<f32> {

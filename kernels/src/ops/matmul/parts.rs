@@ -4,6 +4,9 @@ use std::ops::Range;
 
 use crate::ops::float::Float;
 
+/// The most elements along k of a block. Results depend on it.
+pub(super) const ALONG_MAX: usize = 256;
+
 /// A matrix to read, row-major or transposed.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix<'a, T> {

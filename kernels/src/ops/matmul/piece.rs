@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::pack::{Panels, Turn};
-use super::parts::{Finish, Product};
+use super::parts::{ALONG_MAX, Finish, Product};
 #[cfg(target_arch = "x86_64")]
 use super::row;
 #[cfg(target_arch = "x86_64")]
@@ -14,8 +14,6 @@ use super::tile::{Kernel, Plain, TILE_MAX, store};
 use crate::simd::{self, Level};
 use crate::threads;
 
-/// The most elements along k of a block. Results depend on it.
-pub(super) const ALONG_MAX: usize = 256;
 /// The most columns of a block of the right operand: 384 KiB of f32 with `ALONG_MAX`.
 const COLUMNS_MAX: usize = 384;
 /// Rows of the left operand that are packed at a time: whole tiles of every kernel.

@@ -9,8 +9,7 @@ use std::arch::x86_64::{
 use std::ops::Range;
 
 use super::pack::x86::{SIDE, turned};
-use super::parts::{Finish, Product};
-use super::piece::ALONG_MAX;
+use super::parts::{ALONG_MAX, Finish, Product};
 use super::tile::store;
 use crate::threads;
 

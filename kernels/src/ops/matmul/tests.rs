@@ -1,6 +1,6 @@
 //! Tests of matmul.
 
-use super::piece::ALONG_MAX;
+use super::parts::ALONG_MAX;
 use super::*;
 use crate::ops::testing::random_f32;
 
