@@ -304,6 +304,23 @@ impl<'a> Pass<'a> {
         self.saved.stack.len()
     }
 
+    /// Runs `body`, a forward, and drops what it saves.
+    pub fn without_saving<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
+        let (saved, marks) = (self.saved.stack.len(), self.saved.marks.len());
+        let result = body(self);
+        self.saved.stack.truncate(saved);
+        self.saved.marks.truncate(marks);
+        result
+    }
+
+    /// Runs `body`, a forward that backward repeats, with buffers apart from the others.
+    pub fn apart<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
+        let before = self.scratch.take_apart(true);
+        let result = body(self);
+        self.scratch.take_apart(before);
+        result
+    }
+
     /// Remembers in forward how much is saved, for `rewind`. For layers made of layers.
     pub fn mark(&mut self) {
         self.saved.marks.push(self.saved.stack.len());

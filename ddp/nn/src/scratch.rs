@@ -11,6 +11,10 @@ use crate::error::Result;
 pub struct Scratch {
     device: Device,
     buffers: Vec<Tensor>,
+    /// Those of what is computed again, which would otherwise be taken for what is kept.
+    apart: Vec<Tensor>,
+    /// Whether `take` looks there.
+    takes_apart: bool,
 }
 
 impl Scratch {
@@ -19,6 +23,8 @@ impl Scratch {
         Scratch {
             device,
             buffers: Vec::new(),
+            apart: Vec::new(),
+            takes_apart: false,
         }
     }
 
@@ -30,18 +36,28 @@ impl Scratch {
         let fits = |buffer: &&Tensor| {
             buffer.dtype() == dtype && buffer.count() >= count && buffer.is_only_handle()
         };
-        let smallest = self.buffers.iter().filter(fits).min_by_key(|b| b.count());
+        let buffers = match self.takes_apart {
+            true => &mut self.apart,
+            false => &mut self.buffers,
+        };
+        let smallest = buffers.iter().filter(fits).min_by_key(|b| b.count());
         if let Some(buffer) = smallest {
             return Ok(buffer.slice(0..count)?.reshape(shape)?);
         }
         let buffer = Tensor::empty(&[count], dtype, self.device)?;
-        self.buffers.push(buffer.clone());
+        buffers.push(buffer.clone());
         Ok(buffer.reshape(shape)?)
+    }
+
+    /// Makes `take` use buffers apart from the others, or no longer. Returns what it did before.
+    pub(crate) fn take_apart(&mut self, apart: bool) -> bool {
+        std::mem::replace(&mut self.takes_apart, apart)
     }
 
     /// The size of all buffers, in bytes.
     pub fn bytes(&self) -> usize {
-        self.buffers.iter().map(Tensor::bytes).sum()
+        let buffers = self.buffers.iter().chain(&self.apart);
+        buffers.map(Tensor::bytes).sum()
     }
 }
 

@@ -7,9 +7,10 @@ use clap::CommandFactory;
 use super::*;
 use crate::config::*;
 use crate::models::ModelSpec;
-use crate::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind};
+use crate::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind, RecomputeKind};
 use crate::models::mlp::{Activation, MlpSpec};
 use crate::optim::Rule;
+use crate::models::vit::{Pool, VitSpec};
 
 fn train(line: &str) -> Config {
     match parse(words(line)).unwrap_or_else(|error| panic!("{line}: {error}")) {
@@ -46,7 +47,8 @@ fn train_is_what_happens_without_a_command() {
 
 /// Every flag of a transformer.
 const GPT: &str = "--model gpt --layers 3 --heads 2 --kv-heads 1 --width 16 --mlp-width 24 --context 32 --vocab 99 --norm rms \
-                   --position rope --mlp swiglu --bias false --tied false --dropout 0.25 --norm-epsilon 0.5 --rope-base 7";
+                   --position rope --mlp swiglu --bias false --tied false --dropout 0.25 --norm-epsilon 0.5 --rope-base 7 --recompute block";
+const VIT: &str = "--model vit --layers 3 --patch 7 --pool class --image 28x14";
 
 fn group(pattern: &str, lr: Option<f64>, weight_decay: Option<f64>) -> GroupSetting {
     GroupSetting {
@@ -183,7 +185,9 @@ fn every_flag_of_training_arrives() {
         ]
         .contains(&flag.as_str())
     }) {
-        let is_tried = [line, GPT].iter().any(|line| line.contains(flag.as_str()));
+        let is_tried = [line, GPT, VIT]
+            .iter()
+            .any(|line| line.contains(flag.as_str()));
         assert!(is_tried, "{flag} is not tried here");
     }
     let expected = GptSpec {
@@ -202,8 +206,17 @@ fn every_flag_of_training_arrives() {
         dropout: 0.25,
         norm_epsilon: 0.5,
         rope_base: 7.0,
+        recompute: RecomputeKind::Block,
     };
     assert_eq!(train(GPT).model, ModelSpec::Gpt(expected.clone()));
+    let patches = VitSpec {
+        layers: 3,
+        patch: 7,
+        pool: Pool::Class,
+        image: "28x14".into(),
+        ..VitSpec::default()
+    };
+    assert_eq!(train(VIT).model, ModelSpec::Vit(patches));
     // The same after commas.
     let words: Vec<_> = GPT
         .split(" --")

@@ -24,7 +24,7 @@ pub(crate) struct FirstValues {
 }
 
 /// Settings that a model may change after it was saved.
-const FREE: [&str; 1] = ["dropout"];
+const FREE: [&str; 2] = ["dropout", "recompute"];
 
 impl FirstValues {
     /// What `path` says about its model; nothing if it is a file with tensors only.

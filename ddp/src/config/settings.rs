@@ -426,7 +426,10 @@ fn family_setting(family: &FamilyInfo, setting: &'static FamilySetting<ModelSpec
         help: setting.help.to_string(),
         group: "Model",
         value_name: setting.value_name,
-        scope: Scope::Fixed,
+        scope: match setting.changes_results {
+            true => Scope::Fixed,
+            false => Scope::Job,
+        },
         form: setting.form,
         choices: listed(setting.choices.clone()),
         default: as_value(&family.default)[name].take(),

@@ -1,15 +1,15 @@
-//! Transformers on GPUs, through the program: a captured step has the bits of an eager one, and
-//! losses are those of the CPU up to rounding.
+//! Transformers on GPUs, through the program: a captured step has the bits of an eager one, also
+//! where backward computes activations again, and losses are those of the CPU up to rounding.
 
 use crate::gpu;
 use crate::support::job::Folder;
 use crate::support::record::model_bytes;
 
-const VIT: &str = "--model vit,layers=2,heads=2,width=32,patch=7,pool=class \
-                   --data glyphs,rows=53,held-out=16 --batch-size 8 --epochs 2 --log-every 1 \
+const VIT: &str = "--model vit,layers=1,heads=2,width=8,patch=14,pool=class \
+                   --data glyphs,rows=8,held-out=0 --batch-size 4 --epochs 2 --log-every 1 \
                    --dropout 0.1 --micro-batch 3 --threads 1 --out OUT";
-/// 7 steps in each epoch.
-const STEPS: u64 = 14;
+/// 2 steps in each epoch.
+const STEPS: u64 = 4;
 
 /// The losses of a run, and the bytes of its model.
 fn run(words: &str) -> (Vec<f64>, Vec<u8>) {
@@ -30,6 +30,10 @@ fn patches_are_learned_as_on_the_cpu_captured_and_eager() {
             ))
         });
         assert!(captured == eager, "{dtype}");
+        for recompute in ["attention", "block"] {
+            let flags = format!("--device cuda --dtype {dtype} --recompute {recompute}");
+            assert!(run(&format!("{VIT} {flags}")) == captured, "{flags}");
+        }
         for (gpu, cpu) in captured.0.iter().zip(&cpu) {
             let apart = (gpu - cpu).abs();
             assert!(

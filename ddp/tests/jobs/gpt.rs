@@ -114,7 +114,7 @@ fn models_that_do_not_fit_are_refused_by_name() {
         ("--model gpt,depth=3", 2, "no setting \"depth\""),
         ("--model gpt,layers=2,layers=3", 2, "layers: expected once"),
         ("--model gpt2,width=many", 2, "width=many"),
-        ("--model gtp", 2, "expected one of mlp, gpt, gpt-tiny"),
+        ("--model gtp", 2, "expected one of mlp, gpt, vit, gpt-tiny"),
         ("--model gpt,vocab=100", 2, "--vocab 100"),
         ("--model gpt,context=4096", 65, "book.txt"),
         ("--model gpt --heads 3", 2, "--heads 3"),

@@ -26,6 +26,7 @@ mod made;
 mod options;
 mod prices;
 mod reading;
+mod recompute;
 mod report;
 mod resuming;
 mod same;

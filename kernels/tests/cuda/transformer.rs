@@ -1,5 +1,5 @@
-//! Rotary positions, swiglu, relu², patches and means of tokens: the CPU's bits. bf16, in which the CPU does not compute, is
-//! the f32 result of the widened operands, rounded once.
+//! Rotary positions, swiglu, relu², patches and means of tokens: the CPU's bits. bf16, in which the
+//! CPU does not compute, is the f32 result of the widened operands, rounded once.
 
 use ddp_kernels::ops::{self, Patches};
 use ddp_kernels::{DType, Result, Tensor};

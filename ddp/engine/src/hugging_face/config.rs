@@ -169,6 +169,7 @@ fn llama(keys: &mut Keys) -> Result<Described> {
         dropout: 0.0,
         norm_epsilon: keys.take("rms_norm_eps", Some(1e-6))?,
         rope_base: keys.rope_base()?,
+        ..GptSpec::default()
     };
     let attention = keys.take("attention_dropout", Some(0.0))?;
     Ok(if attention != 0.0 {

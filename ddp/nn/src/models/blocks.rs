@@ -8,14 +8,13 @@
 
 use ddp_kernels::choices;
 
-use super::family::refuse;
+use super::family::{Setting, refuse};
 use crate::error::Result;
 use crate::{
-    Activate, Dropout, Gate, Layer, Linear, Normalize, Residual, SelfAttention, Sequential,
+    Activate, Dropout, Gate, Layer, Linear, Normalize, Recompute, Residual, SelfAttention,
+    Sequential,
 };
 
-/// The standard deviation of first values in GPT-2.
-pub(super) const DEVIATION: f64 = 0.02;
 /// The most blocks.
 const LAYERS_MAX: usize = 1024;
 /// The largest of each other size.
@@ -51,6 +50,20 @@ choices! {
     }
 }
 
+choices! {
+    /// What backward computes again.
+    #[derive(Default)]
+    pub enum RecomputeKind {
+        /// Nothing: all activations are kept
+        #[default]
+        None = "none",
+        /// Queries, keys, values and results of attention
+        Attention = "attention",
+        /// Whole blocks, of which only the inputs are kept
+        Block = "block",
+    }
+}
+
 /// The blocks of a transformer.
 #[derive(Clone, Debug)]
 pub(super) struct Blocks {
@@ -78,6 +91,12 @@ pub(super) struct Blocks {
     pub(super) dropout: f64,
     /// What norms add to the mean of squares.
     pub(super) norm_epsilon: f64,
+    /// What backward computes again.
+    pub(super) recompute: RecomputeKind,
+    /// The standard deviation of the linear layers' first values, as in GPT-2: what adds to the
+    /// residual stream starts smaller, by the root of how many parts add to it. None for PyTorch's
+    /// first values.
+    pub(super) deviation: Option<f64>,
 }
 
 impl Blocks {
@@ -117,13 +136,23 @@ impl Blocks {
         Ok(())
     }
 
-    /// Adds the blocks and the last norm to `layers`, with first values as in GPT-2: what adds to
-    /// the residual stream starts smaller, by the root of how many parts add to it.
+    /// Adds the blocks and the last norm to `layers`.
     pub(super) fn push(&self, layers: &mut Sequential) {
         for index in 0..self.layers {
-            for (name, inner) in [("attention", self.attention()), ("mlp", self.perceptron())] {
-                let residual = Residual::new(inner).after(self.norm());
-                layers.push_named(&format!("blocks.{index}.{name}"), Box::new(residual));
+            let attention = match self.recompute {
+                RecomputeKind::Attention => Residual::new(Recompute::new(self.attention())),
+                _ => Residual::new(self.attention()),
+            };
+            let attention = attention.after(self.norm());
+            let mlp = Residual::new(self.perceptron()).after(self.norm());
+            let name = format!("blocks.{index}");
+            if self.recompute == RecomputeKind::Block {
+                let block = Sequential::new().named("attention", attention);
+                let block = Recompute::new(block.named("mlp", mlp));
+                layers.push_named(&name, Box::new(block));
+            } else {
+                layers.push_named(&format!("{name}.attention"), Box::new(attention));
+                layers.push_named(&format!("{name}.mlp"), Box::new(mlp));
             }
         }
         layers.push_named("norm", Box::new(self.norm()));
@@ -176,7 +205,10 @@ impl Blocks {
     }
 
     fn linear(&self, outputs: usize) -> Linear {
-        let linear = Linear::new(outputs).normal(DEVIATION);
+        let linear = match self.deviation {
+            Some(deviation) => Linear::new(outputs).normal(deviation),
+            None => Linear::new(outputs),
+        };
         if self.bias {
             linear
         } else {
@@ -186,8 +218,11 @@ impl Blocks {
 
     /// The last linear layer of a part, whose output is added to the stream.
     fn last_linear(&self, outputs: usize) -> Linear {
-        let parts = 2.0 * self.layers as f64;
-        self.linear(outputs).normal(DEVIATION / parts.sqrt())
+        let (linear, parts) = (self.linear(outputs), 2.0 * self.layers as f64);
+        match self.deviation {
+            Some(deviation) => linear.normal(deviation / parts.sqrt()),
+            None => linear,
+        }
     }
 
     /// Adds a dropout, unless it would drop nothing.
@@ -196,6 +231,13 @@ impl Blocks {
             layers.push_named("dropout", Box::new(Dropout::new(self.dropout)));
         }
     }
+}
+
+/// The setting of what backward computes again.
+pub(super) fn recompute_setting<F: 'static>(field: fn(&mut F) -> &mut RecomputeKind) -> Setting<F> {
+    let help =
+        "What backward computes again instead of keeping it: less memory, same bits, more time";
+    Setting::choice("recompute", "WHAT", help, field).that_keeps_results()
 }
 
 /// Refuses a size that is 0 or too large.

@@ -117,6 +117,8 @@ pub struct Setting<F> {
     pub choices: Vec<(&'static str, &'static str)>,
     /// Sets it from text. The error says what was expected.
     pub set: SetText<F>,
+    /// Whether results depend on it; otherwise it may change when a run is resumed.
+    pub changes_results: bool,
 }
 
 /// Sets a field of `F` from text. The error says what was expected.
@@ -196,6 +198,14 @@ impl<F: 'static> Setting<F> {
         }
     }
 
+    /// The same setting, on which no result depends.
+    pub fn that_keeps_results(self) -> Setting<F> {
+        Setting {
+            changes_results: false,
+            ..self
+        }
+    }
+
     /// The same setting of `W`, of which `inner` gives the part that has it.
     pub(super) fn inside<W: 'static>(self, inner: fn(&mut W) -> Option<&mut F>) -> Setting<W> {
         let name = self.name;
@@ -206,6 +216,7 @@ impl<F: 'static> Setting<F> {
             help: self.help,
             form: self.form,
             choices: self.choices,
+            changes_results: self.changes_results,
             set: Box::new(move |whole, text| match inner(whole) {
                 Some(part) => set(part, text),
                 None => Err(format!("expected a model that has {name}")),
@@ -229,6 +240,7 @@ impl<F: 'static> Setting<F> {
             help,
             form,
             choices: Vec::new(),
+            changes_results: true,
             set: Box::new(set),
         }
     }

@@ -1,8 +1,7 @@
 //! The layers of a transformer of tokens and their names: `embedding.tokens.weight`,
 //! `embedding.positions.weight`, those of the blocks, `norm` and `head`.
 
-use super::spec::{GptSpec, PositionKind};
-use crate::models::blocks::DEVIATION;
+use super::spec::{DEVIATION, GptSpec, PositionKind};
 use crate::{Embedding, Head, Sequential, Tie};
 
 /// The layers. Of `padded` tokens the first `vocabulary` are some.

@@ -7,10 +7,10 @@ mod tests;
 
 use ddp_kernels::DType;
 
-pub use super::blocks::{MlpKind, NormKind};
+pub use super::blocks::{MlpKind, NormKind, RecomputeKind};
 pub use spec::{GptSpec, PositionKind};
 
-use super::blocks::{SIZE_MAX, check_size};
+use super::blocks::{SIZE_MAX, check_size, recompute_setting};
 use super::family::{DataShape, Family, Setting, refuse};
 use crate::Sequential;
 use crate::error::Result;
@@ -84,6 +84,7 @@ impl Family for GptSpec {
             Setting::number("rope-base", "X", "Base of rotary positions", |gpt| {
                 &mut gpt.rope_base
             }),
+            recompute_setting(|gpt| &mut gpt.recompute),
         ]
     }
 

@@ -3,7 +3,10 @@
 use ddp_kernels::choices;
 use serde::{Deserialize, Serialize};
 
-use crate::models::blocks::{Blocks, MlpKind, NormKind};
+use crate::models::blocks::{Blocks, MlpKind, NormKind, RecomputeKind};
+
+/// The standard deviation of first values in GPT-2.
+pub(super) const DEVIATION: f64 = 0.02;
 
 /// Settings of a transformer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,6 +42,8 @@ pub struct GptSpec {
     pub norm_epsilon: f64,
     /// The base of rotary positions.
     pub rope_base: f64,
+    /// What backward computes again.
+    pub recompute: RecomputeKind,
 }
 
 impl Default for GptSpec {
@@ -59,6 +64,7 @@ impl Default for GptSpec {
             dropout: 0.0,
             norm_epsilon: 1e-5,
             rope_base: 10_000.0,
+            recompute: RecomputeKind::None,
         }
     }
 }
@@ -123,6 +129,8 @@ impl GptSpec {
             rope_base: (self.position == PositionKind::Rope).then_some(self.rope_base),
             dropout: self.dropout,
             norm_epsilon: self.norm_epsilon,
+            recompute: self.recompute,
+            deviation: Some(DEVIATION),
         }
     }
 }

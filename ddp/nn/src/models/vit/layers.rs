@@ -18,19 +18,17 @@ use crate::pass::{Gradient, Pass};
 pub(super) struct PatchEmbedding {
     patches: Patches,
     linear: Linear,
-    deviation: f64,
     positions: Option<ParamId>,
     /// Of a row.
     input_shape: Vec<usize>,
 }
 
 impl PatchEmbedding {
-    /// Tokens of so many columns, whose parameters start normal with this standard deviation.
-    pub(super) fn new(patches: Patches, columns: usize, deviation: f64) -> PatchEmbedding {
+    /// Tokens of so many columns.
+    pub(super) fn new(patches: Patches, columns: usize) -> PatchEmbedding {
         PatchEmbedding {
             patches,
-            linear: Linear::new(columns).normal(deviation).outer(),
-            deviation,
+            linear: Linear::new(columns).outer(),
             positions: None,
             input_shape: Vec::new(),
         }
@@ -55,9 +53,8 @@ impl Layer for PatchEmbedding {
         self.input_shape = shape.to_vec();
         let patches = [self.patches.tokens(), self.patches.columns()];
         let tokens = build.scope("patches", |build| self.linear.build(build, &patches))?;
-        let init = Init::Normal {
-            deviation: self.deviation,
-        };
+        // As large as tokens, so that the first steps see where a patch is.
+        let init = Init::Normal { deviation: 0.5 };
         let positions = build.scope("positions", |build| {
             build.parameter("weight", &tokens, init)
         });

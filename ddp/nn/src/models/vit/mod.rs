@@ -8,7 +8,8 @@ use ddp_kernels::ops::Patches;
 use ddp_kernels::{DType, choices};
 use serde::{Deserialize, Serialize};
 
-use super::blocks::{Blocks, DEVIATION, MlpKind, NormKind, SIZE_MAX, check_size};
+pub use super::blocks::RecomputeKind;
+use super::blocks::{Blocks, MlpKind, NormKind, SIZE_MAX, check_size, recompute_setting};
 use super::family::{DataShape, Family, Setting, refuse};
 use crate::error::Result;
 use crate::{Linear, Sequential};
@@ -34,6 +35,8 @@ pub struct VitSpec {
     pub image: String,
     /// The probability of dropping an element after the embedding and of each part's result.
     pub dropout: f64,
+    /// What backward computes again.
+    pub recompute: RecomputeKind,
 }
 
 impl Default for VitSpec {
@@ -47,6 +50,7 @@ impl Default for VitSpec {
             pool: Pool::Mean,
             image: String::new(),
             dropout: 0.0,
+            recompute: RecomputeKind::None,
         }
     }
 }
@@ -97,6 +101,7 @@ impl Family for VitSpec {
                 "Probability of dropping an element",
                 |vit| &mut vit.dropout,
             ),
+            recompute_setting(|vit| &mut vit.recompute),
         ]
     }
 
@@ -110,7 +115,7 @@ impl Family for VitSpec {
         data.check_dtype(DType::F32, "vit")?;
         let (blocks, patches) = (self.blocks(), self.patches(data)?);
         let mut layers = Sequential::new();
-        let embedding = PatchEmbedding::new(patches, self.width, DEVIATION);
+        let embedding = PatchEmbedding::new(patches, self.width);
         layers.push_named("embedding", Box::new(embedding));
         blocks.push_dropout(&mut layers);
         blocks.push(&mut layers);
@@ -118,10 +123,9 @@ impl Family for VitSpec {
             Pool::Mean => patches.tokens(),
             Pool::Class => 1,
         };
-        let head = Linear::new(data.outputs).normal(DEVIATION).outer();
         Ok(layers
             .named("pool", MeanOfTokens::new(tokens))
-            .named("head", head))
+            .named("head", Linear::new(data.outputs).outer()))
     }
 }
 
@@ -143,6 +147,8 @@ impl VitSpec {
             rope_base: None,
             dropout: self.dropout,
             norm_epsilon: 1e-5,
+            recompute: self.recompute,
+            deviation: None,
         }
     }
 

@@ -1,0 +1,121 @@
+//! Recompute: trades time for memory. What layers save between forward and backward is dropped, and
+//! backward runs their forward again. The bits are the same: random numbers are drawn again by
+//! layer, step and row.
+
+use ddp_kernels::{DType, Tensor};
+
+use crate::build::Build;
+use crate::error::Result;
+use crate::fold::{Fold, Folded};
+use crate::layer::Layer;
+use crate::pass::Pass;
+
+/// Keeps only the input of the inner layer, whose names do not mention this one.
+#[derive(Debug)]
+pub struct Recompute {
+    inner: Box<dyn Layer>,
+}
+
+impl Recompute {
+    /// The same layer as `inner`, with less memory and one more forward.
+    pub fn new(inner: impl Layer + 'static) -> Recompute {
+        Recompute {
+            inner: Box::new(inner),
+        }
+    }
+}
+
+impl Layer for Recompute {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        self.inner.build(build, shape)
+    }
+
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        if !pass.is_training() {
+            return self.inner.forward(pass, x);
+        }
+        pass.save(x);
+        pass.without_saving(|pass| pass.apart(|pass| self.inner.forward(pass, x)))
+    }
+
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+        let x = pass.restore();
+        pass.apart(|pass| self.inner.forward(pass, &x))?;
+        self.inner.backward(pass, dy, fold)
+    }
+
+    fn input_dtype(&self) -> Option<DType> {
+        self.inner.input_dtype()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ddp_kernels::{DType, Device, Tensor};
+
+    use crate::models::gpt::{GptSpec, RecomputeKind};
+    use crate::models::{DataShape, Family, Model};
+    use crate::{CrossEntropy, Pass, PassOptions, Saved, Scratch};
+
+    /// The gradients of two micro-batches, and the bytes of the activations.
+    fn gradients(recompute: RecomputeKind) -> (Vec<f32>, usize) {
+        let spec = GptSpec {
+            layers: 6,
+            heads: 2,
+            width: 8,
+            context: 16,
+            dropout: 0.25,
+            recompute,
+            ..GptSpec::default()
+        };
+        let layers = spec.layers(&DataShape {
+            row_shape: &[16],
+            image: &[],
+            dtype: DType::I64,
+            outputs: 5,
+        });
+        let layers = Box::new(layers.unwrap());
+        // Only some of the second block is trained, and nothing below it.
+        let is_frozen = |name: &str| {
+            ["embedding", "blocks.0", "blocks.1.attention.norm"]
+                .iter()
+                .any(|frozen| name.starts_with(frozen))
+        };
+        let model = Model::new(layers, &[16], DType::F32, Device::Cpu, 1, &is_frozen).unwrap();
+        let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
+        let stats = Tensor::zeros(&[4], DType::F32, Device::Cpu).unwrap();
+        for first in [0i64, 3] {
+            let tokens: Vec<i64> = (0..48).map(|at| (at * at + first) % 5).collect();
+            let tokens = Tensor::from_slice(&tokens, &[3, 16], Device::Cpu).unwrap();
+            let position = Tensor::from_slice(&[1, first], &[2], Device::Cpu).unwrap();
+            let options = PassOptions {
+                training: true,
+                accumulate: first > 0,
+                last: first > 0,
+                seed: 4,
+                position: &position,
+            };
+            let mut ready = |_| Ok(());
+            let params = &model.params;
+            let mut pass = Pass::new(params, &mut scratch, &mut saved, options, &mut ready);
+            let y = model.forward(&mut pass, &tokens).unwrap();
+            let loss = CrossEntropy::default();
+            let dy = model.loss_gradient(&mut pass, &loss, [&y, &tokens, &stats]);
+            model.backward(&mut pass, &dy.unwrap()).unwrap();
+        }
+        (model.params.gradients().to_vec().unwrap(), scratch.bytes())
+    }
+
+    #[test]
+    fn what_is_computed_again_has_the_same_bits_and_takes_less_memory() {
+        let (kept, all) = gradients(RecomputeKind::None);
+        let mut bytes = vec![all];
+        for recompute in [RecomputeKind::Attention, RecomputeKind::Block] {
+            let (again, less) = gradients(recompute);
+            assert!(again == kept, "{recompute:?}");
+            bytes.push(less);
+        }
+        println!("{bytes:?}");
+        assert!(bytes[1] < bytes[0] && bytes[2] * 2 < bytes[0], "{bytes:?}");
+    }
+}

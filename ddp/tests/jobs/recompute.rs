@@ -1,0 +1,89 @@
+//! `--recompute`: the same bits as without, on any number of ranks and after resuming.
+
+use crate::support::job::{Folder, all_at_once};
+use crate::support::record::model_bytes;
+
+const GPT: &str = "--model gpt,layers=3,heads=2,width=16,context=16,tied=false --data book.txt";
+const VIT: &str = "--model vit,layers=3,heads=2,width=16,patch=7 --data glyphs,rows=60,held-out=16";
+const FLAGS: &str = "--dropout 0.2 --batch-size 8 --micro-batch 3 --lr 0.01 --schedule constant \
+                     --warmup-steps 0 --checkpoint-every 3 --threads 1 --out OUT";
+
+fn with_text() -> Folder {
+    let folder = Folder::new("recompute");
+    let text = "To be is to do, to do is to be, do be do be do. ".repeat(40);
+    std::fs::write(folder.path().join("book.txt"), text).unwrap();
+    folder
+}
+
+/// The bytes of the model that these words make.
+fn model_of(ranks: usize, words: &str) -> Vec<u8> {
+    let folder = with_text();
+    let words = format!("{words} {FLAGS} --steps 6");
+    let job = match ranks {
+        1 => folder.alone(&words),
+        _ => folder.together(&words),
+    };
+    job.run().assert_well();
+    model_bytes(&folder.out(), 6)
+}
+
+#[test]
+fn what_is_computed_again_has_the_same_bits_on_one_and_two_ranks() {
+    let cases = [
+        (1, GPT, "attention"),
+        (1, GPT, "block"),
+        (1, VIT, "block"),
+        (2, VIT, "attention --zero 1"),
+        (2, GPT, "block --bucket-mb 0.01"),
+    ];
+    for (ranks, model) in [(1, GPT), (1, VIT), (2, VIT), (2, GPT)] {
+        let kept = model_of(ranks, model);
+        for (_, _, recompute) in cases
+            .iter()
+            .filter(|case| (case.0, case.1) == (ranks, model))
+        {
+            let again = model_of(ranks, &format!("{model} --recompute {recompute}"));
+            assert!(again == kept, "{ranks} ranks, {model}, {recompute}");
+        }
+    }
+}
+
+#[test]
+fn it_may_change_when_a_run_is_resumed_and_is_part_of_the_settings() {
+    let folder = with_text();
+    let run = |flags: &str| folder.alone(&format!("{GPT} {FLAGS} {flags}")).run();
+    run("--steps 3 --recompute block").assert_well();
+    let ended = run("--steps 6 --recompute attention --resume auto");
+    ended.assert_well();
+    assert!(!ended.stderr.contains("WARN"), "{ended}");
+    assert!(model_bytes(&folder.out(), 6) == model_of(1, GPT));
+    assert_eq!(folder.record().start()["config"]["recompute"], "block");
+    let shown = folder
+        .alone(&format!("{GPT} --recompute block --print-config"))
+        .run();
+    assert!(
+        shown
+            .stdout
+            .contains("recompute = \"block\"  # --recompute"),
+        "{shown}"
+    );
+    let cases = [
+        (
+            "--data glyphs --recompute block",
+            "requires --model gpt or vit, got --model mlp",
+        ),
+        (
+            "--data glyphs --model mlp,recompute=block",
+            "mlp has no setting \"recompute\"",
+        ),
+        (
+            "--data book.txt --model gpt --recompute all",
+            "invalid value 'all' for '--recompute <WHAT>'",
+        ),
+    ];
+    all_at_once(cases, |(flags, part)| {
+        let ended = folder.alone(&format!("{flags} --out other")).run();
+        let text = ended.assert_fails(2);
+        assert!(text.contains(part), "{flags}: {text}");
+    });
+}
