@@ -9,8 +9,8 @@ use crate::config::*;
 use crate::models::ModelSpec;
 use crate::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind, RecomputeKind};
 use crate::models::mlp::{Activation, MlpSpec};
-use crate::optim::Rule;
 use crate::models::vit::{Pool, VitSpec};
+use crate::optim::Rule;
 
 fn train(line: &str) -> Config {
     match parse(words(line)).unwrap_or_else(|error| panic!("{line}: {error}")) {
