@@ -73,20 +73,20 @@ impl Coding {
     }
 
     /// The tokens of a prompt, as many as `model` takes.
-    fn prompt(&self, prompt: &str, model: &Model) -> Result<Vec<u32>> {
+    pub(crate) fn prompt(&self, prompt: &str, model: &Model) -> Result<Vec<u32>> {
         let mut tokens = self.encoder.encode(prompt).map_err(Error::Data)?;
-        if tokens.is_empty() {
-            tokens.extend(self.end);
-        }
         let context = model.input_shape.first().copied().unwrap_or(0);
         let vocabulary = model.output_shape.last().copied().unwrap_or(0);
+        if tokens.is_empty() {
+            tokens.extend(self.end.filter(|end| (*end as usize) < vocabulary));
+        }
         let unknown = tokens.iter().find(|token| **token as usize >= vocabulary);
         let refused = match (unknown, tokens.len()) {
             (Some(token), _) => format!(
                 "expected tokens below {vocabulary}, as the model has, got {token}; help: give the \
                  tokenizer that the model was trained with"
             ),
-            (None, 0) => "expected text, got none, and the tokenizer has no token that ends \
+            (None, 0) => "expected text, got none, and the model has no token that ends \
                           documents, with which a text could begin; help: give some text"
                 .into(),
             (None, count) if count > context => format!(
@@ -234,6 +234,9 @@ impl Output<'_> {
 
 #[cfg(test)]
 mod tests {
+    use ddp_nn::models::gpt::GptSpec;
+    use ddp_nn::models::{DataShape, ModelSpec};
+
     use super::*;
 
     /// What is given out of these parts with `stop`, and whether the text ended there.
@@ -250,6 +253,36 @@ mod tests {
         };
         let ended = parts.iter().any(|part| output.push(part).unwrap());
         (given, ended)
+    }
+
+    #[test]
+    fn an_empty_prompt_needs_a_token_that_ends_documents() {
+        let model = |outputs| {
+            let spec = GptSpec {
+                layers: 1,
+                context: 4,
+                ..GptSpec::default()
+            };
+            let shape = DataShape {
+                row_shape: &[4],
+                image: &[],
+                dtype: DType::I64,
+                outputs,
+            };
+            let layers = Box::new(ModelSpec::Gpt(spec).layers(&shape).unwrap());
+            Model::new(layers, &[4], DType::F32, Device::Cpu, 0, &|_| true).unwrap()
+        };
+        let bytes = Coding::of_bytes();
+        assert_eq!(bytes.prompt("", &model(257)).unwrap(), [256]);
+        let without = Coding {
+            end: None,
+            ..bytes.clone()
+        };
+        // A model of a .txt file has no token above its bytes.
+        for (coding, outputs) in [(without, 257), (bytes, 256)] {
+            let error = coding.prompt("", &model(outputs)).unwrap_err().to_string();
+            assert!(error.contains("prompt: expected text, got none"), "{error}");
+        }
     }
 
     #[test]

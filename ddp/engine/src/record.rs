@@ -42,6 +42,8 @@ pub enum Event<'a> {
     Step(StepEvent),
     /// An evaluation.
     Eval(EvalEvent),
+    /// What the model made of the prompt at an evaluation.
+    Sample(SampleEvent<'a>),
     /// The classes of all held-out rows at the last evaluation.
     Confusion(&'a Confusion),
     /// A durable checkpoint.
@@ -149,6 +151,17 @@ pub struct EvalEvent {
     /// As in a step.
     #[serde(flatten)]
     pub figures: BTreeMap<&'static str, f64>,
+}
+
+/// A generated text.
+#[derive(Clone, Debug, Serialize)]
+pub struct SampleEvent<'a> {
+    /// After this step.
+    pub step: u64,
+    /// The text that was given.
+    pub prompt: &'a str,
+    /// What the model added to it.
+    pub text: &'a str,
 }
 
 /// The run was resumed.

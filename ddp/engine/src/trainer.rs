@@ -13,6 +13,7 @@ mod prepare;
 mod products;
 mod program;
 mod resume;
+mod sample;
 mod setup;
 mod stop_poll;
 mod totals;

@@ -44,6 +44,7 @@ impl Config {
             },
             out: self.out.clone(),
             eval_every: self.eval_every,
+            sample: self.sample.clone(),
             checkpoint_every: self.checkpoint_every,
             keep: self.keep,
             log_every: self.log_every,

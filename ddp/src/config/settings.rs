@@ -347,6 +347,9 @@ settings! {
     Rank out "DIR": PathBuf = "out".into();
     /// Steps between evaluations on held-out rows; 0 for one at the end only [default: an epoch]
     Job eval_every "N": Option<u64> = None;
+    /// gpt: a text to continue at each evaluation and at the end, with up to 64 tokens, for the
+    /// record and the report
+    Job sample "PROMPT": Option<String> = None;
     /// Steps between entries in metrics.jsonl
     Job log_every "N": u64 = 10, COUNT;
     /// Also write event files for TensorBoard, to OUT/tensorboard

@@ -2,8 +2,11 @@
 
 use super::charts::Charts;
 use super::html::{count, duration, escaped, figure, percent, plural, shortened};
-use super::read::Run;
+use super::read::{Run, TextLine};
 use super::{classes, tables};
+
+/// The most generated texts; the record has all.
+const TEXTS_MAX: usize = 5;
 
 /// The whole page.
 pub(super) fn of(run: &Run) -> String {
@@ -63,6 +66,9 @@ fn name(run: &Run) -> String {
 
 fn all_sections(run: &Run, charts: &Charts) -> Vec<(&'static str, &'static str, String)> {
     let mut sections = vec![("curves", "Curves", charts.html())];
+    if !run.texts.is_empty() {
+        sections.push(("texts", "Text", texts(run)));
+    }
     if let Some(placement) = &run.placement {
         sections.push(("transfers", "Transfers", tables::transfers(placement)));
     }
@@ -80,6 +86,16 @@ fn all_sections(run: &Run, charts: &Charts) -> Vec<(&'static str, &'static str, 
     };
     sections.push(("samples", "Samples", samples));
     sections
+}
+
+/// The last texts that the model made, the newest first.
+fn texts(run: &Run) -> String {
+    let text = |line: &TextLine| {
+        let (step, prompt) = (count(line.step), escaped(&shortened(&line.prompt, 2000)));
+        let text = escaped(&shortened(&line.text, 2000));
+        format!("<h3>After step {step}</h3><p class=\"message\"><b>{prompt}</b>{text}</p>")
+    };
+    run.texts.iter().rev().take(TEXTS_MAX).map(text).collect()
 }
 
 /// How a run ended.

@@ -28,6 +28,7 @@ pub(crate) struct Run {
     pub(crate) start: Start,
     pub(crate) steps: Vec<StepLine>,
     pub(crate) evals: Vec<EvalLine>,
+    pub(crate) texts: Vec<TextLine>,
     pub(crate) resumes: Vec<ResumeLine>,
     /// The steps after which a checkpoint was saved.
     pub(crate) checkpoints: Vec<u64>,
@@ -88,6 +89,14 @@ pub(crate) struct EvalLine {
     pub(crate) step: u64,
     pub(crate) loss: Option<f64>,
     pub(crate) accuracy: Option<f64>,
+}
+
+/// What a transformer made of a prompt.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct TextLine {
+    pub(crate) step: u64,
+    pub(crate) prompt: String,
+    pub(crate) text: String,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -187,6 +196,7 @@ impl Run {
             "start" => self.start = Start::deserialize(&event)?,
             "step" => self.steps.push(StepLine::deserialize(&event)?),
             "eval" => self.evals.push(EvalLine::deserialize(&event)?),
+            "sample" => self.texts.push(TextLine::deserialize(&event)?),
             "resume" => self.resumes.push(ResumeLine::deserialize(&event)?),
             "checkpoint" => {
                 let line = CheckpointLine::deserialize(&event)?;

@@ -43,3 +43,20 @@ fn patches_are_learned_as_on_the_cpu_captured_and_eager() {
         }
     }
 }
+
+#[test]
+fn a_sample_is_what_generate_makes_of_the_checkpoint_also_of_split_layers_in_bf16() {
+    let Some(_gpu) = gpu().filter(|_| ddp_kernels::Device::usable().len() > 2) else {
+        return;
+    };
+    let folder = Folder::new("sample");
+    std::fs::write(folder.path().join("t.txt"), "To be. ".repeat(40)).unwrap();
+    let words = "--model gpt,layers=2,heads=2,width=8,context=8,tied=false --data t.txt --steps 2 \
+                 --batch-size 4 --dtype bf16 --device cuda --devices-per-rank 2 --threads 1 \
+                 --seed 3 --sample To --out OUT";
+    folder.alone(words).on_gpus().run().assert_well();
+    let words = "generate --checkpoint OUT --prompt To --max-tokens 64 --seed 3";
+    let made = folder.alone(words).run();
+    let text = made.stdout.strip_suffix('\n').unwrap();
+    assert_eq!(folder.record().all("sample")[0]["text"], text);
+}

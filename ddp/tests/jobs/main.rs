@@ -30,6 +30,7 @@ mod recompute;
 mod report;
 mod resuming;
 mod same;
+mod sample;
 mod stopping;
 mod tables;
 #[cfg(feature = "tokenizers")]

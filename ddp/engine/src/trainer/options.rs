@@ -68,6 +68,8 @@ pub struct RunOptions {
     pub eval_every: Option<u64>,
     /// Steps between checkpoints, 0 for one at the end only; an epoch by default.
     pub checkpoint_every: Option<u64>,
+    /// What a transformer continues at evaluations, if anything.
+    pub sample: Option<String>,
     /// How many of the newest checkpoints are kept.
     pub keep: u64,
     /// Steps between lines of the record.

@@ -16,6 +16,7 @@ use ddp_nn::params::{Parameter, Params};
 use super::model::data_shape;
 use super::options::{Plan, RunOptions};
 use super::program::Program;
+use super::sample::Sample;
 use super::{agree, places, resume};
 use crate::checkpoint::{self, Opened};
 use crate::error::{Error, Result};
@@ -47,6 +48,8 @@ pub(super) struct Assembled {
     pub(super) step: Step,
     pub(super) loader: Loader,
     pub(super) held_out: InOrder,
+    /// On rank 0.
+    pub(super) sample: Option<Sample>,
     /// Bytes of training data in GPU memory.
     pub(super) kept_bytes: Option<usize>,
     /// Where each rank trains.
@@ -119,6 +122,10 @@ pub(super) fn assemble(
         })));
     }
 
+    let sample = match world.rank() {
+        0 => Sample::of(options, &data)?,
+        _ => None,
+    };
     let main = world.group("main")?;
     let mut step = step(options, world, &data, &devices)?;
     match &resumed {
@@ -143,6 +150,7 @@ pub(super) fn assemble(
         step,
         loader,
         held_out,
+        sample,
         kept_bytes,
         places,
     })))

@@ -14,6 +14,7 @@ use super::model::data_shape;
 use super::options::{Plan, RunOptions};
 use super::prepare::{prepare, report};
 use super::program::{Chosen, Program};
+use super::sample::Sample;
 use super::setup::Assembled;
 use super::stop_poll::StopPoll;
 use super::totals::{Rates, Totals};
@@ -25,8 +26,8 @@ use crate::error::{Error, Result};
 use crate::evidence::{Evidence, HeldOut};
 use crate::faults::{self, FaultPoint};
 use crate::process;
-use crate::record::{self, EVENTS_FILE, End, EvalEvent, Event, Record, StepEvent};
-use crate::shown::significant;
+use crate::record::{self, EVENTS_FILE, End, EvalEvent, Event, Record, SampleEvent, StepEvent};
+use crate::shown::{shown, significant};
 use crate::step::{Stage, Stats, Step};
 use crate::tasks::{self, Task, figures_text};
 
@@ -44,6 +45,8 @@ pub(super) struct Trainer<'a> {
     loader: Loader,
     held_out: InOrder,
     held_out_rows: u64,
+    /// On rank 0.
+    sample: Option<Sample>,
     /// Held-out rows for the report.
     samples: HeldOut,
     step: Step,
@@ -101,6 +104,7 @@ impl<'a> Trainer<'a> {
             step,
             loader,
             held_out,
+            sample,
             ..
         } = run;
         let before = resumed.as_ref().map(|opened| &opened.state);
@@ -135,6 +139,7 @@ impl<'a> Trainer<'a> {
             loader,
             held_out,
             held_out_rows: data.held_out.rows(),
+            sample,
             samples: HeldOut::of(&data, options.data.may_be_pictures()),
             step,
             main,
@@ -355,6 +360,7 @@ impl<'a> Trainer<'a> {
     /// Evaluates the model on held-out rows, if there are any, over all ranks. Returns whether it
     /// is the best so far.
     fn evaluate(&mut self, number: u64) -> Result<bool> {
+        self.sample(number)?;
         if self.held_out_rows == 0 {
             return Ok(false);
         }
@@ -395,6 +401,32 @@ impl<'a> Trainer<'a> {
         }
         self.totals.restart_clock();
         Ok(is_best)
+    }
+
+    /// Writes a text with the model as it is. One that fails is only warned of.
+    fn sample(&mut self, number: u64) -> Result<()> {
+        if self.options.sample.is_none() {
+            return Ok(());
+        }
+        self.step.gather()?;
+        if let (Some(sample), Some(record)) = (&self.sample, &mut self.record) {
+            match sample.text(&self.step) {
+                Ok(text) => {
+                    let prompt = sample.prompt();
+                    let line = shown(&format!("{prompt}{text}"));
+                    self.program.note(&format!("step {number}: sample {line}"));
+                    let step = number;
+                    record.write(&Event::Sample(SampleEvent {
+                        step,
+                        prompt,
+                        text: &text,
+                    }))?;
+                }
+                Err(error) => tracing::warn!("step {number}: no sample: {error}"),
+            }
+        }
+        self.totals.restart_clock();
+        Ok(())
     }
 
     /// Gathers what all ranks saw in the last evaluation, and keeps it for the report.

@@ -45,6 +45,7 @@ pub(in crate::trainer) fn options(data: &str) -> RunOptions {
         },
         out: "out".into(),
         eval_every: None,
+        sample: None,
         checkpoint_every: None,
         keep: 3,
         log_every: 10,

@@ -1,0 +1,110 @@
+//! The text that a transformer in training writes at evaluations, on rank 0.
+
+use ddp_data::Data;
+use ddp_kernels::Device;
+use ddp_kernels::transfer::announced;
+use ddp_nn::Sampling;
+use ddp_nn::models::{Model, ModelSpec};
+use ddp_nn::params::Precision;
+
+use super::model::{ModelOptions, data_shape};
+use super::options::RunOptions;
+use crate::error::{Error, Result};
+use crate::generate::{Coding, GenerateOptions, generate};
+use crate::step::Step;
+
+/// The most tokens of a sample.
+const TOKENS_MAX: usize = 64;
+/// What logits are divided by: the default of `ddp-train generate`.
+const TEMPERATURE: f64 = 0.8;
+
+/// Continues a prompt with the model as it is.
+#[derive(Debug)]
+pub(super) struct Sample {
+    prompt: String,
+    coding: Coding,
+    options: GenerateOptions,
+    /// The whole model in f32 on the CPU, into which values are copied.
+    copy: Model,
+}
+
+impl Sample {
+    /// That of a run, if it writes one. Refuses models and data that make no text.
+    pub(super) fn of(options: &RunOptions, data: &Data) -> Result<Option<Sample>> {
+        let Some(prompt) = options.sample.clone() else {
+            return Ok(None);
+        };
+        let refused = |text: &str| Err(Error::Usage(format!("`sample`: {text}")));
+        let name = options.model.spec.name();
+        if !matches!(options.model.spec, ModelSpec::Gpt(_)) {
+            return refused(&format!(
+                "expected a model of the family gpt, got {name}; help: leave it out"
+            ));
+        }
+        let Some(coding) = Coding::of_task(data.train.task(), data.tokenizer.as_deref())? else {
+            return refused(
+                "expected tokens of bytes or with a tokenizer, got others; help: leave it out, or \
+                 put the tokenizer.json that made them beside the data",
+            );
+        };
+        let model = ModelOptions {
+            precision: Precision::F32,
+            ..options.model.clone()
+        };
+        let shape = data_shape(data.train.spec());
+        let mut models = model.models(&shape, &[Device::Cpu], &|_| true, 1)?;
+        let copy = models.pop().expect("a model for one device");
+        match coding.prompt(&prompt, &copy) {
+            Err(Error::Usage(text)) => return refused(&text),
+            other => other?,
+        };
+        let sampling = Sampling {
+            temperature: TEMPERATURE,
+            top_k: None,
+            top_p: 1.0,
+        };
+        Ok(Some(Sample {
+            prompt,
+            coding,
+            options: GenerateOptions {
+                tokens_max: TOKENS_MAX,
+                sampling,
+                seed: options.seed,
+                stop: String::new(),
+            },
+            copy,
+        }))
+    }
+
+    pub(super) fn prompt(&self) -> &str {
+        &self.prompt
+    }
+
+    /// What follows the prompt, with the gathered values of `step`.
+    pub(super) fn text(&self, step: &Step) -> Result<String> {
+        let copy = &self.copy.params;
+        announced("the copy of the model that writes a sample", || {
+            for stage in step.stages() {
+                let params = &stage.model().params;
+                for parameter in params.list() {
+                    let target = copy.master(copy.find(&parameter.name)?.id);
+                    target.copy_from(params.master(parameter.id))?;
+                }
+            }
+            Ok::<_, Error>(())
+        })?;
+        let mut text = String::new();
+        let mut add = |part: &str| {
+            text += part;
+            Ok(())
+        };
+        generate(
+            &self.copy,
+            &self.coding,
+            &self.prompt,
+            &self.options,
+            &mut add,
+        )?;
+        Ok(text)
+    }
+}
