@@ -110,8 +110,8 @@ const CONFIG: &str = "DDP_CONFIG";
 const PRINT_CONFIG: &str = "DDP_PRINT_CONFIG";
 const DRY_RUN: &str = "DDP_DRY_RUN";
 
-/// Our variables that are not settings.
-const OTHERS: [&str; 3] = ["DDP_KERNEL_CACHE", "DDP_SIMD", "DDP_TRAIN"];
+/// Variables that are no settings: of other parts, and what other programs use.
+const OTHERS: [&str; 4] = ["DDP_KERNEL_CACHE", "DDP_SIMD", "DDP_TRAIN", "DDP_PATH"];
 
 /// Settings that exclude each other: in a higher layer, one drops the other below.
 const EXCLUSIVE: [[&str; 2]; 3] = [
