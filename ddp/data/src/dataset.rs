@@ -67,6 +67,16 @@ impl RowSpec {
         }
     }
 
+    /// Whether rows of these two shapes, empty where they are not known, have their numbers in
+    /// different places, as planes and pixels have. Flat rows fit any shape.
+    pub fn images_differ(a: &[usize], b: &[usize]) -> bool {
+        let lengths = |shape: &[usize]| -> Vec<usize> {
+            shape.iter().copied().filter(|at| *at != 1).collect()
+        };
+        let (a, b) = (lengths(a), lengths(b));
+        a.len() > 1 && b.len() > 1 && a != b
+    }
+
     /// How many targets a row has: one, or one for each of its positions.
     pub fn positions(&self) -> usize {
         self.targets.elements() / self.task.targets().elements().max(1)

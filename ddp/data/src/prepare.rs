@@ -408,6 +408,13 @@ fn open_val(
              `val-data`"
         )));
     }
+    let [expected, got] = [train, &val].map(|files| files.features().arrays()[0].row_shape());
+    if RowSpec::images_differ(expected, got) {
+        let place = val.features().arrays()[0].name();
+        return Err(Error::Data(format!(
+            "{place}: expected rows of shape {expected:?}, as those to train on, got {got:?}; help: give `val-data` of the same shape"
+        )));
+    }
     if let (Some(name), 0) = (val.opened.shared_with(&train.opened), ranks.rank()) {
         tracing::warn!(
             "`val-data` {path}: {name} is trained on too: it says nothing about new rows"

@@ -15,7 +15,7 @@ use crate::config::{Config, Precision};
 use crate::data::{
     self, DataRequest, DataSpec, Dataset, InOrder, RowSpec, Source, TaskSpec, Trained,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, with_flags};
 use crate::models::DataShape;
 use crate::ranks::WorldRanks;
 use crate::shown::shown;
@@ -120,7 +120,11 @@ fn rows(asked: &Asked<'_>, world: &World, state: &State, seed: u64) -> Result<Ar
 
 /// Refuses rows that do not fit the model.
 fn check_rows(spec: &DataSpec, rows: &dyn Dataset, state: &State) -> Result<()> {
-    let (got, expected) = (rows.row_shape(), &state.row_shape);
+    let (mut got, mut expected) = (rows.row_shape(), &state.row_shape[..]);
+    let image = &rows.spec().image[..];
+    if RowSpec::images_differ(image, &state.image) {
+        (got, expected) = (image, &state.image);
+    }
     let refused = if rows.rows() == 0 {
         "expected rows, got none; help: give data that have some".to_string()
     } else if got != expected {
@@ -142,10 +146,14 @@ fn model(
     device: Device,
     world: &World,
 ) -> Result<crate::models::Model> {
-    let shape = DataShape {
-        image: &opened.state.image,
-        ..data_shape(rows)
-    };
+    let mut shape = data_shape(rows);
+    if !opened.state.image.is_empty() {
+        shape.image = &opened.state.image;
+    } else if !shape.image.is_empty() {
+        // The model was given a shape, which these images may contradict.
+        let counted = config.model.parameter_count(&shape);
+        counted.map_err(|error| Error::Data(with_flags(&error.to_string())))?;
+    }
     check_size(opened, &config, &shape)?;
     if !device.is_accelerator() && config.dtype != Precision::F32 {
         if world.rank() == 0 {

@@ -63,6 +63,7 @@ fn with_images() -> Folder {
     };
     array("images.npy", &[40, 8, 6]);
     array("flat.npy", &[40, 48]);
+    array("turned.npy", &[40, 6, 8]);
     let labels = Tensor::from_slice(&y, &[40], Device::Cpu).unwrap();
     labels.save_npy(folder.path().join("labels.npy")).unwrap();
     folder
@@ -85,6 +86,16 @@ fn images_have_the_shape_of_their_file_or_the_one_that_is_given() {
     // A model of images takes flat rows with as many pixels.
     let eval = "eval --checkpoint known --data flat.npy --labels labels.npy --json";
     evaluated(folder.alone(eval));
+    // Images of another shape are refused, even with as many pixels.
+    for out in ["known", "given"] {
+        let eval = format!("eval --checkpoint {out} --data turned.npy --labels labels.npy");
+        let ended = folder.alone(&eval).run();
+        let text = ended.assert_fails(65);
+        assert!(text.contains("[6, 8]"), "{text}");
+    }
+    let ended = run("--data images.npy --val-data turned.npy --val-labels labels.npy --out OUT");
+    let text = ended.assert_fails(65);
+    assert!(text.contains("expected rows of shape [8, 6]"), "{text}");
     let cases = [
         (
             "--data flat.npy",

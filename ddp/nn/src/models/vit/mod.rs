@@ -183,16 +183,24 @@ impl VitSpec {
             let help = "give HEIGHTxWIDTH, CHANNELSxHEIGHTxWIDTH or HEIGHTxWIDTHxCHANNELS";
             return Err(refuse("image", text, &expected, help));
         }
-        let (channels, height, width, channels_last) = match *shape {
-            [height, width] => (1, height, width, false),
-            [channels @ (1 | 3), height, width] => (channels, height, width, false),
-            [height, width, channels @ (1 | 3)] => (channels, height, width, true),
-            _ => return Err(no_image(&text, pixels)),
+        let Some(layout) = layout(shape) else {
+            let from_data = if given.is_empty() {
+                " (from the data)"
+            } else {
+                ""
+            };
+            return Err(no_image(&format!("{text}{from_data}"), pixels));
         };
+        if self::layout(data.image).is_some_and(|of_data| of_data != layout) {
+            let expected = format!("the shape that the data have, {:?}", data.image);
+            let help = "leave `image` out, or give images of this shape";
+            return Err(refuse("image", text, &expected, help));
+        }
+        let (channels, height, width, channels_last) = layout;
         if !(height.is_multiple_of(self.patch) && width.is_multiple_of(self.patch)) {
             let expected = format!("a divisor of the sides of the images, {text}");
             let nearest = nearest_patches(self.patch, height, width);
-            let help = format!("the nearest are {nearest}");
+            let help = format!("next to it: {nearest}");
             return Err(refuse("patch", self.patch, &expected, &help));
         }
         Ok(Patches {
@@ -206,6 +214,18 @@ impl VitSpec {
     }
 }
 
+/// Channels, height, width and whether channels come last, if this is the shape of an image.
+fn layout(shape: &[usize]) -> Option<(usize, usize, usize, bool)> {
+    match *shape {
+        [height, width] | [1, height, width] | [height, width, 1] => {
+            Some((1, height, width, false))
+        }
+        [3, height, width] => Some((3, height, width, false)),
+        [height, width, 3] => Some((3, height, width, true)),
+        _ => None,
+    }
+}
+
 /// The refusal of rows that are no images.
 fn no_image(text: &str, pixels: usize) -> crate::error::Error {
     let side = pixels.isqrt();
@@ -214,7 +234,7 @@ fn no_image(text: &str, pixels: usize) -> crate::error::Error {
         false => "give `image` HEIGHTxWIDTH, CHANNELSxHEIGHTxWIDTH or HEIGHTxWIDTHxCHANNELS".into(),
     };
     let expected = "the shape of an image of one channel or three";
-    refuse("image", format!("{text} (from the data)"), expected, &help)
+    refuse("image", text, expected, &help)
 }
 
 /// The sides of patches that divide an image next to `patch`, which does not.

@@ -87,13 +87,18 @@ fn images_and_settings_that_do_not_fit_are_refused_by_name() {
     };
     let patch = |patch: usize| VitSpec { patch, ..tiny() };
     refused(patch(0), &[784], &[28, 28], &["`patch` 0"]);
-    let nearest = ["`patch` 5: ", "28x28", "the nearest are 4 and 7"];
+    let nearest = ["`patch` 5: ", "28x28", "next to it: 4 and 7"];
     refused(patch(5), &[784], &[28, 28], &nearest);
-    refused(patch(30), &[784], &[28, 28], &["the nearest are 28"]);
-    refused(patch(3), &[32], &[4, 8], &["the nearest are 2 and 4"]);
+    refused(patch(30), &[784], &[28, 28], &["next to it: 28"]);
+    refused(patch(3), &[32], &[4, 8], &["next to it: 2 and 4"]);
     refused(tiny(), &[784], &[], &["`image` 784", "give `image` 28x28"]);
     refused(tiny(), &[15], &[], &["`image` 15", "HEIGHTxWIDTH"]);
-    refused(tiny(), &[32], &[2, 4, 4], &["`image` 2x4x4"]);
+    refused(
+        tiny(),
+        &[32],
+        &[2, 4, 4],
+        &["`image` 2x4x4 (from the data)"],
+    );
     let image = |image: &str| VitSpec {
         image: image.into(),
         ..tiny()
@@ -119,7 +124,15 @@ fn images_and_settings_that_do_not_fit_are_refused_by_name() {
     );
     let heads = VitSpec { heads: 3, ..tiny() };
     refused(heads, &[784], &[28, 28], &["`heads` 3"]);
-    // A shape that is given counts more than the data's.
-    let given = image("14x56").layers(&shape(&[784], &[28, 28])).unwrap();
-    assert!(format!("{given:?}").contains("height: 14, width: 56"));
+    refused(image("2x14x28"), &[784], &[], &["`image` 2x14x28: "]);
+    // A shape that is given must not contradict the images of the data.
+    let other = ["`image` 14x56", "that the data have, [28, 28]"];
+    refused(image("14x56"), &[784], &[28, 28], &other);
+    let planes = ["`image` 3x4x4", "[4, 4, 3]"];
+    refused(image("3x4x4"), &[48], &[4, 4, 3], &planes);
+    for (given, image_of_data) in [("1x28x28", vec![28, 28]), ("28x28", vec![1, 1, 28, 28])] {
+        let data = shape(&[784], &image_of_data);
+        let layers = image(given).layers(&data).unwrap();
+        assert!(format!("{layers:?}").contains("height: 28, width: 28"));
+    }
 }
