@@ -460,10 +460,11 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
             "--group 0.*:rate=1",
             &["expected lr=NUMBER or weight-decay=NUMBER", "rate=1"],
         ),
+        ("--group 0.*:lr=1:lr=2", &["each once", "got \"lr=2\""]),
         ("--group a[:lr=1", &["the group a["]),
         (
             "--group 0.*:lr=-1",
-            &["the group 0.*: learning rate: expected 0 or more"],
+            &["--group 0.*:lr=-1: expected a finite number, 0 or more"],
         ),
         (
             "--lr 0 --group 0.*:lr=1",

@@ -7,7 +7,7 @@ use ddp_kernels::choice::Choice;
 
 use super::defaults::Optimizer;
 use super::settings::{Config, SETTINGS};
-use super::values::{OptimizerKind, Schedule};
+use super::values::{Limits, Number, OptimizerKind, Schedule};
 use crate::error::{Error, Result, with_flags};
 use crate::trainer::Length;
 
@@ -88,6 +88,13 @@ impl Config {
     fn check_groups(&self) -> Result<()> {
         for group in &self.group.0 {
             let got = &group.pattern;
+            for (name, value) in [("lr", group.lr), ("weight-decay", group.weight_decay)] {
+                let value = value.unwrap_or_default();
+                if let Some(expected) = Limits::Real(0.0, f64::MAX).refusal(Number::Real(value)) {
+                    let got = format!("{got}:{name}={value}");
+                    return Err(refuse("--group", got, &expected, "give another"));
+                }
+            }
             if group.lr.is_none() && group.weight_decay.is_none() {
                 let help = "as in --group '*.bias:weight-decay=0'";
                 return Err(refuse("--group", got, "an lr or a weight-decay", help));

@@ -227,8 +227,10 @@ impl FromStr for GroupSetting {
         for part in parts {
             let number = |value: &str| value.parse().map(Some).map_err(|_| wrong_group(part));
             match part.split_once('=') {
-                Some(("lr", value)) => group.lr = number(value)?,
-                Some(("weight-decay", value)) => group.weight_decay = number(value)?,
+                Some(("lr", value)) if group.lr.is_none() => group.lr = number(value)?,
+                Some(("weight-decay", value)) if group.weight_decay.is_none() => {
+                    group.weight_decay = number(value)?
+                }
                 _ => return Err(wrong_group(part)),
             }
         }
@@ -250,7 +252,9 @@ impl SettingValue for Groups {
 }
 
 fn wrong_group(part: &str) -> String {
-    format!("expected lr=NUMBER or weight-decay=NUMBER after the pattern and a colon, got {part:?}")
+    format!(
+        "expected lr=NUMBER or weight-decay=NUMBER, each once, after the pattern and a colon, got {part:?}"
+    )
 }
 
 impl SettingValue for DataSpec {
