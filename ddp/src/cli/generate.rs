@@ -36,7 +36,7 @@ pub struct GenerateFlags {
     pub max_tokens: usize,
     /// What logits are divided by: less than 1 prefers probable tokens, 0 takes the most probable
     /// one
-    #[arg(long, value_name = "T", default_value = "0.8", value_parser = number(0.0..=f64::MAX), allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value = "0.8", value_parser = number(0.0..=1e6), allow_negative_numbers = true)]
     pub temperature: f64,
     /// Choose among the K most probable tokens [default: all]
     #[arg(long, value_name = "K", value_parser = whole(1..=usize::MAX), allow_negative_numbers = true)]

@@ -56,6 +56,7 @@ fn flag(setting: &'static Setting) -> Arg {
     let name = setting.name();
     let help = match &setting.default {
         serde_json::Value::Null => setting.help.clone(),
+        serde_json::Value::String(none) if none.is_empty() => setting.help.clone(),
         default => format!("{} [default: {}]", setting.help, as_flag(default)),
     };
     let value = |choice: &SettingChoice| {

@@ -91,7 +91,7 @@ fn prompts(path: &Path) -> Result<Vec<(usize, String)>> {
         ))
     })?;
     let lines = (1..)
-        .zip(text.lines())
+        .zip(text.trim_start_matches('\u{feff}').lines())
         .filter(|(_, line)| !line.trim().is_empty());
     let prompts: Vec<_> = lines
         .map(|(number, line)| (number, line.to_string()))

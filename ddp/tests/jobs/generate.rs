@@ -149,7 +149,7 @@ fn the_most_probable_tokens_are_those_of_transformers_for_any_number_of_threads(
 #[test]
 fn a_seed_gives_the_same_text_for_any_number_of_threads_and_another_seed_another() {
     let folder = with_models("seeds");
-    fs::write(folder.path().join("p.txt"), "To be\n\nor not\r\n").unwrap();
+    fs::write(folder.path().join("p.txt"), "\u{feff}To be\n\nor not\r\n").unwrap();
     let sampled = |flags: &str| {
         let flags = format!("--checkpoint llama --tokenizer bytes --prompts p.txt {flags}");
         generated(&folder, &flags).0

@@ -86,8 +86,11 @@ impl Vocabulary {
         let what = "expected a tokenizer.json of Hugging Face";
         let help =
             "help: save it with tokenizer.save(path), or save_pretrained of a fast tokenizer";
-        let read: TokenizerJson =
-            serde_json::from_slice(&file).map_err(|error| format!("{what}: {error}; {help}"))?;
+        let read: TokenizerJson = serde_json::from_slice(&file).map_err(|error| {
+            // Names in backticks are settings.
+            let error = error.to_string().replace('`', "'");
+            format!("{what}: {error}; {help}")
+        })?;
         let mut tokens: Vec<(u32, String)> = match read.model.vocab {
             Vocab::Numbers(numbers) => numbers.into_iter().map(|(text, id)| (id, text)).collect(),
             Vocab::List(list) => (0..).zip(list.into_iter().map(|(text, _)| text)).collect(),
