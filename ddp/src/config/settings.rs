@@ -274,8 +274,8 @@ settings! {
     /// sgd: Nesterov's momentum
     Fixed nesterov "BOOL": bool = false;
     /// Parameters with a learning rate or weight decay of their own, by name, as in
-    /// *.bias:weight-decay=0,head.*:lr=0.003; in TOML [[group]] with match, lr, weight-decay. The
-    /// first group that matches a name counts
+    /// *.bias:weight-decay=0,head.*:lr=0.003; in TOML, tables called group with match, lr and
+    /// weight-decay. The first group that matches a name counts
     Fixed group "GROUPS": Groups = Groups::default();
     /// Largest norm of all gradients together; 0 turns clipping off
     Fixed grad_clip "NORM": f64 = 0.0, POSITIVE;
