@@ -86,19 +86,22 @@ fn memory_does_not_grow_with_the_table() {
     let path = folder.join("table.csv");
     let bytes = fs::metadata(&path).unwrap().len();
     assert!(bytes > 50 << 20, "{bytes}");
+    let request = TableRequest {
+        label: Some("kind"),
+        ..Default::default()
+    };
+    // The pages of this program's own code count too: a small table brings them in first.
+    let small = folder.join("small.csv");
+    write_table(&small, 1000);
+    open(&small, &request).unwrap();
+    // Resets the peak.
+    fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = memory_bytes_max();
-    let contents = open(
-        &path,
-        &TableRequest {
-            label: Some("kind"),
-            ..Default::default()
-        },
-    )
-    .unwrap();
+    let contents = open(&path, &request).unwrap();
     assert_eq!(contents.arrays[0].rows(), 1_000_000);
     let grown = memory_bytes_max() - before;
     assert!(
-        grown < 32 << 20,
+        grown < 8 << 20,
         "a table of {bytes} bytes took {grown} of memory"
     );
 }
