@@ -46,11 +46,9 @@ pub fn discover() -> &'static Discovery {
     DISCOVERY.get_or_init(|| {
         let driver_names = driver::NAMES.map(OsString::from).to_vec();
         let variable = |name: &str| std::env::var_os(name);
-        Discovery::look(SearchEnvironment::reading(
-            variable,
-            Path::new("/"),
-            driver_names,
-        ))
+        let program = std::env::current_exe().ok();
+        let environment = SearchEnvironment::reading(variable, Path::new("/"), driver_names);
+        Discovery::look(environment.of_program(program.as_deref()))
     })
 }
 

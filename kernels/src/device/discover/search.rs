@@ -22,8 +22,8 @@ pub(super) struct SearchEnvironment {
     library_path: Vec<PathBuf>,
     /// `CUDA_HOME` and `CUDA_PATH`.
     toolkits: Vec<PathBuf>,
-    /// Prefixes of Python environments: `VIRTUAL_ENV`, `CONDA_PREFIX`, those of each `python3` on
-    /// `PATH`, `~/.local`.
+    /// Prefixes of Python environments: the one that this program is installed in, `VIRTUAL_ENV`,
+    /// `CONDA_PREFIX`, those of each `python3` on `PATH`, `~/.local`.
     python_prefixes: Vec<PathBuf>,
     /// The first `python3` on `PATH`.
     python: Option<PathBuf>,
@@ -83,6 +83,16 @@ impl SearchEnvironment {
             root: root.to_owned(),
             driver_names,
         }
+    }
+
+    /// Puts the environment that `program` is installed in first: it need not be active.
+    pub(super) fn of_program(mut self, program: Option<&Path>) -> SearchEnvironment {
+        let bin = program.and_then(Path::parent);
+        let bin = bin.filter(|bin| bin.file_name() == Some(OsStr::new("bin")));
+        if let Some(prefix) = bin.and_then(Path::parent) {
+            self.python_prefixes.insert(0, prefix.to_owned());
+        }
+        self
     }
 
     /// Adds the prefix that the first `python3` on `PATH` reports, where it is not known yet:

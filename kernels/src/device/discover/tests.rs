@@ -352,6 +352,24 @@ fn a_python_behind_a_wrapper_is_asked_for_its_prefix() {
 }
 
 #[test]
+fn the_environment_that_the_program_is_installed_in_comes_first() {
+    let machine = Machine::new();
+    let library_of = |venv: &str| {
+        let path = "lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2";
+        machine.library(&format!("{venv}/{path}"))
+    };
+    let (own, active) = (library_of("own"), library_of("active"));
+    let found_by = |program: &str| {
+        let variable = |name: &str| (name == "VIRTUAL_ENV").then(|| machine.path("active").into());
+        let environment = SearchEnvironment::reading(variable, &machine.root, Vec::new());
+        let environment = environment.of_program(Some(&machine.path(program)));
+        library(NCCL, &environment.library_folders(), None).found
+    };
+    assert_eq!(found_by("own/bin/ddp-train"), Some(own));
+    assert_eq!(found_by("own/target/ddp-train"), Some(active));
+}
+
+#[test]
 fn a_python_that_hangs_or_says_nothing_is_given_up() {
     let machine = Machine::new();
     let limit = Duration::from_millis(100);
