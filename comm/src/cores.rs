@@ -5,11 +5,6 @@
 //! fewer cores than its share is reported, because that is slow and rarely meant: `mpirun -n 1`
 //! and `-n 2` bind each rank to one core.
 
-#![cfg_attr(
-    not(feature = "mpi"),
-    allow(dead_code, reason = "only MPI connects processes")
-)]
-
 use std::io;
 
 /// A set of cores by their numbers in the system, ascending.

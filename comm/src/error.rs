@@ -81,6 +81,9 @@ pub enum Error {
     /// The ranks or their groups could not be set up.
     #[error("cannot {0}")]
     Setup(Box<Problem>),
+    /// The variables of a launcher cannot be understood.
+    #[error("cannot {0}")]
+    Launch(Box<Problem>),
     /// A limit on memory, files or threads is too small.
     #[error("cannot {0}")]
     Limit(Box<Problem>),
@@ -202,6 +205,7 @@ impl Error {
             Error::OutOfStep { .. } | Error::Disagree(_) => 78,
             Error::PeerFailed(cause) => cause.exit_code,
             Error::Limit(_) => 71,
+            Error::Launch(_) => 2,
             Error::Nccl(failure) => failure.exit_code,
             Error::Argument(_) | Error::Tensor(_) | Error::Broken(_) => 70,
         }
@@ -259,6 +263,29 @@ impl Error {
             error,
             format!("raise the limit on {limit}"),
         ))
+    }
+
+    /// The error of ranks that did not come in time to `action`.
+    pub(crate) fn too_late(action: impl Into<String>, reason: String) -> Error {
+        let help = "check whether they are stopped or still starting";
+        Error::Setup(Problem::new(action, reason, help).with_remedy(Remedy::LongerTimeout))
+    }
+
+    /// The error of variables that cannot say which rank this process is.
+    pub(crate) fn launch(variable: &str, expected: &str, got: impl fmt::Display) -> Error {
+        let reason = format!("{variable}: expected {expected}, got {got}");
+        let help = "leave these variables to the program that starts the ranks";
+        Error::Launch(Problem::new("tell which rank this is", reason, help))
+    }
+
+    /// This error, which another rank of this job reports.
+    pub(crate) fn reported_by_rank_0(self) -> Error {
+        Error::of_peer(Cause {
+            rank: 0,
+            host: "this job".into(),
+            exit_code: self.exit_code(),
+            text: self.to_string(),
+        })
     }
 
     /// An [`Error::PeerFailed`] of this cause.

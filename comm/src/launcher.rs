@@ -1,20 +1,16 @@
 //! What started this process, by the environment variables of launchers and schedulers.
 //!
 //! MPI is initialised only if the variables of an MPI launcher are present, because that takes
-//! 0.3 s. A process that is alone although several were started is warned.
-
-#![cfg_attr(
-    not(feature = "mpi"),
-    allow(dead_code, reason = "only MPI connects processes")
-)]
+//! 0.3 s. A build without MPI ignores these variables. A process that is alone although several were started is warned.
 
 use std::fs::{self, OpenOptions};
 use std::io;
+use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::error::Ranks;
+use crate::error::{Error, Ranks, Result};
 
 /// A lookup of environment variables.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -22,6 +18,8 @@ pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// Who started this process as one of several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Launcher {
+    /// This program itself, which started one process a rank on this host.
+    Own,
     /// `mpirun` of Open MPI.
     OpenMpi,
     /// `mpiexec` of MPICH or Intel MPI (Hydra), or another that speaks PMI: `srun --mpi=pmi2`.
@@ -34,6 +32,7 @@ pub(crate) enum Launcher {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Launch {
     pub(crate) launcher: Launcher,
+    pub(crate) rank: usize,
     pub(crate) size: Option<usize>,
     /// Ranks on this host.
     pub(crate) local_size: Option<usize>,
@@ -46,10 +45,60 @@ pub fn likely_rank() -> usize {
 }
 
 /// The rank by the launcher's variables.
-pub(crate) fn rank_by(lookup: Lookup<'_>) -> Option<usize> {
-    let number = |name: &str| lookup(name)?.trim().parse::<usize>().ok();
-    let mut variables = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"].into_iter();
-    variables.find_map(number)
+fn rank_by(lookup: Lookup<'_>) -> Option<usize> {
+    let launch = Launch::detect(lookup).ok().flatten();
+    launch
+        .or_else(|| Launch::of_mpi(lookup))
+        .map(|launch| launch.rank)
+}
+
+/// The variable that our own launcher gives to each rank: `2/4:8` is rank 2 of 4, which has
+/// inherited a socket to rank 0 as descriptor 8. Rank 0 has one to each other rank: `0/4:7,8,9`.
+pub(crate) const OWN_JOB: &str = "DDP_JOB";
+
+/// What that variable says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OwnJob {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    pub(crate) sockets: Vec<RawFd>,
+}
+
+impl OwnJob {
+    /// None if this process is not of such a job.
+    pub(crate) fn read(lookup: Lookup<'_>) -> Result<Option<OwnJob>> {
+        let Some(text) = lookup(OWN_JOB) else {
+            return Ok(None);
+        };
+        let expected = "RANK/SIZE:SOCKET,SOCKET…, a socket for each other rank on rank 0";
+        let job = OwnJob::parse(&text);
+        let job = job.ok_or_else(|| Error::launch(OWN_JOB, expected, format!("{text:?}")))?;
+        Ok(Some(job))
+    }
+
+    fn parse(text: &str) -> Option<OwnJob> {
+        let (place, sockets) = text.split_once(':').unwrap_or((text, ""));
+        let (rank, size) = place.split_once('/')?;
+        let (rank, size) = (rank.parse().ok()?, size.parse().ok()?);
+        let sockets = sockets.split(',').filter(|socket| !socket.is_empty());
+        let sockets: Vec<RawFd> = sockets.map(|it| it.parse().ok()).collect::<Option<_>>()?;
+        let expected = match rank {
+            0 => size - usize::from(size > 0),
+            _ => 1,
+        };
+        let mut distinct = sockets.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let is_whole = rank < size
+            && sockets.len() == expected
+            && distinct.len() == expected
+            && sockets.iter().all(|&fd| fd > libc::STDERR_FILENO);
+        is_whole.then_some(OwnJob {
+            rank,
+            size,
+            sockets,
+        })
+    }
 }
 
 /// `; rank 1 is stopped`, if some ranks of this host are: for waits that cannot tell which ranks
@@ -87,13 +136,36 @@ fn stopped(process: &Path) -> Option<usize> {
     rank_by(&value)
 }
 
+impl Launcher {
+    /// Whether ranks meet over MPI.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn is_of_mpi(self) -> bool {
+        matches!(self, Launcher::OpenMpi | Launcher::Pmi | Launcher::Pmix)
+    }
+}
+
 impl Launch {
-    /// The launch this process is part of; None if no MPI launcher started it.
-    pub(crate) fn detect(lookup: Lookup<'_>) -> Option<Launch> {
+    /// The launch this process is part of; None if no launcher started it. An own launcher runs
+    /// inside of what started it, so its variable comes first.
+    pub(crate) fn detect(lookup: Lookup<'_>) -> Result<Option<Launch>> {
+        Ok(match OwnJob::read(lookup)? {
+            Some(job) => Some(Launch {
+                launcher: Launcher::Own,
+                rank: job.rank,
+                size: Some(job.size),
+                local_size: Some(job.size),
+            }),
+            None if cfg!(feature = "mpi") => Launch::of_mpi(lookup),
+            None => None,
+        })
+    }
+
+    fn of_mpi(lookup: Lookup<'_>) -> Option<Launch> {
         let number = |name: &str| lookup(name)?.trim().parse::<usize>().ok();
         let launch = |launcher, rank: &str, size: &str, local_size: &str| {
-            number(rank).map(|_| Launch {
+            number(rank).map(|rank| Launch {
                 launcher,
+                rank,
                 size: number(size),
                 local_size: number(local_size),
             })
@@ -126,6 +198,7 @@ impl Launch {
             _ if lookup("SLURM_STEP_ID").is_some() => {
                 "srun --cpu-bind=none, or more cores a task with --cpus-per-task"
             }
+            Launcher::Own => "a wider taskset or cpuset for the program that starts the ranks",
             Launcher::OpenMpi | Launcher::Pmix => "mpirun --bind-to none",
             Launcher::Pmi => "mpiexec -bind-to none (Intel MPI: I_MPI_PIN=0)",
         }
@@ -170,8 +243,11 @@ pub(crate) fn alone_warning(
 ) -> Option<String> {
     let (claimant, variable, count) = claim(lookup)?;
     // `mpirun -n 1` inside an allocation of four is meant.
+    let launch = Launch::detect(lookup).ok().flatten();
     if matches!(claimant, Claimant::Slurm | Claimant::Pbs)
-        && Launch::detect(lookup).is_some_and(|launch| launch.is_of_one())
+        && launch
+            .or_else(|| Launch::of_mpi(lookup))
+            .is_some_and(|launch| launch.is_of_one())
     {
         return None;
     }

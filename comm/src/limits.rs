@@ -1,11 +1,6 @@
 //! Limits of this process (ulimit) that are too small for ranks of one host: MPI would fail on them
 //! without naming a rank or a limit.
 
-#![cfg_attr(
-    not(feature = "mpi"),
-    allow(dead_code, reason = "only MPI connects processes")
-)]
-
 use crate::error::{Error, Problem, Result};
 use crate::shared::Segment;
 

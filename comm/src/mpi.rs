@@ -9,4 +9,3 @@ mod roll_call;
 
 pub(crate) use self::collective::Mpi;
 pub(crate) use self::library::{Comm, Job, MESSAGE_BYTES_MAX, Request, abort};
-pub(crate) use self::roll_call::reported_by_rank_0;

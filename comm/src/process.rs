@@ -1,10 +1,5 @@
 //! Other processes: whether they have ended, and ending them.
 
-#![cfg_attr(
-    not(feature = "mpi"),
-    allow(dead_code, reason = "only MPI connects processes")
-)]
-
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;

@@ -118,16 +118,8 @@ pub(crate) fn requested() -> Option<Signal> {
 
 /// SIGTERM, caught for the watch. Released when dropped.
 #[derive(Debug)]
-#[cfg_attr(
-    not(feature = "mpi"),
-    allow(dead_code, reason = "only MPI connects processes")
-)]
 pub(crate) struct Termination(());
 
-#[cfg_attr(
-    not(feature = "mpi"),
-    allow(dead_code, reason = "only MPI connects processes")
-)]
 impl Termination {
     /// None if other code handles SIGTERM, or the process ignores it.
     pub(crate) fn catch() -> Option<Termination> {
@@ -228,6 +220,11 @@ fn release(signal: c_int) {
     if current(signal) == Some(on_signal as *const () as usize) {
         set(signal, libc::SIG_DFL);
     }
+}
+
+/// Whether this process ignores `signal`.
+pub(crate) fn is_ignored(signal: c_int) -> bool {
+    current(signal) == Some(libc::SIG_IGN)
 }
 
 /// The action on `signal`: `SIG_DFL`, `SIG_IGN`, or the address of a handler.

@@ -6,11 +6,6 @@
 //! every failure that a rank of the other host lives to report; a host that disappears as a whole
 //! is noticed by the launcher, or by the timeout of the next collective.
 
-#![cfg_attr(
-    not(feature = "mpi"),
-    allow(dead_code, reason = "only MPI connects processes")
-)]
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -1,13 +1,17 @@
 //! A rank's view of its job: who it is, groups of all ranks, messages, and how it ends.
 //!
-//! `bootstrap.rs` connects ranks that a launcher started, `links.rs` makes the implementations of
+//! `bootstrap.rs` connects ranks that a launcher started, which meet as `meeting.rs` says: over
+//! MPI (`over_mpi.rs`) or sockets (`star.rs`). `links.rs` makes the implementations of
 //! groups, `options.rs` are the settings, `ending.rs` is how the process stops and fails.
 
-#[cfg(feature = "mpi")]
 mod bootstrap;
 mod ending;
 mod links;
+mod meeting;
 mod options;
+#[cfg(feature = "mpi")]
+mod over_mpi;
+mod star;
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -67,7 +71,7 @@ pub struct World {
 }
 
 impl World {
-    /// Brings the ranks of this job together. A process that no MPI launcher started, or that was
+    /// Brings the ranks of this job together. A process that no launcher started, or that was
     /// started alone, is a world of one, and is warned if a scheduler started several like it.
     ///
     /// Call it first in `main`, before there are other threads: only then may it change the
@@ -79,8 +83,7 @@ impl World {
     pub fn connect(options: &Options) -> Result<World> {
         stop::ignore_file_limit();
         let lookup = |name: &str| std::env::var(name).ok();
-        let launch = Launch::detect(&lookup);
-        #[cfg(feature = "mpi")]
+        let launch = Launch::detect(&lookup)?;
         let mpi_started = match launch.filter(|launch| !launch.is_of_one()) {
             Some(launch) => match bootstrap::connect(options, &launch)? {
                 Some(start) => {
@@ -93,8 +96,6 @@ impl World {
             },
             None => false,
         };
-        #[cfg(not(feature = "mpi"))]
-        let mpi_started = false;
         let with_mpi = cfg!(feature = "mpi");
         if let Some(warning) = launcher::alone_warning(&lookup, with_mpi, mpi_started) {
             tracing::warn!("{warning}");

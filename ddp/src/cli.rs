@@ -10,6 +10,7 @@ pub(crate) mod flags;
 mod generate;
 mod inspect;
 mod layers;
+mod start;
 mod tokenize;
 mod using;
 
@@ -26,6 +27,7 @@ pub use self::flags::RankFlags;
 pub use self::generate::GenerateFlags;
 pub use self::inspect::InspectFlags;
 pub use self::layers::{LayerFlags, SettingFlags};
+pub use self::start::{RankCount, StartFlags, StartRanks};
 pub use self::tokenize::TokenizeFlags;
 pub use self::using::{EvalFlags, PredictFlags, PredictionsFile, UsingFlags};
 use crate::bench::Bench;
@@ -45,11 +47,20 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
         Ok(cli) => cli,
         Err(error) => return shown_by_clap(&error, &words),
     };
-    let Some(mode) = cli.command else {
-        return layers::train(&cli.flags, &cli.layers);
-    };
-    Ok(match mode {
-        Mode::Train { flags, layers } => return layers::train(&flags, &layers),
+    let mode = cli.command.unwrap_or(Mode::Train {
+        flags: cli.flags,
+        layers: cli.layers,
+        start: cli.start,
+    });
+    let command = match mode {
+        Mode::Train {
+            flags,
+            layers,
+            start,
+        } => {
+            let command = layers::train(&flags, &layers)?;
+            return Ok(StartRanks::asked_for(&start, command));
+        }
         Mode::Eval(flags) => Command::Eval(flags),
         Mode::Predict(flags) => Command::Predict(flags.check()?),
         Mode::Generate(flags) => Command::Generate(flags),
@@ -60,7 +71,8 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
         Mode::Doctor(flags) => Command::Doctor(flags),
         Mode::Completions { shell } => Command::Show(completions(shell)),
         Mode::Bench { what } => Command::Bench(what),
-    })
+    };
+    Ok(StartRanks::asked_for_elsewhere(command))
 }
 
 /// Help and the version are texts to show; everything else is wrong usage.
@@ -120,12 +132,14 @@ fn of_variable(error: &clap::Error, words: &[OsString]) -> String {
     }
 }
 
-const ABOUT: &str = "Trains a model on the ranks of an MPI job, or on one process without MPI.";
+const ABOUT: &str =
+    "Trains a model on one process, or on several ranks that --ranks, MPI or torchrun starts.";
 
 const EXAMPLES: &str = "\
 Examples:
   ddp-train                                  built-in digits, one process
-  mpirun -n 2 ddp-train --out two            the same batches, divided between two ranks
+  ddp-train --ranks 2 --out two              the same batches, divided between two ranks
+  mpirun -n 2 ddp-train --out two            the same, started by MPI
   ddp-train --epochs 20 --lr 3e-4 --hidden 1024,1024 --dropout 0.1
   ddp-train --data synthetic:regression,features=32,outputs=2 --optimizer sgd --lr 0.05
   mpirun -n 2 ddp-train bench mlp --layers 784,1024,1024,10 --batch 128
@@ -156,6 +170,8 @@ struct Cli {
     flags: SettingFlags,
     #[command(flatten)]
     layers: LayerFlags,
+    #[command(flatten)]
+    start: StartFlags,
     /// Print help, as does: ddp-train help COMMAND
     // The short form for -h and --help: one table.
     #[arg(short, long, global = true, action = ArgAction::HelpShort)]
@@ -171,6 +187,8 @@ enum Mode {
         flags: SettingFlags,
         #[command(flatten)]
         layers: LayerFlags,
+        #[command(flatten)]
+        start: StartFlags,
     },
     /// Evaluate a saved model on labelled data
     #[command(after_help = using::EVAL_EXAMPLES, max_term_width = 120)]

@@ -15,6 +15,7 @@ pub mod export;
 pub mod inspect;
 pub mod progress;
 pub mod report;
+pub mod start;
 pub mod tensorboard;
 pub mod tokenize;
 pub mod train;

@@ -3,24 +3,6 @@ use std::panic::Location;
 use super::*;
 
 #[test]
-fn ranks_of_one_key_are_one_host() {
-    let placement = Placement::new(&["b", "b", "a", "b"], 3);
-    assert_eq!(
-        placement,
-        Placement {
-            hosts: vec![vec![0, 1, 3], vec![2]],
-            host: 0,
-            local_rank: 2
-        }
-    );
-    assert_eq!(
-        (placement.here(), placement.elsewhere()),
-        (&[0, 1, 3][..], vec![2])
-    );
-    assert_eq!(find(&placement.hosts, 2), (1, 0));
-}
-
-#[test]
 fn a_prefix_comes_first() {
     // 2²⁴ + 1 is no f32: the order of the sum shows.
     let own = Tensor::from_slice(&[1.0f32, f32::NAN], &[2], ddp_kernels::Device::Cpu).unwrap();

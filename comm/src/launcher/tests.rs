@@ -10,7 +10,7 @@ fn variables(pairs: &'static [(&'static str, &'static str)]) -> impl Fn(&str) ->
 }
 
 fn detect(pairs: &'static [(&'static str, &'static str)]) -> Option<Launch> {
-    Launch::detect(&variables(pairs))
+    Launch::detect(&variables(pairs)).unwrap()
 }
 
 fn warning(
@@ -31,6 +31,7 @@ fn each_launcher_is_known_by_its_variables() {
     ]);
     let expected = Launch {
         launcher: Launcher::OpenMpi,
+        rank: 3,
         size: Some(4),
         local_size: Some(2),
     };
@@ -47,6 +48,7 @@ fn each_launcher_is_known_by_its_variables() {
         hydra,
         Launch {
             launcher: Launcher::Pmi,
+            rank: 0,
             size: Some(2),
             local_size: Some(2)
         }
@@ -58,11 +60,54 @@ fn each_launcher_is_known_by_its_variables() {
         slurm,
         Launch {
             launcher: Launcher::Pmix,
+            rank: 1,
             size: None,
             local_size: None
         }
     );
     assert!(!slurm.is_on_one_host() && !slurm.is_of_one());
+}
+
+#[test]
+fn a_rank_of_our_own_launcher_is_known_wherever_that_runs() {
+    let own = detect(&[
+        ("DDP_JOB", "2/4:8"),
+        ("PMIX_RANK", "0"),
+        ("SLURM_NTASKS", "4"),
+    ]);
+    let expected = Launch {
+        launcher: Launcher::Own,
+        rank: 2,
+        size: Some(4),
+        local_size: Some(4),
+    };
+    assert_eq!(own, Some(expected));
+    assert!(expected.is_on_one_host());
+    let read = |text: &str| OwnJob::parse(text).map(|job| (job.rank, job.size, job.sockets));
+    assert_eq!(read("0/4:7,8,9"), Some((0, 4, vec![7, 8, 9])));
+    assert_eq!(read("0/1"), Some((0, 1, vec![])));
+    for wrong in [
+        "",
+        "1",
+        "4/4:8",
+        "0/0",
+        "0/3:7",
+        "1/3:7,8",
+        "0/3:7,7",
+        "1/3:2",
+        "1/3:x",
+        "-1/3:7",
+        "0/18446744073709551616:7",
+    ] {
+        assert_eq!(read(wrong), None, "{wrong}");
+        let error = OwnJob::read(&|_| Some(wrong.to_string())).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        let text = error.to_string();
+        assert!(
+            text.contains("DDP_JOB: expected RANK/SIZE:SOCKET"),
+            "{text}"
+        );
+    }
 }
 
 #[test]
@@ -172,6 +217,7 @@ fn one_task_is_no_reason_to_warn() {
 fn the_way_to_unbind_is_that_of_the_launcher() {
     let launch = |launcher| Launch {
         launcher,
+        rank: 0,
         size: Some(2),
         local_size: Some(2),
     };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::library::{Comm, Request};
-use crate::error::{Cause, Error, Problem, Ranks, Remedy, Result, Seconds};
+use crate::error::{Error, Ranks, Result, Seconds};
 use crate::launcher::{is_first_of_host, launcher_folder, patience, stopped_note};
 use crate::waited::wait_until;
 
@@ -108,7 +108,7 @@ fn call(comm: &Comm, timeout: Duration, action: &str) -> Result<()> {
         under_way.retain_mut(|request| matches!(request.is_done(), Ok(false)));
         Ok(false)
     })?;
-    Err(reported_once(too_late(action, text)))
+    Err(reported_once(Error::too_late(action, text)))
 }
 
 /// The part of the other ranks.
@@ -120,7 +120,7 @@ fn answer(comm: &Comm, rank: usize, timeout: Duration, action: &str) -> Result<(
     for request in [&mut hello, &mut answer, &mut here] {
         if !request.is_done_within(timeout.saturating_add(patience(rank)))? {
             let reason = format!("rank 0 did not come within {}", Seconds(timeout));
-            return Err(reported_once(too_late(action, reason)));
+            return Err(reported_once(Error::too_late(action, reason)));
         }
     }
     let answer = answer.into_bytes();
@@ -129,7 +129,7 @@ fn answer(comm: &Comm, rank: usize, timeout: Duration, action: &str) -> Result<(
         text => {
             // Rank 0 reports it first.
             std::thread::sleep(ANSWER_MAX);
-            Err(reported_by_rank_0(too_late(action, text.to_string())))
+            Err(Error::too_late(action, text.to_string()).reported_by_rank_0())
         }
     }
 }
@@ -140,12 +140,7 @@ fn finish(mut request: Request, timeout: Duration, action: &str) -> Result<()> {
     }
     let (within, note) = (Seconds(timeout), stopped_note());
     let reason = format!("not all ranks came within {within}{note}");
-    Err(reported_once(too_late(action, reason)))
-}
-
-fn too_late(action: &str, reason: String) -> Error {
-    let help = "check whether they are stopped or still starting";
-    Error::Setup(Problem::new(action, reason, help).with_remedy(Remedy::LongerTimeout))
+    Err(reported_once(Error::too_late(action, reason)))
 }
 
 /// An error that all ranks find by themselves, for the first of a host to report.
@@ -154,15 +149,5 @@ fn reported_once(error: Error) -> Error {
         return error;
     }
     std::thread::sleep(ANSWER_MAX);
-    reported_by_rank_0(error)
-}
-
-/// An error that another rank of this job reports.
-pub(crate) fn reported_by_rank_0(error: Error) -> Error {
-    Error::of_peer(Cause {
-        rank: 0,
-        host: "this job".into(),
-        exit_code: error.exit_code(),
-        text: error.to_string(),
-    })
+    error.reported_by_rank_0()
 }

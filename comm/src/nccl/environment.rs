@@ -25,10 +25,6 @@ choices! {
 
 /// The ranks of this process, or whose part it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(
-    not(feature = "mpi"),
-    allow(dead_code, reason = "only MPI connects processes")
-)]
 pub(crate) enum RankKind {
     /// One rank, as far as is known.
     Alone,

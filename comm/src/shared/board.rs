@@ -4,11 +4,6 @@
 //! The first cause wins. A rank with a cause writes it into a free slot and then tries to publish
 //! the slot: a process that dies while it writes leaves a slot unused, and delays no other rank.
 
-#![cfg_attr(
-    not(feature = "mpi"),
-    allow(dead_code, reason = "only MPI connects processes")
-)]
-
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 

@@ -4,11 +4,6 @@
 //! Between processes it is a memfd, which the others open through `/proc/PID/fd/FD` of its maker.
 //! It is sealed against shrinking: a mapping cannot lose its memory.
 
-#![cfg_attr(
-    not(feature = "mpi"),
-    allow(dead_code, reason = "only MPI connects processes")
-)]
-
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

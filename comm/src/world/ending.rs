@@ -193,7 +193,7 @@ impl Drop for World {
         drop(watch.take());
         #[cfg(feature = "mpi")]
         if let Some(job) = self.job.take() {
-            super::bootstrap::end(job, &self.failure, self.timeout);
+            super::over_mpi::end(job, &self.failure, self.timeout);
         }
     }
 }

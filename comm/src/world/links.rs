@@ -14,7 +14,6 @@ use crate::threads::ThreadRank;
 pub(super) enum Links {
     Alone,
     Threads(ThreadRank),
-    #[cfg(feature = "mpi")]
     Processes(processes::ProcessRank),
 }
 
@@ -24,7 +23,6 @@ impl Links {
         match self {
             Links::Alone => Ok(Arc::new(Single::default())),
             Links::Threads(rank) => Ok(Arc::new(rank.collective(channel)?)),
-            #[cfg(feature = "mpi")]
             Links::Processes(rank) => rank.collective(channel),
         }
     }
@@ -61,24 +59,32 @@ impl Start {
     }
 }
 
-#[cfg(feature = "mpi")]
 pub(super) mod processes {
     //! Ranks that are processes.
 
     use std::sync::Arc;
+    #[cfg(feature = "mpi")]
     use std::time::Duration;
 
     use crate::collective::Collective;
     use crate::error::Result;
-    use crate::hosts::{Hosts, Placement};
+    #[cfg(feature = "mpi")]
+    use crate::hosts::Hosts;
+    #[cfg(feature = "mpi")]
     use crate::mpi::{Comm, Mpi};
-    use crate::shared::{Board, Segment, Shared};
+    use crate::placement::Placement;
+    #[cfg(feature = "mpi")]
+    use crate::shared::Board;
+    use crate::shared::{Segment, Shared};
 
     /// A rank that is a process.
     #[derive(Debug)]
     pub(in crate::world) struct ProcessRank {
+        #[cfg(feature = "mpi")]
         pub(in crate::world) timeout: Duration,
-        pub(in crate::world) base: Comm,
+        /// Connects several hosts.
+        #[cfg(feature = "mpi")]
+        pub(in crate::world) base: Option<Comm>,
         pub(in crate::world) segment: Segment,
         pub(in crate::world) placement: Placement,
         /// Whether the ranks of this host have a core each.
@@ -97,12 +103,13 @@ pub(super) mod processes {
                 self.is_roomy,
                 None,
             )?;
-            if placement.hosts.len() == 1 {
-                return Ok(Arc::new(shared));
+            #[cfg(feature = "mpi")]
+            if let Some(base) = &self.base {
+                let comm = base.duplicate(self.timeout)?;
+                let mpi = Mpi::new(comm, Board::new(&self.segment), placement.of_ranks());
+                return Ok(Arc::new(Hosts::new(shared, mpi, placement.clone())));
             }
-            let comm = self.base.duplicate(self.timeout)?;
-            let mpi = Mpi::new(comm, Board::new(&self.segment), placement.of_ranks());
-            Ok(Arc::new(Hosts::new(shared, mpi, placement.clone())))
+            Ok(Arc::new(shared))
         }
     }
 }

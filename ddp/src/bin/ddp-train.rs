@@ -12,7 +12,8 @@ use ddp::cli::{self, Command, EvalFlags, PredictFlags, RankFlags};
 use ddp::config::LogLevel;
 use ddp::error::remedy_text;
 use ddp::{
-    Error, ShownError, doctor, dry_run, export, inspect, progress, report, tokenize, train, using,
+    Error, ShownError, doctor, dry_run, export, inspect, progress, report, start, tokenize, train,
+    using,
 };
 use ddp_comm::{Field, NcclChoice, Options, World};
 
@@ -20,7 +21,14 @@ use ddp_comm::{Field, NcclChoice, Options, World};
 const SHORT_S: f64 = 60.0;
 
 fn main() -> ExitCode {
-    let command = cli::parse(std::env::args_os());
+    let mut command = cli::parse(std::env::args_os());
+    if let Ok(Command::Start(ranks)) = command {
+        command = match start::start(&ranks) {
+            Ok(Some(exit_code)) => return ExitCode::from(exit_code),
+            Ok(None) => Ok(*ranks.command),
+            Err(error) => Err(error),
+        };
+    }
     let (level, timeout_s, share_gpus) = match &command {
         Ok(command) => of_ranks(command),
         Err(_) => (LogLevel::default(), SHORT_S, false),
@@ -64,6 +72,7 @@ fn of_ranks(command: &Command) -> (LogLevel, f64, bool) {
         | Command::Tokenize(_)
         | Command::Inspect(_)
         | Command::Report(_)
+        | Command::Start(_)
         | Command::Show(_) => (LogLevel::default(), SHORT_S, false),
     }
 }
@@ -79,6 +88,7 @@ fn run(command: Command, world: &World) -> Result<(), Error> {
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::BrokenPipe => Ok(()),
             said => said,
         },
+        Command::Start(ranks) => run(*ranks.command, world),
         Command::Train(config) => train::train(&config, world),
         Command::DryRun(config) => dry_run::dry_run(&config, world, &mut say),
         Command::Eval(flags) => using::eval(&flags, world, &mut say),

@@ -6,6 +6,7 @@ use super::doctor::DoctorFlags;
 use super::export::ExportFlags;
 use super::generate::GenerateFlags;
 use super::inspect::InspectFlags;
+use super::start::StartRanks;
 use super::tokenize::TokenizeFlags;
 use super::using::{EvalFlags, PredictFlags};
 use crate::bench::Bench;
@@ -14,6 +15,8 @@ use crate::config::Config;
 /// What a command line asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
+    /// Start ranks that do what a command asks for.
+    Start(StartRanks),
     /// Train.
     Train(Box<Config>),
     /// Check a run and estimate its memory and time.
@@ -44,6 +47,7 @@ impl Command {
     /// What it does, for people.
     pub fn name(&self) -> &'static str {
         match self {
+            Command::Start(start) => start.command.name(),
             Command::Train(_) => "train",
             Command::DryRun(_) => "--dry-run",
             Command::Eval(_) => "eval",

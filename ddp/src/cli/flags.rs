@@ -11,12 +11,16 @@ use ddp_kernels::Device;
 use ddp_kernels::choice::{self, Choice};
 use ddp_kernels::threads::COUNT_MAX;
 
+use super::start::RankCount;
 use crate::config::{DeviceChoice, TIMEOUT_S, find_devices};
 use crate::error::Result;
 
 /// What a rank has, and how long it waits for the others.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub struct RankFlags {
+    /// Start so many ranks on this machine, without MPI; auto: one for each GPU, else one
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<RankCount>,
     /// Device: auto, cpu, cuda (each rank on its own GPU) or cuda:N (one rank, on that GPU)
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     #[arg(env = "DDP_DEVICE", hide_env_values = true)]

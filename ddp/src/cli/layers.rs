@@ -112,7 +112,14 @@ const PRINT_CONFIG: &str = "DDP_PRINT_CONFIG";
 const DRY_RUN: &str = "DDP_DRY_RUN";
 
 /// Variables that are no settings: of other parts, and what other programs use.
-const OTHERS: [&str; 4] = ["DDP_KERNEL_CACHE", "DDP_SIMD", "DDP_TRAIN", "DDP_PATH"];
+const OTHERS: [&str; 6] = [
+    "DDP_JOB",
+    "DDP_JOB_SECRET",
+    "DDP_KERNEL_CACHE",
+    "DDP_SIMD",
+    "DDP_TRAIN",
+    "DDP_PATH",
+];
 
 /// Settings that exclude each other: in a higher layer, one drops the other below.
 const EXCLUSIVE: [[&str; 2]; 3] = [

@@ -183,6 +183,10 @@ fn every_flag_of_training_arrives() {
             "--config",
             "--print-config",
             "--dry-run",
+            // In `start.rs`.
+            "--ranks",
+            "--restarts",
+            "--grace-s",
         ]
         .contains(&flag.as_str())
     }) {
@@ -402,7 +406,7 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
             &["--learning-rate: ", "write --lr RATE"],
         ),
         ("--batch_size 8", &["--batch_size: ", "write --batch-size"]),
-        ("train --gpus=2", &["--gpus: ", "mpirun -n 8 ddp-train"]),
+        ("train --gpus=2", &["--gpus: ", "ddp-train --ranks auto"]),
         ("--checkpoint-dir a", &["--checkpoint-dir: ", "--out DIR"]),
         ("--accumulate 4", &["--accumulate: ", "--micro-batch ROWS"]),
         ("--num-epochs 3", &["--num-epochs: ", "--epochs N"]),
@@ -562,9 +566,10 @@ fn every_flag_of_the_other_commands_arrives() {
         for name in command.split(' ') {
             found = found.find_subcommand_mut(name).unwrap();
         }
-        // Those that exclude others are tried in `benches_have_their_own_flags`.
+        // Those that exclude others are tried in `benches_have_their_own_flags`, --ranks in
+        // `start.rs`.
         let flags = found.get_arguments().filter_map(|flag| flag.get_long());
-        for flag in flags.filter(|flag| !["help", "shapes", "sweep"].contains(flag)) {
+        for flag in flags.filter(|flag| !["help", "shapes", "sweep", "ranks"].contains(flag)) {
             assert!(
                 line.split(' ').any(|word| word == format!("--{flag}")),
                 "{command}: --{flag} is not tried here"
@@ -601,6 +606,7 @@ fn every_flag_of_the_other_commands_arrives() {
             json: true,
             out: "runs".into(),
             quick: true,
+            ranks: None,
             timeout_s: 5.0
         }
     );

@@ -31,6 +31,7 @@ mod report;
 mod resuming;
 mod same;
 mod sample;
+mod started;
 mod stopping;
 mod tables;
 #[cfg(feature = "tokenizers")]

@@ -11,8 +11,7 @@ const LONG: &str = "--data glyphs,rows=2048,held-out=64 --hidden 64 --batch-size
                     --checkpoint-every 0 --threads 1 --out OUT";
 const STEPS: u64 = 400;
 
-/// One process, or two ranks where there is MPI.
-const RANKS: &[usize] = if cfg!(feature = "mpi") { &[1, 2] } else { &[1] };
+const RANKS: [usize; 2] = [1, 2];
 
 fn job(folder: &Folder, ranks: usize, words: &str) -> Job {
     match ranks {
@@ -106,7 +105,7 @@ fn undisturbed(ranks: usize) -> (Vec<Vec<f64>>, Vec<f64>, Vec<u8>) {
 
 #[test]
 fn a_signal_to_any_rank_stops_all_after_the_same_step() {
-    for &ranks in RANKS {
+    for ranks in RANKS {
         let expected = undisturbed(ranks);
         let signals = [
             ("TERM", "SIGTERM"),
@@ -339,7 +338,6 @@ fn what_fails_while_a_checkpoint_is_stuck_is_told_at_once() {
     });
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn the_launcher_forwards_sigusr1_and_ends_with_75() {
     let expected = undisturbed(2);
@@ -362,7 +360,7 @@ fn a_launcher_that_ends_its_ranks_by_sigterm_gives_them_time_to_save() {
     all_at_once(["TERM", "INT"], |signal| {
         let folder = Folder::new(&format!("mpirun-{signal}"));
         let mut running = folder
-            .ranks(2, &words)
+            .each(&[(2, words.as_str())])
             .env("OMPI_MCA_odls_base_sigkill_timeout", "4")
             .start();
         running.wait_for(r#"{"event":"step","step":2,"#);

@@ -181,7 +181,7 @@ fn one_process_tokenizes() {
     let folder = Folder::new("tokenize-ranks");
     fs::write(folder.path().join("a.txt"), "text").unwrap();
     let ended = folder
-        .ranks(2, "tokenize a.txt --tokenizer bytes --out x")
+        .each(&[(2, "tokenize a.txt --tokenizer bytes --out x")])
         .run();
     assert!(ended.stderr.contains("expected one process"), "{ended}");
     assert!(!folder.path().join("x").exists());

@@ -76,10 +76,18 @@ impl Folder {
         self.job(command, words, false)
     }
 
-    /// Ranks under `mpirun`.
-    #[cfg(feature = "mpi")]
+    /// Ranks under `mpirun`, or started by the program itself: DDP_TEST_LAUNCHER says which.
     pub(crate) fn ranks(&self, count: usize, words: &str) -> Job {
-        self.each(&[(count, words)])
+        #[cfg(feature = "mpi")]
+        if std::env::var("DDP_TEST_LAUNCHER").as_deref() != Ok("own") {
+            return self.each(&[(count, words)]);
+        }
+        self.started(count, words)
+    }
+
+    /// Ranks that the program itself starts.
+    pub(crate) fn started(&self, count: usize, words: &str) -> Job {
+        self.job(hearing_ctrl_c(), &format!("{words} --ranks {count}"), true)
     }
 
     /// Ranks under `mpirun`: so many with these words, so many with those.
@@ -181,12 +189,9 @@ impl Folder {
         self.job(command, "", true)
     }
 
-    /// Two ranks where there is MPI, else one process.
+    /// Two ranks.
     pub(crate) fn together(&self, words: &str) -> Job {
-        #[cfg(feature = "mpi")]
-        return self.ranks(2, words);
-        #[cfg(not(feature = "mpi"))]
-        self.alone(words)
+        self.ranks(2, words)
     }
 
     fn words(&self, words: &str) -> Vec<String> {
@@ -197,7 +202,7 @@ impl Folder {
             .collect()
     }
 
-    fn job(&self, mut command: Command, words: &str, under_mpirun: bool) -> Job {
+    fn job(&self, mut command: Command, words: &str, of_ranks: bool) -> Job {
         command.args(self.words(words)).current_dir(&self.0);
         // What these tests were started under is not what their jobs are started under.
         let others = [
@@ -222,7 +227,7 @@ impl Folder {
         Job {
             command,
             folder: self.0.clone(),
-            under_mpirun,
+            of_ranks,
         }
     }
 
@@ -288,7 +293,7 @@ impl Drop for Folder {
 pub(crate) struct Job {
     command: Command,
     folder: PathBuf,
-    under_mpirun: bool,
+    of_ranks: bool,
 }
 
 /// A job that runs.
@@ -333,7 +338,7 @@ impl Job {
     }
 
     pub(crate) fn start(mut self) -> Running {
-        let turn = self.under_mpirun.then(Turn::wait_for);
+        let turn = self.of_ranks.then(Turn::wait_for);
         // Jobs may run in one folder at the same time. Of one width: no mark begins another.
         static JOBS: AtomicUsize = AtomicUsize::new(0);
         let number = JOBS.fetch_add(1, Ordering::Relaxed);
@@ -398,7 +403,6 @@ impl Running {
         }
     }
 
-    #[cfg(feature = "mpi")]
     pub(crate) fn wait_for_step_2(&self) {
         let started = Instant::now();
         while !self.has_taken_step_2() {
@@ -430,18 +434,11 @@ impl Running {
     /// Sends a signal such as `TERM` to a rank and waits until it is delivered; without a launcher,
     /// to the process itself. Does nothing if the process has ended.
     pub(crate) fn signal_rank(&self, rank: usize, signal: &str) {
-        let number = format!("OMPI_COMM_WORLD_RANK={rank}");
-        let has_number = |pid: &u32| {
-            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            environment
-                .split(|&byte| byte == 0)
-                .any(|variable| variable == number.as_bytes())
-        };
         let pid = match self._turn {
-            Some(_) => processes_of(&self.mark).into_iter().find(has_number),
-            None => Some(self.child.id()),
+            Some(_) => self.ranks().into_iter().find(|(known, _)| *known == rank),
+            None => Some((0, self.child.id())),
         };
-        if let Some(pid) = pid {
+        if let Some((_, pid)) = pid {
             send(signal, &[pid]);
             // Signals that wait together come in any order: the kernel lets the last one in first.
             let started = Instant::now();
@@ -452,12 +449,15 @@ impl Running {
     }
 
     /// The processes of its ranks, by rank.
-    #[cfg(feature = "mpi")]
     pub(crate) fn ranks(&self) -> Vec<(usize, u32)> {
         let rank_of = |pid: u32| {
             let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
             let mut variables = environment.split(|&byte| byte == 0);
-            let rank = variables.find_map(|it| it.strip_prefix(b"OMPI_COMM_WORLD_RANK="))?;
+            let rank = variables.find_map(|it| {
+                let own = it.strip_prefix(b"DDP_JOB=");
+                let own = own.and_then(|job| job.split(|&byte| byte == b'/').next());
+                own.or(it.strip_prefix(b"OMPI_COMM_WORLD_RANK="))
+            })?;
             Some((std::str::from_utf8(rank).ok()?.parse().ok()?, pid))
         };
         let all = processes_of(&self.mark).into_iter();
@@ -488,7 +488,6 @@ impl Running {
         }
     }
 
-    #[cfg(feature = "mpi")]
     /// Sends a signal to the process that was started: of ranks to their launcher.
     pub(crate) fn signal(&self, signal: &str) {
         send(signal, &[self.child.id()]);
@@ -503,7 +502,6 @@ impl Running {
     }
 
     /// Ends the process that was started, not those that it started.
-    #[cfg(feature = "mpi")]
     pub(crate) fn kill(&mut self) {
         self.child.kill().expect("it is a child of this process");
     }
@@ -664,7 +662,6 @@ pub(crate) fn all_at_once<C: Send>(cases: impl IntoIterator<Item = C>, check: im
 }
 
 /// What the name of a host is.
-#[cfg(feature = "mpi")]
 pub(crate) fn host() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")
         .expect("this is Linux")

@@ -2,6 +2,7 @@ use super::*;
 
 const ON_ONE_HOST: Launch = Launch {
     launcher: Launcher::OpenMpi,
+    rank: 0,
     size: Some(2),
     local_size: Some(2),
 };
@@ -13,21 +14,21 @@ fn on_one_host_open_mpi_stays_local_unless_the_user_says_otherwise() {
         "OMPI_MCA_btl" => Some("self,tcp".to_string()),
         _ => None,
     };
-    let set = mpi_settings(&ON_ONE_HOST, &lookup, &|_| true);
+    let set = settings_with(&ON_ONE_HOST, &lookup, &|_| true);
     let names: Vec<&str> = set.iter().map(|(name, _)| *name).collect();
     let folders = [
         "OMPI_MCA_btl_vader_backing_directory",
         "OMPI_MCA_btl_sm_backing_directory",
     ];
     assert_eq!(names, ["OMPI_MCA_pml", folders[0], folders[1]]);
-    assert_eq!(mpi_settings(&ON_ONE_HOST, &|_| None, &|_| true).len(), 2);
-    assert_eq!(mpi_settings(&ON_ONE_HOST, &lookup, &|_| false).len(), 1);
+    assert_eq!(settings_with(&ON_ONE_HOST, &|_| None, &|_| true).len(), 2);
+    assert_eq!(settings_with(&ON_ONE_HOST, &lookup, &|_| false).len(), 1);
 }
 
 #[test]
 fn between_hosts_and_for_other_launchers_the_network_settings_stay() {
     let lookup = |name: &str| (name == "PMIX_SERVER_TMPDIR").then(|| "/tmp/session".to_string());
-    let two_hosts = mpi_settings(
+    let two_hosts = settings_with(
         &Launch {
             size: Some(4),
             ..ON_ONE_HOST
@@ -41,8 +42,9 @@ fn between_hosts_and_for_other_launchers_the_network_settings_stay() {
     );
     let slurm = Launch {
         launcher: Launcher::Pmix,
+        rank: 0,
         size: None,
         local_size: None,
     };
-    assert!(mpi_settings(&slurm, &lookup, &|_| true).is_empty());
+    assert!(settings_with(&slurm, &lookup, &|_| true).is_empty());
 }

@@ -1,0 +1,57 @@
+use super::*;
+
+/// The exit code of `size` ranks that run `script` in a shell, where `$rank` and `$sockets` are.
+fn code_of(size: usize, script: &str) -> u8 {
+    let script = format!("rank=${{DDP_JOB%%/*}} sockets=${{DDP_JOB#*:}}\n{script}");
+    let command = || {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &script]);
+        shell
+    };
+    let mut spawner = Spawner::new("test", Duration::from_secs(60));
+    spawner.run(size, &command).unwrap()
+}
+
+#[test]
+fn ranks_have_their_numbers_and_a_socket_to_rank_0() {
+    let talk = "case $DDP_JOB in
+        0/3:*) echo one >&${sockets%,*}; echo two >&${sockets#*,} ;;
+        1/3:*) read word <&$sockets; test $word = one ;;
+        2/3:*) read word <&$sockets; test $word = two ;;
+        *) exit 9 ;;
+        esac";
+    assert_eq!(code_of(3, talk), 0);
+    assert_eq!(code_of(1, "test $DDP_JOB = 0/1:"), 0);
+}
+
+#[test]
+fn the_first_failure_is_the_exit_code() {
+    assert_eq!(
+        code_of(3, "test $rank = 1 && exit 65; sleep 1; exit 77"),
+        65
+    );
+    // A rank that was killed is why the others fail.
+    assert_eq!(
+        code_of(2, "test $rank = 1 && kill -9 $$; sleep 1; exit 77"),
+        137
+    );
+}
+
+#[test]
+fn a_program_that_cannot_be_started_is_an_error() {
+    let mut spawner = Spawner::new("test", Duration::from_secs(60));
+    let error = spawner
+        .run(2, &|| Command::new("/missing/program"))
+        .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("cannot start rank 0 of 2: No such file"),
+        "{error}"
+    );
+}
+
+#[test]
+fn ranks_handle_signals_although_their_parent_blocks_them() {
+    assert_eq!(code_of(1, "kill -TERM $$; exit 1"), 143);
+}

@@ -1,0 +1,240 @@
+//! Ranks that meet through sockets: rank 0 has one to each other rank, and collects and returns
+//! what they exchange.
+
+use std::fs::File;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::meeting::Meeting;
+use super::options::Options;
+use crate::error::{Error, Ranks, Result, Seconds};
+use crate::frames::{Frames, wait};
+use crate::launcher::{OwnJob, patience, stopped_note};
+#[cfg(feature = "mpi")]
+use crate::mpi::Comm;
+use crate::placement::Placement;
+use crate::waited::Waited;
+
+/// The most bytes of a value.
+const VALUE_BYTES_MAX: usize = 64 << 10;
+/// How often a waiting rank looks at the clock.
+const PERIOD: Duration = Duration::from_millis(50);
+/// How long rank 0 may take to tell the others that it gives up, and to report it.
+const REFUSAL_MAX: Duration = Duration::from_millis(300);
+const ACTION: &str = "bring the ranks together";
+
+/// The ranks, seen from one of them. Dropped, it closes its sockets.
+#[derive(Debug)]
+pub(super) struct Star {
+    rank: usize,
+    /// On rank 0 the sockets to ranks 1, 2 …; on others that to rank 0.
+    sockets: Vec<Frames>,
+    timeout: Duration,
+    /// The ranks by which they met, in the order of those by which they are known now.
+    order: Vec<usize>,
+}
+
+impl Star {
+    /// The sockets that this process was started with.
+    pub(super) fn inherited(job: OwnJob, options: &Options) -> Result<Star> {
+        static TAKEN: AtomicBool = AtomicBool::new(false);
+        if TAKEN.swap(true, Ordering::Relaxed) {
+            let help = "connect one world in a process";
+            return Err(Error::setup(ACTION, "its sockets are taken already", help));
+        }
+        let take = |&fd: &i32| {
+            let refused = |got: String| Error::launch("DDP_JOB", "inherited sockets", got);
+            let kind = std::fs::metadata(format!("/proc/self/fd/{fd}"));
+            let kind = kind.map_err(|error| refused(format!("descriptor {fd}: {error}")))?;
+            if !kind.file_type().is_socket() {
+                return Err(refused(format!("descriptor {fd}, which is no socket")));
+            }
+            // SAFETY: the launcher left this descriptor open for this call, which is made once. It
+            // is above those of standard streams, and open: only a socket of a library that was
+            // started before could be meant by mistake, and a world is connected first in `main`.
+            let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+            // A copy that programs started by this process do not inherit.
+            let socket = File::from(socket).try_clone().map(OwnedFd::from);
+            let socket = socket.and_then(|socket| Frames::new(socket, VALUE_BYTES_MAX));
+            socket.map_err(|error| Error::setup(ACTION, error, "start the job again"))
+        };
+        let sockets = job.sockets.iter().map(take).collect::<Result<_>>()?;
+        Ok(Star::new(job.rank, job.size, sockets, options.timeout))
+    }
+
+    fn new(rank: usize, size: usize, sockets: Vec<Frames>, timeout: Duration) -> Star {
+        Star {
+            rank,
+            sockets,
+            timeout,
+            order: (0..size).collect(),
+        }
+    }
+
+    /// Rank 0's part: the values of all ranks, which it sends to all.
+    fn collect(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        let mut came: Vec<Option<Vec<u8>>> = vec![None; self.sockets.len()];
+        let has_come = wait_for(self.timeout, &mut self.sockets, |sockets| {
+            for (value, socket) in came.iter_mut().zip(sockets) {
+                *value = value.take().or_else(|| socket.take());
+                if value.is_none() && socket.is_closed() {
+                    return Some(false);
+                }
+            }
+            came.iter().all(Option::is_some).then_some(true)
+        });
+        if has_come != Some(true) {
+            return Err(self.refuse(&came, has_come.is_some()));
+        }
+        let all = came.into_iter().flatten();
+        let all: Vec<Vec<u8>> = std::iter::once(mine).chain(all).collect();
+        for socket in &mut self.sockets {
+            // No reason to give up.
+            socket.queue(b"");
+            all.iter().for_each(|value| socket.queue(value));
+        }
+        // A rank that has ended is missing in the next exchange, or to the watch.
+        wait_for(self.timeout, &mut self.sockets, |sockets| {
+            let mut all = sockets.iter();
+            all.all(|it| it.is_sent() || it.is_closed()).then_some(())
+        });
+        Ok(all)
+    }
+
+    /// Tells all ranks who is missing: those that have ended, or those that are late.
+    fn refuse(&mut self, came: &[Option<Vec<u8>>], have_ended: bool) -> Error {
+        let is_missing = |rank: &usize| {
+            let index = rank - 1;
+            came[index].is_none() && (!have_ended || self.sockets[index].is_closed())
+        };
+        let missing: Vec<usize> = (1..=came.len()).filter(is_missing).collect();
+        let error = if have_ended {
+            let reason = format!("{} ended before all ranks had met", Ranks(&missing));
+            let help = "look above for its error; the kernel's log (dmesg) shows crashes and kills";
+            Error::setup(ACTION, reason, help)
+        } else {
+            let (missing, within) = (Ranks(&missing), Seconds(self.timeout));
+            let note = stopped_note();
+            Error::too_late(
+                ACTION,
+                format!("{missing} did not come within {within}{note}"),
+            )
+        };
+        let text = error.to_string();
+        for socket in &mut self.sockets {
+            socket.queue(&text.as_bytes()[..text.floor_char_boundary(VALUE_BYTES_MAX)]);
+        }
+        wait_for(REFUSAL_MAX, &mut self.sockets, |sockets| {
+            let mut all = sockets.iter();
+            all.all(|it| it.is_sent() || it.is_closed()).then_some(())
+        });
+        error
+    }
+
+    /// The part of the other ranks.
+    fn tell(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let (size, rank) = (self.order.len(), self.rank);
+        self.sockets[0].queue(mine);
+        let (mut answers, mut has_ended) = (Vec::new(), false);
+        let limit = self.timeout.saturating_add(patience(rank));
+        let done = wait_for(limit, &mut self.sockets, |sockets| {
+            while answers.len() < 1 + size
+                && let Some(answer) = sockets[0].take()
+            {
+                answers.push(answer);
+                if answers.first().is_some_and(|reason| !reason.is_empty()) {
+                    break;
+                }
+            }
+            has_ended = sockets[0].is_closed();
+            let is_refused = answers.first().is_some_and(|reason| !reason.is_empty());
+            (is_refused || answers.len() == 1 + size || has_ended).then_some(())
+        });
+        match answers.first() {
+            Some(reason) if !reason.is_empty() => {
+                // Rank 0 reports it first: the end of this rank makes the launcher end it.
+                std::thread::sleep(REFUSAL_MAX);
+                let reason = String::from_utf8_lossy(reason);
+                Err(Error::too_late(ACTION, reason.into()).reported_by_rank_0())
+            }
+            Some(_) if answers.len() == 1 + size => Ok(answers.split_off(1)),
+            _ if done.is_none() => {
+                let reason = format!("rank 0 did not come within {}", Seconds(self.timeout));
+                Err(Error::too_late(ACTION, reason + &stopped_note()))
+            }
+            _ => {
+                // The launcher, which sees it too, is about to end this rank.
+                std::thread::sleep(REFUSAL_MAX.max(patience(rank.saturating_sub(1))));
+                let help = "look above for its error; the kernel's log (dmesg) shows crashes";
+                let reason = "rank 0 ended before all ranks had met";
+                Err(Error::setup(ACTION, reason, help))
+            }
+        }
+    }
+}
+
+impl Meeting for Star {
+    fn rank(&self) -> usize {
+        let rank = self.order.iter().position(|&rank| rank == self.rank);
+        rank.expect("every rank has a number")
+    }
+
+    fn exchange(&mut self, value: &Value) -> Result<Vec<Value>> {
+        let mut mine = value.to_string().into_bytes();
+        if mine.len() > VALUE_BYTES_MAX {
+            mine = b"null".to_vec();
+        }
+        let values = match self.rank {
+            0 => self.collect(mine)?,
+            _ => self.tell(&mine)?,
+        };
+        let value = |&rank: &usize| serde_json::from_slice(&values[rank]).unwrap_or_default();
+        Ok(self.order.iter().map(value).collect())
+    }
+
+    fn renumber(&mut self, order: &[usize]) -> Result<()> {
+        self.order = order.iter().map(|&rank| self.order[rank]).collect();
+        Ok(())
+    }
+
+    fn check_hosts(&self, placement: &Placement) -> Result<()> {
+        let reason = format!(
+            "the ranks are on {} hosts, or in containers of one that cannot share memory",
+            placement.hosts.len()
+        );
+        let help = "start ranks of several hosts with mpirun";
+        Err(Error::setup(ACTION, reason, help))
+    }
+
+    #[cfg(feature = "mpi")]
+    fn messages(&mut self) -> Result<Option<Comm>> {
+        Ok(None)
+    }
+}
+
+/// Moves bytes until `done` returns something, for at most `limit`.
+fn wait_for<T>(
+    limit: Duration,
+    sockets: &mut [Frames],
+    mut done: impl FnMut(&mut [Frames]) -> Option<T>,
+) -> Option<T> {
+    let (mut waited, mut slept) = (Waited::new(), Duration::ZERO);
+    loop {
+        sockets.iter_mut().for_each(Frames::advance);
+        if let Some(result) = done(sockets) {
+            return Some(result);
+        }
+        if waited.after(slept) >= limit {
+            return None;
+        }
+        wait(sockets.iter().map(Frames::entry), PERIOD);
+        slept = PERIOD;
+    }
+}
+
+#[cfg(test)]
+mod tests;

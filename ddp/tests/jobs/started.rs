@@ -1,0 +1,127 @@
+//! Ranks that the program itself starts (`--ranks`): signals, exit codes, restarts. What holds for
+//! all ranks, however they were started, is in the other files.
+
+use crate::support::job::{Folder, QUICK, all_at_once};
+use crate::support::record::model_bytes;
+
+/// Steps of some milliseconds, without end.
+const ENDLESS: &str = "--data glyphs,rows=2048,held-out=64 --hidden 64 --batch-size 256 --steps 1000000 \
+                       --log-every 1 --checkpoint-every 0 --threads 1 --out OUT";
+const STEP_2: &str = r#"{"event":"step","step":2,"#;
+
+#[cfg(feature = "mpi")]
+#[test]
+fn ranks_train_the_bits_that_mpirun_s_ranks_train() {
+    let [own, mpi] = ["own", "mpi"].map(Folder::new);
+    own.started(3, QUICK).run().assert_well();
+    mpi.each(&[(3, QUICK)]).run().assert_well();
+    assert_eq!(model_bytes(&own.out(), 8), model_bytes(&mpi.out(), 8));
+}
+
+#[test]
+fn every_signal_to_the_starter_stops_the_ranks_which_save() {
+    let signals = [
+        ("INT", "SIGINT (Ctrl-C)"),
+        ("TERM", "SIGTERM"),
+        ("HUP", "SIGTERM"),
+        ("QUIT", "SIGTERM"),
+        ("USR1", "SIGUSR1"),
+    ];
+    all_at_once(signals, |(signal, told)| {
+        let folder = Folder::new(&format!("started-{signal}"));
+        let mut running = folder.started(2, ENDLESS).start();
+        running.wait_for(STEP_2);
+        running.signal(signal);
+        let ended = running.wait();
+        assert_eq!(ended.exit_code(), Some(75), "{ended}");
+        let [cause] = ended.causes()[..] else {
+            panic!("one line says why: {ended}")
+        };
+        assert!(cause.contains(&format!(" by {told}")), "{ended}");
+        assert_eq!(folder.checkpoints().len(), 1, "{ended}");
+    });
+}
+
+#[test]
+fn a_second_ctrl_c_ends_all_at_once_with_130() {
+    let folder = Folder::new("started-twice");
+    let job = folder.started(2, ENDLESS);
+    let mut running = job.env("DDP_TEST_FAULT", "1:forward:3:hang").start();
+    running.wait_for(STEP_2);
+    running.signal("INT");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert!(running.goes_on(), "the first only asks");
+    running.signal("INT");
+    let ended = running.wait();
+    assert_eq!(ended.exit_code(), Some(130), "{ended}");
+    assert_eq!(folder.checkpoints(), [""; 0]);
+}
+
+#[test]
+fn a_rank_that_does_not_save_in_time_is_killed_and_named() {
+    let folder = Folder::new("started-grace");
+    let job = folder.started(2, &format!("{ENDLESS} --grace-s 1"));
+    let mut running = job.env("DDP_TEST_FAULT", "1:forward:3:stop").start();
+    running.wait_for(STEP_2);
+    running.signal("TERM");
+    let ended = running.wait();
+    assert_eq!(ended.exit_code(), Some(143), "{ended}");
+    let told = "ddp-train: ranks 0 and 1 did not end within 1 s: killed";
+    assert_eq!(ended.causes(), [told], "{ended}");
+}
+
+#[test]
+fn no_rank_outlives_a_starter_that_is_killed() {
+    let folder = Folder::new("started-orphans");
+    let mut running = folder.started(2, ENDLESS).start();
+    running.wait_for(STEP_2);
+    running.kill();
+    // Waiting asserts that no process is left.
+    let ended = running.wait();
+    assert_eq!(ended.signal(), Some(9), "{ended}");
+    assert!(ended.stderr.contains("the launcher of this job"), "{ended}");
+}
+
+#[test]
+fn a_job_that_lost_a_rank_starts_again_and_resumes() {
+    let words = ENDLESS.replace("--steps 1000000", "--steps 60");
+    let words = words.replace("--checkpoint-every 0", "--checkpoint-every 1");
+    let expected = Folder::new("started-whole");
+    expected.started(2, &words).run().assert_well();
+
+    let folder = Folder::new("started-again");
+    let job = folder.started(2, &format!("{words} --restarts 1"));
+    let mut running = job.start();
+    running.wait_for(STEP_2);
+    running.signal_rank(1, "KILL");
+    let ended = running.wait();
+    assert_eq!(ended.exit_code(), Some(0), "{ended}");
+    let told = "ddp-train: the job ended with 137: starting again with --resume auto (1 of 1)";
+    assert!(ended.causes().contains(&told), "{ended}");
+    assert_eq!(
+        model_bytes(&folder.out(), 60),
+        model_bytes(&expected.out(), 60)
+    );
+}
+
+#[test]
+fn a_job_that_keeps_losing_ranks_ends_with_their_code() {
+    let folder = Folder::new("started-gives-up");
+    let job = folder.started(2, &format!("{QUICK} --restarts 2"));
+    let ended = job.env("DDP_TEST_FAULT", "1:forward:3:kill").run();
+    assert_eq!(ended.exit_code(), Some(137), "{ended}");
+    let starts = ended.stderr.matches("starting again").count();
+    assert_eq!(starts, 2, "{ended}");
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn a_rank_of_mpirun_starts_no_ranks() {
+    let folder = Folder::new("started-under-mpirun");
+    let ended = folder.each(&[(2, &format!("{QUICK} --ranks 2"))]).run();
+    let cause = ended.assert_fails(2);
+    assert!(
+        cause.contains("--ranks: a launcher has started this process"),
+        "{ended}"
+    );
+}
