@@ -3,10 +3,9 @@
 //!
 //! The first cause of a host goes on the board that its ranks share. The rank it belongs to prints
 //! it once, and all ranks end with its exit code. A rank that was killed cannot: the first rank
-//! that notices does (`watch.rs`). A cause travels through MPI to the ranks of other hosts, which
+//! that notices does (`watch.rs`). A cause travels as a message to the ranks of other hosts, which
 //! neither print it nor pass it on.
 
-#[cfg(feature = "mpi")]
 pub(crate) mod lifeline;
 
 use std::io::Write;
@@ -59,7 +58,6 @@ pub(crate) struct Failure {
     /// The launcher does not end stopped ranks: the rank that fails must.
     pub(crate) must_kill: bool,
     /// The connection to the ranks of other hosts.
-    #[cfg(feature = "mpi")]
     pub(crate) lifeline: Option<lifeline::Lifeline>,
 }
 
@@ -73,7 +71,6 @@ impl Failure {
             peers: Vec::new(),
             launcher: None,
             must_kill: false,
-            #[cfg(feature = "mpi")]
             lifeline: None,
         }
     }
@@ -131,7 +128,6 @@ impl Failure {
             return;
         }
         self.print(cause);
-        #[cfg(feature = "mpi")]
         if let Some(lifeline) = &self.lifeline {
             lifeline.send(cause, BOUND);
         }
@@ -171,7 +167,6 @@ impl Failure {
         } else {
             exit_code
         };
-        #[cfg(feature = "mpi")]
         if let Some(lifeline) = &self.lifeline
             && !lifeline.is_on_first_host
         {
@@ -236,10 +231,12 @@ impl Failure {
         if self.must_kill {
             self.kill_peers_that_stay();
         }
-        #[cfg(feature = "mpi")]
         if self.lifeline.is_some() {
             // The end of this rank makes the launcher end all others: they should know why first.
             std::thread::sleep(GRACE);
+        }
+        #[cfg(feature = "mpi")]
+        if (self.lifeline.as_ref()).is_some_and(lifeline::Lifeline::is_of_mpi) {
             // Some launchers (srun) do not end the ranks of other hosts by themselves.
             within(BOUND, move || crate::mpi::abort(exit_code));
         }

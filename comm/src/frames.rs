@@ -7,10 +7,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use crate::waited::Waited;
+
 /// Bytes of the length before each message.
 const LENGTH_BYTES: usize = 4;
 /// How much is read at once.
-const READ_BYTES: usize = 16 << 10;
+const READ_BYTES: usize = 64 << 10;
+/// Sent bytes are dropped when there are so many, or nothing else.
+const KEPT_BYTES_MAX: usize = 8 << 20;
 
 /// One end of a socket.
 #[derive(Debug)]
@@ -19,7 +23,11 @@ pub(crate) struct Frames {
     /// Longer messages are refused.
     bytes_max: usize,
     received: Vec<u8>,
-    unsent: Vec<u8>,
+    /// Of what is queued the first bytes may be sent.
+    outgoing: Vec<u8>,
+    sent: usize,
+    /// How many bytes were sent and dropped from `outgoing`.
+    sent_before: u64,
     is_closed: bool,
 }
 
@@ -33,34 +41,57 @@ impl Frames {
             socket: File::from(OwnedFd::from(socket)),
             bytes_max,
             received: Vec::new(),
-            unsent: Vec::new(),
+            outgoing: Vec::new(),
+            sent: 0,
+            sent_before: 0,
             is_closed: false,
         })
     }
 
     /// Adds a message to those that are sent by `advance`.
     pub(crate) fn queue(&mut self, message: &[u8]) {
-        assert!(message.len() <= self.bytes_max);
-        let length = message.len() as u32;
-        self.unsent.extend_from_slice(&length.to_le_bytes());
-        self.unsent.extend_from_slice(message);
+        self.queue_parts(&[message]);
+    }
+
+    /// Adds one message in several parts.
+    pub(crate) fn queue_parts(&mut self, parts: &[&[u8]]) {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        assert!(length <= self.bytes_max);
+        let length = length as u32;
+        self.outgoing.extend_from_slice(&length.to_le_bytes());
+        parts
+            .iter()
+            .for_each(|part| self.outgoing.extend_from_slice(part));
+    }
+
+    /// From now on messages may have so many bytes.
+    pub(crate) fn set_limit(&mut self, bytes_max: usize) {
+        self.bytes_max = bytes_max;
     }
 
     /// Sends and receives what it can at once.
     pub(crate) fn advance(&mut self) {
-        if !self.is_closed && self.send().and_then(|()| self.receive()).is_err() {
-            self.is_closed = true;
+        if self.is_closed {
+            return;
         }
+        // What had come before the other end closed is received even if sending fails.
+        let (sent, received) = (self.send(), self.receive());
+        self.is_closed = sent.and(received).is_err();
     }
 
     fn send(&mut self) -> io::Result<()> {
-        while !self.unsent.is_empty() {
-            match self.socket.write(&self.unsent) {
-                Ok(count) => drop(self.unsent.drain(..count)),
+        while self.sent < self.outgoing.len() {
+            match self.socket.write(&self.outgoing[self.sent..]) {
+                Ok(count) => self.sent += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
+        }
+        if self.sent == self.outgoing.len() || self.sent >= KEPT_BYTES_MAX {
+            self.sent_before += self.sent as u64;
+            self.outgoing.drain(..self.sent);
+            self.sent = 0;
         }
         Ok(())
     }
@@ -98,7 +129,17 @@ impl Frames {
 
     /// Whether everything queued is sent.
     pub(crate) fn is_sent(&self) -> bool {
-        self.unsent.is_empty()
+        self.outgoing.is_empty()
+    }
+
+    /// How many bytes were ever queued.
+    pub(crate) fn queued(&self) -> u64 {
+        self.sent_before + self.outgoing.len() as u64
+    }
+
+    /// How many of them the socket has taken.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent_before + self.sent as u64
     }
 
     /// Whether the other end is closed or has sent what is no message. Whole messages that came
@@ -109,7 +150,7 @@ impl Frames {
 
     /// What `wait` waits for.
     pub(crate) fn entry(&self) -> libc::pollfd {
-        let to_send = if self.unsent.is_empty() {
+        let to_send = if self.outgoing.is_empty() {
             0
         } else {
             libc::POLLOUT
@@ -134,6 +175,29 @@ pub(crate) fn wait(entries: impl Iterator<Item = libc::pollfd>, timeout: Duratio
     let count = entries.len() as libc::nfds_t;
     // SAFETY: the call reads and writes `count` entries, which live until it returns.
     unsafe { libc::poll(entries.as_mut_ptr(), count, timeout_ms) };
+}
+
+/// How often a waiting process looks at the clock.
+const PERIOD: Duration = Duration::from_millis(50);
+
+/// Moves bytes until `done` returns something, for at most `limit`.
+pub(crate) fn wait_for<T>(
+    limit: Duration,
+    sockets: &mut [Frames],
+    mut done: impl FnMut(&mut [Frames]) -> Option<T>,
+) -> Option<T> {
+    let (mut waited, mut slept) = (Waited::new(), Duration::ZERO);
+    loop {
+        sockets.iter_mut().for_each(Frames::advance);
+        if let Some(result) = done(sockets) {
+            return Some(result);
+        }
+        if waited.after(slept) >= limit {
+            return None;
+        }
+        wait(sockets.iter().map(Frames::entry), PERIOD);
+        slept = PERIOD;
+    }
 }
 
 #[cfg(test)]

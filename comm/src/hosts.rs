@@ -1,19 +1,19 @@
-//! Ranks of several hosts: shared memory within a host, MPI between the first ranks of the hosts,
-//! their leaders.
+//! Ranks of several hosts: shared memory within a host, MPI or TCP between the first ranks of the
+//! hosts, their leaders.
 //!
 //! A reduction goes along the hosts as a chain: a leader adds the result of the host before it to
 //! its own elements, then its host reduces. So sums add in rank order and have the bits of a single
 //! host. The last host sends the result to all.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use ddp_kernels::{DType, Tensor};
 
 use crate::collective::{Call, Collective, Operation, Reduce};
 use crate::error::{Error, Result};
-use crate::mpi::{MESSAGE_BYTES_MAX, Mpi};
+use crate::messages::{MESSAGE_BYTES_MAX, Members};
 use crate::placement::{Placement, find};
 use crate::shared::Shared;
 use crate::sums::{self, Sources};
@@ -24,19 +24,24 @@ use crate::sums::{self, Sources};
 const LEADER_GRACE: Duration = Duration::from_millis(500);
 const LOCAL_GRACE: Duration = Duration::from_millis(2000);
 
+/// Sums of so many bytes take long enough to say that they go over TCP.
+const LARGE_BYTES: usize = 64 << 10;
+const SLOW: &str = "sums in host memory go over TCP between hosts; help: MPI (mpirun) is faster, \
+    and so are GPUs with NCCL";
+
 /// All ranks, seen from one of them. Hosts are in rank order.
 #[derive(Debug)]
 pub(crate) struct Hosts {
     placement: Placement,
     local: Shared,
     /// The leaders, on a leader.
-    leaders: Option<Mpi>,
-    everyone: Mpi,
+    leaders: Option<Members>,
+    everyone: Members,
 }
 
 impl Hosts {
     /// `local` is this host's ranks, `everyone` all ranks.
-    pub(crate) fn new(local: Shared, everyone: Mpi, placement: Placement) -> Hosts {
+    pub(crate) fn new(local: Shared, everyone: Members, placement: Placement) -> Hosts {
         let ranks = placement.hosts.iter().flatten().copied();
         assert!(ranks.eq(0..everyone.size()) && placement.hosts.len() > 1);
         let leaders = everyone.among(placement.hosts.iter().map(|ranks| ranks[0]).collect());
@@ -111,6 +116,10 @@ impl Hosts {
     /// Every rank's `tensor` becomes the reduction over all ranks.
     fn reduce(&self, met: &Met<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()> {
         let (flat, last) = (tensor.flatten()?, self.placement.hosts.len() - 1);
+        if flat.bytes() >= LARGE_BYTES && self.everyone.network() == "tcp" && self.rank() == 0 {
+            static SAID: Once = Once::new();
+            SAID.call_once(|| tracing::warn!("{SLOW}"));
+        }
         // bf16 is added in f32 and rounded once.
         if tensor.dtype() != DType::BF16 {
             self.reduce_along(met, &flat, reduce)?;
@@ -218,7 +227,10 @@ fn in_terms_of(call: &Call<'_>, mut error: Error) -> Error {
 
 impl Collective for Hosts {
     fn transport(&self) -> &'static str {
-        "shared memory and mpi"
+        match self.everyone.network() {
+            "tcp" => "shared memory and tcp",
+            _ => "shared memory and mpi",
+        }
     }
 
     fn rank(&self) -> usize {

@@ -3,17 +3,15 @@
 //! MPI is initialised only if the variables of an MPI launcher are present, because that takes
 //! 0.3 s. A build without MPI ignores these variables. A process that is alone although several were started is warned.
 
-use std::fs::{self, OpenOptions};
-use std::io;
+use std::fs;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::error::{Error, Ranks, Result};
-
-/// A lookup of environment variables.
-pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+pub(crate) use crate::rendezvous::Lookup;
+use crate::rendezvous::Rendezvous;
 
 /// Who started this process as one of several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +24,10 @@ pub(crate) enum Launcher {
     Pmi,
     /// Another that speaks PMIx: `srun --mpi=pmix`, PRRTE.
     Pmix,
+    /// `torchrun`, or whatever sets its variables, such as Kubeflow.
+    Torch,
+    /// `srun` without PMI.
+    Slurm,
 }
 
 /// What the launcher says. Numbers that it does not give are None.
@@ -155,8 +157,26 @@ impl Launch {
                 size: Some(job.size),
                 local_size: Some(job.size),
             }),
-            None if cfg!(feature = "mpi") => Launch::of_mpi(lookup),
-            None => None,
+            None => match Launch::of_mpi(lookup).filter(|_| cfg!(feature = "mpi")) {
+                Some(launch) => Some(launch),
+                None => Launch::of_meeting(lookup)?,
+            },
+        })
+    }
+
+    /// The launch of ranks that meet over TCP.
+    fn of_meeting(lookup: Lookup<'_>) -> Result<Option<Launch>> {
+        let launch = |launcher| {
+            move |place: Rendezvous| Launch {
+                launcher,
+                rank: place.rank,
+                size: Some(place.size),
+                local_size: place.local_size,
+            }
+        };
+        Ok(match Rendezvous::of_torch(lookup)? {
+            Some(place) => Some(launch(Launcher::Torch)(place)),
+            None => Rendezvous::of_slurm(lookup)?.map(launch(Launcher::Slurm)),
         })
     }
 
@@ -198,7 +218,9 @@ impl Launch {
             _ if lookup("SLURM_STEP_ID").is_some() => {
                 "srun --cpu-bind=none, or more cores a task with --cpus-per-task"
             }
-            Launcher::Own => "a wider taskset or cpuset for the program that starts the ranks",
+            Launcher::Own | Launcher::Torch | Launcher::Slurm => {
+                "a wider taskset or cpuset for the program that starts the ranks"
+            }
             Launcher::OpenMpi | Launcher::Pmix => "mpirun --bind-to none",
             Launcher::Pmi => "mpiexec -bind-to none (Intel MPI: I_MPI_PIN=0)",
         }
@@ -258,10 +280,11 @@ pub(crate) fn alone_warning(
         Claimant::Torchrun => "torchrun (or whatever set its variables)",
     };
     let help = match claimant {
-        _ if !with_mpi => format!(
-            "this program was built without the feature mpi: build it with default features on a \
-             machine that has MPI, and start it with mpirun -n {count}"
+        Claimant::MpiLauncher if !with_mpi => format!(
+            "this program was built without MPI: start it with torchrun, srun, or RANK, WORLD_SIZE, \
+             MASTER_ADDR and MASTER_PORT set for each of {count} ranks"
         ),
+        Claimant::Slurm if !with_mpi => format!("start it with srun -n {count}"),
         Claimant::MpiLauncher => "the launcher and this program's MPI library do not match: use \
             the mpirun of the MPI that the program was built with (ldd shows its libmpi)"
             .into(),
@@ -273,7 +296,7 @@ pub(crate) fn alone_warning(
              choices), or with mpirun -n {count} inside the allocation"
         ),
         Claimant::Pbs => format!("if {count} ranks are meant, start it with mpirun -n {count}"),
-        Claimant::Torchrun => format!("start it with mpirun -n {count} instead"),
+        Claimant::Torchrun => "set RANK, MASTER_ADDR and MASTER_PORT too, as torchrun does".into(),
     };
     Some(format!(
         "this process is alone, but {name} reports {count} tasks ({variable}={count}): {count} \
@@ -312,13 +335,17 @@ pub(crate) fn is_reported() -> bool {
 
 /// Whether this rank is the first of its host to ask, by a file in the launcher's folder, which
 /// the launcher removes. Without a folder every rank is. The job ends soon after.
+#[cfg(feature = "mpi")]
 pub(crate) fn is_first_of_host(launcher_folder: Option<&Path>) -> bool {
     let Some(folder) = launcher_folder else {
         return true;
     };
     let path = folder.join(REPORTED);
-    let created = OpenOptions::new().write(true).create_new(true).open(path);
-    !created.is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists)
+    let created = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(path);
+    !created.is_err_and(|error| error.kind() == std::io::ErrorKind::AlreadyExists)
 }
 
 #[cfg(test)]

@@ -3,8 +3,9 @@
 //! A program starts with a [`World`]: this process among the ranks of its job. It makes [`Group`]s,
 //! which move and reduce tensors. Modules, from the bottom up: who the ranks are (`identity`,
 //! `process`, `launcher`, `cores`), implementations of collectives (`single`, `shared/` within a
-//! host, `mpi/` and `hosts` between hosts, `nccl/` between GPUs) behind `group`, how jobs fail and
-//! stop (`failure`, `stop`, `watch`), and `world/`, which puts them together.
+//! host, `mpi/` or `tcp/` below `messages` and `hosts` between hosts, `nccl/` between GPUs) behind
+//! `group`, how jobs fail and stop (`failure`, `stop`, `watch`), and `world/`, which puts them
+//! together.
 
 mod allocation;
 mod background;
@@ -16,23 +17,25 @@ mod frames;
 pub mod gpus;
 mod group;
 mod handshake;
-#[cfg(feature = "mpi")]
 mod hosts;
 mod identity;
 mod launcher;
 mod limits;
+mod messages;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod nccl;
 mod patience;
 mod placement;
 mod process;
+mod rendezvous;
 mod say;
 mod shared;
 mod single;
 pub mod spawn;
 mod stop;
 mod sums;
+mod tcp;
 #[cfg(test)]
 mod tests;
 mod threads;

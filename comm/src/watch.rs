@@ -3,16 +3,16 @@
 //! of other hosts several times a second.
 //!
 //! On a host it covers every way in which a rank or the launcher can end. Between hosts it covers
-//! every failure that a rank of the other host lives to report; a host that disappears as a whole
-//! is noticed by the launcher, or by the timeout of the next collective.
+//! every failure that a rank of the other host lives to report, and over TCP also a rank whose
+//! sockets close; a host that disappears as a whole is noticed by the launcher, or by the timeout
+//! of the next collective.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::background::{Background, Cancelled};
 use crate::error::{Cause, Result};
-#[cfg(feature = "mpi")]
-use crate::failure::lifeline::WorkNews;
+use crate::failure::lifeline::{Lifeline, WorkNews};
 use crate::failure::{Failure, GRACE};
 use crate::launcher;
 use crate::process::{Peer, Process, wait_for_end};
@@ -31,13 +31,11 @@ pub(crate) fn start(failure: Arc<Failure>) -> Result<Background> {
 fn watch(failure: &Failure, cancelled: &Cancelled) {
     let mut sigterm = Termination::catch();
     let mut peers: Vec<&Peer> = failure.peers.iter().collect();
-    #[cfg(feature = "mpi")]
     let mut told = WorkNews::default();
     while !cancelled.within(Duration::ZERO) {
         let processes = peers.iter().map(|peer| &peer.process);
         let processes: Vec<&Process> = processes.chain(&failure.launcher).collect();
         let ended = wait_for_end(&processes, PERIOD);
-        #[cfg(feature = "mpi")]
         if let Some(lifeline) = &failure.lifeline {
             lifeline.tell_of_work(&mut told, &failure.board);
         }
@@ -48,7 +46,9 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
             }
             return;
         }
-        if let Some(lost) = ended.and_then(|index| lost(failure, &mut peers, index)) {
+        let lost_here = ended.and_then(|index| lost(failure, &mut peers, index));
+        let lost_elsewhere = || failure.lifeline.as_ref().and_then(Lifeline::lost);
+        if let Some(lost) = lost_here.or_else(lost_elsewhere) {
             // At once: mpirun sees it too, and is about to end this rank.
             failure.report(&lost);
         } else if let Some(sigterm) = sigterm.take_if(|sigterm| sigterm.has_come()) {
@@ -59,7 +59,6 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
 
 /// Why the job ends, if it does, according to this host or another.
 fn news(failure: &Failure) -> Option<Cause> {
-    #[cfg(feature = "mpi")]
     if let Some(lifeline) = &failure.lifeline {
         lifeline.listen(&failure.board);
     }

@@ -38,6 +38,7 @@ use crate::nccl::{self, Join};
 use crate::shared::{Board, CHANNELS, Segment};
 use crate::single::Single;
 use crate::stop;
+use crate::tcp::Mesh;
 use crate::threads;
 
 /// The channel of the world's own group.
@@ -68,6 +69,7 @@ pub struct World {
     share_gpus: bool,
     #[cfg(feature = "mpi")]
     job: Option<crate::mpi::Job>,
+    mesh: Option<Arc<Mesh>>,
 }
 
 impl World {
@@ -168,6 +170,7 @@ impl World {
             share_gpus: options.share_gpus,
             #[cfg(feature = "mpi")]
             job: start.job,
+            mesh: start.mesh,
         })
     }
 

@@ -2,7 +2,6 @@
 //! hosts why, and on which every rank's watch listens. The first rank of each host also tells those
 //! of the other hosts that ranks of its host work.
 
-use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,12 +9,14 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::error::Cause;
-use crate::mpi::{Comm, MESSAGE_BYTES_MAX, Request};
+use crate::messages::{Comm, MESSAGE_BYTES_MAX, Request};
 use crate::shared::Board;
 use crate::waited::wait_until;
 
-const TAG: c_int = 1;
-const TAG_WORKS: c_int = 2;
+/// The exit code of a job that lost a rank.
+const EXIT_LOST: u8 = 77;
+const TAG: u8 = 1;
+const TAG_WORKS: u8 = 2;
 /// How often a host tells that it works.
 const TOLD_EVERY: Duration = Duration::from_secs(1);
 
@@ -61,6 +62,25 @@ impl Lifeline {
             under_way.retain_mut(|request| matches!(request.is_done(), Ok(false)));
             Ok(under_way.is_empty())
         });
+    }
+
+    /// Why the job fails, if a rank of another host is gone without a word.
+    pub(crate) fn lost(&self) -> Option<Cause> {
+        let (rank, host) = self.comm.lost()?;
+        let text = "the connection to it was lost: its process was killed, or its host or network \
+            failed; help: look at that host's log (dmesg)";
+        Some(Cause {
+            rank,
+            host,
+            exit_code: EXIT_LOST,
+            text: text.into(),
+        })
+    }
+
+    /// Whether ending this process must end MPI.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn is_of_mpi(&self) -> bool {
+        matches!(self.comm, Comm::Mpi(_))
     }
 
     /// Tells the other hosts if ranks of this host have worked.

@@ -117,7 +117,7 @@ fn a_scheduler_without_pmi_and_nonsense_start_no_mpi() {
         detect(&[("SLURM_NTASKS", "8"), ("SLURM_PROCID", "3")]),
         None
     );
-    assert_eq!(detect(&[("WORLD_SIZE", "8"), ("RANK", "3")]), None);
+    assert_eq!(detect(&[("WORLD_SIZE", "8")]), None);
     assert_eq!(detect(&[("OMPI_COMM_WORLD_RANK", "first")]), None);
 }
 
@@ -149,7 +149,7 @@ fn several_tasks_and_a_world_of_one_say_what_to_type() {
     );
 
     let torchrun = warning(&[("WORLD_SIZE", "2")], true, false).unwrap();
-    assert!(torchrun.contains("mpirun -n 2 instead"), "{torchrun}");
+    assert!(torchrun.contains("set RANK, MASTER_ADDR"), "{torchrun}");
 
     let other_mpi = warning(&[("OMPI_COMM_WORLD_SIZE", "2")], true, true).unwrap();
     assert!(other_mpi.contains("do not match"), "{other_mpi}");
@@ -162,18 +162,50 @@ fn several_tasks_and_a_world_of_one_say_what_to_type() {
 }
 
 #[test]
-fn a_build_without_mpi_says_so_under_every_launcher() {
-    for pairs in [
-        &[("OMPI_COMM_WORLD_SIZE", "2")],
-        &[("PMI_SIZE", "2")],
-        &[("SLURM_NTASKS", "2")],
+fn a_build_without_mpi_says_what_to_start_it_with() {
+    for (pairs, help) in [
+        (
+            &[("OMPI_COMM_WORLD_SIZE", "2")],
+            "built without MPI: start it with torchrun",
+        ),
+        (
+            &[("PMI_SIZE", "2")],
+            "built without MPI: start it with torchrun",
+        ),
+        (&[("SLURM_NTASKS", "2")], "start it with srun -n 2"),
     ] {
-        assert!(
-            warning(pairs, false, false)
-                .unwrap()
-                .contains("without the feature mpi")
-        );
+        let warning = warning(pairs, false, false).unwrap();
+        assert!(warning.contains(help), "{warning}");
     }
+}
+
+#[test]
+fn ranks_without_mpi_are_known_by_torchruns_and_slurms_variables() {
+    let torch = detect(&[
+        ("RANK", "1"),
+        ("WORLD_SIZE", "4"),
+        ("LOCAL_WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "node1"),
+        ("MASTER_PORT", "29500"),
+        ("SLURM_PROCID", "0"),
+        ("SLURM_STEP_NUM_TASKS", "2"),
+    ]);
+    let expected = Launch {
+        launcher: Launcher::Torch,
+        rank: 1,
+        size: Some(4),
+        local_size: Some(2),
+    };
+    assert_eq!(torch, Some(expected));
+    let slurm = detect(&[
+        ("SLURM_PROCID", "3"),
+        ("SLURM_STEP_NUM_TASKS", "4"),
+        ("SLURM_STEP_NODELIST", "node[1-2]"),
+    ]);
+    assert_eq!(
+        slurm.map(|it| (it.launcher, it.rank)),
+        Some((Launcher::Slurm, 3))
+    );
 }
 
 #[test]
@@ -238,6 +270,7 @@ fn the_way_to_unbind_is_that_of_the_launcher() {
     );
 }
 
+#[cfg(feature = "mpi")]
 #[test]
 fn one_rank_of_a_host_is_the_first() {
     let folder = std::env::temp_dir().join(format!("ddp-first-test-{}", std::process::id()));

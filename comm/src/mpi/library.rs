@@ -109,9 +109,6 @@ impl std::fmt::Debug for Comm {
     }
 }
 
-/// The most bytes of one message.
-pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 20;
-
 impl Comm {
     /// This rank.
     pub(crate) fn rank(&self) -> usize {
@@ -187,7 +184,6 @@ impl Comm {
 
     /// Starts to send `bytes` to rank `to`.
     pub(crate) fn send(&self, bytes: Arc<[u8]>, to: usize, tag: c_int) -> Result<Request> {
-        assert!(bytes.len() <= MESSAGE_BYTES_MAX);
         let mut request = Request::new(Vec::new());
         let (start, count, to) = (bytes.as_ptr().cast(), bytes.len() as c_int, to as c_int);
         // SAFETY: the request holds the bytes until MPI is done with them, or leaks them; nothing
@@ -203,7 +199,6 @@ impl Comm {
 
     /// Starts to receive `count` bytes from rank `from`.
     pub(crate) fn receive(&self, count: usize, from: usize, tag: c_int) -> Result<Request> {
-        assert!(count <= MESSAGE_BYTES_MAX);
         let mut request = Request::new(vec![0; count]);
         let start = request.received.as_mut_ptr().cast();
         // SAFETY: the request owns the bytes until MPI is done with them, or leaks them; nothing

@@ -14,7 +14,6 @@ use super::star::Star;
 use crate::cores::{self, Cores};
 use crate::error::{Error, Problem, Result};
 use crate::failure::Failure;
-#[cfg(feature = "mpi")]
 use crate::failure::lifeline::Lifeline;
 use crate::identity::{Identity, host_name};
 use crate::launcher::{Launch, Launcher, Lookup, OwnJob};
@@ -22,7 +21,9 @@ use crate::limits;
 use crate::nccl::environment::{self, RankKind};
 use crate::placement::Placement;
 use crate::process::{Peer, Process};
+use crate::rendezvous::Rendezvous;
 use crate::shared::{Board, Segment};
+use crate::tcp::Secret;
 
 /// Makes this rank claim a host of this name, so that one machine can stand in for several hosts.
 /// For tests.
@@ -45,11 +46,22 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
     }
     apply_settings(options, launch, &lookup);
     let limits = limits::check(launch.local_size.unwrap_or(1).max(1));
-    let Some(job) = OwnJob::read(&lookup)? else {
-        return Ok(None);
+    let mut meeting = match OwnJob::read(&lookup)? {
+        Some(job) => Star::inherited(job, options)?,
+        None => {
+            let place = match launch.launcher {
+                Launcher::Slurm => Rendezvous::of_slurm(&lookup)?,
+                _ => Rendezvous::of_torch(&lookup)?,
+            };
+            let Some(place) = place else {
+                return Ok(None);
+            };
+            Star::over_tcp(place, Secret::read(&lookup)?, options)?
+        }
     };
-    let mut meeting = Star::inherited(job, options)?;
-    join(options, launch, &mut meeting, limits).map(Some)
+    let start = join(options, launch, &mut meeting, limits)?;
+    let mesh = meeting.into_mesh();
+    Ok(Some(Start { mesh, ..start }))
 }
 
 /// What the world starts with, once its ranks know each other. A rank whose limits are too small
@@ -74,8 +86,12 @@ fn join(
             0 => error,
             _ => error.reported_by_rank_0(),
         })?;
-    #[cfg(feature = "mpi")]
-    let lifeline = lifeline(meeting, &placement)?;
+    let names: Vec<&str> = cards.iter().map(|card| card.host.as_str()).collect();
+    let mut messages = || match placement.hosts.len() {
+        1 => Ok(None),
+        _ => meeting.messages(&placement, &names).map(Some),
+    };
+    let (lifeline, base) = (messages()?, messages()?);
     let (here, board) = (placement.here(), Board::new(&segment));
     board.show_beats(placement.local_rank);
     let failure = Failure {
@@ -90,22 +106,22 @@ fn join(
         board,
         remedy_text: options.remedy_text,
         peers: peers(&placement, &cards),
-        launcher: Process::parent(),
+        launcher: Process::parent().filter(|_| has_launcher(launch)),
         // These launchers end the ranks that are left, and their exit code is that of the first to
         // end, which must not be a kill.
         must_kill: !matches!(launch.launcher, Launcher::OpenMpi | Launcher::Own),
-        #[cfg(feature = "mpi")]
-        lifeline,
+        lifeline: lifeline.map(|comm| Lifeline {
+            comm,
+            others: placement.elsewhere(),
+            is_on_first_host: placement.host == 0,
+            host: placement.host,
+            leaders: placement.other_leaders(),
+        }),
     };
     let masks: Vec<Cores> = here.iter().map(|&rank| cards[rank].cores.clone()).collect();
     let rank = ProcessRank {
-        #[cfg(feature = "mpi")]
         timeout: options.timeout,
-        #[cfg(feature = "mpi")]
-        base: match placement.hosts.len() {
-            1 => None,
-            _ => meeting.messages()?,
-        },
+        base,
         segment,
         is_roomy: cores::are_roomy(&masks, here.len()),
         placement,
@@ -119,6 +135,7 @@ fn join(
         unbind: launch.unbind(&lookup),
         #[cfg(feature = "mpi")]
         job: None,
+        mesh: None,
     })
 }
 
@@ -133,20 +150,12 @@ fn by_host(meeting: &mut dyn Meeting, cards: Vec<Card>) -> Result<(Vec<Card>, us
     Ok((cards, meeting.rank()))
 }
 
-/// How this rank hears of other hosts, if there are any.
-#[cfg(feature = "mpi")]
-fn lifeline(meeting: &mut dyn Meeting, placement: &Placement) -> Result<Option<Lifeline>> {
-    let others = placement.elsewhere();
-    if others.is_empty() {
-        return Ok(None);
-    }
-    Ok(meeting.messages()?.map(|comm| Lifeline {
-        comm,
-        others,
-        is_on_first_host: placement.host == 0,
-        host: placement.host,
-        leaders: placement.other_leaders(),
-    }))
+/// Whether the process that started this one stays until its end. A script that sets the variables
+/// may not.
+fn has_launcher(launch: &Launch) -> bool {
+    let lookup = |name: &str| std::env::var(name).ok();
+    launch.launcher != Launcher::Torch
+        || Rendezvous::of_torch(&lookup).is_ok_and(|place| place.is_some_and(|it| it.has_launcher))
 }
 
 fn peers(placement: &Placement, cards: &[Card]) -> Vec<Peer> {

@@ -22,6 +22,9 @@ use crate::watch;
 /// How often to check whether a signal has come.
 const PERIOD: Duration = Duration::from_millis(50);
 
+/// How long a rank that has finished its work waits for those of other hosts.
+const FAREWELL_MAX: Duration = Duration::from_secs(10);
+
 /// What Ctrl-C prints while ranks connect.
 const ON_INTERRUPT: [&str; 2] = [
     "\nCtrl-C: ending once the ranks are connected. Ctrl-C again ends at once.\n",
@@ -186,11 +189,14 @@ impl Drop for World {
         if let Err(error) = self.barrier() {
             self.failure.fail_with(&error);
         }
-        // They use MPI, which ends below.
+        // They use messages between hosts, which end below.
         self.gpu_watches.stop();
         self.failure.board.leave(self.failure.identity.local_rank);
         let watch = self.watch.get_mut().unwrap_or_else(PoisonError::into_inner);
         drop(watch.take());
+        if let Some(mesh) = &self.mesh {
+            mesh.leave(self.timeout.min(FAREWELL_MAX));
+        }
         #[cfg(feature = "mpi")]
         if let Some(job) = self.job.take() {
             super::over_mpi::end(job, &self.failure, self.timeout);

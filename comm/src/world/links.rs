@@ -7,6 +7,7 @@ use crate::cores::{self, Cores};
 use crate::error::Result;
 use crate::failure::Failure;
 use crate::single::Single;
+use crate::tcp::Mesh;
 use crate::threads::ThreadRank;
 
 /// What connects this rank to the others.
@@ -41,6 +42,8 @@ pub(super) struct Start {
     pub(super) unbind: &'static str,
     #[cfg(feature = "mpi")]
     pub(super) job: Option<crate::mpi::Job>,
+    /// The sockets between hosts, if there are any.
+    pub(super) mesh: Option<Arc<Mesh>>,
 }
 
 impl Start {
@@ -55,6 +58,7 @@ impl Start {
             failure,
             #[cfg(feature = "mpi")]
             job: None,
+            mesh: None,
         }
     }
 }
@@ -63,27 +67,20 @@ pub(super) mod processes {
     //! Ranks that are processes.
 
     use std::sync::Arc;
-    #[cfg(feature = "mpi")]
     use std::time::Duration;
 
     use crate::collective::Collective;
     use crate::error::Result;
-    #[cfg(feature = "mpi")]
     use crate::hosts::Hosts;
-    #[cfg(feature = "mpi")]
-    use crate::mpi::{Comm, Mpi};
+    use crate::messages::{Comm, Members};
     use crate::placement::Placement;
-    #[cfg(feature = "mpi")]
-    use crate::shared::Board;
-    use crate::shared::{Segment, Shared};
+    use crate::shared::{Board, Segment, Shared};
 
     /// A rank that is a process.
     #[derive(Debug)]
     pub(in crate::world) struct ProcessRank {
-        #[cfg(feature = "mpi")]
         pub(in crate::world) timeout: Duration,
         /// Connects several hosts.
-        #[cfg(feature = "mpi")]
         pub(in crate::world) base: Option<Comm>,
         pub(in crate::world) segment: Segment,
         pub(in crate::world) placement: Placement,
@@ -103,13 +100,12 @@ pub(super) mod processes {
                 self.is_roomy,
                 None,
             )?;
-            #[cfg(feature = "mpi")]
-            if let Some(base) = &self.base {
-                let comm = base.duplicate(self.timeout)?;
-                let mpi = Mpi::new(comm, Board::new(&self.segment), placement.of_ranks());
-                return Ok(Arc::new(Hosts::new(shared, mpi, placement.clone())));
-            }
-            Ok(Arc::new(shared))
+            let Some(base) = &self.base else {
+                return Ok(Arc::new(shared));
+            };
+            let comm = base.duplicate(self.timeout)?;
+            let everyone = Members::new(comm, Board::new(&self.segment), placement.of_ranks());
+            Ok(Arc::new(Hosts::new(shared, everyone, placement.clone())))
         }
     }
 }

@@ -3,8 +3,7 @@
 use serde_json::Value;
 
 use crate::error::Result;
-#[cfg(feature = "mpi")]
-use crate::mpi::Comm;
+use crate::messages::Comm;
 use crate::placement::Placement;
 
 /// All ranks of a job, seen from one of them. All ranks make the same calls in the same order.
@@ -22,7 +21,6 @@ pub(super) trait Meeting {
     /// An error if these ranks cannot work on several hosts.
     fn check_hosts(&self, placement: &Placement) -> Result<()>;
 
-    /// A new communicator between all ranks, if this can make one.
-    #[cfg(feature = "mpi")]
-    fn messages(&mut self) -> Result<Option<Comm>>;
+    /// A new communicator between the ranks, which are on several hosts: `names` has each rank's.
+    fn messages(&mut self, placement: &Placement, names: &[&str]) -> Result<Comm>;
 }

@@ -17,6 +17,7 @@ use crate::launcher::{
     stopped_note,
 };
 use crate::limits;
+use crate::messages;
 use crate::mpi::{Comm, Job};
 use crate::placement::Placement;
 use crate::say::print_line;
@@ -113,9 +114,10 @@ impl Meeting for Ranks<'_> {
         Err(Error::setup("bring the ranks together", reason, help))
     }
 
-    fn messages(&mut self) -> Result<Option<Comm>> {
+    fn messages(&mut self, _: &Placement, _: &[&str]) -> Result<messages::Comm> {
         let _guard = self.guard()?;
-        Ok(Some(self.comm().duplicate(self.options.timeout)?))
+        let comm = self.comm().duplicate(self.options.timeout)?;
+        Ok(messages::Comm::Mpi(comm))
     }
 }
 

@@ -2,27 +2,27 @@
 //! what they exchange.
 
 use std::fs::File;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::meeting::Meeting;
 use super::options::Options;
 use crate::error::{Error, Ranks, Result, Seconds};
-use crate::frames::{Frames, wait};
+use crate::frames::{Frames, wait_for};
 use crate::launcher::{OwnJob, patience, stopped_note};
-#[cfg(feature = "mpi")]
-use crate::mpi::Comm;
+use crate::messages::Comm;
 use crate::placement::Placement;
-use crate::waited::Waited;
+use crate::rendezvous::Rendezvous;
+use crate::tcp::{self, Channel, Guests, Joined, Mesh, Pass, Secret};
 
 /// The most bytes of a value.
 const VALUE_BYTES_MAX: usize = 64 << 10;
-/// How often a waiting rank looks at the clock.
-const PERIOD: Duration = Duration::from_millis(50);
 /// How long rank 0 may take to tell the others that it gives up, and to report it.
 const REFUSAL_MAX: Duration = Duration::from_millis(300);
 const ACTION: &str = "bring the ranks together";
@@ -36,6 +36,19 @@ pub(super) struct Star {
     timeout: Duration,
     /// The ranks by which they met, in the order of those by which they are known now.
     order: Vec<usize>,
+    /// None if this job cannot be on several hosts.
+    network: Option<Network>,
+    /// The sockets between hosts, once there are any.
+    mesh: Option<Arc<Mesh>>,
+}
+
+/// What ranks that met over TCP need to connect to each other.
+#[derive(Debug)]
+struct Network {
+    job: String,
+    secret: Secret,
+    /// This end's address of each socket.
+    addresses: Vec<IpAddr>,
 }
 
 impl Star {
@@ -72,7 +85,61 @@ impl Star {
             sockets,
             timeout,
             order: (0..size).collect(),
+            network: None,
+            mesh: None,
         }
+    }
+
+    /// Ranks that meet at this place.
+    pub(super) fn over_tcp(place: Rendezvous, secret: Secret, options: &Options) -> Result<Star> {
+        let (rank, limit) = (place.rank, options.timeout);
+        let pass = Pass::new(&place.job, secret.clone(), rank);
+        let joined = if rank == 0 {
+            let mut guests = Guests::new(tcp::listen(&place)?, pass, VALUE_BYTES_MAX)?;
+            let others: Vec<usize> = (1..place.size).collect();
+            let gathered = guests.gather(&others, limit, &place.address());
+            guests.joined.sort_by_key(|joined| joined.rank);
+            if let Err(error) = gathered {
+                let mut sockets: Vec<Frames> = guests
+                    .joined
+                    .into_iter()
+                    .map(|joined| joined.frames)
+                    .collect();
+                tell_reason(&mut sockets, &error);
+                return Err(error);
+            }
+            guests.joined
+        } else {
+            let addresses = || {
+                let of_port = |&port: &u16| (place.host.as_str(), port).to_socket_addrs().ok();
+                place.ports.iter().filter_map(of_port).flatten().collect()
+            };
+            let (at, limit) = (place.address(), limit.saturating_add(patience(rank)));
+            vec![tcp::connect(
+                0,
+                addresses,
+                &at,
+                &pass,
+                VALUE_BYTES_MAX,
+                limit,
+            )?]
+        };
+        let (sockets, addresses) = joined
+            .into_iter()
+            .map(|joined| (joined.frames, joined.address))
+            .unzip();
+        let network = Some(Network {
+            job: place.job,
+            secret,
+            addresses,
+        });
+        let star = Star::new(rank, place.size, sockets, options.timeout);
+        Ok(Star { network, ..star })
+    }
+
+    /// The sockets between hosts, if there are any. Those by which ranks met are closed.
+    pub(super) fn into_mesh(self) -> Option<Arc<Mesh>> {
+        self.mesh
     }
 
     /// Rank 0's part: the values of all ranks, which it sends to all.
@@ -124,14 +191,7 @@ impl Star {
                 format!("{missing} did not come within {within}{note}"),
             )
         };
-        let text = error.to_string();
-        for socket in &mut self.sockets {
-            socket.queue(&text.as_bytes()[..text.floor_char_boundary(VALUE_BYTES_MAX)]);
-        }
-        wait_for(REFUSAL_MAX, &mut self.sockets, |sockets| {
-            let mut all = sockets.iter();
-            all.all(|it| it.is_sent() || it.is_closed()).then_some(())
-        });
+        tell_reason(&mut self.sockets, &error);
         error
     }
 
@@ -202,38 +262,101 @@ impl Meeting for Star {
     }
 
     fn check_hosts(&self, placement: &Placement) -> Result<()> {
-        let reason = format!(
-            "the ranks are on {} hosts, or in containers of one that cannot share memory",
-            placement.hosts.len()
-        );
-        let help = "start ranks of several hosts with mpirun";
+        if self.network.is_some() {
+            return Ok(());
+        }
+        let count = placement.hosts.len();
+        let reason = format!("the ranks cannot share memory: they seem to be on {count} hosts");
+        let help = "start the ranks of one job in one PID namespace of one host";
         Err(Error::setup(ACTION, reason, help))
     }
 
-    #[cfg(feature = "mpi")]
-    fn messages(&mut self) -> Result<Option<Comm>> {
-        Ok(None)
+    fn messages(&mut self, placement: &Placement, names: &[&str]) -> Result<Comm> {
+        let mesh = match &self.mesh {
+            Some(mesh) => Arc::clone(mesh),
+            None => Arc::new(self.connect_hosts(placement, names)?),
+        };
+        self.mesh = Some(Arc::clone(&mesh));
+        Ok(Comm::Tcp(Channel::new(&mesh)))
     }
 }
 
-/// Moves bytes until `done` returns something, for at most `limit`.
-fn wait_for<T>(
-    limit: Duration,
-    sockets: &mut [Frames],
-    mut done: impl FnMut(&mut [Frames]) -> Option<T>,
-) -> Option<T> {
-    let (mut waited, mut slept) = (Waited::new(), Duration::ZERO);
-    loop {
-        sockets.iter_mut().for_each(Frames::advance);
-        if let Some(result) = done(sockets) {
-            return Some(result);
+impl Star {
+    /// Connects each rank with those of other hosts. A rank first calls those below it, in order,
+    /// then waits for those above.
+    fn connect_hosts(&mut self, placement: &Placement, names: &[&str]) -> Result<Mesh> {
+        let (rank, limit) = (self.rank(), self.timeout);
+        let own = self.address_for(placement)?;
+        let network = self.network.as_ref();
+        let network = network.expect("hosts were checked before");
+        let pass = Pass::new(
+            &format!("mesh {}", network.job),
+            network.secret.clone(),
+            rank,
+        );
+        let listener = tcp::listen_anywhere(own)?;
+        let port = listener.local_addr().map_or(0, |address| address.port());
+        let addresses = self.exchange(&json!(SocketAddr::new(own, port).to_string()))?;
+        let others = placement.elsewhere();
+        let (below, above): (Vec<usize>, Vec<usize>) = others.iter().partition(|&&it| it < rank);
+        let mut joined: Vec<Joined> = Vec::new();
+        for other in below {
+            let address = addresses[other].as_str().unwrap_or_default();
+            let parsed = || address.parse().ok().into_iter().collect();
+            let place = format!("{address} on {}", names[other]);
+            joined.push(tcp::connect(
+                other,
+                parsed,
+                &place,
+                &pass,
+                tcp::FRAME_BYTES_MAX,
+                limit,
+            )?);
         }
-        if waited.after(slept) >= limit {
-            return None;
+        let mut guests = Guests::new(listener, pass, tcp::FRAME_BYTES_MAX)?;
+        guests.gather(&above, limit, &format!("{own} on {}", names[rank]))?;
+        joined.append(&mut guests.joined);
+        let mut peers: Vec<Option<(Frames, String)>> = names.iter().map(|_| None).collect();
+        for it in joined {
+            peers[it.rank] = Some((it.frames, names[it.rank].to_string()));
         }
-        wait(sockets.iter().map(Frames::entry), PERIOD);
-        slept = PERIOD;
+        Ok(Mesh::new(rank, peers))
     }
+
+    /// This rank's address for other hosts: that by which it met rank 0, and on rank 0's own host
+    /// that by which other hosts met rank 0.
+    fn address_for(&mut self, placement: &Placement) -> Result<IpAddr> {
+        let addresses = self
+            .network
+            .as_ref()
+            .map_or(&[][..], |network| &network.addresses);
+        let met = match self.rank {
+            0 => placement
+                .elsewhere()
+                .first()
+                .map(|&rank| addresses[self.order[rank] - 1]),
+            _ => addresses.first().copied(),
+        };
+        let met = met.map_or(String::new(), |address| address.to_canonical().to_string());
+        let all = self.exchange(&json!(met))?;
+        let is_with_rank_0 = placement.host == 0;
+        let chosen = if is_with_rank_0 { 0 } else { self.rank() };
+        let address = all[chosen].as_str().and_then(|text| text.parse().ok());
+        let help = "give MASTER_ADDR as an address that all hosts reach";
+        address.ok_or_else(|| Error::setup(ACTION, "this host has no address", help))
+    }
+}
+
+/// Tells all ranks that have come why the job ends.
+fn tell_reason(sockets: &mut [Frames], error: &Error) {
+    let text = error.to_string();
+    for socket in &mut *sockets {
+        socket.queue(&text.as_bytes()[..text.floor_char_boundary(VALUE_BYTES_MAX)]);
+    }
+    wait_for(REFUSAL_MAX, sockets, |sockets| {
+        let mut all = sockets.iter();
+        all.all(|it| it.is_sent() || it.is_closed()).then_some(())
+    });
 }
 
 #[cfg(test)]

@@ -1,9 +1,8 @@
-//! Tensors in host memory between ranks of several hosts, over MPI: for `hosts.rs`.
+//! Tensors in host memory between ranks of several hosts: for `hosts.rs`.
 //!
 //! Before anything moves, every rank tells every other what it calls, so that missing ranks and
 //! different calls are known by name. A waiting rank uses no core.
 
-use std::ffi::c_int;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +11,7 @@ use std::time::Duration;
 use ddp_kernels::Tensor;
 use twox_hash::XxHash3_64;
 
-use super::library::{Comm, MESSAGE_BYTES_MAX, Request};
+use super::comm::{Comm, MESSAGE_BYTES_MAX, Request};
 use crate::collective::{Call, Operation};
 use crate::error::{Error, Result};
 use crate::patience::{Awaited, Patience};
@@ -38,12 +37,12 @@ enum MessageKind {
 }
 
 /// Kinds of messages. There are two sets of members, each with its own tags.
-const TAGS: c_int = 4;
+const TAGS: u8 = 4;
 
 /// Some ranks of a communicator that act together, seen from one of them. Their numbers here are
 /// their positions in `members`.
 #[derive(Debug)]
-pub(crate) struct Mpi {
+pub(crate) struct Members {
     comm: Arc<Comm>,
     board: Board,
     /// The host of each rank in the communicator.
@@ -52,15 +51,15 @@ pub(crate) struct Mpi {
     members: Vec<usize>,
     /// This rank's index in `members`.
     me: usize,
-    first_tag: c_int,
+    first_tag: u8,
 }
 
-impl Mpi {
+impl Members {
     /// All ranks of `comm`, which has no other user, each with its host. A failure on `board` ends
     /// every wait.
-    pub(crate) fn new(comm: Comm, board: Board, hosts: Arc<[usize]>) -> Mpi {
+    pub(crate) fn new(comm: Comm, board: Board, hosts: Arc<[usize]>) -> Members {
         let (me, members) = (comm.rank(), (0..comm.size()).collect());
-        Mpi {
+        Members {
             comm: Arc::new(comm),
             board,
             hosts,
@@ -71,10 +70,10 @@ impl Mpi {
     }
 
     /// Some of the same ranks, with separate messages. None if this rank is not among them.
-    pub(crate) fn among(&self, members: Vec<usize>) -> Option<Mpi> {
+    pub(crate) fn among(&self, members: Vec<usize>) -> Option<Members> {
         let me = members.iter().position(|&rank| rank == self.comm.rank())?;
         let (comm, board) = (Arc::clone(&self.comm), self.board.clone());
-        Some(Mpi {
+        Some(Members {
             comm,
             board,
             hosts: Arc::clone(&self.hosts),
@@ -93,15 +92,15 @@ impl Mpi {
     fn post(&self, bytes: Arc<[u8]>, to: usize, kind: MessageKind) -> Result<Flight> {
         let request = self
             .comm
-            .send(bytes, self.members[to], self.first_tag + kind as c_int)?;
+            .send(bytes, self.members[to], self.first_tag + kind as u8)?;
         Ok(Flight { request, peer: to })
     }
 
     /// Starts to receive from the member `from`.
     fn expect(&self, count: usize, from: usize, kind: MessageKind) -> Result<Flight> {
-        let request =
-            self.comm
-                .receive(count, self.members[from], self.first_tag + kind as c_int)?;
+        let request = self
+            .comm
+            .receive(count, self.members[from], self.first_tag + kind as u8)?;
         Ok(Flight {
             request,
             peer: from,
@@ -322,6 +321,11 @@ impl Mpi {
             }
             _ => unreachable!("only sends and receives are between two ranks"),
         }
+    }
+
+    /// What connects them: "mpi", "tcp".
+    pub(crate) fn network(&self) -> &'static str {
+        self.comm.name()
     }
 
     /// How many members there are.

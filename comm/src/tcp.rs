@@ -1,0 +1,12 @@
+//! Ranks over TCP, where there is no MPI: how they find and recognise each other (`hello.rs`,
+//! `join.rs`, `secret.rs`), and messages between hosts (`mesh.rs`).
+
+mod hello;
+mod join;
+mod mesh;
+mod secret;
+
+pub(crate) use self::hello::Pass;
+pub(crate) use self::join::{Guests, Joined, connect, listen, listen_anywhere};
+pub(crate) use self::mesh::{Channel, FRAME_BYTES_MAX, Letter, MESSAGE_BYTES_MAX, Mesh};
+pub(crate) use self::secret::Secret;

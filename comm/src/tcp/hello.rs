@@ -1,0 +1,211 @@
+//! How two ranks that have just connected recognise each other. The one that called names the job
+//! and both ranks; each proves that it has the job's secret by an answer that depends on a number
+//! the other has just made up. What does not follow this is dropped.
+
+use serde_json::{Value, json};
+
+use super::secret::{SECRET, Secret, nonce};
+use crate::error::Result;
+
+/// The program and the version of this protocol.
+const MAGIC: &str = "ddp-train ranks 1";
+/// The most bytes of one of these messages.
+pub(super) const HELLO_BYTES_MAX: usize = 1024;
+
+/// By what a rank recognises others of its job.
+#[derive(Clone, Debug)]
+pub(crate) struct Pass {
+    /// A hash of the job's name.
+    job: String,
+    pub(crate) secret: Secret,
+    /// This rank.
+    pub(crate) rank: usize,
+}
+
+/// What the rank that was called knows about the one that called.
+#[derive(Debug)]
+pub(super) struct Caller {
+    pub(super) rank: usize,
+    numbers: [String; 2],
+}
+
+/// What to do with a message.
+#[derive(Debug)]
+pub(super) enum Answer<T> {
+    /// It is a rank of this job.
+    Known(T),
+    /// Another program, or another job.
+    Stranger,
+    /// A rank of this job, as it says, with another secret: why.
+    Refused(String),
+}
+
+impl Pass {
+    pub(crate) fn new(job: &str, secret: Secret, rank: usize) -> Pass {
+        Pass {
+            job: blake3::hash(job.as_bytes()).to_hex().to_string(),
+            secret,
+            rank,
+        }
+    }
+
+    fn words<'a>(
+        &'a self,
+        side: &'a str,
+        ranks: &'a str,
+        numbers: &'a [String; 2],
+    ) -> [&'a str; 5] {
+        [side, &self.job, ranks, &numbers[0], &numbers[1]]
+    }
+
+    /// What the calling rank says first, and its number.
+    pub(super) fn call(&self, to: usize) -> Result<(String, Vec<u8>)> {
+        let number = nonce()?;
+        let call = json!([MAGIC, self.job, self.rank, to, number, self.secret.is_set()]);
+        Ok((number, call.to_string().into_bytes()))
+    }
+
+    /// The called rank's answer to the first message, and what it has learnt.
+    pub(super) fn answer(&self, call: &[u8]) -> Result<(Answer<Caller>, Vec<u8>)> {
+        let call: Value = serde_json::from_slice(call).unwrap_or_default();
+        let is_ours = call[0] == MAGIC && call[1] == self.job && call[3] == self.rank;
+        let (true, Some(rank), Some(theirs)) = (is_ours, call[2].as_u64(), call[4].as_str()) else {
+            return Ok((Answer::Stranger, Vec::new()));
+        };
+        let (number, is_set) = (nonce()?, self.secret.is_set());
+        let numbers = [theirs.to_string(), number];
+        let ranks = format!("{rank} {}", self.rank);
+        let proof = self.secret.proof(&self.words("called", &ranks, &numbers));
+        let said = json!([MAGIC, self.job, numbers[1], proof, is_set]).to_string();
+        let answer = match call[5] == is_set {
+            true => Answer::Known(Caller {
+                rank: rank as usize,
+                numbers,
+            }),
+            false => Answer::Refused(difference(is_set)),
+        };
+        Ok((answer, said.into_bytes()))
+    }
+
+    /// The calling rank's second message, which answers the called rank's first.
+    pub(super) fn prove(&self, to: usize, number: &str, answer: &[u8]) -> Answer<Vec<u8>> {
+        let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
+        let is_ours = answer[0] == MAGIC && answer[1] == self.job;
+        let (true, Some(theirs), Some(proof)) = (is_ours, answer[2].as_str(), answer[3].as_str())
+        else {
+            return Answer::Stranger;
+        };
+        if answer[4] != self.secret.is_set() {
+            return Answer::Refused(difference(self.secret.is_set()));
+        }
+        let numbers = [number.to_string(), theirs.to_string()];
+        let ranks = format!("{} {to}", self.rank);
+        if !self
+            .secret
+            .accepts(&self.words("called", &ranks, &numbers), proof)
+        {
+            return Answer::Refused(format!("it has another {SECRET}"));
+        }
+        let proof = self.secret.proof(&self.words("calling", &ranks, &numbers));
+        Answer::Known(json!([proof]).to_string().into_bytes())
+    }
+
+    /// Whether the calling rank's second message is right.
+    pub(super) fn check(&self, caller: &Caller, proof: &[u8]) -> Answer<()> {
+        let proof: Value = serde_json::from_slice(proof).unwrap_or_default();
+        let Some(proof) = proof[0].as_str() else {
+            return Answer::Stranger;
+        };
+        let ranks = format!("{} {}", caller.rank, self.rank);
+        match self
+            .secret
+            .accepts(&self.words("calling", &ranks, &caller.numbers), proof)
+        {
+            true => Answer::Known(()),
+            false => Answer::Refused(format!("it has another {SECRET}")),
+        }
+    }
+}
+
+fn difference(is_set: bool) -> String {
+    match is_set {
+        true => format!("it has no {SECRET}, and this rank has one"),
+        false => format!("it has a {SECRET}, and this rank has none"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pass(rank: usize, job: &str, secret: Option<&str>) -> Pass {
+        Pass::new(job, Secret::new(secret), rank)
+    }
+
+    /// What rank 0 and rank 2 make of each other.
+    fn meet(zero: &Pass, two: &Pass) -> Result<(), String> {
+        let (number, call) = two.call(0).unwrap();
+        let (caller, answer) = zero.answer(&call).unwrap();
+        let caller = match caller {
+            Answer::Known(caller) => caller,
+            other => return Err(format!("{other:?}")),
+        };
+        assert_eq!(caller.rank, 2);
+        let proof = match two.prove(0, &number, &answer) {
+            Answer::Known(proof) => proof,
+            other => return Err(format!("{other:?}")),
+        };
+        match zero.check(&caller, &proof) {
+            Answer::Known(()) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    }
+
+    #[test]
+    fn ranks_of_one_job_recognise_each_other_and_no_others() {
+        for secret in [None, Some("a secret")] {
+            let (zero, two) = (pass(0, "job", secret), pass(2, "job", secret));
+            meet(&zero, &two).unwrap();
+            let error = meet(&zero, &pass(2, "other", secret)).unwrap_err();
+            assert_eq!(error, "Stranger");
+        }
+        for (ours, theirs, reason) in [
+            (Some("a"), Some("b"), "another DDP_JOB_SECRET"),
+            (Some("a"), None, "it has no DDP_JOB_SECRET"),
+            (None, Some("b"), "it has a DDP_JOB_SECRET"),
+        ] {
+            let error = meet(&pass(0, "job", ours), &pass(2, "job", theirs)).unwrap_err();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_repeated_proof_is_worth_nothing() {
+        let (zero, two) = (pass(0, "job", Some("a")), pass(2, "job", Some("a")));
+        let (number, call) = two.call(0).unwrap();
+        let (_, answer) = zero.answer(&call).unwrap();
+        let Answer::Known(proof) = two.prove(0, &number, &answer) else {
+            panic!("they know each other");
+        };
+        let (Answer::Known(caller), _) = zero.answer(&call).unwrap() else {
+            panic!("the call is the same");
+        };
+        assert!(matches!(zero.check(&caller, &proof), Answer::Refused(_)));
+    }
+
+    #[test]
+    fn garbage_is_a_stranger() {
+        let zero = pass(0, "job", None);
+        for bytes in [
+            &b""[..],
+            b"GET / HTTP/1.1",
+            b"[]",
+            b"{\"a\":1}",
+            b"\xff\xfe",
+        ] {
+            assert!(matches!(zero.answer(bytes).unwrap().0, Answer::Stranger));
+            assert!(matches!(zero.prove(1, "", bytes), Answer::Stranger));
+        }
+        assert!(pass(0, &"é".repeat(5000), None).call(1).unwrap().1.len() <= HELLO_BYTES_MAX);
+    }
+}

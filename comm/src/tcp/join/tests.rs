@@ -1,0 +1,120 @@
+use std::io::{Read, Write};
+
+use super::*;
+use crate::tcp::Secret;
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn pass(rank: usize, secret: Option<&str>) -> Pass {
+    Pass::new("job", Secret::new(secret), rank)
+}
+
+/// Rank 0 of a job, and its address.
+fn host(secret: Option<&str>) -> (Guests, SocketAddr) {
+    let listener = listen_anywhere([127, 0, 0, 1].into()).unwrap();
+    let address = listener.local_addr().unwrap();
+    (
+        Guests::new(listener, pass(0, secret), 1 << 16).unwrap(),
+        address,
+    )
+}
+
+fn call(address: SocketAddr, pass: &Pass, limit: Duration) -> Result<Joined> {
+    connect(0, || vec![address], "there", pass, 1 << 16, limit)
+}
+
+#[test]
+fn ranks_join_in_any_order_and_strangers_do_not_delay_them() {
+    let (mut guests, address) = host(Some("secret"));
+    let mut slow = TcpStream::connect(address).unwrap();
+    slow.write_all(&[1]).unwrap();
+    let mut garbage = TcpStream::connect(address).unwrap();
+    garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        // Each keeps its socket until it is joined.
+        let callers = [2, 1].map(|rank| {
+            scope.spawn(move || {
+                let other_job = Pass::new("another", Secret::new(Some("secret")), rank);
+                assert!(attempt(address, 0, &other_job, 1 << 16).unwrap().is_err());
+                call(address, &pass(rank, Some("secret")), LONG).unwrap()
+            })
+        });
+        guests.gather(&[1, 2], LONG, "here").unwrap();
+        _ = callers.map(|caller| caller.join().unwrap());
+    });
+    let mut joined: Vec<usize> = guests.joined.iter().map(|joined| joined.rank).collect();
+    joined.sort_unstable();
+    assert_eq!(joined, [1, 2]);
+    assert!(
+        started.elapsed() < HELLO_MAX,
+        "nobody waits for the slow one"
+    );
+    // The garbage was a length beyond the limit: its connection is closed.
+    assert_eq!(garbage.read(&mut [0; 8]).unwrap_or(0), 0);
+    drop(slow);
+}
+
+#[test]
+fn a_rank_with_another_secret_is_refused_by_name_on_both_sides() {
+    for (ours, theirs, reason) in [
+        (Some("a"), Some("b"), "another DDP_JOB_SECRET"),
+        (
+            Some("a"),
+            None,
+            "it has a DDP_JOB_SECRET, and this rank has none",
+        ),
+    ] {
+        let (mut guests, address) = host(ours);
+        let caller = std::thread::spawn(move || call(address, &pass(1, theirs), LONG));
+        let gathered = guests.gather(&[1], Duration::from_millis(500), "here");
+        let text = gathered.unwrap_err().to_string();
+        assert!(
+            text.contains("rank 1 did not come to here within 0.5 s"),
+            "{text}"
+        );
+        let error = caller.join().unwrap().unwrap_err();
+        assert!(error.to_string().contains(reason), "{error}");
+    }
+    // The called rank knows only of a secret that is missing.
+    let (mut guests, address) = host(Some("a"));
+    let caller = std::thread::spawn(move || call(address, &pass(1, None), LONG));
+    let text = guests
+        .gather(&[1], Duration::from_millis(500), "here")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("127.0.0.1 was refused: it has no DDP_JOB_SECRET"),
+        "{text}"
+    );
+    caller.join().unwrap().unwrap_err();
+}
+
+#[test]
+fn a_rank_that_nobody_expects_and_a_second_one_are_refused() {
+    let (mut guests, address) = host(None);
+    let callers = [7, 1, 1].map(|rank| {
+        std::thread::spawn(move || call(address, &pass(rank, None), Duration::from_millis(300)))
+    });
+    let gathered = guests.gather(&[1, 2], Duration::from_millis(800), "here");
+    let text = gathered.unwrap_err().to_string();
+    assert!(text.contains("rank 2 did not come"), "{text}");
+    assert!(text.contains("it says that it is rank 7"), "{text}");
+    let joined = callers.map(|caller| caller.join().unwrap().is_ok());
+    assert!(!joined[0] && joined.iter().filter(|joined| **joined).count() == 1);
+}
+
+#[test]
+fn a_rank_that_finds_no_other_says_where_it_looked() {
+    let address = listen_anywhere([127, 0, 0, 1].into())
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let error = call(address, &pass(1, None), Duration::from_millis(100)).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("rank 0 did not answer at there within 0.1 s"),
+        "{text}"
+    );
+    assert!(text.contains("refused"), "{text}");
+}
