@@ -15,6 +15,9 @@ use crate::waited::wait_until;
 
 /// The exit code of a job that lost a rank.
 const EXIT_LOST: u8 = 77;
+/// How long the reason why a rank is gone may take to come on another way; the first host then
+/// reports it before others do.
+const LOST_GRACE: Duration = Duration::from_millis(500);
 const TAG: u8 = 1;
 const TAG_WORKS: u8 = 2;
 /// How often a host tells that it works.
@@ -66,7 +69,12 @@ impl Lifeline {
 
     /// Why the job fails, if a rank of another host is gone without a word.
     pub(crate) fn lost(&self) -> Option<Cause> {
-        let (rank, host) = self.comm.lost()?;
+        let later = if self.is_on_first_host {
+            Duration::ZERO
+        } else {
+            LOST_GRACE
+        };
+        let (rank, host) = self.comm.lost(LOST_GRACE + later)?;
         let text = "the connection to it was lost: its process was killed, or its host or network \
             failed; help: look at that host's log (dmesg)";
         Some(Cause {

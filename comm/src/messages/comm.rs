@@ -88,12 +88,12 @@ impl Comm {
         }
     }
 
-    /// A rank whose connection is lost, and its host. MPI does not say.
-    pub(crate) fn lost(&self) -> Option<(usize, String)> {
+    /// A rank whose connection has been lost for so long, and its host. MPI does not say.
+    pub(crate) fn lost(&self, after: Duration) -> Option<(usize, String)> {
         match self {
             #[cfg(feature = "mpi")]
             Comm::Mpi(_) => None,
-            Comm::Tcp(channel) => channel.lost(),
+            Comm::Tcp(channel) => channel.lost(after),
         }
     }
 }

@@ -19,8 +19,9 @@ const HEADER_BYTES: usize = 8;
 pub(crate) const FRAME_BYTES_MAX: usize = HEADER_BYTES + MESSAGE_BYTES_MAX;
 /// The channel of a farewell.
 const FAREWELL: u32 = u32::MAX;
-/// How long the reason why a rank is lost may take to come on another way.
-const LOST_GRACE: Duration = Duration::from_secs(1);
+/// When a call fails that waits for a rank whose connection is lost: the watch, which knows more,
+/// ends the job before.
+const LOST_MAX: Duration = Duration::from_secs(3);
 
 /// All ranks of a job that is on several hosts, seen from one of them.
 #[derive(Debug)]
@@ -129,7 +130,7 @@ impl Traffic {
     /// An error if the connection to `rank` has been lost for a while.
     fn check(&self, rank: usize) -> Result<()> {
         let peer = self.peers.get(rank).and_then(Option::as_ref);
-        match peer.filter(|peer| peer.lost.is_some_and(|since| since.elapsed() > LOST_GRACE)) {
+        match peer.filter(|peer| peer.lost.is_some_and(|since| since.elapsed() > LOST_MAX)) {
             None => Ok(()),
             Some(peer) => {
                 let reason = format!("the connection to rank {rank} on {} was lost", peer.host);
@@ -200,11 +201,15 @@ impl Channel {
         Some((*from, bytes.len()))
     }
 
-    /// A rank whose connection has been lost for a while, and its host.
-    pub(crate) fn lost(&self) -> Option<(usize, String)> {
+    /// A rank whose connection has been lost for so long, and its host.
+    pub(crate) fn lost(&self, after: Duration) -> Option<(usize, String)> {
         let traffic = self.mesh.moved();
-        let lost = (0..self.mesh.size).find(|&rank| traffic.check(rank).is_err())?;
-        Some((lost, traffic.peers[lost].as_ref()?.host.clone()))
+        let mut peers = traffic.peers.iter().enumerate();
+        peers.find_map(|(rank, peer)| {
+            let peer = peer.as_ref()?;
+            peer.lost.filter(|since| since.elapsed() >= after)?;
+            Some((rank, peer.host.clone()))
+        })
     }
 }
 

@@ -34,6 +34,7 @@ mod sample;
 mod started;
 mod stopping;
 mod tables;
+mod tcp;
 #[cfg(feature = "tokenizers")]
 mod tokenize;
 mod truth;

@@ -1,0 +1,179 @@
+//! Ranks that meet over TCP by `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, without MPI:
+//! they train as under `mpirun`, and one that fails, is missing or has another secret is named.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::support::job::{END_MAX, Folder, Job, QUICK};
+
+/// Ranks that a shell starts with these variables, each with what `of_rank` adds. The job's exit
+/// code is that of rank 0.
+fn ranks(folder: &Folder, count: usize, words: &str, of_rank: &dyn Fn(usize) -> String) -> Job {
+    let taken = TcpListener::bind(("127.0.0.1", 0)).expect("the loopback interface is there");
+    let port = taken.local_addr().expect("it is bound").port();
+    drop(taken);
+    let place = format!("WORLD_SIZE={count} MASTER_ADDR=127.0.0.1 MASTER_PORT={port}");
+    let mut script = format!("export {place}\n");
+    for rank in 1..count {
+        script += &format!("env RANK={rank} {} \"$@\" &\n", of_rank(rank));
+    }
+    script += &format!("export RANK=0 {}", of_rank(0));
+    folder.in_shell(&script, words)
+}
+
+/// Each rank on a host of its own, as it says.
+fn on_hosts(rank: usize) -> String {
+    format!("DDP_TEST_HOST=host{rank}")
+}
+
+fn plain(_: usize) -> String {
+    String::new()
+}
+
+fn model(folder: &Folder) -> Vec<u8> {
+    let path = folder.checkpoint(8).join("model.safetensors");
+    std::fs::read(path).expect("the model was saved")
+}
+
+#[test]
+fn ranks_on_one_host_and_on_several_train_to_the_same_bits() {
+    let (one, several) = (Folder::new("tcp-one"), Folder::new("tcp-several"));
+    let ended = ranks(&one, 3, QUICK, &plain).run();
+    ended.assert_well();
+    assert_eq!(one.record().start()["world"]["ranks"], 3);
+    let ended = ranks(&several, 3, QUICK, &on_hosts).run();
+    ended.assert_well();
+    assert_eq!(several.record().start()["world"]["ranks"], 3);
+    assert!(model(&one) == model(&several), "hosts change the bits");
+    #[cfg(feature = "mpi")]
+    {
+        let mpirun = Folder::new("tcp-mpirun");
+        mpirun.ranks(3, QUICK).run().assert_well();
+        assert!(model(&one) == model(&mpirun), "MPI changes the bits");
+    }
+}
+
+#[test]
+fn large_sums_between_hosts_are_warned_of_once() {
+    let folder = Folder::new("tcp-large");
+    let words = format!("{QUICK} --hidden 64").replace("--hidden 16 ", "");
+    let ended = ranks(&folder, 2, &words, &on_hosts).run();
+    ended.assert_well();
+    let warning = "sums in host memory go over TCP between hosts";
+    assert_eq!(ended.stderr.matches(warning).count(), 1, "{ended}");
+}
+
+#[test]
+fn a_killed_rank_ends_all_and_is_named_on_its_host_and_on_others() {
+    for (place, host) in [(plain as fn(usize) -> String, ""), (on_hosts, " on host1")] {
+        let folder = Folder::new("tcp-killed");
+        let words = format!("{QUICK} --timeout-s 50");
+        let job = ranks(&folder, 3, &words, &place);
+        let ended = job.env("DDP_TEST_FAULT", "1:optimizer:3:kill").run();
+        let causes = ended.causes();
+        assert_eq!(ended.exit_code(), Some(77), "{ended}");
+        let named = format!("ddp-train: rank 1{host}");
+        assert!(
+            causes.iter().all(|cause| cause.starts_with(&named)),
+            "{ended}"
+        );
+        assert!(!causes.is_empty() && causes.len() <= 2, "{ended}");
+        assert!(
+            ended.after_step_2.is_some_and(|took| took <= END_MAX),
+            "{ended}"
+        );
+    }
+}
+
+#[test]
+fn an_error_of_one_host_is_reported_once_and_ends_all_with_its_code() {
+    let folder = Folder::new("tcp-error");
+    let words = format!("{QUICK} --timeout-s 50");
+    let job = ranks(&folder, 3, &words, &on_hosts);
+    let ended = job.env("DDP_TEST_FAULT", "2:optimizer:3:error").run();
+    let cause = ended.assert_fails(65);
+    assert!(
+        cause.starts_with("ddp-train: rank 2 on host2: a fault on purpose"),
+        "{ended}"
+    );
+}
+
+#[test]
+fn a_missing_rank_is_named_by_rank_0() {
+    let folder = Folder::new("tcp-missing");
+    let absent = |rank: usize| match rank {
+        2 => "true".to_string(),
+        _ => String::new(),
+    };
+    let ended = ranks(&folder, 3, &format!("{QUICK} --timeout-s 1"), &absent).run();
+    let cause = ended.assert_fails(77);
+    assert!(
+        cause.contains("rank 2 did not come to 127.0.0.1:"),
+        "{ended}"
+    );
+    assert!(
+        cause.contains("within 1 s") && cause.contains("--timeout-s"),
+        "{ended}"
+    );
+}
+
+#[test]
+fn a_rank_with_another_secret_is_refused_and_says_so() {
+    let folder = Folder::new("tcp-secret");
+    let secret = |rank: usize| format!("DDP_JOB_SECRET=secret{}", rank / 2);
+    let ended = ranks(&folder, 3, &format!("{QUICK} --timeout-s 2"), &secret).run();
+    assert_eq!(ended.exit_code(), Some(77), "{ended}");
+    let [refused, missing] = ended.causes()[..] else {
+        panic!("two lines say why: {ended}")
+    };
+    assert!(refused.contains("it has another DDP_JOB_SECRET"), "{ended}");
+    assert!(missing.contains("rank 2 did not come"), "{ended}");
+}
+
+#[test]
+fn strangers_on_the_port_do_no_harm() {
+    let folder = Folder::new("tcp-strangers");
+    let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let address = taken.local_addr().unwrap();
+    drop(taken);
+    let late = |rank: usize| match rank {
+        // The other rank waits for this one while strangers come.
+        1 => format!(
+            "MASTER_PORT={} sh -c 'sleep 1; exec \"$@\"' sh",
+            address.port()
+        ),
+        _ => format!("MASTER_PORT={}", address.port()),
+    };
+    let job = ranks(&folder, 2, QUICK, &late).start();
+    let started = Instant::now();
+    let mut strangers = Vec::new();
+    while strangers.len() < 3 && started.elapsed() < Duration::from_secs(60) {
+        if let Ok(mut stream) = TcpStream::connect(address) {
+            _ = stream.write_all([&b"GET / HTTP/1.1\r\n\r\n"[..], &[1], b""][strangers.len()]);
+            strangers.push(stream);
+        }
+    }
+    job.wait().assert_well();
+    assert_eq!(strangers.len(), 3);
+}
+
+#[test]
+fn variables_that_make_no_sense_end_the_process_with_2() {
+    let folder = Folder::new("tcp-variables");
+    let place = [
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "x"),
+    ];
+    let job = folder.alone(QUICK).env("RANK", "0");
+    let job = place
+        .iter()
+        .fold(job, |job, (name, value)| job.env(name, value));
+    let ended = job.run();
+    let cause = ended.assert_fails(2);
+    assert!(
+        cause.contains("MASTER_PORT: expected a free port"),
+        "{ended}"
+    );
+}
