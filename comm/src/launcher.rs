@@ -1,7 +1,8 @@
 //! What started this process, by the environment variables of launchers and schedulers.
 //!
 //! MPI is initialised only if the variables of an MPI launcher are present, because that takes
-//! 0.3 s. A build without MPI ignores these variables. A process that is alone although several were started is warned.
+//! 0.3 s. A build without MPI ignores these variables. A process that is alone although several were
+//! started is warned.
 
 use std::fs;
 use std::os::fd::RawFd;
@@ -24,8 +25,10 @@ pub(crate) enum Launcher {
     Pmi,
     /// Another that speaks PMIx: `srun --mpi=pmix`, PRRTE.
     Pmix,
-    /// `torchrun`, or whatever sets its variables, such as Kubeflow.
-    Torch,
+    /// `torchrun`.
+    Torchrun,
+    /// Whatever sets the variables of torchrun, such as Kubeflow.
+    Variables,
     /// `srun` without PMI.
     Slurm,
 }
@@ -139,6 +142,12 @@ fn stopped(process: &Path) -> Option<usize> {
 }
 
 impl Launcher {
+    /// Whether the process that started this one stays until its end, which a script that sets
+    /// variables may not.
+    pub(crate) fn stays(self) -> bool {
+        self != Launcher::Variables
+    }
+
     /// Whether ranks meet over MPI.
     #[cfg(feature = "mpi")]
     pub(crate) fn is_of_mpi(self) -> bool {
@@ -175,7 +184,8 @@ impl Launch {
             }
         };
         Ok(match Rendezvous::of_torch(lookup)? {
-            Some(place) => Some(launch(Launcher::Torch)(place)),
+            Some(place) if place.is_of_torchrun => Some(launch(Launcher::Torchrun)(place)),
+            Some(place) => Some(launch(Launcher::Variables)(place)),
             None => Rendezvous::of_slurm(lookup)?.map(launch(Launcher::Slurm)),
         })
     }
@@ -218,7 +228,7 @@ impl Launch {
             _ if lookup("SLURM_STEP_ID").is_some() => {
                 "srun --cpu-bind=none, or more cores a task with --cpus-per-task"
             }
-            Launcher::Own | Launcher::Torch | Launcher::Slurm => {
+            Launcher::Own | Launcher::Torchrun | Launcher::Variables | Launcher::Slurm => {
                 "a wider taskset or cpuset for the program that starts the ranks"
             }
             Launcher::OpenMpi | Launcher::Pmix => "mpirun --bind-to none",

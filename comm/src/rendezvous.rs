@@ -24,8 +24,7 @@ pub(crate) struct Rendezvous {
     pub(crate) ports: Vec<u16>,
     /// The same text on all ranks of a job, and another in other jobs.
     pub(crate) job: String,
-    /// Whether the process that started this one waits for its end.
-    pub(crate) has_launcher: bool,
+    pub(crate) is_of_torchrun: bool,
 }
 
 impl Rendezvous {
@@ -35,7 +34,6 @@ impl Rendezvous {
             return Ok(None);
         }
         let (rank, size) = place(lookup, "RANK", "WORLD_SIZE")?;
-        let is_torchrun = lookup("TORCHELASTIC_RUN_ID").is_some();
         let mut meeting = Rendezvous {
             rank,
             size,
@@ -43,7 +41,7 @@ impl Rendezvous {
             host: String::new(),
             ports: Vec::new(),
             job: String::new(),
-            has_launcher: is_torchrun,
+            is_of_torchrun: lookup("TORCHELASTIC_RUN_ID").is_some(),
         };
         if size == 1 {
             return Ok(Some(meeting));
@@ -99,7 +97,7 @@ impl Rendezvous {
             host,
             ports: (first..first + PORTS).collect(),
             job: format!("slurm {job} {step} {size}"),
-            has_launcher: true,
+            is_of_torchrun: false,
         }))
     }
 

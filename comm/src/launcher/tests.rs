@@ -191,7 +191,7 @@ fn ranks_without_mpi_are_known_by_torchruns_and_slurms_variables() {
         ("SLURM_STEP_NUM_TASKS", "2"),
     ]);
     let expected = Launch {
-        launcher: Launcher::Torch,
+        launcher: Launcher::Variables,
         rank: 1,
         size: Some(4),
         local_size: Some(2),

@@ -27,7 +27,7 @@ fn the_port_is_the_masters_unless_torchruns_store_has_it() {
     let plain = torch(&PLAIN).unwrap().unwrap();
     assert_eq!((plain.rank, plain.size, plain.local_size), (1, 3, None));
     assert_eq!(plain.address(), "node1:29500");
-    assert!(!plain.has_launcher);
+    assert!(!plain.is_of_torchrun);
     let mut variables = PLAIN.to_vec();
     variables.extend([
         ("TORCHELASTIC_USE_AGENT_STORE", "True"),
@@ -37,7 +37,7 @@ fn the_port_is_the_masters_unless_torchruns_store_has_it() {
     ]);
     let torchrun = torch(&variables).unwrap().unwrap();
     assert_eq!(torchrun.address(), "node1:29501 to 29508");
-    assert!(torchrun.is_on_one_host() && torchrun.has_launcher);
+    assert!(torchrun.is_on_one_host() && torchrun.is_of_torchrun);
     variables[3].1 = "65530";
     let ports = torch(&variables).unwrap().unwrap().ports;
     assert!(!ports.contains(&65530) && ports.len() == 8, "{ports:?}");

@@ -189,8 +189,17 @@ impl Guests {
     }
 
     fn accept(&mut self) {
-        // An error, such as a connection that is gone already, is that of the next look, too.
-        while let Ok((stream, remote)) = self.listener.accept() {
+        for _ in 0..CANDIDATES_MAX {
+            let (stream, remote) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    // Such as too many open files: without a pause this would use a core.
+                    self.notes
+                        .insert(format!("a connection was not accepted: {error}"));
+                    return std::thread::sleep(RETRY);
+                }
+            };
             let local = stream.local_addr().map(|address| address.ip());
             let (Ok(local), Ok(frames)) = (local, frames_of(stream)) else {
                 continue;

@@ -106,7 +106,7 @@ fn join(
         board,
         remedy_text: options.remedy_text,
         peers: peers(&placement, &cards),
-        launcher: Process::parent().filter(|_| has_launcher(launch)),
+        launcher: Process::parent().filter(|_| launch.launcher.stays()),
         // These launchers end the ranks that are left, and their exit code is that of the first to
         // end, which must not be a kill.
         must_kill: !matches!(launch.launcher, Launcher::OpenMpi | Launcher::Own),
@@ -148,14 +148,6 @@ fn by_host(meeting: &mut dyn Meeting, cards: Vec<Card>) -> Result<(Vec<Card>, us
     meeting.renumber(&order)?;
     let cards = order.iter().map(|&rank| cards[rank].clone()).collect();
     Ok((cards, meeting.rank()))
-}
-
-/// Whether the process that started this one stays until its end. A script that sets the variables
-/// may not.
-fn has_launcher(launch: &Launch) -> bool {
-    let lookup = |name: &str| std::env::var(name).ok();
-    launch.launcher != Launcher::Torch
-        || Rendezvous::of_torch(&lookup).is_ok_and(|place| place.is_some_and(|it| it.has_launcher))
 }
 
 fn peers(placement: &Placement, cards: &[Card]) -> Vec<Peer> {

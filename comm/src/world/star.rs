@@ -66,9 +66,9 @@ impl Star {
             if !kind.file_type().is_socket() {
                 return Err(refused(format!("descriptor {fd}, which is no socket")));
             }
-            // SAFETY: the launcher left this descriptor open for this call, which is made once. It
-            // is above those of standard streams, and open: only a socket of a library that was
-            // started before could be meant by mistake, and a world is connected first in `main`.
+            // SAFETY: the variable gives this process the descriptor, which is open, a socket and
+            // above the standard streams. Nothing else in this process owns it: it was inherited,
+            // is named once, and `TAKEN` lets one call take it.
             let socket = unsafe { OwnedFd::from_raw_fd(fd) };
             // A copy that programs started by this process do not inherit.
             let socket = File::from(socket).try_clone().map(OwnedFd::from);

@@ -167,15 +167,15 @@ fn disk(out: &Path) -> Finding {
 
 fn mpi() -> Finding {
     if !cfg!(feature = "mpi") {
-        let help = "for several ranks build with it: cargo build --release -p ddp";
-        return Finding::note("MPI", "this program was built without it", help);
+        let text = "this program was built without it: --ranks, torchrun or srun start ranks";
+        return Finding::fine("MPI", text);
     }
     match first_line("mpirun", &["--version"]) {
         Some(line) => Finding::fine("MPI", line),
         None => Finding::note(
             "MPI",
-            "mpirun is not in PATH: only one process can train",
-            "run launch/setup, or module load openmpi",
+            "mpirun is not in PATH: --ranks, torchrun or srun start ranks",
+            "for mpirun: run launch/setup, or module load openmpi",
         ),
     }
 }
