@@ -32,8 +32,9 @@ extern "C" fn on_abort(_: c_int) {
     else {
         return;
     };
-    // SAFETY: gettid takes nothing, touches nothing and cannot fail.
-    let this = unsafe { libc::gettid() };
+    // SAFETY: the call takes nothing, touches nothing and cannot fail. glibc has a function for it
+    // since 2.30 only.
+    let this = unsafe { libc::syscall(libc::SYS_gettid) } as libc::pid_t;
     match REPORTER.compare_exchange(0, this, SeqCst, SeqCst) {
         Ok(_) => {
             let help = "help: free memory, or raise the limit on virtual memory (ulimit -v)";
