@@ -27,7 +27,7 @@ use ddp_data::disk as files;
 use ddp_engine::shown;
 pub use ddp_engine::{
     audit, checkpoint, devices, evidence, generate, hugging_face, process, ranks, record, reducer,
-    step, tasks, trainer,
+    step, tasks, trace, trainer,
 };
 pub use ddp_nn as nn;
 pub use ddp_nn::{models, optim, params};

@@ -233,7 +233,7 @@ mod tests {
         let flags = "--data glyphs,rows=7 --device cuda:0 --data-on-device off --graph off --zero 1 --bucket-mb 1 \
                      --overlap off --steps 3 --warmup-steps 1 --checkpoint-every 3 --keep 9 --eval-every 2 --log-every 3 --resume auto --override \
                      --init-from a.safetensors --out elsewhere --threads 1 --progress never --log-level error --timeout-s 9 --cache-dir c \
-                     --tensorboard --sample a";
+                     --tensorboard --sample a --trace 2..";
         assert_eq!(changed(&then, &config(flags)), [""; 0]);
         let others = Some("y".to_string());
         let elsewhere = Config {

@@ -41,6 +41,7 @@ mod streaming;
 mod sync;
 mod tensor;
 pub mod threads;
+pub mod trace;
 pub mod transfer;
 mod warning;
 

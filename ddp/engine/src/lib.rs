@@ -19,6 +19,7 @@ pub mod reducer;
 pub mod shown;
 pub mod step;
 pub mod tasks;
+pub mod trace;
 pub mod trainer;
 
 pub use error::{Error, Result};

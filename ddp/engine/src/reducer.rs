@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use ddp_comm::{Group, World};
 use ddp_kernels::stream::Stream;
+use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::{DType, Device, Tensor, ops};
 use ddp_nn::optim::Optimizer;
 use ddp_nn::optim::muon::Exchange;
@@ -35,6 +36,11 @@ use self::job::{Job, Reduced};
 use self::plan::{Bucket, BucketSizes};
 use self::queue::CommQueue;
 use crate::error::{Error, Result};
+
+/// The optimizer waits for reductions.
+const WAIT: Label = Label::new(Lane::Waiting, "wait for reductions");
+/// Layers wait for gathered values.
+const WAIT_VALUES: Label = Label::new(Lane::Waiting, "wait for values");
 
 /// How gradients are reduced.
 #[derive(Clone, Copy, Debug)]
@@ -383,7 +389,7 @@ impl Reducer {
             });
         }
         let joined = Instant::now();
-        self.queue.join()?;
+        trace::record_on(self.device, WAIT, || self.queue.join())?;
         self.last = ReduceTime {
             busy: self.queue.busy(),
             exposed: self.wait.get() + joined.elapsed(),
@@ -441,7 +447,8 @@ impl Listener for Reducer {
         for bucket in self.buckets_of.get(parameter.0).cloned().unwrap_or(0..0) {
             if !self.waited[bucket].replace(true) {
                 let started = Instant::now();
-                self.queue.wait_for(self.read_gather(bucket))?;
+                let gather = self.read_gather(bucket);
+                trace::record_on(self.device, WAIT_VALUES, || self.queue.wait_for(gather))?;
                 self.wait.set(self.wait.get() + started.elapsed());
             }
         }

@@ -20,14 +20,15 @@ use std::sync::{Arc, Weak};
 use ddp_comm::{Field, Group, Reduce};
 use ddp_data::{Batch, InOrder, Origin};
 use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Phase, announced, forbid_transfers, in_phase};
 use ddp_kernels::{DType, Device, Tensor, ops};
 use ddp_nn::Loss;
 use ddp_nn::models::Model;
 use ddp_nn::optim::Optimizer;
 
+use self::graphs::{CAPTURED, StepGraphs, StepMode};
 pub use self::graphs::{GraphChoice, check_graph};
-use self::graphs::{StepGraphs, StepMode};
 use self::outcome::StepOutcome;
 use self::replica::Replica;
 use self::stage::StagePass;
@@ -36,6 +37,11 @@ pub use self::stats::{Stats, StepReport};
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
 use crate::reducer::ReducerOptions;
+
+/// Scale, norm and marks of non-finite steps.
+const DECIDE: Label = Label::new(Lane::Optimizer, "clip");
+/// The optimizer's update.
+const UPDATE: Label = Label::new(Lane::Optimizer, "update");
 
 /// How steps are taken.
 #[derive(Clone, Copy, Debug)]
@@ -193,7 +199,9 @@ impl Step {
         if let StepMode::Launch(graph) = mode {
             faults::at_launch()?;
             replica.begin_launch();
-            return Ok(graph.launch()?);
+            return Ok(trace::record_on(stats.device(), CAPTURED, || {
+                graph.launch()
+            })?);
         }
         let (group, micro_batches) = (replica.group().clone(), batch.micro_count());
         let is_alone = group.size() == 1;
@@ -227,9 +235,12 @@ impl Step {
             }
             replica.join()?;
             let own_bad_step = is_alone.then_some(&*own_bad_step);
-            outcome.decide(&mut replica.0, stats, own_bad_step, measure_norm)?;
+            let device = stats.device();
+            trace::record_on(device, DECIDE, || {
+                outcome.decide(&mut replica.0, stats, own_bad_step, measure_norm)
+            })?;
             faults::at(FaultPoint::Optimizer)?;
-            outcome.update(&mut replica.0)
+            trace::record_on(device, UPDATE, || outcome.update(&mut replica.0))
         };
         match mode {
             StepMode::Capture(kind) => graphs.capture(kind, &group, work),

@@ -89,7 +89,7 @@ fn every_flag_of_training_arrives() {
                 --overlap off --log-level trace --labels y --val-data v.csv --val-labels z --val-split 0.25 \
                 --task classification --drop id,name --categorical auto --missing mean \
                 --normalize standard --cache-dir c --checkpoint-every 5 --keep 2 --resume auto \
-                --override --init-from m.safetensors --tensorboard --group *.bias:weight-decay=0,2.*:lr=3:weight-decay=1";
+                --override --init-from m.safetensors --tensorboard --trace 3.. --group *.bias:weight-decay=0,2.*:lr=3:weight-decay=1";
     let config = train(line);
     let expected = Config {
         model: ModelSpec::Mlp(MlpSpec {
@@ -162,6 +162,7 @@ fn every_flag_of_training_arrives() {
         override_: true,
         init_from: Some("m.safetensors".into()),
         tensorboard: true,
+        trace: Some("3..".parse().unwrap()),
     };
     assert_eq!(config, expected);
     let flags = Cli::command()

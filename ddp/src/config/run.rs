@@ -48,6 +48,7 @@ impl Config {
             checkpoint_every: self.checkpoint_every,
             keep: self.keep,
             log_every: self.log_every,
+            trace: self.trace,
             resume: self.resume.clone(),
             override_: self.override_,
         }

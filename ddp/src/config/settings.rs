@@ -17,7 +17,7 @@ use super::meant as others;
 use super::values::{
     Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits, LogLevel, Missing,
     NcclChoice, Normalize, Number, OptimizerKind, Overlap, Precision, ProductChoice, Resident,
-    Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind, WHOLE_MAX, When,
+    Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
 };
 use crate::data::DataSpec;
 use crate::models::family::Setting as FamilySetting;
@@ -352,6 +352,9 @@ settings! {
     Job sample "PROMPT": Option<String> = None;
     /// Steps between entries in metrics.jsonl
     Job log_every "N": u64 = 10, COUNT;
+    /// Steps of which to write a timeline of all ranks to OUT/trace.json, for ui.perfetto.dev or
+    /// chrome://tracing: 100..110 (both included), 5, or 5.. for all from there
+    Job trace "STEPS": Option<TraceSteps> = None;
     /// Also write event files for TensorBoard, to OUT/tensorboard
     Rank tensorboard "BOOL": bool = false;
     /// When progress is shown

@@ -18,6 +18,7 @@ pub use crate::optim::{Decayed, Shape as Schedule};
 pub use crate::params::Precision;
 pub use crate::reducer::Overlap;
 pub use crate::step::GraphChoice;
+pub use crate::trace::TraceSteps;
 pub use crate::trainer::Resume;
 pub use ddp_comm::NcclChoice;
 pub use ddp_kernels::products::ProductChoice;
@@ -366,6 +367,12 @@ impl From<DeviceChoice> for String {
 
 impl SettingValue for DeviceChoice {
     fn read(text: &str) -> Result<DeviceChoice, String> {
+        text.parse()
+    }
+}
+
+impl SettingValue for TraceSteps {
+    fn read(text: &str) -> Result<TraceSteps, String> {
         text.parse()
     }
 }

@@ -37,6 +37,7 @@ mod tables;
 mod tcp;
 #[cfg(feature = "tokenizers")]
 mod tokenize;
+mod trace;
 mod truth;
 mod using;
 mod vit;

@@ -2,6 +2,7 @@
 //! streams, so that the copy of a batch runs during the step before it. Who waits for whom:
 //! `lanes.rs`.
 
+use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer;
 use ddp_kernels::{DType, Device, Tensor};
 
@@ -12,6 +13,9 @@ use crate::error::Result;
 
 /// Pieces of pinned memory: one is being copied, one may still be, and one is gathered into.
 const RING: usize = 3;
+
+/// A batch gets onto a GPU.
+const COPY: Label = Label::new(Lane::Copies, "copy batch");
 
 /// Copies batches into two slots.
 #[derive(Debug)]
@@ -62,7 +66,11 @@ impl BatchCopier {
         let host = first_rows(&self.ring[self.turn], batch[0].shape()[0])?;
         self.turn = (self.turn + 1) % RING;
         streams.free_slot(transfers)?;
-        let copy = |part: usize| transfer::copy_async(&batch[part], &host[part], streams.of(part));
+        let copy = |part: usize| {
+            let stream = streams.of(part);
+            let copy = || transfer::copy_async(&batch[part], &host[part], stream);
+            trace::record_stream(stream, COPY, copy)
+        };
         let copies = transfer::announced("the batch of this step", || {
             Ok::<_, ddp_kernels::Error>([copy(0)?, copy(1)?])
         })?;

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 
 use ddp_kernels::Tensor;
 use ddp_kernels::heartbeat::{self, Work};
+use ddp_kernels::trace::{self, Label, Lane};
 
 use super::memory::first_rows;
 use crate::dataset::Dataset;
@@ -29,6 +30,11 @@ struct Answer {
     rows: Vec<u64>,
     result: Result<()>,
 }
+
+/// Rows are gathered.
+pub(super) const GATHER: Label = Label::new(Lane::Data, "gather rows");
+/// The step waits for rows.
+const WAIT: Label = Label::new(Lane::Waiting, "wait for rows");
 
 /// Gathers the next batch.
 #[derive(Debug)]
@@ -95,7 +101,7 @@ impl Prefetcher {
         let Answer {
             rows: mut gathered,
             result,
-        } = thread.answers.recv().map_err(|_| gone())?;
+        } = trace::record(WAIT, || thread.answers.recv()).map_err(|_| gone())?;
         if ordered == batch {
             result?;
             std::mem::swap(rows, &mut gathered);
@@ -111,7 +117,8 @@ impl Thread {
         let (done, answers) = sync_channel(1);
         let work = move || {
             for Order { rows, host } in to_do {
-                let result = dataset.gather(&rows, &host[0], &host[1]);
+                let gather = || dataset.gather(&rows, &host[0], &host[1]);
+                let result = trace::record(GATHER, gather);
                 heartbeat::beat(Work::ReadsData);
                 // Before the answer, after which the loader may write there.
                 drop(host);

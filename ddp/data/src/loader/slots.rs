@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use ddp_kernels::trace;
 use ddp_kernels::{DType, Tensor};
 
 use super::batch::{Batch, Origin, SlotId};
 use super::ferry::BatchCopier;
-use super::fetch::Prefetcher;
+use super::fetch::{GATHER, Prefetcher};
 use super::memory::{first_rows, made};
 use super::resident::DeviceGatherer;
 use super::source::Source;
@@ -120,7 +121,7 @@ impl Slots {
             false => {
                 let [inputs, targets] = first_rows(host, self.rows.len())?;
                 let dataset = &self.origin.dataset;
-                dataset.gather(&self.rows, &inputs, &targets)
+                trace::record(GATHER, || dataset.gather(&self.rows, &inputs, &targets))
             }
         };
         match &mut self.path {
@@ -130,7 +131,10 @@ impl Slots {
                 gather(copier.host())?;
                 copier.copy(turn, &views)?;
             }
-            FillPath::Resident(gatherer) => gatherer.fill(turn, &self.rows, &views)?,
+            FillPath::Resident(gatherer) => {
+                let fill = || gatherer.fill(turn, &self.rows, &views);
+                trace::record_on(views[0].device(), GATHER, fill)?
+            }
         }
         let [x, targets] = views;
         let batch = Batch::new(step, epoch, rows, first, x, targets, self.micro)

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use ddp_comm::World;
 use ddp_kernels::heartbeat;
+use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Phase, in_phase};
 
 use super::exchange;
@@ -28,6 +29,9 @@ use ddp_data::text::Vocabulary;
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How often a long wait is logged.
 const LOGGED_EVERY: Duration = Duration::from_secs(60);
+
+/// A checkpoint is written, while training continues.
+const WRITE: Label = Label::new(Lane::Saving, "write checkpoint");
 
 /// Saves checkpoints. All ranks make the same calls at the same steps. Its thread has a group of
 /// ranks, "saving". Dropping it waits for the thread, at most as long as ranks wait for each other.
@@ -247,7 +251,7 @@ impl Saver {
 fn serve(writer: &Writer, jobs: &mpsc::Receiver<Job>, done: &mpsc::Sender<Done>) {
     in_phase(Phase::Checkpoint, || {
         for job in jobs {
-            let folder = writer.write(&job);
+            let folder = trace::record(WRITE, || writer.write(&job));
             let Job {
                 snapshot, state, ..
             } = job;

@@ -36,6 +36,8 @@ enum FaultKind {
     Error,
     /// The call never returns.
     Hang,
+    /// It takes 50 ms.
+    Slow,
     /// It takes eight seconds, in which it shows progress.
     Work,
 }
@@ -91,6 +93,7 @@ fn parse(text: &str) -> Option<Fault> {
         "memory" => FaultKind::Memory,
         "error" => FaultKind::Error,
         "hang" => FaultKind::Hang,
+        "slow" => FaultKind::Slow,
         "work" => FaultKind::Work,
         _ => return None,
     };
@@ -139,6 +142,7 @@ pub(crate) fn at_step(point: FaultPoint, step: u64) -> Result<()> {
         FaultKind::Hang => loop {
             std::thread::sleep(Duration::from_secs(3600));
         },
+        FaultKind::Slow => std::thread::sleep(Duration::from_millis(50)),
         FaultKind::Work => (0..80).for_each(|_| {
             heartbeat::beat(Work::ReadsData);
             std::thread::sleep(Duration::from_millis(100));

@@ -11,6 +11,7 @@ use std::cell::{Cell, RefCell};
 
 use ddp_comm::Group;
 use ddp_kernels::stream::{Event, Stream};
+use ddp_kernels::trace;
 use ddp_kernels::{Device, Tensor};
 
 use super::job::{self, Job};
@@ -102,7 +103,8 @@ impl CommQueue for DeviceQueue {
         if job.is_sum() {
             held.append(&mut small);
         }
-        job.run(group, &held[first..], &stream)?;
+        let run = || job.run(group, &held[first..], &stream);
+        trace::record_stream(&stream, job.label(index), run)?;
         if let (Job::Gather(_) | Job::Broadcast(_), Some(own)) = (job, &self.own) {
             self.after.borrow_mut()[index] = Some(own.record()?);
         }
@@ -124,7 +126,9 @@ impl CommQueue for DeviceQueue {
     fn join(&self) -> Result<()> {
         // Of a stage without trained parameters, or after the last bucket.
         for tensor in self.small.borrow().iter() {
-            job::sum(tensor, &self.group, &self.stream()?)?;
+            let stream = self.stream()?;
+            let sum = || job::sum(tensor, &self.group, &stream);
+            trace::record_stream(&stream, job::SMALL_SUM, sum)?;
         }
         self.forget();
         match &self.own {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use ddp_comm::Group;
 use ddp_kernels::stream::Stream;
+use ddp_kernels::trace;
 use ddp_kernels::transfer::{Phase, current_phase, in_phase};
 use ddp_kernels::{Device, Tensor, threads};
 
@@ -214,10 +215,15 @@ impl Shared {
         drop(queue);
 
         let started = Instant::now();
-        let result = in_phase(phase, || match &entry {
+        let label = match &entry {
+            Entry::Job(index) => self.jobs[*index].label(*index),
+            Entry::Sum(_) => job::SMALL_SUM,
+        };
+        let run = || match &entry {
             Entry::Job(index) => self.jobs[*index].run(&self.group, &[], &self.stream),
             Entry::Sum(tensor) => job::sum(tensor, &self.group, &self.stream),
-        });
+        };
+        let result = in_phase(phase, || trace::record(label, run));
         let ended = Instant::now();
 
         let mut queue = self.lock();

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use ddp_comm::{Group, Reduce};
 use ddp_kernels::stream::Stream;
+use ddp_kernels::trace::{Label, Lane};
 use ddp_kernels::{DType, Tensor, ops};
 
 use crate::error::Result;
@@ -69,7 +70,21 @@ impl Reduced {
     }
 }
 
+/// The sum of a small tensor, in a trace.
+pub(super) const SMALL_SUM: Label = Label::new(Lane::Reductions, "sum of losses");
+
 impl Job {
+    /// What a trace shows job `index` as.
+    pub(super) fn label(&self, index: usize) -> Label {
+        let named = |name| Label::new(Lane::Reductions, name);
+        match self {
+            Job::Sum(_) => named("all-reduce bucket").at(index),
+            Job::SumSlice(_) => named("reduce-scatter bucket").at(index),
+            Job::Gather(_) => named("all-gather values"),
+            Job::Broadcast(_) => named("broadcast buffers"),
+        }
+    }
+
     /// Whether it sums gradients.
     pub(super) fn is_sum(&self) -> bool {
         matches!(self, Job::Sum(_) | Job::SumSlice(_))

@@ -12,6 +12,7 @@
 use ddp_comm::Group;
 use ddp_data::{Batch, SlotId};
 use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::{Device, Error as TensorError};
 
 use crate::error::{Error, Result};
@@ -29,6 +30,9 @@ ddp_kernels::choices! {
         Off = "off",
     }
 }
+
+/// What a trace shows of a step that is launched as a graph.
+pub(super) const CAPTURED: Label = Label::new(Lane::Captured, "captured step");
 
 /// Refuses graphs on the CPU.
 pub fn check_graph(choice: GraphChoice, device: Device) -> Result<()> {
@@ -146,7 +150,7 @@ impl StepGraphs {
     ) -> Result<()> {
         let why = match Graph::capture(&kind.stream, &mut work) {
             Ok(graph) if group.all_agree(true)? => {
-                graph.launch()?;
+                trace::record_on(kind.stream.device(), CAPTURED, || graph.launch())?;
                 let known = self.known.iter_mut().find(|(known, _)| *known == kind);
                 if let Some((_, known)) = known {
                     *known = Some(graph);

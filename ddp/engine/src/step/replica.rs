@@ -8,11 +8,15 @@ use ddp_comm::Group;
 use ddp_data::Batch;
 use ddp_kernels::Tensor;
 use ddp_kernels::heartbeat::{self, Work};
+use ddp_kernels::trace::{self, Label, Lane};
 use ddp_nn::Loss;
 
 use super::scalars::StepScalars;
 use super::stage::{Stage, StagePass};
 use crate::error::Result;
+
+/// What varies from step to step is sent to the device.
+const SCALARS: Label = Label::new(Lane::Copies, "send scalars");
 
 /// The stages, from the input to the output: at least one.
 #[derive(Debug)]
@@ -42,8 +46,10 @@ impl Replica {
     pub(super) fn send_scalars(&mut self, batch: &Batch, learning_rate: f64) -> Result<bool> {
         let moved = self.make_room(batch)?;
         for stage in &mut self.0 {
+            let device = stage.device();
             let (scalars, optimizer) = (&mut stage.scalars, &stage.optimizer);
-            scalars.send(optimizer, batch, learning_rate)?;
+            let send = || scalars.send(optimizer, batch, learning_rate);
+            trace::record_on(device, SCALARS, send)?;
         }
         Ok(moved)
     }
@@ -103,7 +109,12 @@ impl Replica {
         of: [&Tensor; 3],
     ) -> Result<Tensor> {
         let (model, mut pass) = self.last_mut().pass(how, false);
-        Ok(model.loss_gradient(&mut pass, loss, of)?)
+        let gradient = || model.loss_gradient(&mut pass, loss, of);
+        Ok(trace::record_on(
+            of[2].device(),
+            how.label("loss"),
+            gradient,
+        )?)
     }
 
     /// The loss of each row of the output of the forward before. They are added to `stats`.
@@ -114,7 +125,8 @@ impl Replica {
         of: [&Tensor; 3],
     ) -> Result<Tensor> {
         let (model, mut pass) = self.last_mut().pass(how, false);
-        Ok(model.losses(&mut pass, loss, of)?)
+        let losses = || model.losses(&mut pass, loss, of);
+        Ok(trace::record_on(of[2].device(), how.label("loss"), losses)?)
     }
 
     /// The backward of the forward before, from the gradient of its output. The reducers hear of

@@ -3,6 +3,7 @@
 
 use ddp_comm::{Field, Group};
 use ddp_kernels::stream::Stream;
+use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{Device, Tensor};
 use ddp_nn::models::Model;
@@ -47,6 +48,16 @@ pub(super) struct StagePass {
     pub(super) last: bool,
     /// The seed of random numbers.
     pub(super) seed: u64,
+}
+
+impl StagePass {
+    /// What a trace shows a part of the forward as.
+    pub(super) fn label(&self, name: &'static str) -> Label {
+        match self.training {
+            true => Label::new(Lane::Forward, name).at(self.micro_batch),
+            false => Label::new(Lane::Evaluation, name),
+        }
+    }
 }
 
 impl Stage {
@@ -135,8 +146,11 @@ impl Stage {
 
     /// The output for `x`, which is on this device.
     pub(super) fn forward(&mut self, how: &StagePass, x: &Tensor) -> Result<Tensor> {
+        let (device, label) = (self.device(), how.label("forward"));
         let (model, mut pass) = self.pass(how, true);
-        Ok(model.forward(&mut pass, x)?)
+        Ok(trace::record_on(device, label, || {
+            model.forward(&mut pass, x)
+        })?)
     }
 
     /// The backward of the forward before, from the gradient of its output. The reducer hears of
@@ -152,8 +166,11 @@ impl Stage {
         } else {
             Fold::Nothing
         };
+        let label = Label::new(Lane::Backward, "backward").at(how.micro_batch);
+        let device = self.device();
         let (model, mut pass) = self.pass(how, false);
-        Ok(model.backward_to(&mut pass, gradient, fold)?.gradient)
+        let backward = || model.backward_to(&mut pass, gradient, fold);
+        Ok(trace::record_on(device, label, backward)?.gradient)
     }
 
     /// The model, and a pass over it: a new one, or the one that the last forward began.

@@ -19,6 +19,7 @@ use crate::ranks::WorldRanks;
 use crate::reducer::Overlap;
 use crate::step::GraphChoice;
 use crate::tasks;
+use crate::trace::TraceSteps;
 
 /// The largest number of steps: TOML has no larger whole number.
 const STEPS_MAX: u64 = i64::MAX as u64;
@@ -74,6 +75,8 @@ pub struct RunOptions {
     pub keep: u64,
     /// Steps between lines of the record.
     pub log_every: u64,
+    /// The steps of which a timeline is written.
+    pub trace: Option<TraceSteps>,
     /// Whether a run is resumed.
     pub resume: Resume,
     /// Resume even if settings that change the results differ.

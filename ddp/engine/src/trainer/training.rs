@@ -7,6 +7,7 @@ use ddp_comm::{Group, StopSignals, World};
 use ddp_data::{InOrder, Loader};
 use ddp_kernels::Device;
 use ddp_kernels::products::ProductChoice;
+use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Ledger, Phase, in_phase};
 use ddp_nn::optim::Schedule;
 
@@ -30,9 +31,16 @@ use crate::record::{self, EVENTS_FILE, End, EvalEvent, Event, Record, SampleEven
 use crate::shown::{shown, significant};
 use crate::step::{Stage, Stats, Step};
 use crate::tasks::{self, Task, figures_text};
+use crate::trace::RunTrace;
 
 /// How long the record and the report may delay the message of what failed.
 const CLOSING_MAX: Duration = Duration::from_secs(10);
+
+/// What a trace shows of the loop.
+const STEP: Label = Label::new(Lane::Step, "step");
+const LOG: Label = Label::new(Lane::Step, "log");
+const SNAPSHOT: Label = Label::new(Lane::Saving, "copy for checkpoint");
+const EVALUATE: Label = Label::new(Lane::Evaluation, "evaluate");
 
 /// A training run, on one rank.
 pub(super) struct Trainer<'a> {
@@ -61,6 +69,7 @@ pub(super) struct Trainer<'a> {
     record: Option<Record>,
     totals: Totals,
     stop_poll: StopPoll,
+    trace: RunTrace,
     /// This rank's part of the steps.
     workload: Workload,
     /// Multiplications and additions of a row in training, if the model's family says so.
@@ -117,6 +126,8 @@ impl<'a> Trainer<'a> {
             state.held_out = state.held_out.or_else(|| before.held_out.clone());
         }
         let stop_poll = StopPoll::new(world, stops, totals.steps)?;
+        let taken = totals.steps;
+        let trace = RunTrace::new(options.trace, [taken + 1, plan.steps], &devices, world);
         // No rank trains before the record is open.
         world.barrier()?;
         let mut saver = Saver::new(world, &options.out, options.keep)?;
@@ -149,6 +160,7 @@ impl<'a> Trainer<'a> {
             record,
             totals,
             stop_poll,
+            trace,
             workload: Workload::default(),
             flop_of_a_row,
         }))
@@ -158,6 +170,7 @@ impl<'a> Trainer<'a> {
     pub(super) fn run(mut self) -> Result<()> {
         let trained = self.train_steps();
         let trained = trained.and_then(|()| self.save_last(self.plan.steps));
+        let trained = trained.and_then(|saved| self.finish_trace().map(|()| saved));
         if matches!(trained, Err(Error::NonFinite(_))) {
             // A checkpoint from before the bad step may still be being written.
             _ = self.saver.finish().and_then(|_| self.record_saved());
@@ -229,20 +242,24 @@ impl<'a> Trainer<'a> {
         for step0 in taken..steps {
             let number = step0 + 1;
             let logs = number == 1 || number == steps || number % self.options.log_every == 0;
-            self.take_step(step0, logs)?;
+            self.trace.before(number, self.world)?;
+            trace::record(STEP, || self.take_step(step0, logs))?;
             if number == steps {
                 break;
             }
             let evaluates = eval_every > 0 && number % eval_every == 0;
-            let is_best = evaluates && in_phase(Phase::Evaluation, || self.evaluate(number))?;
+            let is_best = evaluates && self.evaluate(number)?;
             let save_every = self.plan.checkpoint_every;
             let saves = save_every > 0 && (number.is_multiple_of(save_every) || is_best);
             if saves {
                 self.save(number)?;
             }
+            if self.trace.ends_after(number) {
+                self.finish_trace()?;
+            }
             self.stop_if_asked(number, evaluates || saves)?;
         }
-        in_phase(Phase::Evaluation, || self.evaluate(steps)).map(drop)
+        self.evaluate(steps).map(drop)
     }
 
     /// One step, from its rows to its line in the record.
@@ -269,7 +286,8 @@ impl<'a> Trainer<'a> {
             self.program.step(number);
         }
         if logs {
-            in_phase(Phase::Log, || self.log(number, epoch, learning_rate))?;
+            let log = || self.log(number, epoch, learning_rate);
+            trace::record(LOG, || in_phase(Phase::Log, log))?;
         }
         Ok(())
     }
@@ -297,6 +315,7 @@ impl<'a> Trainer<'a> {
             return Ok(());
         };
         let folder = self.save_last(number)?;
+        self.finish_trace()?;
         let folder = folder.unwrap_or_else(|| checkpoint::folder(&self.options.out, number));
         Err(Error::Stopped(format!(
             "stopped at step {number} of {} by {signal}, and saved in {}; help: continue with the \
@@ -304,6 +323,16 @@ impl<'a> Trainer<'a> {
             self.plan.steps,
             folder.display()
         )))
+    }
+
+    /// Writes the trace, if one is being recorded.
+    fn finish_trace(&mut self) -> Result<()> {
+        let lines = self.trace.finish(self.world, &self.options.out)?;
+        for line in &lines {
+            self.program.note(&self.program.named(line));
+            self.totals.restart_clock();
+        }
+        Ok(())
     }
 
     /// Reads the statistics of the last step. Ends the run if they are not finite.
@@ -360,6 +389,11 @@ impl<'a> Trainer<'a> {
     /// Evaluates the model on held-out rows, if there are any, over all ranks. Returns whether it
     /// is the best so far.
     fn evaluate(&mut self, number: u64) -> Result<bool> {
+        let evaluate = || in_phase(Phase::Evaluation, || self.evaluate_now(number));
+        trace::record(EVALUATE, evaluate)
+    }
+
+    fn evaluate_now(&mut self, number: u64) -> Result<bool> {
         self.sample(number)?;
         if self.held_out_rows == 0 {
             return Ok(false);
@@ -460,7 +494,9 @@ impl<'a> Trainer<'a> {
             return Ok(());
         }
         let began = Instant::now();
-        in_phase(Phase::Checkpoint, || self.save_now(number))?;
+        trace::record(SNAPSHOT, || {
+            in_phase(Phase::Checkpoint, || self.save_now(number))
+        })?;
         self.saved = Some(number);
         self.totals.waits.saving += began.elapsed();
         self.record_saved()

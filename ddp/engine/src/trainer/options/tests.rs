@@ -49,6 +49,7 @@ pub(in crate::trainer) fn options(data: &str) -> RunOptions {
         checkpoint_every: None,
         keep: 3,
         log_every: 10,
+        trace: None,
         resume: Resume::Never,
         override_: false,
     }

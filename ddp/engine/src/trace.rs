@@ -1,0 +1,268 @@
+//! A timeline of some steps of a run, on all ranks, as a file for Perfetto or chrome://tracing.
+//!
+//! Each rank records its spans (`ddp_kernels::trace`). When the last of the steps is done, all
+//! ranks gather them, rank 0 puts them on one clock (`trace/clocks.rs`), writes the file
+//! (`trace/file.rs`) and sums them up (`trace/summary.rs`).
+
+mod clocks;
+mod file;
+mod summary;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use ddp_comm::World;
+use ddp_kernels::Device;
+use ddp_kernels::trace::{self, Lane, Recorded, Span};
+use serde::{Deserialize, Serialize};
+
+use self::clocks::Readings;
+use self::summary::Summary;
+use crate::error::{Error, Result};
+
+/// The file, in the folder of the run.
+pub const TRACE_FILE: &str = "trace.json";
+
+/// The most spans of a rank: a few thousand steps.
+const SPANS_MAX: usize = 1 << 16;
+
+/// The steps to trace, from 1: `100..110` with both ends, `5`, or `5..` up to the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct TraceSteps {
+    first: u64,
+    /// u64::MAX for the last step of the run.
+    last: u64,
+}
+
+impl TraceSteps {
+    fn contains(self, step: u64) -> bool {
+        (self.first..=self.last).contains(&step)
+    }
+
+    /// What is wrong with these steps for a run that takes steps `next` to `last`, if anything.
+    fn problem(self, next: u64, last: u64) -> Option<String> {
+        let reaches = match (self.first > last, self.last < next) {
+            (true, _) | (_, true) => "none of them is traced",
+            _ if self.first < next => "the trace begins later",
+            _ if self.last > last && self.last < u64::MAX => "the trace ends earlier",
+            _ => return None,
+        };
+        Some(format!(
+            "`trace` {self}: the run takes steps {next} to {last}, so {reaches}"
+        ))
+    }
+}
+
+impl FromStr for TraceSteps {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<TraceSteps, String> {
+        let expected = || {
+            "expected steps from 1, as in 100..110 (both included), 5, or 5.. for all from there"
+                .to_string()
+        };
+        let number = |text: &str| text.parse().map_err(|_| expected());
+        let (first, last) = match text.split_once("..") {
+            None => (number(text)?, number(text)?),
+            Some((first, "")) => (number(first)?, u64::MAX),
+            Some((first, last)) => (number(first)?, number(last)?),
+        };
+        if first == 0 || last < first {
+            return Err(expected());
+        }
+        Ok(TraceSteps { first, last })
+    }
+}
+
+impl fmt::Display for TraceSteps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            TraceSteps { first, last } if first == last => write!(f, "{first}"),
+            TraceSteps { first, last } if last == u64::MAX => write!(f, "{first}.."),
+            TraceSteps { first, last } => write!(f, "{first}..{last}"),
+        }
+    }
+}
+
+impl TryFrom<String> for TraceSteps {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<TraceSteps, String> {
+        text.parse()
+    }
+}
+
+impl From<TraceSteps> for String {
+    fn from(steps: TraceSteps) -> String {
+        steps.to_string()
+    }
+}
+
+/// The trace of a run, on one rank. It costs one comparison a step while nothing is traced.
+#[derive(Debug)]
+pub struct RunTrace {
+    /// None without a trace, and once it is written.
+    steps: Option<TraceSteps>,
+    /// While it records: the clock of this rank beside those of the others.
+    readings: Option<Readings>,
+    devices: Vec<Device>,
+}
+
+impl RunTrace {
+    /// A trace of `steps`, on this rank's `devices`, in a run that takes steps `next` to `last`.
+    /// Rank 0 warns of steps that the run does not take.
+    pub fn new(
+        steps: Option<TraceSteps>,
+        [next, last]: [u64; 2],
+        devices: &[Device],
+        world: &World,
+    ) -> RunTrace {
+        if let (0, Some(problem)) = (world.rank(), steps.and_then(|it| it.problem(next, last))) {
+            tracing::warn!("{problem}");
+        }
+        RunTrace {
+            steps,
+            readings: None,
+            devices: devices.to_vec(),
+        }
+    }
+
+    /// To be called before step `step`, by all ranks together.
+    pub fn before(&mut self, step: u64, world: &World) -> Result<()> {
+        let Some(steps) = self.steps else {
+            return Ok(());
+        };
+        trace::begin_step(step);
+        if self.readings.is_none() && steps.contains(step) {
+            let began = trace::start(&self.devices, SPANS_MAX)?;
+            self.readings = Some(clocks::read(began, world)?);
+        }
+        Ok(())
+    }
+
+    /// Whether `step` is the last one of the trace.
+    pub fn ends_after(&self, step: u64) -> bool {
+        self.readings.is_some() && self.steps.is_some_and(|steps| step >= steps.last)
+    }
+
+    /// Gathers the spans of all ranks, if it records, and writes the file into `out`. Returns, on
+    /// rank 0, lines for people. All ranks call it together.
+    pub fn finish(&mut self, world: &World, out: &Path) -> Result<Vec<String>> {
+        let Some(readings) = self.readings.take() else {
+            return Ok(Vec::new());
+        };
+        self.steps = None;
+        let mine = RankTrace::new(&trace::stop()?, readings, world.host());
+        let mine = serde_json::to_vec(&mine).expect("numbers and names fit JSON");
+        let all = world.all_gather_bytes(&mine)?;
+        if world.rank() != 0 {
+            return Ok(Vec::new());
+        }
+        let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes);
+        let ranks: Vec<RankTrace> = all.iter().map(read).collect::<Result<_, _>>().map_err(
+            |error: serde_json::Error| Error::Internal(format!("the trace of a rank: {error}")),
+        )?;
+        let ranks = clocks::align(ranks);
+        let path: PathBuf = out.join(TRACE_FILE);
+        // Training goes on without it.
+        if let Err(error) = file::write(&path, &ranks) {
+            tracing::warn!("there is no trace: {error}");
+        }
+        let mut lines = Summary::of(&ranks).lines();
+        lines.push(format!("trace {}", path.display()));
+        Ok(lines)
+    }
+}
+
+/// The spans of a rank. Times are in nanoseconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct RankTrace {
+    host: String,
+    readings: Readings,
+    missed: u64,
+    /// How far times may be off those of rank 0.
+    bound_ns: i64,
+    names: Vec<String>,
+    spans: Vec<TracedSpan>,
+}
+
+/// A span that may be another rank's. As JSON a list, because there are many.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "SpanRow", into = "SpanRow")]
+struct TracedSpan {
+    lane: Lane,
+    /// Its place in `RankTrace::names`.
+    name: usize,
+    index: Option<usize>,
+    step: u64,
+    begin_ns: i64,
+    end_ns: i64,
+}
+
+/// Lane, name, index, step, begin, end.
+type SpanRow = (usize, usize, Option<usize>, u64, i64, i64);
+
+impl From<SpanRow> for TracedSpan {
+    fn from((lane, name, index, step, begin_ns, end_ns): SpanRow) -> TracedSpan {
+        TracedSpan {
+            lane: Lane::ALL[lane.min(Lane::ALL.len() - 1)],
+            name,
+            index,
+            step,
+            begin_ns,
+            end_ns,
+        }
+    }
+}
+
+impl From<TracedSpan> for SpanRow {
+    fn from(span: TracedSpan) -> SpanRow {
+        let TracedSpan {
+            lane,
+            name,
+            index,
+            step,
+            begin_ns,
+            end_ns,
+        } = span;
+        (lane as usize, name, index, step, begin_ns, end_ns)
+    }
+}
+
+impl RankTrace {
+    fn new(recorded: &Recorded, readings: Readings, host: &str) -> RankTrace {
+        let mut names: Vec<&'static str> = Vec::new();
+        let span = |span: &Span| {
+            let known = names.iter().position(|name| *name == span.label.name);
+            let name = known.unwrap_or_else(|| {
+                names.push(span.label.name);
+                names.len() - 1
+            });
+            TracedSpan {
+                lane: span.label.lane,
+                name,
+                index: span.label.index,
+                step: span.step,
+                begin_ns: span.begin.as_nanos() as i64,
+                end_ns: span.end.max(span.begin).as_nanos() as i64,
+            }
+        };
+        let spans = recorded.spans.iter().map(span).collect();
+        RankTrace {
+            host: host.to_string(),
+            readings,
+            missed: recorded.missed,
+            bound_ns: recorded.device_bound.as_nanos() as i64,
+            names: names.into_iter().map(String::from).collect(),
+            spans,
+        }
+    }
+
+    fn name(&self, span: &TracedSpan) -> &str {
+        self.names.get(span.name).map_or("", String::as_str)
+    }
+}
