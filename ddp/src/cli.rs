@@ -10,12 +10,12 @@ pub(crate) mod flags;
 mod generate;
 mod inspect;
 mod layers;
+mod report;
 mod start;
 mod tokenize;
 mod using;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
@@ -27,6 +27,7 @@ pub use self::flags::RankFlags;
 pub use self::generate::GenerateFlags;
 pub use self::inspect::InspectFlags;
 pub use self::layers::{LayerFlags, SettingFlags};
+pub use self::report::ReportFlags;
 pub use self::start::{RankCount, StartFlags, StartRanks};
 pub use self::tokenize::TokenizeFlags;
 pub use self::using::{EvalFlags, PredictFlags, PredictionsFile, UsingFlags};
@@ -67,7 +68,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
         Mode::Export(flags) => Command::Export(flags),
         Mode::Tokenize(flags) => Command::Tokenize(flags),
         Mode::Inspect(flags) => Command::Inspect(flags),
-        Mode::Report { folder } => Command::Report(folder),
+        Mode::Report(flags) => Command::Report(flags),
         Mode::Doctor(flags) => Command::Doctor(flags),
         Mode::Completions { shell } => Command::Show(completions(shell)),
         Mode::Bench { what } => Command::Bench(what),
@@ -208,12 +209,9 @@ enum Mode {
     /// Describe a checkpoint, a model, a run or a dataset
     #[command(after_help = inspect::EXAMPLES, max_term_width = 120)]
     Inspect(InspectFlags),
-    /// Make a run's report.html again
-    Report {
-        /// The folder of a run: what --out was
-        #[arg(value_name = "DIR")]
-        folder: PathBuf,
-    },
+    /// Make a run's report.html again, a page of several runs, or a CSV file of metrics
+    #[command(after_help = report::EXAMPLES, max_term_width = 120)]
+    Report(ReportFlags),
     /// Check that this machine has what training needs
     Doctor(DoctorFlags),
     /// Print a shell's completion script, as in: source <(ddp-train completions bash)

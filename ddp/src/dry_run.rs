@@ -45,6 +45,12 @@ pub fn dry_run(
             say(&"the model was not made, since it is large: time and peak memory are unknown")?
         }
     }
+    if let Some(bytes) = run.between_ranks_bytes.filter(|bytes| *bytes > 0) {
+        say(&format!(
+            "a rank sends {} to the others in a step",
+            mb(bytes)
+        ))?;
+    }
     let needed = (config.keep + 2).saturating_mul(run.checkpoint_bytes);
     say(&format!(
         "a checkpoint: {}; kept at a time with --keep {}: up to {}",
@@ -120,6 +126,7 @@ fn mb(bytes: u64) -> String {
 }
 
 fn memory(bytes: &ModelBytes) -> String {
+    let total = mb(bytes.total());
     let ModelBytes {
         values,
         copies,
@@ -131,12 +138,11 @@ fn memory(bytes: &ModelBytes) -> String {
         _ => format!(", rounded copies {}", mb(copies)),
     };
     format!(
-        "parameters {}{rounded}, gradients {}, moments {}, the copy being saved {}; together {}",
+        "parameters {}{rounded}, gradients {}, moments {}, the copy being saved {}; together {total}",
         mb(values),
         mb(gradients),
         mb(moments),
-        mb(values + moments),
-        mb(2 * values + copies + gradients + 2 * moments)
+        mb(values + moments)
     )
 }
 

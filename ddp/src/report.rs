@@ -5,49 +5,137 @@
 //! text is escaped. The same record makes the same bytes.
 //!
 //! `read.rs` reads the record, `charts.rs` and `scale.rs` draw curves, `tables.rs` and `classes.rs`
-//! make the other sections, `page.rs` puts them together.
+//! make the other sections, `page.rs` puts them together. `compare.rs` makes a page of several
+//! runs, and `csv.rs` exports metrics.
 
 mod charts;
 mod classes;
+mod compare;
+mod csv;
 mod html;
 mod page;
+mod predicted;
 pub(crate) mod read;
 mod scale;
 mod tables;
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use ddp_comm::World;
 
-use crate::error::Result;
+use crate::cli::ReportFlags;
+use crate::error::{Error, Result};
 use crate::files;
-use crate::record::REPORT_FILE;
+use crate::record::{EVENTS_FILE, REPORT_FILE};
 
 /// Makes the report of the run in `folder` and returns its path.
 pub fn make(folder: &Path) -> Result<PathBuf> {
-    let run = read::Run::read(folder)?;
-    let page = page::of(&run);
     let path = folder.join(REPORT_FILE);
-    files::replace_file(&path, |file| {
-        file.write_all(page.as_bytes())
-            .map_err(files::failed("write", &path))
-    })?;
+    write_page(&path, &page::of(&read::Run::read(folder)?))?;
     Ok(path)
 }
 
-/// `ddp-train report DIR`, on rank 0.
-pub fn again(
-    folder: &Path,
+fn write_page(path: &Path, page: &str) -> Result<()> {
+    Ok(files::replace_file(path, |file| {
+        let written = file.write_all(page.as_bytes());
+        written.map_err(files::failed("write", path))
+    })?)
+}
+
+/// `ddp-train report`, on rank 0.
+pub fn report(
+    flags: &ReportFlags,
     world: &World,
     say: &mut dyn FnMut(&dyn Display) -> Result<()>,
 ) -> Result<()> {
     if world.rank() > 0 {
         return Ok(());
     }
-    let path = make(folder)?;
+    let ReportFlags { folders, out, csv } = flags;
+    let path = match (&folders[..], out, csv) {
+        ([folder], _, Some(csv)) => return export(folder, csv, say),
+        (_, _, Some(csv)) => {
+            return Err(Error::Usage(format!(
+                "--csv {}: expected one run, got {}; help: export one at a time",
+                csv.display(),
+                folders.len()
+            )));
+        }
+        ([folder], None, None) => make(folder)?,
+        ([folder], Some(out), None) => {
+            write_page(out, &page::of(&read::Run::read(folder)?))?;
+            out.clone()
+        }
+        (_, Some(out), None) => {
+            write_page(out, &compare::of(&several(folders)?))?;
+            out.clone()
+        }
+        (_, None, None) => {
+            return Err(Error::Usage(format!(
+                "a report of {} runs: expected --out with a file, got none; help: add --out \
+                 runs.html",
+                folders.len()
+            )));
+        }
+    };
     say(&format!("report {}", path.display()))
+}
+
+/// The runs in these folders, under the names of the folders: with their paths if names are equal.
+fn several(folders: &[PathBuf]) -> Result<Vec<(String, read::Run)>> {
+    if folders.len() > compare::RUNS_MAX {
+        return Err(Error::Usage(format!(
+            "a report of {} runs: expected at most {}; help: leave some out",
+            folders.len(),
+            compare::RUNS_MAX
+        )));
+    }
+    let name = |folder: &PathBuf| {
+        let last = folder.components().next_back();
+        last.map_or(String::new(), |last| {
+            last.as_os_str().to_string_lossy().into_owned()
+        })
+    };
+    let names: BTreeSet<String> = folders.iter().map(name).collect();
+    let is_unique = names.len() == folders.len();
+    let read = |folder: &PathBuf| {
+        let name = match is_unique {
+            true => name(folder),
+            false => folder.display().to_string(),
+        };
+        Ok((name, read::Run::read(folder)?))
+    };
+    folders.iter().map(read).collect()
+}
+
+/// Writes the metrics of the run in `folder` as CSV; `-` is standard output.
+fn export(
+    folder: &Path,
+    csv: &Path,
+    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
+) -> Result<()> {
+    // Refuses what is no record, and says how to fix it.
+    read::Run::read(folder)?;
+    let record = folder.join(EVENTS_FILE);
+    if csv == Path::new("-") {
+        let mut out = BufWriter::new(std::io::stdout().lock());
+        let written = csv::write(&record, &mut out).and_then(|()| out.flush());
+        return written.map_err(|source| Error::Io {
+            action: "write to",
+            path: "standard output".into(),
+            source,
+            help: "let its reader read to the end".into(),
+        });
+    }
+    files::replace_file(csv, |file| {
+        let mut out = BufWriter::new(file);
+        let written = csv::write(&record, &mut out).and_then(|()| out.flush());
+        written.map_err(files::failed("write", csv))
+    })?;
+    say(&format!("metrics {}", csv.display()))
 }
 
 #[cfg(test)]

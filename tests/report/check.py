@@ -266,7 +266,7 @@ class Checks:
         numbers = self.browser.value("JSON.parse(document.getElementById('numbers').textContent)")
         low, high = numbers["low"], numbers["high"]
         series = next(c["series"] for c in numbers["charts"] if "chart-" + c["id"] == chart)
-        steps = series[0]["x"]
+        steps = sorted({x for one in series for x in one["x"]}) if numbers["several"] else series[0]["x"]
         step = steps[len(steps) * 2 // 3]
         left, top, width, height = self.browser.value(
             f"(() => {{ const b = document.querySelector('#{chart} .plot').getBoundingClientRect(); return [b.left, b.top, b.width, b.height] }})()")
@@ -291,6 +291,39 @@ class Checks:
 
     def has_curves(self):
         return self.browser.value("!!document.querySelector('.plot')")
+
+    def zoom(self, chart):
+        """Dragging shows some steps in all charts, with dots where the axes say; a double click all again."""
+        plot = f"document.querySelector('#{chart} .plot')"
+        look = f"{plot}.querySelector('svg').getAttribute('viewBox')"
+        self.browser.value(f"{plot}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        left, top, width, height = self.browser.value(f"(() => {{ const b = {plot}.getBoundingClientRect(); return [b.left, b.top, b.width, b.height] }})()")
+        whole, y = self.browser.value(look), top + height / 2
+        self.browser.mouse("mouseMoved", left + 0.41 * width, y)
+        self.browser.mouse("mousePressed", left + 0.41 * width, y, button="left", buttons=1, clickCount=1)
+        self.browser.mouse("mouseMoved", left + 0.813 * width, y, button="left", buttons=1)
+        self.browser.mouse("mouseReleased", left + 0.813 * width, y, button="left", clickCount=1)
+        numbers = self.browser.value("JSON.parse(document.getElementById('numbers').textContent)")
+        low, high = numbers["low"], numbers["high"]
+        series = next(c["series"] for c in numbers["charts"] if "chart-" + c["id"] == chart)
+        first, last = (low + part * (high - low) for part in (0.41, 0.813))
+        steps = [step for step in series[0]["x"] if first <= step <= last]
+        zoomed = self.browser.value(look) != whole
+        self.expect(zoomed or len(steps) < 3, f"{chart}: dragging does not zoom")
+        if zoomed and not numbers["several"] and len(steps) > 2:
+            self.browser.value(f"{plot}.focus()")
+            self.browser.key("End")
+            one = [s for s in series if any(first <= x <= last for x in s["x"])][:1]
+            self.dots(chart, one, max(step for step in steps))
+            self.layout()
+            if chart == "chart-loss":
+                self.browser.screenshot(self.screenshots / f"{self.name}-zoomed.png")
+            self.browser.key("Escape")
+        for clicks in (1, 2):
+            self.browser.mouse("mousePressed", left + 0.5 * width, y, button="left", buttons=1, clickCount=clicks)
+            self.browser.mouse("mouseReleased", left + 0.5 * width, y, button="left", clickCount=clicks)
+        self.expect(self.browser.value(look) == whole, f"{chart}: a double click does not show all steps")
+        self.browser.mouse("mouseMoved", 2, 2)
 
     def live(self):
         self.browser.size(1280, 900, False)
@@ -317,6 +350,7 @@ class Checks:
             several = self.browser.value(f"JSON.parse(document.getElementById('numbers').textContent).charts.find(c => 'chart-' + c.id === '{chart}').series[0].x.length") > 1
             self.expect(not several or self.browser.value(tip) != first, f"{chart}: the arrow key stays at {first!r}")
             self.browser.key("Escape")
+            self.zoom(chart)
         self.quiet()
 
 

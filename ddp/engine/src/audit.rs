@@ -16,7 +16,7 @@ use ddp_kernels::transfer::Ledger;
 use serde::{Deserialize, Serialize};
 
 pub use self::differences::Difference;
-pub use self::ledger::{Amount, Workload};
+pub use self::ledger::{Amount, BETWEEN_RANKS, Workload};
 use self::ledger::{HintLine, RankLedger, STEP};
 use crate::error::Result;
 

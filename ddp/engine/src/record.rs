@@ -84,6 +84,18 @@ pub struct Start<'a> {
     pub steps: u64,
     /// Steps of an epoch.
     pub steps_per_epoch: u64,
+    /// What follows from the model before the first step.
+    pub predicted: Predicted,
+}
+
+/// What a run takes, as far as it is known before the first step.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Predicted {
+    /// The memory of a rank's model, in MB: parameters, gradients, moments and the copy that is
+    /// being saved.
+    pub model_mb: f64,
+    /// Bytes that a rank gives to the others in a step.
+    pub between_ranks_bytes: u64,
 }
 
 /// The ranks of a run.

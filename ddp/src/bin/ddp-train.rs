@@ -100,7 +100,10 @@ fn run(command: Command, world: &World) -> Result<(), Error> {
         Command::Export(flags) => export::export(&flags, world, &mut say),
         Command::Tokenize(flags) => tokenize::tokenize(&flags, world, &mut say),
         Command::Inspect(flags) => inspect::inspect(&flags, &mut say),
-        Command::Report(folder) => report::again(&folder, world, &mut say),
+        Command::Report(flags) => match report::report(&flags, world, &mut say) {
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::BrokenPipe => Ok(()),
+            reported => reported,
+        },
         Command::Doctor(flags) => doctor::examine(&flags, world, &mut say),
         Command::Bench(bench) => bench.run(world, &mut say),
     }

@@ -1,11 +1,10 @@
 //! What a command line asks for.
 
-use std::path::PathBuf;
-
 use super::doctor::DoctorFlags;
 use super::export::ExportFlags;
 use super::generate::GenerateFlags;
 use super::inspect::InspectFlags;
+use super::report::ReportFlags;
 use super::start::StartRanks;
 use super::tokenize::TokenizeFlags;
 use super::using::{EvalFlags, PredictFlags};
@@ -33,8 +32,8 @@ pub enum Command {
     Tokenize(TokenizeFlags),
     /// Describe a file or folder.
     Inspect(InspectFlags),
-    /// Make the report of the run in this folder again.
-    Report(PathBuf),
+    /// Make the report of a run again, compare runs, or export metrics.
+    Report(ReportFlags),
     /// Examine this machine.
     Doctor(DoctorFlags),
     /// Measure this machine.

@@ -476,6 +476,8 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
             &["--group 0.*: expected an --lr above 0"],
         ),
         ("--decay biases", &["'biases'", "--decay", "matrices, all"]),
+        ("report", &["<DIR>"]),
+        ("report a --csv - --out b", &["--csv", "--out"]),
         ("bench", &["mlp", "addmm", "allreduce"]),
         ("bench mlp --layers 3", &["'3'", "--layers", "two widths"]),
         ("bench mlp --dtype f16", &["'f16'", "f32, tf32, bf16"]),
@@ -541,7 +543,7 @@ const WHOLE: [(&str, &str); 8] = [
         "inspect",
         "data.csv --labels kind --task regression --drop id --categorical town,month --missing zero --cache-dir kept --json",
     ),
-    ("report", "out"),
+    ("report", "out one --out page.html"),
     ("doctor", "--json --out runs --quick --timeout-s 5"),
     (
         "bench mlp",
@@ -567,10 +569,10 @@ fn every_flag_of_the_other_commands_arrives() {
         for name in command.split(' ') {
             found = found.find_subcommand_mut(name).unwrap();
         }
-        // Those that exclude others are tried in `benches_have_their_own_flags`, --ranks in
-        // `start.rs`.
+        // Those that exclude others, and --ranks, are tried elsewhere.
         let flags = found.get_arguments().filter_map(|flag| flag.get_long());
-        for flag in flags.filter(|flag| !["help", "shapes", "sweep", "ranks"].contains(flag)) {
+        let elsewhere = ["help", "shapes", "sweep", "csv", "ranks"];
+        for flag in flags.filter(|flag| !elsewhere.contains(flag)) {
             assert!(
                 line.split(' ').any(|word| word == format!("--{flag}")),
                 "{command}: --{flag} is not tried here"

@@ -29,8 +29,8 @@ struct Chart {
 }
 
 struct Series {
-    name: &'static str,
-    /// Which of the page's four colors.
+    name: String,
+    /// Which of the page's colors.
     color: usize,
     /// Whether each point gets a dot.
     has_dots: bool,
@@ -44,16 +44,12 @@ pub(super) struct Charts {
     resumes: Vec<(u64, String)>,
     checkpoints: Vec<u64>,
     note: Option<&'static str>,
+    /// Whether series are runs, over one another.
+    several: bool,
 }
 
 impl Charts {
     pub(super) fn of(run: &Run) -> Charts {
-        let mut charts = charts(run);
-        charts.retain_mut(|chart| {
-            let has_values = |series: &Series| series.points.iter().any(|point| point.1.is_some());
-            chart.series.retain(has_values);
-            !chart.series.is_empty()
-        });
         let note = if run.is_simulated() {
             Some("Times on simulated GPUs mean nothing and are not recorded.")
         } else if run.steps.iter().all(|line| line.reduce_ms.is_none()) && !run.steps.is_empty() {
@@ -61,17 +57,28 @@ impl Charts {
         } else {
             None
         };
-        let steps = run.steps.iter().map(|line| line.step);
-        let steps = steps.chain(run.evals.iter().map(|line| line.step));
-        let (first, last) = range(steps.map(|step| step as f64)).unwrap_or((0.0, 1.0));
         let thin = run.checkpoints.len().div_ceil(CHECKPOINTS_MAX).max(1);
         let checkpoints = run.checkpoints.iter().rev().step_by(thin).copied();
         Charts {
-            charts,
-            steps: Scale::exactly(if first < 0.05 * last { 0.0 } else { first }, last),
+            charts: with_values(charts(run)),
+            steps: step_axis(std::slice::from_ref(&run)),
+            several: false,
             resumes: run.resumes.iter().take(RESUMES_MAX).map(resumed).collect(),
             checkpoints: checkpoints.collect(),
             note,
+        }
+    }
+
+    /// The curves of several runs, each with its name.
+    pub(super) fn of_runs(runs: &[(String, Run)]) -> Charts {
+        let all: Vec<&Run> = runs.iter().map(|(_, run)| run).collect();
+        Charts {
+            charts: with_values(charts_of_runs(runs)),
+            steps: step_axis(&all),
+            resumes: Vec::new(),
+            checkpoints: Vec::new(),
+            note: None,
+            several: true,
         }
     }
 
@@ -105,7 +112,7 @@ impl Charts {
         let mut legend = String::new();
         if chart.series.len() > 1 {
             for Series { color, name, .. } in &chart.series {
-                legend += &format!("<li class=\"s{color}\">{name}</li>");
+                legend += &format!("<li class=\"s{color}\">{}</li>", escaped(name));
             }
         }
         let (mut ys, mut grid) = (String::new(), String::new());
@@ -127,7 +134,7 @@ impl Charts {
              <svg viewBox=\"0 0 1000 1000\" preserveAspectRatio=\"none\" aria-hidden=\"true\">\
              <path class=\"grid\" d=\"{grid}\"/>{}{curves}</svg></div>\
              <div class=\"xs\" aria-hidden=\"true\">{}<i>step</i></div></div></figure>",
-            chart.label(),
+            escaped(&chart.label()),
             self.marks(),
             self.step_labels(),
         )
@@ -180,7 +187,7 @@ impl Charts {
         svg
     }
 
-    /// What `script.js` shows values from. It holds numbers and our own names only.
+    /// What `script.js` shows values from.
     pub(super) fn json(&self) -> Value {
         let series = |series: &Series| {
             let (x, y): (Vec<f64>, Vec<Option<f64>>) = series.points.iter().copied().unzip();
@@ -193,7 +200,8 @@ impl Charts {
             json!({"id": chart.id, "percent": percent, "bottom": bottom, "top": top, "series": series})
         };
         let charts: Vec<Value> = self.charts.iter().map(chart).collect();
-        json!({"low": self.steps.low(), "high": self.steps.high(), "charts": charts})
+        let (low, high) = (self.steps.low(), self.steps.high());
+        json!({"low": low, "high": high, "several": self.several, "charts": charts})
     }
 }
 
@@ -234,25 +242,17 @@ impl Chart {
 
 /// Every chart that a run may have, with or without values.
 fn charts(run: &Run) -> Vec<Chart> {
-    let steps = |name, color, value: &dyn Fn(&StepLine) -> Option<f64>| Series {
-        name,
+    let steps = |name: &str, color, value: &dyn Fn(&StepLine) -> Option<f64>| Series {
+        name: name.to_string(),
         color,
         has_dots: false,
         points: thinned(run.steps.iter().map(|line| (line.step, value(line)))),
     };
     let held_out = |value: &dyn Fn(&EvalLine) -> Option<f64>| Series {
-        name: "held out",
+        name: "held out".to_string(),
         color: 1,
         has_dots: true,
         points: thinned(run.evals.iter().map(|line| (line.step, value(line)))),
-    };
-    let chart = |id, title, unit, form, series| Chart {
-        id,
-        title,
-        unit,
-        form,
-        is_from_zero: matches!(id, "lr" | "time"),
-        series,
     };
     let loss = vec![
         steps("training", 0, &|line| line.loss),
@@ -291,6 +291,112 @@ fn charts(run: &Run) -> Vec<Chart> {
         ),
         chart("time", "Time of a step", "ms, on rank 0", Form::Plain, time),
     ]
+}
+
+fn chart(
+    id: &'static str,
+    title: &'static str,
+    unit: &'static str,
+    form: Form,
+    series: Vec<Series>,
+) -> Chart {
+    Chart {
+        id,
+        title,
+        unit,
+        form,
+        is_from_zero: matches!(id, "lr" | "time"),
+        series,
+    }
+}
+
+/// The same curve of each run, in each chart.
+fn charts_of_runs(runs: &[(String, Run)]) -> Vec<Chart> {
+    let series = |has_dots: bool, points: &dyn Fn(&Run) -> Vec<Point>| -> Vec<Series> {
+        let of_run = |(color, (name, run)): (usize, &(String, Run))| Series {
+            name: shortened(name, 60),
+            color,
+            has_dots,
+            points: points(run),
+        };
+        runs.iter().enumerate().map(of_run).collect()
+    };
+    let steps = |value: fn(&StepLine) -> Option<f64>| {
+        series(false, &|run| {
+            thinned(run.steps.iter().map(|line| (line.step, value(line))))
+        })
+    };
+    let evals = |value: fn(&EvalLine) -> Option<f64>| {
+        series(true, &|run| {
+            thinned(run.evals.iter().map(|line| (line.step, value(line))))
+        })
+    };
+    let (plain, percent, rate) = (Form::Plain, Form::Percent, Form::Rate);
+    vec![
+        chart(
+            "loss",
+            "Loss",
+            "in training",
+            plain,
+            steps(|line| line.loss),
+        ),
+        chart(
+            "held-out",
+            "Loss",
+            "held out",
+            plain,
+            evals(|line| line.loss),
+        ),
+        chart(
+            "accuracy",
+            "Accuracy",
+            "held out",
+            percent,
+            evals(|line| line.accuracy),
+        ),
+        chart(
+            "rate",
+            "Throughput",
+            "samples a second",
+            rate,
+            steps(|line| line.samples_per_s),
+        ),
+        chart(
+            "time",
+            "Time of a step",
+            "ms, on rank 0",
+            plain,
+            steps(|line| line.step_ms),
+        ),
+        chart("lr", "Learning rate", "", plain, steps(|line| line.lr)),
+        chart(
+            "norm",
+            "Gradient norm",
+            "",
+            plain,
+            steps(|line| line.grad_norm),
+        ),
+    ]
+}
+
+/// The charts that have values, without the series that have none.
+fn with_values(mut charts: Vec<Chart>) -> Vec<Chart> {
+    charts.retain_mut(|chart| {
+        let has_values = |series: &Series| series.points.iter().any(|point| point.1.is_some());
+        chart.series.retain(has_values);
+        !chart.series.is_empty()
+    });
+    charts
+}
+
+/// From the first step of these runs to the last.
+fn step_axis(runs: &[&Run]) -> Scale {
+    let steps = runs.iter().flat_map(|run| {
+        let steps = run.steps.iter().map(|line| line.step);
+        steps.chain(run.evals.iter().map(|line| line.step))
+    });
+    let (first, last) = range(steps.map(|step| step as f64)).unwrap_or((0.0, 1.0));
+    Scale::exactly(if first < 0.05 * last { 0.0 } else { first }, last)
 }
 
 fn resumed(resume: &ResumeLine) -> (u64, String) {

@@ -3,7 +3,7 @@
 use super::charts::Charts;
 use super::html::{count, duration, escaped, figure, percent, plural, shortened};
 use super::read::{Run, TextLine};
-use super::{classes, tables};
+use super::{classes, predicted, tables};
 
 /// The most generated texts; the record has all.
 const TEXTS_MAX: usize = 5;
@@ -13,43 +13,79 @@ pub(super) fn of(run: &Run) -> String {
     let charts = Charts::of(run);
     let name = name(run);
     let ending = Ending::of(run);
-    let (mut links, mut sections) = (String::new(), String::new());
-    for (id, title, html) in all_sections(run, &charts) {
-        links += &format!("<a href=\"#{id}\">{title}</a>");
-        sections += &format!(
-            "<section id=\"{id}\" aria-labelledby=\"{id}-title\">\
-             <h2 id=\"{id}-title\">{title}</h2>{html}</section>"
-        );
+    let sections = all_sections(run, &charts);
+    Page {
+        title: format!("{name}: {} · ddp-train", ending.word),
+        data: shortened(&run.start.data, 400),
+        name,
+        ending: ending.html(),
+        figures: figures(run),
+        is_simulated: run.is_simulated(),
+        skipped: run.bad_lines.len(),
+        again: "DIR",
     }
-    let skipped = match run.bad_lines.len() as u64 {
-        0 => String::new(),
-        lines => format!(
-            "<p>{} of the record could not be read.</p>",
-            plural(lines, "line")
-        ),
-    };
-    let simulated = match run.is_simulated() {
-        true => {
-            "<p class=\"loud\"><strong>On simulated GPUs.</strong> The results are real; times and \
-             rates would mean nothing and are left out.</p>"
+    .html(&charts, sections)
+}
+
+/// A section of the page: its id, its title and its HTML.
+pub(super) type Section = (&'static str, &'static str, String);
+
+/// What is above and below the sections of a page. `ending` and `figures` are HTML.
+pub(super) struct Page {
+    pub(super) title: String,
+    pub(super) name: String,
+    pub(super) data: String,
+    pub(super) ending: String,
+    pub(super) figures: String,
+    pub(super) is_simulated: bool,
+    /// Lines of the record that could not be read.
+    pub(super) skipped: usize,
+    /// What `ddp-train report` takes to make it again.
+    pub(super) again: &'static str,
+}
+
+impl Page {
+    pub(super) fn html(&self, charts: &Charts, all: Vec<Section>) -> String {
+        let (mut links, mut sections) = (String::new(), String::new());
+        for (id, title, html) in all {
+            links += &format!("<a href=\"#{id}\">{title}</a>");
+            sections += &format!(
+                "<section id=\"{id}\" aria-labelledby=\"{id}-title\">\
+             <h2 id=\"{id}-title\">{title}</h2>{html}</section>"
+            );
         }
-        false => "",
-    };
-    format!(
-        include_str!("page.html"),
-        title = escaped(&format!("{name}: {} · ddp-train", ending.word)),
-        style = include_str!("style.css"),
-        script = include_str!("script.js"),
-        name = escaped(&name),
-        data = escaped(&shortened(&run.start.data, 400)),
-        ending = ending.html(),
-        figures = figures(run),
-        numbers = charts.json(),
-        simulated = simulated,
-        links = links,
-        sections = sections,
-        skipped = skipped,
-    )
+        let skipped = match self.skipped as u64 {
+            0 => String::new(),
+            lines => format!(
+                "<p>{} of the record could not be read.</p>",
+                plural(lines, "line")
+            ),
+        };
+        let simulated = match self.is_simulated {
+            true => {
+                "<p class=\"loud\"><strong>On simulated GPUs.</strong> The results are real; times and \
+             rates would mean nothing and are left out.</p>"
+            }
+            false => "",
+        };
+        format!(
+            include_str!("page.html"),
+            title = escaped(&self.title),
+            style = include_str!("style.css"),
+            script = include_str!("script.js"),
+            name = escaped(&self.name),
+            data = escaped(&self.data),
+            ending = self.ending,
+            figures = self.figures,
+            // Nothing in it can end its element.
+            numbers = charts.json().to_string().replace('<', "\\u003c"),
+            again = self.again,
+            simulated = simulated,
+            links = links,
+            sections = sections,
+            skipped = skipped,
+        )
+    }
 }
 
 /// The name of the run's folder when it began.
@@ -64,7 +100,7 @@ fn name(run: &Run) -> String {
     shortened(last.unwrap_or("run"), 120)
 }
 
-fn all_sections(run: &Run, charts: &Charts) -> Vec<(&'static str, &'static str, String)> {
+fn all_sections(run: &Run, charts: &Charts) -> Vec<Section> {
     let mut sections = vec![("curves", "Curves", charts.html())];
     if !run.texts.is_empty() {
         sections.push(("texts", "Text", texts(run)));
@@ -73,6 +109,8 @@ fn all_sections(run: &Run, charts: &Charts) -> Vec<(&'static str, &'static str, 
         sections.push(("transfers", "Transfers", tables::transfers(placement)));
     }
     sections.extend(tables::memory(run).map(|html| ("memory", "Memory", html)));
+    let compared = predicted::section(run);
+    sections.extend(compared.map(|html| ("predicted", "Predicted and measured", html)));
     let settings = tables::settings(&run.start.config);
     sections.push(("settings", "Configuration", settings));
     sections.push(("versions", "Versions", tables::versions(run)));
@@ -99,15 +137,15 @@ fn texts(run: &Run) -> String {
 }
 
 /// How a run ended.
-struct Ending {
+pub(super) struct Ending {
     class: &'static str,
     sign: &'static str,
-    word: &'static str,
+    pub(super) word: &'static str,
     message: String,
 }
 
 impl Ending {
-    fn of(run: &Run) -> Ending {
+    pub(super) fn of(run: &Run) -> Ending {
         let Some(end) = &run.end else {
             let last = run.steps.last().map_or(0, |line| line.step);
             return Ending {

@@ -57,6 +57,15 @@ pub(crate) struct Start {
     pub(crate) parameters: Option<u64>,
     pub(crate) steps: Option<u64>,
     pub(crate) steps_per_epoch: Option<u64>,
+    pub(crate) predicted: PredictedLine,
+}
+
+/// What `--dry-run` says of such a run.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct PredictedLine {
+    pub(crate) model_mb: Option<f64>,
+    pub(crate) between_ranks_bytes: Option<f64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -130,6 +139,23 @@ pub(crate) struct EndLine {
     pub(crate) device_peak_mb: Option<f64>,
 }
 
+/// Calls `each` with the number of each line, from 1, and the line.
+pub(super) fn for_each_line(
+    path: &Path,
+    mut each: impl FnMut(u64, &[u8]) -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    let (mut file, mut line) = (BufReader::new(File::open(path)?), Vec::new());
+    for number in 1.. {
+        line.clear();
+        let mut bounded = (&mut file).take(LINE_BYTES_MAX);
+        if bounded.read_until(b'\n', &mut line)? == 0 {
+            break;
+        }
+        each(number, &line)?;
+    }
+    Ok(())
+}
+
 impl Run {
     /// Reads the record of the run in `folder`.
     pub(crate) fn read(folder: &Path) -> Result<Run> {
@@ -166,21 +192,16 @@ impl Run {
 
     /// Reads only the record. The last line of a killed run may be incomplete: it is ignored.
     pub(crate) fn read_record(path: &Path) -> std::io::Result<Run> {
-        let mut file = BufReader::new(File::open(path)?);
-        let (mut run, mut line) = (Run::default(), Vec::new());
-        for number in 1.. {
-            line.clear();
-            let mut bounded = (&mut file).take(LINE_BYTES_MAX);
-            if bounded.read_until(b'\n', &mut line)? == 0 {
-                break;
-            }
-            if let Err(error) = run.take(&line)
+        let mut run = Run::default();
+        for_each_line(path, |number, line| {
+            if let Err(error) = run.take(line)
                 && line.ends_with(b"\n")
             {
-                run.bad_lines
-                    .push((number, format!("not an event: {error}")));
+                let why = format!("not an event: {error}");
+                run.bad_lines.push((number, why));
             }
-        }
+            Ok(())
+        })?;
         Ok(run)
     }
 

@@ -1,6 +1,9 @@
 "use strict";
-// Shows the values of a chart under the pointer, or step by step with the arrow keys.
-const { low, high, charts } = JSON.parse(document.getElementById("numbers").textContent);
+// Shows the values of a chart under the pointer, or step by step with the arrow keys. Dragging
+// zooms all charts to these steps; a double click or Escape shows all steps again.
+const { low, high, several, charts } = JSON.parse(document.getElementById("numbers").textContent);
+let view = { low, high };
+const redraws = [];
 
 function nearest(list, step) {
   const closer = (best, x, index) => (Math.abs(x - step) < Math.abs(list[best] - step) ? index : best);
@@ -25,43 +28,117 @@ function across(value, from, to) {
   return ((value / 2 - from / 2) / (to / 2 - from / 2)) * 100 + "%";
 }
 
+function zoom(from, to) {
+  view = { low: from, high: to };
+  for (const redraw of redraws) redraw();
+}
+
+// Round numbers between two values, at most about six.
+function ticks(from, to) {
+  const rough = (to - from) / 5, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough), all = [];
+  for (let at = Math.ceil(from / step) * step; at <= to + step * 1e-9; at += step) all.push(Number(at.toPrecision(12)));
+  return all;
+}
+
+function tick(value, percent) {
+  if (percent) return Number((value * 100).toPrecision(6)) + "%";
+  return Math.abs(value) >= 1e5 ? Number((value / 1e3).toPrecision(6)) + "k" : String(Number(value.toPrecision(6)));
+}
+
 for (const { id, percent, bottom, top, series } of charts) {
-  const plot = document.querySelector("#chart-" + id + " .plot");
-  const cursor = add(plot, "div", "cursor"), tip = add(plot, "div", "tip");
+  const plot = document.querySelector("#chart-" + id + " .plot"), frame = plot.parentElement;
+  const [svg, xs, ys] = [plot.querySelector("svg"), frame.querySelector(".xs"), frame.querySelector(".ys")];
+  const [grid, saved] = [svg.querySelector(".grid"), svg.querySelector(".saved")];
+  const whole = { xs: [...xs.children], ys: [...ys.children], grid: grid.getAttribute("d"), saved: saved.getAttribute("d") };
+  const cursor = add(plot, "div", "cursor"), band = add(plot, "div", "band"), tip = add(plot, "div", "tip");
   const dots = series.map(({ color }) => add(plot, "div", "dot s" + color));
-  const steps = series[0].x;
-  let at = null;
+  const every = several ? [...new Set(series.flatMap(({ x }) => x))].sort((a, b) => a - b) : series[0].x;
+  let steps = every, at = null, from = null, heights = { bottom, top };
   tip.setAttribute("role", "status");
   plot.tabIndex = 0;
+
+  // The lowest and the highest value in view, with room above and below.
+  function range() {
+    const seen = series.flatMap(({ x, y }) => y.filter((value, index) => value !== null && x[index] >= view.low && x[index] <= view.high));
+    if (seen.length === 0) return { bottom, top };
+    const least = Math.min(...seen), most = Math.max(...seen), room = (most - least) * 0.05 || (top - bottom) * 0.05;
+    return { bottom: least - room, top: most + room };
+  }
+  function redraw() {
+    const isWhole = view.low === low && view.high === high;
+    steps = every.filter((step) => step >= view.low && step <= view.high);
+    heights = isWhole ? { bottom, top } : range();
+    const x = (value) => ((value - low) / (high - low)) * 1000, y = (value) => 1000 - ((value - bottom) / (top - bottom)) * 1000;
+    const [left, above, below] = [x(view.low), y(heights.top), y(heights.bottom)];
+    svg.setAttribute("viewBox", isWhole ? "0 0 1000 1000" : [left, above, x(view.high) - left, below - above].join(" "));
+    const [rows, columns] = [ticks(heights.bottom, heights.top), ticks(view.low, view.high)];
+    grid.setAttribute("d", isWhole ? whole.grid : rows.map((value) => "M0 " + y(value) + "h1000").join(""));
+    saved.setAttribute("d", isWhole ? whole.saved : whole.saved.replaceAll(" 1000h0", " " + below + "h0"));
+    xs.replaceChildren(...whole.xs);
+    ys.replaceChildren(...whole.ys);
+    if (!isWhole) {
+      ys.replaceChildren();
+      for (const value of rows) add(ys, "span", "", tick(value, percent)).style.bottom = across(value, heights.bottom, heights.top);
+      xs.replaceChildren(whole.xs.at(-1));
+      for (const value of columns) add(xs, "span", "", tick(value, false)).style.left = across(value, view.low, view.high);
+    }
+    show(null);
+  }
+  redraws.push(redraw);
 
   function show(index) {
     at = index;
     cursor.hidden = tip.hidden = index === null;
     for (const dot of dots) dot.hidden = true;
-    if (index === null) return;
-    const step = steps[index], x = ((step - low) / (high - low)) * plot.clientWidth;
+    if (index === null || steps.length === 0) return;
+    const step = steps[index], x = ((step - view.low) / (view.high - view.low)) * plot.clientWidth;
     tip.replaceChildren();
     add(tip, "b", "", "step " + step.toLocaleString("en"));
     series.forEach(({ name, color, x: own, y }, index) => {
       const place = nearest(own, step), row = add(tip, "span", "s" + color), dot = dots[index];
       add(row, "i", "", name + (own[place] === step ? "" : ", step " + own[place].toLocaleString("en")));
       add(row, "em", "", text(y[place], percent));
-      dot.hidden = y[place] === null;
-      dot.style.left = across(own[place], low, high);
-      dot.style.bottom = across(y[place], bottom, top);
+      dot.hidden = y[place] === null || own[place] < view.low || own[place] > view.high;
+      dot.style.left = across(own[place], view.low, view.high);
+      dot.style.bottom = across(y[place], heights.bottom, heights.top);
     });
-    cursor.style.left = across(step, low, high);
+    cursor.style.left = across(step, view.low, view.high);
     // Beside the line, on the side with more room.
     const width = tip.offsetWidth, left = x < plot.clientWidth / 2 ? x + 12 : x - width - 12;
     tip.style.left = Math.max(0, Math.min(plot.clientWidth - width, left)) + "px";
   }
-  function point(event) {
+  // Where the pointer is, from 0 to 1.
+  function part(event) {
     const box = plot.getBoundingClientRect();
-    show(nearest(steps, low + ((event.clientX - box.left) / box.width) * (high - low)));
+    return Math.max(0, Math.min(1, (event.clientX - box.left) / box.width));
   }
-  plot.addEventListener("pointerdown", point);
+  function stepAt(part) {
+    return view.low + part * (view.high - view.low);
+  }
+  function point(event) {
+    const here = part(event);
+    show(nearest(steps, stepAt(here)));
+    band.hidden = from === null;
+    if (from === null) return;
+    band.style.left = Math.min(from, here) * 100 + "%";
+    band.style.width = Math.abs(here - from) * 100 + "%";
+  }
+  plot.addEventListener("pointerdown", (event) => {
+    if (event.pointerType === "mouse" && event.button === 0) from = part(event);
+    point(event);
+  });
   plot.addEventListener("pointermove", point);
-  plot.addEventListener("pointerleave", () => show(null));
+  addEventListener("pointerup", (event) => {
+    const [begin, end] = [from, part(event)].sort((a, b) => a - b);
+    const wasDragged = from !== null && (end - begin) * plot.clientWidth > 8;
+    from = null;
+    band.hidden = true;
+    const [first, last] = [stepAt(begin), stepAt(end)];
+    if (wasDragged && steps.filter((step) => step >= first && step <= last).length > 1) zoom(first, last);
+  });
+  plot.addEventListener("dblclick", () => zoom(low, high));
+  plot.addEventListener("pointerleave", () => from === null && show(null));
   plot.addEventListener("blur", () => show(null));
   plot.addEventListener("keydown", (event) => {
     const last = steps.length - 1, stride = event.shiftKey ? 10 : 1;
@@ -74,9 +151,16 @@ for (const { id, percent, bottom, top, series } of charts) {
     }[event.key];
     if (next === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
+    if (event.key === "Escape" && at === null) zoom(low, high);
     show(next);
   });
+  band.hidden = true;
   show(null);
+}
+const curves = document.querySelector(".charts");
+if (curves) {
+  const help = "Drag over a chart to zoom, double-click to see all steps; with keys, the arrows and Escape.";
+  curves.before(add(curves, "p", "note", help));
 }
 
 // A table that is wider than the screen fades out at the side where more of it is.

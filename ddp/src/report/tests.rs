@@ -8,7 +8,10 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
+use ddp_comm::World;
+
 use super::make;
+use crate::cli::ReportFlags;
 use crate::evidence::SAMPLES_FILE;
 use crate::files::testing::Scratch;
 use crate::record::{EVENTS_FILE, REPORT_FILE};
@@ -354,4 +357,127 @@ fn a_long_run_makes_a_small_page() {
     write(scratch.path(), &record);
     let page = fs::metadata(make(scratch.path()).unwrap()).unwrap();
     assert!(page.len() < 2_000_000, "{} bytes", page.len());
+}
+
+#[test]
+fn predictions_stand_beside_what_was_measured_and_large_differences_are_explained() {
+    let mut start = start();
+    start["predicted"] = json!({"model_mb": 34.0, "between_ranks_bytes": 4000});
+    let slow = |number: u64| {
+        let mut line = step(number);
+        (line["step_ms"], line["data_ms"]) = (json!(15.0), json!(5.9));
+        line
+    };
+    let rank = json!({"rank": 0, "devices": ["cpu"], "rows": 1, "passes": 1, "per_step": {"between ranks": {"count": 2.0, "bytes": 5000.0}}, "phases": {}});
+    let placement = json!({"event": "placement", "steps": 9, "simulated": false, "ranks": [rank], "differences": [], "hints": []});
+    let mut lines = vec![start];
+    lines.extend((1..=53).map(step));
+    lines.extend((54..=90).map(slow));
+    lines.extend([placement, end("done", 0)]);
+    let page = report(&lines);
+    assert_in_order(
+        &page,
+        &[
+            "<h2 id=\"predicted-title\">",
+            "34.0 MB",
+            "34.5 MB",
+            "1.01",
+            "10.00 ms",
+            "15.00 ms",
+            "1.50",
+            "1.25",
+            "The time of a step is 50 % above the prediction",
+            "waiting for rows changed by +4.90 ms of +5.00 ms a step",
+            "What a rank sends in a step is 25 % above the prediction",
+        ],
+    );
+    assert!(!page.contains("The memory of a rank is"), "within a tenth");
+}
+
+/// The flags of `report` for these folders.
+fn flags(folders: &[&Path], out: Option<&Path>, csv: Option<&Path>) -> ReportFlags {
+    ReportFlags {
+        folders: folders.iter().map(|folder| folder.to_path_buf()).collect(),
+        out: out.map(Path::to_path_buf),
+        csv: csv.map(Path::to_path_buf),
+    }
+}
+
+fn run(flags: &ReportFlags) -> crate::Result<()> {
+    super::report(flags, &World::single().unwrap(), &mut |_| Ok(()))
+}
+
+#[test]
+fn several_runs_are_drawn_over_one_another_with_the_settings_that_differ() {
+    let scratch = Scratch::new();
+    let evil = "a<script>alert(1)</script>";
+    let [one, two] = ["one", evil].map(|name| scratch.path().join(name.replace('/', "∕")));
+    for (folder, lr) in [(&one, 0.5), (&two, 0.25)] {
+        fs::create_dir(folder).unwrap();
+        let mut start = start();
+        start["config"]["lr"] = json!(lr);
+        let lines = [start, step(1), step(2), end("done", 0)];
+        write(folder, &lines.map(|line| format!("{line}\n")).concat());
+    }
+    let path = scratch.path().join("page.html");
+    run(&flags(&[&one, &two], Some(&path), None)).unwrap();
+    let page = fs::read_to_string(&path).unwrap();
+    assert_in_order(
+        &page,
+        &[
+            "<h1>2 runs</h1>",
+            "id=\"chart-loss\"",
+            "class=\"s0\">one<",
+            "class=\"s1\">a&lt;script&gt;",
+            "line s0",
+            "line s1",
+            "<h2 id=\"results-title\">",
+            ">done<",
+            ">lr<",
+            "0.5",
+            "0.25",
+        ],
+    );
+    assert!(!page.contains("batch-size"), "settings that are equal");
+    assert_eq!(page.matches("<script").count(), 2, "{page}");
+    let error = run(&flags(&[&one, &two], None, None)).unwrap_err();
+    assert!(error.exit_code() == 2 && error.to_string().contains("--out"));
+    let error = run(&flags(&[&one, &two], None, Some(&path))).unwrap_err();
+    assert!(error.exit_code() == 2 && error.to_string().contains("one run"));
+    let error = run(&flags(&[&one, scratch.path()], Some(&path), None)).unwrap_err();
+    assert_eq!(error.exit_code(), 74, "{error}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), page, "the page stays");
+}
+
+#[test]
+fn metrics_are_exported_exactly_and_what_is_missing_is_empty() {
+    let scratch = Scratch::new();
+    let mut first = step(1);
+    (first["loss"], first["perplexity, etc"]) = (json!(0.1 + 0.2), json!("a \"b\""));
+    let eval = json!({"event": "eval", "step": 1, "loss": null, "accuracy": 0.5});
+    let lines = [start(), first, eval, json!("no event"), step(2)];
+    write(
+        scratch.path(),
+        &lines.map(|line| format!("{line}\n")).concat(),
+    );
+    let path = scratch.path().join("metrics.csv");
+    run(&flags(&[scratch.path()], None, Some(&path))).unwrap();
+    let text = fs::read_to_string(&path).unwrap();
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let headings: Vec<String> = reader.headers().unwrap().iter().map(String::from).collect();
+    let rows: Vec<Vec<String>> = reader
+        .records()
+        .map(|row| row.unwrap().iter().map(String::from).collect())
+        .collect();
+    let cell = |row: usize, name: &str| {
+        let column = headings.iter().position(|heading| heading == name).unwrap();
+        rows[row][column].as_str()
+    };
+    assert_eq!(headings[..2], ["event", "step"]);
+    assert_eq!(rows.len(), 3);
+    assert_eq!(cell(0, "loss").parse(), Ok(0.1 + 0.2));
+    assert_eq!(cell(0, "perplexity, etc"), "a \"b\"");
+    assert_eq!((cell(1, "event"), cell(1, "loss")), ("eval", ""));
+    assert_eq!((cell(1, "accuracy"), cell(2, "accuracy")), ("0.5", ""));
+    assert_eq!((cell(2, "step"), cell(2, "lr")), ("2", "0.001"));
 }

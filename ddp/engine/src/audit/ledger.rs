@@ -21,7 +21,7 @@ const SITE_CHARS_MAX: usize = 160;
 /// The name of `Phase::Step`.
 pub(super) const STEP: &str = "step";
 /// The name of `TransferKind::Collective`.
-pub(super) const BETWEEN_RANKS: &str = "between ranks";
+pub const BETWEEN_RANKS: &str = "between ranks";
 
 /// The kinds in the order in which they are printed.
 pub(super) const KINDS: [TransferKind; 6] = [

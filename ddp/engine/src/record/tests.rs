@@ -64,6 +64,10 @@ fn a_run_is_its_events_in_order() {
         parameters: 7,
         steps: 3,
         steps_per_epoch: 10,
+        predicted: Predicted {
+            model_mb: 1.5,
+            between_ranks_bytes: 8,
+        },
     };
     let eval = EvalEvent {
         step: 1,

@@ -14,9 +14,10 @@ use super::options::{Resume, RunOptions};
 use super::places;
 use super::program::{Program, Settings};
 use super::setup::Assembled;
+use super::trial::{self, ModelBytes};
 use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState};
 use crate::error::Result;
-use crate::record::{self, Event, LockedRecord, Record, ResumeEvent, Start, StartWorld};
+use crate::record::{self, Event, LockedRecord, Predicted, Record, ResumeEvent, Start, StartWorld};
 use crate::shown::shown;
 
 /// What every checkpoint of this run says, besides how far it is.
@@ -124,7 +125,11 @@ pub(super) fn open_record(
     log_places(&run.places);
     log_plan(options, run);
     if !has_start {
-        write_start(&mut record, settings, run, world)?;
+        let predicted = Predicted {
+            model_mb: ModelBytes::of(&run.step).total() as f64 / 1e6,
+            between_ranks_bytes: trial::bytes_between_ranks(&run.step, options),
+        };
+        write_start(&mut record, settings, run, predicted, world)?;
     }
     program.begin(out, run.taken(), run.plan.steps)?;
     if let Some(opened) = &run.resumed {
@@ -169,6 +174,7 @@ fn write_start(
     record: &mut Record,
     settings: &Settings,
     run: &Assembled,
+    predicted: Predicted,
     world: &World,
 ) -> Result<()> {
     let (step, data, plan) = (&run.step, &run.data, &run.plan);
@@ -197,6 +203,7 @@ fn write_start(
         parameters: parameters.sum(),
         steps: plan.steps,
         steps_per_epoch: plan.sampler.steps_per_epoch(),
+        predicted,
     }))
 }
 

@@ -43,6 +43,8 @@ pub struct Rehearsal {
     pub places: Vec<String>,
     /// Bytes of this rank's model.
     pub model_bytes: ModelBytes,
+    /// Bytes that a rank gives to the others in a step; None if the model was not made.
+    pub between_ranks_bytes: Option<u64>,
     /// Bytes of a checkpoint, of all ranks together.
     pub checkpoint_bytes: u64,
     /// The most host memory that any rank had, in MB; None if the model was too large to be made
@@ -105,6 +107,7 @@ pub fn rehearse(
     Ok(Some(Rehearsal {
         taken,
         model_bytes: ModelBytes::of(&run.step),
+        between_ranks_bytes: Some(bytes_between_ranks(&run.step, options)),
         checkpoint_bytes: checkpoint_bytes(&run.step, world)?,
         host_peak_mb: Some(host_peak_mb),
         device_peak_mb,
@@ -135,6 +138,7 @@ fn without_model(options: &RunOptions, run: Unbuilt, world: &World) -> Rehearsal
             moments: moments / shares,
         },
         checkpoint_bytes: values.saturating_add(moments),
+        between_ranks_bytes: None,
         taken: run.taken,
         host_peak_mb: None,
         device_peak_mb: None,
@@ -147,7 +151,12 @@ fn without_model(options: &RunOptions, run: Unbuilt, world: &World) -> Rehearsal
 }
 
 impl ModelBytes {
-    fn of(step: &Step) -> ModelBytes {
+    /// Everything, with the copy that is being saved.
+    pub fn total(&self) -> u64 {
+        2 * self.values + self.copies + self.gradients + 2 * self.moments
+    }
+
+    pub(super) fn of(step: &Step) -> ModelBytes {
         let mut bytes = ModelBytes::default();
         for stage in step.stages() {
             let params = &stage.model().params;
@@ -163,6 +172,23 @@ impl ModelBytes {
         }
         bytes
     }
+}
+
+/// Bytes of gradients, and under ZeRO-1 of values, that a rank gives to the others in a step.
+pub(super) fn bytes_between_ranks(step: &Step, options: &RunOptions) -> u64 {
+    let of_stage = |stage: &Stage| {
+        let (params, reducer) = (&stage.model().params, stage.reducer());
+        if reducer.group().size() == 1 {
+            return 0;
+        }
+        let gradients = params.gradients().count() * options.reduction.dtype.bytes();
+        let values = match reducer.is_shared() {
+            true => params.gradients().count() * params.read_arena().dtype().bytes(),
+            false => 0,
+        };
+        (gradients + values) as u64
+    };
+    step.stages().iter().map(of_stage).sum()
 }
 
 /// Bytes of the model and of all ranks' moments in files, as f32.

@@ -1,0 +1,61 @@
+//! The metrics of a run as CSV: a row for each logged step and each evaluation, in the order of the
+//! record. Missing and non-finite numbers are empty cells.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::read::for_each_line;
+
+/// Writes the metrics of the record at `record` to `out`.
+pub(super) fn write(record: &Path, out: &mut dyn Write) -> io::Result<()> {
+    let mut columns: Vec<String> = vec!["event".into(), "step".into()];
+    for_each_metric(record, |line| {
+        let new = line.keys().filter(|name| !columns.contains(name));
+        let new: Vec<String> = new.cloned().collect();
+        columns.extend(new);
+        Ok(())
+    })?;
+    let names: Vec<String> = columns.iter().map(|name| quoted(name)).collect();
+    writeln!(out, "{}", names.join(","))?;
+    for_each_metric(record, |line| {
+        let cells: Vec<String> = columns.iter().map(|name| cell(line.get(name))).collect();
+        writeln!(out, "{}", cells.join(","))
+    })
+}
+
+/// Calls `each` with every step and every evaluation. Other lines are skipped.
+fn for_each_metric(
+    record: &Path,
+    mut each: impl FnMut(&Map<String, Value>) -> io::Result<()>,
+) -> io::Result<()> {
+    for_each_line(record, |_, line| match serde_json::from_slice(line) {
+        Ok(Value::Object(line))
+            if matches!(
+                line.get("event").and_then(Value::as_str),
+                Some("step" | "eval")
+            ) =>
+        {
+            each(&line)
+        }
+        _ => Ok(()),
+    })
+}
+
+fn cell(value: Option<&Value>) -> String {
+    match value {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(text)) => quoted(text),
+        Some(Value::Number(number)) => number.to_string(),
+        Some(other) => quoted(&other.to_string()),
+    }
+}
+
+/// A text as a cell, in quotes where CSV needs them.
+fn quoted(text: &str) -> String {
+    match text.contains(['"', ',', '\n', '\r']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.to_string(),
+    }
+}
