@@ -14,6 +14,7 @@ mod report;
 mod start;
 mod tokenize;
 mod using;
+mod watch;
 
 use std::ffi::OsString;
 
@@ -31,6 +32,7 @@ pub use self::report::ReportFlags;
 pub use self::start::{RankCount, StartFlags, StartRanks};
 pub use self::tokenize::TokenizeFlags;
 pub use self::using::{EvalFlags, PredictFlags, PredictionsFile, UsingFlags};
+pub use self::watch::WatchFlags;
 use crate::bench::Bench;
 use crate::config::meant;
 use crate::error::{Error, Result};
@@ -69,6 +71,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
         Mode::Tokenize(flags) => Command::Tokenize(flags),
         Mode::Inspect(flags) => Command::Inspect(flags),
         Mode::Report(flags) => Command::Report(flags),
+        Mode::Watch(flags) => Command::Watch(flags),
         Mode::Doctor(flags) => Command::Doctor(flags),
         Mode::Completions { shell } => Command::Show(completions(shell)),
         Mode::Bench { what } => Command::Bench(what),
@@ -212,6 +215,9 @@ enum Mode {
     /// Make a run's report.html again, a page of several runs, or a CSV file of metrics
     #[command(after_help = report::EXAMPLES, max_term_width = 120)]
     Report(ReportFlags),
+    /// Show a run live in the terminal
+    #[command(after_help = watch::EXAMPLES, max_term_width = 120)]
+    Watch(WatchFlags),
     /// Check that this machine has what training needs
     Doctor(DoctorFlags),
     /// Print a shell's completion script, as in: source <(ddp-train completions bash)

@@ -21,6 +21,7 @@ pub mod tokenize;
 pub mod train;
 mod units;
 pub mod using;
+pub mod watch;
 
 pub use ddp_data as data;
 use ddp_data::disk as files;

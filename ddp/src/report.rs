@@ -8,7 +8,7 @@
 //! make the other sections, `page.rs` puts them together. `compare.rs` makes a page of several
 //! runs, and `csv.rs` exports metrics.
 
-mod charts;
+pub(crate) mod charts;
 mod classes;
 mod compare;
 mod csv;

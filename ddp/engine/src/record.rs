@@ -149,6 +149,9 @@ pub struct StepEvent {
     pub reduce_ms: Option<f64>,
     /// The part of it that checkpoints held up training.
     pub save_ms: f64,
+    /// The most GPU memory of rank 0 so far, in MB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_peak_mb: Option<f64>,
 }
 
 /// An evaluation on held-out rows.

@@ -13,7 +13,7 @@ use ddp::config::LogLevel;
 use ddp::error::remedy_text;
 use ddp::{
     Error, ShownError, doctor, dry_run, export, inspect, progress, report, start, tokenize, train,
-    using,
+    using, watch,
 };
 use ddp_comm::{Field, NcclChoice, Options, World};
 
@@ -73,6 +73,7 @@ fn of_ranks(command: &Command) -> (LogLevel, f64, bool) {
         | Command::Inspect(_)
         | Command::Report(_)
         | Command::Start(_)
+        | Command::Watch(_)
         | Command::Show(_) => (LogLevel::default(), SHORT_S, false),
     }
 }
@@ -104,6 +105,7 @@ fn run(command: Command, world: &World) -> Result<(), Error> {
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::BrokenPipe => Ok(()),
             reported => reported,
         },
+        Command::Watch(flags) => watch::watch(&flags, world, &mut say),
         Command::Doctor(flags) => doctor::examine(&flags, world, &mut say),
         Command::Bench(bench) => bench.run(world, &mut say),
     }

@@ -8,6 +8,7 @@ use super::report::ReportFlags;
 use super::start::StartRanks;
 use super::tokenize::TokenizeFlags;
 use super::using::{EvalFlags, PredictFlags};
+use super::watch::WatchFlags;
 use crate::bench::Bench;
 use crate::config::Config;
 
@@ -34,6 +35,8 @@ pub enum Command {
     Inspect(InspectFlags),
     /// Make the report of a run again, compare runs, or export metrics.
     Report(ReportFlags),
+    /// Show a run in the terminal.
+    Watch(WatchFlags),
     /// Examine this machine.
     Doctor(DoctorFlags),
     /// Measure this machine.
@@ -56,6 +59,7 @@ impl Command {
             Command::Tokenize(_) => "tokenize",
             Command::Inspect(_) => "inspect",
             Command::Report(_) => "report",
+            Command::Watch(_) => "watch",
             Command::Doctor(_) => "doctor",
             Command::Bench(_) => "bench",
             Command::Show(_) => "print a text, as for --help or --print-config",

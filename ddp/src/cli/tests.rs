@@ -528,7 +528,7 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
 }
 
 /// Command lines that together have every flag of their command that excludes no other.
-const WHOLE: [(&str, &str); 8] = [
+const WHOLE: [(&str, &str); 9] = [
     (
         "eval",
         "--checkpoint run --data rows.csv --batch-size 7 --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 \
@@ -544,6 +544,7 @@ const WHOLE: [(&str, &str); 8] = [
         "data.csv --labels kind --task regression --drop id --categorical town,month --missing zero --cache-dir kept --json",
     ),
     ("report", "out one --out page.html"),
+    ("watch", "out"),
     ("doctor", "--json --out runs --quick --timeout-s 5"),
     (
         "bench mlp",
@@ -600,7 +601,7 @@ fn every_flag_of_the_other_commands_arrives() {
             );
         }
     }
-    let Ok(Command::Doctor(doctor)) = parse(words(&format!("doctor {}", WHOLE[4].1))) else {
+    let Ok(Command::Doctor(doctor)) = parse(words(&format!("doctor {}", WHOLE[5].1))) else {
         panic!("doctor")
     };
     assert_eq!(

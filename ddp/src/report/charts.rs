@@ -17,7 +17,7 @@ const CHECKPOINTS_MAX: usize = 200;
 const RESUMES_MAX: usize = 100;
 
 /// A step and a value; no value where it was missing or not finite.
-type Point = (f64, Option<f64>);
+pub(crate) type Point = (f64, Option<f64>);
 
 struct Chart {
     id: &'static str,
@@ -414,7 +414,7 @@ fn resumed(resume: &ResumeLine) -> (u64, String) {
 /// Keeps the lowest and the highest point of each of `POINTS_MAX / 2` parts, so that spikes stay,
 /// and the first and last point. A part without values keeps one point without a value, so that the
 /// gap stays visible.
-fn thinned(points: impl Iterator<Item = (u64, Option<f64>)>) -> Vec<Point> {
+pub(crate) fn thinned(points: impl Iterator<Item = (u64, Option<f64>)>) -> Vec<Point> {
     let finite = |value: Option<f64>| value.filter(|value| value.is_finite());
     let points: Vec<Point> = points
         .map(|(step, value)| (step as f64, finite(value)))
@@ -440,7 +440,7 @@ fn thinned(points: impl Iterator<Item = (u64, Option<f64>)>) -> Vec<Point> {
 }
 
 /// The lowest and the highest of these values.
-fn range(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+pub(crate) fn range(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     values.fold(None, |range, value| match range {
         None => Some((value, value)),
         Some((low, high)) => Some((value.min(low), value.max(high))),

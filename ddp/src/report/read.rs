@@ -4,8 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de;
@@ -91,6 +91,7 @@ pub(crate) struct StepLine {
     pub(crate) data_ms: Option<f64>,
     pub(crate) reduce_ms: Option<f64>,
     pub(crate) save_ms: Option<f64>,
+    pub(crate) device_peak_mb: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -156,6 +157,59 @@ pub(super) fn for_each_line(
     Ok(())
 }
 
+/// Reads a record as it grows.
+pub(crate) struct RunReader {
+    path: PathBuf,
+    run: Run,
+    /// The length of the lines that were read, and the last of them.
+    end: u64,
+    last: Vec<u8>,
+    lines: u64,
+}
+
+impl RunReader {
+    /// Of the record at `path`, of which nothing is read yet.
+    pub(crate) fn new(path: &Path) -> RunReader {
+        RunReader {
+            path: path.to_path_buf(),
+            run: Run::default(),
+            end: 0,
+            last: Vec::new(),
+            lines: 0,
+        }
+    }
+
+    /// The run as far as it was read.
+    pub(crate) fn run(&self) -> &Run {
+        &self.run
+    }
+
+    /// Reads the whole lines that were added. Reads all again if what was read has changed.
+    pub(crate) fn refresh(&mut self) -> std::io::Result<()> {
+        let mut file = BufReader::new(File::open(&self.path)?);
+        file.seek(SeekFrom::Start(self.end - self.last.len() as u64))?;
+        let mut last = vec![0; self.last.len()];
+        let is_same = file.read_exact(&mut last).is_ok() && last == self.last;
+        if !is_same {
+            *self = RunReader::new(&self.path);
+            file.rewind()?;
+        }
+        loop {
+            let mut line = Vec::new();
+            (&mut file)
+                .take(LINE_BYTES_MAX)
+                .read_until(b'\n', &mut line)?;
+            if !line.ends_with(b"\n") {
+                return Ok(());
+            }
+            self.lines += 1;
+            self.end += line.len() as u64;
+            self.run.take_numbered(self.lines, &line);
+            self.last = line;
+        }
+    }
+}
+
 impl Run {
     /// Reads the record of the run in `folder`.
     pub(crate) fn read(folder: &Path) -> Result<Run> {
@@ -194,15 +248,20 @@ impl Run {
     pub(crate) fn read_record(path: &Path) -> std::io::Result<Run> {
         let mut run = Run::default();
         for_each_line(path, |number, line| {
-            if let Err(error) = run.take(line)
-                && line.ends_with(b"\n")
-            {
-                let why = format!("not an event: {error}");
-                run.bad_lines.push((number, why));
-            }
+            run.take_numbered(number, line);
             Ok(())
         })?;
         Ok(run)
+    }
+
+    /// Takes in line `number`. One that is no event is listed, but for half a line at the end.
+    fn take_numbered(&mut self, number: u64, line: &[u8]) {
+        if let Err(error) = self.take(line)
+            && line.ends_with(b"\n")
+        {
+            let why = format!("not an event: {error}");
+            self.bad_lines.push((number, why));
+        }
     }
 
     /// Takes in one line.

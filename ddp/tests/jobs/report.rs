@@ -60,6 +60,25 @@ fn a_failed_run_leaves_a_report_too() {
 }
 
 #[test]
+fn metrics_are_exported_and_a_run_is_summarised_without_a_terminal() {
+    let folder = Folder::new("report-others");
+    folder.alone(QUICK).run().assert_well();
+    let ended = folder.alone("report OUT --csv -").run();
+    ended.assert_well();
+    let losses: Vec<f64> = ended
+        .stdout
+        .lines()
+        .filter(|line| line.starts_with("step,"))
+        .map(|line| line.split(',').nth(3).unwrap().parse().unwrap())
+        .collect();
+    assert_eq!(losses, folder.record().of_steps("loss"));
+    let ended = folder.alone("watch OUT").run();
+    ended.assert_well();
+    assert!(ended.stdout.contains(": done\nstep 8 of 8\n"), "{ended}");
+    folder.alone("watch nothing").run().assert_fails(2);
+}
+
+#[test]
 fn a_folder_without_a_run_has_none() {
     let folder = Folder::new("report-none");
     let ended = folder.alone("report OUT").run();

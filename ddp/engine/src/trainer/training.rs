@@ -355,6 +355,8 @@ impl<'a> Trainer<'a> {
         let Some(record) = &mut self.record else {
             return Ok(());
         };
+        let devices = self.step.stages().iter().map(Stage::device);
+        let device_peak_mb = devices.filter_map(process::device_peak_mb).reduce(f64::max);
         let mut stages = self.step.stages().iter();
         let is_on_cpu = stages.all(|stage| stage.device() == Device::Cpu);
         let event = StepEvent {
@@ -373,6 +375,7 @@ impl<'a> Trainer<'a> {
             // On GPUs the host does not wait for reductions.
             reduce_ms: is_on_cpu.then_some(reduce_ms),
             save_ms,
+            device_peak_mb,
         };
         self.program.logged(&event)?;
         record.write(&Event::Step(event))

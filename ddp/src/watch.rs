@@ -1,0 +1,99 @@
+//! `ddp-train watch DIR`: a live view of a run in the terminal, from its record alone. So it works
+//! over ssh, on another host that shares the folder, and after the run.
+//!
+//! `follow.rs` reads the record as it grows, `summary.rs` says what it holds in words, `view.rs`
+//! draws.
+
+mod follow;
+mod summary;
+mod view;
+
+use std::fmt::Display;
+use std::io::{self, IsTerminal};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ddp_comm::World;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
+
+use self::follow::Followed;
+use crate::cli::WatchFlags;
+use crate::error::{Error, Result};
+use crate::record::EVENTS_FILE;
+
+/// How often the record is read.
+const READ_EVERY: Duration = Duration::from_secs(1);
+/// How often keys are looked for.
+const KEYS_EVERY: Duration = Duration::from_millis(200);
+
+/// Shows the run until q is pressed. Without a terminal prints one summary. On rank 0.
+pub fn watch(
+    flags: &WatchFlags,
+    world: &World,
+    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
+) -> Result<()> {
+    if world.rank() > 0 {
+        return Ok(());
+    }
+    let mut followed = open(&flags.folder)?;
+    if !io::stdout().is_terminal() {
+        let lines = summary::lines(&followed);
+        return lines.iter().try_for_each(|line| say(line));
+    }
+    // This also restores the terminal if the program panics.
+    let mut terminal = ratatui::try_init().map_err(failed)?;
+    let shown = live(&mut terminal, &mut followed);
+    ratatui::restore();
+    shown.map_err(failed)
+}
+
+/// The run in `folder`. Its record must be there and have a start.
+fn open(folder: &Path) -> Result<Followed> {
+    if !folder.join(EVENTS_FILE).exists() {
+        return Err(Error::Usage(format!(
+            "watch {}: expected the folder of a run, which has {EVENTS_FILE}, got none; help: give \
+             what its --out was, once it has begun",
+            folder.display()
+        )));
+    }
+    Followed::open(folder)
+}
+
+fn failed(source: io::Error) -> Error {
+    Error::Io {
+        action: "show the run on",
+        path: "the terminal".into(),
+        source,
+        help: "pipe the output elsewhere for one summary, as in: ddp-train watch DIR | cat".into(),
+    }
+}
+
+fn live(terminal: &mut ratatui::DefaultTerminal, followed: &mut Followed) -> io::Result<()> {
+    let mut read_at = Instant::now();
+    loop {
+        terminal.draw(|frame| view::draw(frame, followed))?;
+        // Wakes up at once for a key and for a new size.
+        if event::poll(KEYS_EVERY)?
+            && let Event::Key(key) = event::read()?
+            && ends(key)
+        {
+            return Ok(());
+        }
+        if read_at.elapsed() >= READ_EVERY {
+            followed.refresh();
+            read_at = Instant::now();
+        }
+    }
+}
+
+/// Whether a key ends the view: q, Escape or Ctrl-C.
+fn ends(key: KeyEvent) -> bool {
+    match key.code {
+        KeyCode::Char('q') | KeyCode::Esc => true,
+        KeyCode::Char('c') => key.modifiers.contains(KeyModifiers::CONTROL),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,176 @@
+//! The view, drawn on a test's screen, of records that grow, are cut and are damaged.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::KeyEvent;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::files::testing::Scratch;
+
+fn start() -> Value {
+    json!({"event": "start", "config": {}, "devices": ["cuda:0 NVIDIA H200 on a", "cuda:0 NVIDIA H200 on b"],
+           "world": {"ranks": 2}, "data": "d", "steps": 40})
+}
+
+fn step(number: u64) -> Value {
+    json!({"event": "step", "step": number, "loss": 4.0 / number as f64, "accuracy": 0.5, "lr": 0.001, "samples_per_s": 1234.5,
+           "step_ms": 10.0, "data_ms": 1.0, "save_ms": 0.0, "device_peak_mb": 2048.0})
+}
+
+fn add(folder: &Path, lines: &[Value]) {
+    let mut file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(folder.join(EVENTS_FILE))
+        .unwrap();
+    for line in lines {
+        writeln!(file, "{line}").unwrap();
+    }
+}
+
+/// The screen as text.
+fn screen(followed: &Followed, width: u16, height: u16) -> String {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+    terminal.draw(|frame| view::draw(frame, followed)).unwrap();
+    terminal.backend().to_string()
+}
+
+#[test]
+fn the_view_shows_curves_rates_ranks_memory_and_events_and_follows_the_record() {
+    let scratch = Scratch::new();
+    add(scratch.path(), &[start(), step(1), step(2)]);
+    let mut followed = open(scratch.path()).unwrap();
+    let text = screen(&followed, 120, 40);
+    for part in [
+        "no end yet",
+        "step 2 of 40",
+        "about 0.38 s left",
+        "loss",
+        "accuracy",
+        "1,234",
+        "2 ranks",
+        "NVIDIA H200 on a",
+        "2.05 GB",
+        "training",
+        "q ends",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(
+        text.chars().any(|c| ('\u{2801}'..='\u{28ff}').contains(&c)),
+        "no curve: {text}"
+    );
+    let eval = json!({"event": "eval", "step": 20, "loss": 0.25, "accuracy": 0.875});
+    let end =
+        json!({"event": "end", "reason": "done", "exit_code": 0, "steps": 40, "seconds": 1.0});
+    add(
+        scratch.path(),
+        &[
+            step(20),
+            eval,
+            json!({"event": "checkpoint", "step": 20}),
+            step(40),
+            end,
+        ],
+    );
+    followed.refresh();
+    let text = screen(&followed, 120, 40);
+    for part in [
+        ": done",
+        "step 40 of 40",
+        "step 20: held-out loss 0.25",
+        "accuracy 87.50%",
+        "step 20: checkpoint saved",
+        "step 40: done",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn a_record_that_a_resumed_run_has_cut_is_read_again() {
+    let scratch = Scratch::new();
+    add(scratch.path(), &[start(), step(1), step(2), step(3)]);
+    let mut followed = open(scratch.path()).unwrap();
+    fs::remove_file(scratch.path().join(EVENTS_FILE)).unwrap();
+    let resume = json!({"event": "resume", "step": 1, "ranks": 3});
+    add(
+        scratch.path(),
+        &[start(), step(1), resume, step(2), step(3), step(4), step(5)],
+    );
+    followed.refresh();
+    let steps: Vec<u64> = followed.run().steps.iter().map(|line| line.step).collect();
+    assert_eq!(steps, [1, 2, 3, 4, 5]);
+    assert!(
+        summary::lines(&followed)
+            .join("\n")
+            .contains("step 1: resumed on 3 ranks")
+    );
+}
+
+#[test]
+fn half_a_line_is_read_when_it_is_whole() {
+    let scratch = Scratch::new();
+    add(scratch.path(), &[start()]);
+    let mut followed = open(scratch.path()).unwrap();
+    let line = format!("{}\n", step(7));
+    for part in [&line[..20], &line[20..]] {
+        let mut file = OpenOptions::new()
+            .append(true)
+            .open(scratch.path().join(EVENTS_FILE))
+            .unwrap();
+        assert!(followed.run().steps.is_empty());
+        file.write_all(part.as_bytes()).unwrap();
+        followed.refresh();
+    }
+    assert_eq!(followed.run().steps.len(), 1);
+    assert!(followed.run().bad_lines.is_empty());
+}
+
+#[test]
+fn every_size_of_a_screen_can_be_drawn() {
+    let scratch = Scratch::new();
+    add(scratch.path(), &[start(), step(1)]);
+    let followed = open(scratch.path()).unwrap();
+    for (width, height) in [(1, 1), (10, 3), (20, 60), (200, 4), (80, 24), (300, 100)] {
+        screen(&followed, width, height);
+    }
+    assert!(screen(&followed, 80, 24).contains("step 1 of 40"));
+}
+
+#[test]
+fn texts_of_the_record_cannot_control_the_terminal() {
+    let scratch = Scratch::new();
+    let end = json!({"event": "end", "reason": "a\u{1b}[2Jb", "exit_code": 70});
+    add(scratch.path(), &[start(), step(1), end]);
+    let followed = open(scratch.path()).unwrap();
+    let lines = summary::lines(&followed).join("\n");
+    assert!(
+        lines.contains("exit code 70") && !lines.contains('\u{1b}'),
+        "{lines:?}"
+    );
+}
+
+#[test]
+fn a_folder_without_a_run_is_refused_and_so_is_a_damaged_one() {
+    let scratch = Scratch::new();
+    let code = || open(scratch.path()).err().map(|error| error.exit_code());
+    assert_eq!(code(), Some(2));
+    fs::write(scratch.path().join(EVENTS_FILE), "rubbish\n").unwrap();
+    assert_eq!(code(), Some(65));
+    add(scratch.path(), &[start()]);
+    assert_eq!(code(), None);
+}
+
+#[test]
+fn q_escape_and_ctrl_c_end_the_view() {
+    let key = |code, modifiers| ends(KeyEvent::new(code, modifiers));
+    assert!(key(KeyCode::Char('q'), KeyModifiers::NONE));
+    assert!(key(KeyCode::Esc, KeyModifiers::NONE));
+    assert!(key(KeyCode::Char('c'), KeyModifiers::CONTROL));
+    assert!(!key(KeyCode::Char('c'), KeyModifiers::NONE));
+}
