@@ -3,8 +3,8 @@
 //! added along k in the order of the other kernels, and has their bits.
 
 use std::arch::x86_64::{
-    __m256, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_setzero_ps,
-    _mm256_storeu_ps,
+    __m256, _MM_HINT_T1, _mm_prefetch, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps,
+    _mm256_setzero_ps, _mm256_storeu_ps,
 };
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ pub(super) unsafe fn piece(
     let (x, blocks) = (work.a.elements, k.div_ceil(ALONG_MAX).max(1));
     for start in columns.clone().step_by(COLUMNS) {
         let width = COLUMNS.min(columns.end - start);
-        let weights = &work.b.elements[start * k..(start + width) * k];
+        let (weights, next) = work.b.elements[start * k..].split_at(width * k);
         for block in 0..blocks {
             let along = threads::cut(k, 1, blocks, block);
             let existing_scale = match block {
@@ -41,7 +41,8 @@ pub(super) unsafe fn piece(
                 _ => 1.0,
             };
             let sums = if width == COLUMNS && k > 0 {
-                block_sums(&x[along.clone()], &weights[along.start..], k)
+                let next = next.as_ptr().wrapping_add(COLUMNS * along.start);
+                block_sums(&x[along.clone()], &weights[along.start..], k, next)
             } else {
                 plain_sums(&x[along.clone()], &weights[along.start..], k)
             };
@@ -60,21 +61,27 @@ pub(super) unsafe fn piece(
 
 /// The sums over `x` times each of COLUMNS rows of weights, which are `stride` apart.
 #[target_feature(enable = "avx2,fma")]
-fn block_sums(x: &[f32], weights: &[f32], stride: usize) -> [f32; COLUMNS] {
+fn block_sums(x: &[f32], weights: &[f32], stride: usize, next: *const f32) -> [f32; COLUMNS] {
     assert!(weights.len() >= (COLUMNS - 1) * stride + x.len());
     let mut sums: [__m256; SQUARES] = [_mm256_setzero_ps(); SQUARES];
     let (steps, rest) = x.as_chunks::<SIDE>();
     // A cache line of each row at a time, since rows may be apart by what the cache holds together.
     for (line, steps) in steps.chunks(2).enumerate() {
+        for row in 0..COLUMNS {
+            let at = next.wrapping_add((line * COLUMNS + row) * 2 * SIDE);
+            _mm_prefetch::<_MM_HINT_T1>(at.cast());
+        }
         for (square, sum) in sums.iter_mut().enumerate() {
             for (half, steps) in steps.iter().enumerate() {
-                let at = |row: usize| (square * SIDE + row) * stride + (2 * line + half) * SIDE;
-                // SAFETY: eight elements from there on are in `weights` by the assertion.
-                let rows = std::array::from_fn(|row| unsafe {
-                    _mm256_loadu_ps(weights.as_ptr().add(at(row)))
-                });
-                for (step, lanes) in steps.iter().zip(turned(rows)) {
-                    *sum = _mm256_fmadd_ps(_mm256_broadcast_ss(step), lanes, *sum);
+                let mut rows = [_mm256_setzero_ps(); SIDE];
+                for (row, lanes) in rows.iter_mut().enumerate() {
+                    let at = (square * SIDE + row) * stride + (2 * line + half) * SIDE;
+                    // SAFETY: eight elements from there on are in `weights` by the assertion.
+                    *lanes = unsafe { _mm256_loadu_ps(weights.as_ptr().add(at)) };
+                }
+                let lanes = turned(rows);
+                for step in 0..SIDE {
+                    *sum = _mm256_fmadd_ps(_mm256_broadcast_ss(&steps[step]), lanes[step], *sum);
                 }
             }
         }
