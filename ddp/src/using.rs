@@ -20,5 +20,5 @@ mod predict;
 mod round_robin;
 
 pub use eval::eval;
-pub use generate::generate;
+pub use generate::{generate, prompts};
 pub use predict::predict;

@@ -146,6 +146,14 @@ fn compressed_texts() {
         );
         assert!(largest <= ALLOWED_BYTES, "{name}: {largest} bytes at once");
     }
+    let prompts = fuzzing::prompts("\u{feff}a\r\n \nb\rc\n\n".as_bytes());
+    assert_eq!(prompts.ok(), Some(2));
+    for bytes in [&b""[..], b"\n \r\n", b"a\n\xff"] {
+        assert!(fuzzing::prompts(bytes).is_err_and(|error| error.exit_code() == 65));
+    }
+    let bytes = ddp::data::text::Encoder::Bytes;
+    let tokens: Vec<u8> = "a€ß\u{fffd}😀".bytes().flat_map(|byte| [byte, 0]).collect();
+    assert_eq!(fuzzing::decoded(&bytes, 257, &tokens).ok(), Some(13));
     assert!(fuzzing::tokenizer(b"{}").is_err_and(|error| error.exit_code() == 65));
 }
 

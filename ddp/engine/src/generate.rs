@@ -19,7 +19,7 @@ pub struct GenerateOptions {
     pub tokens_max: usize,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// The seed of what is chosen.
+    /// Seed of the random numbers that choose tokens.
     pub seed: u64,
     /// The text ends before this one; empty for none.
     pub stop: String,
@@ -159,7 +159,7 @@ pub fn generate(
         each,
     };
     let (mut tokens, mut times) = (0, [Duration::ZERO; 2]);
-    let ended = loop {
+    let mut ended = loop {
         heartbeat::beat(Work::Computes);
         let began = Instant::now();
         let ids: Vec<i64> = new.iter().map(|token| i64::from(*token)).collect();
@@ -189,8 +189,8 @@ pub fn generate(
         }
         new = vec![token];
     };
-    if ended != Ended::Stop && !output.push(&stream.finish().map_err(Error::Data)?)? {
-        output.give(output.held.len())?;
+    if ended != Ended::Stop && output.finish(&stream.finish().map_err(Error::Data)?)? {
+        ended = Ended::Stop;
     }
     Ok(Generated {
         prompt_tokens,
@@ -223,6 +223,15 @@ impl Output<'_> {
         Ok(false)
     }
 
+    /// Gives out the rest. Returns whether the text to stop at came after all.
+    fn finish(&mut self, text: &str) -> Result<bool> {
+        let ended = self.push(text)?;
+        if !ended {
+            self.give(self.held.len())?;
+        }
+        Ok(ended)
+    }
+
     fn give(&mut self, end: usize) -> Result<()> {
         if end > 0 {
             (self.each)(&self.held[..end])?;
@@ -239,7 +248,7 @@ mod tests {
 
     use super::*;
 
-    /// What is given out of these parts with `stop`, and whether the text ended there.
+    /// What is given out of these parts, the last of which is the rest, and whether `stop` came.
     fn given(stop: &str, parts: &[&str]) -> (Vec<String>, bool) {
         let mut given = Vec::new();
         let mut each = |text: &str| {
@@ -251,7 +260,9 @@ mod tests {
             held: String::new(),
             each: &mut each,
         };
+        let (last, parts) = parts.split_last().unwrap();
         let ended = parts.iter().any(|part| output.push(part).unwrap());
+        let ended = ended || output.finish(last).unwrap();
         (given, ended)
     }
 
@@ -291,8 +302,9 @@ mod tests {
             given("END", &["aE", "N", "Db", "c"]),
             (vec!["a".into()], true)
         );
-        let parts = (vec!["a".into(), "ENx".into(), "E".into()], false);
-        assert_eq!(given("END", &["aEN", "x", "EE"]), parts);
+        let parts = ["a", "ENx", "E", "E"].map(String::from).to_vec();
+        assert_eq!(given("END", &["aEN", "x", "EE", ""]), (parts, false));
+        assert_eq!(given("END", &["aE", "ND"]), (vec!["a".into()], true));
         assert_eq!(given("ßß", &["aß", "ß"]), (vec!["a".into()], true));
         assert_eq!(
             given("", &["a", "", "b"]),

@@ -191,6 +191,41 @@ pub fn tokenizer(bytes: &[u8]) -> Result<usize> {
     Ok(vocabulary.size)
 }
 
+/// Reads bytes as a file of prompts. Returns how many there are.
+pub fn prompts(bytes: &[u8]) -> Result<usize> {
+    in_folder("prompts.txt", bytes, |path, _| {
+        let prompts = ddp::using::prompts(path).map_err(|error| match error {
+            ddp::Error::Data(text) => Error::Data(text),
+            other => Error::Internal(other.to_string()),
+        })?;
+        let text = String::from_utf8_lossy(bytes);
+        let lines: Vec<&str> = text.split('\n').collect();
+        for (line, prompt) in &prompts {
+            assert!(lines[line - 1].contains(&prompt[..]), "line {line}");
+        }
+        Ok(prompts.len())
+    })
+}
+
+/// Turns tokens into text one by one: two bytes are a token, of which `encoder` has `size`.
+/// The parts are those of the whole text. Returns how many bytes that is.
+pub fn decoded(encoder: &text::Encoder, size: usize, bytes: &[u8]) -> Result<usize> {
+    let (pairs, _) = bytes.as_chunks::<2>();
+    let token = |pair: &[u8; 2]| u32::from(u16::from_le_bytes(*pair)) % size as u32;
+    let tokens: Vec<u32> = pairs.iter().map(token).collect();
+    let mut stream = text::TextStream::after(encoder, &[]);
+    let mut parts = String::new();
+    for token in &tokens {
+        let part = stream.push(*token).map_err(Error::Data)?;
+        assert!(!part.ends_with('\u{fffd}'), "half a character: {part:?}");
+        parts += &part;
+    }
+    parts += &stream.finish().map_err(Error::Data)?;
+    let whole = encoder.decode(&tokens).map_err(Error::Data)?;
+    assert_eq!(parts, whole, "{tokens:?}");
+    Ok(whole.len())
+}
+
 /// Calls `read` with a file of these bytes and a folder for the cache, and removes both after it.
 fn in_folder<T>(
     name: &str,

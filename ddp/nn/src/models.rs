@@ -19,7 +19,7 @@ pub use model::Model;
 use family::Setting;
 use serde::{Deserialize, Serialize};
 
-use crate::build::Declarations;
+use crate::build::{Declarations, Declared};
 use crate::error::Result;
 use crate::{Build, Layer, Sequential};
 
@@ -148,13 +148,23 @@ impl ModelSpec {
 
     /// Elements of all parameters and buffers. Nothing is allocated for them.
     pub fn parameter_count(&self, data: &DataShape<'_>) -> Result<u128> {
+        self.count(data, |_| true)
+    }
+
+    /// How many of these are in matrices of hidden layers, as Muon takes them.
+    pub fn hidden_count(&self, data: &DataShape<'_>) -> Result<u128> {
+        self.count(data, |declared| !declared.matrices.is_empty())
+    }
+
+    fn count(&self, data: &DataShape<'_>, counts: impl Fn(&&Declared) -> bool) -> Result<u128> {
         let mut declarations = Declarations::new();
         self.layers(data)?
             .build(&mut Build::new(&mut declarations), data.row_shape)?;
         let elements =
             |shape: &[usize]| shape.iter().map(|&length| length as u128).product::<u128>();
         let list = &declarations.list;
-        Ok(list.iter().map(|declared| elements(&declared.shape)).sum())
+        let counted = list.iter().filter(counts);
+        Ok(counted.map(|declared| elements(&declared.shape)).sum())
     }
 }
 

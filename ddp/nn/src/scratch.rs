@@ -11,9 +11,10 @@ use crate::error::Result;
 pub struct Scratch {
     device: Device,
     buffers: Vec<Tensor>,
-    /// Those of what is computed again, which would otherwise be taken for what is kept.
+    /// Buffers of a forward that backward runs again. They stay separate so that its many short-lived
+    /// tensors do not take up the buffers of activations that are kept.
     apart: Vec<Tensor>,
-    /// Whether `take` looks there.
+    /// Whether `take` uses `apart`.
     takes_apart: bool,
 }
 

@@ -44,7 +44,7 @@ pub struct GenerateFlags {
     /// Choose among the most probable tokens whose probabilities add up to P
     #[arg(long, value_name = "P", default_value = "1", value_parser = share, allow_negative_numbers = true)]
     pub top_p: f64,
-    /// Seed of what is chosen
+    /// Seed of the random numbers that choose tokens
     #[arg(long, value_name = "N", default_value = "1")]
     pub seed: u64,
     /// End the text before this one

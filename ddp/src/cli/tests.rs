@@ -462,6 +462,10 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
             &["--group 0.*: expected an lr or a weight-decay"],
         ),
         (
+            "--group :lr=1",
+            &["expected a pattern of parameters' names"],
+        ),
+        (
             "--group 0.*:rate=1",
             &["expected lr=NUMBER or weight-decay=NUMBER", "rate=1"],
         ),
@@ -474,6 +478,10 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         (
             "--lr 0 --group 0.*:lr=1",
             &["--group 0.*: expected an --lr above 0"],
+        ),
+        (
+            "--model gpt,width=9999999",
+            &["--width 9999999: expected a whole number from 1 to 4194304"],
         ),
         ("--decay biases", &["'biases'", "--decay", "matrices, all"]),
         ("report", &["<DIR>"]),

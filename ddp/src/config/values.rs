@@ -199,7 +199,7 @@ impl<T: FromStr> SettingValue for Vec<T> {
     }
 }
 
-/// Parameters with a learning rate or weight decay of their own.
+/// Parameters whose learning rate or weight decay differs from the others'.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct GroupSetting {
@@ -220,6 +220,9 @@ impl FromStr for GroupSetting {
     fn from_str(text: &str) -> Result<GroupSetting, String> {
         let mut parts = text.split(':');
         let pattern = parts.next().unwrap_or_default().to_string();
+        if pattern.is_empty() {
+            return Err("expected a pattern of parameters' names, got none".into());
+        }
         let mut group = GroupSetting {
             pattern,
             lr: None,

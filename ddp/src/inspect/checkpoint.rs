@@ -12,6 +12,7 @@ use crate::config::{Config, Optimizer};
 use crate::data::{LabelName, Normalization, TaskSpec};
 use crate::error::Result;
 use crate::files;
+use crate::models::ModelSpec;
 use crate::shown::{shown, significant};
 use crate::units::plural;
 
@@ -35,6 +36,7 @@ pub(super) fn found(folder: &Path) -> Result<Inspected> {
         "model": model_json(state, &config, &tensors),
         "task": state.task,
         "row_shape": state.row_shape,
+        "image": state.image,
         "normalization": state.normalization,
         "target_normalization": state.target_normalization,
         "plan": state.plan,
@@ -87,7 +89,7 @@ fn sheet(
         }
     }
     sheet.add("task", task(&state.task));
-    sheet.add("rows", rows(state));
+    sheet.add("rows", rows(state, config));
     if let Some(normalization) = &state.target_normalization {
         let (scaled, _) = targets(normalization);
         sheet.add("labels", format!("standardized: {scaled}"));
@@ -153,8 +155,19 @@ pub(super) fn task(task: &TaskSpec) -> String {
     }
 }
 
-fn rows(state: &State) -> String {
+/// `28x28`
+fn lengths(shape: &[usize]) -> String {
+    let lengths: Vec<String> = shape.iter().map(usize::to_string).collect();
+    lengths.join("x")
+}
+
+fn rows(state: &State, config: &Config) -> String {
     let mut text = format!("of shape {:?}", state.row_shape);
+    match &config.model {
+        ModelSpec::Vit(vit) if !vit.image.is_empty() => text += &format!(", images {}", vit.image),
+        _ if !state.image.is_empty() => text += &format!(", images {}", lengths(&state.image)),
+        _ => {}
+    }
     if let Some(columns) = &state.columns {
         text += &format!(", the columns {}", some_of(columns));
     }

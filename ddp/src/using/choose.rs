@@ -26,8 +26,8 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
     if hugging_face::is_folder(path) {
         return Err(Error::Data(format!(
             "{}: expected the folder of a run or of a checkpoint, got one of Hugging Face; help: \
-             ddp-train --init-from FOLDER --steps 0 --data … --val-data … evaluates it, and --out \
-             is then a run",
+             ddp-train --init-from FOLDER --steps 0 --data … --val-data … --out RUN evaluates it \
+             and makes a run of it",
             path.display()
         )));
     }

@@ -22,6 +22,7 @@ use crate::models::gpt::GptSpec;
 use crate::models::{DataShape, Model, ModelSpec};
 use crate::nn::Sampling;
 use crate::shown::{shown, significant};
+use crate::units::plural;
 
 /// Writes the texts to standard output, and how fast that was to the log.
 pub fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
@@ -73,7 +74,7 @@ pub fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
 }
 
 /// The prompts of a file, each with the number of its line. Lines without text are left out.
-fn prompts(path: &Path) -> Result<Vec<(usize, String)>> {
+pub fn prompts(path: &Path) -> Result<Vec<(usize, String)>> {
     let name = shown(&path.to_string_lossy()).to_string();
     let bytes = fs::read(path).map_err(|source| Error::Io {
         action: "read",
@@ -205,12 +206,12 @@ fn describe(generated: &Generated) {
     let prompt = generated.prompt_tokens;
     let read = rate(prompt, generated.prompt_time);
     // The first token comes with the prompt.
-    let made = match generated.tokens {
-        1 => "1 token".to_string(),
-        tokens => format!("{tokens} tokens, {}", rate(tokens - 1, generated.time)),
-    };
-    let (threads, ended) = (threads::count(), generated.ended);
-    tracing::info!(
-        "prompt {prompt} tokens, {read}; text {made}, on {threads} threads of the CPU; end: {ended}"
-    );
+    let mut made = plural(generated.tokens as u64, "token");
+    if generated.tokens > 1 {
+        made += &format!(", {}", rate(generated.tokens - 1, generated.time));
+    }
+    let prompt = plural(prompt as u64, "token");
+    let threads = plural(threads::count() as u64, "thread");
+    let ended = generated.ended;
+    tracing::info!("prompt {prompt}, {read}; text {made}, on {threads} of the CPU; end: {ended}");
 }

@@ -279,6 +279,6 @@ fn a_run_continues_text_in_whole_characters_and_an_empty_prompt_begins_a_documen
             .alone("generate --checkpoint other --max-tokens 6 --prompt=")
             .run();
         ended.assert_well();
-        assert!(ended.stderr.contains("prompt 1 tokens"), "{ended}");
+        assert!(ended.stderr.contains("prompt 1 token,"), "{ended}");
     }
 }

@@ -92,6 +92,13 @@ fn images_have_the_shape_of_their_file_or_the_one_that_is_given() {
         let ended = folder.alone(&eval).run();
         let text = ended.assert_fails(65);
         assert!(text.contains("[6, 8]"), "{text}");
+        let checkpoint = format!("{out}/checkpoints/step-00000003");
+        let inspected = folder.alone(&format!("inspect {checkpoint}")).run();
+        assert!(
+            inspected.stdout.contains("images 8x6"),
+            "{}",
+            inspected.stdout
+        );
     }
     let ended = run("--data images.npy --val-data turned.npy --val-labels labels.npy --out OUT");
     let text = ended.assert_fails(65);

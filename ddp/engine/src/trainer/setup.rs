@@ -78,6 +78,8 @@ pub(super) struct Unbuilt {
     pub(super) devices: Vec<Device>,
     pub(super) places: Vec<String>,
     pub(super) parameters: u64,
+    /// Parameters in matrices of hidden layers.
+    pub(super) hidden: u64,
     /// Steps that are done.
     pub(super) taken: u64,
 }
@@ -112,12 +114,15 @@ pub(super) fn assemble(
     let parameters = options.model.spec.parameter_count(&shape)?;
     let parameters = u64::try_from(parameters).unwrap_or(u64::MAX);
     if parameters > parameters_max {
+        let hidden = options.model.spec.hidden_count(&shape)?;
+        let hidden = u64::try_from(hidden).unwrap_or(u64::MAX);
         return Ok(Prepared::TooLarge(Box::new(Unbuilt {
             data,
             plan,
             places: places::of_ranks(world, &devices)?,
             devices,
             parameters,
+            hidden,
             taken: resumed.map_or(0, |opened| opened.state.step),
         })));
     }

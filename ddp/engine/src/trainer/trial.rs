@@ -122,7 +122,8 @@ pub fn rehearse(
 /// What follows from the number of parameters alone.
 fn without_model(options: &RunOptions, run: Unbuilt, world: &World) -> Rehearsal {
     let values = run.parameters.saturating_mul(4);
-    let moments = values.saturating_mul(options.rule.moments_max() as u64);
+    let moments = options.rule.moment_count(run.parameters, run.hidden);
+    let moments = moments.saturating_mul(4);
     let shares = match options.reduction.zero {
         true => world.size() as u64,
         false => 1,

@@ -103,12 +103,13 @@ impl Blocks {
     /// Refuses sizes and numbers that no transformer has. The errors name settings in backquotes.
     pub(super) fn check(&self) -> Result<()> {
         check_size("layers", self.layers, LAYERS_MAX)?;
-        for (name, size) in [
-            ("heads", self.heads),
-            ("width", self.width),
-            ("mlp-width", self.mlp_width),
+        // `mlp_width` may follow from `width`, which is then the setting to name.
+        for (name, size, most) in [
+            ("heads", self.heads, SIZE_MAX),
+            ("width", self.width, SIZE_MAX / 4),
+            ("mlp-width", self.mlp_width, SIZE_MAX),
         ] {
-            check_size(name, size, SIZE_MAX)?;
+            check_size(name, size, most)?;
         }
         if !self.width.is_multiple_of(self.heads) {
             let expected = format!("a divisor of `width`, which is {}", self.width);
@@ -134,6 +135,24 @@ impl Blocks {
             return Err(refuse("norm-epsilon", self.norm_epsilon, expected, help));
         }
         Ok(())
+    }
+
+    /// Multiplications and additions for a token in training: of the blocks' matrices forward and
+    /// twice backward, and of attention to `time` tokens, of which a causal one computes half.
+    pub(super) fn flop_of_a_token(&self, time: usize) -> f64 {
+        let (width, mlp_width) = (self.width as f64, self.mlp_width as f64);
+        let qkv = width + 2.0 * width * self.kv_heads as f64 / self.heads as f64;
+        let matrices = match self.mlp {
+            MlpKind::Swiglu => 3.0,
+            _ => 2.0,
+        };
+        let seen = if self.causal {
+            time as f64 / 2.0
+        } else {
+            time as f64
+        };
+        let block = width * (qkv + width + matrices * mlp_width) + 2.0 * width * seen;
+        6.0 * self.layers as f64 * block
     }
 
     /// Adds the blocks and the last norm to `layers`.

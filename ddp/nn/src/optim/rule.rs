@@ -125,11 +125,14 @@ impl Rule {
         self.method(parameter).moment_names()
     }
 
-    /// The most moments that a parameter has.
-    pub fn moments_max(&self) -> usize {
+    /// Elements of the moments of a model with so many `parameters`, of which `hidden` are in
+    /// matrices of hidden layers.
+    pub fn moment_count(&self, parameters: u64, hidden: u64) -> u64 {
         match self {
-            Rule::AdamW { .. } | Rule::Muon { .. } => 2,
-            Rule::Sgd { constants, .. } => usize::from(constants.momentum > 0.0),
+            Rule::AdamW { .. } => parameters.saturating_mul(2),
+            Rule::Muon { .. } => parameters.saturating_mul(2).saturating_sub(hidden),
+            Rule::Sgd { constants, .. } if constants.momentum > 0.0 => parameters,
+            Rule::Sgd { .. } => 0,
         }
     }
 

@@ -93,17 +93,7 @@ impl GptSpec {
     /// Multiplications and additions for a token in training: of matrices forward and twice
     /// backward, and of causal attention as it is computed.
     pub fn flop_of_a_token(&self, vocabulary: usize) -> f64 {
-        let (width, mlp_width) = (self.width as f64, self.mlp_width() as f64);
-        let qkv = width + 2.0 * width * self.kv_heads() as f64 / self.heads as f64;
-        let matrices = if self.mlp == MlpKind::Swiglu {
-            3.0
-        } else {
-            2.0
-        };
-        let block = width * (qkv + width + matrices * mlp_width);
-        let layers = self.layers as f64;
-        6.0 * (layers * block + vocabulary as f64 * width)
-            + 6.0 * layers * width * self.context as f64
+        self.blocks().flop_of_a_token(self.context) + 6.0 * (vocabulary * self.width) as f64
     }
 
     /// Heads of keys and values.

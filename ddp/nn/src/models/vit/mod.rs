@@ -111,6 +111,15 @@ impl Family for VitSpec {
         self.given_image().map(drop)
     }
 
+    fn flop_of_a_row(&self, data: &DataShape<'_>) -> Option<f64> {
+        let patches = self.patches(data).ok()?;
+        let (tokens, width) = (patches.tokens() as f64, self.width as f64);
+        let of_a_token = self.blocks().flop_of_a_token(patches.tokens());
+        // The first layer has no gradient of its input.
+        let embedding = 4.0 * patches.columns() as f64 * width;
+        Some(tokens * (of_a_token + embedding) + 6.0 * width * data.outputs as f64)
+    }
+
     fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {
         data.check_dtype(DType::F32, "vit")?;
         let (blocks, patches) = (self.blocks(), self.patches(data)?);
@@ -191,6 +200,11 @@ impl VitSpec {
             };
             return Err(no_image(&format!("{text}{from_data}"), pixels));
         };
+        if let [3, _, 3] = shape {
+            let expected = "channels on one side only";
+            let help = "crop or pad the images: a side of 3 pixels may be taken for channels";
+            return Err(refuse("image", text, expected, help));
+        }
         if self::layout(data.image).is_some_and(|of_data| of_data != layout) {
             let expected = format!("the shape that the data have, {:?}", data.image);
             let help = "leave `image` out, or give images of this shape";

@@ -60,6 +60,11 @@ fn parameters_have_the_names_of_the_other_transformer() {
     let block = 2 * 16 + (8 * 24 + 24) + (8 * 8 + 8) + (8 * 6 + 6) + (6 * 8 + 8);
     let count = 8 * 12 + 8 + 6 * 8 + block + 16 + 3 * 8 + 3;
     assert_eq!(spec.parameter_count(&data).unwrap(), count);
+    let hidden = 8 * 24 + 8 * 8 + 8 * 6 + 6 * 8;
+    assert_eq!(spec.hidden_count(&data).unwrap(), hidden);
+    // Of 6 tokens: their matrices and attention to 6, and patches, which give back no gradient.
+    let flop = 6 * (6 * (hidden + 2 * 8 * 6) + 4 * 12 * 8) + 6 * 8 * 3;
+    assert_eq!(spec.flop_of_a_row(&data), Some(flop as f64));
     let layers = Box::new(spec.layers(&data).unwrap());
     let model = Model::new(layers, &[72], DType::F32, Device::Cpu, 1, &|_| false).unwrap();
     let in_order = model.params.in_order();
@@ -130,6 +135,7 @@ fn images_and_settings_that_do_not_fit_are_refused_by_name() {
     refused(image("14x56"), &[784], &[28, 28], &other);
     let planes = ["`image` 3x4x4", "[4, 4, 3]"];
     refused(image("3x4x4"), &[48], &[4, 4, 3], &planes);
+    refused(tiny(), &[36], &[3, 4, 3], &["`image` 3x4x3", "crop or pad"]);
     for (given, image_of_data) in [("1x28x28", vec![28, 28]), ("28x28", vec![1, 1, 28, 28])] {
         let data = shape(&[784], &image_of_data);
         let layers = image(given).layers(&data).unwrap();
