@@ -201,6 +201,18 @@ impl Channel {
         Some((*from, bytes.len()))
     }
 
+    /// Sleeps until bytes can be moved, for at most a millisecond: another thread may take what
+    /// this one waits for. Returns how long it was asked to sleep.
+    pub(crate) fn pause(&self) -> Duration {
+        const MOST: Duration = Duration::from_millis(1);
+        let traffic = self.mesh.moved();
+        let peers = traffic.peers.iter().flatten();
+        let entries: Vec<_> = peers.map(|peer| peer.frames.entry()).collect();
+        drop(traffic);
+        wait(entries.into_iter(), MOST);
+        MOST
+    }
+
     /// A rank whose connection has been lost for so long, and its host.
     pub(crate) fn lost(&self, after: Duration) -> Option<(usize, String)> {
         let traffic = self.mesh.moved();

@@ -150,7 +150,8 @@ fn strangers_on_the_port_do_no_harm() {
     let mut strangers = Vec::new();
     while strangers.len() < 3 && started.elapsed() < Duration::from_secs(60) {
         if let Ok(mut stream) = TcpStream::connect(address) {
-            _ = stream.write_all([&b"GET / HTTP/1.1\r\n\r\n"[..], &[1], b""][strangers.len()]);
+            let said = [&b"GET / HTTP/1.1\r\n\r\n"[..], &[1], b"\x03\0\0\0[1]"];
+            _ = stream.write_all(said[strangers.len()]);
             strangers.push(stream);
         }
     }
