@@ -139,7 +139,7 @@ impl Members {
             if patience.is_time_to_tell() && (me == 0 || under_way.contains(&0)) {
                 patience.tell(me, |rank| rank);
             }
-            slept = self.comm.pause(&mut pause);
+            slept = pause.sleep();
         }
     }
 

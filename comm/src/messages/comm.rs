@@ -7,7 +7,7 @@ use crate::error::Result;
 #[cfg(feature = "mpi")]
 use crate::mpi;
 use crate::tcp;
-use crate::waited::{Pause, wait_until};
+use crate::waited::wait_until;
 
 /// The most bytes of one message.
 pub(crate) const MESSAGE_BYTES_MAX: usize = tcp::MESSAGE_BYTES_MAX;
@@ -85,18 +85,6 @@ impl Comm {
             #[cfg(feature = "mpi")]
             Comm::Mpi(comm) => comm.arrived(tag.into()),
             Comm::Tcp(channel) => Ok(channel.arrived(tag.into())),
-        }
-    }
-
-    /// Sleeps for a moment while messages are under way. Returns how long it was asked to.
-    pub(super) fn pause(&self, pause: &mut Pause) -> Duration {
-        match self {
-            #[cfg(feature = "mpi")]
-            Comm::Mpi(_) => pause.sleep(),
-            Comm::Tcp(channel) => {
-                _ = pause;
-                channel.pause()
-            }
         }
     }
 

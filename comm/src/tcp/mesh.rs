@@ -32,12 +32,15 @@ pub(crate) struct Mesh {
     traffic: Mutex<Traffic>,
 }
 
+/// Messages with their senders.
+type Received = VecDeque<(usize, Vec<u8>)>;
+
 #[derive(Debug)]
 struct Traffic {
     /// By rank; None for ranks of this host.
     peers: Vec<Option<Peer>>,
     /// What has come, by channel, tag and sender.
-    inbox: HashMap<(u32, u32), VecDeque<(usize, Vec<u8>)>>,
+    inbox: HashMap<(u32, u32), Received>,
 }
 
 /// A rank of another host.
@@ -199,18 +202,6 @@ impl Channel {
         let traffic = self.mesh.moved();
         let (from, bytes) = traffic.inbox.get(&(self.number, tag))?.front()?;
         Some((*from, bytes.len()))
-    }
-
-    /// Sleeps until bytes can be moved, for at most a millisecond: another thread may take what
-    /// this one waits for. Returns how long it was asked to sleep.
-    pub(crate) fn pause(&self) -> Duration {
-        const MOST: Duration = Duration::from_millis(1);
-        let traffic = self.mesh.moved();
-        let peers = traffic.peers.iter().flatten();
-        let entries: Vec<_> = peers.map(|peer| peer.frames.entry()).collect();
-        drop(traffic);
-        wait(entries.into_iter(), MOST);
-        MOST
     }
 
     /// A rank whose connection has been lost for so long, and its host.
