@@ -36,6 +36,7 @@ fn step(step: u64, loss: f64) -> StepEvent {
         data_ms,
         reduce_ms: Some(0.125),
         save_ms,
+        device_peak_mb: None,
     }
 }
 
