@@ -401,3 +401,26 @@ fn a_nan_loss_ends_the_run_naming_the_rows() {
     );
     assert!(!folder.out().join("checkpoints").exists());
 }
+
+#[test]
+fn a_trace_on_a_gpu_has_the_phases_of_eager_steps_and_a_box_for_each_captured_one() {
+    let Some(_gpu) = gpu() else { return };
+    let lanes = |graph: &str| {
+        let folder = Folder::new("cuda-trace");
+        let ended = folder
+            .alone(&format!(
+                "{QUICK} --device cuda --data-on-device off --graph {graph} --trace 5..8"
+            ))
+            .on_gpus()
+            .run();
+        ended.assert_well();
+        let text = std::fs::read_to_string(folder.out().join("trace.json")).unwrap();
+        let file: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let events = file["traceEvents"].as_array().unwrap();
+        let of = |lane: &str| events.iter().filter(|event| event["cat"] == lane).count();
+        ["captured steps", "forward", "backward", "optimizer"].map(of)
+    };
+    // A forward and its loss, a backward, the scale and the update, of steps 5 to 8.
+    assert_eq!(lanes("off"), [0, 8, 4, 8]);
+    assert_eq!(lanes("on"), [4, 0, 0, 0]);
+}
