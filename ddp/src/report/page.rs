@@ -133,7 +133,9 @@ fn texts(run: &Run) -> String {
         let text = escaped(&shortened(&line.text, 2000));
         format!("<h3>After step {step}</h3><p class=\"message\"><b>{prompt}</b>{text}</p>")
     };
-    run.texts.iter().rev().take(TEXTS_MAX).map(text).collect()
+    let texts: String = run.texts.iter().rev().take(TEXTS_MAX).map(text).collect();
+    let note = "The prompt (bold) and what the model wrote after it, at the latest evaluations.";
+    format!("<p class=\"note\">{note}</p>{texts}")
 }
 
 /// How a run ended.

@@ -186,8 +186,8 @@ impl Launcher {
         fault.of(self.op, self.gpu.device(), self.at)
     }
 
-    /// Looks for a plan and stores the result, also that there is none. Skips the heuristic's first
-    /// algorithms that were `refused`.
+    /// Asks cuBLASLt for a plan, without its first `refused` algorithms. The answer is stored, even
+    /// if it has none, so that it is asked once.
     fn plan(
         &self,
         engine: &Engine,
