@@ -1,5 +1,5 @@
-//! Any tokens, one by one, of a tokenizer of bytes and of a `tokenizer.json`: the parts are the text
-//! of all tokens, and none ends within a character.
+//! Any tokens, one by one, of a tokenizer of bytes and of a `tokenizer.json`: the parts are the
+//! text of all tokens, and none ends within a character.
 #![no_main]
 
 use std::sync::LazyLock;

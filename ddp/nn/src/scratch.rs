@@ -11,8 +11,8 @@ use crate::error::Result;
 pub struct Scratch {
     device: Device,
     buffers: Vec<Tensor>,
-    /// Buffers of a forward that backward runs again. They stay separate so that its many short-lived
-    /// tensors do not take up the buffers of activations that are kept.
+    /// Buffers of a forward that backward runs again. They are separate so that its many
+    /// short-lived tensors do not take up the buffers of activations that are kept.
     apart: Vec<Tensor>,
     /// Whether `take` uses `apart`.
     takes_apart: bool,
