@@ -1,8 +1,8 @@
 //! What started this process, by the environment variables of launchers and schedulers.
 //!
 //! MPI is initialised only if the variables of an MPI launcher are present, because that takes
-//! 0.3 s. A build without MPI ignores these variables. A process that is alone although several were
-//! started is warned.
+//! 0.3 s. A build without MPI ignores them. A process that is alone although several were started
+//! is warned.
 
 use std::fs;
 use std::os::fd::RawFd;
