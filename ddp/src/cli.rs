@@ -21,15 +21,15 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
-pub use self::command::Command;
+pub use self::command::{Command, StartRanks};
 pub use self::doctor::DoctorFlags;
 pub use self::export::{ExportFlags, ExportFormat};
-pub use self::flags::RankFlags;
+pub use self::flags::{RankCount, RankFlags};
 pub use self::generate::GenerateFlags;
 pub use self::inspect::InspectFlags;
 pub use self::layers::{LayerFlags, SettingFlags};
 pub use self::report::ReportFlags;
-pub use self::start::{RankCount, StartFlags, StartRanks};
+pub use self::start::StartFlags;
 pub use self::tokenize::TokenizeFlags;
 pub use self::using::{EvalFlags, PredictFlags, PredictionsFile, UsingFlags};
 pub use self::watch::WatchFlags;

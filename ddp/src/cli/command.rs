@@ -1,11 +1,13 @@
 //! What a command line asks for.
 
+use std::time::Duration;
+
 use super::doctor::DoctorFlags;
 use super::export::ExportFlags;
+use super::flags::RankCount;
 use super::generate::GenerateFlags;
 use super::inspect::InspectFlags;
 use super::report::ReportFlags;
-use super::start::StartRanks;
 use super::tokenize::TokenizeFlags;
 use super::using::{EvalFlags, PredictFlags};
 use super::watch::WatchFlags;
@@ -43,6 +45,19 @@ pub enum Command {
     Bench(Bench),
     /// Print this text: help, the version, settings, completions.
     Show(String),
+}
+
+/// The ranks to start, and what for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StartRanks {
+    /// How many.
+    pub count: RankCount,
+    /// How often to start again after a rank was lost.
+    pub restarts: u32,
+    /// How long ranks have to save after a signal.
+    pub grace: Duration,
+    /// What each rank does.
+    pub command: Box<Command>,
 }
 
 impl Command {

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::flags::number;
-use super::start::RankCount;
+use super::flags::{RankCount, number};
 use crate::config::TIMEOUT_S;
 
 /// The flags of `doctor`.

@@ -11,9 +11,30 @@ use ddp_kernels::Device;
 use ddp_kernels::choice::{self, Choice};
 use ddp_kernels::threads::COUNT_MAX;
 
-use super::start::RankCount;
 use crate::config::{DeviceChoice, TIMEOUT_S, find_devices};
 use crate::error::Result;
+
+/// How many ranks `--ranks` asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankCount {
+    /// One for each GPU of this machine, else one.
+    Auto,
+    /// So many.
+    Of(usize),
+}
+
+impl FromStr for RankCount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<RankCount, String> {
+        const MOST: usize = 512;
+        match text.parse() {
+            _ if text == "auto" => Ok(RankCount::Auto),
+            Ok(count) if (1..=MOST).contains(&count) => Ok(RankCount::Of(count)),
+            _ => Err(format!("expected auto, or a whole number from 1 to {MOST}")),
+        }
+    }
+}
 
 /// What a rank has, and how long it waits for the others.
 #[derive(Args, Clone, Debug, PartialEq)]

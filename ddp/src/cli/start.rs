@@ -1,12 +1,11 @@
 //! The flags that start ranks, and what they become.
 
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
 
-use super::command::Command;
-use super::flags::{number, whole};
+use super::command::{Command, StartRanks};
+use super::flags::{RankCount, number, whole};
 use crate::config::TIMEOUT_S;
 
 /// The ranks to start, if no launcher starts them.
@@ -26,41 +25,6 @@ pub struct StartFlags {
 }
 
 const RANKS: &str = "Ranks started here";
-
-/// How many ranks `--ranks` asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RankCount {
-    /// One for each GPU of this machine, else one.
-    Auto,
-    /// So many.
-    Of(usize),
-}
-
-impl FromStr for RankCount {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<RankCount, String> {
-        const MOST: usize = 512;
-        match text.parse() {
-            _ if text == "auto" => Ok(RankCount::Auto),
-            Ok(count) if (1..=MOST).contains(&count) => Ok(RankCount::Of(count)),
-            _ => Err(format!("expected auto, or a whole number from 1 to {MOST}")),
-        }
-    }
-}
-
-/// The ranks to start, and what for.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StartRanks {
-    /// How many.
-    pub count: RankCount,
-    /// How often to start again after a rank was lost.
-    pub restarts: u32,
-    /// How long ranks have to save after a signal.
-    pub grace: Duration,
-    /// What each rank does.
-    pub command: Box<Command>,
-}
 
 impl StartRanks {
     /// What flags of training ask for: `command`, on ranks to start if there are any.
