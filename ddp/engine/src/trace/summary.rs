@@ -86,6 +86,9 @@ impl Summary {
         let (Some(first), Some(last)) = (self.steps.first(), self.steps.last()) else {
             return vec!["trace: no step was traced".into()];
         };
+        let known: f64 = self.parts.iter().map(|(_, share)| share).sum();
+        let other = ("other".to_string(), 1.0 - known);
+        let parts: Vec<_> = self.parts.iter().cloned().chain([other]).collect();
         let list = |parts: &[(String, f64)]| -> String {
             let large = parts.iter().filter(|(_, share)| *share >= 0.005);
             let text = |(name, share): &(String, f64)| format!("{name} {:.0}%", share * 100.0);
@@ -94,7 +97,7 @@ impl Summary {
         let mut lines = vec![format!(
             "trace of steps {first} to {last}: {:.2} ms a step, of which {}",
             self.step_ns / 1e6,
-            list(&self.parts)
+            list(&parts)
         )];
         if let Some((part, _)) = self.parts.first() {
             let beside = list(&self.beside);

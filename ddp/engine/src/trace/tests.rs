@@ -46,6 +46,7 @@ fn a_rank_is_late_steadily_or_in_passing() {
     let none = lines(&[on_time(), on_time()]);
     assert!(none.contains("no rank is late"), "{none}");
     assert!(none.contains("the largest part is backward"), "{none}");
+    assert!(none.contains("backward 50%, other 50%"), "{none}");
 
     let steadily = lines(&[on_time(), on_time(), late_by(|_| 20)]);
     assert!(steadily.contains("rank 2 is steadily late: in 10 of 10 steps"));
