@@ -6,6 +6,7 @@
 
 mod clocks;
 mod file;
+mod spans;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -16,10 +17,10 @@ use std::str::FromStr;
 
 use ddp_comm::World;
 use ddp_kernels::Device;
-use ddp_kernels::trace::{self, Lane, Recorded, Span};
+use ddp_kernels::trace;
 use serde::{Deserialize, Serialize};
 
-use self::clocks::Readings;
+use self::spans::{RankTrace, Readings};
 use self::summary::Summary;
 use crate::error::{Error, Result};
 
@@ -175,94 +176,5 @@ impl RunTrace {
         let mut lines = Summary::of(&ranks).lines();
         lines.push(format!("trace {}", path.display()));
         Ok(lines)
-    }
-}
-
-/// The spans of a rank. Times are in nanoseconds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct RankTrace {
-    host: String,
-    readings: Readings,
-    missed: u64,
-    /// How far times may be off those of rank 0.
-    bound_ns: i64,
-    names: Vec<String>,
-    spans: Vec<TracedSpan>,
-}
-
-/// A span that may be another rank's. As JSON a list, because there are many.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(from = "SpanRow", into = "SpanRow")]
-struct TracedSpan {
-    lane: Lane,
-    /// Its place in `RankTrace::names`.
-    name: usize,
-    index: Option<usize>,
-    step: u64,
-    begin_ns: i64,
-    end_ns: i64,
-}
-
-/// Lane, name, index, step, begin, end.
-type SpanRow = (usize, usize, Option<usize>, u64, i64, i64);
-
-impl From<SpanRow> for TracedSpan {
-    fn from((lane, name, index, step, begin_ns, end_ns): SpanRow) -> TracedSpan {
-        TracedSpan {
-            lane: Lane::ALL[lane.min(Lane::ALL.len() - 1)],
-            name,
-            index,
-            step,
-            begin_ns,
-            end_ns,
-        }
-    }
-}
-
-impl From<TracedSpan> for SpanRow {
-    fn from(span: TracedSpan) -> SpanRow {
-        let TracedSpan {
-            lane,
-            name,
-            index,
-            step,
-            begin_ns,
-            end_ns,
-        } = span;
-        (lane as usize, name, index, step, begin_ns, end_ns)
-    }
-}
-
-impl RankTrace {
-    fn new(recorded: &Recorded, readings: Readings, host: &str) -> RankTrace {
-        let mut names: Vec<&'static str> = Vec::new();
-        let span = |span: &Span| {
-            let known = names.iter().position(|name| *name == span.label.name);
-            let name = known.unwrap_or_else(|| {
-                names.push(span.label.name);
-                names.len() - 1
-            });
-            TracedSpan {
-                lane: span.label.lane,
-                name,
-                index: span.label.index,
-                step: span.step,
-                begin_ns: span.begin.as_nanos() as i64,
-                end_ns: span.end.max(span.begin).as_nanos() as i64,
-            }
-        };
-        let spans = recorded.spans.iter().map(span).collect();
-        RankTrace {
-            host: host.to_string(),
-            readings,
-            missed: recorded.missed,
-            bound_ns: recorded.device_bound.as_nanos() as i64,
-            names: names.into_iter().map(String::from).collect(),
-            spans,
-        }
-    }
-
-    fn name(&self, span: &TracedSpan) -> &str {
-        self.names.get(span.name).map_or("", String::as_str)
     }
 }

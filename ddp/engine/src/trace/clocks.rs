@@ -9,13 +9,10 @@ use std::time::Instant;
 
 use ddp_comm::World;
 
-use super::RankTrace;
+use super::spans::{RankTrace, Readings};
 use crate::error::Result;
 
 const ROUNDS: usize = 10;
-
-/// Nanoseconds since the rank's trace began, before and after each barrier.
-pub(super) type Readings = Vec<[i64; 2]>;
 
 /// Reads the clock of this rank, together with all others.
 pub(super) fn read(began: Instant, world: &World) -> Result<Readings> {

@@ -9,7 +9,7 @@ use ddp_data::disk;
 use ddp_kernels::trace::Lane;
 use serde_json::{Value, json};
 
-use super::{RankTrace, TracedSpan};
+use super::spans::{RankTrace, TracedSpan};
 use crate::error::Result;
 
 /// The most rows of a lane.

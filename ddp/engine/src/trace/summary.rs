@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ddp_kernels::trace::Lane;
 
-use super::{RankTrace, TracedSpan};
+use super::spans::{RankTrace, TracedSpan};
 
 /// A rank is late in a step if the others wait for it longer than this part of a step.
 const LATE_PART: f64 = 0.05;

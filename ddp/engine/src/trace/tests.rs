@@ -2,6 +2,9 @@
 
 use proptest::prelude::*;
 
+use ddp_kernels::trace::Lane;
+
+use super::spans::TracedSpan;
 use super::*;
 
 fn span(lane: Lane, step: u64, begin_ns: i64, end_ns: i64) -> TracedSpan {

@@ -1,0 +1,1 @@
+"""Starts the program ddp-train; it has no Python interface."""
