@@ -589,18 +589,22 @@ impl Drop for Turn {
     }
 }
 
-/// The program with Ctrl-C enabled. Processes that a script starts in the background ignore SIGINT,
-/// and their children inherit that. Under a launcher ranks always receive it.
+/// The program, which hears Ctrl-C and a closed terminal. Processes that a script starts in the
+/// background ignore the one, under nohup the other, and their children inherit that. Under a
+/// launcher ranks always receive both.
 fn hearing_ctrl_c() -> Command {
+    const SIGNALS: [(u32, &str); 3] = [(1, "HUP"), (2, "INT"), (3, "QUIT")];
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status
         .lines()
         .find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
-    if ignored.is_none_or(|set| set & (1 << (2 - 1)) == 0) {
+    let is_ignored = |number: u32| ignored.is_some_and(|set| set & (1 << (number - 1)) != 0);
+    if !SIGNALS.iter().any(|&(number, _)| is_ignored(number)) {
         return Command::new(program());
     }
     let mut command = Command::new("env");
-    command.arg("--default-signal=INT").arg(program());
+    let options = SIGNALS.map(|(_, name)| format!("--default-signal={name}"));
+    command.args(options).arg(program());
     command
 }
 
