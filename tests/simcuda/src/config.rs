@@ -155,11 +155,13 @@ impl Config {
                 ));
             }
         };
-        // How launchers tell a process its rank: Open MPI, other users of PMIx, Slurm.
-        let rank = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"]
+        // How launchers tell a process its rank: `--ranks` (`1/2:8`), Open MPI, other users of
+        // PMIx, torchrun, Slurm.
+        let own = get("DDP_JOB").and_then(|job| Some(job.split_once('/')?.0.to_string()));
+        let rank = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "RANK", "SLURM_PROCID"]
             .iter()
             .find_map(|name| get(name));
-        let rank = rank.and_then(|rank| rank.trim().parse().ok());
+        let rank = own.or(rank).and_then(|rank| rank.trim().parse().ok());
         let faults = Plan::parse_for(&get("SIMCUDA_FAULTS").unwrap_or_default(), rank)?;
         Ok(Self {
             devices: devices as usize,
