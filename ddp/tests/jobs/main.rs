@@ -1,7 +1,7 @@
 //! `ddp-train` as users start it, alone and under the real `mpirun`: its output, its files, its
 //! exit codes, and that one failure ends all ranks soon and is reported once.
 //!
-//! Without the feature `mpi` the tests that need ranks are left out. With it, they fail where
+//! Without the feature `mpi` the tests that need `mpirun` are left out. With it, they fail where
 //! `mpirun` is missing.
 
 #[path = "../support/mod.rs"]

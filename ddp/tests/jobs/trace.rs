@@ -79,7 +79,7 @@ fn a_trace_has_a_process_for_each_rank_and_boxes_that_nest() {
     ended.assert_well();
     let events = events(&folder);
     assert_boxes_nest(&events);
-    let ranks = if cfg!(feature = "mpi") { 2 } else { 1 };
+    let ranks = 2;
     let processes = names(&events, "process_name");
     let starts: Vec<String> = (0..ranks).map(|rank| format!("rank {rank} on ")).collect();
     let is_named = |(name, start): (&String, &String)| name.starts_with(start.as_str());
@@ -129,7 +129,6 @@ fn a_trace_changes_no_bit_of_the_model() {
     assert!(with == without);
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn a_slow_rank_is_named_as_late_with_its_worst_step() {
     let job = |steps: std::ops::RangeInclusive<u64>| -> Ended {
