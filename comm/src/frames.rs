@@ -23,6 +23,8 @@ pub(crate) struct Frames {
     /// Longer messages are refused.
     bytes_max: usize,
     received: Vec<u8>,
+    /// Where the socket is read to.
+    piece: Box<[u8]>,
     /// Of what is queued the first bytes may be sent.
     outgoing: Vec<u8>,
     sent: usize,
@@ -41,6 +43,7 @@ impl Frames {
             socket: File::from(OwnedFd::from(socket)),
             bytes_max,
             received: Vec::new(),
+            piece: vec![0; READ_BYTES].into(),
             outgoing: Vec::new(),
             sent: 0,
             sent_before: 0,
@@ -98,13 +101,9 @@ impl Frames {
 
     fn receive(&mut self) -> io::Result<()> {
         while self.received.len() < LENGTH_BYTES + self.bytes_max {
-            let start = self.received.len();
-            self.received.resize(start + READ_BYTES, 0);
-            let read = self.socket.read(&mut self.received[start..]);
-            self.received.truncate(start + *read.as_ref().unwrap_or(&0));
-            match read {
+            match self.socket.read(&mut self.piece) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(_) => {}
+                Ok(count) => self.received.extend_from_slice(&self.piece[..count]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
