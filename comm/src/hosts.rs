@@ -26,8 +26,8 @@ const LOCAL_GRACE: Duration = Duration::from_millis(2000);
 
 /// Sums of so many bytes take long enough to say that they go over TCP.
 const LARGE_BYTES: usize = 64 << 10;
-const SLOW: &str = "sums in host memory go over TCP between hosts; help: MPI (mpirun) is faster, \
-    and so are GPUs with NCCL";
+const SLOW: &str = "sums in host memory go over TCP between hosts; help: start the ranks with \
+    mpirun where MPI has a faster network";
 
 /// All ranks, seen from one of them. Hosts are in rank order.
 #[derive(Debug)]
