@@ -25,7 +25,7 @@ pub(crate) struct Frames {
     received: Vec<u8>,
     /// Where the socket is read to.
     piece: Box<[u8]>,
-    /// Of what is queued the first bytes may be sent.
+    /// Queued bytes. The first `sent` of them are sent.
     outgoing: Vec<u8>,
     sent: usize,
     /// How many bytes were sent and dropped from `outgoing`.

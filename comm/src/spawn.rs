@@ -49,7 +49,7 @@ pub struct Spawner {
 /// Who started this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartedBy {
-    /// Nobody who starts ranks, or somebody who started one.
+    /// No launcher, or one that started a single rank.
     NoLauncher,
     /// A [`Spawner`]: this process is a rank.
     Spawner,

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 
 /// How long to wait before a job starts again.
 const PAUSE: Duration = Duration::from_secs(2);
-/// Exit codes after which a rank was lost: 77, and the ends by a signal that nobody sends to stop.
+/// Exit codes of a job that lost a rank: 77, or 128 plus the signal of a crash or a kill.
 const OF_LOST_RANKS: [u8; 6] = [77, 134, 135, 136, 137, 139];
 
 /// Starts the ranks and stays with them. Returns their exit code; None if this process is one

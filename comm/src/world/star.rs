@@ -323,8 +323,8 @@ impl Star {
         Ok(Mesh::new(rank, peers))
     }
 
-    /// This rank's address for other hosts: that by which it met rank 0, and on rank 0's own host
-    /// that by which other hosts met rank 0.
+    /// The address at which other hosts reach this rank: its end of the connection to rank 0. On
+    /// rank 0's host it is the address to which the other hosts connected.
     fn address_for(&mut self, placement: &Placement) -> Result<IpAddr> {
         let addresses = self
             .network

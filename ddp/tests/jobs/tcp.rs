@@ -22,7 +22,7 @@ fn ranks(folder: &Folder, count: usize, words: &str, of_rank: &dyn Fn(usize) -> 
     folder.in_shell(&script, words)
 }
 
-/// Each rank on a host of its own, as it says.
+/// Each rank claims to be on a different host.
 fn on_hosts(rank: usize) -> String {
     format!("DDP_TEST_HOST=host{rank}")
 }

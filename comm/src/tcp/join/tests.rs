@@ -48,7 +48,7 @@ fn ranks_join_in_any_order_and_strangers_do_not_delay_them() {
     assert_eq!(joined, [1, 2]);
     assert!(
         started.elapsed() < HELLO_MAX,
-        "nobody waits for the slow one"
+        "the slow client delays no rank"
     );
     // The garbage was a length beyond the limit: its connection is closed.
     assert_eq!(garbage.read(&mut [0; 8]).unwrap_or(0), 0);

@@ -18,7 +18,7 @@ fn stars(size: usize, timeout: Duration) -> Vec<Star> {
     all
 }
 
-/// What each star has from `body`, which runs on a thread of its own.
+/// The results of `body`, which runs on a separate thread for each rank.
 fn each<T: Send>(stars: Vec<Star>, body: impl Fn(Star) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let body = &body;
