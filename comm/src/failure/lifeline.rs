@@ -67,7 +67,7 @@ impl Lifeline {
         });
     }
 
-    /// Why the job fails, if a rank of another host is gone without a word.
+    /// Why the job fails, if a rank of another host is gone and gave no reason.
     pub(crate) fn lost(&self) -> Option<Cause> {
         let later = if self.is_on_first_host {
             Duration::ZERO

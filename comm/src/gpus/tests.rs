@@ -137,7 +137,7 @@ fn sharing_goes_round_and_says_who_shares() {
         (vec![vec![0, 1], vec![2, 0]], vec![0, 1])
     );
     assert_eq!(shared(&["a"; 2], 2), (vec![vec![0, 0]; 2], vec![0, 1]));
-    // Where there are enough nobody shares, and who is not concerned keeps to what it has.
+    // With enough GPUs no two ranks share one, and a host that needs no change keeps its own.
     assert_eq!(shared(&["ab"; 2], 1), (vec![vec![0], vec![1]], vec![]));
     assert_eq!(
         shared(&["a", "a", "bc", "bc"], 1),

@@ -111,7 +111,7 @@ proptest! {
                 let mut own = all[shift + mine * stride..][..bytes].to_vec();
                 let first = all[shift..].as_ptr();
                 let sources = Sources { first, stride_bytes: stride, ranks, mine };
-                // SAFETY: every place is within `all`, which nobody writes.
+                // SAFETY: every source lies within `all`, which nothing writes meanwhile.
                 unsafe { reduce(dtype, operation, &mut own, sources) };
                 for (index, &expected) in expected.iter().enumerate() {
                     let found = bits(dtype, &own, index);

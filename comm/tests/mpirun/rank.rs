@@ -36,7 +36,7 @@ extern "C" fn start() {
     // As Rust's own start does: the reader of the output may be gone.
     // SAFETY: this is the only thread, and ignoring a signal runs no code.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
-    tracing::subscriber::set_global_default(Warnings).expect("nobody else has set it");
+    tracing::subscriber::set_global_default(Warnings).expect("no other subscriber is set");
     let timeout_ms = std::env::var(TIMEOUT_MS)
         .ok()
         .and_then(|text| text.parse().ok())

@@ -318,7 +318,7 @@ pub mod testing {
             return Ok(());
         };
         let number = plan.calls.len();
-        // A full disk lets go of what is on it.
+        // Files can be removed from a full disk.
         if what == "remove" && !plan.is_last {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! The sheet of facts that `inspect` prints: a title, then lines of a word and a fact.
+//! What `inspect` prints: a title, then one line for each fact, with its name.
 
 use std::fmt;
 

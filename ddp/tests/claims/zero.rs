@@ -323,7 +323,7 @@ fn moments_are_one_nth_of_plain_ones_and_a_rank_alone_has_them_all() {
         assert_eq!(
             bytes(way, true, 1),
             [all],
-            "a rank alone shares with nobody"
+            "one rank alone has no one to share with"
         );
         for ranks in sizes(way).filter(|&ranks| ranks > 1) {
             // Padding: less than a quantum for each of six parameters, and less than a quantum a

@@ -590,7 +590,7 @@ fn every_wait_of_the_loader_is_needed() {
         }
         places.insert(place, [numbers.len(), noticed]);
     }
-    // Nobody needs it any more; a failure to remove it is of no consequence.
+    // The file is no longer needed, and a failure to remove it does no harm.
     let _ = std::fs::remove_file(&file);
     let table: Vec<String> = places
         .iter()
@@ -602,7 +602,7 @@ fn every_wait_of_the_loader_is_needed() {
     // slot's memory, which waits for all earlier work of the compute stream.
     assert!(
         places.values().all(|[_, noticed]| *noticed > 0),
-        "left out, and nobody noticed:\n{table}"
+        "removed, and no check failed:\n{table}"
     );
     for (scene, name) in scenes() {
         let waits = |what: &str| {

@@ -42,7 +42,7 @@ const REDUNDANT: [(&str, &str); 6] = [
     (
         ", visit <",
         "a stream's first use of some memory comes after what made it (kernels/, where tests/waits.rs shows that it is needed). It happens once; \
-         where the reducer or the loader has an order of its own it adds nothing",
+         where the reducer or the loader already orders the streams it adds nothing",
     ),
     (
         "Ok(event.synchronize()?)",
@@ -381,7 +381,7 @@ fn assert_all_are_needed(places: &BTreeMap<String, Seen>) {
         .collect();
     assert!(
         unnoticed.is_empty(),
-        "left out, and nobody noticed: {unnoticed:#?}\n{table}"
+        "removed, and no check failed: {unnoticed:#?}\n{table}"
     );
     assert!(places.len() >= 15, "{table}");
 }

@@ -8,7 +8,10 @@ use crate::support::job::{Ended, Folder, all_at_once};
 
 /// Files that cannot be trained on: their contents, the value of `--data`, the exit code, and what
 /// the message must name.
-fn bad() -> Vec<(Files, &'static str, i32, &'static [&'static str])> {
+/// Files, `--data`, the exit code, and what the error names.
+type Bad = (Files, &'static str, i32, &'static [&'static str]);
+
+fn bad() -> Vec<Bad> {
     let x = |rows: usize| {
         npy(
             "<f4",
@@ -481,8 +484,8 @@ fn ranks_whose_files_differ_say_in_what() {
 }
 
 /// Each of the bad files is refused in a job of so many ranks, before anything is begun.
-fn assert_bad_files_are_refused(ranks: usize) {
-    all_at_once(bad(), |(files, data, code, named)| {
+fn assert_bad_files_are_refused(ranks: usize, bad: Vec<Bad>) {
+    all_at_once(bad, |(files, data, code, named)| {
         let folder = Folder::new("bad");
         for (name, bytes) in files {
             write(&folder, name, bytes);
@@ -495,13 +498,14 @@ fn assert_bad_files_are_refused(ranks: usize) {
 
 #[test]
 fn what_is_wrong_with_files_is_named_and_nothing_is_begun() {
-    assert_bad_files_are_refused(1);
+    assert_bad_files_are_refused(1, bad());
 }
 
 #[cfg(feature = "mpi")]
 #[test]
 fn what_is_wrong_with_files_is_said_once_by_all_ranks() {
-    assert_bad_files_are_refused(2);
+    let some = ddp_slice::from("bad files for two ranks", bad(), 16);
+    assert_bad_files_are_refused(2, some);
 }
 
 #[track_caller]

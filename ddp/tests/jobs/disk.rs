@@ -26,7 +26,7 @@ fn a_file_in_the_way_is_named() {
 
 #[test]
 fn an_unwritable_folder_is_named() {
-    // Nobody makes folders there, root neither.
+    // Not even root can make folders there.
     let ended = Folder::new("proc")
         .alone(&QUICK.replace("OUT", "/proc/ddp"))
         .run();
@@ -159,7 +159,7 @@ fn on_a_small_disk(
         ""
     };
     std::fs::create_dir(folder.out()).unwrap();
-    // Nobody else sees the disk: what is on it is copied to where it would lie.
+    // Only this mount namespace sees the disk, so its files are copied out of it.
     let inside = format!(
         "mkdir disk && mount -t tmpfs -o size={size_kb}k none disk || exit 99
         {ranks} \"$@\"

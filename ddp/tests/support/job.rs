@@ -528,7 +528,7 @@ impl Running {
             } else if last_free.elapsed() > LOCKED_MAX
                 && processes_of(&self.mark) == [self.child.id()]
             {
-                println!("mpirun waits for a lock of its own, and its ranks are gone: ending it");
+                println!("mpirun waits for its own lock, and its ranks are gone: ending it");
                 kill(&[self.child.id()]);
             }
             if started.elapsed() > RUN_MAX && in_time {

@@ -126,7 +126,7 @@ impl Bench {
         Ok(())
     }
 
-    /// GB/s, reads and writes together, of what is as fast as memory; a copy is the measure.
+    /// GB/s, reads and writes together, of operations that memory limits, beside a copy.
     fn memory_bound(&self) -> Result<()> {
         let count = self.size(256 << 20, 4096);
         let calls = self.size(5, 1);

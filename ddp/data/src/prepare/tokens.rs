@@ -11,6 +11,7 @@ use crate::choose;
 use crate::dataset::{Dataset, NoRows};
 use crate::error::{Error, Result};
 use crate::file_rows::ChangeWatch;
+use crate::files::tokens::Coding;
 use crate::files::{self, Array};
 use crate::plan::FeaturePlan;
 use crate::ranks::{Alone, Ranks, SameFiles, agree, in_turn};
@@ -141,28 +142,8 @@ pub(super) fn prepare(request: &DataRequest, named: &Named<'_>, ranks: &dyn Rank
             (task, in_turn(ranks, || read.files.tokenizer())?)
         }
     };
-    if let (true, None, None, 0) = (
-        coding.tokenizer.is_some(),
-        &request.trained,
-        &tokenizer,
-        ranks.rank(),
-    ) {
-        tracing::warn!(
-            "`data` {}: no {TOKENIZER_FILE} beside the tokens, so the run will have none",
-            request.data
-        );
-    }
-    if let (true, None, Some(model @ TOKENIZED_MIN..), 0) = (
-        coding.are_bytes,
-        &request.trained,
-        request.vocabulary,
-        ranks.rank(),
-    ) {
-        tracing::warn!(
-            "`data` {}: each byte is a token, but the model has {model} tokens: if it has a \
-             tokenizer, make the tokens with that",
-            request.data
-        );
+    if request.trained.is_none() && ranks.rank() == 0 {
+        warn_of_tokenizer(request, coding, tokenizer.is_some());
     }
     let training = training_windows(request, summary.windows)?;
     request.check_rows(training.end, ranks)?;
@@ -196,6 +177,22 @@ pub(super) fn prepare(request: &DataRequest, named: &Named<'_>, ranks: &dyn Rank
         label: None,
         tokenizer: tokenizer.map(Arc::new),
     })
+}
+
+/// Warns of a new model that lacks the tokenizer of its tokens, or whose size says that it has one.
+fn warn_of_tokenizer(request: &DataRequest, coding: &Coding, is_here: bool) {
+    let data = &request.data;
+    if coding.tokenizer.is_some() && !is_here {
+        tracing::warn!(
+            "`data` {data}: no {TOKENIZER_FILE} beside the tokens, so the run will have none"
+        );
+    }
+    if let (true, Some(model @ TOKENIZED_MIN..)) = (coding.are_bytes, request.vocabulary) {
+        tracing::warn!(
+            "`data` {data}: each byte is a token, but the model has {model} tokens: if it has a \
+             tokenizer, make the tokens with that"
+        );
+    }
 }
 
 /// The tokens that the model of a request takes, if it is trained already.

@@ -95,8 +95,8 @@ pub(super) fn outcome(function: &'static str, code: c_int) -> Result<(), Fault> 
     }
 }
 
-/// The functions of the first library in which a handle can be created, and that handle; or what is
-/// missing, with help.
+/// The functions of the first library in which a handle can be created, and that handle. An error
+/// says what is missing, with help.
 pub(super) fn load(
     create: impl Fn(&Functions) -> Result<Opaque, Fault>,
 ) -> Result<(Functions, Opaque), String> {

@@ -129,7 +129,7 @@ fn a_bomb_is_refused_before_anything_is_written() {
 fn a_packed_member_that_differs_from_its_checksum_is_refused_and_not_kept() {
     let scratch = Scratch::new();
     let whole = fs::read(golden("packed.npz")).unwrap();
-    // A stream of its own kind, in which a changed byte is another number.
+    // Values that hardly compress, so that a changed byte changes a value.
     let values: Vec<u8> = (0..4000u32)
         .map(|value| (value.wrapping_mul(2_654_435_761) >> 24) as u8)
         .collect();

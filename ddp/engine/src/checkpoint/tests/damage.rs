@@ -17,9 +17,9 @@ fn two() -> (Scratch, PathBuf) {
     (scratch, folder)
 }
 
-/// The newest is passed over, for a reason that is given, and the one before is whole.
+/// The newest checkpoint is skipped, with the reason, and the one before it is used.
 #[track_caller]
-fn is_passed_over(out: &Path, folder: &Path, what: &str) {
+fn is_skipped(out: &Path, folder: &Path, what: &str) {
     let error = open(folder).expect_err(what);
     assert!([65, 74].contains(&error.exit_code()), "{what}: {error}");
     assert!(
@@ -60,7 +60,7 @@ fn every_flipped_byte_is_noticed() {
                 fs::write(&path, bytes).unwrap();
                 let what = format!("byte {index} of {} flipped by {flip:02x}", path.display());
                 if flip == 1 {
-                    is_passed_over(scratch.path(), &folder, &what);
+                    is_skipped(scratch.path(), &folder, &what);
                 } else {
                     assert!(open(&folder).is_err(), "{what}");
                 }
@@ -78,7 +78,7 @@ fn every_length_but_the_right_one_is_noticed() {
         let whole = fs::read(&path).unwrap();
         for length in 0..whole.len() {
             fs::write(&path, &whole[..length]).unwrap();
-            is_passed_over(
+            is_skipped(
                 scratch.path(),
                 &folder,
                 &format!("{} cut to {length} bytes", path.display()),
@@ -86,7 +86,7 @@ fn every_length_but_the_right_one_is_noticed() {
         }
         for more in [b'\0', b' ', b'\n'] {
             fs::write(&path, [&whole[..], &[more]].concat()).unwrap();
-            is_passed_over(
+            is_skipped(
                 scratch.path(),
                 &folder,
                 &format!("{} longer by a {more:?}", path.display()),
@@ -133,17 +133,17 @@ fn a_missing_extra_or_wrong_kind_of_file_is_noticed() {
     for path in files(&folder) {
         let whole = fs::read(&path).unwrap();
         fs::remove_file(&path).unwrap();
-        is_passed_over(scratch.path(), &folder, "a file is missing");
+        is_skipped(scratch.path(), &folder, "a file is missing");
         fs::create_dir(&path).unwrap();
-        is_passed_over(scratch.path(), &folder, "a folder in its place");
+        is_skipped(scratch.path(), &folder, "a folder in its place");
         fs::remove_dir(&path).unwrap();
         std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
-        is_passed_over(scratch.path(), &folder, "a device in its place");
+        is_skipped(scratch.path(), &folder, "a device in its place");
         fs::remove_file(&path).unwrap();
         fs::write(&path, whole).unwrap();
     }
     fs::write(folder.join("another"), "").unwrap();
-    is_passed_over(scratch.path(), &folder, "a file too many");
+    is_skipped(scratch.path(), &folder, "a file too many");
     fs::remove_file(folder.join("another")).unwrap();
     // What a file manager leaves is not the checkpoint's.
     fs::create_dir(folder.join(".ipynb_checkpoints")).unwrap();
@@ -196,7 +196,7 @@ fn files_of_another_checkpoint_are_noticed_also_where_the_manifest_fits_them() {
     let is_wrong = |name: &str| {
         let whole = fs::read(folder.join(name)).unwrap();
         fs::copy(before.join(name), folder.join(name)).unwrap();
-        is_passed_over(scratch.path(), &folder, name);
+        is_skipped(scratch.path(), &folder, name);
         fs::write(folder.join(name), whole).unwrap();
     };
     is_wrong("state.json");
