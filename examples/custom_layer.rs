@@ -4,7 +4,9 @@
 
 use std::sync::Arc;
 
+use ddp::comm::Group;
 use ddp::data::{InMemory, Loader, Sampler, Source, TaskSpec};
+use ddp::kernels::{DType, Device, Random, Tensor, ops};
 use ddp::models::Model;
 use ddp::nn::check::{Objective, worst_derivative};
 use ddp::nn::{
@@ -14,8 +16,6 @@ use ddp::nn::{
 use ddp::optim::{Optimizer, Rule, Schedule, Shape};
 use ddp::params::ParamId;
 use ddp::step::{Step, StepOptions};
-use ddp_comm::Group;
-use ddp_kernels::{DType, Device, Random, Tensor, ops};
 
 /// y = n · gain + bias with n = (x − mean) / √(variance + 1e-5), for each row (C).
 #[derive(Debug, Default)]

@@ -3,12 +3,12 @@
 //!
 //! Letters: B rows of the batch, I inputs, H hidden, C classes.
 
-use ddp_kernels::ops::{
+use ddp::kernels::ops::{
     self, Activation, AdamwConstants, AdamwScalars, Below, ChunkTable, CrossEntropyOptions,
     CrossEntropyOut,
 };
-use ddp_kernels::transfer::{self, Ledger, Phase};
-use ddp_kernels::{DType, Device, Random, Result, Tensor};
+use ddp::kernels::transfer::{self, Ledger, Phase};
+use ddp::kernels::{DType, Device, Random, Result, Tensor};
 
 const BATCH: usize = 256;
 const INPUTS: usize = 20;

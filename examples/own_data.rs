@@ -9,13 +9,13 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use ddp::comm::{Options, World};
 use ddp::data::{Dataset, InOrder, Loader, RowSpec, Sampler, Source, TaskSpec};
+use ddp::kernels::{DType, Device, Tensor};
 use ddp::models::Model;
 use ddp::nn::{Activate, CrossEntropy, Linear, Sequential};
 use ddp::optim::{Optimizer, Rule, Schedule, Shape};
 use ddp::step::{Step, StepOptions};
-use ddp_comm::{Options, World};
-use ddp_kernels::{DType, Device, Tensor};
 
 /// Points on three spirals. A row is a pure function of its number, so all ranks have the same
 /// data.

@@ -5,13 +5,13 @@
 
 use std::time::Instant;
 
-use ddp_kernels::device::{self, Device};
-use ddp_kernels::memory;
-use ddp_kernels::ops::{self, CrossEntropyOptions, CrossEntropyOut};
-use ddp_kernels::registry::Registry;
-use ddp_kernels::stream::{self, Stream, Timer};
-use ddp_kernels::transfer::{self, Hint, Ledger, Phase, Policy, TransferKind};
-use ddp_kernels::{DType, Error, Random, Result, Tensor};
+use ddp::kernels::device::{self, Device};
+use ddp::kernels::memory;
+use ddp::kernels::ops::{self, CrossEntropyOptions, CrossEntropyOut};
+use ddp::kernels::registry::Registry;
+use ddp::kernels::stream::{self, Stream, Timer};
+use ddp::kernels::transfer::{self, Hint, Ledger, Phase, Policy, TransferKind};
+use ddp::kernels::{DType, Error, Random, Result, Tensor};
 
 /// The first GPU, where a situation has one.
 const GPU: Device = Device::Cuda(0);

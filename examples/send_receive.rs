@@ -10,9 +10,9 @@
 
 use std::process::ExitCode;
 
-use ddp_comm::{Group, Options, Result, World};
-use ddp_kernels::stream::Stream;
-use ddp_kernels::{Device, Tensor, ops};
+use ddp::comm::{Group, Options, Result, World};
+use ddp::kernels::stream::Stream;
+use ddp::kernels::{Device, Tensor, ops};
 
 /// A group of all ranks and the device of its tensors. All ranks decide alike.
 fn group(world: &World) -> Result<(Group, Device)> {

@@ -8,15 +8,15 @@
 //!
 //! `ddp-train --devices-per-rank 2` does this in a full training run.
 
+use ddp::comm::Group;
 use ddp::data::{Loader, Sampler, Source};
+use ddp::kernels::device::discover;
+use ddp::kernels::transfer::{Ledger, Phase};
+use ddp::kernels::{DType, Device};
 use ddp::models::Model;
 use ddp::nn::{Activate, CrossEntropy, Linear, Sequential};
 use ddp::optim::{Optimizer, Rule};
 use ddp::step::{Part, Step, StepOptions};
-use ddp_comm::Group;
-use ddp_kernels::device::discover;
-use ddp_kernels::transfer::{Ledger, Phase};
-use ddp_kernels::{DType, Device};
 
 const STEPS: u64 = 60;
 const BATCH: u64 = 64;
@@ -95,8 +95,9 @@ fn main() -> ddp::Result<()> {
 
     let crossed = Ledger::current();
     print!("what crossed, and where in the source:\n{crossed}");
-    let between =
-        |row: &&ddp_kernels::transfer::Row| row.phase == Phase::Step && row.source.is_accelerator();
+    let between = |row: &&ddp::kernels::transfer::Row| {
+        row.phase == Phase::Step && row.source.is_accelerator()
+    };
     let bytes: u64 = crossed
         .rows()
         .iter()

@@ -1,9 +1,4 @@
-//! Helpers of the tests beside this file, and the example of docs/placement.md as a test.
-
-/// The first program of docs/placement.md, run as a documentation test.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/placement.md")]
-pub struct Readme;
+//! Helpers of the tests beside this file.
 
 /// Whether there are `count` GPUs, real or simulated (`launch/with-simulated-gpus`); if not, prints
 /// that the test is skipped.

@@ -1,5 +1,6 @@
-//! Models, data, the training step and the loop around it: the library of `ddp-train`, for programs
-//! of your own too. Safe Rust only.
+//! The library of `ddp-train`, and the one crate that your own programs need: [`kernels`] has
+//! devices and tensors, [`comm`] ranks, [`nn`] layers and models, [`data`] data sets, and [`step`]
+//! the training step. Safe Rust only.
 //!
 //! Start reading at `bin/ddp-train.rs` for the program, at `ddp_engine::step` for training.
 
@@ -23,6 +24,7 @@ mod units;
 pub mod using;
 pub mod watch;
 
+pub use ddp_comm as comm;
 pub use ddp_data as data;
 use ddp_data::disk as files;
 use ddp_engine::shown;
@@ -30,6 +32,7 @@ pub use ddp_engine::{
     audit, checkpoint, devices, evidence, generate, hugging_face, process, ranks, record, reducer,
     step, tasks, trace, trainer,
 };
+pub use ddp_kernels as kernels;
 pub use ddp_nn as nn;
 pub use ddp_nn::{models, optim, params};
 pub use error::{Error, Result, ShownError};
