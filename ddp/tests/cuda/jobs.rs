@@ -319,36 +319,33 @@ fn a_killed_job_resumes_to_the_same_losses_and_bytes() {
         (2, 1, "--graph on --data-on-device off --optimizer sgd"),
         (1, 2, "--devices-per-rank 2 --dropout 0.1"),
     ];
-    all_at_once(
-        cases
-            .into_iter()
-            .filter(|(ranks, devices, _)| ranks * devices <= gpus()),
-        |(ranks, _, flags)| {
-            let words = format!("{flags} --checkpoint-every 4");
-            let expected = model_of(ranks, &words);
-            let folder = Folder::new("killed");
-            let words = format!("{UNEVEN} {words}");
-            let job = folder.ranks(ranks, &words).on_gpus();
-            let ended = job
-                .env("DDP_TEST_FAULT", &format!("{}:log:12:kill", ranks - 1))
-                .run();
-            assert_eq!(ended.exit_code(), Some(137), "{ended}");
-            let ended = folder
-                .ranks(ranks, &format!("{words} --resume auto"))
-                .on_gpus()
-                .run();
-            ended.assert_well();
-            let from = folder.record().all("resume")[0]["step"].as_u64();
-            // Every fourth step is saved, and the ninth, whose evaluation is the first and
-            // therefore the best.
-            assert!([4, 8, 9].map(Some).contains(&from), "{from:?}: {ended}");
-            let got = (
-                folder.record().losses(),
-                model_bytes(&folder.out(), UNEVEN_STEPS),
-            );
-            assert!(got == expected, "{ranks} ranks, {flags}: {ended}");
-        },
-    );
+    let fits = |(ranks, devices, _): &(usize, usize, _)| ranks * devices <= gpus();
+    let cases = ddp_slice::from(&test_name(), cases.into_iter().filter(fits), 2);
+    all_at_once(cases, |(ranks, _, flags)| {
+        let words = format!("{flags} --checkpoint-every 4");
+        let expected = model_of(ranks, &words);
+        let folder = Folder::new("killed");
+        let words = format!("{UNEVEN} {words}");
+        let job = folder.ranks(ranks, &words).on_gpus();
+        let ended = job
+            .env("DDP_TEST_FAULT", &format!("{}:log:12:kill", ranks - 1))
+            .run();
+        assert_eq!(ended.exit_code(), Some(137), "{ended}");
+        let ended = folder
+            .ranks(ranks, &format!("{words} --resume auto"))
+            .on_gpus()
+            .run();
+        ended.assert_well();
+        let from = folder.record().all("resume")[0]["step"].as_u64();
+        // Every fourth step is saved, and the ninth, whose evaluation is the first and therefore
+        // the best.
+        assert!([4, 8, 9].map(Some).contains(&from), "{from:?}: {ended}");
+        let got = (
+            folder.record().losses(),
+            model_bytes(&folder.out(), UNEVEN_STEPS),
+        );
+        assert!(got == expected, "{ranks} ranks, {flags}: {ended}");
+    });
 }
 
 #[test]
@@ -414,7 +411,8 @@ fn a_bit_that_flips_on_one_rank_is_found_before_anything_is_saved() {
 fn as_many_ranks_as_there_are_gpus_learn_glyphs_as_one_rank_on_the_cpu_does() {
     let Some(_gpu) = gpu() else { return };
     // Every other flag as it is by default.
-    let words = "--data glyphs,rows=2560,held-out=512 --epochs 4 --out OUT";
+    let words =
+        "--data glyphs,rows=1024,held-out=512 --hidden 64 --batch-size 32 --epochs 5 --out OUT";
     let accuracy = |job: crate::support::job::Job, folder: &Folder| {
         job.run().assert_well();
         number(folder.record().end().unwrap(), "accuracy")
@@ -425,7 +423,7 @@ fn as_many_ranks_as_there_are_gpus_learn_glyphs_as_one_rank_on_the_cpu_does() {
     // Both see the same rows in the same order. Sums differ in their last bits, so a few of 512
     // rows may differ.
     assert!(
-        expected > 0.65 && (got - expected).abs() <= 0.03,
+        expected > 0.6 && (got - expected).abs() <= 0.03,
         "{got} is not {expected}"
     );
 }
