@@ -173,7 +173,7 @@ impl Spawner {
     /// Asks the ranks to save and end.
     fn pass_on(&mut self, signal: c_int, job: &mut Running) {
         let passed = match signal {
-            libc::SIGINT | libc::SIGUSR1 => signal,
+            libc::SIGINT | libc::SIGUSR1 | libc::SIGHUP => signal,
             _ => libc::SIGTERM,
         };
         if self.stopped_by.is_none() {

@@ -1,4 +1,5 @@
-//! Requests to stop: SIGUSR1 (a scheduler whose time is nearly up), SIGTERM and Ctrl-C.
+//! Requests to stop: SIGUSR1 (a scheduler whose time is nearly up), SIGTERM, Ctrl-C, and SIGHUP (a
+//! closed terminal).
 //!
 //! The program asks for them ([`StopSignals`]) and decides what to do. The second Ctrl-C ends the
 //! process at once. SIGTERM is also what `mpirun` sends to all ranks when one has died, so the
@@ -20,10 +21,17 @@ pub enum Signal {
     Terminate,
     /// SIGINT.
     Interrupt,
+    /// SIGHUP: the terminal is closed.
+    Hangup,
 }
 
 impl Signal {
-    const ALL: [Signal; 3] = [Signal::User1, Signal::Terminate, Signal::Interrupt];
+    const ALL: [Signal; 4] = [
+        Signal::User1,
+        Signal::Terminate,
+        Signal::Interrupt,
+        Signal::Hangup,
+    ];
 
     /// A number from 1, to send to other ranks.
     pub fn code(self) -> u8 {
@@ -40,6 +48,7 @@ impl Signal {
             Signal::User1 => libc::SIGUSR1,
             Signal::Terminate => libc::SIGTERM,
             Signal::Interrupt => libc::SIGINT,
+            Signal::Hangup => libc::SIGHUP,
         }
     }
 }
@@ -50,6 +59,7 @@ impl fmt::Display for Signal {
             Signal::User1 => "SIGUSR1 (sent by schedulers, and by launchers on Ctrl-C)",
             Signal::Terminate => "SIGTERM",
             Signal::Interrupt => "SIGINT (Ctrl-C)",
+            Signal::Hangup => "SIGHUP (its terminal was closed)",
         })
     }
 }

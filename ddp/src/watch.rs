@@ -13,7 +13,7 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ddp_comm::World;
+use ddp_comm::{StopSignals, World};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
 
 use self::follow::Followed;
@@ -26,7 +26,7 @@ const READ_EVERY: Duration = Duration::from_secs(1);
 /// How often keys are looked for.
 const KEYS_EVERY: Duration = Duration::from_millis(200);
 
-/// Shows the run until q is pressed. Without a terminal prints one summary. On rank 0.
+/// Shows the run until q is pressed or a signal asks to stop. Without a terminal prints one summary. On rank 0.
 pub fn watch(
     flags: &WatchFlags,
     world: &World,
@@ -42,7 +42,7 @@ pub fn watch(
     }
     // This also restores the terminal if the program panics.
     let mut terminal = ratatui::try_init().map_err(failed)?;
-    let shown = live(&mut terminal, &mut followed);
+    let shown = live(&mut terminal, &mut followed, &world.catch_stop());
     ratatui::restore();
     shown.map_err(failed)
 }
@@ -68,9 +68,13 @@ fn failed(source: io::Error) -> Error {
     }
 }
 
-fn live(terminal: &mut ratatui::DefaultTerminal, followed: &mut Followed) -> io::Result<()> {
+fn live(
+    terminal: &mut ratatui::DefaultTerminal,
+    followed: &mut Followed,
+    stops: &StopSignals,
+) -> io::Result<()> {
     let mut read_at = Instant::now();
-    loop {
+    while stops.requested().is_none() {
         terminal.draw(|frame| view::draw(frame, followed))?;
         // Wakes up at once for a key and for a new size.
         if event::poll(KEYS_EVERY)?
@@ -84,6 +88,7 @@ fn live(terminal: &mut ratatui::DefaultTerminal, followed: &mut Followed) -> io:
             read_at = Instant::now();
         }
     }
+    Ok(())
 }
 
 /// Whether a key ends the view: q, Escape or Ctrl-C.

@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::support::job::{Folder, QUICK};
+use crate::support::job::{Folder, QUICK, all_at_once, program};
 
 /// A run that can be resumed with more steps.
 const EXTENSIBLE: &str = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --schedule constant \
@@ -446,6 +446,25 @@ fn names_in_data_do_not_drive_the_terminal() {
             .contains("sly\\u{1b}[2J\\rddp-train: all is well\\u{202e}\\u{9b}"),
         "{ended}"
     );
+}
+
+#[test]
+fn a_view_that_a_signal_ends_leaves_the_terminal_as_it_was() {
+    let folder = Folder::new("view");
+    folder.alone(QUICK).run().assert_well();
+    all_at_once(["TERM", "HUP", "INT"], |signal| {
+        let view = format!("{} watch {}", program(), folder.out().display());
+        let shell = format!("timeout --foreground -s {signal} 1 {view}; stty -a");
+        let mut script = std::process::Command::new("script");
+        script
+            .args(["-qec", &shell, "/dev/null"])
+            .env("TERM", "xterm");
+        let ended = script.output().expect("Linux has script");
+        let text = String::from_utf8_lossy(&ended.stdout);
+        let (shown, after) = text.split_once("\u{1b}[?1049l").expect(&text);
+        assert!(shown.contains("\u{1b}[?1049h"), "{signal}: {text}");
+        assert!(after.contains(" icanon"), "{signal}: {text}");
+    });
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn every_signal_to_the_starter_stops_the_ranks_which_save() {
     let signals = [
         ("INT", "SIGINT (Ctrl-C)"),
         ("TERM", "SIGTERM"),
-        ("HUP", "SIGTERM"),
+        ("HUP", "SIGHUP (its terminal was closed)"),
         ("QUIT", "SIGTERM"),
         ("USR1", "SIGUSR1"),
     ];
