@@ -223,15 +223,11 @@ fn share_memory(
             None => segment,
             Some((rank, problem, is_limit)) => {
                 let action = format!("share memory between the ranks of {}", cards[rank].host);
-                let reason = format!("rank {rank}: {problem}");
-                let help =
-                    "run the ranks of a host as one user in one PID namespace, with /proc mounted";
+                let (reason, help) = problem.split_once("; help: ").unwrap_or((problem, ""));
+                let problem = Problem::new(action, format!("rank {rank}: {reason}"), help);
                 Err(match is_limit.as_bool() {
-                    Some(true) => {
-                        let help = "give all ranks the same limits";
-                        Error::Limit(Problem::new(action, reason, help))
-                    }
-                    _ => Error::setup(action, reason, help),
+                    Some(true) => Error::Limit(problem),
+                    _ => Error::Setup(problem),
                 })
             }
         },

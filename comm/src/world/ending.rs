@@ -102,6 +102,17 @@ impl World {
         }
     }
 
+    /// For an error that a rank finds before it joins the others, and that all ranks find: rank 0
+    /// prints it. Returns the exit code.
+    pub fn refuse(program: &str, error: &dyn HasExitCode) -> ExitCode {
+        match launcher::likely_rank() {
+            0 => print_line(&format!("{program}: {error}\n")),
+            // A launcher would end rank 0 before it has printed.
+            rank => std::thread::sleep(launcher::patience(rank)),
+        }
+        ExitCode::from(error.exit_code())
+    }
+
     /// Ends this process because of an error, and with it the job. The first cause of a job is
     /// printed once, by its rank, as `ddp-train: rank 2 on node7: …` (with
     /// [`Options::program`] in front), and every rank ends with its exit code. An error that only
@@ -143,8 +154,8 @@ impl World {
         Background::start("stop", body)
     }
 
-    /// From now on SIGUSR1, SIGTERM and Ctrl-C ask this process to stop instead of ending it, until
-    /// the value is dropped. The second Ctrl-C ends it at once.
+    /// From now on SIGUSR1, SIGTERM, SIGHUP and Ctrl-C ask this process to stop instead of ending
+    /// it, until the value is dropped. The second Ctrl-C ends it at once.
     pub fn catch_stop(&self) -> StopSignals {
         StopSignals::catch()
     }

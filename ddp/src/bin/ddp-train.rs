@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         command = match start::start(&ranks) {
             Ok(Some(exit_code)) => return ExitCode::from(exit_code),
             Ok(None) => Ok(*ranks.command),
-            Err(error) => Err(error),
+            Err(error) => return World::refuse("ddp-train", &ShownError(error)),
         };
     }
     let (level, timeout_s, share_gpus) = match &command {

@@ -1,7 +1,7 @@
 //! Ranks that the program itself starts (`--ranks`): signals, exit codes, restarts. What holds for
 //! all ranks, however they were started, is in the other files.
 
-use crate::support::job::{Folder, QUICK, all_at_once};
+use crate::support::job::{Folder, Job, QUICK, all_at_once};
 use crate::support::record::model_bytes;
 
 /// Steps of some milliseconds, without end.
@@ -114,14 +114,42 @@ fn a_job_that_keeps_losing_ranks_ends_with_their_code() {
     assert_eq!(starts, 2, "{ended}");
 }
 
-#[cfg(feature = "mpi")]
 #[test]
-fn a_rank_of_mpirun_starts_no_ranks() {
-    let folder = Folder::new("started-under-mpirun");
-    let ended = folder.each(&[(2, &format!("{QUICK} --ranks 2"))]).run();
-    let cause = ended.assert_fails(2);
-    assert!(
-        cause.contains("--ranks: a launcher has started this process"),
-        "{ended}"
-    );
+fn a_rank_of_another_launcher_starts_no_ranks_and_joins_none() {
+    let (folder, words) = (Folder::new("started-by"), format!("{QUICK} --ranks 2"));
+    let torch = [
+        "RANK=0",
+        "WORLD_SIZE=2",
+        "MASTER_ADDR=127.0.0.1",
+        "MASTER_PORT=9",
+    ];
+    let slurm = [
+        "SLURM_PROCID=0",
+        "SLURM_STEP_NUM_TASKS=2",
+        "SLURM_STEP_NODELIST=a",
+    ];
+    let exports = [torch.join(" "), slurm.join(" ")].map(|all| format!("export {all}"));
+    let mut jobs: Vec<Job> = exports
+        .iter()
+        .map(|all| folder.in_shell(all, &words))
+        .collect();
+    #[cfg(feature = "mpi")]
+    jobs.push(folder.each(&[(2, &words)]));
+    for job in jobs {
+        let ended = job.run();
+        let cause = ended.assert_fails(2);
+        let told = "ddp-train: --ranks: a launcher has started this process";
+        assert!(cause.starts_with(told), "{ended}");
+    }
+}
+
+#[test]
+fn a_limit_that_is_too_small_is_named_with_one_help() {
+    let folder = Folder::new("started-limit");
+    let job = folder.in_shell("ulimit -v 300000", &format!("{QUICK} --ranks 2"));
+    let ended = job.run();
+    let cause = ended.assert_fails(71);
+    assert!(cause.contains("rank 0: cannot connect"), "{ended}");
+    assert!(cause.ends_with("; help: raise it (ulimit -v)"), "{ended}");
+    assert_eq!(cause.matches("help:").count(), 1, "{ended}");
 }
