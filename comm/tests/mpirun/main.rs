@@ -141,11 +141,12 @@ mod together {
             .chunks(4)
             .find(|four| four.iter().any(|told| *told != four[0]));
         assert_eq!(odd, None);
-        for hosts in [
+        let placements = [
             &[("left", 2), ("right", 2)][..],
             &[("a", 1), ("b", 2), ("c", 1)],
             &[("a", 1), ("b", 2), ("a", 1)],
-        ] {
+        ];
+        for hosts in ddp_slice::from("sums on hosts", placements, 1) {
             let hosts = Job::on_hosts(hosts, "sums").run();
             assert_eq!(digests(&hosts), shared);
         }
