@@ -6,6 +6,7 @@ use super::parts::Matrix;
 use crate::ops::float::Float;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{self, Level};
+use crate::streaming;
 
 /// How elements are transposed while they are packed.
 pub(crate) trait Turn: Float {
@@ -50,6 +51,8 @@ impl Turn for f64 {}
 /// two would put them all into one set of the cache.
 const CACHE_LINE: usize = 64;
 const GAP: usize = 16;
+/// How many columns before its use a column is fetched.
+const COLUMNS_AHEAD: usize = 8;
 
 /// A buffer for some panels, which grows to the largest block.
 #[derive(Default)]
@@ -84,6 +87,9 @@ impl<T: Turn> Panels<T> {
         let firsts = lines.clone().step_by(taken);
         if from.transposed {
             for (step, column) in along.clone().enumerate() {
+                let ahead = (column + COLUMNS_AHEAD) * from.rows + lines.start;
+                let ahead = from.elements.as_ptr().wrapping_add(ahead);
+                streaming::ask(ahead.cast(), lines.len() * size_of::<T>());
                 let column = &from.elements[column * from.rows..(column + 1) * from.rows];
                 for (panel, first) in panels.chunks_mut(distance).zip(firsts.clone()) {
                     let to = &mut panel[step * width..(step + 1) * width];
@@ -140,6 +146,7 @@ pub(super) mod x86 {
     };
 
     use super::turn_plain;
+    use crate::streaming;
 
     pub(in super::super) const SIDE: usize = 8;
 
@@ -165,6 +172,9 @@ pub(super) mod x86 {
                 unsafe {
                     let from = source.as_ptr().add(row * source_stride + column);
                     let to = target.as_mut_ptr().add(column * target_stride + row);
+                    for ahead in SIDE..2 * SIDE {
+                        streaming::ask(from.wrapping_add(ahead * source_stride).cast(), 1);
+                    }
                     square(from, source_stride, to, target_stride);
                 }
             }

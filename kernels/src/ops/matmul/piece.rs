@@ -14,8 +14,8 @@ use super::tile::{Kernel, Plain, TILE_MAX, store};
 use crate::simd::{self, Level};
 use crate::threads;
 
-/// The most columns of a block of the right operand: 384 KiB of f32 with `ALONG_MAX`.
-const COLUMNS_MAX: usize = 384;
+/// The most columns of a block of the right operand: 768 KiB of f32 with `ALONG_MAX`.
+const COLUMNS_MAX: usize = 768;
 /// Rows of the left operand that are packed at a time: whole tiles of every kernel.
 const ROWS_MAX: usize = 96;
 /// Pieces and blocks end at multiples of this: whole cache lines of f32.
