@@ -46,8 +46,9 @@ pub struct Figures {
     pub accuracy: Option<f64>,
     /// Rows or tokens a second over all ranks, and what they are called.
     pub rate: (f64, &'static str),
-    /// The same in 10¹² multiplications and additions, if it is known.
-    pub tflops: Option<f64>,
+    /// The same in 10¹² multiplications and additions, and as a fraction of what large products
+    /// reach, if these are known.
+    pub tflops: Option<(f64, f64)>,
 }
 
 /// Progress of one run.
@@ -255,8 +256,9 @@ fn describe(figures: &Figures) -> String {
     let rate = if rate.is_nan() {
         "simulated".to_string()
     } else {
-        let tflops = figures.tflops.map_or(String::new(), |tflops| {
-            format!(", {} TFLOP/s", significant(tflops, 3))
+        let tflops = figures.tflops.map_or(String::new(), |(tflops, share)| {
+            let (tflops, percent) = (significant(tflops, 3), share * 100.0);
+            format!(", {tflops} TFLOP/s ({percent:.0}% of large products)")
         });
         format!("{} {unit}{tflops}", units::count(rate.round() as u64))
     };
@@ -404,6 +406,15 @@ mod tests {
         assert_eq!(
             describe(&without),
             "training loss NaN  epoch 1  999 samples/s"
+        );
+        let tokens = Figures {
+            tflops: Some((0.14159, 0.783)),
+            ..FIGURES
+        };
+        let text = describe(&tokens);
+        assert!(
+            text.ends_with(" samples/s, 0.142 TFLOP/s (78% of large products)"),
+            "{text}"
         );
     }
 

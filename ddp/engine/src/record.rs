@@ -141,6 +141,9 @@ pub struct StepEvent {
     /// The same in 10¹² multiplications and additions, if the model says how many a row needs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tflops: Option<f64>,
+    /// The same as a fraction of what large products reach on these devices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub product_share: Option<f64>,
     /// Milliseconds a step, since the event before; null as well.
     pub step_ms: f64,
     /// The part of it that rank 0 waited for rows.

@@ -35,6 +35,16 @@ fn a_transformer_learns_a_text_and_eval_computes_its_loss() {
         (tflops / (tokens * flop / 1e12) - 1.0).abs() < 1e-9,
         "{step}"
     );
+    let large_product = |step: &serde_json::Value| {
+        ["tflops", "product_share"].map(|name| step[name].as_f64().unwrap())
+    };
+    let [first, last] = [step, record.all("step").last().unwrap()].map(large_product);
+    let of_products = first[0] / first[1];
+    assert!(of_products > 1e-4, "{step}");
+    assert!(
+        (last[0] / last[1] / of_products - 1.0).abs() < 1e-9,
+        "measured once: {last:?}"
+    );
     for event in [step, record.all("eval").last().unwrap()] {
         let [loss, perplexity, bits] =
             ["loss", "perplexity", "bits_per_byte"].map(|name| event[name].as_f64().unwrap());

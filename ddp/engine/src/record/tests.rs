@@ -32,6 +32,7 @@ fn step(step: u64, loss: f64) -> StepEvent {
         samples_per_s,
         tokens_per_s: None,
         tflops: None,
+        product_share: None,
         step_ms,
         data_ms,
         reduce_ms: Some(0.125),

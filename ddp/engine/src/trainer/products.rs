@@ -1,11 +1,20 @@
 //! Algorithms of matrix products, where they are timed: those that rank 0 measures hold for all
-//! ranks, and for the run that resumes a checkpoint.
+//! ranks, and for the run that resumes a checkpoint. Also how fast a large product is, which a
+//! run's speed is compared with.
 
 use ddp_comm::World;
-use ddp_kernels::Device;
 use ddp_kernels::products::{self, Algorithms, Kind};
+use ddp_kernels::stream::Stream;
+use ddp_kernels::{Device, Random, Tensor, ops};
 
 use crate::error::{Error, Result};
+use crate::step::Stage;
+
+/// Rows and columns of the large product: on the CPU its operands fit into the caches.
+const SIDE_CPU: usize = 768;
+const SIDE_GPU: usize = 4096;
+/// The fastest of so many counts.
+const TIMINGS: usize = 6;
 
 /// Uses the algorithms of a checkpoint. None, with a warning, if rank 0 now has another device or
 /// library, whose algorithms are other ones.
@@ -76,6 +85,33 @@ fn use_on(algorithms: &Algorithms, devices: &[Device]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// 10¹² multiplications and additions a second of a large product, on all devices of all ranks at
+/// once. All ranks call it together.
+pub(super) fn tflops(stages: &[Stage], world: &World) -> Result<f64> {
+    world.barrier()?;
+    let mut mine = 0.0;
+    for model in stages.iter().map(Stage::model) {
+        let (side, device) = match model.params.device() {
+            Device::Cpu => (SIDE_CPU, Device::Cpu),
+            device => (SIDE_GPU, device),
+        };
+        let mut random = Random::new(0);
+        let mut drawn = || Tensor::randn(&[side, side], model.params.dtype(), device, &mut random);
+        let (a, b, out) = (drawn()?, drawn()?, drawn()?);
+        let (stream, mut least_s) = (Stream::current(device)?, f64::INFINITY);
+        for _ in 0..TIMINGS {
+            let start = stream.record_timed()?;
+            let product = || ops::addmm_into(&out, &out, &a, &b, 1.0, 0.0);
+            ops::with_f32_math(model.f32_math(), product)?;
+            least_s = least_s.min(stream.record_timed()?.since(&start)?.as_secs_f64());
+        }
+        mine += 2.0 * (side as f64).powi(3) / least_s / 1e12;
+    }
+    let all = world.all_gather_bytes(&mine.to_le_bytes())?;
+    let numbers = all.iter().filter_map(|of| of.first_chunk());
+    Ok(numbers.map(|&of| f64::from_le_bytes(of)).sum())
 }
 
 fn unreadable(error: serde_json::Error) -> Error {

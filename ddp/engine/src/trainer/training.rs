@@ -74,6 +74,8 @@ pub(super) struct Trainer<'a> {
     workload: Workload,
     /// Multiplications and additions of a row in training, if the model's family says so.
     flop_of_a_row: Option<f64>,
+    /// What large products reach on all devices, in 10¹² a second; measured at the first log.
+    product_tflops: Option<f64>,
 }
 
 impl<'a> Trainer<'a> {
@@ -163,6 +165,7 @@ impl<'a> Trainer<'a> {
             trace,
             workload: Workload::default(),
             flop_of_a_row,
+            product_tflops: None,
         }))
     }
 
@@ -349,6 +352,13 @@ impl<'a> Trainer<'a> {
             reduce_ms,
             save_ms,
         } = rates;
+        let tflops = self.flop_of_a_row.map(|flop| samples_per_s * flop / 1e12);
+        if tflops.is_some() && self.totals.has_rates && self.product_tflops.is_none() {
+            // After the algorithms of the model's own products were chosen.
+            let measure = || products::tflops(self.step.stages(), self.world);
+            self.product_tflops = Some(in_phase(Phase::Setup, measure)?);
+            self.totals.restart_clock();
+        }
         let loss = report.stats.loss();
         self.totals.last_loss = Some(loss);
         let tokens_per_s = self.tokens_per_s(samples_per_s);
@@ -369,7 +379,8 @@ impl<'a> Trainer<'a> {
             grad_norm: report.grad_norm,
             samples_per_s,
             tokens_per_s,
-            tflops: self.flop_of_a_row.map(|flop| samples_per_s * flop / 1e12),
+            tflops,
+            product_share: tflops.zip(self.product_tflops).map(|(own, of)| own / of),
             step_ms,
             data_ms,
             // On GPUs the host does not wait for reductions.
