@@ -71,7 +71,7 @@ node("positions' gradient", 1, 2 * R * C + 4 * T * C)
 node("tokens' gradient", 3, 2 * R * C + 4 * V * C)
 node("norm of the gradients", 1, 4 * parameters)
 node("AdamW", 1, 30 * parameters)
-node("statistics, scale of clipping", 2, 64)
+node("scale of clipping", 1, 64)
 
 if a.check:
     lines = [json.loads(line) for line in open(a.check)]

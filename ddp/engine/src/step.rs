@@ -74,9 +74,7 @@ pub struct Step {
     replica: Replica,
     loss: Box<dyn Loss>,
     seed: u64,
-    /// f32 (4), on the last device: [`Stats`] of this rank's rows, and after the join of all rows.
-    stats: Tensor,
-    /// The same of held-out rows.
+    /// (4), on the last device: [`Stats`] of held-out rows.
     held_out_stats: Tensor,
     /// i64 (1): the first step with a non-finite loss on this rank; 0 for none.
     own_bad_step: Tensor,
@@ -140,7 +138,6 @@ impl Step {
         Ok(Step {
             loss,
             seed: options.seed,
-            stats: Tensor::zeros(&[4], dtype, device)?.named("loss statistics"),
             held_out_stats: Tensor::zeros(&[4], held_out_dtype, device)?
                 .named("evaluation statistics"),
             own_bad_step: Tensor::zeros(&[1], DType::I64, device)?
@@ -185,7 +182,6 @@ impl Step {
             replica,
             loss,
             seed,
-            stats,
             own_bad_step,
             outcome,
             graphs,
@@ -195,6 +191,7 @@ impl Step {
         if replica.send_scalars(batch, learning_rate)? {
             graphs.forget();
         }
+        let stats = &replica.stats().clone();
         let mode = graphs.mode(batch, measure_norm)?;
         if let StepMode::Launch(graph) = mode {
             faults::at_launch()?;
@@ -208,7 +205,6 @@ impl Step {
         // The same in every step of a kind. On a GPU the host only gives it to streams.
         let mut work = || -> Result<()> {
             replica.begin()?;
-            ops::zero(stats)?;
             for index in 0..micro_batches {
                 faults::at(FaultPoint::Forward)?;
                 let micro = batch.micro(index)?;
@@ -251,7 +247,7 @@ impl Step {
     /// The result of the last step. Waits for it: for logs, not for every step.
     pub fn report(&self, norm_was_measured: bool) -> Result<StepReport> {
         announced("the log", || {
-            let stats = Stats::read(&self.stats)?;
+            let stats = Stats::read(self.replica.stats())?;
             let clip = self.outcome.clip();
             let grad_norm = if norm_was_measured || clip.is_on() {
                 Some(stats::read(clip.out())?[1])
@@ -308,7 +304,7 @@ impl Step {
     /// The loss of each of this rank's rows in the step of `batch`, dropout included, with the
     /// model as it is now.
     pub fn losses_of(&mut self, batch: &Batch) -> Result<Vec<f64>> {
-        let stats = self.stats.zeros_like()?;
+        let stats = self.replica.stats().zeros_like()?;
         let mut losses = Vec::new();
         if self.replica.send_positions(batch)? {
             self.graphs.forget();

@@ -37,6 +37,12 @@ impl Replica {
         self.last().reducer.group()
     }
 
+    /// (4), on the last device: [`Stats`](super::Stats) of this rank's rows, and after the join of
+    /// all rows.
+    pub(super) fn stats(&self) -> &Tensor {
+        self.last().scalars.stats()
+    }
+
     /// i64 (1), on the last device: the number of the step.
     pub(super) fn step(&self) -> &Tensor {
         self.last().scalars.step()

@@ -1,11 +1,13 @@
 //! The scalars that vary from step to step, sent to a device before the step's work in one message:
-//! the optimizer's numbers, the step's number, and where each micro-batch starts.
+//! zeros to which the losses are added, the optimizer's numbers, the step's number, and where each
+//! micro-batch starts.
 //!
 //! The work reads them from tensors, so it can be captured once and launched again.
 
 use ddp_data::Batch;
 use ddp_kernels::transfer::Scalars;
 use ddp_kernels::{DType, Tensor};
+use ddp_nn::loss::STATS;
 use ddp_nn::optim::Optimizer;
 
 use crate::error::Result;
@@ -16,8 +18,10 @@ const POSITION: usize = 2 * size_of::<i64>();
 /// The scalars of one device. Letters: M micro-batches, at most.
 #[derive(Debug)]
 pub(super) struct StepScalars {
-    /// U8: the optimizer's numbers, in whole positions, then the positions.
+    /// U8: the statistics and the optimizer's numbers, in whole positions, then the positions.
     all: Tensor,
+    /// (4): the first of it.
+    stats: Tensor,
     /// (2) each: the step, from 1, and the micro-batch's first row in the global batch.
     rows: Vec<Tensor>,
     /// i64 (1): the step, which is the first element of the first position.
@@ -31,11 +35,14 @@ impl StepScalars {
     /// Room for this many micro-batches, at least one. `optimizer` reads its numbers there.
     pub(super) fn new(optimizer: &mut Optimizer, micro_batches: usize) -> Result<StepScalars> {
         let (count, numbers) = (micro_batches.max(1), optimizer.numbers());
-        let (device, dtype, numbers_bytes) = (numbers.device(), numbers.dtype(), numbers.bytes());
-        let first = numbers_bytes.next_multiple_of(POSITION);
+        let (device, dtype) = (numbers.device(), numbers.dtype());
+        let stats_end = STATS * dtype.bytes();
+        let numbers_end = stats_end + numbers.bytes();
+        let first = numbers_end.next_multiple_of(POSITION);
         let bytes = first + count * POSITION;
         let all = Tensor::zeros(&[bytes], DType::U8, device)?.named("scalars of the step");
-        optimizer.read_numbers_from(all.slice(0..numbers_bytes)?.bits_as(dtype)?);
+        let stats = all.slice(0..stats_end)?.bits_as(dtype)?;
+        optimizer.read_numbers_from(all.slice(stats_end..numbers_end)?.bits_as(dtype)?);
         let positions = all.slice(first..bytes)?.bits_as(DType::I64)?;
         let rows = (0..count)
             .map(|index| positions.slice(2 * index..2 * index + 2))
@@ -43,6 +50,7 @@ impl StepScalars {
         Ok(StepScalars {
             step: positions.slice(0..1)?.named("step"),
             all,
+            stats: stats.named("loss statistics"),
             rows,
             message: Vec::with_capacity(bytes),
             sender: Scalars::with_room(device, 1, bytes)?,
@@ -55,7 +63,7 @@ impl StepScalars {
     }
 
     /// Sends the positions of `batch`, for which there must be room, and what `optimizer` needs for
-    /// its step.
+    /// its step, and sets the statistics to 0.
     pub(super) fn send(
         &mut self,
         optimizer: &Optimizer,
@@ -63,6 +71,7 @@ impl StepScalars {
         learning_rate: f64,
     ) -> Result<()> {
         self.message.clear();
+        self.message.resize(self.stats.bytes(), 0);
         for numbers in optimizer.numbers_of(number_of(batch), learning_rate) {
             for number in numbers? {
                 match optimizer.numbers().dtype() {
@@ -95,6 +104,11 @@ impl StepScalars {
         let start = end - begun - count * POSITION;
         let target = self.all.slice(start..end)?;
         Ok(self.sender.send(&target, &self.message[..])?)
+    }
+
+    /// (4): [`Stats`](super::Stats) of this rank's rows.
+    pub(super) fn stats(&self) -> &Tensor {
+        &self.stats
     }
 
     /// i64 (1): the step, from 1.
