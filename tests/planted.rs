@@ -264,6 +264,7 @@ caught! {
     synchronous_upload_still_on_its_way
     batch_slot_reused_too_early
     race_that_nobody_waits_for
+    wait_of_another_thread
     product_over_its_operand
     product_partly_over_c
     mask_over_the_product

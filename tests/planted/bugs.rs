@@ -2,6 +2,8 @@
 //!
 //! No stream is ordered by the default stream. Buffers hold COUNT floats.
 
+use std::sync::mpsc;
+
 use crate::Version::{self, Right, Wrong};
 use crate::blas;
 use crate::cuda::{Gpu, Pinned};
@@ -191,6 +193,12 @@ pub(crate) const ALL: &[Bug] = &[
             "stream",
             "at the end of the process",
         ],
+    },
+    Bug {
+        name: "wait_of_another_thread",
+        devices: 1,
+        program: wait_of_another_thread,
+        told: &["RACE", "cuMemsetD32Async", "cuMemcpyDtoDAsync", "stream"],
     },
     Bug {
         name: "memory_that_nothing_has_written",
@@ -483,6 +491,27 @@ fn race_that_nobody_waits_for(version: Version) {
         gpu.wait(consumer, filled);
     }
     gpu.add_one(buffer, COUNT, consumer);
+}
+
+/// A thread relies on another one's wait: right if it is told after it.
+fn wait_of_another_thread(version: Version) {
+    let gpu = Gpu::new(0);
+    let (stream, buffer) = (gpu.stream(), gpu.allocate(COUNT));
+    let (filled, told) = mpsc::channel();
+    let user = std::thread::spawn(move || {
+        let gpu = Gpu::new(0);
+        let (stream, own) = (gpu.stream(), gpu.allocate(COUNT));
+        told.recv().expect("the other thread tells this one");
+        gpu.copy(own, buffer, COUNT, stream);
+        gpu.expect(1.0, own, COUNT, stream);
+    });
+    gpu.fill(buffer, 1.0, COUNT, stream);
+    if version == Right {
+        gpu.synchronize(stream);
+    }
+    filled.send(()).expect("the other thread listens");
+    gpu.synchronize(stream);
+    user.join().expect("the other thread ends");
 }
 
 /// One element more than was written. A maximum hides the NaN that would stand there.

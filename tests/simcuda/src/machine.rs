@@ -7,6 +7,7 @@ pub mod entry;
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+pub mod threads;
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
@@ -179,7 +180,7 @@ pub fn is_held_by_this_thread() -> bool {
 
 /// The actor of the calling host thread. All host threads are one actor: their own synchronization
 /// (locks, channels) is invisible here and must not be reported as missing. So what one thread
-/// waited for counts as known to all, in the order of their calls.
+/// waited for counts as known to all, in the order of their calls: see [`threads`].
 pub fn host_actor(machine: &mut Machine) -> race::Actor {
     match machine.host {
         Some(host) => host,

@@ -23,7 +23,7 @@ use self::policy::{Candidate, Policy};
 use self::run::HostCall;
 use crate::event::Record;
 use crate::handle::StreamId;
-use crate::machine::{LockedMachine, Machine, host_joins};
+use crate::machine::{LockedMachine, Machine, host_actor, host_joins, threads};
 use crate::memory;
 use crate::nccl;
 use crate::race::Clock;
@@ -215,14 +215,17 @@ pub(crate) fn run_all(
 }
 
 /// The host is ordered after all of the goal, unless one of its devices was lost.
-fn arrive(machine: &mut Machine, goal: &Goal) -> Result<(), CUresult> {
-    for record in &goal.records {
-        if let Some(completion) = record.completion() {
-            machine.timeline.host_ns = machine.timeline.host_ns.max(completion.time_ns);
-            host_joins(machine, &completion.clock);
-        }
+fn arrive(held: &mut LockedMachine, goal: &Goal) -> Result<(), CUresult> {
+    let host = host_actor(held);
+    let completions = || goal.records.iter().filter_map(|record| record.completion());
+    if completions().any(|completion| !held.race.knows(host, &completion.clock)) {
+        held.without(threads::let_others_run);
     }
-    refuse_lost(machine, goal)
+    for completion in completions() {
+        held.timeline.host_ns = held.timeline.host_ns.max(completion.time_ns);
+        host_joins(held, &completion.clock);
+    }
+    refuse_lost(held, goal)
 }
 
 fn refuse_lost(machine: &Machine, goal: &Goal) -> Result<(), CUresult> {
