@@ -26,7 +26,8 @@ const READ_EVERY: Duration = Duration::from_secs(1);
 /// How often keys are looked for.
 const KEYS_EVERY: Duration = Duration::from_millis(200);
 
-/// Shows the run until q is pressed or a signal asks to stop. Without a terminal prints one summary. On rank 0.
+/// Shows the run until q is pressed or a signal comes. Without a terminal prints one summary. On
+/// rank 0.
 pub fn watch(
     flags: &WatchFlags,
     world: &World,

@@ -22,7 +22,7 @@ fn a_process_that_a_scheduler_left_alone_is_warned_and_trains() {
     let way_out = if cfg!(feature = "mpi") {
         "srun --mpi=pmix"
     } else {
-        "without the feature mpi"
+        "start it with srun -n 4"
     };
     assert!(warning.contains(way_out), "{ended}");
     assert_eq!(folder.record().start()["world"]["ranks"], 1);

@@ -4,9 +4,7 @@
 use serde_json::Value;
 
 use crate::support::job::{Folder, QUICK};
-use crate::support::record::Record;
-#[cfg(feature = "mpi")]
-use crate::support::record::number;
+use crate::support::record::{Record, number};
 
 /// The event, which is the last but one; and what the run said on standard error.
 #[track_caller]
@@ -44,7 +42,6 @@ fn a_run_alone_on_the_cpu_moves_nothing() {
     );
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn every_rank_is_in_it_with_what_it_gave_to_the_others() {
     let folder = Folder::new("audit-ranks");
@@ -88,7 +85,6 @@ fn every_rank_is_in_it_with_what_it_gave_to_the_others() {
     );
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn uneven_shares_are_no_difference() {
     let words = "--data glyphs,rows=203,held-out=7 --hidden 16 --out OUT";

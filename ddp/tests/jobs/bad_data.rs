@@ -501,7 +501,6 @@ fn what_is_wrong_with_files_is_named_and_nothing_is_begun() {
     assert_bad_files_are_refused(1, bad());
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn what_is_wrong_with_files_is_said_once_by_all_ranks() {
     let some = ddp_slice::from("bad files for two ranks", bad(), 16);
@@ -521,7 +520,6 @@ fn assert_names(ended: &Ended, code: i32, data: &str, named: &[&str]) {
     );
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn fewer_rows_than_ranks_are_refused() {
     let folder = Folder::new("few");

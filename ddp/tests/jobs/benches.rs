@@ -31,7 +31,7 @@ fn on_one_and_two(words: &str, check: impl Fn(&Value, usize) + Sync) {
 
 /// The same of all lines.
 fn all_on_one_and_two(words: &str, check: impl Fn(&[Value], usize) + Sync) {
-    all_at_once([1, if cfg!(feature = "mpi") { 2 } else { 1 }], |ranks| {
+    all_at_once([1, 2], |ranks| {
         let folder = Folder::new("bench");
         let job = if ranks == 1 {
             folder.alone(words)

@@ -170,7 +170,6 @@ fn missing_hardware_is_refused_by_all_ranks_and_reported_once() {
     }
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn a_named_gpu_serves_one_rank() {
     let folder = Folder::new("named");
@@ -315,8 +314,7 @@ fn a_run_that_failed_before_it_began_does_not_take_the_folder() {
     folder.alone(QUICK).run().assert_well();
 }
 
-#[cfg(feature = "mpi")]
-mod under_mpirun {
+mod of_ranks {
     use super::*;
     use crate::support::job::all_at_once;
 
@@ -343,6 +341,7 @@ mod under_mpirun {
         );
     }
 
+    #[cfg(feature = "mpi")]
     #[test]
     fn one_rank_with_wrong_flags_ends_all() {
         let folder = Folder::new("one");
@@ -353,6 +352,7 @@ mod under_mpirun {
         assert!(folder.tree().is_empty());
     }
 
+    #[cfg(feature = "mpi")]
     #[test]
     fn ranks_with_different_commands_are_told_so() {
         let dry_run = format!("{QUICK} --dry-run");

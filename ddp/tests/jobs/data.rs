@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 use crate::made::{
     self, CLASSES, FEATURES, ROWS, classes, csv, f32_le, features, gz, i64_le, idx, npy, npz,
 };
-#[cfg(feature = "mpi")]
-use crate::support::job::Ended;
-use crate::support::job::{Folder, Running, all_at_once};
+use crate::support::job::{Ended, Folder, Running, all_at_once};
 use crate::support::record::model_bytes;
 
 /// A run of 18 steps over the files.
@@ -225,7 +223,6 @@ fn a_table_is_converted_once_into_a_usable_data_file() {
     assert!(run(&made[0].0.display().to_string(), "three") == first);
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn two_ranks_read_the_same_rows_as_one_from_files_of_every_kind() {
     // Without updates a loss depends on its step's rows only. Outputs of the hidden layer are sums

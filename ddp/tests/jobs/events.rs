@@ -6,7 +6,7 @@ use ddp::models::mlp::MlpSpec;
 use crate::support::job::Folder;
 use crate::support::record::{Record, fields, number};
 
-const RANKS: usize = if cfg!(feature = "mpi") { 2 } else { 1 };
+const RANKS: usize = 2;
 
 /// A run's record, of `steps` steps of 32 rows.
 fn record(flags: &str) -> Record {

@@ -35,7 +35,6 @@ const ONE: &[Golden] = &[
     },
 ];
 
-#[cfg(feature = "mpi")]
 const SEVERAL: &[Golden] = &[
     Golden {
         name: "cpu: two ranks",
@@ -75,7 +74,6 @@ fn one_process_gives_the_pinned_bits() {
     check(ONE, |_, folder, flags| folder.alone(flags).run());
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn ranks_give_the_pinned_bits() {
     check(SEVERAL, |case, folder, flags| {

@@ -98,6 +98,7 @@ fn a_warning_is_given_once_and_the_job_trains() {
     });
 }
 
+#[cfg(feature = "mpi")]
 #[test]
 fn other_flags_are_another_configuration() {
     for (first, second, values) in [
@@ -125,6 +126,7 @@ fn other_flags_are_another_configuration() {
     }
 }
 
+#[cfg(feature = "mpi")]
 #[test]
 fn what_is_a_ranks_own_may_differ() {
     let folder = Folder::new("own");
@@ -143,6 +145,7 @@ fn what_is_a_ranks_own_may_differ() {
     );
 }
 
+#[cfg(feature = "mpi")]
 #[test]
 fn different_programs_do_not_train_together() {
     let folder = Folder::new("programs");

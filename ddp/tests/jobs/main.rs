@@ -1,8 +1,8 @@
 //! `ddp-train` as users start it, alone and under the real `mpirun`: its output, its files, its
 //! exit codes, and that one failure ends all ranks soon and is reported once.
 //!
-//! Without the feature `mpi` the tests that need `mpirun` are left out. With it, they fail where
-//! `mpirun` is missing.
+//! Without the feature `mpi` the program starts the ranks, and tests that need `mpirun` are left
+//! out. With it, they fail where `mpirun` is missing.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -17,9 +17,11 @@ mod data;
 mod disk;
 mod events;
 mod face;
+mod faults;
 mod generate;
 mod golden;
 mod gpt;
+mod handshake;
 mod hugging_face;
 mod inspect;
 mod made;
@@ -41,16 +43,4 @@ mod trace;
 mod truth;
 mod using;
 mod vit;
-
-#[cfg(feature = "mpi")]
-mod faults;
-#[cfg(feature = "mpi")]
-mod handshake;
-#[cfg(feature = "mpi")]
 mod waits;
-
-#[cfg(not(feature = "mpi"))]
-#[test]
-fn ranks_under_mpirun() {
-    println!("skipped: built without MPI");
-}

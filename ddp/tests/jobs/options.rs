@@ -253,11 +253,7 @@ fn a_nan_loss_ends_the_run_naming_step_rank_and_rows() {
             "{ended}"
         );
         let named_ranks = cause.matches(", rows ").count();
-        assert_eq!(
-            named_ranks,
-            if cfg!(feature = "mpi") { ranks } else { 1 },
-            "{ended}"
-        );
+        assert_eq!(named_ranks, ranks, "{ended}");
         assert!(
             cause.contains("nothing was saved") && cause.contains("--lr"),
             "{ended}"

@@ -1,6 +1,5 @@
 //! `OUT/report.html`: made at the end of every run, and again from what the run left.
 
-#[cfg(feature = "mpi")]
 use serde_json::Value;
 
 use crate::support::job::{Folder, QUICK};
@@ -87,7 +86,6 @@ fn a_folder_without_a_run_has_none() {
 }
 
 /// The event, and the rows that are shown, of the model as it began.
-#[cfg(feature = "mpi")]
 fn untrained(ranks: usize) -> (Value, Value, f64) {
     let folder = Folder::new("report-classes");
     let words =
@@ -103,7 +101,6 @@ fn untrained(ranks: usize) -> (Value, Value, f64) {
     )
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn what_is_taken_for_what_does_not_depend_on_the_number_of_ranks() {
     let (confusion, samples, accuracy) = untrained(1);

@@ -3,11 +3,8 @@
 
 use std::time::Duration;
 
-#[cfg(feature = "mpi")]
 use crate::same::{STEPS as CONVEX_STEPS, bound, convex};
-#[cfg(feature = "mpi")]
-use crate::support::job::all_at_once;
-use crate::support::job::{Folder, Job};
+use crate::support::job::{Folder, Job, all_at_once};
 use crate::support::random::mixed;
 use crate::support::record::{model_bytes, number};
 
@@ -19,10 +16,7 @@ pub(super) const SHORT_STEPS: u64 = 20;
 pub(super) fn job(folder: &Folder, ranks: usize, words: &str) -> Job {
     match ranks {
         1 => folder.alone(words),
-        #[cfg(feature = "mpi")]
         _ => folder.ranks(ranks, words),
-        #[cfg(not(feature = "mpi"))]
-        _ => unreachable!("without MPI there is one rank"),
     }
 }
 
@@ -86,7 +80,7 @@ fn assert_survives(ranks: usize, rank: usize, place: &str, flags: &str, expected
         [3, 6].contains(&newest) || (may_be_whole && newest == 9),
         "{place} on rank {rank}, {newest}: {ended}"
     );
-    let ended = job(&folder, ranks, &format!("{words} --resume auto")).run();
+    let ended = job(&folder, 2, &format!("{words} --resume auto")).run();
     ended.assert_well();
     let resume = folder.record().all("resume")[0].clone();
     assert!(
@@ -126,7 +120,6 @@ fn a_single_process_killed_anywhere_resumes_to_the_same_bytes() {
     }
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn killing_a_rank_anywhere_changes_no_bit() {
     let expected = undisturbed(2, SHORT, SHORT_STEPS);
@@ -149,7 +142,6 @@ fn a_resumed_step_restores_all_other_state() {
     }
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn zero_ranks_resume_with_their_moments() {
     all_at_once(
@@ -167,22 +159,19 @@ fn zero_ranks_resume_with_their_moments() {
 #[test]
 fn random_kills_lose_at_most_two_intervals_and_no_bits() {
     const EVERY: u64 = 3;
-    let ranks = if cfg!(feature = "mpi") { 2 } else { 1 };
     let words = "--data glyphs,rows=2048,held-out=64 --hidden 32 --batch-size 256 --dropout 0.1 --steps 240 --log-every 1 --eval-every 50 \
                  --checkpoint-every 3 --threads 1 --out OUT";
-    let expected = undisturbed(ranks, words, 240);
+    let expected = undisturbed(2, words, 240);
     // Each kill is drawn from its number.
     let kills = ddp_slice::of("kills at random moments", 200, 8);
     let mut folder = Folder::new("random");
     let mut killed = 0;
     while killed < kills.len() {
-        let mut running = job(&folder, ranks, &format!("{words} --resume auto")).start();
+        let mut running = job(&folder, 2, &format!("{words} --resume auto")).start();
         running.wait_for(r#"{"event":"st"#);
-        // Alone a run takes two thirds of a second.
-        let within_ms = if ranks == 1 { 700 } else { 1200 };
         let drawn = |stream: u64, below: u64| mixed(stream, kills[killed] as u64) % below;
-        std::thread::sleep(Duration::from_millis(drawn(1, within_ms)));
-        running.signal_rank(drawn(2, ranks as u64) as usize, "KILL");
+        std::thread::sleep(Duration::from_millis(drawn(1, 1200)));
+        running.signal_rank(drawn(2, 2) as usize, "KILL");
         let ended = running.wait();
         if ended.exit_code() == Some(0) {
             assert!(
@@ -225,7 +214,7 @@ fn random_kills_lose_at_most_two_intervals_and_no_bits() {
             "of {taken} steps {newest} are saved: {ended}"
         );
     }
-    job(&folder, ranks, &format!("{words} --resume auto"))
+    job(&folder, 2, &format!("{words} --resume auto"))
         .run()
         .assert_well();
     assert!(outcome(&folder, 240) == expected);
@@ -270,7 +259,6 @@ fn a_checkpoint_that_is_due_waits_for_the_one_before() {
 }
 
 /// The rows that all ranks took in each step, in the order of ranks, of the lines that a job wrote.
-#[cfg(feature = "mpi")]
 fn rows_of(folder: &Folder, ranks: usize, name: &str) -> std::collections::BTreeMap<u64, Vec<u64>> {
     let mut rows = std::collections::BTreeMap::<u64, Vec<u64>>::new();
     for rank in 0..ranks {
@@ -290,7 +278,6 @@ fn rows_of(folder: &Folder, ranks: usize, name: &str) -> std::collections::BTree
     rows
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn on_other_numbers_of_ranks_every_row_still_comes_once_an_epoch() {
     let folder = Folder::new("rows");
@@ -333,7 +320,6 @@ fn on_other_numbers_of_ranks_every_row_still_comes_once_an_epoch() {
     assert_eq!(ranks, [2.0, 3.0]);
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn on_other_numbers_of_ranks_losses_are_equal_within_rounding() {
     let one = Folder::new("one");

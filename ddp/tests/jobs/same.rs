@@ -14,7 +14,6 @@ fn alone(words: &str, step: u64) -> (Vec<f64>, Vec<u8>) {
 }
 
 /// The same on ranks.
-#[cfg(feature = "mpi")]
 fn ranks(count: usize, words: &str, step: u64) -> (Vec<f64>, Vec<u8>) {
     let folder = Folder::new("ranks");
     folder.ranks(count, words).run().assert_well();
@@ -33,7 +32,6 @@ fn no_steps_save_the_model_as_the_seed_draws_it() {
         ) == first
     );
     assert!(alone(&format!("{words} --seed 1"), 0).1 != first.1);
-    #[cfg(feature = "mpi")]
     assert!(ranks(2, &words, 0).1 == first.1);
 }
 
@@ -76,7 +74,6 @@ fn the_same_run_again_gives_the_same_bytes() {
     }
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn the_same_job_again_gives_the_same_bytes() {
     all_at_once(
@@ -95,7 +92,6 @@ fn the_same_job_again_gives_the_same_bytes() {
     );
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn when_buckets_are_reduced_changes_nothing_and_in_what_type_does() {
     let first = ranks(2, &format!("{QUICK} --overlap off"), 8);
@@ -164,11 +160,7 @@ pub(crate) fn bound(updates: usize) -> f64 {
 fn however_the_work_is_shared_the_losses_are_equal_within_rounding() {
     let record_of = |count: usize, flags: &str| -> Record {
         let folder = Folder::new("shared");
-        #[cfg(feature = "mpi")]
-        let job = folder.ranks(count, &convex(flags));
-        #[cfg(not(feature = "mpi"))]
-        let job = folder.alone(&convex(if count == 1 { flags } else { "--micro-batch 7" }));
-        job.run().assert_well();
+        folder.ranks(count, &convex(flags)).run().assert_well();
         folder.record()
     };
     let folder = Folder::new("reference");

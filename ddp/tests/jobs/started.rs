@@ -1,7 +1,7 @@
 //! Ranks that the program itself starts (`--ranks`): signals, exit codes, restarts. What holds for
 //! all ranks, however they were started, is in the other files.
 
-use crate::support::job::{Folder, Job, QUICK, all_at_once};
+use crate::support::job::{Folder, QUICK, all_at_once};
 use crate::support::record::model_bytes;
 
 /// Steps of some milliseconds, without end.
@@ -129,12 +129,9 @@ fn a_rank_of_another_launcher_starts_no_ranks_and_joins_none() {
         "SLURM_STEP_NODELIST=a",
     ];
     let exports = [torch.join(" "), slurm.join(" ")].map(|all| format!("export {all}"));
-    let mut jobs: Vec<Job> = exports
-        .iter()
-        .map(|all| folder.in_shell(all, &words))
-        .collect();
+    let jobs = exports.iter().map(|all| folder.in_shell(all, &words));
     #[cfg(feature = "mpi")]
-    jobs.push(folder.each(&[(2, &words)]));
+    let jobs = jobs.chain([folder.each(&[(2, &words)])]);
     for job in jobs {
         let ended = job.run();
         let cause = ended.assert_fails(2);

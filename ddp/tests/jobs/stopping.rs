@@ -204,7 +204,6 @@ fn a_stop_in_the_last_step_lets_the_run_end() {
     assert_eq!(folder.checkpoints(), ["step-00000006"]);
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn a_stop_while_a_finished_job_leaves_changes_nothing() {
     let folder = Folder::new("leaves");

@@ -188,7 +188,6 @@ fn predictions_are_what_the_evaluation_counts() {
     }
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn any_number_of_ranks_gives_the_same_bytes() {
     let folder = trained(GLYPHS);

@@ -1,12 +1,15 @@
 //! No wait without end: a rank that is stopped at any moment ends the job and is named, a rank that
 //! works is waited for, and an error names the rank that it happened on.
 
+#[cfg(feature = "mpi")]
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::data::write;
 use crate::made::npy;
-use crate::support::job::{Ended, Folder, QUICK, all_at_once, host, program};
+use crate::support::job::{Ended, Folder, QUICK, all_at_once};
+#[cfg(feature = "mpi")]
+use crate::support::job::{host, program};
 
 /// How long ranks wait for one that shows no progress.
 const TIMEOUT_S: u64 = 3;
@@ -95,6 +98,7 @@ fn a_rank_that_works_past_the_timeout_is_awaited_and_reported() {
     });
 }
 
+#[cfg(feature = "mpi")]
 #[test]
 fn ctrl_c_while_ranks_connect_is_answered_at_once() {
     let folder = Folder::new("connect");
@@ -113,6 +117,7 @@ fn ctrl_c_while_ranks_connect_is_answered_at_once() {
     );
 }
 
+#[cfg(feature = "mpi")]
 #[test]
 fn an_error_names_the_rank_that_it_happened_on() {
     // A file that one rank misses.
@@ -141,6 +146,7 @@ fn an_error_names_the_rank_that_it_happened_on() {
 }
 
 /// Two ranks, of which rank `rank` has this limit.
+#[cfg(feature = "mpi")]
 fn limited(rank: usize, limit: &str, words: &str) -> Ended {
     let folder = Folder::new("limited");
     let free = folder.program_after("free", "");
@@ -153,6 +159,7 @@ fn limited(rank: usize, limit: &str, words: &str) -> Ended {
     folder.programs(&programs, words).run()
 }
 
+#[cfg(feature = "mpi")]
 #[test]
 fn a_limit_that_is_too_small_is_named_with_its_rank() {
     let cases = [
@@ -212,6 +219,7 @@ fn each_thread_that_cannot_start_is_named() {
     panic!("20 threads are not enough: {named:?}");
 }
 
+#[cfg(feature = "mpi")]
 #[test]
 fn ranks_with_different_resume_or_binary_are_refused_at_once() {
     let folder = Folder::new("resume");
