@@ -6,6 +6,7 @@ use ddp_comm::World;
 use ddp_kernels::products::{self, Algorithms, Kind};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Random, Tensor, ops};
+use ddp_nn::models::Model;
 
 use crate::error::{Error, Result};
 use crate::step::Stage;
@@ -88,30 +89,38 @@ fn use_on(algorithms: &Algorithms, devices: &[Device]) -> Result<()> {
 }
 
 /// 10¹² multiplications and additions a second of a large product, on all devices of all ranks at
-/// once. All ranks call it together.
+/// once; NaN if one lacks the memory. All ranks call it together.
 pub(super) fn tflops(stages: &[Stage], world: &World) -> Result<f64> {
     world.barrier()?;
     let mut mine = 0.0;
-    for model in stages.iter().map(Stage::model) {
-        let (side, device) = match model.params.device() {
-            Device::Cpu => (SIDE_CPU, Device::Cpu),
-            device => (SIDE_GPU, device),
+    for stage in stages {
+        mine += match tflops_of(stage.model()) {
+            // The step has what it needs.
+            Err(ddp_kernels::Error::OutOfMemory(_)) => f64::NAN,
+            measured => measured?,
         };
-        let mut random = Random::new(0);
-        let mut drawn = || Tensor::randn(&[side, side], model.params.dtype(), device, &mut random);
-        let (a, b, out) = (drawn()?, drawn()?, drawn()?);
-        let (stream, mut least_s) = (Stream::current(device)?, f64::INFINITY);
-        for _ in 0..TIMINGS {
-            let start = stream.record_timed()?;
-            let product = || ops::addmm_into(&out, &out, &a, &b, 1.0, 0.0);
-            ops::with_f32_math(model.f32_math(), product)?;
-            least_s = least_s.min(stream.record_timed()?.since(&start)?.as_secs_f64());
-        }
-        mine += 2.0 * (side as f64).powi(3) / least_s / 1e12;
     }
     let all = world.all_gather_bytes(&mine.to_le_bytes())?;
     let numbers = all.iter().filter_map(|of| of.first_chunk());
     Ok(numbers.map(|&of| f64::from_le_bytes(of)).sum())
+}
+
+fn tflops_of(model: &Model) -> ddp_kernels::Result<f64> {
+    let (side, device) = match model.params.device() {
+        Device::Cpu => (SIDE_CPU, Device::Cpu),
+        device => (SIDE_GPU, device),
+    };
+    let dtype = model.params.dtype();
+    let factor = Tensor::randn(&[side, side], dtype, device, &mut Random::new(0))?;
+    let out = factor.new_zeros(&[side, side])?;
+    let (stream, mut least_s) = (Stream::current(device)?, f64::INFINITY);
+    for _ in 0..TIMINGS {
+        let start = stream.record_timed()?;
+        let product = || ops::addmm_into(&out, &out, &factor, &factor, 1.0, 0.0);
+        ops::with_f32_math(model.f32_math(), product)?;
+        least_s = least_s.min(stream.record_timed()?.since(&start)?.as_secs_f64());
+    }
+    Ok(2.0 * (side as f64).powi(3) / least_s / 1e12)
 }
 
 fn unreadable(error: serde_json::Error) -> Error {

@@ -1,4 +1,8 @@
-//! A training run on one rank: steps, log, evaluations, checkpoints, and the end.
+//! A training run on one rank: steps, log, and the end. `evaluation.rs` has the evaluations,
+//! `saving.rs` the checkpoints.
+
+mod evaluation;
+mod saving;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,18 +23,18 @@ use super::sample::Sample;
 use super::setup::Assembled;
 use super::stop_poll::StopPoll;
 use super::totals::{Rates, Totals};
-use super::{agree, nonfinite, opening, products, resume};
+use super::{nonfinite, opening, products, resume};
 use crate::audit::{self, Workload};
 use crate::checkpoint::{self, Best, MODEL_FILE, Saver, State};
 use crate::devices::is_simulated;
 use crate::error::{Error, Result};
-use crate::evidence::{Evidence, HeldOut};
+use crate::evidence::HeldOut;
 use crate::faults::{self, FaultPoint};
 use crate::process;
-use crate::record::{self, EVENTS_FILE, End, EvalEvent, Event, Record, SampleEvent, StepEvent};
-use crate::shown::{shown, significant};
-use crate::step::{Stage, Stats, Step};
-use crate::tasks::{self, Task, figures_text};
+use crate::record::{self, EVENTS_FILE, End, Event, Record, StepEvent};
+use crate::shown::significant;
+use crate::step::{Stage, Step};
+use crate::tasks::{self, Task};
 use crate::trace::RunTrace;
 
 /// How long the record and the report may delay the message of what failed.
@@ -39,8 +43,6 @@ const CLOSING_MAX: Duration = Duration::from_secs(10);
 /// What a trace shows of the loop.
 const STEP: Label = Label::new(Lane::Step, "step");
 const LOG: Label = Label::new(Lane::Step, "log");
-const SNAPSHOT: Label = Label::new(Lane::Saving, "copy for checkpoint");
-const EVALUATE: Label = Label::new(Lane::Evaluation, "evaluate");
 
 /// A training run, on one rank.
 pub(super) struct Trainer<'a> {
@@ -380,7 +382,10 @@ impl<'a> Trainer<'a> {
             samples_per_s,
             tokens_per_s,
             tflops,
-            product_share: tflops.zip(self.product_tflops).map(|(own, of)| own / of),
+            product_share: tflops
+                .zip(self.product_tflops)
+                .map(|(own, of)| own / of)
+                .filter(|share| share.is_finite()),
             step_ms,
             data_ms,
             // On GPUs the host does not wait for reductions.
@@ -398,176 +403,6 @@ impl<'a> Trainer<'a> {
             None => Ok(()),
             Some(error) => Err(error),
         }
-    }
-
-    /// Evaluates the model on held-out rows, if there are any, over all ranks. Returns whether it
-    /// is the best so far.
-    fn evaluate(&mut self, number: u64) -> Result<bool> {
-        let evaluate = || in_phase(Phase::Evaluation, || self.evaluate_now(number));
-        trace::record(EVALUATE, evaluate)
-    }
-
-    fn evaluate_now(&mut self, number: u64) -> Result<bool> {
-        self.sample(number)?;
-        if self.held_out_rows == 0 {
-            return Ok(false);
-        }
-        self.compare_replicas(number)?;
-        // The report shows the last evaluation.
-        let is_last = number == self.plan.steps;
-        let targets = self.samples.targets();
-        let mut evidence = self.task.evidence(targets).filter(|_| is_last);
-        let stats = match &mut evidence {
-            None => self.step.evaluate(&mut self.held_out, &self.main)?,
-            Some(evidence) => {
-                let mut see = |batch: &_, output: &_| evidence.see(batch, output);
-                self.step
-                    .evaluate_with(&mut self.held_out, &self.main, &mut see)?
-            }
-        };
-        self.totals.evaluation = Some(stats);
-        let event = EvalEvent {
-            step: number,
-            loss: stats.loss(),
-            accuracy: self.accuracy(),
-            figures: self.task.figures(stats.loss()).into_iter().collect(),
-        };
-        let is_best = self.totals.evaluated(Best {
-            step: number,
-            loss: event.loss,
-            accuracy: event.accuracy,
-        });
-        if let Some(record) = &mut self.record {
-            let result = describe(&stats, event.accuracy, &self.task.figures(event.loss));
-            self.program
-                .note(&format!("step {number}: held-out {result}"));
-            self.program.evaluated(&event)?;
-            record.write(&Event::Eval(event))?;
-        }
-        if let Some(evidence) = evidence {
-            self.keep(evidence, number)?;
-        }
-        self.totals.restart_clock();
-        Ok(is_best)
-    }
-
-    /// Writes a text with the model as it is. One that fails is only warned of.
-    fn sample(&mut self, number: u64) -> Result<()> {
-        if self.options.sample.is_none() {
-            return Ok(());
-        }
-        self.step.gather()?;
-        if let (Some(sample), Some(record)) = (&self.sample, &mut self.record) {
-            match sample.text(&self.step) {
-                Ok(text) => {
-                    let prompt = sample.prompt();
-                    let line = shown(&format!("{prompt}{text}"));
-                    self.program.note(&format!("step {number}: sample {line}"));
-                    let step = number;
-                    record.write(&Event::Sample(SampleEvent {
-                        step,
-                        prompt,
-                        text: &text,
-                    }))?;
-                }
-                Err(error) => tracing::warn!("step {number}: no sample: {error}"),
-            }
-        }
-        self.totals.restart_clock();
-        Ok(())
-    }
-
-    /// Gathers what all ranks saw in the last evaluation, and keeps it for the report.
-    fn keep(&mut self, evidence: Evidence, number: u64) -> Result<()> {
-        let kept = evidence.together(number, &self.samples, &self.main, self.world)?;
-        if let (Some((confusion, samples)), Some(record)) = (kept, &mut self.record) {
-            record.write(&Event::Confusion(&confusion))?;
-            // The report can do without samples.
-            if let Err(error) = samples.and_then(|samples| samples.save(&self.options.out)) {
-                tracing::warn!("the report will show no samples: {error}");
-            }
-        }
-        Ok(())
-    }
-
-    fn compare_replicas(&mut self, number: u64) -> Result<()> {
-        self.totals.compared = Some(number);
-        agree::compare_replicas(&mut self.step, self.world, number)
-    }
-
-    /// That of the last evaluation.
-    fn accuracy(&self) -> Option<f64> {
-        let evaluation = self.totals.evaluation.as_ref();
-        evaluation.and_then(|stats| self.task.accuracy(stats))
-    }
-
-    /// Saves the run as it is after step `number`, unless it is saved. A thread writes the files
-    /// while training continues.
-    fn save(&mut self, number: u64) -> Result<()> {
-        if self.saved == Some(number) {
-            return Ok(());
-        }
-        let began = Instant::now();
-        trace::record(SNAPSHOT, || {
-            in_phase(Phase::Checkpoint, || self.save_now(number))
-        })?;
-        self.saved = Some(number);
-        self.totals.waits.saving += began.elapsed();
-        self.record_saved()
-    }
-
-    fn save_now(&mut self, number: u64) -> Result<()> {
-        // After a bad step the model is that of an earlier step.
-        let report = self.step.report(false)?;
-        self.check_finite(&report)?;
-        if self.totals.compared != Some(number) {
-            self.compare_replicas(number)?;
-        }
-        self.step.gather()?;
-        nonfinite::check_values(&self.step, number)?;
-        faults::at(FaultPoint::Snapshot)?;
-        let state = self.state_after(number);
-        self.saver.save(&mut self.step, state)
-    }
-
-    /// Everything but tensors after step `number`.
-    fn state_after(&self, number: u64) -> State {
-        let next = self.loader.sampler().at(number);
-        let mut state = self.state.clone();
-        state.step = number;
-        state.samples = self.totals.samples;
-        state.position.epoch = next.epoch;
-        state.position.in_epoch = next.in_epoch;
-        state.schedule.learning_rate = self.schedule.learning_rate(number);
-        state.best = self.totals.best;
-        state.last = self.totals.last;
-        state
-    }
-
-    /// Records the checkpoints that are durable by now.
-    fn record_saved(&mut self) -> Result<()> {
-        self.saver.check()?;
-        let written = self.saver.written();
-        let Some(record) = &mut self.record else {
-            return Ok(());
-        };
-        for (step, folder) in written {
-            record.check_present()?;
-            let folder = folder.strip_prefix(&self.options.out).unwrap_or(&folder);
-            let folder = &folder.to_string_lossy();
-            record.write(&Event::Checkpoint { step, folder })?;
-        }
-        Ok(())
-    }
-
-    /// Saves after the last step, and waits until the files are durable. All ranks wait, because
-    /// the first to end ends the job.
-    fn save_last(&mut self, number: u64) -> Result<Option<PathBuf>> {
-        self.save(number)?;
-        let folder = self.saver.finish()?;
-        self.record_saved()?;
-        self.world.barrier()?;
-        Ok(folder)
     }
 
     /// Sums up what all ranks moved between devices and between each other.
@@ -635,14 +470,6 @@ fn describe_best(out: &Path, best: Best) -> String {
     let folder = checkpoint::folder(out, best.step);
     let loss = significant(best.loss, 4);
     format!("best on held-out rows {}, loss {loss}", folder.display())
-}
-
-/// `loss 0.0312, accuracy 99.10%`
-fn describe(stats: &Stats, accuracy: Option<f64>, figures: &[(&'static str, f64)]) -> String {
-    let percent = |accuracy: f64| format!(", accuracy {:.2}%", accuracy * 100.0);
-    let accuracy = accuracy.map_or(String::new(), percent);
-    let loss = significant(stats.loss(), 4);
-    format!("loss {loss}{accuracy}{}", figures_text(figures))
 }
 
 #[cfg(test)]

@@ -1,0 +1,128 @@
+//! Evaluations between steps, and the text that a sample continues.
+
+use ddp_kernels::trace::{self, Label, Lane};
+use ddp_kernels::transfer::{Phase, in_phase};
+
+use super::Trainer;
+use crate::checkpoint::Best;
+use crate::error::Result;
+use crate::evidence::Evidence;
+use crate::record::{EvalEvent, Event, SampleEvent};
+use crate::shown::{shown, significant};
+use crate::step::Stats;
+use crate::tasks::figures_text;
+use crate::trainer::agree;
+
+/// What a trace shows.
+const EVALUATE: Label = Label::new(Lane::Evaluation, "evaluate");
+
+impl Trainer<'_> {
+    /// Evaluates the model on held-out rows, if there are any, over all ranks. Returns whether it
+    /// is the best so far.
+    pub(super) fn evaluate(&mut self, number: u64) -> Result<bool> {
+        let evaluate = || in_phase(Phase::Evaluation, || self.evaluate_now(number));
+        trace::record(EVALUATE, evaluate)
+    }
+
+    fn evaluate_now(&mut self, number: u64) -> Result<bool> {
+        self.sample(number)?;
+        if self.held_out_rows == 0 {
+            return Ok(false);
+        }
+        self.compare_replicas(number)?;
+        // The report shows the last evaluation.
+        let is_last = number == self.plan.steps;
+        let targets = self.samples.targets();
+        let mut evidence = self.task.evidence(targets).filter(|_| is_last);
+        let stats = match &mut evidence {
+            None => self.step.evaluate(&mut self.held_out, &self.main)?,
+            Some(evidence) => {
+                let mut see = |batch: &_, output: &_| evidence.see(batch, output);
+                self.step
+                    .evaluate_with(&mut self.held_out, &self.main, &mut see)?
+            }
+        };
+        self.totals.evaluation = Some(stats);
+        let event = EvalEvent {
+            step: number,
+            loss: stats.loss(),
+            accuracy: self.accuracy(),
+            figures: self.task.figures(stats.loss()).into_iter().collect(),
+        };
+        let is_best = self.totals.evaluated(Best {
+            step: number,
+            loss: event.loss,
+            accuracy: event.accuracy,
+        });
+        if let Some(record) = &mut self.record {
+            let result = describe(&stats, event.accuracy, &self.task.figures(event.loss));
+            self.program
+                .note(&format!("step {number}: held-out {result}"));
+            self.program.evaluated(&event)?;
+            record.write(&Event::Eval(event))?;
+        }
+        if let Some(evidence) = evidence {
+            self.keep(evidence, number)?;
+        }
+        self.totals.restart_clock();
+        Ok(is_best)
+    }
+
+    /// Writes a text with the model as it is. One that fails is only warned of.
+    fn sample(&mut self, number: u64) -> Result<()> {
+        if self.options.sample.is_none() {
+            return Ok(());
+        }
+        self.step.gather()?;
+        if let (Some(sample), Some(record)) = (&self.sample, &mut self.record) {
+            match sample.text(&self.step) {
+                Ok(text) => {
+                    let prompt = sample.prompt();
+                    let line = shown(&format!("{prompt}{text}"));
+                    self.program.note(&format!("step {number}: sample {line}"));
+                    let step = number;
+                    record.write(&Event::Sample(SampleEvent {
+                        step,
+                        prompt,
+                        text: &text,
+                    }))?;
+                }
+                Err(error) => tracing::warn!("step {number}: no sample: {error}"),
+            }
+        }
+        self.totals.restart_clock();
+        Ok(())
+    }
+
+    /// Gathers what all ranks saw in the last evaluation, and keeps it for the report.
+    fn keep(&mut self, evidence: Evidence, number: u64) -> Result<()> {
+        let kept = evidence.together(number, &self.samples, &self.main, self.world)?;
+        if let (Some((confusion, samples)), Some(record)) = (kept, &mut self.record) {
+            record.write(&Event::Confusion(&confusion))?;
+            // The report can do without samples.
+            if let Err(error) = samples.and_then(|samples| samples.save(&self.options.out)) {
+                tracing::warn!("the report will show no samples: {error}");
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn compare_replicas(&mut self, number: u64) -> Result<()> {
+        self.totals.compared = Some(number);
+        agree::compare_replicas(&mut self.step, self.world, number)
+    }
+
+    /// That of the last evaluation.
+    pub(super) fn accuracy(&self) -> Option<f64> {
+        let evaluation = self.totals.evaluation.as_ref();
+        evaluation.and_then(|stats| self.task.accuracy(stats))
+    }
+}
+
+/// `loss 0.0312, accuracy 99.10%`
+fn describe(stats: &Stats, accuracy: Option<f64>, figures: &[(&'static str, f64)]) -> String {
+    let percent = |accuracy: f64| format!(", accuracy {:.2}%", accuracy * 100.0);
+    let accuracy = accuracy.map_or(String::new(), percent);
+    let loss = significant(stats.loss(), 4);
+    format!("loss {loss}{accuracy}{}", figures_text(figures))
+}

@@ -1,0 +1,88 @@
+//! Checkpoints between steps and at the end.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use ddp_kernels::trace::{self, Label, Lane};
+use ddp_kernels::transfer::{Phase, in_phase};
+
+use super::Trainer;
+use crate::checkpoint::State;
+use crate::error::Result;
+use crate::faults::{self, FaultPoint};
+use crate::record::Event;
+use crate::trainer::nonfinite;
+
+/// What a trace shows.
+const SNAPSHOT: Label = Label::new(Lane::Saving, "copy for checkpoint");
+
+impl Trainer<'_> {
+    /// Saves the run as it is after step `number`, unless it is saved. A thread writes the files
+    /// while training continues.
+    pub(super) fn save(&mut self, number: u64) -> Result<()> {
+        if self.saved == Some(number) {
+            return Ok(());
+        }
+        let began = Instant::now();
+        trace::record(SNAPSHOT, || {
+            in_phase(Phase::Checkpoint, || self.save_now(number))
+        })?;
+        self.saved = Some(number);
+        self.totals.waits.saving += began.elapsed();
+        self.record_saved()
+    }
+
+    fn save_now(&mut self, number: u64) -> Result<()> {
+        // After a bad step the model is that of an earlier step.
+        let report = self.step.report(false)?;
+        self.check_finite(&report)?;
+        if self.totals.compared != Some(number) {
+            self.compare_replicas(number)?;
+        }
+        self.step.gather()?;
+        nonfinite::check_values(&self.step, number)?;
+        faults::at(FaultPoint::Snapshot)?;
+        let state = self.state_after(number);
+        self.saver.save(&mut self.step, state)
+    }
+
+    /// Everything but tensors after step `number`.
+    fn state_after(&self, number: u64) -> State {
+        let next = self.loader.sampler().at(number);
+        let mut state = self.state.clone();
+        state.step = number;
+        state.samples = self.totals.samples;
+        state.position.epoch = next.epoch;
+        state.position.in_epoch = next.in_epoch;
+        state.schedule.learning_rate = self.schedule.learning_rate(number);
+        state.best = self.totals.best;
+        state.last = self.totals.last;
+        state
+    }
+
+    /// Records the checkpoints that are durable by now.
+    pub(super) fn record_saved(&mut self) -> Result<()> {
+        self.saver.check()?;
+        let written = self.saver.written();
+        let Some(record) = &mut self.record else {
+            return Ok(());
+        };
+        for (step, folder) in written {
+            record.check_present()?;
+            let folder = folder.strip_prefix(&self.options.out).unwrap_or(&folder);
+            let folder = &folder.to_string_lossy();
+            record.write(&Event::Checkpoint { step, folder })?;
+        }
+        Ok(())
+    }
+
+    /// Saves after the last step, and waits until the files are durable. All ranks wait, because
+    /// the first to end ends the job.
+    pub(super) fn save_last(&mut self, number: u64) -> Result<Option<PathBuf>> {
+        self.save(number)?;
+        let folder = self.saver.finish()?;
+        self.record_saved()?;
+        self.world.barrier()?;
+        Ok(folder)
+    }
+}
