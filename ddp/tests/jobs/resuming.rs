@@ -80,7 +80,7 @@ fn assert_survives(ranks: usize, rank: usize, place: &str, flags: &str, expected
         [3, 6].contains(&newest) || (may_be_whole && newest == 9),
         "{place} on rank {rank}, {newest}: {ended}"
     );
-    let ended = job(&folder, 2, &format!("{words} --resume auto")).run();
+    let ended = job(&folder, ranks, &format!("{words} --resume auto")).run();
     ended.assert_well();
     let resume = folder.record().all("resume")[0].clone();
     assert!(
