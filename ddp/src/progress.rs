@@ -48,7 +48,7 @@ pub struct Figures {
     pub rate: (f64, &'static str),
     /// The same in 10¹² multiplications and additions, and as a fraction of what large products
     /// reach, if these are known.
-    pub tflops: Option<(f64, f64)>,
+    pub tflops: Option<(f64, Option<f64>)>,
 }
 
 /// Progress of one run.
@@ -257,8 +257,9 @@ fn describe(figures: &Figures) -> String {
         "simulated".to_string()
     } else {
         let tflops = figures.tflops.map_or(String::new(), |(tflops, share)| {
-            let (tflops, percent) = (significant(tflops, 3), share * 100.0);
-            format!(", {tflops} TFLOP/s ({percent:.0}% of large products)")
+            let percent = |share| format!(" ({:.0}% of large products)", share * 100.0);
+            let share = share.map_or(String::new(), percent);
+            format!(", {} TFLOP/s{share}", significant(tflops, 3))
         });
         format!("{} {unit}{tflops}", units::count(rate.round() as u64))
     };
@@ -408,7 +409,7 @@ mod tests {
             "training loss NaN  epoch 1  999 samples/s"
         );
         let tokens = Figures {
-            tflops: Some((0.14159, 0.783)),
+            tflops: Some((0.14159, Some(0.783))),
             ..FIGURES
         };
         let text = describe(&tokens);

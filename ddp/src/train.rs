@@ -139,7 +139,7 @@ impl Program for TrainProgram<'_> {
                     Some(tokens) => (tokens, "tokens/s"),
                     None => (event.samples_per_s, "samples/s"),
                 },
-                tflops: event.tflops.zip(event.product_share),
+                tflops: event.tflops.map(|tflops| (tflops, event.product_share)),
             });
         }
         match &mut self.curves {

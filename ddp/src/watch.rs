@@ -13,7 +13,7 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ddp_comm::{StopSignals, World};
+use ddp_comm::{Signal, StopSignals, World};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
 
 use self::follow::Followed;
@@ -41,9 +41,11 @@ pub fn watch(
         let lines = summary::lines(&followed);
         return lines.iter().try_for_each(|line| say(line));
     }
+    // A closed terminal needs no restoring, and waiting for its keys would never end.
+    let stops = world.catch_stop().except(Signal::Hangup);
     // This also restores the terminal if the program panics.
     let mut terminal = ratatui::try_init().map_err(failed)?;
-    let shown = live(&mut terminal, &mut followed, &world.catch_stop());
+    let shown = live(&mut terminal, &mut followed, &stops);
     ratatui::restore();
     shown.map_err(failed)
 }

@@ -493,7 +493,7 @@ fn race_that_nobody_waits_for(version: Version) {
     gpu.add_one(buffer, COUNT, consumer);
 }
 
-/// A thread relies on another one's wait: right if it is told after it.
+/// One thread waits, and another uses the result: right only if it is told after the wait.
 fn wait_of_another_thread(version: Version) {
     let gpu = Gpu::new(0);
     let (stream, buffer) = (gpu.stream(), gpu.allocate(COUNT));

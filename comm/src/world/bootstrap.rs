@@ -223,7 +223,9 @@ fn share_memory(
             None => segment,
             Some((rank, problem, is_limit)) => {
                 let action = format!("share memory between the ranks of {}", cards[rank].host);
-                let (reason, help) = problem.split_once("; help: ").unwrap_or((problem, ""));
+                const HELP: &str =
+                    "run the ranks of a host as one user in one PID namespace, with /proc mounted";
+                let (reason, help) = problem.split_once("; help: ").unwrap_or((problem, HELP));
                 let problem = Problem::new(action, format!("rank {rank}: {reason}"), help);
                 Err(match is_limit.as_bool() {
                     Some(true) => Error::Limit(problem),

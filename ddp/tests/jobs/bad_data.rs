@@ -8,7 +8,6 @@ use crate::support::job::{Ended, Folder, all_at_once};
 
 /// Files that cannot be trained on: their contents, the value of `--data`, the exit code, and what
 /// the message must name.
-/// Files, `--data`, the exit code, and what the error names.
 type Bad = (Files, &'static str, i32, &'static [&'static str]);
 
 fn bad() -> Vec<Bad> {

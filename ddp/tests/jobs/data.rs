@@ -478,7 +478,7 @@ fn a_file_truncated_during_a_run_ends_it() {
 }
 
 #[test]
-fn files_larger_than_memory_are_trained_on() {
+fn files_larger_than_the_memory_limit_are_trained_on() {
     let folder = Folder::new("large");
     // 120 MB that no disk has to hold: where nothing was written there are zeros.
     let rows: usize = 600_000;
@@ -506,7 +506,7 @@ fn files_larger_than_memory_are_trained_on() {
         .set_len(labels.metadata().unwrap().len() - 4)
         .unwrap();
     labels.write_all(&1.0f32.to_le_bytes()).unwrap();
-    // Half of it as memory, mapped files not counted.
+    // A limit of half that size. Mapped files do not count.
     let limit = "ulimit -d 60000";
     let words = "--data x.npy --labels y.npy --val-split 0.0001 --hidden 8 --batch-size 64 --steps 20 --log-every 1 --out OUT";
     folder.in_shell(limit, words).run().assert_well();

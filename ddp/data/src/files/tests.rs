@@ -403,8 +403,7 @@ fn every_changed_byte_gives_no_more_numbers_than_the_file_has_or_is_refused() {
         let whole = fs::read(golden(name)).unwrap();
         let cache = scratch.path().join("cache");
         let most = read_all(&golden(name), &cache).unwrap();
-        // Each change of what has to be converted is converted and made durable again: fewer of
-        // them.
+        // Converted files are slow, because each change is converted and synced: fewer positions.
         let is_converted = matches!(name, "packed.npz" | "columns.npy");
         let some = whole.len() / if is_converted { 20 } else { 4 };
         for position in ddp_slice::of(name, whole.len(), some) {

@@ -20,7 +20,7 @@ const POSITION: usize = 2 * size_of::<i64>();
 pub(super) struct StepScalars {
     /// U8: the statistics and the optimizer's numbers, in whole positions, then the positions.
     all: Tensor,
-    /// (4): the first of it.
+    /// (4): the first elements of `all`.
     stats: Tensor,
     /// (2) each: the step, from 1, and the micro-batch's first row in the global batch.
     rows: Vec<Tensor>,
@@ -63,7 +63,7 @@ impl StepScalars {
     }
 
     /// Sends the positions of `batch`, for which there must be room, and what `optimizer` needs for
-    /// its step, and sets the statistics to 0.
+    /// its step. Also sets the statistics to 0.
     pub(super) fn send(
         &mut self,
         optimizer: &Optimizer,

@@ -14,7 +14,7 @@ use crate::step::Stage;
 /// Rows and columns of the large product: on the CPU its operands fit into the caches.
 const SIDE_CPU: usize = 768;
 const SIDE_GPU: usize = 4096;
-/// The fastest of so many counts.
+/// Repetitions, of which the fastest counts.
 const TIMINGS: usize = 6;
 
 /// Uses the algorithms of a checkpoint. None, with a warning, if rank 0 now has another device or
@@ -95,7 +95,7 @@ pub(super) fn tflops(stages: &[Stage], world: &World) -> Result<f64> {
     let mut mine = 0.0;
     for stage in stages {
         mine += match tflops_of(stage.model()) {
-            // The step has what it needs.
+            // Too little memory for this measurement does not end the run.
             Err(ddp_kernels::Error::OutOfMemory(_)) => f64::NAN,
             measured => measured?,
         };
