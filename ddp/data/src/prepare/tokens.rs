@@ -179,8 +179,8 @@ pub(super) fn prepare(request: &DataRequest, named: &Named<'_>, ranks: &dyn Rank
     })
 }
 
-/// Warns if the tokenizer of the tokens is missing, or if a model of bytes has a vocabulary as large
-/// as a tokenizer's.
+/// Warns if the tokens' tokenizer is missing, or if a model of bytes has a vocabulary as large as a
+/// tokenizer's.
 fn warn_of_tokenizer(request: &DataRequest, coding: &Coding, is_here: bool) {
     let data = &request.data;
     if coding.tokenizer.is_some() && !is_here {
