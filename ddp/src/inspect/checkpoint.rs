@@ -1,7 +1,7 @@
 //! Inspects a checkpoint. All of its bytes are checked.
 
-use std::fs;
 use std::path::Path;
+use std::{fs, io};
 
 use serde_json::{Value, json};
 
@@ -272,19 +272,21 @@ fn model_json(state: &State, config: &Config, tensors: &Tensors) -> Value {
     model
 }
 
-/// The files of a folder by name, with their sizes in bytes.
+/// The files of a folder by name, with their sizes in bytes. Those that a running job removes
+/// meanwhile are left out.
 pub(super) fn sizes(folder: &Path) -> Result<Vec<(String, u64)>> {
     let failed = || files::failed("list", folder);
-    let size = |entry: std::io::Result<fs::DirEntry>| {
+    let size = |entry: io::Result<fs::DirEntry>| {
         let entry = entry?;
-        Ok((
-            entry.file_name().to_string_lossy().into_owned(),
-            entry.metadata()?.len(),
-        ))
+        let name = entry.file_name().to_string_lossy().into_owned();
+        match entry.metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            metadata => Ok(Some((name, metadata?.len()))),
+        }
     };
-    let sizes: std::io::Result<Vec<_>> =
-        fs::read_dir(folder).map_err(failed())?.map(size).collect();
-    let mut sizes = sizes.map_err(failed())?;
+    let entries = fs::read_dir(folder).map_err(failed())?;
+    let sizes = entries.map(size).filter_map(io::Result::transpose);
+    let mut sizes: Vec<_> = sizes.collect::<io::Result<_>>().map_err(failed())?;
     sizes.sort();
     Ok(sizes)
 }
