@@ -25,6 +25,8 @@ use crate::tcp::{self, Channel, Guests, Joined, Mesh, Pass, Secret};
 const VALUE_BYTES_MAX: usize = 64 << 10;
 /// How long rank 0 may take to tell the others that it gives up, and to report it.
 const REFUSAL_MAX: Duration = Duration::from_millis(300);
+/// When a rank has ended, a launcher ends the others within this time (3 s for our own).
+const RELIEF: Duration = Duration::from_secs(4);
 const ACTION: &str = "bring the ranks together";
 
 /// The ranks, seen from one of them. Dropped, it closes its sockets.
@@ -223,6 +225,8 @@ impl Star {
             }
             Some(_) if answers.len() == 1 + size => Ok(answers.split_off(1)),
             _ if done.is_none() => {
+                // The first rank that is left reports it, and the launcher ends the others.
+                std::thread::sleep(RELIEF * (rank - 1) as u32);
                 let reason = format!("rank 0 did not come within {}", Seconds(self.timeout));
                 Err(Error::too_late(ACTION, reason + &stopped_note()))
             }
