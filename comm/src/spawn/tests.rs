@@ -4,7 +4,8 @@ use super::*;
 fn code_of(size: usize, script: &str) -> u8 {
     let script = format!("rank=${{DDP_JOB%%/*}} sockets=${{DDP_JOB#*:}}\n{script}");
     let command = || {
-        let mut shell = Command::new("sh");
+        // Other shells know descriptors of one digit only.
+        let mut shell = Command::new("bash");
         shell.args(["-c", &script]);
         shell
     };
