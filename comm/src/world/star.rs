@@ -225,7 +225,7 @@ impl Star {
             }
             Some(_) if answers.len() == 1 + size => Ok(answers.split_off(1)),
             _ if done.is_none() => {
-                // The first rank that is left reports it, and the launcher ends the others.
+                // Rank 1 reports it first. When it has ended, the launcher ends the others.
                 std::thread::sleep(RELIEF * (rank - 1) as u32);
                 let reason = format!("rank 0 did not come within {}", Seconds(self.timeout));
                 Err(Error::too_late(ACTION, reason + &stopped_note()))

@@ -423,7 +423,7 @@ fn as_many_ranks_as_there_are_gpus_learn_glyphs_as_one_rank_on_the_cpu_does() {
     // Both see the same rows in the same order. Sums differ in their last bits, so a few of 512
     // rows may differ.
     assert!(
-        expected > 0.6 && (got - expected).abs() <= 0.03,
+        expected > 0.65 && (got - expected).abs() <= 0.03,
         "{got} is not {expected}"
     );
 }

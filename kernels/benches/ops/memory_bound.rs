@@ -1,6 +1,6 @@
 //! Operations that read and write more than they compute: GB/s against a copy. Each at 64 MiB an
-//! operand (memory) and at the activations of a training step, 128 × 1024 (caches), or at the shape
-//! that the operation requires. Then the cost of a call, of a ledger entry and of a scope.
+//! operand (memory) and at the activations of a training step, 128 × 1024 (caches), or at the
+//! shape that the operation requires. Then the cost of a call, of a ledger entry and of a scope.
 
 use ddp_kernels::ops::{
     self, AdamwConstants, AdamwScalars, ChunkTable, CrossEntropyOptions, CrossEntropyOut, Gelu,
