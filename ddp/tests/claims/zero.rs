@@ -403,6 +403,10 @@ fn a_gradient_that_is_not_finite_in_one_ranks_slice_stops_all_of_them() {
             },
             way.ranks_max(),
         );
+        // One rank has all gradients, and learns of the bad one while it updates.
+        if ranks == 1 {
+            continue;
+        }
         let seen = on_ranks(ranks, Some(1), |world| {
             let mut step = case.step(world)?;
             let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
