@@ -77,6 +77,12 @@ pub trait Layer: fmt::Debug + Send {
     /// Tells an activation that the layer below applies it: its forward then passes `x` on and
     /// saves nothing.
     fn set_fused(&mut self) {}
+
+    /// Tells this layer which activation its input comes from. What that saved is on top of the
+    /// stack in this layer's backward, once this layer has restored its own tensors.
+    fn set_below(&mut self, below: Option<Activation>) {
+        let _ = below;
+    }
 }
 
 /// A norm that can be computed with the sum that it is of.

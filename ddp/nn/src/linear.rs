@@ -1,9 +1,9 @@
 //! Linear: y = x·Wᵀ + b, with PyTorch's layout and first values. Letters: B rows of the input (all
 //! its dimensions but the last), I inputs, O outputs.
 
-use ddp_kernels::Tensor;
-use ddp_kernels::ops::{self, Activation, Below};
+use ddp_kernels::ops::{self, Activation, Below, Gelu};
 use ddp_kernels::shape::RANK_MAX;
+use ddp_kernels::{Device, Tensor};
 
 use crate::build::{Build, Init, ParamId, Tie};
 use crate::error::{Error, Result};
@@ -24,6 +24,8 @@ pub struct Linear {
     init: Option<[Init; 2]>,
     /// The activation of the layer above, if this layer applies it.
     fused: Activation,
+    /// The GELU that makes its input, if the layer below is one.
+    below: Option<Gelu>,
     /// Whether it is a model's first or last layer.
     is_outer: bool,
     /// The outputs of each of the layers that it stands for; empty for one.
@@ -49,6 +51,7 @@ impl Linear {
             tie: None,
             init: None,
             fused: Activation::Identity,
+            below: None,
             is_outer: false,
             parts: Vec::new(),
             built: None,
@@ -149,7 +152,7 @@ impl Linear {
         let weight = pass.value(weight)?;
         ops::linear_into(&y, &rows, weight, bias, self.fused, pre_activation.as_ref())?;
         if pass.is_training() {
-            if self.needs_input(pass) {
+            if self.needs_input(pass) && self.gelu_again(&rows).is_none() {
                 pass.save(&rows);
             }
             if self.fused != Activation::Identity {
@@ -163,6 +166,12 @@ impl Linear {
     fn needs_input(&self, pass: &Pass<'_>) -> bool {
         let Built { weight, bias, .. } = self.built();
         pass.trains(weight) || bias.is_some_and(|bias| pass.trains(bias))
+    }
+
+    /// The GELU by which backward computes its input again, instead of keeping it: GELU keeps its
+    /// own. That saves more memory than it costs time on the CPU, where it has the same bits.
+    fn gelu_again(&self, on_its_device: &Tensor) -> Option<Gelu> {
+        self.below.filter(|_| on_its_device.device() == Device::Cpu)
     }
 
     /// dw = dyᵀ·x and db = Σ rows of dy, for `x` (B, I) and `dy` (B, O).
@@ -276,7 +285,15 @@ impl Layer for Linear {
         } = self.built();
         let dy_rows = dy.reshape(&[dy.count() / self.outputs, self.outputs])?;
         if self.needs_input(pass) {
-            let x = pass.restore();
+            let x = match self.gelu_again(dy) {
+                Some(kind) => {
+                    let z = pass.top().reshape(&[dy_rows.shape()[0], inputs])?;
+                    let x = pass.take(z.shape())?;
+                    ops::gelu_into(&x, &z, kind)?;
+                    x
+                }
+                None => pass.restore(),
+            };
             self.write_gradients(pass, &dy_rows, &x)?;
         }
         // Before the gradient of the input, so that these are reduced while it is computed.
@@ -310,5 +327,12 @@ impl Layer for Linear {
             self.fused = above;
         }
         is_free
+    }
+
+    fn set_below(&mut self, below: Option<Activation>) {
+        self.below = match below {
+            Some(Activation::Gelu(kind)) => Some(kind),
+            _ => None,
+        };
     }
 }

@@ -145,6 +145,11 @@ impl Layer for Sequential {
                 upper[0].set_fused();
             }
         }
+        let mut below = None;
+        for layer in &mut self.layers {
+            layer.set_below(below.filter(|_| self.fuses));
+            below = layer.activation();
+        }
         self.begins.clear();
         self.random_before.clear();
         build.skip_random_layers(self.random_below);

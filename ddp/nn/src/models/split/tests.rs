@@ -120,6 +120,20 @@ fn activations_stay_with_the_layer_that_applies_them() {
             );
         }
     }
+    // A part's first layer has no activation below it, whose input it could use.
+    let plain = || {
+        Mlp {
+            hidden: vec![16, 8, 8, 4],
+            outputs: 3,
+            activation: Activation::Gelu(Gelu::Erf),
+            dropout: 0.0,
+        }
+        .layers()
+    };
+    for parts in 1..=5 {
+        let split = over(plain(), parts).unwrap();
+        assert_eq!(said(&split, "below: Some(Erf)"), 5 - parts, "{parts} parts");
+    }
     // Layers before the first with parameters stay with that one.
     let layers = || {
         Sequential::new()
