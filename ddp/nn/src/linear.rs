@@ -144,8 +144,10 @@ impl Linear {
         let weight = self.built().weight;
         let rows = self.rows(x)?;
         let shape = [rows.shape()[0], self.outputs];
-        let y = pass.take(&shape)?;
         let keeps_pre_activation = matches!(self.fused, Activation::Gelu(_)) && pass.is_training();
+        // On the CPU the layer above rarely keeps a GELU's output: see `gelu_again`.
+        let is_short_lived = keeps_pre_activation && x.device() == Device::Cpu;
+        let y = take(pass, is_short_lived, &shape)?;
         let pre_activation = keeps_pre_activation
             .then(|| pass.take(&shape))
             .transpose()?;
@@ -212,6 +214,15 @@ impl Linear {
             None => {}
         }
         Ok(())
+    }
+}
+
+/// A tensor, in buffers apart from those of activations if it `is_short_lived`: it would keep a large
+/// one of these from being reused.
+fn take(pass: &mut Pass<'_>, is_short_lived: bool, shape: &[usize]) -> Result<Tensor> {
+    match is_short_lived {
+        true => pass.apart(|pass| pass.take(shape)),
+        false => pass.take(shape),
     }
 }
 
@@ -288,7 +299,7 @@ impl Layer for Linear {
             let x = match self.gelu_again(dy) {
                 Some(kind) => {
                     let z = pass.top().reshape(&[dy_rows.shape()[0], inputs])?;
-                    let x = pass.take(z.shape())?;
+                    let x = take(pass, true, z.shape())?;
                     ops::gelu_into(&x, &z, kind)?;
                     x
                 }
@@ -302,7 +313,8 @@ impl Layer for Linear {
         if fold == Fold::Nothing {
             return Ok(Folded::nothing());
         }
-        let dx = pass.take(&[dy_rows.shape()[0], inputs])?;
+        let takes_place_of_x = self.gelu_again(dy).is_some();
+        let dx = take(pass, takes_place_of_x, &[dy_rows.shape()[0], inputs])?;
         let saved = pass.below(fold, &dx)?;
         let row_sums = match saved {
             Some(_) => pass.take_row_sums(&dx)?,
