@@ -130,15 +130,17 @@ fn memory(bytes: &ModelBytes) -> String {
     let ModelBytes {
         values,
         copies,
+        tied,
         gradients,
         moments,
     } = *bytes;
-    let rounded = match copies {
+    let also = |what: &str, bytes: u64| match bytes {
         0 => String::new(),
-        _ => format!(", rounded copies {}", mb(copies)),
+        _ => format!(", {what} {}", mb(bytes)),
     };
+    let (rounded, tied) = (also("rounded copies", copies), also("tied copies", tied));
     format!(
-        "parameters {}{rounded}, gradients {}, moments {}, the copy being saved {}; together {total}",
+        "parameters {}{rounded}{tied}, gradients {}, moments {}, the copy being saved {}; together {total}",
         mb(values),
         mb(gradients),
         mb(moments),

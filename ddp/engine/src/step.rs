@@ -205,6 +205,7 @@ impl Step {
         // The same in every step of a kind. On a GPU the host only gives it to streams.
         let mut work = || -> Result<()> {
             replica.begin()?;
+            replica.lend_values()?;
             for index in 0..micro_batches {
                 faults::at(FaultPoint::Forward)?;
                 let micro = batch.micro(index)?;
@@ -284,6 +285,7 @@ impl Step {
     ) -> Result<Stats> {
         self.compare_data(batches.origin(), group)?;
         self.gather()?;
+        self.replica.lend_values()?;
         let stats = self.held_out_stats.clone();
         ops::zero(&stats)?;
         for index in 0..batches.count() {
@@ -309,6 +311,7 @@ impl Step {
         if self.replica.send_positions(batch)? {
             self.graphs.forget();
         }
+        self.replica.lend_values()?;
         for index in 0..batch.micro_count() {
             let micro = batch.micro(index)?;
             let (_, rows) = self.losses(true, index, (&micro.x, &micro.targets), &stats)?;

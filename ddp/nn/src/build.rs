@@ -46,6 +46,10 @@ pub(crate) struct Declared {
     pub(crate) is_buffer: bool,
     /// See `Build::hidden_matrices`.
     pub(crate) matrices: Vec<usize>,
+    /// Whether other layers may use it through a `Tie`.
+    pub(crate) is_tied: bool,
+    /// Whether an earlier part of a split model owns it: see `Params::loans`.
+    pub(crate) is_borrowed: bool,
 }
 
 /// All declarations of a model's layers.
@@ -54,6 +58,8 @@ pub(crate) struct Declarations {
     pub(crate) list: Vec<Declared>,
     /// The parameter of each use, in the order of a forward pass. A tied one occurs several times.
     pub(crate) uses: Vec<ParamId>,
+    /// Names of tied parameters that earlier parts of a split model declare.
+    lent: Vec<String>,
     random_layers: u32,
     /// Tells builds of models apart: a `Tie` remembers its parameter for one build only.
     serial: u64,
@@ -66,6 +72,7 @@ impl Declarations {
         Declarations {
             list: Vec::new(),
             uses: Vec::new(),
+            lent: Vec::new(),
             random_layers: 0,
             serial,
         }
@@ -87,7 +94,16 @@ pub struct UseIndex(usize);
 /// One parameter shared by several layers; clones of a `Tie` are the same tie. The layer that is
 /// built first declares the parameter, under its own name; the others use it.
 #[derive(Clone, Debug, Default)]
-pub struct Tie(Arc<Mutex<Option<(u64, ParamId)>>>);
+pub struct Tie(Arc<Mutex<Option<Tied>>>);
+
+/// The parameter of a tie in the latest build.
+#[derive(Debug)]
+struct Tied {
+    /// That of the build.
+    serial: u64,
+    id: ParamId,
+    name: String,
+}
 
 impl Tie {
     /// A tie without a parameter yet.
@@ -124,8 +140,8 @@ impl<'a> Build<'a> {
 
     /// Declares a parameter. Weight decay applies to those of two or more dimensions.
     pub fn parameter(&mut self, name: &str, shape: &[usize], init: Init) -> Result<ParamId> {
-        let id = self.declare(name, shape, init, false)?;
-        self.declarations.uses.push(id);
+        let id = self.declare(format!("{}{name}", self.prefix), shape, init, false)?;
+        self.share(id);
         Ok(id)
     }
 
@@ -147,7 +163,7 @@ impl<'a> Build<'a> {
     /// forward. Each rank writes its own; every training step, evaluation and checkpoint begins
     /// with those of rank 0.
     pub fn buffer(&mut self, name: &str, shape: &[usize], init: Init) -> Result<ParamId> {
-        self.declare(name, shape, init, true)
+        self.declare(format!("{}{name}", self.prefix), shape, init, true)
     }
 
     /// Uses a parameter of another layer. It has one place in memory, and its gradient is complete
@@ -157,7 +173,8 @@ impl<'a> Build<'a> {
     }
 
     /// As `parameter`, but if `tie` already holds a parameter, this is another use of that one.
-    /// Both must have the same shape.
+    /// Both must have the same shape. If an earlier part of a split model declares it, this part
+    /// borrows it.
     pub fn tied_parameter(
         &mut self,
         tie: &Tie,
@@ -166,9 +183,22 @@ impl<'a> Build<'a> {
         init: Init,
     ) -> Result<ParamId> {
         let mut held = tie.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((_, id)) = held.filter(|&(serial, _)| serial == self.declarations.serial) else {
-            let id = self.parameter(name, shape, init)?;
-            *held = Some((self.declarations.serial, id));
+        let serial = self.declarations.serial;
+        let Some(id) = held
+            .as_ref()
+            .filter(|it| it.serial == serial)
+            .map(|it| it.id)
+        else {
+            let lent = &self.declarations.lent;
+            let known = held.take().map(|it| it.name);
+            let borrowed = known.filter(|name| lent.contains(name));
+            let is_borrowed = borrowed.is_some();
+            let name = borrowed.unwrap_or_else(|| format!("{}{name}", self.prefix));
+            let id = self.declare(name.clone(), shape, init, false)?;
+            self.share(id);
+            let declared = &mut self.declarations.list[id.0];
+            (declared.is_tied, declared.is_borrowed) = (true, is_borrowed);
+            *held = Some(Tied { serial, id, name });
             return Ok(id);
         };
         let other = &self.declarations.list[id.0];
@@ -211,14 +241,18 @@ impl<'a> Build<'a> {
         UseIndex(self.declarations.uses.len())
     }
 
+    /// Earlier parts of a split model declare these tied parameters.
+    pub(crate) fn borrow_from_below(&mut self, names: &[String]) {
+        self.declarations.lent.extend_from_slice(names);
+    }
+
     fn declare(
         &mut self,
-        name: &str,
+        name: String,
         shape: &[usize],
         init: Init,
         is_buffer: bool,
     ) -> Result<ParamId> {
-        let name = format!("{}{name}", self.prefix);
         let refuse = |expected: String, got: String, help: &str| {
             Err(Error::Model {
                 layer: self.path().to_string(),
@@ -249,6 +283,8 @@ impl<'a> Build<'a> {
             init,
             is_buffer,
             matrices: Vec::new(),
+            is_tied: false,
+            is_borrowed: false,
         });
         Ok(ParamId(self.declarations.list.len() - 1))
     }

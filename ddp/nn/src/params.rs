@@ -13,6 +13,9 @@
 //! (`working`). The values themselves (the masters), gradients and moments stay f32, because most
 //! updates are smaller than the distance between two bf16. Whoever changes values calls `refresh`,
 //! which rounds them into the copies.
+//!
+//! Split models: a part *borrows* a parameter that it uses and an earlier part declares. It then
+//! has memory apart for what layers read and for a gradient, and is in no list and no arena here.
 
 use std::ops::Range;
 
@@ -39,7 +42,7 @@ pub struct Parameter {
     pub name: String,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// Its elements in the arenas.
+    /// Its elements in the arenas. A borrowed one has memory apart.
     pub range: Range<usize>,
     /// Whether weight decay applies: only to matrices.
     pub decays: bool,
@@ -58,6 +61,19 @@ impl Parameter {
     }
 }
 
+/// A parameter that a part of a split model uses and an earlier part owns. `Pass` counts on the one
+/// who runs the parts to copy what layers read from the owner before a forward. In a backward, the
+/// sum so far goes from the owner's gradient to the borrower's, if there is one, and comes back.
+#[derive(Clone, Copy, Debug)]
+pub struct Loan {
+    /// Identifies it in this part.
+    pub id: ParamId,
+    /// The number of the part that owns it.
+    pub part: usize,
+    /// Identifies it there.
+    pub owner: ParamId,
+}
+
 /// Each parameter starts at a multiple of this many bytes, as cuBLASLt's heuristics assume.
 pub const ALIGNMENT_BYTES: usize = 256;
 
@@ -65,14 +81,20 @@ pub const ALIGNMENT_BYTES: usize = 256;
 /// T elements of the trained part.
 #[derive(Debug)]
 pub struct Params {
-    /// In the order of the arenas.
+    /// In the order of the arenas, then borrowed ones.
     list: Vec<Parameter>,
+    /// How many in `list` are not borrowed.
+    own: usize,
+    /// Those that are.
+    loans: Vec<Loan>,
     /// How many ranks the layout lets share the trained part.
     shares: usize,
     /// By `ParamId`: the index in `list`.
     index: Vec<usize>,
-    /// By `ParamId`: how many layers use it.
+    /// By `ParamId`: how many layers use it, here and in later parts.
     uses: Vec<usize>,
+    /// By `ParamId`: how many layers of later parts use it.
+    uses_above: Vec<usize>,
     /// Element k: how many of the first k uses, in the order of a forward pass, are of trained
     /// parameters.
     trained_uses_before: Vec<usize>,
@@ -107,8 +129,11 @@ impl Params {
         assert!(shares > 0, "0 ranks to share the trained part");
         format.check()?;
         let declared = &declarations.list;
-        let (list, trained) = lay_out(declared, format.layers, frozen, shares);
+        let (mut list, borrowed, trained) = lay_out(declared, format.layers, frozen, shares);
         let end = list.last().map_or(0, |last| last.range.end).max(trained);
+        let own = list.len();
+        list.extend(borrowed);
+        let is_borrowed = |p: &Parameter| declared[p.id.0].is_borrowed;
 
         let mut index = vec![0; declared.len()];
         for (at, parameter) in list.iter().enumerate() {
@@ -136,22 +161,36 @@ impl Params {
         };
         let by_id = || index.iter().map(|&at| &list[at]);
         let views = |arena: &Tensor| -> Result<Vec<Tensor>> {
-            by_id()
-                .map(|p| view(if p.is_buffer { &values } else { arena }, p, ""))
-                .collect()
+            let view = |p: &Parameter| match (is_borrowed(p), p.is_buffer) {
+                (true, _) => Ok(arena.slice(0..0)?),
+                (_, true) => view(&values, p, ""),
+                (_, false) => view(arena, p, ""),
+            };
+            by_id().map(view).collect()
         };
-        let gradient_view = |p: &Parameter| match p.is_trained() {
-            true => view(&gradients, p, ".grad").map(Some),
-            false => Ok(None),
+        let apart = |p: &Parameter, dtype: DType, ending: &str| -> Result<Tensor> {
+            let name = format!("{}{ending}", p.name);
+            Ok(Tensor::zeros(&p.shape, dtype, device)?.named(&name))
+        };
+        let gradient_view = |p: &Parameter| match (p.is_trained(), is_borrowed(p)) {
+            (false, _) => Ok(None),
+            (true, true) => apart(p, masters, ".grad, borrowed").map(Some),
+            (true, false) => view(&gradients, p, ".grad").map(Some),
         };
         let master_views = views(&values)?;
-        let value_views = match &working {
+        let mut value_views = match &working {
             Some(working) => views(working)?,
             None => master_views.clone(),
         };
+        for p in &list[own..] {
+            value_views[p.id.0] = apart(p, format.layers, ", borrowed")?;
+        }
         let gradient_views = by_id().map(gradient_view).collect::<Result<_>>()?;
         let params = Params {
             list,
+            own,
+            loans: Vec::new(),
+            uses_above: vec![0; declared.len()],
             shares,
             index,
             uses,
@@ -171,7 +210,8 @@ impl Params {
     /// Fills each parameter as declared, from a random stream that follows from its name and the
     /// seed: its first values do not depend on the rest of the model.
     fn fill(&self, declared: &[Declared], seed: u64) -> Result<()> {
-        for (declared, target) in declared.iter().zip(&self.master_views) {
+        let own = declared.iter().zip(&self.master_views);
+        for (declared, target) in own.filter(|(declared, _)| !declared.is_borrowed) {
             if let Init::Constant(value) = declared.init {
                 ops::fill_into(target, value)?;
                 continue;
@@ -206,26 +246,55 @@ impl Params {
 
     /// All parameters and buffers, in the order of the arenas.
     pub fn list(&self) -> &[Parameter] {
-        &self.list
+        &self.list[..self.own]
+    }
+
+    /// The parameters that this part of a split model uses and an earlier part owns. `value` and
+    /// `gradient` have memory for them here; they have no master, and are in no list.
+    pub fn loans(&self) -> &[Loan] {
+        &self.loans
+    }
+
+    /// Whether an earlier part owns this parameter.
+    pub(crate) fn is_borrowed(&self, id: ParamId) -> bool {
+        self.index[id.0] >= self.own
+    }
+
+    /// Connects what this part borrows with the parts `below`, in order, of the same model.
+    pub(crate) fn borrow_from(&mut self, mut below: Vec<&mut Params>) {
+        for borrowed in &self.list[self.own..] {
+            let (mut found, uses) = (None, self.uses[borrowed.id.0]);
+            for (part, params) in below.iter_mut().enumerate() {
+                let same = params.list.iter().find(|other| other.name == borrowed.name);
+                if let Some(id) = same.map(|same| same.id) {
+                    params.uses[id.0] += uses;
+                    params.uses_above[id.0] += uses;
+                    found.get_or_insert((part, id));
+                }
+            }
+            let (part, owner) = found.expect("an earlier part declares what a later one borrows");
+            let id = borrowed.id;
+            self.loans.push(Loan { id, part, owner });
+        }
     }
 
     /// All parameters and buffers in the order of declaration, from the input to the output.
     pub fn in_order(&self) -> Vec<&Parameter> {
-        let mut list: Vec<_> = self.list.iter().collect();
+        let mut list: Vec<_> = self.list().iter().collect();
         list.sort_by_key(|parameter| parameter.id);
         list
     }
 
-    /// One parameter or buffer.
+    /// One parameter or buffer, which may be borrowed.
     pub fn parameter(&self, id: ParamId) -> &Parameter {
         &self.list[self.index[id.0]]
     }
 
     /// The parameter or buffer called `name`.
     pub fn find(&self, name: &str) -> Result<&Parameter> {
-        let found = self.list.iter().find(|parameter| parameter.name == name);
+        let found = self.list().iter().find(|p| p.name == name);
         found.ok_or_else(|| {
-            let names: Vec<_> = self.list.iter().map(|p| p.name.as_str()).collect();
+            let names: Vec<_> = self.list().iter().map(|p| p.name.as_str()).collect();
             Error::Model {
                 layer: "model".into(),
                 expected: format!("one of: {}", names.join(", ")),
@@ -278,7 +347,7 @@ impl Params {
 
     /// The masters of all buffers, which come last; None if there are none.
     pub fn buffers(&self) -> Result<Option<Tensor>> {
-        let first = self.list.iter().find(|parameter| parameter.is_buffer);
+        let first = self.list().iter().find(|parameter| parameter.is_buffer);
         let all = first.map(|first| self.values.slice(first.range.start..self.values.count()));
         Ok(all.transpose()?.map(|all| all.named("buffers")))
     }
@@ -302,13 +371,13 @@ impl Params {
 
     /// How many elements all parameters have, frozen ones included, without padding and buffers.
     pub fn count(&self) -> usize {
-        let parameters = self.list.iter().filter(|p| !p.is_buffer);
+        let parameters = self.list().iter().filter(|p| !p.is_buffer);
         parameters.map(|parameter| parameter.range.len()).sum()
     }
 
     /// How many elements are trained, without padding.
     pub fn trained_count(&self) -> usize {
-        let trained = self.list.iter().filter(|p| p.is_trained());
+        let trained = self.list().iter().filter(|p| p.is_trained());
         trained.map(|parameter| parameter.range.len()).sum()
     }
 
@@ -327,7 +396,7 @@ impl Params {
                 decay: p.decays,
             })
         };
-        let trained = self.list.iter().filter(|p| p.is_trained());
+        let trained = self.list().iter().filter(|p| p.is_trained());
         Ok(ChunkTable::new(trained.filter_map(chunk).collect())?)
     }
 
@@ -361,9 +430,19 @@ impl Params {
         list.map(|p| Ok((p.name.as_str(), hash(p)?))).collect()
     }
 
-    /// How many layers use a parameter.
+    /// How many layers use a parameter, here and in later parts of a split model.
     pub fn uses(&self, id: ParamId) -> usize {
         self.uses[id.0]
+    }
+
+    /// Whether layers of later parts of a split model use it.
+    pub fn is_used_above(&self, id: ParamId) -> bool {
+        self.uses_above[id.0] > 0
+    }
+
+    /// By `ParamId`: how many layers of later parts of a split model use it.
+    pub(crate) fn uses_above(&self) -> &[usize] {
+        &self.uses_above
     }
 
     /// Whether any use of a parameter between two points of the model is of a trained one.
@@ -386,14 +465,14 @@ fn hash_of<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) 
 }
 
 /// Lays out trained parameters in reverse order of declaration, because backward completes a
-/// gradient at the parameter's first use; then frozen ones, then buffers. Returns the end of the
-/// trained part too.
+/// gradient at the parameter's first use; then frozen ones, then buffers. Returns them, borrowed
+/// ones, and the end of the trained part.
 fn lay_out(
     declared: &[Declared],
     dtype: DType,
     frozen: &dyn Fn(&str) -> bool,
     shares: usize,
-) -> (Vec<Parameter>, usize) {
+) -> (Vec<Parameter>, Vec<Parameter>, usize) {
     let alignment = ALIGNMENT_BYTES / dtype.bytes();
     let parameter = |(index, declared): (usize, &Declared)| Parameter {
         id: ParamId(index),
@@ -405,7 +484,8 @@ fn lay_out(
         frozen: !declared.is_buffer && frozen(&declared.name),
         is_buffer: declared.is_buffer,
     };
-    let mut list: Vec<Parameter> = declared.iter().enumerate().rev().map(parameter).collect();
+    let all = declared.iter().enumerate().rev().map(parameter);
+    let (borrowed, mut list): (Vec<_>, Vec<_>) = all.partition(|p| declared[p.id.0].is_borrowed);
     list.sort_by_key(|p| (p.is_buffer, p.frozen));
     let trained_count = list.iter().filter(|p| p.is_trained()).count();
     let (trained, others) = list.split_at_mut(trained_count);
@@ -416,7 +496,7 @@ fn lay_out(
         place(trained, 0, alignment)
     };
     place(others, end.next_multiple_of(alignment), alignment);
-    (list, end)
+    (list, borrowed, end)
 }
 
 /// Places parameters from `start` on, each at a multiple of `alignment`. Returns their end.

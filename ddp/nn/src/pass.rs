@@ -66,7 +66,7 @@ pub struct Saved {
     stack: Vec<Tensor>,
     /// The height of the stack at each `Pass::mark` that was not rewound yet.
     marks: Vec<usize>,
-    /// By parameter: how many of its uses this backward has finished.
+    /// By parameter: how many of its uses this backward has finished, and those of later parts.
     uses_done: Vec<usize>,
     /// A gradient and the sums of its blocks of rows, for the layer that gets it.
     row_sums: Option<(Tensor, Tensor)>,
@@ -110,7 +110,7 @@ impl<'a> Pass<'a> {
         saved.marks.clear();
         saved.row_sums = None;
         saved.uses_done.clear();
-        saved.uses_done.resize(params.list().len(), 0);
+        saved.uses_done.extend_from_slice(params.uses_above());
         Pass::resume(params, scratch, saved, options, listener)
     }
 
@@ -215,7 +215,8 @@ impl<'a> Pass<'a> {
                  for {uses}"
             );
         }
-        if *done == uses && self.options.last && self.trains(parameter) {
+        let is_own = !self.params.is_borrowed(parameter);
+        if *done == uses && is_own && self.options.last && self.trains(parameter) {
             self.listener.ready(parameter)?;
         }
         Ok(())
@@ -226,7 +227,7 @@ impl<'a> Pass<'a> {
     pub fn check_complete(&self) -> Result<()> {
         let missing =
             |id: &ParamId| self.trains(*id) && self.saved.uses_done[id.0] < self.params.uses(*id);
-        let Some(id) = (0..self.params.list().len()).map(ParamId).find(missing) else {
+        let Some(id) = (0..self.saved.uses_done.len()).map(ParamId).find(missing) else {
             return Ok(());
         };
         let uses = self.params.uses(id);

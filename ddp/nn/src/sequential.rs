@@ -30,6 +30,8 @@ pub struct Sequential {
     next: usize,
     /// How many layers that draw random numbers the parts below this one have.
     random_below: u32,
+    /// Names of tied parameters that the parts below this one declare.
+    lent: Vec<String>,
 }
 
 impl Default for Sequential {
@@ -49,6 +51,7 @@ impl Sequential {
             names: Vec::new(),
             next: 0,
             random_below: 0,
+            lent: Vec::new(),
         }
     }
 
@@ -98,8 +101,13 @@ impl Sequential {
     }
 
     /// Cuts the built layers into consecutive parts that cover them. Layers keep their names and
-    /// their numbers for drawing.
-    pub(crate) fn cut(mut self, parts: &[Range<usize>]) -> Vec<Sequential> {
+    /// their numbers for drawing. `lent` tells the names of the tied parameters that are declared
+    /// before a point of the model.
+    pub(crate) fn cut(
+        mut self,
+        parts: &[Range<usize>],
+        lent: impl Fn(UseIndex) -> Vec<String>,
+    ) -> Vec<Sequential> {
         assert_eq!(
             parts.last().map(|part| part.end),
             Some(self.layers.len()),
@@ -111,6 +119,7 @@ impl Sequential {
                 layers: self.layers.split_off(part.start),
                 names: self.names.split_off(part.start),
                 random_below: self.random_before[part.start],
+                lent: lent(self.begins[part.start]),
                 fuses: self.fuses,
                 ..Sequential::new()
             });
@@ -153,6 +162,7 @@ impl Layer for Sequential {
         self.begins.clear();
         self.random_before.clear();
         build.skip_random_layers(self.random_below);
+        build.borrow_from_below(&self.lent);
         let mut shape = shape.to_vec();
         for (index, layer) in self.layers.iter_mut().enumerate() {
             self.begins.push(build.use_index());

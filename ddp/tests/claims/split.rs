@@ -10,6 +10,7 @@ use ddp::checkpoint;
 use ddp::config::GraphChoice;
 use ddp::data::{Batch, Dataset, InOrder, Loader, Sampler, Source, TaskSpec};
 use ddp::models::{Mlp, Model};
+use ddp::nn::{Activate, Dropout, Linear, Sequential, Tie};
 use ddp::optim::{Optimizer, Rule};
 use ddp::params::Params;
 use ddp::reducer::ReducerOptions;
@@ -47,6 +48,8 @@ pub(crate) struct Recipe {
     pub(crate) frozen: &'static str,
     pub(crate) reduce_dtype: DType,
     pub(crate) zero: bool,
+    /// Whether layers "2", "4" and "6" are tied, of 40 inputs and outputs each.
+    pub(crate) tied: bool,
     /// Of values and gradients.
     pub(crate) dtype: DType,
 }
@@ -72,8 +75,40 @@ impl Recipe {
             frozen: "nothing",
             reduce_dtype: DType::F32,
             zero: false,
+            tied: false,
             dtype: DType::F32,
         }
+    }
+
+    /// The same with a weight that three layers share, the first of which is "2".
+    pub(crate) fn tied(self) -> Recipe {
+        Recipe { tied: true, ..self }
+    }
+
+    fn layers(&self) -> Sequential {
+        let (hidden, activation) = (self.hidden.clone(), self.activation);
+        if !self.tied {
+            let (outputs, dropout) = (OUTPUTS, self.dropout);
+            return Mlp {
+                hidden,
+                outputs,
+                activation,
+                dropout,
+            }
+            .layers();
+        }
+        let tie = Tie::new();
+        let mut layers = Sequential::new().then(Linear::new(40));
+        for _ in 0..3 {
+            layers = layers.then(Activate::new(activation));
+            if self.dropout > 0.0 {
+                layers.push_unnumbered(Box::new(Dropout::new(self.dropout)));
+            }
+            layers = layers.then(Linear::new(40).tied(&tie));
+        }
+        layers
+            .then(Activate::new(activation))
+            .then(Linear::new(OUTPUTS).outer())
     }
 
     pub(crate) fn regression() -> Recipe {
@@ -115,15 +150,9 @@ impl Recipe {
             zero: self.zero,
         };
         let shares = reducer.shares(world.size());
-        let layers = Mlp {
-            hidden: self.hidden.clone(),
-            outputs: OUTPUTS,
-            activation: self.activation,
-            dropout: self.dropout,
-        };
         let frozen = |name: &str| self.frozen.split(',').any(|layer| name.starts_with(layer));
         let models = Model::split(
-            layers.layers(),
+            self.layers(),
             &[FEATURES],
             devices,
             |layers, shape, device| {
@@ -287,6 +316,41 @@ fn split_models_train_to_the_same_bits() {
         ..Recipe::classification()
     };
     everywhere_the_same_bits("gelu, dropout, clipping, micro-batches", &all);
+}
+
+/// A weight that several parts use: its values come to all of them, and its gradient is summed in
+/// the order of the whole.
+#[test]
+fn split_models_with_a_tied_weight_train_to_the_same_bits() {
+    let plain = Recipe::regression().tied();
+    everywhere_the_same_bits("tied", &plain);
+    let all = Recipe {
+        activation: Activation::Gelu(Gelu::Erf),
+        dropout: 0.25,
+        clip_norm: 0.25,
+        micro: Some(5),
+        rule: Rule::muon(),
+        ..Recipe::classification().tied()
+    };
+    everywhere_the_same_bits("tied: gelu, dropout, clipping, micro-batches, Muon", &all);
+    let shared = Recipe {
+        zero: true,
+        micro: Some(5),
+        ..plain.clone()
+    };
+    everywhere_the_same_bits("tied, shared moments", &shared);
+    let few = Recipe {
+        batch: 2,
+        ..shared.clone()
+    };
+    everywhere_the_same_bits("tied, ranks without rows", &few);
+    for frozen in ["2.weight", "0.,4."] {
+        let recipe = Recipe {
+            frozen,
+            ..shared.clone()
+        };
+        everywhere_the_same_bits(&format!("tied, frozen {frozen}"), &recipe);
+    }
 }
 
 #[test]

@@ -3,13 +3,19 @@
 //!
 //! In a forward, activations go from each stage to the next, and in a backward their gradient goes
 //! back: one tensor per pair of neighbours. The host waits for neither.
+//!
+//! A tied parameter is owned by the first stage that uses it. Later ones borrow it: they get its
+//! values once a step. In a backward each adds to the sum so far, in the order of an unsplit model,
+//! and the owner, which is last, has it reduced.
 
 use ddp_comm::Group;
 use ddp_data::Batch;
 use ddp_kernels::Tensor;
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::trace::{self, Label, Lane};
+use ddp_kernels::transfer::announced;
 use ddp_nn::Loss;
+use ddp_nn::pass::Listener;
 
 use super::scalars::StepScalars;
 use super::stage::{Stage, StagePass};
@@ -87,6 +93,43 @@ impl Replica {
             .try_for_each(|stage| stage.reducer.begin())
     }
 
+    /// Copies the values of tied parameters to the stages that borrow them: before a forward with
+    /// other values than the one before.
+    pub(super) fn lend_values(&self) -> Result<()> {
+        for stage in &self.0 {
+            for loan in stage.model.params.loans() {
+                let owner = &self.0[loan.part];
+                owner.reducer.needed(loan.owner)?;
+                let values = owner.model.params.value(loan.owner);
+                announced("tied values to a later device", || {
+                    stage.model.params.value(loan.id).copy_from(values)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the gradients of tied parameters that stage `index` borrows: the sums so far from
+    /// their owners, or with `back` to them.
+    fn move_gradients(&self, index: usize, how: &StagePass, back: bool) -> Result<()> {
+        let here = &self.0[index].model.params;
+        for loan in here.loans() {
+            let there = &self.0[loan.part].model.params;
+            let (Some(borrowed), Some(sum)) = (here.gradient(loan.id), there.gradient(loan.owner))
+            else {
+                continue;
+            };
+            if back {
+                let what = "tied gradients to the owner's device";
+                announced(what, || sum.copy_from(borrowed))?;
+            } else if how.micro_batch > 0 || here.is_used_above(loan.id) {
+                let what = "tied gradients so far to a later device";
+                announced(what, || borrowed.copy_from(sum))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Begins a step that is launched as a graph.
     pub(super) fn begin_launch(&mut self) {
         for stage in &mut self.0 {
@@ -114,6 +157,7 @@ impl Replica {
         loss: &dyn Loss,
         of: [&Tensor; 3],
     ) -> Result<Tensor> {
+        self.move_gradients(self.0.len() - 1, how, false)?;
         let (model, mut pass) = self.last_mut().pass(how, false);
         let gradient = || model.loss_gradient(&mut pass, loss, of);
         Ok(trace::record_on(
@@ -139,13 +183,18 @@ impl Replica {
     /// complete gradients.
     pub(super) fn backward(&mut self, how: &StagePass, mut gradient: Tensor) -> Result<()> {
         for index in (0..self.0.len()).rev() {
+            if index + 1 < self.0.len() {
+                self.move_gradients(index, how, false)?;
+            }
             let (before, rest) = self.0.split_at_mut(index);
             let (stage, wants_input_gradient) = (&mut rest[0], before.iter().any(Stage::trains));
             if !wants_input_gradient && !stage.trains() {
                 break;
             }
             let here = stage.bring(gradient, "gradients to the device before")?;
-            match stage.backward(how, &here, wants_input_gradient)? {
+            let next = stage.backward(how, &here, wants_input_gradient)?;
+            self.move_gradients(index, how, true)?;
+            match next {
                 Some(next) => gradient = next,
                 None => break,
             }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ddp_comm::World;
 use ddp_kernels::stream::synchronize;
 use ddp_kernels::transfer::{Phase, in_phase};
-use ddp_kernels::{DType, Device};
+use ddp_kernels::{DType, Device, Tensor};
 use ddp_nn::params::Precision;
 
 use super::options::{Plan, Resume, RunOptions};
@@ -63,6 +63,8 @@ pub struct ModelBytes {
     pub values: u64,
     /// Their rounded copies.
     pub copies: u64,
+    /// Values and gradients of tied parameters on later devices of a split model.
+    pub tied: u64,
     /// Gradients.
     pub gradients: u64,
     /// The optimizer's moments.
@@ -135,6 +137,8 @@ fn without_model(options: &RunOptions, run: Unbuilt, world: &World) -> Rehearsal
                 Precision::Bf16 => values / 2,
                 Precision::F32 | Precision::Tf32 => 0,
             },
+            // Not counted: few use it without a trial, and only over several devices.
+            tied: 0,
             gradients: values,
             moments: moments / shares,
         },
@@ -154,7 +158,7 @@ fn without_model(options: &RunOptions, run: Unbuilt, world: &World) -> Rehearsal
 impl ModelBytes {
     /// Everything, with the copy that is being saved.
     pub fn total(&self) -> u64 {
-        2 * self.values + self.copies + self.gradients + 2 * self.moments
+        2 * self.values + self.copies + self.tied + self.gradients + 2 * self.moments
     }
 
     pub(super) fn of(step: &Step) -> ModelBytes {
@@ -165,6 +169,10 @@ impl ModelBytes {
             bytes.gradients += params.gradients().bytes() as u64;
             if params.dtype() != params.master_dtype() {
                 bytes.copies += params.read_arena().bytes() as u64;
+            }
+            for loan in params.loans() {
+                let gradient = params.gradient(loan.id).map_or(0, Tensor::bytes);
+                bytes.tied += (params.value(loan.id).bytes() + gradient) as u64;
             }
             let moments = stage.optimizer().moments();
             bytes.moments += moments

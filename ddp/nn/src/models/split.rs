@@ -2,23 +2,27 @@
 //! numbers with which dropout draws, and so the saved model, are those of the unsplit model.
 //!
 //! Cuts are before layers with parameters: a layer without (an activation, dropout) stays with the
-//! layer below, which can still apply the activation. Layers with tied weights stay together, with
-//! all layers between them. Parts have about equal numbers of parameters, which is their memory,
-//! and for linear layers their work too.
+//! layer below, which can still apply the activation. Parts have about equal numbers of parameters,
+//! which is their memory, and for linear layers their work too.
+//!
+//! Layers of a `Tie` may come to different parts. The first part that uses the parameter owns it,
+//! and later ones borrow it: `Params::loans`. It counts in each layer that uses it. Layers that
+//! share a parameter by `Build::share` stay together, with all layers between them.
 
 use std::ops::Range;
 
 use ddp_kernels::Device;
 
 use super::model::Model;
-use crate::build::Declarations;
+use crate::build::{Declarations, UseIndex};
 use crate::error::{Error, Result};
+use crate::params::Params;
 use crate::{Build, Layer, Sequential};
 
 impl Model {
     /// Splits the layers of `root`, for rows of `input_shape`, over `devices`. Returns a model for
     /// each, from the input to the output. `make` makes one from its layers, the shape of a row of
-    /// their input, and the device.
+    /// their input, and the device. Whoever runs them copies what they borrow (`Params::loans`).
     pub fn split(
         root: Sequential,
         input_shape: &[usize],
@@ -32,16 +36,19 @@ impl Model {
             shape.clone_from(&model.output_shape);
             Ok(model)
         };
-        parts.into_iter().zip(devices).map(one).collect()
+        let models = parts.into_iter().zip(devices).map(one);
+        let mut models = models.collect::<Result<Vec<Model>>>()?;
+        for part in 1..models.len() {
+            let (below, rest) = models.split_at_mut(part);
+            let below: Vec<&mut Params> = below.iter_mut().map(|model| &mut model.params).collect();
+            rest[0].params.borrow_from(below);
+        }
+        Ok(models)
     }
 }
 
 /// Cuts `layers`, for rows of `input_shape`, into so many parts.
-pub fn split(
-    mut layers: Sequential,
-    input_shape: &[usize],
-    parts: usize,
-) -> Result<Vec<Sequential>> {
+fn split(mut layers: Sequential, input_shape: &[usize], parts: usize) -> Result<Vec<Sequential>> {
     if parts == 1 {
         return Ok(vec![layers]);
     }
@@ -53,8 +60,7 @@ pub fn split(
         let count = units.len();
         return Err(Error::Usage(format!(
             "a model over {parts} devices: expected from 1 to {count}, because it has {count} layers \
-             with parameters (tied layers count as one), got {parts}; help: lower \
-             `devices-per-rank`, add layers, or untie them (gpt: `tied` false)"
+             with parameters, got {parts}; help: lower `devices-per-rank`, or add layers"
         )));
     }
     let weights: Vec<usize> = units.iter().map(|unit| unit.elements).collect();
@@ -63,14 +69,22 @@ pub fn split(
         .iter()
         .map(|part| units[part.start].layers.start..units[part.end - 1].layers.end)
         .collect();
-    Ok(layers.cut(&ranges))
+    let lent = |point: UseIndex| -> Vec<String> {
+        let before = UseIndex::default().range_to(point);
+        let declared = declarations.uses[before]
+            .iter()
+            .map(|id| &declarations.list[id.0]);
+        let tied = declared.filter(|declared| declared.is_tied);
+        tied.map(|declared| declared.name.clone()).collect()
+    };
+    Ok(layers.cut(&ranges, lent))
 }
 
 /// Consecutive layers that stay together.
 #[derive(Debug)]
 struct Unit {
     layers: Range<usize>,
-    /// The elements of parameters that are declared in these layers.
+    /// The elements of parameters that are declared in these layers, and of tied ones.
     elements: usize,
     /// Their uses of parameters, numbered in the order of a forward pass.
     uses: Range<usize>,
@@ -87,8 +101,10 @@ fn units(layers: &Sequential, declarations: &Declarations) -> Vec<Unit> {
     let mut units: Vec<Unit> = Vec::new();
     for (index, ends) in begins.windows(2).enumerate() {
         let layer_uses = ends[0].range_to(ends[1]);
+        let is_tied = |at: usize| list[uses[at].0].is_tied;
         let elements = |at: usize| {
-            if first_use(at) == at {
+            let before = &uses[layer_uses.start..at];
+            if first_use(at) == at || is_tied(at) && !before.contains(&uses[at]) {
                 list[uses[at].0].shape.iter().product()
             } else {
                 0usize
@@ -101,11 +117,12 @@ fn units(layers: &Sequential, declarations: &Declarations) -> Vec<Unit> {
         };
         let earliest = layer_uses
             .clone()
+            .filter(|&at| !is_tied(at))
             .map(first_use)
             .min()
             .unwrap_or(layer_uses.start);
-        // Without parameters it joins the layer below; with a tied parameter, all layers from the
-        // first that uses it.
+        // Without parameters it joins the layer below; with a shared one that is not tied, all
+        // layers from the first that uses it.
         while let Some(below) = units.pop_if(|below| {
             unit.uses.is_empty() || below.uses.is_empty() || below.uses.end > earliest
         }) {

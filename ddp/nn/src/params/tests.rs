@@ -15,6 +15,7 @@ enum Kind {
     Trained,
     Frozen,
     Buffer,
+    Borrowed,
 }
 
 fn any_model() -> impl Strategy<Value = Vec<(Kind, Vec<usize>)>> {
@@ -22,7 +23,8 @@ fn any_model() -> impl Strategy<Value = Vec<(Kind, Vec<usize>)>> {
         Just(Kind::Trained),
         Just(Kind::Trained),
         Just(Kind::Frozen),
-        Just(Kind::Buffer)
+        Just(Kind::Buffer),
+        Just(Kind::Borrowed)
     ];
     prop::collection::vec((kind, prop::collection::vec(1usize..40, 0..4)), 0..12)
 }
@@ -41,6 +43,8 @@ fn declared(model: &[(Kind, Vec<usize>)]) -> Vec<Declared> {
         shape: shape.clone(),
         init: Init::Constant(0.0),
         is_buffer: *kind == Kind::Buffer,
+        is_tied: *kind == Kind::Borrowed,
+        is_borrowed: *kind == Kind::Borrowed,
     };
     model.iter().enumerate().map(declare).collect()
 }
@@ -51,13 +55,14 @@ proptest! {
         model in any_model(), dtype in prop_oneof![Just(DType::F32), Just(DType::F64), Just(DType::BF16)],
         shares in 1usize..6,
     ) {
-        let (list, trained) = lay_out(&declared(&model), dtype, &|name| name.starts_with("frozen"), shares);
+        let (list, borrowed, trained) = lay_out(&declared(&model), dtype, &|name| name.starts_with("frozen"), shares);
         let last_trained = list.iter().filter(|p| p.is_trained()).map(|p| p.range.end).max().unwrap_or(0);
         // Equal slices of whole quanta if several ranks share them.
         let whole = if shares > 1 { last_trained.next_multiple_of(shares * QUANTUM) } else { last_trained };
         prop_assert_eq!(trained, whole);
-        prop_assert_eq!(list.len(), model.len());
-        let ids: BTreeSet<ParamId> = list.iter().map(|p| p.id).collect();
+        prop_assert!(borrowed.iter().all(|p| model[p.id.0].0 == Kind::Borrowed));
+        prop_assert_eq!(list.len() + borrowed.len(), model.len());
+        let ids: BTreeSet<ParamId> = list.iter().chain(&borrowed).map(|p| p.id).collect();
         prop_assert_eq!(ids.len(), model.len());
         let mut end = 0;
         for p in &list {
@@ -73,6 +78,7 @@ proptest! {
                 Kind::Trained => (true, false, false),
                 Kind::Frozen => (false, true, false),
                 Kind::Buffer => (false, false, true),
+                Kind::Borrowed => unreachable!("borrowed parameters have memory apart"),
             });
             prop_assert_eq!(p.decays, shape.len() >= 2 && *kind != Kind::Buffer);
         }

@@ -1,13 +1,16 @@
 //! Cuts of made-up models.
 
-use ddp_kernels::DType;
+use std::sync::{Arc, Mutex};
+
 use ddp_kernels::ops::{Activation, Gelu};
+use ddp_kernels::{DType, Tensor};
 use proptest::prelude::*;
 
 use super::*;
-use crate::models::Mlp;
-use crate::params::Params;
-use crate::{Activate, Dropout, Linear, Residual, Tie};
+use crate::models::gpt::GptSpec;
+use crate::models::{DataShape, Family, Mlp};
+use crate::params::ParamId;
+use crate::{Activate, Dropout, Fold, Folded, Init, Linear, Pass, Residual, Tie};
 
 const INPUTS: usize = 6;
 
@@ -152,33 +155,158 @@ fn activations_stay_with_the_layer_that_applies_them() {
     );
 }
 
+/// Five layers, of which the second, the fourth and within that a third share a weight.
+fn tied(tie: &Tie) -> Sequential {
+    let twice = Sequential::new()
+        .then(Linear::new(INPUTS).tied(tie))
+        .then(Linear::new(INPUTS).without_bias().tied(tie));
+    Sequential::new()
+        .then(Linear::new(INPUTS))
+        .then(Residual::new(Linear::new(INPUTS).tied(tie)))
+        .then(Activate::relu())
+        .then(Linear::new(INPUTS))
+        .then(twice)
+        .then(Linear::new(2))
+}
+
 #[test]
-fn layers_of_one_tie_stay_together_with_those_between() {
+fn the_first_part_that_uses_a_tied_weight_owns_it_and_later_ones_borrow_it() {
+    // A tie of an earlier model, whose weight has the same name.
     let tie = Tie::new();
+    let whole = whole(tied(&tie));
+    for parts in 1..=5 {
+        let split = over(tied(&tie), parts).unwrap();
+        let all: Vec<String> = split.iter().flat_map(|part| names(&part.params)).collect();
+        assert_eq!(all, names(&whole.params), "{parts} parts");
+        for (model, name) in split.iter().flat_map(|model| {
+            names(&model.params)
+                .into_iter()
+                .map(move |name| (model, name))
+        }) {
+            assert_eq!(
+                bits(&model.params, &name),
+                bits(&whole.params, &name),
+                "{name}"
+            );
+        }
+        let borrowers = split.iter().filter(|part| !part.params.loans().is_empty());
+        assert_eq!(borrowers.count(), usize::from(parts > 1), "{parts} parts");
+    }
+    let split = over(tied(&tie), 5).unwrap();
+    let (owner, borrower) = (&split[1].params, &split[3].params);
+    let weight = owner.find("1.weight").unwrap().id;
+    let [loan] = borrower.loans() else {
+        panic!("{borrower:?}")
+    };
+    assert_eq!((loan.part, loan.owner), (1, weight));
+    assert_eq!((owner.uses(weight), borrower.uses(loan.id)), (3, 2));
+    let gradient = borrower.gradient(loan.id).unwrap();
+    for tensor in [gradient, borrower.value(loan.id)] {
+        assert_eq!(tensor.shape(), owner.value(weight).shape());
+        assert!(!tensor.shares_memory_with(borrower.gradients()));
+        assert!(!tensor.shares_memory_with(borrower.values()));
+    }
+    assert_eq!(names(borrower), ["4.0.bias"]);
+    assert!(borrower.find("1.weight").is_err());
+    assert_eq!(borrower.count(), INPUTS);
+    assert_eq!(borrower.trained_count(), INPUTS);
+}
+
+#[test]
+fn a_frozen_tied_weight_and_one_in_bf16_are_borrowed_as_the_owner_has_them() {
+    let frozen = |name: &str| name == "1.weight";
+    let split = Model::split(
+        tied(&Tie::new()),
+        &[INPUTS],
+        &[Device::Cpu; 4],
+        |layers, row, device| {
+            let precision = crate::params::Precision::Bf16;
+            Model::new(layers, row, precision, device, 3, &frozen)
+        },
+    );
+    let split = split.unwrap();
+    let borrower = split.iter().find(|part| !part.params.loans().is_empty());
+    let borrower = &borrower.unwrap().params;
+    let id = borrower.loans()[0].id;
+    assert!(borrower.gradient(id).is_none());
+    assert_eq!(borrower.value(id).dtype(), DType::BF16);
+}
+
+/// A layer that uses its parameter once more in another layer, which knows it by its number.
+#[derive(Debug)]
+struct Shares(Arc<Mutex<Option<ParamId>>>);
+
+impl Layer for Shares {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        let mut known = self.0.lock().unwrap();
+        match known.take() {
+            Some(id) => build.share(id),
+            None => *known = Some(build.parameter("scale", shape, Init::Constant(1.0))?),
+        }
+        Ok(shape.to_vec())
+    }
+
+    fn forward(&self, _: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        Ok(x.clone())
+    }
+
+    fn backward(&self, _: &mut Pass<'_>, _: &Tensor, _: Fold) -> Result<Folded> {
+        Ok(Folded::nothing())
+    }
+}
+
+#[test]
+fn layers_that_share_a_parameter_without_a_tie_stay_together_with_those_between() {
+    let shared = Arc::new(Mutex::new(None));
     let layers = || {
         Sequential::new()
             .then(Linear::new(INPUTS))
-            .then(Residual::new(Linear::new(INPUTS).tied(&tie)))
-            .then(Activate::relu())
+            .then(Shares(shared.clone()))
             .then(Linear::new(INPUTS))
-            .then(Linear::new(INPUTS).tied(&tie))
+            .then(Shares(shared.clone()))
             .then(Linear::new(2))
     };
     let split = over(layers(), 3).unwrap();
-    let lengths: Vec<usize> = split
-        .iter()
-        .map(|model| model.params.list().len())
-        .collect();
-    assert_eq!(
-        lengths,
-        [2, 5, 2],
-        "weight and bias; two weights and three biases; weight and bias"
-    );
+    let lengths: Vec<usize> = split.iter().map(|part| part.params.list().len()).collect();
+    assert_eq!(lengths, [2, 3, 2], "between the two: a weight and a bias");
     let error = over(layers(), 4).unwrap_err();
     assert!(
-        error.to_string().contains("expected from 1 to 3") && error.to_string().contains("tied"),
+        error.to_string().contains("expected from 1 to 3"),
         "{error}"
     );
+}
+
+#[test]
+fn a_tied_weight_counts_in_each_layer_that_uses_it() {
+    let spec = GptSpec {
+        layers: 4,
+        heads: 2,
+        width: 8,
+        context: 6,
+        vocab: 600,
+        ..GptSpec::default()
+    };
+    let data = DataShape {
+        row_shape: &[6],
+        image: &[],
+        dtype: DType::I64,
+        outputs: 600,
+    };
+    let counts = |parts: usize| -> Vec<usize> {
+        let layers = spec.layers(&data).unwrap();
+        let made = Model::split(
+            layers,
+            &[6],
+            &vec![Device::Cpu; parts],
+            |layers, row, device| Model::new(layers, row, DType::F32, device, 3, &|_| false),
+        );
+        let made = made.unwrap();
+        made.iter().map(|part| part.params.list().len()).collect()
+    };
+    // Embeddings; 4 blocks of 12 parameters, and the norm's two. The head, as large as the
+    // embedding, is the last part or in it.
+    assert_eq!(counts(2), [2 + 2 * 12, 2 * 12 + 2]);
+    assert_eq!(counts(3), [2, 4 * 12 + 2, 0]);
 }
 
 #[test]
