@@ -210,9 +210,11 @@ impl Recipe {
             step.run(loader.load(step0)?, RATE, measures)?;
             reports.push(step.report(measures)?);
         }
+        step.gather()?;
+        let row_losses = step.losses_of(&loader.load(STEPS)?.clone())?;
+        step.run(loader.load(STEPS)?, RATE, false)?;
         let mut in_order = InOrder::new(self.source(devices), world.rank(), world.size(), 9)?;
         let evaluation = step.evaluate(&mut in_order, &world.group("main")?)?;
-        let row_losses = step.losses_of(&loader.load(STEPS)?.clone())?;
         Ok(Seen {
             values: values(&step)?,
             moments: moments(&step)?,
@@ -412,12 +414,16 @@ fn split_models_reduce_to_the_same_bits() {
 #[test]
 fn split_models_are_saved_as_the_file_of_the_whole_and_loaded_from_it() {
     let Some(_turn) = turn() else { return };
-    let recipe = Recipe {
+    let plain = Recipe {
         dropout: 0.25,
         frozen: "3.",
         ..Recipe::regression()
     };
-    for place in places().into_iter().filter(|place| place.ranks == 1) {
+    let alone = places().into_iter().filter(|place| place.ranks == 1);
+    let cases = alone.flat_map(|place| {
+        [plain.clone(), plain.clone().tied()].map(|recipe| (place.clone(), recipe))
+    });
+    for (place, recipe) in cases {
         let devices = &place.devices[0];
         let folder = std::env::temp_dir().join(format!(
             "ddp-split-{}-{}",
@@ -452,13 +458,15 @@ fn split_models_are_saved_as_the_file_of_the_whole_and_loaded_from_it() {
 fn split_and_whole_models_resume_each_others_checkpoints() {
     let Some(_turn) = turn() else { return };
     for (number, place) in places().into_iter().enumerate() {
-        for (zero, from_split) in [(false, true), (false, false), (true, true), (true, false)] {
+        let cases = (0..8).map(|case| [1, 2, 4].map(|bit| case & bit > 0));
+        for [zero, from_split, tied] in cases {
             if zero && place.ranks == 1 {
                 continue;
             }
             let recipe = Recipe {
                 zero,
-                frozen: "2.",
+                tied,
+                frozen: if tied { "8." } else { "2." },
                 clip_norm: 0.25,
                 ..Recipe::regression()
             };
@@ -487,7 +495,7 @@ fn split_and_whole_models_resume_each_others_checkpoints() {
                 })
             };
             let whole = run(from_split, false);
-            let text = format!("{place:?}, ZeRO {zero}, from parts {from_split}");
+            let text = format!("{place:?}, ZeRO {zero}, from parts {from_split}, tied {tied}");
             assert!(run(!from_split, true) == whole, "{text}");
             assert!(run(from_split, true) == whole, "{text}, to the same");
             std::fs::remove_dir_all(&out).unwrap();
@@ -513,10 +521,12 @@ fn batch(step0: u64, x: &[f32], targets: &[f32], devices: &[Device]) -> Result<B
 #[test]
 fn a_bad_loss_leaves_all_parts_as_they_were_and_its_row_is_found() {
     let Some(_turn) = turn() else { return };
-    for place in places().into_iter().filter(|place| place.ranks == 1) {
+    let alone = places().into_iter().filter(|place| place.ranks == 1);
+    let recipes = [Recipe::regression(), Recipe::regression().tied()];
+    for (place, recipe) in alone.flat_map(|place| recipes.clone().map(|it| (place.clone(), it))) {
         let devices = &place.devices[0];
         let found = on_ranks(1, None, |world| {
-            let mut step = Recipe::regression().step(devices, world)?;
+            let mut step = recipe.step(devices, world)?;
             let mut x: Vec<f32> = (0..5 * FEATURES as u64).map(|at| uniform(1, at)).collect();
             let targets = [0.5; 5 * OUTPUTS];
             step.run(&batch(0, &x, &targets, devices)?, RATE, false)?;

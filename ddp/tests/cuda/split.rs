@@ -57,6 +57,38 @@ fn recipe() -> Recipe {
 /// What a step moves between two devices, by (source, target, purpose): count and bytes.
 type Crossed = BTreeMap<(Device, Device, &'static str), (u64, u64)>;
 
+/// Bytes of the tied weight.
+const TIED_BYTES: u64 = 40 * 40 * 4;
+
+/// What a tied weight adds for these borrowers: its values once, and for each micro-batch its
+/// gradient to the owner. The sum so far comes from there, but for the first use in the first
+/// micro-batch.
+fn add_tied(crossed: &mut Crossed, owner: Device, borrowers: &[Device], micro_batches: u64) {
+    for (index, &borrower) in borrowers.iter().enumerate() {
+        let is_last = index + 1 == borrowers.len();
+        let so_far = micro_batches - u64::from(is_last);
+        for (from, to, what, count) in [
+            (owner, borrower, "tied values to a later device", 1),
+            (
+                owner,
+                borrower,
+                "tied gradients so far to a later device",
+                so_far,
+            ),
+            (
+                borrower,
+                owner,
+                "tied gradients to the owner's device",
+                micro_batches,
+            ),
+        ] {
+            if from != to {
+                crossed.insert((from, to, what), (count, count * TIED_BYTES));
+            }
+        }
+    }
+}
+
 /// Expected from the shapes: `widths` are those of rows that cross between neighbours, `quanta`
 /// those of each part's parameters. Gradients go back from the parts after `lowest`, the first
 /// trained one.
@@ -126,10 +158,29 @@ fn a_step_moves_what_the_shapes_say_and_nothing_else() {
     };
     // The first part frozen: no gradient goes to it. With it, and with two parts, the second layer.
     let first = if parts == 2 { "0.,2." } else { "0." };
-    for (frozen, lowest) in [("nothing", 0), (first, 1)] {
-        let recipe = Recipe { frozen, ..recipe() };
+    // Tied, layers of 6x40, three times 40x40, of which the first has the weight, and 40x4.
+    let (tied_quanta, owner): (&[u64], usize) = match parts {
+        2 => (&[2 + 3, 1 + 1 + 2], 0),
+        3 => (&[2 + 3, 1, 1 + 2], 0),
+        _ => (&[2, 3, 1, 1 + 2], 1),
+    };
+    let tied = recipe().tied();
+    for (recipe, frozen, lowest) in [
+        (recipe(), "nothing", 0),
+        (recipe(), first, 1),
+        (tied.clone(), "nothing", 0),
+        (tied, "2.weight", 0),
+    ] {
+        let recipe = Recipe { frozen, ..recipe };
+        let (widths, quanta) = match recipe.tied {
+            true => (&[40; 3][..], tied_quanta),
+            false => (widths, quanta),
+        };
         let mut quanta = quanta.to_vec();
         quanta[..lowest].fill(0);
+        if recipe.tied && frozen != "nothing" {
+            quanta[owner] -= 2;
+        }
         on_ranks(1, None, |world| {
             let mut step = recipe.step(&devices, world)?;
             assert_eq!(step.graphs(), None);
@@ -152,11 +203,15 @@ fn a_step_moves_what_the_shapes_say_and_nothing_else() {
                     .or_insert((0, 0));
                 (entry.0, entry.1) = (entry.0 + row.count, entry.1 + row.bytes);
             }
-            assert_eq!(
-                seen,
-                expected(&devices, widths, &quanta, lowest, batch),
-                "frozen: {frozen}"
-            );
+            let mut expected = expected(&devices, widths, &quanta, lowest, batch);
+            if recipe.tied {
+                let (owner, borrowers) = (devices[owner], &devices[owner + 1..]);
+                add_tied(&mut expected, owner, borrowers, batch.micro_count() as u64);
+                if frozen != "nothing" {
+                    expected.retain(|(_, _, what), _| !what.starts_with("tied gradients"));
+                }
+            }
+            assert_eq!(seen, expected, "tied: {}, frozen: {frozen}", recipe.tied);
             Ok(())
         });
     }
@@ -177,9 +232,15 @@ fn a_steady_step_over_several_devices_makes_no_tensor() {
     let devices = devices(gpus().max(2));
     let mut sides = devices.clone();
     sides.push(Device::Cpu);
+    for recipe in [recipe(), recipe().tied()] {
+        makes_no_tensor(&recipe, &devices, &sides);
+    }
+}
+
+fn makes_no_tensor(recipe: &Recipe, devices: &[Device], sides: &[Device]) {
     on_ranks(1, None, |world| {
-        let mut step = recipe().step(&devices, world)?;
-        let mut loader = recipe().loader(&devices, world)?;
+        let mut step = recipe.step(devices, world)?;
+        let mut loader = recipe.loader(devices, world)?;
         let mut take = |steps: std::ops::Range<u64>| {
             steps
                 .into_iter()

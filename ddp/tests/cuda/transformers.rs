@@ -1,9 +1,11 @@
 //! Transformers on GPUs, through the program: a captured step has the bits of an eager one, also
-//! where backward computes activations again, and losses are those of the CPU up to rounding.
+//! where backward computes activations again, and so has one over several devices. Losses are those
+//! of the CPU up to rounding.
 
 use crate::gpu;
-use crate::support::job::Folder;
+use crate::support::job::{Folder, all_at_once};
 use crate::support::record::model_bytes;
+use crate::support::test_name;
 
 const VIT: &str = "--model vit,layers=1,heads=2,width=8,patch=14,pool=class \
                    --data glyphs,rows=8,held-out=0 --batch-size 4 --epochs 2 --log-every 1 \
@@ -51,7 +53,7 @@ fn a_sample_is_what_generate_makes_of_the_checkpoint_also_of_split_layers_in_bf1
     };
     let folder = Folder::new("sample");
     std::fs::write(folder.path().join("t.txt"), "To be. ".repeat(40)).unwrap();
-    let words = "--model gpt,layers=2,heads=2,width=8,context=8,tied=false --data t.txt --steps 2 \
+    let words = "--model gpt,layers=2,heads=2,width=8,context=8 --data t.txt --steps 2 \
                  --batch-size 4 --dtype bf16 --device cuda --devices-per-rank 2 --threads 1 \
                  --seed 3 --sample To --out OUT";
     folder.alone(words).on_gpus().run().assert_well();
@@ -59,4 +61,79 @@ fn a_sample_is_what_generate_makes_of_the_checkpoint_also_of_split_layers_in_bf1
     let made = folder.alone(words).run();
     let text = made.stdout.strip_suffix('\n').unwrap();
     assert_eq!(folder.record().all("sample")[0]["text"], text);
+}
+
+/// Its head is tied to the embedding.
+const GPT: &str = "--model gpt,layers=3,heads=2,width=16,context=16 --data t.txt --val-split 0.2 \
+                   --batch-size 8 --eval-every 2 --log-every 1 --schedule constant --warmup-steps 0 \
+                   --dropout 0.1 --grad-clip 0.5 --threads 1 --device cuda --out OUT";
+
+fn with_text() -> Folder {
+    let folder = Folder::new("tied");
+    std::fs::write(folder.path().join("t.txt"), "To be, or not. ".repeat(60)).unwrap();
+    folder
+}
+
+/// The losses and the model after this many steps of these words in the folder.
+#[track_caller]
+fn trained(folder: &Folder, ranks: usize, steps: u64, words: &str) -> (Vec<f64>, Vec<u8>) {
+    let words = format!("{GPT} --steps {steps} {words}");
+    let job = match ranks {
+        1 => folder.alone(&words),
+        _ => folder.ranks(ranks, &words),
+    };
+    let ended = job.on_gpus().run();
+    ended.assert_well();
+    assert!(!ended.stderr.contains("simcuda:"), "{ended}");
+    (folder.record().losses(), model_bytes(&folder.out(), steps))
+}
+
+#[test]
+fn a_tied_gpt_split_over_devices_is_the_one_on_one_device() {
+    let Some(_gpu) = gpu() else { return };
+    let gpus = ddp_kernels::Device::usable().len() - 1;
+    let cases = [
+        (1, "--micro-batch 3"),
+        (1, "--dtype bf16 --recompute block"),
+        (1, "--optimizer muon --micro-batch 3 --dtype bf16"),
+        (2, "--zero 1 --dtype bf16 --micro-batch 3 --bucket-mb 0.01"),
+        (2, "--reduce-dtype bf16"),
+    ];
+    let cases = cases.into_iter().filter(|(ranks, _)| ranks * 2 <= gpus);
+    // With 4 devices the head, as large as a block, is a part.
+    let cases = cases.flat_map(|(ranks, flags)| {
+        (2..=gpus.min(4) / ranks).map(move |parts| (ranks, flags, parts))
+    });
+    all_at_once(
+        ddp_slice::from(&test_name(), cases, 3),
+        |(ranks, flags, parts)| {
+            let whole = trained(&with_text(), ranks, 4, flags);
+            let flags = format!("{flags} --devices-per-rank {parts}");
+            assert!(
+                trained(&with_text(), ranks, 4, &flags) == whole,
+                "{ranks} ranks {flags}"
+            );
+        },
+    );
+}
+
+#[test]
+fn a_tied_gpt_goes_on_over_one_or_more_devices_and_starts_from_a_folder_split_as_whole() {
+    let Some(_gpu) = gpu().filter(|_| ddp_kernels::Device::usable().len() > 2) else {
+        return;
+    };
+    let (first, model) = (with_text(), with_text());
+    let whole = trained(&model, 1, 6, "");
+    trained(&first, 1, 2, "--devices-per-rank 2");
+    trained(&first, 1, 4, "--resume auto");
+    assert!(trained(&first, 1, 6, "--resume auto --devices-per-rank 2") == whole);
+    let words = "export --format hf --checkpoint OUT folder";
+    model.alone(words).run().assert_well();
+    let from = |flags: &str| {
+        let folder = with_text();
+        let path = model.path().join("folder");
+        let words = format!("--init-from {} {flags}", path.display());
+        trained(&folder, 1, 2, &words)
+    };
+    assert!(from("--devices-per-rank 2") == from(""));
 }
