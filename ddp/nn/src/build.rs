@@ -167,7 +167,7 @@ impl<'a> Build<'a> {
     }
 
     /// Uses a parameter of another layer. It has one place in memory, and its gradient is complete
-    /// after the last use in a backward pass.
+    /// after the last use in a backward pass. A split model keeps these layers on one device.
     pub fn share(&mut self, parameter: ParamId) {
         self.declarations.uses.push(parameter);
     }

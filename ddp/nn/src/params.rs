@@ -61,9 +61,10 @@ impl Parameter {
     }
 }
 
-/// A parameter that a part of a split model uses and an earlier part owns. `Pass` counts on the one
-/// who runs the parts to copy what layers read from the owner before a forward. In a backward, the
-/// sum so far goes from the owner's gradient to the borrower's, if there is one, and comes back.
+/// A parameter that a part of a split model uses and an earlier part owns. Whoever runs the parts
+/// copies its values from the owner before a forward. Before this part's backward (or that of the
+/// loss), the gradient that later uses have summed so far is copied from the owner; after it, the
+/// gradient is copied back.
 #[derive(Clone, Copy, Debug)]
 pub struct Loan {
     /// Identifies it in this part.

@@ -136,4 +136,15 @@ fn a_tied_gpt_goes_on_over_one_or_more_devices_and_starts_from_a_folder_split_as
         trained(&folder, 1, 2, &words)
     };
     assert!(from("--devices-per-rank 2") == from(""));
+    for (parts, count) in [(1, 0), (2, 1)] {
+        let flags = format!("--devices-per-rank {parts} --dry-run --out other");
+        let words = GPT.replace("--out OUT", &flags);
+        let ended = model.alone(&words).on_gpus().run();
+        ended.assert_well();
+        assert_eq!(
+            ended.stdout.matches(", tied copies ").count(),
+            count,
+            "{ended}"
+        );
+    }
 }

@@ -137,7 +137,7 @@ fn without_model(options: &RunOptions, run: Unbuilt, world: &World) -> Rehearsal
                 Precision::Bf16 => values / 2,
                 Precision::F32 | Precision::Tf32 => 0,
             },
-            // Not counted: few use it without a trial, and only over several devices.
+            // Not known here: only some models have tied parameters on several devices.
             tied: 0,
             gradients: values,
             moments: moments / shares,
