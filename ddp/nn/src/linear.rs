@@ -217,8 +217,8 @@ impl Linear {
     }
 }
 
-/// A tensor, in buffers apart from those of activations if it `is_short_lived`: it would keep a large
-/// one of these from being reused.
+/// A tensor, in buffers apart from those of activations if it `is_short_lived`: small tensors would
+/// take its buffer and keep it.
 fn take(pass: &mut Pass<'_>, is_short_lived: bool, shape: &[usize]) -> Result<Tensor> {
     match is_short_lived {
         true => pass.apart(|pass| pass.take(shape)),
