@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use ddp_kernels::Device;
 use ddp_kernels::device::discover;
 
-use crate::job::Job;
+use crate::job::{Ended, Job};
 use crate::rank::{FAST, SHARE_GPUS};
 
 /// Prints a message past the harness, which hides the output of passing tests. Once a test: each
@@ -74,24 +74,38 @@ fn every_operation_gives_every_rank_what_it_should() {
     }
 }
 
-#[test]
-fn a_graph_of_collectives_has_the_bits_of_the_same_calls_made_eagerly() {
-    for size in sizes() {
-        let ended = gpu_job(size, "graphs").run();
-        ended.assert_well();
-        assert_eq!(ended.told("graphs").len(), size, "{ended}");
+/// Whether captured steps, and an eager one after them, had the bits of eager steps on every rank.
+fn assert_same_bits(expected: bool, ended: &Ended, size: usize) {
+    ended.assert_well();
+    for name in ["captured has the same bits", "so has another"] {
+        let told = vec![expected.to_string(); size];
+        assert_eq!(ended.told(name), told, "{name}: {ended}");
     }
 }
 
+#[test]
+fn a_graph_of_collectives_has_the_bits_of_the_same_calls_made_eagerly() {
+    for size in sizes() {
+        assert_same_bits(true, &gpu_job(size, "graphs").run(), size);
+    }
+}
+
+/// Switches add in an order that the simulator takes from its seed and from a call's number.
 #[test]
 fn sums_keep_their_bits_where_nvlink_switches_would_add_in_any_order() {
     if !has_simulated_gpus(4) {
         return;
     }
-    let job = || gpu_job(4, "graphs").env("SIMCUDA_NVLS", "1");
-    job().run().assert_well();
-    let fast = job().env(FAST, "1").run();
-    assert!(fast.stderr.contains("bits differ"), "{fast}");
+    let run = |seed: &str, fast: bool| {
+        let job = gpu_job(4, "graphs").env("SIMCUDA_NVLS", "1");
+        let job = job.env("SIMCUDA_SEED", seed);
+        let ended = if fast { job.env(FAST, "1") } else { job }.run();
+        assert_same_bits(!fast, &ended, 4);
+        assert_eq!(ended.stderr.contains("bits differ"), fast, "{ended}");
+        ended.told("bits")[0].to_string()
+    };
+    assert_eq!(run("1", false), run("2", false));
+    assert_ne!(run("1", true), run("2", true));
 }
 
 #[test]
