@@ -174,6 +174,22 @@ const CASES: &[Case] = &[
             "then: ",
         ],
     },
+    // Three that are rare, and leave no device to work with: every later call repeats them.
+    Case {
+        plan: "cuStreamSynchronize@1=220",
+        what: || and_then_again(ones().and_then(|x| Ok(format!("{:?}", x.to_vec::<f32>()?)))),
+        words: &["first: to_vec: ", "NVLINK", "\nthen: "],
+    },
+    Case {
+        plan: "cuStreamSynchronize@1=226",
+        what: || and_then_again(ones().and_then(|x| Ok(format!("{:?}", x.to_vec::<f32>()?)))),
+        words: &["first: to_vec: ", "CONTAINED", "\nthen: "],
+    },
+    Case {
+        plan: "cuStreamSynchronize@1=721",
+        what: || and_then_again(ones().and_then(|x| Ok(format!("{:?}", x.to_vec::<f32>()?)))),
+        words: &["first: to_vec: ", "TENSOR_MEMORY", "\nthen: "],
+    },
     // Codes of a newer driver, from a call and from work that runs.
     Case {
         plan: "cuStreamSynchronize@1=742",

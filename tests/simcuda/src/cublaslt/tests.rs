@@ -1,6 +1,7 @@
 //! Products compared with explicit sums, on memory that is a plain vector.
 
 mod calls;
+mod overlaps;
 
 use half::bf16;
 

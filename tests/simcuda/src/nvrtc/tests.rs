@@ -114,3 +114,21 @@ fn ptx_without_a_model_does_not_compile() {
         assert!(log.contains("wrong.cu:2:") && log.contains(told), "{log}");
     }
 }
+
+#[test]
+fn global_variables_of_the_device_do_not_compile() {
+    for variable in [
+        "__device__ int total;",
+        "static __device__ float totals[8];",
+        "__device__ int total = 1;",
+        "__managed__ int total;",
+        "__device__ __align__(8) int total;",
+    ] {
+        let log = log_of(&format!(
+            "__device__ int one() {{ return 1; }}\n{variable}\n__global__ void k(int* x) {{ *x = one(); }}\n"
+        ));
+        let told = "global variables of the device are not simulated";
+        let is_told = log.contains("wrong.cu:2:") && log.contains(told);
+        assert!(is_told, "{variable} {log}");
+    }
+}

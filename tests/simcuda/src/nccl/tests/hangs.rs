@@ -16,7 +16,6 @@ use crate::nccl::comm_calls::*;
 use crate::stream::calls::{cuLaunchHostFunc, cuStreamCreate, cuStreamQuery, cuStreamSynchronize};
 
 const LAZY: (&str, &str) = ("SIMCUDA_SCHEDULE", "lazy");
-const CHECK: (&str, &str) = ("SIMCUDA_NCCL_CHECK", "1");
 
 fn new_stream() -> CUstream {
     made(|stream| cuStreamCreate(stream, NON_BLOCKING))
@@ -144,7 +143,7 @@ fn calls_that_do_not_match_hang_until_they_are_aborted() {
 }
 
 #[test]
-fn calls_that_do_not_match_are_told_where_that_is_asked_for() {
+fn calls_that_do_not_match_are_told_unless_that_is_switched_off() {
     for (how, parts) in [
         (
             "count",
@@ -167,9 +166,16 @@ fn calls_that_do_not_match_are_told_where_that_is_asked_for() {
                 "ncclReduceScatter of 32 f32, sum",
             ],
         ),
+        (
+            "type",
+            [
+                "ncclAllReduce of 64 f32, sum",
+                "ncclAllReduce of 64 i32, sum",
+            ],
+        ),
     ] {
-        let test = name!(calls_that_do_not_match_are_told_where_that_is_asked_for);
-        let ended = played(test, 2, &[LAZY, CHECK, ("SIMCUDA_TEST_HOW", how)], |own| {
+        let test = name!(calls_that_do_not_match_are_told_unless_that_is_switched_off);
+        let ended = played(test, 2, &[LAZY, ("SIMCUDA_TEST_HOW", how)], |own| {
             let comm = own.start();
             let (stream, to) = (new_stream(), upload(&[1.0; 80]));
             differing(

@@ -63,3 +63,48 @@ fn the_first_collective_returns_once_every_rank_has_made_it() {
     };
     assert!(time(0) >= time(1), "the call returned before the other's");
 }
+
+#[test]
+fn switches_add_in_an_order_of_the_seed_and_the_call_unless_they_are_off() {
+    let test = name!(switches_add_in_an_order_of_the_seed_and_the_call_unless_they_are_off);
+    // The sums of the same numbers, made several times, that every rank has.
+    let sums = |switches: &str, enable: &str, seed: &str| -> Option<Vec<String>> {
+        let variables = [
+            ("SIMCUDA_NVLS", switches),
+            ("NCCL_NVLS_ENABLE", enable),
+            ("SIMCUDA_SEED", seed),
+        ];
+        let ended = played(test, 4, &variables, |own| {
+            let comm = own.start();
+            let stream = made(|stream| cuStreamCreate(stream, NON_BLOCKING));
+            let from = upload(&values(own.rank, 64));
+            for _ in 0..6 {
+                let to = upload(&[0.0; 64]);
+                done(all_reduce(from, to, 64, comm, stream));
+                assert_eq!(cuStreamSynchronize(stream), SUCCESS);
+                println!("\nsum: {:?}", download(to, 64));
+            }
+            done(ncclCommDestroy(comm));
+        })?;
+        all_clean(&ended);
+        let sums_of = |text: &str| -> Vec<String> {
+            let lines = text.lines().filter(|line| line.starts_with("sum: "));
+            lines.map(str::to_owned).collect()
+        };
+        let of_ranks: Vec<_> = ended.iter().map(|ended| sums_of(&ended.text)).collect();
+        assert!(of_ranks[0].len() == 6 && of_ranks.iter().all(|sums| *sums == of_ranks[0]));
+        of_ranks.into_iter().next()
+    };
+    let Some(first) = sums("1", "2", "1") else {
+        return;
+    };
+    let all_equal = |sums: &[String]| sums.iter().all(|sum| *sum == sums[0]);
+    assert!(!all_equal(&first), "each call has the same order");
+    assert_eq!(sums("1", "2", "1").as_ref(), Some(&first), "the same seed");
+    assert_ne!(sums("1", "2", "2").as_ref(), Some(&first), "another seed");
+    let off = sums("1", "0", "1").expect("it is not the child");
+    assert!(all_equal(&off), "each call has another order");
+    for (switches, enable) in [("1", "0"), ("0", "2")] {
+        assert_eq!(sums(switches, enable, "2").as_ref(), Some(&off));
+    }
+}
