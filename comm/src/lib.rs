@@ -50,7 +50,7 @@ pub use gpus::{GpuTable, Shortage};
 pub use group::Group;
 pub use handshake::{Field, Severity};
 pub use launcher::likely_rank;
-pub use nccl::environment::NcclChoice;
+pub use nccl::environment::{NcclChoice, settings_of_free_order};
 pub use say::has_reader as stderr_has_reader;
 pub use stop::{Signal, StopSignals};
 pub use world::{HasExitCode, Options, World};

@@ -110,11 +110,17 @@ pub(crate) fn apply(settings: impl IntoIterator<Item = (&'static str, String)>) 
     }
 }
 
+/// The settings that leave NCCL the order of adding, so that bits may differ in another run: all of
+/// [`NcclChoice::Fast`], and those that the user has set.
+pub fn settings_of_free_order() -> Vec<&'static str> {
+    let is_free = |name: &&str| std::env::var(name).as_deref() != Ok("0");
+    OF_BITS.into_iter().filter(is_free).collect()
+}
+
 /// Says once if equal calls may have different bits.
 pub(super) fn warn_of_bits() {
     static SAID: Once = Once::new();
-    let is_free = |name: &&str| std::env::var(name).as_deref() != Ok("0");
-    let free: Vec<&str> = OF_BITS.into_iter().filter(is_free).collect();
+    let free = settings_of_free_order();
     if !free.is_empty() {
         SAID.call_once(|| {
             tracing::warn!(

@@ -113,6 +113,9 @@ pub struct StartWorld<'a> {
     pub overlap: bool,
     /// The number of buckets.
     pub buckets: usize,
+    /// Settings of NCCL with which another run may have other bits; none where all have the same.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub bits_may_differ: Vec<&'static str>,
 }
 
 /// A logged step.

@@ -67,6 +67,37 @@ fn ranks_train_on_gpus_of_their_own_and_captured_steps_have_the_bits_of_eager_on
 }
 
 #[test]
+fn the_record_says_where_nccl_may_add_in_another_order() {
+    let Some(_gpu) = gpu() else { return };
+    if gpus() < 2 {
+        return;
+    }
+    let both = serde_json::json!(["NCCL_GRAPH_REGISTER", "NCCL_NVLS_ENABLE"]);
+    let of_the_user = serde_json::json!(["NCCL_NVLS_ENABLE"]);
+    for (flags, nvls, expected) in [
+        ("", None, None),
+        ("--nccl fast", None, Some(both)),
+        ("", Some("1"), Some(of_the_user)),
+        ("", Some("0"), None),
+    ] {
+        let folder = Folder::new("bits");
+        let words = QUICK.replace("--epochs 1", &format!("--steps 1 --device cuda {flags}"));
+        let job = folder.ranks(2, &words).on_gpus();
+        let job = match nvls {
+            Some(value) => job.env("NCCL_NVLS_ENABLE", value),
+            None => job,
+        };
+        let ended = job.run();
+        ended.assert_well();
+        let warned = ended.stderr.contains("so that bits differ");
+        assert_eq!(warned, expected.is_some(), "{flags} {nvls:?}: {ended}");
+        let record = folder.record();
+        let world = &record.start()["world"];
+        assert_eq!(world.get("bits_may_differ"), expected.as_ref(), "{world}");
+    }
+}
+
+#[test]
 fn bits_do_not_depend_on_the_size_of_buckets() {
     let Some(_gpu) = gpu() else { return };
     // With three ranks NCCL's order of additions follows an element's place in its bucket.

@@ -60,6 +60,7 @@ fn a_run_is_its_events_in_order() {
             transport: "alone",
             overlap: false,
             buckets: 2,
+            bits_may_differ: Vec::new(),
         },
         data: "digits",
         fingerprint: "glyphs 00",

@@ -185,6 +185,11 @@ fn write_start(
     let parameters = stages.iter().map(|stage| stage.model().params.count());
     let mut versions = places::versions(run.devices[0]);
     versions.insert("program", places::program(world));
+    let transport = reducer.group().transport();
+    let bits_may_differ = match transport {
+        "nccl" => ddp_comm::settings_of_free_order(),
+        _ => Vec::new(),
+    };
     record.write(&Event::Start(Start {
         time_unix_s: record::unix_s(),
         config: &settings.values,
@@ -194,9 +199,10 @@ fn write_start(
             ranks: world.size(),
             hosts: world.hosts(),
             threads: threads::count(),
-            transport: reducer.group().transport(),
+            transport,
             overlap: reducer.overlaps(),
             buckets: buckets.sum(),
+            bits_may_differ,
         },
         data: &data.description,
         fingerprint: &data.train.fingerprint()?,
