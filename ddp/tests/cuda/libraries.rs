@@ -1,6 +1,7 @@
 //! CUDA's libraries where the first files found cannot be used: copies of the simulator's, renamed
 //! or changed. A program takes the next one, and `doctor` says why not the others.
 
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use crate::gpu;
@@ -124,4 +125,56 @@ fn libraries_that_cannot_be_used_make_room_for_the_next_and_doctor_says_why() {
         let used = library.found.as_ref().expect("a GPU has it");
         assert!(said(&format!("{what}: {}", shown(used))), "{doctor}");
     }
+}
+
+/// What `python3` on PATH may be: a script or a chain of links whose places say nothing of the
+/// environment. Only the program's own answer does.
+#[test]
+fn an_environment_that_only_its_python_knows_is_searched() {
+    let Some(_gpu) = gpu() else {
+        return;
+    };
+    let discovery = ddp_kernels::device::discover();
+    if !discovery.gpus[0].name.contains("Simulated") {
+        return;
+    }
+    let folder = Folder::new("pythons");
+    let at = |path: &str| folder.path().join(path);
+    // NCCL is in the environment and not beside the other libraries.
+    let nccl = discovery.nccl.found.as_ref().expect("the simulator has it");
+    let inside = "venv/lib/python3.12/site-packages/nvidia/nccl/lib";
+    for folder in [inside, "others", "bin", "links", "far/bin"] {
+        std::fs::create_dir_all(at(folder)).unwrap();
+    }
+    symlink(nccl, at(inside).join("libnccl.so.2")).unwrap();
+    for entry in std::fs::read_dir(nccl.parent().unwrap()).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        if name.contains(".so") && !name.starts_with("libnccl") {
+            symlink(entry.path(), at("others").join(name)).unwrap();
+        }
+    }
+    let says = |path: &str, prefix: &str| {
+        std::fs::write(at(path), format!("#!/bin/sh\necho '{prefix}'\n")).unwrap();
+        std::fs::set_permissions(at(path), PermissionsExt::from_mode(0o755)).unwrap();
+    };
+    let venv = at("venv").display().to_string();
+    let others = at("others").display().to_string();
+    let path = format!("{}:{}", at("bin").display(), std::env::var("PATH").unwrap());
+    let is_found = || {
+        let job = folder.alone("doctor --quick --json").on_gpus();
+        let job = job.env("LD_LIBRARY_PATH", &others).env("PATH", &path);
+        let ended = job.run();
+        assert!(ended.stdout.contains("NCCL"), "{ended}");
+        ended.stdout.contains(&format!("NCCL: {venv}/lib/"))
+    };
+    says("bin/python3", "");
+    assert!(!is_found(), "it is found without Python's answer");
+    says("bin/python3", &venv);
+    assert!(is_found(), "a wrapper");
+    std::fs::remove_file(at("bin/python3")).unwrap();
+    says("far/bin/python3.12", &venv);
+    symlink(at("far/bin/python3.12"), at("links/python")).unwrap();
+    symlink(at("links/python"), at("bin/python3")).unwrap();
+    assert!(is_found(), "a chain of links");
 }
