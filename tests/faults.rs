@@ -178,17 +178,21 @@ const CASES: &[Case] = &[
     Case {
         plan: "cuStreamSynchronize@1=220",
         what: || and_then_again(ones().and_then(|x| Ok(format!("{:?}", x.to_vec::<f32>()?)))),
-        words: &["first: to_vec: ", "NVLINK", "\nthen: "],
+        words: &[
+            "\nthen: ones: cuMemAllocFromPoolAsync on cuda:0 failed: CUDA_ERROR_NVLINK_UNCORRECTABLE ",
+        ],
     },
     Case {
         plan: "cuStreamSynchronize@1=226",
         what: || and_then_again(ones().and_then(|x| Ok(format!("{:?}", x.to_vec::<f32>()?)))),
-        words: &["first: to_vec: ", "CONTAINED", "\nthen: "],
+        words: &["\nthen: ones: cuMemAllocFromPoolAsync on cuda:0 failed: CUDA_ERROR_CONTAINED "],
     },
     Case {
         plan: "cuStreamSynchronize@1=721",
         what: || and_then_again(ones().and_then(|x| Ok(format!("{:?}", x.to_vec::<f32>()?)))),
-        words: &["first: to_vec: ", "TENSOR_MEMORY", "\nthen: "],
+        words: &[
+            "\nthen: ones: cuMemAllocFromPoolAsync on cuda:0 failed: CUDA_ERROR_TENSOR_MEMORY_LEAK ",
+        ],
     },
     // Codes of a newer driver, from a call and from work that runs.
     Case {
