@@ -146,6 +146,12 @@ impl Job {
         self
     }
 
+    /// Without a variable that these tests may have been started with.
+    pub(crate) fn without(mut self, name: &str) -> Job {
+        self.command.env_remove(name);
+        self
+    }
+
     pub(crate) fn start(mut self) -> Running {
         static JOBS: AtomicUsize = AtomicUsize::new(0);
         let number = JOBS.fetch_add(1, Ordering::Relaxed);
