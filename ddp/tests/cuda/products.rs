@@ -139,8 +139,7 @@ fn products_are_not_timed_unless_asked_for() {
     }
     let folder = Folder::new("products");
     let cache = fresh_cache(&folder, "cache");
-    let words = "--steps 4 --products first";
-    let (_, used) = run(&folder, [SECOND, SECOND], &cache, words);
+    let (_, used) = run(&folder, [SECOND, SECOND], &cache, "--steps 4");
     assert!(used.iter().flatten().all(|&number| number == 0), "{used:?}");
     let state = folder.out().join("checkpoints/step-00000004/state.json");
     assert!(

@@ -36,6 +36,28 @@ fn no_steps_save_the_model_as_the_seed_draws_it() {
 }
 
 #[test]
+fn narrower_instructions_are_on_record_and_train_the_same_model() {
+    let run = |allowed: &str| {
+        let folder = Folder::new("instructions");
+        let words = format!("{QUICK} --dropout 0.1 --grad-clip 1");
+        let job = folder.alone(&words).env("DDP_SIMD", allowed);
+        job.run().assert_well();
+        let record = folder.record();
+        let simd = record.start()["versions"]["simd"].as_str().unwrap();
+        let result = (record.losses(), model_bytes(&folder.out(), 8));
+        (simd.to_string(), result)
+    };
+    let (widest, result) = run("avx512");
+    let widths = ["baseline", "avx2", "avx512"];
+    let widest = widths.iter().position(|&width| width == widest).unwrap();
+    for (allowed, width) in [("avx2", 1), ("plain", 0)] {
+        let (simd, narrower) = run(allowed);
+        assert_eq!(simd, widths[width.min(widest)], "{allowed}");
+        assert!(narrower == result, "{allowed}");
+    }
+}
+
+#[test]
 fn the_model_has_pytorchs_names_and_shapes() {
     let folder = Folder::new("names");
     folder
