@@ -249,13 +249,20 @@ fn sharing(choice: DeviceChoice, facts: &Facts) -> Option<String> {
     })
 }
 
-/// Refuses bf16 on a GPU whose matrix products have none. An unknown capability is 0.0.
-fn check_dtype(dtype: Precision, gpu: &Gpu) -> Result<()> {
+/// Refuses a GPU that is too old, and bf16 on one whose matrix products have none. An unknown
+/// capability is 0.0.
+fn check_gpu(dtype: Precision, gpu: &Gpu) -> Result<()> {
     let (major, minor) = gpu.compute_capability;
+    let (index, name) = (gpu.index, &gpu.name);
+    if major > 0 && (major, minor) < (7, 5) {
+        let expected =
+            format!("a GPU of compute capability 7.5 or later, and {name} has {major}.{minor}");
+        let help = "give --device cpu, or hide this GPU with CUDA_VISIBLE_DEVICES";
+        return Err(refuse("--device", format!("cuda:{index}"), &expected, help));
+    }
     if dtype != Precision::Bf16 || major == 0 || major >= 8 {
         return Ok(());
     }
-    let (index, name) = (gpu.index, &gpu.name);
     let expected = format!(
         "--dtype f32: bf16 needs compute capability 8.0, and cuda:{index}, {name}, has {major}.{minor}"
     );
@@ -268,7 +275,7 @@ impl Config {
     pub(crate) fn check_device(&self, device: Device) -> Result<()> {
         if let Device::Cuda(index) = device {
             let gpu = discover().gpus.get(index);
-            return gpu.map_or(Ok(()), |gpu| check_dtype(self.dtype, gpu));
+            return gpu.map_or(Ok(()), |gpu| check_gpu(self.dtype, gpu));
         }
         let refuse_here = |flag, got: &dyn std::fmt::Display, why: &str| {
             let help = format!("leave {flag} out, or train on GPUs: this run is on the CPU");
