@@ -65,7 +65,9 @@ impl Program for TrainProgram<'_> {
         let config = self.config;
         let (per_rank, share) = (config.devices_per_rank, config.share_gpus);
         let devices = find_devices(config.device, per_rank, share, world)?;
-        config.check_device(devices[0])?;
+        for device in &devices {
+            config.check_device(*device)?;
+        }
         Ok(devices)
     }
 
