@@ -42,7 +42,13 @@ pub fn dry_run(
     match run.host_peak_mb {
         Some(host) => say(&format!("peak memory in the trial: {}", peaks(host, &run)))?,
         None => {
-            say(&"the model was not made, since it is large: time and peak memory are unknown")?
+            let tied = match config.devices_per_rank {
+                1 => "",
+                _ => ", copies of tied weights",
+            };
+            say(&format!(
+                "the model was not made, since it is large: time{tied} and peak memory are unknown"
+            ))?
         }
     }
     if let Some(bytes) = run.between_ranks_bytes.filter(|bytes| *bytes > 0) {

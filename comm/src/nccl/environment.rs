@@ -110,8 +110,8 @@ pub(crate) fn apply(settings: impl IntoIterator<Item = (&'static str, String)>) 
     }
 }
 
-/// The settings that leave NCCL the order of adding, so that bits may differ in another run: all of
-/// [`NcclChoice::Fast`], and those that the user has set.
+/// The settings of bits that are not 0 in this process: with them NCCL may add in any order, so
+/// another run may have other bits.
 pub fn settings_of_free_order() -> Vec<&'static str> {
     let is_free = |name: &&str| std::env::var(name).as_deref() != Ok("0");
     OF_BITS.into_iter().filter(is_free).collect()

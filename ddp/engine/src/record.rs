@@ -113,7 +113,8 @@ pub struct StartWorld<'a> {
     pub overlap: bool,
     /// The number of buckets.
     pub buckets: usize,
-    /// Settings of NCCL with which another run may have other bits; none where all have the same.
+    /// NCCL settings that allow other bits in another run, as rank 0 has them; empty where bits are
+    /// fixed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub bits_may_differ: Vec<&'static str>,
 }

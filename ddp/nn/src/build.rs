@@ -99,7 +99,7 @@ pub struct Tie(Arc<Mutex<Option<Tied>>>);
 /// The parameter of a tie in the latest build.
 #[derive(Debug)]
 struct Tied {
-    /// That of the build.
+    /// The serial number of the build.
     serial: u64,
     id: ParamId,
     name: String,

@@ -78,8 +78,8 @@ pub trait Layer: fmt::Debug + Send {
     /// saves nothing.
     fn set_fused(&mut self) {}
 
-    /// Tells this layer which activation its input comes from. What that saved is on top of the
-    /// stack in this layer's backward, once this layer has restored its own tensors.
+    /// Tells this layer which activation its input comes from. That activation's saved tensor is on
+    /// top of the stack in this layer's backward, once this layer has restored its own.
     fn set_below(&mut self, below: Option<Activation>) {
         let _ = below;
     }

@@ -170,8 +170,8 @@ impl Linear {
         pass.trains(weight) || bias.is_some_and(|bias| pass.trains(bias))
     }
 
-    /// The GELU by which backward computes its input again, instead of keeping it: GELU keeps its
-    /// own. That saves more memory than it costs time on the CPU, where it has the same bits.
+    /// The GELU by which backward computes this layer's input again, instead of keeping it: GELU
+    /// already keeps its own input. On the CPU alone: there it costs little and has the same bits.
     fn gelu_again(&self, on_its_device: &Tensor) -> Option<Gelu> {
         self.below.filter(|_| on_its_device.device() == Device::Cpu)
     }
@@ -217,8 +217,8 @@ impl Linear {
     }
 }
 
-/// A tensor, in buffers apart from those of activations if it `is_short_lived`: small tensors would
-/// take its buffer and keep it.
+/// A tensor. One that `is_short_lived` is in buffers apart from those of activations: else a small
+/// tensor that is kept could occupy its large buffer.
 fn take(pass: &mut Pass<'_>, is_short_lived: bool, shape: &[usize]) -> Result<Tensor> {
     match is_short_lived {
         true => pass.apart(|pass| pass.take(shape)),

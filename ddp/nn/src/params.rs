@@ -15,7 +15,7 @@
 //! which rounds them into the copies.
 //!
 //! Split models: a part *borrows* a parameter that it uses and an earlier part declares. It then
-//! has memory apart for what layers read and for a gradient, and is in no list and no arena here.
+//! has memory apart for what layers read and for a gradient; it is not in `list()` or the arenas.
 
 use std::ops::Range;
 
@@ -266,12 +266,18 @@ impl Params {
         for borrowed in &self.list[self.own..] {
             let (mut found, uses) = (None, self.uses[borrowed.id.0]);
             for (part, params) in below.iter_mut().enumerate() {
-                let same = params.list.iter().find(|other| other.name == borrowed.name);
-                if let Some(id) = same.map(|same| same.id) {
-                    params.uses[id.0] += uses;
-                    params.uses_above[id.0] += uses;
-                    found.get_or_insert((part, id));
+                let mut list = params.list.iter_mut();
+                let Some(same) = list.find(|other| other.name == borrowed.name) else {
+                    continue;
+                };
+                // As in an unsplit model, where the last layer that declares matrices counts.
+                if !borrowed.matrices.is_empty() {
+                    same.matrices.clone_from(&borrowed.matrices);
                 }
+                let id = same.id;
+                params.uses[id.0] += uses;
+                params.uses_above[id.0] += uses;
+                found.get_or_insert((part, id));
             }
             let (part, owner) = found.expect("an earlier part declares what a later one borrows");
             let id = borrowed.id;
@@ -362,6 +368,7 @@ impl Params {
     /// One parameter's master, in its shape and in `master_dtype`: what is trained and saved. Call
     /// `refresh` after writing to it.
     pub fn master(&self, id: ParamId) -> &Tensor {
+        assert!(!self.is_borrowed(id), "a borrowed parameter has no master");
         &self.master_views[id.0]
     }
 

@@ -51,13 +51,12 @@ impl Layer for Recompute {
 
 #[cfg(test)]
 mod tests {
-    use ddp_kernels::{DType, Device, Tensor};
+    use ddp_kernels::ops::{Activation, Gelu};
+    use ddp_kernels::{DType, Device, Random, Tensor};
 
     use crate::models::gpt::{GptSpec, RecomputeKind};
     use crate::models::{DataShape, Family, Model};
-    use crate::{
-        Activate, CrossEntropy, Layer, Linear, Pass, PassOptions, Saved, Scratch, Sequential,
-    };
+    use crate::{Activate, CrossEntropy, Linear, Pass, PassOptions, Saved, Scratch, Sequential};
 
     /// The gradients of two micro-batches, and the bytes of the activations.
     fn gradients(recompute: RecomputeKind) -> (Vec<f32>, usize) {
@@ -123,22 +122,26 @@ mod tests {
 
     /// The gradients of perceptrons with GELU, how many tensors forward saves, and the bytes of the
     /// activations.
-    fn of_perceptrons(fuses: bool) -> (Vec<f32>, usize, usize) {
+    fn of_perceptrons(
+        fuses: bool,
+        kind: Gelu,
+        dtype: DType,
+        wide: usize,
+    ) -> (Tensor, usize, usize) {
         let mut layers = Sequential::new();
         for _ in 0..3 {
-            let wide = [
-                Box::new(Linear::new(64)) as Box<dyn Layer>,
-                Box::new(Activate::gelu()),
-            ];
-            wide.into_iter().for_each(|layer| layers.push(layer));
-            layers.push(Box::new(Linear::new(8)));
+            let gelu = Activate::new(Activation::Gelu(kind));
+            layers = layers
+                .then(Linear::new(wide))
+                .then(gelu)
+                .then(Linear::new(8));
         }
         let layers = Box::new(if fuses {
             layers
         } else {
             layers.without_fusing()
         });
-        let model = Model::new(layers, &[8], DType::F32, Device::Cpu, 1, &|_| false).unwrap();
+        let model = Model::new(layers, &[8], dtype, Device::Cpu, 1, &|_| false).unwrap();
         let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
         let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
         let options = PassOptions {
@@ -151,22 +154,30 @@ mod tests {
         let mut ready = |_| Ok(());
         let params = &model.params;
         let mut pass = Pass::new(params, &mut scratch, &mut saved, options, &mut ready);
-        let x = Tensor::from_slice(&[0.5f32; 32 * 8], &[32, 8], Device::Cpu).unwrap();
+        let x = Tensor::randn(&[32, 8], dtype, Device::Cpu, &mut Random::new(1)).unwrap();
         let y = model.forward(&mut pass, &x).unwrap();
         let kept = pass.saved_count();
         model.backward(&mut pass, &y).unwrap();
-        (params.gradients().to_vec().unwrap(), kept, scratch.bytes())
+        let gradients = params.gradients().to_dtype(DType::F64).unwrap();
+        (gradients, kept, scratch.bytes())
     }
 
     #[test]
     fn the_output_of_a_gelu_is_computed_again_and_its_buffer_serves_all_layers() {
-        let (gradients, kept, bytes) = of_perceptrons(true);
-        let (plain, plain_kept, _) = of_perceptrons(false);
-        assert!(gradients == plain);
-        assert_eq!([kept, plain_kept], [6, 9]);
-        // Of 64 columns: the inputs of three GELUs, and one more. Of 8: the output, the inputs of
-        // two layers, and gradients.
-        let row = 4 * 32;
-        assert!(bytes <= row * (4 * 64 + 6 * 8), "{}", bytes / row);
+        for (kind, dtype, wide) in [
+            (Gelu::Erf, DType::F32, 64),
+            (Gelu::Tanh, DType::F32, 37),
+            (Gelu::Erf, DType::F64, 37),
+        ] {
+            let (gradients, kept, bytes) = of_perceptrons(true, kind, dtype, wide);
+            let (plain, plain_kept, _) = of_perceptrons(false, kind, dtype, wide);
+            let bits = |of: Tensor| of.to_vec::<f64>().unwrap();
+            assert!(bits(gradients) == bits(plain), "{kind:?} {dtype} {wide}");
+            assert_eq!([kept, plain_kept], [6, 9]);
+            // The inputs of three GELUs and one more buffer of their size. Of 8 columns: the
+            // output, the inputs of two layers, and gradients.
+            let row = dtype.bytes() * 32;
+            assert!(bytes <= row * (4 * wide + 6 * 8), "{}", bytes / row);
+        }
     }
 }

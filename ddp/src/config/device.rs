@@ -93,10 +93,22 @@ fn trouble(device: Device) -> Option<String> {
         return Some(why.clone());
     }
     match Stream::default_of(device) {
-        Ok(_) => None,
+        Ok(_) => match device {
+            Device::Cuda(index) => discover().gpus.get(index).and_then(too_old),
+            Device::Cpu => None,
+        },
         Err(ddp_kernels::Error::DeviceAbsent { why, .. }) => Some(why),
         Err(other) => Some(other.to_string()),
     }
+}
+
+/// Why kernels do not run on this GPU, if it is too old. An unknown capability is 0.0.
+fn too_old(gpu: &Gpu) -> Option<String> {
+    let (major, minor) = gpu.compute_capability;
+    (major > 0 && (major, minor) < (7, 5)).then(|| {
+        let (index, name) = (gpu.index, &gpu.name);
+        format!("cuda:{index} ({name}) has compute capability {major}.{minor}, and 7.5 is needed")
+    })
 }
 
 /// What is wrong with a required library.
@@ -249,17 +261,10 @@ fn sharing(choice: DeviceChoice, facts: &Facts) -> Option<String> {
     })
 }
 
-/// Refuses a GPU that is too old, and bf16 on one whose matrix products have none. An unknown
-/// capability is 0.0.
-fn check_gpu(dtype: Precision, gpu: &Gpu) -> Result<()> {
+/// Refuses bf16 on a GPU whose matrix products have none. An unknown capability is 0.0.
+fn check_dtype(dtype: Precision, gpu: &Gpu) -> Result<()> {
     let (major, minor) = gpu.compute_capability;
     let (index, name) = (gpu.index, &gpu.name);
-    if major > 0 && (major, minor) < (7, 5) {
-        let expected =
-            format!("a GPU of compute capability 7.5 or later, and {name} has {major}.{minor}");
-        let help = "give --device cpu, or hide this GPU with CUDA_VISIBLE_DEVICES";
-        return Err(refuse("--device", format!("cuda:{index}"), &expected, help));
-    }
     if dtype != Precision::Bf16 || major == 0 || major >= 8 {
         return Ok(());
     }
@@ -275,7 +280,7 @@ impl Config {
     pub(crate) fn check_device(&self, device: Device) -> Result<()> {
         if let Device::Cuda(index) = device {
             let gpu = discover().gpus.get(index);
-            return gpu.map_or(Ok(()), |gpu| check_gpu(self.dtype, gpu));
+            return gpu.map_or(Ok(()), |gpu| check_dtype(self.dtype, gpu));
         }
         let refuse_here = |flag, got: &dyn std::fmt::Display, why: &str| {
             let help = format!("leave {flag} out, or train on GPUs: this run is on the CPU");

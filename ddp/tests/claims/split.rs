@@ -99,12 +99,14 @@ impl Recipe {
         }
         let tie = Tie::new();
         let mut layers = Sequential::new().then(Linear::new(40));
-        for _ in 0..3 {
+        for tied in 0..3 {
             layers = layers.then(Activate::new(activation));
             if self.dropout > 0.0 {
                 layers.push_unnumbered(Box::new(Dropout::new(self.dropout)));
             }
-            layers = layers.then(Linear::new(40).tied(&tie));
+            let linear = Linear::new(40).tied(&tie);
+            // A later layer says that its weight is a hidden matrix, for Muon.
+            layers = layers.then(if tied == 0 { linear.outer() } else { linear });
         }
         layers
             .then(Activate::new(activation))

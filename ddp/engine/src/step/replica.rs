@@ -93,8 +93,8 @@ impl Replica {
             .try_for_each(|stage| stage.reducer.begin())
     }
 
-    /// Copies the values of tied parameters to the stages that borrow them: before a forward with
-    /// other values than the one before.
+    /// Copies the values of tied parameters to the stages that borrow them. Call it before a
+    /// forward whenever values may have changed.
     pub(super) fn lend_values(&self) -> Result<()> {
         for stage in &self.0 {
             for loan in stage.model.params.loans() {

@@ -137,7 +137,7 @@ fn without_model(options: &RunOptions, run: Unbuilt, world: &World) -> Rehearsal
                 Precision::Bf16 => values / 2,
                 Precision::F32 | Precision::Tf32 => 0,
             },
-            // Not known here: only some models have tied parameters on several devices.
+            // Only the model itself knows what is tied.
             tied: 0,
             gradients: values,
             moments: moments / shares,

@@ -352,7 +352,7 @@ fn several_gpus_of_a_rank_are_not_captured_and_not_named() {
 }
 
 #[test]
-fn old_gpus_are_refused_and_bf16_on_those_whose_products_have_none() {
+fn old_gpus_are_not_used_and_bf16_is_refused_on_those_whose_products_have_none() {
     let gpu = |compute_capability| Gpu {
         index: 1,
         name: "Old GPU".to_string(),
@@ -366,17 +366,17 @@ fn old_gpus_are_refused_and_bf16_on_those_whose_products_have_none() {
         (Precision::F32, (7, 5)),
         (Precision::Tf32, (7, 5)),
     ] {
-        check_gpu(dtype, &gpu(capability)).unwrap();
+        check_dtype(dtype, &gpu(capability)).unwrap();
     }
-    for capability in [(7, 0), (7, 2), (6, 1)] {
-        let why = refusal(check_gpu(Precision::F32, &gpu(capability)));
-        let (major, minor) = capability;
-        let expected = format!(
-            "--device cuda:1: expected a GPU of compute capability 7.5 or later, and Old GPU has {major}.{minor}; help: "
-        );
-        assert!(why.contains(&expected), "{why}");
+    for capability in [(0, 0), (7, 5), (8, 0)] {
+        assert_eq!(too_old(&gpu(capability)), None);
     }
-    let why = refusal(check_gpu(Precision::Bf16, &gpu((7, 5))));
+    for (major, minor) in [(7, 0), (7, 2), (6, 1)] {
+        let said =
+            format!("cuda:1 (Old GPU) has compute capability {major}.{minor}, and 7.5 is needed");
+        assert_eq!(too_old(&gpu((major, minor))), Some(said));
+    }
+    let why = refusal(check_dtype(Precision::Bf16, &gpu((7, 5))));
     assert!(
         why.contains("bf16 needs compute capability 8.0, and cuda:1, Old GPU, has 7.5"),
         "{why}"
