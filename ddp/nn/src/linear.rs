@@ -146,8 +146,10 @@ impl Linear {
         let shape = [rows.shape()[0], self.outputs];
         let keeps_pre_activation = matches!(self.fused, Activation::Gelu(_)) && pass.is_training();
         // On the CPU the layer above rarely keeps a GELU's output: see `gelu_again`.
-        let is_short_lived = keeps_pre_activation && x.device() == Device::Cpu;
-        let y = take(pass, is_short_lived, &shape)?;
+        let y = match keeps_pre_activation && x.device() == Device::Cpu {
+            true => pass.take_brief(&shape)?,
+            false => pass.take(&shape)?,
+        };
         let pre_activation = keeps_pre_activation
             .then(|| pass.take(&shape))
             .transpose()?;
@@ -214,15 +216,6 @@ impl Linear {
             None => {}
         }
         Ok(())
-    }
-}
-
-/// A tensor. One that `is_short_lived` is in buffers apart from those of activations: else a small
-/// tensor that is kept could occupy its large buffer.
-fn take(pass: &mut Pass<'_>, is_short_lived: bool, shape: &[usize]) -> Result<Tensor> {
-    match is_short_lived {
-        true => pass.apart(|pass| pass.take(shape)),
-        false => pass.take(shape),
     }
 }
 
@@ -299,7 +292,7 @@ impl Layer for Linear {
             let x = match self.gelu_again(dy) {
                 Some(kind) => {
                     let z = pass.top().reshape(&[dy_rows.shape()[0], inputs])?;
-                    let x = take(pass, true, z.shape())?;
+                    let x = pass.take_brief(z.shape())?;
                     ops::gelu_into(&x, &z, kind)?;
                     x
                 }
@@ -313,8 +306,12 @@ impl Layer for Linear {
         if fold == Fold::Nothing {
             return Ok(Folded::nothing());
         }
-        let takes_place_of_x = self.gelu_again(dy).is_some();
-        let dx = take(pass, takes_place_of_x, &[dy_rows.shape()[0], inputs])?;
+        let shape = [dy_rows.shape()[0], inputs];
+        let dx = match self.gelu_again(dy) {
+            // Where the input was.
+            Some(_) => pass.take_brief(&shape)?,
+            None => pass.take(&shape)?,
+        };
         let saved = pass.below(fold, &dx)?;
         let row_sums = match saved {
             Some(_) => pass.take_row_sums(&dx)?,

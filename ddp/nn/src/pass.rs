@@ -9,7 +9,7 @@ use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::fold::{Fold, Folded};
 use crate::params::Params;
-use crate::scratch::Scratch;
+use crate::scratch::{Pool, Scratch};
 
 /// The settings of a pass.
 #[derive(Clone, Copy, Debug)]
@@ -254,6 +254,15 @@ impl<'a> Pass<'a> {
         self.scratch.take(shape, dtype)
     }
 
+    /// As `take`, for a tensor that only the next layer reads.
+    #[track_caller]
+    pub fn take_brief(&mut self, shape: &[usize]) -> Result<Tensor> {
+        let before = self.scratch.take_from(Pool::Brief);
+        let result = self.take(shape);
+        self.scratch.take_from(before);
+        result
+    }
+
     /// On a GPU: a tensor for the sums of blocks of rows of `dx` (B, I), which the layer that is
     /// about to write `dx` fills, and the layer below asks for by `row_sums_of`.
     pub fn take_row_sums(&mut self, dx: &Tensor) -> Result<Option<Tensor>> {
@@ -316,9 +325,9 @@ impl<'a> Pass<'a> {
 
     /// Runs `body`, a forward that backward repeats, with buffers apart from the others.
     pub fn apart<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
-        let before = self.scratch.take_apart(true);
+        let before = self.scratch.take_from(Pool::Again);
         let result = body(self);
-        self.scratch.take_apart(before);
+        self.scratch.take_from(before);
         result
     }
 

@@ -10,12 +10,22 @@ use crate::error::Result;
 #[derive(Debug)]
 pub struct Scratch {
     device: Device,
-    buffers: Vec<Tensor>,
-    /// Buffers of a forward that backward runs again. They are separate so that its many
-    /// short-lived tensors do not take up the buffers of activations that are kept.
-    apart: Vec<Tensor>,
-    /// Whether `take` uses `apart`.
-    takes_apart: bool,
+    /// By `Pool`.
+    buffers: [Vec<Tensor>; 3],
+    /// Which buffers `take` uses.
+    pool: Pool,
+}
+
+/// Buffers for tensors that live equally long: apart, a small tensor that lives long does not take
+/// up a large buffer of a tensor that lives shortly.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pool {
+    /// Activations that are kept for backward, and all else.
+    Kept,
+    /// A forward that backward runs again.
+    Again,
+    /// Tensors that only the next layer reads.
+    Brief,
 }
 
 impl Scratch {
@@ -23,9 +33,8 @@ impl Scratch {
     pub fn new(device: Device) -> Scratch {
         Scratch {
             device,
-            buffers: Vec::new(),
-            apart: Vec::new(),
-            takes_apart: false,
+            buffers: [const { Vec::new() }; 3],
+            pool: Pool::Kept,
         }
     }
 
@@ -37,10 +46,7 @@ impl Scratch {
         let fits = |buffer: &&Tensor| {
             buffer.dtype() == dtype && buffer.count() >= count && buffer.is_only_handle()
         };
-        let buffers = match self.takes_apart {
-            true => &mut self.apart,
-            false => &mut self.buffers,
-        };
+        let buffers = &mut self.buffers[self.pool as usize];
         let smallest = buffers.iter().filter(fits).min_by_key(|b| b.count());
         if let Some(buffer) = smallest {
             return Ok(buffer.slice(0..count)?.reshape(shape)?);
@@ -50,15 +56,14 @@ impl Scratch {
         Ok(buffer.reshape(shape)?)
     }
 
-    /// Makes `take` use buffers apart from the others, or no longer. Returns what it did before.
-    pub(crate) fn take_apart(&mut self, apart: bool) -> bool {
-        std::mem::replace(&mut self.takes_apart, apart)
+    /// Makes `take` use the buffers of `pool`. Returns whose it used before.
+    pub(crate) fn take_from(&mut self, pool: Pool) -> Pool {
+        std::mem::replace(&mut self.pool, pool)
     }
 
     /// The size of all buffers, in bytes.
     pub fn bytes(&self) -> usize {
-        let buffers = self.buffers.iter().chain(&self.apart);
-        buffers.map(Tensor::bytes).sum()
+        self.buffers.iter().flatten().map(Tensor::bytes).sum()
     }
 }
 
