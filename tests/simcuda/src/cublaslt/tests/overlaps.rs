@@ -7,7 +7,7 @@ const RELU_AUX_BIAS: u32 = 128 | 4 | 2;
 const DRELU_BGRAD: u32 = 128 | 16 | 8;
 const ALL: [&str; 7] = ["D", "aux", "the bias", "the workspace", "A", "B", "C"];
 
-/// A product that uses all operands, each in bytes of its own.
+/// A product with every operand. None of them overlap.
 fn product(epilogue: u32) -> Matmul {
     let layouts = layouts([F32, F32], 5, 4, 3, [0, 0]);
     let problem = problem_of(&operation(epilogue, [0, 0]), &layouts).unwrap();
