@@ -225,8 +225,8 @@ impl Star {
             }
             Some(_) if answers.len() == 1 + size => Ok(answers.split_off(1)),
             _ if done.is_none() => {
-                // Rank 1 reports it first, or else rank 2. Then the launcher ends the others; without
-                // a launcher they end a little later, however many they are.
+                // Rank 1 reports it first, or else rank 2, and then the launcher ends the others.
+                // Without a launcher they end soon after, however many they are.
                 std::thread::sleep(RELIEF * (rank - 1).min(2) as u32);
                 let reason = format!("rank 0 did not come within {}", Seconds(self.timeout));
                 Err(Error::too_late(ACTION, reason + &stopped_note()))
