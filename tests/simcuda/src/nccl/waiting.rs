@@ -34,10 +34,8 @@ pub(crate) fn idle(held: &mut LockedMachine, longest: Duration) {
         return;
     };
     let heard = comm.segment.bell();
-    // Events up to here have already rung; later ones end the sleep.
-    if can_any_run(held) {
-        return;
-    }
+    // Sleeps even if a flight can run: the caller's goal may not need it, and another thread of
+    // this process can make the call that it needs only without the lock.
     held.without(|| comm.segment.sleep(heard, longest));
 }
 

@@ -3,6 +3,7 @@
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{CUgraphExec, CUstream};
 
@@ -294,6 +295,40 @@ cases! {
         local.synchronize();
         assert_eq!(local.download(&from, COUNT)[0], values_of(0));
         local.end();
+    }, |ended| ended.is_clean();
+
+    a_waiting_thread_lets_others_make_the_calls_that_it_needs, [THREE], {
+        let (first, second) = (Local::new(), Local::new());
+        let buffers = first.upload(values_of);
+        first.all(|rank, comm, stream| all_reduce(buffers[rank], buffers[rank], COUNT, comm, stream));
+        // Rank 1 has entered the collective by now and could end it, but no wait needs that.
+        ok(cuStreamSynchronize(first.streams[2]));
+        let others = second.upload(values_of);
+        done(ncclGroupStart());
+        for rank in 1..RANKS {
+            done(all_reduce(others[rank], others[rank], COUNT, second.comms[rank], second.streams[rank]));
+        }
+        done(ncclGroupEnd());
+        let waited = second.streams[1] as usize;
+        let waiting = std::thread::spawn(move || {
+            device(1);
+            ok(cuStreamSynchronize(waited as CUstream));
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        let (comm, stream) = (second.comms[0] as usize, second.streams[0] as usize);
+        let calling = std::thread::spawn(move || {
+            device(0);
+            done(all_reduce(others[0], others[0], COUNT, comm as *mut Comm, stream as CUstream));
+        });
+        let end = Instant::now() + Duration::from_secs(10);
+        while !(waiting.is_finished() && calling.is_finished()) {
+            assert!(Instant::now() < end, "the wait keeps the machine to itself");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        first.synchronize();
+        second.synchronize();
+        first.end();
+        second.end();
     }, |ended| ended.is_clean();
 }
 
