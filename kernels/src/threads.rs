@@ -88,7 +88,7 @@ pub fn spawn<R: Send + 'static>(
 }
 
 /// Runs `body(0)` … `body(pieces - 1)` on the pool and returns when all are done.
-pub(crate) fn run(pieces: usize, body: impl Fn(usize) + Sync) {
+pub fn run(pieces: usize, body: impl Fn(usize) + Sync) {
     if pieces <= 1 {
         (0..pieces).for_each(body);
     } else {

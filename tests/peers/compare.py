@@ -44,6 +44,6 @@ for name, both in figures.items():
     if mine is None:
         continue
     share = lambda of: f"{statistics.median(shares[name, of]):.0%}" if (name, of) in shares else ""
-    limit = share("the peak") or share("a copy in turn")
+    limit = share("the multiply-adds") or share("a copy in turn")
     ratio = f"{mine / peer:.2f}" if peer else ""
     print(f"| {name} | {mine:.1f} {units[name]} | {f'{peer:.1f}' if peer else ''} | {ratio} | {limit} |")

@@ -4,7 +4,7 @@ use ddp_kernels::ops::{self, Attention, Qkv};
 use ddp_kernels::{DType, Device, Random, Result, Tensor};
 
 use crate::machine::Machine;
-use crate::{Line, in_turn, median};
+use crate::{Line, against_multiply_adds};
 
 /// Sequences and their length, with 6 heads of 64 each, causal or not.
 const CASES: [(usize, usize, bool); 3] = [(8, 256, true), (8, 256, false), (2, 1024, true)];
@@ -53,23 +53,18 @@ pub(crate) fn run(
             let to = Qkv::Packed(&dqkv);
             ops::attention_backward_into(to, &delta, [&dout, &out], &lse, inputs, &attention)
         };
-        let seconds = in_turn(&mut [&mut || forward().expect("checked shapes"), &mut || {
-            backward().expect("checked shapes")
-        }]);
         let pairs = if causal {
             time * (time + 1) / 2
         } else {
             time * time
         };
-        for ((name, seconds), products) in names.into_iter().zip(seconds).zip([2, 5]) {
+        let bodies: [(usize, &mut dyn FnMut()); 2] = [
+            (2, &mut || forward().expect("checked shapes")),
+            (5, &mut || backward().expect("checked shapes")),
+        ];
+        for (name, (products, body)) in names.into_iter().zip(bodies) {
             let operations = 2 * products * pairs * HEAD_SIZE * HEADS * batch;
-            let gflops = operations as f64 / median(seconds) / 1e9;
-            emit(Line {
-                name,
-                figure: gflops,
-                unit: "GFLOP/s",
-                shares: vec![("the peak", gflops / machine.gflops)],
-            });
+            emit(against_multiply_adds(name, operations, machine, body));
         }
     }
     Ok(())

@@ -2,6 +2,7 @@
 //! caches.
 
 use std::hint::black_box;
+use std::sync::Mutex;
 use std::time::Instant;
 
 use ddp_kernels::{DType, Device, Random, Tensor};
@@ -11,13 +12,17 @@ pub(crate) const COPY_BYTES: usize = 256 << 20;
 
 /// The limits that operations are measured against.
 pub(crate) struct Machine {
+    pub(crate) threads: usize,
     pub(crate) gflops: f64,
     pub(crate) copy_gb_s: f64,
 }
 
 pub(crate) fn measure(threads: usize) -> Machine {
     Machine {
-        gflops: multiply_adds(threads),
+        threads,
+        gflops: (0..5)
+            .map(|_| multiply_adds(threads, STEPS))
+            .fold(0.0, f64::max),
         copy_gb_s: copy(),
     }
 }
@@ -36,44 +41,37 @@ fn copy() -> f64 {
 /// Independent multiply-adds: enough of them in flight to hide their latency on any processor of
 /// today.
 const CHAINS: usize = 12;
+/// A few milliseconds, and a few microseconds.
 const STEPS: usize = 2_000_000;
+const STEPS_BURST: usize = 5_000;
 
-fn multiply_adds(threads: usize) -> f64 {
-    let best = (0..5).map(|_| {
-        let barrier = std::sync::Barrier::new(threads);
-        let rates: Vec<f64> = std::thread::scope(|scope| {
-            let start = |index: usize| {
-                let barrier = &barrier;
-                scope.spawn(move || {
-                    ddp_kernels::threads::pin_current(index);
-                    barrier.wait();
-                    let start = Instant::now();
-                    let flops = one_thread();
-                    flops / start.elapsed().as_secs_f64() / 1e9
-                })
-            };
-            let handles: Vec<_> = (0..threads).map(start).collect();
-            handles
-                .into_iter()
-                .map(|handle| handle.join().expect("the loop does not panic"))
-                .collect()
-        });
-        rates.iter().sum::<f64>()
+/// Multiplications and additions a second on all threads, in 10^9.
+fn multiply_adds(threads: usize, steps: usize) -> f64 {
+    let sum = Mutex::new(0.0);
+    ddp_kernels::threads::run(threads, |_| {
+        let start = Instant::now();
+        let flops = one_thread(steps);
+        *sum.lock().expect("no thread panics") += flops / start.elapsed().as_secs_f64() / 1e9;
     });
-    best.fold(0.0, f64::max)
+    sum.into_inner().expect("no thread panics")
 }
 
-fn one_thread() -> f64 {
+/// The same for so short a time that the processor does not change its clock.
+pub(crate) fn multiply_adds_burst(threads: usize) -> f64 {
+    multiply_adds(threads, STEPS_BURST)
+}
+
+fn one_thread(steps: usize) -> f64 {
     #[cfg(target_arch = "x86_64")]
     match ddp_kernels::simd::level() {
         // SAFETY: the level was found on this processor.
-        ddp_kernels::simd::Level::Avx512 => return unsafe { avx512() },
+        ddp_kernels::simd::Level::Avx512 => return unsafe { avx512(steps) },
         // SAFETY: as above.
-        ddp_kernels::simd::Level::Avx2 => return unsafe { avx2() },
+        ddp_kernels::simd::Level::Avx2 => return unsafe { avx2(steps) },
         ddp_kernels::simd::Level::Baseline => {}
     }
     let mut sums = [[0f32; 4]; CHAINS];
-    for _ in 0..STEPS {
+    for _ in 0..steps {
         for sum in &mut sums {
             for lane in sum.iter_mut() {
                 *lane = *lane * black_box(0.999) + 1e-6;
@@ -81,24 +79,24 @@ fn one_thread() -> f64 {
         }
     }
     black_box(sums);
-    (STEPS * CHAINS * 4 * 2) as f64
+    (steps * CHAINS * 4 * 2) as f64
 }
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! chains {
     ($name:ident, $feature:literal, $vector:ident, $set:ident, $fused:ident, $lanes:literal) => {
         #[target_feature(enable = $feature)]
-        fn $name() -> f64 {
+        fn $name(steps: usize) -> f64 {
             use std::arch::x86_64::{$fused, $set, $vector};
             let (factor, addend) = ($set(black_box(0.999)), $set(black_box(1e-6)));
             let mut sums: [$vector; CHAINS] = std::array::from_fn(|chain| $set(chain as f32));
-            for _ in 0..STEPS {
+            for _ in 0..steps {
                 for sum in &mut sums {
                     *sum = $fused(*sum, factor, addend);
                 }
             }
             black_box(sums);
-            (STEPS * CHAINS * $lanes * 2) as f64
+            (steps * CHAINS * $lanes * 2) as f64
         }
     };
 }

@@ -87,19 +87,18 @@ const ROUNDS: usize = 9;
 /// How long a round lasts at least.
 const ROUND_S: f64 = 0.02;
 
+/// How often a body runs in a round.
+fn repeats(body: &mut dyn FnMut()) -> usize {
+    body();
+    let start = Instant::now();
+    body();
+    let seconds = start.elapsed().as_secs_f64().max(1e-9);
+    (ROUND_S / seconds).ceil().clamp(1.0, 1e6) as usize
+}
+
 /// Seconds a call, for each of several bodies taken in turn: `ROUNDS` figures each.
 fn in_turn(bodies: &mut [&mut dyn FnMut()]) -> Vec<Vec<f64>> {
-    let mut repeats: Vec<usize> = Vec::new();
-    for body in bodies.iter_mut() {
-        body();
-        let start = Instant::now();
-        body();
-        repeats.push(
-            (ROUND_S / start.elapsed().as_secs_f64().max(1e-9))
-                .ceil()
-                .clamp(1.0, 1e6) as usize,
-        );
-    }
+    let repeats: Vec<usize> = bodies.iter_mut().map(|body| repeats(body)).collect();
     let mut seconds = vec![Vec::with_capacity(ROUNDS); bodies.len()];
     for _ in 0..ROUNDS {
         for (index, body) in bodies.iter_mut().enumerate() {
@@ -111,6 +110,35 @@ fn in_turn(bodies: &mut [&mut dyn FnMut()]) -> Vec<Vec<f64>> {
         }
     }
     seconds
+}
+
+/// Measures a body that multiplies and adds. Its rate is compared with the machine's multiply-adds
+/// at their best, and with those right after it: some processors run wide instructions more slowly
+/// while they are many.
+fn against_multiply_adds(
+    name: String,
+    operations: usize,
+    machine: &machine::Machine,
+    body: &mut dyn FnMut(),
+) -> Line {
+    let repeats = repeats(body);
+    let round = |_| {
+        let start = Instant::now();
+        (0..repeats).for_each(|_| body());
+        let seconds = start.elapsed().as_secs_f64() / repeats as f64;
+        (seconds, machine::multiply_adds_burst(machine.threads))
+    };
+    let (seconds, after): (Vec<f64>, Vec<f64>) = (0..ROUNDS).map(round).unzip();
+    let gflops = operations as f64 / median(seconds) / 1e9;
+    Line {
+        name,
+        figure: gflops,
+        unit: "GFLOP/s",
+        shares: vec![
+            ("the multiply-adds", gflops / machine.gflops),
+            ("those right after it", gflops / median(after)),
+        ],
+    }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -4,7 +4,7 @@ use ddp_kernels::ops::{self, Activation, Below};
 use ddp_kernels::{DType, Device, Random, Result, Tensor};
 
 use crate::machine::Machine;
-use crate::{Line, in_turn, median};
+use crate::{Line, against_multiply_adds};
 
 /// A product of `m` × `k` by `k` × `n`; `mat2_t` when mat2 lies in memory as its transpose, as
 /// weights do.
@@ -121,14 +121,13 @@ fn time(
     };
     let out = mat1.new_zeros(&[m, n])?;
     let mut ours = || ops::addmm_into(&out, &out, &mat1, &mat2, 1.0, 0.0).expect("checked shapes");
-    let seconds = in_turn(&mut [&mut ours]);
-    let gflops = 2.0 * (m * n * k) as f64 / median(seconds[0].clone()) / 1e9;
-    emit(Line {
-        name: product.name.to_string(),
-        figure: gflops,
-        unit: "GFLOP/s",
-        shares: vec![("the peak", gflops / machine.gflops)],
-    });
+    let name = product.name.to_string();
+    emit(against_multiply_adds(
+        name,
+        2 * m * n * k,
+        machine,
+        &mut ours,
+    ));
     Ok(())
 }
 
@@ -161,15 +160,14 @@ fn layers(
     ];
     for (name, body) in bodies {
         if wanted(name) {
-            let seconds = in_turn(&mut [&mut || body().expect("checked shapes")]);
-            let gflops = 2.0 * (rows * inputs * outputs) as f64 / median(seconds[0].clone()) / 1e9;
-            let shares = vec![("the peak", gflops / machine.gflops)];
-            emit(Line {
-                name: name.to_string(),
-                figure: gflops,
-                unit: "GFLOP/s",
-                shares,
-            });
+            let operations = 2 * rows * inputs * outputs;
+            let mut body = || body().expect("checked shapes");
+            emit(against_multiply_adds(
+                name.to_string(),
+                operations,
+                machine,
+                &mut body,
+            ));
         }
     }
     Ok(())
