@@ -103,11 +103,14 @@ fn trouble(device: Device) -> Option<String> {
 }
 
 /// Why kernels do not run on this GPU, if it is too old. An unknown capability is 0.0.
-fn too_old(gpu: &Gpu) -> Option<String> {
+pub(crate) fn too_old(gpu: &Gpu) -> Option<String> {
     let (major, minor) = gpu.compute_capability;
     (major > 0 && (major, minor) < (7, 5)).then(|| {
         let (index, name) = (gpu.index, &gpu.name);
-        format!("cuda:{index} ({name}) has compute capability {major}.{minor}, and 7.5 is needed")
+        format!(
+            "cuda:{index} ({name}) has compute capability {major}.{minor}, and 7.5 is needed \
+             (CUDA_VISIBLE_DEVICES leaves it out)"
+        )
     })
 }
 

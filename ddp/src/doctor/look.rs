@@ -11,6 +11,7 @@ use ddp_kernels::mapped::free_bytes;
 use ddp_kernels::{DType, Device, Tensor, ops, simd};
 
 use super::finding::Finding;
+use crate::config::device::too_old;
 use crate::error::Result;
 
 const GIB: u64 = 1 << 30;
@@ -227,11 +228,15 @@ pub(super) fn cuda(ranks: usize) -> Vec<Finding> {
     findings.push(library(&found.cublaslt, true, &refused));
     findings.push(library(&found.nvrtc, true, &refused));
     findings.push(library(&found.nccl, several, &refused));
-    if let Err(error) = product {
+    let is_first_too_old = too_old(&found.gpus[0]).is_some();
+    if let Some(error) = product.err().filter(|_| !is_first_too_old) {
         let help = "install versions of the libraries that fit the driver";
         findings.push(Finding::bad("GPU", error.to_string(), help));
     }
     findings.extend(found.gpus.iter().map(|gpu| {
+        if let Some(why) = too_old(gpu) {
+            return Finding::bad("GPU", why, "train on another GPU, or with --device cpu");
+        }
         let simulated = if gpu.name.contains("Simulated") {
             " (SIMULATED: its speed means nothing)"
         } else {

@@ -19,6 +19,7 @@ mod jobs;
 mod libraries;
 mod loader;
 mod nonfinite;
+mod older;
 #[cfg(feature = "mpi")]
 mod orders;
 mod precision;

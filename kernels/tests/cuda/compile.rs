@@ -257,3 +257,26 @@ fn a_missing_library_is_named_with_help() {
         assert!(said && outcome.contains("LD_LIBRARY_PATH"), "{outcome}");
     }
 }
+
+/// Below sm_80 kernels round to bf16 in software, and attention in bf16 has no tensor cores.
+#[test]
+fn kernels_for_older_gpus_have_the_same_bits() {
+    let is_simulated = |name: &str| name.contains("Simulated");
+    if !discover().gpus.iter().all(|gpu| is_simulated(&gpu.name)) || devices().is_empty() {
+        return skip("no simulated GPU");
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "attention::both_directions_are_within_rounding_of_the_textbook",
+        ])
+        .args(["elementwise::every_sum_that_is_rounded_to_bf16_goes_to_the_nearest"])
+        .env("SIMCUDA_CAPABILITY", "7.5")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("2 passed"),
+        "{said}"
+    );
+}

@@ -5,6 +5,8 @@ use std::time::Duration;
 use crate::cublaslt::variant::{self, Variant};
 use crate::faults::Plan;
 
+/// An H100's.
+const CAPABILITY: (u32, u32) = (9, 0);
 /// 13.0.0.
 const CUBLASLT_VERSION: usize = 130_000;
 
@@ -35,6 +37,8 @@ pub enum OnFinding {
 pub struct Config {
     /// How many GPUs.
     pub devices: usize,
+    /// Compute capabilities by device; the last one is that of all further devices.
+    pub capabilities: Vec<(u32, u32)>,
     /// Memory of each GPU.
     pub memory_bytes: u64,
     /// Decides every choice that CUDA leaves open.
@@ -78,6 +82,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             devices: 1,
+            capabilities: vec![CAPABILITY],
             memory_bytes: 2048 << 20,
             seed: 0,
             schedule: Schedule::Random,
@@ -165,6 +170,7 @@ impl Config {
         let faults = Plan::parse_for(&get("SIMCUDA_FAULTS").unwrap_or_default(), rank)?;
         Ok(Self {
             devices: devices as usize,
+            capabilities: capabilities(get("SIMCUDA_CAPABILITY").as_deref())?,
             memory_bytes: memory_mb << 20,
             seed: number("SIMCUDA_SEED", 0)?,
             schedule,
@@ -189,6 +195,19 @@ impl Config {
             faults,
         })
     }
+}
+
+/// `7.5`, or `7.0,9.0`: one for each device.
+fn capabilities(text: Option<&str>) -> Result<Vec<(u32, u32)>, String> {
+    let Some(text) = text else {
+        return Ok(vec![CAPABILITY]);
+    };
+    let one = |of_device: &str| {
+        let (major, minor) = of_device.trim().split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?)).filter(|(_, minor)| *minor < 10)
+    };
+    let all: Option<Vec<_>> = text.split(',').map(one).collect();
+    all.ok_or_else(|| format!("SIMCUDA_CAPABILITY={text}: expected as in 7.5 or 7.0,9.0"))
 }
 
 #[cfg(test)]
@@ -228,6 +247,7 @@ mod tests {
     fn every_variable_is_read() {
         let config = read(&[
             ("SIMCUDA_DEVICES", "4"),
+            ("SIMCUDA_CAPABILITY", "7.0,9.0"),
             ("SIMCUDA_MEMORY_MB", "16"),
             ("SIMCUDA_SEED", "7"),
             ("SIMCUDA_SCHEDULE", "lazy"),
@@ -258,6 +278,7 @@ mod tests {
             (config.ignore_wait, config.count_waits),
             (Some(3), Some("waits".into()))
         );
+        assert_eq!(config.capabilities, [(7, 0), (9, 0)]);
         assert_eq!(config.timeline, Some("timeline".into()));
         assert_eq!(config.join, Duration::from_millis(2500));
         let algorithms = config.algorithms.iter();
@@ -275,6 +296,7 @@ mod tests {
         for (name, value, expected) in [
             ("SIMCUDA_DEVICES", "many", "a whole number"),
             ("SIMCUDA_DEVICES", "65", "at most 64"),
+            ("SIMCUDA_CAPABILITY", "75", "expected as in"),
             ("SIMCUDA_MEMORY_MB", "0", "expected 1 to"),
             ("SIMCUDA_SCHEDULE", "fast", "random, lazy or eager"),
             ("SIMCUDA_ON_FINDING", "ignore", "exit or report"),

@@ -2,6 +2,7 @@
 
 pub mod calls;
 
+use crate::config::Config;
 use crate::error::CUresult;
 
 pub use self::calls::{can_access, resolve};
@@ -11,6 +12,8 @@ pub use self::calls::{can_access, resolve};
 pub struct Device {
     /// Its number.
     pub ordinal: usize,
+    /// Its compute capability.
+    pub capability: (u32, u32),
     /// What cuDeviceTotalMem says.
     pub memory_bytes: u64,
     /// What every call on it returns after it was lost.
@@ -23,10 +26,12 @@ pub struct Device {
 
 impl Device {
     /// A GPU that is not in use yet.
-    pub fn new(ordinal: usize, memory_bytes: u64) -> Self {
+    pub fn new(ordinal: usize, config: &Config) -> Self {
+        let known = &config.capabilities;
         Self {
             ordinal,
-            memory_bytes,
+            capability: known[ordinal.min(known.len() - 1)],
+            memory_bytes: config.memory_bytes,
             lost: None,
             holders: 0,
             had_context: false,

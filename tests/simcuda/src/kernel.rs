@@ -28,8 +28,6 @@ use crate::graph::capture;
 use crate::machine::{self, Machine, Out, put};
 use crate::stream;
 
-/// Compute capability 9.0.
-const CAPABILITY: u32 = 90;
 /// Shared memory per block without an opt-in attribute, and with it.
 const SHARED_BYTES: u64 = 48 << 10;
 const SHARED_BYTES_MAX: u64 = 227 << 10;
@@ -93,6 +91,12 @@ fn function(handle: usize) -> Result<Arc<Function>, CUresult> {
         .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
 }
 
+/// 90 for 9.0.
+fn capability(machine: &Machine, device: usize) -> u32 {
+    let (major, minor) = machine.devices[device].capability;
+    major * 10 + minor
+}
+
 /// # Safety
 /// As [`cuModuleLoadData`].
 unsafe fn load(name: &'static str, module: Out<'_, usize>, image: *const c_void) -> CUresult {
@@ -100,7 +104,7 @@ unsafe fn load(name: &'static str, module: Out<'_, usize>, image: *const c_void)
         let device = machine::current_device(machine)?;
         capture::forbid(machine, name)?;
         // SAFETY: as the caller says.
-        let library = unsafe { Library::load(image.cast(), CAPABILITY)? };
+        let library = unsafe { Library::load(image.cast(), capability(machine, device))? };
         let mut handles = handles();
         let handle = handles.take();
         put(module, handle)?;
@@ -221,7 +225,7 @@ pub extern "C" fn cuFuncGetAttribute(
     attribute: u32,
     handle: usize,
 ) -> CUresult {
-    machine::call("cuFuncGetAttribute", |_| {
+    machine::call("cuFuncGetAttribute", |machine| {
         let function = function(handle)?;
         let is = |wanted: Attribute| attribute == wanted as u32;
         let answer = if is(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) {
@@ -235,7 +239,7 @@ pub extern "C" fn cuFuncGetAttribute(
         } else if is(Attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION)
             || is(Attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION)
         {
-            CAPABILITY as c_int
+            capability(machine, function.device) as c_int
         } else if is(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) {
             -1
         } else if attribute < Attribute::CU_FUNC_ATTRIBUTE_MAX as u32 {

@@ -59,7 +59,7 @@ impl Machine {
     /// A machine as `config` describes it.
     pub fn new(config: Config) -> Self {
         let devices = (0..config.devices)
-            .map(|ordinal| device::Device::new(ordinal, config.memory_bytes))
+            .map(|ordinal| device::Device::new(ordinal, &config))
             .collect();
         Self {
             initialised: false,

@@ -174,8 +174,6 @@ const ATTRIBUTES: &[(Attribute, c_int)] = &[
     ),
     (Attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 2),
     (Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1),
-    (Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9),
-    (Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0),
     (
         Attribute::CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED,
         1,
@@ -225,16 +223,19 @@ pub extern "C" fn cuDeviceGetAttribute(
         if !(1..Attribute::CU_DEVICE_ATTRIBUTE_MAX as c_int).contains(&attribute) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        if attribute == Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID as c_int {
-            return put(value, ordinal as c_int + 1);
-        }
-        put(
-            value,
-            ATTRIBUTES
-                .iter()
-                .find(|(known, _)| *known as c_int == attribute)
-                .map_or(0, |(_, value)| *value),
-        )
+        let is = |wanted: Attribute| attribute == wanted as c_int;
+        let (major, minor) = machine.devices[ordinal].capability;
+        let own = if is(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) {
+            ordinal as c_int + 1
+        } else if is(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) {
+            major as c_int
+        } else if is(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) {
+            minor as c_int
+        } else {
+            let found = ATTRIBUTES.iter().find(|(known, _)| is(*known));
+            found.map_or(0, |(_, value)| *value)
+        };
+        put(value, own)
     })
 }
 
