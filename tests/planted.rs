@@ -278,6 +278,7 @@ caught! {
     operations_that_differ_between_ranks
     result_read_after_a_later_call
     communicators_in_opposite_orders
+    first_collective_in_a_capture
     kernel_loaded_in_a_capture
     bucket_started_one_event_too_early
     gathered_values_read_too_early

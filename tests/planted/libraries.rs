@@ -99,6 +99,16 @@ pub(crate) const LIBRARIES: &[Bug] = &[
         ],
     },
     Bug {
+        name: "first_collective_in_a_capture",
+        devices: 2,
+        program: first_collective_in_a_capture,
+        told: &[
+            "CAPTURE",
+            "ncclAllReduce of 1001 f32",
+            "first tree collective",
+        ],
+    },
+    Bug {
         name: "kernel_loaded_in_a_capture",
         devices: 1,
         program: kernel_loaded_in_a_capture,
@@ -274,6 +284,25 @@ fn communicators_in_opposite_orders(version: Version) {
     for (gpu, (call, other)) in gpus.iter().zip(calls.into_iter().zip(other_calls)) {
         gpu.expect(2.0, call.buffer, COUNT, call.stream);
         gpu.expect(2.0, other.buffer, 500, other.stream);
+    }
+}
+
+/// NCCL makes connections at the first call: memory is taken, and all ranks must come. The graphs
+/// are not launched: with several GPUs of one thread that may deadlock.
+fn first_collective_in_a_capture(version: Version) {
+    if !nccl::is_here() {
+        return;
+    }
+    let (gpus, ranks, calls) = two_ranks();
+    if version == Right {
+        ranks.all_reduce([0, 1].map(|rank: usize| call_of_ones(&gpus[rank])));
+    }
+    for (gpu, call) in gpus.iter().zip(calls) {
+        gpu.begin_capture(call.stream);
+    }
+    ranks.all_reduce(calls);
+    for (gpu, call) in gpus.iter().zip(calls) {
+        gpu.end_capture(call.stream);
     }
 }
 

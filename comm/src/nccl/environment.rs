@@ -43,10 +43,12 @@ pub(crate) fn settings(
     choice: NcclChoice,
     lookup: Lookup<'_>,
 ) -> Vec<(&'static str, String)> {
-    let mut all = match choice {
-        NcclChoice::Fixed => OF_BITS.map(|name| (name, "0".to_string())).to_vec(),
-        NcclChoice::Fast => Vec::new(),
-    };
+    // Else a communicator's first call of each algorithm connects ranks and takes memory, in the
+    // middle of a step or a capture.
+    let mut all = vec![("NCCL_RUNTIME_CONNECT", "0".to_string())];
+    if choice == NcclChoice::Fixed {
+        all.extend(OF_BITS.map(|name| (name, "0".to_string())));
+    }
     let are_on_one_host = match ranks {
         RankKind::Alone => false,
         RankKind::Threads => true,
@@ -117,7 +119,7 @@ pub fn settings_of_free_order() -> Vec<&'static str> {
     OF_BITS.into_iter().filter(is_free).collect()
 }
 
-/// Says once if equal calls may have different bits.
+/// Says once if equal calls may have different bits, where they were to be the same.
 pub(super) fn warn_of_bits() {
     static SAID: Once = Once::new();
     let free = settings_of_free_order();
@@ -125,8 +127,8 @@ pub(super) fn warn_of_bits() {
         SAID.call_once(|| {
             tracing::warn!(
                 "NCCL may add up gradients in another order in the next run, or when a step is \
-                 captured, so that bits differ: expected 0 for {}; help: set them to 0, or connect \
-                 before starting other threads",
+                 captured, so that bits differ: expected 0 for {}; help: unset them, or set them to \
+                 0 before the program starts",
                 free.join(", ")
             );
         });

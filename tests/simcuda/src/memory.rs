@@ -130,6 +130,20 @@ impl AddressSpace {
         self.peers.remove(&(device, peer))
     }
 
+    /// Takes memory that no work can reach, as libraries keep it.
+    pub fn take_directly(&mut self, device: usize, bytes: u64) -> Result<(), CUresult> {
+        if bytes > self.free_bytes(device) {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        self.direct_bytes[device] += bytes;
+        Ok(())
+    }
+
+    /// Gives such memory back.
+    pub fn give_back_directly(&mut self, device: usize, bytes: u64) {
+        self.direct_bytes[device] -= bytes;
+    }
+
     /// Allocates device memory. If it belongs to a pool, the caller keeps the pool's books.
     pub fn allocate(
         &mut self,
@@ -141,10 +155,7 @@ impl AddressSpace {
             .device()
             .expect("pinned memory is made by the room of pinned memory");
         if owner.pool().is_none() {
-            if bytes > self.free_bytes(device) {
-                return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-            }
-            self.direct_bytes[device] += bytes;
+            self.take_directly(device, bytes)?;
         }
         let start = self.place(device, bytes)?;
         let allocation = Arc::new(Allocation::new(start..start + bytes, owner, made));

@@ -12,17 +12,19 @@ fn names_of(choice: NcclChoice, ranks: RankKind, set: &str) -> Vec<&'static str>
         .collect()
 }
 
+const CONNECT: &str = "NCCL_RUNTIME_CONNECT";
 const REGISTER: &str = OF_BITS[0];
 const NVLS: &str = OF_BITS[1];
 
 #[test]
 fn sums_have_fixed_bits_unless_the_user_or_the_choice_says_otherwise() {
     for ranks in [RankKind::Alone, RankKind::Threads] {
-        assert_eq!(names(ranks, "")[..2], [REGISTER, NVLS]);
+        assert_eq!(names(ranks, "")[..3], [CONNECT, REGISTER, NVLS]);
     }
-    assert_eq!(names(RankKind::Alone, REGISTER), [NVLS]);
-    assert_eq!(names(RankKind::Alone, NVLS), [REGISTER]);
-    assert!(names_of(NcclChoice::Fast, RankKind::Alone, "").is_empty());
+    assert_eq!(names(RankKind::Alone, REGISTER), [CONNECT, NVLS]);
+    assert_eq!(names(RankKind::Alone, NVLS), [CONNECT, REGISTER]);
+    assert_eq!(names_of(NcclChoice::Fast, RankKind::Alone, ""), [CONNECT]);
+    assert!(names_of(NcclChoice::Fast, RankKind::Alone, CONNECT).is_empty());
 }
 
 #[test]
@@ -31,7 +33,7 @@ fn ranks_of_one_host_avoid_the_network_and_user_settings_stay() {
         share_gpus,
         are_on_one_host,
     };
-    let besides_bits = |ranks, set| names_of(NcclChoice::Fast, ranks, set);
+    let besides_bits = |ranks, set| names_of(NcclChoice::Fast, ranks, set)[1..].to_vec();
     assert_eq!(
         besides_bits(processes(false, true), ""),
         ["NCCL_SOCKET_IFNAME"]

@@ -104,6 +104,19 @@ fn ranks_that_join_more_slowly_than_the_timeout_are_waited_for() {
     assert!(cause.contains(expected), "{ended}");
 }
 
+/// A ring and a tree take 2 MiB: NCCL connects them when ranks join, not in the middle of a step.
+#[test]
+fn memory_that_nccl_lacks_is_missed_when_ranks_join() {
+    if !has_simulated_gpus(2) {
+        return;
+    }
+    let job = gpu_job(2, "fault none 0 eager").env("SIMCUDA_MEMORY_MB", "3");
+    let ended = job.run();
+    let cause = ended.assert_ended_with(71);
+    let expected = ["join group gradients with cuda:", "out of memory"];
+    assert!(expected.iter().all(|text| cause.contains(text)), "{ended}");
+}
+
 #[test]
 fn a_rank_that_stops_while_ranks_join_is_named() {
     if !has_simulated_gpus(3) {

@@ -6,7 +6,7 @@
 //! communicator follow each other in call order, on whatever streams.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -33,6 +33,8 @@ pub struct Comm {
     /// It is over: its thread ends.
     pub(super) is_closed: AtomicBool,
     pub(super) async_error: AtomicI32,
+    /// Device memory of its connections.
+    pub(super) buffer_bytes: AtomicU64,
     pub(super) books: Mutex<Books>,
 }
 

@@ -192,6 +192,8 @@ fn wait_for_graphs(held: &mut LockedMachine, name: &str, comm: &Comm) {
 /// Takes it out of the machine.
 fn close(machine: &mut Machine, comm: &Arc<Comm>) {
     comm.is_closed.store(true, Ordering::SeqCst);
+    let bytes = comm.buffer_bytes.swap(0, Ordering::Relaxed);
+    machine.memory.give_back_directly(comm.device, bytes);
     comm.segment.call(comm.rank);
     for place in &mut machine.nccl.comms {
         if place.as_ref().is_some_and(|other| Arc::ptr_eq(other, comm)) {

@@ -55,7 +55,7 @@ pub(super) fn make(
         OPEN.with_borrow_mut(|open| open.calls.push((comm, call, stream)));
         return Ok(());
     }
-    connect(machine, [(&comm, &call)].into_iter());
+    connect(machine, [(&comm, &call, stream)].into_iter())?;
     submit(machine, &comm, vec![call], &[stream], next_place())
 }
 
@@ -133,7 +133,11 @@ fn submit_all(
     machine: &mut LockedMachine,
     calls: Vec<(Arc<Comm>, Call, StreamId)>,
 ) -> Result<(), Refusal> {
-    connect(machine, calls.iter().map(|(comm, call, _)| (comm, call)));
+    let needed = calls.iter();
+    connect(
+        machine,
+        needed.map(|(comm, call, stream)| (comm, call, *stream)),
+    )?;
     let mut pieces: Vec<(Arc<Comm>, Vec<Call>, Vec<StreamId>)> = Vec::new();
     for (comm, call, stream) in calls {
         match pieces

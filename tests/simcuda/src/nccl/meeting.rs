@@ -1,11 +1,12 @@
 //! The meeting of all ranks of a unique id, which makes a communicator.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::comm::Comm;
+use super::connect;
 use super::progress;
 use super::refusal::{Refusal, code};
 use super::segment::{RANKS_MAX, Segment, UniqueId};
@@ -129,9 +130,14 @@ pub(super) fn found(machine: &mut Machine, come: Come) -> Result<*mut Comm, Refu
         is_finalized: AtomicBool::new(false),
         is_closed: AtomicBool::new(false),
         async_error: AtomicI32::new(0),
+        buffer_bytes: AtomicU64::new(0),
         books: Mutex::default(),
         segment,
     });
+    let at_once = std::env::var_os("NCCL_RUNTIME_CONNECT").is_some_and(|value| value == "0");
+    if at_once && ranks > 1 {
+        connect::algorithms(machine, &comm)?;
+    }
     if comm.ranks_here() < ranks {
         progress::spawn(comm.clone());
     }

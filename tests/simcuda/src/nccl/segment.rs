@@ -18,6 +18,9 @@ use std::time::Duration;
 /// The most ranks: the size of the table.
 pub(super) const RANKS_MAX: usize = 64;
 
+/// What a rank can be connected by: the other ranks, then NCCL's algorithms.
+pub(super) const LINKS: usize = RANKS_MAX + 3;
+
 /// Bytes a rank may stage for all others until they fetch them.
 pub(super) const RING_BYTES: u64 = 4 << 20;
 
@@ -55,8 +58,8 @@ pub(super) struct Member {
     pub(super) consumed: [AtomicU64; RANKS_MAX],
     /// Whether it waits for each of the others.
     pub(super) wants: [AtomicU32; RANKS_MAX],
-    /// Which ranks it asked for a connection; its own: all, for collectives.
-    pub(super) connects: [AtomicU32; RANKS_MAX],
+    /// Which connections it asked for: to each rank, and of each algorithm.
+    pub(super) connects: [AtomicU32; LINKS],
     /// Incremented when another rank begins to wait for it: its background thread sleeps on this.
     pub(super) called: AtomicU32,
     /// The readable form of `calls`: what, and from where.

@@ -1,10 +1,14 @@
 //! Ranks that are processes.
 
+use std::mem::MaybeUninit;
 use std::time::{Duration, SystemTime};
 
 use super::bench::*;
-use crate::machine::testing::made;
+use crate::machine::testing::{made, ok};
+use crate::memory::calls::cuMemGetInfo_v2;
 use crate::nccl::comm_calls::*;
+use crate::nccl::connect::CONNECTION_BYTES;
+use crate::nccl::refusal::code;
 use crate::stream::calls::{cuStreamCreate, cuStreamSynchronize};
 
 #[test]
@@ -62,6 +66,52 @@ fn the_first_collective_returns_once_every_rank_has_made_it() {
         time.parse().unwrap()
     };
     assert!(time(0) >= time(1), "the call returned before the other's");
+}
+
+/// Of the current device.
+fn free_bytes() -> u64 {
+    let (mut free, mut total) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    ok(cuMemGetInfo_v2(Some(&mut free), Some(&mut total)));
+    // SAFETY: the call has succeeded.
+    unsafe { free.assume_init() as u64 }
+}
+
+#[test]
+fn the_first_use_of_an_algorithm_takes_memory_until_the_communicator_ends() {
+    let test = name!(the_first_use_of_an_algorithm_takes_memory_until_the_communicator_ends);
+    let ended = played(test, 2, &[], |own| {
+        let comm = own.start_unconnected();
+        let stream = made(|stream| cuStreamCreate(stream, NON_BLOCKING));
+        let large = upload(&vec![1.0; 1 << 20]);
+        let before = free_bytes();
+        // A tree for few bytes, a ring for many.
+        for (count, connections) in [(8, 1), (16, 1), (1 << 20, 2), (1 << 20, 2)] {
+            done(all_reduce(large, large, count, comm, stream));
+            assert_eq!(before - free_bytes(), connections * CONNECTION_BYTES);
+        }
+        ok(cuStreamSynchronize(stream));
+        done(ncclCommDestroy(comm));
+        assert_eq!(before, free_bytes());
+    });
+    let Some(ended) = ended else { return };
+    all_clean(&ended);
+}
+
+#[test]
+fn a_connection_that_finds_no_memory_fails_in_nccls_words() {
+    let test = name!(a_connection_that_finds_no_memory_fails_in_nccls_words);
+    let variables = [("SIMCUDA_MEMORY_MB", "4")];
+    let ended = played(test, 2, &variables, |own| {
+        let comm = own.start_unconnected();
+        let stream = made(|stream| cuStreamCreate(stream, NON_BLOCKING));
+        let large = upload(&vec![1.0; 1 << 20]);
+        let code = all_reduce(large, large, 1 << 20, comm, stream);
+        assert_eq!(code, code::UNHANDLED_CUDA_ERROR);
+        assert!(last_error().contains("Cuda failure 2 'out of memory'"));
+        done(ncclCommAbort(comm));
+    });
+    let Some(ended) = ended else { return };
+    all_clean(&ended);
 }
 
 #[test]
