@@ -33,7 +33,7 @@ use crate::group::Group;
 use crate::handshake::{Field, handshake};
 use crate::identity::Identity;
 use crate::launcher::{self, Launch};
-use crate::nccl::environment::{self, RankKind};
+use crate::nccl::environment::{self, NcclChoice, RankKind};
 use crate::nccl::{self, Join};
 use crate::shared::{Board, CHANNELS, Segment};
 use crate::single::Single;
@@ -67,6 +67,7 @@ pub struct World {
     /// Whether ranks are processes, which have to end together.
     of_processes: bool,
     share_gpus: bool,
+    nccl: NcclChoice,
     #[cfg(feature = "mpi")]
     job: Option<crate::mpi::Job>,
     mesh: Option<Arc<Mesh>>,
@@ -168,6 +169,7 @@ impl World {
             gpu_watches: nccl::Watches::default(),
             of_processes: false,
             share_gpus: options.share_gpus,
+            nccl: options.nccl,
             #[cfg(feature = "mpi")]
             job: start.job,
             mesh: start.mesh,
@@ -307,6 +309,7 @@ impl World {
             timeout: self.timeout,
             join_timeout: self.join_timeout,
             of_processes: self.of_processes,
+            choice: self.nccl,
             site,
         })
     }

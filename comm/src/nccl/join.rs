@@ -13,10 +13,11 @@ use ddp_kernels::{Device, foreign};
 
 use super::common::Common;
 use super::communicator::Communicator;
+use super::environment::{self, NcclChoice};
 use super::group::{Nccl, State};
 use super::library::{self, nccl};
+use super::warm;
 use super::watch::Watches;
-use super::{environment, warm};
 use crate::collective::Collective;
 use crate::error::{Error, Line, Problem, Remedy, Result, SAME_CALLS, Seconds};
 use crate::failure::Failure;
@@ -48,6 +49,7 @@ pub(crate) struct Join<'a> {
     pub(crate) join_timeout: Duration,
     /// Whether ranks are processes, which have to end together.
     pub(crate) of_processes: bool,
+    pub(crate) choice: NcclChoice,
     pub(crate) site: Site,
 }
 
@@ -58,7 +60,9 @@ pub(crate) fn join(join: Join<'_>) -> Result<Group> {
     foreign::bind(device, "gpu_group", join.site)?;
     // Compiles kernels if necessary: not while others wait in a call.
     let progress = Progress::new(device, LANES)?;
-    environment::warn_of_bits();
+    if join.choice == NcclChoice::Fixed {
+        environment::warn_of_bits();
+    }
     let (library, id) = join.agree()?;
     let common = Arc::new(Common::new(
         join.failure,

@@ -77,6 +77,17 @@ pub(crate) struct WorldLine {
     pub(crate) transport: String,
     pub(crate) overlap: bool,
     pub(crate) buckets: u64,
+    pub(crate) bits_may_differ: Vec<String>,
+}
+
+impl WorldLine {
+    /// Why another run may have other bits. Empty if it has the same.
+    pub(crate) fn freedom_of_bits(&self) -> String {
+        match &self.bits_may_differ[..] {
+            [] => String::new(),
+            names => format!("may differ from run to run: not 0 are {}", names.join(", ")),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
