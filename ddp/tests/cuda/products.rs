@@ -10,8 +10,10 @@ use crate::support::job::{Ended, Folder};
 const WORDS: &str = "--data glyphs,rows=256,held-out=0 --hidden 48 --batch-size 64 --threads 1 --device cuda \
                      --schedule constant --warmup-steps 0 --out OUT";
 /// The heuristic's first algorithm is the fastest, or the second.
-const FIRST: &str = "SIMCUDA_ALGORITHMS=50,100,200";
-const SECOND: &str = "SIMCUDA_ALGORITHMS=100,50,200";
+const FIRST: &str = "DDP_TEST_PRODUCTS=simulated SIMCUDA_ALGORITHMS=50,100,200";
+const SECOND: &str = "DDP_TEST_PRODUCTS=simulated SIMCUDA_ALGORITHMS=100,50,200";
+/// As SECOND, and without leave to time simulated GPUs.
+const UNTIMED: &str = "SIMCUDA_ALGORITHMS=100,50,200";
 /// The file that a kind of product's algorithm is kept in begins like this.
 const KEPT: &str = "algorithm-";
 
@@ -131,7 +133,7 @@ fn rank_0_times_products_once_for_all_ranks_and_for_later_runs() {
 }
 
 #[test]
-fn products_are_not_timed_unless_asked_for() {
+fn products_are_not_timed_unless_asked_for_nor_on_simulated_gpus() {
     let Some(_gpu) = gpu() else { return };
     let gpus = &ddp_kernels::device::discover().gpus;
     if gpus.len() < 2 || !gpus[0].name.contains("Simulated") {
@@ -139,12 +141,19 @@ fn products_are_not_timed_unless_asked_for() {
     }
     let folder = Folder::new("products");
     let cache = fresh_cache(&folder, "cache");
-    let (_, used) = run(&folder, [SECOND, SECOND], &cache, "--steps 4");
+    let (ended, used) = run(&folder, [SECOND, SECOND], &cache, "--steps 4");
     assert!(used.iter().flatten().all(|&number| number == 0), "{used:?}");
+    let said = "matrix products are not timed on simulated GPUs";
+    assert!(!ended.stderr.contains(said), "{ended}");
     let state = folder.out().join("checkpoints/step-00000004/state.json");
     assert!(
         !std::fs::read_to_string(state)
             .unwrap()
             .contains("measured_on")
     );
+
+    let words = "--steps 4 --products timed";
+    let (ended, used) = run(&Folder::new("products"), [UNTIMED; 2], &cache, words);
+    assert!(used.iter().flatten().all(|&number| number == 0), "{used:?}");
+    assert_eq!(ended.stderr.matches(said).count(), 1, "{ended}");
 }

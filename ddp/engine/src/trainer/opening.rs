@@ -6,7 +6,6 @@ use std::io::Write;
 use ddp_comm::World;
 use ddp_data::disk;
 use ddp_data::text::TOKENIZER_FILE;
-use ddp_kernels::products::ProductChoice;
 use ddp_kernels::threads;
 use ddp_nn::params::Parameter;
 
@@ -35,7 +34,6 @@ pub(super) fn state(
     let saved = run.resumed.as_ref().map(|opened| &opened.state);
     // Another number of ranks makes products of other shapes.
     let saved = saved.filter(|state| state.world.ranks == ranks);
-    let is_timed = options.products == ProductChoice::Timed;
     Ok(State {
         // The saver fills it in.
         format: 0,
@@ -72,9 +70,7 @@ pub(super) fn state(
         label: data.label.clone(),
         fingerprint: data.train.fingerprint()?,
         held_out,
-        products: saved
-            .filter(|_| is_timed)
-            .and_then(|state| state.products.clone()),
+        products: saved.and_then(|state| state.products.clone()),
         best: None,
         last: None,
     })

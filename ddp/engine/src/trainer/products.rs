@@ -3,11 +3,12 @@
 //! run's speed is compared with.
 
 use ddp_comm::World;
-use ddp_kernels::products::{self, Algorithms, Kind};
+use ddp_kernels::products::{self, Algorithms, Kind, ProductChoice};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Random, Tensor, ops};
 use ddp_nn::models::Model;
 
+use crate::devices::is_simulated;
 use crate::error::{Error, Result};
 use crate::step::Stage;
 
@@ -16,6 +17,22 @@ const SIDE_CPU: usize = 768;
 const SIDE_GPU: usize = 4096;
 /// Repetitions, of which the fastest counts.
 const TIMINGS: usize = 6;
+
+/// Whether a run times algorithms: only tests do on simulated GPUs, whose times mean nothing.
+pub(super) fn are_timed(choice: ProductChoice, device: Device, world: &World) -> bool {
+    if choice == ProductChoice::First || !device.is_accelerator() {
+        return false;
+    }
+    let forced = std::env::var_os("DDP_TEST_PRODUCTS").is_some_and(|value| value == "simulated");
+    let times = forced || !is_simulated(device);
+    if !times && world.rank() == 0 {
+        tracing::warn!(
+            "`products` timed: matrix products are not timed on simulated GPUs, whose times mean \
+             nothing, and use cuBLASLt's first algorithms"
+        );
+    }
+    times
+}
 
 /// Uses the algorithms of a checkpoint. None, with a warning, if rank 0 now has another device or
 /// library, whose algorithms are other ones.

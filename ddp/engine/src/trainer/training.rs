@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use ddp_comm::{Group, StopSignals, World};
 use ddp_data::{InOrder, Loader};
 use ddp_kernels::Device;
-use ddp_kernels::products::ProductChoice;
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Ledger, Phase, in_phase};
 use ddp_nn::optim::Schedule;
@@ -52,6 +51,8 @@ pub(super) struct Trainer<'a> {
     plan: Plan,
     task: Box<dyn Task>,
     schedule: Schedule,
+    /// Whether algorithms of products are timed.
+    times_products: bool,
     loader: Loader,
     held_out: InOrder,
     held_out_rows: u64,
@@ -98,6 +99,8 @@ impl<'a> Trainer<'a> {
             threads: ddp_kernels::threads::count(),
         });
         let mut state = opening::state(options, &settings, &run, world)?;
+        let times_products = products::are_timed(options.products, run.devices[0], world);
+        state.products.take_if(|_| !times_products);
         let record = if world.rank() == 0 {
             let record = opening::open_record(options, program, &settings, &run, world, locked)?;
             Some(record)
@@ -151,6 +154,7 @@ impl<'a> Trainer<'a> {
             schedule: options.learning_rate.schedule(&plan)?,
             plan,
             task: tasks::of(data.train.task()),
+            times_products,
             loader,
             held_out,
             held_out_rows: data.held_out.rows(),
@@ -299,9 +303,8 @@ impl<'a> Trainer<'a> {
 
     /// After the first step, which has made every product once, and before any is captured.
     fn choose_products(&mut self) -> Result<()> {
-        let devices = self.devices();
-        let is_timed = self.options.products == ProductChoice::Timed;
-        if is_timed && devices[0].is_accelerator() && self.state.products.is_none() {
+        if self.times_products && self.state.products.is_none() {
+            let devices = self.devices();
             let choose = || products::choose(&devices, self.world);
             self.state.products = Some(in_phase(Phase::Setup, choose)?);
             self.totals.restart_clock();
