@@ -305,8 +305,8 @@ cases! {
         ok(cuStreamSynchronize(first.streams[2]));
         let others = second.upload(values_of);
         done(ncclGroupStart());
-        for rank in 1..RANKS {
-            done(all_reduce(others[rank], others[rank], COUNT, second.comms[rank], second.streams[rank]));
+        for (rank, &other) in others.iter().enumerate().skip(1) {
+            done(all_reduce(other, other, COUNT, second.comms[rank], second.streams[rank]));
         }
         done(ncclGroupEnd());
         let waited = second.streams[1] as usize;
