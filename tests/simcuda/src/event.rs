@@ -28,7 +28,8 @@ pub(crate) struct Record {
     /// The sequence number of its entry: everything of its stream up to there must have run before
     /// it.
     sequence: AtomicU64,
-    completion: OnceLock<Completion>,
+    /// None: its device was lost before.
+    completion: OnceLock<Option<Completion>>,
 }
 
 impl Record {
@@ -48,25 +49,24 @@ impl Record {
         self.sequence.load(Ordering::Relaxed)
     }
 
+    /// Whether nothing waits for it any more.
     pub(crate) fn is_complete(&self) -> bool {
         self.completion.get().is_some()
     }
 
+    /// None too for a record of a lost device, which was never reached.
     pub(crate) fn completion(&self) -> Option<&Completion> {
-        self.completion.get()
+        self.completion.get()?.as_ref()
     }
 
     /// The first completion counts: a record of an abandoned queue keeps its state.
     pub(crate) fn complete(&self, completion: Completion) {
-        let _ = self.completion.set(completion);
+        let _ = self.completion.set(Some(completion));
     }
 
-    /// It will never be reached: waiters continue without any ordering.
+    /// It will never be reached: a stream that waits for it loses its device, too.
     pub(crate) fn abandon(&self) {
-        self.complete(Completion {
-            clock: Clock::default(),
-            time_ns: 0,
-        });
+        let _ = self.completion.set(None);
     }
 }
 

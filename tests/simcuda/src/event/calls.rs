@@ -243,7 +243,8 @@ fn elapsed(
             _ => return Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
         };
         let Some(completion) = record.completion() else {
-            return Err(CUresult::CUDA_ERROR_NOT_READY);
+            let lost = machine.devices[machine.events.all[event].device].lost;
+            return Err(lost.unwrap_or(CUresult::CUDA_ERROR_NOT_READY));
         };
         // As good as a query: the host has seen that the event was reached.
         host_joins(machine, &completion.clock);

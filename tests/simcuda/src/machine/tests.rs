@@ -5,9 +5,9 @@ mod promises;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 
-use cudarc::driver::sys::CUdriverProcAddressQueryResult as Query;
+use cudarc::driver::sys::{CUdriverProcAddressQueryResult as Query, CUevent, CUstream};
 
-use super::testing::{cases, device, made, ok, refused};
+use super::testing::{Ended, cases, device, made, ok, refused};
 use crate::context::{
     cuCtxEnablePeerAccess, cuCtxGetCurrent, cuCtxGetDevice, cuCtxPopCurrent_v2,
     cuCtxPushCurrent_v2, cuCtxSetCurrent, cuDevicePrimaryCtxRelease_v2, cuGetProcAddress_v2,
@@ -21,11 +21,17 @@ use crate::device::calls::{
 };
 use crate::error::CUresult;
 use crate::error::calls::cuGetErrorName;
+use crate::event::calls::{cuEventCreate, cuEventElapsedTime, cuEventRecord, cuStreamWaitEvent};
+use crate::graph::calls::{cuGraphInstantiateWithFlags, cuGraphLaunch};
+use crate::graph::capture_calls::{cuStreamBeginCapture_v2, cuStreamEndCapture};
 use crate::memory::calls::{
     cuMemAlloc_v2, cuMemAllocAsync, cuMemFree_v2, cuMemFreeAsync, cuMemGetInfo_v2,
 };
+use crate::stream::calls::{cuCtxSynchronize, cuStreamCreate, cuStreamSynchronize};
 
 const TWO_DEVICES: (&str, &str) = ("SIMCUDA_DEVICES", "2");
+const THREE_DEVICES: (&str, &str) = ("SIMCUDA_DEVICES", "3");
+const ILLEGAL: (&str, &str) = ("SIMCUDA_FAULTS", "stream@2=illegal_address");
 
 fn buffer(bytes: usize) -> u64 {
     made(|pointer| cuMemAllocAsync(pointer, bytes, null_mut()))
@@ -37,6 +43,40 @@ fn name_of(code: CUresult) -> String {
     unsafe { CStr::from_ptr(name) }
         .to_string_lossy()
         .into_owned()
+}
+
+/// Device 0 fails at its second fill. `queue` orders a copy of what the first one wrote after that,
+/// in a stream of device 1.
+fn after_a_lost_device(queue: impl FnOnce(CUstream, CUevent, &dyn Fn())) {
+    let lost = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
+    let (third, first) = (device(2), device(0));
+    let from = made(|pointer| cuMemAlloc_v2(pointer, 64));
+    ok(cuMemsetD32Async(from, 1, 16, null_mut()));
+    ok(cuMemsetD32Async(from, 2, 16, null_mut()));
+    let event = made(|event| cuEventCreate(event, 0));
+    ok(cuEventRecord(event, null_mut()));
+    let second = device(1);
+    ok(cuCtxEnablePeerAccess(first, 0));
+    let (to, stream) = (
+        made(|pointer| cuMemAlloc_v2(pointer, 64)),
+        made(|stream| cuStreamCreate(stream, 1)),
+    );
+    queue(stream, event, &|| {
+        ok(cuMemcpyPeerAsync(to, second, from, first, 64, stream))
+    });
+    assert_eq!(cuStreamSynchronize(stream), lost);
+    ok(cuCtxSetCurrent(third));
+    assert_eq!(cuEventElapsedTime(None, event, event), lost);
+    buffer(64);
+    ok(cuCtxSynchronize());
+}
+
+#[track_caller]
+fn is_lost_in_turn(ended: &Ended) {
+    ended.came_to_its_end();
+    let told = "waits for work of device 0, which is lost";
+    assert!(ended.text.contains(told), "{}", ended.text);
+    assert!(!ended.text.contains("RACE"), "{}", ended.text);
 }
 
 cases! {
@@ -114,6 +154,24 @@ cases! {
         ended.came_to_its_end();
         assert!(ended.text.contains("simcuda: device 0 is lost (CUDA_ERROR_DEVICE_UNAVAILABLE)"), "{}", ended.text);
     };
+
+    work_that_waits_for_a_lost_device_loses_its_own, [THREE_DEVICES, ILLEGAL], {
+        after_a_lost_device(|stream, event, copy| {
+            ok(cuStreamWaitEvent(stream, event, 0));
+            copy();
+        });
+    }, |ended| is_lost_in_turn(&ended);
+
+    a_graph_that_waits_for_a_lost_device_loses_its_own, [THREE_DEVICES, ILLEGAL], {
+        after_a_lost_device(|stream, event, copy| {
+            ok(cuStreamBeginCapture_v2(stream, 1));
+            // CU_EVENT_WAIT_EXTERNAL
+            ok(cuStreamWaitEvent(stream, event, 1));
+            copy();
+            let graph = made(|graph| cuStreamEndCapture(stream, graph));
+            ok(cuGraphLaunch(made(|executable| cuGraphInstantiateWithFlags(executable, graph, 0)), stream));
+        });
+    }, |ended| is_lost_in_turn(&ended);
 
     a_missing_function_is_not_found_and_not_supported, [("SIMCUDA_FAULTS", "symbol=cuMemAllocAsync")], {
         device(0);

@@ -81,13 +81,17 @@ fn front(machine: &mut Machine, stream: StreamId) -> Option<HostCall> {
             stream::complete_record(machine, stream, &record);
             stream::pop(machine, stream);
         }
-        Action::Wait(record) => {
-            if let Some(Completion { clock, time_ns }) = record.completion() {
+        Action::Wait(record) => match record.completion() {
+            Some(Completion { clock, time_ns }) => {
                 machine.race.join(actor, clock);
                 own.time_ns = own.time_ns.max(*time_ns);
+                stream::pop(machine, stream);
             }
-            stream::pop(machine, stream);
-        }
+            None => {
+                let lost = record.stream;
+                fail_after(machine, &operation, lost);
+            }
+        },
         Action::Graph(Some(launch)) => {
             launch.begin(machine.race.snapshot(actor), own.time_ns);
             finish_launch_if_over(machine, stream);
@@ -149,14 +153,18 @@ fn graph_node(machine: &mut Machine, stream: StreamId, node: usize) -> Option<Ho
                 time_ns: begin_ns,
             });
         }
-        Step::Wait(record) => {
-            if let Some(Completion { clock, time_ns }) =
-                record.as_ref().and_then(|record| record.completion())
-            {
+        Step::Wait(None) => {}
+        Step::Wait(Some(record)) => match record.completion() {
+            Some(Completion { clock, time_ns }) => {
                 machine.race.join(actor, clock);
                 end_ns = end_ns.max(*time_ns);
             }
-        }
+            None => {
+                fail_after(machine, &operation, record.stream);
+                abandon_launch(machine, &launch);
+                return None;
+            }
+        },
         Step::Nccl(flight) => {
             note(machine, &operation);
             match flight.run(machine, actor, &operation, begin_ns) {
@@ -384,6 +392,18 @@ fn tell_failure(machine: &mut Machine, operation: &Operation, failure: &Failure)
 fn fail(machine: &mut Machine, device: usize, failure: &Failure) {
     lose_device(machine, device, failure.code, &failure.message);
     abandon(machine, device);
+}
+
+/// What waits for work of a lost device never runs, because nothing orders it any more. CUDA says of
+/// such errors that "any further CUDA work will return the same error".
+fn fail_after(machine: &mut Machine, operation: &Operation, lost: StreamId) {
+    let lost = stream::device_of(machine, lost);
+    let code = machine.devices[lost].lost;
+    let failure = Failure {
+        code: code.unwrap_or(CUresult::CUDA_ERROR_LAUNCH_FAILED),
+        message: format!("{operation}: waits for work of device {lost}, which is lost"),
+    };
+    fail(machine, operation.device, &failure);
 }
 
 fn note(machine: &mut Machine, operation: &Operation) {
