@@ -345,6 +345,27 @@ fn a_collective_that_fails_ends_all_and_says_which() {
 }
 
 #[test]
+fn a_kernel_that_fails_on_one_of_two_devices_of_a_rank_ends_the_job_with_70() {
+    let Some(_gpu) = gpu().filter(|_| gpus() >= 2 && is_simulated()) else {
+        return;
+    };
+    let words = "--data glyphs,rows=64,held-out=0 --model vit,layers=3,heads=2,width=16 --batch-size 16 --epochs 1 \
+                 --device cuda --devices-per-rank 2 --out OUT";
+    all_at_once([18, 26, 32, 38], |kernel| {
+        let folder = Folder::new("kernel");
+        let plan = format!("kernel@{kernel}=illegal_address");
+        let ended = folder
+            .alone(words)
+            .on_gpus()
+            .env("SIMCUDA_FAULTS", &plan)
+            .run();
+        let cause = ended.assert_fails(70);
+        assert!(cause.contains(" failed: CU"), "{plan}: {ended}");
+        assert_eq!(folder.checkpoints(), [""; 0], "{ended}");
+    });
+}
+
+#[test]
 fn a_killed_job_resumes_to_the_same_losses_and_bytes() {
     let Some(_gpu) = gpu() else { return };
     let cases = [
