@@ -360,7 +360,7 @@ fn a_kernel_that_fails_on_one_of_two_devices_of_a_rank_ends_the_job_with_70() {
             .env("SIMCUDA_FAULTS", &plan)
             .run();
         let cause = ended.assert_fails(70);
-        assert!(cause.contains(" failed: CU"), "{plan}: {ended}");
+        assert!(cause.contains(" failed: CUDA_ERROR_"), "{plan}: {ended}");
         assert_eq!(folder.checkpoints(), [""; 0], "{ended}");
     });
 }
