@@ -275,6 +275,7 @@ caught! {
     product_in_another_context
     counts_that_differ_between_ranks
     types_that_differ_between_ranks
+    algorithms_that_differ_between_ranks
     operations_that_differ_between_ranks
     result_read_after_a_later_call
     communicators_in_opposite_orders

@@ -75,6 +75,12 @@ pub(crate) const LIBRARIES: &[Bug] = &[
         told: &["NCCL MISMATCH", "of 1001 f32, sum", "of 1001 i32, sum"],
     },
     Bug {
+        name: "algorithms_that_differ_between_ranks",
+        devices: 2,
+        program: algorithms_that_differ_between_ranks,
+        told: &["NCCL MISMATCH", "of 10000 f32, sum", "of 1000 f32, sum"],
+    },
+    Bug {
         name: "operations_that_differ_between_ranks",
         devices: 2,
         program: operations_that_differ_between_ranks,
@@ -201,43 +207,58 @@ fn product_in_another_context(version: Version) {
 
 /// Two ranks, and a sum of ones that each of them will call.
 fn two_ranks() -> ([Gpu; 2], Ranks, [Call; 2]) {
+    two_ranks_with(COUNT)
+}
+
+fn two_ranks_with(count: usize) -> ([Gpu; 2], Ranks, [Call; 2]) {
     let gpus = [Gpu::new(0), Gpu::new(1)];
     let ranks = Ranks::new(&gpus);
-    let calls = [0, 1].map(|rank: usize| call_of_ones(&gpus[rank]));
+    let calls = [0, 1].map(|rank: usize| call_of(count, &gpus[rank]));
     (gpus, ranks, calls)
 }
 
 fn call_of_ones(gpu: &Gpu) -> Call {
-    let (stream, buffer) = (gpu.stream(), gpu.allocate(COUNT));
-    gpu.fill(buffer, 1.0, COUNT, stream);
-    Call::new(buffer, COUNT, stream)
+    call_of(COUNT, gpu)
+}
+
+fn call_of(count: usize, gpu: &Gpu) -> Call {
+    let (stream, buffer) = (gpu.stream(), gpu.allocate(count));
+    gpu.fill(buffer, 1.0, count, stream);
+    Call::new(buffer, count, stream)
 }
 
 /// Rank 1 makes another call than rank 0 in the wrong version.
-fn apart(version: Version, change: impl FnOnce(&mut Call)) {
+fn apart(version: Version, count: usize, change: impl FnOnce(&mut Call)) {
     if !nccl::is_here() {
         return;
     }
-    let (gpus, ranks, mut calls) = two_ranks();
+    let (gpus, ranks, mut calls) = two_ranks_with(count);
     if version == Wrong {
         change(&mut calls[1]);
     }
     ranks.all_reduce(calls);
     for (gpu, call) in gpus.iter().zip(calls) {
-        gpu.expect(2.0, call.buffer, COUNT, call.stream);
+        gpu.expect(2.0, call.buffer, count, call.stream);
     }
 }
 
 fn counts_that_differ_between_ranks(version: Version) {
-    apart(version, |call| call.count -= 1);
+    apart(version, COUNT, |call| call.count -= 1);
+}
+
+/// A ring adds many elements, and a tree few. Neither is connected before.
+fn algorithms_that_differ_between_ranks(version: Version) {
+    apart(version, 10_000, |call| call.count = 1000);
 }
 
 fn types_that_differ_between_ranks(version: Version) {
-    apart(version, |call| call.dtype = ncclDataType_t::ncclInt32);
+    apart(version, COUNT, |call| {
+        call.dtype = ncclDataType_t::ncclInt32
+    });
 }
 
 fn operations_that_differ_between_ranks(version: Version) {
-    apart(version, |call| call.operation = ncclRedOp_t::ncclMax);
+    apart(version, COUNT, |call| call.operation = ncclRedOp_t::ncclMax);
 }
 
 /// NCCL runs the calls of one communicator one after another, but a stream of a later call need not

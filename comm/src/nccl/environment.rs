@@ -43,8 +43,8 @@ pub(crate) fn settings(
     choice: NcclChoice,
     lookup: Lookup<'_>,
 ) -> Vec<(&'static str, String)> {
-    // Else a communicator's first call of each algorithm connects ranks and takes memory, in the
-    // middle of a step or a capture.
+    // Else NCCL connects an algorithm at its first call, in the middle of a step: the warm-up does
+    // not reach all algorithms.
     let mut all = vec![("NCCL_RUNTIME_CONNECT", "0".to_string())];
     if choice == NcclChoice::Fixed {
         all.extend(OF_BITS.map(|name| (name, "0".to_string())));
@@ -119,7 +119,7 @@ pub fn settings_of_free_order() -> Vec<&'static str> {
     OF_BITS.into_iter().filter(is_free).collect()
 }
 
-/// Says once if equal calls may have different bits, where they were to be the same.
+/// Says once if equal calls may have different bits although equal ones were asked for.
 pub(super) fn warn_of_bits() {
     static SAID: Once = Once::new();
     let free = settings_of_free_order();

@@ -1,6 +1,6 @@
 //! Every operation once, on small tensors with known results, before anything depends on it.
-//! Connections are made and kernels loaded, which a graph capture could not do, and a machine that
-//! adds wrongly reports it at the start.
+//! Connections for send and receive are made and kernels loaded before any step or capture, and a
+//! machine that adds wrongly reports it at the start.
 
 use std::sync::Arc;
 use std::time::Duration;

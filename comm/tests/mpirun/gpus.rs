@@ -104,7 +104,7 @@ fn sums_keep_their_bits_where_nvlink_switches_would_add_in_any_order() {
         let job = job.env("SIMCUDA_SEED", seed);
         let ended = if fast { job.env(FAST, "1") } else { job }.run();
         assert_same_bits(!fast, &ended, 4);
-        // Who asks for it needs no warning.
+        // A run that asks for it gets no warning.
         assert!(!ended.stderr.contains("bits differ"), "{ended}");
         ended.told("bits")[0].to_string()
     };

@@ -222,14 +222,15 @@ pub(super) fn cuda(ranks: usize) -> Vec<Finding> {
         ));
     }
     // Loads the libraries, so that those that fail are known.
-    let product = Tensor::ones(&[16, 16], DType::F32, Device::Cuda(0))
+    let usable = found.gpus.iter().find(|gpu| too_old(gpu).is_none());
+    let device = Device::Cuda(usable.map_or(0, |gpu| gpu.index));
+    let product = Tensor::ones(&[16, 16], DType::F32, device)
         .and_then(|ones| ops::addmm(&ones, &ones, &ones, 1.0, 0.0)?.to_vec::<f32>());
     let refused = ddp_kernels::foreign::Library::refused();
     findings.push(library(&found.cublaslt, true, &refused));
     findings.push(library(&found.nvrtc, true, &refused));
     findings.push(library(&found.nccl, several, &refused));
-    let is_first_too_old = too_old(&found.gpus[0]).is_some();
-    if let Some(error) = product.err().filter(|_| !is_first_too_old) {
+    if let Some(error) = product.err().filter(|_| usable.is_some()) {
         let help = "install versions of the libraries that fit the driver";
         findings.push(Finding::bad("GPU", error.to_string(), help));
     }

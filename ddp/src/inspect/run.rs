@@ -161,7 +161,7 @@ fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
     let program = shown(&text("program").map_or_else(older, String::from));
     let (ranks, threads) = (world.ranks, plural(world.threads, "thread"));
     sheet.add("ranks", format!("{ranks}, {threads} each, {program}"));
-    sheet.add("bits", shown(&world.freedom_of_bits()));
+    sheet.add("bits", shown(&world.why_bits_may_differ()));
     sheet.add("parameters", start.parameters.unwrap_or(0).to_string());
     if let Some(step) = run.steps.last() {
         let rate = step.samples_per_s;

@@ -82,10 +82,13 @@ pub(crate) struct WorldLine {
 
 impl WorldLine {
     /// Why another run may have other bits. Empty if it has the same.
-    pub(crate) fn freedom_of_bits(&self) -> String {
+    pub(crate) fn why_bits_may_differ(&self) -> String {
         match &self.bits_may_differ[..] {
             [] => String::new(),
-            names => format!("may differ from run to run: not 0 are {}", names.join(", ")),
+            names => format!(
+                "may differ from run to run, since these are not 0: {}",
+                names.join(", ")
+            ),
         }
     }
 }

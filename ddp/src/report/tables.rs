@@ -83,7 +83,7 @@ pub(super) fn versions(run: &Run) -> String {
         let buckets = plural(world.buckets, "bucket");
         let text = format!("{buckets} over {}, reduced {when}", world.transport);
         rows.push(("gradients".to_string(), text));
-        rows.push(("bits".to_string(), world.freedom_of_bits()));
+        rows.push(("bits".to_string(), world.why_bits_may_differ()));
     }
     let devices = run.devices();
     for (rank, device) in devices.iter().enumerate().take(RANKS_MAX) {

@@ -89,7 +89,7 @@ fn the_record_says_where_nccl_may_add_in_another_order() {
         };
         let ended = job.run();
         ended.assert_well();
-        // Who asks for it needs no warning.
+        // A run that asks for it gets no warning.
         let warned = ended.stderr.contains("so that bits differ");
         assert_eq!(warned, nvls == Some("1"), "{flags} {nvls:?}: {ended}");
         let record = folder.record();
@@ -99,7 +99,7 @@ fn the_record_says_where_nccl_may_add_in_another_order() {
         seen.assert_well();
         let page = std::fs::read_to_string(folder.out().join("report.html")).unwrap();
         for text in [&seen.stdout, &page] {
-            let said = text.contains("may differ from run to run: not 0 are NCCL_");
+            let said = text.contains("may differ from run to run, since these are not 0: NCCL_");
             assert_eq!(said, expected.is_some(), "{flags} {nvls:?}: {text}");
         }
     }

@@ -1,4 +1,4 @@
-//! Attention in both directions: the multiply-adds that are not masked, against the peak.
+//! Attention in both directions: the multiply-adds that are not masked, against the machine's.
 
 use ddp_kernels::ops::{self, Attention, Qkv};
 use ddp_kernels::{DType, Device, Random, Result, Tensor};

@@ -2,7 +2,7 @@
 //! caches.
 
 use std::hint::black_box;
-use std::sync::Mutex;
+use std::sync::{Barrier, Mutex};
 use std::time::Instant;
 
 use ddp_kernels::{DType, Device, Random, Tensor};
@@ -41,14 +41,16 @@ fn copy() -> f64 {
 /// Independent multiply-adds: enough of them in flight to hide their latency on any processor of
 /// today.
 const CHAINS: usize = 12;
-/// A few milliseconds, and a few microseconds.
+/// About 4 ms, and about 10 µs.
 const STEPS: usize = 2_000_000;
 const STEPS_BURST: usize = 5_000;
 
 /// Multiplications and additions a second on all threads, in 10^9.
 fn multiply_adds(threads: usize, steps: usize) -> f64 {
-    let sum = Mutex::new(0.0);
+    let (sum, barrier) = (Mutex::new(0.0), Barrier::new(threads));
     ddp_kernels::threads::run(threads, |_| {
+        // Or one thread could take two of the pieces.
+        barrier.wait();
         let start = Instant::now();
         let flops = one_thread(steps);
         *sum.lock().expect("no thread panics") += flops / start.elapsed().as_secs_f64() / 1e9;

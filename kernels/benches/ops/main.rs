@@ -113,8 +113,8 @@ fn in_turn(bodies: &mut [&mut dyn FnMut()]) -> Vec<Vec<f64>> {
 }
 
 /// Measures a body that multiplies and adds. Its rate is compared with the machine's multiply-adds
-/// at their best, and with those right after it: some processors run wide instructions more slowly
-/// while they are many.
+/// at their best, and with those right after it: some processors slow down while they run many wide
+/// instructions.
 fn against_multiply_adds(
     name: String,
     operations: usize,

@@ -260,7 +260,7 @@ fn a_missing_library_is_named_with_help() {
 
 /// Below sm_80 kernels round to bf16 in software, and attention in bf16 has no tensor cores.
 #[test]
-fn kernels_for_older_gpus_have_the_same_bits() {
+fn kernels_for_older_gpus_round_alike() {
     let is_simulated = |name: &str| name.contains("Simulated");
     if !discover().gpus.iter().all(|gpu| is_simulated(&gpu.name)) || devices().is_empty() {
         return skip("no simulated GPU");
@@ -271,12 +271,22 @@ fn kernels_for_older_gpus_have_the_same_bits() {
             "attention::both_directions_are_within_rounding_of_the_textbook",
         ])
         .args(["elementwise::every_sum_that_is_rounded_to_bf16_goes_to_the_nearest"])
+        .args(["compile::gpus_are_as_old_as_a_caller_says"])
         .env("SIMCUDA_CAPABILITY", "7.5")
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && said.contains("2 passed"),
+        output.status.success() && said.contains("3 passed"),
         "{said}"
     );
+}
+
+/// In the child of the test above.
+#[test]
+fn gpus_are_as_old_as_a_caller_says() {
+    if std::env::var("SIMCUDA_CAPABILITY").as_deref() == Ok("7.5") {
+        let gpus = &discover().gpus;
+        assert!(gpus.iter().all(|gpu| gpu.compute_capability == (7, 5)));
+    }
 }

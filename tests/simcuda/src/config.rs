@@ -207,7 +207,12 @@ fn capabilities(text: Option<&str>) -> Result<Vec<(u32, u32)>, String> {
         Some((major.parse().ok()?, minor.parse().ok()?)).filter(|(_, minor)| *minor < 10)
     };
     let all: Option<Vec<_>> = text.split(',').map(one).collect();
-    all.ok_or_else(|| format!("SIMCUDA_CAPABILITY={text}: expected as in 7.5 or 7.0,9.0"))
+    all.ok_or_else(|| {
+        format!(
+            "SIMCUDA_CAPABILITY={text}: expected a compute capability, as in 7.5, or one for each \
+             device, as in 7.0,9.0"
+        )
+    })
 }
 
 #[cfg(test)]
@@ -296,7 +301,7 @@ mod tests {
         for (name, value, expected) in [
             ("SIMCUDA_DEVICES", "many", "a whole number"),
             ("SIMCUDA_DEVICES", "65", "at most 64"),
-            ("SIMCUDA_CAPABILITY", "75", "expected as in"),
+            ("SIMCUDA_CAPABILITY", "75", "expected a compute capability"),
             ("SIMCUDA_MEMORY_MB", "0", "expected 1 to"),
             ("SIMCUDA_SCHEDULE", "fast", "random, lazy or eager"),
             ("SIMCUDA_ON_FINDING", "ignore", "exit or report"),

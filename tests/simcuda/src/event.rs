@@ -49,7 +49,7 @@ impl Record {
         self.sequence.load(Ordering::Relaxed)
     }
 
-    /// Whether nothing waits for it any more.
+    /// Whether it was reached, or never will be.
     pub(crate) fn is_complete(&self) -> bool {
         self.completion.get().is_some()
     }

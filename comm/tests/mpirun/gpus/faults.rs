@@ -104,7 +104,7 @@ fn ranks_that_join_more_slowly_than_the_timeout_are_waited_for() {
     assert!(cause.contains(expected), "{ended}");
 }
 
-/// A ring and a tree take 2 MiB: NCCL connects them when ranks join, not in the middle of a step.
+/// Tree and ring take 1 MiB each, and the memory pool 2 MiB of the 3.
 #[test]
 fn memory_that_nccl_lacks_is_missed_when_ranks_join() {
     if !has_simulated_gpus(2) {

@@ -24,14 +24,14 @@ pub(super) fn are_timed(choice: ProductChoice, device: Device, world: &World) ->
         return false;
     }
     let forced = std::env::var_os("DDP_TEST_PRODUCTS").is_some_and(|value| value == "simulated");
-    let times = forced || !is_simulated(device);
-    if !times && world.rank() == 0 {
+    let is_timed = forced || !is_simulated(device);
+    if !is_timed && world.rank() == 0 {
         tracing::warn!(
-            "`products` timed: matrix products are not timed on simulated GPUs, whose times mean \
-             nothing, and use cuBLASLt's first algorithms"
+            "`products` is timed, but the speed of simulated GPUs means nothing: matrix products use \
+             cuBLASLt's first algorithms"
         );
     }
-    times
+    is_timed
 }
 
 /// Uses the algorithms of a checkpoint. None, with a warning, if rank 0 now has another device or

@@ -100,7 +100,9 @@ impl<'a> Trainer<'a> {
         });
         let mut state = opening::state(options, &settings, &run, world)?;
         let times_products = products::are_timed(options.products, run.devices[0], world);
-        state.products.take_if(|_| !times_products);
+        if !times_products {
+            state.products = None;
+        }
         let record = if world.rank() == 0 {
             let record = opening::open_record(options, program, &settings, &run, world, locked)?;
             Some(record)

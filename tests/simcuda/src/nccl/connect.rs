@@ -2,6 +2,7 @@
 //! it, and those to another rank at the first send or receive. That call takes device memory, and
 //! returns only once the other ranks make theirs.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -38,15 +39,26 @@ fn link(comm: &Comm, call: &Call) -> usize {
     RANKS_MAX + algorithm
 }
 
+fn asks(comm: &Comm, rank: usize, link: usize) -> bool {
+    let asked = &comm.segment.member(rank).connects[link];
+    asked.load(Ordering::Acquire) != 0
+}
+
 fn is_connected(comm: &Comm, link: usize) -> bool {
-    let asks = |rank: usize, link: usize| {
-        let asked = &comm.segment.member(rank).connects[link];
-        asked.load(Ordering::Acquire) != 0
-    };
     if link >= RANKS_MAX {
-        return (0..comm.segment.ranks()).all(|rank| asks(rank, link));
+        return (0..comm.segment.ranks()).all(|rank| asks(comm, rank, link));
     }
-    asks(comm.rank, link) && asks(link, comm.rank)
+    asks(comm, comm.rank, link) && asks(comm, link, comm.rank)
+}
+
+/// Whether another rank waits for an algorithm that this one does not use: their calls differ,
+/// which is found once they are made.
+fn differs(comm: &Comm, link: usize) -> bool {
+    let asks_for_another = |rank: usize| {
+        (RANKS_MAX..LINKS).any(|other| asks(comm, rank, other) && !asks(comm, comm.rank, other))
+    };
+    link >= RANKS_MAX
+        && (0..comm.segment.ranks()).any(|rank| !asks(comm, rank, link) && asks_for_another(rank))
 }
 
 /// Makes the connections that calls of a group lack. Waits for the other ranks without a limit and
@@ -71,7 +83,7 @@ pub(super) fn connect<'a>(
         for (comm, link) in &lacking {
             loop {
                 let heard = comm.segment.bell();
-                if is_connected(comm, *link) || comm.is_aborted() {
+                if is_connected(comm, *link) || differs(comm, *link) || comm.is_aborted() {
                     break;
                 }
                 comm.segment.sleep(heard, Duration::from_millis(100));
@@ -84,7 +96,7 @@ pub(super) fn connect<'a>(
 /// This rank's part of the connections of all algorithms.
 pub(super) fn algorithms(machine: &mut Machine, comm: &Comm) -> Result<(), Refusal> {
     let known = if comm.nvls.is_some() { 3 } else { 2 };
-    (0..known).try_for_each(|algorithm| make(machine, comm, RANKS_MAX + algorithm))
+    make(machine, comm, RANKS_MAX..RANKS_MAX + known)
 }
 
 fn name(link: usize) -> String {
@@ -101,7 +113,7 @@ fn ask(
     call: &Call,
     (link, stream): (usize, StreamId),
 ) -> Result<(), Refusal> {
-    if comm.segment.member(comm.rank).connects[link].load(Ordering::Acquire) != 0 {
+    if asks(comm, comm.rank, link) {
         return Ok(());
     }
     if capture::of(machine, stream).is_some() {
@@ -114,22 +126,26 @@ fn ask(
         );
         report::finding(machine, FindingKind::Capture, message);
     }
-    make(machine, comm, link)
+    make(machine, comm, link..link + 1)
 }
 
-/// This rank's part of a connection, with its memory.
-fn make(machine: &mut Machine, comm: &Comm, link: usize) -> Result<(), Refusal> {
-    let memory = &mut machine.memory;
-    if memory.take_directly(comm.device, CONNECTION_BYTES).is_err() {
+/// This rank's part of some connections, with their memory.
+fn make(machine: &mut Machine, comm: &Comm, links: Range<usize>) -> Result<(), Refusal> {
+    let bytes = links.len() as u64 * CONNECTION_BYTES;
+    if machine.memory.take_directly(comm.device, bytes).is_err() {
         // NCCL's words.
-        let name = name(link);
-        let message = format!("Cuda failure 2 'out of memory' ({CONNECTION_BYTES} bytes: {name})");
+        let names: Vec<String> = links.map(name).collect();
+        let message = format!(
+            "Cuda failure 2 'out of memory' ({bytes} bytes: {})",
+            names.join(", ")
+        );
         return Err(Refusal::new(code::UNHANDLED_CUDA_ERROR, message));
     }
-    let bytes = &comm.buffer_bytes;
-    bytes.fetch_add(CONNECTION_BYTES, Ordering::Relaxed);
-    let asked = &comm.segment.member(comm.rank).connects[link];
-    asked.store(1, Ordering::Release);
+    comm.buffer_bytes.fetch_add(bytes, Ordering::Relaxed);
+    for link in links {
+        let asked = &comm.segment.member(comm.rank).connects[link];
+        asked.store(1, Ordering::Release);
+    }
     comm.segment.ring_bell();
     Ok(())
 }

@@ -394,13 +394,14 @@ fn fail(machine: &mut Machine, device: usize, failure: &Failure) {
     abandon(machine, device);
 }
 
-/// What waits for work of a lost device never runs, because nothing orders it any more. CUDA says of
-/// such errors that "any further CUDA work will return the same error".
+/// Work that waits for a lost device can never be ordered, so its own device is lost, too. CUDA says
+/// of such errors that "any further CUDA work will return the same error".
 fn fail_after(machine: &mut Machine, operation: &Operation, lost: StreamId) {
     let lost = stream::device_of(machine, lost);
-    let code = machine.devices[lost].lost;
     let failure = Failure {
-        code: code.unwrap_or(CUresult::CUDA_ERROR_LAUNCH_FAILED),
+        code: machine.devices[lost]
+            .lost
+            .expect("only lost devices abandon records"),
         message: format!("{operation}: waits for work of device {lost}, which is lost"),
     };
     fail(machine, operation.device, &failure);

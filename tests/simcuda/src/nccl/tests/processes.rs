@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 use std::time::{Duration, SystemTime};
 
 use super::bench::*;
-use crate::machine::testing::{made, ok};
+use crate::machine::testing::{device, made, ok};
 use crate::memory::calls::cuMemGetInfo_v2;
 use crate::nccl::comm_calls::*;
 use crate::nccl::connect::CONNECTION_BYTES;
@@ -109,6 +109,23 @@ fn a_connection_that_finds_no_memory_fails_in_nccls_words() {
         assert_eq!(code, code::UNHANDLED_CUDA_ERROR);
         assert!(last_error().contains("Cuda failure 2 'out of memory'"));
         done(ncclCommAbort(comm));
+    });
+    let Some(ended) = ended else { return };
+    all_clean(&ended);
+}
+
+#[test]
+fn a_communicator_that_finds_no_memory_for_all_its_algorithms_takes_none() {
+    let test = name!(a_communicator_that_finds_no_memory_for_all_its_algorithms_takes_none);
+    // A tree would find memory, and a ring none.
+    let variables = [("SIMCUDA_MEMORY_MB", "1"), ("NCCL_RUNTIME_CONNECT", "0")];
+    let ended = played(test, 2, &variables, |own| {
+        device(own.rank as i32);
+        let before = free_bytes();
+        let mut comm = MaybeUninit::uninit();
+        let code = ncclCommInitRank(Some(&mut comm), own.ranks as i32, own.id, own.rank as i32);
+        assert_eq!(code, code::UNHANDLED_CUDA_ERROR);
+        assert_eq!(before, free_bytes());
     });
     let Some(ended) = ended else { return };
     all_clean(&ended);
