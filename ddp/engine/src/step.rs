@@ -299,7 +299,7 @@ impl Step {
             Device::Cpu => stats.to((device, DType::F64)),
             _ => Ok(stats),
         })?;
-        group.all_reduce(&stats, Reduce::Sum, &Stream::default_of(device)?)?;
+        group.all_reduce(&stats, Reduce::Sum, &Stream::current(device)?)?;
         announced("the evaluation's result", || Stats::read(&stats))
     }
 

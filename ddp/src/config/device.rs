@@ -109,7 +109,7 @@ pub(crate) fn too_old(gpu: &Gpu) -> Option<String> {
         let (index, name) = (gpu.index, &gpu.name);
         format!(
             "cuda:{index} ({name}) has compute capability {major}.{minor}, and 7.5 is needed \
-             (set CUDA_VISIBLE_DEVICES to leave it out)"
+             (beside a newer GPU, set CUDA_VISIBLE_DEVICES to leave it out)"
         )
     })
 }

@@ -236,7 +236,11 @@ pub(super) fn cuda(ranks: usize) -> Vec<Finding> {
     }
     findings.extend(found.gpus.iter().map(|gpu| {
         if let Some(why) = too_old(gpu) {
-            return Finding::bad("GPU", why, "train on another GPU, or with --device cpu");
+            let help = "train on another GPU, or with --device cpu";
+            return match usable {
+                Some(_) => Finding::note("GPU", why, help),
+                None => Finding::bad("GPU", why, help),
+            };
         }
         let simulated = if gpu.name.contains("Simulated") {
             " (SIMULATED: its speed means nothing)"

@@ -19,6 +19,7 @@ use ddp::step::{Part, Stats, Step, StepOptions, StepReport};
 use ddp::tasks::{self, LossOptions};
 use ddp_comm::{Group, World};
 use ddp_kernels::ops::{Activation, Gelu};
+use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::places;
@@ -216,7 +217,14 @@ impl Recipe {
         let row_losses = step.losses_of(&loader.load(STEPS)?.clone())?;
         step.run(loader.load(STEPS)?, RATE, false)?;
         let mut in_order = InOrder::new(self.source(devices), world.rank(), world.size(), 9)?;
-        let evaluation = step.evaluate(&mut in_order, &world.group("main")?)?;
+        // On a stream of its own, the sum over ranks must wait for that stream.
+        let last = devices[devices.len() - 1];
+        let group = match last {
+            Device::Cpu => world.group("main")?,
+            _ => world.gpu_group("evaluation", last)?,
+        };
+        let stream = Stream::new(last)?;
+        let evaluation = stream.scope(|| step.evaluate(&mut in_order, &group))?;
         Ok(Seen {
             values: values(&step)?,
             moments: moments(&step)?,

@@ -30,7 +30,7 @@ fn gpus_below_7_5_are_refused_by_name_and_auto_says_how_to_leave_them_out() {
     let Some(_gpu) = gpu() else { return };
     let Some(name) = simulated() else { return };
     let why = format!("cuda:0 ({name}) has compute capability 7.0, and 7.5 is needed");
-    let help = "(set CUDA_VISIBLE_DEVICES to leave it out)";
+    let help = "(beside a newer GPU, set CUDA_VISIBLE_DEVICES to leave it out)";
     for (ranks, capability) in [(1, "7.0"), (1, "7.0,9.0"), (2, "7.0,9.0")] {
         let folder = Folder::new("old");
         let refused = run(&folder, ranks, capability, "--device cuda");

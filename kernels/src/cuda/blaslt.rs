@@ -272,9 +272,11 @@ impl Launcher {
 
     fn refused(&self, functions: &Functions, fault: Fault, product: &Product) -> Error {
         // Of a lost device cuBLASLt says only that it failed; the driver says why.
-        match self.queue.record(false) {
-            Err(why) if why.is_of_a_lost_device() => return self.failed(why),
-            _ => {}
+        if let Err(mut why) = self.queue.record(false)
+            && why.is_of_a_lost_device()
+        {
+            why.function = fault.function;
+            return self.failed(why);
         }
         let (name, meaning) = functions.describe(fault.code);
         self.refusal(fault.function, &name, &meaning, product)
