@@ -394,8 +394,8 @@ fn fail(machine: &mut Machine, device: usize, failure: &Failure) {
     abandon(machine, device);
 }
 
-/// Work that waits for a lost device can never be ordered, so its own device is lost, too. CUDA says
-/// of such errors that "any further CUDA work will return the same error".
+/// Work that waits for a lost device can never be ordered, so its own device is lost, too: CUDA
+/// says of such errors that "any further CUDA work will return the same error".
 fn fail_after(machine: &mut Machine, operation: &Operation, lost: StreamId) {
     let lost = stream::device_of(machine, lost);
     let failure = Failure {
