@@ -16,8 +16,8 @@ pub struct Scratch {
     pool: Pool,
 }
 
-/// Buffers for tensors that live equally long: apart, a small tensor that lives long does not take
-/// up a large buffer of a tensor that lives shortly.
+/// Buffers are separate by lifetime, so that a small long-lived tensor does not occupy the large
+/// buffer of a short-lived one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pool {
     /// Activations that are kept for backward, and all else.
@@ -56,7 +56,7 @@ impl Scratch {
         Ok(buffer.reshape(shape)?)
     }
 
-    /// Makes `take` use the buffers of `pool`. Returns whose it used before.
+    /// Makes `take` use the buffers of `pool`. Returns the previous pool.
     pub(crate) fn take_from(&mut self, pool: Pool) -> Pool {
         std::mem::replace(&mut self.pool, pool)
     }

@@ -217,7 +217,7 @@ impl Recipe {
         let row_losses = step.losses_of(&loader.load(STEPS)?.clone())?;
         step.run(loader.load(STEPS)?, RATE, false)?;
         let mut in_order = InOrder::new(self.source(devices), world.rank(), world.size(), 9)?;
-        // On a stream of its own, the sum over ranks must wait for that stream.
+        // Evaluation runs on a new stream: the sum over ranks must wait for it.
         let last = devices[devices.len() - 1];
         let group = match last {
             Device::Cpu => world.group("main")?,

@@ -41,7 +41,6 @@ fn copy() -> f64 {
 /// Independent multiply-adds: enough of them in flight to hide their latency on any processor of
 /// today.
 const CHAINS: usize = 12;
-/// About 4 ms, and about 10 µs.
 const STEPS: usize = 2_000_000;
 const STEPS_BURST: usize = 5_000;
 
@@ -49,7 +48,7 @@ const STEPS_BURST: usize = 5_000;
 fn multiply_adds(threads: usize, steps: usize) -> f64 {
     let (sum, barrier) = (Mutex::new(0.0), Barrier::new(threads));
     ddp_kernels::threads::run(threads, |_| {
-        // Or one thread could take two of the pieces.
+        // All threads start together, and each takes one piece.
         barrier.wait();
         let start = Instant::now();
         let flops = one_thread(steps);
@@ -58,7 +57,7 @@ fn multiply_adds(threads: usize, steps: usize) -> f64 {
     sum.into_inner().expect("no thread panics")
 }
 
-/// The same for so short a time that the processor does not change its clock.
+/// The same for about 10 µs: what the processor reaches right after other work.
 pub(crate) fn multiply_adds_burst(threads: usize) -> f64 {
     multiply_adds(threads, STEPS_BURST)
 }
