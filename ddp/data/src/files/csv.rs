@@ -18,6 +18,10 @@ const RECORD_BYTES_MAX: usize = 64 << 20;
 const CELLS_MAX: usize = 4 << 20;
 const BUFFER_BYTES: usize = 1 << 20;
 
+/// What is said where several delimiters fit.
+const AMBIGUOUS: &str = "expected one delimiter, got several of commas, semicolons and tabs, each of which splits \
+     all rows alike; help: write quotes around names and cells that hold another one (\"a,b\"), or rename columns";
+
 /// Why a table cannot be read.
 #[derive(Debug)]
 pub(crate) enum CsvProblem {
@@ -94,8 +98,8 @@ pub(crate) struct Record<'a> {
 }
 
 impl<R: Read> Records<R> {
-    /// Reads a stream whose first line decides the delimiter: a tab if `tabs`, else a comma, else a
-    /// semicolon or a tab.
+    /// Reads a stream with tabs as delimiters if `tabs`, else with the delimiter that its first
+    /// lines show.
     pub(crate) fn new(reader: R, tabs: bool) -> Result<Records<R>, CsvProblem> {
         Records::with_buffer(reader, tabs, BUFFER_BYTES, RECORD_BYTES_MAX)
     }
@@ -116,11 +120,32 @@ impl<R: Read> Records<R> {
             let what = "expected UTF-8, got UTF-16; help: save the file as UTF-8";
             return Err(CsvProblem::Malformed(1, what.into()));
         }
+        let is_cut = start.len() == buffer_bytes;
         if start.starts_with(b"\xef\xbb\xbf") {
             start.drain(..3);
         }
-        let delimiter = if tabs { b'\t' } else { delimiter_of(&start) };
-        Ok(Records {
+        let delimiter = match tabs {
+            true => b'\t',
+            false => delimiter_of(&start, is_cut)?,
+        };
+        Ok(Records::split_at(
+            delimiter,
+            start,
+            reader,
+            buffer_bytes,
+            record_bytes_max,
+        ))
+    }
+
+    /// The records of `start` and then of `reader`.
+    fn split_at(
+        delimiter: u8,
+        start: Vec<u8>,
+        reader: R,
+        buffer_bytes: usize,
+        record_bytes_max: usize,
+    ) -> Records<R> {
+        Records {
             input: BufReader::with_capacity(buffer_bytes, Cursor::new(start).chain(reader)),
             parser: csv_core::ReaderBuilder::new().delimiter(delimiter).build(),
             delimiter,
@@ -130,7 +155,7 @@ impl<R: Read> Records<R> {
             line: 1,
             after_cr: false,
             record_bytes_max,
-        })
+        }
     }
 
     /// The next record; `None` at the end.
@@ -239,26 +264,37 @@ fn fill(input: &mut impl BufRead) -> Result<&[u8], CsvProblem> {
     input.fill_buf().map_err(CsvProblem::Unreadable)
 }
 
-/// The delimiter of a file that begins with these bytes.
-fn delimiter_of(start: &[u8]) -> u8 {
-    let line_begins = start.iter().position(|byte| !b"\r\n".contains(byte));
-    let (mut quoted, mut semicolons, mut tabs) = (false, false, false);
-    for &byte in &start[line_begins.unwrap_or(0)..] {
-        match byte {
-            b'"' => quoted = !quoted,
-            _ if quoted => {}
-            b',' => return b',',
-            b';' => semicolons = true,
-            b'\t' => tabs = true,
-            b'\n' | b'\r' => break,
-            _ => {}
+/// The delimiter of a file that begins with these bytes: of those in the first line the one that
+/// splits the other lines alike. `is_cut`: the last line may be cut off.
+fn delimiter_of(start: &[u8], is_cut: bool) -> Result<u8, CsvProblem> {
+    let splits_header = |delimiter: &u8| {
+        cells(*delimiter, start)
+            .next()
+            .is_some_and(|count| count > 1)
+    };
+    let mut found = [b',', b';', b'\t'].to_vec();
+    found.retain(splits_header);
+    if found.len() > 1 {
+        let splits_alike = |delimiter: &u8| {
+            let counts: Vec<usize> = cells(*delimiter, start).collect();
+            let whole = counts.len() - usize::from(is_cut && counts.len() > 1);
+            counts[..whole].iter().all(|count| *count == counts[0])
+        };
+        let alike: Vec<u8> = found.iter().copied().filter(splits_alike).collect();
+        match alike.len() {
+            // Whichever is taken, a row will be refused.
+            0 => {}
+            1 => found = alike,
+            _ => return Err(CsvProblem::Malformed(1, AMBIGUOUS.into())),
         }
     }
-    match (semicolons, tabs) {
-        (true, _) => b';',
-        (false, true) => b'\t',
-        (false, false) => b',',
-    }
+    Ok(found.first().copied().unwrap_or(b','))
+}
+
+/// How many cells each record of the first bytes of a file has with this delimiter.
+fn cells(delimiter: u8, start: &[u8]) -> impl Iterator<Item = usize> {
+    let mut records = Records::split_at(delimiter, Vec::new(), start, 1 << 12, RECORD_BYTES_MAX);
+    std::iter::from_fn(move || records.next().ok().flatten().map(|record| record.len()))
 }
 
 impl<'a> Record<'a> {

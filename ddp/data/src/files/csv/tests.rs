@@ -102,7 +102,7 @@ fn a_cell_is_on_the_line_on_which_it_begins() {
 #[test]
 fn spaces_around_cells_do_not_count() {
     assert_reads(
-        "a , b,\tc\n 1,\"2\" ,\" 3 \"\n",
+        "a , b,c\n 1,\"2\"\t ,\" 3 \"\n",
         &[(1, &["a", "b", "c"]), (2, &["1", "2", "3"])],
     );
 }
@@ -110,7 +110,6 @@ fn spaces_around_cells_do_not_count() {
 #[test]
 fn the_header_tells_the_delimiter() {
     assert_reads("a;b\n1;2,5\n", &[(1, &["a", "b"]), (2, &["1", "2,5"])]);
-    assert_reads("a;b,c\n", &[(1, &["a;b", "c"])]);
     assert_reads("a\tb\n1\t2\n", &[(1, &["a", "b"]), (2, &["1", "2"])]);
     assert_reads("\"a,b\";c\n", &[(1, &["a,b", "c"])]);
     assert_eq!(
@@ -121,6 +120,31 @@ fn the_header_tells_the_delimiter() {
     assert_eq!(
         read_with(b"\t \t\n", true, 64).unwrap(),
         [(1, vec![String::new(); 3])]
+    );
+}
+
+#[test]
+fn of_several_delimiters_in_the_header_the_one_counts_that_splits_all_lines_alike() {
+    let rows: &[(u64, &[&str])] = &[(1, &["m2;kind", "x"]), (2, &["1", "2"]), (3, &["3", "4"])];
+    assert_reads("m2;kind,x\n1,2\n3,4\n", rows);
+    let rows: &[(u64, &[&str])] = &[(1, &["m2,kind", "x"]), (2, &["1", "2"]), (3, &["3", "4"])];
+    assert_reads("m2,kind;x\n1;2\n3;4\n", rows);
+    assert_reads("m2,kind\tx\n1\t2\n3\t4\n", rows);
+    // Decimal commas in some rows.
+    let read = |text: &str| read_with(text.as_bytes(), false, 1 << 12);
+    let first = |text: &str| read(text).unwrap()[0].1.clone();
+    assert_eq!(first("a,b;c\n1,5;2\n3;4\n"), ["a,b", "c"]);
+    // A row that is cut off where the first buffer ends does not count.
+    let long = "a,b;c\n".to_string() + &"1;2\n".repeat(2000);
+    assert_eq!(first(&long).len(), 2);
+    for text in ["a;b,c\n", "a,b;c\n1,5;2\n"] {
+        let error = read(text).unwrap_err();
+        let parts = ["line 1: expected one delimiter", "help: write quotes"];
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    }
+    assert_reads(
+        "\"a,b\";c\n\"1,5\";2\n",
+        &[(1, &["a,b", "c"]), (2, &["1,5", "2"])],
     );
 }
 
