@@ -277,7 +277,8 @@ fn check_names(header: &Header) -> Result<(), String> {
         }
     }
     let count = header.columns.as_ref().map_or(0, Vec::len);
-    let width = |entry: &Entry| entry.shape.iter().skip(1).product::<usize>();
+    let times = |width: usize, dim: &usize| width.saturating_mul(*dim);
+    let width = |entry: &Entry| entry.shape.iter().skip(1).fold(1, times);
     let mut arrays = header.arrays.iter();
     let features = arrays.clone().find(|entry| entry.name == "features");
     let fits = match features {

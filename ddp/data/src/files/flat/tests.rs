@@ -196,6 +196,11 @@ fn wrong_headers_with_a_valid_checksum_are_refused() {
             "its header claims features, f32[20000000000, 2], up to byte 160000000064, but the file has",
         ),
         ("[2,2]", "[4294967296,4294967296]", "is beyond any file"),
+        (
+            "[2,2]",
+            "[0,4294967296,4294967296]",
+            "it names 2 columns: expected as many as its features have",
+        ),
         ("[2,2]", "[-2,2]", "cannot be read"),
         ("[2,2]", "[2,2.0]", "cannot be read"),
         ("[2,2]", "[0,2]", "it is empty"),
