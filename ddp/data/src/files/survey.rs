@@ -15,7 +15,7 @@ use super::io::{reading, refuse, writing};
 use super::shown::shown;
 use super::written::Written;
 use crate::error::{Error, Result};
-use crate::plan::{AUTO_VALUES_MAX, ColumnPlan};
+use crate::plan::{AUTO, AUTO_VALUES_MAX, ColumnPlan};
 
 /// The most different values of a column that is named as categorical.
 const NAMED_VALUES_MAX: usize = 1 << 16;
@@ -47,8 +47,9 @@ pub(crate) struct SurveyedColumn {
     /// The first text and the first missing cell, with their places.
     first_text: Option<String>,
     first_missing: Option<String>,
-    has_decimal_comma: bool,
-    has_thousands: bool,
+    /// What keeps texts from being numbers, and how many of them are such texts.
+    written: Option<Written>,
+    written_texts: u64,
     /// The different values; `None` if they cannot all be categories.
     values: Option<HashSet<String>>,
     /// Why they cannot, if not because there are more than `values_max`.
@@ -99,6 +100,8 @@ impl Survey {
             column.missing += later.missing;
             column.first_text = column.first_text.take().or(later.first_text);
             column.first_missing = column.first_missing.take().or(later.first_missing);
+            column.written = column.written.max(later.written);
+            column.written_texts += later.written_texts;
             column.bad_value = column.bad_value.take().or(later.bad_value);
             let both = column.values.take().zip(later.values);
             let all = both.map(|(mut values, more)| {
@@ -150,19 +153,11 @@ const UTF8_HELP: &str = "save the file as UTF-8 (iconv -f latin1 -t utf8)";
 
 /// What to do about columns of texts and missing cells.
 fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
-    let is_category =
-        |column: &&&SurveyedColumn| column.has_categories() && !column.is_nearly_unique();
-    let (few, many): (Vec<_>, Vec<_>) = texts.iter().partition(is_category);
-    let any = |is_so: fn(&SurveyedColumn) -> bool| texts.iter().any(|column| is_so(column));
-    let mut help = Vec::new();
-    if any(|column| column.has_decimal_comma) {
-        help.push(Written::DecimalComma.help().to_string());
-    } else if any(|column| column.has_thousands) {
-        help.push(Written::Thousands.help().to_string());
-    }
-    if any(|column| matches!(column.bad_value, Some(BadValue::NotUtf8(_)))) {
-        help.push(UTF8_HELP.to_string());
-    }
+    let (few, many): (Vec<_>, Vec<_>) = texts
+        .iter()
+        .filter(|column| !column.are_written())
+        .partition(|column| column.may_be_categories());
+    let mut help = how_to_write(texts);
     if !few.is_empty() {
         help.push(format!(
             "`categorical` {} one-hot encodes the texts",
@@ -183,6 +178,21 @@ fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
         help.push("if one of these columns is the label, name it in `labels`".to_string());
     }
     help.join("; ")
+}
+
+/// What to do about columns whose texts are numbers, dates or not UTF-8, each said once.
+fn how_to_write(columns: &[&SurveyedColumn]) -> Vec<String> {
+    let written = columns.iter().filter(|column| column.are_written());
+    let mut written: Vec<_> = written.filter_map(|column| column.written).collect();
+    written.sort_unstable();
+    written.dedup();
+    let mut help: Vec<_> = written.iter().map(|way| way.help().to_string()).collect();
+    let is_not_utf8 =
+        |column: &&SurveyedColumn| matches!(column.bad_value, Some(BadValue::NotUtf8(_)));
+    if columns.iter().any(is_not_utf8) {
+        help.push(UTF8_HELP.to_string());
+    }
+    help
 }
 
 /// The names of columns as a value of a setting.
@@ -216,9 +226,10 @@ fn described(columns: &[&SurveyedColumn], describe: impl Fn(&SurveyedColumn) -> 
 }
 
 impl SurveyedColumn {
-    /// Whether its texts can be categories without being named.
-    fn has_categories(&self) -> bool {
-        self.values.is_some() && self.texts >= self.numbers
+    /// Whether its texts may be categories without being named.
+    fn may_be_categories(&self) -> bool {
+        let has_few = self.values.is_some() && self.texts >= self.numbers;
+        has_few && !self.is_nearly_unique() && !self.are_written()
     }
 
     /// Whether so many of its values are different that categories say nothing.
@@ -227,16 +238,29 @@ impl SurveyedColumn {
         different > 20 && different * 10 > 9 * (self.texts + self.numbers)
     }
 
+    /// Whether most texts are numbers or dates that are written otherwise than programs read them.
+    fn are_written(&self) -> bool {
+        2 * self.written_texts > self.texts
+    }
+
     fn describe_texts(&self) -> String {
         let first = self.first_text.as_deref().unwrap_or_default();
+        let cells = self.texts + self.numbers;
         let what = match (&self.bad_value, self.numbers, &self.values) {
             (Some(BadValue::NotUtf8(which)), ..) => format!("not UTF-8: {which}"),
             (Some(BadValue::TooLong(place)), 0, _) => {
                 format!("more than {VALUE_BYTES_MAX} bytes in {place}")
             }
-            (_, 1.., _) => format!("{} of {} cells", self.texts, self.texts + self.numbers),
+            (_, 1.., _) => format!("{} of {cells} cells", self.texts),
+            (_, 0, Some(values)) if self.is_nearly_unique() => {
+                format!("{} different in {cells} cells", values.len())
+            }
             (_, 0, Some(values)) => format!("{} different", values.len()),
             (_, 0, None) => format!("more than {} different", self.values_max),
+        };
+        let what = match self.written.filter(|_| self.are_written()) {
+            Some(written) => format!("{}, {what}", written.name()),
+            None => what,
         };
         format!("\"{}\" ({what}, the first in {first})", self.name)
     }
@@ -293,10 +317,9 @@ impl CellSink for Survey {
                 if column.texts == 0 {
                     column.first_text = Some(format!("{}: \"{}\"", place(), shown(text)));
                 }
-                let written = text.contains(&b',').then(|| String::from_utf8_lossy(text));
-                let written = written.and_then(|text| Written::of(&text));
-                column.has_decimal_comma |= written == Some(Written::DecimalComma);
-                column.has_thousands |= written == Some(Written::Thousands);
+                let written = Written::of(&String::from_utf8_lossy(text));
+                column.written = column.written.max(written);
+                column.written_texts += u64::from(written.is_some());
                 column.texts += 1;
                 column.add_value(text, place);
             }
@@ -322,15 +345,18 @@ impl CellSink for Survey {
 /// The plan of surveyed columns: those in `categorical` have categories, and if it has `AUTO`, also
 /// those of texts.
 pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Result<Vec<ColumnPlan>> {
-    let is_auto = categorical.iter().any(|name| name == crate::plan::AUTO);
+    let is_auto = categorical.iter().any(|name| name == AUTO);
     let categorical: HashSet<&String> = categorical.iter().collect();
     let mut refused = Vec::new();
     let mut plan = Vec::new();
     for column in &survey.columns {
         let is_named = categorical.contains(&column.name);
         let is_texts = is_auto && column.texts > 0;
-        if is_named && column.values.is_none() || !is_named && is_texts && !column.has_categories()
-        {
+        let is_refused = match is_named {
+            true => column.values.is_none(),
+            false => is_texts && !column.may_be_categories(),
+        };
+        if is_refused {
             refused.push(column);
         }
         let values = (is_named || is_texts)
@@ -346,15 +372,19 @@ pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Resul
     }
     let what = described(&refused, SurveyedColumn::describe_texts);
     let names = list(&refused.iter().collect::<Vec<_>>());
-    let is_not_utf8 =
-        |column: &&SurveyedColumn| matches!(column.bad_value, Some(BadValue::NotUtf8(_)));
-    let utf8 = match refused.iter().any(is_not_utf8) {
-        true => format!("{UTF8_HELP}; "),
-        false => String::new(),
-    };
+    let mut help = how_to_write(&refused);
+    help.push(format!(
+        "leave these out with `drop` {names}, or correct the texts if these are columns of numbers"
+    ));
+    if is_auto && refused.iter().all(|column| column.bad_value.is_none()) {
+        help.push(format!(
+            "to encode their texts as they are: `categorical` {AUTO},{names}"
+        ));
+    }
     Err(Error::Data(format!(
         "{path}: expected categories: at most {AUTO_VALUES_MAX} different texts (or {NAMED_VALUES_MAX} in a column that \
-         `categorical` names) of at most {VALUE_BYTES_MAX} bytes each, in UTF-8, got {what}; help: {utf8}leave these out with `drop` \
-         {names}, or correct the texts if these are columns of numbers"
+         `categorical` names) of at most {VALUE_BYTES_MAX} bytes each, in UTF-8, that are neither numbers nor dates, nor \
+         different in nearly every row; got {what}; help: {}",
+        help.join("; ")
     )))
 }

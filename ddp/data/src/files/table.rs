@@ -123,7 +123,7 @@ pub(crate) fn survey(
 ) -> Result<Survey> {
     let format = Format::of(path)?;
     let asked = serde_json::json!([features, categorical, format!("{format:?}")]);
-    let made = cache::converted(path, cache_dir, &format!("survey 2 {asked}"), |to| {
+    let made = cache::converted(path, cache_dir, &format!("survey 3 {asked}"), |to| {
         let request = TableRequest {
             features: Some(features),
             ..TableRequest::default()

@@ -254,6 +254,61 @@ fn settings_of_tables_that_make_no_sense_are_refused() {
 }
 
 #[test]
+fn columns_that_are_no_categories_are_refused_unless_they_are_named() {
+    let scratch = Scratch::new();
+    let error_ = Missing::Error;
+    type Cell = fn(usize) -> String;
+    let cases: [(Cell, &str, &str); 7] = [
+        (
+            |row| format!("\"{},5\"", row % 9),
+            "\"c\" (decimal commas, 9 different, the first in line 2: \"0,5\")",
+            "write decimals with a point",
+        ),
+        (
+            |row| ["\"2,5\"", "7", "\"3,5\"", "n.a."][row % 4].into(),
+            "\"c\" (decimal commas, 30 of 40 cells",
+            "write decimals with a point",
+        ),
+        (
+            |row| format!("${}.50", row % 9),
+            "\"c\" (currency signs, 9 different",
+            "write numbers without currency signs",
+        ),
+        (
+            |row| format!("{}%", row % 9),
+            "\"c\" (percent signs, 9 different",
+            "write numbers without percent signs",
+        ),
+        (
+            |row| format!("{} 000", row % 9),
+            "\"c\" (spaces in numbers, 9 different",
+            "write numbers without spaces",
+        ),
+        (
+            |row| format!("{}/11/2026", row % 9 + 1),
+            "\"c\" (dates, 9 different",
+            "turn dates into numbers: the day, counted from the first one, or year, month and weekday",
+        ),
+        (
+            |row| format!("F{row}"),
+            "\"c\" (40 different in 40 cells, the first in line 2: \"F0\")",
+            "leave these out with `drop` c",
+        ),
+    ];
+    for (cell, what, help) in cases {
+        let rows = (0..40).map(|row| format!("{},{row},{}\n", cell(row), row % 2));
+        let text = "c,x,y\n".to_string() + &rows.collect::<String>();
+        let path = put(&scratch, "t.csv", &text);
+        let (code, text) = error(&asked(&path, &settings("", "auto", error_)));
+        let named = "to encode their texts as they are: `categorical` auto,c";
+        let has_all = [what, help, named].iter().all(|part| text.contains(part));
+        assert!(code == 65 && has_all, "{text}");
+        let data = alone(&asked(&path, &settings("", "auto,c", error_)));
+        assert!(data.plan.columns.unwrap()[0].is_categorical());
+    }
+}
+
+#[test]
 fn missing_numbers_in_arrays_are_filled_in_as_well() {
     let scratch = Scratch::new();
     let x = floats(

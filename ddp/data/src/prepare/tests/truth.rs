@@ -102,7 +102,7 @@ fn prices_and_texts_that_all_differ_are_no_classes() {
         learned(&path, Some(TaskKind::Regression)),
         &[
             "got \"$91100\"; 400 of 400 labels are no numbers",
-            "help: write numbers without currency",
+            "help: write numbers without currency signs",
         ],
     );
 }

@@ -21,10 +21,10 @@ fn all_columns_that_cannot_be_features_are_named_at_once() {
     for part in [
         "got texts in 4 columns: \"id\" (more than 256 different, the first in line 2: \"no 0\"), \"town\" (2 \
          different, the first in line 2: \"Rom\"), \"size\" (1 different",
-        "\"price\" (1 of 300 cells, the first in line 22: \"$12\")",
+        "\"price\" (currency signs, 1 of 300 cells, the first in line 22: \"$12\")",
         "missing cells in 1 column: \"age\" (100, the first in line 2)",
-        "help: `categorical` town,size one-hot encodes",
-        "`drop` id,price leaves out",
+        "help: write numbers without currency signs; `categorical` town,size one-hot encodes",
+        "`drop` id leaves out",
         "`missing` mean or zero",
     ] {
         assert!(text.contains(part), "{text} lacks {part}");
@@ -44,7 +44,7 @@ fn what_is_said_of_a_column_is_what_is_wrong_with_it() {
         "x,y\n".to_string() + &rows.collect::<String>()
     };
     let thousands = column(|row| format!("{},037", row + 1));
-    let nearly_unique = column(|row| format!("2026-11-22 {row}:00"));
+    let nearly_unique = column(|row| format!("no {row}"));
     let long = column(|row| "x".repeat(5000 * (row as usize % 2) + 1));
     for (content, part) in [
         (
@@ -54,6 +54,18 @@ fn what_is_said_of_a_column_is_what_is_wrong_with_it() {
         (
             column(|row| format!("{row},5")),
             "help: write decimals with a point",
+        ),
+        (
+            column(|row| format!("2026-11-{:02} 9:00", row % 30 + 1)),
+            "\"x\" (dates, 30 different, the first in line 2: \"2026-11-01 9:00\"); help: turn dates into numbers: the day",
+        ),
+        (
+            column(|row| format!("{row} %")),
+            "help: write numbers without percent signs; if one",
+        ),
+        (
+            column(|row| format!("{row} 000")),
+            "\"x\" (spaces in numbers, 40 different in 40 cells",
         ),
         (nearly_unique, "help: `drop` x leaves out"),
         (long, "\"x\" (more than 4096 bytes in line 3"),
