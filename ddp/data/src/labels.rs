@@ -2,6 +2,7 @@
 //! numbers, unless the task says otherwise.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::PathBuf;
 
 use ddp_kernels::heartbeat::{self, Work};
@@ -46,6 +47,31 @@ enum Coding {
     },
     /// Numbers are the targets.
     Values,
+}
+
+/// A label as it is in its file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Label<'a> {
+    Text(&'a str),
+    Whole(i64),
+    Number(f64),
+}
+
+impl Label<'_> {
+    /// Whether it is a text of which this is true.
+    pub(crate) fn is_text_like(self, is_so: impl Fn(&str) -> bool) -> bool {
+        matches!(self, Label::Text(text) if is_so(text))
+    }
+}
+
+impl fmt::Display for Label<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Label::Text(text) => write!(f, "{text:?}"),
+            Label::Whole(number) => write!(f, "{number}"),
+            Label::Number(number) => f.write_str(&shown_number(*number)),
+        }
+    }
 }
 
 /// Stands for a label that is no class.
@@ -253,11 +279,14 @@ impl Labels {
     /// The error text for a label that is not a class, or not one of the `known` ones.
     pub(crate) fn why_no_class(&self, row: u64, known: Option<usize>) -> Result<String> {
         const HELP: &str = "help: number classes consecutively from 0, or set `task` to regression to learn the numbers as they are";
-        let number = self.stack.number(row, 0)?;
-        let label = self.shown(row)?;
+        let label = self.label(row)?;
         let place = format!("{}: the label", self.place(row));
+        let is_whole = match label {
+            Label::Number(number) => number.fract() == 0.0,
+            Label::Text(_) | Label::Whole(_) => true,
+        };
         Ok(match known {
-            _ if number.fract() != 0.0 || !number.is_finite() => {
+            _ if !is_whole => {
                 format!("{place}: expected a whole number as class, got {label}; {HELP}")
             }
             Some(known) => {
@@ -289,24 +318,33 @@ impl Labels {
         }
     }
 
-    /// The label of a row, for messages.
-    pub(crate) fn shown(&self, row: u64) -> Result<String> {
-        let number = self.stack.number(row, 0)?;
-        let text = self.text(row, number as i64);
-        Ok(text.map_or_else(|| shown_number(number), |text| format!("{text:?}")))
+    /// The label of a row, or the first number of it.
+    pub(crate) fn label(&self, row: u64) -> Result<Label<'_>> {
+        let (file, in_file) = self.stack.find(row);
+        let array = &self.stack.arrays()[file];
+        if array.element().is_float() {
+            return Ok(Label::Number(self.stack.number(row, 0)?));
+        }
+        let mut numbers = vec![0; self.stack.width()];
+        array.read_i64(in_file, &mut numbers)?;
+        let text = match &self.coding {
+            Coding::Texts { names, .. } => usize::try_from(numbers[0])
+                .ok()
+                .and_then(|code| names[file].get(code)),
+            _ => None,
+        };
+        Ok(text.map_or(Label::Whole(numbers[0]), |text| Label::Text(text)))
     }
 
-    /// The first `most` rows whose label is like that: given as a number, and as a text where
-    /// labels are texts.
+    /// The first `most` rows whose label is like that.
     pub(crate) fn find(
         &self,
         most: usize,
-        is_wanted: impl Fn(f64, Option<&String>) -> bool,
+        is_wanted: impl Fn(Label<'_>) -> bool,
     ) -> Result<Vec<u64>> {
         let mut found = Vec::new();
         for row in 0..self.rows() {
-            let number = self.stack.number(row, 0)?;
-            if is_wanted(number, self.text(row, number as i64)) {
+            if is_wanted(self.label(row)?) {
                 found.push(row);
             }
             if found.len() == most {
@@ -318,32 +356,34 @@ impl Labels {
 
     /// The error of texts where numbers are expected: names the first one that is no number.
     fn why_texts(&self, why: &str) -> Error {
-        let is_text =
-            |text: Option<&String>| text.is_some_and(|text| number(text.as_bytes()).is_none());
-        let odd = self.find(usize::MAX, |_, text| is_text(text));
-        let found = odd.and_then(|odd| {
+        let is_odd =
+            |label: Label<'_>| label.is_text_like(|text| number(text.as_bytes()).is_none());
+        let found = self.find(usize::MAX, is_odd).and_then(|odd| {
             let row = odd.first().copied().unwrap_or(0);
-            let text = self.text(row, self.stack.number(row, 0)? as i64);
-            let written = text.and_then(|text| Written::of(text));
-            Ok((self.place(row), self.shown(row)?, odd.len(), written))
+            Ok((self.place(row), self.label(row)?, odd.len()))
         });
-        match found {
-            Ok((place, text, count, written)) => Error::Data(format!(
-                "{place}: expected a number as label {why}, got {text}; {count} of {} labels are no numbers; help: {}, or \
-                 give other `labels`",
-                self.rows(),
-                written.map_or("correct them or remove these rows", Written::help)
-            )),
-            Err(error) => error,
-        }
-    }
-
-    /// The text of this code in the file that has this row.
-    fn text(&self, row: u64, code: i64) -> Option<&String> {
-        let Coding::Texts { names, .. } = &self.coding else {
-            return None;
+        let (place, label, count) = match found {
+            Ok(found) => found,
+            Err(error) => return error,
         };
-        names[self.stack.find(row).0].get(usize::try_from(code).ok()?)
+        let written = match label {
+            Label::Text(text) => Written::of(text),
+            _ => None,
+        };
+        let (rows, most) = (self.rows(), i64::MAX);
+        let (what, help) = match (count, written) {
+            (0, _) => (
+                format!("whole numbers above {most} are read as texts"),
+                "write them with a point, as in 1.5e19",
+            ),
+            (_, written) => (
+                format!("{count} of {rows} labels are no numbers"),
+                written.map_or("correct them or remove these rows", Written::help),
+            ),
+        };
+        Error::Data(format!(
+            "{place}: expected a number as label {why}, got {label}; {what}; help: {help}, or give other `labels`"
+        ))
     }
 
     /// Why a number of the label of this row cannot be learned.

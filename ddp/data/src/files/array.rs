@@ -258,7 +258,7 @@ impl Array {
                 let row = first_row + (index / self.row_elements) as u64;
                 let value = into[index].cast_unsigned();
                 Err(Error::Data(format!(
-                    "{}, row {row}: expected at most {}, got {value}",
+                    "{}, row {row}: expected at most {}, got {value}; help: save smaller numbers, as int64",
                     self.name,
                     i64::MAX
                 )))

@@ -65,7 +65,7 @@ pub fn open(path: &Path, request: &TableRequest<'_>) -> Result<Contents> {
         "allows missing": request.allows_missing,
         "labels are texts": request.labels_are_texts,
     });
-    let made = cache::converted(path, request.cache_dir, &format!("table {asked}"), |to| {
+    let made = cache::converted(path, request.cache_dir, &format!("table 2 {asked}"), |to| {
         flat::write(to, |out| convert(path, request, format, to, out))
     })?;
     flat::open(&made, &path.display().to_string())

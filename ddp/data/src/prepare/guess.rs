@@ -4,7 +4,7 @@
 use super::source::OpenFiles;
 use crate::error::{Error, Result};
 use crate::files::table::{Written, is_missing, number};
-use crate::labels::Labels;
+use crate::labels::{Label, Labels};
 use crate::scan::LabelsFound;
 use crate::task::CLASSES_MAX;
 
@@ -51,7 +51,7 @@ fn check_texts(labels: &Labels, names: &[String], found: &LabelsFound) -> Result
     let help =
         "correct or remove these rows, or set `task` to classification if every text is a class";
     let odd = |usual, is_odd: &dyn Fn(&str) -> bool, count| {
-        let is_odd = |_, text: Option<&String>| text.is_some_and(|text| is_odd(text));
+        let is_odd = |label: Label<'_>| label.is_text_like(is_odd);
         refuse_odd(labels, usual, count, is_odd, help)
     };
     if let Some(written) = written_numbers(names) {
@@ -59,7 +59,7 @@ fn check_texts(labels: &Labels, names: &[String], found: &LabelsFound) -> Result
             "{}, or set `task` to classification if every text is a class",
             written.help()
         );
-        let is_odd = |_, text: Option<&String>| text.is_some_and(|text| !is_number(text));
+        let is_odd = |label: Label<'_>| label.is_text_like(|text| !is_number(text));
         return refuse_odd(labels, "numbers", text_rows, is_odd, &help);
     }
     match (number_rows, text_rows) {
@@ -101,7 +101,12 @@ fn check_classes(labels: &Labels, classes: Vec<(i64, u64)>) -> Result<()> {
             let help =
                 "correct or remove these rows, or set `task` to classification if this is a class";
             let usual = format!("from {first} to {last}");
-            return refuse_odd(labels, &usual, rows, |number, _| number == odd as f64, help);
+            let is_odd = |label: Label<'_>| match label {
+                Label::Whole(number) => number == odd,
+                Label::Number(number) => number == odd as f64,
+                Label::Text(_) => false,
+            };
+            return refuse_odd(labels, &usual, rows, is_odd, help);
         }
     }
     Ok(())
@@ -139,7 +144,8 @@ fn check_numbers(labels: &Labels, found: &LabelsFound) -> Result<()> {
         count => {
             let help =
                 "correct or remove these rows, or set `task` to regression if labels are numbers";
-            let has_fraction = |number: f64, _: Option<&String>| number.fract() != 0.0;
+            let has_fraction =
+                |label: Label<'_>| matches!(label, Label::Number(number) if number.fract() != 0.0);
             refuse_odd(labels, "whole numbers", count, has_fraction, help)
         }
     }
@@ -169,11 +175,11 @@ fn refuse_odd(
     labels: &Labels,
     usual: &str,
     count: u64,
-    is_odd: impl Fn(f64, Option<&String>) -> bool,
+    is_odd: impl Fn(Label<'_>) -> bool,
     help: &str,
 ) -> Result<()> {
     let rows = labels.find(SHOWN, is_odd)?.into_iter();
-    let shown = rows.map(|row| Ok(format!("{}: {}", labels.place(row), labels.shown(row)?)));
+    let shown = rows.map(|row| Ok(format!("{}: {}", labels.place(row), labels.label(row)?)));
     let shown = shown.collect::<Result<Vec<_>>>()?.join("; ");
     let more = match count > SHOWN as u64 {
         true => "; …",

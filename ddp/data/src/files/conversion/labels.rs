@@ -1,11 +1,12 @@
 //! The labels of a table. What they are follows from all of them: whole numbers are i64, other
 //! numbers f64, and if one is a text, all are: i64 codes of the texts sorted by their bytes, which
-//! are the classes. Until the last row is known, each is kept in a file as a number and as a code
-//! for its text.
+//! are the classes. Whole numbers that do not fit i64 are texts. Until the last row is known, each
+//! is kept in a file: as an f64, as an i64 and as a code for its text.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Seek, Write};
+use std::num::IntErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::super::array::Element;
@@ -19,12 +20,10 @@ use crate::task::CLASSES_MAX;
 /// The longest name of a class, and of all together in a flat file's header.
 const TEXT_BYTES_MAX: usize = 4 << 10;
 const TEXTS_BYTES_MAX: usize = 16 << 20;
-/// Above this an f64 cannot tell whole numbers apart.
-const WHOLE_MAX: f64 = (1u64 << 53) as f64;
 /// The code of a label that is only kept as a number.
 const NO_CODE: u32 = u32::MAX;
-/// A label in the file: f64, then the u32 of its code.
-const ROW_BYTES: usize = 12;
+/// A label in the file: its number as f64, as i64, and its code, in eight bytes each.
+const ROW_BYTES: usize = 24;
 
 const WRONG_COLUMN: &str = "help: is this column the label?";
 
@@ -38,6 +37,8 @@ pub(super) struct LabelColumn {
     texts_bytes: usize,
     any_text: bool,
     all_whole: bool,
+    /// Whether some whole number does not fit i64.
+    any_long: bool,
     /// Labels of a row: several are numbers.
     width: usize,
 }
@@ -59,6 +60,7 @@ impl LabelColumn {
             texts_bytes: 0,
             any_text: are_texts,
             all_whole: width == 1,
+            any_long: false,
             width,
         })
     }
@@ -75,13 +77,21 @@ impl LabelColumn {
         self.any_text |= is_text || value.is_none();
         let code = check(cell, value).and_then(|()| self.code(cell));
         let code = code.map_err(bad)?;
-        let is_whole = |value: f64| value.fract() == 0.0 && value.abs() <= WHOLE_MAX;
-        self.all_whole &= value.is_some_and(is_whole);
-        let mut row = [0; ROW_BYTES];
-        row[..8].copy_from_slice(&value.unwrap_or(f64::NAN).to_le_bytes());
-        row[8..].copy_from_slice(&code.to_le_bytes());
+        let whole = match self.all_whole {
+            true => Whole::of(cell),
+            false => Whole::No,
+        };
+        self.all_whole = whole != Whole::No;
+        self.any_long |= whole == Whole::Long;
+        let fitting = match whole {
+            Whole::Fits(number) => number,
+            Whole::Long | Whole::No => 0,
+        };
+        let value = value.unwrap_or(f64::NAN).to_bits();
+        let row = [value, fitting.cast_unsigned(), u64::from(code)].map(u64::to_le_bytes);
         self.rows += 1;
-        self.aside.write_all(&row).map_err(writing(&self.path))
+        let row = row.as_flattened();
+        self.aside.write_all(row).map_err(writing(&self.path))
     }
 
     /// The code of a text, or why it cannot be a label.
@@ -130,8 +140,19 @@ impl LabelColumn {
     }
 
     /// Writes all labels as the type they turned out to be, and returns the classes if they are
-    /// texts.
-    pub(super) fn finish(self, out: &mut flat::Writer) -> Result<Option<Vec<String>>> {
+    /// texts. `bad` makes an error of what is wrong with all of them.
+    pub(super) fn finish(
+        self,
+        out: &mut flat::Writer,
+        bad: impl Fn(String) -> Error,
+    ) -> Result<Option<Vec<String>>> {
+        let are_long = self.all_whole && self.any_long;
+        if are_long && self.codes.is_none() {
+            return Err(bad(format!(
+                "expected at most {CLASSES_MAX} different labels of whole numbers above {}, got more; {WRONG_COLUMN}",
+                i64::MAX
+            )));
+        }
         let failed = writing(&self.path);
         let file = self.aside.into_inner();
         let mut file = file.map_err(|error| failed(error.into_error()))?;
@@ -143,17 +164,18 @@ impl LabelColumn {
         };
         let write_i64 =
             |out: &mut flat::Writer, values: &[i64]| out.write_numbers(values, i64::to_le_bytes);
-        if !self.any_text && !self.all_whole {
+        let are_texts = self.any_text || are_long;
+        if !are_texts && !self.all_whole {
             let several = [self.width];
             let shape = if self.width > 1 { &several[..] } else { &[] };
             out.begin("labels", Element::F64, shape)?;
             let write = |values: &[f64]| out.write_numbers(values, f64::to_le_bytes);
-            aside.convert(|value, _| value, write)?;
+            aside.convert(|value, _, _| value, write)?;
             return Ok(None);
         }
         out.begin("labels", Element::I64, &[])?;
-        if !self.any_text {
-            aside.convert(|value, _| value as i64, |values| write_i64(out, values))?;
+        if !are_texts {
+            aside.convert(|_, whole, _| whole, |values| write_i64(out, values))?;
             return Ok(None);
         }
         let mut texts: Vec<(Box<[u8]>, u32)> = self.codes.into_iter().flatten().collect();
@@ -163,12 +185,48 @@ impl LabelColumn {
             classes[*code as usize] = class;
         }
         aside.convert(
-            |_, code| classes[code as usize],
+            |_, _, code| classes[code as usize],
             |values| write_i64(out, values),
         )?;
         let name = |(text, _): (Box<[u8]>, u32)| String::from_utf8_lossy(&text).into_owned();
         Ok(Some(texts.into_iter().map(name).collect()))
     }
+}
+
+/// Whether a cell is a whole number, by its digits: an f64 would round it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Whole {
+    Fits(i64),
+    /// Nothing but digits, which do not fit i64.
+    Long,
+    No,
+}
+
+impl Whole {
+    /// `7`, `-7.0` and `7e2` are whole.
+    fn of(cell: &[u8]) -> Whole {
+        use IntErrorKind::{NegOverflow, PosOverflow};
+        let text = std::str::from_utf8(cell).unwrap_or_default();
+        match text.parse() {
+            Ok(whole) => Whole::Fits(whole),
+            Err(error) if matches!(error.kind(), PosOverflow | NegOverflow) => Whole::Long,
+            Err(_) => with_point(text).map_or(Whole::No, Whole::Fits),
+        }
+    }
+}
+
+/// The whole number that a text with a point or an exponent stands for; `None` if it has a fraction
+/// or does not fit i64.
+fn with_point(text: &str) -> Option<i64> {
+    let (digits, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+    let (before, after) = digits.split_once('.').unwrap_or((digits, ""));
+    let exponent: usize = exponent.parse().ok().filter(|&exponent| exponent < 20)?;
+    let after = format!("{after:0<exponent$}");
+    let (moved, fraction) = after.split_at_checked(exponent)?;
+    // One digit more, since `.0` has none before the point.
+    let tenfold: i128 = format!("{before}{moved}0").parse().ok()?;
+    let has_fraction = fraction.bytes().any(|digit| digit != b'0');
+    i64::try_from(tenfold / 10).ok().filter(|_| !has_fraction)
 }
 
 /// Whether a cell can be a label, or why not.
@@ -205,7 +263,7 @@ impl Aside {
     /// Gives `label` of all labels to `write`, in pieces.
     fn convert<T>(
         &mut self,
-        label: impl Fn(f64, u32) -> T,
+        label: impl Fn(f64, i64, u32) -> T,
         mut write: impl FnMut(&[T]) -> Result<()>,
     ) -> Result<()> {
         let mut piece = Vec::with_capacity(1 << 16);
@@ -217,9 +275,9 @@ impl Aside {
                 self.file
                     .read_exact(&mut row)
                     .map_err(writing(&self.path))?;
-                let [a, b, c, d, e, f, g, h, code @ ..] = row;
-                let value = f64::from_le_bytes([a, b, c, d, e, f, g, h]);
-                piece.push(label(value, u32::from_le_bytes(code)));
+                let word = |index: usize| u64::from_le_bytes(row.as_chunks().0[index]);
+                let value = f64::from_bits(word(0));
+                piece.push(label(value, word(1).cast_signed(), word(2) as u32));
             }
             write(&piece)?;
             self.rows_left -= count;

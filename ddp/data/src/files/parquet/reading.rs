@@ -2,13 +2,15 @@
 //!
 //! Columns of integers, floats and bools are numbers, those of strings and bytes texts. Dates,
 //! decimals and nested columns are errors. The places and sizes in the metadata are checked against
-//! the size of the file before anything is read. The crate limits a page to 2 GiB.
+//! the size of the file before anything is read, and the counts in pages before the crate allocates
+//! from them. The crate limits a page to 2 GiB.
 
 use std::fs::File;
 use std::path::Path;
 
-use ::parquet::basic::{ConvertedType, LogicalType, Type};
-use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use ::parquet::basic::{ConvertedType, Encoding, LogicalType, Type};
+use ::parquet::column::page::{Page, PageMetadata, PageReader};
+use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
 use ::parquet::data_type::{ByteArray, DataType};
 use ::parquet::errors::ParquetError;
 use ::parquet::file::metadata::ColumnChunkMetaData;
@@ -21,6 +23,8 @@ use super::super::cell::{Cell, CellSink};
 use super::super::conversion::Columns;
 use super::super::gzip::RATIO_MAX;
 use super::super::io::{reading, refuse};
+use super::super::shown::shown_number;
+use super::super::written::Written;
 use crate::error::{Error, Result};
 
 /// Values of all columns together that are in memory.
@@ -167,12 +171,14 @@ fn kind_of(column: &ColumnDescriptor) -> Result<ColumnKind, String> {
         (_, Some(LogicalType::Unknown), _) => {
             Err("holds no values at all; help: leave it out: `drop`".into())
         }
-        (Type::INT32 | Type::INT64, _, _)
-        | (_, Some(LogicalType::Decimal(_)), _)
-        | (_, _, C::DECIMAL) => Err(
-            "holds dates, times or decimals; help: turn them into numbers, or leave it out: `drop`"
+        (_, Some(LogicalType::Decimal(_)), _) | (_, _, C::DECIMAL) => Err(
+            "holds decimals; help: turn them into floats (pandas: .astype(float)), or leave it out: `drop`"
                 .into(),
         ),
+        (Type::INT32 | Type::INT64, _, _) => Err(format!(
+            "holds dates or times; help: {}; or leave it out: `drop`",
+            Written::Date.help()
+        )),
         (other, _, _) => Err(format!(
             "holds {other}: expected integers, floats, bools or texts; help: leave it out: `drop`"
         )),
@@ -192,9 +198,13 @@ fn read_group(
     let row_count = u64::try_from(group.metadata().num_rows());
     let row_count =
         row_count.map_err(|_| columns.bad("it claims a negative number of rows".into()))?;
-    let readers = wanted
-        .iter()
-        .map(|&(column, _)| group.get_column_reader(column));
+    let readers = wanted.iter().map(|&(column, _)| {
+        let pages = group.get_column_page_reader(column)?;
+        let chunk = group.metadata().column(column);
+        let bytes_max = chunk.uncompressed_size() as usize;
+        let pages = Box::new(CheckedPages { pages, bytes_max });
+        Ok(get_column_reader(chunk.column_descr_ptr(), pages))
+    });
     let mut readers = readers.collect::<Result<Vec<_>, _>>().map_err(failed)?;
     let rows_at_once = (VALUES / wanted.len().max(1)).clamp(1, 8192) as u64;
     let (mut row, end) = (first_row, first_row + row_count);
@@ -220,9 +230,62 @@ fn read_group(
     Ok(end)
 }
 
-/// Values of one column. A null is NaN or `None`.
+/// The pages of a column chunk, none larger than all are said to be.
+struct CheckedPages {
+    pages: Box<dyn PageReader>,
+    bytes_max: usize,
+}
+
+/// Refuses a page that the crate would allocate too much for.
+fn check_page(page: &Page, bytes_max: usize) -> Result<(), ParquetError> {
+    let bytes = page.buffer().len();
+    let what = match (page, page.encoding()) {
+        _ if bytes > bytes_max => format!("a page of {bytes} bytes in a column of {bytes_max}"),
+        (Page::DictionaryPage { num_values, .. }, _) if *num_values as usize > bytes => {
+            format!("a dictionary of {num_values} values in {bytes} bytes")
+        }
+        // The crate believes the counts in these.
+        (_, encoding @ (Encoding::DELTA_LENGTH_BYTE_ARRAY | Encoding::DELTA_BYTE_ARRAY)) => {
+            format!(
+                "texts in the encoding {encoding}: write them plain or with dictionaries, as pandas does"
+            )
+        }
+        _ => return Ok(()),
+    };
+    Err(ParquetError::General(what))
+}
+
+impl PageReader for CheckedPages {
+    fn get_next_page(&mut self) -> Result<Option<Page>, ParquetError> {
+        let page = self.pages.get_next_page()?;
+        let check = |page| check_page(page, self.bytes_max);
+        page.as_ref().map_or(Ok(()), check)?;
+        Ok(page)
+    }
+
+    fn peek_next_page(&mut self) -> Result<Option<PageMetadata>, ParquetError> {
+        self.pages.peek_next_page()
+    }
+
+    fn skip_next_page(&mut self) -> Result<(), ParquetError> {
+        self.pages.skip_next_page()
+    }
+}
+
+impl Iterator for CheckedPages {
+    type Item = Result<Page, ParquetError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.get_next_page().transpose()
+    }
+}
+
+/// Values of one column, as its type has them: an f64 would round large whole numbers. A null is
+/// `None`.
 enum Values {
-    Numbers(Vec<f64>),
+    Signed(Vec<Option<i64>>),
+    Unsigned(Vec<Option<u64>>),
+    Floats(Vec<Option<f64>>),
     Texts(Vec<Option<ByteArray>>),
 }
 
@@ -236,38 +299,53 @@ fn read_row(
     let place = || format!("row {row}");
     let (features, labels) = values.split_at(columns.features.len());
     for (feature, values) in features.iter().enumerate() {
-        let text;
-        let cell = match values {
-            Values::Numbers(numbers) if numbers[index].is_nan() => Cell::Missing,
-            Values::Numbers(numbers) => {
-                text = match sink.wants_text(feature) {
-                    true => numbers[index].to_string(),
-                    false => String::new(),
-                };
-                Cell::Number(numbers[index], text.as_bytes())
-            }
-            Values::Texts(texts) => match &texts[index] {
-                Some(text) => as_text(text.data()),
-                None => Cell::Missing,
-            },
+        let text = match sink.wants_text(feature) {
+            true => values.text(index, f64::to_string),
+            false => String::new(),
         };
+        let number = match values {
+            Values::Signed(numbers) => numbers[index].map(|number| number as f64),
+            Values::Unsigned(numbers) => numbers[index].map(|number| number as f64),
+            Values::Floats(numbers) => numbers[index].filter(|number| !number.is_nan()),
+            Values::Texts(texts) => {
+                let cell = texts[index].as_ref().map(|text| as_text(text.data()));
+                sink.feature(feature, cell.unwrap_or(Cell::Missing), &place)?;
+                continue;
+            }
+        };
+        let cell = number.map_or(Cell::Missing, |value| Cell::Number(value, text.as_bytes()));
         sink.feature(feature, cell, &place)?;
     }
     for (label, values) in labels.iter().enumerate() {
         match values {
-            Values::Numbers(numbers) if numbers[index].is_nan() => {
-                sink.label(label, b"", false, &place)?;
-            }
-            Values::Numbers(numbers) => {
-                sink.label(label, numbers[index].to_string().as_bytes(), false, &place)?;
-            }
             Values::Texts(texts) => {
                 let text = texts[index].as_ref().map_or(&b""[..], ByteArray::data);
                 sink.label(label, text, true, &place)?;
             }
+            // A long float must not look like a whole number.
+            _ => {
+                let text = values.text(index, |number| shown_number(*number));
+                sink.label(label, text.as_bytes(), false, &place)?;
+            }
         }
     }
     sink.end_row()
+}
+
+impl Values {
+    /// The text of a number; empty for a text, a null and NaN.
+    fn text(&self, index: usize, of_float: impl Fn(&f64) -> String) -> String {
+        let text = match self {
+            Values::Signed(numbers) => numbers[index].map(|number| number.to_string()),
+            Values::Unsigned(numbers) => numbers[index].map(|number| number.to_string()),
+            Values::Floats(numbers) => numbers[index]
+                .filter(|number| !number.is_nan())
+                .as_ref()
+                .map(of_float),
+            Values::Texts(_) => None,
+        };
+        text.unwrap_or_default()
+    }
 }
 
 /// A text as a cell: it stays one if it looks like a number.
@@ -297,45 +375,34 @@ fn read_values(
             .try_into()
             .map_or(f64::NAN, |bytes| f16::from_le_bytes(bytes).to_f64())
     };
-    let numbers = match reader {
-        ColumnReader::ByteArrayColumnReader(reader) => {
-            return Ok(Values::Texts(raw(reader, count)?));
+    use ColumnReader as R;
+    use Values::{Floats, Signed, Texts, Unsigned};
+    Ok(match reader {
+        R::ByteArrayColumnReader(reader) => Texts(values(reader, count, |text| text)?),
+        R::FixedLenByteArrayColumnReader(reader) => {
+            Floats(values(reader, count, |value| half(value.data()))?)
         }
-        ColumnReader::FixedLenByteArrayColumnReader(reader) => {
-            numbers(reader, count, |value| half(value.data()))
+        R::BoolColumnReader(reader) => Unsigned(values(reader, count, u64::from)?),
+        R::Int32ColumnReader(reader) if is_unsigned => {
+            Unsigned(values(reader, count, |value| value.cast_unsigned().into())?)
         }
-        ColumnReader::BoolColumnReader(reader) => {
-            numbers(reader, count, |value| f64::from(u8::from(value)))
+        R::Int32ColumnReader(reader) => Signed(values(reader, count, i64::from)?),
+        R::Int64ColumnReader(reader) if is_unsigned => {
+            Unsigned(values(reader, count, i64::cast_unsigned)?)
         }
-        ColumnReader::Int32ColumnReader(reader) if is_unsigned => {
-            numbers(reader, count, |value| f64::from(value.cast_unsigned()))
-        }
-        ColumnReader::Int32ColumnReader(reader) => numbers(reader, count, f64::from),
-        ColumnReader::Int64ColumnReader(reader) if is_unsigned => {
-            numbers(reader, count, |value| value.cast_unsigned() as f64)
-        }
-        ColumnReader::Int64ColumnReader(reader) => numbers(reader, count, |value| value as f64),
-        ColumnReader::FloatColumnReader(reader) => numbers(reader, count, f64::from),
-        ColumnReader::DoubleColumnReader(reader) => numbers(reader, count, |value| value),
-        ColumnReader::Int96ColumnReader(_) => Err(ReadProblem::Short),
-    };
-    Ok(Values::Numbers(numbers?))
+        R::Int64ColumnReader(reader) => Signed(values(reader, count, |value| value)?),
+        R::FloatColumnReader(reader) => Floats(values(reader, count, f64::from)?),
+        R::DoubleColumnReader(reader) => Floats(values(reader, count, |value| value)?),
+        R::Int96ColumnReader(_) => return Err(ReadProblem::Short),
+    })
 }
 
-fn numbers<T: DataType>(
+/// The next `count` values, converted.
+fn values<T: DataType, V>(
     reader: &mut ColumnReaderImpl<T>,
     count: usize,
-    number: impl Fn(T::T) -> f64,
-) -> Result<Vec<f64>, ReadProblem> {
-    let number = |value: Option<T::T>| value.map_or(f64::NAN, &number);
-    Ok(raw(reader, count)?.into_iter().map(number).collect())
-}
-
-/// The next `count` values.
-fn raw<T: DataType>(
-    reader: &mut ColumnReaderImpl<T>,
-    count: usize,
-) -> Result<Vec<Option<T::T>>, ReadProblem> {
+    convert: impl Fn(T::T) -> V,
+) -> Result<Vec<Option<V>>, ReadProblem> {
     let (mut values, mut levels) = (Vec::new(), Vec::new());
     let mut rows = 0;
     while rows < count {
@@ -354,7 +421,7 @@ fn raw<T: DataType>(
     let mut values = values.into_iter();
     let value = |row: usize| match levels.get(row) {
         Some(0) => None,
-        _ => values.next(),
+        _ => values.next().map(&convert),
     };
     Ok((0..count).map(value).collect())
 }

@@ -128,14 +128,43 @@ fn whole_numbers_are_classes_and_others_are_values() {
     let mut labels = [0.0; 2];
     array.read_f64(0, &mut labels).unwrap();
     assert_eq!((array.element(), labels), (Element::F64, [0.0, 0.5]));
-    // Above 2^53 numbers run into each other, and are no names of anything.
-    let contents = Table::csv("x,y\n1,9007199254740994\n")
-        .labelled("y")
-        .unwrap();
+}
+
+#[test]
+fn whole_labels_are_read_by_their_digits() {
+    let labelled = |labels: &[&str]| {
+        let rows = labels.iter().map(|label| format!("1,{label}\n"));
+        let table = Table::csv("x,y\n".to_string() + &rows.collect::<String>());
+        table.labelled("y").unwrap()
+    };
+    // An f64 would make one of the first three.
+    let exact = [
+        "9007199254740992",
+        "9007199254740993.0",
+        "9.007199254740994e15",
+    ];
+    let ends = [
+        "-9223372036854775808",
+        "+9223372036854775807",
+        ".0",
+        "-1.50e+01",
+    ];
+    let contents = labelled(&[&exact[..], &ends].concat());
+    let expected = [9007199254740992, 9007199254740993, 9007199254740994];
     assert_eq!(
-        contents.find("labels").unwrap().unwrap().element(),
-        Element::F64
+        whole_labels(&contents),
+        [&expected[..], &[i64::MIN, i64::MAX, 0, -15]].concat()
     );
+    for fraction in ["4503599627370496.3", "15e-1", "1.25e1", "1e19"] {
+        let contents = labelled(&["1", fraction]);
+        let array = contents.find("labels").unwrap().unwrap();
+        assert_eq!(array.element(), Element::F64, "{fraction}");
+    }
+    // What i64 cannot hold is the name of a class.
+    let long = ["18446744073709551615", "18446744073709551614", "7"];
+    let contents = labelled(&long);
+    assert_eq!(whole_labels(&contents), [1, 0, 2]);
+    assert_eq!(contents.classes.unwrap(), [long[1], long[0], long[2]]);
 }
 
 #[test]

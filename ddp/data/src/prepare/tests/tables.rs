@@ -393,6 +393,10 @@ fn whole_numbers_that_do_not_begin_with_0_are_classes_of_these_names() {
         (&[70_000, 5], &["5", "70000"]),
         (&[0, -1, 1], &["-1", "0", "1"]),
         (&[0, 1, 3], &["0", "1", "2", "3"]),
+        (
+            &[9007199254740993, 9007199254740992],
+            &["9007199254740992", "9007199254740993"],
+        ),
     ] {
         let classes = |label: &i64| expected.iter().position(|name| *name == label.to_string());
         let classes: Vec<i64> = labels
@@ -416,6 +420,16 @@ fn whole_numbers_that_do_not_begin_with_0_are_classes_of_these_names() {
             assert_eq!(all(&*alone(&again).train), all(&*data.train));
         }
     }
+    // Messages have all digits.
+    let data = alone(&request(
+        &table(&[9007199254740993, 9007199254740992]),
+        None,
+    ));
+    let mut again = later(&data, &table(&[9007199254740992, 9007199254740991]));
+    again.trained.as_mut().unwrap().needs_labels = true;
+    let (code, text) = error(&again);
+    let says = "line 3, column \"y\": the label: expected one of the 2 classes that the model was trained on, got 9007199254740991";
+    assert!(code == 65 && text.contains(says), "{text}");
     // They stay numbers where the task says so, and many of them are refused.
     let regression = DataRequest {
         task: Some(TaskKind::Regression),

@@ -200,6 +200,42 @@ fn labels_are_classes_or_values() {
 }
 
 #[test]
+fn large_whole_numbers_are_names_by_all_their_digits() {
+    let ids = [9007199254740993, 9007199254740992, -1];
+    let table = Table::new(
+        "REQUIRED INT64 a; REQUIRED INT64 b (INTEGER(64,false)); REQUIRED DOUBLE c",
+        &[&[
+            Column::Whole64(&ids),
+            Column::Whole64(&ids),
+            Column::F64(&[1e20, 2e20, 3e20]),
+        ]],
+    );
+    assert_eq!(labels(&table.open(Some("a")).unwrap()), ids);
+    let unsigned = table.open(Some("b")).unwrap();
+    assert_eq!(labels(&unsigned), [2, 1, 0]);
+    let names = [
+        "18446744073709551615",
+        "9007199254740992",
+        "9007199254740993",
+    ];
+    assert_eq!(unsigned.classes.unwrap(), names);
+    // A float is a number, however long.
+    let floats = table.open(Some("c")).unwrap();
+    let element = floats.find("labels").unwrap().unwrap().element();
+    assert_eq!((element, floats.classes), (Element::F64, None));
+    let category = ColumnPlan {
+        name: "a".into(),
+        values: Some(ids[..2].iter().rev().map(i64::to_string).collect()),
+    };
+    let request = TableRequest {
+        features: Some(&[category]),
+        ..TableRequest::default()
+    };
+    let (_, x) = features(&open_table(&table.path, &request).unwrap());
+    assert_eq!(x, [0.0, 1.0, 1.0, 0.0, 0.0, 0.0]);
+}
+
+#[test]
 fn row_groups_follow_each_other_however_they_are_packed() {
     let rows = 20_000;
     let a: Vec<i64> = (0..rows).collect();
@@ -291,7 +327,10 @@ fn what_is_wrong_is_named_with_row_and_column() {
     );
     texts.assert_refused(Some("z"), &["expected a column \"z\"", "\"a\", \"y\""]);
     for (schema, part) in [
-        ("REQUIRED INT32 a (DATE)", "dates"),
+        (
+            "REQUIRED INT32 a (DATE)",
+            "dates or times; help: turn dates into numbers: the day",
+        ),
         ("REQUIRED INT64 a (DECIMAL(9,2))", "decimals"),
         (
             "REQUIRED FIXED_LEN_BYTE_ARRAY(5) a (DECIMAL(10,2))",
@@ -384,6 +423,58 @@ fn a_page_that_claims_too_much_is_refused() {
     .concat();
     fs::write(&table.path, claimed).unwrap();
     table.assert_refused(None, &["it is damaged"]);
+}
+
+#[test]
+fn a_dictionary_that_claims_too_much_is_refused() {
+    let table = Table::new(
+        "REQUIRED DOUBLE a; REQUIRED BYTE_ARRAY y (UTF8)",
+        &[&[Column::F64(&[1.0; 3]), Column::Texts(&["a", "b", "c"])]],
+    );
+    let whole = fs::read(&table.path).unwrap();
+    // The header of the dictionary begins with the number of its values, twice 3 in one byte.
+    let at = whole
+        .windows(3)
+        .position(|bytes| bytes == [0x4c, 0x15, 6])
+        .unwrap()
+        + 2;
+    let claimed = [&whole[..at], &[0xfe, 0xff, 0xff, 0x0f], &whole[at + 1..]].concat();
+    fs::write(&table.path, claimed).unwrap();
+    let text = table.open(Some("y")).unwrap_err().to_string();
+    let says = "it is damaged, or of a kind that is not read; help: write it again (Parquet error: a dictionary of";
+    assert!(text.contains(says), "{text}");
+}
+
+#[test]
+fn a_page_is_no_larger_than_its_column() {
+    let table = Table::new("REQUIRED DOUBLE a", &[&[Column::F64(&[1.0; 2000])]]);
+    let file = open(&table.path).unwrap();
+    // The dictionary has one number.
+    for (bytes_max, fits) in [(8, true), (7, false)] {
+        let group = file.get_row_group(0).unwrap();
+        let pages = group.get_column_page_reader(0).unwrap();
+        let mut checked = CheckedPages { pages, bytes_max };
+        let all: Result<Vec<_>, _> = checked.by_ref().collect();
+        assert_eq!(all.is_ok(), fits, "{all:?}");
+    }
+}
+
+#[test]
+fn an_encoding_with_counts_of_its_own_is_refused() {
+    let page = |encoding| Page::DataPage {
+        buf: vec![0; 8].into(),
+        num_values: 1,
+        encoding,
+        def_level_encoding: Encoding::RLE,
+        rep_level_encoding: Encoding::RLE,
+        statistics: None,
+    };
+    let check = |encoding| check_page(&page(encoding), 8);
+    check(Encoding::DELTA_BINARY_PACKED).unwrap();
+    let error = check(Encoding::DELTA_BYTE_ARRAY).unwrap_err();
+    let text = damaged(Path::new("a.parquet"), &error).to_string();
+    let says = "texts in the encoding DELTA_BYTE_ARRAY: write them plain";
+    assert!(text.contains(says), "{text}");
 }
 
 #[test]
