@@ -159,6 +159,11 @@ fn is_caught(name: &str) {
         }
         Machine::Simulated => {
             let devices = bug.devices.to_string();
+            let leaks = if name == bugs::MEMORY_NEVER_FREED {
+                "1"
+            } else {
+                "0"
+            };
             // Whether two accesses are ordered does not depend on when they happen: every
             // schedule must find the mistake.
             let random = ddp_slice::of(name, 100, 2);
@@ -169,6 +174,7 @@ fn is_caught(name: &str) {
                     ("SIMCUDA_SCHEDULE", schedule),
                     ("SIMCUDA_SEED", &seed.to_string()),
                     ("SIMCUDA_INTRA", "1"),
+                    ("SIMCUDA_LEAKS", leaks),
                 ];
                 let finder = (if apart.is_some() { APART } else { FOUND }, bug.told);
                 if let Some(told) = apart.and_then(|apart| apart.checked) {
@@ -188,6 +194,7 @@ fn is_caught(name: &str) {
                         ("SIMCUDA_DEVICES", &devices),
                         ("SIMCUDA_SEED", &seed.to_string()),
                         ("SIMCUDA_INTRA", "1"),
+                        ("SIMCUDA_LEAKS", leaks),
                     ],
                 );
             }
@@ -287,4 +294,14 @@ caught! {
     collectives_in_another_order
     memory_that_nothing_has_written
     race_after_a_million_accesses
+    restricted_operand_written_in_place
+    cached_read_of_what_is_written
+    index_into_another_allocation
+    host_function_reads_too_early
+    memory_never_freed
+    first_collectives_in_opposite_orders
+    opposite_orders_within_a_group
+    collectives_grouped_by_one_rank_alone
+    exchange_grouped_by_one_rank_alone
+    communicator_used_by_two_threads
 }

@@ -2,6 +2,8 @@
 //!
 //! No stream is ordered by the default stream. Buffers hold COUNT floats.
 
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 
 use crate::Version::{self, Right, Wrong};
@@ -222,7 +224,57 @@ pub(crate) const ALL: &[Bug] = &[
             "no barrier",
         ],
     },
+    Bug {
+        name: "restricted_operand_written_in_place",
+        devices: 1,
+        program: |version| in_place(version, false),
+        told: &[
+            "RACE",
+            "kernel add_one_to",
+            "not coherent",
+            "bytes: 0..1024",
+        ],
+    },
+    Bug {
+        name: "cached_read_of_what_is_written",
+        devices: 1,
+        program: |version| in_place(version, true),
+        told: &["RACE", "kernel add_one_by_ldg", "__ldg", "bytes: 0..1024"],
+    },
+    Bug {
+        name: "index_into_another_allocation",
+        devices: 1,
+        program: index_into_another_allocation,
+        told: &[
+            "OUT OF BOUNDS",
+            "kernel add_one_at",
+            "another allocation",
+            "pointer: of bytes 0..4004",
+            "accessed: bytes 40..44",
+            "allocat",
+        ],
+    },
+    Bug {
+        name: "host_function_reads_too_early",
+        devices: 1,
+        program: host_function_reads_too_early,
+        told: &["RACE", "host function", "cuMemcpyDtoHAsync", "stream"],
+    },
+    Bug {
+        name: MEMORY_NEVER_FREED,
+        devices: 1,
+        program: memory_never_freed,
+        told: &[
+            "NEVER FREED",
+            "4004 bytes in 1 allocation",
+            "cuMemAlloc",
+            "memory_never_freed",
+        ],
+    },
 ];
+
+/// Found with SIMCUDA_LEAKS=1: a program may keep memory until it ends.
+pub(crate) const MEMORY_NEVER_FREED: &str = "memory_never_freed";
 
 /// Not a multiple of any block or alignment, so that an access past the end does not hit padding.
 pub(crate) const COUNT: usize = 1001;
@@ -533,4 +585,64 @@ fn race_after_a_million_accesses(version: Version) {
     // In odd rounds all threads write the same element.
     gpu.late(buffer, 5000 + usize::from(version == Wrong), stream);
     gpu.expect(0.0, buffer, 1, stream);
+}
+
+/// What a compiler may read through the cache must not be written by the same launch, not even by
+/// the thread that has read it.
+fn in_place(version: Version, by_ldg: bool) {
+    let gpu = Gpu::new(0);
+    let (stream, values, separate) = (gpu.stream(), gpu.allocate(256), gpu.allocate(256));
+    gpu.fill(values, 1.0, 256, stream);
+    let out = if version == Right { separate } else { values };
+    gpu.add_one_to(out, values, by_ldg, stream);
+    gpu.expect(2.0, out, 256, stream);
+}
+
+/// The address is valid, but not for this pointer.
+fn index_into_another_allocation(version: Version) {
+    let gpu = Gpu::new(0);
+    let (stream, values, others) = (gpu.stream(), gpu.allocate(COUNT), gpu.allocate(COUNT));
+    gpu.fill(values, 1.0, COUNT, stream);
+    gpu.fill(others, 1.0, COUNT, stream);
+    let distance = (others.address().wrapping_sub(values.address()) / 4) as usize;
+    gpu.add_one_at(
+        values,
+        if version == Right { 10 } else { distance + 10 },
+        stream,
+    );
+    gpu.expect(2.0, values.after(10), 1, stream);
+    gpu.expect(1.0, others, COUNT, stream);
+}
+
+/// A host function has the order of its stream, which knows nothing of copies of another.
+fn host_function_reads_too_early(version: Version) {
+    extern "C" fn read(loss: *mut c_void) {
+        // SAFETY: `call` gives a Pinned that lives as long as the process.
+        let loss = unsafe { &*loss.cast::<Pinned>() };
+        READ.store(loss.get(COUNT - 1).to_bits(), Ordering::SeqCst);
+    }
+    static READ: AtomicU32 = AtomicU32::new(0);
+    let gpu = Gpu::new(0);
+    let (copies, calls, arrived) = (gpu.stream(), gpu.stream(), gpu.event());
+    let (buffer, loss) = (gpu.allocate(COUNT), Box::leak(Box::new(gpu.pinned(COUNT))));
+    gpu.fill(buffer, 3.0, COUNT, copies);
+    gpu.download(loss, buffer, copies);
+    gpu.record(arrived, copies);
+    if version == Right {
+        gpu.wait(calls, arrived);
+    }
+    gpu.call(read, loss, calls);
+    gpu.synchronize(calls);
+    gpu.synchronize_device();
+    assert_eq!(READ.load(Ordering::SeqCst), 3.0_f32.to_bits());
+}
+
+fn memory_never_freed(version: Version) {
+    let gpu = Gpu::new(0);
+    let (stream, buffer) = (gpu.stream(), gpu.allocate(COUNT));
+    gpu.fill(buffer, 1.0, COUNT, stream);
+    gpu.synchronize(stream);
+    if version == Right {
+        gpu.free(buffer);
+    }
 }

@@ -101,7 +101,7 @@ pub(crate) struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
     kernels: OnceCell<sys::CUmodule>,
-    functions: [OnceCell<sys::CUfunction>; 3],
+    functions: [OnceCell<sys::CUfunction>; NAMES.len()],
 }
 
 impl Gpu {
@@ -309,22 +309,51 @@ impl Gpu {
         self.run(2, buffer, rounds, 1, stream);
     }
 
+    /// `out` becomes `x` and one, which the compiler may read through the read-only cache, or must.
+    pub(crate) fn add_one_to(&self, out: Buffer, x: Buffer, by_ldg: bool, stream: Stream) {
+        self.make_current();
+        let kernel = 3 + usize::from(by_ldg);
+        self.start(kernel, &[out.0, x.0], 1, stream);
+    }
+
+    /// Adds one to the float `at` floats after the beginning of the buffer.
+    pub(crate) fn add_one_at(&self, buffer: Buffer, at: usize, stream: Stream) {
+        self.run(5, buffer, at, 1, stream);
+    }
+
+    /// Calls `function` with `argument` when the stream comes to it.
+    pub(crate) fn call(
+        &self,
+        function: extern "C" fn(*mut c_void),
+        argument: &'static Pinned,
+        stream: Stream,
+    ) {
+        self.make_current();
+        let argument = std::ptr::from_ref(argument).cast_mut().cast();
+        // SAFETY: the function takes a Pinned, which lives as long as the process.
+        check("cuLaunchHostFunc", unsafe {
+            sys::cuLaunchHostFunc(stream.0, Some(function), argument)
+        });
+    }
+
     pub(crate) fn add_one_in_current_context(&self, buffer: Buffer, count: usize, stream: Stream) {
-        self.start(0, buffer, count, (count as u32).div_ceil(256), stream);
+        let blocks = (count as u32).div_ceil(256);
+        self.start(0, &[buffer.0, count as u64], blocks, stream);
     }
 
     fn run(&self, kernel: usize, buffer: Buffer, count: usize, blocks: u32, stream: Stream) {
         self.make_current();
-        self.start(kernel, buffer, count, blocks, stream);
+        self.start(kernel, &[buffer.0, count as u64], blocks, stream);
     }
 
-    fn start(&self, kernel: usize, buffer: Buffer, count: usize, blocks: u32, stream: Stream) {
+    fn start(&self, kernel: usize, values: &[u64; 2], blocks: u32, stream: Stream) {
         let function = self.find(kernel);
-        let (mut address, mut count) = (buffer.0, count as u64);
-        let mut arguments: [*mut c_void; 2] = [(&raw mut address).cast(), (&raw mut count).cast()];
+        let mut arguments = values
+            .each_ref()
+            .map(|value| std::ptr::from_ref(value).cast_mut().cast::<c_void>());
         let null = std::ptr::null_mut();
-        // SAFETY: each kernel takes a pointer and an unsigned long long, the types of the two
-        // arguments; the call copies them.
+        // SAFETY: each kernel takes two pointers, or one and an unsigned long long, which are 64 bits
+        // each; the call copies them.
         let result = unsafe {
             sys::cuLaunchKernel(
                 function,
@@ -358,7 +387,7 @@ impl Gpu {
     fn find(&self, kernel: usize) -> sys::CUfunction {
         let module = *self.kernels.get_or_init(compile);
         *self.functions[kernel].get_or_init(|| {
-            let name = [c"add_one", c"largest", c"late"][kernel];
+            let name = NAMES[kernel];
             let mut function = std::ptr::null_mut();
             // SAFETY: the module is never unloaded; the name ends with a zero.
             check("cuModuleGetFunction", unsafe {
@@ -436,6 +465,15 @@ impl Gpu {
     }
 }
 
+const NAMES: [&CStr; 6] = [
+    c"add_one",
+    c"largest",
+    c"late",
+    c"add_one_to",
+    c"add_one_by_ldg",
+    c"add_one_at",
+];
+
 const SOURCE: &CStr = cr#"
 extern "C" __global__ void add_one(float* values, unsigned long long count) {
     unsigned long long at = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -452,6 +490,15 @@ extern "C" __global__ void late(float* values, unsigned long long rounds) {
     for (unsigned long long i = 0; i < rounds; i++) *own = *own + 1.0f;
     __syncthreads();
     values[rounds % 2 == 1 ? 0 : threadIdx.x] = 0.0f;
+}
+extern "C" __global__ void add_one_to(float* out, const float* __restrict__ x) {
+    out[threadIdx.x] = x[threadIdx.x] + 1.0f;
+}
+extern "C" __global__ void add_one_by_ldg(float* out, const float* x) {
+    out[threadIdx.x] = __ldg(x + threadIdx.x) + 1.0f;
+}
+extern "C" __global__ void add_one_at(float* values, unsigned long long at) {
+    if (threadIdx.x == 0) values[at] += 1.0f;
 }
 "#;
 

@@ -1,5 +1,7 @@
 //! Programs that misuse cuBLASLt, NCCL, contexts or modules.
 
+use std::sync::{Barrier, Mutex};
+
 use cudarc::nccl::sys::{ncclDataType_t, ncclRedOp_t};
 
 use crate::Version::{self, Right, Wrong};
@@ -103,6 +105,41 @@ pub(crate) const LIBRARIES: &[Bug] = &[
             "rank 0",
             "rank 1",
         ],
+    },
+    Bug {
+        name: "first_collectives_in_opposite_orders",
+        devices: 2,
+        program: first_collectives_in_opposite_orders,
+        told: &["NCCL ORDER", "first collectives", "rank 0", "rank 1"],
+    },
+    Bug {
+        name: "opposite_orders_within_a_group",
+        devices: 2,
+        program: opposite_orders_within_a_group,
+        told: &["NCCL ORDER", "of 1001 f32, sum", "of 500 f32, sum"],
+    },
+    Bug {
+        name: "collectives_grouped_by_one_rank_alone",
+        devices: 2,
+        program: collectives_grouped_by_one_rank_alone,
+        told: &[
+            "NCCL MISMATCH",
+            "group the same calls differently",
+            "rank 0",
+            "rank 1",
+        ],
+    },
+    Bug {
+        name: "exchange_grouped_by_one_rank_alone",
+        devices: 2,
+        program: exchange_grouped_by_one_rank_alone,
+        told: &["NCCL MISMATCH", "in another group", "rank 0", "rank 1"],
+    },
+    Bug {
+        name: "communicator_used_by_two_threads",
+        devices: 2,
+        program: communicator_used_by_two_threads,
+        told: &["NCCL THREADS", "ncclAllReduce", "one:", "the other:"],
     },
     Bug {
         name: "first_collective_in_a_capture",
@@ -299,12 +336,138 @@ fn communicators_in_opposite_orders(version: Version) {
         ranks.all_reduce(calls);
         others.all_reduce(other_calls);
     } else {
-        nccl::all_reduce([(&ranks, 0, calls[0]), (&others, 1, other_calls[1])]);
-        nccl::all_reduce([(&others, 0, other_calls[0]), (&ranks, 1, calls[1])]);
+        nccl::all_reduce(&[(&ranks, 0, calls[0]), (&others, 1, other_calls[1])]);
+        nccl::all_reduce(&[(&others, 0, other_calls[0]), (&ranks, 1, calls[1])]);
     }
     for (gpu, (call, other)) in gpus.iter().zip(calls.into_iter().zip(other_calls)) {
         gpu.expect(2.0, call.buffer, COUNT, call.stream);
         gpu.expect(2.0, other.buffer, 500, other.stream);
+    }
+}
+
+/// Each rank's first call waits on the host until the other rank makes the same one.
+fn first_collectives_in_opposite_orders(version: Version) {
+    if !nccl::is_here() {
+        return;
+    }
+    let (gpus, ranks, calls) = two_ranks();
+    let others = Ranks::new(&gpus);
+    let other_calls = [0, 1].map(|rank: usize| call_of_ones(&gpus[rank]));
+    as_each_rank(|rank| {
+        let mut order = [(&ranks, calls[rank]), (&others, other_calls[rank])];
+        if version == Wrong && rank == 1 {
+            order.reverse();
+        }
+        for (ranks, call) in order {
+            ranks.all_reduce_as(rank, call);
+        }
+    });
+    for (gpu, call) in gpus.iter().zip(calls) {
+        gpu.expect(2.0, call.buffer, COUNT, call.stream);
+    }
+}
+
+/// Calls of a group need not progress together, so their order matters, too.
+fn opposite_orders_within_a_group(version: Version) {
+    if !nccl::is_here() {
+        return;
+    }
+    let (gpus, ranks, calls) = two_ranks();
+    let others = Ranks::new(&gpus);
+    let other_calls = [0, 1].map(|rank: usize| Call {
+        count: 500,
+        ..call_of_ones(&gpus[rank])
+    });
+    let mut of_rank_1 = [(&ranks, 1, calls[1]), (&others, 1, other_calls[1])];
+    if version == Wrong {
+        of_rank_1.reverse();
+    }
+    let of_rank_0 = [(&ranks, 0, calls[0]), (&others, 0, other_calls[0])];
+    nccl::all_reduce(&[of_rank_0, of_rank_1].concat());
+    for (gpu, call) in gpus.iter().zip(calls) {
+        gpu.expect(2.0, call.buffer, COUNT, call.stream);
+    }
+}
+
+fn as_each_rank(body: impl Fn(usize) + Sync) {
+    std::thread::scope(|scope| {
+        let body = &body;
+        (0..nccl::RANKS).for_each(|rank| drop(scope.spawn(move || body(rank))));
+    });
+}
+
+fn collectives_grouped_by_one_rank_alone(version: Version) {
+    if !nccl::is_here() {
+        return;
+    }
+    let (gpus, ranks, calls) = two_ranks();
+    let seconds = [0, 1].map(|rank: usize| call_of_ones(&gpus[rank]));
+    as_each_rank(|rank| {
+        let both = || {
+            [calls, seconds]
+                .iter()
+                .for_each(|all| ranks.all_reduce_as(rank, all[rank]))
+        };
+        if version == Wrong && rank == 1 {
+            both();
+        } else {
+            nccl::group(both);
+        }
+    });
+    for (gpu, call) in gpus.iter().zip(calls) {
+        gpu.expect(2.0, call.buffer, COUNT, call.stream);
+    }
+}
+
+/// The program of NCCL's issue 1279, whose behaviour is undefined.
+fn exchange_grouped_by_one_rank_alone(version: Version) {
+    if !nccl::is_here() {
+        return;
+    }
+    let (gpus, ranks, sent) = two_ranks();
+    let received = [0, 1].map(|rank: usize| Call {
+        buffer: gpus[rank].allocate(COUNT),
+        ..sent[rank]
+    });
+    as_each_rank(|rank| {
+        let both = || {
+            ranks.send_as(rank, sent[rank]);
+            ranks.receive_as(rank, received[rank]);
+        };
+        if version == Wrong && rank == 1 {
+            both();
+        } else {
+            nccl::group(both);
+        }
+    });
+    for (gpu, call) in gpus.iter().zip(received) {
+        gpu.expect(1.0, call.buffer, COUNT, call.stream);
+    }
+}
+
+/// Two threads call as rank 0, one after the other only where a lock makes them.
+fn communicator_used_by_two_threads(version: Version) {
+    if !nccl::is_here() {
+        return;
+    }
+    let (gpus, ranks, calls) = two_ranks();
+    let seconds = [0, 1].map(|rank: usize| call_of_ones(&gpus[rank]));
+    let (start, lock) = (Barrier::new(2), Mutex::new(()));
+    std::thread::scope(|scope| {
+        for call in [calls[0], seconds[0]] {
+            let (ranks, start, lock) = (&ranks, &start, &lock);
+            scope.spawn(move || {
+                start.wait();
+                let _held =
+                    (version == Right).then(|| lock.lock().expect("no thread has panicked"));
+                ranks.all_reduce_as(0, call);
+            });
+        }
+        ranks.all_reduce_as(1, calls[1]);
+        ranks.all_reduce_as(1, seconds[1]);
+    });
+    for (gpu, call) in gpus.iter().zip(calls) {
+        gpu.expect(2.0, call.buffer, COUNT, call.stream);
     }
 }
 

@@ -12,6 +12,9 @@ pub(crate) const RANKS: usize = 2;
 /// One communicator, with its end on each of two GPUs. It lives as long as the process.
 pub(crate) struct Ranks([sys::ncclComm_t; RANKS]);
 
+// SAFETY: handles. What NCCL makes of two threads that use one is for the programs to show.
+unsafe impl Sync for Ranks {}
+
 /// A sum of f32 over all ranks, in place: what a rank calls if it makes no mistake.
 #[derive(Clone, Copy)]
 pub(crate) struct Call {
@@ -21,6 +24,11 @@ pub(crate) struct Call {
     pub(crate) operation: ncclRedOp_t,
     pub(crate) stream: Stream,
 }
+
+// SAFETY: numbers and a handle that any thread may use.
+unsafe impl Send for Call {}
+// SAFETY: as above.
+unsafe impl Sync for Call {}
 
 impl Call {
     pub(crate) fn new(buffer: Buffer, count: usize, stream: Stream) -> Self {
@@ -50,7 +58,7 @@ fn check(call: &str, result: ncclResult_t) {
 }
 
 /// Runs `calls` in one group.
-fn group(calls: impl FnOnce()) {
+pub(crate) fn group(calls: impl FnOnce()) {
     // SAFETY: neither call takes a pointer.
     check("ncclGroupStart", unsafe { sys::ncclGroupStart() });
     calls();
@@ -82,27 +90,52 @@ impl Ranks {
 
     /// One call of each rank of this communicator.
     pub(crate) fn all_reduce(&self, calls: [Call; RANKS]) {
-        all_reduce([(self, 0, calls[0]), (self, 1, calls[1])]);
+        all_reduce(&[(self, 0, calls[0]), (self, 1, calls[1])]);
+    }
+
+    /// The call of one rank.
+    pub(crate) fn all_reduce_as(&self, rank: usize, call: Call) {
+        let buffer = call.buffer.address() as *mut c_void;
+        // SAFETY: the communicator and the stream are live; a device address is a number.
+        check("ncclAllReduce", unsafe {
+            sys::ncclAllReduce(
+                buffer,
+                buffer,
+                call.count,
+                call.dtype,
+                call.operation,
+                self.0[rank],
+                call.stream.raw().cast(),
+            )
+        });
+    }
+
+    /// A rank sends to the other one.
+    pub(crate) fn send_as(&self, rank: usize, call: Call) {
+        let (buffer, peer) = (call.buffer.address() as *const c_void, 1 - rank as i32);
+        let stream = call.stream.raw().cast();
+        // SAFETY: as in `all_reduce_as`.
+        check("ncclSend", unsafe {
+            sys::ncclSend(buffer, call.count, call.dtype, peer, self.0[rank], stream)
+        });
+    }
+
+    /// A rank receives from the other one.
+    pub(crate) fn receive_as(&self, rank: usize, call: Call) {
+        let (buffer, peer) = (call.buffer.address() as *mut c_void, 1 - rank as i32);
+        let stream = call.stream.raw().cast();
+        // SAFETY: as in `all_reduce_as`.
+        check("ncclRecv", unsafe {
+            sys::ncclRecv(buffer, call.count, call.dtype, peer, self.0[rank], stream)
+        });
     }
 }
 
-/// A group of one call of each of two ranks, on any communicators.
-pub(crate) fn all_reduce(calls: [(&Ranks, usize, Call); RANKS]) {
+/// A group of calls of ranks of any communicators.
+pub(crate) fn all_reduce(calls: &[(&Ranks, usize, Call)]) {
     group(|| {
         for (ranks, rank, call) in calls {
-            let buffer = call.buffer.address() as *mut c_void;
-            // SAFETY: the communicator and the stream are live; a device address is a number.
-            check("ncclAllReduce", unsafe {
-                sys::ncclAllReduce(
-                    buffer,
-                    buffer,
-                    call.count,
-                    call.dtype,
-                    call.operation,
-                    ranks.0[rank],
-                    call.stream.raw().cast(),
-                )
-            });
+            ranks.all_reduce_as(*rank, *call);
         }
     });
 }

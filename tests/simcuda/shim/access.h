@@ -153,6 +153,12 @@ static Channel* channel_at(u64 address, bool make) {
     return &channels[slot];
 }
 
+static bool is_in_views(u64 address) { return address - launch->views_low < launch->views_bytes; }
+
+static u64 in_first_view(u64 address) {
+    return is_in_views(address) ? launch->views_low + ((address - launch->views_low) & (launch->view_bytes - 1)) : address;
+}
+
 // An atomic is how blocks learn of each other. One that leaves the value as it was publishes nothing: nobody can see that it
 // happened. (Blocks run one after another here; on hardware others look at the same time.)
 static void exchange_order(u64 address, bool is_change) {
@@ -464,10 +470,18 @@ void simcuda_atomic(void* pointer, unsigned long size_bytes) {
 }
 
 void simcuda_order(void* pointer, bool is_change) {
-    if (simcuda::intra) simcuda::exchange_order(reinterpret_cast<simcuda::u64>(pointer), is_change);
+    if (simcuda::intra) simcuda::exchange_order(simcuda::in_first_view(reinterpret_cast<simcuda::u64>(pointer)), is_change);
 }
 
 void simcuda_fence() { simcuda::fence(); }
+
+// Where __ldg reads what it finds at `pointer`: in the view whose reads are known to be cached.
+const void* simcuda_cached(const void* pointer, unsigned long size_bytes) {
+    simcuda::u64 address = reinterpret_cast<simcuda::u64>(pointer);
+    if (!simcuda::is_in_views(address)) return pointer;
+    simcuda::window_at(address, size_bytes, simcuda::READ, __builtin_return_address(0));
+    return reinterpret_cast<const void*>(simcuda::in_first_view(address) + simcuda::launch->views_bytes - simcuda::launch->view_bytes);
+}
 
 // -fsanitize=bounds: an index into an array whose type says how long it is, be it shared, local or a member.
 struct IndexCheck {

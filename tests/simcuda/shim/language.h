@@ -80,9 +80,9 @@ constexpr u32 bounds() { return threads_max; }
 template <class... A> constexpr u32 bounds(u32 threads, A...) { return threads; }
 
 template <auto kernel>
-constexpr Kernel describe(const char* name, u32 threads, const char* groups) {
+constexpr Kernel describe(const char* name, u32 threads, const char* groups, u64 cached) {
     using Thread = Call<kernel>;
-    return {name, &Thread::run, Thread::bytes, Thread::alignments, Thread::count, threads, groups};
+    return {name, &Thread::run, Thread::bytes, Thread::alignments, Thread::count, threads, groups, cached};
 }
 
 }  // namespace simcuda

@@ -8,7 +8,7 @@ using u8 = unsigned char;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-constexpr u32 abi_version = 3;
+constexpr u32 abi_version = 4;
 constexpr u32 threads_max = 1024;                 // of one block
 constexpr u32 warp_lanes = 32;
 constexpr u32 dynamic_shared_bytes_max = 232448;  // 227 KiB, the limit of compute capability 9.0
@@ -75,6 +75,7 @@ struct Kernel {
     u32 arguments;
     u32 threads_max;                    // __launch_bounds__, or 1,024
     const char* groups;                 // of static shared memory that it can reach, with spaces between them
+    u64 cached;                         // a bit for each argument that is a `const T* __restrict__`
 };
 
 // One launch, filled by the simulator.
@@ -94,6 +95,10 @@ struct Launch {
     u64* shared_cells;                   // for the static spans in their order, then the dynamic memory
     u8* stacks;                          // threads_max of them, downwards from the end of each
     u64 stack_bytes;
+    // Device memory is mapped several times: an address in any view, and in view 0, are multiples of view_bytes apart.
+    u64 views_low;
+    u64 views_bytes;                     // of all views, of which the last is of __ldg
+    u64 view_bytes;
     void* context;
     // The allocation that holds `address`. 0: there is none that this device may touch.
     u32 (*find)(void* context, u64 address, Window* window);
@@ -127,6 +132,7 @@ unsigned simcuda_lane();
 void simcuda_atomic(void* pointer, unsigned long size_bytes);
 void simcuda_order(void* pointer, bool is_change);
 void simcuda_fence();
+const void* simcuda_cached(const void* pointer, unsigned long size_bytes);
 void* simcuda_memcpy(void* to, const void* from, unsigned long size_bytes);
 void* simcuda_memset(void* to, int value, unsigned long size_bytes);
 unsigned long long simcuda_clock();

@@ -83,7 +83,7 @@ inline void __nanosleep(unsigned) {}
 inline long long clock64() { return static_cast<long long>(simcuda_clock()); }
 inline int clock() { return static_cast<int>(simcuda_clock()); }
 
-template <class T> inline T __ldg(const T* pointer) { return *pointer; }
+template <class T> inline T __ldg(const T* pointer) { return *static_cast<const T*>(simcuda_cached(pointer, sizeof(T))); }
 template <class T> inline T __ldcs(const T* pointer) { return *pointer; }
 template <class T> inline T __ldca(const T* pointer) { return *pointer; }
 template <class T> inline T __ldcg(const T* pointer) { return *pointer; }

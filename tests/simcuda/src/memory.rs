@@ -34,7 +34,7 @@ pub use self::checks::{
 };
 pub use self::space::{ALIGNMENT_BYTES, POISON, RED_ZONE_BYTES};
 use crate::report::FindingKind;
-use crate::work::{Address, Memory};
+use crate::work::{Address, Memory, Views};
 
 /// How many freed allocations are remembered.
 const REMEMBERED: usize = 100_000;
@@ -44,6 +44,7 @@ pub struct AddressSpace {
     arenas: Vec<space::Arena>,
     /// All arenas lie in this range; memory in it is at its device address.
     device_range: Range<Address>,
+    views: Views,
     /// By first address, including remembered freed ones.
     allocations: BTreeMap<Address, Arc<Allocation>>,
     /// Freed allocations in order of freeing.
@@ -76,10 +77,11 @@ pub struct Violation {
 impl AddressSpace {
     /// The memory of `devices` devices with `memory_bytes` each.
     pub fn new(devices: usize, memory_bytes: u64) -> Self {
-        let (arenas, device_range) = space::reserve(devices, memory_bytes);
+        let (arenas, device_range, views) = space::reserve(devices, memory_bytes);
         Self {
             arenas,
             device_range,
+            views,
             allocations: BTreeMap::new(),
             forgettable: std::collections::VecDeque::new(),
             direct_bytes: vec![0; devices],
@@ -196,7 +198,7 @@ impl AddressSpace {
             let before = *before;
             self.allocations.remove(&before);
         }
-        self.arenas[device].commit(start, bytes)?;
+        space::poison(start, bytes);
         Ok(start)
     }
 
@@ -465,6 +467,14 @@ impl Memory for AddressSpace {
 
     fn unwritten(&self, range: &Range<Address>) -> Option<Range<Address>> {
         self.unwritten.within(range).next()
+    }
+
+    fn views(&self) -> Views {
+        self.views
+    }
+
+    fn describe(&self, range: &Range<Address>) -> String {
+        Self::describe(self, range)
     }
 
     fn host_pointer(&self, address: Address) -> *mut u8 {

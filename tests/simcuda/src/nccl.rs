@@ -22,6 +22,7 @@ mod segment;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod users;
 mod waiting;
 
 use std::collections::HashMap;

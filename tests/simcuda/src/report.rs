@@ -44,13 +44,19 @@ pub enum FindingKind {
     NcclMismatch,
     /// Calls on two communicators in opposite orders on two ranks.
     NcclOrder,
+    /// Two threads inside calls on one communicator.
+    NcclThreads,
+    /// Memory that was not freed when the process ended.
+    NeverFreed,
 }
 
 impl FindingKind {
     /// The kind of a violation that came as text: the message of a check that failed while work
     /// ran.
     pub fn of_violation(message: &str) -> Self {
-        if message.contains(", freed by ") {
+        if message.contains("another allocation than") {
+            Self::OutOfBounds
+        } else if message.contains(", freed by ") {
             Self::UseAfterFree
         } else if message.contains("was given no access") {
             Self::WrongDevice
@@ -81,6 +87,8 @@ impl fmt::Display for FindingKind {
             Self::ForeignAlgorithm => "FOREIGN ALGORITHM",
             Self::NcclMismatch => "NCCL MISMATCH",
             Self::NcclOrder => "NCCL ORDER",
+            Self::NcclThreads => "NCCL THREADS",
+            Self::NeverFreed => "NEVER FREED",
         })
     }
 }

@@ -13,6 +13,7 @@ mod tests;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use crate::error::CUresult;
@@ -22,11 +23,11 @@ pub use self::policy::Scheduler;
 use self::policy::{Candidate, Policy};
 use self::run::HostCall;
 use crate::event::Record;
-use crate::handle::StreamId;
+use crate::handle::{OperationId, StreamId};
 use crate::machine::{LockedMachine, Machine, host_actor, host_joins, threads};
 use crate::memory;
 use crate::nccl;
-use crate::race::Clock;
+use crate::race::{Actor, Clock};
 use crate::stream::{self, Action, Entry, PENDING_MAX};
 use crate::work::HostFunction;
 
@@ -36,6 +37,10 @@ const PATIENCE_WITH_RANKS: Duration = Duration::from_secs(2);
 /// How often to look again when there is nothing to run: the longest delay until another thread's
 /// action is seen.
 const IDLE: Duration = Duration::from_millis(1);
+
+/// Waits from the start of the process that let all other threads run first.
+const FIRST_WAITS: usize = 32;
+static WAITS: AtomicUsize = AtomicUsize::new(0);
 
 /// What a host call waits for: that streams reach these places.
 #[derive(Clone, Debug)]
@@ -219,7 +224,7 @@ fn arrive(held: &mut LockedMachine, goal: &Goal) -> Result<(), CUresult> {
     let host = host_actor(held);
     let completions = || goal.records.iter().filter_map(|record| record.completion());
     if completions().any(|completion| !held.race.knows(host, &completion.clock)) {
-        held.without(threads::let_others_run);
+        held.without(|| threads::let_others_run(&WAITS, FIRST_WAITS));
     }
     for completion in completions() {
         held.timeline.host_ns = held.timeline.host_ns.max(completion.time_ns);
@@ -312,24 +317,29 @@ enum Advance {
 }
 
 thread_local! {
-    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+    static HOST_FUNCTION: Cell<Option<(Actor, OperationId)>> = const { Cell::new(None) };
+}
+
+/// The host function of a stream that this thread is inside, and whose part of the order it has.
+pub fn host_function() -> Option<(Actor, OperationId)> {
+    HOST_FUNCTION.get()
 }
 
 /// Whether this thread is inside a host function of a stream, where CUDA permits no call.
 pub fn in_host_function() -> bool {
-    IN_HOST_FUNCTION.get()
+    host_function().is_some()
 }
 
 /// Calls the function without the lock.
 fn make(call: HostCall, held: &mut LockedMachine) {
     let HostFunction { function, argument } = call.function;
     held.without(|| {
-        IN_HOST_FUNCTION.set(true);
+        HOST_FUNCTION.set(Some((call.actor, call.operation)));
         // SAFETY: the caller of cuLaunchHostFunc vouches that `function` may be called once
         // with this argument, on any thread, when the stream reaches it; this is that moment,
         // and the lock is free.
         unsafe { function(argument as *mut std::ffi::c_void) };
-        IN_HOST_FUNCTION.set(false);
+        HOST_FUNCTION.set(None);
     });
     // The function may have told any host thread, invisibly, that everything before it is done.
     if let Some(known) = run::finish_host_call(held, &call) {

@@ -41,6 +41,43 @@ pub struct Failure {
     pub message: String,
 }
 
+/// Device memory is mapped several times, so that an address says which pointer it came from: view
+/// 0 is what the product sees, and a launch gives each allocation of its arguments another view.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Views {
+    /// Where view 0 begins.
+    pub low: Address,
+    /// From one view to the next: a power of two, or 0 if there are no views.
+    pub each_bytes: u64,
+}
+
+impl Views {
+    /// How many there are.
+    pub const COUNT: usize = 16;
+    /// The view of reads by `__ldg`.
+    pub const OF_LDG: usize = Self::COUNT - 1;
+
+    /// Bytes from the first view to the end of the last.
+    pub fn bytes(&self) -> u64 {
+        self.each_bytes * Self::COUNT as u64
+    }
+
+    /// The view of an address, and the address in view 0.
+    pub fn split(&self, address: Address) -> (usize, Address) {
+        let at = address.wrapping_sub(self.low);
+        if at >= self.bytes() {
+            return (0, address);
+        }
+        let view = at / self.each_bytes;
+        (view as usize, address - view * self.each_bytes)
+    }
+
+    /// The address in another view of an address in view 0.
+    pub fn at(&self, view: usize, address: Address) -> Address {
+        address + view as u64 * self.each_bytes
+    }
+}
+
 /// Which bytes may be accessed: checked before every access.
 pub trait Memory: Sync {
     /// Checks that `range` lies in one live allocation that `device` may access. The error says
@@ -55,6 +92,16 @@ pub trait Memory: Sync {
     /// The first part of `range` that nothing has written since it was allocated.
     fn unwritten(&self, _range: &Range<Address>) -> Option<Range<Address>> {
         None
+    }
+
+    /// The views of device memory.
+    fn views(&self) -> Views {
+        Views::default()
+    }
+
+    /// Bytes in words: of which allocation, and who made it.
+    fn describe(&self, range: &Range<Address>) -> String {
+        format!("{:#x}..{:#x}", range.start, range.end)
     }
 
     /// Where the bytes at `address` are mapped: device memory at its own address, pinned memory at

@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::library::{Kernel, Library, RawFailure, RawLaunch, Span, THREADS_MAX, Window};
-use super::message::Scene;
+use super::message::{Scene, kind};
 use super::pinned::Opened;
 use super::shadow::{Shadows, cells_of};
-use crate::work::{Address, Failure, Memory, Reads, Touched, Work};
+use crate::work::{Address, Failure, Memory, Reads, Touched, Views, Work};
 
 /// The stack of one thread of a block. The lowest page is inaccessible.
 const STACK_BYTES: usize = 128 << 10;
@@ -82,28 +83,85 @@ impl Stacks {
 
 static GROUNDS: OnceLock<Mutex<Grounds>> = OnceLock::new();
 
+/// An allocation of the arguments, in a view of its own.
+struct Sight {
+    range: Range<Address>,
+    /// Its reads may go through a cache that does not see the launch's writes.
+    is_cached: bool,
+}
+
 /// What a launch asks while it runs.
 struct Finder<'a> {
     device: usize,
     memory: &'a dyn Memory,
+    views: Views,
+    /// From view 1 on.
+    sights: Vec<Sight>,
     shadows: &'a mut Shadows,
     with_cells: bool,
     opened: BTreeMap<Address, Opened>,
 }
 
 impl Finder<'_> {
-    fn find(&mut self, address: Address) -> Option<Window> {
+    /// Gives each pointer among the arguments the view of its allocation, from which the kernel's
+    /// addresses then stem. Pointers of one allocation stay comparable.
+    fn aim(&mut self, kernel: &Kernel, arguments: &mut [u128], offsets: &[usize]) {
+        for (index, ((bytes, _), offset)) in kernel.arguments.iter().zip(offsets).enumerate() {
+            let is_cached = kernel.cached >> index.min(63) & 1 == 1;
+            for word in 0..bytes / 8 {
+                let (place, shift) = (&mut arguments[offset + word / 2], word % 2 * 64);
+                let address = (*place >> shift) as u64;
+                if let Some(view) = self.view_for(address, is_cached) {
+                    let moved = self.views.at(view, address);
+                    *place = *place & !(u128::from(u64::MAX) << shift) | u128::from(moved) << shift;
+                }
+            }
+        }
+    }
+
+    /// The view for a pointer; None if it is not one, or if no view is left.
+    fn view_for(&mut self, address: Address, is_cached: bool) -> Option<usize> {
+        if address.wrapping_sub(self.views.low) >= self.views.each_bytes {
+            return None;
+        }
         let range = self.memory.allocation(self.device, address).ok()?;
+        let is_same = |sight: &Sight| sight.range == range && sight.is_cached == is_cached;
+        if let Some(known) = self.sights.iter().position(is_same) {
+            return Some(known + 1);
+        }
+        self.sights.push(Sight { range, is_cached });
+        let view = self.sights.len();
+        if view == Views::OF_LDG {
+            self.sights.pop();
+            return None;
+        }
+        Some(view)
+    }
+
+    /// The allocation that `view` may reach at an address of view 0, and whether it is cached.
+    fn sight(&self, view: usize, address: Address) -> Option<(Range<Address>, bool)> {
+        if view == 0 || view == Views::OF_LDG {
+            let range = self.memory.allocation(self.device, address).ok()?;
+            return Some((range, view != 0));
+        }
+        let sight = self.sights.get(view - 1)?;
+        let is_in_it = sight.range.contains(&address);
+        is_in_it.then(|| (sight.range.clone(), sight.is_cached))
+    }
+
+    fn find(&mut self, address: Address) -> Option<Window> {
+        let (view, address) = self.views.split(address);
+        let (range, is_cached) = self.sight(view, address)?;
         if self.memory.host_pointer(range.start) as u64 != range.start
             && !self.opened.contains_key(&range.start)
         {
             self.opened.insert(range.start, Opened::new(&range));
         }
-        let parts = self.shadows.of(&range, self.with_cells)?;
+        let parts = self.shadows.of(&range, self.with_cells, is_cached)?;
         let is_partial = self.memory.unwritten(&range).is_some();
         let none = std::ptr::null_mut();
         Some(Window {
-            low: range.start,
+            low: self.views.at(view, range.start),
             length_bytes: range.end - range.start,
             marks: parts.marks,
             pages: parts.pages,
@@ -111,6 +169,14 @@ impl Finder<'_> {
             read_marks: if is_partial { none } else { parts.marks },
         })
     }
+}
+
+/// The allocation of the pointer from which a failed access strayed.
+fn strayed(failure: &RawFailure, finder: &Finder<'_>) -> Option<Range<Address>> {
+    let (view, address) = finder.views.split(failure.address);
+    let sight = finder.sights.get(view.checked_sub(1)?)?;
+    let has_left = failure.kind == kind::ADDRESS && !sight.range.contains(&address);
+    has_left.then(|| sight.range.clone())
 }
 
 /// The runtime asks which memory is at an address.
@@ -131,10 +197,14 @@ unsafe extern "C" fn find(context: *mut c_void, address: u64, window: *mut Windo
 /// The runtime asks up to where bytes of an allocation were written before.
 unsafe extern "C" fn written_until(context: *mut c_void, address: u64, end: u64) -> u64 {
     // SAFETY: as in `find`.
-    let memory = unsafe { (*context.cast::<Finder<'_>>()).memory };
+    let (memory, views) = unsafe {
+        let finder = &*context.cast::<Finder<'_>>();
+        (finder.memory, finder.views)
+    };
+    let (view, first) = views.split(address);
     memory
-        .unwritten(&(address..end))
-        .map_or(end, |part| part.start)
+        .unwritten(&(first..first + (end - address)))
+        .map_or(end, |part| views.at(view, part.start))
 }
 
 /// SIMCUDA_INTRA: how many accesses of a launch are looked at for races between its threads.
@@ -163,11 +233,11 @@ impl KernelLaunch {
         self.grid.iter().map(|size| u64::from(*size)).product()
     }
 
-    fn pointers(&self) -> Vec<*mut c_void> {
+    fn pointers(&self, arguments: &[u128]) -> Vec<*mut c_void> {
         // The runtime reads them only.
         self.offsets
             .iter()
-            .map(|offset| self.arguments[*offset..].as_ptr().cast_mut().cast())
+            .map(|offset| arguments[*offset..].as_ptr().cast_mut().cast())
             .collect()
     }
 
@@ -226,14 +296,19 @@ impl Work for KernelLaunch {
         } else {
             std::ptr::null_mut()
         };
-        let mut pointers = self.pointers();
         let mut finder = Finder {
             device,
             memory,
+            views: memory.views(),
+            sights: Vec::new(),
             shadows,
             with_cells,
             opened: BTreeMap::new(),
         };
+        let mut arguments = self.arguments.clone();
+        finder.aim(self.kernel(), &mut arguments, &self.offsets);
+        let views = finder.views;
+        let mut pointers = self.pointers(&arguments);
         let mut launch = RawLaunch {
             kernel: self.kernel().raw,
             arguments: pointers.as_mut_ptr(),
@@ -250,6 +325,9 @@ impl Work for KernelLaunch {
             shared_cells,
             stacks,
             stack_bytes: STACK_BYTES as u64,
+            views_low: views.low,
+            views_bytes: views.bytes(),
+            view_bytes: views.each_bytes,
             context: (&raw mut finder).cast(),
             find,
             written_until,
@@ -261,7 +339,13 @@ impl Work for KernelLaunch {
         // library; the lock of the grounds makes it the only launch.
         unsafe { self.library.run(&mut launch) };
         finder.opened.clear();
-        finder.shadows.end(touched);
+        let stale = finder.shadows.end(touched);
+        let strayed = strayed(&launch.failure, &finder);
+        for failure in [&mut launch.failure, &mut launch.unwritten] {
+            if failure.kind != kind::INDEX {
+                failure.address = views.split(failure.address).1;
+            }
+        }
         let scene = Scene {
             describe: self.describe(),
             library: &self.library,
@@ -271,9 +355,12 @@ impl Work for KernelLaunch {
             dynamic_shared_bytes: self.dynamic_shared_bytes,
             device,
             memory,
+            strayed,
         };
         touched.unwritten = scene.unwritten(&launch.unwritten);
-        scene.failure(&launch.failure).map_or(Ok(()), Err)
+        let failure = scene.failure(&launch.failure);
+        let failure = failure.or_else(|| stale.map(|bytes| scene.stale(&bytes)));
+        failure.map_or(Ok(()), Err)
     }
 
     fn reads(&self) -> Reads {

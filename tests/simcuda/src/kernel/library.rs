@@ -10,7 +10,7 @@ use crate::error::CUresult;
 use crate::nvrtc::PTX_HEADER;
 
 /// The version of the structures; the library carries its own.
-const ABI_VERSION: u32 = 3;
+const ABI_VERSION: u32 = 4;
 
 /// The most threads a block can have.
 pub(super) const THREADS_MAX: u32 = 1024;
@@ -79,6 +79,7 @@ pub(super) struct RawKernel {
     arguments: u32,
     threads_max: u32,
     groups: *const c_char,
+    cached: u64,
 }
 
 /// One launch, for the library.
@@ -99,6 +100,9 @@ pub(super) struct RawLaunch {
     pub(super) shared_cells: *mut u64,
     pub(super) stacks: *mut u8,
     pub(super) stack_bytes: u64,
+    pub(super) views_low: u64,
+    pub(super) views_bytes: u64,
+    pub(super) view_bytes: u64,
     pub(super) context: *mut c_void,
     pub(super) find: unsafe extern "C" fn(*mut c_void, u64, *mut Window) -> u32,
     pub(super) written_until: unsafe extern "C" fn(*mut c_void, u64, u64) -> u64,
@@ -127,6 +131,8 @@ pub(super) struct Kernel {
     /// (size, alignment) of each argument.
     pub(super) arguments: Vec<(usize, usize)>,
     pub(super) threads_max: u32,
+    /// A bit for each argument that is a `const T* __restrict__`.
+    pub(super) cached: u64,
     /// The static shared memory that it can reach.
     pub(super) shared: Vec<Span>,
     /// The names of these variables.
@@ -391,6 +397,7 @@ impl Kernel {
                     .map(|(bytes, alignment)| (*bytes as usize, *alignment as usize))
                     .collect(),
                 threads_max: kernel.threads_max.min(THREADS_MAX),
+                cached: kernel.cached,
                 shared: shared.collect(),
                 shared_names: mine.iter().map(|variable| variable.name.clone()).collect(),
             }

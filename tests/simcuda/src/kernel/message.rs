@@ -9,9 +9,9 @@ use crate::error::CUresult;
 use crate::work::{Address, Failure, Memory};
 
 /// Kinds of failures, numbered as in `shim/runtime.h`.
-mod kind {
+pub(super) mod kind {
     pub(super) const NONE: u32 = 0;
-    pub(super) const ADDRESS: u32 = 1;
+    pub(in crate::kernel) const ADDRESS: u32 = 1;
     pub(super) const MISALIGNED: u32 = 2;
     pub(super) const RACE: u32 = 3;
     pub(super) const BARRIER: u32 = 4;
@@ -19,7 +19,7 @@ mod kind {
     pub(super) const TRAP: u32 = 6;
     pub(super) const ASSERT: u32 = 7;
     pub(super) const UNWRITTEN: u32 = 8;
-    pub(super) const INDEX: u32 = 9;
+    pub(in crate::kernel) const INDEX: u32 = 9;
 }
 
 /// What is needed to describe a failure.
@@ -32,6 +32,8 @@ pub(super) struct Scene<'a> {
     pub(super) dynamic_shared_bytes: u32,
     pub(super) device: usize,
     pub(super) memory: &'a dyn Memory,
+    /// The allocation of the pointer from which a failed access strayed.
+    pub(super) strayed: Option<Range<Address>>,
 }
 
 fn index(linear: u64, size: [u32; 3]) -> String {
@@ -165,9 +167,10 @@ impl Scene<'_> {
             kind::ADDRESS => {
                 let range = raw.address..raw.address + raw.size_bytes;
                 let why = self.of_library(raw.address).or_else(|| {
-                    let checked = self.memory.check(self.device, range);
+                    let checked = self.memory.check(self.device, range.clone());
                     checked.err()
                 });
+                let why = why.or_else(|| self.another_allocation(&range));
                 let why = why.unwrap_or_else(|| "memory that the kernel may not touch".to_owned());
                 (
                     CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
@@ -209,6 +212,30 @@ impl Scene<'_> {
             code,
             message: format!("{}: {message}", self.describe),
         })
+    }
+
+    /// An access landed in live memory that its pointer does not reach.
+    fn another_allocation(&self, range: &Range<Address>) -> Option<String> {
+        let own = self.strayed.as_ref()?;
+        Some(format!(
+            "another allocation than the one its pointer is of\n  pointer: of bytes {}\n  accessed: bytes {}",
+            self.memory.describe(own),
+            self.memory.describe(range)
+        ))
+    }
+
+    /// The launch has read bytes through the cache that is not coherent, and has written them.
+    pub(super) fn stale(&self, bytes: &Range<Address>) -> Failure {
+        Failure {
+            code: CUresult::CUDA_ERROR_LAUNCH_FAILED,
+            message: format!(
+                "race inside kernel {}: it reads bytes by __ldg, or through a parameter `const T* __restrict__`, which may go \
+                 through a cache that is not coherent, and writes them in the same launch\n  bytes: {}\n  way out: \
+                 a plain pointer (no __restrict__, no __ldg), or another output",
+                self.kernel.name,
+                self.memory.describe(bytes)
+            ),
+        }
     }
 
     fn race(&self, raw: &RawFailure) -> String {

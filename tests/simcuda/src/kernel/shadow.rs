@@ -17,7 +17,7 @@ const PAGE_BYTES: u64 = 4096;
 /// Larger mappings may have huge pages, which cost as much memory as they are large.
 const HUGE_BYTES: usize = 4 << 20;
 /// How many shadows of allocations are kept for launches to come.
-const KEPT: usize = 64;
+const KEPT: usize = 128;
 /// Blocks are numbered in 22 bits, over all launches.
 const SERIAL_MAX: u64 = (1 << 22) - 1;
 
@@ -191,7 +191,8 @@ impl Run {
 /// All shadows, and the numbers of blocks.
 #[derive(Debug)]
 pub(super) struct Shadows {
-    allocations: HashMap<(Address, Address), Shadow>,
+    /// By range, and apart for reads through the cache that is not coherent.
+    allocations: HashMap<(Address, Address, bool), Shadow>,
     shared: Option<Zeros<u64>>,
     launch: u64,
     next_serial: u64,
@@ -252,9 +253,22 @@ impl Shadows {
             .map_or(std::ptr::null_mut(), |shared| shared.pointer)
     }
 
-    /// The shadow of an allocation that this launch touches; None without memory for it.
-    pub(super) fn of(&mut self, range: &Range<Address>, with_cells: bool) -> Option<Pointers> {
-        let key = (range.start, range.end);
+    /// The shadow of an allocation that this launch touches, perhaps through the cache; None without
+    /// memory for it.
+    pub(super) fn of(
+        &mut self,
+        range: &Range<Address>,
+        with_cells: bool,
+        is_cached: bool,
+    ) -> Option<Pointers> {
+        // Who touched a byte is kept in one place.
+        let cells = if is_cached && with_cells {
+            self.of(range, true, false)?.cells
+        } else {
+            std::ptr::null_mut()
+        };
+        let key = (range.start, range.end, is_cached);
+        let with_cells = with_cells && !is_cached;
         let launch = self.launch;
         let shadow = match self.allocations.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
@@ -264,11 +278,8 @@ impl Shadows {
         if with_cells && shadow.cells.is_none() {
             shadow.cells = Some(Zeros::new(cells_of(range.end - range.start))?);
         }
-        let cells = shadow
-            .cells
-            .as_ref()
-            .filter(|_| with_cells)
-            .map_or(std::ptr::null_mut(), |cells| cells.pointer);
+        let own = shadow.cells.as_ref().filter(|_| with_cells);
+        let cells = own.map_or(cells, |cells| cells.pointer);
         Some(Pointers {
             marks: shadow.marks.pointer,
             pages: shadow.pages.pointer,
@@ -276,17 +287,27 @@ impl Shadows {
         })
     }
 
-    /// Ends a launch: what it touched goes to `touched`.
-    pub(super) fn end(&mut self, touched: &mut Touched) {
+    /// Ends a launch: what it touched goes to `touched`. Returns bytes that it read through the
+    /// cache and wrote.
+    pub(super) fn end(&mut self, touched: &mut Touched) -> Option<Range<Address>> {
         let launch = self.launch;
-        let mut used: Vec<&mut Shadow> = self
+        let mut used: Vec<(bool, &mut Shadow)> = self
             .allocations
-            .values_mut()
-            .filter(|shadow| shadow.used == launch)
+            .iter_mut()
+            .filter(|(_, shadow)| shadow.used == launch)
+            .map(|(key, shadow)| (key.2, shadow))
             .collect();
         // A hash map's order is not reproducible.
-        used.sort_by_key(|shadow| shadow.range.start);
-        used.into_iter().for_each(|shadow| shadow.take(touched));
+        used.sort_by_key(|(is_cached, shadow)| (*is_cached, shadow.range.start));
+        let mut stale = None;
+        for (is_cached, shadow) in used {
+            let before = touched.reads.len();
+            shadow.take(touched);
+            if is_cached && stale.is_none() {
+                stale = common(&touched.reads[before..], &touched.writes)
+                    .or_else(|| common(&touched.reads[before..], &touched.atomics));
+            }
+        }
         while self.allocations.len() > KEPT {
             let Some(oldest) = self
                 .allocations
@@ -298,7 +319,17 @@ impl Shadows {
             };
             self.allocations.remove(&oldest);
         }
+        stale
     }
+}
+
+/// Bytes that are in ranges of both; `sorted` by address, without overlaps.
+fn common(sorted: &[Range<Address>], others: &[Range<Address>]) -> Option<Range<Address>> {
+    others.iter().find_map(|other| {
+        let at = sorted.partition_point(|range| range.end <= other.start);
+        let found = sorted.get(at).filter(|found| found.start < other.end)?;
+        Some(found.start.max(other.start)..found.end.min(other.end))
+    })
 }
 
 // These tests mean lists with one range, not the numbers in it.
@@ -329,6 +360,15 @@ mod tests {
             ranges_of(&[(1024, u64::MAX), (1152, u64::MAX)]),
             [1024..1088, 1152..1216]
         );
+    }
+
+    #[test]
+    fn common_bytes_are_found_in_either_order() {
+        let reads = [0..4, 8..16, 32..40];
+        assert_eq!(common(&reads, &[4..8, 16..32, 40..50]), None);
+        assert_eq!(common(&reads, &[100..200, 12..20]), Some(12..16));
+        assert_eq!(common(&reads, &[30..100]), Some(32..40));
+        assert_eq!(common(&[], &[0..1]), None);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{IS_ENDING, LockedMachine, is_held_by_this_thread};
+use crate::report::{self, FindingKind};
 use crate::{memory, scheduler};
 
 /// How long another thread's running piece of work may take at the end. An endless kernel must not
@@ -52,9 +53,9 @@ extern "C" fn at_exit() {
     }
     memory::settle_unwritten(&mut held);
     if held.config.leaks
-        && let Some(note) = memory::leaks::note(&held)
+        && let Some(message) = memory::leaks::message(&held)
     {
-        eprintln!("simcuda: {note}");
+        report::finding(&mut held, FindingKind::NeverFreed, message);
     }
 }
 

@@ -9,15 +9,14 @@ use std::time::{Duration, Instant};
 
 /// For threads that compute all the time.
 const LONGEST: Duration = Duration::from_millis(50);
-/// Waits from the start of the process of which each lasts that long; later, one of `RARELY`.
-const FIRST: usize = 32;
+/// After the first waits of the process, one of so many lasts that long.
 const RARELY: usize = 128;
 
-/// Waits, without the lock, until all other threads of the process sleep.
-pub fn let_others_run() {
-    static WAITS: AtomicUsize = AtomicUsize::new(0);
-    let wait = WAITS.fetch_add(1, Ordering::Relaxed);
-    if wait >= FIRST && !wait.is_multiple_of(RARELY) {
+/// Waits, without the lock, until all other threads of the process sleep: the `first` times that
+/// `count` counts, and then rarely.
+pub fn let_others_run(count: &AtomicUsize, first: usize) {
+    let wait = count.fetch_add(1, Ordering::Relaxed);
+    if wait >= first && !wait.is_multiple_of(RARELY) {
         return;
     }
     let end = Instant::now() + LONGEST;

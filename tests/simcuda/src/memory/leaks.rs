@@ -1,14 +1,12 @@
-//! Memory that was never freed, for `SIMCUDA_LEAKS=1`: a note at the end of the process, not a
-//! finding. It includes what lives as long as the process (caches, static pools); the reader
-//! decides what should have been freed.
+//! Memory that was never freed: a finding at the end of the process, for `SIMCUDA_LEAKS=1`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::machine::Machine;
 
-/// The note, if any: allocations that no call freed, by the call that made them, the largest first.
-pub fn note(machine: &Machine) -> Option<String> {
+/// Allocations that no call freed, by the call that made them, the largest first.
+pub fn message(machine: &Machine) -> Option<String> {
     // What made them, from where: how many, and how many bytes.
     let mut groups: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     for allocation in machine
@@ -36,16 +34,16 @@ pub fn note(machine: &Machine) -> Option<String> {
     }
     let mut sorted: Vec<(&String, &(u64, u64))> = groups.iter().collect();
     sorted.sort_by_key(|(_, (_, bytes))| std::cmp::Reverse(*bytes));
-    let mut note = format!("NOTE: never freed: {bytes} bytes in {}", counted(count));
+    let mut message = format!("{bytes} bytes in {} were never freed", counted(count));
     for (made, (count, bytes)) in sorted {
         write!(
-            note,
+            message,
             "\n  {bytes} bytes in {} made by {made}",
             counted(*count)
         )
         .expect("writing to a string does not fail");
     }
-    Some(note)
+    Some(message)
 }
 
 fn counted(count: u64) -> String {

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use crate::error::CUresult;
-use crate::work::Address;
+use crate::work::{Address, Views};
 
 /// What allocations are aligned to, as cuMemAlloc promises.
 pub const ALIGNMENT_BYTES: u64 = 256;
@@ -32,38 +31,23 @@ pub struct Arena {
     pub range: Range<Address>,
     /// Unused from here on.
     next: Address,
-    /// Memory up to here, from the beginning.
-    committed: Address,
 }
 
-/// Reserves the addresses of all devices, and nothing but addresses.
-pub fn reserve(devices: usize, memory_bytes: u64) -> (Vec<Arena>, Range<Address>) {
+/// Reserves the addresses of all devices, and maps them in all views.
+pub fn reserve(devices: usize, memory_bytes: u64) -> (Vec<Arena>, Range<Address>, Views) {
     let mut each = (memory_bytes * ADDRESSES_PER_BYTE).next_multiple_of(1 << 30);
     loop {
         let total = each * devices.max(1) as u64;
-        // SAFETY: a new mapping touches nothing that exists: without MAP_FIXED the address is a
-        // wish.
-        let start = unsafe {
-            libc::mmap(
-                FIRST_ADDRESS as *mut libc::c_void,
-                total as usize,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if start != libc::MAP_FAILED {
-            let start = start as Address;
+        if let Some(views) = map_views(total) {
             let arena = |device: usize| {
-                let first = start + device as u64 * each;
+                let first = views.low + device as u64 * each;
                 Arena {
                     range: first..first + each,
                     next: first + RED_ZONE_BYTES,
-                    committed: first,
                 }
             };
-            return ((0..devices).map(arena).collect(), start..start + total);
+            let arenas = (0..devices).map(arena).collect();
+            return (arenas, views.low..views.low + total, views);
         }
         // A limit on addresses (ulimit -v): with fewer, they are only reused sooner.
         each /= 2;
@@ -72,6 +56,51 @@ pub fn reserve(devices: usize, memory_bytes: u64) -> (Vec<Arena>, Range<Address>
             "simcuda: cannot reserve addresses for {devices} devices of {memory_bytes} bytes"
         );
     }
+}
+
+/// Sparse memory of so many bytes, once for each view.
+fn map_views(bytes: u64) -> Option<Views> {
+    let each_bytes = bytes.next_power_of_two();
+    let mut views = Views { low: 0, each_bytes };
+    // SAFETY: a new mapping touches nothing that exists: without MAP_FIXED the address is a wish.
+    // The views replace parts of that mapping, which nothing uses yet. The descriptor is ours.
+    unsafe {
+        let anywhere = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let wish = FIRST_ADDRESS as *mut libc::c_void;
+        let low = libc::mmap(
+            wish,
+            views.bytes() as usize,
+            libc::PROT_NONE,
+            anywhere,
+            -1,
+            0,
+        );
+        if low == libc::MAP_FAILED {
+            return None;
+        }
+        views.low = low as Address;
+        let file = libc::memfd_create(c"simcuda-memory".as_ptr(), libc::MFD_CLOEXEC);
+        let mut is_mapped = file >= 0 && libc::ftruncate(file, bytes as i64) == 0;
+        for view in 0..Views::COUNT {
+            let allowed = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
+            let at = views.at(view, views.low) as *mut libc::c_void;
+            is_mapped = is_mapped
+                && libc::mmap(at, bytes as usize, allowed, flags, file, 0) != libc::MAP_FAILED;
+        }
+        libc::close(file);
+        if !is_mapped {
+            libc::munmap(low, views.bytes() as usize);
+            return None;
+        }
+    }
+    Some(views)
+}
+
+/// Fills new memory with poison.
+pub fn poison(start: Address, bytes: u64) {
+    // SAFETY: the range is in our reservation, and of no live allocation: nobody else uses it.
+    unsafe { std::ptr::write_bytes(start as *mut u8, POISON, bytes as usize) };
 }
 
 impl Arena {
@@ -104,30 +133,6 @@ impl Arena {
         }
         (start.checked_add(bytes)?.checked_add(RED_ZONE_BYTES)? <= self.range.end).then_some(start)
     }
-
-    /// Makes addresses accessible, filled with poison.
-    pub fn commit(&mut self, start: Address, bytes: u64) -> Result<(), CUresult> {
-        let end = (start + bytes).next_multiple_of(PAGE_BYTES);
-        if end > self.committed {
-            // SAFETY: the range is within our own reservation, and becoming accessible takes
-            // nothing from anybody.
-            let failed = unsafe {
-                libc::mprotect(
-                    self.committed as *mut libc::c_void,
-                    (end - self.committed) as usize,
-                    libc::PROT_READ | libc::PROT_WRITE,
-                )
-            };
-            if failed != 0 {
-                return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-            }
-            self.committed = end;
-        }
-        // SAFETY: the range is committed, in our reservation, and of no live allocation: nobody
-        // else uses it.
-        unsafe { std::ptr::write_bytes(start as *mut u8, POISON, bytes as usize) };
-        Ok(())
-    }
 }
 
 /// The bytes of a freed allocation: poisoned, or given back to the system when they are many.
@@ -141,11 +146,11 @@ pub fn discard(range: &Range<Address>) {
             libc::madvise(
                 pages.start as *mut libc::c_void,
                 (pages.end - pages.start) as usize,
-                libc::MADV_DONTNEED,
+                libc::MADV_REMOVE,
             )
         };
     } else {
-        // SAFETY: an allocation that is over, committed since it was made.
+        // SAFETY: an allocation that is over, mapped since it was made.
         unsafe { std::ptr::write_bytes(range.start as *mut u8, POISON, bytes as usize) };
     }
 }

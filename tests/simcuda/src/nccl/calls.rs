@@ -10,6 +10,7 @@ use super::entry::{call, resolve};
 use super::group;
 use super::refusal::Refusal;
 use super::transfer::{Call, CallKind};
+use super::users;
 use crate::handle::StreamId;
 use crate::machine::{LockedMachine, Machine};
 use crate::report::{self, FindingKind};
@@ -28,10 +29,13 @@ struct Given {
 }
 
 fn make(given: Given, kind: impl FnOnce(&Comm) -> Result<CallKind, Refusal>) -> c_int {
-    call(given.name, |held| {
+    users::enter(given.comm as usize, given.name);
+    let code = call(given.name, |held| {
         let made = checked(held, &given, kind);
         made.inspect_err(group::fail)
-    })
+    });
+    users::leave();
+    code
 }
 
 fn checked(

@@ -5,7 +5,7 @@
 //! at the front of its stream until the other ranks have done their part. Flights of one
 //! communicator follow each other in call order, on whatever streams.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
@@ -57,6 +57,8 @@ pub(super) struct Books {
     pub(super) captured: Option<(CaptureId, usize)>,
     /// The latest collectives.
     pub(super) made: VecDeque<Made>,
+    /// How many pieces have begun with collectives (None), or with sends or receives of a rank.
+    pub(super) groups: HashMap<Option<usize>, u64>,
 }
 
 impl Comm {
@@ -255,6 +257,8 @@ pub(super) struct State {
 pub(super) struct Lane<T> {
     pub(super) calls: Vec<usize>,
     pub(super) at: usize,
+    /// As [`Endpoint::group`].
+    pub(super) group: u64,
     pub(super) progress: T,
 }
 
@@ -327,11 +331,30 @@ impl Flight {
         &self.piece.comm
     }
 
-    pub(super) fn place(&self) -> Endpoint<'_> {
+    pub(super) fn place(&self, group: u64) -> Endpoint<'_> {
         Endpoint {
             segment: &self.comm().segment,
             rank: self.comm().rank,
             nvls: self.comm().nvls,
+            group,
+        }
+    }
+
+    /// It begins: numbers the groups of its calls.
+    pub(super) fn count_groups(&self, state: &mut State) {
+        let mut books = self.comm().books();
+        let mut next = |key: Option<usize>| {
+            let count = books.groups.entry(key).or_default();
+            *count += 1;
+            *count
+        };
+        if !state.collectives.calls.is_empty() {
+            state.collectives.group = next(None);
+        }
+        let mut of_peers = HashMap::new();
+        for lane in &mut state.exchanges {
+            let peer = self.piece.calls[lane.calls[0]].peer();
+            lane.group = *of_peers.entry(peer).or_insert_with(|| next(peer));
         }
     }
 
@@ -375,9 +398,8 @@ impl Flight {
         if state.phase != Phase::Begun || self.comm().is_aborted() {
             return Vec::new();
         }
-        let place = self.place();
         let mut all = Vec::new();
-        for next in self.nexts(&state, place) {
+        for next in self.nexts(&state) {
             if let Next::Lacks(ranks) = next {
                 all.extend(ranks);
             }
@@ -385,21 +407,17 @@ impl Flight {
         all
     }
 
-    fn nexts<'a>(
-        &'a self,
-        state: &'a State,
-        place: Endpoint<'a>,
-    ) -> impl Iterator<Item = Next> + 'a {
+    fn nexts<'a>(&'a self, state: &'a State) -> impl Iterator<Item = Next> + 'a {
         let calls = &self.piece.calls;
         let own = &state.collectives;
         let collective = own
             .calls
             .get(own.at)
-            .map(|call| own.progress.next(place, &calls[*call]));
+            .map(|call| own.progress.next(self.place(own.group), &calls[*call]));
         let exchanges = state.exchanges.iter().filter_map(move |lane| {
             lane.calls
                 .get(lane.at)
-                .map(|call| lane.progress.next(place, &calls[*call]))
+                .map(|call| lane.progress.next(self.place(lane.group), &calls[*call]))
         });
         collective.into_iter().chain(exchanges)
     }
@@ -407,7 +425,7 @@ impl Flight {
     /// What can be done of all its calls.
     pub(super) fn next(&self, state: &State) -> Next {
         let mut waits = Next::Over;
-        for next in self.nexts(state, self.place()) {
+        for next in self.nexts(state) {
             match next {
                 // A finished call makes room for the next.
                 Next::Go | Next::Over => return Next::Go,

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::comm::Comm;
+use super::launch_order;
 use super::refusal::{Refusal, code};
 use super::segment::{LINKS, RANKS_MAX};
 use super::transfer::{Call, CallKind};
@@ -51,6 +52,21 @@ fn is_connected(comm: &Comm, link: usize) -> bool {
     asks(comm, comm.rank, link) && asks(comm, link, comm.rank)
 }
 
+/// Whether `rank` has not asked for the connection of `other` that is `link`.
+fn lacks(comm: &Comm, rank: usize, other: usize, link: usize) -> bool {
+    match link {
+        RANKS_MAX.. => !asks(comm, rank, link),
+        _ => rank == link && !asks(comm, rank, other),
+    }
+}
+
+/// Whether `rank` waits for `other` to ask for a connection.
+fn awaits(comm: &Comm, rank: usize, other: usize) -> bool {
+    let is_waiting = comm.segment.member(rank).connecting.load(Ordering::SeqCst) > 0;
+    let lacks = |link: usize| asks(comm, rank, link) && lacks(comm, other, rank, link);
+    is_waiting && (0..LINKS).any(lacks)
+}
+
 /// Whether another rank waits for an algorithm that this one does not use: their calls differ,
 /// which is found once they are made.
 fn differs(comm: &Comm, link: usize) -> bool {
@@ -67,30 +83,69 @@ pub(super) fn connect<'a>(
     held: &mut LockedMachine,
     calls: impl Iterator<Item = (&'a Arc<Comm>, &'a Call, StreamId)>,
 ) -> Result<(), Refusal> {
-    let mut lacking: Vec<(Arc<Comm>, usize)> = Vec::new();
+    let mut lacking: Vec<(&Arc<Comm>, &Call, usize)> = Vec::new();
     for (comm, call, stream) in calls {
         let link = link(comm, call);
         if comm.segment.ranks() == 1 || is_connected(comm, link) {
             continue;
         }
         ask(held, comm, call, (link, stream))?;
-        lacking.push((comm.clone(), link));
+        lacking.push((comm, call, link));
     }
-    if lacking.is_empty() {
-        return Ok(());
+    for (comm, ..) in &lacking {
+        let own = comm.segment.member(comm.rank);
+        own.connecting.fetch_add(1, Ordering::SeqCst);
+        comm.segment.ring_bell();
     }
-    held.without(|| {
-        for (comm, link) in &lacking {
-            loop {
-                let heard = comm.segment.bell();
-                if is_connected(comm, *link) || differs(comm, *link) || comm.is_aborted() {
-                    break;
-                }
-                comm.segment.sleep(heard, Duration::from_millis(100));
-            }
+    let waited = lacking
+        .iter()
+        .try_for_each(|(comm, call, link)| wait_for(held, comm, call, *link));
+    for (comm, ..) in &lacking {
+        let own = comm.segment.member(comm.rank);
+        own.connecting.fetch_sub(1, Ordering::SeqCst);
+    }
+    waited
+}
+
+/// What to say if this rank waits for the connections of its first `call` on `comm` while another
+/// rank waits for those of a call on another communicator: neither will come.
+fn crossing(machine: &Machine, comm: &Comm, link: usize, call: &Call) -> Option<String> {
+    let others = || {
+        let is_other =
+            |other: &&Arc<Comm>| other.device == comm.device && !std::ptr::eq(&***other, comm);
+        machine.nccl.live().filter(is_other)
+    };
+    let late = (0..comm.segment.ranks()).filter(|rank| lacks(comm, *rank, comm.rank, link));
+    late.filter(|rank| *rank != comm.rank).find_map(|rank| {
+        let blocks = |other: &&Arc<Comm>| {
+            launch_order::same_rank(comm, rank, other).is_some_and(|same| awaits(other, same, other.rank))
+        };
+        others().find(blocks)?;
+        Some(format!(
+            "two ranks make the first collectives of two communicators in opposite orders, which hangs: each waits for the other's connection\n  rank {} first: {}\n  rank {rank} first: a call on another communicator of the same devices\n  way out: one order of all calls of a device, the same on all ranks",
+            comm.rank,
+            call.describe(),
+        ))
+    })
+}
+
+fn wait_for(
+    held: &mut LockedMachine,
+    comm: &Arc<Comm>,
+    call: &Call,
+    link: usize,
+) -> Result<(), Refusal> {
+    loop {
+        let heard = comm.segment.bell();
+        if is_connected(comm, link) || differs(comm, link) || comm.is_aborted() {
+            return Ok(());
         }
-    });
-    Ok(())
+        if let Some(message) = crossing(held, comm, link, call) {
+            report::finding(held, FindingKind::NcclOrder, &message);
+            return Err(Refusal::new(code::INVALID_USAGE, message));
+        }
+        held.without(|| comm.segment.sleep(heard, Duration::from_millis(100)));
+    }
 }
 
 /// This rank's part of the connections of all algorithms.

@@ -140,6 +140,7 @@ impl Flight {
         state.begin_ns = begin_ns;
         state.begun_by = Some(operation.stack.clone());
         state.phase = Phase::Begun;
+        self.count_groups(state);
         Ok(true)
     }
 
@@ -151,7 +152,6 @@ impl Flight {
         operation: &Operation,
         clock: &Clock,
     ) {
-        let place = self.place();
         let calls = &self.piece.calls;
         let with_stacks = machine.config.nccl_stacks;
         let begin_ns = state.begin_ns;
@@ -161,6 +161,7 @@ impl Flight {
         while has_moved {
             has_moved = false;
             let lane = &mut state.collectives;
+            let place = self.place(lane.group);
             if let Some(&call) = lane.calls.get(lane.at) {
                 let text = || {
                     with_stacks.then(|| {
@@ -192,6 +193,7 @@ impl Flight {
                     continue;
                 };
                 let was_number = lane.progress.number();
+                let place = self.place(lane.group);
                 has_moved |= step(lane, |progress| match progress.next(place, &calls[call]) {
                     Next::Go => {
                         progress.go(place, &calls[call], &machine.memory);
@@ -210,18 +212,15 @@ impl Flight {
             }
             is_news |= has_moved;
         }
+        let Comm { segment, rank, .. } = &**self.comm();
         for meeting in came {
-            machine.nccl.come(
-                place.segment.nonce,
-                meeting,
-                place.rank,
-                clock.clone(),
-                begin_ns,
-            );
+            machine
+                .nccl
+                .come(segment.nonce, meeting, *rank, clock.clone(), begin_ns);
             state.met.push(meeting);
         }
         if is_news {
-            place.segment.ring_bell();
+            segment.ring_bell();
         }
     }
 
@@ -319,31 +318,39 @@ impl Flight {
         operation: &Operation,
         rank: usize,
     ) {
-        let place = self.place();
+        let place = self.place(state.collectives.group);
         let comm = self.comm();
         let own = state
             .collectives
             .calls
             .get(state.collectives.at)
-            .map(|call| self.piece.calls[*call].describe());
+            .map(|call| &self.piece.calls[*call]);
         let number = state.collectives.progress.number();
+        let mut is_of_groups = false;
         let theirs = match number {
             Some(number) => {
                 let text = comm.segment.member(rank).text((number % 2) as usize);
-                let words = transfer::describe_words(&transfer::called(place, rank, number));
+                let called = transfer::called(place, rank, number);
+                is_of_groups = own.is_some_and(|own| own.differs_in_group(place.group, &called));
+                let words = transfer::describe_words(&called);
                 match machine.nccl.stack_of(comm, rank, number) {
                     Some(stack) => format!("{words}\n    called by {stack}"),
                     None if text.is_empty() => words,
                     None => text,
                 }
             }
-            None => "a send or a receive of another size or type".to_owned(),
+            None => "a send or a receive of another size or type, or in another group".to_owned(),
+        };
+        let cause = if is_of_groups {
+            "two ranks group the same calls differently: not all calls of a group need to progress, so this can hang"
+        } else {
+            "two ranks call different things: this hangs"
         };
         let message = format!(
-            "two ranks call different things: this hangs until the communicator is aborted\n  rank {} calls: {}, {}\n    called by {}\n  rank \
-             {rank} calls: {theirs}\n  way out: the same calls in the same order on all ranks, with the same count, type, operation and root",
+            "{cause} until the communicator is aborted\n  rank {} calls: {}, {}\n    called by {}\n  rank \
+             {rank} calls: {theirs}\n  way out: the same calls in the same order and groups on all ranks, with the same count, type, operation and root",
             comm.rank,
-            own.unwrap_or_else(|| operation.describe.to_string()),
+            own.map_or_else(|| operation.describe.to_string(), Call::describe),
             number.map_or_else(
                 || "between two ranks".to_owned(),
                 |number| format!("collective {}", number + 1)

@@ -14,6 +14,7 @@ use super::launch_order::next_place;
 use super::meeting::{self, Coming};
 use super::refusal::{Refusal, code};
 use super::transfer::Call;
+use super::users;
 use crate::graph::{Captured, capture};
 use crate::handle::StreamId;
 use crate::machine::{LockedMachine, Machine};
@@ -80,6 +81,12 @@ pub extern "C" fn ncclGroupStart() -> c_int {
 /// See NCCL's documentation.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupEnd() -> c_int {
+    let code = end();
+    users::leave();
+    code
+}
+
+fn end() -> c_int {
     call("ncclGroupEnd", |held| {
         let closed = OPEN.with_borrow_mut(|open| match open.depth {
             0 => Err(Refusal::new(
@@ -153,10 +160,9 @@ fn submit_all(
             None => pieces.push((comm, vec![call], vec![stream])),
         }
     }
-    let place = next_place();
-    pieces
-        .into_iter()
-        .try_for_each(|(comm, calls, streams)| submit(machine, &comm, calls, &streams, place))
+    pieces.into_iter().try_for_each(|(comm, calls, streams)| {
+        submit(machine, &comm, calls, &streams, next_place())
+    })
 }
 
 /// Queues a piece in the first of its streams; the others are ordered before and after it.

@@ -13,7 +13,8 @@ use super::segment::PLACES;
 use crate::machine::Machine;
 use crate::report::{self, FindingKind, Stack};
 
-/// The place of the next call; all calls of a group have the same.
+/// The place of the next call. Communicators of a group follow one another, too: "it is not safe
+/// to assume that all calls within a group will progress without blocking each other" (issue 1279).
 pub(crate) fn next_place() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Relaxed)
@@ -63,6 +64,17 @@ fn place_of(comm: &Comm, rank: usize, number: u64) -> Option<u64> {
     (number < made && made - number < PLACES).then_some(place)
 }
 
+/// The rank in `other` of the device and process that is `rank` in `comm`.
+pub(super) fn same_rank(comm: &Comm, rank: usize, other: &Comm) -> Option<usize> {
+    let of = |comm: &Comm, rank: usize| {
+        let member = comm.segment.member(rank);
+        (member.process.load(Relaxed), member.device.load(Relaxed))
+    };
+    (0..other.segment.ranks())
+        .filter(|same| *same != other.rank)
+        .find(|same| of(other, *same) == of(comm, rank))
+}
+
 /// What to say if a rank has `made` and a collective of `other` in the opposite order.
 fn against(comm: &Comm, made: &Made, other: &Comm) -> Option<String> {
     let latest = &other.books().made;
@@ -70,14 +82,9 @@ fn against(comm: &Comm, made: &Made, other: &Comm) -> Option<String> {
         let Some(theirs) = place_of(comm, rank, made.number) else {
             continue;
         };
-        let of = |comm: &Comm, rank: usize| {
-            let member = comm.segment.member(rank);
-            (member.process.load(Relaxed), member.device.load(Relaxed))
+        let Some(same) = same_rank(comm, rank, other) else {
+            continue;
         };
-        let same = (0..other.segment.ranks())
-            .filter(|same| *same != other.rank)
-            .find(|same| of(other, *same) == of(comm, rank));
-        let Some(same) = same else { continue };
         for earlier in latest.iter().filter(|earlier| earlier.place < made.place) {
             if place_of(other, same, earlier.number).is_some_and(|place| place > theirs) {
                 return Some(format!(

@@ -31,7 +31,7 @@ const MAGIC: u64 = 0x5349_4d4e_4343_4c31;
 
 /// The description of a rank's call. Compared as a whole: any difference is a mismatch.
 pub(super) type Words = [u64; WORDS];
-const WORDS: usize = 5;
+const WORDS: usize = 6;
 /// How many collectives are remembered with their place among all calls of their device.
 pub(super) const PLACES: u64 = 16;
 const TEXT_WORDS: usize = 96;
@@ -60,6 +60,8 @@ pub(super) struct Member {
     pub(super) wants: [AtomicU32; RANKS_MAX],
     /// Which connections it asked for: to each rank, and of each algorithm.
     pub(super) connects: [AtomicU32; LINKS],
+    /// Threads that wait for other ranks to ask for the same ones.
+    pub(super) connecting: AtomicU32,
     /// Incremented when another rank begins to wait for it: its background thread sleeps on this.
     pub(super) called: AtomicU32,
     /// The readable form of `calls`: what, and from where.
@@ -72,9 +74,9 @@ pub(super) struct Pair {
     /// Sends and receives that were come to.
     pub(super) sent: AtomicU64,
     pub(super) received: AtomicU64,
-    /// What each moves, elements and type, by its parity.
-    pub(super) sends: [[AtomicU64; 2]; 2],
-    pub(super) receives: [[AtomicU64; 2]; 2],
+    /// What each moves by its parity: elements, type, and [`super::transfer::Endpoint::group`].
+    pub(super) sends: [[AtomicU64; 3]; 2],
+    pub(super) receives: [[AtomicU64; 3]; 2],
     /// Receives that are over, and with them their sends.
     pub(super) over: AtomicU64,
     pub(super) published: AtomicU64,

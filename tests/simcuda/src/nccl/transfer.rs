@@ -47,6 +47,9 @@ pub(super) struct Endpoint<'a> {
     pub(super) rank: usize,
     /// As in [`super::comm::Comm`].
     pub(super) nvls: Option<u64>,
+    /// The number of the group (or single call) among those with collectives, or among those with
+    /// sends and receives between two ranks: ranks must group their calls alike.
+    pub(super) group: u64,
 }
 
 /// What can be done now.
@@ -95,6 +98,14 @@ impl Call {
         !matches!(self.kind, CallKind::Send(_) | CallKind::Receive(_))
     }
 
+    /// The other rank of a send or receive.
+    pub(super) fn peer(&self) -> Option<usize> {
+        match self.kind {
+            CallKind::Send(peer) | CallKind::Receive(peer) => Some(peer),
+            _ => None,
+        }
+    }
+
     fn whole(&self, ranks: usize) -> u64 {
         self.bytes() * ranks as u64
     }
@@ -127,7 +138,7 @@ impl Call {
     }
 
     /// What must be equal on all ranks.
-    fn words(&self) -> Words {
+    fn words(&self, group: u64) -> Words {
         let (kind, how, root) = match self.kind {
             CallKind::AllReduce(how) => (1, how as u64, 0),
             CallKind::ReduceScatter(how) => (2, how as u64, 0),
@@ -138,7 +149,14 @@ impl Call {
                 unreachable!("only collectives are compared with all ranks")
             }
         };
-        [kind, self.count, self.element as u64, how, root]
+        [kind, self.count, self.element as u64, how, root, group]
+    }
+
+    /// Whether a rank made the same call in another group.
+    pub(super) fn differs_in_group(&self, group: u64, theirs: &Words) -> bool {
+        let own = self.words(group);
+        let last = own.len() - 1;
+        own[..last] == theirs[..last] && own[last] != theirs[last]
     }
 
     /// How much a rank puts into its ring.
@@ -261,7 +279,7 @@ impl Collective {
         if self.number.is_none() {
             let number = own.arrived.load(Relaxed);
             let parity = (number % 2) as usize;
-            for (word, value) in own.calls[parity].iter().zip(call.words()) {
+            for (word, value) in own.calls[parity].iter().zip(call.words(place.group)) {
                 word.store(value, Relaxed);
             }
             if let Some(text) = text() {
@@ -366,7 +384,7 @@ fn meeting(place: Endpoint<'_>, call: &Call, number: u64) -> Next {
     if !lacks.is_empty() {
         return Next::Lacks(lacks);
     }
-    let words = call.words();
+    let words = call.words(place.group);
     ranks
         .into_iter()
         .find(|rank| called(place, *rank, number) != words)
@@ -498,7 +516,8 @@ impl Exchange {
         }
         let theirs = if is_send { &pair.receives } else { &pair.sends };
         let theirs = &theirs[(number % 2) as usize];
-        if [theirs[0].load(Relaxed), theirs[1].load(Relaxed)] != [call.count, call.element as u64] {
+        let expected = [call.count, call.element as u64, place.group];
+        if theirs.each_ref().map(|word| word.load(Relaxed)) != expected {
             return Next::Mismatch(peer);
         }
         let is_over = pair.over.load(Acquire) > number;
@@ -530,8 +549,10 @@ impl Exchange {
         let Some(number) = self.number else {
             let number = own.load(Relaxed);
             let words = &words[(number % 2) as usize];
-            words[0].store(call.count, Relaxed);
-            words[1].store(call.element as u64, Relaxed);
+            let values = [call.count, call.element as u64, place.group];
+            for (word, value) in words.iter().zip(values) {
+                word.store(value, Relaxed);
+            }
             own.store(number + 1, Release);
             self.number = Some(number);
             return;

@@ -29,6 +29,8 @@ struct Function {
     /// All names in its body: what it may call.
     names: BTreeSet<String>,
     has_shared: bool,
+    /// A bit for each parameter of a kernel that is a `const T* __restrict__`.
+    cached: u64,
 }
 
 /// What an open brace belongs to.
@@ -224,7 +226,9 @@ impl Scanner<'_> {
                 "(" if function.name.is_empty() && index > from => {
                     function.name = self.tokens.word(index - 1).to_owned();
                     function.line = self.tokens.all[index - 1].line;
-                    index = self.tokens.behind_bracket(index);
+                    let behind = self.tokens.behind_bracket(index);
+                    function.cached = self.cached_parameters(index + 1, behind - 1);
+                    index = behind;
                     continue;
                 }
                 _ => {}
@@ -247,6 +251,29 @@ impl Scanner<'_> {
         }
         function.path.push_str(&function.name);
         Some(function)
+    }
+
+    /// The parameters that a compiler may read through the cache of `__ldg`, a bit each.
+    fn cached_parameters(&self, from: usize, to: usize) -> u64 {
+        let (mut cached, mut parameter, mut angles) = (0, 0, 0_usize);
+        let (mut is_const, mut is_pointer_to_const) = (false, false);
+        for index in from..to {
+            match self.tokens.word(index) {
+                "<" => angles += 1,
+                ">" => angles = angles.saturating_sub(1),
+                "const" if angles == 0 => is_const = true,
+                "*" => is_pointer_to_const = std::mem::take(&mut is_const),
+                "__restrict__" | "__restrict" if is_pointer_to_const && parameter < u64::BITS => {
+                    cached |= 1 << parameter;
+                }
+                "," if angles == 0 => {
+                    parameter += 1;
+                    (is_const, is_pointer_to_const) = (false, false);
+                }
+                _ => {}
+            }
+        }
+        cached
     }
 
     /// The index after `<…>`.
@@ -564,9 +591,14 @@ impl Scanner<'_> {
             };
         }
         for (number, (symbol, path, index)) in exported.iter().enumerate() {
-            let (bounds, line, groups) = match self.functions.get(*index) {
-                Some(function) => (function.bounds.as_str(), function.line, self.groups(*index)),
-                None => ("", 1, Vec::new()),
+            let (bounds, line, groups, cached) = match self.functions.get(*index) {
+                Some(function) => (
+                    function.bounds.as_str(),
+                    function.line,
+                    self.groups(*index),
+                    function.cached,
+                ),
+                None => ("", 1, Vec::new(), 0),
             };
             // Bounds of a template may use its parameters, whose values are unknown here.
             let is_template = self
@@ -587,7 +619,7 @@ impl Scanner<'_> {
                 out,
                 "# {line} \"{name}\"\n\
                  static const simcuda::Kernel simcuda_kernel_{number} = simcuda::describe<&{path}>(\"{symbol}\", \
-                 [] {{ {namespace}return simcuda::bounds({bounds}); }}(), \"{}\");",
+                 [] {{ {namespace}return simcuda::bounds({bounds}); }}(), \"{}\", {cached}ull);",
                 groups.join(" ")
             );
         }

@@ -7,7 +7,7 @@ use super::policy::Candidate;
 use crate::error::CUresult;
 use crate::event::Completion;
 use crate::graph::launch::{Launch, Step};
-use crate::handle::StreamId;
+use crate::handle::{OperationId, StreamId};
 use crate::machine::{Machine, lose_device};
 use crate::memory;
 use crate::nccl::Ran;
@@ -25,6 +25,9 @@ pub(crate) struct HostCall {
     pub(crate) stream: StreamId,
     pub(crate) node: Option<usize>,
     pub(crate) function: HostFunction,
+    /// Of the stream or the node.
+    pub(crate) actor: Actor,
+    pub(crate) operation: OperationId,
 }
 
 /// Runs the chosen piece. A host function is returned instead, to be called without the lock.
@@ -73,6 +76,8 @@ fn front(machine: &mut Machine, stream: StreamId) -> Option<HostCall> {
                 stream,
                 node: None,
                 function,
+                actor,
+                operation: operation.id,
             });
             note(machine, &operation);
         }
@@ -144,6 +149,8 @@ fn graph_node(machine: &mut Machine, stream: StreamId, node: usize) -> Option<Ho
                 stream,
                 node: Some(node),
                 function,
+                actor,
+                operation: operation.id,
             });
         }
         Step::Record(record) => {

@@ -13,7 +13,7 @@ use super::mapping::{Protection, open_page};
 use crate::machine::{self, LockedMachine};
 use crate::report::{self, FindingKind};
 use crate::scheduler;
-use crate::work::Address;
+use crate::work::{Address, Touched};
 
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
@@ -103,10 +103,24 @@ fn decide(machine: &mut LockedMachine, address: Address, is_write: bool) -> bool
         }
         return false;
     }
-    // A host function runs in the order of its stream, which is what the copies before it have.
-    if !scheduler::in_host_function()
-        && let Some(flight) = machine.memory.in_flight.collides(address, is_write)
-    {
+    // A host function runs in the order of its stream: the race detector knows which copies are
+    // before or after it, and which are neither.
+    if let Some((actor, operation)) = scheduler::host_function() {
+        let byte = vec![address..address + 1];
+        let (reads, writes) = if is_write {
+            (vec![], byte)
+        } else {
+            (byte, vec![])
+        };
+        let touched = Touched {
+            reads,
+            writes,
+            ..Touched::default()
+        };
+        if let Some(race) = machine.race.access(actor, operation, &touched) {
+            report::race(machine, &race);
+        }
+    } else if let Some(flight) = machine.memory.in_flight.collides(address, is_write) {
         let message = format!(
             "the host {how} byte {offset} of {allocation}\n  while it is in flight: {flight}"
         );
