@@ -5,7 +5,8 @@
 use ddp_kernels::ops::{self, DropoutKey, Gelu};
 use ddp_kernels::{DType, Device, Error, Tensor};
 
-use crate::{SIZES, assert_same_bits, devices, random_f32};
+use crate::tiles::Odd;
+use crate::{SIZES, assert_same_bits, devices, next_device, random_f32};
 
 const WIDE: [DType; 2] = [DType::F32, DType::BF16];
 
@@ -46,46 +47,42 @@ fn assert_untouched(buffer: &Tensor, skipped: usize, what: &str) {
 /// What an operation is given: its output and its inputs, all of one shape and dtype.
 type Operation = fn(&Tensor, &[Tensor]);
 
-/// Compares `operation` of `inputs` operands on every device with the CPU, apart and in place of
+/// Compares `operation` of `inputs` operands on a device with the CPU, apart and in place of
 /// each input in `in_place`, in every dtype, size and alignment.
 fn check(name: &str, inputs: usize, in_place: &[usize], operation: Operation) {
-    for device in devices() {
-        for (size, dtype) in SIZES
-            .into_iter()
-            .flat_map(|size| WIDE.map(|dtype| (size, dtype)))
-        {
-            let given: Vec<Tensor> = (0..inputs)
-                .map(|seed| input(size, seed as u64 + 1, dtype))
-                .collect();
-            let widened: Vec<Tensor> = given
-                .iter()
-                .map(|x| x.to_dtype(DType::F32).unwrap())
-                .collect();
-            let expected = Tensor::zeros(&[size], DType::F32, Device::Cpu).unwrap();
-            operation(&expected, &widened);
-            let expected = expected.to_dtype(dtype).unwrap();
+    let cases = SIZES
+        .into_iter()
+        .flat_map(|size| WIDE.map(|dtype| (size, dtype)));
+    for (size, dtype) in cases {
+        let Some(device) = next_device() else { return };
+        let given: Vec<Tensor> = (0..inputs)
+            .map(|seed| input(size, seed as u64 + 1, dtype))
+            .collect();
+        let widened: Vec<Tensor> = given
+            .iter()
+            .map(|x| x.to_dtype(DType::F32).unwrap())
+            .collect();
+        let expected = Tensor::zeros(&[size], DType::F32, Device::Cpu).unwrap();
+        operation(&expected, &widened);
+        let expected = expected.to_dtype(dtype).unwrap();
 
-            for skipped in [0, 1, 16] {
-                let what = format!("{name} {dtype}[{size}] from element {skipped} on");
-                let there: Vec<Tensor> =
-                    given.iter().map(|x| upload(x, device, skipped).1).collect();
-                let (buffer, out) = upload(&expected.zeros_like().unwrap(), device, skipped);
+        for odd in Odd::each(inputs + 1) {
+            let what = format!("{name} {dtype}[{size}], {odd:?} at odd addresses");
+            let skipped = |operand| if odd.is(operand) { 1 } else { 16 };
+            let place = |(index, x)| upload(x, device, skipped(index)).1;
+            let there: Vec<Tensor> = given.iter().enumerate().map(place).collect();
+            let (buffer, out) = upload(&expected.zeros_like().unwrap(), device, skipped(inputs));
+            operation(&out, &there);
+            assert_same_bits(&out, &expected, &what);
+            assert_untouched(&buffer, skipped(inputs), &what);
+            for &index in in_place {
+                let mut there: Vec<Tensor> = given.iter().enumerate().map(place).collect();
+                let (buffer, out) = upload(&given[index], device, skipped(index));
+                there[index] = out.clone();
                 operation(&out, &there);
+                let what = format!("{what}, in place of input {index}");
                 assert_same_bits(&out, &expected, &what);
-                assert_untouched(&buffer, skipped, &what);
-                for &index in in_place {
-                    let mut there: Vec<Tensor> =
-                        given.iter().map(|x| upload(x, device, 0).1).collect();
-                    let (buffer, out) = upload(&given[index], device, skipped);
-                    there[index] = out.clone();
-                    operation(&out, &there);
-                    assert_same_bits(
-                        &out,
-                        &expected,
-                        &format!("{what}, in place of input {index}"),
-                    );
-                    assert_untouched(&buffer, skipped, &what);
-                }
+                assert_untouched(&buffer, skipped(index), &what);
             }
         }
     }
@@ -215,64 +212,63 @@ fn every_exponent_and_sign_goes_through_gelu_with_the_cpu_s_bits() {
 
 #[test]
 fn dropout_drops_the_same_elements_as_on_the_cpu() {
-    for device in devices() {
-        for (rows, columns) in [
-            (0, 3),
-            (1, 1),
-            (5, 1),
-            (3, 7),
-            (33, 32),
-            (64, 24),
-            (7, 1025),
-            (3, 20_004),
-        ] {
-            for (dtype, probability) in WIDE
-                .into_iter()
-                .flat_map(|dtype| [0.0, 0.3, 0.9].map(|p| (dtype, p)))
-            {
-                let x = input(rows * columns, 5, dtype)
+    for (rows, columns) in [
+        (0, 3),
+        (1, 1),
+        (5, 1),
+        (3, 7),
+        (33, 32),
+        (64, 24),
+        (7, 1025),
+        (3, 20_004),
+    ] {
+        for (dtype, probability) in WIDE
+            .into_iter()
+            .flat_map(|dtype| [0.0, 0.3, 0.9].map(|p| (dtype, p)))
+        {
+            let x = input(rows * columns, 5, dtype)
+                .reshape(&[rows, columns])
+                .unwrap();
+            // Past 2³², so that the high bits of the row count.
+            let position = Tensor::from_slice(&[77i64, (3 << 32) + 9], &[2], Device::Cpu).unwrap();
+            let wide = x.to_dtype(DType::F32).unwrap();
+            let key = DropoutKey {
+                seed: 0x1234_5678_9abc_def0,
+                layer: 5,
+                position: &position,
+            };
+            let expected = ops::dropout(&wide, probability, &key)
+                .unwrap()
+                .to_dtype(dtype)
+                .unwrap();
+            let Some(device) = next_device() else { return };
+            let position = position.to(device).unwrap();
+            let key = DropoutKey {
+                position: &position,
+                ..key
+            };
+            for odd in Odd::each(2) {
+                let what = format!(
+                    "dropout {probability} {dtype}[{rows}, {columns}], {odd:?} at odd addresses"
+                );
+                let [from, skipped] = [0, 1].map(|operand| if odd.is(operand) { 1 } else { 16 });
+                let flat = x.flatten().unwrap();
+                let there = upload(&flat, device, from)
+                    .1
                     .reshape(&[rows, columns])
                     .unwrap();
-                // Past 2³², so that the high bits of the row count.
-                let position =
-                    Tensor::from_slice(&[77i64, (3 << 32) + 9], &[2], Device::Cpu).unwrap();
-                let wide = x.to_dtype(DType::F32).unwrap();
-                let key = DropoutKey {
-                    seed: 0x1234_5678_9abc_def0,
-                    layer: 5,
-                    position: &position,
-                };
-                let expected = ops::dropout(&wide, probability, &key)
-                    .unwrap()
-                    .to_dtype(dtype)
-                    .unwrap();
-                let position = position.to(device).unwrap();
-                let key = DropoutKey {
-                    position: &position,
-                    ..key
-                };
-                for skipped in [0, 1] {
-                    let what = format!(
-                        "dropout {probability} {dtype}[{rows}, {columns}] from {skipped} on"
-                    );
-                    let flat = x.flatten().unwrap();
-                    let there = upload(&flat, device, skipped)
-                        .1
-                        .reshape(&[rows, columns])
-                        .unwrap();
-                    let (buffer, out) = upload(&flat.zeros_like().unwrap(), device, skipped);
-                    ops::dropout_into(
-                        &out.reshape(&[rows, columns]).unwrap(),
-                        &there,
-                        probability,
-                        &key,
-                    )
-                    .unwrap();
-                    assert_same_bits(&out, &expected.flatten().unwrap(), &what);
-                    assert_untouched(&buffer, skipped, &what);
-                    ops::dropout_into(&there, &there, probability, &key).unwrap();
-                    assert_same_bits(&there, &expected, &format!("{what}, in place"));
-                }
+                let (buffer, out) = upload(&flat.zeros_like().unwrap(), device, skipped);
+                ops::dropout_into(
+                    &out.reshape(&[rows, columns]).unwrap(),
+                    &there,
+                    probability,
+                    &key,
+                )
+                .unwrap();
+                assert_same_bits(&out, &expected.flatten().unwrap(), &what);
+                assert_untouched(&buffer, skipped, &what);
+                ops::dropout_into(&there, &there, probability, &key).unwrap();
+                assert_same_bits(&there, &expected, &format!("{what}, in place"));
             }
         }
     }

@@ -6,21 +6,34 @@ use ddp_kernels::stream::{Graph, Stream};
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::reductions::{cpu, finite, upload};
-use crate::{assert_same_bits, devices};
+use crate::tiles::{Odd, around, constant, placing};
+use crate::{assert_same_bits, devices, next_device};
 
-/// Rows, vocabulary, columns: none, one of each, around a run of sorted rows, one token everywhere
-/// over several runs, and more tokens than a tile.
-const SIZES: [[usize; 3]; 9] = [
-    [0, 3, 4],
-    [1, 1, 1],
-    [5, 3, 0],
-    [64, 300, 3],
-    [65, 2, 12],
-    [260, 1, 4],
-    [195, 5, 8],
-    [24, 7, 300],
-    [2100, 40, 1],
-];
+/// Rows, vocabulary, columns: none, one of each, around a run of sorted rows and more than five,
+/// also of one token, and around a tile of tokens: time grows with the square of their number.
+fn sizes() -> Vec<[usize; 3]> {
+    let (run, tile) = (constant!("embedding.cu", RUN), tile());
+    let mut sizes = vec![
+        [0, 3, 4],
+        [5, 3, 0],
+        [run, 300, 3],
+        PACKED,
+        [4 * run + 4, 1, 4],
+        [24, 7, 300],
+    ];
+    sizes.extend(around(run).map(|rows| [rows, 5, 8]));
+    sizes.extend([tile, tile + 1, 2 * tile + 3].map(|rows| [rows, 40, 1]));
+    sizes
+}
+
+/// A shape whose rows can be accessed in packs.
+const PACKED: [usize; 3] = [65, 2, 12];
+
+/// Tokens that a block looks at together.
+fn tile() -> usize {
+    constant!("embedding.cu", PART) * constant!("embedding.cu", BLOCK_THREADS)
+        / constant!("embedding.cu", WARP)
+}
 
 fn tokens(rows: usize, vocabulary: usize) -> Vec<i64> {
     let token = |row: usize| (row * 7919 + row * row / 3) % vocabulary;
@@ -46,7 +59,8 @@ fn table_gradient(dtable: &Tensor, dout: &Tensor, tokens: &Tensor, accumulate: b
 
 #[test]
 fn embeddings_and_their_gradients_have_the_cpu_s_bits() {
-    for (number, [rows, vocabulary, columns]) in SIZES.into_iter().enumerate() {
+    for (number, size) in sizes().into_iter().enumerate() {
+        let [rows, vocabulary, columns] = size;
         let wide_tokens = cpu(&tokens(rows, vocabulary), &[rows]);
         // Each size with one of the dtypes, so that all are met.
         let token_dtype = match [DType::I64, DType::I32, DType::U8][number % 3] {
@@ -62,11 +76,12 @@ fn embeddings_and_their_gradients_have_the_cpu_s_bits() {
                 [&table, &positions, &dout].map(|of| of.to_dtype(DType::F32).unwrap());
             let old_table = normals(&[vocabulary, columns], DType::F32, 84);
             let old_positions = normals(&[context, columns], DType::F32, 85);
-            for device in devices() {
-                let skipped = number % 2;
-                let place = |tensor: &Tensor| upload(tensor, device, skipped);
+            let odd = Odd::each(6).take(if size == PACKED { 8 } else { 1 + number % 2 });
+            for (odd, device) in odd.filter_map(|odd| Some((odd, next_device()?))) {
+                let place = placing(device, odd);
                 let tokens = place(&wide_tokens.to_dtype(token_dtype).unwrap());
-                let what = format!("{rows} of {dtype}[{vocabulary}, {columns}]");
+                let what =
+                    format!("{rows} of {dtype}[{vocabulary}, {columns}], {odd:?} at odd addresses");
                 for with_positions in [false, true] {
                     let expected = wide_dout.zeros_like().unwrap();
                     let places = with_positions.then_some(&wide_positions);

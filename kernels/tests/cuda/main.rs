@@ -21,6 +21,7 @@ mod products;
 mod reductions;
 mod rows;
 mod streams;
+mod tiles;
 mod transformer;
 
 use std::io::Write as _;
@@ -50,6 +51,16 @@ pub fn devices() -> Vec<Device> {
         skip("no CUDA device");
     }
     devices
+}
+
+/// One of the devices, which take turns: enough for a test of many cases, each of which calls this.
+pub fn next_device() -> Option<Device> {
+    std::thread_local! {
+        static CALLS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    }
+    let devices = devices();
+    let call = CALLS.replace(CALLS.get() + 1);
+    devices.get(call % devices.len().max(1)).copied()
 }
 
 /// Every device with every other, in both orders.

@@ -5,21 +5,25 @@ use ddp_kernels::ops::{self, Norm, NormGradients, NormOptions};
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::reductions::{cpu, finite, upload};
-use crate::{assert_same_bits, devices};
+use crate::tiles::{Odd, around, constant, placing};
+use crate::{assert_same_bits, next_device};
 
-/// No rows, one column, packs and none, several warps a row, several blocks of rows, and more
-/// columns than the registers of a block hold.
-const SHAPES: [[usize; 2]; 9] = [
-    [0, 4],
-    [3, 1],
-    [2, 31],
-    [33, 36],
-    [5, 516],
-    [17, 130],
-    [2, 1027],
-    [1, 8196],
-    [1, 8199],
-];
+/// No rows, one column, around the columns of a warp and more than five warps, around a block of
+/// rows and more than five, and more columns than the registers of a block hold.
+fn shapes() -> Vec<[usize; 2]> {
+    let warp =
+        constant!("norm.cu", WARP) * constant!("norm.cu", PACK) * constant!("norm.cu", PACKS);
+    let held = constant!("norm.cu", WARPS_MAX) * warp;
+    let mut shapes = vec![[0, 4], [3, held + 4], [2, held + 7], PACKED];
+    shapes.extend(around(constant!("norm.cu", ROW_BLOCK)).map(|rows| [rows, 130]));
+    shapes.extend(around(warp).map(|columns| [2, columns]));
+    shapes
+}
+
+/// A shape whose rows can be accessed in packs.
+const PACKED: [usize; 2] = [33, 36];
+/// Tensors that `Case` places for both directions.
+const PLACED: usize = 14;
 
 /// Everything for a norm, where `place` puts it.
 struct Case<'a> {
@@ -128,7 +132,9 @@ fn widened(tensor: &Tensor) -> Tensor {
 #[test]
 fn norms_and_their_gradients_have_the_cpu_s_bits() {
     const CASES: [(Norm, bool); 3] = [(Norm::Layer, true), (Norm::Layer, false), (Norm::Rms, true)];
-    for (case, shape) in (CASES.into_iter()).flat_map(|case| SHAPES.map(|shape| (case, shape))) {
+    for (case, shape) in
+        (CASES.into_iter()).flat_map(|case| shapes().into_iter().map(move |shape| (case, shape)))
+    {
         for dtype in [DType::F32, DType::BF16] {
             let rounded = |tensor: &Tensor| tensor.to_dtype(dtype).unwrap();
             let here = Case::new(case, shape, dtype, &widened);
@@ -144,14 +150,12 @@ fn norms_and_their_gradients_have_the_cpu_s_bits() {
             for index in [0, 3] {
                 gradients[index] = rounded(&gradients[index]);
             }
-            // Rows that packs could access also where their address does not allow it.
-            let alignments = if shape[1] == 36 { 2 } else { 1 };
-            for (device, skipped) in (devices().into_iter())
-                .flat_map(|device| (0..alignments).map(move |skipped| (device, skipped)))
-            {
-                let place = |tensor: &Tensor| upload(tensor, device, skipped);
+            // Rows that packs could access also where an address does not allow it.
+            let odd = Odd::each(PLACED).take(if shape == PACKED { usize::MAX } else { 1 });
+            for (device, odd) in odd.filter_map(|odd| Some((next_device()?, odd))) {
+                let place = placing(device, odd);
                 let there = Case::new(case, shape, dtype, &place);
-                let what = format!("{case:?} of {dtype}{shape:?} from element {skipped} on");
+                let what = format!("{case:?} of {dtype}{shape:?}, {odd:?} at odd addresses");
                 let got = [there.forward(false), there.forward(true)].concat();
                 for (got, expected) in got.iter().zip(plain.iter().chain(&added)) {
                     let is_stats =

@@ -11,7 +11,7 @@ use ddp_kernels::transfer::{self, Ledger};
 use ddp_kernels::{DType, Device, Error, Tensor};
 
 use crate::reductions::{cpu, finite, tables, upload};
-use crate::{SIZES, assert_same_bits, devices, random_f32};
+use crate::{SIZES, assert_same_bits, devices, next_device, random_f32};
 
 const ADAMW: AdamwConstants = AdamwConstants {
     beta1: 0.9,
@@ -33,6 +33,16 @@ fn buffers(count: usize) -> [Tensor; 4] {
 }
 
 /// Copies of `buffers` that begin `skipped` elements into theirs.
+/// The same with finite gradients but for one, which is not in a warp's first thread.
+fn with_one_bad_gradient(count: usize) -> [Tensor; 4] {
+    let [values, _, first, second] = buffers(count);
+    let mut grads = finite(count, 5);
+    if let Some(bad) = grads.get_mut(21) {
+        *bad = f32::NAN;
+    }
+    [values, cpu(&grads, &[count]), first, second]
+}
+
 fn on(device: Device, buffers: &[Tensor; 4], skipped: usize) -> [Tensor; 4] {
     buffers
         .each_ref()
@@ -83,7 +93,7 @@ fn two_steps_of_adamw_have_the_cpu_s_bits_for_every_table_and_alignment() {
             let expected = buffers(size);
             let fresh = buffers(size);
             (1..3).for_each(|step| adamw(&expected, &chunks, step, None, None));
-            for (device, skipped) in devices()
+            for (device, skipped) in next_device()
                 .into_iter()
                 .flat_map(|device| [0, 1, 4].map(|skipped| (device, skipped)))
             {
@@ -124,7 +134,7 @@ fn sgd_of_every_kind_has_the_cpu_s_bits_for_every_table_and_alignment() {
         for (index, chunks) in tables(size).into_iter().enumerate() {
             let (fresh, expected) = (buffers(size), buffers(size));
             (0..2).for_each(|_| step(&expected, &chunks));
-            for (device, skipped) in devices()
+            for (device, skipped) in next_device()
                 .into_iter()
                 .flat_map(|device| [0, 1].map(|skipped| (device, skipped)))
             {
@@ -340,14 +350,16 @@ fn with_the_flags_of_a_step_updates_guard_against_bad_gradients_like_the_cpu() {
     };
     for size in SIZES {
         let chunks = ChunkTable::whole(size, true);
-        for rule in 0..3 {
+        for (rule, buffers) in
+            (0..6).map(|case| (case % 3, [buffers, with_one_bad_gradient][case / 3]))
+        {
             let step = |buffers: &[Tensor; 4], flags: &Tensor| match rule {
                 0 => adamw(buffers, &chunks, 1, None, Some(flags)),
                 rule => sgd(buffers, rule == 2, flags),
             };
             let (fresh, expected, marks) = (buffers(size), buffers(size), flags(Device::Cpu));
             step(&expected, &marks);
-            for device in devices() {
+            if let Some(device) = next_device() {
                 let (got, got_marks) = (on(device, &fresh, 0), flags(device));
                 step(&got, &got_marks);
                 let what = format!("rule {rule}, {size} elements");
@@ -362,7 +374,7 @@ fn with_the_flags_of_a_step_updates_guard_against_bad_gradients_like_the_cpu() {
 fn adamw_rounds_into_the_copies_what_a_cast_would() {
     for size in SIZES {
         for (index, chunks) in tables(size).into_iter().enumerate() {
-            for (device, skipped) in devices()
+            for (device, skipped) in next_device()
                 .into_iter()
                 .flat_map(|device| [0, 1, 4].map(|skipped| (device, skipped)))
             {
@@ -405,7 +417,7 @@ fn sgd_rounds_into_the_copies_what_a_cast_would() {
         let constants = SgdConstants { momentum, nesterov };
         for size in SIZES {
             let chunks = ChunkTable::whole(size, true);
-            for (device, skipped) in devices()
+            for (device, skipped) in next_device()
                 .into_iter()
                 .flat_map(|device| [0, 1, 4].map(|skipped| (device, skipped)))
             {
@@ -454,7 +466,7 @@ fn directions_and_quotients_of_muon_have_the_cpu_s_bits() {
             };
             let (expected, fresh) = (buffers(size), buffers(size));
             run(&expected);
-            for (device, skipped) in devices()
+            for (device, skipped) in next_device()
                 .into_iter()
                 .flat_map(|device| [(device, 0), (device, 1)])
             {

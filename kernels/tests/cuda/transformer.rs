@@ -1,14 +1,17 @@
 //! Rotary positions, swiglu, relu², patches and means of tokens: the CPU's bits. bf16, in which the
 //! CPU does not compute, is the f32 result of the widened operands, rounded once.
 
+use std::cell::Cell;
+
 use ddp_kernels::ops::{self, Patches};
-use ddp_kernels::{DType, Result, Tensor};
+use ddp_kernels::{DType, Device, Result, Tensor};
 
 use crate::reductions::{cpu, upload};
-use crate::{assert_same_bits, devices, random_f32};
+use crate::tiles::{Odd, placing};
+use crate::{assert_same_bits, next_device, random_f32};
 
-/// `operation(out, [a, b], place)` on every device and in place of `a` has the bits of the CPU;
-/// `out_shape` is the shape of `out`.
+/// `operation(out, [a, b])` on a device and in place of `a` has the bits of the CPU; `out_shape` is
+/// the shape of `out`.
 fn check(
     what: &str,
     operation: impl Fn(&Tensor, [&Tensor; 2]) -> Result<()>,
@@ -22,17 +25,16 @@ fn check(
         let expected = wide_a.new_zeros(out_shape).unwrap();
         operation(&expected, [&wide_a, &wide_b]).unwrap();
         let expected = expected.to_dtype(dtype).unwrap();
-        for (number, device) in devices().into_iter().enumerate() {
-            for skipped in [number % 2, 1 - number % 2] {
-                let [a, b] = [&a, &b].map(|x| upload(x, device, skipped));
-                let what = format!("{what} of {a} from element {skipped} on");
-                let out = Tensor::full(out_shape, 9.0, dtype, device).unwrap();
-                operation(&out, [&a, &b]).unwrap();
-                assert_same_bits(&out, &expected, &what);
-                if in_place {
-                    operation(&a, [&a, &b]).unwrap();
-                    assert_same_bits(&a, &expected, &format!("in place: {what}"));
-                }
+        for (odd, device) in Odd::each(3).filter_map(|odd| Some((odd, next_device()?))) {
+            let place = placing(device, odd);
+            let [a, b] = [&a, &b].map(&place);
+            let what = format!("{what} of {a}, {odd:?} at odd addresses");
+            let out = place(&Tensor::full(out_shape, 9.0, dtype, Device::Cpu).unwrap());
+            operation(&out, [&a, &b]).unwrap();
+            assert_same_bits(&out, &expected, &what);
+            if in_place {
+                operation(&a, [&a, &b]).unwrap();
+                assert_same_bits(&a, &expected, &format!("in place: {what}"));
             }
         }
     }
@@ -73,6 +75,7 @@ fn swiglu_and_its_gradient_have_the_cpu_s_bits() {
 #[test]
 fn rotary_positions_have_the_cpu_s_bits() {
     // Sequences, positions, heads, size of a head, columns after the heads.
+    let calls = Cell::new(false);
     for [sequences, positions, heads, head_size, rest] in [
         [0, 3, 2, 4, 0],
         [1, 1, 1, 2, 0],
@@ -83,13 +86,19 @@ fn rotary_positions_have_the_cpu_s_bits() {
     ] {
         let (rows, columns) = (sequences * positions, heads * head_size + rest);
         let x = cpu(&random_f32(rows * columns, 95), &[rows, columns]);
-        let table = |device| ops::rope_table(positions, head_size, 500.0, device).unwrap();
-        let turn =
-            |out: &Tensor, [x, _]: [&Tensor; 2]| ops::rope_into(out, x, &table(x.device()), heads);
-        check("rope", turn, &[rows, columns], [&x, &x], true);
-        let back = |out: &Tensor, [x, _]: [&Tensor; 2]| {
-            ops::rope_backward_into(out, x, &table(x.device()), heads)
+        let of_table = ops::rope_table(positions, head_size, 500.0, Device::Cpu).unwrap();
+        // At an odd address for every other operand in turn.
+        let table = |x: &Tensor| {
+            upload(
+                &of_table,
+                x.device(),
+                usize::from(calls.replace(!calls.get())),
+            )
         };
+        let turn = |out: &Tensor, [x, _]: [&Tensor; 2]| ops::rope_into(out, x, &table(x), heads);
+        check("rope", turn, &[rows, columns], [&x, &x], true);
+        let back =
+            |out: &Tensor, [x, _]: [&Tensor; 2]| ops::rope_backward_into(out, x, &table(x), heads);
         check("rope_backward", back, &[rows, columns], [&x, &x], true);
     }
 }

@@ -137,7 +137,8 @@ impl Compiler {
             CString::new(name).map_err(zero_byte)?,
             CString::new(text).map_err(zero_byte)?,
         );
-        let header = CString::new(HEADER.1).map_err(zero_byte)?;
+        let header = super::text_of("common.cuh", HEADER.1);
+        let header = CString::new(&*header).map_err(zero_byte)?;
         let (headers, header_names) = ([header.as_ptr()], [HEADER.0.as_ptr()]);
         let options = options(architecture)
             .into_iter()

@@ -1,0 +1,74 @@
+//! Sizes for tests of tiled kernels, from the constants in the kernels' own files, and addresses
+//! that are not multiples of 16 bytes.
+
+use std::cell::Cell;
+
+use ddp_kernels::{Device, Tensor};
+
+use crate::reductions::upload;
+
+/// The number that `constexpr … NAME = …;` in a kernel's file, or else in `common.cuh`, stands for.
+macro_rules! constant {
+    ($file:literal, $name:ident) => {
+        $crate::tiles::number_of(
+            include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/ops/", $file)),
+            stringify!($name),
+        )
+    };
+}
+pub(crate) use constant;
+
+const COMMON: &str = include_str!("../../src/ops/common.cuh");
+
+/// As the macro, from the file's text: numbers, names, and products of these.
+pub fn number_of(file: &str, name: &str) -> usize {
+    let value_in = |text: &str| {
+        let (_, rest) = text.split_once(&format!(" {name} = "))?;
+        Some(rest[..rest.find([';', ','])?].to_string())
+    };
+    let value = value_in(file).or_else(|| value_in(COMMON));
+    let value = value.unwrap_or_else(|| panic!("no kernel has a constant {name}"));
+    let factor = |factor: &str| match factor.trim_end_matches("ull").parse() {
+        Ok(number) => number,
+        Err(_) => number_of(file, factor),
+    };
+    value.split(" * ").map(factor).product()
+}
+
+/// 1, a tile and its neighbours, and more than five tiles.
+pub fn around(tile: usize) -> [usize; 5] {
+    [1, tile - 1, tile, tile + 1, 5 * tile + 3]
+}
+
+/// Which operands begin one element after 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Odd {
+    Nothing,
+    /// Only the operand of this number.
+    Only(usize),
+    Everything,
+}
+
+impl Odd {
+    /// None of so many operands, each alone, and all.
+    pub fn each(operands: usize) -> impl Iterator<Item = Odd> {
+        let alone = (0..operands).map(Odd::Only);
+        [Odd::Nothing, Odd::Everything].into_iter().chain(alone)
+    }
+
+    pub fn is(self, operand: usize) -> bool {
+        self == Odd::Everything || self == Odd::Only(operand)
+    }
+}
+
+/// Copies tensors to a device; the order of the calls numbers them for `odd`.
+pub fn placing(device: Device, odd: Odd) -> impl Fn(&Tensor) -> Tensor {
+    let calls = Cell::new(0);
+    move |tensor| {
+        upload(
+            tensor,
+            device,
+            usize::from(odd.is(calls.replace(calls.get() + 1))),
+        )
+    }
+}
