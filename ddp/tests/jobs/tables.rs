@@ -142,6 +142,31 @@ fn a_tables_columns_are_found_by_name_and_its_classes_keep_their_names() {
 }
 
 #[test]
+fn classes_keep_all_digits_of_their_names() {
+    let folder = Folder::new("long-names");
+    // As f64 they are the same number.
+    let ids = [9007199254740992, 9007199254740993];
+    let rows = (0..40).map(|row| format!("{},{}\n", row % 2, ids[row % 2]));
+    let text = "x,id\n".to_string() + &rows.collect::<String>();
+    write(&folder, "t.csv", text.into_bytes());
+    let words = "--data t.csv --hidden 8 --batch-size 8 --epochs 20 --lr 0.05 --out OUT";
+    folder.alone(words).run().assert_well();
+    let use_it = "--checkpoint OUT --data t.csv";
+    let found = evaluated(folder.alone(&format!("eval {use_it} --json")));
+    assert_eq!(found["right"], 40);
+    let names = [0, 1].map(|class| found["classes"][class]["name"].clone());
+    assert_eq!(names, ids.map(|id| id.to_string()));
+    for name in ["p.npy", "p.csv"] {
+        let words = format!("predict {use_it} --out {name}");
+        folder.alone(&words).run().assert_well();
+    }
+    let predicted = array(&folder, "p.npy").to_vec::<i64>().unwrap();
+    assert_eq!(predicted, ids.repeat(20));
+    let text = String::from_utf8(bytes(&folder, "p.csv")).unwrap();
+    assert!(text.contains("\n1,9007199254740993,0."), "{text}");
+}
+
+#[test]
 fn arrays_are_normalised_as_in_training() {
     let folder = Folder::new("using-arrays");
     let put = |name: &str, tensor: Tensor| tensor.save_npy(folder.path().join(name)).unwrap();
