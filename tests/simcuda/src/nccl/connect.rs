@@ -111,8 +111,9 @@ pub(super) fn connect<'a>(
 /// rank waits for those of a call on another communicator: neither will come.
 fn crossing(machine: &Machine, comm: &Comm, link: usize, call: &Call) -> Option<String> {
     let others = || {
-        let is_other =
-            |other: &&Arc<Comm>| other.device == comm.device && !std::ptr::eq(&***other, comm);
+        let is_other = |other: &&Arc<Comm>| {
+            other.device == comm.device && !std::ptr::eq(&***other, comm) && !other.is_aborted()
+        };
         machine.nccl.live().filter(is_other)
     };
     let late = (0..comm.segment.ranks()).filter(|rank| lacks(comm, *rank, comm.rank, link));

@@ -1,5 +1,6 @@
 //! What compiles, what does not, and what the log says.
 
+use super::rewrite::rewrite;
 use super::{Program, compile_now};
 
 fn log_of(source: &str) -> String {
@@ -131,4 +132,13 @@ fn global_variables_of_the_device_do_not_compile() {
         let is_told = log.contains("wrong.cu:2:") && log.contains(told);
         assert!(is_told, "{variable} {log}");
     }
+}
+
+#[test]
+fn parameters_that_may_be_read_through_the_cache_are_marked() {
+    let source = "extern \"C\" __global__ void k(const float* __restrict__ yes, float* __restrict__ b, \
+                  float const* const __restrict__ yes_too, const float* d, Pair<const int*, int> e, \
+                  const float** __restrict__ f) {}";
+    let text = rewrite("k.cu", source, &[]).expect("it is understood").text;
+    assert!(text.contains("\"\", 5ull);"), "{text}");
 }

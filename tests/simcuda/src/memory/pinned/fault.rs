@@ -106,17 +106,13 @@ fn decide(machine: &mut LockedMachine, address: Address, is_write: bool) -> bool
     // A host function runs in the order of its stream: the race detector knows which copies are
     // before or after it, and which are neither.
     if let Some((actor, operation)) = scheduler::host_function() {
-        let byte = vec![address..address + 1];
-        let (reads, writes) = if is_write {
-            (vec![], byte)
+        let mut touched = Touched::default();
+        let ranges = if is_write {
+            &mut touched.writes
         } else {
-            (byte, vec![])
+            &mut touched.reads
         };
-        let touched = Touched {
-            reads,
-            writes,
-            ..Touched::default()
-        };
+        ranges.push(address..address + 1);
         if let Some(race) = machine.race.access(actor, operation, &touched) {
             report::race(machine, &race);
         }
