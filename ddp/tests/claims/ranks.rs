@@ -170,13 +170,20 @@ fn dropout_is_by_row_and_step_and_not_by_rank() {
         ..Case::regression(48, whole)
     };
     let dropped = every_world_size_gives_the_same_bits(&case);
-    assert_ne!(
-        dropped,
-        every_world_size_gives_the_same_bits(&Case {
-            dropout: 0.0,
-            ..case
-        })
-    );
+    let kept = Case {
+        dropout: 0.0,
+        ..case.clone()
+    };
+    assert_ne!(dropped, every_world_size_gives_the_same_bits(&kept));
+    // Nor by micro-batch.
+    for micro in [1, 5] {
+        let micro_batches = Case {
+            micro: Some(micro),
+            ..case.clone()
+        };
+        let got = every_world_size_gives_the_same_bits(&micro_batches);
+        assert_eq!(got, dropped, "micro-batches of {micro}");
+    }
 }
 
 #[test]

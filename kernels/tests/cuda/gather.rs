@@ -42,8 +42,8 @@ fn on(device: Device, rows: &[i64]) -> Tensor {
 #[test]
 fn rows_of_every_dtype_width_and_alignment_are_those_of_the_cpu() {
     for device in devices() {
-        // One element, less than a word, words of every width, several blocks a row, more rows than
-        // blocks at once.
+        // One element, less than a word, words of every width, several blocks a row; more rows and
+        // columns than a grid takes at once, at odd addresses, where a byte is a word.
         let shapes = [
             (1, 1, 5),
             (9, 3, 0),
@@ -54,11 +54,12 @@ fn rows_of_every_dtype_width_and_alignment_are_those_of_the_cpu() {
             (3, 784, 5),
             (2, 9000, 3),
         ];
-        for (table_rows, width, count) in shapes.into_iter().chain([(100, 1, 70_001)]) {
+        for (table_rows, width, count) in shapes.into_iter().chain([(3, 257, 2300)]) {
             let rows = chosen(count, table_rows);
             for (dtype, first) in DType::ALL
                 .into_iter()
                 .flat_map(|dtype| [0, 1, 4].map(|first| (dtype, first)))
+                .filter(|(dtype, _)| count < 1000 || *dtype == DType::U8)
             {
                 let table = numbers(table_rows * width, dtype)
                     .reshape(&[table_rows, width])

@@ -23,7 +23,7 @@ fn shapes() -> Vec<[usize; 2]> {
 /// A shape whose rows can be accessed in packs.
 const PACKED: [usize; 2] = [33, 36];
 /// Tensors that `Case` places for both directions.
-const PLACED: usize = 14;
+const PLACED: usize = 15;
 
 /// Everything for a norm, where `place` puts it.
 struct Case<'a> {
@@ -79,14 +79,18 @@ impl<'a> Case<'a> {
         (self.place)(&Tensor::full(shape, 9.0, dtype, Device::Cpu).unwrap())
     }
 
-    /// Output, statistics, and the sum, in place of the residual, if that is added.
+    /// Output, statistics, and the sum, if the residual is added: with a weight in place of that.
     fn forward(&self, adds: bool) -> Vec<Tensor> {
         let shape = self.x.shape().dims();
         let out = self.empty(shape, false);
         let stats = self.empty(&[shape[0], self.norm.statistics()], true);
         if adds {
-            let sum = (self.place)(&self.residual);
-            let operands = [&self.x, &sum];
+            let residual = (self.place)(&self.residual);
+            let sum = match self.scaled {
+                true => residual.clone(),
+                false => self.empty(shape, false),
+            };
+            let operands = [&self.x, &residual];
             ops::add_norm_into(&sum, &out, &stats, operands, &self.options()).unwrap();
             return vec![out, stats, sum];
         }

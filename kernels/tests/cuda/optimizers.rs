@@ -32,7 +32,6 @@ fn buffers(count: usize) -> [Tensor; 4] {
     first.map(|data| cpu(&data, &[count]))
 }
 
-/// Copies of `buffers` that begin `skipped` elements into theirs.
 /// The same with finite gradients but for one, which is not in a warp's first thread.
 fn with_one_bad_gradient(count: usize) -> [Tensor; 4] {
     let [values, _, first, second] = buffers(count);
@@ -43,6 +42,7 @@ fn with_one_bad_gradient(count: usize) -> [Tensor; 4] {
     [values, cpu(&grads, &[count]), first, second]
 }
 
+/// Copies of `buffers` that begin `skipped` elements into theirs.
 fn on(device: Device, buffers: &[Tensor; 4], skipped: usize) -> [Tensor; 4] {
     buffers
         .each_ref()

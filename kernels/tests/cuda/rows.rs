@@ -62,14 +62,12 @@ fn sums_means_and_maxima_of_rows_have_the_cpu_s_bits() {
         for (name, operation) in operations {
             check(name, operation, &[rows, 1], [&x, &x]);
         }
-        // NaN, infinities and both zeros among them.
+        // NaN, infinities and both zeros among them, and nothing larger than a negative zero.
         let special = cpu(&random_f32(rows * columns, 32), &[rows, columns]);
-        check(
-            "row_max",
-            |out, x, _| ops::row_max_into(out, x),
-            &[rows, 1],
-            [&special, &special],
-        );
+        for x in [&special, &special.new_full(&[rows, columns], -0.0).unwrap()] {
+            let row_max: Operation = |out, x, _| ops::row_max_into(out, x);
+            check("row_max", row_max, &[rows, 1], [x, x]);
+        }
     }
 }
 
@@ -108,11 +106,12 @@ fn rsqrt_and_its_derivative_have_the_cpu_s_bits() {
             &[count],
             [&x, &x],
         );
+        // Of different operands: in which order they are multiplied shows.
         check(
             "rsqrt_backward",
             ops::rsqrt_backward_into,
             &[count],
-            [&y, &y],
+            [&x, &y],
         );
     }
 }
