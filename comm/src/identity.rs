@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+/// The most ranks of a job.
+pub const RANKS_MAX: usize = 512;
+
 /// A rank's place in its job.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {

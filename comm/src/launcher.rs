@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::error::{Error, Ranks, Result};
+use crate::error::{Error, Problem, Ranks, Result};
+use crate::identity::{RANKS_MAX, host_name};
 pub(crate) use crate::rendezvous::Lookup;
 use crate::rendezvous::Rendezvous;
 
@@ -47,6 +48,17 @@ pub(crate) struct Launch {
 /// such as logging. `World::rank` is the reliable one.
 pub fn likely_rank() -> usize {
     rank_by(&|name| std::env::var(name).ok()).unwrap_or(0)
+}
+
+/// `rank 1 on node7: ` by the launcher's variables, or nothing for a process that is alone: for what
+/// happens while ranks meet.
+pub(crate) fn rank_on_host() -> String {
+    let lookup = |name: &str| std::env::var(name).ok();
+    let launch = Launch::detect(&lookup).ok().flatten();
+    let launch = launch.filter(|launch| !launch.is_of_one());
+    launch.map_or_else(String::new, |launch| {
+        format!("rank {} on {}: ", launch.rank, host_name())
+    })
 }
 
 /// The rank by the launcher's variables.
@@ -95,6 +107,7 @@ impl OwnJob {
         distinct.sort_unstable();
         distinct.dedup();
         let is_whole = rank < size
+            && size <= RANKS_MAX
             && sockets.len() == expected
             && distinct.len() == expected
             && sockets.iter().all(|&fd| fd > libc::STDERR_FILENO);
@@ -190,7 +203,8 @@ impl Launch {
         })
     }
 
-    fn of_mpi(lookup: Lookup<'_>) -> Option<Launch> {
+    /// The launch of MPI's launchers, whether or not this build can use MPI.
+    pub(crate) fn of_mpi(lookup: Lookup<'_>) -> Option<Launch> {
         let number = |name: &str| lookup(name)?.trim().parse::<usize>().ok();
         let launch = |launcher, rank: &str, size: &str, local_size: &str| {
             number(rank).map(|rank| Launch {
@@ -266,14 +280,16 @@ fn claim(lookup: Lookup<'_>) -> Option<(Claimant, &'static str, usize)> {
     })
 }
 
-/// The warning for a process that is a world of one although several were started; None if being
+/// Refuses or warns a process that is a world of one although several were started; None if being
 /// alone was requested. `with_mpi`: this build can use MPI; `mpi_started`: it did.
-pub(crate) fn alone_warning(
+pub(crate) fn check_alone(
     lookup: Lookup<'_>,
     with_mpi: bool,
     mpi_started: bool,
-) -> Option<String> {
-    let (claimant, variable, count) = claim(lookup)?;
+) -> Result<Option<String>> {
+    let Some((claimant, variable, count)) = claim(lookup) else {
+        return Ok(None);
+    };
     // `mpirun -n 1` inside an allocation of four is meant.
     let launch = Launch::detect(lookup).ok().flatten();
     if matches!(claimant, Claimant::Slurm | Claimant::Pbs)
@@ -281,7 +297,7 @@ pub(crate) fn alone_warning(
             .or_else(|| Launch::of_mpi(lookup))
             .is_some_and(|launch| launch.is_of_one())
     {
-        return None;
+        return Ok(None);
     }
     let name = match claimant {
         Claimant::MpiLauncher => "the MPI launcher",
@@ -291,8 +307,9 @@ pub(crate) fn alone_warning(
     };
     let help = match claimant {
         Claimant::MpiLauncher if !with_mpi => format!(
-            "this program was built without MPI: start it with torchrun, srun, or RANK, WORLD_SIZE, \
-             MASTER_ADDR and MASTER_PORT set for each of {count} ranks"
+            "this program was built without MPI: build it with the feature `mpi`, or start it with \
+             torchrun, srun, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set for each of \
+             {count} ranks"
         ),
         Claimant::Slurm if !with_mpi => format!("start it with srun -n {count}"),
         Claimant::MpiLauncher => "the launcher and this program's MPI library do not match: use \
@@ -308,10 +325,19 @@ pub(crate) fn alone_warning(
         Claimant::Pbs => format!("if {count} ranks are meant, start it with mpirun -n {count}"),
         Claimant::Torchrun => "set RANK, MASTER_ADDR and MASTER_PORT too, as torchrun does".into(),
     };
-    Some(format!(
+    let reason = format!(
         "this process is alone, but {name} reports {count} tasks ({variable}={count}): {count} \
-         such processes would each train alone and write the same files; help: {help}"
-    ))
+         such processes would each train alone and write the same files"
+    );
+    match claimant {
+        // It has started all of them just now. The others may be what a script runs one by one.
+        Claimant::MpiLauncher => Err(Error::Launch(Problem::new(
+            "join the other ranks",
+            reason,
+            help,
+        ))),
+        _ => Ok(Some(format!("{reason}; help: {help}"))),
+    }
 }
 
 /// How much longer than rank 0 the other ranks wait if all would report the same: `mpirun` needs a
@@ -333,6 +359,18 @@ pub(crate) fn launcher_folder() -> Option<PathBuf> {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
     let folder = || std::env::var_os("PMIX_SERVER_TMPDIR").map(PathBuf::from);
     FOLDER.get_or_init(folder).clone()
+}
+
+/// An error that every rank finds by itself: rank 0 reports it, before a launcher ends it because
+/// another has ended.
+pub(crate) fn of_all_ranks(error: Error) -> Error {
+    match likely_rank() {
+        0 => error,
+        rank => {
+            std::thread::sleep(patience(rank));
+            error.reported_by_rank_0()
+        }
+    }
 }
 
 /// The file in that folder which says that a rank has reported why the job ends.

@@ -2,6 +2,7 @@
 //! everything that sets the same ones (Kubeflow), or by those of Slurm.
 
 use crate::error::{Error, Result};
+use crate::identity::RANKS_MAX;
 
 /// A lookup of environment variables.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -119,6 +120,10 @@ impl Rendezvous {
 /// This rank and the number of ranks.
 fn place(lookup: Lookup<'_>, rank: &str, size: &str) -> Result<(usize, usize)> {
     let (own, count) = (number(lookup, rank)?, number(lookup, size)?);
+    if !(1..=RANKS_MAX).contains(&count) {
+        let expected = format!("a whole number from 1 to {RANKS_MAX}");
+        return Err(Error::launch(size, &expected, count));
+    }
     if own < count {
         return Ok((own, count));
     }

@@ -15,6 +15,14 @@ pub fn has_reader() -> bool {
     unsafe { libc::poll(&mut stderr, 1, WAIT_MS) != 0 }
 }
 
+/// Warns the program's user, even where the program shows no log.
+pub(crate) fn warn(program: &str, text: &str) {
+    match tracing::dispatcher::has_been_set() {
+        true => tracing::warn!("{text}"),
+        false => print_line(&format!("{program}: warning: {text}\n")),
+    }
+}
+
 /// Writes `line` to standard error in one call, so that lines of ranks do not mix, and without its
 /// lock, which a stuck thread may hold.
 pub(crate) fn print_line(line: &str) {

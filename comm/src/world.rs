@@ -35,6 +35,7 @@ use crate::identity::Identity;
 use crate::launcher::{self, Launch};
 use crate::nccl::environment::{self, NcclChoice, RankKind};
 use crate::nccl::{self, Join};
+use crate::say;
 use crate::shared::{Board, CHANNELS, Segment};
 use crate::single::Single;
 use crate::stop;
@@ -100,8 +101,9 @@ impl World {
             None => false,
         };
         let with_mpi = cfg!(feature = "mpi");
-        if let Some(warning) = launcher::alone_warning(&lookup, with_mpi, mpi_started) {
-            tracing::warn!("{warning}");
+        let alone = launcher::check_alone(&lookup, with_mpi, mpi_started);
+        if let Some(warning) = alone.map_err(launcher::of_all_ranks)? {
+            say::warn(&options.program, &warning);
         }
         environment::apply(environment::settings(
             RankKind::Alone,

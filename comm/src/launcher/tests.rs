@@ -18,7 +18,7 @@ fn warning(
     with_mpi: bool,
     mpi_started: bool,
 ) -> Option<String> {
-    alone_warning(&variables(pairs), with_mpi, mpi_started)
+    check_alone(&variables(pairs), with_mpi, mpi_started).unwrap()
 }
 
 #[test]
@@ -98,6 +98,8 @@ fn a_rank_of_our_own_launcher_is_known_wherever_that_runs() {
         "1/3:x",
         "-1/3:7",
         "0/18446744073709551616:7",
+        "1/513:7",
+        "1/18446744073709551615:7",
     ] {
         assert_eq!(read(wrong), None, "{wrong}");
         let error = OwnJob::read(&|_| Some(wrong.to_string())).unwrap_err();
@@ -151,9 +153,6 @@ fn several_tasks_and_a_world_of_one_say_what_to_type() {
     let torchrun = warning(&[("WORLD_SIZE", "2")], true, false).unwrap();
     assert!(torchrun.contains("set RANK, MASTER_ADDR"), "{torchrun}");
 
-    let other_mpi = warning(&[("OMPI_COMM_WORLD_SIZE", "2")], true, true).unwrap();
-    assert!(other_mpi.contains("do not match"), "{other_mpi}");
-
     assert!(
         warning(&[("PBS_NP", "16")], true, false)
             .unwrap()
@@ -163,19 +162,21 @@ fn several_tasks_and_a_world_of_one_say_what_to_type() {
 
 #[test]
 fn a_build_without_mpi_says_what_to_start_it_with() {
-    for (pairs, help) in [
-        (
-            &[("OMPI_COMM_WORLD_SIZE", "2")],
-            "built without MPI: start it with torchrun",
-        ),
-        (
-            &[("PMI_SIZE", "2")],
-            "built without MPI: start it with torchrun",
-        ),
-        (&[("SLURM_NTASKS", "2")], "start it with srun -n 2"),
+    let slurm = warning(&[("SLURM_NTASKS", "2")], false, false).unwrap();
+    assert!(slurm.contains("start it with srun -n 2"), "{slurm}");
+}
+
+#[test]
+fn ranks_that_an_mpi_launcher_started_in_vain_are_refused() {
+    let without = "built without MPI: build it with the feature `mpi`, or start it with torchrun";
+    for (pairs, with_mpi, help) in [
+        (&[("OMPI_COMM_WORLD_SIZE", "2")], false, without),
+        (&[("PMI_SIZE", "2")], false, without),
+        (&[("OMPI_COMM_WORLD_SIZE", "2")], true, "do not match"),
     ] {
-        let warning = warning(pairs, false, false).unwrap();
-        assert!(warning.contains(help), "{warning}");
+        let error = check_alone(&variables(pairs), with_mpi, with_mpi).unwrap_err();
+        assert_eq!(error.exit_code(), 2, "{error}");
+        assert!(error.to_string().contains(help), "{error}");
     }
 }
 
@@ -228,7 +229,7 @@ fn one_task_is_no_reason_to_warn() {
         let lookup = |name: &str| lookup.get(name).map(ToString::to_string);
         for with_mpi in [true, false] {
             assert_eq!(
-                alone_warning(&lookup, with_mpi, false).is_some(),
+                check_alone(&lookup, with_mpi, false).unwrap().is_some(),
                 is_warned,
                 "{allocation}"
             );

@@ -61,6 +61,16 @@ fn variables_that_make_no_sense_are_named() {
         (0, "-1", "RANK: expected a number, got \"-1\""),
         (1, "x", "WORLD_SIZE: expected a number"),
         (
+            1,
+            "513",
+            "WORLD_SIZE: expected a whole number from 1 to 512, got 513",
+        ),
+        (
+            1,
+            "18446744073709551615",
+            "WORLD_SIZE: expected a whole number from 1",
+        ),
+        (
             2,
             "",
             "MASTER_ADDR: expected the name or address of rank 0's host, got none",

@@ -80,7 +80,8 @@ impl World {
                 // The rank that failed first has printed why.
                 if !matches!(error, Error::PeerFailed(_)) {
                     let text = failure::text_with_remedy(&error, options.remedy_text);
-                    print_line(&format!("{}: {text}\n", options.program));
+                    let of_rank = launcher::rank_on_host();
+                    print_line(&format!("{}: {of_rank}{text}\n", options.program));
                 }
                 return ExitCode::from(error.exit_code());
             }
@@ -154,8 +155,8 @@ impl World {
         Background::start("stop", body)
     }
 
-    /// From now on SIGUSR1, SIGTERM, SIGHUP and Ctrl-C ask this process to stop instead of ending
-    /// it, until the value is dropped. The second Ctrl-C ends it at once.
+    /// From now on SIGUSR1, SIGTERM, SIGHUP, SIGQUIT and Ctrl-C ask this process to stop instead of
+    /// ending it, until the value is dropped. The second Ctrl-C ends it at once.
     pub fn catch_stop(&self) -> StopSignals {
         StopSignals::catch()
     }

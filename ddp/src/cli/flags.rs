@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use ddp_comm::World;
+use ddp_comm::{RANKS_MAX, World};
 use ddp_kernels::Device;
 use ddp_kernels::choice::{self, Choice};
 use ddp_kernels::threads::COUNT_MAX;
@@ -27,11 +27,12 @@ impl FromStr for RankCount {
     type Err = String;
 
     fn from_str(text: &str) -> Result<RankCount, String> {
-        const MOST: usize = 512;
         match text.parse() {
             _ if text == "auto" => Ok(RankCount::Auto),
-            Ok(count) if (1..=MOST).contains(&count) => Ok(RankCount::Of(count)),
-            _ => Err(format!("expected auto, or a whole number from 1 to {MOST}")),
+            Ok(count) if (1..=RANKS_MAX).contains(&count) => Ok(RankCount::Of(count)),
+            _ => Err(format!(
+                "expected auto, or a whole number from 1 to {RANKS_MAX}"
+            )),
         }
     }
 }

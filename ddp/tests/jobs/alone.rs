@@ -30,6 +30,23 @@ fn a_process_that_a_scheduler_left_alone_is_warned_and_trains() {
 }
 
 #[test]
+fn ranks_of_an_mpi_that_this_program_does_not_have_are_refused_and_rank_0_says_so() {
+    for rank in ["0", "1"] {
+        let folder = Folder::new("other-mpi");
+        let job = folder.alone(QUICK).env("OMPI_COMM_WORLD_RANK", rank);
+        let ended = job.env("OMPI_COMM_WORLD_SIZE", "2").run();
+        assert_eq!(ended.exit_code(), Some(2), "{ended}");
+        let told = match cfg!(feature = "mpi") {
+            true => "this program's MPI library do not match",
+            false => "this program was built without MPI",
+        };
+        let says_so = ended.causes().iter().any(|cause| cause.contains(told));
+        assert_eq!(says_so, rank == "0", "{ended}");
+        assert!(!folder.out().exists(), "{ended}");
+    }
+}
+
+#[test]
 fn one_task_is_no_reason_to_warn() {
     let ended = Folder::new("one-task")
         .alone(QUICK)
