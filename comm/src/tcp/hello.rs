@@ -20,6 +20,8 @@ pub(crate) struct Pass {
     pub(crate) secret: Secret,
     /// This rank.
     pub(crate) rank: usize,
+    /// How many ranks the job has.
+    size: usize,
 }
 
 /// What the rank that was called knows about the one that called.
@@ -34,18 +36,29 @@ pub(super) struct Caller {
 pub(super) enum Answer<T> {
     /// It is a rank of this job.
     Known(T),
-    /// Another program, or another job.
+    /// Another program.
     Stranger,
+    /// A rank of another job. Other addresses may have one of this job.
+    Elsewhere(String),
     /// A rank of this job, as it says, with another secret: why.
     Refused(String),
 }
 
 impl Pass {
-    pub(crate) fn new(job: &str, secret: Secret, rank: usize) -> Pass {
+    pub(crate) fn new(job: &str, secret: Secret, rank: usize, size: usize) -> Pass {
         Pass {
             job: blake3::hash(job.as_bytes()).to_hex().to_string(),
             secret,
             rank,
+            size,
+        }
+    }
+
+    /// A job with a name or number of ranks other than this one's.
+    fn other_job(&self, size: &Value) -> String {
+        match size.as_u64().filter(|&size| size != self.size as u64) {
+            Some(size) => format!("another job (of {size} ranks, not {})", self.size),
+            None => "another job".into(),
         }
     }
 
@@ -61,17 +74,23 @@ impl Pass {
     /// What the calling rank says first, and its number.
     pub(super) fn call(&self, to: usize) -> Result<(String, Vec<u8>)> {
         let number = nonce()?;
-        let call = json!([MAGIC, self.job, self.rank, to, number, self.secret.is_set()]);
+        let is_set = self.secret.is_set();
+        let call = json!([MAGIC, self.job, self.rank, to, number, is_set, self.size]);
         Ok((number, call.to_string().into_bytes()))
     }
 
     /// The called rank's answer to the first message, and what it has learnt.
     pub(super) fn answer(&self, call: &[u8]) -> Result<(Answer<Caller>, Vec<u8>)> {
         let call: Value = serde_json::from_slice(call).unwrap_or_default();
-        let is_ours = call[0] == MAGIC && call[1] == self.job && call[3] == self.rank;
-        let (true, Some(rank), Some(theirs)) = (is_ours, call[2].as_u64(), call[4].as_str()) else {
+        let is_rank = call[0] == MAGIC;
+        let (true, Some(rank), Some(theirs)) = (is_rank, call[2].as_u64(), call[4].as_str()) else {
             return Ok((Answer::Stranger, Vec::new()));
         };
+        if call[1] != self.job || call[3] != self.rank {
+            let said = json!([MAGIC, self.job, self.size]).to_string();
+            let reason = format!("it is rank {rank} of {}", self.other_job(&call[6]));
+            return Ok((Answer::Elsewhere(reason), said.into_bytes()));
+        }
         let (number, is_set) = (nonce()?, self.secret.is_set());
         let numbers = [theirs.to_string(), number];
         let ranks = format!("{rank} {}", self.rank);
@@ -82,7 +101,7 @@ impl Pass {
                 rank: rank as usize,
                 numbers,
             }),
-            false => Answer::Refused(difference(is_set)),
+            false => Answer::Refused(as_it_says(rank, &difference(is_set))),
         };
         Ok((answer, said.into_bytes()))
     }
@@ -90,8 +109,11 @@ impl Pass {
     /// The calling rank's second message, which answers the called rank's first.
     pub(super) fn prove(&self, to: usize, number: &str, answer: &[u8]) -> Answer<Vec<u8>> {
         let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
-        let is_ours = answer[0] == MAGIC && answer[1] == self.job;
-        let (true, Some(theirs), Some(proof)) = (is_ours, answer[2].as_str(), answer[3].as_str())
+        if answer[0] == MAGIC && answer[1] != self.job {
+            return Answer::Elsewhere(format!("{} listens there", self.other_job(&answer[2])));
+        }
+        let (true, Some(theirs), Some(proof)) =
+            (answer[0] == MAGIC, answer[2].as_str(), answer[3].as_str())
         else {
             return Answer::Stranger;
         };
@@ -110,21 +132,26 @@ impl Pass {
         Answer::Known(json!([proof]).to_string().into_bytes())
     }
 
-    /// Whether the calling rank's second message is right.
+    /// Whether the calling rank's second message is right. It is empty where the answer was not.
     pub(super) fn check(&self, caller: &Caller, proof: &[u8]) -> Answer<()> {
         let proof: Value = serde_json::from_slice(proof).unwrap_or_default();
-        let Some(proof) = proof[0].as_str() else {
-            return Answer::Stranger;
-        };
+        let proof = proof[0].as_str().unwrap_or("none");
         let ranks = format!("{} {}", caller.rank, self.rank);
         match self
             .secret
             .accepts(&self.words("calling", &ranks, &caller.numbers), proof)
         {
             true => Answer::Known(()),
-            false => Answer::Refused(format!("it has another {SECRET}")),
+            false => {
+                let reason = format!("it has another {SECRET}");
+                Answer::Refused(as_it_says(caller.rank as u64, &reason))
+            }
         }
     }
+}
+
+fn as_it_says(rank: u64, reason: &str) -> String {
+    format!("rank {rank}, as it says: {reason}")
 }
 
 fn difference(is_set: bool) -> String {
@@ -139,7 +166,7 @@ mod tests {
     use super::*;
 
     fn pass(rank: usize, job: &str, secret: Option<&str>) -> Pass {
-        Pass::new(job, Secret::new(secret), rank)
+        Pass::new(job, Secret::new(secret), rank, 3)
     }
 
     /// What rank 0 and rank 2 make of each other.
@@ -166,8 +193,14 @@ mod tests {
         for secret in [None, Some("a secret")] {
             let (zero, two) = (pass(0, "job", secret), pass(2, "job", secret));
             meet(&zero, &two).unwrap();
-            let error = meet(&zero, &pass(2, "other", secret)).unwrap_err();
-            assert_eq!(error, "Stranger");
+            let other = Pass::new("other", Secret::new(secret), 2, 4);
+            let error = meet(&zero, &other).unwrap_err();
+            let told = "it is rank 2 of another job (of 4 ranks, not 3)";
+            assert_eq!(error, format!("Elsewhere({told:?})"));
+            let (number, call) = other.call(0).unwrap();
+            let (_, answer) = zero.answer(&call).unwrap();
+            let there = format!("{:?}", other.prove(0, &number, &answer));
+            assert!(there.contains("another job (of 3 ranks, not 4)"), "{there}");
         }
         for (ours, theirs, reason) in [
             (Some("a"), Some("b"), "another DDP_JOB_SECRET"),

@@ -1,7 +1,6 @@
 //! Sockets between ranks: one rank listens while others connect. Both take only ranks of their job
 //! (`hello.rs`); whoever else connects is dropped without delaying the ranks.
 
-use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
@@ -16,6 +15,8 @@ use crate::waited::Waited;
 
 const ACTION: &str = "bring the ranks together";
 const WELCOME: &[u8] = b"welcome";
+/// To a process with the number of a rank that has joined.
+const TAKEN: &[u8] = b"taken";
 /// How long another process may take for its part of the hello.
 const HELLO_MAX: Duration = Duration::from_secs(5);
 /// How long one connection may take to be made.
@@ -26,6 +27,8 @@ const RETRY: Duration = Duration::from_millis(100);
 const PORT_MAX: Duration = Duration::from_secs(3);
 /// More processes that have not said who they are get disconnected, the oldest first.
 const CANDIDATES_MAX: usize = 256;
+/// How many refused processes the user is told of.
+const NOTES_MAX: usize = 4;
 /// When rank 0 first tells the user whom it waits for.
 const TOLD_AFTER: Duration = Duration::from_secs(5);
 const PERIOD: Duration = Duration::from_millis(50);
@@ -95,8 +98,8 @@ pub(crate) struct Guests {
     bytes_max: usize,
     candidates: Vec<Candidate>,
     pub(crate) joined: Vec<Joined>,
-    /// Why ranks of this job were refused.
-    notes: BTreeSet<String>,
+    /// Why processes were refused, the first ones.
+    notes: Vec<String>,
 }
 
 /// A process that has connected and is not known to be a rank yet.
@@ -118,7 +121,7 @@ impl Guests {
             bytes_max,
             candidates: Vec::new(),
             joined: Vec::new(),
-            notes: BTreeSet::new(),
+            notes: Vec::new(),
         })
     }
 
@@ -169,7 +172,7 @@ impl Guests {
             Seconds(limit),
             stopped_note()
         );
-        for note in self.notes.iter().take(4) {
+        for note in &self.notes {
             reason += &format!("; {note}");
         }
         Error::too_late(ACTION, reason)
@@ -195,8 +198,7 @@ impl Guests {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) => {
                     // Such as too many open files: without a pause this would use a core.
-                    self.notes
-                        .insert(format!("a connection was not accepted: {error}"));
+                    self.note(format!("a connection was not accepted: {error}"));
                     return std::thread::sleep(RETRY);
                 }
             };
@@ -247,7 +249,7 @@ impl Guests {
                 candidate.caller = Some(caller);
                 self.candidates.push(candidate);
             }
-            Answer::Refused(reason) => self.note(&candidate, &reason),
+            Answer::Refused(reason) | Answer::Elsewhere(reason) => self.refuse(&candidate, &reason),
             Answer::Stranger => {}
         }
         Ok(())
@@ -262,13 +264,15 @@ impl Guests {
     ) {
         let rank = caller.rank;
         match self.pass.check(caller, proof) {
-            Answer::Stranger => {}
-            Answer::Refused(reason) => self.note(&candidate, &reason),
+            Answer::Stranger | Answer::Elsewhere(_) => {}
+            Answer::Refused(reason) => self.refuse(&candidate, &reason),
             Answer::Known(()) if !expected.contains(&rank) => {
-                self.note(&candidate, &format!("it says that it is rank {rank}"));
+                self.refuse(&candidate, &format!("it says that it is rank {rank}"));
             }
             Answer::Known(()) if self.joined.iter().any(|joined| joined.rank == rank) => {
-                self.note(&candidate, &format!("rank {rank} had joined before"));
+                candidate.frames.queue(TAKEN);
+                candidate.frames.advance();
+                self.refuse(&candidate, &format!("rank {rank} had joined before"));
             }
             Answer::Known(()) => {
                 candidate.frames.queue(WELCOME);
@@ -283,10 +287,17 @@ impl Guests {
         }
     }
 
-    fn note(&mut self, candidate: &Candidate, reason: &str) {
+    fn refuse(&mut self, candidate: &Candidate, reason: &str) {
         let remote = candidate.remote.to_canonical();
-        self.notes
-            .insert(format!("a process at {remote} was refused: {reason}"));
+        self.note(format!("a process at {remote} was refused: {reason}"));
+    }
+
+    /// Tells the user at once, who may wait long for the error that has it, too.
+    fn note(&mut self, note: String) {
+        if self.notes.len() < NOTES_MAX && !self.notes.contains(&note) {
+            tracing::warn!("{note}");
+            self.notes.push(note);
+        }
     }
 }
 
@@ -300,12 +311,14 @@ pub(crate) fn connect(
     limit: Duration,
 ) -> Result<Joined> {
     let mut waited = Waited::new();
-    let mut reason = "its name has no address".to_string();
+    // What the first process to answer said; until then, why there was none.
+    let (mut told, mut silent) = (None, "its name has no address".to_string());
     loop {
         for address in addresses() {
             match attempt(address, to, pass, bytes_max)? {
-                Ok(joined) => return Ok(joined),
-                Err(why) => reason = why,
+                Attempt::Joined(joined) => return Ok(joined),
+                Attempt::Answered(why) => _ = told.get_or_insert(why),
+                Attempt::Failed(why) => silent = why,
             }
             if waited.after(CONNECT_MAX + HELLO_MAX) >= limit {
                 break;
@@ -314,50 +327,65 @@ pub(crate) fn connect(
         std::thread::sleep(RETRY);
         if waited.after(CONNECT_MAX + HELLO_MAX) >= limit {
             let within = Seconds(limit);
-            let text = format!("rank {to} did not answer at {place} within {within} ({reason})");
+            let why = told.unwrap_or(silent);
+            let text = format!("rank {to} did not answer at {place} within {within}: {why}");
             return Err(Error::too_late(ACTION, text + &stopped_note()));
         }
     }
 }
 
-/// The inner error: why there was no rank of this job at that address yet.
-fn attempt(
-    address: SocketAddr,
-    to: usize,
-    pass: &Pass,
-    bytes_max: usize,
-) -> Result<Result<Joined, String>> {
+/// What came of calling an address.
+enum Attempt {
+    Joined(Joined),
+    /// Another process than the rank answered: what it is.
+    Answered(String),
+    /// None did: why.
+    Failed(String),
+}
+
+fn attempt(address: SocketAddr, to: usize, pass: &Pass, bytes_max: usize) -> Result<Attempt> {
     let stream = match TcpStream::connect_timeout(&address, CONNECT_MAX) {
         Ok(stream) => stream,
-        Err(error) => return Ok(Err(error.to_string())),
+        Err(error) => return Ok(Attempt::Failed(error.to_string())),
     };
     let local = stream.local_addr().map(|address| address.ip());
     let (Ok(local), Ok(mut frames)) = (local, frames_of(stream)) else {
-        return Ok(Err("the connection was lost".into()));
+        return Ok(Attempt::Failed("the connection was lost".into()));
     };
-    let stranger = || {
-        Ok(Err(
-            "another program, or another job, listens there".to_string()
-        ))
+    let stranger = || "what listens there does not answer as a rank".to_string();
+    let refused = |reason: String, help: &str| {
+        let reason = format!("rank {to} at {address}: {reason}");
+        Err(Error::setup(ACTION, reason, help))
     };
     let (number, call) = pass.call(to)?;
     let Some(answer) = ask(&mut frames, &call) else {
-        return stranger();
+        return Ok(Attempt::Answered(stranger()));
     };
     let proof = match pass.prove(to, &number, &answer) {
         Answer::Known(proof) => proof,
-        Answer::Stranger => return stranger(),
+        Answer::Stranger => return Ok(Attempt::Answered(stranger())),
+        Answer::Elsewhere(reason) => return Ok(Attempt::Answered(reason)),
         Answer::Refused(reason) => {
-            let reason = format!("rank {to} at {address}: {reason}");
-            let help = "give all ranks the same secret";
-            return Err(Error::setup(ACTION, reason, help));
+            // No proof: that rank tells its user, too.
+            frames.queue(b"");
+            frames.advance();
+            return refused(reason, "give all ranks the same secret");
         }
     };
-    if ask(&mut frames, &proof).as_deref() != Some(WELCOME) {
-        return Ok(Err(format!("rank {to} did not take this rank in")));
+    match ask(&mut frames, &proof).as_deref() {
+        Some(WELCOME) => {}
+        Some(TAKEN) => {
+            let reason = format!("another process is rank {} already", pass.rank);
+            return refused(reason, "give each rank a number of its own");
+        }
+        _ => {
+            return Ok(Attempt::Answered(format!(
+                "rank {to} did not take this rank in"
+            )));
+        }
     }
     frames.set_limit(bytes_max);
-    Ok(Ok(Joined {
+    Ok(Attempt::Joined(Joined {
         rank: to,
         frames,
         address: local,

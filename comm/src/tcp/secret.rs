@@ -4,11 +4,13 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Problem, Result};
 use crate::rendezvous::Lookup;
 
 /// The variable with the secret.
 pub(crate) const SECRET: &str = "DDP_JOB_SECRET";
+
+const ACTION: &str = "recognise the other ranks";
 
 /// A key made of the secret; None without one.
 #[derive(Clone)]
@@ -23,7 +25,11 @@ impl fmt::Debug for Secret {
 impl Secret {
     pub(crate) fn read(lookup: Lookup<'_>) -> Result<Secret> {
         match lookup(SECRET) {
-            Some(text) if text.is_empty() => Err(Error::launch(SECRET, "a text", "an empty one")),
+            Some(text) if text.is_empty() => {
+                let reason = format!("{SECRET}: expected a text, got an empty one");
+                let help = "give all ranks the same text, or unset it on all";
+                Err(Error::Launch(Problem::new(ACTION, reason, help)))
+            }
             text => Ok(Secret::new(text.as_deref())),
         }
     }
@@ -86,6 +92,7 @@ mod tests {
         assert!(!one.accepts(&["client", "1"], "") && !one.accepts(&[], "garbage"));
         assert_ne!(nonce().unwrap(), nonce().unwrap());
         assert_eq!(format!("{one:?}"), "Secret");
-        assert!(Secret::read(&|_| Some(String::new())).is_err());
+        let empty = Secret::read(&|_| Some(String::new())).unwrap_err();
+        assert!(empty.to_string().ends_with("or unset it on all"), "{empty}");
     }
 }

@@ -95,7 +95,7 @@ impl Star {
     /// Ranks that meet at this place.
     pub(super) fn over_tcp(place: Rendezvous, secret: Secret, options: &Options) -> Result<Star> {
         let (rank, limit) = (place.rank, options.timeout);
-        let pass = Pass::new(&place.job, secret.clone(), rank);
+        let pass = Pass::new(&place.job, secret.clone(), rank, place.size);
         let joined = if rank == 0 {
             let mut guests = Guests::new(tcp::listen(&place)?, pass, VALUE_BYTES_MAX)?;
             let others: Vec<usize> = (1..place.size).collect();
@@ -298,6 +298,7 @@ impl Star {
             &format!("mesh {}", network.job),
             network.secret.clone(),
             rank,
+            names.len(),
         );
         let listener = tcp::listen_anywhere(own)?;
         let port = listener.local_addr().map_or(0, |address| address.port());

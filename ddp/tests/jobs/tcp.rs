@@ -5,7 +5,7 @@ use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::support::job::{END_MAX, Folder, Job, QUICK};
+use crate::support::job::{END_MAX, Folder, Job, QUICK, host};
 
 /// Ranks that a shell starts with these variables, each with what `of_rank` adds. The job's exit
 /// code is that of rank 0.
@@ -128,7 +128,30 @@ fn a_rank_with_another_secret_is_refused_and_says_so() {
         panic!("two lines say why: {ended}")
     };
     assert!(refused.contains("it has another DDP_JOB_SECRET"), "{ended}");
-    assert!(missing.contains("rank 2 did not come"), "{ended}");
+    let told = "was refused: rank 2, as it says: it has another DDP_JOB_SECRET";
+    assert!(
+        missing.contains("rank 2 did not come") && missing.contains(told),
+        "{ended}"
+    );
+    // In the log at once, and in the error.
+    assert_eq!(ended.stderr.matches(told).count(), 2, "{ended}");
+}
+
+#[test]
+fn ranks_with_different_world_sizes_both_say_so_with_their_names() {
+    let folder = Folder::new("tcp-sizes");
+    let size = |rank: usize| format!("WORLD_SIZE={}", 2 + rank);
+    let ended = ranks(&folder, 2, &format!("{QUICK} --timeout-s 1"), &size).run();
+    assert_eq!(ended.exit_code(), Some(77), "{ended}");
+    for (rank, told) in [
+        (0, "it is rank 1 of another job (of 3 ranks, not 2)"),
+        (1, "another job (of 2 ranks, not 3) listens there"),
+    ] {
+        let named = format!("ddp-train: rank {rank} on {}: cannot bring ", host());
+        let causes = ended.causes();
+        let cause = causes.iter().find(|cause| cause.starts_with(&named));
+        assert!(cause.is_some_and(|cause| cause.contains(told)), "{ended}");
+    }
 }
 
 #[test]
@@ -162,19 +185,23 @@ fn strangers_on_the_port_do_no_harm() {
 #[test]
 fn variables_that_make_no_sense_end_the_process_with_2() {
     let folder = Folder::new("tcp-variables");
-    let place = [
-        ("WORLD_SIZE", "2"),
-        ("MASTER_ADDR", "127.0.0.1"),
-        ("MASTER_PORT", "x"),
-    ];
-    let job = folder.alone(QUICK).env("RANK", "0");
-    let job = place
-        .iter()
-        .fold(job, |job, (name, value)| job.env(name, value));
-    let ended = job.run();
-    let cause = ended.assert_fails(2);
-    assert!(
-        cause.contains("MASTER_PORT: expected a free port"),
-        "{ended}"
-    );
+    for (name, value, told) in [
+        ("MASTER_PORT", "x", "MASTER_PORT: expected a free port"),
+        (
+            "WORLD_SIZE",
+            "1000000000",
+            "WORLD_SIZE: expected a whole number from 1 to 512",
+        ),
+        (
+            "DDP_JOB_SECRET",
+            "",
+            "DDP_JOB_SECRET: expected a text, got an empty one",
+        ),
+    ] {
+        let job = folder.alone(QUICK).env("RANK", "0").env("WORLD_SIZE", "2");
+        let job = job.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "9");
+        let ended = job.env(name, value).run();
+        let cause = ended.assert_fails(2);
+        assert!(cause.contains(told), "{ended}");
+    }
 }

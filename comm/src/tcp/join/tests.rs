@@ -6,7 +6,7 @@ use crate::tcp::Secret;
 const LONG: Duration = Duration::from_secs(60);
 
 fn pass(rank: usize, secret: Option<&str>) -> Pass {
-    Pass::new("job", Secret::new(secret), rank)
+    Pass::new("job", Secret::new(secret), rank, 3)
 }
 
 /// Rank 0 of a job, and its address.
@@ -35,8 +35,9 @@ fn ranks_join_in_any_order_and_strangers_do_not_delay_them() {
         // Each keeps its socket until it is joined.
         let callers = [2, 1].map(|rank| {
             scope.spawn(move || {
-                let other_job = Pass::new("another", Secret::new(Some("secret")), rank);
-                assert!(attempt(address, 0, &other_job, 1 << 16).unwrap().is_err());
+                let other_job = Pass::new("another", Secret::new(Some("secret")), rank, 2);
+                let refused = attempt(address, 0, &other_job, 1 << 16).unwrap();
+                assert!(matches!(refused, Attempt::Answered(_)));
                 call(address, &pass(rank, Some("secret")), LONG).unwrap()
             })
         });
@@ -73,21 +74,31 @@ fn a_rank_with_another_secret_is_refused_by_name_on_both_sides() {
             text.contains("rank 1 did not come to here within 0.5 s"),
             "{text}"
         );
+        let told = "127.0.0.1 was refused: rank 1, as it says: it has ";
+        assert!(text.contains(told), "{text}");
         let error = caller.join().unwrap().unwrap_err();
         assert!(error.to_string().contains(reason), "{error}");
     }
-    // The called rank knows only of a secret that is missing.
-    let (mut guests, address) = host(Some("a"));
-    let caller = std::thread::spawn(move || call(address, &pass(1, None), LONG));
-    let text = guests
-        .gather(&[1], Duration::from_millis(500), "here")
-        .unwrap_err()
-        .to_string();
+}
+
+#[test]
+fn a_rank_of_another_job_and_the_one_it_called_both_say_so_first() {
+    let (mut guests, address) = host(None);
+    let caller = std::thread::spawn(move || {
+        let other = Pass::new("job of two", Secret::new(None), 1, 2);
+        call(address, &other, Duration::from_secs(1))
+    });
+    let gathered = guests.gather(&[1], Duration::from_millis(500), "here");
+    // From now on the port refuses connections, which is not the reason.
+    drop(guests);
+    let text = gathered.unwrap_err().to_string();
+    let told = "was refused: it is rank 1 of another job (of 2 ranks, not 3)";
+    assert!(text.contains(told), "{text}");
+    let text = caller.join().unwrap().unwrap_err().to_string();
     assert!(
-        text.contains("127.0.0.1 was refused: it has no DDP_JOB_SECRET"),
+        text.contains(": another job (of 3 ranks, not 2) listens there;"),
         "{text}"
     );
-    caller.join().unwrap().unwrap_err();
 }
 
 #[test]
@@ -100,8 +111,14 @@ fn a_rank_that_nobody_expects_and_a_second_one_are_refused() {
     let text = gathered.unwrap_err().to_string();
     assert!(text.contains("rank 2 did not come"), "{text}");
     assert!(text.contains("it says that it is rank 7"), "{text}");
-    let joined = callers.map(|caller| caller.join().unwrap().is_ok());
-    assert!(!joined[0] && joined.iter().filter(|joined| **joined).count() == 1);
+    let [unknown, ones @ ..] = callers.map(|caller| caller.join().unwrap());
+    unknown.unwrap_err();
+    assert_eq!(ones.iter().filter(|one| one.is_ok()).count(), 1);
+    let second = ones.into_iter().find_map(Result::err).unwrap().to_string();
+    assert!(
+        second.contains("another process is rank 1 already"),
+        "{second}"
+    );
 }
 
 #[test]
