@@ -21,6 +21,8 @@ use crate::stop;
 const ENDING: Duration = Duration::from_secs(3);
 /// The exit code of ranks that were asked to stop and saved.
 const EXIT_STOPPED: u8 = 75;
+/// The exit code of a job that lost a rank.
+const EXIT_LOST: u8 = 77;
 /// How often to look at the clock. Signals and the end of a rank wake this process earlier.
 const PERIOD: Duration = Duration::from_millis(200);
 /// Signals that ask a job to stop.
@@ -38,6 +40,8 @@ pub struct Spawner {
     program: String,
     /// How long ranks have to save after a signal.
     grace: Duration,
+    /// How long ranks have to end after one has ended well.
+    timeout: Duration,
     /// Signals that this process waits for.
     awaited: libc::sigset_t,
     /// Signals that were blocked before.
@@ -62,8 +66,9 @@ pub enum StartedBy {
 /// # Errors
 /// If the variable of a [`Spawner`] is damaged.
 pub fn started_by() -> Result<StartedBy> {
-    let launch = Launch::detect(&|name| std::env::var(name).ok())?;
-    Ok(match launch {
+    let lookup = |name: &str| std::env::var(name).ok();
+    let launch = Launch::detect(&lookup)?;
+    Ok(match launch.or_else(|| Launch::of_mpi(&lookup)) {
         Some(launch) if launch.launcher == Launcher::Own => StartedBy::Spawner,
         Some(launch) if !launch.is_of_one() => StartedBy::Launcher,
         _ => StartedBy::NoLauncher,
@@ -73,7 +78,7 @@ pub fn started_by() -> Result<StartedBy> {
 impl Spawner {
     /// From now on this thread waits for signals, also between two jobs. Call it while the process
     /// has one thread.
-    pub fn new(program: &str, grace: Duration) -> Spawner {
+    pub fn new(program: &str, grace: Duration, timeout: Duration) -> Spawner {
         // What is ignored, as under nohup, stays so.
         let stops = STOPS
             .into_iter()
@@ -92,6 +97,7 @@ impl Spawner {
         Spawner {
             program: program.to_string(),
             grace,
+            timeout,
             awaited,
             blocked,
             stopped_by: None,
@@ -117,8 +123,8 @@ impl Spawner {
     pub fn run(&mut self, size: usize, command: &dyn Fn() -> Command) -> Result<u8> {
         let mut job = self.start(size, command)?;
         while job.collect() {
-            if job.end_by.is_some_and(|end_by| Instant::now() >= end_by) {
-                self.kill(&mut job);
+            if let Some((_, limit)) = job.end_by.filter(|&(by, _)| Instant::now() >= by) {
+                self.kill(&mut job, limit);
             }
             match self.next_signal(PERIOD) {
                 Some(signal) if STOPS.contains(&signal) => self.pass_on(signal, &mut job),
@@ -134,7 +140,9 @@ impl Spawner {
             ranks: Vec::new(),
             first_failure: None,
             end_by: None,
+            has_killed: false,
             grace: self.grace,
+            timeout: self.timeout,
         };
         let mut sockets: Vec<Vec<OwnedFd>> = vec![Vec::new()];
         for rank in 1..size {
@@ -176,10 +184,13 @@ impl Spawner {
             libc::SIGINT | libc::SIGUSR1 | libc::SIGHUP => signal,
             _ => libc::SIGTERM,
         };
-        if self.stopped_by.is_none() {
-            self.stopped_by = Some(signal);
-            job.end_by = Some(Instant::now() + self.grace);
+        match self.stopped_by {
+            None => job.end_within(self.grace),
+            // A second Ctrl-C ends all but stopped ranks at once.
+            Some(libc::SIGINT) if signal == libc::SIGINT => job.end_within(ENDING),
+            Some(_) => {}
         }
+        self.stopped_by = self.stopped_by.or(Some(signal));
         for (_, child) in job.running() {
             // SAFETY: sends a signal to a child that has not been waited for, so its number is its
             // own.
@@ -187,17 +198,24 @@ impl Spawner {
         }
     }
 
-    /// Ends the ranks that are left.
-    fn kill(&self, job: &mut Running) {
-        job.end_by = None;
-        if let (Some(signal), None) = (self.stopped_by, job.first_failure) {
-            // Of a rank that failed the others have said who is missing.
+    /// Ends the ranks that are left after `limit`.
+    fn kill(&self, job: &mut Running, limit: Duration) {
+        (job.end_by, job.has_killed) = (None, true);
+        // Of a rank that failed the others have said who is missing.
+        if job.first_failure.is_none() {
             let left: Vec<usize> = job.running().map(|(rank, _)| rank).collect();
-            let (program, ranks, grace) = (&self.program, Ranks(&left), Seconds(self.grace));
+            let (program, ranks, limit) = (&self.program, Ranks(&left), Seconds(limit));
+            let note = match self.stopped_by {
+                Some(_) => ": killed",
+                None => {
+                    " of another's end: killed; help: find out what stopped it (SIGSTOP, a debugger, \
+                     a stuck disk or GPU)"
+                }
+            };
             print_line(&format!(
-                "{program}: {ranks} did not end within {grace}: killed\n"
+                "{program}: {ranks} did not end within {limit}{note}\n"
             ));
-            job.first_failure = Some(of_signal(signal));
+            job.first_failure = Some(self.stopped_by.map_or(EXIT_LOST, of_signal));
         }
         for (_, child) in job.running() {
             _ = child.kill();
@@ -222,10 +240,14 @@ struct Running {
     ranks: Vec<Option<Child>>,
     /// The exit code of the first rank that failed.
     first_failure: Option<u8>,
-    /// When ranks that are left are killed.
-    end_by: Option<Instant>,
+    /// When ranks that are left are killed, and how long they had by then.
+    end_by: Option<(Instant, Duration)>,
+    /// Whether they were.
+    has_killed: bool,
     /// How long ranks have to save.
     grace: Duration,
+    /// How long ranks have to end after one has ended well.
+    timeout: Duration,
 }
 
 impl Running {
@@ -234,29 +256,43 @@ impl Running {
         all.filter_map(|(rank, child)| Some((rank, child.as_mut()?)))
     }
 
+    /// Ranks that are left after `limit` are killed.
+    fn end_within(&mut self, limit: Duration) {
+        let end_by = Instant::now() + limit;
+        if self.end_by.is_none_or(|(earlier, _)| end_by < earlier) {
+            self.end_by = Some((end_by, limit));
+        }
+    }
+
     /// Takes note of the ranks that have ended. Whether any are left.
     fn collect(&mut self) -> bool {
-        let mut failed: Vec<ExitStatus> = Vec::new();
+        let mut ended: Vec<ExitStatus> = Vec::new();
         for rank in &mut self.ranks {
-            let ended = rank.as_mut().map(Child::try_wait);
-            if let Some(Ok(Some(status))) = ended {
+            if let Some(Ok(Some(status))) = rank.as_mut().map(Child::try_wait) {
                 *rank = None;
-                failed.extend((!status.success()).then_some(status));
+                ended.push(status);
             }
         }
-        if self.first_failure.is_none() && !failed.is_empty() {
-            // Of several at once, one that a signal ended is why the others did.
-            failed.sort_by_key(|status| status.signal().is_none());
-            let code = failed[0].code().map(|code| code as u8);
-            let code = code.unwrap_or(of_signal(failed[0].signal().unwrap_or(0)));
-            // Another rank may still save.
-            let limit = if code == EXIT_STOPPED {
-                self.grace
-            } else {
-                ENDING
+        // Those that this process kills are no cause.
+        ended.retain(|_| !self.has_killed);
+        for status in ended {
+            let signal = status.signal().map(of_signal);
+            let code = signal.or(status.code().map(|code| code as u8));
+            self.end_within(match code {
+                Some(0) => self.timeout,
+                // Another rank may still save.
+                Some(EXIT_STOPPED) => self.grace,
+                _ => ENDING,
+            });
+            let is_cause = match self.first_failure {
+                None => code != Some(0),
+                // Others may see the end of a killed rank before this process does.
+                Some(EXIT_LOST) => signal.is_some(),
+                Some(_) => false,
             };
-            self.first_failure = Some(code);
-            self.end_by = self.end_by.or(Some(Instant::now() + limit));
+            if is_cause {
+                self.first_failure = code;
+            }
         }
         self.ranks.iter().any(Option::is_some)
     }

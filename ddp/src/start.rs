@@ -16,9 +16,9 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// Exit codes of a job that lost a rank: 77, or 128 plus the signal of a crash or a kill.
 const OF_LOST_RANKS: [u8; 6] = [77, 134, 135, 136, 137, 139];
 
-/// Starts the ranks and stays with them. Returns their exit code; None if this process is one
-/// of them.
-pub fn start(ranks: &StartRanks) -> Result<Option<u8>> {
+/// Starts the ranks, which wait for each other for `timeout`, and stays with them. Returns their
+/// exit code; None if this process is one of them.
+pub fn start(ranks: &StartRanks, timeout: Duration) -> Result<Option<u8>> {
     match started_by()? {
         StartedBy::NoLauncher => {}
         StartedBy::Spawner => return Ok(None),
@@ -36,7 +36,7 @@ pub fn start(ranks: &StartRanks) -> Result<Option<u8>> {
         help: "start it by its path".into(),
     })?;
     let mut words: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let mut spawner = Spawner::new("ddp-train", ranks.grace);
+    let mut spawner = Spawner::new("ddp-train", ranks.grace, timeout);
     for restart in 0.. {
         let command = || {
             let mut process = Process::new(&program);

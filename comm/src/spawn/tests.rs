@@ -1,5 +1,9 @@
 use super::*;
 
+fn spawner() -> Spawner {
+    Spawner::new("test", Duration::from_secs(60), Duration::from_secs(1))
+}
+
 /// The exit code of `size` ranks that run `script` in a shell, where `$rank` and `$sockets` are.
 fn code_of(size: usize, script: &str) -> u8 {
     let script = format!("rank=${{DDP_JOB%%/*}} sockets=${{DDP_JOB#*:}}\n{script}");
@@ -9,8 +13,7 @@ fn code_of(size: usize, script: &str) -> u8 {
         shell.args(["-c", &script]);
         shell
     };
-    let mut spawner = Spawner::new("test", Duration::from_secs(60));
-    spawner.run(size, &command).unwrap()
+    spawner().run(size, &command).unwrap()
 }
 
 #[test]
@@ -39,9 +42,27 @@ fn the_first_failure_is_the_exit_code() {
 }
 
 #[test]
+fn a_rank_that_was_killed_is_the_cause_even_if_its_end_is_seen_last() {
+    let script = "test $rank = 0 && exit 77; sleep 0.5; kill -9 $$";
+    assert_eq!(code_of(2, script), 137);
+    // One that is killed here, for it stays, is not.
+    assert_eq!(code_of(2, "test $rank = 0 && exit 77; kill -STOP $$"), 77);
+    assert_eq!(
+        code_of(2, "test $rank = 0 && exit 65; sleep 0.5; kill -9 $$"),
+        65
+    );
+}
+
+#[test]
+fn a_rank_that_stays_after_the_others_have_ended_well_is_killed_and_lost() {
+    let started = Instant::now();
+    assert_eq!(code_of(3, "test $rank = 1 && kill -STOP $$; exit 0"), 77);
+    assert!(started.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
 fn a_program_that_cannot_be_started_is_an_error() {
-    let mut spawner = Spawner::new("test", Duration::from_secs(60));
-    let error = spawner
+    let error = spawner()
         .run(2, &|| Command::new("/missing/program"))
         .unwrap_err();
     assert!(

@@ -21,9 +21,19 @@ use ddp_comm::{Field, NcclChoice, Options, World};
 const SHORT_S: f64 = 60.0;
 
 fn main() -> ExitCode {
+    match ddp_comm::check_stack() {
+        Ok(()) => start_or_join(),
+        Err(error) => World::refuse("ddp-train", &error),
+    }
+}
+
+/// Not part of `main`, whose stack may be too small for it.
+#[inline(never)]
+fn start_or_join() -> ExitCode {
     let mut command = cli::parse(std::env::args_os());
     if let Ok(Command::Start(ranks)) = command {
-        command = match start::start(&ranks) {
+        let (_, timeout_s, _) = of_ranks(&ranks.command);
+        command = match start::start(&ranks, Duration::from_secs_f64(timeout_s)) {
             Ok(Some(exit_code)) => return ExitCode::from(exit_code),
             Ok(None) => Ok(*ranks.command),
             Err(error) => return World::refuse("ddp-train", &ShownError(error)),

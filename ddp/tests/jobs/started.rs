@@ -54,6 +54,8 @@ fn a_second_ctrl_c_ends_all_at_once_with_130() {
     running.signal("INT");
     let ended = running.wait();
     assert_eq!(ended.exit_code(), Some(130), "{ended}");
+    // No rank blames another that ended a moment before it.
+    assert_eq!(ended.causes(), [""; 0], "{ended}");
     assert_eq!(folder.checkpoints(), [""; 0]);
 }
 
@@ -137,6 +139,19 @@ fn a_rank_of_another_launcher_starts_no_ranks_and_joins_none() {
         let cause = ended.assert_fails(2);
         let told = "ddp-train: --ranks: a launcher has started this process";
         assert!(cause.starts_with(told), "{ended}");
+    }
+}
+
+#[test]
+fn a_stack_that_is_too_small_is_refused_by_its_limit() {
+    let folder = Folder::new("started-stack");
+    for words in [QUICK.to_string(), format!("{QUICK} --ranks 2")] {
+        let ended = folder.in_shell("ulimit -s 64", &words).run();
+        let cause = ended.assert_fails(71);
+        assert!(
+            cause.ends_with("got 65536; help: raise it (ulimit -s)"),
+            "{ended}"
+        );
     }
 }
 
