@@ -1,5 +1,5 @@
-//! Requests to stop: SIGUSR1 (a scheduler whose time is nearly up), SIGTERM, Ctrl-C, and SIGHUP (a
-//! closed terminal).
+//! Requests to stop: SIGUSR1 (a scheduler whose time is nearly up), SIGTERM, Ctrl-C, SIGHUP (a
+//! closed terminal) and SIGQUIT.
 //!
 //! The program asks for them ([`StopSignals`]) and decides what to do. The second Ctrl-C ends the
 //! process at once. SIGTERM is also what `mpirun` sends to all ranks when one has died, so the
@@ -23,14 +23,17 @@ pub enum Signal {
     Interrupt,
     /// SIGHUP: the terminal is closed.
     Hangup,
+    /// SIGQUIT.
+    Quit,
 }
 
 impl Signal {
-    const ALL: [Signal; 4] = [
+    const ALL: [Signal; 5] = [
         Signal::User1,
         Signal::Terminate,
         Signal::Interrupt,
         Signal::Hangup,
+        Signal::Quit,
     ];
 
     /// A number from 1, to send to other ranks.
@@ -49,6 +52,7 @@ impl Signal {
             Signal::Terminate => libc::SIGTERM,
             Signal::Interrupt => libc::SIGINT,
             Signal::Hangup => libc::SIGHUP,
+            Signal::Quit => libc::SIGQUIT,
         }
     }
 }
@@ -60,6 +64,7 @@ impl fmt::Display for Signal {
             Signal::Terminate => "SIGTERM",
             Signal::Interrupt => "SIGINT (Ctrl-C)",
             Signal::Hangup => "SIGHUP (its terminal was closed)",
+            Signal::Quit => "SIGQUIT",
         })
     }
 }
@@ -131,6 +136,11 @@ pub(crate) fn requested() -> Option<Signal> {
     let number = REQUESTED.load(SeqCst);
     let mut all = Signal::ALL.into_iter();
     all.find(|signal| signal.number() == number)
+}
+
+/// Whether Ctrl-C came while [`StopSignals`] lived.
+pub(crate) fn is_interrupted() -> bool {
+    INTERRUPTED.load(SeqCst)
 }
 
 /// SIGTERM, caught for the watch. Released when dropped.

@@ -16,7 +16,7 @@ use crate::failure::lifeline::{Lifeline, WorkNews};
 use crate::failure::{Failure, GRACE};
 use crate::launcher;
 use crate::process::{Peer, Process, wait_for_end};
-use crate::stop::Termination;
+use crate::stop::{self, Termination};
 
 /// How often the watch looks at the board. The end of a process wakes it earlier.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -49,6 +49,10 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
         let lost_here = ended.and_then(|index| lost(failure, &mut peers, index));
         let lost_elsewhere = || failure.lifeline.as_ref().and_then(Lifeline::lost);
         if let Some(lost) = lost_here.or_else(lost_elsewhere) {
+            // A second Ctrl-C ends ranks one after the other: this one may be next.
+            if stop::is_interrupted() && cancelled.within(GRACE) {
+                return;
+            }
             // At once: mpirun sees it too, and is about to end this rank.
             failure.report(&lost);
         } else if let Some(sigterm) = sigterm.take_if(|sigterm| sigterm.has_come()) {

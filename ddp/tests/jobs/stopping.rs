@@ -109,6 +109,7 @@ fn a_signal_to_any_rank_stops_all_after_the_same_step() {
         ("TERM", "SIGTERM"),
         ("USR1", USR1),
         ("INT", "SIGINT (Ctrl-C)"),
+        ("QUIT", "SIGQUIT"),
     ];
     for ranks in RANKS {
         let expected = undisturbed(ranks);
