@@ -30,7 +30,8 @@ struct Decision {
 }
 
 /// The devices of this rank: `per_rank` GPUs, or the CPU. All ranks call it together: if one cannot
-/// use its GPUs, none trains on GPUs. Rank 0 warns if `auto` does not use GPUs that exist.
+/// use its GPUs, none trains on GPUs. Rank 0 warns if `auto` does not use GPUs that exist, or
+/// should.
 pub(crate) fn find_devices(
     choice: DeviceChoice,
     per_rank: usize,
@@ -61,6 +62,13 @@ pub(crate) fn find_devices(
         .or_else(|| {
             let several = world.size() > 1 && !devices.is_empty();
             several.then(|| missing(&discover().nccl)).flatten()
+        })
+        .or_else(|| {
+            let lacks_gpus = devices.is_empty() && !are_hidden();
+            discover()
+                .why_unusable()
+                .filter(|_| lacks_gpus)
+                .map(String::from)
         });
     let troubles = world.all_gather_bytes(trouble.unwrap_or_default().as_bytes())?;
     let troubles = troubles
@@ -85,6 +93,11 @@ pub(crate) fn find_devices(
         tracing::debug!("GPUs of all ranks:\n{table}");
     }
     Ok(devices)
+}
+
+/// Whether the user hides all GPUs.
+fn are_hidden() -> bool {
+    std::env::var_os("CUDA_VISIBLE_DEVICES").is_some_and(|visible| visible.is_empty())
 }
 
 /// Why the device cannot be used, if it cannot.
@@ -144,13 +157,17 @@ fn decide(choice: DeviceChoice, facts: &Facts) -> Result<Decision> {
     let (problem, help) = match &facts.gpus {
         // A named GPU needs no assignment.
         Err(shortage) if !matches!(choice, DeviceChoice::CudaAt(_)) => {
-            if choice == DeviceChoice::Auto && !shortage.table.has_gpus() {
-                return Ok(Decision {
-                    on_gpus: false,
-                    warning: None,
-                });
+            let is_bare = choice == DeviceChoice::Auto && !shortage.table.has_gpus();
+            match trouble_of_ranks(facts) {
+                None if is_bare => {
+                    return Ok(Decision {
+                        on_gpus: false,
+                        warning: None,
+                    });
+                }
+                Some(trouble) if is_bare => (trouble.trim_end_matches('.').to_string(), None),
+                _ => describe(shortage),
             }
-            describe(shortage)
         }
         _ => match trouble_of_ranks(facts) {
             None => {
@@ -165,7 +182,15 @@ fn decide(choice: DeviceChoice, facts: &Facts) -> Result<Decision> {
     // The CPU cannot take the place of several GPUs.
     if choice == DeviceChoice::Auto && facts.per_rank == 1 {
         let help = help.unwrap_or_else(|| "; help: --device cpu says that this is meant".into());
-        let warning = format!("training on the CPU although there are GPUs: {problem}{help}");
+        let has_gpus = match &facts.gpus {
+            Ok(_) => true,
+            Err(shortage) => shortage.table.has_gpus(),
+        };
+        let why = match has_gpus {
+            true => "although there are GPUs",
+            false => "for no GPU can be used",
+        };
+        let warning = format!("training on the CPU {why}: {problem}{help}");
         return Ok(Decision {
             on_gpus: false,
             warning: Some(warning),

@@ -200,17 +200,15 @@ fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
 pub(super) fn cuda(ranks: usize) -> Vec<Finding> {
     let found = discover();
     let several = ranks > 1 || found.gpus.len() > 1;
-    let mut findings = vec![match &found.why_no_gpu {
-        None => library(&found.driver, true, &[]),
+    let mut findings = vec![match (&found.why_no_gpu, found.why_unusable()) {
+        (None, _) => library(&found.driver, true, &[]),
         // No GPU is fine; a GPU that cannot be used is not.
-        Some(why) if Path::new("/proc/driver/nvidia").exists() || found.driver.found.is_some() => {
-            Finding::bad(
-                "GPU",
-                format!("none can be used: {why}"),
-                "repair the driver, or train with --device cpu",
-            )
-        }
-        Some(_) => Finding::fine("GPU", "none, and no driver: training runs on the CPU"),
+        (_, Some(why)) => Finding::bad(
+            "GPU",
+            format!("none can be used: {why}"),
+            "repair the driver, or train with --device cpu",
+        ),
+        _ => Finding::fine("GPU", "none, and no driver: training runs on the CPU"),
     }];
     if found.gpus.is_empty() {
         return findings;

@@ -85,6 +85,12 @@ impl Discovery {
 }
 
 impl Discovery {
+    /// Why no GPU can be used although there is a driver; None if one can, or without a driver.
+    pub fn why_unusable(&self) -> Option<&str> {
+        let has_driver = self.driver.found.is_some() || Path::new("/proc/driver/nvidia").exists();
+        self.why_no_gpu.as_deref().filter(|_| has_driver)
+    }
+
     /// Why a library of this major version of CUDA cannot be used here.
     pub(crate) fn refuse_cuda(&self, major: u64) -> Result<(), String> {
         CUBLASLT

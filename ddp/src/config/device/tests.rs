@@ -87,6 +87,19 @@ fn auto_is_the_cpu_without_a_warning_if_there_is_no_gpu() {
 }
 
 #[test]
+fn auto_warns_why_no_gpu_can_be_used_where_there_should_be_some() {
+    let broken = Facts {
+        troubles: vec![Some("the driver is too old.".into()); 2],
+        ..facts(&[0, 0], 1, false)
+    };
+    assert_eq!(
+        warning(DeviceChoice::Auto, &broken),
+        "training on the CPU for no GPU can be used: on every rank: the driver is too old; \
+         help: --device cpu says that this is meant"
+    );
+}
+
+#[test]
 fn auto_warns_why_it_leaves_gpus_unused() {
     let said = warning(DeviceChoice::Auto, &facts(&[2; 4], 1, false));
     assert!(
