@@ -8,6 +8,7 @@ use crate::cli::ExportFlags;
 use crate::data::TaskSpec;
 use crate::error::Result;
 use crate::hugging_face;
+use crate::output::warn_unprinted;
 use crate::shown::shown;
 use crate::using::on_cpu::{self, OnCpu};
 
@@ -40,10 +41,11 @@ pub fn export(
     });
     let vocabulary = state.task.outputs();
     let class = hugging_face::export(&flags.folder, &spec, vocabulary, &model.params, tokenizer)?;
-    say(&format!(
+    warn_unprinted(say(&format!(
         "{} is {class} of {} ({why}), after step {}",
         shown(&flags.folder.to_string_lossy()),
         shown(&opened.folder.to_string_lossy()),
         state.step
-    ))
+    )));
+    Ok(())
 }

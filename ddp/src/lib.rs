@@ -14,6 +14,7 @@ pub mod dry_run;
 pub mod error;
 pub mod export;
 pub mod inspect;
+pub mod output;
 pub mod progress;
 pub mod report;
 pub mod start;

@@ -29,6 +29,7 @@ use ddp_comm::World;
 use crate::cli::ReportFlags;
 use crate::error::{Error, Result};
 use crate::files;
+use crate::output;
 use crate::record::{EVENTS_FILE, REPORT_FILE};
 
 /// Makes the report of the run in `folder` and returns its path.
@@ -81,7 +82,8 @@ pub fn report(
             )));
         }
     };
-    say(&format!("report {}", path.display()))
+    output::warn_unprinted(say(&format!("report {}", path.display())));
+    Ok(())
 }
 
 /// The runs in these folders, under the names of the folders: with their paths if names are equal.
@@ -123,19 +125,15 @@ fn export(
     if csv == Path::new("-") {
         let mut out = BufWriter::new(std::io::stdout().lock());
         let written = csv::write(&record, &mut out).and_then(|()| out.flush());
-        return written.map_err(|source| Error::Io {
-            action: "write to",
-            path: "standard output".into(),
-            source,
-            help: "let its reader read to the end".into(),
-        });
+        return output::unless_reader_left(written.map_err(output::unprinted));
     }
     files::replace_file(csv, |file| {
         let mut out = BufWriter::new(file);
         let written = csv::write(&record, &mut out).and_then(|()| out.flush());
         written.map_err(files::failed("write", csv))
     })?;
-    say(&format!("metrics {}", csv.display()))
+    output::warn_unprinted(say(&format!("metrics {}", csv.display())));
+    Ok(())
 }
 
 #[cfg(test)]

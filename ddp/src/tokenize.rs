@@ -9,6 +9,7 @@ use ddp_comm::World;
 use crate::cli::TokenizeFlags;
 use crate::data::text::{self, Side, Sizes, TokenizeOptions, Tokenized, TokenizerChoice};
 use crate::error::{Error, Result};
+use crate::output::warn_unprinted;
 use crate::progress::ReadProgress;
 use crate::shown::{shown, significant};
 use crate::units::count;
@@ -55,14 +56,13 @@ pub fn tokenize(
     let out = shown(&flags.out.to_string_lossy());
     let [train, val] = done.sides;
     let vocabulary = count(done.vocabulary as u64);
-    say(&format!(
-        "{out}: {}, vocabulary {vocabulary}",
-        describe(train)
-    ))?;
+    let mut summary = format!("{out}: {}, vocabulary {vocabulary}\n", describe(train));
     if val.shards > 0 {
-        say(&format!("{out}/val: {}", describe(val)))?;
+        summary += &format!("{out}/val: {}\n", describe(val));
     }
-    say(&describe_work(&done, began.elapsed().as_secs_f64()))
+    summary += &describe_work(&done, began.elapsed().as_secs_f64());
+    warn_unprinted(say(&summary));
+    Ok(())
 }
 
 fn describe(side: Side) -> String {

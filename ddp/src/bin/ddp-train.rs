@@ -4,7 +4,6 @@
 //! job. Any error then ends all ranks, with one message and one exit code.
 
 use std::fmt::Display;
-use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,8 +11,8 @@ use ddp::cli::{self, Command, EvalFlags, PredictFlags, RankFlags};
 use ddp::config::LogLevel;
 use ddp::error::remedy_text;
 use ddp::{
-    Error, ShownError, doctor, dry_run, export, inspect, progress, report, start, tokenize, train,
-    using, watch,
+    Error, ShownError, doctor, dry_run, export, inspect, output, progress, report, start, tokenize,
+    train, using, watch,
 };
 use ddp_comm::{Field, NcclChoice, Options, World};
 
@@ -94,27 +93,17 @@ fn run(command: Command, world: &World) -> Result<(), Error> {
     world.handshake(&[Field::must_match("the command", command.name(), help)])?;
     let mut say = |line: &dyn Display| say(line, world);
     match command {
-        Command::Show(text) => match say(&text.trim_end()) {
-            // As other programs in `ddp-train --help | head`.
-            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::BrokenPipe => Ok(()),
-            said => said,
-        },
+        Command::Show(text) => say(&text.trim_end()),
         Command::Start(ranks) => run(*ranks.command, world),
         Command::Train(config) => train::train(&config, world),
         Command::DryRun(config) => dry_run::dry_run(&config, world, &mut say),
         Command::Eval(flags) => using::eval(&flags, world, &mut say),
         Command::Predict(flags) => using::predict(&flags, world),
-        Command::Generate(flags) => match using::generate(&flags, world) {
-            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::BrokenPipe => Ok(()),
-            generated => generated,
-        },
+        Command::Generate(flags) => output::unless_reader_left(using::generate(&flags, world)),
         Command::Export(flags) => export::export(&flags, world, &mut say),
         Command::Tokenize(flags) => tokenize::tokenize(&flags, world, &mut say),
         Command::Inspect(flags) => inspect::inspect(&flags, &mut say),
-        Command::Report(flags) => match report::report(&flags, world, &mut say) {
-            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::BrokenPipe => Ok(()),
-            reported => reported,
-        },
+        Command::Report(flags) => report::report(&flags, world, &mut say),
         Command::Watch(flags) => watch::watch(&flags, world, &mut say),
         Command::Doctor(flags) => doctor::examine(&flags, world, &mut say),
         Command::Bench(bench) => bench.run(world, &mut say),
@@ -126,10 +115,6 @@ fn say(line: &dyn Display, world: &World) -> Result<(), Error> {
     if world.rank() > 0 {
         return Ok(());
     }
-    writeln!(std::io::stdout(), "{line}").map_err(|source| Error::Io {
-        action: "write to",
-        path: "standard output".into(),
-        source,
-        help: "let its reader read to the end".into(),
-    })
+    // Without a reader the command continues: other ranks may wait for this one.
+    output::unless_reader_left(output::print(&format_args!("{line}\n")))
 }

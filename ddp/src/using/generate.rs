@@ -1,7 +1,6 @@
 //! `ddp-train generate`: continues texts with a saved transformer.
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -21,6 +20,7 @@ use crate::hugging_face;
 use crate::models::gpt::GptSpec;
 use crate::models::{DataShape, Model, ModelSpec};
 use crate::nn::Sampling;
+use crate::output::print;
 use crate::shown::{shown, significant};
 use crate::units::plural;
 
@@ -53,8 +53,8 @@ pub fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
     };
     let Some(prompts) = prompts else {
         let prompt = flags.prompt.as_deref().unwrap_or_default();
-        let generated = run(prompt, &mut |text| write(text))?;
-        write("\n")?;
+        let generated = run(prompt, &mut |text| print(&text))?;
+        print(&"\n")?;
         describe(&generated);
         return Ok(());
     };
@@ -67,7 +67,7 @@ pub fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
         let generated = generated.map_err(|error| of_line(error, flags, line))?;
         let (tokens, ended) = (generated.tokens, generated.ended.to_string());
         let json = json!({ "prompt": prompt, "text": text, "tokens": tokens, "ended": ended });
-        write(&format!("{json}\n"))?;
+        print(&format_args!("{json}\n"))?;
         describe(&generated);
     }
     Ok(())
@@ -181,20 +181,6 @@ fn of_hugging_face(path: &Path) -> Result<Model> {
     let model = on_cpu::empty(config, &shape)?;
     hugging_face::load(path, &[&model.params])?;
     Ok(model)
-}
-
-/// Writes to standard output, whole characters at once.
-fn write(text: &str) -> Result<()> {
-    let mut output = std::io::stdout().lock();
-    let written = output
-        .write_all(text.as_bytes())
-        .and_then(|()| output.flush());
-    written.map_err(|source| Error::Io {
-        action: "write to",
-        path: "standard output".into(),
-        source,
-        help: "let its reader read to the end".into(),
-    })
 }
 
 /// Logs how fast a text was made, and why it ended.

@@ -247,9 +247,50 @@ fn what_cannot_be_printed_is_an_error() {
 
 #[test]
 fn a_reader_of_help_that_is_gone_is_no_error() {
-    let before = "mkfifo pipe; : <pipe & exec >pipe; wait";
-    let ended = Folder::new("gone").in_shell(before, "--help").run();
-    ended.assert_well();
+    let folder = Folder::new("gone");
+    folder.alone(QUICK).run().assert_well();
+    let texts = "a text\n".repeat(99);
+    std::fs::write(folder.path().join("texts.txt"), texts).unwrap();
+    for words in [
+        "--help",
+        "completions zsh",
+        "inspect OUT",
+        "inspect OUT --json",
+        "watch OUT",
+        "report OUT",
+        "report OUT --csv -",
+        "eval --checkpoint OUT --data glyphs,rows=256,held-out=64 --json",
+        "--data glyphs,rows=256,held-out=64 --hidden 16 --steps 1 --out new --dry-run",
+        "tokenize texts.txt --tokenizer bytes --out tokens",
+    ] {
+        let before = "rm -f pipe; mkfifo pipe; : <pipe & exec >pipe; wait";
+        let ended = folder.in_shell(before, words).run();
+        ended.assert_well();
+        assert!(!ended.stderr.contains("pipe"), "{words}: {ended}");
+    }
+}
+
+#[test]
+fn a_result_is_complete_although_its_summary_cannot_be_printed() {
+    let folder = Folder::new("full-summary");
+    folder.alone(QUICK).run().assert_well();
+    std::fs::write(folder.path().join("texts.txt"), "a text").unwrap();
+    for (words, result) in [
+        (
+            "tokenize texts.txt --tokenizer bytes --out tokens",
+            "tokens/tokens-000000.bin",
+        ),
+        ("report OUT --out page.html", "page.html"),
+        ("report OUT --csv metrics.csv", "metrics.csv"),
+    ] {
+        let ended = folder.in_shell("exec >/dev/full", words).run();
+        ended.assert_well();
+        assert!(folder.path().join(result).exists(), "{ended}");
+        let warned = "its summary could not be printed: cannot write to standard output";
+        assert!(ended.stderr.contains(warned), "{ended}");
+    }
+    let ended = folder.in_shell("exec >/dev/full", "inspect OUT").run();
+    ended.assert_fails(74);
 }
 
 /// A second run in the first one's folder is refused, names a free folder, and changes nothing.
