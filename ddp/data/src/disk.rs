@@ -3,9 +3,12 @@
 //!
 //! Every call that changes the disk asks `may` first, so that tests can let any of them fail.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use ddp_kernels::heartbeat::{self, Work};
 
@@ -80,6 +83,37 @@ pub fn make_new_folder(path: &Path) -> Result<()> {
         .map_err(failed("make the folder", path))
 }
 
+/// How long a process that was killed may take to end.
+const ENDS_WITHIN: Duration = Duration::from_secs(3);
+
+/// Makes a folder if it is not there, and locks it until the file is closed. A process that was
+/// killed may have left files in it. None: another process holds it.
+pub fn lock_folder(path: &Path) -> Result<Option<File>> {
+    let began = Instant::now();
+    loop {
+        make_folder(path)?;
+        let lock = File::open(path).map_err(failed("open", path))?;
+        if is_ours(&lock, path) {
+            return Ok(Some(lock));
+        }
+        if began.elapsed() > ENDS_WITHIN {
+            return Ok(None);
+        }
+        thread::sleep(ENDS_WITHIN / 50);
+    }
+}
+
+/// Locks what was opened at `path`. False if another process holds it, or has renamed or removed it
+/// since. Some file systems have no locks.
+pub fn is_ours(file: &File, path: &Path) -> bool {
+    let id = |about: fs::Metadata| (about.dev(), about.ino());
+    let is_free = !matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+    is_free
+        && file
+            .metadata()
+            .is_ok_and(|here| fs::metadata(path).is_ok_and(|there| id(here) == id(there)))
+}
+
 /// Gives what is called `from` the name `to` in the same folder, durably.
 pub fn rename(from: &Path, to: &Path) -> Result<()> {
     may("rename", to)
@@ -96,7 +130,8 @@ pub fn remove_folder(path: &Path) -> Result<()> {
     }
 }
 
-/// Puts a file with the contents that `write` gives it in the place of `path`.
+/// Puts a file with the contents that `write` gives it in the place of `path`. It is locked before
+/// it has this name, and until it is closed.
 pub fn replace_file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     put_file(path, write, |aside| fs::rename(aside, path))
 }
@@ -118,8 +153,17 @@ fn put_file(
     put: impl FnOnce(&Path) -> io::Result<()>,
 ) -> Result<()> {
     let folder = folder_of(path);
+    remove_left(folder);
     let aside = first_free(folder, |aside| {
-        OpenOptions::new().write(true).create_new(true).open(aside)
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(aside)?;
+        // A process that cleans up may have locked it first.
+        match is_ours(&file, aside) {
+            true => Ok(file),
+            false => Err(ErrorKind::AlreadyExists.into()),
+        }
     });
     let (mut file, aside) = aside.map_err(failed("make a file beside", path))?;
     let attempt = (|| {
@@ -233,7 +277,33 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Killed runs leave such names, in containers even with this process's id; they are skipped.
+/// Removes the unfinished files of `put_file` that killed processes left: those that are not
+/// locked. Where there are no locks, they stay.
+fn remove_left(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let numbers = name.to_str().and_then(|name| name.strip_prefix(UNFINISHED));
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+        let is_named = numbers
+            .and_then(|numbers| numbers.split_once('-'))
+            .is_some_and(|(process, number)| is_number(process) && is_number(number));
+        if !is_named || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            continue;
+        }
+        let path = entry.path();
+        let file = OpenOptions::new().write(true).open(&path);
+        let is_left = file.is_ok_and(|file| {
+            file.try_lock().is_ok() && is_ours(&file, &path) && fs::remove_file(&path).is_ok()
+        });
+        if is_left {
+            tracing::info!("removed {}, which a killed process left", path.display());
+        }
+    }
+}
+
+/// The prefix of what is not finished, before this process's id.
+const UNFINISHED: &str = ".unfinished-";
+/// Processes in containers may have the same id.
 const NAMES_TRIED_MAX: u32 = 1000;
 
 /// Makes something under the first name in `folder` that is not taken.
@@ -242,7 +312,7 @@ pub(crate) fn first_free<T>(
     make: impl Fn(&Path) -> io::Result<T>,
 ) -> io::Result<(T, PathBuf)> {
     for number in 0.. {
-        let aside = folder.join(format!(".unfinished-{}-{number}", std::process::id()));
+        let aside = folder.join(format!("{UNFINISHED}{}-{number}", std::process::id()));
         match make(&aside) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists && number < NAMES_TRIED_MAX => {}
             made => return Ok((made?, aside)),
@@ -438,18 +508,49 @@ mod tests {
     }
 
     #[test]
-    fn names_left_by_killed_runs_are_skipped() {
+    fn what_killed_processes_left_is_removed_and_what_is_being_written_stays() {
         let scratch = Scratch::new();
-        fs::write(
-            scratch
-                .path()
-                .join(format!(".unfinished-{}-0", std::process::id())),
-            "left",
-        )
-        .unwrap();
+        let make = |name: &str| File::create(scratch.path().join(name)).unwrap();
+        let written = format!(".unfinished-{}-0", std::process::id());
+        let other_writer = make(&written);
+        other_writer.try_lock().unwrap();
+        let left = [".unfinished-1-0", ".unfinished-98765-12"];
+        left.iter().for_each(|name| drop(make(name)));
+        // Of other writers, which do not lock.
+        let others = [
+            ".unfinished-1-0.tmp",
+            ".unfinished-1-tokens-000000.bin",
+            ".unfinished-1-",
+        ];
+        others.iter().for_each(|name| drop(make(name)));
+        fs::create_dir(scratch.path().join(".unfinished-2-0")).unwrap();
         let path = scratch.path().join("c");
-        replace_file(&path, |_| Ok(())).unwrap();
-        assert!(path.exists());
+        replace_file(&path, |file| {
+            let names = scratch.names();
+            assert!(
+                left.iter().all(|name| !names.contains(&name.to_string())),
+                "{names:?}"
+            );
+            // This one is locked, too: it survives while others are written beside it.
+            replace_file(&scratch.path().join("d"), |_| Ok(()))?;
+            file.write_all(b"whole").map_err(failed("write", &path))
+        })
+        .unwrap();
+        let mut expected = [&others[..], &[".unfinished-2-0", &written, "c", "d"]].concat();
+        expected.sort_unstable();
+        assert_eq!(scratch.names(), expected);
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
+    }
+
+    #[test]
+    fn a_folder_is_locked_by_one_at_a_time_and_under_its_name() {
+        let scratch = Scratch::new();
+        let [path, done] = ["a", "b"].map(|name| scratch.path().join(name));
+        let held = lock_folder(&path).unwrap().unwrap();
+        assert!(lock_folder(&path).unwrap().is_none());
+        rename(&path, &done).unwrap();
+        assert!(!is_ours(&held, &path) && is_ours(&held, &done));
+        assert!(lock_folder(&path).unwrap().is_some());
     }
 
     #[test]

@@ -258,11 +258,16 @@ impl Record {
         ))
     }
 
-    /// Refuses a record that was removed or replaced while it is written.
+    /// Refuses a record that was removed, replaced or cut while it is written.
     pub fn check_present(&self) -> Result<()> {
         let there = fs::metadata(&self.path).and_then(|there| Ok((there, self.file.metadata()?)));
         let gone = match there {
-            Ok((there, here)) if there.ino() == here.ino() => return Ok(()),
+            Ok((there, here)) if there.ino() == here.ino() && here.len() >= self.length => {
+                return Ok(());
+            }
+            Ok((there, here)) if there.ino() == here.ino() => {
+                io::Error::other("it was cut while this run was writing it")
+            }
             Ok(_) => io::Error::other("it was replaced while this run was writing it"),
             Err(error) => error,
         };
@@ -284,6 +289,11 @@ impl Record {
 
     /// Writes a line.
     pub fn write(&mut self, event: &Event<'_>) -> Result<()> {
+        let length = self.file.metadata();
+        // Writing after its end would fill what was cut with zeros.
+        if length.map_err(disk::failed("look at", &self.path))?.len() < self.length {
+            return self.check_present();
+        }
         self.line.clear();
         serde_json::to_writer(&mut self.line, event)
             .expect("events are structs of texts and numbers");

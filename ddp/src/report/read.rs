@@ -154,12 +154,22 @@ pub(crate) struct EndLine {
     pub(crate) device_peak_mb: Option<f64>,
 }
 
+/// Opens a record. Reading a pipe or a device might never end.
+fn open(path: &Path) -> std::io::Result<File> {
+    match fs::metadata(path)?.is_file() {
+        true => File::open(path),
+        false => Err(std::io::Error::other(
+            "expected a plain file, got another kind",
+        )),
+    }
+}
+
 /// Calls `each` with the number of each line, from 1, and the line.
 pub(super) fn for_each_line(
     path: &Path,
     mut each: impl FnMut(u64, &[u8]) -> std::io::Result<()>,
 ) -> std::io::Result<()> {
-    let (mut file, mut line) = (BufReader::new(File::open(path)?), Vec::new());
+    let (mut file, mut line) = (BufReader::new(open(path)?), Vec::new());
     for number in 1.. {
         line.clear();
         let mut bounded = (&mut file).take(LINE_BYTES_MAX);
@@ -200,7 +210,7 @@ impl RunReader {
 
     /// Reads the whole lines that were added. Reads all again if what was read has changed.
     pub(crate) fn refresh(&mut self) -> std::io::Result<()> {
-        let mut file = BufReader::new(File::open(&self.path)?);
+        let mut file = BufReader::new(open(&self.path)?);
         file.seek(SeekFrom::Start(self.end - self.last.len() as u64))?;
         let mut last = vec![0; self.last.len()];
         let is_same = file.read_exact(&mut last).is_ok() && last == self.last;

@@ -173,10 +173,15 @@ fn models_come_back_from_hugging_face_as_they_went() {
         );
         // A run of ours brings its model along, too.
         import(&folder, &again, &format!("{name}-5")).assert_well();
+        // What an export that was killed left is no hindrance.
+        let left = folder.path().join(format!(".{there_again}.exporting"));
+        fs::create_dir(&left).unwrap();
+        fs::write(left.join("model.safetensors"), "half").unwrap();
         export(&folder, &format!("{name}-5"), &there_again).assert_well();
         for file in ["config.json", "model.safetensors"] {
             assert!(bytes(&format!("{there}/{file}")) == bytes(&format!("{there_again}/{file}")));
         }
+        assert!(!left.exists());
     }
     let ended = export(&folder, "gpt2-1", "gpt2");
     let text = ended.assert_fails(2);

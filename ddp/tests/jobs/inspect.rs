@@ -224,6 +224,31 @@ fn a_run_tells_how_it_ended_and_what_it_kept() {
 }
 
 #[test]
+fn a_record_that_is_a_pipe_or_a_device_is_refused_at_once() {
+    let folder = Folder::new("pipe");
+    folder.alone(QUICK).run().assert_well();
+    // Beside OUT, whose record the tests themselves read.
+    std::fs::rename(folder.out(), folder.path().join("odd")).unwrap();
+    for make in ["mkfifo", "ln -s /dev/zero"] {
+        let before = format!("rm odd/metrics.jsonl; {make} odd/metrics.jsonl");
+        for (words, exit_code) in [
+            ("inspect odd", 74),
+            ("watch odd", 65),
+            ("report odd", 65),
+            (
+                "eval --checkpoint odd --data glyphs,rows=256,held-out=64",
+                74,
+            ),
+            ("resume odd", 2),
+        ] {
+            let ended = folder.in_shell(&before, words).run();
+            let cause = ended.assert_fails(exit_code);
+            assert!(cause.contains("plain file"), "{words}: {ended}");
+        }
+    }
+}
+
+#[test]
 fn a_model_file_shows_its_tensors() {
     let folder = Folder::new("inspect-model");
     folder

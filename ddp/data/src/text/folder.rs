@@ -2,11 +2,9 @@
 //! is whole.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use twox_hash::XxHash3_64;
 
@@ -15,8 +13,6 @@ use crate::disk;
 use crate::error::{Error, Result};
 use crate::files::io::reading;
 
-/// How long a process may take to end.
-const ENDS_WITHIN: Duration = Duration::from_secs(3);
 /// The folder of held-out documents.
 const VAL: &str = "val";
 /// What the tokenizer of an unfinished folder was learned from.
@@ -48,17 +44,10 @@ impl Folder {
             true => out.clone(),
             false => out.with_file_name(name),
         };
-        disk::make_folder(&work)?;
-        let lock = File::open(&work).map_err(reading(&work))?;
-        // A process that was killed takes a moment to end. Some file systems have no locks.
-        let began = Instant::now();
-        while let Err(TryLockError::WouldBlock) = lock.try_lock() {
-            if began.elapsed() > ENDS_WITHIN {
-                let expected = "a folder that no other process writes, got one";
-                return Err(refuse(&out, expected));
-            }
-            thread::sleep(ENDS_WITHIN / 50);
-        }
+        let Some(lock) = disk::lock_folder(&work)? else {
+            let expected = "a folder that no other process writes, got one";
+            return Err(refuse(&out, expected));
+        };
         let folder = Folder {
             out,
             work,

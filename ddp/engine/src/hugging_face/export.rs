@@ -33,7 +33,13 @@ pub fn export(
     check_free(folder)?;
     let folder = std::path::absolute(folder).map_err(unreadable(folder))?;
     let aside = aside(&folder)?;
-    disk::make_new_folder(&aside)?;
+    let Some(_lock) = disk::lock_folder(&aside)? else {
+        return Err(Error::Usage(format!(
+            "{}: expected a folder that no other process writes, got one; help: give another",
+            folder.display()
+        )));
+    };
+    remove_left(&aside)?;
     let written = write(&aside, spec, vocabulary, architecture, params, tokenizer)
         .and_then(|()| Ok(disk::rename(&aside, &folder)?));
     if written.is_err() {
@@ -66,9 +72,16 @@ fn aside(folder: &Path) -> Result<PathBuf> {
             folder.display()
         )));
     };
-    disk::make_folder(parent)?;
-    let name = format!(".{}-{}", name.to_string_lossy(), std::process::id());
-    Ok(parent.join(name))
+    Ok(parent.join(format!(".{}.exporting", name.to_string_lossy())))
+}
+
+/// Removes what a killed process left in the folder.
+fn remove_left(folder: &Path) -> Result<()> {
+    for entry in fs::read_dir(folder).map_err(unreadable(folder))? {
+        let path = entry.map_err(unreadable(folder))?.path();
+        fs::remove_file(&path).map_err(disk::failed("remove", &path))?;
+    }
+    Ok(())
 }
 
 fn write(

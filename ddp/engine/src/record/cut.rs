@@ -6,9 +6,8 @@
 //! A process that resumes a run locks its record before it reads or changes the folder, and until
 //! the run ends.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -35,6 +34,7 @@ impl LockedRecord {
         if !out.join(EVENTS_FILE).exists() {
             return Ok(None);
         }
+        check_plain(out)?;
         let began = Instant::now();
         loop {
             match LockedRecord::open(out) {
@@ -52,11 +52,7 @@ impl LockedRecord {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
         let file = options.open(&path).map_err(disk::failed("open", &path))?;
-        let is_locked = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
-        // Another process may have replaced it after it was opened.
-        let is_same = fs::metadata(&path)
-            .is_ok_and(|there| file.metadata().is_ok_and(|here| here.ino() == there.ino()));
-        if is_locked || !is_same {
+        if !disk::is_ours(&file, &path) {
             return Err(Error::Usage(format!(
                 "`out` {}: a run is writing in it; help: wait until it ends",
                 out.display()
@@ -93,13 +89,7 @@ impl Record {
                 out.display()
             )));
         }
-        if fs::metadata(&path).is_ok_and(|there| !there.is_file()) {
-            let text = format!(
-                "`out` {}: {EVENTS_FILE} in it is not a plain file; help: give another folder",
-                out.display()
-            );
-            return Err(Error::Usage(text));
-        }
+        check_plain(out)?;
         // The lock lasts as long as the record is written.
         let LockedRecord { file, path } = LockedRecord::empty(out)?;
         write_settings(out, settings)?;
@@ -122,8 +112,7 @@ impl Record {
         let LockedRecord { mut file, path } = locked;
         let mut copied = None;
         disk::replace_file(&path, |copy| {
-            // Locked before it gets its name, so that no other process locks it first.
-            _ = copy.try_lock();
+            // It is locked already, so that no other process locks it first.
             let (length, has_start) =
                 copy_lines(&mut file, copy, step).map_err(disk::failed("write", &path))?;
             let copy = copy.try_clone().map_err(disk::failed("open", &path))?;
@@ -140,6 +129,17 @@ impl Record {
             line,
         };
         Ok((record, has_start))
+    }
+}
+
+/// Refuses a record that is a pipe, a device or a folder: reading it might never end.
+fn check_plain(out: &Path) -> Result<()> {
+    match fs::metadata(out.join(EVENTS_FILE)) {
+        Ok(there) if !there.is_file() => Err(Error::Usage(format!(
+            "`out` {}: {EVENTS_FILE} in it is not a plain file; help: give another folder",
+            out.display()
+        ))),
+        _ => Ok(()),
     }
 }
 

@@ -8,6 +8,30 @@ use serde_json::json;
 
 use super::*;
 
+#[test]
+fn a_record_that_is_cut_replaced_or_removed_while_it_is_written_is_an_error() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join(EVENTS_FILE);
+    let mut record = Record::create(scratch.path(), SETTINGS).unwrap();
+    record.write(&Event::Step(step(1, 0.5))).unwrap();
+    record.check_present().unwrap();
+    OpenOptions::new()
+        .write(true)
+        .truncate(true)
+        .open(&path)
+        .unwrap();
+    let problem = |record: &Record| record.check_present().unwrap_err().to_string();
+    assert!(problem(&record).contains("it was cut while this run was writing it"));
+    let written = record.write(&Event::Step(step(2, 0.5)));
+    assert!(written.unwrap_err().to_string().contains("it was cut"));
+    assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+    fs::copy(&path, scratch.path().join("copy")).unwrap();
+    fs::rename(scratch.path().join("copy"), &path).unwrap();
+    assert!(problem(&record).contains("it was replaced"));
+    fs::remove_file(&path).unwrap();
+    assert!(problem(&record).contains("No such file"));
+}
+
 /// A settings' file.
 const SETTINGS: &str = "steps = 3\n";
 
