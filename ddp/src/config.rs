@@ -18,8 +18,8 @@ use serde_json::{Map, Value};
 
 pub use crate::trainer::Length;
 pub use defaults::Optimizer;
-pub(crate) use settings::meant;
 pub use settings::{Config, SETTINGS, Scope, Setting, SettingChoice, model_of};
+pub(crate) use settings::{meant, model_names};
 pub(crate) use table::read_model;
 pub(crate) use values::TIMEOUT_S;
 pub use values::{
@@ -77,13 +77,31 @@ impl Config {
             })
     }
 
-    fn from_checkpoint(settings: &Map<String, Value>) -> Result<Config, String> {
+    /// The settings of a checkpoint or of a record, checked.
+    pub(crate) fn from_checkpoint(settings: &Map<String, Value>) -> Result<Config, String> {
         let mut settings = settings.clone();
         settings.retain(|_, value| !value.is_null());
         let config: Config =
             serde_json::from_value(settings.into()).map_err(|error| error.to_string())?;
         config.check().map_err(|error| error.to_string())?;
         Ok(config)
+    }
+
+    /// The settings of scope `Fixed` that have changed since `then`: `lr` 0.01 (was 0.001).
+    pub(crate) fn changes(&self, then: &Config) -> Vec<String> {
+        let (then, now) = (then.to_json(), self.to_json());
+        let fixed = SETTINGS
+            .iter()
+            .filter(|setting| setting.scope == Scope::Fixed);
+        let describe = |name: String| match (now.get(&name), then.get(&name)) {
+            (now, then) if now == then => None,
+            (Some(now), Some(then)) => {
+                Some(format!("`{name}` {} (was {})", as_flag(now), as_flag(then)))
+            }
+            (Some(now), None) => Some(format!("`{name}` {} (was not given)", as_flag(now))),
+            (None, then) => then.map(|then| format!("`{name}` not given (was {})", as_flag(then))),
+        };
+        fixed.map(Setting::name).filter_map(describe).collect()
     }
 
     /// Name and value of every setting that must be equal on all ranks, a line each.

@@ -47,6 +47,7 @@ pub(crate) fn with_flags(text: &str) -> String {
         "end-token",
         "field",
         "lossy",
+        "config",
     ];
     let of_others = of_others.map(Into::into);
     let names = SETTINGS.iter().map(Setting::name).chain(of_others);

@@ -6,9 +6,7 @@ use ddp_comm::World;
 use ddp_kernels::Device;
 
 use crate::checkpoint::Opened;
-use crate::config::{
-    Config, GraphChoice, Resident, Resume, SETTINGS, Scope, Setting, as_flag, find_devices,
-};
+use crate::config::{Config, GraphChoice, Resident, Resume, find_devices};
 use crate::data::Data;
 use crate::error::{Result, with_flags};
 use crate::progress::{Figures, Progress};
@@ -19,6 +17,13 @@ use crate::trainer::{self, Chosen, Program, RunData, RunOptions, Settings};
 
 /// Trains as `config` says, as one of the ranks of `world`.
 pub fn train(config: &Config, world: &World) -> Result<()> {
+    if world.rank() == 0 && *config == Config::default() {
+        tracing::info!(
+            "no settings were given: training a small network on built-in images of digits, into \
+             {}; --data FILE trains on yours, and --help lists every command and flag",
+            config.out.display()
+        );
+    }
     trainer::train(&config.run(), &mut TrainProgram::new(config), world)
 }
 
@@ -105,7 +110,7 @@ impl Program for TrainProgram<'_> {
     }
 
     fn changed_settings(&self, saved: &Opened) -> Result<Vec<String>> {
-        Ok(changed(&Config::of_checkpoint(saved)?, self.config))
+        Ok(self.config.changes(&Config::of_checkpoint(saved)?))
     }
 
     fn named(&self, text: &str) -> String {
@@ -174,23 +179,6 @@ impl Program for TrainProgram<'_> {
     }
 }
 
-/// The settings of scope `Fixed` that have changed.
-fn changed(then: &Config, now: &Config) -> Vec<String> {
-    let (then, now) = (then.to_json(), now.to_json());
-    let fixed = SETTINGS
-        .iter()
-        .filter(|setting| setting.scope == Scope::Fixed);
-    let describe = |name: String| match (now.get(&name), then.get(&name)) {
-        (now, then) if now == then => None,
-        (Some(now), Some(then)) => {
-            Some(format!("`{name}` {} (was {})", as_flag(now), as_flag(then)))
-        }
-        (Some(now), None) => Some(format!("`{name}` {} (was not given)", as_flag(now))),
-        (None, then) => then.map(|then| format!("`{name}` not given (was {})", as_flag(then))),
-    };
-    fixed.map(Setting::name).filter_map(describe).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,7 +194,7 @@ mod tests {
     #[test]
     fn flags_that_alter_what_is_computed_are_named_with_what_they_were() {
         let then = config("--lr 0.001 --class-weights 1,2");
-        let changed = |flags: &str| with_flags(&super::changed(&then, &config(flags)).join("; "));
+        let changed = |flags: &str| with_flags(&config(flags).changes(&then).join("; "));
         assert_eq!(changed("--lr 0.001 --class-weights 1,2"), "");
         assert_eq!(
             changed("--lr 0.01 --class-weights 1,2"),
@@ -236,7 +224,7 @@ mod tests {
                      --overlap off --steps 3 --warmup-steps 1 --checkpoint-every 3 --keep 9 --eval-every 2 --log-every 3 --resume auto --override \
                      --init-from a.safetensors --out elsewhere --threads 1 --progress never --log-level error --timeout-s 9 --cache-dir c \
                      --tensorboard --sample a --trace 2..";
-        assert_eq!(changed(&then, &config(flags)), [""; 0]);
+        assert_eq!(config(flags).changes(&then), [""; 0]);
         let others = Some("y".to_string());
         let elsewhere = Config {
             labels: others.clone(),
@@ -244,9 +232,9 @@ mod tests {
             val_data: Some(then.data.clone()),
             ..then.clone()
         };
-        assert_eq!(changed(&then, &elsewhere), [""; 0]);
+        assert_eq!(elsewhere.changes(&then), [""; 0]);
         assert_eq!(
-            changed(&then, &config("--epochs 9 --device cuda --share-gpus")),
+            config("--epochs 9 --device cuda --share-gpus").changes(&then),
             [""; 0]
         );
     }

@@ -26,6 +26,7 @@ use ddp_kernels::transfer::{Phase, in_phase};
 pub use self::model::{ModelOptions, data_shape};
 pub use self::options::{LearningRate, Length, Plan, Reduction, Resume, RunData, RunOptions};
 pub use self::program::{Chosen, Program, Settings};
+pub use self::resume::is_same_data;
 pub use self::setup::EVAL_TOKENS_MAX;
 pub use self::trial::{ModelBytes, Rehearsal, Trial, rehearse};
 use crate::error::Result;

@@ -492,14 +492,15 @@ pub(super) fn default_of(name: &str) -> Result<&'static ModelSpec, String> {
     let found = family.map(|family| &family.default);
     found
         .or_else(|| preset().map(|(_, model)| model))
-        .ok_or_else(|| {
-            let families = FAMILIES.iter().filter(|family| !family.is_hidden);
-            let names: Vec<_> = families
-                .map(|family| family.name)
-                .chain(presets().map(|(name, _)| *name))
-                .collect();
-            format!("expected one of {}, got {name:?}", names.join(", "))
-        })
+        .ok_or_else(|| format!("expected one of {}, got {name:?}", model_names().join(", ")))
+}
+
+/// The names that `--model` takes: families, then presets.
+pub(crate) fn model_names() -> Vec<&'static str> {
+    let families = FAMILIES.iter().filter(|family| !family.is_hidden);
+    let presets = FAMILIES.iter().flat_map(|family| &family.presets);
+    let presets = presets.map(|(name, _)| *name);
+    families.map(|family| family.name).chain(presets).collect()
 }
 
 /// The refusal of a setting that `model` does not have.

@@ -1,12 +1,17 @@
 //! The checkpoint that a path means: its own folder, or in a run's folder the best by validation,
-//! else the newest intact one.
+//! else the newest intact one. One of another run is refused.
 
 use std::fs;
 use std::path::Path;
 
-use crate::checkpoint::{self, Chosen, MODEL_FILE, STATE_FILE};
-use crate::error::{Error, Result};
+use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, STATE_FILE};
+use crate::config::Config;
+use crate::error::{Error, Result, with_flags};
+use crate::files;
 use crate::hugging_face;
+use crate::record::EVENTS_FILE;
+use crate::report::read::Run;
+use crate::trainer::is_same_data;
 
 /// The folder of a run that holds its checkpoints.
 const CHECKPOINTS: &str = "checkpoints";
@@ -35,7 +40,7 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
         return named(path);
     }
     let name = path.file_name().unwrap_or_default();
-    match path.parent() {
+    let chosen = match path.parent() {
         _ if path.join(CHECKPOINTS).is_dir() => checkpoint::best(path),
         Some(out) if name == CHECKPOINTS => checkpoint::best(out),
         _ => Err(Error::Data(format!(
@@ -43,7 +48,50 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
              {CHECKPOINTS}/ nor {MODEL_FILE} in it; help: give --checkpoint the --out of a run",
             path.display()
         ))),
+    }?;
+    check_run(&chosen.opened)?;
+    Ok(chosen)
+}
+
+/// Refuses a checkpoint of another run: settings or data that its run never had, according to the
+/// record of the run in whose folder it is.
+pub(crate) fn check_run(opened: &Opened) -> Result<()> {
+    let folder = opened.folder.canonicalize().unwrap_or_default();
+    let checkpoints = folder
+        .parent()
+        .filter(|parent| parent.ends_with(CHECKPOINTS));
+    let Some(out) = checkpoints.and_then(Path::parent) else {
+        return Ok(());
+    };
+    let record = out.join(EVENTS_FILE);
+    if !record.exists() {
+        return Ok(());
     }
+    let run = Run::read_record(&record).map_err(files::failed("read", &record))?;
+    // Without its first line, or with one of another version, a record says nothing.
+    let settings = Some(&run.start.config).filter(|settings| !settings.is_empty());
+    let Some(then) = settings.and_then(|settings| Config::from_checkpoint(settings).ok()) else {
+        return Ok(());
+    };
+    let mut changes = Config::of_checkpoint(opened)?.changes(&then);
+    if !is_same_data(&opened.state.fingerprint, &run.start.fingerprint) {
+        changes.push("`data` with other rows".to_string());
+    }
+    // A resume with --override may have changed them.
+    let overridden = || run.resumes.iter().flat_map(|resume| &resume.overridden);
+    let changes = changes.iter().map(|change| with_flags(change));
+    let change = changes.into_iter().find(|change| {
+        let name = change.split_inclusive(' ').next().unwrap_or_default();
+        !overridden().any(|known| known.starts_with(name))
+    });
+    change.map_or(Ok(()), |change| {
+        Err(Error::Data(format!(
+            "{}: expected a checkpoint of the run in {}, got one of another run, with {change}; \
+             help: move it to the run that it is of, or out of this one",
+            opened.folder.display(),
+            out.display()
+        )))
+    })
 }
 
 /// Whether the folder has files of a checkpoint.
@@ -56,9 +104,10 @@ pub(crate) fn is_checkpoint(folder: &Path) -> bool {
 /// The checkpoint in `folder`.
 fn named(folder: &Path) -> Result<Chosen> {
     let help = "give --checkpoint the folder of the run, whose best intact checkpoint is used";
-    let opened = checkpoint::open(folder);
+    let opened = checkpoint::open(folder).map_err(|error| checkpoint::with_help(error, help))?;
+    check_run(&opened)?;
     Ok(Chosen {
-        opened: opened.map_err(|error| checkpoint::with_help(error, help))?,
+        opened,
         why: "as named".into(),
     })
 }

@@ -99,6 +99,62 @@ fn an_evaluation_has_the_bits_of_trainings_own() {
 }
 
 #[test]
+fn a_checkpoint_of_another_run_is_refused_by_every_command() {
+    let model = "--model gpt,layers=1,heads=2,width=16,context=8 --data tokens:tokens.bin --batch-size 2 --threads 1 \
+                 --warmup-steps 0 --schedule constant --steps";
+    let folder = Folder::new("foreign");
+    std::fs::write(folder.path().join("tokens.bin"), [1, 0, 2, 0].repeat(40)).unwrap();
+    std::fs::write(folder.path().join("other.bin"), [1, 0, 3, 0].repeat(40)).unwrap();
+    for words in [
+        format!("{model} 2 --out OUT"),
+        format!("{model} 4 --seed 7 --out seed"),
+        format!("{} 4 --out data", model.replace("tokens.bin", "other.bin")),
+    ] {
+        folder.alone(&words).run().assert_well();
+    }
+    let named = "OUT/checkpoints/step-00000004";
+    let copy = |from: &str| {
+        let to = folder.out().join("checkpoints/step-00000004");
+        _ = std::fs::remove_dir_all(&to);
+        std::fs::create_dir(&to).unwrap();
+        let from = folder.path().join(from).join("checkpoints/step-00000004");
+        for file in std::fs::read_dir(from).unwrap() {
+            let file = file.unwrap();
+            std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        }
+    };
+    for (from, with) in [
+        ("seed", "with --seed 7 (was 0)"),
+        ("data", "with --data with other rows"),
+    ] {
+        copy(from);
+        for words in [
+            "eval --checkpoint OUT --data tokens:tokens.bin",
+            &format!("predict --checkpoint {named} --data tokens:tokens.bin --out p.npy"),
+            "generate --checkpoint OUT --tokenizer bytes --prompt a",
+            "export --format hf --checkpoint OUT exported",
+        ] {
+            let ended = folder.alone(words).run();
+            let cause = ended.assert_fails(65);
+            let expected = format!("got one of another run, {with}; help: move it");
+            assert!(cause.contains(&expected), "{words}: {ended}");
+        }
+    }
+    // What a resume with --override changed is the run's own, as are more steps.
+    copy("seed");
+    let changed = format!("{model} 4 --resume {named} --override --out OUT");
+    folder
+        .alone(&format!("{changed} --seed 0"))
+        .run()
+        .assert_well();
+    std::fs::remove_dir_all(folder.out().join("checkpoints/step-00000004")).unwrap();
+    let more = format!("{model} 5 --resume auto --override --lr 0.5 --out OUT");
+    folder.alone(&more).run().assert_well();
+    let eval = "eval --checkpoint OUT --data tokens:tokens.bin";
+    folder.alone(eval).run().assert_well();
+}
+
+#[test]
 fn an_evaluation_for_people_says_loss_accuracy_classes_and_mistakes() {
     let folder = trained(GLYPHS);
     let ended = folder.alone(&format!("eval {ROWS}")).run();

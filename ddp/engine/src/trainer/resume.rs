@@ -133,13 +133,16 @@ pub(super) fn check(options: &RunOptions, state: &State, changes: &[String]) -> 
     if changes.is_empty() || options.override_ {
         return Ok(());
     }
+    let changes: Vec<&str> = changes.iter().map(String::as_str).collect();
     Err(Error::Usage(format!(
         "`resume` {}: expected the settings that step {} was saved with, got others that change \
-         the results: {}; help: give them as they were, start a new run in another `out`, or \
-         resume with these by `override`, which cannot change the shape of the model",
+         the results: {}; help: give them as they were, as `config` {} does, start a new run in \
+         another `out`, or resume with these by `override`, which cannot change the shape of the \
+         model",
         options.resume,
         state.step,
-        changes.join(", ")
+        checkpoint::some(&changes),
+        options.out.join(record::CONFIG_FILE).display()
     )))
 }
 
@@ -205,7 +208,7 @@ fn other_columns(now: &[String], then: &[String]) -> String {
 
 /// Whether these are fingerprints of the same data, as far as the older one tells: up to version
 /// 0.6 they had no hash of the content.
-fn is_same_data(now: &str, then: &str) -> bool {
+pub fn is_same_data(now: &str, then: &str) -> bool {
     let is_old = !then.contains(CONTENT);
     let is_same = now == then || is_old && now.split(CONTENT).next() == Some(then);
     if is_same && now != then {
