@@ -17,7 +17,9 @@ mod using;
 mod watch;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
+use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
@@ -34,7 +36,7 @@ pub use self::tokenize::TokenizeFlags;
 pub use self::using::{EvalFlags, PredictFlags, PredictionsFile, UsingFlags};
 pub use self::watch::WatchFlags;
 use crate::bench::Bench;
-use crate::config::meant;
+use crate::config::{meant, model_names};
 use crate::error::{Error, Result};
 
 /// Reads a command line, the program's name first. Mistakes in it are an `Error::Usage`.
@@ -62,6 +64,15 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
             start,
         } => {
             let command = layers::train(&flags, &layers)?;
+            return Ok(StartRanks::asked_for(&start, command));
+        }
+        Mode::Resume {
+            folder,
+            flags,
+            layers,
+            start,
+        } => {
+            let command = layers::resume(&folder, flags, layers)?;
             return Ok(StartRanks::asked_for(&start, command));
         }
         Mode::Eval(flags) => Command::Eval(flags),
@@ -114,7 +125,7 @@ fn of_another_program(error: &clap::Error, words: &[OsString]) -> Option<String>
         _ => return None,
     };
     let command = words.get(1)?.to_string_lossy();
-    let is_training = command == "train" || command.starts_with('-');
+    let is_training = ["train", "resume"].contains(&&*command) || command.starts_with('-');
     let here = meant(&given).filter(|_| is_training)?;
     Some(format!("{given}: no such {what}; help: {here}"))
 }
@@ -194,6 +205,19 @@ enum Mode {
         #[command(flatten)]
         start: StartFlags,
     },
+    /// Continue the run in a folder, with its settings
+    #[command(after_help = layers::RESUME_EXAMPLES, max_term_width = 120)]
+    Resume {
+        /// The folder of the run: what --out was
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        #[command(flatten)]
+        flags: SettingFlags,
+        #[command(flatten)]
+        layers: LayerFlags,
+        #[command(flatten)]
+        start: StartFlags,
+    },
     /// Evaluate a saved model on labelled data
     #[command(after_help = using::EVAL_EXAMPLES, max_term_width = 120)]
     Eval(EvalFlags),
@@ -235,8 +259,32 @@ enum Mode {
 /// The completion script for a shell.
 fn completions(shell: clap_complete::Shell) -> String {
     let mut bytes = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "ddp-train", &mut bytes);
-    String::from_utf8_lossy(&bytes).into_owned()
+    clap_complete::generate(
+        shell,
+        &mut with_names(Cli::command()),
+        "ddp-train",
+        &mut bytes,
+    );
+    // clap_complete 4.6.11 takes the dash in a program's name for the end of it: the labels of
+    // subcommands in its script for bash differ from the values that it compares them with.
+    String::from_utf8_lossy(&bytes).replace("ddp__subcmd__train", "ddp__train")
+}
+
+/// The command with the names that flags take beside other values, for completions.
+fn with_names(command: clap::Command) -> clap::Command {
+    let named = |flag: clap::Arg| {
+        let names = match flag.get_id().as_str() {
+            "model" => model_names(),
+            "device" => vec!["auto", "cpu", "cuda"],
+            "resume" => vec!["auto", "never"],
+            "ranks" => vec!["auto"],
+            _ => return flag,
+        };
+        // A default need not be one of the names.
+        flag.default_value(None)
+            .value_parser(PossibleValuesParser::new(names))
+    };
+    command.mut_args(named).mut_subcommands(with_names)
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use crate::config::first_values::FirstValues;
 use crate::config::{Config, Form, SETTINGS, Setting, SettingChoice, as_flag, meant, read_model};
 use crate::error::{Error, Result};
 use crate::models::ModelSpec;
+use crate::record::CONFIG_FILE;
 use crate::shown::{is_unseen, shown};
 
 /// The flags of training that were given: one flag for each setting.
@@ -346,6 +347,38 @@ fn in_quotes(text: &str) -> String {
         }
     }
     quoted + "\""
+}
+
+/// Printed after the help of `resume`.
+pub(super) const RESUME_EXAMPLES: &str = "\
+Examples:
+  ddp-train resume out                           to its end, from its newest checkpoint
+  ddp-train resume out --steps 2000 --ranks 4    longer, and on other ranks
+
+As ddp-train --config DIR/config.toml --out DIR --resume auto. Flags change settings of the run; those that change its results \
+need --override.";
+
+/// The run in `folder`, continued with its settings, but for those that flags and the environment
+/// change.
+pub(super) fn resume(
+    folder: &Path,
+    mut flags: SettingFlags,
+    mut how: LayerFlags,
+) -> Result<Command> {
+    let file = folder.join(CONFIG_FILE);
+    if !file.exists() {
+        return Err(Error::Usage(format!(
+            "resume {}: expected the folder of a run, which has {CONFIG_FILE}, got none; help: \
+             give what its --out was",
+            folder.display()
+        )));
+    }
+    how.config.get_or_insert(file);
+    // First, so that a --resume CHECKPOINT wins.
+    let own = [("out", folder.as_os_str()), ("resume", OsStr::new("auto"))];
+    let own = own.map(|(name, value)| (find(name).expect("a setting"), value.to_os_string()));
+    flags.0.splice(0..0, own);
+    train(&flags, &how)
 }
 
 /// The run that flags, the environment and a file ask for.

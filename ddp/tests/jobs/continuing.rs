@@ -153,6 +153,56 @@ fn a_superseded_checkpoint_resumes_under_its_old_name() {
 }
 
 #[test]
+fn the_command_resume_takes_the_settings_of_the_run_and_flags_that_keep_its_results() {
+    let folder = seven_steps("command");
+    let (steps, _, model) = undisturbed(1, &seven("--steps 9"), 9);
+    let is_same = || {
+        // Besides, step 7 was evaluated, where the run ended first.
+        let (steps_here, _, model_here) = outcome(&folder, 9);
+        steps_here == steps && model_here == model
+    };
+    let ended = folder.alone("resume OUT --steps 9").run();
+    ended.assert_well();
+    assert!(is_same(), "{ended}");
+    let all = folder.alone("resume OUT").run();
+    all.assert_well();
+    assert!(all.stderr.contains("nothing is left to do"), "{all}");
+    let cases = [
+        ("resume OUT --steps 10 --lr 5", "--lr 5 (was 0.001)"),
+        ("resume OUT --steps 8", "has taken 9 steps"),
+        (
+            "resume elsewhere",
+            "expected the folder of a run, which has config.toml",
+        ),
+        ("resume OUT --learning-rate 5", "help: write --lr RATE"),
+    ];
+    for (words, part) in cases {
+        assert_refused(&folder, words, 2, &[part]);
+    }
+    let older = folder.checkpoint(6);
+    let older = format!(
+        "resume OUT --steps 9 --resume {} --ranks 1",
+        older.display()
+    );
+    folder.alone(&older).run().assert_well();
+    assert!(is_same());
+}
+
+#[test]
+fn resuming_without_the_settings_names_some_and_the_file_that_has_all() {
+    let folder = seven_steps("without");
+    let file = folder.out().join("config.toml");
+    let file = format!("as --config {} does", file.display());
+    let words = "--out OUT --resume auto";
+    assert_refused(
+        &folder,
+        words,
+        2,
+        &["and 3 more; help: give them as they were", &file],
+    );
+}
+
+#[test]
 fn a_finished_run_without_a_report_gets_one() {
     let folder = seven_steps("over");
     let report = folder.out().join("report.html");
