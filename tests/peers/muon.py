@@ -3,7 +3,8 @@
     python muon.py
 
 `torch.optim.Muon` iterates in bf16. Here it iterates in f64, with its own function otherwise, and
-takes the three steps of the test `three_steps_are_pytorch_s`.
+takes the three steps of the test `three_steps_are_pytorch_s`, with gradients as they are and with
+some so small that their norm is below PyTorch's ε.
 """
 
 import inspect
@@ -12,6 +13,7 @@ import torch
 from torch.optim import _muon
 
 ROWS, COLUMNS = 7, 3
+SCALES = [1, 2**-26]
 
 
 def gradient(step):
@@ -26,13 +28,15 @@ def main():
     source = inspect.getsource(_muon._zeropower_via_newtonschulz)
     assert source.count("torch.bfloat16") == 1
     exec(source.replace("torch.bfloat16", "torch.float64"), vars(_muon))
-    weight = torch.nn.Parameter(torch.zeros(ROWS, COLUMNS, dtype=torch.float64))
-    optimizer = torch.optim.Muon([weight], lr=0.1, weight_decay=0.5, momentum=0.75, nesterov=True)
-    for step in range(1, 4):
-        weight.grad = gradient(step)
-        optimizer.step()
-    for row in (0, 3, 6):
-        print([round(value, 7) for value in weight[row].tolist()])
+    for scale in SCALES:
+        weight = torch.nn.Parameter(torch.zeros(ROWS, COLUMNS, dtype=torch.float64))
+        optimizer = torch.optim.Muon([weight], lr=0.1, weight_decay=0.5, momentum=0.75, nesterov=True)
+        for step in range(1, 4):
+            weight.grad = gradient(step) * scale
+            optimizer.step()
+        print(f"gradients times {scale}")
+        for row in (0, 3, 6):
+            print([round(value, 7) for value in weight[row].tolist()])
 
 
 if __name__ == "__main__":

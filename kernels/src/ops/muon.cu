@@ -18,6 +18,6 @@ KERNEL(QUANTUM_THREADS) muon_direction_f32(
 }
 
 KERNEL(BLOCK_THREADS) divide_by_norm_f32(float* x, const float* __restrict__ norm, u64 count) {
-    const float divisor = norm[1] + 1e-7f;
+    const float divisor = norm[1] < 1e-7f ? 1e-7f : norm[1];
     map(x, x, count, [=](float x) { return x / divisor; });
 }

@@ -15,7 +15,7 @@ use crate::{Tensor, threads};
 
 static SOURCE: Source = Source::new("muon.cu", include_str!("muon.cu"));
 
-/// Keeps the quotient finite where the norm is 0.
+/// The least divisor, as in PyTorch.
 const EPSILON: f64 = 1e-7;
 
 /// What the direction of an element needs besides its gradient and momentum.
@@ -104,7 +104,7 @@ pub fn muon_direction(
     })
 }
 
-/// `x /= norm + 1e-7`, where `norm` is element 1 of what `clip_scale` wrote, of the dtype of `x`.
+/// `x /= max(norm, 1e-7)`, where `norm` is element 1 of what `clip_scale` wrote, of the dtype of `x`.
 #[track_caller]
 pub fn divide_by_norm(x: &Tensor, norm: &Tensor) -> Result<()> {
     let mut call = Call::new("divide_by_norm");
@@ -125,7 +125,9 @@ pub fn divide_by_norm(x: &Tensor, norm: &Tensor) -> Result<()> {
 }
 
 fn divide_on_cpu<T: Float>(x: &mut Buffer<'_>, norm: &Buffer<'_>) {
-    let divisor = norm.elements::<T>()[1] + T::from_f64(EPSILON);
+    let (norm, least) = (norm.elements::<T>()[1], T::from_f64(EPSILON));
+    // NaN stays.
+    let divisor = if norm < least { least } else { norm };
     threads::split_mut(x.elements_mut(), GRAIN, |_, x| divide_run(x, divisor));
 }
 

@@ -463,6 +463,8 @@ fn directions_and_quotients_of_muon_have_the_cpu_s_bits() {
                 ops::muon_direction(grads, momentum, &chunks, &constants, Some(&norm), None)
                     .unwrap();
                 ops::divide_by_norm(momentum, &norm).unwrap();
+                let tiny = Tensor::from_slice(&[1.0f32, 3e-8], &[2], device).unwrap();
+                ops::divide_by_norm(momentum, &tiny).unwrap();
             };
             let (expected, fresh) = (buffers(size), buffers(size));
             run(&expected);

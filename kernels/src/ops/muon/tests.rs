@@ -45,13 +45,17 @@ fn twenty_directions_agree_with_f64_and_leave_the_gap_alone() {
 
 #[test]
 fn a_matrix_is_divided_by_its_norm_and_zeros_stay() {
-    for size in SIZES {
-        let x = random_f32(size, 7);
+    // The second makes most norms smaller than the least divisor.
+    for (size, scale) in SIZES
+        .into_iter()
+        .flat_map(|size| [(size, 1.0), (size, 1e-10)])
+    {
+        let x: Vec<f32> = random_f32(size, 7).iter().map(|x| x * scale).collect();
         let norm = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
         let (values, out) = (cpu(&x, &[size]), cpu(&[1.0, norm as f32], &[2]));
         divide_by_norm(&values, &out).unwrap();
-        let expected: Vec<f64> = x.iter().map(|&x| f64::from(x) / (norm + 1e-7)).collect();
-        // The norm, its sum with 1e-7 and the quotient are rounded, each by half an ε.
+        let expected: Vec<f64> = x.iter().map(|&x| f64::from(x) / norm.max(1e-7)).collect();
+        // The norm or 1e-7, and the quotient are rounded, each by half an ε.
         assert_close(&values.to_vec::<f32>().unwrap(), &expected, |_, x| {
             x.abs() * 2.0 * f64::from(f32::EPSILON)
         });

@@ -68,7 +68,7 @@ fn orthogonal(g: &[f64], [rows, columns]: [usize; 2]) -> Vec<f64> {
         return transposed(&turned, [columns, rows]);
     }
     let norm = g.iter().map(|x| x * x).sum::<f64>().sqrt();
-    let mut x: Vec<f64> = g.iter().map(|x| x / (norm + 1e-7)).collect();
+    let mut x: Vec<f64> = g.iter().map(|x| x / norm.max(1e-7)).collect();
     for _ in 0..5 {
         let a = product(&x, &transposed(&x, [rows, columns]), [rows, columns, rows]);
         let squared = product(&a, &a, [rows; 3]);
@@ -157,37 +157,53 @@ fn three_steps_are_the_formula_in_f64_for_every_shape() {
 }
 
 /// From tests/peers/muon.py: rows 0, 3 and 6 of the weight after three steps of torch.optim.Muon
-/// on the gradients of `gradient`, from a weight of zeros, with its iteration in f64.
-const TORCH: [[f64; 3]; 3] = [
-    [0.2724518, -0.1960802, 0.1547352],
-    [0.1922876, 0.0474412, -0.1570295],
-    [0.1653336, 0.139121, 0.0568858],
+/// on the gradients of `gradient` times the number, from a weight of zeros, with its iteration in
+/// f64. The norms of the second are below PyTorch's ε.
+const TORCH: [(f32, [[f64; 3]; 3]); 2] = [
+    (
+        1.0,
+        [
+            [0.2724518, -0.1960802, 0.1547352],
+            [0.1922876, 0.0474412, -0.1570295],
+            [0.1653336, 0.139121, 0.0568858],
+        ],
+    ),
+    (
+        1.0 / (1 << 26) as f32,
+        [
+            [0.2239558, -0.1488994, 0.1001341],
+            [0.1896402, 0.0234642, -0.1727419],
+            [0.1349929, 0.1052992, 0.0389218],
+        ],
+    ),
 ];
 
 #[test]
 fn three_steps_are_pytorch_s() {
-    let params = params(7, 3, DType::F32);
-    let weight = params.find("0.weight").unwrap().id;
-    ddp_kernels::ops::fill_into(params.master(weight), 0.0).unwrap();
-    let mut optimizer = Optimizer::new(rule(), &params).unwrap();
-    for step in 1..=3 {
-        let g: Vec<f32> = (0..21)
-            .map(|i| gradient("full", step, i / 3, i % 3) as f32)
-            .collect();
-        let host = Tensor::from_slice(&g, &[7, 3], Device::Cpu).unwrap();
-        params.gradient(weight).unwrap().copy_from(&host).unwrap();
-        optimizer
-            .update(&params, step as u64, RATE, None, None)
-            .unwrap();
-    }
-    let got = numbers(params.master(weight));
-    for (row, expected) in [0, 3, 6].into_iter().zip(TORCH) {
-        for (column, expected) in expected.into_iter().enumerate() {
-            let got = got[row * 3 + column];
-            assert!(
-                (got - expected).abs() < 1e-5,
-                "{row} {column}: {got} for {expected}"
-            );
+    for (scale, expected) in TORCH {
+        let params = params(7, 3, DType::F32);
+        let weight = params.find("0.weight").unwrap().id;
+        ddp_kernels::ops::fill_into(params.master(weight), 0.0).unwrap();
+        let mut optimizer = Optimizer::new(rule(), &params).unwrap();
+        for step in 1..=3 {
+            let g: Vec<f32> = (0..21)
+                .map(|i| gradient("full", step, i / 3, i % 3) as f32 * scale)
+                .collect();
+            let host = Tensor::from_slice(&g, &[7, 3], Device::Cpu).unwrap();
+            params.gradient(weight).unwrap().copy_from(&host).unwrap();
+            optimizer
+                .update(&params, step as u64, RATE, None, None)
+                .unwrap();
+        }
+        let got = numbers(params.master(weight));
+        for (row, expected) in [0, 3, 6].into_iter().zip(expected) {
+            for (column, expected) in expected.into_iter().enumerate() {
+                let got = got[row * 3 + column];
+                assert!(
+                    (got - expected).abs() < 1e-5,
+                    "{scale} {row} {column}: {got} for {expected}"
+                );
+            }
         }
     }
 }
