@@ -104,7 +104,7 @@ pub fn muon_direction(
     })
 }
 
-/// `x /= max(norm, 1e-7)`, where `norm` is element 1 of what `clip_scale` wrote, of the dtype of `x`.
+/// `x /= max(norm, 1e-7)`, where `norm` is element 1 of what `clip_scale` wrote, in `x`'s dtype.
 #[track_caller]
 pub fn divide_by_norm(x: &Tensor, norm: &Tensor) -> Result<()> {
     let mut call = Call::new("divide_by_norm");
