@@ -13,6 +13,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::files::Element;
 
 /// The most rows of generated data.
 pub const ROWS_MAX: u64 = 1_000_000_000_000;
@@ -40,7 +41,7 @@ pub enum DataSpec {
 }
 
 /// `tokens:PATH`: files of tokens, also such that do not say so.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokensSpec {
     /// A file, a folder of shards, or a pattern with `*`, `?` and `[…]`.
     pub path: String,
@@ -48,6 +49,8 @@ pub struct TokensSpec {
     pub context: Option<usize>,
     /// Tokens are below this, unless the files say so.
     pub vocabulary: Option<usize>,
+    /// The type of tokens without a header; u16 unless they look like another.
+    pub token_type: Option<Element>,
 }
 
 /// `PATH` or `PATH#PART`: a file, a pattern or a folder.
@@ -188,10 +191,15 @@ impl Display for DataSpec {
             }
             DataSpec::Tokens(spec) => {
                 write!(f, "tokens:{}", spec.path)?;
-                let options = [("context", spec.context), ("vocabulary", spec.vocabulary)];
+                let text = |number: usize| number.to_string();
+                let options = [
+                    ("context", spec.context.map(text)),
+                    ("vocabulary", spec.vocabulary.map(text)),
+                    ("type", spec.token_type.map(|one| one.name().to_string())),
+                ];
                 let mut given = options
                     .iter()
-                    .filter_map(|(key, value)| Some((key, (*value)?)));
+                    .filter_map(|(key, value)| Some((key, value.as_ref()?)));
                 given.try_for_each(|(key, value)| write!(f, ",{key}={value}"))
             }
             DataSpec::Synthetic(spec) => {
@@ -308,7 +316,24 @@ impl<'a> Options<'a> {
             path: path.to_string(),
             context: given("context")?,
             vocabulary: given("vocabulary")?,
+            token_type: self.token_type()?,
         })
+    }
+
+    fn token_type(&mut self) -> Result<Option<Element>> {
+        self.known.push("type");
+        let Some(given) = self.given.remove("type") else {
+            return Ok(None);
+        };
+        let known = |one: &Element| matches!(one, Element::U16 | Element::U32);
+        let found = Element::named(given).filter(known);
+        let refused = || {
+            refuse(
+                self.text,
+                format!("type: expected u16 or u32, got {given:?}"),
+            )
+        };
+        found.map(Some).ok_or_else(refused)
     }
 
     fn synthetic(&mut self, defaults: SyntheticSpec) -> Result<SyntheticSpec> {

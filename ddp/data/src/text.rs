@@ -12,9 +12,9 @@ mod vocabulary;
 
 pub use self::documents::{Piece, ReadOptions, documents};
 pub use self::encoder::Encoder;
-pub use self::shards::{
-    Progress, Side, Sizes, TokenizeOptions, Tokenized, TokenizerChoice, tokenize,
-};
+pub use self::folder::Side;
+pub(crate) use self::folder::check_whole;
+pub use self::shards::{Progress, Sizes, TokenizeOptions, Tokenized, TokenizerChoice, tokenize};
 pub use self::stream::TextStream;
 pub use self::vocabulary::{TOKENIZER_FILE, Vocabulary};
 

@@ -18,9 +18,10 @@ use crate::error::{Error, Result};
 use crate::file_rows::ChangeWatch;
 use crate::files::tokens::{self, Coding};
 use crate::files::{Array, Element};
+use crate::spec::TokensSpec;
 use crate::task::TaskSpec;
 use crate::tensor_spec::TensorSpec;
-use crate::text::{TOKENIZER_FILE, Vocabulary};
+use crate::text::{TOKENIZER_FILE, Vocabulary, check_whole};
 
 /// Open files of tokens of one kind.
 #[derive(Debug)]
@@ -32,17 +33,25 @@ pub(crate) struct TokenFiles {
 }
 
 impl TokenFiles {
-    /// Opens all files of `path`; only headers are read. `are_tokens` says that they hold tokens
-    /// though they may not say so themselves. `setting` is where they were given.
+    /// Opens all files of `path`; only headers are read. With a `spec` they hold tokens though they
+    /// may not say so themselves. `setting` is where they were given.
     pub(crate) fn open(
         path: &str,
-        are_tokens: bool,
+        spec: Option<&TokensSpec>,
         setting: &str,
         cache_dir: Option<&Path>,
     ) -> Result<TokenFiles> {
         let mut all: Option<TokenFiles> = None;
+        let given = Path::new(path);
         for path in choose::files(path, setting)? {
-            let (array, coding) = tokens::open(&path, are_tokens, cache_dir)?;
+            let (array, coding) = tokens::open(&path, spec, cache_dir)?;
+            let (stated, got) = (spec.and_then(|spec| spec.token_type), array.element());
+            if stated.is_some_and(|stated| stated != got) {
+                return Err(Error::Data(format!(
+                    "{}: expected tokens without a header, whose type type= states, got {got}; help: leave out type=",
+                    array.name()
+                )));
+            }
             match &mut all {
                 None => {
                     let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
@@ -55,7 +64,9 @@ impl TokenFiles {
                 Some(all) => all.add(array, coding)?,
             }
         }
-        all.ok_or_else(|| Error::Internal("a choice of no files".into()))
+        let all = all.ok_or_else(|| Error::Internal("a choice of no files".into()))?;
+        check_whole(given, all.arrays.iter().map(Array::rows).sum())?;
+        Ok(all)
     }
 
     fn add(&mut self, array: Array, coding: Coding) -> Result<()> {
@@ -92,7 +103,11 @@ impl TokenFiles {
 
     /// What the tokens are, for people.
     pub(crate) fn describe(&self) -> String {
-        describe(self.arrays[0].element(), &self.coding)
+        let marks = match self.marks() {
+            0 => String::new(),
+            marks => format!(", byte-order marks dropped: {marks}"),
+        };
+        describe(self.arrays[0].element(), &self.coding) + &marks
     }
 
     /// The first window of each file, then the number of all windows.
@@ -112,6 +127,15 @@ impl TokenFiles {
             firsts.push(firsts[firsts.len() - 1] + windows);
         }
         Ok(firsts)
+    }
+
+    /// How many texts begin with a byte-order mark, which is no token.
+    fn marks(&self) -> usize {
+        let has_mark = |array: &&Array| array.rows() < array.mapped().len();
+        match self.coding.are_bytes {
+            true => self.arrays.iter().filter(has_mark).count(),
+            false => 0,
+        }
     }
 
     /// How many tokens at the ends of files are in no window.

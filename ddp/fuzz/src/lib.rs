@@ -163,7 +163,9 @@ pub fn texts(name: &str, bytes: &[u8]) -> Result<usize> {
                 lossy,
                 may_cut: &|_, _| true,
                 piece_bytes: 64,
+                gap: &|_| None,
                 read: &AtomicU64::new(0),
+                marks: &AtomicU64::new(0),
             };
             text::documents(path, &options, &mut |piece| {
                 count += piece.text.len();

@@ -44,6 +44,7 @@ use twox_hash::XxHash3_64;
 use super::array::{ArrayPlace, Element};
 use super::contents::{Contents, OddCells};
 use super::io::{map, refuse, writing};
+use super::llm_c;
 use crate::error::{Error, Result};
 use crate::spec::TOKENS_MAX;
 
@@ -193,6 +194,7 @@ fn header(mapped: &Mapped) -> Result<Header, String> {
         .read(0, &mut first)
         .map_err(|error| error.to_string())?;
     if !first.starts_with(MAGIC) {
+        llm_c::check_no_header(mapped)?;
         let got = first[..8].escape_ascii();
         return Err(format!(
             "expected a flat .bin file, which begins with \"DDPFLAT1\", got \"{got}\"; help: numbers without a header \

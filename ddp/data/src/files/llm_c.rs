@@ -50,6 +50,27 @@ impl Format {
     }
 }
 
+/// What a header says at most: 16 numbers. The rest is 0.
+const SAID_BYTES: usize = 64;
+
+/// An error if a file that is none of `FORMATS` begins with a header as llm.c's files do.
+pub(super) fn check_no_header(mapped: &Mapped) -> Result<(), String> {
+    let mut header = [0; HEADER_BYTES as usize];
+    let is_long = mapped.len() >= HEADER_BYTES && mapped.read(0, &mut header).is_ok();
+    let (said, rest) = header.split_at(SAID_BYTES);
+    let is_zero = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0);
+    if !is_long || is_zero(&said[..4]) || !is_zero(rest) {
+        return Ok(());
+    }
+    let got = u32::from_le_bytes(*header.first_chunk().expect("1024 bytes"));
+    let [gpt2, llama3] = FORMATS.each_ref().map(|format| format.magic);
+    Err(format!(
+        "expected tokens, got a header of {HEADER_BYTES} bytes as llm.c writes with the magic number {got}, not {gpt2} \
+         (GPT-2) or {llama3} (Llama 3); help: write the file again with llm.c's scripts, or give tokens:FILE,type=u16 \
+         if these bytes are tokens"
+    ))
+}
+
 /// The tokens of the file at `path`, and their format.
 pub(super) fn open(path: &Path, mapped: &Arc<Mapped>) -> Result<(Array, &'static Format)> {
     let bad = |why: String| refuse(path, why);

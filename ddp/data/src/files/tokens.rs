@@ -17,6 +17,7 @@ use super::kind::{FileKind, kind};
 use super::llm_c;
 use crate::disk;
 use crate::error::{Error, Result};
+use crate::spec::TokensSpec;
 
 /// What the tokens of a file are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,9 +63,13 @@ pub fn shown(path: &Path) -> String {
     format!("{prefix}{}", path.display())
 }
 
-/// The tokens of the file at `path`, an array of rows of one number. `are_tokens` says that a file
-/// holds tokens though it does not say so itself.
-pub fn open(path: &Path, are_tokens: bool, cache_dir: Option<&Path>) -> Result<(Array, Coding)> {
+/// The tokens of the file at `path`, an array of rows of one number. With a `spec` a file holds
+/// tokens though it may not say so itself.
+pub fn open(
+    path: &Path,
+    spec: Option<&TokensSpec>,
+    cache_dir: Option<&Path>,
+) -> Result<(Array, Coding)> {
     let mapped = map(path)?;
     match kind(path)? {
         FileKind::LlmC => {
@@ -76,25 +81,35 @@ pub fn open(path: &Path, are_tokens: bool, cache_dir: Option<&Path>) -> Result<(
                 are_bytes: true,
                 ..Coding::new("bytes of a text", Some(256))
             };
-            Ok((whole_file(path, &mapped, Element::U8)?, coding))
+            let mut start = [0; BYTE_ORDER_MARK.len()];
+            let is_read = mapped.len() > 3 && mapped.read(0, &mut start).is_ok();
+            let has_mark = is_read && start == BYTE_ORDER_MARK;
+            let offset = if has_mark { start.len() as u64 } else { 0 };
+            Ok((whole_file(path, &mapped, Element::U8, offset)?, coding))
         }
-        FileKind::Flat if are_tokens && !flat::begins(&mapped) => {
-            let coding = Coding::new("u16 without a header", None);
-            let array = whole_file(path, &mapped, Element::U16)?;
-            check_not_u32(path, &array)?;
-            Ok((array, coding))
+        FileKind::Flat if spec.is_some() && !flat::begins(&mapped) => {
+            let stated = spec.and_then(|spec| spec.token_type);
+            let array = whole_file(path, &mapped, stated.unwrap_or(Element::U16), 0)?;
+            if stated.is_none() {
+                llm_c::check_no_header(&mapped).map_err(|why| refuse(path, why))?;
+                check_not_u32(path, &array)?;
+            }
+            Ok((array, Coding::new("without a header", None)))
         }
         FileKind::Csv | FileKind::Parquet => Err(refuse(
             path,
             "expected tokens, got a table; help: give .bin, .txt, or a one-dimensional array of integers",
         )),
-        _ => of_arrays(path, super::open(path, cache_dir)?, are_tokens),
+        _ => of_arrays(path, super::open(path, cache_dir)?, spec.is_some()),
     }
 }
 
-/// All bytes of a file as numbers of this type.
-fn whole_file(path: &Path, mapped: &Arc<Mapped>, element: Element) -> Result<Array> {
-    let (bytes, size) = (mapped.len(), element.bytes() as u64);
+/// What some editors write before a text: U+FEFF in UTF-8.
+pub(crate) const BYTE_ORDER_MARK: [u8; 3] = *b"\xef\xbb\xbf";
+
+/// All bytes of a file from `offset` on as numbers of this type.
+fn whole_file(path: &Path, mapped: &Arc<Mapped>, element: Element, offset: u64) -> Result<Array> {
+    let (bytes, size) = (mapped.len() - offset, element.bytes() as u64);
     if !bytes.is_multiple_of(size) {
         return Err(refuse(
             path,
@@ -106,7 +121,7 @@ fn whole_file(path: &Path, mapped: &Arc<Mapped>, element: Element) -> Result<Arr
     }
     let place = ArrayPlace {
         key: "",
-        offset: 0,
+        offset,
         element,
         big_endian: false,
         shape: &[(bytes / size) as usize],
@@ -115,20 +130,32 @@ fn whole_file(path: &Path, mapped: &Arc<Mapped>, element: Element) -> Result<Arr
     array.map_err(|why| refuse(path, why))
 }
 
-/// An error if every second number is 0, as if the tokens were u32.
+/// Numbers below this are tiny: the upper halves of u32 tokens are, in vocabularies of 4 million.
+const TINY: i64 = 64;
+
+/// An error if every second number is 0 or nearly all of them are tiny, and the others are not, as
+/// if the tokens were u32 or wider.
 fn check_not_u32(path: &Path, array: &Array) -> Result<()> {
     let mut first = vec![0; array.rows().min(4096) as usize];
     array.read_i64(0, &mut first)?;
     let (low, high): (Vec<_>, Vec<_>) =
         first.chunks_exact(2).map(|pair| (pair[0], pair[1])).unzip();
-    let is_zero = |token: &i64| *token == 0;
-    if high.len() < 32 || !high.iter().all(is_zero) || low.iter().all(is_zero) {
+    let below = |most: i64, of: &[i64]| of.iter().filter(|&&token| token < most).count();
+    let (zero_high, zero_low) = (below(1, &high), below(1, &low));
+    let (tiny_high, tiny_low) = (below(TINY, &high), below(TINY, &low));
+    let all = high.len();
+    let are_zero = zero_high == all && zero_low < all;
+    let are_tiny = tiny_high * 10 >= all * 9 && tiny_low * 2 < all;
+    if all < 32 || !(are_zero || are_tiny) {
         return Ok(());
     }
     Err(refuse(
         path,
-        "expected u16 tokens without a header, got numbers of which every second one is 0, as in u32 tokens; help: save them \
-         as u16, or with np.save",
+        format!(
+            "expected u16 tokens without a header, got numbers of which every second one is small, as in u32 tokens \
+             ({tiny_high} of {all} at odd places are below {TINY}, {tiny_low} at even places); help: give \
+             tokens:FILE,type=u32 if they are u32, type=u16 if they are u16, or save them with np.save"
+        ),
     ))
 }
 

@@ -17,7 +17,7 @@ use crate::plan::FeaturePlan;
 use crate::ranks::{Alone, Ranks, SameFiles, agree, in_turn};
 use crate::request::{Data, DataRequest};
 use crate::scan::{self, TokensFound};
-use crate::spec::{DataSpec, TOKENS_MAX};
+use crate::spec::{DataSpec, TOKENS_MAX, TokensSpec};
 use crate::task::{TaskSpec, TokenizerId};
 use crate::text::TOKENIZER_FILE;
 use crate::tokens::{TokenFiles, Windows};
@@ -53,10 +53,14 @@ pub(super) struct Named<'a> {
     /// The setting that names them, for messages.
     setting: &'static str,
     path: &'a str,
-    /// Whether the user says that they hold tokens.
-    are_tokens: bool,
-    context: Option<usize>,
-    vocabulary: Option<usize>,
+    /// What the user says of them: that they hold tokens.
+    spec: Option<&'a TokensSpec>,
+}
+
+impl Named<'_> {
+    fn context(&self) -> Option<usize> {
+        self.spec.and_then(|spec| spec.context)
+    }
 }
 
 /// A model of so many tokens, more than the 256 bytes with padding, most likely has a tokenizer.
@@ -68,21 +72,13 @@ pub(super) fn named<'a>(
     setting: &'static str,
     ranks: &dyn Ranks,
 ) -> Result<Option<Named<'a>>> {
-    let named = |path, are_tokens| Named {
+    let named = |path, spec| Named {
         setting,
         path,
-        are_tokens,
-        context: None,
-        vocabulary: None,
+        spec,
     };
     let spec = match spec {
-        DataSpec::Tokens(spec) => {
-            return Ok(Some(Named {
-                context: spec.context,
-                vocabulary: spec.vocabulary,
-                ..named(&spec.path, true)
-            }));
-        }
+        DataSpec::Tokens(spec) => return Ok(Some(named(&spec.path, Some(spec)))),
         DataSpec::Files(spec) if spec.part.is_none() => spec,
         _ => return Ok(None),
     };
@@ -100,7 +96,7 @@ pub(super) fn named<'a>(
         kind.to_string(),
     );
     ranks.must_match(&[what], SAME_FILES)?;
-    Ok(are_tokens.then(|| named(&spec.path, false)))
+    Ok(are_tokens.then(|| named(&spec.path, None)))
 }
 
 /// Looks at the tokens of a request, in one process; None if its data are not tokens.
@@ -110,7 +106,7 @@ pub fn summarize(request: &DataRequest) -> Result<Option<TokenSummary>> {
         return Ok(None);
     };
     request.check_tokens()?;
-    let context = named.context.or(request.context);
+    let context = named.context().or(request.context);
     let read = ReadTokens::open(&named, context, None, request, &Alone)?;
     Ok(Some(read.summary(context)))
 }
@@ -231,7 +227,7 @@ fn context(request: &DataRequest, named: &Named<'_>) -> Result<usize> {
         }
         None => request.context,
     };
-    match (named.context, of_model) {
+    match (named.context(), of_model) {
         (Some(given), Some(context)) if given != context => Err(Error::Usage(format!(
             "`data` {data}: expected a context of {context}, which the model has, got {given}; help: leave out context="
         ))),
@@ -273,14 +269,14 @@ fn open_val(
     let Some(named) = named(spec, "val-data", ranks)? else {
         // Whatever is wrong with the files is a better reason than what they lack.
         if let DataSpec::Files(files) = spec {
-            TokenFiles::open(&files.path, false, "val-data", request.cache_dir.as_deref())?;
+            TokenFiles::open(&files.path, None, "val-data", request.cache_dir.as_deref())?;
         }
         return Err(Error::Data(format!(
             "`val-data` {spec}: expected tokens, as `data` has, got another file; help: give tokens:{spec} if its numbers are \
              u16 tokens without a header"
         )));
     };
-    if named.context.is_some_and(|given| given != context) {
+    if named.context().is_some_and(|given| given != context) {
         return Err(Error::Usage(format!(
             "`val-data` {spec}: expected a context of {context}, as `data` has; help: leave out context="
         )));
@@ -334,11 +330,10 @@ impl ReadTokens {
         let Named {
             setting,
             path,
-            are_tokens,
-            ..
+            spec,
         } = *named;
         let files = in_turn(ranks, || {
-            let files = TokenFiles::open(path, are_tokens, setting, request.cache_dir.as_deref())?;
+            let files = TokenFiles::open(path, spec, setting, request.cache_dir.as_deref())?;
             context.map_or(Ok(Vec::new()), |context| files.windows(context))?;
             bound.map_or(Ok(()), |bound| check_coding(&files, bound))?;
             Ok(files)
@@ -354,7 +349,8 @@ impl ReadTokens {
         let of_files = |what: &str| format!("{what} of `{setting}` {path}");
         let values = values.map(|(what, value)| (of_files(what), value));
         ranks.must_match(&values, SAME_FILES)?;
-        let read = ReadTokens::read(Arc::new(files), setting, named.vocabulary, bound, ranks)?;
+        let given = spec.and_then(|spec| spec.vocabulary);
+        let read = ReadTokens::read(Arc::new(files), setting, given, bound, ranks)?;
         read_in_any_order(&read.files.arrays);
         Ok(read)
     }

@@ -15,6 +15,8 @@ fn a_spec_reads_back_as_it_prints() {
         "shards/*.npy",
         "tokens:train.bin",
         "tokens:shards/*.bin,context=64,vocabulary=50304",
+        "tokens:train.bin,type=u16",
+        "tokens:train.bin,vocabulary=128256,type=u32",
     ] {
         let spec: DataSpec = text.parse().unwrap();
         assert_eq!(
@@ -112,7 +114,7 @@ fn invalid_values_are_refused_with_the_valid_ones() {
         ),
         (
             "tokens:a.bin,window=3",
-            &["options context, vocabulary, got \"window\""],
+            &["options context, vocabulary, type, got \"window\""],
         ),
     ] {
         let error = text.parse::<DataSpec>().unwrap_err();

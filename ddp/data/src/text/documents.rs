@@ -5,16 +5,18 @@
 
 use std::borrow::Cow;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Cursor, Read};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Map, Value};
 
+use super::encoder::gap_refusal;
 use super::unpack::{packing, reader, unreadable};
 use crate::error::Result;
 use crate::files::io::{reading, refuse};
 use crate::files::parquet;
+use crate::files::tokens::BYTE_ORDER_MARK;
 
 /// The most text that is not cut: a document of `.jsonl` or `.parquet`, or a text that the
 /// tokenizer does not let be cut.
@@ -42,8 +44,12 @@ pub struct ReadOptions<'a> {
     pub may_cut: &'a (dyn Fn(&str, usize) -> bool + Sync),
     /// Texts are cut into pieces of about this size.
     pub piece_bytes: usize,
+    /// Where the tokenizer would give up on a text.
+    pub gap: &'a (dyn Fn(&str) -> Option<usize> + Sync),
     /// Counts the bytes read from files.
     pub read: &'a AtomicU64,
+    /// Counts the byte-order marks that were dropped.
+    pub marks: &'a AtomicU64,
 }
 
 /// What takes pieces.
@@ -55,9 +61,6 @@ pub fn documents(path: &Path, options: &ReadOptions<'_>, sink: Sink<'_>) -> Resu
     if about.is_dir() {
         let why = "expected a file, got a folder; help: give its files, as in FOLDER/*.txt";
         return Err(refuse(path, why));
-    }
-    if about.len() == 0 {
-        return Err(refuse(path, EMPTY));
     }
     let name = path.to_string_lossy().to_ascii_lowercase();
     let (name, packed) = packing(&name);
@@ -76,21 +79,50 @@ pub fn documents(path: &Path, options: &ReadOptions<'_>, sink: Sink<'_>) -> Resu
                    an object, to .txt to take it as it is";
         return Err(refuse(path, why));
     }
-    let bytes = reader(path, options.read)?;
+    let mut bytes = reader(path, options.read)?;
+    let mut first = Vec::new();
+    let count = BYTE_ORDER_MARK.len();
+    let read = (&mut bytes).take(count as u64).read_to_end(&mut first);
+    if read.map_err(|error| unreadable(path, error))? == 0 {
+        return sink(Piece {
+            text: String::new(),
+            ends_document: true,
+        });
+    }
+    let mut start = 0;
+    if first == BYTE_ORDER_MARK {
+        first.clear();
+        start = count as u64;
+        options.marks.fetch_add(1, Ordering::Relaxed);
+    }
+    let bytes = Cursor::new(first).chain(bytes);
     match ends(&[".jsonl", ".ndjson"]) {
-        true => lines(path, bytes, options, sink),
-        false => text(path, bytes, options, sink),
+        true => lines(path, (bytes, start), options, sink),
+        false => text(path, (bytes, start), options, sink),
     }
 }
 
-const EMPTY: &str = "it is empty: expected text; help: leave it out, or write it again";
-
-/// A text, in pieces.
-fn text(path: &Path, bytes: impl Read, options: &ReadOptions<'_>, sink: Sink<'_>) -> Result<()> {
-    let mut bytes = bytes;
-    let mut decoder = Decoder::new(path, options.lossy);
+/// A text from byte `start` on, in pieces.
+fn text(
+    path: &Path,
+    (bytes, start): (impl Read, u64),
+    options: &ReadOptions<'_>,
+    sink: Sink<'_>,
+) -> Result<()> {
+    let (mut bytes, mut at_byte) = (bytes, start);
+    let mut decoder = Decoder::new(path, options.lossy, start);
+    let mut give = |text: String, ends_document| {
+        if let Some(at) = (options.gap)(&text) {
+            return Err(refuse(path, gap_refusal(at_byte + at as u64)));
+        }
+        at_byte += text.len() as u64;
+        sink(Piece {
+            text,
+            ends_document,
+        })
+    };
     let piece_bytes = options.piece_bytes;
-    let (mut pending, mut is_cut, mut size) = (String::new(), false, piece_bytes);
+    let (mut pending, mut size) = (String::new(), piece_bytes);
     let mut chunk = Vec::new();
     loop {
         // Whole chunks, however few bytes a read gives: cuts depend on the text alone.
@@ -111,20 +143,11 @@ fn text(path: &Path, bytes: impl Read, options: &ReadOptions<'_>, sink: Sink<'_>
             continue;
         };
         let rest = pending.split_off(at);
-        (is_cut, size) = (true, piece_bytes);
-        sink(Piece {
-            text: std::mem::replace(&mut pending, rest),
-            ends_document: false,
-        })?;
+        size = piece_bytes;
+        give(std::mem::replace(&mut pending, rest), false)?;
     }
     decoder.finish(&mut pending)?;
-    if pending.is_empty() && !is_cut {
-        return Err(refuse(path, EMPTY));
-    }
-    sink(Piece {
-        text: pending,
-        ends_document: true,
-    })
+    give(pending, true)
 }
 
 /// The last beginning of a line where `text` may be cut.
@@ -135,10 +158,15 @@ fn cut(text: &str, may_cut: &dyn Fn(&str, usize) -> bool) -> Option<usize> {
     starts.find(|&at| may_cut(text, at))
 }
 
-/// The lines of `.jsonl`, each an object with a text.
-fn lines(path: &Path, bytes: impl Read, options: &ReadOptions<'_>, sink: Sink<'_>) -> Result<()> {
+/// The lines of `.jsonl` from byte `start` on, each an object with a text.
+fn lines(
+    path: &Path,
+    (bytes, start): (impl Read, u64),
+    options: &ReadOptions<'_>,
+    sink: Sink<'_>,
+) -> Result<()> {
     let mut bytes = BufReader::with_capacity(1 << 18, bytes);
-    let (mut line, mut start) = (Vec::new(), 0);
+    let (mut line, mut start) = (Vec::new(), start);
     for number in 1.. {
         line.clear();
         let most = UNCUT_BYTES_MAX as u64 + 1;
@@ -157,15 +185,15 @@ fn lines(path: &Path, bytes: impl Read, options: &ReadOptions<'_>, sink: Sink<'_
         let object: Map<String, Value> = serde_json::from_str(&text)
             .map_err(|error| bad(format!("expected a JSON object: {error}")))?;
         let text = field(object, options.field).map_err(bad)?;
+        if let Some(at) = (options.gap)(&text) {
+            return Err(bad(gap_refusal(at as u64)));
+        }
         sink(Piece {
             text,
             ends_document: true,
         })?;
     }
-    match start {
-        0 => Err(refuse(path, EMPTY)),
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 /// The text in this field.
@@ -196,6 +224,10 @@ fn rows(path: &Path, options: &ReadOptions<'_>, sink: Sink<'_>) -> Result<()> {
                 })?
                 .to_string(),
         };
+        if let Some(at) = (options.gap)(&text) {
+            let why = gap_refusal(at as u64);
+            return Err(refuse(path, format!("{}, {why}", place())));
+        }
         sink(Piece {
             text,
             ends_document: true,
@@ -246,12 +278,12 @@ struct Decoder<'a> {
 }
 
 impl Decoder<'_> {
-    fn new(path: &Path, lossy: bool) -> Decoder<'_> {
+    fn new(path: &Path, lossy: bool, start: u64) -> Decoder<'_> {
         Decoder {
             path,
             lossy,
             left: Vec::new(),
-            start: 0,
+            start,
         }
     }
 

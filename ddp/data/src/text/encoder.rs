@@ -4,6 +4,9 @@ use super::vocabulary::{END, Vocabulary};
 
 /// Bytes on either side of a cut that decide whether it changes tokens.
 const AROUND_CUT: usize = 256;
+/// Whitespace characters in a row that are refused. `fancy_regex` keeps a state or two for each and
+/// gives up at a million.
+const GAP_MAX: usize = 500_000;
 
 /// Turns text into tokens. Each thread has its own, since it may cache words.
 #[derive(Clone, Debug)]
@@ -18,10 +21,22 @@ pub enum Encoder {
 impl Encoder {
     /// The tokens of a text. An error says what is wrong with the text or the tokenizer.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
+        if let Some(at) = self.gap(text) {
+            return Err(gap_refusal(at as u64));
+        }
         match self {
             Encoder::Bytes => Ok(bytes(text)),
             #[cfg(feature = "tokenizers")]
             Encoder::Tokenizer(tokenizer) => built::encode(tokenizer, text),
+        }
+    }
+
+    /// Where so many whitespace characters follow each other that the tokenizer gives up.
+    pub(super) fn gap(&self, text: &str) -> Option<usize> {
+        match self {
+            Encoder::Bytes => None,
+            #[cfg(feature = "tokenizers")]
+            Encoder::Tokenizer(_) => gap(text),
         }
     }
 
@@ -49,6 +64,32 @@ impl Encoder {
             _ => false,
         }
     }
+}
+
+/// The first byte of `GAP_MAX` whitespace characters in a row. There the crate's regexes give up,
+/// and it would take the rest of the text as one word, without an error.
+pub(super) fn gap(text: &str) -> Option<usize> {
+    if text.len() < GAP_MAX {
+        return None;
+    }
+    let mut count = 0;
+    let ends = |(_, character): &(usize, char)| {
+        count = if character.is_whitespace() {
+            count + 1
+        } else {
+            0
+        };
+        count == GAP_MAX
+    };
+    let (last, _) = text.char_indices().find(ends)?;
+    Some(text[..last].trim_end().len())
+}
+
+pub(super) fn gap_refusal(byte: u64) -> String {
+    format!(
+        "byte {byte}: expected fewer than {GAP_MAX} whitespace characters in a row, where \
+         tokenizers give up; help: shorten them"
+    )
 }
 
 /// A token a byte; a text that says itself where documents end is taken at its word.

@@ -3,20 +3,36 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use super::vocabulary::{TOKENIZER_FILE, Vocabulary};
 use crate::disk;
 use crate::error::{Error, Result};
-use crate::files::io::reading;
+use crate::files::io::{self, reading};
 
 /// The folder of held-out documents.
 const VAL: &str = "val";
 /// What the tokenizer of an unfinished folder was learned from.
 const LEARNED_FROM: &str = ".learned-from";
+/// What a finished folder has.
+const CONTENTS_FILE: &str = "shards.json";
+/// Longer files are damaged.
+const CONTENTS_BYTES_MAX: u64 = 1 << 12;
+
+/// What was written of training documents, or of held-out ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Side {
+    /// Documents with text.
+    pub documents: u64,
+    /// Tokens, with those after documents.
+    pub tokens: u64,
+    /// Shards.
+    pub shards: usize,
+}
 
 /// The folder that is filled, which no other process fills meanwhile.
 pub(super) struct Folder {
@@ -81,8 +97,8 @@ impl Folder {
     }
 
     /// Makes the file `name` with these bytes.
-    pub(super) fn put(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let path = self.work.join(name);
+    pub(super) fn put(&self, side: usize, name: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.side(side).join(name);
         if fs::read(&path).is_ok_and(|there| there == bytes) {
             return Ok(());
         }
@@ -100,11 +116,20 @@ impl Folder {
     }
 
     pub(super) fn keep_learned(&self, vocabulary: &Vocabulary, from: &str) -> Result<()> {
-        self.put(TOKENIZER_FILE, &vocabulary.file)?;
+        self.put(0, TOKENIZER_FILE, &vocabulary.file)?;
         match self.is_whole {
             true => Ok(()),
-            false => self.put(LEARNED_FROM, learned_note(vocabulary, from).as_bytes()),
+            false => self.put(0, LEARNED_FROM, learned_note(vocabulary, from).as_bytes()),
         }
+    }
+
+    /// Says in each side's folder what it has, so that a missing shard is noticed.
+    pub(super) fn put_contents(&self, sides: &[Side; 2]) -> Result<()> {
+        let mut sides = sides.iter().enumerate().filter(|(_, of)| of.shards > 0);
+        sides.try_for_each(|(side, of)| {
+            let text = serde_json::to_string(of).expect("numbers fit JSON");
+            self.put(side, CONTENTS_FILE, format!("{text}\n").as_bytes())
+        })
     }
 
     /// Removes shards that other texts left in an unfinished folder; a whole one must have none.
@@ -150,6 +175,35 @@ impl Folder {
         }
     }
 }
+
+/// An error if `folder`, of files with so many tokens, lacks shards that it says it has.
+pub(crate) fn check_whole(folder: &Path, tokens: u64) -> Result<()> {
+    let path = folder.join(CONTENTS_FILE);
+    if !path.is_file() {
+        return Ok(());
+    }
+    let mut text = String::new();
+    let file = File::open(&path).map_err(reading(&path))?;
+    let read = file.take(CONTENTS_BYTES_MAX).read_to_string(&mut text);
+    read.map_err(reading(&path))?;
+    let said: Side = serde_json::from_str(&text)
+        .map_err(|error| io::refuse(&path, format!("{error}; help: {AGAIN}")))?;
+    let names = (0..said.shards).map(shard_name);
+    let missing = names.into_iter().find(|name| !folder.join(name).is_file());
+    let got = match missing {
+        Some(name) => format!("no {name}"),
+        None if tokens != said.tokens => format!("{tokens} tokens"),
+        None => return Ok(()),
+    };
+    Err(Error::Data(format!(
+        "{}: expected {} shards with {} tokens, as {CONTENTS_FILE} says, got {got}; help: {AGAIN}",
+        folder.display(),
+        said.shards,
+        said.tokens
+    )))
+}
+
+const AGAIN: &str = "copy the whole folder again, or tokenize the texts again";
 
 /// The beginning of a shard's name.
 const SHARD: &str = "tokens-";

@@ -23,7 +23,7 @@ use twox_hash::{XxHash3_64, XxHash3_128};
 
 use super::documents::{Piece, ReadOptions, documents};
 use super::encoder::{self, Encoder};
-use super::folder::Folder;
+use super::folder::{Folder, Side};
 use super::vocabulary::{TOKENIZER_FILE, Vocabulary};
 use crate::disk;
 use crate::error::{Error, Result};
@@ -99,17 +99,6 @@ pub struct Progress {
     pub file_bytes: u64,
 }
 
-/// What was written of training documents, or of held-out ones.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Side {
-    /// Documents with text.
-    pub documents: u64,
-    /// Tokens, with those after documents.
-    pub tokens: u64,
-    /// Shards.
-    pub shards: usize,
-}
-
 /// What was done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tokenized {
@@ -117,6 +106,8 @@ pub struct Tokenized {
     pub sides: [Side; 2],
     /// Documents without text, which were skipped.
     pub empty_documents: u64,
+    /// Byte-order marks at the beginnings of files, which were dropped.
+    pub marks: u64,
     /// Shards that were there already.
     pub known_shards: usize,
     /// Bytes of text that were tokenized, without those of shards that were there.
@@ -156,7 +147,7 @@ fn fill(
 ) -> Result<Tokenized> {
     let identities = identities(&options.files)?;
     let file_bytes = identities.iter().map(|identity| identity.bytes).sum();
-    let read = AtomicU64::new(0);
+    let (read, marks) = (AtomicU64::new(0), AtomicU64::new(0));
     let mut report = |is_learning| {
         progress(Progress {
             is_learning,
@@ -175,9 +166,11 @@ fn fill(
             match folder.learned_from(&from) {
                 Some(vocabulary) => vocabulary,
                 None => {
-                    let learned = learned(options, *size, &read, &mut || report(true))?;
+                    let learned = learned(options, *size, (&read, &marks), &mut || report(true))?;
                     folder.keep_learned(&learned, &from)?;
-                    read.store(0, Ordering::Relaxed);
+                    for counted in [&read, &marks] {
+                        counted.store(0, Ordering::Relaxed);
+                    }
                     learned
                 }
             }
@@ -196,13 +189,23 @@ fn fill(
         done: Tokenized {
             sides: [Side::default(); 2],
             empty_documents: 0,
+            marks: 0,
             known_shards: 0,
             text_bytes: 0,
             vocabulary: vocabulary.size,
         },
     };
     let may_cut = |text: &str, at| encoder.may_cut(text, at);
-    let read_options = read_options(options, &may_cut, &read);
+    let gap = |text: &str| encoder.gap(text);
+    let read_options = ReadOptions {
+        field: &options.field,
+        lossy: options.lossy,
+        may_cut: &may_cut,
+        piece_bytes: options.sizes.piece_bytes,
+        gap: &gap,
+        read: &read,
+        marks: &marks,
+    };
     thread::scope(|scope| {
         // One group is read while another is tokenized.
         let (sender, groups) = mpsc::sync_channel(1);
@@ -213,12 +216,14 @@ fn fill(
         }
         let empty = reader.join().map_err(|_| ended())??;
         work.done.empty_documents = empty;
+        work.done.marks = marks.load(Ordering::Relaxed);
         Ok::<_, Error>(())
     })?;
     let done = work.done;
     check_sides(options, &done)?;
-    folder.put(TOKENIZER_FILE, &vocabulary.file)?;
+    folder.put(0, TOKENIZER_FILE, &vocabulary.file)?;
     folder.check_shards(done.sides.map(|side| side.shards))?;
+    folder.put_contents(&done.sides)?;
     Ok(done)
 }
 
@@ -235,20 +240,6 @@ fn bad_tokenizer(options: &TokenizeOptions, why: String) -> Error {
     Error::Data(format!("`tokenizer` {what}: {why}; help: give another"))
 }
 
-fn read_options<'a>(
-    options: &'a TokenizeOptions,
-    may_cut: &'a (dyn Fn(&str, usize) -> bool + Sync),
-    read: &'a AtomicU64,
-) -> ReadOptions<'a> {
-    ReadOptions {
-        field: &options.field,
-        lossy: options.lossy,
-        may_cut,
-        piece_bytes: options.sizes.piece_bytes,
-        read,
-    }
-}
-
 /// Size, times and inode of each file. All are looked at before any is read.
 fn identities(files: &[PathBuf]) -> Result<Vec<Identity>> {
     let of = |path: &PathBuf| Ok(Identity::of(&fs::metadata(path).map_err(reading(path))?));
@@ -259,11 +250,18 @@ fn identities(files: &[PathBuf]) -> Result<Vec<Identity>> {
 fn learned(
     options: &TokenizeOptions,
     size: usize,
-    read: &AtomicU64,
+    (read, marks): (&AtomicU64, &AtomicU64),
     report: &mut dyn FnMut(),
 ) -> Result<Vocabulary> {
-    let may_cut = |_: &str, _| true;
-    let read_options = &read_options(options, &may_cut, read);
+    let read_options = &ReadOptions {
+        field: &options.field,
+        lossy: options.lossy,
+        may_cut: &|_, _| true,
+        piece_bytes: options.sizes.piece_bytes,
+        gap: &encoder::gap,
+        read,
+        marks,
+    };
     let (sender, texts) = mpsc::sync_channel(16);
     let file = thread::scope(|scope| {
         let reader = scope.spawn(move || {
@@ -472,6 +470,6 @@ fn tokens_of(path: &Path, source: &str) -> Option<u64> {
     if found != source || flat::verify(path).is_err() {
         return None;
     }
-    let (array, _) = tokens::open(path, false, None).ok()?;
+    let (array, _) = tokens::open(path, None, None).ok()?;
     Some(array.rows())
 }

@@ -9,7 +9,8 @@ use std::sync::atomic::AtomicU64;
 use super::*;
 use crate::disk::testing::{Failing, Scratch};
 use crate::error::{Error, Result};
-use crate::files::tokens;
+use crate::files::{Array, tokens};
+use crate::tokens::TokenFiles;
 
 const SMALL: Sizes = Sizes {
     piece_bytes: 1 << 12,
@@ -43,7 +44,9 @@ fn read(path: &Path, lossy: bool, encoder: &Encoder) -> Result<(Vec<String>, usi
         lossy,
         may_cut: &|text, at| encoder.may_cut(text, at),
         piece_bytes: SMALL.piece_bytes,
+        gap: &|text| encoder.gap(text),
         read: &AtomicU64::new(0),
+        marks: &AtomicU64::new(0),
     };
     documents(path, &options, &mut |piece| {
         if is_new {
@@ -81,7 +84,7 @@ fn shards(folder: &Path) -> Vec<Vec<i64>> {
     paths.retain(|path| path.extension().is_some_and(|ending| ending == "bin"));
     paths.sort();
     let read = |path: &PathBuf| {
-        let (array, coding) = tokens::open(path, false, None).unwrap();
+        let (array, coding) = tokens::open(path, None, None).unwrap();
         assert!(coding.tokenizer.is_some() && coding.end_of_text.is_some());
         let mut tokens = vec![0; array.rows() as usize];
         array.read_i64(0, &mut tokens).unwrap();
@@ -171,8 +174,16 @@ fn what_is_wrong_with_a_text_is_named() {
         ("a.txt", b"ab\xffcd", "a.txt: byte 2: expected UTF-8"),
         ("b.txt", &late, "b.txt: byte 10000: expected UTF-8"),
         ("cut.txt", b"ab\xe2\x82", "cut.txt: byte 2: expected UTF-8"),
-        ("empty.txt", b"", "empty.txt: it is empty"),
-        ("empty.txt.gz", &gz(b""), "empty.txt.gz: it is empty"),
+        (
+            "empty.txt",
+            b"",
+            "expected text, got 1 documents without any",
+        ),
+        (
+            "empty.txt.gz",
+            &gz(b""),
+            "expected text, got 1 documents without any",
+        ),
         ("no.gz", b"plain text", "no.gz: "),
         ("no.zst", b"plain text", "no.zst: zstd: "),
         ("half.txt.gz", &gz(late.as_slice())[..25], "half.txt.gz: "),
@@ -215,6 +226,75 @@ fn what_is_wrong_with_a_text_is_named() {
         scratch.path().join("out"),
     ));
     refusal(missing, 74);
+}
+
+#[test]
+fn empty_files_and_byte_order_marks_are_skipped_and_counted() {
+    let scratch = Scratch::new();
+    let line = "{\"text\": \"a line\"}\n";
+    let files = [
+        ("a.txt", "\u{feff}a text".into()),
+        ("b.txt", String::new()),
+        ("c.jsonl", format!("\u{feff}{line}{line}")),
+        ("d.jsonl", String::new()),
+        ("e.txt", "\u{feff}".into()),
+        ("f.txt", "the \u{feff}last".into()),
+    ]
+    .map(|(name, text)| file(&scratch, name, text));
+    let asked = TokenizeOptions {
+        files: files.to_vec(),
+        ..options(&files[0], scratch.path().join("out"))
+    };
+    let done = run(&asked).unwrap();
+    let documents = ["a text", "a line", "a line", "the \u{feff}last"];
+    assert_eq!(shards(&asked.out), [as_bytes(&documents)]);
+    assert_eq!((done.empty_documents, done.marks), (3, 3));
+    // Places count the mark's bytes.
+    let late = [&b"\xef\xbb\xbfab"[..], b"\xff"].concat();
+    let path = file(&scratch, "g.txt", late);
+    let text = refusal(read(&path, false, &Encoder::Bytes), 65);
+    assert!(text.contains("g.txt: byte 5: expected UTF-8"), "{text}");
+}
+
+#[test]
+fn a_folder_that_lacks_a_shard_is_refused() {
+    let scratch = Scratch::new();
+    let line = |number: usize| format!("{{\"text\": \"document {number}\"}}\n");
+    let path = file(&scratch, "a.jsonl", (0..40).map(line).collect::<String>());
+    let asked = TokenizeOptions {
+        val_split: 0.5,
+        sizes: Sizes {
+            shard_bytes: 100,
+            ..SMALL
+        },
+        ..options(&path, scratch.path().join("out"))
+    };
+    let [train, val] = run(&asked).unwrap().sides;
+    for (side, of) in [("", train), ("val", val)] {
+        let folder = asked.out.join(side);
+        let opened = || {
+            let files = TokenFiles::open(folder.to_str().unwrap(), None, "data", None)?;
+            Ok(files.arrays.iter().map(Array::rows).sum::<u64>())
+        };
+        assert_eq!(opened().unwrap(), of.tokens);
+        for number in 0..of.shards {
+            let name = format!("tokens-{number:06}.bin");
+            let (there, aside) = (folder.join(&name), scratch.path().join("aside"));
+            fs::rename(&there, &aside).unwrap();
+            let text = refusal(opened(), 65);
+            let expected = format!("{} shards with {} tokens", of.shards, of.tokens);
+            assert!(text.contains(&expected), "{text}");
+            assert!(text.contains(&format!("got no {name}")), "{text}");
+            fs::rename(&aside, &there).unwrap();
+        }
+        let extra = folder.join("tokens-999999.bin");
+        fs::copy(folder.join("tokens-000000.bin"), &extra).unwrap();
+        refusal(opened(), 65);
+        fs::remove_file(&extra).unwrap();
+        fs::write(folder.join("shards.json"), "{\"shards\": ").unwrap();
+        let text = refusal(opened(), 65);
+        assert!(text.contains("shards.json"), "{text}");
+    }
 }
 
 #[test]
@@ -541,6 +621,58 @@ mod with_tokenizers {
         assert_eq!(bound.encode("a").unwrap(), free.encode(" a").unwrap());
         let (found, pieces) = read(&long, false, &bound).unwrap();
         assert_eq!((found[0] == text, pieces), (true, 1));
+    }
+
+    #[test]
+    fn whitespace_that_the_tokenizer_gives_up_on_is_refused_with_its_place() {
+        let scratch = Scratch::new();
+        let (path, _) = golden();
+        let text = |spaces: usize| format!("Two words{}more words after\n", " ".repeat(spaces));
+        // One space fewer is right to the end, with Llama 3's pattern, too.
+        let mut llama_3: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+        llama_3["pre_tokenizer"] = serde_json::json!({"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false},
+            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}
+        ]});
+        let most = 499_999;
+        for path in [
+            path.clone(),
+            file(&scratch, "llama-3.json", llama_3.to_string()),
+        ] {
+            let encoder = encoder(&path);
+            let tail = encoder.encode(" more words after\n").unwrap();
+            assert!(tail.len() > 3);
+            assert!(encoder.encode(&text(most)).unwrap().ends_with(&tail));
+            let why = encoder.encode(&text(most + 1)).unwrap_err();
+            assert!(
+                why.starts_with("byte 9: expected fewer than 500000"),
+                "{why}"
+            );
+        }
+        let lines = serde_json::json!({"text": text(most + 1)});
+        for (name, bytes, place) in [
+            ("a.txt", text(most + 1), "a.txt: byte 9: "),
+            (
+                "a.jsonl",
+                format!("\n{lines}\n"),
+                "a.jsonl: line 2: byte 9: ",
+            ),
+        ] {
+            let file = file(&scratch, name, bytes);
+            for tokenizer in [
+                TokenizerChoice::File(path.clone()),
+                TokenizerChoice::Learned(300),
+            ] {
+                let asked = TokenizeOptions {
+                    tokenizer,
+                    ..options(&file, scratch.path().join("out"))
+                };
+                let why = refusal(run(&asked), 65);
+                assert!(why.contains(place), "{why}");
+            }
+            run(&options(&file, scratch.path().join(format!("{name}.out")))).unwrap();
+        }
     }
 
     #[test]

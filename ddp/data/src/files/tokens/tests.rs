@@ -26,7 +26,7 @@ fn a_shard_reads_back_in_the_narrowest_type() {
         })
         .unwrap();
         assert!(says_tokens(&path));
-        let (array, coding) = open(&path, false, None).unwrap();
+        let (array, coding) = open(&path, None, None).unwrap();
         let mut tokens = [0; 5];
         array.read_i64(0, &mut tokens).unwrap();
         assert_eq!((array.element(), array.rows()), (element, 5));
@@ -53,7 +53,7 @@ fn a_shard_that_is_not_finished_leaves_nothing() {
     );
     assert!(scratch.names().is_empty(), "{:?}", scratch.names());
     let error = write_shard(&path, about(10, Some(10)), |shard| shard.write(&[1]));
-    error.and_then(|()| open(&path, false, None)).unwrap_err();
+    error.and_then(|()| open(&path, None, None)).unwrap_err();
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn whatever_a_header_of_llm_c_says_is_compared_with_the_file() {
     whole.resize(1024 + 5 * 4, 0);
     let opened = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
-        open(&path, false, None).map(|(array, _)| array.rows())
+        open(&path, None, None).map(|(array, _)| array.rows())
     };
     assert_eq!(opened(&whole).unwrap(), 5);
     for length in (0..1024).step_by(31).chain(1024..whole.len()) {
@@ -95,20 +95,96 @@ fn whatever_a_header_of_llm_c_says_is_compared_with_the_file() {
 fn u32_tokens_are_not_read_as_u16() {
     let scratch = Scratch::new();
     let path = scratch.path().join("train.bin");
-    let opened = |bytes: Vec<u8>| {
+    let opened = |token_type, bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
-        open(&path, true, None).map(|(array, _)| array.rows())
+        let spec = TokensSpec {
+            token_type,
+            ..TokensSpec::default()
+        };
+        open(&path, Some(&spec), None).map(|(array, _)| (array.element(), array.rows()))
     };
-    let error = opened((0..100u32).flat_map(u32::to_le_bytes).collect()).unwrap_err();
-    assert_eq!(error.exit_code(), 65);
-    let text = error.to_string();
-    assert!(
-        text.contains("every second one is 0, as in u32 tokens"),
-        "{text}"
-    );
-    assert_eq!(
-        opened((0..100u16).flat_map(u16::to_le_bytes).collect()).unwrap(),
-        100
-    );
-    assert_eq!(opened(vec![0; 200]).unwrap(), 100);
+    let wide = |tokens: &[u32]| {
+        tokens
+            .iter()
+            .flat_map(|token| token.to_le_bytes())
+            .collect()
+    };
+    let narrow = |tokens: &[u16]| {
+        tokens
+            .iter()
+            .flat_map(|token| token.to_le_bytes())
+            .collect()
+    };
+    // Tokens of all sizes below a vocabulary, some of them often.
+    let some = |below: u64| -> Vec<u32> {
+        let token = |index: u64| match index % 5 {
+            0 => index % 50,
+            _ => ((index * 2_654_435_761) >> 7) % below,
+        };
+        (0..3000).map(|index| token(index) as u32).collect()
+    };
+    let longs: Vec<u32> = some(300).into_iter().flat_map(|token| [token, 0]).collect();
+    let cases: [Vec<u8>; 5] = [
+        wide(&(0..100).collect::<Vec<_>>()),
+        wide(&some(66_000)),
+        wide(&some(128_256)),
+        wide(&some(4_000_000)),
+        wide(&longs),
+    ];
+    for (number, bytes) in cases.iter().enumerate() {
+        let error = opened(None, bytes).unwrap_err();
+        assert_eq!(error.exit_code(), 65);
+        let text = error.to_string();
+        assert!(
+            text.contains("as in u32 tokens") && text.contains("type=u32"),
+            "{number}: {text}"
+        );
+        let count = bytes.len() as u64;
+        let as_u32 = opened(Some(Element::U32), bytes).unwrap();
+        assert_eq!(as_u32, (Element::U32, count / 4));
+        let as_u16 = opened(Some(Element::U16), bytes).unwrap();
+        assert_eq!(as_u16, (Element::U16, count / 2));
+    }
+    // Tokens that are u16: of bytes, of GPT-2, all below 64, and zeros.
+    for below in [256, 50_257, 64, 1] {
+        let tokens: Vec<u16> = some(below).iter().map(|&token| token as u16).collect();
+        let bytes: Vec<u8> = narrow(&tokens);
+        assert_eq!(
+            opened(None, &bytes).unwrap(),
+            (Element::U16, 3000),
+            "{below}"
+        );
+    }
+}
+
+#[test]
+fn a_header_of_another_format_of_llm_c_is_not_read_as_tokens() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("train.bin");
+    let mut bytes = [20240522u32, 1, 500].map(u32::to_le_bytes).concat();
+    bytes.resize(1024, 0);
+    bytes.extend([7; 1000]);
+    fs::write(&path, &bytes).unwrap();
+    let spec = TokensSpec::default();
+    for spec in [None, Some(&spec)] {
+        let text = open(&path, spec, None).unwrap_err().to_string();
+        let part = "with the magic number 20240522, not 20240520 (GPT-2) or 20240801 (Llama 3)";
+        assert!(text.contains(part), "{text}");
+    }
+    let stated = TokensSpec {
+        token_type: Some(Element::U16),
+        ..TokensSpec::default()
+    };
+    assert_eq!(open(&path, Some(&stated), None).unwrap().0.rows(), 1012);
+}
+
+#[test]
+fn the_byte_order_mark_of_a_text_is_no_token() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("a.txt");
+    fs::write(&path, "\u{feff}ab\u{feff}").unwrap();
+    let (array, _) = open(&path, None, None).unwrap();
+    let mut tokens = [0; 5];
+    array.read_i64(0, &mut tokens).unwrap();
+    assert_eq!((array.rows(), tokens), (5, [97, 98, 0xef, 0xbb, 0xbf]));
 }

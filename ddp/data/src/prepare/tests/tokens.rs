@@ -207,6 +207,20 @@ fn texts_that_a_pattern_matches_are_one_stream_of_files() {
         scratch.path().display()
     )));
     assert_eq!(all_windows(&*data.train), texts.map(of).concat());
+    assert!(!data.description.contains("mark"), "{}", data.description);
+    let marked = [b"\xef\xbb\xbf", texts[1]].concat();
+    file(&scratch, "b.txt", &marked);
+    let asked = with_context(&format!("{}/*.txt", scratch.path().display()));
+    let data = opened(&asked);
+    assert_eq!(all_windows(&*data.train), texts.map(of).concat());
+    let text = &data.description;
+    assert!(text.contains("byte-order marks dropped: 1"), "{text}");
+    let stated = format!(
+        "tokens:{}/*.txt,context=4,type=u32",
+        scratch.path().display()
+    );
+    let text = prepare(&request(&stated), &Alone).unwrap_err().to_string();
+    assert!(text.contains("got u8; help: leave out type="), "{text}");
 }
 
 #[test]
@@ -336,7 +350,7 @@ fn ranks_with_other_files_are_told_so() {
         // A new file at the same path.
         let _ = fs::remove_file(&path);
         llm_c(&scratch, "a.bin", GPT_2, &narrow(&tokens), 41);
-        Arc::new(TokenFiles::open(path.to_str().unwrap(), false, "data", None).unwrap())
+        Arc::new(TokenFiles::open(path.to_str().unwrap(), None, "data", None).unwrap())
     };
     let [one, copy, other] = [5, 5, 6].map(opened);
     let found = |second: &Arc<TokenFiles>| {
