@@ -56,6 +56,9 @@ pub struct DataRequest {
     pub context: Option<usize>,
     /// How many tokens the model has, if it says so: what data that do not say it have.
     pub vocabulary: Option<usize>,
+    /// A token that the data to train on must not have: the model's author does not train its row
+    /// of the embedding, and this program would.
+    pub untrained_token: Option<u64>,
     /// How the columns of tables are read.
     pub table: TableSettings,
     /// How features are normalized.
@@ -130,6 +133,7 @@ impl DataRequest {
             task: None,
             context: None,
             vocabulary: None,
+            untrained_token: None,
             table: TableSettings::default(),
             normalize: Normalize::None,
             normalizes_targets: true,
@@ -165,6 +169,10 @@ impl DataRequest {
             (
                 "vocabulary",
                 self.vocabulary.map(|vocabulary| vocabulary.to_string()),
+            ),
+            (
+                "untrained token",
+                self.untrained_token.map(|token| token.to_string()),
             ),
             ("drop", names(&table.drop)),
             ("categorical", names(&table.categorical)),

@@ -13,7 +13,7 @@ mod names;
 
 use std::path::Path;
 
-pub use self::config::describe;
+pub use self::config::{describe, untrained_token};
 pub use self::export::export;
 pub use self::load::load;
 use crate::checkpoint::{MANIFEST_FILE, STATE_FILE};
@@ -41,6 +41,13 @@ impl Architecture {
         match self {
             Architecture::Gpt2 => "GPT2LMHeadModel",
             Architecture::Llama => "LlamaForCausalLM",
+        }
+    }
+
+    fn model_type(self) -> &'static str {
+        match self {
+            Architecture::Gpt2 => "gpt2",
+            Architecture::Llama => "llama",
         }
     }
 }

@@ -6,6 +6,7 @@ use super::values::GroupSetting;
 use super::{Config, Optimizer};
 use crate::data::{DataRequest, TableSettings};
 use crate::error::Result;
+use crate::hugging_face;
 use crate::optim::{Group, Rule};
 use crate::tasks::LossOptions;
 use crate::trainer::{LearningRate, ModelOptions, Reduction, RunData, RunOptions};
@@ -78,6 +79,7 @@ impl Config {
             task: self.task,
             context: self.model.context(),
             vocabulary: self.model.vocabulary(),
+            untrained_token: self.untrained_token(),
             table: TableSettings {
                 drop: self.drop.clone(),
                 categorical: self.categorical.clone(),
@@ -88,6 +90,13 @@ impl Config {
             cache_dir: self.cache_dir.clone(),
             trained: None,
         }
+    }
+
+    /// A token that the data must not have, since the model that training begins with has no
+    /// gradient for it.
+    fn untrained_token(&self) -> Option<u64> {
+        let path = self.init_from.as_deref().filter(|_| self.steps != Some(0));
+        path.and_then(hugging_face::untrained_token)
     }
 
     /// The groups of parameters, whose rates are factors of the peak.

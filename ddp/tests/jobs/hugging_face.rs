@@ -233,6 +233,21 @@ fn shards_and_names_of_old_versions_give_the_same_model() {
     import(&folder, "llama", "llama-2").assert_well();
     let bytes = |out: &str| fs::read(model(&folder, out)).unwrap();
     assert!(bytes("llama-1") == bytes("llama-2"));
+    // As in transformers, a single file comes before the index, also before one without shards.
+    let mut other = llama_tensors();
+    other.get_mut("model.norm.weight").unwrap().1[1] = -9.0;
+    write_tensors(&path.join("model.safetensors"), &other);
+    for out in ["llama-3", "llama-4"] {
+        import(&folder, "llama", out).assert_well();
+        assert!(read_tensors(&model(&folder, out))["norm.weight"].1[1] == -9.0);
+        let _ = fs::remove_file(path.join("b.safetensors"));
+    }
+    fs::remove_file(path.join("model.safetensors")).unwrap();
+    let ended = import(&folder, "llama", "out");
+    assert!(
+        ended.assert_fails(74).contains("llama/b.safetensors"),
+        "{ended}"
+    );
 
     let mut old: Tensors = gpt2_tensors();
     old.insert(
@@ -277,6 +292,13 @@ fn tensors_that_do_not_fit_are_refused_before_training() {
         "nan",
         &nan,
         &format!("{norm}: expected values up to 1e6, got NaN"),
+    );
+    let wpe = "transformer.wpe.weight";
+    let longer = |all: &mut Tensors| drop(all.insert(wpe.into(), (vec![4, 4], vec![0.5; 16])));
+    refused(
+        "longer",
+        &longer,
+        &format!("{wpe} has the shape [4, 4], and [3, 4] in the model"),
     );
     let head =
         |all: &mut Tensors| drop(all.insert("lm_head.weight".into(), (vec![5, 4], vec![0.5; 20])));
@@ -329,6 +351,9 @@ fn folders_that_are_none_are_refused_with_what_to_do() {
         refused(&name, 65, expected);
     }
     refused("missing", 74, "cannot open missing");
+    let adapter = folder.path().join("llama/adapter_config.json");
+    fs::write(adapter, "{}").unwrap();
+    refused("llama", 65, "llama: expected a whole model, got an adapter");
     fs::remove_file(folder.path().join("gpt2/model.safetensors")).unwrap();
     fs::write(folder.path().join("gpt2/pytorch_model.bin"), "").unwrap();
     refused(
@@ -383,6 +408,35 @@ fn settings_that_contradict_the_folder_are_refused_by_name() {
         "{ended}"
     );
     import(&folder, "dropout --dropout 0", "decided").assert_well();
+}
+
+#[test]
+fn a_token_that_transformers_does_not_train_is_refused_in_the_data() {
+    let folder = begun("untrained");
+    let mut config = llama_config();
+    for (name, pad) in [("pad", 4), ("negative", -1)] {
+        config["pad_token_id"] = json!(pad);
+        write(&folder, name, &config, &llama_tensors());
+        let train = |data: &str| {
+            let words = format!("--data {data} --batch-size 2 --steps 1 --device cpu --threads 1");
+            folder
+                .alone(&format!("{words} --init-from {name} --out {name}-out"))
+                .run()
+        };
+        let ended = train("tokens:t.bin,vocabulary=5");
+        let text = ended.assert_fails(65);
+        let expected = "t.bin, token 4: expected no 4, which pad_token_id of config.json names";
+        assert!(text.contains(expected), "{ended}");
+        // To evaluate is the same with it, and so is all without the token.
+        import(&folder, name, &format!("{name}-evaluated")).assert_well();
+        let others = (0..13u16).flat_map(|token| (token % 4).to_le_bytes());
+        fs::write(
+            folder.path().join("others.bin"),
+            others.collect::<Vec<u8>>(),
+        )
+        .unwrap();
+        train("tokens:others.bin,vocabulary=5").assert_well();
+    }
 }
 
 #[test]

@@ -350,17 +350,19 @@ impl ReadTokens {
         let values = values.map(|(what, value)| (of_files(what), value));
         ranks.must_match(&values, SAME_FILES)?;
         let given = spec.and_then(|spec| spec.vocabulary);
-        let read = ReadTokens::read(Arc::new(files), setting, given, bound, ranks)?;
+        let untrained = request.untrained_token.filter(|_| setting == "data");
+        let read = ReadTokens::read(Arc::new(files), setting, (given, untrained), bound, ranks)?;
         read_in_any_order(&read.files.arrays);
         Ok(read)
     }
 
     /// Reads all tokens, and compares them between ranks with different files. They must be below
-    /// the vocabulary of `bound`, else below the one that was `given`, else the files' own.
+    /// the vocabulary of `bound`, else below the one that was `given`, else the files' own, and not
+    /// `untrained`.
     pub(super) fn read(
         files: Arc<TokenFiles>,
         setting: &str,
-        given: Option<usize>,
+        (given, untrained): (Option<usize>, Option<u64>),
         bound: Option<&Bound>,
         ranks: &dyn Ranks,
     ) -> Result<ReadTokens> {
@@ -374,7 +376,7 @@ impl ReadTokens {
             (None, None) => "the vocabulary of its format".into(),
         };
         let most = below.map_or(TOKENS_MAX, |below| below as u64);
-        let found = scan::tokens(&files.arrays, most, &ranks)?;
+        let found = scan::tokens(&files.arrays, (most, untrained), &ranks)?;
         // From a rank that sees it, should files differ between hosts.
         let bad = found
             .bad
@@ -466,6 +468,13 @@ fn bad_token(files: &TokenFiles, (file, position): (u64, u64), (most, why): (u64
     let array = &files.arrays[file as usize];
     let mut token = [0];
     match array.read_i64(position, &mut token) {
+        Ok(()) if (0..most as i64).contains(&token[0]) => Error::Data(format!(
+            "{}, token {position}: expected no {}, which pad_token_id of config.json names: transformers does not train \
+             this token's row of the embedding, and this program does; help: remove pad_token_id from config.json to \
+             train the row, or tokenize the texts with another token in its place",
+            array.name(),
+            token[0]
+        )),
         Ok(()) if token[0] < 0 => Error::Data(format!(
             "{}, token {position}: expected a token, a number from 0 on, got {} (tokens are counted \
              from 0); help: give the numbers of a tokenizer's tokens",

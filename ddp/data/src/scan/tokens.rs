@@ -22,7 +22,7 @@ const SEGMENTS: u64 = 240;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct TokensFound {
     pub(crate) largest: u64,
-    /// The file and the position in it of the first token that is not below the bound.
+    /// The file and the position in it of the first token that is refused.
     pub(crate) bad: Option<(u64, u64)>,
     /// The sum of the hashes of all blocks; of those up to a bad one in each segment.
     pub(crate) hash: u64,
@@ -61,8 +61,13 @@ impl TokensFound {
     }
 }
 
-/// Reads the tokens of all files, which must be below `bound`. All ranks share the work.
-pub(crate) fn tokens(files: &[Array], bound: u64, ranks: &dyn Ranks) -> Result<TokensFound> {
+/// Reads the tokens of all files, which must be below `bound` and not `refused`. All ranks share
+/// the work.
+pub(crate) fn tokens(
+    files: &[Array],
+    (bound, refused): (u64, Option<u64>),
+    ranks: &dyn Ranks,
+) -> Result<TokensFound> {
     // The first block of each file, then the number of all blocks. A block is in one file.
     let mut blocks = vec![0];
     for file in files {
@@ -80,7 +85,8 @@ pub(crate) fn tokens(files: &[Array], bound: u64, ranks: &dyn Ranks) -> Result<T
             let file = blocks.partition_point(|&first| first <= number) - 1;
             let first = (number - blocks[file]) * BLOCK_TOKENS;
             let place = (first, number);
-            let bad = read_block(&block, &files[file], place, bound, &mut found)?;
+            let limits = (bound, refused);
+            let bad = read_block(&block, &files[file], place, limits, &mut found)?;
             if let Some(position) = bad {
                 found.bad = Some((file as u64, position));
                 break;
@@ -109,32 +115,36 @@ pub(crate) fn tokens(files: &[Array], bound: u64, ranks: &dyn Ranks) -> Result<T
 }
 
 /// Reads block `number`, which begins with token `first` of `file`, into `block`. Returns the
-/// position of the first token that is not below `bound`.
+/// position of the first token that is not below `bound` or that is `refused`.
 fn read_block(
     block: &Tensor,
     file: &Array,
     (first, number): (u64, u64),
-    bound: u64,
+    (bound, refused): (u64, Option<u64>),
     found: &mut TokensFound,
 ) -> Result<Option<u64>> {
     let count = BLOCK_TOKENS.min(file.rows() - first) as usize;
-    let largest = block.with_slice_mut(|block: &mut [i64]| {
+    let (largest, is_refused) = block.with_slice_mut(|block: &mut [i64]| {
         let tokens = &mut block[..count];
         file.read_i64(first, tokens)?;
         // A negative number is larger than any token.
         let tokens = tokens.iter().map(|token| token.cast_unsigned());
-        Ok::<_, Error>(tokens.fold(0, u64::max))
+        let is_refused = refused.is_some_and(|refused| tokens.clone().any(|one| one == refused));
+        Ok::<_, Error>((tokens.fold(0, u64::max), is_refused))
     })??;
     let hash = |bytes: &[u8]| XxHash3_64::oneshot_with_seed(number, &bytes[..8 * count]);
     let hash = block.with_bytes("hash", Location::caller(), hash)?;
     found.hash = found.hash.wrapping_add(hash);
-    if largest < bound {
+    if largest < bound && !is_refused {
         found.largest = found.largest.max(largest);
         return Ok(None);
     }
     let position = block.with_slice(|block: &[i64]| {
         let mut tokens = block.iter();
-        tokens.position(|token| token.cast_unsigned() >= bound)
+        tokens.position(|token| {
+            let token = token.cast_unsigned();
+            token >= bound || Some(token) == refused
+        })
     })?;
     Ok(position.map(|position| first + position as u64))
 }

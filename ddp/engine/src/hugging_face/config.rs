@@ -8,55 +8,45 @@ use ddp_nn::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use super::{Architecture, CONFIG_FILE};
-use crate::checkpoint::unreadable;
+use super::{Architecture, CONFIG_FILE, is_folder};
+use crate::checkpoint::{refuse, unreadable};
 use crate::error::{Error, Result};
 
+/// Where transformers finds weights that it adds to those of the folder.
+const ADAPTER_FILE: &str = "adapter_config.json";
 /// Longer files are refused.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// Keys that do not change what a language model computes.
-const NEUTRAL: [&str; 39] = [
-    "_attn_implementation_autoset",
-    "_name_or_path",
-    "architectures",
-    "bos_token_id",
-    "chunk_size_feed_forward",
-    "dtype",
-    "eos_token_id",
-    "finetuning_task",
-    "gradient_checkpointing",
-    "id2label",
-    "initializer_range",
-    "is_decoder",
-    "is_encoder_decoder",
-    "label2id",
-    "max_length",
-    "model_type",
-    "n_ctx",
-    "output_attentions",
-    "output_hidden_states",
-    "output_past",
-    "pad_token_id",
-    "pretraining_tp",
-    "problem_type",
-    "return_dict",
-    "sep_token_id",
-    "summary_activation",
-    "summary_first_dropout",
-    "summary_hidden_size",
-    "summary_proj_to_labels",
-    "summary_type",
-    "summary_use_proj",
-    "task_specific_params",
-    "tokenizer_class",
-    "torch_dtype",
-    "transformers_version",
-    "unk_token_id",
-    "use_bfloat16",
-    "use_cache",
-    "vocab_type",
-];
+/// What this program does with a key of `config.json`: see keys.txt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Treatment {
+    Same,
+    Only(bool),
+    Irrelevant,
+    Refused,
+}
+
+impl Treatment {
+    fn of(word: &str) -> Treatment {
+        match word {
+            "same" => Treatment::Same,
+            "true" => Treatment::Only(true),
+            "false" => Treatment::Only(false),
+            "irrelevant" => Treatment::Irrelevant,
+            _ => Treatment::Refused,
+        }
+    }
+}
+
+/// The treatment of each key for GPT-2 and for Llama.
+pub(super) fn treatments() -> impl Iterator<Item = (&'static str, [Treatment; 2])> {
+    let lines = include_str!("keys.txt").lines();
+    lines.filter(|line| !line.starts_with('#')).map(|line| {
+        let mut words = line.split_whitespace();
+        let mut next = || words.next().unwrap_or_default();
+        (next(), [next(), next()].map(Treatment::of))
+    })
+}
 
 /// What a folder says its model is.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,41 +55,64 @@ pub struct Described {
     pub spec: GptSpec,
     /// Why the user must decide it.
     pub dropout_refusal: Option<String>,
+    /// The token whose row of the embedding transformers does not train.
+    pub untrained_token: Option<u64>,
+    pub(super) architecture: Architecture,
 }
 
 /// What the folder's `config.json` says.
 pub fn describe(folder: &Path) -> Result<Described> {
+    if folder.join(ADAPTER_FILE).exists() {
+        let why = format!(
+            "expected a whole model, got an adapter ({ADAPTER_FILE}), which transformers adds to \
+             it; help: merge it with merge_and_unload, and save the model"
+        );
+        return Err(refuse(folder, why));
+    }
     let mut keys = Keys::read(&folder.join(CONFIG_FILE))?;
-    let described = match keys.architecture()? {
+    let architecture = keys.architecture()?;
+    keys.expect("model_type", architecture.model_type().into())?;
+    for (key, treatments) in treatments() {
+        if let Treatment::Only(value) = treatments[architecture as usize] {
+            keys.expect(key, value.into())?;
+        }
+    }
+    let (spec, undecided) = match architecture {
         Architecture::Gpt2 => gpt2(&mut keys)?,
         Architecture::Llama => llama(&mut keys)?,
     };
-    keys.finish()?;
-    let with_dropout = GptSpec {
-        dropout: 0.0,
-        ..described.spec.clone()
+    let untrained_token = match architecture {
+        Architecture::Gpt2 => None,
+        Architecture::Llama => keys.untrained_token(spec.vocab)?,
     };
-    let check = ddp_nn::models::Family::check(&with_dropout);
+    keys.finish(architecture)?;
+    let check = ddp_nn::models::Family::check(&spec);
     check.map_err(|error| keys.refused(&error.to_string()))?;
-    Ok(described)
+    let dropout = match undecided {
+        Some(_) => f64::NAN,
+        None => spec.dropout,
+    };
+    Ok(Described {
+        spec: GptSpec { dropout, ..spec },
+        dropout_refusal: undecided,
+        untrained_token,
+        architecture,
+    })
 }
 
-/// The folder's architecture.
-pub(super) fn architecture(folder: &Path) -> Result<Architecture> {
-    Keys::read(&folder.join(CONFIG_FILE))?.architecture()
+/// The token whose row of the embedding transformers does not train, if `path` is a folder that
+/// names one.
+pub fn untrained_token(path: &Path) -> Option<u64> {
+    let described = is_folder(path).then(|| describe(path).ok());
+    described.flatten()?.untrained_token
 }
 
-fn gpt2(keys: &mut Keys) -> Result<Described> {
+/// A model, and why the user must decide its dropout.
+type Settings = (GptSpec, Option<String>);
+
+fn gpt2(keys: &mut Keys) -> Result<Settings> {
     let width = keys.take("n_embd", Some(768))?;
     let heads = keys.take("n_head", Some(12))?;
-    keys.expect("scale_attn_weights", true.into(), true.into())?;
-    for key in [
-        "scale_attn_by_inverse_layer_idx",
-        "reorder_and_upcast_attn",
-        "add_cross_attention",
-    ] {
-        keys.expect(key, false.into(), false.into())?;
-    }
     let spec = GptSpec {
         layers: keys.take("n_layer", Some(12))?,
         heads,
@@ -128,31 +141,25 @@ fn gpt2(keys: &mut Keys) -> Result<Described> {
         ["embd_pdrop", "resid_pdrop", "attn_pdrop"].map(|key| keys.take::<f64>(key, Some(0.1)));
     let (embedding, rest, attention) = (embedding?, rest?, attention?);
     Ok(if attention != 0.0 {
-        undecided(spec, keys.no_dropout("attn_pdrop", attention))
+        (spec, Some(keys.no_dropout("attn_pdrop", attention)))
     } else if embedding != rest {
         let why = format!(
             "resid_pdrop {rest}: expected {embedding}, as embd_pdrop says, since there is one \
              `dropout` here; help: give `dropout` to decide it"
         );
-        undecided(spec, keys.text(&why))
+        (spec, Some(keys.text(&why)))
     } else {
         let dropout = rest;
-        Described {
-            spec: GptSpec { dropout, ..spec },
-            dropout_refusal: None,
-        }
+        (GptSpec { dropout, ..spec }, None)
     })
 }
 
-fn llama(keys: &mut Keys) -> Result<Described> {
+fn llama(keys: &mut Keys) -> Result<Settings> {
     let heads: usize = keys.take("num_attention_heads", Some(32))?;
     let width: usize = keys.take("hidden_size", Some(4096))?;
     keys.choose("hidden_act", "silu", &[("silu", ()), ("swish", ())])?;
-    for key in ["attention_bias", "mlp_bias", "rope_interleaved"] {
-        keys.expect(key, false.into(), false.into())?;
-    }
     let head_size = width / heads.max(1);
-    keys.expect("head_dim", head_size.into(), head_size.into())?;
+    keys.expect("head_dim", head_size.into())?;
     let spec = GptSpec {
         layers: keys.take("num_hidden_layers", Some(32))?,
         heads,
@@ -172,24 +179,9 @@ fn llama(keys: &mut Keys) -> Result<Described> {
         ..GptSpec::default()
     };
     let attention = keys.take("attention_dropout", Some(0.0))?;
-    Ok(if attention != 0.0 {
-        undecided(spec, keys.no_dropout("attention_dropout", attention))
-    } else {
-        Described {
-            spec,
-            dropout_refusal: None,
-        }
-    })
-}
-
-fn undecided(spec: GptSpec, why: String) -> Described {
-    Described {
-        spec: GptSpec {
-            dropout: f64::NAN,
-            ..spec
-        },
-        dropout_refusal: Some(why),
-    }
+    let is_undecided = attention != 0.0;
+    let why = is_undecided.then(|| keys.no_dropout("attention_dropout", attention));
+    Ok((spec, why))
 }
 
 /// The keys that were not taken yet.
@@ -215,13 +207,13 @@ impl Keys {
         Ok(Keys { path, left })
     }
 
-    fn architecture(&self) -> Result<Architecture> {
+    fn architecture(&mut self) -> Result<Architecture> {
         let names = Architecture::ALL.map(Architecture::name);
-        let got = self.left.get("architectures").unwrap_or(&Value::Null);
-        let known = |one: &Architecture| *got == json!([one.name()]);
+        let got = self.left.remove("architectures").unwrap_or(Value::Null);
+        let known = |one: &Architecture| got == json!([one.name()]);
         Architecture::ALL.into_iter().find(known).ok_or_else(|| {
             let expected = format!("[{:?}] or [{:?}]", names[0], names[1]);
-            self.unknown("architectures", got, &expected)
+            self.unknown("architectures", &got, &expected)
         })
     }
 
@@ -234,7 +226,7 @@ impl Keys {
                 let error = error.to_string();
                 let (_, expected) = error.rsplit_once("expected ").unwrap_or(("", &error));
                 let expected = match expected {
-                    "usize" => "a whole number",
+                    "usize" | "i64" => "a whole number",
                     "f64" => "a number",
                     other => other,
                 };
@@ -251,9 +243,26 @@ impl Keys {
         }
     }
 
-    /// Refuses another value of `key` than `only`.
-    fn expect(&mut self, key: &str, default: Value, only: Value) -> Result<()> {
-        let got = self.take(key, Some(default))?;
+    /// The row of the embedding that has no gradient in transformers. As in PyTorch, a negative
+    /// number counts from the end.
+    fn untrained_token(&mut self, vocabulary: usize) -> Result<Option<u64>> {
+        let Some(given) = self.take::<Option<i64>>("pad_token_id", Some(None))? else {
+            return Ok(None);
+        };
+        let all = vocabulary as i64;
+        let token = if given < 0 { given + all } else { given };
+        match (0..all).contains(&token) {
+            true => Ok(Some(token as u64)),
+            false => {
+                let expected = format!("a token below {all}, as vocab_size says");
+                Err(self.unknown("pad_token_id", &given.into(), &expected))
+            }
+        }
+    }
+
+    /// Refuses another value of `key` than `only`, its default.
+    fn expect(&mut self, key: &str, only: Value) -> Result<()> {
+        let got = self.take(key, Some(only.clone()))?;
         if got == only {
             return Ok(());
         }
@@ -276,7 +285,7 @@ impl Keys {
     /// `rope_scaling`; since then, `rope_parameters` has both.
     fn rope_base(&mut self) -> Result<f64> {
         let before: f64 = self.take("rope_theta", Some(10_000.0))?;
-        self.expect("rope_scaling", Value::Null, Value::Null)?;
+        self.expect("rope_scaling", Value::Null)?;
         let mut rope: Map<String, Value> = self.take("rope_parameters", Some(Map::new()))?;
         let base = rope.remove("rope_theta").unwrap_or(before.into());
         let kind = rope.remove("rope_type").unwrap_or("default".into());
@@ -291,10 +300,13 @@ impl Keys {
         }
     }
 
-    /// Refuses keys that are left and that this program does not know.
-    fn finish(&self) -> Result<()> {
-        let is_unknown =
-            |(key, value): &(&String, &Value)| !NEUTRAL.contains(&key.as_str()) && !value.is_null();
+    /// Refuses keys that are left and that matter, as far as this program knows.
+    fn finish(&self, architecture: Architecture) -> Result<()> {
+        let is_irrelevant = |key: &str| {
+            let known = treatments().find(|(known, _)| *known == key);
+            known.is_some_and(|(_, of)| of[architecture as usize] == Treatment::Irrelevant)
+        };
+        let is_unknown = |(key, value): &(&String, &Value)| !is_irrelevant(key) && !value.is_null();
         match self.left.iter().find(is_unknown) {
             None => Ok(()),
             Some((key, value)) => Err(self.refused(&format!(
@@ -364,7 +376,6 @@ pub(super) fn text(
 ) -> String {
     let value = match architecture {
         Architecture::Gpt2 => json!({
-            "model_type": "gpt2",
             "n_layer": spec.layers,
             "n_head": spec.heads,
             "n_embd": spec.width,
@@ -377,7 +388,6 @@ pub(super) fn text(
             "attn_pdrop": 0.0,
         }),
         Architecture::Llama => json!({
-            "model_type": "llama",
             "num_hidden_layers": spec.layers,
             "num_attention_heads": spec.heads,
             "num_key_value_heads": spec.kv_heads(),
@@ -394,6 +404,7 @@ pub(super) fn text(
     };
     let both = json!({
         "architectures": [architecture.name()],
+        "model_type": architecture.model_type(),
         "vocab_size": vocabulary,
         "tie_word_embeddings": spec.tied,
         "torch_dtype": "float32",
@@ -407,11 +418,4 @@ pub(super) fn text(
         }
     }
     format!("{:#}\n", Value::Object(all))
-}
-
-/// Whether the folder's head and embedding are one weight.
-pub(super) fn is_tied(folder: &Path) -> Result<bool> {
-    let mut keys = Keys::read(&folder.join(CONFIG_FILE))?;
-    let default = keys.architecture()? == Architecture::Gpt2;
-    keys.take("tie_word_embeddings", Some(default))
 }

@@ -107,18 +107,19 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The names of the files with tensors.
+/// The names of the files with tensors. As in transformers, an index counts only without
+/// `model.safetensors`.
 fn files(folder: &Path) -> Result<BTreeSet<String>> {
-    let path = folder.join(INDEX_FILE);
-    if !path.exists() {
-        if !folder.join(MODEL_FILE).exists() {
-            let why = format!(
-                "expected {MODEL_FILE} or {INDEX_FILE}, got neither; help: load the model with \
-                 transformers, and save it again with save_pretrained"
-            );
-            return Err(refuse(folder, why));
-        }
+    if folder.join(MODEL_FILE).is_file() {
         return Ok([MODEL_FILE.to_string()].into());
+    }
+    let path = folder.join(INDEX_FILE);
+    if !path.is_file() {
+        let why = format!(
+            "expected {MODEL_FILE} or {INDEX_FILE}, got neither; help: load the model with \
+             transformers, and save it again with save_pretrained"
+        );
+        return Err(refuse(folder, why));
     }
     let text = fs::read_to_string(&path).map_err(unreadable(&path))?;
     let index: Index = serde_json::from_str(&text).map_err(|error| {

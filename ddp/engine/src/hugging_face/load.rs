@@ -6,7 +6,7 @@ use std::path::Path;
 use ddp_nn::params::{Parameter, Params};
 
 use super::Architecture;
-use super::config::architecture;
+use super::config::describe;
 use super::folder::{Found, Tensors};
 use super::names::{self, Part};
 use crate::checkpoint::{check_plausible, fill, in_order, refuse, some};
@@ -15,15 +15,18 @@ use crate::error::Result;
 /// Fills the model `params`, which may be in several parts, with the values of the folder. Names,
 /// shapes and dtypes of all tensors are checked before anything changes.
 pub fn load(folder: &Path, params: &[&Params]) -> Result<()> {
-    let architecture = architecture(folder)?;
+    let described = describe(folder)?;
+    let architecture = described.architecture;
     let tensors = Tensors::open(folder, architecture)?;
     let list = in_order(params);
     let parameters = list.iter().map(|(_, parameter)| *parameter);
     let sources = sources(architecture, parameters);
     let sources = sources.map_err(|why| refuse(folder, why))?;
-    let checked = check(architecture, &tensors, &sources);
+    let checked = check(architecture, &tensors, &sources, described.spec.context);
     checked.map_err(|why| refuse(folder, why))?;
-    check_tied(folder, architecture, &tensors)?;
+    if described.spec.tied {
+        check_tied(folder, architecture, &tensors)?;
+    }
     let mut read = Read::default();
     for ((params, parameter), parts) in list.iter().zip(&sources) {
         fill(params, parameter, |mut values| {
@@ -59,11 +62,12 @@ fn sources<'a>(
     parameters.map(of).collect()
 }
 
-/// Refuses a folder whose tensors are not exactly those of the model.
+/// Refuses a folder whose tensors are not exactly those of its config.json, with so many positions.
 fn check(
     architecture: Architecture,
     tensors: &Tensors,
     sources: &[Vec<Part>],
+    positions: usize,
 ) -> Result<(), String> {
     let parts = || sources.iter().flatten();
     let missing: Vec<&str> = parts()
@@ -87,12 +91,12 @@ fn check(
         ));
     }
     for part in parts() {
-        let (got, expected) = (&tensors.found[&part.name].shape, part.shape_there());
-        let is_longer = part.may_be_longer()
-            && got.len() == 2
-            && got[0] >= expected[0]
-            && got[1..] == expected[1..];
-        if *got != expected && !is_longer {
+        let (got, mut expected) = (&tensors.found[&part.name].shape, part.shape_there());
+        if part.is_of_positions() {
+            // The model may see fewer.
+            expected[0] = positions;
+        }
+        if *got != expected {
             return Err(format!(
                 "{} has the shape {got:?}, and {expected:?} in the model; help: give the \
                  config.json that belongs to it",
@@ -110,9 +114,6 @@ fn check_tied(folder: &Path, architecture: Architecture, tensors: &Tensors) -> R
     else {
         return Ok(());
     };
-    if !super::config::is_tied(folder)? {
-        return Ok(());
-    }
     let values = |found: &Found| -> Result<Vec<f32>> {
         let mut values = vec![0.0; found.shape.iter().product()];
         tensors.read(found, &mut values, &mut Vec::new())?;

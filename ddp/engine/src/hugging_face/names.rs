@@ -88,8 +88,8 @@ impl Part {
         shape
     }
 
-    /// Whether the tensor may have more rows than are used: a model may see fewer positions.
-    pub(super) fn may_be_longer(&self) -> bool {
+    /// Whether the tensor has a row for each position.
+    pub(super) fn is_of_positions(&self) -> bool {
         self.name == "transformer.wpe.weight"
     }
 }

@@ -1,10 +1,11 @@
 use std::fs;
+use std::path::Path;
 
 use ddp_data::disk::testing::Scratch;
 use ddp_nn::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind};
 use serde_json::{Value, json};
 
-use super::config::{architecture_of, text};
+use super::config::{Described, Treatment, architecture_of, text, treatments};
 use super::names::{Part, parts};
 use super::*;
 
@@ -24,7 +25,7 @@ fn llama() -> Value {
     })
 }
 
-fn described(config: &Value) -> crate::Result<super::config::Described> {
+fn described(config: &Value) -> crate::Result<Described> {
     let scratch = Scratch::new();
     fs::write(scratch.path().join(CONFIG_FILE), config.to_string()).unwrap();
     describe(scratch.path())
@@ -88,6 +89,8 @@ fn what_is_computed_otherwise_here_is_refused_by_name() {
     refused(gpt2(), "scale_attn_by_inverse_layer_idx", json!(true));
     refused(gpt2(), "add_cross_attention", json!(true));
     refused(gpt2(), "n_layer", json!("many"));
+    refused(gpt2(), "model_type", json!("gpt_neo"));
+    refused(llama(), "pad_token_id", json!(50));
     refused(gpt2(), "quantization_config", json!({ "bits": 4 }));
     refused(llama(), "hidden_act", json!("gelu"));
     refused(llama(), "attention_bias", json!(true));
@@ -104,6 +107,88 @@ fn what_is_computed_otherwise_here_is_refused_by_name() {
     let impossible = json!({ "architectures": ["GPT2LMHeadModel"], "n_head": 7 });
     let text = described(&impossible).unwrap_err().to_string();
     assert!(text.contains("`heads` 7: expected a divisor"), "{text}");
+}
+
+/// The keys of transformers' classes with their defaults, written by tests/peers/config_keys.py.
+fn keys_there() -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/config_keys.json");
+    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn every_key_of_transformers_has_a_treatment_which_is_kept() {
+    let there = keys_there();
+    let mut before_5 = llama();
+    before_5.as_object_mut().unwrap().remove("rope_parameters");
+    before_5["rope_theta"] = json!(500.0);
+    for (architecture, config) in [
+        (Architecture::Gpt2, gpt2()),
+        (Architecture::Llama, before_5),
+    ] {
+        let class = &there[architecture.name()];
+        let treatment = |key: &str| {
+            let known = treatments().find(|(known, _)| *known == key);
+            known.map(|(_, of)| of[architecture as usize])
+        };
+        let defaults = class["fields"].as_object().unwrap();
+        for key in defaults.keys() {
+            let found = treatment(key);
+            let is_used = found.is_some_and(|found| found != Treatment::Refused);
+            assert!(is_used, "{architecture:?} {key}: {found:?}");
+        }
+        for key in class["others"].as_array().unwrap() {
+            let key = key.as_str().unwrap();
+            assert!(treatment(key).is_some(), "{architecture:?} {key}");
+        }
+        // All defaults are those of transformers.
+        let of_class = |mut config: Value| {
+            config["architectures"] = json!([architecture.name()]);
+            if architecture == Architecture::Gpt2 {
+                config["attn_pdrop"] = json!(0);
+            }
+            described(&config).unwrap()
+        };
+        let all = of_class(Value::Object(defaults.clone()));
+        assert_eq!(all, of_class(json!({})));
+
+        let base = described(&config).unwrap();
+        for (key, of) in treatments() {
+            let changed = |value: Value| {
+                let mut config = config.clone();
+                config[key] = value;
+                described(&config)
+            };
+            for value in [
+                json!(true),
+                json!(false),
+                json!(5),
+                json!(0.25),
+                json!("other"),
+            ] {
+                let result = changed(value.clone());
+                let what = format!("{architecture:?} {key} {value}: {result:?}");
+                let is_named = || {
+                    let text = result.as_ref().unwrap_err().to_string();
+                    text.contains(&format!("{key} ")) || text.contains(&format!("{key}:"))
+                };
+                match of[architecture as usize] {
+                    Treatment::Irrelevant => {
+                        assert_eq!(result.as_ref().ok(), Some(&base), "{what}")
+                    }
+                    Treatment::Refused => assert!(result.is_err() && is_named(), "{what}"),
+                    Treatment::Only(only) if value == only => {
+                        assert_eq!(result.as_ref().ok(), Some(&base), "{what}");
+                    }
+                    Treatment::Only(_) => assert!(result.is_err() && is_named(), "{what}"),
+                    Treatment::Same => {
+                        let now = config.get(key).or(defaults.get(key));
+                        let is_base = result.as_ref().ok() == Some(&base);
+                        assert_eq!(is_base, now == Some(&value), "{what}");
+                    }
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -356,7 +356,7 @@ fn ranks_with_other_files_are_told_so() {
     let found = |second: &Arc<TokenFiles>| {
         ranks(3, |world| {
             let files = if world.rank() == 1 { second } else { &one };
-            let read = ReadTokens::read(files.clone(), "data", None, None, world);
+            let read = ReadTokens::read(files.clone(), "data", (None, None), None, world);
             read.map(|read| read.content())
                 .map_err(|error| error.to_string())
         })
