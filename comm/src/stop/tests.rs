@@ -20,6 +20,7 @@ fn the_first_signal_is_recorded_while_signals_are_caught() {
     for (first, second) in [
         (Signal::User1, Signal::Terminate),
         (Signal::Interrupt, Signal::User1),
+        (Signal::Quit, Signal::Hangup),
     ] {
         let (stops, others) = (StopSignals::catch(), StopSignals::catch());
         assert_eq!(stops.requested(), None);

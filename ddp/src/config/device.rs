@@ -188,7 +188,7 @@ fn decide(choice: DeviceChoice, facts: &Facts) -> Result<Decision> {
         };
         let why = match has_gpus {
             true => "although there are GPUs",
-            false => "for no GPU can be used",
+            false => "because no GPU can be used",
         };
         let warning = format!("training on the CPU {why}: {problem}{help}");
         return Ok(Decision {

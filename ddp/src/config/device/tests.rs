@@ -94,7 +94,7 @@ fn auto_warns_why_no_gpu_can_be_used_where_there_should_be_some() {
     };
     assert_eq!(
         warning(DeviceChoice::Auto, &broken),
-        "training on the CPU for no GPU can be used: on every rank: the driver is too old; \
+        "training on the CPU because no GPU can be used: on every rank: the driver is too old; \
          help: --device cpu says that this is meant"
     );
 }
