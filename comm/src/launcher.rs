@@ -50,8 +50,8 @@ pub fn likely_rank() -> usize {
     rank_by(&|name| std::env::var(name).ok()).unwrap_or(0)
 }
 
-/// `rank 1 on node7: ` by the launcher's variables, or nothing for a process that is alone: for what
-/// happens while ranks meet.
+/// `rank 1 on node7: ` by the launcher's variables, or nothing for a process that is alone: for
+/// errors while ranks meet.
 pub(crate) fn rank_on_host() -> String {
     let lookup = |name: &str| std::env::var(name).ok();
     let launch = Launch::detect(&lookup).ok().flatten();
