@@ -267,7 +267,7 @@ impl Making {
 }
 
 /// The text of a kernel's file. In debug builds a file of that name in the folder
-/// `DDP_TEST_KERNELS` takes its place: tests/mutants/run tries changed kernels.
+/// `DDP_TEST_KERNELS` takes its place: tests/mutants/run tries wrong kernels.
 fn text_of(name: &str, text: &'static str) -> Cow<'static, str> {
     #[cfg(debug_assertions)]
     if let Some(folder) = std::env::var_os("DDP_TEST_KERNELS")

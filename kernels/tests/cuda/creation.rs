@@ -4,6 +4,7 @@
 use ddp_kernels::transfer::forbid_transfers;
 use ddp_kernels::{DType, Device, Random, Tensor};
 
+use crate::tiles::{around, constant};
 use crate::{SIZES, assert_same_bits, devices, next_device};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F64];
@@ -146,19 +147,13 @@ fn what_fails_uses_up_no_random_numbers() {
 
 #[test]
 fn a_transposed_view_is_written_out_on_the_device() {
-    // The last two have more tiles than a grid has blocks.
-    let shapes = [
-        (0, 3),
-        (1, 1),
-        (1, 37),
-        (37, 1),
-        (31, 33),
-        (32, 32),
-        (33, 31),
-        (100, 257),
-        (1025, 66),
-    ];
-    for (rows, columns) in shapes.into_iter().chain([(2, 70_001), (70_001, 2)]) {
+    let tile = constant!("transpose.cu", TILE);
+    let mut shapes = vec![(0, 3), (1, 37), (37, 1), (100, 257)];
+    shapes.extend(around(tile).map(|rows| (rows, tile + 1)));
+    shapes.extend(around(tile).map(|columns| (tile, columns)));
+    // More tiles than a grid has blocks.
+    shapes.extend([(2, 70_001), (70_001, 2)]);
+    for (rows, columns) in shapes {
         for dtype in DType::ALL {
             // 0 to 126, which every dtype holds.
             let numbers: Vec<u8> = (0..rows * columns)

@@ -115,9 +115,12 @@ fn both_gelus_and_their_derivatives_have_the_cpu_s_bits() {
 }
 
 #[test]
-fn add_mul_scale_and_axpy_have_the_cpu_s_bits() {
+fn add_sub_mul_scale_and_axpy_have_the_cpu_s_bits() {
     check("add", 2, &[0], |out, x| {
         ops::add_into(out, &x[0], &x[1]).unwrap()
+    });
+    check("sub", 2, &[0], |out, x| {
+        ops::sub_into(out, &x[0], &x[1]).unwrap()
     });
     check("mul", 2, &[0], |out, x| {
         ops::mul_into(out, &x[0], &x[1]).unwrap()

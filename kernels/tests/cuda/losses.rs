@@ -6,28 +6,23 @@ use ddp_kernels::ops::{self, CrossEntropyOptions, CrossEntropyOut};
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::reductions::{cpu, finite, upload};
+use crate::tiles::{around, constant};
 use crate::{assert_same_bits, devices, next_device, random_f32};
 
 #[test]
 fn mse_has_the_cpu_s_bits_for_every_shape_apart_and_in_place() {
-    // Around a warp's four rows, the 1,024 features of one block of sums, and the 32 blocks that
-    // are summed at once.
-    const SHAPES: [&[usize]; 13] = [
-        &[0, 3],
-        &[3, 0],
-        &[1],
-        &[7],
-        &[2, 8],
-        &[33, 3],
-        &[5, 3, 33],
-        &[1025, 10],
-        &[3, 1023],
-        &[3, 1024],
-        &[3, 1025],
-        &[2, 32 * 1024],
-        &[2, 70_001],
-    ];
-    for shape in SHAPES {
+    // Around the rows of a thread block, the features of one block of sums and the blocks that are
+    // summed at once.
+    let (lanes, block) = (constant!("mse.cu", LANES), constant!("mse.cu", BLOCK));
+    let groups = constant!("mse.cu", BLOCK_THREADS) / lanes;
+    let mut shapes = [&[0, 3][..], &[3, 0], &[1], &[7], &[5, 3, 33]]
+        .map(<[usize]>::to_vec)
+        .to_vec();
+    shapes.extend(around(groups).map(|rows| vec![rows, 3]));
+    shapes.extend(around(lanes).map(|features| vec![2, features]));
+    shapes.extend(around(block).map(|features| vec![3, features]));
+    shapes.extend([groups * block, 2 * groups * block + 4465].map(|features| vec![2, features]));
+    for shape in &shapes {
         let (count, rows) = (shape.iter().product(), shape[0]);
         let (pred, target) = (
             cpu(&random_f32(count, 11), shape),
@@ -347,29 +342,17 @@ fn check(logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions<'_>, w
 
 #[test]
 fn cross_entropy_has_the_cpu_s_bits_for_every_shape_and_option() {
-    // Both sides of every kernel's limit; the last ones need several rounds of a block's warps.
-    let few = [
-        (0, 3),
-        (1, 1),
-        (7, 2),
-        (128, 10),
-        (65, 31),
-        (33, 33),
-        (40, 64),
-    ];
-    let more = [
-        (9, 65),
-        (5, 128),
-        (5, 129),
-        (6, 256),
-        (5, 257),
-        (4, 512),
-        (5, 513),
-        (5, 1000),
-        (6, 1024),
-    ];
-    let many = [(6, 1025), (3, 1536), (3, 5000), (2, 10_001)];
-    for (case, (rows, classes)) in few.into_iter().chain(more).chain(many).enumerate() {
+    let narrow = constant!("cross_entropy.cu", NARROW_CLASSES_MAX);
+    let block = constant!("cross_entropy.cu", BLOCK);
+    let threads = constant!("cross_entropy.cu", WIDE_THREADS);
+    let rounds = block * threads / constant!("cross_entropy.cu", WARP);
+    let mut shapes = vec![(0, 3), (7, 2), (65, 31), (33, 33), (5, 1000)];
+    shapes.extend(around(constant!("cross_entropy.cu", NARROW_ROWS)).map(|rows| (rows, 10)));
+    shapes.extend(around(narrow).map(|classes| (9, classes)));
+    shapes.extend(around(block).map(|classes| (5, classes)));
+    // Several rounds of a block's warps.
+    shapes.extend([(3, 2 * block), (3, 3 * block), (2, rounds + 1)]);
+    for (case, (rows, classes)) in shapes.into_iter().enumerate() {
         let seed = 20 + case as u64;
         let x: Vec<f32> = finite(rows * classes, seed)
             .iter()

@@ -81,7 +81,7 @@ pub fn pairs() -> Vec<(Device, Device)> {
 
 /// Empty, one, odd, around a warp, a block and 16 bytes, and many blocks.
 pub const SIZES: [usize; 14] = [
-    0, 1, 3, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 4099, 100_003,
+    0, 1, 3, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 4099, 20_011,
 ];
 
 /// Standard normals of a seed that each test chooses for itself, with everything that is special

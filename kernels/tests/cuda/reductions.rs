@@ -4,6 +4,7 @@
 use ddp_kernels::ops::{self, Chunk, ChunkTable, StepMarks};
 use ddp_kernels::{DType, Device, Tensor};
 
+use crate::tiles::{around, constant};
 use crate::{SIZES, assert_same_bits, devices, next_device, random_f32};
 
 /// Standard normals without the special values: their sums mean something.
@@ -70,12 +71,14 @@ pub(crate) fn tables(count: usize) -> Vec<ChunkTable> {
 
 #[test]
 fn sum_and_mean_have_the_cpu_s_bits_for_every_size_and_alignment() {
-    // The last three: the most that one block of threads adds, one element more, and runs of
-    // several blocks.
-    for size in SIZES
+    // Around a block of elements and the most that one block of threads adds, and runs of several
+    // blocks.
+    let block = constant!("sum.cu", SUM_BLOCK);
+    let most = block * constant!("sum.cu", RUNS_MAX);
+    let sizes = around(block)
         .into_iter()
-        .chain([256 * 1024, 256 * 1024 + 1, 700_001])
-    {
+        .chain([most, most + 1, 3 * most - 86_431]);
+    for size in SIZES.into_iter().chain(sizes) {
         let x = cpu(&finite(size, 1), &[size]);
         let expected = [ops::sum(&x).unwrap(), ops::mean(&x).unwrap()];
         // Beyond f32 on the way, but not in f64.
@@ -138,8 +141,9 @@ fn grad_norm_partials_have_the_cpu_s_bits_for_every_table() {
 
 #[test]
 fn clip_scale_has_the_cpu_s_bits_for_every_count_limit_and_divisor() {
-    // Around the tile of 4,096 partials that the kernel takes at a time.
-    for count in [0, 1, 31, 33, 1000, 4095, 4096, 4097, 10_000] {
+    // Around a warp and the tile of partials that the kernel takes at a time.
+    let tile = constant!("grad_norm.cu", TILE);
+    for count in [0, 31, 33, 1000].into_iter().chain(around(tile)) {
         let partials: Vec<f64> = finite(count, 4)
             .iter()
             .map(|&x| f64::from(x) * f64::from(x) + 1e-9)

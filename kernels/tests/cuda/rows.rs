@@ -6,21 +6,18 @@ use ddp_kernels::ops;
 use ddp_kernels::{DType, Result, Tensor};
 
 use crate::reductions::{cpu, finite, upload};
+use crate::tiles::{around, constant};
 use crate::{assert_same_bits, devices, next_device, random_f32};
 
-/// No rows, single ones, and rows around a warp, a block of a sum and a thread block.
-const SHAPES: [[usize; 2]; 10] = [
-    [0, 3],
-    [1, 1],
-    [3, 0],
-    [7, 1],
-    [1, 31],
-    [9, 33],
-    [5, 1023],
-    [4, 1025],
-    [300, 260],
-    [20_001, 7],
-];
+/// No rows, single ones, columns around a warp and a block of a sum, rows around those that the
+/// gradient of a bias adds together, and more of both.
+fn shapes() -> Vec<[usize; 2]> {
+    let mut shapes = vec![[0, 3], [3, 0], [7, 1], [300, 260], [2_001, 7]];
+    shapes.extend(around(constant!("rows.cu", WARP)).map(|columns| [9, columns]));
+    shapes.extend(around(constant!("rows.cu", SUM_BLOCK)).map(|columns| [4, columns]));
+    shapes.extend(around(constant!("linear.cu", ROW_BLOCK)).map(|rows| [rows, 33]));
+    shapes
+}
 
 /// What is computed from two operands, into the first argument.
 type Operation = fn(&Tensor, &Tensor, &Tensor) -> Result<()>;
@@ -57,7 +54,7 @@ fn sums_means_and_maxima_of_rows_have_the_cpu_s_bits() {
         ("row_mean", |out, x, _| ops::row_mean_into(out, x)),
         ("row_max", |out, x, _| ops::row_max_into(out, x)),
     ];
-    for [rows, columns] in SHAPES {
+    for [rows, columns] in shapes() {
         let x = cpu(&finite(rows * columns, 31), &[rows, columns]);
         for (name, operation) in operations {
             check(name, operation, &[rows, 1], [&x, &x]);
@@ -78,7 +75,7 @@ fn a_vector_is_broadcast_with_the_cpu_s_bits() {
         ("sub", ops::sub_into),
         ("mul", ops::mul_into),
     ];
-    for [rows, columns] in SHAPES {
+    for [rows, columns] in shapes() {
         let matrix = cpu(&random_f32(rows * columns, 33), &[rows, columns]);
         for shape in [vec![columns], vec![rows, 1]] {
             let vector = cpu(&finite(shape[0], 34), &shape);
@@ -118,7 +115,7 @@ fn rsqrt_and_its_derivative_have_the_cpu_s_bits() {
 
 #[test]
 fn column_sums_have_the_cpu_s_bits_and_sum_bf16_in_f32() {
-    for [rows, columns] in SHAPES {
+    for [rows, columns] in shapes() {
         let x = cpu(&finite(rows * columns, 37), &[rows, columns]);
         check(
             "column_sum",

@@ -7,6 +7,7 @@ use super::{
     ACTIVATIONS, KINDS, SHAPES, activation_bound, assert_within, normals, placed, reference,
     stored_bound, sum_bound, transpose, values,
 };
+use crate::tiles::constant;
 use crate::{assert_same_bits, devices};
 
 fn below_of(activation: Activation, saved: &Tensor) -> Below<'_> {
@@ -133,8 +134,14 @@ fn check_backward_input(
 #[test]
 fn the_gradient_of_the_input_with_every_activation_below_is_within_its_bound() {
     for device in devices() {
-        let shapes = SHAPES.into_iter().chain([[0, 3, 4], [3, 0, 4], [3, 8, 0]]);
-        for (mnk, kind) in shapes.flat_map(|mnk| KINDS.map(|kind| (mnk, kind))) {
+        // More than five blocks of the rows that the gradient of a bias adds together.
+        let rows = 5 * constant!("linear.cu", ROW_BLOCK) + 3;
+        let shapes = [[0, 3, 4], [3, 0, 4], [3, 8, 0], [rows, 33, 5]];
+        for (mnk, kind) in SHAPES
+            .into_iter()
+            .chain(shapes)
+            .flat_map(|mnk| KINDS.map(|kind| (mnk, kind)))
+        {
             for activation in ACTIVATIONS {
                 check_backward_input(mnk, kind, activation, 0, device);
             }
