@@ -106,10 +106,11 @@ fn the_short_last_batch_counts_its_own_rows() {
 #[test]
 fn a_rank_without_rows_takes_part() {
     let Some(_turn) = turn() else { return };
-    // The last batch has 1 row for up to 4 ranks.
+    // The last batch has 1 row for up to 4 ranks. Memory has gradients of the steps before.
     let case = Case {
         batch: 12,
         steps: 2..3,
+        warm_up: 2,
         micro: Some(1),
         ..Case::regression(25, whole)
     };
@@ -184,6 +185,24 @@ fn dropout_is_by_row_and_step_and_not_by_rank() {
         let got = every_world_size_gives_the_same_bits(&micro_batches);
         assert_eq!(got, dropped, "micro-batches of {micro}");
     }
+}
+
+/// Rows that are all alike, and a batch of all of them: what is dropped is all that can differ.
+#[test]
+fn dropout_is_new_in_each_step() {
+    let Some(_turn) = turn() else { return };
+    let step = |step0: u64, dropout: f64| {
+        let case = Case {
+            dropout,
+            batch: 48,
+            steps: step0..step0 + 1,
+            values: whole,
+            ..Case::regression(48, |stream, index| whole(stream, index % 2))
+        };
+        every_world_size_gives_the_same_bits(&case).values
+    };
+    assert_eq!(step(0, 0.0), step(1, 0.0));
+    assert_ne!(step(0, 0.5), step(1, 0.5));
 }
 
 #[test]

@@ -225,6 +225,13 @@ impl Recipe {
         };
         let stream = Stream::new(last)?;
         let evaluation = stream.scope(|| step.evaluate(&mut in_order, &group))?;
+        let again = stream.scope(|| step.evaluate(&mut in_order, &group))?;
+        assert_eq!(again, evaluation, "a second evaluation");
+        assert_eq!(
+            evaluation.rows,
+            self.data.rows() as f64,
+            "rows of all ranks"
+        );
         Ok(Seen {
             values: values(&step)?,
             moments: moments(&step)?,
@@ -354,6 +361,25 @@ fn by_hand(
         }
     }
     after
+}
+
+#[test]
+fn an_evaluation_drops_nothing() {
+    let Some(_turn) = turn() else { return };
+    let evaluations = on_ranks(1, None, |world| {
+        let evaluation = |dropout: f64| {
+            let recipe = Recipe {
+                dropout,
+                ..Recipe::regression()
+            };
+            let devices = &places()[0].devices[0];
+            let mut step = recipe.step(devices, world)?;
+            let mut rows = InOrder::new(recipe.source(devices), 0, 1, 9)?;
+            step.evaluate(&mut rows, &Group::alone())
+        };
+        Ok([evaluation(0.0)?, evaluation(0.5)?])
+    });
+    assert_eq!(evaluations[0][0], evaluations[0][1]);
 }
 
 /// Whole and split models share their layers' code, so both could have the same bug.

@@ -151,10 +151,15 @@ fn a_transposed_view_is_written_out_on_the_device() {
     let mut shapes = vec![(0, 3), (1, 37), (37, 1), (100, 257)];
     shapes.extend(around(tile).map(|rows| (rows, tile + 1)));
     shapes.extend(around(tile).map(|columns| (tile, columns)));
-    // More tiles than a grid has blocks.
-    shapes.extend([(2, 70_001), (70_001, 2)]);
+    // More tiles than a grid has blocks: with one dtype.
+    const LONG: usize = 70_001;
+    shapes.extend([(2, LONG), (LONG, 2)]);
     for (rows, columns) in shapes {
-        for dtype in DType::ALL {
+        let of_all = rows.max(columns) < LONG;
+        for dtype in DType::ALL
+            .into_iter()
+            .filter(|&x| of_all || x == DType::BF16)
+        {
             // 0 to 126, which every dtype holds.
             let numbers: Vec<u8> = (0..rows * columns)
                 .map(|index| (index % 127) as u8)
