@@ -92,7 +92,7 @@ pub fn random_f32(count: usize, seed: u64) -> Vec<f32> {
             .unwrap()
             .to_vec()
             .unwrap();
-    let special = [
+    let mut special = [
         f32::NAN,
         f32::INFINITY,
         f32::NEG_INFINITY,
@@ -104,6 +104,8 @@ pub fn random_f32(count: usize, seed: u64) -> Vec<f32> {
         1e5,
         -6e-8,
     ];
+    // Operands of different seeds have different ones at one place.
+    special.rotate_left(seed as usize % special.len());
     if count >= 4 * special.len() {
         values[..special.len()].copy_from_slice(&special);
         values[count - special.len()..].copy_from_slice(&special);
