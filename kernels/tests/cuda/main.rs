@@ -105,7 +105,8 @@ pub fn random_f32(count: usize, seed: u64) -> Vec<f32> {
         -6e-8,
     ];
     // Operands of different seeds have different ones at one place.
-    special.rotate_left(seed as usize % special.len());
+    let turns = seed as usize % special.len();
+    special.rotate_left(turns);
     if count >= 4 * special.len() {
         values[..special.len()].copy_from_slice(&special);
         values[count - special.len()..].copy_from_slice(&special);
