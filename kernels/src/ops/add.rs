@@ -31,6 +31,8 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 
 /// `out = a + b`, all of one shape; `out` may be `a`. For `a` (…, C), `b` may also be (C), which is
 /// added to each row, or (…, 1), a number for each row.
+///
+/// Backward: `da = db = dout`; for a vector `b`, `column_sum_into` or `row_sum_into` of `dout`.
 #[track_caller]
 pub fn add_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     broadcast_op("add", [out, a, b], Add, (&SOURCE, "add"), "add_vector")

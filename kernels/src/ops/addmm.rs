@@ -15,6 +15,9 @@ use crate::ops::matmul::{self, AsIs, Matrix, Real};
 ///
 /// `mat1` (M, K) and `mat2` (K, N) may be `t()` views; `acc` is (M, N). It is not read if `beta` is
 /// 0.
+///
+/// Backward: `dmat1 = alpha · dout · mat2ᵀ`, `dmat2 = alpha · mat1ᵀ · dout`, `dacc = beta · dout`,
+/// with `addmm` and `t()`.
 #[track_caller]
 pub fn addmm(acc: &Tensor, mat1: &Tensor, mat2: &Tensor, alpha: f64, beta: f64) -> Result<Tensor> {
     let mut call = Call::new("addmm");

@@ -104,6 +104,8 @@ pub fn attention_into(
 /// (R, (heads + 2·kv_heads)·head_size). `cache` (T, 2·kv_heads·head_size), with keys first, has the
 /// keys and values of all tokens; its last R rows, those of the new tokens, are written here.
 /// `attention.time` is T.
+///
+/// Backward: none; it is for generating.
 #[track_caller]
 pub fn attention_cached_into(
     out: &Tensor,

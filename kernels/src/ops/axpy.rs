@@ -14,6 +14,8 @@ static SOURCE: Source = Source::new("axpy.cu", include_str!("axpy.cu"));
 
 /// `y += a x`, of one shape. `x` may not be `y`: that is `scale_into(y, y, 1.0 + a)`. On a GPU `y`
 /// may be f32 where `x` is bf16, to sum without loss.
+///
+/// Backward: the gradient of `y` stays, `dx = a · dy`, with `scale_into`.
 #[track_caller]
 pub fn axpy(y: &Tensor, a: f64, x: &Tensor) -> Result<()> {
     let mut call = Call::new("axpy");

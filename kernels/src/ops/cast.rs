@@ -43,6 +43,8 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
 }
 
 /// `out = x` in the dtype of `out`; both of one shape and row-major.
+///
+/// Backward: `cast_into` with `dout` in the other dtype.
 #[track_caller]
 pub fn cast_into(out: &Tensor, x: &Tensor) -> Result<()> {
     let mut call = Call::new("cast");

@@ -9,6 +9,8 @@ use crate::ops::linear::{add_rows, gpu};
 
 /// `out` (C) `= Σ` of the rows of `x` (…, C), or added to what is there with `accumulate`. On a GPU
 /// `out` may be f32 where `x` is bf16.
+///
+/// Backward: each row of `dx` is `dout`: `zero`, then `add_into`.
 #[track_caller]
 pub fn column_sum_into(out: &Tensor, x: &Tensor, accumulate: bool) -> Result<()> {
     let columns = x.shape().dims().last().copied();

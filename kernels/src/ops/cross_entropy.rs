@@ -80,6 +80,8 @@ impl Default for CrossEntropyOptions<'_> {
 /// A target that is neither a class nor `ignore_index` is an error on the CPU, before anything is
 /// written. On a GPU it makes the row's loss, weight and gradient NaN, which `mark_nonfinite`
 /// finds. There logits may also be bf16: the math is that of f32, and the gradient is rounded once.
+///
+/// Backward: in the same call, if `out` has a place for the gradient.
 #[track_caller]
 pub fn cross_entropy(
     logits: &Tensor,

@@ -48,12 +48,14 @@ pub fn dropout(x: &Tensor, probability: f64, key: &DropoutKey<'_>) -> Result<Ten
 
 /// `out = x` with each element dropped with `probability` (0 up to but not 1; 0 copies) and the
 /// others scaled to keep the mean. A dropped element is 0 even where `x` is NaN. `x` is (B, …), one
-/// row for each sample; `out` may be `x`. The same call with dy for `x` is the derivative.
+/// row for each sample; `out` may be `x`.
 ///
 /// An element is kept when a uniform multiple of 2⁻²⁴ is at least `probability`.
 ///
 /// A position out of range is an error on the CPU. On a GPU only the kernel reads it: it makes all
 /// of `out` NaN, which `mark_nonfinite` finds (unless `probability` is 0).
+///
+/// Backward: the same call with dy for `x`.
 #[track_caller]
 pub fn dropout_into(
     out: &Tensor,

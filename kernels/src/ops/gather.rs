@@ -26,6 +26,8 @@ const WORD_BYTES_MAX: usize = 16;
 ///
 /// A number that is no row of the table is an error on the CPU. A GPU sets every bit of that row of
 /// `out` (NaN, 255, −1), and reads nothing outside the table.
+///
+/// Backward: none; for a table that is trained there is `embedding_into`.
 #[track_caller]
 pub fn gather_rows(out: &Tensor, table: &Tensor, rows: &Tensor) -> Result<()> {
     let mut call = Call::new("gather_rows");

@@ -200,6 +200,8 @@ const MULTIPROCESSORS: usize = 128;
 
 /// Sums the rows of `x` (B, C) in blocks of 64 into `row_sums` (`row_sums_of(B)`, C), of the dtype
 /// of `x`, or f32 if that is bf16: for [`add_row_sums_into`].
+///
+/// Backward: none; it is a part of `linear_into`'s.
 #[track_caller]
 pub fn row_block_sums_into(row_sums: &Tensor, x: &Tensor) -> Result<()> {
     let mut call = Call::new("row_block_sums");
@@ -232,6 +234,8 @@ fn sum_blocks<T: Real>(row_sums: &mut Buffer<'_>, x: &[T], columns: usize) {
 
 /// `db` (C) `= Σ` of the rows of `row_sums` (…, C) in order, or added to what is there with
 /// `accumulate`: with the bits that [`linear_backward_weight_into`] gives.
+///
+/// Backward: none; it is a part of `linear_into`'s.
 #[track_caller]
 pub fn add_row_sums_into(db: &Tensor, row_sums: &Tensor, accumulate: bool) -> Result<()> {
     let mut call = Call::new("add_row_sums");

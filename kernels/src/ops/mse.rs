@@ -44,6 +44,8 @@ impl<T: Float> Binary<T> for ScaledDifference<T> {
 ///
 /// On a GPU `pred` and `dpred` may also be bf16, with all else in f32: the math is that of f32, and
 /// `dpred` is rounded once.
+///
+/// Backward: in the same call: `dpred`.
 #[track_caller]
 pub fn mse_into(
     losses: &Tensor,

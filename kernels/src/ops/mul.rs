@@ -30,6 +30,9 @@ pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 
 /// `out = a b`, all of one shape; `out` may be `a`. For `a` (…, C), `b` may also be (C), by which
 /// each row is multiplied, or (…, 1), a number for each row.
+///
+/// Backward: `da = dout b`, `db = dout a` (`mul_into`); for a vector `b` then summed as for
+/// `add_into`.
 #[track_caller]
 pub fn mul_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     broadcast_op("mul", [out, a, b], Mul, (&SOURCE, "mul"), "mul_vector")

@@ -17,6 +17,8 @@ static SOURCE: Source = Source::new("rope.cu", include_str!("rope.cu"));
 
 /// The table for [`rope_into`], f32 (T, D): in row t the cosines of its D/2 angles, then the sines.
 /// They are computed in f64 and rounded once. `base` is 10 000 in Llama.
+///
+/// Backward: none; it is not trained.
 #[track_caller]
 pub fn rope_table(positions: usize, head_size: usize, base: f64, device: Device) -> Result<Tensor> {
     if !head_size.is_multiple_of(2) {

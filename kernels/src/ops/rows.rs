@@ -20,12 +20,16 @@ static SOURCE: Source = Source::new("rows.cu", include_str!("rows.cu"));
 const ROWS_PER_BLOCK: usize = BLOCK_THREADS as usize / 32;
 
 /// `out` (…, 1) `= Σ` of each row of `x` (…, C). 0 where C is 0.
+///
+/// Backward: each element of a row of `dx` is that of `dout`: `zero`, then `add_into`.
 #[track_caller]
 pub fn row_sum_into(out: &Tensor, x: &Tensor) -> Result<()> {
     reduce("row_sum", out, x)
 }
 
 /// `out` (…, 1) `=` the mean of each row of `x` (…, C). NaN where C is 0, as in PyTorch.
+///
+/// Backward: as for `row_sum_into`, times 1/C.
 #[track_caller]
 pub fn row_mean_into(out: &Tensor, x: &Tensor) -> Result<()> {
     reduce("row_mean", out, x)

@@ -30,6 +30,8 @@ pub fn scale(x: &Tensor, factor: f64) -> Result<Tensor> {
 }
 
 /// `out = factor · x`; `out` may be `x`.
+///
+/// Backward: `dx = factor · dout`, with `scale_into`.
 #[track_caller]
 pub fn scale_into(out: &Tensor, x: &Tensor, factor: f64) -> Result<()> {
     let kernel = (&SOURCE, "scale");

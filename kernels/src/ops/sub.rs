@@ -30,6 +30,9 @@ pub fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 
 /// `out = a - b`, all of one shape; `out` may be `a`. For `a` (…, C), `b` may also be (C), which is
 /// taken from each row, or (…, 1), a number for each row.
+///
+/// Backward: `da = dout`, `db = -dout` (`scale_into`); for a vector `b` then summed as for
+/// `add_into`.
 #[track_caller]
 pub fn sub_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     broadcast_op("sub", [out, a, b], Sub, (&SOURCE, "sub"), "sub_vector")

@@ -35,6 +35,8 @@ pub fn sum(x: &Tensor) -> Result<Tensor> {
 }
 
 /// `out` [] `= sum(x)`. Allocates nothing.
+///
+/// Backward: none; `mse_into` and `cross_entropy` write the gradients of losses.
 #[track_caller]
 pub fn sum_into(out: &Tensor, x: &Tensor) -> Result<()> {
     reduce_into("sum", out, x)
@@ -49,6 +51,8 @@ pub fn mean(x: &Tensor) -> Result<Tensor> {
 }
 
 /// `out` [] `= mean(x)`. Allocates nothing.
+///
+/// Backward: none, as for `sum_into`.
 #[track_caller]
 pub fn mean_into(out: &Tensor, x: &Tensor) -> Result<()> {
     reduce_into("mean", out, x)

@@ -4,6 +4,7 @@ mod cycles;
 mod edges;
 mod lines;
 mod modules;
+mod operations;
 mod packages;
 mod rooms;
 #[cfg(test)]
@@ -18,6 +19,7 @@ const USAGE: &str = "usage: ddp-house CHECK, in the workspace's root
 cycles [CRATE…]  module cycles inside crates; a module is a file
 comments         lines with comments over 100 columns
 rooms            which crate uses which; where unsafe, cudarc and mpi are
+operations       prints docs/operations.md, the table of all operations
 lines            code lines of each crate, without blanks, comments and tests
 all              all of these, against tests/house/limits.toml";
 
@@ -32,6 +34,10 @@ fn main() -> ExitCode {
         "cycles" => packages::find(&names).and_then(|found| check_cycles(&found)),
         "comments" => check_comments(0),
         "rooms" => check_rooms(),
+        "operations" => operations::page().map(|page| {
+            print!("{page}");
+            true
+        }),
         "lines" => check_lines(usize::MAX),
         "all" => check_all(),
         _ => {
@@ -71,8 +77,9 @@ fn check_all() -> Outcome {
     };
     let comments = check_comments(number("long_comments_max")?)?;
     let rooms = check_rooms()?;
+    let operations = operations::check()?;
     let lines = check_lines(number("code_lines_max")?)?;
-    Ok(acyclic && comments && rooms && lines)
+    Ok(acyclic && comments && rooms && operations && lines)
 }
 
 fn check_cycles(packages: &[packages::Package]) -> Outcome {
