@@ -11,7 +11,6 @@ use ddp_kernels::mapped::free_bytes;
 
 use crate::config::Config;
 use crate::data::{DataSpec, choose};
-use crate::devices::is_simulated;
 use crate::error::{Error, Result};
 use crate::shown::shown;
 use crate::train::TrainProgram;
@@ -38,16 +37,17 @@ pub fn dry_run(
     for (rank, place) in run.places.iter().enumerate() {
         say(&format!("rank {rank}: {place}"))?;
     }
-    say(&format!("memory of a rank: {}", memory(&run.model_bytes)))?;
+    say(&format!("the model of a rank: {}", model(&run.model_bytes)))?;
     match run.host_peak_mb {
-        Some(host) => say(&format!("peak memory in the trial: {}", peaks(host, &run)))?,
+        Some(host) => say(&format!("memory of a rank: {}", peaks(host, &run)))?,
         None => {
             let tied = match config.devices_per_rank {
                 1 => "",
                 _ => ", copies of tied weights",
             };
             say(&format!(
-                "the model was not made, since it is large: time{tied} and peak memory are unknown"
+                "the model was not made, since it is large: activations, batches{tied} and the \
+                 program come on top"
             ))?
         }
     }
@@ -65,11 +65,7 @@ pub fn dry_run(
         mb(needed)
     ))?;
     if let Some(trial) = &run.trial {
-        let left = run.plan.steps - run.taken;
-        match is_simulated(run.devices[0]) {
-            true => say(&"time: simulated GPUs say nothing about it")?,
-            false => say(&time(trial, &run.plan, left))?,
-        }
+        say(&time(trial, &run.plan, run.plan.steps - run.taken))?;
     }
     // Last, after everything else was printed.
     if world.rank() == 0 {
@@ -131,7 +127,7 @@ fn mb(bytes: u64) -> String {
     megabytes(bytes as f64 / 1e6)
 }
 
-fn memory(bytes: &ModelBytes) -> String {
+fn model(bytes: &ModelBytes) -> String {
     let total = mb(bytes.total());
     let ModelBytes {
         values,
@@ -150,14 +146,15 @@ fn memory(bytes: &ModelBytes) -> String {
         mb(values),
         mb(gradients),
         mb(moments),
-        mb(values + moments)
+        mb(bytes.saved())
     )
 }
 
 fn peaks(host_mb: f64, run: &Rehearsal) -> String {
     let gpu = |peak_mb: f64| format!(", {} of GPU memory", megabytes(peak_mb));
     let gpu = run.device_peak_mb.map_or(String::new(), gpu);
-    format!("{} of host memory{gpu}", megabytes(host_mb))
+    let host = megabytes(host_mb);
+    format!("about {host} of host memory at the peak{gpu}, as measured in a few steps")
 }
 
 fn time(trial: &Trial, plan: &Plan, left: u64) -> String {
@@ -170,9 +167,9 @@ fn time(trial: &Trial, plan: &Plan, left: u64) -> String {
     let step_s = trial.step.as_secs_f64();
     let seconds = step_s * left as f64 + evaluation_s * evaluations as f64;
     format!(
-        "time: {:.2} ms a step (median of {}), {evaluations} evaluations: about {} for {left} \
+        "time: {} a step (median of {}), {evaluations} evaluations: about {} for {left} \
          steps; checkpoints are written in the background",
-        step_s * 1e3,
+        duration(step_s),
         trial.steps,
         duration(seconds)
     )

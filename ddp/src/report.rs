@@ -14,8 +14,8 @@ mod compare;
 mod csv;
 mod html;
 mod page;
-mod predicted;
 pub(crate) mod read;
+pub(crate) mod results;
 mod scale;
 mod tables;
 

@@ -10,6 +10,7 @@ leaves the page, nothing scrolls sideways, curves are there, all text has contra
 
 import base64
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -213,7 +214,7 @@ class Checks:
         return [chart for chart, *_ in drawn]
 
     def looks(self):
-        for width, height, is_phone in ((1280, 900, False), (375, 800, True)):
+        for width, height, is_phone in ((1280, 900, False), (390, 800, True)):
             for scheme in ("light", "dark"):
                 self.way = f"{width} px, {scheme}"
                 self.browser.size(width, height, is_phone)
@@ -280,6 +281,32 @@ class Checks:
             self.browser.size(int(1280 / zoom), int(900 / zoom), False, zoom)
             self.dots(chart, series, steps[-1])
         self.browser.key("Escape")
+
+    def logarithm(self, chart):
+        """On a logarithmic axis the dots lie where its labels say, and a second click shows the curve as it was."""
+        button = f"document.querySelector('#{chart} .log')"
+        line = f"document.querySelector('#{chart} .line').getAttribute('d')"
+        if not self.browser.value(f"!!{button}"):
+            return
+        before = self.browser.value(line)
+        self.browser.value(f"{button}.click()")
+        self.expect(self.browser.value(line) != before, f"{chart}: the switch for a logarithmic axis does nothing")
+        self.layout()
+        numbers = self.browser.value("JSON.parse(document.getElementById('numbers').textContent)")
+        series = next(c["series"] for c in numbers["charts"] if "chart-" + c["id"] == chart)
+        self.browser.value(f"document.querySelector('#{chart} .plot').focus()")
+        self.browser.key("End")
+        seen = self.browser.value(f"{POSITIONS}(document.querySelector('#{chart}'))")
+        axis = [(math.log10(value), place) for value, place in seen["ys"] if value > 0]
+        steps = sorted({x for one in series for x in one["x"]}) if numbers["several"] else series[0]["x"]
+        for color, _, y in seen["dots"]:
+            one = next(one for one in series if one["color"] == color)
+            at = min(range(len(one["x"])), key=lambda index: abs(one["x"][index] - steps[-1]))
+            expected = on_axis(axis, math.log10(one["y"][at])) if len(axis) > 1 else None
+            self.expect(expected is None or abs(y - expected) < 2, f"{chart}, {one['name']}: on the logarithmic axis the dot is at {y} px, expected {expected} px")
+        self.browser.key("Escape")
+        self.browser.value(f"{button}.click()")
+        self.expect(self.browser.value(line) == before, f"{chart}: the curve stays logarithmic")
 
     def without_scripts(self):
         self.way = "without scripts"
@@ -351,6 +378,7 @@ class Checks:
             self.expect(not several or self.browser.value(tip) != first, f"{chart}: the arrow key stays at {first!r}")
             self.browser.key("Escape")
             self.zoom(chart)
+            self.logarithm(chart)
         self.quiet()
 
 

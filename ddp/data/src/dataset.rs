@@ -32,6 +32,11 @@ pub trait Dataset: Debug + Send + Sync {
     /// same each time, since it may be kept on a GPU.
     fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()>;
 
+    /// The rows of each class, if they were counted.
+    fn rows_of_classes(&self) -> Option<Vec<u64>> {
+        None
+    }
+
     /// The shape of one row's inputs.
     fn row_shape(&self) -> &[usize] {
         &self.spec().inputs.shape

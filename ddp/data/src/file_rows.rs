@@ -31,6 +31,9 @@ pub(crate) struct FileData {
     pub(crate) target_normalization: Option<Normalization>,
     /// Whether features are checked when they are read, since not all were before.
     pub(crate) checks: bool,
+    /// Of the files, the rows of each class, and those that are trained on; empty if labels are
+    /// no classes.
+    pub(crate) class_rows: Arc<[Vec<u64>; 2]>,
     /// A hash of the rows of each class, and of the names of classes.
     pub(crate) labels_hash: u64,
     /// A hash of all labels and features, if they were read before training.
@@ -69,6 +72,7 @@ impl FileData {
             fill: self.fill.clone(),
             normalization: self.normalization.clone(),
             target_normalization: self.target_normalization.clone(),
+            class_rows: self.class_rows.clone(),
             content: self.content.clone(),
             watch: self.watch.clone(),
             ..*self
@@ -134,6 +138,22 @@ pub(crate) fn nonfinite(
 }
 
 impl Dataset for FileData {
+    fn rows_of_classes(&self) -> Option<Vec<u64>> {
+        let [all, trained] = &*self.class_rows;
+        let mut rows = match self.side {
+            Side::All => all.clone(),
+            Side::TrainedOn(_) => trained.clone(),
+            Side::HeldOut(_) => all
+                .iter()
+                .zip(trained)
+                .map(|(all, trained)| all - trained)
+                .collect(),
+        };
+        let classes = self.spec.task.classes()?.count();
+        rows.resize(classes, 0);
+        (!all.is_empty()).then_some(rows)
+    }
+
     fn rows(&self) -> u64 {
         match &self.side {
             Side::All => self.features.rows(),

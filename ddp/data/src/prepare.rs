@@ -349,6 +349,10 @@ fn data_of(
         fill: plan.fill.as_deref().map(Arc::from),
         normalization: normalization.clone(),
         target_normalization: None,
+        class_rows: Arc::new([
+            findings.labels.counts.clone(),
+            findings.labels.trained.clone(),
+        ]),
         checks: findings.has_unread_features,
         content: findings.content.clone(),
         labels_hash: XxHash3_64::oneshot(&counts)

@@ -224,6 +224,19 @@ pub enum LabelName {
     Array(String),
 }
 
+impl LabelName {
+    /// The columns that it stands for: `a,b` is two.
+    pub fn columns(&self) -> Vec<String> {
+        match self {
+            LabelName::Column(names) => names
+                .split(',')
+                .map(|name| name.trim().to_string())
+                .collect(),
+            LabelName::Array(name) => vec![name.clone()],
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;

@@ -1,5 +1,5 @@
 //! What a classification run keeps for its report at the last evaluation: the confusion matrix, and
-//! some held-out rows, wrongly classified ones first.
+//! some held-out rows, most of them wrongly classified.
 //!
 //! Counts are integers, summed over the ranks exactly. Samples are the first in the order of rows,
 //! so they do not depend on the number of ranks. C is the number of classes.
@@ -16,11 +16,14 @@ use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 
-pub use self::counts::{ClassCounts, first_largest};
+pub use self::counts::{ClassCounts, ClassScores, balanced_accuracy, class_scores, first_largest};
 pub use self::picture::Picture;
 use crate::error::{Error, Result};
 use ddp_data::disk as files;
-use ddp_data::{self as data, Batch, Classes, Data, Dataset, Normalization, TensorSpec};
+use ddp_data::{
+    self as data, Batch, Classes, ColumnPlan, Data, Dataset, FeaturePlan, LabelName, Normalization,
+    TensorSpec,
+};
 
 /// The samples that a run keeps for its report.
 pub const SAMPLES_FILE: &str = "samples.json";
@@ -33,7 +36,7 @@ const PAIRS_MAX: usize = 50;
 const SAMPLES_MAX: usize = 24;
 /// Features of all rows that are looked at for them: a row of more than this is not shown.
 const FEATURES_MAX: usize = 1 << 24;
-/// Features of a row that is no picture, as they are shown.
+/// Columns of a row that is no picture, as they are shown.
 const VALUES_MAX: usize = 12;
 
 /// The confusion matrix: an event of the record.
@@ -94,11 +97,11 @@ impl Confusion {
 pub struct Samples {
     /// After this step.
     pub step: u64,
-    /// Names of the features that are shown, if they have names and are not a picture.
+    /// Names of the columns that are shown, if they have names and are not a picture.
     pub columns: Vec<String>,
-    /// Features of a row.
+    /// Columns of a row.
     pub features: usize,
-    /// Wrongly classified rows, then correctly classified ones, each in the order of rows.
+    /// Wrongly classified rows, and correctly classified ones among them.
     pub samples: Vec<Sample>,
 }
 
@@ -117,8 +120,18 @@ pub struct Sample {
     pub confidence: Option<f32>,
     /// The row, if it looks like a picture.
     pub picture: Option<Picture>,
-    /// Otherwise its first features; None for a non-finite one.
-    pub values: Vec<Option<f32>>,
+    /// Otherwise its first columns; None for a non-finite number, or an unknown category.
+    pub values: Vec<Option<SampleValue>>,
+}
+
+/// The value of a column.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum SampleValue {
+    /// A number.
+    Number(f32),
+    /// A category.
+    Word(String),
 }
 
 impl Samples {
@@ -155,12 +168,16 @@ impl Samples {
     }
 }
 
-/// The held-out rows, from which samples are shown.
+/// The held-out rows, of which samples are shown.
 #[derive(Clone, Debug)]
 pub struct HeldOut {
     dataset: Arc<dyn Dataset>,
     columns: Option<Vec<String>>,
+    /// How cells became features.
+    plan: FeaturePlan,
     normalization: Option<Normalization>,
+    target_normalization: Option<Normalization>,
+    label_columns: Option<Vec<String>>,
     /// False for rows made from a formula.
     may_be_pictures: bool,
 }
@@ -168,15 +185,13 @@ pub struct HeldOut {
 impl HeldOut {
     /// The held-out rows of `data`.
     pub fn of(data: &Data, may_be_pictures: bool) -> HeldOut {
-        let (dataset, columns, normalization) = (
-            data.held_out.clone(),
-            data.columns.clone(),
-            data.normalization.clone(),
-        );
         HeldOut {
-            dataset,
-            columns,
-            normalization,
+            dataset: data.held_out.clone(),
+            columns: data.columns.clone(),
+            plan: data.plan.clone(),
+            normalization: data.normalization.clone(),
+            target_normalization: data.target_normalization.clone(),
+            label_columns: data.label.as_ref().map(LabelName::columns),
             may_be_pictures,
         }
     }
@@ -185,6 +200,29 @@ impl HeldOut {
     pub fn targets(&self) -> &TensorSpec {
         &self.dataset.spec().targets
     }
+
+    /// How numeric targets were normalized.
+    pub fn target_normalization(&self) -> Option<&Normalization> {
+        self.target_normalization.as_ref()
+    }
+
+    /// The names of the targets, if they have names.
+    pub fn label_columns(&self) -> Option<Vec<String>> {
+        self.label_columns.clone()
+    }
+
+    /// The part of the rows that the largest class has; None if all have about the same.
+    pub fn largest_class(&self) -> Option<f64> {
+        largest_class(&self.dataset.rows_of_classes()?)
+    }
+}
+
+/// The part of the rows that the largest class has; None if it is at most a tenth of all rows above
+/// an equal part, so that accuracy says enough.
+pub fn largest_class(rows: &[u64]) -> Option<f64> {
+    let all: u64 = rows.iter().sum();
+    let part = *rows.iter().max()? as f64 / all as f64;
+    Some(part).filter(|part| *part > 1.0 / rows.len() as f64 + 0.1)
 }
 
 /// Counts and samples that one rank collects during an evaluation.
@@ -314,65 +352,121 @@ fn confusion(step: u64, names: &[String], counts: &ClassCounts) -> Confusion {
 }
 
 impl SampleRows {
-    /// The samples, with their features.
-    fn samples(mut self, step: u64, names: &[String], held_out: &HeldOut) -> Result<Samples> {
-        let HeldOut {
-            dataset,
-            columns,
-            normalization,
-            may_be_pictures,
-        } = held_out;
-        let features: usize = dataset.row_shape().iter().product();
+    /// The rows that are shown, at most so many: two wrong ones, then a right one, and so on.
+    fn mixed(mut self, most: usize) -> Vec<SampleRow> {
         self.wrong.sort_by_key(|seen| seen.row);
         self.right.sort_by_key(|seen| seen.row);
-        let most = SAMPLES_MAX.min(FEATURES_MAX / features.max(1));
-        let seen: Vec<SampleRow> = self
-            .wrong
-            .into_iter()
-            .chain(self.right)
-            .take(most)
-            .collect();
+        let (mut wrong, mut right) = (self.wrong.into_iter(), self.right.into_iter());
+        let mut mixed = Vec::new();
+        while mixed.len() < most {
+            let next = [wrong.next(), wrong.next(), right.next()];
+            if next.iter().all(Option::is_none) {
+                break;
+            }
+            mixed.extend(next.into_iter().flatten());
+        }
+        mixed.truncate(most);
+        mixed
+    }
+
+    /// The samples, with their features.
+    fn samples(self, step: u64, names: &[String], held_out: &HeldOut) -> Result<Samples> {
+        let features: usize = held_out.dataset.row_shape().iter().product();
+        let seen = self.mixed(SAMPLES_MAX.min(FEATURES_MAX / features.max(1)));
         let rows: Vec<u64> = seen.iter().map(|seen| seen.row).collect();
-        let [x, _] = data::read_rows(&**dataset, &rows)?;
+        let [x, _] = data::read_rows(&*held_out.dataset, &rows)?;
         let mut x = x.to_dtype(DType::F32)?.to_vec::<f32>()?;
-        normalization
+        held_out
+            .normalization
             .iter()
             .for_each(|normalization| normalization.undo(&mut x, features));
-        let columns = columns.as_deref().unwrap_or_default();
-        let shape =
-            Some(dataset.row_shape()).filter(|_| *may_be_pictures && are_like_pixels(columns));
-        let pictures = shape.and_then(|shape| Picture::of_rows(shape, &x));
+        let pictures = held_out.pictures(&x);
+        let mut columns = match pictures {
+            Some(_) => Vec::new(),
+            None => held_out.sample_columns(features),
+        };
+        let all_columns = columns.len();
+        columns.truncate(VALUES_MAX);
         let name = |class: usize| {
             names
                 .get(class)
                 .cloned()
                 .unwrap_or_else(|| class.to_string())
         };
-        let shown = match pictures {
-            Some(_) => 0,
-            None => VALUES_MAX.min(features),
-        };
-        let finite = |value: &f32| Some(*value).filter(|value| value.is_finite());
         let sample = |(index, seen): (usize, &SampleRow)| {
-            let picture = pictures.as_ref().map(|pictures| pictures[index].clone());
-            let values = x[index * features..].iter().take(shown);
+            let row = &x[index * features..][..features];
             Sample {
                 row: seen.row,
                 truth: name(seen.truth),
                 predicted: name(seen.predicted),
                 is_right: seen.truth == seen.predicted,
                 confidence: seen.confidence,
-                picture,
-                values: values.map(finite).collect(),
+                picture: pictures.as_ref().map(|pictures| pictures[index].clone()),
+                values: columns.iter().map(|column| column.value(row)).collect(),
             }
         };
         let samples = seen.iter().enumerate().map(sample).collect();
+        let named = columns.iter().any(|column| !column.name.is_empty());
+        let names = columns.iter().map(|column| column.name.clone());
         Ok(Samples {
             step,
-            columns: columns.iter().take(shown).cloned().collect(),
-            features,
+            columns: names.filter(|_| named).collect(),
+            features: all_columns,
             samples,
         })
+    }
+}
+
+/// A column of samples: where its features begin, and the words that they stand for.
+struct SampleColumn {
+    name: String,
+    first: usize,
+    words: Option<Vec<String>>,
+}
+
+impl SampleColumn {
+    /// The number of a row's features (F), or the word whose feature is 1; None if it is missing.
+    fn value(&self, row: &[f32]) -> Option<SampleValue> {
+        let Some(words) = &self.words else {
+            let number = row[self.first];
+            return Some(SampleValue::Number(number)).filter(|_| number.is_finite());
+        };
+        let features = &row[self.first..][..words.len()];
+        let word = features.iter().position(|feature| *feature > 0.5)?;
+        Some(SampleValue::Word(words[word].clone()))
+    }
+}
+
+impl HeldOut {
+    /// The rows in `x` as pictures, if they look like some.
+    fn pictures(&self, x: &[f32]) -> Option<Vec<Picture>> {
+        let columns = self.columns.as_deref().unwrap_or_default();
+        let may_be = self.may_be_pictures && are_like_pixels(columns);
+        Picture::of_rows(self.dataset.row_shape(), x).filter(|_| may_be)
+    }
+
+    /// The columns of tables, each category as one; of other rows the features.
+    fn sample_columns(&self, features: usize) -> Vec<SampleColumn> {
+        let names = self.columns.as_deref().unwrap_or_default();
+        let Some(plan) = &self.plan.columns else {
+            let column = |first: usize| SampleColumn {
+                name: names.get(first).cloned().unwrap_or_default(),
+                first,
+                words: None,
+            };
+            return (0..features).map(column).collect();
+        };
+        let mut first = 0;
+        let column = |plan: &ColumnPlan| {
+            let begin = first;
+            first += plan.values.as_ref().map_or(1, Vec::len);
+            SampleColumn {
+                name: plan.name.clone(),
+                first: begin,
+                words: plan.values.clone(),
+            }
+        };
+        plan.iter().map(column).collect()
     }
 }
 
@@ -429,6 +523,70 @@ mod tests {
             (rows(&evidence.seen.wrong), rows(&evidence.seen.right)),
             (vec![1, 3, 4], vec![0, 2, 5])
         );
+    }
+
+    #[test]
+    fn right_rows_are_shown_among_the_wrong_ones_however_many_are_wrong() {
+        let row = |row| SampleRow {
+            row,
+            truth: 0,
+            predicted: 0,
+            confidence: None,
+        };
+        let seen = || SampleRows {
+            wrong: (0..24).rev().map(row).collect(),
+            right: (50..53).map(row).collect(),
+        };
+        let shown = |most| {
+            seen()
+                .mixed(most)
+                .iter()
+                .map(|seen| seen.row)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(shown(10), [0, 1, 50, 2, 3, 51, 4, 5, 52, 6]);
+        assert_eq!(shown(100).len(), 27);
+    }
+
+    #[test]
+    fn a_category_of_a_sample_is_a_word() {
+        let column = SampleColumn {
+            name: "kind".into(),
+            first: 1,
+            words: Some(vec!["cat".into(), "dog".into()]),
+        };
+        let word = |row: &[f32]| column.value(row);
+        assert_eq!(
+            word(&[9.0, 0.0, 1.0]),
+            Some(SampleValue::Word("dog".into()))
+        );
+        assert_eq!(word(&[9.0, 0.0, 0.0]), None);
+    }
+
+    #[test]
+    fn the_largest_class_is_named_where_it_has_far_more_rows_than_the_others() {
+        assert_eq!(largest_class(&[85, 15]), Some(0.85));
+        assert_eq!(largest_class(&[55, 45]), None);
+        assert_eq!(
+            largest_class(&[11, 10, 9, 10, 10, 10, 10, 10, 10, 10]),
+            None
+        );
+        assert_eq!(largest_class(&[]), None);
+    }
+
+    #[test]
+    fn a_guess_of_the_largest_class_has_the_balanced_accuracy_of_a_coin() {
+        let scores = class_scores(&[85, 15], &[100, 0], &[85, 0]);
+        assert_eq!(balanced_accuracy(&scores), 0.5);
+        let of = |class: usize| {
+            [
+                scores[class].recall,
+                scores[class].precision,
+                scores[class].f1,
+            ]
+        };
+        assert_eq!(of(0), [Some(1.0), Some(0.85), Some(170.0 / 185.0)]);
+        assert_eq!(of(1), [Some(0.0), None, Some(0.0)]);
     }
 
     #[test]

@@ -24,6 +24,7 @@ use serde_json::{Map, Value};
 use crate::audit::Audit;
 use crate::error::{Error, Result};
 use crate::evidence::Confusion;
+use crate::tasks::ColumnErrors;
 
 /// The file of events.
 pub const EVENTS_FILE: &str = "metrics.jsonl";
@@ -84,18 +85,6 @@ pub struct Start<'a> {
     pub steps: u64,
     /// Steps of an epoch.
     pub steps_per_epoch: u64,
-    /// What follows from the model before the first step.
-    pub predicted: Predicted,
-}
-
-/// What a run takes, as far as it is known before the first step.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Predicted {
-    /// The memory of a rank's model, in MB: parameters, gradients, moments and the copy that is
-    /// being saved.
-    pub model_mb: f64,
-    /// Bytes that a rank gives to the others in a step.
-    pub between_ranks_bytes: u64,
 }
 
 /// The ranks of a run.
@@ -170,9 +159,15 @@ pub struct EvalEvent {
     pub loss: f64,
     /// The fraction that is classified correctly; None for regression.
     pub accuracy: Option<f64>,
-    /// As in a step.
+    /// The part of the held-out rows that the largest class has, if it is far from an equal part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub largest_class: Option<f64>,
+    /// As in a step; of numbers R², and of a single one RMSE, in the units of the labels.
     #[serde(flatten)]
     pub figures: BTreeMap<&'static str, f64>,
+    /// Of several numbers, the errors of each column.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub columns: Vec<ColumnErrors>,
 }
 
 /// A generated text.

@@ -9,6 +9,8 @@ mod task;
 
 use ddp_data::TaskSpec;
 
+pub use self::classes::ClassWeights;
+pub use self::numbers::{ColumnErrors, mean_r2, numbers_figures};
 pub use self::task::{
     Evaluation, Format, LossOptions, PredictionOptions, Predictions, Survey, SurveyText, Task,
     Totals, figures_text,

@@ -123,7 +123,7 @@ fn every_flag_of_training_arrives() {
         warmup_steps: Some(0),
         grad_clip: 1.0,
         label_smoothing: 0.125,
-        class_weights: (1..=10).map(f64::from).collect(),
+        class_weights: (1..=10).map(f64::from).collect::<Vec<_>>().into(),
         freeze: vec!["0".into(), "2.bias".into()],
         device: DeviceChoice::Cuda,
         devices_per_rank: 2,

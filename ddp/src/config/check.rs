@@ -124,7 +124,7 @@ impl Config {
             let help = "a usual value is 1e-8";
             return Err(refuse("--eps", eps, "a number above 0, up to 1", help));
         }
-        let weights = &self.class_weights;
+        let weights = self.class_weights.numbers();
         if let Some(weight) = weights
             .iter()
             .find(|&weight| !(0.0..=1e30).contains(weight))

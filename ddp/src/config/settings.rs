@@ -15,9 +15,9 @@ use serde_json::Value;
 
 use super::meant as others;
 use super::values::{
-    Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits, LogLevel, Missing,
-    NcclChoice, Normalize, Number, OptimizerKind, Overlap, Precision, ProductChoice, Resident,
-    Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
+    ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits, LogLevel,
+    Missing, NcclChoice, Normalize, Number, OptimizerKind, Overlap, Precision, ProductChoice,
+    Resident, Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
 };
 use crate::data::DataSpec;
 use crate::models::family::Setting as FamilySetting;
@@ -281,8 +281,10 @@ settings! {
     Fixed grad_clip "NORM": f64 = 0.0, POSITIVE;
     /// Share of the target probability that is spread evenly over all classes
     Fixed label_smoothing "X": f64 = 0.0, Limits::BelowOne;
-    /// Weight of each class in the loss, separated by commas
-    Fixed class_weights "WEIGHTS": Vec<f64> = vec![];
+    /// Weight of each class in the loss: balanced (all classes count the same, however many rows
+    /// they have), numbers in the order of the classes, as in 1,2.5, or by name, as in
+    /// stays=1,moves=4
+    Fixed class_weights "WEIGHTS": ClassWeights = ClassWeights::Equal;
     /// Seed of everything random in training
     Fixed seed "N": u64 = 0;
 

@@ -149,7 +149,7 @@ proptest! {
             settings.seed = seed;
             settings.eval_every = eval_every;
             settings.micro_batch = micro;
-            settings.class_weights = weights;
+            settings.class_weights = weights.into();
             (settings.devices_per_rank, settings.share_gpus, settings.zero) = gpus;
             settings.dtype = if gpus.1 { Precision::Bf16 } else { Precision::Tf32 };
             settings.data_on_device = if gpus.1 { Resident::On } else { Resident::Off };

@@ -18,6 +18,7 @@ pub use crate::optim::{Decayed, Shape as Schedule};
 pub use crate::params::Precision;
 pub use crate::reducer::Overlap;
 pub use crate::step::GraphChoice;
+pub use crate::tasks::ClassWeights;
 pub use crate::trace::TraceSteps;
 pub use crate::trainer::Resume;
 pub use ddp_comm::NcclChoice;
@@ -196,6 +197,14 @@ impl<T: FromStr> SettingValue for Vec<T> {
 
     fn read(text: &str) -> Result<Vec<T>, String> {
         text.parse().map(|List(values)| values)
+    }
+}
+
+impl SettingValue for ClassWeights {
+    const FORM: Form = Form::List;
+
+    fn read(text: &str) -> Result<ClassWeights, String> {
+        text.parse()
     }
 }
 

@@ -12,8 +12,7 @@ use super::scale::{Form, Scale, TICKS_MAX};
 const POINTS_MAX: usize = 1000;
 /// The most labels of the step axis: what a phone has room for.
 const STEP_TICKS_MAX: usize = 5;
-/// The most checkpoints and resumes that are marked.
-const CHECKPOINTS_MAX: usize = 200;
+/// The most resumes that are marked.
 const RESUMES_MAX: usize = 100;
 
 /// A step and a value; no value where it was missing or not finite.
@@ -42,7 +41,6 @@ pub(super) struct Charts {
     charts: Vec<Chart>,
     steps: Scale,
     resumes: Vec<(u64, String)>,
-    checkpoints: Vec<u64>,
     note: Option<&'static str>,
     /// Whether series are runs, over one another.
     several: bool,
@@ -57,14 +55,11 @@ impl Charts {
         } else {
             None
         };
-        let thin = run.checkpoints.len().div_ceil(CHECKPOINTS_MAX).max(1);
-        let checkpoints = run.checkpoints.iter().rev().step_by(thin).copied();
         Charts {
             charts: with_values(charts(run)),
             steps: step_axis(std::slice::from_ref(&run)),
             several: false,
             resumes: run.resumes.iter().take(RESUMES_MAX).map(resumed).collect(),
-            checkpoints: checkpoints.collect(),
             note,
         }
     }
@@ -76,7 +71,6 @@ impl Charts {
             charts: with_values(charts_of_runs(runs)),
             steps: step_axis(&all),
             resumes: Vec::new(),
-            checkpoints: Vec::new(),
             note: None,
             several: true,
         }
@@ -90,14 +84,11 @@ impl Charts {
             .note
             .map(|note| format!("<p class=\"note\">{note}</p>"));
         let charts: String = self.charts.iter().map(|chart| self.figure(chart)).collect();
-        let mut marks: String = self
+        let marks: String = self
             .resumes
             .iter()
             .map(|(_, text)| format!("<li class=\"resume\">{}</li>", escaped(text)))
             .collect();
-        if !self.checkpoints.is_empty() {
-            marks += "<li class=\"saved\">checkpoint</li>";
-        }
         format!(
             "{}<div class=\"charts\">{charts}</div><ul class=\"legend marks\">{marks}</ul>",
             note.unwrap_or_default()
@@ -155,17 +146,12 @@ impl Charts {
         ticks.iter().map(label).collect()
     }
 
-    /// Resumes over the whole height, checkpoints as half discs on the axis.
+    /// Resumes, over the whole height.
     fn marks(&self) -> String {
         let across = |step: u64| self.steps.at(step as f64) * 1000.0;
-        let (mut saved, mut resumes) = (String::new(), String::new());
-        for step in &self.checkpoints {
-            saved += &format!("M{:.1} 1000h0", across(*step));
-        }
-        for (step, _) in &self.resumes {
-            resumes += &format!("M{:.1} 0V1000", across(*step));
-        }
-        format!("<path class=\"saved\" d=\"{saved}\"/><path class=\"resume\" d=\"{resumes}\"/>")
+        let mark = |(step, _): &(u64, String)| format!("M{:.1} 0V1000", across(*step));
+        let resumes: String = self.resumes.iter().map(mark).collect();
+        format!("<path class=\"resume\" d=\"{resumes}\"/>")
     }
 
     /// A line from point to point, interrupted where values are missing.
@@ -240,40 +226,68 @@ impl Chart {
     }
 }
 
+/// A value of each logged step.
+pub(crate) type OfStep = fn(&StepLine) -> Option<f64>;
+/// A value of each evaluation.
+pub(crate) type OfEval = fn(&EvalLine) -> Option<f64>;
+
+/// A curve: of steps, or of evaluations, whose points have dots.
+fn series(name: &str, color: usize, run: &Run, of: Result<OfStep, OfEval>) -> Series {
+    Series {
+        name: shortened(name, 60),
+        color,
+        has_dots: of.is_err(),
+        points: match of {
+            Ok(value) => thinned(run.steps.iter().map(|line| (line.step, value(line)))),
+            Err(value) => thinned(run.evals.iter().map(|line| (line.step, value(line)))),
+        },
+    }
+}
+
+/// R², or its mean over columns.
+pub(crate) fn r2(line: &EvalLine) -> Option<f64> {
+    line.figures
+        .get("r2")
+        .or_else(|| line.figures.get("mean_r2"))
+}
+
+/// The unit and the value of throughput: in tokens if a run has them.
+pub(crate) fn rate<'a>(mut runs: impl Iterator<Item = &'a Run>) -> (&'static str, OfStep) {
+    let has_tokens = |run: &Run| run.steps.iter().any(|line| line.tokens_per_s.is_some());
+    match runs.any(has_tokens) {
+        true => ("tokens a second, all ranks", |line| line.tokens_per_s),
+        false => ("samples a second, all ranks", |line| line.samples_per_s),
+    }
+}
+
 /// Every chart that a run may have, with or without values.
 fn charts(run: &Run) -> Vec<Chart> {
-    let steps = |name: &str, color, value: &dyn Fn(&StepLine) -> Option<f64>| Series {
-        name: name.to_string(),
-        color,
-        has_dots: false,
-        points: thinned(run.steps.iter().map(|line| (line.step, value(line)))),
-    };
-    let held_out = |value: &dyn Fn(&EvalLine) -> Option<f64>| Series {
-        name: "held out".to_string(),
-        color: 1,
-        has_dots: true,
-        points: thinned(run.evals.iter().map(|line| (line.step, value(line)))),
-    };
+    let steps = |name: &str, color, value: OfStep| series(name, color, run, Ok(value));
+    let evals = |value: OfEval| series("held out", 1, run, Err(value));
     let loss = vec![
-        steps("training", 0, &|line| line.loss),
-        held_out(&|line| line.loss),
+        steps("training", 0, |line| line.loss),
+        evals(|line| line.loss),
     ];
     let accuracy = vec![
-        steps("training", 0, &|line| line.accuracy),
-        held_out(&|line| line.accuracy),
+        steps("training", 0, |line| line.accuracy),
+        evals(|line| line.accuracy),
     ];
-    let rate = vec![steps("samples a second", 0, &|line| line.samples_per_s)];
+    let (unit, value) = rate(std::iter::once(run));
     let time = vec![
-        steps("whole step", 0, &|line| line.step_ms),
-        steps("waiting for rows", 1, &|line| line.data_ms),
-        steps("waiting for reductions", 2, &|line| line.reduce_ms),
-        steps("saving", 3, &|line| line.save_ms.filter(|ms| *ms > 0.0)),
+        steps("whole step", 0, |line| line.step_ms),
+        steps("waiting for rows", 1, |line| line.data_ms),
+        steps("waiting for reductions", 2, |line| line.reduce_ms),
+        steps("saving", 3, |line| line.save_ms.filter(|ms| *ms > 0.0)),
     ];
-    let lr = vec![steps("learning rate", 2, &|line| line.lr)];
-    let norm = vec![steps("gradient norm", 3, &|line| line.grad_norm)];
+    let lr = vec![steps("learning rate", 2, |line| line.lr)];
+    let norm = vec![steps("gradient norm", 3, |line| line.grad_norm)];
+    let rate = vec![steps("all ranks", 0, value)];
+    let share = vec![steps("share", 0, |line| line.product_share)];
+    let matmul = "of what a large matmul reaches";
     vec![
         chart("loss", "Loss", "", Form::Plain, loss),
         chart("accuracy", "Accuracy", "", Form::Percent, accuracy),
+        chart("r2", "R²", "held out", Form::Plain, vec![evals(r2)]),
         chart("lr", "Learning rate", "", Form::Plain, lr),
         chart(
             "norm",
@@ -282,13 +296,8 @@ fn charts(run: &Run) -> Vec<Chart> {
             Form::Plain,
             norm,
         ),
-        chart(
-            "rate",
-            "Throughput",
-            "samples a second, all ranks",
-            Form::Rate,
-            rate,
-        ),
+        chart("rate", "Throughput", unit, Form::Rate, rate),
+        chart("share", "Speed of a step", matmul, Form::Percent, share),
         chart("time", "Time of a step", "ms, on rank 0", Form::Plain, time),
     ]
 }
@@ -310,36 +319,19 @@ fn chart(
     }
 }
 
-/// The same curve of each run, in each chart.
+/// The same curve of each run, in each chart. The held-out loss comes first, at full width.
 fn charts_of_runs(runs: &[(String, Run)]) -> Vec<Chart> {
-    let series = |has_dots: bool, points: &dyn Fn(&Run) -> Vec<Point>| -> Vec<Series> {
-        let of_run = |(color, (name, run)): (usize, &(String, Run))| Series {
-            name: shortened(name, 60),
-            color,
-            has_dots,
-            points: points(run),
-        };
+    let all = |of: Result<OfStep, OfEval>| -> Vec<Series> {
+        let of_run = |(color, (name, run)): (usize, &(String, Run))| series(name, color, run, of);
         runs.iter().enumerate().map(of_run).collect()
     };
-    let steps = |value: fn(&StepLine) -> Option<f64>| {
-        series(false, &|run| {
-            thinned(run.steps.iter().map(|line| (line.step, value(line))))
-        })
-    };
-    let evals = |value: fn(&EvalLine) -> Option<f64>| {
-        series(true, &|run| {
-            thinned(run.evals.iter().map(|line| (line.step, value(line))))
-        })
-    };
-    let (plain, percent, rate) = (Form::Plain, Form::Percent, Form::Rate);
+    let steps = |value: OfStep| all(Ok(value));
+    let evals = |value: OfEval| all(Err(value));
+    let (plain, percent) = (Form::Plain, Form::Percent);
+    let (unit, value) = rate(runs.iter().map(|(_, run)| run));
+    let time = steps(|line| line.step_ms);
+    let norm = steps(|line| line.grad_norm);
     vec![
-        chart(
-            "loss",
-            "Loss",
-            "in training",
-            plain,
-            steps(|line| line.loss),
-        ),
         chart(
             "held-out",
             "Loss",
@@ -348,34 +340,24 @@ fn charts_of_runs(runs: &[(String, Run)]) -> Vec<Chart> {
             evals(|line| line.loss),
         ),
         chart(
+            "loss",
+            "Loss",
+            "in training",
+            plain,
+            steps(|line| line.loss),
+        ),
+        chart(
             "accuracy",
             "Accuracy",
             "held out",
             percent,
             evals(|line| line.accuracy),
         ),
-        chart(
-            "rate",
-            "Throughput",
-            "samples a second",
-            rate,
-            steps(|line| line.samples_per_s),
-        ),
-        chart(
-            "time",
-            "Time of a step",
-            "ms, on rank 0",
-            plain,
-            steps(|line| line.step_ms),
-        ),
+        chart("r2", "R²", "held out", plain, evals(r2)),
+        chart("rate", "Throughput", unit, Form::Rate, steps(value)),
+        chart("time", "Time of a step", "ms, on rank 0", plain, time),
         chart("lr", "Learning rate", "", plain, steps(|line| line.lr)),
-        chart(
-            "norm",
-            "Gradient norm",
-            "",
-            plain,
-            steps(|line| line.grad_norm),
-        ),
+        chart("norm", "Gradient norm", "", plain, norm),
     ]
 }
 

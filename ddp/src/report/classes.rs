@@ -4,7 +4,9 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 
 use super::html::{count, escaped, figure, percent, scrolling, shortened, table};
-use crate::evidence::{Confusion, Picture, Sample, Samples};
+use crate::evidence::{
+    ClassScores, Confusion, Picture, Sample, SampleValue, Samples, class_scores, largest_class,
+};
 
 /// The most characters of a class's name in a table.
 const NAME_CHARS_MAX: usize = 16;
@@ -26,12 +28,18 @@ fn part(of: u64, whole: u64) -> Option<f64> {
 pub(super) fn confusion(confusion: &Confusion) -> String {
     let rows = confusion.rows.iter().sum();
     let right = confusion.right.iter().sum();
+    let largest = largest_class(&confusion.rows).map_or(String::new(), |part| {
+        format!(
+            "; the largest class has {} of the rows",
+            percent(Some(part))
+        )
+    });
     let tables = match &confusion.counts {
         Some(counts) => heat(confusion, counts),
         None => lists(confusion),
     };
     format!(
-        "<p class=\"note\">After step {}: {} of {} held-out rows are classified correctly, {}.</p>{tables}",
+        "<p class=\"note\">After step {}: {} of {} held-out rows are classified correctly, {}{largest}.</p>{tables}",
         count(confusion.step),
         count(right),
         count(rows),
@@ -40,36 +48,36 @@ pub(super) fn confusion(confusion: &Confusion) -> String {
 }
 
 fn heat(confusion: &Confusion, counts: &[Vec<u64>]) -> String {
-    let classes = 0..counts.len();
     let name = |class: usize| named(&confusion.name(class));
-    let percentage = |of: u64, whole: u64| match part(of, whole) {
+    let scores = class_scores(&confusion.rows, &confusion.predicted, &confusion.right);
+    let cell = |part: Option<f64>| match part {
         Some(1.0) => "<td class=\"sum\">100</td>".to_string(),
         Some(part) => format!("<td class=\"sum\">{:.1}</td>", part * 100.0),
         None => "<td class=\"sum\">–</td>".to_string(),
     };
-    let (mut columns, mut rows, mut precisions) = (String::new(), String::new(), String::new());
-    for class in classes.clone() {
+    let (mut columns, mut rows) = (String::new(), String::new());
+    for (class, counts) in counts.iter().enumerate() {
         columns += &format!("<th scope=\"col\">{}</th>", name(class));
         rows += &format!("<tr><th scope=\"row\">{}</th>", name(class));
-        for predicted in classes.clone() {
-            rows += &heat_cell(
-                counts[class][predicted],
-                confusion.rows[class],
-                class == predicted,
-            );
+        for (predicted, &number) in counts.iter().enumerate() {
+            rows += &heat_cell(number, confusion.rows[class], class == predicted);
         }
-        rows += &percentage(confusion.right[class], confusion.rows[class]);
-        rows += "</tr>";
-        precisions += &percentage(confusion.right[class], confusion.predicted[class]);
+        rows += &format!(
+            "{}{}</tr>",
+            cell(scores[class].recall),
+            cell(scores[class].f1)
+        );
     }
+    let precisions: String = scores.iter().map(|scores| cell(scores.precision)).collect();
     let table = format!(
         "<table class=\"heat\"><thead><tr><th scope=\"col\">class</th>{columns}\
-         <th scope=\"col\" class=\"sum\">recall, %</th></tr></thead><tbody>{rows}</tbody>\
-         <tfoot><tr><th scope=\"row\">precision, %</th>{precisions}<td></td></tr></tfoot></table>"
+         <th scope=\"col\" class=\"sum\">recall, %</th><th scope=\"col\" class=\"sum\">F1, %</th>\
+         </tr></thead><tbody>{rows}</tbody><tfoot><tr><th scope=\"row\">precision, %</th>{precisions}\
+         <td></td><td></td></tr></tfoot></table>"
     );
     let about = "Rows are true classes, columns are predictions. Recall: the part of a class that is \
                  predicted as that class. Precision: the part of the predictions of a class that \
-                 is correct.";
+                 is correct. F1: the harmonic mean of the two.";
     scrolling("Confusion matrix", &table) + &format!("<p class=\"note\">{about}</p>")
 }
 
@@ -93,23 +101,25 @@ fn heat_cell(number: u64, rows: u64, is_right: bool) -> String {
 }
 
 fn lists(confusion: &Confusion) -> String {
-    let recall = |class: usize| part(confusion.right[class], confusion.rows[class]).unwrap_or(1.0);
-    let mut classes: Vec<usize> = (0..confusion.rows.len()).collect();
-    classes.retain(|&class| confusion.rows[class] > 0);
-    classes.sort_by(|&a, &b| {
-        let by_rows = confusion.rows[b].cmp(&confusion.rows[a]);
-        recall(a).total_cmp(&recall(b)).then(by_rows)
+    let scores = class_scores(&confusion.rows, &confusion.predicted, &confusion.right);
+    let mut classes: Vec<(usize, &ClassScores)> = scores.iter().enumerate().collect();
+    classes.retain(|(_, scores)| scores.recall.is_some());
+    classes.sort_by(|(a, scores_a), (b, scores_b)| {
+        let recall = |scores: &ClassScores| scores.recall.unwrap_or(1.0);
+        let by_rows = confusion.rows[*b].cmp(&confusion.rows[*a]);
+        recall(scores_a).total_cmp(&recall(scores_b)).then(by_rows)
     });
-    let row = |class: usize| {
+    let row = |(class, scores): (usize, &ClassScores)| {
         vec![
             named(&confusion.name(class)),
             count(confusion.rows[class]),
-            count(confusion.right[class]),
-            percent(Some(recall(class))),
+            percent(scores.recall),
+            percent(scores.precision),
+            percent(scores.f1),
         ]
     };
     let worst = classes.into_iter().take(LIST_MAX).map(row);
-    let headings = ["class", "rows", "correct", "recall"];
+    let headings = ["class", "rows", "recall", "precision", "F1"];
     let mut html = format!(
         "<h3>The classes with the lowest recall, of {}</h3>{}",
         count(confusion.rows.len() as u64),
@@ -140,8 +150,8 @@ pub(super) fn samples(samples: &Samples) -> String {
         false => features(samples),
     };
     format!(
-        "<p class=\"note\">Held-out rows after step {}: {wrong} classified wrongly, then {} \
-         classified correctly.</p>{shown}",
+        "<p class=\"note\">Held-out rows after step {}: {wrong} classified wrongly, and {} \
+         classified correctly among them.</p>{shown}",
         count(samples.step),
         all.len() - wrong
     )
@@ -215,11 +225,12 @@ fn features(samples: &Samples) -> String {
             predicted,
             confidence,
         ];
-        let values = sample
-            .values
-            .iter()
-            .map(|value| figure(value.map(f64::from)));
-        cells.extend(values);
+        let value = |value: &Option<SampleValue>| match value {
+            Some(SampleValue::Word(word)) => named(word),
+            Some(SampleValue::Number(number)) => figure(Some(f64::from(*number))),
+            None => figure(None),
+        };
+        cells.extend(sample.values.iter().map(value));
         cells
     };
     let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
@@ -227,7 +238,7 @@ fn features(samples: &Samples) -> String {
     let more = samples.features.saturating_sub(shown);
     if more > 0 {
         html += &format!(
-            "<p class=\"note\">And {} more features.</p>",
+            "<p class=\"note\">And {} more columns.</p>",
             count(more as u64)
         );
     }

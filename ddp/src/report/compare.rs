@@ -4,9 +4,10 @@
 use std::collections::BTreeSet;
 
 use super::charts::Charts;
-use super::html::{count, duration, escaped, figure, percent, plural, shortened, table};
+use super::html::{count, duration, escaped, plural, shortened, table};
 use super::page::{Ending, Page};
 use super::read::Run;
+use super::results::{self, Figure};
 use crate::config::as_flag;
 
 /// The most runs of a page: it has so many colors.
@@ -37,35 +38,32 @@ pub(super) fn of(runs: &[(String, Run)]) -> String {
 
 /// How each run ended and what it reached.
 fn results(runs: &[(String, Run)]) -> String {
-    let row = |(name, run): &(String, Run)| {
-        let (end, last_step, last_eval) = (run.end.as_ref(), run.steps.last(), run.evals.last());
-        let losses = run.evals.iter().filter_map(|line| line.loss);
-        vec![
+    let all: Vec<Vec<Figure>> = runs.iter().map(|(_, run)| results::results(run)).collect();
+    let mut names: Vec<&str> = Vec::new();
+    for figure in all.iter().flatten() {
+        if !names.contains(&figure.name) {
+            names.push(figure.name);
+        }
+    }
+    let row = |((name, run), figures): (&(String, Run), &Vec<Figure>)| {
+        let value = |name: &&str| {
+            let figure = figures.iter().find(|figure| figure.name == *name);
+            figure.map_or("–".to_string(), |figure| escaped(&figure.value))
+        };
+        let end = run.end.as_ref();
+        let steps = run.steps.last().map_or("–".into(), |line| count(line.step));
+        let mut cells = vec![
             escaped(&shortened(name, 120)),
             Ending::of(run).word.to_string(),
-            last_step.map_or("–".into(), |line| count(line.step)),
-            figure(last_step.and_then(|line| line.loss)),
-            figure(last_eval.and_then(|line| line.loss)),
-            figure(losses.reduce(f64::min)),
-            percent(last_eval.and_then(|line| line.accuracy)),
-            figure(end.and_then(|end| end.samples_per_s)),
-            end.and_then(|end| end.seconds).map_or("–".into(), duration),
-            count(run.ranks()),
-        ]
+            steps,
+        ];
+        cells.extend(names.iter().map(value));
+        let seconds = end.and_then(|end| end.seconds);
+        cells.extend([seconds.map_or("–".into(), duration), count(run.ranks())]);
+        cells
     };
-    let headings = [
-        "run",
-        "ended",
-        "steps",
-        "loss",
-        "held-out loss",
-        "lowest",
-        "accuracy",
-        "samples/s",
-        "time",
-        "ranks",
-    ];
-    table("Results", &headings, 2, runs.iter().map(row))
+    let headings = [&["run", "ended", "steps"][..], &names, &["time", "ranks"]].concat();
+    table("Results", &headings, 2, runs.iter().zip(&all).map(row))
 }
 
 /// The settings that are not the same in all runs.

@@ -34,7 +34,7 @@ pub(super) fn shortened(text: &str, chars_max: usize) -> String {
 
 /// Four significant digits: `0.9280`, `11,604`, `2.310`, `1.234e-7`; a dash if missing or not
 /// finite.
-pub(super) fn figure(value: Option<f64>) -> String {
+pub(crate) fn figure(value: Option<f64>) -> String {
     let Some(value) = value.filter(|value| value.is_finite()) else {
         return "–".to_string();
     };

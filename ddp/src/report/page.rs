@@ -1,9 +1,10 @@
 //! The page: how a run ended and what it reached, then details.
 
 use super::charts::Charts;
-use super::html::{count, duration, escaped, figure, percent, plural, shortened};
+use super::html::{count, duration, escaped, plural, shortened};
 use super::read::{Run, TextLine};
-use super::{classes, predicted, tables};
+use super::results::{Figure, results};
+use super::{classes, tables};
 
 /// The most generated texts; the record has all.
 const TEXTS_MAX: usize = 5;
@@ -102,6 +103,22 @@ fn name(run: &Run) -> String {
 
 fn all_sections(run: &Run, charts: &Charts) -> Vec<Section> {
     let mut sections = vec![("curves", "Curves", charts.html())];
+    if let Some(confusion) = &run.confusion {
+        sections.push(("classes", "Classes", classes::confusion(confusion)));
+    }
+    if let Some(eval) = run.evals.iter().rev().find(|eval| eval.columns.len() > 1) {
+        sections.push(("columns", "Columns", tables::columns(eval)));
+    }
+    match (&run.samples, &run.samples_problem) {
+        (Some(samples), _) if !samples.samples.is_empty() => {
+            sections.push(("samples", "Samples", classes::samples(samples)));
+        }
+        (_, Some(problem)) => {
+            let text = format!("<p class=\"note\">No samples: {}.</p>", escaped(problem));
+            sections.push(("samples", "Samples", text));
+        }
+        _ => {}
+    }
     if !run.texts.is_empty() {
         sections.push(("texts", "Text", texts(run)));
     }
@@ -109,20 +126,9 @@ fn all_sections(run: &Run, charts: &Charts) -> Vec<Section> {
         sections.push(("transfers", "Transfers", tables::transfers(placement)));
     }
     sections.extend(tables::memory(run).map(|html| ("memory", "Memory", html)));
-    let compared = predicted::section(run);
-    sections.extend(compared.map(|html| ("predicted", "Predicted and measured", html)));
     let settings = tables::settings(&run.start.config);
     sections.push(("settings", "Configuration", settings));
     sections.push(("versions", "Versions", tables::versions(run)));
-    if let Some(confusion) = &run.confusion {
-        sections.push(("classes", "Classes", classes::confusion(confusion)));
-    }
-    let samples = match (&run.samples, &run.samples_problem) {
-        (Some(samples), _) if !samples.samples.is_empty() => classes::samples(samples),
-        (_, Some(problem)) => format!("<p class=\"note\">No samples: {}.</p>", escaped(problem)),
-        _ => return sections,
-    };
-    sections.push(("samples", "Samples", samples));
     sections
 }
 
@@ -194,35 +200,15 @@ impl Ending {
 
 /// The results of a run in a few numbers.
 fn figures(run: &Run) -> String {
-    let (end, last_step, last_eval) = (run.end.as_ref(), run.steps.last(), run.evals.last());
+    let (end, last_step) = (run.end.as_ref(), run.steps.last());
     let mut html = String::new();
     let mut add = |name: &str, value: String, note: String| {
         let (value, note) = (escaped(&value), escaped(&note));
         html +=
             &format!("<div><dt>{name}</dt><dd>{value}</dd><dd class=\"about\">{note}</dd></div>");
     };
-    let accuracy = end.and_then(|end| end.accuracy);
-    if let Some(accuracy) = accuracy.or_else(|| last_eval?.accuracy) {
-        let rows = run
-            .confusion
-            .as_ref()
-            .map(|confusion| confusion.rows.iter().sum());
-        let rows = rows.map_or(String::new(), |rows| format!("{} ", count(rows)));
-        add(
-            "Accuracy",
-            percent(Some(accuracy)),
-            format!("on {rows}held-out rows"),
-        );
-    }
-    let eval_loss = end.and_then(|end| end.eval_loss);
-    if let Some(loss) = eval_loss.or_else(|| last_eval?.loss) {
-        add("Held-out loss", figure(Some(loss)), best_text(run));
-    }
-    let loss = end.and_then(|end| end.loss).or_else(|| last_step?.loss);
-    add("Final loss", figure(loss), "in training".into());
-    if let Some(rate) = end.and_then(|end| end.samples_per_s) {
-        let note = "over all ranks, evaluations included";
-        add("Samples a second", figure(Some(rate)), note.into());
+    for Figure { name, value, note } in results(run) {
+        add(name, value, note);
     }
     let seconds = end.and_then(|end| end.seconds);
     if let Some(seconds) = seconds.filter(|_| !run.is_simulated()) {
@@ -248,18 +234,6 @@ fn figures(run: &Run) -> String {
         add("Parameters", count(parameters), String::new());
     }
     html
-}
-
-/// `lowest 0.9050, after step 1,200`
-fn best_text(run: &Run) -> String {
-    let known = run
-        .evals
-        .iter()
-        .filter_map(|line| Some((line.loss?, line.step)));
-    let best = known.reduce(|best, next| if next.0 < best.0 { next } else { best });
-    best.map_or(String::new(), |(loss, step)| {
-        format!("lowest {}, after step {}", figure(Some(loss)), count(step))
-    })
 }
 
 /// `2 × NVIDIA H200`, `4 × cpu`: devices without their numbers and hosts.

@@ -7,8 +7,8 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
 use serde::de;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use crate::audit::Audit;
@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::evidence::SAMPLES_FILE;
 use crate::evidence::{Confusion, Samples};
 use crate::record::EVENTS_FILE;
+use crate::tasks::ColumnErrors;
 
 /// The longest line that is read as one.
 const LINE_BYTES_MAX: u64 = 64 << 20;
@@ -57,15 +58,6 @@ pub(crate) struct Start {
     pub(crate) parameters: Option<u64>,
     pub(crate) steps: Option<u64>,
     pub(crate) steps_per_epoch: Option<u64>,
-    pub(crate) predicted: PredictedLine,
-}
-
-/// What `--dry-run` says of such a run.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct PredictedLine {
-    pub(crate) model_mb: Option<f64>,
-    pub(crate) between_ranks_bytes: Option<f64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -101,6 +93,8 @@ pub(crate) struct StepLine {
     pub(crate) lr: Option<f64>,
     pub(crate) grad_norm: Option<f64>,
     pub(crate) samples_per_s: Option<f64>,
+    pub(crate) tokens_per_s: Option<f64>,
+    pub(crate) product_share: Option<f64>,
     pub(crate) step_ms: Option<f64>,
     pub(crate) data_ms: Option<f64>,
     pub(crate) reduce_ms: Option<f64>,
@@ -108,11 +102,37 @@ pub(crate) struct StepLine {
     pub(crate) device_peak_mb: Option<f64>,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct EvalLine {
     pub(crate) step: u64,
     pub(crate) loss: Option<f64>,
     pub(crate) accuracy: Option<f64>,
+    pub(crate) largest_class: Option<f64>,
+    /// The errors of each column of numbers.
+    #[serde(default)]
+    pub(crate) columns: Vec<ColumnErrors>,
+    /// All other numbers, such as the perplexity.
+    #[serde(flatten)]
+    pub(crate) figures: Figures,
+}
+
+/// Numbers by name. Whatever is no number counts as missing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Figures(BTreeMap<String, f64>);
+
+impl Figures {
+    pub(crate) fn get(&self, name: &str) -> Option<f64> {
+        self.0.get(name).copied()
+    }
+}
+
+impl<'de> Deserialize<'de> for Figures {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Figures, D::Error> {
+        let all: BTreeMap<String, Value> = BTreeMap::deserialize(from)?;
+        let numbers = all.into_iter();
+        let numbers = numbers.filter_map(|(name, value)| Some((name, value.as_f64()?)));
+        Ok(Figures(numbers.collect()))
+    }
 }
 
 /// What a transformer made of a prompt.
@@ -147,6 +167,7 @@ pub(crate) struct EndLine {
     pub(crate) samples: Option<u64>,
     pub(crate) seconds: Option<f64>,
     pub(crate) samples_per_s: Option<f64>,
+    pub(crate) tokens_per_s: Option<f64>,
     pub(crate) loss: Option<f64>,
     pub(crate) eval_loss: Option<f64>,
     pub(crate) accuracy: Option<f64>,

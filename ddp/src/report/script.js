@@ -1,6 +1,7 @@
 "use strict";
 // Shows the values of a chart under the pointer, or step by step with the arrow keys. Dragging
-// zooms all charts to these steps; a double click or Escape shows all steps again.
+// zooms all charts to these steps; a double click or Escape shows all steps again. A switch makes
+// the vertical axis logarithmic where all values are above 0.
 const { low, high, several, charts } = JSON.parse(document.getElementById("numbers").textContent);
 let view = { low, high };
 const redraws = [];
@@ -41,6 +42,16 @@ function ticks(from, to) {
   return all;
 }
 
+// 1, 2 and 5 times the powers of ten between two logarithms; powers alone where these are many, and
+// round numbers where these are few.
+function logTicks(from, to) {
+  const factors = to - from > 3 ? [1] : [1, 2, 5], all = [];
+  for (let power = Math.floor(from); power <= to; power++) for (const factor of factors) all.push(power + Math.log10(factor));
+  const seen = all.filter((at) => at >= from - 1e-9 && at <= to + 1e-9);
+  if (seen.length < 3) return ticks(10 ** from, 10 ** to).map(Math.log10);
+  return seen.filter((_, index) => index % Math.ceil(seen.length / 7) === 0);
+}
+
 function tick(value, percent) {
   if (percent) return Number((value * 100).toPrecision(6)) + "%";
   return Math.abs(value) >= 1e5 ? Number((value / 1e3).toPrecision(6)) + "k" : String(Number(value.toPrecision(6)));
@@ -49,8 +60,10 @@ function tick(value, percent) {
 for (const { id, percent, bottom, top, series } of charts) {
   const plot = document.querySelector("#chart-" + id + " .plot"), frame = plot.parentElement;
   const [svg, xs, ys] = [plot.querySelector("svg"), frame.querySelector(".xs"), frame.querySelector(".ys")];
-  const [grid, saved] = [svg.querySelector(".grid"), svg.querySelector(".saved")];
-  const whole = { xs: [...xs.children], ys: [...ys.children], grid: grid.getAttribute("d"), saved: saved.getAttribute("d") };
+  const grid = svg.querySelector(".grid");
+  const lines = series.map(({ color }) => [...svg.querySelectorAll(".line.s" + color + ", .dots.s" + color)]);
+  const whole = { xs: [...xs.children], ys: [...ys.children], grid: grid.getAttribute("d") };
+  const drawn = lines.map((paths) => paths.map((path) => path.getAttribute("d")));
   const cursor = add(plot, "div", "cursor"), band = add(plot, "div", "band"), tip = add(plot, "div", "tip");
   const dots = series.map(({ color }) => add(plot, "div", "dot s" + color));
   const every = several ? [...new Set(series.flatMap(({ x }) => x))].sort((a, b) => a - b) : series[0].x;
@@ -58,32 +71,57 @@ for (const { id, percent, bottom, top, series } of charts) {
   tip.setAttribute("role", "status");
   plot.tabIndex = 0;
 
-  // The lowest and the highest value in view, with room above and below.
-  function range() {
-    const seen = series.flatMap(({ x, y }) => y.filter((value, index) => value !== null && x[index] >= view.low && x[index] <= view.high));
-    if (seen.length === 0) return { bottom, top };
-    const least = Math.min(...seen), most = Math.max(...seen), room = (most - least) * 0.05 || (top - bottom) * 0.05;
+  // A value on the axis: itself, or its logarithm.
+  let isLog = false, axis = { bottom, top };
+  const height = (value) => (isLog ? Math.log10(value) : value);
+
+  // The lowest and the highest value from one step to another, with room above and below.
+  function range(from, to) {
+    const seen = series.flatMap(({ x, y }) => y.filter((value, index) => value !== null && x[index] >= from && x[index] <= to).map(height));
+    if (seen.length === 0) return axis;
+    const least = Math.min(...seen), most = Math.max(...seen), room = (most - least) * 0.05 || (axis.top - axis.bottom) * 0.05;
     return { bottom: least - room, top: most + room };
   }
   function redraw() {
     const isWhole = view.low === low && view.high === high;
     steps = every.filter((step) => step >= view.low && step <= view.high);
-    heights = isWhole ? { bottom, top } : range();
-    const x = (value) => ((value - low) / (high - low)) * 1000, y = (value) => 1000 - ((value - bottom) / (top - bottom)) * 1000;
+    heights = isWhole ? axis : range(view.low, view.high);
+    const x = (value) => ((value - low) / (high - low)) * 1000, y = (value) => 1000 - ((value - axis.bottom) / (axis.top - axis.bottom)) * 1000;
     const [left, above, below] = [x(view.low), y(heights.top), y(heights.bottom)];
     svg.setAttribute("viewBox", isWhole ? "0 0 1000 1000" : [left, above, x(view.high) - left, below - above].join(" "));
-    const [rows, columns] = [ticks(heights.bottom, heights.top), ticks(view.low, view.high)];
-    grid.setAttribute("d", isWhole ? whole.grid : rows.map((value) => "M0 " + y(value) + "h1000").join(""));
-    saved.setAttribute("d", isWhole ? whole.saved : whole.saved.replaceAll(" 1000h0", " " + below + "h0"));
+    const rows = (isLog ? logTicks : ticks)(heights.bottom, heights.top), columns = ticks(view.low, view.high);
+    const isDrawn = isWhole && !isLog;
+    grid.setAttribute("d", isDrawn ? whole.grid : rows.map((value) => "M0 " + y(value) + "h1000").join(""));
     xs.replaceChildren(...whole.xs);
     ys.replaceChildren(...whole.ys);
-    if (!isWhole) {
+    if (!isDrawn) {
       ys.replaceChildren();
-      for (const value of rows) add(ys, "span", "", tick(value, percent)).style.bottom = across(value, heights.bottom, heights.top);
+      for (const value of rows) add(ys, "span", "", tick(isLog ? 10 ** value : value, percent)).style.bottom = across(value, heights.bottom, heights.top);
+    }
+    if (!isWhole) {
       xs.replaceChildren(whole.xs.at(-1));
       for (const value of columns) add(xs, "span", "", tick(value, false)).style.left = across(value, view.low, view.high);
     }
     show(null);
+  }
+  if (!percent && series.every(({ y }) => y.every((value) => value === null || value > 0))) {
+    const button = add(frame.parentElement.querySelector("figcaption"), "button", "log", "log");
+    button.type = "button";
+    button.title = "logarithmic axis";
+    button.setAttribute("aria-pressed", "false");
+    button.addEventListener("click", () => {
+      isLog = !isLog;
+      button.setAttribute("aria-pressed", String(isLog));
+      axis = { bottom, top };
+      if (isLog) axis = range(low, high);
+      series.forEach(({ x, y }, index) => {
+        const at = (place) => [((x[place] - low) / (high - low)) * 1000, 1000 - ((height(y[place]) - axis.bottom) / (axis.top - axis.bottom)) * 1000];
+        const points = (draw) => y.map((value, place) => (value === null ? "" : draw(place, at(place).join(" ")))).join("");
+        const line = points((place, point) => (place > 0 && y[place - 1] !== null ? "L" : "M") + point), dots = points((_, point) => "M" + point + "h0");
+        lines[index].forEach((path, kind) => path.setAttribute("d", !isLog ? drawn[index][kind] : path.classList.contains("dots") ? dots : line));
+      });
+      redraw();
+    });
   }
   redraws.push(redraw);
 
@@ -101,7 +139,7 @@ for (const { id, percent, bottom, top, series } of charts) {
       add(row, "em", "", text(y[place], percent));
       dot.hidden = y[place] === null || own[place] < view.low || own[place] > view.high;
       dot.style.left = across(own[place], view.low, view.high);
-      dot.style.bottom = across(y[place], heights.bottom, heights.top);
+      dot.style.bottom = across(height(y[place]), heights.bottom, heights.top);
     });
     cursor.style.left = across(step, view.low, view.high);
     // Beside the line, on the side with more room.

@@ -2,10 +2,11 @@
 
 use serde_json::{Map, Value};
 
-use super::html::{count, escaped, megabytes, plural, scrolling, shortened, table};
-use super::read::Run;
+use super::html::{count, escaped, figure, megabytes, plural, scrolling, shortened, table};
+use super::read::{EvalLine, Run};
 use crate::audit::Audit;
-use crate::config::{Config, as_flag};
+use crate::config::{Config, SETTINGS, as_flag};
+use crate::tasks::ColumnErrors;
 
 /// The most ranks that are listed; the record has all.
 const RANKS_MAX: usize = 64;
@@ -31,6 +32,20 @@ pub(super) fn memory(run: &Run) -> Option<String> {
     (!rows.is_empty()).then(|| table("Memory", &[], 1, rows.into_iter()))
 }
 
+/// The errors of each column of numbers.
+pub(super) fn columns(eval: &EvalLine) -> String {
+    let row = |column: &ColumnErrors| {
+        let numbers = [column.rmse, column.mae, column.r2].map(figure);
+        std::iter::once(cell(&column.name)).chain(numbers).collect()
+    };
+    let headings = ["column", "RMSE", "mean absolute error", "R²"];
+    let step = count(eval.step);
+    format!(
+        "<p class=\"note\">After step {step}, on held-out rows, in the units of the labels.</p>{}",
+        table("Columns", &headings, 1, eval.columns.iter().map(row))
+    )
+}
+
 /// Settings: those that differ from the defaults, then the rest, folded away.
 pub(super) fn settings(config: &Map<String, Value>) -> String {
     let defaults = Config::default().to_json();
@@ -39,7 +54,10 @@ pub(super) fn settings(config: &Map<String, Value>) -> String {
         .partition(|(name, value)| defaults.get(*name) == Some(*value));
     let rows = |settings: Vec<(&String, &Value)>| {
         let row = |(name, value): (&String, &Value)| {
-            let default = defaults.get(name).map_or("–".to_string(), written);
+            let default = match defaults.get(name) {
+                Some(default) => written(default),
+                None => default_of(name),
+            };
             vec![cell(name), written(value), default]
         };
         let headings = ["setting", "value", "default"];
@@ -51,6 +69,19 @@ pub(super) fn settings(config: &Map<String, Value>) -> String {
         rows(changed),
         rows(defaulted)
     )
+}
+
+/// The default of a setting of a model family, or of one whose default follows from others.
+fn default_of(name: &str) -> String {
+    let Some(setting) = SETTINGS.iter().find(|setting| setting.name() == name) else {
+        return "not a setting of this version".to_string();
+    };
+    if !setting.default.is_null() {
+        return written(&setting.default);
+    }
+    let help = setting.help.split_once("[default: ");
+    let default = help.and_then(|(_, text)| text.strip_suffix(']'));
+    cell(default.unwrap_or("none"))
 }
 
 fn written(value: &Value) -> String {

@@ -86,11 +86,13 @@ fn a_successful_run_is_summarised_in_reading_order() {
         "<h1>two</h1>",
         "✓</span> done",
         "97.50 %",
-        "on 40 held-out rows",
+        "on 40 held-out rows; the largest class has 75.00 % of them",
+        "Balanced accuracy",
+        "98.33 %",
         "0.2500",
         "lowest 0.2500, after step 20",
         "0.1000",
-        "in training",
+        "of the last logged step",
         "990.0",
         "1 min 01 s",
         "2,560 samples",
@@ -103,7 +105,10 @@ fn a_successful_run_is_summarised_in_reading_order() {
         "id=\"chart-rate\"",
         "id=\"chart-time\"",
         "resumed after step 10 on 3 ranks, with --lr 0.5 (was 0.1)",
-        ">checkpoint<",
+        "<h2 id=\"classes-title\">",
+        "cat",
+        "96.7",
+        "98.3",
         "<h2 id=\"transfers-title\">",
         "4.0 KiB",
         "no differences between ranks",
@@ -115,12 +120,67 @@ fn a_successful_run_is_summarised_in_reading_order() {
         "2 settings at the default",
         "<h2 id=\"versions-title\">",
         "0.6.0",
-        "<h2 id=\"classes-title\">",
-        "cat",
-        "96.7",
     ];
     assert_in_order(&page, &order);
     assert!(!page.contains("imulated"), "these are real");
+}
+
+/// The page of a transformer spoke of samples, that of numbers of a loss without units.
+#[test]
+fn results_are_in_the_units_of_what_is_learned() {
+    let tokens = |number: u64| {
+        let mut line = step(number);
+        (line["tokens_per_s"], line["product_share"]) = (json!(64_000.0), json!(0.4125));
+        line
+    };
+    let mut last = end("done", 0);
+    (last["tokens_per_s"], last["accuracy"]) = (json!(63_000.0), Value::Null);
+    let eval = json!({"event": "eval", "step": 2, "loss": 0.25, "accuracy": null, "perplexity": 1.284, "bits_per_byte": 0.3607});
+    let page = report(&[start(), tokens(1), tokens(2), eval, last.clone()]);
+    let order = [
+        "Perplexity</dt><dd>1.284",
+        "Bits per byte</dt><dd>0.3607",
+        "Tokens a second</dt><dd>63,000",
+        "Speed of a step</dt><dd>41.25 %",
+        "tokens a second, all ranks",
+        "id=\"chart-share\"",
+    ];
+    assert_in_order(&page, &order);
+    assert!(!page.contains("amples a second"), "{page}");
+    let column = |name: &str, r2: f64| json!({"name": name, "rmse": 12.5, "mae": 9.0, "r2": r2});
+    let eval = json!({"event": "eval", "step": 2, "loss": 0.25, "accuracy": null, "mean_r2": 0.5,
+                      "columns": [column("rent", 0.875), column("<area>", 0.125)]});
+    let page = report(&[start(), step(2), eval, end("done", 0)]);
+    let order = [
+        "Mean R²</dt><dd>0.5000",
+        "id=\"chart-r2\"",
+        "<h2 id=\"columns-title\">",
+        "rent",
+        "12.50",
+        "0.8750",
+        "&lt;area&gt;",
+        "0.1250",
+    ];
+    assert_in_order(&page, &order);
+    let eval = json!({"event": "eval", "step": 2, "loss": 0.25, "accuracy": null, "rmse": 12.5, "r2": 0.5});
+    let page = report(&[start(), step(2), eval]);
+    assert_in_order(&page, &["RMSE</dt><dd>12.50", "R²</dt><dd>0.5000"]);
+}
+
+#[test]
+fn a_default_that_follows_from_other_settings_is_said() {
+    let mut start = start();
+    start["config"]["eval-every"] = json!(7);
+    start["config"]["hidden"] = json!([7]);
+    start["config"]["gone"] = json!(1);
+    let page = report(&[start]);
+    for row in [
+        "eval-every</th><td><code>7</code></td><td>an epoch</td>",
+        "hidden</th><td><code>7</code></td><td><code>256,128</code></td>",
+        "gone</th><td><code>1</code></td><td>not a setting of this version</td>",
+    ] {
+        assert!(page.contains(row), "{row}: {page}");
+    }
 }
 
 #[test]
@@ -357,41 +417,6 @@ fn a_long_run_makes_a_small_page() {
     write(scratch.path(), &record);
     let page = fs::metadata(make(scratch.path()).unwrap()).unwrap();
     assert!(page.len() < 2_000_000, "{} bytes", page.len());
-}
-
-#[test]
-fn predictions_stand_beside_what_was_measured_and_large_differences_are_explained() {
-    let mut start = start();
-    start["predicted"] = json!({"model_mb": 34.0, "between_ranks_bytes": 4000});
-    let slow = |number: u64| {
-        let mut line = step(number);
-        (line["step_ms"], line["data_ms"]) = (json!(15.0), json!(5.9));
-        line
-    };
-    let rank = json!({"rank": 0, "devices": ["cpu"], "rows": 1, "passes": 1, "per_step": {"between ranks": {"count": 2.0, "bytes": 5000.0}}, "phases": {}});
-    let placement = json!({"event": "placement", "steps": 9, "simulated": false, "ranks": [rank], "differences": [], "hints": []});
-    let mut lines = vec![start];
-    lines.extend((1..=53).map(step));
-    lines.extend((54..=90).map(slow));
-    lines.extend([placement, end("done", 0)]);
-    let page = report(&lines);
-    assert_in_order(
-        &page,
-        &[
-            "<h2 id=\"predicted-title\">",
-            "34.0 MB",
-            "34.5 MB",
-            "1.01",
-            "10.00 ms",
-            "15.00 ms",
-            "1.50",
-            "1.25",
-            "The time of a step is 50 % above the prediction",
-            "waiting for rows changed by +4.90 ms of +5.00 ms a step",
-            "What a rank sends in a step is 25 % above the prediction",
-        ],
-    );
-    assert!(!page.contains("The memory of a rank is"), "within a tenth");
 }
 
 /// The flags of `report` for these folders.

@@ -13,7 +13,7 @@ use super::load::{self, Asked, Ready};
 use super::outputs::{check_finite, rescaled};
 use crate::cli::EvalFlags;
 use crate::config::Config;
-use crate::data::Normalization;
+use crate::data::{LabelName, Normalization};
 use crate::error::{Error, Result};
 use crate::nn::Loss;
 use crate::shown::shown;
@@ -60,9 +60,13 @@ type Sums = Vec<f64>;
 fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> {
     let state = ready.opened.state.clone();
     let task = tasks::of(&state.task);
-    let options = Config::of_checkpoint(&ready.opened)?.model_options();
+    let mut options = Config::of_checkpoint(&ready.opened)?.model_options();
+    if !state.class_weights.is_empty() {
+        options.loss.class_weights = state.class_weights.clone().into();
+        task.check(&options.loss, "the training data")?;
+    }
     let loss = task.loss(&options.loss, Device::Cpu)?;
-    let mut evaluation = task.evaluation();
+    let mut evaluation = task.evaluation(state.label.as_ref().map(LabelName::columns));
     let width = 2 + evaluation.width();
     let mut sums = vec![0.0; width];
     let mut mine = Vec::new();

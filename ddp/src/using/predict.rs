@@ -46,7 +46,7 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
         format: out.format,
         probabilities,
         logits,
-        names: ready.opened.state.label.as_ref().map(columns_of),
+        names: ready.opened.state.label.as_ref().map(LabelName::columns),
     })?;
     let group = world.group("predictions")?;
     in_phase(Phase::Evaluation, || {
@@ -75,17 +75,6 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// The columns that a label stands for: `a,b` is two.
-fn columns_of(label: &LabelName) -> Vec<String> {
-    match label {
-        LabelName::Column(names) => names
-            .split(',')
-            .map(|name| name.trim().to_string())
-            .collect(),
-        LabelName::Array(name) => vec![name.clone()],
-    }
 }
 
 /// Refuses to write over a file, before anything is computed.

@@ -1,7 +1,8 @@
 //! What a record holds, in words.
 
 use super::follow::Followed;
-use crate::report::read::{Run, StepLine};
+use crate::report::read::{Run, TextLine};
+use crate::report::results::{Figure, figure, last, results};
 use crate::shown::{shown, significant};
 use crate::units::{count, duration, megabytes, plural};
 
@@ -19,12 +20,15 @@ pub(super) fn lines(followed: &Followed) -> Vec<String> {
         ),
         progress(run),
     ];
-    lines.extend(
-        figures(run)
-            .into_iter()
-            .map(|(name, text)| format!("{name}: {text}")),
-    );
+    lines.extend(figures(run).into_iter().map(
+        |Figure { name, value, note }| match note.is_empty() {
+            true => format!("{name}: {value}"),
+            false => format!("{name}: {value} ({note})"),
+        },
+    ));
     lines.extend(events(run));
+    let text = run.texts.last();
+    lines.extend(text.map(|text| format!("sample: {}", sample(text))));
     lines
 }
 
@@ -48,6 +52,11 @@ pub(super) fn state(followed: &Followed) -> String {
     }
 }
 
+/// The prompt and what the model wrote after it, as one line.
+pub(super) fn sample(line: &TextLine) -> String {
+    shown(&format!("{}{}", line.prompt, line.text))
+}
+
 /// The last step, and all steps of the run.
 pub(super) fn steps(run: &Run) -> (u64, u64) {
     let last = run.steps.last().map_or(0, |line| line.step);
@@ -65,61 +74,45 @@ pub(super) fn progress(run: &Run) -> String {
     format!("step {} of {}{left}", count(step), count(steps))
 }
 
-/// Names and values: losses, rates, ranks, memory.
-pub(super) fn figures(run: &Run) -> Vec<(&'static str, String)> {
-    let number = |value: f64| significant(value, 4);
-    let mut all: Vec<(&'static str, String)> = Vec::new();
-    let mut add = |name, text: Option<String>| all.extend(text.map(|text| (name, text)));
-    add("loss", last(run, |line| line.loss).map(number));
-    let evals = || {
-        run.evals
-            .iter()
-            .filter_map(|line| Some((line.loss?, line.step)))
+/// Results, rates, ranks, memory.
+pub(super) fn figures(run: &Run) -> Vec<Figure> {
+    let mut all = results(run);
+    let mut add = |name, value: Option<String>, note: String| {
+        all.extend(value.map(|value| Figure { name, value, note }));
     };
-    let best = evals().reduce(|best, next| if next.0 < best.0 { next } else { best });
-    let held_out = evals().next_back().map(|(loss, _)| {
-        let best = best.map_or(String::new(), |(loss, step)| {
-            format!(", lowest {} after step {}", number(loss), count(step))
-        });
-        number(loss) + &best
-    });
-    add("held-out loss", held_out);
-    let accuracy = run.evals.last().and_then(|line| line.accuracy);
+    let parts = [
+        ("rows", last(run, |line| line.data_ms)),
+        ("reductions", last(run, |line| line.reduce_ms)),
+        ("saving", last(run, |line| line.save_ms)),
+    ];
+    let parts = parts.into_iter().filter_map(|(name, ms)| Some((name, ms?)));
+    let parts = parts.filter(|(_, ms)| *ms >= 0.01);
+    let parts: Vec<String> = parts.map(|(name, ms)| format!("{name} {ms:.2}")).collect();
+    let waits = match parts.is_empty() {
+        true => String::new(),
+        false => format!("waiting for {}", parts.join(", ")),
+    };
+    let step_ms = last(run, |line| line.step_ms);
+    add("Step", step_ms.map(|step| format!("{step:.2} ms")), waits);
+    let lr = last(run, |line| line.lr);
     add(
-        "held-out accuracy",
-        accuracy.map(|part| format!("{:.2}%", part * 100.0)),
+        "Learning rate",
+        lr.map(|lr| figure(Some(lr))),
+        String::new(),
     );
-    add(
-        "samples a second",
-        last(run, |line| line.samples_per_s).map(|rate| count(rate as u64)),
-    );
-    let ms = |part: fn(&StepLine) -> Option<f64>| last(run, part);
-    let step_ms = ms(|line| line.step_ms).map(|step| {
-        let parts = [
-            ("rows", ms(|line| line.data_ms)),
-            ("reductions", ms(|line| line.reduce_ms)),
-            ("saving", ms(|line| line.save_ms)),
-        ];
-        let parts = parts.into_iter().filter_map(|(name, ms)| Some((name, ms?)));
-        let parts: Vec<String> = parts.map(|(name, ms)| format!("{name} {ms:.2}")).collect();
-        match parts.is_empty() {
-            true => format!("{step:.2} ms"),
-            false => format!("{step:.2} ms (waiting for {})", parts.join(", ")),
-        }
-    });
-    add("step", step_ms);
-    add("learning rate", last(run, |line| line.lr).map(number));
     let device = run.devices().first();
-    let ranks = device.map(|device| format!("{}, {}", plural(run.ranks(), "rank"), shown(device)));
-    add("ranks", ranks);
+    let ranks = device.map(|_| count(run.ranks()));
+    add(
+        "Ranks",
+        ranks,
+        device.map_or(String::new(), |device| shown(device)),
+    );
     let end = run.end.as_ref();
     let peak_mb = end.and_then(|end| end.device_peak_mb);
     let peak_mb = peak_mb.or_else(|| last(run, |line| line.device_peak_mb));
-    add("GPU memory of rank 0", peak_mb.map(megabytes));
-    add(
-        "memory of rank 0",
-        end.and_then(|end| end.peak_mb).map(megabytes),
-    );
+    add("GPU memory", peak_mb.map(megabytes), "of rank 0".into());
+    let host = end.and_then(|end| end.peak_mb).map(megabytes);
+    add("Host memory", host, "of rank 0".into());
     all
 }
 
@@ -154,10 +147,4 @@ pub(super) fn events(run: &Run) -> Vec<String> {
     let first = all.len().saturating_sub(EVENTS_MAX);
     let text = |(step, text): &(u64, String)| format!("step {}: {text}", count(*step));
     all[first..].iter().map(text).collect()
-}
-
-/// A finite value of the last logged step that has it.
-fn last(run: &Run, value: impl Fn(&StepLine) -> Option<f64>) -> Option<f64> {
-    let lines = run.steps.iter().rev();
-    lines.filter_map(value).find(|value| value.is_finite())
 }

@@ -52,7 +52,7 @@ fn the_view_shows_curves_rates_ranks_memory_and_events_and_follows_the_record() 
         "loss",
         "accuracy",
         "1,234",
-        "2 ranks",
+        "Ranks 2",
         "NVIDIA H200 on a",
         "2.05 GB",
         "training",
@@ -140,6 +140,51 @@ fn every_size_of_a_screen_can_be_drawn() {
         screen(&followed, width, height);
     }
     assert!(screen(&followed, 80, 24).contains("step 1 of 40"));
+}
+
+/// Every word of these texts is on the screen, in one piece.
+#[test]
+fn no_word_is_cut_and_the_last_sample_is_shown_at_80_by_24_and_120_by_40() {
+    let scratch = Scratch::new();
+    let mut line = step(20);
+    (line["tokens_per_s"], line["product_share"]) = (json!(316_000.0), json!(0.41));
+    line["accuracy"] = Value::Null;
+    let eval = json!({"event": "eval", "step": 20, "loss": 0.25, "accuracy": null, "perplexity": 1.284, "bits_per_byte": 0.3607});
+    let text =
+        json!({"event": "sample", "step": 20, "prompt": "Once upon ", "text": "a time\nthere was"});
+    let mut first = step(1);
+    first["accuracy"] = Value::Null;
+    add(scratch.path(), &[start(), first, line, eval, text]);
+    let followed = open(scratch.path()).unwrap();
+    for (width, height) in [(80, 24), (120, 40)] {
+        let text = screen(&followed, width, height);
+        for part in [
+            "Held-out loss 0.2500",
+            "Perplexity 1.284",
+            "Bits per byte 0.3607",
+            "Tokens a second 316,000",
+            "Speed of a step 41.00 %",
+            "Step 10.00 ms",
+            "GPU memory 2.05 GB",
+            "loss – training – held out",
+            "tokens a second, all ranks",
+            "step 20: held-out loss 0.25",
+            "sample after step 20",
+            "Once upon a time",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("Samples a second"), "{text}");
+    }
+    assert!(screen(&followed, 120, 40).contains("what a large matmul reaches"));
+    assert_eq!(
+        view::wrapped("four words of text", 10),
+        ["four words", "  of text"]
+    );
+    assert_eq!(
+        view::wrapped("aaaaaaaaaaaa b", 10),
+        ["aaaaaaaaaa", "  aa b"]
+    );
 }
 
 #[test]

@@ -152,7 +152,7 @@ fn a_dry_run_states_the_size_of_a_large_model_without_making_it() {
     let ended = folder.alone(words).run();
     let stdout = &ended.stdout;
     assert!(
-        stdout.contains("memory of a rank: parameters 12.93 GB"),
+        stdout.contains("the model of a rank: parameters 12.93 GB"),
         "{ended}"
     );
     assert!(stdout.contains("the model was not made"), "{ended}");

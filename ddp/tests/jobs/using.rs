@@ -8,7 +8,7 @@ use ddp_kernels::{Device, Tensor};
 use serde_json::Value;
 
 use crate::support::job::{Ended, Folder, Job, all_at_once};
-use crate::support::record::number;
+use crate::support::record::{Record, number};
 
 /// A short training on glyphs; more held-out rows than evaluation takes at a time.
 const GLYPHS: &str = "--data glyphs,rows=256,held-out=700 --hidden 16 --batch-size 32 --epochs 2 --lr 0.01 --log-every 1 --out OUT \
@@ -161,7 +161,7 @@ fn an_evaluation_for_people_says_loss_accuracy_classes_and_mistakes() {
     ended.assert_well();
     let found = evaluated(folder.alone(&format!("eval {ROWS} --json")));
     let percent = format!(
-        "accuracy {:.2}% ({} of 700 rows right)",
+        "accuracy {:.2}% ({} of 700 rows right), balanced accuracy ",
         100.0 * number(&found, "accuracy"),
         found["right"]
     );
@@ -185,6 +185,86 @@ fn an_evaluation_for_people_says_loss_accuracy_classes_and_mistakes() {
         mistake["rows"]
     );
     assert!(ended.stdout.contains(&first), "{first}: {ended}");
+}
+
+/// Five evaluations in a row with an accuracy of 85.10% were all of them the largest class.
+#[test]
+fn the_share_of_the_largest_class_stands_beside_accuracy_and_classes_can_be_balanced() {
+    let folder = Folder::new("imbalance");
+    let row = |row: u32| {
+        let moves = row % 20 < 3;
+        let (town, answer) = if row.is_multiple_of(2) {
+            ("Bern", "b")
+        } else {
+            ("Oslo", "o")
+        };
+        let label = if moves { "moves" } else { "stays" };
+        format!(
+            "{town},{answer},{},{label}\n",
+            row % 7 + 3 * u32::from(moves)
+        )
+    };
+    let text = "town,answer,rooms,label\n".to_string() + &(0..400).map(row).collect::<String>();
+    std::fs::write(folder.path().join("t.csv"), text).unwrap();
+    let words = "--data t.csv --categorical town,answer --normalize standard --val-split 0.25 --hidden 4 --log-every 1 \
+                 --batch-size 50 --device cpu";
+    let train = |out: &str, weights: &str| {
+        let ended = folder
+            .alone(&format!("{words} --steps 8 {weights} --out {out}"))
+            .run();
+        ended.assert_well();
+        (Record::read(&folder.path().join(out)), ended.stderr)
+    };
+    let (plain, said) = train("plain", "");
+    let rows: Vec<f64> = serde_json::from_value(plain.all("confusion")[0]["rows"].clone()).unwrap();
+    let share = rows.iter().fold(0.0f64, |a, b| a.max(*b)) / 100.0;
+    assert!(share > 0.75 && number(plain.all("eval")[0], "largest_class") == share);
+    let note = format!("(the largest class has {:.2}% of the rows)", 100.0 * share);
+    assert!(said.contains(&note), "{said}");
+    let samples = std::fs::read_to_string(folder.path().join("plain/samples.json")).unwrap();
+    assert!(
+        samples.contains(r#""columns":["town","answer","rooms"]"#),
+        "{samples}"
+    );
+    assert!(samples.contains(r#""values":["Bern","b","#), "{samples}");
+
+    // Of 300 rows to train on.
+    let moves = 60.0 - rows[0];
+    let given = format!("{},{}", 150.0 / moves, 150.0 / (300.0 - moves));
+    let (balanced, _) = train("balanced", "--class-weights balanced");
+    let (in_order, _) = train("in-order", &format!("--class-weights {given}"));
+    let (named, _) = train("named", &format!("--class-weights moves={}", 340.0 / 60.0));
+    let (known, _) = train("known", &format!("--class-weights {},1", 340.0 / 60.0));
+    assert_eq!(balanced.losses(), in_order.losses());
+    assert_eq!(named.losses(), known.losses());
+    assert_ne!(balanced.losses(), plain.losses());
+    let found = evaluated(folder.alone("eval --checkpoint plain --data t.csv --json --device cpu"));
+    assert_eq!(number(&found, "largest_class"), 0.85);
+    assert!(found["balanced_accuracy"].is_f64() && found["classes"][0]["f1"].is_f64());
+    // An evaluation weighs classes as training did.
+    let config = folder.path().join("balanced/config.toml");
+    let config = std::fs::read_to_string(config).unwrap();
+    assert!(config.contains("class-weights = \"balanced\""), "{config}");
+    let loss = |out: &str| {
+        let words = format!("eval --checkpoint {out} --data t.csv --json --device cpu");
+        number(&evaluated(folder.alone(&words)), "loss")
+    };
+    assert_eq!(loss("balanced"), loss("in-order"));
+    let resumed =
+        format!("{words} --steps 12 --class-weights balanced --out balanced --resume auto");
+    folder
+        .alone(&format!("{resumed} --override"))
+        .run()
+        .assert_well();
+    let wrong = folder
+        .alone(&format!("{words} --class-weights goes=2 --out other"))
+        .run();
+    assert!(
+        wrong
+            .assert_fails(2)
+            .contains("the first classes are moves, stays"),
+        "{wrong}"
+    );
 }
 
 #[test]
@@ -315,8 +395,7 @@ fn numbers_are_predicted_and_measured() {
     let ended = folder.alone(&format!("eval {use_it}")).run();
     ended.assert_well();
     assert!(
-        ended.stdout.contains("mean squared error ")
-            && ended.stdout.contains("mean absolute error "),
+        ended.stdout.contains("\ncolumn ") && ended.stdout.contains("\nmean "),
         "{ended}"
     );
 
@@ -348,22 +427,34 @@ fn numbers_are_predicted_and_measured() {
         .held_out;
     let [_, targets] = read_rows(&*held_out, &(0..90).collect::<Vec<_>>()).unwrap();
     let targets = targets.to_vec::<f32>().unwrap();
-    let apart: Vec<f64> = values
-        .iter()
-        .zip(&targets)
-        .map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs())
-        .collect();
-    let (absolute, squared) = (
-        apart.iter().sum::<f64>() / 180.0,
-        apart.iter().map(|a| a * a).sum::<f64>() / 180.0,
-    );
-    // 180 additions in f64 in another order, and losses rounded to f32 row by row and in sum.
-    for (name, value) in [
-        ("mean_absolute_error", absolute),
-        ("mean_squared_error", squared),
-    ] {
-        assert!((number(&found, name) - value).abs() <= 180.0 * f64::EPSILON * value);
+    let mut squared = 0.0;
+    for (output, column) in found["columns"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(column["name"], output.to_string());
+        let of_column = |values: &[f32]| -> Vec<f64> {
+            let own = values.chunks(2).map(|row| f64::from(row[output]));
+            own.collect()
+        };
+        let (given, wanted) = (of_column(&values), of_column(&targets));
+        let apart = given.iter().zip(&wanted).map(|(a, b)| (a - b).abs());
+        let apart: Vec<f64> = apart.collect();
+        let absolute = apart.iter().sum::<f64>() / 90.0;
+        let of_squares = apart.iter().map(|a| a * a).sum::<f64>() / 90.0;
+        squared += of_squares / 2.0;
+        // 90 additions in f64 in another order, and a root.
+        for (name, value) in [
+            ("mean_absolute_error", absolute),
+            ("mean_squared_error", of_squares),
+        ] {
+            assert!((number(column, name) - value).abs() <= 92.0 * f64::EPSILON * value);
+        }
     }
+    let r2 = |output: usize| number(&found["columns"][output], "r2");
+    assert_eq!(number(&found, "mean_r2"), (r2(0) + r2(1)) / 2.0);
+    assert!(
+        (number(last, "mean_r2") - number(&found, "mean_r2")).abs() < 1e-9,
+        "{last}"
+    );
+    // Losses are rounded to f32 row by row and in sum.
     assert!((number(&found, "loss") - squared).abs() <= 92.0 * f64::from(f32::EPSILON) * squared);
 
     let cause = folder

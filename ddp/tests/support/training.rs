@@ -364,6 +364,7 @@ pub(crate) fn state(ranks: usize, rows: &Rows, step: u64) -> State {
         target_normalization: None,
         plan: Default::default(),
         columns: None,
+        class_weights: Vec::new(),
         label: None,
         fingerprint: "rows".into(),
         held_out: Some("other rows".into()),

@@ -69,6 +69,10 @@ pub struct State {
     pub columns: Option<Vec<String>>,
     /// The name of the label, if it has one.
     pub label: Option<LabelName>,
+    /// The weight of each class in the loss; empty for equal weights. Versions up to 0.7 had them
+    /// among the settings only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub class_weights: Vec<f64>,
     /// The fingerprint of the training data.
     pub fingerprint: String,
     /// The fingerprint of the held-out rows; None if there are none.

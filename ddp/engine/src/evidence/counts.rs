@@ -96,6 +96,35 @@ impl ClassCounts {
     }
 }
 
+/// How well one class is found. Each is None where it would divide by 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClassScores {
+    /// The part of the class's rows that are predicted as the class.
+    pub recall: Option<f64>,
+    /// The part of the predictions of the class that are right.
+    pub precision: Option<f64>,
+    /// The harmonic mean of the two.
+    pub f1: Option<f64>,
+}
+
+/// The scores of each class, from its rows, its predictions and those that are right.
+pub fn class_scores(rows: &[u64], predicted: &[u64], right: &[u64]) -> Vec<ClassScores> {
+    let part = |of: u64, all: u64| (all > 0).then(|| of as f64 / all as f64);
+    let score = |((&rows, &predicted), &right): ((&u64, &u64), &u64)| ClassScores {
+        recall: part(right, rows),
+        precision: part(right, predicted),
+        f1: part(right.saturating_mul(2), rows.saturating_add(predicted)),
+    };
+    rows.iter().zip(predicted).zip(right).map(score).collect()
+}
+
+/// The mean recall of the classes that have rows: as high as accuracy where all have as many, and
+/// that of a guess where only the largest class is ever predicted.
+pub fn balanced_accuracy(scores: &[ClassScores]) -> f64 {
+    let recalls: Vec<f64> = scores.iter().filter_map(|class| class.recall).collect();
+    recalls.iter().sum::<f64>() / recalls.len() as f64
+}
+
 /// The first of the largest logits (C), as cross-entropy counts correct rows: NaN is larger than
 /// all numbers.
 pub fn first_largest(logits: &[f32]) -> usize {

@@ -91,16 +91,14 @@ fn a_run_is_its_events_in_order() {
         parameters: 7,
         steps: 3,
         steps_per_epoch: 10,
-        predicted: Predicted {
-            model_mb: 1.5,
-            between_ranks_bytes: 8,
-        },
     };
     let eval = EvalEvent {
         step: 1,
         loss: 2.0,
         accuracy: Some(0.5),
         figures: BTreeMap::from([("perplexity", 7.5)]),
+        largest_class: None,
+        columns: Vec::new(),
     };
     let step = Event::Step(step(1, 2.25));
     for event in [Event::Start(start), step, Event::Eval(eval)] {

@@ -3,14 +3,16 @@
 mod evaluation;
 mod predictions;
 mod survey;
+mod weights;
 
-use ddp_data::{Classes, TensorSpec};
+use ddp_data::{Classes, Data, TensorSpec};
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{Device, Tensor};
 use ddp_nn::{CrossEntropy, Loss};
 
+pub use self::weights::ClassWeights;
 use super::task::{Evaluation, LossOptions, PredictionOptions, Predictions, Survey, Task};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::evidence::Evidence;
 use crate::step::Stats;
 
@@ -20,22 +22,26 @@ pub(super) struct LearnClasses(pub(super) Classes);
 
 impl Task for LearnClasses {
     fn check(&self, options: &LossOptions, data: &str) -> Result<()> {
-        let (classes, weights) = (self.0.count(), options.class_weights.len());
-        if weights == 0 || weights == classes {
-            return Ok(());
+        match &options.class_weights {
+            // Refused with the rows of the classes, if at all.
+            ClassWeights::Balanced => Ok(()),
+            weights => weights.of(&self.0, None, data).map(drop),
         }
-        let given: Vec<String> = options.class_weights.iter().map(f64::to_string).collect();
-        Err(Error::Usage(format!(
-            "`class-weights` {}: expected {classes} weights, one for each class of {data}, got \
-             {weights}; help: give as many, or leave `class-weights` out",
-            given.join(",")
-        )))
+    }
+
+    fn settled(&self, options: &LossOptions, data: &Data, name: &str) -> Result<LossOptions> {
+        let rows = data.train.rows_of_classes();
+        let weights = options.class_weights.of(&self.0, rows, name)?;
+        Ok(LossOptions {
+            class_weights: weights.unwrap_or_default().into(),
+            ..options.clone()
+        })
     }
 
     fn loss(&self, options: &LossOptions, device: Device) -> Result<Box<dyn Loss>> {
         Ok(Box::new(CrossEntropy {
             label_smoothing: options.label_smoothing,
-            class_weights: weights(&options.class_weights, device)?,
+            class_weights: weights(&options.class_weights.numbers(), device)?,
             ignore_index: None,
         }))
     }
@@ -55,7 +61,7 @@ impl Task for LearnClasses {
         is_one_a_row.then(|| Evidence::of(&self.0))
     }
 
-    fn evaluation(&self) -> Box<dyn Evaluation> {
+    fn evaluation(&self, _columns: Option<Vec<String>>) -> Box<dyn Evaluation> {
         Box::new(evaluation::Answers::of(&self.0))
     }
 

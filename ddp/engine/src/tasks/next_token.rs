@@ -8,6 +8,7 @@ use ddp_kernels::{Device, Tensor};
 use ddp_nn::{CrossEntropy, Loss};
 use serde_json::{Value, json};
 
+use super::classes::ClassWeights;
 use super::task::{
     Evaluation, LossOptions, PredictionOptions, Predictions, Survey, Task, Totals, figures_text,
 };
@@ -27,7 +28,10 @@ impl Task for LearnNextToken {
     fn check(&self, options: &LossOptions, data: &str) -> Result<()> {
         // With either of them the perplexity would not follow from the loss.
         let given = [
-            ("class-weights", !options.class_weights.is_empty()),
+            (
+                "class-weights",
+                options.class_weights != ClassWeights::Equal,
+            ),
             ("label-smoothing", options.label_smoothing != 0.0),
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
@@ -66,7 +70,7 @@ impl Task for LearnNextToken {
         None
     }
 
-    fn evaluation(&self) -> Box<dyn Evaluation> {
+    fn evaluation(&self, _columns: Option<Vec<String>>) -> Box<dyn Evaluation> {
         Box::new(Tokens(*self))
     }
 

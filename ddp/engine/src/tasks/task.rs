@@ -5,11 +5,13 @@
 use std::fmt::Debug;
 
 use ddp_comm::Group;
-use ddp_data::TensorSpec;
+use ddp_data::{Data, TensorSpec};
 use ddp_kernels::{Device, Tensor};
 use ddp_nn::Loss;
 use serde_json::Value;
 
+use super::classes::ClassWeights;
+use super::numbers::Differences;
 use crate::error::Result;
 use crate::evidence::Evidence;
 use crate::shown::significant;
@@ -20,7 +22,12 @@ pub trait Task: Debug + Send + Sync {
     /// Refuses options of the loss that do not fit this task. `data` is the name of the data.
     fn check(&self, options: &LossOptions, data: &str) -> Result<()>;
 
-    /// The loss, on the last of the model's devices.
+    /// These options with a number for the weight of each class. `name` is that of the data.
+    fn settled(&self, options: &LossOptions, _data: &Data, _name: &str) -> Result<LossOptions> {
+        Ok(options.clone())
+    }
+
+    /// The loss with settled options, on the last of the model's devices.
     fn loss(&self, options: &LossOptions, device: Device) -> Result<Box<dyn Loss>>;
 
     /// The fraction of correct answers, for the log and evaluations; None if they are not counted.
@@ -38,8 +45,14 @@ pub trait Task: Debug + Send + Sync {
     /// if there is nothing to show.
     fn evidence(&self, targets: &TensorSpec) -> Option<Evidence>;
 
-    /// Starts an evaluation of a saved model.
-    fn evaluation(&self) -> Box<dyn Evaluation>;
+    /// Starts to add up how far answers are from their targets, for each evaluation of a run; None
+    /// unless answers are numbers. `columns` are the names of the targets, if they have any.
+    fn differences(&self, _columns: Option<Vec<String>>) -> Option<Differences> {
+        None
+    }
+
+    /// Starts an evaluation of a saved model. `columns` as above.
+    fn evaluation(&self, columns: Option<Vec<String>>) -> Box<dyn Evaluation>;
 
     /// Starts a file of predictions.
     fn predictions(&self, options: PredictionOptions) -> Result<Box<dyn Predictions>>;
@@ -51,7 +64,13 @@ pub trait Task: Debug + Send + Sync {
 /// Figures as they follow a loss: `, perplexity 10.32, bits per byte 3.367`.
 pub fn figures_text(figures: &[(&'static str, f64)]) -> String {
     let one = |(name, figure): &(&str, f64)| {
-        let (name, figure) = (name.replace('_', " "), significant(*figure, 4));
+        let name = match *name {
+            "rmse" => "RMSE".to_string(),
+            "r2" => "R²".to_string(),
+            "mean_r2" => "mean R²".to_string(),
+            name => name.replace('_', " "),
+        };
+        let figure = significant(*figure, 4);
         format!(", {name} {figure}")
     };
     figures.iter().map(one).collect()
@@ -62,8 +81,8 @@ pub fn figures_text(figures: &[(&'static str, f64)]) -> String {
 pub struct LossOptions {
     /// The part of the target that is spread over all classes.
     pub label_smoothing: f64,
-    /// The weight of each class in the loss; empty for equal weights.
-    pub class_weights: Vec<f64>,
+    /// The weight of each class in the loss.
+    pub class_weights: ClassWeights,
 }
 
 /// Sums up the quality of answers.

@@ -1,6 +1,6 @@
 //! What tasks write and show.
 
-use ddp_kernels::npy;
+use ddp_kernels::{Device, Tensor, npy};
 
 use super::*;
 
@@ -116,13 +116,13 @@ fn perplexity_and_bits_follow_from_the_loss_of_tokens() {
         loss: 256f64.ln(),
         sums: vec![24.0],
     };
-    let text = |are_bytes| task(are_bytes).evaluation().text(&totals);
+    let text = |are_bytes| task(are_bytes).evaluation(None).text(&totals);
     assert_eq!(text(false), "loss 5.5452, perplexity 256.0 (24 tokens)");
     assert_eq!(
         text(true),
         "loss 5.5452, perplexity 256.0, bits per byte 8.000 (24 tokens)"
     );
-    let json = task(true).evaluation().json(&totals);
+    let json = task(true).evaluation(None).json(&totals);
     assert_eq!(
         (&json["tokens"], json["bits_per_byte"].as_f64()),
         (&serde_json::json!(24), Some(8.0))
@@ -165,5 +165,37 @@ fn numbers_have_a_column_each() {
     assert_eq!(
         String::from_utf8(named).unwrap(),
         "row,prediction:price,\"prediction:rent, cold\"\n0,1.0,2.0\n"
+    );
+}
+
+/// One MSE and R² over columns of different units hid a column that was not learned.
+#[test]
+fn each_column_of_numbers_has_its_own_errors_and_the_mean_is_that_of_r2() {
+    let names = ["price", "area"].map(String::from).to_vec();
+    let mut evaluation = of(&TaskSpec::Regression { outputs: 2 }).evaluation(Some(names));
+    // Prices are off by 1000 at most; areas hardly follow the rows.
+    let targets = [1000.0f32, 1.0, 5000.0, 2.0, 9000.0, 3.0];
+    let outputs = [2000.0f32, 2.0, 5000.0, 2.0, 8000.0, 2.5];
+    let tensor = |values: &[f32]| Tensor::from_slice(values, &[3, 2], Device::Cpu).unwrap();
+    let sums = evaluation
+        .count(&tensor(&outputs), &tensor(&targets))
+        .unwrap();
+    let (rows, loss) = (3, 0.5);
+    let totals = Totals { rows, loss, sums };
+    let json = evaluation.json(&totals);
+    let number = |column: usize, name: &str| json["columns"][column][name].as_f64().unwrap();
+    assert_eq!(json["columns"][0]["name"], "price");
+    // Variances: 32e6 / 3 and 2 / 3. Squared errors: 2e6 / 3 and 1.25 / 3.
+    let r2 = 1.0 - 2.0 / 32.0;
+    assert!((number(0, "r2") - r2).abs() < 1e-12 && (number(1, "r2") - 0.375).abs() < 1e-12);
+    assert!((number(0, "root_mean_squared_error") - (2e6f64 / 3.0).sqrt()).abs() < 1e-9);
+    assert!((number(1, "mean_absolute_error") - 0.5).abs() < 1e-12);
+    assert!((json["mean_r2"].as_f64().unwrap() - (r2 + 0.375) / 2.0).abs() < 1e-12);
+    assert_eq!(
+        evaluation.text(&totals),
+        "column         RMSE          MAE           R²\n\
+         price       816.497      666.667     0.937500\n\
+         area       0.645497     0.500000     0.375000\n\
+         mean                                 0.656250"
     );
 }

@@ -13,11 +13,11 @@ use super::options::{Resume, RunOptions};
 use super::places;
 use super::program::{Program, Settings};
 use super::setup::Assembled;
-use super::trial::{self, ModelBytes};
 use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState};
 use crate::error::Result;
-use crate::record::{self, Event, LockedRecord, Predicted, Record, ResumeEvent, Start, StartWorld};
+use crate::record::{self, Event, LockedRecord, Record, ResumeEvent, Start, StartWorld};
 use crate::shown::shown;
+use crate::tasks;
 
 /// What every checkpoint of this run says, besides how far it is.
 pub(super) fn state(
@@ -32,6 +32,8 @@ pub(super) fn state(
         _ => Some(data.held_out.fingerprint()?),
     };
     let saved = run.resumed.as_ref().map(|opened| &opened.state);
+    let loss =
+        tasks::of(data.train.task()).settled(&options.model.loss, data, options.data.name())?;
     // Another number of ranks makes products of other shapes.
     let saved = saved.filter(|state| state.world.ranks == ranks);
     Ok(State {
@@ -68,6 +70,7 @@ pub(super) fn state(
         plan: data.plan.clone(),
         columns: data.columns.clone(),
         label: data.label.clone(),
+        class_weights: loss.class_weights.numbers(),
         fingerprint: data.train.fingerprint()?,
         held_out,
         products: saved.and_then(|state| state.products.clone()),
@@ -121,11 +124,7 @@ pub(super) fn open_record(
     log_places(&run.places);
     log_plan(options, run);
     if !has_start {
-        let predicted = Predicted {
-            model_mb: ModelBytes::of(&run.step).total() as f64 / 1e6,
-            between_ranks_bytes: trial::bytes_between_ranks(&run.step, options),
-        };
-        write_start(&mut record, settings, run, predicted, world)?;
+        write_start(&mut record, settings, run, world)?;
     }
     program.begin(out, run.taken(), run.plan.steps)?;
     if let Some(opened) = &run.resumed {
@@ -170,7 +169,6 @@ fn write_start(
     record: &mut Record,
     settings: &Settings,
     run: &Assembled,
-    predicted: Predicted,
     world: &World,
 ) -> Result<()> {
     let (step, data, plan) = (&run.step, &run.data, &run.plan);
@@ -205,7 +203,6 @@ fn write_start(
         parameters: parameters.sum(),
         steps: plan.steps,
         steps_per_epoch: plan.sampler.steps_per_epoch(),
-        predicted,
     }))
 }
 

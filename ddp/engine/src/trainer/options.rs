@@ -107,7 +107,7 @@ impl RunData {
         }
     }
 
-    fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &str {
         match self {
             RunData::Request(request) => request.data.name(),
             RunData::Own(data) => &data.description,
@@ -238,6 +238,7 @@ impl RunOptions {
     pub fn plan(&self, data: &Data) -> Result<Plan> {
         let task = tasks::of(data.train.task());
         task.check(&self.model.loss, self.data.name())?;
+        task.settled(&self.model.loss, data, self.data.name())?;
         let rows = data.train.rows();
         self.check_rows(rows)?;
         let sampler = Sampler::new(rows, self.batch_size, self.seed, self.drop_last)?;

@@ -320,7 +320,11 @@ pub(super) fn step(
         graph: options.graph,
     };
     let last = devices[devices.len() - 1];
-    let loss = tasks::of(task).loss(&options.model.loss, last)?;
+    let task = tasks::of(task);
+    let loss = task.loss(
+        &task.settled(&options.model.loss, data, options.data.name())?,
+        last,
+    )?;
     // The handshake compares the ranks, after values are loaded.
     Step::of_agreeing(parts.collect::<Result<Vec<_>>>()?, loss, &step_options)
 }

@@ -12,6 +12,7 @@ use ddp_nn::params::Precision;
 use super::options::{Plan, Resume, RunOptions};
 use super::program::Program;
 use super::setup::{self, Assembled, Prepared, Unbuilt};
+use crate::devices::is_simulated;
 use crate::error::{Error, Result};
 use crate::step::{Stage, Step};
 use crate::{process, record};
@@ -22,8 +23,6 @@ const STEPS_MIN: u64 = 3;
 const STEPS_MAX: u64 = 50;
 /// Steps before these: the first ones allocate, compile and capture.
 const WARM_UP: u64 = 3;
-/// A first step longer than this is followed by a single one.
-const SLOW: Duration = Duration::from_secs(5);
 
 /// Larger models are not made: their size is stated.
 const PARAMETERS_MAX: u64 = 1 << 28;
@@ -47,12 +46,12 @@ pub struct Rehearsal {
     pub between_ranks_bytes: Option<u64>,
     /// Bytes of a checkpoint, of all ranks together.
     pub checkpoint_bytes: u64,
-    /// The most host memory that any rank had, in MB; None if the model was too large to be made
-    /// for a trial.
+    /// The most host memory that any rank had, in MB, with the copy that is being saved; None if
+    /// the model was too large to be made for a trial.
     pub host_peak_mb: Option<f64>,
     /// The most GPU memory that any rank had, in MB.
     pub device_peak_mb: Option<f64>,
-    /// How long steps took; none if no step is left.
+    /// How long steps took on a GPU; none on the CPU, where a second of steps says little.
     pub trial: Option<Trial>,
 }
 
@@ -82,7 +81,7 @@ pub struct Trial {
     pub evaluation: Option<Duration>,
 }
 
-/// Checks everything that can be checked without training, and measures a few steps. None for a
+/// Checks everything that can be checked without training, and takes a few steps. None for a
 /// resumed run that is already finished. All ranks call it together.
 pub fn rehearse(
     options: &RunOptions,
@@ -100,15 +99,17 @@ pub fn rehearse(
         Prepared::Ready(run) => run,
     };
     let taken = run.taken();
-    let trial = if taken < run.plan.steps {
-        Some(trial(&mut run, world, taken)?)
-    } else {
-        None
+    let trial = match taken < run.plan.steps {
+        true => trial(&mut run, world, taken)?,
+        false => None,
     };
     let (host_peak_mb, device_peak_mb) = peaks(&run, world)?;
+    let model_bytes = ModelBytes::of(&run.step);
+    // The trial saves nothing.
+    let host_peak_mb = host_peak_mb + model_bytes.saved() as f64 / 1e6;
     Ok(Some(Rehearsal {
         taken,
-        model_bytes: ModelBytes::of(&run.step),
+        model_bytes,
         between_ranks_bytes: Some(bytes_between_ranks(&run.step, options)),
         checkpoint_bytes: checkpoint_bytes(&run.step, world)?,
         host_peak_mb: Some(host_peak_mb),
@@ -158,10 +159,15 @@ fn without_model(options: &RunOptions, run: Unbuilt, world: &World) -> Rehearsal
 impl ModelBytes {
     /// Everything, with the copy that is being saved.
     pub fn total(&self) -> u64 {
-        2 * self.values + self.copies + self.tied + self.gradients + 2 * self.moments
+        self.values + self.copies + self.tied + self.gradients + self.moments + self.saved()
     }
 
-    pub(super) fn of(step: &Step) -> ModelBytes {
+    /// The copy that is being saved, in host memory.
+    pub fn saved(&self) -> u64 {
+        self.values + self.moments
+    }
+
+    fn of(step: &Step) -> ModelBytes {
         let mut bytes = ModelBytes::default();
         for stage in step.stages() {
             let params = &stage.model().params;
@@ -184,7 +190,7 @@ impl ModelBytes {
 }
 
 /// Bytes of gradients, and under ZeRO-1 of values, that a rank gives to the others in a step.
-pub(super) fn bytes_between_ranks(step: &Step, options: &RunOptions) -> u64 {
+fn bytes_between_ranks(step: &Step, options: &RunOptions) -> u64 {
     let of_stage = |stage: &Stage| {
         let (params, reducer) = (&stage.model().params, stage.reducer());
         if reducer.group().size() == 1 {
@@ -227,8 +233,9 @@ fn checkpoint_bytes(step: &Step, world: &World) -> Result<u64> {
     Ok(model + moments)
 }
 
-/// Takes steps for about a second, the same number on all ranks.
-fn trial(run: &mut Assembled, world: &World, taken: u64) -> Result<Trial> {
+/// Takes a few steps and evaluates, so that memory reaches its peak. On GPUs it takes steps for
+/// about a second, the same number on all ranks, and returns their times.
+fn trial(run: &mut Assembled, world: &World, taken: u64) -> Result<Option<Trial>> {
     let device = run.devices[0];
     let mut next = taken;
     let mut take_step = |run: &mut Assembled| -> Result<Duration> {
@@ -239,44 +246,36 @@ fn trial(run: &mut Assembled, world: &World, taken: u64) -> Result<Trial> {
         synchronize(device)?;
         Ok(began.elapsed())
     };
-    // All ranks take rank 0's numbers.
-    let agreed = |count: u64| -> Result<u64> {
-        let mut bytes = count.to_le_bytes().to_vec();
-        world.broadcast_bytes(&mut bytes, 0)?;
-        let bytes = bytes.try_into();
-        bytes
-            .map(u64::from_le_bytes)
-            .map_err(|_| Error::Internal("the trial's length is 8 bytes".into()))
-    };
     let mut last = take_step(run)?;
-    let is_slow = agreed(u64::from(last > SLOW))? == 1;
-    let (warm_up, steps_min) = if is_slow {
-        (1, 1)
+    let mut times = Vec::new();
+    if device.is_accelerator() && !is_simulated(device) {
+        for _ in 1..WARM_UP {
+            last = take_step(run)?;
+        }
+        let count = (TRIAL.as_secs_f64() / last.as_secs_f64().max(1e-6)) as u64;
+        // All ranks take rank 0's number.
+        let mut bytes = count.clamp(STEPS_MIN, STEPS_MAX).to_le_bytes().to_vec();
+        world.broadcast_bytes(&mut bytes, 0)?;
+        let steps = bytes.try_into().map(u64::from_le_bytes);
+        let steps = steps.map_err(|_| Error::Internal("the trial's length is 8 bytes".into()))?;
+        let all = (0..steps).map(|_| take_step(run));
+        times = all.collect::<Result<Vec<_>>>()?;
     } else {
-        (WARM_UP, STEPS_MIN)
-    };
-    for _ in 1..warm_up {
-        last = take_step(run)?;
+        take_step(run)?;
     }
-    let count = (TRIAL.as_secs_f64() / last.as_secs_f64().max(1e-6)) as u64;
-    let steps = agreed(count.clamp(steps_min, STEPS_MAX))?;
-    let times = (0..steps).map(|_| take_step(run));
-    let mut times = times.collect::<Result<Vec<_>>>()?;
-    times.sort();
-    let evaluation = if run.data.held_out.rows() == 0 {
-        None
-    } else {
-        let began = Instant::now();
+    let began = Instant::now();
+    if run.data.held_out.rows() > 0 {
         in_phase(Phase::Evaluation, || {
             run.step.evaluate(&mut run.held_out, &run.main)
         })?;
-        Some(began.elapsed())
-    };
-    Ok(Trial {
-        step: times[times.len() / 2],
-        steps,
+    }
+    let evaluation = (run.data.held_out.rows() > 0).then(|| began.elapsed());
+    times.sort();
+    Ok(times.get(times.len() / 2).map(|step| Trial {
+        step: *step,
+        steps: times.len() as u64,
         evaluation,
-    })
+    }))
 }
 
 /// The most memory of the host and of a GPU that any rank had, in MB.

@@ -6,7 +6,7 @@ use ddp_kernels::{DType, Tensor};
 use serde_json::{Value, json};
 
 use crate::error::Result;
-use crate::evidence::ClassCounts;
+use crate::evidence::{ClassCounts, ClassScores, balanced_accuracy, class_scores, largest_class};
 use crate::shown::shown;
 use crate::tasks::task::{Evaluation, Totals};
 
@@ -43,26 +43,44 @@ impl Answers {
         shown(&self.classes.name(class))
     }
 
+    fn scores(&self) -> Vec<ClassScores> {
+        let counts = &self.counts;
+        class_scores(&counts.rows(), &counts.answers(), &counts.right())
+    }
+
     /// A line for each class that has rows; if there are many, the worst.
     fn table(&self) -> String {
-        let (rows, right) = (self.counts.rows(), self.counts.right());
-        let percent = |class: usize| 100.0 * (right[class] as f64 / rows[class] as f64);
+        let (rows, scores) = (self.counts.rows(), self.scores());
         let mut classes: Vec<usize> = (0..rows.len()).filter(|&class| rows[class] > 0).collect();
         let left_out = classes.len().saturating_sub(CLASSES_SHOWN);
         if left_out > 0 {
-            classes.sort_by(|&a, &b| percent(a).total_cmp(&percent(b)));
+            classes.sort_by(|&a, &b| {
+                let recall = |class: usize| scores[class].recall.unwrap_or(0.0);
+                recall(a).total_cmp(&recall(b))
+            });
             classes.truncate(CLASSES_SHOWN);
         }
         let names: Vec<String> = classes.iter().map(|&class| self.shown(class)).collect();
         let width = names.iter().map(|name| name.chars().count()).max();
         let width = width.unwrap_or(0).max(5);
-        let mut text = format!("{:width$} {:>10} {:>8}", "class", "rows", "right");
+        let mut text = format!(
+            "{:width$} {:>10} {:>8} {:>10} {:>8}",
+            "class", "rows", "recall", "precision", "F1"
+        );
+        let percent =
+            |part: Option<f64>| part.map_or("–".into(), |part| format!("{:.2}%", 100.0 * part));
         for (&class, name) in classes.iter().zip(&names) {
-            let (rows, percent) = (rows[class], percent(class));
-            text += &format!("\n{name:width$} {rows:>10} {percent:>7.2}%");
+            let ClassScores {
+                recall,
+                precision,
+                f1,
+            } = scores[class];
+            let [recall, precision, f1] = [recall, precision, f1].map(percent);
+            let rows = rows[class];
+            text += &format!("\n{name:width$} {rows:>10} {recall:>8} {precision:>10} {f1:>8}");
         }
         if left_out > 0 {
-            text += &format!("\nand {left_out} more classes, with higher accuracy");
+            text += &format!("\nand {left_out} more classes, with higher recall");
         }
         text
     }
@@ -101,21 +119,34 @@ impl Evaluation for Answers {
             0 => String::new(),
             _ => format!("\n\nmost common mistakes: {}", mistakes.join(", ")),
         };
+        let largest = largest_class(&rows).map_or(String::new(), |part| {
+            format!("; the largest class has {:.2}% of the rows", 100.0 * part)
+        });
+        let balanced = 100.0 * balanced_accuracy(&self.scores());
         format!(
-            "loss {loss:.4}, accuracy {percent:.2}% ({right} of {all} rows right)\n\n{}{mistakes}",
+            "loss {loss:.4}, accuracy {percent:.2}% ({right} of {all} rows right{largest}), balanced \
+             accuracy {balanced:.2}%\n\n{}{mistakes}",
             self.table()
         )
     }
 
     fn json(&self, _totals: &Totals) -> Value {
         let name = |class: u64| self.classes.name(class as usize);
-        let by_class = (0..).zip(self.counts.rows().into_iter().zip(self.counts.right()));
-        let class = |(class, (rows, right)): (u64, (u64, u64))| json!({ "name": name(class), "rows": rows, "right": right });
-        let classes: Value = by_class.map(class).collect();
+        let (all, right, scores) = (self.counts.rows(), self.counts.right(), self.scores());
+        let class = |(class, scores): (usize, &ClassScores)| {
+            json!({
+                "name": name(class as u64), "rows": all[class], "right": right[class],
+                "recall": scores.recall, "precision": scores.precision, "f1": scores.f1,
+            })
+        };
+        let classes: Value = scores.iter().enumerate().map(class).collect();
         let mistake = |[class, answer, rows]: [u64; 3]| json!({ "class": name(class), "prediction": name(answer), "rows": rows });
         let mistakes: Value = self.mistakes(CLASSES_SHOWN).map(mistake).collect();
         let [rows, right] = self.sums();
         let accuracy = right as f64 / rows as f64;
-        json!({ "right": right, "accuracy": accuracy, "classes": classes, "mistakes": mistakes })
+        json!({
+            "right": right, "accuracy": accuracy, "balanced_accuracy": balanced_accuracy(&scores),
+            "largest_class": largest_class(&all), "classes": classes, "mistakes": mistakes,
+        })
     }
 }

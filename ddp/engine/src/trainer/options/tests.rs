@@ -89,7 +89,8 @@ fn options_that_do_not_fit_the_data_are_refused() {
         assert_eq!(error.exit_code(), 2);
         error.to_string()
     };
-    let weights = |options: &mut RunOptions| options.model.loss.class_weights = vec![1.0, 2.0];
+    let weights =
+        |options: &mut RunOptions| options.model.loss.class_weights = vec![1.0, 2.0].into();
     for (text, part) in [
         (
             refusal(classes, weights),

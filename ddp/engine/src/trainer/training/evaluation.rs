@@ -9,8 +9,7 @@ use crate::error::Result;
 use crate::evidence::Evidence;
 use crate::record::{EvalEvent, Event, SampleEvent};
 use crate::shown::{shown, significant};
-use crate::step::Stats;
-use crate::tasks::figures_text;
+use crate::tasks::{figures_text, numbers_figures};
 use crate::trainer::agree;
 
 /// What a trace shows.
@@ -34,20 +33,41 @@ impl Trainer<'_> {
         let is_last = number == self.plan.steps;
         let targets = self.samples.targets();
         let mut evidence = self.task.evidence(targets).filter(|_| is_last);
-        let stats = match &mut evidence {
-            None => self.step.evaluate(&mut self.held_out, &self.main)?,
-            Some(evidence) => {
-                let mut see = |batch: &_, output: &_| evidence.see(batch, output);
+        let mut differences = self.task.differences(self.samples.label_columns());
+        let stats = match (&mut evidence, &mut differences) {
+            (None, None) => self.step.evaluate(&mut self.held_out, &self.main)?,
+            (evidence, differences) => {
+                let mut see = |batch: &_, output: &_| {
+                    if let Some(evidence) = evidence {
+                        evidence.see(batch, output)?;
+                    }
+                    if let Some(differences) = differences {
+                        let normalization = self.samples.target_normalization();
+                        differences.see(batch, output, normalization)?;
+                    }
+                    Ok(())
+                };
                 self.step
                     .evaluate_with(&mut self.held_out, &self.main, &mut see)?
             }
         };
+        let columns = match differences {
+            Some(differences) => differences.together(self.world)?,
+            None => Vec::new(),
+        };
         self.totals.evaluation = Some(stats);
+        let mut figures = self.task.figures(stats.loss());
+        figures.extend(numbers_figures(&columns));
         let event = EvalEvent {
             step: number,
             loss: stats.loss(),
             accuracy: self.accuracy(),
-            figures: self.task.figures(stats.loss()).into_iter().collect(),
+            largest_class: self.samples.largest_class(),
+            figures: figures.iter().copied().collect(),
+            columns: match &columns[..] {
+                [_] => Vec::new(),
+                _ => columns,
+            },
         };
         let is_best = self.totals.evaluated(Best {
             step: number,
@@ -55,7 +75,7 @@ impl Trainer<'_> {
             accuracy: event.accuracy,
         });
         if let Some(record) = &mut self.record {
-            let result = describe(&stats, event.accuracy, &self.task.figures(event.loss));
+            let result = describe(&event) + &figures_text(&figures);
             self.program
                 .note(&format!("step {number}: held-out {result}"));
             self.program.evaluated(&event)?;
@@ -119,10 +139,14 @@ impl Trainer<'_> {
     }
 }
 
-/// `loss 0.0312, accuracy 99.10%`
-fn describe(stats: &Stats, accuracy: Option<f64>, figures: &[(&'static str, f64)]) -> String {
-    let percent = |accuracy: f64| format!(", accuracy {:.2}%", accuracy * 100.0);
-    let accuracy = accuracy.map_or(String::new(), percent);
-    let loss = significant(stats.loss(), 4);
-    format!("loss {loss}{accuracy}{}", figures_text(figures))
+/// `loss 0.0312, accuracy 85.10% (the largest class has 84.90% of the rows)`
+fn describe(event: &EvalEvent) -> String {
+    let mut text = format!("loss {}", significant(event.loss, 4));
+    if let Some(accuracy) = event.accuracy {
+        text += &format!(", accuracy {:.2}%", accuracy * 100.0);
+    }
+    if let Some(part) = event.largest_class {
+        text += &format!(" (the largest class has {:.2}% of the rows)", part * 100.0);
+    }
+    text
 }
