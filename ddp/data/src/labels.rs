@@ -373,8 +373,8 @@ impl Labels {
         let (rows, most) = (self.rows(), i64::MAX);
         let (what, help) = match (count, written) {
             (0, _) => (
-                format!("whole numbers above {most} are read as texts"),
-                "write them with a point, as in 1.5e19",
+                format!("labels are texts by their type, or whole numbers above {most}"),
+                "save them as floats",
             ),
             (_, written) => (
                 format!("{count} of {rows} labels are no numbers"),

@@ -350,18 +350,7 @@ impl<'a> RowWriter<'a> {
             tracing::warn!("{}: {warning}", columns.path.display());
         }
         let classes = match self.labels {
-            Some(labels) => {
-                let name = |column: &usize| format!("\"{}\"", columns.names[*column]);
-                let names = columns
-                    .labels
-                    .iter()
-                    .map(name)
-                    .collect::<Vec<_>>()
-                    .join(", ");
-                labels.finish(self.out, |what| {
-                    columns.bad(format!("column {names}: {what}"))
-                })?
-            }
+            Some(labels) => labels.finish(self.out)?,
             None => None,
         };
         self.odd.retain(|odd| odd.missing + odd.unseen > 0);

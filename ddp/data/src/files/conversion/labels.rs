@@ -1,7 +1,7 @@
 //! The labels of a table. What they are follows from all of them: whole numbers are i64, other
 //! numbers f64, and if one is a text, all are: i64 codes of the texts sorted by their bytes, which
-//! are the classes. Whole numbers that do not fit i64 are texts. Until the last row is known, each
-//! is kept in a file: as an f64, as an i64 and as a code for its text.
+//! are the classes. A whole number that does not fit i64 is a text. Until the last row is known,
+//! each is kept in a file: as an f64, as an i64 and as a code for its text.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -37,8 +37,6 @@ pub(super) struct LabelColumn {
     texts_bytes: usize,
     any_text: bool,
     all_whole: bool,
-    /// Whether some whole number does not fit i64.
-    any_long: bool,
     /// Labels of a row: several are numbers.
     width: usize,
 }
@@ -60,7 +58,6 @@ impl LabelColumn {
             texts_bytes: 0,
             any_text: are_texts,
             all_whole: width == 1,
-            any_long: false,
             width,
         })
     }
@@ -74,21 +71,14 @@ impl LabelColumn {
         bad: impl Fn(String) -> Error,
     ) -> Result<()> {
         let value = number(cell);
-        self.any_text |= is_text || value.is_none();
+        self.any_text |= is_text || value.is_none() || self.all_whole && is_long(cell);
         let code = check(cell, value).and_then(|()| self.code(cell));
         let code = code.map_err(bad)?;
-        let whole = match self.all_whole {
-            true => Whole::of(cell),
-            false => Whole::No,
-        };
-        self.all_whole = whole != Whole::No;
-        self.any_long |= whole == Whole::Long;
-        let fitting = match whole {
-            Whole::Fits(number) => number,
-            Whole::Long | Whole::No => 0,
-        };
+        let whole = whole(cell).filter(|_| self.all_whole);
+        self.all_whole = whole.is_some();
+        let whole = whole.unwrap_or_default().cast_unsigned();
         let value = value.unwrap_or(f64::NAN).to_bits();
-        let row = [value, fitting.cast_unsigned(), u64::from(code)].map(u64::to_le_bytes);
+        let row = [value, whole, u64::from(code)].map(u64::to_le_bytes);
         self.rows += 1;
         let row = row.as_flattened();
         self.aside.write_all(row).map_err(writing(&self.path))
@@ -140,19 +130,8 @@ impl LabelColumn {
     }
 
     /// Writes all labels as the type they turned out to be, and returns the classes if they are
-    /// texts. `bad` makes an error of what is wrong with all of them.
-    pub(super) fn finish(
-        self,
-        out: &mut flat::Writer,
-        bad: impl Fn(String) -> Error,
-    ) -> Result<Option<Vec<String>>> {
-        let are_long = self.all_whole && self.any_long;
-        if are_long && self.codes.is_none() {
-            return Err(bad(format!(
-                "expected at most {CLASSES_MAX} different labels of whole numbers above {}, got more; {WRONG_COLUMN}",
-                i64::MAX
-            )));
-        }
+    /// texts.
+    pub(super) fn finish(self, out: &mut flat::Writer) -> Result<Option<Vec<String>>> {
         let failed = writing(&self.path);
         let file = self.aside.into_inner();
         let mut file = file.map_err(|error| failed(error.into_error()))?;
@@ -164,8 +143,7 @@ impl LabelColumn {
         };
         let write_i64 =
             |out: &mut flat::Writer, values: &[i64]| out.write_numbers(values, i64::to_le_bytes);
-        let are_texts = self.any_text || are_long;
-        if !are_texts && !self.all_whole {
+        if !self.any_text && !self.all_whole {
             let several = [self.width];
             let shape = if self.width > 1 { &several[..] } else { &[] };
             out.begin("labels", Element::F64, shape)?;
@@ -174,7 +152,7 @@ impl LabelColumn {
             return Ok(None);
         }
         out.begin("labels", Element::I64, &[])?;
-        if !are_texts {
+        if !self.any_text {
             aside.convert(|_, whole, _| whole, |values| write_i64(out, values))?;
             return Ok(None);
         }
@@ -193,31 +171,17 @@ impl LabelColumn {
     }
 }
 
-/// Whether a cell is a whole number, by its digits: an f64 would round it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Whole {
-    Fits(i64),
-    /// Nothing but digits, which do not fit i64.
-    Long,
-    No,
+/// Whether a cell is a whole number that does not fit i64, with digits only.
+fn is_long(cell: &[u8]) -> bool {
+    use IntErrorKind::{NegOverflow, PosOverflow};
+    let whole = std::str::from_utf8(cell).map(str::parse::<i64>);
+    matches!(whole, Ok(Err(error)) if matches!(error.kind(), PosOverflow | NegOverflow))
 }
 
-impl Whole {
-    /// `7`, `-7.0` and `7e2` are whole.
-    fn of(cell: &[u8]) -> Whole {
-        use IntErrorKind::{NegOverflow, PosOverflow};
-        let text = std::str::from_utf8(cell).unwrap_or_default();
-        match text.parse() {
-            Ok(whole) => Whole::Fits(whole),
-            Err(error) if matches!(error.kind(), PosOverflow | NegOverflow) => Whole::Long,
-            Err(_) => with_point(text).map_or(Whole::No, Whole::Fits),
-        }
-    }
-}
-
-/// The whole number that a text with a point or an exponent stands for; `None` if it has a fraction
-/// or does not fit i64.
-fn with_point(text: &str) -> Option<i64> {
+/// The whole number in a cell, by its digits since an f64 would round it: `7`, `-7.0` or `7e2`;
+/// `None` if it has a fraction or does not fit i64.
+fn whole(cell: &[u8]) -> Option<i64> {
+    let text = std::str::from_utf8(cell).ok()?;
     let (digits, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
     let (before, after) = digits.split_once('.').unwrap_or((digits, ""));
     let exponent: usize = exponent.parse().ok().filter(|&exponent| exponent < 20)?;

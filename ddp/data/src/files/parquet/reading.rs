@@ -86,11 +86,16 @@ fn check_chunk(chunk: &ColumnChunkMetaData, file_bytes: u64) -> Result<(), Strin
         ));
     }
     match as_u64(unpacked) {
-        Some(bytes) if bytes <= CHUNK_BYTES_MIN.max(packed as u64 * RATIO_MAX) => Ok(()),
+        Some(bytes) if bytes <= unpacked_bytes_max(chunk) => Ok(()),
         _ => Err(format!(
             "its metadata claim that {packed} bytes unpack to {unpacked}"
         )),
     }
+}
+
+/// What a column chunk, or a page of it, unpacks to at most. Its own size is in the file.
+fn unpacked_bytes_max(chunk: &ColumnChunkMetaData) -> u64 {
+    CHUNK_BYTES_MIN.max(chunk.compressed_size() as u64 * RATIO_MAX)
 }
 
 fn damaged(path: &Path, error: &ParquetError) -> Error {
@@ -201,7 +206,7 @@ fn read_group(
     let readers = wanted.iter().map(|&(column, _)| {
         let pages = group.get_column_page_reader(column)?;
         let chunk = group.metadata().column(column);
-        let bytes_max = chunk.uncompressed_size() as usize;
+        let bytes_max = unpacked_bytes_max(chunk);
         let pages = Box::new(CheckedPages { pages, bytes_max });
         Ok(get_column_reader(chunk.column_descr_ptr(), pages))
     });
@@ -230,18 +235,18 @@ fn read_group(
     Ok(end)
 }
 
-/// The pages of a column chunk, none larger than all are said to be.
+/// The pages of a column chunk, each of at most so many bytes.
 struct CheckedPages {
     pages: Box<dyn PageReader>,
-    bytes_max: usize,
+    bytes_max: u64,
 }
 
 /// Refuses a page that the crate would allocate too much for.
-fn check_page(page: &Page, bytes_max: usize) -> Result<(), ParquetError> {
-    let bytes = page.buffer().len();
+fn check_page(page: &Page, bytes_max: u64) -> Result<(), ParquetError> {
+    let bytes = page.buffer().len() as u64;
     let what = match (page, page.encoding()) {
-        _ if bytes > bytes_max => format!("a page of {bytes} bytes in a column of {bytes_max}"),
-        (Page::DictionaryPage { num_values, .. }, _) if *num_values as usize > bytes => {
+        _ if bytes > bytes_max => format!("a page of {bytes} bytes: at most {bytes_max} are read"),
+        (Page::DictionaryPage { num_values, .. }, _) if u64::from(*num_values) > bytes => {
             format!("a dictionary of {num_values} values in {bytes} bytes")
         }
         // The crate believes the counts in these.
@@ -280,11 +285,10 @@ impl Iterator for CheckedPages {
     }
 }
 
-/// Values of one column, as its type has them: an f64 would round large whole numbers. A null is
+/// Values of one column. Whole numbers stay whole: an f64 would round large ones. A null and NaN are
 /// `None`.
 enum Values {
-    Signed(Vec<Option<i64>>),
-    Unsigned(Vec<Option<u64>>),
+    Wholes(Vec<Option<i128>>),
     Floats(Vec<Option<f64>>),
     Texts(Vec<Option<ByteArray>>),
 }
@@ -299,53 +303,44 @@ fn read_row(
     let place = || format!("row {row}");
     let (features, labels) = values.split_at(columns.features.len());
     for (feature, values) in features.iter().enumerate() {
-        let text = match sink.wants_text(feature) {
-            true => values.text(index, f64::to_string),
-            false => String::new(),
-        };
-        let number = match values {
-            Values::Signed(numbers) => numbers[index].map(|number| number as f64),
-            Values::Unsigned(numbers) => numbers[index].map(|number| number as f64),
-            Values::Floats(numbers) => numbers[index].filter(|number| !number.is_nan()),
+        let wants_text = sink.wants_text(feature);
+        let (number, text) = match values {
+            Values::Wholes(numbers) => (
+                numbers[index].map(|number| number as f64),
+                numbers[index]
+                    .filter(|_| wants_text)
+                    .map(|number| number.to_string()),
+            ),
+            Values::Floats(numbers) => (
+                numbers[index],
+                numbers[index]
+                    .filter(|_| wants_text)
+                    .map(|number| number.to_string()),
+            ),
             Values::Texts(texts) => {
                 let cell = texts[index].as_ref().map(|text| as_text(text.data()));
                 sink.feature(feature, cell.unwrap_or(Cell::Missing), &place)?;
                 continue;
             }
         };
+        let text = text.unwrap_or_default();
         let cell = number.map_or(Cell::Missing, |value| Cell::Number(value, text.as_bytes()));
         sink.feature(feature, cell, &place)?;
     }
     for (label, values) in labels.iter().enumerate() {
-        match values {
+        let text = match values {
             Values::Texts(texts) => {
                 let text = texts[index].as_ref().map_or(&b""[..], ByteArray::data);
                 sink.label(label, text, true, &place)?;
+                continue;
             }
-            // A long float must not look like a whole number.
-            _ => {
-                let text = values.text(index, |number| shown_number(*number));
-                sink.label(label, text.as_bytes(), false, &place)?;
-            }
-        }
+            Values::Wholes(numbers) => numbers[index].map(|number| number.to_string()),
+            // With an exponent a long one does not look like a whole number.
+            Values::Floats(numbers) => numbers[index].map(shown_number),
+        };
+        sink.label(label, text.unwrap_or_default().as_bytes(), false, &place)?;
     }
     sink.end_row()
-}
-
-impl Values {
-    /// The text of a number; empty for a text, a null and NaN.
-    fn text(&self, index: usize, of_float: impl Fn(&f64) -> String) -> String {
-        let text = match self {
-            Values::Signed(numbers) => numbers[index].map(|number| number.to_string()),
-            Values::Unsigned(numbers) => numbers[index].map(|number| number.to_string()),
-            Values::Floats(numbers) => numbers[index]
-                .filter(|number| !number.is_nan())
-                .as_ref()
-                .map(of_float),
-            Values::Texts(_) => None,
-        };
-        text.unwrap_or_default()
-    }
 }
 
 /// A text as a cell: it stays one if it looks like a number.
@@ -369,30 +364,27 @@ fn read_values(
     kind: ColumnKind,
     count: usize,
 ) -> Result<Values, ReadProblem> {
-    let is_unsigned = kind == ColumnKind::Unsigned;
-    let half = |bytes: &[u8]| {
-        bytes
-            .try_into()
-            .map_or(f64::NAN, |bytes| f16::from_le_bytes(bytes).to_f64())
-    };
     use ColumnReader as R;
-    use Values::{Floats, Signed, Texts, Unsigned};
+    use Values::{Floats, Texts, Wholes};
+    let is_unsigned = kind == ColumnKind::Unsigned;
+    let float = |number: f64| Some(number).filter(|number| !number.is_nan());
+    let half = |bytes: &[u8]| float(f16::from_le_bytes(bytes.try_into().ok()?).to_f64());
     Ok(match reader {
-        R::ByteArrayColumnReader(reader) => Texts(values(reader, count, |text| text)?),
+        R::ByteArrayColumnReader(reader) => Texts(values(reader, count, Some)?),
         R::FixedLenByteArrayColumnReader(reader) => {
             Floats(values(reader, count, |value| half(value.data()))?)
         }
-        R::BoolColumnReader(reader) => Unsigned(values(reader, count, u64::from)?),
-        R::Int32ColumnReader(reader) if is_unsigned => {
-            Unsigned(values(reader, count, |value| value.cast_unsigned().into())?)
-        }
-        R::Int32ColumnReader(reader) => Signed(values(reader, count, i64::from)?),
-        R::Int64ColumnReader(reader) if is_unsigned => {
-            Unsigned(values(reader, count, i64::cast_unsigned)?)
-        }
-        R::Int64ColumnReader(reader) => Signed(values(reader, count, |value| value)?),
-        R::FloatColumnReader(reader) => Floats(values(reader, count, f64::from)?),
-        R::DoubleColumnReader(reader) => Floats(values(reader, count, |value| value)?),
+        R::FloatColumnReader(reader) => Floats(values(reader, count, |value| float(value.into()))?),
+        R::DoubleColumnReader(reader) => Floats(values(reader, count, float)?),
+        R::BoolColumnReader(reader) => Wholes(values(reader, count, |value| Some(value.into()))?),
+        R::Int32ColumnReader(reader) if is_unsigned => Wholes(values(reader, count, |value| {
+            Some(value.cast_unsigned().into())
+        })?),
+        R::Int32ColumnReader(reader) => Wholes(values(reader, count, |value| Some(value.into()))?),
+        R::Int64ColumnReader(reader) if is_unsigned => Wholes(values(reader, count, |value| {
+            Some(value.cast_unsigned().into())
+        })?),
+        R::Int64ColumnReader(reader) => Wholes(values(reader, count, |value| Some(value.into()))?),
         R::Int96ColumnReader(_) => return Err(ReadProblem::Short),
     })
 }
@@ -401,7 +393,7 @@ fn read_values(
 fn values<T: DataType, V>(
     reader: &mut ColumnReaderImpl<T>,
     count: usize,
-    convert: impl Fn(T::T) -> V,
+    convert: impl Fn(T::T) -> Option<V>,
 ) -> Result<Vec<Option<V>>, ReadProblem> {
     let (mut values, mut levels) = (Vec::new(), Vec::new());
     let mut rows = 0;
@@ -421,7 +413,7 @@ fn values<T: DataType, V>(
     let mut values = values.into_iter();
     let value = |row: usize| match levels.get(row) {
         Some(0) => None,
-        _ => values.next().map(&convert),
+        _ => values.next().and_then(&convert),
     };
     Ok((0..count).map(value).collect())
 }

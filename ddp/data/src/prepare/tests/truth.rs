@@ -105,6 +105,16 @@ fn prices_and_texts_that_all_differ_are_no_classes() {
             "help: write numbers without currency signs",
         ],
     );
+    let path = table(&scratch, "p.csv", 400, |row| {
+        format!("{}", u64::MAX - row as u64)
+    });
+    assert_refused(
+        learned(&path, Some(TaskKind::Regression)),
+        &[
+            "got \"18446744073709551615\"; labels are texts by their type, or whole numbers above",
+            "help: save them as floats",
+        ],
+    );
 }
 
 #[test]

@@ -446,11 +446,11 @@ fn a_dictionary_that_claims_too_much_is_refused() {
 }
 
 #[test]
-fn a_page_is_no_larger_than_its_column() {
+fn a_page_is_as_large_as_it_may_be() {
     let table = Table::new("REQUIRED DOUBLE a", &[&[Column::F64(&[1.0; 2000])]]);
     let file = open(&table.path).unwrap();
     // The dictionary has one number.
-    for (bytes_max, fits) in [(8, true), (7, false)] {
+    for (bytes_max, fits) in [(8u64, true), (7, false)] {
         let group = file.get_row_group(0).unwrap();
         let pages = group.get_column_page_reader(0).unwrap();
         let mut checked = CheckedPages { pages, bytes_max };
