@@ -285,8 +285,8 @@ impl Iterator for CheckedPages {
     }
 }
 
-/// Values of one column. Whole numbers stay whole: an f64 would round large ones. A null and NaN are
-/// `None`.
+/// Values of one column. Whole numbers stay whole: an f64 would round large ones. `None` is a null
+/// or NaN.
 enum Values {
     Wholes(Vec<Option<i128>>),
     Floats(Vec<Option<f64>>),
