@@ -96,8 +96,8 @@ fn wide(tensor: &Tensor) -> Vec<f64> {
 }
 
 /// More than five blocks of rows with several heads of q a head of k, around a block, a token, and
-/// heads of one column more than whole chunks, for every kernel. The rescaled softmax shows from the
-/// second block of keys on.
+/// heads of one column more than whole chunks, for every kernel. Rescaling shows from the second
+/// block of keys on.
 #[test]
 fn both_directions_are_within_rounding_of_the_textbook() {
     let (side, chunk) = (
