@@ -21,7 +21,7 @@ pub(crate) use constant;
 const COMMON: &str = include_str!("../../src/ops/common.cuh");
 
 /// As the macro, from the file's text: numbers, names, and products of these.
-pub fn number_of(file: &str, name: &str) -> usize {
+pub(crate) fn number_of(file: &str, name: &str) -> usize {
     let value_in = |text: &str| {
         let (_, rest) = text.split_once(&format!(" {name} = "))?;
         Some(rest[..rest.find([';', ','])?].to_string())
@@ -36,13 +36,13 @@ pub fn number_of(file: &str, name: &str) -> usize {
 }
 
 /// 1, a tile and its neighbours, and more than five tiles.
-pub fn around(tile: usize) -> [usize; 5] {
+pub(crate) fn around(tile: usize) -> [usize; 5] {
     [1, tile - 1, tile, tile + 1, 5 * tile + 3]
 }
 
 /// Which operands begin one element after 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Odd {
+pub(crate) enum Odd {
     Nothing,
     /// Only the operand of this number.
     Only(usize),
@@ -51,18 +51,18 @@ pub enum Odd {
 
 impl Odd {
     /// None of so many operands, each alone, and all.
-    pub fn each(operands: usize) -> impl Iterator<Item = Odd> {
+    pub(crate) fn each(operands: usize) -> impl Iterator<Item = Odd> {
         let alone = (0..operands).map(Odd::Only);
         [Odd::Nothing, Odd::Everything].into_iter().chain(alone)
     }
 
-    pub fn is(self, operand: usize) -> bool {
+    pub(crate) fn is(self, operand: usize) -> bool {
         self == Odd::Everything || self == Odd::Only(operand)
     }
 }
 
 /// Copies tensors to a device; the order of the calls numbers them for `odd`.
-pub fn placing(device: Device, odd: Odd) -> impl Fn(&Tensor) -> Tensor {
+pub(crate) fn placing(device: Device, odd: Odd) -> impl Fn(&Tensor) -> Tensor {
     let calls = Cell::new(0);
     move |tensor| {
         upload(
