@@ -352,8 +352,8 @@ impl Gpu {
             .each_ref()
             .map(|value| std::ptr::from_ref(value).cast_mut().cast::<c_void>());
         let null = std::ptr::null_mut();
-        // SAFETY: each kernel takes two pointers, or one and an unsigned long long, which are 64 bits
-        // each; the call copies them.
+        // SAFETY: each kernel takes two pointers, or one and an unsigned long long: 64 bits each.
+        // The call copies them.
         let result = unsafe {
             sys::cuLaunchKernel(
                 function,

@@ -253,8 +253,8 @@ impl Shadows {
             .map_or(std::ptr::null_mut(), |shared| shared.pointer)
     }
 
-    /// The shadow of an allocation that this launch touches, perhaps through the cache; None without
-    /// memory for it.
+    /// The shadow of an allocation that this launch touches, perhaps through the cache; None if
+    /// there is no memory for it.
     pub(super) fn of(
         &mut self,
         range: &Range<Address>,

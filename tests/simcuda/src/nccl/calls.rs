@@ -34,7 +34,9 @@ fn make(given: Given, kind: impl FnOnce(&Comm) -> Result<CallKind, Refusal>) -> 
         let made = checked(held, &given, kind);
         made.inspect_err(group::fail)
     });
-    users::leave();
+    if !group::is_open() {
+        users::leave();
+    }
     code
 }
 

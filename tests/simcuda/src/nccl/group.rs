@@ -82,7 +82,9 @@ pub extern "C" fn ncclGroupStart() -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupEnd() -> c_int {
     let code = end();
-    users::leave();
+    if !is_open() {
+        users::leave();
+    }
     code
 }
 

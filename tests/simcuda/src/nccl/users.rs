@@ -8,7 +8,6 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-use super::group;
 use crate::machine::{LockedMachine, threads};
 use crate::report::{self, FindingKind, Stack};
 
@@ -58,10 +57,8 @@ pub(super) fn enter(comm: usize, name: &'static str) {
     threads::let_others_run(&CALLS, FIRST);
 }
 
-/// The call is over, unless it is part of an open group.
+/// The calls of this thread are over.
 pub(super) fn leave() {
-    if !group::is_open() {
-        let own = thread::current().id();
-        users().retain(|user| user.thread != own);
-    }
+    let own = thread::current().id();
+    users().retain(|user| user.thread != own);
 }
