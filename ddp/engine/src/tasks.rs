@@ -3,6 +3,7 @@
 
 mod cells;
 mod classes;
+mod differences;
 mod next_token;
 mod numbers;
 mod task;
@@ -10,7 +11,7 @@ mod task;
 use ddp_data::TaskSpec;
 
 pub use self::classes::ClassWeights;
-pub use self::numbers::{ColumnErrors, mean_r2, numbers_figures};
+pub use self::differences::{ColumnErrors, mean_r2, numbers_figures};
 pub use self::task::{
     Evaluation, Format, LossOptions, PredictionOptions, Predictions, Survey, SurveyText, Task,
     Totals, figures_text,

@@ -11,7 +11,7 @@ use ddp_nn::Loss;
 use serde_json::Value;
 
 use super::classes::ClassWeights;
-use super::numbers::Differences;
+use super::differences::Differences;
 use crate::error::Result;
 use crate::evidence::Evidence;
 use crate::shown::significant;

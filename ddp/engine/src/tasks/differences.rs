@@ -1,0 +1,145 @@
+//! How far numbers are from their targets, by column, in the units of the labels.
+
+use ddp_comm::World;
+use ddp_data::{Batch, Normalization};
+use ddp_kernels::transfer::announced;
+use ddp_kernels::{DType, Device, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+
+/// Differences of outputs and targets, by column.
+pub struct Differences {
+    pub(super) names: Vec<String>,
+    /// Of training, by this rank; an evaluation of a saved model keeps its own.
+    pub(super) sums: Vec<f64>,
+}
+
+/// How far a column's outputs are from its targets, in the units of the labels.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ColumnErrors {
+    /// The name of the column, or its number.
+    pub name: String,
+    /// The root of the mean squared error.
+    pub rmse: Option<f64>,
+    /// The mean absolute error.
+    pub mae: Option<f64>,
+    /// The part of the targets' variance that is explained; None if they have none.
+    pub r2: Option<f64>,
+}
+
+/// Sums of a column: absolute and squared differences, targets and their squares.
+const SUMS: usize = 4;
+
+impl Differences {
+    pub(super) fn of(outputs: usize, names: Option<Vec<String>>) -> Differences {
+        let names = names.filter(|names| names.len() == outputs);
+        Differences {
+            names: names.unwrap_or_else(|| (0..outputs).map(|index| index.to_string()).collect()),
+            sums: vec![0.0; 1 + SUMS * outputs],
+        }
+    }
+
+    /// Adds a batch in training, whose targets were divided by `normalization`.
+    pub(crate) fn see(
+        &mut self,
+        batch: &Batch,
+        output: &Tensor,
+        normalization: Option<&Normalization>,
+    ) -> Result<()> {
+        let host = |tensor: &Tensor| -> Result<Vec<f32>> {
+            let mut values = tensor.to((Device::Cpu, DType::F32))?.to_vec::<f32>()?;
+            let undo = |with: &Normalization| with.undo(&mut values, self.names.len());
+            normalization.map(undo);
+            Ok(values)
+        };
+        let both = || -> Result<_> { Ok([host(output)?, host(&batch.targets)?]) };
+        let [output, targets] = announced("the errors of held-out rows", both)?;
+        let sums = self.sums_of(&output, &targets);
+        self.sums
+            .iter_mut()
+            .zip(sums)
+            .for_each(|(all, of_batch)| *all += of_batch);
+        Ok(())
+    }
+
+    /// The errors over all ranks' rows. All ranks call it together.
+    pub(crate) fn together(mut self, world: &World) -> Result<Vec<ColumnErrors>> {
+        let mine: Vec<u8> = self.sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
+        self.sums.fill(0.0);
+        for of_rank in world.all_gather_bytes(&mine)? {
+            let of_rank = of_rank
+                .as_chunks()
+                .0
+                .iter()
+                .map(|sum| f64::from_le_bytes(*sum));
+            self.sums
+                .iter_mut()
+                .zip(of_rank)
+                .for_each(|(all, sum)| *all += sum);
+        }
+        Ok(self.errors(&self.sums))
+    }
+
+    /// The number of rows, then the sums of each column.
+    pub(super) fn sums_of(&self, output: &[f32], targets: &[f32]) -> Vec<f64> {
+        let outputs = self.names.len();
+        let mut sums = vec![0.0; 1 + SUMS * outputs];
+        sums[0] = (targets.len() / outputs) as f64;
+        for (index, (&a, &b)) in output.iter().zip(targets).enumerate() {
+            let (target, difference) = (f64::from(b), f64::from(a) - f64::from(b));
+            let terms = [
+                difference.abs(),
+                difference * difference,
+                target,
+                target * target,
+            ];
+            let of_column = &mut sums[1 + SUMS * (index % outputs)..];
+            of_column
+                .iter_mut()
+                .zip(terms)
+                .for_each(|(sum, term)| *sum += term);
+        }
+        sums
+    }
+
+    pub(super) fn errors(&self, sums: &[f64]) -> Vec<ColumnErrors> {
+        let column = |(name, sums_of): (&String, &[f64])| {
+            let mean = |sum: usize| sums_of[sum] / sums[0];
+            let variance = mean(3) - mean(2) * mean(2);
+            // What is less is roundings.
+            let varies = variance > 1e-12 * mean(3);
+            let finite = |value: f64| Some(value).filter(|value| value.is_finite());
+            ColumnErrors {
+                name: name.clone(),
+                rmse: finite(mean(1).sqrt()),
+                mae: finite(mean(0)),
+                r2: finite(1.0 - mean(1) / variance).filter(|_| varies),
+            }
+        };
+        self.names
+            .iter()
+            .zip(sums[1..].chunks(SUMS))
+            .map(column)
+            .collect()
+    }
+}
+
+/// The mean of R² over the columns that have it, each of which counts the same.
+pub fn mean_r2(columns: &[ColumnErrors]) -> Option<f64> {
+    let known: Vec<f64> = columns.iter().filter_map(|column| column.r2).collect();
+    (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
+}
+
+/// What an evaluation in training says of these columns, by name: RMSE only of a single one, since
+/// several may have different units.
+pub fn numbers_figures(columns: &[ColumnErrors]) -> Vec<(&'static str, f64)> {
+    let figures = match columns {
+        [one] => vec![("rmse", one.rmse), ("r2", one.r2)],
+        _ => vec![("mean_r2", mean_r2(columns))],
+    };
+    let known = figures.into_iter();
+    known
+        .filter_map(|(name, figure)| Some((name, figure?)))
+        .collect()
+}
