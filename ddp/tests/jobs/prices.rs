@@ -176,6 +176,10 @@ fn a_run_of_a_version_that_scaled_features_only_goes_on_as_before() {
         let state = fs::read(checkpoint.join("state.json")).unwrap();
         forge(&checkpoint, &state, path, &value);
     }
+    let record = fs::read_to_string(old.join("metrics.jsonl")).unwrap();
+    let forged = record.replace(r#""normalize":"none""#, r#""normalize":"standard""#);
+    assert!(forged != record);
+    fs::write(old.join("metrics.jsonl"), forged).unwrap();
     let words = format!("{run} --normalize standard --steps 8 --out old --resume auto");
     folder.alone(&words).run().assert_well();
     assert!(model_bytes(&folder.out(), 8) == model_bytes(&old, 8));

@@ -7,7 +7,6 @@
 
 mod compiler;
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::fmt;
@@ -199,7 +198,7 @@ impl Making {
     fn image(&self, compiler: &Compiler, architecture: u32) -> Result<(Arc<[u8]>, CUmodule)> {
         let name = self.source.name;
         let label = format!("{}-sm_{architecture}", name.trim_end_matches(".cu"));
-        let text = text_of(name, self.source.text);
+        let text = compiler::text_of(name, self.source.text);
         let entry = cache::Entry::of_process(&label, key(compiler, architecture, &text));
         if let Some(image) = entry.read() {
             match self.load(&image) {
@@ -266,26 +265,13 @@ impl Making {
     }
 }
 
-/// The text of a kernel's file. In debug builds a file of that name in the folder
-/// `DDP_TEST_KERNELS` takes its place: tests/mutants/run tries wrong kernels.
-fn text_of(name: &str, text: &'static str) -> Cow<'static, str> {
-    #[cfg(debug_assertions)]
-    if let Some(folder) = std::env::var_os("DDP_TEST_KERNELS")
-        && let Ok(changed) = std::fs::read_to_string(std::path::Path::new(&folder).join(name))
-    {
-        return changed.into();
-    }
-    _ = name;
-    text.into()
-}
-
 /// Everything that an image depends on.
 fn key(compiler: &Compiler, architecture: u32, text: &str) -> u128 {
     let (length, changed) = compiler.file;
     let mut key = cache::Key::new()
         .part(env!("CARGO_PKG_VERSION").as_bytes())
         .part(text.as_bytes())
-        .part(text_of("common.cuh", compiler::HEADER.1).as_bytes())
+        .part(compiler::text_of("common.cuh", compiler::HEADER.1).as_bytes())
         .part(compiler.to_string().as_bytes())
         .part(&length.to_le_bytes())
         .part(&changed.to_le_bytes());
