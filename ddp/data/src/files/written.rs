@@ -23,6 +23,10 @@ pub(crate) enum Written {
 impl Written {
     /// How such a text writes a number; `None` if it is a number, or none in these ways either.
     pub(crate) fn of(text: &str) -> Option<Written> {
+        // Most texts of tables: this is called for each.
+        if !text.bytes().any(|byte| byte.is_ascii_digit()) {
+            return None;
+        }
         if is_date(text) {
             return Some(Written::Date);
         }
@@ -31,9 +35,7 @@ impl Written {
             is_currency(character) || character == '%' || character.is_whitespace()
         };
         let plain = text.replace(is_sign, "");
-        let is_number = |text: &str| {
-            text.contains(|digit: char| digit.is_ascii_digit()) && number(text.as_bytes()).is_some()
-        };
+        let is_number = |text: &str| number(text.as_bytes()).is_some();
         let sign = match text {
             _ if text.contains(is_currency) => Written::Currency,
             _ if text.contains('%') => Written::Percent,

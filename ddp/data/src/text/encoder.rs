@@ -33,11 +33,8 @@ impl Encoder {
 
     /// Where so many whitespace characters follow each other that the tokenizer gives up.
     pub(super) fn gap(&self, text: &str) -> Option<usize> {
-        match self {
-            Encoder::Bytes => None,
-            #[cfg(feature = "tokenizers")]
-            Encoder::Tokenizer(_) => gap(text),
-        }
+        let is_tokenizer = !matches!(self, Encoder::Bytes);
+        is_tokenizer.then(|| gap(text)).flatten()
     }
 
     /// The text of tokens, without special ones. Bytes that are not UTF-8 become U+FFFD.

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::*;
 use crate::disk::testing::{Failing, Scratch};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::files::{Array, tokens};
 use crate::tokens::TokenFiles;
 
@@ -736,7 +736,7 @@ mod with_tokenizers {
         refusal(run(&named), 2);
         assert!(matches!(
             run(&asked(&scratch.path().join("x.json"))),
-            Err(Error::Io { .. })
+            Err(crate::error::Error::Io { .. })
         ));
     }
 }

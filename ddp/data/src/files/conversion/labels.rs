@@ -36,7 +36,9 @@ pub(super) struct LabelColumn {
     codes: Option<HashMap<Box<[u8]>, u32>>,
     texts_bytes: usize,
     any_text: bool,
+    /// Whole numbers, also those that do not fit i64.
     all_whole: bool,
+    any_long: bool,
     /// Labels of a row: several are numbers.
     width: usize,
 }
@@ -58,6 +60,7 @@ impl LabelColumn {
             texts_bytes: 0,
             any_text: are_texts,
             all_whole: width == 1,
+            any_long: false,
             width,
         })
     }
@@ -71,11 +74,13 @@ impl LabelColumn {
         bad: impl Fn(String) -> Error,
     ) -> Result<()> {
         let value = number(cell);
-        self.any_text |= is_text || value.is_none() || self.all_whole && is_long(cell);
+        self.any_text |= is_text || value.is_none();
+        let whole = whole(cell).filter(|_| self.all_whole);
+        let is_long = self.all_whole && is_long(cell);
+        self.any_long |= is_long;
+        self.all_whole = whole.is_some() || is_long;
         let code = check(cell, value).and_then(|()| self.code(cell));
         let code = code.map_err(bad)?;
-        let whole = whole(cell).filter(|_| self.all_whole);
-        self.all_whole = whole.is_some();
         let whole = whole.unwrap_or_default().cast_unsigned();
         let value = value.unwrap_or(f64::NAN).to_bits();
         let row = [value, whole, u64::from(code)].map(u64::to_le_bytes);
@@ -84,10 +89,16 @@ impl LabelColumn {
         self.aside.write_all(row).map_err(writing(&self.path))
     }
 
+    /// Whether the labels so far are texts. A later fraction makes numbers of long whole ones.
+    fn are_texts(&self) -> bool {
+        self.any_text || self.all_whole && self.any_long
+    }
+
     /// The code of a text, or why it cannot be a label.
     fn code(&mut self, text: &[u8]) -> Result<u32, String> {
+        let are_texts = self.are_texts();
         let Some(codes) = &mut self.codes else {
-            return match self.any_text {
+            return match are_texts {
                 true if self.width > 1 => Err(format!(
                     "expected a number, as each of several labels is, got \"{}\"; help: correct it or remove the row",
                     shown(text)
@@ -114,7 +125,7 @@ impl LabelColumn {
             codes.insert(text.into(), code);
             return Ok(code);
         }
-        if !self.any_text {
+        if !are_texts {
             self.codes = None;
             return Ok(NO_CODE);
         }
@@ -132,7 +143,7 @@ impl LabelColumn {
     /// Writes all labels as the type they turned out to be, and returns the classes if they are
     /// texts.
     pub(super) fn finish(self, out: &mut flat::Writer) -> Result<Option<Vec<String>>> {
-        let failed = writing(&self.path);
+        let (are_texts, failed) = (self.are_texts(), writing(&self.path));
         let file = self.aside.into_inner();
         let mut file = file.map_err(|error| failed(error.into_error()))?;
         file.rewind().map_err(writing(&self.path))?;
@@ -143,7 +154,7 @@ impl LabelColumn {
         };
         let write_i64 =
             |out: &mut flat::Writer, values: &[i64]| out.write_numbers(values, i64::to_le_bytes);
-        if !self.any_text && !self.all_whole {
+        if !are_texts && !self.all_whole {
             let several = [self.width];
             let shape = if self.width > 1 { &several[..] } else { &[] };
             out.begin("labels", Element::F64, shape)?;
@@ -152,7 +163,7 @@ impl LabelColumn {
             return Ok(None);
         }
         out.begin("labels", Element::I64, &[])?;
-        if !self.any_text {
+        if !are_texts {
             aside.convert(|_, whole, _| whole, |values| write_i64(out, values))?;
             return Ok(None);
         }

@@ -165,6 +165,12 @@ fn whole_labels_are_read_by_their_digits() {
     let contents = labelled(&long);
     assert_eq!(whole_labels(&contents), [1, 0, 2]);
     assert_eq!(contents.classes.unwrap(), [long[1], long[0], long[2]]);
+    // With a fraction, before or after it, all are numbers.
+    for numbers in [[long[0], "0.5"], ["0.5", long[0]]] {
+        let contents = labelled(&numbers);
+        let array = contents.find("labels").unwrap().unwrap();
+        assert_eq!((array.element(), contents.classes), (Element::F64, None));
+    }
 }
 
 #[test]
