@@ -23,19 +23,24 @@ pub(crate) enum Written {
 impl Written {
     /// How such a text writes a number; `None` if it is a number, or none in these ways either.
     pub(crate) fn of(text: &str) -> Option<Written> {
-        // Most texts of tables: this is called for each.
-        if !text.bytes().any(|byte| byte.is_ascii_digit()) {
+        let is_currency = |character: char| "$€£¥₹".contains(character);
+        let is_sign = |character: char| {
+            is_currency(character) || character == '%' || character.is_whitespace()
+        };
+        let begins = |character: char| {
+            character.is_ascii_digit() || "+-.,".contains(character) || is_sign(character)
+        };
+        // Most texts begin otherwise, and a table may have millions.
+        if !text.starts_with(begins) {
             return None;
         }
         if is_date(text) {
             return Some(Written::Date);
         }
-        let is_currency = |character: char| "$€£¥₹".contains(character);
-        let is_sign = |character: char| {
-            is_currency(character) || character == '%' || character.is_whitespace()
-        };
         let plain = text.replace(is_sign, "");
-        let is_number = |text: &str| number(text.as_bytes()).is_some();
+        let is_number = |text: &str| {
+            text.contains(|digit: char| digit.is_ascii_digit()) && number(text.as_bytes()).is_some()
+        };
         let sign = match text {
             _ if text.contains(is_currency) => Written::Currency,
             _ if text.contains('%') => Written::Percent,

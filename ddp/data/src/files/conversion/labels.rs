@@ -75,8 +75,8 @@ impl LabelColumn {
     ) -> Result<()> {
         let value = number(cell);
         self.any_text |= is_text || value.is_none();
-        let whole = whole(cell).filter(|_| self.all_whole);
-        let is_long = self.all_whole && is_long(cell);
+        let whole = self.all_whole.then(|| whole(cell)).flatten();
+        let is_long = self.all_whole && whole.is_none() && is_long(cell);
         self.any_long |= is_long;
         self.all_whole = whole.is_some() || is_long;
         let code = check(cell, value).and_then(|()| self.code(cell));
@@ -193,6 +193,10 @@ fn is_long(cell: &[u8]) -> bool {
 /// `None` if it has a fraction or does not fit i64.
 fn whole(cell: &[u8]) -> Option<i64> {
     let text = std::str::from_utf8(cell).ok()?;
+    // Most are written so, and this allocates nothing.
+    if let Ok(whole) = text.parse() {
+        return Some(whole);
+    }
     let (digits, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
     let (before, after) = digits.split_once('.').unwrap_or((digits, ""));
     let exponent: usize = exponent.parse().ok().filter(|&exponent| exponent < 20)?;
