@@ -16,7 +16,8 @@ use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 
-pub use self::counts::{ClassCounts, ClassScores, balanced_accuracy, class_scores, first_largest};
+pub(crate) use self::counts::class_scores;
+pub use self::counts::{ClassCounts, ClassScores, balanced_accuracy, first_largest};
 pub use self::picture::Picture;
 use crate::error::{Error, Result};
 use ddp_data::disk as files;
@@ -59,6 +60,11 @@ pub struct Confusion {
 }
 
 impl Confusion {
+    /// How well each class is found.
+    pub fn scores(&self) -> Vec<ClassScores> {
+        class_scores(&self.rows, &self.predicted, &self.right)
+    }
+
     /// Whether the numbers are consistent: a record may have been edited.
     pub fn is_sound(&self) -> bool {
         let classes = self.rows.len();

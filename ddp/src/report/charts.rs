@@ -246,9 +246,7 @@ fn series(name: &str, color: usize, run: &Run, of: Result<OfStep, OfEval>) -> Se
 
 /// R², or its mean over columns.
 pub(crate) fn r2(line: &EvalLine) -> Option<f64> {
-    line.figures
-        .get("r2")
-        .or_else(|| line.figures.get("mean_r2"))
+    line.figure("r2").or_else(|| line.figure("mean_r2"))
 }
 
 /// The unit and the value of throughput: in tokens if a run has them.

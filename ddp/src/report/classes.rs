@@ -5,7 +5,7 @@ use base64::prelude::BASE64_STANDARD;
 
 use super::html::{count, escaped, figure, percent, scrolling, shortened, table};
 use crate::evidence::{
-    ClassScores, Confusion, Picture, Sample, SampleValue, Samples, class_scores, largest_class,
+    ClassScores, Confusion, Picture, Sample, SampleValue, Samples, largest_class,
 };
 
 /// The most characters of a class's name in a table.
@@ -49,7 +49,7 @@ pub(super) fn confusion(confusion: &Confusion) -> String {
 
 fn heat(confusion: &Confusion, counts: &[Vec<u64>]) -> String {
     let name = |class: usize| named(&confusion.name(class));
-    let scores = class_scores(&confusion.rows, &confusion.predicted, &confusion.right);
+    let scores = confusion.scores();
     let cell = |part: Option<f64>| match part {
         Some(1.0) => "<td class=\"sum\">100</td>".to_string(),
         Some(part) => format!("<td class=\"sum\">{:.1}</td>", part * 100.0),
@@ -101,7 +101,7 @@ fn heat_cell(number: u64, rows: u64, is_right: bool) -> String {
 }
 
 fn lists(confusion: &Confusion) -> String {
-    let scores = class_scores(&confusion.rows, &confusion.predicted, &confusion.right);
+    let scores = confusion.scores();
     let mut classes: Vec<(usize, &ClassScores)> = scores.iter().enumerate().collect();
     classes.retain(|(_, scores)| scores.recall.is_some());
     classes.sort_by(|(a, scores_a), (b, scores_b)| {

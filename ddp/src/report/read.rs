@@ -7,8 +7,8 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use serde::Deserialize;
 use serde::de;
-use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use crate::audit::Audit;
@@ -111,27 +111,15 @@ pub(crate) struct EvalLine {
     /// The errors of each column of numbers.
     #[serde(default)]
     pub(crate) columns: Vec<ColumnErrors>,
-    /// All other numbers, such as the perplexity.
+    /// The rest of the line.
     #[serde(flatten)]
-    pub(crate) figures: Figures,
+    rest: Map<String, Value>,
 }
 
-/// Numbers by name. Whatever is no number counts as missing.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Figures(BTreeMap<String, f64>);
-
-impl Figures {
-    pub(crate) fn get(&self, name: &str) -> Option<f64> {
-        self.0.get(name).copied()
-    }
-}
-
-impl<'de> Deserialize<'de> for Figures {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Figures, D::Error> {
-        let all: BTreeMap<String, Value> = BTreeMap::deserialize(from)?;
-        let numbers = all.into_iter();
-        let numbers = numbers.filter_map(|(name, value)| Some((name, value.as_f64()?)));
-        Ok(Figures(numbers.collect()))
+impl EvalLine {
+    /// Another number, such as the perplexity.
+    pub(crate) fn figure(&self, name: &str) -> Option<f64> {
+        self.rest.get(name)?.as_f64()
     }
 }
 
@@ -291,9 +279,20 @@ impl Run {
 
     /// Reads only the record. The last line of a killed run may be incomplete: it is ignored.
     pub(crate) fn read_record(path: &Path) -> std::io::Result<Run> {
+        Run::read_lines(path, |_| true)
+    }
+
+    /// Reads a record without its steps, which may be millions.
+    pub(crate) fn read_without_steps(path: &Path) -> std::io::Result<Run> {
+        Run::read_lines(path, |line| !line.starts_with(b"{\"event\":\"step\""))
+    }
+
+    fn read_lines(path: &Path, wanted: impl Fn(&[u8]) -> bool) -> std::io::Result<Run> {
         let mut run = Run::default();
         for_each_line(path, |number, line| {
-            run.take_numbered(number, line);
+            if wanted(line) {
+                run.take_numbered(number, line);
+            }
             Ok(())
         })?;
         Ok(run)

@@ -3,7 +3,7 @@
 pub(crate) use super::html::figure;
 use super::html::{count, percent};
 use super::read::{Run, StepLine};
-use crate::evidence::{balanced_accuracy, class_scores, largest_class};
+use crate::evidence::{balanced_accuracy, largest_class};
 
 /// A figure: what it is, its value, and what it is of; the last may be empty.
 pub(crate) struct Figure {
@@ -21,20 +21,14 @@ pub(crate) fn results(run: &Run) -> Vec<Figure> {
     let (end, eval) = (run.end.as_ref(), run.evals.last());
     let number = |value: Option<f64>| value.map(|value| figure(Some(value)));
     let part = |value: Option<f64>| value.map(|value| percent(Some(value)));
-    let of_eval = |name: &str| eval.and_then(|eval| eval.figures.get(name));
+    let of_eval = |name: &str| eval?.figure(name);
 
     let accuracy = end.and_then(|end| end.accuracy);
     let accuracy = accuracy.or_else(|| eval?.accuracy);
     add("Accuracy", part(accuracy), accuracy_note(run));
     // The confusion matrix is of the last evaluation of the run.
     let confusion = run.confusion.as_ref().filter(|_| end.is_some());
-    let balanced = confusion.map(|confusion| {
-        balanced_accuracy(&class_scores(
-            &confusion.rows,
-            &confusion.predicted,
-            &confusion.right,
-        ))
-    });
+    let balanced = confusion.map(|confusion| balanced_accuracy(&confusion.scores()));
     add(
         "Balanced accuracy",
         part(balanced),
@@ -69,25 +63,21 @@ pub(crate) fn results(run: &Run) -> Vec<Figure> {
         number(loss),
         "of the last logged step".into(),
     );
-    let all_ranks = match end {
-        Some(_) => "all ranks, evaluations included",
-        None => "all ranks, now",
+    let (tokens, samples, note) = match end {
+        Some(end) => (
+            end.tokens_per_s,
+            end.samples_per_s,
+            "all ranks, evaluations included",
+        ),
+        None => (
+            last(run, |line| line.tokens_per_s),
+            last(run, |line| line.samples_per_s),
+            "all ranks, now",
+        ),
     };
-    let rate = |of_end: Option<f64>, of_step: Option<f64>| match end {
-        Some(_) => of_end,
-        None => of_step,
-    };
-    let tokens = rate(
-        end.and_then(|end| end.tokens_per_s),
-        last(run, |line| line.tokens_per_s),
-    );
-    let samples = rate(
-        end.and_then(|end| end.samples_per_s),
-        last(run, |line| line.samples_per_s),
-    );
     match tokens {
-        Some(_) => add("Tokens a second", number(tokens), all_ranks.into()),
-        None => add("Samples a second", number(samples), all_ranks.into()),
+        Some(_) => add("Tokens a second", number(tokens), note.into()),
+        None => add("Samples a second", number(samples), note.into()),
     }
     let share = part(last(run, |line| line.product_share));
     add(

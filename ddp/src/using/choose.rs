@@ -67,7 +67,7 @@ pub(crate) fn check_run(opened: &Opened) -> Result<()> {
     if !record.exists() {
         return Ok(());
     }
-    let run = Run::read_record(&record).map_err(files::failed("read", &record))?;
+    let run = Run::read_without_steps(&record).map_err(files::failed("read", &record))?;
     // Without its first line, or with one of another version, a record says nothing.
     let settings = Some(&run.start.config).filter(|settings| !settings.is_empty());
     let Some(then) = settings.and_then(|settings| Config::from_checkpoint(settings).ok()) else {

@@ -108,7 +108,7 @@ pub struct ClassScores {
 }
 
 /// The scores of each class, from its rows, its predictions and those that are right.
-pub fn class_scores(rows: &[u64], predicted: &[u64], right: &[u64]) -> Vec<ClassScores> {
+pub(crate) fn class_scores(rows: &[u64], predicted: &[u64], right: &[u64]) -> Vec<ClassScores> {
     let part = |of: u64, all: u64| (all > 0).then(|| of as f64 / all as f64);
     let score = |((&rows, &predicted), &right): ((&u64, &u64), &u64)| ClassScores {
         recall: part(right, rows),
