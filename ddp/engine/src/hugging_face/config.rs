@@ -17,34 +17,13 @@ const ADAPTER_FILE: &str = "adapter_config.json";
 /// Longer files are refused.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// What this program does with a key of `config.json`: see keys.txt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Treatment {
-    Same,
-    Only(bool),
-    Irrelevant,
-    Refused,
-}
-
-impl Treatment {
-    fn of(word: &str) -> Treatment {
-        match word {
-            "same" => Treatment::Same,
-            "true" => Treatment::Only(true),
-            "false" => Treatment::Only(false),
-            "irrelevant" => Treatment::Irrelevant,
-            _ => Treatment::Refused,
-        }
-    }
-}
-
-/// The treatment of each key for GPT-2 and for Llama.
-pub(super) fn treatments() -> impl Iterator<Item = (&'static str, [Treatment; 2])> {
+/// What this program does with each key of `config.json`, of GPT-2 and of Llama: see keys.txt.
+pub(super) fn treatments() -> impl Iterator<Item = (&'static str, [&'static str; 2])> {
     let lines = include_str!("keys.txt").lines();
     lines.filter(|line| !line.starts_with('#')).map(|line| {
         let mut words = line.split_whitespace();
         let mut next = || words.next().unwrap_or_default();
-        (next(), [next(), next()].map(Treatment::of))
+        (next(), [next(), next()])
     })
 }
 
@@ -73,8 +52,8 @@ pub fn describe(folder: &Path) -> Result<Described> {
     let architecture = keys.architecture()?;
     keys.expect("model_type", architecture.model_type().into())?;
     for (key, treatments) in treatments() {
-        if let Treatment::Only(value) = treatments[architecture as usize] {
-            keys.expect(key, value.into())?;
+        if let Ok(only) = treatments[architecture as usize].parse::<bool>() {
+            keys.expect(key, only.into())?;
         }
     }
     let (spec, undecided) = match architecture {
@@ -304,7 +283,7 @@ impl Keys {
     fn finish(&self, architecture: Architecture) -> Result<()> {
         let is_irrelevant = |key: &str| {
             let known = treatments().find(|(known, _)| *known == key);
-            known.is_some_and(|(_, of)| of[architecture as usize] == Treatment::Irrelevant)
+            known.is_some_and(|(_, of)| of[architecture as usize] == "irrelevant")
         };
         let is_unknown = |(key, value): &(&String, &Value)| !is_irrelevant(key) && !value.is_null();
         match self.left.iter().find(is_unknown) {
