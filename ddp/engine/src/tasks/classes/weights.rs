@@ -67,7 +67,7 @@ impl ClassWeights {
             ),
             ClassWeights::Named(weights) => {
                 let names = classes.names();
-                let mut all = vec![1.0; count];
+                let mut all = vec![None; count];
                 for (name, weight) in weights {
                     let Some(class) = names.iter().position(|known| known == name) else {
                         let known: Vec<&str> = names.iter().take(20).map(String::as_str).collect();
@@ -75,9 +75,14 @@ impl ClassWeights {
                         let help = format!("the first classes are {}", known.join(", "));
                         return refused(expected, &help);
                     };
-                    all[class] = *weight;
+                    if all[class].replace(*weight).is_some() {
+                        let help = "leave one of its weights out";
+                        return refused(format!("each class once, got {name:?} twice"), help);
+                    }
                 }
-                Ok(Some(all))
+                Ok(Some(
+                    all.iter().map(|weight| weight.unwrap_or(1.0)).collect(),
+                ))
             }
             ClassWeights::Balanced => {
                 let Some(rows) = rows else {
@@ -204,6 +209,7 @@ mod tests {
                 None,
                 "got \"goes\"; help: the first classes are stays, moves",
             ),
+            ("moves=4,moves=1", None, "got \"moves\" twice"),
             ("1,2,3", None, "expected 2 weights"),
         ] {
             let error = of(text, rows).unwrap_err();
