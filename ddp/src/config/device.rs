@@ -97,7 +97,8 @@ pub(crate) fn find_devices(
 
 /// Whether the user hides all GPUs.
 fn are_hidden() -> bool {
-    std::env::var_os("CUDA_VISIBLE_DEVICES").is_some_and(|visible| visible.is_empty())
+    let visible = std::env::var_os("CUDA_VISIBLE_DEVICES");
+    visible.is_some_and(|visible| visible.is_empty() || visible == "-1")
 }
 
 /// Why the device cannot be used, if it cannot.
