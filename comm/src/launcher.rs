@@ -330,7 +330,7 @@ pub(crate) fn check_alone(
          such processes would each train alone and write the same files"
     );
     match claimant {
-        // It has started all of them just now. The others may be what a script runs one by one.
+        // It starts all ranks at once. Within a batch job a script may run processes one by one.
         Claimant::MpiLauncher => Err(Error::Launch(Problem::new(
             "join the other ranks",
             reason,

@@ -45,7 +45,7 @@ fn the_first_failure_is_the_exit_code() {
 fn a_rank_that_was_killed_is_the_cause_even_if_its_end_is_seen_last() {
     let script = "test $rank = 0 && exit 77; sleep 0.5; kill -9 $$";
     assert_eq!(code_of(2, script), 137);
-    // One that is killed here, for it stays, is not.
+    // A rank that the spawner kills, because it stays, is not the cause.
     assert_eq!(code_of(2, "test $rank = 0 && exit 77; kill -STOP $$"), 77);
     assert_eq!(
         code_of(2, "test $rank = 0 && exit 65; sleep 0.5; kill -9 $$"),

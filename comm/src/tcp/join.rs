@@ -292,7 +292,7 @@ impl Guests {
         self.note(format!("a process at {remote} was refused: {reason}"));
     }
 
-    /// Tells the user at once, who may wait long for the error that has it, too.
+    /// Warns at once: the error, which also says it, may come much later.
     fn note(&mut self, note: String) {
         if self.notes.len() < NOTES_MAX && !self.notes.contains(&note) {
             tracing::warn!("{note}");
@@ -339,7 +339,7 @@ enum Attempt {
     Joined(Joined),
     /// Another process than the rank answered: what it is.
     Answered(String),
-    /// None did: why.
+    /// No process answered: why.
     Failed(String),
 }
 

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Not part of `main`, whose stack may be too small for it.
+/// Separate from `main`, which checks the stack before these variables need it.
 #[inline(never)]
 fn start_or_join() -> ExitCode {
     let mut command = cli::parse(std::env::args_os());

@@ -18,7 +18,7 @@ const RECORD_BYTES_MAX: usize = 64 << 20;
 const CELLS_MAX: usize = 4 << 20;
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// What is said where several delimiters fit.
+/// The refusal of a file that several delimiters split alike.
 const AMBIGUOUS: &str = "expected one delimiter, got several of commas, semicolons and tabs, each of which splits \
      all rows alike; help: write quotes around names and cells that hold another one (\"a,b\"), or rename columns";
 

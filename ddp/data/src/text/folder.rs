@@ -123,7 +123,7 @@ impl Folder {
         }
     }
 
-    /// Says in each side's folder what it has, so that a missing shard is noticed.
+    /// Writes into each side's folder what it has, by which a missing shard is noticed.
     pub(super) fn put_contents(&self, sides: &[Side; 2]) -> Result<()> {
         let mut sides = sides.iter().enumerate().filter(|(_, of)| of.shards > 0);
         sides.try_for_each(|(side, of)| {

@@ -107,7 +107,7 @@ impl Differences {
         let column = |(name, sums_of): (&String, &[f64])| {
             let mean = |sum: usize| sums_of[sum] / sums[0];
             let variance = mean(3) - mean(2) * mean(2);
-            // What is less is roundings.
+            // Less is rounding error.
             let varies = variance > 1e-12 * mean(3);
             let finite = |value: f64| Some(value).filter(|value| value.is_finite());
             ColumnErrors {
