@@ -63,8 +63,17 @@ template <class T> struct Shared {
 template <unsigned... I> struct Indices {};
 template <auto kernel> struct Call;
 
+// Whether memory behind an argument of this type may hold pointers: by the type behind it.
+template <class T, unsigned long alignment = alignof(T)> constexpr bool holds_pointers(T**) {
+    return (__is_class(T) || __is_union(T)) && alignment == alignof(void*);
+}
+template <class T> constexpr bool holds_pointers(T***) { return true; }
+template <class T> constexpr bool holds_pointers(T* const**) { return true; }
+constexpr bool holds_pointers(const void*) { return false; }
+
 template <class... A, void (*kernel)(A...)>
 struct Call<kernel> {
+    static constexpr u64 pointers = (0 | ... | holds_pointers(static_cast<A*>(nullptr)));
     static constexpr u32 count = sizeof...(A);
     static constexpr u32 bytes[] = {sizeof(A)..., 0};
     static constexpr u32 alignments[] = {alignof(A)..., 0};
@@ -82,7 +91,8 @@ template <class... A> constexpr u32 bounds(u32 threads, A...) { return threads; 
 template <auto kernel>
 constexpr Kernel describe(const char* name, u32 threads, const char* groups, u64 cached) {
     using Thread = Call<kernel>;
-    return {name, &Thread::run, Thread::bytes, Thread::alignments, Thread::count, threads, groups, cached};
+    return {name, &Thread::run, Thread::bytes, Thread::alignments, Thread::count, threads, groups, cached,
+            Thread::pointers};
 }
 
 }  // namespace simcuda

@@ -8,7 +8,7 @@ using u8 = unsigned char;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-constexpr u32 abi_version = 4;
+constexpr u32 abi_version = 5;
 constexpr u32 threads_max = 1024;                 // of one block
 constexpr u32 warp_lanes = 32;
 constexpr u32 dynamic_shared_bytes_max = 232448;  // 227 KiB, the limit of compute capability 9.0
@@ -76,6 +76,7 @@ struct Kernel {
     u32 threads_max;                    // __launch_bounds__, or 1,024
     const char* groups;                 // of static shared memory that it can reach, with spaces between them
     u64 cached;                         // a bit for each argument that is a `const T* __restrict__`
+    u64 holds_pointers;                 // 1 if memory behind an argument may hold pointers
 };
 
 // One launch, filled by the simulator.

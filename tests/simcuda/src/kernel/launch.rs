@@ -104,8 +104,12 @@ struct Finder<'a> {
 
 impl Finder<'_> {
     /// Gives each pointer among the arguments the view of its allocation, from which the kernel's
-    /// addresses then stem. Pointers of one allocation stay comparable.
+    /// addresses then stem. Pointers of one allocation stay comparable. A kernel that may store or
+    /// load pointers gets its arguments as they are: others see what it stores.
     fn aim(&mut self, kernel: &Kernel, arguments: &mut [u128], offsets: &[usize]) {
+        if kernel.holds_pointers {
+            return;
+        }
         for (index, ((bytes, _), offset)) in kernel.arguments.iter().zip(offsets).enumerate() {
             let is_cached = kernel.cached >> index.min(63) & 1 == 1;
             for word in 0..bytes / 8 {
@@ -124,8 +128,13 @@ impl Finder<'_> {
         if address.wrapping_sub(self.views.low) >= self.views.each_bytes {
             return None;
         }
-        let range = self.memory.allocation(self.device, address).ok()?;
-        let is_same = |sight: &Sight| sight.range == range && sight.is_cached == is_cached;
+        let at = |address| self.memory.allocation(self.device, address).ok();
+        let own = at(address);
+        // The end of an array is compared with pointers into it, and nothing is read there.
+        let is_end = own.is_none();
+        let range = own.or_else(|| at(address - 1))?;
+        let is_same =
+            |sight: &Sight| sight.range == range && (is_end || sight.is_cached == is_cached);
         if let Some(known) = self.sights.iter().position(is_same) {
             return Some(known + 1);
         }

@@ -10,7 +10,7 @@ use crate::error::CUresult;
 use crate::nvrtc::PTX_HEADER;
 
 /// The version of the structures; the library carries its own.
-const ABI_VERSION: u32 = 4;
+const ABI_VERSION: u32 = 5;
 
 /// The most threads a block can have.
 pub(super) const THREADS_MAX: u32 = 1024;
@@ -80,6 +80,7 @@ pub(super) struct RawKernel {
     threads_max: u32,
     groups: *const c_char,
     cached: u64,
+    holds_pointers: u64,
 }
 
 /// One launch, for the library.
@@ -133,6 +134,8 @@ pub(super) struct Kernel {
     pub(super) threads_max: u32,
     /// A bit for each argument that is a `const T* __restrict__`.
     pub(super) cached: u64,
+    /// Whether memory behind an argument may hold pointers.
+    pub(super) holds_pointers: bool,
     /// The static shared memory that it can reach.
     pub(super) shared: Vec<Span>,
     /// The names of these variables.
@@ -398,6 +401,7 @@ impl Kernel {
                     .collect(),
                 threads_max: kernel.threads_max.min(THREADS_MAX),
                 cached: kernel.cached,
+                holds_pointers: kernel.holds_pointers != 0,
                 shared: shared.collect(),
                 shared_names: mine.iter().map(|variable| variable.name.clone()).collect(),
             }

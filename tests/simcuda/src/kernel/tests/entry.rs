@@ -183,6 +183,39 @@ fn a_kernel_runs_from_source_to_values() {
     assert_eq!(bench.finding_kinds(), []);
 }
 
+/// A launch gives pointers other addresses, which a program must not notice.
+#[test]
+fn pointers_can_be_compared_and_stored() {
+    const SOURCE: &str = r#"
+    struct Node { Node* next; float value; };
+    extern "C" __global__ void total(const float* __restrict__ at, const float* end, float* sum) {
+        for (; at < end; at++) *sum += *at;
+    }
+    extern "C" __global__ void link(Node* nodes, Node** first) {
+        for (int i = 0; i < 3; i++) nodes[i] = Node{i < 2 ? nodes + i + 1 : nullptr, 1.0f};
+        *first = nodes;
+    }
+    extern "C" __global__ void walk(float* sum, Node* nodes, Node** first) {
+        *sum += *first == nodes ? 10.0f : 0.0f;
+        for (Node* node = *first; node != nullptr; node = node->next) *sum += node->value;
+    }"#;
+    let bench = bench(config(1));
+    bench.set_device(0);
+    let (module, stream) = (module(&cubin(SOURCE)), bench.stream());
+    let run = |name, arguments: &[u64]| {
+        let function = function(module, name).unwrap();
+        assert_eq!(launch(function, 1, 1, 0, stream, arguments), SUCCESS);
+        assert_eq!(cuStreamSynchronize(stream), SUCCESS);
+    };
+    let (x, nodes, first) = (upload(&[1.0; 100]), upload(&[0.0; 12]), upload(&[0.0; 2]));
+    let sum = upload(&[0.0]);
+    run("total", &[x, x + 400, sum]);
+    run("link", &[nodes, first]);
+    run("walk", &[sum, nodes, first]);
+    assert_eq!(download(sum, 1), [113.0]);
+    assert_eq!(bench.finding_kinds(), []);
+}
+
 #[test]
 fn interleaved_elements_do_not_race_and_common_ones_do() {
     for seed in 0..6 {
