@@ -110,7 +110,7 @@ multiversion! {
 ///
 /// `scalars` (2) is [`SgdScalars::to_array`] in the buffers' dtype. Element 0 of `gradient_scale`,
 /// also of that dtype, multiplies every gradient (`clip_scale` writes it). `first_bad_step` is as
-/// for [`adamw`](crate::ops::adamw).
+/// for `adamw`.
 #[track_caller]
 #[expect(
     clippy::too_many_arguments,

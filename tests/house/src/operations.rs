@@ -22,7 +22,9 @@ operations` makes this page from the source; `launch/test` checks that it is up 
 
 Arguments without a type are tensors; one with `?` may be missing. Operations that end in `_into`
 write into tensors that they are given, and allocate nothing. There is no autograd: a layer calls the
-functions under \"backward\". [Adding an op](adding-an-op.md) says how to write another one.
+functions under \"backward\", as [this one](../examples/custom_layer.rs) does. These functions are
+operations, too, with – in that column. `cargo doc -p ddp-kernels --open` describes the types,
+such as `Qkv`. [Adding an op](adding-an-op.md) says how to write another operation.
 
 | operation | what it does | backward |
 |---|---|---|
