@@ -277,7 +277,7 @@ fn delimiter_of(start: &[u8], is_cut: bool) -> Result<u8, CsvProblem> {
     if found.len() > 1 {
         let splits_alike = |delimiter: &u8| {
             let counts: Vec<usize> = cells(*delimiter, start).collect();
-            let whole = counts.len() - usize::from(is_cut && counts.len() > 1);
+            let whole = counts.len() - usize::from(is_cut && counts.len() > 2);
             counts[..whole].iter().all(|count| *count == counts[0])
         };
         let alike: Vec<u8> = found.iter().copied().filter(splits_alike).collect();
@@ -291,10 +291,17 @@ fn delimiter_of(start: &[u8], is_cut: bool) -> Result<u8, CsvProblem> {
     Ok(found.first().copied().unwrap_or(b','))
 }
 
-/// How many cells each record of the first bytes of a file has with this delimiter.
+/// How many cells each record of the first bytes of a file has with this delimiter: 0 of a malformed
+/// one, as where another delimiter follows a quote. It is the last.
 fn cells(delimiter: u8, start: &[u8]) -> impl Iterator<Item = usize> {
     let mut records = Records::split_at(delimiter, Vec::new(), start, 1 << 12, RECORD_BYTES_MAX);
-    std::iter::from_fn(move || records.next().ok().flatten().map(|record| record.len()))
+    let mut is_malformed = false;
+    std::iter::from_fn(move || {
+        let next = (!is_malformed).then(|| records.next());
+        let count = next?.map(|record| record.map(|record| record.len()));
+        is_malformed = count.is_err();
+        count.unwrap_or(Some(0))
+    })
 }
 
 impl<'a> Record<'a> {

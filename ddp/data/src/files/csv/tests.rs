@@ -134,6 +134,12 @@ fn of_several_delimiters_in_the_header_the_one_counts_that_splits_all_lines_alik
     let read = |text: &str| read_with(text.as_bytes(), false, 1 << 12);
     let first = |text: &str| read(text).unwrap()[0].1.clone();
     assert_eq!(first("a,b;c\n1,5;2\n3;4\n"), ["a,b", "c"]);
+    // Quotes around cells rule out the semicolon.
+    for text in ["a,b;c\n\"x\",1\n", "a,b;c\n\"x;y\",1\n\"z\",2\n"] {
+        assert_eq!(first(text), ["a", "b;c"], "{text}");
+        let long = text.to_string() + &"\"x\",1\n".repeat(2000);
+        assert_eq!(first(&long), ["a", "b;c"]);
+    }
     // A row that is cut off where the first buffer ends does not count.
     let long = "a,b;c\n".to_string() + &"1;2\n".repeat(2000);
     assert_eq!(first(&long).len(), 2);
