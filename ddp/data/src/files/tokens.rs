@@ -146,15 +146,18 @@ fn check_not_u32(path: &Path, array: &Array) -> Result<()> {
     let all = high.len();
     let are_zero = zero_high == all && zero_low < all;
     let are_tiny = tiny_high * 10 >= all * 9 && tiny_low * 2 < all;
-    if all < 32 || !(are_zero || are_tiny) {
+    // The upper half of each i64 token is two zeros.
+    let is_i64 = |four: &[i64]| four[2..] == [0, 0];
+    let are_i64 = first.chunks_exact(4).all(is_i64) && first.iter().any(|token| *token != 0);
+    if all < 32 || !(are_zero || are_tiny || are_i64) {
         return Ok(());
     }
     Err(refuse(
         path,
         format!(
-            "expected u16 tokens without a header, got numbers of which every second one is small, as in u32 tokens \
-             ({tiny_high} of {all} at odd places are below {TINY}, {tiny_low} at even places); help: give \
-             tokens:FILE,type=u32 if they are u32, type=u16 if they are u16, or save them with np.save"
+            "expected u16 tokens without a header, got numbers of which every second one is small, as in u32 tokens or \
+             wider ones ({tiny_high} of {all} at odd places are below {TINY}, {tiny_low} at even places); help: give \
+             tokens:FILE,type=u32 if they are u32, type=u16 if they are u16, or save them with np.save, as int64 must be"
         ),
     ))
 }

@@ -124,12 +124,17 @@ fn u32_tokens_are_not_read_as_u16() {
         (0..3000).map(|index| token(index) as u32).collect()
     };
     let longs: Vec<u32> = some(300).into_iter().flat_map(|token| [token, 0]).collect();
-    let cases: [Vec<u8>; 5] = [
+    let i64s: Vec<u32> = some(66_000)
+        .into_iter()
+        .flat_map(|token| [token, 0])
+        .collect();
+    let cases: [Vec<u8>; 6] = [
         wide(&(0..100).collect::<Vec<_>>()),
         wide(&some(66_000)),
         wide(&some(128_256)),
         wide(&some(4_000_000)),
         wide(&longs),
+        wide(&i64s),
     ];
     for (number, bytes) in cases.iter().enumerate() {
         let error = opened(None, bytes).unwrap_err();
