@@ -32,6 +32,9 @@ const VALUES: usize = 1 << 18;
 /// Column chunks up to this size, unpacked, may have any compression ratio.
 const CHUNK_BYTES_MIN: u64 = 64 << 20;
 
+/// Whole numbers from here on do not fit i64.
+const LONG: f64 = (1u64 << 63) as f64;
+
 /// The names of the columns of the table at `path`.
 pub(in super::super) fn columns(path: &Path) -> Result<Vec<String>> {
     guarded(path, || Ok(names(&open(path)?)))
@@ -177,7 +180,8 @@ fn kind_of(column: &ColumnDescriptor) -> Result<ColumnKind, String> {
             Err("holds no values at all; help: leave it out: `drop`".into())
         }
         (_, Some(LogicalType::Decimal(_)), _) | (_, _, C::DECIMAL) => Err(
-            "holds decimals; help: turn them into floats (pandas: .astype(float)), or leave it out: `drop`"
+            "holds decimals; help: turn them into floats, or ids into texts (pandas: .astype(float), .astype(str)), or leave \
+             it out: `drop`"
                 .into(),
         ),
         (Type::INT32 | Type::INT64, _, _) => Err(format!(
@@ -335,8 +339,11 @@ fn read_row(
                 continue;
             }
             Values::Wholes(numbers) => numbers[index].map(|number| number.to_string()),
-            // With an exponent a long one does not look like a whole number.
-            Values::Floats(numbers) => numbers[index].map(shown_number),
+            Values::Floats(numbers) => numbers[index].map(|number| match number.fract() == 0.0 {
+                // All digits: with fewer, the name of a class would be another number's.
+                true if number.abs() < LONG => format!("{number:.0}"),
+                _ => shown_number(number),
+            }),
         };
         sink.label(label, text.unwrap_or_default().as_bytes(), false, &place)?;
     }

@@ -219,7 +219,13 @@ fn large_whole_numbers_are_names_by_all_their_digits() {
         "9007199254740993",
     ];
     assert_eq!(unsigned.classes.unwrap(), names);
-    // A float is a number, however long.
+    let long = (1i64 << 60) as f64;
+    let floats = Table::new(
+        "REQUIRED DOUBLE a; REQUIRED DOUBLE b",
+        &[&[Column::F64(&[long, 0.0]), Column::F64(&[1.0, 2.0])]],
+    );
+    assert_eq!(labels(&floats.open(Some("a")).unwrap()), [1 << 60, 0]);
+    // Above i64 a float is a number.
     let floats = table.open(Some("c")).unwrap();
     let element = floats.find("labels").unwrap().unwrap().element();
     assert_eq!((element, floats.classes), (Element::F64, None));
