@@ -127,6 +127,10 @@ impl Folder {
     pub(super) fn put_contents(&self, sides: &[Side; 2]) -> Result<()> {
         let mut sides = sides.iter().enumerate().filter(|(_, of)| of.shards > 0);
         sides.try_for_each(|(side, of)| {
+            // A whole folder of version 0.7 has none.
+            if self.is_whole && !self.side(side).join(CONTENTS_FILE).exists() {
+                return Ok(());
+            }
             let text = serde_json::to_string(of).expect("numbers fit JSON");
             self.put(side, CONTENTS_FILE, format!("{text}\n").as_bytes())
         })

@@ -294,7 +294,11 @@ fn a_folder_that_lacks_a_shard_is_refused() {
         fs::write(folder.join("shards.json"), "{\"shards\": ").unwrap();
         let text = refusal(opened(), 65);
         assert!(text.contains("shards.json"), "{text}");
+        fs::remove_file(folder.join("shards.json")).unwrap();
     }
+    // So are the folders of version 0.7: the same command finds nothing to do.
+    run(&asked).unwrap();
+    assert!(!asked.out.join("shards.json").exists());
 }
 
 #[test]
