@@ -7,7 +7,7 @@ use ddp_kernels::choice::Choice;
 
 use super::defaults::Optimizer;
 use super::settings::{Config, SETTINGS};
-use super::values::{Limits, Number, OptimizerKind, Schedule};
+use super::values::{ClassWeights, Limits, Number, OptimizerKind, Schedule};
 use crate::error::{Error, Result, with_flags};
 use crate::trainer::Length;
 
@@ -125,20 +125,19 @@ impl Config {
             return Err(refuse("--eps", eps, "a number above 0, up to 1", help));
         }
         let weights = self.class_weights.numbers();
-        if let Some(weight) = weights
-            .iter()
-            .find(|&weight| !(0.0..=1e30).contains(weight))
-        {
+        if weights.iter().any(|weight| !(0.0..=1e30).contains(weight)) {
             let help = "give a weight for each class, as in 1,1,2.5";
             let expected = "numbers from 0 to 1e30";
-            return Err(refuse("--class-weights", weight, expected, help));
+            let got = &self.class_weights;
+            return Err(refuse("--class-weights", got, expected, help));
         }
-        // Weights are used as f32, which rounds the smallest f64 to 0.
-        if !weights.is_empty() && weights.iter().all(|&weight| weight as f32 == 0.0) {
-            let got: Vec<String> = weights.iter().map(f64::to_string).collect();
+        // Weights are used as f32, which rounds the smallest f64 to 0. Classes without a name have 1.
+        let is_zero = weights.iter().all(|&weight| weight as f32 == 0.0);
+        if is_zero && matches!(self.class_weights, ClassWeights::InOrder(_)) {
             let help = "with weights of 0 nothing is learned";
             let expected = "a weight above 0";
-            return Err(refuse("--class-weights", got.join(","), expected, help));
+            let got = &self.class_weights;
+            return Err(refuse("--class-weights", got, expected, help));
         }
         if self.freeze.iter().any(String::is_empty) {
             let (got, expected) = ("an empty name", "names of layers or parameters");

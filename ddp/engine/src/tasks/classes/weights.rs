@@ -80,9 +80,16 @@ impl ClassWeights {
                         return refused(format!("each class once, got {name:?} twice"), help);
                     }
                 }
-                Ok(Some(
-                    all.iter().map(|weight| weight.unwrap_or(1.0)).collect(),
-                ))
+                let all = all.iter().map(|weight| weight.unwrap_or(1.0));
+                let all: Vec<f64> = all.collect();
+                // Weights are used as f32.
+                match all.iter().any(|&weight| weight as f32 > 0.0) {
+                    true => Ok(Some(all)),
+                    false => refused(
+                        "a weight above 0".into(),
+                        "with weights of 0 nothing is learned",
+                    ),
+                }
             }
             ClassWeights::Balanced => {
                 let Some(rows) = rows else {
@@ -199,6 +206,7 @@ mod tests {
         assert_eq!(balanced, [50.0 / 85.0, 50.0 / 15.0]);
         assert_eq!(of("moves=4", None), Ok(Some(vec![1.0, 4.0])));
         assert_eq!(of("moves=4,stays=0.5", None), Ok(Some(vec![0.5, 4.0])));
+        assert_eq!(of("stays=0", None), Ok(Some(vec![0.0, 1.0])));
         assert_eq!(of("1,4", None), Ok(Some(vec![1.0, 4.0])));
         assert_eq!(of("none", None), Ok(None));
         for (text, rows, part) in [
@@ -211,6 +219,7 @@ mod tests {
             ),
             ("moves=4,moves=1", None, "got \"moves\" twice"),
             ("1,2,3", None, "expected 2 weights"),
+            ("stays=0,moves=0", None, "expected a weight above 0"),
         ] {
             let error = of(text, rows).unwrap_err();
             assert!(
