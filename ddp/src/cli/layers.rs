@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, ValueParser};
@@ -206,14 +207,8 @@ impl Layers {
         self.origins.insert(name, origin);
     }
 
-    /// Reads a TOML file, the lowest layer.
-    fn read_file(&mut self, path: &Path) -> Result<()> {
-        let text = std::fs::read_to_string(path).map_err(|source| Error::Io {
-            action: "read",
-            path: path.to_path_buf(),
-            source,
-            help: "--config takes a TOML file, as --print-config writes it".into(),
-        })?;
+    /// Takes the `text` of a TOML file, the lowest layer.
+    fn read_file(&mut self, path: &Path, text: &str) -> Result<()> {
         let refused = |error: toml::de::Error| {
             // The parser names types of Rust.
             let error = error
@@ -224,9 +219,9 @@ impl Layers {
             let path = path.display();
             Error::Usage(format!("--config {path}: {}", error.trim_end()))
         };
-        let names = toml::from_str::<Table>(&text).map_err(refused)?;
+        let names = toml::from_str::<Table>(text).map_err(refused)?;
         self.config = match &self.first_values {
-            None => toml::from_str(&text).map_err(refused)?,
+            None => toml::from_str(text).map_err(refused)?,
             Some(first) => {
                 let (of_model, rest): (Table, Table) =
                     names.clone().into_iter().partition(|(name, _)| {
@@ -395,12 +390,31 @@ fn layered(
 ) -> Result<Command> {
     let how = how_also(how, &variables)?;
     let mut layers = Layers::default();
-    if let Some(first) = first_values(flags, &variables, how.config.as_deref())? {
+    // Once: it may be a pipe.
+    let text = how.config.as_ref().map(|path| {
+        std::fs::read_to_string(path).map_err(|source| Error::Io {
+            action: "read",
+            path: path.clone(),
+            source,
+            help: "--config takes a TOML file, as --print-config writes it".into(),
+        })
+    });
+    let text = text.transpose()?;
+    if let Some(path) = how.config.as_ref().filter(|path| is_pipe(path))
+        && text.as_deref() == Some("")
+    {
+        return Err(Error::Usage(format!(
+            "--config {}: expected settings, got an empty pipe; help: write them to a file: \
+             --ranks reads them again for each rank",
+            path.display()
+        )));
+    }
+    if let Some(first) = first_values(flags, &variables, text.as_deref())? {
         layers.config.model = first.model.clone();
         layers.first_values = Some(first);
     }
-    if let Some(path) = &how.config {
-        layers.read_file(path)?;
+    if let Some((path, text)) = how.config.as_ref().zip(text) {
+        layers.read_file(path, &text)?;
     }
     layers.read_environment(&variables)?;
     for (setting, value) in &flags.0 {
@@ -426,16 +440,19 @@ fn layered(
 fn first_values(
     flags: &SettingFlags,
     variables: &[(OsString, OsString)],
-    file: Option<&Path>,
+    text: Option<&str>,
 ) -> Result<Option<FirstValues>> {
     const NAME: &str = "init-from";
     let flag = flags.0.iter().find(|(setting, _)| setting.name() == NAME);
+fn is_pipe(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo())
+}
+
     let name = variable(NAME);
     let set = variables.iter().find(|(known, _)| *known == *name);
     // Mistakes in the file are reported when all of it is read.
     let in_file = || {
-        let text = std::fs::read_to_string(file?).ok()?;
-        let table: Table = toml::from_str(&text).ok()?;
+        let table: Table = toml::from_str(text?).ok()?;
         Some(OsString::from(table.get(NAME)?.as_str()?))
     };
     let flag = flag.map(|(_, path)| path.clone());

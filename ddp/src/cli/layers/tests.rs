@@ -347,6 +347,25 @@ fn what_is_printed_reads_back_whatever_stands_in_it() {
 }
 
 #[test]
+fn settings_may_come_through_a_pipe() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    std::io::Write::write_all(&mut writer, b"seed = 4\n").unwrap();
+    drop(writer);
+    let pipe = std::os::fd::AsRawFd::as_raw_fd(&reader);
+    let how = LayerFlags {
+        config: Some(format!("/proc/self/fd/{pipe}").into()),
+        ..LayerFlags::default()
+    };
+    match layered(&SettingFlags::default(), &how, Vec::new()).unwrap() {
+        Command::Train(config) => assert_eq!(config.seed, 4),
+        other => panic!("{other:?}"),
+    }
+    // A rank that --ranks starts reads what its starter has read already.
+    let error = layered(&SettingFlags::default(), &how, Vec::new()).unwrap_err();
+    assert!(error.to_string().contains("got an empty pipe"), "{error}");
+}
+
+#[test]
 fn shells_complete_flags_and_commands() {
     for shell in [
         clap_complete::Shell::Bash,
