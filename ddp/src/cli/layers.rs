@@ -351,7 +351,7 @@ Examples:
   ddp-train resume out --steps 2000 --ranks 4    longer, and on other ranks
 
 As ddp-train --config DIR/config.toml --out DIR --resume auto. Flags change settings of the run; those that change its results \
-need --override.";
+need --override. Start it in the folder where the run was started, if its paths are relative.";
 
 /// The run in `folder`, continued with its settings, but for those that flags and the environment
 /// change.
@@ -361,11 +361,19 @@ pub(super) fn resume(
     mut how: LayerFlags,
 ) -> Result<Command> {
     let file = folder.join(CONFIG_FILE);
-    if !file.exists() {
+    if !file.is_file() {
         return Err(Error::Usage(format!(
             "resume {}: expected the folder of a run, which has {CONFIG_FILE}, got none; help: \
              give what its --out was",
             folder.display()
+        )));
+    }
+    if flags.0.iter().any(|(setting, _)| setting.name() == "out") {
+        return Err(Error::Usage(format!(
+            "resume {0}: --out cannot be given: it is {0}; help: leave it out, or start a new run \
+             with --config {1} --out FOLDER",
+            folder.display(),
+            file.display()
         )));
     }
     how.config.get_or_insert(file);
@@ -436,6 +444,10 @@ fn layered(
     })
 }
 
+fn is_pipe(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo())
+}
+
 /// What `--init-from` names. It is read before other settings, which start from its model.
 fn first_values(
     flags: &SettingFlags,
@@ -444,10 +456,6 @@ fn first_values(
 ) -> Result<Option<FirstValues>> {
     const NAME: &str = "init-from";
     let flag = flags.0.iter().find(|(setting, _)| setting.name() == NAME);
-fn is_pipe(path: &Path) -> bool {
-    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo())
-}
-
     let name = variable(NAME);
     let set = variables.iter().find(|(known, _)| *known == *name);
     // Mistakes in the file are reported when all of it is read.

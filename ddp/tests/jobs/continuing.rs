@@ -175,6 +175,7 @@ fn the_command_resume_takes_the_settings_of_the_run_and_flags_that_keep_its_resu
             "expected the folder of a run, which has config.toml",
         ),
         ("resume OUT --learning-rate 5", "help: write --lr RATE"),
+        ("resume OUT --steps 9 --out other", "--out cannot be given"),
     ];
     for (words, part) in cases {
         assert_refused(&folder, words, 2, &[part]);
