@@ -348,7 +348,8 @@ fn in_quotes(text: &str) -> String {
 pub(super) const RESUME_EXAMPLES: &str = "\
 Examples:
   ddp-train resume out                           to its end, from its newest checkpoint
-  ddp-train resume out --steps 2000 --ranks 4    longer, and on other ranks
+  ddp-train resume out --ranks 4                 on other ranks
+  ddp-train resume out --steps 2000 --override   longer; without --override if --schedule is constant
 
 As ddp-train --config DIR/config.toml --out DIR --resume auto. Flags change settings of the run; those that change its results \
 need --override. Start it in the folder where the run was started, if its paths are relative.";
