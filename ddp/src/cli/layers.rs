@@ -95,7 +95,8 @@ pub struct LayerFlags {
     /// Print every setting as TOML with its origin, and exit
     #[arg(long, help_heading = HEADING)]
     pub print_config: bool,
-    /// Check everything, print the memory and time that the run will take, and exit
+    /// Check everything, print the memory and disk space (on GPUs also the time) that the
+    /// run will take, and exit
     #[arg(long, help_heading = HEADING)]
     pub dry_run: bool,
 }
@@ -352,7 +353,8 @@ Examples:
   ddp-train resume out --steps 2000 --override   longer; without --override if --schedule is constant
 
 As ddp-train --config DIR/config.toml --out DIR --resume auto. Flags change settings of the run; those that change its results \
-need --override. Start it in the folder where the run was started, if its paths are relative.";
+need --override. So does another number of steps, unless the run has --schedule constant and the --warmup-steps that it had. \
+Start it in the folder where the run was started, if its paths are relative.";
 
 /// The run in `folder`, continued with its settings, but for those that flags and the environment
 /// change.

@@ -445,8 +445,12 @@ fn check_coding(files: &TokenFiles, bound: &Bound) -> Result<()> {
         }
     };
     if coding.are_bytes != bound.are_bytes {
+        let help = match bound.are_bytes {
+            true => "give the text itself, a .txt file",
+            false => "make tokens of the text with the tokenizer.json that the model has",
+        };
         return Err(Error::Data(format!(
-            "{file}: expected {}, as {} has, got {}; help: give data of the same kind",
+            "{file}: expected {}, as {} has, got {}; help: {help}",
             kind(bound.are_bytes),
             bound.owner,
             kind(coding.are_bytes)

@@ -137,8 +137,8 @@ pub(super) fn check(options: &RunOptions, state: &State, changes: &[String]) -> 
     Err(Error::Usage(format!(
         "`resume` {}: expected the settings that step {} was saved with, got others that change \
          the results: {}; help: give them as they were, as `config` {} does, start a new run in \
-         another `out`, or resume with these by `override`, which cannot change the shape of the \
-         model",
+         another `out` (`init-from` takes over the weights), or resume with these by `override`, \
+         which cannot change the shape of the model",
         options.resume,
         state.step,
         checkpoint::some(&changes),
