@@ -14,15 +14,21 @@ pub(super) fn text(source: &OpenFiles, task: &TaskSpec, findings: &Findings) -> 
     let opened = &source.opened;
     let label = match (&opened.label, &source.labels) {
         (_, None) => String::new(),
-        (Some(LabelName::Column(name)), _) => format!("label column \"{name}\", "),
+        (Some(name @ LabelName::Column(_)), _) => match &*name.columns() {
+            [one] => format!("label column \"{one}\", "),
+            all => format!("label columns {}, ", listed_up_to(SHOWN, all)),
+        },
         (Some(LabelName::Array(name)), _) => format!("label array \"{name}\", "),
         (None, Some(labels)) => format!("labels {}, ", labels.name()),
     };
     let names = task.classes().and_then(|classes| classes.texts());
     let learned = match (names, findings.labels.range) {
         (Some(names), _) => format!(" ({})", listed_up_to(SHOWN, names)),
-        (None, Some((least, greatest))) => format!(" ({least:?} to {greatest:?})"),
-        (None, None) => String::new(),
+        // Of several columns the units may differ.
+        (None, Some((least, greatest))) if task.outputs() == 1 => {
+            format!(" ({least:?} to {greatest:?})")
+        }
+        (None, _) => String::new(),
     };
     let width = match source.features().width() {
         1 => "1 feature".to_string(),

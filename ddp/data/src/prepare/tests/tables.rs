@@ -339,6 +339,8 @@ fn several_labels_are_learned_together() {
     };
     let data = alone(&labelled);
     assert_eq!(data.train.task().to_string(), "regression of 2 numbers");
+    let said = "label columns \"b\", \"a\", regression of 2 numbers, 1 feature: \"x\"";
+    assert!(data.description.contains(said), "{}", data.description);
     assert_eq!(data.columns.as_ref().unwrap(), &["x"]);
     let targets = |data: &Data| {
         let rows = (0..data.train.rows()).map(|row| read_rows(&*data.train, &[row]).unwrap());
