@@ -33,7 +33,7 @@ impl Audit {
     pub(crate) fn is_worth_a_line(&self) -> bool {
         let is_alone = |rank: &RankSums| {
             let is_on_cpu = rank.devices.iter().all(|device| device == "cpu");
-            is_on_cpu && rank.per_step.is_empty() && rank.phases.is_empty()
+            is_on_cpu && rank.per_step.is_empty()
         };
         self.ranks.len() > 1 || !self.ranks.iter().all(is_alone)
     }
