@@ -257,7 +257,7 @@ fn describe(figures: &Figures) -> String {
         "simulated".to_string()
     } else {
         let tflops = figures.tflops.map_or(String::new(), |(tflops, share)| {
-            let percent = |share| format!(" ({:.0}% of large products)", share * 100.0);
+            let percent = |share| format!(" ({:.0}% of a large matmul)", share * 100.0);
             let share = share.map_or(String::new(), percent);
             format!(", {} TFLOP/s{share}", significant(tflops, 3))
         });
@@ -414,7 +414,7 @@ mod tests {
         };
         let text = describe(&tokens);
         assert!(
-            text.ends_with(" samples/s, 0.142 TFLOP/s (78% of large products)"),
+            text.ends_with(" samples/s, 0.142 TFLOP/s (78% of a large matmul)"),
             "{text}"
         );
     }

@@ -164,8 +164,11 @@ fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
     sheet.add("bits", shown(&world.why_bits_may_differ()));
     sheet.add("parameters", start.parameters.unwrap_or(0).to_string());
     if let Some(step) = run.steps.last() {
-        let rate = step.samples_per_s;
-        let rate = rate.map_or(String::new(), |rate| format!(", {rate:.0} samples/s"));
+        let rate = match step.tokens_per_s {
+            None => step.samples_per_s.map(|rate| (rate, "samples/s")),
+            Some(rate) => Some((rate, "tokens/s")),
+        };
+        let rate = rate.map_or(String::new(), |(rate, unit)| format!(", {rate:.0} {unit}"));
         let (number, steps) = (step.step, steps.unwrap_or(0));
         let loss = significant(step.loss.unwrap_or(f64::NAN), 4);
         let epoch = shown(&run.last["step"]["epoch"].to_string());
@@ -175,16 +178,12 @@ fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
         );
     }
     if let Some(eval) = run.evals.last() {
-        let last = Best {
-            step: eval.step,
-            loss: eval.loss.unwrap_or(f64::NAN),
-            accuracy: eval.accuracy,
-        };
-        let best = best(run).filter(|best| best.step != last.step);
+        let best = best(run).filter(|best| best.step != eval.step);
         let best = best.map_or(String::new(), |best| {
             format!("\nbest {}", evaluation(&best))
         });
-        sheet.add("evaluation", format!("{}{best}", evaluation(&last)));
+        let last = format!("{}, after step {}", eval.text(), eval.step);
+        sheet.add("evaluation", last + &best);
     }
     if !run.resumes.is_empty() {
         let times = plural(run.resumes.len() as u64, "time");
@@ -196,7 +195,7 @@ fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
             let after = duration(end.seconds.unwrap_or(f64::NAN));
             format!("{reason} (exit code {code}), after {after}")
         }
-        None => "no: it is still running, or was killed; --resume auto continues it".to_string(),
+        None => "no: it is still running, or was killed; ddp-train resume continues it".to_string(),
     };
     sheet.add("ended", ended);
 }

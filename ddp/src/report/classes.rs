@@ -151,7 +151,7 @@ pub(super) fn samples(samples: &Samples) -> String {
     };
     format!(
         "<p class=\"note\">Held-out rows after step {}: {wrong} classified wrongly, and {} \
-         classified correctly among them.</p>{shown}",
+         classified correctly. Rows are counted among the held-out rows, from 0.</p>{shown}",
         count(samples.step),
         all.len() - wrong
     )

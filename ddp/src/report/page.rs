@@ -220,9 +220,13 @@ fn figures(run: &Run) -> String {
     let steps = steps.max(last_step.map(|line| line.step)).unwrap_or(0);
     let of_steps = run.start.steps.filter(|all| *all != steps);
     let of_steps = of_steps.map_or(String::new(), |all| format!(" of {}", count(all)));
+    let unit = match end.and_then(|end| end.tokens_per_s) {
+        None => "samples",
+        Some(_) => "windows of tokens",
+    };
     let samples = end.and_then(|end| end.samples);
     let samples = samples.map_or(String::new(), |samples| {
-        format!("{} samples", count(samples))
+        format!("{} {unit}", count(samples))
     });
     add("Steps", format!("{}{of_steps}", count(steps)), samples);
     let hosts = match run.start.world.hosts {

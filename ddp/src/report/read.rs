@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::evidence::SAMPLES_FILE;
 use crate::evidence::{Confusion, Samples};
 use crate::record::EVENTS_FILE;
+use crate::shown::significant;
 use crate::tasks::ColumnErrors;
 
 /// The longest line that is read as one.
@@ -120,6 +121,24 @@ impl EvalLine {
     /// Another number, such as the perplexity.
     pub(crate) fn figure(&self, name: &str) -> Option<f64> {
         self.rest.get(name)?.as_f64()
+    }
+
+    /// `loss 0.3124, accuracy 93.10%`
+    pub(crate) fn text(&self) -> String {
+        let accuracy = self.accuracy.map(|part| format!("{:.2}%", 100.0 * part));
+        let figure = |name| Some(significant(self.figure(name)?, 4));
+        let figures = [
+            ("accuracy", accuracy),
+            ("perplexity", figure("perplexity")),
+            ("bits per byte", figure("bits_per_byte")),
+            ("RMSE", figure("rmse")),
+            ("R²", figure("r2")),
+            ("mean R²", figure("mean_r2")),
+        ];
+        let loss = significant(self.loss.unwrap_or(f64::NAN), 4);
+        let known = |(name, value): (&str, Option<String>)| Some(format!(", {name} {}", value?));
+        let known: String = figures.into_iter().filter_map(known).collect();
+        format!("loss {loss}{known}")
     }
 }
 

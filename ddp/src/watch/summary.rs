@@ -3,7 +3,7 @@
 use super::follow::Followed;
 use crate::report::read::{Run, TextLine};
 use crate::report::results::{Figure, figure, last, results};
-use crate::shown::{shown, significant};
+use crate::shown::shown;
 use crate::units::{count, duration, megabytes, plural};
 
 /// The last events that are listed.
@@ -120,14 +120,7 @@ pub(super) fn figures(run: &Run) -> Vec<Figure> {
 pub(super) fn events(run: &Run) -> Vec<String> {
     let mut all: Vec<(u64, String)> = Vec::new();
     for line in &run.evals {
-        let accuracy = line
-            .accuracy
-            .map(|part| format!(", accuracy {:.2}%", part * 100.0));
-        let loss = significant(line.loss.unwrap_or(f64::NAN), 4);
-        all.push((
-            line.step,
-            format!("held-out loss {loss}{}", accuracy.unwrap_or_default()),
-        ));
+        all.push((line.step, format!("held-out {}", line.text())));
     }
     all.extend(
         run.checkpoints

@@ -176,7 +176,12 @@ fn no_word_is_cut_and_the_last_sample_is_shown_at_80_by_24_and_120_by_40() {
         }
         assert!(!text.contains("Samples a second"), "{text}");
     }
-    assert!(screen(&followed, 120, 40).contains("what a large matmul reaches"));
+    let wide = screen(&followed, 120, 40);
+    assert!(wide.contains("what a large matmul reaches"), "{wide}");
+    assert!(
+        wide.contains("step 20: held-out loss 0.2500, perplexity"),
+        "{wide}"
+    );
     assert_eq!(
         view::wrapped("four words of text", 10),
         ["four words", "  of text"]
