@@ -87,7 +87,8 @@ impl Pass {
             return Ok((Answer::Stranger, Vec::new()));
         };
         if call[1] != self.job || call[3] != self.rank {
-            let said = json!([MAGIC, self.job, self.size]).to_string();
+            // Not this job's name: who has it may join.
+            let said = json!([MAGIC, null, self.size]).to_string();
             let reason = format!("it is rank {rank} of {}", self.other_job(&call[6]));
             return Ok((Answer::Elsewhere(reason), said.into_bytes()));
         }
