@@ -133,11 +133,12 @@ fn a_graph_sorts_the_tokens_of_each_launch_and_ignores_those_outside_the_table()
         stream.scope(body).unwrap();
         stream.synchronize().unwrap();
         let graph = Graph::capture(&stream, body).unwrap();
-        for launch in 0..3 {
-            // Some tokens are no rows of the table.
+        for launch in 0..4 {
+            // Some tokens are no rows of the table, at last more than two runs of them.
             let mut tokens: Vec<i64> = tokens(ROWS, 6 - launch);
-            let bad = [(3, 6), (70, -1), (71, i64::MIN), (149, 1 << 33)];
-            let bad = &bad[..2 * launch];
+            let mut bad = vec![(3, 6), (70, -1), (71, i64::MIN), (149, 1 << 33)];
+            bad.extend((0..ROWS - 10).map(|row| (row, 6)));
+            bad.truncate([0, 2, 4, ROWS][launch]);
             bad.iter().for_each(|&(row, token)| tokens[row] = token);
             given.copy_from(&cpu(&tokens, &[ROWS])).unwrap();
             graph.launch().unwrap();

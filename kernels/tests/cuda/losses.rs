@@ -438,17 +438,23 @@ fn targets_of_every_type_and_special_logits_give_the_cpu_s_bits() {
         x[5 * classes..6 * classes].fill(f32::NEG_INFINITY);
         x[6 * classes..].fill(-0.0);
         let logits = cpu(&x, &[7, classes]);
-        let targets = cpu(&[0u8, 0, 0, 0, 255, 1, 2], &[7]);
-        for dtype in [DType::U8, DType::I32, DType::I64] {
+        // Without an ignored class, all classes count, 0 too.
+        for (dtype, ignore_index) in [
+            (DType::U8, Some(255)),
+            (DType::I32, Some(-100)),
+            (DType::I64, Some(-100)),
+            (DType::I64, None),
+        ] {
+            let targets = cpu(&[0, 0, 0, 0, ignore_index.unwrap_or(1), 1, 2], &[7]);
             let options = CrossEntropyOptions {
-                ignore_index: Some(255),
+                ignore_index,
                 ..Default::default()
             };
             check(
                 &logits,
                 &targets.to_dtype(dtype).unwrap(),
                 &options,
-                &format!("{classes} classes, {dtype}"),
+                &format!("{classes} classes, {dtype}, {ignore_index:?} ignored"),
             );
         }
     }

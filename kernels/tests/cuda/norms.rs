@@ -69,7 +69,8 @@ impl<'a> Case<'a> {
             norm: self.norm,
             epsilon: 1e-5,
             weight: self.scaled.then_some(&self.weight),
-            bias: self.scaled.then_some(&self.bias),
+            // One norm has a weight alone, which keeps the sign of a zero.
+            bias: (self.scaled && self.norm == Norm::Layer).then_some(&self.bias),
         }
     }
 

@@ -32,11 +32,11 @@ fn buffers(count: usize) -> [Tensor; 4] {
     first.map(|data| cpu(&data, &[count]))
 }
 
-/// The same with finite gradients but for one, which is not in a warp's first thread.
-fn with_one_bad_gradient(count: usize) -> [Tensor; 4] {
+/// The same with finite gradients but for the one at `bad`.
+fn with_one_bad_gradient(count: usize, bad: usize) -> [Tensor; 4] {
     let [values, _, first, second] = buffers(count);
     let mut grads = finite(count, 5);
-    if let Some(bad) = grads.get_mut(21) {
+    if let Some(bad) = grads.get_mut(bad) {
         *bad = f32::NAN;
     }
     [values, cpu(&grads, &[count]), first, second]
@@ -350,9 +350,13 @@ fn with_the_flags_of_a_step_updates_guard_against_bad_gradients_like_the_cpu() {
     };
     for size in SIZES {
         let chunks = ChunkTable::whole(size, true);
-        for (rule, buffers) in
-            (0..6).map(|case| (case % 3, [buffers, with_one_bad_gradient][case / 3]))
-        {
+        // One that is not in a warp's first thread, and one after the last 16 bytes.
+        let last = size.saturating_sub(1);
+        for (rule, bad) in (0..9).map(|case| (case % 3, [None, Some(21), Some(last)][case / 3])) {
+            let buffers = |count| match bad {
+                Some(bad) => with_one_bad_gradient(count, bad),
+                None => buffers(count),
+            };
             let step = |buffers: &[Tensor; 4], flags: &Tensor| match rule {
                 0 => adamw(buffers, &chunks, 1, None, Some(flags)),
                 rule => sgd(buffers, rule == 2, flags),
@@ -362,7 +366,7 @@ fn with_the_flags_of_a_step_updates_guard_against_bad_gradients_like_the_cpu() {
             if let Some(device) = next_device() {
                 let (got, got_marks) = (on(device, &fresh, 0), flags(device));
                 step(&got, &got_marks);
-                let what = format!("rule {rule}, {size} elements");
+                let what = format!("rule {rule}, {size} elements, {bad:?}");
                 assert_all_same(&got, &expected, &what);
                 assert_same_bits(&got_marks, &marks, &what);
             }
