@@ -131,7 +131,7 @@ impl Config {
             let got = &self.class_weights;
             return Err(refuse("--class-weights", got, expected, help));
         }
-        // Weights are used as f32, which rounds the smallest f64 to 0. Classes without a name have 1.
+        // Weights are used as f32, which rounds the smallest f64 to 0. Unnamed classes have 1.
         let is_zero = weights.iter().all(|&weight| weight as f32 == 0.0);
         if is_zero && matches!(self.class_weights, ClassWeights::InOrder(_)) {
             let help = "with weights of 0 nothing is learned";

@@ -291,8 +291,8 @@ fn delimiter_of(start: &[u8], is_cut: bool) -> Result<u8, CsvProblem> {
     Ok(found.first().copied().unwrap_or(b','))
 }
 
-/// How many cells each record of the first bytes of a file has with this delimiter: 0 of a malformed
-/// one, as where another delimiter follows a quote. It is the last.
+/// How many cells each record of the first bytes of a file has with this delimiter. A malformed
+/// record, as where another delimiter follows a quote, has 0 and is the last.
 fn cells(delimiter: u8, start: &[u8]) -> impl Iterator<Item = usize> {
     let mut records = Records::split_at(delimiter, Vec::new(), start, 1 << 12, RECORD_BYTES_MAX);
     let mut is_malformed = false;
