@@ -267,7 +267,14 @@ fn completions(shell: clap_complete::Shell) -> String {
     );
     // clap_complete 4.6.11 takes the dash in a program's name for the end of it: the labels of
     // subcommands in its script for bash differ from the values that it compares them with.
-    String::from_utf8_lossy(&bytes).replace("ddp__subcmd__train", "ddp__train")
+    let mut text = String::from_utf8_lossy(&bytes).replace("ddp__subcmd__train", "ddp__train");
+    // Where a path stands it has nothing but flags: they would keep bash from completing files.
+    for command in ["export", "inspect", "report", "resume", "tokenize", "watch"] {
+        let label = format!("ddp__train__subcmd__{command})\n");
+        let files = "[[ ${cur} == -* || ${prev} == -* ]] || return 0\n";
+        text = text.replace(&label, &(label.clone() + files));
+    }
+    text
 }
 
 /// The command with the names that flags take beside other values, for completions.

@@ -69,6 +69,20 @@ fn bash_completes_commands_flags_and_values() {
 }
 
 #[test]
+fn bash_completes_files_itself_where_a_path_stands() {
+    let script = "source <(\"$1\" completions bash); COMP_WORDS=(ddp-train watch '') COMP_CWORD=2
+        _ddp__train ddp-train '' watch; echo \"${COMPREPLY[*]}\"";
+    let ended = std::process::Command::new("bash")
+        .args(["-c", script, "bash", &program()])
+        .output();
+    assert_eq!(
+        ended.unwrap().stdout,
+        b"\n",
+        "no flags, so the shell's default counts"
+    );
+}
+
+#[test]
 fn zsh_completes_commands_flags_and_values() {
     // An interactive shell in which a tab is pressed. What it then runs keeps its words.
     assert_completes(
