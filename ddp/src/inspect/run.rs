@@ -9,7 +9,6 @@ use super::sheet::{Inspected, Sheet, some_of};
 use crate::checkpoint::{self, Best, Opened};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::files;
 use crate::record::EVENTS_FILE;
 use crate::report::read::Run;
 use crate::shown::{shown, significant};
@@ -19,7 +18,7 @@ use crate::units::{duration, plural};
 pub(super) fn found(out: &Path) -> Result<Inspected> {
     let record = out.join(EVENTS_FILE);
     let run = match record.exists() {
-        true => Run::read_record(&record).map_err(files::failed("read", &record))?,
+        true => Run::read_record(&record)?,
         false => Run::default(),
     };
     let checkpoints = checkpoints(out)?;

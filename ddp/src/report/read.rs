@@ -266,22 +266,7 @@ impl Run {
     /// Reads the record of the run in `folder`.
     pub(crate) fn read(folder: &Path) -> Result<Run> {
         let path = folder.join(EVENTS_FILE);
-        let failed = |action: &'static str| {
-            let path = path.clone();
-            move |source| Error::Io {
-                action,
-                path,
-                source,
-                help: format!("give the folder of a run, its --out: {EVENTS_FILE} is in it"),
-            }
-        };
-        if !fs::metadata(&path).map_err(failed("look at"))?.is_file() {
-            let path = path.display();
-            return Err(Error::Data(format!(
-                "{path}: expected a plain file, the record of a run"
-            )));
-        }
-        let mut run = Run::read_record(&path).map_err(failed("read"))?;
+        let mut run = Run::read_record(&path)?;
         if !run.last.contains_key("start") {
             return Err(Error::Data(format!(
                 "{}: expected the record of a run, which has a \"start\" event, got none and \
@@ -297,23 +282,39 @@ impl Run {
     }
 
     /// Reads only the record. The last line of a killed run may be incomplete: it is ignored.
-    pub(crate) fn read_record(path: &Path) -> std::io::Result<Run> {
+    pub(crate) fn read_record(path: &Path) -> Result<Run> {
         Run::read_lines(path, |_| true)
     }
 
     /// Reads a record without its steps, which may be millions.
-    pub(crate) fn read_without_steps(path: &Path) -> std::io::Result<Run> {
+    pub(crate) fn read_without_steps(path: &Path) -> Result<Run> {
         Run::read_lines(path, |line| !line.starts_with(b"{\"event\":\"step\""))
     }
 
-    fn read_lines(path: &Path, wanted: impl Fn(&[u8]) -> bool) -> std::io::Result<Run> {
+    fn read_lines(path: &Path, wanted: impl Fn(&[u8]) -> bool) -> Result<Run> {
+        let failed = |action: &'static str| {
+            let path = path.to_path_buf();
+            move |source| Error::Io {
+                action,
+                path,
+                source,
+                help: format!("give the folder of a run, its --out: {EVENTS_FILE} is in it"),
+            }
+        };
+        if !fs::metadata(path).map_err(failed("look at"))?.is_file() {
+            return Err(Error::Data(format!(
+                "{}: expected a plain file, the record of a run, got another kind; help: remove it",
+                path.display()
+            )));
+        }
         let mut run = Run::default();
         for_each_line(path, |number, line| {
             if wanted(line) {
                 run.take_numbered(number, line);
             }
             Ok(())
-        })?;
+        })
+        .map_err(failed("read"))?;
         Ok(run)
     }
 

@@ -7,7 +7,6 @@ use std::path::Path;
 use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, STATE_FILE};
 use crate::config::Config;
 use crate::error::{Error, Result, with_flags};
-use crate::files;
 use crate::hugging_face;
 use crate::record::EVENTS_FILE;
 use crate::report::read::Run;
@@ -67,7 +66,7 @@ pub(crate) fn check_run(opened: &Opened) -> Result<()> {
     if !record.exists() {
         return Ok(());
     }
-    let run = Run::read_without_steps(&record).map_err(files::failed("read", &record))?;
+    let run = Run::read_without_steps(&record)?;
     // Without its first line, or with one of another version, a record says nothing.
     let settings = Some(&run.start.config).filter(|settings| !settings.is_empty());
     let Some(then) = settings.and_then(|settings| Config::from_checkpoint(settings).ok()) else {

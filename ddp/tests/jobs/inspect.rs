@@ -232,14 +232,14 @@ fn a_record_that_is_a_pipe_or_a_device_is_refused_at_once() {
     for make in ["mkfifo", "ln -s /dev/zero"] {
         let before = format!("rm odd/metrics.jsonl; {make} odd/metrics.jsonl");
         for (words, exit_code) in [
-            ("inspect odd", 74),
+            ("inspect odd", 65),
             ("watch odd", 65),
             ("report odd", 65),
             (
                 "eval --checkpoint odd --data glyphs,rows=256,held-out=64",
-                74,
+                65,
             ),
-            ("resume odd", 2),
+            ("resume odd", 65),
         ] {
             let ended = folder.in_shell(&before, words).run();
             let cause = ended.assert_fails(exit_code);

@@ -135,9 +135,9 @@ impl Record {
 /// Refuses a record that is a pipe, a device or a folder: reading it might never end.
 fn check_plain(out: &Path) -> Result<()> {
     match fs::metadata(out.join(EVENTS_FILE)) {
-        Ok(there) if !there.is_file() => Err(Error::Usage(format!(
-            "`out` {}: {EVENTS_FILE} in it is not a plain file; help: give another folder",
-            out.display()
+        Ok(there) if !there.is_file() => Err(Error::Data(format!(
+            "{}: expected a plain file, the record of a run, got another kind; help: remove it",
+            out.join(EVENTS_FILE).display()
         ))),
         _ => Ok(()),
     }
