@@ -1,5 +1,5 @@
 //! The checkpoint that a path means: its own folder, or in a run's folder the best by validation,
-//! else the newest intact one. One of another run is refused.
+//! else the newest intact one; and whether it is of the run in whose folder it is.
 
 use std::fs;
 use std::path::Path;
@@ -39,7 +39,7 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
         return named(path);
     }
     let name = path.file_name().unwrap_or_default();
-    let chosen = match path.parent() {
+    match path.parent() {
         _ if path.join(CHECKPOINTS).is_dir() => checkpoint::best(path),
         Some(out) if name == CHECKPOINTS => checkpoint::best(out),
         _ => Err(Error::Data(format!(
@@ -47,13 +47,12 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
              {CHECKPOINTS}/ nor {MODEL_FILE} in it; help: give --checkpoint the --out of a run",
             path.display()
         ))),
-    }?;
-    check_run(&chosen.opened)?;
-    Ok(chosen)
+    }
 }
 
 /// Refuses a checkpoint of another run: settings or data that its run never had, according to the
-/// record of the run in whose folder it is.
+/// record of the run in whose folder it is. Call it when all ranks have opened the checkpoint: a job
+/// in training may remove it while the record is read.
 pub(crate) fn check_run(opened: &Opened) -> Result<()> {
     let folder = opened.folder.canonicalize().unwrap_or_default();
     let checkpoints = folder
@@ -103,10 +102,9 @@ pub(crate) fn is_checkpoint(folder: &Path) -> bool {
 /// The checkpoint in `folder`.
 fn named(folder: &Path) -> Result<Chosen> {
     let help = "give --checkpoint the folder of the run, whose best intact checkpoint is used";
-    let opened = checkpoint::open(folder).map_err(|error| checkpoint::with_help(error, help))?;
-    check_run(&opened)?;
+    let opened = checkpoint::open(folder);
     Ok(Chosen {
-        opened,
+        opened: opened.map_err(|error| checkpoint::with_help(error, help))?,
         why: "as named".into(),
     })
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ddp_comm::{Field, World};
 use ddp_kernels::{Device, threads};
 
-use super::choose::choose;
+use super::choose::{check_run, choose};
 use super::forward::Forward;
 use super::round_robin::RoundRobinRows;
 use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, State};
@@ -48,6 +48,9 @@ pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
     threads::set_count(using.ranks.thread_count(world))?;
     let device = using.ranks.find_device(world)?;
     let Chosen { opened, why } = choose_together(&using.checkpoint, world)?;
+    if world.rank() == 0 {
+        check_run(&opened)?;
+    }
     let trained = Config::of_checkpoint(&opened)?;
     let rows = rows(asked, world, &opened.state, trained.seed)?;
     let forward = Forward::new(model(&opened, trained, rows.spec(), device, world)?)?;

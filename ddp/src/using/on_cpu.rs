@@ -4,7 +4,7 @@ use std::path::Path;
 
 use ddp_kernels::{DType, Device};
 
-use super::choose::choose;
+use super::choose::{check_run, choose};
 use super::load::check_size;
 use crate::checkpoint::{self, Chosen, Opened};
 use crate::config::{Config, Precision};
@@ -24,6 +24,7 @@ pub(crate) struct OnCpu {
 /// The model of the checkpoint that `path` means.
 pub(crate) fn load(path: &Path) -> Result<OnCpu> {
     let Chosen { opened, why } = choose(path)?;
+    check_run(&opened)?;
     let config = Config::of_checkpoint(&opened)?;
     let ModelSpec::Gpt(spec) = config.model.clone() else {
         return Err(Error::Usage(format!(

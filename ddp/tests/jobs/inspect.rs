@@ -211,7 +211,10 @@ fn a_run_tells_how_it_ended_and_what_it_kept() {
     std::fs::write(&path, &record[..end + 10]).unwrap();
     assert_has(
         &told(&folder, "OUT"),
-        &["no: it is still running, or was killed", "--resume auto"],
+        &[
+            "no: it is still running, or was killed",
+            "ddp-train resume continues it",
+        ],
     );
     std::fs::write(&path, record.replacen("{\"event\":\"step\"", "{event", 1)).unwrap();
     let (json, ended) = seen(&folder, "OUT");
