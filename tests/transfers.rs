@@ -3,7 +3,7 @@
 
 use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::{self, Hint, Ledger, Phase, Policy, TransferKind};
-use ddp_kernels::{DType, Device, Error, Random, Tensor, ops, threads};
+use ddp_kernels::{DType, Device, Error, Random, Tensor, ops};
 
 const GPU: Device = Device::Cuda(0);
 const OTHER: Device = Device::Cuda(1);
@@ -182,7 +182,7 @@ fn the_librarys_threads_inherit_the_rules_and_others_can() {
         transfer::with_policy(Policy::Allow, || {
             transfer::in_phase(Phase::Checkpoint, || {
                 let (a, b) = (a.clone(), b.clone());
-                threads::spawn("loader", move || ops::add(&a, &b).map(drop))
+                transfer::spawn("loader", move || ops::add(&a, &b).map(drop))
                     .unwrap()
                     .join()
                     .unwrap()

@@ -19,10 +19,13 @@ mod call;
 mod cast;
 mod chunks;
 mod column_sum;
+mod copy;
+mod create;
 mod cross_entropy;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod exact;
 mod fill;
 mod float;
 mod gather;
@@ -54,10 +57,6 @@ pub(crate) mod testing;
 mod token_mean;
 mod transpose;
 
-pub(crate) use fill::{arange_new, fill_new};
-pub(crate) use random::{Distribution, draw_new};
-pub(crate) use transpose::write_transposed;
-
 pub use crate::precision::{F32Math, f32_math, with_f32_math};
 pub use activation::Activation;
 pub use adamw::{AdamwConstants, AdamwScalars, adamw, adamw_with_copies};
@@ -70,6 +69,7 @@ pub use axpy::axpy;
 pub use cast::{cast, cast_into};
 pub use chunks::{Chunk, ChunkTable, QUANTUM};
 pub use column_sum::column_sum_into;
+pub use copy::Destination;
 pub use cross_entropy::{
     CrossEntropyOptions, CrossEntropyOut, cross_entropy, cross_entropy_adding,
 };

@@ -4,20 +4,18 @@
 //! There are two layouts: row-major, and the transpose of a row-major matrix (`t()`), which costs
 //! nothing and which the matrix products read directly.
 
-mod create;
 mod data;
+mod new;
+mod shape;
 mod views;
-
-pub use data::Destination;
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cuda::capture;
 use crate::cuda::queue::{Queue, is_capturing};
 use crate::error::{Error, Line, Result, Site, TensorInfo};
-use crate::storage::{Borrow, Origin, Storage};
+use crate::storage::{Borrow, Kept, Origin, Storage};
 use crate::{DType, Device, Shape};
 
 /// A handle to elements on a device, with their dtype and shape.
@@ -247,7 +245,7 @@ impl Tensor {
     /// A graph being captured on `queue` keeps this tensor's memory.
     pub(crate) fn join_capture(&self, queue: &Queue) {
         if queue.is_captured() {
-            capture::keep(&self.storage);
+            Kept::keep(&self.storage);
         }
     }
 

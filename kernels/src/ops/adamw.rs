@@ -7,9 +7,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Source};
 use crate::error::{Error, Result};
+use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
 use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;

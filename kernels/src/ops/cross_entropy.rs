@@ -20,9 +20,8 @@ mod problem;
 mod tests;
 mod wide;
 
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
+use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
 use crate::ops::float::{Float, lane_sum};
 use crate::ops::targets::{Targets, check_operands};

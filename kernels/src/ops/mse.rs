@@ -10,9 +10,8 @@
 //! blocks.
 
 use crate::Tensor;
-use crate::cuda::launch::{BLOCK_THREADS, args};
-use crate::cuda::{Grid, Source};
 use crate::error::Result;
+use crate::launch::{BLOCK_THREADS, Grid, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, with_float};
 use crate::ops::cross_entropy;
 use crate::ops::float::Float;

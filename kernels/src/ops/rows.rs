@@ -5,9 +5,8 @@
 //! a warp takes a row and follows the same order.
 
 use crate::Tensor;
-use crate::cuda::launch::{BLOCK_THREADS, args};
-use crate::cuda::{Grid, Source};
 use crate::error::Result;
+use crate::launch::{BLOCK_THREADS, Grid, Source, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
 use crate::ops::float::{Float, LANES};
 use crate::ops::sum::run_total;

@@ -8,9 +8,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::Tensor;
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Source};
 use crate::error::Result;
+use crate::launch::{Grid, Source, args};
 use crate::ops::adamw::{check_copies, check_finite};
 use crate::ops::call::{Buffer, Call, FLOATS, with_float};
 use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};

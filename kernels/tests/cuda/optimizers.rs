@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 
+use ddp_kernels::graph::Graph;
 use ddp_kernels::ops::{
     self, AdamwConstants, AdamwScalars, Chunk, ChunkTable, SgdConstants, SgdScalars,
 };
-use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::{self, Ledger};
 use ddp_kernels::{DType, Device, Error, Tensor};
 

@@ -1,6 +1,7 @@
 //! Collectives and graphs in the ledger. Other claims about the ledger: tests/transfers.rs.
 
-use crate::stream::{Graph, Stream};
+use crate::graph::Graph;
+use crate::stream::Stream;
 use crate::transfer::{
     Policy, announced, book_collective, forbid_transfers, in_phase, with_ledger, with_policy,
 };
