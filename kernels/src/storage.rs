@@ -131,10 +131,6 @@ impl Storage {
         self.bytes
     }
 
-    pub(crate) fn id(&self) -> u64 {
-        self.block.id()
-    }
-
     pub(crate) fn block(&self) -> &Block {
         &self.block
     }
@@ -235,7 +231,7 @@ impl Drop for Storage {
 
 impl fmt::Debug for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (id, bytes, device) = (self.id(), self.bytes, self.device());
+        let (id, bytes, device) = (self.block.id(), self.bytes, self.device());
         write!(f, "Storage {id} of {bytes} bytes on {device}")
     }
 }

@@ -95,7 +95,7 @@ impl Tensor {
 
     fn with_name(mut self, name: Option<Arc<str>>) -> Tensor {
         if let Some(name) = &name
-            && self.is_whole_storage()
+            && self.bytes() == self.storage.bytes()
         {
             self.storage.block().set_name(name);
         }
@@ -107,11 +107,6 @@ impl Tensor {
     /// use it in the order of their launches.
     pub fn is_only_handle(&self) -> bool {
         Arc::strong_count(&self.storage) == 1 + self.storage.graphs()
-    }
-
-    /// Whether this tensor is all of its storage.
-    pub(crate) fn is_whole_storage(&self) -> bool {
-        self.bytes() == self.storage.bytes()
     }
 
     /// Whether the two handles share memory.
@@ -135,25 +130,6 @@ impl Tensor {
         Tensor {
             storage: copy.storage.clone(),
             offset: copy.byte_range().start / self.dtype.bytes(),
-            ..self.clone()
-        }
-    }
-
-    /// The whole storage as bytes.
-    pub(crate) fn whole_storage(&self) -> Result<Tensor> {
-        let shape = Shape::new(&[self.storage.bytes()])?;
-        let whole = Tensor::over(self.storage.clone(), shape, DType::U8);
-        Ok(Tensor {
-            name: self.name.clone(),
-            ..whole
-        })
-    }
-
-    /// This view over the storage of `copy`, which is a copy of this tensor's whole storage.
-    pub(crate) fn with_storage_of(&self, copy: &Tensor) -> Tensor {
-        debug_assert_eq!(self.storage.bytes(), copy.storage.bytes());
-        Tensor {
-            storage: copy.storage.clone(),
             ..self.clone()
         }
     }

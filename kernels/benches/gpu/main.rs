@@ -173,7 +173,7 @@ impl Bench {
         let chunks = ChunkTable::whole(count, true);
         let step = || {
             ops::adamw(
-                &values, &grads, &first, &second, &chunks, &constants, &scalars, None, None,
+                &values, &grads, &first, &second, None, &chunks, &constants, &scalars, None, None,
             )
         };
         self.say(

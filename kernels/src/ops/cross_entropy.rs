@@ -80,23 +80,13 @@ impl Default for CrossEntropyOptions<'_> {
 /// written. On a GPU it makes the row's loss, weight and gradient NaN, which `mark_nonfinite`
 /// finds. There logits may also be bf16: the math is that of f32, and the gradient is rounded once.
 ///
+/// If given, `stats` (4) is added to: the sum of losses, that of `out.weights` or else the number of
+/// rows that are not ignored; how many of these have the first of their largest logits at the
+/// target, where NaN is the largest; and their number. Class weights need `out.weights` then.
+///
 /// Backward: in the same call, if `out` has a place for the gradient.
 #[track_caller]
 pub fn cross_entropy(
-    logits: &Tensor,
-    targets: &Tensor,
-    out: CrossEntropyOut<'_>,
-    options: &CrossEntropyOptions<'_>,
-) -> Result<()> {
-    cross_entropy_adding(logits, targets, out, options, None)
-}
-
-/// As [`cross_entropy`]. Besides, adds to `stats` (4): the sum of losses, that of `out.weights` or
-/// else the number of rows that are not ignored; how many of these have the first of their largest
-/// logits at the target, where NaN is the largest; and their number. Class weights need
-/// `out.weights` here.
-#[track_caller]
-pub fn cross_entropy_adding(
     logits: &Tensor,
     targets: &Tensor,
     out: CrossEntropyOut<'_>,

@@ -44,22 +44,12 @@ impl<T: Float> Binary<T> for ScaledDifference<T> {
 /// On a GPU `pred` and `dpred` may also be bf16, with all else in f32: the math is that of f32, and
 /// `dpred` is rounded once.
 ///
+/// If given, `stats` (4) is added to: the sum of losses, the number of elements of `pred`, nothing,
+/// and the number of rows.
+///
 /// Backward: in the same call: `dpred`.
 #[track_caller]
 pub fn mse_into(
-    losses: &Tensor,
-    dpred: Option<&Tensor>,
-    pred: &Tensor,
-    target: &Tensor,
-    gradient_scale: f64,
-) -> Result<()> {
-    mse_adding(losses, dpred, pred, target, gradient_scale, None)
-}
-
-/// As [`mse_into`]. Besides, adds to `stats` (4): the sum of losses, the number of elements of
-/// `pred`, nothing, and the number of rows.
-#[track_caller]
-pub fn mse_adding(
     losses: &Tensor,
     dpred: Option<&Tensor>,
     pred: &Tensor,
