@@ -80,7 +80,7 @@ impl Default for CrossEntropyOptions<'_> {
 /// written. On a GPU it makes the row's loss, weight and gradient NaN, which `mark_nonfinite`
 /// finds. There logits may also be bf16: the math is that of f32, and the gradient is rounded once.
 ///
-/// If given, `stats` (4) is added to: the sum of losses, that of `out.weights` or else the number of
+/// Adds to `stats` (4), if given: the sum of losses; that of `out.weights`, or else the number of
 /// rows that are not ignored; how many of these have the first of their largest logits at the
 /// target, where NaN is the largest; and their number. Class weights need `out.weights` then.
 ///

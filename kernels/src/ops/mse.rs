@@ -44,7 +44,7 @@ impl<T: Float> Binary<T> for ScaledDifference<T> {
 /// On a GPU `pred` and `dpred` may also be bf16, with all else in f32: the math is that of f32, and
 /// `dpred` is rounded once.
 ///
-/// If given, `stats` (4) is added to: the sum of losses, the number of elements of `pred`, nothing,
+/// Adds to `stats` (4), if given: the sum of losses, the number of elements of `pred`, nothing,
 /// and the number of rows.
 ///
 /// Backward: in the same call: `dpred`.

@@ -1,4 +1,4 @@
-//! A tensor's elements, lent to a closure as a slice; and the checks before they are read or copied.
+//! A tensor's elements, lent to a closure as a slice; and the checks before they are read.
 
 use std::panic::Location;
 

@@ -25,6 +25,10 @@ operations       prints docs/operations.md, the table of all operations
 lines            code lines of each crate, without blanks, comments and tests
 all              all of these, against tests/house/limits.toml";
 
+/// Crates whose top-level modules may be a circle, of which only the files are checked: the objects
+/// of the driver that the simulator plays refer to each other.
+const ONE_CIRCLE: [&str; 1] = ["ddp-simcuda"];
+
 /// Whether a check passed, or why it could not run.
 type Outcome = Result<bool, String>;
 
@@ -88,8 +92,12 @@ fn check_cycles(packages: &[packages::Package]) -> Outcome {
     let mut clean = true;
     for package in packages {
         let mut sums = [0; 2];
+        let may_be_circle = ONE_CIRCLE.contains(&package.name.as_str());
         for root in &package.roots {
             for (sum, parts) in sums.iter_mut().zip([Parts::Files, Parts::TopLevelModules]) {
+                if may_be_circle && parts == Parts::TopLevelModules {
+                    continue;
+                }
                 for cycle in cycles::cycles(root, parts)? {
                     *sum += cycle.parts.len();
                     println!("{}: {}", package.name, cycle.text);
