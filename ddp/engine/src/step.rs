@@ -19,7 +19,8 @@ use std::sync::{Arc, Weak};
 
 use ddp_comm::{Field, Group, Reduce};
 use ddp_data::{Batch, InOrder, Origin};
-use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::graph::Graph;
+use ddp_kernels::stream::Stream;
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Phase, announced, forbid_transfers, in_phase};
 use ddp_kernels::{DType, Device, Tensor, ops};

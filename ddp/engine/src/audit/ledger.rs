@@ -193,19 +193,14 @@ pub(super) fn bounded(mut lines: Vec<Line>) -> (Vec<Line>, Vec<Line>) {
 }
 
 fn hint_line(hint: &Hint) -> HintLine {
-    let hint = hint.to_json();
-    let text = |name: &str| hint[name].as_str().unwrap_or_default().to_string();
-    let lines = hint["lines"].as_array().into_iter().flatten();
-    let lines = lines.filter_map(|line| {
-        line.as_str()
-            .map(|line| ending(line.to_string(), SITE_CHARS_MAX))
-    });
-    let count = hint["count"].as_u64().unwrap_or(0);
+    let lines = hint.lines.iter();
     HintLine {
-        pattern: text("pattern"),
-        lines: lines.collect(),
-        count,
-        text: text("text"),
+        pattern: hint.pattern.to_string(),
+        lines: lines
+            .map(|line| ending(line.clone(), SITE_CHARS_MAX))
+            .collect(),
+        count: hint.count,
+        text: hint.to_string(),
     }
 }
 

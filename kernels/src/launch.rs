@@ -1,4 +1,4 @@
-//! How operations run kernels.
+//! How operations run kernels and, by cuBLASLt (`blaslt.rs`), matmuls.
 //!
 //! ```text
 //! static SOURCE: Source = Source::new("relu.cu", include_str!("relu.cu"));
@@ -9,21 +9,25 @@
 //! Arguments are given in the order and with the types of the kernel's parameters. Only the tests
 //! check that they match.
 
+pub(crate) mod blaslt;
+
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::CUfunction;
 
-use super::capture;
-use super::fault::driver;
-use super::gpu::Gpu;
-use super::nodes::NodeKind;
-use super::nvrtc::{self, KernelName, Source};
-use super::queue::Queue;
+pub(crate) use crate::cuda::nvrtc::Source;
+
+use crate::cuda::fault::driver;
+use crate::cuda::nodes::{self, NodeKind};
+use crate::cuda::nvrtc::{self, KernelName};
+use crate::cuda::queue::Queue;
+use crate::cuda::{Gpu, copies};
 use crate::error::{Result, Site};
+use crate::storage::Origin;
 use crate::sync::lock;
-use crate::{DType, Tensor};
+use crate::{DType, Shape, Tensor};
 
 /// Threads of a block where a kernel does not care.
 pub(crate) const BLOCK_THREADS: u32 = 256;
@@ -102,7 +106,7 @@ impl<T: Argument> Argument for Option<T> {
 
 /// The arguments of a kernel, for `Launcher::launch`.
 macro_rules! args {
-    ($($value:expr),* $(,)?) => { &[$($crate::cuda::launch::Argument::word(&$value)),*] };
+    ($($value:expr),* $(,)?) => { &[$($crate::launch::Argument::word(&$value)),*] };
 }
 pub(crate) use args;
 
@@ -139,11 +143,24 @@ impl Launcher {
         if let Some((address, _)) = kept.get(&key) {
             return Ok(*address);
         }
-        // The current stream is the launcher's, so the memory belongs to it.
-        let tensor = Tensor::zeros(&[COUNTERS], DType::I64, self.gpu.device())?.named("counters");
-        let address = tensor.enter("counters", true, self.op, self.at)?.address();
+        let (tensor, address) = self.memory("counters", COUNTERS * DType::I64.bytes(), Some(0))?;
         kept.insert(key, (address, tensor));
         Ok(address)
+    }
+
+    /// Memory of the launcher's stream, which must be the current one, filled with `byte`; and its
+    /// address.
+    fn memory(&self, name: &str, bytes: usize, byte: Option<u8>) -> Result<(Tensor, u64)> {
+        let (shape, device) = (Shape::new(&[bytes])?, self.gpu.device());
+        let (op, at, origin) = (self.op, self.at, Origin::Computed);
+        let tensor = Tensor::allocate(shape, DType::U8, device, origin, op, at)?.named(name);
+        let address = tensor.enter("memory", true, op, at)?.address();
+        if let Some(byte) = byte {
+            // SAFETY: the tensor is new, and this many bytes of this device's memory.
+            let filled = unsafe { copies::fill(&self.queue, address, byte, bytes) };
+            filled.map_err(|fault| fault.of(op, device, at))?;
+        }
+        Ok((tensor, address))
     }
 
     /// Puts a kernel on the stream. The operands must stay entered until this returns; after that
@@ -178,7 +195,7 @@ impl Launcher {
         };
         let launched = self.gpu.bind().and_then(|()| launch());
         launched.map_err(|fault| fault.of(self.op, self.gpu.device(), self.at))?;
-        capture::node(NodeKind::Kernel, name, self.op, args);
+        nodes::node(NodeKind::Kernel, name, self.op, args);
         Ok(())
     }
 }

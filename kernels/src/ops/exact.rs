@@ -1,7 +1,7 @@
 //! Numbers as elements, without rounding for integers.
 
-use super::{DType, Element};
 use crate::error::{Error, Result, Site};
+use crate::{DType, Element};
 
 /// `value` as a `T`, or an error if an integer type cannot hold it.
 pub(crate) fn exact<T: Element>(op: &'static str, value: f64, at: Site) -> Result<T> {

@@ -6,10 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphInstantiate_flags};
 
-use super::Stream;
 use crate::Device;
 use crate::cuda::calls::CUresult;
-use crate::cuda::capture::{self, Kept};
 use crate::cuda::fault::{Fault, Outcome, driver};
 use crate::cuda::gpu::Handle;
 use crate::cuda::nodes;
@@ -17,8 +15,10 @@ pub use crate::cuda::nodes::{GraphNode, NodeCounts, NodeKind};
 use crate::cuda::queue::{Queue, is_capturing};
 use crate::error::{Error, Result, Site};
 use crate::memory;
+use crate::storage::Kept;
+use crate::stream::Stream;
 use crate::sync::{get_mut, lock};
-use crate::transfer;
+use crate::transfer::{self, CapturedRows};
 
 /// A GPU stream's work, recorded once and launched many times with one call.
 ///
@@ -32,8 +32,17 @@ pub struct Graph {
     /// The other streams that took part. The graph uses what belongs to them (workspaces of
     /// products), so its launches are ordered among their work as well.
     joined: Vec<Arc<Queue>>,
-    kept: Kept,
+    kept: KeptForLaunches,
     counts: NodeCounts,
+}
+
+/// What the work of a capture left behind for its launches.
+struct KeptForLaunches {
+    /// The memory that it uses.
+    memory: Vec<Kept>,
+    /// What each launch books in the ledger.
+    booked: CapturedRows,
+    nodes: Vec<GraphNode>,
 }
 
 impl Graph {
@@ -73,9 +82,7 @@ impl Graph {
         let ended = ending.end(outcome.is_ok());
         outcome?;
         let (exec, counts, joined, kept) = ended.map_err(failed)?;
-        for storage in kept.memory() {
-            storage.block().adopt(queue);
-        }
+        kept.memory.iter().for_each(|memory| memory.adopt(queue));
         Ok(Graph {
             exec: Mutex::new(Handle(exec)),
             queue: queue.clone(),
@@ -121,7 +128,7 @@ impl Graph {
 
     /// What its nodes do, in the order of the calls that made them.
     pub fn nodes(&self) -> &[GraphNode] {
-        &self.kept.notes.nodes
+        &self.kept.nodes
     }
 
     /// How many nodes the driver counts, which includes those that libraries made.
@@ -145,7 +152,7 @@ struct Ending<'a> {
     queue: &'a Arc<Queue>,
 }
 
-type Ended = (CUgraphExec, NodeCounts, Vec<Arc<Queue>>, Kept);
+type Ended = (CUgraphExec, NodeCounts, Vec<Arc<Queue>>, KeptForLaunches);
 
 impl Ending<'_> {
     /// Ends the capture and, if it is `wanted`, makes its graph ready.
@@ -157,7 +164,11 @@ impl Ending<'_> {
 
     fn leave(&self, wanted: bool) -> Outcome<Ended> {
         let (graph, joined) = self.queue.end_capture();
-        let kept = capture::take();
+        let kept = KeptForLaunches {
+            memory: Kept::take(),
+            booked: transfer::take_held(),
+            nodes: nodes::take(),
+        };
         let exec = graph.and_then(|graph| instantiate(graph, wanted));
         memory::free_deferred(self.queue.gpu.index);
         let (exec, counts) = exec?;
@@ -210,7 +221,7 @@ impl Drop for Graph {
 
 impl std::fmt::Debug for Graph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let count = self.kept.memory().count();
+        let count = self.kept.memory.len();
         write!(f, "graph on {:?} over {count} buffers", self.queue)
     }
 }

@@ -4,9 +4,9 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use cudarc::cublaslt::sys::{self, cublasLtMatmulAlgo_t};
 
-use crate::cuda::library::{self, Library};
 use crate::device::discover;
 use crate::error::Help;
+use crate::library::{self, Library};
 
 /// Opaque to us: handles, descriptors, layouts and preferences.
 pub(super) type Opaque = *mut c_void;
@@ -82,7 +82,7 @@ pub(super) const NOT_SUPPORTED: c_int = 15;
 /// for the call.
 macro_rules! blaslt {
     ($functions:expr, $name:ident ( $($argument:expr),* $(,)? )) => {
-        $crate::cuda::blaslt::library::outcome(stringify!($name), ($functions.$name)($($argument),*))
+        $crate::launch::blaslt::library::outcome(stringify!($name), ($functions.$name)($($argument),*))
     };
 }
 pub(super) use blaslt;

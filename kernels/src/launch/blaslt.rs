@@ -23,12 +23,12 @@ mod plan;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use super::capture;
-use super::devices::GPUS_MAX;
-use super::gpu::Handle;
-use super::launch::Launcher;
-use super::nodes::NodeKind;
-use super::queue::is_capturing;
+use super::Launcher;
+use crate::cuda::devices::GPUS_MAX;
+use crate::cuda::fault;
+use crate::cuda::gpu::Handle;
+use crate::cuda::nodes::{self, NodeKind};
+use crate::cuda::queue::is_capturing;
 use crate::error::{Error, Result};
 use crate::precision::{F32Math, f32_math};
 use crate::sync::lock;
@@ -155,7 +155,7 @@ impl Launcher {
             epilogue[0],
             epilogue[1],
         ];
-        capture::node(NodeKind::Product, product, self.op, &used);
+        nodes::node(NodeKind::Product, product, self.op, &used);
         Ok(true)
     }
 
@@ -182,7 +182,7 @@ impl Launcher {
         self.gpu.bind().map_err(|fault| self.failed(fault))
     }
 
-    fn failed(&self, fault: super::fault::Fault) -> Error {
+    fn failed(&self, fault: fault::Fault) -> Error {
         fault.of(self.op, self.gpu.device(), self.at)
     }
 
@@ -242,10 +242,7 @@ impl Launcher {
             return Ok(workspace.address);
         }
         self.not_captured("no product was made on this stream before")?;
-        // The current stream is the launcher's, so the memory belongs to it.
-        let tensor = Tensor::empty(&[WORKSPACE_BYTES], DType::U8, self.gpu.device())?
-            .named("cuBLASLt workspace");
-        let address = tensor.enter("workspace", true, self.op, self.at)?.address();
+        let (tensor, address) = self.memory("cuBLASLt workspace", WORKSPACE_BYTES, None)?;
         workspaces.insert(
             self.queue.id,
             Workspace {

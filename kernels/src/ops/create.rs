@@ -1,16 +1,18 @@
-//! Constructors. Each takes a device, or inherits it and the dtype from a tensor (`zeros_like`,
-//! `new_zeros` …). There is no default device.
+//! Constructors, but for `empty` and `zeros_pinned` (`tensor/new.rs`). Each takes a device, or
+//! inherits it and the dtype from a tensor (`zeros_like`, `new_zeros` …). There is no default
+//! device.
 
 use std::panic::Location;
 
-use super::Tensor;
-use crate::dtype::{exact, with_element};
+use super::exact::exact;
+use super::fill::{arange_new, fill_new};
+use super::random::{Distribution, draw_new};
+use crate::dtype::with_element;
 use crate::error::{Error, Result, Site, TensorInfo};
-use crate::ops::{Distribution, arange_new, draw_new, fill_new};
 use crate::random::{Draw, Random};
-use crate::storage::{Origin, Storage};
+use crate::storage::Origin;
 use crate::transfer::{self, Asked};
-use crate::{DType, Device, Element, Shape};
+use crate::{DType, Device, Element, Shape, Tensor};
 
 /// Makes a tensor: `fill` writes its elements on the CPU, `launch` runs kernels that make the same
 /// bits on a GPU.
@@ -52,14 +54,6 @@ fn random_tensor<T: Element>(
 }
 
 impl Tensor {
-    /// Unspecified elements: for outputs that are written before they are read.
-    #[track_caller]
-    pub fn empty(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
-        let at = Location::caller();
-        let shape = Shape::checked("empty", shape, at)?;
-        Tensor::allocate(shape, dtype, device, Origin::Computed, "empty", at)
-    }
-
     /// All zeros.
     #[track_caller]
     pub fn zeros(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
@@ -72,16 +66,6 @@ impl Tensor {
             tensor.clear("zeros", at)?;
         }
         Ok(tensor)
-    }
-
-    /// Zeros new host memory, unless it is zero already.
-    fn clear(&self, op: &'static str, at: Site) -> Result<()> {
-        if !self.storage.block().is_fresh() {
-            // Zero in every dtype is all zero bits.
-            let mut borrow = self.borrow("tensor", true, op, at)?;
-            borrow.elements_mut::<u8>().fill(0);
-        }
-        Ok(())
     }
 
     /// All ones.
@@ -231,26 +215,6 @@ impl Tensor {
     pub fn scalar<T: Element>(value: T, device: Device) -> Result<Tensor> {
         Tensor::from_slice(&[value], &[], device)
     }
-
-    /// Zeros in pinned host memory, whose copies to and from any GPU overlap computing. It is
-    /// allocated by the first GPU that this process uses, else by `cuda:0`, which is then in use.
-    #[track_caller]
-    pub fn zeros_pinned(shape: &[usize], dtype: DType) -> Result<Tensor> {
-        let (op, at) = ("zeros_pinned", Location::caller());
-        let shape = Shape::checked(op, shape, at)?;
-        Device::Cuda(0).check_usable(op, at)?;
-        let info = TensorInfo {
-            name: None,
-            dtype,
-            shape,
-            device: Device::Cpu,
-        };
-        let bytes = shape.count() * dtype.bytes();
-        let storage = Storage::new(bytes, Origin::HostData, true, info, op, at)?;
-        let tensor = Tensor::over(storage, shape, dtype);
-        tensor.clear(op, at)?;
-        Ok(tensor)
-    }
 }
 
 /// Constructors that inherit the device and dtype: use them for helper tensors inside a model.
@@ -258,42 +222,42 @@ impl Tensor {
     /// Unspecified elements, with this tensor's shape, dtype and device.
     #[track_caller]
     pub fn empty_like(&self) -> Result<Tensor> {
-        Tensor::empty(&self.shape, self.dtype, self.device())
+        Tensor::empty(self.shape(), self.dtype(), self.device())
     }
 
     /// Zeros, with this tensor's shape, dtype and device.
     #[track_caller]
     pub fn zeros_like(&self) -> Result<Tensor> {
-        Tensor::zeros(&self.shape, self.dtype, self.device())
+        Tensor::zeros(self.shape(), self.dtype(), self.device())
     }
 
     /// Ones, with this tensor's shape, dtype and device.
     #[track_caller]
     pub fn ones_like(&self) -> Result<Tensor> {
-        Tensor::ones(&self.shape, self.dtype, self.device())
+        Tensor::ones(self.shape(), self.dtype(), self.device())
     }
 
     /// Standard normal, with this tensor's shape, dtype and device.
     #[track_caller]
     pub fn randn_like(&self, random: &mut Random) -> Result<Tensor> {
-        Tensor::randn(&self.shape, self.dtype, self.device(), random)
+        Tensor::randn(self.shape(), self.dtype(), self.device(), random)
     }
 
     /// Unspecified elements of another shape, with this tensor's dtype and device.
     #[track_caller]
     pub fn new_empty(&self, shape: &[usize]) -> Result<Tensor> {
-        Tensor::empty(shape, self.dtype, self.device())
+        Tensor::empty(shape, self.dtype(), self.device())
     }
 
     /// Zeros of another shape, with this tensor's dtype and device.
     #[track_caller]
     pub fn new_zeros(&self, shape: &[usize]) -> Result<Tensor> {
-        Tensor::zeros(shape, self.dtype, self.device())
+        Tensor::zeros(shape, self.dtype(), self.device())
     }
 
     /// `value` everywhere in another shape, with this tensor's dtype and device.
     #[track_caller]
     pub fn new_full(&self, shape: &[usize], value: f64) -> Result<Tensor> {
-        Tensor::full(shape, value, self.dtype, self.device())
+        Tensor::full(shape, value, self.dtype(), self.device())
     }
 }

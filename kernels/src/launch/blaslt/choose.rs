@@ -8,9 +8,9 @@ use super::plan::{Kind, Operands, Plan};
 use super::{Engine, read};
 use crate::cuda::cache;
 use crate::cuda::fault::driver;
-use crate::cuda::launch::Launcher;
 use crate::dtype::bf16;
 use crate::error::Result;
+use crate::launch::Launcher;
 use crate::{DType, Tensor};
 
 /// How many algorithms of the heuristic are tried.
@@ -22,8 +22,8 @@ const SETS_MAX: usize = 8;
 const SETS_BYTES: usize = 256 << 20;
 /// Bytes that are read back from either end of an output.
 const PIECE_BYTES: usize = 4096;
-/// Small, finite, and the same as f32 and as two bf16.
-const FILL: f32 = f32::from_bits(0x3c3c_3c3c);
+/// Each byte of the operands: as f32 and as bf16 a small finite number.
+const FILL: u8 = 0x3c;
 
 /// Memory on which a kind of product is tried.
 struct Scratch {
@@ -154,10 +154,7 @@ impl Launcher {
         self.not_captured("algorithms are chosen before")?;
         let sizes = sizes(kind).map(|bytes| bytes.next_multiple_of(256));
         let bytes: usize = sizes.iter().sum();
-        let shape = [count * bytes / DType::F32.bytes()];
-        let memory = Tensor::full(&shape, FILL.into(), DType::F32, self.gpu.device())?;
-        let memory = memory.named("operands for a trial");
-        let start = memory.enter("operands", true, self.op, self.at)?.address();
+        let (memory, start) = self.memory("operands for a trial", count * bytes, Some(FILL))?;
         let workspace = self.workspace(engine)?;
         let set = |index: usize| {
             let mut next = start + (index * bytes) as u64;

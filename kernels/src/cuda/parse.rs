@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use super::Device;
+use crate::Device;
 use crate::error::{Error, Result};
 
 impl FromStr for Device {

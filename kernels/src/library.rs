@@ -7,7 +7,7 @@ use std::ffi::{CStr, OsStr, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use crate::error::Help;
+use crate::message::Help;
 
 /// A loaded library. It stays loaded once its functions were found.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ macro_rules! foreign_functions {
         impl $Table {
             #[allow(non_snake_case)]
             $seen fn load(
-                mut library: $crate::foreign::Library,
+                mut library: $crate::library::Library,
                 help: &str,
             ) -> ::std::result::Result<$Table, String> {
                 $(let $name = library.function(const {

@@ -2,8 +2,8 @@
 
 use std::panic::Location;
 
-use super::{RANK_MAX, Shape};
 use crate::error::{Error, Result, Site};
+use crate::shape::{RANK_MAX, Shape};
 
 /// The widest element: a shape whose elements fit at this width fits at every width.
 const ELEMENT_BYTES_MAX: usize = 8;
@@ -37,11 +37,6 @@ impl Shape {
             );
             return Err(Error::value_at(op, "element count", expected, got, at));
         }
-        let mut kept = [0; RANK_MAX];
-        kept[..dims.len()].copy_from_slice(dims);
-        Ok(Shape {
-            dims: kept,
-            rank: dims.len() as u8,
-        })
+        Ok(Shape::of_checked(dims))
     }
 }
