@@ -10,7 +10,6 @@ pub mod array;
 pub mod cache;
 mod cell;
 mod contents;
-mod conversion;
 mod csv;
 pub mod flat;
 pub(crate) mod gzip;
@@ -23,7 +22,6 @@ mod npz;
 pub(crate) mod parquet;
 mod safetensors;
 mod shown;
-pub(crate) mod survey;
 pub mod table;
 pub mod tokens;
 mod written;
@@ -31,10 +29,12 @@ mod written;
 use std::path::Path;
 
 pub use self::array::{Array, Element};
+pub(crate) use self::cell::{is_missing, number};
 pub use self::contents::{Contents, OddCells};
 use self::io::refuse;
 pub use self::kind::{FileKind, kind};
-pub(crate) use self::shown::shown_number;
+pub(crate) use self::shown::{listed, listed_up_to, shown_number};
+pub(crate) use self::written::Written;
 use crate::error::Result;
 
 /// The arrays of the file at `path`, of any format with arrays. Converted copies go to `cache_dir`,

@@ -7,8 +7,7 @@ use std::path::PathBuf;
 
 use ddp_kernels::heartbeat::{self, Work};
 
-use super::files::table::{self, Written, number};
-use super::files::{Array, shown_number};
+use super::files::{Array, Written, number, shown_number, table};
 use super::stack::Stack;
 use super::task::{CLASSES_MAX, TaskKind, TaskSpec};
 use crate::error::{Error, Result};

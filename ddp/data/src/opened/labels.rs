@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use super::ask::{Ask, LabelPlace, LabelSource, Labelled};
 use crate::choose;
 use crate::error::{Error, Result};
-use crate::files::table::{self, TableRequest, listed};
-use crate::files::{self, Array};
+use crate::files::table::{self, TableRequest};
+use crate::files::{self, Array, listed};
 use crate::spec::FilesSpec;
 use crate::task::LabelName;
 

@@ -7,8 +7,7 @@ use super::ask::{Ask, LabelPlace};
 use super::labels;
 use crate::choose;
 use crate::error::{Error, Result};
-use crate::files::survey;
-use crate::files::table::{self, listed};
+use crate::files::{listed, table};
 use crate::plan::{AUTO, ColumnPlan};
 
 /// The plan that the settings ask for; `None` if they leave columns as they are.
@@ -55,7 +54,7 @@ pub(super) fn of_settings(
     for path in &paths[1..] {
         all.merge(survey_of(path)?);
     }
-    survey::plan(&all, &settings.categorical, &ask.spec.path).map(Some)
+    table::plan(&all, &settings.categorical, &ask.spec.path).map(Some)
 }
 
 /// The columns of the first table that are features, as numbers.

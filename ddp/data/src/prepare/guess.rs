@@ -3,7 +3,7 @@
 
 use super::source::OpenFiles;
 use crate::error::{Error, Result};
-use crate::files::table::{Written, is_missing, number};
+use crate::files::{Written, is_missing, number};
 use crate::labels::{Label, Labels};
 use crate::scan::LabelsFound;
 use crate::task::CLASSES_MAX;

@@ -3,7 +3,7 @@
 
 use super::look::Findings;
 use super::source::OpenFiles;
-use crate::files::table::listed_up_to;
+use crate::files::listed_up_to;
 use crate::task::{LabelName, TaskSpec};
 
 /// Names that are shown.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use super::look::Findings;
 use super::source::OpenFiles;
 use crate::error::Result;
-use crate::files::table::listed;
+use crate::files::listed;
 use crate::files::{Element, OddCells};
 use crate::fill::Present;
 use crate::normalize::{Normalization, Normalize};

@@ -8,6 +8,7 @@ use std::process::{Command, Output};
 
 use super::super::*;
 use crate::disk::testing::Scratch;
+use crate::files::gzip;
 
 const FOLDER: &str = "DDP_TEST_TABLE_FOLDER";
 
