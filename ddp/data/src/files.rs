@@ -62,6 +62,13 @@ pub fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
     }
 }
 
+/// Whether a file is a table, by its name or by its first bytes.
+pub fn is_table(path: &Path) -> bool {
+    let is_named = kind::of_name(path) == Some(FileKind::Csv)
+        || kind::of_name(path) == Some(FileKind::Parquet);
+    is_named || kind(path).is_ok_and(|kind| matches!(kind, FileKind::Csv | FileKind::Parquet))
+}
+
 /// The array of a compressed file: unpacked once, then read like any other.
 fn open_gzip(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
     let unpacked = gzip::unpacked(path, cache_dir)?;

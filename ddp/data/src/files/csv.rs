@@ -11,6 +11,7 @@ use super::gzip;
 use super::io::refuse;
 use super::shown::shown;
 use crate::error::{Error, Result};
+use crate::guess;
 
 /// What to do about a table without a header.
 pub(super) const HEADER_HELP: &str = "help: put a line with names above it (pandas: read_csv(path, header=None).add_prefix(\"x\")\
@@ -113,7 +114,7 @@ fn names(first: &Record<'_>) -> Result<Vec<String>, String> {
     }
     let numbers = (0..cells).filter_map(|column| number(first.cell(column)));
     let numbers: Vec<f64> = numbers.collect();
-    if looks_like_a_row(&numbers, cells) {
+    if guess::looks_like_a_row(&numbers, cells) {
         return Err(format!(
             "line {line}: expected the names of columns, got {} numbers in {cells} cells, as in a row; {HEADER_HELP}",
             numbers.len()
@@ -152,20 +153,4 @@ fn suspicious(first: &Record<'_>) -> Option<String> {
              (pandas: to_csv(path, index=False))"
         )
     })
-}
-
-/// Whether a first line of `cells` cells with these numbers is a row rather than names, so that a
-/// row would be lost. Numbers in even steps beside a text are names: 0, 1, 2 … as pandas writes
-/// them, years, wavelengths.
-fn looks_like_a_row(numbers: &[f64], cells: usize) -> bool {
-    if numbers.is_empty() || 2 * numbers.len() < cells {
-        return false;
-    }
-    let step = (numbers[numbers.len() - 1] - numbers[0]) / (numbers.len() as f64 - 1.0);
-    let is_even = |pair: &[f64]| (pair[1] - pair[0] - step).abs() <= 0.01 * step;
-    let are_names = numbers.len() >= 3
-        && numbers.len() < cells
-        && step > 0.0
-        && numbers.windows(2).all(is_even);
-    !are_names
 }

@@ -190,6 +190,14 @@ pub fn kind(path: &Path) -> Result<FileKind> {
     })
 }
 
+/// The format that a name shows, without `.gz`.
+pub(super) fn of_name(path: &Path) -> Option<FileKind> {
+    match FileKind::of_name(path) {
+        Some(FileKind::Gzip) => FileKind::of_name(Path::new(path.file_stem()?)),
+        known => known,
+    }
+}
+
 /// Whether the name without `.gz` is that of a table.
 fn is_table(path: &Path) -> bool {
     let stem = path.file_stem().map(Path::new);

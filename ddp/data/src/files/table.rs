@@ -21,7 +21,7 @@ use super::io::refuse;
 use super::kind::{FileKind, kind};
 use super::{csv, parquet};
 use crate::error::Result;
-use crate::plan::ColumnPlan;
+use crate::feature_plan::ColumnPlan;
 
 /// The table at `path`, before its first row.
 fn reader(path: &Path) -> Result<Box<dyn TableReader>> {

@@ -7,7 +7,7 @@ use super::super::flat;
 use super::super::io::refuse;
 use super::super::shown::listed;
 use crate::error::{Error, Result};
-use crate::plan::ColumnPlan;
+use crate::feature_plan::ColumnPlan;
 
 /// The most bytes that the names of all features have in a flat file's header.
 const NAMES_BYTES_MAX: usize = 40 << 20;

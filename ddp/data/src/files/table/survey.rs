@@ -15,7 +15,8 @@ use super::super::shown::shown;
 use super::super::written::Written;
 use super::columns::Columns;
 use crate::error::{Error, Result};
-use crate::plan::{AUTO, AUTO_VALUES_MAX, ColumnPlan};
+use crate::feature_plan::{AUTO, ColumnPlan};
+use crate::guess::{self, AUTO_VALUES_MAX};
 
 /// The most different values of a column that is named as categorical.
 const NAMED_VALUES_MAX: usize = 1 << 16;
@@ -263,7 +264,7 @@ impl SurveyedColumn {
     /// Whether so many of its values are different that categories say nothing.
     fn is_nearly_unique(&self) -> bool {
         let different = self.values.as_ref().map_or(0, HashSet::len) as u64;
-        different > 20 && different * 10 > 9 * (self.texts + self.numbers)
+        guess::are_nearly_unique(different, self.texts + self.numbers)
     }
 
     /// Whether most texts are numbers or dates that are written otherwise than programs read them.
