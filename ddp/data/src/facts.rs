@@ -6,7 +6,7 @@ use twox_hash::XxHash3_64;
 use crate::error::{Error, Result};
 use crate::feature_plan::{ColumnPlan, Missing};
 use crate::file_rows::nonfinite;
-use crate::files::Element;
+use crate::files::{Element, some_of};
 use crate::fill::{self, Filled, Present};
 use crate::normalize::Normalize;
 use crate::open::Source;
@@ -15,7 +15,6 @@ use crate::request::{DataRequest, Trained};
 use crate::scan::{self, Found, LabelsFound, Moments, RowReader};
 use crate::split::Split;
 use crate::task::Classes;
-use crate::warnings;
 
 /// The most bytes of targets that are read only to see how large they are.
 const SAMPLED_BYTES_MAX: u64 = 1 << 20;
@@ -94,7 +93,7 @@ fn fill_of(
         false => None,
     };
     if let (Some(present), 0, false) = (&present, ranks.rank(), is_table) {
-        warnings::log_missing(source, present, of_rows);
+        log_missing(source, present, of_rows);
     }
     match model {
         Some(model) => Ok(model.plan.fill.clone()),
@@ -104,6 +103,26 @@ fn fill_of(
             source.columns.as_deref(),
             present.as_ref(),
         ),
+    }
+}
+
+/// Logs how many numbers of each feature are missing in rows that are called `of_rows`.
+fn log_missing(source: &Source, present: &Present, of_rows: &str) {
+    let missing = present.missing();
+    let name = |index: usize| match &source.columns {
+        Some(names) => format!("\"{}\"", names[index]),
+        None => index.to_string(),
+    };
+    let some = missing.iter().enumerate().filter(|(_, count)| **count > 0);
+    let some = some.map(|(index, count)| format!("{} {count}", name(index)));
+    let at_least = if present.is_complete { "" } else { "at least " };
+    if let Some(some) = some_of(20, some) {
+        tracing::info!(
+            "`{}` {}: {at_least}{} missing numbers{of_rows}, which are filled in, by feature: {some}",
+            source.setting,
+            source.path,
+            missing.iter().sum::<u64>()
+        );
     }
 }
 

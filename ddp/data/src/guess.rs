@@ -1,5 +1,5 @@
-//! Every rule by which something about data is guessed, with its threshold and the reason for it.
-//! A guess that changes what is trained is printed, and a suspicious one is refused with the setting
+//! Every rule by which something about data is guessed, with its threshold and the reason for it. A
+//! guess that changes what is trained is printed, and a suspicious one is refused with the setting
 //! that decides it. The rules are pure: callers count, and write the messages.
 
 use std::collections::BTreeSet;
@@ -9,7 +9,8 @@ use crate::task::{CLASSES_MAX, TaskKind};
 /// One label in so many, or fewer, is odd among others of another kind: 5% is more than typing
 /// errors and marks of missing values usually are, and less than a class that matters.
 const ODD: u64 = 20;
-/// A class number is far from the others only beyond this: a scale from 1 to 10 may lack its middle.
+/// A class number is far from the others only beyond this: a scale from 1 to 10 may lack its
+/// middle.
 const FAR: u64 = 9;
 /// So many classes are fine for any number of rows.
 const CLASSES: u64 = 100;
@@ -41,8 +42,8 @@ pub(crate) fn label_column<'a>(
     columns.iter().rev().find(|name| !is_other(name))
 }
 
-/// Whether class numbers are names: they do not begin with 0, as 1 to 3 or -1 and 1. -1, 0 and 1 are
-/// classes too, while a single -3 among classes from 0 on is a mistake.
+/// Whether class numbers are names: they do not begin with 0, as 1 to 3 or -1 and 1. -1, 0 and 1
+/// are classes too, while a single -3 among classes from 0 on is a mistake.
 pub(crate) fn are_names(numbers: &BTreeSet<i64>) -> bool {
     let mut pairs = numbers.iter().zip(numbers.iter().skip(1));
     let has_gap = pairs.any(|(a, b)| b.abs_diff(*a) > 1);

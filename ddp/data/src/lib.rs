@@ -3,16 +3,17 @@
 //!
 //! `prepare` turns a request into data in four steps, each of which knows only those before it:
 //! `resolve` finds the files and where their labels are, `open` opens them (`files` reads every
-//! format, `rows` and `labels` put several files together), `facts` reads all rows once with `scan`,
-//! and the rows become a dataset (`file_rows`), as `learn` says. What is guessed on the way stands in
-//! `guess`, what is logged in `warnings`. Tokens go a shorter way (`tokens`); `text` makes files of
-//! them.
+//! format, `rows` and `labels` put several files together), `facts` reads all rows once with
+//! `scan`, and the rows become a dataset (`file_rows`), as `learn` says. What is guessed on the way
+//! stands in `guess`, what is logged in `warnings`. Tokens go a shorter way (`tokens`); `text`
+//! makes files of them.
 
 #![forbid(unsafe_code)]
 
 mod array_names;
 mod dataset;
 pub mod disk;
+mod element;
 pub mod error;
 mod facts;
 mod feature_plan;

@@ -440,8 +440,8 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Checks that there are as many labels as rows, in all if one file has them, else file by file,
-    /// and that no array is both.
+    /// Checks that there are as many labels as rows, in all if one file has them, else file by
+    /// file, and that no array is both.
     fn check_labels(&self, features: &[Array], labels: &[FileLabels]) -> Result<()> {
         let given = format!("`{}` {}", self.wanted.setting, self.wanted.spec.path);
         let setting = self.wanted.labels_setting();

@@ -12,19 +12,6 @@ use crate::files::{self, gzip, table, tokens};
 use crate::request::Trained;
 use crate::spec::FilesSpec;
 
-/// The endings of files that can be read; `.gz` may follow some.
-const ENDINGS: [&str; 9] = [
-    "npy",
-    "npz",
-    "csv",
-    "tsv",
-    "parquet",
-    "safetensors",
-    "bin",
-    "idx",
-    "ubyte",
-];
-
 const HELP: &str = "help: give a file, a folder of files, a pattern, or built-in data: glyphs, synthetic:classification, \
                     synthetic:regression";
 
@@ -47,7 +34,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) table: &'a TableSettings,
     /// The columns of tables that features come from, if known.
     pub(crate) plan: Option<Vec<ColumnPlan>>,
-    /// The model that the rows are for, if there is one, or what was learned from the training rows.
+    /// The model that the rows are for, or what was learned from the rows that are trained on.
     pub(crate) model: Option<&'a Trained>,
     /// Whether numbers in tables may be missing.
     pub(crate) allows_missing: bool,
@@ -309,9 +296,9 @@ fn in_folder(folder: &Path, setting: &str) -> Result<Vec<PathBuf>> {
             false => String::new(),
         };
         return Err(Error::Data(format!(
-            "`{setting}` {shown}: expected a folder with files that end in .{}, got none; help: give another folder, or \
+            "`{setting}` {shown}: expected a folder with files that end in {}, got none; help: give another folder, or \
              for texts a pattern, as in {shown}/*.txt{as_name}",
-            ENDINGS.join(", .")
+            files::endings().collect::<Vec<_>>().join(", ")
         )));
     };
     if let Some(other) = found.iter().find(|path| ending(path) != ending(first)) {
@@ -368,19 +355,15 @@ fn name_of(path: &Path) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// The ending that shows the kind of a file, without `.gz`.
+/// The ending that shows the kind of a file, without `.gz`; `None` if folders may have others.
 fn ending(path: &Path) -> Option<&'static str> {
-    let name = name_of(path).to_ascii_lowercase();
-    let name = name.strip_suffix(".gz").unwrap_or(&name);
-    let is_ending = |ending: &&str| {
-        let rest = name.strip_suffix(*ending);
-        rest.is_some_and(|rest| rest.ends_with(['.', '-']))
-    };
-    ENDINGS.into_iter().find(is_ending)
+    let (_, ending) = files::named(path)?;
+    let is_read = files::endings().any(|known| known == ending);
+    is_read.then(|| ending.trim_start_matches(['.', '-']))
 }
 
 fn is_idx(path: &Path) -> bool {
-    matches!(ending(path), Some("idx" | "ubyte"))
+    ending(path).is_some_and(|ending| ending.starts_with("idx") || ending == "ubyte")
 }
 
 /// The labels beside images in IDX files: `train-images-idx3-ubyte` has `train-labels-idx1-ubyte`.

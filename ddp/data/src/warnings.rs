@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use crate::error::Result;
 use crate::facts::Facts;
-use crate::files::{Element, OddCells, listed};
-use crate::fill::Present;
+use crate::files::{Element, OddCells, listed, some_of};
 use crate::guess;
 use crate::normalize::{Normalization, Normalize};
 use crate::open::Source;
@@ -18,13 +17,6 @@ use crate::task::TaskSpec;
 /// Rows that are read to find columns that f32 rounds, and numbers of them if rows are wide.
 const ROWS: u64 = 1024;
 const NUMBERS: usize = 1 << 22;
-
-/// Up to `most` of these; `None` if there are none.
-fn some_of(most: usize, all: impl Iterator<Item = String>) -> Option<String> {
-    let all: Vec<String> = all.collect();
-    let more = if all.len() > most { ", …" } else { "" };
-    (!all.is_empty()).then(|| all[..all.len().min(most)].join(", ") + more)
-}
 
 /// Logs which columns of tables are categorical, and which cells had no number or category.
 pub(crate) fn log_table(source: &Source) {
@@ -61,26 +53,6 @@ pub(crate) fn log_table(source: &Source) {
     if let Some(unseen) = some_of(20, unseen) {
         tracing::warn!(
             "`{setting}` {path}: cells with values that were not trained on, which count as none of the categories: {unseen}"
-        );
-    }
-}
-
-/// Logs how many numbers of each feature are missing in rows that are called `of_rows`.
-pub(crate) fn log_missing(source: &Source, present: &Present, of_rows: &str) {
-    let missing = present.missing();
-    let name = |index: usize| match &source.columns {
-        Some(names) => format!("\"{}\"", names[index]),
-        None => index.to_string(),
-    };
-    let some = missing.iter().enumerate().filter(|(_, count)| **count > 0);
-    let some = some.map(|(index, count)| format!("{} {count}", name(index)));
-    let at_least = if present.is_complete { "" } else { "at least " };
-    if let Some(some) = some_of(20, some) {
-        tracing::info!(
-            "`{}` {}: {at_least}{} missing numbers{of_rows}, which are filled in, by feature: {some}",
-            source.setting,
-            source.path,
-            missing.iter().sum::<u64>()
         );
     }
 }

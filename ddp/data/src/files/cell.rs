@@ -7,7 +7,7 @@ use crate::error::Result;
 
 /// A cell as its format types it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Value<'a> {
+pub(crate) enum Value<'a> {
     /// The format says that there is none.
     Null,
     /// A cell of a text file: a number if it reads as one.
@@ -21,7 +21,7 @@ pub enum Value<'a> {
 }
 
 /// A table that is read row after row.
-pub trait TableReader {
+pub(crate) trait TableReader {
     /// The names of its columns.
     fn names(&self) -> &[String];
 

@@ -7,11 +7,28 @@ use std::path::{Path, PathBuf};
 
 use self::records::{CsvProblem, Record, Records};
 use super::cell::{TableReader, Value, number};
+use super::format::{Format, Holds};
 use super::gzip;
 use super::io::refuse;
 use super::shown::shown;
 use crate::error::{Error, Result};
 use crate::guess;
+
+pub(super) static CSV: Format = Format {
+    name: "a table of text (.csv, .tsv)",
+    endings: &[".csv"],
+    begins: |_| false,
+    must_begin: None,
+    holds: Holds::Table(|path| open(path, false)),
+};
+
+pub(super) static TSV: Format = Format {
+    name: CSV.name,
+    endings: &[".tsv"],
+    begins: |_| false,
+    must_begin: None,
+    holds: Holds::Table(|path| open(path, true)),
+};
 
 /// What to do about a table without a header.
 pub(super) const HEADER_HELP: &str = "help: put a line with names above it (pandas: read_csv(path, header=None).add_prefix(\"x\")\
@@ -25,9 +42,7 @@ struct CsvTable {
 }
 
 /// The table at `path`, after its line of names.
-pub(super) fn open(path: &Path) -> Result<Box<dyn TableReader>> {
-    let name = path.to_string_lossy().to_ascii_lowercase();
-    let has_tabs = name.trim_end_matches(".gz").ends_with(".tsv");
+fn open(path: &Path, has_tabs: bool) -> Result<Box<dyn TableReader>> {
     let records = Records::new(gzip::reader(path)?, has_tabs);
     let mut records = records.map_err(problem_in(path))?;
     let first = records.next().map_err(problem_in(path))?;

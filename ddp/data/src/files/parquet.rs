@@ -6,14 +6,30 @@ mod reading;
 use std::path::Path;
 
 use super::cell::{TableReader, Value};
+use super::format::{Format, Holds};
 use super::io::refuse;
 use crate::error::Result;
+
+pub(super) static PARQUET: Format = Format {
+    name: "a .parquet file",
+    endings: &[".parquet", ".pq"],
+    // A column may be called PAR1: the end is the length of the metadata and the same letters.
+    begins: |file| {
+        let [a, b, c, d, letters @ ..] = file.end;
+        let metadata_bytes = u64::from(u32::from_le_bytes([a, b, c, d]));
+        file.start.starts_with(b"PAR1") && letters == *b"PAR1" && metadata_bytes + 12 <= file.bytes
+    },
+    must_begin: Some(
+        "it does not begin and end as Parquet files do: it is cut short, damaged or of another format; help: write it again",
+    ),
+    holds: Holds::Table(open),
+};
 
 /// What takes the texts of a column, with the place of each for messages.
 pub(crate) type TextSink<'a> = &'a mut dyn FnMut(&[u8], &dyn Fn() -> String) -> Result<()>;
 
 /// The table at `path`.
-pub(super) fn open(path: &Path) -> Result<Box<dyn TableReader>> {
+fn open(path: &Path) -> Result<Box<dyn TableReader>> {
     #[cfg(feature = "parquet")]
     return Ok(Box::new(reading::ParquetTable::open(path)?));
     #[cfg(not(feature = "parquet"))]

@@ -17,24 +17,24 @@ use super::cache;
 use super::cell::TableReader;
 use super::contents::Contents;
 use super::flat;
+use super::format::Holds;
+use super::formats::format;
 use super::io::refuse;
-use super::kind::{FileKind, kind};
-use super::{csv, parquet};
 use crate::error::Result;
 use crate::feature_plan::ColumnPlan;
 
 /// The table at `path`, before its first row.
 fn reader(path: &Path) -> Result<Box<dyn TableReader>> {
-    match kind(path)? {
-        FileKind::Csv => csv::open(path),
-        FileKind::Parquet => parquet::open(path),
-        FileKind::Gzip => Err(refuse(
+    let format = format(path)?;
+    match format.holds {
+        Holds::Table(open) => open(path),
+        Holds::Packed(_) => Err(refuse(
             path,
             "it is compressed with gzip, but its name does not end in .gz; help: rename it, as in table.csv.gz",
         )),
-        other => Err(refuse(
+        _ => Err(refuse(
             path,
-            format!("expected a table, got {}", other.name()),
+            format!("expected a table, got {}", format.name),
         )),
     }
 }

@@ -9,11 +9,11 @@ use std::io::{BufRead, BufReader, BufWriter, Seek, Write};
 use std::num::IntErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::super::array::Element;
 use super::super::cell::number;
 use super::super::flat;
 use super::super::io::writing;
 use super::super::shown::shown;
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::task::CLASSES_MAX;
 

@@ -1,9 +1,8 @@
-//! Rows of a table, written into a flat file: `features`, f32 of all columns except the label's, and
-//! `labels`. A missing number is NaN.
+//! Rows of a table, written into a flat file: `features`, f32 of all columns except the label's,
+//! and `labels`. A missing number is NaN.
 
 use std::path::Path;
 
-use super::super::array::Element;
 use super::super::cell::{Cell, TableReader, Value, number};
 use super::super::contents::{EXAMPLES_MAX, OddCells};
 use super::super::csv::HEADER_HELP;
@@ -11,6 +10,7 @@ use super::super::flat;
 use super::super::shown::shown;
 use super::columns::{Columns, Feature};
 use super::labels::LabelColumn;
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::rounding::{self, Ends};
 
@@ -191,7 +191,7 @@ impl<'a> RowWriter<'a> {
             classes: labels.transpose()?.flatten(),
             columns: Some(columns.feature_names()),
             source: Some(columns.path.display().to_string()),
-            odd: self.odd,
+            odd_cells: self.odd,
             ..flat::About::default()
         })
     }
