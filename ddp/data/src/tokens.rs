@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 use ddp_kernels::{DType, Tensor};
 
-use crate::choose;
 use crate::dataset::{Dataset, RowSpec, check_gather};
 use crate::error::{Error, Result};
 use crate::file_rows::ChangeWatch;
 use crate::files::tokens::{self, Coding};
 use crate::files::{Array, Element};
+use crate::resolve;
 use crate::spec::TokensSpec;
 use crate::task::TaskSpec;
 use crate::tensor_spec::TensorSpec;
@@ -43,7 +43,7 @@ impl TokenFiles {
     ) -> Result<TokenFiles> {
         let mut all: Option<TokenFiles> = None;
         let given = Path::new(path);
-        for path in choose::files(path, setting)? {
+        for path in resolve::files(path, setting)? {
             let (array, coding) = tokens::open(&path, spec, cache_dir)?;
             let (stated, got) = (spec.and_then(|spec| spec.token_type), array.element());
             if stated.is_some_and(|stated| stated != got) {

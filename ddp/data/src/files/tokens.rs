@@ -9,13 +9,15 @@ use std::sync::Arc;
 
 use ddp_kernels::mapped::Mapped;
 
-use super::array::{Array, ArrayPlace, Element};
+use super::array::{Array, ArrayPlace};
 use super::contents::Contents;
-use super::flat::{self, About};
+use super::flat::{self, About, FLAT};
+use super::format::Holds;
+use super::formats::{TEXT, format};
 use super::io::{map, refuse};
-use super::kind::{FileKind, kind};
-use super::llm_c;
+use super::llm_c::{self, LLM_C};
 use crate::disk;
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::spec::TokensSpec;
 
@@ -48,16 +50,16 @@ impl Coding {
 
 /// Whether the file at `path` is one of tokens by what it says itself.
 pub fn says_tokens(path: &Path) -> bool {
-    match kind(path) {
-        Ok(FileKind::LlmC | FileKind::Text) => true,
-        Ok(FileKind::Flat) => flat::open(path, "").is_ok_and(|file| file.vocabulary.is_some()),
-        _ => false,
-    }
+    format(path).is_ok_and(|format| match format.holds {
+        Holds::Tokens => true,
+        _ if !format.is(&FLAT) => false,
+        _ => flat::open(path, "").is_ok_and(|file| file.vocabulary.is_some()),
+    })
 }
 
 /// The file at `path` as data: without a header, as nanoGPT's tokens, it needs `tokens:`.
 pub fn shown(path: &Path) -> String {
-    let is_flat = kind(path).is_ok_and(|kind| kind == FileKind::Flat);
+    let is_flat = format(path).is_ok_and(|format| format.is(&FLAT));
     let is_plain = is_flat && map(path).is_ok_and(|mapped| !flat::begins(&mapped));
     let prefix = if is_plain { "tokens:" } else { "" };
     format!("{prefix}{}", path.display())
@@ -71,12 +73,12 @@ pub fn open(
     cache_dir: Option<&Path>,
 ) -> Result<(Array, Coding)> {
     let mapped = map(path)?;
-    match kind(path)? {
-        FileKind::LlmC => {
+    match format(path)? {
+        llm_c if llm_c.is(&LLM_C) => {
             let (array, format) = llm_c::open(path, &mapped)?;
             Ok((array, Coding::new(format.name, Some(format.vocabulary))))
         }
-        FileKind::Text => {
+        text if text.is(&TEXT) => {
             let coding = Coding {
                 are_bytes: true,
                 ..Coding::new("bytes of a text", Some(256))
@@ -87,7 +89,7 @@ pub fn open(
             let offset = if has_mark { start.len() as u64 } else { 0 };
             Ok((whole_file(path, &mapped, Element::U8, offset)?, coding))
         }
-        FileKind::Flat if spec.is_some() && !flat::begins(&mapped) => {
+        flat if flat.is(&FLAT) && spec.is_some() && !flat::begins(&mapped) => {
             let stated = spec.and_then(|spec| spec.token_type);
             let array = whole_file(path, &mapped, stated.unwrap_or(Element::U16), 0)?;
             if stated.is_none() {
@@ -96,7 +98,7 @@ pub fn open(
             }
             Ok((array, Coding::new("without a header", None)))
         }
-        FileKind::Csv | FileKind::Parquet => Err(refuse(
+        table if table.is_table() => Err(refuse(
             path,
             "expected tokens, got a table; help: give .bin, .txt, or a one-dimensional array of integers",
         )),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
+use crate::feature_plan::FeaturePlan;
 use crate::glyphs::Glyphs;
-use crate::plan::FeaturePlan;
 use crate::request::{Data, DataRequest, Trained};
 use crate::spec::DataSpec;
 use crate::synthetic::Synthetic;

@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
 
-use super::source::{identity_of, read_in_any_order};
-use crate::choose;
 use crate::dataset::{Dataset, NoRows};
 use crate::error::{Error, Result};
-use crate::file_rows::ChangeWatch;
+use crate::feature_plan::FeaturePlan;
+use crate::file_rows::{ChangeWatch, read_in_any_order};
 use crate::files::tokens::Coding;
 use crate::files::{self, Array};
-use crate::plan::FeaturePlan;
+use crate::open::identity_of;
 use crate::ranks::{Alone, Ranks, SameFiles, agree, in_turn};
 use crate::request::{Data, DataRequest};
+use crate::resolve;
 use crate::scan::{self, TokensFound};
 use crate::spec::{DataSpec, TOKENS_MAX, TokensSpec};
 use crate::task::{TaskSpec, TokenizerId};
@@ -84,7 +84,7 @@ pub(super) fn named<'a>(
     };
     // Files that cannot be read are refused where rows are opened.
     let says_tokens = |paths: Vec<PathBuf>| files::tokens::says_tokens(&paths[0]);
-    let are_tokens = choose::files(&spec.path, setting).is_ok_and(says_tokens);
+    let are_tokens = resolve::files(&spec.path, setting).is_ok_and(says_tokens);
     // Ranks with other files would wait for each other in different places.
     let kind = if are_tokens {
         "tokens"
