@@ -1,7 +1,8 @@
 //! Files of tokens: llm.c's, nanoGPT's without a header, texts as their bytes, and arrays of whole
-//! numbers in any other format. All are read in place, unless they are compressed.
+//! numbers in any other format, our own shards among them. Each has a reader here, and what all of
+//! them give is a `TokenFile`, read in place unless the file is compressed.
 //!
-//! Our own shards are flat files with an array `tokens` and a vocabulary (`flat.rs`).
+//! Our shards are flat files with an array `tokens` and a vocabulary (`flat.rs`).
 
 use std::fs;
 use std::path::Path;
@@ -10,17 +11,24 @@ use std::sync::Arc;
 use ddp_kernels::mapped::Mapped;
 
 use super::array::{Array, ArrayPlace, Element};
-use super::contents::Contents;
 use super::flat::{self, About};
 use super::io::{map, refuse};
 use super::kind::{FileKind, kind};
 use super::llm_c;
 use crate::disk;
 use crate::error::{Error, Result};
-use crate::spec::TokensSpec;
+
+/// The tokens of one file, whatever its format.
+#[derive(Debug)]
+pub struct TokenFile {
+    /// Rows of one token each.
+    pub tokens: Array,
+    /// What the tokens are.
+    pub coding: Coding,
+}
 
 /// What the tokens of a file are.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coding {
     /// The format, for people.
     pub format: &'static str,
@@ -34,15 +42,31 @@ pub struct Coding {
     pub are_bytes: bool,
 }
 
-impl Coding {
-    fn new(format: &'static str, vocabulary: Option<usize>) -> Coding {
-        Coding {
+impl TokenFile {
+    fn new(tokens: Array, format: &'static str, vocabulary: Option<usize>) -> TokenFile {
+        let coding = Coding {
             format,
             vocabulary,
-            end_of_text: None,
-            tokenizer: None,
-            are_bytes: false,
-        }
+            ..Coding::default()
+        };
+        TokenFile { tokens, coding }
+    }
+
+    /// Format and type of the tokens, and what the file says of them.
+    pub fn describe(&self) -> String {
+        let coding = &self.coding;
+        let vocabulary = coding
+            .vocabulary
+            .map(|count| format!(", vocabulary {count}"));
+        let end = coding.end_of_text;
+        let end = end.map(|token| format!(", documents end with {token}"));
+        format!(
+            "{} ({}{}{})",
+            coding.format,
+            self.tokens.element(),
+            vocabulary.unwrap_or_default(),
+            end.unwrap_or_default()
+        )
     }
 }
 
@@ -63,45 +87,83 @@ pub fn shown(path: &Path) -> String {
     format!("{prefix}{}", path.display())
 }
 
-/// The tokens of the file at `path`, an array of rows of one number. With a `spec` a file holds
-/// tokens though it may not say so itself.
-pub fn open(
-    path: &Path,
-    spec: Option<&TokensSpec>,
-    cache_dir: Option<&Path>,
-) -> Result<(Array, Coding)> {
+/// The tokens of the file at `path`. `stated` is their type where the file has no header; without
+/// it they are u16, and refused if they look like something else.
+pub fn open(path: &Path, stated: Option<Element>, cache_dir: Option<&Path>) -> Result<TokenFile> {
     let mapped = map(path)?;
-    match kind(path)? {
+    let file = match kind(path)? {
         FileKind::LlmC => {
-            let (array, format) = llm_c::open(path, &mapped)?;
-            Ok((array, Coding::new(format.name, Some(format.vocabulary))))
+            let (tokens, format) = llm_c::open(path, &mapped)?;
+            TokenFile::new(tokens, format.name, Some(format.vocabulary))
         }
-        FileKind::Text => {
-            let coding = Coding {
-                are_bytes: true,
-                ..Coding::new("bytes of a text", Some(256))
-            };
-            let mut start = [0; BYTE_ORDER_MARK.len()];
-            let is_read = mapped.len() > 3 && mapped.read(0, &mut start).is_ok();
-            let has_mark = is_read && start == BYTE_ORDER_MARK;
-            let offset = if has_mark { start.len() as u64 } else { 0 };
-            Ok((whole_file(path, &mapped, Element::U8, offset)?, coding))
+        FileKind::Text => text(path, &mapped)?,
+        FileKind::Flat if !flat::begins(&mapped) => without_header(path, &mapped, stated)?,
+        FileKind::Csv | FileKind::Parquet => {
+            return Err(refuse(
+                path,
+                "expected tokens, got a table; help: give .bin, .txt, or a one-dimensional array of integers",
+            ));
         }
-        FileKind::Flat if spec.is_some() && !flat::begins(&mapped) => {
-            let stated = spec.and_then(|spec| spec.token_type);
-            let array = whole_file(path, &mapped, stated.unwrap_or(Element::U16), 0)?;
-            if stated.is_none() {
-                llm_c::check_no_header(&mapped).map_err(|why| refuse(path, why))?;
-                check_not_u32(path, &array)?;
-            }
-            Ok((array, Coding::new("without a header", None)))
-        }
-        FileKind::Csv | FileKind::Parquet => Err(refuse(
+        _ => array(path, cache_dir)?,
+    };
+    let got = file.tokens.element();
+    match stated.is_some_and(|stated| stated != got) {
+        true => Err(refuse(
             path,
-            "expected tokens, got a table; help: give .bin, .txt, or a one-dimensional array of integers",
+            format!(
+                "expected tokens without a header, whose type type= states, got {got}; help: leave out type="
+            ),
         )),
-        _ => of_arrays(path, super::open(path, cache_dir)?, spec.is_some()),
+        false => Ok(file),
     }
+}
+
+/// The bytes of a text.
+fn text(path: &Path, mapped: &Arc<Mapped>) -> Result<TokenFile> {
+    let mut start = BYTE_ORDER_MARK;
+    let is_longer = mapped.len() > start.len() as u64 && mapped.read(0, &mut start).is_ok();
+    let has_mark = is_longer && start == BYTE_ORDER_MARK;
+    let offset = if has_mark { start.len() as u64 } else { 0 };
+    let tokens = whole_file(path, mapped, Element::U8, offset)?;
+    let mut file = TokenFile::new(tokens, "bytes of a text", Some(256));
+    file.coding.are_bytes = true;
+    Ok(file)
+}
+
+/// As nanoGPT writes them.
+fn without_header(path: &Path, mapped: &Arc<Mapped>, stated: Option<Element>) -> Result<TokenFile> {
+    let tokens = whole_file(path, mapped, stated.unwrap_or(Element::U16), 0)?;
+    if stated.is_none() {
+        llm_c::check_no_header(mapped).map_err(|why| refuse(path, why))?;
+        check_not_u32(path, &tokens)?;
+    }
+    Ok(TokenFile::new(tokens, "without a header", None))
+}
+
+/// The array `tokens` of a file, or its only one.
+fn array(path: &Path, cache_dir: Option<&Path>) -> Result<TokenFile> {
+    let contents = super::open(path, cache_dir)?;
+    let named = contents.find("tokens").map_err(|why| refuse(path, why))?;
+    let array = match (named, &contents.arrays[..]) {
+        (Some(array), _) | (None, [array]) => array,
+        (None, arrays) => {
+            let names: Vec<_> = arrays.iter().map(Array::key).collect();
+            let what = "expected one array, or one called tokens";
+            return Err(refuse(path, format!("{what}, got {}", names.join(", "))));
+        }
+    };
+    let element = array.element();
+    if !array.row_shape().is_empty() || element.is_float() || element == Element::Bool {
+        let shape = [&[array.rows() as usize], array.row_shape()].concat();
+        return Err(refuse(
+            path,
+            format!("expected tokens, a one-dimensional array of integers, got {element}{shape:?}"),
+        ));
+    }
+    let mut file = TokenFile::new(array.clone(), "an array", contents.vocabulary);
+    file.coding.end_of_text = contents.end_of_text;
+    file.coding.tokenizer = contents.tokenizer;
+    Ok(file)
 }
 
 /// What some editors write before a text: U+FEFF in UTF-8.
@@ -138,13 +200,10 @@ const TINY: i64 = 64;
 fn check_not_u32(path: &Path, array: &Array) -> Result<()> {
     let mut first = vec![0; array.rows().min(4096) as usize];
     array.read_i64(0, &mut first)?;
-    let (low, high): (Vec<_>, Vec<_>) =
-        first.chunks_exact(2).map(|pair| (pair[0], pair[1])).unzip();
-    let below = |most: i64, of: &[i64]| of.iter().filter(|&&token| token < most).count();
-    let (zero_high, zero_low) = (below(1, &high), below(1, &low));
-    let (tiny_high, tiny_low) = (below(TINY, &high), below(TINY, &low));
-    let all = high.len();
-    let are_zero = zero_high == all && zero_low < all;
+    let pairs = first.as_chunks::<2>().0;
+    let below = |most: i64, half: usize| pairs.iter().filter(|pair| pair[half] < most).count();
+    let (all, tiny_low, tiny_high) = (pairs.len(), below(TINY, 0), below(TINY, 1));
+    let are_zero = below(1, 1) == all && below(1, 0) < all;
     let are_tiny = tiny_high * 10 >= all * 9 && tiny_low * 2 < all;
     // The upper half of each i64 token is two zeros.
     let is_i64 = |four: &[i64]| four[2..] == [0, 0];
@@ -160,45 +219,6 @@ fn check_not_u32(path: &Path, array: &Array) -> Result<()> {
              tokens:FILE,type=u32 if they are u32, type=u16 if they are u16, or save them with np.save, as int64 must be"
         ),
     ))
-}
-
-/// The array `tokens` of a file, or its only one.
-fn of_arrays(path: &Path, contents: Contents, are_tokens: bool) -> Result<(Array, Coding)> {
-    let Contents {
-        vocabulary,
-        end_of_text,
-        ref tokenizer,
-        ..
-    } = contents;
-    if vocabulary.is_none() && !are_tokens {
-        return Err(refuse(
-            path,
-            "expected a file of tokens, got one of arrays; help: give tokens:FILE if its array is one of tokens",
-        ));
-    }
-    let named = contents.find("tokens").map_err(|why| refuse(path, why))?;
-    let array = match (named, &contents.arrays[..]) {
-        (Some(array), _) | (None, [array]) => array,
-        (None, arrays) => {
-            let names: Vec<_> = arrays.iter().map(Array::key).collect();
-            let what = "expected one array, or one called tokens";
-            return Err(refuse(path, format!("{what}, got {}", names.join(", "))));
-        }
-    };
-    let element = array.element();
-    if !array.row_shape().is_empty() || element.is_float() || element == Element::Bool {
-        let shape = [&[array.rows() as usize], array.row_shape()].concat();
-        return Err(refuse(
-            path,
-            format!("expected tokens, a one-dimensional array of integers, got {element}{shape:?}"),
-        ));
-    }
-    let coding = Coding {
-        end_of_text,
-        tokenizer: tokenizer.clone(),
-        ..Coding::new("an array", vocabulary)
-    };
-    Ok((array.clone(), coding))
 }
 
 /// Writes tokens to a shard.

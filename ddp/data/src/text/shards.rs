@@ -470,6 +470,6 @@ fn tokens_of(path: &Path, source: &str) -> Option<u64> {
     if found != source || flat::verify(path).is_err() {
         return None;
     }
-    let (array, _) = tokens::open(path, None, None).ok()?;
-    Some(array.rows())
+    let shard = tokens::open(path, None, None).ok()?;
+    Some(shard.tokens.rows())
 }

@@ -9,7 +9,9 @@ use std::sync::atomic::AtomicU64;
 use super::*;
 use crate::disk::testing::{Failing, Scratch};
 use crate::error::Result;
-use crate::files::{Array, tokens};
+use crate::files::Array;
+use crate::files::tokens::{self, TokenFile};
+use crate::spec::TokensSpec;
 use crate::tokens::TokenFiles;
 
 const SMALL: Sizes = Sizes {
@@ -84,7 +86,10 @@ fn shards(folder: &Path) -> Vec<Vec<i64>> {
     paths.retain(|path| path.extension().is_some_and(|ending| ending == "bin"));
     paths.sort();
     let read = |path: &PathBuf| {
-        let (array, coding) = tokens::open(path, None, None).unwrap();
+        let TokenFile {
+            tokens: array,
+            coding,
+        } = tokens::open(path, None, None).unwrap();
         assert!(coding.tokenizer.is_some() && coding.end_of_text.is_some());
         let mut tokens = vec![0; array.rows() as usize];
         array.read_i64(0, &mut tokens).unwrap();
@@ -272,8 +277,12 @@ fn a_folder_that_lacks_a_shard_is_refused() {
     let [train, val] = run(&asked).unwrap().sides;
     for (side, of) in [("", train), ("val", val)] {
         let folder = asked.out.join(side);
+        let spec = TokensSpec {
+            path: folder.to_str().unwrap().into(),
+            ..TokensSpec::default()
+        };
         let opened = || {
-            let files = TokenFiles::open(folder.to_str().unwrap(), None, "data", None)?;
+            let files = TokenFiles::open(&spec, "data", None)?;
             Ok(files.arrays.iter().map(Array::rows).sum::<u64>())
         };
         assert_eq!(opened().unwrap(), of.tokens);

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::files::tokens::{ShardAbout, write_shard};
-use crate::prepare::tokens::ReadTokens;
+use crate::prepare::tokens::{Limit, read};
 use crate::sampler::{Sampler, share};
+use crate::spec::TokensSpec;
 use crate::tokens::TokenFiles;
 
 /// A file as llm.c writes it.
@@ -350,14 +351,18 @@ fn ranks_with_other_files_are_told_so() {
         // A new file at the same path.
         let _ = fs::remove_file(&path);
         llm_c(&scratch, "a.bin", GPT_2, &narrow(&tokens), 41);
-        Arc::new(TokenFiles::open(path.to_str().unwrap(), None, "data", None).unwrap())
+        let spec = TokensSpec {
+            path: path.to_str().unwrap().into(),
+            ..TokensSpec::default()
+        };
+        TokenFiles::open(&spec, "data", None).unwrap()
     };
     let [one, copy, other] = [5, 5, 6].map(opened);
-    let found = |second: &Arc<TokenFiles>| {
+    let found = |second: &TokenFiles| {
         ranks(3, |world| {
             let files = if world.rank() == 1 { second } else { &one };
-            let read = ReadTokens::read(files.clone(), "data", (None, None), None, world);
-            read.map(|read| read.content())
+            let read = read(files, "data", &Limit::default(), None, world);
+            read.map(|summary| summary.content)
                 .map_err(|error| error.to_string())
         })
     };
