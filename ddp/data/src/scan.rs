@@ -25,7 +25,7 @@ use twox_hash::XxHash3_64;
 
 pub(crate) use self::labels::{LabelsFound, labels};
 pub(crate) use self::moments::Moments;
-use self::segments::in_segments;
+pub(crate) use self::segments::in_segments;
 pub(crate) use self::tokens::tokens;
 use crate::error::{Error, Result};
 use crate::ranks::Ranks;

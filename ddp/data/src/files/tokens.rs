@@ -221,32 +221,6 @@ fn check_not_u32(path: &Path, array: &Array) -> Result<()> {
     ))
 }
 
-/// Writes tokens to a shard.
-pub struct ShardWriter<'a> {
-    path: &'a Path,
-    vocabulary: usize,
-    writer: &'a mut flat::Writer,
-}
-
-impl ShardWriter<'_> {
-    /// Appends tokens.
-    pub fn write(&mut self, tokens: &[u32]) -> Result<()> {
-        let vocabulary = self.vocabulary;
-        if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
-            return Err(Error::Data(format!(
-                "{}: expected tokens below the vocabulary of {vocabulary}, got {token}",
-                self.path.display()
-            )));
-        }
-        match element_of(vocabulary) {
-            Element::U16 => self
-                .writer
-                .write_numbers(tokens, |token| (token as u16).to_le_bytes()),
-            _ => self.writer.write_numbers(tokens, u32::to_le_bytes),
-        }
-    }
-}
-
 /// What a shard says besides its tokens.
 #[derive(Clone, Debug, Default)]
 pub struct ShardAbout {
@@ -260,22 +234,32 @@ pub struct ShardAbout {
     pub source: Option<String>,
 }
 
-/// Puts a shard with the tokens that `fill` writes in the place of `path`.
-pub fn write_shard(
-    path: &Path,
-    about: ShardAbout,
-    fill: impl FnOnce(&mut ShardWriter<'_>) -> Result<()>,
-) -> Result<()> {
+/// Puts a shard with these tokens, one part after the other, in the place of `path`.
+pub fn write_shard(path: &Path, about: ShardAbout, parts: &[impl AsRef<[u32]>]) -> Result<()> {
     let vocabulary = about.vocabulary;
+    // The narrower type that holds all tokens.
+    let element = match vocabulary <= 1 << 16 {
+        true => Element::U16,
+        false => Element::U32,
+    };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let aside = path.with_file_name(format!(".unfinished-{}-{name}", std::process::id()));
     let written = flat::write(&aside, |writer| {
-        writer.begin("tokens", element_of(vocabulary), &[])?;
-        fill(&mut ShardWriter {
-            path,
-            vocabulary,
-            writer,
-        })?;
+        writer.begin("tokens", element, &[])?;
+        for tokens in parts.iter().map(AsRef::as_ref) {
+            if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
+                return Err(Error::Data(format!(
+                    "{}: expected tokens below the vocabulary of {vocabulary}, got {token}",
+                    path.display()
+                )));
+            }
+            match element {
+                Element::U16 => {
+                    writer.write_numbers(tokens, |token| (token as u16).to_le_bytes())?;
+                }
+                _ => writer.write_numbers(tokens, u32::to_le_bytes)?,
+            }
+        }
         Ok(About {
             vocabulary: Some(vocabulary),
             end_of_text: about.end_of_text,
@@ -289,14 +273,6 @@ pub fn write_shard(
         let _ = fs::remove_file(&aside);
     }
     written.and_then(|()| disk::rename(&aside, path))
-}
-
-/// The narrower of u16 and u32 that holds all tokens.
-fn element_of(vocabulary: usize) -> Element {
-    match vocabulary <= 1 << 16 {
-        true => Element::U16,
-        false => Element::U32,
-    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
 
 use super::*;
 use crate::disk::testing::{Failing, Scratch};
@@ -44,11 +43,9 @@ fn read(path: &Path, lossy: bool, encoder: &Encoder) -> Result<(Vec<String>, usi
     let options = ReadOptions {
         field: "text",
         lossy,
-        may_cut: &|text, at| encoder.may_cut(text, at),
+        encoder: Some(encoder),
         piece_bytes: SMALL.piece_bytes,
-        gap: &|text| encoder.gap(text),
-        read: &AtomicU64::new(0),
-        marks: &AtomicU64::new(0),
+        counts: &Counts::default(),
     };
     documents(path, &options, &mut |piece| {
         if is_new {
@@ -70,7 +67,6 @@ fn options(file: &Path, out: PathBuf) -> TokenizeOptions {
         lossy: false,
         val_split: 0.0,
         out,
-        threads: 3,
         sizes: SMALL,
     }
 }
@@ -693,19 +689,18 @@ mod with_tokenizers {
         let scratch = Scratch::new();
         let text = "To be is to do, to do is to be. <|endoftext|>Do be do be do! ".repeat(50);
         let path = file(&scratch, "a.txt", text);
-        let learned = |out: &str, threads| {
+        let learned = |out: &str| {
             let asked = TokenizeOptions {
                 tokenizer: TokenizerChoice::Learned(265),
-                threads,
                 ..options(&path, scratch.path().join(out))
             };
             let done = run(&asked).unwrap();
             let read = |name: &str| fs::read(asked.out.join(name)).unwrap();
             (done, read(TOKENIZER_FILE), read(".learned-from"))
         };
-        let (first, tokenizer, note) = learned("a", 1);
+        let (first, tokenizer, note) = learned("a");
         assert_eq!(first.vocabulary, 265);
-        let (second, same, _) = learned("b", 2);
+        let (second, same, _) = learned("b");
         assert!((first.sides, &tokenizer) == (second.sides, &same));
         // Whole words became tokens.
         let vocabulary = String::from_utf8(tokenizer.clone()).unwrap();
@@ -715,12 +710,12 @@ mod with_tokenizers {
         fs::rename(scratch.path().join("a"), &unfinished).unwrap();
         fs::remove_file(unfinished.join("tokens-000000.bin")).unwrap();
         assert_eq!(
-            learned("a", 1),
+            learned("a"),
             (first.clone(), tokenizer.clone(), note.clone())
         );
         fs::rename(scratch.path().join("a"), &unfinished).unwrap();
         fs::write(&path, "other ".repeat(100)).unwrap();
-        let (third, other, changed) = learned("a", 1);
+        let (third, other, changed) = learned("a");
         assert!(third.vocabulary < 265 && other != tokenizer && changed != note);
     }
 

@@ -20,11 +20,8 @@ fn a_shard_reads_back_in_the_narrowest_type() {
     ] {
         let path = scratch.path().join("shard.bin");
         let last = vocabulary as u32 - 1;
-        write_shard(&path, about(vocabulary, end), |shard| {
-            shard.write(&[3, 7])?;
-            shard.write(&[last, 0, 1])
-        })
-        .unwrap();
+        let parts = [&[3, 7][..], &[last, 0, 1]];
+        write_shard(&path, about(vocabulary, end), &parts).unwrap();
         assert!(says_tokens(&path));
         let TokenFile {
             tokens: array,
@@ -45,17 +42,14 @@ fn a_shard_reads_back_in_the_narrowest_type() {
 fn a_shard_that_is_not_finished_leaves_nothing() {
     let scratch = Scratch::new();
     let path = scratch.path().join("shard.bin");
-    let error = write_shard(&path, about(10, None), |shard| {
-        shard.write(&[9, 1])?;
-        shard.write(&[10])
-    });
+    let error = write_shard(&path, about(10, None), &[&[9, 1][..], &[10]]);
     let text = error.unwrap_err().to_string();
     assert!(
         text.contains("below the vocabulary of 10, got 10"),
         "{text}"
     );
     assert!(scratch.names().is_empty(), "{:?}", scratch.names());
-    let error = write_shard(&path, about(10, Some(10)), |shard| shard.write(&[1]));
+    let error = write_shard(&path, about(10, Some(10)), &[[1]]);
     error.and_then(|()| open(&path, None, None)).unwrap_err();
 }
 

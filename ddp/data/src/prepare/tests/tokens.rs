@@ -104,7 +104,7 @@ fn in_every_format(scratch: &Scratch, tokens: &[u32]) -> Vec<(String, usize)> {
             vocabulary,
             ..ShardAbout::default()
         };
-        write_shard(&path, about, |shard| shard.write(tokens)).unwrap();
+        write_shard(&path, about, &[tokens]).unwrap();
         shown(path)
     };
     let text: Vec<u8> = tokens.iter().map(|&token| token as u8).collect();
@@ -497,7 +497,7 @@ fn what_is_wrong_with_a_file_is_named_before_training() {
         vocabulary: 128,
         ..ShardAbout::default()
     };
-    write_shard(&shard, about, |shard| shard.write(&tokens)).unwrap();
+    write_shard(&shard, about, &[&tokens]).unwrap();
     let mut damaged = fs::read(&shard).unwrap();
     damaged[70] ^= 1;
     fs::write(&shard, damaged).unwrap();
