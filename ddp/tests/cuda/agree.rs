@@ -413,7 +413,7 @@ fn a_loader_brings_the_same_rows_to_a_gpu_in_any_order_of_steps() {
     let setup = Setup {
         batch: 7,
         micro: Some(2),
-        ..Setup::new("synthetic:row-number,rows=50,held-out=0")
+        ..Setup::new("synthetic:regression,rows=50,held-out=0")
     };
     let loader = |device| {
         let sampler = ddp::data::Sampler::new(50, 7, 7, false).unwrap();
