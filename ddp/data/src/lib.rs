@@ -43,7 +43,7 @@ mod tokens;
 pub use dataset::{Dataset, RowSpec, read_rows, sampled_hash};
 pub use error::{Error, Result};
 pub use in_memory::InMemory;
-pub use loader::{Batch, InOrder, Loader, Micro, Origin, Resident, SlotId, Source};
+pub use loader::{Batch, InOrder, Loader, LoaderBuilder, Micro, Origin, Resident, SlotId, Source};
 pub use normalize::{Normalization, Normalize};
 pub use plan::{AUTO, ColumnPlan, FeaturePlan, Missing, TableSettings};
 pub use prepare::{TokenSummary, open, prepare, summarize_tokens};
