@@ -35,5 +35,5 @@ pub use ddp_engine::{
 };
 pub use ddp_kernels as kernels;
 pub use ddp_nn as nn;
-pub use ddp_nn::{models, optim, params};
+pub use ddp_nn::{family_settings, models, optim, params};
 pub use error::{Error, Result, ShownError};

@@ -1,4 +1,6 @@
-//! Settings that take one of a few names, each with a line of help.
+//! Types of settings: how their values are written, and those that take one of a few names.
+
+use std::str::FromStr;
 
 /// A setting with a few named values.
 pub trait Choice: Copy + 'static {
@@ -52,4 +54,103 @@ macro_rules! choices {
             }
         }
     };
+}
+
+/// How the values of a setting are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// `true` or `false`; a flag without a value means `true`.
+    Switch,
+    /// One value.
+    One,
+    /// Values separated by commas; `none` for no value.
+    List,
+}
+
+/// A type of settings.
+pub trait SettingValue: Sized {
+    /// How it is written.
+    const FORM: Form = Form::One;
+
+    /// Reads it from text. The error says what was expected.
+    fn read(text: &str) -> Result<Self, String>;
+
+    /// Its values and their help, if it is one of a few names.
+    fn choices() -> Vec<(&'static str, &'static str)> {
+        Vec::new()
+    }
+}
+
+impl<T: Choice> SettingValue for T {
+    fn read(text: &str) -> Result<T, String> {
+        named(text)
+    }
+
+    fn choices() -> Vec<(&'static str, &'static str)> {
+        let all = T::ALL.iter().map(|(_, name, help)| (*name, *help));
+        all.collect()
+    }
+}
+
+macro_rules! read_by_parsing {
+    ($($kind:ty, $form:ident: $expected:literal;)+) => {$(
+        impl SettingValue for $kind {
+            const FORM: Form = Form::$form;
+
+            fn read(text: &str) -> Result<$kind, String> {
+                text.parse().map_err(|_| format!("expected {}", $expected))
+            }
+        }
+    )+};
+}
+
+read_by_parsing! {
+    bool, Switch: "true or false";
+    usize, One: "a whole number, 1 or more, as in 4";
+    f64, One: "a number, as in 0.001 or 1e-3";
+    String, One: "text";
+}
+
+impl SettingValue for Vec<usize> {
+    const FORM: Form = Form::List;
+
+    fn read(text: &str) -> Result<Vec<usize>, String> {
+        let values: Result<List<usize>, String> = text.parse();
+        let failed = |error: String| error.replacen("values", "whole numbers", 1);
+        values.map(|List(values)| values).map_err(failed)
+    }
+}
+
+/// Values separated by commas; `none` for no value.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct List<T>(pub Vec<T>);
+
+impl<T: FromStr> FromStr for List<T> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<List<T>, String> {
+        if text == "none" {
+            return Ok(List(Vec::new()));
+        }
+        let value = |part: &str| {
+            let failed = || format!("expected values separated by commas, got {part:?}");
+            part.trim().parse().map_err(|_| failed())
+        };
+        let values: Result<Vec<T>, String> = text.split(',').map(value).collect();
+        values.map(List)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_have_commas_between_their_values() {
+        assert_eq!("1, 2,3".parse(), Ok(List(vec![1, 2, 3])));
+        assert_eq!("none".parse(), Ok(List::<usize>(vec![])));
+        for text in ["", "1,,2", "1;2", "1,x"] {
+            assert!(text.parse::<List<usize>>().is_err(), "{text:?}");
+        }
+    }
 }

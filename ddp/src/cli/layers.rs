@@ -61,10 +61,7 @@ fn flag(setting: &'static Setting) -> Arg {
         serde_json::Value::String(none) if none.is_empty() => setting.help.clone(),
         default => format!("{} [default: {}]", setting.help, as_flag(default)),
     };
-    let value = |choice: &SettingChoice| {
-        let value = PossibleValue::new(choice.name).hide(choice.is_hidden);
-        value.help(choice.help)
-    };
+    let value = |choice: &SettingChoice| PossibleValue::new(choice.name).help(choice.help);
     let parser = if setting.choices.is_empty() {
         ValueParser::os_string()
     } else {
@@ -75,7 +72,6 @@ fn flag(setting: &'static Setting) -> Arg {
         .value_name(setting.value_name)
         .help_heading(setting.group)
         .help(help)
-        .hide(setting.is_hidden)
         .value_parser(parser)
         .allow_negative_numbers(true);
     match setting.form {

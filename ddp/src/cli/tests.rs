@@ -92,7 +92,7 @@ fn every_flag_of_training_arrives() {
                 --override --init-from m.safetensors --tensorboard --trace 3.. --group *.bias:weight-decay=0,2.*:lr=3:weight-decay=1";
     let config = train(line);
     let expected = Config {
-        model: ModelSpec::Mlp(MlpSpec {
+        model: ModelSpec::from(MlpSpec {
             hidden: vec![32, 16],
             activation: Activation::GeluTanh,
             dropout: 0.1,
@@ -214,7 +214,7 @@ fn every_flag_of_training_arrives() {
         rope_base: 7.0,
         recompute: RecomputeKind::Block,
     };
-    assert_eq!(train(GPT).model, ModelSpec::Gpt(expected.clone()));
+    assert_eq!(train(GPT).model, ModelSpec::from(expected.clone()));
     let patches = VitSpec {
         layers: 3,
         patch: 7,
@@ -222,7 +222,7 @@ fn every_flag_of_training_arrives() {
         image: "28x14".into(),
         ..VitSpec::default()
     };
-    assert_eq!(train(VIT).model, ModelSpec::Vit(patches));
+    assert_eq!(train(VIT).model, ModelSpec::from(patches));
     // The same after commas.
     let words: Vec<_> = GPT
         .split(" --")
@@ -230,7 +230,7 @@ fn every_flag_of_training_arrives() {
         .map(|word| word.replace(' ', "="))
         .collect();
     let text = format!("--model gpt,{}", words.join(","));
-    assert_eq!(train(&text).model, ModelSpec::Gpt(expected));
+    assert_eq!(train(&text).model, ModelSpec::from(expected));
     let config = train(
         "--epochs 3 --beta1 0.5 --beta2 0.75 --eps 1e-6 --drop-last=false --share-gpus=false",
     );

@@ -53,8 +53,6 @@ pub struct Setting {
     pub default: Value,
     /// The model families that have it; empty for a setting of every run.
     pub families: Vec<&'static str>,
-    /// Whether help leaves it out.
-    pub is_hidden: bool,
     /// The numbers that it takes.
     limits: Limits,
     /// Its value, if it is a number.
@@ -73,7 +71,6 @@ type SetText = Box<dyn Fn(&mut Config, &str) -> Result<(), String> + Send + Sync
 pub struct SettingChoice {
     pub name: &'static str,
     pub help: &'static str,
-    pub is_hidden: bool,
 }
 
 impl Setting {
@@ -107,11 +104,7 @@ fn name_of(field: &str) -> String {
 }
 
 fn listed(names: Vec<(&'static str, &'static str)>) -> Vec<SettingChoice> {
-    let choice = |(name, help)| SettingChoice {
-        name,
-        help,
-        is_hidden: false,
-    };
+    let choice = |(name, help)| SettingChoice { name, help };
     names.into_iter().map(choice).collect()
 }
 
@@ -170,7 +163,6 @@ macro_rules! settings {
                     choices: listed(<$kind as SettingValue>::choices()),
                     default: as_value(&default),
                     families: Vec::new(),
-                    is_hidden: false,
                     limits: [$($limits,)? Limits::Any][0],
                     number: |config| config.$field.number(),
                     set: Box::new(|config, text| {
@@ -380,7 +372,7 @@ pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
 fn settings_of_models() -> Vec<Setting> {
     let mut all = vec![model_setting()];
     for family in FAMILIES.iter() {
-        for setting in &family.settings {
+        for setting in family.default.clone().settings() {
             let known = all.iter_mut().find(|known| known.name == setting.name);
             match known {
                 Some(known) => known.families.push(family.name),
@@ -392,8 +384,8 @@ fn settings_of_models() -> Vec<Setting> {
 }
 
 fn model_setting() -> Setting {
-    let families = FAMILIES.iter().filter(|family| !family.is_hidden);
-    let families: Vec<_> = families
+    let families: Vec<_> = FAMILIES
+        .iter()
         .map(|family| {
             let presets: Vec<_> = family.presets.iter().map(|(name, _)| *name).collect();
             let presets = match presets.len() {
@@ -416,7 +408,6 @@ fn model_setting() -> Setting {
         choices: Vec::new(),
         default: ModelSpec::default().name().into(),
         families: Vec::new(),
-        is_hidden: false,
         limits: Limits::Any,
         number: |_| None,
         set: Box::new(|config, text| {
@@ -427,32 +418,27 @@ fn model_setting() -> Setting {
     }
 }
 
-fn family_setting(family: &FamilyInfo, setting: &'static FamilySetting<ModelSpec>) -> Setting {
-    let name = setting.name;
+fn family_setting(family: &FamilyInfo, setting: FamilySetting<'_>) -> Setting {
+    let name = setting.name.clone();
     Setting {
-        name: name.to_string(),
-        help: setting.help.to_string(),
+        name: setting.name,
+        help: setting.help,
         group: "Model",
         value_name: setting.value_name,
         scope: match setting.changes_results {
             true => Scope::Fixed,
             false => Scope::Job,
         },
-        form: setting.form,
-        choices: listed(setting.choices.clone()),
-        default: as_value(&family.default)[name].take(),
+        form: setting.field.form(),
+        choices: listed(setting.field.choices()),
+        default: setting.field.value(),
         families: vec![family.name],
-        is_hidden: family.is_hidden,
         // `ModelSpec::check` checks it.
         limits: Limits::Any,
         number: |_| None,
-        set: Box::new(move |config, text| {
-            let family = FAMILIES.iter().find(|one| one.name == config.model.name());
-            let settings = family.into_iter().flat_map(|family| &family.settings);
-            match settings.into_iter().find(|setting| setting.name == name) {
-                Some(setting) => (setting.set)(&mut config.model, text),
-                None => Err(requires_family(name, &config.model)),
-            }
+        set: Box::new(move |config, text| match config.model.setting(&name) {
+            Some(setting) => setting.field.set(text),
+            None => Err(requires_family(&name, &config.model)),
         }),
         reset: |_| (),
     }
@@ -465,8 +451,6 @@ pub fn model_of(text: &str, current: Option<&ModelSpec>) -> Result<ModelSpec, St
     let name = parts.next().unwrap_or_default();
     let current = current.filter(|current| current.name() == name);
     let mut model = current.map_or_else(|| default_of(name), Ok)?.clone();
-    let info = FAMILIES.iter().find(|family| family.name == model.name());
-    let settings = info.map_or(&[][..], |family| &family.settings);
     let mut given = Vec::new();
     for part in parts {
         let (name, value) = part.split_once('=').unwrap_or((part, "true"));
@@ -476,12 +460,13 @@ pub fn model_of(text: &str, current: Option<&ModelSpec>) -> Result<ModelSpec, St
             ));
         }
         given.push(name);
-        let Some(setting) = settings.iter().find(|setting| setting.name == name) else {
-            let names: Vec<_> = settings.iter().map(|setting| setting.name).collect();
+        let Some(setting) = model.setting(name) else {
+            let names: Vec<_> = model.values().into_iter().map(|(name, _)| name).collect();
             let (family, names) = (model.name(), names.join(", "));
             return Err(format!("{family} has no setting {name:?}, but {names}"));
         };
-        (setting.set)(&mut model, value).map_err(|error| format!("{part}: {error}"))?;
+        let set = setting.field.set(value);
+        set.map_err(|error| format!("{part}: {error}"))?;
     }
     Ok(model)
 }
@@ -499,7 +484,7 @@ pub(super) fn default_of(name: &str) -> Result<&'static ModelSpec, String> {
 
 /// The names that `--model` takes: families, then presets.
 pub(crate) fn model_names() -> Vec<&'static str> {
-    let families = FAMILIES.iter().filter(|family| !family.is_hidden);
+    let families = FAMILIES.iter();
     let presets = FAMILIES.iter().flat_map(|family| &family.presets);
     let presets = presets.map(|(name, _)| *name);
     families.map(|family| family.name).chain(presets).collect()

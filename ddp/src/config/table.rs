@@ -6,7 +6,7 @@ use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, Vis
 use serde_json::{Map, Value};
 
 use super::settings::{
-    Config, SETTINGS, Setting, as_value, default_of, meant, model_of, requires_family, setting,
+    Config, SETTINGS, Setting, default_of, meant, model_of, requires_family, setting,
 };
 use crate::models::ModelSpec;
 
@@ -82,11 +82,13 @@ fn model_of_table(
 }
 
 fn with_settings(model: &ModelSpec, settings: Map<String, Value>) -> Result<ModelSpec, String> {
-    let mut table = as_value(model);
-    if let Some(table) = table.as_object_mut() {
-        table.extend(settings);
+    let mut model = model.clone();
+    for (name, value) in settings {
+        if let Some(setting) = model.setting(&name) {
+            setting.field.set_value(value)?;
+        }
     }
-    serde_json::from_value(table).map_err(|error| error.to_string())
+    Ok(model)
 }
 
 /// The value of a setting of models. One that no family takes is refused where it stands. `model`
@@ -175,8 +177,7 @@ impl TryFrom<String> for KnownName {
         if let Some(here) = meant(&name) {
             return Err(format!("unknown setting {name:?}; help: as a flag, {here}"));
         }
-        let names = SETTINGS.iter().filter(|one| !one.is_hidden);
-        let names: Vec<String> = names.map(Setting::name).collect();
+        let names: Vec<String> = SETTINGS.iter().map(Setting::name).collect();
         let names = names.join(", ");
         Err(format!("unknown setting {name:?}, expected one of {names}"))
     }

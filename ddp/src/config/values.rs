@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::DataSpec;
 pub use crate::data::{Missing, Normalize, Resident, TaskKind};
-pub use crate::models::family::{Form, List};
 pub use crate::optim::{Decayed, Shape as Schedule};
 pub use crate::params::Precision;
 pub use crate::reducer::Overlap;
@@ -22,6 +21,7 @@ pub use crate::tasks::ClassWeights;
 pub use crate::trace::TraceSteps;
 pub use crate::trainer::Resume;
 pub use ddp_comm::NcclChoice;
+pub use ddp_kernels::choice::{Form, List};
 pub use ddp_kernels::products::ProductChoice;
 
 /// Seconds that `--timeout-s` takes.

@@ -147,7 +147,7 @@ mod tests {
     }
 
     fn small() -> ModelSpec {
-        ModelSpec::Mlp(MlpSpec {
+        ModelSpec::from(MlpSpec {
             hidden: vec![9],
             ..MlpSpec::default()
         })

@@ -4,7 +4,9 @@ use super::super::Cli;
 use super::*;
 use crate::config::Length;
 use crate::models::ModelSpec;
+use crate::models::gpt::GptSpec;
 use crate::models::mlp::MlpSpec;
+use crate::models::vit::VitSpec;
 
 /// What a command line comes to with these variables and this file.
 fn command(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> Result<Command> {
@@ -60,7 +62,7 @@ fn flags_win_over_variables_and_these_over_the_file() {
         (config.batch_size, config.peak_lr(), config.seed),
         (Some(3), 0.25, 9)
     );
-    let model = ModelSpec::Mlp(MlpSpec {
+    let model = ModelSpec::from(MlpSpec {
         hidden: vec![5, 6],
         ..MlpSpec::default()
     });
@@ -387,9 +389,7 @@ fn keys_of_a_models_table_are_refused_where_they_stand() {
         Some("[model]\nname = \"gpt\"\nlayers = 6\nbias = false"),
     )
     .model;
-    let ModelSpec::Gpt(gpt) = model else {
-        panic!("{model:?}")
-    };
+    let gpt = model.get::<GptSpec>().unwrap();
     assert_eq!((gpt.layers, gpt.bias, gpt.heads), (6, false, 4));
     let cases = [
         ("layers = -1", "3 | layers = -1"),
@@ -414,19 +414,17 @@ fn keys_of_a_models_table_are_refused_where_they_stand() {
     );
 }
 
-#[cfg(feature = "test-family")]
 #[test]
 fn the_model_is_read_before_its_settings() {
-    use crate::models::positions::PositionsSpec;
     // Variables have no order.
-    let variables = [("DDP_WIDTH", "3"), ("DDP_MODEL", "positions")];
-    let expected = PositionsSpec {
-        width: 3,
-        ..PositionsSpec::default()
+    let variables = [("DDP_LAYERS", "3"), ("DDP_MODEL", "vit")];
+    let expected = VitSpec {
+        layers: 3,
+        ..VitSpec::default()
     };
     let model = config("", &variables, Some("hidden = [5]")).model;
-    assert_eq!(model, ModelSpec::Positions(expected));
-    let text = refusal("", &[("DDP_HIDDEN", "5")], Some("model = \"positions\""));
+    assert_eq!(model, ModelSpec::from(expected));
+    let text = refusal("", &[("DDP_HIDDEN", "5")], Some("model = \"vit\""));
     let expected = "DDP_HIDDEN in the environment: --hidden '5': requires --model mlp";
     assert!(text.contains(expected), "{text}");
 }
