@@ -21,8 +21,8 @@ pub trait Layer: Any + fmt::Debug + Send {
 
     /// Restores what `forward` saved, in reverse order, writes the parameters' gradients
     /// (`pass.gradient`, then `pass.finished`), and returns the gradient of the input. That may be
-    /// None if `pass.needs_input_gradient()` is false, and where the input has no gradient. Must not
-    /// write to `dy`, which others may still read.
+    /// None if `pass.needs_input_gradient()` is false, and where the input has no gradient. Must
+    /// not write to `dy`, which others may still read.
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>>;
 
     /// The dtype of the input, if it is not the dtype that layers compute in: i64 for a layer that
