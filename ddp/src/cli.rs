@@ -10,6 +10,7 @@ pub(crate) mod flags;
 mod generate;
 mod inspect;
 mod layers;
+mod meant;
 mod report;
 mod start;
 mod tokenize;
@@ -30,13 +31,14 @@ pub use self::flags::{RankCount, RankFlags};
 pub use self::generate::GenerateFlags;
 pub use self::inspect::InspectFlags;
 pub use self::layers::{LayerFlags, SettingFlags};
+use self::meant::meant;
 pub use self::report::ReportFlags;
 pub use self::start::StartFlags;
 pub use self::tokenize::TokenizeFlags;
 pub use self::using::{EvalFlags, PredictFlags, PredictionsFile, UsingFlags};
 pub use self::watch::WatchFlags;
 use crate::bench::Bench;
-use crate::config::{meant, model_names};
+use crate::config::model_names;
 use crate::error::{Error, Result};
 
 /// Reads a command line, the program's name first. Mistakes in it are an `Error::Usage`.

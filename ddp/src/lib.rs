@@ -8,11 +8,12 @@
 
 pub mod bench;
 pub mod cli;
-pub mod config;
+mod device;
 pub mod doctor;
 pub mod dry_run;
 pub mod error;
 pub mod export;
+mod first_values;
 pub mod inspect;
 pub mod output;
 pub mod progress;
@@ -30,8 +31,8 @@ pub use ddp_data as data;
 use ddp_data::disk as files;
 use ddp_engine::shown;
 pub use ddp_engine::{
-    audit, checkpoint, devices, evidence, generate, hugging_face, process, ranks, record, reducer,
-    step, tasks, trace, trainer,
+    audit, checkpoint, config, devices, evidence, generate, hugging_face, process, ranks, record,
+    reducer, step, tasks, trace, trainer,
 };
 pub use ddp_kernels as kernels;
 pub use ddp_nn as nn;

@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use ddp_comm::World;
 use ddp_kernels::Device;
 
-use crate::checkpoint::Opened;
-use crate::config::{Config, GraphChoice, Resident, Resume, find_devices};
+use crate::config::Config;
 use crate::data::Data;
+use crate::device::{check_device, find_devices};
 use crate::error::{Result, with_flags};
 use crate::progress::{Figures, Progress};
 use crate::record::{EvalEvent, StepEvent};
 use crate::report;
 use crate::tensorboard::EventFile;
-use crate::trainer::{self, Chosen, Program, RunData, RunOptions, Settings};
+use crate::trainer::{self, Program};
 
 /// Trains as `config` says, as one of the ranks of `world`.
 pub fn train(config: &Config, world: &World) -> Result<()> {
@@ -24,7 +24,7 @@ pub fn train(config: &Config, world: &World) -> Result<()> {
             config.out.display()
         );
     }
-    trainer::train(&config.run(), &mut TrainProgram::new(config), world)
+    trainer::train(config, &mut TrainProgram::new(config), world)
 }
 
 /// The same on a program's own data, whatever `config.data` is.
@@ -39,16 +39,18 @@ pub fn train(config: &Config, world: &World) -> Result<()> {
 /// }
 /// ```
 pub fn train_on(config: &Config, data: Data, world: &World) -> Result<()> {
-    let options = RunOptions {
-        data: RunData::Own(Box::new(data)),
-        ..config.run()
+    let mut program = TrainProgram {
+        data: Some(data),
+        ..TrainProgram::new(config)
     };
-    trainer::train(&options, &mut TrainProgram::new(config), world)
+    trainer::train(config, &mut program, world)
 }
 
 /// `ddp-train` as the trainer sees it.
 pub(crate) struct TrainProgram<'a> {
     config: &'a Config,
+    /// In place of what the settings name.
+    data: Option<Data>,
     /// Once the run has begun, on rank 0.
     progress: Option<Progress>,
     /// With `--tensorboard`.
@@ -59,6 +61,7 @@ impl TrainProgram<'_> {
     pub(crate) fn new(config: &Config) -> TrainProgram<'_> {
         TrainProgram {
             config,
+            data: None,
             progress: None,
             curves: None,
         }
@@ -71,46 +74,13 @@ impl Program for TrainProgram<'_> {
         let (per_rank, share) = (config.devices_per_rank, config.share_gpus);
         let devices = find_devices(config.device, per_rank, share, world)?;
         for device in &devices {
-            config.check_device(*device)?;
+            check_device(config, *device)?;
         }
         Ok(devices)
     }
 
-    fn shared_settings(&self) -> String {
-        self.config.equal_on_all_ranks()
-    }
-
-    fn settings(&self, chosen: &Chosen) -> Settings {
-        // How a run was started is no property of the run.
-        let given = Config {
-            resume: Resume::Never,
-            override_: false,
-            ..self.config.settled()
-        };
-        let config = Config {
-            graph: match chosen.graph {
-                true => GraphChoice::On,
-                false => GraphChoice::Off,
-            },
-            data_on_device: match chosen.data_on_device {
-                true => Resident::On,
-                false => Resident::Off,
-            },
-            warmup_steps: Some(chosen.plan.warmup_steps),
-            eval_every: Some(chosen.plan.eval_every),
-            checkpoint_every: Some(chosen.plan.checkpoint_every),
-            threads: Some(chosen.threads),
-            ..given.clone()
-        };
-        Settings {
-            values: config.to_json(),
-            // Another run may have other ranks, devices or steps: it makes its own choices.
-            file: given.to_toml(),
-        }
-    }
-
-    fn changed_settings(&self, saved: &Opened) -> Result<Vec<String>> {
-        Ok(self.config.changes(&Config::of_checkpoint(saved)?))
+    fn data(&self) -> Option<Data> {
+        self.data.clone()
     }
 
     fn named(&self, text: &str) -> String {

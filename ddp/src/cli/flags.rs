@@ -11,7 +11,8 @@ use ddp_kernels::Device;
 use ddp_kernels::choice::{self, Choice};
 use ddp_kernels::threads::COUNT_MAX;
 
-use crate::config::{DeviceChoice, TIMEOUT_S, find_devices};
+use crate::config::{DeviceChoice, TIMEOUT_S};
+use crate::device::find_devices;
 use crate::error::Result;
 
 /// How many ranks `--ranks` asks for.

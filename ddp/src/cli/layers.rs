@@ -14,10 +14,10 @@ use clap::{Arg, ArgMatches, Args, FromArgMatches};
 use toml::{Table, Value};
 
 use super::command::Command;
-use crate::config::check::refuse;
-use crate::config::first_values::FirstValues;
-use crate::config::{Config, Form, SETTINGS, Setting, SettingChoice, as_flag, meant, read_model};
-use crate::error::{Error, Result};
+use super::meant::meant;
+use crate::config::{Config, Form, SETTINGS, Setting, SettingChoice, as_flag, find, read_model};
+use crate::error::{Error, Result, refuse, with_flags};
+use crate::first_values::FirstValues;
 use crate::models::ModelSpec;
 use crate::record::CONFIG_FILE;
 use crate::shown::{is_unseen, shown};
@@ -56,10 +56,11 @@ impl FromArgMatches for SettingFlags {
 /// The flag of a setting.
 fn flag(setting: &'static Setting) -> Arg {
     let name = setting.name();
+    let help = with_flags(&setting.help);
     let help = match &setting.default {
-        serde_json::Value::Null => setting.help.clone(),
-        serde_json::Value::String(none) if none.is_empty() => setting.help.clone(),
-        default => format!("{} [default: {}]", setting.help, as_flag(default)),
+        serde_json::Value::Null => help,
+        serde_json::Value::String(none) if none.is_empty() => help,
+        default => format!("{help} [default: {}]", as_flag(default)),
     };
     let value = |choice: &SettingChoice| {
         let value = PossibleValue::new(choice.name).hide(choice.is_hidden);
@@ -221,6 +222,13 @@ impl Layers {
             Error::Usage(format!("--config {path}: {}", error.trim_end()))
         };
         let names = toml::from_str::<Table>(text).map_err(refused)?;
+        let refused = |error| {
+            let unknown = names.keys().filter(|name| find(name).is_none());
+            match unknown.filter_map(|name| meant(name)).next() {
+                Some(here) => Error::Usage(format!("{}; help: as a flag, {here}", refused(error))),
+                None => refused(error),
+            }
+        };
         self.config = match &self.first_values {
             None => toml::from_str(text).map_err(refused)?,
             Some(first) => {
@@ -272,11 +280,11 @@ impl Layers {
         self.config.check().map_err(|error| {
             let text = error.to_string();
             let name = text
-                .strip_prefix("--")
-                .and_then(|text| text.split([' ', ':']).next());
+                .strip_prefix('`')
+                .and_then(|text| text.split('`').next());
             match name.and_then(|name| self.origins.get_key_value(name)) {
                 Some((name, origin)) if !matches!(origin, Origin::Flag(_)) => {
-                    Error::Usage(format!("{text} (--{name} is set in {origin})"))
+                    Error::Usage(format!("{text} (`{name}` is set in {origin})"))
                 }
                 _ => error,
             }
@@ -311,10 +319,6 @@ fn model_from(settings: Table, base: &ModelSpec) -> Result<ModelSpec, String> {
     let settings = serde_json::to_value(settings).map_err(|error| error.to_string())?;
     let settings = settings.as_object().cloned().unwrap_or_default();
     read_model(settings, base)
-}
-
-fn find(name: &str) -> Option<&'static Setting> {
-    SETTINGS.iter().find(|setting| setting.name() == name)
 }
 
 /// A value in TOML on one line, so that a comment can follow, with invisible characters escaped.

@@ -43,7 +43,7 @@ fn refusal(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> String
     let error =
         command(line, variables, file).expect_err(&format!("{line} {variables:?} {file:?}"));
     assert_eq!(error.exit_code(), 2);
-    error.to_string()
+    with_flags(&error.to_string())
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn names_that_are_no_text_are_refused() {
         ];
         for error in errors {
             assert_eq!(error.exit_code(), 2, "{error}");
-            let text = error.to_string();
+            let text = with_flags(&error.to_string());
             assert!(
                 text.contains(&format!("--{flag} a")) && text.contains("UTF-8"),
                 "{text}"

@@ -8,20 +8,19 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
+use ddp_data::DataSpec;
 use ddp_kernels::threads;
+use ddp_nn::models::family::Setting as FamilySetting;
+use ddp_nn::models::{FamilyInfo, ModelSpec};
 use serde::Serialize;
 use serde::de::MapAccess;
 use serde_json::Value;
 
-use super::meant as others;
 use super::values::{
     ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits, LogLevel,
     Missing, NcclChoice, Normalize, Number, OptimizerKind, Overlap, Precision, ProductChoice,
     Resident, Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
 };
-use crate::data::DataSpec;
-use crate::models::family::Setting as FamilySetting;
-use crate::models::{FamilyInfo, ModelSpec};
 
 /// Where a setting must be equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +90,7 @@ impl Setting {
     pub(super) fn refusal(&self, config: &Config) -> Option<String> {
         let number = (self.number)(config)?;
         let expected = self.limits.refusal(number)?;
-        Some(format!("--{} {number}: expected {expected}", self.name))
+        Some(format!("`{}` {number}: expected {expected}", self.name))
     }
 }
 
@@ -202,16 +201,16 @@ settings! {
     /// synthetic:classification, synthetic:regression or synthetic:row-number, followed by options,
     /// as in glyphs,rows=50000 (rows, held-out, seed; features, classes or outputs, noise)
     Job data "SPEC": DataSpec = DataSpec::default();
-    /// Labels: a column or an array of --data, by name, or another file; a,b for several columns of
+    /// Labels: a column or an array of `data`, by name, or another file; a,b for several columns of
     /// numbers [default: the last column of the first table; for arrays, y next to x, labels next
     /// to features or images, …]
     Job labels "SPEC": Option<String> = None;
-    /// Data to evaluate on, in the form of --data [default: none]
+    /// Data to evaluate on, in the form of `data` [default: none]
     Job val_data "SPEC": Option<DataSpec> = None;
-    /// Labels of --val-data [default: as in --labels]
+    /// Labels of `val-data` [default: as in `labels`]
     Job val_labels "SPEC": Option<String> = None;
-    /// Fraction of the rows of --data to keep for evaluation, chosen by --seed (of tokens: the last
-    /// ones); an alternative to --val-data
+    /// Fraction of the rows of `data` to keep for evaluation, chosen by `seed` (of tokens: the last
+    /// ones); an alternative to `val-data`
     Fixed val_split "F": f64 = 0.0, Limits::BelowOne;
     /// Whether labels are classes or numbers [default: classes if they are whole numbers or text]
     Fixed task "TASK": Option<TaskKind> = None;
@@ -233,12 +232,12 @@ settings! {
     /// Global batch size: rows per step, summed over all ranks [default: 128]
     Fixed batch_size "ROWS": Option<u64> = None, COUNT;
     /// Global batch size in tokens, a multiple of the model's context; an alternative to
-    /// --batch-size
+    /// `batch-size`
     Fixed batch_tokens "TOKENS": Option<u64> = None, COUNT;
     /// Largest number of rows that a rank processes at once; gradients accumulate over the rest
     /// [default: all of its rows]
     Fixed micro_batch "ROWS": Option<usize> = None, COUNT;
-    /// Steps to train, instead of --epochs; 0 saves the untrained model
+    /// Steps to train, instead of `epochs`; 0 saves the untrained model
     Job steps "N": Option<u64> = None;
     /// Passes through the data [default: 5]
     Job epochs "N": Option<u64> = None;
@@ -333,10 +332,10 @@ settings! {
     Job checkpoint_every "N": Option<u64> = None;
     /// Number of newest checkpoints to keep; the best by validation is kept as well
     Job keep "N": u64 = 3, COUNT;
-    /// Resume a run: never, auto (from the newest intact checkpoint in --out, from the start if
+    /// Resume a run: never, auto (from the newest intact checkpoint in `out`, from the start if
     /// there is none), or the folder of one of its checkpoints
     Job resume "WHICH": Resume = Resume::Never;
-    /// With --resume: continue although settings differ that change the results
+    /// With `resume`: continue although settings differ that change the results
     @serde(rename = "override")
     Job override_ "BOOL": bool = false;
     /// Start from saved parameters instead of random ones: a run or checkpoint, or a folder of
@@ -498,7 +497,7 @@ pub(super) fn default_of(name: &str) -> Result<&'static ModelSpec, String> {
 }
 
 /// The names that `--model` takes: families, then presets.
-pub(crate) fn model_names() -> Vec<&'static str> {
+pub fn model_names() -> Vec<&'static str> {
     let families = FAMILIES.iter().filter(|family| !family.is_hidden);
     let presets = FAMILIES.iter().flat_map(|family| &family.presets);
     let presets = presets.map(|(name, _)| *name);
@@ -507,21 +506,12 @@ pub(crate) fn model_names() -> Vec<&'static str> {
 
 /// The refusal of a setting that `model` does not have.
 pub(super) fn requires_family(name: &str, model: &ModelSpec) -> String {
-    let owners = setting(name).map_or(String::new(), |setting| setting.families.join(" or "));
+    let owners = find(name).map_or(String::new(), |setting| setting.families.join(" or "));
     let got = model.name();
-    format!("requires --model {owners}, got --model {got}; help: leave --{name} out")
+    format!("requires `model` {owners}, got `model` {got}; help: leave `{name}` out")
 }
 
-pub(super) fn setting(name: &str) -> Option<&'static Setting> {
+/// The setting `name`.
+pub fn find(name: &str) -> Option<&'static Setting> {
     SETTINGS.iter().find(|setting| setting.name == name)
-}
-
-/// The flag of ddp-train for `name`, which is misspelled or another program's.
-pub(crate) fn meant(name: &str) -> Option<String> {
-    let name = name
-        .trim_start_matches('-')
-        .replace('_', "-")
-        .to_lowercase();
-    let known = setting(&name).map(|setting| format!("write --{}", setting.name));
-    known.or_else(|| others::here(&name).map(String::from))
 }

@@ -11,21 +11,20 @@ use ddp_kernels::choices;
 use ddp_kernels::{DType, Device};
 use serde::{Deserialize, Serialize};
 
-use crate::data::DataSpec;
-pub use crate::data::{Missing, Normalize, Resident, TaskKind};
-pub use crate::models::family::{Form, List};
-pub use crate::optim::{Decayed, Shape as Schedule};
-pub use crate::params::Precision;
 pub use crate::reducer::Overlap;
 pub use crate::step::GraphChoice;
 pub use crate::tasks::ClassWeights;
 pub use crate::trace::TraceSteps;
-pub use crate::trainer::Resume;
 pub use ddp_comm::NcclChoice;
+use ddp_data::DataSpec;
+pub use ddp_data::{Missing, Normalize, Resident, TaskKind};
 pub use ddp_kernels::products::ProductChoice;
+pub use ddp_nn::models::family::{Form, List};
+pub use ddp_nn::optim::{Decayed, Shape as Schedule};
+pub use ddp_nn::params::Precision;
 
-/// Seconds that `--timeout-s` takes.
-pub(crate) const TIMEOUT_S: RangeInclusive<f64> = 0.1..=1e9;
+/// Seconds that `timeout-s` takes.
+pub const TIMEOUT_S: RangeInclusive<f64> = 0.1..=1e9;
 
 /// The largest whole number in a TOML file.
 pub(super) const WHOLE_MAX: u64 = i64::MAX as u64;
@@ -272,7 +271,7 @@ fn wrong_group(part: &str) -> String {
 
 impl SettingValue for DataSpec {
     fn read(text: &str) -> Result<DataSpec, String> {
-        text.parse().map_err(|error: crate::data::Error| {
+        text.parse().map_err(|error: ddp_data::Error| {
             // The caller names the setting and its value already.
             let error = error.to_string();
             let start = format!("`data` {text}: ");
@@ -392,6 +391,56 @@ impl SettingValue for TraceSteps {
 impl SettingValue for Resume {
     fn read(text: &str) -> Result<Resume, String> {
         text.parse()
+    }
+}
+
+/// Whether a run is resumed, and from which checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Resume {
+    /// The run must be new.
+    #[default]
+    Never,
+    /// From the newest intact checkpoint, if there is one.
+    Auto,
+    /// From this checkpoint.
+    From(PathBuf),
+}
+
+impl fmt::Display for Resume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Resume::Never => f.write_str("never"),
+            Resume::Auto => f.write_str("auto"),
+            Resume::From(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl FromStr for Resume {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Resume, String> {
+        match text {
+            "never" => Ok(Resume::Never),
+            "auto" => Ok(Resume::Auto),
+            "" => Err("expected never, auto or the folder of a checkpoint".into()),
+            path => Ok(Resume::From(path.into())),
+        }
+    }
+}
+
+impl TryFrom<String> for Resume {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Resume, String> {
+        text.parse()
+    }
+}
+
+impl From<Resume> for String {
+    fn from(resume: Resume) -> String {
+        resume.to_string()
     }
 }
 

@@ -6,9 +6,9 @@ use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, Vis
 use serde_json::{Map, Value};
 
 use super::settings::{
-    Config, SETTINGS, Setting, as_value, default_of, meant, model_of, requires_family, setting,
+    Config, SETTINGS, Setting, as_value, default_of, find, model_of, requires_family,
 };
-use crate::models::ModelSpec;
+use ddp_nn::models::ModelSpec;
 
 impl<'de> Deserialize<'de> for Config {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Config, D::Error> {
@@ -30,7 +30,7 @@ impl<'de> Visitor<'de> for ReadConfig {
         let mut config = Config::default();
         let mut model = Map::new();
         while let Some(KnownName(name)) = table.next_key()? {
-            if name == "model" || !setting(&name).is_some_and(|one| one.families.is_empty()) {
+            if name == "model" || !find(&name).is_some_and(|one| one.families.is_empty()) {
                 let value = table.next_value_seed(ModelValue(&name))?;
                 model.insert(name, value);
             } else {
@@ -44,18 +44,15 @@ impl<'de> Visitor<'de> for ReadConfig {
 }
 
 /// A model from its settings. What they do not say is as in `base`.
-pub(crate) fn read_model(
-    mut settings: Map<String, Value>,
-    base: &ModelSpec,
-) -> Result<ModelSpec, String> {
+pub fn read_model(mut settings: Map<String, Value>, base: &ModelSpec) -> Result<ModelSpec, String> {
     let default = match settings.remove("model") {
         None => base,
         Some(Value::Object(table)) => &model_of_table(table, &mut settings, base)?,
         Some(name) => &model_of(name.as_str().unwrap_or_default(), Some(base))?,
     };
-    let applies = |name: &str| setting(name).is_some_and(|one| one.applies_to(default));
+    let applies = |name: &str| find(name).is_some_and(|one| one.applies_to(default));
     if let Some(other) = settings.keys().find(|name| !applies(name)) {
-        return Err(format!("--{other} {}", requires_family(other, default)));
+        return Err(format!("`{other}` {}", requires_family(other, default)));
     }
     with_settings(default, settings)
 }
@@ -102,7 +99,7 @@ impl<'de> DeserializeSeed<'de> for ModelValue<'_> {
         }
         let value = Value::deserialize(value)?;
         let one = Map::from_iter([(self.0.to_string(), value.clone())]);
-        let known = setting(self.0).map_or(&[][..], |setting| &setting.families);
+        let known = find(self.0).map_or(&[][..], |setting| &setting.families);
         let models = known.iter().filter_map(|name| default_of(name).ok());
         let read: Vec<_> = models
             .map(|model| with_settings(model, one.clone()))
@@ -148,7 +145,7 @@ impl TryFrom<String> for ModelKey {
 
     fn try_from(name: String) -> Result<ModelKey, String> {
         let is_of_models = |one: &Setting| one.name() != "model" && !one.families.is_empty();
-        if name == "name" || setting(&name).is_some_and(is_of_models) {
+        if name == "name" || find(&name).is_some_and(is_of_models) {
             return Ok(ModelKey(name));
         }
         let names = SETTINGS.iter().filter(|one| is_of_models(one));
@@ -169,11 +166,8 @@ impl TryFrom<String> for KnownName {
     type Error = String;
 
     fn try_from(name: String) -> Result<KnownName, String> {
-        if setting(&name).is_some() {
+        if find(&name).is_some() {
             return Ok(KnownName(name));
-        }
-        if let Some(here) = meant(&name) {
-            return Err(format!("unknown setting {name:?}; help: as a flag, {here}"));
         }
         let names = SETTINGS.iter().filter(|one| !one.is_hidden);
         let names: Vec<String> = names.map(Setting::name).collect();
