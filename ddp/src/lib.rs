@@ -2,10 +2,11 @@
 //! devices and tensors, [`comm`] ranks, [`nn`] layers and models, [`data`] data sets, and [`step`]
 //! the training step. Safe Rust only.
 //!
-//! Start reading at `bin/ddp-train.rs` for the program, at `ddp_engine::step` for training.
+//! Start reading at `program.rs` for the program, at `ddp_engine::step` for training.
 
 #![forbid(unsafe_code)]
 
+mod about;
 pub mod bench;
 pub mod cli;
 mod device;
@@ -16,6 +17,7 @@ pub mod export;
 mod first_values;
 pub mod inspect;
 pub mod output;
+mod program;
 pub mod progress;
 pub mod report;
 pub mod start;
@@ -36,5 +38,7 @@ pub use ddp_engine::{
 };
 pub use ddp_kernels as kernels;
 pub use ddp_nn as nn;
-pub use ddp_nn::{models, optim, params};
+pub use ddp_nn::{family_settings, models, optim, params};
 pub use error::{Error, Result, ShownError};
+pub use program::{Program, program};
+pub use train::Trainer;

@@ -1,14 +1,17 @@
 //! `ddp-train train`: a run with its settings, progress, curves and report.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use ddp_comm::World;
 use ddp_kernels::Device;
 
-use crate::config::Config;
+use crate::config::{ClassWeights, Config};
 use crate::data::Data;
 use crate::device::{check_device, find_devices};
-use crate::error::{Result, with_flags};
+use crate::error::{Error, Result, with_flags};
+use crate::models::{self, ModelSpec, OwnLayers};
+use crate::nn::Loss;
 use crate::progress::{Figures, Progress};
 use crate::record::{EvalEvent, StepEvent};
 use crate::report;
@@ -27,23 +30,77 @@ pub fn train(config: &Config, world: &World) -> Result<()> {
     trainer::train(config, &mut TrainProgram::new(config), world)
 }
 
-/// The same on a program's own data, whatever `config.data` is.
+/// A run with a program's own model, loss and data, and with everything else that `ddp-train` has:
+/// checkpoints, resuming, evaluation, the metrics log and its report, signals.
 ///
 /// ```no_run
-/// use ddp::config::Config;
+/// use ddp::Trainer;
+/// use ddp::config::{Config, Resume};
 /// use ddp::data::Data;
+/// use ddp::models::OwnLayers;
+/// use ddp::nn::{Activate, CrossEntropy, Linear, Sequential};
 ///
 /// fn train(data: Data, world: &ddp_comm::World) -> ddp::Result<()> {
-///     let config = Config::from_toml("epochs = 3\nout = \"own\"\n")?;
-///     ddp::train::train_on(&config, data, world)
+///     let model = OwnLayers::new(|data| {
+///         let hidden = Sequential::new().then(Linear::new(64)).then(Activate::relu());
+///         Ok(hidden.then(Linear::new(data.outputs)))
+///     });
+///     Trainer::builder(model, CrossEntropy::default(), data)
+///         .config(Config {
+///             epochs: Some(3),
+///             resume: Resume::Auto,
+///             ..Config::default()
+///         })
+///         .run(world)
 /// }
 /// ```
-pub fn train_on(config: &Config, data: Data, world: &World) -> Result<()> {
-    let mut program = TrainProgram {
-        data: Some(data),
-        ..TrainProgram::new(config)
-    };
-    trainer::train(config, &mut program, world)
+#[derive(Debug)]
+pub struct Trainer {
+    config: Config,
+    model: ModelSpec,
+    loss: Box<dyn Loss>,
+    data: Data,
+}
+
+impl Trainer {
+    /// Trains `model`, layers or a family with its settings, on `data` with the default settings.
+    pub fn builder(model: impl Into<ModelSpec>, loss: impl Loss + 'static, data: Data) -> Trainer {
+        // Checkpoints name the model's family.
+        models::register::<OwnLayers>();
+        Trainer {
+            config: Config::default(),
+            model: model.into(),
+            loss: Box::new(loss),
+            data,
+        }
+    }
+
+    /// With these settings: those of `ddp-train`, without the model's, the data's and the loss's.
+    pub fn config(self, config: Config) -> Trainer {
+        Trainer { config, ..self }
+    }
+
+    /// Trains, as one of the ranks of `world`. Every rank calls it alike.
+    pub fn run(self, world: &World) -> Result<()> {
+        let config = Config {
+            model: self.model,
+            ..self.config
+        };
+        config.check()?;
+        if config.label_smoothing != 0.0 || config.class_weights != ClassWeights::Equal {
+            return Err(Error::Usage(
+                "`label-smoothing` and `class-weights`: expected the defaults, since the trainer \
+                 is given its loss; help: give them to the loss"
+                    .into(),
+            ));
+        }
+        let mut program = TrainProgram {
+            data: Some(self.data),
+            loss: Cell::new(Some(self.loss)),
+            ..TrainProgram::new(&config)
+        };
+        trainer::train(&config, &mut program, world)
+    }
 }
 
 /// `ddp-train` as the trainer sees it.
@@ -51,6 +108,8 @@ pub(crate) struct TrainProgram<'a> {
     config: &'a Config,
     /// In place of what the settings name.
     data: Option<Data>,
+    /// In place of the one that follows from the data.
+    loss: Cell<Option<Box<dyn Loss>>>,
     /// Once the run has begun, on rank 0.
     progress: Option<Progress>,
     /// With `--tensorboard`.
@@ -62,6 +121,7 @@ impl TrainProgram<'_> {
         TrainProgram {
             config,
             data: None,
+            loss: Cell::default(),
             progress: None,
             curves: None,
         }
@@ -77,6 +137,10 @@ impl Program for TrainProgram<'_> {
             check_device(config, *device)?;
         }
         Ok(devices)
+    }
+
+    fn loss(&self) -> Option<Box<dyn Loss>> {
+        self.loss.take()
     }
 
     fn data(&self) -> Option<Data> {

@@ -13,12 +13,12 @@ pub mod values;
 use serde_json::{Map, Value};
 
 pub use derived::Length;
-pub use settings::{Config, SETTINGS, Scope, Setting, SettingChoice, find, model_names, model_of};
-pub use table::read_model;
+pub use settings::{Config, MODEL, SETTINGS, Scope, Setting, find, model_names, model_of};
+pub use table::ReadConfig;
 pub use values::{
-    Decayed, DeviceChoice, FloatType, Form, GraphChoice, GroupSetting, Groups, List, LogLevel,
-    Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision, ProductChoice, Resident,
-    Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind, When,
+    ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, GroupSetting, Groups, List,
+    LogLevel, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision, ProductChoice,
+    Resident, Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind, When,
 };
 
 use crate::checkpoint::{Opened, STATE_FILE, State, damaged};
@@ -83,7 +83,7 @@ impl Config {
         let fixed = SETTINGS
             .iter()
             .filter(|setting| setting.scope == Scope::Fixed);
-        let describe = |name: String| match (now.get(&name), then.get(&name)) {
+        let describe = |name: &str| match (now.get(name), then.get(name)) {
             (now, then) if now == then => None,
             (Some(now), Some(then)) => {
                 Some(format!("`{name}` {} (was {})", as_flag(now), as_flag(then)))
@@ -98,12 +98,9 @@ impl Config {
     pub fn equal_on_all_ranks(&self) -> String {
         let mut text = format!("device = {}\n", self.device.kind());
         let values = self.to_json();
-        for name in SETTINGS
-            .iter()
-            .filter(|setting| setting.scope != Scope::Rank)
-            .map(Setting::name)
-        {
-            if let Some(value) = values.get(&name) {
+        let shared = SETTINGS.iter().filter(|one| one.scope != Scope::Rank);
+        for name in shared.map(Setting::name) {
+            if let Some(value) = values.get(name) {
                 text += &format!("{name} = {value}\n");
             }
         }

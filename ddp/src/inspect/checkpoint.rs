@@ -13,7 +13,6 @@ use crate::config::Config;
 use crate::data::{LabelName, Normalization, TaskSpec};
 use crate::error::Result;
 use crate::files;
-use crate::models::ModelSpec;
 use crate::optim::Rule;
 use crate::shown::{shown, significant};
 use crate::units::plural;
@@ -165,8 +164,8 @@ fn lengths(shape: &[usize]) -> String {
 
 fn rows(state: &State, config: &Config) -> String {
     let mut text = format!("of shape {:?}", state.row_shape);
-    match &config.model {
-        ModelSpec::Vit(vit) if !vit.image.is_empty() => text += &format!(", images {}", vit.image),
+    match config.model.value("image").as_str() {
+        Some(image) if !image.is_empty() => text += &format!(", images {image}"),
         _ if !state.image.is_empty() => text += &format!(", images {}", lengths(&state.image)),
         _ => {}
     }

@@ -15,11 +15,7 @@ use crate::error::{Error, Result};
 impl Config {
     /// Checks every setting, as far as that is possible without the data.
     pub fn check(&self) -> Result<()> {
-        for setting in SETTINGS.iter() {
-            if let Some(text) = setting.refusal(self) {
-                return Err(Error::Usage(text));
-            }
-        }
+        self.check_limits()?;
         self.model.check()?;
         self.check_length()?;
         self.check_optimization()?;
@@ -30,6 +26,13 @@ impl Config {
         check_utf8("out", Some(&self.out))?;
         check_utf8("cache-dir", self.cache_dir.as_deref())?;
         check_utf8("init-from", self.init_from.as_deref())
+    }
+
+    /// Checks the settings that are numbers.
+    pub fn check_limits(&self) -> Result<()> {
+        let mut copy = self.clone();
+        let refusal = SETTINGS.iter().find_map(|one| one.refusal(&mut copy));
+        refusal.map_or(Ok(()), |text| Err(Error::Usage(text)))
     }
 
     fn check_length(&self) -> Result<()> {

@@ -2,22 +2,29 @@
 
 use std::fmt;
 
+use ddp_nn::models::ModelSpec;
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::settings::{
-    Config, SETTINGS, Setting, as_value, default_of, find, model_of, requires_family,
-};
-use ddp_nn::models::ModelSpec;
+use super::settings::{Config, MODEL, SETTINGS, Setting, find, model_of};
 
 impl<'de> Deserialize<'de> for Config {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Config, D::Error> {
-        deserializer.deserialize_map(ReadConfig)
+        ReadConfig(ModelSpec::default()).deserialize(deserializer)
     }
 }
 
-/// Reads a table of settings. What is missing has its default; unknown names are refused.
-struct ReadConfig;
+/// Reads a table of settings. What is missing has its default, settings of the model those of this
+/// one; unknown names are refused.
+pub struct ReadConfig(pub ModelSpec);
+
+impl<'de> DeserializeSeed<'de> for ReadConfig {
+    type Value = Config;
+
+    fn deserialize<D: Deserializer<'de>>(self, table: D) -> Result<Config, D::Error> {
+        table.deserialize_map(self)
+    }
+}
 
 impl<'de> Visitor<'de> for ReadConfig {
     type Value = Config;
@@ -27,87 +34,59 @@ impl<'de> Visitor<'de> for ReadConfig {
     }
 
     fn visit_map<M: MapAccess<'de>>(self, mut table: M) -> Result<Config, M::Error> {
-        let mut config = Config::default();
-        let mut model = Map::new();
+        let mut values = Map::new();
         while let Some(KnownName(name)) = table.next_key()? {
-            if name == "model" || !find(&name).is_some_and(|one| one.families.is_empty()) {
-                let value = table.next_value_seed(ModelValue(&name))?;
-                model.insert(name, value);
-            } else {
-                config.read_value(&name, &mut table)?;
-            }
+            let value = table.next_value_seed(ValueOf(&name))?;
+            values.insert(name, value);
         }
-        let model = read_model(model, &ModelSpec::default());
-        config.model = model.map_err(de::Error::custom)?;
-        Ok(config)
+        of_values(values, self.0).map_err(de::Error::custom)
     }
 }
 
-/// A model from its settings. What they do not say is as in `base`.
-pub fn read_model(mut settings: Map<String, Value>, base: &ModelSpec) -> Result<ModelSpec, String> {
-    let default = match settings.remove("model") {
+/// The configuration with these settings, the rest of the model as in `base`.
+fn of_values(mut values: Map<String, Value>, base: ModelSpec) -> Result<Config, String> {
+    let model = match values.remove(MODEL) {
         None => base,
-        Some(Value::Object(table)) => &model_of_table(table, &mut settings, base)?,
-        Some(name) => &model_of(name.as_str().unwrap_or_default(), Some(base))?,
+        Some(Value::Object(mut table)) => {
+            let name = table.remove("name");
+            let name = name.as_ref().and_then(Value::as_str);
+            let name = name.ok_or("[model]: expected name = \"gpt\", or another family")?;
+            if let Some(twice) = table.keys().find(|name| values.contains_key(*name)) {
+                return Err(format!(
+                    "{twice}: expected once, got it in [model] and above; help: remove one"
+                ));
+            }
+            values.extend(table);
+            model_of(name, Some(&base))?
+        }
+        Some(name) => model_of(name.as_str().unwrap_or_default(), Some(&base))?,
     };
-    let applies = |name: &str| find(name).is_some_and(|one| one.applies_to(default));
-    if let Some(other) = settings.keys().find(|name| !applies(name)) {
-        return Err(format!("`{other}` {}", requires_family(other, default)));
+    let mut config = Config {
+        model,
+        ..Config::default()
+    };
+    for (name, value) in values {
+        let setting = find(&name).ok_or("a name is known")?;
+        let set = setting.set_value(&mut config, value);
+        set.map_err(|why| format!("`{name}` {why}"))?;
     }
-    with_settings(default, settings)
+    Ok(config)
 }
 
-/// The model that a table `[model]` names, whose settings join the others.
-fn model_of_table(
-    mut table: Map<String, Value>,
-    settings: &mut Map<String, Value>,
-    base: &ModelSpec,
-) -> Result<ModelSpec, String> {
-    let name = table.remove("name");
-    let name = name.as_ref().and_then(Value::as_str);
-    let model = model_of(
-        name.ok_or("[model]: expected name = \"gpt\", or another family")?,
-        Some(base),
-    )?;
-    if let Some(twice) = table.keys().find(|name| settings.contains_key(*name)) {
-        return Err(format!(
-            "{twice}: expected once, got it in [model] and above; help: remove one"
-        ));
-    }
-    settings.extend(table);
-    Ok(model)
-}
+/// The value of a setting, refused where it stands if no run can have it.
+struct ValueOf<'a>(&'a str);
 
-fn with_settings(model: &ModelSpec, settings: Map<String, Value>) -> Result<ModelSpec, String> {
-    let mut table = as_value(model);
-    if let Some(table) = table.as_object_mut() {
-        table.extend(settings);
-    }
-    serde_json::from_value(table).map_err(|error| error.to_string())
-}
-
-/// The value of a setting of models. One that no family takes is refused where it stands. `model`
-/// itself may be a table of settings.
-struct ModelValue<'a>(&'a str);
-
-impl<'de> DeserializeSeed<'de> for ModelValue<'_> {
+impl<'de> DeserializeSeed<'de> for ValueOf<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<Value, D::Error> {
-        if self.0 == "model" {
+        if self.0 == MODEL {
             return value.deserialize_any(ModelTable);
         }
         let value = Value::deserialize(value)?;
-        let one = Map::from_iter([(self.0.to_string(), value.clone())]);
-        let known = find(self.0).map_or(&[][..], |setting| &setting.families);
-        let models = known.iter().filter_map(|name| default_of(name).ok());
-        let read: Vec<_> = models
-            .map(|model| with_settings(model, one.clone()))
-            .collect();
-        match read.first() {
-            Some(Err(why)) if read.iter().all(Result::is_err) => Err(de::Error::custom(why)),
-            _ => Ok(value),
-        }
+        let setting = find(self.0).expect("a name is known");
+        setting.try_value(&value).map_err(de::Error::custom)?;
+        Ok(value)
     }
 }
 
@@ -127,34 +106,25 @@ impl<'de> Visitor<'de> for ModelTable {
 
     fn visit_map<M: MapAccess<'de>>(self, mut table: M) -> Result<Value, M::Error> {
         let mut all = Map::new();
-        while let Some(ModelKey(name)) = table.next_key()? {
-            let value = table.next_value_seed(ModelValue(&name))?;
+        while let Some(name) = table.next_key::<String>()? {
+            let value = match &*name {
+                "name" => table.next_value()?,
+                _ if find(&name).is_some_and(|one| !one.families.is_empty()) => {
+                    table.next_value_seed(ValueOf(&name))?
+                }
+                _ => return Err(de::Error::custom(no_model_setting(&name))),
+            };
             all.insert(name, value);
         }
         Ok(Value::Object(all))
     }
 }
 
-/// A key of `[model]`.
-#[derive(serde::Deserialize)]
-#[serde(try_from = "String")]
-struct ModelKey(String);
-
-impl TryFrom<String> for ModelKey {
-    type Error = String;
-
-    fn try_from(name: String) -> Result<ModelKey, String> {
-        let is_of_models = |one: &Setting| one.name() != "model" && !one.families.is_empty();
-        if name == "name" || find(&name).is_some_and(is_of_models) {
-            return Ok(ModelKey(name));
-        }
-        let names = SETTINGS.iter().filter(|one| is_of_models(one));
-        let names: Vec<_> = names.map(Setting::name).collect();
-        let names = names.join(", ");
-        Err(format!(
-            "[model] has no setting {name:?}, but name, {names}; help: other settings are above it"
-        ))
-    }
+fn no_model_setting(name: &str) -> String {
+    let names = SETTINGS.iter().filter(|one| !one.families.is_empty());
+    let names: Vec<_> = names.map(Setting::name).collect();
+    let names = names.join(", ");
+    format!("[model] has no setting {name:?}, but name, {names}; help: other settings are above it")
 }
 
 /// The name of a setting, as a table has it.
@@ -169,8 +139,7 @@ impl TryFrom<String> for KnownName {
         if find(&name).is_some() {
             return Ok(KnownName(name));
         }
-        let names = SETTINGS.iter().filter(|one| !one.is_hidden);
-        let names: Vec<String> = names.map(Setting::name).collect();
+        let names: Vec<&str> = SETTINGS.iter().map(Setting::name).collect();
         let names = names.join(", ");
         Err(format!("unknown setting {name:?}, expected one of {names}"))
     }

@@ -147,7 +147,7 @@ proptest! {
         let (dropout, lr, decay, beta) = numbers;
         let (batch, seed, eval_every, micro) = wholes;
         let config = config(|settings| {
-            settings.model = ModelSpec::Mlp(MlpSpec { hidden, dropout, ..MlpSpec::default() });
+            settings.model = ModelSpec::from(MlpSpec { hidden, dropout, ..MlpSpec::default() });
             settings.lr = Some(lr);
             settings.weight_decay = Some(decay);
             settings.batch_size = Some(batch);

@@ -142,14 +142,14 @@ mod tests {
         change(&mut options);
         let world = World::single().unwrap();
         let data = setup::open(&options, &world, None).unwrap();
-        let step = setup::step(&options, &world, &data, &[Device::Cpu]).unwrap();
+        let step = setup::step(&options, &world, &data, &[Device::Cpu], None).unwrap();
         let fields = fields(&data, &step).unwrap();
         let fields = fields.into_iter().map(|field| (field.name, field.value));
         fields.collect()
     }
 
     fn small() -> ModelSpec {
-        ModelSpec::Mlp(MlpSpec {
+        ModelSpec::from(MlpSpec {
             hidden: vec![9],
             ..MlpSpec::default()
         })

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use ddp_comm::World;
 use ddp_data::Data;
 use ddp_kernels::Device;
+use ddp_nn::Loss;
 
 use crate::error::Result;
 use crate::record::{EvalEvent, StepEvent};
@@ -13,6 +14,11 @@ use crate::record::{EvalEvent, StepEvent};
 pub trait Program {
     /// This rank's devices, checked against the settings. All ranks call it together.
     fn devices(&self, world: &World) -> Result<Vec<Device>>;
+
+    /// A loss of the program itself, in place of the one that follows from the data.
+    fn loss(&self) -> Option<Box<dyn Loss>> {
+        None
+    }
 
     /// Data of the program itself, in place of what the settings name.
     fn data(&self) -> Option<Data> {

@@ -36,9 +36,10 @@ impl Sample {
         };
         let refused = |text: &str| Err(Error::Usage(format!("`sample`: {text}")));
         let name = options.model.name();
-        if !matches!(options.model, ModelSpec::Gpt(_)) {
+        if !options.model.generates() {
+            let expected = ModelSpec::that_generate();
             return refused(&format!(
-                "expected a model of the family gpt, got {name}; help: leave it out"
+                "expected a model of the family {expected}, got {name}; help: leave it out"
             ));
         }
         let Some(coding) = Coding::of_task(data.train.task(), data.tokenizer.as_deref())? else {

@@ -7,6 +7,7 @@ use ddp_comm::{Group, World};
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
 use ddp_data::{Data, InOrder, Loader, Resident, RowSpec, Source, TaskSpec};
 use ddp_kernels::{Device, threads};
+use ddp_nn::Loss;
 use ddp_nn::models::Model;
 use ddp_nn::models::family::refuse;
 use ddp_nn::optim::Optimizer;
@@ -135,7 +136,7 @@ pub(super) fn assemble(
         _ => None,
     };
     let main = world.group("main")?;
-    let mut step = step(options, world, &data, &devices)?;
+    let mut step = step(options, world, &data, &devices, program.loss())?;
     match &resumed {
         Some(opened) => resume::restore(options, opened, &mut step, &mut overridden)?,
         None => load_first_values(options, world, &step, &data)?,
@@ -286,6 +287,7 @@ pub(super) fn step(
     world: &World,
     data: &Data,
     devices: &[Device],
+    own_loss: Option<Box<dyn Loss>>,
 ) -> Result<Step> {
     let reducer = ReducerOptions {
         sizes: options
@@ -336,10 +338,13 @@ pub(super) fn step(
     };
     let last = devices[devices.len() - 1];
     let task = tasks::of(task);
-    let loss = task.loss(
-        &task.settled(&options.loss_options(), data, options.data.name())?,
-        last,
-    )?;
+    let loss = match own_loss {
+        Some(loss) => loss,
+        None => {
+            let settled = task.settled(&options.loss_options(), data, options.data.name())?;
+            task.loss(&settled, last)?
+        }
+    };
     // The handshake compares the ranks, after values are loaded.
     Step::of_agreeing(parts.collect::<Result<Vec<_>>>()?, loss, &step_options)
 }

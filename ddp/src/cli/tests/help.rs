@@ -106,7 +106,7 @@ fn help_is_in_groups_with_examples_that_parse() {
     let Ok(Command::Show(help)) = parse(words("train --help")) else {
         panic!("no help")
     };
-    for group in SETTINGS.iter().map(|setting| setting.group) {
+    for group in SETTINGS.iter().map(|setting| &setting.group) {
         assert!(help.contains(&format!("\n{group}:\n")), "{group} in {help}");
     }
     let examples = EXAMPLES.lines().filter_map(|line| {
