@@ -1,5 +1,7 @@
 //! Types of settings: how their values are written, and those that take one of a few names.
 
+use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// A setting with a few named values.
@@ -67,6 +69,23 @@ pub enum Form {
     List,
 }
 
+/// A setting that is a number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub enum Number {
+    Whole(u64),
+    Real(f64),
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Number::Whole(number) => number.fmt(f),
+            Number::Real(number) => number.fmt(f),
+        }
+    }
+}
+
 /// A type of settings.
 pub trait SettingValue: Sized {
     /// How it is written.
@@ -78,6 +97,11 @@ pub trait SettingValue: Sized {
     /// Its values and their help, if it is one of a few names.
     fn choices() -> Vec<(&'static str, &'static str)> {
         Vec::new()
+    }
+
+    /// Its value, if it is a number.
+    fn number(&self) -> Option<Number> {
+        None
     }
 }
 
@@ -93,32 +117,76 @@ impl<T: Choice> SettingValue for T {
 }
 
 macro_rules! read_by_parsing {
-    ($($kind:ty, $form:ident: $expected:literal;)+) => {$(
+    ($($kind:ty, $form:ident: $expected:literal $(, $number:expr)?;)+) => {$(
         impl SettingValue for $kind {
             const FORM: Form = Form::$form;
 
             fn read(text: &str) -> Result<$kind, String> {
                 text.parse().map_err(|_| format!("expected {}", $expected))
             }
+            $(
+                fn number(&self) -> Option<Number> {
+                    let number: fn($kind) -> Number = $number;
+                    Some(number(*self))
+                }
+            )?
         }
     )+};
 }
 
 read_by_parsing! {
-    bool, Switch: "true or false";
-    usize, One: "a whole number, 1 or more, as in 4";
-    f64, One: "a number, as in 0.001 or 1e-3";
+    u64, One: "a whole number that is not negative, as in 128", Number::Whole;
+    usize, One: "a whole number, 1 or more, as in 4", |number| Number::Whole(number as u64);
+    f64, One: "a number, as in 0.001 or 1e-3", Number::Real;
     String, One: "text";
+    PathBuf, One: "a path";
 }
 
-impl SettingValue for Vec<usize> {
-    const FORM: Form = Form::List;
+impl SettingValue for bool {
+    const FORM: Form = Form::Switch;
 
-    fn read(text: &str) -> Result<Vec<usize>, String> {
-        let values: Result<List<usize>, String> = text.parse();
-        let failed = |error: String| error.replacen("values", "whole numbers", 1);
-        values.map(|List(values)| values).map_err(failed)
+    fn read(text: &str) -> Result<bool, String> {
+        text.parse().map_err(|_| "expected true or false".into())
     }
+
+    fn choices() -> Vec<(&'static str, &'static str)> {
+        vec![("true", ""), ("false", "")]
+    }
+}
+
+impl<T: SettingValue> SettingValue for Option<T> {
+    const FORM: Form = T::FORM;
+
+    fn read(text: &str) -> Result<Option<T>, String> {
+        T::read(text).map(Some)
+    }
+
+    fn choices() -> Vec<(&'static str, &'static str)> {
+        T::choices()
+    }
+
+    fn number(&self) -> Option<Number> {
+        self.as_ref().and_then(T::number)
+    }
+}
+
+macro_rules! read_lists {
+    ($($kind:ty: $values:literal;)+) => {$(
+        impl SettingValue for Vec<$kind> {
+            const FORM: Form = Form::List;
+
+            fn read(text: &str) -> Result<Vec<$kind>, String> {
+                let values: Result<List<$kind>, String> = text.parse();
+                let failed = |error: String| error.replacen("values", $values, 1);
+                values.map(|List(values)| values).map_err(failed)
+            }
+        }
+    )+};
+}
+
+read_lists! {
+    usize: "whole numbers";
+    String: "values";
 }
 
 /// Values separated by commas; `none` for no value.

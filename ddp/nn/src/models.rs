@@ -7,6 +7,7 @@ pub mod family;
 pub mod gpt;
 pub mod mlp;
 pub mod model;
+mod own;
 pub mod split;
 pub mod vit;
 
@@ -21,6 +22,7 @@ use serde_json::Value;
 pub use family::{DataShape, Family};
 pub use mlp::Mlp;
 pub use model::Model;
+pub use own::OwnLayers;
 
 use crate::build::{Declarations, Declared};
 use crate::error::Result;

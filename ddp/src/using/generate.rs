@@ -32,7 +32,7 @@ pub fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
             world.size()
         )));
     }
-    threads::set_count(flags.threads.unwrap_or_else(|| world.default_threads()))?;
+    threads::set_count(flags.settings.thread_count(world))?;
     let prompts = flags.prompts.as_deref().map(prompts).transpose()?;
     let (model, coding) = in_phase(Phase::Setup, || load(flags))?;
     let options = GenerateOptions {

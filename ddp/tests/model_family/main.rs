@@ -6,15 +6,16 @@ mod positions;
 mod support;
 
 use std::path::Path;
-use std::sync::Arc;
 
+use ddp::Trainer;
 use ddp::checkpoint;
 use ddp::cli::{self, Command};
 use ddp::config::Config;
 use ddp::data::{Data, Dataset, RowSpec, TaskSpec, TensorSpec};
 use ddp::models::mlp::MlpSpec;
 use ddp::models::{self, DataShape, ModelSpec};
-use ddp::train::{self, train_on};
+use ddp::nn::CrossEntropy;
+use ddp::train;
 use ddp::{Error, Result};
 use ddp_kernels::{DType, Tensor};
 
@@ -40,9 +41,9 @@ struct Integers {
 }
 
 impl Integers {
-    fn new(rows: u64, first: u64) -> Arc<Integers> {
+    fn new(rows: u64, first: u64) -> Integers {
         let names = ["low", "high"].map(String::from).to_vec();
-        Arc::new(Integers {
+        Integers {
             rows,
             first,
             spec: RowSpec {
@@ -51,7 +52,7 @@ impl Integers {
                 image: Vec::new(),
                 task: TaskSpec::named_classes(names),
             },
-        })
+        }
     }
 
     fn integer(&self, row: u64, at: usize) -> i64 {
@@ -106,18 +107,10 @@ fn train(ranks: usize, flags: &str, out: &Path) {
     let out = out.to_path_buf();
     let config = Config { out, ..parsed };
     on_ranks(ranks, Some(1), |world| {
-        let data = Data {
-            train: Integers::new(200, 0),
-            held_out: Integers::new(64, 1000),
-            description: "integers".into(),
-            normalization: None,
-            target_normalization: None,
-            plan: Default::default(),
-            columns: None,
-            label: None,
-            tokenizer: None,
-        };
-        train_on(&config, data, world)
+        let data = Data::own(Integers::new(200, 0), Integers::new(64, 1000));
+        Trainer::builder(config.model.clone(), CrossEntropy::default(), data)
+            .config(config.clone())
+            .run(world)
     });
 }
 

@@ -5,8 +5,8 @@ use std::any::Any;
 use std::fmt;
 
 use ddp_kernels::DType;
-use ddp_kernels::choice::SettingValue;
 pub use ddp_kernels::choice::{Form, List};
+use ddp_kernels::choice::{Number, SettingValue};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -139,6 +139,9 @@ pub trait Field {
 
     /// Its values and their help, if it takes one of a few names.
     fn choices(&self) -> Vec<(&'static str, &'static str)>;
+
+    /// Its value, if it is a number.
+    fn number(&self) -> Option<Number>;
 }
 
 impl<T: SettingValue + Serialize + DeserializeOwned> Field for T {
@@ -162,6 +165,10 @@ impl<T: SettingValue + Serialize + DeserializeOwned> Field for T {
 
     fn choices(&self) -> Vec<(&'static str, &'static str)> {
         T::choices()
+    }
+
+    fn number(&self) -> Option<Number> {
+        SettingValue::number(self)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::models::mlp::MlpSpec;
 use crate::models::vit::VitSpec;
 
 /// What a command line comes to with these variables and this file.
-fn command(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> Result<Command> {
+fn asked(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> Result<Command> {
     let folder = crate::files::testing::Scratch::new();
     let cli = <Cli as clap::Parser>::try_parse_from(
         std::iter::once("ddp-train").chain(line.split_ascii_whitespace()),
@@ -35,17 +35,16 @@ fn command(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> Result
 }
 
 fn config(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> Config {
-    match command(line, variables, file).unwrap() {
+    match asked(line, variables, file).unwrap() {
         Command::Train(config) => *config,
         other => panic!("{other:?}"),
     }
 }
 
 fn refusal(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> String {
-    let error =
-        command(line, variables, file).expect_err(&format!("{line} {variables:?} {file:?}"));
+    let error = asked(line, variables, file).expect_err(&format!("{line} {variables:?} {file:?}"));
     assert_eq!(error.exit_code(), 2);
-    error.to_string()
+    with_flags(&error.to_string())
 }
 
 #[test]
@@ -167,7 +166,7 @@ fn what_is_wrong_says_where_it_stands() {
             .iter()
             .for_each(|part| assert!(text.contains(part), "{text} lacks {part}"));
     }
-    let missing = command("--config nowhere.toml", &[], None).unwrap_err();
+    let missing = asked("--config nowhere.toml", &[], None).unwrap_err();
     assert_eq!(missing.exit_code(), 74);
 }
 
@@ -191,7 +190,7 @@ fn variables_of_other_meanings_are_left_alone() {
         ("DDP_SEED", "DDP_SEEDS"),
         ("DDP_CONFIG", "DDP_CONFIGS"),
     ] {
-        let text = command("", &[(name, "1")], None)
+        let text = asked("", &[(name, "1")], None)
             .map_or_else(|error| error.to_string(), |_| String::new());
         assert_eq!(text.contains(meant), name != "DDP_SEDE_", "{name}: {text}");
     }
@@ -211,14 +210,14 @@ fn what_is_done_with_settings_may_stand_in_the_environment() {
         3
     );
     assert_eq!(
-        command("", &[("DDP_CONFIG", "nowhere.toml")], None)
+        asked("", &[("DDP_CONFIG", "nowhere.toml")], None)
             .unwrap_err()
             .exit_code(),
         74
     );
     for value in ["true", "false"] {
         let is = value == "true";
-        let command = |name: &str| command("", &[(name, value)], None).unwrap();
+        let command = |name: &str| asked("", &[(name, value)], None).unwrap();
         assert_eq!(matches!(command("DDP_DRY_RUN"), Command::DryRun(_)), is);
         assert_eq!(matches!(command("DDP_PRINT_CONFIG"), Command::Show(_)), is);
     }
@@ -250,7 +249,7 @@ fn names_that_are_no_text_are_refused() {
         ];
         for error in errors {
             assert_eq!(error.exit_code(), 2, "{error}");
-            let text = error.to_string();
+            let text = with_flags(&error.to_string());
             assert!(
                 text.contains(&format!("--{flag} a")) && text.contains("UTF-8"),
                 "{text}"
@@ -261,7 +260,7 @@ fn names_that_are_no_text_are_refused() {
 
 #[test]
 fn what_is_printed_names_origins_and_reads_back() {
-    let printed = command(
+    let printed = asked(
         "--print-config --lr 0.5",
         &[("DDP_SEED", "4")],
         Some("epochs = 2"),

@@ -3,10 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::Config;
-use super::check::refuse;
 use crate::checkpoint::{self, STATE_FILE};
-use crate::error::{Error, Result, with_flags};
+use crate::config::Config;
+use crate::error::{Error, Result, refuse, with_flags};
 use crate::hugging_face;
 use crate::models::ModelSpec;
 
