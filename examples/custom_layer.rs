@@ -7,8 +7,8 @@ use ddp::data::{InMemory, Loader};
 use ddp::kernels::{DType, Device, Random, Seed, Tensor, ops};
 use ddp::nn::check::{Objective, worst_derivative};
 use ddp::nn::{
-    Activate, Build, Fold, Folded, Init, Layer, Linear, Mse, Pass, PassOptions, Result, Saved,
-    Scratch, Sequential,
+    Activate, Build, Init, Layer, Linear, Mse, Pass, PassOptions, Result, Saved, Scratch,
+    Sequential,
 };
 use ddp::optim::{AdamW, Schedule, Shape};
 use ddp::params::ParamId;
@@ -57,7 +57,7 @@ impl Layer for LayerNorm {
         Ok(y)
     }
 
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
         let [gain, bias] = self.parameters();
         let (scale, n) = (pass.restore(), pass.restore());
         let [dx, part] = [pass.take(n.shape())?, pass.take(n.shape())?];
@@ -80,7 +80,7 @@ impl Layer for LayerNorm {
         ops::sub_into(&dx, &dx, &mean)?;
         ops::sub_into(&dx, &dx, &part)?;
         ops::mul_into(&dx, &dx, &scale)?;
-        pass.fold(dx, fold)
+        Ok(Some(dx))
     }
 }
 
@@ -103,7 +103,7 @@ fn gradients(device: Device) -> Result<[Vec<f32>; 2]> {
     let mut ready = |_| Ok(()); // A reducer would start to all-reduce this gradient here.
     let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
     model.forward(&mut pass, &x)?;
-    let dx = model.backward_to(&mut pass, &dy, Fold::Input)?.gradient;
+    let dx = model.backward_to(&mut pass, &dy, true)?;
     let dx = dx.expect("it was asked for");
     Ok([dx.to_vec()?, model.params.gradients().to_vec()?])
 }

@@ -10,8 +10,10 @@ pub(crate) mod flags;
 mod generate;
 mod inspect;
 mod layers;
+mod meant;
 mod report;
 mod start;
+mod taken;
 mod tokenize;
 mod using;
 mod watch;
@@ -21,7 +23,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{ArgAction, CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use self::command::{Command, StartRanks};
 pub use self::doctor::DoctorFlags;
@@ -30,25 +32,23 @@ pub use self::flags::{RankCount, RankFlags};
 pub use self::generate::GenerateFlags;
 pub use self::inspect::InspectFlags;
 pub use self::layers::{LayerFlags, SettingFlags};
+use self::meant::meant;
 pub use self::report::ReportFlags;
 pub use self::start::StartFlags;
+pub use self::taken::Taken;
 pub use self::tokenize::TokenizeFlags;
 pub use self::using::{EvalFlags, PredictFlags, PredictionsFile, UsingFlags};
 pub use self::watch::WatchFlags;
+use crate::about::{About, about};
 use crate::bench::Bench;
-use crate::config::{meant, model_names};
+use crate::config::model_names;
 use crate::error::{Error, Result};
 
 /// Reads a command line, the program's name first. Mistakes in it are an `Error::Usage`.
 pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Command> {
-    let mut words: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-    // `help bench` is `bench --help`.
-    if words.get(1).is_some_and(|word| word == "help") {
-        words.remove(1);
-        words.retain(|word| word != "help");
-        words.push("--help".into());
-    }
-    let cli = match Cli::try_parse_from(&words) {
+    let words: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let matches = command().try_get_matches_from(&words);
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => return shown_by_clap(&error, &words),
     };
@@ -95,7 +95,9 @@ fn shown_by_clap(error: &clap::Error, words: &[OsString]) -> Result<Command> {
     let text = error.to_string();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            Ok(Command::Show(format!("{}\n", text.trim_end())))
+            // Examples name the program that everyone has.
+            let text = text.trim_end().replace("ddp-train", about().name);
+            Ok(Command::Show(format!("{text}\n")))
         }
         _ => {
             if let Some(text) = of_another_program(error, words) {
@@ -167,16 +169,11 @@ Exit codes: 0 done, 2 wrong flags, 65 bad data, 69 doctor found a problem,
 70 internal error, 71 out of memory, 74 files, 75 stopped on request and saved,
 76 loss not finite, 77 a rank lost or hung, 78 ranks disagree, 130 Ctrl-C twice
 
-Every setting of training can also be an environment variable: DDP_BATCH_SIZE=64.
-Other commands read the variables that their help names.";
+-h shows the flags that most people use, --help all. Every setting can also be an environment
+variable: DDP_BATCH_SIZE=64. Variables of other flags stand in their help.";
 
 #[derive(Parser, Debug)]
-#[command(name = "ddp-train", bin_name = "ddp-train", version, about = ABOUT, after_help = EXAMPLES)]
-#[command(
-    args_conflicts_with_subcommands = true,
-    disable_help_subcommand = true,
-    disable_help_flag = true
-)]
+#[command(about = ABOUT, after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 #[command(max_term_width = 120)]
 struct Cli {
     #[command(subcommand)]
@@ -187,10 +184,6 @@ struct Cli {
     layers: LayerFlags,
     #[command(flatten)]
     start: StartFlags,
-    /// Print help, as does: ddp-train help COMMAND
-    // The short form for -h and --help: one table.
-    #[arg(short, long, global = true, action = ArgAction::HelpShort)]
-    help: Option<bool>,
 }
 
 #[derive(Subcommand, Debug)]
@@ -256,21 +249,53 @@ enum Mode {
     },
 }
 
+/// What `-h` shows of the flags that train; `--help` shows all.
+const OFTEN: [&str; 14] = [
+    "model",
+    "data",
+    "labels",
+    "val-split",
+    "batch-size",
+    "steps",
+    "epochs",
+    "optimizer",
+    "lr",
+    "device",
+    "resume",
+    "out",
+    "config",
+    "ranks",
+];
+
+/// The whole command line.
+fn command() -> clap::Command {
+    let short = |flag: clap::Arg| {
+        let is_often = flag.get_long().is_none_or(|name| OFTEN.contains(&name));
+        flag.hide_short_help(!is_often)
+    };
+    let About { name, version } = *about();
+    let command = Cli::command().name(name).bin_name(name).version(version);
+    let command = command.mut_args(short);
+    ["train", "resume"]
+        .into_iter()
+        .fold(command, |command, name| {
+            command.mut_subcommand(name, |command| command.mut_args(short))
+        })
+}
+
 /// The completion script for a shell.
 fn completions(shell: clap_complete::Shell) -> String {
     let mut bytes = Vec::new();
-    clap_complete::generate(
-        shell,
-        &mut with_names(Cli::command()),
-        "ddp-train",
-        &mut bytes,
-    );
+    let name = about().name;
+    clap_complete::generate(shell, &mut with_names(command()), name, &mut bytes);
     // clap_complete 4.6.11 takes the dash in a program's name for the end of it: the labels of
     // subcommands in its script for bash differ from the values that it compares them with.
-    let mut text = String::from_utf8_lossy(&bytes).replace("ddp__subcmd__train", "ddp__train");
+    let label = name.replace('-', "__");
+    let wrong = name.replace('-', "__subcmd__");
+    let mut text = String::from_utf8_lossy(&bytes).replace(&wrong, &label);
     // Where a path stands it has nothing but flags: they would keep bash from completing files.
     for command in ["export", "inspect", "report", "resume", "tokenize", "watch"] {
-        let label = format!("ddp__train__subcmd__{command})\n");
+        let label = format!("{label}__subcmd__{command})\n");
         let files = "[[ ${cur} == -* || ${prev} == -* ]] || return 0\n";
         text = text.replace(&label, &(label.clone() + files));
     }

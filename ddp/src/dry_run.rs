@@ -23,7 +23,7 @@ pub fn dry_run(
     world: &World,
     say: &mut dyn FnMut(&dyn Display) -> Result<()>,
 ) -> Result<()> {
-    let Some(run) = trainer::rehearse(&config.run(), &TrainProgram::new(config), world)? else {
+    let Some(run) = trainer::rehearse(config, &TrainProgram::new(config), world)? else {
         return say(&format!(
             "{}: the run is finished already, and nothing would be done",
             config.out.display()

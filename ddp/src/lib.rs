@@ -43,19 +43,22 @@
 //! | [`record`], [`report`], [`inspect`], [`watch`] | what a run has logged, and how it is shown |
 //! | [`using`], [`generate`] | trained models: `eval`, `predict`, `generate` |
 //!
-//! `bin/ddp-train.rs` is where the program begins.
+//! Start reading at `program.rs` for the program, at `ddp_engine::step` for training.
 
 #![forbid(unsafe_code)]
 
+mod about;
 pub mod bench;
 pub mod cli;
-pub mod config;
+mod device;
 pub mod doctor;
 pub mod dry_run;
 pub mod error;
 pub mod export;
+mod first_values;
 pub mod inspect;
 pub mod output;
+mod program;
 pub mod progress;
 pub mod report;
 pub mod start;
@@ -71,10 +74,12 @@ pub use ddp_data as data;
 use ddp_data::disk as files;
 use ddp_engine::shown;
 pub use ddp_engine::{
-    audit, checkpoint, devices, evidence, generate, hugging_face, process, ranks, record, reducer,
-    step, tasks, trace, trainer,
+    audit, checkpoint, config, devices, evidence, generate, hugging_face, process, ranks, record,
+    reducer, step, tasks, trace, trainer,
 };
 pub use ddp_kernels as kernels;
 pub use ddp_nn as nn;
-pub use ddp_nn::{models, optim, params};
+pub use ddp_nn::{family_settings, models, optim, params};
 pub use error::{Error, Result, ShownError};
+pub use program::{Program, program};
+pub use train::Trainer;

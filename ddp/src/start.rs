@@ -7,6 +7,7 @@ use std::time::Duration;
 use ddp_comm::spawn::{Spawner, StartedBy, started_by};
 use ddp_kernels::device::discover;
 
+use crate::about::about;
 use crate::cli::{Command, RankCount, StartRanks};
 use crate::config::DeviceChoice;
 use crate::error::{Error, Result};
@@ -36,7 +37,7 @@ pub fn start(ranks: &StartRanks, timeout: Duration) -> Result<Option<u8>> {
         help: "start it by its path".into(),
     })?;
     let mut words: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let mut spawner = Spawner::new("ddp-train", ranks.grace, timeout);
+    let mut spawner = Spawner::new(about().name, ranks.grace, timeout);
     for restart in 0.. {
         let command = || {
             let mut process = Process::new(&program);
@@ -49,7 +50,8 @@ pub fn start(ranks: &StartRanks, timeout: Duration) -> Result<Option<u8>> {
             return Ok(Some(code));
         }
         eprintln!(
-            "ddp-train: the job ended with {code}: starting again with --resume auto ({} of {})",
+            "{}: the job ended with {code}: starting again with --resume auto ({} of {})",
+            about().name,
             restart + 1,
             ranks.restarts
         );
@@ -69,9 +71,9 @@ fn count(ranks: &StartRanks) -> usize {
         Command::Train(config) | Command::DryRun(config) => {
             (config.device, config.devices_per_rank)
         }
-        Command::Eval(flags) => (flags.using.ranks.device, 1),
-        Command::Predict(flags) => (flags.using.ranks.device, 1),
-        Command::Bench(bench) => (bench.ranks().device, 1),
+        Command::Eval(flags) => (flags.using.ranks.settings.device, 1),
+        Command::Predict(flags) => (flags.using.ranks.settings.device, 1),
+        Command::Bench(bench) => (bench.ranks().settings.device, 1),
         Command::Doctor(_) => (DeviceChoice::Auto, 1),
         _ => (DeviceChoice::Cpu, 1),
     };

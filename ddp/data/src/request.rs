@@ -36,6 +36,24 @@ pub struct Data {
     pub tokenizer: Option<Arc<Vocabulary>>,
 }
 
+impl Data {
+    /// Datasets of a program itself: `held_out` for evaluation, which may have no rows.
+    pub fn own(train: impl Dataset + 'static, held_out: impl Dataset + 'static) -> Data {
+        let (rows, others) = (train.rows(), held_out.rows());
+        Data {
+            description: format!("{rows} rows of the program itself, {others} held out"),
+            train: Arc::new(train),
+            held_out: Arc::new(held_out),
+            normalization: None,
+            target_normalization: None,
+            plan: FeaturePlan::default(),
+            columns: None,
+            label: None,
+            tokenizer: None,
+        }
+    }
+}
+
 /// Which data are wanted. Fields are named after the settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DataRequest {

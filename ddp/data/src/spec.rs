@@ -10,6 +10,7 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::str::FromStr;
 
+use ddp_kernels::choice::SettingValue;
 use serde::{Deserialize, Serialize};
 
 use crate::element::Element;
@@ -121,6 +122,17 @@ impl DataSpec {
             DataSpec::Files(_) => "the files",
             DataSpec::Tokens(_) => "the tokens",
         }
+    }
+}
+
+impl SettingValue for DataSpec {
+    fn read(text: &str) -> std::result::Result<DataSpec, String> {
+        text.parse().map_err(|error: Error| {
+            // The caller names the setting and its value already.
+            let error = error.to_string();
+            let start = format!("`data` {text}: ");
+            error.strip_prefix(&start).unwrap_or(&error).to_string()
+        })
     }
 }
 

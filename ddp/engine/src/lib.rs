@@ -6,12 +6,14 @@
 
 pub mod audit;
 pub mod checkpoint;
+pub mod config;
 pub mod devices;
 pub mod error;
 pub mod evidence;
 mod faults;
 pub mod generate;
 pub mod hugging_face;
+mod model;
 pub mod process;
 pub mod ranks;
 pub mod record;

@@ -6,13 +6,10 @@ use std::str::FromStr;
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use ddp_comm::{RANKS_MAX, World};
-use ddp_kernels::Device;
+use ddp_comm::RANKS_MAX;
 use ddp_kernels::choice::{self, Choice};
-use ddp_kernels::threads::COUNT_MAX;
 
-use crate::config::{DeviceChoice, TIMEOUT_S, find_devices};
-use crate::error::Result;
+use super::taken::Taken;
 
 /// How many ranks `--ranks` asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,40 +34,15 @@ impl FromStr for RankCount {
     }
 }
 
-/// What a rank has, and how long it waits for the others.
+/// The ranks of a command that computes.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub struct RankFlags {
     /// Start so many ranks on this machine, without MPI; auto: one for each GPU, else one
     #[arg(long, value_name = "N")]
     pub ranks: Option<RankCount>,
-    /// Device: auto, cpu, cuda (each rank on its own GPU) or cuda:N (one rank, on that GPU)
-    #[arg(long, value_name = "DEVICE", default_value = "auto")]
-    #[arg(env = "DDP_DEVICE", hide_env_values = true)]
-    pub device: DeviceChoice,
-    /// Let several ranks share a GPU: for tests, slow
-    #[arg(long)]
-    #[arg(env = "DDP_SHARE_GPUS", hide_env_values = true)]
-    pub share_gpus: bool,
-    /// CPU threads of a rank [default: its share of the cores]
-    #[arg(long, value_name = "N", value_parser = whole(1..=COUNT_MAX), allow_negative_numbers = true)]
-    #[arg(env = "DDP_THREADS", hide_env_values = true)]
-    pub threads: Option<usize>,
-    /// Seconds that a rank waits for the others
-    #[arg(long, value_name = "S", default_value = "600", value_parser = number(TIMEOUT_S), allow_negative_numbers = true)]
-    #[arg(env = "DDP_TIMEOUT_S", hide_env_values = true)]
-    pub timeout_s: f64,
-}
-
-impl RankFlags {
-    /// This rank's CPU threads.
-    pub fn thread_count(&self, world: &World) -> usize {
-        self.threads.unwrap_or_else(|| world.default_threads())
-    }
-
-    /// This rank's device. All ranks call this together.
-    pub fn find_device(&self, world: &World) -> Result<Device> {
-        Ok(find_devices(self.device, 1, self.share_gpus, world)?[0])
-    }
+    /// What a rank has, and how long it waits for the others.
+    #[command(flatten)]
+    pub settings: Taken,
 }
 
 /// A parser of whole numbers.

@@ -4,20 +4,20 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, ValueParser};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, FromArgMatches};
+use serde::de::DeserializeSeed;
 use toml::{Table, Value};
 
 use super::command::Command;
-use crate::config::check::refuse;
-use crate::config::first_values::FirstValues;
-use crate::config::{Config, Form, SETTINGS, Setting, SettingChoice, as_flag, meant, read_model};
-use crate::error::{Error, Result};
+use super::meant::meant;
+use crate::config::{Config, Form, MODEL, ReadConfig, SETTINGS, Setting, as_flag, find};
+use crate::error::{Error, Result, refuse, with_flags};
+use crate::first_values::FirstValues;
 use crate::models::ModelSpec;
 use crate::record::CONFIG_FILE;
 use crate::shown::{is_unseen, shown};
@@ -40,9 +40,9 @@ impl FromArgMatches for SettingFlags {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let given = |setting: &'static Setting| {
             let name = setting.name();
-            let is_flag = matches.value_source(&name) == Some(ValueSource::CommandLine);
-            let value = matches.get_raw(&name).filter(|_| is_flag)?.next()?;
-            Some((setting, value.to_os_string()))
+            let values = matches.try_get_raw(name).ok()??;
+            let is_flag = matches.value_source(name) == Some(ValueSource::CommandLine);
+            Some((setting, values.last().filter(|_| is_flag)?.to_os_string()))
         };
         Ok(SettingFlags(SETTINGS.iter().filter_map(given).collect()))
     }
@@ -54,28 +54,25 @@ impl FromArgMatches for SettingFlags {
 }
 
 /// The flag of a setting.
-fn flag(setting: &'static Setting) -> Arg {
+pub(super) fn flag(setting: &'static Setting) -> Arg {
     let name = setting.name();
+    let help = with_flags(&setting.help);
     let help = match &setting.default {
-        serde_json::Value::Null => setting.help.clone(),
-        serde_json::Value::String(none) if none.is_empty() => setting.help.clone(),
-        default => format!("{} [default: {}]", setting.help, as_flag(default)),
+        serde_json::Value::Null => help,
+        serde_json::Value::String(none) if none.is_empty() => help,
+        default => format!("{help} [default: {}]", as_flag(default)),
     };
-    let value = |choice: &SettingChoice| {
-        let value = PossibleValue::new(choice.name).hide(choice.is_hidden);
-        value.help(choice.help)
-    };
+    let value = |(name, help): &(&'static str, &'static str)| PossibleValue::new(*name).help(*help);
     let parser = if setting.choices.is_empty() {
         ValueParser::os_string()
     } else {
         PossibleValuesParser::new(setting.choices.iter().map(value)).into()
     };
-    let flag = Arg::new(name.clone())
+    let flag = Arg::new(name)
         .long(name)
         .value_name(setting.value_name)
-        .help_heading(setting.group)
+        .help_heading(setting.group.as_str())
         .help(help)
-        .hide(setting.is_hidden)
         .value_parser(parser)
         .allow_negative_numbers(true);
     match setting.form {
@@ -106,9 +103,6 @@ const HEADING: &str = "Settings";
 /// The prefix of our environment variables.
 const PREFIX: &str = "DDP_";
 
-/// The setting that decides which others there are.
-const MODEL: &str = "model";
-
 /// Variables for the flags of `LayerFlags`.
 const CONFIG: &str = "DDP_CONFIG";
 const PRINT_CONFIG: &str = "DDP_PRINT_CONFIG";
@@ -131,49 +125,35 @@ const EXCLUSIVE: [[&str; 2]; 3] = [
     ["batch-size", "batch-tokens"],
 ];
 
-/// Where a setting comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Origin {
-    File(PathBuf),
-    Variable(String),
-    Flag(String),
-}
-
-impl Origin {
-    /// Higher layers win.
-    fn layer(&self) -> u8 {
-        match self {
-            Origin::File(_) => 0,
-            Origin::Variable(_) => 1,
-            Origin::Flag(_) => 2,
-        }
-    }
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Origin::File(path) => path.display().fmt(f),
-            Origin::Variable(name) | Origin::Flag(name) => f.write_str(name),
-        }
-    }
+/// Where a setting comes from. Later ones win.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub(super) enum Layer {
+    File,
+    Variable,
+    Flag,
 }
 
 /// Settings from several origins.
 #[derive(Default)]
-struct Layers {
-    config: Config,
-    origins: BTreeMap<String, Origin>,
+pub(super) struct Layers {
+    pub(super) config: Config,
+    /// Where settings come from, with the name of the file, variable or flag.
+    origins: BTreeMap<String, (Layer, String)>,
     /// What `--init-from` names, if the model follows from it.
     first_values: Option<FirstValues>,
 }
 
 impl Layers {
     /// Sets `setting` from the text of a flag or variable.
-    fn set(&mut self, setting: &Setting, text: &OsStr, origin: Origin) -> Result<()> {
+    pub(super) fn set(
+        &mut self,
+        setting: &Setting,
+        text: &OsStr,
+        origin: (Layer, String),
+    ) -> Result<()> {
         let name = setting.name();
         let context = match &origin {
-            Origin::Variable(variable) => format!("{variable} in the environment: --{name}"),
+            (Layer::Variable, variable) => format!("{variable} in the environment: --{name}"),
             _ => format!("--{name}"),
         };
         let Some(text) = text.to_str() else {
@@ -181,8 +161,8 @@ impl Layers {
             return Err(refuse(&context, text.display(), "a name in UTF-8", help));
         };
         let family = self.config.model.name();
-        (setting.set)(&mut self.config, text)
-            .map_err(|message| Error::Usage(format!("{context} '{text}': {message}")))?;
+        let set = setting.set(&mut self.config, text);
+        set.map_err(|message| Error::Usage(format!("{context} '{text}': {message}")))?;
         if self.config.model.name() != family {
             // Another model family starts from its defaults.
             let is_of_a_model = |name: &str| find(name).is_some_and(|one| !one.families.is_empty());
@@ -192,20 +172,26 @@ impl Layers {
         Ok(())
     }
 
+    pub(super) fn set_flags(&mut self, flags: &SettingFlags) -> Result<()> {
+        for (setting, value) in &flags.0 {
+            let origin = (Layer::Flag, format!("--{}", setting.name()));
+            self.set(setting, value, origin)?;
+        }
+        Ok(())
+    }
+
     /// Records where a setting comes from, and drops what it excludes in lower layers.
-    fn take_over(&mut self, name: String, origin: Origin) {
-        let pair = EXCLUSIVE.iter().find(|pair| pair.contains(&name.as_str()));
+    fn take_over(&mut self, name: &str, origin: (Layer, String)) {
+        let pair = EXCLUSIVE.iter().find(|pair| pair.contains(&name));
         for other in pair.into_iter().flatten().filter(|other| **other != name) {
-            let below = self
-                .origins
-                .get(*other)
-                .is_some_and(|below| below.layer() < origin.layer());
-            if below && let Some(other) = find(other) {
-                (other.reset)(&mut self.config);
-                self.origins.remove(&other.name());
+            let below = self.origins.get(*other);
+            let is_below = below.is_some_and(|(layer, _)| *layer < origin.0);
+            if let Some(other) = find(other).filter(|_| is_below) {
+                other.reset(&mut self.config);
+                self.origins.remove(other.name());
             }
         }
-        self.origins.insert(name, origin);
+        self.origins.insert(name.to_string(), origin);
     }
 
     /// Takes the `text` of a TOML file, the lowest layer.
@@ -221,27 +207,22 @@ impl Layers {
             Error::Usage(format!("--config {path}: {}", error.trim_end()))
         };
         let names = toml::from_str::<Table>(text).map_err(refused)?;
-        self.config = match &self.first_values {
-            None => toml::from_str(text).map_err(refused)?,
-            Some(first) => {
-                let (of_model, rest): (Table, Table) =
-                    names.clone().into_iter().partition(|(name, _)| {
-                        find(name)
-                            .is_some_and(|one| one.name() == MODEL || !one.families.is_empty())
-                    });
-                Config {
-                    model: model_from(of_model, &first.model).map_err(|why| {
-                        Error::Usage(format!("--config {}: {why}", path.display()))
-                    })?,
-                    ..rest.try_into().map_err(refused)?
-                }
+        let refused = |error| {
+            let unknown = names.keys().filter(|name| find(name).is_none());
+            match unknown.filter_map(|name| meant(name)).next() {
+                Some(here) => Error::Usage(format!("{}; help: as a flag, {here}", refused(error))),
+                None => refused(error),
             }
         };
+        let first = self.first_values.as_ref();
+        let base = first.map_or_else(ModelSpec::default, |first| first.model.clone());
+        let table = toml::Deserializer::parse(text).map_err(refused)?;
+        self.config = ReadConfig(base).deserialize(table).map_err(refused)?;
         for (name, value) in names {
             // Keys of `[model]` are settings, too, but for its name.
             let of_model = value.as_table().into_iter().flatten().map(|(name, _)| name);
             for name in of_model.filter(|name| *name != "name").chain([&name]) {
-                self.take_over(name.clone(), Origin::File(path.to_path_buf()));
+                self.take_over(name, (Layer::File, path.display().to_string()));
             }
         }
         Ok(())
@@ -256,11 +237,8 @@ impl Layers {
             .partition(|(name, _)| name == model.as_str());
         for (name, value) in first.into_iter().chain(rest) {
             let name = name.to_string_lossy().into_owned();
-            match SETTINGS
-                .iter()
-                .find(|setting| variable(&setting.name()) == name)
-            {
-                Some(setting) => self.set(setting, value, Origin::Variable(name))?,
+            match SETTINGS.iter().find(|one| variable(one.name()) == name) {
+                Some(setting) => self.set(setting, value, (Layer::Variable, name))?,
                 None => check_unknown(&name)?,
             }
         }
@@ -272,11 +250,11 @@ impl Layers {
         self.config.check().map_err(|error| {
             let text = error.to_string();
             let name = text
-                .strip_prefix("--")
-                .and_then(|text| text.split([' ', ':']).next());
+                .strip_prefix('`')
+                .and_then(|text| text.split('`').next());
             match name.and_then(|name| self.origins.get_key_value(name)) {
-                Some((name, origin)) if !matches!(origin, Origin::Flag(_)) => {
-                    Error::Usage(format!("{text} (--{name} is set in {origin})"))
+                Some((name, (layer, origin))) if *layer != Layer::Flag => {
+                    Error::Usage(format!("{text} (`{name}` is set in {origin})"))
                 }
                 _ => error,
             }
@@ -293,10 +271,10 @@ impl Layers {
         let mut unset = String::new();
         let apply = |setting: &&Setting| setting.applies_to(&self.config.model);
         for name in SETTINGS.iter().filter(apply).map(Setting::name) {
-            let origin = self.origins.get(&name).map(Origin::to_string);
-            match values.get(&name) {
+            let origin = self.origins.get(name).map(|(_, origin)| origin.as_str());
+            match values.get(name) {
                 Some(value) => {
-                    let origin = shown(origin.as_deref().unwrap_or("default")).to_string();
+                    let origin = shown(origin.unwrap_or("default")).to_string();
                     text += &format!("{name} = {}  # {origin}\n", on_one_line(value));
                 }
                 None => unset += &format!("# {name} is not set\n"),
@@ -304,17 +282,6 @@ impl Layers {
         }
         Ok(text + &unset)
     }
-}
-
-/// The model that a file's settings name. What they do not say is as in `base`.
-fn model_from(settings: Table, base: &ModelSpec) -> Result<ModelSpec, String> {
-    let settings = serde_json::to_value(settings).map_err(|error| error.to_string())?;
-    let settings = settings.as_object().cloned().unwrap_or_default();
-    read_model(settings, base)
-}
-
-fn find(name: &str) -> Option<&'static Setting> {
-    SETTINGS.iter().find(|setting| setting.name() == name)
 }
 
 /// A value in TOML on one line, so that a comment can follow, with invisible characters escaped.
@@ -428,10 +395,7 @@ fn layered(
         layers.read_file(path, &text)?;
     }
     layers.read_environment(&variables)?;
-    for (setting, value) in &flags.0 {
-        let origin = Origin::Flag(format!("--{}", setting.name()));
-        layers.set(setting, value, origin)?;
-    }
+    layers.set_flags(flags)?;
     if let Some(first) = layers.first_values.take() {
         first.settle(&mut layers.config)?;
     }
@@ -525,7 +489,7 @@ fn check_unknown(name: &str) -> Result<()> {
         let distance = strsim::levenshtein(name, known);
         (distance <= most).then(|| (distance, known.to_string()))
     };
-    let known = SETTINGS.iter().map(|setting| variable(&setting.name()));
+    let known = SETTINGS.iter().map(|setting| variable(setting.name()));
     let known = known.chain(how.map(String::from));
     match known.filter_map(|known| near(&known)).min() {
         Some((_, known)) => Err(Error::Usage(format!(

@@ -11,7 +11,7 @@ use ddp_kernels::mapped::free_bytes;
 use ddp_kernels::{DType, Device, Tensor, ops, simd};
 
 use super::finding::Finding;
-use crate::config::device::too_old;
+use crate::device::too_old;
 use crate::error::Result;
 
 const GIB: u64 = 1 << 30;
@@ -335,7 +335,7 @@ pub(super) fn devices(world: &World) -> Result<Devices> {
         }
         Err(shortage) => {
             let has_gpus = shortage.table.has_gpus();
-            let help = || crate::config::device::help_for(&shortage);
+            let help = || crate::device::help_for(&shortage);
             let described = has_gpus.then(|| (shortage.to_string(), help()));
             Devices {
                 mine: Device::Cpu,

@@ -39,14 +39,14 @@ pub(super) fn found(flags: &InspectFlags) -> Result<Inspected> {
 
 fn request(spec: DataSpec, flags: &InspectFlags) -> DataRequest {
     DataRequest {
-        labels: flags.labels.clone(),
-        task: flags.task,
+        labels: flags.settings.labels.clone(),
+        task: flags.settings.task,
         table: TableSettings {
-            drop: flags.drop.clone(),
-            categorical: flags.categorical.clone(),
-            missing: flags.missing,
+            drop: flags.settings.drop.clone(),
+            categorical: flags.settings.categorical.clone(),
+            missing: flags.settings.missing,
         },
-        cache_dir: flags.cache_dir.clone(),
+        cache_dir: flags.settings.cache_dir.clone(),
         ..DataRequest::new(spec)
     }
 }
@@ -182,7 +182,7 @@ fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Val
         )];
         return Ok((vec![line], json!({ "columns": columns })));
     }
-    let contents = files::open(path, flags.cache_dir.as_deref())?;
+    let contents = files::open(path, flags.settings.cache_dir.as_deref())?;
     let shape = |array: &Array| [&[array.rows() as usize], array.row_shape()].concat();
     let key = |key: &str| {
         if key.is_empty() {

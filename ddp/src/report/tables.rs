@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::html::{count, escaped, figure, megabytes, plural, scrolling, shortened, table};
 use super::read::{EvalLine, Run};
 use crate::audit::Audit;
-use crate::config::{Config, SETTINGS, as_flag};
+use crate::config::{Config, as_flag, find};
 use crate::tasks::ColumnErrors;
 
 /// The most ranks that are listed; the record has all.
@@ -73,7 +73,7 @@ pub(super) fn settings(config: &Map<String, Value>) -> String {
 
 /// The default of a setting of a model family, or of one whose default follows from others.
 fn default_of(name: &str) -> String {
-    let Some(setting) = SETTINGS.iter().find(|setting| setting.name() == name) else {
+    let Some(setting) = find(name) else {
         return "not a setting of this version".to_string();
     };
     if !setting.default.is_null() {

@@ -3,7 +3,7 @@
 use ddp::config::GraphChoice;
 use ddp::models::Model;
 use ddp::nn::build::Build;
-use ddp::nn::{Fold, Folded, Layer, Linear, Mse, Pass, Sequential};
+use ddp::nn::{Layer, Linear, Mse, Pass, Sequential};
 use ddp::optim::{Optimizer, Rule};
 use ddp::step::{Step, StepOptions};
 use ddp::{Error, Result};
@@ -182,11 +182,11 @@ impl Layer for Wasteful {
         }
         Ok(y)
     }
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> ddp::nn::Result<Folded> {
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> ddp::nn::Result<Option<Tensor>> {
         let y = pass.restore();
         let dx = pass.take(dy.shape())?;
         ops::relu_backward_into(&dx, dy, &y)?;
-        pass.fold(dx, fold)
+        Ok(Some(dx))
     }
 }
 

@@ -9,9 +9,10 @@ use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
 use ddp_nn::params::Precision;
 
-use super::options::{Plan, Resume, RunOptions};
+use super::plan::Plan;
 use super::program::Program;
 use super::setup::{self, Assembled, Prepared, Unbuilt};
+use crate::config::{Config, Resume};
 use crate::devices::is_simulated;
 use crate::error::{Error, Result};
 use crate::step::{Stage, Step};
@@ -84,7 +85,7 @@ pub struct Trial {
 /// Checks everything that can be checked without training, and takes a few steps. None for a
 /// resumed run that is already finished. All ranks call it together.
 pub fn rehearse(
-    options: &RunOptions,
+    options: &Config,
     program: &dyn Program,
     world: &World,
 ) -> Result<Option<Rehearsal>> {
@@ -123,18 +124,18 @@ pub fn rehearse(
 }
 
 /// What follows from the number of parameters alone.
-fn without_model(options: &RunOptions, run: Unbuilt, world: &World) -> Rehearsal {
+fn without_model(options: &Config, run: Unbuilt, world: &World) -> Rehearsal {
     let values = run.parameters.saturating_mul(4);
-    let moments = options.rule.moment_count(run.parameters, run.hidden);
+    let moments = options.rule().moment_count(run.parameters, run.hidden);
     let moments = moments.saturating_mul(4);
-    let shares = match options.reduction.zero {
+    let shares = match options.zero == 1 {
         true => world.size() as u64,
         false => 1,
     };
     Rehearsal {
         model_bytes: ModelBytes {
             values,
-            copies: match options.model.precision {
+            copies: match options.dtype {
                 Precision::Bf16 => values / 2,
                 Precision::F32 | Precision::Tf32 => 0,
             },
@@ -190,13 +191,13 @@ impl ModelBytes {
 }
 
 /// Bytes of gradients, and under ZeRO-1 of values, that a rank gives to the others in a step.
-fn bytes_between_ranks(step: &Step, options: &RunOptions) -> u64 {
+fn bytes_between_ranks(step: &Step, options: &Config) -> u64 {
     let of_stage = |stage: &Stage| {
         let (params, reducer) = (&stage.model().params, stage.reducer());
         if reducer.group().size() == 1 {
             return 0;
         }
-        let gradients = params.gradients().count() * options.reduction.dtype.bytes();
+        let gradients = params.gradients().count() * options.reduce_dtype.dtype().bytes();
         let values = match reducer.is_shared() {
             true => params.gradients().count() * params.read_arena().dtype().bytes(),
             false => 0,

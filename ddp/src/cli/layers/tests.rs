@@ -4,10 +4,12 @@ use super::super::Cli;
 use super::*;
 use crate::config::Length;
 use crate::models::ModelSpec;
+use crate::models::gpt::GptSpec;
 use crate::models::mlp::MlpSpec;
+use crate::models::vit::VitSpec;
 
 /// What a command line comes to with these variables and this file.
-fn command(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> Result<Command> {
+fn asked(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> Result<Command> {
     let folder = crate::files::testing::Scratch::new();
     let cli = <Cli as clap::Parser>::try_parse_from(
         std::iter::once("ddp-train").chain(line.split_ascii_whitespace()),
@@ -33,17 +35,16 @@ fn command(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> Result
 }
 
 fn config(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> Config {
-    match command(line, variables, file).unwrap() {
+    match asked(line, variables, file).unwrap() {
         Command::Train(config) => *config,
         other => panic!("{other:?}"),
     }
 }
 
 fn refusal(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> String {
-    let error =
-        command(line, variables, file).expect_err(&format!("{line} {variables:?} {file:?}"));
+    let error = asked(line, variables, file).expect_err(&format!("{line} {variables:?} {file:?}"));
     assert_eq!(error.exit_code(), 2);
-    error.to_string()
+    with_flags(&error.to_string())
 }
 
 #[test]
@@ -60,7 +61,7 @@ fn flags_win_over_variables_and_these_over_the_file() {
         (config.batch_size, config.peak_lr(), config.seed),
         (Some(3), 0.25, 9)
     );
-    let model = ModelSpec::Mlp(MlpSpec {
+    let model = ModelSpec::from(MlpSpec {
         hidden: vec![5, 6],
         ..MlpSpec::default()
     });
@@ -165,7 +166,7 @@ fn what_is_wrong_says_where_it_stands() {
             .iter()
             .for_each(|part| assert!(text.contains(part), "{text} lacks {part}"));
     }
-    let missing = command("--config nowhere.toml", &[], None).unwrap_err();
+    let missing = asked("--config nowhere.toml", &[], None).unwrap_err();
     assert_eq!(missing.exit_code(), 74);
 }
 
@@ -189,7 +190,7 @@ fn variables_of_other_meanings_are_left_alone() {
         ("DDP_SEED", "DDP_SEEDS"),
         ("DDP_CONFIG", "DDP_CONFIGS"),
     ] {
-        let text = command("", &[(name, "1")], None)
+        let text = asked("", &[(name, "1")], None)
             .map_or_else(|error| error.to_string(), |_| String::new());
         assert_eq!(text.contains(meant), name != "DDP_SEDE_", "{name}: {text}");
     }
@@ -209,14 +210,14 @@ fn what_is_done_with_settings_may_stand_in_the_environment() {
         3
     );
     assert_eq!(
-        command("", &[("DDP_CONFIG", "nowhere.toml")], None)
+        asked("", &[("DDP_CONFIG", "nowhere.toml")], None)
             .unwrap_err()
             .exit_code(),
         74
     );
     for value in ["true", "false"] {
         let is = value == "true";
-        let command = |name: &str| command("", &[(name, value)], None).unwrap();
+        let command = |name: &str| asked("", &[(name, value)], None).unwrap();
         assert_eq!(matches!(command("DDP_DRY_RUN"), Command::DryRun(_)), is);
         assert_eq!(matches!(command("DDP_PRINT_CONFIG"), Command::Show(_)), is);
     }
@@ -248,7 +249,7 @@ fn names_that_are_no_text_are_refused() {
         ];
         for error in errors {
             assert_eq!(error.exit_code(), 2, "{error}");
-            let text = error.to_string();
+            let text = with_flags(&error.to_string());
             assert!(
                 text.contains(&format!("--{flag} a")) && text.contains("UTF-8"),
                 "{text}"
@@ -259,7 +260,7 @@ fn names_that_are_no_text_are_refused() {
 
 #[test]
 fn what_is_printed_names_origins_and_reads_back() {
-    let printed = command(
+    let printed = asked(
         "--print-config --lr 0.5",
         &[("DDP_SEED", "4")],
         Some("epochs = 2"),
@@ -387,9 +388,7 @@ fn keys_of_a_models_table_are_refused_where_they_stand() {
         Some("[model]\nname = \"gpt\"\nlayers = 6\nbias = false"),
     )
     .model;
-    let ModelSpec::Gpt(gpt) = model else {
-        panic!("{model:?}")
-    };
+    let gpt = model.get::<GptSpec>().unwrap();
     assert_eq!((gpt.layers, gpt.bias, gpt.heads), (6, false, 4));
     let cases = [
         ("layers = -1", "3 | layers = -1"),
@@ -414,19 +413,17 @@ fn keys_of_a_models_table_are_refused_where_they_stand() {
     );
 }
 
-#[cfg(feature = "test-family")]
 #[test]
 fn the_model_is_read_before_its_settings() {
-    use crate::models::positions::PositionsSpec;
     // Variables have no order.
-    let variables = [("DDP_WIDTH", "3"), ("DDP_MODEL", "positions")];
-    let expected = PositionsSpec {
-        width: 3,
-        ..PositionsSpec::default()
+    let variables = [("DDP_LAYERS", "3"), ("DDP_MODEL", "vit")];
+    let expected = VitSpec {
+        layers: 3,
+        ..VitSpec::default()
     };
     let model = config("", &variables, Some("hidden = [5]")).model;
-    assert_eq!(model, ModelSpec::Positions(expected));
-    let text = refusal("", &[("DDP_HIDDEN", "5")], Some("model = \"positions\""));
+    assert_eq!(model, ModelSpec::from(expected));
+    let text = refusal("", &[("DDP_HIDDEN", "5")], Some("model = \"vit\""));
     let expected = "DDP_HIDDEN in the environment: --hidden '5': requires --model mlp";
     assert!(text.contains(expected), "{text}");
 }

@@ -1,34 +1,25 @@
-//! One checked `Config`, read from flags, the environment and TOML files. The rest of the program
-//! sees only this.
+//! The settings of a run: one checked `Config`, which the trainer takes. Programs read it from flags,
+//! variables and TOML files.
 //!
-//! `settings.rs` lists the settings and their limits, `table.rs` reads them from tables, `check.rs`
-//! checks them against each other; `run.rs` makes the options of a run.
+//! `settings.rs` declares the settings with their limits, `table.rs` reads them from tables,
+//! `check.rs` checks them against each other; `derived.rs` has what follows from them.
 
-pub(crate) mod check;
-mod defaults;
-pub(crate) mod device;
-pub(crate) mod first_values;
-mod meant;
-mod run;
+mod check;
+mod derived;
 mod settings;
 mod table;
 pub mod values;
 
 use serde_json::{Map, Value};
 
-pub use crate::trainer::Length;
-pub use defaults::Optimizer;
-pub use settings::{Config, SETTINGS, Scope, Setting, SettingChoice, model_of};
-pub(crate) use settings::{meant, model_names};
-pub(crate) use table::read_model;
-pub(crate) use values::TIMEOUT_S;
+pub use derived::Length;
+pub use settings::{Config, MODEL, SETTINGS, Scope, Setting, find, model_names, model_of};
+pub use table::ReadConfig;
 pub use values::{
-    Decayed, DeviceChoice, FloatType, Form, GraphChoice, GroupSetting, Groups, List, LogLevel,
-    Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision, ProductChoice, Resident,
-    Resume, Schedule, SettingValue, TaskKind, When,
+    ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, GroupSetting, Groups, List,
+    LogLevel, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision, ProductChoice,
+    Resident, Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind, When,
 };
-
-pub(crate) use device::find_devices;
 
 use crate::checkpoint::{Opened, STATE_FILE, State, damaged};
 use crate::error::{Error, Result};
@@ -65,8 +56,7 @@ impl Config {
         let config = Config::from_checkpoint(config);
         config
             .and_then(|config| {
-                let checked =
-                    tasks::of(task).check(&config.model_options().loss, config.data.name());
+                let checked = tasks::of(task).check(&config.loss_options(), config.data.name());
                 checked.map(|()| config).map_err(|error| error.to_string())
             })
             .map_err(|why| {
@@ -78,7 +68,7 @@ impl Config {
     }
 
     /// The settings of a checkpoint or of a record, checked.
-    pub(crate) fn from_checkpoint(settings: &Map<String, Value>) -> Result<Config, String> {
+    pub fn from_checkpoint(settings: &Map<String, Value>) -> Result<Config, String> {
         let mut settings = settings.clone();
         settings.retain(|_, value| !value.is_null());
         let config: Config =
@@ -88,12 +78,12 @@ impl Config {
     }
 
     /// The settings of scope `Fixed` that have changed since `then`: `lr` 0.01 (was 0.001).
-    pub(crate) fn changes(&self, then: &Config) -> Vec<String> {
+    pub fn changes(&self, then: &Config) -> Vec<String> {
         let (then, now) = (then.to_json(), self.to_json());
         let fixed = SETTINGS
             .iter()
             .filter(|setting| setting.scope == Scope::Fixed);
-        let describe = |name: String| match (now.get(&name), then.get(&name)) {
+        let describe = |name: &str| match (now.get(name), then.get(name)) {
             (now, then) if now == then => None,
             (Some(now), Some(then)) => {
                 Some(format!("`{name}` {} (was {})", as_flag(now), as_flag(then)))
@@ -108,12 +98,9 @@ impl Config {
     pub fn equal_on_all_ranks(&self) -> String {
         let mut text = format!("device = {}\n", self.device.kind());
         let values = self.to_json();
-        for name in SETTINGS
-            .iter()
-            .filter(|setting| setting.scope != Scope::Rank)
-            .map(Setting::name)
-        {
-            if let Some(value) = values.get(&name) {
+        let shared = SETTINGS.iter().filter(|one| one.scope != Scope::Rank);
+        for name in shared.map(Setting::name) {
+            if let Some(value) = values.get(name) {
                 text += &format!("{name} = {value}\n");
             }
         }

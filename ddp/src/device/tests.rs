@@ -3,6 +3,7 @@
 use ddp_comm::gpus::{VisibleGpus, assign};
 
 use super::*;
+use crate::config::{GraphChoice, Resident};
 
 /// Ranks on one host, each of which sees as many GPUs of the same ones, without troubles.
 fn facts(sees: &[usize], per_rank: usize, share: bool) -> Facts {
@@ -292,23 +293,23 @@ type Change = (fn(&mut Config), &'static str);
 const OF_GPUS: [Change; 5] = [
     (
         |settings| settings.dtype = Precision::Bf16,
-        "--dtype bf16: expected --device cuda: ",
+        "`dtype` bf16: expected `device` cuda: ",
     ),
     (
         |settings| settings.dtype = Precision::Tf32,
-        "--dtype tf32: expected --device cuda: ",
+        "`dtype` tf32: expected `device` cuda: ",
     ),
     (
         |settings| settings.devices_per_rank = 2,
-        "--devices-per-rank 2: expected --device cuda: ",
+        "`devices-per-rank` 2: expected `device` cuda: ",
     ),
     (
         |settings| settings.data_on_device = Resident::On,
-        "--data-on-device on: expected --device cuda: ",
+        "`data-on-device` on: expected `device` cuda: ",
     ),
     (
         |settings| settings.graph = GraphChoice::On,
-        "--graph on: expected --device cuda: ",
+        "`graph` on: expected `device` cuda: ",
     ),
 ];
 
@@ -327,8 +328,8 @@ fn what_is_for_gpus_is_refused_on_the_cpu_alone() {
                 settings.device = device;
             });
             let config = config.unwrap();
-            assert_eq!(refusal(config.check_device(Device::Cpu)), text);
-            config.check_device(Device::Cuda(1)).unwrap();
+            assert_eq!(refusal(check_device(&config, Device::Cpu)), text);
+            check_device(&config, Device::Cuda(1)).unwrap();
         }
     }
     for on_cpu in [
@@ -338,7 +339,7 @@ fn what_is_for_gpus_is_refused_on_the_cpu_alone() {
         }),
         config(|_| ()),
     ] {
-        on_cpu.unwrap().check_device(Device::Cpu).unwrap();
+        check_device(&on_cpu.unwrap(), Device::Cpu).unwrap();
     }
 }
 
@@ -348,7 +349,7 @@ fn several_gpus_of_a_rank_are_not_captured_and_not_named() {
         (settings.devices_per_rank, settings.graph) = (2, GraphChoice::On)
     }));
     assert!(
-        text.starts_with("--graph on: expected --devices-per-rank 1: "),
+        text.starts_with("`graph` on: expected `devices-per-rank` 1: "),
         "{text}"
     );
     let at = DeviceChoice::CudaAt(1);
@@ -356,7 +357,7 @@ fn several_gpus_of_a_rank_are_not_captured_and_not_named() {
         (settings.devices_per_rank, settings.device) = (2, at)
     }));
     assert!(
-        text.starts_with("--device cuda:1: expected --device cuda with --devices-per-rank 2"),
+        text.starts_with("`device` cuda:1: expected `device` cuda with `devices-per-rank` 2"),
         "{text}"
     );
     config(|settings| (settings.devices_per_rank, settings.device) = (1, at)).unwrap();

@@ -8,9 +8,8 @@ use ddp_kernels::Device;
 use ddp_kernels::device::{Gpu, Library, discover};
 use ddp_kernels::stream::Stream;
 
-use super::check::refuse;
-use super::{Config, DeviceChoice, GraphChoice, Precision, Resident};
-use crate::error::{Error, Result};
+use crate::config::{Config, DeviceChoice, Precision};
+use crate::error::{Error, Result, refuse};
 
 /// What all ranks know of all ranks' GPUs.
 struct Facts {
@@ -303,81 +302,14 @@ fn check_dtype(dtype: Precision, gpu: &Gpu) -> Result<()> {
     Err(refuse("--dtype", "bf16", &expected, "leave --dtype out"))
 }
 
-impl Config {
-    /// Refuses flags that `device` does not support. What `auto` means is known only after
-    /// `find_devices`.
-    pub(crate) fn check_device(&self, device: Device) -> Result<()> {
-        if let Device::Cuda(index) = device {
+/// Refuses settings that `device` does not support. What `auto` means is known only after
+/// `find_devices`.
+pub(crate) fn check_device(config: &Config, device: Device) -> Result<()> {
+    match device {
+        Device::Cpu => config.check_cpu(),
+        Device::Cuda(index) => {
             let gpu = discover().gpus.get(index);
-            return gpu.map_or(Ok(()), |gpu| check_dtype(self.dtype, gpu));
-        }
-        let refuse_here = |flag, got: &dyn std::fmt::Display, why: &str| {
-            let help = format!("leave {flag} out, or train on GPUs: this run is on the CPU");
-            Err(refuse(flag, got, &format!("--device cuda: {why}"), &help))
-        };
-        match self.dtype {
-            Precision::F32 => {}
-            Precision::Tf32 => {
-                return refuse_here("--dtype", &"tf32", "only GPUs multiply in tf32");
-            }
-            Precision::Bf16 => {
-                return refuse_here("--dtype", &"bf16", "only GPUs compute in bf16");
-            }
-        }
-        if self.devices_per_rank > 1 {
-            let got = &self.devices_per_rank;
-            return refuse_here(
-                "--devices-per-rank",
-                got,
-                "layers can only be split over GPUs",
-            );
-        }
-        if self.data_on_device == Resident::On {
-            return refuse_here(
-                "--data-on-device",
-                &"on",
-                "data can only be kept in GPU memory",
-            );
-        }
-        if self.graph == GraphChoice::On {
-            return refuse_here("--graph", &"on", "only CUDA has graphs");
-        }
-        Ok(())
-    }
-
-    /// Refuses flags that exclude each other on any machine.
-    pub(super) fn check_devices(&self) -> Result<()> {
-        if self.devices_per_rank > 1 && self.graph == GraphChoice::On {
-            let expected =
-                "--devices-per-rank 1: a step over several GPUs of a rank is not captured";
-            return Err(refuse(
-                "--graph",
-                "on",
-                expected,
-                "leave --graph out, or give each rank one GPU",
-            ));
-        }
-        match self.device {
-            DeviceChoice::Cpu if self.share_gpus => {
-                let expected = "GPUs to train on: --device auto or cuda";
-                Err(refuse(
-                    "--share-gpus",
-                    "true",
-                    expected,
-                    "leave it out: ranks on the CPU share nothing",
-                ))
-            }
-            DeviceChoice::Cpu => self.check_device(Device::Cpu),
-            DeviceChoice::CudaAt(_) if self.devices_per_rank > 1 => {
-                let expected = format!(
-                    "--device cuda with --devices-per-rank {}",
-                    self.devices_per_rank
-                );
-                let help = "give --device cuda: each rank then takes as many as it needs; or leave \
-                               --devices-per-rank out";
-                Err(refuse("--device", self.device, &expected, help))
-            }
-            _ => Ok(()),
+            gpu.map_or(Ok(()), |gpu| check_dtype(config.dtype, gpu))
         }
     }
 }

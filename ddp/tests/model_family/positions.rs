@@ -1,58 +1,32 @@
-//! The family `positions`, which only tests have: integers in, a class for each position out.
+//! The family `positions`: integers in, a class for each position out.
 //!
 //! Letters: R rows, A positions of a row, B integers at each position, V values of an integer,
 //! W width, C classes.
 
+use ddp::family_settings;
+use ddp::models::family::{DataShape, Family, refuse};
+use ddp::nn::{Activate, Build, Dropout, Error, Layer, Linear, Pass, Result, Sequential};
 use ddp_kernels::{DType, Tensor};
-use serde::{Deserialize, Serialize};
 
-use super::family::{DataShape, Family, Setting, refuse};
-use super::mlp::Activation;
-use crate::error::{Error, Result};
-use crate::{Activate, Build, Dropout, Fold, Folded, Layer, Linear, Pass, Sequential};
-
-/// Settings of the family.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-pub struct PositionsSpec {
-    /// Integers are from 0 on, below this.
-    pub values: usize,
-    /// The width of the hidden layer.
-    pub width: usize,
-    /// The probability of dropping an element of the hidden layer.
-    pub dropout: f64,
-}
-
-impl Default for PositionsSpec {
-    fn default() -> PositionsSpec {
-        PositionsSpec {
-            values: 16,
-            width: 8,
-            dropout: 0.0,
-        }
+family_settings! {
+    /// Settings of the family.
+    pub struct PositionsSpec {
+        /// Number of different integers, which are from 0 on
+        values "N": usize = 16;
+        /// Width of the hidden layer
+        width "N": usize = 8;
+        /// Probability of dropping an element of the hidden layer
+        dropout "P": f64 = 0.0;
     }
 }
 
 impl Family for PositionsSpec {
-    fn settings() -> Vec<Setting<PositionsSpec>> {
-        vec![
-            Setting::count("values", "N", "Number of different integers", |one| {
-                &mut one.values
-            }),
-            Setting::count("width", "N", "Width of the hidden layer", |one| {
-                &mut one.width
-            }),
-            Setting::number(
-                "dropout",
-                "P",
-                "Probability of dropping an element",
-                |one| &mut one.dropout,
-            ),
-        ]
+    fn name(&self) -> &'static str {
+        "positions"
     }
 
-    fn is_hidden() -> bool {
-        true
+    fn help(&self) -> &'static str {
+        "For tests: a class for each position"
     }
 
     fn check(&self) -> Result<()> {
@@ -77,7 +51,7 @@ impl Family for PositionsSpec {
         let mut layers = Sequential::new()
             .then(count)
             .then(Linear::new(self.width))
-            .then(Activate::new(Activation::Gelu.op()));
+            .then(Activate::gelu());
         if self.dropout != 0.0 {
             layers.push(Box::new(Dropout::new(self.dropout)));
         }
@@ -126,7 +100,7 @@ impl Layer for Count {
         Ok(counts)
     }
 
-    fn backward(&self, _: &mut Pass<'_>, _: &Tensor, _: Fold) -> Result<Folded> {
-        Ok(Folded::nothing())
+    fn backward(&self, _: &mut Pass<'_>, _: &Tensor) -> Result<Option<Tensor>> {
+        Ok(None)
     }
 }

@@ -1,27 +1,26 @@
 //! Every setting of a training run, in one list.
 //!
-//! `Config`, its TOML form and `SETTINGS` follow from the list and from the settings of the model
-//! families; flags, `--help`, environment variables and `--print-config` follow from `SETTINGS`. A
-//! new setting is one entry here, with its limits, or one entry in its model family.
+//! `Config`, which the trainer takes, its TOML form and `SETTINGS` follow from the list and from the
+//! settings of the model families; flags, help, variables and the table of settings that the program
+//! prints follow from `SETTINGS`. A new setting is one entry here: scope, name, what help calls its
+//! value, other commands that take it, type, default and limits.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
+use ddp_data::DataSpec;
 use ddp_kernels::threads;
+use ddp_nn::models::ModelSpec;
+use ddp_nn::models::family::{Field, Setting as FamilySetting};
 use serde::Serialize;
-use serde::de::MapAccess;
 use serde_json::Value;
 
-use super::meant as others;
 use super::values::{
     ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits, LogLevel,
-    Missing, NcclChoice, Normalize, Number, OptimizerKind, Overlap, Precision, ProductChoice,
-    Resident, Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
+    Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision, ProductChoice, Resident,
+    Resume, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
 };
-use crate::data::DataSpec;
-use crate::models::family::Setting as FamilySetting;
-use crate::models::{FamilyInfo, ModelSpec};
 
 /// Where a setting must be equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,46 +39,39 @@ pub struct Setting {
     /// Its help, without the default.
     pub help: String,
     /// The heading that help lists it under.
-    pub group: &'static str,
+    pub group: String,
     /// What help calls its value.
     pub value_name: &'static str,
     /// Where it must be equal.
     pub scope: Scope,
     /// How its values are written.
     pub form: Form,
-    /// Its values, if it takes one of a few names.
-    pub choices: Vec<SettingChoice>,
+    /// Its values and their help, if it takes one of a few names.
+    pub choices: Vec<(&'static str, &'static str)>,
     /// Its default; null if that follows from other settings or from the data.
     pub default: Value,
     /// The model families that have it; empty for a setting of every run.
     pub families: Vec<&'static str>,
-    /// Whether help leaves it out.
-    pub is_hidden: bool,
+    /// The commands that take it besides those that train.
+    commands: &'static [&'static str],
     /// The numbers that it takes.
     limits: Limits,
-    /// Its value, if it is a number.
-    number: fn(&Config) -> Option<Number>,
-    /// Sets it from text. The error says what was expected.
-    pub set: SetText,
-    /// Sets it to its default.
-    pub reset: fn(&mut Config),
+    /// Its value; None if the model does not have it.
+    field: GetField,
 }
 
-type SetText = Box<dyn Fn(&mut Config, &str) -> Result<(), String> + Send + Sync>;
+type GetField = Box<dyn Fn(&mut Config) -> Option<&mut dyn Field> + Send + Sync>;
 
-/// One of the names that a setting takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub struct SettingChoice {
-    pub name: &'static str,
-    pub help: &'static str,
-    pub is_hidden: bool,
+fn get_field(
+    field: impl Fn(&mut Config) -> Option<&mut dyn Field> + Send + Sync + 'static,
+) -> GetField {
+    Box::new(field)
 }
 
 impl Setting {
     /// Its name in flags and TOML files: `batch-size`.
-    pub fn name(&self) -> String {
-        self.name.clone()
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Whether a run of this model has it.
@@ -87,11 +79,68 @@ impl Setting {
         self.families.is_empty() || self.families.contains(&model.name())
     }
 
+    /// Whether this command, which does not train, takes it.
+    pub fn is_taken_by(&self, command: &str) -> bool {
+        self.commands.contains(&command)
+    }
+
+    /// Sets it from the text of a flag. The error says what was expected.
+    pub fn set(&self, config: &mut Config, text: &str) -> Result<(), String> {
+        if self.name == MODEL {
+            config.model = model_of(text, Some(&config.model))?;
+            return Ok(());
+        }
+        self.field_of(config)?.set(text)
+    }
+
+    /// Sets it from TOML or JSON. The error says what was expected.
+    pub(super) fn set_value(&self, config: &mut Config, value: Value) -> Result<(), String> {
+        self.field_of(config)?.set_value(value)
+    }
+
+    /// Sets it to its default.
+    pub fn reset(&self, config: &mut Config) {
+        let reset = self.set_value(config, self.default.clone());
+        reset.expect("a setting takes its default");
+    }
+
+    /// Refuses a value from TOML or JSON that no run can have.
+    pub(super) fn try_value(&self, value: &Value) -> Result<(), String> {
+        if value.is_null() {
+            return Err("expected a finite number".into());
+        }
+        let families = self
+            .families
+            .iter()
+            .filter_map(|name| default_of(name).ok());
+        let models: Vec<_> = match self.families.is_empty() {
+            true => vec![ModelSpec::default()],
+            false => families.collect(),
+        };
+        let mut tried = Err(String::new());
+        for model in models {
+            let mut config = Config {
+                model,
+                ..Config::default()
+            };
+            tried = tried.or_else(|_| self.set_value(&mut config, value.clone()));
+        }
+        tried
+    }
+
     /// The refusal of a number outside of its limits.
-    pub(super) fn refusal(&self, config: &Config) -> Option<String> {
-        let number = (self.number)(config)?;
+    pub(super) fn refusal(&self, config: &mut Config) -> Option<String> {
+        let number = (self.field)(config)?.number()?;
         let expected = self.limits.refusal(number)?;
-        Some(format!("--{} {number}: expected {expected}", self.name))
+        Some(format!("`{}` {number}: expected {expected}", self.name))
+    }
+
+    fn field_of<'a>(&self, config: &'a mut Config) -> Result<&'a mut dyn Field, String> {
+        let (name, got) = (&self.name, config.model.name());
+        let owners = self.families.join(" or ");
+        (self.field)(config).ok_or_else(|| {
+            format!("requires `model` {owners}, got `model` {got}; help: leave `{name}` out")
+        })
     }
 }
 
@@ -106,26 +155,13 @@ fn name_of(field: &str) -> String {
     field.trim_end_matches('_').replace('_', "-")
 }
 
-fn listed(names: Vec<(&'static str, &'static str)>) -> Vec<SettingChoice> {
-    let choice = |(name, help)| SettingChoice {
-        name,
-        help,
-        is_hidden: false,
-    };
-    names.into_iter().map(choice).collect()
-}
-
-pub(super) fn as_value(value: &impl Serialize) -> Value {
-    serde_json::to_value(value).expect("settings fit JSON")
-}
-
 macro_rules! settings {
     ($(
         [$group:literal]
         $(
             $(#[doc = $help:literal])+
             $(@$attribute:meta)?
-            $scope:ident $field:ident $value_name:literal: $kind:ty = $default:expr $(, $limits:expr)?;
+            $scope:ident $field:ident $value_name:literal $([$($command:ident)+])?: $kind:ty = $default:expr $(, $limits:expr)?;
         )+
     )+) => {
         /// The settings of a training run. `None` follows from other settings or from the data.
@@ -144,40 +180,25 @@ macro_rules! settings {
             }
         }
 
-        impl Config {
-            /// Reads the setting `name`, which is not one of the model's, from a table.
-            pub(super) fn read_value<'de, M: MapAccess<'de>>(&mut self, name: &str, table: &mut M) -> Result<(), M::Error> {
-                $($(if name == name_of(stringify!($field)) {
-                    self.$field = table.next_value()?;
-                    return Ok(());
-                })+)+
-                unreachable!("{name} is a setting")
-            }
-        }
-
         /// The settings that every run has, in the order of the help.
         fn settings_of_runs() -> Vec<Setting> {
+            let mut defaults = Config::default();
             vec![$($({
-                let default: $kind = $default;
+                let field: &mut dyn Field = &mut defaults.$field;
                 let lines: &[&str] = &[$($help.trim_ascii()),+];
                 Setting {
                     name: name_of(stringify!($field)),
                     help: lines.join(" "),
-                    group: $group,
+                    group: $group.to_string(),
                     value_name: $value_name,
                     scope: Scope::$scope,
-                    form: <$kind as SettingValue>::FORM,
-                    choices: listed(<$kind as SettingValue>::choices()),
-                    default: as_value(&default),
+                    form: field.form(),
+                    choices: field.choices(),
+                    default: field.value(),
                     families: Vec::new(),
-                    is_hidden: false,
+                    commands: &[$($(stringify!($command)),+)?],
                     limits: [$($limits,)? Limits::Any][0],
-                    number: |config| config.$field.number(),
-                    set: Box::new(|config, text| {
-                        config.$field = SettingValue::read(text)?;
-                        Ok(())
-                    }),
-                    reset: |config| config.$field = $default,
+                    field: get_field(|config| Some(&mut config.$field)),
                 }
             },)+)+]
         }
@@ -202,43 +223,43 @@ settings! {
     /// synthetic:classification or synthetic:regression, followed by options, as in
     /// glyphs,rows=50000 (rows, held-out, seed; features, classes or outputs, noise)
     Job data "SPEC": DataSpec = DataSpec::default();
-    /// Labels: a column or an array of --data, by name, or another file; a,b for several columns of
+    /// Labels: a column or an array of `data`, by name, or another file; a,b for several columns of
     /// numbers [default: the last column of the first table; for arrays, y next to x, labels next
     /// to features or images, …]
-    Job labels "SPEC": Option<String> = None;
-    /// Data to evaluate on, in the form of --data [default: none]
+    Job labels "SPEC" [inspect]: Option<String> = None;
+    /// Data to evaluate on, in the form of `data` [default: none]
     Job val_data "SPEC": Option<DataSpec> = None;
-    /// Labels of --val-data [default: as in --labels]
+    /// Labels of `val-data` [default: as in `labels`]
     Job val_labels "SPEC": Option<String> = None;
-    /// Fraction of the rows of --data to keep for evaluation, chosen by --seed (of tokens: the last
-    /// ones); an alternative to --val-data
+    /// Fraction of the rows of `data` to keep for evaluation, chosen by `seed` (of tokens: the last
+    /// ones); an alternative to `val-data`
     Fixed val_split "F": f64 = 0.0, Limits::BelowOne;
     /// Whether labels are classes or numbers [default: classes if they are whole numbers or text]
-    Fixed task "TASK": Option<TaskKind> = None;
+    Fixed task "TASK" [inspect]: Option<TaskKind> = None;
     /// Columns of tables to leave out, separated by commas
-    Fixed drop "NAMES": Vec<String> = vec![];
+    Fixed drop "NAMES" [inspect]: Vec<String> = vec![];
     /// Columns of tables whose values are categories, separated by commas: each value becomes a
     /// feature that is 0 or 1. auto: every column of texts, with at most 256 values
-    Fixed categorical "NAMES": Vec<String> = vec![];
+    Fixed categorical "NAMES" [inspect]: Vec<String> = vec![];
     /// What happens where a number is missing (an empty cell, NA, null, ?, - or NaN)
-    Fixed missing "HOW": Missing = Missing::Error;
+    Fixed missing "HOW" [inspect]: Missing = Missing::Error;
     /// How features are normalized: unit scales all of them to 0 to 1, standard gives each mean 0
     /// and standard deviation 1, and numeric labels, too
     Fixed normalize "HOW": Normalize = Normalize::None;
     /// Folder for converted copies of files that cannot be memory-mapped
     /// [default: beside the files, else ~/.cache/ddp-train/data]
-    Rank cache_dir "DIR": Option<PathBuf> = None;
+    Rank cache_dir "DIR" [eval predict inspect]: Option<PathBuf> = None;
 
     ["Batches and length"]
     /// Global batch size: rows per step, summed over all ranks [default: 128]
     Fixed batch_size "ROWS": Option<u64> = None, COUNT;
     /// Global batch size in tokens, a multiple of the model's context; an alternative to
-    /// --batch-size
+    /// `batch-size`
     Fixed batch_tokens "TOKENS": Option<u64> = None, COUNT;
     /// Largest number of rows that a rank processes at once; gradients accumulate over the rest
     /// [default: all of its rows]
     Fixed micro_batch "ROWS": Option<usize> = None, COUNT;
-    /// Steps to train, instead of --epochs; 0 saves the untrained model
+    /// Steps to train, instead of `epochs`; 0 saves the untrained model
     Job steps "N": Option<u64> = None;
     /// Passes through the data [default: 5]
     Job epochs "N": Option<u64> = None;
@@ -289,13 +310,13 @@ settings! {
     Fixed seed "N": u64 = 0;
 
     ["Machine"]
-    /// Device to train on: cpu, cuda (each rank on its own GPU), cuda:N (one rank, on that GPU), or
+    /// Device: cpu, cuda (each rank on its own GPU), cuda:N (one rank, on that GPU), or
     /// auto: cuda if every rank can, else cpu
-    Rank device "DEVICE": DeviceChoice = DeviceChoice::Auto;
+    Rank device "DEVICE" [eval predict bench]: DeviceChoice = DeviceChoice::Auto;
     /// GPUs of each rank, over which the layers are split: for models too large for one GPU
     Job devices_per_rank "N": usize = 1, Limits::Whole(1, 64);
     /// Let several ranks share a GPU if there are too few: for tests, slow
-    Rank share_gpus "BOOL": bool = false;
+    Rank share_gpus "BOOL" [eval predict bench]: bool = false;
     /// Precision of the model's computation; tf32 and bf16 need a GPU. Parameters, gradients and
     /// moments stay f32
     Fixed dtype "TYPE": Precision = Precision::F32;
@@ -308,7 +329,7 @@ settings! {
     /// after the first step and keeps the fastest, whose bits may differ on another machine
     Job products "HOW": ProductChoice = ProductChoice::First;
     /// CPU threads of a rank [default: its share of the cores]
-    Rank threads "N": Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);
+    Rank threads "N" [eval predict generate bench]: Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);
 
     ["Between ranks"]
     /// Size of a gradient bucket, the unit of reduction, in MB; the first is at most 1 MB
@@ -326,17 +347,17 @@ settings! {
     Job nccl "HOW": NcclChoice = NcclChoice::Fixed;
     /// Seconds without a sign of progress after which a rank counts as lost: the job ends with exit
     /// code 77
-    Rank timeout_s "S": f64 = 600.0, Limits::Real(*TIMEOUT_S.start(), *TIMEOUT_S.end());
+    Rank timeout_s "S" [eval predict bench]: f64 = 600.0, Limits::Real(*TIMEOUT_S.start(), *TIMEOUT_S.end());
 
     ["Checkpoints and resuming"]
     /// Steps between checkpoints; 0 for one at the end only [default: an epoch]
     Job checkpoint_every "N": Option<u64> = None;
     /// Number of newest checkpoints to keep; the best by validation is kept as well
     Job keep "N": u64 = 3, COUNT;
-    /// Resume a run: never, auto (from the newest intact checkpoint in --out, from the start if
+    /// Resume a run: never, auto (from the newest intact checkpoint in `out`, from the start if
     /// there is none), or the folder of one of its checkpoints
     Job resume "WHICH": Resume = Resume::Never;
-    /// With --resume: continue although settings differ that change the results
+    /// With `resume`: continue although settings differ that change the results
     @serde(rename = "override")
     Job override_ "BOOL": bool = false;
     /// Start from saved parameters instead of random ones: a run or checkpoint, or a folder of
@@ -362,99 +383,89 @@ settings! {
     /// When progress is shown
     Rank progress "WHEN": When = When::Auto;
     /// Lowest severity to log on standard error
-    Rank log_level "LEVEL": LogLevel = LogLevel::Info;
+    Rank log_level "LEVEL" [eval predict]: LogLevel = LogLevel::Info;
 }
 
-/// The model families.
-static FAMILIES: LazyLock<Vec<FamilyInfo>> = LazyLock::new(ModelSpec::families);
+/// The setting that decides which others there are.
+pub const MODEL: &str = "model";
 
-/// Every setting, in the order of the help: the model and what its families have, then the rest.
+/// Every setting, in the order of the help: the model, the rest, then what model families have.
 pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
-    let mut all = settings_of_models();
+    let mut all = vec![model_setting()];
     all.extend(settings_of_runs());
+    all.extend(settings_of_families());
     all
 });
 
-/// `model`, then the settings of all families. Families may share a name; its help is that of the
-/// first family.
-fn settings_of_models() -> Vec<Setting> {
-    let mut all = vec![model_setting()];
-    for family in FAMILIES.iter() {
-        for setting in &family.settings {
-            let known = all.iter_mut().find(|known| known.name == setting.name);
-            match known {
-                Some(known) => known.families.push(family.name),
-                None => all.push(family_setting(family, setting)),
-            }
-        }
-    }
-    all
-}
-
 fn model_setting() -> Setting {
-    let families = FAMILIES.iter().filter(|family| !family.is_hidden);
-    let families: Vec<_> = families
-        .map(|family| {
-            let presets: Vec<_> = family.presets.iter().map(|(name, _)| *name).collect();
-            let presets = match presets.len() {
-                0 => String::new(),
-                _ => format!(" (presets: {})", presets.join(", ")),
-            };
-            format!("{}: {}{presets}", family.name, family.help)
-        })
-        .collect();
+    let mut lines = Vec::new();
+    for family in ModelSpec::families() {
+        let (name, help) = (family.name, family.help);
+        let names: Vec<_> = family.presets.iter().map(|(name, _)| *name).collect();
+        lines.push(match names.len() {
+            0 => format!("{name}: {help}"),
+            _ => format!("{name}: {help} (presets: {})", names.join(", ")),
+        });
+    }
     Setting {
-        name: "model".to_string(),
+        name: MODEL.to_string(),
         help: format!(
             "Model family or preset; settings may follow, as in gpt,layers=6,width=384. {}",
-            families.join("; ")
+            lines.join("; ")
         ),
-        group: "Model",
+        group: "Model".to_string(),
         value_name: "MODEL",
         scope: Scope::Fixed,
         form: Form::One,
         choices: Vec::new(),
         default: ModelSpec::default().name().into(),
         families: Vec::new(),
-        is_hidden: false,
+        commands: &[],
         limits: Limits::Any,
-        number: |_| None,
-        set: Box::new(|config, text| {
-            config.model = model_of(text, Some(&config.model))?;
-            Ok(())
-        }),
-        reset: |config| config.model = ModelSpec::default(),
+        field: get_field(|_| None),
     }
 }
 
-fn family_setting(family: &FamilyInfo, setting: &'static FamilySetting<ModelSpec>) -> Setting {
-    let name = setting.name;
+/// The settings of all families, grouped by the families that have them. Families may share a name;
+/// its help is that of the first family.
+fn settings_of_families() -> Vec<Setting> {
+    let mut all: Vec<Setting> = Vec::new();
+    for mut family in ModelSpec::families() {
+        let name = family.name;
+        for setting in family.default.settings() {
+            let known = all.iter_mut().find(|known| known.name == setting.name);
+            match known {
+                Some(known) => known.families.push(name),
+                None => all.push(family_setting(name, setting)),
+            }
+        }
+    }
+    for setting in &mut all {
+        setting.group = format!("Model {}", setting.families.join(", "));
+    }
+    all.sort_by_key(|setting| setting.families.len());
+    all
+}
+
+fn family_setting(family: &'static str, setting: FamilySetting<'_>) -> Setting {
+    let name = setting.name.clone();
     Setting {
-        name: name.to_string(),
-        help: setting.help.to_string(),
-        group: "Model",
+        name: setting.name,
+        help: setting.help,
+        group: String::new(),
         value_name: setting.value_name,
         scope: match setting.changes_results {
             true => Scope::Fixed,
             false => Scope::Job,
         },
-        form: setting.form,
-        choices: listed(setting.choices.clone()),
-        default: as_value(&family.default)[name].take(),
-        families: vec![family.name],
-        is_hidden: family.is_hidden,
-        // `ModelSpec::check` checks it.
+        form: setting.field.form(),
+        choices: setting.field.choices(),
+        default: setting.field.value(),
+        families: vec![family],
+        commands: &[],
+        // The family checks it.
         limits: Limits::Any,
-        number: |_| None,
-        set: Box::new(move |config, text| {
-            let family = FAMILIES.iter().find(|one| one.name == config.model.name());
-            let settings = family.into_iter().flat_map(|family| &family.settings);
-            match settings.into_iter().find(|setting| setting.name == name) {
-                Some(setting) => (setting.set)(&mut config.model, text),
-                None => Err(requires_family(name, &config.model)),
-            }
-        }),
-        reset: |_| (),
+        field: get_field(move |config| Some(config.model.setting(&name)?.field)),
     }
 }
 
@@ -464,9 +475,7 @@ pub fn model_of(text: &str, current: Option<&ModelSpec>) -> Result<ModelSpec, St
     let mut parts = text.split(',');
     let name = parts.next().unwrap_or_default();
     let current = current.filter(|current| current.name() == name);
-    let mut model = current.map_or_else(|| default_of(name), Ok)?.clone();
-    let info = FAMILIES.iter().find(|family| family.name == model.name());
-    let settings = info.map_or(&[][..], |family| &family.settings);
+    let mut model = current.map_or_else(|| default_of(name), |current| Ok(current.clone()))?;
     let mut given = Vec::new();
     for part in parts {
         let (name, value) = part.split_once('=').unwrap_or((part, "true"));
@@ -476,52 +485,41 @@ pub fn model_of(text: &str, current: Option<&ModelSpec>) -> Result<ModelSpec, St
             ));
         }
         given.push(name);
-        let Some(setting) = settings.iter().find(|setting| setting.name == name) else {
-            let names: Vec<_> = settings.iter().map(|setting| setting.name).collect();
+        let Some(setting) = model.setting(name) else {
+            let names: Vec<_> = model.values().into_iter().map(|(name, _)| name).collect();
             let (family, names) = (model.name(), names.join(", "));
             return Err(format!("{family} has no setting {name:?}, but {names}"));
         };
-        (setting.set)(&mut model, value).map_err(|error| format!("{part}: {error}"))?;
+        let set = setting.field.set(value);
+        set.map_err(|error| format!("{part}: {error}"))?;
     }
     Ok(model)
 }
 
 /// A model of the family or preset `name`.
-pub(super) fn default_of(name: &str) -> Result<&'static ModelSpec, String> {
-    let presets = || FAMILIES.iter().flat_map(|family| &family.presets);
-    let family = FAMILIES.iter().find(|family| family.name == name);
-    let preset = || presets().find(|(preset, _)| *preset == name);
-    let found = family.map(|family| &family.default);
-    found
-        .or_else(|| preset().map(|(_, model)| model))
-        .ok_or_else(|| format!("expected one of {}, got {name:?}", model_names().join(", ")))
+fn default_of(name: &str) -> Result<ModelSpec, String> {
+    let models = ModelSpec::families().into_iter().flat_map(|family| {
+        let presets = family.presets.into_iter();
+        presets.chain([(family.name, family.default)])
+    });
+    let mut known = models.filter(|(known, _)| *known == name);
+    let found = known.next().map(|(_, model)| model);
+    found.ok_or_else(|| format!("expected one of {}, got {name:?}", model_names().join(", ")))
 }
 
-/// The names that `--model` takes: families, then presets.
-pub(crate) fn model_names() -> Vec<&'static str> {
-    let families = FAMILIES.iter().filter(|family| !family.is_hidden);
-    let presets = FAMILIES.iter().flat_map(|family| &family.presets);
+/// The names that `model` takes: families, then presets.
+pub fn model_names() -> Vec<&'static str> {
+    let families = ModelSpec::families();
+    let presets = families.iter().flat_map(|family| &family.presets);
     let presets = presets.map(|(name, _)| *name);
-    families.map(|family| family.name).chain(presets).collect()
+    families
+        .iter()
+        .map(|family| family.name)
+        .chain(presets)
+        .collect()
 }
 
-/// The refusal of a setting that `model` does not have.
-pub(super) fn requires_family(name: &str, model: &ModelSpec) -> String {
-    let owners = setting(name).map_or(String::new(), |setting| setting.families.join(" or "));
-    let got = model.name();
-    format!("requires --model {owners}, got --model {got}; help: leave --{name} out")
-}
-
-pub(super) fn setting(name: &str) -> Option<&'static Setting> {
+/// The setting `name`.
+pub fn find(name: &str) -> Option<&'static Setting> {
     SETTINGS.iter().find(|setting| setting.name == name)
-}
-
-/// The flag of ddp-train for `name`, which is misspelled or another program's.
-pub(crate) fn meant(name: &str) -> Option<String> {
-    let name = name
-        .trim_start_matches('-')
-        .replace('_', "-")
-        .to_lowercase();
-    let known = setting(&name).map(|setting| format!("write --{}", setting.name));
-    known.or_else(|| others::here(&name).map(String::from))
 }

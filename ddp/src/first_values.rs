@@ -3,15 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-
-use super::Config;
-use super::check::refuse;
 use crate::checkpoint::{self, STATE_FILE};
-use crate::error::{Error, Result, with_flags};
+use crate::config::Config;
+use crate::error::{Error, Result, refuse, with_flags};
 use crate::hugging_face;
 use crate::models::ModelSpec;
-use crate::models::gpt::GptSpec;
 
 /// What `--init-from` names.
 #[derive(Clone, Debug)]
@@ -23,7 +19,7 @@ pub(crate) struct FirstValues {
     dropout_refusal: Option<String>,
 }
 
-/// Settings that a model may change after it was saved.
+/// Settings that a model may change after it was saved. It may also see fewer tokens.
 const FREE: [&str; 2] = ["dropout", "recompute"];
 
 impl FirstValues {
@@ -43,10 +39,13 @@ impl FirstValues {
             });
         }
         let opened = if hugging_face::is_folder(path) {
-            let described = hugging_face::describe(path)?;
+            let mut described = hugging_face::describe(path)?;
+            if described.dropout_refusal.is_some() {
+                described.spec.dropout = f64::NAN;
+            }
             return Ok(Some(FirstValues {
                 folder: path.to_path_buf(),
-                model: ModelSpec::Gpt(described.spec),
+                model: described.spec.into(),
                 dropout_refusal: described.dropout_refusal,
             }));
         } else if path.join(STATE_FILE).exists() {
@@ -57,9 +56,7 @@ impl FirstValues {
             return Ok(None);
         };
         let mut model = Config::of_checkpoint(&opened)?.model;
-        if let ModelSpec::Gpt(gpt) = &mut model {
-            gpt.vocab = gpt.vocab.max(opened.state.task.outputs());
-        }
+        model.write_out(opened.state.task.outputs());
         Ok(Some(FirstValues {
             folder: opened.folder,
             model,
@@ -79,35 +76,23 @@ impl FirstValues {
                 &self.folder,
             ));
         }
-        if let (ModelSpec::Gpt(given), ModelSpec::Gpt(saved)) = (&mut *given, &mut saved) {
-            settle_gpt(given, saved);
-            if let (true, Some(why)) = (given.dropout.is_nan(), self.dropout_refusal) {
-                return Err(Error::Data(with_flags(&why)));
-            }
+        let outputs = saved.vocabulary().unwrap_or(0);
+        saved.write_out(outputs);
+        given.write_out(outputs);
+        // JSON has no NaN.
+        if let (true, Some(why)) = (given.value("dropout").is_null(), self.dropout_refusal) {
+            return Err(Error::Data(with_flags(&why)));
         }
-        let table = |model: &ModelSpec| serde_json::to_value(model).expect("settings fit JSON");
-        let (there, here) = (table(&saved), table(given));
-        for (name, there) in there.as_object().into_iter().flatten() {
-            let here = here.get(name).unwrap_or(&Value::Null);
-            if here != there && !FREE.contains(&name.as_str()) {
-                return Err(contradicts(name, here, there, &self.folder));
+        for (name, there) in saved.values() {
+            let here = given.value(&name);
+            let is_shorter = name == "context" && given.context() < saved.context();
+            if here != there && !is_shorter && !FREE.contains(&&*name) {
+                return Err(contradicts(&name, here, there, &self.folder));
             }
         }
         config.init_from = Some(self.folder);
         Ok(())
     }
-}
-
-/// Writes out what 0 stands for in both. A model may see fewer tokens than it was saved for.
-fn settle_gpt(given: &mut GptSpec, saved: &mut GptSpec) {
-    for gpt in [&mut *given, &mut *saved] {
-        gpt.kv_heads = gpt.kv_heads();
-        gpt.mlp_width = gpt.mlp_width();
-    }
-    if given.vocab == 0 {
-        given.vocab = saved.vocab;
-    }
-    saved.context = saved.context.min(given.context);
 }
 
 fn contradicts(

@@ -6,37 +6,26 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use ddp_kernels::choice::{self, Choice};
 use ddp_kernels::choices;
 use ddp_kernels::{DType, Device};
 use serde::{Deserialize, Serialize};
 
-use crate::data::DataSpec;
-pub use crate::data::{Missing, Normalize, Resident, TaskKind};
-pub use crate::models::family::{Form, List};
-pub use crate::optim::{Decayed, Shape as Schedule};
-pub use crate::params::Precision;
 pub use crate::reducer::Overlap;
 pub use crate::step::GraphChoice;
 pub use crate::tasks::ClassWeights;
 pub use crate::trace::TraceSteps;
-pub use crate::trainer::Resume;
 pub use ddp_comm::NcclChoice;
+pub use ddp_data::{Missing, Normalize, Resident, TaskKind};
+pub use ddp_kernels::choice::{Form, List, Number, SettingValue};
 pub use ddp_kernels::products::ProductChoice;
+pub use ddp_nn::optim::{Decayed, Shape as Schedule};
+pub use ddp_nn::params::Precision;
 
-/// Seconds that `--timeout-s` takes.
-pub(crate) const TIMEOUT_S: RangeInclusive<f64> = 0.1..=1e9;
+/// Seconds that `timeout-s` takes.
+pub const TIMEOUT_S: RangeInclusive<f64> = 0.1..=1e9;
 
 /// The largest whole number in a TOML file.
 pub(super) const WHOLE_MAX: u64 = i64::MAX as u64;
-
-/// A setting that is a number.
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)]
-pub enum Number {
-    Whole(u64),
-    Real(f64),
-}
 
 /// The numbers that a setting takes.
 #[derive(Clone, Copy, Debug)]
@@ -49,15 +38,6 @@ pub enum Limits {
     Real(f64, f64),
     /// Numbers from 0 to 1, but not 1.
     BelowOne,
-}
-
-impl fmt::Display for Number {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Number::Whole(number) => number.fmt(f),
-            Number::Real(number) => number.fmt(f),
-        }
-    }
 }
 
 impl Limits {
@@ -91,112 +71,6 @@ impl Limits {
             (_, Number::Real(_)) => return None,
         };
         (!is_within).then_some(expected)
-    }
-}
-
-/// A type of settings.
-pub trait SettingValue: Sized {
-    /// How it is written.
-    const FORM: Form = Form::One;
-
-    /// Reads it from text. The error says what was expected.
-    fn read(text: &str) -> Result<Self, String>;
-
-    /// Its values and their help, if it is one of a few names.
-    fn choices() -> Vec<(&'static str, &'static str)> {
-        Vec::new()
-    }
-
-    /// Its value, if it is a number.
-    fn number(&self) -> Option<Number> {
-        None
-    }
-}
-
-macro_rules! read_by_parsing {
-    ($($kind:ty: $expected:literal, $number:expr;)+) => {$(
-        impl SettingValue for $kind {
-            fn number(&self) -> Option<Number> {
-                let number: fn(&$kind) -> Option<Number> = $number;
-                number(self)
-            }
-            fn read(text: &str) -> Result<$kind, String> {
-                text.parse().map_err(|_| format!("expected {}", $expected))
-            }
-        }
-    )+};
-}
-
-read_by_parsing! {
-    u64: "a whole number that is not negative, as in 128", |number| Some(Number::Whole(*number));
-    usize: "a whole number, 1 or more, as in 4", |number| Some(Number::Whole(*number as u64));
-    f64: "a number, as in 0.001 or 1e-3", |number| Some(Number::Real(*number));
-    String: "text", |_| None;
-    PathBuf: "a path", |_| None;
-}
-
-macro_rules! read_by_name {
-    ($($kind:ty),+) => {$(
-        impl SettingValue for $kind {
-            fn read(text: &str) -> Result<$kind, String> {
-                choice::named(text)
-            }
-            fn choices() -> Vec<(&'static str, &'static str)> {
-                let all = <$kind as Choice>::ALL.iter();
-                all.map(|(_, name, help)| (*name, *help)).collect()
-            }
-        }
-    )+};
-}
-
-read_by_name!(
-    OptimizerKind,
-    Decayed,
-    Schedule,
-    FloatType,
-    When,
-    Overlap,
-    GraphChoice,
-    LogLevel,
-    Missing,
-    NcclChoice,
-    ProductChoice,
-    Normalize,
-    Resident,
-    TaskKind,
-    Precision
-);
-
-impl SettingValue for bool {
-    const FORM: Form = Form::Switch;
-
-    fn read(text: &str) -> Result<bool, String> {
-        text.parse().map_err(|_| "expected true, false".to_string())
-    }
-    fn choices() -> Vec<(&'static str, &'static str)> {
-        vec![("true", ""), ("false", "")]
-    }
-}
-
-impl<T: SettingValue> SettingValue for Option<T> {
-    const FORM: Form = T::FORM;
-
-    fn read(text: &str) -> Result<Option<T>, String> {
-        T::read(text).map(Some)
-    }
-    fn number(&self) -> Option<Number> {
-        self.as_ref().and_then(T::number)
-    }
-    fn choices() -> Vec<(&'static str, &'static str)> {
-        T::choices()
-    }
-}
-
-impl<T: FromStr> SettingValue for Vec<T> {
-    const FORM: Form = Form::List;
-
-    fn read(text: &str) -> Result<Vec<T>, String> {
-        text.parse().map(|List(values)| values)
     }
 }
 
@@ -268,17 +142,6 @@ fn wrong_group(part: &str) -> String {
     format!(
         "expected lr=NUMBER or weight-decay=NUMBER, each once, after the pattern and a colon, got {part:?}"
     )
-}
-
-impl SettingValue for DataSpec {
-    fn read(text: &str) -> Result<DataSpec, String> {
-        text.parse().map_err(|error: crate::data::Error| {
-            // The caller names the setting and its value already.
-            let error = error.to_string();
-            let start = format!("`data` {text}: ");
-            error.strip_prefix(&start).unwrap_or(&error).to_string()
-        })
-    }
 }
 
 choices! {
@@ -392,6 +255,56 @@ impl SettingValue for TraceSteps {
 impl SettingValue for Resume {
     fn read(text: &str) -> Result<Resume, String> {
         text.parse()
+    }
+}
+
+/// Whether a run is resumed, and from which checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Resume {
+    /// The run must be new.
+    #[default]
+    Never,
+    /// From the newest intact checkpoint, if there is one.
+    Auto,
+    /// From this checkpoint.
+    From(PathBuf),
+}
+
+impl fmt::Display for Resume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Resume::Never => f.write_str("never"),
+            Resume::Auto => f.write_str("auto"),
+            Resume::From(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl FromStr for Resume {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Resume, String> {
+        match text {
+            "never" => Ok(Resume::Never),
+            "auto" => Ok(Resume::Auto),
+            "" => Err("expected never, auto or the folder of a checkpoint".into()),
+            path => Ok(Resume::From(path.into())),
+        }
+    }
+}
+
+impl TryFrom<String> for Resume {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Resume, String> {
+        text.parse()
+    }
+}
+
+impl From<Resume> for String {
+    fn from(resume: Resume) -> String {
+        resume.to_string()
     }
 }
 

@@ -1,6 +1,8 @@
 //! What a flag of another program is called here: of PyTorch's scripts, torchrun, Hugging Face's
 //! trainer and Lightning.
 
+use crate::config::find;
+
 /// A line for each flag or value here: its names in other programs, a bar, and what to write here.
 const OTHERS: &str = include_str!("meant.txt");
 
@@ -9,10 +11,15 @@ fn others() -> impl Iterator<Item = (&'static str, &'static str)> {
     OTHERS.lines().filter_map(|line| line.split_once(" | "))
 }
 
-/// What to write here for the flag `name`, given without dashes in front.
-pub(super) fn here(name: &str) -> Option<&'static str> {
-    let known = others().find(|(names, _)| names.split(' ').any(|known| known == name));
-    known.map(|(_, here)| here)
+/// The flag here for `name`, which is misspelled or another program's.
+pub(super) fn meant(name: &str) -> Option<String> {
+    let name = name
+        .trim_start_matches('-')
+        .replace('_', "-")
+        .to_lowercase();
+    let known = find(&name).map(|setting| format!("write --{}", setting.name()));
+    let of_others = || others().find(|(names, _)| names.split(' ').any(|known| known == name));
+    known.or_else(|| of_others().map(|(_, here)| here.to_string()))
 }
 
 #[cfg(test)]

@@ -1,22 +1,25 @@
-//! A second model family, which only tests have: integer inputs of two dimensions and a loss for
-//! each position. It is the folder ddp/nn/tests/positions and its lines in ddp/nn/src/models.rs.
+//! A model family of another program, this one: integer inputs of two dimensions and a loss for
+//! each position. It is the file positions.rs and a call of `models::register`.
 
+mod positions;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::path::Path;
-use std::sync::Arc;
 
+use ddp::Trainer;
 use ddp::checkpoint;
 use ddp::cli::{self, Command};
 use ddp::config::Config;
 use ddp::data::{Data, Dataset, RowSpec, TaskSpec, TensorSpec};
 use ddp::models::mlp::MlpSpec;
-use ddp::models::positions::PositionsSpec;
-use ddp::models::{DataShape, ModelSpec};
-use ddp::train::{self, train_on};
+use ddp::models::{self, DataShape, ModelSpec};
+use ddp::nn::CrossEntropy;
+use ddp::train;
 use ddp::{Error, Result};
 use ddp_kernels::{DType, Tensor};
 
+use crate::positions::PositionsSpec;
 use crate::support::job::Folder;
 use crate::support::random::mixed;
 use crate::support::record::{Record, model_bytes, number};
@@ -38,9 +41,9 @@ struct Integers {
 }
 
 impl Integers {
-    fn new(rows: u64, first: u64) -> Arc<Integers> {
+    fn new(rows: u64, first: u64) -> Integers {
         let names = ["low", "high"].map(String::from).to_vec();
-        Arc::new(Integers {
+        Integers {
             rows,
             first,
             spec: RowSpec {
@@ -49,7 +52,7 @@ impl Integers {
                 image: Vec::new(),
                 task: TaskSpec::named_classes(names),
             },
-        })
+        }
     }
 
     fn integer(&self, row: u64, at: usize) -> i64 {
@@ -91,7 +94,7 @@ impl Dataset for Integers {
 }
 
 fn spec(dropout: f64) -> ModelSpec {
-    ModelSpec::Positions(PositionsSpec {
+    ModelSpec::from(PositionsSpec {
         dropout,
         ..PositionsSpec::default()
     })
@@ -100,23 +103,14 @@ fn spec(dropout: f64) -> ModelSpec {
 /// Trains on integers as this command line says, on `ranks` ranks.
 fn train(ranks: usize, flags: &str, out: &Path) {
     let flags = format!("--model positions --batch-size 16 --lr 0.02 --progress never {flags}");
-    let config = Config {
-        out: out.to_path_buf(),
-        ..parse(&flags).unwrap()
-    };
+    let parsed = parse(&flags).unwrap();
+    let out = out.to_path_buf();
+    let config = Config { out, ..parsed };
     on_ranks(ranks, Some(1), |world| {
-        let data = Data {
-            train: Integers::new(200, 0),
-            held_out: Integers::new(64, 1000),
-            description: "integers".into(),
-            normalization: None,
-            target_normalization: None,
-            plan: Default::default(),
-            columns: None,
-            label: None,
-            tokenizer: None,
-        };
-        train_on(&config, data, world)
+        let data = Data::own(Integers::new(200, 0), Integers::new(64, 1000));
+        Trainer::builder(config.model.clone(), CrossEntropy::default(), data)
+            .config(config.clone())
+            .run(world)
     });
 }
 
@@ -165,10 +159,9 @@ fn train_on_text(ranks: usize, text: &Path, flags: &str, out: &Path) {
         "--data tokens:{text},context=8 --model positions --values 256 --batch-size 8 --lr 0.05 \
          --val-split 0.2 --progress never {flags}"
     );
-    let config = Config {
-        out: out.to_path_buf(),
-        ..parse(&flags).unwrap()
-    };
+    let parsed = parse(&flags).unwrap();
+    let out = out.to_path_buf();
+    let config = Config { out, ..parsed };
     on_ranks(ranks, Some(1), |world| train::train(&config, world));
 }
 
@@ -219,6 +212,7 @@ fn parameters_are_counted_without_data() {
 }
 
 fn parse(line: &str) -> Result<Config> {
+    models::register::<PositionsSpec>();
     let words = std::iter::once("ddp-train").chain(line.split_ascii_whitespace());
     match cli::parse(words)? {
         Command::Train(config) => Ok(*config),
@@ -239,7 +233,7 @@ fn its_flags_follow_from_its_settings() {
         width: 4,
         dropout: 0.5,
     };
-    assert_eq!(config.model, ModelSpec::Positions(expected));
+    assert_eq!(config.model, ModelSpec::from(expected));
     // --dropout is a setting of both families.
     let expected = MlpSpec {
         dropout: 0.5,
@@ -247,7 +241,7 @@ fn its_flags_follow_from_its_settings() {
     };
     assert_eq!(
         parse("--dropout 0.5").unwrap().model,
-        ModelSpec::Mlp(expected)
+        ModelSpec::from(expected)
     );
     assert!(refusal("--model positions --width 0").contains("--width 0: expected"));
 }
@@ -315,9 +309,9 @@ fn it_reads_back_as_itself() {
 }
 
 #[test]
-fn help_leaves_it_out() {
+fn help_shows_it() {
     let help = refusal("--help");
-    for hidden in ["positions: ", "or positions", "--values"] {
-        assert!(!help.contains(hidden), "{hidden} in {help}");
+    for part in ["positions: For tests", "--values <N>"] {
+        assert!(help.contains(part), "{part} in {help}");
     }
 }

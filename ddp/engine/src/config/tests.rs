@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::values::WHOLE_MAX;
 use super::*;
-use crate::models::ModelSpec;
-use crate::models::mlp::MlpSpec;
+use ddp_nn::models::ModelSpec;
+use ddp_nn::models::mlp::MlpSpec;
 
 fn config(change: impl FnOnce(&mut Config)) -> Config {
     let mut config = Config::default();
@@ -44,7 +44,12 @@ fn groups_are_tables_that_come_back() {
         (config.group.0[0].lr, config.group.0[1].weight_decay),
         (Some(0.01), Some(0.5))
     );
-    let rates: Vec<_> = config.run().groups.iter().map(|group| group.rate).collect();
+    let rates: Vec<_> = config
+        .groups()
+        .unwrap()
+        .iter()
+        .map(|group| group.rate)
+        .collect();
     assert_eq!(rates, [Some(0.5), None]);
     assert_eq!(
         Config::from_toml(&config.to_toml()).unwrap(),
@@ -63,10 +68,10 @@ fn groups_are_tables_that_come_back() {
 #[test]
 fn a_file_is_checked_as_flags_are() {
     for (text, part) in [
-        ("lr = -1.0", "--lr -1"),
+        ("lr = -1.0", "`lr` -1"),
         ("learning-rate = 1.0", "learning-rate"),
         ("lr = \"fast\"", "fast"),
-        ("optimizer = \"sgd\"\nbeta1 = 0.5", "--beta1"),
+        ("optimizer = \"sgd\"\nbeta1 = 0.5", "`beta1`"),
         ("data = \"synthetic:mnist\"", "mnist"),
         ("lr = ", "configuration"),
         ("hidden = [1, -2]", "-2"),
@@ -142,7 +147,7 @@ proptest! {
         let (dropout, lr, decay, beta) = numbers;
         let (batch, seed, eval_every, micro) = wholes;
         let config = config(|settings| {
-            settings.model = ModelSpec::Mlp(MlpSpec { hidden, dropout, ..MlpSpec::default() });
+            settings.model = ModelSpec::from(MlpSpec { hidden, dropout, ..MlpSpec::default() });
             settings.lr = Some(lr);
             settings.weight_decay = Some(decay);
             settings.batch_size = Some(batch);
@@ -178,5 +183,5 @@ fn the_settings_in_a_checkpoint_are_checked() {
     let why = refusal(|settings| _ = settings.insert("more".into(), 1.into()));
     assert!(why.contains(r#""more""#), "{why}");
     let why = refusal(|settings| _ = settings.insert("batch-size".into(), 0.into()));
-    assert!(why.contains("--batch-size"), "{why}");
+    assert!(why.contains("`batch-size`"), "{why}");
 }
