@@ -11,6 +11,7 @@ use ddp_kernels::Device;
 use ddp_kernels::choice::{self, Choice};
 use ddp_kernels::threads::COUNT_MAX;
 
+use super::start::PlaceFlags;
 use crate::config::{DeviceChoice, TIMEOUT_S, find_devices};
 use crate::error::Result;
 
@@ -40,9 +41,9 @@ impl FromStr for RankCount {
 /// What a rank has, and how long it waits for the others.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub struct RankFlags {
-    /// Start so many ranks on this machine, without MPI; auto: one for each GPU, else one
-    #[arg(long, value_name = "N")]
-    pub ranks: Option<RankCount>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub places: PlaceFlags,
     /// Device: auto, cpu, cuda (each rank on its own GPU) or cuda:N (one rank, on that GPU)
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     #[arg(env = "DDP_DEVICE", hide_env_values = true)]
