@@ -178,16 +178,16 @@ def wrong_in_pod(what, pod):
             if not shared or volumes.get(shared[0]["name"], {}).get("emptyDir", {}).get("medium") != "Memory":
                 yield f"{where}: /dev/shm is not memory of the pod's own: NCCL needs more than 64 MiB"
         command = container.get("command", [])
-        if command and command[0] == "ddp-mpirun":
+        if command and command[0] == "ddp-train":
             grace = int(option(command, "--grace-s", 60))
             if pod.get("terminationGracePeriodSeconds", 30) < grace + 15:
-                yield f"{where}: the pod is killed before its ranks' {grace} s to save and mpirun's end are over"
+                yield f"{where}: the pod is killed before its ranks' {grace} s to save are over"
             if "--resume=auto" not in container.get("args", []):
                 yield f"{where}: started again, it would not resume"
-            known = re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text("launch/mpirun").split("TEXT\n")[1])
-            unknown = [word for word in command if word.startswith("-") and word != "--" and word not in known]
+            flags = text("ddp/src/cli/start.rs")
+            unknown = [word for word in command if word.startswith("--") and f"pub {word[2:].replace('-', '_')}:" not in flags]
             if unknown:
-                yield f"{where}: launch/mpirun knows no {', '.join(unknown)}"
+                yield f"{where}: ddp-train starts no ranks with {', '.join(unknown)}"
 
 
 def wrong_in_mpi_job(job):

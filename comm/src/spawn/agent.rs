@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::io::{BufRead, BufReader, Write, stdin, stdout};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{ChildStdout, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread::JoinHandle;
@@ -13,11 +13,14 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::children::Children;
+use super::children::{Children, cannot_start};
 use super::signals::Signals;
 use super::{PERIOD, VERSION};
 use crate::error::Result;
 use crate::tcp;
+
+/// How long an agent without ranks stays: a launcher that cannot be reached does not end it.
+const IDLE_MAX: Duration = Duration::from_secs(10);
 
 /// What the launcher tells an agent.
 #[derive(Deserialize, Serialize)]
@@ -91,12 +94,13 @@ pub fn serve() {
         children: Children::new(orders.signals),
         printers: Vec::new(),
     };
-    // When ranks that are left are killed.
-    let mut end_by = None;
+    // When ranks that are left are killed, and when the last rank ended.
+    let (mut end_by, mut idle_since) = (None, None);
     loop {
         match orders.receiver.try_recv() {
             Ok(Some(Order::Start(rank, variables))) => {
                 let listener = listener.take_if(|_| rank == 0);
+                idle_since = None;
                 if let Err(error) = ranks.start(&setup, rank, variables, listener) {
                     tell(&News::Refused(error.to_string()));
                 }
@@ -109,8 +113,12 @@ pub fn serve() {
                 end_by = Some(Instant::now() + setup.grace);
             }
         }
-        ranks.tell_of_ends();
-        if end_by.is_some_and(|by| ranks.children.is_empty() || Instant::now() >= by) {
+        if ranks.tell_of_ends() {
+            idle_since = Some(Instant::now());
+        }
+        let is_idle = idle_since.is_some_and(|since| since.elapsed() > IDLE_MAX);
+        let is_gone = end_by.is_some_and(|by| ranks.children.is_empty() || Instant::now() >= by);
+        if is_idle || is_gone {
             return;
         }
         // The launcher has the signals of users.
@@ -189,9 +197,9 @@ impl Ranks {
         variables: Vec<(String, String)>,
         listener: Option<TcpListener>,
     ) -> Result<()> {
-        // The file that this process runs.
-        let mut command = Command::new("/proc/self/exe");
-        command.arg0(std::env::args_os().next().unwrap_or_default());
+        let program = std::env::current_exe();
+        let program = program.map_err(|error| cannot_start(rank, setup.size, &error))?;
+        let mut command = Command::new(program);
         command.args(&setup.arguments).stdout(Stdio::piped());
         command
             .envs(setup.environment.iter().cloned())
@@ -205,13 +213,17 @@ impl Ranks {
         Ok(())
     }
 
-    fn tell_of_ends(&mut self) {
-        for (rank, status) in self.children.collect() {
+    /// Tells which ranks have ended. Whether the last one has.
+    fn tell_of_ends(&mut self) -> bool {
+        let ended = self.children.collect();
+        let is_last = !ended.is_empty() && self.children.is_empty();
+        for (rank, status) in ended {
             // What it has printed comes first.
             let printers = self.printers.extract_if(.., |(of, _)| *of == rank);
             printers.for_each(|(_, printer)| _ = printer.join());
             tell(&News::Ended(rank, status.into_raw()));
         }
+        is_last
     }
 }
 
