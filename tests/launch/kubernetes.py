@@ -217,9 +217,8 @@ def wrong_in_mpi_job(job):
     yield from wrong_in_ending(spec, launcher, worker)
     if spec.get("launcherCreationPolicy") != "WaitForWorkersReady":
         yield "the launcher may come before its workers"
-    names = {variable["name"] for variable in launcher["containers"][0]["env"]}
-    if "PRTE_MCA_prte_default_hostfile" not in names:
-        yield "Open MPI 5 would not find the host file"
+    if option(launcher["containers"][0]["command"], "--hostfile") != "/etc/mpi/hostfile":
+        yield "the launcher does not read the operator's host file"
 
 
 def wrong_in_ending(spec, launcher, worker):
@@ -230,7 +229,7 @@ def wrong_in_ending(spec, launcher, worker):
     if "kill -USR1" not in hook:
         yield "a worker that is told to end does not ask its ranks to save"
         return
-    program = os.path.basename(launcher["containers"][0]["args"][0])
+    program = launcher["containers"][0]["command"][0]
     if f"'({program})'" not in hook:
         yield f"a worker that is told to end does not look for {program}"
     waits = int(re.search(r"second < (\d+)", hook).group(1))
@@ -248,7 +247,7 @@ def wrong_in_job(job):
     pod = job["spec"]["template"]["spec"]
     yield from wrong_in_pod("Job", pod)
     container = pod["containers"][0]
-    ranks, gpus = option(container["command"], "-n"), container["resources"]["limits"]["nvidia.com/gpu"]
+    ranks, gpus = option(container["command"], "--ranks"), container["resources"]["limits"]["nvidia.com/gpu"]
     if ranks != str(gpus):
         yield f"{ranks} ranks on {gpus} GPUs"
     if pod["restartPolicy"] != "Never":
@@ -295,13 +294,13 @@ def planted(mpi_job, job):
     yield "another port", changed(mpi_job, *worker, "containers", 0, "readinessProbe", "tcpSocket", "port", 22), both
     yield "keys elsewhere", changed(mpi_job, "spec", "sshAuthMountPath", "/root/.ssh"), both
     yield "a short end", changed(mpi_job, *launcher, "terminationGracePeriodSeconds", 30), both
-    yield "an unknown option", changed(mpi_job, *launcher, "containers", 0, "command", 1, "--grace"), both
-    yield "no resuming", changed(mpi_job, *launcher, "containers", 0, "args", 3, "--zero=1"), both
+    yield "an unknown option", changed(mpi_job, *launcher, "containers", 0, "command", 3, "--grace"), both
+    yield "no resuming", changed(mpi_job, *launcher, "containers", 0, "args", 2, "--zero=1"), both
     yield "a worker that stays away", changed(mpi_job, "spec", "mpiReplicaSpecs", "Worker", "restartPolicy", "Never"), both
     yield "ranks that nobody asks to save", changed(mpi_job, *worker, "containers", 0, "lifecycle", None), both
     yield "a hook without a command", changed(mpi_job, *worker, "containers", 0, "lifecycle", "preStop", "exec", {}), both
     yield "a worker killed as its ranks save", changed(mpi_job, *worker, "terminationGracePeriodSeconds", 60), both
-    yield "ranks of another name", changed(mpi_job, *launcher, "containers", 0, "args", 0, "my-train"), both
+    yield "ranks of another name", changed(mpi_job, *launcher, "containers", 0, "command", 0, "my-train"), both
     yield "an image without a version", changed(job, "spec", "template", "spec", "containers", 0, "image", "ddp-train"), alone
     yield "ranks without GPUs", changed(job, "spec", "template", "spec", "containers", 0, "command", 2, "8"), alone
     yield "a pod that starts again by itself", changed(job, "spec", "template", "spec", "restartPolicy", "OnFailure"), alone
