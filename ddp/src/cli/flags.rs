@@ -9,6 +9,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use ddp_comm::RANKS_MAX;
 use ddp_kernels::choice::{self, Choice};
 
+use super::start::PlaceFlags;
 use super::taken::Taken;
 
 /// How many ranks `--ranks` asks for.
@@ -37,9 +38,9 @@ impl FromStr for RankCount {
 /// The ranks of a command that computes.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub struct RankFlags {
-    /// Start so many ranks on this machine, without MPI; auto: one for each GPU, else one
-    #[arg(long, value_name = "N")]
-    pub ranks: Option<RankCount>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub places: PlaceFlags,
     /// What a rank has, and how long it waits for the others.
     #[command(flatten)]
     pub settings: Taken,

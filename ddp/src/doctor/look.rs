@@ -292,7 +292,7 @@ pub(super) fn rank(world: &World) -> Vec<Finding> {
         Some(note) => Finding::note(
             "threads",
             note,
-            "launch/mpirun binds each rank to its share of the cores",
+            "let the launcher bind each rank to its share of the cores, or none (mpirun --bind-to none)",
         ),
     }];
     if world.size() > 1 {
