@@ -14,6 +14,7 @@ pub mod dry_run;
 pub mod error;
 pub mod export;
 pub mod inspect;
+mod metrics;
 pub mod output;
 pub mod progress;
 pub mod report;
@@ -30,7 +31,7 @@ pub use ddp_data as data;
 use ddp_data::disk as files;
 use ddp_engine::shown;
 pub use ddp_engine::{
-    audit, checkpoint, devices, evidence, generate, hugging_face, process, ranks, record, reducer,
+    audit, checkpoint, devices, generate, hugging_face, process, ranks, record, reducer, samples,
     step, tasks, trace, trainer,
 };
 pub use ddp_kernels as kernels;

@@ -13,7 +13,6 @@
 //! allocated because a header claims it.
 
 mod errors;
-mod exchange;
 mod files;
 mod find;
 mod layout;

@@ -14,13 +14,13 @@ use ddp_kernels::heartbeat;
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Phase, in_phase};
 
-use super::exchange;
 use super::layout;
 use super::prune::clean;
 use super::snapshot::Snapshot;
 use super::state::{FORMAT, State};
 use super::writer::{Job, Writer};
 use crate::error::{Error, Result};
+use crate::exchange;
 use crate::step::Step;
 use ddp_data::disk as files;
 use ddp_data::text::Vocabulary;
@@ -76,7 +76,7 @@ impl Saver {
         let (rank, ranks) = (world.rank(), world.size());
         let group = world.group("saving")?;
         let checkpoints = layout::checkpoints(out);
-        exchange::all(
+        exchange::outcomes(
             &group,
             if rank == 0 && checkpoints.is_dir() {
                 clean(&checkpoints)

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use ddp_comm::Group;
 
-use super::exchange;
 use super::layout::{self, MANIFEST_FILE, MODEL_FILE, STATE_FILE, optimizer_file};
 use super::manifest::{FileEntry, Manifest, open};
 use super::prune::{REPLACED, UNFINISHED, prune};
 use super::snapshot::Snapshot;
 use super::state::State;
 use crate::error::{Error, Result};
+use crate::exchange;
 use crate::faults::{self, FaultPoint};
 use ddp_data::disk as files;
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
@@ -79,12 +79,12 @@ impl Writer {
                 self.begin(aside)?;
                 self.complete(job, aside, folder, self.write_mine(job, aside)?)
             };
-            return exchange::all(&self.group, first(&all)).map(drop);
+            return exchange::outcomes(&self.group, first(&all)).map(drop);
         }
-        exchange::all(&self.group, first(&|| self.begin(aside)))?;
+        exchange::outcomes(&self.group, first(&|| self.begin(aside)))?;
         let files =
-            exchange::all(&self.group, self.at_work(|| self.write_mine(job, aside)))?.concat();
-        exchange::all(
+            exchange::outcomes(&self.group, self.at_work(|| self.write_mine(job, aside)))?.concat();
+        exchange::outcomes(
             &self.group,
             first(&|| self.complete(job, aside, folder, files.clone())),
         )
