@@ -83,11 +83,11 @@ pub(super) fn table(
         false => format!("<thead><tr>{}</tr></thead>", heads.collect::<String>()),
     };
     let cell = |(column, cell): (usize, String)| {
-        let (class, heading) = (class(column), headings.get(column));
-        match (column, heading) {
-            (0, _) => format!("<th scope=\"row\"{class}>{cell}</th>"),
-            (_, None) => format!("<td{class}>{cell}</td>"),
-            (_, Some(heading)) => format!("<td{class} data-h=\"{heading}\">{cell}</td>"),
+        let heading = headings.get(column);
+        let heading = heading.map_or(String::new(), |heading| format!(" data-h=\"{heading}\""));
+        match column {
+            0 => format!("<th scope=\"row\"{}{heading}>{cell}</th>", class(column)),
+            _ => format!("<td{}{heading}>{cell}</td>", class(column)),
         }
     };
     let row = |row: Vec<String>| {

@@ -223,3 +223,5 @@ for (const table of document.querySelectorAll(".scroll")) {
   addEventListener("resize", fade);
   fade();
 }
+// The charts have moved what the address names.
+if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView({ behavior: "instant" });

@@ -98,7 +98,7 @@ fn a_successful_run_is_summarised_in_reading_order() {
         "2,560 samples",
         "3 × cpu",
         "1,234,567",
-        "<th scope=\"row\">Loss, training</th><td class=\"n\" data-h=\"first\">2.000</td>",
+        "<th scope=\"row\" data-h=\"curve\">Loss, training</th><td class=\"n\" data-h=\"first\">2.000</td>",
         "<h2 id=\"classes-title\">",
         "cat",
         "96.7",
