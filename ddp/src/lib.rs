@@ -29,11 +29,11 @@ pub mod watch;
 pub use ddp_comm as comm;
 pub use ddp_data as data;
 use ddp_data::disk as files;
-use ddp_engine::shown;
 pub use ddp_engine::{
     audit, checkpoint, devices, generate, hugging_face, process, ranks, record, reducer, samples,
     step, tasks, trace, trainer,
 };
+use ddp_engine::{exchange, shown};
 pub use ddp_kernels as kernels;
 pub use ddp_nn as nn;
 pub use ddp_nn::{models, optim, params};
