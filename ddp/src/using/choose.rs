@@ -51,8 +51,8 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
 }
 
 /// Refuses a checkpoint of another run: settings or data that its run never had, according to the
-/// metrics log of the run in whose folder it is. Call it when all ranks have opened the checkpoint: a
-/// job in training may remove it while the log is read.
+/// metrics log of the run in whose folder it is. Call it when all ranks have opened the checkpoint:
+/// a job in training may remove it while the log is read.
 pub(crate) fn check_run(opened: &Opened) -> Result<()> {
     let folder = opened.folder.canonicalize().unwrap_or_default();
     let checkpoints = folder
