@@ -57,6 +57,7 @@ pub mod error;
 pub mod export;
 mod first_values;
 pub mod inspect;
+mod metrics;
 pub mod output;
 mod program;
 pub mod progress;
@@ -72,11 +73,11 @@ pub mod watch;
 pub use ddp_comm as comm;
 pub use ddp_data as data;
 use ddp_data::disk as files;
-use ddp_engine::shown;
 pub use ddp_engine::{
-    audit, checkpoint, config, devices, evidence, generate, hugging_face, process, ranks, record,
-    reducer, step, tasks, trace, trainer,
+    audit, checkpoint, config, devices, generate, hugging_face, process, ranks, record, reducer,
+    samples, step, tasks, trace, trainer,
 };
+use ddp_engine::{exchange, shown};
 pub use ddp_kernels as kernels;
 pub use ddp_nn as nn;
 pub use ddp_nn::{family_settings, models, optim, params};

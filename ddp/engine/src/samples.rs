@@ -7,6 +7,7 @@
 mod counts;
 mod picture;
 
+use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ pub(crate) use self::counts::class_scores;
 pub use self::counts::{ClassCounts, ClassScores, balanced_accuracy, first_largest};
 pub use self::picture::Picture;
 use crate::error::{Error, Result};
+use crate::exchange;
 use ddp_data::disk as files;
 use ddp_data::{
     self as data, Batch, Classes, ColumnPlan, Data, Dataset, FeaturePlan, LabelName, Normalization,
@@ -39,6 +41,8 @@ const SAMPLES_MAX: usize = 24;
 const FEATURES_MAX: usize = 1 << 24;
 /// Columns of a row that is no picture, as they are shown.
 const VALUES_MAX: usize = 12;
+/// The largest file of samples that is read: many times what a run writes.
+const BYTES_MAX: u64 = 32 << 20;
 
 /// The confusion matrix: an event of the record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -91,11 +95,13 @@ impl Confusion {
 
     /// The name of a class.
     pub fn name(&self, class: usize) -> String {
-        self.names
-            .get(class)
-            .cloned()
-            .unwrap_or_else(|| class.to_string())
+        name_of(&self.names, class)
     }
+}
+
+fn name_of(names: &[String], class: usize) -> String {
+    let name = names.get(class).cloned();
+    name.unwrap_or_else(|| class.to_string())
 }
 
 /// Some held-out rows and their predictions: `samples.json`.
@@ -151,25 +157,28 @@ impl Samples {
         })?)
     }
 
-    /// Refuses samples that cannot be shown: a file may have been edited.
-    pub fn check(&self) -> std::result::Result<(), String> {
-        if self.samples.len() > SAMPLES_MAX {
-            return Err(format!(
-                "expected at most {SAMPLES_MAX} samples, got {}",
-                self.samples.len()
+    /// Reads those of the run in `out`, if it has any. An error says why they cannot be shown.
+    pub fn read(out: &Path) -> std::result::Result<Option<Samples>, String> {
+        let refused = |why: &str| format!("{SAMPLES_FILE}: {why}");
+        let path = out.join(SAMPLES_FILE);
+        let Ok(about) = fs::metadata(&path) else {
+            return Ok(None);
+        };
+        if !about.is_file() || about.len() > BYTES_MAX {
+            return Err(refused(
+                "expected a plain file of the size that a run writes",
             ));
         }
-        match self.samples.iter().find(|sample| {
-            sample
-                .picture
-                .as_ref()
-                .is_some_and(|picture| !picture.is_sound())
-        }) {
-            Some(sample) => Err(format!(
-                "row {} has a picture whose pixels do not fit its sizes",
-                sample.row
-            )),
-            None => Ok(()),
+        let bytes = fs::read(&path).map_err(|error| refused(&error.to_string()))?;
+        let samples: Samples =
+            serde_json::from_slice(&bytes).map_err(|error| refused(&error.to_string()))?;
+        if samples.samples.len() > SAMPLES_MAX {
+            return Err(refused(&format!("expected at most {SAMPLES_MAX} samples")));
+        }
+        let mut pictures = samples.samples.iter().filter_map(|it| it.picture.as_ref());
+        match pictures.all(Picture::is_sound) {
+            true => Ok(Some(samples)),
+            false => Err(refused("the pixels of a picture do not fit its sizes")),
         }
     }
 }
@@ -233,7 +242,7 @@ pub fn largest_class(rows: &[u64]) -> Option<f64> {
 
 /// Counts and samples that one rank collects during an evaluation.
 #[derive(Debug)]
-pub struct Evidence {
+pub struct SampleCollector {
     classes: Classes,
     counts: ClassCounts,
     seen: SampleRows,
@@ -254,10 +263,10 @@ struct SampleRow {
     confidence: Option<f32>,
 }
 
-impl Evidence {
+impl SampleCollector {
     /// Nothing yet, for rows of these classes.
-    pub fn of(classes: &Classes) -> Evidence {
-        Evidence {
+    pub fn of(classes: &Classes) -> SampleCollector {
+        SampleCollector {
             classes: classes.clone(),
             counts: ClassCounts::of(classes.count()),
             seen: SampleRows::default(),
@@ -271,17 +280,12 @@ impl Evidence {
             let classes = batch.targets.to(Device::Cpu)?.to_dtype(DType::I64)?;
             Ok((outputs, classes.to_vec::<i64>()?))
         })?;
-        for (index, (logits, &truth)) in outputs
-            .chunks_exact(self.classes.count())
-            .zip(&classes)
-            .enumerate()
-        {
+        let rows = outputs.chunks_exact(self.classes.count()).zip(classes);
+        for (row, (logits, truth)) in (batch.first..).zip(rows) {
             // The evaluation has refused other targets.
-            let Ok(truth) = usize::try_from(truth) else {
-                continue;
-            };
-            if truth < self.classes.count() {
-                self.count(batch.first + index as u64, truth, logits);
+            let truth = usize::try_from(truth).ok();
+            if let Some(truth) = truth.filter(|truth| *truth < self.classes.count()) {
+                self.count(row, truth, logits);
             }
         }
         Ok(())
@@ -315,16 +319,12 @@ impl Evidence {
         world: &World,
     ) -> Result<Option<(Confusion, Result<Samples>)>> {
         self.counts.add_up(group)?;
-        let mine =
-            serde_json::to_vec(&self.seen).map_err(|error| unreadable(world.rank(), error))?;
-        let all = world.all_gather_bytes(&mine)?;
+        let all = exchange::gather(world, &self.seen)?;
         if world.rank() > 0 {
             return Ok(None);
         }
         let mut shown = SampleRows::default();
-        for (rank, text) in all.iter().enumerate() {
-            let seen: SampleRows =
-                serde_json::from_slice(text).map_err(|error| unreadable(rank, error))?;
+        for seen in all {
             shown.wrong.extend(seen.wrong);
             shown.right.extend(seen.right);
         }
@@ -332,10 +332,6 @@ impl Evidence {
         let confusion = confusion(step, &names, &self.counts);
         Ok(Some((confusion, shown.samples(step, &names, held_out))))
     }
-}
-
-fn unreadable(rank: usize, error: serde_json::Error) -> Error {
-    Error::Internal(format!("the samples of rank {rank} are not JSON: {error}"))
 }
 
 /// The probability of a class, by softmax.
@@ -393,12 +389,7 @@ impl SampleRows {
         };
         let all_columns = columns.len();
         columns.truncate(VALUES_MAX);
-        let name = |class: usize| {
-            names
-                .get(class)
-                .cloned()
-                .unwrap_or_else(|| class.to_string())
-        };
+        let name = |class: usize| name_of(names, class);
         let sample = |(index, seen): (usize, &SampleRow)| {
             let row = &x[index * features..][..features];
             Sample {
@@ -500,15 +491,15 @@ mod tests {
 
     #[test]
     fn every_row_is_counted_once_in_each_sum() {
-        let mut evidence = Evidence::of(&Classes::numbered(3));
+        let mut collector = SampleCollector::of(&Classes::numbered(3));
         let answers = [(0, 0), (0, 1), (1, 1), (2, 1), (2, 1), (2, 2)];
         for (row, (truth, predicted)) in answers.into_iter().enumerate() {
             let logits: Vec<f32> = (0..3)
                 .map(|class| if class == predicted { 4.0 } else { 0.0 })
                 .collect();
-            evidence.count(row as u64, truth, &logits);
+            collector.count(row as u64, truth, &logits);
         }
-        let confusion = confusion(9, &["a".into(), "b".into()], &evidence.counts);
+        let confusion = confusion(9, &["a".into(), "b".into()], &collector.counts);
         assert!(confusion.is_sound());
         assert_eq!(
             (
@@ -526,7 +517,7 @@ mod tests {
         assert_eq!([confusion.name(1), confusion.name(2)], ["b", "2"]);
         let rows = |seen: &[SampleRow]| seen.iter().map(|seen| seen.row).collect::<Vec<_>>();
         assert_eq!(
-            (rows(&evidence.seen.wrong), rows(&evidence.seen.right)),
+            (rows(&collector.seen.wrong), rows(&collector.seen.right)),
             (vec![1, 3, 4], vec![0, 2, 5])
         );
     }

@@ -44,80 +44,54 @@ impl Picture {
     pub(super) fn of_rows(row_shape: &[usize], x: &[f32]) -> Option<Vec<Picture>> {
         let layout = Layout::of(row_shape)?;
         let finite = || x.iter().copied().filter(|value| value.is_finite());
-        let (low, high) = (
-            finite().fold(f32::INFINITY, f32::min),
-            finite().fold(f32::NEG_INFINITY, f32::max),
-        );
-        let per_level = 255.0 / (f64::from(high) - f64::from(low)).max(f64::MIN_POSITIVE);
-        let level = |value: f64| {
-            ((value - f64::from(low)) * per_level)
-                .round()
-                .clamp(0.0, 255.0) as u8
-        };
-        let features: usize = row_shape.iter().product();
-        Some(
-            x.chunks_exact(features)
-                .map(|row| layout.picture(row, &level))
-                .collect(),
-        )
+        let low = f64::from(finite().fold(f32::INFINITY, f32::min));
+        let high = f64::from(finite().fold(f32::NEG_INFINITY, f32::max));
+        let per_level = 255.0 / (high - low).max(f64::MIN_POSITIVE);
+        let level = |value: f64| ((value - low) * per_level).round().clamp(0.0, 255.0) as u8;
+        let rows = x.chunks_exact(row_shape.iter().product());
+        Some(rows.map(|row| layout.picture(row, &level)).collect())
     }
 }
 
 impl Layout {
     /// `[H, W]`, `[C, H, W]` and `[H, W, C]`, and flat rows of a square of pixels.
     fn of(row_shape: &[usize]) -> Option<Layout> {
-        let planes = |channels, height, width| Layout {
+        let (height, width, channels, is_mixed) = match *row_shape {
+            [height, width] => (height, width, 1, false),
+            [channels @ (1 | 3), height, width] => (height, width, channels, false),
+            [height, width, channels @ (1 | 3)] => (height, width, channels, true),
+            [count] if count.isqrt().pow(2) == count => (count.isqrt(), count.isqrt(), 1, false),
+            _ => return None,
+        };
+        (height.min(width) >= SIDE_MIN).then_some(Layout {
             width,
             height,
             channels,
-            strides: [1, width * height],
-        };
-        let mixed = |channels, height, width| Layout {
-            width,
-            height,
-            channels,
-            strides: [channels, 1],
-        };
-        let is_side = |side: usize| side >= SIDE_MIN;
-        match *row_shape {
-            [height, width] if is_side(height) && is_side(width) => Some(planes(1, height, width)),
-            [channels @ (1 | 3), height, width] if is_side(height) && is_side(width) => {
-                Some(planes(channels, height, width))
-            }
-            [height, width, channels @ (1 | 3)] if is_side(height) && is_side(width) => {
-                Some(mixed(channels, height, width))
-            }
-            [count] => {
-                let side = count.isqrt();
-                (side * side == count && is_side(side)).then(|| planes(1, side, side))
-            }
-            _ => None,
-        }
+            strides: if is_mixed {
+                [channels, 1]
+            } else {
+                [1, width * height]
+            },
+        })
     }
 
     fn picture(&self, row: &[f32], level: &dyn Fn(f64) -> u8) -> Picture {
         let by = self.width.max(self.height).div_ceil(SIDE_MAX);
         let (width, height) = (self.width.div_ceil(by), self.height.div_ceil(by));
         let mut pixels = Vec::with_capacity(width * height * self.channels);
-        for (line, column) in
-            (0..height).flat_map(|line| (0..width).map(move |column| (line, column)))
-        {
-            for channel in 0..self.channels {
-                let lines = line * by..((line + 1) * by).min(self.height);
-                let columns = column * by..((column + 1) * by).min(self.width);
-                let pixels_of = lines.flat_map(|line| {
-                    columns
-                        .clone()
-                        .map(move |column| line * self.width + column)
-                });
-                let (sum, count) = pixels_of.fold((0.0, 0.0), |(sum, count), place| {
-                    (
-                        sum + f64::from(row[place * self.strides[0] + channel * self.strides[1]]),
-                        count + 1.0,
-                    )
-                });
-                pixels.push(level(sum / count));
+        for pixel in 0..width * height * self.channels {
+            let (place, channel) = (pixel / self.channels, pixel % self.channels);
+            let (line, column) = (place / width * by, place % width * by);
+            let (mut sum, mut count) = (0.0, 0.0);
+            for line in line..(line + by).min(self.height) {
+                for column in column..(column + by).min(self.width) {
+                    let place = line * self.width + column;
+                    let at = place * self.strides[0] + channel * self.strides[1];
+                    sum += f64::from(row[at]);
+                    count += 1.0;
+                }
             }
+            pixels.push(level(sum / count));
         }
         Picture {
             width,
