@@ -27,13 +27,13 @@ pub mod watch;
 
 pub use ddp_comm as comm;
 pub use ddp_data as data;
-use ddp_data::disk as files;
 use ddp_engine::shown;
 pub use ddp_engine::{
     audit, checkpoint, devices, evidence, generate, hugging_face, process, ranks, record, reducer,
     step, tasks, trace, trainer,
 };
 pub use ddp_kernels as kernels;
+use ddp_kernels::files;
 pub use ddp_nn as nn;
 pub use ddp_nn::{models, optim, params};
 pub use error::{Error, Result, ShownError};

@@ -20,11 +20,11 @@ pub(crate) use self::counts::class_scores;
 pub use self::counts::{ClassCounts, ClassScores, balanced_accuracy, first_largest};
 pub use self::picture::Picture;
 use crate::error::{Error, Result};
-use ddp_data::disk as files;
 use ddp_data::{
     self as data, Batch, Classes, ColumnPlan, Data, Dataset, FeaturePlan, LabelName, Normalization,
     TensorSpec,
 };
+use ddp_kernels::files;
 
 /// The samples that a run keeps for its report.
 pub const SAMPLES_FILE: &str = "samples.json";

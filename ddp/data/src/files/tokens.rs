@@ -16,10 +16,10 @@ use super::format::Holds;
 use super::formats::{TEXT, format};
 use super::io::{map, refuse};
 use super::llm_c::{self, LLM_C};
-use crate::disk;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::spec::TokensSpec;
+use ddp_kernels::files as disk;
 
 /// What the tokens of a file are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -270,7 +270,7 @@ pub fn write_shard(
         // The first error is the one to report.
         let _ = fs::remove_file(&aside);
     }
-    written.and_then(|()| disk::rename(&aside, path))
+    written.and_then(|()| Ok(disk::rename(&aside, path)?))
 }
 
 /// The narrower of u16 and u32 that holds all tokens.

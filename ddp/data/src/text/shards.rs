@@ -25,11 +25,11 @@ use super::documents::{Piece, ReadOptions, documents};
 use super::encoder::{self, Encoder};
 use super::folder::{Folder, Side};
 use super::vocabulary::{TOKENIZER_FILE, Vocabulary};
-use crate::disk;
 use crate::error::{Error, Result};
 use crate::files::flat;
 use crate::files::io::reading;
 use crate::files::tokens::{self, ShardAbout, write_shard};
+use ddp_kernels::files as disk;
 
 /// How often progress is reported while a vocabulary is learned.
 const REPORTED_EVERY: Duration = Duration::from_millis(20);

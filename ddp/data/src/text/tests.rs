@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 
 use super::*;
-use crate::disk::testing::{Failing, Scratch};
 use crate::error::Result;
 use crate::files::{Array, tokens};
 use crate::tokens::TokenFiles;
+use ddp_kernels::files::testing::{Failing, Scratch};
 
 const SMALL: Sizes = Sizes {
     piece_bytes: 1 << 12,

@@ -18,8 +18,8 @@ use super::files::{ReadFrom, open_file, read_small};
 use super::layout::{MANIFEST_FILE, MODEL_FILE, STATE_FILE, optimizer_file};
 use super::state::State;
 use crate::error::{Error, Result};
-use ddp_data::disk::Contents;
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
+use ddp_kernels::files::Contents;
 
 /// The version that is written.
 const FORMAT: u32 = 1;

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use super::layout::{self, MANIFEST_FILE};
 use crate::error::Result;
-use ddp_data::disk as files;
+use ddp_kernels::files;
 
 /// The prefix of a checkpoint that is still being written.
 pub(super) const UNFINISHED: &str = ".unfinished-";
