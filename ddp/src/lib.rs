@@ -72,13 +72,13 @@ pub mod watch;
 
 pub use ddp_comm as comm;
 pub use ddp_data as data;
-use ddp_data::disk as files;
 pub use ddp_engine::{
     audit, checkpoint, config, devices, generate, hugging_face, process, ranks, record, reducer,
     samples, step, tasks, trace, trainer,
 };
 use ddp_engine::{exchange, shown};
 pub use ddp_kernels as kernels;
+use ddp_kernels::files;
 pub use ddp_nn as nn;
 pub use ddp_nn::{family_settings, models, optim, params};
 pub use error::{Error, Result, ShownError};

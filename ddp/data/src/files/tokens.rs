@@ -16,9 +16,9 @@ use super::format::Holds;
 use super::formats::{TEXT, format};
 use super::io::{map, refuse};
 use super::llm_c::{self, LLM_C};
-use crate::disk;
 use crate::element::Element;
 use crate::error::{Error, Result};
+use ddp_kernels::files as disk;
 
 /// The tokens of one file, whatever its format.
 #[derive(Debug)]
@@ -274,7 +274,7 @@ pub fn write_shard(path: &Path, about: ShardAbout, parts: &[impl AsRef<[u32]>]) 
         // The first error is the one to report.
         let _ = fs::remove_file(&aside);
     }
-    written.and_then(|()| disk::rename(&aside, path))
+    written.and_then(|()| Ok(disk::rename(&aside, path)?))
 }
 
 #[cfg(test)]

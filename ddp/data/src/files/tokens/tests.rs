@@ -1,7 +1,7 @@
 //! Shards of ours: what is written is read, and what is not whole is refused.
 
 use super::*;
-use crate::disk::testing::Scratch;
+use ddp_kernels::files::testing::Scratch;
 
 fn about(vocabulary: usize, end_of_text: Option<usize>) -> ShardAbout {
     ShardAbout {
