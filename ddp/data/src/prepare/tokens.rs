@@ -300,11 +300,14 @@ fn open(
         &values.map(|(what, value)| (of_files(what), value)),
         SAME_FILES,
     )?;
-    let limit = Limit {
-        untrained: request.untrained_token.filter(|_| *setting == "data"),
-        ..Limit::of(&files, spec, known)
+    let (below, why) = match (known, spec.vocabulary, files.coding.vocabulary) {
+        (Some((task, owner)), ..) => (Some(task.outputs()), format!("the vocabulary of {owner}")),
+        (None, Some(given), _) => (Some(given), "the option vocabulary".into()),
+        (None, None, Some(own)) => (Some(own), "the vocabulary of its format".into()),
+        (None, None, None) => (None, "the largest vocabulary".into()),
     };
-    let summary = read(&files, setting, &limit, context, ranks)?;
+    let untrained = request.untrained_token.filter(|_| *setting == "data");
+    let summary = read(&files, setting, (below, &why, untrained), context, ranks)?;
     read_in_any_order(&files.arrays);
     let of_model = request.vocabulary.unwrap_or(0);
     let is_known = summary.is_vocabulary_guessed && of_model >= summary.vocabulary;
@@ -321,51 +324,21 @@ fn open(
     ))
 }
 
-/// Which tokens are accepted.
-#[derive(Default)]
-pub(super) struct Limit {
-    /// Those below this, if it is known, and why.
-    below: Option<usize>,
-    why: String,
-    /// But not this one.
-    untrained: Option<u64>,
-}
-
-impl Limit {
-    /// Those of the task that is `known`, else those that `spec` states, else the files' own.
-    fn of(files: &TokenFiles, spec: &TokensSpec, known: Known<'_>) -> Limit {
-        let (below, why) = match (known, spec.vocabulary, files.coding.vocabulary) {
-            (Some((task, owner)), ..) => {
-                (Some(task.outputs()), format!("the vocabulary of {owner}"))
-            }
-            (None, Some(given), _) => (Some(given), "the option vocabulary".into()),
-            (None, None, Some(own)) => (Some(own), "the vocabulary of its format".into()),
-            (None, None, None) => (None, "the largest vocabulary".into()),
-        };
-        Limit {
-            below,
-            why,
-            untrained: None,
-        }
-    }
-}
-
-/// Reads all tokens, and compares them between ranks with different files.
+/// Reads all tokens, and compares them between ranks with different files. They must be `below` a
+/// number, if one is known, and not the one that is `untrained`; `why` says what the number is.
 pub(super) fn read(
     files: &TokenFiles,
     setting: &str,
-    limit: &Limit,
+    (below, why, untrained): (Option<usize>, &str, Option<u64>),
     context: Option<usize>,
     ranks: &dyn Ranks,
 ) -> Result<TokenSummary> {
     let arrays = &files.arrays;
     let ranks = SameFiles::of(ranks, &identity_of(arrays.iter()))?;
-    let most = limit.below.map_or(TOKENS_MAX, |below| below as u64);
-    let found = scan::tokens(arrays, (most, limit.untrained), &ranks)?;
+    let most = below.map_or(TOKENS_MAX, |below| below as u64);
+    let found = scan::tokens(arrays, (most, untrained), &ranks)?;
     // From a rank that sees it, should files differ between hosts.
-    let bad = found
-        .bad
-        .map(|place| bad_token(arrays, place, (most, &limit.why)));
+    let bad = found.bad.map(|place| bad_token(arrays, place, (most, why)));
     agree(&ranks, bad.map_or(Ok(()), Err))?;
     let field = format!(
         "the content of the tokens of `{setting}` ({})",
@@ -388,8 +361,8 @@ pub(super) fn read(
             .map(|array| (array.name().to_string(), array.rows()))
             .collect(),
         largest: found.largest,
-        vocabulary: limit.below.unwrap_or(found.largest as usize + 1),
-        is_vocabulary_guessed: limit.below.is_none(),
+        vocabulary: below.unwrap_or(found.largest as usize + 1),
+        is_vocabulary_guessed: below.is_none(),
         content: XxHash3_64::oneshot(&words),
         context,
         windows: each(|targets, context| targets / context),
