@@ -12,8 +12,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::files::Element;
 
 /// The most rows of generated data.
 pub const ROWS_MAX: u64 = 1_000_000_000_000;

@@ -12,12 +12,11 @@ use std::sync::Arc;
 
 use ddp_kernels::{DType, Tensor};
 
-use crate::choose;
 use crate::dataset::{Dataset, RowSpec, check_gather};
 use crate::error::{Error, Result};
 use crate::file_rows::ChangeWatch;
-use crate::files::Array;
-use crate::files::tokens::{self, Coding, TokenFile};
+use crate::files::{Array, Coding, TokenFile, tokens};
+use crate::resolve;
 use crate::spec::TokensSpec;
 use crate::task::TaskSpec;
 use crate::tensor_spec::TensorSpec;
@@ -39,7 +38,7 @@ impl TokenFiles {
         setting: &str,
         cache_dir: Option<&Path>,
     ) -> Result<TokenFiles> {
-        let paths = choose::files(&spec.path, setting)?;
+        let paths = resolve::files(&spec.path, setting)?;
         let open = |path| tokens::open(path, spec.token_type, cache_dir);
         let files = paths.iter().map(|path| open(path));
         let files: Vec<TokenFile> = files.collect::<Result<_>>()?;

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
 
-use super::source::{identity_of, read_in_any_order};
-use crate::choose;
 use crate::dataset::{Dataset, NoRows};
 use crate::error::{Error, Result};
+use crate::file_rows::read_in_any_order;
 use crate::files::{self, Array};
+use crate::open::identity_of;
 use crate::ranks::{Alone, Ranks, SameFiles, agree, in_turn};
 use crate::request::{Data, DataRequest};
+use crate::resolve;
 use crate::scan;
 use crate::spec::{DataSpec, FilesSpec, TOKENS_MAX, TokensSpec};
 use crate::task::{TaskSpec, TokenizerId};
@@ -73,7 +74,7 @@ pub(super) fn named(
         _ => return Ok(None),
     };
     // Files that cannot be read are refused where rows are opened.
-    let found = choose::files(path, setting);
+    let found = resolve::files(path, setting);
     let are_tokens = found.is_ok_and(|paths| files::tokens::says_tokens(&paths[0]));
     // Ranks with other files would wait for each other in different places.
     let kind = if are_tokens {

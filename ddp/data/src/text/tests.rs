@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use super::*;
 use crate::disk::testing::{Failing, Scratch};
 use crate::error::Result;
-use crate::files::Array;
-use crate::files::tokens::{self, TokenFile};
+use crate::files::{Array, TokenFile, tokens};
 use crate::spec::TokensSpec;
 use crate::tokens::TokenFiles;
 

@@ -8,16 +8,16 @@ use crate::error::{Error, Result};
 
 /// Arrays whose rows have the same shape, one after another.
 #[derive(Debug)]
-pub(crate) struct Stack {
+pub(crate) struct Rows {
     arrays: Vec<Array>,
     /// The first row of each array, then the number of all rows.
     starts: Vec<u64>,
     width: usize,
 }
 
-impl Stack {
+impl Rows {
     /// At least one array.
-    pub(crate) fn new(arrays: Vec<Array>) -> Result<Stack> {
+    pub(crate) fn new(arrays: Vec<Array>) -> Result<Rows> {
         let first = &arrays[0];
         let mut starts = vec![0];
         let mut rows = 0u64;
@@ -47,7 +47,7 @@ impl Stack {
                 first.row_shape()
             )));
         }
-        Ok(Stack {
+        Ok(Rows {
             arrays,
             starts,
             width,

@@ -9,13 +9,14 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::cell::{Cell, CellSink};
-use super::conversion::Columns;
-use super::io::{reading, refuse, writing};
-use super::shown::shown;
-use super::written::Written;
+use super::super::cell::{Cell, TableReader};
+use super::super::io::{reading, refuse, writing};
+use super::super::shown::shown;
+use super::super::written::Written;
+use super::columns::Columns;
 use crate::error::{Error, Result};
-use crate::plan::{AUTO, AUTO_VALUES_MAX, ColumnPlan};
+use crate::feature_plan::{AUTO, ColumnPlan};
+use crate::guess::{self, AUTO_VALUES_MAX};
 
 /// The most different values of a column that is named as categorical.
 const NAMED_VALUES_MAX: usize = 1 << 16;
@@ -76,6 +77,34 @@ impl Survey {
         };
         Survey {
             columns: (0..columns.features.len()).map(column).collect(),
+        }
+    }
+
+    /// Adds the current row of `table`.
+    pub(super) fn add(&mut self, columns: &Columns<'_>, table: &dyn TableReader) {
+        for (column, feature) in self.columns.iter_mut().zip(&columns.features) {
+            let (index, value) = (feature.column, table.value(feature.column));
+            let place = || table.place(index);
+            match value.cell() {
+                Cell::Number(_) => column.numbers += 1,
+                Cell::Text(text) => {
+                    if column.texts == 0 {
+                        column.first_text = Some(format!("{}: \"{}\"", place(), shown(text)));
+                    }
+                    let written = Written::of(&String::from_utf8_lossy(text));
+                    column.written = column.written.max(written);
+                    column.written_texts += u64::from(written.is_some());
+                    column.texts += 1;
+                }
+                Cell::Missing => {
+                    if column.missing == 0 {
+                        column.first_missing = Some(place());
+                    }
+                    column.missing += 1;
+                    continue;
+                }
+            }
+            column.add_value(&value.text(), &place);
         }
     }
 
@@ -235,7 +264,7 @@ impl SurveyedColumn {
     /// Whether so many of its values are different that categories say nothing.
     fn is_nearly_unique(&self) -> bool {
         let different = self.values.as_ref().map_or(0, HashSet::len) as u64;
-        different > 20 && different * 10 > 9 * (self.texts + self.numbers)
+        guess::are_nearly_unique(different, self.texts + self.numbers)
     }
 
     /// Whether most texts are numbers or dates that are written otherwise than programs read them.
@@ -298,47 +327,6 @@ impl SurveyedColumn {
             }
         }
         self.values = None;
-    }
-}
-
-impl CellSink for Survey {
-    fn wants_text(&self, _: usize) -> bool {
-        true
-    }
-
-    fn feature(&mut self, index: usize, cell: Cell<'_>, place: &dyn Fn() -> String) -> Result<()> {
-        let column = &mut self.columns[index];
-        match cell {
-            Cell::Number(_, text) => {
-                column.numbers += 1;
-                column.add_value(text, place);
-            }
-            Cell::Text(text) => {
-                if column.texts == 0 {
-                    column.first_text = Some(format!("{}: \"{}\"", place(), shown(text)));
-                }
-                let written = Written::of(&String::from_utf8_lossy(text));
-                column.written = column.written.max(written);
-                column.written_texts += u64::from(written.is_some());
-                column.texts += 1;
-                column.add_value(text, place);
-            }
-            Cell::Missing => {
-                if column.missing == 0 {
-                    column.first_missing = Some(place());
-                }
-                column.missing += 1;
-            }
-        }
-        Ok(())
-    }
-
-    fn label(&mut self, _: usize, _: &[u8], _: bool, _: &dyn Fn() -> String) -> Result<()> {
-        Ok(())
-    }
-
-    fn end_row(&mut self) -> Result<()> {
-        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::files::cell::number;
 
 /// Gives a few bytes at a time.
 struct Dribble<'a>(&'a [u8], usize);

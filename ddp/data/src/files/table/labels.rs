@@ -1,39 +1,33 @@
 //! The labels of a table. What they are follows from all of them: whole numbers are i64, other
 //! numbers f64, and if one is a text, all are: i64 codes of the texts sorted by their bytes, which
 //! are the classes. A whole number that does not fit i64 is a text. Until the last row is known,
-//! each is kept in a file: as an f64, as an i64 and as a code for its text.
+//! they are kept in a file, one a line.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Seek, Write};
+use std::io::{BufRead, BufReader, BufWriter, Seek, Write};
 use std::num::IntErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::super::array::Element;
-use super::super::csv::number;
+use super::super::cell::number;
 use super::super::flat;
 use super::super::io::writing;
 use super::super::shown::shown;
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::task::CLASSES_MAX;
 
 /// The longest name of a class, and of all together in a flat file's header.
 const TEXT_BYTES_MAX: usize = 4 << 10;
 const TEXTS_BYTES_MAX: usize = 16 << 20;
-/// The code of a label that is only kept as a number.
-const NO_CODE: u32 = u32::MAX;
-/// A label in the file: its number as f64, as i64, and its code, in eight bytes each.
-const ROW_BYTES: usize = 24;
 
 const WRONG_COLUMN: &str = "help: is this column the label?";
 
 pub(super) struct LabelColumn {
     aside: BufWriter<File>,
     path: PathBuf,
-    rows: u64,
-    /// The code of each text, in the order of their first rows; `None` once there are too many for
-    /// classes.
-    codes: Option<HashMap<Box<[u8]>, u32>>,
+    /// The different texts; `None` once there are too many for classes.
+    texts: Option<HashSet<Box<[u8]>>>,
     texts_bytes: usize,
     any_text: bool,
     /// Whole numbers, also those that do not fit i64.
@@ -55,8 +49,7 @@ impl LabelColumn {
         Ok(LabelColumn {
             aside: BufWriter::with_capacity(1 << 18, file),
             path,
-            rows: 0,
-            codes: (width == 1).then(HashMap::new),
+            texts: (width == 1).then(HashSet::new),
             texts_bytes: 0,
             any_text: are_texts,
             all_whole: width == 1,
@@ -75,18 +68,15 @@ impl LabelColumn {
     ) -> Result<()> {
         let value = number(cell);
         self.any_text |= is_text || value.is_none();
-        let whole = self.all_whole.then(|| whole(cell)).flatten();
-        let is_long = self.all_whole && whole.is_none() && is_long(cell);
+        let is_whole = self.all_whole && whole(cell).is_some();
+        let is_long = self.all_whole && !is_whole && is_long(cell);
         self.any_long |= is_long;
-        self.all_whole = whole.is_some() || is_long;
-        let code = check(cell, value).and_then(|()| self.code(cell));
-        let code = code.map_err(bad)?;
-        let whole = whole.unwrap_or_default().cast_unsigned();
-        let value = value.unwrap_or(f64::NAN).to_bits();
-        let row = [value, whole, u64::from(code)].map(u64::to_le_bytes);
-        self.rows += 1;
-        let row = row.as_flattened();
-        self.aside.write_all(row).map_err(writing(&self.path))
+        self.all_whole = is_whole || is_long;
+        let noted = check(cell, value).and_then(|()| self.note(cell));
+        noted.map_err(bad)?;
+        let written = self.aside.write_all(cell);
+        let written = written.and_then(|()| self.aside.write_all(b"\n"));
+        written.map_err(writing(&self.path))
     }
 
     /// Whether the labels so far are texts. A later fraction makes numbers of long whole ones.
@@ -94,10 +84,10 @@ impl LabelColumn {
         self.any_text || self.all_whole && self.any_long
     }
 
-    /// The code of a text, or why it cannot be a label.
-    fn code(&mut self, text: &[u8]) -> Result<u32, String> {
+    /// Notes a text that may be a class, or says why it cannot be a label.
+    fn note(&mut self, text: &[u8]) -> Result<(), String> {
         let are_texts = self.are_texts();
-        let Some(codes) = &mut self.codes else {
+        let Some(texts) = &mut self.texts else {
             return match are_texts {
                 true if self.width > 1 => Err(format!(
                     "expected a number, as each of several labels is, got \"{}\"; help: correct it or remove the row",
@@ -107,11 +97,11 @@ impl LabelColumn {
                     "expected a number as label, got \"{}\"; more than {CLASSES_MAX} different numbers came before",
                     shown(text)
                 )),
-                false => Ok(NO_CODE),
+                false => Ok(()),
             };
         };
-        if let Some(&code) = codes.get(text) {
-            return Ok(code);
+        if texts.contains(text) {
+            return Ok(());
         }
         if text.len() > TEXT_BYTES_MAX {
             return Err(format!(
@@ -120,16 +110,15 @@ impl LabelColumn {
             ));
         }
         self.texts_bytes += flat::text_bytes(&String::from_utf8_lossy(text));
-        if codes.len() < CLASSES_MAX && self.texts_bytes <= TEXTS_BYTES_MAX {
-            let code = codes.len() as u32;
-            codes.insert(text.into(), code);
-            return Ok(code);
+        if texts.len() < CLASSES_MAX && self.texts_bytes <= TEXTS_BYTES_MAX {
+            texts.insert(text.into());
+            return Ok(());
         }
         if !are_texts {
-            self.codes = None;
-            return Ok(NO_CODE);
+            self.texts = None;
+            return Ok(());
         }
-        Err(match codes.len() {
+        Err(match texts.len() {
             CLASSES_MAX => format!(
                 "expected at most {CLASSES_MAX} different texts as labels, got \"{}\" after as many; {WRONG_COLUMN}",
                 shown(text)
@@ -147,38 +136,34 @@ impl LabelColumn {
         let file = self.aside.into_inner();
         let mut file = file.map_err(|error| failed(error.into_error()))?;
         file.rewind().map_err(writing(&self.path))?;
-        let mut aside = Aside {
-            file: BufReader::with_capacity(1 << 18, file),
-            path: self.path,
-            rows_left: self.rows,
+        let are_values = !are_texts && !self.all_whole;
+        let element = if are_values {
+            Element::F64
+        } else {
+            Element::I64
         };
-        let write_i64 =
-            |out: &mut flat::Writer, values: &[i64]| out.write_numbers(values, i64::to_le_bytes);
-        if !are_texts && !self.all_whole {
-            let several = [self.width];
-            let shape = if self.width > 1 { &several[..] } else { &[] };
-            out.begin("labels", Element::F64, shape)?;
-            let write = |values: &[f64]| out.write_numbers(values, f64::to_le_bytes);
-            aside.convert(|value, _, _| value, write)?;
-            return Ok(None);
-        }
-        out.begin("labels", Element::I64, &[])?;
-        if !are_texts {
-            aside.convert(|_, whole, _| whole, |values| write_i64(out, values))?;
-            return Ok(None);
-        }
-        let mut texts: Vec<(Box<[u8]>, u32)> = self.codes.into_iter().flatten().collect();
-        texts.sort();
-        let mut classes = vec![0; texts.len()];
-        for ((_, code), class) in texts.iter().zip(0..) {
-            classes[*code as usize] = class;
-        }
-        aside.convert(
-            |_, _, code| classes[code as usize],
-            |values| write_i64(out, values),
+        let several = [self.width];
+        out.begin(
+            "labels",
+            element,
+            if self.width > 1 { &several } else { &[] },
         )?;
-        let name = |(text, _): (Box<[u8]>, u32)| String::from_utf8_lossy(&text).into_owned();
-        Ok(Some(texts.into_iter().map(name).collect()))
+        let mut texts: Vec<Box<[u8]>> = match are_texts {
+            true => self.texts.into_iter().flatten().collect(),
+            false => Vec::new(),
+        };
+        texts.sort();
+        let classes: HashMap<&[u8], i64> = texts.iter().map(|text| &**text).zip(0..).collect();
+        for line in BufReader::with_capacity(1 << 18, file).split(b'\n') {
+            let line = line.map_err(writing(&self.path))?;
+            out.write(&match (are_values, are_texts) {
+                (true, _) => number(&line).unwrap_or(f64::NAN).to_le_bytes(),
+                (_, true) => classes[&*line].to_le_bytes(),
+                _ => whole(&line).unwrap_or_default().to_le_bytes(),
+            })?;
+        }
+        let name = |text: &Box<[u8]>| String::from_utf8_lossy(text).into_owned();
+        Ok(are_texts.then(|| texts.iter().map(name).collect()))
     }
 }
 
@@ -229,38 +214,4 @@ fn check(cell: &[u8], value: Option<f64>) -> Result<(), String> {
         ));
     }
     Ok(())
-}
-
-/// Labels that are read again.
-struct Aside {
-    file: BufReader<File>,
-    path: PathBuf,
-    rows_left: u64,
-}
-
-impl Aside {
-    /// Gives `label` of all labels to `write`, in pieces.
-    fn convert<T>(
-        &mut self,
-        label: impl Fn(f64, i64, u32) -> T,
-        mut write: impl FnMut(&[T]) -> Result<()>,
-    ) -> Result<()> {
-        let mut piece = Vec::with_capacity(1 << 16);
-        let mut row = [0; ROW_BYTES];
-        while self.rows_left > 0 {
-            piece.clear();
-            let count = self.rows_left.min(1 << 16);
-            for _ in 0..count {
-                self.file
-                    .read_exact(&mut row)
-                    .map_err(writing(&self.path))?;
-                let word = |index: usize| u64::from_le_bytes(row.as_chunks().0[index]);
-                let value = f64::from_bits(word(0));
-                piece.push(label(value, word(1).cast_signed(), word(2) as u32));
-            }
-            write(&piece)?;
-            self.rows_left -= count;
-        }
-        Ok(())
-    }
 }

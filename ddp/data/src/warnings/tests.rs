@@ -37,7 +37,7 @@ fn rows_of_arrays_are_looked_at_as_they_were_written() {
         .concat(),
     )
     .unwrap();
-    let features = Stack::new(files::open(&path, None).unwrap().arrays).unwrap();
+    let features = Rows::new(files::open(&path, None).unwrap().arrays).unwrap();
     let mut x = vec![0.0; 12_000];
     features.read_f32(0, &mut x).unwrap();
     let close = {

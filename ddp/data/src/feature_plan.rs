@@ -19,8 +19,6 @@ ddp_kernels::choices! {
 
 /// In `TableSettings::categorical`: every column of texts.
 pub const AUTO: &str = "auto";
-/// The most different values of a column that is categorical by `AUTO`.
-pub(crate) const AUTO_VALUES_MAX: usize = 256;
 
 /// How a user wants the columns of tables to be read. Fields are named after the settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
