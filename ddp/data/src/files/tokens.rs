@@ -22,8 +22,9 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 
 /// Whether the file at `path` is one of tokens by what it says itself.
-pub fn says_tokens(path: &Path) -> bool {
-    format(path).is_ok_and(|format| match format.holds {
+pub(crate) fn says_tokens(path: &Path) -> Result<bool> {
+    let format = format(path)?;
+    Ok(match format.holds {
         Holds::Tokens(_) => true,
         _ if !format.is(&FLAT) => false,
         _ => flat::open(path, "").is_ok_and(|file| file.vocabulary.is_some()),

@@ -73,9 +73,9 @@ pub(super) fn named(
         DataSpec::Files(FilesSpec { path, part: None }) => path,
         _ => return Ok(None),
     };
-    // Files that cannot be read are refused where rows are opened.
-    let found = resolve::files(path, setting);
-    let are_tokens = found.is_ok_and(|paths| files::tokens::says_tokens(&paths[0]));
+    let are_tokens = in_turn(ranks, || {
+        files::tokens::says_tokens(&resolve::files(path, setting)?[0])
+    })?;
     // Ranks with other files would wait for each other in different places.
     let kind = if are_tokens {
         "tokens"
@@ -241,14 +241,6 @@ fn open_val(
 ) -> Result<Windows> {
     let context = train.row_shape()[0];
     let Some(named) = named(spec, "val-data", ranks)? else {
-        // Whatever is wrong with the files is a better reason than what they lack.
-        if let DataSpec::Files(FilesSpec { path, .. }) = spec {
-            let spec = TokensSpec {
-                path: path.clone(),
-                ..TokensSpec::default()
-            };
-            TokenFiles::open(&spec, "val-data", request.cache_dir.as_deref())?;
-        }
         return Err(Error::Data(format!(
             "`val-data` {spec}: expected tokens, as `data` has, got another file; help: give tokens:{spec} if its numbers are \
              u16 tokens without a header"
@@ -386,26 +378,30 @@ fn check_coding(files: &TokenFiles, known: Known<'_>) -> Result<()> {
     };
     let coding = &files.coding;
     let [bytes, tokens] = ["bytes of a text", "tokens of a tokenizer"];
+    let differs = match (tokenizer, &coding.tokenizer) {
+        (Some(expected), Some(got)) => expected.hash != *got,
+        _ => false,
+    };
     let (expected, got, help) = match (are_bytes, coding.are_bytes) {
         (true, false) => (
-            bytes,
+            format!("{bytes}, as {owner} has"),
             tokens,
-            "give the text itself, a .txt file".to_string(),
+            "give the text itself, a .txt file",
         ),
-        (false, true) => {
-            let help = "make tokens of the text with the tokenizer.json that the model has";
-            (tokens, bytes, help.to_string())
-        }
-        _ => match (tokenizer, &coding.tokenizer) {
-            (Some(expected), Some(got)) if expected.hash != *got => {
-                let help = format!("tokenize the texts with its {TOKENIZER_FILE}");
-                ("tokens of the same tokenizer", "tokens of another", help)
-            }
-            _ => return Ok(()),
-        },
+        (false, true) => (
+            format!("{tokens}, as {owner} has"),
+            bytes,
+            "make tokens of the text with the tokenizer.json that the model has",
+        ),
+        _ if differs => (
+            format!("tokens of the tokenizer of {owner}"),
+            "tokens of another",
+            "tokenize the texts with its tokenizer.json",
+        ),
+        _ => return Ok(()),
     };
     Err(Error::Data(format!(
-        "{}: expected {expected}, as {owner} has, got {got}; help: {help}",
+        "{}: expected {expected}, got {got}; help: {help}",
         files.arrays[0].name()
     )))
 }
