@@ -35,10 +35,10 @@
 //! |---|---|
 //! | [`kernels`] | devices, tensors, transfers, operations |
 //! | [`comm`] | [`World`](comm::World): the ranks, their groups, how they fail and end |
-//! | [`data`] | [`InMemory`](data::InMemory), files, your own [`Dataset`](data::Dataset), [`Loader`](data::Loader) |
+//! | [`data`] | tensors as data, files, your own [`Dataset`](data::Dataset); loaders |
 //! | [`nn`] | layers, losses; [`models`], [`params`], [`optim`] |
 //! | [`step`] | [`Step`](step::Step): forward, loss, backward, reduction, update |
-//! | [`train`], [`trainer`], [`config`] | what `ddp-train` does around the step: checkpoints, logs, evaluation, resume |
+//! | [`train`], [`trainer`], [`config`] | around the step: checkpoints, logs, evaluation, resume |
 //! | [`checkpoint`], [`hugging_face`], [`export`] | models in files |
 //! | [`record`], [`report`], [`inspect`], [`watch`] | what a run has logged, and how it is shown |
 //! | [`using`], [`generate`] | trained models: `eval`, `predict`, `generate` |

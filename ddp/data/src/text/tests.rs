@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::error::Result;
-use crate::files::Array;
-use crate::files::tokens::{self, TokenFile};
+use crate::files::{Array, TokenFile, tokens};
 use crate::spec::TokensSpec;
 use crate::tokens::TokenFiles;
 use ddp_kernels::files::testing::{Failing, Scratch};
