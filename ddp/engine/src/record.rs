@@ -23,7 +23,7 @@ use serde_json::{Map, Value};
 
 use crate::audit::Audit;
 use crate::error::{Error, Result};
-use crate::evidence::Confusion;
+use crate::samples::Confusion;
 use crate::tasks::ColumnErrors;
 
 /// The file of events.

@@ -53,16 +53,6 @@ pub trait Loss: fmt::Debug + Send {
     }
 }
 
-/// A last layer that works together with the loss: see `Head`.
-pub trait LossHead {
-    /// The gradient by x (…, C) of the sum of losses, `of` x, targets and stats. Writes the
-    /// weight's gradient.
-    fn gradient(&self, loss: &dyn Loss, pass: &mut Pass<'_>, of: [&Tensor; 3]) -> Result<Tensor>;
-
-    /// The loss of each row of x, (R), which are added to stats.
-    fn losses(&self, loss: &dyn Loss, pass: &mut Pass<'_>, of: [&Tensor; 3]) -> Result<Tensor>;
-}
-
 /// What a loss returns.
 #[derive(Debug)]
 pub struct Losses {
@@ -143,7 +133,7 @@ impl CrossEntropy {
             class_weights: self.class_weights.as_ref(),
             gradient_scale: 1.0,
         };
-        ops::cross_entropy_adding(&logits, &targets, out, &options, Some(stats))?;
+        ops::cross_entropy(&logits, &targets, out, &options, Some(stats))?;
         Ok(losses)
     }
 }
@@ -199,7 +189,7 @@ impl Loss for Mse {
             .is_training()
             .then(|| pass.take_as(output.shape(), output.dtype()))
             .transpose()?;
-        ops::mse_adding(
+        ops::mse_into(
             &losses,
             gradient.as_ref(),
             output,

@@ -17,7 +17,7 @@ pub mod schedule;
 
 pub use clip::Clip;
 pub use groups::Group;
-pub use rule::{Decayed, Rule};
+pub use rule::{AdamW, Decayed, Rule};
 pub use schedule::{Schedule, Shape};
 
 use std::ops::Range;
@@ -359,7 +359,7 @@ impl Optimizer {
         let chunks = &slice.chunks;
         let copies = params.copies_on_gpu(slice.range.clone())?;
         match &self.variants[slice.variant].method {
-            Method::AdamW(constants) => ops::adamw_with_copies(
+            Method::AdamW(constants) => ops::adamw(
                 values,
                 gradients,
                 &self.moment("exp_avg", slice)?,
@@ -379,7 +379,7 @@ impl Optimizer {
                     }
                     _ => (SgdConstants::default(), None),
                 };
-                ops::sgd_with_copies(
+                ops::sgd(
                     values,
                     gradients,
                     momentum.as_ref(),

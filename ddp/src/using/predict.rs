@@ -13,7 +13,7 @@ use ddp_kernels::{DType, Device, Tensor};
 use super::load::{self, Asked, Ready};
 use super::outputs::{check_finite, rescaled};
 use crate::cli::PredictFlags;
-use crate::data::{DataSpec, LabelName, Normalization, choose};
+use crate::data::{DataSpec, LabelName, Normalization, resolve};
 use crate::error::{Error, Result, refuse};
 use crate::files;
 use crate::shown::shown;
@@ -120,7 +120,7 @@ fn check_other(flags: &PredictFlags) -> Result<()> {
         return Ok(());
     };
     let is_out = |path: &PathBuf| std::fs::canonicalize(path).is_ok_and(|path| path == file);
-    match choose::files(&spec.path, "data")?
+    match resolve::files(&spec.path, "data")?
         .iter()
         .find(|path| is_out(path))
     {

@@ -5,9 +5,7 @@
 
 use ddp::family_settings;
 use ddp::models::family::{DataShape, Family, refuse};
-use ddp::nn::{
-    Activate, Build, Dropout, Error, Fold, Folded, Layer, Linear, Pass, Result, Sequential,
-};
+use ddp::nn::{Activate, Build, Dropout, Error, Layer, Linear, Pass, Result, Sequential};
 use ddp_kernels::{DType, Tensor};
 
 family_settings! {
@@ -102,7 +100,7 @@ impl Layer for Count {
         Ok(counts)
     }
 
-    fn backward(&self, _: &mut Pass<'_>, _: &Tensor, _: Fold) -> Result<Folded> {
-        Ok(Folded::nothing())
+    fn backward(&self, _: &mut Pass<'_>, _: &Tensor) -> Result<Option<Tensor>> {
+        Ok(None)
     }
 }

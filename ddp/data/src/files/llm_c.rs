@@ -6,9 +6,18 @@ use std::sync::Arc;
 
 use ddp_kernels::mapped::Mapped;
 
-use super::array::{Array, ArrayPlace, Element};
+use super::array::{Array, ArrayPlace};
 use super::io::refuse;
+use crate::element::Element;
 use crate::error::Result;
+
+pub(super) static LLM_C: super::format::Format = super::format::Format {
+    name: "tokens of llm.c",
+    endings: &[],
+    begins: |file| Format::of(file.start).is_some(),
+    must_begin: None,
+    holds: super::format::Holds::Tokens,
+};
 
 const HEADER_BYTES: u64 = 256 * 4;
 
@@ -44,7 +53,7 @@ static FORMATS: [Format; 2] = [
 impl Format {
     /// That of a file with these first bytes. As u16 they are no GPT-2 tokens, so a file without a
     /// header does not begin with them.
-    pub(super) fn of(start: &[u8]) -> Option<&'static Format> {
+    fn of(start: &[u8]) -> Option<&'static Format> {
         let magic = u32::from_le_bytes(*start.first_chunk()?);
         FORMATS.iter().find(|format| format.magic == magic)
     }

@@ -11,6 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::*;
+use crate::FeaturePlan;
 use crate::TaskKind;
 use crate::disk::testing::Scratch;
 use crate::ranks::tests::ranks;

@@ -22,7 +22,7 @@ impl Encoder {
     /// The tokens of a text. An error says what is wrong with the text or the tokenizer.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
         if let Some(at) = self.gap(text) {
-            return Err(gap_refusal(at as u64));
+            return Err(gap_refusal(&format!("byte {at}")));
         }
         match self {
             Encoder::Bytes => Ok(bytes(text)),
@@ -82,9 +82,9 @@ pub(super) fn gap(text: &str) -> Option<usize> {
     Some(text[..last].trim_end().len())
 }
 
-pub(super) fn gap_refusal(byte: u64) -> String {
+pub(super) fn gap_refusal(place: &str) -> String {
     format!(
-        "byte {byte}: expected fewer than {GAP_MAX} whitespace characters in a row, where \
+        "{place}: expected fewer than {GAP_MAX} whitespace characters in a row, where \
          tokenizers give up; help: shorten them"
     )
 }

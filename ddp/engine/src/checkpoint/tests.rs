@@ -6,12 +6,13 @@ mod pruning;
 mod states;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ddp_kernels::{DType, Device, ops};
 
 use super::tensors::PIECE;
 use super::*;
+use crate::error::Result;
 use ddp_data::disk::testing::Scratch;
 use ddp_nn::models::{Mlp, Model};
 use ddp_nn::params::Params;

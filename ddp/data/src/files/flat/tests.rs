@@ -65,10 +65,7 @@ fn what_is_written_is_read_with_all_that_is_said_of_it() {
     assert_eq!(contents.classes.unwrap(), ["cat", "dog"]);
     assert_eq!(contents.columns.unwrap(), ["width", "height"]);
     verify(&path).unwrap();
-    assert_eq!(
-        crate::files::kind(&path).unwrap(),
-        crate::files::FileKind::Flat
-    );
+    assert!(crate::files::format(&path).unwrap().is(&FLAT));
     assert_eq!(
         write(&path, |_| Ok(About::default()))
             .unwrap_err()

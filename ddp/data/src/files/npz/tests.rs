@@ -5,9 +5,9 @@ use zip::write::{SimpleFileOptions, ZipWriter};
 
 use super::*;
 use crate::disk::testing::Scratch;
-use crate::files::Array;
 use crate::files::tests::made::npy;
 use crate::files::tests::{file, golden, refused};
+use crate::files::{Array, open};
 
 fn archive(method: CompressionMethod, members: &[(&str, &[u8])]) -> Vec<u8> {
     let mut writer = ZipWriter::new(Cursor::new(Vec::new()));

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
+use super::rows::PIECE_COUNT;
 use super::*;
 use crate::disk::testing::Scratch;
-use crate::files::conversion::PIECE_COUNT;
 use crate::files::{Element, OddCells};
 
 /// A folder with one table.
