@@ -261,9 +261,9 @@ class Check:
         status = self.within(40, "mpirun", *ON_RANKS, 2, BIN / "ddp-train-mpi", *probe)
         return status == 0 and '"ranks":2' in self.log("mpirun").read_text(errors="replace")
 
-    def on_ranks(self, title, name, count, *words, **env):
+    def on_ranks(self, title, name, count, *words):
         """As step, ddp-train on ranks."""
-        return self.step(title, name, *ON_RANKS, count, BIN / "ddp-train-mpi", *words, **env)
+        return self.step(title, name, *ON_RANKS, count, BIN / "ddp-train-mpi", *words)
 
     def ranks(self):
         """Real NCCL: collectives, then trainings whose records gpu_ranks.py compares."""
@@ -288,19 +288,20 @@ class Check:
 
     def of_ranks(self, count, gpus):
         """The values of collectives, and trainings, on so many ranks."""
-        share, env = [], {}
+        share = []
         if count > gpus:
             # On one shared GPU NCCL has loopback alone, and its kernels must leave room for those of the other ranks.
-            share, env = ["--share-gpus"], {"NCCL_IB_DISABLE": "1", "NCCL_MAX_CTAS": "2"}
+            share = ["--share-gpus"]
+            os.environ.update(NCCL_IB_DISABLE="1", NCCL_MAX_CTAS="2")
         if count > 1 and not self.simulated:
             for name in ("all_reduce", "reduce_scatter", "all_gather", "broadcast"):
                 words = f"bench allreduce --operation {name} --mb 1 --seconds 0.2 --device cuda".split()
-                self.on_ranks(f"{name} of {count} ranks, its values", f"values-{name}-{count}", count, *words, *share, **env)
+                self.on_ranks(f"{name} of {count} ranks, its values", f"values-{name}-{count}", count, *words, *share)
         length = ["--steps", "12"] if self.simulated else ["--epochs", "2"]
         for mode, flags in TRAININGS.items():
             out = self.work / "runs" / f"{mode}-{count}"
             words = ["--device", "cuda", *share, "--out", out, "--data", "glyphs,rows=4000,held-out=500", *length, *"--log-every 1 --progress never".split()]
-            outcome = self.on_ranks(f"{count} ranks train: {mode}", f"train-{mode}-{count}", count, *words, *flags.split(), **env)
+            outcome = self.on_ranks(f"{count} ranks train: {mode}", f"train-{mode}-{count}", count, *words, *flags.split())
             if outcome.startswith("ended"):
                 # It is not compared.
                 shutil.rmtree(out, ignore_errors=True)
