@@ -88,9 +88,9 @@ impl StepOutcome {
     ) -> Result<()> {
         let weights = stats.slice(1..2)?;
         // With several devices always: the norm tells the last one of a non-finite gradient.
-        // With Muon always: one such gradient would reach all of its matrix.
-        let is_muon = stages.iter().any(|stage| stage.optimizer.rule().is_muon());
-        let wants_norm = measure_norm || is_muon;
+        // With whole matrices always: one such gradient would reach all of its matrix.
+        let has_whole = |stage: &Stage| stage.optimizer.rule().hidden.is_some();
+        let wants_norm = measure_norm || stages.iter().any(has_whole);
         let measured = self.squares.is_some() || self.clip().measures(wants_norm);
         if measured {
             // In the order of a backward: collectives have the same order on all ranks.
