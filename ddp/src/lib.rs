@@ -15,6 +15,7 @@ pub mod dry_run;
 pub mod error;
 pub mod export;
 mod first_values;
+pub mod flags;
 pub mod inspect;
 pub mod output;
 mod program;

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::doctor::DoctorFlags;
 use super::export::ExportFlags;
-use super::flags::RankCount;
 use super::generate::GenerateFlags;
 use super::inspect::InspectFlags;
 use super::report::ReportFlags;
@@ -13,6 +12,7 @@ use super::using::{EvalFlags, PredictFlags};
 use super::watch::WatchFlags;
 use crate::bench::Bench;
 use crate::config::Config;
+use crate::flags::RankCount;
 
 /// What a command line asks for.
 #[derive(Clone, Debug, PartialEq)]

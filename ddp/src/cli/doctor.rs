@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::flags::{RankCount, number};
 use crate::config::TIMEOUT_S;
+use crate::flags::{RankCount, number};
 
 /// The flags of `doctor`.
 #[derive(Args, Clone, Debug, PartialEq)]

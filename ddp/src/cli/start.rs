@@ -5,8 +5,8 @@ use std::time::Duration;
 use clap::Args;
 
 use super::command::{Command, StartRanks};
-use super::flags::{RankCount, number, whole};
 use crate::config::TIMEOUT_S;
+use crate::flags::{RankCount, number, whole};
 
 /// The ranks to start, if no launcher starts them.
 #[derive(Args, Clone, Debug, PartialEq)]

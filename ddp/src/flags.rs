@@ -1,5 +1,9 @@
 //! Flags that several commands share, and parsers of their values.
 
+pub(crate) mod layers;
+pub(crate) mod meant;
+mod taken;
+
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -9,7 +13,8 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use ddp_comm::RANKS_MAX;
 use ddp_kernels::choice::{self, Choice};
 
-use super::taken::Taken;
+pub use self::layers::SettingFlags;
+pub use self::taken::Taken;
 
 /// How many ranks `--ranks` asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
