@@ -1,5 +1,6 @@
-//! Optimizers (AdamW, SGD and Muon), learning-rate schedules and clipping. Where one method and one
-//! set of numbers are for all parameters, an update of the flat arenas is one launch.
+//! Optimizers (AdamW, SGD and Muon, a file each: see docs/adding-an-optimizer.md), learning-rate
+//! schedules and clipping. Where one method and one set of numbers are for all parameters, an update
+//! of the flat arenas is one launch.
 //!
 //! Under ZeRO-1 a rank's optimizer updates its slices of the arenas, one launch for each, and has
 //! moments only for these, one slice after the other. The update of an element reads only numbers
@@ -17,19 +18,81 @@ mod sgd;
 
 pub use clip::Clip;
 pub use groups::Group;
-pub use rule::{Decayed, Declared, Method, OptimizerKind, Rule};
+pub use rule::{Decayed, Declared, Method, Muon, Rule};
 pub use schedule::{Schedule, Shape};
 
 use std::ops::Range;
 
 use ddp_kernels::ops::{Chunk, ChunkTable, SgdConstants};
 use ddp_kernels::transfer::Scalars;
-use ddp_kernels::{DType, Tensor};
+use ddp_kernels::{DType, Tensor, choices};
 
 use self::muon::{Alone, Exchange, Matrices};
 use self::rule::{Part, Update};
 use crate::error::Result;
 use crate::params::{ParamId, Parameter, Params};
+
+choices! {
+    /// An optimizer.
+    #[derive(Default)]
+    pub enum OptimizerKind {
+        /// Adam with decoupled weight decay
+        #[default]
+        Adamw = "adamw",
+        /// Stochastic gradient descent with momentum
+        Sgd = "sgd",
+        /// Muon for the matrices of hidden layers, adamw for all else
+        Muon = "muon",
+    }
+}
+
+impl OptimizerKind {
+    /// What its file declares.
+    pub fn declared(self) -> &'static Declared {
+        match self {
+            OptimizerKind::Adamw => &adamw::DECLARED,
+            OptimizerKind::Sgd => &sgd::DECLARED,
+            OptimizerKind::Muon => &muon::DECLARED,
+        }
+    }
+
+    /// The default of a setting, if it has that setting.
+    pub fn default_of(self, name: &str) -> Option<f64> {
+        let mut defaults = self.declared().defaults.iter();
+        let found = defaults.find(|(known, _)| *known == name);
+        found.map(|(_, value)| *value)
+    }
+
+    /// The rule with the settings that are `given`, and defaults for the others.
+    pub fn rule(self, given: &dyn Fn(&str) -> Option<f64>) -> Rule {
+        let of = |name: &str| given(name).or(self.default_of(name)).unwrap_or_default();
+        Rule {
+            weight_decay: of("weight-decay"),
+            ..(self.declared().rule)(&of)
+        }
+    }
+}
+
+impl Rule {
+    /// AdamW with PyTorch's defaults, but only matrices decay.
+    pub fn adamw() -> Rule {
+        OptimizerKind::Adamw.rule(&|_| None)
+    }
+
+    /// SGD with this momentum and no weight decay.
+    pub fn sgd(momentum: f64) -> Rule {
+        let nesterov = false;
+        Rule::of(Method::Sgd(SgdConstants { momentum, nesterov }))
+    }
+
+    /// Muon with Nesterov's momentum 0.95, and the same learning rate for AdamW.
+    pub fn muon() -> Rule {
+        Rule {
+            rate: 1.0,
+            ..OptimizerKind::Muon.rule(&|_| None)
+        }
+    }
+}
 
 /// Numbers of a step for each [`Variant`].
 const NUMBERS: usize = 4;

@@ -14,7 +14,7 @@ use ddp_kernels::ops::{self, ChunkTable, SgdConstants};
 use ddp_kernels::{DType, Tensor};
 
 use super::adamw;
-use super::rule::{Declared, Method, Part, Rule, Update, check_range};
+use super::rule::{Declared, Method, Muon, Part, Rule, Update, check_range};
 use super::sgd::MOMENTUM;
 use crate::error::{Error, Result};
 use crate::params::Params;
@@ -44,15 +44,6 @@ pub(super) const DECLARED: Declared = Declared {
         ..Rule::of(adamw::method(of))
     },
 };
-
-/// Muon's constants.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Muon {
-    /// The decay of the momentum, above 0.
-    pub momentum: f64,
-    /// Whether it is Nesterov's.
-    pub nesterov: bool,
-}
 
 impl Update for Muon {
     fn name(&self) -> &'static str {

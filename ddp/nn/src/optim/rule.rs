@@ -1,11 +1,8 @@
-//! Update rules. An optimizer is a file of this folder, which declares its settings and says how it
-//! updates parameters, and its lines here; see docs/adding-an-optimizer.md.
+//! Update rules: which method updates which parameter, and what a method implements.
 
 use ddp_kernels::ops::{AdamwConstants, ChunkTable, SgdConstants};
 use ddp_kernels::{Tensor, choices};
 
-use super::muon::Muon;
-use super::{adamw, muon, sgd};
 use crate::error::{Error, Result};
 use crate::params::Parameter;
 
@@ -21,47 +18,6 @@ choices! {
     }
 }
 
-choices! {
-    /// An optimizer.
-    #[derive(Default)]
-    pub enum OptimizerKind {
-        /// Adam with decoupled weight decay
-        #[default]
-        Adamw = "adamw",
-        /// Stochastic gradient descent with momentum
-        Sgd = "sgd",
-        /// Muon for the matrices of hidden layers, adamw for all else
-        Muon = "muon",
-    }
-}
-
-impl OptimizerKind {
-    /// What its file declares.
-    pub fn declared(self) -> &'static Declared {
-        match self {
-            OptimizerKind::Adamw => &adamw::DECLARED,
-            OptimizerKind::Sgd => &sgd::DECLARED,
-            OptimizerKind::Muon => &muon::DECLARED,
-        }
-    }
-
-    /// The default of a setting, if it has that setting.
-    pub fn default_of(self, name: &str) -> Option<f64> {
-        let mut defaults = self.declared().defaults.iter();
-        let found = defaults.find(|(known, _)| *known == name);
-        found.map(|(_, value)| *value)
-    }
-
-    /// The rule with the settings that are `given`, and defaults for the others.
-    pub fn rule(self, given: &dyn Fn(&str) -> Option<f64>) -> Rule {
-        let of = |name: &str| given(name).or(self.default_of(name)).unwrap_or_default();
-        Rule {
-            weight_decay: of("weight-decay"),
-            ..(self.declared().rule)(&of)
-        }
-    }
-}
-
 /// How one parameter is updated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)]
@@ -69,6 +25,15 @@ pub enum Method {
     AdamW(AdamwConstants),
     Sgd(SgdConstants),
     Muon(Muon),
+}
+
+/// Muon's constants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Muon {
+    /// The decay of the momentum, above 0.
+    pub momentum: f64,
+    /// Whether it is Nesterov's.
+    pub nesterov: bool,
 }
 
 impl Method {
@@ -154,25 +119,6 @@ impl Rule {
             rate: 1.0,
             weight_decay: 0.0,
             decayed: Decayed::Matrices,
-        }
-    }
-
-    /// AdamW with PyTorch's defaults, but only matrices decay.
-    pub fn adamw() -> Rule {
-        OptimizerKind::Adamw.rule(&|_| None)
-    }
-
-    /// SGD with this momentum and no weight decay.
-    pub fn sgd(momentum: f64) -> Rule {
-        let nesterov = false;
-        Rule::of(Method::Sgd(SgdConstants { momentum, nesterov }))
-    }
-
-    /// Muon with Nesterov's momentum 0.95, and the same learning rate for AdamW.
-    pub fn muon() -> Rule {
-        Rule {
-            rate: 1.0,
-            ..OptimizerKind::Muon.rule(&|_| None)
         }
     }
 
