@@ -456,7 +456,7 @@ impl Listener for Reducer {
     }
 }
 
-/// For Muon. After the join, so on the stream of the layers.
+/// For whole matrices. After the join, so on the stream of the layers.
 impl Exchange for Reducer {
     fn gather(&mut self) -> ddp_nn::Result<()> {
         let parts = self.parts.iter().filter(|_| self.is_shared);

@@ -1,35 +1,98 @@
-//! Optimizers (AdamW, SGD and Muon), learning-rate schedules and clipping. Where one method and one
-//! set of numbers are for all parameters, an update of the flat arenas is one launch.
+//! Optimizers (AdamW, SGD and Muon, a file each: see docs/adding-an-optimizer.md), learning-rate
+//! schedules and clipping. Where one method and one set of numbers are for all parameters, an update
+//! of the flat arenas is one launch.
 //!
 //! Under ZeRO-1 a rank's optimizer updates its slices of the arenas, one launch for each, and has
 //! moments only for these, one slice after the other. The update of an element reads only numbers
 //! of that element, so it has the same bits on any rank.
 //!
-//! Muon's step of a matrix reads all of it. Each rank first writes the directions of its slices
-//! over the gradients; ranks gather these, orthogonalise some matrices each, and give the steps to
-//! all. Then each rank updates its slices as usual.
+//! A step of a whole matrix, as Muon's, is made of what all ranks have of it: see `muon.rs`.
 
+mod adamw;
 pub mod clip;
 pub mod groups;
 pub mod muon;
 mod rule;
 pub mod schedule;
+mod sgd;
 
 pub use clip::Clip;
 pub use groups::Group;
-pub use rule::{AdamW, Decayed, Rule};
+pub use rule::{AdamW, Decayed, Declared, Method, Muon, Rule};
 pub use schedule::{Schedule, Shape};
 
 use std::ops::Range;
 
-use ddp_kernels::ops::{self, Chunk, ChunkTable, SgdConstants};
+use ddp_kernels::ops::{Chunk, ChunkTable, SgdConstants};
 use ddp_kernels::transfer::Scalars;
-use ddp_kernels::{DType, Tensor};
+use ddp_kernels::{DType, Tensor, choices};
 
 use self::muon::{Alone, Exchange, Matrices};
-use self::rule::Method;
+use self::rule::{Part, Update};
 use crate::error::Result;
 use crate::params::{ParamId, Parameter, Params};
+
+choices! {
+    /// An optimizer.
+    #[derive(Default)]
+    pub enum OptimizerKind {
+        /// Adam with decoupled weight decay
+        #[default]
+        Adamw = "adamw",
+        /// Stochastic gradient descent with momentum
+        Sgd = "sgd",
+        /// Muon for the matrices of hidden layers, adamw for all else
+        Muon = "muon",
+    }
+}
+
+impl OptimizerKind {
+    /// What its file declares.
+    pub fn declared(self) -> &'static Declared {
+        match self {
+            OptimizerKind::Adamw => &adamw::DECLARED,
+            OptimizerKind::Sgd => &sgd::DECLARED,
+            OptimizerKind::Muon => &muon::DECLARED,
+        }
+    }
+
+    /// The default of a setting, if it has that setting.
+    pub fn default_of(self, name: &str) -> Option<f64> {
+        let mut defaults = self.declared().defaults.iter();
+        let found = defaults.find(|(known, _)| *known == name);
+        found.map(|(_, value)| *value)
+    }
+
+    /// The rule with the settings that are `given`, and defaults for the others.
+    pub fn rule(self, given: &dyn Fn(&str) -> Option<f64>) -> Rule {
+        let of = |name: &str| given(name).or(self.default_of(name)).unwrap_or_default();
+        Rule {
+            weight_decay: of("weight-decay"),
+            ..(self.declared().rule)(&of)
+        }
+    }
+}
+
+impl Rule {
+    /// AdamW with PyTorch's defaults, but only matrices decay.
+    pub fn adamw() -> Rule {
+        OptimizerKind::Adamw.rule(&|_| None)
+    }
+
+    /// SGD with this momentum and no weight decay.
+    pub fn sgd(momentum: f64) -> Rule {
+        let nesterov = false;
+        Rule::of(Method::Sgd(SgdConstants { momentum, nesterov }))
+    }
+
+    /// Muon with Nesterov's momentum 0.95, and the same learning rate for AdamW.
+    pub fn muon() -> Rule {
+        Rule {
+            rate: 1.0,
+            ..OptimizerKind::Muon.rule(&|_| None)
+        }
+    }
+}
 
 /// Numbers of a step for each [`Variant`].
 const NUMBERS: usize = 4;
@@ -82,7 +145,7 @@ pub struct Optimizer {
     pieces: Vec<Piece>,
     /// Each in one dimension, with all of `pieces` that have it.
     moments: Vec<(&'static str, Tensor)>,
-    /// The matrices that Muon orthogonalises.
+    /// The matrices that are orthogonalised.
     matrices: Option<Matrices>,
     /// (4·N): the numbers that change from step to step, on the device, in the masters' dtype.
     numbers: Tensor,
@@ -125,9 +188,9 @@ impl Optimizer {
             slices: Vec::new(),
             pieces: Vec::new(),
             moments: Vec::new(),
-            matrices: match rule.is_muon() {
-                true => Some(Matrices::new(&rule, params, 0, 1)?),
-                false => None,
+            matrices: match rule.hidden {
+                Some(_) => Some(Matrices::new(params, 0, 1)?),
+                None => None,
             },
             numbers: Tensor::zeros(&[0], params.master_dtype(), params.device())?,
             sender: None,
@@ -160,7 +223,8 @@ impl Optimizer {
         sizes: &mut Vec<(&'static str, usize)>,
     ) -> Result<()> {
         let mut at = 0;
-        for &name in method.moment_names() {
+        let moments = method.update().moments();
+        for &name in moments {
             let index = sizes.iter().position(|size| size.0 == name);
             let index = index.unwrap_or_else(|| {
                 sizes.push((name, 0));
@@ -169,7 +233,7 @@ impl Optimizer {
             at = sizes[index].1;
             sizes[index].1 += range.len();
         }
-        let pieces = pieces_of(params, &range, at, method.moment_names());
+        let pieces = pieces_of(params, &range, at, moments);
         for (variant, of) in self.variants.iter().enumerate() {
             let mut chunks = Vec::new();
             for piece in &pieces {
@@ -198,10 +262,11 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Shares Muon's matrices with the other ranks: this one, number `rank` of so many, does some.
+    /// Shares the whole matrices with the other ranks: this one, number `rank` of so many, does
+    /// some.
     pub fn share(&mut self, params: &Params, rank: usize, ranks: usize) -> Result<()> {
         if self.matrices.take().is_some() {
-            self.matrices = Some(Matrices::new(&self.rule, params, rank, ranks)?);
+            self.matrices = Some(Matrices::new(params, rank, ranks)?);
         }
         Ok(())
     }
@@ -279,7 +344,8 @@ impl Optimizer {
         let step = step.saturating_sub(self.since);
         self.variants.iter().map(move |variant| {
             let rate = learning_rate * variant.rate;
-            variant.method.numbers(step, rate, variant.weight_decay)
+            let method = variant.method.update();
+            method.numbers(step, rate, variant.weight_decay)
         })
     }
 
@@ -301,8 +367,8 @@ impl Optimizer {
     }
 
     /// Updates with the numbers that were sent last. Only work for the device, the same in every
-    /// step. Arguments as in `update`. Muon overwrites the gradients of its matrices, and all ranks
-    /// call this together.
+    /// step. Arguments as in `update`. Steps of whole matrices overwrite their gradients, and all
+    /// ranks call this together.
     pub fn apply(
         &self,
         params: &Params,
@@ -310,107 +376,72 @@ impl Optimizer {
         gradient_scale: Option<&Tensor>,
         first_bad_step: Option<&Tensor>,
     ) -> Result<()> {
-        let (scale, flag) = (gradient_scale, first_bad_step);
         for slice in &self.slices {
-            let gradients = &params.gradients().slice(slice.range.clone())?;
-            match self.variants[slice.variant].method {
-                Method::Muon(constants) => {
-                    let (momentum, chunks) =
-                        (self.moment("momentum_buffer", slice)?, &slice.chunks);
-                    ops::muon_direction(gradients, &momentum, chunks, &constants, scale, flag)?;
-                }
-                _ => self.apply_to(slice, params, scale, flag)?,
+            let update = self.variants[slice.variant].method;
+            let scales = [gradient_scale, first_bad_step];
+            self.apply_to(slice, update.update(), params, scales)?;
+        }
+        if let Some(matrices) = &self.matrices {
+            ranks.gather()?;
+            matrices.orthogonalize()?;
+            ranks.distribute(&mut matrices.owned())?;
+            // The step of a matrix is the gradient of plain SGD: the same decay.
+            for slice in self.slices.iter().filter(|slice| self.is_whole(slice)) {
+                let plain = SgdConstants::default();
+                self.apply_to(slice, &plain, params, [None, first_bad_step])?;
             }
         }
-        let Some(matrices) = &self.matrices else {
-            return Ok(());
-        };
-        ranks.gather()?;
-        matrices.orthogonalize()?;
-        ranks.distribute(&mut matrices.owned())?;
-        let is_muon =
-            |slice: &&Slice| matches!(self.variants[slice.variant].method, Method::Muon(_));
-        let mut slices = self.slices.iter().filter(is_muon);
-        slices.try_for_each(|slice| self.apply_to(slice, params, None, flag))
+        for slice in &self.slices {
+            if params.copies_on_gpu(slice.range.clone())?.is_none() {
+                params.refresh(slice.range.clone())?;
+            }
+        }
+        Ok(())
     }
 
-    /// The part of a moment that belongs to `slice`.
-    fn moment(&self, name: &str, slice: &Slice) -> Result<Tensor> {
-        let (_, moment) = self
-            .moments
-            .iter()
-            .find(|moment| moment.0 == name)
-            .expect("its name");
-        Ok(moment.slice(slice.at..slice.at + slice.range.len())?)
+    /// Whether `slice` has whole matrices.
+    fn is_whole(&self, slice: &Slice) -> bool {
+        self.rule.hidden == Some(self.variants[slice.variant].method)
     }
 
     fn apply_to(
         &self,
         slice: &Slice,
+        update: &dyn Update,
         params: &Params,
-        scale: Option<&Tensor>,
-        flag: Option<&Tensor>,
+        [scale, flag]: [Option<&Tensor>; 2],
     ) -> Result<()> {
-        let values = &params.trained_values().slice(slice.range.clone())?;
-        let gradients = &params.gradients().slice(slice.range.clone())?;
-        let numbers = self
-            .numbers
-            .slice(NUMBERS * slice.variant..NUMBERS * (slice.variant + 1))?;
-        let chunks = &slice.chunks;
+        let numbers = NUMBERS * slice.variant..NUMBERS * (slice.variant + 1);
         let copies = params.copies_on_gpu(slice.range.clone())?;
-        match &self.variants[slice.variant].method {
-            Method::AdamW(constants) => ops::adamw(
-                values,
-                gradients,
-                &self.moment("exp_avg", slice)?,
-                &self.moment("exp_avg_sq", slice)?,
-                copies.as_ref(),
-                chunks,
-                constants,
-                &numbers,
-                scale,
-                flag,
-            )?,
-            method => {
-                // The step of a matrix is the gradient of plain SGD: the same decay.
-                let (constants, momentum) = match method {
-                    Method::Sgd(constants) if constants.momentum > 0.0 => {
-                        (*constants, Some(self.moment("momentum_buffer", slice)?))
-                    }
-                    _ => (SgdConstants::default(), None),
-                };
-                ops::sgd(
-                    values,
-                    gradients,
-                    momentum.as_ref(),
-                    copies.as_ref(),
-                    chunks,
-                    &constants,
-                    &numbers.slice(0..2)?,
-                    scale,
-                    flag,
-                )?;
-            }
-        }
-        match copies {
-            Some(_) => Ok(()),
-            None => params.refresh(slice.range.clone()),
-        }
+        let moment = |name: &str| -> Result<Tensor> {
+            let mut all = self.moments.iter();
+            let (_, moment) = all.find(|moment| moment.0 == name).expect("its name");
+            Ok(moment.slice(slice.at..slice.at + slice.range.len())?)
+        };
+        update.apply(&Part {
+            values: &params.trained_values().slice(slice.range.clone())?,
+            gradients: &params.gradients().slice(slice.range.clone())?,
+            moment: &moment,
+            copies: copies.as_ref(),
+            chunks: &slice.chunks,
+            numbers: &self.numbers.slice(numbers)?,
+            scale,
+            flag,
+        })
     }
 }
 
 /// What the update of `parameter` takes, and whether weight decay applies.
 fn variant_of(rule: &Rule, groups: &[Group], parameter: &Parameter) -> (Variant, bool) {
     let method = rule.method(parameter);
-    let (weight_decay, decayed) = rule.decay();
-    let decays = decayed == Decayed::All || parameter.decays;
+    let decays = rule.decayed == Decayed::All || parameter.decays;
     let group = groups::group_of(groups, &parameter.name).map(|index| &groups[index]);
     let rate = group.and_then(|group| group.rate);
     let own_decay = group.and_then(|group| group.weight_decay);
     let variant = Variant {
         method,
         rate: rate.unwrap_or_else(|| rule.rate_of(method)),
-        weight_decay: own_decay.unwrap_or(weight_decay),
+        weight_decay: own_decay.unwrap_or(rule.weight_decay),
     };
     (variant, decays || own_decay.is_some())
 }

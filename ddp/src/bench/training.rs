@@ -21,8 +21,8 @@ use crate::error::{Error, Result};
 use crate::flags::{choice, number, whole};
 use crate::models::Model;
 use crate::nn::{Loss, Mse, Sequential};
+use crate::optim::Optimizer;
 use crate::optim::muon::Alone;
-use crate::optim::{Optimizer, Rule};
 use crate::process;
 use crate::reducer::plan::BucketSizes;
 use crate::reducer::{self, ReduceTime, ReducerOptions};
@@ -249,13 +249,8 @@ fn step(
         &|_| false,
         shares,
     )?;
-    let rule = match flags.optimizer {
-        OptimizerKind::Adamw => Rule::adamw(),
-        OptimizerKind::Sgd => Rule::sgd(0.9),
-        OptimizerKind::Muon => Rule::muon(),
-    };
     let optimizer = Optimizer::of_slices(
-        rule,
+        flags.optimizer.rule(&|_| None),
         &model.params,
         &reducer::owned(&model.params, &gradients, reducer),
     )?;

@@ -8,7 +8,7 @@ use crate::models::ModelSpec;
 use crate::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind, RecomputeKind};
 use crate::models::mlp::{Activation, MlpSpec};
 use crate::models::vit::{Pool, VitSpec};
-use crate::optim::Rule;
+use crate::optim::Method;
 
 fn train(line: &str) -> Config {
     match parse(words(line)).unwrap_or_else(|error| panic!("{line}: {error}")) {
@@ -62,16 +62,12 @@ fn a_batch_of_tokens_is_rows_of_the_model_s_context() {
         train("--model gpt --context 32 --batch-tokens 4096 --optimizer muon --adam-lr 0.002");
     assert_eq!(config.batch_rows(), 128);
     assert_eq!(config.settled().batch_size, None);
-    let Rule::Muon {
-        adamw_rate,
-        constants,
-        ..
-    } = config.rule()
-    else {
-        panic!("{:?}", config.rule());
+    let rule = config.rule();
+    let Some(Method::Muon(constants)) = rule.hidden else {
+        panic!("{rule:?}");
     };
     assert_eq!(
-        (adamw_rate, constants.momentum, constants.nesterov),
+        (rule.rate, constants.momentum, constants.nesterov),
         (0.002 / 0.02, 0.95, true)
     );
 }

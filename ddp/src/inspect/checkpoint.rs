@@ -3,17 +3,16 @@
 use std::path::Path;
 use std::{fs, io};
 
-use ddp_kernels::ops::AdamwConstants;
+use ddp_kernels::choice::Choice;
 use serde_json::{Value, json};
 
 use super::model::Tensors;
 use super::sheet::{Inspected, Sheet, some_of, table};
 use crate::checkpoint::{self, Best, MODEL_FILE, STATE_FILE, State};
-use crate::config::Config;
+use crate::config::{Config, as_flag};
 use crate::data::{LabelName, Normalization, TaskSpec};
 use crate::error::Result;
 use crate::files;
-use crate::optim::Rule;
 use crate::shown::{shown, significant};
 use crate::units::plural;
 
@@ -208,32 +207,13 @@ fn targets(Normalization { shift, scale }: &Normalization) -> (String, String) {
 }
 
 fn optimizer(state: &State, config: &Config) -> String {
-    let adamw = |AdamwConstants {
-                     beta1,
-                     beta2,
-                     epsilon,
-                 }| format!("beta1 {beta1}, beta2 {beta2}, eps {epsilon:?}");
-    let rule = match config.rule() {
-        Rule::AdamW { constants, .. } => format!("adamw ({})", adamw(constants)),
-        Rule::Sgd { constants, .. } => {
-            let kind = if constants.nesterov {
-                "Nesterov's momentum"
-            } else {
-                "momentum"
-            };
-            format!("sgd ({kind} {})", constants.momentum)
-        }
-        Rule::Muon {
-            constants,
-            adamw: others,
-            ..
-        } => format!(
-            "muon (Nesterov's momentum {}; adamw with lr {}, {} where there is no hidden matrix)",
-            constants.momentum,
-            config.settled().adam_lr.unwrap_or_default(),
-            adamw(others)
-        ),
-    };
+    let values = config.to_json();
+    let constants = config.optimizer.declared().defaults.iter();
+    let constants = constants.filter(|(name, _)| !["lr", "weight-decay"].contains(name));
+    let constants: Vec<_> = constants
+        .map(|(name, _)| format!("{name} {}", as_flag(&values[*name])))
+        .collect();
+    let rule = format!("{} ({})", config.optimizer.name(), constants.join(", "));
     let parts = match state.world.optimizer_parts {
         1 => "moments in 1 file".to_string(),
         parts => format!("moments in {parts} files, one for each rank (ZeRO-1)"),

@@ -278,7 +278,7 @@ fn moments(step: &Step) -> Result<BTreeMap<String, Vec<u32>>> {
     let mut all = BTreeMap::new();
     for stage in step.stages() {
         let params = &stage.model().params;
-        let is_whole = params.shares() == 1 && !stage.optimizer().rule().is_muon();
+        let is_whole = params.shares() == 1 && stage.optimizer().rule().hidden.is_none();
         for (name, moment) in stage.optimizer().moments().filter(|_| is_whole) {
             for p in params.list().iter().filter(|p| p.is_trained()) {
                 all.insert(

@@ -14,7 +14,7 @@ use crate::{turn, ways};
 use ddp::data::{Loader, Sampler, Source};
 use ddp::models::{Mlp, Model};
 use ddp::nn::Mse;
-use ddp::optim::{Optimizer, Rule};
+use ddp::optim::{Method, Optimizer, Rule};
 use ddp::reducer::ReducerOptions;
 use ddp::step::{Step, StepOptions};
 use ddp_kernels::ops::{Activation, Gelu, SgdConstants};
@@ -148,10 +148,9 @@ fn zero_is_plain_training_with_clipping_dropout_micro_batches_and_rounded_gradie
 fn zero_is_plain_training_under_sgd_with_and_without_momentum() {
     let Some(_turn) = turn() else { return };
     for (momentum, nesterov) in [(0.0, false), (0.9, true)] {
-        let rule = Rule::Sgd {
-            constants: SgdConstants { momentum, nesterov },
+        let rule = Rule {
             weight_decay: 0.01,
-            decayed: Default::default(),
+            ..Rule::of(Method::Sgd(SgdConstants { momentum, nesterov }))
         };
         // With a rate of AdamW's it diverges.
         zero_is_plain(
@@ -244,7 +243,7 @@ fn on_exactly_summable_numbers_every_number_of_ranks_gives_the_bits_of_one() {
                     warm_up,
                     ..way.of(&zero)
                 };
-                let one = match rule.is_muon() && way != Way::Cpu {
+                let one = match rule.hidden.is_some() && way != Way::Cpu {
                     // Muon's products are not exact: a GPU adds them in another order.
                     true => Case {
                         zero: false,

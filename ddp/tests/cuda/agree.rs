@@ -3,7 +3,7 @@
 
 use ddp::config::{GraphChoice, Precision};
 use ddp::data::{Batch, InOrder, Loader, Source};
-use ddp::optim::Rule;
+use ddp::optim::{Method, Rule};
 use ddp::step::Step;
 use ddp_comm::Group;
 use ddp_kernels::ops::{Activation, Gelu, SgdConstants};
@@ -22,13 +22,12 @@ fn where_sums_are_exact_the_gpu_has_the_bits_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let device = gpu.device;
     let plain = Case::regression(48, whole);
-    let momentum = Rule::Sgd {
-        constants: SgdConstants {
+    let momentum = Rule {
+        weight_decay: 0.25,
+        ..Rule::of(Method::Sgd(SgdConstants {
             momentum: 0.5,
             nesterov: true,
-        },
-        weight_decay: 0.25,
-        decayed: Default::default(),
+        }))
     };
     let cases = [
         plain.clone(),
@@ -258,13 +257,12 @@ fn glyphs_are_learned_by_the_same_steps_as_on_the_cpu() {
         ..glyphs.clone()
     };
     every_step_is_within_its_bound("gelu, adamw, dropout, clipping, accumulation", &all, device);
-    let momentum = Rule::Sgd {
-        constants: SgdConstants {
+    let momentum = Rule {
+        weight_decay: 1e-3,
+        ..Rule::of(Method::Sgd(SgdConstants {
             momentum: 0.9,
             nesterov: false,
-        },
-        weight_decay: 1e-3,
-        decayed: Default::default(),
+        }))
     };
     let deeper = Setup {
         hidden: vec![24, 12],

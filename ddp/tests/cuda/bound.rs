@@ -22,7 +22,7 @@ use ddp_kernels::{DType, Device, Tensor};
 
 use ddp::config::Precision;
 use ddp::data::Batch;
-use ddp::optim::Rule;
+use ddp::optim::{Method, Rule};
 use ddp::params::Params;
 
 use crate::{SEED, Setup};
@@ -425,16 +425,12 @@ pub(crate) fn update(
     // The rate, and what is computed from it in f64, is rounded once.
     let gs = g * s;
     let d = e * s + g.abs() * es + e * es + 2.0 * U * gs.abs();
-    match *rule {
-        Rule::Sgd {
-            constants:
-                SgdConstants {
-                    momentum,
-                    nesterov: false,
-                },
-            weight_decay,
-            ..
-        } => {
+    let weight_decay = rule.weight_decay;
+    match rule.method {
+        Method::Sgd(SgdConstants {
+            momentum,
+            nesterov: false,
+        }) => {
             let decay = if decays { weight_decay } else { 0.0 };
             let new = momentum * moments[0] + gs + decay * value;
             let size = (momentum * moments[0]).abs() + gs.abs() + d + (decay * value).abs();
@@ -444,16 +440,11 @@ pub(crate) fn update(
                 (rate * (d + 6.0 * U * size) + 3.0 * U * (value.abs() + rate * size)) * SLACK,
             )
         }
-        Rule::AdamW {
-            constants:
-                AdamwConstants {
-                    beta1,
-                    beta2,
-                    epsilon,
-                },
-            weight_decay,
-            ..
-        } => {
+        Method::AdamW(AdamwConstants {
+            beta1,
+            beta2,
+            epsilon,
+        }) => {
             let keep = 1.0 - if decays { rate * weight_decay } else { 0.0 };
             let (remaining1, remaining2) =
                 (1.0 - beta1.powf(step as f64), 1.0 - beta2.powf(step as f64));

@@ -6,7 +6,7 @@ use ddp::config::{GraphChoice, Precision};
 use ddp::data::{Loader, Sampler, Source};
 use ddp::models::{Mlp, Model};
 use ddp::nn::Mse;
-use ddp::optim::{Optimizer, Rule};
+use ddp::optim::{Method, Optimizer, Rule};
 use ddp::params::Params;
 use ddp::step::{Part, Step, StepOptions};
 use ddp_comm::{Group, World};
@@ -72,13 +72,12 @@ fn steps_in_bf16_are_those_of_the_cpu_but_for_their_roundings() {
         &all,
         device,
     );
-    let momentum = Rule::Sgd {
-        constants: SgdConstants {
+    let momentum = Rule {
+        weight_decay: 1e-3,
+        ..Rule::of(Method::Sgd(SgdConstants {
             momentum: 0.9,
             nesterov: false,
-        },
-        weight_decay: 1e-3,
-        decayed: Default::default(),
+        }))
     };
     let deeper = Setup {
         hidden: vec![24, 12],
@@ -194,13 +193,12 @@ fn where_numbers_are_exact_bf16_has_the_bits_of_the_cpus_f32_and_sums_of_more_bi
         precision: Precision::Bf16,
         ..Case::regression(96, small)
     };
-    let momentum = Rule::Sgd {
-        constants: SgdConstants {
+    let momentum = Rule {
+        weight_decay: 0.25,
+        ..Rule::of(Method::Sgd(SgdConstants {
             momentum: 0.5,
             nesterov: true,
-        },
-        weight_decay: 0.25,
-        decayed: Default::default(),
+        }))
     };
     let cases = [
         plain.clone(),

@@ -124,7 +124,7 @@ fn what_was_not_trained_is_named() {
         &text,
         &[
             "0.weight, 0.bias: 12560 parameters were not trained",
-            "sgd (Nesterov's momentum 0.9)",
+            "sgd (momentum 0.9, nesterov true)",
         ],
     );
     assert_has(&told(&folder, "OUT"), &["\nfrozen      0\n"]);

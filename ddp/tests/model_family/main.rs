@@ -16,7 +16,7 @@ use ddp::models::mlp::MlpSpec;
 use ddp::models::{self, DataShape, ModelSpec};
 use ddp::nn::CrossEntropy;
 use ddp::train;
-use ddp::{Error, Result};
+use ddp::{Error, Result, ShownError};
 use ddp_kernels::{DType, Tensor};
 
 use crate::positions::PositionsSpec;
@@ -222,7 +222,7 @@ fn parse(line: &str) -> Result<Config> {
 }
 
 fn refusal(line: &str) -> String {
-    parse(line).expect_err(line).to_string()
+    ShownError(parse(line).expect_err(line)).to_string()
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn a_setting_of_another_family_is_refused() {
         );
     }
     let text = Config::from_toml("model = \"positions\"\nhidden = [5]\n");
-    let text = text.unwrap_err().to_string();
+    let text = ShownError(text.unwrap_err()).to_string();
     assert!(text.contains("--hidden requires --model mlp"), "{text}");
 }
 

@@ -9,7 +9,7 @@ use ddp::config::{Config, GraphChoice, Precision};
 use ddp::data::{Dataset, Loader, RowSpec, Sampler, Source, TaskSpec};
 use ddp::models::{Mlp, Model};
 use ddp::nn::Sequential;
-use ddp::optim::{Optimizer, Rule};
+use ddp::optim::{Method, Optimizer, Rule};
 use ddp::params::Params;
 use ddp::reducer::ReducerOptions;
 use ddp::reducer::plan::BucketSizes;
@@ -179,13 +179,12 @@ pub(crate) struct Outcome {
 
 impl Case {
     pub(crate) fn sgd() -> Rule {
-        Rule::Sgd {
-            constants: SgdConstants {
+        Rule {
+            weight_decay: 0.0,
+            ..Rule::of(Method::Sgd(SgdConstants {
                 momentum: 0.0,
                 nesterov: false,
-            },
-            weight_decay: 0.0,
-            decayed: Default::default(),
+            }))
         }
     }
 

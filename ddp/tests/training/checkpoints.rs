@@ -14,10 +14,10 @@ use ddp::checkpoint::{self, Best, Opened, Saver, State};
 use ddp::config::Config;
 use ddp::data::{Loader, Sampler, Source, TaskSpec};
 use ddp::nn::{Activate, Dropout, Linear, Sequential};
-use ddp::optim::Rule;
+use ddp::optim::{Method, Rule};
 use ddp::step::Step;
 use ddp_comm::World;
-use ddp_kernels::ops::{AdamwConstants, SgdConstants};
+use ddp_kernels::ops::SgdConstants;
 
 /// Removed with everything in it when the test ends.
 struct Folder(PathBuf);
@@ -55,13 +55,12 @@ fn case(rule: Rule) -> Case {
 }
 
 fn sgd(momentum: f64) -> Rule {
-    Rule::Sgd {
-        constants: SgdConstants {
+    Rule {
+        weight_decay: 0.0,
+        ..Rule::of(Method::Sgd(SgdConstants {
             momentum,
             nesterov: false,
-        },
-        weight_decay: 0.0,
-        decayed: Default::default(),
+        }))
     }
 }
 
@@ -223,10 +222,9 @@ fn comes_back_everywhere(case: &Case, writers: &[(usize, bool)], readers: &[(usi
 
 #[test]
 fn adamw_comes_back_on_any_number_of_ranks_from_any_number() {
-    let rule = Rule::AdamW {
-        constants: AdamwConstants::default(),
+    let rule = Rule {
         weight_decay: 0.01,
-        decayed: Default::default(),
+        ..Rule::adamw()
     };
     comes_back_everywhere(&case(rule), &WORLDS, &WORLDS);
 }

@@ -7,8 +7,8 @@ use ddp::nn::{
     Activate, CrossEntropy, Layer, Linear, Loss, Mse, Pass, PassOptions, Residual, Saved, Scratch,
     Sequential, Tie,
 };
-use ddp::optim::{Clip, Optimizer, Rule};
-use ddp_kernels::ops::{self, Activation, AdamwConstants, Gelu, SgdConstants};
+use ddp::optim::{Clip, Method, Optimizer, Rule};
+use ddp_kernels::ops::{self, Activation, Gelu, SgdConstants};
 use ddp_kernels::{DType, Device, Tensor};
 use serde_json::Value;
 
@@ -68,18 +68,16 @@ fn class_weights(dtype: DType) -> Option<Tensor> {
 }
 
 fn cases() -> [Case; 5] {
-    let adamw = |weight_decay| Rule::AdamW {
-        constants: AdamwConstants::default(),
+    let adamw = |weight_decay| Rule {
         weight_decay,
-        decayed: Default::default(),
+        ..Rule::adamw()
     };
-    let sgd = |nesterov| Rule::Sgd {
-        constants: SgdConstants {
+    let sgd = |nesterov| Rule {
+        weight_decay: 0.01,
+        ..Rule::of(Method::Sgd(SgdConstants {
             momentum: 0.9,
             nesterov,
-        },
-        weight_decay: 0.01,
-        decayed: Default::default(),
+        }))
     };
     let case = |name, layers, rule, clip, loss| Case {
         name,

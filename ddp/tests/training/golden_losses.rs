@@ -13,12 +13,12 @@ use ddp::Result;
 use ddp::data::{Batch, sampler};
 use ddp::models::{Mlp, Model};
 use ddp::nn::{CrossEntropy, Loss, Mse};
-use ddp::optim::{Optimizer, Rule};
+use ddp::optim::{Method, Optimizer, Rule};
 use ddp::reducer::ReducerOptions;
 use ddp::reducer::plan::BucketSizes;
 use ddp::step::{Step, StepOptions};
 use ddp_comm::World;
-use ddp_kernels::ops::{Activation, AdamwConstants, Gelu, SgdConstants};
+use ddp_kernels::ops::{Activation, Gelu, SgdConstants};
 use ddp_kernels::{DType, Device, Tensor};
 use serde_json::Value;
 
@@ -81,18 +81,16 @@ fn step(golden: &Value, case: &Value, world: &World) -> Result<Step> {
     }
     let weight_decay = number(case, "weight_decay");
     let rule = match case["optimizer"].as_str().unwrap() {
-        "adamw" => Rule::AdamW {
-            constants: AdamwConstants::default(),
+        "adamw" => Rule {
             weight_decay,
-            decayed: Default::default(),
+            ..Rule::adamw()
         },
-        _ => Rule::Sgd {
-            constants: SgdConstants {
+        _ => Rule {
+            weight_decay,
+            ..Rule::of(Method::Sgd(SgdConstants {
                 momentum: number(case, "momentum"),
                 nesterov: false,
-            },
-            weight_decay,
-            decayed: Default::default(),
+            }))
         },
     };
     let class_weights = case["class_weights"].as_array().map(|weights| {

@@ -4,6 +4,8 @@
 use std::fmt::Display;
 use std::path::Path;
 
+use ddp_kernels::choice::Choice;
+
 use super::derived::{CONSTANTS, Length};
 use super::settings::{Config, SETTINGS};
 use super::values::{
@@ -136,28 +138,25 @@ impl Config {
 
     /// Refuses constants of other optimizers, and constants with which this one does nothing.
     fn check_optimizer(&self) -> Result<()> {
-        let (mut given, settled) = (self.clone(), &mut self.settled());
-        for constant in &CONSTANTS {
-            let (name, owners) = (constant.name, constant.owners());
-            let value = (constant.field)(&mut given).unwrap_or_default();
-            let is_given = (constant.field)(&mut given).is_some();
-            let is_of_another = is_given && !constant.applies_to(self.optimizer);
-            let expected = format!("`optimizer` {}", owners.join(" or "));
+        let (mut given, mut settled) = (self.clone(), self.settled());
+        let (kind, declared) = (self.optimizer, self.optimizer.declared());
+        for (name, field) in CONSTANTS {
+            let (default, value) = (kind.default_of(name), *field(&mut given));
+            let is_of_another = default.is_none() && value.is_some();
+            let expected = format!("`optimizer` {}", owners(name).join(" or "));
             let help = format!("leave `{name}` out");
-            refuse_if(is_of_another, name, value, &expected, &help)?;
+            refuse_if(is_of_another, name, value.unwrap_or(0.0), &expected, &help)?;
+            let has_none = *field(&mut settled) == Some(0.0);
+            let expected = format!("a number above 0 with `optimizer` {}", kind.name());
+            let help = format!("a usual value is {}", default.unwrap_or(0.0));
+            let is_still = has_none && declared.above_zero.contains(&name);
+            refuse_if(is_still, name, 0, &expected, &help)?;
         }
-        let is_muon = self.optimizer == OptimizerKind::Muon;
-        let expected = "a number above 0 with `optimizer` muon";
-        let help = "a usual value is 0.95";
-        let has_none = settled.momentum == Some(0.0);
-        refuse_if(is_muon && has_none, "momentum", 0, expected, help)?;
-        let help = "a usual value is 0.02";
-        let is_still = settled.lr == Some(0.0);
-        refuse_if(is_muon && is_still, "lr", 0, expected, help)?;
-        let expected = "`optimizer` sgd with a `momentum` above 0";
-        let is_plain = self.optimizer != OptimizerKind::Sgd || has_none;
+        let owners = owners("nesterov").join(" or ");
+        let expected = format!("`optimizer` {owners} with a `momentum` above 0");
+        let is_plain = kind.default_of("nesterov").is_none() || settled.momentum == Some(0.0);
         let help = "leave `nesterov` out";
-        refuse_if(self.nesterov && is_plain, "nesterov", true, expected, help)
+        refuse_if(self.nesterov && is_plain, "nesterov", true, &expected, help)
     }
 
     /// Refuses settings of devices that exclude each other on any machine.
@@ -223,6 +222,13 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// The names of the optimizers that have a setting.
+fn owners(name: &str) -> Vec<&'static str> {
+    let all = OptimizerKind::ALL.iter();
+    let owners = all.filter(|(kind, ..)| kind.default_of(name).is_some());
+    owners.map(|(_, name, _)| *name).collect()
 }
 
 /// The error of a setting with a wrong value.

@@ -1,12 +1,9 @@
 //! What follows from the settings of a run: defaults, and the parts that the trainer builds.
 
 use ddp_data::{DataRequest, TableSettings};
-use ddp_kernels::choice::Choice;
-use ddp_kernels::ops::{AdamwConstants, SgdConstants};
 use ddp_nn::optim::{Group, Rule};
 
 use super::Config;
-use super::values::OptimizerKind;
 use crate::error::Result;
 use crate::hugging_face;
 use crate::tasks::LossOptions;
@@ -21,62 +18,20 @@ pub enum Length {
     Epochs(u64),
 }
 
-/// A constant of optimizers.
-pub(super) struct Constant {
-    pub(super) name: &'static str,
-    pub(super) field: fn(&mut Config) -> &mut Option<f64>,
-    /// Its defaults in the order of `OptimizerKind::ALL`: adamw, sgd, muon. None where the
-    /// optimizer does not have it.
-    defaults: [Option<f64>; 3],
-}
+/// A setting of optimizers and its field. Which optimizer has it, and its default, is declared in
+/// `ddp_nn::optim`.
+pub(super) type Constant = (&'static str, fn(&mut Config) -> &mut Option<f64>);
 
-/// The constants of all optimizers.
+/// The settings of all optimizers that are numbers.
 pub(super) const CONSTANTS: [Constant; 7] = [
-    Constant::new("lr", |c| &mut c.lr, [Some(1e-3), Some(0.1), Some(0.02)]),
-    Constant::new("adam-lr", |c| &mut c.adam_lr, [None, None, Some(3e-4)]),
-    Constant::new(
-        "weight-decay",
-        |c| &mut c.weight_decay,
-        [Some(0.01), Some(0.0), Some(0.01)],
-    ),
-    Constant::new("beta1", |c| &mut c.beta1, [Some(0.9), None, Some(0.9)]),
-    Constant::new("beta2", |c| &mut c.beta2, [Some(0.999), None, Some(0.95)]),
-    Constant::new("eps", |c| &mut c.eps, [Some(1e-8), None, Some(1e-10)]),
-    Constant::new(
-        "momentum",
-        |c| &mut c.momentum,
-        [None, Some(0.9), Some(0.95)],
-    ),
+    ("lr", |config| &mut config.lr),
+    ("adam-lr", |config| &mut config.adam_lr),
+    ("weight-decay", |config| &mut config.weight_decay),
+    ("beta1", |config| &mut config.beta1),
+    ("beta2", |config| &mut config.beta2),
+    ("eps", |config| &mut config.eps),
+    ("momentum", |config| &mut config.momentum),
 ];
-
-impl Constant {
-    const fn new(
-        name: &'static str,
-        field: fn(&mut Config) -> &mut Option<f64>,
-        defaults: [Option<f64>; 3],
-    ) -> Constant {
-        Constant {
-            name,
-            field,
-            defaults,
-        }
-    }
-
-    pub(super) fn applies_to(&self, optimizer: OptimizerKind) -> bool {
-        self.default_for(optimizer).is_some()
-    }
-
-    fn default_for(&self, optimizer: OptimizerKind) -> Option<f64> {
-        self.defaults[optimizer as usize]
-    }
-
-    /// The names of the optimizers that have it.
-    pub(super) fn owners(&self) -> Vec<&'static str> {
-        let all = OptimizerKind::ALL.iter();
-        let owners = all.filter(|(kind, ..)| self.applies_to(*kind));
-        owners.map(|(_, name, _)| *name).collect()
-    }
-}
 
 impl Config {
     /// The length of the run: 5 epochs by default.
@@ -103,9 +58,9 @@ impl Config {
     /// With the defaults that follow from other settings filled in.
     pub fn settled(&self) -> Config {
         let mut config = self.clone();
-        for constant in &CONSTANTS {
-            let field = (constant.field)(&mut config);
-            *field = field.or(constant.default_for(self.optimizer));
+        for (name, field) in CONSTANTS {
+            let value = field(&mut config);
+            *value = value.or(self.optimizer.default_of(name));
         }
         if self.batch_tokens.is_none() {
             config.batch_size = Some(self.batch_rows());
@@ -118,37 +73,15 @@ impl Config {
 
     /// The optimizer's update rule.
     pub fn rule(&self) -> Rule {
-        let settled = self.settled();
-        // A constant that the optimizer does not have is not read.
-        let of = |constant: Option<f64>| constant.unwrap_or_default();
-        let (weight_decay, decayed) = (of(settled.weight_decay), self.decay);
-        let adamw = AdamwConstants {
-            beta1: of(settled.beta1),
-            beta2: of(settled.beta2),
-            epsilon: of(settled.eps),
+        let mut config = self.clone();
+        let given = CONSTANTS.map(|(name, field)| (name, *field(&mut config)));
+        let given = |name: &str| match name {
+            "nesterov" => self.nesterov.then_some(1.0),
+            _ => given.iter().find(|(known, _)| *known == name)?.1,
         };
-        let sgd = |nesterov| SgdConstants {
-            momentum: of(settled.momentum),
-            nesterov,
-        };
-        match self.optimizer {
-            OptimizerKind::Adamw => Rule::AdamW {
-                constants: adamw,
-                weight_decay,
-                decayed,
-            },
-            OptimizerKind::Sgd => Rule::Sgd {
-                constants: sgd(self.nesterov),
-                weight_decay,
-                decayed,
-            },
-            OptimizerKind::Muon => Rule::Muon {
-                constants: sgd(true),
-                adamw,
-                adamw_rate: of(settled.adam_lr) / of(settled.lr),
-                weight_decay,
-                decayed,
-            },
+        Rule {
+            decayed: self.decay,
+            ..self.optimizer.rule(&given)
         }
     }
 

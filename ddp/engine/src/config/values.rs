@@ -18,7 +18,7 @@ pub use ddp_comm::NcclChoice;
 pub use ddp_data::{Missing, Normalize, Resident, TaskKind};
 pub use ddp_kernels::choice::{Form, List, Number, SettingValue};
 pub use ddp_kernels::products::ProductChoice;
-pub use ddp_nn::optim::{Decayed, Shape as Schedule};
+pub use ddp_nn::optim::{Decayed, OptimizerKind, Shape as Schedule};
 pub use ddp_nn::params::Precision;
 
 /// Seconds that `timeout-s` takes.
@@ -142,20 +142,6 @@ fn wrong_group(part: &str) -> String {
     format!(
         "expected lr=NUMBER or weight-decay=NUMBER, each once, after the pattern and a colon, got {part:?}"
     )
-}
-
-choices! {
-    /// An optimizer.
-    #[derive(Default)]
-    pub enum OptimizerKind {
-        /// Adam with decoupled weight decay
-        #[default]
-        Adamw = "adamw",
-        /// Stochastic gradient descent with momentum
-        Sgd = "sgd",
-        /// Muon for the matrices of hidden layers, adamw for all else
-        Muon = "muon",
-    }
 }
 
 choices! {

@@ -213,9 +213,9 @@ impl TrainedModel {
         trace::record_on(stats.device(), DECIDE, || {
             let weights = stats.slice(1..2)?;
             // With several devices always: the norm tells the last one of a non-finite gradient.
-            // With Muon always: one such gradient would reach all of its matrix.
-            let is_muon = |stage: &Stage| stage.optimizer.rule().is_muon();
-            let wants_norm = measure_norm || self.stages.iter().any(is_muon);
+            // With whole matrices always: one such gradient would reach all of its matrix.
+            let has_whole = |stage: &Stage| stage.optimizer.rule().hidden.is_some();
+            let wants_norm = measure_norm || self.stages.iter().any(has_whole);
             let measured = self.squares.is_some() || self.last().clip.measures(wants_norm);
             if measured {
                 // In the order of a backward: collectives have the same order on all ranks.

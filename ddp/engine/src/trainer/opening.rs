@@ -265,7 +265,7 @@ fn log_plan(options: &Config, run: &Assembled) {
         options.batch_rows(),
         shown(&out)
     );
-    if options.rule().is_muon() {
+    if let Some([name, other]) = options.rule().hidden_and_rest() {
         let stages = run.step.stages().iter();
         let trained = stages.flat_map(|stage| stage.model().params.list());
         let trained = trained.filter(|parameter| parameter.is_trained());
@@ -273,7 +273,7 @@ fn log_plan(options: &Config, run: &Assembled) {
         let matrices: usize = hidden.iter().map(|p| p.matrices.len()).sum();
         let values = |of: &[&Parameter]| -> usize { of.iter().map(|p| p.range.len()).sum() };
         tracing::info!(
-            "muon updates {matrices} matrices with {} parameters, adamw the other {}",
+            "{name} updates {matrices} matrices with {} parameters, {other} the other {}",
             values(&hidden),
             values(&others)
         );

@@ -378,12 +378,13 @@ fn check_trained(options: &Config, models: &[Model]) -> Result<()> {
     let parameters = || models.iter().flat_map(|model| model.params.list());
     let is_hidden =
         |parameter: &Parameter| parameter.is_trained() && !parameter.matrices.is_empty();
-    if options.rule().is_muon() && !parameters().any(is_hidden) {
-        return Err(Error::Usage(
-            "`optimizer` muon: expected a model with hidden layers that are trained, got none; \
-             help: use adamw"
-                .into(),
-        ));
+    if let Some([name, other]) = options.rule().hidden_and_rest()
+        && !parameters().any(is_hidden)
+    {
+        return Err(Error::Usage(format!(
+            "`optimizer` {name}: expected a model with hidden layers that are trained, got none; \
+             help: use {other}"
+        )));
     }
     let trained: usize = models
         .iter()

@@ -1,4 +1,8 @@
-//! Muon's matrices: which there are, which rank orthogonalises which, and how.
+//! Muon: the matrices of hidden layers get orthogonalised directions, all else AdamW.
+//!
+//! Ranks share the matrices. Each first writes the directions of its slices over the gradients;
+//! ranks gather these, orthogonalise some matrices each, and give the steps to all. Then each
+//! updates its slices by plain SGD.
 //!
 //! A matrix G (R, C) of directions becomes nearly orthogonal by five steps of a Newton–Schulz
 //! iteration. X is G divided by its Frobenius norm; in each step A = X·Xᵀ (or Xᵀ·X if G is taller
@@ -6,17 +10,75 @@
 //!
 //! One rank does all of a matrix, so its bits do not depend on the number of ranks.
 
-use ddp_kernels::ops::{self, ChunkTable};
+use ddp_kernels::ops::{self, ChunkTable, SgdConstants};
 use ddp_kernels::{DType, Tensor};
 
-use super::rule::{Method, Rule};
-use crate::error::Result;
+use super::adamw;
+use super::rule::{Declared, Method, Muon, Part, Rule, Update, check_range};
+use super::sgd::MOMENTUM;
+use crate::error::{Error, Result};
 use crate::params::Params;
 
 /// Steps of the iteration.
 const STEPS: usize = 5;
 /// a, b and c.
 const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
+
+pub(super) const DECLARED: Declared = Declared {
+    defaults: &[
+        ("lr", 0.02),
+        ("adam-lr", 3e-4),
+        ("weight-decay", 0.01),
+        ("momentum", 0.95),
+        ("beta1", 0.9),
+        ("beta2", 0.95),
+        ("eps", 1e-10),
+    ],
+    above_zero: &["momentum", "lr"],
+    rule: |of| Rule {
+        hidden: Some(Method::Muon(Muon {
+            momentum: of("momentum"),
+            nesterov: true,
+        })),
+        rate: of("adam-lr") / of("lr"),
+        ..Rule::of(adamw::method(of))
+    },
+};
+
+impl Update for Muon {
+    fn name(&self) -> &'static str {
+        "muon"
+    }
+
+    fn moments(&self) -> &'static [&'static str] {
+        &[MOMENTUM]
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.momentum == 0.0 {
+            return Err(Error::Usage(
+                "Muon's momentum: expected a number above 0 and below 1, got 0".into(),
+            ));
+        }
+        check_range("momentum", self.momentum, 1.0)
+    }
+
+    fn numbers(&self, step: u64, learning_rate: f64, weight_decay: f64) -> Result<[f64; 4]> {
+        SgdConstants::default().numbers(step, learning_rate, weight_decay)
+    }
+
+    fn apply(&self, part: &Part<'_>) -> Result<()> {
+        let Muon { momentum, nesterov } = *self;
+        Ok(ops::muon_direction(
+            part.gradients,
+            &(part.moment)(MOMENTUM)?,
+            part.chunks,
+            &SgdConstants { momentum, nesterov },
+            part.scale,
+            part.flag,
+        )?)
+    }
+}
 
 /// What an optimizer asks of the ranks that train together.
 pub trait Exchange {
@@ -77,13 +139,11 @@ pub(super) struct Matrices {
 }
 
 impl Matrices {
-    /// Those that `rule` orthogonalises, shared by so many ranks.
-    pub(super) fn new(rule: &Rule, params: &Params, rank: usize, ranks: usize) -> Result<Matrices> {
+    /// Those of the trained parameters, shared by so many ranks.
+    pub(super) fn new(params: &Params, rank: usize, ranks: usize) -> Result<Matrices> {
         let mut all = Vec::new();
         for parameter in params.list().iter().filter(|p| p.is_trained()) {
-            let (Method::Muon(_), Some(gradient)) =
-                (rule.method(parameter), params.gradient(parameter.id))
-            else {
+            let Some(gradient) = params.gradient(parameter.id) else {
                 continue;
             };
             let mut start = 0;

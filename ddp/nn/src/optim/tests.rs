@@ -2,7 +2,7 @@
 //! ddp/tests/training/golden_layers.rs.
 
 use ddp_kernels::Device;
-use ddp_kernels::ops::AdamwConstants;
+use ddp_kernels::ops::{self, AdamwConstants};
 
 use super::*;
 use crate::models::Model;
@@ -28,13 +28,12 @@ const RULES: [fn() -> Rule; 4] = [
     Rule::adamw,
     || Rule::sgd(0.0),
     || Rule::sgd(0.9),
-    || Rule::Sgd {
-        constants: SgdConstants {
+    || Rule {
+        weight_decay: 0.1,
+        ..Rule::of(Method::Sgd(SgdConstants {
             momentum: 0.5,
             nesterov: true,
-        },
-        weight_decay: 0.1,
-        decayed: Default::default(),
+        }))
     },
 ];
 
@@ -78,17 +77,14 @@ fn a_step_changes_trained_parameters_and_neither_frozen_ones_nor_padding() {
 fn decay_is_for_matrices_alone_unless_all_decay() {
     for decayed in [Decayed::Matrices, Decayed::All] {
         for rule in [
-            Rule::AdamW {
-                constants: AdamwConstants::default(),
-                weight_decay: 0.5,
-                decayed,
-            },
-            Rule::Sgd {
-                constants: SgdConstants::default(),
-                weight_decay: 0.5,
-                decayed,
-            },
+            Method::AdamW(AdamwConstants::default()),
+            Method::Sgd(SgdConstants::default()),
         ] {
+            let rule = Rule {
+                weight_decay: 0.5,
+                decayed,
+                ..Rule::of(rule)
+            };
             let params = params(DType::F64, &|_| false);
             let names = ["0.weight", "0.bias"];
             let before = names.map(|name| value(&params, name));
@@ -189,19 +185,21 @@ fn clipping_divides_by_the_weights_and_then_limits_the_norm() {
 
 #[test]
 fn constants_that_cannot_be_are_refused_by_name() {
-    let adamw = |beta1, beta2, epsilon, weight_decay| Rule::AdamW {
-        constants: AdamwConstants {
+    let of = |method, weight_decay| Rule {
+        weight_decay,
+        ..Rule::of(method)
+    };
+    let adamw = |beta1, beta2, epsilon, weight_decay| {
+        let constants = AdamwConstants {
             beta1,
             beta2,
             epsilon,
-        },
-        weight_decay,
-        decayed: Default::default(),
+        };
+        of(Method::AdamW(constants), weight_decay)
     };
-    let sgd = |momentum, nesterov, weight_decay| Rule::Sgd {
-        constants: SgdConstants { momentum, nesterov },
-        weight_decay,
-        decayed: Default::default(),
+    let sgd = |momentum, nesterov, weight_decay| {
+        let constants = SgdConstants { momentum, nesterov };
+        of(Method::Sgd(constants), weight_decay)
     };
     for (rule, expected) in [
         (

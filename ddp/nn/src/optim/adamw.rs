@@ -1,0 +1,67 @@
+//! AdamW: `torch.optim.AdamW`.
+
+use ddp_kernels::ops::{self, AdamwConstants, AdamwScalars};
+
+use super::rule::{Declared, Method, Part, Rule, Update, check_range};
+use crate::error::Result;
+
+pub(super) const DECLARED: Declared = Declared {
+    defaults: &[
+        ("lr", 1e-3),
+        ("weight-decay", 0.01),
+        ("beta1", 0.9),
+        ("beta2", 0.999),
+        ("eps", 1e-8),
+    ],
+    above_zero: &[],
+    rule: |of| Rule::of(method(of)),
+};
+
+/// AdamW with these settings.
+pub(super) fn method(of: &dyn Fn(&str) -> f64) -> Method {
+    Method::AdamW(AdamwConstants {
+        beta1: of("beta1"),
+        beta2: of("beta2"),
+        epsilon: of("eps"),
+    })
+}
+
+impl Update for AdamwConstants {
+    fn name(&self) -> &'static str {
+        "adamw"
+    }
+
+    fn moments(&self) -> &'static [&'static str] {
+        &["exp_avg", "exp_avg_sq"]
+    }
+
+    fn check(&self) -> Result<()> {
+        check_range("beta1", self.beta1, 1.0)?;
+        check_range("beta2", self.beta2, 1.0)?;
+        check_range("epsilon", self.epsilon, f64::INFINITY)
+    }
+
+    fn numbers(&self, step: u64, learning_rate: f64, weight_decay: f64) -> Result<[f64; 4]> {
+        let scalars = AdamwScalars {
+            learning_rate,
+            weight_decay,
+            step,
+        };
+        Ok(scalars.to_array_f64(self)?)
+    }
+
+    fn apply(&self, part: &Part<'_>) -> Result<()> {
+        Ok(ops::adamw(
+            part.values,
+            part.gradients,
+            &(part.moment)("exp_avg")?,
+            &(part.moment)("exp_avg_sq")?,
+            part.copies,
+            part.chunks,
+            self,
+            part.numbers,
+            part.scale,
+            part.flag,
+        )?)
+    }
+}

@@ -1,0 +1,75 @@
+//! SGD: `torch.optim.SGD`, with dampening 0.
+
+use ddp_kernels::ops::{self, SgdConstants, SgdScalars};
+
+use super::rule::{Declared, Method, Part, Rule, Update, check_range};
+use crate::error::{Error, Result};
+
+pub(super) const DECLARED: Declared = Declared {
+    defaults: &[
+        ("lr", 0.1),
+        ("weight-decay", 0.0),
+        ("momentum", 0.9),
+        ("nesterov", 0.0),
+    ],
+    above_zero: &[],
+    rule: |of| {
+        Rule::of(Method::Sgd(SgdConstants {
+            momentum: of("momentum"),
+            nesterov: of("nesterov") != 0.0,
+        }))
+    },
+};
+
+/// The moment of SGD and Muon.
+pub(super) const MOMENTUM: &str = "momentum_buffer";
+
+impl Update for SgdConstants {
+    fn name(&self) -> &'static str {
+        "sgd"
+    }
+
+    fn moments(&self) -> &'static [&'static str] {
+        match self.momentum > 0.0 {
+            true => &[MOMENTUM],
+            false => &[],
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.nesterov && self.momentum == 0.0 {
+            return Err(Error::Usage(
+                "Nesterov's momentum: expected a momentum above 0, got 0".into(),
+            ));
+        }
+        check_range("momentum", self.momentum, f64::INFINITY)
+    }
+
+    fn numbers(&self, _step: u64, learning_rate: f64, weight_decay: f64) -> Result<[f64; 4]> {
+        let scalars = SgdScalars {
+            learning_rate,
+            weight_decay,
+        };
+        // Checked in f32, sent in f64.
+        scalars.to_array()?;
+        Ok([learning_rate, weight_decay, 0.0, 0.0])
+    }
+
+    fn apply(&self, part: &Part<'_>) -> Result<()> {
+        let momentum = match self.momentum > 0.0 {
+            true => Some((part.moment)(MOMENTUM)?),
+            false => None,
+        };
+        Ok(ops::sgd(
+            part.values,
+            part.gradients,
+            momentum.as_ref(),
+            part.copies,
+            part.chunks,
+            self,
+            &part.numbers.slice(0..2)?,
+            part.scale,
+            part.flag,
+        )?)
+    }
+}
