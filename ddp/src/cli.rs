@@ -1,20 +1,17 @@
 //! The command line: flags, their help, and the commands they become.
 //!
-//! `layers.rs` has the flags of training. The flags of other commands are in their own files; those
-//! of benchmarks are in `bench/`.
+//! `flags/` has what commands share: settings as flags. `train.rs` has the commands that train; the
+//! flags of others are in their own files, those of benchmarks in `bench/`.
 
 mod command;
 mod doctor;
 mod export;
-pub(crate) mod flags;
 mod generate;
 mod inspect;
-mod layers;
-mod meant;
 mod report;
 mod start;
-mod taken;
 mod tokenize;
+mod train;
 mod using;
 mod watch;
 
@@ -28,21 +25,21 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 pub use self::command::{Command, HOST_AGENT, StartRanks};
 pub use self::doctor::DoctorFlags;
 pub use self::export::{ExportFlags, ExportFormat};
-pub use self::flags::{RankCount, RankFlags};
 pub use self::generate::GenerateFlags;
 pub use self::inspect::InspectFlags;
-pub use self::layers::{LayerFlags, SettingFlags};
-use self::meant::meant;
 pub use self::report::ReportFlags;
-pub use self::start::{PlaceFlags, StartFlags};
-pub use self::taken::Taken;
+pub use self::start::StartFlags;
 pub use self::tokenize::TokenizeFlags;
+pub use self::train::LayerFlags;
 pub use self::using::{EvalFlags, PredictFlags, PredictionsFile, UsingFlags};
 pub use self::watch::WatchFlags;
 use crate::about::{About, about};
 use crate::bench::Bench;
 use crate::config::model_names;
 use crate::error::{Error, Result};
+use crate::flags::layers::variable;
+use crate::flags::meant::meant;
+pub use crate::flags::{PlaceFlags, RankCount, RankFlags, SettingFlags, Taken};
 
 /// Reads a command line, the program's name first. Mistakes in it are an `Error::Usage`.
 pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Command> {
@@ -63,7 +60,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
             layers,
             start,
         } => {
-            let command = layers::train(&flags, &layers)?;
+            let command = train::train(&flags, &layers)?;
             return Ok(StartRanks::asked_for(&start, command));
         }
         Mode::Resume {
@@ -72,7 +69,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
             layers,
             start,
         } => {
-            let command = layers::resume(&folder, flags, layers)?;
+            let command = train::resume(&folder, flags, layers)?;
             return Ok(StartRanks::asked_for(&start, command));
         }
         Mode::Eval(flags) => Command::Eval(flags),
@@ -139,7 +136,7 @@ fn of_variable(error: &clap::Error, words: &[OsString]) -> String {
         return String::new();
     };
     let flag = argument.split([' ', '=', '[']).next().unwrap_or_default();
-    let name = layers::variable(flag.trim_start_matches('-'));
+    let name = variable(flag.trim_start_matches('-'));
     let is_given = words
         .iter()
         .any(|word| word.to_string_lossy().split('=').next() == Some(flag));
@@ -201,7 +198,7 @@ enum Mode {
         start: StartFlags,
     },
     /// Continue the run in a folder, with its settings
-    #[command(after_help = layers::RESUME_EXAMPLES, max_term_width = 120)]
+    #[command(after_help = train::RESUME_EXAMPLES, max_term_width = 120)]
     Resume {
         /// The folder of the run: what --out was
         #[arg(value_name = "DIR")]

@@ -56,6 +56,7 @@ pub mod dry_run;
 pub mod error;
 pub mod export;
 mod first_values;
+pub mod flags;
 pub mod inspect;
 mod metrics;
 pub mod output;

@@ -26,9 +26,11 @@ pub fn start(ranks: &StartRanks, timeout: Duration) -> Result<Option<u8>> {
         StartedBy::NoLauncher => {}
         StartedBy::Spawner => return Ok(None),
         StartedBy::Launcher => {
-            let text = "--ranks: a launcher has started this process as one of several ranks; \
-                help: leave out --ranks and --hosts, or start ddp-train without the launcher";
-            return Err(Error::Usage(text.into()));
+            return Err(Error::Usage(format!(
+                "--ranks: a launcher has started this process as one of several ranks; help: leave \
+                 out --ranks and --hosts, or start {} without the launcher",
+                about().name
+            )));
         }
     }
     let hosts = hosts(ranks)?;

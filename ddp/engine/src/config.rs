@@ -1,5 +1,5 @@
-//! The settings of a run: one checked `Config`, which the trainer takes. Programs read it from flags,
-//! variables and TOML files.
+//! The settings of a run: one checked `Config`, which the trainer takes. Programs read it from
+//! flags, variables and TOML files.
 //!
 //! `settings.rs` declares the settings with their limits, `table.rs` reads them from tables,
 //! `check.rs` checks them against each other; `derived.rs` has what follows from them.

@@ -7,9 +7,9 @@ use serde_json::json;
 
 use super::measure::Say;
 use super::training::{self, StepFlags, Subject};
-use crate::cli::flags::whole;
 use crate::config::model_of;
 use crate::error::{Error, Result};
+use crate::flags::whole;
 use crate::models::{DataShape, ModelSpec};
 use crate::nn::CrossEntropy;
 

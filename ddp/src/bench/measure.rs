@@ -11,10 +11,10 @@ use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{DType, Device, Tensor, threads};
 use serde_json::{Value, json};
 
-use crate::cli::flags::{RankFlags, number, whole};
 use crate::config::Precision;
 use crate::devices::{described, is_simulated};
 use crate::error::{Error, Result};
+use crate::flags::{RankFlags, number, whole};
 
 /// Repetitions of the first run, which compiles, allocates and captures.
 const COLD: u64 = 4;

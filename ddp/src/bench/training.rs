@@ -14,11 +14,11 @@ use super::measure::{
     BenchFlags, Rounds, Say, begin, group_on, largest, precision, round, round_or_null, rounds,
     start,
 };
-use crate::cli::flags::{choice, number, whole};
 use crate::config::{FloatType, GraphChoice, OptimizerKind, Overlap, Precision};
 use crate::data::{Batch, SlotId, sampler};
 use crate::devices::described;
 use crate::error::{Error, Result};
+use crate::flags::{choice, number, whole};
 use crate::models::Model;
 use crate::nn::{Loss, Mse, Sequential};
 use crate::optim::muon::Alone;

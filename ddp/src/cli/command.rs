@@ -7,12 +7,12 @@ use super::export::ExportFlags;
 use super::generate::GenerateFlags;
 use super::inspect::InspectFlags;
 use super::report::ReportFlags;
-use super::start::PlaceFlags;
 use super::tokenize::TokenizeFlags;
 use super::using::{EvalFlags, PredictFlags};
 use super::watch::WatchFlags;
 use crate::bench::Bench;
 use crate::config::Config;
+use crate::flags::PlaceFlags;
 
 /// What a command line asks for.
 #[derive(Clone, Debug, PartialEq)]

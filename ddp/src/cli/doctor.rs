@@ -4,9 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::flags::number;
-use super::start::PlaceFlags;
 use crate::config::TIMEOUT_S;
+use crate::flags::{PlaceFlags, number};
 
 /// The flags of `doctor`.
 #[derive(Args, Clone, Debug, PartialEq)]

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
 
-use super::flags::{number, whole};
-use super::taken::Taken;
+use crate::flags::Taken;
+use crate::flags::{number, whole};
 
 /// Printed after the help of `generate`.
 pub(super) const EXAMPLES: &str = "\

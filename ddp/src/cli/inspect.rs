@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::taken::Taken;
+use crate::flags::Taken;
 
 /// Printed after the help of `inspect`.
 pub(super) const EXAMPLES: &str = "\

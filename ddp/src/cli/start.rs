@@ -1,30 +1,12 @@
 //! The flags that start ranks, and what they become.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use ddp_comm::spawn::HostList;
 
 use super::command::{Command, StartRanks};
-use super::flags::{RankCount, number, whole};
 use crate::config::TIMEOUT_S;
-
-/// The ranks to start, if no launcher starts them.
-#[derive(Args, Clone, Debug, Default, PartialEq)]
-#[group(id = "places", multiple = true)]
-pub struct PlaceFlags {
-    /// Start so many ranks on this machine, without MPI; auto: one for each GPU, else one. With
-    /// --hosts: only so many of them
-    #[arg(long, value_name = "N")]
-    pub ranks: Option<RankCount>,
-    /// Start ranks on these hosts over ssh, so many on each: node1:4,node2:4
-    #[arg(long, value_name = "HOST:N,…")]
-    pub hosts: Option<HostList>,
-    /// The same, from a file with a host in each line: node1 slots=4, or node1:4
-    #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
-    pub hostfile: Option<PathBuf>,
-}
+use crate::flags::{PlaceFlags, number, whole};
 
 /// The ranks to start for a training.
 #[derive(Args, Clone, Debug, PartialEq)]
@@ -89,6 +71,7 @@ impl StartRanks {
 mod tests {
     use super::*;
     use crate::cli::parse;
+    use crate::flags::RankCount;
 
     fn parsed(line: &str) -> Command {
         parse(line.split(' ').collect::<Vec<_>>()).unwrap()

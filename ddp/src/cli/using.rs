@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 
-use super::flags::{RankFlags, whole};
 use crate::config::SettingValue;
 use crate::data::DataSpec;
 use crate::error::{Error, Result};
+use crate::flags::{RankFlags, whole};
 use crate::tasks::Format;
 
 /// The most rows that go through a model at a time.

@@ -1,9 +1,9 @@
 //! Every setting of a training run, in one list.
 //!
-//! `Config`, which the trainer takes, its TOML form and `SETTINGS` follow from the list and from the
-//! settings of the model families; flags, help, variables and the table of settings that the program
-//! prints follow from `SETTINGS`. A new setting is one entry here: scope, name, what help calls its
-//! value, other commands that take it, type, default and limits.
+//! `Config`, which the trainer takes, its TOML form and `SETTINGS` follow from the list and from
+//! the settings of the model families; flags, help, variables and the printed settings follow from
+//! `SETTINGS`. A new setting is one entry here: scope, name, what help calls its value, other
+//! commands that take it, type, default and limits.
 
 use std::fmt;
 use std::path::PathBuf;

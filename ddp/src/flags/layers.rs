@@ -4,8 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, ValueParser};
 use clap::parser::ValueSource;
@@ -13,18 +12,16 @@ use clap::{Arg, ArgMatches, Args, FromArgMatches};
 use serde::de::DeserializeSeed;
 use toml::{Table, Value};
 
-use super::command::Command;
 use super::meant::meant;
 use crate::config::{Config, Form, MODEL, ReadConfig, SETTINGS, Setting, as_flag, find};
 use crate::error::{Error, Result, refuse, with_flags};
 use crate::first_values::FirstValues;
 use crate::models::ModelSpec;
-use crate::record::CONFIG_FILE;
 use crate::shown::{is_unseen, shown};
 
 /// The flags of training that were given: one flag for each setting.
 #[derive(Clone, Debug, Default)]
-pub struct SettingFlags(Vec<(&'static Setting, OsString)>);
+pub struct SettingFlags(pub(crate) Vec<(&'static Setting, OsString)>);
 
 impl Args for SettingFlags {
     fn augment_args(command: clap::Command) -> clap::Command {
@@ -54,14 +51,22 @@ impl FromArgMatches for SettingFlags {
 }
 
 /// The flag of a setting.
-pub(super) fn flag(setting: &'static Setting) -> Arg {
+pub(crate) fn flag(setting: &'static Setting) -> Arg {
     let name = setting.name();
     let help = with_flags(&setting.help);
-    let help = match &setting.default {
-        serde_json::Value::Null => help,
-        serde_json::Value::String(none) if none.is_empty() => help,
-        default => format!("{help} [default: {}]", as_flag(default)),
+    // The first sentence, and what follows from other settings.
+    let end = help.find("; ").into_iter().chain(help.find(". ")).min();
+    let (short, rest) = help.split_at(end.unwrap_or(help.len()));
+    let found = rest.rfind(" [default: ").map_or("", |at| &rest[at..]);
+    let default = match &setting.default {
+        serde_json::Value::Null => String::new(),
+        serde_json::Value::String(none) if none.is_empty() => String::new(),
+        default => format!(" [default: {}]", as_flag(default)),
     };
+    let (short, help) = (
+        format!("{short}{found}{default}"),
+        format!("{help}{default}"),
+    );
     let value = |(name, help): &(&'static str, &'static str)| PossibleValue::new(*name).help(*help);
     let parser = if setting.choices.is_empty() {
         ValueParser::os_string()
@@ -72,7 +77,8 @@ pub(super) fn flag(setting: &'static Setting) -> Arg {
         .long(name)
         .value_name(setting.value_name)
         .help_heading(setting.group.as_str())
-        .help(help)
+        .help(short)
+        .long_help(help)
         .value_parser(parser)
         .allow_negative_numbers(true);
     match setting.form {
@@ -82,31 +88,13 @@ pub(super) fn flag(setting: &'static Setting) -> Arg {
     }
 }
 
-/// Where settings come from, and what to do with them instead of training.
-#[derive(Args, Clone, Debug, Default, PartialEq)]
-pub struct LayerFlags {
-    /// Read settings from this TOML file (or DDP_CONFIG), as in batch-size = 64; the environment
-    /// (DDP_BATCH_SIZE=64) wins over it, and flags over both
-    #[arg(long, value_name = "FILE", help_heading = HEADING)]
-    pub config: Option<PathBuf>,
-    /// Print every setting as TOML with its origin, and exit
-    #[arg(long, help_heading = HEADING)]
-    pub print_config: bool,
-    /// Check everything, print the memory and disk space (on GPUs also the time) that the
-    /// run will take, and exit
-    #[arg(long, help_heading = HEADING)]
-    pub dry_run: bool,
-}
-
-const HEADING: &str = "Settings";
-
 /// The prefix of our environment variables.
-const PREFIX: &str = "DDP_";
+pub(crate) const PREFIX: &str = "DDP_";
 
-/// Variables for the flags of `LayerFlags`.
-const CONFIG: &str = "DDP_CONFIG";
-const PRINT_CONFIG: &str = "DDP_PRINT_CONFIG";
-const DRY_RUN: &str = "DDP_DRY_RUN";
+/// Variables of what is done with settings.
+pub(crate) const CONFIG: &str = "DDP_CONFIG";
+pub(crate) const PRINT_CONFIG: &str = "DDP_PRINT_CONFIG";
+pub(crate) const DRY_RUN: &str = "DDP_DRY_RUN";
 
 /// Variables that are no settings: of other parts, and what other programs use.
 const OTHERS: [&str; 7] = [
@@ -128,7 +116,7 @@ const EXCLUSIVE: [[&str; 2]; 3] = [
 
 /// Where a setting comes from. Later ones win.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
-pub(super) enum Layer {
+pub(crate) enum Layer {
     File,
     Variable,
     Flag,
@@ -136,17 +124,17 @@ pub(super) enum Layer {
 
 /// Settings from several origins.
 #[derive(Default)]
-pub(super) struct Layers {
-    pub(super) config: Config,
+pub(crate) struct Layers {
+    pub(crate) config: Config,
     /// Where settings come from, with the name of the file, variable or flag.
     origins: BTreeMap<String, (Layer, String)>,
     /// What `--init-from` names, if the model follows from it.
-    first_values: Option<FirstValues>,
+    pub(crate) first_values: Option<FirstValues>,
 }
 
 impl Layers {
     /// Sets `setting` from the text of a flag or variable.
-    pub(super) fn set(
+    pub(crate) fn set(
         &mut self,
         setting: &Setting,
         text: &OsStr,
@@ -173,7 +161,7 @@ impl Layers {
         Ok(())
     }
 
-    pub(super) fn set_flags(&mut self, flags: &SettingFlags) -> Result<()> {
+    pub(crate) fn set_flags(&mut self, flags: &SettingFlags) -> Result<()> {
         for (setting, value) in &flags.0 {
             let origin = (Layer::Flag, format!("--{}", setting.name()));
             self.set(setting, value, origin)?;
@@ -196,7 +184,7 @@ impl Layers {
     }
 
     /// Takes the `text` of a TOML file, the lowest layer.
-    fn read_file(&mut self, path: &Path, text: &str) -> Result<()> {
+    pub(crate) fn read_file(&mut self, path: &Path, text: &str) -> Result<()> {
         let refused = |error: toml::de::Error| {
             // The parser names types of Rust.
             let error = error
@@ -230,7 +218,7 @@ impl Layers {
     }
 
     /// Reads the environment. Unknown variables that resemble ours are refused.
-    fn read_environment(&mut self, variables: &[(OsString, OsString)]) -> Result<()> {
+    pub(crate) fn read_environment(&mut self, variables: &[(OsString, OsString)]) -> Result<()> {
         // The model comes first: it decides which other settings there are.
         let model = variable(MODEL);
         let (first, rest): (Vec<_>, Vec<_>) = variables
@@ -247,7 +235,7 @@ impl Layers {
     }
 
     /// Checks the settings. An error about one that is not a flag says where it is set.
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         self.config.check().map_err(|error| {
             let text = error.to_string();
             let name = text
@@ -263,7 +251,7 @@ impl Layers {
     }
 
     /// Every setting as TOML with its origin, then those that are not set.
-    fn describe(&self) -> Result<String> {
+    pub(crate) fn describe(&self) -> Result<String> {
         let mut text = String::from(
             "# Read back by --config. Flags win over DDP_… variables, and these over the file.\n",
         );
@@ -313,159 +301,6 @@ fn in_quotes(text: &str) -> String {
     quoted + "\""
 }
 
-/// Printed after the help of `resume`.
-pub(super) const RESUME_EXAMPLES: &str = "\
-Examples:
-  ddp-train resume out                           to its end, from its newest checkpoint
-  ddp-train resume out --ranks 4                 on other ranks
-  ddp-train resume out --steps 2000 --override   longer; without --override if --schedule is constant
-
-As ddp-train --config DIR/config.toml --out DIR --resume auto. Flags change settings of the run; those that change its results \
-need --override. So does another number of steps, unless the run has --schedule constant and the --warmup-steps that it had. \
-Start it in the folder where the run was started, if its paths are relative.";
-
-/// The run in `folder`, continued with its settings, but for those that flags and the environment
-/// change.
-pub(super) fn resume(
-    folder: &Path,
-    mut flags: SettingFlags,
-    mut how: LayerFlags,
-) -> Result<Command> {
-    let file = folder.join(CONFIG_FILE);
-    if !file.is_file() {
-        return Err(Error::Usage(format!(
-            "resume {}: expected the folder of a run, which has {CONFIG_FILE}, got none; help: \
-             give what its --out was",
-            folder.display()
-        )));
-    }
-    if flags.0.iter().any(|(setting, _)| setting.name() == "out") {
-        return Err(Error::Usage(format!(
-            "resume {0}: --out cannot be given: it is {0}; help: leave it out, or start a new run \
-             with --config {1} --out FOLDER",
-            folder.display(),
-            file.display()
-        )));
-    }
-    how.config.get_or_insert(file);
-    // First, so that a --resume CHECKPOINT wins.
-    let own = [("out", folder.as_os_str()), ("resume", OsStr::new("auto"))];
-    let own = own.map(|(name, value)| (find(name).expect("a setting"), value.to_os_string()));
-    flags.0.splice(0..0, own);
-    train(&flags, &how)
-}
-
-/// The run that flags, the environment and a file ask for.
-pub(super) fn train(flags: &SettingFlags, how: &LayerFlags) -> Result<Command> {
-    let is_ours = |name: &OsString| name.as_encoded_bytes().starts_with(PREFIX.as_bytes());
-    let variables = std::env::vars_os().filter(|(name, _)| is_ours(name));
-    layered(flags, how, variables.collect())
-}
-
-fn layered(
-    flags: &SettingFlags,
-    how: &LayerFlags,
-    variables: Vec<(OsString, OsString)>,
-) -> Result<Command> {
-    let how = how_also(how, &variables)?;
-    let mut layers = Layers::default();
-    // Once: it may be a pipe.
-    let text = how.config.as_ref().map(|path| {
-        std::fs::read_to_string(path).map_err(|source| Error::Io {
-            action: "read",
-            path: path.clone(),
-            source,
-            help: "--config takes a TOML file, as --print-config writes it".into(),
-        })
-    });
-    let text = text.transpose()?;
-    if let Some(path) = how.config.as_ref().filter(|path| is_pipe(path))
-        && text.as_deref() == Some("")
-    {
-        return Err(Error::Usage(format!(
-            "--config {}: expected settings, got an empty pipe; help: write them to a file: \
-             --ranks reads them again for each rank",
-            path.display()
-        )));
-    }
-    if let Some(first) = first_values(flags, &variables, text.as_deref())? {
-        layers.config.model = first.model.clone();
-        layers.first_values = Some(first);
-    }
-    if let Some((path, text)) = how.config.as_ref().zip(text) {
-        layers.read_file(path, &text)?;
-    }
-    layers.read_environment(&variables)?;
-    layers.set_flags(flags)?;
-    if let Some(first) = layers.first_values.take() {
-        first.settle(&mut layers.config)?;
-    }
-    layers.check()?;
-    if how.print_config {
-        return Ok(Command::Show(layers.describe()?));
-    }
-    let config = Box::new(layers.config);
-    Ok(if how.dry_run {
-        Command::DryRun(config)
-    } else {
-        Command::Train(config)
-    })
-}
-
-fn is_pipe(path: &Path) -> bool {
-    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo())
-}
-
-/// What `--init-from` names. It is read before other settings, which start from its model.
-fn first_values(
-    flags: &SettingFlags,
-    variables: &[(OsString, OsString)],
-    text: Option<&str>,
-) -> Result<Option<FirstValues>> {
-    const NAME: &str = "init-from";
-    let flag = flags.0.iter().find(|(setting, _)| setting.name() == NAME);
-    let name = variable(NAME);
-    let set = variables.iter().find(|(known, _)| *known == *name);
-    // Mistakes in the file are reported when all of it is read.
-    let in_file = || {
-        let table: Table = toml::from_str(text?).ok()?;
-        Some(OsString::from(table.get(NAME)?.as_str()?))
-    };
-    let flag = flag.map(|(_, path)| path.clone());
-    let path = flag
-        .or_else(|| set.map(|(_, path)| path.clone()))
-        .or_else(in_file);
-    path.map_or(Ok(None), |path| FirstValues::of(Path::new(&path)))
-}
-
-/// `how`, with what the environment says; a --config flag wins over DDP_CONFIG.
-fn how_also(how: &LayerFlags, variables: &[(OsString, OsString)]) -> Result<LayerFlags> {
-    let variable = |name: &str| {
-        variables
-            .iter()
-            .find(|(known, _)| known == name)
-            .map(|(_, value)| value)
-    };
-    let is_set = |name: &str| match variable(name)
-        .map(|value| value.to_string_lossy())
-        .as_deref()
-    {
-        None | Some("false") => Ok(false),
-        Some("true") => Ok(true),
-        Some(other) => Err(Error::Usage(format!(
-            "{name} in the environment: expected true or false, got {other:?}"
-        ))),
-    };
-    Ok(LayerFlags {
-        config: how
-            .config
-            .clone()
-            .or_else(|| variable(CONFIG).map(PathBuf::from)),
-        print_config: how.print_config | is_set(PRINT_CONFIG)?,
-        dry_run: how.dry_run | is_set(DRY_RUN)?,
-    })
-}
-
 /// Refuses a variable whose name is nearly that of a setting, or what another program calls one.
 fn check_unknown(name: &str) -> Result<()> {
     let how = [CONFIG, PRINT_CONFIG, DRY_RUN];
@@ -502,9 +337,6 @@ fn check_unknown(name: &str) -> Result<()> {
 }
 
 /// The variable of a setting: `DDP_BATCH_SIZE` of `batch-size`.
-pub(super) fn variable(name: &str) -> String {
+pub(crate) fn variable(name: &str) -> String {
     format!("{PREFIX}{}", name.replace('-', "_").to_uppercase())
 }
-
-#[cfg(test)]
-mod tests;

@@ -12,7 +12,7 @@ fn others() -> impl Iterator<Item = (&'static str, &'static str)> {
 }
 
 /// The flag here for `name`, which is misspelled or another program's.
-pub(super) fn meant(name: &str) -> Option<String> {
+pub(crate) fn meant(name: &str) -> Option<String> {
     let name = name
         .trim_start_matches('-')
         .replace('_', "-")

@@ -2,11 +2,13 @@
 
 use super::super::Cli;
 use super::*;
-use crate::config::Length;
+use crate::config::{Config, Length};
+use crate::error::with_flags;
 use crate::models::ModelSpec;
 use crate::models::gpt::GptSpec;
 use crate::models::mlp::MlpSpec;
 use crate::models::vit::VitSpec;
+use crate::shown::is_unseen;
 
 /// What a command line comes to with these variables and this file.
 fn asked(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> Result<Command> {
