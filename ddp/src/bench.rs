@@ -8,9 +8,8 @@
 mod addmm;
 mod allreduce;
 mod explain;
-mod gpt;
 mod measure;
-mod mlp;
+mod models;
 mod training;
 
 use clap::Subcommand;
@@ -18,9 +17,8 @@ use ddp_comm::World;
 
 pub use addmm::{AddmmFlags, ProductShape};
 pub use allreduce::{AllreduceFlags, BenchOperation, Sweep};
-pub use gpt::GptFlags;
 pub use measure::{BenchFlags, Say};
-pub use mlp::MlpFlags;
+pub use models::{GptFlags, MlpFlags};
 
 use crate::error::Result;
 use crate::flags::RankFlags;
@@ -52,8 +50,14 @@ impl Bench {
     /// Measures on all ranks.
     pub fn run(&self, world: &World, say: Say<'_>) -> Result<()> {
         match self {
-            Bench::Mlp(flags) => mlp::measure(flags, world, say),
-            Bench::Gpt(flags) => gpt::measure(flags, world, say),
+            Bench::Mlp(flags) => {
+                let (step, key) = (&flags.step, format!("{flags:?}"));
+                training::measure(step, &key, world, say, flags.subject())
+            }
+            Bench::Gpt(flags) => {
+                let (step, key) = (&flags.step, format!("{flags:?}"));
+                training::measure(step, &key, world, say, flags.subject()?)
+            }
             Bench::Addmm(flags) => addmm::measure(flags, world, say),
             Bench::Allreduce(flags) => allreduce::measure(flags, world, say),
         }

@@ -10,9 +10,8 @@ use ddp_kernels::ops::{self, Activation};
 use ddp_kernels::{DType, Device, Random, Tensor, threads};
 use serde_json::{Value, json};
 
-use super::measure::{BenchFlags, Say, of_all_ranks, precision, round, rounds, start};
+use super::measure::{BenchFlags, Say, line, of_all_ranks, precision, round, rounds, start};
 use crate::config::{List, Precision};
-use crate::devices::described;
 use crate::error::Result;
 use crate::flags::{choice, whole};
 
@@ -185,16 +184,13 @@ fn measure_shape(
     let ranks_s = of_all_ranks(main, times.own_median_s())?;
     let slowest_s = ranks_s.iter().copied().fold(0.0, f64::max);
     let ranks_ms: Vec<f64> = ranks_s.iter().map(|s| round(s * 1e3, 5)).collect();
-    Ok(json!({
-        "system": "ddp-train",
-        "version": env!("CARGO_PKG_VERSION"),
+    let fields = json!({
         "bench": "addmm",
         "shape": shape.to_string(),
         "m": shape.m,
         "n": shape.n,
         "k": shape.k,
         "dtype": flags.dtype,
-        "device": described(device),
         "ranks": main.size(),
         "threads": threads::count(),
         // The slowest rank's; each computes its own products.
@@ -204,7 +200,8 @@ fn measure_shape(
         "gflop_per_s": round(shape.flop() / slowest_s / 1e9, 2),
         "rotated_mb": round((sets.len() * sets[0].bytes()) as f64 / 1e6, 2),
         "repetitions": times.repetitions,
-    }))
+    });
+    Ok(line(device, &[fields]))
 }
 
 #[cfg(test)]

@@ -14,9 +14,8 @@ use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{DType, Device, Tensor, ops};
 use serde_json::{Value, json};
 
-use super::measure::{BenchFlags, Say, group_on, round, rounds, start};
+use super::measure::{BenchFlags, Say, group_on, line, round, rounds, start};
 use crate::config::FloatType;
-use crate::devices::described;
 use crate::error::{Error, Result};
 use crate::flags::{choice, number};
 
@@ -214,9 +213,7 @@ impl Bench<'_> {
         };
         let seconds = times.median_s() / calls as f64;
         let alg_gb_per_s = tensor.bytes() as f64 / seconds / 1e9;
-        Ok(json!({
-            "system": "ddp-train",
-            "version": env!("CARGO_PKG_VERSION"),
+        let fields = json!({
             "bench": "allreduce",
             "operation": operation,
             "bytes": tensor.bytes(),
@@ -224,7 +221,6 @@ impl Bench<'_> {
             "bucket_bytes": bucket * dtype.bytes(),
             "ranks": ranks,
             "dtype": dtype.to_string(),
-            "device": described(self.device),
             "transport": self.group.transport(),
             "captured": self.flags.captured,
             "in_place": true,
@@ -234,7 +230,8 @@ impl Bench<'_> {
             "alg_gb_per_s": round(alg_gb_per_s, 3),
             "bus_gb_per_s": round(alg_gb_per_s * operation.bus_factor(ranks), 3),
             "repetitions": times.repetitions * calls as u64,
-        }))
+        });
+        Ok(line(self.device, &[fields]))
     }
 
     fn call(&self, tensor: &Tensor) -> Result<()> {

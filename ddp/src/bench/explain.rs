@@ -7,8 +7,8 @@ use ddp_kernels::Device;
 use ddp_kernels::graph::{Graph, GraphNode, NodeKind};
 use serde_json::json;
 
-use super::measure::{Say, round};
-use crate::devices::{described, is_simulated};
+use super::measure::{Say, line, round};
+use crate::devices::is_simulated;
 use crate::error::Result;
 
 /// Prints the nodes of `graph`, which runs on `device`, and last their sums.
@@ -41,10 +41,7 @@ pub(super) fn print(graph: &Graph, device: Device, say: Say<'_>) -> Result<()> {
     } else {
         "the bandwidth of this GPU's clock and width"
     };
-    say(&json!({
-        "system": "ddp-train",
-        "version": env!("CARGO_PKG_VERSION"),
-        "device": described(device),
+    let fields = json!({
         "nodes": all,
         "products": products,
         "besides_products": all - products,
@@ -55,7 +52,8 @@ pub(super) fn print(graph: &Graph, device: Device, say: Say<'_>) -> Result<()> {
         "moved_bytes": bytes,
         "model_us": model_us(bytes),
         "model": format!("operands once at {width}, {:.0} GB/s; not measured", graph.bandwidth() / 1e9),
-    }))
+    });
+    say(&line(device, &[fields]))
 }
 
 fn name_of(kind: NodeKind) -> &'static str {

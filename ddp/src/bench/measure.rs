@@ -196,6 +196,19 @@ pub(super) fn largest(group: &Group, value: f64) -> Result<f64> {
     Ok(all.into_iter().fold(f64::NEG_INFINITY, f64::max))
 }
 
+/// A line of the results: the program, the device and these fields.
+pub(super) fn line(device: Device, fields: &[Value]) -> Value {
+    let mut line = json!({
+        "system": "ddp-train",
+        "version": env!("CARGO_PKG_VERSION"),
+        "device": described(device),
+    });
+    for (name, value) in fields.iter().filter_map(Value::as_object).flatten() {
+        line[name] = value.clone();
+    }
+    line
+}
+
 /// Rounds to `digits` after the point.
 pub(super) fn round(value: f64, digits: i32) -> f64 {
     let unit = 10f64.powi(digits);
