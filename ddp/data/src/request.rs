@@ -197,7 +197,7 @@ impl DataRequest {
         }
         if let (Some(labels), None) = (&self.val_labels, &self.val_data) {
             return refuse(format!(
-                "`val-labels` {labels}: expected `val-data`, whose labels they are; help: give both or none"
+                "`val-labels` {labels}: expected `val-data`, the rows that these labels are for; help: give both or none"
             ));
         }
         if let Some(data @ (DataSpec::Glyphs(_) | DataSpec::Synthetic(_))) = &self.val_data {
