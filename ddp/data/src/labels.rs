@@ -390,7 +390,10 @@ impl Labels {
         };
         let (what, help) = match (count, label) {
             (0, _) => (
-                format!("labels are texts by their type, or whole numbers above {}", i64::MAX),
+                format!(
+                    "labels are texts by their type, or whole numbers above {}",
+                    i64::MAX
+                ),
                 "save them as floats",
             ),
             (_, Label::Text(text)) => (

@@ -50,7 +50,7 @@ pub use dataset::{Dataset, RowSpec, read_rows, sampled_hash};
 pub use error::{Error, Result};
 pub use feature_plan::{AUTO, ColumnPlan, FeaturePlan, Missing, TableSettings};
 pub use in_memory::InMemory;
-pub use loader::{Batch, InOrder, Loader, Micro, Origin, Resident, SlotId, Source};
+pub use loader::{Batch, InOrder, Loader, LoaderBuilder, Micro, Origin, Resident, SlotId, Source};
 pub use normalize::{Normalization, Normalize};
 pub use prepare::{TokenSummary, open, prepare, summarize_tokens};
 pub use ranks::{Alone, Ranks};

@@ -92,6 +92,25 @@ pub struct Trained {
 }
 
 impl Data {
+    /// Rows as they are: nothing is normalized, and nothing has a name.
+    pub(crate) fn new(
+        train: Arc<dyn Dataset>,
+        held_out: Arc<dyn Dataset>,
+        description: String,
+    ) -> Data {
+        Data {
+            train,
+            held_out,
+            description,
+            normalization: None,
+            target_normalization: None,
+            plan: FeaturePlan::default(),
+            columns: None,
+            label: None,
+            tokenizer: None,
+        }
+    }
+
     /// A line for people: what these data are and how much.
     pub(crate) fn describe(
         name: &str,

@@ -25,8 +25,8 @@ use twox_hash::XxHash3_64;
 
 pub(crate) use self::labels::{LabelsFound, labels};
 pub(crate) use self::moments::Moments;
-use self::segments::in_segments;
-pub(crate) use self::tokens::{TokensFound, tokens};
+pub(crate) use self::segments::in_segments;
+pub(crate) use self::tokens::tokens;
 use crate::error::{Error, Result};
 use crate::ranks::Ranks;
 use crate::rows::Rows;

@@ -8,6 +8,7 @@
 //! and reads that on the device, so on a GPU it is captured once and then launched
 //! (`step/graphs.rs`). A model on several devices has a stage for each (`step/replica.rs`).
 
+mod builder;
 mod graphs;
 mod outcome;
 mod replica;
@@ -27,6 +28,7 @@ use ddp_nn::Loss;
 use ddp_nn::models::Model;
 use ddp_nn::optim::Optimizer;
 
+pub use self::builder::StepBuilder;
 use self::graphs::{CAPTURED, StepGraphs, StepMode};
 pub use self::graphs::{GraphChoice, check_graph};
 use self::outcome::StepOutcome;
@@ -80,6 +82,7 @@ pub struct Step {
     own_bad_step: Tensor,
     outcome: StepOutcome,
     graphs: StepGraphs,
+    measures_norm: bool,
     /// Origins of batches that all ranks have alike, while their loaders live. None if the ranks
     /// compare their data elsewhere.
     compared: Option<Vec<Weak<Origin>>>,
@@ -145,6 +148,7 @@ impl Step {
             outcome: StepOutcome::new(&stages, options.clip_norm)?,
             graphs: StepGraphs::new(options.graph, device, stages.len(), ranks)?,
             replica: Replica(stages),
+            measures_norm: false,
             compared: None,
         })
     }
@@ -166,18 +170,24 @@ impl Step {
         Ok(())
     }
 
-    /// Takes one step on this rank's part of a global batch. `measure_norm` asks for the norm of
-    /// the gradients even without clipping. At the first batch of a loader, ranks compare its data.
-    pub fn run(&mut self, batch: &Batch, learning_rate: f64, measure_norm: bool) -> Result<()> {
+    /// Whether later steps measure the norm of the gradients, which clipping does in any case.
+    pub fn measure_norm(&mut self, measures: bool) {
+        self.measures_norm = measures;
+    }
+
+    /// Takes one step on this rank's part of a global batch. At the first batch of a loader, ranks
+    /// compare its data.
+    pub fn run(&mut self, batch: &Batch, learning_rate: f64) -> Result<()> {
         if let Some(origin) = batch.origin() {
             self.compare_data(origin, &self.replica.group().clone())?;
         }
         in_phase(Phase::Step, || {
-            forbid_transfers(|| self.run_planned(batch, learning_rate, measure_norm))
+            forbid_transfers(|| self.run_planned(batch, learning_rate))
         })
     }
 
-    fn run_planned(&mut self, batch: &Batch, learning_rate: f64, measure_norm: bool) -> Result<()> {
+    fn run_planned(&mut self, batch: &Batch, learning_rate: f64) -> Result<()> {
+        let measure_norm = self.measures_norm;
         let Step {
             replica,
             loss,
@@ -246,14 +256,13 @@ impl Step {
     }
 
     /// The result of the last step. Waits for it: for logs, not for every step.
-    pub fn report(&self, norm_was_measured: bool) -> Result<StepReport> {
+    pub fn report(&self) -> Result<StepReport> {
         announced("the log", || {
             let stats = Stats::read(self.replica.stats())?;
             let clip = self.outcome.clip();
-            let grad_norm = if norm_was_measured || clip.is_on() {
-                Some(stats::read(clip.out())?[1])
-            } else {
-                None
+            let grad_norm = match self.measures_norm || clip.is_on() {
+                true => Some(stats::read(clip.out())?[1]),
+                false => None,
             };
             Ok(StepReport {
                 stats,

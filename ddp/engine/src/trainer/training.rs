@@ -284,7 +284,8 @@ impl<'a> Trainer<'a> {
         // The products of a short batch are not those of the other steps.
         let has_usual_size = batch.slot().is_some();
         self.workload.count(batch);
-        self.step.run(batch, learning_rate, logs)?;
+        self.step.measure_norm(logs);
+        self.step.run(batch, learning_rate)?;
         if has_usual_size {
             self.choose_products()?;
         }
@@ -349,7 +350,7 @@ impl<'a> Trainer<'a> {
     fn log(&mut self, number: u64, epoch: u64, learning_rate: f64) -> Result<()> {
         faults::at(FaultPoint::Log)?;
         self.record_saved()?;
-        let report = self.step.report(true)?;
+        let report = self.step.report()?;
         self.check_finite(&report)?;
         let rates = self.totals.rates();
         let Rates {

@@ -242,7 +242,7 @@ fn trial(run: &mut Assembled, world: &World, taken: u64) -> Result<Option<Trial>
         let began = Instant::now();
         let batch = in_phase(Phase::Step, || run.loader.load(next))?;
         next = (next + 1).min(run.plan.steps - 1);
-        run.step.run(batch, 0.0, false)?;
+        run.step.run(batch, 0.0)?;
         synchronize(device)?;
         Ok(began.elapsed())
     };
