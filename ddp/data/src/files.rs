@@ -60,7 +60,7 @@ pub fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
             let path = &unpack(&file)?;
             let inner = formats::format(path)?;
             match inner.holds {
-                Holds::Arrays(open) => open(&DataFile { path, ..file }),
+                Holds::Arrays(open) if !inner.is(&flat::FLAT) => open(&DataFile { path, ..file }),
                 _ => Err(file.bad(format!(
                     "expected .npy, IDX or .csv in a .gz file, got {}",
                     inner.name

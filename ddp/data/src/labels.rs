@@ -381,27 +381,26 @@ impl Labels {
         let is_odd =
             |label: Label<'_>| label.is_text_like(|text| number(text.as_bytes()).is_none());
         let found = self.find(usize::MAX, is_odd).and_then(|odd| {
-            let row = odd.first().copied().unwrap_or(0);
-            Ok((self.place(row), self.label(row)?, odd.len()))
+            let first = odd.first().copied().unwrap_or(0);
+            Ok((self.place(first), self.label(first)?, odd.len()))
         });
         let (place, label, count) = match found {
             Ok(found) => found,
             Err(error) => return error,
         };
-        let written = match label {
-            Label::Text(text) => Written::of(text),
-            _ => None,
-        };
-        let (rows, most) = (self.count(), i64::MAX);
-        let (what, help) = match (count, written) {
+        let (what, help) = match (count, label) {
             (0, _) => (
-                format!("labels are texts by their type, or whole numbers above {most}"),
+                format!(
+                    "labels are texts by their type, or whole numbers above {}",
+                    i64::MAX
+                ),
                 "save them as floats",
             ),
-            (_, written) => (
-                format!("{count} of {rows} labels are no numbers"),
-                written.map_or("correct them or remove these rows", Written::help),
+            (_, Label::Text(text)) => (
+                format!("{count} of {} labels are not numbers", self.count()),
+                Written::of(text).map_or("correct them or remove these rows", Written::help),
             ),
+            _ => (String::new(), ""),
         };
         Error::Data(format!(
             "{place}: expected a number as label {why}, got {label}; {what}; help: {help}, or give other `labels`"

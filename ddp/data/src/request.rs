@@ -1,5 +1,6 @@
 //! Which data are wanted, and the data themselves.
 
+use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -182,39 +183,26 @@ impl DataRequest {
 
     /// Everything that has to be the same on all ranks, one setting a line.
     pub(crate) fn text(&self) -> String {
-        let splits = self.val_split != 0.0;
-        let table = &self.table;
+        fn shown<T: Debug>(value: &Option<T>) -> Option<String> {
+            value.as_ref().map(|value| format!("{value:?}"))
+        }
+        let text = |data: &DataSpec| format!("\"{data}\"");
         let names = |names: &Vec<String>| (!names.is_empty()).then(|| format!("{names:?}"));
-        let missing = (table.missing != Missing::Error).then(|| format!("{:?}", table.missing));
+        let (splits, table) = (self.val_split != 0.0, &self.table);
         let given = [
-            ("data", Some(format!("\"{}\"", self.data))),
-            (
-                "labels",
-                self.labels.as_ref().map(|labels| format!("{labels:?}")),
-            ),
-            (
-                "val-data",
-                self.val_data.as_ref().map(|data| format!("\"{data}\"")),
-            ),
-            (
-                "val-labels",
-                self.val_labels.as_ref().map(|labels| format!("{labels:?}")),
-            ),
+            ("data", Some(text(&self.data))),
+            ("labels", shown(&self.labels)),
+            ("val-data", self.val_data.as_ref().map(text)),
+            ("val-labels", shown(&self.val_labels)),
             ("val-split", splits.then(|| self.val_split.to_string())),
             ("seed", splits.then(|| self.seed.to_string())),
-            ("task", self.task.map(|task| format!("{task:?}"))),
-            ("context", self.context.map(|context| context.to_string())),
-            (
-                "vocabulary",
-                self.vocabulary.map(|vocabulary| vocabulary.to_string()),
-            ),
-            (
-                "untrained token",
-                self.untrained_token.map(|token| token.to_string()),
-            ),
+            ("task", shown(&self.task)),
+            ("context", shown(&self.context)),
+            ("vocabulary", shown(&self.vocabulary)),
+            ("untrained token", shown(&self.untrained_token)),
             ("drop", names(&table.drop)),
             ("categorical", names(&table.categorical)),
-            ("missing", missing),
+            ("missing", Some(format!("{:?}", table.missing))),
             ("normalize", Some(format!("{:?}", self.normalize))),
         ];
         let given = given.into_iter();
@@ -234,7 +222,7 @@ impl DataRequest {
         }
         if let (Some(labels), None) = (&self.val_labels, &self.val_data) {
             return refuse(format!(
-                "`val-labels` {labels}: expected `val-data`, whose labels they are; help: give both or none"
+                "`val-labels` {labels}: expected `val-data`, the rows that these labels are for; help: give both or none"
             ));
         }
         if let Some(data @ (DataSpec::Glyphs(_) | DataSpec::Synthetic(_))) = &self.val_data {

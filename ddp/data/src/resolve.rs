@@ -30,7 +30,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) spec: &'a FilesSpec,
     /// What the user says of the labels: `#NAME`, the name of a column or an array, or files.
     pub(crate) labels: Option<&'a str>,
-    /// Which columns of tables become features, and how.
+    /// Which columns of tables become features, and how; of no use for a model.
     pub(crate) table: &'a TableSettings,
     /// The columns of tables that features come from, if known.
     pub(crate) plan: Option<Vec<ColumnPlan>>,

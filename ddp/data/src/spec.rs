@@ -4,7 +4,7 @@
 //!
 //! A spec prints with every option resolved, and reads back as itself.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt::{self, Display};
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 /// The most rows of generated data.
 pub const ROWS_MAX: u64 = 1_000_000_000_000;
 /// The most features, classes or outputs of generated data.
-pub const WIDTH_MAX: u64 = 1 << 16;
+pub const WIDTH_MAX: usize = 1 << 16;
 /// Seeds fit the integers of a TOML file.
 pub const SEED_MAX: u64 = i64::MAX as u64;
 /// The most tokens of a window, and of a vocabulary.
@@ -169,49 +169,113 @@ impl SyntheticSpec {
             seed: 0,
         }
     }
+}
 
-    /// What `outputs` is called in the options.
-    fn outputs_name(&self) -> &'static str {
-        match self.kind {
-            SyntheticKind::Classification => "classes",
-            SyntheticKind::Regression => "outputs",
+/// Where the value of an option is, and which values it may have.
+enum Place<'a> {
+    Whole(&'a mut u64, RangeInclusive<u64>),
+    Count(&'a mut usize, RangeInclusive<usize>),
+    Number(&'a mut f64, RangeInclusive<f64>),
+    /// From 1 to `TOKENS_MAX`, if it is given.
+    Tokens(&'a mut Option<usize>),
+    /// The type of tokens, if it is given.
+    Type(&'a mut Option<Element>),
+}
+
+impl Place<'_> {
+    /// Takes the value, or says what was expected.
+    fn read(self, value: &str) -> Result<(), String> {
+        fn within<T: FromStr + PartialOrd + Display>(
+            value: &str,
+            what: &str,
+            range: &RangeInclusive<T>,
+        ) -> Result<T, String> {
+            let number = value.parse().ok().filter(|number| range.contains(number));
+            let (start, end) = (range.start(), range.end());
+            number.ok_or_else(|| format!("expected {what} from {start} to {end}"))
+        }
+        let whole = "a whole number";
+        match self {
+            Place::Whole(into, range) => *into = within(value, whole, &range)?,
+            Place::Count(into, range) => *into = within(value, whole, &range)?,
+            Place::Number(into, range) => *into = within(value, "a number", &range)?,
+            Place::Tokens(into) => *into = Some(within(value, whole, &(1..=TOKENS_MAX as usize))?),
+            Place::Type(into) => {
+                let known = |one: &Element| matches!(one, Element::U16 | Element::U32);
+                let found = Element::named(value).filter(known);
+                *into = Some(found.ok_or("expected u16 or u32")?);
+            }
+        }
+        Ok(())
+    }
+
+    fn text(&self) -> Option<String> {
+        match self {
+            Place::Whole(value, _) => Some(value.to_string()),
+            Place::Count(value, _) => Some(value.to_string()),
+            Place::Number(value, _) => Some(value.to_string()),
+            Place::Tokens(value) => value.map(|value| value.to_string()),
+            Place::Type(value) => value.map(|value| value.to_string()),
+        }
+    }
+}
+
+impl DataSpec {
+    /// The options in the order in which they are printed.
+    fn options(&mut self) -> Vec<(&'static str, Place<'_>)> {
+        match self {
+            DataSpec::Glyphs(spec) => vec![
+                ("rows", Place::Whole(&mut spec.rows, 1..=GLYPHS_ROWS_MAX)),
+                (
+                    "held-out",
+                    Place::Whole(&mut spec.held_out, 0..=GLYPHS_ROWS_MAX),
+                ),
+                ("seed", Place::Whole(&mut spec.seed, 0..=SEED_MAX)),
+            ],
+            DataSpec::Synthetic(spec) => {
+                let (outputs_name, least) = match spec.kind {
+                    SyntheticKind::Classification => ("classes", 2),
+                    SyntheticKind::Regression => ("outputs", 1),
+                };
+                vec![
+                    ("rows", Place::Whole(&mut spec.rows, 1..=ROWS_MAX)),
+                    ("held-out", Place::Whole(&mut spec.held_out, 0..=ROWS_MAX)),
+                    ("features", Place::Count(&mut spec.features, 1..=WIDTH_MAX)),
+                    (
+                        outputs_name,
+                        Place::Count(&mut spec.outputs, least..=WIDTH_MAX),
+                    ),
+                    ("noise", Place::Number(&mut spec.noise, 0.0..=100.0)),
+                    ("seed", Place::Whole(&mut spec.seed, 0..=SEED_MAX)),
+                ]
+            }
+            DataSpec::Tokens(spec) => vec![
+                ("context", Place::Tokens(&mut spec.context)),
+                ("vocabulary", Place::Tokens(&mut spec.vocabulary)),
+                ("type", Place::Type(&mut spec.token_type)),
+            ],
+            DataSpec::Files(_) => Vec::new(),
         }
     }
 }
 
 impl Display for DataSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.name();
         match self {
-            DataSpec::Glyphs(spec) => {
-                let (rows, held_out, seed) = (spec.rows, spec.held_out, spec.seed);
-                write!(f, "{name},rows={rows},held-out={held_out},seed={seed}")
-            }
-            DataSpec::Files(FilesSpec { path, part: None }) => f.write_str(path),
-            DataSpec::Files(spec) => {
-                let part = spec.part.as_deref().unwrap_or_default();
-                write!(f, "{}#{part}", spec.path)
-            }
-            DataSpec::Tokens(spec) => {
-                write!(f, "tokens:{}", spec.path)?;
-                let text = |number: usize| number.to_string();
-                let options = [
-                    ("context", spec.context.map(text)),
-                    ("vocabulary", spec.vocabulary.map(text)),
-                    ("type", spec.token_type.map(|one| one.name().to_string())),
-                ];
-                let mut given = options
-                    .iter()
-                    .filter_map(|(key, value)| Some((key, value.as_ref()?)));
-                given.try_for_each(|(key, value)| write!(f, ",{key}={value}"))
-            }
-            DataSpec::Synthetic(spec) => {
-                write!(f, "{name},rows={},held-out={}", spec.rows, spec.held_out)?;
-                let (outputs_name, outputs) = (spec.outputs_name(), spec.outputs);
-                write!(f, ",features={},{outputs_name}={outputs}", spec.features)?;
-                write!(f, ",noise={},seed={}", spec.noise, spec.seed)
+            DataSpec::Glyphs(_) | DataSpec::Synthetic(_) => f.write_str(self.name())?,
+            DataSpec::Tokens(spec) => write!(f, "tokens:{}", spec.path)?,
+            DataSpec::Files(FilesSpec { path, part: None }) => f.write_str(path)?,
+            DataSpec::Files(FilesSpec {
+                path,
+                part: Some(part),
+            }) => write!(f, "{path}#{part}")?,
+        }
+        for (key, place) in self.clone().options() {
+            if let Some(value) = place.text() {
+                write!(f, ",{key}={value}")?;
             }
         }
+        Ok(())
     }
 }
 
@@ -219,31 +283,50 @@ impl FromStr for DataSpec {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<DataSpec> {
-        let (name, options) = text.split_once(',').unwrap_or((text, ""));
-        let tokens = name.strip_prefix("tokens:").filter(|path| !path.is_empty());
-        let is_built_in = text.is_empty()
-            || ["glyphs", "tokens:"].contains(&name)
-            || name.starts_with("synthetic:");
-        if !is_built_in && tokens.is_none() {
-            return Ok(DataSpec::Files(FilesSpec::split(text)));
-        }
-        let mut options = Options::parse(text, options)?;
-        if let Some(path) = tokens {
-            let spec = DataSpec::Tokens(options.tokens(path)?);
-            options.finish("tokens")?;
-            return Ok(spec);
-        }
+        let (mut name, options) = text.split_once(',').unwrap_or((text, ""));
         let mut kinds = SyntheticKind::ALL.into_iter();
-        let spec = match kinds.find(|kind| kind.name() == name) {
-            Some(kind) => DataSpec::Synthetic(options.synthetic(SyntheticSpec::new(kind))?),
-            None if name == "glyphs" => DataSpec::Glyphs(options.glyphs(GlyphsSpec::default())?),
-            None => {
+        let mut spec = match (
+            name.strip_prefix("tokens:"),
+            kinds.find(|kind| kind.name() == name),
+        ) {
+            (Some(path), _) if !path.is_empty() => {
+                name = "tokens";
+                let path = path.to_string();
+                DataSpec::Tokens(TokensSpec {
+                    path,
+                    ..TokensSpec::default()
+                })
+            }
+            (_, Some(kind)) => DataSpec::Synthetic(SyntheticSpec::new(kind)),
+            _ if name == "glyphs" => DataSpec::Glyphs(GlyphsSpec::default()),
+            (None, _) if !text.is_empty() && !name.starts_with("synthetic:") => {
+                return Ok(DataSpec::Files(FilesSpec::split(text)));
+            }
+            _ => {
                 let names = SyntheticKind::ALL.map(SyntheticKind::name).join(", ");
                 let expected = format!("expected a path, tokens:PATH, glyphs, {names}");
                 return Err(refuse(text, format!("{expected}, got {name:?}")));
             }
         };
-        options.finish(name)?;
+        let mut given = BTreeSet::new();
+        for option in options.split(',').filter(|option| !option.is_empty()) {
+            let Some((key, value)) = option.split_once('=') else {
+                let why = format!("expected options NAME=VALUE, got {option:?}");
+                return Err(refuse(text, why));
+            };
+            if !given.insert(key) {
+                return Err(refuse(text, format!("{key} is given twice")));
+            }
+            let mut all = spec.options();
+            let Some(at) = all.iter().position(|(known, _)| *known == key) else {
+                let known: Vec<&str> = all.iter().map(|(known, _)| *known).collect();
+                let known = known.join(", ");
+                let why = format!("{name}: expected the options {known}, got {key:?}");
+                return Err(refuse(text, why));
+            };
+            let read = all.swap_remove(at).1.read(value);
+            read.map_err(|why| refuse(text, format!("{key}: {why}, got {value:?}")))?;
+        }
         Ok(spec)
     }
 }
@@ -266,125 +349,6 @@ impl FilesSpec {
             path: path.to_string(),
             part,
         }
-    }
-}
-
-/// The options of a spec: those not read yet, and the names of those that exist.
-struct Options<'a> {
-    text: &'a str,
-    given: BTreeMap<&'a str, &'a str>,
-    known: Vec<&'static str>,
-}
-
-impl<'a> Options<'a> {
-    fn parse(text: &'a str, options: &'a str) -> Result<Options<'a>> {
-        let mut given = BTreeMap::new();
-        for option in options.split(',').filter(|option| !option.is_empty()) {
-            let Some((key, value)) = option.split_once('=') else {
-                let why = format!("expected options NAME=VALUE, got {option:?}");
-                return Err(refuse(text, why));
-            };
-            if given.insert(key, value).is_some() {
-                return Err(refuse(text, format!("{key} is given twice")));
-            }
-        }
-        Ok(Options {
-            text,
-            given,
-            known: Vec::new(),
-        })
-    }
-
-    fn glyphs(&mut self, defaults: GlyphsSpec) -> Result<GlyphsSpec> {
-        Ok(GlyphsSpec {
-            rows: self.whole("rows", defaults.rows, 1..=GLYPHS_ROWS_MAX)?,
-            held_out: self.whole("held-out", defaults.held_out, 0..=GLYPHS_ROWS_MAX)?,
-            seed: self.whole("seed", defaults.seed, 0..=SEED_MAX)?,
-        })
-    }
-
-    fn tokens(&mut self, path: &str) -> Result<TokensSpec> {
-        // 0 cannot be given, so it stands for an option that was not.
-        let mut given = |key| {
-            let number = self.whole(key, 0, 1..=TOKENS_MAX)? as usize;
-            Ok::<_, Error>((number > 0).then_some(number))
-        };
-        Ok(TokensSpec {
-            path: path.to_string(),
-            context: given("context")?,
-            vocabulary: given("vocabulary")?,
-            token_type: self.token_type()?,
-        })
-    }
-
-    fn token_type(&mut self) -> Result<Option<Element>> {
-        self.known.push("type");
-        let Some(given) = self.given.remove("type") else {
-            return Ok(None);
-        };
-        let known = |one: &Element| matches!(one, Element::U16 | Element::U32);
-        let found = Element::named(given).filter(known);
-        let refused = || {
-            refuse(
-                self.text,
-                format!("type: expected u16 or u32, got {given:?}"),
-            )
-        };
-        found.map(Some).ok_or_else(refused)
-    }
-
-    fn synthetic(&mut self, defaults: SyntheticSpec) -> Result<SyntheticSpec> {
-        let mut spec = defaults;
-        spec.rows = self.whole("rows", spec.rows, 1..=ROWS_MAX)?;
-        spec.held_out = self.whole("held-out", spec.held_out, 0..=ROWS_MAX)?;
-        let outputs_min = match spec.kind {
-            SyntheticKind::Classification => 2,
-            SyntheticKind::Regression => 1,
-        };
-        let (name, outputs) = (spec.outputs_name(), spec.outputs as u64);
-        spec.outputs = self.whole(name, outputs, outputs_min..=WIDTH_MAX)? as usize;
-        spec.features = self.whole("features", spec.features as u64, 1..=WIDTH_MAX)? as usize;
-        spec.noise = self.read("noise", "a number", spec.noise, 0.0..=100.0)?;
-        spec.seed = self.whole("seed", spec.seed, 0..=SEED_MAX)?;
-        Ok(spec)
-    }
-
-    fn whole(
-        &mut self,
-        key: &'static str,
-        default: u64,
-        range: RangeInclusive<u64>,
-    ) -> Result<u64> {
-        self.read(key, "a whole number", default, range)
-    }
-
-    fn read<T: FromStr + PartialOrd + Display>(
-        &mut self,
-        key: &'static str,
-        what: &str,
-        default: T,
-        range: RangeInclusive<T>,
-    ) -> Result<T> {
-        self.known.push(key);
-        let Some(value) = self.given.remove(key) else {
-            return Ok(default);
-        };
-        let number = value.parse().ok().filter(|number| range.contains(number));
-        number.ok_or_else(|| {
-            let (start, end) = (range.start(), range.end());
-            let expected = format!("expected {what} from {start} to {end}");
-            refuse(self.text, format!("{key}: {expected}, got {value:?}"))
-        })
-    }
-
-    /// An error if an option is left that does not exist.
-    fn finish(self, name: &str) -> Result<()> {
-        let Some(key) = self.given.keys().next() else {
-            return Ok(());
-        };
-        let known = self.known.join(", ");
-        let why = format!("{name}: expected the options {known}, got {key:?}");
-        Err(refuse(self.text, why))
     }
 }
 

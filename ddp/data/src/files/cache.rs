@@ -32,9 +32,9 @@ use crate::error::{Error, Result};
 use ddp_kernels::files::{first_free, replace_file, sync_folder};
 
 /// Part of every key: entries of older versions are not found.
-const VERSION: &[u8] = b"ddp cache 2";
+const VERSION: &[u8] = b"ddp cache 3";
 /// The note in an entry.
-pub(super) const ENTRY: &str = "entry.json";
+const ENTRY: &str = "entry.json";
 /// Smaller files are compared with their own checksums each time.
 const NOTED_BYTES_MIN: u64 = 64 << 20;
 /// A file changed more recently than this may change again without its times showing it.
@@ -42,14 +42,15 @@ const SETTLED: Duration = Duration::from_secs(2);
 /// An unfinished entry that was not written to for this long was left by a process that was killed.
 const ABANDONED: Duration = Duration::from_secs(6 * 3600);
 
+/// The name of the copy in its entry.
+const COPY: &str = "data.bin";
+
 /// A copy that is wanted.
-pub(super) struct WantedCopy<'a> {
+struct WantedCopy<'a> {
     /// The file it is made from.
-    pub(super) source: &'a Path,
-    /// The name of the copy.
-    pub(super) name: &'a str,
+    source: &'a Path,
     /// Everything besides the source's content that decides what the copy is.
-    pub(super) request: &'a str,
+    request: &'a str,
 }
 
 /// The copy that `make` makes of `source`, or the one made earlier. `make` gets the path to write,
@@ -60,16 +61,11 @@ pub(crate) fn converted(
     request: &str,
     make: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<PathBuf> {
-    let name = "data.bin";
-    let wanted = WantedCopy {
-        source,
-        name,
-        request,
-    };
+    let wanted = WantedCopy { source, request };
     find_or_make(&usual_folders(source, cache_dir), &wanted, make)
 }
 
-pub(super) fn usual_folders(source: &Path, cache_dir: Option<&Path>) -> Vec<PathBuf> {
+fn usual_folders(source: &Path, cache_dir: Option<&Path>) -> Vec<PathBuf> {
     folders(source, cache_dir, |name| std::env::var_os(name))
 }
 
@@ -86,7 +82,6 @@ pub(super) fn checked(
     }
     let wanted = WantedCopy {
         source: path,
-        name: "",
         request: "its own checksums",
     };
     let (folders, seen) = (usual_folders(path, cache_dir), wanted.seen_name());
@@ -104,7 +99,7 @@ pub(super) fn checked(
 }
 
 /// The copy, found in one of the folders or made in the first one that can be written.
-pub(super) fn find_or_make(
+fn find_or_make(
     folders: &[PathBuf],
     wanted: &WantedCopy<'_>,
     make: impl FnOnce(&Path) -> Result<()>,
@@ -119,7 +114,7 @@ pub(super) fn find_or_make(
         Some(note) => note,
         None => Note::of(source).map_err(reading(source))?,
     };
-    let key = wanted.key(&note.xxh3);
+    let key = wanted.hash(note.xxh3.as_bytes());
     for folder in folders {
         if let Some(found) = wanted.find(folder, &key) {
             note.keep(&folder.join(seen));
@@ -137,10 +132,6 @@ pub(super) fn find_or_make(
 }
 
 impl WantedCopy<'_> {
-    fn key(&self, content: &str) -> String {
-        self.hash(content.as_bytes())
-    }
-
     /// The name of the note about the file at this path.
     fn seen_name(&self) -> String {
         let path = fs::canonicalize(self.source).unwrap_or_else(|_| self.source.to_path_buf());
@@ -149,8 +140,7 @@ impl WantedCopy<'_> {
 
     fn hash(&self, about: &[u8]) -> String {
         let mut hash = XxHash3_128::new();
-        let (name, request) = (self.name.as_bytes(), self.request.as_bytes());
-        for part in [VERSION, about, name, request] {
+        for part in [VERSION, about, self.request.as_bytes()] {
             // The length first, so that parts cannot run into each other.
             hash.write(&(part.len() as u64).to_le_bytes());
             hash.write(part);
@@ -169,7 +159,7 @@ impl WantedCopy<'_> {
     /// The copy in the entry of this key, if there is one. A damaged entry is removed.
     fn find(&self, folder: &Path, key: &str) -> Option<PathBuf> {
         let entry = self.entry(folder, key);
-        let path = entry.join(self.name);
+        let path = entry.join(COPY);
         match check_entry(&entry, &path) {
             Ok(()) => Some(path),
             Err(error) if error.kind() == ErrorKind::NotFound && !entry.exists() => None,
@@ -191,7 +181,7 @@ impl WantedCopy<'_> {
         before: &Identity,
         make: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<PathBuf> {
-        let (path, entry) = (aside.join(self.name), self.entry(folder, key));
+        let (path, entry) = (aside.join(COPY), self.entry(folder, key));
         make(&path)?;
         if identity_of(self.source).map_err(reading(self.source))? != *before {
             return Err(refuse(
@@ -209,7 +199,7 @@ impl WantedCopy<'_> {
             renamed => renamed.map_err(writing(&entry))?,
         }
         sync_folder(folder)?;
-        Ok(entry.join(self.name))
+        Ok(entry.join(COPY))
     }
 }
 

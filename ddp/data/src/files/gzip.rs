@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use ddp_kernels::heartbeat::{self, Work};
 use flate2::read::MultiGzDecoder;
 
-use super::cache::{self, WantedCopy};
+use super::cache;
 use super::format::{DataFile, Format, Holds};
 use super::io::{append, reading, refuse, writing};
 use crate::error::{Error, Result};
@@ -91,15 +91,7 @@ pub(super) fn unreadable(path: &Path, error: io::Error) -> Error {
 /// The unpacked array of a file, in the cache.
 pub(super) fn unpacked(file: &DataFile<'_>) -> Result<PathBuf> {
     let path = file.path;
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-    let is_taken = stem.is_empty() || stem == cache::ENTRY;
-    let wanted = WantedCopy {
-        source: path,
-        name: if is_taken { "data" } else { &stem },
-        request: "unpacked",
-    };
-    let folders = cache::usual_folders(path, file.cache_dir);
-    cache::find_or_make(&folders, &wanted, |to| {
+    cache::converted(path, file.cache_dir, "unpacked", |to| {
         let bad = |error| unreadable(path, error);
         let (mut packed, mut start) = (reader(path)?, [0; 8]);
         packed.read_exact(&mut start).map_err(bad)?;

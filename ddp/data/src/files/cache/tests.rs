@@ -337,7 +337,6 @@ fn an_unwritable_folder_falls_back_to_the_next() {
     let user = bench.scratch.path().join("user");
     let wanted = WantedCopy {
         source: &bench.source(),
-        name: "data.bin",
         request: "capitals",
     };
     for times in [1, 1] {
@@ -364,7 +363,6 @@ fn an_entry_in_a_folder_that_cannot_be_written_is_used() {
     let elsewhere = bench.scratch.path().join("elsewhere");
     let wanted = WantedCopy {
         source: &bench.source(),
-        name: "data.bin",
         request: "capitals",
     };
     let found = find_or_make(&[elsewhere.clone(), bench.cache()], &wanted, |_| {
@@ -398,7 +396,6 @@ fn long_names_are_cut_between_letters() {
     let source = PathBuf::from("é".repeat(100) + ".csv");
     let wanted = WantedCopy {
         source: &source,
-        name: "data.bin",
         request: "",
     };
     let entry = wanted.entry(Path::new(""), &"0".repeat(32));

@@ -35,10 +35,7 @@ fn unpack_all(bytes: &[u8]) -> (Result<Vec<u8>>, Vec<String>) {
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect()
     });
-    let content = unpacked.map(|path| {
-        assert_eq!(path.file_name().unwrap(), "train-idx1-ubyte");
-        fs::read(path).unwrap()
-    });
+    let content = unpacked.map(|path| fs::read(path).unwrap());
     (content, left)
 }
 

@@ -2,7 +2,7 @@
 //! of those columns that may be categorical. From this follow the plan of the features, and the
 //! message that names all columns at once that cannot be features as they are.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
@@ -31,13 +31,6 @@ pub(crate) struct Survey {
     pub(crate) columns: Vec<SurveyedColumn>,
 }
 
-/// A text that no category can be, with its place.
-#[derive(Debug, Serialize, Deserialize)]
-enum BadValue {
-    TooLong(String),
-    NotUtf8(String),
-}
-
 /// What the cells of a column are.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct SurveyedColumn {
@@ -52,9 +45,10 @@ pub(crate) struct SurveyedColumn {
     written: Option<Written>,
     written_texts: u64,
     /// The different values; `None` if they cannot all be categories.
-    values: Option<HashSet<String>>,
-    /// Why they cannot, if not because there are more than `values_max`.
-    bad_value: Option<BadValue>,
+    values: Option<BTreeSet<String>>,
+    /// Why they cannot, if not because there are more than `values_max`, and whether that is since
+    /// a text is not UTF-8.
+    bad_value: Option<(String, bool)>,
     values_max: usize,
 }
 
@@ -70,7 +64,7 @@ impl Survey {
             };
             SurveyedColumn {
                 name,
-                values: Some(HashSet::new()),
+                values: Some(BTreeSet::new()),
                 values_max,
                 ..SurveyedColumn::default()
             }
@@ -146,14 +140,12 @@ impl Survey {
     pub(super) fn refusal(&self, columns: &Columns<'_>) -> Option<Error> {
         let request = columns.request;
         let plans = request.features.into_iter().flatten();
-        let categorical: HashSet<&String> = plans
-            .filter(|plan| plan.is_categorical())
-            .map(|plan| &plan.name)
-            .collect();
+        let categorical = plans.filter(|plan| plan.is_categorical());
+        let categorical: HashSet<&String> = categorical.map(|plan| &plan.name).collect();
         let all = || self.columns.iter();
-        let texts: Vec<_> = all()
-            .filter(|column| column.texts > 0 && !categorical.contains(&column.name))
-            .collect();
+        let is_text =
+            |column: &&SurveyedColumn| column.texts > 0 && !categorical.contains(&column.name);
+        let texts: Vec<_> = all().filter(is_text).collect();
         let missing: Vec<_> = match request.allows_missing {
             true => Vec::new(),
             false => all().filter(|column| column.missing > 0).collect(),
@@ -216,9 +208,10 @@ fn how_to_write(columns: &[&SurveyedColumn]) -> Vec<String> {
     written.sort_unstable();
     written.dedup();
     let mut help: Vec<_> = written.iter().map(|way| way.help().to_string()).collect();
-    let is_not_utf8 =
-        |column: &&SurveyedColumn| matches!(column.bad_value, Some(BadValue::NotUtf8(_)));
-    if columns.iter().any(is_not_utf8) {
+    if columns
+        .iter()
+        .any(|column| matches!(column.bad_value, Some((_, true))))
+    {
         help.push(UTF8_HELP.to_string());
     }
     help
@@ -237,21 +230,14 @@ fn list(columns: &[&&SurveyedColumn]) -> String {
 
 /// A few columns described, and how many more there are.
 fn described(columns: &[&SurveyedColumn], describe: impl Fn(&SurveyedColumn) -> String) -> String {
-    let some = columns
-        .iter()
-        .take(DESCRIBED)
-        .map(|column| describe(column));
-    let some = some.collect::<Vec<_>>().join(", ");
-    let (count, more) = (columns.len(), columns.len().saturating_sub(DESCRIBED));
-    let more = if more > 0 {
-        format!(" and {more} more")
-    } else {
-        String::new()
-    };
-    format!(
-        "{count} column{}: {some}{more}",
-        if count == 1 { "" } else { "s" }
-    )
+    let some = columns.iter().take(DESCRIBED);
+    let some: Vec<String> = some.map(|column| describe(column)).collect();
+    let (count, some) = (columns.len(), some.join(", "));
+    match count {
+        1 => format!("1 column: {some}"),
+        _ if count <= DESCRIBED => format!("{count} columns: {some}"),
+        _ => format!("{count} columns: {some} and {} more", count - DESCRIBED),
+    }
 }
 
 impl SurveyedColumn {
@@ -263,7 +249,7 @@ impl SurveyedColumn {
 
     /// Whether so many of its values are different that categories say nothing.
     fn is_nearly_unique(&self) -> bool {
-        let different = self.values.as_ref().map_or(0, HashSet::len) as u64;
+        let different = self.values.as_ref().map_or(0, BTreeSet::len) as u64;
         guess::are_nearly_unique(different, self.texts + self.numbers)
     }
 
@@ -276,10 +262,7 @@ impl SurveyedColumn {
         let first = self.first_text.as_deref().unwrap_or_default();
         let cells = self.texts + self.numbers;
         let what = match (&self.bad_value, self.numbers, &self.values) {
-            (Some(BadValue::NotUtf8(which)), ..) => format!("not UTF-8: {which}"),
-            (Some(BadValue::TooLong(place)), 0, _) => {
-                format!("more than {VALUE_BYTES_MAX} bytes in {place}")
-            }
+            (Some((why, true)), ..) | (Some((why, false)), 0, _) => why.clone(),
             (_, 1.., _) => format!("{} of {cells} cells", self.texts),
             (_, 0, Some(values)) if self.is_nearly_unique() => {
                 format!("{} different in {cells} cells", values.len())
@@ -299,13 +282,6 @@ impl SurveyedColumn {
         format!("\"{}\" ({}, the first in {first})", self.name, self.missing)
     }
 
-    /// The different values, sorted by their bytes.
-    fn sorted_values(&self) -> Option<Vec<String>> {
-        let mut values: Vec<String> = self.values.iter().flatten().cloned().collect();
-        values.sort_unstable();
-        self.values.as_ref().and(Some(values))
-    }
-
     fn add_value(&mut self, text: &[u8], place: &dyn Fn() -> String) {
         let Some(values) = &mut self.values else {
             return;
@@ -313,7 +289,8 @@ impl SurveyedColumn {
         match std::str::from_utf8(text) {
             Ok(text) if values.contains(text) => return,
             Ok(text) if text.len() > VALUE_BYTES_MAX => {
-                self.bad_value = Some(BadValue::TooLong(place()));
+                let why = format!("more than {VALUE_BYTES_MAX} bytes in {}", place());
+                self.bad_value = Some((why, false));
             }
             Ok(text) if values.len() < self.values_max => {
                 values.insert(text.to_string());
@@ -322,8 +299,8 @@ impl SurveyedColumn {
             Ok(_) => {}
             Err(_) => {
                 let shown: String = text.escape_ascii().take(40).map(char::from).collect();
-                let which = format!("\"{shown}\" in {}", place());
-                self.bad_value = Some(BadValue::NotUtf8(which));
+                let why = format!("not UTF-8: \"{shown}\" in {}", place());
+                self.bad_value = Some((why, true));
             }
         }
         self.values = None;
@@ -347,12 +324,10 @@ pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Resul
         if is_refused {
             refused.push(column);
         }
-        let values = (is_named || is_texts)
-            .then(|| column.sorted_values())
-            .flatten();
+        let values = column.values.as_ref().filter(|_| is_named || is_texts);
         plan.push(ColumnPlan {
             name: column.name.clone(),
-            values,
+            values: values.map(|values| values.iter().cloned().collect()),
         });
     }
     if refused.is_empty() {

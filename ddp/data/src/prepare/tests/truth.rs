@@ -99,7 +99,7 @@ fn prices_and_texts_that_all_differ_are_no_classes() {
     assert_refused(
         learned(&path, Some(TaskKind::Regression)),
         &[
-            "got \"$91100\"; 400 of 400 labels are no numbers",
+            "got \"$91100\"; 400 of 400 labels are not numbers",
             "help: write numbers without currency signs",
         ],
     );
