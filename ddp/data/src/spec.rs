@@ -20,7 +20,7 @@ pub const ROWS_MAX: u64 = 1_000_000_000_000;
 /// The most features, classes or outputs of generated data.
 pub const WIDTH_MAX: u64 = 1 << 16;
 /// Seeds fit the integers of a TOML file.
-pub const SEED_MAX: u64 = i64::MAX as u64;
+pub(crate) const SEED_MAX: u64 = i64::MAX as u64;
 /// The most tokens of a window, and of a vocabulary.
 pub const TOKENS_MAX: u64 = 1 << 24;
 /// The most drawn images of a split.

@@ -302,7 +302,7 @@ impl RunOptions {
     }
 
     /// Refuses a name in `freeze` that is no layer and no parameter of the model.
-    pub fn check_freeze(&self, names: &[&str]) -> Result<()> {
+    pub(crate) fn check_freeze(&self, names: &[&str]) -> Result<()> {
         let is_unknown = |prefix: &&String| !names.iter().any(|name| is_below(prefix, name));
         match self.freeze.iter().find(is_unknown) {
             None => Ok(()),
