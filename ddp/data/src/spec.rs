@@ -40,7 +40,7 @@ pub enum DataSpec {
     Tokens(TokensSpec),
 }
 
-/// `tokens:PATH`: files of tokens, also such that do not say so.
+/// `tokens:PATH`: files that hold tokens, whether or not their format says so.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokensSpec {
     /// A file, a folder of shards, or a pattern with `*`, `?` and `[…]`.
@@ -292,7 +292,7 @@ impl<'a> Options<'a> {
     }
 
     fn tokens(&mut self, path: &str) -> Result<TokensSpec> {
-        // 0 cannot be given, so it stands for an option that was not.
+        // 0 means that the option was not given, since it is below the range.
         let mut given = |key| {
             let number = self.whole(key, 0, 1..=TOKENS_MAX)? as usize;
             Ok::<_, Error>((number > 0).then_some(number))
