@@ -21,7 +21,7 @@ pub const ROWS_MAX: u64 = 1_000_000_000_000;
 /// The most features, classes or outputs of generated data.
 pub const WIDTH_MAX: usize = 1 << 16;
 /// Seeds fit the integers of a TOML file.
-pub const SEED_MAX: u64 = i64::MAX as u64;
+pub(crate) const SEED_MAX: u64 = i64::MAX as u64;
 /// The most tokens of a window, and of a vocabulary.
 pub const TOKENS_MAX: u64 = 1 << 24;
 /// The most drawn images of a split.
@@ -41,7 +41,7 @@ pub enum DataSpec {
     Tokens(TokensSpec),
 }
 
-/// `tokens:PATH`: files of tokens, also such that do not say so.
+/// `tokens:PATH`: files that hold tokens, whether or not their format says so.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokensSpec {
     /// A file, a folder of shards, or a pattern with `*`, `?` and `[…]`.

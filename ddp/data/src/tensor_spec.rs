@@ -33,7 +33,7 @@ impl TensorSpec {
     }
 
     /// The shape of `rows` rows.
-    pub fn shape_of(&self, rows: usize) -> Vec<usize> {
+    pub(crate) fn shape_of(&self, rows: usize) -> Vec<usize> {
         [&[rows], &self.shape[..]].concat()
     }
 

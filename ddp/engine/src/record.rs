@@ -254,7 +254,7 @@ impl Record {
     }
 
     /// Refuses a record that was removed, replaced or cut while it is written.
-    pub fn check_present(&self) -> Result<()> {
+    pub(crate) fn check_present(&self) -> Result<()> {
         let there = fs::metadata(&self.path).and_then(|there| Ok((there, self.file.metadata()?)));
         let gone = match there {
             Ok((there, here)) if there.ino() == here.ino() && here.len() >= self.length => {

@@ -241,7 +241,7 @@ impl Reducer {
     }
 
     /// Refuses an optimizer of other elements than this rank owns.
-    pub fn check_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+    pub(crate) fn check_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
         if optimizer.owned().eq(self.owned.iter().cloned()) {
             return Ok(());
         }
@@ -262,7 +262,7 @@ impl Reducer {
     }
 
     /// The plan as text, for the handshake: ranks with different plans would deadlock.
-    pub fn plan_text(&self) -> String {
+    pub(crate) fn plan_text(&self) -> String {
         let line = |bucket: &Bucket| format!("{}..{}\n", bucket.range.start, bucket.range.end);
         let slices = self
             .is_shared
@@ -312,7 +312,7 @@ impl Reducer {
     /// Makes the values current on this rank and buffers those of rank 0, for evaluation, hashes
     /// and saving. All ranks call it together. Does nothing if they are current. Steps gather by
     /// themselves.
-    pub fn gather_all(&mut self, params: &Params) -> Result<()> {
+    pub(crate) fn gather_all(&mut self, params: &Params) -> Result<()> {
         if !std::mem::take(&mut self.is_stale) {
             return Ok(());
         }
@@ -349,14 +349,14 @@ impl Reducer {
     }
 
     /// Begins a step that is launched as a graph, so that only the device knows its progress.
-    pub fn begin_launch(&mut self) {
+    pub(crate) fn begin_launch(&mut self) {
         self.last = ReduceTime::default();
         self.began = Instant::now();
         self.is_stale = self.is_shared || self.buffers.is_some();
     }
 
     /// Completes all gradients with zeros, for a rank without rows.
-    pub fn all_ready_with_zeros(&mut self) -> Result<()> {
+    pub(crate) fn all_ready_with_zeros(&mut self) -> Result<()> {
         self.parts.iter().try_for_each(ops::zero)?;
         self.ready_at.fill(Instant::now());
         self.waiting.fill(0);

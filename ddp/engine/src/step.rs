@@ -341,7 +341,7 @@ impl Step {
     }
 
     /// Sets the step after which the optimizers' moments were 0.
-    pub fn count_moments_from(&mut self, step: u64) {
+    pub(crate) fn count_moments_from(&mut self, step: u64) {
         for stage in &mut self.model.stages {
             stage.optimizer.count_from(step);
         }

@@ -147,7 +147,7 @@ impl RunTrace {
     }
 
     /// Whether `step` is the last one of the trace.
-    pub fn ends_after(&self, step: u64) -> bool {
+    pub(crate) fn ends_after(&self, step: u64) -> bool {
         self.readings.is_some() && self.steps.is_some_and(|steps| step >= steps.last)
     }
 

@@ -24,7 +24,7 @@ pub struct TokenFile {
 pub struct Coding {
     /// The format, for people.
     pub format: &'static str,
-    /// Tokens are below this, if the file says so.
+    /// How many different tokens there are, if the file says so.
     pub vocabulary: Option<usize>,
     /// The token after each document, if the file says so.
     pub end_of_text: Option<usize>,

@@ -138,7 +138,7 @@ fn check_not_u32(path: &Path, array: &Array) -> Result<()> {
 /// What a shard says besides its tokens.
 #[derive(Clone, Debug, Default)]
 pub struct ShardAbout {
-    /// Tokens are below this.
+    /// How many different tokens there are.
     pub vocabulary: usize,
     /// The token after each document.
     pub end_of_text: Option<usize>,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ddp_kernels::{DType, Device, Tensor};
+use ddp_kernels::{DType, Device, Member, Seed, Tensor};
 
 use super::*;
 use crate::dataset::{Dataset, check_gather, sampled_hash};
@@ -225,6 +225,47 @@ fn evaluation_sees_every_row_once_in_order_on_any_number_of_ranks() {
             .count(),
         0
     );
+}
+
+#[test]
+fn a_builder_leaves_rows_in_order_unless_told_and_wants_a_device() {
+    let build = |shuffled: bool, rank: usize| {
+        let builder = Loader::builder(numbered(10, 0).train).batch_size(4);
+        let builder = match shuffled {
+            true => builder.shuffle(Seed(3)).drop_last(),
+            false => builder,
+        };
+        let member = Member {
+            rank,
+            size: 2,
+            device: Some(Device::Cpu),
+        };
+        builder.build(member).unwrap()
+    };
+    let epoch = |shuffled: bool| {
+        let mut loaders = [0, 1].map(|rank| build(shuffled, rank));
+        let steps = loaders[0].sampler().steps_per_epoch();
+        let mut rows = Vec::new();
+        for step in 0..steps {
+            for loader in &mut loaders {
+                rows.extend(rows_of(&loader.load(step).unwrap().x));
+            }
+        }
+        rows
+    };
+    assert_eq!(epoch(false), (0..10).collect::<Vec<_>>());
+    let sampler = Sampler::new(10, 4, 3, true).unwrap();
+    let order = sampler.permutation(0);
+    let expected: Vec<u64> = (0..8).map(|position| order.row(position)).collect();
+    assert_eq!(epoch(true), expected);
+    let nowhere = Member {
+        rank: 0,
+        size: 1,
+        device: None,
+    };
+    let refused = Loader::builder(numbered(10, 0).train).build(nowhere);
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("call world.device()? before build"), "{text}");
 }
 
 #[test]

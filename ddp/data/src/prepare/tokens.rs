@@ -28,8 +28,8 @@ pub struct TokenSummary {
     pub files: Vec<(String, u64)>,
     /// The largest token.
     pub largest: u64,
-    /// Tokens are below this: what was asked for, else what the files say, else one more than the
-    /// largest.
+    /// How many different tokens there are: what was asked for, else what the files say, else one
+    /// more than the largest.
     pub vocabulary: usize,
     /// Whether it follows from the largest token.
     pub is_vocabulary_guessed: bool,

@@ -52,7 +52,7 @@ impl Encoder {
 
     /// Whether the tokens of `text` are those of the parts before and after `at`, as far as the
     /// text around it tells.
-    pub fn may_cut(&self, text: &str, at: usize) -> bool {
+    pub(crate) fn may_cut(&self, text: &str, at: usize) -> bool {
         let start = text.floor_char_boundary(at.saturating_sub(AROUND_CUT));
         let end = text.ceil_char_boundary((at + AROUND_CUT).min(text.len()));
         let tokens = |from: usize, to: usize| self.encode(&text[from..to]);

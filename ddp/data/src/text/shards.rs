@@ -107,7 +107,7 @@ pub struct Tokenized {
     pub known_shards: usize,
     /// Bytes of text that were tokenized, without those of shards that were there.
     pub text_bytes: u64,
-    /// Tokens are below this.
+    /// How many different tokens there are.
     pub vocabulary: usize,
 }
 

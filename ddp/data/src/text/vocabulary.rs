@@ -30,7 +30,7 @@ const END_TOKENS: [&str; 4] = [END, "<|end_of_text|>", "</s>", "<eos>"];
 pub struct Vocabulary {
     /// The content of its file.
     pub file: Vec<u8>,
-    /// Tokens are below this.
+    /// How many different tokens there are.
     pub size: usize,
     /// A hash of all tokens and their numbers.
     pub hash: String,

@@ -110,12 +110,12 @@ impl Saver {
 
     /// Makes `record` durable before each checkpoint. A lock on the file lasts as long as this
     /// handle.
-    pub fn write_behind(&mut self, record: File, path: &Path) {
+    pub(crate) fn write_behind(&mut self, record: File, path: &Path) {
         self.record = Some((Arc::new(record), path.to_path_buf()));
     }
 
     /// Puts this tokenizer into each checkpoint.
-    pub fn write_tokenizer(&mut self, tokenizer: Arc<Vocabulary>) {
+    pub(crate) fn write_tokenizer(&mut self, tokenizer: Arc<Vocabulary>) {
         self.tokenizer = Some(tokenizer);
     }
 
