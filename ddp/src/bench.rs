@@ -22,8 +22,8 @@ pub use gpt::GptFlags;
 pub use measure::{BenchFlags, Say};
 pub use mlp::MlpFlags;
 
-use crate::cli::flags::RankFlags;
 use crate::error::Result;
+use crate::flags::RankFlags;
 
 /// A benchmark and its flags.
 #[derive(Subcommand, Clone, Debug, PartialEq)]

@@ -1,18 +1,17 @@
 //! The command line: flags, their help, and the commands they become.
 //!
-//! `layers.rs` has the flags of training. The flags of other commands are in their own files; those
-//! of benchmarks are in `bench/`.
+//! `flags/` has what commands share: settings as flags. `train.rs` has the commands that train; the
+//! flags of others are in their own files, those of benchmarks in `bench/`.
 
 mod command;
 mod doctor;
 mod export;
-pub(crate) mod flags;
 mod generate;
 mod inspect;
-mod layers;
 mod report;
 mod start;
 mod tokenize;
+mod train;
 mod using;
 mod watch;
 
@@ -21,34 +20,32 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{ArgAction, CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-pub use self::command::{Command, StartRanks};
+pub use self::command::{Command, HOST_AGENT, StartRanks};
 pub use self::doctor::DoctorFlags;
 pub use self::export::{ExportFlags, ExportFormat};
-pub use self::flags::{RankCount, RankFlags};
 pub use self::generate::GenerateFlags;
 pub use self::inspect::InspectFlags;
-pub use self::layers::{LayerFlags, SettingFlags};
 pub use self::report::ReportFlags;
 pub use self::start::StartFlags;
 pub use self::tokenize::TokenizeFlags;
+pub use self::train::LayerFlags;
 pub use self::using::{EvalFlags, PredictFlags, PredictionsFile, UsingFlags};
 pub use self::watch::WatchFlags;
+use crate::about::{About, about};
 use crate::bench::Bench;
-use crate::config::{meant, model_names};
+use crate::config::model_names;
 use crate::error::{Error, Result};
+use crate::flags::layers::variable;
+use crate::flags::meant::meant;
+pub use crate::flags::{PlaceFlags, RankCount, RankFlags, SettingFlags, Taken};
 
 /// Reads a command line, the program's name first. Mistakes in it are an `Error::Usage`.
 pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Command> {
-    let mut words: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-    // `help bench` is `bench --help`.
-    if words.get(1).is_some_and(|word| word == "help") {
-        words.remove(1);
-        words.retain(|word| word != "help");
-        words.push("--help".into());
-    }
-    let cli = match Cli::try_parse_from(&words) {
+    let words: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let matches = command().try_get_matches_from(&words);
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => return shown_by_clap(&error, &words),
     };
@@ -63,7 +60,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
             layers,
             start,
         } => {
-            let command = layers::train(&flags, &layers)?;
+            let command = train::train(&flags, &layers)?;
             return Ok(StartRanks::asked_for(&start, command));
         }
         Mode::Resume {
@@ -72,7 +69,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
             layers,
             start,
         } => {
-            let command = layers::resume(&folder, flags, layers)?;
+            let command = train::resume(&folder, flags, layers)?;
             return Ok(StartRanks::asked_for(&start, command));
         }
         Mode::Eval(flags) => Command::Eval(flags),
@@ -86,6 +83,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
         Mode::Doctor(flags) => Command::Doctor(flags),
         Mode::Completions { shell } => Command::Show(completions(shell)),
         Mode::Bench { what } => Command::Bench(what),
+        Mode::HostAgent => Command::HostAgent,
     };
     Ok(StartRanks::asked_for_elsewhere(command))
 }
@@ -95,7 +93,9 @@ fn shown_by_clap(error: &clap::Error, words: &[OsString]) -> Result<Command> {
     let text = error.to_string();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            Ok(Command::Show(format!("{}\n", text.trim_end())))
+            // Examples name the program that everyone has.
+            let text = text.trim_end().replace("ddp-train", about().name);
+            Ok(Command::Show(format!("{text}\n")))
         }
         _ => {
             if let Some(text) = of_another_program(error, words) {
@@ -136,7 +136,7 @@ fn of_variable(error: &clap::Error, words: &[OsString]) -> String {
         return String::new();
     };
     let flag = argument.split([' ', '=', '[']).next().unwrap_or_default();
-    let name = layers::variable(flag.trim_start_matches('-'));
+    let name = variable(flag.trim_start_matches('-'));
     let is_given = words
         .iter()
         .any(|word| word.to_string_lossy().split('=').next() == Some(flag));
@@ -154,6 +154,7 @@ const EXAMPLES: &str = "\
 Examples:
   ddp-train                                  built-in digits, one process
   ddp-train --ranks 2 --out two              the same batches, divided between two ranks
+  ddp-train --hosts node1:4,node2:4          four ranks on each of two hosts, over ssh
   mpirun -n 2 ddp-train --out two            the same, started by MPI
   ddp-train --epochs 20 --lr 3e-4 --hidden 1024,1024 --dropout 0.1
   ddp-train --data synthetic:regression,features=32,outputs=2 --optimizer sgd --lr 0.05
@@ -167,16 +168,11 @@ Exit codes: 0 done, 2 wrong flags, 65 bad data, 69 doctor found a problem,
 70 internal error, 71 out of memory, 74 files, 75 stopped on request and saved,
 76 loss not finite, 77 a rank lost or hung, 78 ranks disagree, 130 Ctrl-C twice
 
-Every setting of training can also be an environment variable: DDP_BATCH_SIZE=64.
-Other commands read the variables that their help names.";
+-h shows the flags that most people use, --help all. Every setting can also be an environment
+variable: DDP_BATCH_SIZE=64. Variables of other flags stand in their help.";
 
 #[derive(Parser, Debug)]
-#[command(name = "ddp-train", bin_name = "ddp-train", version, about = ABOUT, after_help = EXAMPLES)]
-#[command(
-    args_conflicts_with_subcommands = true,
-    disable_help_subcommand = true,
-    disable_help_flag = true
-)]
+#[command(about = ABOUT, after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 #[command(max_term_width = 120)]
 struct Cli {
     #[command(subcommand)]
@@ -187,10 +183,6 @@ struct Cli {
     layers: LayerFlags,
     #[command(flatten)]
     start: StartFlags,
-    /// Print help, as does: ddp-train help COMMAND
-    // The short form for -h and --help: one table.
-    #[arg(short, long, global = true, action = ArgAction::HelpShort)]
-    help: Option<bool>,
 }
 
 #[derive(Subcommand, Debug)]
@@ -206,7 +198,7 @@ enum Mode {
         start: StartFlags,
     },
     /// Continue the run in a folder, with its settings
-    #[command(after_help = layers::RESUME_EXAMPLES, max_term_width = 120)]
+    #[command(after_help = train::RESUME_EXAMPLES, max_term_width = 120)]
     Resume {
         /// The folder of the run: what --out was
         #[arg(value_name = "DIR")]
@@ -249,6 +241,9 @@ enum Mode {
         /// The shell
         shell: clap_complete::Shell,
     },
+    /// Start ranks for another host's launcher, which speaks to it
+    #[command(hide = true)]
+    HostAgent,
     /// Measure this machine; one line of JSON on standard output
     Bench {
         #[command(subcommand)]
@@ -256,21 +251,53 @@ enum Mode {
     },
 }
 
+/// What `-h` shows of the flags that train; `--help` shows all.
+const OFTEN: [&str; 14] = [
+    "model",
+    "data",
+    "labels",
+    "val-split",
+    "batch-size",
+    "steps",
+    "epochs",
+    "optimizer",
+    "lr",
+    "device",
+    "resume",
+    "out",
+    "config",
+    "ranks",
+];
+
+/// The whole command line.
+fn command() -> clap::Command {
+    let short = |flag: clap::Arg| {
+        let is_often = flag.get_long().is_none_or(|name| OFTEN.contains(&name));
+        flag.hide_short_help(!is_often)
+    };
+    let About { name, version } = *about();
+    let command = Cli::command().name(name).bin_name(name).version(version);
+    let command = command.mut_args(short);
+    ["train", "resume"]
+        .into_iter()
+        .fold(command, |command, name| {
+            command.mut_subcommand(name, |command| command.mut_args(short))
+        })
+}
+
 /// The completion script for a shell.
 fn completions(shell: clap_complete::Shell) -> String {
     let mut bytes = Vec::new();
-    clap_complete::generate(
-        shell,
-        &mut with_names(Cli::command()),
-        "ddp-train",
-        &mut bytes,
-    );
+    let name = about().name;
+    clap_complete::generate(shell, &mut with_names(command()), name, &mut bytes);
     // clap_complete 4.6.11 takes the dash in a program's name for the end of it: the labels of
     // subcommands in its script for bash differ from the values that it compares them with.
-    let mut text = String::from_utf8_lossy(&bytes).replace("ddp__subcmd__train", "ddp__train");
+    let label = name.replace('-', "__");
+    let wrong = name.replace('-', "__subcmd__");
+    let mut text = String::from_utf8_lossy(&bytes).replace(&wrong, &label);
     // Where a path stands it has nothing but flags: they would keep bash from completing files.
     for command in ["export", "inspect", "report", "resume", "tokenize", "watch"] {
-        let label = format!("ddp__train__subcmd__{command})\n");
+        let label = format!("{label}__subcmd__{command})\n");
         let files = "[[ ${cur} == -* || ${prev} == -* ]] || return 0\n";
         text = text.replace(&label, &(label.clone() + files));
     }

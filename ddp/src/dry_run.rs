@@ -10,7 +10,7 @@ use ddp_kernels::Device;
 use ddp_kernels::mapped::free_bytes;
 
 use crate::config::Config;
-use crate::data::{DataSpec, choose};
+use crate::data::{DataSpec, files, resolve};
 use crate::error::{Error, Result};
 use crate::shown::shown;
 use crate::train::TrainProgram;
@@ -23,7 +23,7 @@ pub fn dry_run(
     world: &World,
     say: &mut dyn FnMut(&dyn Display) -> Result<()>,
 ) -> Result<()> {
-    let Some(run) = trainer::rehearse(&config.run(), &TrainProgram::new(config), world)? else {
+    let Some(run) = trainer::rehearse(config, &TrainProgram::new(config), world)? else {
         return say(&format!(
             "{}: the run is finished already, and nothing would be done",
             config.out.display()
@@ -83,8 +83,8 @@ fn written(config: &Config, device: Device) -> String {
     let data = [Some(&config.data), config.val_data.as_ref()];
     let is_converted = |data: &&DataSpec| match data {
         DataSpec::Files(spec) => {
-            let files = choose::files(&spec.path, "data").unwrap_or_default();
-            files.iter().any(|file| choose::is_table(file))
+            let files = resolve::files(&spec.path, "data").unwrap_or_default();
+            files.iter().any(|file| files::is_table(file))
         }
         _ => false,
     };

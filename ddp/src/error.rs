@@ -56,6 +56,11 @@ pub(crate) fn with_flags(text: &str) -> String {
     })
 }
 
+/// The error of a flag with a wrong value.
+pub(crate) fn refuse(flag: &str, got: impl fmt::Display, expected: &str, help: &str) -> Error {
+    Error::Usage(format!("{flag} {got}: expected {expected}; help: {help}"))
+}
+
 /// The flag that helps with an error between ranks.
 pub fn remedy_text(remedy: Remedy) -> &'static str {
     match remedy {

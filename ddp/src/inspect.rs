@@ -37,7 +37,10 @@ pub fn inspect(
 fn find(flags: &InspectFlags) -> Result<Inspected> {
     let path = Path::new(&flags.path);
     let is_named_model = path.file_name().is_some_and(|name| name == MODEL_FILE);
-    if path.is_file() && flags.labels.is_none() && (is_named_model || model::is_model(path)) {
+    if path.is_file()
+        && flags.settings.labels.is_none()
+        && (is_named_model || model::is_model(path))
+    {
         return model::found(path);
     }
     if path.is_dir() {

@@ -1,19 +1,22 @@
 //! `ddp-train train`: a run with its settings, progress, curves and report.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use ddp_comm::World;
 use ddp_kernels::Device;
 
-use crate::checkpoint::Opened;
-use crate::config::{Config, GraphChoice, Resident, Resume, find_devices};
+use crate::config::{ClassWeights, Config};
 use crate::data::Data;
-use crate::error::{Result, with_flags};
+use crate::device::{check_device, find_devices};
+use crate::error::{Error, Result, with_flags};
+use crate::models::{self, ModelSpec, OwnLayers};
+use crate::nn::Loss;
 use crate::progress::{Figures, Progress};
 use crate::record::{EvalEvent, StepEvent};
 use crate::report;
 use crate::tensorboard::EventFile;
-use crate::trainer::{self, Chosen, Program, RunData, RunOptions, Settings};
+use crate::trainer::{self, Program};
 
 /// Trains as `config` says, as one of the ranks of `world`.
 pub fn train(config: &Config, world: &World) -> Result<()> {
@@ -24,31 +27,89 @@ pub fn train(config: &Config, world: &World) -> Result<()> {
             config.out.display()
         );
     }
-    trainer::train(&config.run(), &mut TrainProgram::new(config), world)
+    trainer::train(config, &mut TrainProgram::new(config), world)
 }
 
-/// The same on a program's own data, whatever `config.data` is.
+/// A run with a program's own model, loss and data, and with everything else that `ddp-train` has:
+/// checkpoints, resuming, evaluation, the metrics log and its report, signals.
 ///
 /// ```no_run
-/// use ddp::config::Config;
+/// use ddp::Trainer;
+/// use ddp::config::{Config, Resume};
 /// use ddp::data::Data;
+/// use ddp::models::OwnLayers;
+/// use ddp::nn::{Activate, CrossEntropy, Linear, Sequential};
 ///
 /// fn train(data: Data, world: &ddp_comm::World) -> ddp::Result<()> {
-///     let config = Config::from_toml("epochs = 3\nout = \"own\"\n")?;
-///     ddp::train::train_on(&config, data, world)
+///     let model = OwnLayers::new(|data| {
+///         let hidden = Sequential::new().then(Linear::new(64)).then(Activate::relu());
+///         Ok(hidden.then(Linear::new(data.outputs)))
+///     });
+///     Trainer::builder(model, CrossEntropy::default(), data)
+///         .config(Config {
+///             epochs: Some(3),
+///             resume: Resume::Auto,
+///             ..Config::default()
+///         })
+///         .run(world)
 /// }
 /// ```
-pub fn train_on(config: &Config, data: Data, world: &World) -> Result<()> {
-    let options = RunOptions {
-        data: RunData::Own(Box::new(data)),
-        ..config.run()
-    };
-    trainer::train(&options, &mut TrainProgram::new(config), world)
+#[derive(Debug)]
+pub struct Trainer {
+    config: Config,
+    model: ModelSpec,
+    loss: Box<dyn Loss>,
+    data: Data,
+}
+
+impl Trainer {
+    /// Trains `model`, layers or a family with its settings, on `data` with the default settings.
+    pub fn builder(model: impl Into<ModelSpec>, loss: impl Loss + 'static, data: Data) -> Trainer {
+        // Checkpoints name the model's family.
+        models::register::<OwnLayers>();
+        Trainer {
+            config: Config::default(),
+            model: model.into(),
+            loss: Box::new(loss),
+            data,
+        }
+    }
+
+    /// With these settings: those of `ddp-train`, without the model's, the data's and the loss's.
+    pub fn config(self, config: Config) -> Trainer {
+        Trainer { config, ..self }
+    }
+
+    /// Trains, as one of the ranks of `world`. Every rank calls it alike.
+    pub fn run(self, world: &World) -> Result<()> {
+        let config = Config {
+            model: self.model,
+            ..self.config
+        };
+        config.check()?;
+        if config.label_smoothing != 0.0 || config.class_weights != ClassWeights::Equal {
+            return Err(Error::Usage(
+                "`label-smoothing` and `class-weights`: expected the defaults, since the trainer \
+                 is given its loss; help: give them to the loss"
+                    .into(),
+            ));
+        }
+        let mut program = TrainProgram {
+            data: Some(self.data),
+            loss: Cell::new(Some(self.loss)),
+            ..TrainProgram::new(&config)
+        };
+        trainer::train(&config, &mut program, world)
+    }
 }
 
 /// `ddp-train` as the trainer sees it.
 pub(crate) struct TrainProgram<'a> {
     config: &'a Config,
+    /// In place of what the settings name.
+    data: Option<Data>,
+    /// In place of the one that follows from the data.
+    loss: Cell<Option<Box<dyn Loss>>>,
     /// Once the run has begun, on rank 0.
     progress: Option<Progress>,
     /// With `--tensorboard`.
@@ -59,6 +120,8 @@ impl TrainProgram<'_> {
     pub(crate) fn new(config: &Config) -> TrainProgram<'_> {
         TrainProgram {
             config,
+            data: None,
+            loss: Cell::default(),
             progress: None,
             curves: None,
         }
@@ -71,46 +134,17 @@ impl Program for TrainProgram<'_> {
         let (per_rank, share) = (config.devices_per_rank, config.share_gpus);
         let devices = find_devices(config.device, per_rank, share, world)?;
         for device in &devices {
-            config.check_device(*device)?;
+            check_device(config, *device)?;
         }
         Ok(devices)
     }
 
-    fn shared_settings(&self) -> String {
-        self.config.equal_on_all_ranks()
+    fn loss(&self) -> Option<Box<dyn Loss>> {
+        self.loss.take()
     }
 
-    fn settings(&self, chosen: &Chosen) -> Settings {
-        // How a run was started is no property of the run.
-        let given = Config {
-            resume: Resume::Never,
-            override_: false,
-            ..self.config.settled()
-        };
-        let config = Config {
-            graph: match chosen.graph {
-                true => GraphChoice::On,
-                false => GraphChoice::Off,
-            },
-            data_on_device: match chosen.data_on_device {
-                true => Resident::On,
-                false => Resident::Off,
-            },
-            warmup_steps: Some(chosen.plan.warmup_steps),
-            eval_every: Some(chosen.plan.eval_every),
-            checkpoint_every: Some(chosen.plan.checkpoint_every),
-            threads: Some(chosen.threads),
-            ..given.clone()
-        };
-        Settings {
-            values: config.to_json(),
-            // Another run may have other ranks, devices or steps: it makes its own choices.
-            file: given.to_toml(),
-        }
-    }
-
-    fn changed_settings(&self, saved: &Opened) -> Result<Vec<String>> {
-        Ok(self.config.changes(&Config::of_checkpoint(saved)?))
+    fn data(&self) -> Option<Data> {
+        self.data.clone()
     }
 
     fn named(&self, text: &str) -> String {

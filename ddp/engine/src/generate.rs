@@ -244,7 +244,7 @@ impl Output<'_> {
 #[cfg(test)]
 mod tests {
     use ddp_nn::models::gpt::GptSpec;
-    use ddp_nn::models::{DataShape, ModelSpec};
+    use ddp_nn::models::{DataShape, Family};
 
     use super::*;
 
@@ -280,7 +280,7 @@ mod tests {
                 dtype: DType::I64,
                 outputs,
             };
-            let layers = Box::new(ModelSpec::Gpt(spec).layers(&shape).unwrap());
+            let layers = Box::new(spec.layers(&shape).unwrap());
             Model::new(layers, &[4], DType::F32, Device::Cpu, 0, &|_| true).unwrap()
         };
         let bytes = Coding::of_bytes();

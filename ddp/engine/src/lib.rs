@@ -6,16 +6,19 @@
 
 pub mod audit;
 pub mod checkpoint;
+pub mod config;
 pub mod devices;
 pub mod error;
-pub mod evidence;
+pub mod exchange;
 mod faults;
 pub mod generate;
 pub mod hugging_face;
+mod model;
 pub mod process;
 pub mod ranks;
 pub mod record;
 pub mod reducer;
+pub mod samples;
 pub mod shown;
 pub mod step;
 pub mod tasks;

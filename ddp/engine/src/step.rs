@@ -9,6 +9,7 @@
 //! (`step/graphs.rs`). Whether the model is on one device or split over several is its own matter
 //! (`step/model.rs`).
 
+mod builder;
 mod graphs;
 mod model;
 mod scalars;
@@ -29,6 +30,7 @@ use ddp_nn::Loss;
 use ddp_nn::models::Model;
 use ddp_nn::optim::Optimizer;
 
+pub use self::builder::StepBuilder;
 use self::graphs::{CAPTURED, StepGraphs, StepMode};
 pub use self::graphs::{GraphChoice, check_graph};
 use self::model::TrainedModel;
@@ -75,6 +77,7 @@ pub struct Step {
     /// i64 (1): the first step with a non-finite loss on this rank; 0 for none.
     own_bad_step: Tensor,
     graphs: StepGraphs,
+    measures_norm: bool,
     /// Origins of batches that all ranks have alike, while their loaders live. None if the ranks
     /// compare their data elsewhere.
     compared: Option<Vec<Weak<Origin>>>,
@@ -134,6 +137,7 @@ impl Step {
                 .named("this rank's first bad step"),
             graphs: StepGraphs::new(options.graph, device, devices, ranks)?,
             model,
+            measures_norm: false,
             compared: None,
         })
     }
@@ -155,18 +159,24 @@ impl Step {
         Ok(())
     }
 
-    /// Takes one step on this rank's part of a global batch. `measure_norm` asks for the norm of
-    /// the gradients even without clipping. At the first batch of a loader, ranks compare its data.
-    pub fn run(&mut self, batch: &Batch, learning_rate: f64, measure_norm: bool) -> Result<()> {
+    /// Whether later steps measure the norm of the gradients, which clipping does in any case.
+    pub fn measure_norm(&mut self, measures: bool) {
+        self.measures_norm = measures;
+    }
+
+    /// Takes one step on this rank's part of a global batch. At the first batch of a loader, ranks
+    /// compare its data.
+    pub fn run(&mut self, batch: &Batch, learning_rate: f64) -> Result<()> {
         if let Some(origin) = batch.origin() {
             self.compare_data(origin, &self.model.group().clone())?;
         }
         in_phase(Phase::Step, || {
-            forbid_transfers(|| self.run_planned(batch, learning_rate, measure_norm))
+            forbid_transfers(|| self.run_planned(batch, learning_rate))
         })
     }
 
-    fn run_planned(&mut self, batch: &Batch, learning_rate: f64, measure_norm: bool) -> Result<()> {
+    fn run_planned(&mut self, batch: &Batch, learning_rate: f64) -> Result<()> {
+        let measure_norm = self.measures_norm;
         let Step {
             model,
             loss,
@@ -230,14 +240,13 @@ impl Step {
     }
 
     /// The result of the last step. Waits for it: for logs, not for every step.
-    pub fn report(&self, norm_was_measured: bool) -> Result<StepReport> {
+    pub fn report(&self) -> Result<StepReport> {
         announced("the log", || {
             let stats = Stats::read(self.model.stats())?;
             let last = self.model.last();
-            let grad_norm = if norm_was_measured || last.clip.is_on() {
-                Some(stats::read(last.clip.out())?[1])
-            } else {
-                None
+            let grad_norm = match self.measures_norm || last.clip.is_on() {
+                true => Some(stats::read(last.clip.out())?[1]),
+                false => None,
             };
             Ok(StepReport {
                 stats,

@@ -1,21 +1,22 @@
-//! Activations as layers: ReLU and GELU. In a `Sequential` the linear layer below usually applies
-//! them, and the layer above multiplies their derivative into its own backward.
+//! Activations as layers: ReLU and GELU. In a `Sequential` a linear layer below applies them, and a
+//! linear layer above multiplies their derivative into its own backward.
 
 use ddp_kernels::Tensor;
 use ddp_kernels::ops::{self, Activation, Gelu};
 
 use crate::build::Build;
 use crate::error::Result;
-use crate::fold::{Fold, Folded};
 use crate::layer::Layer;
 use crate::pass::Pass;
 
 /// An activation, applied to each element.
 #[derive(Debug)]
 pub struct Activate {
-    activation: Activation,
-    /// Whether the layer below applies it.
-    is_fused: bool,
+    pub(crate) activation: Activation,
+    /// Whether the linear layer below applies it.
+    pub(crate) is_applied: bool,
+    /// Whether the linear layer above multiplies its derivative in.
+    pub(crate) is_derived: bool,
 }
 
 impl Activate {
@@ -23,7 +24,8 @@ impl Activate {
     pub fn new(activation: Activation) -> Activate {
         Activate {
             activation,
-            is_fused: false,
+            is_applied: false,
+            is_derived: false,
         }
     }
 
@@ -45,11 +47,12 @@ impl Activate {
 
 impl Layer for Activate {
     fn build(&mut self, _: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        (self.is_applied, self.is_derived) = (false, false);
         Ok(shape.to_vec())
     }
 
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
-        if self.is_fused || self.activation == Activation::Identity {
+        if self.is_applied || self.activation == Activation::Identity {
             return Ok(x.clone());
         }
         let y = pass.take(x.shape())?;
@@ -69,32 +72,20 @@ impl Layer for Activate {
         Ok(y)
     }
 
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
         if self.activation == Activation::Identity {
-            return Ok(if fold == Fold::Nothing {
-                Folded::nothing()
-            } else {
-                Folded::plain(dy.clone())
-            });
+            return Ok(Some(dy.clone()));
         }
         // Saved by the layer below if that applies the activation.
         let kept = pass.restore().reshape(dy.shape())?;
-        if fold == Fold::Nothing {
-            return Ok(Folded::nothing());
+        if self.is_derived {
+            return Ok(Some(dy.clone()));
         }
         let dx = pass.take(dy.shape())?;
         match self.activation {
             Activation::Gelu(kind) => ops::gelu_backward_into(&dx, dy, &kept, kind)?,
             _ => ops::relu_backward_into(&dx, dy, &kept)?,
         }
-        pass.fold(dx, fold)
-    }
-
-    fn activation(&self) -> Option<Activation> {
-        (self.activation != Activation::Identity).then_some(self.activation)
-    }
-
-    fn set_fused(&mut self) {
-        self.is_fused = true;
+        Ok(Some(dx))
     }
 }

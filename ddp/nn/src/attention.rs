@@ -10,7 +10,6 @@ use ddp_kernels::transfer::announced;
 
 use crate::build::Build;
 use crate::error::{Error, Result};
-use crate::fold::{Fold, Folded};
 use crate::layer::Layer;
 use crate::linear::Linear;
 use crate::loss::math_dtype;
@@ -182,9 +181,9 @@ impl Layer for SelfAttention {
         self.out.forward(pass, &mixed.reshape(x.shape())?)
     }
 
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
-        let dmixed = self.out.backward(pass, dy, Fold::Input)?.gradient;
-        let dmixed = dmixed.expect("Fold::Input asks for the gradient");
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
+        let dmixed = pass.input_gradient(true, |pass| self.out.backward(pass, dy))?;
+        let dmixed = dmixed.expect("it is needed");
         let [sums, mixed, qkv] = [pass.restore(), pass.restore(), pass.restore()];
         let dqkv = pass.take(qkv.shape())?;
         let delta = pass.take_as(sums.shape(), sums.dtype())?;
@@ -201,6 +200,6 @@ impl Layer for SelfAttention {
             ops::rope_backward_into(&dqkv, &dqkv, table, self.heads + self.kv_heads)?;
         }
         let shape = [dy.shape()[0], dy.shape()[1], qkv.shape()[1]];
-        self.qkv.backward(pass, &dqkv.reshape(&shape)?, fold)
+        self.qkv.backward(pass, &dqkv.reshape(&shape)?)
     }
 }

@@ -5,7 +5,6 @@ use ddp_kernels::{DType, Device, Random, Tensor, ops};
 
 use crate::build::{Build, Declarations};
 use crate::error::Result;
-use crate::fold::Fold;
 use crate::layer::Layer;
 use crate::loss::{Loss, STATS};
 use crate::params::Params;
@@ -172,7 +171,7 @@ impl Trial<'_> {
         if !backward {
             return Ok((objective, None));
         }
-        let dx = self.layer.backward(&mut pass, &dy, Fold::Input)?.gradient;
+        let dx = pass.input_gradient(true, |pass| self.layer.backward(pass, &dy))?;
         pass.check_complete()?;
         if self.layer.input_dtype().is_some() {
             return Ok((objective, None));

@@ -6,7 +6,6 @@ use ddp_kernels::ops::{self, DropoutKey};
 
 use crate::build::Build;
 use crate::error::{Error, Result};
-use crate::fold::{Fold, Folded};
 use crate::layer::Layer;
 use crate::pass::Pass;
 
@@ -68,15 +67,9 @@ impl Layer for Dropout {
         }
     }
 
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
-        if fold == Fold::Nothing {
-            return Ok(Folded::nothing());
-        }
-        if !self.drops(pass) {
-            return Ok(Folded::plain(dy.clone()));
-        }
-        let dx = self.apply(pass, dy)?;
-        pass.fold(dx, fold)
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
+        // The same elements: a mask is its own derivative.
+        self.forward(pass, dy).map(Some)
     }
 }
 

@@ -6,7 +6,6 @@ use ddp_kernels::{DType, Tensor};
 
 use crate::build::{Build, Init, ParamId, Tie};
 use crate::error::{Error, Result};
-use crate::fold::{Fold, Folded};
 use crate::layer::Layer;
 use crate::pass::{Gradient, Pass};
 
@@ -119,7 +118,7 @@ impl Layer for Embedding {
         Ok(y.reshape(&[x.shape()[0], x.shape()[1], self.columns])?)
     }
 
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, _: Fold) -> Result<Folded> {
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
         let Built { tokens, positions } = self.built();
         let ids = pass.restore();
         let dy = dy.reshape(&[ids.count(), self.columns])?;
@@ -142,7 +141,7 @@ impl Layer for Embedding {
         }
         pass.finished(tokens)?;
         // Tokens have no gradient.
-        Ok(Folded::nothing())
+        Ok(None)
     }
 
     fn input_dtype(&self) -> Option<DType> {

@@ -4,7 +4,6 @@ use ddp_kernels::{Tensor, ops};
 
 use crate::build::Build;
 use crate::error::{Error, Result};
-use crate::fold::{Fold, Folded};
 use crate::layer::Layer;
 use crate::linear::with_last_of;
 use crate::pass::Pass;
@@ -56,7 +55,7 @@ impl Layer for Gate {
         with_last_of(&y, x, y.shape()[1])
     }
 
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
         let x = pass.restore();
         let (dy_rows, _) = rows(dy)?;
         let dx = pass.take(x.shape())?;
@@ -64,7 +63,7 @@ impl Layer for Gate {
             Gate::Swiglu => ops::swiglu_backward_into(&dx, &dy_rows, &x)?,
             Gate::ReluSquared => ops::relu_squared_backward_into(&dx, &dy_rows, &x)?,
         }
-        pass.fold(with_last_of(&dx, dy, x.shape()[1])?, fold)
+        Ok(Some(with_last_of(&dx, dy, x.shape()[1])?))
     }
 }
 

@@ -11,10 +11,9 @@ use ddp_kernels::{Device, Tensor};
 
 use crate::build::{Build, Tie};
 use crate::error::Result;
-use crate::fold::{Fold, Folded};
 use crate::layer::Layer;
 use crate::linear::Linear;
-use crate::loss::{Loss, LossHead, math_dtype};
+use crate::loss::{Loss, math_dtype};
 use crate::pass::{Gradient, Pass};
 
 /// Rows of a piece on the CPU, as many as a product sums at a time. The weight's gradient is the
@@ -110,10 +109,10 @@ impl Head {
         }
         Ok(())
     }
-}
 
-impl LossHead for Head {
-    fn gradient(
+    /// The gradient by x (…, C) of the sum of losses, of x, targets and stats. Writes the weight's
+    /// gradient.
+    pub(crate) fn gradient(
         &self,
         loss: &dyn Loss,
         pass: &mut Pass<'_>,
@@ -139,7 +138,8 @@ impl LossHead for Head {
         Ok(dx.reshape(x.shape())?)
     }
 
-    fn losses(
+    /// The loss of each row of x, (R), which are added to stats.
+    pub(crate) fn losses(
         &self,
         loss: &dyn Loss,
         pass: &mut Pass<'_>,
@@ -172,19 +172,12 @@ impl Layer for Head {
         self.linear.forward_with(pass, &last, self.mask(x)?)
     }
 
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
         if !pass.leaves_head() {
-            return self.linear.backward(pass, dy, fold);
+            return self.linear.backward(pass, dy);
         }
         pass.finished(self.linear.weight())?;
-        Ok(match fold {
-            Fold::Nothing => Folded::nothing(),
-            _ => Folded::plain(dy.clone()),
-        })
-    }
-
-    fn head(&self) -> Option<&dyn LossHead> {
-        Some(self)
+        Ok(Some(dy.clone()))
     }
 }
 
@@ -228,10 +221,9 @@ mod tests {
         let of = [&y, targets, &stats];
         let loss = CrossEntropy::default();
         let dy = model.loss_gradient(&mut pass, &loss, of).unwrap();
-        let dx = model.backward_to(&mut pass, &dy, Fold::Input).unwrap();
+        let dx = model.backward_to(&mut pass, &dy, true).unwrap();
         let weight = params.gradient(params.list()[0].id).unwrap();
-        let dx = dx.gradient.unwrap();
-        [dx, weight.clone(), stats].map(|tensor| tensor.to_vec().unwrap())
+        [dx.unwrap(), weight.clone(), stats].map(|tensor| tensor.to_vec().unwrap())
     }
 
     #[test]

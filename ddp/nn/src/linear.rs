@@ -7,7 +7,6 @@ use ddp_kernels::{Device, Tensor};
 
 use crate::build::{Build, Init, ParamId, Tie};
 use crate::error::{Error, Result};
-use crate::fold::{Fold, Folded};
 use crate::layer::Layer;
 use crate::pass::Pass;
 
@@ -22,10 +21,11 @@ pub struct Linear {
     tie: Option<Tie>,
     /// The first values of weight and bias, if not PyTorch's.
     init: Option<[Init; 2]>,
-    /// The activation of the layer above, if this layer applies it.
-    fused: Activation,
-    /// The GELU that makes its input, if the layer below is one.
-    below: Option<Gelu>,
+    /// The activation above it, which it applies. In training it then saves, after its own tensor,
+    /// what that activation's backward needs: the output for ReLU, the input for GELU.
+    pub(crate) above: Activation,
+    /// The activation below it, whose derivative it multiplies into the gradient of its input.
+    pub(crate) below: Activation,
     /// Whether it is a model's first or last layer.
     is_outer: bool,
     /// The outputs of each of the layers that it stands for; empty for one.
@@ -50,8 +50,8 @@ impl Linear {
             name: String::new(),
             tie: None,
             init: None,
-            fused: Activation::Identity,
-            below: None,
+            above: Activation::Identity,
+            below: Activation::Identity,
             is_outer: false,
             parts: Vec::new(),
             built: None,
@@ -144,7 +144,7 @@ impl Linear {
         let weight = self.built().weight;
         let rows = self.rows(x)?;
         let shape = [rows.shape()[0], self.outputs];
-        let keeps_pre_activation = matches!(self.fused, Activation::Gelu(_)) && pass.is_training();
+        let keeps_pre_activation = matches!(self.above, Activation::Gelu(_)) && pass.is_training();
         // On the CPU the layer above rarely keeps a GELU's output: see `gelu_again`.
         let y = match keeps_pre_activation && x.device() == Device::Cpu {
             true => pass.take_brief(&shape)?,
@@ -154,12 +154,12 @@ impl Linear {
             .then(|| pass.take(&shape))
             .transpose()?;
         let weight = pass.value(weight)?;
-        ops::linear_into(&y, &rows, weight, bias, self.fused, pre_activation.as_ref())?;
+        ops::linear_into(&y, &rows, weight, bias, self.above, pre_activation.as_ref())?;
         if pass.is_training() {
             if self.needs_input(pass) && self.gelu_again(&rows).is_none() {
                 pass.save(&rows);
             }
-            if self.fused != Activation::Identity {
+            if self.above != Activation::Identity {
                 pass.save(pre_activation.as_ref().unwrap_or(&y));
             }
         }
@@ -175,7 +175,10 @@ impl Linear {
     /// The GELU by which backward computes this layer's input again, instead of keeping it: GELU
     /// already keeps its own input. On the CPU alone: there it costs little and has the same bits.
     fn gelu_again(&self, on_its_device: &Tensor) -> Option<Gelu> {
-        self.below.filter(|_| on_its_device.device() == Device::Cpu)
+        match self.below {
+            Activation::Gelu(kind) if on_its_device.device() == Device::Cpu => Some(kind),
+            _ => None,
+        }
     }
 
     /// dw = dyᵀ·x and db = Σ rows of dy, for `x` (B, I) and `dy` (B, O).
@@ -268,6 +271,7 @@ impl Layer for Linear {
             weight,
             bias,
         });
+        (self.above, self.below) = (Activation::Identity, Activation::Identity);
         self.name = build.path().to_string();
         let mut shape = shape.to_vec();
         shape.pop();
@@ -281,7 +285,7 @@ impl Layer for Linear {
         self.forward_with(pass, x, bias)
     }
 
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
         let Built {
             inputs,
             weight,
@@ -303,8 +307,8 @@ impl Layer for Linear {
         // Before the gradient of the input, so that these are reduced while it is computed.
         bias.map_or(Ok(()), |bias| pass.finished(bias))?;
         pass.finished(weight)?;
-        if fold == Fold::Nothing {
-            return Ok(Folded::nothing());
+        if !pass.needs_input_gradient() {
+            return Ok(None);
         }
         let shape = [dy_rows.shape()[0], inputs];
         let dx = match self.gelu_again(dy) {
@@ -312,36 +316,22 @@ impl Layer for Linear {
             Some(_) => pass.take_brief(&shape)?,
             None => pass.take(&shape)?,
         };
-        let saved = pass.below(fold, &dx)?;
-        let row_sums = match saved {
+        // The activation's own backward takes what it needs off the stack.
+        let kept = match self.below {
+            Activation::Identity => None,
+            _ => Some(pass.top().reshape(&shape)?),
+        };
+        let row_sums = match kept {
             Some(_) => pass.take_row_sums(&dx)?,
             None => None,
         };
-        let below = match (fold, &saved) {
-            (Fold::Activation(Activation::Relu), Some(y)) => Below::Relu(y),
-            (Fold::Activation(Activation::Gelu(kind)), Some(z)) => Below::Gelu(kind, z),
+        let below = match (self.below, &kept) {
+            (Activation::Relu, Some(y)) => Below::Relu(y),
+            (Activation::Gelu(kind), Some(z)) => Below::Gelu(kind, z),
             _ => Below::Identity,
         };
         let weight = pass.value(weight)?;
         ops::linear_backward_input_summed_into(&dx, row_sums.as_ref(), &dy_rows, weight, below)?;
-        Ok(Folded {
-            gradient: Some(with_last_of(&dx, dy, inputs)?),
-            folded: saved.is_some(),
-        })
-    }
-
-    fn fuse(&mut self, above: Activation) -> bool {
-        let is_free = self.fused == Activation::Identity;
-        if is_free {
-            self.fused = above;
-        }
-        is_free
-    }
-
-    fn set_below(&mut self, below: Option<Activation>) {
-        self.below = match below {
-            Some(Activation::Gelu(kind)) => Some(kind),
-            _ => None,
-        };
+        Ok(Some(with_last_of(&dx, dy, inputs)?))
     }
 }

@@ -53,16 +53,6 @@ pub trait Loss: fmt::Debug + Send {
     }
 }
 
-/// A last layer that works together with the loss: see `Head`.
-pub trait LossHead {
-    /// The gradient by x (…, C) of the sum of losses, `of` x, targets and stats. Writes the
-    /// weight's gradient.
-    fn gradient(&self, loss: &dyn Loss, pass: &mut Pass<'_>, of: [&Tensor; 3]) -> Result<Tensor>;
-
-    /// The loss of each row of x, (R), which are added to stats.
-    fn losses(&self, loss: &dyn Loss, pass: &mut Pass<'_>, of: [&Tensor; 3]) -> Result<Tensor>;
-}
-
 /// What a loss returns.
 #[derive(Debug)]
 pub struct Losses {

@@ -1,149 +1,176 @@
-//! The list of model families, and a model of any of them: `ModelSpec`. A new family is a folder
-//! beside this file and its lines here; see docs/adding-a-model.md.
+//! The model families, and a model of any of them: `ModelSpec`. A family here is a folder beside
+//! this file and its line in `FAMILIES`; a program adds others by `register`. See
+//! docs/adding-a-model.md.
 
 mod blocks;
 pub mod family;
 pub mod gpt;
 pub mod mlp;
 pub mod model;
-#[cfg(feature = "test-family")]
-#[path = "../tests/positions/mod.rs"]
-pub mod positions;
+mod own;
 pub mod split;
 pub mod vit;
+
+use std::any::Any;
+use std::ops::{Deref, DerefMut};
+use std::sync::{LazyLock, PoisonError, RwLock};
+
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
 
 pub use family::{DataShape, Family};
 pub use mlp::Mlp;
 pub use model::Model;
-
-use family::Setting;
-use serde::{Deserialize, Serialize};
+pub use own::OwnLayers;
 
 use crate::build::{Declarations, Declared};
 use crate::error::Result;
-use crate::{Build, Layer, Sequential};
+use crate::{Build, Layer};
+use family::Setting;
 
-/// Declares the families: a line each, with its help, the struct of its settings and its name. The
-/// first one is the default.
-macro_rules! families {
-    ($(
-        $(#[cfg($condition:meta)])?
-        $help:literal $variant:ident($settings:path) = $name:literal,
-    )+) => {
-        /// What a model is: a family and its settings.
-        ///
-        /// It is written as one table: `model = "mlp"` beside the settings of the family.
-        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-        #[serde(tag = "model")]
-        pub enum ModelSpec {
-            $(
-                $(#[cfg($condition)])?
-                #[doc = $help]
-                #[serde(rename = $name)]
-                $variant($settings),
-            )+
-        }
+/// All families, in the order of the help. The first one is the default.
+static FAMILIES: LazyLock<RwLock<Vec<FamilyInfo>>> = LazyLock::new(|| {
+    RwLock::new(vec![
+        FamilyInfo::of::<mlp::MlpSpec>(),
+        FamilyInfo::of::<gpt::GptSpec>(),
+        FamilyInfo::of::<vit::VitSpec>(),
+    ])
+});
 
-        impl ModelSpec {
-            /// The name of the family.
-            pub fn name(&self) -> &'static str {
-                match self {
-                    $($(#[cfg($condition)])? ModelSpec::$variant(_) => $name,)+
-                }
-            }
-
-            fn family(&self) -> &dyn Family {
-                match self {
-                    $($(#[cfg($condition)])? ModelSpec::$variant(family) => family,)+
-                }
-            }
-
-            /// All families, in the order of the help.
-            pub fn families() -> Vec<FamilyInfo> {
-                vec![$(
-                    $(#[cfg($condition)])?
-                    FamilyInfo {
-                        name: $name,
-                        help: $help,
-                        is_hidden: <$settings>::is_hidden(),
-                        default: ModelSpec::$variant(<$settings>::default()),
-                        presets: <$settings>::presets()
-                            .into_iter()
-                            .map(|(name, settings)| (name, ModelSpec::$variant(settings)))
-                            .collect(),
-                        settings: settings_of(|spec| match spec {
-                            ModelSpec::$variant(family) => Some(family),
-                            #[allow(unreachable_patterns, reason = "there may be one family only")]
-                            _ => None,
-                        }),
-                    },
-                )+]
-            }
-        }
-    };
+/// Adds a family to those that `--model` takes; before the command line is read, since flags follow
+/// from its settings. A second call does nothing.
+///
+/// # Panics
+/// If another family has the name.
+pub fn register<F: Family + Default>() {
+    let new = FamilyInfo::of::<F>();
+    let mut families = FAMILIES.write().unwrap_or_else(PoisonError::into_inner);
+    let known = families.iter().find(|known| known.name == new.name);
+    match known.map(|known| known.default.get::<F>().is_some()) {
+        None => families.push(new),
+        Some(is_same) => assert!(is_same, "two model families are called {}", new.name),
+    }
 }
 
-families! {
-    "A multilayer perceptron" Mlp(mlp::MlpSpec) = "mlp",
-    "A transformer that learns the next token, as GPT-2" Gpt(gpt::GptSpec) = "gpt",
-    "A transformer over the patches of images" Vit(vit::VitSpec) = "vit",
-    #[cfg(feature = "test-family")]
-    "For tests: a class for each position" Positions(positions::PositionsSpec) = "positions",
-}
-
-/// A model family, for those who list families and read settings.
-#[derive(Debug)]
+/// A model family, for those who list families.
+#[derive(Clone, Debug)]
 pub struct FamilyInfo {
     /// Its name.
     pub name: &'static str,
     /// Its help.
     pub help: &'static str,
-    /// Whether help leaves it out: for families of tests.
-    pub is_hidden: bool,
     /// A model of this family with default settings.
     pub default: ModelSpec,
     /// Names for settings that people use often, with what they stand for.
     pub presets: Vec<(&'static str, ModelSpec)>,
-    /// Its settings, in the order of the help.
-    pub settings: Vec<Setting<ModelSpec>>,
+}
+
+impl FamilyInfo {
+    fn of<F: Family + Default>() -> FamilyInfo {
+        let default = F::default();
+        let presets = F::presets().into_iter();
+        FamilyInfo {
+            name: default.name(),
+            help: default.help(),
+            presets: presets.map(|(name, spec)| (name, spec.into())).collect(),
+            default: default.into(),
+        }
+    }
+}
+
+/// What a model is: a family and its settings.
+///
+/// It is written as one table: `model = "mlp"` beside the settings of the family.
+#[derive(Debug)]
+pub struct ModelSpec(Box<dyn Family>);
+
+impl<F: Family> From<F> for ModelSpec {
+    fn from(family: F) -> ModelSpec {
+        ModelSpec(Box::new(family))
+    }
+}
+
+impl Deref for ModelSpec {
+    type Target = dyn Family;
+
+    fn deref(&self) -> &dyn Family {
+        &*self.0
+    }
+}
+
+impl DerefMut for ModelSpec {
+    fn deref_mut(&mut self) -> &mut dyn Family {
+        &mut *self.0
+    }
+}
+
+impl Clone for ModelSpec {
+    fn clone(&self) -> ModelSpec {
+        ModelSpec(self.0.boxed())
+    }
+}
+
+impl PartialEq for ModelSpec {
+    fn eq(&self, other: &ModelSpec) -> bool {
+        self.name() == other.name() && self.values() == other.values()
+    }
+}
+
+impl Serialize for ModelSpec {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("model", self.name())?;
+        for (name, value) in self.values() {
+            map.serialize_entry(&name, &value)?;
+        }
+        map.end()
+    }
 }
 
 impl Default for ModelSpec {
     fn default() -> ModelSpec {
-        let mut families = ModelSpec::families();
-        families.swap_remove(0).default
+        ModelSpec::families().swap_remove(0).default
     }
 }
 
 impl ModelSpec {
-    /// Checks the settings. The error names a setting in backquotes.
-    pub fn check(&self) -> Result<()> {
-        self.family().check()
+    /// All families, in the order of the help.
+    pub fn families() -> Vec<FamilyInfo> {
+        let families = FAMILIES.read().unwrap_or_else(PoisonError::into_inner);
+        families.clone()
     }
 
-    /// How many tokens the model sees at once, if it takes tokens.
-    pub fn context(&self) -> Option<usize> {
-        self.family().context()
+    /// The names of the families that continue texts: `gpt`.
+    pub fn that_generate() -> String {
+        let families = ModelSpec::families().into_iter();
+        let names = families.filter_map(|one| one.default.generates().then_some(one.name));
+        names.collect::<Vec<_>>().join(" or ")
     }
 
-    /// How many tokens the model has, if it says so.
-    pub fn vocabulary(&self) -> Option<usize> {
-        self.family().vocabulary()
+    /// The settings of the family `F`, if it is of that family.
+    pub fn get<F: Family>(&self) -> Option<&F> {
+        let any: &dyn Any = &*self.0;
+        any.downcast_ref()
     }
 
-    /// Multiplications and additions of a row in training, if the family says so.
-    pub fn flop_of_a_row(&self, data: &DataShape<'_>) -> Option<f64> {
-        self.family().flop_of_a_row(data)
+    /// Name and value of each setting.
+    pub fn values(&self) -> Vec<(String, Value)> {
+        let mut copy = self.0.boxed();
+        let settings = copy.settings().into_iter();
+        settings.map(|one| (one.name, one.field.value())).collect()
     }
 
-    /// The layers for these data.
-    pub fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {
-        self.family().layers(data)
+    /// The value of a setting; null if the family does not have it.
+    pub fn value(&self, name: &str) -> Value {
+        let mut values = self.values().into_iter();
+        let value = values.find(|(known, _)| known == name);
+        value.map_or(Value::Null, |(_, value)| value)
     }
 
-    /// The same model in PyTorch, on one line, if the family says so.
-    pub fn torch(&self, row_shape: &[usize], outputs: usize) -> Option<String> {
-        self.family().torch(row_shape, outputs)
+    /// The setting of this name, if the family has it.
+    pub fn setting(&mut self, name: &str) -> Option<Setting<'_>> {
+        self.0.settings().into_iter().find(|one| one.name == name)
     }
 
     /// Elements of all parameters and buffers. Nothing is allocated for them.
@@ -158,22 +185,15 @@ impl ModelSpec {
 
     fn count(&self, data: &DataShape<'_>, counts: impl Fn(&&Declared) -> bool) -> Result<u128> {
         let mut declarations = Declarations::new();
-        self.layers(data)?
-            .build(&mut Build::new(&mut declarations), data.row_shape)?;
+        let mut layers = self.layers(data)?;
+        let mut build = Build::new(&mut declarations);
+        Layer::build(&mut layers, &mut build, data.row_shape)?;
         let elements =
             |shape: &[usize]| shape.iter().map(|&length| length as u128).product::<u128>();
         let list = &declarations.list;
         let counted = list.iter().filter(counts);
         Ok(counted.map(|declared| elements(&declared.shape)).sum())
     }
-}
-
-/// The settings of a family as those of a `ModelSpec`. `family` gives the family's struct.
-fn settings_of<F: Family + 'static>(
-    family: fn(&mut ModelSpec) -> Option<&mut F>,
-) -> Vec<Setting<ModelSpec>> {
-    let of_spec = |setting: Setting<F>| setting.inside(family);
-    F::settings().into_iter().map(of_spec).collect()
 }
 
 #[cfg(test)]

@@ -6,13 +6,12 @@ use ddp_kernels::ops::{self, Norm, NormGradients, NormOptions};
 
 use crate::build::{Build, Init, ParamId};
 use crate::error::{Error, Result};
-use crate::fold::{Fold, Folded};
-use crate::layer::{Layer, Normed, SumNorm};
+use crate::layer::Layer;
 use crate::loss::math_dtype;
 use crate::pass::Pass;
 
 /// Normalizes the last dimension. The weight (C) starts at 1, the bias (C) at 0.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Normalize {
     norm: Norm,
     epsilon: f64,
@@ -104,6 +103,23 @@ impl Normalize {
         pass.trains(weight) || bias.is_some_and(|bias| pass.trains(bias))
     }
 
+    /// x + residual, in one pass over memory with its norm, which it leaves to the layer above.
+    pub(crate) fn forward_sum(
+        &self,
+        pass: &mut Pass<'_>,
+        x: &Tensor,
+        residual: &Tensor,
+    ) -> Result<Tensor> {
+        let (rows, residual) = (self.rows(x)?, self.rows(residual)?);
+        let sum = pass.take(rows.shape())?;
+        let (y, statistics) = self.take(pass, &rows)?;
+        let of = [&rows, &residual];
+        ops::add_norm_into(&sum, &y, &statistics, of, &self.options(pass)?)?;
+        self.save(pass, &sum, &statistics);
+        pass.leave_norm(&sum, y.reshape(x.shape())?);
+        Ok(sum.reshape(x.shape())?)
+    }
+
     /// The backward, to which the gradient `dresidual` that reaches x past the norm is added.
     pub(crate) fn backward_sum(
         &self,
@@ -148,21 +164,6 @@ impl Normalize {
     }
 }
 
-impl SumNorm for Normalize {
-    fn forward_sum(&self, pass: &mut Pass<'_>, x: &Tensor, residual: &Tensor) -> Result<Normed> {
-        let (rows, residual) = (self.rows(x)?, self.rows(residual)?);
-        let sum = pass.take(rows.shape())?;
-        let (y, statistics) = self.take(pass, &rows)?;
-        let of = [&rows, &residual];
-        ops::add_norm_into(&sum, &y, &statistics, of, &self.options(pass)?)?;
-        self.save(pass, &sum, &statistics);
-        Ok(Normed {
-            x: sum.reshape(x.shape())?,
-            normed: Some(y.reshape(x.shape())?),
-        })
-    }
-}
-
 impl Layer for Normalize {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
         let Some(&columns) = shape.last().filter(|&&columns| columns > 0) else {
@@ -187,6 +188,9 @@ impl Layer for Normalize {
     }
 
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        if let Some(normed) = pass.norm_of(x) {
+            return Ok(normed);
+        }
         let rows = self.rows(x)?;
         let (y, statistics) = self.take(pass, &rows)?;
         ops::norm_into(&y, &statistics, &rows, &self.options(pass)?)?;
@@ -194,22 +198,7 @@ impl Layer for Normalize {
         Ok(y.reshape(x.shape())?)
     }
 
-    fn forward_normed(
-        &self,
-        pass: &mut Pass<'_>,
-        Normed { x, normed }: Normed,
-        _above: Option<&dyn SumNorm>,
-    ) -> Result<Normed> {
-        let y = normed.map_or_else(|| self.forward(pass, &x), Ok)?;
-        Ok(Normed::plain(&y))
-    }
-
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
-        let dx = self.backward_sum(pass, dy, None)?;
-        pass.fold(dx, fold)
-    }
-
-    fn norm(&self) -> Option<&dyn SumNorm> {
-        Some(self)
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
+        self.backward_sum(pass, dy, None).map(Some)
     }
 }

@@ -17,7 +17,7 @@ pub mod schedule;
 
 pub use clip::Clip;
 pub use groups::Group;
-pub use rule::{Decayed, Rule};
+pub use rule::{AdamW, Decayed, Rule};
 pub use schedule::{Schedule, Shape};
 
 use std::ops::Range;

@@ -1,13 +1,12 @@
 //! One pass over a model: how layers get parameters and memory, and the stack that forward leaves
 //! for backward.
 
-use ddp_kernels::ops::{self, Activation};
+use ddp_kernels::ops;
 use ddp_kernels::{DType, Tensor};
 
 use crate::build::{ParamId, UseIndex};
 use crate::cache::Cache;
 use crate::error::{Error, Result};
-use crate::fold::{Fold, Folded};
 use crate::params::Params;
 use crate::scratch::{Pool, Scratch};
 
@@ -36,6 +35,9 @@ pub struct Pass<'a> {
     options: PassOptions<'a>,
     listener: &'a mut dyn Listener,
     leaves_head: bool,
+    needs_input_gradient: bool,
+    /// A sum and its norm, for the layer that gets the sum.
+    normed: Option<(Tensor, Tensor)>,
     /// The tokens before those of this pass, in decoding.
     cache: Option<&'a mut Cache>,
 }
@@ -129,6 +131,8 @@ impl<'a> Pass<'a> {
             options,
             listener,
             leaves_head: false,
+            needs_input_gradient: false,
+            normed: None,
             cache: None,
         }
     }
@@ -292,6 +296,35 @@ impl<'a> Pass<'a> {
         Ok(Some(sums))
     }
 
+    /// Leaves the norm of `x` to the layer above, which asks for it by `norm_of`.
+    pub(crate) fn leave_norm(&mut self, x: &Tensor, normed: Tensor) {
+        self.normed = Some((x.clone(), normed));
+    }
+
+    /// The norm of `x`, if the layer below left it.
+    pub(crate) fn norm_of(&mut self, x: &Tensor) -> Option<Tensor> {
+        let (of, normed) = self.normed.take()?;
+        (of.shares_memory_with(x) && of.count() == x.count()).then_some(normed)
+    }
+
+    /// In backward: whether the layer's caller needs the gradient of its input.
+    pub fn needs_input_gradient(&self) -> bool {
+        self.needs_input_gradient
+    }
+
+    /// Runs `body`, the backward of a layer inside of another, and returns the gradient of that
+    /// layer's input if it `is_needed`.
+    pub fn input_gradient(
+        &mut self,
+        is_needed: bool,
+        body: impl FnOnce(&mut Self) -> Result<Option<Tensor>>,
+    ) -> Result<Option<Tensor>> {
+        let before = std::mem::replace(&mut self.needs_input_gradient, is_needed);
+        let gradient = body(self);
+        self.needs_input_gradient = before;
+        Ok(gradient?.filter(|_| is_needed))
+    }
+
     /// Keeps a tensor for backward.
     pub fn save(&mut self, tensor: &Tensor) {
         self.saved.stack.push(tensor.clone());
@@ -348,33 +381,6 @@ impl<'a> Pass<'a> {
         let left = left.expect("a layer's backward restores no more than its forward saved");
         self.saved.stack.truncate(mark);
         left
-    }
-
-    /// The tensor that the backward of `fold`'s activation needs, in the shape of the gradient
-    /// `dx`; None if `fold` names no activation. The layer has taken its own tensors off the stack.
-    pub fn below(&self, fold: Fold, dx: &Tensor) -> Result<Option<Tensor>> {
-        match fold {
-            Fold::Nothing | Fold::Input | Fold::Activation(Activation::Identity) => Ok(None),
-            Fold::Activation(_) => Ok(Some(self.top().reshape(dx.shape())?)),
-        }
-    }
-
-    /// The end of a layer's backward that wrote the gradient of its input to `dx`, a tensor it took
-    /// itself: returns what `fold` asks for, and multiplies an activation's derivative in.
-    pub fn fold(&self, dx: Tensor, fold: Fold) -> Result<Folded> {
-        let saved = self.below(fold, &dx)?;
-        match (fold, &saved) {
-            (Fold::Nothing, _) => return Ok(Folded::nothing()),
-            (Fold::Activation(Activation::Relu), Some(y)) => ops::relu_backward_into(&dx, &dx, y)?,
-            (Fold::Activation(Activation::Gelu(kind)), Some(z)) => {
-                ops::gelu_backward_into(&dx, &dx, z, kind)?
-            }
-            _ => {}
-        }
-        Ok(Folded {
-            gradient: Some(dx),
-            folded: saved.is_some(),
-        })
     }
 }
 

@@ -6,7 +6,6 @@ use ddp_kernels::{DType, Tensor};
 
 use crate::build::Build;
 use crate::error::Result;
-use crate::fold::{Fold, Folded};
 use crate::layer::Layer;
 use crate::pass::Pass;
 
@@ -38,10 +37,10 @@ impl Layer for Recompute {
         pass.without_saving(|pass| pass.apart(|pass| self.inner.forward(pass, x)))
     }
 
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
         let x = pass.restore();
         pass.apart(|pass| self.inner.forward(pass, &x))?;
-        self.inner.backward(pass, dy, fold)
+        self.inner.backward(pass, dy)
     }
 
     fn input_dtype(&self) -> Option<DType> {

@@ -8,16 +8,17 @@ use ddp_kernels::{Tensor, ops};
 
 use crate::build::Build;
 use crate::error::{Error, Result};
-use crate::fold::{Fold, Folded};
-use crate::layer::{Layer, Normed, SumNorm};
+use crate::layer::Layer;
 use crate::norm::Normalize;
 use crate::pass::Pass;
 
 /// Adds its input to the output of the inner layer, whose names do not mention the residual.
 #[derive(Debug)]
 pub struct Residual {
-    norm: Option<Normalize>,
+    pub(crate) norm: Option<Normalize>,
     inner: Box<dyn Layer>,
+    /// The norm with which the layer above begins: this layer computes it.
+    pub(crate) above: Option<Normalize>,
 }
 
 impl Residual {
@@ -26,6 +27,7 @@ impl Residual {
         Residual {
             norm: None,
             inner: Box::new(inner),
+            above: None,
         }
     }
 
@@ -43,6 +45,7 @@ impl Layer for Residual {
         if let Some(norm) = &mut self.norm {
             build.scope("norm", |build| norm.build(build, shape))?;
         }
+        self.above = None;
         let output = self.inner.build(build, shape)?;
         if output != shape {
             return Err(Error::Model {
@@ -56,53 +59,33 @@ impl Layer for Residual {
     }
 
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
-        Ok(self.forward_normed(pass, Normed::plain(x), None)?.x)
-    }
-
-    fn forward_normed(
-        &self,
-        pass: &mut Pass<'_>,
-        Normed { x, normed }: Normed,
-        above: Option<&dyn SumNorm>,
-    ) -> Result<Normed> {
-        let input = match (normed, &self.norm) {
-            (Some(normed), _) => normed,
-            (None, Some(norm)) => norm.forward(pass, &x)?,
-            (None, None) => x.clone(),
+        let input = match &self.norm {
+            Some(norm) => norm.forward(pass, x)?,
+            None => x.clone(),
         };
         let inner = self.inner.forward(pass, &input)?;
         drop(input);
-        if let Some(above) = above {
-            return above.forward_sum(pass, &x, &inner);
+        if let Some(above) = &self.above {
+            return above.forward_sum(pass, x, &inner);
         }
         let y = pass.take(x.shape())?;
-        ops::add_into(&y, &x, &inner)?;
-        Ok(Normed::plain(&y))
+        ops::add_into(&y, x, &inner)?;
+        Ok(y)
     }
 
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
         let trains_norm = self.norm.as_ref().is_some_and(|norm| norm.trains(pass));
-        let inner_fold = if fold == Fold::Nothing && !trains_norm {
-            Fold::Nothing
-        } else {
-            Fold::Input
-        };
-        let Some(inner) = self.inner.backward(pass, dy, inner_fold)?.gradient else {
-            return Ok(Folded::nothing());
-        };
-        let dx = match &self.norm {
+        let is_needed = pass.needs_input_gradient() || trains_norm;
+        let inner = pass.input_gradient(is_needed, |pass| self.inner.backward(pass, dy))?;
+        let Some(inner) = inner else { return Ok(None) };
+        Ok(Some(match &self.norm {
             Some(norm) => norm.backward_sum(pass, &inner, Some(dy))?,
             None => {
                 let dx = pass.take(dy.shape())?;
                 ops::add_into(&dx, dy, &inner)?;
                 dx
             }
-        };
-        pass.fold(dx, fold)
-    }
-
-    fn norm(&self) -> Option<&dyn SumNorm> {
-        self.norm.as_ref().map(|norm| norm as &dyn SumNorm)
+        }))
     }
 }
 

@@ -1,18 +1,21 @@
-//! Sequential: layers in a row. A linear layer applies the activation above it, a layer
-//! multiplies the derivative of the activation below it into its own backward, a residual applies
-//! the norm above it, and nothing is computed below the lowest trained layer.
+//! Sequential: layers in a row. A linear layer applies the activation above it and multiplies the
+//! derivative of the one below it into its own backward, a residual applies the norm above it, and
+//! nothing is computed below the lowest trained layer.
 
+use std::any::Any;
 use std::ops::Range;
 
 use ddp_kernels::ops::Activation;
 use ddp_kernels::{DType, Tensor};
 
+use crate::activate::Activate;
 use crate::build::{Build, UseIndex};
 use crate::error::Result;
-use crate::fold::{Fold, Folded};
-use crate::layer::{Layer, Normed};
-use crate::loss::LossHead;
+use crate::layer::Layer;
+use crate::linear::Linear;
+use crate::norm::Normalize;
 use crate::pass::Pass;
+use crate::residual::Residual;
 
 /// Layers one after the other, called "0", "1" and so on, as in `torch.nn.Sequential`, unless they
 /// have names. Letters: L layers.
@@ -23,7 +26,6 @@ pub struct Sequential {
     begins: Vec<UseIndex>,
     /// (L + 1), once built: how many layers that draw random numbers come before each.
     random_before: Vec<u32>,
-    fuses: bool,
     /// (L), the name of each layer. The numbers of a split model's upper parts do not start at 0.
     names: Vec<String>,
     /// The number of the next layer without a name.
@@ -47,7 +49,6 @@ impl Sequential {
             layers: Vec::new(),
             begins: Vec::new(),
             random_before: Vec::new(),
-            fuses: true,
             names: Vec::new(),
             next: 0,
             random_below: 0,
@@ -87,12 +88,9 @@ impl Sequential {
         self
     }
 
-    /// The same layers without fusing activations and norms, for comparisons.
-    pub fn without_fusing(self) -> Sequential {
-        Sequential {
-            fuses: false,
-            ..self
-        }
+    /// The last layer.
+    pub(crate) fn last(&self) -> Option<&dyn Layer> {
+        self.layers.last().map(|last| &**last)
     }
 
     /// (L + 1), once built: where in the model each layer begins, and where the last one ends.
@@ -120,45 +118,36 @@ impl Sequential {
                 names: self.names.split_off(part.start),
                 random_below: self.random_before[part.start],
                 lent: lent(self.begins[part.start]),
-                fuses: self.fuses,
                 ..Sequential::new()
             });
         }
         all.reverse();
         all
     }
+}
 
-    /// What to ask of layer `index` in backward, if the whole was asked for `fold`.
-    fn fold_of(&self, index: usize, pass: &Pass<'_>, fold: Fold) -> Fold {
-        let Some(below) = index.checked_sub(1) else {
-            return fold;
+/// Lets built neighbours share passes over memory. Their bits stay those of each alone.
+fn fuse(below: &mut dyn Any, above: &mut dyn Any) {
+    if let Some(activate) = above.downcast_mut::<Activate>() {
+        if let Some(linear) = below.downcast_mut::<Linear>()
+            && activate.activation != Activation::Identity
+        {
+            (linear.above, activate.is_applied) = (activate.activation, true);
+        }
+    } else if let Some(linear) = above.downcast_mut::<Linear>() {
+        if let Some(activate) = below.downcast_mut::<Activate>() {
+            (linear.below, activate.is_derived) = (activate.activation, true);
+        }
+    } else if let Some(residual) = below.downcast_mut::<Residual>() {
+        residual.above = match above.downcast_ref::<Residual>() {
+            Some(above) => above.norm.clone(),
+            None => above.downcast_ref::<Normalize>().cloned(),
         };
-        if fold == Fold::Nothing && !pass.trains_between(self.begins[0], self.begins[index]) {
-            return Fold::Nothing;
-        }
-        match self.layers[below].activation() {
-            Some(activation) if self.fuses => Fold::Activation(activation),
-            _ => Fold::Input,
-        }
     }
 }
 
 impl Layer for Sequential {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
-        for above in 1..self.layers.len() {
-            let (lower, upper) = self.layers.split_at_mut(above);
-            if let Some(activation) = upper[0].activation()
-                && self.fuses
-                && lower[above - 1].fuse(activation)
-            {
-                upper[0].set_fused();
-            }
-        }
-        let mut below = None;
-        for layer in &mut self.layers {
-            layer.set_below(below.filter(|_| self.fuses));
-            below = layer.activation();
-        }
         self.begins.clear();
         self.random_before.clear();
         build.skip_random_layers(self.random_below);
@@ -171,6 +160,13 @@ impl Layer for Sequential {
         }
         self.begins.push(build.use_index());
         self.random_before.push(build.random_layers());
+        for above in 1..self.layers.len() {
+            let (below, above) = self.layers.split_at_mut(above);
+            fuse(
+                &mut **below.last_mut().expect("one is below"),
+                &mut *above[0],
+            );
+        }
         Ok(shape)
     }
 
@@ -178,49 +174,63 @@ impl Layer for Sequential {
         if pass.is_training() {
             pass.mark();
         }
-        let mut y = Normed::plain(x);
-        for (index, layer) in self.layers.iter().enumerate() {
-            let above = self.layers.get(index + 1).and_then(|above| above.norm());
-            y = layer.forward_normed(pass, y, above.filter(|_| self.fuses))?;
+        let mut y = x.clone();
+        for layer in &self.layers {
+            y = layer.forward(pass, &y)?;
         }
-        Ok(y.x)
+        Ok(y)
     }
 
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
-        let mut gradient = Folded::plain(dy.clone());
-        for (index, layer) in self.layers.iter().enumerate().rev() {
-            let Some(dy) = gradient.gradient.take() else {
-                break;
-            };
-            if gradient.folded {
-                // The layer above has multiplied this activation's derivative in.
-                pass.restore();
-                gradient = Folded::plain(dy);
-            } else {
-                gradient = layer.backward(pass, &dy, self.fold_of(index, pass, fold))?;
-            }
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
+        let of_all = pass.needs_input_gradient();
+        let mut gradient = Some(dy.clone());
+        for (layer, &begin) in self.layers.iter().zip(&self.begins).rev() {
+            let Some(dy) = gradient.take() else { break };
+            let is_needed = of_all || pass.trains_between(self.begins[0], begin);
+            gradient = pass.input_gradient(is_needed, |pass| layer.backward(pass, &dy))?;
         }
         let left = pass.rewind();
         assert!(
-            left == 0 || gradient.gradient.is_none(),
+            left == 0 || gradient.is_none(),
             "{left} tensors that layers saved in forward were not restored in backward"
         );
-        Ok(if fold == Fold::Nothing {
-            Folded::nothing()
-        } else {
-            gradient
-        })
+        Ok(gradient)
     }
 
     fn input_dtype(&self) -> Option<DType> {
         self.layers.first().and_then(|first| first.input_dtype())
     }
+}
 
-    fn head(&self) -> Option<&dyn LossHead> {
-        self.layers.last().and_then(|last| last.head())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A layer that its neighbours do not know.
+    #[derive(Debug)]
+    struct Apart(Box<dyn Layer>);
+
+    impl Layer for Apart {
+        fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+            self.0.build(build, shape)
+        }
+        fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+            self.0.forward(pass, x)
+        }
+        fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
+            self.0.backward(pass, dy)
+        }
+        fn input_dtype(&self) -> Option<DType> {
+            self.0.input_dtype()
+        }
     }
 
-    fn fuse(&mut self, above: Activation) -> bool {
-        self.fuses && self.layers.last_mut().is_some_and(|last| last.fuse(above))
+    impl Sequential {
+        /// The same layers, each alone.
+        pub(crate) fn without_fusing(mut self) -> Sequential {
+            let apart = |layer| Box::new(Apart(layer)) as Box<dyn Layer>;
+            self.layers = self.layers.into_iter().map(apart).collect();
+            self
+        }
     }
 }

@@ -11,10 +11,10 @@ use ddp_kernels::{DType, Device, Random, Tensor, threads};
 use serde_json::{Value, json};
 
 use super::measure::{BenchFlags, Say, of_all_ranks, precision, round, rounds, start};
-use crate::cli::flags::{choice, whole};
 use crate::config::{List, Precision};
 use crate::devices::described;
 use crate::error::Result;
+use crate::flags::{choice, whole};
 
 /// Bytes of all sets of operands, several times the largest cache (60 MB on a large GPU). A product
 /// then reads memory, as a layer does, whose operands were last used a step ago.

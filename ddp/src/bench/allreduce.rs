@@ -15,10 +15,10 @@ use ddp_kernels::{DType, Device, Tensor, ops};
 use serde_json::{Value, json};
 
 use super::measure::{BenchFlags, Say, group_on, round, rounds, start};
-use crate::cli::flags::{choice, number};
 use crate::config::FloatType;
 use crate::devices::described;
 use crate::error::{Error, Result};
+use crate::flags::{choice, number};
 
 /// Calls in one graph.
 const CAPTURED: usize = 20;

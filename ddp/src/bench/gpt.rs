@@ -7,10 +7,10 @@ use serde_json::json;
 
 use super::measure::Say;
 use super::training::{self, StepFlags, Subject};
-use crate::cli::flags::whole;
 use crate::config::model_of;
 use crate::error::{Error, Result};
-use crate::models::{DataShape, Family, ModelSpec};
+use crate::flags::whole;
+use crate::models::{DataShape, ModelSpec};
 use crate::nn::CrossEntropy;
 
 /// Different tokens, if the model does not say: those of GPT-2, padded.
@@ -35,37 +35,33 @@ pub struct GptFlags {
 
 /// Measures on all ranks.
 pub(super) fn measure(flags: &GptFlags, world: &World, say: Say<'_>) -> Result<()> {
-    let ModelSpec::Gpt(gpt) = &flags.model else {
-        let got = flags.model.name();
+    let model = &flags.model;
+    let Some(context) = model.context() else {
+        let got = model.name();
         return Err(Error::Usage(format!(
-            "--model: expected a model of the family gpt, got {got}; help: use bench {got}"
+            "--model: expected a model of tokens, as gpt, got {got}; help: use bench {got}"
         )));
     };
-    gpt.check()?;
-    let vocabulary = if gpt.vocab == 0 {
-        VOCABULARY
-    } else {
-        gpt.vocab
-    };
-    let context = gpt.context;
+    model.check()?;
+    let vocabulary = model.vocabulary().unwrap_or(VOCABULARY);
     let shape = [context];
-    let layers = gpt.layers(&DataShape {
+    let data = DataShape {
         row_shape: &shape,
         image: &[],
         dtype: DType::I64,
         outputs: vocabulary,
-    })?;
-    let tokens = flags.batch * context as u64;
+    };
+    let sizes = ["layers", "heads", "width"].map(|name| model.value(name).to_string());
     let subject = Subject {
-        layers,
+        layers: model.layers(&data)?,
         loss: Box::new(CrossEntropy::default()),
         row_shape: shape.to_vec(),
         batch: flags.batch,
         micro_batch: flags.micro_batch,
         clip_norm: 1.0,
-        flop: tokens as f64 * gpt.flop_of_a_token(vocabulary),
+        flop: flags.batch as f64 * model.flop_of_a_row(&data).unwrap_or(0.0),
         described: json!({
-            "model": format!("{},{},{}", gpt.layers, gpt.heads, gpt.width),
+            "model": sizes.join(","),
             "vocab": vocabulary,
             "context": context,
             "micro_batch": flags.micro_batch,

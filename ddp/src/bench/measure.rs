@@ -11,10 +11,10 @@ use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{DType, Device, Tensor, threads};
 use serde_json::{Value, json};
 
-use crate::cli::flags::{RankFlags, number, whole};
 use crate::config::Precision;
 use crate::devices::{described, is_simulated};
 use crate::error::{Error, Result};
+use crate::flags::{RankFlags, number, whole};
 
 /// Repetitions of the first run, which compiles, allocates and captures.
 const COLD: u64 = 4;
@@ -79,13 +79,16 @@ pub(super) fn start(bench: &BenchFlags, flags: &str, world: &World) -> Result<De
 /// Pins this rank's threads and finds its device. `flags` is the text of all flags, which must be
 /// the same on all ranks.
 pub(super) fn begin(bench: &BenchFlags, flags: &str, world: &World) -> Result<Device> {
-    threads::set_count_pinned_from(world.core_offset(), bench.ranks.thread_count(world))?;
+    threads::set_count_pinned_from(
+        world.core_offset(),
+        bench.ranks.settings.thread_count(world),
+    )?;
     let help = "start every rank with the same program and the same flags";
     world.handshake(&[
         Field::must_match("the program's version", env!("CARGO_PKG_VERSION"), help),
         Field::must_match("the flags of the bench", flags, help),
     ])?;
-    bench.ranks.find_device(world)
+    bench.ranks.settings.find_device(world)
 }
 
 /// For tests: simulated GPUs do everything up to the first timing.
@@ -94,7 +97,7 @@ fn tries_simulated() -> bool {
 }
 
 fn no_figures(bench: &BenchFlags, device: Device, why: &str) -> Error {
-    let (choice, got) = (bench.ranks.device, described(device));
+    let (choice, got) = (bench.ranks.settings.device, described(device));
     Error::Usage(format!(
         "--device {choice}: expected a real device, got {got}: {why}; help: give --device cpu, or \
          measure on a real GPU"

@@ -8,9 +8,9 @@ use serde_json::json;
 
 use super::measure::Say;
 use super::training::{self, StepFlags, Subject};
-use crate::cli::flags::{choice, whole};
 use crate::config::{List, TaskKind};
 use crate::error::Result;
+use crate::flags::{choice, whole};
 use crate::models::Mlp;
 use crate::models::mlp::WIDTH_MAX;
 use crate::nn::{CrossEntropy, Loss, Mse};

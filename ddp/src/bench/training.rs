@@ -14,11 +14,11 @@ use super::measure::{
     BenchFlags, Rounds, Say, begin, group_on, largest, precision, round, round_or_null, rounds,
     start,
 };
-use crate::cli::flags::{choice, number, whole};
 use crate::config::{FloatType, GraphChoice, OptimizerKind, Overlap, Precision};
 use crate::data::{Batch, SlotId, sampler};
 use crate::devices::described;
 use crate::error::{Error, Result};
+use crate::flags::{choice, number, whole};
 use crate::models::Model;
 use crate::nn::{Loss, Mse, Sequential};
 use crate::optim::muon::Alone;
@@ -152,7 +152,7 @@ pub(super) fn measure(
         let mut batch = batches[number as usize % batches.len()].clone();
         batch.step = number;
         number += 1;
-        step.run(&batch, 1e-3, false)
+        step.run(&batch, 1e-3)
     };
     take(&mut step)?;
     synchronize(device)?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use ddp_kernels::choices;
 
-use super::flags::choice;
+use crate::flags::choice;
 
 /// Printed after the help of `export`.
 pub(super) const EXAMPLES: &str = "\

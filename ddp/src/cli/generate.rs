@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
-use ddp_kernels::threads::COUNT_MAX;
 
-use super::flags::{number, whole};
+use crate::flags::Taken;
+use crate::flags::{number, whole};
 
 /// Printed after the help of `generate`.
 pub(super) const EXAMPLES: &str = "\
@@ -58,10 +58,9 @@ pub struct GenerateFlags {
     /// tokenizer.json of Hugging Face, or bytes, for a model that has none
     #[arg(long, value_name = "TOKENIZER")]
     pub tokenizer: Option<PathBuf>,
-    /// CPU threads [default: all cores]
-    #[arg(long, value_name = "N", value_parser = whole(1..=COUNT_MAX), allow_negative_numbers = true)]
-    #[arg(env = "DDP_THREADS", hide_env_values = true)]
-    pub threads: Option<usize>,
+    /// Its CPU threads.
+    #[command(flatten)]
+    pub settings: Taken,
 }
 
 fn share(text: &str) -> Result<f64, String> {

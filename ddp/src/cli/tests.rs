@@ -2,8 +2,6 @@
 
 mod help;
 
-use clap::CommandFactory;
-
 use super::*;
 use crate::config::*;
 use crate::models::ModelSpec;
@@ -22,7 +20,7 @@ fn train(line: &str) -> Config {
 fn refusal(line: &str) -> String {
     let error = parse(words(line)).expect_err(line);
     assert_eq!(error.exit_code(), 2, "{line}");
-    error.to_string()
+    crate::error::with_flags(&error.to_string())
 }
 
 fn words(line: &str) -> Vec<String> {
@@ -34,7 +32,7 @@ fn words(line: &str) -> Vec<String> {
 
 #[test]
 fn the_definition_of_the_command_line_is_sound() {
-    Cli::command().debug_assert();
+    command().debug_assert();
 }
 
 #[test]
@@ -62,15 +60,15 @@ fn group(pattern: &str, lr: Option<f64>, weight_decay: Option<f64>) -> GroupSett
 fn a_batch_of_tokens_is_rows_of_the_model_s_context() {
     let config =
         train("--model gpt --context 32 --batch-tokens 4096 --optimizer muon --adam-lr 0.002");
-    assert_eq!((config.batch_rows(), config.run().batch_size), (128, 128));
+    assert_eq!(config.batch_rows(), 128);
     assert_eq!(config.settled().batch_size, None);
     let Rule::Muon {
         adamw_rate,
         constants,
         ..
-    } = config.run().rule
+    } = config.rule()
     else {
-        panic!("{:?}", config.run().rule);
+        panic!("{:?}", config.rule());
     };
     assert_eq!(
         (adamw_rate, constants.momentum, constants.nesterov),
@@ -92,7 +90,7 @@ fn every_flag_of_training_arrives() {
                 --override --init-from m.safetensors --tensorboard --trace 3.. --group *.bias:weight-decay=0,2.*:lr=3:weight-decay=1";
     let config = train(line);
     let expected = Config {
-        model: ModelSpec::Mlp(MlpSpec {
+        model: ModelSpec::from(MlpSpec {
             hidden: vec![32, 16],
             activation: Activation::GeluTanh,
             dropout: 0.1,
@@ -165,7 +163,7 @@ fn every_flag_of_training_arrives() {
         trace: Some("3..".parse().unwrap()),
     };
     assert_eq!(config, expected);
-    let flags = Cli::command()
+    let flags = command()
         .get_arguments()
         // Those of families that only tests have.
         .filter(|flag| !flag.is_hide_set())
@@ -214,7 +212,7 @@ fn every_flag_of_training_arrives() {
         rope_base: 7.0,
         recompute: RecomputeKind::Block,
     };
-    assert_eq!(train(GPT).model, ModelSpec::Gpt(expected.clone()));
+    assert_eq!(train(GPT).model, ModelSpec::from(expected.clone()));
     let patches = VitSpec {
         layers: 3,
         patch: 7,
@@ -222,7 +220,7 @@ fn every_flag_of_training_arrives() {
         image: "28x14".into(),
         ..VitSpec::default()
     };
-    assert_eq!(train(VIT).model, ModelSpec::Vit(patches));
+    assert_eq!(train(VIT).model, ModelSpec::from(patches));
     // The same after commas.
     let words: Vec<_> = GPT
         .split(" --")
@@ -230,19 +228,18 @@ fn every_flag_of_training_arrives() {
         .map(|word| word.replace(' ', "="))
         .collect();
     let text = format!("--model gpt,{}", words.join(","));
-    assert_eq!(train(&text).model, ModelSpec::Gpt(expected));
+    assert_eq!(train(&text).model, ModelSpec::from(expected));
     let config = train(
         "--epochs 3 --beta1 0.5 --beta2 0.75 --eps 1e-6 --drop-last=false --share-gpus=false",
     );
     assert!(!config.share_gpus);
     assert_eq!(config.length(), Length::Epochs(3));
     assert_eq!(
-        config.optimizer(),
-        Optimizer::Adamw {
-            beta1: 0.5,
-            beta2: 0.75,
-            eps: 1e-6
-        }
+        {
+            let settled = config.settled();
+            (settled.beta1, settled.beta2, settled.eps)
+        },
+        (Some(0.5), Some(0.75), Some(1e-6))
     );
     assert!(!config.drop_last);
     assert!(train("--drop-last true --steps 3").drop_last);
@@ -573,7 +570,7 @@ const WHOLE: [(&str, &str); 9] = [
 #[test]
 fn every_flag_of_the_other_commands_arrives() {
     for (command, line) in WHOLE {
-        let mut definition = Cli::command();
+        let mut definition = super::command();
         let mut found = &mut definition;
         for name in command.split(' ') {
             found = found.find_subcommand_mut(name).unwrap();
@@ -618,7 +615,7 @@ fn every_flag_of_the_other_commands_arrives() {
             json: true,
             out: "runs".into(),
             quick: true,
-            ranks: None,
+            places: PlaceFlags::default(),
             timeout_s: 5.0
         }
     );
@@ -634,12 +631,16 @@ fn every_flag_of_the_other_commands_arrives() {
         inspect,
         InspectFlags {
             path,
-            labels,
-            task,
-            drop: vec!["id".into()],
-            categorical: vec!["town".into(), "month".into()],
-            missing: Missing::Zero,
-            cache_dir: Some("kept".into()),
+            settings: Config {
+                labels,
+                task,
+                drop: vec!["id".into()],
+                categorical: vec!["town".into(), "month".into()],
+                missing: Missing::Zero,
+                cache_dir: Some("kept".into()),
+                ..Config::default()
+            }
+            .into(),
             json: true
         }
     );
@@ -660,7 +661,7 @@ fn benches_have_their_own_flags() {
     let flags = flags.step;
     assert_eq!((flags.dtype, flags.zero), (Precision::Bf16, 1));
     assert_eq!(flags.bucket_mb, None);
-    let (common, ranks) = (&flags.common, &flags.common.ranks);
+    let (common, ranks) = (&flags.common, &flags.common.ranks.settings);
     assert_eq!((common.seconds, common.rounds), (1.0, 5));
     assert_eq!((ranks.threads, ranks.device), (Some(2), DeviceChoice::Cpu));
     assert_eq!((ranks.share_gpus, ranks.timeout_s), (false, 600.0));

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args};
 use ddp_kernels::threads::COUNT_MAX;
 
-use super::flags::whole;
 use crate::config::When;
 use crate::data::spec::TOKENS_MAX;
+use crate::flags::whole;
 
 /// Printed after the help of `tokenize`.
 pub(super) const EXAMPLES: &str = "\
@@ -56,7 +56,7 @@ pub struct TokenizeFlags {
     #[arg(long, value_name = "N", value_parser = whole(1..=COUNT_MAX))]
     pub threads: Option<usize>,
     /// When to show progress on standard error
-    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = super::flags::choice::<When>())]
+    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = crate::flags::choice::<When>())]
     pub progress: When,
 }
 

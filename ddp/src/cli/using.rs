@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 
-use super::flags::{RankFlags, choice, whole};
-use crate::config::{LogLevel, SettingValue};
+use crate::config::SettingValue;
 use crate::data::DataSpec;
 use crate::error::{Error, Result};
+use crate::flags::{RankFlags, whole};
 use crate::tasks::Format;
 
 /// The most rows that go through a model at a time.
@@ -52,18 +52,9 @@ pub struct UsingFlags {
     /// Rows that pass through the model at a time; of tokens, at most 16384 tokens
     #[arg(long, value_name = "ROWS", default_value = "512", value_parser = whole(1..=BATCH_MAX), allow_negative_numbers = true)]
     pub batch_size: usize,
-    /// Folder for converted copies of files that cannot be memory-mapped
-    /// [default: beside the files, else ~/.cache/ddp-train/data]
-    #[arg(long, value_name = "DIR")]
-    #[arg(env = "DDP_CACHE_DIR", hide_env_values = true)]
-    pub cache_dir: Option<PathBuf>,
-    /// What a rank has.
+    /// Its ranks.
     #[command(flatten)]
     pub ranks: RankFlags,
-    /// Lowest severity to log on standard error
-    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = choice::<LogLevel>())]
-    #[arg(env = "DDP_LOG_LEVEL", hide_env_values = true)]
-    pub log_level: LogLevel,
 }
 
 /// The flags of `eval`.

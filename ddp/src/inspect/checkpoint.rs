@@ -3,16 +3,17 @@
 use std::path::Path;
 use std::{fs, io};
 
+use ddp_kernels::ops::AdamwConstants;
 use serde_json::{Value, json};
 
 use super::model::Tensors;
 use super::sheet::{Inspected, Sheet, some_of, table};
 use crate::checkpoint::{self, Best, MODEL_FILE, STATE_FILE, State};
-use crate::config::{Config, Optimizer};
+use crate::config::Config;
 use crate::data::{LabelName, Normalization, TaskSpec};
 use crate::error::Result;
 use crate::files;
-use crate::models::ModelSpec;
+use crate::optim::Rule;
 use crate::shown::{shown, significant};
 use crate::units::plural;
 
@@ -163,8 +164,8 @@ fn lengths(shape: &[usize]) -> String {
 
 fn rows(state: &State, config: &Config) -> String {
     let mut text = format!("of shape {:?}", state.row_shape);
-    match &config.model {
-        ModelSpec::Vit(vit) if !vit.image.is_empty() => text += &format!(", images {}", vit.image),
+    match config.model.value("image").as_str() {
+        Some(image) if !image.is_empty() => text += &format!(", images {image}"),
         _ if !state.image.is_empty() => text += &format!(", images {}", lengths(&state.image)),
         _ => {}
     }
@@ -207,27 +208,30 @@ fn targets(Normalization { shift, scale }: &Normalization) -> (String, String) {
 }
 
 fn optimizer(state: &State, config: &Config) -> String {
-    let rule = match config.optimizer() {
-        Optimizer::Adamw { beta1, beta2, eps } => {
-            format!("adamw (beta1 {beta1}, beta2 {beta2}, eps {eps:?})")
-        }
-        Optimizer::Sgd { momentum, nesterov } => {
-            let kind = if nesterov {
+    let adamw = |AdamwConstants {
+                     beta1,
+                     beta2,
+                     epsilon,
+                 }| format!("beta1 {beta1}, beta2 {beta2}, eps {epsilon:?}");
+    let rule = match config.rule() {
+        Rule::AdamW { constants, .. } => format!("adamw ({})", adamw(constants)),
+        Rule::Sgd { constants, .. } => {
+            let kind = if constants.nesterov {
                 "Nesterov's momentum"
             } else {
                 "momentum"
             };
-            format!("sgd ({kind} {momentum})")
+            format!("sgd ({kind} {})", constants.momentum)
         }
-        Optimizer::Muon {
-            momentum,
-            adam_lr,
-            beta1,
-            beta2,
-            eps,
+        Rule::Muon {
+            constants,
+            adamw: others,
+            ..
         } => format!(
-            "muon (Nesterov's momentum {momentum}; adamw with lr {adam_lr}, beta1 {beta1}, beta2 \
-             {beta2}, eps {eps:?} where there is no hidden matrix)"
+            "muon (Nesterov's momentum {}; adamw with lr {}, {} where there is no hidden matrix)",
+            constants.momentum,
+            config.settled().adam_lr.unwrap_or_default(),
+            adamw(others)
         ),
     };
     let parts = match state.world.optimizer_parts {
@@ -243,8 +247,7 @@ fn optimizer(state: &State, config: &Config) -> String {
 
 /// The tensors that were not trained, and their elements.
 fn frozen(config: &Config, tensors: &Tensors) -> (Vec<String>, usize) {
-    let run = config.run();
-    tensors.those(|name| run.is_frozen(name))
+    tensors.those(|name| config.is_frozen(name))
 }
 
 /// The model in PyTorch.

@@ -17,8 +17,7 @@ use crate::data::text::{TOKENIZER_FILE, Vocabulary};
 use crate::error::{Error, Result};
 use crate::generate::{self, Coding, GenerateOptions, Generated};
 use crate::hugging_face;
-use crate::models::gpt::GptSpec;
-use crate::models::{DataShape, Model, ModelSpec};
+use crate::models::{DataShape, Model};
 use crate::nn::Sampling;
 use crate::output::print;
 use crate::shown::{shown, significant};
@@ -33,7 +32,7 @@ pub fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
             world.size()
         )));
     }
-    threads::set_count(flags.threads.unwrap_or_else(|| world.default_threads()))?;
+    threads::set_count(flags.settings.thread_count(world))?;
     let prompts = flags.prompts.as_deref().map(prompts).transpose()?;
     let (model, coding) = in_phase(Phase::Setup, || load(flags))?;
     let options = GenerateOptions {
@@ -162,12 +161,9 @@ fn no_tokenizer(path: &Path) -> Error {
     ))
 }
 
-/// The model of a folder of Hugging Face. Its dropout does not matter here.
+/// The model of a folder of Hugging Face.
 fn of_hugging_face(path: &Path) -> Result<Model> {
-    let spec = GptSpec {
-        dropout: 0.0,
-        ..hugging_face::describe(path)?.spec
-    };
+    let spec = hugging_face::describe(path)?.spec;
     let shape = DataShape {
         row_shape: &[spec.context],
         image: &[],
@@ -175,7 +171,7 @@ fn of_hugging_face(path: &Path) -> Result<Model> {
         outputs: spec.vocab,
     };
     let config = Config {
-        model: ModelSpec::Gpt(spec.clone()),
+        model: spec.clone().into(),
         ..Config::default()
     };
     let model = on_cpu::empty(config, &shape)?;

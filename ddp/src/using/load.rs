@@ -45,8 +45,8 @@ pub(super) struct Ready {
 /// Loads both. All ranks call it together.
 pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
     let using = asked.using;
-    threads::set_count(using.ranks.thread_count(world))?;
-    let device = using.ranks.find_device(world)?;
+    threads::set_count(using.ranks.settings.thread_count(world))?;
+    let device = using.ranks.settings.find_device(world)?;
     let Chosen { opened, why } = choose_together(&using.checkpoint, world)?;
     if world.rank() == 0 {
         check_run(&opened)?;
@@ -103,7 +103,7 @@ fn rows(asked: &Asked<'_>, world: &World, state: &State, seed: u64) -> Result<Ar
         labels: asked.labels.map(String::from),
         seed,
         task: state.task.kind(),
-        cache_dir: asked.using.cache_dir.clone(),
+        cache_dir: asked.using.ranks.settings.cache_dir.clone(),
         trained: Some(trained),
         ..DataRequest::new(asked.using.data.clone())
     };

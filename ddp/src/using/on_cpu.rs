@@ -9,7 +9,6 @@ use super::load::check_size;
 use crate::checkpoint::{self, Chosen, Opened};
 use crate::config::{Config, Precision};
 use crate::error::{Error, Result};
-use crate::models::gpt::GptSpec;
 use crate::models::{DataShape, Model, ModelSpec};
 
 /// A model of a checkpoint.
@@ -17,7 +16,7 @@ pub(crate) struct OnCpu {
     pub(crate) opened: Opened,
     /// Why this checkpoint, for people.
     pub(crate) why: String,
-    pub(crate) spec: GptSpec,
+    pub(crate) spec: ModelSpec,
     pub(crate) model: Model,
 }
 
@@ -26,14 +25,16 @@ pub(crate) fn load(path: &Path) -> Result<OnCpu> {
     let Chosen { opened, why } = choose(path)?;
     check_run(&opened)?;
     let config = Config::of_checkpoint(&opened)?;
-    let ModelSpec::Gpt(spec) = config.model.clone() else {
+    let spec = config.model.clone();
+    if !spec.generates() {
         return Err(Error::Usage(format!(
-            "--checkpoint {}: expected a model of the family gpt, got {}; help: for other models \
+            "--checkpoint {}: expected a model of the family {}, got {}; help: for other models \
              there are eval, predict and model.safetensors",
             path.display(),
-            config.model.name()
+            ModelSpec::that_generate(),
+            spec.name()
         )));
-    };
+    }
     let state = &opened.state;
     let shape = DataShape {
         row_shape: &state.row_shape,

@@ -196,7 +196,7 @@ fn the_settings_beside_it_give_the_same_run_again() {
         .assert_well();
     let text = std::fs::read_to_string(folder.out().join("config.toml")).unwrap();
     let config = ddp::config::Config::from_toml(&text).unwrap();
-    let model = ModelSpec::Mlp(MlpSpec {
+    let model = ModelSpec::from(MlpSpec {
         hidden: vec![16, 8],
         ..MlpSpec::default()
     });

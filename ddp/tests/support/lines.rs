@@ -1,7 +1,7 @@
 //! Rows that are no list of features: whole numbers in two dimensions, and a class for each line.
 
 use ddp::data::{Dataset, RowSpec, TaskSpec, TensorSpec};
-use ddp::nn::{Build, Fold, Folded, Layer, Pass};
+use ddp::nn::{Build, Layer, Pass};
 use ddp_kernels::{DType, Tensor, ops};
 
 use super::random::mixed;
@@ -93,7 +93,7 @@ impl Layer for ToFloats {
         Ok(floats)
     }
 
-    fn backward(&self, _: &mut Pass<'_>, _: &Tensor, _: Fold) -> ddp::nn::Result<Folded> {
-        Ok(Folded::nothing())
+    fn backward(&self, _: &mut Pass<'_>, _: &Tensor) -> ddp::nn::Result<Option<Tensor>> {
+        Ok(None)
     }
 }

@@ -1,6 +1,7 @@
 //! Every derivative that a layer or loss computes against finite differences of its forward, in
 //! f64.
 
+use crate::layers::Apart;
 use ddp::models::Mlp;
 use ddp::nn::check::{Objective, worst_derivative};
 use ddp::nn::{
@@ -65,14 +66,11 @@ fn activations_alone_fused_unfused_and_twice_in_a_row() {
         let act = || Activate::new(activation);
         assert_derivatives(act(), &[7]);
         assert_derivatives(Sequential::new().then(act()).then(act()), &[7]);
-        let net = || {
-            Sequential::new()
-                .then(Linear::new(6))
-                .then(act())
-                .then(Linear::new(3))
-        };
+        let linear = || Sequential::new().then(Linear::new(6));
+        let net = || linear().then(act()).then(Linear::new(3));
         assert_derivatives(net(), &[4]);
-        assert_derivatives(net().without_fusing(), &[4]);
+        let apart = linear().then(Apart(act())).then(Linear::new(3));
+        assert_derivatives(apart, &[4]);
         assert_derivatives(net().then(act()), &[4]);
         assert_derivatives(Sequential::new().then(act()).then(Linear::new(3)), &[4]);
         assert_derivatives(
@@ -90,22 +88,20 @@ fn activations_alone_fused_unfused_and_twice_in_a_row() {
 fn dropout_drops_the_same_elements_forward_and_backward() {
     for activation in activations() {
         for probability in [0.0, 0.5] {
-            let net = || {
-                let net = Sequential::new()
-                    .then(Linear::new(6))
-                    .then(Activate::new(activation));
-                net.then(Dropout::new(probability))
-                    .then(Linear::new(3))
-                    .then(Dropout::new(probability))
-            };
-            assert_derivatives(net(), &[4]);
-            assert_derivatives(net().without_fusing(), &[4]);
+            let net = Sequential::new()
+                .then(Linear::new(6))
+                .then(Activate::new(activation));
+            let net = net
+                .then(Dropout::new(probability))
+                .then(Linear::new(3))
+                .then(Dropout::new(probability));
+            assert_derivatives(net, &[4]);
         }
     }
 }
 
 #[test]
-fn sequentials_in_sequentials_fuse_and_fold_across_their_bounds() {
+fn sequentials_in_sequentials() {
     for activation in activations() {
         let act = || Activate::new(activation);
         let inner = || {
@@ -189,12 +185,12 @@ fn frozen_parameters_leave_the_other_derivatives_right() {
     ] {
         let is_frozen = |name: &str| name.starts_with(frozen);
         assert_derivatives_of(net(), &[4], Objective::Projection, &is_frozen);
-        assert_derivatives_of(
-            net().without_fusing(),
-            &[4],
-            Objective::Projection,
-            &is_frozen,
-        );
+        let apart = Sequential::new()
+            .then(Linear::new(5))
+            .then(Apart(Activate::gelu()))
+            .then(Linear::new(4));
+        let apart = apart.then(Apart(Activate::relu())).then(Linear::new(3));
+        assert_derivatives_of(apart, &[4], Objective::Projection, &is_frozen);
     }
     let tie = Tie::new();
     let net = || {
@@ -280,7 +276,7 @@ fn derivatives_of_a_perceptron_with_every_option_are_right() {
 
 #[test]
 fn a_wrong_derivative_is_found_and_named() {
-    use ddp::nn::{Build, Fold, Folded, Pass};
+    use ddp::nn::{Build, Pass};
     /// y = x², whose derivative is 2x and not what stands here.
     #[derive(Debug)]
     struct Wrong;
@@ -294,16 +290,11 @@ fn a_wrong_derivative_is_found_and_named() {
             pass.save(x);
             Ok(y)
         }
-        fn backward(
-            &self,
-            pass: &mut Pass<'_>,
-            dy: &Tensor,
-            fold: Fold,
-        ) -> ddp::nn::Result<Folded> {
+        fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> ddp::nn::Result<Option<Tensor>> {
             let x = pass.restore();
             let dx = pass.take(dy.shape())?;
             ddp_kernels::ops::mul_into(&dx, dy, &x)?;
-            pass.fold(dx, fold)
+            Ok(Some(dx))
         }
     }
     let worst =

@@ -46,7 +46,7 @@ fn run(pool: Pool, channels_last: bool, dtype: DType) -> Vec<(String, Vec<f64>)>
         true => format!("{height}x{width}x{channels}"),
         false => format!("{channels}x{height}x{width}"),
     };
-    let spec = ModelSpec::Vit(VitSpec {
+    let spec = ModelSpec::from(VitSpec {
         layers: 2,
         heads: 2,
         width: 4,

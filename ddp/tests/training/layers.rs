@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use ddp::models::{Mlp, Model};
 use ddp::nn::{
-    Activate, Build, CrossEntropy, Dropout, Fold, Folded, Layer, Linear, Loss, Mse, Pass,
-    PassOptions, Residual, Saved, Scratch, Sequential, Tie,
+    Activate, Build, CrossEntropy, Dropout, Layer, Linear, Loss, Mse, Pass, PassOptions, Residual,
+    Saved, Scratch, Sequential, Tie,
 };
 use ddp::params::ParamId;
 use ddp_kernels::ops::{self, Activation, Gelu};
@@ -145,12 +145,42 @@ fn mlp(activation: Activation, dropout: f64) -> Sequential {
     .layers()
 }
 
+/// A layer that its neighbours do not know, so that they do not share passes over memory with it.
+#[derive(Debug)]
+pub(crate) struct Apart<L>(pub(crate) L);
+
+impl<L: Layer> Layer for Apart<L> {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> ddp::nn::Result<Vec<usize>> {
+        self.0.build(build, shape)
+    }
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> ddp::nn::Result<Tensor> {
+        self.0.forward(pass, x)
+    }
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> ddp::nn::Result<Option<Tensor>> {
+        self.0.backward(pass, dy)
+    }
+}
+
+/// The layers of `mlp`, each alone.
+fn mlp_apart(activation: Activation, dropout: f64) -> Sequential {
+    let mut layers = Sequential::new();
+    for width in [20, 17] {
+        layers = layers
+            .then(Linear::new(width))
+            .then(Apart(Activate::new(activation)));
+        if dropout != 0.0 {
+            layers.push_unnumbered(Box::new(Dropout::new(dropout)));
+        }
+    }
+    layers.then(Linear::new(5).outer())
+}
+
 fn bits(x: &[f64]) -> Vec<u64> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
 #[test]
-fn fusing_and_folding_change_no_bit() {
+fn fusing_changes_no_bit() {
     for activation in [
         Activation::Relu,
         Activation::Gelu(Gelu::Erf),
@@ -168,41 +198,33 @@ fn fusing_and_folding_change_no_bit() {
                 (bits(&bench.stats()), bits(&bench.gradients()))
             };
             assert!(
-                run(mlp(activation, dropout)) == run(mlp(activation, dropout).without_fusing()),
+                run(mlp(activation, dropout)) == run(mlp_apart(activation, dropout)),
                 "{activation:?}"
             );
         }
     }
 }
 
-/// What a layer was asked to return and whether it folded that in, one entry a backward.
-type Asked = Arc<Mutex<Vec<(Fold, bool)>>>;
+/// Whether the gradient of a layer's input was needed, one entry a backward.
+type Asked = Arc<Mutex<Vec<bool>>>;
 
 /// Writes down what its layer is asked, and passes everything on.
 #[derive(Debug)]
-struct Probe<L> {
-    inner: L,
+struct Probe {
+    inner: Linear,
     asked: Asked,
-    /// The activations it was asked to apply, and whether it does.
-    fused: Arc<Mutex<Vec<(Activation, bool)>>>,
 }
 
-impl<L: Layer> Layer for Probe<L> {
+impl Layer for Probe {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> ddp::nn::Result<Vec<usize>> {
         self.inner.build(build, shape)
     }
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> ddp::nn::Result<Tensor> {
         self.inner.forward(pass, x)
     }
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> ddp::nn::Result<Folded> {
-        let folded = self.inner.backward(pass, dy, fold)?;
-        self.asked.lock().unwrap().push((fold, folded.folded));
-        Ok(folded)
-    }
-    fn fuse(&mut self, above: Activation) -> bool {
-        let fuses = self.inner.fuse(above);
-        self.fused.lock().unwrap().push((above, fuses));
-        fuses
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> ddp::nn::Result<Option<Tensor>> {
+        self.asked.lock().unwrap().push(pass.needs_input_gradient());
+        self.inner.backward(pass, dy)
     }
 }
 
@@ -217,7 +239,6 @@ fn probed(layers: usize) -> (Sequential, Vec<Asked>) {
         net.push(Box::new(Probe {
             inner: Linear::new(5),
             asked: asked.clone(),
-            fused: Default::default(),
         }));
         all.push(asked);
     }
@@ -225,7 +246,7 @@ fn probed(layers: usize) -> (Sequential, Vec<Asked>) {
 }
 
 #[test]
-fn linear_layers_fold_the_activation_below_and_the_lowest_computes_no_gradient_of_the_input() {
+fn the_lowest_layer_computes_no_gradient_of_the_input() {
     let (net, asked) = probed(3);
     let mut bench = Bench::new(net, &[5], DType::F32, &|_| false);
     bench.train(
@@ -238,41 +259,7 @@ fn linear_layers_fold_the_activation_below_and_the_lowest_computes_no_gradient_o
         .iter()
         .map(|asked| asked.lock().unwrap().clone())
         .collect();
-    let folds = (Fold::Activation(Activation::Relu), true);
-    assert_eq!(
-        asked,
-        [vec![(Fold::Nothing, false)], vec![folds], vec![folds]]
-    );
-}
-
-#[test]
-fn a_linear_layer_applies_one_activation_above_it_across_sequentials_too() {
-    let [inner, outer] = [(); 2].map(|()| Probe {
-        inner: Linear::new(5),
-        asked: Asked::default(),
-        fused: Default::default(),
-    });
-    let fused = [inner.fused.clone(), outer.fused.clone()];
-    let inner = Sequential::new().then(Activate::relu()).then(inner);
-    let net = Sequential::new()
-        .then(inner)
-        .then(Activate::gelu())
-        .then(outer)
-        .then(Activate::relu());
-    Bench::new(net.then(Activate::gelu()), &[5], DType::F32, &|_| false);
-    let [inner, outer] = fused.map(|fused| fused.lock().unwrap().clone());
-    assert_eq!(
-        (inner, outer),
-        (
-            vec![(Activation::Gelu(Gelu::Erf), true)],
-            vec![(Activation::Relu, true)]
-        )
-    );
-    let mut linear = Linear::new(5);
-    assert_eq!(
-        [(); 2].map(|()| linear.fuse(Activation::Relu)),
-        [true, false]
-    );
+    assert_eq!(asked, [[false], [true], [true]]);
 }
 
 #[test]
@@ -292,11 +279,7 @@ fn nothing_is_computed_below_the_lowest_trained_layer() {
         .iter()
         .map(|asked| asked.lock().unwrap().clone())
         .collect();
-    let folds = (Fold::Activation(Activation::Relu), true);
-    assert_eq!(
-        asked,
-        [vec![], vec![], vec![(Fold::Nothing, false)], vec![folds]]
-    );
+    assert_eq!(asked, [vec![], vec![], vec![false], vec![true]]);
 }
 
 #[test]
@@ -518,12 +501,6 @@ fn evaluation_saves_and_drops_nothing_and_alternates_two_buffers() {
     let (y, saved, bytes) = run(0.5, false);
     assert_eq!((saved, bytes), (0, 2 * 16 * 64 * 4));
     assert!(y == run(0.0, true).0, "no dropout in evaluation");
-    let mut bench = Bench::new(layers(0.5).without_fusing(), &[64], DType::F32, &|_| false);
-    let saved = bench.pass(false, WHOLE, |model, pass, _| {
-        model.forward(pass, &x).unwrap();
-        pass.saved_count()
-    });
-    assert_eq!((saved.0, bench.scratch.bytes()), (0, 2 * 16 * 64 * 4));
     assert!(y != run(0.5, true).0);
 }
 
@@ -648,8 +625,8 @@ fn a_layer_that_forgets_to_finish_its_gradient_is_named() {
         fn forward(&self, _: &mut Pass<'_>, x: &Tensor) -> ddp::nn::Result<Tensor> {
             Ok(x.clone())
         }
-        fn backward(&self, _: &mut Pass<'_>, dy: &Tensor, _: Fold) -> ddp::nn::Result<Folded> {
-            Ok(Folded::plain(dy.clone()))
+        fn backward(&self, _: &mut Pass<'_>, dy: &Tensor) -> ddp::nn::Result<Option<Tensor>> {
+            Ok(Some(dy.clone()))
         }
     }
     let mut bench = Bench::new(

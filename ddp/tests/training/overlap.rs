@@ -8,7 +8,7 @@ use crate::support::training::{on_ranks, quietly};
 use ddp::Result;
 use ddp::data::Batch;
 use ddp::models::Model;
-use ddp::nn::{Build, CrossEntropy, Fold, Folded, Layer, Linear, Pass, Sequential};
+use ddp::nn::{Build, CrossEntropy, Layer, Linear, Pass, Sequential};
 use ddp::optim::{Optimizer, Rule};
 use ddp::reducer::plan::BucketSizes;
 use ddp::reducer::{BucketTime, ReducerOptions};
@@ -34,11 +34,11 @@ impl Layer for Slow {
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> ddp::nn::Result<Tensor> {
         self.inner.forward(pass, x)
     }
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> ddp::nn::Result<Folded> {
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> ddp::nn::Result<Option<Tensor>> {
         let started = Instant::now();
         std::thread::sleep(SLOW);
         *self.backward.lock().unwrap() = Some((started, Instant::now()));
-        self.inner.backward(pass, dy, fold)
+        self.inner.backward(pass, dy)
     }
 }
 
@@ -90,7 +90,6 @@ fn timeline(world: &World, overlap: bool) -> Result<(Vec<BucketTime>, [Duration;
         step.run(
             &Batch::new(number, 0, 16, first, x.clone(), targets.clone(), 8),
             1e-3,
-            false,
         )?;
     }
     let (from, to) = backward.lock().unwrap().expect("it ran");

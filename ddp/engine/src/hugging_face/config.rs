@@ -30,9 +30,9 @@ pub(super) fn treatments() -> impl Iterator<Item = (&'static str, [&'static str;
 /// What a folder says its model is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Described {
-    /// The model. Its `dropout` is NaN if the user must decide it.
+    /// The model.
     pub spec: GptSpec,
-    /// Why the user must decide it.
+    /// Why the user must decide its `dropout`.
     pub dropout_refusal: Option<String>,
     /// The token whose row of the embedding transformers does not train.
     pub untrained_token: Option<u64>,
@@ -56,7 +56,7 @@ pub fn describe(folder: &Path) -> Result<Described> {
             keys.expect(key, only.into())?;
         }
     }
-    let (spec, undecided) = match architecture {
+    let (spec, dropout_refusal) = match architecture {
         Architecture::Gpt2 => gpt2(&mut keys)?,
         Architecture::Llama => llama(&mut keys)?,
     };
@@ -67,13 +67,9 @@ pub fn describe(folder: &Path) -> Result<Described> {
     keys.finish(architecture)?;
     let check = ddp_nn::models::Family::check(&spec);
     check.map_err(|error| keys.refused(&error.to_string()))?;
-    let dropout = match undecided {
-        Some(_) => f64::NAN,
-        None => spec.dropout,
-    };
     Ok(Described {
-        spec: GptSpec { dropout, ..spec },
-        dropout_refusal: undecided,
+        spec,
+        dropout_refusal,
         untrained_token,
         architecture,
     })

@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ddp_data::disk;
 use ddp_data::safetensors::Header;
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
+use ddp_kernels::files as disk;
 use ddp_kernels::{DType, Device, Tensor};
+use ddp_nn::models::ModelSpec;
 use ddp_nn::models::gpt::GptSpec;
 use ddp_nn::params::Params;
 use serde_json::json;
@@ -24,11 +25,18 @@ use crate::error::{Error, Result};
 /// the name of the class of transformers.
 pub fn export(
     folder: &Path,
-    spec: &GptSpec,
+    model: &ModelSpec,
     vocabulary: usize,
     params: &Params,
     tokenizer: Option<(&Vocabulary, Option<usize>)>,
 ) -> Result<&'static str> {
+    let Some(spec) = model.get::<GptSpec>() else {
+        return Err(Error::Usage(format!(
+            "a model of the family {}: expected gpt, which transformers has; help: for other \
+             programs there is model.safetensors in the checkpoint",
+            model.name()
+        )));
+    };
     let architecture = architecture_of(spec)?;
     check_free(folder)?;
     let folder = std::path::absolute(folder).map_err(unreadable(folder))?;

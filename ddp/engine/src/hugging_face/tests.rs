@@ -1,7 +1,7 @@
 use std::fs;
 use std::path::Path;
 
-use ddp_data::disk::testing::Scratch;
+use ddp_kernels::files::testing::Scratch;
 use ddp_nn::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind};
 use serde_json::{Value, json};
 
@@ -197,7 +197,6 @@ fn dropout_that_is_not_ours_is_left_to_the_user() {
     let undecided = |mut config: Value, key: &str, value: f64| {
         config[key] = json!(value);
         let described = described(&config).unwrap();
-        assert!(described.spec.dropout.is_nan());
         let text = described.dropout_refusal.unwrap();
         assert!(text.contains(&format!("{key} {value}: expected")), "{text}");
     };

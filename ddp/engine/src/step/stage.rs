@@ -9,7 +9,7 @@ use ddp_kernels::{DType, Device, Tensor};
 use ddp_nn::models::Model;
 use ddp_nn::optim::{Clip, Optimizer};
 use ddp_nn::params::Parameter;
-use ddp_nn::{Fold, Pass, PassOptions, Saved, Scratch};
+use ddp_nn::{Pass, PassOptions, Saved, Scratch};
 
 use super::StepOptions;
 use super::scalars::StepScalars;
@@ -169,16 +169,11 @@ impl Stage {
         gradient: &Tensor,
         wants_input_gradient: bool,
     ) -> Result<Option<Tensor>> {
-        let fold = if wants_input_gradient {
-            Fold::Input
-        } else {
-            Fold::Nothing
-        };
         let label = Label::new(Lane::Backward, "backward").at(how.micro_batch);
         let device = self.device();
         let (model, mut pass) = self.pass(how, false);
-        let backward = || model.backward_to(&mut pass, gradient, fold);
-        Ok(trace::record_on(device, label, backward)?.gradient)
+        let backward = || model.backward_to(&mut pass, gradient, wants_input_gradient);
+        Ok(trace::record_on(device, label, backward)?)
     }
 
     /// The model, and a pass over it: a new one, or the one that the last forward began.

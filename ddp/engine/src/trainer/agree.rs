@@ -130,24 +130,26 @@ mod tests {
     use ddp_nn::models::mlp::MlpSpec;
 
     use super::*;
-    use crate::trainer::options::RunOptions;
-    use crate::trainer::options::tests::options;
+    use crate::config::Config;
     use crate::trainer::setup;
 
     /// The fields of a run, by name.
-    fn fields_of(data: &str, change: impl FnOnce(&mut RunOptions)) -> Vec<(String, String)> {
-        let mut options = options(data);
+    fn fields_of(data: &str, change: impl FnOnce(&mut Config)) -> Vec<(String, String)> {
+        let mut options = Config {
+            data: data.parse().unwrap(),
+            ..Config::default()
+        };
         change(&mut options);
         let world = World::single().unwrap();
-        let data = options.data.open(&world, None).unwrap();
-        let step = setup::step(&options, &world, &data, &[Device::Cpu]).unwrap();
+        let data = setup::open(&options, &world, None).unwrap();
+        let step = setup::step(&options, &world, &data, &[Device::Cpu], None).unwrap();
         let fields = fields(&data, &step).unwrap();
         let fields = fields.into_iter().map(|field| (field.name, field.value));
         fields.collect()
     }
 
     fn small() -> ModelSpec {
-        ModelSpec::Mlp(MlpSpec {
+        ModelSpec::from(MlpSpec {
             hidden: vec![9],
             ..MlpSpec::default()
         })
@@ -161,20 +163,18 @@ mod tests {
         assert_eq!(fields_of(DATA, |options| options.keep = 7), same);
         let changed = [
             (
-                fields_of(DATA, |options| options.model.spec = small()),
+                fields_of(DATA, |options| options.model = small()),
                 &[
                     "the parameters' names and shapes",
                     "the model's first values",
                 ][..],
             ),
             (
-                fields_of(DATA, |options| options.model.seed = 1),
+                fields_of(DATA, |options| options.seed = 1),
                 &["the model's first values"],
             ),
             (
-                fields_of(DATA, |options| {
-                    options.reduction.bucket_bytes = Some(10_000)
-                }),
+                fields_of(DATA, |options| options.bucket_mb = Some(0.01)),
                 &["the plan of buckets"],
             ),
             (

@@ -4,24 +4,59 @@
 use std::io::Write;
 
 use ddp_comm::World;
-use ddp_data::disk;
 use ddp_data::text::TOKENIZER_FILE;
+use ddp_kernels::files as disk;
 use ddp_kernels::threads;
 use ddp_nn::params::Parameter;
+use serde_json::{Map, Value};
 
-use super::options::{Resume, RunOptions};
 use super::places;
-use super::program::{Program, Settings};
+use super::program::Program;
 use super::setup::Assembled;
 use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState};
+use crate::config::{Config, GraphChoice, Resident, Resume};
 use crate::error::Result;
 use crate::record::{self, Event, LockedRecord, Record, ResumeEvent, Start, StartWorld};
 use crate::shown::shown;
 use crate::tasks;
 
+/// The settings of a run, as given and as chosen.
+pub(super) struct Settings {
+    /// With the run's choices in place of defaults, for the record and checkpoints.
+    pub(super) values: Map<String, Value>,
+    /// The content of the settings' file.
+    pub(super) file: String,
+}
+
+impl Settings {
+    pub(super) fn of(options: &Config, run: &Assembled) -> Settings {
+        // How a run was started is no property of the run.
+        let given = Config {
+            resume: Resume::Never,
+            override_: false,
+            ..options.settled()
+        };
+        let (captured, kept) = (run.step.graphs().is_some(), run.kept_bytes.is_some());
+        let chosen = Config {
+            graph: [GraphChoice::Off, GraphChoice::On][usize::from(captured)],
+            data_on_device: [Resident::Off, Resident::On][usize::from(kept)],
+            warmup_steps: Some(run.plan.warmup_steps),
+            eval_every: Some(run.plan.eval_every),
+            checkpoint_every: Some(run.plan.checkpoint_every),
+            threads: Some(threads::count()),
+            ..given.clone()
+        };
+        Settings {
+            values: chosen.to_json(),
+            // Another run may have other ranks, devices or steps: it makes its own choices.
+            file: given.to_toml(),
+        }
+    }
+}
+
 /// What every checkpoint of this run says, besides how far it is.
 pub(super) fn state(
-    options: &RunOptions,
+    options: &Config,
     settings: &Settings,
     run: &Assembled,
     world: &World,
@@ -33,7 +68,7 @@ pub(super) fn state(
     };
     let saved = run.resumed.as_ref().map(|opened| &opened.state);
     let loss =
-        tasks::of(data.train.task()).settled(&options.model.loss, data, options.data.name())?;
+        tasks::of(data.train.task()).settled(&options.loss_options(), data, options.data.name())?;
     // Another number of ranks makes products of other shapes.
     let saved = saved.filter(|state| state.world.ranks == ranks);
     Ok(State {
@@ -48,7 +83,7 @@ pub(super) fn state(
             epoch: 0,
             in_epoch: 0,
             rows: plan.sampler.rows(),
-            batch: options.batch_size,
+            batch: options.batch_rows(),
             drop_last: options.drop_last,
         },
         schedule: ScheduleState {
@@ -59,7 +94,7 @@ pub(super) fn state(
         optimizer_since: 0,
         world: WorldState {
             ranks,
-            optimizer_parts: if options.reduction.zero { ranks } else { 1 },
+            optimizer_parts: if options.zero == 1 { ranks } else { 1 },
             devices: run.places.clone(),
         },
         task: data.train.task().clone(),
@@ -81,7 +116,7 @@ pub(super) fn state(
 
 /// Opens the record of a new or resumed run, on rank 0.
 pub(super) fn open_record(
-    options: &RunOptions,
+    options: &Config,
     program: &mut dyn Program,
     settings: &Settings,
     run: &Assembled,
@@ -135,7 +170,7 @@ pub(super) fn open_record(
 
 fn write_resume(
     record: &mut Record,
-    options: &RunOptions,
+    options: &Config,
     program: &dyn Program,
     run: &Assembled,
     opened: &Opened,
@@ -221,16 +256,16 @@ fn log_places(places: &[String]) {
 }
 
 /// The size of the model, how long it is trained, and where results go.
-fn log_plan(options: &RunOptions, run: &Assembled) {
+fn log_plan(options: &Config, run: &Assembled) {
     let stages = run.step.stages().iter();
     let parameters: usize = stages.map(|stage| stage.model().params.count()).sum();
     let (steps, out) = (run.plan.steps, options.out.display().to_string());
     tracing::info!(
         "a model with {parameters} parameters, for {steps} steps of {} rows; results in {}",
-        options.batch_size,
+        options.batch_rows(),
         shown(&out)
     );
-    if options.rule.is_muon() {
+    if options.rule().is_muon() {
         let stages = run.step.stages().iter();
         let trained = stages.flat_map(|stage| stage.model().params.list());
         let trained = trained.filter(|parameter| parameter.is_trained());

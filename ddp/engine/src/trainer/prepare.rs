@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use ddp_comm::{Signal, StopSignals, World};
 
-use super::options::RunOptions;
 use super::program::Program;
 use super::setup::{self, Assembled, Prepared};
 use super::{agree, resume};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::record::{LockedRecord, REPORT_FILE};
 
@@ -25,7 +25,7 @@ const ON_INTERRUPT: [&str; 2] = [
 /// What a run needs, before its folder is changed, and its record if there is one. None for a
 /// resumed run that is already finished.
 pub(super) fn prepare(
-    options: &RunOptions,
+    options: &Config,
     program: &dyn Program,
     world: &World,
     stops: &StopSignals,
@@ -36,7 +36,7 @@ pub(super) fn prepare(
     let exit_code = stopped_early(Signal::User1).exit_code();
     let text = |signal| stopped_early(signal).to_string();
     let ending = world.fail_when_asked(stops, exit_code, text)?;
-    agree::compare_programs(&program.shared_settings(), world)?;
+    agree::compare_programs(&options.equal_on_all_ranks(), world)?;
     let locked = resume::lock(options, world)?;
     let prepared = setup::assemble(options, program, world, u64::MAX)?;
     say(&ON_INTERRUPT);
@@ -63,7 +63,7 @@ pub(super) fn prepare(
 }
 
 /// Makes the report. One that fails is only warned of.
-pub(super) fn report(program: &dyn Program, options: &RunOptions) -> Option<PathBuf> {
+pub(super) fn report(program: &dyn Program, options: &Config) -> Option<PathBuf> {
     let report = program.report(&options.out);
     report
         .inspect_err(|error| tracing::warn!("there is no report: {error}"))

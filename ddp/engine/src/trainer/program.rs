@@ -1,13 +1,12 @@
-//! What the trainer needs of the program around it: devices, settings, progress, the report.
+//! What the trainer needs of the program around it: devices, progress, the report.
 
 use std::path::{Path, PathBuf};
 
 use ddp_comm::World;
+use ddp_data::Data;
 use ddp_kernels::Device;
-use serde_json::{Map, Value};
+use ddp_nn::Loss;
 
-use super::options::Plan;
-use crate::checkpoint::Opened;
 use crate::error::Result;
 use crate::record::{EvalEvent, StepEvent};
 
@@ -16,15 +15,15 @@ pub trait Program {
     /// This rank's devices, checked against the settings. All ranks call it together.
     fn devices(&self, world: &World) -> Result<Vec<Device>>;
 
-    /// Name and value of every setting that must be equal on all ranks, a line each.
-    fn shared_settings(&self) -> String;
+    /// A loss of the program itself, in place of the one that follows from the data.
+    fn loss(&self) -> Option<Box<dyn Loss>> {
+        None
+    }
 
-    /// Every setting, with `chosen` in place of defaults.
-    fn settings(&self, chosen: &Chosen) -> Settings;
-
-    /// Settings that differ from those of a checkpoint and change what is computed, each with its
-    /// name in backquotes: lr 0.01 (was 0.001).
-    fn changed_settings(&self, saved: &Opened) -> Result<Vec<String>>;
+    /// Data of the program itself, in place of what the settings name.
+    fn data(&self) -> Option<Data> {
+        None
+    }
 
     /// The text with the names of settings in backquotes replaced by what users type.
     fn named(&self, text: &str) -> String;
@@ -49,26 +48,4 @@ pub trait Program {
 
     /// Makes the report of the run in `out`, and returns its file.
     fn report(&self, out: &Path) -> Result<PathBuf>;
-}
-
-/// Choices that the settings left to the run.
-#[derive(Clone, Copy, Debug)]
-pub struct Chosen {
-    /// The plan.
-    pub plan: Plan,
-    /// Whether steps are captured.
-    pub graph: bool,
-    /// Whether training data are kept in GPU memory.
-    pub data_on_device: bool,
-    /// CPU threads of this rank.
-    pub threads: usize,
-}
-
-/// All settings of a run.
-#[derive(Clone, Debug, Default)]
-pub struct Settings {
-    /// By name, for the record and checkpoints.
-    pub values: Map<String, Value>,
-    /// The content of the settings' file.
-    pub file: String,
 }

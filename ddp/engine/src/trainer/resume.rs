@@ -11,15 +11,16 @@ use ddp_kernels::Device;
 use ddp_kernels::choice::Choice;
 use ddp_nn::optim::Shape;
 
-use super::options::{LearningRate, Length, Plan, Resume, RunOptions};
+use super::plan::Plan;
 use crate::checkpoint::{self, Opened, State};
+use crate::config::{Config, Length, Resume};
 use crate::error::{Error, Result};
 use crate::record::{self, LockedRecord};
 use crate::step::Step;
 
 /// Locks the record of a run that is to be resumed, on rank 0, so that no other process changes its
 /// folder, and removes unfinished files.
-pub(super) fn lock(options: &RunOptions, world: &World) -> Result<Option<LockedRecord>> {
+pub(super) fn lock(options: &Config, world: &World) -> Result<Option<LockedRecord>> {
     if world.rank() > 0 || options.resume == Resume::Never {
         return Ok(None);
     }
@@ -29,7 +30,7 @@ pub(super) fn lock(options: &RunOptions, world: &World) -> Result<Option<LockedR
 }
 
 /// The checkpoint to resume from, if any: the same on all ranks, all bytes checked.
-pub(super) fn find(options: &RunOptions, world: &World) -> Result<Option<Opened>> {
+pub(super) fn find(options: &Config, world: &World) -> Result<Option<Opened>> {
     let out = &options.out;
     match &options.resume {
         Resume::Never if world.rank() == 0 => record::check_free(out).map(|()| None),
@@ -115,7 +116,7 @@ pub(super) fn check_length(plan: &Plan, state: &State) -> Result<()> {
 
 /// What else than settings has changed and alters the results.
 pub(super) fn changes(
-    options: &RunOptions,
+    options: &Config,
     plan: &Plan,
     data: &Data,
     device: Device,
@@ -129,7 +130,7 @@ pub(super) fn changes(
 }
 
 /// Refuses to resume with changes, unless that is asked for.
-pub(super) fn check(options: &RunOptions, state: &State, changes: &[String]) -> Result<()> {
+pub(super) fn check(options: &Config, state: &State, changes: &[String]) -> Result<()> {
     if changes.is_empty() || options.override_ {
         return Ok(());
     }
@@ -225,12 +226,12 @@ const CONTENT: &str = ", content ";
 
 /// The schedule decided the learning rate of the steps that were taken. It may only change where
 /// these would have been the same: so the result is that of a run that never stopped.
-fn changed_schedule(options: &RunOptions, plan: &Plan, state: &State) -> Vec<String> {
+fn changed_schedule(options: &Config, plan: &Plan, state: &State) -> Vec<String> {
     let mut changes = Vec::new();
-    let shape = options.learning_rate.shape;
+    let shape = options.schedule;
     let (steps, warmup_steps) = (state.schedule.steps, state.schedule.warmup_steps);
     if plan.steps != steps && shape != Shape::Constant {
-        let setting = match options.length {
+        let setting = match options.length() {
             Length::Steps(_) => "`steps`",
             Length::Epochs(_) => "`epochs`, in steps",
         };
@@ -240,7 +241,7 @@ fn changed_schedule(options: &RunOptions, plan: &Plan, state: &State) -> Vec<Str
         ));
     }
     if plan.warmup_steps != warmup_steps {
-        let why = match options.learning_rate.warmup_steps {
+        let why = match options.warmup_steps {
             Some(_) => "",
             None => ", by default a tenth of all steps",
         };
@@ -255,16 +256,13 @@ fn changed_schedule(options: &RunOptions, plan: &Plan, state: &State) -> Vec<Str
 /// Versions up to 0.6 had other formulas for schedules that fall. Rates of one formula differ by
 /// roundings only, which depend on the machine.
 pub(super) fn changed_formula(
-    options: &RunOptions,
+    options: &Config,
     plan: &Plan,
     state: &State,
 ) -> Result<Option<String>> {
-    let LearningRate { shape, peak, .. } = options.learning_rate;
+    let (shape, peak) = (options.schedule, options.peak_lr());
     let next = state.step + 1;
-    let now = options
-        .learning_rate
-        .schedule(plan)?
-        .learning_rate(state.step);
+    let now = options.learning_rate(plan)?.learning_rate(state.step);
     let then = state.schedule.learning_rate;
     Ok(((now - then).abs() > 1e-12 * peak).then(|| {
         let (shape, program) = (shape.name(), &state.program);
@@ -277,7 +275,7 @@ pub(super) fn changed_formula(
 /// Loads values and moments of the checkpoint into `step`. With `override`, moments that do not fit
 /// start at zero, which `overridden` then says.
 pub(super) fn restore(
-    options: &RunOptions,
+    options: &Config,
     opened: &Opened,
     step: &mut Step,
     overridden: &mut Vec<String>,

@@ -7,10 +7,10 @@ use ddp_nn::Sampling;
 use ddp_nn::models::{Model, ModelSpec};
 use ddp_nn::params::Precision;
 
-use super::model::{ModelOptions, data_shape};
-use super::options::RunOptions;
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::generate::{Coding, GenerateOptions, generate};
+use crate::model::{ModelOptions, data_shape};
 use crate::step::Step;
 
 /// The most tokens of a sample.
@@ -30,15 +30,16 @@ pub(super) struct Sample {
 
 impl Sample {
     /// That of a run, if it writes one. Refuses models and data that make no text.
-    pub(super) fn of(options: &RunOptions, data: &Data) -> Result<Option<Sample>> {
+    pub(super) fn of(options: &Config, data: &Data) -> Result<Option<Sample>> {
         let Some(prompt) = options.sample.clone() else {
             return Ok(None);
         };
         let refused = |text: &str| Err(Error::Usage(format!("`sample`: {text}")));
-        let name = options.model.spec.name();
-        if !matches!(options.model.spec, ModelSpec::Gpt(_)) {
+        let name = options.model.name();
+        if !options.model.generates() {
+            let expected = ModelSpec::that_generate();
             return refused(&format!(
-                "expected a model of the family gpt, got {name}; help: leave it out"
+                "expected a model of the family {expected}, got {name}; help: leave it out"
             ));
         }
         let Some(coding) = Coding::of_task(data.train.task(), data.tokenizer.as_deref())? else {
@@ -49,7 +50,7 @@ impl Sample {
         };
         let model = ModelOptions {
             precision: Precision::F32,
-            ..options.model.clone()
+            ..options.model_options()
         };
         let shape = data_shape(data.train.spec());
         let mut models = model.models(&shape, &[Device::Cpu], &|_| true, 1)?;

@@ -7,21 +7,24 @@ use ddp_comm::{Group, World};
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
 use ddp_data::{Data, InOrder, Loader, Resident, RowSpec, Source, TaskSpec};
 use ddp_kernels::{Device, threads};
+use ddp_nn::Loss;
 use ddp_nn::models::Model;
 use ddp_nn::models::family::refuse;
 use ddp_nn::optim::Optimizer;
 use ddp_nn::optim::groups::check_groups;
 use ddp_nn::params::{Parameter, Params};
 
-use super::model::data_shape;
-use super::options::{Plan, RunOptions};
+use super::plan::Plan;
 use super::program::Program;
 use super::sample::Sample;
 use super::{agree, places, resume};
 use crate::checkpoint::{self, Opened};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
 use crate::hugging_face;
+use crate::model::data_shape;
+use crate::ranks::WorldRanks;
 use crate::reducer::plan::BucketSizes;
 use crate::reducer::{self, ReducerOptions};
 use crate::step::{GraphChoice, Part, Step, StepOptions};
@@ -87,7 +90,7 @@ pub(super) struct Unbuilt {
 /// Opens data and checkpoint, builds the step, and compares all of it between ranks. A model of
 /// more than `parameters_max` parameters is not built.
 pub(super) fn assemble(
-    options: &RunOptions,
+    options: &Config,
     program: &dyn Program,
     world: &World,
     parameters_max: u64,
@@ -97,13 +100,14 @@ pub(super) fn assemble(
     threads::set_count(options.threads.unwrap_or_else(|| world.default_threads()))?;
     let devices = program.devices(world)?;
     let device = devices[0];
-    let data = options
-        .data
-        .open(world, resumed.as_ref().map(|opened| &opened.state))?;
+    let data = match program.data() {
+        Some(data) => data,
+        None => open(options, world, resumed.as_ref())?,
+    };
     let plan = options.plan(&data)?;
     let mut overridden = Vec::new();
     if let Some(opened) = &resumed {
-        overridden = changed(options, program, &plan, (&data, device), opened)?;
+        overridden = changed(options, &plan, (&data, device), opened)?;
         resume::check(options, &opened.state, &overridden)?;
     }
     if let Some(opened) = resumed.take_if(|opened| opened.state.step == plan.steps) {
@@ -111,10 +115,10 @@ pub(super) fn assemble(
     }
     check_batches(options, world, &data)?;
     let shape = data_shape(data.train.spec());
-    let parameters = options.model.spec.parameter_count(&shape)?;
+    let parameters = options.model.parameter_count(&shape)?;
     let parameters = u64::try_from(parameters).unwrap_or(u64::MAX);
     if parameters > parameters_max {
-        let hidden = options.model.spec.hidden_count(&shape)?;
+        let hidden = options.model.hidden_count(&shape)?;
         let hidden = u64::try_from(hidden).unwrap_or(u64::MAX);
         return Ok(Prepared::TooLarge(Box::new(Unbuilt {
             data,
@@ -132,7 +136,7 @@ pub(super) fn assemble(
         _ => None,
     };
     let main = world.group("main")?;
-    let mut step = step(options, world, &data, &devices)?;
+    let mut step = step(options, world, &data, &devices, program.loss())?;
     match &resumed {
         Some(opened) => resume::restore(options, opened, &mut step, &mut overridden)?,
         None => load_first_values(options, world, &step, &data)?,
@@ -161,17 +165,25 @@ pub(super) fn assemble(
     })))
 }
 
+/// Opens the data that the settings name. All ranks call it together.
+pub(super) fn open(options: &Config, world: &World, resumed: Option<&Opened>) -> Result<Data> {
+    let mut request = options.data_request();
+    // A run that began with targets as they are continues with them.
+    request.normalizes_targets =
+        resumed.is_none_or(|opened| opened.state.target_normalization.is_some());
+    Ok(ddp_data::prepare(&request, &WorldRanks(world))?)
+}
+
 /// What differs from the checkpoint `opened` and changes what is computed.
 fn changed(
-    options: &RunOptions,
-    program: &dyn Program,
+    options: &Config,
     plan: &Plan,
     (data, device): (&Data, Device),
     opened: &Opened,
 ) -> Result<Vec<String>> {
     let state = &opened.state;
     resume::check_length(plan, state)?;
-    let mut changed = program.changed_settings(opened)?;
+    let mut changed = options.changes(&Config::of_checkpoint(opened)?);
     changed.extend(resume::changes(options, plan, data, device, state)?);
     if changed.is_empty() {
         changed.extend(resume::changed_formula(options, plan, state)?);
@@ -181,7 +193,7 @@ fn changed(
 
 /// The loaders of training and of held-out rows, and the bytes of training data in GPU memory.
 fn loaders(
-    options: &RunOptions,
+    options: &Config,
     world: &World,
     data: &Data,
     plan: &Plan,
@@ -206,9 +218,9 @@ fn loaders(
 
 /// Refuses batches that are too small for the ranks, and warns of those that are too large for the
 /// data.
-fn check_batches(options: &RunOptions, world: &World, data: &Data) -> Result<()> {
+fn check_batches(options: &Config, world: &World, data: &Data) -> Result<()> {
     let (ranks, rows) = (world.size(), data.train.rows());
-    let batch = options.batch_size;
+    let batch = options.batch_rows();
     let full_batch = batch.min(rows);
     if options.graph == GraphChoice::On && full_batch < ranks as u64 {
         return Err(Error::Usage(format!(
@@ -227,7 +239,7 @@ fn check_batches(options: &RunOptions, world: &World, data: &Data) -> Result<()>
 
 /// Loads the values of `init_from`, if it is given. Rank 0 checks the bytes of a checkpoint's file;
 /// the handshake compares the values of all ranks.
-fn load_first_values(options: &RunOptions, world: &World, step: &Step, data: &Data) -> Result<()> {
+fn load_first_values(options: &Config, world: &World, step: &Step, data: &Data) -> Result<()> {
     let Some(path) = &options.init_from else {
         return Ok(());
     };
@@ -271,16 +283,19 @@ fn check_tokenizer(path: &Path, data: &Data) -> Result<()> {
 
 /// The model in training on this rank's devices: its layers are split over several.
 pub(super) fn step(
-    options: &RunOptions,
+    options: &Config,
     world: &World,
     data: &Data,
     devices: &[Device],
+    own_loss: Option<Box<dyn Loss>>,
 ) -> Result<Step> {
     let reducer = ReducerOptions {
-        sizes: options.reduction.bucket_bytes.map(BucketSizes::of_bytes),
-        dtype: options.reduction.dtype,
-        overlap: reducer::overlaps(options.reduction.overlap, world),
-        zero: options.reduction.zero,
+        sizes: options
+            .bucket_mb
+            .map(|mb| BucketSizes::of_bytes((mb * 1e6) as usize)),
+        dtype: options.reduce_dtype.dtype(),
+        overlap: reducer::overlaps(options.overlap, world),
+        zero: options.zero == 1,
     };
     if world.size() > 1 && devices.len() > GROUPS.len() {
         return Err(Error::Usage(format!(
@@ -293,7 +308,10 @@ pub(super) fn step(
     let (task, shape) = (data.train.task(), data_shape(data.train.spec()));
     let frozen = |name: &str| options.is_frozen(name);
     let shares = reducer.shares(world.size());
-    let models = options.model.models(&shape, devices, &frozen, shares)?;
+    let (rule, groups) = (options.rule(), options.groups()?);
+    let models = options
+        .model_options()
+        .models(&shape, devices, &frozen, shares)?;
     check_trained(options, &models)?;
     let part = |(index, model): (usize, Model)| -> Result<Part> {
         let device = devices[index];
@@ -304,8 +322,7 @@ pub(super) fn step(
             world.group(name)?
         };
         let owned = reducer::owned(&model.params, &group, reducer);
-        let (rule, groups) = (options.rule, &options.groups);
-        let optimizer = Optimizer::of_groups(rule, groups, &model.params, &owned)?;
+        let optimizer = Optimizer::of_groups(rule, &groups, &model.params, &owned)?;
         Ok(Part {
             model,
             optimizer,
@@ -321,10 +338,13 @@ pub(super) fn step(
     };
     let last = devices[devices.len() - 1];
     let task = tasks::of(task);
-    let loss = task.loss(
-        &task.settled(&options.model.loss, data, options.data.name())?,
-        last,
-    )?;
+    let loss = match own_loss {
+        Some(loss) => loss,
+        None => {
+            let settled = task.settled(&options.loss_options(), data, options.data.name())?;
+            task.loss(&settled, last)?
+        }
+    };
     // The handshake compares the ranks, after values are loaded.
     Step::of_agreeing(parts.collect::<Result<Vec<_>>>()?, loss, &step_options)
 }
@@ -350,15 +370,15 @@ const GROUPS: [&str; 6] = [
 ];
 
 /// Refuses to freeze unknown parameters, or all of them.
-fn check_trained(options: &RunOptions, models: &[Model]) -> Result<()> {
+fn check_trained(options: &Config, models: &[Model]) -> Result<()> {
     let in_order = models.iter().flat_map(|model| model.params.in_order());
     let names: Vec<&str> = in_order.map(|parameter| parameter.name.as_str()).collect();
     options.check_freeze(&names)?;
-    check_groups(&options.groups, models.iter().map(|model| &model.params))?;
+    check_groups(&options.groups()?, models.iter().map(|model| &model.params))?;
     let parameters = || models.iter().flat_map(|model| model.params.list());
     let is_hidden =
         |parameter: &Parameter| parameter.is_trained() && !parameter.matrices.is_empty();
-    if options.rule.is_muon() && !parameters().any(is_hidden) {
+    if options.rule().is_muon() && !parameters().any(is_hidden) {
         return Err(Error::Usage(
             "`optimizer` muon: expected a model with hidden layers that are trained, got none; \
              help: use adamw"

@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ddp_comm::{Group, StopSignals, World};
-use ddp_data::{InOrder, Loader};
+use ddp_data::{DataSpec, InOrder, Loader};
 use ddp_kernels::Device;
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Ledger, Phase, in_phase};
 use ddp_nn::optim::Schedule;
 
-use super::model::data_shape;
-use super::options::{Plan, RunOptions};
+use super::opening::Settings;
+use super::plan::Plan;
 use super::prepare::{prepare, report};
-use super::program::{Chosen, Program};
+use super::program::Program;
 use super::sample::Sample;
 use super::setup::Assembled;
 use super::stop_poll::StopPoll;
@@ -25,12 +25,14 @@ use super::totals::{Rates, Totals};
 use super::{nonfinite, opening, products, resume};
 use crate::audit::{self, Workload};
 use crate::checkpoint::{self, Best, MODEL_FILE, Saver, State};
+use crate::config::Config;
 use crate::devices::is_simulated;
 use crate::error::{Error, Result};
-use crate::evidence::HeldOut;
 use crate::faults::{self, FaultPoint};
+use crate::model::data_shape;
 use crate::process;
 use crate::record::{self, EVENTS_FILE, End, Event, Record, StepEvent};
+use crate::samples::HeldOut;
 use crate::shown::significant;
 use crate::step::{Stage, Step};
 use crate::tasks::{self, Task};
@@ -45,7 +47,7 @@ const LOG: Label = Label::new(Lane::Step, "log");
 
 /// A training run, on one rank.
 pub(super) struct Trainer<'a> {
-    options: &'a RunOptions,
+    options: &'a Config,
     program: &'a mut dyn Program,
     world: &'a World,
     plan: Plan,
@@ -84,7 +86,7 @@ pub(super) struct Trainer<'a> {
 impl<'a> Trainer<'a> {
     /// Everything up to the first step. None for a resumed run that is already finished.
     pub(super) fn new(
-        options: &'a RunOptions,
+        options: &'a Config,
         program: &'a mut dyn Program,
         world: &'a World,
         stops: StopSignals,
@@ -92,12 +94,7 @@ impl<'a> Trainer<'a> {
         let Some((run, locked)) = prepare(options, program, world, &stops)? else {
             return Ok(None);
         };
-        let settings = program.settings(&Chosen {
-            plan: run.plan,
-            graph: run.step.graphs().is_some(),
-            data_on_device: run.kept_bytes.is_some(),
-            threads: ddp_kernels::threads::count(),
-        });
+        let settings = Settings::of(options, &run);
         let mut state = opening::state(options, &settings, &run, world)?;
         let times_products = products::are_timed(options.products, run.devices[0], world);
         if !times_products {
@@ -145,7 +142,7 @@ impl<'a> Trainer<'a> {
             saver.write_behind(record, path);
         }
         let shape = data_shape(data.train.spec());
-        let flop_of_a_row = options.model.spec.flop_of_a_row(&shape);
+        let flop_of_a_row = options.model.flop_of_a_row(&shape);
         if let Some(tokenizer) = &data.tokenizer {
             saver.write_tokenizer(tokenizer.clone());
         }
@@ -153,7 +150,7 @@ impl<'a> Trainer<'a> {
             options,
             program,
             world,
-            schedule: options.learning_rate.schedule(&plan)?,
+            schedule: options.learning_rate(&plan)?,
             plan,
             task: tasks::of(data.train.task()),
             times_products,
@@ -161,7 +158,7 @@ impl<'a> Trainer<'a> {
             held_out,
             held_out_rows: data.held_out.rows(),
             sample,
-            samples: HeldOut::of(&data, options.data.may_be_pictures()),
+            samples: HeldOut::of(&data, !matches!(options.data, DataSpec::Synthetic(_))),
             step,
             main,
             saver,
@@ -284,7 +281,8 @@ impl<'a> Trainer<'a> {
         // The products of a short batch are not those of the other steps.
         let has_usual_size = batch.slot().is_some();
         self.workload.count(batch);
-        self.step.run(batch, learning_rate, logs)?;
+        self.step.measure_norm(logs);
+        self.step.run(batch, learning_rate)?;
         if has_usual_size {
             self.choose_products()?;
         }
@@ -349,7 +347,7 @@ impl<'a> Trainer<'a> {
     fn log(&mut self, number: u64, epoch: u64, learning_rate: f64) -> Result<()> {
         faults::at(FaultPoint::Log)?;
         self.record_saved()?;
-        let report = self.step.report(true)?;
+        let report = self.step.report()?;
         self.check_finite(&report)?;
         let rates = self.totals.rates();
         let Rates {

@@ -8,7 +8,7 @@
 
 use ddp_kernels::choices;
 
-use super::family::{Setting, refuse};
+use super::family::refuse;
 use crate::error::Result;
 use crate::{
     Activate, Dropout, Gate, Layer, Linear, Normalize, Recompute, Residual, SelfAttention,
@@ -250,13 +250,6 @@ impl Blocks {
             layers.push_named("dropout", Box::new(Dropout::new(self.dropout)));
         }
     }
-}
-
-/// The setting of what backward computes again.
-pub(super) fn recompute_setting<F: 'static>(field: fn(&mut F) -> &mut RecomputeKind) -> Setting<F> {
-    let help =
-        "What backward computes again instead of keeping it: less memory, same bits, more time";
-    Setting::choice("recompute", "WHAT", help, field).that_keeps_results()
 }
 
 /// Refuses a size that is 0 or too large.

@@ -1,29 +1,27 @@
-//! What a model family implements: its settings, their checks, and its layers.
+//! What a model family is: a struct of settings, declared by `family_settings!`, that implements
+//! [`Family`].
 
+use std::any::Any;
 use std::fmt;
-use std::str::FromStr;
 
 use ddp_kernels::DType;
-use ddp_kernels::choice::{self, Choice};
+pub use ddp_kernels::choice::{Form, List};
+use ddp_kernels::choice::{Number, SettingValue};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::Sequential;
 use crate::error::{Error, Result};
 
-/// A model family, implemented by the struct of its settings. `Default` gives their defaults, and
-/// serde reads and writes them under the names that `settings` lists.
-pub trait Family {
-    /// The settings, in the order of the help.
-    fn settings() -> Vec<Setting<Self>>
-    where
-        Self: Sized;
+/// A model family, implemented by the struct of its settings. `models::register` makes it known to
+/// `--model`.
+pub trait Family: Settings {
+    /// Its name, as in `--model mlp`.
+    fn name(&self) -> &'static str;
 
-    /// Whether help leaves the family out: for families of tests.
-    fn is_hidden() -> bool
-    where
-        Self: Sized,
-    {
-        false
-    }
+    /// Its help, one line.
+    fn help(&self) -> &'static str;
 
     /// Names for settings that people use often, with what they stand for.
     fn presets() -> Vec<(&'static str, Self)>
@@ -32,6 +30,12 @@ pub trait Family {
     {
         Vec::new()
     }
+
+    /// Checks the settings. The error names a setting in backquotes; see `refuse`.
+    fn check(&self) -> Result<()>;
+
+    /// The layers for these data. A family that cannot use the data refuses them here.
+    fn layers(&self, data: &DataShape<'_>) -> Result<Sequential>;
 
     /// How many tokens the model sees at once, if it takes tokens.
     fn context(&self) -> Option<usize> {
@@ -43,16 +47,20 @@ pub trait Family {
         None
     }
 
-    /// Checks the settings. The error names a setting in backquotes; see `refuse`.
-    fn check(&self) -> Result<()>;
+    /// Whether a `Decoder` can continue a text with the model: each token depends only on those
+    /// before it, which its layers see through `SelfAttention` alone.
+    fn generates(&self) -> bool {
+        false
+    }
+
+    /// Writes out what 0 stands for in a setting, in a model of so many outputs, so that models can
+    /// be compared by their settings.
+    fn write_out(&mut self, _outputs: usize) {}
 
     /// Multiplications and additions of a row in training, if they are known.
     fn flop_of_a_row(&self, _data: &DataShape<'_>) -> Option<f64> {
         None
     }
-
-    /// The layers for these data. A family that cannot use the data refuses them here.
-    fn layers(&self, data: &DataShape<'_>) -> Result<Sequential>;
 
     /// The same model in PyTorch, on one line, for `inspect`.
     fn torch(&self, _row_shape: &[usize], _outputs: usize) -> Option<String> {
@@ -92,168 +100,121 @@ impl DataShape<'_> {
     }
 }
 
-/// How the values of a setting are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// `true` or `false`; a flag without a value means `true`.
-    Switch,
-    /// One value.
-    One,
-    /// Values separated by commas; `none` for no value.
-    List,
+/// The settings of a family by name. `family_settings!` implements it.
+pub trait Settings: Any + fmt::Debug + Send + Sync {
+    /// All of them, in the order of the help.
+    fn settings(&mut self) -> Vec<Setting<'_>>;
+
+    /// A copy.
+    fn boxed(&self) -> Box<dyn Family>;
 }
 
 /// A setting of a family.
-pub struct Setting<F> {
+pub struct Setting<'a> {
     /// Its name in flags, files and checkpoints.
-    pub name: &'static str,
+    pub name: String,
     /// What help calls its value.
     pub value_name: &'static str,
     /// Its help, without the default.
-    pub help: &'static str,
-    /// How its values are written.
-    pub form: Form,
-    /// Its values and their help, if it takes one of a few names.
-    pub choices: Vec<(&'static str, &'static str)>,
-    /// Sets it from text. The error says what was expected.
-    pub set: SetText<F>,
+    pub help: String,
     /// Whether results depend on it; otherwise it may change when a run is resumed.
     pub changes_results: bool,
+    /// Its value.
+    pub field: &'a mut dyn Field,
 }
 
-/// Sets a field of `F` from text. The error says what was expected.
-pub type SetText<F> = Box<dyn Fn(&mut F, &str) -> Result<(), String> + Send + Sync>;
+/// The value of a setting.
+pub trait Field {
+    /// Sets it from the text of a flag. The error says what was expected.
+    fn set(&mut self, text: &str) -> Result<(), String>;
 
-impl<F: 'static> Setting<F> {
-    /// `true` or `false`.
-    pub fn switch(
-        name: &'static str,
-        help: &'static str,
-        field: fn(&mut F) -> &mut bool,
-    ) -> Setting<F> {
-        let read = |text: &str| parse(text, "true or false");
-        Setting::new([name, "BOOL", help], Form::Switch, field, read)
+    /// Sets it from TOML or JSON. The error says what was expected.
+    fn set_value(&mut self, value: Value) -> Result<(), String>;
+
+    /// Its value; null for NaN.
+    fn value(&self) -> Value;
+
+    /// How its values are written.
+    fn form(&self) -> Form;
+
+    /// Its values and their help, if it takes one of a few names.
+    fn choices(&self) -> Vec<(&'static str, &'static str)>;
+
+    /// Its value, if it is a number.
+    fn number(&self) -> Option<Number>;
+}
+
+impl<T: SettingValue + Serialize + DeserializeOwned> Field for T {
+    fn set(&mut self, text: &str) -> Result<(), String> {
+        *self = T::read(text)?;
+        Ok(())
     }
 
-    /// A number, as in 0.001.
-    pub fn number(
-        name: &'static str,
-        value_name: &'static str,
-        help: &'static str,
-        field: fn(&mut F) -> &mut f64,
-    ) -> Setting<F> {
-        let read = |text: &str| parse(text, "a number, as in 0.001 or 1e-3");
-        Setting::new([name, value_name, help], Form::One, field, read)
+    fn set_value(&mut self, value: Value) -> Result<(), String> {
+        *self = serde_json::from_value(value).map_err(|error| error.to_string())?;
+        Ok(())
     }
 
-    /// A whole number, as in 4.
-    pub fn count(
-        name: &'static str,
-        value_name: &'static str,
-        help: &'static str,
-        field: fn(&mut F) -> &mut usize,
-    ) -> Setting<F> {
-        let read = |text: &str| parse(text, "a whole number, 1 or more, as in 4");
-        Setting::new([name, value_name, help], Form::One, field, read)
+    fn value(&self) -> Value {
+        serde_json::to_value(self).expect("settings fit JSON")
     }
 
-    /// Whole numbers separated by commas, as in 256,128.
-    pub fn list(
-        name: &'static str,
-        value_name: &'static str,
-        help: &'static str,
-        field: fn(&mut F) -> &mut Vec<usize>,
-    ) -> Setting<F> {
-        let read = |text: &str| {
-            let values: Result<List<usize>, String> = text.parse();
-            let failed = |error: String| error.replacen("values", "whole numbers", 1);
-            values.map(|List(values)| values).map_err(failed)
-        };
-        Setting::new([name, value_name, help], Form::List, field, read)
+    fn form(&self) -> Form {
+        T::FORM
     }
 
-    /// Text, which the family checks.
-    pub fn text(
-        name: &'static str,
-        value_name: &'static str,
-        help: &'static str,
-        field: fn(&mut F) -> &mut String,
-    ) -> Setting<F> {
-        let read = |text: &str| Ok(text.to_string());
-        Setting::new([name, value_name, help], Form::One, field, read)
+    fn choices(&self) -> Vec<(&'static str, &'static str)> {
+        T::choices()
     }
 
-    /// One of a few names.
-    pub fn choice<T: Choice>(
-        name: &'static str,
-        value_name: &'static str,
-        help: &'static str,
-        field: fn(&mut F) -> &mut T,
-    ) -> Setting<F> {
-        let all = T::ALL.iter().map(|(_, name, help)| (*name, *help));
-        let words = [name, value_name, help];
-        Setting {
-            choices: all.collect(),
-            ..Setting::new(words, Form::One, field, choice::named)
-        }
-    }
-
-    /// The same setting, on which no result depends.
-    pub fn that_keeps_results(self) -> Setting<F> {
-        Setting {
-            changes_results: false,
-            ..self
-        }
-    }
-
-    /// The same setting of `W`, of which `inner` gives the part that has it.
-    pub(super) fn inside<W: 'static>(self, inner: fn(&mut W) -> Option<&mut F>) -> Setting<W> {
-        let name = self.name;
-        let set = self.set;
-        Setting {
-            name,
-            value_name: self.value_name,
-            help: self.help,
-            form: self.form,
-            choices: self.choices,
-            changes_results: self.changes_results,
-            set: Box::new(move |whole, text| match inner(whole) {
-                Some(part) => set(part, text),
-                None => Err(format!("expected a model that has {name}")),
-            }),
-        }
-    }
-
-    fn new<T: 'static>(
-        [name, value_name, help]: [&'static str; 3],
-        form: Form,
-        field: fn(&mut F) -> &mut T,
-        read: fn(&str) -> Result<T, String>,
-    ) -> Setting<F> {
-        let set = move |family: &mut F, text: &str| {
-            *field(family) = read(text)?;
-            Ok(())
-        };
-        Setting {
-            name,
-            value_name,
-            help,
-            form,
-            choices: Vec::new(),
-            changes_results: true,
-            set: Box::new(set),
-        }
+    fn number(&self) -> Option<Number> {
+        SettingValue::number(self)
     }
 }
 
-impl<F> fmt::Debug for Setting<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "setting {}", self.name)
-    }
-}
+/// Declares the struct of a family's settings: for each its help, its name, what help calls its
+/// value, its type and its default. A type is `bool`, `usize`, `f64`, `String`, `Vec<usize>` or an
+/// enum of [`choices!`](ddp_kernels::choices). `changes_results: false` marks a setting on which no
+/// result depends.
+#[macro_export]
+macro_rules! family_settings {
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $family:ident {
+            $(
+                $(#[doc = $help:literal])+
+                $field:ident $value_name:literal: $kind:ty = $default:expr $(, changes_results: $changes:literal)?;
+            )+
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, PartialEq)]
+        $vis struct $family {
+            $($(#[doc = $help])+ pub $field: $kind,)+
+        }
 
-fn parse<T: FromStr>(text: &str, expected: &str) -> Result<T, String> {
-    text.parse().map_err(|_| format!("expected {expected}"))
+        impl Default for $family {
+            fn default() -> $family {
+                $family { $($field: $default,)+ }
+            }
+        }
+
+        impl $crate::models::family::Settings for $family {
+            fn settings(&mut self) -> Vec<$crate::models::family::Setting<'_>> {
+                vec![$($crate::models::family::Setting {
+                    name: stringify!($field).replace('_', "-"),
+                    value_name: $value_name,
+                    help: [$($help.trim_ascii()),+].join(" "),
+                    changes_results: [$($changes,)? true][0],
+                    field: &mut self.$field,
+                },)+]
+            }
+
+            fn boxed(&self) -> Box<dyn $crate::models::Family> {
+                Box::new(self.clone())
+            }
+        }
+    };
 }
 
 /// The error of a setting with a wrong value.
@@ -261,38 +222,4 @@ pub fn refuse(setting: &str, got: impl fmt::Display, expected: &str, help: &str)
     Error::Usage(format!(
         "`{setting}` {got}: expected {expected}; help: {help}"
     ))
-}
-
-/// Values separated by commas; `none` for no value.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct List<T>(pub Vec<T>);
-
-impl<T: FromStr> FromStr for List<T> {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<List<T>, String> {
-        if text == "none" {
-            return Ok(List(Vec::new()));
-        }
-        let value = |part: &str| {
-            let failed = || format!("expected values separated by commas, got {part:?}");
-            part.trim().parse().map_err(|_| failed())
-        };
-        let values: Result<Vec<T>, String> = text.split(',').map(value).collect();
-        values.map(List)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lists_have_commas_between_their_values() {
-        assert_eq!("1, 2,3".parse(), Ok(List(vec![1, 2, 3])));
-        assert_eq!("none".parse(), Ok(List::<usize>(vec![])));
-        for text in ["", "1,,2", "1;2", "1,x"] {
-            assert!(text.parse::<List<usize>>().is_err(), "{text:?}");
-        }
-    }
 }

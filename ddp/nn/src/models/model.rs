@@ -4,14 +4,15 @@
 //! sums in f32 and rounds once. The loss reads that output, computes in f32, and rounds its
 //! gradient once. PyTorch's autocast does the same, and the loss reads and writes half the bytes.
 
+use std::any::Any;
+
 use ddp_kernels::ops::{self, F32Math};
-use ddp_kernels::{DType, Device, Tensor};
+use ddp_kernels::{DType, Device, Seed, Tensor};
 
 use crate::build::{Build, Declarations};
 use crate::error::{Error, Result};
-use crate::loss::LossHead;
 use crate::params::{Format, Params};
-use crate::{Fold, Folded, Layer, Loss, Pass};
+use crate::{Head, Layer, Loss, Pass, Sequential};
 
 /// Layers, their parameters, and the shapes of input and output.
 #[derive(Debug)]
@@ -26,6 +27,14 @@ pub struct Model {
     pub output_shape: Vec<usize>,
     /// How a GPU multiplies f32.
     f32_math: F32Math,
+}
+
+impl Sequential {
+    /// The model of these layers for rows of this shape, in f32, with memory on `device`.
+    pub fn build(self, row_shape: &[usize], device: Device, seed: Seed) -> Result<Model> {
+        let root = Box::new(self);
+        Model::new(root, row_shape, DType::F32, device, seed.0, &|_| false)
+    }
 }
 
 impl Model {
@@ -153,21 +162,32 @@ impl Model {
     }
 
     /// The head, if the pass leaves it to the loss.
-    fn head(&self, pass: &Pass<'_>) -> Option<&dyn LossHead> {
-        self.root.head().filter(|_| pass.leaves_head())
+    fn head(&self, pass: &Pass<'_>) -> Option<&Head> {
+        let mut last: &dyn Any = &*self.root;
+        while let Some(layers) = last.downcast_ref::<Sequential>() {
+            last = layers.last()?;
+        }
+        last.downcast_ref().filter(|_| pass.leaves_head())
     }
 
     /// Computes the gradients of all trained parameters from `dy`, the gradient of the output of
     /// the forward before. The pass's listener learns of each when it is complete.
     pub fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<()> {
-        self.backward_to(pass, dy, Fold::Nothing).map(drop)
+        self.backward_to(pass, dy, false).map(drop)
     }
 
-    /// As `backward`, and returns what `fold` asks for: the gradient of the input, where the input
-    /// is the output of another model.
-    pub fn backward_to(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
-        let below = ops::with_f32_math(self.f32_math, || self.root.backward(pass, dy, fold))?;
+    /// As `backward`, and returns the gradient of the input if it `is_needed`, because the input is
+    /// the output of another model.
+    pub fn backward_to(
+        &self,
+        pass: &mut Pass<'_>,
+        dy: &Tensor,
+        is_needed: bool,
+    ) -> Result<Option<Tensor>> {
+        let gradient = ops::with_f32_math(self.f32_math, || {
+            pass.input_gradient(is_needed, |pass| self.root.backward(pass, dy))
+        })?;
         pass.check_complete()?;
-        Ok(below)
+        Ok(gradient)
     }
 }

@@ -1,6 +1,7 @@
 use ddp_kernels::{DType, Device};
 
 use super::*;
+use crate::{Linear, Sequential, family_settings};
 
 fn digits() -> DataShape<'static> {
     DataShape {
@@ -18,7 +19,7 @@ fn the_first_family_with_its_defaults_is_the_default() {
         activation: mlp::Activation::Relu,
         dropout: 0.0,
     };
-    assert_eq!(ModelSpec::default(), ModelSpec::Mlp(expected));
+    assert_eq!(ModelSpec::default(), ModelSpec::from(expected));
     assert_eq!(ModelSpec::default().name(), "mlp");
 }
 
@@ -27,23 +28,18 @@ fn every_family_accepts_its_defaults_and_names_its_settings_once() {
     for family in ModelSpec::families() {
         assert_eq!(family.default.name(), family.name);
         family.default.check().unwrap();
-        let mut names: Vec<_> = family.settings.iter().map(|one| one.name).collect();
+        let values = family.default.values();
+        let mut names: Vec<_> = values.iter().map(|(name, _)| name).collect();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), family.settings.len(), "{names:?}");
+        assert_eq!(names.len(), values.len(), "{names:?}");
     }
 }
 
 #[test]
 fn text_sets_each_setting_of_the_family() {
     let mut spec = ModelSpec::default();
-    let [family, ..] = &ModelSpec::families()[..] else {
-        panic!("no family")
-    };
-    let mut set = |name: &str, text: &str| {
-        let setting = family.settings.iter().find(|one| one.name == name);
-        (setting.unwrap().set)(&mut spec, text)
-    };
+    let mut set = |name: &str, text: &str| spec.setting(name).unwrap().field.set(text);
     set("hidden", "5,6").unwrap();
     set("activation", "gelu").unwrap();
     set("dropout", "0.25").unwrap();
@@ -54,12 +50,45 @@ fn text_sets_each_setting_of_the_family() {
         activation: mlp::Activation::Gelu,
         dropout: 0.25,
     };
-    assert_eq!(spec, ModelSpec::Mlp(expected));
+    assert_eq!(spec, ModelSpec::from(expected));
+}
+
+#[test]
+fn a_family_of_another_program_is_registered_once() {
+    family_settings! {
+        /// Settings of a test.
+        struct Line {
+            /// Whether it has a bias
+            bias "BOOL": bool = true;
+        }
+    }
+    impl Family for Line {
+        fn name(&self) -> &'static str {
+            "line"
+        }
+        fn help(&self) -> &'static str {
+            "A linear model"
+        }
+        fn check(&self) -> Result<()> {
+            Ok(())
+        }
+        fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {
+            Ok(Sequential::new().then(Linear::new(data.outputs)))
+        }
+    }
+    register::<Line>();
+    register::<Line>();
+    let families = ModelSpec::families();
+    let lines: Vec<_> = families.iter().filter(|one| one.name == "line").collect();
+    assert_eq!(lines.len(), 1);
+    assert_eq!(lines[0].default.parameter_count(&digits()).unwrap(), 7850);
+    assert_eq!(lines[0].default.get(), Some(&Line { bias: true }));
+    assert_eq!(lines[0].default.get::<mlp::MlpSpec>(), None);
 }
 
 #[test]
 fn wrong_settings_are_refused_by_name() {
-    let refusal = |spec: mlp::MlpSpec| ModelSpec::Mlp(spec).check().unwrap_err().to_string();
+    let refusal = |spec: mlp::MlpSpec| ModelSpec::from(spec).check().unwrap_err().to_string();
     for hidden in [vec![0], vec![7, mlp::WIDTH_MAX + 1]] {
         let text = refusal(mlp::MlpSpec {
             hidden,

@@ -54,6 +54,42 @@ pub enum Rule {
     },
 }
 
+/// AdamW with PyTorch's defaults, but only matrices decay: a [`Rule`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// β₁, β₂ and ε.
+    pub constants: AdamwConstants,
+    /// The decay, which is multiplied by the learning rate.
+    pub weight_decay: f64,
+    /// What decays.
+    pub decayed: Decayed,
+}
+
+impl Default for AdamW {
+    fn default() -> AdamW {
+        AdamW {
+            constants: AdamwConstants::default(),
+            weight_decay: 0.01,
+            decayed: Decayed::Matrices,
+        }
+    }
+}
+
+impl From<AdamW> for Rule {
+    fn from(adamw: AdamW) -> Rule {
+        let AdamW {
+            constants,
+            weight_decay,
+            decayed,
+        } = adamw;
+        Rule::AdamW {
+            constants,
+            weight_decay,
+            decayed,
+        }
+    }
+}
+
 /// How one parameter is updated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Method {
@@ -65,11 +101,7 @@ pub(super) enum Method {
 impl Rule {
     /// AdamW with PyTorch's defaults, but only matrices decay.
     pub fn adamw() -> Rule {
-        Rule::AdamW {
-            constants: AdamwConstants::default(),
-            weight_decay: 0.01,
-            decayed: Decayed::Matrices,
-        }
+        AdamW::default().into()
     }
 
     /// SGD with this momentum and no weight decay.

@@ -49,8 +49,8 @@ fn help_says_what_the_defaults_are() {
             "weight-decay",
             format!(
                 "{} for adamw and muon, {} for sgd",
-                defaults.decay_rate(),
-                train("--optimizer sgd").decay_rate()
+                defaults.settled().weight_decay.unwrap(),
+                train("--optimizer sgd").settled().weight_decay.unwrap()
             ),
         ),
         ("beta1", "0.9".to_string()),
@@ -99,21 +99,6 @@ fn help_says_what_the_defaults_are() {
         );
     }
     assert_eq!(defaults.length(), Length::Epochs(5));
-    assert_eq!(
-        defaults.optimizer(),
-        Optimizer::Adamw {
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8
-        }
-    );
-    assert_eq!(
-        train("--optimizer sgd").optimizer(),
-        Optimizer::Sgd {
-            momentum: 0.9,
-            nesterov: false
-        }
-    );
 }
 
 #[test]
@@ -121,7 +106,7 @@ fn help_is_in_groups_with_examples_that_parse() {
     let Ok(Command::Show(help)) = parse(words("train --help")) else {
         panic!("no help")
     };
-    for group in SETTINGS.iter().map(|setting| setting.group) {
+    for group in SETTINGS.iter().map(|setting| &setting.group) {
         assert!(help.contains(&format!("\n{group}:\n")), "{group} in {help}");
     }
     let examples = EXAMPLES.lines().filter_map(|line| {

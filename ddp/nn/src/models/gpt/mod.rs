@@ -10,82 +10,18 @@ use ddp_kernels::DType;
 pub use super::blocks::{MlpKind, NormKind, RecomputeKind};
 pub use spec::{GptSpec, PositionKind};
 
-use super::blocks::{SIZE_MAX, check_size, recompute_setting};
-use super::family::{DataShape, Family, Setting, refuse};
+use super::blocks::{SIZE_MAX, check_size};
+use super::family::{DataShape, Family, refuse};
 use crate::Sequential;
 use crate::error::Result;
 
 impl Family for GptSpec {
-    fn settings() -> Vec<Setting<GptSpec>> {
-        vec![
-            Setting::count("layers", "N", "Blocks of attention and perceptron", |gpt| {
-                &mut gpt.layers
-            }),
-            Setting::count("heads", "N", "Heads of attention", |gpt| &mut gpt.heads),
-            Setting::count(
-                "kv-heads",
-                "N",
-                "Heads that have keys and values of their own; 0 for all",
-                |gpt| &mut gpt.kv_heads,
-            ),
-            Setting::count("width", "N", "Columns of the residual stream", |gpt| {
-                &mut gpt.width
-            }),
-            Setting::count(
-                "mlp-width",
-                "N",
-                "Width of the perceptrons; 0 for 4 times `width`",
-                |gpt| &mut gpt.mlp_width,
-            ),
-            Setting::count(
-                "context",
-                "N",
-                "Tokens that the model sees at once",
-                |gpt| &mut gpt.context,
-            ),
-            Setting::count(
-                "vocab",
-                "N",
-                "Different tokens; 0 for as many as the data have",
-                |gpt| &mut gpt.vocab,
-            ),
-            Setting::choice("norm", "NAME", "Norm before each part", |gpt| &mut gpt.norm),
-            Setting::choice("position", "NAME", "How the model knows positions", |gpt| {
-                &mut gpt.position
-            }),
-            Setting::choice(
-                "mlp",
-                "NAME",
-                "Activation function of the perceptrons",
-                |gpt| &mut gpt.mlp,
-            ),
-            Setting::switch(
-                "bias",
-                "Whether linear layers and norms have a bias",
-                |gpt| &mut gpt.bias,
-            ),
-            Setting::switch(
-                "tied",
-                "Whether the last layer's weight is that of the embedding",
-                |gpt| &mut gpt.tied,
-            ),
-            Setting::number(
-                "dropout",
-                "P",
-                "Probability of dropping an element",
-                |gpt| &mut gpt.dropout,
-            ),
-            Setting::number(
-                "norm-epsilon",
-                "X",
-                "What norms add to the mean of squares",
-                |gpt| &mut gpt.norm_epsilon,
-            ),
-            Setting::number("rope-base", "X", "Base of rotary positions", |gpt| {
-                &mut gpt.rope_base
-            }),
-            recompute_setting(|gpt| &mut gpt.recompute),
-        ]
+    fn name(&self) -> &'static str {
+        "gpt"
+    }
+
+    fn help(&self) -> &'static str {
+        "A transformer that learns the next token, as GPT-2"
     }
 
     fn presets() -> Vec<(&'static str, GptSpec)> {
@@ -124,6 +60,17 @@ impl Family for GptSpec {
 
     fn vocabulary(&self) -> Option<usize> {
         (self.vocab != 0).then_some(self.vocab)
+    }
+
+    fn generates(&self) -> bool {
+        true
+    }
+
+    fn write_out(&mut self, outputs: usize) {
+        (self.kv_heads, self.mlp_width) = (self.kv_heads(), self.mlp_width());
+        if self.vocab == 0 {
+            self.vocab = outputs;
+        }
     }
 
     fn check(&self) -> Result<()> {

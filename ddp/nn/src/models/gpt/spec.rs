@@ -1,71 +1,47 @@
 //! The settings of a transformer.
 
-use ddp_kernels::choices;
-use serde::{Deserialize, Serialize};
-
+use crate::family_settings;
 use crate::models::blocks::{Blocks, MlpKind, NormKind, RecomputeKind};
+use ddp_kernels::choices;
 
 /// The standard deviation of first values in GPT-2.
 pub(super) const DEVIATION: f64 = 0.02;
 
-/// Settings of a transformer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-pub struct GptSpec {
-    /// Blocks of attention and perceptron.
-    pub layers: usize,
-    /// Heads of attention.
-    pub heads: usize,
-    /// Heads that have keys and values of their own; 0 for all.
-    pub kv_heads: usize,
-    /// Columns of the residual stream.
-    pub width: usize,
-    /// Width of the perceptrons; 0 for 4 times the stream's.
-    pub mlp_width: usize,
-    /// Tokens that the model sees at once.
-    pub context: usize,
-    /// Different tokens; 0 for as many as the data have.
-    pub vocab: usize,
-    /// The norm before each part.
-    pub norm: NormKind,
-    /// How the model knows positions.
-    pub position: PositionKind,
-    /// The perceptrons' activation function.
-    pub mlp: MlpKind,
-    /// Whether linear layers and norms have a bias.
-    pub bias: bool,
-    /// Whether the last layer's weight is that of the embedding.
-    pub tied: bool,
-    /// The probability of dropping an element after the embedding and of each part's result.
-    pub dropout: f64,
-    /// What norms add to the mean of squares.
-    pub norm_epsilon: f64,
-    /// The base of rotary positions.
-    pub rope_base: f64,
-    /// What backward computes again.
-    pub recompute: RecomputeKind,
-}
-
-impl Default for GptSpec {
-    fn default() -> GptSpec {
-        GptSpec {
-            layers: 4,
-            heads: 4,
-            kv_heads: 0,
-            width: 128,
-            mlp_width: 0,
-            context: 128,
-            vocab: 0,
-            norm: NormKind::Layer,
-            position: PositionKind::Learned,
-            mlp: MlpKind::GeluTanh,
-            bias: true,
-            tied: true,
-            dropout: 0.0,
-            norm_epsilon: 1e-5,
-            rope_base: 10_000.0,
-            recompute: RecomputeKind::None,
-        }
+family_settings! {
+    /// Settings of a transformer.
+    pub struct GptSpec {
+        /// Blocks of attention and perceptron
+        layers "N": usize = 4;
+        /// Heads of attention
+        heads "N": usize = 4;
+        /// Heads that have keys and values of their own; 0 for all
+        kv_heads "N": usize = 0;
+        /// Columns of the residual stream
+        width "N": usize = 128;
+        /// Width of the perceptrons; 0 for 4 times `width`
+        mlp_width "N": usize = 0;
+        /// Tokens that the model sees at once
+        context "N": usize = 128;
+        /// Different tokens; 0 for as many as the data have
+        vocab "N": usize = 0;
+        /// Norm before each part
+        norm "NAME": NormKind = NormKind::Layer;
+        /// How the model knows positions
+        position "NAME": PositionKind = PositionKind::Learned;
+        /// Activation function of the perceptrons
+        mlp "NAME": MlpKind = MlpKind::GeluTanh;
+        /// Whether linear layers and norms have a bias
+        bias "BOOL": bool = true;
+        /// Whether the last layer's weight is that of the embedding
+        tied "BOOL": bool = true;
+        /// Probability of dropping an element
+        dropout "P": f64 = 0.0;
+        /// What norms add to the mean of squares
+        norm_epsilon "X": f64 = 1e-5;
+        /// Base of rotary positions
+        rope_base "X": f64 = 10_000.0;
+        /// What backward computes again instead of keeping it: less memory, same bits, more time
+        recompute "WHAT": RecomputeKind = RecomputeKind::None, changes_results: false;
     }
 }
 

@@ -90,7 +90,7 @@ fn derivatives_are_those_of_the_loss_in_every_variant() {
 
 #[test]
 fn parameters_have_plain_names_and_the_tied_head_is_counted_once() {
-    let spec = ModelSpec::Gpt(tiny());
+    let spec = ModelSpec::from(tiny());
     let count = spec.parameter_count(&shape(&[5])).unwrap();
     let block = 2 * 16 + (8 * 16 + 16) + (8 * 8 + 8) + (8 * 6 + 6) + (6 * 8 + 8);
     assert_eq!(count, 7 * 8 + 5 * 8 + block + 16);

@@ -3,61 +3,35 @@
 mod layers;
 
 use ddp_kernels::{DType, choices, ops};
-use serde::{Deserialize, Serialize};
 
 pub use layers::Mlp;
 
-use super::family::{DataShape, Family, Setting, refuse};
-use crate::Sequential;
+use super::family::{DataShape, Family, refuse};
 use crate::error::Result;
+use crate::{Sequential, family_settings};
 
 /// The widest layer.
 pub const WIDTH_MAX: usize = 1 << 24;
 
-/// Settings of a perceptron. The widths of input and output follow from the data.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-pub struct MlpSpec {
-    /// Widths of the hidden layers; none for a linear model.
-    pub hidden: Vec<usize>,
-    /// The activation function between layers.
-    pub activation: Activation,
-    /// The probability of dropping an element after an activation.
-    pub dropout: f64,
-}
-
-impl Default for MlpSpec {
-    fn default() -> MlpSpec {
-        MlpSpec {
-            hidden: vec![256, 128],
-            activation: Activation::Relu,
-            dropout: 0.0,
-        }
+family_settings! {
+    /// Settings of a perceptron. The widths of input and output follow from the data.
+    pub struct MlpSpec {
+        /// Widths of the hidden layers, separated by commas; write the word none for a linear model
+        hidden "WIDTHS": Vec<usize> = vec![256, 128];
+        /// Activation function between the layers
+        activation "NAME": Activation = Activation::Relu;
+        /// Probability of dropping an element after an activation
+        dropout "P": f64 = 0.0;
     }
 }
 
 impl Family for MlpSpec {
-    fn settings() -> Vec<Setting<MlpSpec>> {
-        vec![
-            Setting::list(
-                "hidden",
-                "WIDTHS",
-                "Widths of the hidden layers, separated by commas; write the word none for a linear model",
-                |mlp| &mut mlp.hidden,
-            ),
-            Setting::choice(
-                "activation",
-                "NAME",
-                "Activation function between the layers",
-                |mlp| &mut mlp.activation,
-            ),
-            Setting::number(
-                "dropout",
-                "P",
-                "Probability of dropping an element after an activation",
-                |mlp| &mut mlp.dropout,
-            ),
-        ]
+    fn name(&self) -> &'static str {
+        "mlp"
+    }
+
+    fn help(&self) -> &'static str {
+        "A multilayer perceptron"
     }
 
     fn check(&self) -> Result<()> {

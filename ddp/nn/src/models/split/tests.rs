@@ -10,7 +10,7 @@ use super::*;
 use crate::models::gpt::GptSpec;
 use crate::models::{DataShape, Family, Mlp};
 use crate::params::ParamId;
-use crate::{Activate, Dropout, Fold, Folded, Init, Linear, Pass, Residual, Tie};
+use crate::{Activate, Dropout, Init, Linear, Pass, Residual, Tie};
 
 const INPUTS: usize = 6;
 
@@ -113,7 +113,7 @@ fn parts_have_the_names_first_values_and_drawing_numbers_of_the_whole() {
 #[test]
 fn activations_stay_with_the_layer_that_applies_them() {
     let whole = [whole(mlp())];
-    for fused in ["fused: Gelu(Erf)", "is_fused: true"] {
+    for fused in ["above: Gelu(Erf)", "is_applied: true"] {
         assert_eq!(said(&whole, fused), 4, "{:?}", whole[0].root);
         for parts in 2..=5 {
             assert_eq!(
@@ -135,7 +135,7 @@ fn activations_stay_with_the_layer_that_applies_them() {
     };
     for parts in 1..=5 {
         let split = over(plain(), parts).unwrap();
-        assert_eq!(said(&split, "below: Some(Erf)"), 5 - parts, "{parts} parts");
+        assert_eq!(said(&split, "below: Gelu(Erf)"), 5 - parts, "{parts} parts");
     }
     // Layers before the first with parameters stay with that one.
     let layers = || {
@@ -250,8 +250,8 @@ impl Layer for Shares {
         Ok(x.clone())
     }
 
-    fn backward(&self, _: &mut Pass<'_>, _: &Tensor, _: Fold) -> Result<Folded> {
-        Ok(Folded::nothing())
+    fn backward(&self, _: &mut Pass<'_>, _: &Tensor) -> Result<Option<Tensor>> {
+        Ok(None)
     }
 }
 

@@ -7,7 +7,6 @@ use ddp_kernels::ops::{self, Patches};
 use crate::Linear;
 use crate::build::{Build, Init, ParamId};
 use crate::error::{Error, Result};
-use crate::fold::{Fold, Folded};
 use crate::layer::Layer;
 use crate::pass::{Gradient, Pass};
 
@@ -75,25 +74,21 @@ impl Layer for PatchEmbedding {
         Ok(tokens)
     }
 
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
         let columns = self.linear.outputs();
         if let Some(Gradient { tensor, accumulate }) = pass.gradient(self.positions()) {
             let dy = dy.reshape(&[dy.count() / columns, columns])?;
             ops::embedding_positions_backward_into(tensor, &dy, accumulate)?;
         }
         pass.finished(self.positions())?;
-        let inner = match fold {
-            Fold::Nothing => Fold::Nothing,
-            _ => Fold::Input,
-        };
-        let Some(dpatches) = self.linear.backward(pass, dy, inner)?.gradient else {
-            return Ok(Folded::nothing());
+        let Some(dpatches) = self.linear.backward(pass, dy)? else {
+            return Ok(None);
         };
         let images = dy.shape()[0];
         let dx = pass.take(&[images, self.patches.pixels()])?;
         ops::patches_backward_into(&dx, &dpatches, &self.patches)?;
         let shape = [&[images], &self.input_shape[..]].concat();
-        pass.fold(dx.reshape(&shape)?, fold)
+        Ok(Some(dx.reshape(&shape)?))
     }
 }
 
@@ -133,12 +128,9 @@ impl Layer for MeanOfTokens {
         Ok(mean)
     }
 
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
-        if fold == Fold::Nothing {
-            return Ok(Folded::nothing());
-        }
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
         let dx = pass.take(&[dy.shape()[0], self.time, dy.shape()[1]])?;
         ops::token_mean_backward_into(&dx, dy, self.tokens)?;
-        pass.fold(dx, fold)
+        Ok(Some(dx))
     }
 }

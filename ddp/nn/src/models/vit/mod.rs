@@ -6,52 +6,37 @@ mod tests;
 
 use ddp_kernels::ops::Patches;
 use ddp_kernels::{DType, choices};
-use serde::{Deserialize, Serialize};
 
 pub use super::blocks::RecomputeKind;
-use super::blocks::{Blocks, MlpKind, NormKind, SIZE_MAX, check_size, recompute_setting};
-use super::family::{DataShape, Family, Setting, refuse};
+use super::blocks::{Blocks, MlpKind, NormKind, SIZE_MAX, check_size};
+use super::family::{DataShape, Family, refuse};
 use crate::error::Result;
+use crate::family_settings;
 use crate::{Linear, Sequential};
 use layers::{MeanOfTokens, PatchEmbedding};
 
-/// Settings of a transformer over patches.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-pub struct VitSpec {
-    /// Blocks of attention and perceptron.
-    pub layers: usize,
-    /// Heads of attention.
-    pub heads: usize,
-    /// Columns of the residual stream.
-    pub width: usize,
-    /// Width of the perceptrons; 0 for 4 times the stream's.
-    pub mlp_width: usize,
-    /// The side of a patch, in pixels.
-    pub patch: usize,
-    /// What the classifier sees.
-    pub pool: Pool,
-    /// The shape of an image, as in 28x28; empty for the data's.
-    pub image: String,
-    /// The probability of dropping an element after the embedding and of each part's result.
-    pub dropout: f64,
-    /// What backward computes again.
-    pub recompute: RecomputeKind,
-}
-
-impl Default for VitSpec {
-    fn default() -> VitSpec {
-        VitSpec {
-            layers: 4,
-            heads: 4,
-            width: 128,
-            mlp_width: 0,
-            patch: 4,
-            pool: Pool::Mean,
-            image: String::new(),
-            dropout: 0.0,
-            recompute: RecomputeKind::None,
-        }
+family_settings! {
+    /// Settings of a transformer over patches.
+    pub struct VitSpec {
+        /// Blocks of attention and perceptron
+        layers "N": usize = 4;
+        /// Heads of attention
+        heads "N": usize = 4;
+        /// Columns of the residual stream
+        width "N": usize = 128;
+        /// Width of the perceptrons; 0 for 4 times `width`
+        mlp_width "N": usize = 0;
+        /// Side of a square patch, in pixels
+        patch "N": usize = 4;
+        /// What the classifier sees
+        pool "WHAT": Pool = Pool::Mean;
+        /// Shape of an image, as in 28x28, 3x32x32 (planes) or 32x32x3, where the data do not say
+        /// it
+        image "SHAPE": String = String::new();
+        /// Probability of dropping an element
+        dropout "P": f64 = 0.0;
+        /// What backward computes again instead of keeping it: less memory, same bits, more time
+        recompute "WHAT": RecomputeKind = RecomputeKind::None, changes_results: false;
     }
 }
 
@@ -68,41 +53,12 @@ choices! {
 }
 
 impl Family for VitSpec {
-    fn settings() -> Vec<Setting<VitSpec>> {
-        vec![
-            Setting::count("layers", "N", "Blocks of attention and perceptron", |vit| {
-                &mut vit.layers
-            }),
-            Setting::count("heads", "N", "Heads of attention", |vit| &mut vit.heads),
-            Setting::count("width", "N", "Columns of the residual stream", |vit| {
-                &mut vit.width
-            }),
-            Setting::count(
-                "mlp-width",
-                "N",
-                "Width of the perceptrons; 0 for 4 times `width`",
-                |vit| &mut vit.mlp_width,
-            ),
-            Setting::count("patch", "N", "Side of a square patch, in pixels", |vit| {
-                &mut vit.patch
-            }),
-            Setting::choice("pool", "WHAT", "What the classifier sees", |vit| {
-                &mut vit.pool
-            }),
-            Setting::text(
-                "image",
-                "SHAPE",
-                "Shape of an image, as in 28x28, 3x32x32 (planes) or 32x32x3, where the data do not say it",
-                |vit| &mut vit.image,
-            ),
-            Setting::number(
-                "dropout",
-                "P",
-                "Probability of dropping an element",
-                |vit| &mut vit.dropout,
-            ),
-            recompute_setting(|vit| &mut vit.recompute),
-        ]
+    fn name(&self) -> &'static str {
+        "vit"
+    }
+
+    fn help(&self) -> &'static str {
+        "A transformer over the patches of images"
     }
 
     fn check(&self) -> Result<()> {

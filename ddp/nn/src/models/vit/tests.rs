@@ -55,7 +55,7 @@ fn derivatives_are_those_of_the_loss_in_every_variant() {
 
 #[test]
 fn parameters_have_the_names_of_the_other_transformer() {
-    let spec = ModelSpec::Vit(tiny());
+    let spec = ModelSpec::from(tiny());
     let data = shape(&[72], &[3, 4, 6]);
     let block = 2 * 16 + (8 * 24 + 24) + (8 * 8 + 8) + (8 * 6 + 6) + (6 * 8 + 8);
     let count = 8 * 12 + 8 + 6 * 8 + block + 16 + 3 * 8 + 3;

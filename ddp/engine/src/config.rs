@@ -1,0 +1,131 @@
+//! The settings of a run: one checked `Config`, which the trainer takes. Programs read it from
+//! flags, variables and TOML files.
+//!
+//! `settings.rs` declares the settings with their limits, `table.rs` reads them from tables,
+//! `check.rs` checks them against each other; `derived.rs` has what follows from them.
+
+mod check;
+mod derived;
+mod settings;
+mod table;
+pub mod values;
+
+use serde_json::{Map, Value};
+
+pub use derived::Length;
+pub use settings::{Config, MODEL, SETTINGS, Scope, Setting, find, model_names, model_of};
+pub use table::ReadConfig;
+pub use values::{
+    ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, GroupSetting, Groups, List,
+    LogLevel, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision, ProductChoice,
+    Resident, Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind, When,
+};
+
+use crate::checkpoint::{Opened, STATE_FILE, State, damaged};
+use crate::error::{Error, Result};
+use crate::tasks;
+
+impl Config {
+    /// As TOML, settled: the content of OUT/config.toml.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(&self.settled()).expect("a checked configuration fits TOML")
+    }
+
+    /// From TOML; what is missing has its default.
+    pub fn from_toml(text: &str) -> Result<Config> {
+        let config: Config = toml::from_str(text).map_err(|error| {
+            Error::Usage(format!("configuration: {}", error.to_string().trim_end()))
+        })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// As JSON, settled, for the record and checkpoints. Settings that do not apply are left out.
+    pub fn to_json(&self) -> Map<String, Value> {
+        let json = serde_json::to_value(self.settled()).expect("settings fit JSON");
+        let Value::Object(mut map) = json else {
+            unreachable!("a struct is a map");
+        };
+        map.retain(|_, value| !value.is_null());
+        map
+    }
+
+    /// The settings that a checkpoint was saved with, checked.
+    pub fn of_checkpoint(opened: &Opened) -> Result<Config> {
+        let State { config, task, .. } = &opened.state;
+        let config = Config::from_checkpoint(config);
+        config
+            .and_then(|config| {
+                let checked = tasks::of(task).check(&config.loss_options(), config.data.name());
+                checked.map(|()| config).map_err(|error| error.to_string())
+            })
+            .map_err(|why| {
+                damaged(
+                    &opened.folder,
+                    format!("{STATE_FILE} cannot be read: {why}"),
+                )
+            })
+    }
+
+    /// The settings of a checkpoint or of a record, checked.
+    pub fn from_checkpoint(settings: &Map<String, Value>) -> Result<Config, String> {
+        let mut settings = settings.clone();
+        settings.retain(|_, value| !value.is_null());
+        let config: Config =
+            serde_json::from_value(settings.into()).map_err(|error| error.to_string())?;
+        config.check().map_err(|error| error.to_string())?;
+        Ok(config)
+    }
+
+    /// The settings of scope `Fixed` that have changed since `then`: `lr` 0.01 (was 0.001).
+    pub fn changes(&self, then: &Config) -> Vec<String> {
+        let (then, now) = (then.to_json(), self.to_json());
+        let fixed = SETTINGS
+            .iter()
+            .filter(|setting| setting.scope == Scope::Fixed);
+        let describe = |name: &str| match (now.get(name), then.get(name)) {
+            (now, then) if now == then => None,
+            (Some(now), Some(then)) => {
+                Some(format!("`{name}` {} (was {})", as_flag(now), as_flag(then)))
+            }
+            (Some(now), None) => Some(format!("`{name}` {} (was not given)", as_flag(now))),
+            (None, then) => then.map(|then| format!("`{name}` not given (was {})", as_flag(then))),
+        };
+        fixed.map(Setting::name).filter_map(describe).collect()
+    }
+
+    /// Name and value of every setting that must be equal on all ranks, a line each.
+    pub fn equal_on_all_ranks(&self) -> String {
+        let mut text = format!("device = {}\n", self.device.kind());
+        let values = self.to_json();
+        let shared = SETTINGS.iter().filter(|one| one.scope != Scope::Rank);
+        for name in shared.map(Setting::name) {
+            if let Some(value) = values.get(name) {
+                text += &format!("{name} = {value}\n");
+            }
+        }
+        text
+    }
+}
+
+/// A value as a flag takes it: `none` or `1,2` for lists, `match:lr=1` for groups, text without
+/// quotes.
+pub fn as_flag(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(values) if values.is_empty() => "none".to_string(),
+        Value::Array(values) => values.iter().map(as_flag).collect::<Vec<_>>().join(","),
+        Value::Object(group) => {
+            let mut text = group.get("match").map(as_flag).unwrap_or_default();
+            for (name, value) in group.iter().filter(|(name, _)| *name != "match") {
+                text += &format!(":{name}={}", as_flag(value));
+            }
+            text
+        }
+        Value::Number(number) if number.is_f64() => number.as_f64().unwrap_or(f64::NAN).to_string(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

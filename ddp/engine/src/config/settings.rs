@@ -1,0 +1,525 @@
+//! Every setting of a training run, in one list.
+//!
+//! `Config`, which the trainer takes, its TOML form and `SETTINGS` follow from the list and from
+//! the settings of the model families; flags, help, variables and the printed settings follow from
+//! `SETTINGS`. A new setting is one entry here: scope, name, what help calls its value, other
+//! commands that take it, type, default and limits.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use ddp_data::DataSpec;
+use ddp_kernels::threads;
+use ddp_nn::models::ModelSpec;
+use ddp_nn::models::family::{Field, Setting as FamilySetting};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::values::{
+    ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits, LogLevel,
+    Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision, ProductChoice, Resident,
+    Resume, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
+};
+
+/// Where a setting must be equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// On all ranks and whenever the run is resumed: what is computed depends on it.
+    Fixed,
+    /// On all ranks; it may change when the run is resumed.
+    Job,
+    /// Nowhere: each rank may have its own.
+    Rank,
+}
+
+/// An entry of the list.
+pub struct Setting {
+    name: String,
+    /// Its help, without the default.
+    pub help: String,
+    /// The heading that help lists it under.
+    pub group: String,
+    /// What help calls its value.
+    pub value_name: &'static str,
+    /// Where it must be equal.
+    pub scope: Scope,
+    /// How its values are written.
+    pub form: Form,
+    /// Its values and their help, if it takes one of a few names.
+    pub choices: Vec<(&'static str, &'static str)>,
+    /// Its default; null if that follows from other settings or from the data.
+    pub default: Value,
+    /// The model families that have it; empty for a setting of every run.
+    pub families: Vec<&'static str>,
+    /// The commands that take it besides those that train.
+    commands: &'static [&'static str],
+    /// The numbers that it takes.
+    limits: Limits,
+    /// Its value; None if the model does not have it.
+    field: GetField,
+}
+
+type GetField = Box<dyn Fn(&mut Config) -> Option<&mut dyn Field> + Send + Sync>;
+
+fn get_field(
+    field: impl Fn(&mut Config) -> Option<&mut dyn Field> + Send + Sync + 'static,
+) -> GetField {
+    Box::new(field)
+}
+
+impl Setting {
+    /// Its name in flags and TOML files: `batch-size`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether a run of this model has it.
+    pub fn applies_to(&self, model: &ModelSpec) -> bool {
+        self.families.is_empty() || self.families.contains(&model.name())
+    }
+
+    /// Whether this command, which does not train, takes it.
+    pub fn is_taken_by(&self, command: &str) -> bool {
+        self.commands.contains(&command)
+    }
+
+    /// Sets it from the text of a flag. The error says what was expected.
+    pub fn set(&self, config: &mut Config, text: &str) -> Result<(), String> {
+        if self.name == MODEL {
+            config.model = model_of(text, Some(&config.model))?;
+            return Ok(());
+        }
+        self.field_of(config)?.set(text)
+    }
+
+    /// Sets it from TOML or JSON. The error says what was expected.
+    pub(super) fn set_value(&self, config: &mut Config, value: Value) -> Result<(), String> {
+        self.field_of(config)?.set_value(value)
+    }
+
+    /// Sets it to its default.
+    pub fn reset(&self, config: &mut Config) {
+        let reset = self.set_value(config, self.default.clone());
+        reset.expect("a setting takes its default");
+    }
+
+    /// Refuses a value from TOML or JSON that no run can have.
+    pub(super) fn try_value(&self, value: &Value) -> Result<(), String> {
+        if value.is_null() {
+            return Err("expected a finite number".into());
+        }
+        let families = self
+            .families
+            .iter()
+            .filter_map(|name| default_of(name).ok());
+        let models: Vec<_> = match self.families.is_empty() {
+            true => vec![ModelSpec::default()],
+            false => families.collect(),
+        };
+        let mut tried = Err(String::new());
+        for model in models {
+            let mut config = Config {
+                model,
+                ..Config::default()
+            };
+            tried = tried.or_else(|_| self.set_value(&mut config, value.clone()));
+        }
+        tried
+    }
+
+    /// The refusal of a number outside of its limits.
+    pub(super) fn refusal(&self, config: &mut Config) -> Option<String> {
+        let number = (self.field)(config)?.number()?;
+        let expected = self.limits.refusal(number)?;
+        Some(format!("`{}` {number}: expected {expected}", self.name))
+    }
+
+    fn field_of<'a>(&self, config: &'a mut Config) -> Result<&'a mut dyn Field, String> {
+        let (name, got) = (&self.name, config.model.name());
+        let owners = self.families.join(" or ");
+        (self.field)(config).ok_or_else(|| {
+            format!("requires `model` {owners}, got `model` {got}; help: leave `{name}` out")
+        })
+    }
+}
+
+impl fmt::Debug for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "setting {}", self.name)
+    }
+}
+
+/// The name of the setting in this field: `batch-size` of `batch_size`.
+fn name_of(field: &str) -> String {
+    field.trim_end_matches('_').replace('_', "-")
+}
+
+macro_rules! settings {
+    ($(
+        [$group:literal]
+        $(
+            $(#[doc = $help:literal])+
+            $(@$attribute:meta)?
+            $scope:ident $field:ident $value_name:literal $([$($command:ident)+])?: $kind:ty = $default:expr $(, $limits:expr)?;
+        )+
+    )+) => {
+        /// The settings of a training run. `None` follows from other settings or from the data.
+        #[derive(Clone, Debug, PartialEq, Serialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub struct Config {
+            /// The model family and its settings.
+            #[serde(flatten)]
+            pub model: ModelSpec,
+            $($($(#[doc = $help])+ $(#[$attribute])? pub $field: $kind,)+)+
+        }
+
+        impl Default for Config {
+            fn default() -> Config {
+                Config { model: ModelSpec::default(), $($($field: $default,)+)+ }
+            }
+        }
+
+        /// The settings that every run has, in the order of the help.
+        fn settings_of_runs() -> Vec<Setting> {
+            let mut defaults = Config::default();
+            vec![$($({
+                let field: &mut dyn Field = &mut defaults.$field;
+                let lines: &[&str] = &[$($help.trim_ascii()),+];
+                Setting {
+                    name: name_of(stringify!($field)),
+                    help: lines.join(" "),
+                    group: $group.to_string(),
+                    value_name: $value_name,
+                    scope: Scope::$scope,
+                    form: field.form(),
+                    choices: field.choices(),
+                    default: field.value(),
+                    families: Vec::new(),
+                    commands: &[$($(stringify!($command)),+)?],
+                    limits: [$($limits,)? Limits::Any][0],
+                    field: get_field(|config| Some(&mut config.$field)),
+                }
+            },)+)+]
+        }
+    };
+}
+
+/// Whole numbers from 1 on.
+const COUNT: Limits = Limits::Whole(1, WHOLE_MAX);
+/// Finite numbers from 0 on.
+const POSITIVE: Limits = Limits::Real(0.0, f64::MAX);
+
+settings! {
+    ["Model"]
+    /// Names of layers or parameters that are not trained, separated by commas, as in 0,2.bias
+    Fixed freeze "NAMES": Vec<String> = vec![];
+
+    ["Data"]
+    /// Training data: a file (.npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX; csv, npy
+    /// and IDX also .gz), a folder of files or a pattern, followed by #NAME to choose one of
+    /// several arrays. Tokens: tokens:FILE,context=N (.bin of llm.c or nanoGPT, .txt, arrays); with
+    /// vocabulary=N if the file does not say it. Or built-in data: glyphs,
+    /// synthetic:classification or synthetic:regression, followed by options, as in
+    /// glyphs,rows=50000 (rows, held-out, seed; features, classes or outputs, noise)
+    Job data "SPEC": DataSpec = DataSpec::default();
+    /// Labels: a column or an array of `data`, by name, or another file; a,b for several columns of
+    /// numbers [default: the last column of the first table; for arrays, y next to x, labels next
+    /// to features or images, …]
+    Job labels "SPEC" [inspect]: Option<String> = None;
+    /// Data to evaluate on, in the form of `data` [default: none]
+    Job val_data "SPEC": Option<DataSpec> = None;
+    /// Labels of `val-data` [default: as in `labels`]
+    Job val_labels "SPEC": Option<String> = None;
+    /// Fraction of the rows of `data` to keep for evaluation, chosen by `seed` (of tokens: the last
+    /// ones); an alternative to `val-data`
+    Fixed val_split "F": f64 = 0.0, Limits::BelowOne;
+    /// Whether labels are classes or numbers [default: classes if they are whole numbers or text]
+    Fixed task "TASK" [inspect]: Option<TaskKind> = None;
+    /// Columns of tables to leave out, separated by commas
+    Fixed drop "NAMES" [inspect]: Vec<String> = vec![];
+    /// Columns of tables whose values are categories, separated by commas: each value becomes a
+    /// feature that is 0 or 1. auto: every column of texts, with at most 256 values
+    Fixed categorical "NAMES" [inspect]: Vec<String> = vec![];
+    /// What happens where a number is missing (an empty cell, NA, null, ?, - or NaN)
+    Fixed missing "HOW" [inspect]: Missing = Missing::Error;
+    /// How features are normalized: unit scales all of them to 0 to 1, standard gives each mean 0
+    /// and standard deviation 1, and numeric labels, too
+    Fixed normalize "HOW": Normalize = Normalize::None;
+    /// Folder for converted copies of files that cannot be memory-mapped
+    /// [default: beside the files, else ~/.cache/ddp-train/data]
+    Rank cache_dir "DIR" [eval predict inspect]: Option<PathBuf> = None;
+
+    ["Batches and length"]
+    /// Global batch size: rows per step, summed over all ranks [default: 128]
+    Fixed batch_size "ROWS": Option<u64> = None, COUNT;
+    /// Global batch size in tokens, a multiple of the model's context; an alternative to
+    /// `batch-size`
+    Fixed batch_tokens "TOKENS": Option<u64> = None, COUNT;
+    /// Largest number of rows that a rank processes at once; gradients accumulate over the rest
+    /// [default: all of its rows]
+    Fixed micro_batch "ROWS": Option<usize> = None, COUNT;
+    /// Steps to train, instead of `epochs`; 0 saves the untrained model
+    Job steps "N": Option<u64> = None;
+    /// Passes through the data [default: 5]
+    Job epochs "N": Option<u64> = None;
+    /// Skip an epoch's last batch if it is smaller than the others
+    Fixed drop_last "BOOL": bool = false;
+
+    ["Optimization"]
+    /// Optimizer
+    Fixed optimizer "NAME": OptimizerKind = OptimizerKind::Adamw;
+    /// Peak learning rate [default: 0.001 for adamw, 0.1 for sgd, 0.02 for muon]
+    Fixed lr "RATE": Option<f64> = None, POSITIVE;
+    /// muon: peak learning rate of the parameters that adamw updates, on the same schedule
+    /// [default: 0.0003]
+    Fixed adam_lr "RATE": Option<f64> = None, POSITIVE;
+    /// Learning rate of the last step, unless the schedule is constant
+    Fixed min_lr "RATE": f64 = 0.0, POSITIVE;
+    /// Learning rate schedule after the warm-up
+    Fixed schedule "NAME": Schedule = Schedule::Cosine;
+    /// Steps to reach the peak learning rate [default: a tenth of all steps, at most 100]
+    Job warmup_steps "N": Option<u64> = None;
+    /// Weight decay [default: 0.01 for adamw and muon, 0 for sgd]
+    Fixed weight_decay "X": Option<f64> = None, POSITIVE;
+    /// What weight decay applies to
+    Fixed decay "WHAT": Decayed = Decayed::Matrices;
+    /// adamw, muon: first-moment decay β₁ [default: 0.9]
+    Fixed beta1 "X": Option<f64> = None, Limits::BelowOne;
+    /// adamw, muon: second-moment decay β₂ [default: 0.999, 0.95 for muon]
+    Fixed beta2 "X": Option<f64> = None, Limits::BelowOne;
+    /// adamw, muon: added to the denominator [default: 1e-8, 1e-10 for muon]
+    Fixed eps "X": Option<f64> = None;
+    /// sgd, muon: momentum, of muon always Nesterov's [default: 0.9, 0.95 for muon]
+    Fixed momentum "X": Option<f64> = None, Limits::BelowOne;
+    /// sgd: Nesterov's momentum
+    Fixed nesterov "BOOL": bool = false;
+    /// Parameters with a learning rate or weight decay of their own, by name, as in
+    /// *.bias:weight-decay=0,head.*:lr=0.003; in TOML, tables called group with match, lr and
+    /// weight-decay. The first group that matches a name counts
+    Fixed group "GROUPS": Groups = Groups::default();
+    /// Largest norm of all gradients together; 0 turns clipping off
+    Fixed grad_clip "NORM": f64 = 0.0, POSITIVE;
+    /// Share of the target probability that is spread evenly over all classes
+    Fixed label_smoothing "X": f64 = 0.0, Limits::BelowOne;
+    /// Weight of each class in the loss: balanced (all classes count the same, however many rows
+    /// they have), numbers in the order of the classes, as in 1,2.5, or by name, as in
+    /// stays=1,moves=4
+    Fixed class_weights "WEIGHTS": ClassWeights = ClassWeights::Equal;
+    /// Seed of everything random in training
+    Fixed seed "N": u64 = 0;
+
+    ["Machine"]
+    /// Device: cpu, cuda (each rank on its own GPU), cuda:N (one rank, on that GPU), or
+    /// auto: cuda if every rank can, else cpu
+    Rank device "DEVICE" [eval predict bench]: DeviceChoice = DeviceChoice::Auto;
+    /// GPUs of each rank, over which the layers are split: for models too large for one GPU
+    Job devices_per_rank "N": usize = 1, Limits::Whole(1, 64);
+    /// Let several ranks share a GPU if there are too few: for tests, slow
+    Rank share_gpus "BOOL" [eval predict bench]: bool = false;
+    /// Precision of the model's computation; tf32 and bf16 need a GPU. Parameters, gradients and
+    /// moments stay f32
+    Fixed dtype "TYPE": Precision = Precision::F32;
+    /// Keep all training data in GPU memory; auto: where it fits
+    Job data_on_device "WHEN": Resident = Resident::Auto;
+    /// Capture a step as a CUDA graph and replay it; auto: on a GPU, unless the layers are split
+    /// over several
+    Job graph "WHEN": GraphChoice = GraphChoice::Auto;
+    /// Algorithms of matrix products on GPUs: first uses cuBLASLt's first one; timed tries several
+    /// after the first step and keeps the fastest, whose bits may differ on another machine
+    Job products "HOW": ProductChoice = ProductChoice::First;
+    /// CPU threads of a rank [default: its share of the cores]
+    Rank threads "N" [eval predict generate bench]: Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);
+
+    ["Between ranks"]
+    /// Size of a gradient bucket, the unit of reduction, in MB; the first is at most 1 MB
+    /// [default: 25 on GPUs, 4 on the CPU]
+    Job bucket_mb "MB": Option<f64> = None, Limits::Real(0.001, 65_536.0);
+    /// Type of gradients in transit
+    Fixed reduce_dtype "TYPE": FloatType = FloatType::F32;
+    /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the
+    /// ranks
+    Job zero "STAGE": u64 = 0, Limits::Whole(0, 1);
+    /// Reduce gradients while the backward pass still runs; auto: with several ranks
+    Job overlap "WHEN": Overlap = Overlap::Auto;
+    /// How NCCL adds up gradients: fixed has the same bits in every run; fast leaves the choice to
+    /// NCCL, and bits may differ
+    Job nccl "HOW": NcclChoice = NcclChoice::Fixed;
+    /// Seconds without a sign of progress after which a rank counts as lost: the job ends with exit
+    /// code 77
+    Rank timeout_s "S" [eval predict bench]: f64 = 600.0, Limits::Real(*TIMEOUT_S.start(), *TIMEOUT_S.end());
+
+    ["Checkpoints and resuming"]
+    /// Steps between checkpoints; 0 for one at the end only [default: an epoch]
+    Job checkpoint_every "N": Option<u64> = None;
+    /// Number of newest checkpoints to keep; the best by validation is kept as well
+    Job keep "N": u64 = 3, COUNT;
+    /// Resume a run: never, auto (from the newest intact checkpoint in `out`, from the start if
+    /// there is none), or the folder of one of its checkpoints
+    Job resume "WHICH": Resume = Resume::Never;
+    /// With `resume`: continue although settings differ that change the results
+    @serde(rename = "override")
+    Job override_ "BOOL": bool = false;
+    /// Start from saved parameters instead of random ones: a run or checkpoint, or a folder of
+    /// Hugging Face (GPT2LMHeadModel, LlamaForCausalLM), from which the model follows; or a
+    /// model.safetensors that matches the model
+    Job init_from "PATH": Option<PathBuf> = None;
+
+    ["Output"]
+    /// Folder of the run; it must not contain another run, unless that is resumed
+    Rank out "DIR": PathBuf = "out".into();
+    /// Steps between evaluations on held-out rows; 0 for one at the end only [default: an epoch]
+    Job eval_every "N": Option<u64> = None;
+    /// gpt: a text to continue at each evaluation and at the end, with up to 64 tokens, for the
+    /// record and the report
+    Job sample "PROMPT": Option<String> = None;
+    /// Steps between entries in metrics.jsonl
+    Job log_every "N": u64 = 10, COUNT;
+    /// Steps of which to write a timeline of all ranks to OUT/trace.json, for ui.perfetto.dev or
+    /// chrome://tracing: 100..110 (both included), 5, or 5.. for all from there
+    Job trace "STEPS": Option<TraceSteps> = None;
+    /// Also write event files for TensorBoard, to OUT/tensorboard
+    Rank tensorboard "BOOL": bool = false;
+    /// When progress is shown
+    Rank progress "WHEN": When = When::Auto;
+    /// Lowest severity to log on standard error
+    Rank log_level "LEVEL" [eval predict]: LogLevel = LogLevel::Info;
+}
+
+/// The setting that decides which others there are.
+pub const MODEL: &str = "model";
+
+/// Every setting, in the order of the help: the model, the rest, then what model families have.
+pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
+    let mut all = vec![model_setting()];
+    all.extend(settings_of_runs());
+    all.extend(settings_of_families());
+    all
+});
+
+fn model_setting() -> Setting {
+    let mut lines = Vec::new();
+    for family in ModelSpec::families() {
+        let (name, help) = (family.name, family.help);
+        let names: Vec<_> = family.presets.iter().map(|(name, _)| *name).collect();
+        lines.push(match names.len() {
+            0 => format!("{name}: {help}"),
+            _ => format!("{name}: {help} (presets: {})", names.join(", ")),
+        });
+    }
+    Setting {
+        name: MODEL.to_string(),
+        help: format!(
+            "Model family or preset; settings may follow, as in gpt,layers=6,width=384. {}",
+            lines.join("; ")
+        ),
+        group: "Model".to_string(),
+        value_name: "MODEL",
+        scope: Scope::Fixed,
+        form: Form::One,
+        choices: Vec::new(),
+        default: ModelSpec::default().name().into(),
+        families: Vec::new(),
+        commands: &[],
+        limits: Limits::Any,
+        field: get_field(|_| None),
+    }
+}
+
+/// The settings of all families, grouped by the families that have them. Families may share a name;
+/// its help is that of the first family.
+fn settings_of_families() -> Vec<Setting> {
+    let mut all: Vec<Setting> = Vec::new();
+    for mut family in ModelSpec::families() {
+        let name = family.name;
+        for setting in family.default.settings() {
+            let known = all.iter_mut().find(|known| known.name == setting.name);
+            match known {
+                Some(known) => known.families.push(name),
+                None => all.push(family_setting(name, setting)),
+            }
+        }
+    }
+    for setting in &mut all {
+        setting.group = format!("Model {}", setting.families.join(", "));
+    }
+    all.sort_by_key(|setting| setting.families.len());
+    all
+}
+
+fn family_setting(family: &'static str, setting: FamilySetting<'_>) -> Setting {
+    let name = setting.name.clone();
+    Setting {
+        name: setting.name,
+        help: setting.help,
+        group: String::new(),
+        value_name: setting.value_name,
+        scope: match setting.changes_results {
+            true => Scope::Fixed,
+            false => Scope::Job,
+        },
+        form: setting.field.form(),
+        choices: setting.field.choices(),
+        default: setting.field.value(),
+        families: vec![family],
+        commands: &[],
+        // The family checks it.
+        limits: Limits::Any,
+        field: get_field(move |config| Some(config.model.setting(&name)?.field)),
+    }
+}
+
+/// The model that `gpt` or `gpt2,context=512` stands for. The name of a `current` model's family
+/// keeps its settings.
+pub fn model_of(text: &str, current: Option<&ModelSpec>) -> Result<ModelSpec, String> {
+    let mut parts = text.split(',');
+    let name = parts.next().unwrap_or_default();
+    let current = current.filter(|current| current.name() == name);
+    let mut model = current.map_or_else(|| default_of(name), |current| Ok(current.clone()))?;
+    let mut given = Vec::new();
+    for part in parts {
+        let (name, value) = part.split_once('=').unwrap_or((part, "true"));
+        if given.contains(&name) {
+            return Err(format!(
+                "{name}: expected once, got it twice; help: remove one"
+            ));
+        }
+        given.push(name);
+        let Some(setting) = model.setting(name) else {
+            let names: Vec<_> = model.values().into_iter().map(|(name, _)| name).collect();
+            let (family, names) = (model.name(), names.join(", "));
+            return Err(format!("{family} has no setting {name:?}, but {names}"));
+        };
+        let set = setting.field.set(value);
+        set.map_err(|error| format!("{part}: {error}"))?;
+    }
+    Ok(model)
+}
+
+/// A model of the family or preset `name`.
+fn default_of(name: &str) -> Result<ModelSpec, String> {
+    let models = ModelSpec::families().into_iter().flat_map(|family| {
+        let presets = family.presets.into_iter();
+        presets.chain([(family.name, family.default)])
+    });
+    let mut known = models.filter(|(known, _)| *known == name);
+    let found = known.next().map(|(_, model)| model);
+    found.ok_or_else(|| format!("expected one of {}, got {name:?}", model_names().join(", ")))
+}
+
+/// The names that `model` takes: families, then presets.
+pub fn model_names() -> Vec<&'static str> {
+    let families = ModelSpec::families();
+    let presets = families.iter().flat_map(|family| &family.presets);
+    let presets = presets.map(|(name, _)| *name);
+    families
+        .iter()
+        .map(|family| family.name)
+        .chain(presets)
+        .collect()
+}
+
+/// The setting `name`.
+pub fn find(name: &str) -> Option<&'static Setting> {
+    SETTINGS.iter().find(|setting| setting.name == name)
+}

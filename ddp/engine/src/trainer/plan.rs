@@ -1,0 +1,118 @@
+//! The length of a run in steps, and what else its settings mean for its data and its model.
+
+use ddp_data::{Data, DataSpec, Sampler};
+use ddp_nn::optim::Schedule;
+
+use crate::config::{Config, Length};
+use crate::error::{Error, Result};
+use crate::tasks;
+
+/// The largest number of steps: TOML has no larger whole number.
+const STEPS_MAX: u64 = i64::MAX as u64;
+
+/// A run in steps, once the data are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The order of rows.
+    pub sampler: Sampler,
+    /// Steps of the whole run.
+    pub steps: u64,
+    /// Steps until the peak of the learning rate.
+    pub warmup_steps: u64,
+    /// Steps between evaluations; 0 for one at the end only.
+    pub eval_every: u64,
+    /// Steps between checkpoints; 0 for one at the end only.
+    pub checkpoint_every: u64,
+}
+
+impl Config {
+    /// The run in steps, over these data. Checks the options that depend on them.
+    pub fn plan(&self, data: &Data) -> Result<Plan> {
+        let task = tasks::of(data.train.task());
+        let loss = self.loss_options();
+        task.check(&loss, self.data.name())?;
+        task.settled(&loss, data, self.data.name())?;
+        let rows = data.train.rows();
+        self.check_rows(rows)?;
+        let sampler = Sampler::new(rows, self.batch_rows(), self.seed, self.drop_last)?;
+        let per_epoch = sampler.steps_per_epoch();
+        let steps = match self.length() {
+            Length::Steps(steps) => steps,
+            Length::Epochs(epochs) => epochs
+                .checked_mul(per_epoch)
+                .filter(|&steps| steps <= STEPS_MAX)
+                .ok_or_else(|| {
+                    let epochs_max = STEPS_MAX / per_epoch;
+                    Error::Usage(format!(
+                        "`epochs` {epochs}: expected at most {epochs_max} times {per_epoch} \
+                         steps; help: give fewer"
+                    ))
+                })?,
+        };
+        let warmup_steps = self.warmup_steps.unwrap_or_else(|| (steps / 10).min(100));
+        if warmup_steps > steps {
+            return Err(Error::Usage(format!(
+                "`warmup-steps` {warmup_steps}: expected at most the {steps} steps of the run; \
+                 help: warm up for less, or train for more"
+            )));
+        }
+        Ok(Plan {
+            sampler,
+            steps,
+            warmup_steps,
+            eval_every: self.eval_every.unwrap_or(per_epoch),
+            checkpoint_every: self.checkpoint_every.unwrap_or(per_epoch),
+        })
+    }
+
+    /// The learning rate of each step of a run.
+    pub(super) fn learning_rate(&self, plan: &Plan) -> Result<Schedule> {
+        let (peak, warmup) = (self.peak_lr(), plan.warmup_steps);
+        let schedule = Schedule::new(self.schedule, peak, self.min_lr, warmup, plan.steps);
+        Ok(schedule?)
+    }
+
+    /// Refuses files with less than one batch if only full batches are trained on.
+    fn check_rows(&self, rows: u64) -> Result<()> {
+        let (data, batch) = (&self.data, self.batch_rows());
+        let are_files = matches!(data, DataSpec::Files(_) | DataSpec::Tokens(_));
+        if !(are_files && self.drop_last && rows < batch) {
+            return Ok(());
+        }
+        Err(Error::Data(format!(
+            "`data` {data}: expected at least {batch} rows, one `batch-size`, because of \
+             `drop-last`, got {rows}; help: give `batch-size` {} or less, or more data, or leave \
+             `drop-last` out",
+            rows.max(1)
+        )))
+    }
+
+    /// Whether the parameter `name` is not trained: `0` freezes all of layer 0, `0.bias` one
+    /// parameter.
+    pub fn is_frozen(&self, name: &str) -> bool {
+        self.freeze.iter().any(|prefix| is_below(prefix, name))
+    }
+
+    /// Refuses a name in `freeze` that is no layer and no parameter of the model.
+    pub fn check_freeze(&self, names: &[&str]) -> Result<()> {
+        let is_unknown = |prefix: &&String| !names.iter().any(|name| is_below(prefix, name));
+        match self.freeze.iter().find(is_unknown) {
+            None => Ok(()),
+            Some(prefix) => Err(Error::Usage(format!(
+                "`freeze` {prefix}: expected the name of a layer or parameter of the model; \
+                 help: the model has {}",
+                names.join(", ")
+            ))),
+        }
+    }
+}
+
+/// Whether `name` is `prefix` or a parameter of the layer `prefix`.
+fn is_below(prefix: &str, name: &str) -> bool {
+    let prefix = prefix.trim_end_matches('.');
+    name.strip_prefix(prefix)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,190 @@
+//! What flags, variables and a file of settings ask for: a run, its rehearsal, or the settings
+//! themselves.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use toml::Table;
+
+use super::command::Command;
+use crate::config::find;
+use crate::error::{Error, Result};
+use crate::first_values::FirstValues;
+use crate::flags::layers::{CONFIG, DRY_RUN, Layers, PREFIX, PRINT_CONFIG, SettingFlags, variable};
+use crate::record::CONFIG_FILE;
+
+/// Where settings come from, and what to do with them instead of training.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+pub struct LayerFlags {
+    /// Read settings from this TOML file (or DDP_CONFIG), as in batch-size = 64; the environment
+    /// (DDP_BATCH_SIZE=64) wins over it, and flags over both
+    #[arg(long, value_name = "FILE", help_heading = HEADING)]
+    pub config: Option<PathBuf>,
+    /// Print every setting as TOML with its origin, and exit
+    #[arg(long, help_heading = HEADING)]
+    pub print_config: bool,
+    /// Check everything, print the memory and disk space (on GPUs also the time) that the
+    /// run will take, and exit
+    #[arg(long, help_heading = HEADING)]
+    pub dry_run: bool,
+}
+
+const HEADING: &str = "Settings";
+
+/// Printed after the help of `resume`.
+pub(super) const RESUME_EXAMPLES: &str = "\
+Examples:
+  ddp-train resume out                           to its end, from its newest checkpoint
+  ddp-train resume out --ranks 4                 on other ranks
+  ddp-train resume out --steps 2000 --override   longer; without --override if --schedule is constant
+
+As ddp-train --config DIR/config.toml --out DIR --resume auto. Flags change settings of the run; those that change its results \
+need --override. So does another number of steps, unless the run has --schedule constant and the --warmup-steps that it had. \
+Start it in the folder where the run was started, if its paths are relative.";
+
+/// The run in `folder`, continued with its settings, but for those that flags and the environment
+/// change.
+pub(super) fn resume(
+    folder: &Path,
+    mut flags: SettingFlags,
+    mut how: LayerFlags,
+) -> Result<Command> {
+    let file = folder.join(CONFIG_FILE);
+    if !file.is_file() {
+        return Err(Error::Usage(format!(
+            "resume {}: expected the folder of a run, which has {CONFIG_FILE}, got none; help: \
+             give what its --out was",
+            folder.display()
+        )));
+    }
+    if flags.0.iter().any(|(setting, _)| setting.name() == "out") {
+        return Err(Error::Usage(format!(
+            "resume {0}: --out cannot be given: it is {0}; help: leave it out, or start a new run \
+             with --config {1} --out FOLDER",
+            folder.display(),
+            file.display()
+        )));
+    }
+    how.config.get_or_insert(file);
+    // First, so that a --resume CHECKPOINT wins.
+    let own = [("out", folder.as_os_str()), ("resume", OsStr::new("auto"))];
+    let own = own.map(|(name, value)| (find(name).expect("a setting"), value.to_os_string()));
+    flags.0.splice(0..0, own);
+    train(&flags, &how)
+}
+
+/// The run that flags, the environment and a file ask for.
+pub(super) fn train(flags: &SettingFlags, how: &LayerFlags) -> Result<Command> {
+    let is_ours = |name: &OsString| name.as_encoded_bytes().starts_with(PREFIX.as_bytes());
+    let variables = std::env::vars_os().filter(|(name, _)| is_ours(name));
+    layered(flags, how, variables.collect())
+}
+
+fn layered(
+    flags: &SettingFlags,
+    how: &LayerFlags,
+    variables: Vec<(OsString, OsString)>,
+) -> Result<Command> {
+    let how = how_also(how, &variables)?;
+    let mut layers = Layers::default();
+    // Once: it may be a pipe.
+    let text = how.config.as_ref().map(|path| {
+        std::fs::read_to_string(path).map_err(|source| Error::Io {
+            action: "read",
+            path: path.clone(),
+            source,
+            help: "--config takes a TOML file, as --print-config writes it".into(),
+        })
+    });
+    let text = text.transpose()?;
+    if let Some(path) = how.config.as_ref().filter(|path| is_pipe(path))
+        && text.as_deref() == Some("")
+    {
+        return Err(Error::Usage(format!(
+            "--config {}: expected settings, got an empty pipe; help: write them to a file: \
+             --ranks reads them again for each rank",
+            path.display()
+        )));
+    }
+    if let Some(first) = first_values(flags, &variables, text.as_deref())? {
+        layers.config.model = first.model.clone();
+        layers.first_values = Some(first);
+    }
+    if let Some((path, text)) = how.config.as_ref().zip(text) {
+        layers.read_file(path, &text)?;
+    }
+    layers.read_environment(&variables)?;
+    layers.set_flags(flags)?;
+    if let Some(first) = layers.first_values.take() {
+        first.settle(&mut layers.config)?;
+    }
+    layers.check()?;
+    if how.print_config {
+        return Ok(Command::Show(layers.describe()?));
+    }
+    let config = Box::new(layers.config);
+    Ok(if how.dry_run {
+        Command::DryRun(config)
+    } else {
+        Command::Train(config)
+    })
+}
+
+fn is_pipe(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo())
+}
+
+/// What `--init-from` names. It is read before other settings, which start from its model.
+fn first_values(
+    flags: &SettingFlags,
+    variables: &[(OsString, OsString)],
+    text: Option<&str>,
+) -> Result<Option<FirstValues>> {
+    const NAME: &str = "init-from";
+    let flag = flags.0.iter().find(|(setting, _)| setting.name() == NAME);
+    let name = variable(NAME);
+    let set = variables.iter().find(|(known, _)| *known == *name);
+    // Mistakes in the file are reported when all of it is read.
+    let in_file = || {
+        let table: Table = toml::from_str(text?).ok()?;
+        Some(OsString::from(table.get(NAME)?.as_str()?))
+    };
+    let flag = flag.map(|(_, path)| path.clone());
+    let path = flag
+        .or_else(|| set.map(|(_, path)| path.clone()))
+        .or_else(in_file);
+    path.map_or(Ok(None), |path| FirstValues::of(Path::new(&path)))
+}
+
+/// `how`, with what the environment says; a --config flag wins over DDP_CONFIG.
+fn how_also(how: &LayerFlags, variables: &[(OsString, OsString)]) -> Result<LayerFlags> {
+    let variable = |name: &str| {
+        variables
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value)
+    };
+    let is_set = |name: &str| match variable(name)
+        .map(|value| value.to_string_lossy())
+        .as_deref()
+    {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(other) => Err(Error::Usage(format!(
+            "{name} in the environment: expected true or false, got {other:?}"
+        ))),
+    };
+    Ok(LayerFlags {
+        config: how
+            .config
+            .clone()
+            .or_else(|| variable(CONFIG).map(PathBuf::from)),
+        print_config: how.print_config | is_set(PRINT_CONFIG)?,
+        dry_run: how.dry_run | is_set(DRY_RUN)?,
+    })
+}
+
+#[cfg(test)]
+mod tests;

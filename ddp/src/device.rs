@@ -1,0 +1,318 @@
+//! What `--device` and the flags about GPUs mean on these machines: which devices a rank trains on,
+//! and why not others. All ranks decide alike, from what all of them see. A fallback to the CPU is
+//! always logged.
+
+use ddp_comm::gpus::{GpuTable, Shortage};
+use ddp_comm::{Field, World};
+use ddp_kernels::Device;
+use ddp_kernels::device::{Gpu, Library, discover};
+use ddp_kernels::stream::Stream;
+
+use crate::config::{Config, DeviceChoice, Precision};
+use crate::error::{Error, Result, refuse};
+
+/// What all ranks know of all ranks' GPUs.
+struct Facts {
+    /// GPUs of each rank.
+    per_rank: usize,
+    /// The GPUs that each rank would use.
+    gpus: Result<GpuTable, Shortage>,
+    /// By rank: why it cannot use its devices; None if it can, or has none.
+    troubles: Vec<Option<String>>,
+}
+
+/// Whether to train on GPUs, and a warning.
+#[derive(Clone, Debug, PartialEq)]
+struct Decision {
+    on_gpus: bool,
+    warning: Option<String>,
+}
+
+/// The devices of this rank: `per_rank` GPUs, or the CPU. All ranks call it together: if one cannot
+/// use its GPUs, none trains on GPUs. Rank 0 warns if `auto` does not use GPUs that exist, or
+/// should.
+pub(crate) fn find_devices(
+    choice: DeviceChoice,
+    per_rank: usize,
+    share: bool,
+    world: &World,
+) -> Result<Vec<Device>> {
+    // Ranks on the CPU do not take part in assigning GPUs, so all must want the same first.
+    let kind = format!("device = {}\n", choice.kind());
+    world.handshake(&[Field::must_match(
+        "the configuration",
+        kind,
+        "start every rank with the same flags",
+    )])?;
+    if choice == DeviceChoice::Cpu {
+        // Without starting the driver.
+        return Ok(vec![Device::Cpu]);
+    }
+    check_index(choice, share, world.size())?;
+    let gpus = world.assign_gpus(per_rank, share)?;
+    let devices = match (choice, &gpus) {
+        (DeviceChoice::CudaAt(index), _) => vec![Device::Cuda(index)],
+        (_, Ok(table)) => table.devices_of(world.rank()),
+        (_, Err(_)) => Vec::new(),
+    };
+    let trouble = devices
+        .iter()
+        .find_map(|&device| trouble(device))
+        .or_else(|| {
+            let several = world.size() > 1 && !devices.is_empty();
+            several.then(|| missing(&discover().nccl)).flatten()
+        })
+        .or_else(|| {
+            let lacks_gpus = devices.is_empty() && !are_hidden();
+            discover()
+                .why_unusable()
+                .filter(|_| lacks_gpus)
+                .map(String::from)
+        });
+    let troubles = world.all_gather_bytes(trouble.unwrap_or_default().as_bytes())?;
+    let troubles = troubles
+        .iter()
+        .map(|text| String::from_utf8_lossy(text).into_owned());
+    let facts = Facts {
+        per_rank,
+        gpus,
+        troubles: troubles
+            .map(|text| Some(text).filter(|text| !text.is_empty()))
+            .collect(),
+    };
+
+    let Decision { on_gpus, warning } = decide(choice, &facts)?;
+    if let Some(warning) = warning.filter(|_| world.rank() == 0) {
+        tracing::warn!("{warning}");
+    }
+    if !on_gpus {
+        return Ok(vec![Device::Cpu]);
+    }
+    if let (Ok(table), 0) = (&facts.gpus, world.rank()) {
+        tracing::debug!("GPUs of all ranks:\n{table}");
+    }
+    Ok(devices)
+}
+
+/// Whether the user hides all GPUs.
+fn are_hidden() -> bool {
+    let visible = std::env::var_os("CUDA_VISIBLE_DEVICES");
+    visible.is_some_and(|visible| visible.is_empty() || visible == "-1")
+}
+
+/// Why the device cannot be used, if it cannot.
+fn trouble(device: Device) -> Option<String> {
+    if let Some(why) = &discover().why_no_gpu {
+        return Some(why.clone());
+    }
+    match Stream::default_of(device) {
+        Ok(_) => match device {
+            Device::Cuda(index) => discover().gpus.get(index).and_then(too_old),
+            Device::Cpu => None,
+        },
+        Err(ddp_kernels::Error::DeviceAbsent { why, .. }) => Some(why),
+        Err(other) => Some(other.to_string()),
+    }
+}
+
+/// Why kernels do not run on this GPU, if it is too old. An unknown capability is 0.0.
+pub(crate) fn too_old(gpu: &Gpu) -> Option<String> {
+    let (major, minor) = gpu.compute_capability;
+    (major > 0 && (major, minor) < (7, 5)).then(|| {
+        let (index, name) = (gpu.index, &gpu.name);
+        format!(
+            "cuda:{index} ({name}) has compute capability {major}.{minor}, and 7.5 is needed \
+             (beside a newer GPU, set CUDA_VISIBLE_DEVICES to leave it out)"
+        )
+    })
+}
+
+/// What is wrong with a required library.
+fn missing(library: &Library) -> Option<String> {
+    let advice = || library.advice.as_deref().unwrap_or("it cannot be used");
+    match &library.found {
+        _ if library.is_sound() => None,
+        Some(path) => Some(format!(
+            "{} ({}) is {}",
+            library.what,
+            path.display(),
+            advice()
+        )),
+        None => Some(format!("{} is not found: {}", library.what, advice())),
+    }
+}
+
+/// Refuses one named GPU for several ranks, unless they share it.
+fn check_index(choice: DeviceChoice, share: bool, ranks: usize) -> Result<()> {
+    if matches!(choice, DeviceChoice::CudaAt(_)) && ranks > 1 && !share {
+        let expected = format!("--device cuda for {ranks} ranks: each then has its own GPU");
+        let help = "give --device cuda, or start one process; --share-gpus puts all ranks on this \
+                    one, for tests";
+        return Err(refuse("--device", choice, &expected, help));
+    }
+    Ok(())
+}
+
+fn decide(choice: DeviceChoice, facts: &Facts) -> Result<Decision> {
+    let (problem, help) = match &facts.gpus {
+        // A named GPU needs no assignment.
+        Err(shortage) if !matches!(choice, DeviceChoice::CudaAt(_)) => {
+            let is_bare = choice == DeviceChoice::Auto && !shortage.table.has_gpus();
+            match trouble_of_ranks(facts) {
+                None if is_bare => {
+                    return Ok(Decision {
+                        on_gpus: false,
+                        warning: None,
+                    });
+                }
+                Some(trouble) if is_bare => (trouble.trim_end_matches('.').to_string(), None),
+                _ => describe(shortage),
+            }
+        }
+        _ => match trouble_of_ranks(facts) {
+            None => {
+                return Ok(Decision {
+                    on_gpus: true,
+                    warning: sharing(choice, facts),
+                });
+            }
+            Some(trouble) => (trouble.trim_end_matches('.').to_string(), None),
+        },
+    };
+    // The CPU cannot take the place of several GPUs.
+    if choice == DeviceChoice::Auto && facts.per_rank == 1 {
+        let help = help.unwrap_or_else(|| "; help: --device cpu says that this is meant".into());
+        let has_gpus = match &facts.gpus {
+            Ok(_) => true,
+            Err(shortage) => shortage.table.has_gpus(),
+        };
+        let why = match has_gpus {
+            true => "although there are GPUs",
+            false => "because no GPU can be used",
+        };
+        let warning = format!("training on the CPU {why}: {problem}{help}");
+        return Ok(Decision {
+            on_gpus: false,
+            warning: Some(warning),
+        });
+    }
+    let expected = match facts.troubles.len() {
+        1 => "a device that can be used here".to_string(),
+        ranks => format!("GPUs that all {ranks} ranks can use"),
+    };
+    let help = help.unwrap_or_else(|| "; help: give --device cpu".into());
+    Err(Error::Usage(format!(
+        "--device {choice}: expected {expected}, but {problem}{help}"
+    )))
+}
+
+/// A shortage of GPUs in words, and its help if it has one.
+fn describe(shortage: &Shortage) -> (String, Option<String>) {
+    match &shortage.table.ranks[..] {
+        // There is nothing to show in a table.
+        [only] if only.visible.uuids.is_empty() => {
+            let why = only
+                .visible
+                .why_none
+                .as_deref()
+                .unwrap_or("this process sees no GPU");
+            (why.trim_end_matches('.').to_string(), None)
+        }
+        _ => (
+            format!("{shortage}\n"),
+            Some(help_for(shortage).trim_end_matches('.').to_string()),
+        ),
+    }
+}
+
+/// What to do about a shortage of GPUs: a sentence.
+pub(crate) fn help_for(shortage: &Shortage) -> String {
+    let (fit, per_rank) = (shortage.ranks_that_fit(), shortage.per_rank);
+    let fewer = match fit {
+        0 => None,
+        1 if shortage.lacking.len() == shortage.table.ranks.len() => Some("start one rank".into()),
+        _ if shortage.lacking.len() == shortage.table.ranks.len() => {
+            Some(format!("start {fit} ranks (-n {fit})"))
+        }
+        _ => Some(format!("start at most {fit} of these ranks there")),
+    };
+    let smaller = (per_rank > 1).then(|| format!("lower --devices-per-rank {per_rank}"));
+    let share = (shortage.seen > 0 && shortage.lacking.len() > 1)
+        .then(|| "let ranks share GPUs with --share-gpus, which is for tests".to_string());
+    let cpu = Some("train without GPUs with --device cpu".to_string());
+    let all = [fewer, smaller, cpu, share];
+    let mut text = all.into_iter().flatten().collect::<Vec<_>>().join(", or ");
+    text[..1].make_ascii_uppercase();
+    text + "."
+}
+
+/// Which ranks cannot use their devices, and why.
+fn trouble_of_ranks(facts: &Facts) -> Option<String> {
+    let mut all = facts
+        .troubles
+        .iter()
+        .enumerate()
+        .filter_map(|(rank, trouble)| Some((rank, trouble.as_ref()?)));
+    let (rank, first) = all.next()?;
+    let others: Vec<_> = all.collect();
+    let ranks = facts.troubles.len();
+    if ranks == 1 {
+        return Some(first.clone());
+    }
+    if others.len() + 1 == ranks && others.iter().all(|(_, other)| *other == first) {
+        return Some(format!("on every rank: {first}"));
+    }
+    let table = facts
+        .gpus
+        .as_ref()
+        .unwrap_or_else(|shortage| &shortage.table);
+    let more = match others.len() {
+        0 => String::new(),
+        1 => ", and 1 rank more".to_string(),
+        more => format!(", and {more} ranks more"),
+    };
+    Some(format!(
+        "on rank {rank} ({}{more}): {first}",
+        table.ranks[rank].visible.host
+    ))
+}
+
+/// The warning if several ranks share a GPU.
+fn sharing(choice: DeviceChoice, facts: &Facts) -> Option<String> {
+    let named = matches!(choice, DeviceChoice::CudaAt(_)) && facts.troubles.len() > 1;
+    let in_turn = facts
+        .gpus
+        .as_ref()
+        .is_ok_and(|table| !table.sharing.is_empty());
+    (named || in_turn).then(|| {
+        "several ranks have the same GPU (--share-gpus): this is for tests, and slow".into()
+    })
+}
+
+/// Refuses bf16 on a GPU whose matrix products have none. An unknown capability is 0.0.
+fn check_dtype(dtype: Precision, gpu: &Gpu) -> Result<()> {
+    let (major, minor) = gpu.compute_capability;
+    let (index, name) = (gpu.index, &gpu.name);
+    if dtype != Precision::Bf16 || major == 0 || major >= 8 {
+        return Ok(());
+    }
+    let expected = format!(
+        "--dtype f32: bf16 needs compute capability 8.0, and cuda:{index}, {name}, has {major}.{minor}"
+    );
+    Err(refuse("--dtype", "bf16", &expected, "leave --dtype out"))
+}
+
+/// Refuses settings that `device` does not support. What `auto` means is known only after
+/// `find_devices`.
+pub(crate) fn check_device(config: &Config, device: Device) -> Result<()> {
+    match device {
+        Device::Cpu => config.check_cpu(),
+        Device::Cuda(index) => {
+            let gpu = discover().gpus.get(index);
+            gpu.map_or(Ok(()), |gpu| check_dtype(config.dtype, gpu))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

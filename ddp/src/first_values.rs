@@ -1,0 +1,107 @@
+//! The model that follows from `--init-from`: what the folder holds, and that flags do not
+//! contradict it.
+
+use std::path::{Path, PathBuf};
+
+use crate::checkpoint::{self, STATE_FILE};
+use crate::config::Config;
+use crate::error::{Error, Result, refuse, with_flags};
+use crate::hugging_face;
+use crate::models::ModelSpec;
+
+/// What `--init-from` names.
+#[derive(Clone, Debug)]
+pub(crate) struct FirstValues {
+    /// The folder with the values: of a run, that of its best checkpoint.
+    folder: PathBuf,
+    /// Its model. Its dropout is NaN if flags must decide it.
+    pub(crate) model: ModelSpec,
+    dropout_refusal: Option<String>,
+}
+
+/// Settings that a model may change after it was saved. It may also see fewer tokens.
+const FREE: [&str; 2] = ["dropout", "recompute"];
+
+impl FirstValues {
+    /// What `path` says about its model; nothing if it is a file with tensors only.
+    pub(crate) fn of(path: &Path) -> Result<Option<FirstValues>> {
+        // Only folders say something about their model; files are opened after other checks.
+        let names_folder = path.extension().is_none() && path.to_str().is_some();
+        if let (true, Err(source)) = (names_folder, std::fs::metadata(path)) {
+            return Err(Error::Io {
+                action: "open",
+                path: path.to_path_buf(),
+                source,
+                help:
+                    "give --init-from a model file, or the folder of a run, of a checkpoint or of \
+                       Hugging Face"
+                        .into(),
+            });
+        }
+        let opened = if hugging_face::is_folder(path) {
+            let mut described = hugging_face::describe(path)?;
+            if described.dropout_refusal.is_some() {
+                described.spec.dropout = f64::NAN;
+            }
+            return Ok(Some(FirstValues {
+                folder: path.to_path_buf(),
+                model: described.spec.into(),
+                dropout_refusal: described.dropout_refusal,
+            }));
+        } else if path.join(STATE_FILE).exists() {
+            checkpoint::open(path)?
+        } else if path.join("checkpoints").is_dir() {
+            checkpoint::best(path)?.opened
+        } else {
+            return Ok(None);
+        };
+        let mut model = Config::of_checkpoint(&opened)?.model;
+        model.write_out(opened.state.task.outputs());
+        Ok(Some(FirstValues {
+            folder: opened.folder,
+            model,
+            dropout_refusal: None,
+        }))
+    }
+
+    /// Refuses settings of `config` that contradict the folder, and fills in the rest.
+    pub(crate) fn settle(self, config: &mut Config) -> Result<()> {
+        let mut saved = self.model;
+        let given = &mut config.model;
+        if given.name() != saved.name() {
+            return Err(contradicts(
+                "model",
+                given.name(),
+                saved.name(),
+                &self.folder,
+            ));
+        }
+        let outputs = saved.vocabulary().unwrap_or(0);
+        saved.write_out(outputs);
+        given.write_out(outputs);
+        // JSON has no NaN.
+        if let (true, Some(why)) = (given.value("dropout").is_null(), self.dropout_refusal) {
+            return Err(Error::Data(with_flags(&why)));
+        }
+        for (name, there) in saved.values() {
+            let here = given.value(&name);
+            let is_shorter = name == "context" && given.context() < saved.context();
+            if here != there && !is_shorter && !FREE.contains(&&*name) {
+                return Err(contradicts(&name, here, there, &self.folder));
+            }
+        }
+        config.init_from = Some(self.folder);
+        Ok(())
+    }
+}
+
+fn contradicts(
+    name: &str,
+    got: impl std::fmt::Display,
+    expected: impl std::fmt::Display,
+    folder: &Path,
+) -> Error {
+    let expected = format!("{expected}, as in {}", folder.display());
+    let help = "leave out --model and all settings of the model: they follow from --init-from";
+    refuse(&format!("--{name}"), got, &expected, help)
+}

@@ -1,0 +1,100 @@
+//! Flags that several commands share, and parsers of their values.
+
+pub(crate) mod layers;
+pub(crate) mod meant;
+mod taken;
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use ddp_comm::RANKS_MAX;
+use ddp_comm::spawn::HostList;
+use ddp_kernels::choice::{self, Choice};
+
+pub use self::layers::SettingFlags;
+pub use self::taken::Taken;
+
+/// How many ranks `--ranks` asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankCount {
+    /// One for each GPU of this machine, else one.
+    Auto,
+    /// So many.
+    Of(usize),
+}
+
+impl FromStr for RankCount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<RankCount, String> {
+        match text.parse() {
+            _ if text == "auto" => Ok(RankCount::Auto),
+            Ok(count) if (1..=RANKS_MAX).contains(&count) => Ok(RankCount::Of(count)),
+            _ => Err(format!(
+                "expected auto, or a whole number from 1 to {RANKS_MAX}"
+            )),
+        }
+    }
+}
+
+/// The ranks to start, if no launcher starts them.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+#[group(id = "places", multiple = true)]
+pub struct PlaceFlags {
+    /// Start so many ranks on this machine, without MPI; auto: one for each GPU, else one. With
+    /// --hosts: only so many of them
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<RankCount>,
+    /// Start ranks on these hosts over ssh, so many on each: node1:4,node2:4
+    #[arg(long, value_name = "HOST:N,…")]
+    pub hosts: Option<HostList>,
+    /// The same, from a file with a host in each line: node1 slots=4, or node1:4
+    #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
+    pub hostfile: Option<PathBuf>,
+}
+
+/// The ranks of a command that computes.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct RankFlags {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub places: PlaceFlags,
+    /// What a rank has, and how long it waits for the others.
+    #[command(flatten)]
+    pub settings: Taken,
+}
+
+/// A parser of whole numbers.
+pub(crate) fn whole<T: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static>(
+    range: RangeInclusive<T>,
+) -> impl Fn(&str) -> Result<T, String> + Clone {
+    in_range("a whole number", range)
+}
+
+/// A parser of numbers.
+pub(crate) fn number(range: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, String> + Clone {
+    in_range("a number", range)
+}
+
+fn in_range<T: FromStr + PartialOrd + Display + Clone>(
+    what: &'static str,
+    range: RangeInclusive<T>,
+) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| {
+        let value = text.parse().ok().filter(|value| range.contains(value));
+        let (start, end) = (range.start(), range.end());
+        value.ok_or_else(|| format!("expected {what} from {start} to {end}"))
+    }
+}
+
+/// A parser of a few names, which help lists.
+pub(crate) fn choice<T: Choice + Send + Sync>() -> impl TypedValueParser<Value = T> {
+    let values = T::ALL
+        .iter()
+        .map(|(_, name, help)| PossibleValue::new(*name).help(*help));
+    PossibleValuesParser::new(values).try_map(|name| choice::named::<T>(&name))
+}

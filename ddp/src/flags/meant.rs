@@ -1,0 +1,51 @@
+//! What a flag of another program is called here: of PyTorch's scripts, torchrun, Hugging Face's
+//! trainer and Lightning.
+
+use crate::config::find;
+
+/// A line for each flag or value here: its names in other programs, a bar, and what to write here.
+const OTHERS: &str = include_str!("meant.txt");
+
+/// The names in other programs, and what to write here.
+fn others() -> impl Iterator<Item = (&'static str, &'static str)> {
+    OTHERS.lines().filter_map(|line| line.split_once(" | "))
+}
+
+/// The flag here for `name`, which is misspelled or another program's.
+pub(crate) fn meant(name: &str) -> Option<String> {
+    let name = name
+        .trim_start_matches('-')
+        .replace('_', "-")
+        .to_lowercase();
+    let known = find(&name).map(|setting| format!("write --{}", setting.name()));
+    let of_others = || others().find(|(names, _)| names.split(' ').any(|known| known == name));
+    known.or_else(|| of_others().map(|(_, here)| here.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::SETTINGS;
+
+    #[test]
+    fn no_name_of_ours_and_no_name_twice_is_among_those_of_others() {
+        let mut names: Vec<&str> = others().flat_map(|(names, _)| names.split(' ')).collect();
+        let count = names.len();
+        assert!(count > 100 && others().count() == OTHERS.lines().count());
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        let is_ours = |name: &&&str| SETTINGS.iter().any(|setting| setting.name() == **name);
+        assert_eq!(names.iter().find(is_ours), None);
+    }
+
+    #[test]
+    fn every_flag_that_is_advised_exists() {
+        let words = others().flat_map(|(_, here)| here.split([' ', ',', ';', ':']));
+        for flag in words.filter_map(|word| word.strip_prefix("--")) {
+            let is_setting = SETTINGS.iter().any(|setting| setting.name() == flag);
+            let is_of_launchers = ["hosts", "no-python", "ranks"].contains(&flag);
+            assert!(is_setting || is_of_launchers, "--{flag}");
+        }
+    }
+}

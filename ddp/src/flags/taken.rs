@@ -1,0 +1,84 @@
+//! The settings of a run that commands take which do not train.
+
+use std::ops::Deref;
+
+use clap::error::ErrorKind;
+use clap::{ArgMatches, Args, FromArgMatches};
+use ddp_comm::World;
+use ddp_kernels::Device;
+
+use super::layers::{Layer, Layers, SettingFlags, flag, variable};
+use crate::config::{Config, SETTINGS};
+use crate::device::find_devices;
+use crate::error::{Error, Result};
+
+/// The settings of a run that another command takes, from its flags and the environment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Taken(Config);
+
+impl Deref for Taken {
+    type Target = Config;
+
+    fn deref(&self) -> &Config {
+        &self.0
+    }
+}
+
+impl From<Config> for Taken {
+    fn from(config: Config) -> Taken {
+        Taken(config)
+    }
+}
+
+impl Taken {
+    /// This rank's CPU threads.
+    pub fn thread_count(&self, world: &World) -> usize {
+        self.threads.unwrap_or_else(|| world.default_threads())
+    }
+
+    /// This rank's device. All ranks call this together.
+    pub fn find_device(&self, world: &World) -> Result<Device> {
+        Ok(find_devices(self.device, 1, self.share_gpus, world)?[0])
+    }
+}
+
+impl Args for Taken {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        let name = match command.get_name() {
+            "mlp" | "gpt" | "addmm" | "allreduce" => "bench".to_string(),
+            name => name.to_string(),
+        };
+        let taken = SETTINGS.iter().filter(|one| one.is_taken_by(&name));
+        command.args(taken.map(|one| flag(one).help_heading(None)))
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Taken {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Taken, clap::Error> {
+        let mut layers = Layers::default();
+        let flags = SettingFlags::from_arg_matches(matches)?;
+        let mut read = || {
+            for setting in SETTINGS.iter() {
+                let name = variable(setting.name());
+                let is_taken = matches.try_contains_id(setting.name()).is_ok();
+                if let Some(value) = std::env::var_os(&name).filter(|_| is_taken) {
+                    layers.set(setting, &value, (Layer::Variable, name))?;
+                }
+            }
+            layers.set_flags(&flags)?;
+            layers.config.check_limits()
+        };
+        let wrong = |error: Error| clap::Error::raw(ErrorKind::ValueValidation, error);
+        read().map_err(wrong)?;
+        Ok(Taken(layers.config))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Taken::from_arg_matches(matches)?;
+        Ok(())
+    }
+}

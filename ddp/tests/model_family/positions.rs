@@ -1,0 +1,106 @@
+//! The family `positions`: integers in, a class for each position out.
+//!
+//! Letters: R rows, A positions of a row, B integers at each position, V values of an integer,
+//! W width, C classes.
+
+use ddp::family_settings;
+use ddp::models::family::{DataShape, Family, refuse};
+use ddp::nn::{Activate, Build, Dropout, Error, Layer, Linear, Pass, Result, Sequential};
+use ddp_kernels::{DType, Tensor};
+
+family_settings! {
+    /// Settings of the family.
+    pub struct PositionsSpec {
+        /// Number of different integers, which are from 0 on
+        values "N": usize = 16;
+        /// Width of the hidden layer
+        width "N": usize = 8;
+        /// Probability of dropping an element of the hidden layer
+        dropout "P": f64 = 0.0;
+    }
+}
+
+impl Family for PositionsSpec {
+    fn name(&self) -> &'static str {
+        "positions"
+    }
+
+    fn help(&self) -> &'static str {
+        "For tests: a class for each position"
+    }
+
+    fn check(&self) -> Result<()> {
+        for (name, value) in [("values", self.values), ("width", self.width)] {
+            if !(1..=1024).contains(&value) {
+                let expected = "a whole number from 1 to 1024";
+                return Err(refuse(name, value, expected, "give another"));
+            }
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            let expected = "a number, at least 0 and less than 1";
+            return Err(refuse("dropout", self.dropout, expected, "give another"));
+        }
+        Ok(())
+    }
+
+    fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {
+        data.check_dtype(DType::I64, "positions")?;
+        let count = Count {
+            values: self.values,
+        };
+        let mut layers = Sequential::new()
+            .then(count)
+            .then(Linear::new(self.width))
+            .then(Activate::gelu());
+        if self.dropout != 0.0 {
+            layers.push(Box::new(Dropout::new(self.dropout)));
+        }
+        Ok(layers.then(Linear::new(data.outputs)))
+    }
+}
+
+/// Counts each value at each position: i64 (R, A, B) or (R, A) to floats (R, A, V). CPU only.
+#[derive(Debug)]
+struct Count {
+    values: usize,
+}
+
+impl Layer for Count {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        match shape {
+            [positions] | [positions, _] => Ok(vec![*positions, self.values]),
+            _ => Err(Error::Model {
+                layer: build.path().to_string(),
+                expected: "rows of one or two dimensions".into(),
+                got: format!("{shape:?}"),
+                help: "give rows of [positions], or of [positions, integers at each]".into(),
+            }),
+        }
+    }
+
+    fn input_dtype(&self) -> Option<DType> {
+        Some(DType::I64)
+    }
+
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        let (rows, positions, at_each) = match *x.shape().dims() {
+            [rows, positions] => (rows, positions, 1),
+            [rows, positions, at_each] => (rows, positions, at_each),
+            _ => unreachable!("the model checks the shape of its input"),
+        };
+        let counts = pass.take(&[rows, positions, self.values])?;
+        let count = |x: &[i64], counts: &mut [f32]| {
+            counts.fill(0.0);
+            let positions = x.chunks(at_each).zip(counts.chunks_mut(self.values));
+            for (integers, counts) in positions {
+                integers.iter().for_each(|&one| counts[one as usize] += 1.0);
+            }
+        };
+        x.with_slice(|x: &[i64]| counts.with_slice_mut(|counts: &mut [f32]| count(x, counts)))??;
+        Ok(counts)
+    }
+
+    fn backward(&self, _: &mut Pass<'_>, _: &Tensor) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+}

@@ -1,0 +1,173 @@
+//! Programs of one's own train on two ranks, and a run of which a rank was killed resumes to the
+//! model of one that never stopped.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longer than any wait here takes on a busy machine.
+const WAIT_MAX: Duration = Duration::from_secs(100);
+/// Steps of a run: enough to be killed among them.
+const STEPS: u64 = 3000;
+
+/// An example, which `cargo test` has built beside this test.
+fn program(name: &str) -> Command {
+    let test = std::env::current_exe().unwrap();
+    let path = test.ancestors().nth(2).unwrap().join("examples").join(name);
+    assert!(path.exists(), "{}: build the examples", path.display());
+    let mut command = Command::new(path);
+    command.env("CUDA_VISIBLE_DEVICES", "").stdin(Stdio::null());
+    command
+}
+
+/// A folder for runs, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let name = format!("ddp-examples-{}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Waits until `found` finds something.
+fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(start.elapsed() < WAIT_MAX, "waited for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn has_checkpoint(run: &Path) -> bool {
+    let folders = fs::read_dir(run.join("checkpoints")).into_iter().flatten();
+    let mut states = folders
+        .flatten()
+        .map(|folder| folder.path().join("manifest.json"));
+    states.any(|state| state.exists())
+}
+
+/// The processes that `parent` has started.
+fn children(parent: u32) -> Vec<String> {
+    let path = format!("/proc/{parent}/task/{parent}/children");
+    let pids = fs::read_to_string(path).unwrap_or_default();
+    pids.split_whitespace().map(String::from).collect()
+}
+
+fn kill(pid: &str) {
+    let killed = Command::new("kill").args(["-KILL", pid]).status().unwrap();
+    assert!(killed.success());
+}
+
+fn ends_well(mut child: Child) {
+    let status = child.wait().unwrap();
+    assert!(status.success(), "{status}");
+}
+
+fn model(run: &Path, step: u64) -> Vec<u8> {
+    let folder = run.join("checkpoints").join(format!("step-{step:08}"));
+    fs::read(folder.join("model.safetensors")).unwrap()
+}
+
+#[test]
+fn a_program_with_its_own_family_has_every_command_and_resumes_after_a_kill() {
+    const RUN: &str = "--model mine,depth=3,width=24 --data glyphs,rows=512,held-out=64 \
+                       --batch-size 32 --schedule constant --warmup-steps 0 --checkpoint-every 100 \
+                       --progress never --ranks 2";
+    let folder = Folder::new("my-train");
+    let start = |run: &str, rest: &str| {
+        let words = format!("{RUN} --steps {STEPS} {rest}");
+        let mut command = program("my_train");
+        command.args(words.split_whitespace()).arg("--out");
+        command.arg(folder.0.join(run)).spawn().unwrap()
+    };
+    let (whole, killed) = (folder.0.join("whole"), folder.0.join("killed"));
+    ends_well(start("whole", ""));
+
+    let mut child = start("killed", "");
+    wait_for("a checkpoint", || has_checkpoint(&killed).then_some(()));
+    let ranks = wait_for("two ranks", || {
+        Some(children(child.id())).filter(|all| all.len() == 2)
+    });
+    kill(&ranks[1]);
+    let status = child.wait().unwrap();
+    assert!([Some(77), Some(137)].contains(&status.code()), "{status}");
+    ends_well(start("killed", "--resume auto"));
+    assert!(model(&whole, STEPS) == model(&killed, STEPS));
+
+    let say = |words: &[&str]| {
+        let output = program("my_train").args(words).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let out = whole.to_str().unwrap();
+    let eval = say(&[
+        "eval",
+        "--checkpoint",
+        out,
+        "--data",
+        "glyphs,rows=8,held-out=64",
+    ]);
+    assert!(eval.contains("accuracy"), "{eval}");
+    assert!(say(&["inspect", out]).contains("my-train"));
+    let help = say(&["--help"]);
+    assert!(
+        help.contains("--depth <N>") && help.contains("my-train --ranks 2"),
+        "{help}"
+    );
+    assert!(!help.contains("ddp-train"), "{help}");
+    assert!(say(&["--version"]).starts_with("my-train "));
+}
+
+#[test]
+fn a_model_and_data_in_hand_train_on_two_ranks_and_resume_after_a_kill() {
+    let folder = Folder::new("own-model");
+    let start = |run: &str| {
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        [0, 1].map(|rank| {
+            let mut command = program("own_model");
+            command.arg(folder.0.join(run)).arg(STEPS.to_string());
+            let variables = [
+                ("RANK", rank.to_string()),
+                ("WORLD_SIZE", "2".into()),
+                ("LOCAL_RANK", rank.to_string()),
+                ("LOCAL_WORLD_SIZE", "2".into()),
+                ("MASTER_ADDR", "127.0.0.1".into()),
+                ("MASTER_PORT", port.to_string()),
+            ];
+            command.envs(variables).spawn().unwrap()
+        })
+    };
+    let (whole, killed) = (folder.0.join("whole"), folder.0.join("killed"));
+    start("whole").into_iter().for_each(ends_well);
+
+    let mut ranks = start("killed");
+    wait_for("a checkpoint", || has_checkpoint(&killed).then_some(()));
+    kill(&ranks[1].id().to_string());
+    assert!(!ranks[1].wait().unwrap().success());
+    assert_eq!(ranks[0].wait().unwrap().code(), Some(77));
+    start("killed").into_iter().for_each(ends_well);
+    assert!(model(&whole, STEPS) == model(&killed, STEPS));
+    let log = fs::read_to_string(killed.join("metrics.jsonl")).unwrap();
+    assert!(
+        log.contains("\"event\":\"resume\"") && log.contains("accuracy"),
+        "{log}"
+    );
+}
