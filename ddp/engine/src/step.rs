@@ -118,7 +118,7 @@ impl Step {
         loss: Box<dyn Loss>,
         options: &StepOptions,
     ) -> Result<Step> {
-        let model = TrainedModel::new(parts, options)?;
+        let model = TrainedModel::new(parts, options.reducer, options.clip_norm)?;
         let last = model.last();
         let (device, dtype) = (last.device(), last.model().params.master_dtype());
         // f64 counts any number of rows exactly, f32 up to 2²⁴. Accelerators only store f64.

@@ -9,10 +9,10 @@ use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::{DType, Tensor};
 use ddp_nn::Loss;
 
-use super::StepOptions;
 use super::scalars::StepScalars;
 use super::stage::{Part, Stage, StagePass};
 use crate::error::{Error, Result};
+use crate::reducer::ReducerOptions;
 
 /// What varies from step to step is sent to the device.
 const SCALARS: Label = Label::new(Lane::Copies, "send scalars");
@@ -31,8 +31,15 @@ pub(super) struct TrainedModel {
 }
 
 impl TrainedModel {
-    pub(super) fn new(parts: Vec<Part>, options: &StepOptions) -> Result<TrainedModel> {
-        let stages = parts.into_iter().map(|part| Stage::new(part, options));
+    /// Gradients are reduced as `reducer` says, and clipped to the norm `clip_norm`; 0 for no limit.
+    pub(super) fn new(
+        parts: Vec<Part>,
+        reducer: ReducerOptions,
+        clip_norm: f64,
+    ) -> Result<TrainedModel> {
+        let stages = parts
+            .into_iter()
+            .map(|part| Stage::new(part, reducer, clip_norm));
         let stages = stages.collect::<Result<Vec<_>>>()?;
         let squares = match &stages[..] {
             [] => {

@@ -11,10 +11,9 @@ use ddp_nn::optim::{Clip, Optimizer};
 use ddp_nn::params::Parameter;
 use ddp_nn::{Pass, PassOptions, Saved, Scratch};
 
-use super::StepOptions;
 use super::scalars::StepScalars;
 use crate::error::Result;
-use crate::reducer::Reducer;
+use crate::reducer::{Reducer, ReducerOptions};
 
 /// What a stage is made from.
 #[derive(Debug)]
@@ -66,14 +65,14 @@ impl StagePass {
 }
 
 impl Stage {
-    pub(super) fn new(part: Part, options: &StepOptions) -> Result<Stage> {
+    pub(super) fn new(part: Part, options: ReducerOptions, clip_norm: f64) -> Result<Stage> {
         let device = part.model.params.device();
-        let reducer = Reducer::new(&part.model.params, part.group, options.reducer)?;
+        let reducer = Reducer::new(&part.model.params, part.group, options)?;
         let mut optimizer = part.optimizer;
         reducer.check_optimizer(&optimizer)?;
         let group = reducer.group();
         optimizer.share(&part.model.params, group.rank(), group.size())?;
-        let clip = Clip::of_slices(options.clip_norm, &part.model.params, reducer.owned())?;
+        let clip = Clip::of_slices(clip_norm, &part.model.params, reducer.owned())?;
         Ok(Stage {
             model: part.model,
             clip,
