@@ -2,7 +2,7 @@
 
 use ddp_kernels::ops::{self, AdamwConstants, AdamwScalars};
 
-use super::rule::{Declared, Method, Part, Rule, Update, check_range};
+use super::rule::{Declared, Method, Part, Rule, SettingOf, Update, check_range};
 use crate::error::Result;
 
 pub(super) const DECLARED: Declared = Declared {
@@ -18,7 +18,7 @@ pub(super) const DECLARED: Declared = Declared {
 };
 
 /// AdamW with these settings.
-pub(super) fn method(of: &dyn Fn(&str) -> f64) -> Method {
+pub(super) fn method(of: SettingOf<'_>) -> Method {
     Method::AdamW(AdamwConstants {
         beta1: of("beta1"),
         beta2: of("beta2"),

@@ -54,8 +54,11 @@ pub struct Declared {
     /// Those of them with which it does nothing if they are 0.
     pub above_zero: &'static [&'static str],
     /// Its rule with these settings, but for weight decay.
-    pub rule: fn(of: &dyn Fn(&str) -> f64) -> Rule,
+    pub rule: fn(of: SettingOf<'_>) -> Rule,
 }
+
+/// The value of the setting of a name.
+pub type SettingOf<'a> = &'a dyn Fn(&str) -> f64;
 
 /// How a method updates parameters. An optimizer's file implements it for its constants.
 pub(super) trait Update {
