@@ -16,7 +16,7 @@ use ddp::models::mlp::MlpSpec;
 use ddp::models::{self, DataShape, ModelSpec};
 use ddp::nn::CrossEntropy;
 use ddp::train;
-use ddp::{Error, Result};
+use ddp::{Error, Result, ShownError};
 use ddp_kernels::{DType, Tensor};
 
 use crate::positions::PositionsSpec;
@@ -222,7 +222,7 @@ fn parse(line: &str) -> Result<Config> {
 }
 
 fn refusal(line: &str) -> String {
-    parse(line).expect_err(line).to_string()
+    ShownError(parse(line).expect_err(line)).to_string()
 }
 
 #[test]
