@@ -500,7 +500,8 @@ fn every_wait_is_needed() {
     for (known, _) in REDUNDANT {
         assert!(
             places.keys().any(|place| place.starts_with(known)),
-            "{known} no longer waits"
+            "{known} no longer waits: {}",
+            table.join("\n")
         );
     }
     assert!(places.len() >= 15, "{}", table.join("\n"));

@@ -35,10 +35,10 @@
 //! |---|---|
 //! | [`kernels`] | devices, tensors, transfers, operations |
 //! | [`comm`] | [`World`](comm::World): the ranks, their groups, how they fail and end |
-//! | [`data`] | [`InMemory`](data::InMemory), files, your own [`Dataset`](data::Dataset), [`Loader`](data::Loader) |
+//! | [`data`] | tensors as data, files, your own [`Dataset`](data::Dataset); loaders |
 //! | [`nn`] | layers, losses; [`models`], [`params`], [`optim`] |
 //! | [`step`] | [`Step`](step::Step): forward, loss, backward, reduction, update |
-//! | [`train`], [`trainer`], [`config`] | what `ddp-train` does around the step: checkpoints, logs, evaluation, resume |
+//! | [`train`], [`trainer`], [`config`] | around the step: checkpoints, logs, evaluation, resume |
 //! | [`checkpoint`], [`hugging_face`], [`export`] | models in files |
 //! | [`record`], [`report`], [`inspect`], [`watch`] | what a run has logged, and how it is shown |
 //! | [`using`], [`generate`] | trained models: `eval`, `predict`, `generate` |
@@ -73,13 +73,13 @@ pub mod watch;
 
 pub use ddp_comm as comm;
 pub use ddp_data as data;
-use ddp_data::disk as files;
 pub use ddp_engine::{
     audit, checkpoint, config, devices, generate, hugging_face, process, ranks, record, reducer,
     samples, step, tasks, trace, trainer,
 };
 use ddp_engine::{exchange, shown};
 pub use ddp_kernels as kernels;
+use ddp_kernels::files;
 pub use ddp_nn as nn;
 pub use ddp_nn::{family_settings, models, optim, params};
 pub use error::{Error, Result, ShownError};

@@ -18,6 +18,7 @@ mod cuda;
 pub mod device;
 pub mod dtype;
 pub mod error;
+pub mod files;
 pub mod foreign;
 pub mod graph;
 pub mod heartbeat;

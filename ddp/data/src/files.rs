@@ -24,6 +24,8 @@ pub(crate) mod parquet;
 mod safetensors;
 mod shown;
 pub mod table;
+pub(crate) mod text;
+mod token_file;
 pub mod tokens;
 mod written;
 
@@ -37,6 +39,7 @@ use self::format::{DataFile, Holds};
 pub(crate) use self::formats::{endings, named};
 pub use self::formats::{format, is_table};
 pub(crate) use self::shown::{listed, listed_up_to, shown_number, some_of};
+pub use self::token_file::{Coding, TokenFile};
 pub(crate) use self::written::Written;
 pub use crate::element::Element;
 use crate::error::Result;
@@ -64,7 +67,7 @@ pub fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
                 ))),
             }
         }
-        Holds::Tokens if format.is(&formats::TEXT) => Err(file.bad(
+        Holds::Tokens(_) if format.is(&text::TEXT) => Err(file.bad(
             "expected a file of arrays, got a text; help: rename a table of text to .csv".into(),
         )),
         _ => Err(file.bad(format!("expected a file of arrays, got {}", format.name))),

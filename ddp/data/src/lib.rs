@@ -12,7 +12,6 @@
 
 mod array_names;
 mod dataset;
-pub mod disk;
 mod element;
 pub mod error;
 mod facts;

@@ -17,7 +17,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ddp_data::disk;
+use ddp_kernels::files as disk;
 use serde::Serialize;
 use serde_json::{Map, Value};
 

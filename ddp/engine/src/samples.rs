@@ -22,11 +22,11 @@ pub use self::counts::{ClassCounts, ClassScores, balanced_accuracy, first_larges
 pub use self::picture::Picture;
 use crate::error::{Error, Result};
 use crate::exchange;
-use ddp_data::disk as files;
 use ddp_data::{
     self as data, Batch, Classes, ColumnPlan, Data, Dataset, FeaturePlan, LabelName, Normalization,
     TensorSpec,
 };
+use ddp_kernels::files;
 
 /// The samples that a run keeps for its report.
 pub const SAMPLES_FILE: &str = "samples.json";

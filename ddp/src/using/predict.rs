@@ -53,12 +53,12 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
             return send_all(&mut ready, encoder, &group);
         }
         let out = &out.path;
-        let write = |file: &mut File| Ok(write_all(&mut ready, encoder, &group, file, out)?);
+        let write = |file: &mut File| write_all(&mut ready, encoder, &group, file, out);
         let written = match flags.overwrite {
             true => files::replace_file(out, write),
             false => files::new_file(out, write),
         };
-        written.map_err(|error| is_taken(error.into(), out))
+        written.map_err(|error| is_taken(error, out))
     })?;
     world.barrier()?;
     if world.rank() == 0 {

@@ -8,6 +8,7 @@ use ddp_kernels::mapped::Mapped;
 use super::cell::TableReader;
 use super::contents::Contents;
 use super::io::{map, refuse};
+use super::token_file::TokenFile;
 use crate::error::{Error, Result};
 
 /// A format of data files. A new one is a file with such a static, and a line in `formats.rs`.
@@ -33,7 +34,7 @@ pub(crate) enum Holds {
     /// A table, whose cells are read row after row, once: then it is an array in a converted copy.
     Table(fn(&Path) -> Result<Box<dyn TableReader>>),
     /// Tokens, and nothing else.
-    Tokens,
+    Tokens(fn(&DataFile<'_>) -> Result<TokenFile>),
     /// A file of another format, which is unpacked.
     Packed(fn(&DataFile<'_>) -> Result<PathBuf>),
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::format::{Ends, Format, Holds};
 use super::io::{map, refuse};
 use super::npz::{PICKLE, WORKBOOK};
-use super::{csv, flat, gzip, idx, llm_c, npy, npz, parquet, safetensors};
+use super::{csv, flat, gzip, idx, llm_c, npy, npz, parquet, safetensors, text};
 use crate::error::Result;
 
 /// Every format. Where several begin alike, the first counts.
@@ -22,19 +22,10 @@ static FORMATS: &[&Format] = &[
     &flat::FLAT,
     &safetensors::SAFETENSORS,
     &idx::IDX,
-    &TEXT,
+    &text::TEXT,
     #[cfg(test)]
     &super::tests::fvecs::FVECS,
 ];
-
-/// Texts, whose bytes are tokens.
-pub(super) static TEXT: Format = Format {
-    name: "a text",
-    endings: &[".txt"],
-    begins: |_| false,
-    must_begin: None,
-    holds: Holds::Tokens,
-};
 
 const MATLAB: &str = "MATLAB files are not read; help: numpy.savez(path, **scipy.io.loadmat(…))";
 const PICTURE: &str = "it is a single picture; \

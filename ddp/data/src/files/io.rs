@@ -10,8 +10,8 @@ use std::sync::Arc;
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::mapped::Mapped;
 
-use crate::disk::limit_help;
 use crate::error::{Error, Result};
+use ddp_kernels::files::limit_help;
 
 /// Maps a file for reading.
 pub(crate) fn map(path: &Path) -> Result<Arc<Mapped>> {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::path::Path;
 
 use super::*;
-use crate::disk::testing::Scratch;
+use ddp_kernels::files::testing::Scratch;
 
 /// A file that numpy or safetensors wrote.
 pub(super) fn golden(name: &str) -> PathBuf {

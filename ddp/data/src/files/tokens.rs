@@ -1,6 +1,6 @@
-//! Files of tokens: llm.c's, nanoGPT's without a header, texts as their bytes, and arrays of whole
-//! numbers in any other format, our own shards among them. Each has a reader here, and what all of
-//! them give is a `TokenFile`, read in place unless the file is compressed.
+//! Files of tokens: formats of tokens (`llm_c.rs`, `text.rs`), nanoGPT's without a header, and
+//! arrays of whole numbers in any other format, our own shards among them. All of them give a
+//! `TokenFile`, which is read in place unless the file is compressed.
 //!
 //! Our shards are flat files with an array `tokens` and a vocabulary (`flat.rs`).
 
@@ -10,72 +10,22 @@ use std::sync::Arc;
 
 use ddp_kernels::mapped::Mapped;
 
-use super::array::{Array, ArrayPlace};
+use super::array::Array;
 use super::flat::{self, About, FLAT};
-use super::format::Holds;
-use super::formats::{TEXT, format};
+use super::format::{DataFile, Holds};
+use super::formats::format;
 use super::io::{map, refuse};
-use super::llm_c::{self, LLM_C};
-use crate::disk;
+use super::llm_c;
+use super::token_file::{TokenFile, whole_file};
 use crate::element::Element;
 use crate::error::{Error, Result};
-
-/// The tokens of one file, whatever its format.
-#[derive(Debug)]
-pub struct TokenFile {
-    /// Rows of one token each.
-    pub tokens: Array,
-    /// What the tokens are.
-    pub coding: Coding,
-}
-
-/// What the tokens of a file are.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Coding {
-    /// The format, for people.
-    pub format: &'static str,
-    /// Tokens are below this, if the file says so.
-    pub vocabulary: Option<usize>,
-    /// The token after each document, if the file says so.
-    pub end_of_text: Option<usize>,
-    /// A hash of the vocabulary, if the file says so.
-    pub tokenizer: Option<String>,
-    /// Whether each token is a byte of a text.
-    pub are_bytes: bool,
-}
-
-impl TokenFile {
-    fn new(tokens: Array, format: &'static str, vocabulary: Option<usize>) -> TokenFile {
-        let coding = Coding {
-            format,
-            vocabulary,
-            ..Coding::default()
-        };
-        TokenFile { tokens, coding }
-    }
-
-    /// Format and type of the tokens, and what the file says of them.
-    pub fn describe(&self) -> String {
-        let coding = &self.coding;
-        let vocabulary = coding
-            .vocabulary
-            .map(|count| format!(", vocabulary {count}"));
-        let end = coding.end_of_text;
-        let end = end.map(|token| format!(", documents end with {token}"));
-        format!(
-            "{} ({}{}{})",
-            coding.format,
-            self.tokens.element(),
-            vocabulary.unwrap_or_default(),
-            end.unwrap_or_default()
-        )
-    }
-}
+use ddp_kernels::files as disk;
 
 /// Whether the file at `path` is one of tokens by what it says itself.
-pub fn says_tokens(path: &Path) -> bool {
-    format(path).is_ok_and(|format| match format.holds {
-        Holds::Tokens => true,
+pub(crate) fn says_tokens(path: &Path) -> Result<bool> {
+    let format = format(path)?;
+    Ok(match format.holds {
+        Holds::Tokens(_) => true,
         _ if !format.is(&FLAT) => false,
         _ => flat::open(path, "").is_ok_and(|file| file.vocabulary.is_some()),
     })
@@ -92,20 +42,20 @@ pub fn shown(path: &Path) -> String {
 /// The tokens of the file at `path`. `stated` is their type where the file has no header; without
 /// it they are u16, and refused if they look like something else.
 pub fn open(path: &Path, stated: Option<Element>, cache_dir: Option<&Path>) -> Result<TokenFile> {
-    let mapped = map(path)?;
-    let file = match format(path)? {
-        llm_c if llm_c.is(&LLM_C) => {
-            let (tokens, format) = llm_c::open(path, &mapped)?;
-            TokenFile::new(tokens, format.name, Some(format.vocabulary))
-        }
-        text_file if text_file.is(&TEXT) => text(path, &mapped)?,
-        flat if flat.is(&FLAT) && !flat::begins(&mapped) => without_header(path, &mapped, stated)?,
-        table if table.is_table() => {
+    let (mapped, format, name) = (map(path)?, format(path)?, path.display().to_string());
+    let file = match format.holds {
+        Holds::Tokens(open) => open(&DataFile {
+            path,
+            name: &name,
+            cache_dir,
+        })?,
+        Holds::Table(_) => {
             return Err(refuse(
                 path,
                 "expected tokens, got a table; help: give .bin, .txt, or a one-dimensional array of integers",
             ));
         }
+        _ if format.is(&FLAT) && !flat::begins(&mapped) => without_header(path, &mapped, stated)?,
         _ => array(path, cache_dir)?,
     };
     let got = file.tokens.element();
@@ -118,18 +68,6 @@ pub fn open(path: &Path, stated: Option<Element>, cache_dir: Option<&Path>) -> R
         )),
         false => Ok(file),
     }
-}
-
-/// The bytes of a text.
-fn text(path: &Path, mapped: &Arc<Mapped>) -> Result<TokenFile> {
-    let mut start = BYTE_ORDER_MARK;
-    let is_longer = mapped.len() > start.len() as u64 && mapped.read(0, &mut start).is_ok();
-    let has_mark = is_longer && start == BYTE_ORDER_MARK;
-    let offset = if has_mark { start.len() as u64 } else { 0 };
-    let tokens = whole_file(path, mapped, Element::U8, offset)?;
-    let mut file = TokenFile::new(tokens, "bytes of a text", Some(256));
-    file.coding.are_bytes = true;
-    Ok(file)
 }
 
 /// As nanoGPT writes them.
@@ -166,32 +104,6 @@ fn array(path: &Path, cache_dir: Option<&Path>) -> Result<TokenFile> {
     file.coding.end_of_text = contents.end_of_text;
     file.coding.tokenizer = contents.tokenizer;
     Ok(file)
-}
-
-/// What some editors write before a text: U+FEFF in UTF-8.
-pub(crate) const BYTE_ORDER_MARK: [u8; 3] = *b"\xef\xbb\xbf";
-
-/// All bytes of a file from `offset` on as numbers of this type.
-fn whole_file(path: &Path, mapped: &Arc<Mapped>, element: Element, offset: u64) -> Result<Array> {
-    let (bytes, size) = (mapped.len() - offset, element.bytes() as u64);
-    if !bytes.is_multiple_of(size) {
-        return Err(refuse(
-            path,
-            format!(
-                "expected tokens of {size} bytes ({element}) without a header, got {bytes} bytes: it is cut short or of \
-                 another format"
-            ),
-        ));
-    }
-    let place = ArrayPlace {
-        key: "",
-        offset,
-        element,
-        big_endian: false,
-        shape: &[(bytes / size) as usize],
-    };
-    let array = Array::new(mapped, &path.display().to_string(), &place);
-    array.map_err(|why| refuse(path, why))
 }
 
 /// Numbers below this are tiny: the upper halves of u32 tokens are, in vocabularies of 4 million.
@@ -274,7 +186,7 @@ pub fn write_shard(path: &Path, about: ShardAbout, parts: &[impl AsRef<[u32]>]) 
         // The first error is the one to report.
         let _ = fs::remove_file(&aside);
     }
-    written.and_then(|()| disk::rename(&aside, path))
+    written.and_then(|()| Ok(disk::rename(&aside, path)?))
 }
 
 #[cfg(test)]

@@ -73,9 +73,9 @@ pub(super) fn named(
         DataSpec::Files(FilesSpec { path, part: None }) => path,
         _ => return Ok(None),
     };
-    // Files that cannot be read are refused where rows are opened.
-    let found = resolve::files(path, setting);
-    let are_tokens = found.is_ok_and(|paths| files::tokens::says_tokens(&paths[0]));
+    let are_tokens = in_turn(ranks, || {
+        files::tokens::says_tokens(&resolve::files(path, setting)?[0])
+    })?;
     // Ranks with other files would wait for each other in different places.
     let kind = if are_tokens {
         "tokens"
@@ -241,14 +241,6 @@ fn open_val(
 ) -> Result<Windows> {
     let context = train.row_shape()[0];
     let Some(named) = named(spec, "val-data", ranks)? else {
-        // Whatever is wrong with the files is a better reason than what they lack.
-        if let DataSpec::Files(FilesSpec { path, .. }) = spec {
-            let spec = TokensSpec {
-                path: path.clone(),
-                ..TokensSpec::default()
-            };
-            TokenFiles::open(&spec, "val-data", request.cache_dir.as_deref())?;
-        }
         return Err(Error::Data(format!(
             "`val-data` {spec}: expected tokens, as `data` has, got another file; help: give tokens:{spec} if its numbers are \
              u16 tokens without a header"
@@ -301,11 +293,14 @@ fn open(
         &values.map(|(what, value)| (of_files(what), value)),
         SAME_FILES,
     )?;
-    let limit = Limit {
-        untrained: request.untrained_token.filter(|_| *setting == "data"),
-        ..Limit::of(&files, spec, known)
+    let (below, why) = match (known, spec.vocabulary, files.coding.vocabulary) {
+        (Some((task, owner)), ..) => (Some(task.outputs()), format!("the vocabulary of {owner}")),
+        (None, Some(given), _) => (Some(given), "the option vocabulary".into()),
+        (None, None, Some(own)) => (Some(own), "the vocabulary of its format".into()),
+        (None, None, None) => (None, "the largest vocabulary".into()),
     };
-    let summary = read(&files, setting, &limit, context, ranks)?;
+    let untrained = request.untrained_token.filter(|_| *setting == "data");
+    let summary = read(&files, setting, (below, &why, untrained), context, ranks)?;
     read_in_any_order(&files.arrays);
     let of_model = request.vocabulary.unwrap_or(0);
     let is_known = summary.is_vocabulary_guessed && of_model >= summary.vocabulary;
@@ -322,51 +317,21 @@ fn open(
     ))
 }
 
-/// Which tokens are accepted.
-#[derive(Default)]
-pub(super) struct Limit {
-    /// Those below this, if it is known, and why.
-    below: Option<usize>,
-    why: String,
-    /// But not this one.
-    untrained: Option<u64>,
-}
-
-impl Limit {
-    /// Those of the task that is `known`, else those that `spec` states, else the files' own.
-    fn of(files: &TokenFiles, spec: &TokensSpec, known: Known<'_>) -> Limit {
-        let (below, why) = match (known, spec.vocabulary, files.coding.vocabulary) {
-            (Some((task, owner)), ..) => {
-                (Some(task.outputs()), format!("the vocabulary of {owner}"))
-            }
-            (None, Some(given), _) => (Some(given), "the option vocabulary".into()),
-            (None, None, Some(own)) => (Some(own), "the vocabulary of its format".into()),
-            (None, None, None) => (None, "the largest vocabulary".into()),
-        };
-        Limit {
-            below,
-            why,
-            untrained: None,
-        }
-    }
-}
-
-/// Reads all tokens, and compares them between ranks with different files.
+/// Reads all tokens, and compares them between ranks with different files. They must be `below` a
+/// number, if one is known, and not the one that is `untrained`; `why` says what the number is.
 pub(super) fn read(
     files: &TokenFiles,
     setting: &str,
-    limit: &Limit,
+    (below, why, untrained): (Option<usize>, &str, Option<u64>),
     context: Option<usize>,
     ranks: &dyn Ranks,
 ) -> Result<TokenSummary> {
     let arrays = &files.arrays;
     let ranks = SameFiles::of(ranks, &identity_of(arrays.iter()))?;
-    let most = limit.below.map_or(TOKENS_MAX, |below| below as u64);
-    let found = scan::tokens(arrays, (most, limit.untrained), &ranks)?;
+    let most = below.map_or(TOKENS_MAX, |below| below as u64);
+    let found = scan::tokens(arrays, (most, untrained), &ranks)?;
     // From a rank that sees it, should files differ between hosts.
-    let bad = found
-        .bad
-        .map(|place| bad_token(arrays, place, (most, &limit.why)));
+    let bad = found.bad.map(|place| bad_token(arrays, place, (most, why)));
     agree(&ranks, bad.map_or(Ok(()), Err))?;
     let field = format!(
         "the content of the tokens of `{setting}` ({})",
@@ -389,8 +354,8 @@ pub(super) fn read(
             .map(|array| (array.name().to_string(), array.rows()))
             .collect(),
         largest: found.largest,
-        vocabulary: limit.below.unwrap_or(found.largest as usize + 1),
-        is_vocabulary_guessed: limit.below.is_none(),
+        vocabulary: below.unwrap_or(found.largest as usize + 1),
+        is_vocabulary_guessed: below.is_none(),
         content: XxHash3_64::oneshot(&words),
         context,
         windows: each(|targets, context| targets / context),
@@ -413,26 +378,30 @@ fn check_coding(files: &TokenFiles, known: Known<'_>) -> Result<()> {
     };
     let coding = &files.coding;
     let [bytes, tokens] = ["bytes of a text", "tokens of a tokenizer"];
+    let differs = match (tokenizer, &coding.tokenizer) {
+        (Some(expected), Some(got)) => expected.hash != *got,
+        _ => false,
+    };
     let (expected, got, help) = match (are_bytes, coding.are_bytes) {
         (true, false) => (
-            bytes,
+            format!("{bytes}, as {owner} has"),
             tokens,
-            "give the text itself, a .txt file".to_string(),
+            "give the text itself, a .txt file",
         ),
-        (false, true) => {
-            let help = "make tokens of the text with the tokenizer.json that the model has";
-            (tokens, bytes, help.to_string())
-        }
-        _ => match (tokenizer, &coding.tokenizer) {
-            (Some(expected), Some(got)) if expected.hash != *got => {
-                let help = format!("tokenize the texts with its {TOKENIZER_FILE}");
-                ("tokens of the same tokenizer", "tokens of another", help)
-            }
-            _ => return Ok(()),
-        },
+        (false, true) => (
+            format!("{tokens}, as {owner} has"),
+            bytes,
+            "make tokens of the text with the tokenizer.json that the model has",
+        ),
+        _ if differs => (
+            format!("tokens of the tokenizer of {owner}"),
+            "tokens of another",
+            "tokenize the texts with its tokenizer.json",
+        ),
+        _ => return Ok(()),
     };
     Err(Error::Data(format!(
-        "{}: expected {expected}, as {owner} has, got {got}; help: {help}",
+        "{}: expected {expected}, got {got}; help: {help}",
         files.arrays[0].name()
     )))
 }

@@ -1,7 +1,7 @@
 //! What names of data mean.
 
 use super::*;
-use crate::disk::testing::Scratch;
+use ddp_kernels::files::testing::Scratch;
 
 #[test]
 fn a_spec_reads_back_as_it_prints() {

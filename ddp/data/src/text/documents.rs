@@ -16,7 +16,7 @@ use super::unpack::{packing, reader, unreadable};
 use crate::error::{Error, Result};
 use crate::files::io::{reading, refuse};
 use crate::files::parquet;
-use crate::files::tokens::BYTE_ORDER_MARK;
+use crate::files::text::BYTE_ORDER_MARK;
 
 /// The most text that is not cut: a document of `.jsonl` or `.parquet`, or a text that the
 /// tokenizer does not let be cut.

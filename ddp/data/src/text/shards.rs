@@ -23,12 +23,12 @@ use super::documents::{Counts, Piece, ReadOptions, documents};
 use super::encoder::{self, Encoder};
 use super::folder::{Folder, Side};
 use super::vocabulary::{TOKENIZER_FILE, Vocabulary};
-use crate::disk;
 use crate::error::{Error, Result};
 use crate::files::flat;
 use crate::files::io::reading;
 use crate::files::tokens::{self, ShardAbout, write_shard};
 use crate::scan::in_segments;
+use ddp_kernels::files as disk;
 
 /// Part of every shard's hash: those of another version are made again.
 const VERSION: &[u8] = b"ddp texts 1";

@@ -6,12 +6,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::*;
-use crate::disk::testing::{Failing, Scratch};
 use crate::error::Result;
-use crate::files::Array;
-use crate::files::tokens::{self, TokenFile};
+use crate::files::{Array, TokenFile, tokens};
 use crate::spec::TokensSpec;
 use crate::tokens::TokenFiles;
+use ddp_kernels::files::testing::{Failing, Scratch};
 
 const SMALL: Sizes = Sizes {
     piece_bytes: 1 << 12,

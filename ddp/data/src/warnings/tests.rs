@@ -3,8 +3,8 @@
 use std::fs;
 
 use super::*;
-use crate::disk::testing::Scratch;
 use crate::files;
+use ddp_kernels::files::testing::Scratch;
 
 #[test]
 fn rows_of_arrays_are_looked_at_as_they_were_written() {

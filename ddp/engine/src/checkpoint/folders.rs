@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use super::files::unreadable;
 use crate::error::Result;
-use ddp_data::disk as files;
+use ddp_kernels::files;
 
 /// The file with the model.
 pub const MODEL_FILE: &str = "model.safetensors";

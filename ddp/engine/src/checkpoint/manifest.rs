@@ -17,8 +17,8 @@ use super::files::{ReadFrom, damaged, open_file, other_format, read_small, unrea
 use super::folders::{MANIFEST_FILE, MODEL_FILE, STATE_FILE, optimizer_file};
 use super::state::State;
 use crate::error::{Error, Result};
-use ddp_data::disk::Contents;
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
+use ddp_kernels::files::Contents;
 
 /// The version that is written.
 const FORMAT: u32 = 1;

@@ -21,8 +21,8 @@ use super::writer::{Job, Writer};
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::step::Step;
-use ddp_data::disk as files;
 use ddp_data::text::Vocabulary;
+use ddp_kernels::files;
 
 /// How often a wait looks for progress.
 const LOOK_EVERY: Duration = Duration::from_millis(250);

@@ -17,8 +17,8 @@ use super::restore::parts;
 use super::tensors;
 use crate::error::Result;
 use crate::step::Step;
-use ddp_data::disk::Contents;
 use ddp_data::safetensors::Header;
+use ddp_kernels::files::Contents;
 
 /// The part of a checkpoint that this rank writes.
 #[derive(Debug)]

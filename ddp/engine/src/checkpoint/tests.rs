@@ -13,7 +13,7 @@ use ddp_kernels::{DType, Device, ops};
 use super::tensors::PIECE;
 use super::*;
 use crate::error::Result;
-use ddp_data::disk::testing::Scratch;
+use ddp_kernels::files::testing::Scratch;
 use ddp_nn::models::{Mlp, Model};
 use ddp_nn::params::Params;
 

@@ -20,8 +20,8 @@ use super::state::State;
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
-use ddp_data::disk as files;
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
+use ddp_kernels::files;
 
 /// How long a network file system may take to show a file of another host.
 const SEEN_MAX: Duration = Duration::from_secs(5);

@@ -2,8 +2,8 @@ use std::fs;
 
 use super::open as open_named;
 use super::*;
-use crate::disk::testing::Scratch;
 use crate::files::tests::{file, refused};
+use ddp_kernels::files::testing::Scratch;
 
 fn open(path: &Path) -> Result<Contents> {
     open_named(path, &path.display().to_string())

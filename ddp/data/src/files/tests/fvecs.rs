@@ -9,9 +9,9 @@ use super::super::format::{DataFile, Format, Holds};
 use super::super::io::MappedReader;
 use super::super::{cache, flat, formats, open as open_file};
 use super::{file, refused};
-use crate::disk::testing::Scratch;
 use crate::element::Element;
 use crate::error::Result;
+use ddp_kernels::files::testing::Scratch;
 
 pub(crate) static FVECS: Format = Format {
     name: "an .fvecs file",

@@ -1,7 +1,7 @@
 //! Shards of ours: what is written is read, and what is not whole is refused.
 
 use super::*;
-use crate::disk::testing::Scratch;
+use ddp_kernels::files::testing::Scratch;
 
 fn about(vocabulary: usize, end_of_text: Option<usize>) -> ShardAbout {
     ShardAbout {
@@ -22,7 +22,7 @@ fn a_shard_reads_back_in_the_narrowest_type() {
         let last = vocabulary as u32 - 1;
         let parts = [&[3, 7][..], &[last, 0, 1]];
         write_shard(&path, about(vocabulary, end), &parts).unwrap();
-        assert!(says_tokens(&path));
+        assert!(says_tokens(&path).unwrap());
         let TokenFile {
             tokens: array,
             coding,

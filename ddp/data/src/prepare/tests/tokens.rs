@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::files::tokens::{ShardAbout, write_shard};
-use crate::prepare::tokens::{Limit, read};
+use crate::prepare::tokens::read;
 use crate::sampler::{Sampler, share};
 use crate::spec::TokensSpec;
 use crate::tokens::TokenFiles;
@@ -361,7 +361,7 @@ fn ranks_with_other_files_are_told_so() {
     let found = |second: &TokenFiles| {
         ranks(3, |world| {
             let files = if world.rank() == 1 { second } else { &one };
-            let read = read(files, "data", &Limit::default(), None, world);
+            let read = read(files, "data", (None, "", None), None, world);
             read.map(|summary| summary.content)
                 .map_err(|error| error.to_string())
         })

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::{Scratch, run, save, state};
 use crate::checkpoint::{Saver, folders, newest, open};
 use crate::error::Result;
-use ddp_data::disk::testing::Failing;
+use ddp_kernels::files::testing::Failing;
 
 /// More than any save here makes.
 const CALLS_MAX: usize = 100;

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use super::super::*;
-use crate::disk::testing::Scratch;
 use crate::files;
+use ddp_kernels::files::testing::Scratch;
 
 const FOLDER: &str = "DDP_TEST_TABLE_FOLDER";
 
