@@ -2,20 +2,17 @@
 //! bias. Checks its derivatives, then trains it for a moment.
 //! `cargo run --release --example custom_layer`. Letters: B rows of a batch, C columns.
 
-use std::sync::Arc;
-
-use ddp::comm::Group;
-use ddp::data::{InMemory, Loader, Sampler, Source, TaskSpec};
-use ddp::kernels::{DType, Device, Random, Tensor, ops};
-use ddp::models::Model;
+use ddp::comm::World;
+use ddp::data::{InMemory, Loader};
+use ddp::kernels::{DType, Device, Random, Seed, Tensor, ops};
 use ddp::nn::check::{Objective, worst_derivative};
 use ddp::nn::{
     Activate, Build, Init, Layer, Linear, Mse, Pass, PassOptions, Result, Saved, Scratch,
     Sequential,
 };
-use ddp::optim::{Optimizer, Rule, Schedule, Shape};
+use ddp::optim::{AdamW, Schedule, Shape};
 use ddp::params::ParamId;
-use ddp::step::{Step, StepOptions};
+use ddp::step::Step;
 
 /// y = n · gain + bias with n = (x − mean) / √(variance + 1e-5), for each row (C).
 #[derive(Debug, Default)]
@@ -89,8 +86,8 @@ impl Layer for LayerNorm {
 
 /// The gradients of the input and of the parameters on `device`, for random numbers.
 fn gradients(device: Device) -> Result<[Vec<f32>; 2]> {
-    let layer = Box::new(LayerNorm::default());
-    let model = Model::new(layer, &[40], DType::F32, device, 1, &|_| false)?;
+    let layers = Sequential::new().then(LayerNorm::default());
+    let model = layers.build(&[40], device, Seed(1))?;
     let mut random = Random::new(3);
     let x = Tensor::randn(&[9, 40], DType::F32, device, &mut random)?;
     let dy = x.randn_like(&mut random)?;
@@ -115,7 +112,8 @@ const ROWS: usize = 256;
 const STEPS: u64 = 150;
 
 fn main() -> ddp::Result<()> {
-    let device = Device::best();
+    let world = World::single()?;
+    let device = world.device()?;
     let mut layer = LayerNorm::default();
     let worst = worst_derivative(&mut layer, &[8], 4, 1, Objective::Projection, &|_| false)?;
     println!(
@@ -135,25 +133,25 @@ fn main() -> ddp::Result<()> {
     x.with_slice_mut(|x: &mut [f32]| x.iter_mut().for_each(|x| *x = 2.0 * *x - 1.0))?;
     let y: Vec<f32> = x.to_vec()?.iter().map(|x: &f32| (3.0 * x).sin()).collect();
     let y = Tensor::from_slice(&y, &[ROWS, 1], Device::Cpu)?;
-    let data = Arc::new(InMemory::new(x, y, TaskSpec::Regression { outputs: 1 })?);
+    let data = InMemory::numbers(x, y)?;
 
-    let layers = Sequential::new()
+    let model = Sequential::new()
         .then(Linear::new(32))
         .then(LayerNorm::default())
         .then(Activate::relu())
-        .then(Linear::new(1));
-    let model = Model::new(Box::new(layers), &[1], DType::F32, device, 1, &|_| false)?;
-    let optimizer = Optimizer::new(Rule::adamw(), &model.params)?;
-    let options = StepOptions::default();
-    let mut step = Step::new(model, Box::new(Mse), optimizer, Group::alone(), &options)?;
-    let sampler = Sampler::new(ROWS as u64, 64, 1, false)?;
-    let mut loader = Loader::new(Source::new(data, [device; 2]), sampler, 0, 1, None)?;
+        .then(Linear::new(1))
+        .build(&[1], device, Seed(1))?;
+    let mut step = Step::builder(model, Mse, AdamW::default()).build(&world)?;
+    let mut loader = Loader::builder(data)
+        .batch_size(64)
+        .shuffle(Seed(1))
+        .build(&world)?;
     let schedule = Schedule::new(Shape::Cosine, 0.05, 0.0, 10, STEPS)?;
     let (mut first_loss, mut loss) = (None, 0.0);
     for step0 in 0..STEPS {
-        step.run(loader.load(step0)?, schedule.learning_rate(step0), false)?;
+        step.run(loader.load(step0)?, schedule.learning_rate(step0))?;
         if step0 == 0 || (step0 + 1) % 50 == 0 {
-            loss = step.report(false)?.stats.loss();
+            loss = step.report()?.loss();
             first_loss.get_or_insert(loss);
             println!("step {:3}: loss {loss:.6}", step0 + 1);
         }

@@ -88,14 +88,14 @@ fn main() -> Result<()> {
                     dlogits: Some(&dlogits),
                     weights: None,
                 };
-                ops::cross_entropy(&logits, &labels, out, &options)?;
+                ops::cross_entropy(&logits, &labels, out, &options, None)?;
                 ops::linear_backward_weight_into(&dw2, None, &dlogits, &hidden, false)?;
                 ops::linear_backward_input_into(&dhidden, &dlogits, &w2, Below::Relu(&hidden))?;
                 ops::linear_backward_weight_into(&dw1, None, &dhidden, &x, false)?;
                 let moments = (&first_moments, &second_moments);
                 ops::adamw(
-                    &values, &gradients, moments.0, moments.1, &chunks, &constants, &scalars, None,
-                    None,
+                    &values, &gradients, moments.0, moments.1, None, &chunks, &constants, &scalars,
+                    None, None,
                 )
             })
         })?;
@@ -112,7 +112,7 @@ fn main() -> Result<()> {
         dlogits: None,
         weights: None,
     };
-    ops::cross_entropy_adding(&logits, &labels, out, &options, Some(&stats))?;
+    ops::cross_entropy(&logits, &labels, out, &options, Some(&stats))?;
     let [correct, rows] = [2, 3].map(|at| stats.slice(at..at + 1).and_then(|one| one.item()));
     let (correct, rows) = (correct?, rows?);
     println!("{correct} of {rows} points right");

@@ -7,15 +7,13 @@
 //! ```
 
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use ddp::comm::{Options, World};
-use ddp::data::{Dataset, InOrder, Loader, RowSpec, Sampler, Source, TaskSpec};
-use ddp::kernels::{DType, Device, Tensor};
-use ddp::models::Model;
+use ddp::data::{Dataset, Loader, RowSpec, TaskSpec};
+use ddp::kernels::{Seed, Tensor};
 use ddp::nn::{Activate, CrossEntropy, Linear, Sequential};
-use ddp::optim::{Optimizer, Rule, Schedule, Shape};
-use ddp::step::{Step, StepOptions};
+use ddp::optim::{AdamW, Schedule, Shape};
+use ddp::step::Step;
 
 /// Points on three spirals. A row is a pure function of its number, so all ranks have the same
 /// data.
@@ -77,39 +75,30 @@ impl Dataset for Spirals {
 const STEPS: u64 = 600;
 
 fn train(world: &World) -> ddp::Result<()> {
-    let (device, rank, size) = (Device::Cpu, world.rank(), world.size());
-    let data: Arc<dyn Dataset> = Arc::new(Spirals::new(3000, 0));
-    let held_out: Arc<dyn Dataset> = Arc::new(Spirals::new(600, 3000));
-
-    let layers = Sequential::new()
+    let device = world.device()?;
+    let model = Sequential::new()
         .then(Linear::new(64))
         .then(Activate::relu())
-        .then(Linear::new(3));
-    let model = Model::new(
-        Box::new(layers),
-        data.row_shape(),
-        DType::F32,
-        device,
-        1,
-        &|_name| false,
-    )?;
-    let optimizer = Optimizer::new(Rule::adamw(), &model.params)?;
-    // Every rank creates the same groups in the same order. The reducer uses one of them.
-    let (gradients, evaluation) = (world.group("gradients")?, world.group("evaluation")?);
-    let loss = Box::new(CrossEntropy::default());
-    let mut step = Step::new(model, loss, optimizer, gradients, &StepOptions::default())?;
-
-    let sampler = Sampler::new(data.rows(), 64, 1, false)?;
-    let mut loader = Loader::new(Source::new(data, [device; 2]), sampler, rank, size, None)?;
-    let mut held_out = InOrder::new(Source::new(held_out, [device; 2]), rank, size, 256)?;
+        .then(Linear::new(3))
+        .build(&[2], device, Seed(1))?;
+    let mut step = Step::builder(model, CrossEntropy::default(), AdamW::default()).build(world)?;
+    let mut loader = Loader::builder(Spirals::new(3000, 0))
+        .batch_size(64)
+        .shuffle(Seed(1))
+        .build(world)?;
+    let mut held_out = Loader::builder(Spirals::new(600, 3000))
+        .batch_size(256)
+        .build_in_order(world)?;
+    // Every rank creates the same groups in the same order.
+    let evaluation = world.group("evaluation")?;
     let schedule = Schedule::new(Shape::Cosine, 0.02, 0.0, 20, STEPS)?;
     for step0 in 0..STEPS {
-        step.run(loader.load(step0)?, schedule.learning_rate(step0), false)?;
+        step.run(loader.load(step0)?, schedule.learning_rate(step0))?;
         if (step0 + 1) % 200 == 0 {
-            let report = step.report(false)?;
+            let report = step.report()?;
             let tried = step.evaluate(&mut held_out, &evaluation)?;
-            if rank == 0 {
-                let (loss, accuracy) = (report.stats.loss(), 100.0 * tried.accuracy());
+            if world.rank() == 0 {
+                let (loss, accuracy) = (report.loss(), 100.0 * tried.accuracy());
                 println!(
                     "step {}: loss {loss:.4}, {accuracy:.1}% of held-out points right",
                     step0 + 1

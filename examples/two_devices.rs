@@ -8,11 +8,11 @@
 //!
 //! `ddp-train --devices-per-rank 2` does this in a full training run.
 
-use ddp::comm::Group;
-use ddp::data::{Loader, Sampler, Source};
+use ddp::comm::{Group, World};
+use ddp::data::Loader;
 use ddp::kernels::device::discover;
 use ddp::kernels::transfer::{Ledger, Phase};
-use ddp::kernels::{DType, Device};
+use ddp::kernels::{DType, Device, Seed};
 use ddp::models::Model;
 use ddp::nn::{Activate, CrossEntropy, Linear, Sequential};
 use ddp::optim::{Optimizer, Rule};
@@ -81,13 +81,16 @@ fn main() -> ddp::Result<()> {
     }
 
     // Features go to the first device, targets to the last.
-    let sampler = Sampler::new(data.rows(), BATCH, 1, false)?;
-    let mut loader = Loader::new(Source::new(data, devices), sampler, 0, 1, None)?;
+    let mut loader = Loader::builder(data)
+        .batch_size(BATCH)
+        .shuffle(Seed(1))
+        .devices(devices[0], devices[1])
+        .build(&World::single()?)?;
     let mut losses = Vec::new();
     for step0 in 0..STEPS {
-        step.run(loader.load(step0)?, 0.01, false)?;
+        step.run(loader.load(step0)?, 0.01)?;
         if step0 == 0 || (step0 + 1) % 20 == 0 {
-            losses.push(step.report(false)?.stats.loss());
+            losses.push(step.report()?.loss());
             println!("step {:2}: loss {:.4}", step0 + 1, losses[losses.len() - 1]);
         }
     }

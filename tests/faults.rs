@@ -4,7 +4,8 @@
 
 use std::process::Command;
 
-use ddp_kernels::stream::{self, Graph, Stream};
+use ddp_kernels::graph::Graph;
+use ddp_kernels::stream::{self, Stream};
 use ddp_kernels::transfer::{self, Scalars};
 use ddp_kernels::{DType, Device, Error, Result, Tensor, memory, ops};
 

@@ -2,8 +2,8 @@
 //! hints; on real or simulated GPUs.
 
 use ddp_kernels::stream::Stream;
-use ddp_kernels::transfer::{self, Hint, Ledger, Phase, Policy, TransferKind};
-use ddp_kernels::{DType, Device, Error, Random, Tensor, ops, threads};
+use ddp_kernels::transfer::{self, Ledger, Phase, Policy, TransferKind};
+use ddp_kernels::{DType, Device, Error, Random, Tensor, ops};
 
 const GPU: Device = Device::Cuda(0);
 const OTHER: Device = Device::Cuda(1);
@@ -182,7 +182,7 @@ fn the_librarys_threads_inherit_the_rules_and_others_can() {
         transfer::with_policy(Policy::Allow, || {
             transfer::in_phase(Phase::Checkpoint, || {
                 let (a, b) = (a.clone(), b.clone());
-                threads::spawn("loader", move || ops::add(&a, &b).map(drop))
+                transfer::spawn("loader", move || ops::add(&a, &b).map(drop))
                     .unwrap()
                     .join()
                     .unwrap()
@@ -252,6 +252,7 @@ fn the_ledger_tells_kind_bytes_count_line_and_phase_apart() {
             format!("tests/transfers.rs:{}", lines[1])
         );
         assert_eq!(json["crossed"]["bytes"], 164);
+
         let table = ledger.to_string();
         assert!(
             table.contains("device to device") && table.contains("120 B"),
@@ -262,19 +263,19 @@ fn the_ledger_tells_kind_bytes_count_line_and_phase_apart() {
     });
 }
 
+/// The patterns of the hints, and how often each was found.
+fn found(ledger: &Ledger) -> Vec<(&'static str, u64)> {
+    let hints = ledger.hints().into_iter();
+    hints.map(|hint| (hint.pattern, hint.count)).collect()
+}
+
 #[test]
 fn patterns_are_found_and_clean_code_gets_no_hint() {
     on_two_devices(|ledger| {
         let made = Tensor::zeros(&[4], DType::F32, Device::Cpu).unwrap();
         let moved = made.to(GPU).unwrap();
-        assert!(matches!(
-            ledger.hints()[..],
-            [Hint::MadeOnlyToMove {
-                count: 1,
-                target: GPU,
-                ..
-            }]
-        ));
+        assert_eq!(found(ledger), [("made only to be moved", 1)]);
+        assert!(ledger.hints()[0].to_string().contains("moved to cuda:0"));
         ledger.clear();
 
         let born_there = randn(&[4], GPU);
@@ -282,19 +283,10 @@ fn patterns_are_found_and_clean_code_gets_no_hint() {
             let there = born_there.to(Device::Cpu).unwrap();
             let _back = there.to(GPU).unwrap();
         }
-        assert!(
-            matches!(
-                ledger.hints()[..],
-                [Hint::PingPong {
-                    home: GPU,
-                    count: 3,
-                    ..
-                }]
-            ),
-            "{:?}",
-            ledger.hints()
-        );
+        assert_eq!(found(ledger), [("ping-pong", 3)]);
         assert!(ledger.to_json()["hints"][0]["pattern"] == "ping-pong");
+        let hint = &ledger.hints()[0];
+        assert!(hint.to_string().contains("data left cuda:0") && hint.lines.len() == 2);
         ledger.clear();
 
         // Weights that are uploaded, trained and downloaded for saving are no ping-pong.
@@ -313,23 +305,14 @@ fn patterns_are_found_and_clean_code_gets_no_hint() {
                 device.copy_from(&host).unwrap();
             }
         });
-        assert!(matches!(
-            ledger.hints()[..],
-            [Hint::PageableInStep {
-                count: 8,
-                bytes: 128,
-                ..
-            }]
-        ));
+        assert_eq!(found(ledger), [("pageable copies in the step", 8)]);
+        assert!(ledger.hints()[0].to_string().contains("8 copies, 128 B"));
         ledger.clear();
 
         transfer::in_phase(Phase::Step, || {
             (0..8).for_each(|_| _ = device.slice(0..1).unwrap().item().unwrap())
         });
-        assert!(matches!(
-            ledger.hints()[..],
-            [Hint::ScalarReadsInStep { count: 8, .. }]
-        ));
+        assert_eq!(found(ledger), [("scalar reads in the step", 8)]);
         ledger.clear();
 
         // A well-written loop: pinned data from the host in each step; metrics read at log steps.
@@ -352,7 +335,7 @@ fn patterns_are_found_and_clean_code_gets_no_hint() {
             ledger
                 .hints()
                 .iter()
-                .all(|hint| !matches!(hint, Hint::PageableInStep { .. }))
+                .all(|hint| hint.pattern != "pageable copies in the step")
         );
         assert_eq!(data.device(), GPU);
     });
@@ -431,6 +414,7 @@ fn an_operation_under_allow_is_done_whole_or_not_at_all() {
                 &values,
                 &gradients,
                 Some(&momentum),
+                None,
                 &chunks,
                 &constants,
                 &scalars,
@@ -480,4 +464,60 @@ fn moving_operands_does_not_hide_that_they_overlap_and_moves_each_once() {
             assert_eq!(ledger.crossed(), (1, 16));
         });
     });
+}
+
+#[test]
+fn files_reach_devices_only_through_transfer() {
+    if !ddp_tests::gpus(1) {
+        return;
+    }
+    let path = std::env::temp_dir().join(format!("ddp-transfers-{}.npy", std::process::id()));
+    let ledger = Ledger::new();
+    let matrix = Tensor::arange(6, DType::F32, Device::Cuda(0))
+        .unwrap()
+        .reshape(&[2, 3])
+        .unwrap()
+        .t()
+        .unwrap();
+    let load = || Tensor::load_npy(&path, Device::Cuda(0));
+    let line = line!() - 1;
+    let loaded = transfer::with_ledger(&ledger, || {
+        matrix.save_npy(&path)?;
+        load()
+    });
+    let loaded = loaded.unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(
+        (loaded.device(), loaded.shape()),
+        (Device::Cuda(0), matrix.shape())
+    );
+    assert_eq!(
+        loaded.to_vec::<f32>().unwrap(),
+        matrix.to_vec::<f32>().unwrap()
+    );
+    let mut rows: Vec<_> = ledger
+        .rows()
+        .iter()
+        .map(|row| (row.kind, row.site.line(), row.bytes))
+        .collect();
+    rows.sort();
+    assert_eq!(
+        rows,
+        [
+            (TransferKind::Upload, line, 24),
+            (TransferKind::Download, line + 3, 24)
+        ]
+    );
+    assert!(
+        ledger.hints().is_empty(),
+        "what was saved was used, and a file's data is the host's: {ledger}"
+    );
+    let error = transfer::forbid_transfers(|| matrix.save_npy(&path))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("save_npy: f32[3, 2] on cuda:0 would cross to cpu"),
+        "{error}"
+    );
+    assert!(!path.exists());
 }

@@ -70,7 +70,9 @@ fn rank_by(lookup: Lookup<'_>) -> Option<usize> {
 }
 
 /// The variable that our own launcher gives to each rank: `2/4:8` is rank 2 of 4, which has
-/// inherited a socket to rank 0 as descriptor 8. Rank 0 has one to each other rank: `0/4:7,8,9`.
+/// inherited a socket to rank 0 as descriptor 8. Rank 0 has one to each other rank: `0/4:7,8,9`. On
+/// several hosts it is `2/4@`, and `0/4@7` for rank 0, which has inherited a listener; the other
+/// variables are torchrun's.
 pub(crate) const OWN_JOB: &str = "DDP_JOB";
 
 /// What that variable says.
@@ -79,6 +81,8 @@ pub(crate) struct OwnJob {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) sockets: Vec<RawFd>,
+    /// Whether all ranks are on this host.
+    pub(crate) is_on_one_host: bool,
 }
 
 impl OwnJob {
@@ -87,21 +91,23 @@ impl OwnJob {
         let Some(text) = lookup(OWN_JOB) else {
             return Ok(None);
         };
-        let expected = "RANK/SIZE:SOCKET,SOCKET…, a socket for each other rank on rank 0";
+        let expected = "RANK/SIZE:SOCKET,SOCKET…, a socket for each other rank on rank 0, or \
+            RANK/SIZE@";
         let job = OwnJob::parse(&text);
         let job = job.ok_or_else(|| Error::launch(OWN_JOB, expected, format!("{text:?}")))?;
         Ok(Some(job))
     }
 
     fn parse(text: &str) -> Option<OwnJob> {
-        let (place, sockets) = text.split_once(':').unwrap_or((text, ""));
+        let is_on_one_host = !text.contains('@');
+        let (place, sockets) = text.split_once([':', '@']).unwrap_or((text, ""));
         let (rank, size) = place.split_once('/')?;
         let (rank, size) = (rank.parse().ok()?, size.parse().ok()?);
         let sockets = sockets.split(',').filter(|socket| !socket.is_empty());
         let sockets: Vec<RawFd> = sockets.map(|it| it.parse().ok()).collect::<Option<_>>()?;
         let expected = match rank {
-            0 => size - usize::from(size > 0),
-            _ => 1,
+            0 if is_on_one_host => size - usize::from(size > 0),
+            rank => usize::from(is_on_one_host || rank == 0),
         };
         let mut distinct = sockets.clone();
         distinct.sort_unstable();
@@ -115,6 +121,7 @@ impl OwnJob {
             rank,
             size,
             sockets,
+            is_on_one_host,
         })
     }
 }
@@ -177,7 +184,10 @@ impl Launch {
                 launcher: Launcher::Own,
                 rank: job.rank,
                 size: Some(job.size),
-                local_size: Some(job.size),
+                local_size: match job.is_on_one_host {
+                    true => Some(job.size),
+                    false => Rendezvous::of_torch(lookup)?.and_then(|place| place.local_size),
+                },
             }),
             None => match Launch::of_mpi(lookup).filter(|_| cfg!(feature = "mpi")) {
                 Some(launch) => Some(launch),

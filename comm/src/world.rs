@@ -15,11 +15,12 @@ mod star;
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use ddp_kernels::Device;
+use ddp_kernels::device::discover;
 use ddp_kernels::stream::Stream;
+use ddp_kernels::{Device, Member};
 
 pub use self::ending::HasExitCode;
 use self::links::{Links, Start};
@@ -69,9 +70,21 @@ pub struct World {
     of_processes: bool,
     share_gpus: bool,
     nccl: NcclChoice,
+    /// As `device` has found it.
+    device: OnceLock<Device>,
     #[cfg(feature = "mpi")]
     job: Option<crate::mpi::Job>,
     mesh: Option<Arc<Mesh>>,
+}
+
+impl From<&World> for Member {
+    fn from(world: &World) -> Member {
+        Member {
+            rank: world.rank(),
+            size: world.size(),
+            device: world.device.get().copied(),
+        }
+    }
 }
 
 impl World {
@@ -172,6 +185,7 @@ impl World {
             of_processes: false,
             share_gpus: options.share_gpus,
             nccl: options.nccl,
+            device: OnceLock::new(),
             #[cfg(feature = "mpi")]
             job: start.job,
             mesh: start.mesh,
@@ -360,6 +374,40 @@ impl World {
     #[track_caller]
     pub fn handshake(&self, fields: &[Field]) -> Result<()> {
         handshake(&self.control, fields)
+    }
+
+    /// The device that this rank trains on: its own GPU if all ranks have one that can be used, else
+    /// the CPU, with a warning if there are GPUs. All ranks call this together the first time.
+    #[track_caller]
+    pub fn device(&self) -> Result<Device> {
+        if let Some(device) = self.device.get() {
+            return Ok(*device);
+        }
+        let gpus = self.assign_gpus(1, self.share_gpus)?;
+        let own = match &gpus {
+            Ok(table) => Ok(table.devices_of(self.rank())[0]),
+            Err(shortage) => Err(shortage.to_string()),
+        };
+        let lacks_nccl = self.size() > 1 && !discover().nccl.is_sound();
+        let usable = own.and_then(|device| match Stream::default_of(device) {
+            Ok(_) if lacks_nccl => Err("NCCL, which sums over several GPUs, is not found".into()),
+            Ok(_) => Ok(device),
+            Err(error) => Err(error.to_string()),
+        });
+        let why = usable.as_ref().err().cloned().unwrap_or_default();
+        let troubles = self.all_gather_bytes(why.as_bytes())?;
+        let trouble = troubles.iter().find(|trouble| !trouble.is_empty());
+        let has_gpus = gpus.map_or_else(|shortage| shortage.table.has_gpus(), |_| true);
+        if let (Some(trouble), true, 0) = (trouble, has_gpus, self.rank()) {
+            let trouble = String::from_utf8_lossy(trouble);
+            let warning = format!("training on the CPU although there are GPUs: {trouble}");
+            say::warn(self.program(), &warning);
+        }
+        let device = match (usable, trouble) {
+            (Ok(device), None) => device,
+            _ => Device::Cpu,
+        };
+        Ok(*self.device.get_or_init(|| device))
     }
 
     /// Which rank has which GPUs, `per_rank` for each: the same table on all ranks, which all call

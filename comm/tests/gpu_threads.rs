@@ -6,8 +6,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use ddp_comm::{Group, Reduce, Result, World};
+use ddp_kernels::graph::Graph;
 use ddp_kernels::progress::{Progress, STRIDE};
-use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor, ops};
 
 /// Held by the test that uses the devices. All ranks make the calls of a device in one order over

@@ -22,7 +22,7 @@ use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-pub use self::command::{Command, StartRanks};
+pub use self::command::{Command, HOST_AGENT, StartRanks};
 pub use self::doctor::DoctorFlags;
 pub use self::export::{ExportFlags, ExportFormat};
 pub use self::generate::GenerateFlags;
@@ -39,7 +39,7 @@ use crate::config::model_names;
 use crate::error::{Error, Result};
 use crate::flags::layers::variable;
 use crate::flags::meant::meant;
-pub use crate::flags::{RankCount, RankFlags, SettingFlags, Taken};
+pub use crate::flags::{PlaceFlags, RankCount, RankFlags, SettingFlags, Taken};
 
 /// Reads a command line, the program's name first. Mistakes in it are an `Error::Usage`.
 pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Command> {
@@ -83,6 +83,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
         Mode::Doctor(flags) => Command::Doctor(flags),
         Mode::Completions { shell } => Command::Show(completions(shell)),
         Mode::Bench { what } => Command::Bench(what),
+        Mode::HostAgent => Command::HostAgent,
     };
     Ok(StartRanks::asked_for_elsewhere(command))
 }
@@ -153,6 +154,7 @@ const EXAMPLES: &str = "\
 Examples:
   ddp-train                                  built-in digits, one process
   ddp-train --ranks 2 --out two              the same batches, divided between two ranks
+  ddp-train --hosts node1:4,node2:4          four ranks on each of two hosts, over ssh
   mpirun -n 2 ddp-train --out two            the same, started by MPI
   ddp-train --epochs 20 --lr 3e-4 --hidden 1024,1024 --dropout 0.1
   ddp-train --data synthetic:regression,features=32,outputs=2 --optimizer sgd --lr 0.05
@@ -239,6 +241,9 @@ enum Mode {
         /// The shell
         shell: clap_complete::Shell,
     },
+    /// Start ranks for another host's launcher, which speaks to it
+    #[command(hide = true)]
+    HostAgent,
     /// Measure this machine; one line of JSON on standard output
     Bench {
         #[command(subcommand)]

@@ -17,10 +17,12 @@ use serde_json::json;
 use self::finding::Finding;
 use crate::cli::DoctorFlags;
 use crate::error::{Error, Result};
+use crate::exchange;
 
 /// The findings of one rank.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Found {
+    host: String,
     /// About its host, from the first rank there.
     of_host: Vec<Finding>,
     /// About itself.
@@ -46,10 +48,8 @@ pub fn examine(
     if !flags.quick {
         found.of_rank.extend(measure::rank(&devices));
     }
-    let mine = serde_json::to_vec(&found)
-        .map_err(|error| Error::Internal(format!("findings: {error}")))?;
-    let all = world.all_gather_bytes(&mine)?;
-    let hosts = world.all_gather_bytes(world.host().as_bytes())?;
+    found.host = world.host().to_string();
+    let all = exchange::gather(world, &found)?;
     let mut of_job = vec![look::assignment(&devices, world.size())];
     if !flags.quick && world.size() > 1 {
         of_job.push(measure::reductions(&devices, world)?);
@@ -59,11 +59,8 @@ pub fn examine(
         json: flags.json,
         counts: [0; 3],
     };
-    for (rank, (found, host)) in all.iter().zip(&hosts).enumerate() {
-        let found: Found = serde_json::from_slice(found).map_err(|error| {
-            Error::Internal(format!("findings of rank {rank} do not read back: {error}"))
-        })?;
-        let host = String::from_utf8_lossy(host);
+    for (rank, found) in all.iter().enumerate() {
+        let host = &found.host;
         printer.print(&format!("host {host}"), &found.of_host)?;
         printer.print(&format!("rank {rank} on {host}"), &found.of_rank)?;
     }

@@ -10,7 +10,7 @@ use ddp_kernels::Device;
 use ddp_kernels::mapped::free_bytes;
 
 use crate::config::Config;
-use crate::data::{DataSpec, choose};
+use crate::data::{DataSpec, files, resolve};
 use crate::error::{Error, Result};
 use crate::shown::shown;
 use crate::train::TrainProgram;
@@ -83,8 +83,8 @@ fn written(config: &Config, device: Device) -> String {
     let data = [Some(&config.data), config.val_data.as_ref()];
     let is_converted = |data: &&DataSpec| match data {
         DataSpec::Files(spec) => {
-            let files = choose::files(&spec.path, "data").unwrap_or_default();
-            files.iter().any(|file| choose::is_table(file))
+            let files = resolve::files(&spec.path, "data").unwrap_or_default();
+            files.iter().any(|file| files::is_table(file))
         }
         _ => false,
     };

@@ -6,11 +6,13 @@ mod taken;
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use ddp_comm::RANKS_MAX;
+use ddp_comm::spawn::HostList;
 use ddp_kernels::choice::{self, Choice};
 
 pub use self::layers::SettingFlags;
@@ -39,12 +41,28 @@ impl FromStr for RankCount {
     }
 }
 
+/// The ranks to start, if no launcher starts them.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+#[group(id = "places", multiple = true)]
+pub struct PlaceFlags {
+    /// Start so many ranks on this machine, without MPI; auto: one for each GPU, else one. With
+    /// --hosts: only so many of them
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<RankCount>,
+    /// Start ranks on these hosts over ssh, so many on each: node1:4,node2:4
+    #[arg(long, value_name = "HOST:N,…")]
+    pub hosts: Option<HostList>,
+    /// The same, from a file with a host in each line: node1 slots=4, or node1:4
+    #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
+    pub hostfile: Option<PathBuf>,
+}
+
 /// The ranks of a command that computes.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub struct RankFlags {
-    /// Start so many ranks on this machine, without MPI; auto: one for each GPU, else one
-    #[arg(long, value_name = "N")]
-    pub ranks: Option<RankCount>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub places: PlaceFlags,
     /// What a rank has, and how long it waits for the others.
     #[command(flatten)]
     pub settings: Taken,

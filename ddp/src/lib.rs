@@ -1,6 +1,47 @@
-//! The library of `ddp-train`, and the one crate that your own programs need: [`kernels`] has
-//! devices and tensors, [`comm`] ranks, [`nn`] layers and models, [`data`] data sets, and [`step`]
-//! the training step. Safe Rust only.
+//! The library of `ddp-train`, and the one crate that a program of yours needs. Safe Rust only.
+//!
+//! A perceptron that learns which points are near the origin, on as many ranks as a launcher starts:
+//!
+//! ```
+//! use ddp::comm::{Options, World};
+//! use ddp::data::{InMemory, Loader};
+//! use ddp::kernels::{DType, Device, Random, Seed, Tensor};
+//! use ddp::nn::{Activate, CrossEntropy, Linear, Sequential};
+//! use ddp::optim::AdamW;
+//! use ddp::step::Step;
+//!
+//! fn train(world: &World) -> ddp::Result<()> {
+//!     let device = world.device()?; // this rank's GPU, or the CPU
+//!     let points = Tensor::rand(&[600, 2], DType::F32, Device::Cpu, &mut Random::new(1))?;
+//!     let is_near = |point: &[f32]| i64::from(point[0].hypot(point[1]) < 0.8);
+//!     let labels: Vec<i64> = points.to_vec()?.chunks(2).map(is_near).collect();
+//!     let data = InMemory::classes(points, labels, 2)?;
+//!     let layers = Sequential::new().then(Linear::new(32)).then(Activate::relu()).then(Linear::new(2));
+//!     let model = layers.build(&[2], device, Seed(1))?;
+//!     let mut loader = Loader::builder(data).batch_size(60).shuffle(Seed(1)).build(world)?;
+//!     let mut step = Step::builder(model, CrossEntropy::default(), AdamW::default()).build(world)?;
+//!     for index in 0..300 {
+//!         step.run(loader.load(index)?, 0.01)?;
+//!     }
+//!     println!("accuracy {}", step.report()?.accuracy());
+//!     Ok(())
+//! }
+//! fn main() -> std::process::ExitCode { World::run(&Options::default(), train) }
+//! ```
+//!
+//! # A map
+//!
+//! | module | what it has |
+//! |---|---|
+//! | [`kernels`] | devices, tensors, transfers, operations |
+//! | [`comm`] | [`World`](comm::World): the ranks, their groups, how they fail and end |
+//! | [`data`] | tensors as data, files, your own [`Dataset`](data::Dataset); loaders |
+//! | [`nn`] | layers, losses; [`models`], [`params`], [`optim`] |
+//! | [`step`] | [`Step`](step::Step): forward, loss, backward, reduction, update |
+//! | [`train`], [`trainer`], [`config`] | around the step: checkpoints, logs, evaluation, resume |
+//! | [`checkpoint`], [`hugging_face`], [`export`] | models in files |
+//! | [`record`], [`report`], [`inspect`], [`watch`] | what a run has logged, and how it is shown |
+//! | [`using`], [`generate`] | trained models: `eval`, `predict`, `generate` |
 //!
 //! Start reading at `program.rs` for the program, at `ddp_engine::step` for training.
 
@@ -17,6 +58,7 @@ pub mod export;
 mod first_values;
 pub mod flags;
 pub mod inspect;
+mod metrics;
 pub mod output;
 mod program;
 pub mod progress;
@@ -31,13 +73,13 @@ pub mod watch;
 
 pub use ddp_comm as comm;
 pub use ddp_data as data;
-use ddp_data::disk as files;
-use ddp_engine::shown;
 pub use ddp_engine::{
-    audit, checkpoint, config, devices, evidence, generate, hugging_face, process, ranks, record,
-    reducer, step, tasks, trace, trainer,
+    audit, checkpoint, config, devices, generate, hugging_face, process, ranks, record, reducer,
+    samples, step, tasks, trace, trainer,
 };
+use ddp_engine::{exchange, shown};
 pub use ddp_kernels as kernels;
+use ddp_kernels::files;
 pub use ddp_nn as nn;
 pub use ddp_nn::{family_settings, models, optim, params};
 pub use error::{Error, Result, ShownError};

@@ -82,6 +82,10 @@ fn start_or_join() -> ExitCode {
             Err(error) => return World::refuse(program, &ShownError(error)),
         };
     }
+    if let Ok(Command::HostAgent) = command {
+        start::serve();
+        return ExitCode::SUCCESS;
+    }
     let (level, timeout_s, share_gpus) = match &command {
         Ok(command) => of_ranks(command),
         Err(_) => (LogLevel::default(), SHORT_S, false),
@@ -125,6 +129,7 @@ fn of_ranks(command: &Command) -> (LogLevel, f64, bool) {
         | Command::Inspect(_)
         | Command::Report(_)
         | Command::Start(_)
+        | Command::HostAgent
         | Command::Watch(_)
         | Command::Show(_) => (LogLevel::default(), SHORT_S, false),
     }
@@ -138,6 +143,7 @@ fn run(command: Command, world: &World) -> Result<()> {
     match command {
         Command::Show(text) => say(&text.trim_end()),
         Command::Start(ranks) => run(*ranks.command, world),
+        Command::HostAgent => unreachable!("it has no world"),
         Command::Train(config) => train::train(&config, world),
         Command::DryRun(config) => dry_run::dry_run(&config, world, &mut say),
         Command::Eval(flags) => using::eval(&flags, world, &mut say),

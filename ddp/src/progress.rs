@@ -72,6 +72,12 @@ enum Shown {
     },
 }
 
+/// Lines, of which none was shown.
+const LINES: Shown = Shown::Lines {
+    first: None,
+    last: None,
+};
+
 impl Progress {
     /// Progress of a run of `steps` steps, for rank 0.
     pub fn new(when: When, steps: u64) -> Progress {
@@ -79,20 +85,10 @@ impl Progress {
         let (_, columns) = Term::stderr().size();
         let shown = match when {
             When::Never => Shown::Nothing,
-            When::Auto if !terminal => Shown::Lines {
-                first: None,
-                last: None,
-            },
-            When::Auto | When::Always => {
-                // indicatif's own target draws nothing without a terminal.
-                let target = Box::new(Term::stderr());
-                let target = ProgressDrawTarget::term_like_with_hz(target, REDRAWS_PER_S);
-                Shown::Bar(bar(steps, target, columns))
-            }
+            When::Auto if !terminal => LINES,
+            // indicatif's own target draws nothing without a terminal.
+            When::Auto | When::Always => Shown::Bar(bar(steps, on_terminal(), columns)),
         };
-        if let Shown::Bar(bar) = &shown {
-            *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.downgrade());
-        }
         Progress {
             shown,
             steps,
@@ -128,17 +124,14 @@ impl Progress {
                     return;
                 }
                 *last = Some(Instant::now());
-                let left = time_left(
-                    began.elapsed(),
-                    figures.step.saturating_sub(first_step),
-                    steps.saturating_sub(figures.step),
-                );
+                let step = figures.step;
+                let (done, left) = (step.saturating_sub(first_step), steps.saturating_sub(step));
+                let left = time_left(began.elapsed(), done, left);
                 let left = left.map_or(String::new(), |left| {
                     format!("  {} left", units::duration(left.as_secs_f64()))
                 });
                 say(&format!(
-                    "step {} of {steps}  {}{left}",
-                    figures.step,
+                    "step {step} of {steps}  {}{left}",
                     describe(figures)
                 ));
             }
@@ -158,10 +151,7 @@ impl Progress {
     pub fn finish(&mut self) {
         if let Shown::Bar(_) = &self.shown {
             clear_bar();
-            self.shown = Shown::Lines {
-                first: None,
-                last: None,
-            };
+            self.shown = LINES;
         }
     }
 }
@@ -177,19 +167,9 @@ pub(crate) struct ReadProgress {
 impl ReadProgress {
     pub(crate) fn new(when: When) -> ReadProgress {
         let is_bar = when == When::Always || when == When::Auto && io::stderr().is_terminal();
-        let bar = is_bar.then(|| {
-            let target = Box::new(Term::stderr());
-            let target = ProgressDrawTarget::term_like_with_hz(target, REDRAWS_PER_S);
-            let style = ProgressStyle::with_template(
-                "{msg}  {bar:10} {decimal_bytes}/{decimal_total_bytes}  \
-                 {decimal_bytes_per_sec}  {eta} left",
-            );
-            let style = style.expect("the template is right").progress_chars("━╸─");
-            ProgressBar::with_draw_target(None, target).with_style(style)
-        });
-        if let Some(bar) = &bar {
-            *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.downgrade());
-        }
+        let template = "{msg}  {bar:10} {decimal_bytes}/{decimal_total_bytes}  \
+                        {decimal_bytes_per_sec}  {eta} left";
+        let bar = is_bar.then(|| styled(None, on_terminal(), template));
         ReadProgress {
             next: (bar.is_none() && when == When::Auto).then(|| Instant::now() + LINE_EVERY),
             bar,
@@ -205,12 +185,8 @@ impl ReadProgress {
         }
         if self.next.is_some_and(|next| Instant::now() >= next) {
             self.next = Some(Instant::now() + LINE_EVERY);
-            let mb = |bytes: u64| bytes as f64 / 1e6;
-            say(&format!(
-                "{what}: {:.0} of {:.0} MB read",
-                mb(bytes),
-                mb(of)
-            ));
+            let [read, of] = [bytes, of].map(|bytes| bytes as f64 / 1e6);
+            say(&format!("{what}: {read:.0} of {of:.0} MB read"));
         }
     }
 }
@@ -243,10 +219,20 @@ fn bar(steps: u64, target: ProgressDrawTarget, columns: u16) -> ProgressBar {
         MEDIUM_COLUMNS.. => "{pos}/{len}  {wide_msg}  {eta} left",
         _ => "{pos}/{len}  {wide_msg}  {eta}",
     };
-    let style = ProgressStyle::with_template(template)
-        .expect("the template is right")
-        .progress_chars("━╸─");
-    ProgressBar::with_draw_target(Some(steps), target).with_style(style)
+    styled(Some(steps), target, template)
+}
+
+fn on_terminal() -> ProgressDrawTarget {
+    ProgressDrawTarget::term_like_with_hz(Box::new(Term::stderr()), REDRAWS_PER_S)
+}
+
+/// A bar that the log clears while it writes.
+fn styled(length: Option<u64>, target: ProgressDrawTarget, template: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(template).expect("the template is right");
+    let style = style.progress_chars("━╸─");
+    let bar = ProgressBar::with_draw_target(length, target).with_style(style);
+    *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.downgrade());
+    bar
 }
 
 /// `training loss 0.3124, accuracy 93.1%  epoch 1  41,200 samples/s`; without a rate the GPU is
@@ -337,12 +323,10 @@ impl<'a> MakeWriter<'a> for Stderr {
     type Writer = Event;
 
     fn make_writer(&'a self) -> Event {
-        let prefix = if self.rank == 0 {
-            Vec::new()
-        } else {
-            format!("rank {}: ", self.rank).into_bytes()
-        };
-        Event(prefix)
+        Event(match self.rank {
+            0 => Vec::new(),
+            rank => format!("rank {rank}: ").into_bytes(),
+        })
     }
 }
 
@@ -363,12 +347,8 @@ impl Write for Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let show = || write(with_flags(&String::from_utf8_lossy(&self.0)).as_bytes());
-        let bar = BAR
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .as_ref()
-            .and_then(WeakProgressBar::upgrade);
-        match bar {
+        let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner);
+        match bar.as_ref().and_then(WeakProgressBar::upgrade) {
             Some(bar) => bar.suspend(show),
             None => show(),
         }
@@ -477,7 +457,6 @@ mod tests {
         let paper = Paper(Arc::default(), columns);
         let target = ProgressDrawTarget::term_like(Box::new(paper.clone()));
         let bar = bar(785, target, columns);
-        *BAR.lock().unwrap() = Some(bar.downgrade());
         let mut progress = Progress {
             shown: Shown::Bar(bar.clone()),
             steps: 785,
@@ -525,10 +504,7 @@ mod tests {
     #[test]
     fn off_a_terminal_the_first_figures_are_a_line_and_the_next_wait() {
         let mut progress = Progress {
-            shown: Shown::Lines {
-                first: None,
-                last: None,
-            },
+            shown: LINES,
             steps: 200,
             columns: 120,
         };

@@ -1,12 +1,12 @@
-//! `OUT/report.html`: one page that shows a run, made from its record (`metrics.jsonl`) and
-//! `samples.json`.
+//! `OUT/report.html`: one page that shows a run, made from its metrics log
+//! (`metrics.jsonl`) and `samples.json`.
 //!
-//! The page needs no network and can be read without scripts. Its inputs are not trusted: every
-//! text is escaped. The same record makes the same bytes.
+//! The page needs no network, and its tables no scripts. Its inputs are not trusted: every text is
+//! escaped. The same log makes the same bytes.
 //!
-//! `read.rs` reads the record, `charts.rs` and `scale.rs` draw curves, `tables.rs` and `classes.rs`
-//! make the other sections, `page.rs` puts them together. `compare.rs` makes a page of several
-//! runs, and `csv.rs` exports metrics.
+//! `charts.rs` has the curves, which `script.js` draws, `tables.rs` and `classes.rs` the other
+//! sections; `page.rs` puts them together. `compare.rs` makes a page of several runs, and `csv.rs`
+//! exports metrics.
 
 pub(crate) mod charts;
 mod classes;
@@ -14,9 +14,7 @@ mod compare;
 mod csv;
 mod html;
 mod page;
-pub(crate) mod read;
 pub(crate) mod results;
-mod scale;
 mod tables;
 
 use std::collections::BTreeSet;
@@ -29,14 +27,20 @@ use ddp_comm::World;
 use crate::cli::ReportFlags;
 use crate::error::{Error, Result};
 use crate::files;
+use crate::metrics::Run;
 use crate::output;
 use crate::record::{EVENTS_FILE, REPORT_FILE};
+use crate::samples::Samples;
 
 /// Makes the report of the run in `folder` and returns its path.
 pub fn make(folder: &Path) -> Result<PathBuf> {
     let path = folder.join(REPORT_FILE);
-    write_page(&path, &page::of(&read::Run::read(folder)?))?;
+    write_page(&path, &page_of(folder)?)?;
     Ok(path)
+}
+
+fn page_of(folder: &Path) -> Result<String> {
+    Ok(page::of(&Run::read(folder)?, Samples::read(folder)))
 }
 
 fn write_page(path: &Path, page: &str) -> Result<()> {
@@ -67,7 +71,7 @@ pub fn report(
         }
         ([folder], None, None) => make(folder)?,
         ([folder], Some(out), None) => {
-            write_page(out, &page::of(&read::Run::read(folder)?))?;
+            write_page(out, &page_of(folder)?)?;
             out.clone()
         }
         (_, Some(out), None) => {
@@ -87,7 +91,7 @@ pub fn report(
 }
 
 /// The runs in these folders, under the names of the folders: with their paths if names are equal.
-fn several(folders: &[PathBuf]) -> Result<Vec<(String, read::Run)>> {
+fn several(folders: &[PathBuf]) -> Result<Vec<(String, Run)>> {
     if folders.len() > compare::RUNS_MAX {
         return Err(Error::Usage(format!(
             "a report of {} runs: expected at most {}; help: leave some out",
@@ -108,7 +112,7 @@ fn several(folders: &[PathBuf]) -> Result<Vec<(String, read::Run)>> {
             true => name(folder),
             false => folder.display().to_string(),
         };
-        Ok((name, read::Run::read(folder)?))
+        Ok((name, Run::read(folder)?))
     };
     folders.iter().map(read).collect()
 }
@@ -119,8 +123,8 @@ fn export(
     csv: &Path,
     say: &mut dyn FnMut(&dyn Display) -> Result<()>,
 ) -> Result<()> {
-    // Refuses what is no record, and says how to fix it.
-    read::Run::read(folder)?;
+    // Refuses what is no metrics log, and says how to fix it.
+    Run::read(folder)?;
     let record = folder.join(EVENTS_FILE);
     if csv == Path::new("-") {
         let mut out = BufWriter::new(std::io::stdout().lock());

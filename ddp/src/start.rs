@@ -1,14 +1,16 @@
-//! `--ranks N`: starts the ranks of a job on this machine, without MPI.
+//! `--ranks N` and `--hosts a:4,b:4`: starts the ranks of a job, on this machine or over ssh on
+//! several, without MPI.
 
 use std::ffi::OsString;
-use std::process::Command as Process;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use ddp_comm::spawn::{Spawner, StartedBy, started_by};
+pub use ddp_comm::spawn::serve;
+use ddp_comm::spawn::{Host, HostList, Spawner, StartedBy, Task, started_by};
 use ddp_kernels::device::discover;
 
 use crate::about::about;
-use crate::cli::{Command, RankCount, StartRanks};
+use crate::cli::{Command, HOST_AGENT, RankCount, StartRanks};
 use crate::config::DeviceChoice;
 use crate::error::{Error, Result};
 
@@ -24,30 +26,38 @@ pub fn start(ranks: &StartRanks, timeout: Duration) -> Result<Option<u8>> {
         StartedBy::NoLauncher => {}
         StartedBy::Spawner => return Ok(None),
         StartedBy::Launcher => {
-            let text = "--ranks: a launcher has started this process as one of several ranks; \
-                help: leave out --ranks, or start ddp-train without the launcher";
-            return Err(Error::Usage(text.into()));
+            return Err(Error::Usage(format!(
+                "--ranks: a launcher has started this process as one of several ranks; help: leave \
+                 out --ranks and --hosts, or start {} without the launcher",
+                about().name
+            )));
         }
     }
-    let count = count(ranks);
+    let hosts = hosts(ranks)?;
     let program = std::env::current_exe().map_err(|source| Error::Io {
         action: "find",
         path: "this program".into(),
         source,
         help: "start it by its path".into(),
     })?;
-    let mut words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let mut task = Task {
+        program,
+        arguments: std::env::args_os().skip(1).collect(),
+        agent: HOST_AGENT,
+    };
     let mut spawner = Spawner::new(about().name, ranks.grace, timeout);
     for restart in 0.. {
-        let command = || {
-            let mut process = Process::new(&program);
-            process.args(&words);
-            process
+        let ended = spawner.run(&hosts, &task);
+        let code = match &ended {
+            Ok(code) => *code,
+            Err(error) => error.exit_code(),
         };
-        let code = spawner.run(count, &command)?;
         let is_lost = OF_LOST_RANKS.contains(&code) && !spawner.was_stopped();
         if !is_lost || restart == ranks.restarts {
-            return Ok(Some(code));
+            return Ok(Some(ended?));
+        }
+        if let Err(error) = ended {
+            eprintln!("{}: {error}", about().name);
         }
         eprintln!(
             "{}: the job ended with {code}: starting again with --resume auto ({} of {})",
@@ -55,17 +65,45 @@ pub fn start(ranks: &StartRanks, timeout: Duration) -> Result<Option<u8>> {
             restart + 1,
             ranks.restarts
         );
-        words = resuming(words);
-        spawner.pause(PAUSE);
-        if spawner.was_stopped() {
-            // It can resume.
-            return Ok(Some(75));
+        task.arguments = resuming(task.arguments);
+        if let Some(code) = spawner.pause(PAUSE) {
+            return Ok(Some(code));
         }
     }
     unreachable!("the loop ends at the last restart")
 }
 
-/// How many ranks to start.
+/// Where to start ranks, and how many.
+fn hosts(ranks: &StartRanks) -> Result<Vec<Host>> {
+    let places = &ranks.places;
+    let of_file = |path: &PathBuf| {
+        let wrong = |why: String| Error::Usage(format!("--hostfile {}: {why}", path.display()));
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(|error| wrong(error.to_string()))?;
+        HostList::of_file(&text).map_err(wrong)
+    };
+    let list = match (&places.hosts, &places.hostfile) {
+        (Some(list), _) => list.clone(),
+        (None, Some(path)) => of_file(path)?,
+        (None, None) => {
+            let (name, ranks) = ("localhost".into(), count(ranks));
+            return Ok(vec![Host { name, ranks }]);
+        }
+    };
+    match places.ranks {
+        None => Ok(list.0),
+        Some(RankCount::Of(count)) => list
+            .first(count)
+            .map_err(|why| Error::Usage(format!("--ranks with hosts: {why}"))),
+        Some(RankCount::Auto) => {
+            let text = "--ranks auto counts the GPUs of this machine only; help: give each host \
+                its number of ranks, as in node1:4";
+            Err(Error::Usage(text.into()))
+        }
+    }
+}
+
+/// How many ranks to start on this machine.
 fn count(ranks: &StartRanks) -> usize {
     let (device, per_rank) = match &*ranks.command {
         Command::Train(config) | Command::DryRun(config) => {
@@ -77,12 +115,10 @@ fn count(ranks: &StartRanks) -> usize {
         Command::Doctor(_) => (DeviceChoice::Auto, 1),
         _ => (DeviceChoice::Cpu, 1),
     };
-    match (ranks.count, device) {
-        (RankCount::Of(count), _) => count,
-        (RankCount::Auto, DeviceChoice::Auto | DeviceChoice::Cuda) => {
-            (discover().gpus.len() / per_rank).max(1)
-        }
-        (RankCount::Auto, _) => 1,
+    match (ranks.places.ranks, device) {
+        (Some(RankCount::Of(count)), _) => count,
+        (_, DeviceChoice::Auto | DeviceChoice::Cuda) => (discover().gpus.len() / per_rank).max(1),
+        _ => 1,
     }
 }
 

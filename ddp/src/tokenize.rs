@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use ddp_comm::World;
+use ddp_kernels::threads;
 
 use crate::cli::TokenizeFlags;
 use crate::data::text::{self, Side, Sizes, TokenizeOptions, Tokenized, TokenizerChoice};
@@ -39,9 +40,9 @@ pub fn tokenize(
         lossy: flags.lossy,
         val_split: flags.val_split,
         out: flags.out.clone(),
-        threads: flags.threads.unwrap_or_else(|| world.default_threads()),
         sizes: Sizes::default(),
     };
+    threads::set_count(flags.threads.unwrap_or_else(|| world.default_threads()))?;
     let mut progress = ReadProgress::new(flags.progress);
     let began = Instant::now();
     let done = text::tokenize(&options, &mut |at| {

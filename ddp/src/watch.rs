@@ -1,27 +1,26 @@
-//! `ddp-train watch DIR`: a live view of a run in the terminal, from its record alone. So it works
-//! over ssh, on another host that shares the folder, and after the run.
+//! `ddp-train watch DIR`: a live view of a run in the terminal, from its metrics log alone. So it
+//! works over ssh, on another host that shares the folder, and after the run.
 //!
-//! `follow.rs` reads the record as it grows, `summary.rs` says what it holds in words, `view.rs`
-//! draws.
+//! `summary.rs` says what the log holds in words, `view.rs` draws.
 
-mod follow;
 mod summary;
 mod view;
 
 use std::fmt::Display;
+use std::fs;
 use std::io::{self, IsTerminal};
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
 
 use ddp_comm::{Signal, StopSignals, World};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
 
-use self::follow::Followed;
 use crate::cli::WatchFlags;
 use crate::error::{Error, Result};
+use crate::metrics::Run;
 use crate::record::EVENTS_FILE;
 
-/// How often the record is read.
+/// How often the log is read.
 const READ_EVERY: Duration = Duration::from_secs(1);
 /// How often keys are looked for.
 const KEYS_EVERY: Duration = Duration::from_millis(200);
@@ -50,7 +49,28 @@ pub fn watch(
     shown.map_err(failed)
 }
 
-/// The run in `folder`. Its record must be there and have a start.
+/// A run whose log is read as it grows. A run that resumes cuts it: then it is read again.
+struct Followed {
+    folder: PathBuf,
+    run: Run,
+    /// Why the log cannot be read at the moment.
+    problem: Option<String>,
+}
+
+impl Followed {
+    /// Reads what was added. A log that cannot be read leaves what is known.
+    fn refresh(&mut self) {
+        self.problem = self.run.refresh().err().map(|error| error.to_string());
+    }
+
+    /// How long ago the log was written to.
+    fn age(&self) -> Option<Duration> {
+        let written = fs::metadata(self.folder.join(EVENTS_FILE)).and_then(|file| file.modified());
+        SystemTime::now().duration_since(written.ok()?).ok()
+    }
+}
+
+/// The run in `folder`. Its log must be there and have a start.
 fn open(folder: &Path) -> Result<Followed> {
     if !folder.join(EVENTS_FILE).exists() {
         return Err(Error::Usage(format!(
@@ -59,7 +79,11 @@ fn open(folder: &Path) -> Result<Followed> {
             folder.display()
         )));
     }
-    Followed::open(folder)
+    Ok(Followed {
+        folder: folder.to_path_buf(),
+        run: Run::read(folder)?,
+        problem: None,
+    })
 }
 
 fn failed(source: io::Error) -> Error {

@@ -38,7 +38,7 @@ fn heap_allocations(case: &Case, size: usize) -> u64 {
         let mut number = 0;
         let mut steps = |count: u64| -> Result<()> {
             for _ in 0..count {
-                step.run(loader.load(number)?, 1e-3, false)?;
+                step.run(loader.load(number)?, 1e-3)?;
                 number += 1;
             }
             Ok(())

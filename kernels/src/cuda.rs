@@ -4,32 +4,26 @@
 //! captures, runs cuBLASLt's heuristic on every product, and panics where a symbol is missing.
 //!
 //! Bottom up, each file uses only those above it in this list:
-//! * `loaded.rs`, `library.rs`: loading libraries.
+//! * `library.rs`: loading NVIDIA's libraries.
 //! * `calls.rs`: the driver's functions; `fault.rs`: their errors.
-//! * `devices.rs`: which devices this process can use; `gpu.rs`: one of them.
+//! * `devices.rs`: which devices this process can use; `parse.rs`: their names; `gpu.rs`: one of
+//!   them.
 //! * `queue.rs`: streams, events, and where a thread's work goes during a capture.
+//! * `nodes.rs`: what a graph consists of.
 //! * `copies.rs`: all copies; `peers.rs`: which devices can access each other's memory.
-//! * `nvrtc.rs`: compiling `.cu` files at first use.
-//! * `nodes.rs`: what a graph consists of; `capture.rs`: what a capture keeps; `launch.rs`: how
-//!   operations run kernels.
-//! * `blaslt.rs`: matrix products.
+//! * `nvrtc.rs`: compiling `.cu` files at first use; `cache.rs`: what is kept of that on disk.
 
-pub(crate) mod blaslt;
-mod cache;
+pub(crate) mod cache;
 pub(crate) mod calls;
-pub(crate) mod capture;
 pub(crate) mod copies;
 pub(crate) mod devices;
 pub(crate) mod fault;
 pub(crate) mod gpu;
-pub(crate) mod launch;
 pub(crate) mod library;
-pub(crate) mod loaded;
 pub(crate) mod nodes;
 pub(crate) mod nvrtc;
+mod parse;
 pub(crate) mod peers;
 pub(crate) mod queue;
 
 pub(crate) use gpu::Gpu;
-pub(crate) use launch::{Grid, Launcher};
-pub(crate) use nvrtc::Source;

@@ -3,7 +3,6 @@
 //! Nothing falls back silently: a device that cannot be used is an error that says why.
 
 mod discover;
-mod parse;
 
 use std::fmt;
 

@@ -3,12 +3,10 @@
 //! F32 is the working type. BF16 and F16 are for storage and casts. F64 is for checking: any device
 //! may store it, only the CPU computes with it. U8, I32 and I64 hold labels, bytes and counters.
 
-mod exact;
 pub mod round;
 
 use std::fmt;
 
-pub(crate) use exact::exact;
 pub use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 

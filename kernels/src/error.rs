@@ -8,13 +8,12 @@ use std::panic::Location;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+pub use crate::message::{Help, Site};
+pub(crate) use crate::message::{Line, human_bytes};
 use crate::{DType, Device, Shape};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-/// A line in the caller's source.
-pub type Site = &'static Location<'static>;
 
 /// Everything that can go wrong in tensors, transfers and operations. Where a caller only needs to
 /// know which kind of error it is, the rest is its message.
@@ -202,28 +201,6 @@ impl Error {
     }
 }
 
-/// The end of an error message: `; help:` and the fix, or nothing if there is no fix to name.
-pub struct Help<'a>(pub &'a str);
-
-impl fmt::Display for Help<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            Ok(())
-        } else {
-            write!(f, "; help: {}", self.0)
-        }
-    }
-}
-
-/// A source line as `file:line`.
-pub(crate) struct Line<'a>(pub(crate) &'a Location<'static>);
-
-impl fmt::Display for Line<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.0.file(), self.0.line())
-    }
-}
-
 /// What a tensor is, without its contents: `"w" f32[1000, 1000] on cuda:0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
@@ -321,35 +298,9 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
-/// Bytes with a binary unit: `512 B`, `4.0 KiB`, `1.5 GiB`.
-pub(crate) fn human_bytes(bytes: usize) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let mut value = bytes as f64 / 1024.0;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    format!("{value:.1} {}", UNITS[unit])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bytes_read_well() {
-        let shown: Vec<String> = [0, 1023, 1024, 1536, 3 << 30, usize::MAX]
-            .map(human_bytes)
-            .into();
-        assert_eq!(
-            shown,
-            ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "3.0 GiB", "16.0 EiB"]
-        );
-    }
 
     #[test]
     fn an_error_is_small_enough_to_return_by_value() {

@@ -24,12 +24,10 @@
 
 use std::ffi::c_void;
 
-pub use crate::cuda::library::{Library, functions};
-
 use crate::cuda::Gpu;
-use crate::cuda::capture;
-use crate::cuda::nodes::NodeKind;
+use crate::cuda::nodes::{self, NodeKind};
 use crate::error::{Error, Result, Site};
+pub use crate::library::{Library, functions};
 use crate::storage::Borrow;
 use crate::stream::Stream;
 use crate::{Device, Tensor};
@@ -114,7 +112,7 @@ pub fn enter<'a>(
         entered.borrows[index] = Some(borrow);
     }
     queue.gpu.bind().map_err(|fault| fault.of(op, device, at))?;
-    capture::note(|notes| {
+    nodes::note(|notes| {
         notes.begin();
         for (operand, &address) in operands.iter().zip(entered.addresses()) {
             notes.operand(address, operand.tensor.bytes(), [true, operand.writes]);

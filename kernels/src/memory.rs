@@ -73,16 +73,3 @@ pub fn set_limit_bytes(device: Device, limit_bytes: Option<usize>) {
 pub fn largest_live(device: Device, count: usize) -> Vec<LiveTensor> {
     with_pool(device, |state| state.largest_live(count)).unwrap_or_default()
 }
-
-/// Every live buffer on `device` whose tensor has a name, by id, in the order they were made.
-pub(crate) fn named_live(device: Device) -> Vec<(u64, LiveTensor)> {
-    with_pool(device, |state| {
-        let live = state.live.iter().map(|(id, live)| (*id, live.clone()));
-        let mut named: Vec<_> = live
-            .filter(|(_, live)| live.tensor.name.is_some())
-            .collect();
-        named.sort_by_key(|(id, _)| *id);
-        named
-    })
-    .unwrap_or_default()
-}

@@ -19,10 +19,13 @@ mod call;
 mod cast;
 mod chunks;
 mod column_sum;
+mod copy;
+mod create;
 mod cross_entropy;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod exact;
 mod fill;
 mod float;
 mod gather;
@@ -54,13 +57,9 @@ pub(crate) mod testing;
 mod token_mean;
 mod transpose;
 
-pub(crate) use fill::{arange_new, fill_new};
-pub(crate) use random::{Distribution, draw_new};
-pub(crate) use transpose::write_transposed;
-
 pub use crate::precision::{F32Math, f32_math, with_f32_math};
 pub use activation::Activation;
-pub use adamw::{AdamwConstants, AdamwScalars, adamw, adamw_with_copies};
+pub use adamw::{AdamwConstants, AdamwScalars, adamw};
 pub use add::{add, add_into};
 pub use addmm::{addmm, addmm_into};
 pub use attention::{
@@ -70,9 +69,8 @@ pub use axpy::axpy;
 pub use cast::{cast, cast_into};
 pub use chunks::{Chunk, ChunkTable, QUANTUM};
 pub use column_sum::column_sum_into;
-pub use cross_entropy::{
-    CrossEntropyOptions, CrossEntropyOut, cross_entropy, cross_entropy_adding,
-};
+pub use copy::Destination;
+pub use cross_entropy::{CrossEntropyOptions, CrossEntropyOut, cross_entropy};
 pub use dropout::{DropoutKey, dropout, dropout_into};
 pub use embedding::{
     EmbeddingScratch, embedding_backward_into, embedding_into, embedding_positions_backward_into,
@@ -86,7 +84,7 @@ pub use linear::{
     Below, add_row_sums_into, linear_backward_input_into, linear_backward_input_summed_into,
     linear_backward_weight_into, linear_into, prefers_row_sums, row_block_sums_into, row_sums_of,
 };
-pub use mse::{mse_adding, mse_into};
+pub use mse::mse_into;
 pub use mul::{mul, mul_into};
 pub use muon::{divide_by_norm, muon_direction};
 pub use nonfinite::{STEP_FLAGS, mark_nonfinite};
@@ -97,10 +95,10 @@ pub use patches::{Patches, patches_backward_into, patches_into};
 pub use relu::{relu, relu_backward_into, relu_into};
 pub use relu_squared::{relu_squared, relu_squared_backward_into, relu_squared_into};
 pub use rope::{rope_backward_into, rope_into, rope_table};
-pub use rows::{row_max_into, row_mean_into, row_sum_into};
+pub use rows::{row_mean_into, row_sum_into};
 pub use rsqrt::{rsqrt_backward_into, rsqrt_into};
 pub use scale::{scale, scale_into};
-pub use sgd::{SgdConstants, SgdScalars, sgd, sgd_with_copies};
+pub use sgd::{SgdConstants, SgdScalars, sgd};
 pub use sub::{sub, sub_into};
 pub use sum::{mean, mean_into, sum, sum_into};
 pub use swiglu::{swiglu_backward_into, swiglu_into};

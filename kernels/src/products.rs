@@ -8,11 +8,12 @@ use std::panic::Location;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cuda::blaslt::Kind as Product;
-use crate::cuda::{Gpu, Launcher};
+use crate::cuda::Gpu;
 use crate::device::discover;
 use crate::error::{Result, Site};
 use crate::heartbeat::{self, Work};
+use crate::launch::Launcher;
+use crate::launch::blaslt::Kind as Product;
 use crate::stream::Stream;
 use crate::{Device, choices};
 

@@ -11,10 +11,10 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crate::cuda::launch::args;
+use crate::cuda::Gpu;
 use crate::cuda::queue::Queue;
-use crate::cuda::{Gpu, Grid, Launcher, Source};
 use crate::error::{Error, Result, Site};
+use crate::launch::{Grid, Launcher, Source, args};
 use crate::stream::Stream;
 use crate::{DType, Device, Tensor};
 

@@ -7,6 +7,10 @@ use crate::philox::{Stream, uniform_f64};
 use crate::simd::multiversion;
 use crate::threads;
 
+/// A seed of random numbers: equal seeds give equal bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seed(pub u64);
+
 /// Hands out draws: each random tensor uses the next one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Random {

@@ -3,8 +3,6 @@
 //! A shape is checked once, when it is made: its element count and its size in bytes fit the
 //! machine, so no later arithmetic on it can overflow.
 
-mod check;
-
 use std::fmt;
 use std::ops::Deref;
 
@@ -19,6 +17,14 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// A shape of dimensions that were checked: `Shape::new` is in `tensor/shape.rs`.
+    pub(crate) fn of_checked(checked: &[usize]) -> Shape {
+        let mut dims = [0; RANK_MAX];
+        dims[..checked.len()].copy_from_slice(checked);
+        let rank = checked.len() as u8;
+        Shape { dims, rank }
+    }
+
     /// The dimensions, outermost first.
     pub fn dims(&self) -> &[usize] {
         &self.dims[..usize::from(self.rank)]

@@ -12,12 +12,14 @@
 //! in the list until the copy is done, or for the rest of the process if a failed copy may still
 //! run.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::cuda::queue::Queue;
 use crate::error::{Result, Site, TensorInfo};
 use crate::memory::Block;
 use crate::stream::Event;
@@ -129,10 +131,6 @@ impl Storage {
         self.bytes
     }
 
-    pub(crate) fn id(&self) -> u64 {
-        self.block.id()
-    }
-
     pub(crate) fn block(&self) -> &Block {
         &self.block
     }
@@ -152,15 +150,6 @@ impl Storage {
     pub(crate) fn mark_changed(&self) {
         self.used.store(true, Ordering::Relaxed);
         self.changed.store(true, Ordering::Relaxed);
-    }
-
-    /// Counts a reference that a graph takes or gives up.
-    pub(crate) fn count_graph(&self, takes: bool) {
-        if takes {
-            self.held_by_graphs.fetch_add(1, Ordering::Relaxed);
-        } else {
-            self.held_by_graphs.fetch_sub(1, Ordering::Relaxed);
-        }
     }
 
     pub(crate) fn graphs(&self) -> usize {
@@ -242,8 +231,45 @@ impl Drop for Storage {
 
 impl fmt::Debug for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (id, bytes, device) = (self.id(), self.bytes, self.device());
+        let (id, bytes, device) = (self.block.id(), self.bytes, self.device());
         write!(f, "Storage {id} of {bytes} bytes on {device}")
+    }
+}
+
+/// Memory that a graph uses, and keeps.
+#[derive(Debug)]
+pub(crate) struct Kept(Arc<Storage>);
+
+thread_local! {
+    /// What the graph that this thread captures uses.
+    static KEPT: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Kept {
+    /// The graph that this thread captures keeps `storage`.
+    pub(crate) fn keep(storage: &Arc<Storage>) {
+        KEPT.with_borrow_mut(|kept| {
+            if !kept.iter().rev().any(|it| Arc::ptr_eq(&it.0, storage)) {
+                storage.held_by_graphs.fetch_add(1, Ordering::Relaxed);
+                kept.push(Kept(storage.clone()));
+            }
+        });
+    }
+
+    /// Takes what this thread's capture keeps.
+    pub(crate) fn take() -> Vec<Kept> {
+        KEPT.take()
+    }
+
+    /// The memory is freed after the work of `queue`.
+    pub(crate) fn adopt(&self, queue: &Arc<Queue>) {
+        self.0.block.adopt(queue);
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.0.held_by_graphs.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

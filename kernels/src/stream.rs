@@ -1,18 +1,14 @@
-//! Streams, events, graphs and timers.
+//! Streams, events and timers.
 //!
 //! Work given to a stream runs in order. Work of two streams runs in any order, except where an
 //! event orders it or where a stream first uses a tensor (see `memory/gpu.rs`). On the CPU work is
 //! done when its call returns: an event is a moment in time, and waiting returns at once.
-
-mod graph;
 
 use std::cell::RefCell;
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-
-pub use graph::{Graph, GraphNode, NodeCounts, NodeKind};
 
 use crate::Device;
 use crate::cuda::Gpu;

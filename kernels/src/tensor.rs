@@ -4,20 +4,18 @@
 //! There are two layouts: row-major, and the transpose of a row-major matrix (`t()`), which costs
 //! nothing and which the matrix products read directly.
 
-mod create;
 mod data;
+mod new;
+mod shape;
 mod views;
-
-pub use data::Destination;
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cuda::capture;
 use crate::cuda::queue::{Queue, is_capturing};
 use crate::error::{Error, Line, Result, Site, TensorInfo};
-use crate::storage::{Borrow, Origin, Storage};
+use crate::storage::{Borrow, Kept, Origin, Storage};
 use crate::{DType, Device, Shape};
 
 /// A handle to elements on a device, with their dtype and shape.
@@ -97,7 +95,7 @@ impl Tensor {
 
     fn with_name(mut self, name: Option<Arc<str>>) -> Tensor {
         if let Some(name) = &name
-            && self.is_whole_storage()
+            && self.bytes() == self.storage.bytes()
         {
             self.storage.block().set_name(name);
         }
@@ -109,11 +107,6 @@ impl Tensor {
     /// use it in the order of their launches.
     pub fn is_only_handle(&self) -> bool {
         Arc::strong_count(&self.storage) == 1 + self.storage.graphs()
-    }
-
-    /// Whether this tensor is all of its storage.
-    pub(crate) fn is_whole_storage(&self) -> bool {
-        self.bytes() == self.storage.bytes()
     }
 
     /// Whether the two handles share memory.
@@ -137,25 +130,6 @@ impl Tensor {
         Tensor {
             storage: copy.storage.clone(),
             offset: copy.byte_range().start / self.dtype.bytes(),
-            ..self.clone()
-        }
-    }
-
-    /// The whole storage as bytes.
-    pub(crate) fn whole_storage(&self) -> Result<Tensor> {
-        let shape = Shape::new(&[self.storage.bytes()])?;
-        let whole = Tensor::over(self.storage.clone(), shape, DType::U8);
-        Ok(Tensor {
-            name: self.name.clone(),
-            ..whole
-        })
-    }
-
-    /// This view over the storage of `copy`, which is a copy of this tensor's whole storage.
-    pub(crate) fn with_storage_of(&self, copy: &Tensor) -> Tensor {
-        debug_assert_eq!(self.storage.bytes(), copy.storage.bytes());
-        Tensor {
-            storage: copy.storage.clone(),
             ..self.clone()
         }
     }
@@ -247,7 +221,7 @@ impl Tensor {
     /// A graph being captured on `queue` keeps this tensor's memory.
     pub(crate) fn join_capture(&self, queue: &Queue) {
         if queue.is_captured() {
-            capture::keep(&self.storage);
+            Kept::keep(&self.storage);
         }
     }
 

@@ -19,7 +19,6 @@ use self::pool::Pool;
 pub(crate) use self::shares::{Shares, cut};
 use crate::error::{Error, Result};
 use crate::streaming::{self, CopyOf, STREAMING_BYTES_MIN};
-use crate::transfer;
 
 /// The most threads a pool may have.
 pub const COUNT_MAX: usize = 1024;
@@ -75,16 +74,6 @@ fn pool() -> Arc<Pool> {
     let mut slot = POOL.write().unwrap_or_else(PoisonError::into_inner);
     slot.get_or_insert_with(|| Arc::new(Pool::new(cores().len().clamp(1, COUNT_MAX), None)))
         .clone()
-}
-
-/// Starts a thread that inherits this thread's transfer rules: policy, phase, scopes and ledger.
-pub fn spawn<R: Send + 'static>(
-    name: &str,
-    body: impl FnOnce() -> R + Send + 'static,
-) -> std::io::Result<std::thread::JoinHandle<R>> {
-    std::thread::Builder::new()
-        .name(name.to_string())
-        .spawn(transfer::inherit(body))
 }
 
 /// Runs `body(0)` … `body(pieces - 1)` on the pool and returns when all are done.

@@ -9,8 +9,8 @@
 
 mod book;
 mod hints;
-pub(crate) mod ledger;
-pub(crate) mod policy;
+mod ledger;
+mod policy;
 mod route;
 mod scalars;
 
@@ -18,12 +18,13 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 pub use book::book_collective;
-pub(crate) use book::{Asked, book_launch, check};
+pub(crate) use book::{Asked, book_launch, check, take_held};
 pub use hints::Hint;
+pub(crate) use ledger::CapturedRows;
 pub use ledger::{Ledger, Phase, Row, TransferKind, readable_bytes};
 pub use policy::{
-    Policy, announced, current_phase, forbid_transfers, in_phase, inherit, policy, with_ledger,
-    with_policy,
+    Policy, announced, current_phase, forbid_transfers, in_phase, inherit, policy, spawn,
+    with_ledger, with_policy,
 };
 pub use scalars::Scalars;
 

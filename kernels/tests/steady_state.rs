@@ -151,7 +151,7 @@ impl Net {
             gradient_scale: 1.0 / BATCH as f64,
             ..Default::default()
         };
-        ops::cross_entropy(&self.logits, &self.labels, out, &options)?;
+        ops::cross_entropy(&self.logits, &self.labels, out, &options, None)?;
         ops::mean_into(&self.total, &self.losses)?;
         ops::dropout_into(&self.dhidden, &self.dhidden, 0.1, &key)?;
         ops::grad_norm_partials(&self.partials, &self.gradients, &self.chunks)?;
@@ -165,6 +165,7 @@ impl Net {
             gradients,
             first,
             second,
+            None,
             &self.chunks,
             &self.constants,
             &self.scalars,

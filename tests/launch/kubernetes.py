@@ -178,16 +178,16 @@ def wrong_in_pod(what, pod):
             if not shared or volumes.get(shared[0]["name"], {}).get("emptyDir", {}).get("medium") != "Memory":
                 yield f"{where}: /dev/shm is not memory of the pod's own: NCCL needs more than 64 MiB"
         command = container.get("command", [])
-        if command and command[0] == "ddp-mpirun":
+        if command and command[0] == "ddp-train":
             grace = int(option(command, "--grace-s", 60))
             if pod.get("terminationGracePeriodSeconds", 30) < grace + 15:
-                yield f"{where}: the pod is killed before its ranks' {grace} s to save and mpirun's end are over"
+                yield f"{where}: the pod is killed before its ranks' {grace} s to save are over"
             if "--resume=auto" not in container.get("args", []):
                 yield f"{where}: started again, it would not resume"
-            known = re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text("launch/mpirun").split("TEXT\n")[1])
-            unknown = [word for word in command if word.startswith("-") and word != "--" and word not in known]
+            flags = text("ddp/src/cli/start.rs")
+            unknown = [word for word in command if word.startswith("--") and f"pub {word[2:].replace('-', '_')}:" not in flags]
             if unknown:
-                yield f"{where}: launch/mpirun knows no {', '.join(unknown)}"
+                yield f"{where}: ddp-train starts no ranks with {', '.join(unknown)}"
 
 
 def wrong_in_mpi_job(job):
@@ -217,9 +217,8 @@ def wrong_in_mpi_job(job):
     yield from wrong_in_ending(spec, launcher, worker)
     if spec.get("launcherCreationPolicy") != "WaitForWorkersReady":
         yield "the launcher may come before its workers"
-    names = {variable["name"] for variable in launcher["containers"][0]["env"]}
-    if "PRTE_MCA_prte_default_hostfile" not in names:
-        yield "Open MPI 5 would not find the host file"
+    if option(launcher["containers"][0]["command"], "--hostfile") != "/etc/mpi/hostfile":
+        yield "the launcher does not read the operator's host file"
 
 
 def wrong_in_ending(spec, launcher, worker):
@@ -230,7 +229,7 @@ def wrong_in_ending(spec, launcher, worker):
     if "kill -USR1" not in hook:
         yield "a worker that is told to end does not ask its ranks to save"
         return
-    program = os.path.basename(launcher["containers"][0]["args"][0])
+    program = launcher["containers"][0]["command"][0]
     if f"'({program})'" not in hook:
         yield f"a worker that is told to end does not look for {program}"
     waits = int(re.search(r"second < (\d+)", hook).group(1))
@@ -248,7 +247,7 @@ def wrong_in_job(job):
     pod = job["spec"]["template"]["spec"]
     yield from wrong_in_pod("Job", pod)
     container = pod["containers"][0]
-    ranks, gpus = option(container["command"], "-n"), container["resources"]["limits"]["nvidia.com/gpu"]
+    ranks, gpus = option(container["command"], "--ranks"), container["resources"]["limits"]["nvidia.com/gpu"]
     if ranks != str(gpus):
         yield f"{ranks} ranks on {gpus} GPUs"
     if pod["restartPolicy"] != "Never":
@@ -295,13 +294,13 @@ def planted(mpi_job, job):
     yield "another port", changed(mpi_job, *worker, "containers", 0, "readinessProbe", "tcpSocket", "port", 22), both
     yield "keys elsewhere", changed(mpi_job, "spec", "sshAuthMountPath", "/root/.ssh"), both
     yield "a short end", changed(mpi_job, *launcher, "terminationGracePeriodSeconds", 30), both
-    yield "an unknown option", changed(mpi_job, *launcher, "containers", 0, "command", 1, "--grace"), both
-    yield "no resuming", changed(mpi_job, *launcher, "containers", 0, "args", 3, "--zero=1"), both
+    yield "an unknown option", changed(mpi_job, *launcher, "containers", 0, "command", 3, "--grace"), both
+    yield "no resuming", changed(mpi_job, *launcher, "containers", 0, "args", 2, "--zero=1"), both
     yield "a worker that stays away", changed(mpi_job, "spec", "mpiReplicaSpecs", "Worker", "restartPolicy", "Never"), both
     yield "ranks that nobody asks to save", changed(mpi_job, *worker, "containers", 0, "lifecycle", None), both
     yield "a hook without a command", changed(mpi_job, *worker, "containers", 0, "lifecycle", "preStop", "exec", {}), both
     yield "a worker killed as its ranks save", changed(mpi_job, *worker, "terminationGracePeriodSeconds", 60), both
-    yield "ranks of another name", changed(mpi_job, *launcher, "containers", 0, "args", 0, "my-train"), both
+    yield "ranks of another name", changed(mpi_job, *launcher, "containers", 0, "command", 0, "my-train"), both
     yield "an image without a version", changed(job, "spec", "template", "spec", "containers", 0, "image", "ddp-train"), alone
     yield "ranks without GPUs", changed(job, "spec", "template", "spec", "containers", 0, "command", 2, "8"), alone
     yield "a pod that starts again by itself", changed(job, "spec", "template", "spec", "restartPolicy", "OnFailure"), alone

@@ -4,16 +4,25 @@ fn spawner() -> Spawner {
     Spawner::new("test", Duration::from_secs(60), Duration::from_secs(1))
 }
 
+fn task(program: &str, arguments: &[&str]) -> Task {
+    Task {
+        program: program.into(),
+        arguments: arguments.iter().map(Into::into).collect(),
+        agent: "",
+    }
+}
+
+fn here(ranks: usize) -> [Host; 1] {
+    let name = "localhost".into();
+    [Host { name, ranks }]
+}
+
 /// The exit code of `size` ranks that run `script` in a shell, where `$rank` and `$sockets` are.
 fn code_of(size: usize, script: &str) -> u8 {
     let script = format!("rank=${{DDP_JOB%%/*}} sockets=${{DDP_JOB#*:}}\n{script}");
-    let command = || {
-        // Other shells know descriptors of one digit only.
-        let mut shell = Command::new("bash");
-        shell.args(["-c", &script]);
-        shell
-    };
-    spawner().run(size, &command).unwrap()
+    // Other shells know descriptors of one digit only.
+    let task = task("bash", &["-c", &script]);
+    spawner().run(&here(size), &task).unwrap()
 }
 
 #[test]
@@ -62,9 +71,8 @@ fn a_rank_that_stays_after_the_others_have_ended_well_is_killed_and_lost() {
 
 #[test]
 fn a_program_that_cannot_be_started_is_an_error() {
-    let error = spawner()
-        .run(2, &|| Command::new("/missing/program"))
-        .unwrap_err();
+    let missing = task("/missing/program", &[]);
+    let error = spawner().run(&here(2), &missing).unwrap_err();
     assert!(
         error
             .to_string()

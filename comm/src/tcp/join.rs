@@ -65,8 +65,6 @@ pub(crate) fn listen(place: &Rendezvous) -> Result<TcpListener> {
 }
 
 fn listen_on(place: &Rendezvous, port: u16) -> io::Result<TcpListener> {
-    let everywhere = || TcpListener::bind((Ipv6Addr::UNSPECIFIED, port));
-    let everywhere = || everywhere().or_else(|_| TcpListener::bind(("0.0.0.0", port)));
     // A host's own name often stands for a loopback address in its own file of hosts.
     let is_meant = |address: &SocketAddr| {
         let is_literal = place.host == "localhost" || place.host.parse::<IpAddr>().is_ok();
@@ -76,11 +74,17 @@ fn listen_on(place: &Rendezvous, port: u16) -> io::Result<TcpListener> {
     match named.ok().and_then(|mut all| all.find(is_meant)) {
         Some(address) => match TcpListener::bind(address) {
             // A name for a service, or an address that is translated.
-            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => everywhere(),
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => listen_everywhere(port),
             listener => listener,
         },
-        None => everywhere(),
+        None => listen_everywhere(port),
     }
+}
+
+/// Listens on all addresses of this host.
+pub(crate) fn listen_everywhere(port: u16) -> io::Result<TcpListener> {
+    TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
+        .or_else(|_| TcpListener::bind(("0.0.0.0", port)))
 }
 
 /// Listens on any port of this address.

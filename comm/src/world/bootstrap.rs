@@ -47,8 +47,8 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
     apply_settings(options, launch, &lookup);
     let limits = limits::check(launch.local_size.unwrap_or(1).max(1));
     let mut meeting = match OwnJob::read(&lookup)? {
-        Some(job) => Star::inherited(job, options)?,
-        None => {
+        Some(job) if job.is_on_one_host => Star::inherited(job, options)?,
+        own => {
             let place = match launch.launcher {
                 Launcher::Slurm => Rendezvous::of_slurm(&lookup)?,
                 _ => Rendezvous::of_torch(&lookup)?,
@@ -56,7 +56,8 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
             let Some(place) = place else {
                 return Ok(None);
             };
-            Star::over_tcp(place, Secret::read(&lookup)?, options)?
+            let listener = own.and_then(|job| job.sockets.first().copied());
+            Star::over_tcp(place, listener, Secret::read(&lookup)?, options)?
         }
     };
     let start = join(options, launch, &mut meeting, limits)?;

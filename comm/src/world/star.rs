@@ -2,11 +2,10 @@
 //! what they exchange.
 
 use std::fs::File;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -56,25 +55,8 @@ struct Network {
 impl Star {
     /// The sockets that this process was started with.
     pub(super) fn inherited(job: OwnJob, options: &Options) -> Result<Star> {
-        static TAKEN: AtomicBool = AtomicBool::new(false);
-        if TAKEN.swap(true, Ordering::Relaxed) {
-            let help = "connect one world in a process";
-            return Err(Error::setup(ACTION, "its sockets are taken already", help));
-        }
         let take = |&fd: &i32| {
-            let refused = |got: String| Error::launch("DDP_JOB", "inherited sockets", got);
-            let kind = std::fs::metadata(format!("/proc/self/fd/{fd}"));
-            let kind = kind.map_err(|error| refused(format!("descriptor {fd}: {error}")))?;
-            if !kind.file_type().is_socket() {
-                return Err(refused(format!("descriptor {fd}, which is no socket")));
-            }
-            // SAFETY: the variable gives this process the descriptor, which is open, a socket and
-            // above the standard streams. Nothing else in this process owns it: it was inherited,
-            // is named once, and `TAKEN` lets one call take it.
-            let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-            // A copy that programs started by this process do not inherit.
-            let socket = File::from(socket).try_clone().map(OwnedFd::from);
-            let socket = socket.and_then(|socket| Frames::new(socket, VALUE_BYTES_MAX));
+            let socket = Frames::new(inherited(fd)?, VALUE_BYTES_MAX);
             socket.map_err(|error| Error::setup(ACTION, error, "start the job again"))
         };
         let sockets = job.sockets.iter().map(take).collect::<Result<_>>()?;
@@ -92,12 +74,21 @@ impl Star {
         }
     }
 
-    /// Ranks that meet at this place.
-    pub(super) fn over_tcp(place: Rendezvous, secret: Secret, options: &Options) -> Result<Star> {
+    /// Ranks that meet at this place, where rank 0 has perhaps inherited a `listener`.
+    pub(super) fn over_tcp(
+        place: Rendezvous,
+        listener: Option<RawFd>,
+        secret: Secret,
+        options: &Options,
+    ) -> Result<Star> {
         let (rank, limit) = (place.rank, options.timeout);
         let pass = Pass::new(&place.job, secret.clone(), rank, place.size);
         let joined = if rank == 0 {
-            let mut guests = Guests::new(tcp::listen(&place)?, pass, VALUE_BYTES_MAX)?;
+            let listener = match listener {
+                Some(fd) => TcpListener::from(inherited(fd)?),
+                None => tcp::listen(&place)?,
+            };
+            let mut guests = Guests::new(listener, pass, VALUE_BYTES_MAX)?;
             let others: Vec<usize> = (1..place.size).collect();
             let gathered = guests.gather(&others, limit, &place.address());
             guests.joined.sort_by_key(|joined| joined.rank);
@@ -351,6 +342,30 @@ impl Star {
         let help = "give MASTER_ADDR as an address that all hosts reach";
         address.ok_or_else(|| Error::setup(ACTION, "this host has no address", help))
     }
+}
+
+/// A socket that our own launcher has given to this process. A copy that programs started by this
+/// process do not inherit.
+fn inherited(fd: RawFd) -> Result<OwnedFd> {
+    static TAKEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if taken.contains(&fd) {
+        let help = "connect one world in a process";
+        return Err(Error::setup(ACTION, "its sockets are taken already", help));
+    }
+    let refused = |got: String| Error::launch("DDP_JOB", "inherited sockets", got);
+    let kind = std::fs::metadata(format!("/proc/self/fd/{fd}"));
+    let kind = kind.map_err(|error| refused(format!("descriptor {fd}: {error}")))?;
+    if !kind.file_type().is_socket() {
+        return Err(refused(format!("descriptor {fd}, which is no socket")));
+    }
+    taken.push(fd);
+    // SAFETY: the variable gives this process the descriptor, which is open, a socket and above the
+    // standard streams. Nothing else in this process owns it: it was inherited, and `TAKEN` lets one
+    // call take it.
+    let socket = File::from(unsafe { OwnedFd::from_raw_fd(fd) }).try_clone();
+    let socket = socket.map_err(|error| Error::setup(ACTION, error, "start the job again"))?;
+    Ok(OwnedFd::from(socket))
 }
 
 /// Tells all ranks that have come why the job ends.

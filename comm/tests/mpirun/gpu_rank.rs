@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use ddp_comm::{Error, Group, Reduce, Result, World};
 use ddp_kernels::dtype::bf16;
-use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::graph::Graph;
+use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Element, Tensor, ops};
 
 use crate::rank::{commit, cpu_ms, now_ms, raise, tell};

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::panic::Location;
+use std::sync::Arc;
 
 use ddp_kernels::{DType, Device, Tensor};
 use std::hash::Hasher as _;
@@ -45,6 +46,28 @@ pub trait Dataset: Debug + Send + Sync {
     /// What is to be learned.
     fn task(&self) -> &TaskSpec {
         &self.spec().task
+    }
+}
+
+impl<D: Dataset + ?Sized> Dataset for Arc<D> {
+    fn rows(&self) -> u64 {
+        (**self).rows()
+    }
+
+    fn spec(&self) -> &RowSpec {
+        (**self).spec()
+    }
+
+    fn fingerprint(&self) -> Result<String> {
+        (**self).fingerprint()
+    }
+
+    fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
+        (**self).gather(rows, inputs, targets)
+    }
+
+    fn rows_of_classes(&self) -> Option<Vec<u64>> {
+        (**self).rows_of_classes()
     }
 }
 

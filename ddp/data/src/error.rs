@@ -5,6 +5,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use ddp_kernels::files::FileError;
+
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -88,6 +90,23 @@ impl Error {
             Error::Internal(_) | Error::Tensor(_) => 70,
             Error::Io { .. } => 74,
             Error::Outside { exit_code, .. } | Error::Remote { exit_code, .. } => *exit_code,
+        }
+    }
+}
+
+impl From<FileError> for Error {
+    fn from(error: FileError) -> Error {
+        let FileError {
+            action,
+            path,
+            source,
+            help,
+        } = error;
+        Error::Io {
+            action,
+            path,
+            source,
+            help,
         }
     }
 }

@@ -5,22 +5,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use ddp_kernels::mapped::Mapped;
-use ddp_kernels::{Tensor, ops};
+use ddp_kernels::{Device, Tensor, memory, ops};
 
 use crate::dataset::{Dataset, RowSpec, check_gather, sampled_hash};
 use crate::error::{Error, Result};
-use crate::files::shown_number;
+use crate::files::{Array, shown_number};
 use crate::fill;
 use crate::labels::Labels;
 use crate::normalize::Normalization;
+use crate::rows::Rows;
 use crate::scan::first_nonfinite;
 use crate::split::Split;
-use crate::stack::Stack;
 
 /// Rows of files.
 #[derive(Debug)]
 pub(crate) struct FileData {
-    pub(crate) features: Arc<Stack>,
+    pub(crate) features: Arc<Rows>,
     /// `None` if targets are not needed: each is 0.
     pub(crate) labels: Option<Arc<Labels>>,
     pub(crate) side: Side,
@@ -118,7 +118,7 @@ impl FileData {
 
 /// The error of a non-finite feature.
 pub(crate) fn nonfinite(
-    features: &Stack,
+    features: &Rows,
     row: u64,
     column: usize,
     columns: Option<&[String]>,
@@ -213,6 +213,16 @@ impl Dataset for FileData {
                 Ok(())
             })?,
         }
+    }
+}
+
+/// Tells the system that files larger than memory are read in any order: reading ahead would be
+/// wasted.
+pub(crate) fn read_in_any_order(arrays: &[Array]) {
+    let bytes = arrays.iter().map(|array| array.mapped().len());
+    if bytes.fold(0, u64::saturating_add) > memory::free_bytes(Device::Cpu) as u64 {
+        let files = arrays.iter().map(Array::mapped);
+        files.for_each(|file| file.random_order(true));
     }
 }
 

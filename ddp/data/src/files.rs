@@ -10,69 +10,67 @@ pub mod array;
 pub mod cache;
 mod cell;
 mod contents;
-mod conversion;
 mod csv;
 pub mod flat;
+mod format;
+mod formats;
 pub(crate) mod gzip;
 mod idx;
 pub(crate) mod io;
-mod kind;
 mod llm_c;
 mod npy;
 mod npz;
 pub(crate) mod parquet;
 mod safetensors;
 mod shown;
-pub(crate) mod survey;
 pub mod table;
+pub(crate) mod text;
+mod token_file;
 pub mod tokens;
 mod written;
 
 use std::path::Path;
 
-pub use self::array::{Array, Element};
+pub use self::array::Array;
+pub(crate) use self::cell::{is_missing, number};
 pub use self::contents::{Contents, OddCells};
-use self::io::refuse;
-pub use self::kind::{FileKind, kind};
-pub(crate) use self::shown::shown_number;
+pub use self::format::Format;
+use self::format::{DataFile, Holds};
+pub(crate) use self::formats::{endings, named};
+pub use self::formats::{format, is_table};
+pub(crate) use self::shown::{listed, listed_up_to, shown_number, some_of};
+pub use self::token_file::{Coding, TokenFile};
+pub(crate) use self::written::Written;
+pub use crate::element::Element;
 use crate::error::Result;
 
 /// The arrays of the file at `path`, of any format with arrays. Converted copies go to `cache_dir`,
 /// if given.
 pub fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
     let name = path.display().to_string();
-    match kind(path)? {
-        FileKind::Npy => npy::open(path, &name, cache_dir),
-        FileKind::Npz => npz::open(path, cache_dir),
-        FileKind::Idx => idx::open(path, &name),
-        FileKind::Safetensors => safetensors::open(path),
-        FileKind::Flat => {
-            cache::checked(path, cache_dir, || flat::verify(path))?;
-            flat::open(path, &name)
+    let file = DataFile {
+        path,
+        name: &name,
+        cache_dir,
+    };
+    let format = format(path)?;
+    match format.holds {
+        Holds::Arrays(open) => open(&file),
+        Holds::Packed(unpack) => {
+            let path = &unpack(&file)?;
+            let inner = formats::format(path)?;
+            match inner.holds {
+                Holds::Arrays(open) => open(&DataFile { path, ..file }),
+                _ => Err(file.bad(format!(
+                    "expected .npy, IDX or .csv in a .gz file, got {}",
+                    inner.name
+                ))),
+            }
         }
-        FileKind::Gzip => open_gzip(path, cache_dir),
-        FileKind::Text => Err(refuse(
-            path,
-            "expected a file of arrays, got a text; help: rename a table of text to .csv",
+        Holds::Tokens(_) if format.is(&text::TEXT) => Err(file.bad(
+            "expected a file of arrays, got a text; help: rename a table of text to .csv".into(),
         )),
-        kind @ (FileKind::Csv | FileKind::Parquet | FileKind::LlmC) => {
-            let what = format!("expected a file of arrays, got {}", kind.name());
-            Err(refuse(path, what))
-        }
-    }
-}
-
-/// The array of a compressed file: unpacked once, then read like any other.
-fn open_gzip(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
-    let unpacked = gzip::unpacked(path, cache_dir)?;
-    let name = path.display().to_string();
-    match kind(&unpacked)? {
-        FileKind::Npy => npy::open(&unpacked, &name, cache_dir),
-        FileKind::Idx => idx::open(&unpacked, &name),
-        other => {
-            let what = "expected .npy, IDX or .csv in a .gz file";
-            Err(refuse(path, format!("{what}, got {}", other.name())))
-        }
+        _ => Err(file.bad(format!("expected a file of arrays, got {}", format.name))),
     }
 }
 

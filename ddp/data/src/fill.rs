@@ -2,10 +2,10 @@
 //! rows that are trained on.
 
 use crate::error::{Error, Result};
-use crate::plan::Missing;
+use crate::feature_plan::Missing;
 use crate::ranks::Ranks;
+use crate::rows::Rows;
 use crate::scan::{self, RowReader};
-use crate::stack::Stack;
 
 /// Puts the numbers of `fill` (F) where rows of F features have NaN.
 pub(crate) fn apply(fill: &[f32], x: &mut [f32]) {
@@ -19,7 +19,7 @@ pub(crate) fn apply(fill: &[f32], x: &mut [f32]) {
 /// Rows of F features whose missing numbers are filled in. Without a fill they are rows of 2F
 /// numbers: each number, 0 where it is missing, then 1 where it is there.
 pub(crate) struct Filled<'a> {
-    pub(crate) rows: &'a Stack,
+    pub(crate) rows: &'a Rows,
     /// One for each feature.
     pub(crate) fill: Option<&'a [f32]>,
 }
@@ -64,7 +64,7 @@ pub(crate) struct Present {
 impl Present {
     /// All ranks share the work. An infinite number ends it early: `None`.
     pub(crate) fn find(
-        features: &Stack,
+        features: &Rows,
         is_wanted: &(dyn Fn(u64) -> bool + Sync),
         ranks: &dyn Ranks,
     ) -> Result<Option<Present>> {
@@ -92,7 +92,7 @@ impl Present {
 /// are trained on.
 pub(crate) fn fit(
     how: Missing,
-    features: &Stack,
+    features: &Rows,
     columns: Option<&[String]>,
     present: Option<&Present>,
 ) -> Result<Option<Vec<f32>>> {

@@ -27,6 +27,19 @@ pub struct InMemory {
 }
 
 impl InMemory {
+    /// Rows of `inputs` (N, I…), each of one of so many classes: `labels` (N), from 0.
+    pub fn classes(inputs: Tensor, labels: impl AsRef<[i64]>, classes: usize) -> Result<InMemory> {
+        let labels = labels.as_ref();
+        let targets = Tensor::from_slice(labels, &[labels.len()], Device::Cpu)?;
+        InMemory::new(inputs, targets, TaskSpec::numbered_classes(classes))
+    }
+
+    /// Rows of `inputs` (N, I…), each with the numbers of `targets`, f32 (N, outputs).
+    pub fn numbers(inputs: Tensor, targets: Tensor) -> Result<InMemory> {
+        let outputs = targets.shape().dims().get(1).copied().unwrap_or(1);
+        InMemory::new(inputs, targets, TaskSpec::Regression { outputs })
+    }
+
     /// Rows of `inputs` (N, I…) and `targets` in host memory, which must not be written to later.
     /// Targets are classes, i64 (N), from 0 (or -100, which is ignored), or numbers, f32 (N,
     /// outputs). Rows with several positions have these between: (N, T) or (N, T, outputs). Tokens

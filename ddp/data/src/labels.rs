@@ -7,11 +7,11 @@ use std::path::PathBuf;
 
 use ddp_kernels::heartbeat::{self, Work};
 
-use super::files::table::{self, Written, number};
-use super::files::{Array, shown_number};
-use super::stack::Stack;
-use super::task::{CLASSES_MAX, TaskKind, TaskSpec};
 use crate::error::{Error, Result};
+use crate::files::{Array, Written, number, shown_number, table};
+use crate::guess;
+use crate::rows::Rows;
+use crate::task::{CLASSES_MAX, LabelName, TaskKind, TaskSpec};
 
 /// The labels of one file: numbers, or if `names` are given, codes of these texts.
 #[derive(Clone, Debug)]
@@ -22,15 +22,38 @@ pub(crate) struct FileLabels {
     pub(crate) column: Option<(PathBuf, String)>,
 }
 
+impl FileLabels {
+    /// An array of a file.
+    pub(crate) fn new(array: &Array, names: Option<Vec<String>>) -> FileLabels {
+        FileLabels {
+            array: array.clone(),
+            names,
+            column: None,
+        }
+    }
+
+    /// The name of its column or array, if it has one.
+    pub(crate) fn name(&self) -> Option<LabelName> {
+        match (&self.column, self.array.key()) {
+            (Some((_, column)), _) => Some(LabelName::Column(column.clone())),
+            (None, "") => None,
+            (None, key) => Some(LabelName::Array(key.to_string())),
+        }
+    }
+}
+
 /// The labels of all rows.
 #[derive(Debug)]
 pub(crate) struct Labels {
-    stack: Stack,
+    rows: Rows,
     coding: Coding,
     /// Of each file, the table and column.
     columns: Vec<Option<(PathBuf, String)>>,
     /// Whether the task follows from what labels look like.
     is_guessed: bool,
+    /// The names of classes that are to be learned, if labels are texts or numbers that do not
+    /// begin with 0.
+    class_names: Option<Vec<String>>,
 }
 
 /// How the contents of files become targets.
@@ -78,38 +101,54 @@ impl fmt::Display for Label<'_> {
 const NO_CLASS: i64 = i64::MIN;
 
 impl Labels {
-    /// Labels by their type, or as `task` says; and the names of classes, if they are texts.
-    pub(crate) fn new(
-        files: Vec<FileLabels>,
-        task: Option<TaskKind>,
-    ) -> Result<(Labels, Option<Vec<String>>)> {
-        let is_guessed = task.is_none();
-        let guessed = |labels| Labels {
-            is_guessed,
-            ..labels
-        };
-        if let Some(names) = texts_in(&files)? {
-            let class = |text: &String| names.binary_search(text).ok();
-            let labels = Labels::of_texts(files, class)?;
-            if task == Some(TaskKind::Regression) {
-                return Err(labels.why_texts("for `task` regression"));
+    /// Labels by their type, or as `task` says.
+    pub(crate) fn new(files: Vec<FileLabels>, task: Option<TaskKind>) -> Result<Labels> {
+        let mut labels = match texts_in(&files)? {
+            Some(names) => {
+                let class = |text: &String| names.binary_search(text).ok();
+                let labels = Labels::of_texts(files, class)?;
+                if task == Some(TaskKind::Regression) {
+                    return Err(labels.why_texts("for `task` regression"));
+                }
+                Labels {
+                    class_names: Some(names),
+                    ..labels
+                }
             }
-            return Ok((guessed(labels), Some(names)));
-        }
-        let any_float = files.iter().any(|file| file.array.element().is_float());
-        let coding = match task {
-            Some(TaskKind::Regression) => Coding::Values,
-            None if any_float => Coding::Values,
-            _ => Coding::Classes,
+            None => {
+                let any_float = files.iter().any(|file| file.array.element().is_float());
+                let are_classes = guess::are_classes(task, any_float);
+                let coding = if are_classes {
+                    Coding::Classes
+                } else {
+                    Coding::Values
+                };
+                Labels::with(files, coding)?
+            }
         };
-        Ok((guessed(Labels::with(files, coding)?), None))
+        labels.is_guessed = task.is_none();
+        labels.name_numbers()?;
+        Ok(labels)
     }
 
     /// Labels for a model that has learned `task` already.
     pub(crate) fn of_task(files: Vec<FileLabels>, task: &TaskSpec) -> Result<Labels> {
         let are_texts = texts_in(&files)?.is_some();
         let Some(classes) = task.classes() else {
-            return Labels::of_numbers(files, task.outputs(), are_texts);
+            if are_texts {
+                let labels = Labels::of_texts(files, |_| None)?;
+                return Err(labels.why_texts("as the model was trained on"));
+            }
+            let (labels, outputs) = (Labels::with(files, Coding::Values)?, task.outputs());
+            return match labels.width() == outputs {
+                true => Ok(labels),
+                false => Err(Error::Data(format!(
+                    "{}: expected {outputs} numbers as the label of each row, as the model was trained on, got {}; \
+                     help: give other `labels`",
+                    labels.rows.arrays()[0].name(),
+                    labels.width()
+                ))),
+            };
         };
         match (classes.whole_names(), classes.texts()) {
             _ if are_texts => Labels::of_texts(files, |text| classes.find(text)),
@@ -123,24 +162,6 @@ impl Labels {
             }
             (None, None) => Labels::with(files, Coding::Classes),
         }
-    }
-
-    /// Labels for a model that gives so many numbers.
-    fn of_numbers(files: Vec<FileLabels>, outputs: usize, are_texts: bool) -> Result<Labels> {
-        if are_texts {
-            let labels = Labels::of_texts(files, |_| None)?;
-            return Err(labels.why_texts("as the model was trained on"));
-        }
-        let place = files[0].array.name().to_string();
-        let labels = Labels::with(files, Coding::Values)?;
-        if labels.width() == outputs {
-            return Ok(labels);
-        }
-        Err(Error::Data(format!(
-            "{place}: expected {outputs} numbers as the label of each row, as the model was trained on, got {}; \
-             help: give other `labels`",
-            labels.width()
-        )))
     }
 
     fn of_texts(
@@ -159,34 +180,35 @@ impl Labels {
 
     fn with(files: Vec<FileLabels>, coding: Coding) -> Result<Labels> {
         let columns = files.iter().map(|file| file.column.clone()).collect();
-        let stack = Stack::new(files.into_iter().map(|file| file.array).collect())?;
+        let rows = Rows::new(files.into_iter().map(|file| file.array).collect())?;
         let is_class = !matches!(coding, Coding::Values);
-        if is_class && stack.width() != 1 {
-            let array = &stack.arrays()[0];
+        if is_class && rows.width() != 1 {
+            let array = &rows.arrays()[0];
             return Err(Error::Data(format!(
                 "{}: expected one label for each row, got {} (shape {:?}); help: of one-hot rows save the argmax; for numbers \
                  set `task` to regression",
                 array.name(),
-                stack.width(),
+                rows.width(),
                 array.row_shape()
             )));
         }
         Ok(Labels {
-            stack,
+            rows,
             coding,
             columns,
             is_guessed: false,
+            class_names: None,
         })
     }
 
     /// The number of rows.
-    pub(crate) fn rows(&self) -> u64 {
-        self.stack.rows()
+    pub(crate) fn count(&self) -> u64 {
+        self.rows.rows()
     }
 
     /// Numbers in a label.
     pub(crate) fn width(&self) -> usize {
-        self.stack.width()
+        self.rows.width()
     }
 
     /// Whether labels are classes.
@@ -199,16 +221,16 @@ impl Labels {
         self.is_guessed
     }
 
-    /// The arrays they are in.
-    pub(crate) fn stack(&self) -> &Stack {
-        &self.stack
+    /// The numbers of their files.
+    pub(crate) fn rows_of_numbers(&self) -> &Rows {
+        &self.rows
     }
 
     /// Reads the classes of rows from `first` on. What is no class is below 0 or beyond all
     /// classes.
     pub(crate) fn classes(&self, first: u64, into: &mut [i64]) -> Result<()> {
-        for (file, row, range) in self.stack.pieces(first, into.len()) {
-            let (array, into) = (&self.stack.arrays()[file], &mut into[range]);
+        for (file, row, range) in self.rows.pieces(first, into.len()) {
+            let (array, into) = (&self.rows.arrays()[file], &mut into[range]);
             match array.element().is_float() {
                 true => read_whole_floats(array, row, into)?,
                 false => array.read_i64(row, into)?,
@@ -233,47 +255,47 @@ impl Labels {
         Ok(())
     }
 
-    /// Whether classes are called by whole numbers that do not begin with 0.
-    pub(crate) fn have_number_names(&self) -> bool {
-        matches!(self.coding, Coding::Numbers(_))
+    /// The names of classes that are to be learned, if these are not 0, 1, 2 …
+    pub(crate) fn class_names(&self) -> Option<&[String]> {
+        self.class_names.as_deref()
+    }
+
+    /// The classes as whole numbers, unless they are texts, with the number of rows of each.
+    pub(crate) fn whole_classes(&self, counts: &[u64]) -> Option<Vec<(i64, u64)>> {
+        let counts = counts.iter().copied();
+        match &self.coding {
+            Coding::Numbers(numbers) => Some(numbers.iter().copied().zip(counts).collect()),
+            Coding::Classes => Some((0..).zip(counts).filter(|(_, rows)| *rows > 0).collect()),
+            Coding::Texts { .. } | Coding::Values => None,
+        }
     }
 
     /// Makes whole numbers that do not begin with 0, as -1 and 1 or 1 to 3, the names of classes.
-    /// Returns these names; `None` if labels stay as they are.
-    pub(crate) fn name_numbers(&mut self) -> Result<Option<Vec<String>>> {
+    fn name_numbers(&mut self) -> Result<()> {
         if !matches!(self.coding, Coding::Classes) {
-            return Ok(None);
+            return Ok(());
         }
         let mut numbers = BTreeSet::new();
         let mut block = vec![0; 8192];
-        for first in (0..self.rows()).step_by(block.len()) {
-            let count = (self.rows() - first).min(block.len() as u64) as usize;
+        for first in (0..self.count()).step_by(block.len()) {
+            let count = (self.count() - first).min(block.len() as u64) as usize;
             self.classes(first, &mut block[..count])?;
             heartbeat::beat(Work::ReadsData);
             numbers.extend(block[..count].iter().copied());
             if numbers.contains(&NO_CLASS) || numbers.len() > CLASSES_MAX {
-                return Ok(None);
+                return Ok(());
             }
         }
-        if numbers.first() == Some(&0) {
-            return Ok(None);
+        if guess::are_names(&numbers) {
+            self.class_names = Some(numbers.iter().map(i64::to_string).collect());
+            self.coding = Coding::Numbers(numbers.into_iter().collect());
         }
-        // -1, 0 and 1 may be classes; a single -3 among classes from 0 on is a mistake.
-        let has_gap = numbers
-            .iter()
-            .zip(numbers.iter().skip(1))
-            .any(|(a, b)| b.abs_diff(*a) > 1);
-        if numbers.contains(&0) && has_gap {
-            return Ok(None);
-        }
-        let names = numbers.iter().map(i64::to_string).collect();
-        self.coding = Coding::Numbers(numbers.into_iter().collect());
-        Ok(Some(names))
+        Ok(())
     }
 
     /// Reads the numbers of rows from `first` on.
     pub(crate) fn values(&self, first: u64, into: &mut [f32]) -> Result<()> {
-        self.stack.read_f32(first, into)
+        self.rows.read_f32(first, into)
     }
 
     /// The error text for a label that is not a class, or not one of the `known` ones.
@@ -305,27 +327,27 @@ impl Labels {
     pub(crate) fn name(&self) -> String {
         match &self.columns[0] {
             Some((path, column)) => format!("{}, column \"{column}\"", path.display()),
-            None => self.stack.arrays()[0].name().to_string(),
+            None => self.rows.arrays()[0].name().to_string(),
         }
     }
 
     /// The file and the position of a label in it, for messages.
     pub(crate) fn place(&self, row: u64) -> String {
-        let (file, in_file) = self.stack.find(row);
+        let (file, in_file) = self.rows.find(row);
         match &self.columns[file] {
             Some((path, column)) => table::place(path, column, in_file),
-            None => format!("{} (counted from 0)", self.stack.place(row)),
+            None => format!("{} (counted from 0)", self.rows.place(row)),
         }
     }
 
     /// The label of a row, or the first number of it.
     pub(crate) fn label(&self, row: u64) -> Result<Label<'_>> {
-        let (file, in_file) = self.stack.find(row);
-        let array = &self.stack.arrays()[file];
+        let (file, in_file) = self.rows.find(row);
+        let array = &self.rows.arrays()[file];
         if array.element().is_float() {
-            return Ok(Label::Number(self.stack.number(row, 0)?));
+            return Ok(Label::Number(self.rows.number(row, 0)?));
         }
-        let mut numbers = vec![0; self.stack.width()];
+        let mut numbers = vec![0; self.rows.width()];
         array.read_i64(in_file, &mut numbers)?;
         let text = match &self.coding {
             Coding::Texts { names, .. } => usize::try_from(numbers[0])
@@ -343,7 +365,7 @@ impl Labels {
         is_wanted: impl Fn(Label<'_>) -> bool,
     ) -> Result<Vec<u64>> {
         let mut found = Vec::new();
-        for row in 0..self.rows() {
+        for row in 0..self.count() {
             if is_wanted(self.label(row)?) {
                 found.push(row);
             }
@@ -370,7 +392,7 @@ impl Labels {
             Label::Text(text) => Written::of(text),
             _ => None,
         };
-        let (rows, most) = (self.rows(), i64::MAX);
+        let (rows, most) = (self.count(), i64::MAX);
         let (what, help) = match (count, written) {
             (0, _) => (
                 format!("labels are texts by their type, or whole numbers above {most}"),
@@ -391,7 +413,7 @@ impl Labels {
         Ok(format!(
             "{}: number {column} of the label: expected a finite f32, got {}; help: leave such rows out",
             self.place(row),
-            shown_number(self.stack.number(row, column)?)
+            shown_number(self.rows.number(row, column)?)
         ))
     }
 }

@@ -1,51 +1,57 @@
 //! Data to train on: what a dataset is, built-in data, users' files, the order of rows, and the
 //! loader that fills batches.
 //!
-//! Files: `choose` finds them and the arrays in them, `files` reads one, `opened` puts several
-//! together (`stack`, `labels`), `scan` reads all rows before training, `rounding` warns of what
-//! f32 loses, `plan` says how cells become features, `fill` fits what stands for missing numbers,
-//! `file_rows` reads rows, `tokens` windows of tokens; `prepare` does all of it. `text` makes files
-//! of tokens from texts.
+//! `prepare` turns a request into data in four steps, each of which knows only those before it:
+//! `resolve` finds the files and where their labels are, `open` opens them (`files` reads every
+//! format, `rows` and `labels` put several files together), `facts` reads all rows once with
+//! `scan`, and the rows become a dataset (`file_rows`), as `learn` says. What is guessed on the way
+//! stands in `guess`, what is logged in `warnings`. Tokens go a shorter way (`tokens`); `text`
+//! makes files of them.
 
 #![forbid(unsafe_code)]
 
-pub mod choose;
+mod array_names;
 mod dataset;
-pub mod disk;
+mod element;
 pub mod error;
+mod facts;
+mod feature_plan;
 mod file_rows;
 pub mod files;
 mod fill;
 pub mod glyphs;
+mod guess;
 mod in_memory;
 mod labels;
+mod learn;
 pub mod loader;
 mod mix;
 mod normalize;
-mod opened;
-mod plan;
+mod open;
 mod prepare;
 mod ranks;
 mod request;
+pub mod resolve;
 mod rounding;
+mod rows;
 pub mod safetensors;
 pub mod sampler;
 mod scan;
 pub mod spec;
 mod split;
-mod stack;
 pub mod synthetic;
 mod task;
 mod tensor_spec;
 pub mod text;
 mod tokens;
+mod warnings;
 
 pub use dataset::{Dataset, RowSpec, read_rows, sampled_hash};
 pub use error::{Error, Result};
+pub use feature_plan::{AUTO, ColumnPlan, FeaturePlan, Missing, TableSettings};
 pub use in_memory::InMemory;
-pub use loader::{Batch, InOrder, Loader, Micro, Origin, Resident, SlotId, Source};
+pub use loader::{Batch, InOrder, Loader, LoaderBuilder, Micro, Origin, Resident, SlotId, Source};
 pub use normalize::{Normalization, Normalize};
-pub use plan::{AUTO, ColumnPlan, FeaturePlan, Missing, TableSettings};
 pub use prepare::{TokenSummary, open, prepare, summarize_tokens};
 pub use ranks::{Alone, Ranks};
 pub use request::{Data, DataRequest, Trained};

@@ -7,6 +7,7 @@
 //! and targets.
 
 mod batch;
+mod builder;
 mod ferry;
 mod fetch;
 mod lanes;
@@ -18,6 +19,7 @@ mod source;
 use std::sync::Arc;
 
 pub use self::batch::{Batch, Micro, Origin, SlotId};
+pub use self::builder::LoaderBuilder;
 pub use self::resident::Resident;
 use self::slots::Slots;
 pub use self::source::Source;

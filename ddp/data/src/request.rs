@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
+use crate::feature_plan::{FeaturePlan, Missing, TableSettings};
 use crate::normalize::{Normalization, Normalize};
-use crate::plan::{FeaturePlan, Missing, TableSettings};
 use crate::ranks::Ranks;
 use crate::spec::DataSpec;
+use crate::split::Split;
 use crate::task::{LabelName, TaskKind, TaskSpec};
 use crate::text::Vocabulary;
 
@@ -109,6 +110,25 @@ pub struct Trained {
 }
 
 impl Data {
+    /// Rows as they are: nothing is normalized, and nothing has a name.
+    pub(crate) fn new(
+        train: Arc<dyn Dataset>,
+        held_out: Arc<dyn Dataset>,
+        description: String,
+    ) -> Data {
+        Data {
+            train,
+            held_out,
+            description,
+            normalization: None,
+            target_normalization: None,
+            plan: FeaturePlan::default(),
+            columns: None,
+            label: None,
+            tokenizer: None,
+        }
+    }
+
     /// A line for people: what these data are and how much.
     pub(crate) fn describe(
         name: &str,
@@ -123,7 +143,7 @@ impl Data {
 
 impl Trained {
     /// An error if plan or normalization do not fit the rows.
-    pub(crate) fn check_features(&self) -> Result<()> {
+    fn check_features(&self) -> Result<()> {
         let width = self.row_shape.iter().product();
         let damaged = |why| Error::Data(format!("the model has {why}: the checkpoint is damaged"));
         self.plan.check(width).map_err(damaged)?;
@@ -253,6 +273,36 @@ impl DataRequest {
                 self.data
             ))),
         }
+    }
+
+    /// Refuses to use rows of features together with tokens.
+    pub(crate) fn check_rows_of_features(&self) -> Result<()> {
+        let data = &self.data;
+        let task = self.trained.as_ref().map(|trained| &trained.task);
+        match (task, &self.val_data) {
+            (Some(TaskSpec::NextToken { .. }), _) => Err(Error::Data(format!(
+                "`data` {data}: expected tokens, as the model was trained on, got rows of features; help: give tokens:FILE if \
+                 its numbers are u16 tokens without a header"
+            ))),
+            (_, Some(val @ DataSpec::Tokens(_))) => Err(Error::Usage(format!(
+                "`val-data` {val}: expected rows of features, as `data` {data} has, got tokens; help: give files of one kind"
+            ))),
+            _ => self
+                .trained
+                .as_ref()
+                .map_or(Ok(()), Trained::check_features),
+        }
+    }
+
+    /// Which of so many rows are held out; `None` if none are. An error if too few are left for the
+    /// ranks.
+    pub(crate) fn split(&self, rows: u64, ranks: &dyn Ranks) -> Result<Option<Split>> {
+        let split = match self.val_split > 0.0 {
+            true => Some(Split::new(rows, self.val_split, self.seed)?),
+            false => None,
+        };
+        self.check_rows(split.as_ref().map_or(rows, Split::training_rows), ranks)?;
+        Ok(split)
     }
 
     /// An error if there are too few rows to train on for the ranks.

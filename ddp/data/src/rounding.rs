@@ -1,8 +1,7 @@
 //! Columns whose numbers are so close together for their size that f32 can hardly tell them apart:
 //! times within a minute, as seconds since 1970, are all the same in f32.
 
-/// With fewer f32 steps between the ends of a column, most of its information is lost.
-pub(crate) const STEPS_MIN: f64 = 16.0;
+use crate::guess;
 
 /// The least and the greatest number of a column, before rounding, apart from 0: it often stands
 /// for a number that is missing.
@@ -44,11 +43,26 @@ impl Ends {
     pub(crate) fn are_too_close(&self) -> bool {
         self.any_rounded
             && self.least < self.greatest
-            && self.greatest - self.least < STEPS_MIN * self.step()
+            && guess::are_too_close(self.least, self.greatest, self.step(), 0.0)
+    }
+
+    /// The same of numbers that f32 has rounded already.
+    pub(crate) fn may_be_too_close(least: f32, greatest: f32) -> bool {
+        let ends = Ends {
+            least: f64::from(least),
+            greatest: f64::from(greatest),
+            any_rounded: true,
+        };
+        // 0 is left out, behind which the other numbers may be close. Either end may have been
+        // rounded by a step.
+        least == 0.0
+            || greatest == 0.0
+            || greatest == least
+            || guess::are_too_close(ends.least, ends.greatest, ends.step(), 2.0)
     }
 
     /// The distance between neighbouring f32 at the size of these numbers.
-    pub(crate) fn step(&self) -> f64 {
+    fn step(&self) -> f64 {
         let size = self.least.abs().max(self.greatest.abs()) as f32;
         let next = f32::from_bits((size.to_bits() + 1).min(f32::MAX.to_bits()));
         f64::from(next) - f64::from(size)

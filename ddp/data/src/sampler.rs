@@ -17,7 +17,8 @@ use crate::error::{Error, Result};
 pub struct Sampler {
     rows: u64,
     batch: u64,
-    seed: u64,
+    /// None leaves rows in order.
+    seed: Option<u64>,
     drop_last: bool,
 }
 
@@ -36,6 +37,16 @@ impl Sampler {
     /// The order of `rows` rows in global batches of `batch` rows. `drop_last` skips an epoch's
     /// short batch.
     pub fn new(rows: u64, batch: u64, seed: u64, drop_last: bool) -> Result<Sampler> {
+        Sampler::with_order(rows, batch, Some(seed), drop_last)
+    }
+
+    /// The same; without a seed rows stay in order.
+    pub(crate) fn with_order(
+        rows: u64,
+        batch: u64,
+        seed: Option<u64>,
+        drop_last: bool,
+    ) -> Result<Sampler> {
         if batch == 0 {
             return Err(Error::Usage(
                 "`batch-size`: expected at least 1 row in a batch, got 0".into(),
@@ -96,7 +107,10 @@ impl Sampler {
 
     /// The order of rows in an epoch.
     pub fn permutation(&self, epoch: u64) -> Permutation {
-        Permutation::new(self.rows, derive(self.seed, epoch))
+        match self.seed {
+            Some(seed) => Permutation::new(self.rows, derive(seed, epoch)),
+            None => Permutation::in_order(self.rows),
+        }
     }
 }
 
@@ -126,6 +140,8 @@ pub struct Permutation {
     high_bits: u32,
     low_bits: u32,
     keys: [u64; ROUNDS],
+    /// How many of the keys are used: without any, rows stay in order.
+    rounds: usize,
 }
 
 impl Permutation {
@@ -139,6 +155,15 @@ impl Permutation {
             high_bits: bits / 2,
             low_bits: bits - bits / 2,
             keys,
+            rounds: ROUNDS,
+        }
+    }
+
+    /// The order that the rows have.
+    fn in_order(rows: u64) -> Permutation {
+        Permutation {
+            rounds: 0,
+            ..Permutation::new(rows, 0)
         }
     }
 
@@ -170,7 +195,7 @@ impl Permutation {
 
     fn forth(&self, number: u64) -> u64 {
         let (mut high, mut low) = (number >> self.low_bits, number & ones(self.low_bits));
-        for pair in self.keys.chunks_exact(2) {
+        for pair in self.keys[..self.rounds].chunks_exact(2) {
             high ^= half(low, pair[0], self.high_bits);
             low ^= half(high, pair[1], self.low_bits);
         }
@@ -179,7 +204,7 @@ impl Permutation {
 
     fn back(&self, number: u64) -> u64 {
         let (mut high, mut low) = (number >> self.low_bits, number & ones(self.low_bits));
-        for pair in self.keys.chunks_exact(2).rev() {
+        for pair in self.keys[..self.rounds].chunks_exact(2).rev() {
             low ^= half(high, pair[1], self.low_bits);
             high ^= half(low, pair[0], self.high_bits);
         }

@@ -25,12 +25,12 @@ use twox_hash::XxHash3_64;
 
 pub(crate) use self::labels::{LabelsFound, labels};
 pub(crate) use self::moments::Moments;
-use self::segments::in_segments;
-pub(crate) use self::tokens::{TokensFound, tokens};
+pub(crate) use self::segments::in_segments;
+pub(crate) use self::tokens::tokens;
 use crate::error::{Error, Result};
 use crate::ranks::Ranks;
+use crate::rows::Rows;
 use crate::sampler::share;
-use crate::stack::Stack;
 
 /// The most bytes of features, as f32, that are read before training.
 pub(crate) const BYTES_MAX: u64 = 8 << 30;
@@ -55,13 +55,13 @@ pub(crate) trait RowReader: Sync {
     fn read(&self, first: u64, into: &mut [f32]) -> Result<()>;
 }
 
-impl RowReader for Stack {
+impl RowReader for Rows {
     fn rows(&self) -> u64 {
-        Stack::rows(self)
+        Rows::rows(self)
     }
 
     fn width(&self) -> usize {
-        Stack::width(self)
+        Rows::width(self)
     }
 
     fn read(&self, first: u64, into: &mut [f32]) -> Result<()> {

@@ -13,8 +13,8 @@ use std::str::FromStr;
 use ddp_kernels::choice::SettingValue;
 use serde::{Deserialize, Serialize};
 
+use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::files::Element;
 
 /// The most rows of generated data.
 pub const ROWS_MAX: u64 = 1_000_000_000_000;
@@ -100,22 +100,15 @@ pub enum SyntheticKind {
     Classification,
     /// Numbers that a fixed random network gives to random rows.
     Regression,
-    /// Rows that hold their own number, to find out which rows went where.
-    RowNumber,
 }
 
 impl SyntheticKind {
-    const ALL: [SyntheticKind; 3] = [
-        SyntheticKind::Classification,
-        SyntheticKind::Regression,
-        SyntheticKind::RowNumber,
-    ];
+    const ALL: [SyntheticKind; 2] = [SyntheticKind::Classification, SyntheticKind::Regression];
 
     fn name(self) -> &'static str {
         match self {
             SyntheticKind::Classification => "synthetic:classification",
             SyntheticKind::Regression => "synthetic:regression",
-            SyntheticKind::RowNumber => "synthetic:row-number",
         }
     }
 }
@@ -162,28 +155,26 @@ impl Default for GlyphsSpec {
 impl SyntheticSpec {
     /// The kind with its defaults.
     pub fn new(kind: SyntheticKind) -> SyntheticSpec {
-        let (features, outputs, noise) = match kind {
-            SyntheticKind::Classification => (64, 10, 0.1),
-            SyntheticKind::Regression => (64, 1, 0.1),
-            SyntheticKind::RowNumber => (4, 4, 0.0),
+        let outputs = match kind {
+            SyntheticKind::Classification => 10,
+            SyntheticKind::Regression => 1,
         };
         SyntheticSpec {
             kind,
             rows: 100_000,
             held_out: 2_000,
-            features,
+            features: 64,
             outputs,
-            noise,
+            noise: 0.1,
             seed: 0,
         }
     }
 
-    /// What `outputs` is called in the options; row numbers have no more options.
-    fn outputs_name(&self) -> Option<&'static str> {
+    /// What `outputs` is called in the options.
+    fn outputs_name(&self) -> &'static str {
         match self.kind {
-            SyntheticKind::Classification => Some("classes"),
-            SyntheticKind::Regression => Some("outputs"),
-            SyntheticKind::RowNumber => None,
+            SyntheticKind::Classification => "classes",
+            SyntheticKind::Regression => "outputs",
         }
     }
 }
@@ -216,15 +207,9 @@ impl Display for DataSpec {
             }
             DataSpec::Synthetic(spec) => {
                 write!(f, "{name},rows={},held-out={}", spec.rows, spec.held_out)?;
-                let Some(outputs_name) = spec.outputs_name() else {
-                    return Ok(());
-                };
-                let (features, outputs, noise) = (spec.features, spec.outputs, spec.noise);
-                write!(
-                    f,
-                    ",features={features},{outputs_name}={outputs},noise={noise}"
-                )?;
-                write!(f, ",seed={}", spec.seed)
+                let (outputs_name, outputs) = (spec.outputs_name(), spec.outputs);
+                write!(f, ",features={},{outputs_name}={outputs}", spec.features)?;
+                write!(f, ",noise={},seed={}", spec.noise, spec.seed)
             }
         }
     }
@@ -352,16 +337,12 @@ impl<'a> Options<'a> {
         let mut spec = defaults;
         spec.rows = self.whole("rows", spec.rows, 1..=ROWS_MAX)?;
         spec.held_out = self.whole("held-out", spec.held_out, 0..=ROWS_MAX)?;
-        let Some(outputs_name) = spec.outputs_name() else {
-            return Ok(spec);
+        let outputs_min = match spec.kind {
+            SyntheticKind::Classification => 2,
+            SyntheticKind::Regression => 1,
         };
-        let outputs_min = if spec.kind == SyntheticKind::Classification {
-            2
-        } else {
-            1
-        };
-        let outputs = spec.outputs as u64;
-        spec.outputs = self.whole(outputs_name, outputs, outputs_min..=WIDTH_MAX)? as usize;
+        let (name, outputs) = (spec.outputs_name(), spec.outputs as u64);
+        spec.outputs = self.whole(name, outputs, outputs_min..=WIDTH_MAX)? as usize;
         spec.features = self.whole("features", spec.features as u64, 1..=WIDTH_MAX)? as usize;
         spec.noise = self.read("noise", "a number", spec.noise, 0.0..=100.0)?;
         spec.seed = self.whole("seed", spec.seed, 0..=SEED_MAX)?;

@@ -1,9 +1,7 @@
 //! `synthetic:…`: rows made from a formula when they are read, without memory, with the same bits
 //! on every machine.
 //!
-//! Classification and regression: features are nearly normal with deviation 1; targets come from a
-//! fixed random network with one hidden ReLU layer (the teacher), plus noise. Row number: features
-//! and targets are digits of the row number.
+//! Features are nearly normal with deviation 1; targets come from a fixed random network with one hidden ReLU layer (the teacher), plus noise.
 
 use ddp_kernels::Tensor;
 
@@ -31,7 +29,7 @@ const HIDDEN: usize = 32;
 const LANES: usize = 16;
 
 /// A fixed random network. F features, H hidden units, O outputs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Teacher {
     /// `[H, F]`
     first: Vec<f32>,
@@ -102,18 +100,11 @@ impl Synthetic {
     fn new(spec: &SyntheticSpec, split: &'static str, rows: u64, purpose: Purpose) -> Synthetic {
         let task = match spec.kind {
             SyntheticKind::Classification => TaskSpec::numbered_classes(spec.outputs),
-            SyntheticKind::Regression | SyntheticKind::RowNumber => TaskSpec::Regression {
+            SyntheticKind::Regression => TaskSpec::Regression {
                 outputs: spec.outputs,
             },
         };
-        let teacher = match spec.kind {
-            SyntheticKind::RowNumber => Teacher::default(),
-            _ => Teacher::new(
-                derive(spec.seed, Purpose::Teacher as u64),
-                spec.features,
-                spec.outputs,
-            ),
-        };
+        let teacher_key = derive(spec.seed, Purpose::Teacher as u64);
         let row_key = derive(spec.seed, purpose as u64);
         Synthetic {
             spec: spec.clone(),
@@ -121,7 +112,7 @@ impl Synthetic {
             rows,
             row_key,
             row_spec: RowSpec::features(spec.features, task),
-            teacher,
+            teacher: Teacher::new(teacher_key, spec.features, spec.outputs),
         }
     }
 
@@ -147,10 +138,6 @@ impl Synthetic {
     }
 
     fn values(&self, row: u64, x: &mut [f32], values: &mut [f32]) {
-        if self.spec.kind == SyntheticKind::RowNumber {
-            spell(row, x);
-            return spell(row, values);
-        }
         let mut draws = self.features(row, x);
         let hidden = self.teacher.hidden(x);
         let noise = self.spec.noise as f32;
@@ -158,25 +145,6 @@ impl Synthetic {
             *value = self.teacher.output(&hidden, index) + noise * draws.normal();
         }
     }
-}
-
-/// Bits of the row number in one feature: each feature is exact in f32 and in [0, 1).
-const DIGIT_BITS: u32 = 10;
-
-fn spell(row: u64, digits: &mut [f32]) {
-    let base = 1u64 << DIGIT_BITS;
-    for (index, digit) in digits.iter_mut().enumerate() {
-        *digit = ((row >> (DIGIT_BITS * index as u32)) % base) as f32 / base as f32;
-    }
-}
-
-/// The row number in features or targets of `synthetic:row-number`.
-pub fn row_number(digits: &[f32]) -> u64 {
-    let base = (1u64 << DIGIT_BITS) as f32;
-    digits
-        .iter()
-        .rev()
-        .fold(0, |row, digit| row << DIGIT_BITS | (digit * base) as u64)
 }
 
 impl Dataset for Synthetic {
@@ -210,13 +178,11 @@ impl Dataset for Synthetic {
                         *class = self.class(row, x);
                     }
                 }),
-                SyntheticKind::Regression | SyntheticKind::RowNumber => {
-                    targets.with_slice_mut(|values: &mut [f32]| {
-                        for ((&row, x), values) in rows.zip(values.chunks_exact_mut(outputs)) {
-                            self.values(row, x, values);
-                        }
-                    })
-                }
+                SyntheticKind::Regression => targets.with_slice_mut(|values: &mut [f32]| {
+                    for ((&row, x), values) in rows.zip(values.chunks_exact_mut(outputs)) {
+                        self.values(row, x, values);
+                    }
+                }),
             }
         })??;
         Ok(())

@@ -10,7 +10,7 @@ mod stream;
 mod unpack;
 mod vocabulary;
 
-pub use self::documents::{Piece, ReadOptions, documents};
+pub use self::documents::{Counts, Piece, ReadOptions, documents};
 pub use self::encoder::Encoder;
 pub use self::folder::Side;
 pub(crate) use self::folder::check_whole;

@@ -1,23 +1,22 @@
-//! Tokens of files as rows: windows of context + 1 tokens, one every `context` tokens. A window's
+//! Files of tokens as rows: windows of context + 1 tokens, one every `context` tokens. A window's
 //! first tokens are its inputs, and the targets are the same window shifted by one, so every token
 //! but the first of a file is a target once an epoch.
 //!
 //! Windows do not cross files, as in llm.c: files of a folder may be cut anywhere, and each ends
 //! with a window whose tokens follow each other. What is left at the end of a file is not trained
-//! on; `TokenFiles::dropped` says how much.
+//! on.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use ddp_kernels::{DType, Tensor};
 
-use crate::choose;
 use crate::dataset::{Dataset, RowSpec, check_gather};
 use crate::error::{Error, Result};
 use crate::file_rows::ChangeWatch;
-use crate::files::tokens::{self, Coding};
-use crate::files::{Array, Element};
+use crate::files::{Array, Coding, TokenFile, tokens};
+use crate::resolve;
 use crate::spec::TokensSpec;
 use crate::task::TaskSpec;
 use crate::tensor_spec::TensorSpec;
@@ -28,65 +27,55 @@ use crate::text::{TOKENIZER_FILE, Vocabulary, check_whole};
 pub(crate) struct TokenFiles {
     pub(crate) arrays: Vec<Array>,
     pub(crate) coding: Coding,
-    /// Of the first file.
-    folder: PathBuf,
+    /// What the tokens are, for people.
+    pub(crate) kind: String,
 }
 
 impl TokenFiles {
-    /// Opens all files of `path`; only headers are read. With a `spec` they hold tokens though they
-    /// may not say so themselves. `setting` is where they were given.
+    /// Opens all files of `spec`; only headers are read. `setting` is where they were given.
     pub(crate) fn open(
-        path: &str,
-        spec: Option<&TokensSpec>,
+        spec: &TokensSpec,
         setting: &str,
         cache_dir: Option<&Path>,
     ) -> Result<TokenFiles> {
-        let mut all: Option<TokenFiles> = None;
-        let given = Path::new(path);
-        for path in choose::files(path, setting)? {
-            let (array, coding) = tokens::open(&path, spec, cache_dir)?;
-            let (stated, got) = (spec.and_then(|spec| spec.token_type), array.element());
-            if stated.is_some_and(|stated| stated != got) {
-                return Err(Error::Data(format!(
-                    "{}: expected tokens without a header, whose type type= states, got {got}; help: leave out type=",
-                    array.name()
-                )));
-            }
-            match &mut all {
-                None => {
-                    let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
-                    all = Some(TokenFiles {
-                        arrays: vec![array],
-                        coding,
-                        folder,
-                    });
-                }
-                Some(all) => all.add(array, coding)?,
-            }
+        let paths = resolve::files(&spec.path, setting)?;
+        let open = |path| tokens::open(path, spec.token_type, cache_dir);
+        let files = paths.iter().map(|path| open(path));
+        let files: Vec<TokenFile> = files.collect::<Result<_>>()?;
+        let (first, kind) = (&files[0], files[0].describe());
+        let differs = |file: &&TokenFile| {
+            file.coding != first.coding || file.tokens.element() != first.tokens.element()
+        };
+        if let Some(other) = files.iter().find(differs) {
+            return Err(Error::Data(format!(
+                "{}: expected {kind}, as in {}, got {}; help: give files of one tokenizer and format",
+                other.tokens.name(),
+                first.tokens.name(),
+                other.describe()
+            )));
         }
-        let all = all.ok_or_else(|| Error::Internal("a choice of no files".into()))?;
-        check_whole(given, all.arrays.iter().map(Array::rows).sum())?;
-        Ok(all)
-    }
-
-    fn add(&mut self, array: Array, coding: Coding) -> Result<()> {
-        let first = &self.arrays[0];
-        let kinds = [(first.element(), &self.coding), (array.element(), &coding)];
-        if kinds[0] == kinds[1] {
-            self.arrays.push(array);
-            return Ok(());
-        }
-        let [expected, got] = kinds.map(|(element, coding)| describe(element, coding));
-        Err(Error::Data(format!(
-            "{}: expected {expected}, as in {}, got {got}; help: give files of one tokenizer and format",
-            array.name(),
-            first.name()
-        )))
+        let coding = first.coding.clone();
+        let arrays: Vec<Array> = files.into_iter().map(|file| file.tokens).collect();
+        // A byte-order mark at the beginning of a text is no token.
+        let has_mark = |array: &&Array| array.rows() < array.mapped().len();
+        let marks = match arrays.iter().filter(has_mark).count() {
+            marks if coding.are_bytes && marks > 0 => {
+                format!(", byte-order marks dropped: {marks}")
+            }
+            _ => String::new(),
+        };
+        check_whole(Path::new(&spec.path), arrays.iter().map(Array::rows).sum())?;
+        Ok(TokenFiles {
+            arrays,
+            coding,
+            kind: kind + &marks,
+        })
     }
 
     /// What made these tokens, if the files name it and it is beside them.
     pub(crate) fn tokenizer(&self) -> Result<Option<Vocabulary>> {
-        let path = self.folder.join(TOKENIZER_FILE);
+        let first = &self.arrays[0];
+        let path = first.mapped().path().with_file_name(TOKENIZER_FILE);
         let Some(hash) = self.coding.tokenizer.as_ref().filter(|_| path.exists()) else {
             return Ok(None);
         };
@@ -96,18 +85,9 @@ impl TokenFiles {
             false => Err(Error::Data(format!(
                 "{}: expected the tokenizer of {}, got another; help: put that one back, or tokenize the texts with this one",
                 path.display(),
-                self.arrays[0].name()
+                first.name()
             ))),
         }
-    }
-
-    /// What the tokens are, for people.
-    pub(crate) fn describe(&self) -> String {
-        let marks = match self.marks() {
-            0 => String::new(),
-            marks => format!(", byte-order marks dropped: {marks}"),
-        };
-        describe(self.arrays[0].element(), &self.coding) + &marks
     }
 
     /// The first window of each file, then the number of all windows.
@@ -128,35 +108,6 @@ impl TokenFiles {
         }
         Ok(firsts)
     }
-
-    /// How many texts begin with a byte-order mark, which is no token.
-    fn marks(&self) -> usize {
-        let has_mark = |array: &&Array| array.rows() < array.mapped().len();
-        match self.coding.are_bytes {
-            true => self.arrays.iter().filter(has_mark).count(),
-            false => 0,
-        }
-    }
-
-    /// How many tokens at the ends of files are in no window.
-    pub(crate) fn dropped(&self, context: usize) -> u64 {
-        let left = |array: &Array| (array.rows() - 1) % context as u64;
-        self.arrays.iter().map(left).sum()
-    }
-}
-
-fn describe(element: Element, coding: &Coding) -> String {
-    let Coding {
-        format,
-        vocabulary,
-        end_of_text,
-        ..
-    } = coding;
-    let vocabulary = vocabulary.map_or(String::new(), |count| format!(", vocabulary {count}"));
-    let end = end_of_text.map_or(String::new(), |token| {
-        format!(", documents end with {token}")
-    });
-    format!("{format} ({element}{vocabulary}{end})")
 }
 
 /// Windows of tokens.
@@ -164,23 +115,45 @@ fn describe(element: Element, coding: &Coding) -> String {
 pub(crate) struct Windows {
     pub(crate) files: Arc<TokenFiles>,
     /// As `TokenFiles::windows` returns it.
-    pub(crate) firsts: Arc<[u64]>,
+    firsts: Arc<[u64]>,
     /// Which of all windows these are.
-    pub(crate) range: Range<u64>,
-    pub(crate) spec: RowSpec,
+    range: Range<u64>,
+    spec: RowSpec,
     /// A hash of all tokens.
-    pub(crate) content: u64,
-    pub(crate) watch: Arc<ChangeWatch>,
+    content: u64,
+    watch: Arc<ChangeWatch>,
 }
 
 impl Windows {
-    /// What a window of so many tokens has.
-    pub(crate) fn row_spec(context: usize, task: TaskSpec) -> RowSpec {
-        RowSpec {
-            inputs: TensorSpec::new(DType::I64, &[context]),
-            targets: TensorSpec::new(DType::I64, &[context]),
-            task,
-            image: Vec::new(),
+    /// The windows `range` of files with this content.
+    pub(crate) fn new(
+        files: Arc<TokenFiles>,
+        content: u64,
+        context: usize,
+        range: Range<u64>,
+        task: TaskSpec,
+    ) -> Result<Windows> {
+        let watched = files.arrays.iter().map(|array| array.mapped().clone());
+        Ok(Windows {
+            firsts: files.windows(context)?.into(),
+            spec: RowSpec {
+                inputs: TensorSpec::new(DType::I64, &[context]),
+                targets: TensorSpec::new(DType::I64, &[context]),
+                task,
+                image: Vec::new(),
+            },
+            range,
+            content,
+            watch: Arc::new(ChangeWatch::over(watched.collect())),
+            files,
+        })
+    }
+
+    /// Other windows of the same files.
+    pub(crate) fn others(&self, range: Range<u64>) -> Windows {
+        Windows {
+            range,
+            ..self.clone()
         }
     }
 
@@ -195,15 +168,14 @@ impl Windows {
         shifted.copy_from_slice(&inputs[1..]);
         array.read_i64(first + context as u64, last)?;
         // Tokens were checked at start-up; a model must never see one that it has no row for.
-        let is_token = |token: &i64| (0..self.spec.task.outputs() as i64).contains(token);
-        let bad = |tokens: &[i64]| tokens.iter().position(|token| !is_token(token));
-        match bad(inputs).or_else(|| bad(last).map(|_| context)) {
+        let vocabulary = self.spec.task.outputs();
+        let is_bad = |token: &i64| !(0..vocabulary as i64).contains(token);
+        match inputs.iter().chain(&*last).position(is_bad) {
             None => Ok(()),
             Some(index) => Err(Error::Data(format!(
-                "{}, token {}: expected a token below {}, as at the start: the file has changed since the start",
+                "{}, token {}: expected a token below {vocabulary}, as at the start: the file has changed since the start",
                 array.name(),
                 first + index as u64,
-                self.spec.task.outputs()
             ))),
         }
     }

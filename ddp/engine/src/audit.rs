@@ -8,6 +8,7 @@ mod differences;
 mod ledger;
 mod show;
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use ddp_comm::World;
@@ -17,10 +18,11 @@ use serde::{Deserialize, Serialize};
 
 pub use self::differences::Difference;
 pub use self::ledger::{Amount, BETWEEN_RANKS, Workload};
-use self::ledger::{HintLine, RankLedger, STEP};
+use self::ledger::{RankLedger, STEP};
 use crate::error::Result;
+use crate::exchange;
 
-/// What the ranks of a run moved. `Display` is for people, serde for the record.
+/// What the ranks of a run moved. `Display` is for people, serde for the metrics log.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Audit {
@@ -64,14 +66,14 @@ pub struct PerStep {
 }
 
 /// A hint of the ledger, with the ranks that have it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RankedHint {
     /// The pattern.
     pub pattern: String,
     /// The source lines.
     pub lines: Vec<String>,
-    /// The ranks.
+    /// The ranks; empty in a rank's own ledger.
     pub ranks: Vec<usize>,
     /// How often it occurred on all ranks.
     pub count: u64,
@@ -85,31 +87,19 @@ pub struct RankedHint {
 /// All ranks call it together after a successful run; after a failure, ranks may be gone. It reads
 /// the ledger of the caller.
 pub fn audit(world: &World, workload: Workload, devices: &[Device]) -> Result<Option<Audit>> {
-    let mine = RankLedger::new(&Ledger::current(), workload, devices).to_text()?;
-    let all = world.all_gather_bytes(&mine)?;
-    if world.rank() != 0 {
-        return Ok(None);
-    }
-    let ledgers = all
-        .iter()
-        .enumerate()
-        .map(|(rank, text)| RankLedger::from_text(text, rank))
-        .collect::<Result<Vec<_>>>()?;
-    Ok(Some(Audit::of(&ledgers)))
+    let mine = RankLedger::new(&Ledger::current(), workload, devices);
+    let all = exchange::gather(world, &mine)?;
+    Ok((world.rank() == 0).then(|| Audit::of(&all)))
 }
 
 impl Audit {
     /// Compares the ranks' ledgers, in the order of ranks.
     fn of(ledgers: &[RankLedger]) -> Audit {
-        let ranks: Vec<RankSums> = ledgers
-            .iter()
-            .enumerate()
-            .map(|(rank, ledger)| RankSums::of(rank, ledger))
-            .collect();
+        let ranks = ledgers.iter().enumerate();
         Audit {
             steps: ledgers.first().map_or(0, |ledger| ledger.workload.steps),
             simulated: ledgers.iter().any(|ledger| ledger.simulated),
-            ranks,
+            ranks: ranks.map(|(rank, own)| RankSums::of(rank, own)).collect(),
             differences: differences::find(ledgers),
             hints: merged(ledgers),
         }
@@ -150,41 +140,28 @@ impl RankSums {
 
 /// The hints of all ranks, the most frequent first. The same pattern at the same lines is one hint.
 fn merged(ledgers: &[RankLedger]) -> Vec<RankedHint> {
-    let mut most: Vec<(u64, RankedHint)> = Vec::new();
-    for (rank, ledger) in ledgers.iter().enumerate() {
-        for HintLine {
-            pattern,
-            lines,
-            count,
-            text,
-        } in &ledger.hints
-        {
-            let known = most
-                .iter_mut()
-                .find(|(_, hint)| hint.pattern == *pattern && hint.lines == *lines);
-            if let Some((most, hint)) = known {
-                hint.ranks.push(rank);
-                hint.count += count;
-                if *count > *most {
-                    (*most, hint.text) = (*count, text.clone());
-                }
-            } else {
-                let (pattern, lines, text) = (pattern.clone(), lines.clone(), text.clone());
-                most.push((
-                    *count,
-                    RankedHint {
-                        pattern,
-                        lines,
-                        ranks: vec![rank],
-                        count: *count,
-                        text,
-                    },
-                ));
+    let ranks = ledgers.iter().enumerate();
+    let all = ranks.flat_map(|(rank, own)| own.hints.iter().map(move |hint| (rank, hint)));
+    let mut all: Vec<(usize, &RankedHint)> = all.collect();
+    all.sort_by_key(|(_, hint)| Reverse(hint.count));
+    let mut hints: Vec<RankedHint> = Vec::new();
+    for (rank, hint) in all {
+        let same = |known: &&mut RankedHint| {
+            (&known.pattern, &known.lines) == (&hint.pattern, &hint.lines)
+        };
+        match hints.iter_mut().find(same) {
+            Some(known) => {
+                known.ranks.push(rank);
+                known.count += hint.count;
             }
+            None => hints.push(RankedHint {
+                ranks: vec![rank],
+                ..hint.clone()
+            }),
         }
     }
-    let mut hints: Vec<RankedHint> = most.into_iter().map(|(_, hint)| hint).collect();
-    hints.sort_by_key(|hint| std::cmp::Reverse(hint.count));
+    hints.iter_mut().for_each(|hint| hint.ranks.sort());
+    hints.sort_by_key(|hint| Reverse(hint.count));
     hints
 }
 

@@ -12,52 +12,33 @@
 //! training continues. A checkpoint is used only after all its bytes are checked, and nothing is
 //! allocated because a header claims it.
 
-mod errors;
-mod exchange;
 mod files;
 mod find;
-mod layout;
+mod folders;
 mod manifest;
 mod model;
 mod optimizer;
-mod prune;
 mod restore;
 mod saver;
 mod snapshot;
 mod state;
 mod tensors;
-mod together;
 mod writer;
 
-use std::path::Path;
-
-pub use self::errors::{damaged, with_help};
-pub(crate) use self::errors::{some, unreadable};
-pub(crate) use self::files::ReadFrom;
-pub use self::find::{Chosen, Skipped, best, is_gone, newest};
-pub use self::layout::{MANIFEST_FILE, MODEL_FILE, STATE_FILE, folder};
+pub(crate) use self::files::{ReadFrom, some, unreadable};
+pub use self::files::{damaged, with_help};
+pub use self::find::{Chosen, Skipped, best, is_gone, newest, open_together};
+pub use self::folders::{
+    MANIFEST_FILE, MODEL_FILE, STATE_FILE, clear_up, folder, put_aside, put_aside_after,
+};
 pub use self::manifest::{FileEntry, Opened, open};
 pub(crate) use self::model::{check_plausible, fill, header_of, in_order, refuse};
 pub use self::model::{load_first, load_model, load_opened, write_model};
-pub use self::prune::{put_aside, put_aside_after};
 pub use self::restore::{restore, restore_if_fits, restore_values};
 pub use self::saver::Saver;
 pub use self::state::{Best, Position, ScheduleState, State, WorldState};
 pub(crate) use self::tensors::{FileDType, write_file};
-pub use self::together::open_together;
-use crate::error::Result;
 use ddp_data::safetensors;
-
-/// Removes what a killed run left, and restores the name of a checkpoint that was being replaced.
-/// The caller holds the lock of the record.
-pub fn clear_up(out: &Path) -> Result<()> {
-    let checkpoints = layout::checkpoints(out);
-    if checkpoints.is_dir() {
-        prune::clean(&checkpoints)
-    } else {
-        Ok(())
-    }
-}
 
 /// Reads `bytes` as each of the files of a checkpoint, for the fuzzer: nothing may panic, or
 /// allocate what a header claims.

@@ -97,6 +97,12 @@ impl From<ddp_nn::Error> for Error {
     }
 }
 
+impl From<ddp_kernels::files::FileError> for Error {
+    fn from(error: ddp_kernels::files::FileError) -> Error {
+        ddp_data::Error::from(error).into()
+    }
+}
+
 impl From<ddp_data::Error> for Error {
     fn from(error: ddp_data::Error) -> Error {
         match error {

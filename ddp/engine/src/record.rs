@@ -17,13 +17,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ddp_data::disk;
+use ddp_kernels::files as disk;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::audit::Audit;
 use crate::error::{Error, Result};
-use crate::evidence::Confusion;
+use crate::samples::Confusion;
 use crate::tasks::ColumnErrors;
 
 /// The file of events.

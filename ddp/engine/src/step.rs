@@ -6,12 +6,14 @@
 //!
 //! What varies from step to step is sent ahead (`step/scalars.rs`). The work is the same every time
 //! and reads that on the device, so on a GPU it is captured once and then launched
-//! (`step/graphs.rs`). A model on several devices has a stage for each (`step/replica.rs`).
+//! (`step/graphs.rs`). Whether the model is on one device or split over several is its own matter
+//! (`step/model.rs`).
 
+mod builder;
 mod graphs;
-mod outcome;
-mod replica;
+mod model;
 mod scalars;
+mod split;
 mod stage;
 mod stats;
 
@@ -19,29 +21,25 @@ use std::sync::{Arc, Weak};
 
 use ddp_comm::{Field, Group, Reduce};
 use ddp_data::{Batch, InOrder, Origin};
-use ddp_kernels::stream::{Graph, Stream};
-use ddp_kernels::trace::{self, Label, Lane};
+use ddp_kernels::graph::Graph;
+use ddp_kernels::stream::Stream;
+use ddp_kernels::trace;
 use ddp_kernels::transfer::{Phase, announced, forbid_transfers, in_phase};
 use ddp_kernels::{DType, Device, Tensor, ops};
 use ddp_nn::Loss;
 use ddp_nn::models::Model;
 use ddp_nn::optim::Optimizer;
 
+pub use self::builder::StepBuilder;
 use self::graphs::{CAPTURED, StepGraphs, StepMode};
 pub use self::graphs::{GraphChoice, check_graph};
-use self::outcome::StepOutcome;
-use self::replica::Replica;
+use self::model::TrainedModel;
 use self::stage::StagePass;
 pub use self::stage::{Part, Stage};
 pub use self::stats::{Stats, StepReport};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::faults::{self, FaultPoint};
 use crate::reducer::ReducerOptions;
-
-/// Scale, norm and marks of non-finite steps.
-const DECIDE: Label = Label::new(Lane::Optimizer, "clip");
-/// The optimizer's update.
-const UPDATE: Label = Label::new(Lane::Optimizer, "update");
 
 /// How steps are taken.
 #[derive(Clone, Copy, Debug)]
@@ -71,15 +69,15 @@ impl Default for StepOptions {
 /// A model in training, on one rank.
 #[derive(Debug)]
 pub struct Step {
-    replica: Replica,
+    model: TrainedModel,
     loss: Box<dyn Loss>,
     seed: u64,
     /// (4), on the last device: [`Stats`] of held-out rows.
     held_out_stats: Tensor,
     /// i64 (1): the first step with a non-finite loss on this rank; 0 for none.
     own_bad_step: Tensor,
-    outcome: StepOutcome,
     graphs: StepGraphs,
+    measures_norm: bool,
     /// Origins of batches that all ranks have alike, while their loaders live. None if the ranks
     /// compare their data elsewhere.
     compared: Option<Vec<Weak<Origin>>>,
@@ -109,7 +107,7 @@ impl Step {
     /// the first device, targets on the last. Ranks are compared as in `new`.
     pub fn over(parts: Vec<Part>, loss: Box<dyn Loss>, options: &StepOptions) -> Result<Step> {
         let mut step = Step::of_agreeing(parts, loss, options)?;
-        step.replica.0.iter().try_for_each(Stage::begin_alike)?;
+        step.stages().iter().try_for_each(Stage::begin_alike)?;
         step.compared = Some(Vec::new());
         Ok(step)
     }
@@ -120,13 +118,8 @@ impl Step {
         loss: Box<dyn Loss>,
         options: &StepOptions,
     ) -> Result<Step> {
-        let stages = parts
-            .into_iter()
-            .map(|part| Stage::new(part, options.reducer))
-            .collect::<Result<Vec<_>>>()?;
-        let last = stages.last().ok_or_else(|| {
-            Error::Usage("parts of a step: expected at least one, got none".into())
-        })?;
+        let model = TrainedModel::new(parts, options)?;
+        let last = model.last();
         let (device, dtype) = (last.device(), last.model().params.master_dtype());
         // f64 counts any number of rows exactly, f32 up to 2²⁴. Accelerators only store f64.
         let held_out_dtype = if device == Device::Cpu {
@@ -134,7 +127,7 @@ impl Step {
         } else {
             dtype
         };
-        let ranks = last.reducer().group().size();
+        let (devices, ranks) = (model.stages.len(), model.group().size());
         Ok(Step {
             loss,
             seed: options.seed,
@@ -142,9 +135,9 @@ impl Step {
                 .named("evaluation statistics"),
             own_bad_step: Tensor::zeros(&[1], DType::I64, device)?
                 .named("this rank's first bad step"),
-            outcome: StepOutcome::new(&stages, options.clip_norm)?,
-            graphs: StepGraphs::new(options.graph, device, stages.len(), ranks)?,
-            replica: Replica(stages),
+            graphs: StepGraphs::new(options.graph, device, devices, ranks)?,
+            model,
+            measures_norm: false,
             compared: None,
         })
     }
@@ -166,46 +159,50 @@ impl Step {
         Ok(())
     }
 
-    /// Takes one step on this rank's part of a global batch. `measure_norm` asks for the norm of
-    /// the gradients even without clipping. At the first batch of a loader, ranks compare its data.
-    pub fn run(&mut self, batch: &Batch, learning_rate: f64, measure_norm: bool) -> Result<()> {
+    /// Whether later steps measure the norm of the gradients, which clipping does in any case.
+    pub fn measure_norm(&mut self, measures: bool) {
+        self.measures_norm = measures;
+    }
+
+    /// Takes one step on this rank's part of a global batch. At the first batch of a loader, ranks
+    /// compare its data.
+    pub fn run(&mut self, batch: &Batch, learning_rate: f64) -> Result<()> {
         if let Some(origin) = batch.origin() {
-            self.compare_data(origin, &self.replica.group().clone())?;
+            self.compare_data(origin, &self.model.group().clone())?;
         }
         in_phase(Phase::Step, || {
-            forbid_transfers(|| self.run_planned(batch, learning_rate, measure_norm))
+            forbid_transfers(|| self.run_planned(batch, learning_rate))
         })
     }
 
-    fn run_planned(&mut self, batch: &Batch, learning_rate: f64, measure_norm: bool) -> Result<()> {
+    fn run_planned(&mut self, batch: &Batch, learning_rate: f64) -> Result<()> {
+        let measure_norm = self.measures_norm;
         let Step {
-            replica,
+            model,
             loss,
             seed,
             own_bad_step,
-            outcome,
             graphs,
             ..
         } = self;
         faults::begin(batch.step + 1);
-        if replica.send_scalars(batch, learning_rate)? {
+        if model.send_scalars(batch, learning_rate)? {
             graphs.forget();
         }
-        let stats = &replica.stats().clone();
+        let stats = &model.stats().clone();
         let mode = graphs.mode(batch, measure_norm)?;
         if let StepMode::Launch(graph) = mode {
             faults::at_launch()?;
-            replica.begin_launch();
+            model.begin_launch();
             return Ok(trace::record_on(stats.device(), CAPTURED, || {
                 graph.launch()
             })?);
         }
-        let (group, micro_batches) = (replica.group().clone(), batch.micro_count());
+        let (group, micro_batches) = (model.group().clone(), batch.micro_count());
         let is_alone = group.size() == 1;
         // The same in every step of a kind. On a GPU the host only gives it to streams.
         let mut work = || -> Result<()> {
-            replica.begin()?;
-            replica.lend_values()?;
+            model.begin()?;
             for index in 0..micro_batches {
                 faults::at(FaultPoint::Forward)?;
                 let micro = batch.micro(index)?;
@@ -215,29 +212,26 @@ impl Step {
                     last: index + 1 == micro_batches,
                     seed: *seed,
                 };
-                let output = replica.forward(&pass, &micro.x)?;
+                let output = model.forward(&pass, &micro.x)?;
                 let of = [&output, &micro.targets, stats];
-                let gradient = replica.loss_gradient(&pass, &**loss, of)?;
+                let gradient = model.loss_gradient(&pass, &**loss, of)?;
                 if pass.last {
                     if !is_alone {
                         // Before the sum over ranks, which no longer tells whose rows were bad.
-                        ops::mark_nonfinite(own_bad_step, stats, replica.step())?;
+                        ops::mark_nonfinite(own_bad_step, stats, model.step())?;
                     }
-                    replica.reduce(stats)?;
+                    model.reduce(stats)?;
                 }
-                replica.backward(&pass, gradient)?;
+                model.backward(&pass, gradient)?;
             }
             if micro_batches == 0 {
-                replica.reduce_zeros(stats)?;
+                model.reduce_zeros(stats)?;
             }
-            replica.join()?;
+            model.join()?;
             let own_bad_step = is_alone.then_some(&*own_bad_step);
-            let device = stats.device();
-            trace::record_on(device, DECIDE, || {
-                outcome.decide(&mut replica.0, stats, own_bad_step, measure_norm)
-            })?;
+            model.decide(stats, own_bad_step, measure_norm)?;
             faults::at(FaultPoint::Optimizer)?;
-            trace::record_on(device, UPDATE, || outcome.update(&mut replica.0))
+            model.update()
         };
         match mode {
             StepMode::Capture(kind) => graphs.capture(kind, &group, work),
@@ -246,19 +240,18 @@ impl Step {
     }
 
     /// The result of the last step. Waits for it: for logs, not for every step.
-    pub fn report(&self, norm_was_measured: bool) -> Result<StepReport> {
+    pub fn report(&self) -> Result<StepReport> {
         announced("the log", || {
-            let stats = Stats::read(self.replica.stats())?;
-            let clip = self.outcome.clip();
-            let grad_norm = if norm_was_measured || clip.is_on() {
-                Some(stats::read(clip.out())?[1])
-            } else {
-                None
+            let stats = Stats::read(self.model.stats())?;
+            let last = self.model.last();
+            let grad_norm = match self.measures_norm || last.clip.is_on() {
+                true => Some(stats::read(last.clip.out())?[1]),
+                false => None,
             };
             Ok(StepReport {
                 stats,
                 grad_norm,
-                bad_step: stats::read_step(self.outcome.bad_step())?,
+                bad_step: stats::read_step(&last.bad_step)?,
                 own_bad_step: stats::read_step(&self.own_bad_step)?,
             })
         })
@@ -267,7 +260,7 @@ impl Step {
     /// Makes the values of all parameters current on this rank. All ranks call it together before
     /// values are read outside a step. Only ZeRO-1 has something to do.
     pub fn gather(&mut self) -> Result<()> {
-        self.replica.gather()
+        self.model.gather()
     }
 
     /// Evaluates the model on held-out rows, over all ranks.
@@ -285,7 +278,7 @@ impl Step {
     ) -> Result<Stats> {
         self.compare_data(batches.origin(), group)?;
         self.gather()?;
-        self.replica.lend_values()?;
+        self.model.lend_values()?;
         let stats = self.held_out_stats.clone();
         ops::zero(&stats)?;
         for index in 0..batches.count() {
@@ -306,12 +299,12 @@ impl Step {
     /// The loss of each of this rank's rows in the step of `batch`, dropout included, with the
     /// model as it is now.
     pub fn losses_of(&mut self, batch: &Batch) -> Result<Vec<f64>> {
-        let stats = self.replica.stats().zeros_like()?;
+        let stats = self.model.stats().zeros_like()?;
         let mut losses = Vec::new();
-        if self.replica.send_positions(batch)? {
+        if self.model.send_positions(batch)? {
             self.graphs.forget();
         }
-        self.replica.lend_values()?;
+        self.model.lend_values()?;
         for index in 0..batch.micro_count() {
             let micro = batch.micro(index)?;
             let (_, rows) = self.losses(true, index, (&micro.x, &micro.targets), &stats)?;
@@ -336,20 +329,20 @@ impl Step {
             last: false,
             seed: self.seed,
         };
-        let output = self.replica.forward(&pass, x)?;
+        let output = self.model.forward(&pass, x)?;
         let of = [&output, targets, stats];
-        let rows = self.replica.losses(&pass, &*self.loss, of)?;
+        let rows = self.model.losses(&pass, &*self.loss, of)?;
         Ok((output, rows))
     }
 
     /// The stages of the model, one per device, from the input to the output: at least one.
     pub fn stages(&self) -> &[Stage] {
-        &self.replica.0
+        &self.model.stages
     }
 
     /// Sets the step after which the optimizers' moments were 0.
     pub fn count_moments_from(&mut self, step: u64) {
-        for stage in &mut self.replica.0 {
+        for stage in &mut self.model.stages {
             stage.optimizer.count_from(step);
         }
     }

@@ -22,7 +22,8 @@ use serde::{Deserialize, Serialize};
 
 use self::spans::{RankTrace, Readings};
 use self::summary::Summary;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::exchange;
 
 /// The file, in the folder of the run.
 pub const TRACE_FILE: &str = "trace.json";
@@ -158,15 +159,10 @@ impl RunTrace {
         };
         self.steps = None;
         let mine = RankTrace::new(&trace::stop()?, readings, world.host());
-        let mine = serde_json::to_vec(&mine).expect("numbers and names fit JSON");
-        let all = world.all_gather_bytes(&mine)?;
+        let ranks = exchange::gather(world, &mine)?;
         if world.rank() != 0 {
             return Ok(Vec::new());
         }
-        let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes);
-        let ranks: Vec<RankTrace> = all.iter().map(read).collect::<Result<_, _>>().map_err(
-            |error: serde_json::Error| Error::Internal(format!("the trace of a rank: {error}")),
-        )?;
         let ranks = clocks::align(ranks);
         let path: PathBuf = out.join(TRACE_FILE);
         // Training goes on without it.

@@ -161,11 +161,9 @@ pub fn texts(name: &str, bytes: &[u8]) -> Result<usize> {
             let options = text::ReadOptions {
                 field: "text",
                 lossy,
-                may_cut: &|_, _| true,
+                encoder: Some(&text::Encoder::Bytes),
                 piece_bytes: 64,
-                gap: &|_| None,
-                read: &AtomicU64::new(0),
-                marks: &AtomicU64::new(0),
+                counts: &text::Counts::default(),
             };
             text::documents(path, &options, &mut |piece| {
                 count += piece.text.len();

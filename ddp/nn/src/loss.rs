@@ -133,7 +133,7 @@ impl CrossEntropy {
             class_weights: self.class_weights.as_ref(),
             gradient_scale: 1.0,
         };
-        ops::cross_entropy_adding(&logits, &targets, out, &options, Some(stats))?;
+        ops::cross_entropy(&logits, &targets, out, &options, Some(stats))?;
         Ok(losses)
     }
 }
@@ -189,7 +189,7 @@ impl Loss for Mse {
             .is_training()
             .then(|| pass.take_as(output.shape(), output.dtype()))
             .transpose()?;
-        ops::mse_adding(
+        ops::mse_into(
             &losses,
             gradient.as_ref(),
             output,

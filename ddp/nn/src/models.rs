@@ -185,8 +185,9 @@ impl ModelSpec {
 
     fn count(&self, data: &DataShape<'_>, counts: impl Fn(&&Declared) -> bool) -> Result<u128> {
         let mut declarations = Declarations::new();
-        self.layers(data)?
-            .build(&mut Build::new(&mut declarations), data.row_shape)?;
+        let mut layers = self.layers(data)?;
+        let mut build = Build::new(&mut declarations);
+        Layer::build(&mut layers, &mut build, data.row_shape)?;
         let elements =
             |shape: &[usize]| shape.iter().map(|&length| length as u128).product::<u128>();
         let list = &declarations.list;

@@ -16,6 +16,7 @@ mod rule;
 pub mod schedule;
 mod sgd;
 
+pub use adamw::AdamW;
 pub use clip::Clip;
 pub use groups::Group;
 pub use rule::{Decayed, Declared, Method, Muon, Rule, SettingOf};
@@ -76,7 +77,7 @@ impl OptimizerKind {
 impl Rule {
     /// AdamW with PyTorch's defaults, but only matrices decay.
     pub fn adamw() -> Rule {
-        OptimizerKind::Adamw.rule(&|_| None)
+        AdamW::default().into()
     }
 
     /// SGD with this momentum and no weight decay.

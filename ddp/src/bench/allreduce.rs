@@ -9,7 +9,8 @@ use std::str::FromStr;
 use clap::Args;
 use ddp_comm::{Group, Reduce, World};
 use ddp_kernels::choice::Choice;
-use ddp_kernels::stream::{Graph, Stream, synchronize};
+use ddp_kernels::graph::Graph;
+use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{DType, Device, Tensor, ops};
 use serde_json::{Value, json};
 

@@ -4,7 +4,7 @@
 //! start of a node takes part. So it also works on simulated GPUs.
 
 use ddp_kernels::Device;
-use ddp_kernels::stream::{Graph, GraphNode, NodeKind};
+use ddp_kernels::graph::{Graph, GraphNode, NodeKind};
 use serde_json::json;
 
 use super::measure::{Say, round};

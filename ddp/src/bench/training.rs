@@ -152,7 +152,7 @@ pub(super) fn measure(
         let mut batch = batches[number as usize % batches.len()].clone();
         batch.step = number;
         number += 1;
-        step.run(&batch, 1e-3, false)
+        step.run(&batch, 1e-3)
     };
     take(&mut step)?;
     synchronize(device)?;

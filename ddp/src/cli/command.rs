@@ -12,13 +12,15 @@ use super::using::{EvalFlags, PredictFlags};
 use super::watch::WatchFlags;
 use crate::bench::Bench;
 use crate::config::Config;
-use crate::flags::RankCount;
+use crate::flags::PlaceFlags;
 
 /// What a command line asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     /// Start ranks that do what a command asks for.
     Start(StartRanks),
+    /// Start the ranks of another host's launcher.
+    HostAgent,
     /// Train.
     Train(Box<Config>),
     /// Check a run and estimate its memory and time.
@@ -47,11 +49,14 @@ pub enum Command {
     Show(String),
 }
 
+/// The command of a process that starts ranks for another host's launcher.
+pub const HOST_AGENT: &str = "host-agent";
+
 /// The ranks to start, and what for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StartRanks {
-    /// How many.
-    pub count: RankCount,
+    /// How many, and where.
+    pub places: PlaceFlags,
     /// How often to start again after a rank was lost.
     pub restarts: u32,
     /// How long ranks have to save after a signal.
@@ -65,6 +70,7 @@ impl Command {
     pub fn name(&self) -> &'static str {
         match self {
             Command::Start(start) => start.command.name(),
+            Command::HostAgent => HOST_AGENT,
             Command::Train(_) => "train",
             Command::DryRun(_) => "--dry-run",
             Command::Eval(_) => "eval",

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::config::TIMEOUT_S;
-use crate::flags::{RankCount, number};
+use crate::flags::{PlaceFlags, number};
 
 /// The flags of `doctor`.
 #[derive(Args, Clone, Debug, PartialEq)]
@@ -19,9 +19,9 @@ pub struct DoctorFlags {
     /// Skip the measurements
     #[arg(long)]
     pub quick: bool,
-    /// Start so many ranks on this machine, without MPI; auto: one for each GPU, else one
-    #[arg(long, value_name = "N")]
-    pub ranks: Option<RankCount>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub places: PlaceFlags,
     /// Seconds that a rank waits for the others
     #[arg(long, value_name = "S", default_value = "60", value_parser = number(TIMEOUT_S), allow_negative_numbers = true)]
     #[arg(env = "DDP_TIMEOUT_S", hide_env_values = true)]

@@ -6,20 +6,20 @@ use clap::Args;
 
 use super::command::{Command, StartRanks};
 use crate::config::TIMEOUT_S;
-use crate::flags::{RankCount, number, whole};
+use crate::flags::{PlaceFlags, number, whole};
 
-/// The ranks to start, if no launcher starts them.
+/// The ranks to start for a training.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub struct StartFlags {
-    /// Start so many ranks on this machine, without MPI; auto: one for each GPU, else one
-    #[arg(long, value_name = "N", help_heading = RANKS)]
-    pub ranks: Option<RankCount>,
+    #[command(flatten, next_help_heading = RANKS)]
+    #[allow(missing_docs)]
+    pub places: PlaceFlags,
     /// How often to start again, with --resume auto, after a rank was lost
-    #[arg(long, value_name = "N", help_heading = RANKS, requires = "ranks", default_value = "0")]
+    #[arg(long, value_name = "N", help_heading = RANKS, requires = "places", default_value = "0")]
     #[arg(value_parser = whole(0..=u32::MAX), allow_negative_numbers = true)]
     pub restarts: u32,
     /// Seconds that ranks have to save after a signal to stop
-    #[arg(long, value_name = "S", help_heading = RANKS, requires = "ranks", default_value = "60")]
+    #[arg(long, value_name = "S", help_heading = RANKS, requires = "places", default_value = "60")]
     #[arg(value_parser = number(TIMEOUT_S), allow_negative_numbers = true)]
     pub grace_s: f64,
 }
@@ -29,32 +29,38 @@ const RANKS: &str = "Ranks started here";
 impl StartRanks {
     /// What flags of training ask for: `command`, on ranks to start if there are any.
     pub(crate) fn asked_for(flags: &StartFlags, command: Command) -> Command {
-        match (flags.ranks, &command) {
-            (Some(count), Command::Train(_) | Command::DryRun(_)) => Command::Start(StartRanks {
-                count,
-                restarts: flags.restarts,
-                grace: Duration::from_secs_f64(flags.grace_s),
-                command: Box::new(command),
-            }),
+        match command {
+            Command::Train(_) | Command::DryRun(_) => {
+                let grace = Duration::from_secs_f64(flags.grace_s);
+                StartRanks::at(flags.places.clone(), flags.restarts, grace, command)
+            }
             _ => command,
         }
     }
 
     /// What the flags of other commands ask for.
     pub(crate) fn asked_for_elsewhere(command: Command) -> Command {
-        let count = match &command {
-            Command::Eval(flags) => flags.using.ranks.ranks,
-            Command::Predict(flags) => flags.using.ranks.ranks,
-            Command::Bench(bench) => bench.ranks().ranks,
-            Command::Doctor(flags) => flags.ranks,
-            _ => None,
+        let places = match &command {
+            Command::Eval(flags) => flags.using.ranks.places.clone(),
+            Command::Predict(flags) => flags.using.ranks.places.clone(),
+            Command::Bench(bench) => bench.ranks().places.clone(),
+            Command::Doctor(flags) => flags.places.clone(),
+            _ => return command,
         };
-        match count {
-            None => command,
-            Some(count) => Command::Start(StartRanks {
-                count,
-                restarts: 0,
-                grace: Duration::from_secs(60),
+        StartRanks::at(places, 0, Duration::from_secs(60), command)
+    }
+
+    fn at(places: PlaceFlags, restarts: u32, grace: Duration, command: Command) -> Command {
+        match places {
+            PlaceFlags {
+                ranks: None,
+                hosts: None,
+                hostfile: None,
+            } => command,
+            places => Command::Start(StartRanks {
+                places,
+                restarts,
+                grace,
                 command: Box::new(command),
             }),
         }
@@ -65,6 +71,7 @@ impl StartRanks {
 mod tests {
     use super::*;
     use crate::cli::parse;
+    use crate::flags::RankCount;
 
     fn parsed(line: &str) -> Command {
         parse(line.split(' ').collect::<Vec<_>>()).unwrap()
@@ -85,7 +92,7 @@ mod tests {
             let Command::Start(start) = parsed(&format!("ddp-train{command} --ranks 3")) else {
                 panic!("{command} starts ranks");
             };
-            assert_eq!(start.count, RankCount::Of(3), "{command}");
+            assert_eq!(start.places.ranks, Some(RankCount::Of(3)), "{command}");
             // Other commands keep the flag, which ranks read and ignore.
             assert_eq!(start.command.name(), alone.name(), "{command}");
         }
@@ -102,14 +109,20 @@ mod tests {
         else {
             panic!("it starts ranks");
         };
-        assert_eq!(start.count, RankCount::Auto);
+        assert_eq!(start.places.ranks, Some(RankCount::Auto));
         assert_eq!((start.restarts, start.grace), (2, Duration::from_secs(9)));
+        for hosts in ["--hosts a:2,b", "--hostfile c --restarts 1"] {
+            let words = format!("ddp-train {hosts}");
+            assert!(matches!(parsed(&words), Command::Start(_)), "{hosts}");
+        }
         for wrong in [
             "--ranks 0",
             "--ranks 513",
             "--ranks all",
             "--restarts 1",
             "--grace-s 1",
+            "--hosts a:0",
+            "--hosts a,b --hostfile c",
         ] {
             let words = format!("ddp-train {wrong}");
             let error = parse(words.split(' ').collect::<Vec<_>>()).unwrap_err();

@@ -611,7 +611,7 @@ fn every_flag_of_the_other_commands_arrives() {
             json: true,
             out: "runs".into(),
             quick: true,
-            ranks: None,
+            places: PlaceFlags::default(),
             timeout_s: 5.0
         }
     );

@@ -30,26 +30,36 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    fn new(health: Health, topic: &str, text: String, help: Option<String>) -> Finding {
-        let topic = topic.into();
+    pub(super) fn fine(topic: &str, text: impl Into<String>) -> Finding {
         Finding {
-            topic,
-            health,
-            text,
-            help,
+            topic: topic.into(),
+            health: Health::Fine,
+            text: text.into(),
+            help: None,
         }
     }
 
-    pub(super) fn fine(topic: &str, text: impl Into<String>) -> Finding {
-        Finding::new(Health::Fine, topic, text.into(), None)
-    }
-
     pub(super) fn note(topic: &str, text: impl Into<String>, help: impl Into<String>) -> Finding {
-        Finding::new(Health::Note, topic, text.into(), Some(help.into()))
+        Finding {
+            health: Health::Note,
+            help: Some(help.into()),
+            ..Finding::fine(topic, text)
+        }
     }
 
     pub(super) fn bad(topic: &str, text: impl Into<String>, help: impl Into<String>) -> Finding {
-        Finding::new(Health::Bad, topic, text.into(), Some(help.into()))
+        Finding {
+            health: Health::Bad,
+            ..Finding::note(topic, text, help)
+        }
+    }
+
+    /// A note, or what is fine.
+    pub(super) fn note_if(is_note: bool, topic: &str, text: String, help: &str) -> Finding {
+        match is_note {
+            true => Finding::note(topic, text, help),
+            false => Finding::fine(topic, text),
+        }
     }
 }
 

@@ -13,64 +13,39 @@ use ddp_kernels::{DType, Device, Tensor, ops, simd};
 use super::finding::Finding;
 use crate::device::too_old;
 use crate::error::Result;
+use crate::units::plural;
 
 const GIB: u64 = 1 << 30;
 
 /// Findings about a host.
 pub(super) fn host(out: &Path) -> Vec<Finding> {
-    [
-        Some(processor()),
-        Some(memory()),
-        huge_pages(),
-        shared_memory(),
-        Some(disk(out)),
-        Some(mpi()),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    let certain = [Some(processor()), Some(memory())];
+    let others = [huge_pages(), shared_memory(), Some(disk(out)), Some(mpi())];
+    certain.into_iter().chain(others).flatten().collect()
 }
 
 /// The value after `name` in a file of lines `name: value`.
 fn line_of(path: &str, name: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
-    let line = text.lines().find(|line| line.starts_with(name))?;
-    Some(
-        line[name.len()..]
-            .trim_start_matches([' ', '\t', ':'])
-            .trim()
-            .to_string(),
-    )
+    let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(value.trim_matches([' ', '\t', ':']).to_string())
 }
 
 fn processor() -> Finding {
-    let name =
-        line_of("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.into());
+    let name = line_of("/proc/cpuinfo", "model name");
+    let name = name.unwrap_or_else(|| std::env::consts::ARCH.into());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let clock = line_of("/proc/cpuinfo", "cpu MHz")
-        .and_then(|mhz| mhz.parse::<f64>().ok())
-        .map_or(String::new(), |mhz| format!(", at {mhz:.0} MHz now"));
-    let cores = if cores == 1 {
-        "1 core".to_string()
-    } else {
-        format!("{cores} cores")
-    };
-    Finding::fine(
-        "processor",
-        format!(
-            "{name}, {cores} for this process, {:?}{clock}",
-            simd::level()
-        ),
-    )
+    let clock = line_of("/proc/cpuinfo", "cpu MHz").and_then(|mhz| mhz.parse::<f64>().ok());
+    let clock = clock.map_or(String::new(), |mhz| format!(", at {mhz:.0} MHz now"));
+    let (cores, level) = (plural(cores as u64, "core"), simd::level());
+    let text = format!("{name}, {cores} for this process, {level:?}{clock}");
+    Finding::fine("processor", text)
 }
 
 fn memory() -> Finding {
     let kib = |name| -> Option<u64> {
-        line_of("/proc/meminfo", name)?
-            .split(' ')
-            .next()?
-            .parse()
-            .ok()
+        let line = line_of("/proc/meminfo", name)?;
+        line.split(' ').next()?.parse().ok()
     };
     let (Some(total), Some(free)) = (kib("MemTotal"), kib("MemAvailable")) else {
         return Finding::fine("memory", "unknown: the system does not say");
@@ -82,36 +57,24 @@ fn memory() -> Finding {
 /// The limit of a control group, if it has one, and what is left of it. Cached files count as used
 /// there, but can be evicted.
 fn group(read: impl Fn(&str) -> Option<String>) -> Option<(u64, u64)> {
-    let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+    let number = |text: &str| text.trim().parse::<u64>().ok();
     let stat = read("memory.stat").unwrap_or_default();
-    let evictable = stat.lines().find_map(|line| {
-        line.strip_prefix("inactive_file ")?
-            .trim()
-            .parse::<u64>()
-            .ok()
-    });
-    let limit = number("memory.max")?;
-    let used = number("memory.current")?.saturating_sub(evictable.unwrap_or(0));
+    let mut lines = stat.lines();
+    let evictable = lines.find_map(|line| number(line.strip_prefix("inactive_file ")?));
+    let limit = number(&read("memory.max")?)?;
+    let used = number(&read("memory.current")?)?.saturating_sub(evictable.unwrap_or(0));
     Some((limit, limit.saturating_sub(used)))
 }
 
 fn memory_finding(total: u64, free: u64, group: Option<(u64, u64)>) -> Finding {
     let limited = group.map_or(String::new(), |(limit, left)| {
-        format!(
-            "; its control group has {} left of {}",
-            gib(left),
-            gib(limit)
-        )
+        let (left, limit) = (gib(left), gib(limit));
+        format!("; its control group has {left} left of {limit}")
     });
     let text = format!("{} free of {}{limited}", gib(free), gib(total));
-    match group.map_or(free, |(_, left)| left.min(free)) < GIB {
-        true => Finding::note(
-            "memory",
-            text,
-            "end other programs or raise the limit: large models will not fit",
-        ),
-        false => Finding::fine("memory", text),
-    }
+    let help = "end other programs or raise the limit: large models will not fit";
+    let left = group.map_or(free, |(_, left)| left.min(free));
+    Finding::note_if(left < GIB, "memory", text, help)
 }
 
 fn gib(bytes: u64) -> String {
@@ -120,16 +83,18 @@ fn gib(bytes: u64) -> String {
 
 fn huge_pages() -> Option<Finding> {
     let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok()?;
-    let chosen = text.split(['[', ']']).nth(1)?.to_string();
+    let chosen = text.split(['[', ']']).nth(1)?;
     let help = "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
-    Some(match chosen.as_str() {
-        "never" => Finding::note(
-            "huge pages",
-            "off: allocating large tensors takes longer",
-            help,
-        ),
-        other => Finding::fine("huge pages", other.to_string()),
-    })
+    let text = match chosen {
+        "never" => "off: allocating large tensors takes longer",
+        other => other,
+    };
+    Some(Finding::note_if(
+        chosen == "never",
+        "huge pages",
+        text.into(),
+        help,
+    ))
 }
 
 /// Shared memory, which NCCL needs between the ranks of a host.
@@ -138,31 +103,29 @@ fn shared_memory() -> Option<Finding> {
     let text = format!("/dev/shm has {} free", gib(free));
     let help = "NCCL needs more for several GPUs: docker run --shm-size=1g, in Kubernetes an \
                 emptyDir with medium: Memory";
-    Some(match free < GIB / 2 && discover().gpus.len() > 1 {
-        true => Finding::note("shared memory", text, help),
-        false => Finding::fine("shared mem", text),
-    })
+    let is_short = free < GIB / 2 && discover().gpus.len() > 1;
+    Some(Finding::note_if(is_short, "shared mem", text, help))
+}
+
+/// The nearest folder above that exists.
+pub(super) fn nearest(out: &Path) -> &Path {
+    let mut above = out.ancestors();
+    above
+        .find(|folder| folder.is_dir())
+        .unwrap_or(Path::new("."))
 }
 
 fn disk(out: &Path) -> Finding {
-    let there = out
-        .ancestors()
-        .find(|folder| folder.is_dir())
-        .unwrap_or(Path::new("."));
-    match free_bytes(there) {
+    match free_bytes(nearest(out)) {
         Ok(free) => {
             let text = format!("{} free for runs ({})", gib(free), out.display());
             let help = "make room, or give --out on another disk: checkpoints may not fit";
-            match free < GIB {
-                true => Finding::note("disk", text, help),
-                false => Finding::fine("disk", text),
-            }
+            Finding::note_if(free < GIB, "disk", text, help)
         }
-        Err(error) => Finding::bad(
-            "disk",
-            format!("{}: {error}", there.display()),
-            "give another folder with --out",
-        ),
+        Err(error) => {
+            let text = format!("{}: {error}", nearest(out).display());
+            Finding::bad("disk", text, "give another folder with --out")
+        }
     }
 }
 
@@ -183,17 +146,17 @@ fn mpi() -> Finding {
 
 /// The first line of a program's output.
 fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(arguments)
         .stdin(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(Stdio::null());
+    let output = command
         .output()
-        .ok()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    output
-        .status
-        .success()
-        .then(|| text.lines().next().unwrap_or_default().trim().to_string())
+        .ok()
+        .filter(|output| output.status.success())?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    Some(text.lines().next().unwrap_or_default().trim().to_string())
 }
 
 /// Findings about CUDA's libraries and the GPUs of a host.
@@ -284,23 +247,15 @@ fn library(library: &Library, needed: bool, refused: &[(PathBuf, String)]) -> Fi
 /// Findings about a rank.
 pub(super) fn rank(world: &World) -> Vec<Finding> {
     let (threads, transport) = (world.default_threads(), world.transport());
-    let mut findings = vec![match world.affinity_note() {
-        None => Finding::fine(
-            "threads",
-            format!("{threads}, its share of this host's cores"),
-        ),
-        Some(note) => Finding::note(
-            "threads",
-            note,
-            "launch/mpirun binds each rank to its share of the cores",
-        ),
-    }];
+    let help = "let the launcher bind each rank to its share of the cores, or none (mpirun --bind-to none)";
+    let share = || format!("{threads}, its share of this host's cores");
+    let note = world.affinity_note();
+    let is_note = note.is_some();
+    let text = note.map_or_else(share, |note| note.to_string());
+    let mut findings = vec![Finding::note_if(is_note, "threads", text, help)];
     if world.size() > 1 {
-        let text = format!(
-            "{} of {}, connected by {transport}",
-            world.rank(),
-            world.size()
-        );
+        let (rank, ranks) = (world.rank(), world.size());
+        let text = format!("{rank} of {ranks}, connected by {transport}");
         findings.push(Finding::fine("rank", text));
     }
     findings
@@ -319,44 +274,37 @@ pub(super) struct Devices {
 }
 
 pub(super) fn devices(world: &World) -> Result<Devices> {
-    Ok(match world.assign_gpus(1, world.share_gpus())? {
+    let mut devices = Devices {
+        mine: Device::Cpu,
+        on_gpus: false,
+        table: String::new(),
+        shortage: None,
+    };
+    match world.assign_gpus(1, world.share_gpus())? {
         Ok(table) => {
-            let mine = table
-                .devices_of(world.rank())
-                .first()
-                .copied()
-                .unwrap_or(Device::Cpu);
-            Devices {
-                mine,
-                on_gpus: mine.is_accelerator(),
-                table: table.to_string(),
-                shortage: None,
-            }
+            let mine = table.devices_of(world.rank()).first().copied();
+            devices.mine = mine.unwrap_or(Device::Cpu);
+            devices.on_gpus = devices.mine.is_accelerator();
+            devices.table = table.to_string();
         }
-        Err(shortage) => {
-            let has_gpus = shortage.table.has_gpus();
-            let help = || crate::device::help_for(&shortage);
-            let described = has_gpus.then(|| (shortage.to_string(), help()));
-            Devices {
-                mine: Device::Cpu,
-                on_gpus: false,
-                table: String::new(),
-                shortage: described,
-            }
+        Err(shortage) if shortage.table.has_gpus() => {
+            let help = crate::device::help_for(&shortage);
+            devices.shortage = Some((shortage.to_string(), help));
         }
-    })
+        Err(_) => {}
+    }
+    Ok(devices)
 }
 
 /// A finding about the job: which rank has which GPU.
 pub(super) fn assignment(devices: &Devices, ranks: usize) -> Finding {
-    match &devices.shortage {
-        Some((text, help)) => Finding::bad("GPU of rank", text.clone(), help.clone()),
-        None if devices.on_gpus => {
-            Finding::fine("GPU of rank", devices.table.trim_end().to_string())
-        }
-        None if ranks == 1 => Finding::fine("GPU of rank", "none: it trains on the CPU"),
-        None => Finding::fine("GPU of rank", "none: all ranks train on the CPU"),
-    }
+    let text = match &devices.shortage {
+        Some((text, help)) => return Finding::bad("GPU of rank", text.clone(), help.clone()),
+        None if devices.on_gpus => devices.table.trim_end(),
+        None if ranks == 1 => "none: it trains on the CPU",
+        None => "none: all ranks train on the CPU",
+    };
+    Finding::fine("GPU of rank", text)
 }
 
 #[cfg(test)]

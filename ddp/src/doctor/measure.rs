@@ -1,7 +1,7 @@
 //! Measurements: writing to the disk, copies to, from and between GPUs, and sums over all ranks.
 //! Each takes well below a second. For simulated GPUs no rate is printed.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use ddp_kernels::transfer::{self, announced};
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::finding::Finding;
-use super::look::Devices;
+use super::look::{Devices, nearest};
 use crate::devices::is_simulated;
 use crate::error::{Error, Result};
 
@@ -25,16 +25,10 @@ const TRIES: usize = 4;
 
 /// Whether checkpoints can be written, and how fast.
 pub(super) fn disk(out: &Path) -> Finding {
-    let there = out
-        .ancestors()
-        .find(|folder| folder.is_dir())
-        .unwrap_or(Path::new("."));
+    let there = nearest(out);
     let path = there.join(format!(".ddp-train-doctor-{}", std::process::id()));
     let written = (|| -> std::io::Result<Duration> {
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&path)?;
+        let mut file = File::create_new(&path)?;
         let block = vec![0xa5u8; 1 << 20];
         let began = Instant::now();
         (0..DISK_BYTES / block.len()).try_for_each(|_| file.write_all(&block))?;
@@ -43,20 +37,14 @@ pub(super) fn disk(out: &Path) -> Finding {
     })();
     let _ = fs::remove_file(&path);
     match written {
-        Ok(took) => Finding::fine(
-            "disk",
-            format!(
-                "{:.0} MB/s written and made durable",
-                DISK_BYTES as f64 / took.as_secs_f64() / 1e6
-            ),
-        ),
+        Ok(took) => {
+            let rate = DISK_BYTES as f64 / took.as_secs_f64() / 1e6;
+            Finding::fine("disk", format!("{rate:.0} MB/s written and made durable"))
+        }
         Err(error) => {
             let text = format!("cannot write 64 MiB below {}: {error}", there.display());
-            Finding::bad(
-                "disk",
-                text,
-                "make room or change permissions, or give another --out",
-            )
+            let help = "make room or change permissions, or give another --out";
+            Finding::bad("disk", text, help)
         }
     }
 }
@@ -67,11 +55,10 @@ pub(super) fn rank(devices: &Devices) -> Vec<Finding> {
         return Vec::new();
     }
     let mut findings = vec![tried("pinned", devices.mine, || pinned(devices.mine))];
-    for device in Device::usable()
-        .into_iter()
-        .filter(|&device| device != devices.mine && device.is_accelerator())
-    {
-        findings.push(tried("peer", devices.mine, || peer(devices.mine, device)));
+    for device in Device::usable() {
+        if device != devices.mine && device.is_accelerator() {
+            findings.push(tried("peer", devices.mine, || peer(devices.mine, device)));
+        }
     }
     findings
 }
@@ -79,11 +66,10 @@ pub(super) fn rank(devices: &Devices) -> Vec<Finding> {
 fn tried(topic: &str, device: Device, measure: impl FnOnce() -> Result<String>) -> Finding {
     match measure() {
         Ok(text) => Finding::fine(topic, text),
-        Err(error) => Finding::bad(
-            topic,
-            format!("{device}: {error}"),
-            "see nvidia-smi and dmesg",
-        ),
+        Err(error) => {
+            let text = format!("{device}: {error}");
+            Finding::bad(topic, text, "see nvidia-smi and dmesg")
+        }
     }
 }
 
@@ -108,18 +94,14 @@ fn fastest(mut once: impl FnMut() -> Result<Duration>) -> Result<Duration> {
     Ok(least)
 }
 
-fn floats(device: Device) -> usize {
-    // Simulated GPUs copy slowly.
-    if is_simulated(device) {
-        1 << 10
-    } else {
-        COPY_FLOATS
-    }
+/// Simulated GPUs are slow.
+fn floats(device: Device, most: usize) -> usize {
+    if is_simulated(device) { 1 << 10 } else { most }
 }
 
 fn pinned(device: Device) -> Result<String> {
     let stream = Stream::new(device)?;
-    let count = floats(device);
+    let count = floats(device, COPY_FLOATS);
     let here = stream.scope(|| Tensor::zeros(&[count], DType::F32, device))?;
     stream.synchronize()?;
     let host = Tensor::zeros_pinned(&[count], DType::F32)?;
@@ -140,7 +122,7 @@ fn pinned(device: Device) -> Result<String> {
 }
 
 fn peer(from: Device, to: Device) -> Result<String> {
-    let count = floats(from);
+    let count = floats(from, COPY_FLOATS);
     let source = Tensor::zeros(&[count], DType::F32, from)?;
     let target = Tensor::zeros(&[count], DType::F32, to)?;
     let took = fastest(|| {
@@ -166,11 +148,7 @@ pub(super) fn reductions(devices: &Devices, world: &World) -> Result<Finding> {
     } else {
         world.group("doctor")?
     };
-    let count = if is_simulated(mine) {
-        1 << 10
-    } else {
-        SUM_FLOATS
-    };
+    let count = floats(mine, SUM_FLOATS);
     let stream = Stream::default_of(mine)?;
     let mut took = Duration::MAX;
     for _ in 0..TRIES {

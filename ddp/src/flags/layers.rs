@@ -97,9 +97,10 @@ pub(crate) const PRINT_CONFIG: &str = "DDP_PRINT_CONFIG";
 pub(crate) const DRY_RUN: &str = "DDP_DRY_RUN";
 
 /// Variables that are no settings: of other parts, and what other programs use.
-const OTHERS: [&str; 6] = [
+const OTHERS: [&str; 7] = [
     "DDP_JOB",
     "DDP_JOB_SECRET",
+    "DDP_SSH",
     "DDP_KERNEL_CACHE",
     "DDP_SIMD",
     "DDP_TRAIN",

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::sheet::{Inspected, Sheet, some_of, table};
 use crate::cli::InspectFlags;
-use crate::data::choose;
-use crate::data::files::{self, Array, FileKind};
+use crate::data::files::{self, Array};
+use crate::data::resolve;
 use crate::data::{self, Alone, Data, DataRequest, DataSpec, Dataset, TableSettings, TokenSummary};
 use crate::error::{Error, Result, ShownError};
 use crate::shown::{shown, significant};
@@ -56,7 +56,7 @@ fn rows(spec: DataSpec, request: &DataRequest, flags: &InspectFlags) -> Result<I
     let mut sheet = Sheet::new(format!("data {spec}"));
     let mut json = json!({ "kind": "data", "path": flags.path });
     if let DataSpec::Files(spec) = &spec {
-        let files = choose::files(&spec.path, "data").map_err(|error| renamed(error, flags))?;
+        let files = resolve::files(&spec.path, "data").map_err(|error| renamed(error, flags))?;
         let (text, files) = contents(&files, flags)?;
         sheet.add("files", text);
         json["files"] = files;
@@ -173,7 +173,7 @@ fn contents(files: &[PathBuf], flags: &InspectFlags) -> Result<(String, Value)> 
 
 /// A line for each array, or one for the columns of a table; and the same as JSON.
 fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Value)> {
-    if choose::is_table(path) || matches!(files::kind(path)?, FileKind::Csv | FileKind::Parquet) {
+    if files::is_table(path) {
         let columns = files::table::columns(path)?;
         let line = vec![format!(
             "  {} columns: {}",

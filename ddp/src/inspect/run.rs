@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 
 use super::checkpoint::{evaluation, sizes, task};
 use super::sheet::{Inspected, Sheet, some_of};
-use crate::checkpoint::{self, Best, Opened};
+use crate::checkpoint::{self, Opened};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::metrics::Run;
 use crate::record::EVENTS_FILE;
-use crate::report::read::Run;
 use crate::shown::{shown, significant};
 use crate::units::{duration, plural};
 
@@ -18,7 +18,7 @@ use crate::units::{duration, plural};
 pub(super) fn found(out: &Path) -> Result<Inspected> {
     let record = out.join(EVENTS_FILE);
     let run = match record.exists() {
-        true => Run::read_record(&record)?,
+        true => Run::read_log(&record, |_| true)?,
         false => Run::default(),
     };
     let checkpoints = checkpoints(out)?;
@@ -56,7 +56,7 @@ pub(super) fn found(out: &Path) -> Result<Inspected> {
         "start": run.last.get("start"),
         "last_step": run.last.get("step"),
         "last_eval": run.last.get("eval"),
-        "best": best(&run),
+        "best": run.best(),
         "end": run.last.get("end"),
         "resumed": run.resumes.len(),
         "checkpoints": checkpoints.iter().map(checkpoint_json).collect::<Value>(),
@@ -135,18 +135,6 @@ fn problem(out: &Path, run: &Run, checkpoints: &[(PathBuf, Result<Opened>)]) -> 
     Some(Error::Data(format!("{first}{more}")))
 }
 
-/// The evaluation with the lowest loss.
-fn best(run: &Run) -> Option<Best> {
-    let known = run.evals.iter().filter_map(|line| {
-        Some(Best {
-            step: line.step,
-            loss: line.loss?,
-            accuracy: line.accuracy,
-        })
-    });
-    known.reduce(|best, next| if next.loss < best.loss { next } else { best })
-}
-
 /// Adds what the record says of a run of `steps` steps.
 fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
     if !run.last.contains_key("start") {
@@ -162,37 +150,35 @@ fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
     sheet.add("ranks", format!("{ranks}, {threads} each, {program}"));
     sheet.add("bits", shown(&world.why_bits_may_differ()));
     sheet.add("parameters", start.parameters.unwrap_or(0).to_string());
-    if let Some(step) = run.steps.last() {
-        let rate = match step.tokens_per_s {
-            None => step.samples_per_s.map(|rate| (rate, "samples/s")),
-            Some(rate) => Some((rate, "tokens/s")),
-        };
+    if let Some(last) = run.last.get("step") {
+        let rates = [("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")];
+        let rate = rates
+            .iter()
+            .find_map(|(name, unit)| Some((last[name].as_f64()?, unit)));
         let rate = rate.map_or(String::new(), |(rate, unit)| format!(", {rate:.0} {unit}"));
-        let (number, steps) = (step.step, steps.unwrap_or(0));
-        let loss = significant(step.loss.unwrap_or(f64::NAN), 4);
-        let epoch = shown(&run.last["step"]["epoch"].to_string());
+        let (number, steps) = (run.last_step(), steps.unwrap_or(0));
+        let loss = significant(last["loss"].as_f64().unwrap_or(f64::NAN), 4);
+        let epoch = shown(&last["epoch"].to_string());
         sheet.add(
             "last logged",
             format!("step {number} of {steps}, epoch {epoch}: loss {loss}{rate}"),
         );
     }
-    if let Some(eval) = run.evals.last() {
-        let best = best(run).filter(|best| best.step != eval.step);
+    if let Some((step, text)) = run.eval_texts().next_back() {
+        let best = run.best().filter(|best| best.step != step);
         let best = best.map_or(String::new(), |best| {
             format!("\nbest {}", evaluation(&best))
         });
-        let last = format!("{}, after step {}", eval.text(), eval.step);
-        sheet.add("evaluation", last + &best);
+        sheet.add("evaluation", format!("{text}, after step {step}{best}"));
     }
     if !run.resumes.is_empty() {
         let times = plural(run.resumes.len() as u64, "time");
         sheet.add("resumed", format!("{times} from a checkpoint"));
     }
-    let ended = match &run.end {
-        Some(end) => {
-            let (reason, code) = (shown(&end.reason), end.exit_code.unwrap_or(0));
-            let after = duration(end.seconds.unwrap_or(f64::NAN));
-            format!("{reason} (exit code {code}), after {after}")
+    let ended = match run.ending() {
+        Some((reason, code)) => {
+            let after = duration(run.of_end("seconds").unwrap_or(f64::NAN));
+            format!("{} (exit code {code}), after {after}", shown(reason))
         }
         None => "no: it is still running, or was killed; ddp-train resume continues it".to_string(),
     };

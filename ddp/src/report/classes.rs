@@ -3,8 +3,8 @@
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 
-use super::html::{count, escaped, figure, percent, scrolling, shortened, table};
-use crate::evidence::{
+use super::html::{count, escaped, figure, note, percent, scrolling, shortened, table};
+use crate::samples::{
     ClassScores, Confusion, Picture, Sample, SampleValue, Samples, largest_class,
 };
 
@@ -38,13 +38,13 @@ pub(super) fn confusion(confusion: &Confusion) -> String {
         Some(counts) => heat(confusion, counts),
         None => lists(confusion),
     };
-    format!(
-        "<p class=\"note\">After step {}: {} of {} held-out rows are classified correctly, {}{largest}.</p>{tables}",
+    note(&format!(
+        "After step {}: {} of {} held-out rows are classified correctly, {}{largest}.",
         count(confusion.step),
         count(right),
         count(rows),
         percent(part(right, rows))
-    )
+    )) + &tables
 }
 
 fn heat(confusion: &Confusion, counts: &[Vec<u64>]) -> String {
@@ -78,26 +78,19 @@ fn heat(confusion: &Confusion, counts: &[Vec<u64>]) -> String {
     let about = "Rows are true classes, columns are predictions. Recall: the part of a class that is \
                  predicted as that class. Precision: the part of the predictions of a class that \
                  is correct. F1: the harmonic mean of the two.";
-    scrolling("Confusion matrix", &table) + &format!("<p class=\"note\">{about}</p>")
+    scrolling("Confusion matrix", &table) + &note(about)
 }
 
 fn heat_cell(number: u64, rows: u64, is_right: bool) -> String {
     let part = part(number, rows).unwrap_or(0.0);
-    match (number, is_right) {
-        (0, _) => "<td class=\"zero\">·</td>".to_string(),
-        (_, true) => format!(
-            "<td class=\"right\" style=\"--v:{part:.3}\">{}</td>",
-            count(number)
-        ),
+    let (class, strength) = match (number, is_right) {
+        (0, _) => return "<td class=\"zero\">·</td>".to_string(),
+        (_, true) => ("right", part),
         // The square root makes a few mistakes among many rows visible.
-        (_, false) => {
-            let strength = part.sqrt();
-            format!(
-                "<td class=\"wrong\" style=\"--v:{strength:.3}\">{}</td>",
-                count(number)
-            )
-        }
-    }
+        (_, false) => ("wrong", part.sqrt()),
+    };
+    let number = count(number);
+    format!("<td class=\"{class}\" style=\"--v:{strength:.3}\">{number}</td>")
 }
 
 fn lists(confusion: &Confusion) -> String {
@@ -142,25 +135,22 @@ fn lists(confusion: &Confusion) -> String {
 pub(super) fn samples(samples: &Samples) -> String {
     let all = &samples.samples;
     let wrong = all.iter().filter(|sample| !sample.is_right).count();
-    let shown = match all.iter().all(|sample| sample.picture.is_some()) {
-        true => {
-            let pictures: String = all.iter().map(pictured).collect();
-            format!("<ul class=\"samples\">{pictures}</ul>")
-        }
-        false => features(samples),
+    let pictures: Option<String> = all.iter().map(pictured).collect();
+    let shown = match pictures {
+        _ if all.is_empty() => return String::new(),
+        Some(pictures) => format!("<ul class=\"samples\">{pictures}</ul>"),
+        None => features(samples),
     };
-    format!(
-        "<p class=\"note\">Held-out rows after step {}: {wrong} classified wrongly, and {} \
-         classified correctly. Rows are counted among the held-out rows, from 0.</p>{shown}",
+    note(&format!(
+        "Held-out rows after step {}: {wrong} classified wrongly, and {} classified correctly. \
+         Rows are counted among the held-out rows, from 0.",
         count(samples.step),
         all.len() - wrong
-    )
+    )) + &shown
 }
 
-fn pictured(sample: &Sample) -> String {
-    let Some(picture) = &sample.picture else {
-        return String::new();
-    };
+fn pictured(sample: &Sample) -> Option<String> {
+    let picture = sample.picture.as_ref()?;
     let (truth, predicted) = (escaped(&sample.truth), escaped(&sample.predicted));
     let source = BASE64_STANDARD.encode(png(picture));
     let confidence = sample.confidence.map_or(String::new(), |part| {
@@ -176,14 +166,14 @@ fn pictured(sample: &Sample) -> String {
             )
         }
     };
-    format!(
+    Some(format!(
         "<li class=\"{class}\"><img src=\"data:image/png;base64,{source}\" width=\"{}\" height=\"{}\" \
          alt=\"Row {}: class {truth}, predicted as {predicted}\"><span><b>{}</b> {text}{confidence}</span></li>",
         picture.width,
         picture.height,
         sample.row,
         named(&sample.truth)
-    )
+    ))
 }
 
 /// Encodes a picture as PNG.
@@ -203,15 +193,20 @@ fn png(picture: &Picture) -> Vec<u8> {
 }
 
 fn features(samples: &Samples) -> String {
-    let values_of = |sample: &Sample| sample.values.len();
-    let shown = samples.samples.iter().map(values_of).max().unwrap_or(0);
-    let mut headings: Vec<String> = ["row", "class", "predicted as", "confidence"]
-        .map(String::from)
-        .into();
-    for index in 0..shown {
-        let name = samples.columns.get(index).map(|name| named(name));
-        headings.push(name.unwrap_or_else(|| index.to_string()));
-    }
+    let lengths = samples.samples.iter().map(|sample| sample.values.len());
+    let shown = lengths.max().unwrap_or(0);
+    let headings = ["row", "class", "predicted as", "confidence"].map(String::from);
+    let column = |index: usize| match samples.columns.get(index) {
+        Some(name) => shortened(name, NAME_CHARS_MAX),
+        None => index.to_string(),
+    };
+    let headings: Vec<String> = headings.into_iter().chain((0..shown).map(column)).collect();
+    let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
+    let value = |value: &Option<SampleValue>| match value {
+        Some(SampleValue::Word(word)) => named(word),
+        Some(SampleValue::Number(number)) => figure(Some(f64::from(*number))),
+        None => figure(None),
+    };
     let row = |sample: &Sample| {
         let predicted = named(&sample.predicted);
         let predicted = match sample.is_right {
@@ -225,22 +220,12 @@ fn features(samples: &Samples) -> String {
             predicted,
             confidence,
         ];
-        let value = |value: &Option<SampleValue>| match value {
-            Some(SampleValue::Word(word)) => named(word),
-            Some(SampleValue::Number(number)) => figure(Some(f64::from(*number))),
-            None => figure(None),
-        };
         cells.extend(sample.values.iter().map(value));
         cells
     };
-    let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
-    let mut html = table("Samples", &headings, 3, samples.samples.iter().map(row));
-    let more = samples.features.saturating_sub(shown);
-    if more > 0 {
-        html += &format!(
-            "<p class=\"note\">And {} more columns.</p>",
-            count(more as u64)
-        );
+    let html = table("Samples", &headings, 3, samples.samples.iter().map(row));
+    match samples.features.saturating_sub(shown) as u64 {
+        0 => html,
+        more => html + &note(&format!("And {} more columns.", count(more))),
     }
-    html
 }

@@ -3,26 +3,20 @@
 
 use std::collections::BTreeSet;
 
-use super::charts::Charts;
-use super::html::{count, duration, escaped, plural, shortened, table};
-use super::page::{Ending, Page};
-use super::read::Run;
-use super::results::{self, Figure};
-use crate::config::as_flag;
+use super::charts;
+use super::html::{count, duration, escaped, note, plural, shortened, table};
+use super::page::{Page, ending};
+use super::results::{Figures, results};
+use super::tables::written;
+use crate::metrics::Run;
 
 /// The most runs of a page: it has so many colors.
 pub(super) const RUNS_MAX: usize = 8;
 
 /// The page of these runs, which have different names.
 pub(super) fn of(runs: &[(String, Run)]) -> String {
-    let charts = Charts::of_runs(runs);
-    let sections = vec![
-        ("curves", "Curves", charts.html()),
-        ("results", "Results", results(runs)),
-        ("settings", "Configuration", settings(runs)),
-    ];
+    let charts = charts::of_runs(runs);
     let names: Vec<&str> = runs.iter().map(|(name, _)| name.as_str()).collect();
-    let skipped = runs.iter().map(|(_, run)| run.bad_lines.len()).sum();
     Page {
         title: format!("{} · ddp-train", names.join(", ")),
         name: plural(runs.len() as u64, "run"),
@@ -30,35 +24,37 @@ pub(super) fn of(runs: &[(String, Run)]) -> String {
         ending: String::new(),
         figures: String::new(),
         is_simulated: runs.iter().any(|(_, run)| run.is_simulated()),
-        skipped,
+        skipped: runs.iter().map(|(_, run)| run.bad_lines.len()).sum(),
         again: "DIR DIR --out FILE",
+        numbers: charts::json(&charts, &[], true),
+        sections: vec![
+            ("curves", "Curves", charts::html(&charts)),
+            ("results", "Results", reached(runs)),
+            ("settings", "Configuration", settings(runs)),
+        ],
     }
-    .html(&charts, sections)
+    .html()
 }
 
 /// How each run ended and what it reached.
-fn results(runs: &[(String, Run)]) -> String {
-    let all: Vec<Vec<Figure>> = runs.iter().map(|(_, run)| results::results(run)).collect();
+fn reached(runs: &[(String, Run)]) -> String {
+    let all: Vec<Figures> = runs.iter().map(|(_, run)| results(run)).collect();
     let mut names: Vec<&str> = Vec::new();
-    for figure in all.iter().flatten() {
+    for figure in all.iter().flat_map(|figures| &figures.0) {
         if !names.contains(&figure.name) {
             names.push(figure.name);
         }
     }
-    let row = |((name, run), figures): (&(String, Run), &Vec<Figure>)| {
+    let row = |((name, run), Figures(figures)): (&(String, Run), &Figures)| {
         let value = |name: &&str| {
             let figure = figures.iter().find(|figure| figure.name == *name);
             figure.map_or("–".to_string(), |figure| escaped(&figure.value))
         };
-        let end = run.end.as_ref();
-        let steps = run.steps.last().map_or("–".into(), |line| count(line.step));
-        let mut cells = vec![
-            escaped(&shortened(name, 120)),
-            Ending::of(run).word.to_string(),
-            steps,
-        ];
+        let [_, _, word, _] = ending(run);
+        let steps = count(run.last_step());
+        let mut cells = vec![escaped(&shortened(name, 120)), word, steps];
         cells.extend(names.iter().map(value));
-        let seconds = end.and_then(|end| end.seconds);
+        let seconds = run.of_end("seconds");
         cells.extend([seconds.map_or("–".into(), duration), count(run.ranks())]);
         cells
     };
@@ -75,31 +71,17 @@ fn settings(runs: &[(String, Run)]) -> String {
         let first = values.next();
         values.any(|value| Some(value) != first)
     };
-    let text = |value: Option<&serde_json::Value>| match value {
-        None => "–".to_string(),
-        Some(value) => format!("<code>{}</code>", escaped(&shortened(&as_flag(value), 120))),
-    };
     let row = |name: &String| {
-        let values = all().map(|config| text(config.get(name)));
-        std::iter::once(escaped(&shortened(name, 120)))
-            .chain(values)
-            .collect()
+        let values = all().map(|config| config.get(name).map_or("–".into(), written));
+        let name = escaped(&shortened(name, 120));
+        std::iter::once(name).chain(values).collect()
     };
-    let differing: Vec<Vec<String>> = names.into_iter().filter(differs).map(row).collect();
-    if differing.is_empty() {
-        return "<p class=\"note\">All settings are the same.</p>".to_string();
+    let mut differing = names.into_iter().filter(differs).map(row).peekable();
+    if differing.peek().is_none() {
+        return note("All settings are the same.");
     }
-    let titles: Vec<String> = runs
-        .iter()
-        .map(|(name, _)| escaped(&shortened(name, 60)))
-        .collect();
-    let headings: Vec<&str> = std::iter::once("setting")
-        .chain(titles.iter().map(String::as_str))
-        .collect();
-    table(
-        "Settings that differ",
-        &headings,
-        headings.len(),
-        differing.into_iter(),
-    )
+    let titles = runs.iter().map(|(name, _)| shortened(name, 60));
+    let headings: Vec<String> = std::iter::once("setting".into()).chain(titles).collect();
+    let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
+    table("Settings that differ", &headings, headings.len(), differing)
 }

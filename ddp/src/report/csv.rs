@@ -1,12 +1,11 @@
 //! The metrics of a run as CSV: a row for each logged step and each evaluation, in the order of the
-//! record. Missing and non-finite numbers are empty cells.
+//! log. Missing and non-finite numbers are empty cells.
 
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 
 use serde_json::{Map, Value};
-
-use super::read::for_each_line;
 
 /// Writes the metrics of the record at `record` to `out`.
 pub(super) fn write(record: &Path, out: &mut dyn Write) -> io::Result<()> {
@@ -30,17 +29,17 @@ fn for_each_metric(
     record: &Path,
     mut each: impl FnMut(&Map<String, Value>) -> io::Result<()>,
 ) -> io::Result<()> {
-    for_each_line(record, |_, line| match serde_json::from_slice(line) {
-        Ok(Value::Object(line))
-            if matches!(
+    for line in BufReader::new(File::open(record)?).split(b'\n') {
+        if let Ok(Value::Object(line)) = serde_json::from_slice(&line?)
+            && matches!(
                 line.get("event").and_then(Value::as_str),
                 Some("step" | "eval")
-            ) =>
+            )
         {
-            each(&line)
+            each(&line)?;
         }
-        _ => Ok(()),
-    })
+    }
+    Ok(())
 }
 
 fn cell(value: Option<&Value>) -> String {

@@ -63,8 +63,9 @@ pub(super) fn percent(part: Option<f64>) -> String {
     }
 }
 
-/// A table in a box that scrolls where the screen is too narrow. Cells are HTML; the first of each
-/// row is its heading. Columns from `texts` on hold numbers and are aligned right.
+/// A table. Headings are texts, cells HTML; the first of each row is its heading. Columns from
+/// `texts` on hold numbers and are aligned right. On a narrow screen each row of a wide table is a
+/// block of cells with their headings.
 pub(super) fn table(
     label: &str,
     headings: &[&str],
@@ -72,25 +73,37 @@ pub(super) fn table(
     rows: impl Iterator<Item = Vec<String>>,
 ) -> String {
     let class = |column: usize| if column >= texts { " class=\"n\"" } else { "" };
-    let mut html = String::new();
-    for (column, heading) in headings.iter().enumerate() {
-        html += &format!("<th scope=\"col\"{}>{}</th>", class(column), heading);
-    }
-    if !headings.is_empty() {
-        html = format!("<thead><tr>{html}</tr></thead>");
-    }
-    for row in rows {
-        html += "<tr>";
-        for (column, cell) in row.iter().enumerate() {
-            let class = class(column);
-            html += &match column {
-                0 => format!("<th scope=\"row\"{class}>{cell}</th>"),
-                _ => format!("<td{class}>{cell}</td>"),
-            };
+    let headings: Vec<String> = headings.iter().map(|heading| escaped(heading)).collect();
+    let heads = headings.iter().enumerate().map(|(column, heading)| {
+        let class = class(column);
+        format!("<th scope=\"col\"{class}>{heading}</th>")
+    });
+    let head = match headings.is_empty() {
+        true => String::new(),
+        false => format!("<thead><tr>{}</tr></thead>", heads.collect::<String>()),
+    };
+    let cell = |(column, cell): (usize, String)| {
+        let heading = headings.get(column);
+        let heading = heading.map_or(String::new(), |heading| format!(" data-h=\"{heading}\""));
+        match column {
+            0 => format!("<th scope=\"row\"{}{heading}>{cell}</th>", class(column)),
+            _ => format!("<td{}{heading}>{cell}</td>", class(column)),
         }
-        html += "</tr>";
-    }
-    scrolling(label, &format!("<table>{html}</table>"))
+    };
+    let row = |row: Vec<String>| {
+        let cells: String = row.into_iter().enumerate().map(cell).collect();
+        format!("<tr>{cells}</tr>")
+    };
+    let rows: String = rows.map(row).collect();
+    let stacked = if headings.len() > 3 {
+        " class=\"stack\""
+    } else {
+        ""
+    };
+    scrolling(
+        label,
+        &format!("<table{stacked}>{head}<tbody>{rows}</tbody></table>"),
+    )
 }
 
 /// A box that scrolls sideways where the screen is too narrow for its content.
@@ -98,6 +111,11 @@ pub(super) fn scrolling(label: &str, content: &str) -> String {
     format!(
         "<div class=\"scroll\" role=\"region\" aria-label=\"{label}\" tabindex=\"0\">{content}</div>"
     )
+}
+
+/// A remark in small letters; `text` is HTML.
+pub(super) fn note(text: &str) -> String {
+    format!("<p class=\"note\">{text}</p>")
 }
 
 #[cfg(test)]

@@ -1,37 +1,45 @@
 //! The page: how a run ended and what it reached, then details.
 
-use super::charts::Charts;
-use super::html::{count, duration, escaped, plural, shortened};
-use super::read::{Run, TextLine};
+use serde_json::Value;
+
+use super::charts;
+use super::html::{count, duration, escaped, note, plural, shortened};
 use super::results::{Figure, results};
 use super::{classes, tables};
+use crate::metrics::{Run, TextLine};
+use crate::samples::Samples;
 
-/// The most generated texts; the record has all.
+/// The most generated texts; the metrics log has all.
 const TEXTS_MAX: usize = 5;
 
-/// The whole page.
-pub(super) fn of(run: &Run) -> String {
-    let charts = Charts::of(run);
-    let name = name(run);
-    let ending = Ending::of(run);
-    let sections = all_sections(run, &charts);
+/// The page of a run, whose file of samples was read.
+pub(super) fn of(run: &Run, samples: Result<Option<Samples>, String>) -> String {
+    let (name, charts) = (name(run), charts::of_run(run));
+    let [class, sign, word, message] = &ending(run);
+    let mut ending =
+        format!("<p class=\"ending {class}\"><span aria-hidden=\"true\">{sign}</span> {word}</p>");
+    if !message.is_empty() {
+        ending += &format!("<p class=\"message\">{}</p>", escaped(message));
+    }
     Page {
-        title: format!("{name}: {} · ddp-train", ending.word),
+        title: format!("{name}: {word} · ddp-train"),
         data: shortened(&run.start.data, 400),
         name,
-        ending: ending.html(),
+        ending,
         figures: figures(run),
         is_simulated: run.is_simulated(),
         skipped: run.bad_lines.len(),
         again: "DIR",
+        numbers: charts::json(&charts, &run.resumes, false),
+        sections: sections(run, &charts, samples),
     }
-    .html(&charts, sections)
+    .html()
 }
 
-/// A section of the page: its id, its title and its HTML.
+/// A section of the page: its id, its title and its HTML; empty if it is left out.
 pub(super) type Section = (&'static str, &'static str, String);
 
-/// What is above and below the sections of a page. `ending` and `figures` are HTML.
+/// What a page is made of. `ending` and `figures` are HTML.
 pub(super) struct Page {
     pub(super) title: String,
     pub(super) name: String,
@@ -39,33 +47,36 @@ pub(super) struct Page {
     pub(super) ending: String,
     pub(super) figures: String,
     pub(super) is_simulated: bool,
-    /// Lines of the record that could not be read.
+    /// Lines of the metrics log that could not be read.
     pub(super) skipped: usize,
     /// What `ddp-train report` takes to make it again.
     pub(super) again: &'static str,
+    /// What `script.js` draws.
+    pub(super) numbers: Value,
+    pub(super) sections: Vec<Section>,
 }
 
 impl Page {
-    pub(super) fn html(&self, charts: &Charts, all: Vec<Section>) -> String {
+    pub(super) fn html(&self) -> String {
         let (mut links, mut sections) = (String::new(), String::new());
-        for (id, title, html) in all {
+        for (id, title, html) in self.sections.iter().filter(|section| !section.2.is_empty()) {
             links += &format!("<a href=\"#{id}\">{title}</a>");
             sections += &format!(
                 "<section id=\"{id}\" aria-labelledby=\"{id}-title\">\
-             <h2 id=\"{id}-title\">{title}</h2>{html}</section>"
+                 <h2 id=\"{id}-title\">{title}</h2>{html}</section>"
             );
         }
         let skipped = match self.skipped as u64 {
             0 => String::new(),
             lines => format!(
-                "<p>{} of the record could not be read.</p>",
+                "<p>{} of the metrics log could not be read.</p>",
                 plural(lines, "line")
             ),
         };
         let simulated = match self.is_simulated {
             true => {
-                "<p class=\"loud\"><strong>On simulated GPUs.</strong> The results are real; times and \
-             rates would mean nothing and are left out.</p>"
+                "<p class=\"loud\"><strong>On simulated GPUs.</strong> The results are real; times \
+                 and rates would mean nothing and are left out.</p>"
             }
             false => "",
         };
@@ -79,7 +90,7 @@ impl Page {
             ending = self.ending,
             figures = self.figures,
             // Nothing in it can end its element.
-            numbers = charts.json().to_string().replace('<', "\\u003c"),
+            numbers = self.numbers.to_string().replace('<', "\\u003c"),
             again = self.again,
             simulated = simulated,
             links = links,
@@ -91,45 +102,57 @@ impl Page {
 
 /// The name of the run's folder when it began.
 fn name(run: &Run) -> String {
-    let out = run.start.config.get("out").and_then(|out| out.as_str());
-    let last = out
-        .unwrap_or("run")
-        .trim_end_matches('/')
-        .rsplit('/')
-        .next();
-    let last = last.filter(|last| !matches!(*last, "" | "."));
+    let out = run.start.config.get("out").and_then(Value::as_str);
+    let mut parts = out.unwrap_or_default().trim_end_matches('/').rsplit('/');
+    let last = parts.next().filter(|last| !matches!(*last, "" | "."));
     shortened(last.unwrap_or("run"), 120)
 }
 
-fn all_sections(run: &Run, charts: &Charts) -> Vec<Section> {
-    let mut sections = vec![("curves", "Curves", charts.html())];
-    if let Some(confusion) = &run.confusion {
-        sections.push(("classes", "Classes", classes::confusion(confusion)));
-    }
-    if let Some(eval) = run.evals.iter().rev().find(|eval| eval.columns.len() > 1) {
-        sections.push(("columns", "Columns", tables::columns(eval)));
-    }
-    match (&run.samples, &run.samples_problem) {
-        (Some(samples), _) if !samples.samples.is_empty() => {
-            sections.push(("samples", "Samples", classes::samples(samples)));
-        }
-        (_, Some(problem)) => {
-            let text = format!("<p class=\"note\">No samples: {}.</p>", escaped(problem));
-            sections.push(("samples", "Samples", text));
-        }
-        _ => {}
-    }
-    if !run.texts.is_empty() {
-        sections.push(("texts", "Text", texts(run)));
-    }
-    if let Some(placement) = &run.placement {
-        sections.push(("transfers", "Transfers", tables::transfers(placement)));
-    }
-    sections.extend(tables::memory(run).map(|html| ("memory", "Memory", html)));
-    let settings = tables::settings(&run.start.config);
-    sections.push(("settings", "Configuration", settings));
-    sections.push(("versions", "Versions", tables::versions(run)));
-    sections
+fn sections(
+    run: &Run,
+    charts: &[charts::Chart],
+    samples: Result<Option<Samples>, String>,
+) -> Vec<Section> {
+    let samples = match samples {
+        Ok(samples) => samples.as_ref().map_or(String::new(), classes::samples),
+        Err(problem) => note(&format!("No samples: {}.", escaped(&problem))),
+    };
+    let confusion = run.confusion.as_ref();
+    let placement = run.placement.as_ref();
+    vec![
+        ("curves", "Curves", curves(run, charts)),
+        (
+            "classes",
+            "Classes",
+            confusion.map_or(String::new(), classes::confusion),
+        ),
+        ("columns", "Columns", tables::columns(run)),
+        ("samples", "Samples", samples),
+        ("texts", "Text", texts(run)),
+        (
+            "transfers",
+            "Transfers",
+            placement.map_or(String::new(), tables::transfers),
+        ),
+        ("memory", "Memory", tables::memory(run)),
+        (
+            "settings",
+            "Configuration",
+            tables::settings(&run.start.config),
+        ),
+        ("versions", "Versions", tables::versions(run)),
+    ]
+}
+
+fn curves(run: &Run, charts: &[charts::Chart]) -> String {
+    let about = if run.is_simulated() {
+        note("Times on simulated GPUs mean nothing and are not recorded.")
+    } else if run.steps.has("step_ms") && !run.steps.has("reduce_ms") {
+        note("On GPUs the host does not wait for reductions: the step's time contains them.")
+    } else {
+        String::new()
+    };
+    about + &charts::html(charts)
 }
 
 /// The last texts that the model made, the newest first.
@@ -140,104 +163,68 @@ fn texts(run: &Run) -> String {
         format!("<h3>After step {step}</h3><p class=\"message\"><b>{prompt}</b>{text}</p>")
     };
     let texts: String = run.texts.iter().rev().take(TEXTS_MAX).map(text).collect();
-    let note = "The prompt (bold) and what the model wrote after it, at the latest evaluations.";
-    format!("<p class=\"note\">{note}</p>{texts}")
-}
-
-/// How a run ended.
-pub(super) struct Ending {
-    class: &'static str,
-    sign: &'static str,
-    pub(super) word: &'static str,
-    message: String,
-}
-
-impl Ending {
-    pub(super) fn of(run: &Run) -> Ending {
-        let Some(end) = &run.end else {
-            let last = run.steps.last().map_or(0, |line| line.step);
-            return Ending {
-                class: "open",
-                sign: "…",
-                word: "not ended",
-                message: format!(
-                    "The record ends after step {}: the run is still going, or was killed.",
-                    count(last)
-                ),
-            };
-        };
-        let (class, sign, word) = match end.exit_code {
-            Some(0) | None if end.reason == "done" => ("done", "✓", "done"),
-            Some(75) => ("stopped", "‖", "stopped"),
-            _ => ("failed", "✕", "failed"),
-        };
-        let code = end.exit_code.map(|code| format!(" (exit code {code})"));
-        let message = match class {
-            "done" => String::new(),
-            _ => shortened(&end.reason, 2000) + &code.unwrap_or_default(),
-        };
-        Ending {
-            class,
-            sign,
-            word,
-            message,
+    match texts.is_empty() {
+        true => texts,
+        false => {
+            note("The prompt (bold) and what the model wrote after it, at the latest evaluations.")
+                + &texts
         }
     }
+}
 
-    fn html(&self) -> String {
-        let Ending {
-            class, sign, word, ..
-        } = self;
-        let mut html = format!(
-            "<p class=\"ending {class}\"><span aria-hidden=\"true\">{sign}</span> {word}</p>"
+/// How a run ended: a class of the style sheet, a sign, a word, and why it did not succeed.
+pub(super) fn ending(run: &Run) -> [String; 4] {
+    let Some((reason, code)) = run.ending() else {
+        let last = count(run.last_step());
+        let message = format!(
+            "The metrics log ends after step {last}: the run is still going, or was killed."
         );
-        if !self.message.is_empty() {
-            html += &format!("<p class=\"message\">{}</p>", escaped(&self.message));
-        }
-        html
-    }
+        return ["open", "…", "not ended", &message].map(String::from);
+    };
+    let (class, sign) = match code {
+        0 if reason == "done" => return ["done", "✓", "done", ""].map(String::from),
+        75 => ("stopped", "‖"),
+        _ => ("failed", "✕"),
+    };
+    let message = format!("{} (exit code {code})", shortened(reason, 2000));
+    [class, sign, class, &message].map(String::from)
 }
 
 /// The results of a run in a few numbers.
 fn figures(run: &Run) -> String {
-    let (end, last_step) = (run.end.as_ref(), run.steps.last());
-    let mut html = String::new();
-    let mut add = |name: &str, value: String, note: String| {
-        let (value, note) = (escaped(&value), escaped(&note));
-        html +=
-            &format!("<div><dt>{name}</dt><dd>{value}</dd><dd class=\"about\">{note}</dd></div>");
-    };
-    for Figure { name, value, note } in results(run) {
-        add(name, value, note);
-    }
-    let seconds = end.and_then(|end| end.seconds);
-    if let Some(seconds) = seconds.filter(|_| !run.is_simulated()) {
-        let since = run.resumes.last().map(|resume| count(resume.step));
-        let since = since.map(|step| format!("since it was resumed after step {step}"));
-        add("Time", duration(seconds), since.unwrap_or_default());
-    }
-    let steps = end.and_then(|end| end.steps);
-    let steps = steps.max(last_step.map(|line| line.step)).unwrap_or(0);
+    let mut all = results(run);
+    let seconds = run.of_end("seconds").filter(|_| !run.is_simulated());
+    let since = run.resumes.last().map_or(String::new(), |resume| {
+        format!("since it was resumed after step {}", count(resume.step))
+    });
+    all.add("Time", seconds.map(duration), since);
+    let whole = |name: &str| run.end().and_then(|end| end[name].as_u64());
+    let steps = whole("steps").unwrap_or(0).max(run.last_step());
     let of_steps = run.start.steps.filter(|all| *all != steps);
     let of_steps = of_steps.map_or(String::new(), |all| format!(" of {}", count(all)));
-    let unit = match end.and_then(|end| end.tokens_per_s) {
+    let unit = match run.of_end("tokens_per_s") {
         None => "samples",
         Some(_) => "windows of tokens",
     };
-    let samples = end.and_then(|end| end.samples);
-    let samples = samples.map_or(String::new(), |samples| {
+    let samples = whole("samples").map_or(String::new(), |samples| {
         format!("{} {unit}", count(samples))
     });
-    add("Steps", format!("{}{of_steps}", count(steps)), samples);
+    all.add("Steps", Some(count(steps) + &of_steps), samples);
     let hosts = match run.start.world.hosts {
         0 | 1 => String::new(),
         hosts => format!(" on {}", plural(hosts, "host")),
     };
-    add("Ranks", count(run.ranks()) + &hosts, kinds_of_devices(run));
-    if let Some(parameters) = run.start.parameters {
-        add("Parameters", count(parameters), String::new());
-    }
-    html
+    all.add(
+        "Ranks",
+        Some(count(run.ranks()) + &hosts),
+        kinds_of_devices(run),
+    );
+    all.add("Parameters", run.start.parameters.map(count), "");
+    let html = |Figure { name, value, note }: &Figure| {
+        let (value, note) = (escaped(value), escaped(note));
+        format!("<div><dt>{name}</dt><dd>{value}</dd><dd class=\"about\">{note}</dd></div>")
+    };
+    all.0.iter().map(html).collect()
 }
 
 /// `2 × NVIDIA H200`, `4 × cpu`: devices without their numbers and hosts.
@@ -258,10 +245,6 @@ fn kinds_of_devices(run: &Run) -> String {
         }
     }
     let text = |(kind, number): &(String, u64)| format!("{number} × {kind}");
-    kinds
-        .iter()
-        .take(4)
-        .map(text)
-        .collect::<Vec<_>>()
-        .join(", ")
+    let kinds = kinds.iter().take(4).map(text);
+    kinds.collect::<Vec<_>>().join(", ")
 }

@@ -1,20 +1,36 @@
 "use strict";
-// Shows the values of a chart under the pointer, or step by step with the arrow keys. Dragging
+// Draws the charts. Values show under the pointer, or step by step with the arrow keys. Dragging
 // zooms all charts to these steps; a double click or Escape shows all steps again. A switch makes
 // the vertical axis logarithmic where all values are above 0.
-const { low, high, several, charts } = JSON.parse(document.getElementById("numbers").textContent);
-let view = { low, high };
+const { several, resumes, charts } = JSON.parse(document.getElementById("numbers").textContent);
+const parent = document.querySelector(".charts");
+const [first, last] = extent(charts.flatMap(({ series }) => series.flatMap(({ x }) => [x[0], x.at(-1)])));
+const whole = [first < 0.05 * last ? 0 : first, last > first ? last : first + 1];
+let view = whole;
 const redraws = [];
 
+// The lowest and the highest value.
+function extent(values) {
+  return values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+}
+
+// Where a value lies in a range, from 0 to 1. Halves avoid overflow.
+function part(value, [low, high]) {
+  return Math.max(-1e3, Math.min(1e3, (value / 2 - low / 2) / (high / 2 - low / 2)));
+}
+
 function nearest(list, step) {
-  const closer = (best, x, index) => (Math.abs(x - step) < Math.abs(list[best] - step) ? index : best);
-  return list.reduce(closer, 0);
+  return list.reduce((best, x, index) => (Math.abs(x - step) < Math.abs(list[best] - step) ? index : best), 0);
+}
+
+function short(value, digits) {
+  const size = Math.abs(value), [unit, letter] = [[1e9, "G"], [1e6, "M"], [1e4, "k"]].find(([least]) => size >= least && size < 1e15) ?? [1, ""];
+  return Number((value / (letter === "k" ? 1e3 : unit)).toPrecision(digits)) + letter;
 }
 
 function text(value, percent) {
   if (value === null) return "–";
-  if (percent) return (value * 100).toFixed(2) + " %";
-  return String(Number(value.toPrecision(4)));
+  return percent ? (value * 100).toFixed(2) + " %" : String(Number(value.toPrecision(4)));
 }
 
 function add(parent, name, className, content = "") {
@@ -24,158 +40,155 @@ function add(parent, name, className, content = "") {
   return parent.appendChild(element);
 }
 
-// Positions are in percent of the plot, so that they hold at any size. Halves avoid overflow.
-function across(value, from, to) {
-  return ((value / 2 - from / 2) / (to / 2 - from / 2)) * 100 + "%";
+// The smallest of 1, 2 and 5 times a power of ten that divides a range into at most five parts.
+function tickStep([low, high]) {
+  const rough = Math.max(high / 5 - low / 5, 1e-300), power = 10 ** Math.floor(Math.log10(rough));
+  return power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999999);
 }
 
-function zoom(from, to) {
-  view = { low: from, high: to };
-  for (const redraw of redraws) redraw();
-}
-
-// Round numbers between two values, at most about six.
-function ticks(from, to) {
-  const rough = (to - from) / 5, power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough), all = [];
-  for (let at = Math.ceil(from / step) * step; at <= to + step * 1e-9; at += step) all.push(Number(at.toPrecision(12)));
+// Round numbers in a range.
+function ticks([low, high]) {
+  const step = tickStep([low, high]), all = [];
+  for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at++) all.push(Number((at * step).toPrecision(12)));
   return all;
 }
 
 // 1, 2 and 5 times the powers of ten between two logarithms; powers alone where these are many, and
 // round numbers where these are few.
-function logTicks(from, to) {
-  const factors = to - from > 3 ? [1] : [1, 2, 5], all = [];
-  for (let power = Math.floor(from); power <= to; power++) for (const factor of factors) all.push(power + Math.log10(factor));
-  const seen = all.filter((at) => at >= from - 1e-9 && at <= to + 1e-9);
-  if (seen.length < 3) return ticks(10 ** from, 10 ** to).map(Math.log10);
+function logTicks([low, high]) {
+  const factors = high - low > 3 ? [1] : [1, 2, 5], all = [];
+  for (let power = Math.floor(low); power <= high; power++) for (const factor of factors) all.push(power + Math.log10(factor));
+  const seen = all.filter((at) => at >= low - 1e-9 && at <= high + 1e-9);
+  if (seen.length < 3) return ticks([10 ** low, 10 ** high]).map(Math.log10);
   return seen.filter((_, index) => index % Math.ceil(seen.length / 7) === 0);
 }
 
-function tick(value, percent) {
-  if (percent) return Number((value * 100).toPrecision(6)) + "%";
-  return Math.abs(value) >= 1e5 ? Number((value / 1e3).toPrecision(6)) + "k" : String(Number(value.toPrecision(6)));
+// A range with round ends around these values; from 0 if the curve keeps most of the height.
+function around([low, high], percent) {
+  const isPart = percent && low >= 0 && high <= 1;
+  if (low > 0 && low < 0.5 * high) low = 0;
+  // Nearly equal values: at least 1 % of their size, so that labels stay short.
+  const least = low === 0 && high === 0 ? 2 : Math.max(Math.abs(low), Math.abs(high)) / 100;
+  const more = Math.max(0, least / 2 - (high / 2 - low / 2)), step = tickStep([low - more, high + more]);
+  const round = [Math.floor((low - more) / step) * step, Math.ceil((high + more) / step) * step];
+  if (isPart) return [Math.max(0, round[0]), Math.min(1, round[1])];
+  return round.every(Number.isFinite) ? round : [low, high];
 }
 
-for (const { id, percent, bottom, top, series } of charts) {
-  const plot = document.querySelector("#chart-" + id + " .plot"), frame = plot.parentElement;
-  const [svg, xs, ys] = [plot.querySelector("svg"), frame.querySelector(".xs"), frame.querySelector(".ys")];
-  const grid = svg.querySelector(".grid");
-  const lines = series.map(({ color }) => [...svg.querySelectorAll(".line.s" + color + ", .dots.s" + color)]);
-  const whole = { xs: [...xs.children], ys: [...ys.children], grid: grid.getAttribute("d") };
-  const drawn = lines.map((paths) => paths.map((path) => path.getAttribute("d")));
+function zoom(steps) {
+  view = steps;
+  for (const redraw of redraws) redraw();
+}
+
+for (const [index, { title, unit, percent, series }] of charts.entries()) {
+  const figure = add(parent, "figure", "chart"), caption = add(figure, "figcaption", ""), frame = add(figure, "div", "frame");
+  const [ys, plot, xs] = ["ys", "plot", "xs"].map((name) => add(frame, "div", name));
+  figure.id = "chart-" + index;
+  add(caption, "h3", "", title);
+  add(caption, "span", "unit", unit);
+  const legend = add(caption, "ul", "legend");
+  if (series.length > 1) for (const { name, color } of series) add(legend, "li", "s" + color, name);
+  const paths = series.map(({ color }) => `<path class="line s${color}"/><path class="dots s${color}"/>`).join("");
+  plot.innerHTML = `<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" aria-hidden="true"><path class="grid"/><path class="resume"/>${paths}</svg>`;
+  const [grid, marks, ...curves] = plot.querySelectorAll("path");
   const cursor = add(plot, "div", "cursor"), band = add(plot, "div", "band"), tip = add(plot, "div", "tip");
   const dots = series.map(({ color }) => add(plot, "div", "dot s" + color));
   const every = several ? [...new Set(series.flatMap(({ x }) => x))].sort((a, b) => a - b) : series[0].x;
-  let steps = every, at = null, from = null, heights = { bottom, top };
+  let steps = every, at = null, from = null, heights = [0, 1], isLog = false;
   tip.setAttribute("role", "status");
+  plot.setAttribute("role", "img");
+  plot.setAttribute("aria-label", title + " by step; the arrow keys show values");
   plot.tabIndex = 0;
 
   // A value on the axis: itself, or its logarithm.
-  let isLog = false, axis = { bottom, top };
   const height = (value) => (isLog ? Math.log10(value) : value);
 
-  // The lowest and the highest value from one step to another, with room above and below.
-  function range(from, to) {
-    const seen = series.flatMap(({ x, y }) => y.filter((value, index) => value !== null && x[index] >= from && x[index] <= to).map(height));
-    if (seen.length === 0) return axis;
-    const least = Math.min(...seen), most = Math.max(...seen), room = (most - least) * 0.05 || (axis.top - axis.bottom) * 0.05;
-    return { bottom: least - room, top: most + room };
-  }
-  function redraw() {
-    const isWhole = view.low === low && view.high === high;
-    steps = every.filter((step) => step >= view.low && step <= view.high);
-    heights = isWhole ? axis : range(view.low, view.high);
-    const x = (value) => ((value - low) / (high - low)) * 1000, y = (value) => 1000 - ((value - axis.bottom) / (axis.top - axis.bottom)) * 1000;
-    const [left, above, below] = [x(view.low), y(heights.top), y(heights.bottom)];
-    svg.setAttribute("viewBox", isWhole ? "0 0 1000 1000" : [left, above, x(view.high) - left, below - above].join(" "));
-    const rows = (isLog ? logTicks : ticks)(heights.bottom, heights.top), columns = ticks(view.low, view.high);
-    const isDrawn = isWhole && !isLog;
-    grid.setAttribute("d", isDrawn ? whole.grid : rows.map((value) => "M0 " + y(value) + "h1000").join(""));
-    xs.replaceChildren(...whole.xs);
-    ys.replaceChildren(...whole.ys);
-    if (!isDrawn) {
-      ys.replaceChildren();
-      for (const value of rows) add(ys, "span", "", tick(isLog ? 10 ** value : value, percent)).style.bottom = across(value, heights.bottom, heights.top);
+  function draw() {
+    steps = every.filter((step) => step >= view[0] && step <= view[1]);
+    const seen = extent(series.flatMap(({ x, y }) => y.filter((value, place) => value !== null && x[place] >= view[0] && x[place] <= view[1]).map(height)));
+    const room = (seen[1] - seen[0]) * 0.05 || 0.1;
+    if (seen[0] <= seen[1]) heights = isLog ? [seen[0] - room, seen[1] + room] : around(seen, percent);
+    ys.replaceChildren();
+    xs.replaceChildren();
+    const rows = (isLog ? logTicks : ticks)(heights), left = (step) => part(step, view) * 1000, top = (value) => 1000 - part(value, heights) * 1000;
+    for (const value of rows) {
+      const number = isLog ? 10 ** value : value;
+      add(ys, "span", "", percent ? Number((number * 100).toPrecision(6)) + "%" : short(number, 6)).style.bottom = part(value, heights) * 100 + "%";
     }
-    if (!isWhole) {
-      xs.replaceChildren(whole.xs.at(-1));
-      for (const value of columns) add(xs, "span", "", tick(value, false)).style.left = across(value, view.low, view.high);
+    for (const step of ticks(view)) add(xs, "span", "", step < 1e5 ? step.toLocaleString("en") : short(step, 6)).style.left = part(step, view) * 100 + "%";
+    add(xs, "i", "", "step");
+    grid.setAttribute("d", rows.map((value) => `M0 ${top(value)}h1000`).join(""));
+    marks.setAttribute("d", resumes.map(([step]) => `M${left(step)} 0V1000`).join(""));
+    for (const [number, { x, y, dots }] of series.entries()) {
+      const at = (place) => left(x[place]).toFixed(1) + " " + top(height(y[place])).toFixed(1);
+      const points = (write) => y.map((value, place) => (value === null ? "" : write(place))).join("");
+      curves[2 * number].setAttribute("d", points((place) => (place > 0 && y[place - 1] !== null ? "L" : "M") + at(place)));
+      if (dots) curves[2 * number + 1].setAttribute("d", points((place) => "M" + at(place) + "h0"));
     }
     show(null);
   }
+  redraws.push(draw);
+
   if (!percent && series.every(({ y }) => y.every((value) => value === null || value > 0))) {
-    const button = add(frame.parentElement.querySelector("figcaption"), "button", "log", "log");
+    const button = add(caption, "button", "log", "log");
     button.type = "button";
     button.title = "logarithmic axis";
     button.setAttribute("aria-pressed", "false");
     button.addEventListener("click", () => {
       isLog = !isLog;
       button.setAttribute("aria-pressed", String(isLog));
-      axis = { bottom, top };
-      if (isLog) axis = range(low, high);
-      series.forEach(({ x, y }, index) => {
-        const at = (place) => [((x[place] - low) / (high - low)) * 1000, 1000 - ((height(y[place]) - axis.bottom) / (axis.top - axis.bottom)) * 1000];
-        const points = (draw) => y.map((value, place) => (value === null ? "" : draw(place, at(place).join(" ")))).join("");
-        const line = points((place, point) => (place > 0 && y[place - 1] !== null ? "L" : "M") + point), dots = points((_, point) => "M" + point + "h0");
-        lines[index].forEach((path, kind) => path.setAttribute("d", !isLog ? drawn[index][kind] : path.classList.contains("dots") ? dots : line));
-      });
-      redraw();
+      draw();
     });
   }
-  redraws.push(redraw);
 
   function show(index) {
     at = index;
     cursor.hidden = tip.hidden = index === null;
     for (const dot of dots) dot.hidden = true;
     if (index === null || steps.length === 0) return;
-    const step = steps[index], x = ((step - view.low) / (view.high - view.low)) * plot.clientWidth;
+    const step = steps[index], left = part(step, view);
     tip.replaceChildren();
     add(tip, "b", "", "step " + step.toLocaleString("en"));
-    series.forEach(({ name, color, x: own, y }, index) => {
-      const place = nearest(own, step), row = add(tip, "span", "s" + color), dot = dots[index];
-      add(row, "i", "", name + (own[place] === step ? "" : ", step " + own[place].toLocaleString("en")));
+    for (const [number, { name, color, x, y }] of series.entries()) {
+      const place = nearest(x, step), row = add(tip, "span", "s" + color), dot = dots[number];
+      add(row, "i", "", (name || title) + (x[place] === step ? "" : ", step " + x[place].toLocaleString("en")));
       add(row, "em", "", text(y[place], percent));
-      dot.hidden = y[place] === null || own[place] < view.low || own[place] > view.high;
-      dot.style.left = across(own[place], view.low, view.high);
-      dot.style.bottom = across(height(y[place]), heights.bottom, heights.top);
-    });
-    cursor.style.left = across(step, view.low, view.high);
+      dot.hidden = y[place] === null || x[place] < view[0] || x[place] > view[1];
+      dot.style.left = part(x[place], view) * 100 + "%";
+      dot.style.bottom = part(height(y[place]), heights) * 100 + "%";
+    }
+    cursor.style.left = left * 100 + "%";
     // Beside the line, on the side with more room.
-    const width = tip.offsetWidth, left = x < plot.clientWidth / 2 ? x + 12 : x - width - 12;
-    tip.style.left = Math.max(0, Math.min(plot.clientWidth - width, left)) + "px";
+    const room = plot.clientWidth - tip.offsetWidth, beside = left * plot.clientWidth + (left < 0.5 ? 12 : -tip.offsetWidth - 12);
+    tip.style.left = Math.max(0, Math.min(room, beside)) + "px";
   }
-  // Where the pointer is, from 0 to 1.
-  function part(event) {
+
+  // Where the pointer is, from 0 to 1, and a step there.
+  function place(event) {
     const box = plot.getBoundingClientRect();
     return Math.max(0, Math.min(1, (event.clientX - box.left) / box.width));
   }
-  function stepAt(part) {
-    return view.low + part * (view.high - view.low);
-  }
+  const stepAt = (part) => view[0] + part * (view[1] - view[0]);
   function point(event) {
-    const here = part(event);
+    const here = place(event);
     show(nearest(steps, stepAt(here)));
     band.hidden = from === null;
-    if (from === null) return;
     band.style.left = Math.min(from, here) * 100 + "%";
     band.style.width = Math.abs(here - from) * 100 + "%";
   }
   plot.addEventListener("pointerdown", (event) => {
-    if (event.pointerType === "mouse" && event.button === 0) from = part(event);
+    if (event.pointerType === "mouse" && event.button === 0) from = place(event);
     point(event);
   });
   plot.addEventListener("pointermove", point);
   addEventListener("pointerup", (event) => {
-    const [begin, end] = [from, part(event)].sort((a, b) => a - b);
+    const [begin, end] = [from, place(event)].sort((a, b) => a - b), ends = [stepAt(begin), stepAt(end)];
     const wasDragged = from !== null && (end - begin) * plot.clientWidth > 8;
     from = null;
     band.hidden = true;
-    const [first, last] = [stepAt(begin), stepAt(end)];
-    if (wasDragged && steps.filter((step) => step >= first && step <= last).length > 1) zoom(first, last);
+    if (wasDragged && steps.filter((step) => step >= ends[0] && step <= ends[1]).length > 1) zoom(ends);
   });
-  plot.addEventListener("dblclick", () => zoom(low, high));
+  plot.addEventListener("dblclick", () => zoom(whole));
   plot.addEventListener("pointerleave", () => from === null && show(null));
   plot.addEventListener("blur", () => show(null));
   plot.addEventListener("keydown", (event) => {
@@ -189,16 +202,18 @@ for (const { id, percent, bottom, top, series } of charts) {
     }[event.key];
     if (next === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
-    if (event.key === "Escape" && at === null) zoom(low, high);
+    if (event.key === "Escape" && at === null) zoom(whole);
     show(next);
   });
   band.hidden = true;
-  show(null);
+  draw();
 }
-const curves = document.querySelector(".charts");
-if (curves) {
+if (charts.length > 0) {
   const help = "Drag over a chart to zoom, double-click to see all steps; with keys, the arrows and Escape.";
-  curves.before(add(curves, "p", "note", help));
+  parent.before(add(parent, "p", "note", help));
+  const marks = add(parent.parentElement, "ul", "legend marks");
+  for (const [, text] of resumes) add(marks, "li", "resume", text);
+  parent.after(marks);
 }
 
 // A table that is wider than the screen fades out at the side where more of it is.
@@ -208,3 +223,5 @@ for (const table of document.querySelectorAll(".scroll")) {
   addEventListener("resize", fade);
   fade();
 }
+// The charts have moved what the address names.
+if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView({ behavior: "instant" });

@@ -2,48 +2,65 @@
 
 use serde_json::{Map, Value};
 
-use super::html::{count, escaped, figure, megabytes, plural, scrolling, shortened, table};
-use super::read::{EvalLine, Run};
+use super::html::{count, escaped, figure, megabytes, note, plural, shortened, table};
 use crate::audit::Audit;
 use crate::config::{Config, as_flag, find};
+use crate::metrics::Run;
 use crate::tasks::ColumnErrors;
 
-/// The most ranks that are listed; the record has all.
+/// The most ranks that are listed; the metrics log has all.
 const RANKS_MAX: usize = 64;
 /// The most characters of a setting or a name.
 const CHARS_MAX: usize = 300;
 
 /// What each rank moved between devices, as the run printed it at its end.
 pub(super) fn transfers(audit: &Audit) -> String {
-    let text = escaped(&audit.to_string());
-    scrolling("What each rank moved", &format!("<pre>{text}</pre>"))
+    let cells = |row: Vec<String>| row.iter().map(|text| escaped(text)).collect();
+    let mut rows = audit.table().into_iter();
+    let headings = rows.next().unwrap_or_default();
+    let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
+    let table = match headings.is_empty() {
+        true => String::new(),
+        false => table("What each rank moved", &headings, 2, rows.map(cells)),
+    };
+    let line = |text: &String| format!("<li>{}</li>", escaped(text));
+    let notes: String = audit.notes().iter().map(line).collect();
+    format!("{}{table}<ul>{notes}</ul>", note(&escaped(&audit.title())))
 }
 
 /// The most memory that rank 0 used.
-pub(super) fn memory(run: &Run) -> Option<String> {
-    let end = run.end.as_ref()?;
-    let rows: Vec<Vec<String>> = [
-        ("peak host memory of rank 0", end.peak_mb),
-        ("peak GPU memory of rank 0", end.device_peak_mb),
-    ]
-    .into_iter()
-    .filter_map(|(name, value)| Some(vec![name.to_string(), megabytes(value?)]))
-    .collect();
-    (!rows.is_empty()).then(|| table("Memory", &[], 1, rows.into_iter()))
+pub(super) fn memory(run: &Run) -> String {
+    let rows = [
+        ("peak host memory of rank 0", run.of_end("peak_mb")),
+        ("peak GPU memory of rank 0", run.of_end("device_peak_mb")),
+    ];
+    let row = |(name, value): (&str, Option<f64>)| Some(vec![name.to_string(), megabytes(value?)]);
+    let mut rows = rows.into_iter().filter_map(row).peekable();
+    match rows.peek() {
+        None => String::new(),
+        Some(_) => table("Memory", &[], 1, rows),
+    }
 }
 
 /// The errors of each column of numbers.
-pub(super) fn columns(eval: &EvalLine) -> String {
+pub(super) fn columns(run: &Run) -> String {
+    let Some(step) = run
+        .evals
+        .steps
+        .last()
+        .filter(|_| run.column_errors.len() > 1)
+    else {
+        return String::new();
+    };
     let row = |column: &ColumnErrors| {
         let numbers = [column.rmse, column.mae, column.r2].map(figure);
         std::iter::once(cell(&column.name)).chain(numbers).collect()
     };
     let headings = ["column", "RMSE", "mean absolute error", "R²"];
-    let step = count(eval.step);
-    format!(
-        "<p class=\"note\">After step {step}, on held-out rows, in the units of the labels.</p>{}",
-        table("Columns", &headings, 1, eval.columns.iter().map(row))
-    )
+    let step = count(*step);
+    note(&format!(
+        "After step {step}, on held-out rows, in the units of the labels."
+    )) + &table("Columns", &headings, 1, run.column_errors.iter().map(row))
 }
 
 /// Settings: those that differ from the defaults, then the rest, folded away.
@@ -84,7 +101,7 @@ fn default_of(name: &str) -> String {
     cell(default.unwrap_or("none"))
 }
 
-fn written(value: &Value) -> String {
+pub(super) fn written(value: &Value) -> String {
     format!("<code>{}</code>", cell(&as_flag(value)))
 }
 
@@ -122,10 +139,7 @@ pub(super) fn versions(run: &Run) -> String {
     }
     if devices.len() > RANKS_MAX {
         let more = count((devices.len() - RANKS_MAX) as u64);
-        rows.push((
-            format!("{more} more ranks"),
-            "see metrics.jsonl".to_string(),
-        ));
+        rows.push((format!("{more} more ranks"), "see metrics.jsonl".into()));
     }
     for (name, version) in &start.versions {
         let text = version.as_str().map(str::to_string);

@@ -12,9 +12,9 @@ use ddp_comm::World;
 
 use super::make;
 use crate::cli::ReportFlags;
-use crate::evidence::SAMPLES_FILE;
 use crate::files::testing::Scratch;
 use crate::record::{EVENTS_FILE, REPORT_FILE};
+use crate::samples::SAMPLES_FILE;
 
 fn start() -> Value {
     json!({
@@ -98,13 +98,7 @@ fn a_successful_run_is_summarised_in_reading_order() {
         "2,560 samples",
         "3 × cpu",
         "1,234,567",
-        "id=\"chart-loss\"",
-        "id=\"chart-accuracy\"",
-        "id=\"chart-lr\"",
-        "id=\"chart-norm\"",
-        "id=\"chart-rate\"",
-        "id=\"chart-time\"",
-        "resumed after step 10 on 3 ranks, with --lr 0.5 (was 0.1)",
+        "<th scope=\"row\" data-h=\"curve\">Loss, training</th><td class=\"n\" data-h=\"first\">2.000</td>",
         "<h2 id=\"classes-title\">",
         "cat",
         "96.7",
@@ -120,8 +114,15 @@ fn a_successful_run_is_summarised_in_reading_order() {
         "2 settings at the default",
         "<h2 id=\"versions-title\">",
         "0.6.0",
+        "\"title\":\"Loss\"",
+        "\"title\":\"Accuracy\"",
+        "\"title\":\"Throughput\"",
+        "\"title\":\"Learning rate\"",
+        "\"title\":\"Gradient norm\"",
+        "\"title\":\"Time of a step\"",
     ];
     assert_in_order(&page, &order);
+    assert!(page.contains("resumed after step 10 on 3 ranks, with --lr 0.5 (was 0.1)"));
     assert!(!page.contains("imulated"), "these are real");
 }
 
@@ -142,8 +143,8 @@ fn results_are_in_the_units_of_what_is_learned() {
         "Bits per byte</dt><dd>0.3607",
         "Tokens a second</dt><dd>63,000",
         "Speed of a step</dt><dd>41.25 %",
-        "tokens a second, all ranks",
-        "id=\"chart-share\"",
+        "Throughput, tokens a second",
+        "of a large matmul",
     ];
     assert_in_order(&page, &order);
     assert!(!page.contains("amples a second"), "{page}");
@@ -153,7 +154,7 @@ fn results_are_in_the_units_of_what_is_learned() {
     let page = report(&[start(), step(2), eval, end("done", 0)]);
     let order = [
         "Mean R²</dt><dd>0.5000",
-        "id=\"chart-r2\"",
+        "R², held out, mean",
         "<h2 id=\"columns-title\">",
         "rent",
         "12.50",
@@ -175,9 +176,9 @@ fn a_default_that_follows_from_other_settings_is_said() {
     start["config"]["gone"] = json!(1);
     let page = report(&[start]);
     for row in [
-        "eval-every</th><td><code>7</code></td><td>an epoch</td>",
-        "hidden</th><td><code>7</code></td><td><code>256,128</code></td>",
-        "gone</th><td><code>1</code></td><td>not a setting of this version</td>",
+        "eval-every</th><td data-h=\"value\"><code>7</code></td><td data-h=\"default\">an epoch</td>",
+        "hidden</th><td data-h=\"value\"><code>7</code></td><td data-h=\"default\"><code>256,128</code></td>",
+        "gone</th><td data-h=\"value\"><code>1</code></td><td data-h=\"default\">not a setting of this version</td>",
     ] {
         assert!(page.contains(row), "{row}: {page}");
     }
@@ -195,10 +196,10 @@ fn how_a_run_ended_is_said() {
             vec![end("the loss is not finite", 76)],
             "✕</span> failed</p><p class=\"message\">the loss is not finite (exit code 76)",
         ),
-        (vec![], "The record ends after step 20"),
+        (vec![], "The metrics log ends after step 20"),
         (
             vec![end("stopped", 75), json!({"event": "resume", "step": 20})],
-            "The record ends after step 20",
+            "The metrics log ends after step 20",
         ),
         (
             vec![
@@ -307,10 +308,8 @@ fn what_is_missing_is_left_out() {
         "{page}"
     );
     let page = report(&[start(), step(1)]);
-    assert!(
-        page.contains("id=\"chart-loss\"") && !page.contains("id=\"chart-accuracy\""),
-        "no evaluations: {page}"
-    );
+    let has = |page: &str, title: &str| page.contains(&format!("\"title\":\"{title}\""));
+    assert!(has(&page, "Loss") && !has(&page, "Accuracy"), "{page}");
     let mut nothing = step(2);
     for name in [
         "loss",
@@ -324,17 +323,14 @@ fn what_is_missing_is_left_out() {
         nothing[name] = Value::Null;
     }
     let page = report(&[start(), step(1), nothing.clone(), step(3)]);
-    assert_in_order(
-        &page,
-        &["id=\"chart-loss\"", "class=\"line s0\" d=\"M", "M"],
-    );
+    let expected = format!("\"x\":[1,2,3],\"y\":[2.0,null,{}]", 2.0 / 3.0);
+    assert!(page.contains(&expected), "{page}");
     let page = report(&[start(), nothing]);
     assert!(
-        page.contains("id=\"chart-lr\"")
-            && !page.contains("id=\"chart-rate\"")
-            && !page.contains("NaN"),
+        has(&page, "Learning rate") && !has(&page, "Throughput"),
         "{page}"
     );
+    assert!(!page.contains(">NaN"), "{page}");
 }
 
 #[test]
@@ -358,7 +354,7 @@ fn lines_that_are_no_events_are_counted() {
     write(scratch.path(), &lines);
     let page = fs::read_to_string(make(scratch.path()).unwrap()).unwrap();
     assert!(
-        page.contains("3 lines of the record could not be read"),
+        page.contains("3 lines of the metrics log could not be read"),
         "{page}"
     );
 }
@@ -451,16 +447,15 @@ fn several_runs_are_drawn_over_one_another_with_the_settings_that_differ() {
         &page,
         &[
             "<h1>2 runs</h1>",
-            "id=\"chart-loss\"",
-            "class=\"s0\">one<",
-            "class=\"s1\">a&lt;script&gt;",
-            "line s0",
-            "line s1",
+            "Loss, training, one<",
+            "Loss, training, a&lt;script&gt;",
             "<h2 id=\"results-title\">",
             ">done<",
             ">lr<",
             "0.5",
             "0.25",
+            "\"name\":\"one\"",
+            "\"name\":\"a\\u003cscript>",
         ],
     );
     assert!(!page.contains("batch-size"), "settings that are equal");

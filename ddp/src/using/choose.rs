@@ -8,8 +8,8 @@ use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, STATE_FILE};
 use crate::config::Config;
 use crate::error::{Error, Result, with_flags};
 use crate::hugging_face;
+use crate::metrics::Run;
 use crate::record::EVENTS_FILE;
-use crate::report::read::Run;
 use crate::trainer::is_same_data;
 
 /// The folder of a run that holds its checkpoints.
@@ -51,8 +51,8 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
 }
 
 /// Refuses a checkpoint of another run: settings or data that its run never had, according to the
-/// record of the run in whose folder it is. Call it when all ranks have opened the checkpoint: a
-/// job in training may remove it while the record is read.
+/// metrics log of the run in whose folder it is. Call it when all ranks have opened the checkpoint:
+/// a job in training may remove it while the log is read.
 pub(crate) fn check_run(opened: &Opened) -> Result<()> {
     let folder = opened.folder.canonicalize().unwrap_or_default();
     let checkpoints = folder
@@ -65,8 +65,9 @@ pub(crate) fn check_run(opened: &Opened) -> Result<()> {
     if !record.exists() {
         return Ok(());
     }
-    let run = Run::read_without_steps(&record)?;
-    // Without its first line, or with one of another version, a record says nothing.
+    // There may be millions of steps.
+    let run = Run::read_log(&record, |line| !line.starts_with(b"{\"event\":\"step\""))?;
+    // Without its first line, or with one of another version, a log says nothing.
     let settings = Some(&run.start.config).filter(|settings| !settings.is_empty());
     let Some(then) = settings.and_then(|settings| Config::from_checkpoint(settings).ok()) else {
         return Ok(());

@@ -13,7 +13,7 @@ use ddp_kernels::{DType, Device, Tensor};
 use super::load::{self, Asked, Ready};
 use super::outputs::{check_finite, rescaled};
 use crate::cli::PredictFlags;
-use crate::data::{DataSpec, LabelName, Normalization, choose};
+use crate::data::{DataSpec, LabelName, Normalization, resolve};
 use crate::error::{Error, Result, refuse};
 use crate::files;
 use crate::shown::shown;
@@ -53,12 +53,12 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
             return send_all(&mut ready, encoder, &group);
         }
         let out = &out.path;
-        let write = |file: &mut File| Ok(write_all(&mut ready, encoder, &group, file, out)?);
+        let write = |file: &mut File| write_all(&mut ready, encoder, &group, file, out);
         let written = match flags.overwrite {
             true => files::replace_file(out, write),
             false => files::new_file(out, write),
         };
-        written.map_err(|error| is_taken(error.into(), out))
+        written.map_err(|error| is_taken(error, out))
     })?;
     world.barrier()?;
     if world.rank() == 0 {
@@ -120,7 +120,7 @@ fn check_other(flags: &PredictFlags) -> Result<()> {
         return Ok(());
     };
     let is_out = |path: &PathBuf| std::fs::canonicalize(path).is_ok_and(|path| path == file);
-    match choose::files(&spec.path, "data")?
+    match resolve::files(&spec.path, "data")?
         .iter()
         .find(|path| is_out(path))
     {

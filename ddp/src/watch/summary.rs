@@ -1,8 +1,8 @@
-//! What a record holds, in words.
+//! What a metrics log holds, in words.
 
-use super::follow::Followed;
-use crate::report::read::{Run, TextLine};
-use crate::report::results::{Figure, figure, last, results};
+use super::Followed;
+use crate::metrics::{Run, TextLine};
+use crate::report::results::{Figure, figure, results};
 use crate::shown::shown;
 use crate::units::{count, duration, megabytes, plural};
 
@@ -11,7 +11,7 @@ const EVENTS_MAX: usize = 8;
 
 /// A summary for a program or a file.
 pub(super) fn lines(followed: &Followed) -> Vec<String> {
-    let run = followed.run();
+    let run = &followed.run;
     let mut lines = vec![
         format!(
             "run {}: {}",
@@ -35,13 +35,11 @@ pub(super) fn lines(followed: &Followed) -> Vec<String> {
 /// `done`, `stopped: …`, `no end yet, last written 2.0 s ago`.
 pub(super) fn state(followed: &Followed) -> String {
     if let Some(problem) = &followed.problem {
-        return shown(&format!("the record cannot be read: {problem}"));
+        return shown(&format!("the metrics log cannot be read: {problem}"));
     }
-    match &followed.run().end {
-        Some(end) => match end.exit_code {
-            Some(0) | None => shown(&end.reason),
-            Some(code) => shown(&format!("exit code {code}: {}", end.reason)),
-        },
+    match followed.run.ending() {
+        Some((reason, 0)) => shown(reason),
+        Some((reason, code)) => shown(&format!("exit code {code}: {reason}")),
         None => {
             let age = followed.age().map(|age| duration(age.as_secs_f64()));
             format!(
@@ -59,15 +57,18 @@ pub(super) fn sample(line: &TextLine) -> String {
 
 /// The last step, and all steps of the run.
 pub(super) fn steps(run: &Run) -> (u64, u64) {
-    let last = run.steps.last().map_or(0, |line| line.step);
+    let last = run.last_step();
     (last, run.start.steps.unwrap_or(0).max(last))
 }
 
 /// `step 120 of 600, about 3.10 s left`
 pub(super) fn progress(run: &Run) -> String {
     let (step, steps) = steps(run);
-    let left_s = last(run, |line| line.step_ms).map(|ms| ms / 1e3 * (steps - step) as f64);
-    let left = left_s.filter(|_| run.end.is_none() && step < steps);
+    let left_s = run
+        .steps
+        .last("step_ms")
+        .map(|ms| ms / 1e3 * (steps - step) as f64);
+    let left = left_s.filter(|_| run.end().is_none() && step < steps);
     let left = left.map_or(String::new(), |left| {
         format!(", about {} left", duration(left))
     });
@@ -77,50 +78,43 @@ pub(super) fn progress(run: &Run) -> String {
 /// Results, rates, ranks, memory.
 pub(super) fn figures(run: &Run) -> Vec<Figure> {
     let mut all = results(run);
-    let mut add = |name, value: Option<String>, note: String| {
-        all.extend(value.map(|value| Figure { name, value, note }));
-    };
     let parts = [
-        ("rows", last(run, |line| line.data_ms)),
-        ("reductions", last(run, |line| line.reduce_ms)),
-        ("saving", last(run, |line| line.save_ms)),
+        ("rows", "data_ms"),
+        ("reductions", "reduce_ms"),
+        ("saving", "save_ms"),
     ];
-    let parts = parts.into_iter().filter_map(|(name, ms)| Some((name, ms?)));
-    let parts = parts.filter(|(_, ms)| *ms >= 0.01);
-    let parts: Vec<String> = parts.map(|(name, ms)| format!("{name} {ms:.2}")).collect();
+    let part = |(name, field): (&str, &str)| {
+        let ms = run.steps.last(field).filter(|ms| *ms >= 0.01)?;
+        Some(format!("{name} {ms:.2}"))
+    };
+    let parts: Vec<String> = parts.into_iter().filter_map(part).collect();
     let waits = match parts.is_empty() {
         true => String::new(),
         false => format!("waiting for {}", parts.join(", ")),
     };
-    let step_ms = last(run, |line| line.step_ms);
-    add("Step", step_ms.map(|step| format!("{step:.2} ms")), waits);
-    let lr = last(run, |line| line.lr);
-    add(
-        "Learning rate",
-        lr.map(|lr| figure(Some(lr))),
-        String::new(),
+    let step_ms = run.steps.last("step_ms");
+    all.add("Step", step_ms.map(|step| format!("{step:.2} ms")), waits);
+    let lr = run.steps.last("lr").map(|lr| figure(Some(lr)));
+    all.add("Learning rate", lr, "");
+    if let Some(device) = run.devices().first() {
+        all.add("Ranks", Some(count(run.ranks())), shown(device));
+    }
+    let peak_mb = run.of_end("device_peak_mb");
+    let peak_mb = peak_mb.or_else(|| run.steps.last("device_peak_mb"));
+    all.add("GPU memory", peak_mb.map(megabytes), "of rank 0");
+    all.add(
+        "Host memory",
+        run.of_end("peak_mb").map(megabytes),
+        "of rank 0",
     );
-    let device = run.devices().first();
-    let ranks = device.map(|_| count(run.ranks()));
-    add(
-        "Ranks",
-        ranks,
-        device.map_or(String::new(), |device| shown(device)),
-    );
-    let end = run.end.as_ref();
-    let peak_mb = end.and_then(|end| end.device_peak_mb);
-    let peak_mb = peak_mb.or_else(|| last(run, |line| line.device_peak_mb));
-    add("GPU memory", peak_mb.map(megabytes), "of rank 0".into());
-    let host = end.and_then(|end| end.peak_mb).map(megabytes);
-    add("Host memory", host, "of rank 0".into());
-    all
+    all.0
 }
 
 /// The last evaluations, checkpoints, resumes and the end, the newest last.
 pub(super) fn events(run: &Run) -> Vec<String> {
     let mut all: Vec<(u64, String)> = Vec::new();
-    for line in &run.evals {
-        all.push((line.step, format!("held-out {}", line.text())));
+    for (step, text) in run.eval_texts() {
+        all.push((step, format!("held-out {text}")));
     }
     all.extend(
         run.checkpoints
@@ -134,8 +128,8 @@ pub(super) fn events(run: &Run) -> Vec<String> {
         ));
     }
     all.sort_by_key(|(step, _)| *step);
-    if let Some(end) = &run.end {
-        all.push((end.steps.unwrap_or(0), shown(&end.reason)));
+    if let (Some((reason, _)), Some(end)) = (run.ending(), run.end()) {
+        all.push((end["steps"].as_u64().unwrap_or(0), shown(reason)));
     }
     let first = all.len().saturating_sub(EVENTS_MAX);
     let text = |(step, text): &(u64, String)| format!("step {}: {text}", count(*step));

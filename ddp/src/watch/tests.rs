@@ -49,8 +49,8 @@ fn the_view_shows_curves_rates_ranks_memory_and_events_and_follows_the_record() 
         "no end yet",
         "step 2 of 40",
         "about 0.38 s left",
-        "loss",
-        "accuracy",
+        "Loss",
+        "Accuracy",
         "1,234",
         "Ranks 2",
         "NVIDIA H200 on a",
@@ -103,8 +103,7 @@ fn a_record_that_a_resumed_run_has_cut_is_read_again() {
         &[start(), step(1), resume, step(2), step(3), step(4), step(5)],
     );
     followed.refresh();
-    let steps: Vec<u64> = followed.run().steps.iter().map(|line| line.step).collect();
-    assert_eq!(steps, [1, 2, 3, 4, 5]);
+    assert_eq!(followed.run.steps.steps, [1, 2, 3, 4, 5]);
     assert!(
         summary::lines(&followed)
             .join("\n")
@@ -123,12 +122,12 @@ fn half_a_line_is_read_when_it_is_whole() {
             .append(true)
             .open(scratch.path().join(EVENTS_FILE))
             .unwrap();
-        assert!(followed.run().steps.is_empty());
+        assert!(followed.run.steps.steps.is_empty());
         file.write_all(part.as_bytes()).unwrap();
         followed.refresh();
     }
-    assert_eq!(followed.run().steps.len(), 1);
-    assert!(followed.run().bad_lines.is_empty());
+    assert_eq!(followed.run.steps.steps.len(), 1);
+    assert!(followed.run.bad_lines.is_empty());
 }
 
 #[test]
@@ -166,8 +165,8 @@ fn no_word_is_cut_and_the_last_sample_is_shown_at_80_by_24_and_120_by_40() {
             "Speed of a step 41.00 %",
             "Step 10.00 ms",
             "GPU memory 2.05 GB",
-            "loss – training – held out",
-            "tokens a second, all ranks",
+            "Loss – training – held out",
+            "Throughput, tokens a second",
             "step 20: held-out loss 0.25",
             "sample after step 20",
             "Once upon a time",

@@ -8,10 +8,9 @@ use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph};
 
-use super::follow::Followed;
-use super::summary;
-use crate::report::charts::{OfEval, OfStep, Point, r2, range, rate, thinned};
-use crate::report::read::Run;
+use super::{Followed, summary};
+use crate::metrics::Run;
+use crate::report::charts;
 use crate::report::results::Figure;
 use crate::shown::{shown, significant};
 use crate::units::count;
@@ -25,7 +24,7 @@ const BORDERS: u16 = 2;
 
 /// Draws `followed` on the whole screen.
 pub(super) fn draw(frame: &mut Frame<'_>, followed: &Followed) {
-    let (run, screen) = (followed.run(), frame.area());
+    let (run, screen) = (&followed.run, frame.area());
     let inside = (screen.width / 2).saturating_sub(BORDERS);
     let sample = run.texts.last();
     let is_tall = screen.height >= TALL_ROWS;
@@ -86,7 +85,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, followed: &Followed) {
         let lines = lines.into_iter().map(Line::from).collect();
         frame.render_widget(panel(lines, title), sample_area);
     }
-    let help = match run.end {
+    let help = match run.end() {
         None => "q ends this view, and the run goes on",
         Some(_) => "q ends this view",
     };
@@ -149,66 +148,51 @@ pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// The loss beside the accuracy; where there is none, beside R² or the throughput.
+/// The first two charts: the loss beside the accuracy, R² or the throughput.
 fn draw_charts(frame: &mut Frame<'_>, area: Rect, run: &Run) {
-    let [left, right] = Layout::horizontal([Constraint::Fill(1); 2]).areas(area);
-    let steps = |value: OfStep| thinned(run.steps.iter().map(|line| (line.step, value(line))));
-    let evals = |value: OfEval| thinned(run.evals.iter().map(|line| (line.step, value(line))));
-    let has_values =
-        |(_, points): &(&str, Vec<Point>)| points.iter().any(|point| point.1.is_some());
-    let loss = [
-        ("training", steps(|line| line.loss)),
-        ("held out", evals(|line| line.loss)),
-    ];
-    draw_chart(frame, left, "loss", &loss);
-    let accuracy = [
-        ("training", steps(|line| line.accuracy)),
-        ("held out", evals(|line| line.accuracy)),
-    ];
-    let r2_of_evals = [("held out", evals(r2))];
-    if accuracy.iter().any(has_values) {
-        draw_chart(frame, right, "accuracy", &accuracy);
-    } else if r2_of_evals.iter().any(has_values) {
-        draw_chart(frame, right, "R²", &r2_of_evals);
-    } else {
-        let (unit, value) = rate(std::iter::once(run));
-        draw_chart(frame, right, unit, &[("", steps(value))]);
+    let areas: [Rect; 2] = Layout::horizontal([Constraint::Fill(1); 2]).areas(area);
+    let charts = charts::of_run(run);
+    for (index, area) in areas.into_iter().enumerate() {
+        match charts.get(index) {
+            Some(chart) => draw_chart(frame, area, chart),
+            None => {
+                let block = Block::bordered();
+                frame.render_widget(Paragraph::new("no values yet").block(block), area);
+            }
+        }
     }
 }
 
-fn draw_chart(frame: &mut Frame<'_>, area: Rect, title: &str, series: &[(&str, Vec<Point>)]) {
-    let known = |points: &Vec<Point>| -> Vec<(f64, f64)> {
-        points
-            .iter()
-            .filter_map(|(x, y)| Some((*x, (*y)?)))
-            .collect()
+fn draw_chart(frame: &mut Frame<'_>, area: Rect, chart: &charts::Chart) {
+    let known = |curve: &charts::Curve| -> Vec<(f64, f64)> {
+        let points = curve.points.iter();
+        let known = points.filter_map(|(step, value)| Some((*step as f64, (*value)?)));
+        known.collect()
     };
-    let series: Vec<(&str, Vec<(f64, f64)>)> = series
-        .iter()
-        .map(|(name, points)| (*name, known(points)))
-        .collect();
-    let all = || series.iter().flat_map(|(_, points)| points);
+    let series: Vec<Vec<(f64, f64)>> = chart.curves.iter().map(known).collect();
     let colors = [Color::Cyan, Color::LightRed];
     // The names of the curves are in the title, where they cover nothing.
-    let mut names = vec![Span::from(title.to_string())];
-    for ((name, points), color) in series.iter().zip(colors) {
-        if !points.is_empty() && !name.is_empty() {
-            names.push(format!(" – {name}").fg(color));
+    let parts = [chart.title, &chart.unit];
+    let parts = parts.into_iter().filter(|part| !part.is_empty());
+    let mut title = vec![Span::from(parts.collect::<Vec<_>>().join(", "))];
+    for (curve, color) in chart.curves.iter().zip(colors) {
+        if !curve.name.is_empty() {
+            title.push(format!(" – {}", curve.name).fg(color));
         }
     }
-    let block = Block::bordered().title(Line::from(names));
-    let (Some(xs), Some(ys)) = (
-        range(all().map(|point| point.0)),
-        range(all().map(|point| point.1)),
-    ) else {
-        return frame.render_widget(Paragraph::new("no values yet").block(block), area);
+    let range = |of: fn(&(f64, f64)) -> f64| {
+        let values = || series.iter().flatten().map(of);
+        let (low, high) = (
+            values().fold(f64::INFINITY, f64::min),
+            values().fold(f64::NEG_INFINITY, f64::max),
+        );
+        match high > low {
+            true => [low, high],
+            false => [low - 0.5, high + 0.5],
+        }
     };
-    let widened = |(low, high): (f64, f64)| match high > low {
-        true => [low, high],
-        false => [low - 0.5, high + 0.5],
-    };
-    let (x, y) = (widened(xs), widened(ys));
-    let datasets = series.iter().zip(colors).map(|((_, points), color)| {
+    let (x, y) = (range(|point| point.0), range(|point| point.1));
+    let datasets = series.iter().zip(colors).map(|(points, color)| {
         Dataset::default()
             .marker(Marker::Braille)
             .graph_type(GraphType::Line)
@@ -218,7 +202,7 @@ fn draw_chart(frame: &mut Frame<'_>, area: Rect, title: &str, series: &[(&str, V
     let steps = x.map(|step| count(step.max(0.0) as u64));
     let values = [y[0], f64::midpoint(y[0], y[1]), y[1]].map(|value| significant(value, 3));
     let chart = Chart::new(datasets.collect())
-        .block(block)
+        .block(Block::bordered().title(Line::from(title)))
         .legend_position(None)
         .x_axis(Axis::default().bounds(x).labels(steps))
         .y_axis(Axis::default().bounds(y).labels(values));

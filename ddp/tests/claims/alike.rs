@@ -82,7 +82,7 @@ fn ranks_with_other_seeds_train_the_model_of_rank_0() {
                 check_copies(&rank.step.stages()[0].model().params)?;
                 let mut loader = rank.loader(rows())?;
                 for step0 in 0..3 {
-                    rank.step.run(loader.load(step0)?, 0.125, false)?;
+                    rank.step.run(loader.load(step0)?, 0.125)?;
                 }
                 Ok((first, params(&rank)?))
             })
@@ -128,7 +128,7 @@ fn a_step_keeps_no_data_set_whose_loader_is_gone() {
         let mut rank = Rank::new(world, Way::Cpu, perceptron(9), 5)?;
         let data = rows();
         let mut loader = rank.loader(data.clone())?;
-        rank.step.run(loader.load(0)?, 0.1, false)?;
+        rank.step.run(loader.load(0)?, 0.1)?;
         drop(loader);
         assert_eq!(Arc::strong_count(&data), 1);
         Ok(())
@@ -155,15 +155,15 @@ fn other_data_on_one_rank_end_all_ranks_at_the_first_batch() {
     type Use = fn(&mut Rank<'_>, bool) -> Result<()>;
     let one_value: Use = |rank, is_other| {
         let mut loader = rank.loader(numbers(is_other, 48)?)?;
-        rank.step.run(loader.load(0)?, 0.1, false)
+        rank.step.run(loader.load(0)?, 0.1)
     };
     let fewer_rows: Use = |rank, is_other| {
         let mut loader = rank.loader(numbers(false, if is_other { 47 } else { 48 })?)?;
-        rank.step.run(loader.load(0)?, 0.1, false)
+        rank.step.run(loader.load(0)?, 0.1)
     };
     let held_out: Use = |rank, is_other| {
         let mut loader = rank.loader(numbers(false, 48)?)?;
-        rank.step.run(loader.load(0)?, 0.1, false)?;
+        rank.step.run(loader.load(0)?, 0.1)?;
         let source = rank.source(numbers(is_other, 48)?);
         let (index, size) = (rank.world.rank(), rank.world.size());
         let mut held_out = InOrder::new(source, index, size, 5)?;
@@ -242,7 +242,7 @@ fn every_step_and_evaluation_begins_with_the_buffers_of_rank_0() {
                         .map(|&x| f64::from(x))
                         .sum::<f64>(),
                 );
-                rank.step.run(batch, 0.0, false)?;
+                rank.step.run(batch, 0.0)?;
             }
             let own = total(&rank)?;
             rank.step.gather()?;

@@ -257,11 +257,7 @@ fn tied_parameters_are_reduced_once_after_their_last_use() {
                 training::cpu(&draw(1), &shape),
                 training::cpu(&draw(2), &shape),
             );
-            step.run(
-                &Batch::new(0, 0, 7, mine.start, x, targets, micro),
-                0.125,
-                false,
-            )?;
+            step.run(&Batch::new(0, 0, 7, mine.start, x, targets, micro), 0.125)?;
             training::bits(&step.stages()[0].model().params)
         });
         // A sum of zeros has one sign or the other, depending on their order: 0.0 for both.

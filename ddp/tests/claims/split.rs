@@ -209,13 +209,14 @@ impl Recipe {
         let mut loader = self.loader(devices, world)?;
         let mut reports = Vec::new();
         for step0 in 0..STEPS {
-            let measures = step0 % 3 == 0;
-            step.run(loader.load(step0)?, RATE, measures)?;
-            reports.push(step.report(measures)?);
+            step.measure_norm(step0 % 3 == 0);
+            step.run(loader.load(step0)?, RATE)?;
+            reports.push(step.report()?);
         }
+        step.measure_norm(false);
         step.gather()?;
         let row_losses = step.losses_of(&loader.load(STEPS)?.clone())?;
-        step.run(loader.load(STEPS)?, RATE, false)?;
+        step.run(loader.load(STEPS)?, RATE)?;
         let mut in_order = InOrder::new(self.source(devices), world.rank(), world.size(), 9)?;
         // Evaluation runs on a new stream: the sum over ranks must wait for it.
         let last = devices[devices.len() - 1];
@@ -407,7 +408,7 @@ fn a_step_of_a_split_model_is_the_one_computed_by_hand() {
             let devices = &place.devices[world.rank()];
             let mut step = recipe.step(devices, world)?;
             let before = wide(values(&step)?);
-            step.run(recipe.loader(devices, world)?.load(0)?, 1.0, false)?;
+            step.run(recipe.loader(devices, world)?.load(0)?, 1.0)?;
             Ok((before, wide(values(&step)?)))
         });
         let whole = Sampler::new(recipe.data.rows(), recipe.batch, 7, false).unwrap();
@@ -564,7 +565,7 @@ fn split_models_are_saved_as_the_file_of_the_whole_and_loaded_from_it() {
         on_ranks(1, None, |world| {
             let file = |devices: &[Device], name: &str| -> Result<(Step, PathBuf)> {
                 let mut step = recipe.step(devices, world)?;
-                step.run(recipe.loader(devices, world)?.load(0)?, RATE, false)?;
+                step.run(recipe.loader(devices, world)?.load(0)?, RATE)?;
                 let path = folder.join(name);
                 checkpoint::write_model(&path, &params(&step))?;
                 Ok((step, path))
@@ -618,7 +619,7 @@ fn split_and_whole_models_resume_each_others_checkpoints() {
                         if step0 == 4 && !goes_on {
                             saver.save(&mut step, state(world.size(), &recipe.data, 4))?;
                         }
-                        step.run(loader.load(step0)?, RATE, false)?;
+                        step.run(loader.load(step0)?, RATE)?;
                     }
                     saver.finish()?;
                     step.gather()?;
@@ -660,15 +661,16 @@ fn a_bad_loss_leaves_all_parts_as_they_were_and_its_row_is_found() {
             let mut step = recipe.step(devices, world)?;
             let mut x: Vec<f32> = (0..5 * FEATURES as u64).map(|at| uniform(1, at)).collect();
             let targets = [0.5; 5 * OUTPUTS];
-            step.run(&batch(0, &x, &targets, devices)?, RATE, false)?;
-            assert_eq!(step.report(false)?.bad_step, None);
+            step.run(&batch(0, &x, &targets, devices)?, RATE)?;
+            assert_eq!(step.report()?.bad_step, None);
             let before = (values(&step)?, moments(&step)?);
             x[3 * FEATURES] = f32::INFINITY;
             let bad = batch(1, &x, &targets, devices)?;
-            step.run(&bad, RATE, false)?;
+            step.run(&bad, RATE)?;
             x[3 * FEATURES] = 0.0;
-            step.run(&batch(2, &x, &targets, devices)?, RATE, true)?;
-            let report = step.report(true)?;
+            step.measure_norm(true);
+            step.run(&batch(2, &x, &targets, devices)?, RATE)?;
+            let report = step.report()?;
             assert_eq!(
                 [report.bad_step, report.own_bad_step],
                 [Some(2); 2],
@@ -699,8 +701,8 @@ fn a_gradient_that_overflows_on_the_first_device_stops_all_of_them() {
             // measured.
             let bad = batch(0, &[3e38; 4 * FEATURES], &[1e6; 4 * OUTPUTS], devices)?;
             let before = values(&step)?;
-            step.run(&bad, RATE, false)?;
-            let report = step.report(false)?;
+            step.run(&bad, RATE)?;
+            let report = step.report()?;
             assert!(report.stats.loss().is_finite(), "{report:?}");
             assert_eq!(
                 [report.bad_step, report.own_bad_step],

@@ -363,7 +363,7 @@ fn values_are_whole_on_every_rank_for_an_evaluation_and_after_a_gather_in_betwee
                     None,
                 )?;
                 for step0 in case.steps.clone() {
-                    step.run(loader.load(step0)?, case.learning_rate, false)?;
+                    step.run(loader.load(step0)?, case.learning_rate)?;
                     if looks {
                         step.gather()?;
                         step.gather()?;
@@ -419,9 +419,9 @@ fn a_gradient_that_is_not_finite_in_one_ranks_slice_stops_all_of_them() {
             )?;
             let before = training::bits(&step.stages()[0].model().params)?;
             for step0 in case.steps.clone() {
-                step.run(loader.load(step0)?, 1e-3, false)?;
+                step.run(loader.load(step0)?, 1e-3)?;
             }
-            let report = step.report(false)?;
+            let report = step.report()?;
             assert!(
                 report.stats.loss().is_finite(),
                 "the loss tells nothing: {report:?}"

@@ -109,7 +109,8 @@ pub(crate) fn every_step_is_within_its_bound(what: &str, setup: &Setup, device: 
             )
         };
         let expected = [gradients(Device::Cpu), gradients(device)];
-        cpu.step.run(&batch, RATE, true).unwrap();
+        cpu.step.measure_norm(true);
+        cpu.step.run(&batch, RATE).unwrap();
         other.take(step0, RATE, true).unwrap();
         check_step(
             what,
@@ -177,12 +178,12 @@ fn check_step(
     trainings: [&Training; 2],
     share: &mut Share,
 ) {
-    let weights = trainings[0].step.report(true).unwrap().stats.weight_sum;
+    let weights = trainings[0].step.report().unwrap().stats.weight_sum;
     let first = &trainings[0].step.stages()[0].model().params;
     for (training, expected) in trainings.into_iter().zip(expected) {
         let scale = bound::scale(setup, expected, weights);
         let params = &training.step.stages()[0].model().params;
-        let report = training.step.report(true).unwrap();
+        let report = training.step.report().unwrap();
         assert_eq!(
             (report.bad_step, report.stats.weight_sum),
             (None, weights),
@@ -348,7 +349,7 @@ fn a_run_that_cannot_amplify_errors_stays_near_the_cpus_to_its_end() {
         }
         // The GPU's own values are a little elsewhere: its bound is that of values a little larger.
         most += 2.0 * squared.sqrt() * 1.01;
-        cpu.step.run(&batch, RATE, false).unwrap();
+        cpu.step.run(&batch, RATE).unwrap();
         other.take(step0, RATE, false).unwrap();
         let pairs = state(&cpu.step)
             .remove(0)
@@ -411,7 +412,7 @@ fn a_loader_brings_the_same_rows_to_a_gpu_in_any_order_of_steps() {
     let setup = Setup {
         batch: 7,
         micro: Some(2),
-        ..Setup::new("synthetic:row-number,rows=50,held-out=0")
+        ..Setup::new("synthetic:regression,rows=50,held-out=0")
     };
     let loader = |device| {
         let sampler = ddp::data::Sampler::new(50, 7, 7, false).unwrap();

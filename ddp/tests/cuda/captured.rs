@@ -41,7 +41,7 @@ pub(crate) fn run(
             seen.push(training.bits().unwrap());
         }
     }
-    let report = training.step.report(true).unwrap();
+    let report = training.step.report().unwrap();
     assert!(
         report.stats.loss().is_finite() && report.bad_step.is_none(),
         "{report:?}"
@@ -110,7 +110,7 @@ fn batches_of_another_loader_are_never_taken_for_those_of_the_first() {
             // The same sizes in other memory.
             training
                 .step
-                .run(other.loader.load(round).unwrap(), 0.01, false)
+                .run(other.loader.load(round).unwrap(), 0.01)
                 .unwrap();
         }
         training.bits().unwrap()
@@ -138,7 +138,7 @@ fn a_step_with_more_micro_batches_is_captured_again() {
         for step0 in 6..12 {
             training
                 .step
-                .run(many.loader.load(step0).unwrap(), 0.01, false)
+                .run(many.loader.load(step0).unwrap(), 0.01)
                 .unwrap();
         }
         (12..18).for_each(|step0| take(&mut training, step0).unwrap());

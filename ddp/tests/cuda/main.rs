@@ -187,8 +187,8 @@ struct Training {
 impl Training {
     /// Takes the step called `step0`, from 0.
     fn take(&mut self, step0: u64, learning_rate: f64, measure_norm: bool) -> Result<()> {
-        self.step
-            .run(self.loader.load(step0)?, learning_rate, measure_norm)
+        self.step.measure_norm(measure_norm);
+        self.step.run(self.loader.load(step0)?, learning_rate)
     }
 
     /// The bits of all values, moments and gradients, and of what layers read.

@@ -83,7 +83,7 @@ fn an_invalid_target_stops_updates_and_its_row_is_named() {
             training.take(step0, 0.01, false).unwrap();
             taken += 1;
             let after = training.bits().unwrap();
-            let report = training.step.report(false).unwrap();
+            let report = training.step.report().unwrap();
             let is_bad = step0 >= second;
             assert_eq!(
                 report.bad_step,
@@ -134,7 +134,7 @@ fn a_target_of_a_position_that_is_no_class_is_found_by_its_row_and_position() {
     for graph in [GraphChoice::Off, GraphChoice::On] {
         let mut training = setup.start(gpu.device, graph).unwrap();
         (0..8).for_each(|step0| training.take(step0, 0.01, false).unwrap());
-        let report = training.step.report(false).unwrap();
+        let report = training.step.report().unwrap();
         let bad_step = report.bad_step.expect("every row is in the first epoch");
         let batch = training.loader.load(bad_step - 1).unwrap().clone();
         let losses = training.step.losses_of(&batch).unwrap();

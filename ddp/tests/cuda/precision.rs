@@ -108,7 +108,7 @@ fn steps_in_tf32_are_those_of_the_cpu_but_for_the_cut_of_factors() {
         let mut training = setup.start(device, GraphChoice::Off).unwrap();
         training.take(0, 0.01, false).unwrap();
         (
-            training.step.report(false).unwrap().stats.loss(),
+            training.step.report().unwrap().stats.loss(),
             training.bits().unwrap(),
         )
     };
@@ -166,7 +166,8 @@ fn after_a_step(case: &Case) -> (Vec<Vec<f32>>, Vec<u32>) {
             1,
             case.micro,
         )?;
-        step.run(loader.load(0)?, case.learning_rate, true)?;
+        step.measure_norm(true);
+        step.run(loader.load(0)?, case.learning_rate)?;
         let params = &step.stages()[0].model().params;
         let trained = params.in_order().into_iter().filter(|p| p.is_trained());
         let gradient =
@@ -530,9 +531,9 @@ fn ranks_that_share_the_optimizer_in_bf16_train_as_those_that_do_not() {
                     world.size(),
                     None,
                 )?;
-                case.steps.clone().try_for_each(|step0| {
-                    step.run(loader.load(step0)?, case.learning_rate, false)
-                })?;
+                case.steps
+                    .clone()
+                    .try_for_each(|step0| step.run(loader.load(step0)?, case.learning_rate))?;
                 step.gather()?;
                 check_copies(&step.stages()[0].model().params);
                 crate::support::training::bits(&step.stages()[0].model().params)
@@ -591,8 +592,8 @@ fn a_model_in_bf16_over_two_devices_is_the_one_in_one_piece() {
     let mut step = Step::over(parts, Box::new(Mse), &options).unwrap();
     for step0 in 0..6 {
         whole.take(step0, 0.01, true).unwrap();
-        step.run(whole.loader.load(step0).unwrap(), 0.01, true)
-            .unwrap();
+        step.measure_norm(true);
+        step.run(whole.loader.load(step0).unwrap(), 0.01).unwrap();
         let expected = &whole.step.stages()[0].model().params;
         for stage in step.stages() {
             let params = &stage.model().params;

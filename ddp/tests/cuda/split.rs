@@ -186,10 +186,12 @@ fn a_step_moves_what_the_shapes_say_and_nothing_else() {
             assert_eq!(step.graphs(), None);
             let mut loader = recipe.loader(&devices, world)?;
             // Brings the tables of chunks.
-            step.run(loader.load(0)?, 0.01, true)?;
+            step.measure_norm(true);
+            step.run(loader.load(0)?, 0.01)?;
+            step.measure_norm(false);
             let batch = loader.load(1)?;
             let ledger = Ledger::new();
-            with_ledger(&ledger, || step.run(batch, 0.01, false))?;
+            with_ledger(&ledger, || step.run(batch, 0.01))?;
             let mut seen = Crossed::new();
             for row in ledger.rows() {
                 assert_eq!((row.phase, row.implicit), (Phase::Step, false), "{row:?}");
@@ -242,9 +244,10 @@ fn makes_no_tensor(recipe: &Recipe, devices: &[Device], sides: &[Device]) {
         let mut step = recipe.step(devices, world)?;
         let mut loader = recipe.loader(devices, world)?;
         let mut take = |steps: std::ops::Range<u64>| {
-            steps
-                .into_iter()
-                .try_for_each(|step0| step.run(loader.load(step0)?, 0.01, step0 % 5 == 0))
+            steps.into_iter().try_for_each(|step0| {
+                step.measure_norm(step0 % 5 == 0);
+                step.run(loader.load(step0)?, 0.01)
+            })
         };
         take(0..8)?;
         // Tests beside this one count too; the least of several windows is this one's.

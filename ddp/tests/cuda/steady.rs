@@ -88,7 +88,7 @@ fn only_batches_numbers_and_logs_cross() {
         training.take(0, 0.01, true).unwrap();
         with_ledger(&ledger, || {
             (1..=STEPS).for_each(|step0| training.take(step0, 0.01, step0 % 5 == 0).unwrap());
-            training.step.report(true).unwrap();
+            training.step.report().unwrap();
         });
         let mut seen = BTreeMap::new();
         for row in ledger.rows() {

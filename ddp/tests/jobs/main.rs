@@ -22,6 +22,7 @@ mod generate;
 mod golden;
 mod gpt;
 mod handshake;
+mod hosts;
 mod hugging_face;
 mod inspect;
 mod made;

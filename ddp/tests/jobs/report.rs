@@ -23,8 +23,8 @@ fn a_run_leaves_a_report_and_it_can_be_made_again() {
     let made = html(&folder);
     for text in [
         "✓</span> done",
-        "id=\"chart-loss\"",
-        "id=\"chart-accuracy\"",
+        "\"title\":\"Loss\"",
+        "\"title\":\"Accuracy\"",
         "predicted as that class",
         "data:image/png;base64,",
     ] {

@@ -282,7 +282,7 @@ fn rows_of(folder: &Folder, ranks: usize, name: &str) -> std::collections::BTree
 fn on_other_numbers_of_ranks_every_row_still_comes_once_an_epoch() {
     let folder = Folder::new("rows");
     // Epochs of 11 steps, the last of 3 rows. Runs end in the middle of an epoch.
-    let words = "--data synthetic:row-number,rows=103,held-out=0 --hidden none --batch-size 10 --lr 1e-9 --schedule constant --warmup-steps 0 --out OUT --resume auto";
+    let words = "--data synthetic:regression,rows=103,held-out=0,features=4 --hidden none --batch-size 10 --lr 1e-9 --schedule constant --warmup-steps 0 --out OUT --resume auto";
     let mut seen = std::collections::BTreeMap::new();
     for (ranks, steps, flags) in [(4, 8, "--zero 1"), (2, 19, ""), (3, 33, "--zero 1")] {
         let name = format!("rows-{ranks}");

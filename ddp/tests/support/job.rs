@@ -90,6 +90,20 @@ impl Folder {
         self.job(hearing_ctrl_c(), &format!("{words} --ranks {count}"), true)
     }
 
+    /// Ranks that the program starts on hosts, as in `--hosts a:2,b:1`, which are names of this
+    /// machine: instead of ssh a script runs that begins with `script`.
+    pub(crate) fn started_on(&self, hosts: &str, script: &str, words: &str) -> Job {
+        let ssh = self.script(
+            "ssh.sh",
+            &format!(
+                "host=$1; shift\n{script}\n\
+                 export SSH_CONNECTION='127.0.0.1 1 127.0.0.1 2' DDP_TEST_HOST=$host\nexec sh -c \"$*\""
+            ),
+        );
+        let job = self.job(hearing_ctrl_c(), &format!("{words} {hosts}"), true);
+        job.env("DDP_SSH", ssh.to_str().expect("the folder's name is UTF-8"))
+    }
+
     /// Ranks under `mpirun`: so many with these words, so many with those.
     #[cfg(feature = "mpi")]
     pub(crate) fn each(&self, parts: &[(usize, &str)]) -> Job {
@@ -159,8 +173,12 @@ impl Folder {
     /// A program in this folder that does `before` and then becomes `ddp-train`.
     #[cfg(feature = "mpi")]
     pub(crate) fn program_after(&self, name: &str, before: &str) -> PathBuf {
+        self.script(name, &format!("{before}\nexec {} \"$@\"", program()))
+    }
+
+    fn script(&self, name: &str, text: &str) -> PathBuf {
         let path = self.0.join(name);
-        let text = format!("#!/bin/sh\n{before}\nexec {} \"$@\"\n", program());
+        let text = format!("#!/bin/sh\n{text}\n");
         std::fs::write(&path, text).expect("the temporary folder can be written");
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(&path, mode).expect("it is ours");

@@ -20,7 +20,7 @@ pub(super) fn processes_of(mark: &str) -> Vec<u32> {
 }
 
 /// Whether the main thread of a process waits for a lock. Open MPI 4's launcher deadlocks when a
-/// rank is killed while connecting to it; `launch/mpirun` ends it then, and so do these tests.
+/// rank is killed while connecting to it; these tests end it then.
 pub(super) fn waits_for_a_lock(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|place| place.contains("futex"))
 }

@@ -234,7 +234,7 @@ impl Case {
             self.micro,
         )?;
         for step0 in 0..self.warm_up {
-            step.run(loader.load(step0)?, 0.0, false)?;
+            step.run(loader.load(step0)?, 0.0)?;
         }
         let mut outcome = Outcome {
             values: Vec::new(),
@@ -242,8 +242,8 @@ impl Case {
             rows: Vec::new(),
         };
         for step0 in self.steps.clone() {
-            step.run(loader.load(step0)?, self.learning_rate, false)?;
-            let report = step.report(false)?;
+            step.run(loader.load(step0)?, self.learning_rate)?;
+            let report = step.report()?;
             outcome.losses.push(report.stats.loss());
             outcome.rows.push(report.stats.rows);
             step.gather()?;

@@ -81,7 +81,7 @@ fn train(case: &Case, world: &World, step: &mut Step, steps: std::ops::Range<u64
         None,
     )?;
     for step0 in steps {
-        step.run(loader.load(step0)?, case.learning_rate, false)?;
+        step.run(loader.load(step0)?, case.learning_rate)?;
     }
     Ok(())
 }

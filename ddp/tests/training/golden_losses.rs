@@ -183,9 +183,8 @@ fn losses(golden: &Value, case: &Value, ranks: usize, micro: usize) -> Vec<f64> 
             step.run(
                 &batch(golden, case, world, step0, micro),
                 number(case, "lr"),
-                false,
             )?;
-            losses.push(step.report(false)?.stats.loss());
+            losses.push(step.report()?.stats.loss());
         }
         Ok(losses)
     };

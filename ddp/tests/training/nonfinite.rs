@@ -49,14 +49,14 @@ fn run(world: &World, case: &Case, rows: u64, spoiled: &[Spoiled]) -> Result<See
             cpu(&targets, &[count, 4]),
             2,
         );
-        step.run(&batch, 0.01, false)?;
+        step.run(&batch, 0.01)?;
         let mut seen = bits(&step.stages()[0].model().params)?;
         for (_, moment) in step.stages()[0].optimizer().moments() {
             seen.extend(moment.to_vec::<f32>()?.iter().map(|value| value.to_bits()));
         }
         after.push(seen);
     }
-    let report = step.report(false)?;
+    let report = step.report()?;
     Ok((after, report.bad_step, report.own_bad_step))
 }
 
@@ -193,8 +193,8 @@ fn a_gradient_that_overflows_under_a_finite_loss_is_kept_out_of_the_model() {
             let mut after = Vec::new();
             for number in 0..3 {
                 let (x, far) = (cpu(&x, &[1, 6]), cpu(&far, &[1, 4]));
-                step.run(&Batch::new(number, 0, 2, first, x, far, 1), 0.01, false)?;
-                let report = step.report(false)?;
+                step.run(&Batch::new(number, 0, 2, first, x, far, 1), 0.01)?;
+                let report = step.report()?;
                 assert_eq!((report.bad_step, report.own_bad_step), (Some(1), None));
                 assert!(number > 0 || report.stats.loss().is_finite(), "{report:?}");
                 after.push(bits(&step.stages()[0].model().params)?);

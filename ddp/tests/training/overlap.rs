@@ -90,7 +90,6 @@ fn timeline(world: &World, overlap: bool) -> Result<(Vec<BucketTime>, [Duration;
         step.run(
             &Batch::new(number, 0, 16, first, x.clone(), targets.clone(), 8),
             1e-3,
-            false,
         )?;
     }
     let (from, to) = backward.lock().unwrap().expect("it ran");

@@ -56,8 +56,9 @@ fn the_norm_is_summed_in_the_order_of_the_whole() {
                     drawn(100 + step0, OUTPUTS)?,
                     8,
                 );
-                step.run(&batch, 0.01, true)?;
-                step.report(true)
+                step.measure_norm(true);
+                step.run(&batch, 0.01)?;
+                step.report()
             };
             (0..20).map(take).collect::<ddp::Result<Vec<_>>>()
         })

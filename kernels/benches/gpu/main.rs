@@ -7,8 +7,9 @@
 
 use std::time::Duration;
 
+use ddp_kernels::graph::Graph;
 use ddp_kernels::ops::{self, AdamwConstants, AdamwScalars, ChunkTable, F32Math};
-use ddp_kernels::stream::{self, Graph, Stream};
+use ddp_kernels::stream::{self, Stream};
 use ddp_kernels::{DType, Device, Random, Result, Tensor, device, transfer};
 use serde_json::json;
 
@@ -172,7 +173,7 @@ impl Bench {
         let chunks = ChunkTable::whole(count, true);
         let step = || {
             ops::adamw(
-                &values, &grads, &first, &second, &chunks, &constants, &scalars, None, None,
+                &values, &grads, &first, &second, None, &chunks, &constants, &scalars, None, None,
             )
         };
         self.say(

@@ -170,6 +170,7 @@ fn optimizers(measure: &mut dyn FnMut(Vec<Body<'_>>)) -> Result<()> {
                     &grads,
                     &first,
                     &second_positive,
+                    None,
                     &chunks,
                     &constants,
                     &scalars,
@@ -187,6 +188,7 @@ fn optimizers(measure: &mut dyn FnMut(Vec<Body<'_>>)) -> Result<()> {
                     &values,
                     &grads,
                     Some(&first),
+                    None,
                     &chunks,
                     &sgd_constants,
                     &sgd_scalars,
@@ -227,7 +229,13 @@ fn losses(measure: &mut dyn FnMut(Vec<Body<'_>>)) -> Result<()> {
                     dlogits: Some(&dlogits),
                     weights: None,
                 };
-                ops::cross_entropy(&logits, &targets, out, &CrossEntropyOptions::default())
+                ops::cross_entropy(
+                    &logits,
+                    &targets,
+                    out,
+                    &CrossEntropyOptions::default(),
+                    None,
+                )
             }),
             copy: [dlogits.clone(), logits.clone()],
         }]);

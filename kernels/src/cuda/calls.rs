@@ -13,8 +13,8 @@ use cudarc::driver::sys::{
     CUstreamCaptureMode,
 };
 
-use super::library::{Library, functions};
 use crate::device::discover;
+use crate::library::{Library, functions};
 
 /// A result of the driver, known or not.
 #[repr(transparent)]

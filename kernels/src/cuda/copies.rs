@@ -1,9 +1,8 @@
 //! Copies as calls of the driver on a stream. `transfer.rs` decides what may be copied.
 
-use super::capture;
 use super::fault::{Outcome, driver};
 use super::gpu::Gpu;
-use super::nodes::NodeKind;
+use super::nodes::{self, NodeKind};
 use super::queue::Queue;
 
 /// Host to device. Pinned memory is read later; pageable memory mostly before this returns, which
@@ -46,7 +45,7 @@ pub(crate) unsafe fn download(
 /// Both are `bytes` bytes of memory of the stream's device that do not overlap.
 pub(crate) unsafe fn within(queue: &Queue, target: u64, source: u64, bytes: usize) -> Outcome<()> {
     queue.gpu.bind()?;
-    capture::note(|notes| {
+    nodes::note(|notes| {
         notes.begin();
         notes.operand(source, bytes, [true, false]);
         notes.operand(target, bytes, [false, true]);
@@ -56,19 +55,19 @@ pub(crate) unsafe fn within(queue: &Queue, target: u64, source: u64, bytes: usiz
     unsafe { driver!(cuMemcpyDtoDAsync_v2(target, source, bytes, queue.raw())) }
 }
 
-/// Fills with zeros.
+/// Fills with `byte`.
 ///
 /// # Safety
 /// `target` is `bytes` bytes of memory of the stream's device.
-pub(crate) unsafe fn zero(queue: &Queue, target: u64, bytes: usize) -> Outcome<()> {
+pub(crate) unsafe fn fill(queue: &Queue, target: u64, byte: u8, bytes: usize) -> Outcome<()> {
     queue.gpu.bind()?;
-    capture::note(|notes| {
+    nodes::note(|notes| {
         notes.begin();
         notes.operand(target, bytes, [false, true]);
         notes.node(NodeKind::Fill, "zeros".into(), "fill", &[target]);
     });
     // SAFETY: by the caller's promise.
-    unsafe { driver!(cuMemsetD8Async(target, 0, bytes, queue.raw())) }
+    unsafe { driver!(cuMemsetD8Async(target, byte, bytes, queue.raw())) }
 }
 
 /// From one device to another, on a stream of either. Where the devices cannot access each other's

@@ -1,14 +1,12 @@
 //! Loading NVIDIA's libraries at first use, from the files that discovery found: a file that cannot
-//! be used makes room for the next one. `foreign.rs` offers this to other crates.
+//! be used is skipped for the next one. `foreign.rs` offers this to other crates.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-pub(crate) use super::loaded::file_of;
-use super::loaded::loader_message;
-pub use super::loaded::{Library, functions};
 use crate::device::Library as Part;
 use crate::error::Help;
+use crate::library::{Library, loader_message};
 use crate::sync::lock;
 
 /// The files that were tried and refused, and why.

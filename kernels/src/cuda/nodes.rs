@@ -1,11 +1,14 @@
 //! What the nodes of a captured graph are, and the bytes that each moves by the operands of its
 //! operation: noted while a thread captures, for whoever asks what a step does.
 
+use std::cell::RefCell;
+use std::fmt::Display;
 use std::ptr;
 
 use cudarc::driver::sys::{CUgraph, CUgraphNode};
 
 use super::fault::{Outcome, driver};
+use super::queue::is_capturing;
 
 /// What kind of work a node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +58,7 @@ pub struct NodeCounts {
 pub(crate) struct Notes {
     /// Of the operation that was begun last.
     operands: Vec<NotedOperand>,
-    pub(crate) nodes: Vec<GraphNode>,
+    nodes: Vec<GraphNode>,
 }
 
 #[derive(Debug)]
@@ -107,6 +110,27 @@ impl Notes {
             written_bytes,
         });
     }
+}
+
+thread_local! {
+    static NOTES: RefCell<Notes> = RefCell::default();
+}
+
+/// Lets `note` add to what is known of the graph's nodes, if this thread captures one.
+pub(crate) fn note(note: impl FnOnce(&mut Notes)) {
+    if is_capturing() {
+        NOTES.with_borrow_mut(note);
+    }
+}
+
+/// Notes a node: see `Notes::node`.
+pub(crate) fn node(kind: NodeKind, name: impl Display, op: &'static str, addresses: &[u64]) {
+    note(|notes| notes.node(kind, name.to_string(), op, addresses));
+}
+
+/// Takes what was noted of this thread's capture.
+pub(crate) fn take() -> Vec<GraphNode> {
+    NOTES.take().nodes
 }
 
 /// Counts the nodes of `graph`, which the caller owns.

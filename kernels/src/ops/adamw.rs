@@ -7,9 +7,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Source};
 use crate::error::{Error, Result};
+use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
 use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;
@@ -188,41 +187,14 @@ multiversion! {
 /// `gradient_scale`, also of that dtype, multiplies every gradient (`clip_scale` writes it). While
 /// the first element of `first_bad_step` is not 0, nothing is changed. That is i64 (1), which
 /// `mark_nonfinite` sets, or the flags of a step, i64 (3), which `decide_step` sets. In the latter
-/// this marks a gradient that is not finite, and leaves that element as it is.
+/// this marks a gradient that is not finite, and leaves that element as it is. On a GPU the values
+/// are also rounded into `copies`, bf16 (N).
 #[track_caller]
 #[expect(
     clippy::too_many_arguments,
     reason = "each is one tensor of the update rule; a struct would only rename them"
 )]
 pub fn adamw(
-    values: &Tensor,
-    grads: &Tensor,
-    first_moments: &Tensor,
-    second_moments: &Tensor,
-    chunks: &ChunkTable,
-    constants: &AdamwConstants,
-    scalars: &Tensor,
-    gradient_scale: Option<&Tensor>,
-    first_bad_step: Option<&Tensor>,
-) -> Result<()> {
-    adamw_with_copies(
-        values,
-        grads,
-        first_moments,
-        second_moments,
-        None,
-        chunks,
-        constants,
-        scalars,
-        gradient_scale,
-        first_bad_step,
-    )
-}
-
-/// As [`adamw`]. Besides, on a GPU, rounds the values into `copies`, bf16 (N).
-#[track_caller]
-#[expect(clippy::too_many_arguments, reason = "as adamw")]
-pub fn adamw_with_copies(
     values: &Tensor,
     grads: &Tensor,
     first_moments: &Tensor,

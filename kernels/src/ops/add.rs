@@ -2,8 +2,8 @@
 
 use std::panic::Location;
 
-use crate::cuda::Source;
 use crate::error::Result;
+use crate::launch::Source;
 use crate::ops::elementwise::broadcast_op;
 use crate::ops::loops::Binary;
 use crate::{Tensor, transfer};

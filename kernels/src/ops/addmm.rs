@@ -5,8 +5,8 @@
 //! f32 is strict unless `with_f32_math` says otherwise.
 
 use crate::Tensor;
-use crate::cuda::blaslt::{Product, Side};
 use crate::error::Result;
+use crate::launch::blaslt::{Product, Side};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Placed, Slot, with_float};
 use crate::ops::matmul::{self, AsIs, Matrix, Real};
 

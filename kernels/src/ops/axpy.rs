@@ -1,9 +1,8 @@
 //! axpy: `y += a x`, each element with one fused multiply-add and so one rounding. `a` is first
 //! rounded to the dtype of the math: f32, or f64 for f64.
 
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Source};
 use crate::error::Result;
+use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
 use crate::ops::float::Float;
 use crate::ops::loops::GRAIN;

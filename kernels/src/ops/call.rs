@@ -20,12 +20,10 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::cuda::Launcher;
-use crate::cuda::capture;
-use crate::cuda::launch::Argument;
-use crate::cuda::nodes::Notes;
+use crate::cuda::nodes::{self, Notes};
 use crate::cuda::queue::Queue;
 use crate::error::{Error, Line, Result, Site};
+use crate::launch::{Argument, Launcher};
 use crate::storage::Borrow;
 use crate::stream::Stream;
 use crate::transfer::{self, Asked};
@@ -344,7 +342,7 @@ impl<'a> Call<'a> {
     }
 
     fn place(mut self, math: Slot, versions: &'static Versions) -> Result<Placed<'a>> {
-        capture::note(Notes::begin);
+        nodes::note(Notes::begin);
         self.find_overlaps()?;
         let mut roles = [("", self.tensor(Slot(0))); OPERANDS_MAX];
         for (entry, operand) in roles.iter_mut().zip(self.all()) {
@@ -525,7 +523,7 @@ impl Placed<'_> {
         let in_place = operand.in_place_of.is_some();
         let buffer = self.enter_as(self.tensor(slot), operand.role, operand.writes, in_place)?;
         if let (Some(borrow), Some(_)) = (&buffer.borrow, &self.queue) {
-            capture::note(|notes| {
+            nodes::note(|notes| {
                 let is_read_in_place = self.call.all().any(|it| it.in_place_of == Some(slot));
                 let reads = !operand.writes || operand.updates || is_read_in_place;
                 notes.operand(borrow.address(), buffer.bytes(), [reads, operand.writes]);

@@ -8,11 +8,11 @@
 
 use std::marker::PhantomData;
 
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Launcher, Source, copies};
+use crate::cuda::copies;
 use crate::dtype::round::{bf16_nearest, bf16_wide, f16_nearest, f16_wide, f32_to_odd};
 use crate::dtype::{DType, Element, bf16, f16, with_element};
 use crate::error::Result;
+use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, EVERY_DTYPE};
 use crate::ops::loops::{GRAIN, write_past_caches};
 use crate::simd::multiversion;

@@ -14,9 +14,8 @@ use std::ops::Range;
 use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::cuda::launch::{Argument, PARAMETERS_MAX};
-use crate::cuda::{Grid, Launcher, Source};
 use crate::error::{Error, Result, Site};
+use crate::launch::{Argument, Grid, Launcher, PARAMETERS_MAX, Source};
 use crate::ops::call::{Call, Slot};
 use crate::threads::Shares;
 use crate::transfer::{self, Asked};

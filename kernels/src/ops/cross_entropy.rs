@@ -20,9 +20,8 @@ mod problem;
 mod tests;
 mod wide;
 
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
+use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
 use crate::ops::float::{Float, lane_sum};
 use crate::ops::targets::{Targets, check_operands};
@@ -81,23 +80,13 @@ impl Default for CrossEntropyOptions<'_> {
 /// written. On a GPU it makes the row's loss, weight and gradient NaN, which `mark_nonfinite`
 /// finds. There logits may also be bf16: the math is that of f32, and the gradient is rounded once.
 ///
+/// Adds to `stats` (4), if given: the sum of losses; that of `out.weights`, or else the number of
+/// rows that are not ignored; how many of these have the first of their largest logits at the
+/// target, where NaN is the largest; and their number. Class weights need `out.weights` then.
+///
 /// Backward: in the same call, if `out` has a place for the gradient.
 #[track_caller]
 pub fn cross_entropy(
-    logits: &Tensor,
-    targets: &Tensor,
-    out: CrossEntropyOut<'_>,
-    options: &CrossEntropyOptions<'_>,
-) -> Result<()> {
-    cross_entropy_adding(logits, targets, out, options, None)
-}
-
-/// As [`cross_entropy`]. Besides, adds to `stats` (4): the sum of losses, that of `out.weights` or
-/// else the number of rows that are not ignored; how many of these have the first of their largest
-/// logits at the target, where NaN is the largest; and their number. Class weights need
-/// `out.weights` here.
-#[track_caller]
-pub fn cross_entropy_adding(
     logits: &Tensor,
     targets: &Tensor,
     out: CrossEntropyOut<'_>,

@@ -6,9 +6,8 @@
 //! nor on how the batch is split. So any number of ranks drops the same elements, and backward is
 //! the same call on dy: nothing has to be saved for it.
 
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Source};
 use crate::error::Result;
+use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16, Slot, with_float};
 use crate::ops::cast::copy_on;
 use crate::ops::float::Float;

@@ -2,9 +2,8 @@
 //! add, sub, mul, rsqrt and scale.
 
 use crate::Tensor;
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Source};
 use crate::error::Result;
+use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
 use crate::ops::loops::{self, Binary, Unary};
 

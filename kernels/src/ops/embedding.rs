@@ -11,9 +11,8 @@
 #[cfg(test)]
 mod tests;
 
-use crate::cuda::launch::{BLOCK_THREADS, BLOCKS_MAX, args};
-use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
+use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
 use crate::ops::fill::{fill_all, zero_on};
 use crate::ops::float::Float;

@@ -1,10 +1,11 @@
 //! fill: one value everywhere, in any dtype; and zero.
 
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Launcher, Source, copies};
-use crate::dtype::{bf16, exact, f16, with_element};
+use crate::cuda::copies;
+use crate::dtype::{bf16, f16, with_element};
 use crate::error::{Result, Site};
+use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, EVERY_DTYPE};
+use crate::ops::exact::exact;
 use crate::ops::loops::{GRAIN, write_past_caches};
 use crate::streaming::{Make, STREAMING_BYTES_MIN};
 use crate::{DType, Element, Tensor, threads};
@@ -74,7 +75,7 @@ fn fill_on(gpu: &Launcher, out: &Buffer<'_>, value: f64) -> Result<()> {
 /// `out = 0`, for an output that is not empty.
 pub(super) fn zero_on(gpu: &Launcher, out: &Buffer<'_>) -> Result<()> {
     // SAFETY: the output is entered for writing and is this many bytes of this device's memory.
-    let zeroed = unsafe { copies::zero(&gpu.queue, out.address(), out.bytes()) };
+    let zeroed = unsafe { copies::fill(&gpu.queue, out.address(), 0, out.bytes()) };
     zeroed.map_err(|fault| fault.of(gpu.op, gpu.queue.gpu.device(), gpu.at))
 }
 

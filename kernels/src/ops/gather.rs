@@ -3,9 +3,8 @@
 //!
 //! Letters: N rows of the table, R rows chosen, F… the shape of a row.
 
-use crate::cuda::launch::{BLOCK_THREADS, BLOCKS_MAX, args};
-use crate::cuda::{Grid, Source};
 use crate::error::Result;
+use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, Grid, Source, args};
 use crate::ops::call::{Call, EVERY_DTYPE};
 use crate::{DType, Tensor, threads};
 

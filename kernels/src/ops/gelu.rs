@@ -3,8 +3,8 @@
 //! C math library. NaN stays NaN; −∞ gives −0 where PyTorch gives NaN.
 
 use crate::Tensor;
-use crate::cuda::Source;
 use crate::error::Result;
+use crate::launch::Source;
 use crate::math;
 use crate::ops::elementwise::{binary_op, unary_op};
 use crate::ops::loops::{Binary, Unary};

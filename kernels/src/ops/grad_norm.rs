@@ -6,9 +6,8 @@
 //! hold the partials of their own slices (ZeRO-1) put them in order and get the norm that one rank
 //! alone would.
 
-use crate::cuda::launch::{BLOCK_THREADS, args};
-use crate::cuda::{Grid, Source};
 use crate::error::Result;
+use crate::launch::{BLOCK_THREADS, Grid, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable};
 use crate::ops::float::{Float, LANES, lane_sum, tree_sum};

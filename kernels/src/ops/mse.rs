@@ -10,9 +10,8 @@
 //! blocks.
 
 use crate::Tensor;
-use crate::cuda::launch::{BLOCK_THREADS, args};
-use crate::cuda::{Grid, Source};
 use crate::error::Result;
+use crate::launch::{BLOCK_THREADS, Grid, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, with_float};
 use crate::ops::cross_entropy;
 use crate::ops::float::Float;
@@ -45,22 +44,12 @@ impl<T: Float> Binary<T> for ScaledDifference<T> {
 /// On a GPU `pred` and `dpred` may also be bf16, with all else in f32: the math is that of f32, and
 /// `dpred` is rounded once.
 ///
+/// Adds to `stats` (4), if given: the sum of losses, the number of elements of `pred`, nothing,
+/// and the number of rows.
+///
 /// Backward: in the same call: `dpred`.
 #[track_caller]
 pub fn mse_into(
-    losses: &Tensor,
-    dpred: Option<&Tensor>,
-    pred: &Tensor,
-    target: &Tensor,
-    gradient_scale: f64,
-) -> Result<()> {
-    mse_adding(losses, dpred, pred, target, gradient_scale, None)
-}
-
-/// As [`mse_into`]. Besides, adds to `stats` (4): the sum of losses, the number of elements of
-/// `pred`, nothing, and the number of rows.
-#[track_caller]
-pub fn mse_adding(
     losses: &Tensor,
     dpred: Option<&Tensor>,
     pred: &Tensor,

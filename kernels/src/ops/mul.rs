@@ -1,8 +1,8 @@
 //! mul: `out = a b`, element by element; `b` may be a vector along the rows or columns of `a`.
 
 use crate::Tensor;
-use crate::cuda::Source;
 use crate::error::Result;
+use crate::launch::Source;
 use crate::ops::add::empty_where_they_meet;
 use crate::ops::elementwise::broadcast_op;
 use crate::ops::loops::Binary;

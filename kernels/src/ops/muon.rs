@@ -1,9 +1,8 @@
 //! What Muon (Jordan, 2024) does besides matrix products: `muon_direction` turns gradients into the
 //! direction of their momentum, `divide_by_norm` scales a matrix for the Newton–Schulz iteration.
 
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Source};
 use crate::error::Result;
+use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS, with_float};
 use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;

@@ -4,9 +4,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Source};
 use crate::error::Result;
+use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
 use crate::ops::float::Float;
 use crate::ops::loops::GRAIN;

@@ -20,9 +20,8 @@ mod tests;
 use std::ops::Range;
 
 use self::cpu::{BackwardRows, ForwardRows, ROW_BLOCK, Scaling};
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
+use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
 use crate::ops::float::Float;
 use crate::threads::Shares;

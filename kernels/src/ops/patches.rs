@@ -4,9 +4,8 @@
 //! Letters: B images, P pixels of an image with all their channels, T tokens of an image, K numbers
 //! of a patch.
 
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
+use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
 use crate::{Tensor, threads};
 

@@ -1,9 +1,8 @@
 //! Random tensors on a GPU, with the bits of `random.rs` at the root of this crate.
 
 use crate::Tensor;
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Source};
 use crate::error::{Result, Site};
+use crate::launch::{Grid, Source, args};
 use crate::ops::fill::write_new;
 use crate::random::Draw;
 

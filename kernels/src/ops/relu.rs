@@ -1,8 +1,8 @@
 //! relu: `out = max(x, 0)`, and its derivative `x > 0` (0 at 0, as in PyTorch). NaN stays NaN.
 
 use crate::Tensor;
-use crate::cuda::Source;
 use crate::error::Result;
+use crate::launch::Source;
 use crate::ops::elementwise::{binary_op, unary_op};
 use crate::ops::float::Float;
 use crate::ops::loops::{Binary, Unary};

@@ -1,8 +1,8 @@
 //! relu_squared: `out = max(x, 0)²`, and its derivative `2 max(x, 0)`. NaN stays NaN.
 
 use crate::Tensor;
-use crate::cuda::Source;
 use crate::error::Result;
+use crate::launch::Source;
 use crate::ops::elementwise::{binary_op, unary_op};
 use crate::ops::float::Float;
 use crate::ops::loops::{Binary, Unary};

@@ -4,9 +4,8 @@
 //!
 //! Letters: R rows (tokens), T positions, D size of a head, W columns of a row.
 
-use crate::cuda::launch::{BLOCK_THREADS, BLOCKS_MAX, args};
-use crate::cuda::{Grid, Source};
 use crate::error::{Error, Result};
+use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, Grid, Source, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
 use crate::ops::float::Float;
 use crate::simd::multiversion;

@@ -1,4 +1,4 @@
-// row_sum, row_mean and row_max: see rows.rs, whose order this follows to get the CPU's bits.
+// row_sum and row_mean: see rows.rs, whose order this follows to get the CPU's bits.
 #include "common.cuh"
 
 /// This warp's row.
@@ -16,21 +16,8 @@ INLINE void row_sum(T* __restrict__ out, const T* __restrict__ x, u64 rows, u64 
     if (threadIdx.x % WARP == 0) out[row] = narrow<T>((float)(total / divisor));
 }
 
-/// out[row] = the largest element of the row.
-template <class T> INLINE void row_max(T* __restrict__ out, const T* __restrict__ x, u64 rows, u64 columns) {
-    const u64 row = row_of_warp();
-    if (row >= rows) return;
-    float largest = -infinity();
-    for (u64 i = threadIdx.x % WARP; i < columns; i += WARP) largest = Largest()(largest, wide(x[row * columns + i]));
-    largest = warp_max(largest);
-    if (threadIdx.x % WARP == 0) out[row] = narrow<T>(largest + 0.0f);
-}
-
 #define ROWS(NAME, T)                                                                                                  \
     KERNEL(BLOCK_THREADS) row_sum_##NAME(T* out, const T* x, u64 rows, u64 columns, double divisor) {                  \
         row_sum(out, x, rows, columns, divisor);                                                                       \
-    }                                                                                                                  \
-    KERNEL(BLOCK_THREADS) row_max_##NAME(T* out, const T* x, u64 rows, u64 columns, double) {                          \
-        row_max(out, x, rows, columns);                                                                                \
     }
 FOR_F32_AND_BF16(ROWS)

@@ -1,17 +1,15 @@
-//! row_sum, row_mean and row_max: over the last dimension, which keeps the length 1, so that the
-//! result can be broadcast to the rows again (`add`, `sub`, `mul`).
+//! row_sum and row_mean: over the last dimension, which keeps the length 1, so that the result can
+//! be broadcast to the rows again (`add`, `sub`, `mul`).
 //!
 //! Sums are accumulated in f64, in blocks of 1024 elements as in `sum`, and rounded once. On a GPU
 //! a warp takes a row and follows the same order.
 
 use crate::Tensor;
-use crate::cuda::launch::{BLOCK_THREADS, args};
-use crate::cuda::{Grid, Source};
 use crate::error::Result;
+use crate::launch::{BLOCK_THREADS, Grid, Source, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
-use crate::ops::float::{Float, LANES};
+use crate::ops::float::Float;
 use crate::ops::sum::run_total;
-use crate::simd::multiversion;
 use crate::threads::{self, PARALLEL_MIN};
 
 static SOURCE: Source = Source::new("rows.cu", include_str!("rows.cu"));
@@ -35,13 +33,6 @@ pub fn row_mean_into(out: &Tensor, x: &Tensor) -> Result<()> {
     reduce("row_mean", out, x)
 }
 
-/// `out` (…, 1) `=` the largest element of each row of `x` (…, C). NaN if any is NaN; −∞ where C is
-/// 0; a zero is +0.
-#[track_caller]
-pub fn row_max_into(out: &Tensor, x: &Tensor) -> Result<()> {
-    reduce("row_max", out, x)
-}
-
 #[track_caller]
 fn reduce(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
     let dims = x.shape().dims();
@@ -63,16 +54,12 @@ fn reduce(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
             1.0
         };
         if let Some(gpu) = placed.launcher() {
-            let name = if op == "row_max" { op } else { "row_sum" };
             let grid = Grid::blocks(out.count.div_ceil(ROWS_PER_BLOCK), BLOCK_THREADS);
             let args = args![out, x, out.count, columns, divisor];
-            return gpu.launch(&SOURCE, (name, placed.dtype), grid, args);
+            return gpu.launch(&SOURCE, ("row_sum", placed.dtype), grid, args);
         }
         with_float!(placed.dtype, T => {
-            let of_row = |row: &[T]| match op {
-                "row_max" => largest(row),
-                _ => T::from_f64(run_total(row) / divisor),
-            };
+            let of_row = |row: &[T]| T::from_f64(run_total(row) / divisor);
             each_row(out.elements_mut(), x.elements(), columns, of_row);
         });
         Ok(())
@@ -91,35 +78,6 @@ fn each_row<T: Float>(out: &mut [T], x: &[T], columns: usize, f: impl Fn(&[T]) -
             *out = f(&x[row * columns..][..columns]);
         }
     });
-}
-
-multiversion! {
-    fn largest[T: Float](x: &[T]) -> T {
-        let mut lanes = [T::NEG_INFINITY; LANES];
-        let (whole, rest) = x.as_chunks::<LANES>();
-        for elements in whole {
-            for (lane, &element) in lanes.iter_mut().zip(elements) {
-                *lane = larger(*lane, element);
-            }
-        }
-        for (lane, &element) in lanes.iter_mut().zip(rest) {
-            *lane = larger(*lane, element);
-        }
-        // −0 + 0 is +0: which of two zeros was larger would depend on the order.
-        lanes.into_iter().fold(T::NEG_INFINITY, larger) + T::ZERO
-    }
-}
-
-/// The larger of two; NaN if either is.
-#[inline(always)]
-fn larger<T: Float>(a: T, b: T) -> T {
-    if a > b {
-        a
-    } else if a <= b {
-        b
-    } else {
-        a + b
-    }
 }
 
 #[cfg(test)]

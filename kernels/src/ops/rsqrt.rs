@@ -2,8 +2,8 @@
 //! rounded to the dtype of the math: f32, or f64 for f64.
 
 use crate::Tensor;
-use crate::cuda::Source;
 use crate::error::Result;
+use crate::launch::Source;
 use crate::ops::elementwise::{binary_op, unary_op};
 use crate::ops::float::Float;
 use crate::ops::loops::{Binary, Unary};

@@ -2,8 +2,8 @@
 //! f64.
 
 use crate::Tensor;
-use crate::cuda::Source;
 use crate::error::Result;
+use crate::launch::Source;
 use crate::ops::elementwise::unary_op;
 use crate::ops::float::Float;
 use crate::ops::loops::Unary;

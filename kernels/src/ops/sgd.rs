@@ -8,9 +8,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::Tensor;
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Source};
 use crate::error::Result;
+use crate::launch::{Grid, Source, args};
 use crate::ops::adamw::{check_copies, check_finite};
 use crate::ops::call::{Buffer, Call, FLOATS, with_float};
 use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};
@@ -109,40 +108,14 @@ multiversion! {
 /// as zeros and must be given exactly when `constants.momentum` is not 0.
 ///
 /// `scalars` (2) is [`SgdScalars::to_array`] in the buffers' dtype. Element 0 of `gradient_scale`,
-/// also of that dtype, multiplies every gradient (`clip_scale` writes it). `first_bad_step` is as
-/// for `adamw`.
+/// also of that dtype, multiplies every gradient (`clip_scale` writes it). `first_bad_step` and
+/// `copies` are as for `adamw`.
 #[track_caller]
 #[expect(
     clippy::too_many_arguments,
     reason = "each is one tensor of the update rule; a struct would only rename them"
 )]
 pub fn sgd(
-    values: &Tensor,
-    grads: &Tensor,
-    momentum: Option<&Tensor>,
-    chunks: &ChunkTable,
-    constants: &SgdConstants,
-    scalars: &Tensor,
-    gradient_scale: Option<&Tensor>,
-    first_bad_step: Option<&Tensor>,
-) -> Result<()> {
-    sgd_with_copies(
-        values,
-        grads,
-        momentum,
-        None,
-        chunks,
-        constants,
-        scalars,
-        gradient_scale,
-        first_bad_step,
-    )
-}
-
-/// As [`sgd`]. Besides, on a GPU, rounds the values into `copies`, bf16 (N).
-#[track_caller]
-#[expect(clippy::too_many_arguments, reason = "as sgd")]
-pub fn sgd_with_copies(
     values: &Tensor,
     grads: &Tensor,
     momentum: Option<&Tensor>,

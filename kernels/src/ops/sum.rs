@@ -9,9 +9,8 @@
 //! that each run has a thread block, and the sums of the runs take 2 KiB of scratch memory, which
 //! cannot be allocated during capture.
 
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
+use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS, Placed, with_float};
 use crate::ops::float::{Float, LANES, tree_sum};
 use crate::simd::multiversion;

@@ -4,9 +4,8 @@
 //!
 //! Letters: R rows, H columns of the result.
 
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
+use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
 use crate::ops::float::Float;
 use crate::simd::multiversion;

@@ -3,9 +3,8 @@
 //!
 //! Letters: B sequences, T tokens of a sequence, N of these in the mean, C columns.
 
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Source};
 use crate::error::Result;
+use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16, Slot, with_float};
 use crate::ops::float::Float;
 use crate::simd::multiversion;

@@ -1,11 +1,13 @@
 //! transpose: writes a transposed view out row by row, in any dtype, for `contiguous()`.
 
-use crate::cuda::launch::{BLOCK_THREADS, args};
-use crate::cuda::{Grid, Source};
+use std::panic::Location;
+
 use crate::dtype::with_element;
 use crate::error::{Result, Site};
+use crate::launch::{BLOCK_THREADS, Grid, Source, args};
 use crate::ops::call::{Call, EVERY_DTYPE};
 use crate::ops::fill::kernel_for_width;
+use crate::storage::Origin;
 use crate::{Element, Tensor, threads};
 
 static SOURCE: Source = Source::new("transpose.cu", include_str!("transpose.cu"));
@@ -14,8 +16,26 @@ const KERNELS: [&str; 4] = ["transpose_1", "transpose_2", "transpose_4", "transp
 /// the share of a GPU block.
 const TILE: usize = 32;
 
+impl Tensor {
+    /// This tensor if it is row-major, else a row-major copy on the same device.
+    #[track_caller]
+    pub fn contiguous(&self) -> Result<Tensor> {
+        self.contiguous_at("contiguous", Location::caller())
+    }
+
+    pub(crate) fn contiguous_at(&self, op: &'static str, at: Site) -> Result<Tensor> {
+        if !self.is_transposed() {
+            return Ok(self.clone());
+        }
+        let (dtype, device) = (self.dtype(), self.device());
+        let copy = Tensor::allocate(*self.shape(), dtype, device, Origin::Computed, op, at)?;
+        write_transposed(&copy, self, op, at)?;
+        Ok(copy.with_name_of(self))
+    }
+}
+
 /// Writes `x` (R, C), a transposed view, to the row-major `out` (R, C) of the same dtype, for `op`.
-pub(crate) fn write_transposed(out: &Tensor, x: &Tensor, op: &'static str, at: Site) -> Result<()> {
+fn write_transposed(out: &Tensor, x: &Tensor, op: &'static str, at: Site) -> Result<()> {
     let mut call = Call::new(op);
     call.at = at;
     let out = call.writes("out", out);

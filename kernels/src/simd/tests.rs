@@ -39,6 +39,7 @@ fn bits() -> Vec<u32> {
         &y,
         &first,
         &second,
+        None,
         &chunks,
         &constants,
         &cpu(&scalars, &[4]),
@@ -63,7 +64,7 @@ fn bits() -> Vec<u32> {
             dlogits: Some(&dlogits),
             weights: None,
         };
-        ops::cross_entropy(&logits, &targets, out, &Default::default()).unwrap();
+        ops::cross_entropy(&logits, &targets, out, &Default::default(), None).unwrap();
         made.extend([losses, dlogits]);
     }
     made.iter()

@@ -5,9 +5,7 @@ use std::ops::Range;
 use std::panic::Location;
 
 use super::Tensor;
-use crate::error::{Error, Result, Site};
-use crate::ops::write_transposed;
-use crate::storage::Origin;
+use crate::error::{Error, Result};
 use crate::{DType, Shape};
 
 impl Tensor {
@@ -100,22 +98,6 @@ impl Tensor {
         })
     }
 
-    /// This tensor if it is row-major, else a row-major copy on the same device.
-    #[track_caller]
-    pub fn contiguous(&self) -> Result<Tensor> {
-        self.contiguous_at("contiguous", Location::caller())
-    }
-
-    pub(crate) fn contiguous_at(&self, op: &'static str, at: Site) -> Result<Tensor> {
-        if !self.transposed {
-            return Ok(self.clone());
-        }
-        let (dtype, device) = (self.dtype, self.device());
-        let copy = Tensor::allocate(self.shape, dtype, device, Origin::Computed, op, at)?;
-        write_transposed(&copy, self, op, at)?;
-        Ok(copy.with_name_of(self))
-    }
-
     #[track_caller]
     fn need_row_major(&self, op: &'static str) -> Result<()> {
         if self.transposed {
@@ -126,7 +108,7 @@ impl Tensor {
     }
 
     #[track_caller]
-    pub(super) fn misfit(
+    pub(crate) fn misfit(
         &self,
         op: &'static str,
         expected: impl std::fmt::Display,

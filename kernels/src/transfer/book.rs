@@ -1,8 +1,10 @@
 //! Checking a crossing against the rules in force, and booking it in the ledger.
 
+use std::cell::RefCell;
+
 use super::ledger::{CapturedRows, Key, Phase, Sums, TransferKind};
 use super::policy::{Rules, with_rules};
-use crate::cuda::capture;
+use crate::cuda::queue::is_capturing;
 use crate::error::{Error, Line, Result, Site, TensorInfo};
 use crate::storage::Origin;
 use crate::{Device, Tensor};
@@ -80,11 +82,23 @@ pub(super) fn book(
     });
 }
 
+thread_local! {
+    /// What the graph that this thread captures books at each launch.
+    static HELD: RefCell<CapturedRows> = RefCell::default();
+}
+
 /// Books one transfer, or leaves it to the graph that this thread captures.
 pub(super) fn enter(rules: &Rules, key: Key, sums: Sums) {
-    if !capture::hold(|held| held.hold(key, sums)) {
+    if is_capturing() {
+        HELD.with_borrow_mut(|held| held.hold(key, sums));
+    } else {
         rules.ledger.book(key, sums);
     }
+}
+
+/// Takes what this thread's capture held.
+pub(crate) fn take_held() -> CapturedRows {
+    HELD.take()
 }
 
 /// Books a graph's launch: what its capture held, in the launching thread's phase and ledger.

@@ -5,79 +5,28 @@ use std::fmt;
 use serde_json::{Value, json};
 
 use super::ledger::{Ledger, Phase, TransferKind, readable_bytes};
-use crate::Device;
 use crate::error::{Line, Site};
 
 /// From this count on a line counts as being in a loop.
 const LOOP_COUNT_MIN: u64 = 8;
 
-/// A pattern that wastes time, with its lines and the fix.
+/// A pattern that wastes time. `Display` says what it is, where, how often, and the fix.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Hint {
-    /// Data left a device and came back to it unchanged.
-    PingPong {
-        /// The device it left and returned to.
-        home: Device,
-        /// The line that moved it away.
-        left_at: Site,
-        /// The line that moved it back.
-        returned_at: Site,
-        /// How often.
-        count: u64,
-    },
-    /// A tensor was made on one device and moved before anything used it.
-    MadeOnlyToMove {
-        /// The line that made it.
-        made_at: Site,
-        /// The line that moved it.
-        moved_at: Site,
-        /// The device it went to.
-        target: Device,
-        /// How often.
-        count: u64,
-    },
-    /// `item` inside the training step.
-    ScalarReadsInStep {
-        /// The line.
-        at: Site,
-        /// How often.
-        count: u64,
-    },
-    /// Copies from unpinned host memory in the training step: they cannot overlap computing.
-    PageableInStep {
-        /// The line.
-        at: Site,
-        /// How often.
-        count: u64,
-        /// Bytes in all.
-        bytes: u64,
-    },
+pub struct Hint {
+    /// `ping-pong`, `made only to be moved`, `scalar reads in the step` or `pageable copies in the
+    /// step`.
+    pub pattern: &'static str,
+    /// How often.
+    pub count: u64,
+    /// The lines of its calls, the first one first, as `src/train.rs:12`.
+    pub lines: Vec<String>,
+    text: String,
 }
 
-impl Hint {
-    /// The hint as an object: `pattern`, `count`, `lines`, `text`.
-    pub fn to_json(&self) -> Value {
-        let (pattern, count, lines) = match self {
-            Hint::PingPong {
-                left_at,
-                returned_at,
-                count,
-                ..
-            } => ("ping-pong", count, vec![left_at, returned_at]),
-            Hint::MadeOnlyToMove {
-                made_at,
-                moved_at,
-                count,
-                ..
-            } => ("made only to be moved", count, vec![made_at, moved_at]),
-            Hint::ScalarReadsInStep { at, count } => ("scalar reads in the step", count, vec![at]),
-            Hint::PageableInStep { at, count, .. } => {
-                ("pageable copies in the step", count, vec![at])
-            }
-        };
-        let lines: Vec<String> = lines.iter().map(|site| Line(site).to_string()).collect();
-        json!({ "pattern": pattern, "count": count, "lines": lines, "text": self.to_string() })
+impl fmt::Display for Hint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.pattern, self.text)
     }
 }
 
@@ -89,82 +38,57 @@ fn times(count: u64) -> String {
     }
 }
 
-impl fmt::Display for Hint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Hint::PingPong {
-                home,
-                left_at,
-                returned_at,
-                count,
-            } => {
-                let (left, returned, times) = (Line(left_at), Line(returned_at), times(*count));
-                write!(
-                    f,
-                    "ping-pong: data left {home} at {left} and came back to it unchanged at \
-                     {returned}, {times}; help: keep it on {home}"
-                )
-            }
-            Hint::MadeOnlyToMove {
-                made_at,
-                moved_at,
-                target,
-                count,
-            } => {
-                let (made, moved, times) = (Line(made_at), Line(moved_at), times(*count));
-                write!(
-                    f,
-                    "made only to be moved: made at {made}, moved to {target} at {moved} before \
-                     anything used it, {times}; help: pass Device::{target:?} to the constructor"
-                )
-            }
-            Hint::ScalarReadsInStep { at, count } => write!(
-                f,
-                "scalar reads in the step: item() at {} ran {count} times; on a GPU each one waits \
-                 for all work before it; help: read only at log steps",
-                Line(at)
-            ),
-            Hint::PageableInStep { at, count, bytes } => write!(
-                f,
-                "pageable copies in the step: {count} copies, {}, at {} from unpinned host memory, \
-                 which cannot overlap computing; help: copy from pinned memory",
-                readable_bytes(*bytes),
-                Line(at)
-            ),
-        }
-    }
-}
-
 impl Ledger {
     /// The patterns that waste time, each with its lines and the fix.
     pub fn hints(&self) -> Vec<Hint> {
         let mut hints = Vec::new();
         for (key, sums) in self.sorted() {
-            if let Some(left_at) = sums.came_by {
-                hints.push(Hint::PingPong {
-                    home: key.target,
-                    left_at,
-                    returned_at: key.site,
-                    count: sums.returned_count,
+            let (target, at) = (key.target, Line(key.site).to_string());
+            let mut hint = |pattern, count, before: Option<Site>, text| {
+                let before = before.map(|site| Line(site).to_string());
+                let lines = before.into_iter().chain([at.clone()]).collect();
+                hints.push(Hint {
+                    pattern,
+                    count,
+                    lines,
+                    text,
                 });
+            };
+            if let Some(left_at) = sums.came_by {
+                let (left, count) = (Line(left_at), sums.returned_count);
+                let text = format!(
+                    "data left {target} at {left} and came back to it unchanged at {at}, {}; help: \
+                     keep it on {target}",
+                    times(count)
+                );
+                hint("ping-pong", count, Some(left_at), text);
             }
             if let Some(made_at) = sums.made_at {
-                hints.push(Hint::MadeOnlyToMove {
-                    made_at,
-                    moved_at: key.site,
-                    target: key.target,
-                    count: sums.made_only_to_move_count,
-                });
+                let (made, count) = (Line(made_at), sums.made_only_to_move_count);
+                let text = format!(
+                    "made at {made}, moved to {target} at {at} before anything used it, {}; help: \
+                     pass Device::{target:?} to the constructor",
+                    times(count)
+                );
+                hint("made only to be moved", count, Some(made_at), text);
             }
-            let at = key.site;
             let in_step = key.phase == Phase::Step;
-            if in_step && key.kind == TransferKind::ScalarRead && sums.count >= LOOP_COUNT_MIN {
-                let count = sums.count;
-                hints.push(Hint::ScalarReadsInStep { at, count });
+            let count = sums.count;
+            if in_step && key.kind == TransferKind::ScalarRead && count >= LOOP_COUNT_MIN {
+                let text = format!(
+                    "item() at {at} ran {count} times; on a GPU each one waits for all work before \
+                     it; help: read only at log steps"
+                );
+                hint("scalar reads in the step", count, None, text);
             }
-            if in_step && sums.pageable_count >= LOOP_COUNT_MIN {
-                let (count, bytes) = (sums.pageable_count, sums.bytes);
-                hints.push(Hint::PageableInStep { at, count, bytes });
+            let count = sums.pageable_count;
+            if in_step && count >= LOOP_COUNT_MIN {
+                let text = format!(
+                    "{count} copies, {}, at {at} from unpinned host memory, which cannot overlap \
+                     computing; help: copy from pinned memory",
+                    readable_bytes(sums.bytes)
+                );
+                hint("pageable copies in the step", count, None, text);
             }
         }
         hints
@@ -173,8 +97,7 @@ impl Ledger {
     /// The whole ledger: `{"rows": [...], "crossed": {"count", "bytes"}, "hints": [...]}`.
     pub fn to_json(&self) -> Value {
         let (count, bytes) = self.crossed();
-        let rows = self.rows();
-        let rows = rows.iter().map(|row| {
+        let rows = self.rows().into_iter().map(|row| {
             json!({
                 "phase": row.phase.to_string(),
                 "kind": row.kind.to_string(),
@@ -187,8 +110,11 @@ impl Ledger {
                 "at": row.place().to_string(),
             })
         });
-        let rows: Vec<Value> = rows.collect();
-        let hints: Vec<Value> = self.hints().iter().map(Hint::to_json).collect();
+        let hints = self.hints().into_iter().map(|hint| {
+            let text = hint.to_string();
+            json!({ "pattern": hint.pattern, "count": hint.count, "lines": hint.lines, "text": text })
+        });
+        let (rows, hints): (Vec<_>, Vec<_>) = (rows.collect(), hints.collect());
         json!({ "rows": rows, "crossed": { "count": count, "bytes": bytes }, "hints": hints })
     }
 }

@@ -125,6 +125,16 @@ pub fn inherit<R>(body: impl FnOnce() -> R) -> impl FnOnce() -> R {
     move || scoped(|current| *current = rules, body)
 }
 
+/// Starts a thread that inherits this thread's transfer rules: policy, phase, scopes and ledger.
+pub fn spawn<R: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> R + Send + 'static,
+) -> std::io::Result<std::thread::JoinHandle<R>> {
+    std::thread::Builder::new()
+        .name(name.to_string())
+        .spawn(inherit(body))
+}
+
 impl Ledger {
     /// The ledger that this thread's transfers go into.
     pub fn current() -> Arc<Ledger> {

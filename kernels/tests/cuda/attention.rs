@@ -5,8 +5,9 @@
 mod reference;
 
 use ddp_kernels::dtype::bf16;
+use ddp_kernels::graph::Graph;
 use ddp_kernels::ops::{self, Attention, Qkv, attention_backward_into, attention_into};
-use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Error, Random, Tensor};
 
 use crate::reductions::upload;

@@ -2,7 +2,8 @@
 //! ledger says of it.
 
 use ddp_kernels::dtype::{bf16, f16};
-use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::graph::Graph;
+use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::{self, Ledger, TransferKind};
 use ddp_kernels::{DType, Device, Element, Error, Tensor, ops};
 

@@ -1,8 +1,9 @@
 //! Embeddings and their gradients: the CPU's bits, whatever the tokens. bf16, in which the CPU does
 //! not compute, is the f32 result of the widened operands, rounded once; its sums are f32.
 
+use ddp_kernels::graph::Graph;
 use ddp_kernels::ops::{self, EmbeddingScratch};
-use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::reductions::{cpu, finite, upload};

@@ -3,8 +3,9 @@
 use std::panic::Location;
 
 use ddp_kernels::foreign::{self, Entered, Operand};
+use ddp_kernels::graph::Graph;
 use ddp_kernels::progress::{Progress, RING, ReportedWork};
-use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Error, Tensor, ops};
 
 use crate::{devices, pairs};

@@ -1,6 +1,7 @@
 //! gather_rows: chosen rows of a table on a device, whatever they are and wherever they begin.
 
-use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::graph::Graph;
+use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::forbid_transfers;
 use ddp_kernels::{DType, Device, Tensor, ops};
 

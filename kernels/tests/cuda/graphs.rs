@@ -1,6 +1,7 @@
 //! Graphs: captured once, launched many times, over memory that they keep.
 
-use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::graph::Graph;
+use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Error, Tensor, memory, ops};
 
 use crate::devices;

@@ -29,7 +29,7 @@ fn mse_has_the_cpu_s_bits_for_every_shape_apart_and_in_place() {
             cpu(&finite(count, 12), shape),
         );
         let (losses, dpred) = (cpu(&vec![9f32; rows], &[rows]), pred.ones_like().unwrap());
-        ops::mse_into(&losses, Some(&dpred), &pred, &target, 0.3).unwrap();
+        ops::mse_into(&losses, Some(&dpred), &pred, &target, 0.3, None).unwrap();
         for (device, skipped) in next_device()
             .into_iter()
             .flat_map(|device| [(device, 0), (device, 1)])
@@ -41,12 +41,12 @@ fn mse_has_the_cpu_s_bits_for_every_shape_apart_and_in_place() {
             let got = Tensor::full(&[rows], 9.0, DType::F32, device).unwrap();
             let slopes = p.ones_like().unwrap();
             let what = format!("{shape:?} from element {skipped} on");
-            ops::mse_into(&got, None, &p, &t, 0.3).unwrap();
+            ops::mse_into(&got, None, &p, &t, 0.3, None).unwrap();
             assert_same_bits(&got, &losses, &format!("{what}, losses alone"));
-            ops::mse_into(&got, Some(&slopes), &p, &t, 0.3).unwrap();
+            ops::mse_into(&got, Some(&slopes), &p, &t, 0.3, None).unwrap();
             assert_same_bits(&got, &losses, &what);
             assert_same_bits(&slopes, &dpred, &format!("{what}, gradient"));
-            ops::mse_into(&got, Some(&p), &p, &t, 0.3).unwrap();
+            ops::mse_into(&got, Some(&p), &p, &t, 0.3, None).unwrap();
             assert_same_bits(&got, &losses, &format!("{what}, in place"));
             assert_same_bits(&p, &dpred, &format!("{what}, gradient in place"));
         }
@@ -66,7 +66,7 @@ fn one_kernel_adds_squared_errors_and_counts_with_the_cpu_s_bits() {
                 values.to(device).unwrap()
             });
             for dpred in [None, Some(&pred)] {
-                ops::mse_adding(&losses, dpred, &pred, &target, 1.0, Some(&stats)).unwrap();
+                ops::mse_into(&losses, dpred, &pred, &target, 1.0, Some(&stats)).unwrap();
             }
             stats
         };
@@ -117,7 +117,7 @@ fn mse_of_bf16_is_that_of_f32_with_the_gradient_rounded_once() {
             cpu(&finite(count, 14), shape),
         );
         let (losses, dpred) = (cpu(&vec![9f32; rows], &[rows]), pred.ones_like().unwrap());
-        ops::mse_into(&losses, Some(&dpred), &pred, &target, 0.3).unwrap();
+        ops::mse_into(&losses, Some(&dpred), &pred, &target, 0.3, None).unwrap();
         let dpred = dpred.to_dtype(DType::BF16).unwrap();
         for (device, skipped) in next_device()
             .into_iter()
@@ -132,10 +132,10 @@ fn mse_of_bf16_is_that_of_f32_with_the_gradient_rounded_once() {
                 p.ones_like().unwrap(),
             );
             let what = format!("{shape:?} in bf16 from element {skipped} on");
-            ops::mse_into(&got, Some(&slopes), &p, &t, 0.3).unwrap();
+            ops::mse_into(&got, Some(&slopes), &p, &t, 0.3, None).unwrap();
             assert_same_bits(&got, &losses, &what);
             assert_same_bits(&slopes, &dpred, &format!("{what}, gradient"));
-            ops::mse_into(&got, Some(&p), &p, &t, 0.3).unwrap();
+            ops::mse_into(&got, Some(&p), &p, &t, 0.3, None).unwrap();
             assert_same_bits(&got, &losses, &format!("{what}, in place"));
             assert_same_bits(&p, &dpred, &format!("{what}, gradient in place"));
         }
@@ -147,14 +147,14 @@ fn losses_of_bf16_are_refused_in_bf16_and_on_the_cpu() {
     for device in devices() {
         let tensor = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, device).unwrap();
         let (x, narrow) = (tensor(&[2, 3], DType::BF16), tensor(&[2], DType::BF16));
-        let error = ops::mse_into(&narrow, None, &x, &tensor(&[2, 3], DType::F32), 1.0)
+        let error = ops::mse_into(&narrow, None, &x, &tensor(&[2, 3], DType::F32), 1.0, None)
             .unwrap_err()
             .to_string();
         assert!(
             error.contains("losses bf16[2]") && error.contains("expected dtype f32, in which bf16"),
             "{error}"
         );
-        let error = ops::mse_into(&tensor(&[2], DType::F32), None, &x, &x, 1.0)
+        let error = ops::mse_into(&tensor(&[2], DType::F32), None, &x, &x, 1.0, None)
             .unwrap_err()
             .to_string();
         assert!(
@@ -168,7 +168,7 @@ fn losses_of_bf16_are_refused_in_bf16_and_on_the_cpu() {
             weights: None,
         };
         let targets = tensor(&[2], DType::I64);
-        let error = ops::cross_entropy(&x, &targets, out, &CrossEntropyOptions::default())
+        let error = ops::cross_entropy(&x, &targets, out, &CrossEntropyOptions::default(), None)
             .unwrap_err()
             .to_string();
         assert!(
@@ -188,7 +188,7 @@ fn outputs(logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions<'_>)
         dlogits: Some(&dlogits),
         weights: Some(&weights),
     };
-    ops::cross_entropy(logits, targets, out, options).unwrap();
+    ops::cross_entropy(logits, targets, out, options, None).unwrap();
     [losses, dlogits, weights]
 }
 
@@ -228,7 +228,7 @@ fn check_bf16(logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions<'
             dlogits: Some(&logits),
             weights: None,
         };
-        ops::cross_entropy(&logits, &targets, out, &options).unwrap();
+        ops::cross_entropy(&logits, &targets, out, &options, None).unwrap();
         assert_same_bits(&got[0], &expected[0], &format!("{what}, losses in place"));
         assert_same_bits(&logits, &expected[1], &format!("{what}, gradient in place"));
     }
@@ -327,14 +327,14 @@ fn check(logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions<'_>, w
             dlogits: None,
             weights: None,
         };
-        ops::cross_entropy(&logits, &targets, out, &options).unwrap();
+        ops::cross_entropy(&logits, &targets, out, &options, None).unwrap();
         assert_same_bits(&losses, &expected[0], &format!("{what}, losses alone"));
         let out = CrossEntropyOut {
             losses: &losses,
             dlogits: Some(&logits),
             weights: None,
         };
-        ops::cross_entropy(&logits, &targets, out, &options).unwrap();
+        ops::cross_entropy(&logits, &targets, out, &options, None).unwrap();
         assert_same_bits(&losses, &expected[0], &format!("{what}, losses in place"));
         assert_same_bits(&logits, &expected[1], &format!("{what}, gradient in place"));
     }
@@ -539,7 +539,7 @@ fn stats_of(logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions<'_>
             dlogits,
             weights,
         };
-        ops::cross_entropy_adding(logits, targets, out, options, Some(&stats)).unwrap();
+        ops::cross_entropy(logits, targets, out, options, Some(&stats)).unwrap();
     }
     stats
 }

@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 
+use ddp_kernels::graph::Graph;
 use ddp_kernels::ops::{
     self, AdamwConstants, AdamwScalars, Chunk, ChunkTable, SgdConstants, SgdScalars,
 };
-use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::{self, Ledger};
 use ddp_kernels::{DType, Device, Error, Tensor};
 
@@ -81,7 +82,7 @@ fn adamw(
     let [values, grads, first, second] = buffers;
     let scalars = adamw_scalars(values.device(), step);
     ops::adamw(
-        values, grads, first, second, chunks, &ADAMW, &scalars, scale, flag,
+        values, grads, first, second, None, chunks, &ADAMW, &scalars, scale, flag,
     )
     .unwrap();
 }
@@ -127,7 +128,7 @@ fn sgd_of_every_kind_has_the_cpu_s_bits_for_every_table_and_alignment() {
             let scalars = Tensor::from_slice(&scalars, &[2], values.device()).unwrap();
             let buffer = (momentum > 0.0).then_some(buffer);
             ops::sgd(
-                values, grads, buffer, chunks, &constants, &scalars, None, None,
+                values, grads, buffer, None, chunks, &constants, &scalars, None, None,
             )
             .unwrap();
         };
@@ -171,6 +172,7 @@ fn the_scale_and_the_flag_are_read_on_the_device() {
             values,
             grads,
             Some(buffer),
+            None,
             chunks,
             &constants,
             &scalars,
@@ -224,6 +226,7 @@ fn buffers_that_begin_at_different_places_of_16_bytes_have_the_cpu_s_bits() {
             values,
             grads,
             Some(momentum),
+            None,
             &chunks,
             &constants,
             &scalars,
@@ -262,7 +265,7 @@ fn the_table_goes_to_a_device_once_announced_and_clones_share_it() {
             transfer::forbid_transfers(|| {
                 for chunks in [&chunks, &chunks.clone(), &chunks] {
                     ops::adamw(
-                        values, grads, first, second, chunks, &ADAMW, &scalars, None, None,
+                        values, grads, first, second, None, chunks, &ADAMW, &scalars, None, None,
                     )
                     .unwrap();
                 }
@@ -271,6 +274,7 @@ fn the_table_goes_to_a_device_once_announced_and_clones_share_it() {
                     grads,
                     first,
                     second,
+                    None,
                     &ChunkTable::whole(3000, true),
                     &ADAMW,
                     &scalars,
@@ -303,7 +307,7 @@ fn a_captured_update_has_the_eager_bits_and_needs_its_table() {
             let [values, grads, first, second] = &got;
             let step = || {
                 ops::adamw(
-                    values, grads, first, second, &chunks, &ADAMW, &scalars, None, None,
+                    values, grads, first, second, None, &chunks, &ADAMW, &scalars, None, None,
                 )
             };
             let error = Graph::capture(&stream, step).unwrap_err();
@@ -340,6 +344,7 @@ fn with_the_flags_of_a_step_updates_guard_against_bad_gradients_like_the_cpu() {
             values,
             grads,
             buffer,
+            None,
             &chunks,
             &constants,
             &scalars,
@@ -388,7 +393,7 @@ fn adamw_rounds_into_the_copies_what_a_cast_would() {
                 let copies = upload(&zeros, device, skipped);
                 let [values, grads, first, second] = &got;
                 let scalars = adamw_scalars(device, 1);
-                ops::adamw_with_copies(
+                ops::adamw(
                     values,
                     grads,
                     first,
@@ -430,7 +435,7 @@ fn sgd_rounds_into_the_copies_what_a_cast_would() {
                 let zeros = Tensor::zeros(&[size], DType::BF16, Device::Cpu).unwrap();
                 let copies = upload(&zeros, device, skipped);
                 let scalars = Tensor::from_slice(&[0.1f32, 0.01], &[2], device).unwrap();
-                ops::sgd_with_copies(
+                ops::sgd(
                     &values,
                     &grads,
                     buffer,

@@ -48,22 +48,15 @@ fn check(what: &str, operation: Operation, out_shape: &[usize], [a, b]: [&Tensor
 }
 
 #[test]
-fn sums_means_and_maxima_of_rows_have_the_cpu_s_bits() {
-    let operations: [(&str, Operation); 3] = [
+fn sums_and_means_of_rows_have_the_cpu_s_bits() {
+    let operations: [(&str, Operation); 2] = [
         ("row_sum", |out, x, _| ops::row_sum_into(out, x)),
         ("row_mean", |out, x, _| ops::row_mean_into(out, x)),
-        ("row_max", |out, x, _| ops::row_max_into(out, x)),
     ];
     for [rows, columns] in shapes() {
         let x = cpu(&finite(rows * columns, 31), &[rows, columns]);
         for (name, operation) in operations {
             check(name, operation, &[rows, 1], [&x, &x]);
-        }
-        // NaN, infinities and both zeros among them, and nothing larger than a negative zero.
-        let special = cpu(&random_f32(rows * columns, 32), &[rows, columns]);
-        for x in [&special, &special.new_full(&[rows, columns], -0.0).unwrap()] {
-            let row_max: Operation = |out, x, _| ops::row_max_into(out, x);
-            check("row_max", row_max, &[rows, 1], [x, x]);
         }
     }
 }

@@ -1,34 +1,35 @@
-//! Cycles between the files of a crate.
+//! Cycles between the files of a crate, and between its top-level modules.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::edges::{Edges, edges};
+use crate::edges::{Edges, Parts, edges};
 use crate::modules::{Crate, Failure};
 
-/// Files that all lead back to themselves, and the text that shows how.
+/// Parts that all lead back to themselves, and the text that shows how.
 pub(crate) struct Cycle {
-    pub(crate) files: Vec<usize>,
+    pub(crate) parts: Vec<usize>,
     pub(crate) text: String,
 }
 
 /// The cycles of the crate with this root file, largest first.
-pub(crate) fn cycles(root: &Path) -> Result<Vec<Cycle>, Failure> {
+pub(crate) fn cycles(root: &Path, parts: Parts) -> Result<Vec<Cycle>, Failure> {
     let krate = Crate::read(root)?;
-    let edges = edges(&krate);
-    let mut found: Vec<Cycle> = components(krate.files.len(), &edges)
+    let edges = edges(&krate, parts);
+    let count = krate.modules.len(); // at least as many as files
+    let mut found: Vec<Cycle> = components(count, &edges)
         .into_iter()
-        .map(|files| Cycle {
-            text: describe(&krate, &edges, &files),
-            files,
+        .map(|members| Cycle {
+            text: describe(&krate, parts, &edges, &members),
+            parts: members,
         })
         .collect();
-    found.sort_by_key(|cycle| std::cmp::Reverse(cycle.files.len()));
+    found.sort_by_key(|cycle| std::cmp::Reverse(cycle.parts.len()));
     Ok(found)
 }
 
-/// Groups of at least two files that reach each other.
+/// Groups of at least two parts that reach each other.
 fn components(count: usize, edges: &Edges) -> Vec<Vec<usize>> {
     let reach: Vec<Vec<bool>> = (0..count)
         .map(|start| {
@@ -59,8 +60,8 @@ fn components(count: usize, edges: &Edges) -> Vec<Vec<usize>> {
     found
 }
 
-/// The shortest way from `start` back to itself inside `files`.
-fn shortest(edges: &Edges, files: &[usize], start: usize) -> Vec<usize> {
+/// The shortest way from `start` back to itself inside `members`.
+fn shortest(edges: &Edges, members: &[usize], start: usize) -> Vec<usize> {
     let mut waiting = VecDeque::from([vec![start]]);
     let mut seen = Vec::new();
     while let Some(path) = waiting.pop_front() {
@@ -69,7 +70,7 @@ fn shortest(edges: &Edges, files: &[usize], start: usize) -> Vec<usize> {
             if to == start {
                 return path;
             }
-            if files.contains(&to) && !seen.contains(&to) {
+            if members.contains(&to) && !seen.contains(&to) {
                 seen.push(to);
                 let mut longer = path.clone();
                 longer.push(to);
@@ -80,39 +81,40 @@ fn shortest(edges: &Edges, files: &[usize], start: usize) -> Vec<usize> {
     Vec::new()
 }
 
-fn describe(krate: &Crate, edges: &Edges, files: &[usize]) -> String {
-    let show = |file: usize| krate.files[file].display().to_string();
-    let mut text = format!("cycle of {} files\n", files.len());
-    let ring = files
+fn describe(krate: &Crate, parts: Parts, edges: &Edges, members: &[usize]) -> String {
+    let file = |file: usize| krate.files[file].display().to_string();
+    let (what, show): (_, &dyn Fn(usize) -> String) = match parts {
+        Parts::Files => ("files", &file),
+        Parts::TopLevelModules => ("top-level modules", &|part| krate.name(part).to_owned()),
+    };
+    let mut text = format!("cycle of {} {what}\n", members.len());
+    let ring = members
         .iter()
-        .map(|&start| shortest(edges, files, start))
+        .map(|&start| shortest(edges, members, start))
         .min_by_key(Vec::len)
         .unwrap_or_default();
     text.push_str("  shortest:\n");
     for (at, &from) in ring.iter().enumerate() {
         let to = ring[(at + 1) % ring.len()];
-        let (name, line) = edges[&(from, to)]
+        let (name, &(user, line)) = edges[&(from, to)]
             .iter()
             .next()
             .expect("an edge has a name");
-        let _ = writeln!(
-            text,
-            "    {}:{line} uses {name} of {}",
-            show(from),
-            show(to)
-        );
+        let (user, to) = (file(user), show(to));
+        let _ = writeln!(text, "    {user}:{line} uses {name} of {to}");
     }
-    text.push_str("  all uses between these files:\n");
+    let _ = writeln!(text, "  all uses between these {what}:");
     for ((from, to), names) in edges {
-        if files.contains(from) && files.contains(to) {
-            let names: Vec<&str> = names.keys().map(String::as_str).collect();
-            let _ = writeln!(
-                text,
-                "    {} -> {}: {}",
-                show(*from),
-                show(*to),
-                names.join(", ")
-            );
+        if members.contains(from) && members.contains(to) {
+            let names: Vec<String> = names
+                .iter()
+                .map(|(name, &(user, line))| match parts {
+                    Parts::Files => name.clone(),
+                    Parts::TopLevelModules => format!("{name} ({}:{line})", file(user)),
+                })
+                .collect();
+            let (from, to) = (show(*from), show(*to));
+            let _ = writeln!(text, "    {from} -> {to}: {}", names.join(", "));
         }
     }
     text

@@ -1,5 +1,5 @@
-//! Which file of a crate uses which other one: every path in the code, followed to the file that
-//! defines what it names, through re-exports.
+//! Which part of a crate uses which other one: every path in the code, followed through re-exports
+//! to where the item that it names is defined. A part is a file or a top-level module.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -7,8 +7,16 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 use crate::modules::{Crate, Id, Name, is_cfg_test};
 
-/// For each pair (user, used) of file numbers: the names used, each with the line of a use.
-pub(crate) type Edges = BTreeMap<(usize, usize), BTreeMap<String, usize>>;
+/// For each pair (user, used) of parts: the names used, each with the file and line of a use.
+pub(crate) type Edges = BTreeMap<(usize, usize), BTreeMap<String, (usize, usize)>>;
+
+/// What the parts of a crate are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Parts {
+    Files,
+    /// The root's children, each with all modules below it; the root itself is part 0.
+    TopLevelModules,
+}
 
 /// What a path leads to.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,17 +31,23 @@ enum Target {
 /// Names being looked up, so that imports that refer to each other end: (module, name, is last).
 type Seen = HashSet<(Id, String, bool)>;
 
-/// The edges between the files of `krate`.
+/// The edges between the parts of `krate`.
 ///
 /// A parent that declares its child or re-exports from it does not use it. Everything else counts:
-/// a `use`, and a path or an imported name in the code.
-pub(crate) fn edges(krate: &Crate) -> Edges {
+/// a `use`, and a path or an imported name in the code. A top-level module is also used by a path
+/// that only goes through it, to an item that it re-exports.
+pub(crate) fn edges(krate: &Crate, parts: Parts) -> Edges {
     let mut finder = Finder {
         krate,
+        parts,
         edges: Edges::new(),
     };
     for (id, module) in krate.modules.iter().enumerate() {
+        for (glob, line) in &module.globs {
+            finder.goes_through(id, glob, *line);
+        }
         for import in &module.imports {
+            finder.goes_through(id, &import.path, import.line);
             for target in finder.resolve(id, &import.path, &mut Seen::new()) {
                 if let Target::Item(at, name) | Target::Macro(at, name) = target
                     && !(import.exported && finder.is_inside(at, id))
@@ -51,15 +65,34 @@ pub(crate) fn edges(krate: &Crate) -> Edges {
 
 struct Finder<'a> {
     krate: &'a Crate,
+    parts: Parts,
     edges: Edges,
 }
 
 impl Finder<'_> {
     fn add(&mut self, from: Id, to: Id, name: &str, line: usize) {
-        let (from, to) = (self.krate.modules[from].file, self.krate.modules[to].file);
+        let file = self.krate.modules[from].file;
+        let part = |id: Id| match self.parts {
+            Parts::Files => self.krate.modules[id].file,
+            Parts::TopLevelModules => self.krate.top_level(id),
+        };
+        let (from, to) = (part(from), part(to));
         if from != to {
             let names = self.edges.entry((from, to)).or_default();
-            names.entry(name.to_owned()).or_insert(line);
+            names.entry(name.to_owned()).or_insert((file, line));
+        }
+    }
+
+    /// Adds the top-level modules that `path` names on its way to an item.
+    fn goes_through(&mut self, from: Id, path: &[String], line: usize) {
+        for end in 1..=path.len() {
+            for target in self.resolve(from, &path[..end], &mut Seen::new()) {
+                if let (Target::Module(id @ 1..), Parts::TopLevelModules) = (target, self.parts)
+                    && !self.is_inside(id, from)
+                {
+                    self.add(from, id, &path[end - 1], line);
+                }
+            }
         }
     }
 
@@ -131,7 +164,7 @@ impl Finder<'_> {
             }
         }
         if found.is_empty() {
-            for glob in &self.krate.modules[module].globs {
+            for (glob, _) in &self.krate.modules[module].globs {
                 for target in self.resolve(module, glob, &mut Seen::new()) {
                     if let Target::Module(id) = target {
                         found.extend(self.lookup(id, name, last, seen));
@@ -221,6 +254,7 @@ impl Finder<'_> {
     }
 
     fn uses(&mut self, module: Id, path: &[String], line: usize, is_macro: bool) {
+        self.goes_through(module, path, line);
         let targets = self.resolve(module, path, &mut Seen::new());
         if targets.is_empty() && is_macro && path.len() == 1 {
             self.uses_macro(module, &path[0], line);

@@ -14,14 +14,20 @@ use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
+use edges::Parts;
+
 const USAGE: &str = "usage: ddp-house CHECK, in the workspace's root
 
-cycles [CRATE…]  module cycles inside crates; a module is a file
+cycles [CRATE…]  cycles inside crates, of files and of top-level modules
 comments         lines with comments over 100 columns
 rooms            which crate uses which; where unsafe, cudarc and mpi are
 operations       prints docs/operations.md, the table of all operations
 lines            code lines of each crate, without blanks, comments and tests
 all              all of these, against tests/house/limits.toml";
+
+/// Crates whose top-level modules may be a circle, of which only the files are checked: the objects
+/// of the driver that the simulator plays refer to each other.
+const ONE_CIRCLE: [&str; 1] = ["ddp-simcuda"];
 
 /// Whether a check passed, or why it could not run.
 type Outcome = Result<bool, String>;
@@ -85,15 +91,25 @@ fn check_all() -> Outcome {
 fn check_cycles(packages: &[packages::Package]) -> Outcome {
     let mut clean = true;
     for package in packages {
-        let mut files = 0;
+        let mut sums = [0; 2];
+        let may_be_circle = ONE_CIRCLE.contains(&package.name.as_str());
         for root in &package.roots {
-            for cycle in cycles::cycles(root)? {
-                files += cycle.files.len();
-                println!("{}: {}", package.name, cycle.text);
+            for (sum, parts) in sums.iter_mut().zip([Parts::Files, Parts::TopLevelModules]) {
+                if may_be_circle && parts == Parts::TopLevelModules {
+                    continue;
+                }
+                for cycle in cycles::cycles(root, parts)? {
+                    *sum += cycle.parts.len();
+                    println!("{}: {}", package.name, cycle.text);
+                }
             }
         }
-        clean &= files == 0;
-        println!("{}: {files} files in cycles", package.name);
+        let [files, modules] = sums;
+        clean &= sums == [0, 0];
+        println!(
+            "{}: {files} files and {modules} top-level modules in cycles",
+            package.name
+        );
     }
     Ok(clean)
 }

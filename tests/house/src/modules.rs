@@ -23,8 +23,8 @@ pub(crate) struct Module {
     pub(crate) parent: Option<Id>,
     pub(crate) file: usize,
     pub(crate) names: HashMap<String, Vec<Name>>,
-    /// The paths of `use path::*`.
-    pub(crate) globs: Vec<Vec<String>>,
+    /// The paths of `use path::*`, each with its line.
+    pub(crate) globs: Vec<(Vec<String>, usize)>,
     pub(crate) imports: Vec<Import>,
     /// Everything in this module that is neither a `use` nor a nested module.
     pub(crate) tokens: Vec<TokenStream>,
@@ -60,6 +60,23 @@ impl Crate {
         let folder = root.parent().unwrap_or(Path::new("")).to_path_buf();
         found.read_file(root, &folder, None)?;
         Ok(found)
+    }
+
+    /// The child of the root that `id` is or lies below; 0 for the root.
+    pub(crate) fn top_level(&self, mut id: Id) -> Id {
+        while let Some(parent @ 1..) = self.modules[id].parent {
+            id = parent;
+        }
+        id
+    }
+
+    /// The name of a module; empty for the root.
+    pub(crate) fn name(&self, id: Id) -> &str {
+        let parent = self.modules[id].parent.map(|parent| &self.modules[parent]);
+        let mut names = parent.into_iter().flat_map(|parent| &parent.names);
+        let is_id = |name: &Name| matches!(name, Name::Module(at) if *at == id);
+        let found = names.find(|(_, all)| all.iter().any(is_id));
+        found.map_or("", |(name, _)| name)
     }
 
     /// Reads a module's file; its children's files are in `folder`.
@@ -168,8 +185,9 @@ impl Crate {
                 }
                 return;
             }
-            UseTree::Glob(_) => {
-                self.modules[module].globs.push(path);
+            UseTree::Glob(glob) => {
+                let line = glob.star_token.span.start().line;
+                self.modules[module].globs.push((path, line));
                 return;
             }
             UseTree::Name(last) => {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::cycles::cycles;
+use crate::edges::Parts;
 use crate::lines::{code_lines, lines, long_comments};
 
 /// A temporary folder with these files; removed when dropped.
@@ -32,15 +33,21 @@ impl Drop for Folder {
 }
 
 /// The sizes of the cycles of the crate made of these files, and what is printed about them.
-fn found(files: &[(&str, &str)]) -> (Vec<usize>, String) {
+fn found(files: &[(&str, &str)], parts: Parts) -> (Vec<usize>, String) {
     let folder = Folder::of(files);
-    let found = cycles(&folder.0.join("lib.rs")).unwrap();
+    let found = cycles(&folder.0.join("lib.rs"), parts).unwrap();
     let text = found.iter().map(|cycle| cycle.text.as_str()).collect();
-    (found.iter().map(|cycle| cycle.files.len()).collect(), text)
+    (found.iter().map(|cycle| cycle.parts.len()).collect(), text)
 }
 
 fn assert_cycles(files: &[(&str, &str)], sizes: &[usize]) {
-    let (found, text) = found(files);
+    let (found, text) = found(files, Parts::Files);
+    assert_eq!(found, sizes, "{text}");
+}
+
+fn assert_module_cycles(files: &[(&str, &str)], sizes: &[usize]) {
+    assert_cycles(files, &[]);
+    let (found, text) = found(files, Parts::TopLevelModules);
     assert_eq!(found, sizes, "{text}");
 }
 
@@ -56,7 +63,7 @@ fn one_direction_is_no_cycle() {
 fn two_files_that_import_each_other_are_a_cycle() {
     let a = ("a.rs", "use crate::b::B; pub struct A(B);");
     let b = ("b.rs", "use super::a::A; pub struct B; fn f(_: A) {}");
-    let (sizes, text) = found(&[LIB, a, b]);
+    let (sizes, text) = found(&[LIB, a, b], Parts::Files);
     assert_eq!(sizes, [2]);
     assert!(text.contains("a.rs:1 uses B of"), "{text}");
     assert!(text.contains("b.rs:1 uses A of"), "{text}");
@@ -203,6 +210,40 @@ fn files_in_folders_and_with_a_path_are_found() {
     let c = ("a/c.rs", "pub struct C(crate::b::B);");
     let b = ("other/name.rs", "pub struct B(Vec<crate::a::C>);");
     assert_cycles(&[lib, a, c, b], &[2]);
+}
+
+#[test]
+fn top_level_modules_may_be_a_cycle_though_their_files_are_none() {
+    let a = ("a.rs", "mod low; mod high;");
+    let low = ("a/low.rs", "pub struct Low;");
+    let b = ("b.rs", "pub struct B(crate::a::low::Low);");
+    let high = ("a/high.rs", "use crate::b::B; pub struct High(B);");
+    assert_module_cycles(&[LIB, a, low, high, b], &[2]);
+    let (_, text) = found(&[LIB, a, low, high, b], Parts::TopLevelModules);
+    assert!(text.contains("a/high.rs:1 uses B of b"), "{text}");
+    let high = ("a/high.rs", "pub struct High(super::low::Low);");
+    assert_module_cycles(&[LIB, a, low, high, b], &[]);
+}
+
+#[test]
+fn a_reexport_does_not_dissolve_a_cycle_of_top_level_modules() {
+    let a = ("a.rs", "pub use crate::b::inner::X;");
+    let inner = ("b/inner.rs", "pub struct X;");
+    for user in [
+        "pub mod inner; use crate::a::X; pub struct B(X);",
+        "pub mod inner; use crate::a; pub struct B(a::X);",
+        "pub mod inner; pub fn f(x: crate::a::X) {}",
+        "pub mod inner; pub fn f() { use crate::{a::{X}}; X }",
+        "pub mod inner; pub mod prelude { pub use crate::a::*; }",
+    ] {
+        assert_module_cycles(&[LIB, a, inner, ("b.rs", user)], &[2]);
+    }
+    let b = ("b.rs", "pub mod inner; pub struct B(inner::X);");
+    assert_module_cycles(&[LIB, a, inner, b], &[]);
+    // The root's re-exports lead to the module that defines.
+    let lib = ("lib.rs", "mod a; mod b; pub use b::inner::X;");
+    let a = ("a.rs", "pub struct A(crate::X);");
+    assert_module_cycles(&[lib, a, inner, b], &[]);
 }
 
 #[test]

@@ -28,8 +28,8 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
 
 use super::io::{reading, refuse, writing};
-use crate::disk::{first_free, replace_file, sync_folder};
 use crate::error::{Error, Result};
+use ddp_kernels::files::{first_free, replace_file, sync_folder};
 
 /// Part of every key: entries of older versions are not found.
 const VERSION: &[u8] = b"ddp cache 2";

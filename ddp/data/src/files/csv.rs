@@ -1,343 +1,171 @@
-//! Comma-separated values: the crate `csv-core` splits a stream into records; the bounds on their
-//! size are ours.
-//!
-//! As RFC 4180 has it, a cell that begins with a quote may hold delimiters, line ends and `""` for
-//! a quote. Lines end in LF, CRLF or CR; empty lines and a byte-order mark are skipped. Spaces
-//! around a cell are dropped. Lines are counted from 1. A record has at most `RECORD_BYTES_MAX`
-//! bytes, so that an unclosed quote does not read in the whole file, and at most `CELLS_MAX` cells,
-//! since gzip packs a thousand commas into a byte.
+//! Tables of text: `.csv` with commas, semicolons or tabs, and `.tsv`; both also `.gz`.
 
-use std::io::{self, BufRead, BufReader, Chain, Cursor, ErrorKind, Read};
+mod records;
 
-use csv_core::ReadRecordResult;
-use ddp_kernels::heartbeat::{self, Work};
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
-/// The longest record. A row of a million numbers has about 20 MB.
-const RECORD_BYTES_MAX: usize = 64 << 20;
-/// The most cells of a record.
-const CELLS_MAX: usize = 4 << 20;
-const BUFFER_BYTES: usize = 1 << 20;
+use self::records::{CsvProblem, Record, Records};
+use super::cell::{TableReader, Value, number};
+use super::format::{Format, Holds};
+use super::gzip;
+use super::io::refuse;
+use super::shown::shown;
+use crate::error::{Error, Result};
+use crate::guess;
 
-/// The refusal of a file that several delimiters split alike.
-const AMBIGUOUS: &str = "expected one delimiter, got several of commas, semicolons and tabs, each of which splits \
-     all rows alike; help: write quotes around names and cells that hold another one (\"a,b\"), or rename columns";
+pub(super) static CSV: Format = Format {
+    name: "a table of text (.csv, .tsv)",
+    endings: &[".csv"],
+    begins: |_| false,
+    must_begin: None,
+    holds: Holds::Table(|path| open(path, false)),
+};
 
-/// Why a table cannot be read.
-#[derive(Debug)]
-pub(crate) enum CsvProblem {
-    /// What is wrong on this line of the file.
-    Malformed(u64, String),
-    /// The system could not read the file.
-    Unreadable(io::Error),
+pub(super) static TSV: Format = Format {
+    name: CSV.name,
+    endings: &[".tsv"],
+    begins: |_| false,
+    must_begin: None,
+    holds: Holds::Table(|path| open(path, true)),
+};
+
+/// What to do about a table without a header.
+pub(super) const HEADER_HELP: &str = "help: put a line with names above it (pandas: read_csv(path, header=None).add_prefix(\"x\")\
+     .to_csv(other, index=False)); if numbers are names, put a letter before each";
+
+/// A table of text that is being read.
+struct CsvTable {
+    path: PathBuf,
+    names: Vec<String>,
+    records: Records<Box<dyn Read>>,
 }
 
-/// How far a cell has come, with regard to quotes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Quote {
-    /// At its beginning.
-    Start,
-    /// In text without quotes, where a quote is a letter.
-    Plain,
-    Open,
-    /// After a quote that closes the cell, unless another one follows.
-    Closed,
-    /// In spaces after the closing quote.
-    After,
+/// The table at `path`, after its line of names.
+fn open(path: &Path, has_tabs: bool) -> Result<Box<dyn TableReader>> {
+    let records = Records::new(gzip::reader(path)?, has_tabs);
+    let mut records = records.map_err(problem_in(path))?;
+    let first = records.next().map_err(problem_in(path))?;
+    let first =
+        first.ok_or_else(|| refuse(path, "it is empty: expected a line with names, then rows"))?;
+    let names = names(&first).map_err(|why| refuse(path, why))?;
+    Ok(Box::new(CsvTable {
+        path: path.into(),
+        names,
+        records,
+    }))
 }
 
-impl Quote {
-    /// The state after these bytes, or how many of them come before text that follows a closing
-    /// quote: `csv-core` would add it to the cell.
-    fn follow(mut self, bytes: &[u8], delimiter: u8) -> Result<Quote, usize> {
-        let is_end = |byte: u8| byte == delimiter || byte == b'\n' || byte == b'\r';
-        if matches!(self, Quote::Start | Quote::Plain) && !bytes.contains(&b'"') {
-            return Ok(match bytes.last() {
-                None => self,
-                Some(&byte) if is_end(byte) => Quote::Start,
-                Some(_) => Quote::Plain,
-            });
-        }
-        for (index, &byte) in bytes.iter().enumerate() {
-            self = match (self, byte) {
-                (Quote::Open, b'"') => Quote::Closed,
-                (Quote::Open, _) | (Quote::Start | Quote::Closed, b'"') => Quote::Open,
-                (_, byte) if is_end(byte) => Quote::Start,
-                (Quote::Start | Quote::Plain, _) => Quote::Plain,
-                (_, byte) if byte.is_ascii_whitespace() => Quote::After,
-                _ => return Err(index),
-            };
-        }
-        Ok(self)
+impl TableReader for CsvTable {
+    fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    fn select(&mut self, _: &[usize]) -> Result<()> {
+        Ok(())
+    }
+
+    fn advance(&mut self) -> Result<bool> {
+        let next = self.records.next().map_err(problem_in(&self.path))?;
+        let why = next.as_ref().map(|row| check_row(&self.names, row));
+        why.unwrap_or(Ok(()))
+            .map_err(|why| refuse(&self.path, why))?;
+        Ok(next.is_some())
+    }
+
+    fn value(&self, column: usize) -> Value<'_> {
+        Value::Written(self.records.current().cell(column))
+    }
+
+    fn place(&self, column: usize) -> String {
+        format!("line {}", self.records.current().line_of(column))
     }
 }
 
-/// The records of a stream, one after another.
-pub(crate) struct Records<R> {
-    input: BufReader<Chain<Cursor<Vec<u8>>, R>>,
-    parser: csv_core::Reader,
-    delimiter: u8,
-    quote: Quote,
-    /// The text of all cells of the current record, and where each cell ends in it.
-    text: Vec<u8>,
-    ends: Vec<usize>,
-    /// The line on which the next record begins, unless empty lines come first.
-    line: u64,
-    /// Whether the byte before the next one is a CR, so that an LF belongs to it.
-    after_cr: bool,
-    record_bytes_max: usize,
-}
-
-/// One record.
-#[derive(Clone, Copy)]
-pub(crate) struct Record<'a> {
-    text: &'a [u8],
-    ends: &'a [usize],
-    line: u64,
-    /// Whether no cell has a line end.
-    is_one_line: bool,
-}
-
-impl<R: Read> Records<R> {
-    /// Reads a stream with tabs as delimiters if `tabs`, else with the delimiter that its first
-    /// lines show.
-    pub(crate) fn new(reader: R, tabs: bool) -> Result<Records<R>, CsvProblem> {
-        Records::with_buffer(reader, tabs, BUFFER_BYTES, RECORD_BYTES_MAX)
+fn problem_in(path: &Path) -> impl FnOnce(CsvProblem) -> Error {
+    move |problem| match problem {
+        CsvProblem::Malformed(line, what) => refuse(path, format!("line {line}: {what}")),
+        CsvProblem::Unreadable(error) => gzip::unreadable(path, error),
     }
+}
 
-    fn with_buffer(
-        mut reader: R,
-        tabs: bool,
-        buffer_bytes: usize,
-        record_bytes_max: usize,
-    ) -> Result<Records<R>, CsvProblem> {
-        let mut start = Vec::new();
-        reader
-            .by_ref()
-            .take(buffer_bytes as u64)
-            .read_to_end(&mut start)
-            .map_err(CsvProblem::Unreadable)?;
-        if start.starts_with(b"\xff\xfe") || start.starts_with(b"\xfe\xff") {
-            let what = "expected UTF-8, got UTF-16; help: save the file as UTF-8";
-            return Err(CsvProblem::Malformed(1, what.into()));
-        }
-        let is_cut = start.len() == buffer_bytes;
-        if start.starts_with(b"\xef\xbb\xbf") {
-            start.drain(..3);
-        }
-        let delimiter = match tabs {
-            true => b'\t',
-            false => delimiter_of(&start, is_cut)?,
+/// Refuses a row with more or fewer cells than there are names, and a second line of names.
+fn check_row(names: &[String], row: &Record<'_>) -> Result<(), String> {
+    let (got, expected, line) = (row.len(), names.len(), row.line());
+    if got != expected {
+        let help = match row.cell(0).first() {
+            Some(b'#') => "remove this line if it is a comment",
+            Some(_) if got == 1 && line == 2 => {
+                "put the delimiter of the header between the cells of each row"
+            }
+            _ => "complete the row, or quote texts that hold delimiters",
         };
-        Ok(Records::split_at(
-            delimiter,
-            start,
-            reader,
-            buffer_bytes,
-            record_bytes_max,
-        ))
+        return Err(format!(
+            "line {line}: expected {expected} cells, as in the header, got {got}; help: {help}"
+        ));
     }
-
-    /// The records of `start` and then of `reader`.
-    fn split_at(
-        delimiter: u8,
-        start: Vec<u8>,
-        reader: R,
-        buffer_bytes: usize,
-        record_bytes_max: usize,
-    ) -> Records<R> {
-        Records {
-            input: BufReader::with_capacity(buffer_bytes, Cursor::new(start).chain(reader)),
-            parser: csv_core::ReaderBuilder::new().delimiter(delimiter).build(),
-            delimiter,
-            quote: Quote::Start,
-            text: vec![0; buffer_bytes],
-            ends: vec![0; 64],
-            line: 1,
-            after_cr: false,
-            record_bytes_max,
-        }
-    }
-
-    /// The next record; `None` at the end.
-    pub(crate) fn next(&mut self) -> Result<Option<Record<'_>>, CsvProblem> {
-        if !self.skip_line_ends()? {
-            return Ok(None);
-        }
-        let line = self.line;
-        let malformed = |what| Err(CsvProblem::Malformed(line, what));
-        let (mut bytes, mut cells) = (0, 0);
-        loop {
-            let input = fill(&mut self.input)?;
-            let at_end = input.is_empty();
-            // At the end of the file a line end completes the record, unless a quote is open.
-            let (result, read, written, ended) = self.parser.read_record(
-                if at_end { b"\n" } else { input },
-                &mut self.text[bytes..],
-                &mut self.ends[cells..],
-            );
-            if !at_end {
-                let quote = self.quote.follow(&input[..read], self.delimiter);
-                self.quote = quote.map_err(|at| text_after_quote(self.line, &input[..at]))?;
-                if result == ReadRecordResult::Record {
-                    self.quote = Quote::Start;
-                }
-                self.after_cr =
-                    read > 0 && input[read - 1] == b'\r' && result == ReadRecordResult::Record;
-                let ends = input[..read].iter().filter(|&&byte| byte == b'\n').count();
-                self.line += ends as u64 + u64::from(self.after_cr);
-                self.input.consume(read);
-            }
-            (bytes, cells) = (bytes + written, cells + ended);
-            match result {
-                ReadRecordResult::Record | ReadRecordResult::End => {
-                    return Ok(Some(Record {
-                        text: &self.text[..bytes],
-                        ends: &self.ends[..cells],
-                        line,
-                        is_one_line: self.line - line <= 1,
-                    }));
-                }
-                ReadRecordResult::InputEmpty if at_end => {
-                    let cell = cells + 1;
-                    return malformed(format!("the quote that opens cell {cell} is never closed"));
-                }
-                ReadRecordResult::InputEmpty => {}
-                ReadRecordResult::OutputFull if self.text.len() >= self.record_bytes_max => {
-                    return malformed(format!(
-                        "the row that begins here does not end within {} bytes; help: look for a quote that is not closed",
-                        self.record_bytes_max
-                    ));
-                }
-                ReadRecordResult::OutputFull => self.text.resize(2 * self.text.len(), 0),
-                ReadRecordResult::OutputEndsFull if self.ends.len() >= CELLS_MAX => {
-                    return malformed(format!(
-                        "the row that begins here has more than {CELLS_MAX} cells, the most that are read"
-                    ));
-                }
-                ReadRecordResult::OutputEndsFull => self.ends.resize(2 * self.ends.len(), 0),
-            }
-        }
-    }
-
-    /// Skips empty lines. Returns whether a record follows.
-    fn skip_line_ends(&mut self) -> Result<bool, CsvProblem> {
-        loop {
-            match fill(&mut self.input)?.first() {
-                None => return Ok(false),
-                Some(b'\n') => {
-                    self.line += u64::from(!self.after_cr);
-                    self.after_cr = false;
-                }
-                Some(b'\r') => {
-                    self.line += 1;
-                    self.after_cr = true;
-                }
-                Some(_) => {
-                    self.after_cr = false;
-                    return Ok(true);
-                }
-            }
-            self.input.consume(1);
-        }
+    // The header of another file that was appended may begin with a byte-order mark.
+    let first = row.cell(0);
+    let first = first.strip_prefix(b"\xef\xbb\xbf").unwrap_or(first);
+    let mut others = names.iter().enumerate().skip(1);
+    // A table of one column may have a class of its name.
+    let is_header = expected > 1
+        && first == names[0].as_bytes()
+        && others.all(|(column, name)| row.cell(column) == name.as_bytes());
+    match is_header {
+        false => Ok(()),
+        true => Err(format!(
+            "line {line}: expected a row, got the names of the columns again; help: remove this line, or if line 1 is a \
+             row, put a line with names above it"
+        )),
     }
 }
 
-/// The problem of text after a closing quote; `before` begins on this line.
-fn text_after_quote(line: u64, before: &[u8]) -> CsvProblem {
-    let lines = before.iter().filter(|&&byte| byte == b'\n').count() as u64;
-    let what = "expected the end of a cell after its closing quote, got text; help: write a quote within quotes twice (\"\")";
-    CsvProblem::Malformed(line + lines, what.into())
-}
-
-/// The next bytes of `input`, none at the end.
-fn fill(input: &mut impl BufRead) -> Result<&[u8], CsvProblem> {
-    heartbeat::beat(Work::ConvertsData);
-    loop {
-        match input.fill_buf() {
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(CsvProblem::Unreadable(error)),
-            Ok(_) => break,
-        }
+/// The names in the first line, or why it is no line of names.
+fn names(first: &Record<'_>) -> Result<Vec<String>, String> {
+    let (cells, line) = (first.len(), first.line());
+    if let Some(why) = suspicious(first) {
+        return Err(format!("line {line}: {why}"));
     }
-    // The buffer is filled by now: this reads nothing. The borrow checker refuses to return it from
-    // the loop.
-    input.fill_buf().map_err(CsvProblem::Unreadable)
-}
-
-/// The delimiter of a file that begins with these bytes: of those in the first line the one that
-/// splits the other lines alike. `is_cut`: the last line may be cut off.
-fn delimiter_of(start: &[u8], is_cut: bool) -> Result<u8, CsvProblem> {
-    let splits_header = |delimiter: &u8| {
-        cells(*delimiter, start)
-            .next()
-            .is_some_and(|count| count > 1)
+    let numbers = (0..cells).filter_map(|column| number(first.cell(column)));
+    let numbers: Vec<f64> = numbers.collect();
+    if guess::looks_like_a_row(&numbers, cells) {
+        return Err(format!(
+            "line {line}: expected the names of columns, got {} numbers in {cells} cells, as in a row; {HEADER_HELP}",
+            numbers.len()
+        ));
+    }
+    let name = |column: usize| {
+        String::from_utf8(first.cell(column).to_vec()).map_err(|_| {
+            let column = column + 1;
+            format!("the name of column {column} is not UTF-8; help: save the file as UTF-8")
+        })
     };
-    let mut found = [b',', b';', b'\t'].to_vec();
-    found.retain(splits_header);
-    if found.len() > 1 {
-        let splits_alike = |delimiter: &u8| {
-            let counts: Vec<usize> = cells(*delimiter, start).collect();
-            let whole = counts.len() - usize::from(is_cut && counts.len() > 2);
-            counts[..whole].iter().all(|count| *count == counts[0])
-        };
-        let alike: Vec<u8> = found.iter().copied().filter(splits_alike).collect();
-        match alike.len() {
-            // Whichever is taken, a row will be refused.
-            0 => {}
-            1 => found = alike,
-            _ => return Err(CsvProblem::Malformed(1, AMBIGUOUS.into())),
-        }
-    }
-    Ok(found.first().copied().unwrap_or(b','))
+    (0..cells).map(name).collect()
 }
 
-/// How many cells each record of the first bytes of a file has with this delimiter. A malformed
-/// record, as where another delimiter follows a quote, has 0 and is the last.
-fn cells(delimiter: u8, start: &[u8]) -> impl Iterator<Item = usize> {
-    let mut records = Records::split_at(delimiter, Vec::new(), start, 1 << 12, RECORD_BYTES_MAX);
-    let mut is_malformed = false;
-    std::iter::from_fn(move || {
-        let next = (!is_malformed).then(|| records.next());
-        let count = next?.map(|record| record.map(|record| record.len()));
-        is_malformed = count.is_err();
-        count.unwrap_or(Some(0))
+/// Why a first line is no line of names, if it looks like a comment or has another delimiter.
+fn suspicious(first: &Record<'_>) -> Option<String> {
+    let (name, is_alone) = (shown(first.cell(0)), first.len() == 1);
+    if name.starts_with("# ") || is_alone && name.starts_with(['#', '%']) {
+        return Some(format!(
+            "expected the names of columns, got \"{name}\", as a comment begins; help: remove lines of comments, or the \
+             sign before the first name"
+        ));
+    }
+    if first.cell(0).contains(&0) {
+        let why = "expected UTF-8, got NUL bytes, as UTF-16 has; help: save the file as UTF-8";
+        return Some(why.into());
+    }
+    if name.starts_with("sep=") {
+        return Some(format!(
+            "expected the names of columns, got \"{name}\", which tells Excel the delimiter; help: remove this line"
+        ));
+    }
+    (is_alone && name.contains('|')).then(|| {
+        format!(
+            "expected names between commas, semicolons or tabs, got one name \"{name}\"; help: save the table with commas \
+             (pandas: to_csv(path, index=False))"
+        )
     })
 }
-
-impl<'a> Record<'a> {
-    /// How many cells it has.
-    pub(crate) fn len(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// A cell, without the spaces around it.
-    pub(crate) fn cell(&self, index: usize) -> &'a [u8] {
-        self.text[self.start(index)..self.ends[index]].trim_ascii()
-    }
-
-    /// The line on which the record begins.
-    pub(crate) fn line(&self) -> u64 {
-        self.line
-    }
-
-    /// The line on which a cell begins.
-    pub(crate) fn line_of(&self, index: usize) -> u64 {
-        if self.is_one_line {
-            return self.line;
-        }
-        let before = &self.text[..self.start(index)];
-        self.line + before.iter().filter(|&&byte| byte == b'\n').count() as u64
-    }
-
-    fn start(&self, index: usize) -> usize {
-        index.checked_sub(1).map_or(0, |before| self.ends[before])
-    }
-}
-
-/// The number in a cell, rounded to the nearest f64. Spelled-out NaN and infinity are numbers here.
-pub(crate) fn number(cell: &[u8]) -> Option<f64> {
-    std::str::from_utf8(cell).ok()?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests;

@@ -41,47 +41,41 @@ use serde::{Deserialize, Serialize};
 use std::hash::Hasher as _;
 use twox_hash::XxHash3_64;
 
-use super::array::{ArrayPlace, Element};
+use super::array::ArrayPlace;
 use super::contents::{Contents, OddCells};
+use super::format::{Format, Holds};
 use super::io::{map, refuse, writing};
-use super::llm_c;
+use super::{cache, llm_c};
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::spec::TOKENS_MAX;
 
+pub(super) static FLAT: Format = Format {
+    name: "a flat .bin file",
+    endings: &[".bin"],
+    begins: |file| file.start.starts_with(MAGIC),
+    must_begin: None,
+    holds: Holds::Arrays(|file| {
+        cache::checked(file.path, file.cache_dir, || verify(file.path))?;
+        open(file.path, file.name)
+    }),
+};
+
 /// The first bytes of every file.
-pub(super) const MAGIC: &[u8] = b"DDPFLAT1";
+const MAGIC: &[u8] = b"DDPFLAT1";
 /// Arrays begin at multiples of this.
 const ALIGNMENT: u64 = 64;
 /// Where our writer puts the first array.
-pub(super) const FIRST_ARRAY: u64 = ALIGNMENT;
+#[cfg(test)]
+const FIRST_ARRAY: u64 = ALIGNMENT;
 /// Longer headers are refused: 100,000 classes with long names take about 10 MB.
 const HEADER_BYTES_MAX: u64 = 64 << 20;
 /// Bytes hashed at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Header {
-    arrays: Vec<Entry>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    classes: Option<Vec<String>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    columns: Option<Vec<String>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    source: Option<String>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    odd_cells: Vec<OddCells>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    vocabulary: Option<usize>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    end_of_text: Option<usize>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    tokenizer: Option<String>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Entry {
+pub(super) struct Entry {
     name: String,
     element: String,
     shape: Vec<usize>,
@@ -90,22 +84,31 @@ struct Entry {
     xxh3: Option<String>,
 }
 
-/// What a file says besides its arrays.
-#[derive(Clone, Debug, Default)]
+/// What the header says.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct About {
+    pub(super) arrays: Vec<Entry>,
     /// The names of classes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) classes: Option<Vec<String>>,
     /// The names of features.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) columns: Option<Vec<String>>,
     /// The file it was made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) source: Option<String>,
     /// Of a table: the columns that had some.
-    pub(crate) odd: Vec<OddCells>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) odd_cells: Vec<OddCells>,
     /// Of tokens: all are below this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) vocabulary: Option<usize>,
     /// Of tokens: the one after each document.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) end_of_text: Option<usize>,
     /// Of tokens: a hash of their vocabulary.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tokenizer: Option<String>,
 }
 
@@ -134,10 +137,15 @@ pub(crate) fn open(path: &Path, file: &str) -> Result<Contents> {
         };
         contents.add(&mapped, file, &place);
     }
-    (contents.classes, contents.columns) = (header.classes, header.columns);
-    contents.odd_cells = header.odd_cells;
-    (contents.vocabulary, contents.end_of_text) = (header.vocabulary, header.end_of_text);
-    contents.tokenizer = header.tokenizer;
+    let contents = Contents {
+        classes: header.classes,
+        columns: header.columns,
+        odd_cells: header.odd_cells,
+        vocabulary: header.vocabulary,
+        end_of_text: header.end_of_text,
+        tokenizer: header.tokenizer,
+        ..contents
+    };
     contents.checked(path)
 }
 
@@ -184,7 +192,7 @@ pub fn verify(path: &Path) -> Result<()> {
 }
 
 /// The header, if everything that it claims is in the file.
-fn header(mapped: &Mapped) -> Result<Header, String> {
+fn header(mapped: &Mapped) -> Result<About, String> {
     let length = mapped.len();
     if length < ALIGNMENT {
         return Err(format!("expected at least {ALIGNMENT} bytes, got {length}"));
@@ -224,7 +232,7 @@ fn header(mapped: &Mapped) -> Result<Header, String> {
             "the CRC-32 of its header: expected {crc:08x}, got {got:08x}: it is damaged"
         ));
     }
-    let header: Header = serde_json::from_slice(&json)
+    let header: About = serde_json::from_slice(&json)
         .map_err(|error| format!("its header cannot be read: {error}"))?;
     check_places(&header, start..end, length)?;
     check_names(&header)?;
@@ -240,7 +248,7 @@ fn crc_of(bytes: &[u8]) -> u32 {
 
 /// Checks that names are unique, and that arrays and the header (`own`) are in the file without
 /// overlap.
-fn check_places(header: &Header, own: Range<u64>, length: u64) -> Result<(), String> {
+fn check_places(header: &About, own: Range<u64>, length: u64) -> Result<(), String> {
     let mut names = HashSet::new();
     let mut places = vec![(own.start, own.end, "the header")];
     for entry in &header.arrays {
@@ -270,7 +278,7 @@ fn check_places(header: &Header, own: Range<u64>, length: u64) -> Result<(), Str
 }
 
 /// Checks that columns and classes have different names, and that an array has these columns.
-fn check_names(header: &Header) -> Result<(), String> {
+fn check_names(header: &About) -> Result<(), String> {
     for (what, names) in [("columns", &header.columns), ("classes", &header.classes)] {
         let mut seen = HashSet::new();
         let mut names = names.iter().flatten();
@@ -297,7 +305,7 @@ fn check_names(header: &Header) -> Result<(), String> {
 }
 
 /// Checks that the vocabulary has tokens, among them the one after documents.
-fn check_vocabulary(header: &Header) -> Result<(), String> {
+fn check_vocabulary(header: &About) -> Result<(), String> {
     let vocabulary = header.vocabulary.unwrap_or(1) as u64;
     if !(1..=TOKENS_MAX).contains(&vocabulary) {
         return Err(format!(
@@ -410,15 +418,9 @@ impl Writer {
     /// Writes the header and syncs the file.
     fn finish(mut self, about: About) -> Result<()> {
         self.end_array();
-        let header = Header {
+        let header = About {
             arrays: std::mem::take(&mut self.arrays),
-            classes: about.classes,
-            columns: about.columns,
-            source: about.source,
-            odd_cells: about.odd,
-            vocabulary: about.vocabulary,
-            end_of_text: about.end_of_text,
-            tokenizer: about.tokenizer,
+            ..about
         };
         let json = serde_json::to_vec(&header);
         let json = json.map_err(|error| Error::Internal(format!("a flat header: {error}")))?;

@@ -5,15 +5,24 @@
 //! refused.
 
 use std::fs::File;
-use std::io::{self, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use ddp_kernels::heartbeat::{self, Work};
 use flate2::read::MultiGzDecoder;
 
 use super::cache::{self, WantedCopy};
-use super::io::{reading, refuse, writing};
+use super::format::{DataFile, Format, Holds};
+use super::io::{append, reading, refuse, writing};
 use crate::error::{Error, Result};
+
+pub(super) static GZIP: Format = Format {
+    name: "a file compressed with gzip",
+    endings: &[],
+    begins: |file| file.start.starts_with(b"\x1f\x8b"),
+    must_begin: None,
+    holds: Holds::Packed(unpacked),
+};
 
 /// Deflate packs at most this many bytes into one.
 pub(super) const RATIO_MAX: u64 = 1032;
@@ -80,7 +89,8 @@ pub(super) fn unreadable(path: &Path, error: io::Error) -> Error {
 }
 
 /// The unpacked array of a file, in the cache.
-pub(super) fn unpacked(path: &Path, cache_dir: Option<&Path>) -> Result<PathBuf> {
+pub(super) fn unpacked(file: &DataFile<'_>) -> Result<PathBuf> {
+    let path = file.path;
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let is_taken = stem.is_empty() || stem == cache::ENTRY;
     let wanted = WantedCopy {
@@ -88,33 +98,21 @@ pub(super) fn unpacked(path: &Path, cache_dir: Option<&Path>) -> Result<PathBuf>
         name: if is_taken { "data" } else { &stem },
         request: "unpacked",
     };
-    let folders = cache::usual_folders(path, cache_dir);
-    cache::find_or_make(&folders, &wanted, |to| unpack(path, to))
-}
-
-fn unpack(path: &Path, to: &Path) -> Result<()> {
-    let mut packed = reader(path)?;
-    let mut start = [0; 8];
-    packed
-        .read_exact(&mut start)
-        .map_err(|error| unreadable(path, error))?;
-    // Before all of something else is unpacked.
-    if !start.starts_with(b"\x93NUMPY") && !start.starts_with(&[0, 0]) {
-        let got = start.escape_ascii();
-        let what = format!("expected .npy, IDX or .csv in a .gz file, got \"{got}\"…");
-        return Err(refuse(path, what));
-    }
-    let mut out = File::create_new(to).map_err(writing(to))?;
-    out.write_all(&start).map_err(writing(to))?;
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match packed.read(&mut buffer) {
-            Ok(0) => return out.sync_all().map_err(writing(to)),
-            Ok(count) => out.write_all(&buffer[..count]).map_err(writing(to))?,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(unreadable(path, error)),
+    let folders = cache::usual_folders(path, file.cache_dir);
+    cache::find_or_make(&folders, &wanted, |to| {
+        let bad = |error| unreadable(path, error);
+        let (mut packed, mut start) = (reader(path)?, [0; 8]);
+        packed.read_exact(&mut start).map_err(bad)?;
+        // Before all of something else is unpacked.
+        if !start.starts_with(b"\x93NUMPY") && !start.starts_with(&[0, 0]) {
+            let got = start.escape_ascii();
+            let what = format!("expected .npy, IDX or .csv in a .gz file, got \"{got}\"…");
+            return Err(refuse(path, what));
         }
-    }
+        let mut out = File::create_new(to).map_err(writing(to))?;
+        append((to, &mut out), (&start[..]).chain(packed), bad)?;
+        out.sync_all().map_err(writing(to))
+    })
 }
 
 #[cfg(test)]

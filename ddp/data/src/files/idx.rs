@@ -3,16 +3,25 @@
 
 use std::path::Path;
 
-use super::array::{ArrayPlace, Element};
+use super::array::ArrayPlace;
 use super::contents::Contents;
-use super::io::{map, refuse};
+use super::format::{DataFile, Format, Holds};
+use crate::element::Element;
 use crate::error::Result;
+
+pub(super) static IDX: Format = Format {
+    name: "an IDX file",
+    endings: &[".idx", "-ubyte", ".ubyte", ".idx1", ".idx3"],
+    begins: |file| matches!(file.start, [0, 0, 0x08 | 0x09 | 0x0b..=0x0e, 1..=8, ..]),
+    must_begin: None,
+    holds: Holds::Arrays(open),
+};
 
 /// The most dimensions of a shape here.
 const RANK_MAX: usize = 8;
 
 /// What a header says.
-pub(super) struct Header {
+struct Header {
     element: Element,
     shape: Vec<usize>,
 }
@@ -20,7 +29,7 @@ pub(super) struct Header {
 impl Header {
     /// The header at the beginning of `start`, or what is wrong with it; `None` if `start` ends
     /// within it.
-    pub(super) fn parse(start: &[u8]) -> Result<Option<Header>, String> {
+    fn parse(start: &[u8]) -> Result<Option<Header>, String> {
         let Some((&[first, second, element, rank], dims)) = start.split_first_chunk() else {
             return Ok(None);
         };
@@ -59,7 +68,7 @@ impl Header {
     }
 
     /// The size of a file with this header; `None` if it does not fit 64 bits.
-    pub(super) fn bytes(&self) -> Option<u64> {
+    fn bytes(&self) -> Option<u64> {
         let element_bytes = self.element.bytes() as u64;
         let mut dims = self.shape.iter();
         let data = dims.try_fold(element_bytes, |bytes, &dim| bytes.checked_mul(dim as u64))?;
@@ -67,29 +76,24 @@ impl Header {
     }
 }
 
-/// The array of the file at `path`, called `file` in messages.
-pub(super) fn open(path: &Path, file: &str) -> Result<Contents> {
-    let (mapped, shown) = (map(path)?, Path::new(file));
-    let bad = |why: String| refuse(shown, why);
+fn open(file: &DataFile<'_>) -> Result<Contents> {
+    let mapped = file.map()?;
     let mut start = [0; 4 + 4 * RANK_MAX];
     let start = &mut start[..mapped.len().min(4 + 4 * RANK_MAX as u64) as usize];
-    mapped
-        .read(0, start)
-        .map_err(|error| refuse(shown, error))?;
-    let header = Header::parse(start).map_err(bad)?;
-    let header = header.ok_or_else(|| {
-        bad(format!(
-            "it ends within its header: it has {} bytes",
-            mapped.len()
-        ))
-    })?;
+    let read = mapped.read(0, start);
+    read.map_err(|error| file.bad(error.to_string()))?;
+    let header = Header::parse(start).map_err(|why| file.bad(why))?;
+    let Some(header) = header else {
+        let bytes = mapped.len();
+        return Err(file.bad(format!("it ends within its header: it has {bytes} bytes")));
+    };
     let Header { element, shape } = &header;
     if header.bytes() != Some(mapped.len()) {
         let claimed = match header.bytes() {
             Some(bytes) => format!("{bytes} bytes with the header"),
             None => "more than 2^64 bytes".into(),
         };
-        return Err(bad(format!(
+        return Err(file.bad(format!(
             "its header claims {element}{shape:?}, {claimed}, but the file has {}",
             mapped.len()
         )));
@@ -102,6 +106,6 @@ pub(super) fn open(path: &Path, file: &str) -> Result<Contents> {
         shape,
     };
     let mut contents = Contents::default();
-    contents.add(&mapped, file, &place);
-    contents.checked(shown)
+    contents.add(&mapped, file.name, &place);
+    contents.checked(Path::new(file.name))
 }

@@ -1,7 +1,8 @@
 //! Opening files and naming them in errors.
 
 use std::fmt;
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,8 +10,8 @@ use std::sync::Arc;
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::mapped::Mapped;
 
-use crate::disk::limit_help;
 use crate::error::{Error, Result};
+use ddp_kernels::files::limit_help;
 
 /// Maps a file for reading.
 pub(crate) fn map(path: &Path) -> Result<Arc<Mapped>> {
@@ -42,6 +43,27 @@ fn failed(action: &'static str, path: &Path, source: io::Error, help: &str) -> E
         path: path.to_path_buf(),
         help: limit_help(&source).unwrap_or(help).into(),
         source,
+    }
+}
+
+/// Appends all that `from` gives to the file at `path`, and returns how many bytes that is. `bad`
+/// makes the error of what cannot be read.
+pub(super) fn append(
+    (path, out): (&Path, &mut File),
+    mut from: impl Read,
+    bad: impl Fn(io::Error) -> Error,
+) -> Result<u64> {
+    let (mut buffer, mut bytes) = (vec![0; 1 << 20], 0);
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok(bytes),
+            Ok(count) => {
+                out.write_all(&buffer[..count]).map_err(writing(path))?;
+                bytes += count as u64;
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(bad(error)),
+        }
     }
 }
 

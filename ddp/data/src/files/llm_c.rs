@@ -1,38 +1,45 @@
 //! llm.c's files of tokens: a header of 256 i32, of which the first are magic number, version and
 //! count, then the tokens. All numbers are little-endian.
 
-use std::path::Path;
-use std::sync::Arc;
-
 use ddp_kernels::mapped::Mapped;
 
-use super::array::{Array, ArrayPlace, Element};
-use super::io::refuse;
+use super::array::{Array, ArrayPlace};
+use super::format::{DataFile, Format, Holds};
+use super::token_file::TokenFile;
+use crate::element::Element;
 use crate::error::Result;
+
+pub(super) static LLM_C: Format = Format {
+    name: "tokens of llm.c",
+    endings: &[],
+    begins: |file| Header::of(file.start).is_some(),
+    must_begin: None,
+    holds: Holds::Tokens(open),
+};
 
 const HEADER_BYTES: u64 = 256 * 4;
 
-/// One of llm.c's formats.
+/// One of llm.c's headers.
 #[derive(Debug)]
-pub(super) struct Format {
+struct Header {
     magic: u32,
     version: u32,
     element: Element,
     /// For people.
-    pub(super) name: &'static str,
+    name: &'static str,
     /// Of the tokenizer, which the header does not say.
-    pub(super) vocabulary: usize,
+    vocabulary: usize,
 }
 
-static FORMATS: [Format; 2] = [
-    Format {
+static HEADERS: [Header; 2] = [
+    Header {
         magic: 20240520,
         version: 1,
         element: Element::U16,
         name: "GPT-2 tokens of llm.c",
         vocabulary: 50_257,
     },
-    Format {
+    Header {
         magic: 20240801,
         version: 7,
         element: Element::U32,
@@ -41,19 +48,19 @@ static FORMATS: [Format; 2] = [
     },
 ];
 
-impl Format {
+impl Header {
     /// That of a file with these first bytes. As u16 they are no GPT-2 tokens, so a file without a
     /// header does not begin with them.
-    pub(super) fn of(start: &[u8]) -> Option<&'static Format> {
+    fn of(start: &[u8]) -> Option<&'static Header> {
         let magic = u32::from_le_bytes(*start.first_chunk()?);
-        FORMATS.iter().find(|format| format.magic == magic)
+        HEADERS.iter().find(|format| format.magic == magic)
     }
 }
 
 /// What a header says at most: 16 numbers. The rest is 0.
 const SAID_BYTES: usize = 64;
 
-/// An error if a file that is none of `FORMATS` begins with a header as llm.c's files do.
+/// An error if a file that is none of `HEADERS` begins with a header as llm.c's files do.
 pub(super) fn check_no_header(mapped: &Mapped) -> Result<(), String> {
     let mut header = [0; HEADER_BYTES as usize];
     let is_long = mapped.len() >= HEADER_BYTES && mapped.read(0, &mut header).is_ok();
@@ -63,7 +70,7 @@ pub(super) fn check_no_header(mapped: &Mapped) -> Result<(), String> {
         return Ok(());
     }
     let got = u32::from_le_bytes(*header.first_chunk().expect("1024 bytes"));
-    let [gpt2, llama3] = FORMATS.each_ref().map(|format| format.magic);
+    let [gpt2, llama3] = HEADERS.each_ref().map(|format| format.magic);
     Err(format!(
         "expected tokens, got a header of {HEADER_BYTES} bytes as llm.c writes with the magic number {got}, not {gpt2} \
          (GPT-2) or {llama3} (Llama 3); help: write the file again with llm.c's scripts, or give tokens:FILE,type=u16 \
@@ -71,9 +78,8 @@ pub(super) fn check_no_header(mapped: &Mapped) -> Result<(), String> {
     ))
 }
 
-/// The tokens of the file at `path`, and their format.
-pub(super) fn open(path: &Path, mapped: &Arc<Mapped>) -> Result<(Array, &'static Format)> {
-    let bad = |why: String| refuse(path, why);
+fn open(file: &DataFile<'_>) -> Result<TokenFile> {
+    let (mapped, bad) = (file.map()?, |why: String| file.bad(why));
     let length = mapped.len();
     if length < HEADER_BYTES {
         return Err(bad(format!(
@@ -85,7 +91,7 @@ pub(super) fn open(path: &Path, mapped: &Arc<Mapped>) -> Result<(Array, &'static
         .read(0, &mut start)
         .map_err(|error| bad(error.to_string()))?;
     let word = |index: usize| u32::from_le_bytes(start.as_chunks().0[index]);
-    let format = Format::of(&start).ok_or_else(|| bad("it changed while it was read".into()))?;
+    let format = Header::of(&start).ok_or_else(|| bad("it changed while it was read".into()))?;
     let (version, count) = (word(1), word(2));
     if version != format.version {
         return Err(bad(format!(
@@ -101,7 +107,7 @@ pub(super) fn open(path: &Path, mapped: &Arc<Mapped>) -> Result<(Array, &'static
         big_endian: false,
         shape: &[count as usize],
     };
-    let array = Array::new(mapped, &path.display().to_string(), &place).map_err(bad)?;
+    let array = Array::new(&mapped, file.name, &place).map_err(bad)?;
     let expected = HEADER_BYTES + u64::from(count) * format.element.bytes() as u64;
     if length != expected {
         return Err(bad(format!(
@@ -109,5 +115,5 @@ pub(super) fn open(path: &Path, mapped: &Arc<Mapped>) -> Result<(Array, &'static
             format.element
         )));
     }
-    Ok((array, format))
+    Ok(TokenFile::new(array, format.name, Some(format.vocabulary)))
 }

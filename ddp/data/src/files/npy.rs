@@ -6,18 +6,29 @@
 
 use std::io::{self, Read};
 use std::path::Path;
+use std::sync::Arc;
 
 use ddp_kernels::mapped::Mapped;
 use ddp_kernels::npy::{Described, describe};
 
-use super::array::{Array, ArrayPlace, Element, WIDTH_MAX};
+use super::array::{Array, ArrayPlace, WIDTH_MAX};
 use super::contents::Contents;
-use super::io::{MappedReader, map, refuse};
+use super::format::{DataFile, Format, Holds};
+use super::io::{MappedReader, refuse};
 use super::{cache, flat};
+use crate::element::Element;
 use crate::error::Result;
 
 /// Rows are transposed in blocks of about this size.
 const BLOCK_BYTES: usize = 16 << 20;
+
+pub(super) static NPY: Format = Format {
+    name: "an .npy file",
+    endings: &[".npy"],
+    begins: |file| file.start.starts_with(b"\x93NUMPY"),
+    must_begin: None,
+    holds: Holds::Arrays(open),
+};
 
 /// What a header says.
 pub(super) type Header = Described<Stored>;
@@ -25,8 +36,8 @@ pub(super) type Header = Described<Stored>;
 /// The elements of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stored {
-    pub(super) element: Element,
-    pub(super) big_endian: bool,
+    element: Element,
+    big_endian: bool,
 }
 
 /// The header at the beginning of a stream, or what is wrong with it.
@@ -38,15 +49,11 @@ pub(super) fn header(reader: impl Read) -> Result<Header, String> {
     })
 }
 
-/// The size of a file with this header.
-pub(super) fn bytes(header: &Header) -> u64 {
-    // A shape's elements fit the address space at eight bytes each.
-    header.data_start + header.shape.count() as u64 * header.stored.element.bytes() as u64
-}
-
 /// An error if a file with this header does not have `actual` bytes.
 pub(super) fn check_bytes(header: &Header, actual: u64) -> Result<(), String> {
-    let (claimed, element, shape) = (bytes(header), header.stored.element, header.shape);
+    let (element, shape) = (header.stored.element, header.shape);
+    // A shape's elements fit the address space at eight bytes each.
+    let claimed = header.data_start + shape.count() as u64 * element.bytes() as u64;
     match claimed == actual {
         true => Ok(()),
         false => Err(format!(
@@ -55,46 +62,56 @@ pub(super) fn check_bytes(header: &Header, actual: u64) -> Result<(), String> {
     }
 }
 
-/// Whether the elements of a row are not contiguous.
-pub(super) fn is_scattered(header: &Header) -> bool {
-    header.fortran_order && header.shape.iter().filter(|&&dim| dim > 1).count() > 1
-}
-
-/// The place of the array `key` whose header begins at byte `start` of a file.
-pub(super) fn place<'a>(header: &'a Header, key: &'a str, start: u64) -> ArrayPlace<'a> {
-    ArrayPlace {
-        key,
-        offset: start + header.data_start,
-        element: header.stored.element,
-        big_endian: header.stored.big_endian,
-        shape: header.shape.dims(),
+/// Adds the array `key` with this header, which begins at byte `start` of a mapped file. In Fortran
+/// order a row is scattered over the whole file: such an array is converted.
+pub(super) fn add(
+    contents: &mut Contents,
+    file: &DataFile<'_>,
+    (mapped, start): (&Arc<Mapped>, u64),
+    header: &Header,
+    key: &str,
+) -> Result<()> {
+    let is_scattered =
+        header.fortran_order && header.shape.iter().filter(|&&dim| dim > 1).count() > 1;
+    if !is_scattered {
+        let place = ArrayPlace {
+            key,
+            offset: start + header.data_start,
+            element: header.stored.element,
+            big_endian: header.stored.big_endian,
+            shape: header.shape.dims(),
+        };
+        contents.add(mapped, file.name, &place);
+        return Ok(());
     }
+    // Checked before the file is read to look for its converted copy.
+    if let Err(why) = check_convertible(header) {
+        contents.others.push((key.to_string(), why));
+        return Ok(());
+    }
+    let asked = format!("npy {key:?} at {start}, by rows");
+    let made = cache::converted(mapped.path(), file.cache_dir, &asked, |made| {
+        flat::write(made, |writer| {
+            write_by_rows(mapped, start, header, key, writer)?;
+            Ok(flat::About::from_source(file.name))
+        })
+    })?;
+    contents.arrays.extend(flat::open(&made, file.name)?.arrays);
+    Ok(())
 }
 
-/// The array of the file at `path`, called `file` in messages.
-pub(super) fn open(path: &Path, file: &str, cache_dir: Option<&Path>) -> Result<Contents> {
-    let (mapped, shown) = (map(path)?, Path::new(file));
-    let bad = |why: String| refuse(shown, why);
+fn open(file: &DataFile<'_>) -> Result<Contents> {
+    let mapped = file.map()?;
+    let bad = |why| file.bad(why);
     let header = header(MappedReader::new(&mapped)).map_err(bad)?;
     check_bytes(&header, mapped.len()).map_err(bad)?;
-    if is_scattered(&header) {
-        // Checked before the file is read to look for its converted copy.
-        check_convertible(&header).map_err(bad)?;
-        let made = cache::converted(path, cache_dir, "npy, by rows", |made| {
-            flat::write(made, |writer| {
-                write_by_rows(&mapped, 0, &header, "", writer)?;
-                Ok(flat::About::from_source(file))
-            })
-        })?;
-        return flat::open(&made, file);
-    }
     let mut contents = Contents::default();
-    contents.add(&mapped, file, &place(&header, "", 0));
-    contents.checked(shown)
+    add(&mut contents, file, (&mapped, 0), &header, "")?;
+    contents.checked(Path::new(file.name))
 }
 
 /// An error if an array cannot be data, even after a conversion.
-pub(super) fn check_convertible(header: &Header) -> Result<(), String> {
+fn check_convertible(header: &Header) -> Result<(), String> {
     Array::check_shape(header.shape.dims())?;
     let row_shape = header.shape.dims().get(1..).unwrap_or_default();
     match row_shape.iter().product::<usize>() {
@@ -108,7 +125,7 @@ pub(super) fn check_convertible(header: &Header) -> Result<(), String> {
 
 /// Appends an array in Fortran order, whose header is at byte `start` of `mapped`, to `writer`: by
 /// rows, little-endian. Element `(r, i, …, k)` is at index `r + rows · (i + … · k)`.
-pub(super) fn write_by_rows(
+fn write_by_rows(
     mapped: &Mapped,
     start: u64,
     header: &Header,

@@ -1,26 +1,37 @@
 //! `.npz`, as `numpy.savez` writes it: a zip archive of `.npy` files. Members that are stored (the
-//! usual case) are read in place; compressed ones (`savez_compressed`) and those in Fortran order
-//! are converted once, together.
+//! usual case) are read in place; compressed ones (`savez_compressed`) are unpacked once.
 //!
 //! Archives are untrusted. Before anything is unpacked, the size that each member claims is
-//! compared with its own header, with what deflate can do at most and with the free space; and no
-//! two members may share bytes.
+//! compared with its own header and with what deflate can do at most; and no two members may share
+//! bytes.
 
-use std::fs;
-use std::io::{self, ErrorKind, Read};
-use std::path::Path;
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::Arc;
 
 use ddp_kernels::mapped::Mapped;
 use zip::{CompressionMethod, ZipArchive};
 
 use super::contents::Contents;
+use super::format::{DataFile, Format, Holds};
 use super::gzip::RATIO_MAX;
-use super::io::{MappedReader, map, refuse, writing};
-use super::{cache, flat, kind, npy};
-use crate::error::{Error, Result};
+use super::io::{MappedReader, append, map, writing};
+use super::{cache, npy};
+use crate::error::Result;
 
-/// Bytes unpacked at a time: a whole number of any element.
-const PIECE_BYTES: usize = 1 << 20;
+pub(super) static NPZ: Format = Format {
+    name: "a zip archive, as .npz and .xlsx are",
+    endings: &[".npz"],
+    begins: |file| matches!(file.start, [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..]),
+    must_begin: None,
+    holds: Holds::Arrays(open),
+};
+
+/// The refusal of pickles, also for what `torch.save` writes.
+pub(super) const PICKLE: &str = "it is a pickle (as torch.save writes), which can run programs when it is read; \
+     help: save its arrays with numpy.savez(path, x=x.numpy(), y=y.numpy())";
+pub(super) const WORKBOOK: &str = "Excel workbooks are not read; help: save the sheet as .csv";
+
 /// No archive of arrays has more members.
 const MEMBERS_MAX: usize = 100_000;
 
@@ -39,45 +50,69 @@ struct Member {
     is_stored: bool,
 }
 
-pub(super) fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
-    let mapped = map(path)?;
-    let file = path.display().to_string();
-    let bad = |why: String| refuse(path, why);
+fn open(file: &DataFile<'_>) -> Result<Contents> {
+    let mapped = file.map()?;
+    let bad = |why| file.bad(why);
     let archive = ZipArchive::new(MappedReader::new(&mapped));
     let mut archive = archive.map_err(|error| bad(broken(&error)))?;
     check(&mut archive).map_err(bad)?;
-    check_stored(path, cache_dir, &mut archive)?;
-    let (mut contents, mut converted, mut keys) = (Contents::default(), Vec::new(), Vec::new());
+    check_stored(file, &mut archive)?;
+    let (mut contents, mut members) = (Contents::default(), Vec::new());
     for index in 0..archive.len() {
-        let member = match member(&mut archive, index, mapped.len()).map_err(bad)? {
-            Ok(member) => member,
-            Err(other) => {
-                contents.others.push(other);
-                continue;
-            }
-        };
-        keys.push(member.key.clone());
-        match header(&mut archive, &mapped, &member) {
-            Err(why) => contents.others.push((member.key, why)),
-            Ok(header) if member.is_stored && !npy::is_scattered(&header) => {
-                let place = npy::place(&header, &member.key, member.start);
-                contents.add(&mapped, &file, &place);
-            }
-            Ok(header) => match npy::check_convertible(&header) {
+        match member(&mut archive, index, mapped.len()).map_err(bad)? {
+            Err(other) => contents.others.push(other),
+            Ok(member) => match header(&mut archive, &mapped, &member) {
+                Ok(header) => members.push((member, header)),
                 Err(why) => contents.others.push((member.key, why)),
-                Ok(()) => converted.push((member, header)),
             },
         }
     }
-    if !converted.is_empty() {
-        let made = cache::converted(path, cache_dir, "npz, unpacked, by rows", |made| {
-            convert(path, &mapped, &mut archive, &converted, made)
-        })?;
-        contents.arrays.extend(flat::open(&made, &file)?.arrays);
-        let position = |key: &str| keys.iter().position(|known| known == key);
-        contents.arrays.sort_by_key(|array| position(array.key()));
+    let packed = members.iter().map(|(member, _)| member);
+    let packed: Vec<&Member> = packed.filter(|member| !member.is_stored).collect();
+    let unpacked = match packed.is_empty() {
+        true => mapped.clone(),
+        false => unpacked(file, &mut archive, &packed)?,
+    };
+    let mut end = 0;
+    for (member, header) in &members {
+        let place = match member.is_stored {
+            true => (&mapped, member.start),
+            false => (&unpacked, end),
+        };
+        end = if member.is_stored {
+            end
+        } else {
+            end + member.unpacked_bytes
+        };
+        npy::add(&mut contents, file, place, header, &member.key)?;
     }
-    contents.checked(path)
+    contents.checked(file.path)
+}
+
+/// The `.npy` files that these compressed members are, one after another in a file of the cache.
+fn unpacked(
+    file: &DataFile<'_>,
+    archive: &mut Archive<'_>,
+    members: &[&Member],
+) -> Result<Arc<Mapped>> {
+    let made = cache::converted(file.path, file.cache_dir, "npz 2, unpacked", |to| {
+        let mut out = File::create_new(to).map_err(writing(to))?;
+        for member in members {
+            let (key, expected) = (&member.key, member.unpacked_bytes);
+            let bad = |error: io::Error| file.bad(format!("{key}: {error}"));
+            let packed = archive.by_index(member.index);
+            let packed = packed.map_err(|error| file.bad(broken(&error)))?;
+            // At its end the reader compares the checksum.
+            let got = append((to, &mut out), packed.take(expected + 1), bad)?;
+            if got != expected {
+                return Err(file.bad(format!(
+                    "{key}: it claims to unpack to {expected} bytes, and has {got} or more"
+                )));
+            }
+        }
+        out.sync_all().map_err(writing(to))
+    })?;
+    map(&made)
 }
 
 /// Checks the archive as a whole.
@@ -95,14 +130,14 @@ fn check(archive: &mut Archive<'_>) -> Result<(), String> {
         .file_names_raw()
         .any(|name| name.starts_with(b"xl/"))
     {
-        return Err(kind::WORKBOOK.into());
+        return Err(WORKBOOK.into());
     }
     // As torch.save writes it.
     if archive
         .file_names_raw()
         .any(|name| name.ends_with(b"/data.pkl"))
     {
-        return Err(kind::PICKLE.into());
+        return Err(PICKLE.into());
     }
     match archive.has_overlapping_entries() {
         Ok(false) => Ok(()),
@@ -112,8 +147,8 @@ fn check(archive: &mut Archive<'_>) -> Result<(), String> {
 }
 
 /// Compares members that are read in place with their CRC-32.
-fn check_stored(path: &Path, cache_dir: Option<&Path>, archive: &mut Archive<'_>) -> Result<()> {
-    cache::checked(path, cache_dir, || {
+fn check_stored(file: &DataFile<'_>, archive: &mut Archive<'_>) -> Result<()> {
+    cache::checked(file.path, file.cache_dir, || {
         for index in 0..archive.len() {
             // What cannot be opened is reported later.
             let Ok(mut member) = archive.by_index(index) else {
@@ -123,10 +158,9 @@ fn check_stored(path: &Path, cache_dir: Option<&Path>, archive: &mut Archive<'_>
                 let name = String::from_utf8_lossy(member.name_raw()).into_owned();
                 io::copy(&mut member, &mut io::sink()).map_err(|error| {
                     let damaged = "it is damaged: write or download it again";
-                    refuse(
-                        path,
-                        format!("{name}: its CRC-32 is wrong ({error}); help: {damaged}"),
-                    )
+                    file.bad(format!(
+                        "{name}: its CRC-32 is wrong ({error}); help: {damaged}"
+                    ))
                 })?;
             }
         }
@@ -208,81 +242,6 @@ fn header(
     };
     npy::check_bytes(&header, member.unpacked_bytes)?;
     Ok(header)
-}
-
-/// Writes these members to a flat file.
-fn convert(
-    path: &Path,
-    mapped: &Mapped,
-    archive: &mut Archive<'_>,
-    members: &[(Member, npy::Header)],
-    made: &Path,
-) -> Result<()> {
-    flat::write(made, |writer| {
-        for (member, header) in members {
-            if member.is_stored {
-                npy::write_by_rows(mapped, member.start, header, &member.key, writer)?;
-                continue;
-            }
-            let packed = archive.by_index(member.index);
-            let packed = packed.map_err(|error| refuse(path, broken(&error)))?;
-            let bad = |error: io::Error| refuse(path, format!("{}: {error}", member.key));
-            if !npy::is_scattered(header) {
-                writer.begin(&member.key, header.stored.element, &header.shape[1..])?;
-                unpack(packed, header, bad, |piece| writer.write(piece))?;
-                continue;
-            }
-            // First unpack the whole array to a separate file, because each row needs all of it.
-            let aside = made.with_extension("unpacked");
-            flat::write(&aside, |aside| {
-                aside.begin("", header.stored.element, &[])?;
-                unpack(packed, header, bad, |piece| aside.write(piece))?;
-                Ok(flat::About::default())
-            })?;
-            let unpacked_header = npy::Header {
-                data_start: flat::FIRST_ARRAY,
-                stored: npy::Stored {
-                    big_endian: false,
-                    ..header.stored
-                },
-                ..*header
-            };
-            npy::write_by_rows(&*map(&aside)?, 0, &unpacked_header, &member.key, writer)?;
-            fs::remove_file(&aside).map_err(writing(&aside))?;
-        }
-        Ok(flat::About::from_source(&path.display().to_string()))
-    })
-}
-
-/// Gives the elements of a compressed member to `write`, little-endian, in their order.
-fn unpack(
-    mut packed: impl Read,
-    header: &npy::Header,
-    bad: impl Fn(io::Error) -> Error,
-    mut write: impl FnMut(&[u8]) -> Result<()>,
-) -> Result<()> {
-    let mut left = npy::bytes(header) - header.data_start;
-    let mut skipped = packed.by_ref().take(header.data_start);
-    io::copy(&mut skipped, &mut io::sink()).map_err(&bad)?;
-    let mut piece = vec![0; PIECE_BYTES];
-    while left > 0 {
-        let piece = &mut piece[..left.min(PIECE_BYTES as u64) as usize];
-        packed.read_exact(piece).map_err(&bad)?;
-        if header.stored.big_endian {
-            let size = header.stored.element.bytes();
-            piece.chunks_exact_mut(size).for_each(<[u8]>::reverse);
-        }
-        write(piece)?;
-        left -= piece.len() as u64;
-    }
-    // At its end the reader compares the checksum.
-    match packed.read(&mut [0]).map_err(&bad)? {
-        0 => Ok(()),
-        _ => Err(bad(io::Error::new(
-            ErrorKind::InvalidData,
-            "it has more bytes than it claims",
-        ))),
-    }
 }
 
 fn broken(error: &zip::result::ZipError) -> String {

@@ -37,3 +37,10 @@ pub(crate) fn shown_number(number: f64) -> String {
         false => number.to_string(),
     }
 }
+
+/// Up to `most` of these; `None` if there are none.
+pub(crate) fn some_of(most: usize, all: impl Iterator<Item = String>) -> Option<String> {
+    let all: Vec<String> = all.collect();
+    let more = if all.len() > most { ", …" } else { "" };
+    (!all.is_empty()).then(|| all[..all.len().min(most)].join(", ") + more)
+}

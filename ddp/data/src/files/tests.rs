@@ -2,6 +2,7 @@
 //! `tests/golden/make_data.py`.
 
 mod claims;
+pub(super) mod fvecs;
 pub(super) mod made;
 
 use std::fs::{self, File};
@@ -12,7 +13,7 @@ use serde_json::Value;
 use std::path::Path;
 
 use super::*;
-use crate::disk::testing::Scratch;
+use ddp_kernels::files::testing::Scratch;
 
 /// A file that numpy or safetensors wrote.
 pub(super) fn golden(name: &str) -> PathBuf {
@@ -325,36 +326,33 @@ fn an_array_that_cannot_be_used_does_not_hide_the_others() {
 #[test]
 fn first_bytes_say_what_a_file_is_whatever_it_is_called() {
     let scratch = Scratch::new();
-    for (from, kind_of) in [
-        ("f32.npy", FileKind::Npy),
-        ("little.npz", FileKind::Npz),
-        ("all.safetensors", FileKind::Safetensors),
-        ("f64-idx3-ubyte", FileKind::Idx),
-        ("f32.npy.gz", FileKind::Gzip),
+    for (from, expected) in [
+        ("f32.npy", &npy::NPY),
+        ("little.npz", &npz::NPZ),
+        ("all.safetensors", &safetensors::SAFETENSORS),
+        ("f64-idx3-ubyte", &idx::IDX),
+        ("f32.npy.gz", &gzip::GZIP),
     ] {
         for name in ["data", "data.csv", "data.bin", "data.npy"] {
             let path = file(&scratch, name, &fs::read(golden(from)).unwrap());
-            assert_eq!(kind(&path).unwrap(), kind_of, "{from} as {name}");
+            assert!(format(&path).unwrap().is(expected), "{from} as {name}");
         }
     }
-    for (name, bytes, kind_of) in [
-        ("a.csv", &b"a,b\n"[..], FileKind::Csv),
-        ("A.CSV", b"a,b\n", FileKind::Csv),
-        ("a.tsv", b"a\tb\n", FileKind::Csv),
-        ("a.csv.gz", b"\x1f\x8b\x08", FileKind::Csv),
-        ("a.data", b"PAR1....\x01\0\0\0PAR1", FileKind::Parquet),
+    for (name, bytes, expected) in [
+        ("a.csv", &b"a,b\n"[..], &csv::CSV),
+        ("A.CSV", b"a,b\n", &csv::CSV),
+        ("a.tsv", b"a\tb\n", &csv::TSV),
+        ("a.csv.gz", b"\x1f\x8b\x08", &csv::CSV),
+        ("a.data", b"PAR1....\x01\0\0\0PAR1", &parquet::PARQUET),
         // Columns may be called as other files begin, and labels as they end.
-        ("a.csv", b"PAR1,PAR2\n1,2\n", FileKind::Csv),
-        ("a.csv", b"PAR1,y\n1,PAR1", FileKind::Csv),
-        ("a.csv", b"MATLAB score,y\n1,2\n", FileKind::Csv),
-        ("a-idx1-ubyte", b"\x01", FileKind::Idx),
-        ("b.csv", b"\0\0\x08\x03", FileKind::Idx),
+        ("a.csv", b"PAR1,PAR2\n1,2\n", &csv::CSV),
+        ("a.csv", b"PAR1,y\n1,PAR1", &csv::CSV),
+        ("a.csv", b"MATLAB score,y\n1,2\n", &csv::CSV),
+        ("a-idx1-ubyte", b"\x01", &idx::IDX),
+        ("b.csv", b"\0\0\x08\x03", &idx::IDX),
     ] {
-        assert_eq!(
-            kind(&file(&scratch, name, bytes)).unwrap(),
-            kind_of,
-            "{name}"
-        );
+        let path = file(&scratch, name, bytes);
+        assert!(format(&path).unwrap().is(expected), "{name}");
     }
 }
 

@@ -1,7 +1,8 @@
-//! Files of tokens: llm.c's, nanoGPT's without a header, texts as their bytes, and arrays of whole
-//! numbers in any other format. All are read in place, unless they are compressed.
+//! Files of tokens: formats of tokens (`llm_c.rs`, `text.rs`), nanoGPT's without a header, and
+//! arrays of whole numbers in any other format, our own shards among them. All of them give a
+//! `TokenFile`, which is read in place unless the file is compressed.
 //!
-//! Our own shards are flat files with an array `tokens` and a vocabulary (`flat.rs`).
+//! Our shards are flat files with an array `tokens` and a vocabulary (`flat.rs`).
 
 use std::fs;
 use std::path::Path;
@@ -9,173 +10,79 @@ use std::sync::Arc;
 
 use ddp_kernels::mapped::Mapped;
 
-use super::array::{Array, ArrayPlace, Element};
-use super::contents::Contents;
-use super::flat::{self, About};
+use super::array::Array;
+use super::flat::{self, About, FLAT};
+use super::format::{DataFile, Holds};
+use super::formats::format;
 use super::io::{map, refuse};
-use super::kind::{FileKind, kind};
 use super::llm_c;
-use crate::disk;
+use super::token_file::{TokenFile, whole_file};
+use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::spec::TokensSpec;
-
-/// What the tokens of a file are.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Coding {
-    /// The format, for people.
-    pub format: &'static str,
-    /// Tokens are below this, if the file says so.
-    pub vocabulary: Option<usize>,
-    /// The token after each document, if the file says so.
-    pub end_of_text: Option<usize>,
-    /// A hash of the vocabulary, if the file says so.
-    pub tokenizer: Option<String>,
-    /// Whether each token is a byte of a text.
-    pub are_bytes: bool,
-}
-
-impl Coding {
-    fn new(format: &'static str, vocabulary: Option<usize>) -> Coding {
-        Coding {
-            format,
-            vocabulary,
-            end_of_text: None,
-            tokenizer: None,
-            are_bytes: false,
-        }
-    }
-}
+use ddp_kernels::files as disk;
 
 /// Whether the file at `path` is one of tokens by what it says itself.
-pub fn says_tokens(path: &Path) -> bool {
-    match kind(path) {
-        Ok(FileKind::LlmC | FileKind::Text) => true,
-        Ok(FileKind::Flat) => flat::open(path, "").is_ok_and(|file| file.vocabulary.is_some()),
-        _ => false,
-    }
+pub(crate) fn says_tokens(path: &Path) -> Result<bool> {
+    let format = format(path)?;
+    Ok(match format.holds {
+        Holds::Tokens(_) => true,
+        _ if !format.is(&FLAT) => false,
+        _ => flat::open(path, "").is_ok_and(|file| file.vocabulary.is_some()),
+    })
 }
 
 /// The file at `path` as data: without a header, as nanoGPT's tokens, it needs `tokens:`.
 pub fn shown(path: &Path) -> String {
-    let is_flat = kind(path).is_ok_and(|kind| kind == FileKind::Flat);
+    let is_flat = format(path).is_ok_and(|format| format.is(&FLAT));
     let is_plain = is_flat && map(path).is_ok_and(|mapped| !flat::begins(&mapped));
     let prefix = if is_plain { "tokens:" } else { "" };
     format!("{prefix}{}", path.display())
 }
 
-/// The tokens of the file at `path`, an array of rows of one number. With a `spec` a file holds
-/// tokens though it may not say so itself.
-pub fn open(
-    path: &Path,
-    spec: Option<&TokensSpec>,
-    cache_dir: Option<&Path>,
-) -> Result<(Array, Coding)> {
-    let mapped = map(path)?;
-    match kind(path)? {
-        FileKind::LlmC => {
-            let (array, format) = llm_c::open(path, &mapped)?;
-            Ok((array, Coding::new(format.name, Some(format.vocabulary))))
-        }
-        FileKind::Text => {
-            let coding = Coding {
-                are_bytes: true,
-                ..Coding::new("bytes of a text", Some(256))
-            };
-            let mut start = [0; BYTE_ORDER_MARK.len()];
-            let is_read = mapped.len() > 3 && mapped.read(0, &mut start).is_ok();
-            let has_mark = is_read && start == BYTE_ORDER_MARK;
-            let offset = if has_mark { start.len() as u64 } else { 0 };
-            Ok((whole_file(path, &mapped, Element::U8, offset)?, coding))
-        }
-        FileKind::Flat if spec.is_some() && !flat::begins(&mapped) => {
-            let stated = spec.and_then(|spec| spec.token_type);
-            let array = whole_file(path, &mapped, stated.unwrap_or(Element::U16), 0)?;
-            if stated.is_none() {
-                llm_c::check_no_header(&mapped).map_err(|why| refuse(path, why))?;
-                check_not_u32(path, &array)?;
-            }
-            Ok((array, Coding::new("without a header", None)))
-        }
-        FileKind::Csv | FileKind::Parquet => Err(refuse(
+/// The tokens of the file at `path`. `stated` is their type where the file has no header; without
+/// it they are u16, and refused if they look like something else.
+pub fn open(path: &Path, stated: Option<Element>, cache_dir: Option<&Path>) -> Result<TokenFile> {
+    let (mapped, format, name) = (map(path)?, format(path)?, path.display().to_string());
+    let file = match format.holds {
+        Holds::Tokens(open) => open(&DataFile {
             path,
-            "expected tokens, got a table; help: give .bin, .txt, or a one-dimensional array of integers",
-        )),
-        _ => of_arrays(path, super::open(path, cache_dir)?, spec.is_some()),
-    }
-}
-
-/// What some editors write before a text: U+FEFF in UTF-8.
-pub(crate) const BYTE_ORDER_MARK: [u8; 3] = *b"\xef\xbb\xbf";
-
-/// All bytes of a file from `offset` on as numbers of this type.
-fn whole_file(path: &Path, mapped: &Arc<Mapped>, element: Element, offset: u64) -> Result<Array> {
-    let (bytes, size) = (mapped.len() - offset, element.bytes() as u64);
-    if !bytes.is_multiple_of(size) {
-        return Err(refuse(
+            name: &name,
+            cache_dir,
+        })?,
+        Holds::Table(_) => {
+            return Err(refuse(
+                path,
+                "expected tokens, got a table; help: give .bin, .txt, or a one-dimensional array of integers",
+            ));
+        }
+        _ if format.is(&FLAT) && !flat::begins(&mapped) => without_header(path, &mapped, stated)?,
+        _ => array(path, cache_dir)?,
+    };
+    let got = file.tokens.element();
+    match stated.is_some_and(|stated| stated != got) {
+        true => Err(refuse(
             path,
             format!(
-                "expected tokens of {size} bytes ({element}) without a header, got {bytes} bytes: it is cut short or of \
-                 another format"
+                "expected tokens without a header, whose type type= states, got {got}; help: leave out type="
             ),
-        ));
+        )),
+        false => Ok(file),
     }
-    let place = ArrayPlace {
-        key: "",
-        offset,
-        element,
-        big_endian: false,
-        shape: &[(bytes / size) as usize],
-    };
-    let array = Array::new(mapped, &path.display().to_string(), &place);
-    array.map_err(|why| refuse(path, why))
 }
 
-/// Numbers below this are tiny: the upper halves of u32 tokens are, in vocabularies of 4 million.
-const TINY: i64 = 64;
-
-/// An error if every second number is 0 or nearly all of them are tiny, and the others are not, as
-/// if the tokens were u32 or wider.
-fn check_not_u32(path: &Path, array: &Array) -> Result<()> {
-    let mut first = vec![0; array.rows().min(4096) as usize];
-    array.read_i64(0, &mut first)?;
-    let (low, high): (Vec<_>, Vec<_>) =
-        first.chunks_exact(2).map(|pair| (pair[0], pair[1])).unzip();
-    let below = |most: i64, of: &[i64]| of.iter().filter(|&&token| token < most).count();
-    let (zero_high, zero_low) = (below(1, &high), below(1, &low));
-    let (tiny_high, tiny_low) = (below(TINY, &high), below(TINY, &low));
-    let all = high.len();
-    let are_zero = zero_high == all && zero_low < all;
-    let are_tiny = tiny_high * 10 >= all * 9 && tiny_low * 2 < all;
-    // The upper half of each i64 token is two zeros.
-    let is_i64 = |four: &[i64]| four[2..] == [0, 0];
-    let are_i64 = first.chunks_exact(4).all(is_i64) && first.iter().any(|token| *token != 0);
-    if all < 32 || !(are_zero || are_tiny || are_i64) {
-        return Ok(());
+/// As nanoGPT writes them.
+fn without_header(path: &Path, mapped: &Arc<Mapped>, stated: Option<Element>) -> Result<TokenFile> {
+    let tokens = whole_file(path, mapped, stated.unwrap_or(Element::U16), 0)?;
+    if stated.is_none() {
+        llm_c::check_no_header(mapped).map_err(|why| refuse(path, why))?;
+        check_not_u32(path, &tokens)?;
     }
-    Err(refuse(
-        path,
-        format!(
-            "expected u16 tokens without a header, got numbers of which every second one is small, as in u32 tokens or \
-             wider ones ({tiny_high} of {all} at odd places are below {TINY}, {tiny_low} at even places); help: give \
-             tokens:FILE,type=u32 if they are u32, type=u16 if they are u16, or save them with np.save, as int64 must be"
-        ),
-    ))
+    Ok(TokenFile::new(tokens, "without a header", None))
 }
 
 /// The array `tokens` of a file, or its only one.
-fn of_arrays(path: &Path, contents: Contents, are_tokens: bool) -> Result<(Array, Coding)> {
-    let Contents {
-        vocabulary,
-        end_of_text,
-        ref tokenizer,
-        ..
-    } = contents;
-    if vocabulary.is_none() && !are_tokens {
-        return Err(refuse(
-            path,
-            "expected a file of tokens, got one of arrays; help: give tokens:FILE if its array is one of tokens",
-        ));
-    }
+fn array(path: &Path, cache_dir: Option<&Path>) -> Result<TokenFile> {
+    let contents = super::open(path, cache_dir)?;
     let named = contents.find("tokens").map_err(|why| refuse(path, why))?;
     let array = match (named, &contents.arrays[..]) {
         (Some(array), _) | (None, [array]) => array,
@@ -193,38 +100,39 @@ fn of_arrays(path: &Path, contents: Contents, are_tokens: bool) -> Result<(Array
             format!("expected tokens, a one-dimensional array of integers, got {element}{shape:?}"),
         ));
     }
-    let coding = Coding {
-        end_of_text,
-        tokenizer: tokenizer.clone(),
-        ..Coding::new("an array", vocabulary)
-    };
-    Ok((array.clone(), coding))
+    let mut file = TokenFile::new(array.clone(), "an array", contents.vocabulary);
+    file.coding.end_of_text = contents.end_of_text;
+    file.coding.tokenizer = contents.tokenizer;
+    Ok(file)
 }
 
-/// Writes tokens to a shard.
-pub struct ShardWriter<'a> {
-    path: &'a Path,
-    vocabulary: usize,
-    writer: &'a mut flat::Writer,
-}
+/// Numbers below this are tiny: the upper halves of u32 tokens are, in vocabularies of 4 million.
+const TINY: i64 = 64;
 
-impl ShardWriter<'_> {
-    /// Appends tokens.
-    pub fn write(&mut self, tokens: &[u32]) -> Result<()> {
-        let vocabulary = self.vocabulary;
-        if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
-            return Err(Error::Data(format!(
-                "{}: expected tokens below the vocabulary of {vocabulary}, got {token}",
-                self.path.display()
-            )));
-        }
-        match element_of(vocabulary) {
-            Element::U16 => self
-                .writer
-                .write_numbers(tokens, |token| (token as u16).to_le_bytes()),
-            _ => self.writer.write_numbers(tokens, u32::to_le_bytes),
-        }
+/// An error if every second number is 0 or nearly all of them are tiny, and the others are not, as
+/// if the tokens were u32 or wider.
+fn check_not_u32(path: &Path, array: &Array) -> Result<()> {
+    let mut first = vec![0; array.rows().min(4096) as usize];
+    array.read_i64(0, &mut first)?;
+    let pairs = first.as_chunks::<2>().0;
+    let below = |most: i64, half: usize| pairs.iter().filter(|pair| pair[half] < most).count();
+    let (all, tiny_low, tiny_high) = (pairs.len(), below(TINY, 0), below(TINY, 1));
+    let are_zero = below(1, 1) == all && below(1, 0) < all;
+    let are_tiny = tiny_high * 10 >= all * 9 && tiny_low * 2 < all;
+    // The upper half of each i64 token is two zeros.
+    let is_i64 = |four: &[i64]| four[2..] == [0, 0];
+    let are_i64 = first.chunks_exact(4).all(is_i64) && first.iter().any(|token| *token != 0);
+    if all < 32 || !(are_zero || are_tiny || are_i64) {
+        return Ok(());
     }
+    Err(refuse(
+        path,
+        format!(
+            "expected u16 tokens without a header, got numbers of which every second one is small, as in u32 tokens or \
+             wider ones ({tiny_high} of {all} at odd places are below {TINY}, {tiny_low} at even places); help: give \
+             tokens:FILE,type=u32 if they are u32, type=u16 if they are u16, or save them with np.save, as int64 must be"
+        ),
+    ))
 }
 
 /// What a shard says besides its tokens.
@@ -240,22 +148,32 @@ pub struct ShardAbout {
     pub source: Option<String>,
 }
 
-/// Puts a shard with the tokens that `fill` writes in the place of `path`.
-pub fn write_shard(
-    path: &Path,
-    about: ShardAbout,
-    fill: impl FnOnce(&mut ShardWriter<'_>) -> Result<()>,
-) -> Result<()> {
+/// Puts a shard with these tokens, one part after the other, in the place of `path`.
+pub fn write_shard(path: &Path, about: ShardAbout, parts: &[impl AsRef<[u32]>]) -> Result<()> {
     let vocabulary = about.vocabulary;
+    // The narrower type that holds all tokens.
+    let element = match vocabulary <= 1 << 16 {
+        true => Element::U16,
+        false => Element::U32,
+    };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let aside = path.with_file_name(format!(".unfinished-{}-{name}", std::process::id()));
     let written = flat::write(&aside, |writer| {
-        writer.begin("tokens", element_of(vocabulary), &[])?;
-        fill(&mut ShardWriter {
-            path,
-            vocabulary,
-            writer,
-        })?;
+        writer.begin("tokens", element, &[])?;
+        for tokens in parts.iter().map(AsRef::as_ref) {
+            if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
+                return Err(Error::Data(format!(
+                    "{}: expected tokens below the vocabulary of {vocabulary}, got {token}",
+                    path.display()
+                )));
+            }
+            match element {
+                Element::U16 => {
+                    writer.write_numbers(tokens, |token| (token as u16).to_le_bytes())?;
+                }
+                _ => writer.write_numbers(tokens, u32::to_le_bytes)?,
+            }
+        }
         Ok(About {
             vocabulary: Some(vocabulary),
             end_of_text: about.end_of_text,
@@ -268,15 +186,7 @@ pub fn write_shard(
         // The first error is the one to report.
         let _ = fs::remove_file(&aside);
     }
-    written.and_then(|()| disk::rename(&aside, path))
-}
-
-/// The narrower of u16 and u32 that holds all tokens.
-fn element_of(vocabulary: usize) -> Element {
-    match vocabulary <= 1 << 16 {
-        true => Element::U16,
-        false => Element::U32,
-    }
+    written.and_then(|()| Ok(disk::rename(&aside, path)?))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::csv::number;
+use super::cell::number;
 
 /// What keeps a text from being a number. Of several in one column, the greatest is what to mend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -2,12 +2,11 @@
 //! during the step.
 //!
 //! One order at a time, for memory that nothing else touches: the loader gives it away with the
-//! order and gets it back with the answer. The thread starts with the first order and ends with the
-//! loader.
+//! order and gets it back with the answer. The thread ends with the loader.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 
 use ddp_kernels::Tensor;
 use ddp_kernels::heartbeat::{self, Work};
@@ -17,17 +16,12 @@ use super::memory::first_rows;
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 
-/// Rows to gather, and the memory for them.
+/// Rows to gather into this memory; after it, whether that succeeded.
 #[derive(Debug)]
 struct Order {
     rows: Vec<u64>,
-    host: [Tensor; 2],
-}
-
-/// An order that is done or has failed.
-#[derive(Debug)]
-struct Answer {
-    rows: Vec<u64>,
+    /// None once the rows are there: the loader may write to it again.
+    host: Option<[Tensor; 2]>,
     result: Result<()>,
 }
 
@@ -39,31 +33,47 @@ const WAIT: Label = Label::new(Lane::Waiting, "wait for rows");
 /// Gathers the next batch.
 #[derive(Debug)]
 pub(super) struct Prefetcher {
-    dataset: Arc<dyn Dataset>,
-    thread: Option<Thread>,
+    /// Closed first, which ends the thread.
+    orders: Option<SyncSender<Order>>,
+    answers: Receiver<Order>,
+    thread: Option<JoinHandle<()>>,
     /// The batch that is being gathered.
     ordered: Option<u64>,
     /// Memory for the row numbers of the next order.
     spare: Vec<u64>,
 }
 
-#[derive(Debug)]
-struct Thread {
-    /// Closed first, which ends the thread.
-    orders: Option<SyncSender<Order>>,
-    answers: Receiver<Answer>,
-    handle: Option<JoinHandle<()>>,
-}
-
 impl Prefetcher {
     /// For batches of at most `rows_max` rows of this dataset.
-    pub(super) fn new(dataset: Arc<dyn Dataset>, rows_max: usize) -> Prefetcher {
-        Prefetcher {
-            dataset,
-            thread: None,
+    pub(super) fn new(dataset: Arc<dyn Dataset>, rows_max: usize) -> Result<Prefetcher> {
+        let (orders, to_do) = sync_channel::<Order>(1);
+        let (done, answers) = sync_channel(1);
+        let gather = move || {
+            for mut order in to_do {
+                if let Some([inputs, targets]) = order.host.take() {
+                    let gather = || dataset.gather(&order.rows, &inputs, &targets);
+                    order.result = trace::record(GATHER, gather);
+                    heartbeat::beat(Work::ReadsData);
+                }
+                if done.send(order).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = Builder::new().name("loader".into()).spawn(gather);
+        let thread = thread.map_err(|error| {
+            Error::Limit(format!(
+                "cannot start the thread that gathers batches: {error}; help: raise the limits on \
+                 threads (ulimit -u) and on virtual memory (ulimit -v)"
+            ))
+        })?;
+        Ok(Prefetcher {
+            orders: Some(orders),
+            answers,
+            thread: Some(thread),
             ordered: None,
             spare: Vec::with_capacity(rows_max),
-        }
+        })
     }
 
     /// Starts to gather `mine`, the rows of batch `batch`, into the first rows of `host`.
@@ -77,16 +87,13 @@ impl Prefetcher {
         let mut rows = std::mem::take(&mut self.spare);
         rows.clear();
         rows.extend(mine);
-        let host = first_rows(&host, rows.len())?;
-        if self.thread.is_none() {
-            self.thread = Some(Thread::start(self.dataset.clone())?);
-        }
-        let orders = self
-            .thread
-            .as_ref()
-            .and_then(|thread| thread.orders.as_ref());
-        let sent = orders.is_some_and(|orders| orders.send(Order { rows, host }).is_ok());
-        if sent { Ok(()) } else { Err(gone()) }?;
+        let order = Order {
+            host: Some(first_rows(&host, rows.len())?),
+            rows,
+            result: Ok(()),
+        };
+        let orders = self.orders.as_ref().expect("open until it is dropped");
+        orders.send(order).map_err(|_| gone())?;
         self.ordered = Some(batch);
         Ok(())
     }
@@ -97,59 +104,22 @@ impl Prefetcher {
         let Some(ordered) = self.ordered.take() else {
             return Ok(false);
         };
-        let thread = self.thread.as_ref().expect("an order starts it");
-        let Answer {
-            rows: mut gathered,
-            result,
-        } = trace::record(WAIT, || thread.answers.recv()).map_err(|_| gone())?;
+        let mut order = trace::record(WAIT, || self.answers.recv()).map_err(|_| gone())?;
         if ordered == batch {
-            result?;
-            std::mem::swap(rows, &mut gathered);
+            order.result?;
+            std::mem::swap(rows, &mut order.rows);
         }
-        self.spare = gathered;
+        self.spare = order.rows;
         Ok(ordered == batch)
     }
 }
 
-impl Thread {
-    fn start(dataset: Arc<dyn Dataset>) -> Result<Thread> {
-        let (orders, to_do) = sync_channel::<Order>(1);
-        let (done, answers) = sync_channel(1);
-        let work = move || {
-            for Order { rows, host } in to_do {
-                let gather = || dataset.gather(&rows, &host[0], &host[1]);
-                let result = trace::record(GATHER, gather);
-                heartbeat::beat(Work::ReadsData);
-                // Before the answer, after which the loader may write there.
-                drop(host);
-                if done.send(Answer { rows, result }).is_err() {
-                    return;
-                }
-            }
-        };
-        let started = std::thread::Builder::new()
-            .name("loader".into())
-            .spawn(work);
-        let handle = started.map_err(|error| {
-            Error::Limit(format!(
-                "cannot start the thread that gathers batches: {error}; help: raise the limits on \
-                 threads (ulimit -u) and on virtual memory (ulimit -v)"
-            ))
-        })?;
-        Ok(Thread {
-            orders: Some(orders),
-            answers,
-            handle: Some(handle),
-        })
-    }
-}
-
-impl Drop for Thread {
+impl Drop for Prefetcher {
     fn drop(&mut self) {
         self.orders = None;
-        if let Some(handle) = self.handle.take() {
+        if let Some(thread) = self.thread.take() {
             // A panic was reported where it happened.
-            _ = handle.join();
+            _ = thread.join();
         }
     }
 }

@@ -85,7 +85,7 @@ impl Slots {
             None => FillPath::Host,
         };
         let micro = micro.unwrap_or(rows_max).max(1);
-        let prefetcher = Prefetcher::new(dataset.clone(), rows_max);
+        let prefetcher = Prefetcher::new(dataset.clone(), rows_max)?;
         Ok(Slots {
             origin: Arc::new(Origin { dataset, order }),
             slots,

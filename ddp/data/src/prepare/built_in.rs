@@ -5,7 +5,6 @@ use std::sync::Arc;
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::glyphs::Glyphs;
-use crate::plan::FeaturePlan;
 use crate::request::{Data, DataRequest, Trained};
 use crate::spec::DataSpec;
 use crate::synthetic::Synthetic;
@@ -32,17 +31,8 @@ pub(super) fn built_in(request: &DataRequest) -> Result<Data> {
         train.task(),
         train.spec().inputs.elements()
     );
-    Ok(Data {
-        description: Data::describe(request.data.name(), &*train, &*held_out, &understood),
-        train,
-        held_out,
-        normalization: None,
-        target_normalization: None,
-        plan: FeaturePlan::default(),
-        columns: None,
-        label: None,
-        tokenizer: None,
-    })
+    let description = Data::describe(request.data.name(), &*train, &*held_out, &understood);
+    Ok(Data::new(train, held_out, description))
 }
 
 /// An error if a trained model cannot take these data.

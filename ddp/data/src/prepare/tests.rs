@@ -11,10 +11,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::*;
+use crate::FeaturePlan;
 use crate::TaskKind;
-use crate::disk::testing::Scratch;
 use crate::ranks::tests::ranks;
 use crate::{LabelName, read_rows};
+use ddp_kernels::files::testing::Scratch;
 
 fn npy(scratch: &Scratch, name: &str, descr: &str, shape: &[usize], data: &[u8]) -> PathBuf {
     let shape: String = shape.iter().map(|size| format!("{size},")).collect();

@@ -36,6 +36,15 @@ fn every_row_comes_exactly_once_at_every_small_size() {
 }
 
 #[test]
+fn without_a_seed_rows_stay_in_order() {
+    for rows in awkward_sizes(5000) {
+        let sampler = Sampler::with_order(rows, 128, None, false).unwrap();
+        let order = sampler.permutation(3);
+        assert!((0..rows).all(|row| order.row(row) == row && order.position(row) == row));
+    }
+}
+
+#[test]
 fn positions_of_huge_data_come_back_from_their_rows() {
     for rows in awkward_sizes(u64::MAX)
         .into_iter()

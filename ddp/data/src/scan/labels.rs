@@ -87,7 +87,7 @@ pub(crate) fn labels(
     ranks: &dyn Ranks,
 ) -> Result<LabelsFound> {
     let internal = |error: serde_json::Error| Error::Internal(error.to_string());
-    let rows = labels.rows();
+    let rows = labels.count();
     let block_rows = (BLOCK_NUMBERS / labels.width() as u64).max(1);
     let segments = SEGMENTS.min(rows.div_ceil(block_rows)).max(1);
     let mine = share(&(0..segments), ranks.rank(), ranks.size());

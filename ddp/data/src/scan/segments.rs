@@ -10,7 +10,7 @@ use ddp_kernels::threads;
 use crate::error::Result;
 
 /// What `work` returns for each of these segments, in their order.
-pub(super) fn in_segments<T: Send>(
+pub(crate) fn in_segments<T: Send>(
     segments: Range<u64>,
     work: impl Fn(u64) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {

@@ -1,5 +1,5 @@
-//! Reads all tokens: a hash of their content, the largest, and the first that is not below the
-//! vocabulary. A token out of it would be read beyond the end of an embedding.
+//! Reads all tokens: a hash of their content, the largest, and the first one that is refused. A
+//! token out of the vocabulary would be read beyond the end of an embedding.
 
 use std::panic::Location;
 
@@ -28,36 +28,32 @@ pub(crate) struct TokensFound {
     pub(crate) hash: u64,
 }
 
-/// The numbers of `to_words`.
-const WORDS: usize = 5;
-
 impl TokensFound {
     /// Adds later tokens.
-    fn merge(&mut self, later: &TokensFound) {
+    fn merge(&mut self, later: TokensFound) {
         self.largest = self.largest.max(later.largest);
         self.bad = self.bad.or(later.bad);
         self.hash = self.hash.wrapping_add(later.hash);
     }
 
     /// For other ranks.
-    fn to_words(self) -> [u64; WORDS] {
+    fn to_bytes(self) -> Vec<u8> {
+        let is_bad = u64::from(self.bad.is_some());
         let (file, position) = self.bad.unwrap_or_default();
-        [
-            self.hash,
-            self.largest,
-            u64::from(self.bad.is_some()),
-            file,
-            position,
-        ]
+        let words = [self.hash, self.largest, is_bad, file, position];
+        words.map(u64::to_le_bytes).concat()
     }
 
-    /// The opposite of `to_words`.
-    fn of_words([hash, largest, is_bad, file, position]: [u64; WORDS]) -> TokensFound {
-        TokensFound {
+    /// The opposite of `to_bytes`.
+    fn of_bytes(bytes: &[u8]) -> Option<TokensFound> {
+        let (words, _) = bytes.as_chunks();
+        let words: Vec<u64> = words.iter().copied().map(u64::from_le_bytes).collect();
+        let [hash, largest, is_bad, file, position] = words.try_into().ok()?;
+        Some(TokensFound {
             largest,
             bad: (is_bad != 0).then_some((file, position)),
             hash,
-        }
+        })
     }
 }
 
@@ -84,67 +80,59 @@ pub(crate) fn tokens(
             heartbeat::beat(Work::ReadsData);
             let file = blocks.partition_point(|&first| first <= number) - 1;
             let first = (number - blocks[file]) * BLOCK_TOKENS;
-            let place = (first, number);
-            let limits = (bound, refused);
-            let bad = read_block(&block, &files[file], place, limits, &mut found)?;
-            if let Some(position) = bad {
-                found.bad = Some((file as u64, position));
+            found.merge(read_block(
+                &block,
+                files,
+                (file, first, number),
+                (bound, refused),
+            )?);
+            if found.bad.is_some() {
                 break;
             }
         }
         Ok(found)
     });
-    let mine = found.map(|segments| {
-        let mut mine = TokensFound::default();
-        segments.iter().for_each(|segment| mine.merge(segment));
-        mine.to_words()
-            .map(u64::to_le_bytes)
-            .as_flattened()
-            .to_vec()
-    });
-    let mut total = TokensFound::default();
+    let merged = |all: Vec<TokensFound>| {
+        let mut total = TokensFound::default();
+        all.into_iter().for_each(|found| total.merge(found));
+        total
+    };
     // Each rank's segments follow those of the rank before.
-    for bytes in ranks.share(mine)? {
-        let (words, _) = bytes.as_chunks();
-        let words: Vec<u64> = words.iter().copied().map(u64::from_le_bytes).collect();
-        let words = words.try_into();
-        let words = words.map_err(|_| Error::Internal("another rank's tokens".into()))?;
-        total.merge(&TokensFound::of_words(words));
-    }
-    Ok(total)
+    let shared = ranks.share(found.map(|segments| merged(segments).to_bytes()))?;
+    let all: Option<_> = shared
+        .iter()
+        .map(|bytes| TokensFound::of_bytes(bytes))
+        .collect();
+    let unreadable = || Error::Internal("another rank's tokens cannot be read".into());
+    Ok(merged(all.ok_or_else(unreadable)?))
 }
 
-/// Reads block `number`, which begins with token `first` of `file`, into `block`. Returns the
-/// position of the first token that is not below `bound` or that is `refused`.
+/// Reads block `number` into `block`: it begins with token `first` of file `file`.
 fn read_block(
     block: &Tensor,
-    file: &Array,
-    (first, number): (u64, u64),
+    files: &[Array],
+    (file, first, number): (usize, u64, u64),
     (bound, refused): (u64, Option<u64>),
-    found: &mut TokensFound,
-) -> Result<Option<u64>> {
-    let count = BLOCK_TOKENS.min(file.rows() - first) as usize;
-    let (largest, is_refused) = block.with_slice_mut(|block: &mut [i64]| {
+) -> Result<TokensFound> {
+    let array = &files[file];
+    let count = BLOCK_TOKENS.min(array.rows() - first) as usize;
+    let (largest, bad) = block.with_slice_mut(|block: &mut [i64]| {
         let tokens = &mut block[..count];
-        file.read_i64(first, tokens)?;
+        array.read_i64(first, tokens)?;
         // A negative number is larger than any token.
-        let tokens = tokens.iter().map(|token| token.cast_unsigned());
+        let mut tokens = tokens.iter().map(|token| token.cast_unsigned());
+        let largest = tokens.clone().fold(0, u64::max);
         let is_refused = refused.is_some_and(|refused| tokens.clone().any(|one| one == refused));
-        Ok::<_, Error>((tokens.fold(0, u64::max), is_refused))
+        let bad = match largest >= bound || is_refused {
+            true => tokens.position(|token| token >= bound || Some(token) == refused),
+            false => None,
+        };
+        Ok::<_, Error>((largest, bad))
     })??;
     let hash = |bytes: &[u8]| XxHash3_64::oneshot_with_seed(number, &bytes[..8 * count]);
-    let hash = block.with_bytes("hash", Location::caller(), hash)?;
-    found.hash = found.hash.wrapping_add(hash);
-    if largest < bound && !is_refused {
-        found.largest = found.largest.max(largest);
-        return Ok(None);
-    }
-    let position = block.with_slice(|block: &[i64]| {
-        let mut tokens = block.iter();
-        tokens.position(|token| {
-            let token = token.cast_unsigned();
-            token >= bound || Some(token) == refused
-        })
-    })?;
-    Ok(position.map(|position| first + position as u64))
+    Ok(TokensFound {
+        largest,
+        bad: bad.map(|position| (file as u64, first + position as u64)),
+        hash: block.with_bytes("hash", Location::caller(), hash)?,
+    })
 }

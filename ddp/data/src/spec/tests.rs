@@ -1,7 +1,7 @@
 //! What names of data mean.
 
 use super::*;
-use crate::disk::testing::Scratch;
+use ddp_kernels::files::testing::Scratch;
 
 #[test]
 fn a_spec_reads_back_as_it_prints() {
@@ -10,7 +10,6 @@ fn a_spec_reads_back_as_it_prints() {
         "glyphs,rows=7,held-out=0,seed=9",
         "synthetic:classification,rows=1000000000000,features=784,classes=2,noise=0.25",
         "synthetic:regression,outputs=3,seed=9223372036854775807",
-        "synthetic:row-number,rows=5",
         "digits.npz#x_train",
         "shards/*.npy",
         "tokens:train.bin",

@@ -80,17 +80,6 @@ fn targets_have_a_deviation_of_about_one_and_noise_adds_what_it_says() {
 }
 
 #[test]
-fn a_row_number_is_spelled_exactly() {
-    let (train, _) = pair("synthetic:row-number,rows=1000000000000");
-    let rows = [0, 1, 1023, 1024, 123_456_789_012, ROWS_MAX - 1];
-    let (x, targets) = values(&train, &rows);
-    for (index, &row) in rows.iter().enumerate() {
-        assert_eq!(row_number(&x[index * 4..][..4]), row);
-        assert_eq!(row_number(&targets[index * 4..][..4]), row);
-    }
-}
-
-#[test]
 fn rows_have_the_bits_they_have_on_every_machine() {
     // Written down once: a change of these numbers changes the data.
     let (train, _) = pair("synthetic:regression,features=33,outputs=2,seed=3");

@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Map, Value};
 
-use super::encoder::gap_refusal;
+use super::encoder::{Encoder, gap, gap_refusal};
 use super::unpack::{packing, reader, unreadable};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::files::io::{reading, refuse};
 use crate::files::parquet;
-use crate::files::tokens::BYTE_ORDER_MARK;
+use crate::files::text::BYTE_ORDER_MARK;
 
 /// The most text that is not cut: a document of `.jsonl` or `.parquet`, or a text that the
 /// tokenizer does not let be cut.
@@ -40,16 +40,21 @@ pub struct ReadOptions<'a> {
     pub field: &'a str,
     /// Whether bytes that are not UTF-8 are replaced by U+FFFD.
     pub lossy: bool,
-    /// Whether a text may be cut at this byte.
-    pub may_cut: &'a (dyn Fn(&str, usize) -> bool + Sync),
+    /// A text is cut only where this gives the same tokens; without it, at any line.
+    pub encoder: Option<&'a Encoder>,
     /// Texts are cut into pieces of about this size.
     pub piece_bytes: usize,
-    /// Where the tokenizer would give up on a text.
-    pub gap: &'a (dyn Fn(&str) -> Option<usize> + Sync),
-    /// Counts the bytes read from files.
-    pub read: &'a AtomicU64,
-    /// Counts the byte-order marks that were dropped.
-    pub marks: &'a AtomicU64,
+    /// What is counted.
+    pub counts: &'a Counts,
+}
+
+/// What is counted while files are read.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Bytes read from files.
+    pub bytes: AtomicU64,
+    /// Byte-order marks that were dropped.
+    pub marks: AtomicU64,
 }
 
 /// What takes pieces.
@@ -62,16 +67,21 @@ pub fn documents(path: &Path, options: &ReadOptions<'_>, sink: Sink<'_>) -> Resu
         let why = "expected a file, got a folder; help: give its files, as in FOLDER/*.txt";
         return Err(refuse(path, why));
     }
+    let mut file = TextFile {
+        path,
+        options,
+        sink,
+    };
     let name = path.to_string_lossy().to_ascii_lowercase();
     let (name, packed) = packing(&name);
     let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
     if ends(&[".parquet", ".pq"]) {
         return match packed {
-            None => rows(path, options, sink),
-            Some(packed) => Err(refuse(
-                path,
-                format!("expected .parquet without {packed}; help: unpack it first"),
-            )),
+            None => file.rows(about.len()),
+            Some(packed) => {
+                let why = format!("expected .parquet without {packed}; help: unpack it first");
+                Err(refuse(path, why))
+            }
         };
     }
     if ends(&[".json"]) {
@@ -79,125 +89,188 @@ pub fn documents(path: &Path, options: &ReadOptions<'_>, sink: Sink<'_>) -> Resu
                    an object, to .txt to take it as it is";
         return Err(refuse(path, why));
     }
-    let mut bytes = reader(path, options.read)?;
+    let mut bytes = reader(path, &options.counts.bytes)?;
     let mut first = Vec::new();
-    let count = BYTE_ORDER_MARK.len();
-    let read = (&mut bytes).take(count as u64).read_to_end(&mut first);
+    let mark = BYTE_ORDER_MARK.len() as u64;
+    let read = (&mut bytes).take(mark).read_to_end(&mut first);
     if read.map_err(|error| unreadable(path, error))? == 0 {
-        return sink(Piece {
-            text: String::new(),
-            ends_document: true,
-        });
+        return file.give(String::new(), true, &|_| String::new());
     }
     let mut start = 0;
     if first == BYTE_ORDER_MARK {
         first.clear();
-        start = count as u64;
-        options.marks.fetch_add(1, Ordering::Relaxed);
+        start = mark;
+        options.counts.marks.fetch_add(1, Ordering::Relaxed);
     }
     let bytes = Cursor::new(first).chain(bytes);
     match ends(&[".jsonl", ".ndjson"]) {
-        true => lines(path, (bytes, start), options, sink),
-        false => text(path, (bytes, start), options, sink),
+        true => file.lines(bytes, start),
+        false => file.text(bytes, start),
     }
 }
 
-/// A text from byte `start` on, in pieces.
-fn text(
-    path: &Path,
-    (bytes, start): (impl Read, u64),
-    options: &ReadOptions<'_>,
-    sink: Sink<'_>,
-) -> Result<()> {
-    let (mut bytes, mut at_byte) = (bytes, start);
-    let mut decoder = Decoder::new(path, options.lossy, start);
-    let mut give = |text: String, ends_document| {
-        if let Some(at) = (options.gap)(&text) {
-            return Err(refuse(path, gap_refusal(at_byte + at as u64)));
+/// A file that is read.
+struct TextFile<'a> {
+    path: &'a Path,
+    options: &'a ReadOptions<'a>,
+    sink: Sink<'a>,
+}
+
+impl TextFile<'_> {
+    fn bad(&self, why: impl Into<String>) -> Error {
+        refuse(self.path, why.into())
+    }
+
+    /// Hands out a piece, unless the tokenizer would give up on it; `place` names a byte of it.
+    fn give(
+        &mut self,
+        text: String,
+        ends_document: bool,
+        place: &dyn Fn(usize) -> String,
+    ) -> Result<()> {
+        let found = match self.options.encoder {
+            Some(encoder) => encoder.gap(&text),
+            None => gap(&text),
+        };
+        if let Some(at) = found {
+            return Err(self.bad(gap_refusal(&place(at))));
         }
-        at_byte += text.len() as u64;
-        sink(Piece {
+        (self.sink)(Piece {
             text,
             ends_document,
         })
-    };
-    let piece_bytes = options.piece_bytes;
-    let (mut pending, mut size) = (String::new(), piece_bytes);
-    let mut chunk = Vec::new();
-    loop {
-        // Whole chunks, however few bytes a read gives: cuts depend on the text alone.
-        chunk.clear();
-        let read = (&mut bytes)
-            .take(piece_bytes as u64 / 4)
-            .read_to_end(&mut chunk);
-        if read.map_err(|error| unreadable(path, error))? == 0 {
-            break;
-        }
-        decoder.push(&chunk, &mut pending)?;
-        if pending.len() < size {
-            continue;
-        }
-        let Some(at) = cut(&pending, options.may_cut) else {
-            size = pending.len() + piece_bytes;
-            check_uncut(path, size, || "the text".into())?;
-            continue;
-        };
-        let rest = pending.split_off(at);
-        size = piece_bytes;
-        give(std::mem::replace(&mut pending, rest), false)?;
     }
-    decoder.finish(&mut pending)?;
-    give(pending, true)
-}
 
-/// The last beginning of a line where `text` may be cut.
-fn cut(text: &str, may_cut: &dyn Fn(&str, usize) -> bool) -> Option<usize> {
-    let starts = text.rmatch_indices('\n').map(|(at, _)| at + 1);
-    let is_word = |at: &usize| text[*at..].starts_with(|first: char| !first.is_whitespace());
-    let mut starts = starts.filter(is_word).take(CUTS_TRIED);
-    starts.find(|&at| may_cut(text, at))
-}
+    /// A text from byte `start` on, in pieces.
+    fn text(&mut self, mut bytes: impl Read, start: u64) -> Result<()> {
+        let piece_bytes = self.options.piece_bytes;
+        // The first bytes that are not text yet, and of the text that is not given out yet.
+        let (mut at_byte, mut piece_at) = (start, start);
+        let (mut chunk, mut pending, mut size) = (Vec::new(), String::new(), piece_bytes);
+        loop {
+            // Whole chunks, however few bytes a read gives: cuts depend on the text alone.
+            let read = (&mut bytes)
+                .take(piece_bytes as u64 / 4)
+                .read_to_end(&mut chunk);
+            let is_end = read.map_err(|error| unreadable(self.path, error))? == 0;
+            // The next chunk may complete the character that this one ends in.
+            let whole = chunk.len() - if is_end { 0 } else { begun_bytes(&chunk) };
+            pending.push_str(&self.decode(&chunk[..whole], at_byte)?);
+            chunk.drain(..whole);
+            at_byte += whole as u64;
+            let place = |at: usize| format!("byte {}", piece_at + at as u64);
+            if is_end {
+                return self.give(pending, true, &place);
+            }
+            if pending.len() < size {
+                continue;
+            }
+            let Some(at) = self.cut(&pending) else {
+                size = pending.len() + piece_bytes;
+                self.check_uncut(size, || "the text".into())?;
+                continue;
+            };
+            let rest = pending.split_off(at);
+            size = piece_bytes;
+            self.give(std::mem::replace(&mut pending, rest), false, &place)?;
+            piece_at += at as u64;
+        }
+    }
 
-/// The lines of `.jsonl` from byte `start` on, each an object with a text.
-fn lines(
-    path: &Path,
-    (bytes, start): (impl Read, u64),
-    options: &ReadOptions<'_>,
-    sink: Sink<'_>,
-) -> Result<()> {
-    let mut bytes = BufReader::with_capacity(1 << 18, bytes);
-    let (mut line, mut start) = (Vec::new(), start);
-    for number in 1.. {
-        line.clear();
-        let most = UNCUT_BYTES_MAX as u64 + 1;
-        let read = bytes.by_ref().take(most).read_until(b'\n', &mut line);
-        let count = read.map_err(|error| unreadable(path, error))?;
-        if count == 0 {
-            break;
+    /// The last beginning of a line where `text` may be cut.
+    fn cut(&self, text: &str) -> Option<usize> {
+        let starts = text.rmatch_indices('\n').map(|(at, _)| at + 1);
+        let is_word = |at: &usize| text[*at..].starts_with(|first: char| !first.is_whitespace());
+        let mut starts = starts.filter(is_word).take(CUTS_TRIED);
+        let encoder = self.options.encoder;
+        starts.find(|&at| encoder.is_none_or(|encoder| encoder.may_cut(text, at)))
+    }
+
+    /// The lines of `.jsonl` from byte `start` on, each an object with a text.
+    fn lines(&mut self, bytes: impl Read, start: u64) -> Result<()> {
+        let mut bytes = BufReader::with_capacity(1 << 18, bytes);
+        let (mut line, mut start) = (Vec::new(), start);
+        for number in 1.. {
+            line.clear();
+            let most = UNCUT_BYTES_MAX as u64 + 1;
+            let read = bytes.by_ref().take(most).read_until(b'\n', &mut line);
+            let count = read.map_err(|error| unreadable(self.path, error))?;
+            if count == 0 {
+                break;
+            }
+            self.check_uncut(count, || format!("line {number}"))?;
+            let text = self.decode(&line, start)?;
+            start += count as u64;
+            if text.trim().is_empty() {
+                continue;
+            }
+            let text = field(&text, self.options.field);
+            let text = text.map_err(|why| self.bad(format!("line {number}: {why}")))?;
+            self.give(text, true, &|at| format!("line {number}: byte {at}"))?;
         }
-        check_uncut(path, count, || format!("line {number}"))?;
-        let text = decode(path, &line, start, options.lossy)?;
-        start += count as u64;
-        if text.trim().is_empty() {
-            continue;
-        }
-        let bad = |why: String| refuse(path, format!("line {number}: {why}"));
-        let object: Map<String, Value> = serde_json::from_str(&text)
-            .map_err(|error| bad(format!("expected a JSON object: {error}")))?;
-        let text = field(object, options.field).map_err(bad)?;
-        if let Some(at) = (options.gap)(&text) {
-            return Err(bad(gap_refusal(at as u64)));
-        }
-        sink(Piece {
-            text,
-            ends_document: true,
+        Ok(())
+    }
+
+    /// The rows of a column of a `.parquet` of so many bytes.
+    fn rows(&mut self, bytes: u64) -> Result<()> {
+        let (path, options) = (self.path, self.options);
+        parquet::texts(path, options.field, &mut |bytes, place| {
+            let text = match options.lossy {
+                true => String::from_utf8_lossy(bytes).into_owned(),
+                false => std::str::from_utf8(bytes)
+                    .map_err(|error| {
+                        let at = error.valid_up_to();
+                        refuse(path, format!("{}, byte {at}: {NOT_UTF_8}", place()))
+                    })?
+                    .to_string(),
+            };
+            self.give(text, true, &|at| format!("{}, byte {at}", place()))
         })?;
+        options.counts.bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
     }
-    Ok(())
+
+    fn check_uncut(&self, bytes: usize, what: impl Fn() -> String) -> Result<()> {
+        match bytes <= UNCUT_BYTES_MAX {
+            true => Ok(()),
+            false => Err(self.bad(format!(
+                "{} is longer than {UNCUT_BYTES_MAX} bytes, which are tokenized at once; help: \
+                 write shorter documents, a line each, as .jsonl",
+                what()
+            ))),
+        }
+    }
+
+    /// The bytes as text; `start` is the place of the first in the unpacked file.
+    fn decode<'b>(&self, bytes: &'b [u8], start: u64) -> Result<Cow<'b, str>> {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Ok(text.into()),
+            Err(_) if self.options.lossy => Ok(String::from_utf8_lossy(bytes)),
+            Err(error) => {
+                let at = start + error.valid_up_to() as u64;
+                Err(self.bad(format!("byte {at}: {NOT_UTF_8}")))
+            }
+        }
+    }
 }
 
-/// The text in this field.
-fn field(mut object: Map<String, Value>, name: &str) -> Result<String, String> {
+const NOT_UTF_8: &str = "expected UTF-8, got other bytes; help: convert the file (iconv -t UTF-8), \
+                         or give `lossy` to replace them by U+FFFD";
+
+/// How many bytes at the end are the beginning of a character.
+fn begun_bytes(bytes: &[u8]) -> usize {
+    let last = bytes.utf8_chunks().last();
+    let invalid = last.map_or(&[][..], |last| last.invalid());
+    match std::str::from_utf8(invalid) {
+        Err(error) if error.error_len().is_none() => invalid.len(),
+        _ => 0,
+    }
+}
+
+/// The text in this field of an object.
+fn field(line: &str, name: &str) -> Result<String, String> {
+    let object: Result<Map<String, Value>, _> = serde_json::from_str(line);
+    let mut object = object.map_err(|error| format!("expected a JSON object: {error}"))?;
     let others: Vec<_> = object.keys().take(20).cloned().collect();
     let (got, help) = match object.remove(name) {
         Some(Value::String(text)) => return Ok(text),
@@ -210,110 +283,4 @@ fn field(mut object: Map<String, Value>, name: &str) -> Result<String, String> {
     Err(format!(
         "expected a text in the field {name:?}, got {got}; help: {help}, or correct the line"
     ))
-}
-
-/// The rows of a column of `.parquet`.
-fn rows(path: &Path, options: &ReadOptions<'_>, sink: Sink<'_>) -> Result<()> {
-    parquet::texts(path, options.field, &mut |bytes, place| {
-        let text = match options.lossy {
-            true => String::from_utf8_lossy(bytes).into_owned(),
-            false => std::str::from_utf8(bytes)
-                .map_err(|error| {
-                    let at = error.valid_up_to();
-                    refuse(path, format!("{}, byte {at}: {NOT_UTF_8}", place()))
-                })?
-                .to_string(),
-        };
-        if let Some(at) = (options.gap)(&text) {
-            let why = gap_refusal(at as u64);
-            return Err(refuse(path, format!("{}, {why}", place())));
-        }
-        sink(Piece {
-            text,
-            ends_document: true,
-        })
-    })?;
-    let bytes = fs::metadata(path).map_err(reading(path))?.len();
-    options.read.fetch_add(bytes, Ordering::Relaxed);
-    Ok(())
-}
-
-fn check_uncut(path: &Path, bytes: usize, what: impl Fn() -> String) -> Result<()> {
-    if bytes <= UNCUT_BYTES_MAX {
-        return Ok(());
-    }
-    let what = what();
-    Err(refuse(
-        path,
-        format!(
-            "{what} is longer than {UNCUT_BYTES_MAX} bytes, which are tokenized at once; help: \
-             write shorter documents, a line each, as .jsonl"
-        ),
-    ))
-}
-
-const NOT_UTF_8: &str = "expected UTF-8, got other bytes; help: convert the file (iconv -t UTF-8), \
-                         or give `lossy` to replace them by U+FFFD";
-
-/// The bytes as text; `start` is the place of the first in the unpacked file.
-fn decode<'a>(path: &Path, bytes: &'a [u8], start: u64, lossy: bool) -> Result<Cow<'a, str>> {
-    match std::str::from_utf8(bytes) {
-        Ok(text) => Ok(text.into()),
-        Err(_) if lossy => Ok(String::from_utf8_lossy(bytes)),
-        Err(error) => {
-            let at = start + error.valid_up_to() as u64;
-            Err(refuse(path, format!("byte {at}: {NOT_UTF_8}")))
-        }
-    }
-}
-
-/// Decodes a text that comes in chunks, which may end within a character.
-struct Decoder<'a> {
-    path: &'a Path,
-    lossy: bool,
-    /// The beginning of a character at the end of the last chunk.
-    left: Vec<u8>,
-    /// The place of `left` in the unpacked file.
-    start: u64,
-}
-
-impl Decoder<'_> {
-    fn new(path: &Path, lossy: bool, start: u64) -> Decoder<'_> {
-        Decoder {
-            path,
-            lossy,
-            left: Vec::new(),
-            start,
-        }
-    }
-
-    fn push(&mut self, chunk: &[u8], into: &mut String) -> Result<()> {
-        self.left.extend_from_slice(chunk);
-        // All but the beginning of a character, which the next chunk may complete.
-        let whole = match self.left.utf8_chunks().last() {
-            Some(last) if is_begun(last.invalid()) => self.left.len() - last.invalid().len(),
-            _ => self.left.len(),
-        };
-        into.push_str(&decode(
-            self.path,
-            &self.left[..whole],
-            self.start,
-            self.lossy,
-        )?);
-        self.left.drain(..whole);
-        self.start += whole as u64;
-        Ok(())
-    }
-
-    /// The end of the text, where a character may be missing its end.
-    fn finish(self, into: &mut String) -> Result<()> {
-        into.push_str(&decode(self.path, &self.left, self.start, self.lossy)?);
-        Ok(())
-    }
-}
-
-/// Whether these bytes are the beginning of a character.
-fn is_begun(bytes: &[u8]) -> bool {
-    let error = std::str::from_utf8(bytes).err();
-    error.is_some_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
 }

@@ -22,7 +22,7 @@ impl Encoder {
     /// The tokens of a text. An error says what is wrong with the text or the tokenizer.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
         if let Some(at) = self.gap(text) {
-            return Err(gap_refusal(at as u64));
+            return Err(gap_refusal(&format!("byte {at}")));
         }
         match self {
             Encoder::Bytes => Ok(bytes(text)),
@@ -82,9 +82,9 @@ pub(super) fn gap(text: &str) -> Option<usize> {
     Some(text[..last].trim_end().len())
 }
 
-pub(super) fn gap_refusal(byte: u64) -> String {
+pub(super) fn gap_refusal(place: &str) -> String {
     format!(
-        "byte {byte}: expected fewer than {GAP_MAX} whitespace characters in a row, where \
+        "{place}: expected fewer than {GAP_MAX} whitespace characters in a row, where \
          tokenizers give up; help: shorten them"
     )
 }
@@ -117,30 +117,30 @@ mod built {
     impl Encoder {
         /// That of a `tokenizer.json`.
         pub fn of(vocabulary: &Vocabulary) -> Result<Encoder, String> {
-            let read = panics::caught(|| Tokenizer::from_bytes(&vocabulary.file));
-            let read = read.unwrap_or_else(|| Err("its reader gave up".into()));
-            let mut tokenizer =
-                read.map_err(|error| format!("expected a tokenizer.json: {error}"))?;
-            // Documents are taken whole.
-            tokenizer
-                .with_truncation(None)
-                .map_err(|error| error.to_string())?;
-            tokenizer.with_padding(None);
-            Ok(Encoder::Tokenizer(Box::new(tokenizer)))
+            let read = guarded(|| {
+                let mut tokenizer = Tokenizer::from_bytes(&vocabulary.file)?;
+                // Documents are taken whole.
+                tokenizer.with_truncation(None)?.with_padding(None);
+                Ok(Encoder::Tokenizer(Box::new(tokenizer)))
+            });
+            read.map_err(|error| format!("expected a tokenizer.json: {error}"))
         }
     }
 
     pub(super) fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, String> {
-        let encoded = panics::caught(|| tokenizer.encode_fast(text, false));
-        let encoded = encoded.unwrap_or_else(|| Err("it gave up".into()));
-        let encoded = encoded.map_err(|error| format!("the tokenizer: {error}"))?;
-        Ok(encoded.get_ids().to_vec())
+        let encoded = guarded(|| Ok(tokenizer.encode_fast(text, false)?.get_ids().to_vec()));
+        encoded.map_err(|error| format!("the tokenizer: {error}"))
     }
 
     pub(super) fn decode(tokenizer: &Tokenizer, tokens: &[u32]) -> Result<String, String> {
-        let text = panics::caught(|| tokenizer.decode(tokens, true));
-        let text = text.unwrap_or_else(|| Err("it gave up".into()));
+        let text = guarded(|| tokenizer.decode(tokens, true));
         text.map_err(|error| format!("the tokenizer: {error}"))
+    }
+
+    /// The crate's work, which may panic.
+    fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+        let done = panics::caught(work).unwrap_or_else(|| Err("it gave up".into()));
+        done.map_err(|error| error.to_string())
     }
 
     /// The `tokenizer.json` of a byte-level BPE with `size` tokens, learned from these texts.
@@ -162,14 +162,10 @@ mod built {
         tokenizer.with_decoder(Some(byte_level));
         // A text may say itself where documents end.
         let parts = |text: String| text.split(END).map(String::from).collect::<Vec<_>>();
-        let trained = panics::caught(|| {
+        guarded(|| {
             tokenizer.train(&mut trainer, texts.flat_map(parts))?;
-            tokenizer.to_string(true)
-        });
-        let trained = trained.unwrap_or_else(|| Err("learning gave up".into()));
-        trained
-            .map(|text| text.into_bytes())
-            .map_err(|error| error.to_string())
+            Ok(tokenizer.to_string(true)?.into_bytes())
+        })
     }
 }
 

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use super::vocabulary::{TOKENIZER_FILE, Vocabulary};
-use crate::disk;
 use crate::error::{Error, Result};
 use crate::files::io::{self, reading};
+use ddp_kernels::files as disk;
 
 /// The folder of held-out documents.
 const VAL: &str = "val";
@@ -103,9 +103,9 @@ impl Folder {
             return Ok(());
         }
         self.check_may_change()?;
-        disk::replace_file(&path, |file| {
+        Ok(disk::replace_file(&path, |file| {
             file.write_all(bytes).map_err(disk::failed("write", &path))
-        })
+        })?)
     }
 
     /// The vocabulary that a run before this one learned from the same files.
@@ -142,7 +142,7 @@ impl Folder {
             counts.map(|count| (0..count).map(shard_name).collect());
         self.remove_files(|side, name| name.starts_with(SHARD) && !shards[side].contains(name))?;
         match counts[1] == 0 && self.side(1).is_dir() {
-            true => disk::remove_folder(&self.side(1)),
+            true => Ok(disk::remove_folder(&self.side(1))?),
             false => Ok(()),
         }
     }
@@ -167,7 +167,7 @@ impl Folder {
     pub(super) fn finish(self) -> Result<()> {
         match self.is_whole {
             true => Ok(()),
-            false => disk::rename(&self.work, &self.out),
+            false => Ok(disk::rename(&self.work, &self.out)?),
         }
     }
 

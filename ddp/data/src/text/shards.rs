@@ -12,27 +12,24 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, SyncSender};
 use std::thread;
-use std::time::Duration;
 
 use ddp_kernels::mapped::Identity;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use super::documents::{Piece, ReadOptions, documents};
+use super::documents::{Counts, Piece, ReadOptions, documents};
 use super::encoder::{self, Encoder};
 use super::folder::{Folder, Side};
 use super::vocabulary::{TOKENIZER_FILE, Vocabulary};
-use crate::disk;
 use crate::error::{Error, Result};
 use crate::files::flat;
 use crate::files::io::reading;
 use crate::files::tokens::{self, ShardAbout, write_shard};
+use crate::scan::in_segments;
+use ddp_kernels::files as disk;
 
-/// How often progress is reported while a vocabulary is learned.
-const REPORTED_EVERY: Duration = Duration::from_millis(20);
 /// Part of every shard's hash: those of another version are made again.
 const VERSION: &[u8] = b"ddp texts 1";
 
@@ -53,8 +50,6 @@ pub struct TokenizeOptions {
     pub val_split: f64,
     /// The folder of the shards.
     pub out: PathBuf,
-    /// Threads that tokenize.
-    pub threads: usize,
     /// How texts are divided.
     pub sizes: Sizes,
 }
@@ -100,7 +95,7 @@ pub struct Progress {
 }
 
 /// What was done.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tokenized {
     /// Documents to train on, and those held out.
     pub sides: [Side; 2],
@@ -125,11 +120,11 @@ struct Group {
     documents: u64,
 }
 
-/// Tokenizes files into a folder.
-pub fn tokenize(
-    options: &TokenizeOptions,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<Tokenized> {
+/// What is told how far it is.
+type Report<'a> = &'a mut (dyn FnMut(Progress) + Send);
+
+/// Tokenizes files into a folder, on all threads.
+pub fn tokenize(options: &TokenizeOptions, progress: Report<'_>) -> Result<Tokenized> {
     let folder = Folder::open(&options.out)?;
     let done = fill(options, &folder, progress);
     if done.is_err() {
@@ -140,18 +135,13 @@ pub fn tokenize(
     Ok(done)
 }
 
-fn fill(
-    options: &TokenizeOptions,
-    folder: &Folder,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<Tokenized> {
+fn fill(options: &TokenizeOptions, folder: &Folder, progress: Report<'_>) -> Result<Tokenized> {
     let identities = identities(&options.files)?;
     let file_bytes = identities.iter().map(|identity| identity.bytes).sum();
-    let (read, marks) = (AtomicU64::new(0), AtomicU64::new(0));
-    let mut report = |is_learning| {
+    let mut report = |is_learning, counts: &Counts| {
         progress(Progress {
             is_learning,
-            read_bytes: read.load(Ordering::Relaxed),
+            read_bytes: counts.bytes.load(Ordering::Relaxed),
             file_bytes,
         });
     };
@@ -166,65 +156,60 @@ fn fill(
             match folder.learned_from(&from) {
                 Some(vocabulary) => vocabulary,
                 None => {
-                    let learned = learned(options, *size, (&read, &marks), &mut || report(true))?;
+                    let learned = learned(options, *size, &mut |counts| report(true, counts))?;
                     folder.keep_learned(&learned, &from)?;
-                    for counted in [&read, &marks] {
-                        counted.store(0, Ordering::Relaxed);
-                    }
                     learned
                 }
             }
         }
     };
-    let end = vocabulary.end_of_text(options.end_token.as_deref())?;
     let encoder = match &options.tokenizer {
         TokenizerChoice::Bytes => Encoder::Bytes,
         _ => Encoder::of(&vocabulary).map_err(|why| bad_tokenizer(options, why))?,
     };
     let mut work = Work {
         folder,
+        end: vocabulary.end_of_text(options.end_token.as_deref())?,
         vocabulary: &vocabulary,
-        end,
-        encoders: vec![encoder.clone(); options.threads.max(1)],
+        encoder: &encoder,
         done: Tokenized {
-            sides: [Side::default(); 2],
-            empty_documents: 0,
-            marks: 0,
-            known_shards: 0,
-            text_bytes: 0,
             vocabulary: vocabulary.size,
+            ..Tokenized::default()
         },
     };
-    let may_cut = |text: &str, at| encoder.may_cut(text, at);
-    let gap = |text: &str| encoder.gap(text);
-    let read_options = ReadOptions {
-        field: &options.field,
-        lossy: options.lossy,
-        may_cut: &may_cut,
-        piece_bytes: options.sizes.piece_bytes,
-        gap: &gap,
-        read: &read,
-        marks: &marks,
-    };
+    let counts = Counts::default();
+    let read_options = options.read(Some(&encoder), &counts);
     thread::scope(|scope| {
         // One group is read while another is tokenized.
         let (sender, groups) = mpsc::sync_channel(1);
         let reader = scope.spawn(|| read_groups(options, &read_options, sender));
         for group in groups {
             work.shard(&group)?;
-            report(false);
+            report(false, &counts);
         }
-        let empty = reader.join().map_err(|_| ended())??;
-        work.done.empty_documents = empty;
-        work.done.marks = marks.load(Ordering::Relaxed);
+        work.done.empty_documents = reader.join().map_err(|_| ended())??;
         Ok::<_, Error>(())
     })?;
-    let done = work.done;
+    let mut done = work.done;
+    done.marks = counts.marks.into_inner();
     check_sides(options, &done)?;
     folder.put(0, TOKENIZER_FILE, &vocabulary.file)?;
     folder.check_shards(done.sides.map(|side| side.shards))?;
     folder.put_contents(&done.sides)?;
     Ok(done)
+}
+
+impl TokenizeOptions {
+    /// How its files are read.
+    fn read<'a>(&'a self, encoder: Option<&'a Encoder>, counts: &'a Counts) -> ReadOptions<'a> {
+        ReadOptions {
+            field: &self.field,
+            lossy: self.lossy,
+            encoder,
+            piece_bytes: self.sizes.piece_bytes,
+            counts,
+        }
+    }
 }
 
 fn ended() -> Error {
@@ -250,32 +235,22 @@ fn identities(files: &[PathBuf]) -> Result<Vec<Identity>> {
 fn learned(
     options: &TokenizeOptions,
     size: usize,
-    (read, marks): (&AtomicU64, &AtomicU64),
-    report: &mut dyn FnMut(),
+    report: &mut (dyn FnMut(&Counts) + Send),
 ) -> Result<Vocabulary> {
-    let read_options = &ReadOptions {
-        field: &options.field,
-        lossy: options.lossy,
-        may_cut: &|_, _| true,
-        piece_bytes: options.sizes.piece_bytes,
-        gap: &encoder::gap,
-        read,
-        marks,
-    };
+    let counts = Counts::default();
+    let read_options = &options.read(None, &counts);
     let (sender, texts) = mpsc::sync_channel(16);
     let file = thread::scope(|scope| {
         let reader = scope.spawn(move || {
-            let gone = |_| Error::Internal("the vocabulary could not be learned".into());
-            let mut send = |piece: Piece| sender.send(piece.text).map_err(gone);
+            let mut send = |piece: Piece| {
+                report(read_options.counts);
+                let gone = |_| Error::Internal("the vocabulary could not be learned".into());
+                sender.send(piece.text).map_err(gone)
+            };
             let mut files = options.files.iter();
             files.try_for_each(|path| documents(path, read_options, &mut send))
         });
-        let learner = scope.spawn(move || encoder::learn(texts.into_iter(), size));
-        while !learner.is_finished() {
-            report();
-            thread::sleep(REPORTED_EVERY);
-        }
-        let file = learner.join().map_err(|_| ended())?;
+        let file = encoder::learn(texts.into_iter(), size);
         let file = file.map_err(|why| bad_tokenizer(options, why))?;
         reader.join().map_err(|_| ended())??;
         Ok::<_, Error>(file)
@@ -369,8 +344,7 @@ struct Work<'a> {
     folder: &'a Folder,
     vocabulary: &'a Vocabulary,
     end: u32,
-    /// One for each thread.
-    encoders: Vec<Encoder>,
+    encoder: &'a Encoder,
     done: Tokenized,
 }
 
@@ -381,14 +355,15 @@ impl Work<'_> {
         let source = self.source(group);
         let known = tokens_of(&path, &source);
         let count = match known {
-            Some(count) => count,
+            Some(count) => {
+                self.done.known_shards += 1;
+                count
+            }
             None => {
-                self.folder.check_may_change()?;
+                self.done.text_bytes += group.bytes as u64;
                 self.write(group, &path, source)?
             }
         };
-        self.done.known_shards += usize::from(known.is_some());
-        self.done.text_bytes += known.map_or(group.bytes as u64, |_| 0);
         let side = &mut self.done.sides[group.side];
         side.documents += group.documents;
         side.tokens += count;
@@ -412,7 +387,14 @@ impl Work<'_> {
     }
 
     fn write(&self, group: &Group, path: &Path, source: String) -> Result<u64> {
-        let tokens = self.encode(&group.pieces)?;
+        self.folder.check_may_change()?;
+        let encode = |index: u64| {
+            let piece = &group.pieces[index as usize];
+            let mut tokens = self.encoder.encode(&piece.text).map_err(Error::Data)?;
+            tokens.extend(piece.ends_document.then_some(self.end));
+            Ok(tokens)
+        };
+        let tokens = in_segments(0..group.pieces.len() as u64, encode)?;
         disk::make_folder(&self.folder.side(group.side))?;
         let about = ShardAbout {
             vocabulary: self.vocabulary.size,
@@ -420,47 +402,8 @@ impl Work<'_> {
             tokenizer: Some(self.vocabulary.hash.clone()),
             source: Some(source),
         };
-        let mut count = 0;
-        write_shard(path, about, |shard| {
-            for (tokens, piece) in tokens.iter().zip(&group.pieces) {
-                shard.write(tokens)?;
-                count += tokens.len() as u64;
-                if piece.ends_document {
-                    shard.write(&[self.end])?;
-                    count += 1;
-                }
-            }
-            Ok(())
-        })?;
-        Ok(count)
-    }
-
-    /// The tokens of each piece, on all threads.
-    fn encode(&self, pieces: &[Piece]) -> Result<Vec<Vec<u32>>> {
-        let (next, all) = (
-            AtomicUsize::new(0),
-            Mutex::new(vec![Vec::new(); pieces.len()]),
-        );
-        let encode = |encoder: &Encoder| -> Result<(), String> {
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                let Some(piece) = pieces.get(index) else {
-                    return Ok(());
-                };
-                let tokens = encoder.encode(&piece.text)?;
-                all.lock().expect("no thread panics with it")[index] = tokens;
-            }
-        };
-        thread::scope(|scope| {
-            let encode = &encode;
-            let spawn = |encoder| scope.spawn(move || encode(encoder));
-            let threads: Vec<_> = self.encoders.iter().map(spawn).collect();
-            threads.into_iter().try_for_each(|thread| {
-                let encoded = thread.join().map_err(|_| ended())?;
-                encoded.map_err(Error::Data)
-            })
-        })?;
-        Ok(all.into_inner().expect("no thread panics with it"))
+        write_shard(path, about, &tokens)?;
+        Ok(tokens.iter().map(|tokens| tokens.len() as u64).sum())
     }
 }
 
@@ -470,6 +413,6 @@ fn tokens_of(path: &Path, source: &str) -> Option<u64> {
     if found != source || flat::verify(path).is_err() {
         return None;
     }
-    let (array, _) = tokens::open(path, None, None).ok()?;
-    Some(array.rows())
+    let shard = tokens::open(path, None, None).ok()?;
+    Some(shard.tokens.rows())
 }

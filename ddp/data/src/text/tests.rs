@@ -4,13 +4,13 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
 
 use super::*;
-use crate::disk::testing::{Failing, Scratch};
 use crate::error::Result;
-use crate::files::{Array, tokens};
+use crate::files::{Array, TokenFile, tokens};
+use crate::spec::TokensSpec;
 use crate::tokens::TokenFiles;
+use ddp_kernels::files::testing::{Failing, Scratch};
 
 const SMALL: Sizes = Sizes {
     piece_bytes: 1 << 12,
@@ -42,11 +42,9 @@ fn read(path: &Path, lossy: bool, encoder: &Encoder) -> Result<(Vec<String>, usi
     let options = ReadOptions {
         field: "text",
         lossy,
-        may_cut: &|text, at| encoder.may_cut(text, at),
+        encoder: Some(encoder),
         piece_bytes: SMALL.piece_bytes,
-        gap: &|text| encoder.gap(text),
-        read: &AtomicU64::new(0),
-        marks: &AtomicU64::new(0),
+        counts: &Counts::default(),
     };
     documents(path, &options, &mut |piece| {
         if is_new {
@@ -68,7 +66,6 @@ fn options(file: &Path, out: PathBuf) -> TokenizeOptions {
         lossy: false,
         val_split: 0.0,
         out,
-        threads: 3,
         sizes: SMALL,
     }
 }
@@ -84,7 +81,10 @@ fn shards(folder: &Path) -> Vec<Vec<i64>> {
     paths.retain(|path| path.extension().is_some_and(|ending| ending == "bin"));
     paths.sort();
     let read = |path: &PathBuf| {
-        let (array, coding) = tokens::open(path, None, None).unwrap();
+        let TokenFile {
+            tokens: array,
+            coding,
+        } = tokens::open(path, None, None).unwrap();
         assert!(coding.tokenizer.is_some() && coding.end_of_text.is_some());
         let mut tokens = vec![0; array.rows() as usize];
         array.read_i64(0, &mut tokens).unwrap();
@@ -272,8 +272,12 @@ fn a_folder_that_lacks_a_shard_is_refused() {
     let [train, val] = run(&asked).unwrap().sides;
     for (side, of) in [("", train), ("val", val)] {
         let folder = asked.out.join(side);
+        let spec = TokensSpec {
+            path: folder.to_str().unwrap().into(),
+            ..TokensSpec::default()
+        };
         let opened = || {
-            let files = TokenFiles::open(folder.to_str().unwrap(), None, "data", None)?;
+            let files = TokenFiles::open(&spec, "data", None)?;
             Ok(files.arrays.iter().map(Array::rows).sum::<u64>())
         };
         assert_eq!(opened().unwrap(), of.tokens);
@@ -684,19 +688,18 @@ mod with_tokenizers {
         let scratch = Scratch::new();
         let text = "To be is to do, to do is to be. <|endoftext|>Do be do be do! ".repeat(50);
         let path = file(&scratch, "a.txt", text);
-        let learned = |out: &str, threads| {
+        let learned = |out: &str| {
             let asked = TokenizeOptions {
                 tokenizer: TokenizerChoice::Learned(265),
-                threads,
                 ..options(&path, scratch.path().join(out))
             };
             let done = run(&asked).unwrap();
             let read = |name: &str| fs::read(asked.out.join(name)).unwrap();
             (done, read(TOKENIZER_FILE), read(".learned-from"))
         };
-        let (first, tokenizer, note) = learned("a", 1);
+        let (first, tokenizer, note) = learned("a");
         assert_eq!(first.vocabulary, 265);
-        let (second, same, _) = learned("b", 2);
+        let (second, same, _) = learned("b");
         assert!((first.sides, &tokenizer) == (second.sides, &same));
         // Whole words became tokens.
         let vocabulary = String::from_utf8(tokenizer.clone()).unwrap();
@@ -706,12 +709,12 @@ mod with_tokenizers {
         fs::rename(scratch.path().join("a"), &unfinished).unwrap();
         fs::remove_file(unfinished.join("tokens-000000.bin")).unwrap();
         assert_eq!(
-            learned("a", 1),
+            learned("a"),
             (first.clone(), tokenizer.clone(), note.clone())
         );
         fs::rename(scratch.path().join("a"), &unfinished).unwrap();
         fs::write(&path, "other ".repeat(100)).unwrap();
-        let (third, other, changed) = learned("a", 1);
+        let (third, other, changed) = learned("a");
         assert!(third.vocabulary < 265 && other != tokenizer && changed != note);
     }
 

@@ -30,7 +30,7 @@ pub struct Difference {
 
 impl Difference {
     /// How far apart the ranks are: in bytes, and in transfers.
-    fn size(&self) -> (u64, u64) {
+    pub(super) fn size(&self) -> (u64, u64) {
         let known = || self.amounts.iter().flatten();
         let apart = |of: &dyn Fn(&Amount) -> u64| {
             known().map(of).max().unwrap_or(0) - known().map(of).min().unwrap_or(0)
@@ -82,50 +82,28 @@ fn nothing_of(kind: &str, ledger: &RankLedger) -> Option<Amount> {
 
 fn is_explained(line: &Difference, workloads: &[Workload]) -> bool {
     let known = || {
-        line.amounts
-            .iter()
-            .zip(workloads)
-            .filter_map(|(amount, workload)| Some(((*amount)?, workload)))
+        let ranks = line.amounts.iter().zip(workloads);
+        ranks.filter_map(|(amount, workload)| Some(((*amount)?, workload)))
     };
-    let range = |of: &dyn Fn(Amount, &Workload) -> u64| {
-        Range::of(known().map(|(amount, workload)| of(amount, workload)))
+    // The least and the most of any rank.
+    let range = |of: fn(Amount, &Workload) -> u64| {
+        let values = || known().map(|(amount, workload)| of(amount, workload));
+        let ends = [values().min(), values().max()];
+        ends.map(|end| u128::from(end.unwrap_or(0)))
     };
-    let amounts = [
-        range(&|amount, _| amount.bytes),
-        range(&|amount, _| amount.count),
-    ];
-    let reasons = [
-        range(&|_, workload| workload.rows),
-        range(&|_, workload| workload.passes),
-    ];
-    amounts.iter().all(|amount| {
-        let is_free_to_vary = line.kind != BETWEEN_RANKS;
-        amount.least == amount.most
-            || is_free_to_vary && reasons.iter().any(|reason| amount.is_within(reason))
+    let reasons = [range(|_, of| of.rows), range(|_, of| of.passes)];
+    // Whether values differ by no larger a part than their reason. Integers make this exact.
+    let is_within =
+        |[least, most]: [u128; 2], reason: &[u128; 2]| least * reason[1] >= most * reason[0];
+    [
+        range(|amount, _| amount.bytes),
+        range(|amount, _| amount.count),
+    ]
+    .into_iter()
+    .all(|amount| {
+        let may_vary = line.kind != BETWEEN_RANKS;
+        amount[0] == amount[1] || may_vary && reasons.iter().any(|reason| is_within(amount, reason))
     })
-}
-
-/// The least and the most of any rank.
-#[derive(Clone, Copy, Debug)]
-struct Range {
-    least: u64,
-    most: u64,
-}
-
-impl Range {
-    fn of(values: impl Iterator<Item = u64> + Clone) -> Range {
-        Range {
-            least: values.clone().min().unwrap_or(0),
-            most: values.max().unwrap_or(0),
-        }
-    }
-
-    /// Whether the values differ by no larger a part than those of `reason`. Integers make this
-    /// exact for values in proportion to `reason`.
-    fn is_within(&self, reason: &Range) -> bool {
-        u128::from(self.least) * u128::from(reason.most)
-            >= u128::from(self.most) * u128::from(reason.least)
-    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The ledger of one rank as text, for rank 0. Bounded: the lines that move most, and the sums of
+//! The ledger of one rank, for rank 0. Bounded: the lines that move most, and the sums of
 //! the rest.
 
 use std::collections::BTreeMap;
@@ -7,8 +7,8 @@ use ddp_kernels::Device;
 use ddp_kernels::transfer::{Hint, Ledger, Phase, TransferKind};
 use serde::{Deserialize, Serialize};
 
+use super::RankedHint;
 use crate::devices;
-use crate::error::{Error, Result};
 use ddp_data::Batch;
 
 /// The most lines of a rank: more than a training has, and few enough for thousands of ranks.
@@ -77,7 +77,7 @@ impl Amount {
 }
 
 /// Everything that one source line moved in one phase and of one kind, between any devices.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Line {
     pub(super) phase: String,
     pub(super) kind: String,
@@ -89,15 +89,6 @@ pub(super) struct Line {
     pub(super) amount: Amount,
 }
 
-/// A hint of the ledger.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct HintLine {
-    pub(super) pattern: String,
-    pub(super) lines: Vec<String>,
-    pub(super) count: u64,
-    pub(super) text: String,
-}
-
 /// The ledger of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RankLedger {
@@ -107,7 +98,7 @@ pub(super) struct RankLedger {
     pub(super) lines: Vec<Line>,
     /// The sums of lines that were cut, by phase and kind.
     pub(super) rest: Vec<Line>,
-    pub(super) hints: Vec<HintLine>,
+    pub(super) hints: Vec<RankedHint>,
 }
 
 impl RankLedger {
@@ -133,32 +124,13 @@ impl RankLedger {
         }
         let (lines, rest) = bounded(all.into_values().collect());
         RankLedger {
-            devices: devices
-                .iter()
-                .map(|&device| devices::described(device))
-                .collect(),
-            simulated: devices.iter().any(|&device| devices::is_simulated(device)),
+            devices: devices.iter().map(|it| devices::described(*it)).collect(),
+            simulated: devices.iter().any(|it| devices::is_simulated(*it)),
             workload,
             lines,
             rest,
-            hints: ledger
-                .hints()
-                .iter()
-                .take(HINTS_MAX)
-                .map(hint_line)
-                .collect(),
+            hints: ledger.hints().iter().take(HINTS_MAX).map(hint).collect(),
         }
-    }
-
-    pub(super) fn to_text(&self) -> Result<Vec<u8>> {
-        serde_json::to_vec(self)
-            .map_err(|error| Error::Internal(format!("the ledger does not fit JSON: {error}")))
-    }
-
-    pub(super) fn from_text(text: &[u8], rank: usize) -> Result<RankLedger> {
-        let unreadable =
-            |error| Error::Internal(format!("rank {rank}'s ledger cannot be read: {error}"));
-        serde_json::from_slice(text).map_err(unreadable)
     }
 }
 
@@ -171,41 +143,28 @@ pub(super) fn bounded(mut lines: Vec<Line>) -> (Vec<Line>, Vec<Line>) {
         )
     });
     let mut rest: BTreeMap<(String, String), Line> = BTreeMap::new();
-    for Line {
-        phase,
-        kind,
-        amount,
-        ..
-    } in lines.split_off(lines.len().min(LINES_MAX))
-    {
-        let key = (phase.clone(), kind.clone());
-        let none = Line {
-            phase,
-            kind,
-            at: String::new(),
-            implicit: false,
-            announced: None,
-            amount: Amount::default(),
-        };
-        rest.entry(key).or_insert(none).amount.add(amount);
+    for line in lines.split_off(lines.len().min(LINES_MAX)) {
+        let sum = rest.entry((line.phase.clone(), line.kind.clone()));
+        let sum = sum.or_insert_with(|| Line {
+            phase: line.phase,
+            kind: line.kind,
+            ..Line::default()
+        });
+        sum.amount.add(line.amount);
     }
     (lines, rest.into_values().collect())
 }
 
-fn hint_line(hint: &Hint) -> HintLine {
-    let hint = hint.to_json();
-    let text = |name: &str| hint[name].as_str().unwrap_or_default().to_string();
-    let lines = hint["lines"].as_array().into_iter().flatten();
-    let lines = lines.filter_map(|line| {
-        line.as_str()
-            .map(|line| ending(line.to_string(), SITE_CHARS_MAX))
-    });
-    let count = hint["count"].as_u64().unwrap_or(0);
-    HintLine {
-        pattern: text("pattern"),
-        lines: lines.collect(),
-        count,
-        text: text("text"),
+fn hint(hint: &Hint) -> RankedHint {
+    let lines = hint.lines.iter();
+    RankedHint {
+        pattern: hint.pattern.to_string(),
+        lines: lines
+            .map(|line| ending(line.clone(), SITE_CHARS_MAX))
+            .collect(),
+        ranks: Vec::new(),
+        count: hint.count,
+        text: hint.to_string(),
     }
 }
 

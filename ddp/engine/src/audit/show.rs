@@ -1,12 +1,14 @@
-//! The audit as text: a table of at most 20 lines. The record has everything.
+//! The audit as text of at most 20 lines: a title, a table and notes. The metrics log has
+//! everything.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
 
 use ddp_kernels::transfer::{TransferKind, readable_bytes};
 
 use super::ledger::{Amount, KINDS, OTHER_PHASES};
-use super::{Audit, Difference, PerStep, RankSums, RankedHint};
+use super::{Audit, Difference, PerStep, RankedHint};
 
 /// The most lines of each kind. Ranks with the same amounts are one line.
 const RANK_LINES_MAX: usize = 6;
@@ -19,236 +21,196 @@ const GAP: usize = 2;
 
 impl fmt::Display for Audit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lines = if self.ranks.len() == 1 {
-            self.of_one()
-        } else {
-            self.of_several()
-        };
-        f.write_str(&lines.join("\n"))
+        f.write_str(&self.title())?;
+        for line in aligned(&self.table()) {
+            write!(f, "\n{line}")?;
+        }
+        for note in self.notes() {
+            write!(f, "\n  {note}")?;
+        }
+        Ok(())
     }
 }
 
 impl Audit {
     /// Whether there is more to say than that one process on the CPU moved nothing.
     pub(crate) fn is_worth_a_line(&self) -> bool {
-        let is_alone = |rank: &RankSums| {
-            let is_on_cpu = rank.devices.iter().all(|device| device == "cpu");
-            is_on_cpu && rank.per_step.is_empty()
-        };
-        self.ranks.len() > 1 || !self.ranks.iter().all(is_alone)
+        self.ranks.len() > 1
+            || self.ranks.iter().any(|rank| {
+                !rank.per_step.is_empty() || rank.devices.iter().any(|device| device != "cpu")
+            })
     }
 
-    fn of_one(&self) -> Vec<String> {
-        let steps = self.steps_text();
-        let own = &self.ranks[0];
-        let parts: Vec<String> = kinds_of(&own.per_step)
-            .map(|(kind, amount)| part(kind, &cell(kind, *amount)))
-            .collect();
-        let title = if parts.is_empty() {
-            format!("placement: nothing crossed between devices in {steps}")
-        } else {
-            format!("placement, per step, mean of {steps}: {}", list(&parts))
-        };
-        let mut lines = vec![title];
-        lines.extend(self.beside_steps());
-        lines.extend(self.shown_hints());
-        lines
-    }
-
-    fn of_several(&self) -> Vec<String> {
-        let columns: Vec<TransferKind> = KINDS
-            .into_iter()
-            .filter(|kind| self.is_in_steps(*kind))
-            .collect();
-        let mut lines = Vec::new();
-        if columns.is_empty() {
-            lines.push(format!(
-                "placement: no rank moved anything in {}",
-                self.steps_text()
-            ));
-        } else {
-            lines.push(format!(
-                "placement, per rank and step, mean of {}:",
-                self.steps_text()
-            ));
-            lines.extend(self.table(&columns));
-        }
-        lines.extend(self.beside_steps());
-        if self.differences.is_empty() && !columns.is_empty() {
-            lines.push("  no differences between ranks in a step".to_string());
-        }
-        let shown = self
-            .differences
-            .iter()
-            .map(|difference| format!("  difference: {}", self.difference_text(difference)));
-        lines.extend(limited(shown.collect(), DIFFERENCES_MAX, "differences"));
-        lines.extend(self.shown_hints());
-        lines
-    }
-
-    /// `785 steps`, `785 steps on simulated GPUs`
-    fn steps_text(&self) -> String {
+    /// What moved in a step, over how many; of several ranks, what the table shows.
+    pub fn title(&self) -> String {
         let on = if self.simulated {
             " on simulated GPUs"
         } else {
             ""
         };
-        format!("{}{on}", plural(self.steps, "step"))
-    }
-
-    fn is_in_steps(&self, kind: TransferKind) -> bool {
-        self.ranks
-            .iter()
-            .any(|rank| rank.per_step.contains_key(&kind.to_string()))
-    }
-
-    /// Headings, and a line for each set of ranks that move the same.
-    fn table(&self, columns: &[TransferKind]) -> Vec<String> {
-        let mut alike: Vec<(Vec<&RankSums>, Vec<String>)> = Vec::new();
-        for rank in &self.ranks {
-            let none = PerStep {
-                count: 0.0,
-                bytes: 0.0,
-            };
-            let amount = |kind: &TransferKind| {
-                rank.per_step
-                    .get(&kind.to_string())
-                    .copied()
-                    .unwrap_or(none)
-            };
-            let cells: Vec<String> = columns
-                .iter()
-                .map(|kind| cell(*kind, amount(kind)))
-                .collect();
-            match alike.iter_mut().find(|(_, known)| *known == cells) {
-                Some((ranks, _)) => ranks.push(rank),
-                None => alike.push((vec![rank], cells)),
+        let steps = format!("{}{on}", plural(self.steps, "step"));
+        match &self.ranks[..] {
+            [own] if own.per_step.is_empty() => {
+                format!("placement: nothing crossed between devices in {steps}")
             }
+            [own] => format!(
+                "placement, per step, mean of {steps}: {}",
+                parts(&own.per_step, |amount| *amount)
+            ),
+            _ if self.columns().is_empty() => {
+                format!("placement: no rank moved anything in {steps}")
+            }
+            _ => format!("placement, per rank and step, mean of {steps}:"),
         }
-        let ranks_left: usize = alike
-            .iter()
-            .skip(RANK_LINES_MAX)
-            .map(|(ranks, _)| ranks.len())
-            .sum();
-        let mut rows = vec![["rank".to_string(), "on".to_string()].to_vec()];
+    }
+
+    /// The kinds of transfers in steps.
+    fn columns(&self) -> Vec<TransferKind> {
+        let has = |kind: &TransferKind| {
+            let mut ranks = self.ranks.iter();
+            ranks.any(|rank| rank.per_step.contains_key(&kind.to_string()))
+        };
+        KINDS.into_iter().filter(has).collect()
+    }
+
+    /// The cells of each set of ranks that move the same.
+    fn sets_of_ranks(&self) -> Vec<(Vec<String>, Vec<usize>)> {
+        let columns = self.columns();
+        alike(self.ranks.iter().enumerate().map(|(index, rank)| {
+            let cells = columns.iter().map(|kind| {
+                let amount = rank.per_step.get(&kind.to_string());
+                amount.map_or("-".to_string(), |amount| cell(*kind, *amount))
+            });
+            (cells.collect(), index)
+        }))
+    }
+
+    /// Headings, and a row for each set of ranks that move the same. Empty for one rank, and if
+    /// nothing moved.
+    pub fn table(&self) -> Vec<Vec<String>> {
+        let columns = self.columns();
+        if self.ranks.len() == 1 || columns.is_empty() {
+            return Vec::new();
+        }
+        let mut rows = vec![vec!["rank".to_string(), "on".to_string()]];
         rows[0].extend(columns.iter().map(TransferKind::to_string));
-        for (ranks, cells) in alike.into_iter().take(RANK_LINES_MAX) {
-            let numbers: Vec<usize> = ranks.iter().map(|rank| rank.rank).collect();
-            rows.push([vec![pieces(&numbers), devices(&ranks)], cells].concat());
+        for (cells, ranks) in self.sets_of_ranks().into_iter().take(RANK_LINES_MAX) {
+            let devices = ranks.iter().flat_map(|rank| &self.ranks[*rank].devices);
+            rows.push([vec![pieces(&ranks), short_names(devices)], cells].concat());
         }
-        let mut lines = aligned(&rows);
-        if ranks_left > 0 {
-            lines.push(format!(
-                "  and {}, in the record",
-                plural(ranks_left as u64, "rank")
+        rows
+    }
+
+    /// What else there is to say: other phases, differences between ranks, hints.
+    pub fn notes(&self) -> Vec<String> {
+        let (mut notes, is_alone) = (Vec::new(), self.ranks.len() == 1);
+        let more = self.sets_of_ranks().into_iter().skip(RANK_LINES_MAX);
+        let more: usize = more.map(|(_, ranks)| ranks.len()).sum();
+        if more > 0 {
+            notes.push(format!(
+                "and {}, in the metrics log",
+                plural(more as u64, "rank")
             ));
         }
-        lines
+        let phases = OTHER_PHASES.iter().filter_map(|phase| {
+            let parts = self.moved_in(&phase.to_string());
+            (!parts.is_empty()).then(|| format!("{phase} {parts}"))
+        });
+        let phases = phases.collect::<Vec<_>>().join("; ");
+        if !phases.is_empty() {
+            let of = if is_alone { "" } else { " and all ranks" };
+            notes.push(format!("outside steps, over the run{of}: {phases}"));
+        }
+        if self.differences.is_empty() && !is_alone && !self.columns().is_empty() {
+            notes.push("no differences between ranks in a step".to_string());
+        }
+        let differences = self.differences.iter();
+        let differences = differences.map(|it| format!("difference: {}", self.difference_text(it)));
+        notes.extend(limited(differences, DIFFERENCES_MAX, "differences"));
+        let hint = |RankedHint { ranks, text, .. }: &RankedHint| match is_alone {
+            true => format!("hint: {text}"),
+            false => format!("hint, {}: {text}", ranks_text(ranks)),
+        };
+        notes.extend(limited(self.hints.iter().map(hint), HINTS_MAX, "hints"));
+        notes
     }
 
-    /// What all ranks moved in other phases, if anything.
-    fn beside_steps(&self) -> Option<String> {
-        let of_phase = |phase: String| {
-            let mut sums: BTreeMap<String, Amount> = BTreeMap::new();
-            let kinds = self
-                .ranks
-                .iter()
-                .filter_map(|rank| rank.phases.get(&phase))
-                .flatten();
-            kinds.for_each(|(kind, amount)| sums.entry(kind.clone()).or_default().add(*amount));
-            let whole = |(kind, amount): (TransferKind, &Amount)| {
-                let amount = PerStep {
-                    count: amount.count as f64,
-                    bytes: amount.bytes as f64,
-                };
-                part(kind, &cell(kind, amount))
-            };
-            let parts: Vec<String> = kinds_of(&sums).map(whole).collect();
-            (!parts.is_empty()).then(|| format!("{phase} {}", list(&parts)))
-        };
-        let phases: Vec<String> = OTHER_PHASES
-            .iter()
-            .filter_map(|phase| of_phase(phase.to_string()))
-            .collect();
-        let over = if self.ranks.len() == 1 {
-            "the run"
-        } else {
-            "the run and all ranks"
-        };
-        (!phases.is_empty()).then(|| format!("  outside steps, over {over}: {}", phases.join("; ")))
+    /// What all ranks moved in a phase of the run.
+    fn moved_in(&self, phase: &str) -> String {
+        let mut sums: BTreeMap<String, Amount> = BTreeMap::new();
+        let of_ranks = self.ranks.iter().filter_map(|rank| rank.phases.get(phase));
+        for (kind, amount) in of_ranks.flatten() {
+            sums.entry(kind.clone()).or_default().add(*amount);
+        }
+        parts(&sums, |amount| PerStep {
+            count: amount.count as f64,
+            bytes: amount.bytes as f64,
+        })
     }
 
     /// `device to host at src/step.rs:12: rank 1 4.0 KiB a step, ranks 0, 2 and 3 none`
     fn difference_text(&self, difference: &Difference) -> String {
-        let in_bytes = difference.differs_in_bytes();
-        let amount_text = |amount: &Amount| {
-            let a_step = |of_run: u64| of_run as f64 / self.steps.max(1) as f64;
-            match amount.count {
-                0 => "none".to_string(),
-                _ if in_bytes => format!("{} a step", readable(a_step(amount.bytes))),
-                _ => format!("{} times a step", tenths(a_step(amount.count))),
-            }
+        let a_step = |of_run: u64| of_run as f64 / self.steps.max(1) as f64;
+        let differs_in_bytes = difference.size().0 > 0;
+        let text = |amount: Amount| match amount.count {
+            0 => "none".to_string(),
+            _ if differs_in_bytes => format!("{} a step", readable(a_step(amount.bytes))),
+            _ => format!("{} times a step", tenths(a_step(amount.count))),
         };
-        let mut alike: Vec<(String, Amount, Vec<usize>)> = Vec::new();
-        for (rank, amount) in difference.amounts.iter().enumerate() {
-            let Some(amount) = amount else { continue };
-            let text = amount_text(amount);
-            match alike.iter_mut().find(|(known, ..)| *known == text) {
-                Some((.., ranks)) => ranks.push(rank),
-                None => alike.push((text, *amount, vec![rank])),
-            }
-        }
-        alike.sort_by_key(|(_, amount, _)| std::cmp::Reverse((amount.bytes, amount.count)));
-        let middle = if alike.len() > 3 {
-            alike
-                .drain(1..alike.len() - 1)
-                .map(|(.., ranks)| ranks.len())
-                .sum()
-        } else {
-            0
+        let amounts = difference.amounts.iter().enumerate();
+        let known = amounts.filter_map(|(rank, amount)| Some((text((*amount)?), rank)));
+        let mut sets = alike(known);
+        sets.sort_by_key(|(_, ranks)| {
+            let amount = difference.amounts[ranks[0]].unwrap_or_default();
+            Reverse((amount.bytes, amount.count))
+        });
+        let middle = match sets.len() {
+            4.. => sets
+                .drain(1..sets.len() - 1)
+                .map(|(_, ranks)| ranks.len())
+                .sum(),
+            _ => 0,
         };
-        let mut parts: Vec<String> = alike
+        let sets = sets
             .iter()
-            .map(|(text, _, ranks)| format!("{} {text}", ranks_text(ranks)))
-            .collect();
+            .map(|(text, ranks)| format!("{} {text}", ranks_text(ranks)));
+        let mut sets: Vec<String> = sets.collect();
         if middle > 0 {
-            parts.insert(1, format!("{} between", plural(middle as u64, "rank")));
+            sets.insert(1, format!("{} between", plural(middle as u64, "rank")));
         }
+        let Difference { kind, at, .. } = difference;
         let moved = if difference.implicit {
             ", moved by policy"
         } else {
             ""
         };
-        format!(
-            "{} at {}{moved}: {}",
-            difference.kind,
-            difference.at,
-            parts.join(", ")
-        )
-    }
-
-    fn shown_hints(&self) -> Vec<String> {
-        let line = |RankedHint { ranks, text, .. }: &RankedHint| match self.ranks.len() {
-            1 => format!("  hint: {text}"),
-            _ => format!("  hint, {}: {text}", ranks_text(ranks)),
-        };
-        limited(self.hints.iter().map(line).collect(), HINTS_MAX, "hints")
+        format!("{kind} at {at}{moved}: {}", sets.join(", "))
     }
 }
 
-impl Difference {
-    fn differs_in_bytes(&self) -> bool {
-        let mut known = self.amounts.iter().flatten().map(|amount| amount.bytes);
-        let first = known.next();
-        known.any(|bytes| Some(bytes) != first)
+/// The distinct values, each with the ranks that have it.
+fn alike<T: PartialEq>(of_ranks: impl Iterator<Item = (T, usize)>) -> Vec<(T, Vec<usize>)> {
+    let mut sets: Vec<(T, Vec<usize>)> = Vec::new();
+    for (value, rank) in of_ranks {
+        match sets.iter_mut().find(|(known, _)| *known == value) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => sets.push((value, vec![rank])),
+        }
     }
+    sets
 }
 
-/// The kinds with an amount, in the order in which they are printed.
-fn kinds_of<T>(amounts: &BTreeMap<String, T>) -> impl Iterator<Item = (TransferKind, &T)> {
-    KINDS
-        .into_iter()
-        .filter_map(|kind| Some((kind, amounts.get(&kind.to_string())?)))
+/// `4.0 KiB host to device and 3 scalar reads`: all kinds that have an amount.
+fn parts<T>(amounts: &BTreeMap<String, T>, amount: impl Fn(&T) -> PerStep) -> String {
+    let part = |kind: TransferKind| {
+        let cell = cell(kind, amount(amounts.get(&kind.to_string())?));
+        let is_several = kind == TransferKind::ScalarRead && cell != "1";
+        Some(format!(
+            "{cell} {kind}{}",
+            if is_several { "s" } else { "" }
+        ))
+    };
+    list(&KINDS.into_iter().filter_map(part).collect::<Vec<_>>())
 }
 
 /// Bytes, or the number of scalar reads, which are slow however little they read.
@@ -258,16 +220,6 @@ fn cell(kind: TransferKind, amount: PerStep) -> String {
         TransferKind::ScalarRead => tenths(amount.count),
         _ => readable(amount.bytes),
     }
-}
-
-/// `4.0 KiB host to device`, `3 scalar reads`
-fn part(kind: TransferKind, cell: &str) -> String {
-    let ending = if kind == TransferKind::ScalarRead && cell != "1" {
-        "s"
-    } else {
-        ""
-    };
-    format!("{cell} {kind}{ending}")
 }
 
 fn readable(bytes: f64) -> String {
@@ -287,11 +239,7 @@ fn tenths(count: f64) -> String {
 }
 
 fn plural(count: u64, name: &str) -> String {
-    if count == 1 {
-        format!("1 {name}")
-    } else {
-        format!("{count} {name}s")
-    }
+    format!("{count} {name}{}", if count == 1 { "" } else { "s" })
 }
 
 /// `a`, `a and b`, `a, b and c`
@@ -340,15 +288,13 @@ fn pieces(numbers: &[usize]) -> String {
     list(&parts)
 }
 
-/// The devices of these ranks, without the names of models.
-fn devices(ranks: &[&RankSums]) -> String {
-    let mut names: Vec<&str> = Vec::new();
-    for device in ranks.iter().flat_map(|rank| &rank.devices) {
-        let name = device.split_whitespace().next().unwrap_or(device);
-        if !names.contains(&name) {
-            names.push(name);
-        }
-    }
+/// Devices without the names of models.
+fn short_names<'a>(devices: impl Iterator<Item = &'a String>) -> String {
+    let names = devices.map(|device| device.split_whitespace().next().unwrap_or(device));
+    let names: Vec<&str> = alike(names.zip(0..))
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
     match &names[..] {
         [first, .., last] if names.len() > PIECES_MAX => format!("{first} … {last}"),
         _ => names.join(", "),
@@ -357,33 +303,27 @@ fn devices(ranks: &[&RankSums]) -> String {
 
 /// Columns of equal width: the first two aligned left, the others right.
 fn aligned(rows: &[Vec<String>]) -> Vec<String> {
-    let width = |column: usize| {
-        rows.iter()
-            .map(|row| row[column].chars().count())
-            .max()
-            .unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
     let line = |row: &Vec<String>| {
-        let cells =
-            row.iter()
-                .zip(&widths)
-                .enumerate()
-                .map(|(column, (cell, width))| match column {
-                    0 | 1 => format!("{:GAP$}{cell:<width$}", ""),
-                    _ => format!("{:GAP$}{cell:>width$}", ""),
-                });
+        let cells = row.iter().enumerate().map(|(column, cell)| {
+            let width = width(column).unwrap_or(0);
+            match column {
+                0 | 1 => format!("{:GAP$}{cell:<width$}", ""),
+                _ => format!("{:GAP$}{cell:>width$}", ""),
+            }
+        });
         cells.collect::<String>().trim_end().to_string()
     };
     rows.iter().map(line).collect()
 }
 
 /// The first lines, and how many more there are.
-fn limited(mut lines: Vec<String>, most: usize, name: &str) -> Vec<String> {
+fn limited(lines: impl Iterator<Item = String>, most: usize, name: &str) -> Vec<String> {
+    let mut lines: Vec<String> = lines.collect();
     let left = lines.len().saturating_sub(most);
     lines.truncate(most);
     if left > 0 {
-        lines.push(format!("  and {left} more {name}, in the record"));
+        lines.push(format!("and {left} more {name}, in the metrics log"));
     }
     lines
 }

@@ -55,11 +55,12 @@ fn gpu(index: usize) -> RankLedger {
     }
 }
 
-fn hint(at: &str, device: &str, count: u64) -> HintLine {
+fn hint(at: &str, device: &str, count: u64) -> RankedHint {
     let text = format!("scalar reads in the step: {device} at {at}, {count} times.");
-    HintLine {
+    RankedHint {
         pattern: "scalar reads in the step".into(),
         lines: vec![at.into()],
+        ranks: Vec::new(),
         count,
         text,
     }
@@ -232,9 +233,9 @@ fn however_much_there_is_to_say_it_is_20_lines() {
     let text = audit.to_string();
     assert_eq!(text.lines().count(), 20, "{text}");
     for expected in [
-        "  and 34 ranks, in the record",
-        "  and 36 more differences, in the record",
-        "  and 36 more hints, in the record",
+        "  and 34 ranks, in the metrics log",
+        "  and 36 more differences, in the metrics log",
+        "  and 36 more hints, in the metrics log",
     ] {
         assert!(
             text.lines().any(|line| line == expected),
@@ -383,17 +384,4 @@ fn every_ranks_ledger_comes_to_the_first() {
         .map(|amount| amount.unwrap().count)
         .collect();
     assert_eq!(counts, [0, 0, 5]);
-}
-
-#[test]
-fn a_text_that_is_not_a_ledger_is_refused_with_its_rank() {
-    let error = RankLedger::from_text(b"{\"devices\":", 3).unwrap_err();
-    assert!(
-        error.to_string().contains("rank 3's ledger cannot be read"),
-        "{error}"
-    );
-    assert_eq!(
-        RankLedger::from_text(&gpu(1).to_text().unwrap(), 0).unwrap(),
-        gpu(1)
-    );
 }

@@ -1,14 +1,23 @@
-//! The checkpoints of a run: `OUT/checkpoints/step-%08d`.
+//! Finding a checkpoint of a run, and opening it on all ranks. A running job removes old
+//! checkpoints meanwhile, so what was listed may be gone: then all is listed again.
+//!
+//! Rank 0 finds it and reads all bytes; the other ranks check that they see the same. Hosts may
+//! share the folder or have copies. So on several hosts the ranks of each host divide its files
+//! among them and read those. All ranks compare the manifest, which has the checksums.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::errors::reason;
-use super::layout::{checkpoints, name, steps};
-use super::manifest::{Opened, is_of_another_version, open};
+use ddp_comm::{Field, World};
+
+use super::files::reason;
+use super::folders::{checkpoints, name, steps};
+use super::manifest::{Opened, is_of_another_version, open, open_reading};
 use crate::error::{Error, Result};
 
 /// Checkpoints that cannot be used, each with the reason.
@@ -28,44 +37,55 @@ fn damage(folder: &Path, error: Error) -> Result<String> {
         {
             Ok(error.to_string())
         }
+        Error::Data(text) if is_of_another_version(folder) => Err(Error::Data(format!(
+            "{text}; it is intact, but of another version of this program: use that version, {older}"
+        ))),
+        Error::Data(text) => Ok(reason(folder, &text).to_string()),
+        other => Err(with_io_help(
+            other,
+            format!("check that it can be read, {older}"),
+        )),
+    }
+}
+
+/// The same error with another help, if it is of input or output.
+fn with_io_help(error: Error, help: String) -> Error {
+    match error {
         Error::Io {
             action,
             path,
             source,
             ..
-        } => Err(Error::Io {
+        } => Error::Io {
             action,
             path,
             source,
-            help: format!("check that it can be read, {older}"),
-        }),
-        Error::Data(text) if is_of_another_version(folder) => Err(Error::Data(format!(
-            "{text}; it is intact, but of another version of this program: use that version, {older}"
-        ))),
-        Error::Data(text) => Ok(reason(folder, &text).to_string()),
-        other => Err(other),
+            help,
+        },
+        other => other,
     }
 }
 
-/// How often a folder is listed again when a checkpoint was gone before it was opened: a running
-/// job removes old checkpoints.
-pub(super) const LISTED_MAX: u32 = 20;
+/// How often checkpoints are listed.
+const LISTED_MAX: u32 = 20;
 
-/// Waits before the next listing: hosts see changes in a shared folder late.
-fn nap(listed: u32) {
-    std::thread::sleep(Duration::from_millis(20) * listed);
+/// Calls `attempt` until it finds something. It is told whether this is the last attempt, which
+/// must.
+fn retried<T>(mut attempt: impl FnMut(bool) -> Result<Option<T>>) -> Result<T> {
+    for listed in 1..LISTED_MAX {
+        if let Some(found) = attempt(false)? {
+            return Ok(found);
+        }
+        // Hosts see changes in a shared folder late.
+        std::thread::sleep(Duration::from_millis(20) * listed);
+    }
+    Ok(attempt(true)?.expect("the last attempt returns"))
 }
 
 /// The newest intact checkpoint of a run, and the damaged ones that were skipped, with the reason.
 pub fn newest(out: &Path) -> Result<(Option<Opened>, Skipped)> {
     let checkpoints = checkpoints(out);
-    for listed in 1.. {
-        if let Some(found) = newest_of(&checkpoints, &steps(&checkpoints)?, listed == LISTED_MAX)? {
-            return Ok(found);
-        }
-        nap(listed);
-    }
-    unreachable!("the last attempt returns")
+    retried(|is_last| newest_of(&checkpoints, &steps(&checkpoints)?, is_last))
 }
 
 /// The newest intact checkpoint of these steps. None if one disappeared, unless this `is_last`
@@ -117,7 +137,7 @@ pub struct Chosen {
 /// checkpoints that are skipped.
 pub fn best(out: &Path) -> Result<Chosen> {
     let mut warned = BTreeSet::new();
-    for listed in 1.. {
+    retried(|is_last| {
         let (newest, skipped) = newest(out)?;
         for (folder, why) in &skipped {
             if warned.insert(folder.clone()) {
@@ -135,12 +155,8 @@ pub fn best(out: &Path) -> Result<Chosen> {
                 out.display()
             ))
         })?;
-        if let Some(chosen) = best_or(newest, &skipped, out, listed == LISTED_MAX)? {
-            return Ok(chosen);
-        }
-        nap(listed);
-    }
-    unreachable!("the last attempt returns")
+        best_or(newest, &skipped, out, is_last)
+    })
 }
 
 /// The best checkpoint according to the newest one, or the newest. None if the best disappeared
@@ -186,4 +202,56 @@ pub(super) fn best_or(
         best.step
     );
     chosen(newest, "the newest")
+}
+
+/// The help if hosts have different folders.
+const SHARED: &str = "the folder must be shared by all hosts, or copied to every host";
+
+/// The checkpoint that `find` finds on rank 0, on all ranks. If a running job removes it before all
+/// ranks have opened it, `find` is called again.
+pub fn open_together(
+    world: &World,
+    mut find: impl FnMut() -> Result<Option<Opened>>,
+) -> Result<Option<Opened>> {
+    if world.size() == 1 {
+        return find();
+    }
+    retried(|is_last| {
+        let found = if world.rank() == 0 { find()? } else { None };
+        world.barrier()?;
+        let mut folder = found.as_ref().map_or(Vec::new(), |opened| {
+            opened.folder.as_os_str().as_bytes().to_vec()
+        });
+        world.broadcast_bytes(&mut folder, 0)?;
+        if folder.is_empty() {
+            return Ok(Some(None));
+        }
+        let folder = PathBuf::from(OsString::from_vec(folder));
+        let opened = found.map_or_else(|| open_here(world, &folder), Ok);
+        world.barrier()?;
+        if !is_last && is_removed(world, &folder, opened.is_err())? {
+            return Ok(None);
+        }
+        let opened = opened?;
+        let name = format!("the manifest of {}", folder.display());
+        world.handshake(&[Field::must_match(name, &opened.manifest_blake3, SHARED)])?;
+        Ok(Some(Some(opened)))
+    })
+}
+
+/// Whether a rank could not open the folder because it was removed, which rank 0 sees too.
+fn is_removed(world: &World, folder: &Path, has_failed: bool) -> Result<bool> {
+    let all = world.all_gather_bytes(&[u8::from(has_failed), u8::from(is_gone(folder))])?;
+    Ok(all[0] == [0, 1] && all.iter().any(|rank| *rank == [1, 1]))
+}
+
+/// Opens it on a rank other than 0.
+fn open_here(world: &World, folder: &Path) -> Result<Opened> {
+    let (hosts, rank, ranks) = (world.hosts(), world.local_rank(), world.local_size());
+    let opened = open_reading(folder, |place| hosts > 1 && place % ranks == rank);
+    opened.map_err(|error| match error {
+        other if hosts == 1 => other,
+        Error::Data(why) => Error::Data(format!("{why}; {SHARED}")),
+        other => with_io_help(other, format!("rank 0 has read it on its host; {SHARED}")),
+    })
 }

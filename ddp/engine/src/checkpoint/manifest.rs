@@ -13,13 +13,12 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::errors::{damaged, other_format, unreadable};
-use super::files::{ReadFrom, open_file, read_small};
-use super::layout::{MANIFEST_FILE, MODEL_FILE, STATE_FILE, optimizer_file};
+use super::files::{ReadFrom, damaged, open_file, other_format, read_small, unreadable};
+use super::folders::{MANIFEST_FILE, MODEL_FILE, STATE_FILE, optimizer_file};
 use super::state::State;
 use crate::error::{Error, Result};
-use ddp_data::disk::Contents;
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
+use ddp_kernels::files::Contents;
 
 /// The version that is written.
 const FORMAT: u32 = 1;

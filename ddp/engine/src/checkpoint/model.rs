@@ -8,8 +8,7 @@ use std::sync::Arc;
 use ddp_kernels::transfer::{Phase, announced, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
 
-use super::errors::{some, unreadable};
-use super::files::ReadFrom;
+use super::files::{ReadFrom, some, unreadable};
 use super::manifest::{self, Opened};
 use super::tensors::{self, FileDType};
 use crate::error::{Error, Result};
@@ -31,10 +30,8 @@ pub fn write_model(path: &Path, parts: &[&Params]) -> Result<()> {
 
 /// The header of a file with these parameters.
 pub(super) fn header(list: &[(&Params, &Parameter)]) -> Header {
-    Header::of(
-        list.iter()
-            .map(|(_, parameter)| (parameter.name.as_str(), parameter.shape.as_slice())),
-    )
+    let parameters = list.iter().map(|(_, parameter)| parameter);
+    Header::of(parameters.map(|it| (it.name.as_str(), it.shape.as_slice())))
 }
 
 /// The largest value of a model that is plausible. A damaged exponent gives larger ones.
@@ -44,7 +41,7 @@ const VALUE_MAX: f32 = 1e6;
 /// checkpoint must match its checksum. All of that is checked before anything changes; an error
 /// while reading values leaves some of them changed.
 pub fn load_model(path: &Path, parts: &[&Params]) -> Result<()> {
-    ModelFile::of(path, manifest::open_model(path)?.into(), parts)?.load(parts)
+    ModelFile::of(path, manifest::open_model(path)?.into(), parts, false)?.load(parts)
 }
 
 /// The same for a file of unknown origin to start from: values that are not finite or very large
@@ -54,12 +51,12 @@ pub fn load_first(path: &Path, parts: &[&Params], rank: usize) -> Result<()> {
         0 => manifest::open_model(path)?,
         _ => File::open(path).map_err(unreadable(path))?,
     };
-    ModelFile::of_first(path, file.into(), parts)?.load_plausible(parts)
+    ModelFile::of(path, file.into(), parts, true)?.load(parts)
 }
 
 /// Fills `parts` from the checked file of a checkpoint, even if its folder was removed since.
 pub fn load_opened(opened: &Opened, parts: &[&Params]) -> Result<()> {
-    ModelFile::of(&opened.model_file(), opened.model.clone(), parts)?.load(parts)
+    ModelFile::of(&opened.model_file(), opened.model.clone(), parts, false)?.load(parts)
 }
 
 /// A file with the names and shapes of a model.
@@ -67,6 +64,8 @@ pub(super) struct ModelFile<'a> {
     path: &'a Path,
     file: Arc<File>,
     header: Header,
+    /// Whether its origin is unknown: it may have more positions, and its values are checked.
+    is_foreign: bool,
     /// Whether its names were changed by `without_dropout`.
     pub(super) is_renamed: bool,
 }
@@ -77,52 +76,24 @@ impl ModelFile<'_> {
         path: &'a Path,
         file: Arc<File>,
         parts: &[&Params],
-    ) -> Result<ModelFile<'a>> {
-        ModelFile::fitting(path, file, parts, |entry, shape| entry.shape == shape)
-    }
-
-    /// The same for first values.
-    fn of_first<'a>(path: &'a Path, file: Arc<File>, parts: &[&Params]) -> Result<ModelFile<'a>> {
-        ModelFile::fitting(path, file, parts, has_rows_of)
-    }
-
-    fn fitting<'a>(
-        path: &'a Path,
-        file: Arc<File>,
-        parts: &[&Params],
-        fits: impl Fn(&Entry, &[usize]) -> bool,
+        is_foreign: bool,
     ) -> Result<ModelFile<'a>> {
         let mut header = header_of(path, &file)?;
         let list = in_order(parts);
         let parameters: Vec<&Parameter> = list.iter().map(|(_, parameter)| *parameter).collect();
         let is_renamed = rename(&mut header, &parameters);
-        check(&header, &parameters, fits).map_err(|why| refuse(path, why))?;
+        check(&header, &parameters, is_foreign).map_err(|why| refuse(path, why))?;
         Ok(ModelFile {
             path,
             file,
             header,
+            is_foreign,
             is_renamed,
         })
     }
 
     /// Fills the model with its values.
     pub(super) fn load(self, parts: &[&Params]) -> Result<()> {
-        self.load_checked(parts, |_, _| Ok(()))
-    }
-
-    /// The same for a file of unknown origin: refuses values that are not finite, or very large.
-    fn load_plausible(self, parts: &[&Params]) -> Result<()> {
-        let path = self.path;
-        self.load_checked(parts, |name, values| {
-            check_plausible(name, values).map_err(|why| refuse(path, why))
-        })
-    }
-
-    fn load_checked(
-        self,
-        parts: &[&Params],
-        check: impl Fn(&str, &[f32]) -> Result<()>,
-    ) -> Result<()> {
         let mut bytes = Vec::new();
         for (params, parameter) in in_order(parts) {
             let entry = self.header.find(&parameter.name).expect("checked");
@@ -131,7 +102,11 @@ impl ModelFile<'_> {
             fill(params, parameter, |values| {
                 let read = dtype.read(&mut file, values, &mut bytes);
                 read.map_err(unreadable(self.path))?;
-                check(&parameter.name, values)
+                match self.is_foreign {
+                    true => check_plausible(&parameter.name, values)
+                        .map_err(|why| refuse(self.path, why)),
+                    false => Ok(()),
+                }
             })?;
         }
         Ok(())
@@ -183,13 +158,11 @@ pub(crate) fn header_of(path: &Path, file: &File) -> Result<Header> {
 
 /// All parameters in the order of the layers, each with its part.
 pub(crate) fn in_order<'a>(parts: &[&'a Params]) -> Vec<(&'a Params, &'a Parameter)> {
-    let of_part = |params: &'a Params| {
-        params
-            .in_order()
-            .into_iter()
-            .map(move |parameter| (params, parameter))
+    let of_part = |params: &&'a Params| {
+        let params: &'a Params = params;
+        params.in_order().into_iter().map(move |it| (params, it))
     };
-    parts.iter().flat_map(|params| of_part(params)).collect()
+    parts.iter().flat_map(of_part).collect()
 }
 
 /// Renames the tensors of a perceptron whose dropout layers have numbers, if that gives the names
@@ -218,51 +191,37 @@ pub(super) fn without_dropout(name: &str) -> Option<String> {
         .then(|| format!("{}.{rest}", layer / 3 * 2))
 }
 
-/// Whether the first rows of a tensor are a parameter of this shape, and are all of it unless its
-/// rows are positions.
-fn has_rows_of(entry: &Entry, shape: &[usize]) -> bool {
-    let may_be_longer = entry.name == "embedding.positions.weight" && entry.shape.len() == 2;
-    let is_longer =
-        || entry.shape.first() >= shape.first() && entry.shape.get(1..) == shape.get(1..);
-    entry.shape == shape || may_be_longer && is_longer()
+/// Whether the tensor holds positions, of which a parameter of this shape has the first ones.
+fn has_more_positions(entry: &Entry, shape: &[usize]) -> bool {
+    entry.name == "embedding.positions.weight"
+        && entry.shape.len() == 2
+        && entry.shape.first() >= shape.first()
+        && entry.shape.get(1..) == shape.get(1..)
 }
 
 /// Refuses a file that does not have exactly this model's parameters, in shapes that fit and a
 /// dtype that f32 holds exactly.
-fn check(
-    header: &Header,
-    list: &[&Parameter],
-    fits: impl Fn(&Entry, &[usize]) -> bool,
-) -> Result<(), String> {
-    let missing: Vec<_> = list
-        .iter()
-        .map(|p| p.name.as_str())
-        .filter(|name| header.find(name).is_none())
-        .collect();
-    let known = |entry: &&Entry| list.iter().any(|parameter| parameter.name == entry.name);
-    let others: Vec<_> = header
-        .entries
-        .iter()
-        .filter(|entry| !known(entry))
-        .map(|e| e.name.as_str())
-        .collect();
+fn check(header: &Header, list: &[&Parameter], is_foreign: bool) -> Result<(), String> {
+    let names = list.iter().map(|parameter| parameter.name.as_str());
+    let missing: Vec<&str> = names.filter(|name| header.find(name).is_none()).collect();
+    let found = header.entries.iter().map(|entry| entry.name.as_str());
+    let is_known = |name: &&str| list.iter().any(|parameter| parameter.name == *name);
+    let others: Vec<&str> = found.filter(|name| !is_known(name)).collect();
     if !missing.is_empty() || !others.is_empty() {
         let lacks = (!missing.is_empty()).then(|| format!("it lacks {}", some(&missing)));
         let has = (!others.is_empty())
             .then(|| format!("it has {}, which the model does not", some(&others)));
-        let text = [lacks, has]
-            .into_iter()
-            .flatten()
-            .collect::<Vec<_>>()
-            .join("; ");
+        let text: Vec<String> = [lacks, has].into_iter().flatten().collect();
         return Err(format!(
-            "it is of another model: {text}; help: give the `model` and the settings it was \
-             trained with"
+            "it is of another model: {}; help: give the `model` and the settings it was trained \
+             with",
+            text.join("; ")
         ));
     }
     for parameter in list {
         let entry = header.find(&parameter.name).expect("none is missing");
-        if !fits(entry, &parameter.shape) {
+        let fits = entry.shape == parameter.shape;
+        if !fits && !(is_foreign && has_more_positions(entry, &parameter.shape)) {
             return Err(format!(
                 "{} has the shape {:?}, and {:?} in the model; help: give the `model` and the \
                  settings it was trained with",

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::errors::{some, unreadable};
+use super::files::{some, unreadable};
 use super::model::{header_of, without_dropout};
 use ddp_data::safetensors::{Entry, Header};
 use ddp_nn::optim::Optimizer;

@@ -6,8 +6,7 @@ use std::fs::File;
 use ddp_kernels::transfer::{Phase, announced, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
 
-use super::errors::unreadable;
-use super::files::ReadFrom;
+use super::files::{ReadFrom, unreadable};
 use super::manifest::Opened;
 use super::model::{ModelFile, load_opened};
 use super::optimizer::{SavedMoments, SavedPiece};
@@ -37,19 +36,18 @@ pub fn restore_if_fits(opened: &Opened, step: &mut Step) -> Result<Result<(), St
     let stages = step.stages();
     let parts = parts(step)?;
     let model_file = opened.model_file();
-    let model = ModelFile::of(&model_file, opened.model.clone(), &parts)?;
+    let model = ModelFile::of(&model_file, opened.model.clone(), &parts, false)?;
     let wanted = stages.iter().flat_map(|stage| {
+        let rule = stage.optimizer().rule();
         let trained = stage
             .model()
             .params
             .list()
             .iter()
-            .filter(|parameter| parameter.is_trained());
-        let rule = stage.optimizer().rule();
+            .filter(|p| p.is_trained());
         trained.flat_map(move |p| {
-            rule.moments_of(p)
-                .iter()
-                .map(move |name| (p.name.as_str(), *name, p.range.len()))
+            let moments = rule.moments_of(p).iter();
+            moments.map(move |name| (p.name.as_str(), *name, p.range.len()))
         })
     });
     let saved = SavedMoments::read(opened.optimizer_files())?.map(|saved| match model.is_renamed {
@@ -62,9 +60,8 @@ pub fn restore_if_fits(opened: &Opened, step: &mut Step) -> Result<Result<(), St
     };
     model.load(&parts)?;
     in_phase(Phase::Checkpoint, || {
-        stages
-            .iter()
-            .try_for_each(|stage| restore_moments(&saved, stage))
+        let mut stages = stages.iter();
+        stages.try_for_each(|stage| restore_moments(&saved, stage))
     })?;
     step.count_moments_from(opened.state.optimizer_since);
     Ok(Ok(()))
@@ -77,24 +74,19 @@ pub fn restore_values(opened: &Opened, step: &mut Step) -> Result<()> {
     Ok(())
 }
 
-/// The parts of the model. Refuses those that a checkpoint cannot hold.
-fn parts(step: &Step) -> Result<Vec<&Params>> {
-    let parts: Vec<&Params> = step
-        .stages()
+/// The parts of the model. Refuses values that a checkpoint would round.
+pub(super) fn parts(step: &Step) -> Result<Vec<&Params>> {
+    let stages = step.stages().iter();
+    let parts: Vec<&Params> = stages.map(|stage| &stage.model().params).collect();
+    match parts
         .iter()
-        .map(|stage| &stage.model().params)
-        .collect();
-    parts.iter().try_for_each(|params| check_dtype(params))?;
-    Ok(parts)
-}
-
-/// Refuses values that a checkpoint would round.
-pub(super) fn check_dtype(params: &Params) -> Result<()> {
-    match params.master_dtype() {
-        DType::F32 => Ok(()),
-        other => Err(Error::Usage(format!(
-            "a checkpoint of a model with {other} values: expected f32 values; help: build the \
-             model in f32 or bf16"
+        .find(|params| params.master_dtype() != DType::F32)
+    {
+        None => Ok(parts),
+        Some(params) => Err(Error::Usage(format!(
+            "a checkpoint of a model with {} values: expected f32 values; help: build the model \
+             in f32 or bf16",
+            params.master_dtype()
         ))),
     }
 }

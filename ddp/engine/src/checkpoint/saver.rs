@@ -14,16 +14,15 @@ use ddp_kernels::heartbeat;
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Phase, in_phase};
 
-use super::exchange;
-use super::layout;
-use super::prune::clean;
+use super::folders::{self, clear_up};
 use super::snapshot::Snapshot;
 use super::state::{FORMAT, State};
 use super::writer::{Job, Writer};
 use crate::error::{Error, Result};
+use crate::exchange;
 use crate::step::Step;
-use ddp_data::disk as files;
 use ddp_data::text::Vocabulary;
+use ddp_kernels::files;
 
 /// How often a wait looks for progress.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -75,15 +74,9 @@ impl Saver {
     pub fn new(world: &World, out: &Path, keep: u64) -> Result<Saver> {
         let (rank, ranks) = (world.rank(), world.size());
         let group = world.group("saving")?;
-        let checkpoints = layout::checkpoints(out);
-        exchange::all(
-            &group,
-            if rank == 0 && checkpoints.is_dir() {
-                clean(&checkpoints)
-            } else {
-                Ok(())
-            },
-        )?;
+        let checkpoints = folders::checkpoints(out);
+        let cleared = if rank == 0 { clear_up(out) } else { Ok(()) };
+        exchange::outcomes(&group, cleared)?;
         let is_at_work = Arc::default();
         let writer = Writer {
             checkpoints: checkpoints.clone(),
@@ -136,10 +129,8 @@ impl Saver {
     fn begin(&mut self, step: &mut Step, mut state: State) -> Result<()> {
         self.wait()?;
         step.gather()?;
-        let shares = step
-            .stages()
-            .iter()
-            .any(|stage| stage.model().params.shares() > 1);
+        let mut stages = step.stages().iter();
+        let shares = stages.any(|stage| stage.model().params.shares() > 1);
         state.format = FORMAT;
         state.world.optimizer_parts = if shares { self.ranks } else { 1 };
         state.optimizer_since = step.stages()[0].optimizer().since();
@@ -217,24 +208,19 @@ impl Saver {
 
     fn log_wait(&self, step: u64, began: Instant) {
         if self.rank == 0 {
-            let (folder, seconds) = (
-                self.checkpoints.join(layout::name(step)),
-                began.elapsed().as_secs(),
-            );
             tracing::warn!(
-                "waiting for {}: writing it has taken {seconds} s so far; help: check its disk",
-                folder.display()
+                "waiting for {}: writing it has taken {} s so far; help: check its disk",
+                self.checkpoints.join(folders::name(step)).display(),
+                began.elapsed().as_secs()
             );
         }
     }
 
     fn stuck(&self, step: u64) -> Error {
         let waited = format!("no progress for {} s", self.patience.as_secs());
-        files::failed("write", &self.checkpoints.join(layout::name(step)))(std::io::Error::new(
-            ErrorKind::TimedOut,
-            waited,
-        ))
-        .into()
+        let timed_out = std::io::Error::new(ErrorKind::TimedOut, waited);
+        let folder = self.checkpoints.join(folders::name(step));
+        files::failed("write", &folder)(timed_out).into()
     }
 
     fn take(&mut self, done: Done) -> Result<()> {
@@ -278,7 +264,7 @@ impl Drop for Saver {
                 Err(RecvTimeoutError::Timeout)
             )
         {
-            let folder = self.checkpoints.join(layout::name(step));
+            let folder = self.checkpoints.join(folders::name(step));
             tracing::warn!(
                 "{} is still being written, but the process does not wait any longer",
                 folder.display()

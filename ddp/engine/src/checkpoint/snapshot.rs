@@ -13,169 +13,135 @@ use ddp_kernels::{DType, Device, Tensor};
 
 use super::model;
 use super::optimizer::{self, Outgoing};
-use super::restore::check_dtype;
+use super::restore::parts;
 use super::tensors;
 use crate::error::Result;
 use crate::step::Step;
-use ddp_data::disk::Contents;
 use ddp_data::safetensors::Header;
-use ddp_nn::params::Params;
+use ddp_kernels::files::Contents;
 
 /// The part of a checkpoint that this rank writes.
 #[derive(Debug)]
 pub(super) struct Snapshot {
-    model: Option<ModelPart>,
-    moments: Option<MomentsPart>,
+    model: Option<Part>,
+    moments: Option<Part>,
 }
 
+/// What a file is made of.
 #[derive(Debug)]
-struct ModelPart {
+struct Part {
     header: Header,
-    /// In the order of the header: the stage, and the range in its values.
+    /// In the order of the header: which copy, and the range in it.
     list: Vec<(usize, Range<usize>)>,
-    /// All values of each stage.
-    values: Vec<Tensor>,
-}
-
-#[derive(Debug)]
-struct MomentsPart {
-    header: Header,
-    list: Vec<Outgoing>,
-    /// By stage and moment.
-    moments: Vec<Vec<Tensor>>,
+    copies: Vec<Tensor>,
 }
 
 impl Snapshot {
     /// Memory for a rank that writes the model, moments, or both.
     pub(super) fn new(step: &Step, writes_model: bool, writes_moments: bool) -> Result<Snapshot> {
-        step.stages()
-            .iter()
-            .try_for_each(|stage| check_dtype(&stage.model().params))?;
+        // Refuses values that a checkpoint would round.
+        parts(step)?;
         Ok(Snapshot {
-            model: writes_model.then(|| ModelPart::new(step)).transpose()?,
-            moments: writes_moments.then(|| MomentsPart::new(step)).transpose()?,
+            model: writes_model.then(|| Part::of_model(step)).transpose()?,
+            moments: writes_moments.then(|| Part::of_moments(step)).transpose()?,
         })
     }
 
     /// Copies the current values and moments of `step`.
     pub(super) fn fill(&mut self, step: &Step) -> Result<()> {
+        let of_model = self
+            .model
+            .iter()
+            .flat_map(|part| part.copies.iter().zip(values(step)));
+        let of_moments = self
+            .moments
+            .iter()
+            .flat_map(|part| part.copies.iter().zip(moments(step)));
+        let mut copies = of_model.chain(of_moments);
         in_phase(Phase::Checkpoint, || {
             announced("the snapshot for a checkpoint", || {
-                for (index, stage) in step.stages().iter().enumerate() {
-                    if let Some(model) = &self.model {
-                        model.values[index].copy_from(stage.model().params.values())?;
-                    }
-                    if let Some(part) = &self.moments {
-                        let pairs = part.moments[index].iter().zip(stage.optimizer().moments());
-                        pairs
-                            .into_iter()
-                            .try_for_each(|(copy, (_, moment))| copy.copy_from(moment))?;
-                    }
-                }
-                Ok(())
+                copies.try_for_each(|(copy, source)| Ok(copy.copy_from(source)?))
             })
         })
     }
 
     /// Writes the model's file, if this rank does.
     pub(super) fn write_model(&self, path: &Path) -> Result<Option<Contents>> {
-        let Some(ModelPart {
-            header,
-            list,
-            values,
-        }) = &self.model
-        else {
-            return Ok(None);
-        };
-        let tensor = |(stage, range): &(usize, Range<usize>)| -> Result<Tensor> {
-            Ok(values[*stage].slice(range.clone())?)
-        };
-        tensors::write_file(path, header, list.iter().map(tensor)).map(Some)
+        self.model.as_ref().map(|part| part.write(path)).transpose()
     }
 
     /// Writes this rank's file of moments, if it has one.
     pub(super) fn write_moments(&self, path: &Path) -> Result<Option<Contents>> {
-        let Some(MomentsPart {
-            header,
-            list,
-            moments,
-        }) = &self.moments
-        else {
-            return Ok(None);
-        };
-        let tensor = |outgoing: &Outgoing| -> Result<Tensor> {
-            Ok(moments[outgoing.stage][outgoing.moment]
-                .slice(outgoing.at..outgoing.at + outgoing.length())?)
-        };
-        tensors::write_file(path, header, list.iter().map(tensor)).map(Some)
+        self.moments
+            .as_ref()
+            .map(|part| part.write(path))
+            .transpose()
     }
 }
 
-impl ModelPart {
-    fn new(step: &Step) -> Result<ModelPart> {
-        let parts: Vec<&Params> = step
-            .stages()
-            .iter()
-            .map(|stage| &stage.model().params)
-            .collect();
-        let mut list = Vec::new();
-        for (stage, params) in parts.iter().enumerate() {
-            list.extend(
-                params
-                    .in_order()
-                    .into_iter()
-                    .map(|p| (stage, p.range.clone())),
-            );
-        }
-        let header = model::header(&model::in_order(&parts));
-        let values = parts
-            .iter()
-            .map(|params| copy_of(params.values()))
-            .collect::<Result<_>>()?;
-        Ok(ModelPart {
-            header,
-            list,
-            values,
+/// All values, by stage.
+fn values(step: &Step) -> impl Iterator<Item = &Tensor> {
+    step.stages()
+        .iter()
+        .map(|stage| stage.model().params.values())
+}
+
+/// All moments, by stage.
+fn moments(step: &Step) -> impl Iterator<Item = &Tensor> {
+    let stages = step.stages().iter();
+    stages.flat_map(|stage| stage.optimizer().moments().map(|(_, moment)| moment))
+}
+
+impl Part {
+    fn of_model(step: &Step) -> Result<Part> {
+        let parts = parts(step)?;
+        let stages = parts.iter().enumerate();
+        let of_stage = stages.flat_map(|(stage, params)| {
+            let parameters = params.in_order().into_iter();
+            parameters.map(move |parameter| (stage, parameter.range.clone()))
+        });
+        Ok(Part {
+            header: model::header(&model::in_order(&parts)),
+            list: of_stage.collect(),
+            copies: values(step).map(copy_of).collect::<Result<_>>()?,
         })
     }
-}
 
-impl MomentsPart {
-    fn new(step: &Step) -> Result<MomentsPart> {
-        let stages: Vec<_> = step
-            .stages()
-            .iter()
+    fn of_moments(step: &Step) -> Result<Part> {
+        let stages = step.stages().iter();
+        let stages: Vec<_> = stages
             .map(|stage| (&stage.model().params, stage.optimizer()))
             .collect();
-        let list = Outgoing::of(&stages);
-        let copies = |(_, optimizer): &(&Params, &ddp_nn::optim::Optimizer)| {
-            optimizer
-                .moments()
-                .map(|(_, moment)| copy_of(moment))
-                .collect::<Result<Vec<_>>>()
+        let outgoing = Outgoing::of(&stages);
+        let place = |it: &Outgoing| {
+            let before = stages[..it.stage].iter();
+            let before: usize = before
+                .map(|(_, optimizer)| optimizer.moments().count())
+                .sum();
+            (before + it.moment, it.at..it.at + it.length())
         };
-        let moments = stages.iter().map(copies).collect::<Result<_>>()?;
-        Ok(MomentsPart {
-            header: optimizer::header(&list),
-            list,
-            moments,
+        Ok(Part {
+            header: optimizer::header(&outgoing),
+            list: outgoing.iter().map(place).collect(),
+            copies: moments(step).map(copy_of).collect::<Result<_>>()?,
         })
+    }
+
+    fn write(&self, path: &Path) -> Result<Contents> {
+        let tensor = |(copy, range): &(usize, Range<usize>)| -> Result<Tensor> {
+            Ok(self.copies[*copy].slice(range.clone())?)
+        };
+        tensors::write_file(path, &self.header, self.list.iter().map(tensor))
     }
 }
 
-/// Host memory for a copy of `tensor`.
+/// Host memory for a copy of `tensor`. Without pinned memory, copies only take longer.
 fn copy_of(tensor: &Tensor) -> Result<Tensor> {
-    let pinned = || {
-        tensor
-            .device()
-            .is_accelerator()
-            .then(|| Tensor::zeros_pinned(tensor.shape(), DType::F32).ok())
-            .flatten()
-    };
-    // Without pinned memory, copies only take longer.
-    let copy = match pinned() {
-        Some(copy) => copy,
-        None => Tensor::zeros(tensor.shape(), DType::F32, Device::Cpu)?,
+    let is_on_gpu = tensor.device().is_accelerator();
+    let pinned = is_on_gpu.then(|| Tensor::zeros_pinned(tensor.shape(), DType::F32));
+    let copy = match pinned {
+        Some(Ok(copy)) => copy,
+        _ => Tensor::zeros(tensor.shape(), DType::F32, Device::Cpu)?,
     };
     Ok(copy.named("a checkpoint's snapshot"))
 }

@@ -9,9 +9,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::errors::{damaged, other_format};
-use super::files::read_all;
-use super::layout::STATE_FILE;
+use super::files::{damaged, other_format, read_all};
+use super::folders::STATE_FILE;
 use crate::error::Result;
 use ddp_data::{FeaturePlan, LabelName, Normalization, TaskSpec};
 use ddp_kernels::products::Algorithms;
@@ -24,7 +23,7 @@ const BYTES_MAX: u64 = 256 << 20;
 /// The largest number of steps, epochs, rows and so on: JSON numbers are exact up to here.
 const COUNT_MAX: u64 = 1 << 53;
 /// The largest number of ranks, classes and outputs.
-const WIDTH_MAX: usize = 1 << 24;
+const WIDTH_MAX: u64 = 1 << 24;
 
 /// The state of a run when it was saved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -188,99 +187,61 @@ impl State {
 
     /// Refuses impossible numbers.
     pub fn check(&self) -> Result<(), String> {
-        self.check_counts()?;
-        let features = self
-            .row_shape
-            .iter()
-            .try_fold(1usize, |product, &length| product.checked_mul(length));
+        let (position, schedule) = (&self.position, &self.schedule);
+        for (name, count, least, most) in [
+            ("step", self.step, 0, COUNT_MAX),
+            ("samples", self.samples, 0, COUNT_MAX),
+            ("position.epoch", position.epoch, 0, COUNT_MAX),
+            ("position.in_epoch", position.in_epoch, 0, COUNT_MAX),
+            ("position.rows", position.rows, 1, COUNT_MAX),
+            ("position.batch", position.batch, 1, COUNT_MAX),
+            ("schedule.steps", schedule.steps, 0, COUNT_MAX),
+            (
+                "schedule.warmup_steps",
+                schedule.warmup_steps,
+                0,
+                schedule.steps,
+            ),
+            ("optimizer_since", self.optimizer_since, 0, self.step),
+            ("world.ranks", self.world.ranks as u64, 1, WIDTH_MAX),
+            ("task's outputs", self.task.outputs() as u64, 1, WIDTH_MAX),
+        ] {
+            if !(least..=most).contains(&count) {
+                return Err(format!(
+                    "has {name} = {count}: expected from {least} to {most}"
+                ));
+            }
+        }
+        let (ranks, parts) = (self.world.ranks, self.world.optimizer_parts);
+        let devices = self.world.devices.len();
+        if ![1, ranks].contains(&parts) || devices != ranks {
+            return Err(format!(
+                "has {ranks} ranks, {devices} devices and an optimizer in {parts} parts"
+            ));
+        }
+        let mut lengths = self.row_shape.iter();
+        let features = lengths.try_fold(1usize, |all, &length| all.checked_mul(length));
         let features = features.filter(|&count| (1..=1 << 40).contains(&count));
         let features =
             features.ok_or_else(|| format!("has rows of the shape {:?}", self.row_shape))?;
-        self.check_task()?;
         check_normalization(&self.normalization, features, "features")?;
         check_normalization(&self.target_normalization, self.task.outputs(), "targets")?;
-        self.plan
-            .check(features)
-            .map_err(|why| format!("has {why}"))?;
-        if let Some(columns) = self
-            .columns
-            .as_ref()
-            .filter(|columns| columns.len() != features)
-        {
+        let plan = self.plan.check(features);
+        plan.map_err(|why| format!("has {why}"))?;
+        let columns = self.columns.as_ref().map_or(features, Vec::len);
+        if columns != features {
             return Err(format!(
-                "has the names of {} columns for {features} features",
-                columns.len()
+                "has the names of {columns} columns for {features} features"
             ));
         }
-        let schedule = &self.schedule;
-        if !schedule.learning_rate.is_finite()
-            || schedule.learning_rate < 0.0
-            || schedule.warmup_steps > schedule.steps
-        {
+        if !schedule.learning_rate.is_finite() || schedule.learning_rate < 0.0 {
             return Err(format!("has an impossible schedule: {schedule:?}"));
         }
-        let evaluations = [&self.best, &self.last].into_iter().flatten();
-        match evaluations
-            .into_iter()
-            .find(|evaluation| !evaluation.is_finite() || evaluation.step > self.step)
-        {
+        let mut evaluations = [&self.best, &self.last].into_iter().flatten();
+        let is_impossible = |it: &&Best| !it.is_finite() || it.step > self.step;
+        match evaluations.find(is_impossible) {
             Some(evaluation) => Err(format!("has an impossible evaluation: {evaluation:?}")),
             None => Ok(()),
-        }
-    }
-
-    fn check_counts(&self) -> Result<(), String> {
-        let Position {
-            epoch,
-            in_epoch,
-            rows,
-            batch,
-            ..
-        } = self.position;
-        let counts = [
-            ("step", self.step, 0),
-            ("samples", self.samples, 0),
-            ("position.epoch", epoch, 0),
-            ("position.in_epoch", in_epoch, 0),
-            ("position.rows", rows, 1),
-            ("position.batch", batch, 1),
-            ("schedule.steps", self.schedule.steps, 0),
-        ];
-        if let Some((name, count, least)) = counts
-            .into_iter()
-            .find(|&(_, count, least)| !(least..=COUNT_MAX).contains(&count))
-        {
-            return Err(format!(
-                "has {name} = {count}: expected from {least} to {COUNT_MAX}"
-            ));
-        }
-        if self.optimizer_since > self.step {
-            return Err(format!(
-                "has optimizer_since = {}: expected up to its step, {}",
-                self.optimizer_since, self.step
-            ));
-        }
-        let WorldState {
-            ranks,
-            optimizer_parts,
-            devices,
-        } = &self.world;
-        if !(1..=WIDTH_MAX).contains(ranks)
-            || ![1, *ranks].contains(optimizer_parts)
-            || devices.len() != *ranks
-        {
-            let devices = devices.len();
-            return Err(format!(
-                "has {ranks} ranks, {devices} devices and an optimizer in {optimizer_parts} parts"
-            ));
-        }
-        Ok(())
-    }
-
-    fn check_task(&self) -> Result<(), String> {
-        match self.task.outputs() {
-            1..=WIDTH_MAX => Ok(()),
-            _ => Err(format!("has an impossible task: {}", self.task)),
         }
     }
 }
@@ -314,17 +275,16 @@ impl Best {
 fn unknown(given: &Value, known: &Value) -> Option<String> {
     match (given, known) {
         (Value::Object(given), Value::Object(known)) => {
-            given
-                .iter()
-                .find_map(|(name, given)| match known.get(name) {
-                    None => Some(name.clone()),
-                    Some(known) => unknown(given, known).map(|inner| format!("{name}.{inner}")),
-                })
+            let mut fields = given.iter();
+            fields.find_map(|(name, given)| match known.get(name) {
+                None => Some(name.clone()),
+                Some(known) => unknown(given, known).map(|inner| format!("{name}.{inner}")),
+            })
         }
-        (Value::Array(given), Value::Array(known)) => given
-            .iter()
-            .zip(known)
-            .find_map(|(given, known)| unknown(given, known)),
+        (Value::Array(given), Value::Array(known)) => {
+            let mut pairs = given.iter().zip(known);
+            pairs.find_map(|(given, known)| unknown(given, known))
+        }
         _ => None,
     }
 }

@@ -6,9 +6,9 @@ use std::path::Path;
 use ddp_kernels::Tensor;
 use ddp_kernels::dtype::{bf16, f16};
 
-use crate::error::Result;
-use ddp_data::disk::{self as files, Contents, Output};
+use crate::error::{Error, Result};
 use ddp_data::safetensors::Header;
+use ddp_kernels::files::{self, Contents, Output};
 
 /// Elements that are converted to or from bytes at a time.
 pub(crate) const PIECE: usize = 1 << 16;
@@ -25,7 +25,7 @@ pub(crate) fn write_file(
         for tensor in tensors {
             write(output, &tensor?, &mut bytes)?;
         }
-        Ok(())
+        Ok::<_, Error>(())
     })?;
     assert_eq!(
         contents.bytes,
@@ -35,8 +35,8 @@ pub(crate) fn write_file(
     Ok(contents)
 }
 
-fn write(output: &mut Output<'_>, values: &Tensor, bytes: &mut Vec<u8>) -> ddp_data::Result<()> {
-    values.with_slice(|values: &[f32]| {
+fn write(output: &mut Output<'_>, values: &Tensor, bytes: &mut Vec<u8>) -> Result<()> {
+    let written = values.with_slice(|values: &[f32]| {
         values.chunks(PIECE).try_for_each(|piece| {
             bytes.clear();
             piece
@@ -44,7 +44,8 @@ fn write(output: &mut Output<'_>, values: &Tensor, bytes: &mut Vec<u8>) -> ddp_d
                 .for_each(|value| bytes.extend(value.to_le_bytes()));
             output.write(bytes)
         })
-    })?
+    })?;
+    Ok(written?)
 }
 
 /// The dtype of values in a file: those that f32 holds exactly.

@@ -6,13 +6,14 @@ mod pruning;
 mod states;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ddp_kernels::{DType, Device, ops};
 
 use super::tensors::PIECE;
 use super::*;
-use ddp_data::disk::testing::Scratch;
+use crate::error::Result;
+use ddp_kernels::files::testing::Scratch;
 use ddp_nn::models::{Mlp, Model};
 use ddp_nn::params::Params;
 

@@ -11,16 +11,17 @@ use std::time::{Duration, Instant};
 
 use ddp_comm::Group;
 
-use super::exchange;
-use super::layout::{self, MANIFEST_FILE, MODEL_FILE, STATE_FILE, optimizer_file};
+use super::folders::{
+    self, MANIFEST_FILE, MODEL_FILE, REPLACED, STATE_FILE, UNFINISHED, optimizer_file, prune,
+};
 use super::manifest::{FileEntry, Manifest, open};
-use super::prune::{REPLACED, UNFINISHED, prune};
 use super::snapshot::Snapshot;
 use super::state::State;
 use crate::error::{Error, Result};
+use crate::exchange;
 use crate::faults::{self, FaultPoint};
-use ddp_data::disk as files;
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
+use ddp_kernels::files;
 
 /// How long a network file system may take to show a file of another host.
 const SEEN_MAX: Duration = Duration::from_secs(5);
@@ -51,11 +52,9 @@ pub(super) struct Writer {
 impl Writer {
     /// Writes a checkpoint, removes those that are no longer kept, and returns its folder.
     pub(super) fn write(&self, job: &Job) -> Result<PathBuf> {
-        let name = layout::name(job.state.step);
-        let (aside, folder) = (
-            self.checkpoints.join(format!("{UNFINISHED}{name}")),
-            self.checkpoints.join(name),
-        );
+        let name = folders::name(job.state.step);
+        let aside = self.checkpoints.join(format!("{UNFINISHED}{name}"));
+        let folder = self.checkpoints.join(name);
         let attempt = self.attempt(job, &aside, &folder);
         if attempt.is_err() && self.is_first() {
             // The first error is the one to report.
@@ -79,16 +78,13 @@ impl Writer {
                 self.begin(aside)?;
                 self.complete(job, aside, folder, self.write_mine(job, aside)?)
             };
-            return exchange::all(&self.group, first(&all)).map(drop);
+            return exchange::outcomes(&self.group, first(&all)).map(drop);
         }
-        exchange::all(&self.group, first(&|| self.begin(aside)))?;
-        let files =
-            exchange::all(&self.group, self.at_work(|| self.write_mine(job, aside)))?.concat();
-        exchange::all(
-            &self.group,
-            first(&|| self.complete(job, aside, folder, files.clone())),
-        )
-        .map(drop)
+        exchange::outcomes(&self.group, first(&|| self.begin(aside)))?;
+        let mine = self.at_work(|| self.write_mine(job, aside));
+        let files = exchange::outcomes(&self.group, mine)?.concat();
+        let complete = || self.complete(job, aside, folder, files.clone());
+        exchange::outcomes(&self.group, first(&complete)).map(drop)
     }
 
     fn at_work<T>(&self, work: impl FnOnce() -> T) -> T {
@@ -132,15 +128,13 @@ impl Writer {
     ) -> Result<()> {
         for entry in &entries {
             let path = aside.join(&entry.name);
-            if !is_seen(|| fs::metadata(&path).is_ok_and(|metadata| metadata.len() == entry.bytes))
-            {
+            if !is_seen(|| fs::metadata(&path).is_ok_and(|about| about.len() == entry.bytes)) {
                 return Err(not_seen(&path));
             }
         }
         if let Some((record, path)) = &job.record {
-            record
-                .sync_data()
-                .map_err(files::failed("make durable", path))?;
+            let synced = record.sync_data();
+            synced.map_err(files::failed("make durable", path))?;
         }
         if let Some(tokenizer) = &job.tokenizer {
             let path = aside.join(TOKENIZER_FILE);
@@ -148,22 +142,16 @@ impl Writer {
             entries.push(FileEntry::new(TOKENIZER_FILE, contents));
         }
         let state = &job.state;
-        let contents = files::write_file(&aside.join(STATE_FILE), |output| {
-            output.write(&state.to_bytes())
-        })?;
+        let path = aside.join(STATE_FILE);
+        let contents = files::write_file(&path, |output| output.write(&state.to_bytes()))?;
         entries.push(FileEntry::new(STATE_FILE, contents));
         let manifest = Manifest::new(state.step, entries);
-        files::write_file(&aside.join(MANIFEST_FILE), |output| {
-            output.write(&manifest.to_bytes())
-        })?;
+        let path = aside.join(MANIFEST_FILE);
+        files::write_file(&path, |output| output.write(&manifest.to_bytes()))?;
         files::sync_folder(aside)?;
         self.put_in_place(&manifest, aside, folder)?;
-        if let Err(error) = prune(
-            &self.checkpoints,
-            state.step,
-            self.keep,
-            state.best.map(|best| best.step),
-        ) {
+        let best = state.best.map(|best| best.step);
+        if let Err(error) = prune(&self.checkpoints, state.step, self.keep, best) {
             // This checkpoint is safe; the next one tries again.
             tracing::warn!("cannot remove older checkpoints: {error}");
         }
@@ -180,9 +168,8 @@ impl Writer {
             return Ok(files::remove_folder(aside)?);
         }
         // If the process is killed between the two renames, the next run undoes the first.
-        let replaced = self
-            .checkpoints
-            .join(format!("{REPLACED}{}", layout::name(manifest.step())));
+        let name = folders::name(manifest.step());
+        let replaced = self.checkpoints.join(format!("{REPLACED}{name}"));
         files::remove_folder(&replaced)?;
         files::rename(folder, &replaced)?;
         files::rename(aside, folder)?;

@@ -220,8 +220,8 @@ settings! {
     /// and IDX also .gz), a folder of files or a pattern, followed by #NAME to choose one of
     /// several arrays. Tokens: tokens:FILE,context=N (.bin of llm.c or nanoGPT, .txt, arrays); with
     /// vocabulary=N if the file does not say it. Or built-in data: glyphs,
-    /// synthetic:classification, synthetic:regression or synthetic:row-number, followed by options,
-    /// as in glyphs,rows=50000 (rows, held-out, seed; features, classes or outputs, noise)
+    /// synthetic:classification or synthetic:regression, followed by options, as in
+    /// glyphs,rows=50000 (rows, held-out, seed; features, classes or outputs, noise)
     Job data "SPEC": DataSpec = DataSpec::default();
     /// Labels: a column or an array of `data`, by name, or another file; a,b for several columns of
     /// numbers [default: the last column of the first table; for arrays, y next to x, labels next

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ddp_data::disk;
 use ddp_data::safetensors::Header;
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
+use ddp_kernels::files as disk;
 use ddp_kernels::{DType, Device, Tensor};
 use ddp_nn::models::ModelSpec;
 use ddp_nn::models::gpt::GptSpec;

@@ -1,7 +1,7 @@
 use std::fs;
 use std::path::Path;
 
-use ddp_data::disk::testing::Scratch;
+use ddp_kernels::files::testing::Scratch;
 use ddp_nn::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind};
 use serde_json::{Value, json};
 

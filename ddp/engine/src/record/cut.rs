@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ddp_data::disk;
+use ddp_kernels::files as disk;
 use ddp_kernels::heartbeat::{self, Work};
 use serde::Deserialize;
 
@@ -117,7 +117,7 @@ impl Record {
                 copy_lines(&mut file, copy, step).map_err(disk::failed("write", &path))?;
             let copy = copy.try_clone().map_err(disk::failed("open", &path))?;
             copied = Some((copy, length, has_start));
-            Ok(())
+            Ok::<_, disk::FileError>(())
         })?;
         let (file, length, has_start) = copied.expect("the file was written");
         write_settings(out, settings)?;
@@ -187,7 +187,7 @@ fn copy_lines(from: &mut File, to: &mut File, step: u64) -> std::io::Result<(u64
 mod tests {
     use super::*;
     use crate::record::Event;
-    use ddp_data::disk::testing::Scratch;
+    use ddp_kernels::files::testing::Scratch;
 
     const LINES: &str = r#"{"event":"start","time_unix_s":1}
 {"event":"step","step":1}

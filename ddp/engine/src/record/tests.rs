@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 
-use ddp_data::disk::testing::Scratch;
+use ddp_kernels::files::testing::Scratch;
 use ddp_kernels::transfer::Ledger;
 use serde_json::json;
 

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use ddp_comm::Group;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::trace;
-use ddp_kernels::transfer::{Phase, current_phase, in_phase};
-use ddp_kernels::{Device, Tensor, threads};
+use ddp_kernels::transfer::{self, Phase, current_phase, in_phase};
+use ddp_kernels::{Device, Tensor};
 
 use super::job::{self, Job};
 use super::queue::CommQueue;
@@ -89,7 +89,7 @@ impl HostQueue {
         });
         if threaded {
             let shared = shared.clone();
-            threads::spawn("reducer", move || shared.serve())
+            transfer::spawn("reducer", move || shared.serve())
                 .map_err(|error| ddp_comm::Error::no_thread("reducer", &error))?;
         }
         Ok(HostQueue { shared, threaded })

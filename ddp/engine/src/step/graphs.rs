@@ -11,7 +11,8 @@
 
 use ddp_comm::Group;
 use ddp_data::{Batch, SlotId};
-use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::graph::Graph;
+use ddp_kernels::stream::Stream;
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::{Device, Error as TensorError};
 

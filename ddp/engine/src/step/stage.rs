@@ -2,18 +2,19 @@
 //! Usually there is one, the whole model.
 
 use ddp_comm::{Field, Group};
+use ddp_kernels::ops::STEP_FLAGS;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::trace::{self, Label, Lane};
-use ddp_kernels::transfer::announced;
-use ddp_kernels::{Device, Tensor};
+use ddp_kernels::{DType, Device, Tensor};
 use ddp_nn::models::Model;
-use ddp_nn::optim::Optimizer;
+use ddp_nn::optim::{Clip, Optimizer};
 use ddp_nn::params::Parameter;
 use ddp_nn::{Pass, PassOptions, Saved, Scratch};
 
+use super::StepOptions;
 use super::scalars::StepScalars;
 use crate::error::Result;
-use crate::reducer::{Reducer, ReducerOptions};
+use crate::reducer::Reducer;
 
 /// What a stage is made from.
 #[derive(Debug)]
@@ -33,7 +34,11 @@ pub struct Stage {
     pub(super) optimizer: Optimizer,
     pub(super) reducer: Reducer,
     pub(super) scalars: StepScalars,
-    scratch: Scratch,
+    /// Measures the gradients; scale and norm of those of the whole model.
+    pub(super) clip: Clip,
+    /// i64 (3): the flags of the step, of the whole model (`ops::STEP_FLAGS`).
+    pub(super) bad_step: Tensor,
+    pub(super) scratch: Scratch,
     saved: Saved,
 }
 
@@ -61,15 +66,18 @@ impl StagePass {
 }
 
 impl Stage {
-    pub(super) fn new(part: Part, options: ReducerOptions) -> Result<Stage> {
+    pub(super) fn new(part: Part, options: &StepOptions) -> Result<Stage> {
         let device = part.model.params.device();
-        let reducer = Reducer::new(&part.model.params, part.group, options)?;
+        let reducer = Reducer::new(&part.model.params, part.group, options.reducer)?;
         let mut optimizer = part.optimizer;
         reducer.check_optimizer(&optimizer)?;
         let group = reducer.group();
         optimizer.share(&part.model.params, group.rank(), group.size())?;
+        let clip = Clip::of_slices(options.clip_norm, &part.model.params, reducer.owned())?;
         Ok(Stage {
             model: part.model,
+            clip,
+            bad_step: Tensor::zeros(&[STEP_FLAGS], DType::I64, device)?.named("first bad step"),
             scalars: StepScalars::new(&mut optimizer, 1)?,
             optimizer,
             reducer,
@@ -181,15 +189,5 @@ impl Stage {
         let start = if is_new { Pass::new } else { Pass::resume };
         let pass = start(params, scratch, saved, options, &mut self.reducer);
         (&self.model, pass.leaving_head())
-    }
-
-    /// `tensor` of the neighbouring stage, on this device.
-    pub(super) fn bring(&mut self, tensor: Tensor, what: &'static str) -> Result<Tensor> {
-        if tensor.device() == self.device() {
-            return Ok(tensor);
-        }
-        let here = self.scratch.take(tensor.shape(), tensor.dtype())?;
-        announced(what, || here.copy_from(&tensor))?;
-        Ok(here)
     }
 }

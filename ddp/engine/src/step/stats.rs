@@ -30,6 +30,18 @@ pub struct StepReport {
     pub own_bad_step: Option<u64>,
 }
 
+impl StepReport {
+    /// The mean loss of the global batch.
+    pub fn loss(&self) -> f64 {
+        self.stats.loss()
+    }
+
+    /// The share of correct predictions.
+    pub fn accuracy(&self) -> f64 {
+        self.stats.accuracy()
+    }
+}
+
 impl Stats {
     /// Reads f32 or f64 (4): the fields in order.
     pub(super) fn read(stats: &Tensor) -> Result<Stats> {

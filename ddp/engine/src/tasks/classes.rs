@@ -13,7 +13,7 @@ use ddp_nn::{CrossEntropy, Loss};
 pub use self::weights::ClassWeights;
 use super::task::{Evaluation, LossOptions, PredictionOptions, Predictions, Survey, Task};
 use crate::error::Result;
-use crate::evidence::Evidence;
+use crate::samples::SampleCollector;
 use crate::step::Stats;
 
 /// One of some classes for each row, or for each position of a row.
@@ -56,9 +56,9 @@ impl Task for LearnClasses {
         (!is_class).then(|| format!("target {target} is no class: there are {count}, from 0"))
     }
 
-    fn evidence(&self, targets: &TensorSpec) -> Option<Evidence> {
+    fn sample_collector(&self, targets: &TensorSpec) -> Option<SampleCollector> {
         let is_one_a_row = targets.elements() == 1;
-        is_one_a_row.then(|| Evidence::of(&self.0))
+        is_one_a_row.then(|| SampleCollector::of(&self.0))
     }
 
     fn evaluation(&self, _columns: Option<Vec<String>>) -> Box<dyn Evaluation> {

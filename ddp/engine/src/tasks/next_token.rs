@@ -13,7 +13,7 @@ use super::task::{
     Evaluation, LossOptions, PredictionOptions, Predictions, Survey, Task, Totals, figures_text,
 };
 use crate::error::{Error, Result};
-use crate::evidence::Evidence;
+use crate::samples::SampleCollector;
 use crate::step::Stats;
 
 /// The token after each.
@@ -66,7 +66,7 @@ impl Task for LearnNextToken {
         (!is_token).then(|| format!("target {target} is no token: there are {count}, from 0"))
     }
 
-    fn evidence(&self, _targets: &TensorSpec) -> Option<Evidence> {
+    fn sample_collector(&self, _targets: &TensorSpec) -> Option<SampleCollector> {
         None
     }
 

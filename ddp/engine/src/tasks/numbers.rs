@@ -14,7 +14,7 @@ use super::task::{
     Totals,
 };
 use crate::error::{Error, Result};
-use crate::evidence::Evidence;
+use crate::samples::SampleCollector;
 use crate::shown::{shown, significant};
 use crate::step::Stats;
 
@@ -50,7 +50,7 @@ impl Task for LearnNumbers {
         None
     }
 
-    fn evidence(&self, _targets: &TensorSpec) -> Option<Evidence> {
+    fn sample_collector(&self, _targets: &TensorSpec) -> Option<SampleCollector> {
         None
     }
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::classes::ClassWeights;
 use super::differences::Differences;
 use crate::error::Result;
-use crate::evidence::Evidence;
+use crate::samples::SampleCollector;
 use crate::shown::significant;
 use crate::step::Stats;
 
@@ -43,7 +43,7 @@ pub trait Task: Debug + Send + Sync {
 
     /// Starts what the last evaluation of a run keeps for the report, for targets like these; None
     /// if there is nothing to show.
-    fn evidence(&self, targets: &TensorSpec) -> Option<Evidence>;
+    fn sample_collector(&self, targets: &TensorSpec) -> Option<SampleCollector>;
 
     /// Starts to add up how far answers are from their targets, for each evaluation of a run; None
     /// unless answers are numbers. `columns` are the names of the targets, if they have any.

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use ddp_data::disk;
+use ddp_kernels::files as disk;
 use ddp_kernels::trace::Lane;
 use serde_json::{Value, json};
 

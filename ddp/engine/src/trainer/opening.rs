@@ -4,8 +4,8 @@
 use std::io::Write;
 
 use ddp_comm::World;
-use ddp_data::disk;
 use ddp_data::text::TOKENIZER_FILE;
+use ddp_kernels::files as disk;
 use ddp_kernels::threads;
 use ddp_nn::params::Parameter;
 use serde_json::{Map, Value};

@@ -28,11 +28,11 @@ use crate::checkpoint::{self, Best, MODEL_FILE, Saver, State};
 use crate::config::Config;
 use crate::devices::is_simulated;
 use crate::error::{Error, Result};
-use crate::evidence::HeldOut;
 use crate::faults::{self, FaultPoint};
 use crate::model::data_shape;
 use crate::process;
 use crate::record::{self, EVENTS_FILE, End, Event, Record, StepEvent};
+use crate::samples::HeldOut;
 use crate::shown::significant;
 use crate::step::{Stage, Step};
 use crate::tasks::{self, Task};
@@ -281,7 +281,8 @@ impl<'a> Trainer<'a> {
         // The products of a short batch are not those of the other steps.
         let has_usual_size = batch.slot().is_some();
         self.workload.count(batch);
-        self.step.run(batch, learning_rate, logs)?;
+        self.step.measure_norm(logs);
+        self.step.run(batch, learning_rate)?;
         if has_usual_size {
             self.choose_products()?;
         }
@@ -346,7 +347,7 @@ impl<'a> Trainer<'a> {
     fn log(&mut self, number: u64, epoch: u64, learning_rate: f64) -> Result<()> {
         faults::at(FaultPoint::Log)?;
         self.record_saved()?;
-        let report = self.step.report(true)?;
+        let report = self.step.report()?;
         self.check_finite(&report)?;
         let rates = self.totals.rates();
         let Rates {

@@ -14,9 +14,9 @@ use super::program::Program;
 use super::setup::{self, Assembled, Prepared, Unbuilt};
 use crate::config::{Config, Resume};
 use crate::devices::is_simulated;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::step::{Stage, Step};
-use crate::{process, record};
+use crate::{exchange, process, record};
 
 /// About how long the steps of a trial take together, and the bounds of their number.
 const TRIAL: Duration = Duration::from_secs(1);
@@ -222,12 +222,11 @@ fn checkpoint_bytes(step: &Step, world: &World) -> Result<u64> {
     };
     let model = of_f32(stages.iter().map(values).sum());
     let mine = of_f32(stages.iter().map(moments).sum());
-    let all = world.all_gather_bytes(&mine.to_le_bytes())?;
-    let number = |bytes: &Vec<u8>| Some(u64::from_le_bytes(bytes.as_slice().try_into().ok()?));
+    let all = exchange::gather(world, &mine)?;
     // Without ZeRO-1 each rank has all moments, and one file holds them.
     let is_shared = stages.iter().any(|stage| stage.model().params.shares() > 1);
     let moments = if is_shared {
-        all.iter().filter_map(number).sum()
+        all.into_iter().sum()
     } else {
         mine
     };
@@ -243,7 +242,7 @@ fn trial(run: &mut Assembled, world: &World, taken: u64) -> Result<Option<Trial>
         let began = Instant::now();
         let batch = in_phase(Phase::Step, || run.loader.load(next))?;
         next = (next + 1).min(run.plan.steps - 1);
-        run.step.run(batch, 0.0, false)?;
+        run.step.run(batch, 0.0)?;
         synchronize(device)?;
         Ok(began.elapsed())
     };
@@ -255,10 +254,7 @@ fn trial(run: &mut Assembled, world: &World, taken: u64) -> Result<Option<Trial>
         }
         let count = (TRIAL.as_secs_f64() / last.as_secs_f64().max(1e-6)) as u64;
         // All ranks take rank 0's number.
-        let mut bytes = count.clamp(STEPS_MIN, STEPS_MAX).to_le_bytes().to_vec();
-        world.broadcast_bytes(&mut bytes, 0)?;
-        let steps = bytes.try_into().map(u64::from_le_bytes);
-        let steps = steps.map_err(|_| Error::Internal("the trial's length is 8 bytes".into()))?;
+        let steps = exchange::gather(world, &count.clamp(STEPS_MIN, STEPS_MAX))?[0];
         let all = (0..steps).map(|_| take_step(run));
         times = all.collect::<Result<Vec<_>>>()?;
     } else {
@@ -284,14 +280,7 @@ fn peaks(run: &Assembled, world: &World) -> Result<(f64, Option<f64>)> {
     let devices = run.devices.iter().copied();
     let device = devices.filter_map(process::device_peak_mb).reduce(f64::max);
     let mine = [process::peak_mb().unwrap_or(0.0), device.unwrap_or(0.0)];
-    let all = world.all_gather_bytes(&mine.map(f64::to_le_bytes).concat())?;
-    let number = |bytes: &[u8], index: usize| {
-        let bytes = bytes.get(8 * index..8 * index + 8)?;
-        Some(f64::from_le_bytes(bytes.try_into().ok()?))
-    };
-    let peak = |index: usize| {
-        let numbers = all.iter().filter_map(|bytes| number(bytes, index));
-        numbers.fold(0.0, f64::max)
-    };
+    let all = exchange::gather(world, &mine)?;
+    let peak = |index: usize| all.iter().map(|peaks| peaks[index]).fold(0.0, f64::max);
     Ok((peak(0), device.map(|_| peak(1))))
 }

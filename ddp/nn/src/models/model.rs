@@ -7,7 +7,7 @@
 use std::any::Any;
 
 use ddp_kernels::ops::{self, F32Math};
-use ddp_kernels::{DType, Device, Tensor};
+use ddp_kernels::{DType, Device, Seed, Tensor};
 
 use crate::build::{Build, Declarations};
 use crate::error::{Error, Result};
@@ -27,6 +27,14 @@ pub struct Model {
     pub output_shape: Vec<usize>,
     /// How a GPU multiplies f32.
     f32_math: F32Math,
+}
+
+impl Sequential {
+    /// The model of these layers for rows of this shape, in f32, with memory on `device`.
+    pub fn build(self, row_shape: &[usize], device: Device, seed: Seed) -> Result<Model> {
+        let root = Box::new(self);
+        Model::new(root, row_shape, DType::F32, device, seed.0, &|_| false)
+    }
 }
 
 impl Model {

@@ -54,7 +54,7 @@ fn split(mut layers: Sequential, input_shape: &[usize], parts: usize) -> Result<
     }
     // Built only to learn where parameters are used.
     let mut declarations = Declarations::new();
-    layers.build(&mut Build::new(&mut declarations), input_shape)?;
+    Layer::build(&mut layers, &mut Build::new(&mut declarations), input_shape)?;
     let units = units(&layers, &declarations);
     if parts == 0 || parts > units.len() {
         let count = units.len();

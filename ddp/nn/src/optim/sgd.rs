@@ -60,7 +60,7 @@ impl Update for SgdConstants {
             true => Some((part.moment)(MOMENTUM)?),
             false => None,
         };
-        Ok(ops::sgd_with_copies(
+        Ok(ops::sgd(
             part.values,
             part.gradients,
             momentum.as_ref(),

@@ -7,10 +7,10 @@ use std::fs;
 use std::sync::OnceLock;
 use std::time::UNIX_EPOCH;
 
-use crate::cuda::library::{self, Library};
 use crate::device::discover;
 use crate::error::Help;
 use crate::heartbeat::{self, Work};
+use crate::library::{self, Library};
 
 library::functions! {
     /// NVRTC's functions that we call.

@@ -9,7 +9,7 @@ use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
 
 use super::found::{Gpu, Library};
 use super::search::{SearchEnvironment, version_in_name};
-use crate::cuda::loaded::{Library as LoadedLibrary, file_of, functions, loader_message};
+use crate::library::{Library as LoadedLibrary, file_of, functions, loader_message};
 
 /// The names to load, in order.
 pub(super) const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::error::human_bytes;
+use crate::message::human_bytes;
 
 /// One GPU, as the driver describes it. An unanswered question leaves the field empty or zero.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use super::*;
 use crate::Tensor;
 use crate::ops::testing::{cpu, cpu_of, random_f32};
-use crate::ops::{CrossEntropyOptions, CrossEntropyOut, cross_entropy_adding};
+use crate::ops::{CrossEntropyOptions, CrossEntropyOut, cross_entropy};
 
 /// Correct rows and rows, as cross-entropy adds them to the statistics of a step.
 fn counts(logits: &Tensor, targets: &Tensor, ignore_index: Option<i64>) -> [i64; 2] {
@@ -17,7 +17,7 @@ fn counts(logits: &Tensor, targets: &Tensor, ignore_index: Option<i64>) -> [i64;
         ignore_index,
         ..CrossEntropyOptions::default()
     };
-    cross_entropy_adding(logits, targets, out, &options, Some(&stats)).unwrap();
+    cross_entropy(logits, targets, out, &options, Some(&stats)).unwrap();
     let stats = stats.to_vec::<f32>().unwrap();
     [stats[2], stats[3]].map(|count| count as i64)
 }

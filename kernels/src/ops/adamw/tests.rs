@@ -75,6 +75,7 @@ fn twenty_steps<T: Float>(size: usize) -> (Vec<T>, Vec<f64>) {
             &grads,
             &first,
             &second,
+            None,
             &chunks,
             &CONSTANTS,
             &numbers,
@@ -137,6 +138,7 @@ fn pytorch_makes_the_same_three_steps() {
             &cpu(grads, &[4]),
             &first,
             &second,
+            None,
             &chunks,
             &CONSTANTS,
             &scalars,
@@ -178,6 +180,7 @@ fn one_step(flag: Option<i64>) -> Vec<u32> {
         grads,
         first,
         second,
+        None,
         &chunks,
         &CONSTANTS,
         &scalars,
@@ -223,7 +226,7 @@ fn arguments_that_do_not_fit_are_named() {
     let call = |grads: &Tensor, len: usize, constants: &AdamwConstants, scalars: &Tensor| {
         let chunks = ChunkTable::whole(len, true);
         adamw(
-            &values, grads, &first, &second, &chunks, constants, scalars, None, None,
+            &values, grads, &first, &second, None, &chunks, constants, scalars, None, None,
         )
         .unwrap_err()
         .to_string()
@@ -278,7 +281,7 @@ fn with_the_flags_of_a_step_a_bad_gradient_changes_nothing_of_its_own_and_is_mar
         let step = || {
             let (constants, flags) = (&CONSTANTS, Some(&flags));
             adamw(
-                &values, &grads, &first, &second, &chunks, constants, &scalars, None, flags,
+                &values, &grads, &first, &second, None, &chunks, constants, &scalars, None, flags,
             )
             .unwrap();
         };

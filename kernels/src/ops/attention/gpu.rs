@@ -3,9 +3,8 @@
 
 use super::sizes::{Columns, Sizes};
 use crate::DType;
-use crate::cuda::launch::{BLOCK_THREADS, args};
-use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
+use crate::launch::{BLOCK_THREADS, Grid, Launcher, Source, args};
 use crate::ops::call::Buffer;
 
 static PLAIN: Source = Source::new("attention.cu", include_str!("../attention.cu"));

@@ -156,7 +156,7 @@ fn losses_and_gradients_agree_with_f64_for_every_shape_and_option() {
                 dlogits: Some(&dlogits),
                 weights: Some(&weights),
             };
-            cross_entropy(&logits, &targets, out, &options).unwrap();
+            cross_entropy(&logits, &targets, out, &options, None).unwrap();
 
             // s = Σ eᶻ has at most 64 roundings (few classes; 21 with many), each eᶻ 2ε besides and
             // ε |z| from z's own rounding, where |z| eᶻ < 0.4: 67ε relative. ln s, ln s - z and the
@@ -188,7 +188,7 @@ fn losses_and_gradients_agree_with_f64_for_every_shape_and_option() {
                 dlogits: None,
                 weights: None,
             };
-            cross_entropy(&logits, &targets, out, &options).unwrap();
+            cross_entropy(&logits, &targets, out, &options, None).unwrap();
             assert_eq!(bits(&again), bits(&losses), "without the gradient");
             let in_place = cpu(&x, &[rows, classes]);
             let out = CrossEntropyOut {
@@ -196,7 +196,7 @@ fn losses_and_gradients_agree_with_f64_for_every_shape_and_option() {
                 dlogits: Some(&in_place),
                 weights: None,
             };
-            cross_entropy(&in_place, &targets, out, &options).unwrap();
+            cross_entropy(&in_place, &targets, out, &options, None).unwrap();
             assert_eq!(
                 (bits(&again), bits(&in_place)),
                 (bits(&losses), bits(&dlogits)),
@@ -242,7 +242,7 @@ fn gradients_are_those_of_the_loss_by_finite_differences_for_every_combination()
                     dlogits,
                     weights: None,
                 };
-                cross_entropy(&cpu_of(x, &[rows, classes]), targets, out, &options).unwrap();
+                cross_entropy(&cpu_of(x, &[rows, classes]), targets, out, &options, None).unwrap();
                 losses.to_vec::<f64>().unwrap().iter().sum::<f64>()
             };
             let dlogits = cpu_of(&vec![0.0f64; rows * classes], &[rows, classes]);
@@ -332,7 +332,7 @@ fn pytorch_gives_the_same_losses_gradients_and_mean() {
             dlogits: Some(&dlogits),
             weights: Some(&weights),
         };
-        cross_entropy(&logits, &targets, out, &options).unwrap();
+        cross_entropy(&logits, &targets, out, &options, None).unwrap();
         // Both sides round a dozen times, numbers of up to 6.
         let bound = |_: usize, _: f64| 24.0 * 6.0 * EPSILON;
         assert_close(
@@ -379,7 +379,7 @@ fn a_row_gives_the_same_bits_alone_in_a_batch_and_for_any_number_of_threads() {
                 label_smoothing: 0.1,
                 ..Default::default()
             };
-            cross_entropy(&logits, &targets, out, &options).unwrap();
+            cross_entropy(&logits, &targets, out, &options, None).unwrap();
             (bits(&losses), bits(&dlogits))
         };
         threads::set_count(1).unwrap();
@@ -422,7 +422,7 @@ fn nan_and_infinity_spoil_their_own_row_only_and_ignored_rows_count_zero() {
             ignore_index: Some(255),
             ..Default::default()
         };
-        cross_entropy(&logits, &targets, out, &options).unwrap();
+        cross_entropy(&logits, &targets, out, &options, None).unwrap();
         let (losses, dlogits) = (
             losses.to_vec::<f32>().unwrap(),
             dlogits.to_vec::<f32>().unwrap(),
@@ -456,7 +456,14 @@ fn large_logits_do_not_overflow() {
         dlogits: None,
         weights: None,
     };
-    cross_entropy(&logits, &cpu_of(&[1i64, 0], &[2]), out, &Default::default()).unwrap();
+    cross_entropy(
+        &logits,
+        &cpu_of(&[1i64, 0], &[2]),
+        out,
+        &Default::default(),
+        None,
+    )
+    .unwrap();
     // ln(1 + e⁻¹) + 1 is below 2: exp, sum, ln and the addition round by 2⁻²⁴ of at most 2 each, 8
     // in all. And ln 1.
     assert_close(
@@ -475,7 +482,7 @@ fn a_target_out_of_range_is_named_and_nothing_is_written() {
         weights: None,
     };
     let targets = cpu_of(&[0i64, 1, -100, 12, 3], &[5]);
-    let error = cross_entropy(&logits, &targets, out, &Default::default())
+    let error = cross_entropy(&logits, &targets, out, &Default::default(), None)
         .unwrap_err()
         .to_string();
     let wanted =
@@ -496,7 +503,7 @@ fn a_target_out_of_range_is_named_and_nothing_is_written() {
         ..Default::default()
     };
     let targets = cpu_of(&[0i32, 1, -100, 2, 3], &[5]);
-    let error = cross_entropy(&logits, &targets, out, &options)
+    let error = cross_entropy(&logits, &targets, out, &options, None)
         .unwrap_err()
         .to_string();
     assert!(
@@ -520,17 +527,35 @@ fn operands_and_options_that_do_not_fit_are_named() {
     let message = |result: Result<()>| result.unwrap_err().to_string();
     let fine = CrossEntropyOptions::default();
 
-    let text = message(cross_entropy(&cpu(&[], &[2, 0]), &targets, out, &fine));
+    let text = message(cross_entropy(
+        &cpu(&[], &[2, 0]),
+        &targets,
+        out,
+        &fine,
+        None,
+    ));
     assert!(
         text.contains("logits f32[2, 0] on cpu: expected at least one class"),
         "{text}"
     );
-    let text = message(cross_entropy(&logits, &cpu_of(&[0u8; 3], &[3]), out, &fine));
+    let text = message(cross_entropy(
+        &logits,
+        &cpu_of(&[0u8; 3], &[3]),
+        out,
+        &fine,
+        None,
+    ));
     assert!(
         text.contains("targets u8[3] on cpu: expected shape [2]"),
         "{text}"
     );
-    let text = message(cross_entropy(&logits, &cpu(&[0.0; 2], &[2]), out, &fine));
+    let text = message(cross_entropy(
+        &logits,
+        &cpu(&[0.0; 2], &[2]),
+        out,
+        &fine,
+        None,
+    ));
     assert!(
         text.contains("targets f32[2] on cpu: expected dtype u8 or i32 or i64"),
         "{text}"
@@ -544,6 +569,7 @@ fn operands_and_options_that_do_not_fit_are_named() {
                 label_smoothing,
                 ..fine
             },
+            None,
         ));
         assert!(
             text.contains("label_smoothing: expected 0 to 1, got"),
@@ -555,7 +581,7 @@ fn operands_and_options_that_do_not_fit_are_named() {
         class_weights: Some(&short),
         ..fine
     };
-    let text = message(cross_entropy(&logits, &targets, out, &options));
+    let text = message(cross_entropy(&logits, &targets, out, &options, None));
     assert!(
         text.contains("class_weights f32[2] on cpu: expected shape [3]"),
         "{text}"
@@ -567,6 +593,6 @@ fn operands_and_options_that_do_not_fit_are_named() {
         dlogits: Some(&overlapping[1]),
         ..out
     };
-    let text = message(cross_entropy(&overlapping[0], &targets, out, &fine));
+    let text = message(cross_entropy(&overlapping[0], &targets, out, &fine, None));
     assert!(text.contains("share memory"), "{text}");
 }

@@ -14,10 +14,9 @@
 //!   activation below also sums blocks of rows, if asked, so that `dy` is not read again.
 
 use crate::DType;
-use crate::cuda::blaslt::{Epilogue, Function, Product, Side};
-use crate::cuda::launch::args;
-use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
+use crate::launch::blaslt::{Epilogue, Function, Product, Side};
+use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::activation::Activation;
 use crate::ops::call::Buffer;
 use crate::ops::fill::zero_on;

@@ -34,7 +34,7 @@ fn losses_and_derivative_are_those_of_f64_for_every_shape_apart_and_in_place() {
 
         let (p, t) = (cpu(&pred, shape), cpu(&target, shape));
         let (losses, dpred) = (cpu(&vec![9.0; rows], &[rows]), p.ones_like().unwrap());
-        mse_into(&losses, Some(&dpred), &p, &t, 0.3).unwrap();
+        mse_into(&losses, Some(&dpred), &p, &t, 0.3, None).unwrap();
         let got = losses.to_vec::<f32>().unwrap();
         // Each difference is off by ε relative, so its square by 2ε; the sum of f64 rounds to f32
         // once more. The slack covers ε² and f64's own roundings.
@@ -50,12 +50,12 @@ fn losses_and_derivative_are_those_of_f64_for_every_shape_apart_and_in_place() {
             t.to_dtype(DType::F64).unwrap(),
         );
         let losses64 = losses.to_dtype(DType::F64).unwrap();
-        mse_into(&losses64, None, &p64, &t64, 1.0).unwrap();
+        mse_into(&losses64, None, &p64, &t64, 1.0, None).unwrap();
         for (got, expected) in losses64.to_vec::<f64>().unwrap().iter().zip(&expected) {
             // At most as many roundings as features, on each side, of positive terms.
             assert!((got - expected).abs() <= 2.0 * features as f64 * f64::EPSILON * expected);
         }
-        mse_into(&losses, Some(&p), &p, &t, 0.3).unwrap();
+        mse_into(&losses, Some(&p), &p, &t, 0.3, None).unwrap();
         assert_eq!(
             (losses.to_vec::<f32>().unwrap(), p.to_vec::<f32>().unwrap()),
             (got, got_gradient)
@@ -70,7 +70,7 @@ fn sum_over_count_is_the_mean_and_dpred_its_finite_difference() {
     let (pred, target) = (wide(&pred), cpu_of(&wide(&target), &[4, 3]));
     let losses = cpu_of(&[0.0f64; 4], &[4]);
     let loss = |pred: &[f64]| {
-        mse_into(&losses, None, &cpu_of(pred, &[4, 3]), &target, 1.0).unwrap();
+        mse_into(&losses, None, &cpu_of(pred, &[4, 3]), &target, 1.0, None).unwrap();
         sum(&losses).unwrap().item().unwrap() / 12.0
     };
     let squares: Vec<f64> = pred
@@ -90,6 +90,7 @@ fn sum_over_count_is_the_mean_and_dpred_its_finite_difference() {
         &cpu_of(&pred, &[4, 3]),
         &target,
         1.0 / 12.0,
+        None,
     )
     .unwrap();
     const STEP: f64 = 1e-4;
@@ -108,7 +109,7 @@ fn sum_over_count_is_the_mean_and_dpred_its_finite_difference() {
 fn infinite_and_nan_errors_reach_their_own_row_alone() {
     let pred = cpu(&[1.0, f32::NAN, f32::INFINITY, 1.0, 1.0, 1.0], &[3, 2]);
     let (losses, target) = (cpu(&[0.0; 3], &[3]), cpu(&[0.0; 6], &[3, 2]));
-    mse_into(&losses, None, &pred, &target, 1.0).unwrap();
+    mse_into(&losses, None, &pred, &target, 1.0, None).unwrap();
     let losses = losses.to_vec::<f32>().unwrap();
     assert!(losses[0].is_nan() && losses[1] == f32::INFINITY && losses[2] == 2.0);
 }
@@ -117,7 +118,7 @@ fn infinite_and_nan_errors_reach_their_own_row_alone() {
 fn operands_that_do_not_fit_or_overlap_are_named() {
     let (x, losses) = (cpu(&[0.0; 6], &[2, 3]), cpu(&[0.0; 2], &[2]));
     let error = |losses: &Tensor, dpred, pred: &Tensor, target: &Tensor| {
-        mse_into(losses, dpred, pred, target, 1.0)
+        mse_into(losses, dpred, pred, target, 1.0, None)
             .unwrap_err()
             .to_string()
     };

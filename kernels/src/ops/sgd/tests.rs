@@ -70,6 +70,7 @@ fn twenty_steps_agree_with_f64_and_leave_the_gap_alone() {
                 &values,
                 &grads,
                 momentum,
+                None,
                 &chunks,
                 &constants,
                 &scalars,
@@ -132,6 +133,7 @@ fn pytorch_makes_the_same_three_steps() {
                 &values,
                 &cpu(&grads, &[4]),
                 momentum,
+                None,
                 &chunks,
                 &constants,
                 &scalars,
@@ -164,6 +166,7 @@ fn the_bits_do_not_depend_on_the_number_of_threads_and_a_set_flag_stops_everythi
             &values,
             &grads,
             buffer,
+            None,
             &chunks,
             constants,
             &scalars,
@@ -231,7 +234,7 @@ fn arguments_that_contradict_each_other_are_named() {
             nesterov,
         };
         let error = sgd(
-            &values, &grads, buffer, &chunks, &constants, &scalars, None, None,
+            &values, &grads, buffer, None, &chunks, &constants, &scalars, None, None,
         )
         .unwrap_err()
         .to_string();

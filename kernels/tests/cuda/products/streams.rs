@@ -1,7 +1,8 @@
 //! Products in captures, on several streams and threads, and what is refused.
 
+use ddp_kernels::graph::Graph;
 use ddp_kernels::ops::{self, Activation, Below, F32Math, Gelu, with_f32_math};
-use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Error, Tensor};
 
 use super::{Layer, normals, placed, values};

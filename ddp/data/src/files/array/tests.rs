@@ -2,8 +2,8 @@ use std::fs;
 use std::time::Instant;
 
 use super::*;
-use crate::disk::testing::Scratch;
 use crate::files::{flat, open};
+use ddp_kernels::files::testing::Scratch;
 
 fn array_of(scratch: &Scratch, element: Element, row_shape: &[usize], bytes: &[u8]) -> Array {
     let path = scratch.path().join("a.bin");

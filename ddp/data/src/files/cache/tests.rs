@@ -2,7 +2,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::*;
-use crate::disk::testing::Scratch;
+use ddp_kernels::files::testing::Scratch;
 
 /// A source in a folder of its own, and how often something was made of it.
 struct Bench {

@@ -2,8 +2,8 @@ use std::fs;
 
 use super::open as open_named;
 use super::*;
-use crate::disk::testing::Scratch;
 use crate::files::tests::{file, refused};
+use ddp_kernels::files::testing::Scratch;
 
 fn open(path: &Path) -> Result<Contents> {
     open_named(path, &path.display().to_string())
@@ -65,10 +65,7 @@ fn what_is_written_is_read_with_all_that_is_said_of_it() {
     assert_eq!(contents.classes.unwrap(), ["cat", "dog"]);
     assert_eq!(contents.columns.unwrap(), ["width", "height"]);
     verify(&path).unwrap();
-    assert_eq!(
-        crate::files::kind(&path).unwrap(),
-        crate::files::FileKind::Flat
-    );
+    assert!(crate::files::format(&path).unwrap().is(&FLAT));
     assert_eq!(
         write(&path, |_| Ok(About::default()))
             .unwrap_err()

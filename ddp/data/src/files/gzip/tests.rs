@@ -3,8 +3,10 @@ use std::fs;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
+use std::io::Write;
+
 use super::*;
-use crate::disk::testing::Scratch;
+use ddp_kernels::files::testing::Scratch;
 
 fn packed(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
@@ -23,7 +25,11 @@ fn unpack_all(bytes: &[u8]) -> (Result<Vec<u8>>, Vec<String>) {
     let path = scratch.path().join("train-idx1-ubyte.gz");
     fs::write(&path, bytes).unwrap();
     let cache = scratch.path().join("cache");
-    let unpacked = unpacked(&path, Some(&cache));
+    let unpacked = unpacked(&DataFile {
+        path: &path,
+        name: &path.display().to_string(),
+        cache_dir: Some(&cache),
+    });
     let left = fs::read_dir(&cache).map_or(vec![], |entries| {
         entries
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())

@@ -4,10 +4,10 @@ use std::io::{Cursor, Write};
 use zip::write::{SimpleFileOptions, ZipWriter};
 
 use super::*;
-use crate::disk::testing::Scratch;
-use crate::files::Array;
 use crate::files::tests::made::npy;
 use crate::files::tests::{file, golden, refused};
+use crate::files::{Array, open};
+use ddp_kernels::files::testing::Scratch;
 
 fn archive(method: CompressionMethod, members: &[(&str, &[u8])]) -> Vec<u8> {
     let mut writer = ZipWriter::new(Cursor::new(Vec::new()));

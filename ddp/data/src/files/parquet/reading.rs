@@ -6,7 +6,7 @@
 //! from them. The crate limits a page to 2 GiB.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ::parquet::basic::{ConvertedType, Encoding, LogicalType, Type};
 use ::parquet::column::page::{Page, PageMetadata, PageReader};
@@ -14,16 +14,14 @@ use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reade
 use ::parquet::data_type::{ByteArray, DataType};
 use ::parquet::errors::ParquetError;
 use ::parquet::file::metadata::ColumnChunkMetaData;
-use ::parquet::file::reader::{FileReader, RowGroupReader, SerializedFileReader};
+use ::parquet::file::reader::{FileReader, SerializedFileReader};
 use ::parquet::schema::types::ColumnDescriptor;
 use ddp_kernels::dtype::f16;
 use ddp_kernels::panics;
 
-use super::super::cell::{Cell, CellSink};
-use super::super::conversion::Columns;
+use super::super::cell::{TableReader, Value};
 use super::super::gzip::RATIO_MAX;
 use super::super::io::{reading, refuse};
-use super::super::shown::shown_number;
 use super::super::written::Written;
 use crate::error::{Error, Result};
 
@@ -32,27 +30,148 @@ const VALUES: usize = 1 << 18;
 /// Column chunks up to this size, unpacked, may have any compression ratio.
 const CHUNK_BYTES_MIN: u64 = 64 << 20;
 
-/// Whole numbers from here on do not fit i64.
-const LONG: f64 = (1u64 << 63) as f64;
-
-/// The names of the columns of the table at `path`.
-pub(in super::super) fn columns(path: &Path) -> Result<Vec<String>> {
-    guarded(path, || Ok(names(&open(path)?)))
+/// A table that is being read: a piece of a row group at a time.
+pub(super) struct ParquetTable {
+    path: PathBuf,
+    file: SerializedFileReader<File>,
+    names: Vec<String>,
+    /// The columns that are read.
+    selected: Vec<(usize, ColumnKind)>,
+    /// The row group that is read next.
+    next_group: usize,
+    /// Of the current row group: a reader for each selected column, and the rows not read yet.
+    readers: Vec<ColumnReader>,
+    rows_left: u64,
+    /// The first row of the piece in memory, how many rows it has, and which of them is current.
+    first_row: u64,
+    count: usize,
+    current: usize,
+    /// The values of this piece, by columns of the table; none of those that are not selected.
+    values: Vec<Vec<Owned>>,
 }
 
-/// Gives all cells of the wanted columns to `sink`.
-pub(in super::super) fn read(columns: &Columns<'_>, sink: &mut impl CellSink) -> Result<()> {
-    guarded(columns.path, || {
-        let file = open(columns.path)?;
-        let wanted = wanted(columns, &file)?;
-        let mut first_row = 0;
-        for group in 0..file.num_row_groups() {
-            let group = file.get_row_group(group);
-            let group = group.map_err(|error| damaged(columns.path, &error))?;
-            first_row = read_group(columns, &wanted, &*group, first_row, sink)?;
-        }
+/// A value in memory.
+enum Owned {
+    Null,
+    Whole(i128),
+    Float(f64),
+    Text(ByteArray),
+}
+
+impl ParquetTable {
+    pub(super) fn open(path: &Path) -> Result<ParquetTable> {
+        guarded(path, || {
+            let file = open(path)?;
+            let schema = file.metadata().file_metadata().schema_descr();
+            let columns = schema.columns().iter();
+            let names: Vec<String> = columns.map(|column| column.path().string()).collect();
+            Ok(ParquetTable {
+                path: path.into(),
+                file,
+                names,
+                selected: Vec::new(),
+                next_group: 0,
+                readers: Vec::new(),
+                rows_left: 0,
+                first_row: 0,
+                count: 0,
+                current: 0,
+                values: Vec::new(),
+            })
+        })
+    }
+
+    fn bad(&self, what: String) -> Error {
+        refuse(&self.path, what)
+    }
+
+    /// Begins the next row group.
+    fn open_group(&mut self) -> Result<()> {
+        let failed = |error| damaged(&self.path, &error);
+        let group = self.file.get_row_group(self.next_group).map_err(failed)?;
+        let rows = u64::try_from(group.metadata().num_rows());
+        let rows = rows.map_err(|_| self.bad("it claims a negative number of rows".into()))?;
+        let readers = self.selected.iter().map(|&(column, _)| {
+            let pages = group.get_column_page_reader(column)?;
+            let chunk = group.metadata().column(column);
+            let bytes_max = unpacked_bytes_max(chunk);
+            let pages = Box::new(CheckedPages { pages, bytes_max });
+            Ok(get_column_reader(chunk.column_descr_ptr(), pages))
+        });
+        let readers = readers.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+        drop(group);
+        (self.readers, self.rows_left) = (readers, rows);
+        self.next_group += 1;
         Ok(())
-    })
+    }
+
+    /// Reads the next piece; false after the last.
+    fn read_piece(&mut self) -> Result<bool> {
+        self.first_row += self.count as u64;
+        (self.count, self.current) = (0, 0);
+        while self.rows_left == 0 {
+            if self.next_group == self.file.num_row_groups() {
+                return Ok(false);
+            }
+            self.open_group()?;
+        }
+        let rows_max = (VALUES / self.selected.len().max(1)).clamp(1, 8192) as u64;
+        let (row, count) = (self.first_row, self.rows_left.min(rows_max) as usize);
+        self.values = self.names.iter().map(|_| Vec::new()).collect();
+        for (reader, &(column, kind)) in self.readers.iter_mut().zip(&self.selected) {
+            let values = read_values(reader, kind, count);
+            self.values[column] = values.map_err(|problem| match problem {
+                ReadProblem::Short => {
+                    let name = &self.names[column];
+                    let what = format!("row {row}, column \"{name}\" is missing");
+                    refuse(&self.path, format!("{what}: the file is damaged"))
+                }
+                ReadProblem::Reader(error) => damaged(&self.path, &error),
+            })?;
+        }
+        self.rows_left -= count as u64;
+        self.count = count;
+        Ok(true)
+    }
+}
+
+impl TableReader for ParquetTable {
+    fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    fn select(&mut self, columns: &[usize]) -> Result<()> {
+        let schema = self.file.metadata().file_metadata().schema_descr();
+        let kind = |&column: &usize| {
+            let (kind, name) = (kind_of(&schema.column(column)), &self.names[column]);
+            let bad = |what| self.bad(format!("column \"{name}\" {what}"));
+            Ok((column, kind.map_err(bad)?))
+        };
+        self.selected = columns.iter().map(kind).collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    fn advance(&mut self) -> Result<bool> {
+        self.current += 1;
+        if self.current < self.count {
+            return Ok(true);
+        }
+        let path = self.path.clone();
+        guarded(&path, || self.read_piece())
+    }
+
+    fn value(&self, column: usize) -> Value<'_> {
+        match &self.values[column][self.current] {
+            Owned::Null => Value::Null,
+            Owned::Whole(number) => Value::Whole(*number),
+            Owned::Float(number) => Value::Float(*number),
+            Owned::Text(text) => Value::Text(text.data()),
+        }
+    }
+
+    fn place(&self, _: usize) -> String {
+        format!("row {}", self.first_row + self.current as u64)
+    }
 }
 
 /// A damaged file may make the crate panic.
@@ -110,12 +229,6 @@ fn damaged(path: &Path, error: &ParquetError) -> Error {
     refuse(path, format!("{why} ({text})"))
 }
 
-fn names(file: &SerializedFileReader<File>) -> Vec<String> {
-    let schema = file.metadata().file_metadata().schema_descr();
-    let columns = schema.columns().iter();
-    columns.map(|column| column.path().string()).collect()
-}
-
 /// How the values of a column become numbers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ColumnKind {
@@ -123,25 +236,6 @@ enum ColumnKind {
     Unsigned,
     Half,
     Text,
-}
-
-/// The columns that are read: the features, then the label.
-fn wanted(
-    columns: &Columns<'_>,
-    file: &SerializedFileReader<File>,
-) -> Result<Vec<(usize, ColumnKind)>> {
-    let schema = file.metadata().file_metadata().schema_descr();
-    let features = columns.features.iter().map(|feature| feature.column);
-    let kind = |column: usize| {
-        let kind = kind_of(&schema.column(column));
-        let name = &columns.names[column];
-        let kind = kind.map_err(|what| columns.bad(format!("column \"{name}\" {what}")))?;
-        Ok((column, kind))
-    };
-    features
-        .chain(columns.labels.iter().copied())
-        .map(kind)
-        .collect()
 }
 
 /// The kind of a column, or why it is not read.
@@ -194,51 +288,6 @@ fn kind_of(column: &ColumnDescriptor) -> Result<ColumnKind, String> {
     }
 }
 
-/// Reads a row group whose first row is number `first_row` of the file. Returns the number of the
-/// row after it.
-fn read_group(
-    columns: &Columns<'_>,
-    wanted: &[(usize, ColumnKind)],
-    group: &dyn RowGroupReader,
-    first_row: u64,
-    sink: &mut impl CellSink,
-) -> Result<u64> {
-    let failed = |error| damaged(columns.path, &error);
-    let row_count = u64::try_from(group.metadata().num_rows());
-    let row_count =
-        row_count.map_err(|_| columns.bad("it claims a negative number of rows".into()))?;
-    let readers = wanted.iter().map(|&(column, _)| {
-        let pages = group.get_column_page_reader(column)?;
-        let chunk = group.metadata().column(column);
-        let bytes_max = unpacked_bytes_max(chunk);
-        let pages = Box::new(CheckedPages { pages, bytes_max });
-        Ok(get_column_reader(chunk.column_descr_ptr(), pages))
-    });
-    let mut readers = readers.collect::<Result<Vec<_>, _>>().map_err(failed)?;
-    let rows_at_once = (VALUES / wanted.len().max(1)).clamp(1, 8192) as u64;
-    let (mut row, end) = (first_row, first_row + row_count);
-    while row < end {
-        let count = (end - row).min(rows_at_once) as usize;
-        let mut values = Vec::new();
-        for (reader, &(column, kind)) in readers.iter_mut().zip(wanted) {
-            let name = &columns.names[column];
-            values.push(
-                read_values(reader, kind, count).map_err(|problem| match problem {
-                    ReadProblem::Short => columns.bad(format!(
-                        "row {row}, column \"{name}\" is missing: the file is damaged"
-                    )),
-                    ReadProblem::Reader(error) => failed(error),
-                })?,
-            );
-        }
-        for index in 0..count {
-            read_row(columns, &values, index, row, sink)?;
-            row += 1;
-        }
-    }
-    Ok(end)
-}
-
 /// The pages of a column chunk, each of at most so many bytes.
 struct CheckedPages {
     pages: Box<dyn PageReader>,
@@ -289,75 +338,6 @@ impl Iterator for CheckedPages {
     }
 }
 
-/// Values of one column. Whole numbers stay whole: an f64 would round large ones. `None` is a null
-/// or NaN.
-enum Values {
-    Wholes(Vec<Option<i128>>),
-    Floats(Vec<Option<f64>>),
-    Texts(Vec<Option<ByteArray>>),
-}
-
-fn read_row(
-    columns: &Columns<'_>,
-    values: &[Values],
-    index: usize,
-    row: u64,
-    sink: &mut impl CellSink,
-) -> Result<()> {
-    let place = || format!("row {row}");
-    let (features, labels) = values.split_at(columns.features.len());
-    for (feature, values) in features.iter().enumerate() {
-        let wants_text = sink.wants_text(feature);
-        let (number, text) = match values {
-            Values::Wholes(numbers) => (
-                numbers[index].map(|number| number as f64),
-                numbers[index]
-                    .filter(|_| wants_text)
-                    .map(|number| number.to_string()),
-            ),
-            Values::Floats(numbers) => (
-                numbers[index],
-                numbers[index]
-                    .filter(|_| wants_text)
-                    .map(|number| number.to_string()),
-            ),
-            Values::Texts(texts) => {
-                let cell = texts[index].as_ref().map(|text| as_text(text.data()));
-                sink.feature(feature, cell.unwrap_or(Cell::Missing), &place)?;
-                continue;
-            }
-        };
-        let text = text.unwrap_or_default();
-        let cell = number.map_or(Cell::Missing, |value| Cell::Number(value, text.as_bytes()));
-        sink.feature(feature, cell, &place)?;
-    }
-    for (label, values) in labels.iter().enumerate() {
-        let text = match values {
-            Values::Texts(texts) => {
-                let text = texts[index].as_ref().map_or(&b""[..], ByteArray::data);
-                sink.label(label, text, true, &place)?;
-                continue;
-            }
-            Values::Wholes(numbers) => numbers[index].map(|number| number.to_string()),
-            Values::Floats(numbers) => numbers[index].map(|number| match number.fract() == 0.0 {
-                // All digits: with fewer, the name of a class would be another number's.
-                true if number.abs() < LONG => format!("{number:.0}"),
-                _ => shown_number(number),
-            }),
-        };
-        sink.label(label, text.unwrap_or_default().as_bytes(), false, &place)?;
-    }
-    sink.end_row()
-}
-
-/// A text as a cell: it stays one if it looks like a number.
-fn as_text(text: &[u8]) -> Cell<'_> {
-    match Cell::of(text) {
-        Cell::Number(_, text) => Cell::Text(text),
-        cell => cell,
-    }
-}
-
 /// What can be wrong with values.
 enum ReadProblem {
     /// The column has fewer values than the others.
@@ -370,38 +350,42 @@ fn read_values(
     reader: &mut ColumnReader,
     kind: ColumnKind,
     count: usize,
-) -> Result<Values, ReadProblem> {
+) -> Result<Vec<Owned>, ReadProblem> {
     use ColumnReader as R;
-    use Values::{Floats, Texts, Wholes};
     let is_unsigned = kind == ColumnKind::Unsigned;
-    let float = |number: f64| Some(number).filter(|number| !number.is_nan());
-    let half = |bytes: &[u8]| float(f16::from_le_bytes(bytes.try_into().ok()?).to_f64());
-    Ok(match reader {
-        R::ByteArrayColumnReader(reader) => Texts(values(reader, count, Some)?),
-        R::FixedLenByteArrayColumnReader(reader) => {
-            Floats(values(reader, count, |value| half(value.data()))?)
-        }
-        R::FloatColumnReader(reader) => Floats(values(reader, count, |value| float(value.into()))?),
-        R::DoubleColumnReader(reader) => Floats(values(reader, count, float)?),
-        R::BoolColumnReader(reader) => Wholes(values(reader, count, |value| Some(value.into()))?),
-        R::Int32ColumnReader(reader) if is_unsigned => Wholes(values(reader, count, |value| {
-            Some(value.cast_unsigned().into())
-        })?),
-        R::Int32ColumnReader(reader) => Wholes(values(reader, count, |value| Some(value.into()))?),
-        R::Int64ColumnReader(reader) if is_unsigned => Wholes(values(reader, count, |value| {
-            Some(value.cast_unsigned().into())
-        })?),
-        R::Int64ColumnReader(reader) => Wholes(values(reader, count, |value| Some(value.into()))?),
-        R::Int96ColumnReader(_) => return Err(ReadProblem::Short),
-    })
+    let float = |number: f64| Owned::Float(number);
+    let whole = |number: i64| Owned::Whole(number.into());
+    let half = |bytes: &[u8]| {
+        bytes
+            .try_into()
+            .map(|bytes| f16::from_le_bytes(bytes).to_f64())
+    };
+    match reader {
+        R::ByteArrayColumnReader(reader) => values(reader, count, Owned::Text),
+        R::FixedLenByteArrayColumnReader(reader) => values(reader, count, |value| {
+            half(value.data()).map_or(Owned::Null, float)
+        }),
+        R::FloatColumnReader(reader) => values(reader, count, |value| float(value.into())),
+        R::DoubleColumnReader(reader) => values(reader, count, float),
+        R::BoolColumnReader(reader) => values(reader, count, |value| whole(value.into())),
+        R::Int32ColumnReader(reader) => values(reader, count, |value| match is_unsigned {
+            true => whole(value.cast_unsigned().into()),
+            false => whole(value.into()),
+        }),
+        R::Int64ColumnReader(reader) => values(reader, count, |value| match is_unsigned {
+            true => Owned::Whole(value.cast_unsigned().into()),
+            false => whole(value),
+        }),
+        R::Int96ColumnReader(_) => Err(ReadProblem::Short),
+    }
 }
 
 /// The next `count` values, converted.
-fn values<T: DataType, V>(
+fn values<T: DataType>(
     reader: &mut ColumnReaderImpl<T>,
     count: usize,
-    convert: impl Fn(T::T) -> Option<V>,
-) -> Result<Vec<Option<V>>, ReadProblem> {
+    convert: impl Fn(T::T) -> Owned,
+) -> Result<Vec<Owned>, ReadProblem> {
     let (mut values, mut levels) = (Vec::new(), Vec::new());
     let mut rows = 0;
     while rows < count {
@@ -418,11 +402,13 @@ fn values<T: DataType, V>(
         return Err(ReadProblem::Short);
     }
     let mut values = values.into_iter();
-    let value = |row: usize| match levels.get(row) {
-        Some(0) => None,
-        _ => values.next().and_then(&convert),
-    };
-    Ok((0..count).map(value).collect())
+    let mut value = || values.next().map_or(Owned::Null, &convert);
+    Ok((0..count)
+        .map(|row| match levels.get(row) {
+            Some(0) => Owned::Null,
+            _ => value(),
+        })
+        .collect())
 }
 
 #[cfg(test)]

@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
+use super::rows::PIECE_COUNT;
 use super::*;
-use crate::disk::testing::Scratch;
-use crate::files::conversion::PIECE_COUNT;
 use crate::files::{Element, OddCells};
+use ddp_kernels::files::testing::Scratch;
 
 /// A folder with one table.
 struct Table {

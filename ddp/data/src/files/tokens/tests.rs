@@ -1,7 +1,7 @@
 //! Shards of ours: what is written is read, and what is not whole is refused.
 
 use super::*;
-use crate::disk::testing::Scratch;
+use ddp_kernels::files::testing::Scratch;
 
 fn about(vocabulary: usize, end_of_text: Option<usize>) -> ShardAbout {
     ShardAbout {
@@ -20,13 +20,13 @@ fn a_shard_reads_back_in_the_narrowest_type() {
     ] {
         let path = scratch.path().join("shard.bin");
         let last = vocabulary as u32 - 1;
-        write_shard(&path, about(vocabulary, end), |shard| {
-            shard.write(&[3, 7])?;
-            shard.write(&[last, 0, 1])
-        })
-        .unwrap();
-        assert!(says_tokens(&path));
-        let (array, coding) = open(&path, None, None).unwrap();
+        let parts = [&[3, 7][..], &[last, 0, 1]];
+        write_shard(&path, about(vocabulary, end), &parts).unwrap();
+        assert!(says_tokens(&path).unwrap());
+        let TokenFile {
+            tokens: array,
+            coding,
+        } = open(&path, None, None).unwrap();
         let mut tokens = [0; 5];
         array.read_i64(0, &mut tokens).unwrap();
         assert_eq!((array.element(), array.rows()), (element, 5));
@@ -42,17 +42,14 @@ fn a_shard_reads_back_in_the_narrowest_type() {
 fn a_shard_that_is_not_finished_leaves_nothing() {
     let scratch = Scratch::new();
     let path = scratch.path().join("shard.bin");
-    let error = write_shard(&path, about(10, None), |shard| {
-        shard.write(&[9, 1])?;
-        shard.write(&[10])
-    });
+    let error = write_shard(&path, about(10, None), &[&[9, 1][..], &[10]]);
     let text = error.unwrap_err().to_string();
     assert!(
         text.contains("below the vocabulary of 10, got 10"),
         "{text}"
     );
     assert!(scratch.names().is_empty(), "{:?}", scratch.names());
-    let error = write_shard(&path, about(10, Some(10)), |shard| shard.write(&[1]));
+    let error = write_shard(&path, about(10, Some(10)), &[[1]]);
     error.and_then(|()| open(&path, None, None)).unwrap_err();
 }
 
@@ -74,7 +71,7 @@ fn whatever_a_header_of_llm_c_says_is_compared_with_the_file() {
     whole.resize(1024 + 5 * 4, 0);
     let opened = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
-        open(&path, None, None).map(|(array, _)| array.rows())
+        open(&path, None, None).map(|file| file.tokens.rows())
     };
     assert_eq!(opened(&whole).unwrap(), 5);
     for length in (0..1024).step_by(31).chain(1024..whole.len()) {
@@ -97,11 +94,8 @@ fn u32_tokens_are_not_read_as_u16() {
     let path = scratch.path().join("train.bin");
     let opened = |token_type, bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
-        let spec = TokensSpec {
-            token_type,
-            ..TokensSpec::default()
-        };
-        open(&path, Some(&spec), None).map(|(array, _)| (array.element(), array.rows()))
+        let file = open(&path, token_type, None);
+        file.map(|TokenFile { tokens, .. }| (tokens.element(), tokens.rows()))
     };
     let wide = |tokens: &[u32]| {
         tokens
@@ -170,17 +164,15 @@ fn a_header_of_another_format_of_llm_c_is_not_read_as_tokens() {
     bytes.resize(1024, 0);
     bytes.extend([7; 1000]);
     fs::write(&path, &bytes).unwrap();
-    let spec = TokensSpec::default();
-    for spec in [None, Some(&spec)] {
-        let text = open(&path, spec, None).unwrap_err().to_string();
-        let part = "with the magic number 20240522, not 20240520 (GPT-2) or 20240801 (Llama 3)";
-        assert!(text.contains(part), "{text}");
+    let part = "with the magic number 20240522, not 20240520 (GPT-2) or 20240801 (Llama 3)";
+    for error in [
+        open(&path, None, None).unwrap_err(),
+        crate::files::open(&path, None).unwrap_err(),
+    ] {
+        assert!(error.to_string().contains(part), "{error}");
     }
-    let stated = TokensSpec {
-        token_type: Some(Element::U16),
-        ..TokensSpec::default()
-    };
-    assert_eq!(open(&path, Some(&stated), None).unwrap().0.rows(), 1012);
+    let stated = open(&path, Some(Element::U16), None).unwrap();
+    assert_eq!(stated.tokens.rows(), 1012);
 }
 
 #[test]
@@ -188,7 +180,7 @@ fn the_byte_order_mark_of_a_text_is_no_token() {
     let scratch = Scratch::new();
     let path = scratch.path().join("a.txt");
     fs::write(&path, "\u{feff}ab\u{feff}").unwrap();
-    let (array, _) = open(&path, None, None).unwrap();
+    let array = open(&path, None, None).unwrap().tokens;
     let mut tokens = [0; 5];
     array.read_i64(0, &mut tokens).unwrap();
     assert_eq!((array.rows(), tokens), (5, [97, 98, 0xef, 0xbb, 0xbf]));

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::files::tokens::{ShardAbout, write_shard};
-use crate::prepare::tokens::ReadTokens;
+use crate::prepare::tokens::read;
 use crate::sampler::{Sampler, share};
+use crate::spec::TokensSpec;
 use crate::tokens::TokenFiles;
 
 /// A file as llm.c writes it.
@@ -103,7 +104,7 @@ fn in_every_format(scratch: &Scratch, tokens: &[u32]) -> Vec<(String, usize)> {
             vocabulary,
             ..ShardAbout::default()
         };
-        write_shard(&path, about, |shard| shard.write(tokens)).unwrap();
+        write_shard(&path, about, &[tokens]).unwrap();
         shown(path)
     };
     let text: Vec<u8> = tokens.iter().map(|&token| token as u8).collect();
@@ -350,14 +351,18 @@ fn ranks_with_other_files_are_told_so() {
         // A new file at the same path.
         let _ = fs::remove_file(&path);
         llm_c(&scratch, "a.bin", GPT_2, &narrow(&tokens), 41);
-        Arc::new(TokenFiles::open(path.to_str().unwrap(), None, "data", None).unwrap())
+        let spec = TokensSpec {
+            path: path.to_str().unwrap().into(),
+            ..TokensSpec::default()
+        };
+        TokenFiles::open(&spec, "data", None).unwrap()
     };
     let [one, copy, other] = [5, 5, 6].map(opened);
-    let found = |second: &Arc<TokenFiles>| {
+    let found = |second: &TokenFiles| {
         ranks(3, |world| {
             let files = if world.rank() == 1 { second } else { &one };
-            let read = ReadTokens::read(files.clone(), "data", (None, None), None, world);
-            read.map(|read| read.content())
+            let read = read(files, "data", (None, "", None), None, world);
+            read.map(|summary| summary.content)
                 .map_err(|error| error.to_string())
         })
     };
@@ -492,7 +497,7 @@ fn what_is_wrong_with_a_file_is_named_before_training() {
         vocabulary: 128,
         ..ShardAbout::default()
     };
-    write_shard(&shard, about, |shard| shard.write(&tokens)).unwrap();
+    write_shard(&shard, about, &[&tokens]).unwrap();
     let mut damaged = fs::read(&shard).unwrap();
     damaged[70] ^= 1;
     fs::write(&shard, damaged).unwrap();

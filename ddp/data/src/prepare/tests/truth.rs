@@ -1,8 +1,6 @@
 //! Wrong data never train in silence: labels that leave the task open are refused, what was
 //! understood is said, and the fingerprint changes with every number.
 
-use super::super::look::look;
-use super::super::source::OpenFiles;
 use super::names::put;
 use super::*;
 
@@ -283,23 +281,10 @@ fn ranks_with_different_files_of_the_same_shape_are_refused() {
         let DataSpec::Files(spec) = path.to_str().unwrap().parse().unwrap() else {
             panic!("it is a file");
         };
-        let ask = Ask {
-            setting: "data",
-            spec: &spec,
-            labels_setting: "labels",
-            labels: LabelSource::Default,
-            columns: None,
-            table: &crate::plan::PLAIN,
-            plan: None,
-            allows_missing: false,
-            is_for_model: false,
-            width: None,
-            label: None,
-            labels_are_texts: false,
-            cache_dir: None,
-            to_evaluate: false,
-        };
-        OpenFiles::open(&ask, None, None, &crate::Alone).unwrap()
+        let request = request(&path, None);
+        let wanted = wanted(&request, "data", &spec, None);
+        let files = resolve(&wanted).unwrap();
+        open_alike(&request, &files, &crate::Alone).unwrap()
     };
     let one = opened(usize::MAX);
     let other = opened(777);
@@ -307,10 +292,11 @@ fn ranks_with_different_files_of_the_same_shape_are_refused() {
     fs::remove_dir_all(scratch.path().join(".ddp-cache")).unwrap();
     let copy = opened(usize::MAX);
     assert_ne!(one.identity(), copy.identity());
-    let found = |second: &OpenFiles| {
+    let asked = request(&scratch.path().join("t.csv"), None);
+    let found = |second: &Source| {
         ranks(3, |world| {
             let source = if world.rank() == 1 { second } else { &one };
-            let found = look(source, None, None, None, Normalize::None, world);
+            let found = scan(&asked, source, None, world);
             let found = found.map(|found| found.content.unwrap());
             found.map_err(|error| (error.exit_code(), error.to_string()))
         })

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{Scratch, run, save, state};
-use crate::checkpoint::errors::reason;
+use crate::checkpoint::files::reason;
 use crate::checkpoint::manifest::open_reading;
 use crate::checkpoint::{MANIFEST_FILE, Saver, folder, load_opened, newest, open, restore};
 
@@ -339,7 +339,7 @@ fn saving_a_step_again_replaces_only_a_damaged_checkpoint() {
         other.stages()[0].model().params.values_hash().unwrap()
     );
     assert_eq!(
-        crate::checkpoint::layout::steps(&scratch.path().join("checkpoints"))
+        crate::checkpoint::folders::steps(&scratch.path().join("checkpoints"))
             .unwrap()
             .len(),
         2

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use super::{Scratch, run, save, state};
-use crate::checkpoint::{Saver, layout, newest, open};
+use crate::checkpoint::{Saver, folders, newest, open};
 use crate::error::Result;
-use ddp_data::disk::testing::Failing;
+use ddp_kernels::files::testing::Failing;
 
 /// More than any save here makes.
 const CALLS_MAX: usize = 100;
@@ -36,7 +36,7 @@ fn save_badly(out: &Path, fails_at: usize, is_last: bool) -> (Result<()>, Vec<St
 
 /// All checkpoints that are seen are whole, and there are these at least.
 fn all_are_whole(out: &Path, least: &[u64], what: &str) {
-    let steps = layout::steps(&out.join("checkpoints")).unwrap();
+    let steps = folders::steps(&out.join("checkpoints")).unwrap();
     assert!(
         least.iter().all(|step| steps.contains(step)),
         "{what}: {steps:?} left"
@@ -111,7 +111,7 @@ fn a_kill_leaves_old_files_intact_and_the_next_run_cleans_up() {
         Saver::new(&world, scratch.path(), 2).unwrap();
         let left = names(scratch.path());
         assert!(
-            left.iter().all(|name| layout::step_of(name).is_some()),
+            left.iter().all(|name| folders::step_of(name).is_some()),
             "{killed}: {left:?}"
         );
         all_are_whole(scratch.path(), &[3], killed);

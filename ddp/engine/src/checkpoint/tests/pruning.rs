@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::{Scratch, save, state};
 use crate::checkpoint::find::{Skipped, best_or, newest_of};
-use crate::checkpoint::layout::steps;
-use crate::checkpoint::prune::goes;
+use crate::checkpoint::folders::goes;
+use crate::checkpoint::folders::steps;
 use crate::checkpoint::{Best, Opened, State, folder, open};
 
 proptest! {

@@ -117,7 +117,7 @@ fn numbers_that_cannot_be_are_refused_by_name() {
         ("/step", json!(-1), "cannot be read"),
         ("/position/rows", json!(0), "position.rows = 0"),
         ("/position/batch", json!(0), "position.batch"),
-        ("/world/ranks", json!(0), "0 ranks"),
+        ("/world/ranks", json!(0), "world.ranks = 0"),
         ("/world/ranks", json!(1u64 << 60), "ranks"),
         ("/world/optimizer_parts", json!(7), "7 parts"),
         ("/world/devices", json!([]), "0 devices"),

@@ -6,7 +6,7 @@ use ddp_kernels::{DType, Tensor};
 use serde_json::{Value, json};
 
 use crate::error::Result;
-use crate::evidence::{ClassCounts, ClassScores, balanced_accuracy, class_scores, largest_class};
+use crate::samples::{ClassCounts, ClassScores, balanced_accuracy, class_scores, largest_class};
 use crate::shown::shown;
 use crate::tasks::task::{Evaluation, Totals};
 

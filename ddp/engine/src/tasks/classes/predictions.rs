@@ -4,7 +4,7 @@ use ddp_data::Classes;
 use ddp_kernels::{DType, npy};
 
 use crate::error::Result;
-use crate::evidence::first_largest;
+use crate::samples::first_largest;
 use crate::tasks::cells::{cell, put, put_numbers};
 use crate::tasks::task::{Format, PredictionOptions, Predictions};
 

@@ -6,8 +6,8 @@ use ddp_kernels::transfer::{Phase, in_phase};
 use super::Trainer;
 use crate::checkpoint::Best;
 use crate::error::Result;
-use crate::evidence::Evidence;
 use crate::record::{EvalEvent, Event, SampleEvent};
+use crate::samples::SampleCollector;
 use crate::shown::{shown, significant};
 use crate::tasks::{figures_text, numbers_figures};
 use crate::trainer::agree;
@@ -32,14 +32,14 @@ impl Trainer<'_> {
         // The report shows the last evaluation.
         let is_last = number == self.plan.steps;
         let targets = self.samples.targets();
-        let mut evidence = self.task.evidence(targets).filter(|_| is_last);
+        let mut collector = self.task.sample_collector(targets).filter(|_| is_last);
         let mut differences = self.task.differences(self.samples.label_columns());
-        let stats = match (&mut evidence, &mut differences) {
+        let stats = match (&mut collector, &mut differences) {
             (None, None) => self.step.evaluate(&mut self.held_out, &self.main)?,
-            (evidence, differences) => {
+            (collector, differences) => {
                 let mut see = |batch: &_, output: &_| {
-                    if let Some(evidence) = evidence {
-                        evidence.see(batch, output)?;
+                    if let Some(collector) = collector {
+                        collector.see(batch, output)?;
                     }
                     if let Some(differences) = differences {
                         let normalization = self.samples.target_normalization();
@@ -81,8 +81,8 @@ impl Trainer<'_> {
             self.program.evaluated(&event)?;
             record.write(&Event::Eval(event))?;
         }
-        if let Some(evidence) = evidence {
-            self.keep(evidence, number)?;
+        if let Some(collector) = collector {
+            self.keep(collector, number)?;
         }
         self.totals.restart_clock();
         Ok(is_best)
@@ -115,8 +115,8 @@ impl Trainer<'_> {
     }
 
     /// Gathers what all ranks saw in the last evaluation, and keeps it for the report.
-    fn keep(&mut self, evidence: Evidence, number: u64) -> Result<()> {
-        let kept = evidence.together(number, &self.samples, &self.main, self.world)?;
+    fn keep(&mut self, collector: SampleCollector, number: u64) -> Result<()> {
+        let kept = collector.together(number, &self.samples, &self.main, self.world)?;
         if let (Some((confusion, samples)), Some(record)) = (kept, &mut self.record) {
             record.write(&Event::Confusion(&confusion))?;
             // The report can do without samples.

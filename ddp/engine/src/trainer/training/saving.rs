@@ -34,7 +34,7 @@ impl Trainer<'_> {
 
     fn save_now(&mut self, number: u64) -> Result<()> {
         // After a bad step the model is that of an earlier step.
-        let report = self.step.report(false)?;
+        let report = self.step.report()?;
         self.check_finite(&report)?;
         if self.totals.compared != Some(number) {
             self.compare_replicas(number)?;

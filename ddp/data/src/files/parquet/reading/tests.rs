@@ -11,10 +11,10 @@ use ::parquet::file::properties::WriterProperties;
 use ::parquet::file::writer::SerializedFileWriter;
 use ::parquet::schema::parser::parse_message_type;
 
-use crate::disk::testing::Scratch;
+use crate::feature_plan::ColumnPlan;
 use crate::files::table::{TableRequest, columns as columns_of, open as open_table};
 use crate::files::{Contents, Element, OddCells};
-use crate::plan::ColumnPlan;
+use ddp_kernels::files::testing::Scratch;
 
 use super::*;
 

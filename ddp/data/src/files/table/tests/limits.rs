@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use super::super::*;
-use crate::disk::testing::Scratch;
+use crate::files;
+use ddp_kernels::files::testing::Scratch;
 
 const FOLDER: &str = "DDP_TEST_TABLE_FOLDER";
 
@@ -163,5 +164,5 @@ fn a_disk_that_is_full_leaves_nothing() {
         ..Default::default()
     };
     assert_full(open(&folder.join("labels.csv"), &request), &cache);
-    assert_full(gzip::unpacked(&folder.join("array.gz"), None), &cache);
+    assert_full(files::open(&folder.join("array.gz"), None), &cache);
 }

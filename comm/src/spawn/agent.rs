@@ -1,0 +1,241 @@
+//! A process on another host that starts ranks there for a launcher. The launcher's orders come on
+//! its standard input, a line of JSON each; its standard output has news of the ranks.
+
+use std::ffi::c_int;
+use std::io::{BufRead, BufReader, Write, stdin, stdout};
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ChildStdout, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::children::{Children, cannot_start};
+use super::signals::Signals;
+use super::{PERIOD, VERSION};
+use crate::error::Result;
+use crate::tcp;
+
+/// How long an agent without ranks stays: a launcher that cannot be reached does not end it.
+const IDLE_MAX: Duration = Duration::from_secs(10);
+
+/// What the launcher tells an agent.
+#[derive(Deserialize, Serialize)]
+pub(super) enum Order {
+    /// The first one.
+    Prepare(Setup),
+    /// Start this rank, with these variables.
+    Start(usize, Vec<(String, String)>),
+    /// Send all ranks this signal.
+    Signal(c_int),
+}
+
+/// What all ranks of a host have in common.
+#[derive(Deserialize, Serialize)]
+pub(super) struct Setup {
+    pub(super) version: String,
+    pub(super) directory: String,
+    pub(super) arguments: Vec<String>,
+    pub(super) environment: Vec<(String, String)>,
+    /// How many ranks the job has.
+    pub(super) size: usize,
+    /// Whether the host gets rank 0, to which the others connect.
+    pub(super) has_rank_0: bool,
+    /// How long ranks have to save if the launcher is gone.
+    pub(super) grace: Duration,
+}
+
+/// What an agent tells its launcher.
+#[derive(Deserialize, Serialize)]
+pub(super) enum News {
+    /// The answer to `Prepare`.
+    Ready(Greeting),
+    /// The agent gives up: why.
+    Refused(String),
+    /// A rank has ended, with this status of `wait`.
+    Ended(usize, c_int),
+    /// A rank has printed a line.
+    Printed(String),
+    /// The agent, or the connection to it, is gone. The launcher tells itself.
+    Gone,
+}
+
+/// Where other hosts reach this one.
+#[derive(Clone, Default, Deserialize, Serialize)]
+pub(super) struct Greeting {
+    /// This host's address, by which the launcher reached it, and the launcher's, if ssh tells.
+    pub(super) own: Option<String>,
+    pub(super) launcher: Option<String>,
+    /// Where rank 0 listens, if it is here.
+    pub(super) port: u16,
+}
+
+/// Serves a launcher until it is gone. Call it while the process has one thread.
+pub fn serve() {
+    let orders = read_orders();
+    let Ok(Some(Order::Prepare(setup))) = orders.receiver.recv() else {
+        return;
+    };
+    let mut listener = match prepare(&setup) {
+        Ok(listener) => listener,
+        Err(why) => {
+            tell(&News::Refused(why));
+            return;
+        }
+    };
+    let port = listener.as_ref().and_then(|it| it.local_addr().ok());
+    tell(&News::Ready(greeting(
+        port.map_or(0, |address| address.port()),
+    )));
+    let mut ranks = Ranks {
+        children: Children::new(orders.signals),
+        printers: Vec::new(),
+    };
+    // When ranks that are left are killed, and when the last rank ended.
+    let (mut end_by, mut idle_since) = (None, None);
+    loop {
+        match orders.receiver.try_recv() {
+            Ok(Some(Order::Start(rank, variables))) => {
+                let listener = listener.take_if(|_| rank == 0);
+                idle_since = None;
+                if let Err(error) = ranks.start(&setup, rank, variables, listener) {
+                    tell(&News::Refused(error.to_string()));
+                }
+                continue;
+            }
+            Ok(Some(Order::Signal(signal))) => ranks.children.signal(signal),
+            Ok(Some(Order::Prepare(_))) | Err(_) => {}
+            Ok(None) => {
+                ranks.children.signal(libc::SIGTERM);
+                end_by = Some(Instant::now() + setup.grace);
+            }
+        }
+        if ranks.tell_of_ends() {
+            idle_since = Some(Instant::now());
+        }
+        let is_idle = idle_since.is_some_and(|since| since.elapsed() > IDLE_MAX);
+        let is_gone = end_by.is_some_and(|by| ranks.children.is_empty() || Instant::now() >= by);
+        if is_idle || is_gone {
+            return;
+        }
+        // The launcher has the signals of users.
+        orders.signals.next(PERIOD);
+    }
+}
+
+struct Orders {
+    receiver: Receiver<Option<Order>>,
+    signals: Signals,
+}
+
+/// The launcher's orders; None once it is gone.
+fn read_orders() -> Orders {
+    let signals = Signals::block();
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in stdin().lines().map_while(Result::ok) {
+            if let Ok(order) = serde_json::from_str(&line) {
+                _ = sender.send(Some(order));
+                Signals::wake();
+            }
+        }
+        _ = sender.send(None);
+        Signals::wake();
+    });
+    Orders { receiver, signals }
+}
+
+/// Enters the folder, and listens if rank 0 is here. The error says what is wrong here.
+fn prepare(setup: &Setup) -> Result<Option<TcpListener>, String> {
+    if setup.version != VERSION {
+        let version = &setup.version;
+        return Err(format!(
+            "expected version {version} there, got {VERSION}; help: install the same program"
+        ));
+    }
+    let folder = &setup.directory;
+    std::env::set_current_dir(folder).map_err(|error| {
+        format!("cannot enter {folder}: {error}; help: start in a folder that every host has")
+    })?;
+    let listener = setup.has_rank_0.then(|| tcp::listen_everywhere(0));
+    let listener = listener.transpose();
+    listener.map_err(|error| format!("cannot listen for ranks: {error}; help: check the network"))
+}
+
+fn greeting(port: u16) -> Greeting {
+    let connection = std::env::var("SSH_CONNECTION").unwrap_or_default();
+    // The launcher's address and port, then this host's. An address of one link only, as in
+    // fe80::1%eth0, means nothing to other hosts.
+    let words: Vec<&str> = connection.split(' ').collect();
+    let address = |index: usize| {
+        let word = words
+            .get(index)
+            .filter(|word| !word.is_empty() && !word.contains('%'));
+        word.map(|word| word.to_string())
+    };
+    Greeting {
+        own: address(2),
+        launcher: address(0),
+        port,
+    }
+}
+
+/// The ranks of this host, with the threads that tell what they print.
+struct Ranks {
+    children: Children,
+    printers: Vec<(usize, JoinHandle<()>)>,
+}
+
+impl Ranks {
+    fn start(
+        &mut self,
+        setup: &Setup,
+        rank: usize,
+        variables: Vec<(String, String)>,
+        listener: Option<TcpListener>,
+    ) -> Result<()> {
+        let program = std::env::current_exe();
+        let program = program.map_err(|error| cannot_start(rank, setup.size, &error))?;
+        let mut command = Command::new(program);
+        command.args(&setup.arguments).stdout(Stdio::piped());
+        command
+            .envs(setup.environment.iter().cloned())
+            .envs(variables);
+        let sockets: Vec<OwnedFd> = listener.into_iter().map(OwnedFd::from).collect();
+        let output = self
+            .children
+            .start(rank, setup.size, false, &sockets, command)?;
+        let printer = output.map(|output| std::thread::spawn(move || pass_on(output)));
+        self.printers.extend(printer.map(|printer| (rank, printer)));
+        Ok(())
+    }
+
+    /// Tells which ranks have ended. Whether the last one has.
+    fn tell_of_ends(&mut self) -> bool {
+        let ended = self.children.collect();
+        let is_last = !ended.is_empty() && self.children.is_empty();
+        for (rank, status) in ended {
+            // What it has printed comes first.
+            let printers = self.printers.extract_if(.., |(of, _)| *of == rank);
+            printers.for_each(|(_, printer)| _ = printer.join());
+            tell(&News::Ended(rank, status.into_raw()));
+        }
+        is_last
+    }
+}
+
+fn pass_on(output: ChildStdout) {
+    for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+        tell(&News::Printed(String::from_utf8_lossy(&line).into_owned()));
+    }
+}
+
+/// Tells the launcher. If it is gone, the end of the orders says so.
+fn tell(news: &News) {
+    let text = serde_json::to_string(news).expect("news are JSON");
+    let mut stdout = stdout().lock();
+    _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+}

@@ -1,0 +1,375 @@
+//! A job that runs: which rank is where, which have ended and how, and why the job ends.
+
+use std::ffi::c_int;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use super::agent::{News, Order, Setup};
+use super::children::{Children, cannot_start};
+use super::hosts::Host;
+use super::remote::{Remote, text_of};
+use super::{ENDING, EXIT_STOPPED, Spawner, Task, VERSION, of_signal};
+use crate::error::{Error, Ranks, Result, Seconds};
+use crate::identity::host_name;
+use crate::say::print_line;
+use crate::tcp::{self, SECRET};
+
+/// How long other hosts may take to answer.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+/// How long other hosts may take to say their last words once their ranks have ended.
+const LEAVING: Duration = Duration::from_secs(1);
+/// The exit code of a job that lost a rank.
+const EXIT_LOST: u8 = 77;
+/// Beginnings and names of variables that ranks of other hosts get, too.
+const PASSED: [&str; 4] = ["DDP_", "NCCL_", "CUDA_", "RUST_"];
+const PASSED_NAMES: [&str; 4] = ["PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"];
+
+/// A job that runs.
+pub(super) struct Job {
+    /// The program's name, for messages.
+    program: String,
+    ranks: Vec<Rank>,
+    /// The ranks of this host.
+    here: Children,
+    others: Vec<Remote>,
+    /// What other hosts say, each by its index.
+    news: Receiver<(usize, News)>,
+    /// The exit code of the first rank that failed.
+    pub(super) first_failure: Option<u8>,
+    pub(super) stopped_by: Option<c_int>,
+    /// When ranks that are left are killed, and how long they had by then.
+    end_by: Option<(Instant, Duration)>,
+    /// Whether they were.
+    has_killed: bool,
+    /// How long ranks have to save.
+    grace: Duration,
+    /// How long ranks have to end after one has ended well.
+    timeout: Duration,
+}
+
+struct Rank {
+    /// The index of its host, None for this one.
+    other: Option<usize>,
+    /// How many ranks its host has.
+    local_size: usize,
+    is_running: bool,
+}
+
+impl Job {
+    pub(super) fn new(spawner: &Spawner, news: Receiver<(usize, News)>) -> Job {
+        Job {
+            program: spawner.program.clone(),
+            ranks: Vec::new(),
+            here: Children::new(spawner.signals),
+            others: Vec::new(),
+            news,
+            first_failure: None,
+            stopped_by: None,
+            end_by: None,
+            has_killed: false,
+            grace: spawner.grace,
+            timeout: spawner.timeout,
+        }
+    }
+
+    /// Adds the ranks of `host`; `other` is its index, None for this one.
+    pub(super) fn add(&mut self, host: &Host, other: Option<usize>) {
+        self.ranks.extend((0..host.ranks).map(|_| Rank {
+            other,
+            local_size: host.ranks,
+            is_running: false,
+        }));
+    }
+
+    /// Starts an agent on each of the other hosts.
+    pub(super) fn connect(
+        &mut self,
+        others: &[&Host],
+        task: &Task,
+        sender: &Sender<(usize, News)>,
+    ) -> Result<()> {
+        let directory = std::env::current_dir().unwrap_or_default();
+        let directory = text_of(directory.as_os_str())?;
+        let arguments = task.arguments.iter().map(|word| text_of(word));
+        let arguments = arguments.collect::<Result<Vec<String>>>()?;
+        for (index, host) in others.iter().enumerate() {
+            let setup = Setup {
+                version: VERSION.into(),
+                directory: directory.clone(),
+                arguments: arguments.clone(),
+                environment: passed_variables(),
+                size: self.ranks.len(),
+                has_rank_0: self.ranks[0].other == Some(index),
+                grace: self.grace,
+            };
+            let signals = &self.here.signals;
+            let other = Remote::connect(host, index, task, setup, sender.clone(), signals)?;
+            self.others.push(other);
+        }
+        Ok(())
+    }
+
+    /// Whether all other hosts have answered. An error if one cannot start ranks; the others that
+    /// cannot are printed.
+    pub(super) fn are_all_ready(&mut self, task: &Task, waited: Duration) -> Result<bool> {
+        while let Ok((index, news)) = self.news.try_recv() {
+            let other = &mut self.others[index];
+            match news {
+                News::Ready(greeting) => other.answer = Some(Ok(greeting)),
+                News::Refused(why) => other.answer = Some(Err(other.refused(&why))),
+                News::Gone if other.answer.is_none() => {
+                    other.answer = Some(Err(other.why_no_answer(task)));
+                }
+                _ => {}
+            }
+        }
+        let mut silent = self
+            .others
+            .iter_mut()
+            .filter(|other| other.answer.is_none());
+        match waited > ANSWER_MAX {
+            true => silent.for_each(|other| other.answer = Some(Err(other.silent(ANSWER_MAX)))),
+            false if silent.next().is_some() => return Ok(false),
+            false => {}
+        }
+        let answers = self
+            .others
+            .iter_mut()
+            .filter_map(|other| other.answer.take_if(|it| it.is_err()));
+        let mut failures = answers.filter_map(Result::err);
+        let Some(first) = failures.next() else {
+            return Ok(true);
+        };
+        failures.for_each(|error| print_line(&format!("{}: {error}\n", self.program)));
+        Err(first)
+    }
+
+    /// Starts all ranks on this host, each with its sockets.
+    pub(super) fn start_here(&mut self, task: &Task) -> Result<()> {
+        let size = self.ranks.len();
+        let mut sockets: Vec<Vec<OwnedFd>> = vec![Vec::new()];
+        for rank in 1..size {
+            let pair = UnixStream::pair();
+            let (hub, own) = pair.map_err(|error| cannot_start(rank, size, &error))?;
+            sockets[0].push(hub.into());
+            sockets.push(vec![own.into()]);
+        }
+        for (rank, sockets) in sockets.into_iter().enumerate() {
+            self.here
+                .start(rank, size, true, &sockets, task.command())?;
+            self.ranks[rank].is_running = true;
+        }
+        Ok(())
+    }
+
+    /// Starts all ranks on their hosts. `first` is what the first one is called.
+    pub(super) fn start_across(&mut self, first: &str, task: &Task) -> Result<()> {
+        let size = self.ranks.len();
+        let mut listener = None;
+        let port = match self.ranks[0].other {
+            Some(index) => self.others[index].greeting().port,
+            None => {
+                let listens = tcp::listen_everywhere(0).and_then(|made| {
+                    let address = made.local_addr()?;
+                    listener = Some(OwnedFd::from(made));
+                    Ok(address.port())
+                });
+                listens.map_err(|error| {
+                    Error::setup("listen for ranks", error, "check this host's network")
+                })?
+            }
+        };
+        let secret = match std::env::var(SECRET) {
+            Ok(secret) => secret,
+            Err(_) => tcp::nonce()?,
+        };
+        for rank in 0..size {
+            let Rank {
+                other, local_size, ..
+            } = self.ranks[rank];
+            let variables = [
+                ("RANK", rank.to_string()),
+                ("WORLD_SIZE", size.to_string()),
+                ("LOCAL_WORLD_SIZE", local_size.to_string()),
+                ("MASTER_ADDR", self.meeting_place(first, other)),
+                ("MASTER_PORT", port.to_string()),
+                (SECRET, secret.clone()),
+            ];
+            match other {
+                None => {
+                    let mut command = task.command();
+                    command.envs(variables);
+                    let sockets: Vec<OwnedFd> =
+                        listener.take_if(|_| rank == 0).into_iter().collect();
+                    self.here.start(rank, size, false, &sockets, command)?;
+                }
+                Some(index) => {
+                    let variables = variables.map(|(name, value)| (name.to_string(), value));
+                    self.others[index].send(&Order::Start(rank, variables.into()));
+                }
+            }
+            self.ranks[rank].is_running = true;
+        }
+        Ok(())
+    }
+
+    /// Where ranks of a host reach rank 0's host, which the user calls `first`: at the address that
+    /// ssh connected to, if it is known, because names may mean something here only.
+    fn meeting_place(&self, first: &str, from: Option<usize>) -> String {
+        match self.ranks[0].other {
+            Some(index) => self.others[index]
+                .greeting()
+                .own
+                .unwrap_or_else(|| first.into()),
+            None => {
+                let launcher = self.others[from.unwrap_or(0)].greeting().launcher;
+                launcher.unwrap_or_else(host_name)
+            }
+        }
+    }
+
+    /// Sends all ranks a signal.
+    pub(super) fn signal(&mut self, signal: c_int) {
+        self.here.signal(signal);
+        self.others
+            .iter_mut()
+            .for_each(|other| other.send(&Order::Signal(signal)));
+    }
+
+    /// Ranks that are left after `limit` are killed.
+    pub(super) fn end_within(&mut self, limit: Duration) {
+        let end_by = Instant::now() + limit;
+        if self.end_by.is_none_or(|(earlier, _)| end_by < earlier) {
+            self.end_by = Some((end_by, limit));
+        }
+    }
+
+    /// Takes note of what has happened. Whether any ranks are left.
+    pub(super) fn goes_on(&mut self) -> bool {
+        for (rank, status) in self.here.collect() {
+            self.has_ended(rank, status);
+        }
+        while let Ok((index, news)) = self.news.try_recv() {
+            match news {
+                News::Ended(rank, status) => self.has_ended(rank, ExitStatus::from_raw(status)),
+                News::Gone => self.lost(index, "the connection to it was lost"),
+                News::Refused(why) => self.lost(index, &why),
+                News::Ready(_) | News::Printed(_) => {}
+            }
+        }
+        if let Some((_, limit)) = self.end_by.take_if(|(by, _)| Instant::now() >= *by) {
+            match self.has_killed {
+                false => self.kill(limit),
+                // Where it does no good, a host is out of reach.
+                true => {
+                    (0..self.others.len()).for_each(|index| self.lost(index, "it does not answer"))
+                }
+            }
+        }
+        self.ranks.iter().any(|rank| rank.is_running)
+    }
+
+    /// A rank has ended.
+    fn has_ended(&mut self, rank: usize, status: ExitStatus) {
+        self.ranks[rank].is_running = false;
+        // Those that this process kills are no cause.
+        if self.has_killed {
+            return;
+        }
+        let signal = status.signal().map(of_signal);
+        let code = signal.or(status.code().map(|code| code as u8));
+        self.end_within(match code {
+            Some(0) => self.timeout,
+            // Another rank may still save.
+            Some(EXIT_STOPPED) => self.grace,
+            _ => ENDING,
+        });
+        let is_cause = match self.first_failure {
+            None => code != Some(0),
+            // Others may see the end of a killed rank before this process does.
+            Some(EXIT_LOST) => signal.is_some(),
+            Some(_) => false,
+        };
+        if is_cause {
+            self.first_failure = code;
+        }
+    }
+
+    /// A host is lost, and with it its ranks that run.
+    fn lost(&mut self, index: usize, why: &str) {
+        let of_host = self.ranks.iter_mut().enumerate();
+        let mut lost = Vec::new();
+        for (rank, it) in of_host.filter(|(_, rank)| rank.other == Some(index)) {
+            if std::mem::take(&mut it.is_running) {
+                lost.push(rank);
+            }
+        }
+        if lost.is_empty() {
+            return;
+        }
+        let (program, host, lost) = (&self.program, &self.others[index].name, Ranks(&lost));
+        print_line(&format!("{program}: host {host}, with {lost}: {why}\n"));
+        self.first_failure.get_or_insert(EXIT_LOST);
+        self.end_within(ENDING);
+    }
+
+    /// Kills the ranks that are left after `limit`.
+    fn kill(&mut self, limit: Duration) {
+        // Of a rank that failed the others have said who is missing.
+        if self.first_failure.is_none() {
+            let all = self.ranks.iter().enumerate();
+            let left: Vec<usize> = all
+                .filter(|(_, rank)| rank.is_running)
+                .map(|(rank, _)| rank)
+                .collect();
+            let (program, ranks, limit) = (&self.program, Ranks(&left), Seconds(limit));
+            let note = match self.stopped_by {
+                Some(_) => ": killed",
+                None => {
+                    " of another's end: killed; help: find out what stopped it (SIGSTOP, a debugger, \
+                     a stuck disk or GPU)"
+                }
+            };
+            print_line(&format!(
+                "{program}: {ranks} did not end within {limit}{note}\n"
+            ));
+            self.first_failure = Some(self.stopped_by.map_or(EXIT_LOST, of_signal));
+        }
+        self.has_killed = true;
+        self.signal(libc::SIGKILL);
+        self.end_within(ENDING);
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.others.iter_mut().for_each(Remote::leave);
+        let started = Instant::now();
+        while started.elapsed() < LEAVING && !self.others.iter_mut().all(Remote::has_left) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Task {
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments);
+        command
+    }
+}
+
+/// The variables of this process that ranks of other hosts get.
+fn passed_variables() -> Vec<(String, String)> {
+    let is_passed = |name: &str| {
+        PASSED.iter().any(|start| name.starts_with(start)) || PASSED_NAMES.contains(&name)
+    };
+    let texts = std::env::vars_os();
+    let texts = texts
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    texts.filter(|(name, _)| is_passed(name)).collect()
+}

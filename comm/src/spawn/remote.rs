@@ -1,0 +1,259 @@
+//! Another host, seen from the launcher: an ssh session with an agent, which starts ranks there.
+
+use std::io::{BufRead, BufReader, Write, stdout};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::agent::{Greeting, News, Order, Setup};
+use super::hosts::Host;
+use super::signals::Signals;
+use super::{Task, VERSION};
+use crate::error::{Error, Problem, Result};
+use crate::say::print_line;
+
+/// The variable with another command than `ssh`, such as `ssh -p 2222`.
+const SSH: &str = "DDP_SSH";
+/// No question is asked. A host that is silent for a minute is lost.
+const SSH_OPTIONS: [&str; 8] = [
+    "-o",
+    "BatchMode=yes",
+    "-o",
+    "ConnectTimeout=10",
+    "-o",
+    "ServerAliveInterval=15",
+    "-o",
+    "ServerAliveCountMax=4",
+];
+/// How long the last words of ssh may take once it has ended.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+/// Exit codes: of ssh if it cannot connect, of shells for a program that they do not find.
+const UNREACHABLE: i32 = 255;
+const NOT_FOUND: [i32; 2] = [126, 127];
+
+/// A host on which an agent starts ranks.
+pub(super) struct Remote {
+    pub(super) name: String,
+    ssh: Child,
+    orders: Option<ChildStdin>,
+    /// The threads that read what it says.
+    readers: Vec<JoinHandle<()>>,
+    words: Arc<Words>,
+    /// What the agent said first; None until then.
+    pub(super) answer: Option<Result<Greeting>>,
+}
+
+/// What the host writes to standard error: shown, but for what ssh says before the agent answers.
+#[derive(Default)]
+struct Words {
+    are_shown: AtomicBool,
+    kept: Mutex<String>,
+}
+
+impl Remote {
+    /// Connects to `host`. Its news go to `sender`, with this `index`.
+    pub(super) fn connect(
+        host: &Host,
+        index: usize,
+        task: &Task,
+        setup: Setup,
+        sender: Sender<(usize, News)>,
+        signals: &Signals,
+    ) -> Result<Remote> {
+        let mut command = ssh(host, task)?;
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        signals.release(&mut command, Vec::new());
+        let mut ssh = command.spawn().map_err(|error| {
+            let program = command.get_program().display();
+            let help = format!("install an ssh client, or set {SSH} to one");
+            Error::setup(format!("start {program}"), error, help)
+        })?;
+        let (words, mut readers) = (Arc::new(Words::default()), Vec::new());
+        if let (Some(output), Some(errors)) = (ssh.stdout.take(), ssh.stderr.take()) {
+            let [of_output, of_errors] = [(); 2].map(|()| Arc::clone(&words));
+            let listen = move || listen(output, index, &sender, &of_output);
+            readers.push(std::thread::spawn(listen));
+            readers.push(std::thread::spawn(move || show(errors, &of_errors)));
+        }
+        let mut remote = Remote {
+            name: host.name.clone(),
+            orders: ssh.stdin.take(),
+            ssh,
+            readers,
+            words,
+            answer: None,
+        };
+        remote.send(&Order::Prepare(setup));
+        Ok(remote)
+    }
+
+    /// If the connection is lost, its news say so.
+    pub(super) fn send(&mut self, order: &Order) {
+        if let Some(orders) = &mut self.orders {
+            let text = serde_json::to_string(order).expect("orders are JSON");
+            _ = writeln!(orders, "{text}");
+        }
+    }
+
+    pub(super) fn greeting(&self) -> Greeting {
+        let answer = self.answer.as_ref().and_then(|answer| answer.as_ref().ok());
+        answer.cloned().unwrap_or_default()
+    }
+
+    /// An agent that cannot do what it was told: why.
+    pub(super) fn refused(&self, why: &str) -> Error {
+        let (reason, help) = why
+            .split_once("; help: ")
+            .unwrap_or((why, "look at that host"));
+        Error::Launch(Problem::new(self.action(), reason, help))
+    }
+
+    fn action(&self) -> String {
+        format!("start ranks on {}", self.name)
+    }
+
+    /// Why the agent did not answer, once ssh has ended.
+    pub(super) fn why_no_answer(&mut self, task: &Task) -> Error {
+        let (status, program) = (self.ssh.wait(), task.program.display());
+        std::thread::sleep(LAST_WORDS);
+        let kept = self
+            .words
+            .kept
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let said = kept.lines().rfind(|line| !line.trim().is_empty());
+        let said = said.map_or("no reason given", str::trim);
+        let same = format!("every host needs version {VERSION} of it at this path");
+        match status.ok().and_then(|status| status.code()) {
+            Some(code) if NOT_FOUND.contains(&code) => {
+                let reason = format!("cannot run {program} there: {said}");
+                Error::Launch(Problem::new(self.action(), reason, same))
+            }
+            Some(code) if code != UNREACHABLE => {
+                let reason = format!("{program} ended there with {code}: {said}");
+                Error::Launch(Problem::new(self.action(), reason, same))
+            }
+            _ => {
+                let help = format!(
+                    "`ssh {}` must work without a question: check its name, its keys and known_hosts",
+                    self.name
+                );
+                Error::setup(self.action(), format!("ssh cannot reach it: {said}"), help)
+            }
+        }
+    }
+
+    /// The error of a host that has not answered within `limit`.
+    pub(super) fn silent(&self, limit: Duration) -> Error {
+        let reason = format!("it did not answer within {} s", limit.as_secs());
+        Error::setup(self.action(), reason, "check that host and its network")
+    }
+
+    /// Lets the agent end, and ssh with it.
+    pub(super) fn leave(&mut self) {
+        drop(self.orders.take());
+    }
+
+    /// Whether ssh has ended, and all that it said is read.
+    pub(super) fn has_left(&mut self) -> bool {
+        !matches!(self.ssh.try_wait(), Ok(None)) && self.readers.iter().all(JoinHandle::is_finished)
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        _ = self.ssh.kill();
+        _ = self.ssh.wait();
+    }
+}
+
+/// The command that starts an agent on `host`.
+fn ssh(host: &Host, task: &Task) -> Result<Command> {
+    let text = std::env::var(SSH).unwrap_or_else(|_| "ssh".into());
+    let mut words = text.split_whitespace();
+    let program = words.next().unwrap_or("ssh");
+    let mut command = Command::new(program);
+    command.args(words);
+    if program.rsplit('/').next() == Some("ssh") {
+        command.args(SSH_OPTIONS).arg("-T");
+    }
+    let mut agent = String::new();
+    // Without it the agent may not find MPI's library, and not start.
+    if let Ok(libraries) = std::env::var("LD_LIBRARY_PATH") {
+        agent = format!("env LD_LIBRARY_PATH={} ", quoted(&libraries));
+    }
+    agent += &format!(
+        "{} {}",
+        quoted(&text_of(task.program.as_os_str())?),
+        task.agent
+    );
+    command.arg(&host.name).arg(agent);
+    Ok(command)
+}
+
+/// In single quotes, for any shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// Text that goes to other hosts.
+pub(super) fn text_of(text: &std::ffi::OsStr) -> Result<String> {
+    let valid = text.to_str().map(str::to_string);
+    valid.ok_or_else(|| {
+        let reason = format!("expected UTF-8, got {}", text.display());
+        let help = "use other characters, or start ranks on this machine only";
+        Error::Launch(Problem::new(
+            "pass its arguments to other hosts",
+            reason,
+            help,
+        ))
+    })
+}
+
+/// Reads the agent's news. What a login shell prints is none.
+fn listen(output: ChildStdout, index: usize, sender: &Sender<(usize, News)>, words: &Words) {
+    for line in BufReader::new(output).lines().map_while(Result::ok) {
+        match serde_json::from_str(&line) {
+            Err(_) => continue,
+            Ok(News::Printed(line)) => {
+                // Whoever read this may be gone.
+                _ = writeln!(stdout().lock(), "{line}");
+                continue;
+            }
+            Ok(news) => {
+                words.are_shown.store(true, Ordering::Relaxed);
+                _ = sender.send((index, news));
+            }
+        }
+        Signals::wake();
+    }
+    _ = sender.send((index, News::Gone));
+    Signals::wake();
+}
+
+fn show(errors: ChildStderr, words: &Words) {
+    for line in BufReader::new(errors).split(b'\n').map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line).into_owned() + "\n";
+        match words.are_shown.load(Ordering::Relaxed) {
+            true => print_line(&line),
+            false => *words.kept.lock().unwrap_or_else(PoisonError::into_inner) += &line,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_quoted_for_shells() {
+        assert_eq!(quoted("a b"), "'a b'");
+        assert_eq!(quoted("it's $x"), r"'it'\''s $x'");
+    }
+}

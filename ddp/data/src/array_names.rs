@@ -1,0 +1,210 @@
+//! Which arrays of a file are features and labels, by their names.
+
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::files::Contents;
+
+/// Names of features and of their labels. Case does not matter; the same suffix may follow both.
+const PAIRS: [(&str, &str); 8] = [
+    ("x", "y"),
+    ("features", "labels"),
+    ("features", "targets"),
+    ("data", "target"),
+    ("data", "labels"),
+    ("images", "labels"),
+    ("inputs", "targets"),
+    ("inputs", "labels"),
+];
+/// Suffixes in the order in which they are looked for to train, and to evaluate.
+const TRAIN: [&str; 3] = ["", "_train", "_training"];
+const EVALUATE: [&str; 4] = ["_val", "_valid", "_validation", "_test"];
+
+fn suffixes(to_evaluate: bool) -> impl Iterator<Item = &'static str> {
+    let (first, second): (&[&str], &[&str]) = match to_evaluate {
+        true => (&EVALUATE, &TRAIN),
+        false => (&TRAIN, &EVALUATE),
+    };
+    first.iter().chain(second).copied()
+}
+
+/// What is known of the arrays that are wanted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WantedArrays<'a> {
+    /// The name of the features.
+    pub(crate) features: Option<&'a str>,
+    /// The name of the labels.
+    pub(crate) labels: Option<&'a str>,
+    /// The name of the labels in other files of these data.
+    pub(crate) labels_elsewhere: Option<&'a str>,
+    /// Whether labels without a given name are looked for.
+    pub(crate) looks_for_labels: bool,
+    /// Whether the rows are to be evaluated on.
+    pub(crate) to_evaluate: bool,
+}
+
+/// The indices of the arrays of features and labels: by the names given, else by the names in
+/// `PAIRS`.
+pub(crate) fn arrays(
+    contents: &Contents,
+    file: &Path,
+    wanted: WantedArrays<'_>,
+) -> Result<(usize, Option<usize>)> {
+    let keys = keys(contents);
+    let pairs = || pairs(&keys, wanted.to_evaluate);
+    check_usable(contents, file, wanted)?;
+    let features = match wanted.features {
+        Some(name) => named(contents, file, name)?,
+        None if keys.len() == 1 => 0,
+        None => {
+            let first = pairs().find_map(|(features, _)| features);
+            let labelled = pairs().find_map(|(features, labels)| labels.and(features));
+            let first = first.ok_or_else(|| unclear(contents, file))?;
+            choose_rows(contents, file, wanted, first, labelled.unwrap_or(first))?
+        }
+    };
+    let labels = match wanted.labels {
+        Some(name) => Some(named(contents, file, name)?),
+        None if wanted.looks_for_labels => wanted
+            .labels_elsewhere
+            .and_then(|name| like_elsewhere(&keys, keys[features], name))
+            .or_else(|| {
+                let of_features = |pair: &(Option<usize>, _)| pair.0 == Some(features);
+                pairs().filter(of_features).find_map(|(_, labels)| labels)
+            }),
+        None => None,
+    };
+    Ok((features, labels))
+}
+
+/// The features among the `first` ones by their name and those that have labels: these, unless only
+/// the others are for training (or for evaluation, whichever is wanted).
+fn choose_rows(
+    contents: &Contents,
+    file: &Path,
+    wanted: WantedArrays<'_>,
+    first: usize,
+    labelled: usize,
+) -> Result<usize> {
+    let keys = keys(contents);
+    let is_held_out = |index: usize| {
+        let key = keys[index].to_ascii_lowercase();
+        EVALUATE.iter().any(|suffix| key.ends_with(suffix))
+    };
+    let elsewhere = |name| like_elsewhere(&keys, keys[first], name);
+    if is_held_out(first) == is_held_out(labelled) {
+        return Ok(labelled);
+    }
+    if !wanted.looks_for_labels || wanted.labels_elsewhere.and_then(elsewhere).is_some() {
+        return Ok(first);
+    }
+    let (file, first, labelled) = (file.display(), keys[first], keys[labelled]);
+    Err(Error::Data(format!(
+        "{file}: expected labels for {first}, got labels for {labelled} only: {}; help: say which rows are meant: `data` \
+         {file}#{first} with `labels`, or `data` {file}#{labelled}",
+        listed(contents)
+    )))
+}
+
+/// An error if an array cannot be used that its name says is wanted.
+fn check_usable(contents: &Contents, file: &Path, wanted: WantedArrays<'_>) -> Result<()> {
+    let others: Vec<&str> = contents
+        .others
+        .iter()
+        .map(|(key, _)| key.as_str())
+        .collect();
+    let mut pairs = pairs(&others, wanted.to_evaluate);
+    let is_wanted = |(features, labels): (Option<usize>, Option<usize>)| {
+        let features = features.filter(|_| wanted.features.is_none());
+        features.or(labels.filter(|_| wanted.looks_for_labels))
+    };
+    match pairs.find_map(is_wanted) {
+        Some(index) => Err(missing(contents, file, others[index])),
+        None => Ok(()),
+    }
+}
+
+/// The index of the labels in a file that is given for them alone.
+pub(crate) fn labels_alone(
+    contents: &Contents,
+    file: &Path,
+    name: Option<&str>,
+    to_evaluate: bool,
+) -> Result<usize> {
+    match name {
+        Some(name) => named(contents, file, name),
+        None if contents.arrays.len() == 1 => Ok(0),
+        None => pairs(&keys(contents), to_evaluate)
+            .find_map(|(_, labels)| labels)
+            .ok_or_else(|| unclear(contents, file)),
+    }
+}
+
+fn keys(contents: &Contents) -> Vec<&str> {
+    contents.arrays.iter().map(|array| array.key()).collect()
+}
+
+fn named(contents: &Contents, file: &Path, name: &str) -> Result<usize> {
+    let position = keys(contents).iter().position(|key| *key == name);
+    position.ok_or_else(|| missing(contents, file, name))
+}
+
+/// For each suffix and pair of names, the indices of the features and of the labels among `keys`.
+fn pairs<'a>(
+    keys: &'a [&str],
+    to_evaluate: bool,
+) -> impl Iterator<Item = (Option<usize>, Option<usize>)> + 'a {
+    suffixes(to_evaluate).flat_map(move |suffix| {
+        let find = move |name: &str| {
+            let is = |key: &&str| key.to_ascii_lowercase().strip_prefix(name) == Some(suffix);
+            keys.iter().position(is)
+        };
+        PAIRS
+            .into_iter()
+            .map(move |(features, labels)| (find(features), find(labels)))
+    })
+}
+
+/// The labels of these features where those of other files are called `name`: `count_test` goes
+/// with `x_test` as `count_train` does with `x_train`.
+fn like_elsewhere(keys: &[&str], features: &str, name: &str) -> Option<usize> {
+    let suffix = |key: &str| {
+        let key = key.to_ascii_lowercase();
+        let fitting = suffixes(false).filter(|suffix| key.ends_with(suffix));
+        fitting.max_by_key(|suffix| suffix.len())
+    };
+    let (own, of_features) = (suffix(name)?, suffix(features)?);
+    let wanted = format!("{}{of_features}", &name[..name.len() - own.len()]);
+    let position = |wanted: &str| keys.iter().position(|key| key.eq_ignore_ascii_case(wanted));
+    position(&wanted).or_else(|| position(name).filter(|_| own.is_empty()))
+}
+
+/// The arrays of a file, for messages: names with the shape of a row.
+pub(crate) fn listed(contents: &Contents) -> String {
+    let arrays = contents.arrays.iter();
+    let arrays = arrays.map(|array| match array.key() {
+        "" => format!("one array with rows of shape {:?}", array.row_shape()),
+        key => format!("{key} {:?}", array.row_shape()),
+    });
+    let others = contents.others.iter();
+    let others = others.map(|(key, why)| format!("{key} (which cannot be used: {why})"));
+    arrays.chain(others).collect::<Vec<_>>().join(", ")
+}
+
+fn missing(contents: &Contents, file: &Path, name: &str) -> Error {
+    let (file, has) = (file.display(), listed(contents));
+    match contents.find(name) {
+        Err(why) => Error::Data(format!("{file}: the array {name:?} cannot be used: {why}")),
+        Ok(_) => Error::Data(format!(
+            "{file}: expected an array {name:?}, got {has}; help: give one of these names after #"
+        )),
+    }
+}
+
+fn unclear(contents: &Contents, file: &Path) -> Error {
+    let (file, has) = (file.display(), listed(contents));
+    Error::Data(format!(
+        "{file}: expected arrays called x and y, features and labels or similar, got {has}; help: say which: \
+         `data` {file}#NAME, `labels` '#NAME'"
+    ))
+}

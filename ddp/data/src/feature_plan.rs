@@ -1,0 +1,124 @@
+//! How the cells of files become features: which columns are read, which of them are categories,
+//! and what stands for missing numbers. A model keeps its plan and applies it to other files.
+
+use serde::{Deserialize, Serialize};
+
+ddp_kernels::choices! {
+    /// What happens where a number is missing.
+    #[derive(Default)]
+    pub enum Missing {
+        /// It is an error
+        #[default]
+        Error = "error",
+        /// The mean of the feature over the training rows stands for it
+        Mean = "mean",
+        /// 0 stands for it
+        Zero = "zero",
+    }
+}
+
+/// In `TableSettings::categorical`: every column of texts.
+pub const AUTO: &str = "auto";
+
+/// How a user wants the columns of tables to be read. Fields are named after the settings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TableSettings {
+    /// Columns that are left out.
+    pub drop: Vec<String>,
+    /// Columns whose values are categories, or `AUTO`.
+    pub categorical: Vec<String>,
+    /// What happens where a number is missing.
+    pub missing: Missing,
+}
+
+/// Nothing is asked for.
+pub(crate) static PLAIN: TableSettings = TableSettings {
+    drop: Vec::new(),
+    categorical: Vec::new(),
+    missing: Missing::Error,
+};
+
+/// A column of a table that is read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ColumnPlan {
+    /// Its name.
+    pub name: String,
+    /// The values of a categorical column, sorted: each becomes a feature that is 1 where a cell
+    /// has this value, else 0. `None` for a column of numbers, which is one feature.
+    pub values: Option<Vec<String>>,
+}
+
+/// How cells become features, apart from their normalization.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FeaturePlan {
+    /// The columns of a table, in the order of their features; `None` if each is a number.
+    pub columns: Option<Vec<ColumnPlan>>,
+    /// What stands for missing numbers, one for each feature; `None` if none may be missing.
+    pub fill: Option<Vec<f32>>,
+}
+
+impl ColumnPlan {
+    /// A column of numbers.
+    pub(crate) fn number(name: &str) -> ColumnPlan {
+        ColumnPlan {
+            name: name.to_string(),
+            values: None,
+        }
+    }
+
+    /// Whether its values are categories.
+    pub(crate) fn is_categorical(&self) -> bool {
+        self.values.is_some()
+    }
+
+    /// How many features it becomes.
+    pub(crate) fn width(&self) -> usize {
+        self.values.as_ref().map_or(1, Vec::len)
+    }
+
+    /// The names of its features.
+    pub(crate) fn feature_names(&self) -> Vec<String> {
+        let of_value = |value: &String| format!("{}={value}", self.name);
+        match &self.values {
+            None => vec![self.name.clone()],
+            Some(values) => values.iter().map(of_value).collect(),
+        }
+    }
+}
+
+impl FeaturePlan {
+    /// Whether features are the numbers in the files as they are.
+    pub fn is_plain(&self) -> bool {
+        *self == FeaturePlan::default()
+    }
+
+    /// What is wrong with a plan for rows of so many features.
+    pub fn check(&self, features: usize) -> Result<(), String> {
+        let columns = self.columns.as_ref();
+        let width = columns.map_or(features, |columns| {
+            columns.iter().map(ColumnPlan::width).sum()
+        });
+        if width != features {
+            return Err(format!("columns for {width} of {features} features"));
+        }
+        let values = columns
+            .into_iter()
+            .flatten()
+            .filter_map(|column| column.values.as_ref());
+        if !values
+            .into_iter()
+            .all(|values| values.is_sorted_by(|a, b| a < b))
+        {
+            return Err("the values of a column twice, or not in their order".into());
+        }
+        match &self.fill {
+            Some(fill) if fill.len() != features || !fill.iter().all(|x| x.is_finite()) => {
+                let count = fill.len();
+                Err(format!(
+                    "{count} numbers for what is missing in {features} features, or a non-finite one"
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! What the cells of a table's columns are: numbers, texts, missing ones, and the different values
+//! of those columns that may be categorical. From this follow the plan of the features, and the
+//! message that names all columns at once that cannot be features as they are.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::super::cell::{Cell, TableReader};
+use super::super::io::{reading, refuse, writing};
+use super::super::shown::shown;
+use super::super::written::Written;
+use super::columns::Columns;
+use crate::error::{Error, Result};
+use crate::feature_plan::{AUTO, ColumnPlan};
+use crate::guess::{self, AUTO_VALUES_MAX};
+
+/// The most different values of a column that is named as categorical.
+const NAMED_VALUES_MAX: usize = 1 << 16;
+/// The longest value.
+const VALUE_BYTES_MAX: usize = 4 << 10;
+/// How many columns a message describes. It names all of them.
+const DESCRIBED: usize = 20;
+
+/// What the cells of some columns are.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Survey {
+    pub(crate) columns: Vec<SurveyedColumn>,
+}
+
+/// A text that no category can be, with its place.
+#[derive(Debug, Serialize, Deserialize)]
+enum BadValue {
+    TooLong(String),
+    NotUtf8(String),
+}
+
+/// What the cells of a column are.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct SurveyedColumn {
+    pub(crate) name: String,
+    numbers: u64,
+    texts: u64,
+    missing: u64,
+    /// The first text and the first missing cell, with their places.
+    first_text: Option<String>,
+    first_missing: Option<String>,
+    /// What keeps texts from being numbers, and how many of them are such texts.
+    written: Option<Written>,
+    written_texts: u64,
+    /// The different values; `None` if they cannot all be categories.
+    values: Option<HashSet<String>>,
+    /// Why they cannot, if not because there are more than `values_max`.
+    bad_value: Option<BadValue>,
+    values_max: usize,
+}
+
+impl Survey {
+    /// Of no rows yet.
+    pub(super) fn of(columns: &Columns<'_>, categorical: &[String]) -> Survey {
+        let categorical: HashSet<&String> = categorical.iter().collect();
+        let column = |index| {
+            let name = columns.name(index).to_string();
+            let values_max = match categorical.contains(&name) {
+                true => NAMED_VALUES_MAX,
+                false => AUTO_VALUES_MAX,
+            };
+            SurveyedColumn {
+                name,
+                values: Some(HashSet::new()),
+                values_max,
+                ..SurveyedColumn::default()
+            }
+        };
+        Survey {
+            columns: (0..columns.features.len()).map(column).collect(),
+        }
+    }
+
+    /// Adds the current row of `table`.
+    pub(super) fn add(&mut self, columns: &Columns<'_>, table: &dyn TableReader) {
+        for (column, feature) in self.columns.iter_mut().zip(&columns.features) {
+            let (index, value) = (feature.column, table.value(feature.column));
+            let place = || table.place(index);
+            match value.cell() {
+                Cell::Number(_) => column.numbers += 1,
+                Cell::Text(text) => {
+                    if column.texts == 0 {
+                        column.first_text = Some(format!("{}: \"{}\"", place(), shown(text)));
+                    }
+                    let written = Written::of(&String::from_utf8_lossy(text));
+                    column.written = column.written.max(written);
+                    column.written_texts += u64::from(written.is_some());
+                    column.texts += 1;
+                }
+                Cell::Missing => {
+                    if column.missing == 0 {
+                        column.first_missing = Some(place());
+                    }
+                    column.missing += 1;
+                    continue;
+                }
+            }
+            column.add_value(&value.text(), &place);
+        }
+    }
+
+    /// Writes the file `to`. Values of columns without texts are kept: other files may have texts.
+    pub(super) fn write(&self, to: &Path) -> Result<()> {
+        let json = serde_json::to_vec(self).map_err(|error| Error::Internal(error.to_string()))?;
+        let write = |mut file: File| file.write_all(&json).and_then(|()| file.sync_all());
+        File::create_new(to).and_then(write).map_err(writing(to))
+    }
+
+    /// Reads the file that `write` has written.
+    pub(super) fn open(path: &Path) -> Result<Survey> {
+        let json = fs::read(path).map_err(reading(path))?;
+        serde_json::from_slice(&json).map_err(|error| refuse(path, error))
+    }
+
+    /// Adds the same columns of another table.
+    pub(crate) fn merge(&mut self, later: Survey) {
+        for (column, later) in self.columns.iter_mut().zip(later.columns) {
+            column.numbers += later.numbers;
+            column.texts += later.texts;
+            column.missing += later.missing;
+            column.first_text = column.first_text.take().or(later.first_text);
+            column.first_missing = column.first_missing.take().or(later.first_missing);
+            column.written = column.written.max(later.written);
+            column.written_texts += later.written_texts;
+            column.bad_value = column.bad_value.take().or(later.bad_value);
+            let both = column.values.take().zip(later.values);
+            let all = both.map(|(mut values, more)| {
+                values.extend(more);
+                values
+            });
+            column.values = all.filter(|all| all.len() <= column.values_max);
+        }
+    }
+
+    /// The error of a table with texts or missing cells in columns of numbers; `None` if it has
+    /// none.
+    pub(super) fn refusal(&self, columns: &Columns<'_>) -> Option<Error> {
+        let request = columns.request;
+        let plans = request.features.into_iter().flatten();
+        let categorical: HashSet<&String> = plans
+            .filter(|plan| plan.is_categorical())
+            .map(|plan| &plan.name)
+            .collect();
+        let all = || self.columns.iter();
+        let texts: Vec<_> = all()
+            .filter(|column| column.texts > 0 && !categorical.contains(&column.name))
+            .collect();
+        let missing: Vec<_> = match request.allows_missing {
+            true => Vec::new(),
+            false => all().filter(|column| column.missing > 0).collect(),
+        };
+        let mut problems = Vec::new();
+        if !texts.is_empty() {
+            let what = described(&texts, SurveyedColumn::describe_texts);
+            problems.push(format!("expected numbers, got texts in {what}"));
+        }
+        if !missing.is_empty() {
+            let what = described(&missing, SurveyedColumn::describe_missing);
+            problems.push(format!("missing cells in {what}"));
+        }
+        let problems = (!problems.is_empty()).then(|| problems.join("; "))?;
+        let help = match request.is_for_model {
+            true => "correct these cells: the model was trained on rows without such cells (if it was trained with `missing` \
+                     mean or zero, it takes missing ones)"
+                .to_string(),
+            false => help(&texts, !missing.is_empty()),
+        };
+        Some(columns.bad(format!("{problems}; help: {help}")))
+    }
+}
+
+const UTF8_HELP: &str = "save the file as UTF-8 (iconv -f latin1 -t utf8)";
+
+/// What to do about columns of texts and missing cells.
+fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
+    let (few, many): (Vec<_>, Vec<_>) = texts
+        .iter()
+        .filter(|column| !column.are_written())
+        .partition(|column| column.may_be_categories());
+    let mut help = how_to_write(texts);
+    if !few.is_empty() {
+        help.push(format!(
+            "`categorical` {} one-hot encodes the texts",
+            list(&few)
+        ));
+    }
+    if !many.is_empty() {
+        help.push(format!(
+            "`drop` {} leaves out columns with too many or nearly all different values; if a column is mostly numbers, \
+             correct its texts",
+            list(&many)
+        ));
+    }
+    if any_missing {
+        help.push("`missing` mean or zero fills in missing cells".to_string());
+    }
+    if !texts.is_empty() {
+        help.push("if one of these columns is the label, name it in `labels`".to_string());
+    }
+    help.join("; ")
+}
+
+/// What to do about columns whose texts are numbers, dates or not UTF-8, each said once.
+fn how_to_write(columns: &[&SurveyedColumn]) -> Vec<String> {
+    let written = columns.iter().filter(|column| column.are_written());
+    let mut written: Vec<_> = written.filter_map(|column| column.written).collect();
+    written.sort_unstable();
+    written.dedup();
+    let mut help: Vec<_> = written.iter().map(|way| way.help().to_string()).collect();
+    let is_not_utf8 =
+        |column: &&SurveyedColumn| matches!(column.bad_value, Some(BadValue::NotUtf8(_)));
+    if columns.iter().any(is_not_utf8) {
+        help.push(UTF8_HELP.to_string());
+    }
+    help
+}
+
+/// The names of columns as a value of a setting.
+fn list(columns: &[&&SurveyedColumn]) -> String {
+    let names: Vec<_> = columns.iter().map(|column| column.name.as_str()).collect();
+    let names = names.join(",");
+    let is_plain = |character: char| character.is_alphanumeric() || "_-.,".contains(character);
+    match names.chars().all(is_plain) {
+        true => names,
+        false => format!("'{names}'"),
+    }
+}
+
+/// A few columns described, and how many more there are.
+fn described(columns: &[&SurveyedColumn], describe: impl Fn(&SurveyedColumn) -> String) -> String {
+    let some = columns
+        .iter()
+        .take(DESCRIBED)
+        .map(|column| describe(column));
+    let some = some.collect::<Vec<_>>().join(", ");
+    let (count, more) = (columns.len(), columns.len().saturating_sub(DESCRIBED));
+    let more = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
+    format!(
+        "{count} column{}: {some}{more}",
+        if count == 1 { "" } else { "s" }
+    )
+}
+
+impl SurveyedColumn {
+    /// Whether its texts may be categories without being named.
+    fn may_be_categories(&self) -> bool {
+        let has_few = self.values.is_some() && self.texts >= self.numbers;
+        has_few && !self.is_nearly_unique() && !self.are_written()
+    }
+
+    /// Whether so many of its values are different that categories say nothing.
+    fn is_nearly_unique(&self) -> bool {
+        let different = self.values.as_ref().map_or(0, HashSet::len) as u64;
+        guess::are_nearly_unique(different, self.texts + self.numbers)
+    }
+
+    /// Whether most texts are numbers or dates that are written otherwise than programs read them.
+    fn are_written(&self) -> bool {
+        2 * self.written_texts > self.texts
+    }
+
+    fn describe_texts(&self) -> String {
+        let first = self.first_text.as_deref().unwrap_or_default();
+        let cells = self.texts + self.numbers;
+        let what = match (&self.bad_value, self.numbers, &self.values) {
+            (Some(BadValue::NotUtf8(which)), ..) => format!("not UTF-8: {which}"),
+            (Some(BadValue::TooLong(place)), 0, _) => {
+                format!("more than {VALUE_BYTES_MAX} bytes in {place}")
+            }
+            (_, 1.., _) => format!("{} of {cells} cells", self.texts),
+            (_, 0, Some(values)) if self.is_nearly_unique() => {
+                format!("{} different in {cells} cells", values.len())
+            }
+            (_, 0, Some(values)) => format!("{} different", values.len()),
+            (_, 0, None) => format!("more than {} different", self.values_max),
+        };
+        let what = match self.written.filter(|_| self.are_written()) {
+            Some(written) => format!("{}, {what}", written.name()),
+            None => what,
+        };
+        format!("\"{}\" ({what}, the first in {first})", self.name)
+    }
+
+    fn describe_missing(&self) -> String {
+        let first = self.first_missing.as_deref().unwrap_or_default();
+        format!("\"{}\" ({}, the first in {first})", self.name, self.missing)
+    }
+
+    /// The different values, sorted by their bytes.
+    fn sorted_values(&self) -> Option<Vec<String>> {
+        let mut values: Vec<String> = self.values.iter().flatten().cloned().collect();
+        values.sort_unstable();
+        self.values.as_ref().and(Some(values))
+    }
+
+    fn add_value(&mut self, text: &[u8], place: &dyn Fn() -> String) {
+        let Some(values) = &mut self.values else {
+            return;
+        };
+        match std::str::from_utf8(text) {
+            Ok(text) if values.contains(text) => return,
+            Ok(text) if text.len() > VALUE_BYTES_MAX => {
+                self.bad_value = Some(BadValue::TooLong(place()));
+            }
+            Ok(text) if values.len() < self.values_max => {
+                values.insert(text.to_string());
+                return;
+            }
+            Ok(_) => {}
+            Err(_) => {
+                let shown: String = text.escape_ascii().take(40).map(char::from).collect();
+                let which = format!("\"{shown}\" in {}", place());
+                self.bad_value = Some(BadValue::NotUtf8(which));
+            }
+        }
+        self.values = None;
+    }
+}
+
+/// The plan of surveyed columns: those in `categorical` have categories, and if it has `AUTO`, also
+/// those of texts.
+pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Result<Vec<ColumnPlan>> {
+    let is_auto = categorical.iter().any(|name| name == AUTO);
+    let categorical: HashSet<&String> = categorical.iter().collect();
+    let mut refused = Vec::new();
+    let mut plan = Vec::new();
+    for column in &survey.columns {
+        let is_named = categorical.contains(&column.name);
+        let is_texts = is_auto && column.texts > 0;
+        let is_refused = match is_named {
+            true => column.values.is_none(),
+            false => is_texts && !column.may_be_categories(),
+        };
+        if is_refused {
+            refused.push(column);
+        }
+        let values = (is_named || is_texts)
+            .then(|| column.sorted_values())
+            .flatten();
+        plan.push(ColumnPlan {
+            name: column.name.clone(),
+            values,
+        });
+    }
+    if refused.is_empty() {
+        return Ok(plan);
+    }
+    let what = described(&refused, SurveyedColumn::describe_texts);
+    let names = list(&refused.iter().collect::<Vec<_>>());
+    let mut help = how_to_write(&refused);
+    help.push(format!(
+        "leave these out with `drop` {names}, or correct the texts if these are columns of numbers"
+    ));
+    if is_auto && refused.iter().all(|column| column.bad_value.is_none()) {
+        help.push(format!(
+            "to encode their texts as they are: `categorical` {AUTO},{names}"
+        ));
+    }
+    Err(Error::Data(format!(
+        "{path}: expected categories: at most {AUTO_VALUES_MAX} different texts (or {NAMED_VALUES_MAX} in a column that \
+         `categorical` names) of at most {VALUE_BYTES_MAX} bytes each, in UTF-8, that are neither numbers nor dates, nor \
+         different in nearly every row; got {what}; help: {}",
+        help.join("; ")
+    )))
+}

@@ -1,0 +1,139 @@
+//! Every rule by which something about data is guessed, with its threshold and the reason for it. A
+//! guess that changes what is trained is printed, and a suspicious one is refused with the setting
+//! that decides it. The rules are pure: callers count, and write the messages.
+
+use std::collections::BTreeSet;
+
+use crate::task::{CLASSES_MAX, TaskKind};
+
+/// One label in so many, or fewer, is odd among others of another kind: 5% is more than typing
+/// errors and marks of missing values usually are, and less than a class that matters.
+const ODD: u64 = 20;
+/// A class number is far from the others only beyond this: a scale from 1 to 10 may lack its
+/// middle.
+const FAR: u64 = 9;
+/// So many classes are fine for any number of rows.
+const CLASSES: u64 = 100;
+/// More of them need so many rows each: with fewer the labels are prices or names.
+const ROWS_OF_A_CLASS: u64 = 10;
+/// More classes than this with one row each are no classes: small examples have fewer.
+const SINGLE: u64 = 20;
+/// The most different texts of a column that is categorical without being named: each becomes a
+/// feature.
+pub(crate) const AUTO_VALUES_MAX: usize = 256;
+/// With fewer f32 steps between the ends of a column, four of its bits are left.
+const STEPS_MIN: f64 = 16.0;
+/// Targets with a larger mean or deviation take an optimizer's usual steps long to reach.
+const TARGETS_MAX: f32 = 100.0;
+
+/// Whether labels are classes: as asked for, else texts and whole numbers are, floats are not.
+pub(crate) fn are_classes(task: Option<TaskKind>, any_float: bool) -> bool {
+    match task {
+        Some(task) => task == TaskKind::Classification,
+        None => !any_float,
+    }
+}
+
+/// The label among the columns of a table: the last one that is nothing else.
+pub(crate) fn label_column<'a>(
+    columns: &'a [String],
+    is_other: impl Fn(&str) -> bool,
+) -> Option<&'a String> {
+    columns.iter().rev().find(|name| !is_other(name))
+}
+
+/// Whether class numbers are names: they do not begin with 0, as 1 to 3 or -1 and 1. -1, 0 and 1
+/// are classes too, while a single -3 among classes from 0 on is a mistake.
+pub(crate) fn are_names(numbers: &BTreeSet<i64>) -> bool {
+    let mut pairs = numbers.iter().zip(numbers.iter().skip(1));
+    let has_gap = pairs.any(|(a, b)| b.abs_diff(*a) > 1);
+    numbers.first() != Some(&0) && !(numbers.contains(&0) && has_gap)
+}
+
+/// Whether so few of all rows are odd.
+pub(crate) fn are_odd(count: u64, rows: u64) -> bool {
+    count * ODD < rows
+}
+
+/// The class number that likely stands for a missing label, and the range of the others: 99 or -1
+/// among 0 to 2. It is the least or the greatest, rare, and far away or the only negative one.
+/// `classes` are sorted; each has its number of rows.
+pub(crate) fn odd_class(classes: &[(i64, u64)], rows: u64) -> Option<((i64, u64), (i64, i64))> {
+    let [least, .., greatest] = classes else {
+        return None;
+    };
+    let (above, below) = (&classes[1..], &classes[..classes.len() - 1]);
+    let ends = [(least, above), (greatest, below)].into_iter();
+    let ends = ends.filter(|(_, others)| others.len() > 1);
+    ends.map(|(odd, others)| (*odd, (others[0].0, others[others.len() - 1].0)))
+        .find(|((odd, count), (first, last))| {
+            let gap = odd.abs_diff(*first).min(odd.abs_diff(*last));
+            let is_far = gap > last.abs_diff(*first).max(FAR);
+            (is_far || *odd < 0 && *first >= 0) && are_odd(*count, rows)
+        })
+}
+
+/// Whether so many classes in so many rows are none.
+pub(crate) fn are_too_many(classes: u64, rows: u64) -> bool {
+    let are_many = classes > CLASSES && classes * ROWS_OF_A_CLASS > rows;
+    are_many || classes > SINGLE && classes == rows
+}
+
+/// Whether numbers with so many different whole ones look like classes, with a few fractions among
+/// them by mistake.
+pub(crate) fn look_like_classes(different: u64, fractions: u64, rows: u64) -> bool {
+    let are_few = different <= CLASSES.max(rows / ROWS_OF_A_CLASS);
+    different < CLASSES_MAX as u64 && are_few && are_odd(fractions, rows)
+}
+
+/// Whether so many values of so many cells are different that categories say nothing: nine of ten.
+pub(crate) fn are_nearly_unique(different: u64, cells: u64) -> bool {
+    different > SINGLE && different * 10 > 9 * cells
+}
+
+/// Whether the first line of a table, with these numbers in so many cells, is a row rather than
+/// names, so that a row would be lost: half of it are numbers. Numbers in even steps beside a text
+/// are names: 0, 1, 2 … as pandas writes them, years, wavelengths.
+pub(crate) fn looks_like_a_row(numbers: &[f64], cells: usize) -> bool {
+    if numbers.is_empty() || 2 * numbers.len() < cells {
+        return false;
+    }
+    let step = (numbers[numbers.len() - 1] - numbers[0]) / (numbers.len() as f64 - 1.0);
+    let is_even = |pair: &[f64]| (pair[1] - pair[0] - step).abs() <= 0.01 * step;
+    let has_text = numbers.len() < cells;
+    !(numbers.len() >= 3 && has_text && step > 0.0 && numbers.windows(2).all(is_even))
+}
+
+/// Whether f32 can hardly tell numbers between these ends apart, where its steps are so large.
+/// `slack`: steps by which the ends may be off.
+pub(crate) fn are_too_close(least: f64, greatest: f64, step: f64, slack: f64) -> bool {
+    greatest - least < (STEPS_MIN + slack) * step
+}
+
+/// Whether targets with this mean and deviation are hard to learn as they are.
+pub(crate) fn are_large_targets(mean: f32, deviation: f32) -> bool {
+    mean.abs().max(deviation) > TARGETS_MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rare_class_far_from_the_others_is_odd() {
+        let odd = |classes: &[(i64, u64)]| odd_class(classes, 1000).map(|(odd, _)| odd.0);
+        assert_eq!(odd(&[(0, 500), (1, 499), (99, 1)]), Some(99));
+        assert_eq!(odd(&[(-1, 1), (0, 500), (1, 499)]), Some(-1));
+        assert_eq!(odd(&[(1, 500), (2, 499), (11, 1)]), None);
+        assert_eq!(odd(&[(1, 500), (2, 499), (12, 1)]), Some(12));
+        assert_eq!(odd(&[(1, 400), (2, 300), (99, 300)]), None);
+        assert_eq!(odd(&[(0, 999), (99, 1)]), None);
+    }
+
+    #[test]
+    fn numbers_that_do_not_begin_with_0_are_names() {
+        let names = |numbers: &[i64]| are_names(&numbers.iter().copied().collect());
+        assert!(names(&[1, 2, 3]) && names(&[-1, 1]) && names(&[-1, 0, 1]));
+        assert!(!names(&[0, 1, 2]) && !names(&[-3, 0, 1]));
+    }
+}

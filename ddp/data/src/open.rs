@@ -1,0 +1,550 @@
+//! Opens the files that were found: files of one kind, as one run of rows of features and one of
+//! labels.
+//!
+//! The label of a table is a column, that of a file with several arrays one of them; a file with
+//! one array needs a second file, which IDX files have beside them. All files use the names of
+//! columns and of the label of the first one.
+
+mod columns;
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ddp_kernels::mapped::{Identity, Mapped};
+
+use crate::array_names::{self, WantedArrays};
+use crate::error::{Error, Result};
+use crate::feature_plan::ColumnPlan;
+use crate::files::table::{self, TableRequest};
+use crate::files::{self, Array, Contents, OddCells, listed};
+use crate::labels::{FileLabels, Labels};
+use crate::request::Trained;
+use crate::resolve::{FoundFiles, LabelPlace, Wanted, mismatched};
+use crate::rows::Rows;
+use crate::task::{LabelName, TaskKind};
+
+/// Open files of features and labels.
+#[derive(Debug)]
+pub(crate) struct Source {
+    /// The setting that names them, and what it says.
+    pub(crate) setting: &'static str,
+    pub(crate) path: String,
+    pub(crate) features: Rows,
+    pub(crate) labels: Option<Labels>,
+    /// The name of the labels in their first file.
+    pub(crate) label: Option<LabelName>,
+    /// The files of the features.
+    paths: Vec<PathBuf>,
+    /// The names of the features.
+    pub(crate) columns: Option<Vec<String>>,
+    /// The columns or arrays of the first file that are neither features nor the label.
+    pub(crate) left_out: Vec<String>,
+    /// The columns of a table that they come from, unless each is a column of numbers.
+    pub(crate) plan: Option<Vec<ColumnPlan>>,
+    /// Cells of tables without a number or category of their own, by column.
+    pub(crate) odd_cells: Vec<OddCells>,
+    /// Whether the user named files that hold only labels.
+    pub(crate) has_label_files: bool,
+    /// The user's files that are read in place: if one changes, the data change.
+    pub(crate) watched: Vec<Arc<Mapped>>,
+}
+
+impl Source {
+    /// Whether the files are tables.
+    pub(crate) fn is_table(&self) -> bool {
+        files::is_table(&self.paths[0])
+    }
+
+    /// The name of the first file of features, for messages.
+    pub(crate) fn place(&self) -> &str {
+        self.features.arrays()[0].name()
+    }
+
+    /// The name of a feature, for messages.
+    pub(crate) fn feature(&self, index: usize) -> String {
+        let name = self.columns.as_ref().map(|names| names[index].clone());
+        name.unwrap_or_else(|| index.to_string())
+    }
+
+    /// A file whose rows are among these, too.
+    pub(crate) fn shared_with(&self, other: &Source) -> Option<&str> {
+        let real = |path: &PathBuf| fs::canonicalize(path).ok();
+        let others: Vec<_> = other.paths.iter().map(real).collect();
+        // Each model has its own copy of a table.
+        let is_in = |index: usize, array: &Array| match self.is_table() {
+            true => others.contains(&real(&self.paths[index])),
+            false => other.features.arrays().iter().any(|own| own.is_same(array)),
+        };
+        let mut arrays = self.features.arrays().iter().enumerate();
+        let shared = arrays.find(|(index, array)| is_in(*index, array));
+        shared.map(|(_, array)| array.name())
+    }
+
+    /// Tells the files of this rank from other ones: equal on ranks that have the same files open.
+    pub(crate) fn identity(&self) -> String {
+        let labels = self.labels.iter();
+        let labels = labels.flat_map(|labels| labels.rows_of_numbers().arrays());
+        identity_of(self.features.arrays().iter().chain(labels))
+    }
+
+    /// What has to be alike on all ranks, each with its name.
+    pub(crate) fn traits(&self) -> Result<Vec<(String, String)>> {
+        let names = self.labels.as_ref().and_then(Labels::class_names);
+        let labels = match (&self.labels, names) {
+            (None, _) => "none".to_string(),
+            (Some(_), Some(_)) => "texts".into(),
+            (Some(labels), None) if labels.are_classes() => "classes".into(),
+            (Some(labels), None) => format!("{} numbers a row", labels.width()),
+        };
+        let name = match &self.label {
+            Some(LabelName::Column(name) | LabelName::Array(name)) => name,
+            None => "without a name",
+        };
+        let features = &self.features;
+        let files: Vec<&str> = features.arrays().iter().map(Array::name).collect();
+        let values = [
+            ("the number of files", files.len().to_string()),
+            ("the files", files.join("\n")),
+            ("the number of rows", features.rows().to_string()),
+            ("the number of features", features.width().to_string()),
+            ("the type of features", features.element()?.to_string()),
+            (
+                "the columns",
+                self.columns.as_deref().unwrap_or_default().join("\n"),
+            ),
+            ("the label", name.to_string()),
+            ("the labels", labels),
+            ("the classes", names.unwrap_or_default().join("\n")),
+        ];
+        let of_files = |what: &str| format!("{what} of `{}` {}", self.setting, self.path);
+        Ok(values.map(|(what, value)| (of_files(what), value)).into())
+    }
+}
+
+/// Tells the files of these arrays from other ones. The number of a file system is left out, since
+/// it differs between hosts that share it.
+pub(crate) fn identity_of<'a>(arrays: impl Iterator<Item = &'a Array>) -> String {
+    let identities = arrays.map(|array| Identity {
+        device: 0,
+        ..array.mapped().identity()
+    });
+    identities.map(|identity| format!("{identity:?}")).collect()
+}
+
+/// One file of features, with its labels if it has them.
+struct Part {
+    features: Array,
+    labels: Option<FileLabels>,
+    columns: Option<Vec<String>>,
+    left_out: Vec<String>,
+    odd_cells: Vec<OddCells>,
+}
+
+/// What is known of columns and label, by the model or by the first file.
+struct Opening<'a> {
+    files: &'a FoundFiles<'a>,
+    wanted: &'a Wanted<'a>,
+    /// The names of the features, in this order.
+    columns: Option<Vec<String>>,
+    /// The columns of tables that they come from.
+    plan: Option<Vec<ColumnPlan>>,
+    label: Option<LabelName>,
+}
+
+/// Opens all of it. Only headers are read, unless files have to be converted first. `task` is what
+/// the user says of the labels.
+pub(crate) fn open(files: &FoundFiles<'_>, task: Option<TaskKind>) -> Result<Source> {
+    let wanted = &files.wanted;
+    let model = wanted.model;
+    let mut opening = Opening {
+        files,
+        wanted,
+        columns: model.and_then(|model| model.columns.clone()),
+        plan: match model {
+            Some(model) => model.plan.columns.clone(),
+            None => wanted.plan.clone(),
+        },
+        label: model.and_then(|model| model.label.clone()),
+    };
+    if model.is_none() && opening.plan.is_none() {
+        opening.plan = opening.plan_of_settings()?;
+    }
+    let mut parts = Vec::with_capacity(files.paths.len());
+    for path in &files.paths {
+        let part = match files::is_table(path) {
+            true => opening.table(path)?,
+            false => opening.arrays(path)?,
+        };
+        opening.columns = opening.columns.or_else(|| part.columns.clone());
+        let name = part.labels.as_ref().and_then(FileLabels::name);
+        opening.label = name.or(opening.label);
+        parts.push(part);
+    }
+    let (label_files, part_of_each) = files.labels.files();
+    let mut labels = match label_files {
+        [] => parts
+            .iter_mut()
+            .filter_map(|part| part.labels.take())
+            .collect(),
+        files => opening.label_files(files, part_of_each)?,
+    };
+    let features: Vec<Array> = parts.iter().map(|part| part.features.clone()).collect();
+    opening.check_labels(&features, &labels)?;
+    opening.agree_on_texts(&mut labels)?;
+    let given: HashSet<&Path> = files
+        .paths
+        .iter()
+        .chain(label_files)
+        .map(|path| &**path)
+        .collect();
+    let arrays = features
+        .iter()
+        .chain(labels.iter().map(|labels| &labels.array));
+    let mapped = arrays.map(Array::mapped);
+    let watched = mapped
+        .filter(|file| given.contains(file.path()))
+        .cloned()
+        .collect();
+    let label = labels.first().and_then(FileLabels::name);
+    let labels = match (&files.labels, model) {
+        (LabelPlace::Unwanted, _) => None,
+        (_, Some(model)) => Some(Labels::of_task(labels, &model.task)?),
+        (_, None) => Some(Labels::new(labels, task)?),
+    };
+    let mut odd_cells = Vec::new();
+    for part in &mut parts {
+        OddCells::add(std::mem::take(&mut part.odd_cells), &mut odd_cells);
+    }
+    let is_categorical = |plan: &Vec<ColumnPlan>| plan.iter().any(ColumnPlan::is_categorical);
+    let first = parts.swap_remove(0);
+    let source = Source {
+        setting: wanted.setting,
+        path: wanted.spec.path.clone(),
+        features: Rows::new(features)?,
+        labels,
+        label,
+        paths: files.paths.clone(),
+        columns: first.columns,
+        left_out: first.left_out,
+        plan: opening.plan.filter(is_categorical),
+        odd_cells,
+        has_label_files: matches!(files.labels, LabelPlace::Files(..)),
+        watched,
+    };
+    source.features.element()?;
+    model.map_or(Ok(()), |model| check_width(&source, model))?;
+    Ok(source)
+}
+
+/// An error if the model cannot take these rows.
+fn check_width(source: &Source, model: &Trained) -> Result<()> {
+    let expected = model.row_shape.iter().product::<usize>();
+    let (place, got) = (source.place(), source.features.width());
+    let (like, help) = match source.setting {
+        "data" => ("as the model was trained on", ""),
+        _ => (
+            "as those to train on have",
+            "; help: give rows of the same shape as `val-data`",
+        ),
+    };
+    match expected == got {
+        true => Ok(()),
+        false => Err(Error::Data(format!(
+            "{place}: expected {expected} features a row, {like}, got {got}{help}"
+        ))),
+    }
+}
+
+impl Opening<'_> {
+    /// A table: its columns except the label.
+    fn table(&self, path: &Path) -> Result<Part> {
+        let features = self.feature_columns()?;
+        let names = features.iter().flatten();
+        let names: HashSet<&str> = names.map(|plan| &*plan.name).collect();
+        let mut left_out = table::columns(path)?;
+        let label = match &self.files.labels {
+            LabelPlace::Named(name) => Some(name.clone()),
+            LabelPlace::Default => Some(self.label_column(path, &left_out, &names)?),
+            _ => None,
+        };
+        let labels = label.as_ref();
+        let labels = labels.map_or(Vec::new(), |label| table::label_names(&left_out, label));
+        if let Some(label) = labels.iter().find(|label| names.contains(**label)) {
+            return Err(Error::Usage(format!(
+                "`{}` {label}: the label must not be a feature of {} as well: a model that sees it learns \
+                 nothing; help: give another label, or other features as in `{}` {}#a,b",
+                self.wanted.labels_setting(),
+                path.display(),
+                self.wanted.setting,
+                self.wanted.spec.path
+            )));
+        }
+        left_out.retain(|name| !labels.contains(&&**name) && !names.contains(&**name));
+        let count = features.as_ref().map_or(left_out.len(), Vec::len);
+        let may_hold_label = features.is_none() && self.files.labels == LabelPlace::Unwanted;
+        self.check_unnamed(path, count, may_hold_label)?;
+        let contents = table::open(
+            path,
+            &TableRequest {
+                label: label.as_deref(),
+                features: features.as_deref(),
+                allows_missing: self.wanted.allows_missing,
+                labels_are_texts: false,
+                is_for_model: self.wanted.model.is_some(),
+                cache_dir: self.wanted.cache_dir,
+            },
+        )?;
+        if features.is_none() {
+            left_out.clear();
+        }
+        let labels = label.map(|label| labels_of(path, &contents, label));
+        Ok(Part {
+            features: array_of(&contents, path, "features")?,
+            labels: labels.transpose()?,
+            columns: contents.columns,
+            left_out,
+            odd_cells: contents.odd_cells,
+        })
+    }
+
+    /// An error if `count` columns of a table are not the features of a model that was trained on
+    /// rows without names, or may be something else.
+    fn check_unnamed(&self, path: &Path, count: usize, may_hold_label: bool) -> Result<()> {
+        let (Some(model), None) = (self.wanted.model, &self.columns) else {
+            return Ok(());
+        };
+        let width: usize = model.row_shape.iter().product();
+        let what = match may_hold_label {
+            _ if count != width => format!(
+                "{width} columns of features, as many as the model was trained on, got {count}"
+            ),
+            true => "the names of the features, since the model was trained on rows without names, got a table that may hold \
+                 the label as well"
+                .into(),
+            false => return Ok(()),
+        };
+        let (path, setting) = (path.display(), self.wanted.setting);
+        Err(Error::Data(format!(
+            "`{setting}` {path}: expected {what}; help: name the columns in the model's order, as in {path}#a,b"
+        )))
+    }
+
+    /// A file of arrays.
+    fn arrays(&self, path: &Path) -> Result<Part> {
+        let mut contents = files::open(path, self.wanted.cache_dir)?;
+        let wanted = WantedArrays {
+            features: self.wanted.spec.part.as_deref(),
+            labels: self.files.labels.name(),
+            labels_elsewhere: match &self.label {
+                Some(LabelName::Array(name)) => Some(name),
+                _ => None,
+            },
+            looks_for_labels: self.files.labels == LabelPlace::Default,
+            to_evaluate: self.wanted.model.is_some(),
+        };
+        let (features, labels) = array_names::arrays(&contents, path, wanted)?;
+        if labels.is_none() && wanted.looks_for_labels {
+            let or_name = match contents.arrays.len() {
+                1 => "",
+                _ => ", or '#NAME' for an array of this file",
+            };
+            return Err(Error::Usage(format!(
+                "`{}` {}: expected labels in the file, got {}; help: give `{}` FILE{or_name}",
+                self.wanted.setting,
+                path.display(),
+                array_names::listed(&contents),
+                self.wanted.labels_setting()
+            )));
+        }
+        let others = contents.arrays.iter().enumerate();
+        let others = others.filter(|(index, _)| *index != features && Some(*index) != labels);
+        let left_out = others.map(|(_, array)| array.key().to_string()).collect();
+        let names = contents.classes.take();
+        let labels = labels.map(|index| FileLabels::new(&contents.arrays[index], names));
+        let features = contents.arrays.swap_remove(features);
+        // They may be the names of another array.
+        let columns = contents
+            .columns
+            .filter(|columns| columns.len() == features.row_elements());
+        match (&self.columns, &columns) {
+            (Some(expected), Some(got)) if expected != got => Err(Error::Data(format!(
+                "{}: expected the columns that the model was trained on, in their order: {}; help: save them in that order, or \
+                 give a table, whose columns are found by their names",
+                path.display(),
+                difference(expected, got)
+            ))),
+            _ => Ok(Part {
+                features,
+                labels,
+                columns,
+                left_out,
+                odd_cells: Vec::new(),
+            }),
+        }
+    }
+
+    /// Files that hold only labels. All have the name of the first one.
+    fn label_files(&mut self, files: &[PathBuf], part: Option<&str>) -> Result<Vec<FileLabels>> {
+        let mut all = Vec::with_capacity(files.len());
+        for path in files {
+            let labels = match files::is_table(path) {
+                true => {
+                    let column = match part {
+                        Some(name) => name.to_string(),
+                        None => self.only_column(path)?,
+                    };
+                    self.column_of_labels(path, column, false)?
+                }
+                false => {
+                    let contents = files::open(path, self.wanted.cache_dir)?;
+                    let to_evaluate = self.wanted.model.is_some();
+                    let index = array_names::labels_alone(&contents, path, part, to_evaluate)?;
+                    FileLabels::new(&contents.arrays[index], contents.classes)
+                }
+            };
+            self.label = labels.name().or(self.label.take());
+            all.push(labels);
+        }
+        Ok(all)
+    }
+
+    /// One column of a table as labels.
+    fn column_of_labels(&self, path: &Path, column: String, are_texts: bool) -> Result<FileLabels> {
+        let request = TableRequest {
+            label: Some(&column),
+            features: Some(&[]),
+            labels_are_texts: are_texts,
+            cache_dir: self.wanted.cache_dir,
+            ..TableRequest::default()
+        };
+        labels_of(path, &table::open(path, &request)?, column)
+    }
+
+    /// If the labels of one table are texts, those of all tables are, as within one table.
+    fn agree_on_texts(&self, labels: &mut [FileLabels]) -> Result<()> {
+        let are_numbers = |labels: &FileLabels| labels.names.is_none();
+        let model = self.wanted.model.and_then(|model| model.task.classes());
+        // Even if all could be numbers.
+        let learned_texts = model
+            .is_some_and(|classes| classes.texts().is_some() && classes.whole_names().is_none());
+        if !learned_texts && labels.iter().all(are_numbers) {
+            return Ok(());
+        }
+        for labels in labels.iter_mut().filter(|labels| are_numbers(labels)) {
+            if let Some((path, column)) = labels.column.clone() {
+                *labels = self.column_of_labels(&path, column, true)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that there are as many labels as rows, in all if one file has them, else file by
+    /// file, and that no array is both.
+    fn check_labels(&self, features: &[Array], labels: &[FileLabels]) -> Result<()> {
+        let given = format!("`{}` {}", self.wanted.setting, self.wanted.spec.path);
+        let setting = self.wanted.labels_setting();
+        let check = |labels: &FileLabels, name: &str, rows: u64| {
+            let (name_of_labels, got) = (labels.array.name(), labels.array.rows());
+            match got == rows {
+                true => Ok(()),
+                false => Err(Error::Data(format!(
+                    "{name_of_labels}: expected a label for each of the {rows} rows of {name}, got {got}; help: give the \
+                     labels of these rows, in their order"
+                ))),
+            }
+        };
+        match (labels, features) {
+            ([], _) => {}
+            ([labels], [_, _, ..]) => {
+                // `Rows::new` refuses a sum that does not fit.
+                let rows = features
+                    .iter()
+                    .map(Array::rows)
+                    .fold(0, u64::saturating_add);
+                check(labels, &given, rows)?;
+            }
+            _ if labels.len() != features.len() => {
+                return Err(Error::Data(format!(
+                    "`{setting}`: expected one file of labels, or one for each of the {} files of {given}, got {}",
+                    features.len(),
+                    labels.len()
+                )));
+            }
+            _ => {
+                for (labels, features) in labels.iter().zip(features) {
+                    check(labels, features.name(), features.rows())?;
+                }
+            }
+        }
+        if let (LabelPlace::Files(files, _), [_, _, ..]) = (&self.files.labels, labels) {
+            let features = features.iter().map(|array| array.name().to_string());
+            let files = files.iter().map(|path| path.display().to_string());
+            let (features, files): (Vec<_>, Vec<_>) = (features.collect(), files.collect());
+            if let Some(index) = mismatched(&features, &files) {
+                return Err(Error::Data(format!(
+                    "`{setting}` {}: expected labels with the number of their features, {}; help: files are sorted by their \
+                     names as texts: give both the same numbers, with leading zeros",
+                    files[index], features[index]
+                )));
+            }
+        }
+        let mut labels = labels.iter().map(|labels| &labels.array);
+        let is_feature = |label: &&Array| features.iter().any(|array| array.is_same(label));
+        match labels.find(is_feature) {
+            None => Ok(()),
+            Some(label) => Err(Error::Usage(format!(
+                "`{setting}` {}: expected other numbers than the features of `{}`, got the same ones: a model that sees its \
+                 labels learns nothing; help: give another file or array",
+                label.name(),
+                self.wanted.setting
+            ))),
+        }
+    }
+
+    /// The error of a table without the label of the other files.
+    fn no_label(&self, path: &Path, name: &str, columns: &[String]) -> Error {
+        Error::Data(format!(
+            "{}: expected labels in a column \"{name}\", as in the other files for this model, got the columns {}; \
+             help: if they have another name, give `{}` '#COLUMN' or FILE#COLUMN; a file without labels can only be \
+             predicted",
+            path.display(),
+            listed(columns),
+            self.wanted.labels_setting()
+        ))
+    }
+}
+
+/// The labels of a converted table, from this column.
+fn labels_of(path: &Path, contents: &Contents, column: String) -> Result<FileLabels> {
+    Ok(FileLabels {
+        array: array_of(contents, path, "labels")?,
+        names: contents.classes.clone(),
+        column: Some((path.into(), column)),
+    })
+}
+
+/// The features or labels of a converted table.
+fn array_of(contents: &Contents, path: &Path, key: &str) -> Result<Array> {
+    let path = path.display();
+    match contents.find(key) {
+        Ok(Some(array)) => Ok(array.clone()),
+        Ok(None) => Err(Error::Data(format!(
+            "{path}: no columns of {key} are left; help: leave out fewer columns"
+        ))),
+        Err(why) => Err(Error::Data(format!("{path}: {why}"))),
+    }
+}
+
+/// How two lists of columns differ.
+fn difference(expected: &[String], got: &[String]) -> String {
+    let mut pairs = expected.iter().zip(got);
+    match pairs.position(|(expected, got)| expected != got) {
+        Some(index) => {
+            let (expected, got) = (&expected[index], &got[index]);
+            format!("column {}: expected {expected:?}, got {got:?}", index + 1)
+        }
+        None => format!("expected {} columns, got {}", expected.len(), got.len()),
+    }
+}

@@ -1,0 +1,383 @@
+//! From names to files: which files a name means, and where the labels of their rows are.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use glob::MatchOptions;
+
+use crate::error::{Error, Result};
+use crate::feature_plan::{ColumnPlan, TableSettings};
+use crate::files::{self, gzip, table, tokens};
+use crate::request::Trained;
+use crate::spec::FilesSpec;
+
+const HELP: &str = "help: give a file, a folder of files, a pattern, or built-in data: glyphs, synthetic:classification, \
+                    synthetic:regression";
+
+/// Words in names that say what rows are for.
+const PURPOSES: [&[&str]; 3] = [
+    &["train", "training"],
+    &["test", "testing", "t10k"],
+    &["val", "valid", "validation", "dev", "eval"],
+];
+
+/// Which rows are wanted, and for what.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted<'a> {
+    /// The setting that names the files, for messages.
+    pub(crate) setting: &'static str,
+    pub(crate) spec: &'a FilesSpec,
+    /// What the user says of the labels: `#NAME`, the name of a column or an array, or files.
+    pub(crate) labels: Option<&'a str>,
+    /// Which columns of tables become features, and how.
+    pub(crate) table: &'a TableSettings,
+    /// The columns of tables that features come from, if known.
+    pub(crate) plan: Option<Vec<ColumnPlan>>,
+    /// The model that the rows are for, or what was learned from the rows that are trained on.
+    pub(crate) model: Option<&'a Trained>,
+    /// Whether numbers in tables may be missing.
+    pub(crate) allows_missing: bool,
+    pub(crate) cache_dir: Option<&'a Path>,
+}
+
+impl Wanted<'_> {
+    /// The setting that names the labels.
+    pub(crate) fn labels_setting(&self) -> &'static str {
+        match self.setting {
+            "data" => "labels",
+            _ => "val-labels",
+        }
+    }
+
+    /// The columns that the name of the data has: `table.csv#a,b`.
+    pub(crate) fn named_columns(&self) -> Option<Vec<String>> {
+        let part = self.spec.part.as_ref()?;
+        let names = part.split(',').map(|name| name.trim().to_string());
+        Some(names.collect())
+    }
+}
+
+/// Files that were found.
+#[derive(Clone, Debug)]
+pub(crate) struct FoundFiles<'a> {
+    pub(crate) wanted: Wanted<'a>,
+    pub(crate) paths: Vec<PathBuf>,
+    pub(crate) labels: LabelPlace,
+}
+
+/// Where labels are.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum LabelPlace {
+    /// In the usual place of the format.
+    Default,
+    /// In the column or array of this name.
+    Named(String),
+    /// In files that the user names; the second is the array or column in each.
+    Files(Vec<PathBuf>, Option<String>),
+    /// In files beside those of the features, one each.
+    Beside(Vec<PathBuf>),
+    /// They are not needed.
+    Unwanted,
+}
+
+impl LabelPlace {
+    /// The files that hold only labels, and the array or column in each.
+    pub(crate) fn files(&self) -> (&[PathBuf], Option<&str>) {
+        match self {
+            LabelPlace::Files(files, part) => (files, part.as_deref()),
+            LabelPlace::Beside(files) => (files, None),
+            _ => (&[], None),
+        }
+    }
+
+    /// The column or array that the user names.
+    pub(crate) fn name(&self) -> Option<&str> {
+        match self {
+            LabelPlace::Named(name) => Some(name),
+            _ => None,
+        }
+    }
+}
+
+/// Finds the files of features and of labels.
+pub(crate) fn resolve<'a>(wanted: &Wanted<'a>) -> Result<FoundFiles<'a>> {
+    let paths = files(&wanted.spec.path, wanted.setting)?;
+    let labels = match wanted.labels {
+        _ if wanted.model.is_some_and(|model| !model.needs_labels) => LabelPlace::Unwanted,
+        None => {
+            let beside = paths.iter().map(|path| labels_beside(path));
+            let beside: Option<Vec<PathBuf>> = beside.collect();
+            beside.map_or(LabelPlace::Default, LabelPlace::Beside)
+        }
+        Some(text) => match text.strip_prefix('#') {
+            Some(name) => LabelPlace::Named(name.to_string()),
+            None => named_or_files(wanted, text, &paths)?,
+        },
+    };
+    check_order(wanted, &labels, &paths)?;
+    Ok(FoundFiles {
+        wanted: wanted.clone(),
+        paths,
+        labels,
+    })
+}
+
+/// What `text` means. A column or an array of this name comes before a folder, since folders have
+/// many words as names.
+fn named_or_files(wanted: &Wanted<'_>, text: &str, paths: &[PathBuf]) -> Result<LabelPlace> {
+    let FilesSpec { path, part } = FilesSpec::split(text);
+    let ends_as_data = ending(Path::new(&path)).is_some();
+    let is_file = ends_as_data || Path::new(&path).exists();
+    if !is_file || !ends_as_data && has_part(wanted, &paths[0], text)? {
+        return Ok(LabelPlace::Named(text.to_string()));
+    }
+    let files = files(&path, wanted.labels_setting())?;
+    // The table of the features itself: its other columns are the features.
+    let real = |paths: &[PathBuf]| -> Option<Vec<PathBuf>> {
+        let real = paths.iter().map(|path| fs::canonicalize(path).ok());
+        real.collect()
+    };
+    if files::is_table(&paths[0]) && real(&files) == real(paths) {
+        return Ok(part.map_or(LabelPlace::Default, LabelPlace::Named));
+    }
+    Ok(LabelPlace::Files(files, part))
+}
+
+/// Whether the file has a column or an array of this name.
+fn has_part(wanted: &Wanted<'_>, path: &Path, name: &str) -> Result<bool> {
+    if files::is_table(path) {
+        return Ok(table::columns(path)?.iter().any(|column| column == name));
+    }
+    let arrays = files::open(path, wanted.cache_dir)?.arrays;
+    Ok(arrays.iter().any(|array| array.key() == name))
+}
+
+/// An error if the order of rows matters and these files, sorted by their names as texts, are not
+/// in the order of their numbers: `x-10` comes before `x-2`.
+fn check_order(wanted: &Wanted<'_>, labels: &LabelPlace, paths: &[PathBuf]) -> Result<()> {
+    let why = match labels {
+        LabelPlace::Files(files, _) if files.len() == 1 => "one file of labels",
+        LabelPlace::Unwanted => "rows that are written in this order",
+        _ => return Ok(()),
+    };
+    let numbers = |path: &PathBuf| -> (String, Vec<u64>) {
+        let name = path.display().to_string();
+        let rest = name.split(|character: char| character.is_ascii_digit());
+        let rest: Vec<&str> = rest.filter(|text| !text.is_empty()).collect();
+        (rest.join("0"), numbers(&name))
+    };
+    let is_turned = |pair: &&[PathBuf]| {
+        let (one, other) = (numbers(&pair[0]), numbers(&pair[1]));
+        one.0 == other.0 && one.1 > other.1
+    };
+    match paths.windows(2).find(is_turned) {
+        None => Ok(()),
+        Some(pair) => Err(Error::Data(format!(
+            "`{}` {}: expected files in the order of their numbers for {why}, got {} before {}; help: files are sorted by their \
+             names as texts: number them with leading zeros",
+            wanted.setting,
+            wanted.spec.path,
+            pair[0].display(),
+            pair[1].display()
+        ))),
+    }
+}
+
+/// The numbers in a name.
+fn numbers(name: &str) -> Vec<u64> {
+    let digits = name.split(|character: char| !character.is_ascii_digit());
+    let digits = digits.filter(|digits| !digits.is_empty());
+    digits
+        .map(|digits| digits.parse().unwrap_or(u64::MAX))
+        .collect()
+}
+
+/// The first file of labels whose number is not that of its features: sorted as texts, `x-02` would
+/// have the labels of `y-10`. Numbers that are the same in all names do not count.
+pub(crate) fn mismatched(features: &[String], labels: &[String]) -> Option<usize> {
+    let differing = |names: &[String]| -> Vec<Vec<u64>> {
+        let all: Vec<Vec<u64>> = names.iter().map(|name| numbers(name)).collect();
+        if all.iter().any(|numbers| numbers.len() != all[0].len()) {
+            return Vec::new();
+        }
+        let differs = |at: &usize| all.iter().any(|numbers| numbers[*at] != all[0][*at]);
+        let places: Vec<usize> = (0..all[0].len()).filter(differs).collect();
+        let of_name = |numbers: &Vec<u64>| places.iter().map(|&at| numbers[at]).collect();
+        all.iter().map(of_name).collect()
+    };
+    let (features, labels) = (differing(features), differing(labels));
+    let mut pairs = features.iter().zip(&labels);
+    pairs.position(|(one, other)| one.len() == other.len() && one != other)
+}
+
+/// The files that `path` means, sorted by name. `setting` is where it was given: `data`, `labels` …
+pub fn files(path: &str, setting: &str) -> Result<Vec<PathBuf>> {
+    let found = match fs::metadata(path) {
+        Ok(about) if about.is_dir() => in_folder(Path::new(path), setting)?,
+        Ok(_) => vec![path.into()],
+        Err(_) if path == "-" || path.contains("://") => {
+            return Err(Error::Usage(format!(
+                "`{setting}` {path}: expected a file, got a pipe or a URL; help: download or save it as a file first"
+            )));
+        }
+        Err(_) if path.contains(['*', '?', '[']) => matching(path, setting)?,
+        Err(error) => return Err(failed("open", path, setting, error)),
+    };
+    for packed in found.iter().filter(|path| gzip::is_packed(path)) {
+        let plain = packed.with_extension("");
+        if found.binary_search(&plain).is_ok() {
+            return Err(Error::Data(format!(
+                "`{setting}` {path}: expected every row once, got {} and {}; help: remove one, or give a pattern that \
+                 matches only one",
+                name_of(&plain),
+                packed.display()
+            )));
+        }
+    }
+    Ok(found)
+}
+
+fn failed(action: &'static str, path: &str, setting: &str, source: io::Error) -> Error {
+    Error::Io {
+        action,
+        path: path.into(),
+        source,
+        help: format!(
+            "it was given as `{setting}`: {}",
+            HELP.trim_start_matches("help: ")
+        ),
+    }
+}
+
+/// The files that match a pattern, as in a shell: hidden files have to be asked for.
+fn matching(pattern: &str, setting: &str) -> Result<Vec<PathBuf>> {
+    let options = MatchOptions {
+        require_literal_leading_dot: true,
+        ..MatchOptions::new()
+    };
+    let paths = glob::glob_with(pattern, options);
+    let paths = paths.map_err(|error| {
+        Error::Usage(format!(
+            "`{setting}` {pattern}: the pattern cannot be read: {error}; {HELP}"
+        ))
+    })?;
+    let mut found: Vec<PathBuf> = paths
+        .collect::<Result<_, _>>()
+        .map_err(|error| failed("open", pattern, setting, error.into()))?;
+    found.retain(|path| !path.is_dir());
+    if found.is_empty() {
+        let error = io::Error::new(ErrorKind::NotFound, "no file matches it");
+        return Err(failed("open", pattern, setting, error));
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// The files in a folder, which have to be of one kind. Other and hidden files are skipped.
+fn in_folder(folder: &Path, setting: &str) -> Result<Vec<PathBuf>> {
+    let shown = folder.display();
+    let failed = |error| failed("list the folder", &shown.to_string(), setting, error);
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if !name_of(&path).starts_with('.') && !path.is_dir() && ending(&path).is_some() {
+            found.push(path);
+        }
+    }
+    found.sort_unstable();
+    // Labels of IDX files are found from the images.
+    if found.iter().any(|path| is_idx(path)) {
+        found.retain(|path| !is_idx(path) || !name_of(path).contains("labels"));
+    }
+    let Some(first) = found.first() else {
+        let as_name = match setting.ends_with("labels") {
+            true => format!(", or '#{shown}' if it is the name of a column or an array"),
+            false => String::new(),
+        };
+        return Err(Error::Data(format!(
+            "`{setting}` {shown}: expected a folder with files that end in {}, got none; help: give another folder, or \
+             for texts a pattern, as in {shown}/*.txt{as_name}",
+            files::endings().collect::<Vec<_>>().join(", ")
+        )));
+    };
+    if let Some(other) = found.iter().find(|path| ending(path) != ending(first)) {
+        return Err(Error::Data(format!(
+            "`{setting}` {shown}: expected files of one kind in the folder, got {} and {}; help: give a pattern, \
+             as in {shown}/*.npy",
+            name_of(first),
+            name_of(other),
+        )));
+    }
+    check_purposes(&found, folder, setting)?;
+    Ok(found)
+}
+
+/// An error if names in a folder say that files are for different things, as `train` and `test` do.
+fn check_purposes(found: &[PathBuf], folder: &Path, setting: &str) -> Result<()> {
+    let of_purpose = |wanted: usize| found.iter().find(|path| purpose(path) == Some(wanted));
+    let mut some = (0..PURPOSES.len()).filter_map(of_purpose);
+    let (Some(one), Some(other)) = (some.next(), some.next()) else {
+        return Ok(());
+    };
+    let evaluate = match setting {
+        "data" | "labels" => format!(
+            " and, for evaluation, `val-{setting}` {}",
+            tokens::shown(other)
+        ),
+        _ => String::new(),
+    };
+    Err(Error::Usage(format!(
+        "`{setting}` {}: expected files for one purpose, got {} beside {}; help: give `{setting}` {}{evaluate}, or a pattern \
+         that matches both",
+        folder.display(),
+        name_of(other),
+        name_of(one),
+        tokens::shown(one),
+    )))
+}
+
+/// Which of `PURPOSES` a file is for, if its name says so.
+fn purpose(path: &Path) -> Option<usize> {
+    let name = name_of(path).to_ascii_lowercase();
+    let words = name.split(|character: char| !character.is_ascii_alphanumeric());
+    let of_word = |word: &str| {
+        let word = word.trim_end_matches(char::is_numeric);
+        PURPOSES.iter().position(|words| words.contains(&word))
+    };
+    let mut purposes = words.filter_map(of_word);
+    let first = purposes.next()?;
+    purposes.all(|other| other == first).then_some(first)
+}
+
+fn name_of(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+/// The ending that shows the kind of a file, without `.gz`; `None` if folders may have others.
+fn ending(path: &Path) -> Option<&'static str> {
+    let (_, ending) = files::named(path)?;
+    let is_read = files::endings().any(|known| known == ending);
+    is_read.then(|| ending.trim_start_matches(['.', '-']))
+}
+
+fn is_idx(path: &Path) -> bool {
+    ending(path).is_some_and(|ending| ending.starts_with("idx") || ending == "ubyte")
+}
+
+/// The labels beside images in IDX files: `train-images-idx3-ubyte` has `train-labels-idx1-ubyte`.
+fn labels_beside(path: &Path) -> Option<PathBuf> {
+    if !is_idx(path) {
+        return None;
+    }
+    let name = name_of(path);
+    let labels = name.replace("images", "labels");
+    let labels = labels.replace("idx3", "idx1").replace("idx4", "idx1");
+    let other = match labels.strip_suffix(".gz") {
+        Some(plain) => plain.to_string(),
+        None => format!("{labels}.gz"),
+    };
+    let mut names = [labels, other].into_iter().filter(|labels| *labels != name);
+    names.find_map(|labels| Some(path.with_file_name(labels)).filter(|path| path.exists()))
+}

@@ -1,0 +1,270 @@
+//! This rank's model in training. Its layers are on one device, or split over several: a stage for
+//! each, which a step does not see. What passes between the devices is in `split.rs`.
+
+use ddp_comm::Group;
+use ddp_data::Batch;
+use ddp_kernels::heartbeat::{self, Work};
+use ddp_kernels::ops::{self, StepMarks};
+use ddp_kernels::trace::{self, Label, Lane};
+use ddp_kernels::{DType, Tensor};
+use ddp_nn::Loss;
+
+use super::StepOptions;
+use super::scalars::StepScalars;
+use super::stage::{Part, Stage, StagePass};
+use crate::error::{Error, Result};
+
+/// What varies from step to step is sent to the device.
+const SCALARS: Label = Label::new(Lane::Copies, "send scalars");
+/// Scale, norm and marks of non-finite steps.
+const DECIDE: Label = Label::new(Lane::Optimizer, "clip");
+/// The optimizer's update.
+const UPDATE: Label = Label::new(Lane::Optimizer, "update");
+
+/// A model, its optimizer, and what sums its gradients over the ranks.
+#[derive(Debug)]
+pub(super) struct TrainedModel {
+    /// From the input to the output: at least one.
+    pub(super) stages: Vec<Stage>,
+    /// f64, on the last of several devices: where the sums of squares of all gradients meet.
+    squares: Option<Tensor>,
+}
+
+impl TrainedModel {
+    pub(super) fn new(parts: Vec<Part>, options: &StepOptions) -> Result<TrainedModel> {
+        let stages = parts.into_iter().map(|part| Stage::new(part, options));
+        let stages = stages.collect::<Result<Vec<_>>>()?;
+        let squares = match &stages[..] {
+            [] => {
+                let text = "parts of a step: expected at least one, got none";
+                return Err(Error::Usage(text.into()));
+            }
+            [_] => None,
+            [.., last] => {
+                let counts = stages.iter().map(|stage| stage.clip.partials().count());
+                let all = Tensor::zeros(&[counts.sum()], DType::F64, last.device())?;
+                Some(all.named("squares of all gradients"))
+            }
+        };
+        Ok(TrainedModel { stages, squares })
+    }
+
+    /// The stage of the output. Loss and statistics are on its device.
+    pub(super) fn last(&self) -> &Stage {
+        self.stages.last().expect("a model has a stage")
+    }
+
+    fn last_mut(&mut self) -> &mut Stage {
+        self.stages.last_mut().expect("a model has a stage")
+    }
+
+    /// The ranks that train together.
+    pub(super) fn group(&self) -> &Group {
+        self.last().reducer.group()
+    }
+
+    /// (4), on the last device: [`Stats`](super::Stats) of this rank's rows, and after the join of
+    /// all rows.
+    pub(super) fn stats(&self) -> &Tensor {
+        self.last().scalars.stats()
+    }
+
+    /// i64 (1), on the last device: the number of the step.
+    pub(super) fn step(&self) -> &Tensor {
+        self.last().scalars.step()
+    }
+
+    /// Sends what the work of the step on `batch` reads. Returns whether the memory for it moved.
+    pub(super) fn send_scalars(&mut self, batch: &Batch, learning_rate: f64) -> Result<bool> {
+        let moved = self.make_room(batch)?;
+        for stage in &mut self.stages {
+            let device = stage.device();
+            let (scalars, optimizer) = (&mut stage.scalars, &stage.optimizer);
+            let send = || scalars.send(optimizer, batch, learning_rate);
+            trace::record_on(device, SCALARS, send)?;
+        }
+        Ok(moved)
+    }
+
+    /// As `send_scalars`, without the optimizer's.
+    pub(super) fn send_positions(&mut self, batch: &Batch) -> Result<bool> {
+        let moved = self.make_room(batch)?;
+        for stage in &mut self.stages {
+            stage.scalars.send_positions(batch)?;
+        }
+        Ok(moved)
+    }
+
+    /// Makes room for the scalars of `batch`. Returns whether memory moved.
+    fn make_room(&mut self, batch: &Batch) -> Result<bool> {
+        // The room is for any rank's rows, so that memory moves on all ranks in the same step.
+        let room = batch.micro_count_max(self.group().size());
+        let moves = room > self.last().scalars.room();
+        for stage in self.stages.iter_mut().filter(|_| moves) {
+            stage.scalars = StepScalars::new(&mut stage.optimizer, room)?;
+        }
+        Ok(moves)
+    }
+
+    /// Begins a step: no gradient is complete.
+    pub(super) fn begin(&mut self) -> Result<()> {
+        let mut stages = self.stages.iter_mut();
+        stages.try_for_each(|stage| stage.reducer.begin())?;
+        self.lend_values()
+    }
+
+    /// Begins a step that is launched as a graph.
+    pub(super) fn begin_launch(&mut self) {
+        for stage in &mut self.stages {
+            stage.reducer.begin_launch();
+        }
+    }
+
+    /// The output, on the last device, for `x` on the first.
+    pub(super) fn forward(&mut self, how: &StagePass, x: &Tensor) -> Result<Tensor> {
+        heartbeat::beat(Work::Computes);
+        let (first, others) = self.stages.split_first_mut().expect("a model has a stage");
+        let mut output = first.forward(how, x)?;
+        for stage in others {
+            let input = stage.bring(output, "activations to the next device")?;
+            output = stage.forward(how, &input)?;
+        }
+        Ok(output)
+    }
+
+    /// The gradient of the sum of losses by the output of the forward before. Losses are added to
+    /// `stats`.
+    pub(super) fn loss_gradient(
+        &mut self,
+        how: &StagePass,
+        loss: &dyn Loss,
+        of: [&Tensor; 3],
+    ) -> Result<Tensor> {
+        self.move_gradients(self.stages.len() - 1, how, false)?;
+        let (model, mut pass) = self.last_mut().pass(how, false);
+        let gradient = || model.loss_gradient(&mut pass, loss, of);
+        let device = of[2].device();
+        Ok(trace::record_on(device, how.label("loss"), gradient)?)
+    }
+
+    /// The loss of each row of the output of the forward before. They are added to `stats`.
+    pub(super) fn losses(
+        &mut self,
+        how: &StagePass,
+        loss: &dyn Loss,
+        of: [&Tensor; 3],
+    ) -> Result<Tensor> {
+        let (model, mut pass) = self.last_mut().pass(how, false);
+        let losses = || model.losses(&mut pass, loss, of);
+        Ok(trace::record_on(of[2].device(), how.label("loss"), losses)?)
+    }
+
+    /// The backward of the forward before, from the gradient of its output. The reducers hear of
+    /// complete gradients.
+    pub(super) fn backward(&mut self, how: &StagePass, mut gradient: Tensor) -> Result<()> {
+        for index in (0..self.stages.len()).rev() {
+            if index + 1 < self.stages.len() {
+                self.move_gradients(index, how, false)?;
+            }
+            let (before, rest) = self.stages.split_at_mut(index);
+            let (stage, wants_input_gradient) = (&mut rest[0], before.iter().any(Stage::trains));
+            if !wants_input_gradient && !stage.trains() {
+                break;
+            }
+            let here = stage.bring(gradient, "gradients to the device before")?;
+            let next = stage.backward(how, &here, wants_input_gradient)?;
+            self.move_gradients(index, how, true)?;
+            match next {
+                Some(next) => gradient = next,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Sums `stats`, a small tensor on the last device, over the ranks with the next gradients.
+    pub(super) fn reduce(&mut self, stats: &Tensor) -> Result<()> {
+        self.last_mut().reducer.reduce(stats)
+    }
+
+    /// Takes part in a step without rows: the gradients are zero, and other ranks wait for them in
+    /// the order in which a backward completes them.
+    pub(super) fn reduce_zeros(&mut self, stats: &Tensor) -> Result<()> {
+        self.reduce(stats)?;
+        let mut stages = self.stages.iter_mut().rev();
+        stages.try_for_each(|stage| stage.reducer.all_ready_with_zeros())
+    }
+
+    /// Waits until all gradients are sums over the ranks.
+    pub(super) fn join(&mut self) -> Result<()> {
+        let mut stages = self.stages.iter_mut();
+        stages.try_for_each(|stage| stage.reducer.join())
+    }
+
+    /// Computes the number to multiply gradients by, their norm, and whether the step was finite,
+    /// from all gradients and `stats`, which are sums over the ranks: all ranks decide alike. Marks
+    /// `own_bad_step` if `stats` are not finite.
+    pub(super) fn decide(
+        &mut self,
+        stats: &Tensor,
+        own_bad_step: Option<&Tensor>,
+        measure_norm: bool,
+    ) -> Result<()> {
+        trace::record_on(stats.device(), DECIDE, || {
+            let weights = stats.slice(1..2)?;
+            // With several devices always: the norm tells the last one of a non-finite gradient.
+            // With whole matrices always: one such gradient would reach all of its matrix.
+            let has_whole = |stage: &Stage| stage.optimizer.rule().hidden.is_some();
+            let wants_norm = measure_norm || self.stages.iter().any(has_whole);
+            let measured = self.squares.is_some() || self.last().clip.measures(wants_norm);
+            if measured {
+                // In the order of a backward: collectives have the same order on all ranks.
+                for Stage {
+                    model,
+                    reducer,
+                    clip,
+                    ..
+                } in self.stages.iter_mut().rev()
+                {
+                    clip.measure(&model.params, |partials| Ok(reducer.sum(partials)?))?;
+                }
+            }
+            let last = self.last();
+            let squares = match &self.squares {
+                Some(all) => Some(self.collect_squares(all)?),
+                None => measured.then_some(last.clip.partials()),
+            };
+            // A gradient may overflow where the loss does not. The norm shows it, or else the
+            // optimizer meets it.
+            let marks = StepMarks {
+                flags: &last.bad_step,
+                own: own_bad_step,
+                stats,
+                step: self.step(),
+            };
+            last.clip.finish(squares, Some(&weights), Some(marks))?;
+            self.share_outcome()
+        })
+    }
+
+    /// Updates the parameters. After a bad step the optimizer does nothing.
+    pub(super) fn update(&mut self) -> Result<()> {
+        trace::record_on(self.last().device(), UPDATE, || {
+            let stages = self.stages.iter_mut().filter(|stage| stage.trains());
+            for stage in stages {
+                let (params, reducer) = (&stage.model.params, &mut stage.reducer);
+                let (scale, flags) = (Some(stage.clip.out()), Some(&stage.bad_step));
+                ops::with_f32_math(stage.model.f32_math(), || {
+                    stage.optimizer.apply(params, reducer, scale, flags)
+                })?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Makes the values of all parameters current on this rank. Only ZeRO-1 has something to do.
+    pub(super) fn gather(&mut self) -> Result<()> {
+        let mut stages = self.stages.iter_mut();
+        stages.try_for_each(|stage| stage.reducer.gather_all(&stage.model.params))
+    }
+}

@@ -1,0 +1,353 @@
+//! Reads the metrics log of a run (`metrics.jsonl`), for `report`, `watch`, `inspect` and `eval`.
+//!
+//! A log may be incomplete (the run was killed), edited, or not a log at all. Lines that are not
+//! events are skipped and listed, but for half a line at the end. Unknown events are skipped.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, de};
+use serde_json::{Map, Value};
+
+use crate::audit::Audit;
+use crate::checkpoint::Best;
+use crate::error::{Error, Result};
+use crate::record::EVENTS_FILE;
+use crate::samples::Confusion;
+use crate::shown::significant;
+use crate::tasks::ColumnErrors;
+
+/// The longest line that is read.
+const LINE_BYTES_MAX: u64 = 64 << 20;
+
+/// The contents of a log, as far as it was read.
+#[derive(Debug, Default)]
+pub(crate) struct Run {
+    pub(crate) start: Start,
+    pub(crate) steps: Columns,
+    pub(crate) evals: Columns,
+    /// The errors of each label column, at the last evaluation that has them.
+    pub(crate) column_errors: Vec<ColumnErrors>,
+    pub(crate) texts: Vec<TextLine>,
+    pub(crate) resumes: Vec<ResumeLine>,
+    /// The steps after which a checkpoint was saved.
+    pub(crate) checkpoints: Vec<u64>,
+    pub(crate) placement: Option<Audit>,
+    pub(crate) confusion: Option<Confusion>,
+    /// The last event of each name. Without `end` the run is still going or was killed.
+    pub(crate) last: BTreeMap<String, Value>,
+    /// Lines that are not events: their numbers, from 1, and the reasons.
+    pub(crate) bad_lines: Vec<(u64, String)>,
+    path: PathBuf,
+    /// The number and the length of the lines that were read, and the last of them.
+    lines: u64,
+    length: u64,
+    last_line: Vec<u8>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Start {
+    pub(crate) config: Map<String, Value>,
+    pub(crate) versions: Map<String, Value>,
+    pub(crate) devices: Vec<String>,
+    pub(crate) world: WorldLine,
+    pub(crate) data: String,
+    pub(crate) fingerprint: String,
+    pub(crate) parameters: Option<u64>,
+    pub(crate) steps: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct WorldLine {
+    pub(crate) ranks: u64,
+    pub(crate) hosts: u64,
+    pub(crate) threads: u64,
+    pub(crate) transport: String,
+    pub(crate) overlap: bool,
+    pub(crate) buckets: u64,
+    bits_may_differ: Vec<String>,
+}
+
+impl WorldLine {
+    /// Why another run may have other bits. Empty if it has the same.
+    pub(crate) fn why_bits_may_differ(&self) -> String {
+        match &self.bits_may_differ[..] {
+            [] => String::new(),
+            names => format!(
+                "may differ from run to run, since these are not 0: {}",
+                names.join(", ")
+            ),
+        }
+    }
+}
+
+/// What a transformer made of a prompt.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct TextLine {
+    pub(crate) step: u64,
+    pub(crate) prompt: String,
+    pub(crate) text: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct ResumeLine {
+    pub(crate) step: u64,
+    pub(crate) ranks: Option<u64>,
+    /// The devices after the resume, by rank.
+    #[serde(default)]
+    pub(crate) devices: Vec<String>,
+    #[serde(default)]
+    pub(crate) overridden: Vec<String>,
+}
+
+/// The numbers of logged steps or of evaluations, in the order of steps: a column for each field.
+#[derive(Debug, Default)]
+pub(crate) struct Columns {
+    pub(crate) steps: Vec<u64>,
+    /// NaN where a number is missing or not finite.
+    columns: BTreeMap<String, Vec<f64>>,
+}
+
+impl Columns {
+    fn add(&mut self, step: u64, line: &Value) {
+        let at = self.steps.partition_point(|known| *known <= step);
+        let fields = line.as_object().into_iter().flatten();
+        for (name, _) in fields.filter(|(_, value)| value.is_number()) {
+            if !self.columns.contains_key(name) {
+                let missing = vec![f64::NAN; self.steps.len()];
+                self.columns.insert(name.clone(), missing);
+            }
+        }
+        self.steps.insert(at, step);
+        for (name, column) in &mut self.columns {
+            column.insert(at, line[name].as_f64().unwrap_or(f64::NAN));
+        }
+    }
+
+    /// Whether any line has this field.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.last(name).is_some()
+    }
+
+    /// The field of each line.
+    pub(crate) fn values(&self, name: &str) -> impl Iterator<Item = (u64, Option<f64>)> {
+        let column = self.columns.get(name);
+        let value = move |at: usize| column.map(|column| column[at]);
+        let steps = self.steps.iter().enumerate();
+        steps.map(move |(at, step)| (*step, value(at).filter(|value| value.is_finite())))
+    }
+
+    /// The field of the last line.
+    pub(crate) fn newest(&self, name: &str) -> Option<f64> {
+        let value = self.columns.get(name)?.last().copied();
+        value.filter(|value| value.is_finite())
+    }
+
+    /// The last finite value of the field.
+    pub(crate) fn last(&self, name: &str) -> Option<f64> {
+        let mut values = self.columns.get(name)?.iter().rev().copied();
+        values.find(|value| value.is_finite())
+    }
+}
+
+impl Run {
+    /// Reads the log of the run in `folder`, which must have begun.
+    pub(crate) fn read(folder: &Path) -> Result<Run> {
+        let run = Run::read_log(&folder.join(EVENTS_FILE), |_| true)?;
+        if !run.last.contains_key("start") {
+            return Err(Error::Data(format!(
+                "{}: expected the metrics log of a run, which has a \"start\" event, got none and \
+                 {} lines that are not events; help: give the folder of a run that has begun",
+                run.path.display(),
+                run.bad_lines.len()
+            )));
+        }
+        Ok(run)
+    }
+
+    /// Reads the log at `path`, without the lines that are not `wanted`.
+    pub(crate) fn read_log(path: &Path, wanted: impl Fn(&[u8]) -> bool) -> Result<Run> {
+        let failed = |source| Error::Io {
+            action: "read",
+            path: path.to_path_buf(),
+            source,
+            help: format!("give the folder of a run, its --out: {EVENTS_FILE} is in it"),
+        };
+        if !fs::metadata(path).map_err(failed)?.is_file() {
+            return Err(Error::Data(format!(
+                "{}: expected a plain file, the metrics log of a run, got another kind; help: \
+                 remove it",
+                path.display()
+            )));
+        }
+        let mut run = Run {
+            path: path.to_path_buf(),
+            ..Run::default()
+        };
+        run.refresh_with(wanted).map_err(failed)?;
+        Ok(run)
+    }
+
+    /// Reads the lines that were added. Reads all again if what was read has changed.
+    pub(crate) fn refresh(&mut self) -> io::Result<()> {
+        self.refresh_with(|_| true)
+    }
+
+    fn refresh_with(&mut self, wanted: impl Fn(&[u8]) -> bool) -> io::Result<()> {
+        let mut file = BufReader::new(File::open(&self.path)?);
+        let mut last_line = vec![0; self.last_line.len()];
+        file.seek(SeekFrom::Start(self.length - last_line.len() as u64))?;
+        if file.read_exact(&mut last_line).is_err() || last_line != self.last_line {
+            *self = Run {
+                path: std::mem::take(&mut self.path),
+                ..Run::default()
+            };
+            file.rewind()?;
+        }
+        loop {
+            let mut line = Vec::new();
+            let mut bounded = (&mut file).take(LINE_BYTES_MAX);
+            bounded.read_until(b'\n', &mut line)?;
+            if !line.ends_with(b"\n") {
+                return Ok(());
+            }
+            self.lines += 1;
+            self.length += line.len() as u64;
+            if wanted(&line)
+                && let Err(error) = self.take(&line)
+            {
+                let why = format!("not an event: {error}");
+                self.bad_lines.push((self.lines, why));
+            }
+            self.last_line = line;
+        }
+    }
+
+    /// Takes in one line.
+    fn take(&mut self, line: &[u8]) -> serde_json::Result<()> {
+        #[derive(Deserialize)]
+        struct Stepped {
+            step: u64,
+        }
+        let event: Value = serde_json::from_slice(line)?;
+        let name = String::deserialize(&event["event"])?;
+        let step = || Ok(Stepped::deserialize(&event)?.step);
+        match &*name {
+            "start" => self.start = Start::deserialize(&event)?,
+            "step" => self.steps.add(step()?, &event),
+            "eval" => {
+                if !event["columns"].is_null() {
+                    self.column_errors = Vec::deserialize(&event["columns"])?;
+                }
+                self.evals.add(step()?, &event);
+            }
+            "sample" => self.texts.push(TextLine::deserialize(&event)?),
+            "resume" => self.resumes.push(ResumeLine::deserialize(&event)?),
+            "checkpoint" => self.checkpoints.push(step()?),
+            "placement" => self.placement = Some(Audit::deserialize(&event)?),
+            "confusion" => {
+                let confusion = Confusion::deserialize(&event)?;
+                if !confusion.is_sound() {
+                    return Err(de::Error::custom("its numbers are inconsistent"));
+                }
+                self.confusion = Some(confusion);
+            }
+            _ => {}
+        }
+        if matches!(&*name, "step" | "resume") {
+            // The run continued.
+            self.last.remove("end");
+        }
+        self.last.insert(name, event);
+        Ok(())
+    }
+
+    /// How the run ended.
+    pub(crate) fn end(&self) -> Option<&Value> {
+        self.last.get("end")
+    }
+
+    /// A number of the last event.
+    pub(crate) fn of_end(&self, name: &str) -> Option<f64> {
+        self.end()?[name].as_f64()
+    }
+
+    /// Why the run ended, and its exit code.
+    pub(crate) fn ending(&self) -> Option<(&str, u64)> {
+        let end = self.end()?;
+        let reason = end["reason"].as_str().unwrap_or_default();
+        Some((reason, end["exit_code"].as_u64().unwrap_or(0)))
+    }
+
+    /// The last logged step; 0 if there is none.
+    pub(crate) fn last_step(&self) -> u64 {
+        self.steps.steps.last().copied().unwrap_or(0)
+    }
+
+    /// The evaluation with the lowest loss, the first of several.
+    pub(crate) fn best(&self) -> Option<Best> {
+        let (losses, accuracies) = (self.evals.values("loss"), self.evals.values("accuracy"));
+        let known = losses
+            .zip(accuracies)
+            .filter_map(|((step, loss), (_, accuracy))| {
+                Some(Best {
+                    step,
+                    loss: loss?,
+                    accuracy,
+                })
+            });
+        known.reduce(|best, next| if next.loss < best.loss { next } else { best })
+    }
+
+    /// The step and the figures of each evaluation: `loss 0.3124, accuracy 93.10%`.
+    pub(crate) fn eval_texts(&self) -> impl DoubleEndedIterator<Item = (u64, String)> {
+        let text = |at: usize| {
+            let value = |name: &str| {
+                let value = self.evals.columns.get(name)?[at];
+                Some(value).filter(|value| value.is_finite())
+            };
+            let mut text = format!("loss {}", significant(value("loss").unwrap_or(f64::NAN), 4));
+            if let Some(part) = value("accuracy") {
+                text += &format!(", accuracy {:.2}%", 100.0 * part);
+            }
+            for (field, name) in [
+                ("perplexity", "perplexity"),
+                ("bits_per_byte", "bits per byte"),
+                ("rmse", "RMSE"),
+                ("r2", "R²"),
+                ("mean_r2", "mean R²"),
+            ] {
+                if let Some(value) = value(field) {
+                    text += &format!(", {name} {}", significant(value, 4));
+                }
+            }
+            text
+        };
+        let steps = self.evals.steps.iter().enumerate();
+        steps.map(move |(at, step)| (*step, text(at)))
+    }
+
+    /// The devices by rank, after the last resume.
+    pub(crate) fn devices(&self) -> &[String] {
+        let resumed = self.resumes.last().map(|resume| &resume.devices);
+        let resumed = resumed.filter(|devices| !devices.is_empty());
+        resumed.unwrap_or(&self.start.devices)
+    }
+
+    /// The number of ranks, after the last resume.
+    pub(crate) fn ranks(&self) -> u64 {
+        let resumed = self.resumes.last().and_then(|resume| resume.ranks);
+        resumed.unwrap_or(self.start.world.ranks)
+    }
+
+    /// Whether the run used simulated GPUs, whose times mean nothing.
+    pub(crate) fn is_simulated(&self) -> bool {
+        let is_simulated = |device: &String| device.contains("Simulated");
+        self.placement.as_ref().is_some_and(|audit| audit.simulated)
+            || self.devices().iter().any(is_simulated)
+    }
+}

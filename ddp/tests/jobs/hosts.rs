@@ -1,0 +1,205 @@
+//! Ranks that the program starts on other hosts (`--hosts`): bits, signals, exit codes, restarts,
+//! and hosts that cannot start ranks. Here the hosts are names of this machine; `tests/hosts` has
+//! real ones with ssh.
+
+use crate::support::job::{Folder, QUICK};
+use crate::support::record::model_bytes;
+
+/// Steps of some milliseconds, without end.
+const ENDLESS: &str = "--data glyphs,rows=2048,held-out=64 --hidden 64 --batch-size 256 --steps 1000000 \
+                       --log-every 1 --checkpoint-every 0 --threads 1 --out OUT";
+const STEP_2: &str = r#"{"event":"step","step":2,"#;
+
+#[test]
+fn ranks_on_other_hosts_train_the_bits_of_one_host() {
+    let one = Folder::new("hosts-one");
+    one.started(3, QUICK).run().assert_well();
+    for hosts in ["far:2,off:1", "localhost:1,far:2", "far:1,localhost:2"] {
+        let folder = Folder::new("hosts-several");
+        // What a login shell prints does no harm.
+        let ended = folder
+            .started_on(&format!("--hosts {hosts}"), "echo Welcome", QUICK)
+            .run();
+        ended.assert_well();
+        let world = folder.record().start()["world"].clone();
+        assert_eq!((&world["ranks"], &world["hosts"]), (&3.into(), &2.into()));
+        assert_eq!(model_bytes(&folder.out(), 8), model_bytes(&one.out(), 8));
+    }
+}
+
+#[test]
+fn what_ranks_of_other_hosts_print_comes_out_here() {
+    let folder = Folder::new("hosts-output");
+    let words = "bench allreduce --mb 0.001 --device cpu";
+    let ended = folder.started_on("--hosts far,off", "", words).run();
+    ended.assert_well();
+    let line = ended.stdout.lines().next().expect("a line of JSON");
+    assert!(
+        line.starts_with('{') && line.contains("\"ranks\":2"),
+        "{ended}"
+    );
+}
+
+#[test]
+fn hosts_of_a_file_get_the_variables_and_no_others() {
+    let folder = Folder::new("hosts-file");
+    let file = folder.path().join("hosts");
+    std::fs::write(&file, "far slots=1 # one\noff:1\n").unwrap();
+    let places = format!("--hostfile {}", file.display());
+    let job = folder.started_on(&places, "unset NCCL_DEBUG OTHER", QUICK);
+    let job = job.env("NCCL_DEBUG", "VERSION").env("OTHER", "1");
+    let mut running = job.start();
+    running.wait_for(STEP_2);
+    for (_, pid) in running.ranks() {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap();
+        let environment = String::from_utf8_lossy(&environment).into_owned();
+        assert!(environment.contains("NCCL_DEBUG=VERSION"), "{environment}");
+        assert!(!environment.contains("\0OTHER="), "{environment}");
+    }
+    running.wait().assert_well();
+}
+
+#[test]
+fn a_host_that_cannot_start_ranks_is_named_with_what_to_do() {
+    let refused = "ssh: connect to host far port 22: Connection refused";
+    for (script, exit_code, told) in [
+        (
+            format!("echo '{refused}' >&2; exit 255"),
+            77,
+            format!("ssh cannot reach it: {refused}; help: `ssh far` must work without a question"),
+        ),
+        (
+            "exec \"$0.missing\"".into(),
+            2,
+            "not found; help: every host needs version".into(),
+        ),
+        (
+            "echo 'unrecognized subcommand' >&2; exit 2".into(),
+            2,
+            "ended there with 2: unrecognized subcommand; help: every host needs version".into(),
+        ),
+        (
+            r#"exec sed -u 's/"version":"[^"]*"/"version":"9"/' | sh -c "$*""#.into(),
+            2,
+            "expected version 9 there, got ".into(),
+        ),
+        (
+            r#"exec sed -u 's/"directory":"[^"]*"/"directory":"\/none"/' | sh -c "$*""#.into(),
+            2,
+            "cannot enter /none: No such file or directory".into(),
+        ),
+    ] {
+        let folder = Folder::new("hosts-refused");
+        let script = format!("if [ $host = far ]; then\n{script}\nexit\nfi");
+        let ended = folder
+            .started_on("--hosts off:1,far:2", &script, QUICK)
+            .run();
+        let cause = ended.assert_fails(exit_code);
+        assert!(
+            cause.starts_with("ddp-train: cannot start ranks on far: "),
+            "{ended}"
+        );
+        assert!(cause.contains(&told), "{ended}");
+        assert!(!folder.out().exists(), "nothing was begun");
+    }
+}
+
+#[test]
+fn signals_reach_all_hosts_and_a_second_ctrl_c_ends_at_once() {
+    for (signal, exit_code) in [("TERM", 75), ("INT", 75), ("USR1", 75)] {
+        let folder = Folder::new(&format!("hosts-{signal}"));
+        let mut running = folder
+            .started_on("--hosts far:1,off:1", "", ENDLESS)
+            .start();
+        running.wait_for(STEP_2);
+        running.signal(signal);
+        let ended = running.wait();
+        assert_eq!(ended.exit_code(), Some(exit_code), "{ended}");
+        assert_eq!(folder.checkpoints().len(), 1, "{ended}");
+    }
+    let folder = Folder::new("hosts-twice");
+    let job = folder.started_on("--hosts far:1,off:1", "", ENDLESS);
+    let mut running = job.env("DDP_TEST_FAULT", "1:forward:3:hang").start();
+    running.wait_for(STEP_2);
+    running.signal("INT");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert!(running.goes_on(), "the first only asks");
+    running.signal("INT");
+    let ended = running.wait();
+    assert_eq!(ended.exit_code(), Some(130), "{ended}");
+}
+
+#[test]
+fn a_stop_while_hosts_connect_ends_with_the_signal_s_code() {
+    let folder = Folder::new("hosts-early");
+    let running = folder
+        .started_on("--hosts far:1", "exec sleep 60", QUICK)
+        .start();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    running.signal("TERM");
+    let ended = running.wait();
+    assert_eq!(ended.exit_code(), Some(143), "{ended}");
+    assert!(!folder.out().exists());
+}
+
+#[test]
+fn a_rank_that_is_killed_on_another_host_is_named_and_the_job_starts_again() {
+    let words = ENDLESS.replace("--steps 1000000", "--steps 60");
+    let words = words.replace("--checkpoint-every 0", "--checkpoint-every 1");
+    let expected = Folder::new("hosts-whole");
+    expected.started(2, &words).run().assert_well();
+    let folder = Folder::new("hosts-again");
+    let job = folder.started_on("--hosts far:1,off:1", "", &format!("{words} --restarts 1"));
+    let mut running = job.start();
+    running.wait_for(STEP_2);
+    running.signal_rank(1, "KILL");
+    let ended = running.wait();
+    assert_eq!(ended.exit_code(), Some(0), "{ended}");
+    let causes = ended.causes();
+    let told = "ddp-train: the job ended with 137: starting again with --resume auto (1 of 1)";
+    assert!(causes.contains(&told), "{ended}");
+    assert!(
+        causes.iter().any(|cause| cause.contains("rank 1 on off: ")),
+        "{ended}"
+    );
+    assert_eq!(
+        model_bytes(&folder.out(), 60),
+        model_bytes(&expected.out(), 60)
+    );
+}
+
+#[test]
+fn a_host_that_is_lost_ends_the_job_with_77_and_is_named() {
+    let folder = Folder::new("hosts-lost");
+    let job = folder.started_on("--hosts far:1,off:1", "echo $$ >$0.$host", ENDLESS);
+    let mut running = job.start();
+    running.wait_for(STEP_2);
+    // The agent, which took the place of ssh.
+    let agent = std::fs::read_to_string(folder.path().join("ssh.sh.off")).unwrap();
+    let kill = format!("pkill -KILL -P {0}; kill -KILL {0}", agent.trim());
+    std::process::Command::new("sh")
+        .args(["-c", &kill])
+        .status()
+        .unwrap();
+    let ended = running.wait();
+    assert_eq!(ended.exit_code(), Some(77), "{ended}");
+    let told = "ddp-train: host off, with rank 1: the connection to it was lost";
+    assert!(
+        ended.causes().iter().any(|cause| cause.starts_with(told)),
+        "{ended}"
+    );
+}
+
+#[test]
+fn no_rank_outlives_a_launcher_that_is_killed() {
+    let folder = Folder::new("hosts-orphans");
+    let mut running = folder
+        .started_on("--hosts far:1,off:1", "", ENDLESS)
+        .start();
+    running.wait_for(STEP_2);
+    running.kill();
+    // Waiting asserts that no process is left. They were asked to save.
+    let ended = running.wait();
+    assert_eq!(ended.signal(), Some(9), "{ended}");
+    assert_eq!(folder.checkpoints().len(), 1, "{ended}");
+}

@@ -1,0 +1,201 @@
+//! How operations run kernels and, by cuBLASLt (`blaslt.rs`), matmuls.
+//!
+//! ```text
+//! static SOURCE: Source = Source::new("relu.cu", include_str!("relu.cu"));
+//!
+//! gpu.launch(&SOURCE, ("relu", dtype), Grid::elements(count), args![out, x, count])?;
+//! ```
+//!
+//! Arguments are given in the order and with the types of the kernel's parameters. Only the tests
+//! check that they match.
+
+pub(crate) mod blaslt;
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::sys::CUfunction;
+
+pub(crate) use crate::cuda::nvrtc::Source;
+
+use crate::cuda::fault::driver;
+use crate::cuda::nodes::{self, NodeKind};
+use crate::cuda::nvrtc::{self, KernelName};
+use crate::cuda::queue::Queue;
+use crate::cuda::{Gpu, copies};
+use crate::error::{Result, Site};
+use crate::storage::Origin;
+use crate::sync::lock;
+use crate::{DType, Shape, Tensor};
+
+/// Threads of a block where a kernel does not care.
+pub(crate) const BLOCK_THREADS: u32 = 256;
+/// Sixteen blocks on each of 132 multiprocessors: with more, threads loop over several elements.
+pub(crate) const BLOCKS_MAX: usize = 16 * 132;
+
+/// How many blocks of how many threads. A grid without blocks launches nothing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    pub(crate) blocks: [u32; 3],
+    pub(crate) threads: [u32; 3],
+}
+
+impl Grid {
+    /// For kernels that loop over their elements with the stride of the whole grid: a thread for
+    /// each element, up to the number of blocks that keeps every multiprocessor busy.
+    pub(crate) fn elements(count: usize) -> Grid {
+        let blocks = count.div_ceil(BLOCK_THREADS as usize).min(BLOCKS_MAX);
+        Grid::blocks(blocks, BLOCK_THREADS)
+    }
+
+    /// As `elements`, for threads that handle 16 bytes each.
+    pub(crate) fn packs(count: usize, dtype: DType) -> Grid {
+        Grid::elements((count * dtype.bytes()).div_ceil(16))
+    }
+
+    /// This many blocks of this many threads, in one dimension.
+    pub(crate) fn blocks(blocks: usize, threads: u32) -> Grid {
+        let blocks = blocks.min(i32::MAX as usize) as u32;
+        Grid {
+            blocks: [blocks, 1, 1],
+            threads: [threads, 1, 1],
+        }
+    }
+}
+
+/// An argument of a kernel.
+pub(crate) trait Argument {
+    /// The argument in the first bytes of a word.
+    fn word(&self) -> u64;
+}
+
+macro_rules! argument {
+    ($($T:ty: |$value:ident| $word:expr;)*) => {$(
+        impl Argument for $T {
+            fn word(&self) -> u64 {
+                let $value = *self;
+                $word
+            }
+        }
+    )*};
+}
+argument! {
+    bool: |value| value.into(); // `unsigned int`
+    u32: |value| value.into(); // `unsigned int`
+    i32: |value| value.cast_unsigned().into(); // `int`
+    u64: |value| value; // `unsigned long long`, or an address
+    i64: |value| value.cast_unsigned(); // `long long`
+    usize: |value| value as u64; // `unsigned long long`
+    f32: |value| value.to_bits().into(); // `float`
+    f64: |value| value.to_bits(); // `double`
+}
+
+impl<T: Argument> Argument for &T {
+    fn word(&self) -> u64 {
+        (**self).word()
+    }
+}
+
+/// None is a null pointer.
+impl<T: Argument> Argument for Option<T> {
+    fn word(&self) -> u64 {
+        self.as_ref().map_or(0, T::word)
+    }
+}
+
+/// The arguments of a kernel, for `Launcher::launch`.
+macro_rules! args {
+    ($($value:expr),* $(,)?) => { &[$($crate::launch::Argument::word(&$value)),*] };
+}
+pub(crate) use args;
+
+/// The most parameters that a kernel has.
+pub(crate) const PARAMETERS_MAX: usize = 24;
+
+/// The words of a stream's counters.
+const COUNTERS: usize = 8;
+
+/// Where an operation's kernels run: a device and a stream.
+pub(crate) struct Launcher {
+    pub(crate) gpu: &'static Gpu,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) op: &'static str,
+    pub(crate) at: Site,
+}
+
+impl Launcher {
+    /// Compiles the kernel at its first use.
+    pub(crate) fn load(
+        &self,
+        source: &'static Source,
+        name: impl Into<KernelName>,
+    ) -> Result<CUfunction> {
+        nvrtc::function(self.gpu, source, name.into(), self.op, self.at)
+    }
+
+    /// The address of this stream's counters, i64 (8): zero before each kernel, which leaves them
+    /// zero. The first call makes them. A graph uses those of the streams it was captured from.
+    pub(crate) fn counters(&self) -> Result<u64> {
+        static KEPT: Mutex<BTreeMap<(usize, u64), (u64, Tensor)>> = Mutex::new(BTreeMap::new());
+        let mut kept = lock(&KEPT);
+        let key = (self.gpu.index, self.queue.id);
+        if let Some((address, _)) = kept.get(&key) {
+            return Ok(*address);
+        }
+        let (tensor, address) = self.memory("counters", COUNTERS * DType::I64.bytes(), Some(0))?;
+        kept.insert(key, (address, tensor));
+        Ok(address)
+    }
+
+    /// Memory of the launcher's stream, which must be the current one, filled with `byte`; and its
+    /// address.
+    fn memory(&self, name: &str, bytes: usize, byte: Option<u8>) -> Result<(Tensor, u64)> {
+        let (shape, device) = (Shape::new(&[bytes])?, self.gpu.device());
+        let (op, at, origin) = (self.op, self.at, Origin::Computed);
+        let tensor = Tensor::allocate(shape, DType::U8, device, origin, op, at)?.named(name);
+        let address = tensor.enter("memory", true, op, at)?.address();
+        if let Some(byte) = byte {
+            // SAFETY: the tensor is new, and this many bytes of this device's memory.
+            let filled = unsafe { copies::fill(&self.queue, address, byte, bytes) };
+            filled.map_err(|fault| fault.of(op, device, at))?;
+        }
+        Ok((tensor, address))
+    }
+
+    /// Puts a kernel on the stream. The operands must stay entered until this returns; after that
+    /// the order of the stream protects them.
+    pub(crate) fn launch(
+        &self,
+        source: &'static Source,
+        name: impl Into<KernelName>,
+        grid: Grid,
+        args: &[u64],
+    ) -> Result<()> {
+        if grid.blocks.contains(&0) {
+            return Ok(());
+        }
+        let name = name.into();
+        let function = self.load(source, name)?;
+        let mut parameters: [*mut c_void; PARAMETERS_MAX] = [std::ptr::null_mut(); PARAMETERS_MAX];
+        for (parameter, word) in parameters[..args.len()].iter_mut().zip(args) {
+            *parameter = std::ptr::from_ref(word).cast_mut().cast();
+        }
+        let ([x, y, z], [bx, by, bz]) = (grid.blocks, grid.threads);
+        let (parameters, none) = (parameters.as_mut_ptr(), std::ptr::null_mut());
+        let stream = self.queue.raw();
+        // SAFETY: function and stream belong to this device's context, which is current. Each
+        // parameter points to a word with at least as many bytes as the kernel's parameter; the
+        // driver copies them before it returns. The kernel touches only memory that the operation
+        // entered, which stays in its pool until the stream has passed its release.
+        let launch = || unsafe {
+            driver!(cuLaunchKernel(
+                function, x, y, z, bx, by, bz, 0, stream, parameters, none
+            ))
+        };
+        let launched = self.gpu.bind().and_then(|()| launch());
+        launched.map_err(|fault| fault.of(self.op, self.gpu.device(), self.at))?;
+        nodes::node(NodeKind::Kernel, name, self.op, args);
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! The functions of cuBLASLt and its errors.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use cudarc::cublaslt::sys::{self, cublasLtMatmulAlgo_t};
+
+use crate::device::discover;
+use crate::error::Help;
+use crate::library::{self, Library};
+
+/// Opaque to us: handles, descriptors, layouts and preferences.
+pub(super) type Opaque = *mut c_void;
+
+library::functions! {
+    /// cuBLASLt's functions that we call. Enums are plain numbers: a newer library may have more
+    /// values.
+    struct Functions {
+        fn cublasLtCreate(*mut Opaque) -> c_int;
+        fn cublasLtGetVersion() -> usize;
+        fn cublasLtGetStatusName(c_int) -> *const c_char;
+        fn cublasLtGetStatusString(c_int) -> *const c_char;
+        fn cublasLtMatmulDescCreate(*mut Opaque, u32, u32) -> c_int;
+        fn cublasLtMatmulDescSetAttribute(Opaque, u32, *const c_void, usize) -> c_int;
+        fn cublasLtMatmulDescDestroy(Opaque) -> c_int;
+        fn cublasLtMatrixLayoutCreate(*mut Opaque, u32, u64, u64, i64) -> c_int;
+        fn cublasLtMatrixLayoutDestroy(Opaque) -> c_int;
+        fn cublasLtMatmulPreferenceCreate(*mut Opaque) -> c_int;
+        fn cublasLtMatmulPreferenceSetAttribute(Opaque, u32, *const c_void, usize) -> c_int;
+        fn cublasLtMatmulPreferenceDestroy(Opaque) -> c_int;
+        fn cublasLtMatmulAlgoGetHeuristic(
+            Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque,
+            c_int, *mut Candidate, *mut c_int
+        ) -> c_int;
+        fn cublasLtMatmulAlgoCheck(
+            Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, *const cublasLtMatmulAlgo_t, *mut Candidate
+        ) -> c_int;
+        fn cublasLtMatmul(
+            Opaque, Opaque, *const c_void, *const c_void, Opaque, *const c_void, Opaque, *const c_void,
+            *const c_void, Opaque, *mut c_void, Opaque, *const cublasLtMatmulAlgo_t, *mut c_void, usize, Opaque
+        ) -> c_int;
+    }
+}
+
+/// A `cublasLtMatmulHeuristicResult_t`, whose status is a number here.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Candidate {
+    pub(super) algorithm: cublasLtMatmulAlgo_t,
+    pub(super) workspace_bytes: usize,
+    pub(super) status: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+impl Candidate {
+    pub(super) const NONE: Candidate = Candidate {
+        algorithm: cublasLtMatmulAlgo_t { data: [0; 8] },
+        workspace_bytes: 0,
+        status: 0,
+        waves: 0.0,
+        reserved: [0; 4],
+    };
+
+    /// Whether it can be used with so much workspace.
+    pub(super) fn fits(&self, workspace_bytes_max: usize) -> bool {
+        self.status == 0 && self.workspace_bytes <= workspace_bytes_max
+    }
+}
+const _: () = assert!(size_of::<Candidate>() == size_of::<sys::cublasLtMatmulHeuristicResult_t>());
+
+/// An error of cuBLASLt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    pub(super) function: &'static str,
+    pub(super) code: c_int,
+}
+
+/// No algorithm supports the product.
+pub(super) const NOT_SUPPORTED: c_int = 15;
+
+/// Calls a function and turns its code into a result. Used in an unsafe block with a SAFETY comment
+/// for the call.
+macro_rules! blaslt {
+    ($functions:expr, $name:ident ( $($argument:expr),* $(,)? )) => {
+        $crate::launch::blaslt::library::outcome(stringify!($name), ($functions.$name)($($argument),*))
+    };
+}
+pub(super) use blaslt;
+
+pub(super) fn outcome(function: &'static str, code: c_int) -> Result<(), Fault> {
+    if code == 0 {
+        Ok(())
+    } else {
+        Err(Fault { function, code })
+    }
+}
+
+/// The functions of the first library in which a handle can be created, and that handle. An error
+/// says what is missing, with help.
+pub(super) fn load(
+    create: impl Fn(&Functions) -> Result<Opaque, Fault>,
+) -> Result<(Functions, Opaque), String> {
+    const HELP: &str = "install cuBLASLt of CUDA 12.0 or later, for example the pip wheel \
+         nvidia-cublas in the active Python environment";
+    let names = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
+    Library::first(&discover().cublaslt, &names, |library| {
+        let functions = Functions::load(library, HELP)?;
+        // SAFETY: takes no arguments and needs no context.
+        let version = unsafe { (functions.cublasLtGetVersion)() };
+        let refused = |why| format!("cuBLASLt {version} is {why}{}", Help(HELP));
+        discover()
+            .refuse_cuda(version as u64 / 10_000)
+            .map_err(refused)?;
+        let handle = create(&functions).map_err(|Fault { function, code }| {
+            let (name, meaning) = functions.describe(code);
+            let help = "check that the device has free memory and that the library fits the driver";
+            format!("{function} failed: {name} ({meaning}){}", Help(help))
+        })?;
+        Ok((functions, handle))
+    })
+}
+
+impl Functions {
+    /// The library's name and text for a code.
+    pub(super) fn describe(&self, code: c_int) -> (String, String) {
+        let text = |ask: unsafe extern "C" fn(c_int) -> *const c_char| {
+            // SAFETY: both functions take any code and return null or a static C string.
+            let text = unsafe { ask(code) };
+            if text.is_null() {
+                return None;
+            }
+            // SAFETY: not null, so a C string that lives as long as the library, which stays
+            // loaded.
+            let text = unsafe { CStr::from_ptr(text) };
+            Some(text.to_string_lossy().into_owned())
+        };
+        let name = text(self.cublasLtGetStatusName).unwrap_or_else(|| format!("error {code}"));
+        (name, text(self.cublasLtGetStatusString).unwrap_or_default())
+    }
+}

@@ -1,0 +1,60 @@
+//! The parts of every message: lines of source, the help at its end, bytes that people read.
+
+use std::fmt;
+use std::panic::Location;
+
+/// A line in the caller's source.
+pub type Site = &'static Location<'static>;
+
+/// The end of an error message: `; help:` and the fix, or nothing if there is no fix to name.
+pub struct Help<'a>(pub &'a str);
+
+impl fmt::Display for Help<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            write!(f, "; help: {}", self.0)
+        }
+    }
+}
+
+/// A source line as `file:line`.
+pub(crate) struct Line<'a>(pub(crate) &'a Location<'static>);
+
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.0.file(), self.0.line())
+    }
+}
+
+/// Bytes with a binary unit: `512 B`, `4.0 KiB`, `1.5 GiB`.
+pub(crate) fn human_bytes(bytes: usize) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_read_well() {
+        let shown: Vec<String> = [0, 1023, 1024, 1536, 3 << 30, usize::MAX]
+            .map(human_bytes)
+            .into();
+        assert_eq!(
+            shown,
+            ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "3.0 GiB", "16.0 EiB"]
+        );
+    }
+}

@@ -1,0 +1,220 @@
+"""Every check of this project; launch/test starts it: NAME ('' for all) LONG (yes or no)."""
+
+import glob
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zlib
+
+import examples
+from programs import BY_CLIPPY, FEATURES, Programs
+from steps import Steps, command, plural
+
+CORES = len(os.sched_getaffinity(0))
+# Their tests of time limits and speed, which run when all else has ended, side by side: they mostly wait.
+TIMED = ["faults::", "benches::"]
+# What takes long: ranks, and the waits and orders of trainings.
+WITHOUT_RANKS = [word for name in "ranks zero split jobs timeline waits orders".split() for word in ("--skip", f"{name}::")]
+IN_RELEASE = ["cargo", "test", "--workspace", "--release", "--tests"]
+
+
+class Checks:
+    def __init__(self, name, is_long):
+        self.name, self.is_long = name, is_long
+        # Many checks mostly wait.
+        self.steps = Steps(int(os.environ.get("DDP_TEST_JOBS", CORES + 2)))
+        self.programs = Programs(f"{self.steps.folder()}/programs")
+        metadata = command("cargo", "metadata", "--format-version", "1", "--no-deps", "--locked", stdout=subprocess.PIPE).stdout
+        self.built = json.loads(metadata)["target_directory"] + "/debug"
+        self.examples = [example for example in examples.names() if name in ("", example)]
+
+    def selected(self, check, count):
+        """The number, below `count`, that the slice selects for a check; all numbers with --long."""
+        which = os.environ["DDP_TEST_SLICE"]
+        return list(range(count)) if which == "all" else [zlib.crc32(f"{which}/{check}".encode()) % count]
+
+    def run_all(self):
+        steps, beside = self.steps, self.steps.beside
+        steps.need("formatting", ["cargo", "fmt", "--all", "--check"])
+        steps.need("build and clippy", self.programs.build)
+        self.programs.load()
+        os.environ.update(SIMCUDA_LIBRARY=f"{self.built}/libddp_simcuda.so", DDP_TRAIN=f"{self.built}/ddp-train")
+        os.environ.setdefault("RUST_TEST_THREADS", str(2 * CORES))
+        # How the ranks of most jobs are started: the slice selects it. --long tries the other way, too.
+        os.environ["DDP_TEST_LAUNCHER"] = "own" if 0 in self.selected("launcher", 2) else "mpirun"
+        beside("structure: cycles, comments, rooms, lines", [f"{self.built}/ddp-house", "all"])
+        beside("lock files of the fuzz targets", fuzz_locks)
+        # What takes longest, and what mostly waits, comes first.
+        launchers = ["slurm", "kubernetes", "gpu-check"] if self.is_long else ["kubernetes", "gpu-check"]
+        beside(f"tests/launch: {' '.join(launchers)}", ["tests/launch/run", *launchers])
+        beside("tests/launch: scripts docker", ["tests/launch/run", "scripts", "docker"])
+        for package, target in self.programs.slow():
+            untimed = [f"--skip={name}" for name in TIMED]
+            beside(f"tests of {package}: {target}", self.programs.one, package, target, *untimed)
+        self.on_simulated_gpus()
+        for package in self.programs.packages():
+            beside(f"tests of {package}", self.programs.of_package, package)
+        beside("the commands of README.md and docs/", ["tests/readme/run", self.built])
+        for check in ("hosts", "report"):
+            beside(f"tests/{check}", [f"tests/{check}/run"])
+        beside("examples", self.run_examples)
+        for which in self.selected("architectures", 2):
+            architectures = ["sm_75,sm_90", "sm_80,sm_100"][which]
+            beside(f"kernels, through the compiler for {architectures}", ["launch/check-kernels", f"--for={architectures}"])
+        beside("documentation", documentation)
+        if 0 in self.selected("clippy without MPI", 2):
+            words = "cargo clippy -p ddp-comm -p ddp --no-default-features --all-targets --locked -- -D warnings"
+            beside("clippy, without MPI", words.split())
+        steps.wait_for_all()
+        for package, target in self.programs.slow():
+            env = {"RUST_TEST_THREADS": str(CORES)}
+            beside(f"tests of {package}: {target}, timed", self.programs.one, package, target, *TIMED, env=env)
+        steps.wait_for_all()
+        if self.is_long:
+            self.run_long()
+
+    def run_examples(self):
+        examples.run(self.built, self.examples, self.steps.folder(), is_verbose=self.name != "")
+
+    def on_simulated_gpus(self):
+        """What GPUs do: all operations and half of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""
+        beside, on_gpus, some = self.steps.beside, self.programs.on_gpus, self.programs.some_on_gpus
+        # 4 GPUs are enough for these.
+        apart = [] if self.is_long else ["--skip", "ranks::", "--skip", "zero::", "--skip", "split::"]
+        for which in self.selected("trainer", 2):
+            beside(f"trainer, 2 simulated GPUs, part {which + 1} of 2", some, "ddp", 2, 2, which, *apart)
+        # Every kernel, in every commit: each case of a test is run on one of the GPUs.
+        beside("operations, 2 simulated GPUs", lambda: on_gpus(2, "cuda", package="kernels"))
+        which = "0/1" if self.is_long else f"{self.selected('wrong kernels', 85)[0]}/85"
+        mutants = ["tests/mutants/run", "kernels", self.programs.file("kernels", "cuda"), which, "1"]
+        beside(f"wrong kernels are found, {which} of tests/mutants", mutants)
+        beside("steady state, 2 simulated GPUs", on_gpus, 2, "cuda_steady_state")
+        beside("ranks and split models, 4 simulated GPUs", on_gpus, 4, "cuda", "ranks::", "zero::", "split", "golden::four")
+        beside("one rank in any order, 1 simulated GPU", on_gpus, 1, "cuda", "orders::")
+        targets = "transfers warnings faults planted waits"
+        beside("transfers, faults, planted bugs and waits, 2 simulated GPUs", on_gpus, 2, targets)
+        beside("ranks as processes, 4 simulated GPUs", on_gpus, 4, "mpirun", "gpus::")
+        beside("ranks as threads, 4 simulated GPUs", on_gpus, 4, "gpu_threads")
+        no_peer = {"SIMCUDA_NO_PEER": "1"}
+        beside("copies and split models, 2 simulated GPUs without peer access", on_gpus, 2, "cuda", "copies", "split::", env=no_peer)
+        for which in self.selected("second pass", 30):
+            self.operations_again(["kernels", "ddp"][which % 2], which // 10, which // 2 % 5)
+        beside("operations, 1 simulated GPU, every access followed", self.every_access, env={"SIMCUDA_INTRA": "1"})
+        for which in self.selected("orders of copies", 3):
+            name, value = [("SEED", "1"), ("SCHEDULE", "lazy"), ("SCHEDULE", "eager")][which]
+            env = {f"SIMCUDA_{name}": value}
+            order = f"SIMCUDA_{name}={value}"
+            beside(f"copies, streams and ranks, 2 simulated GPUs, {order}", on_gpus, 2, "cuda", "copies", "streams", "graphs", "ranks::", env=env)
+            beside(f"ZeRO-1 and split models, 4 simulated GPUs, {order}", on_gpus, 4, "cuda", "zero::", "split::", env=env)
+
+    def operations_again(self, package, third, way):
+        """A third of the GPU tests of one package, with other GPUs or in another order."""
+        devices, name, value = [(1, "SEED", "0"), (4, "SEED", "0"), (1, "SEED", "1"), (1, "SCHEDULE", "lazy"), (1, "SCHEDULE", "eager")][way]
+        left_out = [] if self.is_long and way < 2 else WITHOUT_RANKS
+        what = "trainer" if package == "ddp" else "operations"
+        env, title = {f"SIMCUDA_{name}": value}, f"{what}, {devices} simulated GPUs, SIMCUDA_{name}={value}"
+        self.steps.beside(f"{title}, part {third + 1} of 3", self.programs.some_on_gpus, package, devices, 3, third, *left_out, env=env)
+        if (package, third) == ("kernels", 0):
+            steady = lambda: self.programs.on_gpus(devices, "cuda_steady_state", package="kernels")
+            self.steps.beside(f"{title}, steady state", steady, env=env)
+
+    def every_access(self):
+        """The slice's fifth of the operations' tests: races that come late in a launch are only seen with SIMCUDA_INTRA=1."""
+        for part in self.selected("every access", 5):
+            self.programs.some_on_gpus("kernels", 1, 5, part)
+
+    def run_long(self):
+        step, skipped = self.steps.step, self.steps.skipped
+        step("wrong Rust code is found", ["tests/mutants/run", "switches", "0/1", CORES])
+        untimed = [f"--skip={name}" for name in TIMED]
+        own = {"DDP_TEST_LAUNCHER": "own"}
+        step("tests of ddp: jobs whose ranks the program starts", self.programs.one, "ddp", "jobs", *untimed, env=own)
+        step("tests without MPI", "cargo test -p ddp-comm -p ddp --no-default-features --tests --locked --quiet".split())
+        words = "cargo test -p ddp-kernels -p ddp-comm -p ddp-simcuda --tests --locked --quiet".split()
+        step("tests of the crates with unsafe code, built by rustc, with its checks of pointers", words)
+        words = "launch/with-simulated-gpus 1 cargo test -p ddp-comm --test mpirun --locked --quiet -- gpus".split()
+        step("ranks that share one simulated GPU, as launch/gpu-check runs them", words, env={"DDP_TEST_SHARE_GPUS": "1"})
+        words = [*IN_RELEASE, "--features", "ddp/faults", "--locked", "--quiet"]
+        step("tests in release, 20000 cases a property", words, env={"PROPTEST_CASES": "20000"})
+        if shutil.which("cargo-deny"):
+            step("licences, sources and advisories of crates", check_crates)
+        else:
+            skipped.append("licences of crates, which needs: cargo install cargo-deny")
+        step("images, in a container engine", ["tests/docker/run", "--engine"])
+        for source in sorted(glob.glob("*/fuzz/fuzz_targets/*.rs")):
+            fuzz = os.path.basename(source).removesuffix(".rs")
+            if not shutil.which("cargo-fuzz"):
+                skipped.append(f"fuzz target {fuzz}, which needs: cargo install cargo-fuzz")
+                continue
+            words = ["cargo", "fuzz", "run", "--fuzz-dir", source.split("/fuzz/")[0] + "/fuzz", fuzz, "--", "-max_total_time=60"]
+            # RUSTC_BOOTSTRAP: the sanitizer's flags on a stable toolchain.
+            step(f"fuzz target {fuzz}, 60 s", words, env={"RUSTC_BOOTSTRAP": "1"})
+
+    def run_named(self):
+        step, name = self.steps.step, self.name
+        words = ["cargo", "test", "--workspace", *FEATURES, "--locked", "--", name]
+        step(f"tests named *{name}*", words)
+        step(f"tests named *{name}*, on 2 simulated GPUs", ["launch/with-simulated-gpus", 2, *words])
+        if self.steps.count("passed") == 0 and not self.examples:
+            print(f"\nlaunch/test: FAILED: no test ran and no example is called {name}", file=sys.stderr)
+            sys.exit(1)
+        if self.examples:
+            self.steps.need("build and clippy", self.programs.build)
+            step(f"example {name}", self.run_examples)
+        if self.is_long:
+            words = [*IN_RELEASE, *FEATURES, "--features", "ddp/faults", "--locked", name]
+            step(f"tests named *{name}*, in release, 20000 cases a property", words, env={"PROPTEST_CASES": "20000"})
+
+    def report(self):
+        steps = self.steps
+        steps.print_table()
+        if steps.failed:
+            steps.fail()
+        ignored = steps.count("ignored")
+        if ignored:
+            steps.skipped.append(plural(ignored, "ignored test"))
+        what = f"the checks named {self.name}" if self.name else "all checks"
+        skipped = f" (skipped: {', '.join(steps.skipped)})" if steps.skipped else ""
+        print(f"\nlaunch/test: {what} passed in {steps.seconds()} s; {steps.count('passed')} tests{skipped}")
+
+
+def fuzz_locks():
+    """The fuzz targets are workspaces of their own, which no other step builds."""
+    for folder in ("kernels", "ddp"):
+        words = ["cargo", "metadata", "--format-version", "1", "--locked", "--manifest-path", f"{folder}/fuzz/Cargo.toml"]
+        command(*words, stdout=subprocess.DEVNULL)
+
+
+def documentation():
+    """Documentation, and the examples in it."""
+    strict = {**os.environ, "RUSTDOCFLAGS": "-D warnings"}
+    command("cargo", "doc", "--workspace", "--no-deps", *FEATURES, "--locked", env=strict)
+    command("cargo", "test", "--workspace", "--doc", *FEATURES, "--locked", "--quiet", env={**os.environ, **BY_CLIPPY})
+
+
+def check_crates():
+    """Licences and sources of crates, and advisories where their database can be reached."""
+    command("cargo", "deny", "--locked", "check", "bans", "licenses", "sources")
+    try:
+        command("cargo", "deny", "--locked", "fetch", "db")
+    except subprocess.CalledProcessError:
+        print("skipped: advisories on crates, whose database could not be fetched")
+    else:
+        command("cargo", "deny", "--locked", "check", "advisories")
+
+
+def main():
+    checks = Checks(sys.argv[1], sys.argv[2] == "yes")
+    if not checks.name and not checks.examples:
+        sys.exit("launch/test: FAILED: no [[example]] found in examples/Cargo.toml")
+    print(f"slice of exhaustive checks: {os.environ['DDP_TEST_SLICE']} (DDP_TEST_SLICE); --long runs all of them", flush=True)
+    try:
+        checks.run_named() if checks.name else checks.run_all()
+        checks.report()
+    finally:
+        checks.steps.stop()
+
+
+main()
