@@ -1,6 +1,6 @@
 //! Optimizers (AdamW, SGD and Muon, a file each: see docs/adding-an-optimizer.md), learning-rate
-//! schedules and clipping. Where one method and one set of numbers are for all parameters, an update
-//! of the flat arenas is one launch.
+//! schedules and clipping. Where one method and one set of numbers are for all parameters, an
+//! update of the flat arenas is one launch.
 //!
 //! Under ZeRO-1 a rank's optimizer updates its slices of the arenas, one launch for each, and has
 //! moments only for these, one slice after the other. The update of an element reads only numbers
@@ -16,9 +16,10 @@ mod rule;
 pub mod schedule;
 mod sgd;
 
+pub use adamw::AdamW;
 pub use clip::Clip;
 pub use groups::Group;
-pub use rule::{AdamW, Decayed, Declared, Method, Muon, Rule};
+pub use rule::{Decayed, Declared, Method, Muon, Rule, SettingOf};
 pub use schedule::{Schedule, Shape};
 
 use std::ops::Range;
@@ -76,7 +77,7 @@ impl OptimizerKind {
 impl Rule {
     /// AdamW with PyTorch's defaults, but only matrices decay.
     pub fn adamw() -> Rule {
-        OptimizerKind::Adamw.rule(&|_| None)
+        AdamW::default().into()
     }
 
     /// SGD with this momentum and no weight decay.

@@ -559,12 +559,12 @@ const WRONG: &[(&str, i32, &[&str])] = &[
     (
         "eval --checkpoint OUT --data glyphs --threads 0",
         2,
-        &["'0'", "--threads"],
+        &["--threads 0: expected a whole number from 1"],
     ),
     (
         "eval --checkpoint OUT --data glyphs --timeout-s 0",
         2,
-        &["'0'", "--timeout-s"],
+        &["--timeout-s 0: expected a number from 0.1"],
     ),
     (
         "eval --checkpoint OUT --data glyphs --device cuda",

@@ -22,9 +22,9 @@ impl Config {
         self.check_length()?;
         self.check_optimization()?;
         self.check_devices()?;
-        let help = "choose another folder for this run";
-        let has_no_name = self.out.as_os_str().is_empty();
-        refuse_if(has_no_name, "out", "", "the name of a folder", help)?;
+        let has_name = !self.out.as_os_str().is_empty();
+        let name = "the name of a folder; help: choose another folder for this run";
+        require(has_name, "out", "", name)?;
         check_utf8("out", Some(&self.out))?;
         check_utf8("cache-dir", self.cache_dir.as_deref())?;
         check_utf8("init-from", self.init_from.as_deref())
@@ -42,40 +42,40 @@ impl Config {
             self.check_tokens(tokens)?;
         }
         if let (Some(steps), Some(epochs)) = (self.steps, self.epochs) {
-            let help = format!("leave `epochs` {epochs} out");
-            let expected = "either `steps` or `epochs`";
-            return Err(refuse("steps", steps, expected, &help));
+            let text = format!("either `steps` or `epochs`; help: leave `epochs` {epochs} out");
+            require(false, "steps", steps, &text)?;
         }
-        let help = "`steps` 0 saves the untrained model";
-        let is_zero = self.epochs == Some(0);
-        refuse_if(is_zero, "epochs", 0, "a whole number, 1 or more", help)?;
+        let text = "a whole number, 1 or more; help: `steps` 0 saves the untrained model";
+        require(self.epochs != Some(0), "epochs", 0, text)?;
         if let (Some(warmup), Length::Steps(steps)) = (self.warmup_steps, self.length()) {
-            let expected = format!("at most the {steps} steps of the run");
-            let help = "warm up for less, or train for more";
-            refuse_if(warmup > steps, "warmup-steps", warmup, &expected, help)?;
+            let text = format!(
+                "at most the {steps} steps of the run; help: warm up for less, or train for more"
+            );
+            require(warmup <= steps, "warmup-steps", warmup, &text)?;
         }
         Ok(())
     }
 
     fn check_tokens(&self, tokens: u64) -> Result<()> {
-        const NAME: &str = "batch-tokens";
-        if let Some(rows) = self.batch_size {
-            let help = format!("leave `batch-size` {rows} out");
-            let expected = "either `batch-size` or `batch-tokens`";
-            return Err(refuse(NAME, tokens, expected, &help));
-        }
-        let Some(context) = self.model.context().map(|context| context as u64) else {
-            let help = "give `batch-size` ROWS";
-            return Err(refuse(NAME, tokens, "a model of tokens, such as gpt", help));
-        };
-        let below = tokens / context * context;
+        let context = self.model.context().unwrap_or(0) as u64;
+        let below = tokens - tokens.checked_rem(context).unwrap_or(0);
         let above = below.saturating_add(context);
-        let help = match below {
-            0 => format!("give {above}"),
-            _ => format!("give {below} or {above}"),
+        let text = match (self.batch_size, below) {
+            (Some(rows), _) => format!(
+                "either `batch-size` or `batch-tokens`; help: leave `batch-size` {rows} out"
+            ),
+            _ if context == 0 => {
+                "a model of tokens, such as gpt; help: give `batch-size` ROWS".to_string()
+            }
+            (None, 0) => {
+                format!("a multiple of the model's context, {context} tokens; help: give {above}")
+            }
+            (None, below) => format!(
+                "a multiple of the model's context, {context} tokens; help: give {below} or {above}"
+            ),
         };
-        let expected = format!("a multiple of the model's context, {context} tokens");
-        refuse_if(below != tokens, NAME, tokens, &expected, &help)
+        let fits = self.batch_size.is_none() && context > 0 && below == tokens;
+        require(fits, "batch-tokens", tokens, &text)
     }
 
     /// Refuses groups that say nothing, or whose learning rate has no scale.
@@ -84,56 +84,46 @@ impl Config {
             let got = &group.pattern;
             for (name, value) in [("lr", group.lr), ("weight-decay", group.weight_decay)] {
                 let value = value.unwrap_or_default();
-                if let Some(expected) = Limits::Real(0.0, f64::MAX).refusal(Number::Real(value)) {
-                    let got = format!("{got}:{name}={value}");
-                    return Err(refuse("group", got, &expected, "give another"));
-                }
+                let expected = Limits::Real(0.0, f64::MAX).refusal(Number::Real(value));
+                let text = format!("{}; help: give another", expected.as_deref().unwrap_or(""));
+                let got = format!("{got}:{name}={value}");
+                require(expected.is_none(), "group", got, &text)?;
             }
-            let help = "as in `group` '*.bias:weight-decay=0'";
-            let is_bare = group.lr.is_none() && group.weight_decay.is_none();
-            refuse_if(is_bare, "group", got, "an lr or a weight-decay", help)?;
-            let help = "rates of groups follow the schedule of `lr`";
-            let has_no_scale = group.lr.is_some() && self.peak_lr() == 0.0;
-            refuse_if(has_no_scale, "group", got, "an `lr` above 0", help)?;
+            let says = group.lr.is_some() || group.weight_decay.is_some();
+            let text = "an lr or a weight-decay; help: as in `group` '*.bias:weight-decay=0'";
+            require(says, "group", got, text)?;
+            let has_scale = group.lr.is_none() || self.peak_lr() != 0.0;
+            let text = "an `lr` above 0; help: rates of groups follow the schedule of `lr`";
+            require(has_scale, "group", got, text)?;
         }
         self.groups().map(|_| ())
     }
 
     fn check_optimization(&self) -> Result<()> {
         let (lr, min_lr) = (self.peak_lr(), self.min_lr);
-        let expected = format!("at most `lr` {lr}");
-        let help = "the schedule ends there";
-        refuse_if(min_lr > lr, "min-lr", min_lr, &expected, help)?;
-        let help = "give `schedule` cosine, or leave `min-lr` out";
-        let expected = "a schedule that goes down";
-        let has_no_end = self.schedule == Schedule::Constant && min_lr != 0.0;
-        refuse_if(has_no_end, "min-lr", min_lr, expected, help)?;
+        let text = format!("at most `lr` {lr}; help: the schedule ends there");
+        require(min_lr <= lr, "min-lr", min_lr, &text)?;
+        let text = "a schedule that goes down; help: give `schedule` cosine, or leave `min-lr` out";
+        let goes_down = self.schedule != Schedule::Constant || min_lr == 0.0;
+        require(goes_down, "min-lr", min_lr, text)?;
         self.check_optimizer()?;
         self.check_groups()?;
-        if let Some(eps) = self.eps {
-            let is_wrong = !(eps > 0.0 && eps <= 1.0);
-            let help = "a usual value is 1e-8";
-            refuse_if(is_wrong, "eps", eps, "a number above 0, up to 1", help)?;
-        }
+        let eps = self.eps.unwrap_or(1.0);
+        let text = "a number above 0, up to 1; help: a usual value is 1e-8";
+        require(eps > 0.0 && eps <= 1.0, "eps", eps, text)?;
         let (name, got) = ("class-weights", &self.class_weights);
         let weights = got.numbers();
-        let is_wrong = weights.iter().any(|weight| !(0.0..=1e30).contains(weight));
-        let help = "give a weight for each class, as in 1,1,2.5";
-        refuse_if(is_wrong, name, got, "numbers from 0 to 1e30", help)?;
+        let are_in_range = weights.iter().all(|weight| (0.0..=1e30).contains(weight));
+        let text = "numbers from 0 to 1e30; help: give a weight for each class, as in 1,1,2.5";
+        require(are_in_range, name, got, text)?;
         // Weights are used as f32, which rounds the smallest f64 to 0. Unnamed classes have 1.
-        let is_zero = weights.iter().all(|&weight| weight as f32 == 0.0)
-            && matches!(self.class_weights, ClassWeights::InOrder(_));
-        let help = "with weights of 0 nothing is learned";
-        refuse_if(is_zero, name, got, "a weight above 0", help)?;
-        let has_empty = self.freeze.iter().any(String::is_empty);
-        let (got, expected) = ("an empty name", "names of layers or parameters");
-        refuse_if(
-            has_empty,
-            "freeze",
-            got,
-            expected,
-            "as in `freeze` 0,2.bias",
-        )
+        let learns = weights.iter().any(|&weight| weight as f32 != 0.0)
+            || !matches!(self.class_weights, ClassWeights::InOrder(_));
+        let text = "a weight above 0; help: with weights of 0 nothing is learned";
+        require(learns, name, got, text)?;
+        let are_names = !self.freeze.iter().any(String::is_empty);
+        let text = "names of layers or parameters; help: as in `freeze` 0,2.bias";
+        require(are_names, "freeze", "an empty name", text)
     }
 
     /// Refuses constants of other optimizers, and constants with which this one does nothing.
@@ -142,121 +132,86 @@ impl Config {
         let (kind, declared) = (self.optimizer, self.optimizer.declared());
         for (name, field) in CONSTANTS {
             let (default, value) = (kind.default_of(name), *field(&mut given));
-            let is_of_another = default.is_none() && value.is_some();
-            let expected = format!("`optimizer` {}", owners(name).join(" or "));
-            let help = format!("leave `{name}` out");
-            refuse_if(is_of_another, name, value.unwrap_or(0.0), &expected, &help)?;
-            let has_none = *field(&mut settled) == Some(0.0);
-            let expected = format!("a number above 0 with `optimizer` {}", kind.name());
-            let help = format!("a usual value is {}", default.unwrap_or(0.0));
-            let is_still = has_none && declared.above_zero.contains(&name);
-            refuse_if(is_still, name, 0, &expected, &help)?;
+            let owners = owners(name);
+            let text = format!("`optimizer` {owners}; help: leave `{name}` out");
+            let applies = value.is_none() || default.is_some();
+            require(applies, name, value.unwrap_or_default(), &text)?;
+            let can_be = *field(&mut settled) != Some(0.0) || !declared.above_zero.contains(&name);
+            let (kind, usual) = (kind.name(), default.unwrap_or_default());
+            let text =
+                format!("a number above 0 with `optimizer` {kind}; help: a usual value is {usual}");
+            require(can_be, name, 0, &text)?;
         }
-        let owners = owners("nesterov").join(" or ");
-        let expected = format!("`optimizer` {owners} with a `momentum` above 0");
-        let is_plain = kind.default_of("nesterov").is_none() || settled.momentum == Some(0.0);
-        let help = "leave `nesterov` out";
-        refuse_if(self.nesterov && is_plain, "nesterov", true, &expected, help)
+        let owners = owners("nesterov");
+        let text =
+            format!("`optimizer` {owners} with a `momentum` above 0; help: leave `nesterov` out");
+        let can_be = kind.default_of("nesterov").is_some() && settled.momentum != Some(0.0);
+        require(!self.nesterov || can_be, "nesterov", true, &text)
     }
 
     /// Refuses settings of devices that exclude each other on any machine.
     fn check_devices(&self) -> Result<()> {
         let (device, per_rank) = (self.device, self.devices_per_rank);
-        let is_split = per_rank > 1;
-        let expected = "`devices-per-rank` 1: a step over several GPUs of a rank is not captured";
-        let help = "leave `graph` out, or give each rank one GPU";
-        let is_captured = self.graph == GraphChoice::On;
-        refuse_if(is_split && is_captured, "graph", "on", expected, help)?;
+        let text = "`devices-per-rank` 1: a step over several GPUs of a rank is not captured; \
+                    help: leave `graph` out, or give each rank one GPU";
+        let can_capture = per_rank == 1 || self.graph != GraphChoice::On;
+        require(can_capture, "graph", "on", text)?;
         let is_on_cpu = device == DeviceChoice::Cpu;
-        let expected = "GPUs to train on: `device` auto or cuda";
-        let help = "leave it out: ranks on the CPU share nothing";
-        let shares = is_on_cpu && self.share_gpus;
-        refuse_if(shares, "share-gpus", true, expected, help)?;
-        let is_one = matches!(device, DeviceChoice::CudaAt(_));
-        let expected = format!("`device` cuda with `devices-per-rank` {per_rank}");
-        let help = "give `device` cuda: each rank then takes as many as it needs; or leave \
-                    `devices-per-rank` out";
-        refuse_if(is_one && is_split, "device", device, &expected, help)?;
+        let text = "GPUs to train on: `device` auto or cuda; help: leave it out: ranks on the CPU \
+                    share nothing";
+        require(!is_on_cpu || !self.share_gpus, "share-gpus", true, text)?;
+        let text = format!(
+            "`device` cuda with `devices-per-rank` {per_rank}; help: give `device` cuda: each \
+             rank then takes as many as it needs; or leave `devices-per-rank` out"
+        );
+        let can_split = per_rank == 1 || !matches!(device, DeviceChoice::CudaAt(_));
+        require(can_split, "device", device, &text)?;
         if is_on_cpu { self.check_cpu() } else { Ok(()) }
     }
 
     /// Refuses settings that need a GPU, for a run on the CPU.
     pub fn check_cpu(&self) -> Result<()> {
-        let (dtype, kept) = (self.dtype, self.data_on_device == Resident::On);
-        let per_rank = self.devices_per_rank.to_string();
-        let needs_gpu = [
-            (
-                dtype == Precision::Tf32,
-                "dtype",
-                "tf32",
-                "only GPUs multiply in tf32",
-            ),
-            (
-                dtype == Precision::Bf16,
-                "dtype",
-                "bf16",
-                "only GPUs compute in bf16",
-            ),
-            (
-                per_rank != "1",
-                "devices-per-rank",
-                &per_rank,
-                "layers can only be split over GPUs",
-            ),
-            (
-                kept,
-                "data-on-device",
-                "on",
-                "data can only be kept in GPU memory",
-            ),
-            (
-                self.graph == GraphChoice::On,
-                "graph",
-                "on",
-                "only CUDA has graphs",
-            ),
-        ];
-        for (is_given, name, got, why) in needs_gpu {
-            let help = format!("leave `{name}` out, or train on GPUs: this run is on the CPU");
-            refuse_if(is_given, name, got, &format!("`device` cuda: {why}"), &help)?;
-        }
-        Ok(())
+        let cpu_only = |is_right, name, got: &dyn Display, why| {
+            let text = format!(
+                "`device` cuda: {why}; help: leave `{name}` out, or train on GPUs: this run is on \
+                 the CPU"
+            );
+            require(is_right, name, got, &text)
+        };
+        let (dtype, per_rank) = (self.dtype, &self.devices_per_rank);
+        let (is_tf32, is_bf16) = (dtype == Precision::Tf32, dtype == Precision::Bf16);
+        cpu_only(!is_tf32, "dtype", &"tf32", "only GPUs multiply in tf32")?;
+        cpu_only(!is_bf16, "dtype", &"bf16", "only GPUs compute in bf16")?;
+        let why = "layers can only be split over GPUs";
+        cpu_only(*per_rank == 1, "devices-per-rank", per_rank, why)?;
+        let is_kept = self.data_on_device == Resident::On;
+        let why = "data can only be kept in GPU memory";
+        cpu_only(!is_kept, "data-on-device", &"on", why)?;
+        let is_captured = self.graph == GraphChoice::On;
+        cpu_only(!is_captured, "graph", &"on", "only CUDA has graphs")
     }
 }
 
 /// The names of the optimizers that have a setting.
-fn owners(name: &str) -> Vec<&'static str> {
+fn owners(name: &str) -> String {
     let all = OptimizerKind::ALL.iter();
     let owners = all.filter(|(kind, ..)| kind.default_of(name).is_some());
-    owners.map(|(_, name, _)| *name).collect()
+    let owners: Vec<_> = owners.map(|(_, name, _)| *name).collect();
+    owners.join(" or ")
 }
 
-/// The error of a setting with a wrong value.
-fn refuse(name: &str, got: impl Display, expected: &str, help: &str) -> Error {
-    let text = format!("`{name}` {got}: expected {expected}; help: {help}");
-    Error::Usage(text)
-}
-
-fn refuse_if(
-    is_wrong: bool,
-    name: &str,
-    got: impl Display,
-    expected: &str,
-    help: &str,
-) -> Result<()> {
-    match is_wrong {
-        true => Err(refuse(name, got, expected, help)),
-        false => Ok(()),
+/// Refuses the value of a setting, unless it is right. The text says what is expected and what
+/// helps.
+fn require(is_right: bool, name: &str, got: impl Display, text: &str) -> Result<()> {
+    match is_right {
+        true => Ok(()),
+        false => Err(Error::Usage(format!("`{name}` {got}: expected {text}"))),
     }
 }
 
 /// Refuses a path that is not UTF-8: TOML files and the record cannot hold it.
 fn check_utf8(name: &str, path: Option<&Path>) -> Result<()> {
-    match path.filter(|path| path.to_str().is_none()) {
-        None => Ok(()),
-        Some(path) => {
-            let help = "give another, or rename the file or folder";
-            Err(refuse(name, path.display(), "a name in UTF-8", help))
-        }
-    }
+    let path = path.unwrap_or(Path::new(""));
+    let text = "a name in UTF-8; help: give another, or rename the file or folder";
+    require(path.to_str().is_some(), name, path.display(), text)
 }

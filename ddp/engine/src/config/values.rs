@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use ddp_kernels::choice::Choice;
 use ddp_kernels::choices;
 use ddp_kernels::{DType, Device};
 use serde::{Deserialize, Serialize};
@@ -78,6 +79,39 @@ impl SettingValue for ClassWeights {
     const FORM: Form = Form::List;
 
     fn read(text: &str) -> Result<ClassWeights, String> {
+        text.parse()
+    }
+}
+
+/// Settings that are written as they print.
+macro_rules! read_as_printed {
+    ($($kind:ty),+) => {$(
+        impl SettingValue for $kind {
+            fn read(text: &str) -> Result<$kind, String> {
+                text.parse()
+            }
+        }
+
+        impl TryFrom<String> for $kind {
+            type Error = String;
+
+            fn try_from(text: String) -> Result<$kind, String> {
+                text.parse()
+            }
+        }
+
+        impl From<$kind> for String {
+            fn from(value: $kind) -> String {
+                value.to_string()
+            }
+        }
+    )+};
+}
+
+read_as_printed!(DeviceChoice, Resume);
+
+impl SettingValue for TraceSteps {
+    fn read(text: &str) -> Result<TraceSteps, String> {
         text.parse()
     }
 }
@@ -201,46 +235,7 @@ choices! {
 impl LogLevel {
     /// The filter of `tracing`.
     pub fn filter(self) -> tracing::level_filters::LevelFilter {
-        use tracing::level_filters::LevelFilter;
-        match self {
-            LogLevel::Error => LevelFilter::ERROR,
-            LogLevel::Warn => LevelFilter::WARN,
-            LogLevel::Info => LevelFilter::INFO,
-            LogLevel::Debug => LevelFilter::DEBUG,
-            LogLevel::Trace => LevelFilter::TRACE,
-        }
-    }
-}
-
-impl TryFrom<String> for DeviceChoice {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<DeviceChoice, String> {
-        text.parse()
-    }
-}
-
-impl From<DeviceChoice> for String {
-    fn from(value: DeviceChoice) -> String {
-        value.to_string()
-    }
-}
-
-impl SettingValue for DeviceChoice {
-    fn read(text: &str) -> Result<DeviceChoice, String> {
-        text.parse()
-    }
-}
-
-impl SettingValue for TraceSteps {
-    fn read(text: &str) -> Result<TraceSteps, String> {
-        text.parse()
-    }
-}
-
-impl SettingValue for Resume {
-    fn read(text: &str) -> Result<Resume, String> {
-        text.parse()
+        self.name().parse().expect("tracing has these levels")
     }
 }
 
@@ -277,20 +272,6 @@ impl FromStr for Resume {
             "" => Err("expected never, auto or the folder of a checkpoint".into()),
             path => Ok(Resume::From(path.into())),
         }
-    }
-}
-
-impl TryFrom<String> for Resume {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Resume, String> {
-        text.parse()
-    }
-}
-
-impl From<Resume> for String {
-    fn from(resume: Resume) -> String {
-        resume.to_string()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use ddp_kernels::ops::{self, AdamwConstants, AdamwScalars};
 
-use super::rule::{Declared, Method, Part, Rule, Update, check_range};
+use super::rule::{Decayed, Declared, Method, Part, Rule, SettingOf, Update, check_range};
 use crate::error::Result;
 
 pub(super) const DECLARED: Declared = Declared {
@@ -18,12 +18,43 @@ pub(super) const DECLARED: Declared = Declared {
 };
 
 /// AdamW with these settings.
-pub(super) fn method(of: &dyn Fn(&str) -> f64) -> Method {
+pub(super) fn method(of: SettingOf<'_>) -> Method {
     Method::AdamW(AdamwConstants {
         beta1: of("beta1"),
         beta2: of("beta2"),
         epsilon: of("eps"),
     })
+}
+
+/// AdamW with PyTorch's defaults, but only matrices decay: a [`Rule`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// β₁, β₂ and ε.
+    pub constants: AdamwConstants,
+    /// The decay, which is multiplied by the learning rate.
+    pub weight_decay: f64,
+    /// What decays.
+    pub decayed: Decayed,
+}
+
+impl Default for AdamW {
+    fn default() -> AdamW {
+        AdamW {
+            constants: AdamwConstants::default(),
+            weight_decay: 0.01,
+            decayed: Decayed::Matrices,
+        }
+    }
+}
+
+impl From<AdamW> for Rule {
+    fn from(adamw: AdamW) -> Rule {
+        Rule {
+            weight_decay: adamw.weight_decay,
+            decayed: adamw.decayed,
+            ..Rule::of(Method::AdamW(adamw.constants))
+        }
+    }
 }
 
 impl Update for AdamwConstants {

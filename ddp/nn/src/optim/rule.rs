@@ -18,37 +18,6 @@ choices! {
     }
 }
 
-/// AdamW with PyTorch's defaults, but only matrices decay: a [`Rule`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
-    /// β₁, β₂ and ε.
-    pub constants: AdamwConstants,
-    /// The decay, which is multiplied by the learning rate.
-    pub weight_decay: f64,
-    /// What decays.
-    pub decayed: Decayed,
-}
-
-impl Default for AdamW {
-    fn default() -> AdamW {
-        AdamW {
-            constants: AdamwConstants::default(),
-            weight_decay: 0.01,
-            decayed: Decayed::Matrices,
-        }
-    }
-}
-
-impl From<AdamW> for Rule {
-    fn from(adamw: AdamW) -> Rule {
-        Rule {
-            weight_decay: adamw.weight_decay,
-            decayed: adamw.decayed,
-            ..Rule::of(Method::AdamW(adamw.constants))
-        }
-    }
-}
-
 /// How one parameter is updated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)]
@@ -85,8 +54,11 @@ pub struct Declared {
     /// Those of them with which it does nothing if they are 0.
     pub above_zero: &'static [&'static str],
     /// Its rule with these settings, but for weight decay.
-    pub rule: fn(of: &dyn Fn(&str) -> f64) -> Rule,
+    pub rule: fn(of: SettingOf<'_>) -> Rule,
 }
+
+/// The value of the setting of a name.
+pub type SettingOf<'a> = &'a dyn Fn(&str) -> f64;
 
 /// How a method updates parameters. An optimizer's file implements it for its constants.
 pub(super) trait Update {
