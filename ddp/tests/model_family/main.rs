@@ -269,7 +269,7 @@ fn a_setting_of_another_family_is_refused() {
         );
     }
     let text = Config::from_toml("model = \"positions\"\nhidden = [5]\n");
-    let text = text.unwrap_err().to_string();
+    let text = ShownError(text.unwrap_err()).to_string();
     assert!(text.contains("--hidden requires --model mlp"), "{text}");
 }
 

@@ -9,8 +9,8 @@ use super::Config;
 use super::values::OptimizerKind;
 use crate::error::Result;
 use crate::hugging_face;
+use crate::model::ModelOptions;
 use crate::tasks::LossOptions;
-use crate::trainer::ModelOptions;
 
 /// How long a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
