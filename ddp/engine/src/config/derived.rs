@@ -6,8 +6,8 @@ use ddp_nn::optim::{Group, Rule};
 use super::Config;
 use crate::error::Result;
 use crate::hugging_face;
+use crate::model::ModelOptions;
 use crate::tasks::LossOptions;
-use crate::trainer::ModelOptions;
 
 /// How long a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
