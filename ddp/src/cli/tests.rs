@@ -186,6 +186,8 @@ fn every_flag_of_training_arrives() {
             "--dry-run",
             // In `start.rs`.
             "--ranks",
+            "--hosts",
+            "--hostfile",
             "--restarts",
             "--grace-s",
         ]
@@ -578,9 +580,11 @@ fn every_flag_of_the_other_commands_arrives() {
         for name in command.split(' ') {
             found = found.find_subcommand_mut(name).unwrap();
         }
-        // Those that exclude others, and --ranks, are tried elsewhere.
+        // Those that exclude others, and those that start ranks, are tried elsewhere.
         let flags = found.get_arguments().filter_map(|flag| flag.get_long());
-        let elsewhere = ["help", "shapes", "sweep", "csv", "ranks"];
+        let elsewhere = [
+            "help", "shapes", "sweep", "csv", "ranks", "hosts", "hostfile",
+        ];
         for flag in flags.filter(|flag| !elsewhere.contains(flag)) {
             assert!(
                 line.split(' ').any(|word| word == format!("--{flag}")),

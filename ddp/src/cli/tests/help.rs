@@ -133,7 +133,7 @@ fn help_is_in_groups_with_examples_that_parse() {
         let line = example.split("  ").next().unwrap();
         assert!(parse(words(line)).is_ok(), "{line}");
     }
-    assert_eq!(examples.count(), 8);
+    assert_eq!(examples.count(), 9);
     assert!(help.lines().all(|line| line.chars().count() <= 120));
 }
 
