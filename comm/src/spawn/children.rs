@@ -11,7 +11,7 @@ use crate::launcher::OWN_JOB;
 
 /// The ranks that this process has started and that run.
 pub(super) struct Children {
-    pub(super) signals: Signals,
+    signals: Signals,
     running: Vec<(usize, Child)>,
 }
 

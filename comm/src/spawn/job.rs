@@ -106,8 +106,7 @@ impl Job {
                 has_rank_0: self.ranks[0].other == Some(index),
                 grace: self.grace,
             };
-            let signals = &self.here.signals;
-            let other = Remote::connect(host, index, task, setup, sender.clone(), signals)?;
+            let other = Remote::connect(host, index, task, setup, sender.clone())?;
             self.others.push(other);
         }
         Ok(())

@@ -1,11 +1,12 @@
 //! Another host, seen from the launcher: an ssh session with an agent, which starts ranks there.
 
 use std::io::{BufRead, BufReader, Write, stdout};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use super::agent::{Greeting, News, Order, Setup};
@@ -61,36 +62,44 @@ impl Remote {
         task: &Task,
         setup: Setup,
         sender: Sender<(usize, News)>,
-        signals: &Signals,
     ) -> Result<Remote> {
         let mut command = ssh(host, task)?;
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        signals.release(&mut command, Vec::new());
-        let mut ssh = command.spawn().map_err(|error| {
+        // Ctrl-C does not reach it. Signals to all processes of a job, which schedulers send, stay
+        // blocked: the ranks need the connection to end well.
+        let ssh = command.process_group(0).spawn();
+        let mut ssh = ssh.map_err(|error| {
             let program = command.get_program().display();
             let help = format!("install an ssh client, or set {SSH} to one");
             Error::setup(format!("start {program}"), error, help)
         })?;
-        let (words, mut readers) = (Arc::new(Words::default()), Vec::new());
-        if let (Some(output), Some(errors)) = (ssh.stdout.take(), ssh.stderr.take()) {
-            let [of_output, of_errors] = [(); 2].map(|()| Arc::clone(&words));
-            let listen = move || listen(output, index, &sender, &of_output);
-            readers.push(std::thread::spawn(listen));
-            readers.push(std::thread::spawn(move || show(errors, &of_errors)));
-        }
+        let words = Arc::new(Words::default());
+        let (output, errors) = (ssh.stdout.take(), ssh.stderr.take());
         let mut remote = Remote {
             name: host.name.clone(),
             orders: ssh.stdin.take(),
             ssh,
-            readers,
-            words,
+            readers: Vec::new(),
+            words: Arc::clone(&words),
             answer: None,
         };
+        if let (Some(output), Some(errors)) = (output, errors) {
+            let shown = Arc::clone(&words);
+            remote.read(move || listen(output, index, &sender, &words))?;
+            remote.read(move || show(errors, &shown))?;
+        }
         remote.send(&Order::Prepare(setup));
         Ok(remote)
+    }
+
+    fn read(&mut self, body: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = Builder::new().name("host".into()).spawn(body);
+        self.readers
+            .push(thread.map_err(|error| Error::no_thread("host", &error))?);
+        Ok(())
     }
 
     /// If the connection is lost, its news say so.

@@ -573,7 +573,7 @@ fn every_flag_of_the_other_commands_arrives() {
         for name in command.split(' ') {
             found = found.find_subcommand_mut(name).unwrap();
         }
-        // Those that exclude others, and --ranks, are tried elsewhere.
+        // Those that exclude others, and those that start ranks, are tried elsewhere.
         let flags = found.get_arguments().filter_map(|flag| flag.get_long());
         let elsewhere = [
             "help", "shapes", "sweep", "csv", "ranks", "hosts", "hostfile",
