@@ -50,11 +50,7 @@ pub(super) fn found(folder: &Path) -> Result<Inspected> {
         "program": state.program,
         "files": files.iter().map(file).collect::<Value>(),
     });
-    Ok(Inspected {
-        sheet,
-        json,
-        problem: None,
-    })
+    Inspected::intact(sheet, json)
 }
 
 fn sheet(
@@ -70,47 +66,46 @@ fn sheet(
     ));
     let (step, steps, samples) = (state.step, state.schedule.steps, state.samples);
     let position = &state.position;
-    let next = format!(
-        "; next batch {} of epoch {}",
-        position.in_epoch + 1,
-        position.epoch + 1
-    );
-    let next = if step < steps { next } else { String::new() };
+    let (batch, epoch) = (position.in_epoch + 1, position.epoch + 1);
+    let next = match step < steps {
+        true => format!("; next batch {batch} of epoch {epoch}"),
+        false => String::new(),
+    };
     sheet.add(
         "step",
         format!("{step} of {steps}, {samples} rows trained on{next}"),
     );
-    match (&state.last, &state.best) {
-        (None, _) => sheet.add("evaluation", "none so far"),
-        (Some(last), best) => {
-            let best = best.as_ref().filter(|best| best.step != last.step);
-            let best = best.map_or(String::new(), |best| format!("\nbest {}", evaluation(best)));
-            sheet.add("evaluation", format!("{}{best}", evaluation(last)));
-        }
-    }
+    let best = state
+        .best
+        .filter(|best| state.last.is_none_or(|last| best.step != last.step));
+    let best = best.map_or(String::new(), |best| {
+        format!("\nbest {}", evaluation(&best))
+    });
+    sheet.add(
+        "evaluation",
+        match &state.last {
+            None => "none so far".to_string(),
+            Some(last) => evaluation(last) + &best,
+        },
+    );
     sheet.add("task", task(&state.task));
     sheet.add("rows", rows(state, config));
     if let Some(normalization) = &state.target_normalization {
-        let (scaled, _) = targets(normalization);
-        sheet.add("labels", format!("standardized: {scaled}"));
+        sheet.add(
+            "labels",
+            format!("standardized: {}", targets(normalization).0),
+        );
     }
+    let (data, count) = (shown(&config.data.to_string()), position.rows);
     sheet.add(
         "data",
-        format!(
-            "{}: {} rows, batches of {}",
-            shown(&config.data.to_string()),
-            position.rows,
-            position.batch
-        ),
+        format!("{data}: {count} rows, batches of {}", position.batch),
     );
+    let (elements, dtype) = (tensors.elements(), config.dtype);
+    let names = tensors.table();
     sheet.add(
         "model",
-        format!(
-            "{} parameters in {:?}\n{}",
-            tensors.elements(),
-            config.dtype,
-            tensors.table()
-        ),
+        format!("{elements} parameters in {dtype:?}\n{names}"),
     );
     let (frozen, count) = frozen(config, tensors);
     if count > 0 {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::sheet::{Inspected, Sheet, some_of, table};
 use crate::cli::InspectFlags;
-use crate::data::files::{self, Array};
+use crate::data::files;
 use crate::data::resolve;
 use crate::data::{self, Alone, Data, DataRequest, DataSpec, Dataset, TableSettings, TokenSummary};
 use crate::error::{Error, Result, ShownError};
@@ -32,7 +32,7 @@ pub(super) fn found(flags: &InspectFlags) -> Result<Inspected> {
     let spec: DataSpec = flags.path.parse().map_err(|error| renamed(error, flags))?;
     let request = request(spec.clone(), flags);
     match data::summarize_tokens(&request).map_err(|error| renamed(error, flags))? {
-        Some(summary) => Ok(tokens(&summary, flags)),
+        Some(summary) => tokens(&summary, flags),
         None => rows(spec, &request, flags),
     }
 }
@@ -86,7 +86,7 @@ fn rows(spec: DataSpec, request: &DataRequest, flags: &InspectFlags) -> Result<I
 }
 
 /// The sheet of tokens, all of which were read and checked.
-fn tokens(summary: &TokenSummary, flags: &InspectFlags) -> Inspected {
+fn tokens(summary: &TokenSummary, flags: &InspectFlags) -> Result<Inspected> {
     let TokenSummary {
         coding,
         files,
@@ -100,12 +100,7 @@ fn tokens(summary: &TokenSummary, flags: &InspectFlags) -> Inspected {
     } = summary;
     let mut sheet = Sheet::new(format!("tokens {}", flags.path));
     let line = |(name, tokens): &(String, u64)| vec![name.clone(), format!("{tokens} tokens")];
-    let lines: Vec<_> = files.iter().take(LINES_SHOWN).map(line).collect();
-    let more = match files.len().saturating_sub(LINES_SHOWN) {
-        0 => String::new(),
-        more => format!("\nand {more} more files"),
-    };
-    sheet.add("files", table(&lines) + &more);
+    sheet.add("files", first_lines(files.iter().map(line).collect()));
     sheet.add("tokens", format!("{}: {coding}", summary.tokens()));
     let guess = match is_vocabulary_guessed {
         true => ", so the vocabulary is taken as one more",
@@ -141,11 +136,7 @@ fn tokens(summary: &TokenSummary, flags: &InspectFlags) -> Inspected {
         "content": format!("{content:016x}"),
         "is_sound": true,
     });
-    Inspected {
-        sheet,
-        json,
-        problem: None,
-    }
+    Inspected::intact(sheet, json)
 }
 
 /// The contents of the files, whether or not training would accept them.
@@ -161,14 +152,17 @@ fn contents(files: &[PathBuf], flags: &InspectFlags) -> Result<(String, Value)> 
         lines.append(&mut arrays);
         json.push(json!({ "path": path.to_string_lossy(), "bytes": bytes, "holds": holds }));
     }
-    let left_out = lines.len().saturating_sub(LINES_SHOWN);
+    Ok((first_lines(lines), json.into()))
+}
+
+/// The first lines as a table, and how many more there are.
+fn first_lines(mut lines: Vec<Vec<String>>) -> String {
+    let more = lines.len().saturating_sub(LINES_SHOWN);
     lines.truncate(LINES_SHOWN);
-    let more = if left_out > 0 {
-        format!("\nand {left_out} more lines, which --json has")
-    } else {
-        String::new()
-    };
-    Ok((table(&lines) + &more, json.into()))
+    match more {
+        0 => table(&lines),
+        more => table(&lines) + &format!("\nand {more} more lines, which --json has"),
+    }
 }
 
 /// A line for each array, or one for the columns of a table; and the same as JSON.
@@ -183,40 +177,24 @@ fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Val
         return Ok((vec![line], json!({ "columns": columns })));
     }
     let contents = files::open(path, flags.settings.cache_dir.as_deref())?;
-    let shape = |array: &Array| [&[array.rows() as usize], array.row_shape()].concat();
-    let key = |key: &str| {
-        if key.is_empty() {
-            "  its array".to_string()
-        } else {
-            format!("  {key}")
-        }
+    let (mut lines, mut json) = (Vec::new(), Vec::new());
+    let mut add = |key: &str, text: String, value: Value| {
+        let key = if key.is_empty() { "its array" } else { key };
+        lines.push(vec![format!("  {key}"), text]);
+        json.push(value);
     };
-    let line = |array: &Array| {
-        vec![
-            key(array.key()),
-            format!("{} {:?}", array.element(), shape(array)),
-        ]
-    };
-    let mut lines: Vec<Vec<String>> = contents.arrays.iter().map(line).collect();
-    lines.extend(
-        contents
-            .others
-            .iter()
-            .map(|(name, why)| vec![key(name), format!("not usable: {why}")]),
-    );
-    let array = |array: &Array| {
-        let (key, element) = (array.key(), array.element().name());
-        json!({ "key": key, "element": element, "shape": shape(array), "is_usable": true })
-    };
-    let other =
-        |(key, why): &(String, String)| json!({ "key": key, "is_usable": false, "why": why });
-    let arrays: Value = contents
-        .arrays
-        .iter()
-        .map(array)
-        .chain(contents.others.iter().map(other))
-        .collect();
-    Ok((lines, json!({ "arrays": arrays })))
+    for array in &contents.arrays {
+        let shape = [&[array.rows() as usize], array.row_shape()].concat();
+        let (key, element) = (array.key(), array.element());
+        let value =
+            json!({ "key": key, "element": element.name(), "shape": shape, "is_usable": true });
+        add(key, format!("{element} {shape:?}"), value);
+    }
+    for (key, why) in &contents.others {
+        let value = json!({ "key": key, "is_usable": false, "why": why });
+        add(key, format!("not usable: {why}"), value);
+    }
+    Ok((lines, json!({ "arrays": json })))
 }
 
 /// An error about these data without the setting `data`, since `inspect` takes them as an argument.
@@ -243,16 +221,12 @@ fn renamed(error: data::Error, flags: &InspectFlags) -> Error {
 fn describe(data: &Data, sheet: &mut Sheet, json: &mut Value) -> Result<()> {
     let rows = &*data.train;
     let (features, labels) = survey(rows)?;
-    let held_out = data.held_out.rows();
-    let also = if held_out > 0 {
-        format!(", and {held_out} held out")
-    } else {
-        String::new()
+    let (count, held_out, shape) = (rows.rows(), data.held_out.rows(), rows.row_shape());
+    let also = match held_out {
+        0 => String::new(),
+        held_out => format!(", and {held_out} held out"),
     };
-    sheet.add(
-        "rows",
-        format!("{} of shape {:?}{also}", rows.rows(), rows.row_shape()),
-    );
+    sheet.add("rows", format!("{count} of shape {shape:?}{also}"));
     if let Some(columns) = &data.columns {
         sheet.add("columns", some_of(columns));
     }
@@ -262,25 +236,30 @@ fn describe(data: &Data, sheet: &mut Sheet, json: &mut Value) -> Result<()> {
         largest,
         mean,
     } = features;
+    let average = significant(mean, 6);
     sheet.add(
         "features",
-        format!(
-            "from {least:?} to {largest:?}, {} on average",
-            significant(mean, 6)
-        ),
+        format!("from {least:?} to {largest:?}, {average} on average"),
     );
     sheet.add("labels", labels_text(&labels.text()));
     sheet.add("fingerprint", rows.fingerprint()?);
-    json["rows"] = json!(rows.rows());
-    json["held_out_rows"] = json!(held_out);
-    json["row_shape"] = json!(rows.row_shape());
-    json["columns"] = json!(data.columns);
-    json["features"] = json!({ "least": least, "largest": largest, "mean": mean });
-    json["taken_as"] = json!(data.description);
-    json["task"] = json!(rows.task());
-    json["fingerprint"] = json!(rows.fingerprint()?);
     let (name, value) = labels.json();
-    json[name] = value;
+    for (name, value) in [
+        ("rows", json!(count)),
+        ("held_out_rows", json!(held_out)),
+        ("row_shape", json!(shape)),
+        ("columns", json!(data.columns)),
+        (
+            "features",
+            json!({ "least": least, "largest": largest, "mean": mean }),
+        ),
+        ("taken_as", json!(data.description)),
+        ("task", json!(rows.task())),
+        ("fingerprint", json!(rows.fingerprint()?)),
+        (name, value),
+    ] {
+        json[name] = value;
+    }
     Ok(())
 }
 

@@ -90,9 +90,5 @@ pub(super) fn found(path: &Path) -> Result<Inspected> {
         "tensors": tensors.to_json(),
         "elements": tensors.elements(),
     });
-    Ok(Inspected {
-        sheet,
-        json,
-        problem: None,
-    })
+    Inspected::intact(sheet, json)
 }

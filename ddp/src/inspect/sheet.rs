@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::Value;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::shown::{shown, shown_lines};
 
 /// The result of an inspection.
@@ -14,6 +14,17 @@ pub(super) struct Inspected {
     pub(super) json: Value,
     /// The damage, if there is any.
     pub(super) problem: Option<Error>,
+}
+
+impl Inspected {
+    /// The result without damage.
+    pub(super) fn intact(sheet: Sheet, json: Value) -> Result<Inspected> {
+        Ok(Inspected {
+            sheet,
+            json,
+            problem: None,
+        })
+    }
 }
 
 /// A title and facts.
@@ -55,51 +66,28 @@ impl fmt::Display for Sheet {
 
 /// Up to eight names, and how many more there are.
 pub(super) fn some_of(names: &[String]) -> String {
-    let joined = |names: &[String]| {
-        names
-            .iter()
-            .map(|name| shown(name))
-            .collect::<Vec<_>>()
-            .join(", ")
-    };
-    match names.len() {
-        0..=8 => joined(names),
-        count => format!("{} and {} more", joined(&names[..7]), count - 7),
+    let most = if names.len() > 8 { 7 } else { 8 };
+    let first: Vec<String> = names.iter().take(most).map(|name| shown(name)).collect();
+    match names.len().saturating_sub(most) {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
     }
 }
 
 /// Columns of equal width: the first aligned left, the others right.
 pub(super) fn table(rows: &[Vec<String>]) -> String {
-    let rows: Vec<Vec<String>> = rows
-        .iter()
-        .map(|row| row.iter().map(|cell| shown(cell)).collect())
-        .collect();
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let shown_cells = |row: &Vec<String>| row.iter().map(|cell| shown(cell)).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(shown_cells).collect();
     let width = |column: usize| {
-        rows.iter()
-            .filter_map(|row| row.get(column))
-            .map(|cell| cell.chars().count())
-            .max()
-    };
-    let widths: Vec<usize> = (0..columns)
-        .map(|column| width(column).unwrap_or(0))
-        .collect();
-    let cell = |(column, cell): (usize, &String)| {
-        let width = widths[column];
-        if column == 0 {
-            format!("{cell:width$}")
-        } else {
-            format!("{cell:>width$}")
-        }
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
     let line = |row: &Vec<String>| {
-        row.iter()
-            .enumerate()
-            .map(cell)
-            .collect::<Vec<_>>()
-            .join("  ")
-            .trim_end()
-            .to_string()
+        let cells = row.iter().enumerate().map(|(column, cell)| match column {
+            0 => format!("{cell:0$}", width(0)),
+            _ => format!("{cell:>0$}", width(column)),
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_string()
     };
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
