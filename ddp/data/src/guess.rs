@@ -35,10 +35,7 @@ pub(crate) fn are_classes(task: Option<TaskKind>, any_float: bool) -> bool {
 }
 
 /// The label among the columns of a table: the last one that is nothing else.
-pub(crate) fn label_column<'a>(
-    columns: &'a [String],
-    is_other: impl Fn(&str) -> bool,
-) -> Option<&'a String> {
+pub(crate) fn label_column(columns: &[String], is_other: impl Fn(&str) -> bool) -> Option<&String> {
     columns.iter().rev().find(|name| !is_other(name))
 }
 

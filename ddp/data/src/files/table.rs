@@ -143,13 +143,14 @@ fn convert(
     table.select(&columns.all())?;
     let mut rows = RowWriter::new(&columns, to, out)?;
     while table.advance()? {
-        let added = rows.add(&*table);
-        if added.is_err() && rows.refused_cell {
+        match rows.add(&*table) {
             // There may be more such columns: all are named at once.
-            let survey = survey_of(&columns, &mut *reader(path)?, &[])?;
-            return Err(survey.refusal(&columns).unwrap_or(added.unwrap_err()));
+            Err(first) if rows.refused_cell => {
+                let survey = survey_of(&columns, &mut *reader(path)?, &[])?;
+                return Err(survey.refusal(&columns).unwrap_or(first));
+            }
+            added => added?,
         }
-        added?;
     }
     rows.finish()
 }

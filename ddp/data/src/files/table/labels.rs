@@ -162,8 +162,9 @@ impl LabelColumn {
                 _ => whole(&line).unwrap_or_default().to_le_bytes(),
             })?;
         }
-        let name = |text: &Box<[u8]>| String::from_utf8_lossy(text).into_owned();
-        Ok(are_texts.then(|| texts.iter().map(name).collect()))
+        let names = texts.iter();
+        let names = names.map(|text| String::from_utf8_lossy(text).into_owned());
+        Ok(are_texts.then(|| names.collect()))
     }
 }
 
