@@ -1,6 +1,7 @@
 //! The library of `ddp-train`, and the one crate that a program of yours needs. Safe Rust only.
 //!
-//! A perceptron that learns which points are near the origin, on as many ranks as a launcher starts:
+//! A perceptron that learns which points are near the origin, on as many ranks as a launcher
+//! starts:
 //!
 //! ```
 //! use ddp::comm::{Options, World};
