@@ -376,8 +376,8 @@ impl World {
         handshake(&self.control, fields)
     }
 
-    /// The device that this rank trains on: its own GPU if all ranks have one that can be used, else
-    /// the CPU, with a warning if there are GPUs. All ranks call this together the first time.
+    /// The device that this rank trains on: its own GPU if all ranks have one that can be used,
+    /// else the CPU, with a warning if there are GPUs. All ranks call this together the first time.
     #[track_caller]
     pub fn device(&self) -> Result<Device> {
         if let Some(device) = self.device.get() {

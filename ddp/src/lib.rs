@@ -1,6 +1,7 @@
 //! The library of `ddp-train`, and the one crate that a program of yours needs. Safe Rust only.
 //!
-//! A perceptron that learns which points are near the origin, on as many ranks as a launcher starts:
+//! A perceptron that learns which points are near the origin, on as many ranks as a launcher
+//! starts:
 //!
 //! ```
 //! use ddp::comm::{Options, World};
@@ -16,10 +17,12 @@
 //!     let is_near = |point: &[f32]| i64::from(point[0].hypot(point[1]) < 0.8);
 //!     let labels: Vec<i64> = points.to_vec()?.chunks(2).map(is_near).collect();
 //!     let data = InMemory::classes(points, labels, 2)?;
-//!     let layers = Sequential::new().then(Linear::new(32)).then(Activate::relu()).then(Linear::new(2));
+//!     let layers = Sequential::new().then(Linear::new(32)).then(Activate::relu());
+//!     let layers = layers.then(Linear::new(2));
 //!     let model = layers.build(&[2], device, Seed(1))?;
 //!     let mut loader = Loader::builder(data).batch_size(60).shuffle(Seed(1)).build(world)?;
-//!     let mut step = Step::builder(model, CrossEntropy::default(), AdamW::default()).build(world)?;
+//!     let step = Step::builder(model, CrossEntropy::default(), AdamW::default());
+//!     let mut step = step.build(world)?;
 //!     for index in 0..300 {
 //!         step.run(loader.load(index)?, 0.01)?;
 //!     }

@@ -1,7 +1,8 @@
 //! `synthetic:…`: rows made from a formula when they are read, without memory, with the same bits
 //! on every machine.
 //!
-//! Features are nearly normal with deviation 1; targets come from a fixed random network with one hidden ReLU layer (the teacher), plus noise.
+//! Features are nearly normal with deviation 1; targets come from a fixed random network with one
+//! hidden ReLU layer (the teacher), plus noise.
 
 use ddp_kernels::Tensor;
 

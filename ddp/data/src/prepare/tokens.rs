@@ -147,8 +147,8 @@ fn task(files: &TokenFiles, summary: &TokenSummary) -> TaskSpec {
     }
 }
 
-/// What made the tokens. Warns if it is missing, or if a model of bytes has a vocabulary as large as
-/// a tokenizer's.
+/// What made the tokens. Warns if it is missing, or if a model of bytes has a vocabulary as large
+/// as a tokenizer's.
 fn tokenizer(
     request: &DataRequest,
     files: &TokenFiles,
