@@ -6,15 +6,17 @@
 //! each host starts the ranks (`agent.rs`), which meet over TCP. Ranks are not in this process's
 //! group, so that Ctrl-C reaches them once: through this process.
 
-use std::ffi::{OsString, c_int};
-use std::path::PathBuf;
+use std::ffi::c_int;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 pub use self::agent::serve;
+use self::children::Children;
 pub use self::hosts::{Host, HostList};
 use self::job::Job;
 use self::signals::{STOPS, Signals};
+pub use self::task::Task;
+use self::task::{ENDING, EXIT_STOPPED, PERIOD, of_signal};
 use crate::error::Result;
 use crate::launcher::{Launch, Launcher};
 
@@ -24,24 +26,7 @@ mod hosts;
 mod job;
 mod remote;
 mod signals;
-
-/// The version that launcher and agents must share.
-const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// How long ranks have to end after another has failed: only a stopped one needs more than one.
-const ENDING: Duration = Duration::from_secs(3);
-/// The exit code of ranks that were asked to stop and saved.
-const EXIT_STOPPED: u8 = 75;
-/// How often to look at the clock. Signals and the end of a rank wake this process earlier.
-const PERIOD: Duration = Duration::from_millis(200);
-/// What every rank runs.
-pub struct Task {
-    /// The program.
-    pub program: PathBuf,
-    /// Its arguments.
-    pub arguments: Vec<OsString>,
-    /// The argument with which it is an agent and calls [`serve`].
-    pub agent: &'static str,
-}
+mod task;
 
 /// Starts ranks, and stays with them until they end.
 pub struct Spawner {
@@ -116,11 +101,12 @@ impl Spawner {
         self.stopped_by.map(of_first)
     }
 
-    /// Runs `task` as ranks on `hosts` until all have ended. Returns the exit code of the first that
-    /// failed (128 and the signal's number if a signal ended it), or 0.
+    /// Runs `task` as ranks on `hosts` until all have ended. Returns the exit code of the first
+    /// that failed (128 and the signal's number if a signal ended it), or 0.
     pub fn run(&mut self, hosts: &[Host], task: &Task) -> Result<u8> {
         let (sender, news) = mpsc::channel();
-        let mut job = Job::new(self, news);
+        let here = Children::new(self.signals);
+        let mut job = Job::new(&self.program, here, [self.grace, self.timeout], news);
         let mut others = Vec::new();
         for host in hosts {
             let other = (!host.is_here()).then_some(others.len());
@@ -146,7 +132,8 @@ impl Spawner {
         Ok(job.first_failure.unwrap_or(0))
     }
 
-    /// Waits until all other hosts are ready. Returns the exit code if a signal asks the job to stop.
+    /// Waits until all other hosts are ready. Returns the exit code if a signal asks the job to
+    /// stop.
     fn wait_for_answers(&mut self, job: &mut Job, task: &Task) -> Result<Option<u8>> {
         let started = Instant::now();
         while !job.are_all_ready(task, started.elapsed())? {
@@ -173,11 +160,6 @@ impl Spawner {
         job.stopped_by = self.stopped_by;
         job.signal(passed);
     }
-}
-
-/// The exit code that shells give to the end by a signal.
-fn of_signal(signal: c_int) -> u8 {
-    128 + signal as u8
 }
 
 #[cfg(test)]

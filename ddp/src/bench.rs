@@ -10,6 +10,7 @@ mod allreduce;
 mod explain;
 mod measure;
 mod models;
+mod subject;
 mod training;
 
 use clap::Subcommand;

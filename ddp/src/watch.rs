@@ -3,22 +3,20 @@
 //!
 //! `summary.rs` says what the log holds in words, `view.rs` draws.
 
+mod follow;
 mod summary;
 mod view;
 
 use std::fmt::Display;
-use std::fs;
 use std::io::{self, IsTerminal};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use ddp_comm::{Signal, StopSignals, World};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
 
+use self::follow::{Followed, open};
 use crate::cli::WatchFlags;
 use crate::error::{Error, Result};
-use crate::metrics::Run;
-use crate::record::EVENTS_FILE;
 
 /// How often the log is read.
 const READ_EVERY: Duration = Duration::from_secs(1);
@@ -47,43 +45,6 @@ pub fn watch(
     let shown = live(&mut terminal, &mut followed, &stops);
     ratatui::restore();
     shown.map_err(failed)
-}
-
-/// A run whose log is read as it grows. A run that resumes cuts it: then it is read again.
-struct Followed {
-    folder: PathBuf,
-    run: Run,
-    /// Why the log cannot be read at the moment.
-    problem: Option<String>,
-}
-
-impl Followed {
-    /// Reads what was added. A log that cannot be read leaves what is known.
-    fn refresh(&mut self) {
-        self.problem = self.run.refresh().err().map(|error| error.to_string());
-    }
-
-    /// How long ago the log was written to.
-    fn age(&self) -> Option<Duration> {
-        let written = fs::metadata(self.folder.join(EVENTS_FILE)).and_then(|file| file.modified());
-        SystemTime::now().duration_since(written.ok()?).ok()
-    }
-}
-
-/// The run in `folder`. Its log must be there and have a start.
-fn open(folder: &Path) -> Result<Followed> {
-    if !folder.join(EVENTS_FILE).exists() {
-        return Err(Error::Usage(format!(
-            "watch {}: expected the folder of a run, which has {EVENTS_FILE}, got none; help: give \
-             what its --out was, once it has begun",
-            folder.display()
-        )));
-    }
-    Ok(Followed {
-        folder: folder.to_path_buf(),
-        run: Run::read(folder)?,
-        problem: None,
-    })
 }
 
 fn failed(source: io::Error) -> Error {

@@ -8,7 +8,7 @@ from steps import Failure, command
 
 ROOT = os.getcwd()
 # The one set of features that everything is built with.
-FEATURES = ["--features", "ddp/parquet,ddp/test-family"]
+FEATURES = ["--features", "ddp/parquet"]
 # Clippy compiles this repository's crates, which costs next to nothing; a check of its own would read
 # every crate again. The variables are those that `cargo clippy` sets for `cargo check`. What clippy
 # compiles lacks rustc's checks for null and misaligned pointers; --long runs tests with them.

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::children::{Children, cannot_start};
 use super::signals::Signals;
-use super::{PERIOD, VERSION};
+use super::task::{PERIOD, VERSION};
 use crate::error::Result;
 use crate::tcp;
 

@@ -12,7 +12,7 @@ use super::agent::{News, Order, Setup};
 use super::children::{Children, cannot_start};
 use super::hosts::Host;
 use super::remote::{Remote, text_of};
-use super::{ENDING, EXIT_STOPPED, Spawner, Task, VERSION, of_signal};
+use super::task::{ENDING, EXIT_STOPPED, Task, VERSION, of_signal};
 use crate::error::{Error, Ranks, Result, Seconds};
 use crate::identity::host_name;
 use crate::say::print_line;
@@ -60,19 +60,24 @@ struct Rank {
 }
 
 impl Job {
-    pub(super) fn new(spawner: &Spawner, news: Receiver<(usize, News)>) -> Job {
+    pub(super) fn new(
+        program: &str,
+        here: Children,
+        [grace, timeout]: [Duration; 2],
+        news: Receiver<(usize, News)>,
+    ) -> Job {
         Job {
-            program: spawner.program.clone(),
+            program: program.to_string(),
             ranks: Vec::new(),
-            here: Children::new(spawner.signals),
+            here,
             others: Vec::new(),
             news,
             first_failure: None,
             stopped_by: None,
             end_by: None,
             has_killed: false,
-            grace: spawner.grace,
-            timeout: spawner.timeout,
+            grace,
+            timeout,
         }
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::agent::{Greeting, News, Order, Setup};
 use super::hosts::Host;
 use super::signals::Signals;
-use super::{Task, VERSION};
+use super::task::{Task, VERSION};
 use crate::error::{Error, Problem, Result};
 use crate::say::print_line;
 

@@ -361,8 +361,8 @@ fn inherited(fd: RawFd) -> Result<OwnedFd> {
     }
     taken.push(fd);
     // SAFETY: the variable gives this process the descriptor, which is open, a socket and above the
-    // standard streams. Nothing else in this process owns it: it was inherited, and `TAKEN` lets one
-    // call take it.
+    // standard streams. Nothing else in this process owns it: it was inherited, and `TAKEN` lets
+    // one call take it.
     let socket = File::from(unsafe { OwnedFd::from_raw_fd(fd) }).try_clone();
     let socket = socket.map_err(|error| Error::setup(ACTION, error, "start the job again"))?;
     Ok(OwnedFd::from(socket))

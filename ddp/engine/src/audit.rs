@@ -17,7 +17,7 @@ use ddp_kernels::transfer::Ledger;
 use serde::{Deserialize, Serialize};
 
 pub use self::differences::Difference;
-pub use self::ledger::{Amount, BETWEEN_RANKS, Workload};
+pub use self::ledger::{Amount, BETWEEN_RANKS, RankedHint, Workload};
 use self::ledger::{RankLedger, STEP};
 use crate::error::Result;
 use crate::exchange;
@@ -63,22 +63,6 @@ pub struct PerStep {
     pub count: f64,
     /// Their bytes.
     pub bytes: f64,
-}
-
-/// A hint of the ledger, with the ranks that have it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct RankedHint {
-    /// The pattern.
-    pub pattern: String,
-    /// The source lines.
-    pub lines: Vec<String>,
-    /// The ranks; empty in a rank's own ledger.
-    pub ranks: Vec<usize>,
-    /// How often it occurred on all ranks.
-    pub count: u64,
-    /// The text of the rank on which it occurred most often.
-    pub text: String,
 }
 
 /// Gathers what all ranks moved and returns the audit on rank 0. `workload` is this rank's part of

@@ -1,62 +1,18 @@
-//! What `bench mlp` and `bench gpt` train: a perceptron with ReLU, and a transformer, on random rows.
+//! What `bench mlp` and `bench gpt` train: a perceptron with ReLU, and a transformer.
 
 use clap::Args;
+use ddp_kernels::DType;
 use ddp_kernels::ops::Activation;
-use ddp_kernels::{DType, Device, Random, Tensor};
-use serde_json::{Value, json};
+use serde_json::json;
 
+use super::subject::{RandomRows, Subject};
 use super::training::StepFlags;
 use crate::config::{List, TaskKind, model_of};
 use crate::error::{Error, Result};
 use crate::flags::{choice, whole};
 use crate::models::mlp::WIDTH_MAX;
 use crate::models::{DataShape, Mlp, ModelSpec};
-use crate::nn::{CrossEntropy, Loss, Mse, Sequential};
-
-/// A model that is trained on random rows.
-pub(super) struct Subject {
-    pub(super) layers: Sequential,
-    pub(super) loss: Box<dyn Loss>,
-    pub(super) inputs: RandomRows,
-    pub(super) targets: RandomRows,
-    /// Rows of a step, over all ranks.
-    pub(super) batch: u64,
-    /// Rows of a micro-batch; 0 for all.
-    pub(super) micro_batch: u64,
-    /// The norm to which gradients are clipped; 0 for no clipping.
-    pub(super) clip_norm: f64,
-    /// Multiplications and additions of a step.
-    pub(super) flop: f64,
-    /// The first fields of the line.
-    pub(super) described: Value,
-    /// What a row counts as, and how often: `samples`, 1.
-    pub(super) unit: (&'static str, u64),
-}
-
-/// Random values of a row, by its shape.
-pub(super) enum RandomRows {
-    /// Numbers of mean 0 and variance 1.
-    Normal(Vec<usize>),
-    /// Whole numbers below this one.
-    Below(usize, Vec<usize>),
-}
-
-impl RandomRows {
-    pub(super) fn row_shape(&self) -> &[usize] {
-        let (RandomRows::Normal(shape) | RandomRows::Below(_, shape)) = self;
-        shape
-    }
-
-    pub(super) fn make(&self, rows: usize, device: Device, random: &mut Random) -> Result<Tensor> {
-        let shape = [&[rows], self.row_shape()].concat();
-        Ok(match self {
-            RandomRows::Normal(_) => Tensor::randn(&shape, DType::F32, device, random)?,
-            RandomRows::Below(end, _) => {
-                Tensor::randint(*end as u32, &shape, DType::I64, device, random)?
-            }
-        })
-    }
-}
+use crate::nn::{CrossEntropy, Loss, Mse};
 
 /// The flags of `bench mlp`.
 #[derive(Args, Clone, Debug, PartialEq)]

@@ -12,7 +12,7 @@ use super::explain;
 use super::measure::{
     BenchFlags, Say, begin, group_on, largest, line, precision, round, round_or_null, rounds, start,
 };
-use super::models::Subject;
+use super::subject::Subject;
 use crate::config::{FloatType, GraphChoice, OptimizerKind, Overlap, Precision};
 use crate::data::{Batch, SlotId, sampler};
 use crate::error::{Error, Result};

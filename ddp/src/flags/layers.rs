@@ -37,9 +37,12 @@ impl FromArgMatches for SettingFlags {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let given = |setting: &'static Setting| {
             let name = setting.name();
-            let values = matches.try_get_raw(name).ok()??;
+            let mut values = matches.try_get_raw(name).ok()??;
             let is_flag = matches.value_source(name) == Some(ValueSource::CommandLine);
-            Some((setting, values.last().filter(|_| is_flag)?.to_os_string()))
+            Some((
+                setting,
+                values.next_back().filter(|_| is_flag)?.to_os_string(),
+            ))
         };
         Ok(SettingFlags(SETTINGS.iter().filter_map(given).collect()))
     }

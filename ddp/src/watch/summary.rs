@@ -1,6 +1,6 @@
 //! What a metrics log holds, in words.
 
-use super::Followed;
+use super::follow::Followed;
 use crate::metrics::{Run, TextLine};
 use crate::report::results::{Figure, figure, results};
 use crate::shown::shown;

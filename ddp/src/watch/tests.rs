@@ -2,6 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
+use std::path::Path;
 
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::files::testing::Scratch;
+use crate::record::EVENTS_FILE;
 
 fn start() -> Value {
     json!({"event": "start", "config": {}, "devices": ["cuda:0 NVIDIA H200 on a", "cuda:0 NVIDIA H200 on b"],

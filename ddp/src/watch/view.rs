@@ -8,7 +8,8 @@ use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph};
 
-use super::{Followed, summary};
+use super::follow::Followed;
+use super::summary;
 use crate::metrics::Run;
 use crate::report::charts;
 use crate::report::results::Figure;

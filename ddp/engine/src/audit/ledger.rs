@@ -7,7 +7,6 @@ use ddp_kernels::Device;
 use ddp_kernels::transfer::{Hint, Ledger, Phase, TransferKind};
 use serde::{Deserialize, Serialize};
 
-use super::RankedHint;
 use crate::devices;
 use ddp_data::Batch;
 
@@ -153,6 +152,22 @@ pub(super) fn bounded(mut lines: Vec<Line>) -> (Vec<Line>, Vec<Line>) {
         sum.amount.add(line.amount);
     }
     (lines, rest.into_values().collect())
+}
+
+/// A hint of the ledger, with the ranks that have it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RankedHint {
+    /// The pattern.
+    pub pattern: String,
+    /// The source lines.
+    pub lines: Vec<String>,
+    /// The ranks; empty in a rank's own ledger.
+    pub ranks: Vec<usize>,
+    /// How often it occurred on all ranks.
+    pub count: u64,
+    /// The text of the rank on which it occurred most often.
+    pub text: String,
 }
 
 fn hint(hint: &Hint) -> RankedHint {

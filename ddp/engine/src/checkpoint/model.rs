@@ -221,7 +221,7 @@ fn check(header: &Header, list: &[&Parameter], is_foreign: bool) -> Result<(), S
     for parameter in list {
         let entry = header.find(&parameter.name).expect("none is missing");
         let fits = entry.shape == parameter.shape;
-        if !fits && !(is_foreign && has_more_positions(entry, &parameter.shape)) {
+        if !(fits || is_foreign && has_more_positions(entry, &parameter.shape)) {
             return Err(format!(
                 "{} has the shape {:?}, and {:?} in the model; help: give the `model` and the \
                  settings it was trained with",

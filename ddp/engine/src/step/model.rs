@@ -31,7 +31,8 @@ pub(super) struct TrainedModel {
 }
 
 impl TrainedModel {
-    /// Gradients are reduced as `reducer` says, and clipped to the norm `clip_norm`; 0 for no limit.
+    /// Gradients are reduced as `reducer` says, and clipped to the norm `clip_norm`; 0 for no
+    /// limit.
     pub(super) fn new(
         parts: Vec<Part>,
         reducer: ReducerOptions,
