@@ -162,7 +162,7 @@ Examples:
   mpirun -n 2 ddp-train bench allreduce --sweep 0.001:64
   ddp-train bench addmm --shapes 2048x2048x2048,128x1024x784
 
-OUT/metrics.jsonl is the record of a run, OUT/config.toml its settings, OUT/checkpoints/ its models.
+OUT/metrics.jsonl is the metrics log of a run, OUT/config.toml its settings, OUT/checkpoints/ its models.
 
 Exit codes: 0 done, 2 wrong flags, 65 bad data, 69 doctor found a problem,
 70 internal error, 71 out of memory, 74 files, 75 stopped on request and saved,

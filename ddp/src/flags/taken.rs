@@ -64,9 +64,14 @@ impl FromArgMatches for Taken {
         let mut read = || {
             for setting in SETTINGS.iter() {
                 let name = variable(setting.name());
-                let is_taken = matches.try_contains_id(setting.name()).is_ok();
-                if let Some(value) = std::env::var_os(&name).filter(|_| is_taken) {
-                    layers.set(setting, &value, (Layer::Variable, name))?;
+                // A flag wins over the variable, even over a wrong one.
+                let is_open = matches!(matches.try_get_raw(setting.name()), Ok(None));
+                if let Some(value) = std::env::var_os(&name).filter(|_| is_open) {
+                    layers.set(setting, &value, (Layer::Variable, name.clone()))?;
+                    let checked = layers.config.check_limits();
+                    checked.map_err(|error| {
+                        Error::Usage(format!("{name} in the environment: {error}"))
+                    })?;
                 }
             }
             layers.set_flags(&flags)?;

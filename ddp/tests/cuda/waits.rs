@@ -54,7 +54,7 @@ const REDUNDANT: [(&str, &str); 6] = [
          (kernels/, where tests/waits.rs shows that it is needed for pinned memory)",
     ),
     (
-        "other.bad_step.copy_from(",
+        "stage.bad_step.copy_from(",
         "a copy between devices puts both in order (kernels/). The one of the scale, just before, has done that, and nothing comes between",
     ),
 ];

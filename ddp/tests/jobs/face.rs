@@ -396,14 +396,14 @@ fn machines_settings_in_the_environment_count_for_every_command() {
     assert!(
         ended
             .assert_fails(2)
-            .contains("DDP_THREADS in the environment: invalid value '0'"),
+            .contains("DDP_THREADS in the environment: --threads 0: expected"),
         "{ended}"
     );
     let ended = folder.alone(eval).env("DDP_DEVICE", "gpu").run();
     assert!(
         ended
             .assert_fails(2)
-            .contains("DDP_DEVICE in the environment: invalid value 'gpu'"),
+            .contains("DDP_DEVICE in the environment: --device 'gpu': expected"),
         "{ended}"
     );
     folder

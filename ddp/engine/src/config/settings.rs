@@ -216,8 +216,8 @@ settings! {
     Fixed freeze "NAMES": Vec<String> = vec![];
 
     ["Data"]
-    /// Training data: a file (.npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX; csv, npy
-    /// and IDX also .gz), a folder of files or a pattern, followed by #NAME to choose one of
+    /// Training data: a file (.npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX, and .gz of
+    /// csv, npy and IDX), a folder of files or a pattern, followed by #NAME to choose one of
     /// several arrays. Tokens: tokens:FILE,context=N (.bin of llm.c or nanoGPT, .txt, arrays); with
     /// vocabulary=N if the file does not say it. Or built-in data: glyphs,
     /// synthetic:classification or synthetic:regression, followed by options, as in
