@@ -19,7 +19,7 @@ pub struct Task {
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// The argument with which it is an agent and calls [`serve`].
+    /// The argument with which it is an agent and calls [`serve`](super::serve).
     pub agent: &'static str,
 }
 
