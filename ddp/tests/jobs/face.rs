@@ -403,7 +403,7 @@ fn machines_settings_in_the_environment_count_for_every_command() {
     assert!(
         ended
             .assert_fails(2)
-            .contains("DDP_DEVICE in the environment: --device 'gpu': expected"),
+            .contains("DDP_DEVICE in the environment: --device 'gpu': unknown device"),
         "{ended}"
     );
     folder
