@@ -25,7 +25,9 @@ def run(programs, examples, folder, is_verbose):
         if example == "placement":
             tours(program, is_verbose)
             continue
-        said(is_verbose, program)
+        # Runs are not overwritten: these begin in a new folder.
+        words = {"my_train": f"--model mine,depth=3 --steps 20 --out {folder}/mine", "own_model": f"{folder}/spirals"}
+        said(is_verbose, program, *words.get(example, "").split())
         if example in ON_GPUS:
             said(is_verbose, *simulated(ON_GPUS[example]), program)
         if example == "send_receive":

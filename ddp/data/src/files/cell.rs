@@ -7,6 +7,10 @@ use crate::error::Result;
 
 /// A cell as its format types it.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(
+    not(feature = "parquet"),
+    allow(dead_code, reason = "CSV has written cells only")
+)]
 pub(crate) enum Value<'a> {
     /// The format says that there is none.
     Null,
