@@ -1,4 +1,4 @@
-//! A program with a model family of its own, and every command and flag of `ddp-train`.
+//! A program that adds a model family, `mine`, and has every command and flag of `ddp-train`.
 //!
 //! ```sh
 //! cargo build --release -p ddp-examples --example my_train

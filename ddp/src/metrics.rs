@@ -283,7 +283,7 @@ impl Run {
         Some((reason, end["exit_code"].as_u64().unwrap_or(0)))
     }
 
-    /// The last logged step; 0 if there is none.
+    /// The last logged step; 0 before the first.
     pub(crate) fn last_step(&self) -> u64 {
         self.steps.steps.last().copied().unwrap_or(0)
     }

@@ -225,7 +225,7 @@ pub(super) fn text_of(text: &std::ffi::OsStr) -> Result<String> {
     })
 }
 
-/// Reads the agent's news. What a login shell prints is none.
+/// Reads the agent's news, and skips what a login shell prints.
 fn listen(output: ChildStdout, index: usize, sender: &Sender<(usize, News)>, words: &Words) {
     for line in BufReader::new(output).lines().map_while(Result::ok) {
         match serde_json::from_str(&line) {

@@ -41,17 +41,8 @@ impl Data {
     /// Datasets of a program itself: `held_out` for evaluation, which may have no rows.
     pub fn own(train: impl Dataset + 'static, held_out: impl Dataset + 'static) -> Data {
         let (rows, others) = (train.rows(), held_out.rows());
-        Data {
-            description: format!("{rows} rows of the program itself, {others} held out"),
-            train: Arc::new(train),
-            held_out: Arc::new(held_out),
-            normalization: None,
-            target_normalization: None,
-            plan: FeaturePlan::default(),
-            columns: None,
-            label: None,
-            tokenizer: None,
-        }
+        let description = format!("{rows} rows of the program itself, {others} held out");
+        Data::new(Arc::new(train), Arc::new(held_out), description)
     }
 }
 

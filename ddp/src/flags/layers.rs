@@ -94,7 +94,7 @@ pub(crate) fn flag(setting: &'static Setting) -> Arg {
 /// The prefix of our environment variables.
 pub(crate) const PREFIX: &str = "DDP_";
 
-/// Variables of what is done with settings.
+/// Variables that say where settings come from and what to do with them.
 pub(crate) const CONFIG: &str = "DDP_CONFIG";
 pub(crate) const PRINT_CONFIG: &str = "DDP_PRINT_CONFIG";
 pub(crate) const DRY_RUN: &str = "DDP_DRY_RUN";

@@ -12,7 +12,7 @@ use crate::error::Result;
     allow(dead_code, reason = "CSV has written cells only")
 )]
 pub(crate) enum Value<'a> {
-    /// The format says that there is none.
+    /// A missing cell, by the format itself.
     Null,
     /// A cell of a text file: a number if it reads as one.
     Written(&'a [u8]),

@@ -60,7 +60,7 @@ impl Header {
 /// What a header says at most: 16 numbers. The rest is 0.
 const SAID_BYTES: usize = 64;
 
-/// An error if a file that is none of `HEADERS` begins with a header as llm.c's files do.
+/// Refuses a file that begins with a header like those of llm.c, but of an unknown format.
 pub(super) fn check_no_header(mapped: &Mapped) -> Result<(), String> {
     let mut header = [0; HEADER_BYTES as usize];
     let is_long = mapped.len() >= HEADER_BYTES && mapped.read(0, &mut header).is_ok();

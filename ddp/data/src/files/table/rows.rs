@@ -209,7 +209,7 @@ impl Columns<'_> {
 }
 
 impl OddCells {
-    /// Counts a value that is none of the column's categories.
+    /// Counts a value that is not among the column's categories.
     fn add_unseen(&mut self, value: &[u8]) {
         self.unseen += 1;
         let example = shown(value);
