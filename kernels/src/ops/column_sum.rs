@@ -5,7 +5,7 @@
 use crate::Tensor;
 use crate::error::Result;
 use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
-use crate::ops::linear::{ROW_BLOCK, add_rows, gpu};
+use crate::ops::linear::{add_rows, gpu};
 
 /// `out` (C) `= Σ` of the rows of `x` (…, C), or added to what is there with `accumulate`. On a GPU
 /// `out` may be f32 where `x` is bf16.
@@ -31,7 +31,7 @@ pub fn column_sum_into(out: &Tensor, x: &Tensor, accumulate: bool) -> Result<()>
             return gpu::sum_rows(&launcher, &out, &x, [rows, columns], accumulate);
         }
         with_float!(placed.dtype, T => {
-            add_rows(out.elements_mut::<T>(), x.elements(), ROW_BLOCK, accumulate)
+            add_rows(out.elements_mut::<T>(), x.elements(), gpu::ROW_BLOCK, accumulate)
         });
         Ok(())
     })

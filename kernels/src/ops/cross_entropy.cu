@@ -2,8 +2,8 @@
 // the kernels follow to get the CPU's bits, except for many classes in bf16.
 //
 // Up to 64 classes: 32 rows per block, in shared memory. More: a row per block, read three times
-// (maximum, sum, gradient), mostly from caches; twice in bf16, where maximum and sum are found in one
-// pass. T is the dtype of the logits and their gradient; all else is f32.
+// (maximum, sum, gradient), mostly from caches; twice in bf16, where maximum and sum are found in
+// one pass. T is the dtype of the logits and their gradient; all else is f32.
 #include "common.cuh"
 
 /// What all rows share.
@@ -496,8 +496,8 @@ template <bool SMOOTHS> INLINE Online online(const Problem& problem, const Row& 
     return online;
 }
 
-/// Whether the target is the first of the largest; false in a row whose sum is not finite. Only rows
-/// where the target is one of the largest are read again, up to it.
+/// Whether the target is the first of the largest; false in a row whose sum is not finite. Only
+/// rows where the target is one of the largest are read again, up to it.
 INLINE bool is_first_largest(const Row& row, const Online& online, float target_x, u32 target) {
     if (!(target_x >= online.largest && is_finite(online.sum))) return false;
     const u32 before = target < row.head ? 0 : (target - row.head) / PACK;
@@ -514,8 +514,8 @@ INLINE bool is_first_largest(const Row& row, const Online& online, float target_
     return __syncthreads_and(largest < target_x) != 0;
 }
 
-/// dlogits[c] = gradient(logits[c], c) in f32, rounded once. TOGETHER: packs of one are packs of the
-/// other.
+/// dlogits[c] = gradient(logits[c], c) in f32, rounded once. TOGETHER: packs of one are packs of
+/// the other.
 template <bool TOGETHER, class F> INLINE void store_gradients(const Row& row, bf16* dlogits, F gradient) {
     row.each(row.packs, [&](u32 at, const Pack<bf16>(&pack)[PACKS_AT_ONCE]) {
 #pragma unroll

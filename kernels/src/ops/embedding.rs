@@ -16,7 +16,7 @@ use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
 use crate::ops::fill::{fill_all, zero_on};
 use crate::ops::float::Float;
-use crate::ops::linear::{ROW_BLOCK, add_rows, gpu};
+use crate::ops::linear::{add_rows, gpu};
 use crate::ops::targets::{TARGET_DTYPES, Targets};
 use crate::simd::multiversion;
 use crate::threads::Shares;
@@ -198,7 +198,7 @@ pub fn embedding_positions_backward_into(
             return gpu::sum_rows(&launcher, &dpositions, &dout, sizes, accumulate);
         }
         with_float!(placed.dtype, T => {
-            add_rows(dpositions.elements_mut::<T>(), dout.elements(), ROW_BLOCK, accumulate)
+            add_rows(dpositions.elements_mut::<T>(), dout.elements(), gpu::ROW_BLOCK, accumulate)
         });
         Ok(())
     })

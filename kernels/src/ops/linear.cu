@@ -124,8 +124,8 @@ FOLD_AND_SUM(unaligned_bf16, bf16, 1)
 constexpr u32 SUM_COLUMNS = 4;
 constexpr u32 GROUPS_AT_ONCE = 16;
 
-/// db = Σ rows of sums, added to the old value with `accumulate`: a group by a thread, in order, and
-/// then the groups in order. The old value comes before the first group's.
+/// db = Σ rows of sums, added to the old value with `accumulate`: a group by a thread, in order,
+/// and then the groups in order. The old value comes before the first group's.
 KERNEL(SUM_COLUMNS* GROUPS_AT_ONCE) add_row_sums_f32(
     float* __restrict__ db, const float* __restrict__ sums, u64 blocks, u64 columns, u32 accumulate) {
     __shared__ float of_groups[GROUPS_AT_ONCE][SUM_COLUMNS];

@@ -124,15 +124,13 @@ pub fn linear_backward_input_into(
     linear_backward_input_summed_into(dx, None, dy, weight, below)
 }
 
-/// Rows that are summed before their sum is added to the others, and blocks of rows whose sums are
-/// added before those are: as in linear.cu. The rounding error grows with 64 + 64 + B/4096, not with
-/// B, and a GPU adds many groups at a time.
-pub(super) const ROW_BLOCK: usize = 64;
+/// Blocks of rows whose sums are added before their sum is added to the others; as in linear.cu.
+/// The rounding error grows with 128 + B/4096, not with B, and a GPU adds many groups at a time.
 const GROUP: usize = 64;
 
 /// Rows of `row_sums` for so many rows: see [`linear_backward_input_summed_into`].
 pub fn row_sums_of(rows: usize) -> usize {
-    rows.div_ceil(ROW_BLOCK)
+    rows.div_ceil(gpu::ROW_BLOCK)
 }
 
 /// As [`linear_backward_input_into`]. Besides, sums the rows of `dx` in blocks of 64 into
@@ -196,9 +194,9 @@ pub fn linear_backward_input_summed_into(
 }
 
 /// Whether the gradient of a bias of so many rows is faster from `row_block_sums_into`: on a GPU
-/// `linear_backward_weight_into` has too few threads for more rows than it sums side by side.
+/// `linear_backward_weight_into` has few threads, which sum so many rows side by side.
 pub fn prefers_row_sums(rows: usize) -> bool {
-    rows > gpu::ROW_BLOCKS_AT_ONCE * ROW_BLOCK
+    rows > gpu::ROW_BLOCKS_AT_ONCE * gpu::ROW_BLOCK
 }
 
 /// Sums the rows of `x` (B, C) in blocks of 64 into `row_sums` (`row_sums_of(B)`, C), of the dtype
@@ -228,9 +226,9 @@ pub fn row_block_sums_into(row_sums: &Tensor, x: &Tensor) -> Result<()> {
 /// Each row of `row_sums` becomes the sum of a block of rows of `x` (B, C).
 fn sum_blocks<T: Real>(row_sums: &mut Buffer<'_>, x: &[T], columns: usize) {
     if columns > 0 {
-        let blocks = x.chunks(ROW_BLOCK * columns);
+        let blocks = x.chunks(gpu::ROW_BLOCK * columns);
         for (sums, block) in row_sums.elements_mut::<T>().chunks_mut(columns).zip(blocks) {
-            add_rows(sums, block, ROW_BLOCK, false);
+            add_rows(sums, block, gpu::ROW_BLOCK, false);
         }
     }
 }
@@ -262,9 +260,9 @@ pub fn add_row_sums_into(db: &Tensor, row_sums: &Tensor, accumulate: bool) -> Re
 
 /// `dw = dyᵀ·x` and `db = Σ rows of dy`; with `accumulate` they are added to what is there.
 ///
-/// `dw` (O, I), `db` (O), `dy` (B, O), `x` (B, I). Rows of `db` are summed in blocks of 64 and these
-/// in groups of 64, in order, so the bits are the same for any number of threads and on a GPU. Where
-/// `dy` and `x` are bf16, `dw` and `db` may each be f32.
+/// `dw` (O, I), `db` (O), `dy` (B, O), `x` (B, I). Rows of `db` are summed in blocks of 64 and
+/// these in groups of 64, in order, so the bits are the same for any number of threads and on a
+/// GPU. Where `dy` and `x` are bf16, `dw` and `db` may each be f32.
 #[track_caller]
 pub fn linear_backward_weight_into(
     dw: &Tensor,
@@ -308,7 +306,7 @@ pub fn linear_backward_weight_into(
             let x = Matrix::new(x.elements(), rows, inputs, false);
             matmul::product(dw.elements_mut(), dy.t(), x, T::ONE, existing_scale, &AsIs);
             if let Some(mut db) = db {
-                add_rows(db.elements_mut::<T>(), gradients, ROW_BLOCK, accumulate);
+                add_rows(db.elements_mut::<T>(), gradients, gpu::ROW_BLOCK, accumulate);
             }
         });
         Ok(())
@@ -328,8 +326,8 @@ fn check_same(call: &Call<'_>, first: Slot, others: &[Option<Slot>]) -> Result<(
 /// Columns at a time: the sums of their blocks stay in registers and the first cache.
 const COLUMN_BLOCK: usize = 64;
 
-/// `db = Σ rows of x`, added to what is there with `accumulate`: sums of blocks of rows, the sums of
-/// a group of these, and the groups, in order. The first group is added to `db` block by block.
+/// `db = Σ rows of x`, added to what is there with `accumulate`: sums of blocks of rows, the sums
+/// of a group of these, and the groups, in order. The first group is added to `db` block by block.
 pub(super) fn add_rows<T: Real>(db: &mut [T], x: &[T], block_rows: usize, accumulate: bool) {
     let columns = db.len();
     let pieces = if x.len() < threads::PARALLEL_MIN {

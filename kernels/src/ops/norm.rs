@@ -77,8 +77,8 @@ pub struct NormGradients<'a> {
     pub bias_sums: Option<&'a Tensor>,
 }
 
-/// Rows of `weight_sums` and `bias_sums` for so many rows: at most 1,024, each the sum of at least 16
-/// rows. They do not depend on the device.
+/// Rows of `weight_sums` and `bias_sums` for so many rows: at most 1,024, each the sum of at least
+/// 16 rows. They do not depend on the device.
 pub fn norm_blocks_of(rows: usize) -> usize {
     rows.div_ceil(block_rows_of(rows))
 }

@@ -242,13 +242,14 @@ fn check_bf16(logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions<'
     }
 }
 
-/// How far many classes in bf16 may be from the CPU's f32, in units u = 2⁻²⁴, for the losses and the
-/// gradient.
+/// How far many classes in bf16 may be from the CPU's f32, in units u = 2⁻²⁴, for the losses and
+/// the gradient.
 ///
-/// With z = x − max x, 2ˣ is off by 4u and its argument by 2u |z|, where |z| eᶻ < 0.4. A thread adds
-/// 8 of a pack, C/4096 packs and 9 in a tree; its sum is scaled C/16384 + 2 times, by 5u each. With
-/// the CPU's 24u that is under 100u + C/1000 u for ln s, and as much again for the softmax. Products
-/// and differences with z add 10u of the row's range R, Σ w z another 200u of it and of |x|.
+/// With z = x − max x, 2ˣ is off by 4u and its argument by 2u |z|, where |z| eᶻ < 0.4. A thread
+/// adds 8 of a pack, C/4096 packs and 9 in a tree; its sum is scaled C/16384 + 2 times, by 5u each.
+/// With the CPU's 24u that is under 100u + C/1000 u for ln s, and as much again for the softmax.
+/// Products and differences with z add 10u of the row's range R, Σ w z another 200u of it and of
+/// |x|.
 fn bf16_bounds(x: &Tensor, dlogits: &Tensor, options: &CrossEntropyOptions<'_>) -> [Vec<f64>; 2] {
     const UNIT: f64 = 1.0 / (1 << 24) as f64;
     let classes = x.shape()[1];
@@ -300,7 +301,8 @@ fn many_classes_of_bf16_count_the_first_of_the_largest_as_the_cpu_does() {
             .collect();
         let mut targets = targets_for(rows, classes);
         for (row, x) in x.chunks_mut(classes).enumerate() {
-            // Largest alone, with equals before and after, only before, only after; and not the largest.
+            // Largest alone, with equals before and after, only before, only after; and not the
+            // largest.
             let (target, place) = ((row * 61 + 7) % classes, row % 5);
             if place < 4 && targets[row] >= 0 {
                 targets[row] = target as i64;

@@ -21,10 +21,13 @@ use crate::ops::activation::Activation;
 use crate::ops::call::Buffer;
 use crate::ops::fill::zero_on;
 use crate::ops::gelu::Gelu;
-use crate::ops::linear::ROW_BLOCK;
 use crate::ops::{F32Math, f32_math};
 
 static SOURCE: Source = Source::new("linear.cu", include_str!("../linear.cu"));
+
+/// Rows that are summed before their sum is added to the others, on the CPU as well; as in
+/// linear.cu.
+pub(in crate::ops) const ROW_BLOCK: usize = 64;
 
 /// Packs of columns that a block of threads sums; as in linear.cu.
 const LANES: usize = 32;
