@@ -197,6 +197,30 @@ template <class P, class T> INLINE void store_pack(T* array, u64 index, P pack) 
     reinterpret_cast<typename P::Whole*>(array)[index] = pack.whole;
 }
 
+/// Two numbers as bf16 in one word, the first in its low half, each rounded once.
+INLINE u32 narrow_pair(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+    u32 word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+#else
+    return (u32)narrow<bf16>(low).bits | (u32)narrow<bf16>(high).bits << 16;
+#endif
+}
+
+/// These numbers as a pack, each rounded once.
+template <class T, int N> INLINE Pack<T, N> narrow_pack(const float (&x)[N]) {
+    Pack<T, N> pack;
+    if constexpr (sizeof(T) == 2 && N == 8) {
+        pack.whole = make_uint4(narrow_pair(x[0], x[1]), narrow_pair(x[2], x[3]), narrow_pair(x[4], x[5]),
+                                narrow_pair(x[6], x[7]));
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) pack.values[i] = narrow<T>(x[i]);
+    }
+    return pack;
+}
+
 /// Stores a pack of f32 as bf16.
 INLINE void store_rounded(bf16* array, u64 index, const Pack<float>& pack) {
     constexpr int COUNT = Pack<float>::COUNT;
@@ -323,6 +347,7 @@ template <class T, class F> INLINE T block_reduce(T x, T identity, F f) {
     __shared__ T partials[WARP];
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     x = warp_reduce(x, f);
+    if (blockDim.x == WARP) return x;
     if (lane == 0) partials[warp] = x;
     __syncthreads();
     x = warp_reduce(lane < blockDim.x / WARP ? partials[lane] : identity, f);
@@ -548,6 +573,17 @@ INLINE float logarithm(float x) {
     const float finite = fmaf(exponent, LN_2, fmaf(tail, f2, f));
     const float special = x <= 0.0f ? (x == 0.0f ? -infinity() : nan_f32()) : x;
     return x > 0.0f && x < infinity() ? finite : special;
+}
+
+/// 2ˣ within 2 ulp, for results that are rounded to bf16; 0 where it is subnormal.
+INLINE float exp2_of(float x) {
+#ifdef __CUDA_ARCH__
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+#else
+    return exponential(x * LN_2);
+#endif
 }
 
 INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
