@@ -331,18 +331,18 @@ INLINE void key_gradient(T* __restrict__ gradient, u64 gradient_stride, const In
         const Sizes sizes{time, heads, kv_heads, width, causal, scale};                                                \
         forward<T, CHUNKS>(out, log_sum_exp, q, k, v, q_stride, kv_stride, sizes);                                     \
     }                                                                                                                  \
-    GRADIENT(NAME, T, BLOCKS, attention_dq_##WIDTH, query_gradient<T COMMA CHUNKS>)                                            \
-    GRADIENT(NAME, T, BLOCKS, attention_dk_##WIDTH, key_gradient<T COMMA CHUNKS COMMA false>)                                  \
-    GRADIENT(NAME, T, BLOCKS, attention_dv_##WIDTH, key_gradient<T COMMA CHUNKS COMMA true>)
+    GRADIENT(NAME, T, BLOCKS, attention_dq_##WIDTH, query_gradient<T COMMA CHUNKS>(dq, dq_stride, in, sizes))            \
+    GRADIENT(NAME, T, BLOCKS, attention_dk_##WIDTH, key_gradient<T COMMA CHUNKS COMMA false>(dk, dkv_stride, in, sizes)) \
+    GRADIENT(NAME, T, BLOCKS, attention_dv_##WIDTH, key_gradient<T COMMA CHUNKS COMMA true>(dv, dkv_stride, in, sizes))
 #define COMMA ,
-#define GRADIENT(NAME, T, BLOCKS, KERNEL_NAME, FUNCTION)                                                               \
+#define GRADIENT(NAME, T, BLOCKS, KERNEL_NAME, ...)                                                                    \
     KERNEL(SPAN* SPAN COMMA BLOCKS)                                                                                    \
-    KERNEL_NAME##_##NAME(T* gradient, u64 gradient_stride, const T* q, const T* k, const T* v, const T* dout,          \
-                         const float* log_sum_exp, const float* delta, u64 q_stride, u64 kv_stride, u64 time,          \
-                         u64 heads, u64 kv_heads, u64 width, u32 causal, float scale) {                                \
+    KERNEL_NAME##_##NAME(T* dq, T* dk, T* dv, u64 dq_stride, u64 dkv_stride, const T* q, const T* k, const T* v,       \
+                         const T* dout, const float* log_sum_exp, const float* delta, u64 q_stride, u64 kv_stride,     \
+                         u64 time, u64 heads, u64 kv_heads, u64 width, u32 causal, float scale) {                      \
         const Sizes sizes{time, heads, kv_heads, width, causal, scale};                                                \
         const Inputs<T> in{q, k, v, dout, log_sum_exp, delta, q_stride, kv_stride};                                    \
-        FUNCTION(gradient, gradient_stride, in, sizes);                                                                \
+        __VA_ARGS__;                                                                                                   \
     }
 #define DELTA(NAME, T)                                                                                                 \
     KERNEL(BLOCK_THREADS)                                                                                              \

@@ -123,6 +123,8 @@ fn both_directions_are_within_rounding_of_the_textbook() {
         (1, attention(2 * side + 2, [1, 1, 64], true), both),
         (1, attention(side, [4, 2, 64], false), both),
         (1, attention(side + step + 1, [2, 1, 112], false), bf16),
+        (1, attention(side + 7, [6, 2, 64], true), bf16),
+        (1, attention(2 * side + 9, [3, 1, 128], true), bf16),
     ];
     for (batch, attention, dtypes) in cases {
         for (&dtype, device) in dtypes
