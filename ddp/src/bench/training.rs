@@ -8,11 +8,11 @@ use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{Device, Random, threads};
 use serde_json::json;
 
-use super::explain;
 use super::measure::{
     BenchFlags, Say, begin, group_on, largest, line, precision, round, round_or_null, rounds, start,
 };
 use super::subject::Subject;
+use super::{explain, timed};
 use crate::config::{FloatType, GraphChoice, OptimizerKind, Overlap, Precision};
 use crate::data::{Batch, SlotId, sampler};
 use crate::error::{Error, Result};
@@ -53,6 +53,10 @@ pub struct StepFlags {
     /// List the nodes of a captured step and what each moves, instead of timing steps
     #[arg(long)]
     pub explain: bool,
+    /// With --explain: time each node of an eager step between two events, the longest first, and
+    /// the captured step beside it
+    #[arg(long, requires = "explain")]
+    pub timed: bool,
     /// The flags of all benchmarks.
     #[command(flatten)]
     pub common: BenchFlags,
@@ -74,10 +78,14 @@ pub(super) fn measure(
     say: Say<'_>,
     subject: Subject,
 ) -> Result<()> {
-    let begin = if flags.explain { begin } else { start };
+    let begin = if flags.explain && !flags.timed {
+        begin
+    } else {
+        start
+    };
     let device = begin(&flags.common, key, world)?;
     crate::step::check_graph(flags.graph, device)?;
-    precision(flags.dtype, device)?;
+    let precision = precision(flags.dtype, device)?;
     let began = Instant::now();
     let main = &world.group("main")?;
     let batches = batches(&subject, device, world)?;
@@ -94,7 +102,12 @@ pub(super) fn measure(
     };
     take(&mut step)?;
     synchronize(device)?;
-    if flags.explain {
+    // The second step, which is eager still, has its kernels compiled.
+    let nodes = match flags.timed {
+        true => timed::eager(device, || take(&mut step))?,
+        false => Vec::new(),
+    };
+    if flags.explain && !flags.timed {
         // Of the two slots each runs eagerly once before its step is captured.
         (0..2).try_for_each(|_| take(&mut step))?;
         synchronize(device)?;
@@ -111,6 +124,11 @@ pub(super) fn measure(
         (busy, exposed, steps) = (busy + time.busy, exposed + time.exposed, steps + 1);
         Ok(())
     })?;
+    if flags.timed {
+        let rates = timed::Rates::measure(device, precision)?;
+        let is_captured = step.graphs().is_some();
+        return timed::print(&nodes, &rates, times.median_s(), is_captured, device, say);
+    }
     // Before anything else takes memory.
     let (peak_mb, device_peak_mb) = (process::peak_mb(), process::device_peak_mb(device));
     let optimizer_s = largest(main, optimizer_s(&step, device)?)?;

@@ -100,6 +100,7 @@ fn grid(count: usize, words: usize) -> Grid {
     Grid {
         blocks: [row_blocks as u32, column_blocks as u32, 1],
         threads: [across as u32, down as u32, 1],
+        dependent_loads: None,
     }
 }
 
