@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 
 use self::differences::{Difference, differences};
 use self::logged::Logged;
-use self::part::{Parting, common, parting, relative};
+use self::part::{Parting, common, parting};
 use crate::cli::CompareFlags;
 use crate::error::{Error, Result};
 use crate::shown::{shown, significant};
-use crate::units::plural;
+use crate::units::{plural, relative};
 
 /// Compares two runs, on rank 0. Runs that part are an error with exit code 1.
 pub fn compare(
@@ -101,16 +101,7 @@ fn text(
                     .into_iter()
                     .map(|line| format!("  {line}")),
             );
-            let far = apart(a, b, Some(parting)).filter(|(step, _)| *step > parting.step);
-            if let Some((step, [loss, weights])) = far.last() {
-                let far = |value: f64| significant(value, 2);
-                lines.push(format!(
-                    "  at step {step} the loss is {} apart, relative to the larger one, norms of \
-                                    layers at most {}",
-                    far(loss),
-                    far(weights)
-                ));
-            }
+            lines.extend(distance(a, b, parting));
         }
     }
     if ends[0] != ends[1] {
@@ -129,6 +120,21 @@ fn text(
             .map(|it| format!("  {}: {} in A, {} in B", it.name, it.a, it.b)),
     );
     lines
+}
+
+/// How far apart the runs are at the last step that both logged, if they trained on.
+fn distance(a: &Logged, b: &Logged, parting: &Parting) -> Option<String> {
+    let (step, [loss, weights]) = apart(a, b, Some(parting)).last()?;
+    let far = |value: f64| match value {
+        0.0 => "equal".to_string(),
+        value => format!("{} apart", significant(value, 2)),
+    };
+    let text = format!(
+        "  at step {step}, relative to the larger value: losses {}, norms of layers {}",
+        far(loss),
+        far(weights)
+    );
+    (step > parting.step).then_some(text)
 }
 
 /// How far apart the runs are at each step from where they part: the loss, and the layer whose norm
@@ -153,6 +159,3 @@ fn apart<'a>(
 fn apart_json((step, [loss, weights]): (u64, [f64; 2])) -> Value {
     json!({ "step": step, "loss": loss, "weights": weights })
 }
-
-#[cfg(test)]
-mod tests;

@@ -154,6 +154,13 @@ impl Columns {
     }
 }
 
+/// The norm of all these layers, of which each is a name, a hash, a norm and a sum.
+fn norm_of(layers: &Value) -> Option<f64> {
+    let norms = layers.as_array()?.iter().map(|layer| layer[2].as_f64());
+    let squares = norms.map(|norm| norm.map(|norm| norm * norm));
+    Some(squares.sum::<Option<f64>>()?.sqrt())
+}
+
 impl Run {
     /// Reads the log of the run in `folder`, which must have begun.
     pub(crate) fn read(folder: &Path) -> Result<Run> {
@@ -238,7 +245,14 @@ impl Run {
         struct Stepped {
             step: u64,
         }
-        let event: Value = serde_json::from_slice(line)?;
+        let mut event: Value = serde_json::from_slice(line)?;
+        // Digests are large: `compare` reads them by itself.
+        if let Some(digests) = event
+            .as_object_mut()
+            .and_then(|event| event.remove("digests"))
+        {
+            event["weight_norm"] = norm_of(&digests["weights"]).into();
+        }
         let name = String::deserialize(&event["event"])?;
         let step = || Ok(Stepped::deserialize(&event)?.step);
         match &*name {

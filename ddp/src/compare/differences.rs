@@ -45,10 +45,6 @@ pub(super) fn differences(a: &Run, b: &Run) -> Vec<Difference> {
     let worlds = starts.map(|start| &start.world);
     compare("ranks", worlds.map(|world| world.ranks.to_string()));
     compare("hosts", worlds.map(|world| world.hosts.to_string()));
-    compare(
-        "threads of a rank",
-        worlds.map(|world| world.threads.to_string()),
-    );
     compare("transport", worlds.map(|world| world.transport.clone()));
     compare("buckets", worlds.map(|world| world.buckets.to_string()));
     compare("devices", starts.map(|start| kinds(&start.devices)));

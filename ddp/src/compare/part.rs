@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::logged::{Layer, Logged, Step};
 use crate::shown::significant;
+use crate::units::relative;
 
 /// Something that a run reads or computes, in the order of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -68,7 +69,7 @@ impl Parting {
             let [own, other] = [a, b].map(|value| significant(value, 9));
             let apart = match relative(a, b) {
                 0.0 => "equal, the bits are not".to_string(),
-                apart => format!("{apart:.1e} apart"),
+                apart => format!("{} apart", significant(apart, 2)),
             };
             lines.push(format!("{what} {own} in A, {other} in B: {apart}"));
         }
@@ -78,15 +79,6 @@ impl Parting {
             ));
         }
         lines
-    }
-}
-
-/// |a − b| relative to the larger one; 0 if both are equal.
-pub(super) fn relative(a: f64, b: f64) -> f64 {
-    if a == b {
-        0.0
-    } else {
-        (a - b).abs() / a.abs().max(b.abs())
     }
 }
 

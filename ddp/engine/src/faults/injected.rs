@@ -37,7 +37,8 @@ enum FaultKind {
     Error,
     /// The call never returns.
     Hang,
-    /// The lowest bit of the first gradient of each bucket changes, before a reduction.
+    /// A bit of the first gradient of each bucket changes before its reduction: the highest that is
+    /// not of the exponent.
     Flip,
     /// It takes 50 ms.
     Slow,
@@ -164,7 +165,7 @@ pub(crate) fn flip(gradients: &Tensor) -> Result<()> {
         return Ok(());
     }
     let first = gradients.slice(0..1)?;
-    let bits = first.to_vec::<f32>()?[0].to_bits() ^ 1;
+    let bits = first.to_vec::<f32>()?[0].to_bits() ^ 1 << 22;
     let flipped = Tensor::from_slice(&[f32::from_bits(bits)], &[1], Device::Cpu)?;
     Ok(first.copy_from(&flipped)?)
 }
