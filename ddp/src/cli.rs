@@ -4,6 +4,7 @@
 //! flags of others are in their own files, those of benchmarks in `bench/`.
 
 mod command;
+mod compare;
 mod doctor;
 mod export;
 mod generate;
@@ -23,6 +24,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use self::command::{Command, HOST_AGENT, StartRanks};
+pub use self::compare::CompareFlags;
 pub use self::doctor::DoctorFlags;
 pub use self::export::{ExportFlags, ExportFormat};
 pub use self::generate::GenerateFlags;
@@ -79,6 +81,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
         Mode::Tokenize(flags) => Command::Tokenize(flags),
         Mode::Inspect(flags) => Command::Inspect(flags),
         Mode::Report(flags) => Command::Report(flags),
+        Mode::Compare(flags) => Command::Compare(flags),
         Mode::Watch(flags) => Command::Watch(flags),
         Mode::Doctor(flags) => Command::Doctor(flags),
         Mode::Completions { shell } => Command::Show(completions(shell)),
@@ -164,7 +167,7 @@ Examples:
 
 OUT/metrics.jsonl is the metrics log of a run, OUT/config.toml its settings, OUT/checkpoints/ its models.
 
-Exit codes: 0 done, 2 wrong flags, 65 bad data, 69 doctor found a problem,
+Exit codes: 0 done, 1 compared runs part, 2 wrong flags, 65 bad data, 69 doctor found a problem,
 70 internal error, 71 out of memory, 74 files, 75 stopped on request and saved,
 76 loss not finite, 77 a rank lost or hung, 78 ranks disagree, 130 Ctrl-C twice
 
@@ -231,6 +234,9 @@ enum Mode {
     /// Make a run's report.html again, a page of several runs, or a CSV file of metrics
     #[command(after_help = report::EXAMPLES, max_term_width = 120)]
     Report(ReportFlags),
+    /// Find the first step, and the layer, in which two runs part
+    #[command(after_help = compare::EXAMPLES, max_term_width = 120)]
+    Compare(CompareFlags),
     /// Show a run live in the terminal
     #[command(after_help = watch::EXAMPLES, max_term_width = 120)]
     Watch(WatchFlags),
@@ -296,7 +302,9 @@ fn completions(shell: clap_complete::Shell) -> String {
     let wrong = name.replace('-', "__subcmd__");
     let mut text = String::from_utf8_lossy(&bytes).replace(&wrong, &label);
     // Where a path stands it has nothing but flags: they would keep bash from completing files.
-    for command in ["export", "inspect", "report", "resume", "tokenize", "watch"] {
+    for command in [
+        "compare", "export", "inspect", "report", "resume", "tokenize", "watch",
+    ] {
         let label = format!("{label}__subcmd__{command})\n");
         let files = "[[ ${cur} == -* || ${prev} == -* ]] || return 0\n";
         text = text.replace(&label, &(label.clone() + files));

@@ -53,6 +53,7 @@
 mod about;
 pub mod bench;
 pub mod cli;
+pub mod compare;
 mod device;
 pub mod doctor;
 pub mod dry_run;

@@ -15,8 +15,8 @@ use crate::config::{Config, LogLevel};
 use crate::error::{Result, ShownError, remedy_text};
 use crate::models::{self, Family};
 use crate::{
-    doctor, dry_run, export, inspect, output, progress, report, start, tokenize, train, using,
-    watch,
+    compare, doctor, dry_run, export, inspect, output, progress, report, start, tokenize, train,
+    using, watch,
 };
 
 /// The timeout of commands whose ranks hardly wait, and of wrong flags.
@@ -130,6 +130,7 @@ fn of_ranks(command: &Command) -> (LogLevel, f64, bool) {
         | Command::Report(_)
         | Command::Start(_)
         | Command::HostAgent
+        | Command::Compare(_)
         | Command::Watch(_)
         | Command::Show(_) => (LogLevel::default(), SHORT_S, false),
     }
@@ -153,6 +154,7 @@ fn run(command: Command, world: &World) -> Result<()> {
         Command::Tokenize(flags) => tokenize::tokenize(&flags, world, &mut say),
         Command::Inspect(flags) => inspect::inspect(&flags, &mut say),
         Command::Report(flags) => report::report(&flags, world, &mut say),
+        Command::Compare(flags) => compare::compare(&flags, world, &mut say),
         Command::Watch(flags) => watch::watch(&flags, world, &mut say),
         Command::Doctor(flags) => doctor::examine(&flags, world, &mut say),
         Command::Bench(bench) => bench.run(world, &mut say),

@@ -54,6 +54,9 @@ pub enum Error {
     /// `doctor` has found a problem that prevents training.
     #[error("{0}")]
     Unhealthy(String),
+    /// Two runs that were compared are not the same.
+    #[error("{0}")]
+    Parted(String),
     /// An error that happened on another rank.
     #[error("{text}")]
     Remote {
@@ -172,6 +175,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Usage(_) | Error::Model { .. } => 2,
+            Error::Parted(_) => 1,
             Error::Data(_) => 65,
             Error::Limit(_) => 71,
             Error::Tensor(error) | Error::Comm(ddp_comm::Error::Tensor(error))

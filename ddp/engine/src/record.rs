@@ -22,6 +22,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::audit::Audit;
+use crate::digest::{LayerDigest, StepDigests};
 use crate::error::{Error, Result};
 use crate::samples::Confusion;
 use crate::tasks::ColumnErrors;
@@ -85,6 +86,8 @@ pub struct Start<'a> {
     pub steps: u64,
     /// Steps of an epoch.
     pub steps_per_epoch: u64,
+    /// The layers before the first step.
+    pub initial_weights: Vec<LayerDigest>,
 }
 
 /// The ranks of a run.
@@ -148,6 +151,9 @@ pub struct StepEvent {
     /// The most GPU memory of rank 0 so far, in MB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_peak_mb: Option<f64>,
+    /// What `compare` compares.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub digests: Option<StepDigests>,
 }
 
 /// An evaluation on held-out rows.

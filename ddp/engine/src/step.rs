@@ -37,6 +37,7 @@ use self::model::TrainedModel;
 use self::stage::StagePass;
 pub use self::stage::{Part, Stage};
 pub use self::stats::{Stats, StepReport};
+use crate::digest::LayerDigest;
 use crate::error::Result;
 use crate::faults::{self, FaultPoint};
 use crate::reducer::ReducerOptions;
@@ -230,6 +231,9 @@ impl Step {
             model.join()?;
             let own_bad_step = is_alone.then_some(&*own_bad_step);
             model.decide(stats, own_bad_step, measure_norm)?;
+            if measure_norm {
+                model.digest_gradients()?;
+            }
             faults::at(FaultPoint::Optimizer)?;
             model.update()
         };
@@ -255,6 +259,12 @@ impl Step {
                 own_bad_step: stats::read_step(&self.own_bad_step)?,
             })
         })
+    }
+
+    /// The gradients and the trained weights of the last step, whose norm was measured, by layer,
+    /// on rank 0; nothing on others. `divisor` is its `weight_sum`. All ranks call it together.
+    pub(crate) fn digests(&mut self, divisor: f64) -> Result<[Vec<LayerDigest>; 2]> {
+        announced("digests for the log", || self.model.digests(divisor))
     }
 
     /// Makes the values of all parameters current on this rank. All ranks call it together before

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::compare::CompareFlags;
 use super::doctor::DoctorFlags;
 use super::export::ExportFlags;
 use super::generate::GenerateFlags;
@@ -39,6 +40,8 @@ pub enum Command {
     Inspect(InspectFlags),
     /// Make the report of a run again, compare runs, or export metrics.
     Report(ReportFlags),
+    /// Find where two runs part.
+    Compare(CompareFlags),
     /// Show a run in the terminal.
     Watch(WatchFlags),
     /// Examine this machine.
@@ -80,6 +83,7 @@ impl Command {
             Command::Tokenize(_) => "tokenize",
             Command::Inspect(_) => "inspect",
             Command::Report(_) => "report",
+            Command::Compare(_) => "compare",
             Command::Watch(_) => "watch",
             Command::Doctor(_) => "doctor",
             Command::Bench(_) => "bench",

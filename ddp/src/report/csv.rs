@@ -11,7 +11,10 @@ use serde_json::{Map, Value};
 pub(super) fn write(record: &Path, out: &mut dyn Write) -> io::Result<()> {
     let mut columns: Vec<String> = vec!["event".into(), "step".into()];
     for_each_metric(record, |line| {
-        let new = line.keys().filter(|name| !columns.contains(name));
+        // Digests are for `compare`.
+        let new = line
+            .keys()
+            .filter(|name| !columns.contains(name) && *name != "digests");
         let new: Vec<String> = new.cloned().collect();
         columns.extend(new);
         Ok(())

@@ -96,6 +96,7 @@ impl Job {
         match self {
             Job::Sum(bucket) | Job::SumSlice(bucket) => {
                 faults::at(FaultPoint::Reduction)?;
+                faults::flip(&bucket.gradients)?;
                 let packed = bucket.packed(stream)?;
                 group.grouped(|| {
                     match self {

@@ -11,6 +11,7 @@ use ddp_nn::Loss;
 
 use super::scalars::StepScalars;
 use super::stage::{Part, Stage, StagePass};
+use crate::digest::LayerDigest;
 use crate::error::{Error, Result};
 use crate::reducer::ReducerOptions;
 
@@ -253,6 +254,35 @@ impl TrainedModel {
             last.clip.finish(squares, Some(&weights), Some(marks))?;
             self.share_outcome()
         })
+    }
+
+    /// Digests the gradients, which some optimizers overwrite.
+    pub(super) fn digest_gradients(&self) -> Result<()> {
+        let digest = |stage: &Stage| {
+            stage
+                .digests
+                .take_gradients(&stage.model.params, &stage.clip)
+        };
+        self.stages.iter().try_for_each(digest)
+    }
+
+    /// Completes the digests of a step. Rank 0 gets the gradients and weights by layer.
+    pub(super) fn digests(&mut self, divisor: f64) -> Result<[Vec<LayerDigest>; 2]> {
+        let mut all = [Vec::new(), Vec::new()];
+        // In the order of a backward: collectives have the same order on all ranks.
+        for stage in self.stages.iter_mut().rev() {
+            let (params, reducer) = (&stage.model.params, &mut stage.reducer);
+            if reducer.group().rank() > 0 && !stage.clip.is_shared() {
+                continue;
+            }
+            let sum = |quanta: &Tensor| reducer.sum(quanta);
+            stage.digests.take_weights(params, &stage.clip, sum)?;
+            if reducer.group().rank() == 0 {
+                let read = stage.digests.read(params, divisor)?;
+                all = [0, 1].map(|of| [&read[of][..], &all[of]].concat());
+            }
+        }
+        Ok(all)
     }
 
     /// Updates the parameters. After a bad step the optimizer does nothing.

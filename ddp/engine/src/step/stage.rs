@@ -12,6 +12,7 @@ use ddp_nn::params::Parameter;
 use ddp_nn::{Pass, PassOptions, Saved, Scratch};
 
 use super::scalars::StepScalars;
+use crate::digest::Digests;
 use crate::error::Result;
 use crate::reducer::{Reducer, ReducerOptions};
 
@@ -35,6 +36,8 @@ pub struct Stage {
     pub(super) scalars: StepScalars,
     /// Measures the gradients; scale and norm of those of the whole model.
     pub(super) clip: Clip,
+    /// Of the last step that measured the norm.
+    pub(super) digests: Digests,
     /// i64 (3): the flags of the step, of the whole model (`ops::STEP_FLAGS`).
     pub(super) bad_step: Tensor,
     pub(super) scratch: Scratch,
@@ -74,6 +77,7 @@ impl Stage {
         optimizer.share(&part.model.params, group.rank(), group.size())?;
         let clip = Clip::of_slices(clip_norm, &part.model.params, reducer.owned())?;
         Ok(Stage {
+            digests: Digests::new(&part.model.params)?,
             model: part.model,
             clip,
             bad_step: Tensor::zeros(&[STEP_FLAGS], DType::I64, device)?.named("first bad step"),
