@@ -126,11 +126,6 @@ impl SumTree {
         self.nodes[rank].len()
     }
 
-    /// The most partial sums that any rank gives.
-    pub(crate) fn given_max(&self) -> usize {
-        self.nodes.iter().map(Vec::len).max().unwrap_or(0)
-    }
-
     /// The most partial sums that a rank keeps while it works on its shards, besides the current
     /// one.
     pub fn kept_by(&self, rank: usize) -> usize {
@@ -154,6 +149,33 @@ impl SumTree {
     pub fn steps(&self) -> impl Iterator<Item = (usize, usize, usize)> {
         let parts = self.order.iter();
         parts.map(|part| (part.rank, part.row, part.additions))
+    }
+
+    /// Of which sums of hosts the sum over all shards is made, in order. Hosts have neighbouring
+    /// ranks; a part's `rank` is its host.
+    pub(crate) fn order_of(&self, hosts: &[Vec<usize>]) -> Vec<Part> {
+        let mut order = Vec::new();
+        for (rank, ranks) in hosts.iter().enumerate() {
+            let sums = self.sums_of(ranks[0]..ranks[0] + ranks.len());
+            for (row, parts) in sums.iter().enumerate() {
+                // Of all ranks together: the additions that no host makes by itself.
+                let (last, rank_of_all) = (&parts[parts.len() - 1], ranks[0]);
+                let is_last =
+                    |part: &&Part| (part.rank, part.row) == (last.rank + rank_of_all, last.row);
+                let of_all = self
+                    .order
+                    .iter()
+                    .find(is_last)
+                    .map_or(0, |part| part.additions);
+                order.push(Part {
+                    rank,
+                    row,
+                    place: row,
+                    additions: of_all - last.additions,
+                });
+            }
+        }
+        order
     }
 
     /// The sums that some neighbouring ranks can make by themselves, and of which partial sums.

@@ -110,8 +110,10 @@ proptest! {
         let ranks: usize = cuts.iter().sum();
         prop_assume!(ranks <= shards);
         let tree = SumTree::new(shards, ranks);
-        let mut first = 0;
+        let (mut first, mut made, mut hosts) = (0, Vec::new(), Vec::new());
         for count in cuts {
+            hosts.push((first..first + count).collect::<Vec<usize>>());
+            made.push(Vec::new());
             for parts in tree.sums_of(first..first + count) {
                 let sums = parts.iter().map(|part| {
                     (given(&tree, first + part.rank)[part.row].clone(), part.additions)
@@ -119,6 +121,7 @@ proptest! {
                 let sums = added(sums);
                 prop_assert_eq!(sums.len(), 1);
                 prop_assert!(whole(shards).contains(&sums[0]));
+                made.last_mut().unwrap().push(sums[0].clone());
                 for (number, part) in parts.iter().enumerate() {
                     let before = parts[..number].iter().filter(|other| other.rank == part.rank);
                     prop_assert_eq!(before.count(), part.place);
@@ -126,5 +129,8 @@ proptest! {
             }
             first += count;
         }
+        let order = tree.order_of(&hosts).into_iter();
+        let sums = order.map(|part| (made[part.rank][part.row].clone(), part.additions));
+        prop_assert_eq!(added(sums), vec![whole(shards)]);
     }
 }
