@@ -37,7 +37,7 @@ use self::model::TrainedModel;
 use self::stage::StagePass;
 pub use self::stage::{Part, Stage};
 pub use self::stats::{Stats, StepReport};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
 use crate::reducer::ReducerOptions;
 
@@ -127,15 +127,16 @@ impl Step {
         } else {
             dtype
         };
-        let (devices, ranks) = (model.stages.len(), model.group().size());
+        let devices = model.stages.len();
+        let (ranks, shards) = (model.group().size(), model.shards());
         Ok(Step {
             loss,
             seed: options.seed,
-            held_out_stats: Tensor::zeros(&[4], held_out_dtype, device)?
+            held_out_stats: Tensor::zeros(&[4 * stats::rows(shards)], held_out_dtype, device)?
                 .named("evaluation statistics"),
             own_bad_step: Tensor::zeros(&[1], DType::I64, device)?
                 .named("this rank's first bad step"),
-            graphs: StepGraphs::new(options.graph, device, devices, ranks)?,
+            graphs: StepGraphs::new(options.graph, device, devices, shards.unwrap_or(ranks))?,
             model,
             measures_norm: false,
             compared: None,
@@ -185,6 +186,7 @@ impl Step {
             graphs,
             ..
         } = self;
+        check_shards(batch, model.shards())?;
         faults::begin(batch.step + 1);
         if model.send_scalars(batch, learning_rate)? {
             graphs.forget();
@@ -198,36 +200,52 @@ impl Step {
                 graph.launch()
             })?);
         }
-        let (group, micro_batches) = (model.group().clone(), batch.micro_count());
-        let is_alone = group.size() == 1;
+        let (group, all_stats) = (model.group().clone(), model.all_stats().clone());
+        let (is_alone, shards) = (group.size() == 1, batch.shards());
         // The same in every step of a kind. On a GPU the host only gives it to streams.
         let mut work = || -> Result<()> {
             model.begin()?;
-            for index in 0..micro_batches {
-                faults::at(FaultPoint::Forward)?;
-                let micro = batch.micro(index)?;
-                let pass = StagePass {
-                    training: true,
-                    micro_batch: index,
-                    last: index + 1 == micro_batches,
-                    seed: *seed,
+            for shard in shards.numbers() {
+                let (micros, is_last) = (batch.micros_of(shard), shard + 1 == shards.end);
+                let shard_stats = match model.shards() {
+                    Some(_) => stats::row_of(&all_stats, shard)?,
+                    None => stats.clone(),
                 };
-                let output = model.forward(&pass, &micro.x)?;
-                let of = [&output, &micro.targets, stats];
-                let gradient = model.loss_gradient(&pass, &**loss, of)?;
-                if pass.last {
-                    if !is_alone {
-                        // Before the sum over ranks, which no longer tells whose rows were bad.
-                        ops::mark_nonfinite(own_bad_step, stats, model.step())?;
+                for index in micros.clone() {
+                    faults::at(FaultPoint::Forward)?;
+                    let micro = batch.micro(index)?;
+                    let pass = StagePass {
+                        training: true,
+                        micro_batch: index,
+                        accumulates: index > micros.start,
+                        last: is_last && index + 1 == micros.end,
+                        seed: *seed,
+                    };
+                    let x = model.aligned(&micro, batch)?;
+                    let output = model.forward(&pass, &x)?;
+                    let of = [&output, &micro.targets, &shard_stats];
+                    let gradient = model.loss_gradient(&pass, &**loss, of)?;
+                    if pass.last {
+                        if !is_alone {
+                            // Before the sum over ranks, which no longer tells whose rows were bad.
+                            ops::mark_nonfinite(own_bad_step, &all_stats, model.step())?;
+                        }
+                        model.reduce(&all_stats)?;
                     }
-                    model.reduce(stats)?;
+                    model.backward(&pass, gradient)?;
                 }
-                model.backward(&pass, gradient)?;
-            }
-            if micro_batches == 0 {
-                model.reduce_zeros(stats)?;
+                if !is_last {
+                    model.close_shard(shard - shards.first, !micros.is_empty())?;
+                } else if micros.is_empty() {
+                    if !is_alone {
+                        ops::mark_nonfinite(own_bad_step, &all_stats, model.step())?;
+                    }
+                    model.reduce(&all_stats)?;
+                    model.reduce_zeros()?;
+                }
             }
             model.join()?;
+            stats::add_rows(&all_stats)?;
             let own_bad_step = is_alone.then_some(&*own_bad_step);
             model.decide(stats, own_bad_step, measure_norm)?;
             faults::at(FaultPoint::Optimizer)?;
@@ -281,10 +299,19 @@ impl Step {
         self.model.lend_values()?;
         let stats = self.held_out_stats.clone();
         ops::zero(&stats)?;
-        for index in 0..batches.count() {
-            let batch = batches.load(index)?;
-            let (output, _) = self.losses(false, 0, (&batch.x, &batch.targets), &stats)?;
-            each(batch, &output)?;
+        let mut index = 0;
+        for shard in batches.shards().numbers() {
+            let shard_stats = match self.model.shards() {
+                Some(_) => stats::row_of(&stats, shard)?,
+                None => stats.clone(),
+            };
+            for _ in 0..batches.count_of(shard) {
+                let batch = batches.load(index)?;
+                index += 1;
+                let rows = (&batch.x, &batch.targets);
+                let (output, _) = self.losses(false, 0, rows, &shard_stats)?;
+                each(batch, &output)?;
+            }
         }
         // A group for host memory sums there.
         let device = group.device().unwrap_or(Device::Cpu);
@@ -293,6 +320,7 @@ impl Step {
             _ => Ok(stats),
         })?;
         group.all_reduce(&stats, Reduce::Sum, &Stream::current(device)?)?;
+        stats::add_rows(&stats)?;
         announced("the evaluation's result", || Stats::read(&stats))
     }
 
@@ -326,6 +354,7 @@ impl Step {
         let pass = StagePass {
             training,
             micro_batch,
+            accumulates: false,
             last: false,
             seed: self.seed,
         };
@@ -360,5 +389,24 @@ impl Step {
     /// The memory of activations on all devices, in bytes.
     pub fn activation_bytes(&self) -> usize {
         self.stages().iter().map(Stage::activation_bytes).sum()
+    }
+}
+
+/// Refuses a batch that is not cut into the shards of the step.
+fn check_shards(batch: &Batch, shards: Option<usize>) -> Result<()> {
+    let of = batch.shards();
+    match shards {
+        Some(shards) if of.of != shards => Err(Error::Usage(format!(
+            "a step with `shards` {shards}: expected a batch in as many shards, got {}; help: make \
+             the loader with .shards({shards})",
+            of.of
+        ))),
+        None if of.count() != 1 => Err(Error::Usage(format!(
+            "a step without `shards`: expected a rank's batch as a whole, got {} shards; help: \
+             give ReducerOptions {{ shards: Some({}), … }}",
+            of.count(),
+            of.of
+        ))),
+        _ => Ok(()),
     }
 }

@@ -285,6 +285,7 @@ impl Case {
             dtype: self.reduce_dtype,
             overlap: self.overlap,
             zero: self.zero,
+            shards: self.shards,
         };
         let (features, shares) = (self.data.row_shape(), reducer.shares(world.size()));
         let precision = if device == Device::Cpu {

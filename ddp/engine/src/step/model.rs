@@ -2,12 +2,13 @@
 //! each, which a step does not see. What passes between the devices is in `split.rs`.
 
 use ddp_comm::Group;
-use ddp_data::Batch;
+use ddp_data::{Batch, Micro};
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::ops::{self, StepMarks};
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::{DType, Tensor};
 use ddp_nn::Loss;
+use ddp_nn::params::ALIGNMENT_BYTES;
 
 use super::scalars::StepScalars;
 use super::stage::{Part, Stage, StagePass};
@@ -77,6 +78,36 @@ impl TrainedModel {
         self.last().scalars.stats()
     }
 
+    /// (S, 4), flat, on the last device: the statistics of each shard, or of this rank's rows.
+    pub(super) fn all_stats(&self) -> &Tensor {
+        self.last().scalars.all_stats()
+    }
+
+    /// Into how many shards each batch is cut, if the bits are the same on any number of ranks.
+    pub(super) fn shards(&self) -> Option<usize> {
+        self.last().reducer.shards()
+    }
+
+    /// `x` on the first device, where it has the alignment that it would have on any number of
+    /// ranks: cuBLASLt's choice of an algorithm depends on that.
+    pub(super) fn aligned(&mut self, micro: &Micro, batch: &Batch) -> Result<Tensor> {
+        let x = &micro.x;
+        let offset = (micro.first - batch.first) as usize * x.bytes() / micro.rows.max(1);
+        let is_aligned = self.shards().is_none() || offset.is_multiple_of(ALIGNMENT_BYTES);
+        if is_aligned || !x.device().is_accelerator() {
+            return Ok(x.clone());
+        }
+        let copy = self.stages[0].scratch.take(x.shape(), x.dtype())?;
+        copy.copy_from(x)?;
+        Ok(copy)
+    }
+
+    /// Keeps the gradients of a shard of this rank, which is not its last.
+    pub(super) fn close_shard(&mut self, index: usize, has_rows: bool) -> Result<()> {
+        let mut stages = self.stages.iter_mut().rev();
+        stages.try_for_each(|stage| stage.reducer.close_shard(index, has_rows))
+    }
+
     /// i64 (1), on the last device: the number of the step.
     pub(super) fn step(&self) -> &Tensor {
         self.last().scalars.step()
@@ -109,7 +140,8 @@ impl TrainedModel {
         let room = batch.micro_count_max(self.group().size());
         let moves = room > self.last().scalars.room();
         for stage in self.stages.iter_mut().filter(|_| moves) {
-            stage.scalars = StepScalars::new(&mut stage.optimizer, room)?;
+            let shards = stage.reducer.shards();
+            stage.scalars = StepScalars::new(&mut stage.optimizer, room, shards)?;
         }
         Ok(moves)
     }
@@ -195,10 +227,9 @@ impl TrainedModel {
         self.last_mut().reducer.reduce(stats)
     }
 
-    /// Takes part in a step without rows: the gradients are zero, and other ranks wait for them in
-    /// the order in which a backward completes them.
-    pub(super) fn reduce_zeros(&mut self, stats: &Tensor) -> Result<()> {
-        self.reduce(stats)?;
+    /// Takes part in a step whose last shard here has no rows: its gradients are zero, and other
+    /// ranks wait for them in the order in which a backward completes them.
+    pub(super) fn reduce_zeros(&mut self) -> Result<()> {
         let mut stages = self.stages.iter_mut().rev();
         stages.try_for_each(|stage| stage.reducer.all_ready_with_zeros())
     }
