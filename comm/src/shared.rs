@@ -169,7 +169,12 @@ impl Shared {
     ) -> Result<()> {
         let (me, dtype) = (self.channel.me, tensor.dtype());
         match operation {
-            Operation::AllReduce(_) | Operation::ReduceScatter(_) if self.size() == 1 => Ok(()),
+            // Partial sums of a rank alone are still to be added.
+            Operation::AllReduce(_) | Operation::ReduceScatter(_)
+                if self.size() == 1 && call.partials.is_none() =>
+            {
+                Ok(())
+            }
             Operation::Broadcast { root } if root == me => call.with_bytes(tensor, |bytes| {
                 self.collect(call, operation, |turn, first| self.give(turn, first, bytes))
             }),

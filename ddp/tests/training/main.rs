@@ -17,6 +17,7 @@ mod golden_vit;
 mod layers;
 mod nonfinite;
 mod overlap;
+mod same_bits;
 mod split;
 
 use support::training::{Way, quietly};
