@@ -200,52 +200,28 @@ impl Step {
                 graph.launch()
             })?);
         }
-        let (group, all_stats) = (model.group().clone(), model.all_stats().clone());
-        let (is_alone, shards) = (group.size() == 1, batch.shards());
+        let group = model.group().clone();
+        let is_alone = group.size() == 1;
         // The same in every step of a kind. On a GPU the host only gives it to streams.
         let mut work = || -> Result<()> {
+            let own = (!is_alone).then_some(&*own_bad_step);
             model.begin()?;
-            for shard in shards.numbers() {
-                let (micros, is_last) = (batch.micros_of(shard), shard + 1 == shards.end);
-                let shard_stats = match model.shards() {
-                    Some(_) => stats::row_of(&all_stats, shard)?,
-                    None => stats.clone(),
-                };
-                for index in micros.clone() {
+            for shard in batch.shards().numbers() {
+                for pass in passes(batch, shard, *seed) {
                     faults::at(FaultPoint::Forward)?;
-                    let micro = batch.micro(index)?;
-                    let pass = StagePass {
-                        training: true,
-                        micro_batch: index,
-                        accumulates: index > micros.start,
-                        last: is_last && index + 1 == micros.end,
-                        seed: *seed,
-                    };
+                    let micro = batch.micro(pass.micro_batch)?;
                     let x = model.aligned(&micro, batch)?;
                     let output = model.forward(&pass, &x)?;
-                    let of = [&output, &micro.targets, &shard_stats];
+                    let of = [&output, &micro.targets, &model.stats_of(shard)?];
                     let gradient = model.loss_gradient(&pass, &**loss, of)?;
                     if pass.last {
-                        if !is_alone {
-                            // Before the sum over ranks, which no longer tells whose rows were bad.
-                            ops::mark_nonfinite(own_bad_step, &all_stats, model.step())?;
-                        }
-                        model.reduce(&all_stats)?;
+                        model.reduce_stats(own)?;
                     }
                     model.backward(&pass, gradient)?;
                 }
-                if !is_last {
-                    model.close_shard(shard - shards.first, !micros.is_empty())?;
-                } else if micros.is_empty() {
-                    if !is_alone {
-                        ops::mark_nonfinite(own_bad_step, &all_stats, model.step())?;
-                    }
-                    model.reduce(&all_stats)?;
-                    model.reduce_zeros()?;
-                }
+                model.close_shard(batch, shard, own)?;
             }
             model.join()?;
-            stats::add_rows(&all_stats)?;
             let own_bad_step = is_alone.then_some(&*own_bad_step);
             model.decide(stats, own_bad_step, measure_norm)?;
             faults::at(FaultPoint::Optimizer)?;
@@ -301,10 +277,7 @@ impl Step {
         ops::zero(&stats)?;
         let mut index = 0;
         for shard in batches.shards().numbers() {
-            let shard_stats = match self.model.shards() {
-                Some(_) => stats::row_of(&stats, shard)?,
-                None => stats.clone(),
-            };
+            let shard_stats = stats::row_of(&stats, shard)?;
             for _ in 0..batches.count_of(shard) {
                 let batch = batches.load(index)?;
                 index += 1;
@@ -390,6 +363,19 @@ impl Step {
     pub fn activation_bytes(&self) -> usize {
         self.stages().iter().map(Stage::activation_bytes).sum()
     }
+}
+
+/// The micro-batches of a shard. The last one of all completes the gradients.
+fn passes(batch: &Batch, shard: usize, seed: u64) -> impl Iterator<Item = StagePass> {
+    let (micros, is_last) = (batch.micros_of(shard), shard + 1 == batch.shards().end);
+    let (first, end) = (micros.start, micros.end);
+    micros.map(move |micro_batch| StagePass {
+        training: true,
+        micro_batch,
+        accumulates: micro_batch > first,
+        last: is_last && micro_batch + 1 == end,
+        seed,
+    })
 }
 
 /// Refuses a batch that is not cut into the shards of the step.

@@ -12,6 +12,7 @@ use ddp_nn::params::ALIGNMENT_BYTES;
 
 use super::scalars::StepScalars;
 use super::stage::{Part, Stage, StagePass};
+use super::stats;
 use crate::error::{Error, Result};
 use crate::reducer::ReducerOptions;
 
@@ -78,9 +79,9 @@ impl TrainedModel {
         self.last().scalars.stats()
     }
 
-    /// (S, 4), flat, on the last device: the statistics of each shard, or of this rank's rows.
-    pub(super) fn all_stats(&self) -> &Tensor {
-        self.last().scalars.all_stats()
+    /// (4), on the last device: the statistics of a shard.
+    pub(super) fn stats_of(&self, shard: usize) -> Result<Tensor> {
+        stats::row_of(self.last().scalars.all_stats(), shard)
     }
 
     /// Into how many shards each batch is cut, if the bits are the same on any number of ranks.
@@ -100,12 +101,6 @@ impl TrainedModel {
         let copy = self.stages[0].scratch.take(x.shape(), x.dtype())?;
         copy.copy_from(x)?;
         Ok(copy)
-    }
-
-    /// Keeps the gradients of a shard of this rank, which is not its last.
-    pub(super) fn close_shard(&mut self, index: usize, has_rows: bool) -> Result<()> {
-        let mut stages = self.stages.iter_mut().rev();
-        stages.try_for_each(|stage| stage.reducer.close_shard(index, has_rows))
     }
 
     /// i64 (1), on the last device: the number of the step.
@@ -222,22 +217,45 @@ impl TrainedModel {
         Ok(())
     }
 
-    /// Sums `stats`, a small tensor on the last device, over the ranks with the next gradients.
-    pub(super) fn reduce(&mut self, stats: &Tensor) -> Result<()> {
-        self.last_mut().reducer.reduce(stats)
+    /// Sums the statistics over the ranks with the next gradients. Before that, when they are those
+    /// of this rank's rows, marks `own_bad_step` if they are not finite.
+    pub(super) fn reduce_stats(&mut self, own_bad_step: Option<&Tensor>) -> Result<()> {
+        let stats = self.last().scalars.all_stats().clone();
+        if let Some(flag) = own_bad_step {
+            ops::mark_nonfinite(flag, &stats, self.step())?;
+        }
+        self.last_mut().reducer.reduce(&stats)
     }
 
-    /// Takes part in a step whose last shard here has no rows: its gradients are zero, and other
-    /// ranks wait for them in the order in which a backward completes them.
-    pub(super) fn reduce_zeros(&mut self) -> Result<()> {
-        let mut stages = self.stages.iter_mut().rev();
-        stages.try_for_each(|stage| stage.reducer.all_ready_with_zeros())
+    /// A shard of this rank is done: its gradients are kept, unless they go to the other ranks by
+    /// now, because it is the last. Those of a shard without rows are zeros, for which other ranks
+    /// wait in the order in which a backward completes them.
+    pub(super) fn close_shard(
+        &mut self,
+        batch: &Batch,
+        shard: usize,
+        own_bad_step: Option<&Tensor>,
+    ) -> Result<()> {
+        let (shards, has_rows) = (batch.shards(), !batch.micros_of(shard).is_empty());
+        let is_last = shard + 1 == shards.end;
+        if is_last && !has_rows {
+            self.reduce_stats(own_bad_step)?;
+        }
+        for Stage { reducer, .. } in self.stages.iter_mut().rev() {
+            match (is_last, has_rows) {
+                (false, _) => reducer.close_shard(shard - shards.first, has_rows)?,
+                (true, false) => reducer.all_ready_with_zeros()?,
+                (true, true) => {}
+            }
+        }
+        Ok(())
     }
 
-    /// Waits until all gradients are sums over the ranks.
+    /// Waits until all gradients and the statistics are sums over the ranks.
     pub(super) fn join(&mut self) -> Result<()> {
         let mut stages = self.stages.iter_mut();
-        stages.try_for_each(|stage| stage.reducer.join())
+        stages.try_for_each(|stage| stage.reducer.join())?;
+        stats::add_rows(self.last().scalars.all_stats())
     }
 
     /// Computes the number to multiply gradients by, their norm, and whether the step was finite,

@@ -81,7 +81,7 @@ pub(super) fn rows(shards: Option<usize>) -> usize {
 }
 
 /// (4): the row of a shard in `all`, (S, 4). Rows lie so that the halves of every subtree are in
-/// the halves of the table: at the number of the shard with its bits reversed.
+/// the halves of the table: at the number of the shard with its bits reversed. One row is for all.
 pub(super) fn row_of(all: &Tensor, shard: usize) -> Result<Tensor> {
     let bits = (all.count() / STATS).trailing_zeros();
     let reversed = shard.reverse_bits().checked_shr(usize::BITS - bits);
