@@ -135,14 +135,16 @@ fn model(bytes: &ModelBytes) -> String {
         tied,
         gradients,
         moments,
+        partial_sums,
     } = *bytes;
     let also = |what: &str, bytes: u64| match bytes {
         0 => String::new(),
         _ => format!(", {what} {}", mb(bytes)),
     };
     let (rounded, tied) = (also("rounded copies", copies), also("tied copies", tied));
+    let partial = also("partial sums of gradients", partial_sums);
     format!(
-        "parameters {}{rounded}{tied}, gradients {}, moments {}, the copy being saved {}; together {total}",
+        "parameters {}{rounded}{tied}, gradients {}{partial}, moments {}, the copy being saved {}; together {total}",
         mb(values),
         mb(gradients),
         mb(moments),
