@@ -34,7 +34,6 @@ pub use self::train::LayerFlags;
 pub use self::using::{EvalFlags, PredictFlags, PredictionsFile, UsingFlags};
 pub use self::watch::WatchFlags;
 use crate::about::{About, about};
-use crate::bench::Bench;
 use crate::config::model_names;
 use crate::error::{Error, Result};
 use crate::flags::layers::variable;
@@ -72,18 +71,9 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
             let command = train::resume(&folder, flags, layers)?;
             return Ok(StartRanks::asked_for(&start, command));
         }
-        Mode::Eval(flags) => Command::Eval(flags),
-        Mode::Predict(flags) => Command::Predict(flags.check()?),
-        Mode::Generate(flags) => Command::Generate(flags),
-        Mode::Export(flags) => Command::Export(flags),
-        Mode::Tokenize(flags) => Command::Tokenize(flags),
-        Mode::Inspect(flags) => Command::Inspect(flags),
-        Mode::Report(flags) => Command::Report(flags),
-        Mode::Watch(flags) => Command::Watch(flags),
-        Mode::Doctor(flags) => Command::Doctor(flags),
         Mode::Completions { shell } => Command::Show(completions(shell)),
-        Mode::Bench { what } => Command::Bench(what),
-        Mode::HostAgent => Command::HostAgent,
+        Mode::Other(Command::Predict(flags)) => Command::Predict(flags.check()?),
+        Mode::Other(command) => command,
     };
     Ok(StartRanks::asked_for_elsewhere(command))
 }
@@ -210,44 +200,12 @@ enum Mode {
         #[command(flatten)]
         start: StartFlags,
     },
-    /// Evaluate a saved model on labelled data
-    #[command(after_help = using::EVAL_EXAMPLES, max_term_width = 120)]
-    Eval(EvalFlags),
-    /// Write a saved model's prediction for each row
-    #[command(after_help = using::PREDICT_EXAMPLES, max_term_width = 120)]
-    Predict(PredictFlags),
-    /// Continue texts with a saved transformer
-    #[command(after_help = generate::EXAMPLES, max_term_width = 120)]
-    Generate(GenerateFlags),
-    /// Write a saved model for other programs
-    #[command(after_help = export::EXAMPLES, max_term_width = 120)]
-    Export(ExportFlags),
-    /// Turn texts into files of tokens
-    #[command(after_help = tokenize::EXAMPLES, max_term_width = 120)]
-    Tokenize(TokenizeFlags),
-    /// Describe a checkpoint, a model, a run or a dataset
-    #[command(after_help = inspect::EXAMPLES, max_term_width = 120)]
-    Inspect(InspectFlags),
-    /// Make a run's report.html again, a page of several runs, or a CSV file of metrics
-    #[command(after_help = report::EXAMPLES, max_term_width = 120)]
-    Report(ReportFlags),
-    /// Show a run live in the terminal
-    #[command(after_help = watch::EXAMPLES, max_term_width = 120)]
-    Watch(WatchFlags),
-    /// Check that this machine has what training needs
-    Doctor(DoctorFlags),
+    #[command(flatten)]
+    Other(Command),
     /// Print a shell's completion script, as in: source <(ddp-train completions bash)
     Completions {
         /// The shell
         shell: clap_complete::Shell,
-    },
-    /// Start ranks for another host's launcher, which speaks to it
-    #[command(hide = true)]
-    HostAgent,
-    /// Measure this machine; one line of JSON on standard output
-    Bench {
-        #[command(subcommand)]
-        what: Bench,
     },
 }
 

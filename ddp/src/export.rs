@@ -1,23 +1,17 @@
 //! `ddp-train export`: a saved model for other programs.
 
-use std::fmt::Display;
-
 use ddp_comm::World;
 
 use crate::cli::ExportFlags;
 use crate::data::TaskSpec;
 use crate::error::Result;
 use crate::hugging_face;
-use crate::output::warn_unprinted;
+use crate::output::{Say, warn_unprinted};
 use crate::shown::shown;
 use crate::using::on_cpu::{self, OnCpu};
 
 /// Writes a folder of Hugging Face, on rank 0.
-pub fn export(
-    flags: &ExportFlags,
-    world: &World,
-    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
-) -> Result<()> {
+pub fn export(flags: &ExportFlags, world: &World, say: Say<'_>) -> Result<()> {
     if world.rank() > 0 {
         return Ok(());
     }

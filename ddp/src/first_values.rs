@@ -28,15 +28,9 @@ impl FirstValues {
         // Only folders say something about their model; files are opened after other checks.
         let names_folder = path.extension().is_none() && path.to_str().is_some();
         if let (true, Err(source)) = (names_folder, std::fs::metadata(path)) {
-            return Err(Error::Io {
-                action: "open",
-                path: path.to_path_buf(),
-                source,
-                help:
-                    "give --init-from a model file, or the folder of a run, of a checkpoint or of \
-                       Hugging Face"
-                        .into(),
-            });
+            let help = "give --init-from a model file, or the folder of a run, of a checkpoint or \
+                        of Hugging Face";
+            return Err(Error::io("open", path, help)(source));
         }
         let opened = if hugging_face::is_folder(path) {
             let mut described = hugging_face::describe(path)?;

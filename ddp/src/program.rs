@@ -123,15 +123,7 @@ fn of_ranks(command: &Command) -> (LogLevel, f64, bool) {
         }
         Command::Bench(bench) => of(&bench.ranks().settings),
         Command::Doctor(flags) => (LogLevel::Warn, flags.timeout_s, false),
-        Command::Generate(_)
-        | Command::Export(_)
-        | Command::Tokenize(_)
-        | Command::Inspect(_)
-        | Command::Report(_)
-        | Command::Start(_)
-        | Command::HostAgent
-        | Command::Watch(_)
-        | Command::Show(_) => (LogLevel::default(), SHORT_S, false),
+        _ => (LogLevel::default(), SHORT_S, false),
     }
 }
 

@@ -18,7 +18,6 @@ pub(crate) mod results;
 mod tables;
 
 use std::collections::BTreeSet;
-use std::fmt::Display;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -28,7 +27,7 @@ use crate::cli::ReportFlags;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::metrics::Run;
-use crate::output;
+use crate::output::{self, Say};
 use crate::record::{EVENTS_FILE, REPORT_FILE};
 use crate::samples::Samples;
 
@@ -51,11 +50,7 @@ fn write_page(path: &Path, page: &str) -> Result<()> {
 }
 
 /// `ddp-train report`, on rank 0.
-pub fn report(
-    flags: &ReportFlags,
-    world: &World,
-    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
-) -> Result<()> {
+pub fn report(flags: &ReportFlags, world: &World, say: Say<'_>) -> Result<()> {
     if world.rank() > 0 {
         return Ok(());
     }
@@ -118,11 +113,7 @@ fn several(folders: &[PathBuf]) -> Result<Vec<(String, Run)>> {
 }
 
 /// Writes the metrics of the run in `folder` as CSV; `-` is standard output.
-fn export(
-    folder: &Path,
-    csv: &Path,
-    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
-) -> Result<()> {
+fn export(folder: &Path, csv: &Path, say: Say<'_>) -> Result<()> {
     // Refuses what is no metrics log, and says how to fix it.
     Run::read(folder)?;
     let record = folder.join(EVENTS_FILE);

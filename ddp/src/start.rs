@@ -34,12 +34,8 @@ pub fn start(ranks: &StartRanks, timeout: Duration) -> Result<Option<u8>> {
         }
     }
     let hosts = hosts(ranks)?;
-    let program = std::env::current_exe().map_err(|source| Error::Io {
-        action: "find",
-        path: "this program".into(),
-        source,
-        help: "start it by its path".into(),
-    })?;
+    let failed = Error::io("find", "this program", "start it by its path");
+    let program = std::env::current_exe().map_err(failed)?;
     let mut task = Task {
         program,
         arguments: std::env::args_os().skip(1).collect(),

@@ -93,7 +93,7 @@ impl Audit {
 impl RankSums {
     fn of(rank: usize, ledger: &RankLedger) -> RankSums {
         let mut phases: BTreeMap<String, BTreeMap<String, Amount>> = BTreeMap::new();
-        for line in ledger.lines.iter().chain(&ledger.rest) {
+        for line in &ledger.lines {
             let kinds = phases.entry(line.phase.clone()).or_default();
             kinds.entry(line.kind.clone()).or_default().add(line.amount);
         }

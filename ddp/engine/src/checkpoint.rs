@@ -25,8 +25,8 @@ mod state;
 mod tensors;
 mod writer;
 
-pub(crate) use self::files::{ReadFrom, some, unreadable};
-pub use self::files::{damaged, with_help};
+pub(crate) use self::files::ReadFrom;
+pub use self::files::{damaged, unreadable, with_help};
 pub use self::find::{Chosen, Skipped, best, is_gone, newest, open_together};
 pub use self::folders::{
     MANIFEST_FILE, MODEL_FILE, STATE_FILE, clear_up, folder, put_aside, put_aside_after,

@@ -109,7 +109,7 @@ pub struct StartWorld<'a> {
 }
 
 /// A logged step.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct StepEvent {
     /// Its number, from 1.
     pub step: u64,
@@ -266,12 +266,8 @@ impl Record {
             Ok(_) => io::Error::other("it was replaced while this run was writing it"),
             Err(error) => error,
         };
-        Err(Error::Io {
-            action: "find the record",
-            path: self.path.clone(),
-            source: gone,
-            help: "leave the folder of a run as it is until the run ends".into(),
-        })
+        let help = "leave the folder of a run as it is until the run ends";
+        Err(Error::io("find the metrics log", &self.path, help)(gone))
     }
 
     /// Writes the last line, and makes the record durable.

@@ -91,12 +91,8 @@ fn layered(
     let mut layers = Layers::default();
     // Once: it may be a pipe.
     let text = how.config.as_ref().map(|path| {
-        std::fs::read_to_string(path).map_err(|source| Error::Io {
-            action: "read",
-            path: path.clone(),
-            source,
-            help: "--config takes a TOML file, as --print-config writes it".into(),
-        })
+        let help = "--config takes a TOML file, as --print-config writes it";
+        std::fs::read_to_string(path).map_err(Error::io("read", path, help))
     });
     let text = text.transpose()?;
     if let Some(path) = how.config.as_ref().filter(|path| is_pipe(path))

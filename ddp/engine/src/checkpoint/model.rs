@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ddp_kernels::transfer::{Phase, announced, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
 
-use super::files::{ReadFrom, some, unreadable};
+use super::files::{ReadFrom, mismatch, unreadable};
 use super::manifest::{self, Opened};
 use super::tensors::{self, FileDType};
 use crate::error::{Error, Result};
@@ -207,15 +207,10 @@ fn check(header: &Header, list: &[&Parameter], is_foreign: bool) -> Result<(), S
     let found = header.entries.iter().map(|entry| entry.name.as_str());
     let is_known = |name: &&str| list.iter().any(|parameter| parameter.name == *name);
     let others: Vec<&str> = found.filter(|name| !is_known(name)).collect();
-    if !missing.is_empty() || !others.is_empty() {
-        let lacks = (!missing.is_empty()).then(|| format!("it lacks {}", some(&missing)));
-        let has = (!others.is_empty())
-            .then(|| format!("it has {}, which the model does not", some(&others)));
-        let text: Vec<String> = [lacks, has].into_iter().flatten().collect();
+    if let Some(why) = mismatch(&missing, &others, "the model") {
         return Err(format!(
-            "it is of another model: {}; help: give the `model` and the settings it was trained \
-             with",
-            text.join("; ")
+            "it is of another model: {why}; help: give the `model` and the settings it was trained \
+             with"
         ));
     }
     for parameter in list {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::files::{some, unreadable};
+use super::files::{mismatch, unreadable};
 use super::model::{header_of, without_dropout};
 use ddp_data::safetensors::{Entry, Header};
 use ddp_nn::optim::Optimizer;
@@ -191,22 +191,11 @@ impl SavedMoments {
                     .map_err(|why| format!("{parameter}.{moment} {why}"))?,
             }
         }
-        let list = |names: Vec<String>| some(&names.iter().map(String::as_str).collect::<Vec<_>>());
-        let others: Vec<String> = others
+        let others = others
             .keys()
-            .map(|(parameter, moment)| format!("{parameter}.{moment}"))
-            .collect();
-        if missing.is_empty() && others.is_empty() {
-            return Ok(());
-        }
-        let lacks = (!missing.is_empty()).then(|| format!("it lacks {}", list(missing)));
-        let has = (!others.is_empty())
-            .then(|| format!("it has {}, which this run does not", list(others)));
-        Err([lacks, has]
-            .into_iter()
-            .flatten()
-            .collect::<Vec<_>>()
-            .join("; "))
+            .map(|(parameter, moment)| format!("{parameter}.{moment}"));
+        let others: Vec<String> = others.collect();
+        mismatch(&missing, &others, "this run").map_or(Ok(()), Err)
     }
 
     /// The same moments with the names that parameters have here.

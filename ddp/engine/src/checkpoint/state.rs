@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::files::{damaged, other_format, read_all};
+use super::files::{of_other_version, other_format, read_all};
 use super::folders::STATE_FILE;
 use crate::error::Result;
 use ddp_data::{FeaturePlan, LabelName, Normalization, TaskSpec};
@@ -141,11 +141,10 @@ pub struct Best {
 }
 
 impl State {
-    /// Reads the open file of the checkpoint in `folder`. An error says what is wrong with the
-    /// file.
+    /// Reads the open file of the checkpoint in `folder`, whose checksum is right.
     pub(super) fn of_file(folder: &Path, file: &File) -> Result<State> {
         let bytes = read_all(folder, STATE_FILE, file, BYTES_MAX)?;
-        State::parse(&bytes).map_err(|why| damaged(folder, format!("{STATE_FILE} {why}")))
+        State::parse(&bytes).map_err(|why| of_other_version(folder, STATE_FILE, &why))
     }
 
     /// Reads the file's bytes. An error says what is wrong with them.

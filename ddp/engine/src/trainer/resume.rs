@@ -16,6 +16,7 @@ use crate::checkpoint::{self, Opened, State};
 use crate::config::{Config, Length, Resume};
 use crate::error::{Error, Result};
 use crate::record::{self, LockedRecord};
+use crate::shown::some_of;
 use crate::step::Step;
 
 /// Locks the record of a run that is to be resumed, on rank 0, so that no other process changes its
@@ -142,7 +143,7 @@ pub(super) fn check(options: &Config, state: &State, changes: &[String]) -> Resu
          which cannot change the shape of the model",
         options.resume,
         state.step,
-        checkpoint::some(&changes),
+        some_of(&changes, 4),
         options.out.join(record::CONFIG_FILE).display()
     )))
 }
