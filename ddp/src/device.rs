@@ -287,7 +287,7 @@ fn sharing(choice: DeviceChoice, facts: &Facts) -> Option<String> {
     })
 }
 
-/// Refuses bf16 on a GPU whose matrix products have none. An unknown capability is 0.0.
+/// Refuses bf16 on a GPU whose matmuls have none. An unknown capability is 0.0.
 fn check_dtype(dtype: Precision, gpu: &Gpu) -> Result<()> {
     let (major, minor) = gpu.compute_capability;
     let (index, name) = (gpu.index, &gpu.name);

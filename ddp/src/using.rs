@@ -5,7 +5,7 @@
 //! them. `on_cpu.rs` loads a transformer alone, and `generate.rs` continues texts with it.
 //!
 //! Batch k belongs to rank k mod N. A batch then has the same rows for any number of ranks, and the
-//! bits of a product depend on its rows. Sums are added in the order of batches, and rank 0 writes
+//! bits of a matmul depend on its rows. Sums are added in the order of batches, and rank 0 writes
 //! rows in order with at most one batch of each rank in memory. The output is the same to the bit
 //! on any number of ranks.
 

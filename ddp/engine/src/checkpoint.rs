@@ -33,7 +33,7 @@ pub use self::folders::{
 };
 pub use self::manifest::{FileEntry, Opened, open};
 pub(crate) use self::model::{check_plausible, fill, header_of, in_order, refuse};
-pub use self::model::{load_first, load_model, load_opened, write_model};
+pub use self::model::{load_initial, load_model, load_opened, write_model};
 pub use self::restore::{restore, restore_if_fits, restore_values};
 pub use self::saver::Saver;
 pub use self::state::{Best, Position, ScheduleState, State, WorldState};

@@ -29,7 +29,7 @@ use ddp_kernels::files;
 /// The samples that a run keeps for its report.
 pub const SAMPLES_FILE: &str = "samples.json";
 
-/// With more classes the record has no table, but the pairs that are mistaken most often.
+/// With more classes the metrics log has no table, but the pairs that are mistaken most often.
 pub const SHOWN_CLASSES_MAX: usize = 30;
 /// How many of those pairs.
 const PAIRS_MAX: usize = 50;
@@ -42,7 +42,7 @@ const VALUES_MAX: usize = 12;
 /// The largest file of samples that is read: many times what a run writes.
 const BYTES_MAX: u64 = 32 << 20;
 
-/// The confusion matrix: an event of the record.
+/// The confusion matrix: an event of the metrics log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Confusion {
     /// After this step.
@@ -67,7 +67,7 @@ impl Confusion {
         class_scores(&self.rows, &self.predicted, &self.right)
     }
 
-    /// Whether the numbers are consistent: a record may have been edited.
+    /// Whether the numbers are consistent: a metrics log may have been edited.
     pub fn is_sound(&self) -> bool {
         let classes = self.rows.len();
         let sum = |numbers: &[u64]| {

@@ -165,7 +165,7 @@ impl RunTrace {
         }
         let ranks = clocks::align(ranks);
         let path: PathBuf = out.join(TRACE_FILE);
-        // Training goes on without it.
+        // Training continues without it.
         if let Err(error) = file::write(&path, &ranks) {
             tracing::warn!("there is no trace: {error}");
         }

@@ -69,8 +69,8 @@ struct Done {
 
 impl Saver {
     /// For the run in the folder `out`, of which the newest `keep` checkpoints and the best are
-    /// kept. Removes what a killed run left, so the caller must hold the record's lock. All ranks
-    /// call it together.
+    /// kept. Removes what a killed run left, so the caller must hold the metrics log's lock. All
+    /// ranks call it together.
     pub fn new(world: &World, out: &Path, keep: u64) -> Result<Saver> {
         let (rank, ranks) = (world.rank(), world.size());
         let group = world.group("saving")?;

@@ -77,7 +77,7 @@ pub struct State {
     /// The fingerprint of the held-out rows; None if there are none.
     #[serde(default)]
     pub held_out: Option<String>,
-    /// The algorithms of matrix products, if they were timed.
+    /// The algorithms of matmuls, if they were timed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub products: Option<Algorithms>,
     /// The evaluation with the least loss so far.

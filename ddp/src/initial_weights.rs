@@ -11,7 +11,7 @@ use crate::models::ModelSpec;
 
 /// What `--init-from` names.
 #[derive(Clone, Debug)]
-pub(crate) struct FirstValues {
+pub(crate) struct InitialWeights {
     /// The folder with the values: of a run, that of its best checkpoint.
     folder: PathBuf,
     /// Its model. Its dropout is NaN if flags must decide it.
@@ -22,9 +22,9 @@ pub(crate) struct FirstValues {
 /// Settings that a model may change after it was saved. It may also see fewer tokens.
 const FREE: [&str; 2] = ["dropout", "recompute"];
 
-impl FirstValues {
+impl InitialWeights {
     /// What `path` says about its model; nothing if it is a file with tensors only.
-    pub(crate) fn of(path: &Path) -> Result<Option<FirstValues>> {
+    pub(crate) fn of(path: &Path) -> Result<Option<InitialWeights>> {
         // Only folders say something about their model; files are opened after other checks.
         let names_folder = path.extension().is_none() && path.to_str().is_some();
         if let (true, Err(source)) = (names_folder, std::fs::metadata(path)) {
@@ -37,7 +37,7 @@ impl FirstValues {
             if described.dropout_refusal.is_some() {
                 described.spec.dropout = f64::NAN;
             }
-            return Ok(Some(FirstValues {
+            return Ok(Some(InitialWeights {
                 folder: path.to_path_buf(),
                 model: described.spec.into(),
                 dropout_refusal: described.dropout_refusal,
@@ -51,7 +51,7 @@ impl FirstValues {
         };
         let mut model = Config::of_checkpoint(&opened)?.model;
         model.write_out(opened.state.task.outputs());
-        Ok(Some(FirstValues {
+        Ok(Some(InitialWeights {
             folder: opened.folder,
             model,
             dropout_refusal: None,
