@@ -105,11 +105,11 @@ fn count(ranks: &StartRanks) -> usize {
         Command::Train(config) | Command::DryRun(config) => {
             (config.device, config.devices_per_rank)
         }
-        Command::Eval(flags) => (flags.using.ranks.settings.device, 1),
-        Command::Predict(flags) => (flags.using.ranks.settings.device, 1),
-        Command::Bench(bench) => (bench.ranks().settings.device, 1),
         Command::Doctor(_) => (DeviceChoice::Auto, 1),
-        _ => (DeviceChoice::Cpu, 1),
+        other => {
+            let device = other.ranks().map(|ranks| ranks.settings.device);
+            (device.unwrap_or(DeviceChoice::Cpu), 1)
+        }
     };
     match (ranks.places.ranks, device) {
         (Some(RankCount::Of(count)), _) => count,

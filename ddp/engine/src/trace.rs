@@ -90,20 +90,6 @@ impl fmt::Display for TraceSteps {
     }
 }
 
-impl TryFrom<String> for TraceSteps {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<TraceSteps, String> {
-        text.parse()
-    }
-}
-
-impl From<TraceSteps> for String {
-    fn from(steps: TraceSteps) -> String {
-        steps.to_string()
-    }
-}
-
 /// The trace of a run, on one rank. It costs one comparison a step while nothing is traced.
 #[derive(Debug)]
 pub struct RunTrace {

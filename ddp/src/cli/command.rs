@@ -14,7 +14,7 @@ use super::using::{self, EvalFlags, PredictFlags};
 use super::watch::{self, WatchFlags};
 use crate::bench::Bench;
 use crate::config::Config;
-use crate::flags::PlaceFlags;
+use crate::flags::{PlaceFlags, RankFlags};
 
 /// What a command line asks for.
 #[derive(Subcommand, Clone, Debug, PartialEq)]
@@ -82,6 +82,16 @@ pub struct StartRanks {
 }
 
 impl Command {
+    /// The ranks of a command that computes and does not train.
+    pub(crate) fn ranks(&self) -> Option<&RankFlags> {
+        match self {
+            Command::Eval(flags) => Some(&flags.using.ranks),
+            Command::Predict(flags) => Some(&flags.using.ranks),
+            Command::Bench(bench) => Some(bench.ranks()),
+            _ => None,
+        }
+    }
+
     /// What it does, for people.
     pub fn name(&self) -> &'static str {
         match self {

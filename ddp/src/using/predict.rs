@@ -23,14 +23,8 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
         check_free(flags)?;
         check_other(flags)?;
     }
-    let PredictFlags {
-        using,
-        out,
-        probabilities,
-        logits,
-        ..
-    } = flags;
-    let (probabilities, logits) = (*probabilities, *logits);
+    let (using, out) = (&flags.using, &flags.out);
+    let (probabilities, logits) = (flags.probabilities, flags.logits);
     let asked = Asked {
         using,
         labels: None,

@@ -101,14 +101,10 @@ impl FileEntry {
     /// How `file`, which has this name in `folder`, differs from what was written: in length, or
     /// with `is_read` in its bytes.
     fn difference(&self, folder: &Path, file: &File, is_read: bool) -> Result<Option<String>> {
-        let FileEntry {
-            name,
-            bytes,
-            blake3,
-        } = self;
+        let (name, bytes) = (&self.name, self.bytes);
         let path = folder.join(name);
         let length = file.metadata().map_err(unreadable(&path))?.len();
-        if length != *bytes {
+        if length != bytes {
             return Ok(Some(format!(
                 "{name} has {length} bytes, but {bytes} were written"
             )));
@@ -119,7 +115,7 @@ impl FileEntry {
         let mut hash = blake3::Hasher::new();
         hash.update_reader(ReadFrom::start(file))
             .map_err(unreadable(&path))?;
-        let differs = hash.finalize().to_hex().as_str() != blake3;
+        let differs = hash.finalize().to_hex().as_str() != self.blake3;
         Ok(differs.then(|| {
             format!("{name} was changed or damaged: its checksum (BLAKE3) does not match")
         }))

@@ -238,15 +238,14 @@ fn serve(writer: &Writer, jobs: &mpsc::Receiver<Job>, done: &mpsc::Sender<Done>)
     in_phase(Phase::Checkpoint, || {
         for job in jobs {
             let folder = trace::record(WRITE, || writer.write(&job));
-            let Job {
-                snapshot, state, ..
-            } = job;
-            // The receiver is gone if the saver is being dropped.
-            let _ = done.send(Done {
-                step: state.step,
+            let (step, snapshot) = (job.state.step, job.snapshot);
+            let done_job = Done {
+                step,
                 snapshot,
                 folder,
-            });
+            };
+            // The receiver is gone if the saver is being dropped.
+            let _ = done.send(done_job);
         }
     });
 }

@@ -184,6 +184,14 @@ impl State {
         bytes
     }
 
+    /// The token that ends a text, if the tokens of the data have one.
+    pub fn end_of_text(&self) -> Option<usize> {
+        match &self.task {
+            TaskSpec::NextToken { tokenizer, .. } => tokenizer.as_ref()?.end_of_text,
+            _ => None,
+        }
+    }
+
     /// Refuses impossible numbers.
     pub fn check(&self) -> Result<(), String> {
         let (position, schedule) = (&self.position, &self.schedule);

@@ -1,22 +1,17 @@
 //! Learning numbers: the squared error.
 
-use ddp_comm::Group;
-use ddp_data::TensorSpec;
 use ddp_kernels::{DType, Device, Tensor, npy};
 use ddp_nn::{Loss, Mse};
 use serde_json::{Value, json};
 
 use super::cells::{cell, put, put_numbers};
-use super::classes::ClassWeights;
 use super::differences::{ColumnErrors, Differences, mean_r2};
 use super::task::{
     Evaluation, Format, LossOptions, PredictionOptions, Predictions, Survey, SurveyText, Task,
     Totals,
 };
 use crate::error::{Error, Result};
-use crate::samples::SampleCollector;
 use crate::shown::{shown, significant};
-use crate::step::Stats;
 
 /// Some numbers for each row.
 #[derive(Clone, Debug)]
@@ -26,32 +21,11 @@ pub(super) struct LearnNumbers {
 
 impl Task for LearnNumbers {
     fn check(&self, options: &LossOptions, data: &str) -> Result<()> {
-        let (setting, got) = if options.class_weights != ClassWeights::Equal {
-            ("class-weights", options.class_weights.to_string())
-        } else if options.label_smoothing != 0.0 {
-            ("label-smoothing", options.label_smoothing.to_string())
-        } else {
-            return Ok(());
-        };
-        Err(Error::Usage(format!(
-            "`{setting}` {got}: expected classes, and {data} are learned as numbers; help: leave it out"
-        )))
+        options.check_plain(data, "numbers")
     }
 
     fn loss(&self, _options: &LossOptions, _device: Device) -> Result<Box<dyn Loss>> {
         Ok(Box::new(Mse))
-    }
-
-    fn accuracy(&self, _stats: &Stats) -> Option<f64> {
-        None
-    }
-
-    fn wrong_target(&self, _target: f64) -> Option<String> {
-        None
-    }
-
-    fn sample_collector(&self, _targets: &TensorSpec) -> Option<SampleCollector> {
-        None
     }
 
     fn evaluation(&self, columns: Option<Vec<String>>) -> Box<dyn Evaluation> {
@@ -96,10 +70,6 @@ impl Evaluation for Differences {
     fn count(&mut self, output: &Tensor, targets: &Tensor) -> Result<Vec<f64>> {
         let (output, targets) = (output.to_vec::<f32>()?, targets.to_vec::<f32>()?);
         Ok(self.sums_of(&output, &targets))
-    }
-
-    fn add_up(&mut self, _group: &Group) -> Result<()> {
-        Ok(())
     }
 
     fn text(&self, totals: &Totals) -> String {

@@ -70,12 +70,8 @@ impl Answers {
         let percent =
             |part: Option<f64>| part.map_or("–".into(), |part| format!("{:.2}%", 100.0 * part));
         for (&class, name) in classes.iter().zip(&names) {
-            let ClassScores {
-                recall,
-                precision,
-                f1,
-            } = scores[class];
-            let [recall, precision, f1] = [recall, precision, f1].map(percent);
+            let of = &scores[class];
+            let [recall, precision, f1] = [of.recall, of.precision, of.f1].map(percent);
             let rows = rows[class];
             text += &format!("\n{name:width$} {rows:>10} {recall:>8} {precision:>10} {f1:>8}");
         }
