@@ -127,6 +127,8 @@ pub struct InOrder {
     slots: Slots,
     share: std::ops::Range<u64>,
     batch: u64,
+    /// The first of this rank's batches in its share, and how many batches further the next one is.
+    turns: [u64; 2],
 }
 
 impl InOrder {
@@ -139,6 +141,16 @@ impl InOrder {
             slots: Slots::new(source, None, rows_max, None)?,
             share,
             batch: batch as u64,
+            turns: [0, 1],
+        })
+    }
+
+    /// The same, but batch k of the whole dataset is that of rank k mod `size`: a batch then has the
+    /// same rows for any number of ranks.
+    pub fn in_turns(source: Source, rank: usize, size: usize, batch: usize) -> Result<InOrder> {
+        Ok(InOrder {
+            turns: [rank as u64, size as u64],
+            ..InOrder::new(source, 0, 1, batch)?
         })
     }
 
@@ -149,6 +161,16 @@ impl InOrder {
 
     /// The number of this rank's batches. Ranks may differ by one.
     pub fn count(&self) -> u64 {
+        let [first, step] = self.turns;
+        self.batches().saturating_sub(first).div_ceil(step)
+    }
+
+    /// The most batches that any rank has, if ranks take turns.
+    pub fn rounds(&self) -> u64 {
+        self.batches().div_ceil(self.turns[1])
+    }
+
+    fn batches(&self) -> u64 {
         (self.share.end - self.share.start).div_ceil(self.batch)
     }
 
@@ -165,7 +187,8 @@ impl InOrder {
     }
 
     fn rows(&self, index: u64) -> std::ops::Range<u64> {
-        let start = self.share.start + index * self.batch;
+        let [first, step] = self.turns;
+        let start = self.share.start + (first + index * step) * self.batch;
         start..start.saturating_add(self.batch).min(self.share.end)
     }
 }

@@ -68,10 +68,10 @@ fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> 
     let width = 2 + evaluation.width();
     let mut sums = vec![0.0; width];
     let mut mine = Vec::new();
-    let rounds = ready.rows.rounds();
+    let rounds = ready.batches.rounds();
     for round in 0..rounds {
-        if let Some(first) = ready.rows.first_row(round, world.rank()) {
-            mine.push(batch(&mut ready, round, first, &*loss, &mut *evaluation)?);
+        if round < ready.batches.count() {
+            mine.push(batch(&mut ready, round, &*loss, &mut *evaluation)?);
         }
         if (round + 1) % ROUNDS_A_TIME == 0 || round + 1 == rounds {
             add_up(world, &mut mine, &mut sums)?;
@@ -91,7 +91,7 @@ fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> 
     }
     evaluation.add_up(&world.group("evaluation")?)?;
     let totals = Totals {
-        rows: ready.rows.all_rows(),
+        rows: ready.rows,
         loss: loss_sum / weight_sum,
         sums: task_sums,
     };
@@ -105,15 +105,15 @@ fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> 
     })
 }
 
-/// The sums of this rank's batch in round `round`, which starts at row `first`.
+/// The sums of this rank's batch in round `round`.
 fn batch(
     ready: &mut Ready,
     round: u64,
-    first: u64,
     loss: &dyn Loss,
     evaluation: &mut dyn Evaluation,
 ) -> Result<Sums> {
     let batch = ready.batches.load(round)?;
+    let first = batch.first;
     let targets = announced("the labels", || batch.targets.to(Device::Cpu))?;
     if !evaluation.needs_outputs() {
         let losses = ready.forward.losses_of(loss, &batch.x, &batch.targets)?;

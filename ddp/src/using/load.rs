@@ -8,7 +8,6 @@ use ddp_kernels::{Device, threads};
 
 use super::choose::{check_run, choose};
 use super::forward::Forward;
-use super::round_robin::RoundRobinRows;
 use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, State};
 use crate::cli::UsingFlags;
 use crate::config::{Config, Precision};
@@ -38,7 +37,9 @@ pub(super) struct Ready {
     /// Why this checkpoint, for people.
     pub(super) why: String,
     pub(super) forward: Forward,
-    pub(super) rows: Arc<RoundRobinRows>,
+    /// Rows of all ranks.
+    pub(super) rows: u64,
+    /// Batch k is that of rank k mod N.
     pub(super) batches: InOrder,
 }
 
@@ -64,14 +65,13 @@ pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
         .batch_size
         .min(usize::try_from(rows.rows()).unwrap_or(usize::MAX))
         .min(most);
-    let rows = Arc::new(RoundRobinRows::new(rows, world.rank(), world.size(), batch));
-    let source = Source::new(rows.clone(), [device; 2]);
-    let batches = InOrder::new(source, 0, 1, rows.batch())?;
+    let (count, source) = (rows.rows(), Source::new(rows, [device; 2]));
+    let batches = InOrder::in_turns(source, world.rank(), world.size(), batch)?;
     Ok(Ready {
         opened,
         why,
         forward,
-        rows,
+        rows: count,
         batches,
     })
 }

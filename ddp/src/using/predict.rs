@@ -54,11 +54,7 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     world.barrier()?;
     if world.rank() == 0 {
         let path = |path: &Path| shown(&path.to_string_lossy());
-        let (rows, out, model) = (
-            ready.rows.all_rows(),
-            path(&out.path),
-            path(&ready.opened.folder),
-        );
+        let (rows, out, model) = (ready.rows, path(&out.path), path(&ready.opened.folder));
         tracing::info!(
             "wrote {rows} predictions to {out}, from {model} ({})",
             ready.why
@@ -140,15 +136,15 @@ fn is_taken(error: Error, out: &Path) -> Error {
     }
 }
 
-/// Encodes this rank's batch of round `round`, which starts at row `first`.
+/// Encodes this rank's batch of round `round`.
 fn part(
     ready: &mut Ready,
     encoder: &dyn Predictions,
     round: u64,
-    first: u64,
     bytes: &mut Vec<u8>,
 ) -> Result<()> {
     let batch = ready.batches.load(round)?;
+    let first = batch.first;
     let output = ready.forward.run(&batch.x)?;
     let normalization = ready.opened.state.target_normalization.as_ref();
     let output = rescaled(&output, normalization, Normalization::undo)?;
@@ -174,16 +170,16 @@ fn write_all(
 ) -> Result<()> {
     let mut file = file.map(|file| BufWriter::with_capacity(1 << 20, file));
     let failed = || files::failed("write", path);
-    let rows = usize::try_from(ready.rows.all_rows())
+    let rows = usize::try_from(ready.rows)
         .map_err(|error| Error::Usage(format!("--out: too many rows: {error}")))?;
     if let Some(file) = &mut file {
         file.write_all(&encoder.head(rows)?).map_err(failed())?;
     }
     let mut bytes = Vec::new();
-    for round in 0..ready.rows.rounds() {
+    for round in 0..ready.batches.rounds() {
         bytes.clear();
-        if let Some(first) = ready.rows.first_row(round, world.rank()) {
-            part(ready, encoder, round, first, &mut bytes)?;
+        if round < ready.batches.count() {
+            part(ready, encoder, round, &mut bytes)?;
         }
         let of_ranks = world.all_gather_bytes(&bytes)?;
         if let Some(file) = &mut file {
