@@ -20,7 +20,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use self::command::{Command, HOST_AGENT, StartRanks};
 pub use self::doctor::DoctorFlags;
@@ -48,28 +48,14 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
         Ok(cli) => cli,
         Err(error) => return shown_by_clap(&error, &words),
     };
-    let mode = cli.command.unwrap_or(Mode::Train {
-        flags: cli.flags,
-        layers: cli.layers,
-        start: cli.start,
-    });
-    let command = match mode {
-        Mode::Train {
-            flags,
-            layers,
-            start,
-        } => {
-            let command = train::train(&flags, &layers)?;
-            return Ok(StartRanks::asked_for(&start, command));
+    let command = match cli.command.unwrap_or(Mode::Train(cli.train)) {
+        Mode::Train(given) => {
+            let command = train::train(&given.flags, &given.layers)?;
+            return Ok(StartRanks::asked_for(&given.start, command));
         }
-        Mode::Resume {
-            folder,
-            flags,
-            layers,
-            start,
-        } => {
-            let command = train::resume(&folder, flags, layers)?;
-            return Ok(StartRanks::asked_for(&start, command));
+        Mode::Resume { folder, given } => {
+            let command = train::resume(&folder, given.flags, given.layers)?;
+            return Ok(StartRanks::asked_for(&given.start, command));
         }
         Mode::Completions { shell } => Command::Show(completions(shell)),
         Mode::Other(Command::Predict(flags)) => Command::Predict(flags.check()?),
@@ -168,6 +154,13 @@ struct Cli {
     #[command(subcommand)]
     command: Option<Mode>,
     #[command(flatten)]
+    train: TrainFlags,
+}
+
+// The flags of commands that train. A doc comment would become their help.
+#[derive(Args, Debug)]
+struct TrainFlags {
+    #[command(flatten)]
     flags: SettingFlags,
     #[command(flatten)]
     layers: LayerFlags,
@@ -179,14 +172,7 @@ struct Cli {
 enum Mode {
     /// Train; the default command
     #[command(after_help = EXAMPLES, max_term_width = 120)]
-    Train {
-        #[command(flatten)]
-        flags: SettingFlags,
-        #[command(flatten)]
-        layers: LayerFlags,
-        #[command(flatten)]
-        start: StartFlags,
-    },
+    Train(TrainFlags),
     /// Continue the run in a folder, with its settings
     #[command(after_help = train::RESUME_EXAMPLES, max_term_width = 120)]
     Resume {
@@ -194,11 +180,7 @@ enum Mode {
         #[arg(value_name = "DIR")]
         folder: PathBuf,
         #[command(flatten)]
-        flags: SettingFlags,
-        #[command(flatten)]
-        layers: LayerFlags,
-        #[command(flatten)]
-        start: StartFlags,
+        given: TrainFlags,
     },
     #[command(flatten)]
     Other(Command),

@@ -34,19 +34,12 @@ use crate::samples::Samples;
 /// Makes the report of the run in `folder` and returns its path.
 pub fn make(folder: &Path) -> Result<PathBuf> {
     let path = folder.join(REPORT_FILE);
-    write_page(&path, &page_of(folder)?)?;
+    files::replace_with(&path, page_of(folder)?.as_bytes())?;
     Ok(path)
 }
 
 fn page_of(folder: &Path) -> Result<String> {
     Ok(page::of(&Run::read(folder)?, Samples::read(folder)))
-}
-
-fn write_page(path: &Path, page: &str) -> Result<()> {
-    Ok(files::replace_file(path, |file| {
-        let written = file.write_all(page.as_bytes());
-        written.map_err(files::failed("write", path))
-    })?)
 }
 
 /// `ddp-train report`, on rank 0.
@@ -66,11 +59,11 @@ pub fn report(flags: &ReportFlags, world: &World, say: Say<'_>) -> Result<()> {
         }
         ([folder], None, None) => make(folder)?,
         ([folder], Some(out), None) => {
-            write_page(out, &page_of(folder)?)?;
+            files::replace_with(out, page_of(folder)?.as_bytes())?;
             out.clone()
         }
         (_, Some(out), None) => {
-            write_page(out, &compare::of(&several(folders)?))?;
+            files::replace_with(out, compare::of(&several(folders)?).as_bytes())?;
             out.clone()
         }
         (_, None, None) => {

@@ -173,17 +173,13 @@ impl Program for TrainProgram<'_> {
         if let Some(progress) = &mut self.progress {
             progress.figures(event);
         }
-        match &mut self.curves {
-            Some(curves) => curves.step(event),
-            None => Ok(()),
-        }
+        let curves = self.curves.as_mut();
+        curves.map_or(Ok(()), |curves| curves.step(event))
     }
 
     fn evaluated(&mut self, event: &EvalEvent) -> Result<()> {
-        match &mut self.curves {
-            Some(curves) => curves.evaluation(event),
-            None => Ok(()),
-        }
+        let curves = self.curves.as_mut();
+        curves.map_or(Ok(()), |curves| curves.evaluation(event))
     }
 
     fn note(&mut self, line: &str) {

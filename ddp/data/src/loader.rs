@@ -145,8 +145,8 @@ impl InOrder {
         })
     }
 
-    /// The same, but batch k of the whole dataset is that of rank k mod `size`: a batch then has the
-    /// same rows for any number of ranks.
+    /// The same, but batch k of the whole dataset is that of rank k mod `size`: a batch then has
+    /// the same rows for any number of ranks.
     pub fn in_turns(source: Source, rank: usize, size: usize, batch: usize) -> Result<InOrder> {
         Ok(InOrder {
             turns: [rank as u64, size as u64],

@@ -307,11 +307,10 @@ impl Record {
 
 /// Writes the settings' file next to the metrics log.
 fn write_settings(out: &Path, settings: &str) -> Result<()> {
-    let path = out.join(CONFIG_FILE);
-    Ok(disk::replace_file(&path, |file| {
-        let written = file.write_all(settings.as_bytes());
-        written.map_err(disk::failed("write", &path))
-    })?)
+    Ok(disk::replace_with(
+        &out.join(CONFIG_FILE),
+        settings.as_bytes(),
+    )?)
 }
 
 /// Refuses a folder that holds a run, and names a free one. An empty metrics log does not count:

@@ -8,7 +8,6 @@ mod counts;
 mod picture;
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 
 use ddp_comm::{Group, World};
@@ -147,12 +146,9 @@ pub enum SampleValue {
 impl Samples {
     /// Saves them in a run's folder.
     pub fn save(&self, out: &Path) -> Result<()> {
-        let path = out.join(SAMPLES_FILE);
         let text = serde_json::to_vec(self)
             .map_err(|error| Error::Internal(format!("samples do not fit JSON: {error}")))?;
-        Ok(files::replace_file(&path, |file| {
-            file.write_all(&text).map_err(files::failed("write", &path))
-        })?)
+        Ok(files::replace_with(&out.join(SAMPLES_FILE), &text)?)
     }
 
     /// Reads those of the run in `out`, if it has any. An error says why they cannot be shown.

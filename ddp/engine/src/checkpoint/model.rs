@@ -119,21 +119,7 @@ pub(crate) fn fill(
     parameter: &Parameter,
     read: impl FnOnce(&mut [f32]) -> Result<()>,
 ) -> Result<()> {
-    let target = params.master(parameter.id);
-    // On the CPU in f32, values are read directly into the parameter.
-    let direct = target.device() == Device::Cpu && target.dtype() == DType::F32;
-    let host = if direct {
-        target.clone()
-    } else {
-        Tensor::empty(&parameter.shape, DType::F32, Device::Cpu)?
-    };
-    host.with_slice_mut(read)??;
-    if !direct {
-        let host = host.to_dtype(target.dtype())?;
-        in_phase(Phase::Checkpoint, || {
-            announced("loading the model", || target.copy_from(&host))
-        })?;
-    }
+    tensors::read_into(params.master(parameter.id), "loading the model", read)?;
     Ok(params.refresh(parameter.range.clone())?)
 }
 

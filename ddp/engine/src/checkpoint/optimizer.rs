@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -57,38 +57,29 @@ impl Outgoing {
         for (stage, (params, optimizer)) in stages.iter().enumerate() {
             let mut pieces: Vec<_> = optimizer.owned_pieces().iter().collect();
             pieces.sort_by_key(|piece| (piece.parameter, piece.start));
-            for (piece, (moment, name)) in pieces.into_iter().flat_map(|piece| {
-                let moments = optimizer.moments().map(|(name, _)| name).enumerate();
-                moments
-                    .filter(|(_, name)| piece.moments.contains(name))
-                    .map(move |m| (piece, m))
-            }) {
+            for piece in pieces {
                 let parameter = params.parameter(piece.parameter);
-                let (start, length, whole) = (piece.start, piece.length, parameter.range.len());
-                let tensor = match length == whole {
-                    true => format!("{}.{name}", parameter.name),
-                    false => format!("{}.{name}[{start}..{}]", parameter.name, start + length),
+                let (start, length) = (piece.start, piece.length);
+                let (range, shape) = match length == parameter.range.len() {
+                    true => (String::new(), parameter.shape.clone()),
+                    false => (format!("[{start}..{}]", start + length), vec![length]),
                 };
-                let shape = if length == whole {
-                    parameter.shape.clone()
-                } else {
-                    vec![length]
-                };
-                let (parameter, moment_name) = (parameter.name.clone(), name.to_string());
-                let named = Named {
-                    tensor,
-                    parameter,
-                    moment: moment_name,
-                    start,
-                    length,
-                };
-                all.push(Outgoing {
-                    named,
-                    shape,
-                    stage,
-                    moment,
-                    at: piece.at,
-                });
+                let moments = optimizer.moments().map(|(name, _)| name).enumerate();
+                for (moment, name) in moments.filter(|(_, name)| piece.moments.contains(name)) {
+                    all.push(Outgoing {
+                        named: Named {
+                            tensor: format!("{}.{name}{range}", parameter.name),
+                            parameter: parameter.name.clone(),
+                            moment: name.to_string(),
+                            start,
+                            length,
+                        },
+                        shape: shape.clone(),
+                        stage,
+                        moment,
+                        at: piece.at,
+                    });
+                }
             }
         }
         all
@@ -139,7 +130,8 @@ impl SavedMoments {
         for (file, path) in files.iter().enumerate() {
             let header = header_of(path, &File::open(path).map_err(unreadable(path))?)?;
             if let Err(why) = saved.add(file, &header) {
-                return Ok(Err(format!("{}: {why}", name_of(path))));
+                let name = path.file_name().unwrap_or_default();
+                return Ok(Err(format!("{}: {why}", name.display())));
             }
         }
         saved
@@ -260,11 +252,4 @@ fn check_whole(pieces: &[SavedPiece], count: usize) -> Result<(), String> {
     } else {
         Err(format!("has {next} of {count} elements"))
     }
-}
-
-fn name_of(path: &Path) -> String {
-    path.file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned()
 }

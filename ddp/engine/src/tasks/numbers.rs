@@ -11,7 +11,7 @@ use super::task::{
     Totals,
 };
 use crate::error::{Error, Result};
-use crate::shown::{shown, significant};
+use crate::shown::{shown, significant, table};
 
 /// Some numbers for each row.
 #[derive(Clone, Debug)]
@@ -85,26 +85,14 @@ impl Evaluation for Differences {
                 "mean squared error {squared} (RMSE {root}), mean absolute error {absolute}{r2}"
             );
         }
-        let names: Vec<String> = columns.iter().map(|column| shown(&column.name)).collect();
-        let width = names
-            .iter()
-            .map(|name| name.chars().count())
-            .max()
-            .unwrap_or(0)
-            .max(6);
-        let line = |name: &str, cells: [String; 3]| {
-            let cells = cells.map(|cell| format!(" {cell:>12}")).concat();
-            format!("{name:width$}{cells}")
-        };
-        let mut lines = vec![line("column", ["RMSE", "MAE", "R²"].map(String::from))];
-        for (name, column) in names.iter().zip(&columns) {
-            lines.push(line(name, [column.rmse, column.mae, column.r2].map(number)));
+        let mut rows = vec![["column", "RMSE", "MAE", "R²"].map(String::from).to_vec()];
+        for column in &columns {
+            let numbers = [column.rmse, column.mae, column.r2].map(number);
+            rows.push([&[shown(&column.name)][..], &numbers].concat());
         }
-        lines.push(line(
-            "mean",
-            [String::new(), String::new(), number(mean_r2(&columns))],
-        ));
-        lines.join("\n")
+        let mean = [String::new(), String::new(), number(mean_r2(&columns))];
+        rows.push([&["mean".to_string()][..], &mean].concat());
+        table(&rows, 1).join("\n")
     }
 
     fn json(&self, totals: &Totals) -> Value {
