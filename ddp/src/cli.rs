@@ -58,8 +58,10 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
             return Ok(StartRanks::asked_for(&given.start, command));
         }
         Mode::Completions { shell } => Command::Show(completions(shell)),
-        Mode::Other(Command::Predict(flags)) => Command::Predict(flags.check()?),
-        Mode::Other(command) => command,
+        Mode::Other(command) => match *command {
+            Command::Predict(flags) => Command::Predict(flags.check()?),
+            other => other,
+        },
     };
     Ok(StartRanks::asked_for_elsewhere(command))
 }
@@ -183,7 +185,7 @@ enum Mode {
         given: TrainFlags,
     },
     #[command(flatten)]
-    Other(Command),
+    Other(Box<Command>),
     /// Print a shell's completion script, as in: source <(ddp-train completions bash)
     Completions {
         /// The shell

@@ -96,17 +96,23 @@ fn mb(bytes: u64) -> String {
 
 fn model(bytes: &ModelBytes) -> String {
     let total = mb(bytes.total());
+    let ModelBytes {
+        values,
+        copies,
+        tied,
+        gradients,
+        moments,
+    } = *bytes;
     let also = |what: &str, bytes: u64| match bytes {
         0 => String::new(),
         _ => format!(", {what} {}", mb(bytes)),
     };
-    let rounded = also("rounded copies", bytes.copies);
-    let tied = also("tied copies", bytes.tied);
+    let (rounded, tied) = (also("rounded copies", copies), also("tied copies", tied));
     format!(
         "parameters {}{rounded}{tied}, gradients {}, moments {}, the copy being saved {}; together {total}",
-        mb(bytes.values),
-        mb(bytes.gradients),
-        mb(bytes.moments),
+        mb(values),
+        mb(gradients),
+        mb(moments),
         mb(bytes.saved())
     )
 }
