@@ -10,6 +10,7 @@ use ddp_kernels::stream::Stream;
 
 use crate::config::{Config, DeviceChoice, Precision};
 use crate::error::{Error, Result, refuse};
+use crate::exchange;
 
 /// What all ranks know of all ranks' GPUs.
 struct Facts {
@@ -69,16 +70,10 @@ pub(crate) fn find_devices(
                 .filter(|_| lacks_gpus)
                 .map(String::from)
         });
-    let troubles = world.all_gather_bytes(trouble.unwrap_or_default().as_bytes())?;
-    let troubles = troubles
-        .iter()
-        .map(|text| String::from_utf8_lossy(text).into_owned());
     let facts = Facts {
         per_rank,
         gpus,
-        troubles: troubles
-            .map(|text| Some(text).filter(|text| !text.is_empty()))
-            .collect(),
+        troubles: exchange::gather(world, &trouble)?,
     };
 
     let Decision { on_gpus, warning } = decide(choice, &facts)?;

@@ -60,15 +60,16 @@ impl InitialWeights {
 
     /// Refuses settings of `config` that contradict the folder, and fills in the rest.
     pub(crate) fn settle(self, config: &mut Config) -> Result<()> {
+        let refused = |name: &str, got: &str, expected: &str| {
+            let expected = format!("{expected}, as in {}", self.folder.display());
+            let help =
+                "leave out --model and all settings of the model: they follow from --init-from";
+            Err(refuse(&format!("--{name}"), got, &expected, help))
+        };
         let mut saved = self.model;
         let given = &mut config.model;
         if given.name() != saved.name() {
-            return Err(contradicts(
-                "model",
-                given.name(),
-                saved.name(),
-                &self.folder,
-            ));
+            return refused("model", given.name(), saved.name());
         }
         let outputs = saved.vocabulary().unwrap_or(0);
         saved.write_out(outputs);
@@ -81,21 +82,10 @@ impl InitialWeights {
             let here = given.value(&name);
             let is_shorter = name == "context" && given.context() < saved.context();
             if here != there && !is_shorter && !FREE.contains(&&*name) {
-                return Err(contradicts(&name, here, there, &self.folder));
+                return refused(&name, &here.to_string(), &there.to_string());
             }
         }
         config.init_from = Some(self.folder);
         Ok(())
     }
-}
-
-fn contradicts(
-    name: &str,
-    got: impl std::fmt::Display,
-    expected: impl std::fmt::Display,
-    folder: &Path,
-) -> Error {
-    let expected = format!("{expected}, as in {}", folder.display());
-    let help = "leave out --model and all settings of the model: they follow from --init-from";
-    refuse(&format!("--{name}"), got, &expected, help)
 }

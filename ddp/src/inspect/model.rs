@@ -30,11 +30,7 @@ impl Tensors {
 
     /// Elements of all tensors.
     pub(super) fn elements(&self) -> usize {
-        self.header
-            .entries
-            .iter()
-            .map(|entry| entry.shape.iter().product::<usize>())
-            .sum()
+        self.header.entries.iter().map(Entry::count).sum()
     }
 
     /// The names of the tensors that `is_wanted` accepts, and their elements.
@@ -49,7 +45,7 @@ impl Tensors {
     pub(super) fn table(&self) -> String {
         let row = |entry: &Entry| {
             let shape = format!("{:?}", entry.shape);
-            let count = entry.shape.iter().product::<usize>().to_string();
+            let count = entry.count().to_string();
             vec![entry.name.clone(), shape, entry.dtype.to_lowercase(), count]
         };
         let rows: Vec<Vec<String>> = self.header.entries.iter().map(row).collect();
