@@ -209,31 +209,12 @@ fn message_field(out: &mut Vec<u8>, field: u32, fill: impl FnOnce(&mut Vec<u8>))
     bytes_field(out, field, &message);
 }
 
-/// CRC-32 with Castagnoli's polynomial, bit by bit through a table.
+/// CRC-32 with Castagnoli's polynomial, bit by bit: events are short.
 fn crc32c(bytes: &[u8]) -> u32 {
-    const TABLE: [u32; 256] = table();
-    !bytes.iter().fold(!0, |crc, &byte| {
-        TABLE[usize::from(crc as u8 ^ byte)] ^ crc >> 8
-    })
-}
-
-const fn table() -> [u32; 256] {
-    let mut table = [0; 256];
-    let mut index = 0;
-    while index < 256 {
-        let (mut crc, mut bit) = (index as u32, 0);
-        while bit < 8 {
-            crc = if crc & 1 == 1 {
-                crc >> 1 ^ 0x82f6_3b78
-            } else {
-                crc >> 1
-            };
-            bit += 1;
-        }
-        table[index] = crc;
-        index += 1;
-    }
-    table
+    let bit = |crc: u32, _| crc >> 1 ^ (0x82f6_3b78 & (crc & 1).wrapping_neg());
+    !bytes
+        .iter()
+        .fold(!0, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), bit))
 }
 
 /// Masks a checksum as TensorFlow does.

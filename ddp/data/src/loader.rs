@@ -136,6 +136,8 @@ pub struct InOrder {
     slots: Slots,
     shards: Shards,
     batch: u64,
+    /// The first of this rank's batches in its share, and how many batches further the next one is.
+    turns: [u64; 2],
 }
 
 impl InOrder {
@@ -153,6 +155,16 @@ impl InOrder {
             slots: Slots::new(source, None, rows_max, (None, shards))?,
             shards,
             batch: batch as u64,
+            turns: [0, 1],
+        })
+    }
+
+    /// The same, but batch k of the whole dataset is that of rank k mod `size`: a batch then has
+    /// the same rows for any number of ranks.
+    pub fn in_turns(source: Source, rank: usize, size: usize, batch: usize) -> Result<InOrder> {
+        Ok(InOrder {
+            turns: [rank as u64, size as u64],
+            ..InOrder::new(source, 0, 1, batch)?
         })
     }
 
@@ -163,6 +175,16 @@ impl InOrder {
 
     /// The number of this rank's batches. Ranks may differ by one.
     pub fn count(&self) -> u64 {
+        let [first, step] = self.turns;
+        self.batches().saturating_sub(first).div_ceil(step)
+    }
+
+    /// The most batches that any rank has, if ranks take turns.
+    pub fn rounds(&self) -> u64 {
+        self.batches().div_ceil(self.turns[1])
+    }
+
+    fn batches(&self) -> u64 {
         let counts = self.shards.numbers().map(|shard| self.count_of(shard));
         counts.sum()
     }
@@ -195,7 +217,9 @@ impl InOrder {
         Ok(self.slots.last())
     }
 
-    fn rows(&self, mut index: u64) -> std::ops::Range<u64> {
+    fn rows(&self, index: u64) -> std::ops::Range<u64> {
+        let [first, step] = self.turns;
+        let mut index = first + index * step;
         let mut shards = self.shards.numbers();
         let shard = shards.find(|&shard| {
             let count = self.count_of(shard);

@@ -248,8 +248,8 @@ mod tests {
 
     use super::*;
 
-    /// Feeds `parts` to an `Output`, the last one as its end. Returns the texts that it passed on, and
-    /// whether it found `stop`.
+    /// Feeds `parts` to an `Output`, the last one as its end. Returns the texts that it passed on,
+    /// and whether it found `stop`.
     fn given(stop: &str, parts: &[&str]) -> (Vec<String>, bool) {
         let mut given = Vec::new();
         let mut each = |text: &str| {

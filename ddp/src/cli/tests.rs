@@ -3,6 +3,7 @@
 mod help;
 
 use super::*;
+use crate::bench::Bench;
 use crate::config::*;
 use crate::models::ModelSpec;
 use crate::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind, RecomputeKind};

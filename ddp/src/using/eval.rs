@@ -15,7 +15,9 @@ use crate::cli::EvalFlags;
 use crate::config::Config;
 use crate::data::{LabelName, Normalization};
 use crate::error::{Error, Result};
+use crate::exchange;
 use crate::nn::Loss;
+use crate::output::Say;
 use crate::shown::shown;
 use crate::tasks::{self, Evaluation, Totals};
 
@@ -23,11 +25,7 @@ use crate::tasks::{self, Evaluation, Totals};
 const ROUNDS_A_TIME: u64 = 1024;
 
 /// Says how good the model is on data with labels.
-pub fn eval(
-    flags: &EvalFlags,
-    world: &World,
-    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
-) -> Result<()> {
+pub fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()> {
     let asked = Asked {
         using: &flags.using,
         labels: flags.labels.as_deref(),
@@ -70,10 +68,10 @@ fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> 
     let width = 2 + evaluation.width();
     let mut sums = vec![0.0; width];
     let mut mine = Vec::new();
-    let rounds = ready.rows.rounds();
+    let rounds = ready.batches.rounds();
     for round in 0..rounds {
-        if let Some(first) = ready.rows.first_row(round, world.rank()) {
-            mine.push(batch(&mut ready, round, first, &*loss, &mut *evaluation)?);
+        if round < ready.batches.count() {
+            mine.push(batch(&mut ready, round, &*loss, &mut *evaluation)?);
         }
         if (round + 1) % ROUNDS_A_TIME == 0 || round + 1 == rounds {
             add_up(world, &mut mine, &mut sums)?;
@@ -93,7 +91,7 @@ fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> 
     }
     evaluation.add_up(&world.group("evaluation")?)?;
     let totals = Totals {
-        rows: ready.rows.all_rows(),
+        rows: ready.rows,
         loss: loss_sum / weight_sum,
         sums: task_sums,
     };
@@ -107,15 +105,15 @@ fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> 
     })
 }
 
-/// The sums of this rank's batch in round `round`, which starts at row `first`.
+/// The sums of this rank's batch in round `round`.
 fn batch(
     ready: &mut Ready,
     round: u64,
-    first: u64,
     loss: &dyn Loss,
     evaluation: &mut dyn Evaluation,
 ) -> Result<Sums> {
     let batch = ready.batches.load(round)?;
+    let first = batch.first;
     let targets = announced("the labels", || batch.targets.to(Device::Cpu))?;
     if !evaluation.needs_outputs() {
         let losses = ready.forward.losses_of(loss, &batch.x, &batch.targets)?;
@@ -143,33 +141,18 @@ fn batch(
 /// Adds the sums of all ranks' batches since the last call, in the order of batches. Empties
 /// `mine`.
 fn add_up(world: &World, mine: &mut Vec<Sums>, sums: &mut Sums) -> Result<()> {
-    let bytes: Vec<u8> = mine
-        .drain(..)
-        .flatten()
-        .flat_map(f64::to_le_bytes)
-        .collect();
-    let all = world.all_gather_bytes(&bytes)?;
-    let of_ranks = all.iter().map(|bytes| read_sums(bytes, sums.len()));
-    let of_ranks: Vec<Vec<Sums>> = of_ranks.collect();
+    let numbers = exchange::gather_numbers(world, &mine.concat())?;
+    mine.clear();
+    let of_ranks = numbers.iter().map(|of_rank| of_rank.chunks(sums.len()));
+    let of_ranks: Vec<Vec<&[f64]>> = of_ranks.map(Iterator::collect).collect();
     let turns = of_ranks.iter().map(Vec::len).max().unwrap_or(0);
     for turn in 0..turns {
         for batch in of_ranks.iter().filter_map(|batches| batches.get(turn)) {
-            sums.iter_mut()
-                .zip(batch)
-                .for_each(|(sum, part)| *sum += part);
+            let both = sums.iter_mut().zip(*batch);
+            both.for_each(|(sum, part)| *sum += part);
         }
     }
     Ok(())
-}
-
-fn read_sums(bytes: &[u8], width: usize) -> Vec<Sums> {
-    let numbers: Vec<f64> = bytes
-        .as_chunks()
-        .0
-        .iter()
-        .map(|bytes| f64::from_le_bytes(*bytes))
-        .collect();
-    numbers.chunks(width).map(<[f64]>::to_vec).collect()
 }
 
 impl Report {

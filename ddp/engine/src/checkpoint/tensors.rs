@@ -3,8 +3,9 @@
 use std::io::{self, Read};
 use std::path::Path;
 
-use ddp_kernels::Tensor;
 use ddp_kernels::dtype::{bf16, f16};
+use ddp_kernels::transfer::{Phase, announced, in_phase};
+use ddp_kernels::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 use ddp_data::safetensors::Header;
@@ -46,6 +47,22 @@ fn write(output: &mut Output<'_>, values: &Tensor, bytes: &mut Vec<u8>) -> Resul
         })
     })?;
     Ok(written?)
+}
+
+/// Gives `target` the values that `read` writes. On the CPU in f32 they are read directly into it.
+pub(super) fn read_into(
+    target: &Tensor,
+    why: &'static str,
+    read: impl FnOnce(&mut [f32]) -> Result<()>,
+) -> Result<()> {
+    if target.device() == Device::Cpu && target.dtype() == DType::F32 {
+        return target.with_slice_mut(read)?;
+    }
+    let host = Tensor::zeros(target.shape(), DType::F32, Device::Cpu)?;
+    host.with_slice_mut(read)??;
+    let host = host.to_dtype(target.dtype())?;
+    let copy = || announced(why, || target.copy_from(&host));
+    Ok(in_phase(Phase::Checkpoint, copy)?)
 }
 
 /// The dtype of values in a file: those that f32 holds exactly.

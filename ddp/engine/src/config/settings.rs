@@ -327,7 +327,7 @@ settings! {
     /// Capture a step as a CUDA graph and replay it; auto: on a GPU, unless the layers are split
     /// over several
     Job graph "WHEN": GraphChoice = GraphChoice::Auto;
-    /// Algorithms of matrix products on GPUs: first uses cuBLASLt's first one; timed tries several
+    /// Algorithms of matmuls on GPUs: first uses cuBLASLt's first one; timed tries several
     /// after the first step and keeps the fastest, whose bits may differ on another machine
     Job products "HOW": ProductChoice = ProductChoice::First;
     /// CPU threads of a rank [default: its share of the cores]

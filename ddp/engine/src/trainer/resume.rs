@@ -17,6 +17,7 @@ use crate::config::{Config, Length, Resume};
 use crate::devices::{is_simulated, name_of};
 use crate::error::{Error, Result};
 use crate::record::{self, LockedRecord};
+use crate::shown::some_of;
 use crate::step::Step;
 
 /// Locks the record of a run that is to be resumed, on rank 0, so that no other process changes its
@@ -143,7 +144,7 @@ pub(super) fn check(options: &Config, state: &State, changes: &[String]) -> Resu
          which cannot change the shape of the model",
         options.resume,
         state.step,
-        checkpoint::some(&changes),
+        some_of(&changes, 4),
         options.out.join(record::CONFIG_FILE).display()
     )))
 }

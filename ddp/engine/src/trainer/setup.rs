@@ -143,7 +143,7 @@ pub(super) fn assemble(
     let mut step = step(options, world, &data, &devices, program.loss())?;
     match &resumed {
         Some(opened) => resume::restore(options, opened, &mut step, &mut overridden)?,
-        None => load_first_values(options, world, &step, &data)?,
+        None => load_initial(options, world, &step, &data)?,
     }
     world.barrier()?;
     let mut fields = agree::fields(&data, &step)?;
@@ -265,7 +265,7 @@ fn check_shards(shards: usize, ranks: usize, rows: u64) -> Result<()> {
 
 /// Loads the values of `init_from`, if it is given. Rank 0 checks the bytes of a checkpoint's file;
 /// the handshake compares the values of all ranks.
-fn load_first_values(options: &Config, world: &World, step: &Step, data: &Data) -> Result<()> {
+fn load_initial(options: &Config, world: &World, step: &Step, data: &Data) -> Result<()> {
     let Some(path) = &options.init_from else {
         return Ok(());
     };
@@ -287,10 +287,10 @@ fn load_first_values(options: &Config, world: &World, step: &Step, data: &Data) 
         let help = "save what a pipe or a device gives as a file first";
         return Err(refuse("init-from", path.display(), expected, help).into());
     }
-    checkpoint::load_first(&path, &parts, world.rank())
+    checkpoint::load_initial(&path, &parts, world.rank())
 }
 
-/// Refuses first values of a model that takes the tokens of another tokenizer.
+/// Refuses initial weights of a model that takes the tokens of another tokenizer.
 fn check_tokenizer(path: &Path, data: &Data) -> Result<()> {
     let file = path.join(TOKENIZER_FILE);
     let (Some(own), true) = (&data.tokenizer, file.exists()) else {
