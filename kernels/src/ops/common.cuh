@@ -240,28 +240,6 @@ template <int BYTES = 16, class... Pointers> INLINE bool aligned(Pointers... poi
 /// Packs that a thread loads before it stores the first, to keep the memory busy.
 constexpr int PACKS_IN_FLIGHT = 2;
 
-/// out[i] = f(x[i]) in f32, rounded once; x may be out.
-template <class T, class F> INLINE void map(T* out, const T* x, u64 count, F f) {
-    typedef Pack<T> P;
-    const u64 packs = aligned(out, x) ? count / P::COUNT : 0;
-    const u64 stride = grid_threads();
-    for (u64 first = first_index(); first < packs; first += PACKS_IN_FLIGHT * stride) {
-        P pack[PACKS_IN_FLIGHT];
-#pragma unroll
-        for (int k = 0; k < PACKS_IN_FLIGHT; k++) {
-            if (first + k * stride < packs) pack[k] = load_pack<P>(x, first + k * stride);
-        }
-#pragma unroll
-        for (int k = 0; k < PACKS_IN_FLIGHT; k++) {
-            if (first + k * stride >= packs) break;
-#pragma unroll
-            for (int i = 0; i < P::COUNT; i++) pack[k].values[i] = narrow<T>(f(wide(pack[k].values[i])));
-            store_pack(out, first + k * stride, pack[k]);
-        }
-    }
-    for (u64 i = packs * P::COUNT + first_index(); i < count; i += stride) out[i] = narrow<T>(f(wide(x[i])));
-}
-
 /// out[i] = f(a[i], b[i]) in f32, rounded once; a, b or both may be out.
 template <class T, class F> INLINE void map(T* out, const T* a, const T* b, u64 count, F f) {
     typedef Pack<T> P;
@@ -288,6 +266,11 @@ template <class T, class F> INLINE void map(T* out, const T* a, const T* b, u64 
     for (u64 i = packs * P::COUNT + first_index(); i < count; i += stride) {
         out[i] = narrow<T>(f(wide(a[i]), wide(b[i])));
     }
+}
+
+/// out[i] = f(x[i]) in f32, rounded once; x may be out.
+template <class T, class F> INLINE void map(T* out, const T* x, u64 count, F f) {
+    map(out, x, x, count, [=](float x, float) { return f(x); });
 }
 
 /// f(i, its row, its column) for each element i of a row-major matrix.
@@ -577,13 +560,9 @@ INLINE float logarithm(float x) {
 
 /// 2ˣ within 2 ulp, for results that are rounded to bf16; 0 where it is subnormal.
 INLINE float exp2_of(float x) {
-#ifdef __CUDA_ARCH__
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
     return power;
-#else
-    return exponential(x * LN_2);
-#endif
 }
 
 INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }

@@ -514,9 +514,10 @@ INLINE bool is_first_largest(const Row& row, const Online& online, float target_
     return __syncthreads_and(largest < target_x) != 0;
 }
 
-/// dlogits[c] = gradient(logits[c], c) in f32, rounded once. TOGETHER: packs of one are packs of
-/// the other.
-template <bool TOGETHER, class F> INLINE void store_gradients(const Row& row, bf16* dlogits, F gradient) {
+/// dlogits[c] = gradient(logits[c], c) in f32, rounded once.
+template <class F> INLINE void store_gradients(const Row& row, bf16* dlogits, F gradient) {
+    // Whether packs of one are packs of the other.
+    const bool together = aligned(dlogits + row.head);
     row.each(row.packs, [&](u32 at, const Pack<bf16>(&pack)[PACKS_AT_ONCE]) {
 #pragma unroll
         for (u32 k = 0; k < PACKS_AT_ONCE; k++) {
@@ -526,24 +527,12 @@ template <bool TOGETHER, class F> INLINE void store_gradients(const Row& row, bf
 #pragma unroll
             for (u32 i = 0; i < PACK; i++) x[i] = gradient(wide(pack[k].values[i]), row.first(number) + i);
             const Pack<bf16> rounded = narrow_pack<bf16>(x);
-            if (TOGETHER) {
-                store_pack(dlogits + row.head, number, rounded);
-            } else {
-#pragma unroll
-                for (u32 i = 0; i < PACK; i++) dlogits[row.first(number) + i] = rounded.values[i];
-            }
+            if (together) store_pack(dlogits + row.head, number, rounded);
+            for (u32 i = 0; !together && i < PACK; i++) dlogits[row.first(number) + i] = rounded.values[i];
         }
     });
     const u32 edge = row.edge();
     if (edge < row.classes) dlogits[edge] = narrow<bf16>(gradient(wide(row.logits[edge]), edge));
-}
-
-template <class F> INLINE void store_gradients(const Row& row, bf16* dlogits, F gradient) {
-    if (aligned(dlogits + row.head)) {
-        store_gradients<true>(row, dlogits, gradient);
-    } else {
-        store_gradients<false>(row, dlogits, gradient);
-    }
 }
 
 /// As `wide_rows`, with a row read twice: sums, gradient.

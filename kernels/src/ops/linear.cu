@@ -199,7 +199,7 @@ INLINE void sum_rows(D* __restrict__ db, const T* __restrict__ dy, u64 rows, u64
 }
 
 #define SUM_ROWS(NAME, T, D, N)                                                                                        \
-    KERNEL(LANES* ROW_BLOCKS_AT_ONCE)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(LANES* ROW_BLOCKS_AT_ONCE, 1)                                         \
     sum_rows_to_##NAME(D* db, const T* dy, u64 rows, u64 columns, u32 accumulate) {                                    \
         sum_rows<N>(db, dy, rows, columns, accumulate);                                                                \
     }

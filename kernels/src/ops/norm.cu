@@ -195,10 +195,7 @@ INLINE void norm_backward(
         if (width == 2) next_mean = stats[2 * row];
         next_scale = stats[width * row + width - 1];
     };
-    if (HELD) {
-        fetch(next_gradients, next_inputs, begin, own);
-        lane.load(weights, weight, own, 1.0f);
-    }
+    if (HELD) fetch(next_gradients, next_inputs, begin, own);
     for (u32 start = own; !HELD && start < columns; start = after(start)) {
         lane.template move_sums<true>(dweight, of_weight, start);
         lane.template move_sums<true>(dbias, of_bias, start);
@@ -212,6 +209,7 @@ INLINE void norm_backward(
 #pragma unroll
             for (u32 n = 0; n < PACKS; n++) gradients[n] = next_gradients[n], inputs[n] = next_inputs[n];
             lane.load(others, dresidual == nullptr ? nullptr : dresidual + first, own, -0.0f);
+            lane.load(weights, weight, own, 1.0f);
             if (row + 1 < end) fetch(next_gradients, next_inputs, row + 1, own);
         }
         if (row + 1 < end) fetch_stats(row + 1);

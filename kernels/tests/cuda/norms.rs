@@ -24,7 +24,7 @@ fn shapes() -> Vec<[usize; 2]> {
         [2, held_of_bf16 + 8],
         PACKED,
     ];
-    shapes.extend([[5, 768], [2, warp_of_bf16 + 8], [16_400, 3]]);
+    shapes.extend([[5, 768], [2, warp_of_bf16 + 8], [16_400, 8]]);
     shapes.extend(around(16).map(|rows| [rows, 130]));
     shapes.extend(around(warp).map(|columns| [2, columns]));
     shapes
