@@ -95,7 +95,7 @@ INLINE u32 two(float low, float high) {
 template <u32 TILES, u32 COLUMNS> struct Sums {
     float at[TILES][COLUMNS][4];
 
-    /// f(an element, its row of `lane_row`, its column of `lane_column`), both known to the compiler.
+    /// f(an element, its row of `lane_row`, its column of `lane_column`), known to the compiler.
     template <class F> INLINE void each(F f) {
 #pragma unroll
         for (u32 row = 0; row < TILES * 2; row++) {
@@ -380,12 +380,13 @@ INLINE void forward(bf16* out, float* log_sum_exp, const bf16* q_array, const bf
 /// The operands of backward.
 struct Operands {
     bf16 *dq, *dk, *dv;
-    const bf16 *q, *k, *v, *dout;
-    const float *log_sum_exp, *delta;
+    float* delta;
+    const bf16 *q, *k, *v, *out, *dout;
+    const float* log_sum_exp;
     u32 dq_stride, dkv_stride, q_stride, kv_stride;
 };
 
-/// dq for a block of rows of queries.
+/// dq for a block of rows of queries, and delta, the sums of dout · out over a row.
 template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void query_gradient(const Operands& in, const Sizes& sizes) {
     constexpr u32 TILE_BYTES = STEP * pitch(WIDTH);
     const Queries<TILES, STEP> block(sizes);
@@ -395,7 +396,8 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void query_gradient(const Opera
     const Rows<const bf16> q = sizes.rows(in.q, in.q_stride, block.line, sizes.sharing);
     const Rows<const bf16> dout = sizes.rows(in.dout, sizes.heads * sizes.width, block.line, sizes.sharing);
     const Rows<const bf16> k = sizes.rows(in.k, in.kv_stride, block.line, 1), v = sizes.rows(in.v, in.kv_stride, block.line, 1);
-    const Rows<const float> logs = sizes.numbers(in.log_sum_exp, block.line), deltas = sizes.numbers(in.delta, block.line);
+    const Rows<const bf16> out = sizes.rows(in.out, sizes.heads * sizes.width, block.line, sizes.sharing);
+    const Rows<const float> logs = sizes.numbers(in.log_sum_exp, block.line);
     q.template copy<WIDTH, block.ROWS>(q_rows, block.start);
     dout.template copy<WIDTH, block.ROWS>(dout_rows, block.start);
     k.template copy<WIDTH, STEP>(k_rows, 0);
@@ -408,8 +410,17 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void query_gradient(const Opera
     for (u32 i = 0; i < TILES * 2; i++) {
         const u32 row = block.own + lane_row(i);
         log[i] = row < q.count ? *logs.at(row) * LOG2 : 0.0f;
-        delta[i] = row < q.count ? *deltas.at(row) : 0.0f;
-        factor[i] = sizes.scale;
+        delta[i] = 0.0f, factor[i] = sizes.scale;
+#pragma unroll
+        for (u32 n = 0; n < WIDTH / 8; n++) {
+            const u32 column = lane_column(n * 2), gradients = left_dout.held.at[i / 2][n / 2][n % 2 * 2 + i % 2];
+            const bool inside = row < out.count && column < out.width;
+            const u32 outputs = inside ? *reinterpret_cast<const u32*>(out.at(row) + column) : 0;
+            delta[i] = fmaf(__uint_as_float(outputs << 16), __uint_as_float(gradients << 16), delta[i]);
+            delta[i] = fmaf(__uint_as_float(outputs & 0xffff0000u), __uint_as_float(gradients & 0xffff0000u), delta[i]);
+        }
+        delta[i] = row_reduce(delta[i], Sum());
+        if (pair() == 0 && row < out.count) *sizes.numbers(in.delta, block.line).at(row) = delta[i];
     }
     Sums<TILES, WIDTH / 8> sums;
     sums.clear();
@@ -454,7 +465,7 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void key_gradients(const Operan
     float* numbers = reinterpret_cast<float*>(memory + 2 * ROWS * pitch(WIDTH) + 2 * STAGES * TILE_BYTES);
     const Rows<const bf16> q = sizes.rows(in.q, in.q_stride, line, sizes.sharing);
     const Rows<const bf16> dout = sizes.rows(in.dout, sizes.heads * sizes.width, line, sizes.sharing);
-    const Rows<const float> number = sizes.numbers(threadIdx.x < STEP ? in.log_sum_exp : in.delta, line);
+    const Rows<const float> number = sizes.numbers<const float>(threadIdx.x < STEP ? in.log_sum_exp : in.delta, line);
     const auto copy = [&](u32 stage, u32 row) {
         q.template copy<WIDTH, STEP>(q_rows + stage * TILE_BYTES, row);
         dout.template copy<WIDTH, STEP>(dout_rows + stage * TILE_BYTES, row);
@@ -525,11 +536,11 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void key_gradients(const Operan
 #define SIZES Sizes{time, heads, kv_heads, width, scale, causal != 0, heads / kv_heads, 0x7fffffffu / (heads / kv_heads) + 1}
 #define GRADIENT(NAME, FUNCTION)                                                                                       \
     KERNEL(THREADS COMMA 2)                                                                                            \
-    NAME##_bf16(bf16* dq, bf16* dk, bf16* dv, u32 dq_stride, u32 dkv_stride, const bf16* q, const bf16* k,             \
-                const bf16* v, const bf16* dout, const float* log_sum_exp, const float* delta, u32 q_stride,           \
-                u32 kv_stride, u32 time, u32 heads, u32 kv_heads, u32 width, u32 causal, float scale) {                \
-        FUNCTION(Operands{dq, dk, dv, q, k, v, dout, log_sum_exp, delta, dq_stride, dkv_stride, q_stride, kv_stride},  \
-                 SIZES);                                                                                               \
+    NAME##_bf16(bf16* dq, bf16* dk, bf16* dv, float* delta, u32 dq_stride, u32 dkv_stride, const bf16* q,              \
+                const bf16* k, const bf16* v, const bf16* out, const bf16* dout, const float* log_sum_exp,             \
+                u32 q_stride, u32 kv_stride, u32 time, u32 heads, u32 kv_heads, u32 width, u32 causal, float scale) {  \
+        FUNCTION(Operands{dq, dk, dv, delta, q, k, v, out, dout, log_sum_exp, dq_stride, dkv_stride, q_stride,         \
+                          kv_stride}, SIZES);                                                                          \
     }
 ATTENTION(64, 64, 2)
 ATTENTION(128, 32, 1)
