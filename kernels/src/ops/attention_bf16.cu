@@ -95,7 +95,7 @@ INLINE u32 two(float low, float high) {
 template <u32 TILES, u32 COLUMNS> struct Sums {
     float at[TILES][COLUMNS][4];
 
-    /// f(an element, its row of `lane_row`, its column of `lane_column`), both known to the compiler.
+    /// f(an element, its row of `lane_row`, its column of `lane_column`), known to the compiler.
     template <class F> INLINE void each(F f) {
 #pragma unroll
         for (u32 row = 0; row < TILES * 2; row++) {
@@ -193,14 +193,18 @@ INLINE void add_weighted(Sums<TILES, WIDTH / 8>& sums, const Left<TILES, DEPTH>&
 
 // ---- rows ----
 
-/// Rows of the heads of one sequence that share a head of k: row r is of token r / heads.
-template <class T> struct Rows {
+/// Rows of one sequence: of a head of k, or if IS_SHARED of the heads of q that share one, where
+/// row r is of token r / heads.
+template <class T, bool IS_SHARED> struct Rows {
     T* first;
-    u32 stride, heads, width, count, reciprocal;
+    u32 stride_bytes, heads, width, count, reciprocal;
 
     /// Exact, because row · heads < 2³¹ (attention/gpu.rs).
-    INLINE u32 token(u32 row) const { return __umulhi(row * 2, reciprocal); }
-    INLINE T* at(u32 row) const { return first + (u64)token(row) * stride + (row - token(row) * heads) * width; }
+    INLINE u32 token(u32 row) const { return IS_SHARED ? __umulhi(row * 2, reciprocal) : row; }
+    INLINE T* at(u32 row) const {
+        T* of_token = (T*)((u64)first + (u64)token(row) * stride_bytes);
+        return IS_SHARED ? of_token + (row - token(row) * heads) * width : of_token;
+    }
 
     /// Starts to copy ROWS rows from `start` on to shared memory; zeros where there are none.
     template <u32 WIDTH, u32 ROWS> INLINE void copy(u32 to, u32 start) const {
@@ -244,14 +248,16 @@ struct Sizes {
     bool is_causal;
     /// Heads of q that share a head of k, and ⌈2³¹ / that⌉ for `Rows::token`.
     u32 sharing, reciprocal;
+
     /// The rows of head `line` of k in all sequences, or of the heads of q that share it.
-    template <class T> INLINE Rows<T> rows(T* array, u32 stride, u32 line, u32 heads) const {
+    template <bool IS_SHARED, class T> INLINE Rows<T, IS_SHARED> rows(T* array, u32 stride, u32 line) const {
+        const u32 heads = IS_SHARED ? sharing : 1;
         T* first = array + (u64)(line / kv_heads) * time * stride + line % kv_heads * heads * width;
-        return Rows<T>{first, stride, heads, width, time * heads, heads == 1 ? 0x80000000u : reciprocal};
+        return Rows<T, IS_SHARED>{first, stride * (u32)sizeof(T), heads, width, time * heads, reciprocal};
     }
     /// A number for each row: (B·heads, T).
-    template <class T> INLINE Rows<T> numbers(T* array, u32 line) const {
-        return Rows<T>{array + (u64)line * sharing * time, 1, sharing, time, time * sharing, reciprocal};
+    template <class T> INLINE Rows<T, true> numbers(T* array, u32 line) const {
+        return Rows<T, true>{array + (u64)line * sharing * time, sizeof(T), sharing, time, time * sharing, reciprocal};
     }
     /// Keys that the queries of a token attend to.
     INLINE u32 keys_of(u32 token) const { return min(token + (is_causal ? 1 : time), time); }
@@ -266,7 +272,7 @@ template <u32 TILES, u32 STEP> struct Queries {
     u32 end, whole, last, keys[TILES * 2];
 
     INLINE Queries(const Sizes& sizes) {
-        const Rows<const float> rows = sizes.numbers<const float>(nullptr, 0);
+        const auto rows = sizes.numbers<const float>(nullptr, 0);
         const u32 blocks = (rows.count + ROWS - 1) / ROWS;
         // Blocks with the most keys come first.
         line = blockIdx.x / blocks, start = (blocks - 1 - blockIdx.x % blocks) * ROWS, own = start + warp_row<TILES>();
@@ -285,7 +291,8 @@ template <class F> INLINE float row_reduce(float x, F f) {
 
 /// The softmax of the lane's rows over the keys so far.
 template <u32 TILES> struct Softmax {
-    /// The largest score, and the lane's part of the sum of weights relative to that.
+    static constexpr float SLACK = 8.0f;
+    /// What weights are relative to, in powers of 2, and the lane's part of their sum.
     float largest[TILES * 2], sum[TILES * 2];
 
     INLINE Softmax() {
@@ -293,25 +300,33 @@ template <u32 TILES> struct Softmax {
         for (u32 row = 0; row < TILES * 2; row++) largest[row] = -infinity(), sum[row] = 0.0f;
     }
 
-    /// Makes weights of scores, and sums relative to the new largest ones.
+    /// Makes weights of scores. They may be relative to a score that is no longer the largest while
+    /// they stay below 2^SLACK: sums need no new scale then.
     template <u32 KEYS, u32 COLUMNS> INLINE void add(Sums<TILES, KEYS>& scores, Sums<TILES, COLUMNS>& sums, float scale) {
-        float most[TILES * 2], rescale[TILES * 2], added[TILES * 2];
+        float most[TILES * 2];
+        bool is_larger = false;
 #pragma unroll
         for (u32 row = 0; row < TILES * 2; row++) most[row] = -infinity();
         scores.each([&](float& score, u32 row, u32) { most[row] = fmaxf(most[row], score); });
 #pragma unroll
         for (u32 row = 0; row < TILES * 2; row++) {
-            most[row] = fmaxf(largest[row], row_reduce(most[row], fmaxf) * scale);
-            rescale[row] = power_of_2(largest[row] - most[row]);
-            largest[row] = most[row], added[row] = 0.0f;
+            most[row] = row_reduce(most[row], fmaxf) * scale;
+            is_larger |= most[row] > largest[row] + SLACK;
+        }
+        if (__any_sync(WHOLE_WARP, is_larger)) {
+            float rescale[TILES * 2];
+#pragma unroll
+            for (u32 row = 0; row < TILES * 2; row++) {
+                most[row] = fmaxf(largest[row], most[row]);
+                rescale[row] = power_of_2(largest[row] - most[row]);
+                largest[row] = most[row], sum[row] *= rescale[row];
+            }
+            sums.each([&](float& x, u32 row, u32) { x *= rescale[row]; });
         }
         scores.each([&](float& score, u32 row, u32) {
-            score = power_of_2(fmaf(score, scale, -most[row]));
-            added[row] += score;
+            score = power_of_2(fmaf(score, scale, -largest[row]));
+            sum[row] += score;
         });
-        sums.each([&](float& x, u32 row, u32) { x *= rescale[row]; });
-#pragma unroll
-        for (u32 row = 0; row < TILES * 2; row++) sum[row] = fmaf(sum[row], rescale[row], added[row]);
     }
 };
 
@@ -328,8 +343,8 @@ INLINE void forward(bf16* out, float* log_sum_exp, const bf16* q_array, const bf
     u8* memory = reinterpret_cast<u8*>(block_memory);
     const u32 q_rows = (u32)__cvta_generic_to_shared(memory), k_rows = q_rows + block.ROWS * pitch(WIDTH);
     const u32 v_rows = k_rows + STAGES * TILE_BYTES;
-    const Rows<const bf16> q = sizes.rows(q_array, q_stride, block.line, sizes.sharing);
-    const Rows<const bf16> k = sizes.rows(k_array, kv_stride, block.line, 1), v = sizes.rows(v_array, kv_stride, block.line, 1);
+    const auto q = sizes.rows<true>(q_array, q_stride, block.line);
+    const auto k = sizes.rows<false>(k_array, kv_stride, block.line), v = sizes.rows<false>(v_array, kv_stride, block.line);
     q.template copy<WIDTH, block.ROWS>(q_rows, block.start);
     k.template copy<WIDTH, STEP>(k_rows, 0);
     v.template copy<WIDTH, STEP>(v_rows, 0);
@@ -364,7 +379,7 @@ INLINE void forward(bf16* out, float* log_sum_exp, const bf16* q_array, const bf
     };
     sweep(0, block.whole, false);
     sweep(block.whole, block.end, true);
-    const Rows<float> logs = sizes.numbers(log_sum_exp, block.line);
+    const auto logs = sizes.numbers(log_sum_exp, block.line);
     float factor[TILES * 2];
 #pragma unroll
     for (u32 i = 0; i < TILES * 2; i++) {
@@ -373,29 +388,31 @@ INLINE void forward(bf16* out, float* log_sum_exp, const bf16* q_array, const bf
         factor[i] = 1.0f / total;
         if (pair() == 0 && row < q.count) *logs.at(row) = fmaf(softmax.largest[i], LN2, logarithm(total));
     }
-    const Rows<bf16> to = sizes.rows(out, sizes.heads * sizes.width, block.line, sizes.sharing);
+    const auto to = sizes.rows<true>(out, sizes.heads * sizes.width, block.line);
     to.template write<WIDTH>(block.start, sums, factor, memory);
 }
 
 /// The operands of backward.
 struct Operands {
     bf16 *dq, *dk, *dv;
-    const bf16 *q, *k, *v, *dout;
-    const float *log_sum_exp, *delta;
+    float* delta;
+    const bf16 *q, *k, *v, *out, *dout;
+    const float* log_sum_exp;
     u32 dq_stride, dkv_stride, q_stride, kv_stride;
 };
 
-/// dq for a block of rows of queries.
+/// dq for a block of rows of queries, and delta, the sums of dout · out over a row.
 template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void query_gradient(const Operands& in, const Sizes& sizes) {
     constexpr u32 TILE_BYTES = STEP * pitch(WIDTH);
     const Queries<TILES, STEP> block(sizes);
     u8* memory = reinterpret_cast<u8*>(block_memory);
     const u32 q_rows = (u32)__cvta_generic_to_shared(memory), dout_rows = q_rows + block.ROWS * pitch(WIDTH);
     const u32 k_rows = dout_rows + block.ROWS * pitch(WIDTH), v_rows = k_rows + STAGES * TILE_BYTES;
-    const Rows<const bf16> q = sizes.rows(in.q, in.q_stride, block.line, sizes.sharing);
-    const Rows<const bf16> dout = sizes.rows(in.dout, sizes.heads * sizes.width, block.line, sizes.sharing);
-    const Rows<const bf16> k = sizes.rows(in.k, in.kv_stride, block.line, 1), v = sizes.rows(in.v, in.kv_stride, block.line, 1);
-    const Rows<const float> logs = sizes.numbers(in.log_sum_exp, block.line), deltas = sizes.numbers(in.delta, block.line);
+    const auto q = sizes.rows<true>(in.q, in.q_stride, block.line);
+    const auto dout = sizes.rows<true>(in.dout, sizes.heads * sizes.width, block.line);
+    const auto k = sizes.rows<false>(in.k, in.kv_stride, block.line), v = sizes.rows<false>(in.v, in.kv_stride, block.line);
+    const auto out = sizes.rows<true>(in.out, sizes.heads * sizes.width, block.line);
+    const auto logs = sizes.numbers(in.log_sum_exp, block.line);
     q.template copy<WIDTH, block.ROWS>(q_rows, block.start);
     dout.template copy<WIDTH, block.ROWS>(dout_rows, block.start);
     k.template copy<WIDTH, STEP>(k_rows, 0);
@@ -408,8 +425,17 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void query_gradient(const Opera
     for (u32 i = 0; i < TILES * 2; i++) {
         const u32 row = block.own + lane_row(i);
         log[i] = row < q.count ? *logs.at(row) * LOG2 : 0.0f;
-        delta[i] = row < q.count ? *deltas.at(row) : 0.0f;
-        factor[i] = sizes.scale;
+        delta[i] = 0.0f, factor[i] = sizes.scale;
+#pragma unroll
+        for (u32 n = 0; n < WIDTH / 8; n++) {
+            const u32 column = lane_column(n * 2), gradients = left_dout.held.at[i / 2][n / 2][n % 2 * 2 + i % 2];
+            const bool inside = row < out.count && column < out.width;
+            const u32 outputs = inside ? *reinterpret_cast<const u32*>(out.at(row) + column) : 0;
+            delta[i] = fmaf(__uint_as_float(outputs << 16), __uint_as_float(gradients << 16), delta[i]);
+            delta[i] = fmaf(__uint_as_float(outputs & 0xffff0000u), __uint_as_float(gradients & 0xffff0000u), delta[i]);
+        }
+        delta[i] = row_reduce(delta[i], Sum());
+        if (pair() == 0 && row < out.count) *sizes.numbers(in.delta, block.line).at(row) = delta[i];
     }
     Sums<TILES, WIDTH / 8> sums;
     sums.clear();
@@ -439,7 +465,7 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void query_gradient(const Opera
     };
     sweep(0, block.whole, false);
     sweep(block.whole, block.end, true);
-    sizes.rows(in.dq, in.dq_stride, block.line, sizes.sharing).template write<WIDTH>(block.start, sums, factor, memory);
+    sizes.rows<true>(in.dq, in.dq_stride, block.line).template write<WIDTH>(block.start, sums, factor, memory);
 }
 
 /// dk and dv for a block of keys: sums over the rows of queries, in their order. Scores are turned:
@@ -452,9 +478,9 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void key_gradients(const Operan
     const u32 q_rows = v_rows + ROWS * pitch(WIDTH), dout_rows = q_rows + STAGES * TILE_BYTES;
     // Of each tile STEP logarithms, then STEP sums; a thread copies one of these numbers.
     float* numbers = reinterpret_cast<float*>(memory + 2 * ROWS * pitch(WIDTH) + 2 * STAGES * TILE_BYTES);
-    const Rows<const bf16> q = sizes.rows(in.q, in.q_stride, line, sizes.sharing);
-    const Rows<const bf16> dout = sizes.rows(in.dout, sizes.heads * sizes.width, line, sizes.sharing);
-    const Rows<const float> number = sizes.numbers(threadIdx.x < STEP ? in.log_sum_exp : in.delta, line);
+    const auto q = sizes.rows<true>(in.q, in.q_stride, line);
+    const auto dout = sizes.rows<true>(in.dout, sizes.heads * sizes.width, line);
+    const auto number = sizes.numbers<const float>(threadIdx.x < STEP ? in.log_sum_exp : in.delta, line);
     const auto copy = [&](u32 stage, u32 row) {
         q.template copy<WIDTH, STEP>(q_rows + stage * TILE_BYTES, row);
         dout.template copy<WIDTH, STEP>(dout_rows + stage * TILE_BYTES, row);
@@ -465,8 +491,8 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void key_gradients(const Operan
     // Rows before the first attend to none of these keys, and from `whole` on to all.
     const u32 first = sizes.is_causal ? start * sizes.sharing : 0, masked = ((ROWS - 1) * sizes.sharing + STEP - 1) / STEP * STEP;
     const u32 whole = sizes.is_causal ? min(first + masked, q.count) : 0, own = start + warp_row<TILES>();
-    sizes.rows(in.k, in.kv_stride, line, 1).template copy<WIDTH, ROWS>(k_rows, start);
-    sizes.rows(in.v, in.kv_stride, line, 1).template copy<WIDTH, ROWS>(v_rows, start);
+    sizes.rows<false>(in.k, in.kv_stride, line).template copy<WIDTH, ROWS>(k_rows, start);
+    sizes.rows<false>(in.v, in.kv_stride, line).template copy<WIDTH, ROWS>(v_rows, start);
     copy(0, first);
     OwnRows<WIDTH, TILES, false> left_k, left_v;
     left_k.begin(k_rows), left_v.begin(v_rows);
@@ -504,8 +530,8 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void key_gradients(const Operan
     float one[TILES * 2], factor[TILES * 2];
 #pragma unroll
     for (u32 row = 0; row < TILES * 2; row++) one[row] = 1.0f, factor[row] = sizes.scale;
-    sizes.rows(in.dk, in.dkv_stride, line, 1).template write<WIDTH>(start, dk_sums, factor, memory);
-    sizes.rows(in.dv, in.dkv_stride, line, 1).template write<WIDTH>(start, dv_sums, one, memory);
+    sizes.rows<false>(in.dk, in.dkv_stride, line).template write<WIDTH>(start, dk_sums, factor, memory);
+    sizes.rows<false>(in.dv, in.dkv_stride, line).template write<WIDTH>(start, dv_sums, one, memory);
 }
 
 /// Kernels for heads of at most WIDTH columns. A warp keeps two tiles of 16 rows in forward, where
@@ -525,11 +551,11 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void key_gradients(const Operan
 #define SIZES Sizes{time, heads, kv_heads, width, scale, causal != 0, heads / kv_heads, 0x7fffffffu / (heads / kv_heads) + 1}
 #define GRADIENT(NAME, FUNCTION)                                                                                       \
     KERNEL(THREADS COMMA 2)                                                                                            \
-    NAME##_bf16(bf16* dq, bf16* dk, bf16* dv, u32 dq_stride, u32 dkv_stride, const bf16* q, const bf16* k,             \
-                const bf16* v, const bf16* dout, const float* log_sum_exp, const float* delta, u32 q_stride,           \
-                u32 kv_stride, u32 time, u32 heads, u32 kv_heads, u32 width, u32 causal, float scale) {                \
-        FUNCTION(Operands{dq, dk, dv, q, k, v, dout, log_sum_exp, delta, dq_stride, dkv_stride, q_stride, kv_stride},  \
-                 SIZES);                                                                                               \
+    NAME##_bf16(bf16* dq, bf16* dk, bf16* dv, float* delta, u32 dq_stride, u32 dkv_stride, const bf16* q,              \
+                const bf16* k, const bf16* v, const bf16* out, const bf16* dout, const float* log_sum_exp,             \
+                u32 q_stride, u32 kv_stride, u32 time, u32 heads, u32 kv_heads, u32 width, u32 causal, float scale) {  \
+        FUNCTION(Operands{dq, dk, dv, delta, q, k, v, out, dout, log_sum_exp, dq_stride, dkv_stride, q_stride,         \
+                          kv_stride}, SIZES);                                                                          \
     }
 ATTENTION(64, 64, 2)
 ATTENTION(128, 32, 1)

@@ -6,7 +6,7 @@ use std::sync::Once;
 use super::sizes::{Columns, Sizes};
 use crate::DType;
 use crate::error::Result;
-use crate::launch::{BLOCK_THREADS, Grid, Launcher, Source, args};
+use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::Buffer;
 use crate::warning::warn;
 
@@ -169,7 +169,7 @@ pub(super) fn forward(
     kernels.launch(gpu, name, (sizes, false), kernels.rows[0], args)
 }
 
-/// Writes dq, dk and dv, and `delta` before them.
+/// Writes dq, dk and dv; the kernel of dq, which comes first, writes `delta` too.
 pub(super) fn backward(
     gpu: &Launcher,
     gradients: Heads,
@@ -178,43 +178,32 @@ pub(super) fn backward(
     inputs: Heads,
     sizes: Sizes,
 ) -> Result<()> {
-    const WARPS: usize = BLOCK_THREADS as usize / 32;
-    let Sizes {
-        time,
-        heads,
-        kv_heads,
-        head_size,
-        causal,
-        ..
-    } = sizes;
-    let rows = sizes.batch * time;
-    let blocks = Grid::blocks((rows * heads).div_ceil(WARPS), BLOCK_THREADS);
-    let args = args![delta, dout, out, rows, time, heads, head_size];
-    gpu.launch(&PLAIN, ("attention_delta", out.dtype), blocks, args)?;
     let ([q, k, v], [q_stride, kv_stride, _]) = (inputs.addresses, inputs.strides);
     let ([dq, dk, dv], [dq_stride, dkv_stride, _]) = (gradients.addresses, gradients.strides);
-    let addresses = [dout.address(), q, k, v, dq, dk, dv];
+    let addresses = [dout.address(), out.address(), q, k, v, dq, dk, dv];
     let kernels = Kernels::of(gpu, out.dtype, sizes, &addresses);
+    let (causal, scale) = (sizes.causal, sizes.scale as f32);
     let args = args![
         dq,
         dk,
         dv,
+        delta,
         dq_stride,
         dkv_stride,
         q,
         k,
         v,
+        out,
         dout,
         log_sum_exp,
-        delta,
         q_stride,
         kv_stride,
-        time,
-        heads,
-        kv_heads,
-        head_size,
+        sizes.time,
+        sizes.heads,
+        sizes.kv_heads,
+        sizes.head_size,
         causal,
-        sizes.scale as f32
+        scale
     ];
     for (index, kernel) in kernels.backward.iter().enumerate() {
         let of = (sizes, index > 0);
