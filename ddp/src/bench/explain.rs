@@ -5,8 +5,8 @@
 //! longest chain of dependent loads where it declares one; it is marked if it moves much with fewer
 //! blocks than the GPU has multiprocessors.
 
-use ddp_kernels::Device;
 use ddp_kernels::graph::{Graph, GraphNode, NodeKind};
+use ddp_kernels::{Device, products};
 use serde_json::json;
 
 use super::measure::{Say, line, round};
@@ -65,6 +65,7 @@ pub(super) fn print(graph: &Graph, device: Device, say: Say<'_>) -> Result<()> {
         "products": products,
         "besides_products": all - products,
         "multiprocessors": multiprocessors,
+        "gelu": products::gelu(device)?,
         "few_blocks": graph.nodes().iter().filter(|node| is_narrow(node)).count(),
         "driver_counts": {
             "kernels": driver.kernels, "copies": driver.copies, "fills": driver.fills,

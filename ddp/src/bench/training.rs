@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use ddp_comm::World;
+use ddp_kernels::products::{self, ProductChoice};
 use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{Device, Random, threads};
 use serde_json::json;
@@ -54,6 +55,9 @@ pub struct StepFlags {
     /// Capture a step as a CUDA graph and replay it
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<GraphChoice>())]
     pub graph: GraphChoice,
+    /// Algorithms of matmuls on GPUs: cuBLASLt's first, or the fastest, measured after the first step
+    #[arg(long, value_name = "WHICH", default_value = "first", value_parser = choice::<ProductChoice>())]
+    pub products: ProductChoice,
     /// List the nodes of a captured step and what each moves, instead of timing steps
     #[arg(long)]
     pub explain: bool,
@@ -106,6 +110,9 @@ pub(super) fn measure(
     };
     take(&mut step)?;
     synchronize(device)?;
+    if flags.products == ProductChoice::Timed {
+        products::fastest(device, products::kinds(device)?)?.use_on(device)?;
+    }
     // The second step, which is eager still, has its kernels compiled.
     let nodes = match flags.timed {
         true => timed::eager(device, || take(&mut step))?,

@@ -210,8 +210,11 @@ impl Launcher {
         if kind.dtypes[0] == DType::F32 && kind.math == F32Math::Strict {
             self.refuse_emulation()?;
         }
-        let plan = Plan::make(engine.functions, engine.handle.0, kind, refused)
-            .map_err(|fault| self.refused(engine.functions, fault, product))?;
+        let plan = match self.leaves(kind)? {
+            true => None,
+            false => Plan::make(engine.functions, engine.handle.0, kind, refused)
+                .map_err(|fault| self.refused(engine.functions, fault, product))?,
+        };
         let plan = match plan {
             Some(plan) => {
                 let operands = self.operands(engine, &plan, product)?;
