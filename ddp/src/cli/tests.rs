@@ -532,7 +532,7 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
 }
 
 /// Command lines that together have every flag of their command that excludes no other.
-const WHOLE: [(&str, &str); 9] = [
+const WHOLE: [(&str, &str); 10] = [
     (
         "eval",
         "--checkpoint run --data rows.csv --batch-size 7 --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 \
@@ -564,6 +564,7 @@ const WHOLE: [(&str, &str); 9] = [
         "--mb 3 --operation broadcast --dtype bf16 --captured --buckets 1,4 --threads 2 --device cuda --share-gpus --seconds 1 \
          --rounds 3 --timeout-s 5",
     ),
+    ("compare", "one two --json"),
 ];
 
 #[test]

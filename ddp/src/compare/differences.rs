@@ -1,12 +1,11 @@
 //! What two runs were started with that differs: settings, data, devices, ranks, versions.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
-use serde_json::{Map, Value};
 
 use crate::config::as_flag;
-use crate::metrics::{ResumeLine, Run};
+use crate::metrics::Run;
 
 /// Something that differs between two runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -16,91 +15,49 @@ pub(super) struct Difference {
     pub(super) b: String,
 }
 
-/// What a run that lacks a setting has in its place.
-const NONE: &str = "none";
-
-/// What differs, in the order in which it matters: data, settings, ranks, devices, versions.
+/// What differs between two runs.
 pub(super) fn differences(a: &Run, b: &Run) -> Vec<Difference> {
-    let mut all = Vec::new();
-    let mut compare = |name: &str, [a, b]: [String; 2]| {
-        if a != b {
-            let name = name.to_string();
-            all.push(Difference { name, a, b });
-        }
+    let all = [a, b].map(facts);
+    let names: BTreeSet<&String> = all.iter().flat_map(|facts| facts.keys()).collect();
+    let difference = |name: &String| {
+        let [a, b] = all
+            .each_ref()
+            .map(|facts| facts.get(name).map_or("none", String::as_str));
+        let (name, a, b) = (name.clone(), a.into(), b.into());
+        (a != b).then_some(Difference { name, a, b })
     };
-    let runs = [a, b];
-    let starts = runs.map(|run| &run.start);
-    compare(
-        "the content of the data",
-        starts.map(|start| start.fingerprint.clone()),
-    );
+    names.into_iter().filter_map(difference).collect()
+}
+
+/// What a run was started with, by name.
+fn facts(run: &Run) -> BTreeMap<String, String> {
+    let (start, world) = (&run.start, &run.start.world);
     // Where a run writes changes nothing.
-    for name in names(starts.map(|start| &start.config)).filter(|name| *name != "out") {
-        let value = |value: Option<&Value>| value.map_or(NONE.into(), as_flag);
-        compare(
-            &format!("--{name}"),
-            starts.map(|start| value(start.config.get(name))),
-        );
-    }
-    let worlds = starts.map(|start| &start.world);
-    compare("ranks", worlds.map(|world| world.ranks.to_string()));
-    compare("hosts", worlds.map(|world| world.hosts.to_string()));
-    compare("transport", worlds.map(|world| world.transport.clone()));
-    compare("buckets", worlds.map(|world| world.buckets.to_string()));
-    compare("devices", starts.map(|start| kinds(&start.devices)));
-    for name in names(starts.map(|start| &start.versions)) {
-        let value = |value: Option<&Value>| {
-            value.map_or(NONE.into(), |value| {
-                value.as_str().unwrap_or_default().to_string()
-            })
-        };
-        compare(
-            &format!("version of {name}"),
-            starts.map(|start| value(start.versions.get(name))),
-        );
-    }
-    compare(
-        "resumed",
-        runs.map(|run| {
-            run.resumes
-                .iter()
-                .map(resume)
-                .collect::<Vec<_>>()
-                .join("; ")
-        }),
-    );
-    all
-}
-
-fn names<'a>(maps: [&'a Map<String, Value>; 2]) -> impl Iterator<Item = &'a str> {
-    let names: BTreeSet<&str> = maps
-        .iter()
-        .flat_map(|map| map.keys())
-        .map(String::as_str)
-        .collect();
-    names.into_iter()
-}
-
-/// The models of devices, each once: their hosts and numbers change nothing.
-fn kinds(devices: &[String]) -> String {
-    let kind = |device: &String| {
+    let settings = start.config.iter().filter(|(name, _)| *name != "out");
+    let settings = settings.map(|(name, value)| (format!("--{name}"), as_flag(value)));
+    let versions = start.versions.iter();
+    let versions = versions.map(|(name, value)| (format!("version of {name}"), as_flag(value)));
+    // The models of devices: their hosts and numbers change nothing.
+    let device = |device: &String| {
         let device = device.split(" on ").next().unwrap_or_default();
         device
             .split_once(' ')
             .map_or(device, |(_, model)| model)
             .to_string()
     };
-    let kinds: BTreeSet<String> = devices.iter().map(kind).collect();
-    kinds.into_iter().collect::<Vec<_>>().join(", ")
-}
-
-fn resume(resume: &ResumeLine) -> String {
-    let mut text = format!("after step {}", resume.step);
-    if let Some(ranks) = resume.ranks {
-        text += &format!(" on {ranks} ranks");
-    }
-    resume
-        .overridden
-        .iter()
-        .fold(text, |text, change| text + " with " + change)
+    let devices: BTreeSet<String> = run.devices().iter().map(device).collect();
+    let resumes = run.resumes.iter().map(|resume| {
+        let changes = resume.overridden.join(", ");
+        format!("after step {} {changes}", resume.step)
+    });
+    let others = [
+        ("content of the data", start.fingerprint.clone()),
+        ("ranks", run.ranks().to_string()),
+        ("hosts", world.hosts.to_string()),
+        ("transport", world.transport.clone()),
+        ("devices", Vec::from_iter(devices).join(", ")),
+        ("resumed", Vec::from_iter(resumes).join("; ")),
+    ];
+    let others = others.map(|(name, value)| (name.to_string(), value));
+    settings.chain(versions).chain(others).collect()
 }

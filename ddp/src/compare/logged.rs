@@ -10,24 +10,19 @@ use crate::metrics::Run;
 
 /// A layer: its name, a hash of its bits, its norm and its sum. The numbers are null where they
 /// are not finite.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
-pub(super) struct Layer(
-    pub(super) String,
-    pub(super) String,
-    pub(super) Option<f64>,
-    Option<f64>,
-);
+pub(super) type Layer = (String, String, Option<f64>, Option<f64>);
 
-/// What a step read and computed. See `StepDigests` of the engine.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+/// See `StepDigests` of the engine.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 pub(super) struct Digests {
     pub(super) batch: String,
     pub(super) gradients: Vec<Layer>,
     pub(super) weights: Vec<Layer>,
 }
 
-/// A logged step. Versions up to 0.7 wrote no digests.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+/// A logged step, or the initial weights as step 0. Versions up to 0.7 wrote no digests.
+#[derive(Debug, Deserialize)]
 pub(super) struct Step {
     pub(super) step: u64,
     pub(super) loss: Option<f64>,
@@ -35,11 +30,9 @@ pub(super) struct Step {
 }
 
 /// A run to compare.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Logged {
     pub(super) run: Run,
-    /// Empty in logs of versions up to 0.7.
-    pub(super) initial_weights: Vec<Layer>,
     pub(super) steps: BTreeMap<u64, Step>,
 }
 
@@ -54,11 +47,21 @@ impl Logged {
             let step = serde_json::from_slice::<Step>(line);
             step.map(|step| steps.insert(step.step, step)).is_err()
         })?;
-        let weights = &run.last["start"]["initial_weights"];
-        Ok(Logged {
-            initial_weights: Deserialize::deserialize(weights).unwrap_or_default(),
-            run,
-            steps,
-        })
+        if let Ok(weights) = Vec::deserialize(&run.last["start"]["initial_weights"]) {
+            let digests = Some(Digests {
+                weights,
+                ..Digests::default()
+            });
+            let (step, loss) = (0, None);
+            steps.insert(
+                0,
+                Step {
+                    step,
+                    loss,
+                    digests,
+                },
+            );
+        }
+        Ok(Logged { run, steps })
     }
 }

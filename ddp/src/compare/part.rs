@@ -4,19 +4,20 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::logged::{Layer, Logged, Step};
+use super::logged::{Logged, Step};
 use crate::shown::significant;
 use crate::units::relative;
 
-/// Something that a run reads or computes, in the order of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Thing {
-    InitialWeights,
-    Batch,
-    Loss,
-    Gradient,
-    Update,
+/// Something that a step read or computed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Thing {
+    thing: &'static str,
+    /// Of a gradient or of weights.
+    layer: Option<String>,
+    #[serde(skip)]
+    bits: String,
+    /// The loss, or the norm of the layer.
+    value: Option<f64>,
 }
 
 /// The first difference between two runs.
@@ -25,26 +26,20 @@ pub(super) struct Parting {
     /// 0 before the first step.
     pub(super) step: u64,
     /// The last step before it that both logged, in which nothing differs.
-    pub(super) same_until: Option<u64>,
-    pub(super) thing: Thing,
-    /// Of a gradient, an update or initial weights.
-    pub(super) layer: Option<String>,
-    /// The loss, or the norm of the layer, in each run.
-    pub(super) values: Option<[f64; 2]>,
-    /// How many layers differ in this thing, and of how many.
-    pub(super) layers: [usize; 2],
+    same_until: Option<u64>,
+    #[serde(flatten)]
+    a: Thing,
+    value_in_b: Option<f64>,
+    /// In how many layers that thing differs.
+    layers: usize,
 }
 
 impl fmt::Display for Parting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let layer = self.layer.as_deref().unwrap_or_default();
-        match self.thing {
-            Thing::InitialWeights => write!(f, "the initial weights of layer {layer}"),
-            Thing::Batch => write!(f, "the rows of the batch"),
-            Thing::Loss => write!(f, "the loss"),
-            Thing::Gradient => write!(f, "the gradient of layer {layer}"),
-            Thing::Update => write!(f, "the update of layer {layer}"),
-        }?;
+        write!(f, "the {}", self.a.thing)?;
+        if let Some(layer) = &self.a.layer {
+            write!(f, " of layer {layer}")?;
+        }
         match self.step {
             0 => write!(f, ", before the first step"),
             step => write!(f, " of step {step}"),
@@ -56,116 +51,79 @@ impl Parting {
     /// What else is known of it, as lines.
     pub(super) fn details(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        let [differing, of] = self.layers;
-        if of > 1 {
-            lines.push(format!("{differing} of {of} layers differ in it"));
+        if self.layers > 1 {
+            lines.push(format!("it differs in {} layers", self.layers));
         }
-        if let Some([a, b]) = self.values {
-            let what = if self.layer.is_some() {
-                "norm"
-            } else {
-                "value"
-            };
-            let [own, other] = [a, b].map(|value| significant(value, 9));
-            let apart = match relative(a, b) {
-                0.0 => "equal, the bits are not".to_string(),
-                apart => format!("{} apart", significant(apart, 2)),
-            };
-            lines.push(format!("{what} {own} in A, {other} in B: {apart}"));
+        if let Some((a, b)) = self.a.value.zip(self.value_in_b) {
+            let what = self.a.layer.as_ref().map_or("value", |_| "norm");
+            let apart = apart_text(relative(a, b));
+            let [a, b] = [a, b].map(|value| significant(value, 9));
+            lines.push(format!("{what} {a} in A, {b} in B: {apart}"));
         }
         if let Some(step) = self.same_until.filter(|step| step + 1 < self.step) {
             lines.push(format!(
-                "step {step} is the same; between them no step is in both logs (--log-every 1 logs all)"
+                "step {step} is the same; no step between them is in both logs (--log-every 1 logs \
+                 all)"
             ));
         }
         lines
     }
 }
 
-/// The first layer of `layers`, in this order, in which two runs differ.
-fn first_layer<'a>(
-    thing: Thing,
-    layers: impl Iterator<Item = (Option<&'a Layer>, Option<&'a Layer>)>,
-) -> Option<Parting> {
-    let (mut first, mut counts) = (None, [0, 0]);
-    for (a, b) in layers {
-        counts[1] += 1;
-        let is_same = a.zip(b).is_some_and(|(a, b)| (&a.0, &a.1) == (&b.0, &b.1));
-        if !is_same {
-            counts[0] += 1;
-            first.get_or_insert((a, b));
-        }
+/// `equal`, `0.00012 apart`
+pub(super) fn apart_text(relative: f64) -> String {
+    match relative {
+        0.0 => "equal".to_string(),
+        apart => format!("{} apart", significant(apart, 2)),
     }
-    let (a, b) = first?;
-    let norm = |layer: Option<&Layer>| layer?.2;
-    Some(Parting {
-        step: 0,
-        same_until: None,
-        thing,
-        layer: a.or(b).map(|layer| layer.0.clone()),
-        values: norm(a).zip(norm(b)).map(<[f64; 2]>::from),
-        layers: counts,
-    })
 }
 
-/// The layers of two runs side by side, the last first if `backwards`.
-fn pairs<'a>(
-    [a, b]: [&'a [Layer]; 2],
-    backwards: bool,
-) -> impl Iterator<Item = (Option<&'a Layer>, Option<&'a Layer>)> {
-    let count = a.len().max(b.len());
-    (0..count).map(move |index| {
-        let index = if backwards { count - 1 - index } else { index };
-        (a.get(index), b.get(index))
-    })
-}
-
-/// The first difference within a step that both runs logged.
-fn within(a: &Step, b: &Step) -> Option<Parting> {
-    let plain = |thing, values| Parting {
-        step: 0,
-        same_until: None,
+/// What a step read and computed, in this order: only the loss without `digests`.
+fn things(step: &Step, digests: bool) -> Vec<Thing> {
+    let thing = |thing, layer, bits: &str, value| Thing {
         thing,
-        layer: None,
-        values,
-        layers: [0, 0],
+        layer,
+        bits: bits.into(),
+        value,
     };
-    let digests = a.digests.as_ref().zip(b.digests.as_ref());
-    let batch = digests.filter(|(a, b)| a.batch != b.batch);
-    let loss = || {
-        let values = a.loss.zip(b.loss).map(<[f64; 2]>::from);
-        (a.loss != b.loss).then(|| plain(Thing::Loss, values))
+    let bits = format!("{:?}", step.loss.map(f64::to_bits));
+    let loss = thing("loss", None, &bits, step.loss);
+    let Some(digests) = step.digests.as_ref().filter(|_| digests) else {
+        return vec![loss];
     };
+    let weights = match step.step {
+        0 => "initial weights",
+        _ => "update",
+    };
+    let batch = thing("batch", None, &digests.batch, None);
     // Backward goes from the output to the input.
-    let gradient = || {
-        let (a, b) = digests?;
-        first_layer(Thing::Gradient, pairs([&a.gradients, &b.gradients], true))
-    };
-    let update = || {
-        let (a, b) = digests?;
-        first_layer(Thing::Update, pairs([&a.weights, &b.weights], false))
-    };
-    let batch = batch.map(|_| plain(Thing::Batch, None));
-    batch.or_else(loss).or_else(gradient).or_else(update)
+    let gradients = digests
+        .gradients
+        .iter()
+        .rev()
+        .map(|layer| ("gradient", layer));
+    let layers = gradients.chain(digests.weights.iter().map(|layer| (weights, layer)));
+    let layers = layers.map(|(name, of)| thing(name, Some(of.0.clone()), &of.1, of.2));
+    [batch, loss].into_iter().chain(layers).collect()
 }
 
 /// The first difference between two runs, in the steps that both logged.
 pub(super) fn parting(a: &Logged, b: &Logged) -> Option<Parting> {
-    // Logs without initial weights have nothing to compare.
-    let initial = [&a.initial_weights[..], &b.initial_weights];
-    let both = initial.iter().all(|weights| !weights.is_empty());
-    let initial = both.then(|| first_layer(Thing::InitialWeights, pairs(initial, false)));
-    if let Some(parting) = initial.flatten() {
-        return Some(parting);
-    }
     let mut same_until = None;
     for (own, other) in common(a, b) {
-        if let Some(parting) = within(own, other) {
-            let step = own.step;
+        let both = own.digests.is_some() && other.digests.is_some();
+        let (a, b) = (things(own, both), things(other, both));
+        // A layer may be in one model only.
+        let mut differing = (0..a.len().max(b.len())).filter(|&at| a.get(at) != b.get(at));
+        if let Some(at) = differing.next() {
+            let thing = a.get(at).or(b.get(at)).expect("one of them has it");
+            let same_thing = |&at: &usize| a.get(at).is_some_and(|a| a.thing == thing.thing);
             return Some(Parting {
-                step,
+                step: own.step,
                 same_until,
-                ..parting
+                value_in_b: b.get(at).and_then(|thing| thing.value),
+                layers: 1 + differing.filter(same_thing).count(),
+                a: thing.clone(),
             });
         }
         same_until = Some(own.step);
@@ -178,7 +136,6 @@ pub(super) fn common<'a>(
     a: &'a Logged,
     b: &'a Logged,
 ) -> impl Iterator<Item = (&'a Step, &'a Step)> {
-    a.steps
-        .values()
-        .filter_map(|own| Some((own, b.steps.get(&own.step)?)))
+    let steps = a.steps.values();
+    steps.filter_map(|own| Some((own, b.steps.get(&own.step)?)))
 }

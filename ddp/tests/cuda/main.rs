@@ -15,6 +15,8 @@ mod agree;
 mod bound;
 mod captured;
 #[cfg(feature = "mpi")]
+mod compare;
+#[cfg(feature = "mpi")]
 mod golden;
 #[cfg(feature = "mpi")]
 mod jobs;

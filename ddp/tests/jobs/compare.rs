@@ -96,7 +96,7 @@ fn runs_part_where_what_differs_first_matters() {
         (
             (1, SMALL, ""),
             (1, &seed, ""),
-            "initial_weights",
+            "initial weights",
             Some("0"),
             0,
             &["--seed"],
@@ -159,8 +159,6 @@ fn other_ranks_part_by_rounding_and_nothing_before() {
     assert_eq!(differing(&value), ["ranks"], "{value}");
     let thing = value["first"]["thing"].as_str().unwrap();
     assert!(["loss", "gradient"].contains(&thing), "{value}");
-    let last = value["apart"].as_array().unwrap().last().unwrap();
-    assert!(last["loss"].as_f64().unwrap() < 1e-3, "{value}");
 }
 
 #[test]
@@ -199,7 +197,7 @@ fn one_changed_label_shows_in_the_step_that_reads_its_row() {
     );
     assert_eq!(
         differing(&value),
-        ["the content of the data", "--data"],
+        ["--data", "content of the data"],
         "{value}"
     );
 }
@@ -231,10 +229,10 @@ fn one_changed_initial_weight_shows_before_the_first_step() {
     let first = &value["first"];
     assert_eq!(
         (&first["thing"], &first["step"]),
-        (&"initial_weights".into(), &0.into()),
+        (&"initial weights".into(), &0.into()),
         "{value}"
     );
-    assert_eq!(first["layers"], Value::from(vec![1, 2]), "{value}");
+    assert_eq!(first["layers"], 1, "{value}");
 }
 
 #[test]
@@ -277,10 +275,7 @@ fn logs_of_older_versions_are_compared_by_their_losses() {
     );
     assert_eq!(value["steps_with_digests"], 0, "{value}");
     let ended = compare(&folder);
-    assert!(
-        ended.stdout.contains("only the loss is compared"),
-        "{ended}"
-    );
+    assert!(ended.stdout.contains("only losses are compared"), "{ended}");
 }
 
 #[test]

@@ -13,9 +13,11 @@ INLINE u64 key_of(u32 index) {
 
 /// Adds an element to a lane's hash, sum and sum of squares. The square of an f32 is exact in f64.
 INLINE void add(float x, u32 index, u64& hash, double& sum, double& squares) {
-    hash += (u64)__float_as_uint(x) * key_of(index);
-    sum = sum + (double)x;
-    squares = fma((double)x, (double)x, squares);
+    const double wide = (double)x;
+    const u64 bits = (u64)__double_as_longlong(wide);
+    hash += (bits >> 29 | bits << 35) * key_of(index);
+    sum = sum + wide;
+    squares = fma(wide, wide, squares);
 }
 
 /// out[3 quantum] = hash, sum and sum of squares of one quantum; one warp each.
