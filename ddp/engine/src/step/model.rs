@@ -12,8 +12,8 @@ use ddp_nn::params::ALIGNMENT_BYTES;
 
 use super::scalars::StepScalars;
 use super::stage::{Part, Stage, StagePass};
-use crate::digest::LayerDigest;
 use super::stats;
+use crate::digest::LayerDigest;
 use crate::error::{Error, Result};
 use crate::reducer::ReducerOptions;
 
