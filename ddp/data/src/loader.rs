@@ -78,6 +78,7 @@ impl Loader {
             sampler.rows(),
             "the sampler is for another dataset"
         );
+        shards.check()?;
         let rows_max = shards.most_of(sampler.batch());
         let slots = Slots::new(source, Some(sampler), rows_max, (micro, shards))?;
         Ok(Loader {
@@ -149,6 +150,7 @@ impl InOrder {
     /// As `new`, for a rank that has these shards of all rows. A batch is of one shard.
     pub fn in_shards(source: Source, shards: Shards, batch: usize) -> Result<InOrder> {
         assert!(batch > 0, "batches of no rows");
+        shards.check()?;
         let share = shards.share(&(0..source.dataset.rows()));
         let rows_max = (batch as u64).min(share.end - share.start);
         Ok(InOrder {

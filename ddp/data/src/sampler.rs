@@ -152,6 +152,18 @@ impl Shards {
         }
     }
 
+    /// Refuses that a rank has none.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.count() {
+            0 => Err(Error::Usage(format!(
+                "a loader: expected a shard for each rank, got {} shards for more ranks; help: \
+                 give as many shards as ranks, or more",
+                self.of
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// How many.
     pub fn count(&self) -> usize {
         self.end - self.first

@@ -167,7 +167,9 @@ pub struct Reducer {
 impl Reducer {
     /// A reducer for the gradients of `params` over `group`.
     pub fn new(params: &Params, group: Group, options: ReducerOptions) -> Result<Reducer> {
-        check_shards(params, &group, options)?;
+        if let Some(shards) = options.shards {
+            check_shards(params, &group, shards)?;
+        }
         let shares = options.shares(group.size());
         if !params.shares().is_multiple_of(shares) {
             return Err(Error::Usage(format!(
@@ -538,20 +540,26 @@ impl Exchange for Reducer {
     }
 }
 
+/// Refuses shards of which some ranks would have none.
+pub(crate) fn check_ranks(shards: usize, ranks: usize) -> Result<()> {
+    if shards >= ranks {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "`same-bits` {shards}: expected at least {ranks}, a shard for each rank; help: give \
+         `same-bits` {ranks} or more, or start at most {shards} ranks"
+    )))
+}
+
 /// Refuses shards that cannot make the same bits on any number of ranks.
-fn check_shards(params: &Params, group: &Group, options: ReducerOptions) -> Result<()> {
-    let (ranks, refuse) = (group.size(), |text: String| Err(Error::Usage(text)));
-    match options.shards {
-        Some(shards) if shards < ranks => refuse(format!(
-            "`same-bits` {shards}: expected at least {ranks}, one for each rank; help: give a \
-             larger number, or start at most {shards} ranks"
-        )),
-        Some(shards) if params.buffers()?.is_some() => refuse(format!(
+fn check_shards(params: &Params, group: &Group, shards: usize) -> Result<()> {
+    if params.buffers()?.is_some() {
+        return Err(Error::Usage(format!(
             "`same-bits` {shards}: expected a model without buffers: what layers write to them \
              depends on a rank's rows; help: train without `same-bits`"
-        )),
-        _ => Ok(()),
+        )));
     }
+    check_ranks(shards, group.size())
 }
 
 /// The trained parameters, in the order of the arenas.

@@ -193,6 +193,58 @@ fn any_number_of_ranks_computes_the_same_bits() {
     );
 }
 
+/// All combinations of models, optimizers and what else changes the additions.
+fn combinations() -> Vec<(&'static str, String)> {
+    let models = [
+        "mlp",
+        "gpt,context=8,layers=1,width=16,heads=2",
+        "gpt,context=8,layers=1,width=16,heads=2,tied=false",
+        "vit,layers=1,width=16,heads=2,patch=7",
+    ];
+    let choices = [
+        "zero=1",
+        "grad-clip=0.5",
+        "dropout=0.1",
+        "micro-batch=2",
+        "reduce-dtype=bf16",
+    ];
+    let mut all = Vec::new();
+    for model in models {
+        for optimizer in ["adamw", "sgd", "muon"] {
+            for chosen in 0..1 << choices.len() {
+                let mut settings = format!("optimizer={optimizer}");
+                if model == "mlp" {
+                    settings += " hidden=24,16";
+                }
+                for (number, choice) in choices.iter().enumerate() {
+                    if chosen >> number & 1 == 1 {
+                        settings += &format!(" {choice}");
+                    }
+                }
+                all.push((model, settings));
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn every_combination_of_settings_has_the_same_bits_on_other_ranks() {
+    let _turn = TURN.lock().unwrap();
+    let all = combinations();
+    for number in ddp_slice::of("same-bits, combinations", all.len(), 4) {
+        let (model, settings) = &all[number];
+        let one = trained(model, settings, 1);
+        for size in [SIZES[1 + number % 8], SIZES[1 + (number / 8 + 3) % 8]] {
+            assert_eq!(
+                trained(model, settings, size),
+                one,
+                "{model} {settings}: {size} ranks"
+            );
+        }
+    }
+}
+
 #[test]
 fn without_the_setting_bits_depend_on_the_number_of_ranks() {
     let _turn = TURN.lock().unwrap();

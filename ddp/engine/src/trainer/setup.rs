@@ -247,12 +247,7 @@ fn check_batches(options: &Config, world: &World, data: &Data) -> Result<()> {
 
 /// Refuses shards without a rank or a row for each.
 fn check_shards(shards: usize, ranks: usize, rows: u64) -> Result<()> {
-    if shards < ranks {
-        return Err(Error::Usage(format!(
-            "`same-bits` {shards}: expected at least {ranks}, a shard for each rank; help: give \
-             `same-bits` {ranks} or more, or start at most {shards} ranks"
-        )));
-    }
+    reducer::check_ranks(shards, ranks)?;
     if rows < shards as u64 {
         return Err(Error::Usage(format!(
             "`same-bits` {shards}: expected at most {rows}, a row of every full batch for each \
