@@ -62,7 +62,7 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to write over a file, and into a folder that does not exist, before anything is computed.
+/// Refuses to write over a file or into a folder that does not exist, before anything is computed.
 fn check_out(flags: &PredictFlags) -> Result<()> {
     let out = &flags.out.path;
     let refused = |expected: &str, help| Err(refuse("--out", out.display(), expected, help));

@@ -1,7 +1,6 @@
 //! Writes a model as a folder that transformers loads.
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::Path;
 
 use ddp_data::safetensors::Header;
@@ -45,7 +44,7 @@ pub fn export(
     };
     let is_free = match fs::read_dir(folder) {
         Ok(mut entries) => entries.next().is_none(),
-        Err(error) => error.kind() == ErrorKind::NotFound,
+        Err(_) => fs::symlink_metadata(folder).is_err(),
     };
     if !is_free {
         return Err(refused("a new or empty folder, got one with files"));
