@@ -4,7 +4,6 @@
 //! Checksums are CRC-32C, masked as TensorFlow does. An `Event` is a protocol buffer; only five of
 //! its fields are needed, so they are written by hand.
 
-use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -153,22 +152,13 @@ impl EventFile {
 
 /// The latest second in the names of the files in `folder`.
 fn newest_second(folder: &Path) -> Option<u64> {
-    let names = std::fs::read_dir(folder)
-        .ok()?
-        .flatten()
-        .map(|entry| entry.file_name());
-    let second = |name: OsString| {
-        name.to_str()?
-            .strip_prefix(PREFIX)?
-            .split('.')
-            .next()?
-            .parse::<u64>()
-            .ok()
-    };
-    names
-        .filter_map(second)
-        .filter(|&second| second <= SECOND_MAX)
-        .max()
+    let entries = std::fs::read_dir(folder).ok()?.flatten();
+    let seconds = entries.filter_map(|entry| {
+        let name = entry.file_name();
+        let mut parts = name.to_str()?.strip_prefix(PREFIX)?.split('.');
+        parts.next()?.parse::<u64>().ok()
+    });
+    seconds.filter(|second| *second <= SECOND_MAX).max()
 }
 
 fn wall_time_s() -> f64 {

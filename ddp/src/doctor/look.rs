@@ -147,14 +147,11 @@ fn mpi() -> Finding {
 /// The first line of a program's output.
 fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stderr(Stdio::null());
-    let output = command
-        .output()
-        .ok()
-        .filter(|output| output.status.success())?;
+    let quiet = command.stdin(Stdio::null()).stderr(Stdio::null());
+    let output = quiet.args(arguments).output().ok()?;
+    if !output.status.success() {
+        return None;
+    }
     let text = String::from_utf8_lossy(&output.stdout);
     Some(text.lines().next().unwrap_or_default().trim().to_string())
 }

@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 
 use super::sheet::{Inspected, Sheet, some_of, table};
 use crate::cli::InspectFlags;
+use crate::config::Config;
 use crate::data::files;
 use crate::data::resolve;
-use crate::data::{self, Alone, Data, DataRequest, DataSpec, Dataset, TableSettings, TokenSummary};
+use crate::data::{self, Alone, Data, DataRequest, DataSpec, Dataset, TokenSummary};
 use crate::error::{Error, Result, ShownError};
 use crate::shown::{shown, significant};
 use crate::tasks::{self, Survey, SurveyText};
@@ -22,24 +23,14 @@ const LINES_SHOWN: usize = 24;
 /// Inspects the data that `flags` name.
 pub(super) fn found(flags: &InspectFlags) -> Result<Inspected> {
     let spec: DataSpec = flags.path.parse().map_err(|error| renamed(error, flags))?;
-    let request = request(spec.clone(), flags);
+    let config = Config {
+        data: spec.clone(),
+        ..Config::clone(&flags.settings)
+    };
+    let request = config.data_request();
     match data::summarize_tokens(&request).map_err(|error| renamed(error, flags))? {
         Some(summary) => tokens(&summary, flags),
         None => rows(spec, &request, flags),
-    }
-}
-
-fn request(spec: DataSpec, flags: &InspectFlags) -> DataRequest {
-    DataRequest {
-        labels: flags.settings.labels.clone(),
-        task: flags.settings.task,
-        table: TableSettings {
-            drop: flags.settings.drop.clone(),
-            categorical: flags.settings.categorical.clone(),
-            missing: flags.settings.missing,
-        },
-        cache_dir: flags.settings.cache_dir.clone(),
-        ..DataRequest::new(spec)
     }
 }
 

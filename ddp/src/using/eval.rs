@@ -1,9 +1,6 @@
 //! `ddp-train eval`: how good a model is on rows with labels. Losses are computed as in training's
 //! evaluation and added in the order of batches.
 
-use std::fmt::{self, Display};
-use std::path::PathBuf;
-
 use ddp_comm::World;
 use ddp_kernels::Device;
 use ddp_kernels::transfer::{Phase, announced, in_phase};
@@ -32,30 +29,32 @@ pub fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()> {
         needs_labels: true,
         output: format!("json = {}", flags.json),
     };
-    let ready = in_phase(Phase::Setup, || load::ready(&asked, world))?;
-    let report = in_phase(Phase::Evaluation, || report(flags, world, ready))?;
+    let mut ready = in_phase(Phase::Setup, || load::ready(&asked, world))?;
+    let (totals, evaluation) = in_phase(Phase::Evaluation, || totals(world, &mut ready))?;
+    let (folder, data) = (&ready.opened.folder, flags.using.data.to_string());
+    let (folder, step) = (folder.to_string_lossy(), ready.opened.state.step);
+    let (rows, loss) = (totals.rows, totals.loss);
     if flags.json {
-        say(&report.to_json())
-    } else {
-        say(&report)
+        let mut json =
+            json!({ "checkpoint": folder, "step": step, "data": data, "rows": rows, "loss": loss });
+        if let Value::Object(fields) = evaluation.json(&totals) {
+            let fields = fields.into_iter();
+            fields.for_each(|(name, value)| json[name] = value);
+        }
+        return say(&json);
     }
-}
-
-/// The result of an evaluation.
-struct Report {
-    checkpoint: PathBuf,
-    /// Why this checkpoint was chosen.
-    why: String,
-    step: u64,
-    data: String,
-    totals: Totals,
-    evaluation: Box<dyn Evaluation>,
+    let (folder, data, why) = (shown(&folder), shown(&data), &ready.why);
+    let text = evaluation.text(&totals);
+    say(&format!(
+        "{folder} ({why}), after step {step}\n{data}: {rows} rows\n{text}"
+    ))
 }
 
 /// Sums over a batch: losses, the weights to divide them by, and the task's own sums.
 type Sums = Vec<f64>;
 
-fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> {
+/// The sums of all batches, on all ranks.
+fn totals(world: &World, ready: &mut Ready) -> Result<(Totals, Box<dyn Evaluation>)> {
     let state = ready.opened.state.clone();
     let task = tasks::of(&state.task);
     let mut options = Config::of_checkpoint(&ready.opened)?.model_options();
@@ -71,7 +70,7 @@ fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> 
     let rounds = ready.batches.rounds();
     for round in 0..rounds {
         if round < ready.batches.count() {
-            mine.push(batch(&mut ready, round, &*loss, &mut *evaluation)?);
+            mine.push(batch(ready, round, &*loss, &mut *evaluation)?);
         }
         if (round + 1) % ROUNDS_A_TIME == 0 || round + 1 == rounds {
             add_up(world, &mut mine, &mut sums)?;
@@ -95,14 +94,7 @@ fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> 
         loss: loss_sum / weight_sum,
         sums: task_sums,
     };
-    Ok(Report {
-        checkpoint: ready.opened.folder,
-        why: ready.why,
-        step: state.step,
-        data: flags.using.data.to_string(),
-        totals,
-        evaluation,
-    })
+    Ok((totals, evaluation))
 }
 
 /// The sums of this rank's batch in round `round`.
@@ -153,32 +145,4 @@ fn add_up(world: &World, mine: &mut Vec<Sums>, sums: &mut Sums) -> Result<()> {
         }
     }
     Ok(())
-}
-
-impl Report {
-    fn to_json(&self) -> Value {
-        let Totals { rows, loss, .. } = &self.totals;
-        let mut json = json!({
-            "checkpoint": self.checkpoint.to_string_lossy(),
-            "step": self.step,
-            "data": self.data,
-            "rows": rows,
-            "loss": loss,
-        });
-        if let Value::Object(fields) = self.evaluation.json(&self.totals) {
-            fields
-                .into_iter()
-                .for_each(|(name, value)| json[name] = value);
-        }
-        json
-    }
-}
-
-impl Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let checkpoint = shown(&self.checkpoint.to_string_lossy());
-        writeln!(f, "{checkpoint} ({}), after step {}", self.why, self.step)?;
-        writeln!(f, "{}: {} rows", shown(&self.data), self.totals.rows)?;
-        f.write_str(&self.evaluation.text(&self.totals))
-    }
 }

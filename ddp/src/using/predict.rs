@@ -20,8 +20,7 @@ use crate::tasks::{self, PredictionOptions, Predictions};
 /// Writes the predictions for all rows.
 pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     if world.rank() == 0 {
-        check_free(flags)?;
-        check_other(flags)?;
+        check_out(flags)?;
     }
     let (using, out) = (&flags.using, &flags.out);
     let (probabilities, logits) = (flags.probabilities, flags.logits);
@@ -63,23 +62,30 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to write over a file, before anything is computed.
-fn check_free(flags: &PredictFlags) -> Result<()> {
+/// Refuses to write over a file or into a folder that does not exist, before anything is computed.
+fn check_out(flags: &PredictFlags) -> Result<()> {
     let out = &flags.out.path;
+    let refused = |expected: &str, help| Err(refuse("--out", out.display(), expected, help));
     match std::fs::symlink_metadata(out) {
-        Ok(about) if about.is_dir() => Err(refuse(
-            "--out",
-            out.display(),
-            "the name of a file",
-            "it is a folder: give a name in it",
-        )),
-        Ok(_) if !flags.overwrite => Err(taken(out)),
-        Ok(_) => Ok(()),
-        Err(_) => check_folder(out),
+        Ok(about) if about.is_dir() => {
+            return refused("the name of a file", "it is a folder: give a name in it");
+        }
+        Ok(_) if !flags.overwrite => return Err(taken(out)),
+        Ok(_) => {}
+        Err(_) => return check_folder(out),
     }
+    // The rows may be read from this file, also by another name.
+    let (DataSpec::Files(spec), Ok(file)) = (&flags.using.data, std::fs::canonicalize(out)) else {
+        return Ok(());
+    };
+    let is_out = |path: &&PathBuf| std::fs::canonicalize(path).is_ok_and(|path| path == file);
+    let files = resolve::files(&spec.path, "data")?;
+    files.iter().find(is_out).map_or(Ok(()), |path| {
+        let expected = format!("another file than {}, which --data reads", path.display());
+        refused(&expected, "give another name: the rows would be lost")
+    })
 }
 
-/// Refuses a file in a folder that does not exist, before anything is computed.
 fn check_folder(out: &Path) -> Result<()> {
     let folder = out.parent().unwrap_or(Path::new(""));
     if folder.as_os_str().is_empty() || folder.is_dir() {
@@ -93,30 +99,6 @@ fn check_folder(out: &Path) -> Result<()> {
         ),
     };
     Err(Error::io("write", out, help)(kind.into()))
-}
-
-/// Refuses to replace a file that the rows are read from, also by another name.
-fn check_other(flags: &PredictFlags) -> Result<()> {
-    let out = &flags.out.path;
-    let (DataSpec::Files(spec), Ok(file)) = (&flags.using.data, std::fs::canonicalize(out)) else {
-        return Ok(());
-    };
-    let is_out = |path: &PathBuf| std::fs::canonicalize(path).is_ok_and(|path| path == file);
-    match resolve::files(&spec.path, "data")?
-        .iter()
-        .find(|path| is_out(path))
-    {
-        None => Ok(()),
-        Some(path) => {
-            let expected = format!("another file than {}, which --data reads", path.display());
-            Err(refuse(
-                "--out",
-                out.display(),
-                &expected,
-                "give another name: the rows would be lost",
-            ))
-        }
-    }
 }
 
 fn taken(out: &Path) -> Error {

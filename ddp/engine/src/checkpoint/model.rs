@@ -97,7 +97,7 @@ impl ModelFile<'_> {
         let mut bytes = Vec::new();
         for (params, parameter) in in_order(parts) {
             let entry = self.header.find(&parameter.name).expect("checked");
-            let dtype = FileDType::of(&entry.dtype).expect("checked");
+            let dtype = FileDType::of(entry).expect("checked");
             let mut file = ReadFrom::place(&self.file, self.header.data_start + entry.start);
             fill(params, parameter, |values| {
                 let read = dtype.read(&mut file, values, &mut bytes);
@@ -209,12 +209,7 @@ fn check(header: &Header, list: &[&Parameter], is_foreign: bool) -> Result<(), S
                 entry.name, entry.shape, parameter.shape
             ));
         }
-        if FileDType::of(&entry.dtype).is_none() {
-            return Err(format!(
-                "{} is {}: expected F32, BF16 or F16; help: save it again in one of these",
-                entry.name, entry.dtype
-            ));
-        }
+        FileDType::of(entry)?;
     }
     Ok(())
 }

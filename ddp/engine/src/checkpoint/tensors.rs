@@ -8,7 +8,7 @@ use ddp_kernels::transfer::{Phase, announced, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
-use ddp_data::safetensors::Header;
+use ddp_data::safetensors::{Entry, Header};
 use ddp_kernels::files::{self, Contents, Output};
 
 /// Elements that are converted to or from bytes at a time.
@@ -74,13 +74,16 @@ pub(crate) enum FileDType {
 }
 
 impl FileDType {
-    /// The one with this name in safetensors files.
-    pub(crate) fn of(dtype: &str) -> Option<FileDType> {
-        match dtype {
-            "F32" => Some(FileDType::F32),
-            "BF16" => Some(FileDType::Bf16),
-            "F16" => Some(FileDType::F16),
-            _ => None,
+    /// That of a tensor in a safetensors file.
+    pub(crate) fn of(entry: &Entry) -> Result<FileDType, String> {
+        match &*entry.dtype {
+            "F32" => Ok(FileDType::F32),
+            "BF16" => Ok(FileDType::Bf16),
+            "F16" => Ok(FileDType::F16),
+            other => Err(format!(
+                "{} is {other}: expected F32, BF16 or F16; help: save it again in one of these",
+                entry.name
+            )),
         }
     }
 
