@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
-use cudarc::driver::sys::CUfunction;
+use cudarc::driver::sys::{CUfunction, CUfunction_attribute};
 
 pub(crate) use crate::cuda::nvrtc::Source;
 
@@ -33,6 +33,9 @@ use crate::{DType, Shape, Tensor};
 pub(crate) const BLOCK_THREADS: u32 = 256;
 /// Sixteen blocks on each of 132 multiprocessors: with more, threads loop over several elements.
 pub(crate) const BLOCKS_MAX: usize = 16 * 132;
+
+/// Dynamic shared memory that a block may have without being allowed more.
+const SHARED_BYTES: u32 = 48 << 10;
 
 /// How many blocks of how many threads. A grid without blocks launches nothing.
 #[derive(Clone, Copy, Debug)]
@@ -194,10 +197,20 @@ impl Launcher {
         grid: Grid,
         args: &[u64],
     ) -> Result<()> {
+        self.launch_with(source, name.into(), (grid, 0), args)
+    }
+
+    /// As `launch`, with this many bytes of dynamic shared memory for each block.
+    pub(crate) fn launch_with(
+        &self,
+        source: &'static Source,
+        name: KernelName,
+        (grid, shared_bytes): (Grid, u32),
+        args: &[u64],
+    ) -> Result<()> {
         if grid.blocks.contains(&0) {
             return Ok(());
         }
-        let name = name.into();
         let function = self.load(source, name)?;
         let mut parameters: [*mut c_void; PARAMETERS_MAX] = [std::ptr::null_mut(); PARAMETERS_MAX];
         for (parameter, word) in parameters[..args.len()].iter_mut().zip(args) {
@@ -212,11 +225,32 @@ impl Launcher {
         // entered, which stays in its pool until the stream has passed its release.
         let launch = || unsafe {
             driver!(cuLaunchKernel(
-                function, x, y, z, bx, by, bz, 0, stream, parameters, none
+                function,
+                x,
+                y,
+                z,
+                bx,
+                by,
+                bz,
+                shared_bytes,
+                stream,
+                parameters,
+                none
             ))
         };
-        let bound = self.gpu.bind();
-        let launched = bound.and_then(|()| nodes::launch(&self.queue, launch)?);
+        let allow = || match shared_bytes <= SHARED_BYTES {
+            true => Ok(()),
+            // SAFETY: the function belongs to this context. The call changes how much it may have.
+            false => unsafe {
+                driver!(cuFuncSetAttribute(
+                    function,
+                    CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    shared_bytes as i32
+                ))
+            },
+        };
+        let launched = self.gpu.bind().and_then(|()| allow());
+        let launched = launched.and_then(|()| nodes::launch(&self.queue, launch)?);
         launched.map_err(|fault| fault.of(self.op, self.gpu.device(), self.at))?;
         nodes::node(NodeKind::Kernel, name, self.op, args, grid.work());
         Ok(())
