@@ -13,18 +13,24 @@ use super::measure::{Say, line, round};
 use crate::devices::is_simulated;
 use crate::error::Result;
 
+fn moved(node: &GraphNode) -> usize {
+    node.read_bytes + node.written_bytes
+}
+
+/// Whether a kernel moves so much that more multiprocessors should take part.
+fn has_few_blocks(node: &GraphNode, multiprocessors: usize) -> bool {
+    let is_kernel = node.kind == NodeKind::Kernel;
+    is_kernel && moved(node) > MANY_BYTES && node.work.blocks < multiprocessors
+}
+
 /// A kernel that moves more bytes should have a block for each multiprocessor.
 const MANY_BYTES: usize = 1_000_000;
 
 /// Prints the nodes of `graph`, which runs on `device`, and last their sums.
 pub(super) fn print(graph: &Graph, device: Device, say: Say<'_>) -> Result<()> {
-    let moved = |node: &GraphNode| node.read_bytes + node.written_bytes;
     let model_us = |bytes: usize| round(bytes as f64 / graph.bandwidth() * 1e6, 3);
     let multiprocessors = graph.multiprocessors();
-    let is_narrow = |node: &GraphNode| {
-        let is_kernel = node.kind == NodeKind::Kernel;
-        is_kernel && moved(node) > MANY_BYTES && node.work.blocks < multiprocessors
-    };
+    let is_narrow = |node: &GraphNode| has_few_blocks(node, multiprocessors);
     for (index, node) in graph.nodes().iter().enumerate() {
         let mut row = json!({
             "node": index + 1,
@@ -85,5 +91,36 @@ pub(super) fn name_of(kind: NodeKind) -> &'static str {
         NodeKind::Copy => "copy",
         NodeKind::Fill => "fill",
         NodeKind::Foreign => "library",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ddp_kernels::graph::NodeWork;
+
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_moves_megabytes_needs_a_block_for_each_multiprocessor() {
+        let has = |kind, bytes, blocks| {
+            let work = NodeWork {
+                blocks,
+                ..NodeWork::default()
+            };
+            let node = GraphNode {
+                kind,
+                name: "sums".into(),
+                op: "op",
+                read_bytes: bytes - 4,
+                written_bytes: 4,
+                work,
+            };
+            has_few_blocks(&node, 132)
+        };
+        assert!(has(NodeKind::Kernel, 1_000_001, 3));
+        assert!(has(NodeKind::Kernel, 1_000_001, 131));
+        assert!(!has(NodeKind::Kernel, 1_000_001, 132));
+        assert!(!has(NodeKind::Kernel, 1_000_000, 3));
+        assert!(!has(NodeKind::Product, 1_000_001, 0));
     }
 }

