@@ -160,7 +160,10 @@ pub(super) fn fold_and_sum(
         Some(pack) => ("fold_and_sum", pack),
         None => ("fold_and_sum_unaligned", 1),
     };
-    let mut grid = Grid::blocks(columns.div_ceil(LANES * pack), LANES as u32);
+    /// Rows whose loads a thread starts at once, as in linear.cu.
+    const AT_ONCE: usize = 8;
+    let grid = Grid::blocks(columns.div_ceil(LANES * pack), LANES as u32);
+    let mut grid = grid.waits(ROW_BLOCK / AT_ONCE);
     grid.blocks[1] = rows.div_ceil(ROW_BLOCK).min(BLOCKS_MAX) as u32;
     let args = args![row_sums, address, saved, rows, columns, activation];
     gpu.launch(&SOURCE, (name, dx.dtype), grid, args)
@@ -186,7 +189,9 @@ pub(super) fn add_row_sums(
     const THREADS: u32 = 64;
     let columns = db.count;
     let blocks = row_sums.count.checked_div(columns).unwrap_or(0);
-    let grid = Grid::blocks(columns.div_ceil(COLUMNS), THREADS);
+    // A thread adds 64 rows in order, 16 threads side by side, a few loads at once.
+    let rounds = blocks.div_ceil(1024) * blocks.min(64).div_ceil(4);
+    let grid = Grid::blocks(columns.div_ceil(COLUMNS), THREADS).waits(rounds);
     let args = args![db, row_sums, blocks, columns, accumulate];
     gpu.launch(&SOURCE, "add_row_sums_f32", grid, args)
 }
