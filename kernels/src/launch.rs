@@ -24,7 +24,7 @@ use crate::cuda::nodes::{self, NodeKind, NodeWork};
 use crate::cuda::nvrtc::{self, KernelName};
 use crate::cuda::queue::Queue;
 use crate::cuda::{Gpu, copies};
-use crate::error::{Result, Site};
+use crate::error::{Caller, Result};
 use crate::storage::Origin;
 use crate::sync::lock;
 use crate::{DType, Shape, Tensor};
@@ -145,18 +145,22 @@ const COUNTERS: usize = 8;
 pub(crate) struct Launcher {
     pub(crate) gpu: &'static Gpu,
     pub(crate) queue: Arc<Queue>,
-    pub(crate) op: &'static str,
-    pub(crate) at: Site,
+    pub(crate) by: Caller,
 }
 
 impl Launcher {
+    pub(crate) fn new(queue: Arc<Queue>, by: Caller) -> Launcher {
+        let gpu = queue.gpu;
+        Launcher { gpu, queue, by }
+    }
+
     /// Compiles the kernel at its first use.
     pub(crate) fn load(
         &self,
         source: &'static Source,
         name: impl Into<KernelName>,
     ) -> Result<CUfunction> {
-        nvrtc::function(self.gpu, source, name.into(), self.op, self.at)
+        nvrtc::function(self.gpu, source, name.into(), self.by)
     }
 
     /// The address of this stream's counters, i64 (8): zero before each kernel, which leaves them
@@ -177,13 +181,13 @@ impl Launcher {
     /// address.
     fn memory(&self, name: &str, bytes: usize, byte: Option<u8>) -> Result<(Tensor, u64)> {
         let (shape, device) = (Shape::new(&[bytes])?, self.gpu.device());
-        let (op, at, origin) = (self.op, self.at, Origin::Computed);
-        let tensor = Tensor::allocate(shape, DType::U8, device, origin, op, at)?.named(name);
-        let address = tensor.enter("memory", true, op, at)?.address();
+        let (by, origin) = (self.by, Origin::Computed);
+        let tensor = Tensor::allocate(shape, DType::U8, device, origin, by)?.named(name);
+        let address = tensor.enter("memory", true, by)?.address();
         if let Some(byte) = byte {
             // SAFETY: the tensor is new, and this many bytes of this device's memory.
             let filled = unsafe { copies::fill(&self.queue, address, byte, bytes) };
-            filled.map_err(|fault| fault.of(op, device, at))?;
+            filled.map_err(|fault| fault.of(by, device))?;
         }
         Ok((tensor, address))
     }
@@ -249,10 +253,10 @@ impl Launcher {
                 ))
             },
         };
-        let launched = self.gpu.bind().and_then(|()| allow());
-        let launched = launched.and_then(|()| nodes::launch(&self.queue, launch)?);
-        launched.map_err(|fault| fault.of(self.op, self.gpu.device(), self.at))?;
-        nodes::node(NodeKind::Kernel, name, self.op, args, grid.work());
+        let bound = self.gpu.bind().and_then(|()| allow());
+        let launched = bound.and_then(|()| nodes::launch(&self.queue, launch)?);
+        launched.map_err(|fault| fault.of(self.by, self.gpu.device()))?;
+        nodes::node(NodeKind::Kernel, name, self.by.op, args, grid.work());
         Ok(())
     }
 }

@@ -4,13 +4,10 @@
 //! program may have the heuristic's first ones timed and use the fastest, in other processes too.
 //! Algorithms differ in their last bits.
 
-use std::panic::Location;
-
 use serde::{Deserialize, Serialize};
 
-use crate::cuda::Gpu;
 use crate::device::discover;
-use crate::error::{Result, Site};
+use crate::error::{Caller, Result};
 use crate::heartbeat::{self, Work};
 use crate::launch::Launcher;
 use crate::launch::blaslt::Kind as Product;
@@ -45,16 +42,12 @@ pub struct Algorithms {
 
 #[track_caller]
 fn launcher(device: Device) -> Result<Option<Launcher>> {
-    let (op, at): (_, Site) = ("products", Location::caller());
-    let Device::Cuda(index) = device else {
+    let by = Caller::new("products");
+    if !device.is_accelerator() {
         return Ok(None);
-    };
-    Ok(Some(Launcher {
-        gpu: Gpu::get(index, op, at)?,
-        queue: Stream::current_queue(device, op, at)?,
-        op,
-        at,
-    }))
+    }
+    let queue = Stream::current_queue(device, by)?;
+    Ok(Some(Launcher::new(queue, by)))
 }
 
 /// The kinds of products that this process has made on a device. None on the CPU.

@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_kernel_that_moves_megabytes_needs_a_block_for_each_multiprocessor() {
-        let has = |kind, bytes, blocks| {
+        let has = |kind, bytes: usize, blocks| {
             let work = NodeWork {
                 blocks,
                 ..NodeWork::default()

@@ -15,7 +15,8 @@ use super::measure::{
 use super::subject::Subject;
 use super::{explain, timed};
 use crate::config::{FloatType, GraphChoice, OptimizerKind, Overlap, Precision};
-use crate::data::{Batch, SlotId, sampler};
+use crate::data::sampler::Shards;
+use crate::data::{Batch, SlotId};
 use crate::error::{Error, Result};
 use crate::flags::{choice, number, whole};
 use crate::models::Model;
@@ -45,6 +46,9 @@ pub struct StepFlags {
     /// ranks
     #[arg(long, value_name = "LEVEL", default_value = "0", value_parser = whole(0..=1u64), allow_negative_numbers = true)]
     pub zero: u64,
+    /// Cut each batch into V shards, for the same bits on any number of ranks
+    #[arg(long, value_name = "V", value_parser = whole(1..=1024usize), allow_negative_numbers = true)]
+    pub same_bits: Option<usize>,
     /// Reduce gradients while the backward pass still runs
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<Overlap>())]
     pub overlap: Overlap,
@@ -92,7 +96,7 @@ pub(super) fn measure(
     let precision = precision(flags.dtype, device)?;
     let began = Instant::now();
     let main = &world.group("main")?;
-    let batches = batches(&subject, device, world)?;
+    let batches = batches(&subject, device, world, flags.same_bits)?;
     let described = subject.described.clone();
     let ((unit, of_row), batch, flop) = (subject.unit, subject.batch, subject.flop);
     let units = (batch * of_row) as f64;
@@ -171,6 +175,7 @@ pub(super) fn measure(
         "device_peak_mb": round_or_null(largest_of(device_peak_mb)?, 1),
         "graph": step.graphs().is_some(),
         "zero": flags.zero,
+        "same_bits": flags.same_bits,
         "moments_mb": round(moments as f64 / 1e6, 6),
         "steps": times.repetitions,
         "transport": reducer.group().transport(),
@@ -228,6 +233,7 @@ fn step(flags: &StepFlags, subject: Subject, device: Device, world: &World) -> R
         dtype: flags.reduce_dtype.dtype(),
         overlap: reducer::overlaps(flags.overlap, world),
         zero: flags.zero == 1,
+        shards: flags.same_bits,
     };
     let model = Model::with_shares(
         Box::new(subject.layers),
@@ -251,8 +257,15 @@ fn step(flags: &StepFlags, subject: Subject, device: Device, world: &World) -> R
     Step::new(model, subject.loss, optimizer, gradients, &options)
 }
 
-fn batches(subject: &Subject, device: Device, world: &World) -> Result<Vec<Batch>> {
-    let mine = sampler::share(&(0..subject.batch), world.rank(), world.size());
+fn batches(
+    subject: &Subject,
+    device: Device,
+    world: &World,
+    same_bits: Option<usize>,
+) -> Result<Vec<Batch>> {
+    let (rank, ranks) = (world.rank(), world.size());
+    let shards = Shards::of_rank(same_bits.unwrap_or(ranks), rank, ranks);
+    let mine = shards.share(&(0..subject.batch));
     let mut random = Random::new(world.rank() as u64);
     let rows = (mine.end - mine.start) as usize;
     // On a GPU two, like the slots of a loader.
@@ -274,7 +287,8 @@ fn batches(subject: &Subject, device: Device, world: &World) -> Result<Vec<Batch
             .make(rows, device, &mut random)?
             .named("targets");
         let (all, first, micro) = (subject.batch, mine.start, micro_rows.max(1));
-        Ok(Batch::new(0, 0, all, first, x, targets, micro).in_slot(SlotId::unique()))
+        let batch = Batch::new(0, 0, all, first, x, targets, micro);
+        Ok(batch.in_shards(shards).in_slot(SlotId::unique()))
     };
     (0..count).map(make).collect()
 }

@@ -177,8 +177,11 @@ pub(crate) fn launch<E>(
     Ok(launched)
 }
 
-/// What `body` launches on this thread, with the milliseconds that each node took. Waits for all.
-pub(crate) fn timed<R>(body: impl FnOnce() -> R) -> (R, Outcome<Vec<(GraphNode, Option<f32>)>>) {
+/// Nodes, with the milliseconds that each took.
+pub(crate) type TimedNodes = Vec<(GraphNode, Option<f32>)>;
+
+/// What `body` launches on this thread, and how long it takes. Waits for all.
+pub(crate) fn timed<R>(body: impl FnOnce() -> R) -> (R, Outcome<TimedNodes>) {
     /// Ends the timing, also if `body` panics.
     struct Timing;
     impl Drop for Timing {
