@@ -25,7 +25,6 @@ mod cross_entropy;
 mod dropout;
 mod elementwise;
 mod embedding;
-mod exact;
 mod fill;
 mod float;
 mod gather;
