@@ -40,11 +40,11 @@ pub(crate) use self::board::Board;
 use self::channel::{Channel, Count, NumberedCall, StepOrder};
 pub(crate) use self::delays::Delays;
 pub(crate) use self::gpu_page::{COLLECTIVES, GpuPages, JOINED, LANES, LaneMarks, Marks, PAIRS};
-use self::layout::Cut;
+use self::layout::{Cut, GRAIN_BYTES};
 use self::mail::Mailbox;
 use self::round::Round;
 pub(crate) use self::segment::Segment;
-use self::slices::Slices;
+use self::slices::{Rows, Slices, Terms};
 use crate::collective::{Call, Collective, Operation};
 use crate::error::Result;
 
@@ -169,7 +169,12 @@ impl Shared {
     ) -> Result<()> {
         let (me, dtype) = (self.channel.me, tensor.dtype());
         match operation {
-            Operation::AllReduce(_) | Operation::ReduceScatter(_) if self.size() == 1 => Ok(()),
+            // Partial sums of a rank alone are still to be added.
+            Operation::AllReduce(_) | Operation::ReduceScatter(_)
+                if self.size() == 1 && call.partials.is_none() =>
+            {
+                Ok(())
+            }
             Operation::Broadcast { root } if root == me => call.with_bytes(tensor, |bytes| {
                 self.collect(call, operation, |turn, first| self.give(turn, first, bytes))
             }),
@@ -187,9 +192,15 @@ impl Shared {
                 })
             }),
             _ => call.with_bytes_mut(tensor, |bytes| {
-                self.collect(call, operation, |turn, first| {
-                    self.exchange(turn, first, operation, bytes, dtype)
-                })
+                let mut exchange = |rows: &[u8]| {
+                    self.collect(call, operation, |turn, first| {
+                        self.exchange(turn, first, operation, (bytes, rows), dtype)
+                    })
+                };
+                match call.partials {
+                    Some(partials) => call.with_bytes(partials.rows, exchange),
+                    None => exchange(&[]),
+                }
             }),
         }
     }
@@ -213,17 +224,27 @@ impl Shared {
         Ok(cut.pieces)
     }
 
-    /// What a collective does with `bytes`. Returns how many pieces moved.
+    /// What a collective does with `bytes`, or with these and rows of partial sums. Returns how
+    /// many pieces moved.
     fn exchange(
         &self,
         turn: &NumberedCall<'_>,
         first: u32,
         operation: Operation,
-        bytes: &mut [u8],
+        (bytes, rows): (&mut [u8], &[u8]),
         dtype: DType,
     ) -> Result<usize> {
         let (size, me) = (self.size(), self.channel.me);
+        let partials = turn.call.partials;
+        let places = partials.map_or(1, |partials| partials.places());
         let piece_bytes = self.channel.segment.layout().piece_bytes;
+        // A slot holds a piece of each partial sum that a rank gives.
+        let piece_bytes = piece_bytes / places / GRAIN_BYTES * GRAIN_BYTES;
+        let rows = partials.map(|partials| Rows {
+            rows,
+            order: partials.order,
+            place_bytes: piece_bytes,
+        });
         let cut = match operation {
             Operation::AllReduce(_) => Cut::even(bytes.len(), size, piece_bytes),
             Operation::Broadcast { .. } => Cut::even(bytes.len(), 1, piece_bytes),
@@ -233,8 +254,18 @@ impl Shared {
             Operation::AllGather => cut.slice(0).len(),
             _ => bytes.len(),
         };
-        if self.is_small(moved) {
+        if self.is_small(moved * places) {
             let round = self.round(turn);
+            if let Some(rows) = rows {
+                let mine = match operation {
+                    Operation::ReduceScatter(_) => cut.slice(me),
+                    _ => 0..bytes.len(),
+                };
+                round.exchange_rows(rows.order, bytes.len(), &|row| rows.row(row, bytes))?;
+                let (offset, each) = (mine.start, bytes.len());
+                round.add(&mut bytes[mine], offset, dtype, rows.order, each);
+                return Ok(0);
+            }
             match operation {
                 Operation::AllReduce(reduce) => {
                     round.exchange(bytes)?;
@@ -258,9 +289,12 @@ impl Shared {
             return Ok(0);
         }
         let slices = self.slices(turn, cut, first);
+        let terms = |reduce| rows.map_or(Terms::OneOfEach(reduce), Terms::InOrder);
         match operation {
-            Operation::AllReduce(reduce) => slices.all_reduce(bytes, dtype, reduce)?,
-            Operation::ReduceScatter(reduce) => slices.reduce_scatter(bytes, dtype, reduce)?,
+            Operation::AllReduce(reduce) => slices.all_reduce(bytes, dtype, terms(reduce))?,
+            Operation::ReduceScatter(reduce) => {
+                slices.reduce_scatter(bytes, dtype, terms(reduce))?
+            }
             Operation::Broadcast { root } => slices.receive_broadcast(bytes, root)?,
             _ => slices.all_gather(bytes)?,
         }

@@ -11,7 +11,7 @@ use crate::cuda::calls::CUresult;
 use crate::cuda::fault::{Fault, Outcome, driver};
 use crate::cuda::gpu::Handle;
 use crate::cuda::nodes;
-pub use crate::cuda::nodes::{GraphNode, NodeCounts, NodeKind};
+pub use crate::cuda::nodes::{GraphNode, NodeCounts, NodeKind, NodeWork};
 use crate::cuda::queue::{Queue, is_capturing};
 use crate::error::{Caller, Error, Result};
 use crate::memory;
@@ -43,6 +43,20 @@ struct KeptForLaunches {
     /// What each launch books in the ledger.
     booked: CapturedRows,
     nodes: Vec<GraphNode>,
+}
+
+/// Runs `body`, and returns what it launched on this thread, with the milliseconds that each node
+/// took: measured between two events around it, so without the time between nodes. None for calls
+/// of other libraries. Waits for all of it.
+#[track_caller]
+pub fn timed<E: From<Error>>(
+    device: Device,
+    body: impl FnOnce() -> Result<(), E>,
+) -> Result<Vec<(GraphNode, Option<f32>)>, E> {
+    let by = Caller::new("timed");
+    let (ran, nodes) = nodes::timed(body);
+    ran?;
+    nodes.map_err(|fault| fault.of(by, device).into())
 }
 
 impl Graph {
@@ -127,6 +141,11 @@ impl Graph {
     /// How many nodes the driver counts, which includes those that libraries made.
     pub fn counts(&self) -> NodeCounts {
         self.counts
+    }
+
+    /// Streaming multiprocessors of its device.
+    pub fn multiprocessors(&self) -> usize {
+        self.queue.gpu.multiprocessors as usize
     }
 
     /// Bytes per second that the memory of its device can move at most, by its clock and width.

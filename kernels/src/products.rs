@@ -75,6 +75,15 @@ pub fn measured_on(device: Device) -> Result<String> {
     ))
 }
 
+/// Where the tanh form of gelu is computed in bf16 and TF32, unless `fastest` decides.
+#[track_caller]
+pub fn gelu(device: Device) -> Result<&'static str> {
+    Ok(match launcher(device)? {
+        Some(gpu) if gpu.fuses_gelu()? => "cuBLASLt's epilogue",
+        _ => "a kernel of its own",
+    })
+}
+
 /// The fastest algorithms for these kinds on a device, as found on disk or measured now. Waits for
 /// the device, and takes memory for a moment.
 #[track_caller]

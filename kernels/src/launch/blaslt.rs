@@ -27,7 +27,7 @@ use super::Launcher;
 use crate::cuda::devices::GPUS_MAX;
 use crate::cuda::fault;
 use crate::cuda::gpu::Handle;
-use crate::cuda::nodes::{self, NodeKind};
+use crate::cuda::nodes::{self, NodeKind, NodeWork};
 use crate::cuda::queue::is_capturing;
 use crate::error::{Error, Result};
 use crate::precision::{F32Math, f32_math};
@@ -131,7 +131,8 @@ impl Launcher {
             // SAFETY: the context is current. The operation entered its operands and checked their
             // shapes against this product. The workspace belongs to this stream and has the size
             // that the plan allows.
-            match unsafe { known.run(engine.functions, engine.handle.0, &operands) } {
+            let run = || unsafe { known.run(engine.functions, engine.handle.0, &operands) };
+            match nodes::launch(&self.queue, run).map_err(|fault| self.failed(fault))? {
                 Ok(()) => break,
                 // The library may refuse what its heuristic returned; then nothing was queued.
                 Err(fault) if fault.code == library::NOT_SUPPORTED && !is_capturing() => {
@@ -155,7 +156,16 @@ impl Launcher {
             epilogue[0],
             epilogue[1],
         ];
-        nodes::node(NodeKind::Product, product, self.by.op, &used);
+        let work = NodeWork {
+            flop: 2.0
+                * product
+                    .mnk
+                    .map(|length| length as f64)
+                    .iter()
+                    .product::<f64>(),
+            ..NodeWork::default()
+        };
+        nodes::node(NodeKind::Product, product, self.by.op, &used, work);
         Ok(true)
     }
 
@@ -200,8 +210,11 @@ impl Launcher {
         if kind.dtypes[0] == DType::F32 && kind.math == F32Math::Strict {
             self.refuse_emulation()?;
         }
-        let plan = Plan::make(engine.functions, engine.handle.0, kind, refused)
-            .map_err(|fault| self.refused(engine.functions, fault, product))?;
+        let plan = match self.leaves(kind)? {
+            true => None,
+            false => Plan::make(engine.functions, engine.handle.0, kind, refused)
+                .map_err(|fault| self.refused(engine.functions, fault, product))?,
+        };
         let plan = match plan {
             Some(plan) => {
                 let operands = self.operands(engine, &plan, product)?;

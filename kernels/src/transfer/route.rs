@@ -103,8 +103,8 @@ impl<'a> Copy<'a> {
         Ok(Event::of(mark, queue.gpu.device()))
     }
 
-    /// The outcome of a call of a copy on `queue`, from or to `host`. After an error nothing of the
-    /// copy is running when this returns, or that memory stays in use.
+    /// Checks the outcome of starting a copy on `queue`, from or to `host`. After an error it waits
+    /// until the copy has stopped, or else keeps the memory borrowed.
     fn settle<T>(
         &self,
         queue: &Queue,
