@@ -99,7 +99,12 @@ impl From<ddp_nn::Error> for Error {
 
 impl From<ddp_kernels::files::FileError> for Error {
     fn from(error: ddp_kernels::files::FileError) -> Error {
-        ddp_data::Error::from(error).into()
+        Error::Io {
+            action: error.action,
+            path: error.path,
+            source: error.source,
+            help: error.help,
+        }
     }
 }
 
@@ -109,17 +114,7 @@ impl From<ddp_data::Error> for Error {
             ddp_data::Error::Usage(text) => Error::Usage(text),
             ddp_data::Error::Data(text) => Error::Data(text),
             ddp_data::Error::Limit(text) => Error::Limit(text),
-            ddp_data::Error::Io {
-                action,
-                path,
-                source,
-                help,
-            } => Error::Io {
-                action,
-                path,
-                source,
-                help,
-            },
+            ddp_data::Error::Io(error) => error.into(),
             ddp_data::Error::Remote {
                 rank,
                 text,
