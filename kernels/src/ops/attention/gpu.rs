@@ -138,7 +138,9 @@ impl Kernels {
             (false, false) => (sizes.heads, sizes.time),
         };
         let blocks = sizes.batch * heads * rows.div_ceil(block_rows);
-        let grid = (Grid::blocks(blocks, self.threads), self.shared_bytes);
+        // Tiles of the other side have 32 rows or more.
+        let grid = Grid::blocks(blocks, self.threads).waits(sizes.time.div_ceil(32));
+        let grid = (grid, self.shared_bytes);
         gpu.launch_with(self.source, name.into(), grid, args)
     }
 }
