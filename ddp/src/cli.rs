@@ -21,7 +21,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use self::command::{Command, HOST_AGENT, StartRanks};
 pub use self::compare::CompareFlags;
@@ -36,7 +36,6 @@ pub use self::train::LayerFlags;
 pub use self::using::{EvalFlags, PredictFlags, PredictionsFile, UsingFlags};
 pub use self::watch::WatchFlags;
 use crate::about::{About, about};
-use crate::bench::Bench;
 use crate::config::model_names;
 use crate::error::{Error, Result};
 use crate::flags::layers::variable;
@@ -51,42 +50,20 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
         Ok(cli) => cli,
         Err(error) => return shown_by_clap(&error, &words),
     };
-    let mode = cli.command.unwrap_or(Mode::Train {
-        flags: cli.flags,
-        layers: cli.layers,
-        start: cli.start,
-    });
-    let command = match mode {
-        Mode::Train {
-            flags,
-            layers,
-            start,
-        } => {
-            let command = train::train(&flags, &layers)?;
-            return Ok(StartRanks::asked_for(&start, command));
+    let command = match cli.command.unwrap_or(Mode::Train(cli.train)) {
+        Mode::Train(given) => {
+            let command = train::train(&given.flags, &given.layers)?;
+            return Ok(StartRanks::asked_for(&given.start, command));
         }
-        Mode::Resume {
-            folder,
-            flags,
-            layers,
-            start,
-        } => {
-            let command = train::resume(&folder, flags, layers)?;
-            return Ok(StartRanks::asked_for(&start, command));
+        Mode::Resume { folder, given } => {
+            let command = train::resume(&folder, given.flags, given.layers)?;
+            return Ok(StartRanks::asked_for(&given.start, command));
         }
-        Mode::Eval(flags) => Command::Eval(flags),
-        Mode::Predict(flags) => Command::Predict(flags.check()?),
-        Mode::Generate(flags) => Command::Generate(flags),
-        Mode::Export(flags) => Command::Export(flags),
-        Mode::Tokenize(flags) => Command::Tokenize(flags),
-        Mode::Inspect(flags) => Command::Inspect(flags),
-        Mode::Report(flags) => Command::Report(flags),
-        Mode::Compare(flags) => Command::Compare(flags),
-        Mode::Watch(flags) => Command::Watch(flags),
-        Mode::Doctor(flags) => Command::Doctor(flags),
         Mode::Completions { shell } => Command::Show(completions(shell)),
-        Mode::Bench { what } => Command::Bench(what),
-        Mode::HostAgent => Command::HostAgent,
+        Mode::Other(command) => match *command {
+            Command::Predict(flags) => Command::Predict(flags.check()?),
+            other => other,
+        },
     };
     Ok(StartRanks::asked_for_elsewhere(command))
 }
@@ -181,6 +158,13 @@ struct Cli {
     #[command(subcommand)]
     command: Option<Mode>,
     #[command(flatten)]
+    train: TrainFlags,
+}
+
+// The flags of commands that train. A doc comment would become their help.
+#[derive(Args, Debug)]
+struct TrainFlags {
+    #[command(flatten)]
     flags: SettingFlags,
     #[command(flatten)]
     layers: LayerFlags,
@@ -192,14 +176,7 @@ struct Cli {
 enum Mode {
     /// Train; the default command
     #[command(after_help = EXAMPLES, max_term_width = 120)]
-    Train {
-        #[command(flatten)]
-        flags: SettingFlags,
-        #[command(flatten)]
-        layers: LayerFlags,
-        #[command(flatten)]
-        start: StartFlags,
-    },
+    Train(TrainFlags),
     /// Continue the run in a folder, with its settings
     #[command(after_help = train::RESUME_EXAMPLES, max_term_width = 120)]
     Resume {
@@ -207,53 +184,14 @@ enum Mode {
         #[arg(value_name = "DIR")]
         folder: PathBuf,
         #[command(flatten)]
-        flags: SettingFlags,
-        #[command(flatten)]
-        layers: LayerFlags,
-        #[command(flatten)]
-        start: StartFlags,
+        given: TrainFlags,
     },
-    /// Evaluate a saved model on labelled data
-    #[command(after_help = using::EVAL_EXAMPLES, max_term_width = 120)]
-    Eval(EvalFlags),
-    /// Write a saved model's prediction for each row
-    #[command(after_help = using::PREDICT_EXAMPLES, max_term_width = 120)]
-    Predict(PredictFlags),
-    /// Continue texts with a saved transformer
-    #[command(after_help = generate::EXAMPLES, max_term_width = 120)]
-    Generate(GenerateFlags),
-    /// Write a saved model for other programs
-    #[command(after_help = export::EXAMPLES, max_term_width = 120)]
-    Export(ExportFlags),
-    /// Turn texts into files of tokens
-    #[command(after_help = tokenize::EXAMPLES, max_term_width = 120)]
-    Tokenize(TokenizeFlags),
-    /// Describe a checkpoint, a model, a run or a dataset
-    #[command(after_help = inspect::EXAMPLES, max_term_width = 120)]
-    Inspect(InspectFlags),
-    /// Make a run's report.html again, a page of several runs, or a CSV file of metrics
-    #[command(after_help = report::EXAMPLES, max_term_width = 120)]
-    Report(ReportFlags),
-    /// Find the first step, and the layer, in which two runs part
-    #[command(after_help = compare::EXAMPLES, max_term_width = 120)]
-    Compare(CompareFlags),
-    /// Show a run live in the terminal
-    #[command(after_help = watch::EXAMPLES, max_term_width = 120)]
-    Watch(WatchFlags),
-    /// Check that this machine has what training needs
-    Doctor(DoctorFlags),
+    #[command(flatten)]
+    Other(Box<Command>),
     /// Print a shell's completion script, as in: source <(ddp-train completions bash)
     Completions {
         /// The shell
         shell: clap_complete::Shell,
-    },
-    /// Start ranks for another host's launcher, which speaks to it
-    #[command(hide = true)]
-    HostAgent,
-    /// Measure this machine; one line of JSON on standard output
-    Bench {
-        #[command(subcommand)]
-        what: Bench,
     },
 }
 

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::record::EVENTS_FILE;
 use crate::samples::Confusion;
 use crate::shown::significant;
-use crate::tasks::ColumnErrors;
+use crate::tasks::{ColumnErrors, figures_text};
 
 /// The longest line that is read.
 const LINE_BYTES_MAX: u64 = 64 << 20;
@@ -183,13 +183,9 @@ impl Run {
 
     /// Reads the log at `path`, without the lines that are not `wanted`.
     pub(crate) fn read_log(path: &Path, wanted: impl FnMut(&[u8]) -> bool) -> Result<Run> {
-        let failed = |source| Error::Io {
-            action: "read",
-            path: path.to_path_buf(),
-            source,
-            help: format!("give the folder of a run, its --out: {EVENTS_FILE} is in it"),
-        };
-        if !fs::metadata(path).map_err(failed)?.is_file() {
+        let help = format!("give the folder of a run, its --out: {EVENTS_FILE} is in it");
+        let failed = || Error::io("read", path, &*help);
+        if !fs::metadata(path).map_err(failed())?.is_file() {
             return Err(Error::Data(format!(
                 "{}: expected a plain file, the metrics log of a run, got another kind; help: \
                  remove it",
@@ -200,7 +196,7 @@ impl Run {
             path: path.to_path_buf(),
             ..Run::default()
         };
-        run.refresh_with(wanted).map_err(failed)?;
+        run.refresh_with(wanted).map_err(failed())?;
         Ok(run)
     }
 
@@ -333,18 +329,9 @@ impl Run {
             if let Some(part) = value("accuracy") {
                 text += &format!(", accuracy {:.2}%", 100.0 * part);
             }
-            for (field, name) in [
-                ("perplexity", "perplexity"),
-                ("bits_per_byte", "bits per byte"),
-                ("rmse", "RMSE"),
-                ("r2", "R²"),
-                ("mean_r2", "mean R²"),
-            ] {
-                if let Some(value) = value(field) {
-                    text += &format!(", {name} {}", significant(value, 4));
-                }
-            }
-            text
+            let figures = ["perplexity", "bits_per_byte", "rmse", "r2", "mean_r2"];
+            let known = figures.map(|name| Some((name, value(name)?)));
+            text + &figures_text(&known.into_iter().flatten().collect::<Vec<_>>())
         };
         let steps = self.evals.steps.iter().enumerate();
         steps.map(move |(at, step)| (*step, text(at)))

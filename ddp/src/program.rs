@@ -10,7 +10,7 @@ use std::time::Duration;
 use ddp_comm::{Field, NcclChoice, Options, World};
 
 use crate::about::{self, About};
-use crate::cli::{self, Command, EvalFlags, PredictFlags};
+use crate::cli::{self, Command};
 use crate::config::{Config, LogLevel};
 use crate::error::{Result, ShownError, remedy_text};
 use crate::models::{self, Family};
@@ -118,21 +118,11 @@ fn of_ranks(command: &Command) -> (LogLevel, f64, bool) {
     let of = |config: &Config| (config.log_level, config.timeout_s, config.share_gpus);
     match command {
         Command::Train(config) | Command::DryRun(config) => of(config),
-        Command::Eval(EvalFlags { using, .. }) | Command::Predict(PredictFlags { using, .. }) => {
-            of(&using.ranks.settings)
-        }
-        Command::Bench(bench) => of(&bench.ranks().settings),
         Command::Doctor(flags) => (LogLevel::Warn, flags.timeout_s, false),
-        Command::Generate(_)
-        | Command::Export(_)
-        | Command::Tokenize(_)
-        | Command::Inspect(_)
-        | Command::Report(_)
-        | Command::Start(_)
-        | Command::HostAgent
-        | Command::Compare(_)
-        | Command::Watch(_)
-        | Command::Show(_) => (LogLevel::default(), SHORT_S, false),
+        other => {
+            let default = (LogLevel::default(), SHORT_S, false);
+            other.ranks().map_or(default, |ranks| of(&ranks.settings))
+        }
     }
 }
 

@@ -203,23 +203,13 @@ pub(super) fn html(charts: &[Chart]) -> String {
 
 /// What `script.js` draws.
 pub(super) fn json(charts: &[Chart], resumes: &[ResumeLine], several: bool) -> Value {
-    let curve = |Curve {
-                     name,
-                     color,
-                     has_dots,
-                     points,
-                 }: &Curve| {
-        let (x, y): (Vec<u64>, Vec<Option<f64>>) = points.iter().copied().unzip();
-        json!({"name": name, "color": color, "dots": has_dots, "x": x, "y": y})
+    let curve = |of: &Curve| {
+        let (x, y): (Vec<u64>, Vec<Option<f64>>) = of.points.iter().copied().unzip();
+        json!({"name": of.name, "color": of.color, "dots": of.has_dots, "x": x, "y": y})
     };
-    let chart = |Chart {
-                     title,
-                     unit,
-                     is_percent,
-                     curves,
-                 }: &Chart| {
-        let curves: Value = curves.iter().map(curve).collect();
-        json!({"title": title, "unit": unit, "percent": is_percent, "series": curves})
+    let chart = |of: &Chart| {
+        let curves: Value = of.curves.iter().map(curve).collect();
+        json!({"title": of.title, "unit": of.unit, "percent": of.is_percent, "series": curves})
     };
     let resumes = resumes.iter().take(RESUMES_MAX).map(resumed);
     json!({

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-/// Writes the metrics of the record at `record` to `out`.
+/// Writes the metrics of the metrics log at `record` to `out`.
 pub(super) fn write(record: &Path, out: &mut dyn Write) -> io::Result<()> {
     let mut columns: Vec<String> = vec!["event".into(), "step".into()];
     for_each_metric(record, |line| {

@@ -6,6 +6,8 @@ mod support;
 
 #[path = "../claims/ranks.rs"]
 mod ranks;
+#[path = "../claims/shards.rs"]
+mod shards;
 #[path = "../claims/zero.rs"]
 mod zero;
 

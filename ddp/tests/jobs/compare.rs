@@ -92,7 +92,15 @@ fn runs_of_the_same_bits_are_the_same() {
 fn runs_part_where_what_differs_first_matters() {
     let with = |flags: &str| format!("{SMALL} {flags}");
     let (seed, eps, zero) = (with("--seed 1"), with("--eps 1e-6"), with("--zero 1"));
-    let cases: [(How<'_>, How<'_>, &str, Option<&str>, u64, &[&str]); 5] = [
+    type Case<'a> = (
+        How<'a>,
+        How<'a>,
+        &'a str,
+        Option<&'a str>,
+        u64,
+        &'a [&'a str],
+    );
+    let cases: [Case<'_>; 5] = [
         (
             (1, SMALL, ""),
             (1, &seed, ""),

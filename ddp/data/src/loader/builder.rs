@@ -7,7 +7,7 @@ use ddp_kernels::{Device, Member, Seed};
 use super::{InOrder, Loader, Source};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
-use crate::sampler::Sampler;
+use crate::sampler::{Sampler, Shards};
 
 /// How a dataset is loaded: in batches of 32 rows, in the order that it has, unless it is told
 /// otherwise.
@@ -18,6 +18,7 @@ pub struct LoaderBuilder {
     seed: Option<Seed>,
     drop_last: bool,
     micro_batch: Option<usize>,
+    shards: Option<usize>,
     devices: Option<[Device; 2]>,
 }
 
@@ -30,6 +31,7 @@ impl Loader {
             seed: None,
             drop_last: false,
             micro_batch: None,
+            shards: None,
             devices: None,
         }
     }
@@ -60,6 +62,12 @@ impl LoaderBuilder {
         self
     }
 
+    /// Cuts every batch into so many shards, for a step with as many: `ReducerOptions::shards`.
+    pub fn shards(mut self, shards: usize) -> LoaderBuilder {
+        self.shards = Some(shards);
+        self
+    }
+
     /// Brings batches to this device, and not to that of `World::device`.
     pub fn device(self, device: Device) -> LoaderBuilder {
         self.devices(device, device)
@@ -76,15 +84,20 @@ impl LoaderBuilder {
         let Member { rank, size, device } = member.into();
         let (rows, seed) = (self.dataset.rows(), self.seed.map(|seed| seed.0));
         let sampler = Sampler::with_order(rows, self.batch_size, seed, self.drop_last)?;
-        let micro_batch = self.micro_batch;
-        Loader::new(self.source(device)?, sampler, rank, size, micro_batch)
+        let (micro_batch, shards) = (self.micro_batch, self.shards_of(rank, size));
+        Loader::in_shards(self.source(device)?, sampler, shards, micro_batch)
     }
 
     /// This rank's part of all rows, once and in order: for evaluation.
     pub fn build_in_order(self, member: impl Into<Member>) -> Result<InOrder> {
         let Member { rank, size, device } = member.into();
         let batch = usize::try_from(self.batch_size).unwrap_or(usize::MAX);
-        InOrder::new(self.source(device)?, rank, size, batch)
+        let shards = self.shards_of(rank, size);
+        InOrder::in_shards(self.source(device)?, shards, batch)
+    }
+
+    fn shards_of(&self, rank: usize, size: usize) -> Shards {
+        Shards::of_rank(self.shards.unwrap_or(size), rank, size)
     }
 
     fn source(self, chosen: Option<Device>) -> Result<Source> {

@@ -12,7 +12,7 @@ use super::memory::{first_rows, made};
 use super::resident::DeviceGatherer;
 use super::source::Source;
 use crate::error::{Error, Result};
-use crate::sampler::Sampler;
+use crate::sampler::{Sampler, Shards};
 
 /// Memory for one batch of this rank.
 #[derive(Debug)]
@@ -44,17 +44,18 @@ pub(super) struct Slots {
     /// The rows loaded last, in their order.
     pub(super) rows: Vec<u64>,
     micro: usize,
+    shards: Shards,
     path: FillPath,
     prefetcher: Prefetcher,
 }
 
 impl Slots {
-    /// Room for batches of at most `rows_max` rows, in this order.
+    /// Room for batches of at most `rows_max` rows, in this order, with these shards of each.
     pub(super) fn new(
         source: Source,
         order: Option<Sampler>,
         rows_max: u64,
-        micro: Option<usize>,
+        (micro, shards): (Option<usize>, Shards),
     ) -> Result<Slots> {
         let Source {
             dataset,
@@ -92,6 +93,7 @@ impl Slots {
             next: 0,
             rows: Vec::with_capacity(rows_max),
             micro,
+            shards,
             path,
             prefetcher,
         })
@@ -138,6 +140,7 @@ impl Slots {
         }
         let [x, targets] = views;
         let batch = Batch::new(step, epoch, rows, first, x, targets, self.micro)
+            .in_shards(self.shards)
             .with_origin(self.origin.clone());
         Ok(slot.batch.insert(match recurs {
             true => batch.in_slot(slot.id),

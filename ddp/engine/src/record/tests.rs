@@ -1,4 +1,4 @@
-//! Claims about the record.
+//! Claims about the metrics log.
 
 use std::fs::{self, OpenOptions};
 

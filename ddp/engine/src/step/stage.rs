@@ -51,6 +51,8 @@ pub(super) struct StagePass {
     pub(super) training: bool,
     /// The index of the micro-batch.
     pub(super) micro_batch: usize,
+    /// Whether gradients are added to those before: those of an earlier micro-batch of its shard.
+    pub(super) accumulates: bool,
     /// Whether it is the last micro-batch: its backward completes the gradients.
     pub(super) last: bool,
     /// The seed of random numbers.
@@ -81,7 +83,7 @@ impl Stage {
             model: part.model,
             clip,
             bad_step: Tensor::zeros(&[STEP_FLAGS], DType::I64, device)?.named("first bad step"),
-            scalars: StepScalars::new(&mut optimizer, 1)?,
+            scalars: StepScalars::new(&mut optimizer, 1, options.shards)?,
             optimizer,
             reducer,
             scratch: Scratch::new(device),
@@ -183,7 +185,7 @@ impl Stage {
     pub(super) fn pass(&mut self, how: &StagePass, is_new: bool) -> (&Model, Pass<'_>) {
         let options = PassOptions {
             training: how.training,
-            accumulate: how.micro_batch > 0,
+            accumulate: how.accumulates,
             last: how.last,
             seed: how.seed,
             position: self.scalars.position(how.micro_batch),
