@@ -136,7 +136,7 @@ impl Training {
             .unwrap();
         self.pass(false, |model, loss, pass| {
             let y = model.forward(pass, &x).unwrap();
-            loss.compute(pass, &y, &targets, &stats).unwrap();
+            loss.compute(pass, [&y, &targets, &stats], None).unwrap();
         });
     }
 }

@@ -29,8 +29,8 @@ INLINE constexpr u32 pitch(u32 width) { return width * 2 + 16; }
 // ---- PTX ----
 
 // Of a tile of 16 × 8 sums a lane has rows `group()` and 8 further on, columns 2 `pair()` and the
-// next: [row][column]. Of a left operand, 16 × 16, it has words of two columns: both rows of columns
-// 2 `pair()` and the next, then both rows of those 8 further on.
+// next: [row][column]. Of a left operand, 16 × 16, it has words of two columns: both rows of these
+// two columns, then both rows of the two that are 8 further on.
 INLINE u32 lane() { return threadIdx.x % WARP; }
 INLINE u32 group() { return lane() / 4; }
 INLINE u32 pair() { return lane() % 4; }
@@ -217,8 +217,8 @@ template <class T, bool IS_SHARED> struct Rows {
         }
     }
 
-    /// Writes the warp's sums times its rows' factors, through its part of `memory`, so that a store
-    /// has 16 bytes. The rows of the block begin at `start`.
+    /// Writes the warp's sums times its rows' factors, through its part of `memory`, so that stores
+    /// have 16 bytes. The rows of the block begin at `start`.
     template <u32 WIDTH, u32 TILES>
     INLINE void write(u32 start, const Sums<TILES, WIDTH / 8>& sums, const float (&factor)[TILES * 2], u8* memory) const {
         u8* rows = memory + warp_row<TILES>() * pitch(WIDTH);
@@ -301,7 +301,7 @@ template <u32 TILES> struct Softmax {
         for (u32 row = 0; row < TILES * 2; row++) largest[row] = -infinity(), sum[row] = 0.0f;
     }
 
-    /// Turns scores into weights. While a row's stay below 2^SLACK, they remain relative to an older
+    /// Turns scores into weights. While a row's are below 2^SLACK, they stay relative to an older
     /// largest score, so most tiles need no rescaling. No row depends on others.
     template <u32 KEYS, u32 COLUMNS> INLINE void add(Sums<TILES, KEYS>& scores, Sums<TILES, COLUMNS>& sums, float scale) {
         float most[TILES * 2];
