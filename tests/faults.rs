@@ -249,7 +249,7 @@ const CASES: &[Case] = &[
             "then: sum 40000",
         ],
     },
-    // A library that makes no handle makes room for the next one.
+    // If one cuBLASLt library cannot create a handle, the next one is tried.
     Case {
         plan: "cublasLtCreate@1=not_initialized",
         what: some_work,

@@ -11,6 +11,7 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::error::{Error, Line, Result};
+use crate::tree::{Part, SumTree};
 
 /// How the elements of all ranks are combined. Sums add in rank order, in f32 for bf16 (rounded
 /// once at the end), so that every rank and every run gets the same bits.
@@ -107,6 +108,26 @@ pub(crate) struct Call<'a> {
     pub(crate) group: &'static str,
     /// The caller's source line.
     pub(crate) site: Site,
+    /// For sums along the tree of shards: of what they are made.
+    pub(crate) partials: Option<Partials<'a>>,
+}
+
+/// What a sum along the tree of shards is made of, as this rank sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Partials<'a> {
+    /// (R, E): this rank's partial sums. One that is not in here is in the call's tensor (E).
+    pub(crate) rows: &'a Tensor,
+    /// Those of all ranks, in order.
+    pub(crate) order: &'a [Part],
+    /// The tree.
+    pub(crate) tree: &'a SumTree,
+}
+
+impl Partials<'_> {
+    /// The most partial sums that a rank gives to this sum.
+    pub(crate) fn places(&self) -> usize {
+        1 + self.order.iter().map(|part| part.place).max().unwrap_or(0)
+    }
 }
 
 impl fmt::Display for Call<'_> {

@@ -13,9 +13,10 @@ use ddp_kernels::foreign::OPERANDS_MAX;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor, transfer};
 
-use crate::collective::{Call, Collective, Operation, REDUCIBLE, Reduce};
+use crate::collective::{Call, Collective, Operation, Partials, REDUCIBLE, Reduce};
 use crate::error::{Argument, Cause, Disagreement, Error, Result, SAME_CALLS};
 use crate::single::Single;
+use crate::tree::SumTree;
 
 /// Ranks that act together, seen from one of them. A handle: clones share the numbering of calls.
 ///
@@ -182,6 +183,7 @@ impl Group {
             is_followed: self.is_followed,
             group: self.name,
             site: pending.site,
+            partials: None,
         }
     }
 
@@ -230,6 +232,48 @@ impl Group {
     pub fn reduce_scatter(&self, tensor: &Tensor, reduce: Reduce, stream: &Stream) -> Result<()> {
         let operation = Operation::ReduceScatter(reduce);
         self.run(operation, tensor, stream, Location::caller())
+    }
+
+    /// Sums partial sums of all ranks in the order of `tree`, in host memory. Each rank gives as
+    /// many as the tree says: `rows` (R, E) and as the last one `tensor` (E), if that is not among
+    /// `rows`. Every rank's `tensor` becomes the sum, or with `scatter` this rank's of as many
+    /// equal slices as ranks.
+    #[track_caller]
+    pub fn sum_along(
+        &self,
+        tensor: &Tensor,
+        rows: &Tensor,
+        tree: &SumTree,
+        scatter: bool,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (operation, site) = match scatter {
+            true => (Operation::ReduceScatter(Reduce::Sum), Location::caller()),
+            false => (Operation::AllReduce(Reduce::Sum), Location::caller()),
+        };
+        self.check(operation, tensor, stream, site)?;
+        let (given, rank) = (tree.given_by(self.rank()), self.rank());
+        let are_given = [given, given - 1].map(|rows| rows * tensor.count());
+        if tree.ranks() != self.size()
+            || !are_given.contains(&rows.count())
+            || (rows.dtype(), rows.device()) != (tensor.dtype(), tensor.device())
+        {
+            let expected = format!("those of rank {rank}: {given} of {tensor}, without the last");
+            let got = format!("{rows}, for {} ranks", tree.ranks());
+            let help = "make them by the additions of the same tree";
+            let error = Argument::error(operation, "partial sums", expected, got, help, site);
+            return Err(error);
+        }
+        if self.size() == 1 {
+            return Ok(());
+        }
+        for given in [tensor, rows].into_iter().filter(|it| it.count() > 0) {
+            transfer::book_collective(given, site);
+        }
+        let order = tree.order();
+        let mut call = self.number(operation, Some(tensor), stream, site);
+        call.partials = Some(Partials { rows, order, tree });
+        self.run_on_host(&call)
     }
 
     /// `tensor` is as many equal slices as ranks; each rank gives its own and gets the others.
@@ -321,6 +365,7 @@ impl Group {
             is_followed: self.is_followed,
             group: self.name,
             site,
+            partials: None,
         }
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ddp_kernels::{DType, Tensor};
 
-use crate::collective::{Call, Collective, Operation, Reduce};
+use crate::collective::{Call, Collective, Operation, Partials, Reduce};
 use crate::error::{Error, Result};
 use crate::messages::{MESSAGE_BYTES_MAX, Members};
 use crate::placement::{Placement, find};
@@ -59,6 +59,8 @@ impl Hosts {
         self.local.barrier(call)?;
         let with_grace = |grace: Duration| Call {
             timeout: call.timeout.saturating_add(grace),
+            // Of the sums of a host: see `sum_along`.
+            partials: None,
             ..*call
         };
         let met = Met {
@@ -83,7 +85,11 @@ impl Hosts {
                 call.tensor(),
             ),
             Operation::AllReduce(reduce) | Operation::ReduceScatter(reduce) => {
-                self.reduce(&self.meet(call)?, call.tensor(), reduce)
+                let met = self.meet(call)?;
+                match call.partials {
+                    Some(partials) => self.sum_along(&met, call.tensor(), partials),
+                    None => self.reduce(&met, call.tensor(), reduce),
+                }
             }
             Operation::AllGather => self.all_gather(&self.meet(call)?, call.tensor()),
             Operation::Broadcast { root } => {
@@ -129,6 +135,54 @@ impl Hosts {
         self.reduce_along(met, &wide, reduce)?;
         self.spread(met, &wide, last)?;
         Ok(flat.copy_from(&wide.to_dtype(tensor.dtype())?)?)
+    }
+
+    /// Every rank's `tensor` becomes the sum in the order of a tree. Each host makes the sums that
+    /// its ranks can make, and the leaders complete them: each the sums of a part of the elements.
+    fn sum_along(&self, met: &Met<'_>, tensor: &Tensor, partials: Partials<'_>) -> Result<()> {
+        let (flat, tree) = (tensor.flatten()?, partials.tree);
+        let count = flat.count();
+        let own = tree.given_by(self.rank());
+        // The tensor gets the result, so it cannot also hold what is summed.
+        let rows = Tensor::zeros(&[own * count], flat.dtype(), flat.device())?;
+        let given = partials.rows.count();
+        rows.slice(0..given)?.copy_from(&partials.rows.flatten()?)?;
+        if given < rows.count() {
+            rows.slice(given..rows.count())?.copy_from(&flat)?;
+        }
+        let sums_of = |ranks: &[usize]| tree.sums_of(ranks[0]..ranks[0] + ranks.len());
+        let here = sums_of(self.placement.here());
+        let made = Tensor::zeros(&[here.len() * count], flat.dtype(), flat.device())?;
+        for (number, order) in here.iter().enumerate() {
+            let sum = made.slice(number * count..(number + 1) * count)?;
+            let partials = Partials {
+                rows: &rows,
+                order,
+                tree,
+            };
+            let call = Call {
+                partials: Some(partials),
+                ..met.local
+            };
+            let operation = Operation::AllReduce(Reduce::Sum);
+            self.local.part(&call, operation, &sum)?;
+        }
+        if let Some(leaders) = &self.leaders {
+            let of_hosts = self
+                .placement
+                .hosts
+                .iter()
+                .map(|ranks| sums_of(ranks).len());
+            let order = tree.order_of(&self.placement.hosts);
+            let given: Vec<usize> = of_hosts.collect();
+            met.leader.with_bytes(&made, |made| {
+                met.leader.with_bytes_mut(&flat, |bytes| {
+                    leaders.sum_along(&met.leader, bytes, made, (&given, &order), flat.dtype())
+                })
+            })?;
+        }
+        let operation = Operation::Broadcast { root: 0 };
+        self.local.part(&met.local, operation, &flat)
     }
 
     /// `flat` becomes the reduction over the ranks up to this host, piece by piece: hosts work at

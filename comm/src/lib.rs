@@ -39,6 +39,7 @@ mod tcp;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod tree;
 mod waited;
 mod watch;
 mod world;
@@ -55,4 +56,5 @@ pub use limits::check_stack;
 pub use nccl::environment::{NcclChoice, settings_of_free_order};
 pub use say::has_reader as stderr_has_reader;
 pub use stop::{Signal, StopSignals};
+pub use tree::SumTree;
 pub use world::{HasExitCode, Options, World};

@@ -40,11 +40,11 @@ pub(crate) use self::board::Board;
 use self::channel::{Channel, Count, NumberedCall, StepOrder};
 pub(crate) use self::delays::Delays;
 pub(crate) use self::gpu_page::{COLLECTIVES, GpuPages, JOINED, LANES, LaneMarks, Marks, PAIRS};
-use self::layout::Cut;
+use self::layout::{Cut, GRAIN_BYTES};
 use self::mail::Mailbox;
 use self::round::Round;
 pub(crate) use self::segment::Segment;
-use self::slices::Slices;
+use self::slices::{Rows, Slices, Terms};
 use crate::collective::{Call, Collective, Operation};
 use crate::error::Result;
 
@@ -169,7 +169,12 @@ impl Shared {
     ) -> Result<()> {
         let (me, dtype) = (self.channel.me, tensor.dtype());
         match operation {
-            Operation::AllReduce(_) | Operation::ReduceScatter(_) if self.size() == 1 => Ok(()),
+            // Partial sums of a rank alone are still to be added.
+            Operation::AllReduce(_) | Operation::ReduceScatter(_)
+                if self.size() == 1 && call.partials.is_none() =>
+            {
+                Ok(())
+            }
             Operation::Broadcast { root } if root == me => call.with_bytes(tensor, |bytes| {
                 self.collect(call, operation, |turn, first| self.give(turn, first, bytes))
             }),
@@ -187,9 +192,15 @@ impl Shared {
                 })
             }),
             _ => call.with_bytes_mut(tensor, |bytes| {
-                self.collect(call, operation, |turn, first| {
-                    self.exchange(turn, first, operation, bytes, dtype)
-                })
+                let mut exchange = |rows: &[u8]| {
+                    self.collect(call, operation, |turn, first| {
+                        self.exchange(turn, first, operation, (bytes, rows), dtype)
+                    })
+                };
+                match call.partials {
+                    Some(partials) => call.with_bytes(partials.rows, exchange),
+                    None => exchange(&[]),
+                }
             }),
         }
     }
@@ -213,17 +224,27 @@ impl Shared {
         Ok(cut.pieces)
     }
 
-    /// What a collective does with `bytes`. Returns how many pieces moved.
+    /// What a collective does with `bytes`, or with these and rows of partial sums. Returns how
+    /// many pieces moved.
     fn exchange(
         &self,
         turn: &NumberedCall<'_>,
         first: u32,
         operation: Operation,
-        bytes: &mut [u8],
+        (bytes, rows): (&mut [u8], &[u8]),
         dtype: DType,
     ) -> Result<usize> {
-        let (size, me) = (self.size(), self.channel.me);
+        let size = self.size();
+        let partials = turn.call.partials;
+        let places = partials.map_or(1, |partials| partials.places());
         let piece_bytes = self.channel.segment.layout().piece_bytes;
+        // A slot holds a piece of each partial sum that a rank gives.
+        let piece_bytes = piece_bytes / places / GRAIN_BYTES * GRAIN_BYTES;
+        let rows = partials.map(|partials| Rows {
+            rows,
+            order: partials.order,
+            place_bytes: piece_bytes,
+        });
         let cut = match operation {
             Operation::AllReduce(_) => Cut::even(bytes.len(), size, piece_bytes),
             Operation::Broadcast { .. } => Cut::even(bytes.len(), 1, piece_bytes),
@@ -233,38 +254,59 @@ impl Shared {
             Operation::AllGather => cut.slice(0).len(),
             _ => bytes.len(),
         };
-        if self.is_small(moved) {
-            let round = self.round(turn);
-            match operation {
-                Operation::AllReduce(reduce) => {
-                    round.exchange(bytes)?;
-                    round.reduce(bytes, 0, dtype, reduce);
-                }
-                Operation::ReduceScatter(reduce) => {
-                    let mine = cut.slice(me);
-                    round.exchange(bytes)?;
-                    round.reduce(&mut bytes[mine.clone()], mine.start, dtype, reduce);
-                }
-                Operation::Broadcast { root } => {
-                    round.exchange(&[])?;
-                    round.take(root, bytes);
-                }
-                _ => {
-                    round.exchange(&bytes[cut.slice(me)])?;
-                    let others = self.channel.others();
-                    others.for_each(|rank| round.take(rank, &mut bytes[cut.slice(rank)]));
-                }
-            }
+        if self.is_small(moved * places) {
+            self.exchange_at_once(turn, operation, &cut, (bytes, rows), dtype)?;
             return Ok(0);
         }
         let slices = self.slices(turn, cut, first);
+        let terms = |reduce| rows.map_or(Terms::OneOfEach(reduce), Terms::InOrder);
         match operation {
-            Operation::AllReduce(reduce) => slices.all_reduce(bytes, dtype, reduce)?,
-            Operation::ReduceScatter(reduce) => slices.reduce_scatter(bytes, dtype, reduce)?,
+            Operation::AllReduce(reduce) => slices.all_reduce(bytes, dtype, terms(reduce))?,
+            Operation::ReduceScatter(reduce) => {
+                slices.reduce_scatter(bytes, dtype, terms(reduce))?
+            }
             Operation::Broadcast { root } => slices.receive_broadcast(bytes, root)?,
             _ => slices.all_gather(bytes)?,
         }
         Ok(cut.pieces)
+    }
+
+    /// The same in one round.
+    fn exchange_at_once(
+        &self,
+        turn: &NumberedCall<'_>,
+        operation: Operation,
+        cut: &Cut,
+        (bytes, rows): (&mut [u8], Option<Rows<'_>>),
+        dtype: DType,
+    ) -> Result<()> {
+        let (round, me) = (self.round(turn), self.channel.me);
+        let mine = match operation {
+            Operation::AllReduce(_) | Operation::Broadcast { .. } => 0..bytes.len(),
+            _ => cut.slice(me),
+        };
+        match (operation, rows) {
+            (Operation::AllReduce(_) | Operation::ReduceScatter(_), Some(rows)) => {
+                let (offset, each) = (mine.start, bytes.len());
+                round.exchange_rows(rows.order, each, &|row| rows.row(row, bytes))?;
+                round.add(&mut bytes[mine], offset, dtype, rows.order, each);
+            }
+            (Operation::AllReduce(reduce) | Operation::ReduceScatter(reduce), None) => {
+                round.exchange(bytes)?;
+                let offset = mine.start;
+                round.reduce(&mut bytes[mine], offset, dtype, reduce);
+            }
+            (Operation::Broadcast { root }, _) => {
+                round.exchange(&[])?;
+                round.take(root, bytes);
+            }
+            _ => {
+                round.exchange(&bytes[mine])?;
+                let others = self.channel.others();
+                others.for_each(|rank| round.take(rank, &mut bytes[cut.slice(rank)]));
+            }
+        }
+        Ok(())
     }
 
     fn mailbox<'a>(

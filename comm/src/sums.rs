@@ -9,6 +9,7 @@ use ddp_kernels::dtype::{bf16, round};
 use ddp_kernels::simd::{Level, level};
 
 use crate::collective::Reduce;
+use crate::tree::Part;
 
 /// Where the ranks' elements are: those of rank `r` begin `r * stride_bytes` after `first`, except
 /// those of `mine`, which are the caller's own.
@@ -52,10 +53,98 @@ pub(crate) unsafe fn reduce(dtype: DType, reduce: Reduce, own: &mut [u8], source
     unsafe { run(own, sources) }
 }
 
+/// The most sums that are left at a time in a sum along a tree: of 2¹⁵ shards.
+const DEPTH: usize = 16;
+
+/// Where the elements of a partial sum are; None if they are those that the sum replaces.
+pub(crate) type PlaceOf<'a> = &'a dyn Fn(&Part) -> Option<*const u8>;
+
+/// Adds partial sums in the order of a tree, into `own`. Every addition rounds to `dtype`.
+///
+/// # Safety
+///
+/// `own.len()` bytes can be read at each place. Nothing writes them until this returns, and they do
+/// not overlap `own`. They need no alignment.
+pub(crate) unsafe fn add_in_order(
+    dtype: DType,
+    own: &mut [u8],
+    order: &[Part],
+    place: PlaceOf<'_>,
+) {
+    let run: unsafe fn(&mut [u8], &[Part], PlaceOf<'_>) = match dtype {
+        DType::F32 => add_elements::<f32>,
+        DType::BF16 => add_elements::<bf16>,
+        DType::F64 => add_elements::<f64>,
+        DType::I64 => add_elements::<i64>,
+        DType::F16 | DType::U8 | DType::I32 => unreachable!("Group refuses to reduce {dtype}"),
+    };
+    // SAFETY: by the caller's promise.
+    unsafe { run(own, order, place) }
+}
+
+/// # Safety
+///
+/// As for `add_in_order`.
+unsafe fn add_elements<E: Element>(own: &mut [u8], order: &[Part], place: PlaceOf<'_>) {
+    let count = own.len() / size_of::<E>();
+    let own = own.as_mut_ptr().cast::<E>();
+    let blocks = count / WIDE_BLOCK * WIDE_BLOCK;
+    let (mut left, mut left_of_one) = ([[E::ZERO; WIDE_BLOCK]; DEPTH], [[E::ZERO; 1]; DEPTH]);
+    // SAFETY: as in `body`.
+    unsafe {
+        for index in (0..blocks).step_by(WIDE_BLOCK) {
+            add_block(own, index, order, place, &mut left);
+        }
+        for index in blocks..count {
+            add_block(own, index, order, place, &mut left_of_one);
+        }
+    }
+}
+
+/// Elements that are added at once along a tree.
+const WIDE_BLOCK: usize = 128;
+
+/// Adds `B` elements from `index` on.
+///
+/// # Safety
+///
+/// They are within `own` and what the caller of `add_in_order` promised.
+#[inline(always)]
+unsafe fn add_block<E: Element, const B: usize>(
+    own: *mut E,
+    index: usize,
+    order: &[Part],
+    place: PlaceOf<'_>,
+    left: &mut [[E; B]; DEPTH],
+) {
+    let mut count = 0;
+    for part in order {
+        let first = place(part).map_or(own.cast_const(), <*const u8>::cast::<E>);
+        let from = first.wrapping_add(index);
+        // SAFETY: by the caller's promise; any bits are a value of these types.
+        let mut sum = unsafe { from.cast::<[E; B]>().read_unaligned() };
+        for _ in 0..part.additions {
+            count -= 1;
+            for (sum, before) in sum.iter_mut().zip(&left[count]) {
+                *sum = E::narrow(before.wide().plus(sum.wide()));
+            }
+        }
+        left[count] = sum;
+        count += 1;
+    }
+    // SAFETY: by the caller's promise.
+    unsafe {
+        own.wrapping_add(index)
+            .cast::<[E; B]>()
+            .write_unaligned(left[0]);
+    }
+}
+
 /// A type that is reduced.
 trait Element: Copy {
     /// What it is computed in.
     type Wide: Number;
+    const ZERO: Self;
     fn wide(self) -> Self::Wide;
     fn narrow(wide: Self::Wide) -> Self;
 }
@@ -117,6 +206,7 @@ macro_rules! number {
         }
         impl Element for $number {
             type Wide = $number;
+            const ZERO: Self = 0 as $number;
             #[inline(always)]
             fn wide(self) -> Self {
                 self
@@ -137,6 +227,7 @@ number! {
 
 impl Element for bf16 {
     type Wide = f32;
+    const ZERO: Self = bf16::ZERO;
     #[inline(always)]
     fn wide(self) -> f32 {
         round::bf16_wide(self)

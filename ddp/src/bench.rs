@@ -11,6 +11,7 @@ mod explain;
 mod measure;
 mod models;
 mod subject;
+mod timed;
 mod training;
 
 use clap::Subcommand;

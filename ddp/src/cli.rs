@@ -4,6 +4,7 @@
 //! flags of others are in their own files, those of benchmarks in `bench/`.
 
 mod command;
+mod compare;
 mod doctor;
 mod export;
 mod generate;
@@ -20,9 +21,10 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use self::command::{Command, HOST_AGENT, StartRanks};
+pub use self::compare::CompareFlags;
 pub use self::doctor::DoctorFlags;
 pub use self::export::{ExportFlags, ExportFormat};
 pub use self::generate::GenerateFlags;
@@ -34,7 +36,6 @@ pub use self::train::LayerFlags;
 pub use self::using::{EvalFlags, PredictFlags, PredictionsFile, UsingFlags};
 pub use self::watch::WatchFlags;
 use crate::about::{About, about};
-use crate::bench::Bench;
 use crate::config::model_names;
 use crate::error::{Error, Result};
 use crate::flags::layers::variable;
@@ -49,41 +50,20 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
         Ok(cli) => cli,
         Err(error) => return shown_by_clap(&error, &words),
     };
-    let mode = cli.command.unwrap_or(Mode::Train {
-        flags: cli.flags,
-        layers: cli.layers,
-        start: cli.start,
-    });
-    let command = match mode {
-        Mode::Train {
-            flags,
-            layers,
-            start,
-        } => {
-            let command = train::train(&flags, &layers)?;
-            return Ok(StartRanks::asked_for(&start, command));
+    let command = match cli.command.unwrap_or(Mode::Train(cli.train)) {
+        Mode::Train(given) => {
+            let command = train::train(&given.flags, &given.layers)?;
+            return Ok(StartRanks::asked_for(&given.start, command));
         }
-        Mode::Resume {
-            folder,
-            flags,
-            layers,
-            start,
-        } => {
-            let command = train::resume(&folder, flags, layers)?;
-            return Ok(StartRanks::asked_for(&start, command));
+        Mode::Resume { folder, given } => {
+            let command = train::resume(&folder, given.flags, given.layers)?;
+            return Ok(StartRanks::asked_for(&given.start, command));
         }
-        Mode::Eval(flags) => Command::Eval(flags),
-        Mode::Predict(flags) => Command::Predict(flags.check()?),
-        Mode::Generate(flags) => Command::Generate(flags),
-        Mode::Export(flags) => Command::Export(flags),
-        Mode::Tokenize(flags) => Command::Tokenize(flags),
-        Mode::Inspect(flags) => Command::Inspect(flags),
-        Mode::Report(flags) => Command::Report(flags),
-        Mode::Watch(flags) => Command::Watch(flags),
-        Mode::Doctor(flags) => Command::Doctor(flags),
         Mode::Completions { shell } => Command::Show(completions(shell)),
-        Mode::Bench { what } => Command::Bench(what),
-        Mode::HostAgent => Command::HostAgent,
+        Mode::Other(command) => match *command {
+            Command::Predict(flags) => Command::Predict(flags.check()?),
+            other => other,
+        },
     };
     Ok(StartRanks::asked_for_elsewhere(command))
 }
@@ -164,7 +144,7 @@ Examples:
 
 OUT/metrics.jsonl is the metrics log of a run, OUT/config.toml its settings, OUT/checkpoints/ its models.
 
-Exit codes: 0 done, 2 wrong flags, 65 bad data, 69 doctor found a problem,
+Exit codes: 0 done, 1 compared runs part, 2 wrong flags, 65 bad data, 69 doctor found a problem,
 70 internal error, 71 out of memory, 74 files, 75 stopped on request and saved,
 76 loss not finite, 77 a rank lost or hung, 78 ranks disagree, 130 Ctrl-C twice
 
@@ -178,6 +158,13 @@ struct Cli {
     #[command(subcommand)]
     command: Option<Mode>,
     #[command(flatten)]
+    train: TrainFlags,
+}
+
+// The flags of commands that train. A doc comment would become their help.
+#[derive(Args, Debug)]
+struct TrainFlags {
+    #[command(flatten)]
     flags: SettingFlags,
     #[command(flatten)]
     layers: LayerFlags,
@@ -189,14 +176,7 @@ struct Cli {
 enum Mode {
     /// Train; the default command
     #[command(after_help = EXAMPLES, max_term_width = 120)]
-    Train {
-        #[command(flatten)]
-        flags: SettingFlags,
-        #[command(flatten)]
-        layers: LayerFlags,
-        #[command(flatten)]
-        start: StartFlags,
-    },
+    Train(TrainFlags),
     /// Continue the run in a folder, with its settings
     #[command(after_help = train::RESUME_EXAMPLES, max_term_width = 120)]
     Resume {
@@ -204,50 +184,14 @@ enum Mode {
         #[arg(value_name = "DIR")]
         folder: PathBuf,
         #[command(flatten)]
-        flags: SettingFlags,
-        #[command(flatten)]
-        layers: LayerFlags,
-        #[command(flatten)]
-        start: StartFlags,
+        given: TrainFlags,
     },
-    /// Evaluate a saved model on labelled data
-    #[command(after_help = using::EVAL_EXAMPLES, max_term_width = 120)]
-    Eval(EvalFlags),
-    /// Write a saved model's prediction for each row
-    #[command(after_help = using::PREDICT_EXAMPLES, max_term_width = 120)]
-    Predict(PredictFlags),
-    /// Continue texts with a saved transformer
-    #[command(after_help = generate::EXAMPLES, max_term_width = 120)]
-    Generate(GenerateFlags),
-    /// Write a saved model for other programs
-    #[command(after_help = export::EXAMPLES, max_term_width = 120)]
-    Export(ExportFlags),
-    /// Turn texts into files of tokens
-    #[command(after_help = tokenize::EXAMPLES, max_term_width = 120)]
-    Tokenize(TokenizeFlags),
-    /// Describe a checkpoint, a model, a run or a dataset
-    #[command(after_help = inspect::EXAMPLES, max_term_width = 120)]
-    Inspect(InspectFlags),
-    /// Make a run's report.html again, a page of several runs, or a CSV file of metrics
-    #[command(after_help = report::EXAMPLES, max_term_width = 120)]
-    Report(ReportFlags),
-    /// Show a run live in the terminal
-    #[command(after_help = watch::EXAMPLES, max_term_width = 120)]
-    Watch(WatchFlags),
-    /// Check that this machine has what training needs
-    Doctor(DoctorFlags),
+    #[command(flatten)]
+    Other(Box<Command>),
     /// Print a shell's completion script, as in: source <(ddp-train completions bash)
     Completions {
         /// The shell
         shell: clap_complete::Shell,
-    },
-    /// Start ranks for another host's launcher, which speaks to it
-    #[command(hide = true)]
-    HostAgent,
-    /// Measure this machine; one line of JSON on standard output
-    Bench {
-        #[command(subcommand)]
-        what: Bench,
     },
 }
 
@@ -296,7 +240,9 @@ fn completions(shell: clap_complete::Shell) -> String {
     let wrong = name.replace('-', "__subcmd__");
     let mut text = String::from_utf8_lossy(&bytes).replace(&wrong, &label);
     // Where a path stands it has nothing but flags: they would keep bash from completing files.
-    for command in ["export", "inspect", "report", "resume", "tokenize", "watch"] {
+    for command in [
+        "compare", "export", "inspect", "report", "resume", "tokenize", "watch",
+    ] {
         let label = format!("{label}__subcmd__{command})\n");
         let files = "[[ ${cur} == -* || ${prev} == -* ]] || return 0\n";
         text = text.replace(&label, &(label.clone() + files));

@@ -10,6 +10,7 @@ use ddp_kernels::stream::Stream;
 
 use crate::config::{Config, DeviceChoice, Precision};
 use crate::error::{Error, Result, refuse};
+use crate::exchange;
 
 /// What all ranks know of all ranks' GPUs.
 struct Facts {
@@ -69,16 +70,10 @@ pub(crate) fn find_devices(
                 .filter(|_| lacks_gpus)
                 .map(String::from)
         });
-    let troubles = world.all_gather_bytes(trouble.unwrap_or_default().as_bytes())?;
-    let troubles = troubles
-        .iter()
-        .map(|text| String::from_utf8_lossy(text).into_owned());
     let facts = Facts {
         per_rank,
         gpus,
-        troubles: troubles
-            .map(|text| Some(text).filter(|text| !text.is_empty()))
-            .collect(),
+        troubles: exchange::gather(world, &trouble)?,
     };
 
     let Decision { on_gpus, warning } = decide(choice, &facts)?;
@@ -154,41 +149,39 @@ fn check_index(choice: DeviceChoice, share: bool, ranks: usize) -> Result<()> {
 }
 
 fn decide(choice: DeviceChoice, facts: &Facts) -> Result<Decision> {
-    let (problem, help) = match &facts.gpus {
+    let is_named = matches!(choice, DeviceChoice::CudaAt(_));
+    let trouble = trouble_of_ranks(facts);
+    let trouble = trouble.map(|why| (why.trim_end_matches('.').to_string(), None));
+    let found = match &facts.gpus {
         // A named GPU needs no assignment.
-        Err(shortage) if !matches!(choice, DeviceChoice::CudaAt(_)) => {
+        Err(shortage) if !is_named => {
             let is_bare = choice == DeviceChoice::Auto && !shortage.table.has_gpus();
-            match trouble_of_ranks(facts) {
-                None if is_bare => {
-                    return Ok(Decision {
-                        on_gpus: false,
-                        warning: None,
-                    });
-                }
-                Some(trouble) if is_bare => (trouble.trim_end_matches('.').to_string(), None),
-                _ => describe(shortage),
-            }
-        }
-        _ => match trouble_of_ranks(facts) {
-            None => {
+            if is_bare && trouble.is_none() {
                 return Ok(Decision {
-                    on_gpus: true,
-                    warning: sharing(choice, facts),
+                    on_gpus: false,
+                    warning: None,
                 });
             }
-            Some(trouble) => (trouble.trim_end_matches('.').to_string(), None),
-        },
+            Some(
+                trouble
+                    .filter(|_| is_bare)
+                    .unwrap_or_else(|| describe(shortage)),
+            )
+        }
+        _ => trouble,
+    };
+    let Some((problem, help)) = found else {
+        return Ok(Decision {
+            on_gpus: true,
+            warning: sharing(choice, facts),
+        });
     };
     // The CPU cannot take the place of several GPUs.
     if choice == DeviceChoice::Auto && facts.per_rank == 1 {
         let help = help.unwrap_or_else(|| "; help: --device cpu says that this is meant".into());
-        let has_gpus = match &facts.gpus {
-            Ok(_) => true,
-            Err(shortage) => shortage.table.has_gpus(),
-        };
-        let why = match has_gpus {
-            true => "although there are GPUs",
-            false => "because no GPU can be used",
+        let why = match &facts.gpus {
+            Err(shortage) if !shortage.table.has_gpus() => "because no GPU can be used",
+            _ => "although there are GPUs",
         };
         let warning = format!("training on the CPU {why}: {problem}{help}");
         return Ok(Decision {
@@ -289,7 +282,7 @@ fn sharing(choice: DeviceChoice, facts: &Facts) -> Option<String> {
     })
 }
 
-/// Refuses bf16 on a GPU whose matrix products have none. An unknown capability is 0.0.
+/// Refuses bf16 on a GPU whose matmuls have none. An unknown capability is 0.0.
 fn check_dtype(dtype: Precision, gpu: &Gpu) -> Result<()> {
     let (major, minor) = gpu.compute_capability;
     let (index, name) = (gpu.index, &gpu.name);

@@ -8,8 +8,6 @@ mod finding;
 mod look;
 mod measure;
 
-use std::fmt::Display;
-
 use ddp_comm::World;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -18,6 +16,7 @@ use self::finding::Finding;
 use crate::cli::DoctorFlags;
 use crate::error::{Error, Result};
 use crate::exchange;
+use crate::output::Say;
 
 /// The findings of one rank.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -30,11 +29,7 @@ struct Found {
 }
 
 /// Examines the machines of all ranks of `world`.
-pub fn examine(
-    flags: &DoctorFlags,
-    world: &World,
-    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
-) -> Result<()> {
+pub fn examine(flags: &DoctorFlags, world: &World, say: Say<'_>) -> Result<()> {
     let mut found = Found::default();
     if world.local_rank() == 0 {
         found.of_host = look::host(&flags.out);
@@ -50,7 +45,7 @@ pub fn examine(
     }
     found.host = world.host().to_string();
     let all = exchange::gather(world, &found)?;
-    let mut of_job = vec![look::assignment(&devices, world.size())];
+    let mut of_job = vec![devices.assignment.clone()];
     if !flags.quick && world.size() > 1 {
         of_job.push(measure::reductions(&devices, world)?);
     }
@@ -70,7 +65,7 @@ pub fn examine(
 
 /// Prints findings and counts them.
 struct Printer<'a> {
-    say: &'a mut dyn FnMut(&dyn Display) -> Result<()>,
+    say: Say<'a>,
     json: bool,
     counts: [usize; 3],
 }
@@ -121,7 +116,7 @@ mod tests {
 
     fn printed(findings: &[Finding], json: bool) -> (Result<()>, String) {
         let mut text = String::new();
-        let mut say = |line: &dyn Display| {
+        let mut say = |line: &dyn std::fmt::Display| {
             text += &format!("{line}\n");
             Ok(())
         };

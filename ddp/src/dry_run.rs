@@ -1,28 +1,23 @@
 //! `--dry-run`: checks a run without training, and says what it would take in memory, disk space
 //! and time. No folder, record or checkpoint is written.
 
-use std::fmt::Display;
 use std::fs::{self, OpenOptions};
+use std::io;
 use std::path::Path;
 
 use ddp_comm::World;
-use ddp_kernels::Device;
 use ddp_kernels::mapped::free_bytes;
 
 use crate::config::Config;
-use crate::data::{DataSpec, files, resolve};
 use crate::error::{Error, Result};
+use crate::output::Say;
 use crate::shown::shown;
 use crate::train::TrainProgram;
 use crate::trainer::{self, ModelBytes, Plan, Rehearsal, Trial};
 use crate::units::{duration, megabytes};
 
 /// Checks everything that can be checked without training. All ranks call it together.
-pub fn dry_run(
-    config: &Config,
-    world: &World,
-    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
-) -> Result<()> {
+pub fn dry_run(config: &Config, world: &World, say: Say<'_>) -> Result<()> {
     let Some(run) = trainer::rehearse(config, &TrainProgram::new(config), world)? else {
         return say(&format!(
             "{}: the run is finished already, and nothing would be done",
@@ -71,37 +66,9 @@ pub fn dry_run(
     if world.rank() == 0 {
         check_disk(&config.out, needed)?;
     }
-    say(&format!(
-        "all checks passed; nothing was trained, and {} (--dry-run)",
-        written(config, run.devices[0])
-    ))
-}
-
-/// What a run would write outside of its folder.
-fn written(config: &Config, device: Device) -> String {
-    let mut kept = Vec::new();
-    let data = [Some(&config.data), config.val_data.as_ref()];
-    let is_converted = |data: &&DataSpec| match data {
-        DataSpec::Files(spec) => {
-            let files = resolve::files(&spec.path, "data").unwrap_or_default();
-            files.iter().any(|file| files::is_table(file))
-        }
-        _ => false,
-    };
-    if data.iter().flatten().any(is_converted) {
-        let place = match &config.cache_dir {
-            None => ".ddp-cache beside it".to_string(),
-            Some(folder) => shown(&folder.to_string_lossy()),
-        };
-        kept.push(format!("a converted copy of the table, in {place}"));
-    }
-    if device.is_accelerator() {
-        kept.push("compiled kernels".to_string());
-    }
-    match kept.is_empty() {
-        true => "nothing written".to_string(),
-        false => format!("nothing written but {}", kept.join(", and ")),
-    }
+    say(
+        &"all checks passed; nothing was trained, and nothing written but caches of tables and kernels (--dry-run)",
+    )
 }
 
 fn length(plan: &Plan, taken: u64) -> String {
@@ -135,14 +102,16 @@ fn model(bytes: &ModelBytes) -> String {
         tied,
         gradients,
         moments,
+        partial_sums,
     } = *bytes;
     let also = |what: &str, bytes: u64| match bytes {
         0 => String::new(),
         _ => format!(", {what} {}", mb(bytes)),
     };
     let (rounded, tied) = (also("rounded copies", copies), also("tied copies", tied));
+    let partial = also("partial sums of gradients", partial_sums);
     format!(
-        "parameters {}{rounded}{tied}, gradients {}, moments {}, the copy being saved {}; together {total}",
+        "parameters {}{rounded}{tied}, gradients {}{partial}, moments {}, the copy being saved {}; together {total}",
         mb(values),
         mb(gradients),
         mb(moments),
@@ -178,20 +147,15 @@ fn time(trial: &Trial, plan: &Plan, left: u64) -> String {
 /// Whether the run's folder can be made and written: tries with a file in it, or in the nearest
 /// folder above it that exists.
 fn check_out(out: &Path) -> Result<()> {
-    let failed = |source| Error::Io {
-        action: "write in",
-        path: out.to_path_buf(),
-        source,
-        help: "check permissions, or give another --out".into(),
-    };
-    let out = std::path::absolute(out).map_err(failed)?;
+    let failed = || Error::io("write in", out, "check permissions, or give another --out");
+    let out = std::path::absolute(out).map_err(failed())?;
     let mut above = out.ancestors();
     let there = above.find(|folder| folder.symlink_metadata().is_ok());
     let there = there.unwrap_or(Path::new("/"));
     let file = there.join(format!(".ddp-train-dry-run-{}", std::process::id()));
     let opened = OpenOptions::new().write(true).create_new(true).open(&file);
-    opened.map_err(failed)?;
-    fs::remove_file(&file).map_err(failed)
+    opened.map_err(failed())?;
+    fs::remove_file(&file).map_err(failed())
 }
 
 /// Whether the disk has room for the checkpoints that are kept.
@@ -208,10 +172,7 @@ fn check_disk(out: &Path, needed: u64) -> Result<()> {
         mb(free),
         mb(needed)
     );
-    Err(Error::Io {
-        action: "save checkpoints below",
-        path: out.to_path_buf(),
-        source: std::io::Error::new(std::io::ErrorKind::StorageFull, text),
-        help: "make room, give --out on another disk, or keep fewer (--keep)".into(),
-    })
+    let full = io::Error::new(io::ErrorKind::StorageFull, text);
+    let help = "make room, give --out on another disk, or keep fewer (--keep)";
+    Err(Error::io("save checkpoints below", out, help)(full))
 }

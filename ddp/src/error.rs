@@ -24,8 +24,9 @@ impl fmt::Display for ShownError {
         }
         match &self.0 {
             Error::Data(_)
+            | Error::OtherVersion(_)
             | Error::Remote { .. }
-            | Error::Io { .. }
+            | Error::Io(_)
             | Error::Model { .. }
             | Error::Stopped(_) => f.write_str(&shown(&text)),
             // Lists of flags, ranks and tensors have several lines: all but the first are indented.

@@ -10,21 +10,18 @@ mod model;
 mod run;
 mod sheet;
 
-use std::fmt::Display;
 use std::path::Path;
 
 use self::sheet::Inspected;
 use crate::checkpoint::MODEL_FILE;
 use crate::cli::InspectFlags;
 use crate::error::Result;
+use crate::output::Say;
 use crate::record::EVENTS_FILE;
 use crate::using::choose::is_checkpoint;
 
 /// Prints what is in a file or folder.
-pub fn inspect(
-    flags: &InspectFlags,
-    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
-) -> Result<()> {
+pub fn inspect(flags: &InspectFlags, say: Say<'_>) -> Result<()> {
     let found = find(flags)?;
     if flags.json {
         say(&found.json)?

@@ -53,13 +53,14 @@
 mod about;
 pub mod bench;
 pub mod cli;
+pub mod compare;
 mod device;
 pub mod doctor;
 pub mod dry_run;
 pub mod error;
 pub mod export;
-mod first_values;
 pub mod flags;
+mod initial_weights;
 pub mod inspect;
 mod metrics;
 pub mod output;

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::record::EVENTS_FILE;
 use crate::samples::Confusion;
 use crate::shown::significant;
-use crate::tasks::ColumnErrors;
+use crate::tasks::{ColumnErrors, figures_text};
 
 /// The longest line that is read.
 const LINE_BYTES_MAX: u64 = 64 << 20;
@@ -154,10 +154,22 @@ impl Columns {
     }
 }
 
+/// The norm of all these layers, of which each is a name, a hash, a norm and a sum.
+fn norm_of(layers: &Value) -> Option<f64> {
+    let norms = layers.as_array()?.iter().map(|layer| layer[2].as_f64());
+    let squares = norms.map(|norm| norm.map(|norm| norm * norm));
+    Some(squares.sum::<Option<f64>>()?.sqrt())
+}
+
 impl Run {
     /// Reads the log of the run in `folder`, which must have begun.
     pub(crate) fn read(folder: &Path) -> Result<Run> {
-        let run = Run::read_log(&folder.join(EVENTS_FILE), |_| true)?;
+        Run::read_begun(folder, |_| true)
+    }
+
+    /// The same, without the lines that are not `wanted`.
+    pub(crate) fn read_begun(folder: &Path, wanted: impl FnMut(&[u8]) -> bool) -> Result<Run> {
+        let run = Run::read_log(&folder.join(EVENTS_FILE), wanted)?;
         if !run.last.contains_key("start") {
             return Err(Error::Data(format!(
                 "{}: expected the metrics log of a run, which has a \"start\" event, got none and \
@@ -170,14 +182,10 @@ impl Run {
     }
 
     /// Reads the log at `path`, without the lines that are not `wanted`.
-    pub(crate) fn read_log(path: &Path, wanted: impl Fn(&[u8]) -> bool) -> Result<Run> {
-        let failed = |source| Error::Io {
-            action: "read",
-            path: path.to_path_buf(),
-            source,
-            help: format!("give the folder of a run, its --out: {EVENTS_FILE} is in it"),
-        };
-        if !fs::metadata(path).map_err(failed)?.is_file() {
+    pub(crate) fn read_log(path: &Path, wanted: impl FnMut(&[u8]) -> bool) -> Result<Run> {
+        let help = format!("give the folder of a run, its --out: {EVENTS_FILE} is in it");
+        let failed = || Error::io("read", path, &*help);
+        if !fs::metadata(path).map_err(failed())?.is_file() {
             return Err(Error::Data(format!(
                 "{}: expected a plain file, the metrics log of a run, got another kind; help: \
                  remove it",
@@ -188,7 +196,7 @@ impl Run {
             path: path.to_path_buf(),
             ..Run::default()
         };
-        run.refresh_with(wanted).map_err(failed)?;
+        run.refresh_with(wanted).map_err(failed())?;
         Ok(run)
     }
 
@@ -197,7 +205,7 @@ impl Run {
         self.refresh_with(|_| true)
     }
 
-    fn refresh_with(&mut self, wanted: impl Fn(&[u8]) -> bool) -> io::Result<()> {
+    fn refresh_with(&mut self, mut wanted: impl FnMut(&[u8]) -> bool) -> io::Result<()> {
         let mut file = BufReader::new(File::open(&self.path)?);
         let mut last_line = vec![0; self.last_line.len()];
         file.seek(SeekFrom::Start(self.length - last_line.len() as u64))?;
@@ -233,7 +241,14 @@ impl Run {
         struct Stepped {
             step: u64,
         }
-        let event: Value = serde_json::from_slice(line)?;
+        let mut event: Value = serde_json::from_slice(line)?;
+        // Digests are large: `compare` reads them by itself.
+        if let Some(digests) = event
+            .as_object_mut()
+            .and_then(|event| event.remove("digests"))
+        {
+            event["weight_norm"] = norm_of(&digests["weights"]).into();
+        }
         let name = String::deserialize(&event["event"])?;
         let step = || Ok(Stepped::deserialize(&event)?.step);
         match &*name {
@@ -314,18 +329,9 @@ impl Run {
             if let Some(part) = value("accuracy") {
                 text += &format!(", accuracy {:.2}%", 100.0 * part);
             }
-            for (field, name) in [
-                ("perplexity", "perplexity"),
-                ("bits_per_byte", "bits per byte"),
-                ("rmse", "RMSE"),
-                ("r2", "R²"),
-                ("mean_r2", "mean R²"),
-            ] {
-                if let Some(value) = value(field) {
-                    text += &format!(", {name} {}", significant(value, 4));
-                }
-            }
-            text
+            let figures = ["perplexity", "bits_per_byte", "rmse", "r2", "mean_r2"];
+            let known = figures.map(|name| Some((name, value(name)?)));
+            text + &figures_text(&known.into_iter().flatten().collect::<Vec<_>>())
         };
         let steps = self.evals.steps.iter().enumerate();
         steps.map(move |(at, step)| (*step, text(at)))

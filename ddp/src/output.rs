@@ -5,6 +5,9 @@ use std::io::{self, ErrorKind, Write};
 
 use crate::error::{Error, Result};
 
+/// Prints a line on rank 0.
+pub type Say<'a> = &'a mut dyn FnMut(&dyn Display) -> Result<()>;
+
 /// Prints text, at once.
 pub fn print(text: &dyn Display) -> Result<()> {
     let mut output = io::stdout().lock();
@@ -14,18 +17,14 @@ pub fn print(text: &dyn Display) -> Result<()> {
 
 /// The error of standard output.
 pub(crate) fn unprinted(source: io::Error) -> Error {
-    Error::Io {
-        action: "write to",
-        path: "standard output".into(),
-        source,
-        help: "send it to a terminal, or to a file on a disk with space left".into(),
-    }
+    let help = "send it to a terminal, or to a file on a disk with space left";
+    Error::io("write to", "standard output", help)(source)
 }
 
 /// A reader that has left, as in `ddp-train inspect RUN | head`, is no failure.
 pub fn unless_reader_left(printed: Result<()>) -> Result<()> {
     match printed {
-        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::BrokenPipe => Ok(()),
+        Err(Error::Io(error)) if error.source.kind() == ErrorKind::BrokenPipe => Ok(()),
         printed => printed,
     }
 }

@@ -10,13 +10,13 @@ use std::time::Duration;
 use ddp_comm::{Field, NcclChoice, Options, World};
 
 use crate::about::{self, About};
-use crate::cli::{self, Command, EvalFlags, PredictFlags};
+use crate::cli::{self, Command};
 use crate::config::{Config, LogLevel};
 use crate::error::{Result, ShownError, remedy_text};
 use crate::models::{self, Family};
 use crate::{
-    doctor, dry_run, export, inspect, output, progress, report, start, tokenize, train, using,
-    watch,
+    compare, doctor, dry_run, export, inspect, output, progress, report, start, tokenize, train,
+    using, watch,
 };
 
 /// The timeout of commands whose ranks hardly wait, and of wrong flags.
@@ -118,20 +118,11 @@ fn of_ranks(command: &Command) -> (LogLevel, f64, bool) {
     let of = |config: &Config| (config.log_level, config.timeout_s, config.share_gpus);
     match command {
         Command::Train(config) | Command::DryRun(config) => of(config),
-        Command::Eval(EvalFlags { using, .. }) | Command::Predict(PredictFlags { using, .. }) => {
-            of(&using.ranks.settings)
-        }
-        Command::Bench(bench) => of(&bench.ranks().settings),
         Command::Doctor(flags) => (LogLevel::Warn, flags.timeout_s, false),
-        Command::Generate(_)
-        | Command::Export(_)
-        | Command::Tokenize(_)
-        | Command::Inspect(_)
-        | Command::Report(_)
-        | Command::Start(_)
-        | Command::HostAgent
-        | Command::Watch(_)
-        | Command::Show(_) => (LogLevel::default(), SHORT_S, false),
+        other => {
+            let default = (LogLevel::default(), SHORT_S, false);
+            other.ranks().map_or(default, |ranks| of(&ranks.settings))
+        }
     }
 }
 
@@ -153,6 +144,7 @@ fn run(command: Command, world: &World) -> Result<()> {
         Command::Tokenize(flags) => tokenize::tokenize(&flags, world, &mut say),
         Command::Inspect(flags) => inspect::inspect(&flags, &mut say),
         Command::Report(flags) => report::report(&flags, world, &mut say),
+        Command::Compare(flags) => compare::compare(&flags, world, &mut say),
         Command::Watch(flags) => watch::watch(&flags, world, &mut say),
         Command::Doctor(flags) => doctor::examine(&flags, world, &mut say),
         Command::Bench(bench) => bench.run(world, &mut say),

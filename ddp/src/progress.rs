@@ -16,6 +16,7 @@ use tracing_subscriber::fmt::time::FormatTime;
 
 use crate::config::{LogLevel, When};
 use crate::error::with_flags;
+use crate::record::StepEvent;
 use crate::shown::significant;
 use crate::units;
 
@@ -32,24 +33,6 @@ const REDRAWS_PER_S: u8 = 20;
 
 /// The bar on the screen, which the log clears while it writes.
 static BAR: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
-
-/// Figures of a step.
-#[derive(Clone, Copy, Debug)]
-pub struct Figures {
-    /// The step, from 1.
-    pub step: u64,
-    /// The epoch, from 1.
-    pub epoch: u64,
-    /// The mean loss in training.
-    pub loss: f64,
-    /// The accuracy in training, if answers are counted.
-    pub accuracy: Option<f64>,
-    /// Rows or tokens a second over all ranks, and what they are called.
-    pub rate: (f64, &'static str),
-    /// The same in 10¹² multiplications and additions, and as a fraction of what large products
-    /// reach, if these are known.
-    pub tflops: Option<(f64, Option<f64>)>,
-}
 
 /// Progress of one run.
 #[derive(Debug)]
@@ -104,7 +87,7 @@ impl Progress {
     }
 
     /// Shows figures: in the bar, or as a line now and then.
-    pub fn figures(&mut self, figures: &Figures) {
+    pub fn figures(&mut self, figures: &StepEvent) {
         let steps = self.steps;
         match &mut self.shown {
             Shown::Nothing => {}
@@ -237,14 +220,17 @@ fn styled(length: Option<u64>, target: ProgressDrawTarget, template: &str) -> Pr
 
 /// `training loss 0.3124, accuracy 93.1%  epoch 1  41,200 samples/s`; without a rate the GPU is
 /// simulated.
-fn describe(figures: &Figures) -> String {
-    let (rate, unit) = figures.rate;
+fn describe(figures: &StepEvent) -> String {
+    let (rate, unit) = match figures.tokens_per_s {
+        Some(tokens) => (tokens, "tokens/s"),
+        None => (figures.samples_per_s, "samples/s"),
+    };
     let rate = if rate.is_nan() {
         "simulated".to_string()
     } else {
-        let tflops = figures.tflops.map_or(String::new(), |(tflops, share)| {
+        let tflops = figures.tflops.map_or(String::new(), |tflops| {
             let percent = |share| format!(" ({:.0}% of a large matmul)", share * 100.0);
-            let share = share.map_or(String::new(), percent);
+            let share = figures.product_share.map_or(String::new(), percent);
             format!(", {} TFLOP/s{share}", significant(tflops, 3))
         });
         format!("{} {unit}{tflops}", units::count(rate.round() as u64))
@@ -253,7 +239,7 @@ fn describe(figures: &Figures) -> String {
 }
 
 /// `training loss 0.3124, accuracy 93.1%  epoch 1`
-fn describe_loss(figures: &Figures) -> String {
+fn describe_loss(figures: &StepEvent) -> String {
     let accuracy = figures.accuracy.map_or(String::new(), |accuracy| {
         format!(", accuracy {:.1}%", accuracy * 100.0)
     });
@@ -262,7 +248,7 @@ fn describe_loss(figures: &Figures) -> String {
 }
 
 /// `loss 0.3124  93.1%`
-fn describe_shortly(figures: &Figures) -> String {
+fn describe_shortly(figures: &StepEvent) -> String {
     let accuracy = figures.accuracy;
     let accuracy = accuracy.map_or(String::new(), |part| format!("  {:.1}%", part * 100.0));
     format!("loss {}{accuracy}", significant(figures.loss, 4))
@@ -363,38 +349,42 @@ mod tests {
 
     use super::*;
 
-    const FIGURES: Figures = Figures {
-        step: 120,
-        epoch: 1,
-        loss: 0.31236,
-        accuracy: Some(0.9312),
-        rate: (41_234.6, "samples/s"),
-        tflops: None,
-    };
+    fn event(step: u64) -> StepEvent {
+        StepEvent {
+            step,
+            epoch: 1,
+            loss: 0.31236,
+            accuracy: Some(0.9312),
+            samples_per_s: 41_234.6,
+            ..StepEvent::default()
+        }
+    }
 
     #[test]
     fn figures_read_as_people_write_them() {
         assert_eq!(
-            describe(&FIGURES),
+            describe(&event(120)),
             "training loss 0.3124, accuracy 93.1%  epoch 1  41,235 samples/s"
         );
-        let without = Figures {
+        let without = StepEvent {
             accuracy: None,
             loss: f64::NAN,
-            rate: (999.4, "samples/s"),
-            ..FIGURES
+            samples_per_s: 999.4,
+            ..event(120)
         };
         assert_eq!(
             describe(&without),
             "training loss NaN  epoch 1  999 samples/s"
         );
-        let tokens = Figures {
-            tflops: Some((0.14159, Some(0.783))),
-            ..FIGURES
+        let tokens = StepEvent {
+            tokens_per_s: Some(999.4),
+            tflops: Some(0.14159),
+            product_share: Some(0.783),
+            ..event(120)
         };
         let text = describe(&tokens);
         assert!(
-            text.ends_with(" samples/s, 0.142 TFLOP/s (78% of a large matmul)"),
+            text.ends_with("  999 tokens/s, 0.142 TFLOP/s (78% of a large matmul)"),
             "{text}"
         );
     }
@@ -463,7 +453,7 @@ mod tests {
             columns,
         };
         progress.step(120);
-        progress.figures(&FIGURES);
+        progress.figures(&event(120));
         bar.tick();
         let drawn = paper.0.lock().unwrap().clone();
         let last = drawn.lines().rfind(|line| line.contains('/')).unwrap();
@@ -508,26 +498,20 @@ mod tests {
             steps: 200,
             columns: 120,
         };
-        progress.figures(&FIGURES);
+        progress.figures(&event(120));
         let last = |progress: &Progress| match progress.shown {
             Shown::Lines { last, .. } => last,
             _ => None,
         };
         let first = last(&progress);
         assert!(first.is_some());
-        progress.figures(&Figures {
-            step: 130,
-            ..FIGURES
-        });
+        progress.figures(&event(130));
         assert_eq!(
             last(&progress),
             first,
             "less than {LINE_EVERY:?} later nothing is shown"
         );
-        progress.figures(&Figures {
-            step: 200,
-            ..FIGURES
-        });
+        progress.figures(&event(200));
         assert_ne!(last(&progress), first, "the last step is shown");
     }
 }

@@ -18,7 +18,6 @@ pub(crate) mod results;
 mod tables;
 
 use std::collections::BTreeSet;
-use std::fmt::Display;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -28,14 +27,14 @@ use crate::cli::ReportFlags;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::metrics::Run;
-use crate::output;
+use crate::output::{self, Say};
 use crate::record::{EVENTS_FILE, REPORT_FILE};
 use crate::samples::Samples;
 
 /// Makes the report of the run in `folder` and returns its path.
 pub fn make(folder: &Path) -> Result<PathBuf> {
     let path = folder.join(REPORT_FILE);
-    write_page(&path, &page_of(folder)?)?;
+    files::replace_with(&path, page_of(folder)?.as_bytes())?;
     Ok(path)
 }
 
@@ -43,19 +42,8 @@ fn page_of(folder: &Path) -> Result<String> {
     Ok(page::of(&Run::read(folder)?, Samples::read(folder)))
 }
 
-fn write_page(path: &Path, page: &str) -> Result<()> {
-    Ok(files::replace_file(path, |file| {
-        let written = file.write_all(page.as_bytes());
-        written.map_err(files::failed("write", path))
-    })?)
-}
-
 /// `ddp-train report`, on rank 0.
-pub fn report(
-    flags: &ReportFlags,
-    world: &World,
-    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
-) -> Result<()> {
+pub fn report(flags: &ReportFlags, world: &World, say: Say<'_>) -> Result<()> {
     if world.rank() > 0 {
         return Ok(());
     }
@@ -71,11 +59,11 @@ pub fn report(
         }
         ([folder], None, None) => make(folder)?,
         ([folder], Some(out), None) => {
-            write_page(out, &page_of(folder)?)?;
+            files::replace_with(out, page_of(folder)?.as_bytes())?;
             out.clone()
         }
         (_, Some(out), None) => {
-            write_page(out, &compare::of(&several(folders)?))?;
+            files::replace_with(out, compare::of(&several(folders)?).as_bytes())?;
             out.clone()
         }
         (_, None, None) => {
@@ -118,11 +106,7 @@ fn several(folders: &[PathBuf]) -> Result<Vec<(String, Run)>> {
 }
 
 /// Writes the metrics of the run in `folder` as CSV; `-` is standard output.
-fn export(
-    folder: &Path,
-    csv: &Path,
-    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
-) -> Result<()> {
+fn export(folder: &Path, csv: &Path, say: Say<'_>) -> Result<()> {
     // Refuses what is no metrics log, and says how to fix it.
     Run::read(folder)?;
     let record = folder.join(EVENTS_FILE);

@@ -34,12 +34,8 @@ pub fn start(ranks: &StartRanks, timeout: Duration) -> Result<Option<u8>> {
         }
     }
     let hosts = hosts(ranks)?;
-    let program = std::env::current_exe().map_err(|source| Error::Io {
-        action: "find",
-        path: "this program".into(),
-        source,
-        help: "start it by its path".into(),
-    })?;
+    let failed = Error::io("find", "this program", "start it by its path");
+    let program = std::env::current_exe().map_err(failed)?;
     let mut task = Task {
         program,
         arguments: std::env::args_os().skip(1).collect(),
@@ -109,11 +105,11 @@ fn count(ranks: &StartRanks) -> usize {
         Command::Train(config) | Command::DryRun(config) => {
             (config.device, config.devices_per_rank)
         }
-        Command::Eval(flags) => (flags.using.ranks.settings.device, 1),
-        Command::Predict(flags) => (flags.using.ranks.settings.device, 1),
-        Command::Bench(bench) => (bench.ranks().settings.device, 1),
         Command::Doctor(_) => (DeviceChoice::Auto, 1),
-        _ => (DeviceChoice::Cpu, 1),
+        other => {
+            let device = other.ranks().map(|ranks| ranks.settings.device);
+            (device.unwrap_or(DeviceChoice::Cpu), 1)
+        }
     };
     match (ranks.places.ranks, device) {
         (Some(RankCount::Of(count)), _) => count,

@@ -4,7 +4,6 @@
 //! Checksums are CRC-32C, masked as TensorFlow does. An `Event` is a protocol buffer; only five of
 //! its fields are needed, so they are written by hand.
 
-use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -153,22 +152,13 @@ impl EventFile {
 
 /// The latest second in the names of the files in `folder`.
 fn newest_second(folder: &Path) -> Option<u64> {
-    let names = std::fs::read_dir(folder)
-        .ok()?
-        .flatten()
-        .map(|entry| entry.file_name());
-    let second = |name: OsString| {
-        name.to_str()?
-            .strip_prefix(PREFIX)?
-            .split('.')
-            .next()?
-            .parse::<u64>()
-            .ok()
-    };
-    names
-        .filter_map(second)
-        .filter(|&second| second <= SECOND_MAX)
-        .max()
+    let entries = std::fs::read_dir(folder).ok()?.flatten();
+    let seconds = entries.filter_map(|entry| {
+        let name = entry.file_name();
+        let mut parts = name.to_str()?.strip_prefix(PREFIX)?.split('.');
+        parts.next()?.parse::<u64>().ok()
+    });
+    seconds.filter(|second| *second <= SECOND_MAX).max()
 }
 
 fn wall_time_s() -> f64 {
@@ -209,31 +199,12 @@ fn message_field(out: &mut Vec<u8>, field: u32, fill: impl FnOnce(&mut Vec<u8>))
     bytes_field(out, field, &message);
 }
 
-/// CRC-32 with Castagnoli's polynomial, bit by bit through a table.
+/// CRC-32 with Castagnoli's polynomial, bit by bit: events are short.
 fn crc32c(bytes: &[u8]) -> u32 {
-    const TABLE: [u32; 256] = table();
-    !bytes.iter().fold(!0, |crc, &byte| {
-        TABLE[usize::from(crc as u8 ^ byte)] ^ crc >> 8
-    })
-}
-
-const fn table() -> [u32; 256] {
-    let mut table = [0; 256];
-    let mut index = 0;
-    while index < 256 {
-        let (mut crc, mut bit) = (index as u32, 0);
-        while bit < 8 {
-            crc = if crc & 1 == 1 {
-                crc >> 1 ^ 0x82f6_3b78
-            } else {
-                crc >> 1
-            };
-            bit += 1;
-        }
-        table[index] = crc;
-        index += 1;
-    }
-    table
+    let bit = |crc: u32, _| crc >> 1 ^ (0x82f6_3b78 & (crc & 1).wrapping_neg());
+    !bytes
+        .iter()
+        .fold(!0, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), bit))
 }
 
 /// Masks a checksum as TensorFlow does.

@@ -1,6 +1,5 @@
 //! `ddp-train tokenize`: from texts to files of tokens.
 
-use std::fmt::Display;
 use std::path::Path;
 use std::time::Instant;
 
@@ -10,17 +9,13 @@ use ddp_kernels::threads;
 use crate::cli::TokenizeFlags;
 use crate::data::text::{self, Side, Sizes, TokenizeOptions, Tokenized, TokenizerChoice};
 use crate::error::{Error, Result};
-use crate::output::warn_unprinted;
+use crate::output::{Say, warn_unprinted};
 use crate::progress::ReadProgress;
 use crate::shown::{shown, significant};
 use crate::units::count;
 
 /// Writes a folder of shards.
-pub fn tokenize(
-    flags: &TokenizeFlags,
-    world: &World,
-    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
-) -> Result<()> {
+pub fn tokenize(flags: &TokenizeFlags, world: &World, say: Say<'_>) -> Result<()> {
     if world.size() > 1 {
         return Err(Error::Usage(format!(
             "tokenize: expected one process, which uses all cores, got {} ranks; help: start it \

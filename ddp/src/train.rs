@@ -12,7 +12,7 @@ use crate::device::{check_device, find_devices};
 use crate::error::{Error, Result, with_flags};
 use crate::models::{self, ModelSpec, OwnLayers};
 use crate::nn::Loss;
-use crate::progress::{Figures, Progress};
+use crate::progress::Progress;
 use crate::record::{EvalEvent, StepEvent};
 use crate::report;
 use crate::tensorboard::EventFile;
@@ -171,29 +171,15 @@ impl Program for TrainProgram<'_> {
 
     fn logged(&mut self, event: &StepEvent) -> Result<()> {
         if let Some(progress) = &mut self.progress {
-            progress.figures(&Figures {
-                step: event.step,
-                epoch: event.epoch,
-                loss: event.loss,
-                accuracy: event.accuracy,
-                rate: match event.tokens_per_s {
-                    Some(tokens) => (tokens, "tokens/s"),
-                    None => (event.samples_per_s, "samples/s"),
-                },
-                tflops: event.tflops.map(|tflops| (tflops, event.product_share)),
-            });
+            progress.figures(event);
         }
-        match &mut self.curves {
-            Some(curves) => curves.step(event),
-            None => Ok(()),
-        }
+        let curves = self.curves.as_mut();
+        curves.map_or(Ok(()), |curves| curves.step(event))
     }
 
     fn evaluated(&mut self, event: &EvalEvent) -> Result<()> {
-        match &mut self.curves {
-            Some(curves) => curves.evaluation(event),
-            None => Ok(()),
-        }
+        let curves = self.curves.as_mut();
+        curves.map_or(Ok(()), |curves| curves.evaluation(event))
     }
 
     fn note(&mut self, line: &str) {

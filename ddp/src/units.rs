@@ -51,6 +51,14 @@ pub(crate) fn megabytes(value: f64) -> String {
     }
 }
 
+/// |a − b| relative to the larger one; 0 if they are equal.
+pub(crate) fn relative(a: f64, b: f64) -> f64 {
+    if a == b {
+        return 0.0;
+    }
+    (a - b).abs() / a.abs().max(b.abs())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,11 +1,11 @@
 //! Using a saved model: `ddp-train eval`, `ddp-train predict` and `ddp-train generate`.
 //!
-//! `choose.rs` finds the checkpoint, `load.rs` loads model and rows, `round_robin.rs` divides rows
-//! among ranks, `forward.rs` runs the model; `eval.rs` counts the outputs, `predict.rs` writes
-//! them. `on_cpu.rs` loads a transformer alone, and `generate.rs` continues texts with it.
+//! `choose.rs` finds the checkpoint, `load.rs` loads model and rows, `forward.rs` runs the model;
+//! `eval.rs` counts the outputs, `predict.rs` writes them. `on_cpu.rs` loads a transformer alone,
+//! and `generate.rs` continues texts with it.
 //!
 //! Batch k belongs to rank k mod N. A batch then has the same rows for any number of ranks, and the
-//! bits of a product depend on its rows. Sums are added in the order of batches, and rank 0 writes
+//! bits of a matmul depend on its rows. Sums are added in the order of batches, and rank 0 writes
 //! rows in order with at most one batch of each rank in memory. The output is the same to the bit
 //! on any number of ranks.
 
@@ -17,7 +17,6 @@ pub(crate) mod load;
 pub(crate) mod on_cpu;
 mod outputs;
 mod predict;
-mod round_robin;
 
 pub use eval::eval;
 pub use generate::{generate, prompts};

@@ -7,7 +7,6 @@ mod follow;
 mod summary;
 mod view;
 
-use std::fmt::Display;
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
@@ -17,6 +16,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
 use self::follow::{Followed, open};
 use crate::cli::WatchFlags;
 use crate::error::{Error, Result};
+use crate::output::Say;
 
 /// How often the log is read.
 const READ_EVERY: Duration = Duration::from_secs(1);
@@ -25,11 +25,7 @@ const KEYS_EVERY: Duration = Duration::from_millis(200);
 
 /// Shows the run until q is pressed or a signal comes. Without a terminal prints one summary. On
 /// rank 0.
-pub fn watch(
-    flags: &WatchFlags,
-    world: &World,
-    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
-) -> Result<()> {
+pub fn watch(flags: &WatchFlags, world: &World, say: Say<'_>) -> Result<()> {
     if world.rank() > 0 {
         return Ok(());
     }
@@ -48,12 +44,8 @@ pub fn watch(
 }
 
 fn failed(source: io::Error) -> Error {
-    Error::Io {
-        action: "show the run on",
-        path: "the terminal".into(),
-        source,
-        help: "pipe the output elsewhere for one summary, as in: ddp-train watch DIR | cat".into(),
-    }
+    let help = "pipe the output elsewhere for one summary, as in: ddp-train watch DIR | cat";
+    Error::io("show the run on", "the terminal", help)(source)
 }
 
 fn live(

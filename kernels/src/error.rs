@@ -4,12 +4,11 @@
 //! caller's line, then `; help:` and the fix. Other crates follow it and use [`Help`] for its end.
 
 use std::fmt;
-use std::panic::Location;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+pub(crate) use crate::message::{Caller, Line, human_bytes};
 pub use crate::message::{Help, Site};
-pub(crate) use crate::message::{Line, human_bytes};
 use crate::{DType, Device, Shape};
 
 /// A result of this crate.
@@ -126,18 +125,19 @@ impl Error {
         expected: impl fmt::Display,
         got: impl fmt::Display,
     ) -> Error {
-        Error::value_at(op, what, expected, got, Location::caller())
+        Caller::new(op).value(what, expected, got)
     }
+}
 
-    /// As `value`, at the line `at`.
-    pub(crate) fn value_at(
-        op: &'static str,
+impl Caller {
+    /// An argument out of range.
+    pub(crate) fn value(
+        self,
         what: impl fmt::Display,
         expected: impl fmt::Display,
         got: impl fmt::Display,
-        at: Site,
     ) -> Error {
-        let line = Line(at);
+        let (op, line) = (self.op, Line(self.at));
         Error::Value(format!(
             "{op}: {what}: expected {expected}, got {got} ({line})"
         ))
@@ -145,26 +145,20 @@ impl Error {
 
     /// An operand that does not fit the operation.
     pub(crate) fn operand(
-        op: &'static str,
+        self,
         operand: impl fmt::Display,
         expected: impl fmt::Display,
         help: impl AsRef<str>,
-        at: Site,
     ) -> Error {
-        let (line, help) = (Line(at), Help(help.as_ref()));
+        let (op, line, help) = (self.op, Line(self.at), Help(help.as_ref()));
         Error::Operand(format!(
             "{op}: {operand}: expected {expected} ({line}){help}"
         ))
     }
 
     /// An operand that is written and shares its memory with another one.
-    pub(crate) fn overlap(
-        op: &'static str,
-        first: impl fmt::Display,
-        second: impl fmt::Display,
-        at: Site,
-    ) -> Error {
-        let line = Line(at);
+    pub(crate) fn overlap(self, first: impl fmt::Display, second: impl fmt::Display) -> Error {
+        let (op, line) = (self.op, Line(self.at));
         Error::Overlap(format!(
             "{op}: {first} and {second} share memory, and one of them is written ({line}); help: \
              give {op} tensors that do not overlap, for example one from empty_like()"
@@ -172,29 +166,33 @@ impl Error {
     }
 
     /// Work that a graph cannot contain.
-    pub(crate) fn capture(
-        op: &'static str,
-        device: Device,
-        why: impl fmt::Display,
-        help: &str,
-        at: Site,
-    ) -> Error {
-        let (line, help) = (Line(at), Help(help));
+    pub(crate) fn capture(self, device: Device, why: impl fmt::Display, help: &str) -> Error {
+        let (op, line, help) = (self.op, Line(self.at), Help(help));
         Error::Capture(format!(
             "{op}: a graph is being captured on {device} ({line}): {why}{help}"
         ))
     }
 
+    /// A device that cannot be used.
+    pub(crate) fn absent(self, device: Device, why: String) -> Error {
+        let Caller { op, at } = self;
+        Error::DeviceAbsent {
+            op,
+            device,
+            why,
+            at,
+        }
+    }
+
     /// A call of `function` that failed with the error `name`, described by `meaning`.
     pub(crate) fn cuda(
-        op: &'static str,
+        self,
         device: Device,
         function: &str,
         [name, meaning]: [&str; 2],
         help: &str,
-        at: Site,
     ) -> Error {
-        let (line, help) = (Line(at), Help(help));
+        let (op, line, help) = (self.op, Line(self.at), Help(help));
         Error::Cuda(format!(
             "{op}: {function} on {device} failed: {name} ({meaning}) ({line}){help}"
         ))

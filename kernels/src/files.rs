@@ -66,6 +66,13 @@ pub fn limit_help(error: &io::Error) -> Option<&'static str> {
     }
 }
 
+/// Replaces a file by one with these bytes, or makes it.
+pub fn replace_with(path: &Path, bytes: &[u8]) -> Result<()> {
+    replace_file(path, |file| {
+        file.write_all(bytes).map_err(failed("write", path))
+    })
+}
+
 /// Makes a folder and those above it, durably; one that is there is fine.
 pub fn make_folder(path: &Path) -> Result<()> {
     let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.is_dir();

@@ -26,7 +26,7 @@ use std::ffi::c_void;
 
 use crate::cuda::Gpu;
 use crate::cuda::nodes::{self, NodeKind};
-use crate::error::{Error, Result, Site};
+use crate::error::{Caller, Result, Site};
 pub use crate::library::{Library, functions};
 use crate::storage::Borrow;
 use crate::stream::Stream;
@@ -81,14 +81,15 @@ pub fn enter<'a>(
     at: Site,
     operands: &[Operand<'a>],
 ) -> Result<Entered<'a>> {
+    let by = Caller { op, at };
     let device = stream.device();
     let Some(queue) = stream.queue() else {
         let got = format!("one on {device}");
-        return Err(Error::value_at(op, "stream", "one of a GPU", got, at));
+        return Err(by.value("stream", "one of a GPU", got));
     };
     if operands.len() > OPERANDS_MAX {
         let (most, got) = (format!("at most {OPERANDS_MAX}"), operands.len());
-        return Err(Error::value_at(op, "operands", most, got, at));
+        return Err(by.value("operands", most, got));
     }
     let mut entered = Entered {
         stream: queue.raw().cast(),
@@ -100,18 +101,18 @@ pub fn enter<'a>(
         let tensor = operand.tensor;
         if tensor.device() != device {
             let expected = format!("a tensor on {device}, the stream's device");
-            return Err(Error::value_at(op, operand.role, expected, tensor, at));
+            return Err(by.value(operand.role, expected, tensor));
         }
         if tensor.is_transposed() {
             let got = format!("{tensor}, transposed");
             let expected = "rows in order: call .contiguous() first";
-            return Err(Error::value_at(op, operand.role, expected, got, at));
+            return Err(by.value(operand.role, expected, got));
         }
-        let borrow = tensor.enter_for(operand.role, operand.writes, queue, op, at)?;
+        let borrow = tensor.enter_for(operand.role, operand.writes, queue, by)?;
         entered.addresses[index] = borrow.address();
         entered.borrows[index] = Some(borrow);
     }
-    queue.gpu.bind().map_err(|fault| fault.of(op, device, at))?;
+    queue.gpu.bind().map_err(|fault| fault.of(by, device))?;
     nodes::note(|notes| {
         notes.begin();
         for (operand, &address) in operands.iter().zip(entered.addresses()) {
@@ -124,12 +125,13 @@ pub fn enter<'a>(
 
 /// Makes the context of `device` current, for libraries that use the current device.
 pub fn bind(device: Device, op: &'static str, at: Site) -> Result<()> {
+    let by = Caller { op, at };
     let Device::Cuda(index) = device else {
-        return Err(Error::value_at(op, "device", "a GPU", device, at));
+        return Err(by.value("device", "a GPU", device));
     };
-    Gpu::get(index, op, at)?
+    Gpu::get(index, by)?
         .bind()
-        .map_err(|fault| fault.of(op, device, at))
+        .map_err(|fault| fault.of(by, device))
 }
 
 /// The number of this thread's capture of `stream`, if any. Each capture has its own number.

@@ -11,9 +11,9 @@ use crate::cuda::calls::CUresult;
 use crate::cuda::fault::{Fault, Outcome, driver};
 use crate::cuda::gpu::Handle;
 use crate::cuda::nodes;
-pub use crate::cuda::nodes::{GraphNode, NodeCounts, NodeKind};
+pub use crate::cuda::nodes::{GraphNode, NodeCounts, NodeKind, NodeWork};
 use crate::cuda::queue::{Queue, is_capturing};
-use crate::error::{Error, Result, Site};
+use crate::error::{Caller, Error, Result};
 use crate::memory;
 use crate::storage::Kept;
 use crate::stream::Stream;
@@ -45,6 +45,20 @@ struct KeptForLaunches {
     nodes: Vec<GraphNode>,
 }
 
+/// Runs `body`, and returns what it launched on this thread, with the milliseconds that each node
+/// took: measured between two events around it, so without the time between nodes. None for calls
+/// of other libraries. Waits for all of it.
+#[track_caller]
+pub fn timed<E: From<Error>>(
+    device: Device,
+    body: impl FnOnce() -> Result<(), E>,
+) -> Result<Vec<(GraphNode, Option<f32>)>, E> {
+    let by = Caller::new("timed");
+    let (ran, nodes) = nodes::timed(body);
+    ran?;
+    nodes.map_err(|fault| fault.of(by, device).into())
+}
+
 impl Graph {
     /// Captures the work that `body` gives to `stream`, and to streams that wait for its events,
     /// instead of running it. Operations that `body` calls go to `stream`.
@@ -55,26 +69,19 @@ impl Graph {
         stream: &Stream,
         body: impl FnOnce() -> Result<(), E>,
     ) -> Result<Graph, E> {
-        Graph::capture_at(stream, body, std::panic::Location::caller())
-    }
-
-    fn capture_at<E: From<Error>>(
-        stream: &Stream,
-        body: impl FnOnce() -> Result<(), E>,
-        at: Site,
-    ) -> Result<Graph, E> {
+        let by = Caller::new("capture");
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let device = stream.device();
         let Some(queue) = stream.queue() else {
             let got = format!("a stream of {device}");
-            return Err(Error::value_at("capture", "stream", "a stream of a GPU", got, at).into());
+            return Err(by.value("stream", "a stream of a GPU", got).into());
         };
         if is_capturing() {
             let why = "a thread can run one capture at a time";
             let help = "end that capture first";
-            return Err(Error::capture("capture", device, why, help, at).into());
+            return Err(by.capture(device, why, help).into());
         }
-        let failed = |fault: Fault| E::from(fault.of("capture", device, at));
+        let failed = |fault: Fault| E::from(fault.of(by, device));
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         queue.begin_capture(id).map_err(failed)?;
         let ending = Ending { queue };
@@ -97,14 +104,14 @@ impl Graph {
     /// work that they are given later.
     #[track_caller]
     pub fn launch(&self) -> Result<()> {
-        let at = std::panic::Location::caller();
+        let by = Caller::new("graph");
         let device = self.device();
         if is_capturing() {
             let why = "a graph cannot launch another graph";
             let help = "launch the two one after the other";
-            return Err(Error::capture("graph", device, why, help, at));
+            return Err(by.capture(device, why, help));
         }
-        let current = Stream::current_at(device, "graph", at)?;
+        let current = Stream::current_at(device, by)?;
         let current = current.queue().filter(|it| !Arc::ptr_eq(it, &self.queue));
         let others = || self.joined.iter().chain(current);
         let exec = lock(&self.exec);
@@ -121,7 +128,7 @@ impl Graph {
                 let done = self.queue.record(false)?;
                 others().try_for_each(|other| other.wait(&done))
             });
-        launched.map_err(|fault| fault.of("graph", device, at))?;
+        launched.map_err(|fault| fault.of(by, device))?;
         transfer::book_launch(&self.kept.booked);
         Ok(())
     }
@@ -134,6 +141,11 @@ impl Graph {
     /// How many nodes the driver counts, which includes those that libraries made.
     pub fn counts(&self) -> NodeCounts {
         self.counts
+    }
+
+    /// Streaming multiprocessors of its device.
+    pub fn multiprocessors(&self) -> usize {
+        self.queue.gpu.multiprocessors as usize
     }
 
     /// Bytes per second that the memory of its device can move at most, by its clock and width.

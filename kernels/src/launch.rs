@@ -15,16 +15,16 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
-use cudarc::driver::sys::CUfunction;
+use cudarc::driver::sys::{CUfunction, CUfunction_attribute};
 
 pub(crate) use crate::cuda::nvrtc::Source;
 
 use crate::cuda::fault::driver;
-use crate::cuda::nodes::{self, NodeKind};
+use crate::cuda::nodes::{self, NodeKind, NodeWork};
 use crate::cuda::nvrtc::{self, KernelName};
 use crate::cuda::queue::Queue;
 use crate::cuda::{Gpu, copies};
-use crate::error::{Result, Site};
+use crate::error::{Caller, Result};
 use crate::storage::Origin;
 use crate::sync::lock;
 use crate::{DType, Shape, Tensor};
@@ -34,19 +34,25 @@ pub(crate) const BLOCK_THREADS: u32 = 256;
 /// Sixteen blocks on each of 132 multiprocessors: with more, threads loop over several elements.
 pub(crate) const BLOCKS_MAX: usize = 16 * 132;
 
+/// Dynamic shared memory that a block may have without being allowed more.
+const SHARED_BYTES: u32 = 48 << 10;
+
 /// How many blocks of how many threads. A grid without blocks launches nothing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grid {
     pub(crate) blocks: [u32; 3],
     pub(crate) threads: [u32; 3],
+    /// What the kernel declares, for `bench --explain`: see `NodeWork::dependent_loads`.
+    pub(crate) dependent_loads: Option<usize>,
 }
 
 impl Grid {
     /// For kernels that loop over their elements with the stride of the whole grid: a thread for
     /// each element, up to the number of blocks that keeps every multiprocessor busy.
     pub(crate) fn elements(count: usize) -> Grid {
-        let blocks = count.div_ceil(BLOCK_THREADS as usize).min(BLOCKS_MAX);
-        Grid::blocks(blocks, BLOCK_THREADS)
+        let all = count.div_ceil(BLOCK_THREADS as usize);
+        let blocks = all.min(BLOCKS_MAX);
+        Grid::blocks(blocks, BLOCK_THREADS).waits(all.div_ceil(blocks.max(1)))
     }
 
     /// As `elements`, for threads that handle 16 bytes each.
@@ -60,6 +66,25 @@ impl Grid {
         Grid {
             blocks: [blocks, 1, 1],
             threads: [threads, 1, 1],
+            dependent_loads: None,
+        }
+    }
+
+    /// A thread loads so often before it can go on, one load (or several at once) after another.
+    pub(crate) fn waits(self, dependent_loads: usize) -> Grid {
+        Grid {
+            dependent_loads: Some(dependent_loads),
+            ..self
+        }
+    }
+
+    fn work(&self) -> NodeWork {
+        let count = |sides: [u32; 3]| sides.iter().map(|&side| side as usize).product();
+        NodeWork {
+            blocks: count(self.blocks),
+            threads: count(self.threads),
+            dependent_loads: self.dependent_loads,
+            flop: 0.0,
         }
     }
 }
@@ -120,18 +145,22 @@ const COUNTERS: usize = 8;
 pub(crate) struct Launcher {
     pub(crate) gpu: &'static Gpu,
     pub(crate) queue: Arc<Queue>,
-    pub(crate) op: &'static str,
-    pub(crate) at: Site,
+    pub(crate) by: Caller,
 }
 
 impl Launcher {
+    pub(crate) fn new(queue: Arc<Queue>, by: Caller) -> Launcher {
+        let gpu = queue.gpu;
+        Launcher { gpu, queue, by }
+    }
+
     /// Compiles the kernel at its first use.
     pub(crate) fn load(
         &self,
         source: &'static Source,
         name: impl Into<KernelName>,
     ) -> Result<CUfunction> {
-        nvrtc::function(self.gpu, source, name.into(), self.op, self.at)
+        nvrtc::function(self.gpu, source, name.into(), self.by)
     }
 
     /// The address of this stream's counters, i64 (8): zero before each kernel, which leaves them
@@ -152,13 +181,13 @@ impl Launcher {
     /// address.
     fn memory(&self, name: &str, bytes: usize, byte: Option<u8>) -> Result<(Tensor, u64)> {
         let (shape, device) = (Shape::new(&[bytes])?, self.gpu.device());
-        let (op, at, origin) = (self.op, self.at, Origin::Computed);
-        let tensor = Tensor::allocate(shape, DType::U8, device, origin, op, at)?.named(name);
-        let address = tensor.enter("memory", true, op, at)?.address();
+        let (by, origin) = (self.by, Origin::Computed);
+        let tensor = Tensor::allocate(shape, DType::U8, device, origin, by)?.named(name);
+        let address = tensor.enter("memory", true, by)?.address();
         if let Some(byte) = byte {
             // SAFETY: the tensor is new, and this many bytes of this device's memory.
             let filled = unsafe { copies::fill(&self.queue, address, byte, bytes) };
-            filled.map_err(|fault| fault.of(op, device, at))?;
+            filled.map_err(|fault| fault.of(by, device))?;
         }
         Ok((tensor, address))
     }
@@ -172,10 +201,20 @@ impl Launcher {
         grid: Grid,
         args: &[u64],
     ) -> Result<()> {
+        self.launch_with(source, name.into(), (grid, 0), args)
+    }
+
+    /// As `launch`, with this many bytes of dynamic shared memory for each block.
+    pub(crate) fn launch_with(
+        &self,
+        source: &'static Source,
+        name: KernelName,
+        (grid, bytes): (Grid, u32),
+        args: &[u64],
+    ) -> Result<()> {
         if grid.blocks.contains(&0) {
             return Ok(());
         }
-        let name = name.into();
         let function = self.load(source, name)?;
         let mut parameters: [*mut c_void; PARAMETERS_MAX] = [std::ptr::null_mut(); PARAMETERS_MAX];
         for (parameter, word) in parameters[..args.len()].iter_mut().zip(args) {
@@ -190,12 +229,24 @@ impl Launcher {
         // entered, which stays in its pool until the stream has passed its release.
         let launch = || unsafe {
             driver!(cuLaunchKernel(
-                function, x, y, z, bx, by, bz, 0, stream, parameters, none
+                function, x, y, z, bx, by, bz, bytes, stream, parameters, none
             ))
         };
-        let launched = self.gpu.bind().and_then(|()| launch());
-        launched.map_err(|fault| fault.of(self.op, self.gpu.device(), self.at))?;
-        nodes::node(NodeKind::Kernel, name, self.op, args);
+        let allow = || match bytes <= SHARED_BYTES {
+            true => Ok(()),
+            // SAFETY: the function belongs to this context. The call changes how much it may have.
+            false => unsafe {
+                driver!(cuFuncSetAttribute(
+                    function,
+                    CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    bytes as i32
+                ))
+            },
+        };
+        let bound = self.gpu.bind().and_then(|()| allow());
+        let launched = bound.and_then(|()| nodes::launch(&self.queue, launch)?);
+        launched.map_err(|fault| fault.of(self.by, self.gpu.device()))?;
+        nodes::node(NodeKind::Kernel, name, self.by.op, args, grid.work());
         Ok(())
     }
 }

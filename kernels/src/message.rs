@@ -6,6 +6,23 @@ use std::panic::Location;
 /// A line in the caller's source.
 pub type Site = &'static Location<'static>;
 
+/// Who asked for something: an operation, and the line in the caller's source. Every message about
+/// it names both.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caller {
+    pub(crate) op: &'static str,
+    pub(crate) at: Site,
+}
+
+impl Caller {
+    /// The operation `op`, called at the line that calls this function's caller.
+    #[track_caller]
+    pub(crate) fn new(op: &'static str) -> Caller {
+        let at = Location::caller();
+        Caller { op, at }
+    }
+}
+
 /// The end of an error message: `; help:` and the fix, or nothing if there is no fix to name.
 pub struct Help<'a>(pub &'a str);
 

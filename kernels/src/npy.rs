@@ -11,12 +11,11 @@ mod header;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::panic::Location;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use self::header::MAGIC;
-use crate::error::{Error, Result, Site, TensorInfo};
+use crate::error::{Caller, Error, Result, TensorInfo};
 use crate::storage::Origin;
 use crate::transfer::{self, Asked};
 use crate::{DType, Device, Shape, Tensor};
@@ -29,8 +28,8 @@ impl Tensor {
     /// and row-major, as `np.save` writes them. On another device than the CPU this is an upload.
     #[track_caller]
     pub fn load_npy(path: impl AsRef<Path>, device: Device) -> Result<Tensor> {
-        let (path, at) = (path.as_ref(), Location::caller());
-        device.check_usable("load_npy", at)?;
+        let (path, by) = (path.as_ref(), Caller::new("load_npy"));
+        device.check_usable(by)?;
         let failed = failed(path, "opening");
         // Opening a FIFO would wait for its other end.
         let file = OpenOptions::new()
@@ -40,29 +39,23 @@ impl Tensor {
             .map_err(&failed)?;
         let metadata = file.metadata().map_err(&failed)?;
         check_regular(path, &metadata)?;
-        load(file, metadata.len(), path, device, "load_npy", at)
+        load(file, metadata.len(), path, device, by)
     }
 
     /// Writes the tensor to `path` as an `.npy` file with the bytes that numpy would write,
     /// row-major. From a GPU this is a download.
     #[track_caller]
     pub fn save_npy(&self, path: impl AsRef<Path>) -> Result<()> {
-        let (path, at) = (path.as_ref(), Location::caller());
+        let (path, by) = (path.as_ref(), Caller::new("save_npy"));
         let Some(header) = header(self.dtype(), self.shape()) else {
             let expected = "a dtype that .npy files have: f32, f16, f64, u8, i32 or i64";
             let help = "save it as .to_dtype(DType::F32), which holds every bf16 exactly";
-            return Err(Error::operand(
-                "save_npy",
-                self.as_operand("x"),
-                expected,
-                help,
-                at,
-            ));
+            return Err(by.operand(self.as_operand("x"), expected, help));
         };
         // Saving is a use: the tensor was not made only to be moved here.
         self.storage().mark_used();
-        let here = transfer::on_host(self, "save_npy", at)?.contiguous_at("save_npy", at)?;
-        let borrow = here.borrow("x", false, "save_npy", at)?;
+        let here = transfer::on_host(self, by)?.contiguous_at(by)?;
+        let borrow = here.borrow("x", false, by)?;
         replace(path, &[&header, borrow.elements::<u8>()])
     }
 }
@@ -76,9 +69,9 @@ pub fn header(dtype: DType, shape: &[usize]) -> Option<Vec<u8>> {
 /// The array in the bytes of an `.npy` file, on `device`.
 #[track_caller]
 pub fn parse(bytes: &[u8], device: Device) -> Result<Tensor> {
-    let (path, at) = (Path::new("<bytes in memory>"), Location::caller());
-    device.check_usable("npy::parse", at)?;
-    load(bytes, bytes.len() as u64, path, device, "npy::parse", at)
+    let (path, by) = (Path::new("<bytes in memory>"), Caller::new("npy::parse"));
+    device.check_usable(by)?;
+    load(bytes, bytes.len() as u64, path, device, by)
 }
 
 /// What the header of an `.npy` file says.
@@ -118,8 +111,7 @@ fn load(
     file_bytes: u64,
     path: &Path,
     device: Device,
-    op: &'static str,
-    at: Site,
+    by: Caller,
 ) -> Result<Tensor> {
     let file = describe(&mut reader, path, header::dtype)?;
     let (dtype, shape) = (file.stored, file.shape);
@@ -142,15 +134,15 @@ fn load(
             shape,
             device: Device::Cpu,
         };
-        transfer::check(op, &info, device, Asked::Explicitly, at)?;
+        transfer::check(&info, device, Asked::Explicitly, by)?;
     }
-    let tensor = Tensor::allocate(shape, dtype, Device::Cpu, Origin::HostData, op, at)?;
-    let read = reader.read_exact(tensor.borrow("tensor", true, op, at)?.elements_mut());
+    let tensor = Tensor::allocate(shape, dtype, Device::Cpu, Origin::HostData, by)?;
+    let read = reader.read_exact(tensor.borrow("tensor", true, by)?.elements_mut());
     read.map_err(|error| match error.kind() {
         ErrorKind::UnexpectedEof => bad(path, format!("{claims}, but the file has shrunk")),
         _ => failed(path, "reading")(error),
     })?;
-    tensor.to_at(device, op, at)
+    tensor.to_at(device, by)
 }
 
 /// The text of the header, and how many bytes its end is from the start.

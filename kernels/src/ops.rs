@@ -22,6 +22,7 @@ mod column_sum;
 mod copy;
 mod create;
 mod cross_entropy;
+mod digest;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -71,6 +72,7 @@ pub use chunks::{Chunk, ChunkTable, QUANTUM};
 pub use column_sum::column_sum_into;
 pub use copy::Destination;
 pub use cross_entropy::{CrossEntropyOptions, CrossEntropyOut, cross_entropy};
+pub use digest::{DIGEST, digest_mix, digest_quanta};
 pub use dropout::{DropoutKey, dropout, dropout_into};
 pub use embedding::{
     EmbeddingScratch, embedding_backward_into, embedding_into, embedding_positions_backward_into,

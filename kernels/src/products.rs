@@ -4,13 +4,10 @@
 //! program may have the heuristic's first ones timed and use the fastest, in other processes too.
 //! Algorithms differ in their last bits.
 
-use std::panic::Location;
-
 use serde::{Deserialize, Serialize};
 
-use crate::cuda::Gpu;
 use crate::device::discover;
-use crate::error::{Result, Site};
+use crate::error::{Caller, Result};
 use crate::heartbeat::{self, Work};
 use crate::launch::Launcher;
 use crate::launch::blaslt::Kind as Product;
@@ -45,16 +42,12 @@ pub struct Algorithms {
 
 #[track_caller]
 fn launcher(device: Device) -> Result<Option<Launcher>> {
-    let (op, at): (_, Site) = ("products", Location::caller());
-    let Device::Cuda(index) = device else {
+    let by = Caller::new("products");
+    if !device.is_accelerator() {
         return Ok(None);
-    };
-    Ok(Some(Launcher {
-        gpu: Gpu::get(index, op, at)?,
-        queue: Stream::current_queue(device, op, at)?,
-        op,
-        at,
-    }))
+    }
+    let queue = Stream::current_queue(device, by)?;
+    Ok(Some(Launcher::new(queue, by)))
 }
 
 /// The kinds of products that this process has made on a device. None on the CPU.
@@ -80,6 +73,15 @@ pub fn measured_on(device: Device) -> Result<String> {
     Ok(format!(
         "{name}, cuBLASLt {version}, driver {major}.{minor}"
     ))
+}
+
+/// Where the tanh form of gelu is computed in bf16 and TF32, unless `fastest` decides.
+#[track_caller]
+pub fn gelu(device: Device) -> Result<&'static str> {
+    Ok(match launcher(device)? {
+        Some(gpu) if gpu.fuses_gelu()? => "cuBLASLt's epilogue",
+        _ => "a kernel of its own",
+    })
 }
 
 /// The fastest algorithms for these kinds on a device, as found on disk or measured now. Waits for

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::cuda::Gpu;
 use crate::cuda::queue::Queue;
-use crate::error::{Error, Result, Site};
+use crate::error::{Caller, Error, Result, Site};
 use crate::launch::{Grid, Launcher, Source, args};
 use crate::stream::Stream;
 use crate::{DType, Device, Tensor};
@@ -75,18 +75,18 @@ impl Progress {
     /// kernels, so that no work waits for that.
     #[track_caller]
     pub fn new(device: Device, lanes: usize) -> Result<Progress> {
-        let at = std::panic::Location::caller();
+        let by = Caller::new("progress");
         let Device::Cuda(index) = device else {
             return Err(Error::value("progress", "device", "a GPU", device));
         };
         // Uses this device first, because pinned memory is made by a device in use.
-        let gpu = Gpu::get(index, "progress", at)?;
+        let gpu = Gpu::get(index, by)?;
         let lanes = lanes.max(1);
         let words =
             Tensor::zeros_pinned(&[lanes * LANE_WORDS], DType::I64)?.named("progress words");
         let counts = Tensor::zeros(&[lanes * 2], DType::I64, device)?.named("progress counts");
         let start = {
-            let entered = words.enter("words", true, "progress", at)?;
+            let entered = words.enter("words", true, by)?;
             // Leaked: graphs and pending work may write here at any time, and readers may read.
             entered.leave_never();
             NonNull::new(std::ptr::with_exposed_provenance_mut::<u64>(
@@ -94,13 +94,8 @@ impl Progress {
             ))
             .expect("memory is not at 0")
         };
-        let queue = Queue::default_of(gpu).map_err(|fault| fault.of("progress", device, at))?;
-        let launcher = Launcher {
-            gpu,
-            queue,
-            op: "progress",
-            at,
-        };
+        let queue = Queue::default_of(gpu).map_err(|fault| fault.of(by, device))?;
+        let launcher = Launcher::new(queue, by);
         launcher.load(&SOURCE, "progress_begin")?;
         launcher.load(&SOURCE, "progress_end")?;
         Ok(Progress {
@@ -152,27 +147,23 @@ impl Progress {
         at: Site,
         launch: impl FnOnce(&Launcher, u64, u64) -> Result<()>,
     ) -> Result<()> {
-        assert!(
-            lane < self.board.lanes,
-            "lane {lane} of {}",
-            self.board.lanes
-        );
+        let op = "progress";
+        let (by, lanes) = (Caller { op, at }, self.board.lanes);
+        assert!(lane < lanes, "lane {lane} of {lanes}");
         let Some(queue) = stream.queue().filter(|_| stream.device() == self.device) else {
             let [expected, got] = [self.device, stream.device()].map(|it| format!("one on {it}"));
-            return Err(Error::value_at("progress", "stream", expected, got, at));
+            return Err(by.value("stream", expected, got));
         };
         let counts = self.counts.slice(2 * lane..2 * lane + 2)?;
-        let counts = counts.enter_for("counts", true, queue, "progress", at)?;
+        let counts = counts.enter_for("counts", true, queue, by)?;
         // Graphs keep them; they are never reused anyway.
         self.words.join_capture(queue);
         let words = self.board.start.addr().get() + 8 * lane * LANE_WORDS;
-        let launcher = Launcher {
-            gpu: queue.gpu,
-            queue: queue.clone(),
-            op: "progress",
-            at,
-        };
-        launch(&launcher, counts.address(), words as u64)
+        launch(
+            &Launcher::new(queue.clone(), by),
+            counts.address(),
+            words as u64,
+        )
     }
 }
 

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::cuda::queue::Queue;
-use crate::error::{Result, Site, TensorInfo};
+use crate::error::{Caller, Result, Site, TensorInfo};
 use crate::memory::Block;
 use crate::stream::Event;
 use crate::sync::{get_mut, lock};
@@ -59,8 +59,7 @@ pub(crate) struct Use {
     start: usize,
     end: usize,
     pub(crate) writes: bool,
-    pub(crate) op: &'static str,
-    pub(crate) at: Site,
+    pub(crate) by: Caller,
     until: Until,
 }
 
@@ -108,14 +107,13 @@ impl Storage {
         origin: Origin,
         pinned: bool,
         info: TensorInfo,
-        op: &'static str,
-        at: Site,
+        by: Caller,
     ) -> Result<Arc<Storage>> {
         Ok(Arc::new(Storage {
-            block: Block::new(bytes, pinned, info, op, at)?,
+            block: Block::new(bytes, pinned, info, by)?,
             bytes,
             origin,
-            made_at: at,
+            made_at: by.at,
             used: AtomicBool::new(false),
             changed: AtomicBool::new(false),
             in_use: Mutex::default(),
@@ -161,8 +159,7 @@ impl Storage {
         &self,
         range: Range<usize>,
         writes: bool,
-        op: &'static str,
-        at: Site,
+        by: Caller,
     ) -> Result<Borrow<'_>, Box<Use>> {
         debug_assert!(range.start <= range.end && range.end <= self.bytes);
         static NEXT_TOKEN: AtomicU64 = AtomicU64::new(0);
@@ -184,8 +181,7 @@ impl Storage {
                 start: range.start,
                 end: range.end,
                 writes,
-                op,
-                at,
+                by,
                 until: Until::Call,
             });
         }

@@ -5,7 +5,6 @@
 //! done when its call returns: an event is a moment in time, and waiting returns at once.
 
 use std::cell::RefCell;
-use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::Device;
 use crate::cuda::Gpu;
 use crate::cuda::queue::{Mark, Queue};
-use crate::error::{Error, Result, Site};
+use crate::error::{Caller, Error, Result};
 
 /// An ordered queue of work on one device.
 #[derive(Clone, Debug)]
@@ -37,63 +36,55 @@ impl Stream {
     /// A new stream on `device`.
     #[track_caller]
     pub fn new(device: Device) -> Result<Stream> {
-        Stream::make(device, false, Location::caller())
+        Stream::make(device, false, Caller::new("stream"))
     }
 
     /// A new stream whose work has priority over that of other streams.
     #[track_caller]
     pub fn urgent(device: Device) -> Result<Stream> {
-        Stream::make(device, true, Location::caller())
+        Stream::make(device, true, Caller::new("stream"))
     }
 
-    fn make(device: Device, urgent: bool, at: Site) -> Result<Stream> {
+    fn make(device: Device, urgent: bool, by: Caller) -> Result<Stream> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let queue = match gpu_of(device, "stream", at)? {
-            None => None,
-            Some(gpu) => {
-                Some(Queue::new(gpu, id, urgent).map_err(|fault| fault.of("stream", device, at))?)
-            }
-        };
+        let queue = gpu_of(device, by)?
+            .map(|gpu| Queue::new(gpu, id, urgent))
+            .transpose();
+        let queue = queue.map_err(|fault| fault.of(by, device))?;
         Ok(Stream { device, id, queue })
     }
 
     /// The stream that operations on `device` use when no other was chosen.
     #[track_caller]
     pub fn default_of(device: Device) -> Result<Stream> {
-        Stream::default_at(device, "stream", Location::caller())
+        Stream::default_at(device, Caller::new("stream"))
     }
 
-    fn default_at(device: Device, op: &'static str, at: Site) -> Result<Stream> {
-        let queue = match gpu_of(device, op, at)? {
-            None => None,
-            Some(gpu) => Some(Queue::default_of(gpu).map_err(|fault| fault.of(op, device, at))?),
-        };
-        Ok(Stream {
-            device,
-            id: 0,
-            queue,
-        })
+    fn default_at(device: Device, by: Caller) -> Result<Stream> {
+        let queue = gpu_of(device, by)?.map(Queue::default_of).transpose();
+        let (id, queue) = (0, queue.map_err(|fault| fault.of(by, device))?);
+        Ok(Stream { device, id, queue })
     }
 
     /// The stream that operations on `device` called from this thread use.
     #[track_caller]
     pub fn current(device: Device) -> Result<Stream> {
-        Stream::current_at(device, "stream", Location::caller())
+        Stream::current_at(device, Caller::new("stream"))
     }
 
-    pub(crate) fn current_at(device: Device, op: &'static str, at: Site) -> Result<Stream> {
+    pub(crate) fn current_at(device: Device, by: Caller) -> Result<Stream> {
         let chosen =
             CHOSEN.with_borrow(|chosen| chosen.iter().rev().find(|s| s.device == device).cloned());
         match chosen {
             Some(stream) => Ok(stream),
-            None => Stream::default_at(device, op, at),
+            None => Stream::default_at(device, by),
         }
     }
 
     /// The driver's stream for operations on a GPU called from this thread.
-    pub(crate) fn current_queue(device: Device, op: &'static str, at: Site) -> Result<Arc<Queue>> {
-        let stream = Stream::current_at(device, op, at)?;
+    pub(crate) fn current_queue(device: Device, by: Caller) -> Result<Arc<Queue>> {
+        let stream = Stream::current_at(device, by)?;
         Ok(stream.queue.expect("a GPU's stream has a queue"))
     }
 
@@ -128,23 +119,20 @@ impl Stream {
     /// Marks the point after all work given to this stream so far.
     #[track_caller]
     pub fn record(&self) -> Result<Event> {
-        self.record_at(false, Location::caller())
+        self.record_at(false, Caller::new("record"))
     }
 
     /// As `record`, for `Event::since`. On a GPU it costs a little more.
     #[track_caller]
     pub fn record_timed(&self) -> Result<Event> {
-        self.record_at(true, Location::caller())
+        self.record_at(true, Caller::new("record"))
     }
 
-    fn record_at(&self, timed: bool, at: Site) -> Result<Event> {
-        let mark = match &self.queue {
-            None => None,
-            Some(queue) => {
-                let mark = queue.record(timed);
-                Some(mark.map_err(|fault| fault.of("record", self.device, at))?)
-            }
-        };
+    fn record_at(&self, timed: bool, by: Caller) -> Result<Event> {
+        let mark = self.queue.as_ref().map(|queue| queue.record(timed));
+        let mark = mark
+            .transpose()
+            .map_err(|fault| fault.of(by, self.device))?;
         Ok(Event {
             device: self.device,
             at: Instant::now(),
@@ -155,11 +143,11 @@ impl Stream {
     /// Work given to this stream from now on starts after `event`, which may be of another device.
     #[track_caller]
     pub fn wait(&self, event: &Event) -> Result<()> {
-        let at = Location::caller();
+        let by = Caller::new("wait");
         match (&self.queue, &event.mark) {
-            (Some(queue), Some(mark)) => queue
-                .wait(mark)
-                .map_err(|fault| fault.of("wait", self.device, at)),
+            (Some(queue), Some(mark)) => {
+                queue.wait(mark).map_err(|fault| fault.of(by, self.device))
+            }
             // The CPU runs its work in the calling thread: that has to wait.
             (None, Some(_)) => event.synchronize(),
             // An event of the CPU has passed when it is recorded.
@@ -170,17 +158,17 @@ impl Stream {
     /// Blocks until all work given to this stream is done.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
-        let at = Location::caller();
+        let by = Caller::new("synchronize");
         let done = self.queue.as_ref().map_or(Ok(()), |it| it.synchronize());
-        done.map_err(|fault| fault.of("synchronize", self.device, at))
+        done.map_err(|fault| fault.of(by, self.device))
     }
 }
 
 /// The GPU of a device; None for the CPU.
-pub(crate) fn gpu_of(device: Device, op: &'static str, at: Site) -> Result<Option<&'static Gpu>> {
+pub(crate) fn gpu_of(device: Device, by: Caller) -> Result<Option<&'static Gpu>> {
     match device {
         Device::Cpu => Ok(None),
-        Device::Cuda(index) => Gpu::get(index, op, at).map(Some),
+        Device::Cuda(index) => Gpu::get(index, by).map(Some),
     }
 }
 
@@ -221,16 +209,16 @@ impl Event {
     /// Blocks until all work before it is done.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
-        let at = Location::caller();
+        let by = Caller::new("synchronize");
         let done = self.mark.as_ref().map_or(Ok(()), |it| it.synchronize());
-        done.map_err(|fault| fault.of("synchronize", self.device, at))
+        done.map_err(|fault| fault.of(by, self.device))
     }
 
     /// The device's time from `earlier` to this event; zero if `earlier` is the later one. Waits
     /// for both, which must come from `record_timed`.
     #[track_caller]
     pub fn since(&self, earlier: &Event) -> Result<Duration> {
-        let at = Location::caller();
+        let by = Caller::new("since");
         if self.device != earlier.device {
             let (expected, got) = (self.device, earlier.device);
             let expected = format!("an event of {expected}: each device has its own clock");
@@ -252,7 +240,7 @@ impl Event {
             .synchronize()
             .and_then(|()| mark.synchronize())
             .and_then(|()| mark.milliseconds_since(earlier_mark))
-            .map_err(|fault| fault.of("since", self.device, at))?;
+            .map_err(|fault| fault.of(by, self.device))?;
         Ok(Duration::from_secs_f64(
             f64::from(milliseconds.max(0.0)) / 1e3,
         ))
@@ -262,12 +250,10 @@ impl Event {
 /// Blocks until all work on `device` is done.
 #[track_caller]
 pub fn synchronize(device: Device) -> Result<()> {
-    let at = Location::caller();
-    match gpu_of(device, "synchronize", at)? {
+    let by = Caller::new("synchronize");
+    match gpu_of(device, by)? {
         None => Ok(()),
-        Some(gpu) => gpu
-            .synchronize()
-            .map_err(|fault| fault.of("synchronize", device, at)),
+        Some(gpu) => gpu.synchronize().map_err(|fault| fault.of(by, device)),
     }
 }
 

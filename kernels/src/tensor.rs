@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cuda::queue::{Queue, is_capturing};
-use crate::error::{Error, Line, Result, Site, TensorInfo};
+use crate::error::{Caller, Error, Line, Result, TensorInfo};
 use crate::storage::{Borrow, Kept, Origin, Storage};
 use crate::{DType, Device, Shape};
 
@@ -164,14 +164,13 @@ impl Tensor {
         &self,
         role: &'static str,
         writes: bool,
-        op: &'static str,
-        at: Site,
+        by: Caller,
     ) -> Result<Borrow<'_>> {
-        let entered = self.storage.enter(self.byte_range(), writes, op, at);
+        let entered = self.storage.enter(self.byte_range(), writes, by);
         entered.map_err(|other| {
-            let (operand, other_op) = (self.as_operand(role), other.op);
+            let (operand, op, other_op) = (self.as_operand(role), by.op, other.by.op);
             let done = if other.writes { "written" } else { "read" };
-            let (line, other_line) = (Line(at), Line(other.at));
+            let (line, other_line) = (Line(by.at), Line(other.by.at));
             Error::Busy(format!(
                 "{op}: {operand} is being {done} by {other_op} ({other_line}), which has not \
                  finished ({line}); help: let {other_op} finish before you start {op}"
@@ -180,14 +179,8 @@ impl Tensor {
     }
 
     /// As `borrow`, for operations: the contents count as used, or as changed.
-    pub(crate) fn enter(
-        &self,
-        role: &'static str,
-        writes: bool,
-        op: &'static str,
-        at: Site,
-    ) -> Result<Borrow<'_>> {
-        let borrow = self.borrow(role, writes, op, at)?;
+    pub(crate) fn enter(&self, role: &'static str, writes: bool, by: Caller) -> Result<Borrow<'_>> {
+        let borrow = self.borrow(role, writes, by)?;
         if writes {
             self.storage.mark_changed();
         } else {
@@ -203,17 +196,16 @@ impl Tensor {
         role: &'static str,
         writes: bool,
         queue: &Arc<Queue>,
-        op: &'static str,
-        at: Site,
+        by: Caller,
     ) -> Result<Borrow<'_>> {
         if is_capturing() && !queue.is_captured() {
             let why = "this stream is not part of the capture";
             let help = "let it wait for an event of the captured stream first, or do this before \
                         the capture";
-            return Err(Error::capture(op, queue.gpu.device(), why, help, at));
+            return Err(by.capture(queue.gpu.device(), why, help));
         }
-        let borrow = self.enter(role, writes, op, at)?;
-        self.storage.block().visit(queue, op, at)?;
+        let borrow = self.enter(role, writes, by)?;
+        self.storage.block().visit(queue, by)?;
         self.join_capture(queue);
         Ok(borrow)
     }
@@ -243,8 +235,7 @@ impl Tensor {
         dtype: DType,
         device: Device,
         origin: Origin,
-        op: &'static str,
-        at: Site,
+        by: Caller,
     ) -> Result<Tensor> {
         let info = TensorInfo {
             name: None,
@@ -253,24 +244,19 @@ impl Tensor {
             device,
         };
         let bytes = shape.count() * dtype.bytes();
-        let storage = Storage::new(bytes, origin, false, info, op, at)?;
+        let storage = Storage::new(bytes, origin, false, info, by)?;
         Ok(Tensor::over(storage, shape, dtype))
     }
 
     /// Memory on `target` for this tensor's elements in their order, with its name.
-    pub(crate) fn empty_for_arrival(
-        &self,
-        target: Device,
-        op: &'static str,
-        at: Site,
-    ) -> Result<Tensor> {
+    pub(crate) fn empty_for_arrival(&self, target: Device, by: Caller) -> Result<Tensor> {
         let info = TensorInfo {
             device: target,
             ..self.info()
         };
-        let origin = Origin::Arrived(self.device(), at);
+        let origin = Origin::Arrived(self.device(), by.at);
         Ok(Tensor {
-            storage: Storage::new(self.bytes(), origin, false, info, op, at)?,
+            storage: Storage::new(self.bytes(), origin, false, info, by)?,
             offset: 0,
             ..self.clone()
         })

@@ -32,7 +32,7 @@ use self::book::{book, enter};
 use self::ledger::{Key, Sums};
 use self::policy::with_rules;
 use self::route::Copy;
-use crate::error::{Error, Line, Result, Site};
+use crate::error::{Caller, Error, Line, Result, Site};
 use crate::storage::Borrow;
 use crate::stream::{Event, Stream};
 use crate::sync::lock;
@@ -40,15 +40,9 @@ use crate::warning::warn;
 use crate::{Device, Element as _, Tensor};
 
 /// A copy of `tensor` on `target`, which is another device.
-pub(crate) fn cross(
-    tensor: &Tensor,
-    target: Device,
-    op: &'static str,
-    asked: Asked,
-    at: Site,
-) -> Result<Tensor> {
-    let entered = tensor.borrow("x", false, op, at)?;
-    cross_entered(tensor, &entered, target, op, asked, at)
+pub(crate) fn cross(tensor: &Tensor, target: Device, asked: Asked, by: Caller) -> Result<Tensor> {
+    let entered = tensor.borrow("x", false, by)?;
+    cross_entered(tensor, &entered, target, asked, by)
 }
 
 /// As `cross`, of a tensor that is entered already.
@@ -56,17 +50,16 @@ pub(crate) fn cross_entered(
     tensor: &Tensor,
     entered: &Borrow<'_>,
     target: Device,
-    op: &'static str,
     asked: Asked,
-    at: Site,
+    by: Caller,
 ) -> Result<Tensor> {
     debug_assert_ne!(tensor.device(), target);
-    target.check_usable(op, at)?;
-    check(op, &tensor.info(), target, asked, at)?;
-    let arrived = tensor.empty_for_arrival(target, op, at)?;
-    let copy = Copy::new(&arrived, tensor, op, at);
-    let kind = copy.now(&mut arrived.borrow("copy", true, op, at)?, entered)?;
-    book(tensor, target, kind, tensor.is_pinned(), asked, at);
+    target.check_usable(by)?;
+    check(&tensor.info(), target, asked, by)?;
+    let arrived = tensor.empty_for_arrival(target, by)?;
+    let copy = Copy::new(&arrived, tensor, by);
+    let kind = copy.now(&mut arrived.borrow("copy", true, by)?, entered)?;
+    book(tensor, target, kind, tensor.is_pinned(), asked, by);
     Ok(arrived)
 }
 
@@ -75,24 +68,18 @@ pub(crate) fn bring_back(
     original: &Tensor,
     entered: &mut Borrow<'_>,
     moved: &Tensor,
-    op: &'static str,
-    at: Site,
+    by: Caller,
 ) -> Result<()> {
-    let copy = Copy::new(original, moved, op, at);
-    let kind = copy.now(entered, &moved.borrow("copy", false, op, at)?)?;
+    let copy = Copy::new(original, moved, by);
+    let kind = copy.now(entered, &moved.borrow("copy", false, by)?)?;
     let (home, pinned) = (original.device(), original.is_pinned());
-    book(moved, home, kind, pinned, Asked::ByPolicy, at);
+    book(moved, home, kind, pinned, Asked::ByPolicy, by);
     Ok(())
 }
 
 /// Copies the elements of `source` into `target`: same dtype, shape and layout, any two devices.
-pub(crate) fn copy_into(
-    target: &Tensor,
-    source: &Tensor,
-    op: &'static str,
-    at: Site,
-) -> Result<()> {
-    copy_with(target, source, op, at, |copy, mut writes, reads| {
+pub(crate) fn copy_into(target: &Tensor, source: &Tensor, by: Caller) -> Result<()> {
+    copy_with(target, source, by, |copy, mut writes, reads| {
         Ok((copy.now(&mut writes, &reads)?, ()))
     })
 }
@@ -101,20 +88,19 @@ pub(crate) fn copy_into(
 fn copy_with<R>(
     target: &Tensor,
     source: &Tensor,
-    op: &'static str,
-    at: Site,
+    by: Caller,
     route: impl FnOnce(Copy<'_>, Borrow<'_>, Borrow<'_>) -> Result<(TransferKind, R)>,
 ) -> Result<R> {
     let crosses = target.device() != source.device();
     if crosses {
-        check(op, &source.info(), target.device(), Asked::Explicitly, at)?;
+        check(&source.info(), target.device(), Asked::Explicitly, by)?;
     }
-    let reads = source.borrow("source", false, op, at)?;
-    let writes = target.borrow("target", true, op, at)?;
-    let (kind, outcome) = route(Copy::new(target, source, op, at), writes, reads)?;
+    let reads = source.borrow("source", false, by)?;
+    let writes = target.borrow("target", true, by)?;
+    let (kind, outcome) = route(Copy::new(target, source, by), writes, reads)?;
     if crosses {
         let pinned = source.is_pinned() || target.is_pinned();
-        book(source, target.device(), kind, pinned, Asked::Explicitly, at);
+        book(source, target.device(), kind, pinned, Asked::Explicitly, by);
     } else {
         source.storage().mark_used();
     }
@@ -123,25 +109,25 @@ fn copy_with<R>(
 }
 
 /// The tensor in host memory: itself, or a download.
-pub(crate) fn on_host(tensor: &Tensor, op: &'static str, at: Site) -> Result<Tensor> {
+pub(crate) fn on_host(tensor: &Tensor, by: Caller) -> Result<Tensor> {
     match tensor.device() {
         Device::Cpu => Ok(tensor.clone()),
-        _ => cross(tensor, Device::Cpu, op, Asked::Explicitly, at),
+        _ => cross(tensor, Device::Cpu, Asked::Explicitly, by),
     }
 }
 
 /// The one element of `tensor`. Booked on every device, so that a loop that reads it shows up
 /// before it runs on a GPU.
-pub(crate) fn scalar(tensor: &Tensor, at: Site) -> Result<f64> {
+pub(crate) fn scalar(tensor: &Tensor, by: Caller) -> Result<f64> {
     let source = tensor.device();
     let crosses = source != Device::Cpu;
     if crosses {
-        check("item", &tensor.info(), Device::Cpu, Asked::Explicitly, at)?;
+        check(&tensor.info(), Device::Cpu, Asked::Explicitly, by)?;
     }
-    let entered = tensor.enter("x", false, "item", at)?;
+    let entered = tensor.enter("x", false, by)?;
     let value = crate::dtype::with_element!(tensor.dtype(), T => {
         let element = if crosses {
-            route::element(tensor, &entered, "item", at)?
+            route::element(tensor, &entered, by)?
         } else {
             entered.elements::<T>()[0]
         };
@@ -154,7 +140,7 @@ pub(crate) fn scalar(tensor: &Tensor, at: Site) -> Result<f64> {
             source,
             target: Device::Cpu,
             implicit: false,
-            site: at,
+            site: by.at,
         };
         let bytes = if crosses { tensor.bytes() } else { 0 };
         enter(rules, key, Sums::one(bytes, rules.announced));
@@ -164,18 +150,14 @@ pub(crate) fn scalar(tensor: &Tensor, at: Site) -> Result<f64> {
 
 /// The device that an operation's operands meet on under the policy in force, or an error that
 /// names them all. Operand 0 is the accumulator or output.
-pub(crate) fn meeting_place(
-    op: &'static str,
-    operands: &[(&'static str, &Tensor)],
-    at: Site,
-) -> Result<Device> {
+pub(crate) fn meeting_place(operands: &[(&'static str, &Tensor)], by: Caller) -> Result<Device> {
     let devices = || operands.iter().map(|(_, tensor)| tensor.device());
     let first = operands[0].1.device();
     if devices().all(|device| device == first) {
         return Ok(first);
     }
     if policy() == Policy::Forbid {
-        return Err(device_mismatch(op, operands, at));
+        return Err(device_mismatch(by, operands));
     }
     let target = if first.is_accelerator() {
         first
@@ -185,16 +167,17 @@ pub(crate) fn meeting_place(
     let movers = || operands.iter().filter(|(_, it)| it.device() != target);
     // Refused before anything moves and before the warning.
     for (_, tensor) in movers() {
-        check(op, &tensor.info(), target, Asked::ByPolicy, at)?;
+        check(&tensor.info(), target, Asked::ByPolicy, by)?;
     }
-    if policy() == Policy::Warn && is_first_warning(at) {
+    if policy() == Policy::Warn && is_first_warning(by.at) {
         let movers = movers().map(|(role, tensor)| tensor.as_operand(role));
         let movers: Vec<String> = movers.collect();
         warn(&format!(
-            "{op}: the policy moved {} to {target} at {}; warned once per line, counted in the \
+            "{}: the policy moved {} to {target} at {}; warned once per line, counted in the \
              ledger each time",
+            by.op,
             movers.join(", "),
-            Line(at)
+            Line(by.at)
         ));
     }
     Ok(target)
@@ -202,7 +185,7 @@ pub(crate) fn meeting_place(
 
 /// The error for operands on different devices: one fix for each device in play, the one with the
 /// fewest moves first.
-fn device_mismatch(op: &str, operands: &[(&'static str, &Tensor)], at: Site) -> Error {
+fn device_mismatch(by: Caller, operands: &[(&'static str, &Tensor)]) -> Error {
     let mut fixes: Vec<(usize, String)> = Vec::new();
     for target in operands.iter().map(|(_, tensor)| tensor.device()) {
         let elsewhere = operands.iter().filter(|(_, it)| it.device() != target);
@@ -216,7 +199,8 @@ fn device_mismatch(op: &str, operands: &[(&'static str, &Tensor)], at: Site) -> 
     let fixes: Vec<String> = fixes.into_iter().map(|(_, fix)| fix).collect();
     let named = operands.iter().map(|(role, it)| it.as_operand(role));
     let named: Vec<String> = named.collect();
-    let (named, fixes, line) = (named.join(", "), fixes.join(", or "), Line(at));
+    let (named, fixes) = (named.join(", "), fixes.join(", or "));
+    let (op, line) = (by.op, Line(by.at));
     Error::DeviceMismatch(format!(
         "{op}: operands are on different devices: {named} ({line}); help: move {fixes}"
     ))
@@ -263,14 +247,14 @@ impl PendingCopy {
 /// the `PendingCopy` is dropped.
 #[track_caller]
 pub fn copy_async(target: &Tensor, source: &Tensor, stream: &Stream) -> Result<PendingCopy> {
-    let at = std::panic::Location::caller();
-    target.check_copy_from(source, "copy_async", at)?;
+    let by = Caller::new("copy_async");
+    target.check_copy_from(source, by)?;
     let (to, from, device) = (target.device(), source.device(), stream.device());
     if device != to && device != from {
         let (expected, got) = (format!("one on {to} or {from}"), format!("one on {device}"));
         return Err(Error::value("copy_async", "stream", expected, got));
     }
-    let done = copy_with(target, source, "copy_async", at, |copy, writes, reads| {
+    let done = copy_with(target, source, by, |copy, writes, reads| {
         copy.on(stream, writes, reads)
     })?;
     Ok(PendingCopy {

@@ -1,8 +1,12 @@
-"""Compiles the kernels with NVRTC, and prints what each takes; launch/check-kernels starts it: FOLDER NAME ARCHITECTURES."""
+"""Compiles the kernels with NVRTC, and prints what each takes and what its loops do; launch/check-kernels starts it: FOLDER NAME
+ARCHITECTURES LOOPS ('loops' to print them). Without NAME the figures go to FOLDER/figures.json, too."""
 
-import concurrent.futures, ctypes, hashlib, json, pathlib, re, struct, sys, sysconfig
+import concurrent.futures, ctypes, hashlib, json, pathlib, re, subprocess, sys, sysconfig
 
-FOLDER, NAME, ARCHITECTURES = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(",")
+import gates
+import machine_code
+
+FOLDER, NAME, ARCHITECTURES, LOOPS = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(","), sys.argv[4] == "loops"
 SOURCES = pathlib.Path("kernels/src")
 HEADER = SOURCES / "ops/common.cuh"
 # Patterns of the lines that ptxas writes about a kernel.
@@ -11,9 +15,12 @@ STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) by
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
 # What is printed of a kernel, by the names of the columns.
-COLUMNS = {"registers": "registers", "shared": "shared bytes", "stack": "stack bytes", "spills": "spilled bytes", "tensor": "HMMA"}
-# From sm_80 on; nvdisasm calls it HMMA. Instructions are 16 bytes, of which the lowest 12 bits say which they are.
-HMMA = 0x23C
+COLUMNS = {"registers": "registers", "shared": "shared bytes", "warps": "warps", "stack": "stack bytes", "spills": "spilled bytes", "tensor": "HMMA"}
+# Of a multiprocessor: registers, and the most warps, blocks and bytes of shared memory.
+REGISTERS, BLOCKS_MAX = 65536, {"sm_75": 16}
+WARPS_MAX, SHARED_MAX = {"sm_75": 32}, {"sm_75": 64 << 10, "sm_80": 164 << 10}
+# Blocks have shared memory in these units, and each one KiB that is the system's.
+SHARED_UNIT, SHARED_OWN = 128, 1024
 
 
 def load_nvrtc():
@@ -35,7 +42,7 @@ def compile_source(nvrtc, source, architecture, options):
     program, length = ctypes.c_void_p(), ctypes.c_size_t()
     headers = (ctypes.c_char_p * 1)(HEADER.read_bytes())
     names = (ctypes.c_char_p * 1)(b"common.cuh")
-    options = [f"--gpu-architecture={architecture}", *options, "--ptxas-options=-v"]
+    options = [f"--gpu-architecture={architecture}", *options, "--ptxas-options=-v", "-lineinfo"]
     strings = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 1, headers, names)
     code = nvrtc.nvrtcCompileProgram(program, len(options), strings)
@@ -50,18 +57,26 @@ def compile_source(nvrtc, source, architecture, options):
     return code, log.value.decode(errors="replace"), image.raw
 
 
-def tensor_instructions(image):
-    """How many HMMA instructions each kernel of an ELF image has: its code is the section .text.KERNEL."""
-    (headers,) = struct.unpack_from("<Q", image, 40)
-    size, count, names = struct.unpack_from("<HHH", image, 58)
-    sections = [struct.unpack_from("<IIQQQQ", image, headers + index * size) for index in range(count)]
-    found = {}
-    for name, _, _, _, start, length in sections:
-        name = image[sections[names][4] + name :].split(b"\0", 1)[0].decode()
-        if name.startswith(".text."):
-            words = (struct.unpack_from("<H", image, at)[0] for at in range(start, start + length, 16))
-            found[name.removeprefix(".text.")] = sum(word & 0xFFF == HMMA for word in words)
+def disassembled(source, image):
+    """What the code of each kernel does, and its launch bound."""
+    text = subprocess.run([NVDISASM, "-c", "-g", str(image)], stdout=subprocess.PIPE, text=True, check=True).stdout
+    texts = {path.name: path.read_text().splitlines() for path in (source, HEADER)}
+    found = {name: machine_code.analyse(kernel, texts) for name, kernel in machine_code.parse(text).items()}
+    for name, threads in machine_code.threads_of(image.read_bytes()).items():
+        found[name]["threads"] = threads
     return found
+
+
+def resident_warps(takes, architecture):
+    """The most warps of a kernel that a multiprocessor holds at once, by registers, static shared memory and threads."""
+    if "threads" not in takes:
+        return 0
+    warps = -(-takes["threads"] // 32)
+    by_registers = REGISTERS // (-(-takes["registers"] * 32 // 256) * 256 or 1) // 4 * 4 // warps
+    shared = -(-takes["shared"] // SHARED_UNIT) * SHARED_UNIT + (0 if architecture == "sm_75" else SHARED_OWN)
+    by_shared = SHARED_MAX.get(architecture, 228 << 10) // shared if shared else 32
+    by_warps = WARPS_MAX.get(architecture, 64) // warps
+    return warps * min(by_registers, by_shared, by_warps, BLOCKS_MAX.get(architecture, 32))
 
 
 def kernels_of(log):
@@ -80,28 +95,65 @@ def kernels_of(log):
     return found
 
 
-def check(nvrtc, source, architecture, options):
-    what = "\0".join([*COLUMNS, source.read_text(), HEADER.read_text(), source.name, architecture, *options, (FOLDER / "wheel").read_text()])
-    known = FOLDER / f"{source.stem}-{architecture}.json"
-    key = hashlib.sha256(what.encode()).hexdigest()
+def kept(path, key, make):
+    """What `make` returned when it was last called with this key, or returns now."""
+    key = hashlib.sha256("\0".join(key).encode()).hexdigest()
     try:
-        result = json.loads(known.read_text())
-        if result["key"] == key:
-            return result
+        found = json.loads(path.read_text())
+        if found["key"] == key:
+            return found["value"]
     except (OSError, ValueError, KeyError):
         pass
-    code, log, image = compile_source(nvrtc, source, architecture, options)
-    said = [line for line in log.splitlines() if line.strip() and not line.startswith("ptxas ")]
-    kernels, tensor = kernels_of(log), tensor_instructions(image) if code == 0 else {}
-    for kernel, takes in kernels.items():
-        takes["tensor"] = tensor.get(kernel, 0)
-    result = {"key": key, "failed": code != 0, "said": said, "kernels": kernels}
-    known.write_text(json.dumps(result))
-    return result
+    value = make()
+    path.write_text(json.dumps({"key": key, "value": value}))
+    return value
+
+
+def check(nvrtc, source, architecture, options):
+    key = [source.read_text(), HEADER.read_text(), source.name, architecture, *options, (FOLDER / "wheels").read_text()]
+    stem = f"{source.stem}-{architecture}"
+    image = FOLDER / f"{stem}.cubin"
+
+    def compile_it():
+        code, log, bytes_of = compile_source(nvrtc, source, architecture, options)
+        image.write_bytes(bytes_of)
+        return code, log
+
+    def analyse():
+        code, log = kept(FOLDER / f"{stem}.log.json", key, compile_it)
+        said = [line for line in log.splitlines() if line.strip() and not line.startswith("ptxas ")]
+        kernels, does = kernels_of(log), disassembled(source, image) if code == 0 else {}
+        for kernel, takes in kernels.items():
+            takes.update(does.get(kernel, {"tensor": 0, "loops": []}))
+            takes["warps"] = resident_warps(takes, architecture)
+        return {"failed": code != 0, "said": said, "kernels": kernels}
+
+    tools = [pathlib.Path(module.__file__).read_text() for module in (machine_code, sys.modules[__name__])]
+    return kept(FOLDER / f"{stem}.json", key + tools, analyse)
 
 
 def one_or_all(values):
     return str(values[0]) if len(set(values)) == 1 else " ".join(map(str, values))
+
+
+def print_table(titles, rows):
+    widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(titles))]
+    for row in [titles, *rows]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+
+
+def print_loops(results):
+    """A line for each loop of each kernel, indented by how many loops are around it."""
+    for (source, architecture), result in results.items():
+        rows = []
+        for kernel, takes in sorted(result["kernels"].items()):
+            for loop in takes["loops"]:
+                memory = ", ".join(f"{count} {name}" for name, count in sorted(loop["memory"].items()))
+                others = [loop["instructions"], loop["all_instructions"], loop["tensor"], loop["exponentials"], loop["barriers"], loop["in_flight"], loop["copies"]]
+                rows.append([kernel, "  " * loop["depth"] + loop["at"], *map(str, others), memory])
+        if rows:
+            print(f"\nloops of {source.name} for {architecture}")
+            print_table(["kernel", "loop", "path", "of all", "HMMA", "EX2", "BAR", "in flight", "copies", "loads and stores, bits of a lane"], rows)
 
 
 def main():
@@ -124,21 +176,27 @@ def main():
             for kernel, takes in result["kernels"].items():
                 if takes["spills"]:
                     problems.append(f"{kernel} of {source} spills {takes['spills']} bytes on {architecture}")
-                if "_tensor_" in kernel and not takes["tensor"] and architecture != "sm_75":
-                    problems.append(f"{kernel} of {source} does not use tensor cores on {architecture}")
         for kernel in sorted({kernel for result in by_architecture for kernel in result["kernels"]}):
             takes = [result["kernels"][kernel] for result in by_architecture if kernel in result["kernels"]]
             columns = [one_or_all([each[column] for each in takes]) for column in COLUMNS]
             rows.append([source.name, kernel, *columns])
 
-    titles = ["file", "kernel", *COLUMNS.values()]
-    widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(titles))]
-    for row in [titles, *rows]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    print_table(["file", "kernel", *COLUMNS.values()], rows)
+    if LOOPS:
+        print_loops(results)
+    figures = {}
+    for (source, architecture), result in results.items():
+        figures.setdefault(architecture, {})[source.name] = result["kernels"]
+    if not NAME:
+        (FOLDER / "figures.json").write_text(json.dumps(figures))
+    passed, failed = gates.judge(figures)
+    problems += failed
+    print(f"\n{passed} gates of {gates.TABLE.name} pass", end="")
     print(f"\n{len(rows)} kernels of {len(sources)} files for {', '.join(ARCHITECTURES)}"
           " (one number where all are the same)", end="")
     print(": none spills" if not problems else f", problems:\n  " + "\n  ".join(problems))
     sys.exit(1 if problems else 0)
 
 
+NVDISASM = next(pathlib.Path(sysconfig.get_path("purelib")).glob("nvidia/**/bin/nvdisasm"))
 main()

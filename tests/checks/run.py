@@ -60,9 +60,9 @@ class Checks:
         for check in ("hosts", "report"):
             beside(f"tests/{check}", [f"tests/{check}/run"])
         beside("examples", self.run_examples)
-        for which in self.selected("architectures", 2):
-            architectures = ["sm_75,sm_90", "sm_80,sm_100"][which]
-            beside(f"kernels, through the compiler for {architectures}", ["launch/check-kernels", f"--for={architectures}"])
+        # The gates are for sm_90; the slice selects another one, --long takes all.
+        architectures = ",".join(["sm_90", *(["sm_75", "sm_80", "sm_100"][which] for which in self.selected("architectures", 3))])
+        beside(f"kernels, through the compiler for {architectures}", ["launch/check-kernels", f"--for={architectures}"])
         beside("documentation", documentation)
         if 0 in self.selected("clippy without MPI", 2):
             words = "cargo clippy -p ddp-comm -p ddp --no-default-features --all-targets --locked -- -D warnings"

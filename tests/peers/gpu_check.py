@@ -17,13 +17,19 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 BIN = HERE / "bin"
 # The part of the whole time by which each part ends.
-SHARES = {"figures": 0.45, "tests": 0.7, "ranks": 0.9, "sanitize": 1.0}
+SHARES = {"gpt": 0.44, "tests": 0.62, "ranks": 0.78, "sanitize": 0.84, "figures": 1.0}
 # The most seconds of a step, so that a hang leaves time for the others. It has room for NCCL's joins, of 60 s each where ranks share a GPU.
 STEP_MAX = 240
 # What the log of a step has that found something before it was ended.
 FINDING = re.compile(r"^test .*FAILED$|^========= (Invalid|Error|Barrier error|Warning: Race)", re.MULTILINE)
 # Uses a GPU. Of simulated ones it says so.
 PROBE = [BIN / "ddp-train", *"bench addmm --m 1 --n 1 --k 1 --seconds 0.01 --device cuda".split()]
+GPT2 = "gpt --model gpt,layers=12,heads=12,width=768,vocab=50304,context=1024 --batch 32 --dtype bf16"
+# What a GPT's step is made of, on a GPU that has never run it: one layer, and a head of 50,257 tokens, which is padded.
+FIRST = "gpt --model gpt,layers=1,heads=12,width=768,vocab=50257,context=1024 --batch 1 --dtype bf16 --explain"
+# Kernels that ncu looks at, and what it says of them.
+PROFILED = "regex:attention|cross_entropy|row_sums|norm"
+PROFILE = "--clock-control none --section SpeedOfLight --section WarpStateStats --launch-count 40 --kernel-name".split()
 # 8 layers of 8192.
 LARGE = ",".join(["8192"] * 8)
 # The shell of a step that must end with status 2 and the words in $0.
@@ -176,6 +182,47 @@ class Check:
                 archive.add(self.work / name, name, filter=lambda it: None if it.name.endswith("/checkpoints") else it)
         shutil.copy(self.work / "logs.tgz", self.results / "logs.tgz")
 
+    # ---- gpt: what a step of GPT-2 takes, and why ----
+
+    def gpt(self):
+        """In the order of what is worth knowing if there is time for little."""
+        # The padding's mask is a bias of −∞ in the matmul's epilogue, which only the real library can prove.
+        words = [BIN / "operations-cuda", "a_bias_of_minus_infinity", "--test-threads=1"]
+        if self.step("a bias of minus infinity in an epilogue", "epilogue", *words).startswith("FAILED"):
+            os.environ["DDP_EPILOGUES"] = "off"
+            self.record("epilogues, from here on", "epilogue", "not run: DDP_EPILOGUES=off, kernels of ours add biases", 0)
+        self.step("each kernel compiles and each matmul of a GPT runs", "gpt-first", BIN / "ddp-train", "bench", *FIRST.split(), "--device", "cuda")
+        if self.simulated:
+            words = ["bash", "-c", REFUSES, "figures of simulated GPUs mean nothing", BIN / "ddp-train", "bench"]
+            self.step("timed nodes are refused on simulated GPUs", "refused-timed", *words, *f"{FIRST} --timed --device cuda".split())
+            return
+        clocks = self.beside("clocks", "nvidia-smi", "dmon", "-s", "pc", "-d", "1")
+        try:
+            for graph in ("on", "off"):
+                self.bench(f"GPT-2 124M, bf16, batch 32, graph {graph}", f"gpt-{graph}", f"{GPT2} --graph {graph}")
+            if self.has_torch:
+                self.step("PyTorch: GPT-2 124M, attention", "torch-gpt", "python3", "--", HERE / "gpu_torch.py", "gpt", "attention")
+            for products in ("first", "timed"):
+                self.bench(f"each node, algorithms: {products}", f"nodes-{products}", f"{GPT2} --explain --timed --products {products}")
+            self.step("attention", "ours-attention", BIN / "bench-gpu", "attention")
+            os.environ["PATH"] += ":/usr/local/cuda/bin"
+            if shutil.which("ncu"):
+                words = [*PROFILE, PROFILED, BIN / "ddp-train", "bench", *FIRST.replace("--batch 1", "--batch 32").split(), "--device", "cuda"]
+                self.step("ncu: limits and stalls of our kernels", "ncu", "ncu", *words)
+            else:
+                self.record("ncu", "ncu", "not run: it is not installed", 0)
+        finally:
+            if clocks:
+                end_session(clocks)
+
+    def beside(self, name, *words):
+        """A command that runs until it is ended; None where there is none of this name."""
+        with open(self.log(name), "wb") as log:
+            try:
+                return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            except OSError:
+                return None
+
     # ---- figures: ddp-train and PyTorch in turn ----
 
     def figures(self):
@@ -201,21 +248,21 @@ class Check:
                 self.on_ranks(f"{name} of all GPUs", f"collectives-{name}", self.gpu_count(), *words)
 
     def one_round(self, turn):
-        """Everything once, the most telling first."""
-        self.steps_of(turn, "f32", 128)
+        """Everything once, perceptrons last."""
         if self.has_torch:
             self.step(f"PyTorch ({turn})", f"torch-{turn}", "python3", "--", HERE / "gpu_torch.py", "operations", "steps")
         self.bench(f"products in bf16 ({turn})", f"addmm-bf16-{turn}", "addmm --dtype bf16 --shapes 8192x8192x8192,128x1024x784")
+        self.step(f"operations, ours ({turn})", f"ours-{turn}", BIN / "bench-gpu")
+        self.bench(f"products in tf32 ({turn})", f"addmm-tf32-{turn}", "addmm --dtype tf32 --shapes 4096x4096x4096")
+        self.bench(f"products in f32 ({turn})", f"addmm-f32-{turn}", "addmm --shapes 4096x4096x4096")
+        self.steps_of(turn, "f32", 128)
         for graph in ("off", "on"):
             words = f"mlp --layers {LARGE} --batch 8192 --dtype bf16 --graph {graph}"
             self.bench(f"large perceptron, bf16, graph {graph} ({turn})", f"mlp-large-{graph}-{turn}", words)
-        self.step(f"operations, ours ({turn})", f"ours-{turn}", BIN / "bench-gpu")
         for dtype in ("f32", "tf32", "bf16"):
             for batch in (128, 1024, 8192):
                 if (dtype, batch) != ("f32", 128):
                     self.steps_of(turn, dtype, batch)
-        self.bench(f"products in tf32 ({turn})", f"addmm-tf32-{turn}", "addmm --dtype tf32 --shapes 4096x4096x4096")
-        self.bench(f"products in f32 ({turn})", f"addmm-f32-{turn}", "addmm --shapes 4096x4096x4096")
         if self.has_torch:
             self.step(f"PyTorch, compiled ({turn})", f"torch-compiled-{turn}", "python3", "--", HERE / "gpu_torch.py", "compiled")
 

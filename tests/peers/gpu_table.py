@@ -131,6 +131,67 @@ def print_aims(ours, theirs, rates):
         print(f"| {what} | {'' if reached is None else f'{reached:.2f}'} | {verdict} |")
 
 
+# A gain by timing algorithms that is worth it.
+GAIN_MIN = 0.03
+
+
+def print_gpt(folder, theirs):
+    """Steps of GPT-2 beside PyTorch's; its nodes; matmuls that another algorithm makes faster."""
+    steps = {how: entry for how in ("on", "off") for entry in lines_of(folder, f"gpt-{how}") if "step_ms" in entry}
+    if steps:
+        print("\n| GPT-2 124M, bf16, batch 32 | ms | tokens/s | memory, MB | PyTorch eager, ms (ratio) | compiled |")
+        print("|---|---|---|---|---|---|")
+    for how, entry in steps.items():
+        others = [theirs.get(f"gpt2 124M batch 32 bf16 {peer}") for peer in ("eager", "compiled")]
+        cells = ["" if other is None else f"{other:.2f} ({other / entry['step_ms']:.2f})" for other in others]
+        name = "captured" if entry.get("graph") else "eager"
+        print(f"| {name} | {entry['step_ms']:.2f} | {entry.get('tokens_per_s', '')} | {entry.get('device_peak_mb', '')} | {' | '.join(cells)} |")
+    nodes = {how: [entry for entry in lines_of(folder, f"nodes-{how}") if "node" in entry and entry.get("ms")] for how in ("first", "timed")}
+    print_nodes(nodes["first"])
+    print_gains(nodes)
+    clocks = folder / "clocks.log"
+    if clocks.exists():
+        rows = [row.split() for row in clocks.read_text(errors="replace").splitlines() if row.strip() and not row.startswith("#")]
+        numbers = [[float(cell) for cell in row[1:] if cell.replace(".", "").isdigit()] for row in rows]
+        if numbers and numbers[0]:
+            print(f"\nPower meanwhile: {statistics.median(row[0] for row in numbers if row):.0f} W (median of {len(numbers)} s); clocks are in logs/clocks.log.")
+
+
+def lines_of(folder, name):
+    path = folder / f"{name}.log"
+    return list(lines(path)) if path.exists() else []
+
+
+def groups_of(nodes):
+    """Nodes of one operation and name together: how many, ms, and the medians of their rates."""
+    groups = {}
+    for node in nodes:
+        groups.setdefault((node["op"], node["name"]), []).append(node)
+    return {key: (len(of), sum(node["ms"] for node in of), of) for key, of in groups.items()}
+
+
+def print_nodes(nodes):
+    if not nodes:
+        return
+    print("\n| nodes of an eager step | how many | ms | GB/s | of the copy | TFLOP/s | of the matmul |\n|---|---|---|---|---|---|---|")
+    for (op, name), (count, ms, of) in sorted(groups_of(nodes).items(), key=lambda it: -it[1][1])[:40]:
+        median = lambda field: f"{statistics.median(known):.3g}" if (known := [node[field] for node in of if node[field] is not None]) else ""
+        print(f"| {op}: {name} | {count} | {ms:.3f} | {' | '.join(map(median, ('gb_per_s', 'of_copy', 'tflop_per_s', 'of_matmul')))} |")
+
+
+def print_gains(nodes):
+    """The matmuls that the fastest of eight algorithms makes faster than the heuristic's first."""
+    first, timed = (groups_of([node for node in nodes[how] if node["kind"] == "product"]) for how in ("first", "timed"))
+    both = {key: (first[key][1], timed[key][1]) for key in first if key in timed}
+    if not both:
+        return
+    gains = {key: 1 - after / before for key, (before, after) in both.items() if 1 - after / before >= GAIN_MIN}
+    whole = 1 - sum(after for _, after in both.values()) / sum(before for before, _ in both.values())
+    print(f"\nThe fastest algorithms save {100 * whole:.1f}% of the matmuls' time" + (":" if gains else "; none saves 3%."))
+    for (op, name), gain in sorted(gains.items(), key=lambda it: -it[1]):
+        print(f"- {op}: {name}: {100 * gain:.1f}%")
+
+
 def print_collectives(folder):
     rows = [entry for path in sorted(folder.glob("collectives-*.log")) for entry in lines(path) if "bus_gb_per_s" in entry]
     if rows:
@@ -228,6 +289,7 @@ def main(folder):
     theirs, more_units = collect(logs, "torch-*.log")
     units |= more_units
     our_steps, rates = steps(logs), products(logs)
+    print_gpt(logs, theirs)
     print()
     if ours or our_steps or rates:
         print_operations(ours, theirs, units)

@@ -3,7 +3,8 @@
 python tests/peers/gpu_torch.py [PART…]     one JSON line a case: {"case", "value", "unit"}
 python tests/peers/gpu_torch.py --check …   goes through all that needs no GPU, on small shapes on the CPU, and prints no figure
 
-PART is operations, steps (eager and as a CUDA graph) or compiled (steps, compiled, eagerly and as a graph); all by default.
+PART is attention (SDPA), gpt (GPT-2 124M, eager and compiled), operations, steps (of perceptrons, eager and as a CUDA graph) or compiled
+(these steps, compiled, eagerly and as a graph); all by default.
 """
 import json
 import statistics
@@ -11,11 +12,12 @@ import sys
 import time
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 ROUNDS = 7
 CHECK = "--check" in sys.argv[1:]
-PARTS = [name for name in sys.argv[1:] if name != "--check"] or ["operations", "steps", "compiled"]
+PARTS = [name for name in sys.argv[1:] if name != "--check"] or ["attention", "gpt", "operations", "steps", "compiled"]
 DEVICE = "cpu" if CHECK else "cuda"
 
 SMALL = [784, 1024, 1024, 10]
@@ -70,6 +72,83 @@ def products():
         out = torch.empty(m, n, device=DEVICE, dtype=dtype)
         took = seconds(10, lambda: torch.mm(x, w.t(), out=out))
         say(case, 2 * m * n * k * 10 / took / 1e12, "TFLOP/s")
+
+
+def attention():
+    """Causal SDPA in bf16, both directions; of the pairs of tokens that are not masked, as ours."""
+    for batch, heads, time_, head_size in ((32, 12, 1024, 64), (4, 32, 4096, 128)):
+        case, calls = f"{batch}x{heads}x{time_}x{head_size}", size(10, 1)
+        batch, heads, time_ = (batch, heads, time_) if not CHECK else (1, 2, 32)
+        make = lambda: torch.randn(batch, heads, time_, head_size, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+        q, k, v = make(), make(), make()
+        run = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        tflop = 2 * batch * heads * time_ * time_ * head_size * calls / 2e12
+        say(f"attention forward {case}", 2 * tflop / seconds(calls, run), "TFLOP/s")
+        out = run()
+        dout = torch.randn_like(out)
+        backward = lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+        say(f"attention backward {case}", 5 * tflop / seconds(calls, backward), "TFLOP/s")
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.before, self.between = heads, nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.joined = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        batch, tokens, width = x.shape
+        apart = self.qkv(self.before(x)).view(batch, tokens, 3, self.heads, width // self.heads)
+        q, k, v = apart.permute(2, 0, 3, 1, 4)
+        x = x + self.joined(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape))
+        return x + self.narrow(F.gelu(self.wide(self.between(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+    """GPT-2 with learned positions and tied weights; returns the mean loss."""
+
+    def __init__(self, layers, heads, width, vocabulary, context):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.blocks, self.last = nn.ModuleList(Block(width, heads) for _ in range(layers)), nn.LayerNorm(width)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, inputs, targets):
+        x = self.tokens(inputs) + self.positions.weight[: inputs.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.last(x), self.tokens.weight)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def gpt():
+    """Milliseconds of a step of GPT-2 124M at batch 32 in bf16: autocast, SDPA, clipping, fused AdamW."""
+    batch, context, vocabulary = size((32, 1024, 50304), (2, 16, 64))
+    inputs, targets = (torch.randint(0, vocabulary, (batch, context), device=DEVICE) for _ in range(2))
+    for how in ("eager", "compiled"):
+        net = Gpt(*size((12, 12, 768), (1, 2, 16)), vocabulary, context).to(DEVICE)
+        run = torch.compile(net) if how == "compiled" and not CHECK else net
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.1, fused=True)
+
+        def step():
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast(DEVICE, dtype=torch.bfloat16):
+                loss = run(inputs, targets)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+
+        for _ in range(size(4, 1)):
+            step()
+        say(f"gpt2 124M batch 32 bf16 {how}", seconds(size(5, 1), step) * 1e3 / size(5, 1), "ms")
+        if not CHECK:
+            say(f"gpt2 124M batch 32 bf16 {how} memory", torch.cuda.max_memory_reserved() / 1e6, "MB")
+            del run, optimizer, net
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
 
 
 def memory_bound():
@@ -219,6 +298,10 @@ def step_times(hows):
 if __name__ == "__main__":
     name = "the CPU" if CHECK else torch.cuda.get_device_name(0)
     print(json.dumps({"case": "device", "name": name, "torch": torch.__version__}))
+    if "attention" in PARTS:
+        attention()
+    if "gpt" in PARTS:
+        gpt()
     if "operations" in PARTS:
         products()
         memory_bound()

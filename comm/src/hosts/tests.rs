@@ -22,6 +22,7 @@ fn a_prefix_comes_first() {
         sequence: 0,
         timeout,
         is_followed: false,
+        partials: None,
         group: "main",
         site,
     };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ddp_kernels::Tensor;
+use ddp_kernels::{DType, Tensor};
 use twox_hash::XxHash3_64;
 
 use super::comm::{Comm, MESSAGE_BYTES_MAX, Request};
@@ -16,6 +16,8 @@ use crate::collective::{Call, Operation};
 use crate::error::{Error, Result};
 use crate::patience::{Awaited, Patience};
 use crate::shared::Board;
+use crate::sums::add_in_order;
+use crate::tree::Part;
 use crate::waited::Pause;
 
 /// Below this a broadcast sends everything to everyone at once.
@@ -235,6 +237,50 @@ impl Members {
             bytes[parts[peer].clone()].copy_from_slice(&part);
         }
         Ok(())
+    }
+
+    /// `bytes` become the sum in the order of a tree. `made` is this member's partial sums, one
+    /// after the other, and `given` says how many each member has.
+    pub(crate) fn sum_along(
+        &self,
+        call: &Call<'_>,
+        bytes: &mut [u8],
+        made: &[u8],
+        (given, order): (&[usize], &[Part]),
+        dtype: DType,
+    ) -> Result<()> {
+        let (length, peers) = (bytes.len(), self.others().collect::<Vec<usize>>());
+        self.in_parts(length, |range, parts| {
+            let of = |row: usize, part: &Range<usize>| {
+                let start = row * length + range.start;
+                &made[start + part.start..start + part.end]
+            };
+            // A message for each partial sum: together they could be too long for one.
+            let (mut sends, mut receives) = (Vec::new(), Vec::new());
+            for &peer in &peers {
+                for row in 0..given[self.me] {
+                    sends.push((peer, Arc::from(of(row, &parts[peer]))));
+                }
+                receives.extend((0..given[peer]).map(|_| (peer, parts[self.me].len())));
+            }
+            let received = self.exchange(call, &sends, &receives)?;
+            let first = |member: usize| {
+                let before = peers.iter().take_while(|&&peer| peer != member);
+                before.map(|&peer| given[peer]).sum::<usize>()
+            };
+            let mine = parts[self.me].clone();
+            let place = |part: &Part| {
+                Some(match part.rank == self.me {
+                    true => of(part.row, &mine).as_ptr(),
+                    false => received[first(part.rank) + part.row].as_ptr(),
+                })
+            };
+            let chunk = &mut bytes[range.clone()];
+            assert!(received.iter().all(|part| part.len() == mine.len()));
+            // SAFETY: each place is that of a slice as long as `mine`, and no part of `bytes`.
+            unsafe { add_in_order(dtype, &mut chunk[mine.clone()], order, &place) };
+            self.share_parts(call, chunk, &parts)
+        })
     }
 
     /// Cuts `count` bytes into consecutive ranges, and each range into one part a member, of about

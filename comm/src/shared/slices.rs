@@ -22,6 +22,8 @@
 //! given piece k they are done with piece k - 3, because of the order of their steps and a `DEPTH`
 //! above 2. The waits stay: they cost a few loads, and the argument above needs no other.
 
+use std::ops::Range;
+
 use ddp_kernels::DType;
 
 use super::channel::{Channel, Count, NumberedCall};
@@ -29,10 +31,44 @@ use super::layout::{Cut, DEPTH};
 use super::stream::copy_out;
 use crate::collective::Reduce;
 use crate::error::Result;
-use crate::sums::{Sources, reduce};
+use crate::sums::{Sources, add_in_order, reduce};
+use crate::tree::Part;
 
 /// Bytes that are reduced at once and then shown: they stay in the first-level cache in between.
 const BLOCK_BYTES: usize = 4096;
+
+/// What is reduced.
+#[derive(Clone, Copy)]
+pub(super) enum Terms<'a> {
+    /// A tensor of each rank.
+    OneOfEach(Reduce),
+    /// Partial sums in the order of a tree.
+    InOrder(Rows<'a>),
+}
+
+/// Partial sums in the order of a tree.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    /// This rank's, one after the other. One that is not in here is in the tensor that moves.
+    pub(super) rows: &'a [u8],
+    pub(super) order: &'a [Part],
+    /// The most bytes of a piece: a slot holds one of each that a rank gives.
+    pub(super) place_bytes: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// A partial sum of this rank: (E) of the tensor `bytes`.
+    pub(super) fn row(&self, row: usize, bytes: &'a [u8]) -> &'a [u8] {
+        self.within(row, bytes.len(), 0..bytes.len())
+            .unwrap_or(bytes)
+    }
+
+    /// Some bytes of one; None if it is in the tensor, which has `length` bytes.
+    fn within(&self, row: usize, length: usize, range: Range<usize>) -> Option<&'a [u8]> {
+        let start = row * length;
+        self.rows.get(start + range.start..start + range.end)
+    }
+}
 
 /// A tensor that moves through the staging of a channel.
 pub(super) struct Slices<'a> {
@@ -64,17 +100,17 @@ impl Slices<'_> {
         &self,
         bytes: &mut [u8],
         dtype: DType,
-        operation: Reduce,
+        terms: Terms<'_>,
     ) -> Result<()> {
         let pieces = self.cut.pieces;
-        self.give(0, bytes)?;
+        self.give(0, bytes, terms)?;
         self.channel.meet(self.turn)?;
         for piece in 0..pieces {
             // Give one piece ahead and take one late: what other ranks wait for comes first.
             if piece + 1 < pieces {
-                self.give(piece + 1, bytes)?;
+                self.give(piece + 1, bytes, terms)?;
             }
-            self.make(piece, bytes, dtype, operation, true)?;
+            self.make(piece, bytes, dtype, terms, true)?;
             if piece > 0 {
                 self.take(piece - 1, bytes)?;
             }
@@ -87,16 +123,16 @@ impl Slices<'_> {
         &self,
         bytes: &mut [u8],
         dtype: DType,
-        operation: Reduce,
+        terms: Terms<'_>,
     ) -> Result<()> {
         let pieces = self.cut.pieces;
-        self.give(0, bytes)?;
+        self.give(0, bytes, terms)?;
         self.channel.meet(self.turn)?;
         for piece in 0..pieces {
             if piece + 1 < pieces {
-                self.give(piece + 1, bytes)?;
+                self.give(piece + 1, bytes, terms)?;
             }
-            self.make(piece, bytes, dtype, operation, false)?;
+            self.make(piece, bytes, dtype, terms, false)?;
         }
         self.channel.raise(Count::Taken, self.number(pieces));
         Ok(())
@@ -146,21 +182,33 @@ impl Slices<'_> {
     }
 
     /// Copies piece `piece` of every other rank's slice to staging.
-    fn give(&self, piece: usize, bytes: &[u8]) -> Result<()> {
+    fn give(&self, piece: usize, bytes: &[u8], terms: Terms<'_>) -> Result<()> {
         let Channel {
             segment, index, me, ..
         } = self.channel;
         self.channel
             .wait_for_all(self.turn, Count::Made, self.freed(piece))?;
         for owner in self.channel.others() {
-            let source = &bytes[self.cut.piece(owner, piece)];
+            let range = self.cut.piece(owner, piece);
             let at = segment.layout().given(*index, *me, self.slot(piece), owner);
-            let target = segment.pointer(at, source.len());
-            assert!(source.len() <= segment.layout().piece_bytes);
-            // SAFETY: `pointer` checked the bounds, and staging belongs to no tensor. Only this
-            // rank writes there, and all ranks that read it before are done (see the top of this
-            // file).
-            unsafe { copy_out(target, source) };
+            let copy = |source: &[u8], start: usize| {
+                let target = segment.pointer(at + start, source.len());
+                assert!(start + source.len() <= segment.layout().piece_bytes);
+                // SAFETY: `pointer` checked the bounds, and staging belongs to no tensor. Only
+                // this rank writes there, and all ranks that read it before are done (see the top
+                // of this file).
+                unsafe { copy_out(target, source) };
+            };
+            match terms {
+                Terms::OneOfEach(_) => copy(&bytes[range], 0),
+                Terms::InOrder(rows) => {
+                    for part in rows.order.iter().filter(|part| part.rank == *me) {
+                        let source = rows.within(part.row, bytes.len(), range.clone());
+                        let source = source.unwrap_or(&bytes[range.clone()]);
+                        copy(source, part.place * rows.place_bytes);
+                    }
+                }
+            }
         }
         self.channel.raise(Count::Given, self.number(piece + 1));
         Ok(())
@@ -172,7 +220,7 @@ impl Slices<'_> {
         piece: usize,
         bytes: &mut [u8],
         dtype: DType,
-        operation: Reduce,
+        terms: Terms<'_>,
         shown: bool,
     ) -> Result<()> {
         let Channel {
@@ -181,14 +229,20 @@ impl Slices<'_> {
         let (layout, slot) = (segment.layout(), self.slot(piece));
         self.channel
             .wait_for_all(self.turn, Count::Given, self.number(piece + 1))?;
-        let own = &mut bytes[self.cut.piece(*me, piece)];
+        let (length, range) = (bytes.len(), self.cut.piece(*me, piece));
+        let own_bytes = range.len();
+        let own = &mut bytes[range.clone()];
         assert!(own.len() <= layout.piece_bytes);
         if shown {
             self.channel
                 .wait_for_all(self.turn, Count::Taken, self.freed(piece))?;
         }
         let (stride_bytes, ranks) = (layout.given_stride(), self.channel.size());
-        let reach = (ranks - 1) * stride_bytes + own.len();
+        let slot_bytes = match terms {
+            Terms::OneOfEach(_) => own.len(),
+            Terms::InOrder(_) => layout.piece_bytes,
+        };
+        let reach = (ranks - 1) * stride_bytes + slot_bytes;
         let given = segment.pointer(layout.given(*index, 0, slot, *me), reach);
         let made = segment.pointer(layout.made(*index, *me, slot), own.len());
         for (block, own) in own.chunks_mut(BLOCK_BYTES).enumerate() {
@@ -199,9 +253,29 @@ impl Slices<'_> {
                 ranks,
                 mine: *me,
             };
-            // SAFETY: `pointer` checked the bounds. The others have counted this piece as given,
-            // and write there again only after this rank has counted it as made (see the top).
-            unsafe { reduce(dtype, operation, own, sources) };
+            match terms {
+                // SAFETY: `pointer` checked the bounds. The others have counted this piece as
+                // given, and write there again only after this rank has counted it as made (see
+                // the top).
+                Terms::OneOfEach(operation) => unsafe { reduce(dtype, operation, own, sources) },
+                Terms::InOrder(rows) => {
+                    let (from, until) = (range.start + start, range.start + start + own.len());
+                    let place = |part: &Part| {
+                        assert!(part.rank < ranks);
+                        if part.rank == *me {
+                            let row = rows.within(part.row, length, from..until);
+                            return row.map(<[u8]>::as_ptr);
+                        }
+                        let at = part.place * rows.place_bytes;
+                        assert!(at + own_bytes <= layout.piece_bytes);
+                        let at = part.rank * stride_bytes + at;
+                        Some(sources.first.wrapping_add(at))
+                    };
+                    // SAFETY: as above, and a slot ends within the layout's piece. This rank's own
+                    // rows are slices.
+                    unsafe { add_in_order(dtype, own, rows.order, &place) };
+                }
+            }
             if shown {
                 // SAFETY: as in `give`. The others read this only after it is counted, below.
                 unsafe { copy_out(made.wrapping_add(start), own) };

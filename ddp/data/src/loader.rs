@@ -20,15 +20,14 @@ pub use self::devices::{Resident, Source};
 use self::slots::Slots;
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
-use crate::sampler::{self, Sampler};
+use crate::sampler::{self, Sampler, Shards};
 
 /// Fills the batches of training, in the sampler's order.
 #[derive(Debug)]
 pub struct Loader {
     slots: Slots,
     sampler: Sampler,
-    rank: usize,
-    size: usize,
+    shards: Shards,
     /// The first step that will not be loaded.
     end: u64,
 }
@@ -43,19 +42,30 @@ impl Loader {
         size: usize,
         micro: Option<usize>,
     ) -> Result<Loader> {
+        let shards = Shards::one_each(rank, size);
+        Loader::in_shards(source, sampler, shards, micro)
+    }
+
+    /// As `new`, for a rank that has these shards of every batch. Each goes through the model by
+    /// itself.
+    pub fn in_shards(
+        source: Source,
+        sampler: Sampler,
+        shards: Shards,
+        micro: Option<usize>,
+    ) -> Result<Loader> {
         assert_eq!(
             source.dataset.rows(),
             sampler.rows(),
             "the sampler is for another dataset"
         );
-        // No rank's share of a batch is larger than a full batch divided by the ranks, rounded up.
-        let rows_max = sampler.batch().div_ceil(size as u64);
-        let slots = Slots::new(source, Some(sampler), rows_max, micro)?;
+        shards.check()?;
+        let rows_max = shards.most_of(sampler.batch());
+        let slots = Slots::new(source, Some(sampler), rows_max, (micro, shards))?;
         Ok(Loader {
             slots,
             sampler,
-            rank,
-            size,
+            shards,
             end: u64::MAX,
         })
     }
@@ -65,7 +75,7 @@ impl Loader {
     pub fn load(&mut self, step0: u64) -> Result<&Batch> {
         let place = self.sampler.at(step0);
         let positions = &place.positions;
-        let mine = sampler::share(positions, self.rank, self.size);
+        let mine = self.shards.share(positions);
         let (rows, first) = (
             positions.end - positions.start,
             mine.start - positions.start,
@@ -85,7 +95,7 @@ impl Loader {
     fn rows_of(&self, step0: u64) -> impl Iterator<Item = u64> + use<> {
         let place = self.sampler.at(step0);
         let order = self.sampler.permutation(place.epoch);
-        let mine = sampler::share(&place.positions, self.rank, self.size);
+        let mine = self.shards.share(&place.positions);
         mine.map(move |position| order.row(position))
     }
 
@@ -110,20 +120,38 @@ impl Loader {
 #[derive(Debug)]
 pub struct InOrder {
     slots: Slots,
-    share: std::ops::Range<u64>,
+    shards: Shards,
     batch: u64,
+    /// The first of this rank's batches in its share, and how many batches further the next one is.
+    turns: [u64; 2],
 }
 
 impl InOrder {
     /// Batches of at most `batch` rows for rank `rank` of `size`.
     pub fn new(source: Source, rank: usize, size: usize, batch: usize) -> Result<InOrder> {
+        InOrder::in_shards(source, Shards::one_each(rank, size), batch)
+    }
+
+    /// As `new`, for a rank that has these shards of all rows. A batch is of one shard.
+    pub fn in_shards(source: Source, shards: Shards, batch: usize) -> Result<InOrder> {
         assert!(batch > 0, "batches of no rows");
-        let share = sampler::share(&(0..source.dataset.rows()), rank, size);
+        shards.check()?;
+        let share = shards.share(&(0..source.dataset.rows()));
         let rows_max = (batch as u64).min(share.end - share.start);
         Ok(InOrder {
-            slots: Slots::new(source, None, rows_max, None)?,
-            share,
+            slots: Slots::new(source, None, rows_max, (None, shards))?,
+            shards,
             batch: batch as u64,
+            turns: [0, 1],
+        })
+    }
+
+    /// The same, but batch k of the whole dataset is that of rank k mod `size`: a batch then has
+    /// the same rows for any number of ranks.
+    pub fn in_turns(source: Source, rank: usize, size: usize, batch: usize) -> Result<InOrder> {
+        Ok(InOrder {
+            turns: [rank as u64, size as u64],
+            ..InOrder::new(source, 0, 1, batch)?
         })
     }
 
@@ -134,7 +162,34 @@ impl InOrder {
 
     /// The number of this rank's batches. Ranks may differ by one.
     pub fn count(&self) -> u64 {
-        (self.share.end - self.share.start).div_ceil(self.batch)
+        let [first, step] = self.turns;
+        self.batches().saturating_sub(first).div_ceil(step)
+    }
+
+    /// The most batches that any rank has, if ranks take turns.
+    pub fn rounds(&self) -> u64 {
+        self.batches().div_ceil(self.turns[1])
+    }
+
+    fn batches(&self) -> u64 {
+        let counts = self.shards.numbers().map(|shard| self.count_of(shard));
+        counts.sum()
+    }
+
+    /// The shards of the rows that are this rank's.
+    pub fn shards(&self) -> Shards {
+        self.shards
+    }
+
+    /// The number of batches of one of its shards, which follow those of the shard before it.
+    pub fn count_of(&self, shard: usize) -> u64 {
+        let rows = self.rows_of(shard);
+        (rows.end - rows.start).div_ceil(self.batch)
+    }
+
+    fn rows_of(&self, shard: usize) -> std::ops::Range<u64> {
+        let all = 0..self.slots.origin.dataset.rows();
+        sampler::share(&all, shard, self.shards.of)
     }
 
     /// Batch `index`. Its `first` is its first row, its `rows` are all rows of the dataset.
@@ -150,8 +205,18 @@ impl InOrder {
     }
 
     fn rows(&self, index: u64) -> std::ops::Range<u64> {
-        let start = self.share.start + index * self.batch;
-        start..start.saturating_add(self.batch).min(self.share.end)
+        let [first, step] = self.turns;
+        let mut index = first + index * step;
+        let mut shards = self.shards.numbers();
+        let shard = shards.find(|&shard| {
+            let count = self.count_of(shard);
+            let is_here = index < count;
+            index -= if is_here { 0 } else { count };
+            is_here
+        });
+        let rows = self.rows_of(shard.expect("an index below the count"));
+        let start = rows.start + index * self.batch;
+        start..start.saturating_add(self.batch).min(rows.end)
     }
 }
 
@@ -164,6 +229,7 @@ pub struct LoaderBuilder {
     seed: Option<Seed>,
     drop_last: bool,
     micro_batch: Option<usize>,
+    shards: Option<usize>,
     devices: Option<[Device; 2]>,
 }
 
@@ -176,6 +242,7 @@ impl Loader {
             seed: None,
             drop_last: false,
             micro_batch: None,
+            shards: None,
             devices: None,
         }
     }
@@ -206,6 +273,12 @@ impl LoaderBuilder {
         self
     }
 
+    /// Cuts every batch into so many shards, for a step with as many: `ReducerOptions::shards`.
+    pub fn shards(mut self, shards: usize) -> LoaderBuilder {
+        self.shards = Some(shards);
+        self
+    }
+
     /// Brings batches to this device, and not to that of `World::device`.
     pub fn device(self, device: Device) -> LoaderBuilder {
         self.devices(device, device)
@@ -222,15 +295,20 @@ impl LoaderBuilder {
         let Member { rank, size, device } = member.into();
         let (rows, seed) = (self.dataset.rows(), self.seed.map(|seed| seed.0));
         let sampler = Sampler::with_order(rows, self.batch_size, seed, self.drop_last)?;
-        let micro_batch = self.micro_batch;
-        Loader::new(self.source(device)?, sampler, rank, size, micro_batch)
+        let (micro_batch, shards) = (self.micro_batch, self.shards_of(rank, size));
+        Loader::in_shards(self.source(device)?, sampler, shards, micro_batch)
     }
 
     /// This rank's part of all rows, once and in order: for evaluation.
     pub fn build_in_order(self, member: impl Into<Member>) -> Result<InOrder> {
         let Member { rank, size, device } = member.into();
         let batch = usize::try_from(self.batch_size).unwrap_or(usize::MAX);
-        InOrder::new(self.source(device)?, rank, size, batch)
+        let shards = self.shards_of(rank, size);
+        InOrder::in_shards(self.source(device)?, shards, batch)
+    }
+
+    fn shards_of(&self, rank: usize, size: usize) -> Shards {
+        Shards::of_rank(self.shards.unwrap_or(size), rank, size)
     }
 
     fn source(self, chosen: Option<Device>) -> Result<Source> {

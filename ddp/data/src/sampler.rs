@@ -121,6 +121,68 @@ pub fn share(positions: &Range<u64>, rank: usize, size: usize) -> Range<u64> {
     cut(rank)..cut(rank + 1)
 }
 
+/// The shards of every batch that a rank works on, one after the other: of `of` shards those from
+/// `first` to before `end`. Shard s has the rows of rank s of `of`: see [`share`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shards {
+    /// How many shards a batch has.
+    pub of: usize,
+    /// This rank's first one.
+    pub first: usize,
+    /// The one after its last.
+    pub end: usize,
+}
+
+impl Shards {
+    /// A shard for each rank.
+    pub fn one_each(rank: usize, ranks: usize) -> Shards {
+        Shards::of_rank(ranks, rank, ranks)
+    }
+
+    /// Those of rank `rank` of `ranks`, of `of` shards.
+    pub fn of_rank(of: usize, rank: usize, ranks: usize) -> Shards {
+        let own = share(&(0..of as u64), rank, ranks);
+        Shards {
+            of,
+            first: own.start as usize,
+            end: own.end as usize,
+        }
+    }
+
+    /// Refuses that a rank has none.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.count() {
+            0 => Err(Error::Usage(format!(
+                "a loader: expected a shard for each rank, got {} shards for more ranks; help: \
+                 give as many shards as ranks, or more",
+                self.of
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// How many.
+    pub fn count(&self) -> usize {
+        self.end - self.first
+    }
+
+    /// Their numbers.
+    pub fn numbers(&self) -> Range<usize> {
+        self.first..self.end
+    }
+
+    /// The positions among `positions` that they have.
+    pub fn share(&self, positions: &Range<u64>) -> Range<u64> {
+        let first = share(positions, self.first, self.of);
+        first.start..share(positions, self.end - 1, self.of).end
+    }
+
+    /// The most rows that they have of `rows`.
+    pub(crate) fn most_of(&self, rows: u64) -> u64 {
+        (u128::from(rows) * self.count() as u128).div_ceil(self.of as u128) as u64
+    }
+}
+
 /// Rounds of the Feistel network. Four are the minimum for a strong pseudorandom permutation; small
 /// halves need more to reach all orders evenly: the tests fail with six.
 const ROUNDS: usize = 12;

@@ -48,7 +48,7 @@ pub struct TokensSpec {
     pub path: String,
     /// How many tokens a model sees at once, unless the model says so.
     pub context: Option<usize>,
-    /// Tokens are below this, unless the files say so.
+    /// The size of the vocabulary, unless the files say so.
     pub vocabulary: Option<usize>,
     /// The type of tokens without a header; u16 unless they look like another.
     pub token_type: Option<Element>,

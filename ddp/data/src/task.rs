@@ -23,7 +23,7 @@ pub enum TaskSpec {
     },
     /// At each position of a row, the token that follows.
     NextToken {
-        /// Tokens are below this.
+        /// The size of the vocabulary: every token is smaller.
         vocabulary: usize,
         /// Whether tokens are the bytes of texts.
         are_bytes: bool,

@@ -93,15 +93,11 @@ impl Audit {
 impl RankSums {
     fn of(rank: usize, ledger: &RankLedger) -> RankSums {
         let mut phases: BTreeMap<String, BTreeMap<String, Amount>> = BTreeMap::new();
-        for line in ledger.lines.iter().chain(&ledger.rest) {
+        for line in &ledger.lines {
             let kinds = phases.entry(line.phase.clone()).or_default();
             kinds.entry(line.kind.clone()).or_default().add(line.amount);
         }
-        let Workload {
-            steps,
-            rows,
-            passes,
-        } = ledger.workload;
+        let Workload { steps, .. } = ledger.workload;
         let a_step = |of_run: u64| of_run as f64 / steps as f64;
         let per_step = |amount: &Amount| PerStep {
             count: a_step(amount.count),
@@ -114,8 +110,8 @@ impl RankSums {
         RankSums {
             rank,
             devices: ledger.devices.clone(),
-            rows,
-            passes,
+            rows: ledger.workload.rows,
+            passes: ledger.workload.passes,
             per_step,
             phases,
         }

@@ -25,15 +25,15 @@ mod state;
 mod tensors;
 mod writer;
 
-pub(crate) use self::files::{ReadFrom, some, unreadable};
-pub use self::files::{damaged, with_help};
+pub(crate) use self::files::ReadFrom;
+pub use self::files::{damaged, unreadable, with_help};
 pub use self::find::{Chosen, Skipped, best, is_gone, newest, open_together};
 pub use self::folders::{
     MANIFEST_FILE, MODEL_FILE, STATE_FILE, clear_up, folder, put_aside, put_aside_after,
 };
 pub use self::manifest::{FileEntry, Opened, open};
 pub(crate) use self::model::{check_plausible, fill, header_of, in_order, refuse};
-pub use self::model::{load_first, load_model, load_opened, write_model};
+pub use self::model::{load_initial, load_model, load_opened, write_model};
 pub use self::restore::{restore, restore_if_fits, restore_values};
 pub use self::saver::Saver;
 pub use self::state::{Best, Position, ScheduleState, State, WorldState};

@@ -40,7 +40,8 @@ impl Config {
         Ok(config)
     }
 
-    /// As JSON, settled, for the record and checkpoints. Settings that do not apply are left out.
+    /// As JSON, settled, for the metrics log and checkpoints. Settings that do not apply are left
+    /// out.
     pub fn to_json(&self) -> Map<String, Value> {
         let json = serde_json::to_value(self.settled()).expect("settings fit JSON");
         let Value::Object(mut map) = json else {
@@ -67,7 +68,7 @@ impl Config {
             })
     }
 
-    /// The settings of a checkpoint or of a record, checked.
+    /// The settings of a checkpoint or of a metrics log, checked.
     pub fn from_checkpoint(settings: &Map<String, Value>) -> Result<Config, String> {
         let mut settings = settings.clone();
         settings.retain(|_, value| !value.is_null());

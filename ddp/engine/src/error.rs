@@ -3,7 +3,9 @@
 //! Texts name settings in backquotes (`graph`); the program replaces them with its flags.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::Path;
+
+use ddp_kernels::files::FileError;
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -31,17 +33,11 @@ pub enum Error {
     #[error("{0}")]
     Data(String),
     /// A file or folder that cannot be read or written.
-    #[error("cannot {action} {}: {source}; help: {help}", path.display())]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-        /// How to fix it.
-        help: String,
-    },
+    #[error(transparent)]
+    Io(#[from] FileError),
+    /// An intact file of another version of this program.
+    #[error("{0}")]
+    OtherVersion(String),
     /// A limit of this process (ulimit) that is too small.
     #[error("{0}")]
     Limit(String),
@@ -54,6 +50,9 @@ pub enum Error {
     /// `doctor` has found a problem that prevents training.
     #[error("{0}")]
     Unhealthy(String),
+    /// Two runs that were compared are not the same.
+    #[error("{0}")]
+    Parted(String),
     /// An error that happened on another rank.
     #[error("{text}")]
     Remote {
@@ -97,24 +96,13 @@ impl From<ddp_nn::Error> for Error {
     }
 }
 
-impl From<ddp_kernels::files::FileError> for Error {
-    fn from(error: ddp_kernels::files::FileError) -> Error {
-        Error::Io {
-            action: error.action,
-            path: error.path,
-            source: error.source,
-            help: error.help,
-        }
-    }
-}
-
 impl From<ddp_data::Error> for Error {
     fn from(error: ddp_data::Error) -> Error {
         match error {
             ddp_data::Error::Usage(text) => Error::Usage(text),
             ddp_data::Error::Data(text) => Error::Data(text),
             ddp_data::Error::Limit(text) => Error::Limit(text),
-            ddp_data::Error::Io(error) => error.into(),
+            ddp_data::Error::Io(error) => Error::Io(error),
             ddp_data::Error::Remote {
                 rank,
                 text,
@@ -163,11 +151,30 @@ impl From<Error> for ddp_data::Error {
 }
 
 impl Error {
+    /// The error of a file or folder that the system refused, with this help.
+    pub fn io(
+        action: &'static str,
+        path: impl AsRef<Path>,
+        help: impl Into<String>,
+    ) -> impl FnOnce(std::io::Error) -> Error {
+        let (path, help) = (path.as_ref().to_path_buf(), help.into());
+        move |source| {
+            FileError {
+                action,
+                path,
+                source,
+                help,
+            }
+            .into()
+        }
+    }
+
     /// The exit code of a process that ends with this error.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Usage(_) | Error::Model { .. } => 2,
-            Error::Data(_) => 65,
+            Error::Parted(_) => 1,
+            Error::Data(_) | Error::OtherVersion(_) => 65,
             Error::Limit(_) => 71,
             Error::Tensor(error) | Error::Comm(ddp_comm::Error::Tensor(error))
                 if is_out_of_memory(error) =>
@@ -175,7 +182,7 @@ impl Error {
                 71
             }
             Error::Internal(_) | Error::Tensor(_) => 70,
-            Error::Io { .. } => 74,
+            Error::Io(_) => 74,
             Error::Remote { exit_code, .. } => *exit_code,
             Error::Unhealthy(_) => 69,
             Error::Stopped(_) => 75,
@@ -183,9 +190,7 @@ impl Error {
             Error::Comm(error) => error.exit_code(),
         }
     }
-}
 
-impl Error {
     /// The rank that reports this error, if all ranks have it or it happened on another rank.
     pub fn reporter(&self) -> Option<usize> {
         match self {

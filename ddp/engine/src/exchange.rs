@@ -18,6 +18,13 @@ pub fn gather<T: Serialize + DeserializeOwned>(world: &World, mine: &T) -> Resul
     all.collect::<serde_json::Result<_>>().map_err(unreadable)
 }
 
+/// The same of numbers that need not be finite.
+pub fn gather_numbers(world: &World, mine: &[f64]) -> Result<Vec<Vec<f64>>> {
+    let bits: Vec<u64> = mine.iter().map(|number| number.to_bits()).collect();
+    let numbers = |bits: Vec<u64>| bits.into_iter().map(f64::from_bits).collect();
+    Ok(gather(world, &bits)?.into_iter().map(numbers).collect())
+}
+
 /// The same where a rank may have failed: the error of the first that did.
 pub(crate) fn outcomes<T: Serialize + DeserializeOwned>(
     group: &Group,

@@ -8,7 +8,7 @@ mod injected;
 mod point;
 
 #[cfg(not(any(debug_assertions, feature = "faults")))]
-pub(crate) use self::absent::{at, at_launch, at_step, begin, disagree, rows};
+pub(crate) use self::absent::{at, at_launch, at_step, begin, disagree, flip, rows};
 #[cfg(any(debug_assertions, feature = "faults"))]
-pub(crate) use self::injected::{at, at_launch, at_step, begin, disagree, rows};
+pub(crate) use self::injected::{at, at_launch, at_step, begin, disagree, flip, rows};
 pub(crate) use self::point::FaultPoint;

@@ -31,7 +31,7 @@ pub struct Coding {
     encoder: Encoder,
     /// The token that ends a text.
     end: Option<u32>,
-    /// Tokens are below this.
+    /// The size of the vocabulary: every token is smaller.
     size: usize,
 }
 
@@ -248,7 +248,8 @@ mod tests {
 
     use super::*;
 
-    /// What is given out of these parts, the last of which is the rest, and whether `stop` came.
+    /// Feeds `parts` to an `Output`, the last one as its end. Returns the texts that it passed on,
+    /// and whether it found `stop`.
     fn given(stop: &str, parts: &[&str]) -> (Vec<String>, bool) {
         let mut given = Vec::new();
         let mut each = |text: &str| {

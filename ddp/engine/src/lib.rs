@@ -8,6 +8,7 @@ pub mod audit;
 pub mod checkpoint;
 pub mod config;
 pub mod devices;
+pub mod digest;
 pub mod error;
 pub mod exchange;
 mod faults;

@@ -15,7 +15,7 @@ pub struct ModelOptions {
     pub spec: ModelSpec,
     /// What the model computes in.
     pub precision: Precision,
-    /// The seed of the first values and of dropout.
+    /// The seed of the initial weights and of dropout.
     pub seed: u64,
     /// Options of the loss.
     pub loss: LossOptions,

@@ -1,5 +1,5 @@
-//! The record of a run: OUT/config.toml, and OUT/metrics.jsonl with one event a line. Progress,
-//! reports and `inspect` derive from it.
+//! The metrics log of a run: OUT/config.toml, and OUT/metrics.jsonl with one event a line.
+//! Progress, reports and `inspect` derive from it.
 //!
 //! Rank 0 writes it. A line is written whole or not at all: a full disk leaves the lines before it
 //! as they were. Non-finite numbers are `null`. Only the first line, the last one and those of a
@@ -22,6 +22,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::audit::Audit;
+use crate::digest::{LayerDigest, StepDigests};
 use crate::error::{Error, Result};
 use crate::samples::Confusion;
 use crate::tasks::ColumnErrors;
@@ -33,7 +34,7 @@ pub const REPORT_FILE: &str = "report.html";
 /// The file of settings.
 pub const CONFIG_FILE: &str = "config.toml";
 
-/// One line of the record: `{"event":"step",…}`.
+/// One line of the metrics log: `{"event":"step",…}`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event<'a> {
@@ -85,6 +86,8 @@ pub struct Start<'a> {
     pub steps: u64,
     /// Steps of an epoch.
     pub steps_per_epoch: u64,
+    /// The layers before the first step.
+    pub initial_weights: Vec<LayerDigest>,
 }
 
 /// The ranks of a run.
@@ -109,7 +112,7 @@ pub struct StartWorld<'a> {
 }
 
 /// A logged step.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct StepEvent {
     /// Its number, from 1.
     pub step: u64,
@@ -134,7 +137,7 @@ pub struct StepEvent {
     /// The same in 10¹² multiplications and additions, if the model says how many a row needs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tflops: Option<f64>,
-    /// The same as a fraction of what large products reach on these devices.
+    /// The same as a fraction of what large matmuls reach on these devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub product_share: Option<f64>,
     /// Milliseconds a step, since the event before; null as well.
@@ -148,6 +151,9 @@ pub struct StepEvent {
     /// The most GPU memory of rank 0 so far, in MB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_peak_mb: Option<f64>,
+    /// What `compare` compares.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub digests: Option<StepDigests>,
 }
 
 /// An evaluation on held-out rows.
@@ -232,7 +238,7 @@ pub struct End<'a> {
     pub transfers: Value,
 }
 
-/// The record that is being written.
+/// The metrics log that is being written.
 #[derive(Debug)]
 pub struct Record {
     file: File,
@@ -243,7 +249,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// Another handle of the file, and its path, to make the record durable. It holds the lock too.
+    /// Another handle of the file, and its path, to make the metrics log durable. It holds the lock
+    /// too.
     pub fn handle(&self) -> Result<(File, &Path)> {
         Ok((
             self.file
@@ -253,7 +260,7 @@ impl Record {
         ))
     }
 
-    /// Refuses a record that was removed, replaced or cut while it is written.
+    /// Refuses a metrics log that was removed, replaced or cut while it is written.
     pub(crate) fn check_present(&self) -> Result<()> {
         let there = fs::metadata(&self.path).and_then(|there| Ok((there, self.file.metadata()?)));
         let gone = match there {
@@ -266,15 +273,11 @@ impl Record {
             Ok(_) => io::Error::other("it was replaced while this run was writing it"),
             Err(error) => error,
         };
-        Err(Error::Io {
-            action: "find the record",
-            path: self.path.clone(),
-            source: gone,
-            help: "leave the folder of a run as it is until the run ends".into(),
-        })
+        let help = "leave the folder of a run as it is until the run ends";
+        Err(Error::io("find the metrics log", &self.path, help)(gone))
     }
 
-    /// Writes the last line, and makes the record durable.
+    /// Writes the last line, and makes the metrics log durable.
     pub fn end(&mut self, end: End<'_>) -> Result<()> {
         self.check_present()?;
         self.write(&Event::End(end))?;
@@ -308,17 +311,16 @@ impl Record {
     }
 }
 
-/// Writes the settings' file next to the record.
+/// Writes the settings' file next to the metrics log.
 fn write_settings(out: &Path, settings: &str) -> Result<()> {
-    let path = out.join(CONFIG_FILE);
-    Ok(disk::replace_file(&path, |file| {
-        let written = file.write_all(settings.as_bytes());
-        written.map_err(disk::failed("write", &path))
-    })?)
+    Ok(disk::replace_with(
+        &out.join(CONFIG_FILE),
+        settings.as_bytes(),
+    )?)
 }
 
-/// Refuses a folder that holds a run, and names a free one. An empty record does not count: its run
-/// failed before it began.
+/// Refuses a folder that holds a run, and names a free one. An empty metrics log does not count:
+/// its run failed before it began.
 pub fn check_free(out: &Path) -> Result<()> {
     let begun = fs::metadata(out.join(EVENTS_FILE)).is_ok_and(|events| events.len() > 0);
     if begun || out.join("checkpoints").exists() {

@@ -11,6 +11,7 @@
 //! bucket by bucket in the order in which forward uses them, and a layer's first use of a parameter
 //! waits for its buckets (`Listener::needed`).
 
+mod along_tree;
 mod device_queue;
 mod host_queue;
 mod job;
@@ -19,9 +20,10 @@ mod queue;
 
 use std::cell::Cell;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ddp_comm::{Group, World};
+use ddp_comm::{Group, SumTree, World};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::{DType, Device, Tensor, ops};
@@ -30,6 +32,7 @@ use ddp_nn::optim::muon::Exchange;
 use ddp_nn::params::{ParamId, Parameter, Params};
 use ddp_nn::pass::Listener;
 
+use self::along_tree::{AlongTree, received};
 use self::device_queue::DeviceQueue;
 use self::host_queue::HostQueue;
 use self::job::{Job, Reduced};
@@ -55,6 +58,9 @@ pub struct ReducerOptions {
     pub overlap: bool,
     /// ZeRO-1: whether each rank owns a slice of every bucket, and keeps moments only for that.
     pub zero: bool,
+    /// Into how many shards each batch is cut, so that the bits are the same on any number of
+    /// ranks up to it; None for a sum of what each rank adds up.
+    pub shards: Option<usize>,
 }
 
 impl ReducerOptions {
@@ -73,6 +79,7 @@ impl Default for ReducerOptions {
             dtype: DType::F32,
             overlap: true,
             zero: false,
+            shards: None,
         }
     }
 }
@@ -141,6 +148,9 @@ pub struct Reducer {
     is_shared: bool,
     /// Whether layers read bf16 copies of the values.
     reads_copies: bool,
+    /// With `ReducerOptions::shards`: the sum of each bucket over the shards.
+    along_tree: Vec<Arc<AlongTree>>,
+    shards: Option<usize>,
     /// The job that gives all ranks the buffers of rank 0, if there are any.
     buffers: Option<usize>,
     /// By bucket, under ZeRO-1: whether layers have waited for its values in this step.
@@ -157,6 +167,9 @@ pub struct Reducer {
 impl Reducer {
     /// A reducer for the gradients of `params` over `group`.
     pub fn new(params: &Params, group: Group, options: ReducerOptions) -> Result<Reducer> {
+        if let Some(shards) = options.shards {
+            check_shards(params, &group, shards)?;
+        }
         let shares = options.shares(group.size());
         if !params.shares().is_multiple_of(shares) {
             return Err(Error::Usage(format!(
@@ -186,6 +199,11 @@ impl Reducer {
             .map(part)
             .collect::<Result<Vec<_>>>()?;
         let mut jobs = jobs(params, &buckets, &parts, &group, options)?;
+        let along_tree = jobs.iter().filter_map(|job| match job {
+            Job::SumAlong(sum) => Some(Arc::clone(sum)),
+            _ => None,
+        });
+        let along_tree = along_tree.collect();
         let shared_buffers = params.buffers()?.filter(|_| group.size() > 1);
         let buffers = shared_buffers.map(|buffers| {
             jobs.push(Job::Broadcast(buffers));
@@ -204,6 +222,8 @@ impl Reducer {
             owned: owned(params, &group, options),
             is_shared: shares > 1,
             reads_copies: params.dtype() != params.master_dtype(),
+            along_tree,
+            shards: options.shards,
             buffers,
             waited: vec![Cell::new(true); buckets.len()],
             is_stale: false,
@@ -256,6 +276,38 @@ impl Reducer {
         )))
     }
 
+    /// Into how many shards each batch is cut, if the bits are the same on any number of ranks.
+    pub fn shards(&self) -> Option<usize> {
+        self.shards
+    }
+
+    /// Bytes of partial sums over shards, besides the gradients.
+    pub fn partial_sum_bytes(&self) -> usize {
+        self.along_tree.iter().map(|sum| sum.bytes()).sum()
+    }
+
+    /// Bytes of gradients, and of partial sums, that this rank gives for the sums of a step, if
+    /// they are of this dtype.
+    pub(crate) fn given_bytes(&self, dtype: DType) -> usize {
+        match self.shards {
+            Some(_) => self.along_tree.iter().map(|sum| sum.given_bytes()).sum(),
+            None => self
+                .parts
+                .iter()
+                .map(|part| part.count() * dtype.bytes())
+                .sum(),
+        }
+    }
+
+    /// Keeps the gradients of shard `index` of this rank, which is not its last: they are complete,
+    /// or zeros for a shard without rows.
+    pub(crate) fn close_shard(&mut self, index: usize, has_rows: bool) -> Result<()> {
+        if !has_rows {
+            self.parts.iter().try_for_each(ops::zero)?;
+        }
+        self.along_tree.iter().try_for_each(|sum| sum.close(index))
+    }
+
     /// Whether communication overlaps with layers.
     pub fn overlaps(&self) -> bool {
         self.queue.overlaps()
@@ -267,7 +319,9 @@ impl Reducer {
         let slices = self
             .is_shared
             .then(|| format!("{} slices each\n", self.group.size()));
-        self.buckets.iter().map(line).chain(slices).collect()
+        let shards = self.shards.map(|shards| format!("{shards} shards\n"));
+        let lines = self.buckets.iter().map(line);
+        lines.chain(slices).chain(shards).collect()
     }
 
     /// Begins a step: no gradient is complete, and buffers are those of rank 0. Under ZeRO-1 starts
@@ -486,6 +540,28 @@ impl Exchange for Reducer {
     }
 }
 
+/// Refuses shards of which some ranks would have none.
+pub(crate) fn check_ranks(shards: usize, ranks: usize) -> Result<()> {
+    if shards >= ranks {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "`same-bits` {shards}: expected at least {ranks}, a shard for each rank; help: give \
+         `same-bits` {ranks} or more, or start at most {shards} ranks"
+    )))
+}
+
+/// Refuses shards that cannot make the same bits on any number of ranks.
+fn check_shards(params: &Params, group: &Group, shards: usize) -> Result<()> {
+    if params.buffers()?.is_some() {
+        return Err(Error::Usage(format!(
+            "`same-bits` {shards}: expected a model without buffers: what layers write to them \
+             depends on a rank's rows; help: train without `same-bits`"
+        )));
+    }
+    check_ranks(shards, group.size())
+}
+
 /// The trained parameters, in the order of the arenas.
 fn trained(params: &Params) -> Vec<&Parameter> {
     params.list().iter().filter(|p| p.is_trained()).collect()
@@ -535,9 +611,21 @@ fn jobs(
 ) -> Result<Vec<Job>> {
     let shares = options.shares(group.size());
     let mut jobs = Vec::new();
+    let along = |shards: usize| -> Result<_> {
+        let tree = Arc::new(SumTree::new(shards, group.size()));
+        let longest = parts.iter().map(Tensor::count).max().unwrap_or(0);
+        let device = params.device();
+        let received = received(&tree, group.rank(), longest, options.dtype, device)?;
+        Ok((tree, received))
+    };
+    let along = options.shards.map(along).transpose()?;
     for (bucket, part) in buckets.iter().zip(parts) {
         let (part, dtype) = (part.clone(), options.dtype);
-        jobs.push(if shares == 1 {
+        jobs.push(if let Some((tree, received)) = &along {
+            let scatters = shares > 1;
+            let sum = AlongTree::new(tree, group.rank(), part, dtype, scatters, received)?;
+            Job::SumAlong(Arc::new(sum))
+        } else if shares == 1 {
             let all = 0..part.count();
             Job::Sum(Reduced::new(part, all, dtype)?)
         } else {

@@ -8,9 +8,7 @@ mod counts;
 mod picture;
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
 
 use ddp_comm::{Group, World};
 use ddp_kernels::transfer::announced;
@@ -23,15 +21,14 @@ pub use self::picture::Picture;
 use crate::error::{Error, Result};
 use crate::exchange;
 use ddp_data::{
-    self as data, Batch, Classes, ColumnPlan, Data, Dataset, FeaturePlan, LabelName, Normalization,
-    TensorSpec,
+    self as data, Batch, Classes, ColumnPlan, Data, LabelName, Normalization, TensorSpec,
 };
 use ddp_kernels::files;
 
 /// The samples that a run keeps for its report.
 pub const SAMPLES_FILE: &str = "samples.json";
 
-/// With more classes the record has no table, but the pairs that are mistaken most often.
+/// With more classes the metrics log has no table, but the pairs that are mistaken most often.
 pub const SHOWN_CLASSES_MAX: usize = 30;
 /// How many of those pairs.
 const PAIRS_MAX: usize = 50;
@@ -44,7 +41,7 @@ const VALUES_MAX: usize = 12;
 /// The largest file of samples that is read: many times what a run writes.
 const BYTES_MAX: u64 = 32 << 20;
 
-/// The confusion matrix: an event of the record.
+/// The confusion matrix: an event of the metrics log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Confusion {
     /// After this step.
@@ -69,7 +66,7 @@ impl Confusion {
         class_scores(&self.rows, &self.predicted, &self.right)
     }
 
-    /// Whether the numbers are consistent: a record may have been edited.
+    /// Whether the numbers are consistent: a metrics log may have been edited.
     pub fn is_sound(&self) -> bool {
         let classes = self.rows.len();
         let sum = |numbers: &[u64]| {
@@ -149,12 +146,9 @@ pub enum SampleValue {
 impl Samples {
     /// Saves them in a run's folder.
     pub fn save(&self, out: &Path) -> Result<()> {
-        let path = out.join(SAMPLES_FILE);
         let text = serde_json::to_vec(self)
             .map_err(|error| Error::Internal(format!("samples do not fit JSON: {error}")))?;
-        Ok(files::replace_file(&path, |file| {
-            file.write_all(&text).map_err(files::failed("write", &path))
-        })?)
+        Ok(files::replace_with(&out.join(SAMPLES_FILE), &text)?)
     }
 
     /// Reads those of the run in `out`, if it has any. An error says why they cannot be shown.
@@ -186,13 +180,7 @@ impl Samples {
 /// The held-out rows, of which samples are shown.
 #[derive(Clone, Debug)]
 pub struct HeldOut {
-    dataset: Arc<dyn Dataset>,
-    columns: Option<Vec<String>>,
-    /// How cells became features.
-    plan: FeaturePlan,
-    normalization: Option<Normalization>,
-    target_normalization: Option<Normalization>,
-    label_columns: Option<Vec<String>>,
+    data: Data,
     /// False for rows made from a formula.
     may_be_pictures: bool,
 }
@@ -200,35 +188,31 @@ pub struct HeldOut {
 impl HeldOut {
     /// The held-out rows of `data`.
     pub fn of(data: &Data, may_be_pictures: bool) -> HeldOut {
+        let data = data.clone();
         HeldOut {
-            dataset: data.held_out.clone(),
-            columns: data.columns.clone(),
-            plan: data.plan.clone(),
-            normalization: data.normalization.clone(),
-            target_normalization: data.target_normalization.clone(),
-            label_columns: data.label.as_ref().map(LabelName::columns),
+            data,
             may_be_pictures,
         }
     }
 
     /// The targets of a row.
     pub fn targets(&self) -> &TensorSpec {
-        &self.dataset.spec().targets
+        &self.data.held_out.spec().targets
     }
 
     /// How numeric targets were normalized.
     pub fn target_normalization(&self) -> Option<&Normalization> {
-        self.target_normalization.as_ref()
+        self.data.target_normalization.as_ref()
     }
 
     /// The names of the targets, if they have names.
     pub fn label_columns(&self) -> Option<Vec<String>> {
-        self.label_columns.clone()
+        self.data.label.as_ref().map(LabelName::columns)
     }
 
     /// The part of the rows that the largest class has; None if all have about the same.
     pub fn largest_class(&self) -> Option<f64> {
-        largest_class(&self.dataset.rows_of_classes()?)
+        largest_class(&self.data.held_out.rows_of_classes()?)
     }
 }
 
@@ -373,15 +357,14 @@ impl SampleRows {
 
     /// The samples, with their features.
     fn samples(self, step: u64, names: &[String], held_out: &HeldOut) -> Result<Samples> {
-        let features: usize = held_out.dataset.row_shape().iter().product();
+        let features: usize = held_out.data.held_out.row_shape().iter().product();
         let seen = self.mixed(SAMPLES_MAX.min(FEATURES_MAX / features.max(1)));
         let rows: Vec<u64> = seen.iter().map(|seen| seen.row).collect();
-        let [x, _] = data::read_rows(&*held_out.dataset, &rows)?;
+        let [x, _] = data::read_rows(&*held_out.data.held_out, &rows)?;
         let mut x = x.to_dtype(DType::F32)?.to_vec::<f32>()?;
-        held_out
-            .normalization
-            .iter()
-            .for_each(|normalization| normalization.undo(&mut x, features));
+        if let Some(normalization) = &held_out.data.normalization {
+            normalization.undo(&mut x, features);
+        }
         let pictures = held_out.pictures(&x);
         let mut columns = match pictures {
             Some(_) => Vec::new(),
@@ -437,15 +420,15 @@ impl SampleColumn {
 impl HeldOut {
     /// The rows in `x` as pictures, if they look like some.
     fn pictures(&self, x: &[f32]) -> Option<Vec<Picture>> {
-        let columns = self.columns.as_deref().unwrap_or_default();
+        let columns = self.data.columns.as_deref().unwrap_or_default();
         let may_be = self.may_be_pictures && are_like_pixels(columns);
-        Picture::of_rows(self.dataset.row_shape(), x).filter(|_| may_be)
+        Picture::of_rows(self.data.held_out.row_shape(), x).filter(|_| may_be)
     }
 
     /// The columns of tables, each category as one; of other rows the features.
     fn sample_columns(&self, features: usize) -> Vec<SampleColumn> {
-        let names = self.columns.as_deref().unwrap_or_default();
-        let Some(plan) = &self.plan.columns else {
+        let names = self.data.columns.as_deref().unwrap_or_default();
+        let Some(plan) = &self.data.plan.columns else {
             let column = |first: usize| SampleColumn {
                 name: names.get(first).cloned().unwrap_or_default(),
                 first,

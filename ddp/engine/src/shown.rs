@@ -22,6 +22,39 @@ pub fn shown_lines(text: &str) -> String {
     escaped(text, |character| character != '\n' && is_unseen(character))
 }
 
+/// Names, shown: all of at most `most`, else the first and how many more there are.
+pub fn some_of<S: AsRef<str>>(names: &[S], most: usize) -> String {
+    let count = if names.len() > most { most - 1 } else { most };
+    let first: Vec<String> = names
+        .iter()
+        .take(count)
+        .map(|name| shown(name.as_ref()))
+        .collect();
+    match names.len().saturating_sub(count) {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
+/// The lines of a table: columns of equal width, the first `left` aligned left, the others right.
+pub fn table(rows: &[Vec<String>], left: usize) -> Vec<String> {
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let line = |row: &Vec<String>| {
+        let cells = row
+            .iter()
+            .enumerate()
+            .map(|(column, cell)| match column < left {
+                true => format!("{cell:0$}", width(column)),
+                false => format!("{cell:>0$}", width(column)),
+            });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_string()
+    };
+    rows.iter().map(line).collect()
+}
+
 /// A number with so many significant digits: `0.06312`, `2182`, `2.182e10`.
 pub fn significant(value: f64, digits: usize) -> String {
     let scientific = format!("{value:.*e}", digits - 1);

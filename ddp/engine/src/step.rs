@@ -37,7 +37,8 @@ use self::model::TrainedModel;
 use self::stage::StagePass;
 pub use self::stage::{Part, Stage};
 pub use self::stats::{Stats, StepReport};
-use crate::error::Result;
+use crate::digest::LayerDigest;
+use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
 use crate::reducer::ReducerOptions;
 
@@ -127,15 +128,16 @@ impl Step {
         } else {
             dtype
         };
-        let (devices, ranks) = (model.stages.len(), model.group().size());
+        let devices = model.stages.len();
+        let (ranks, shards) = (model.group().size(), model.shards());
         Ok(Step {
             loss,
             seed: options.seed,
-            held_out_stats: Tensor::zeros(&[4], held_out_dtype, device)?
+            held_out_stats: Tensor::zeros(&[4 * stats::rows(shards)], held_out_dtype, device)?
                 .named("evaluation statistics"),
             own_bad_step: Tensor::zeros(&[1], DType::I64, device)?
                 .named("this rank's first bad step"),
-            graphs: StepGraphs::new(options.graph, device, devices, ranks)?,
+            graphs: StepGraphs::new(options.graph, device, devices, shards.unwrap_or(ranks))?,
             model,
             measures_norm: false,
             compared: None,
@@ -185,6 +187,7 @@ impl Step {
             graphs,
             ..
         } = self;
+        check_shards(batch, model.shards())?;
         faults::begin(batch.step + 1);
         if model.send_scalars(batch, learning_rate)? {
             graphs.forget();
@@ -198,38 +201,33 @@ impl Step {
                 graph.launch()
             })?);
         }
-        let (group, micro_batches) = (model.group().clone(), batch.micro_count());
+        let group = model.group().clone();
         let is_alone = group.size() == 1;
         // The same in every step of a kind. On a GPU the host only gives it to streams.
         let mut work = || -> Result<()> {
+            let own = (!is_alone).then_some(&*own_bad_step);
             model.begin()?;
-            for index in 0..micro_batches {
-                faults::at(FaultPoint::Forward)?;
-                let micro = batch.micro(index)?;
-                let pass = StagePass {
-                    training: true,
-                    micro_batch: index,
-                    last: index + 1 == micro_batches,
-                    seed: *seed,
-                };
-                let output = model.forward(&pass, &micro.x)?;
-                let of = [&output, &micro.targets, stats];
-                let gradient = model.loss_gradient(&pass, &**loss, of)?;
-                if pass.last {
-                    if !is_alone {
-                        // Before the sum over ranks, which no longer tells whose rows were bad.
-                        ops::mark_nonfinite(own_bad_step, stats, model.step())?;
+            for shard in batch.shards().numbers() {
+                for pass in passes(batch, shard, *seed) {
+                    faults::at(FaultPoint::Forward)?;
+                    let micro = batch.micro(pass.micro_batch)?;
+                    let x = model.aligned(&micro, batch)?;
+                    let output = model.forward(&pass, &x)?;
+                    let of = [&output, &micro.targets, &model.stats_of(shard)?];
+                    let gradient = model.loss_gradient(&pass, &**loss, of)?;
+                    if pass.last {
+                        model.reduce_stats(own)?;
                     }
-                    model.reduce(stats)?;
+                    model.backward(&pass, gradient)?;
                 }
-                model.backward(&pass, gradient)?;
-            }
-            if micro_batches == 0 {
-                model.reduce_zeros(stats)?;
+                model.close_shard(batch, shard, own)?;
             }
             model.join()?;
             let own_bad_step = is_alone.then_some(&*own_bad_step);
             model.decide(stats, own_bad_step, measure_norm)?;
+            if measure_norm {
+                model.digest_gradients()?;
+            }
             faults::at(FaultPoint::Optimizer)?;
             model.update()
         };
@@ -257,6 +255,12 @@ impl Step {
         })
     }
 
+    /// The gradients and the trained weights of the last step, whose norm was measured, by layer,
+    /// on rank 0; nothing on others. `divisor` is its `weight_sum`. All ranks call it together.
+    pub(crate) fn digests(&mut self, divisor: f64) -> Result<[Vec<LayerDigest>; 2]> {
+        announced("digests for the log", || self.model.digests(divisor))
+    }
+
     /// Makes the values of all parameters current on this rank. All ranks call it together before
     /// values are read outside a step. Only ZeRO-1 has something to do.
     pub fn gather(&mut self) -> Result<()> {
@@ -281,10 +285,16 @@ impl Step {
         self.model.lend_values()?;
         let stats = self.held_out_stats.clone();
         ops::zero(&stats)?;
-        for index in 0..batches.count() {
-            let batch = batches.load(index)?;
-            let (output, _) = self.losses(false, 0, (&batch.x, &batch.targets), &stats)?;
-            each(batch, &output)?;
+        let mut index = 0;
+        for shard in batches.shards().numbers() {
+            let shard_stats = stats::row_of(&stats, shard)?;
+            for _ in 0..batches.count_of(shard) {
+                let batch = batches.load(index)?;
+                index += 1;
+                let rows = (&batch.x, &batch.targets);
+                let (output, _) = self.losses(false, 0, rows, &shard_stats)?;
+                each(batch, &output)?;
+            }
         }
         // A group for host memory sums there.
         let device = group.device().unwrap_or(Device::Cpu);
@@ -293,6 +303,7 @@ impl Step {
             _ => Ok(stats),
         })?;
         group.all_reduce(&stats, Reduce::Sum, &Stream::current(device)?)?;
+        stats::add_rows(&stats)?;
         announced("the evaluation's result", || Stats::read(&stats))
     }
 
@@ -326,6 +337,7 @@ impl Step {
         let pass = StagePass {
             training,
             micro_batch,
+            accumulates: false,
             last: false,
             seed: self.seed,
         };
@@ -360,5 +372,37 @@ impl Step {
     /// The memory of activations on all devices, in bytes.
     pub fn activation_bytes(&self) -> usize {
         self.stages().iter().map(Stage::activation_bytes).sum()
+    }
+}
+
+/// The micro-batches of a shard. The last one of all completes the gradients.
+fn passes(batch: &Batch, shard: usize, seed: u64) -> impl Iterator<Item = StagePass> {
+    let (micros, is_last) = (batch.micros_of(shard), shard + 1 == batch.shards().end);
+    let (first, end) = (micros.start, micros.end);
+    micros.map(move |micro_batch| StagePass {
+        training: true,
+        micro_batch,
+        accumulates: micro_batch > first,
+        last: is_last && micro_batch + 1 == end,
+        seed,
+    })
+}
+
+/// Refuses a batch that is not cut into the shards of the step.
+fn check_shards(batch: &Batch, shards: Option<usize>) -> Result<()> {
+    let of = batch.shards();
+    match shards {
+        Some(shards) if of.of != shards => Err(Error::Usage(format!(
+            "a step with `shards` {shards}: expected a batch in as many shards, got {}; help: make \
+             the loader with .shards({shards})",
+            of.of
+        ))),
+        None if of.count() != 1 => Err(Error::Usage(format!(
+            "a step without `shards`: expected a rank's batch as a whole, got {} shards; help: \
+             give ReducerOptions {{ shards: Some({}), … }}",
+            of.count(),
+            of.of
+        ))),
+        _ => Ok(()),
     }
 }

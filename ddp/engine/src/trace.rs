@@ -90,20 +90,6 @@ impl fmt::Display for TraceSteps {
     }
 }
 
-impl TryFrom<String> for TraceSteps {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<TraceSteps, String> {
-        text.parse()
-    }
-}
-
-impl From<TraceSteps> for String {
-    fn from(steps: TraceSteps) -> String {
-        steps.to_string()
-    }
-}
-
 /// The trace of a run, on one rank. It costs one comparison a step while nothing is traced.
 #[derive(Debug)]
 pub struct RunTrace {
@@ -165,7 +151,7 @@ impl RunTrace {
         }
         let ranks = clocks::align(ranks);
         let path: PathBuf = out.join(TRACE_FILE);
-        // Training goes on without it.
+        // Training continues without it.
         if let Err(error) = file::write(&path, &ranks) {
             tracing::warn!("there is no trace: {error}");
         }

@@ -234,7 +234,7 @@ mod tests {
         let targets = Tensor::randint(11, &[rows], DType::I64, Device::Cpu, random).unwrap();
         for in_pieces in [false, true] {
             let [dx, weight, stats] = run(Head::new(11), &x, &targets, in_pieces);
-            // First values are drawn row by row: those of the classes do not depend on padding.
+            // Initial weights are drawn row by row: those of the classes do not depend on padding.
             let padded = run(Head::new(16).of_classes(11), &x, &targets, in_pieces);
             assert_eq!(padded[1][55..], [0.0; 25]);
             assert_eq!(padded[1][..55], weight);

@@ -28,7 +28,7 @@ pub struct Linear {
     pub(crate) below: Activation,
     /// Whether it is a model's first or last layer.
     is_outer: bool,
-    /// The outputs of each of the layers that it stands for; empty for one.
+    /// The outputs of each layer that is merged into this one; empty if there is only one.
     parts: Vec<usize>,
     built: Option<Built>,
 }

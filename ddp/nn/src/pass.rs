@@ -288,7 +288,7 @@ impl<'a> Pass<'a> {
     /// Makes these sums on a GPU, if the gradient of a bias is faster from them.
     pub fn sum_row_blocks(&mut self, dy: &Tensor) -> Result<Option<Tensor>> {
         let (rows, columns) = (dy.shape()[0], dy.shape()[1]);
-        if !dy.device().is_accelerator() || !ops::prefers_row_sums(rows, columns) {
+        if !dy.device().is_accelerator() || !ops::prefers_row_sums(rows) {
             return Ok(None);
         }
         let sums = self.take_as(&[ops::row_sums_of(rows), columns], DType::F32)?;

@@ -1,22 +1,38 @@
 //! `ddp-train bench mlp --explain`: the nodes of a captured step, one line of JSON each, with the
 //! bytes that each moves and the time that the memory's bandwidth allows for them. The times are a
 //! model, not a measurement: operands are counted once, and neither caches, nor arithmetic, nor the
-//! start of a node takes part. So it also works on simulated GPUs.
+//! start of a node takes part. So it also works on simulated GPUs. A kernel has its blocks, and its
+//! longest chain of dependent loads where it declares one; it is marked if it moves much with fewer
+//! blocks than the GPU has multiprocessors.
 
-use ddp_kernels::Device;
 use ddp_kernels::graph::{Graph, GraphNode, NodeKind};
+use ddp_kernels::{Device, products};
 use serde_json::json;
 
 use super::measure::{Say, line, round};
 use crate::devices::is_simulated;
 use crate::error::Result;
 
+fn moved(node: &GraphNode) -> usize {
+    node.read_bytes + node.written_bytes
+}
+
+/// Whether a kernel moves so much that more multiprocessors should take part.
+fn has_few_blocks(node: &GraphNode, multiprocessors: usize) -> bool {
+    let is_kernel = node.kind == NodeKind::Kernel;
+    is_kernel && moved(node) > MANY_BYTES && node.work.blocks < multiprocessors
+}
+
+/// A kernel that moves more bytes should have a block for each multiprocessor.
+const MANY_BYTES: usize = 1_000_000;
+
 /// Prints the nodes of `graph`, which runs on `device`, and last their sums.
 pub(super) fn print(graph: &Graph, device: Device, say: Say<'_>) -> Result<()> {
-    let moved = |node: &GraphNode| node.read_bytes + node.written_bytes;
     let model_us = |bytes: usize| round(bytes as f64 / graph.bandwidth() * 1e6, 3);
+    let multiprocessors = graph.multiprocessors();
+    let is_narrow = |node: &GraphNode| has_few_blocks(node, multiprocessors);
     for (index, node) in graph.nodes().iter().enumerate() {
-        say(&json!({
+        let mut row = json!({
             "node": index + 1,
             "kind": name_of(node.kind),
             "op": node.op,
@@ -24,7 +40,16 @@ pub(super) fn print(graph: &Graph, device: Device, say: Say<'_>) -> Result<()> {
             "read_bytes": node.read_bytes,
             "written_bytes": node.written_bytes,
             "model_us": model_us(moved(node)),
-        }))?;
+        });
+        if node.kind == NodeKind::Kernel {
+            row["blocks"] = json!(node.work.blocks);
+            row["threads"] = json!(node.work.threads);
+            row["dependent_loads"] = json!(node.work.dependent_loads);
+        }
+        if is_narrow(node) {
+            row["few_blocks"] = json!(format!("{multiprocessors} multiprocessors"));
+        }
+        say(&row)?;
     }
     let of_kind = |kind| {
         graph
@@ -45,6 +70,9 @@ pub(super) fn print(graph: &Graph, device: Device, say: Say<'_>) -> Result<()> {
         "nodes": all,
         "products": products,
         "besides_products": all - products,
+        "multiprocessors": multiprocessors,
+        "gelu": products::gelu(device)?,
+        "few_blocks": graph.nodes().iter().filter(|node| is_narrow(node)).count(),
         "driver_counts": {
             "kernels": driver.kernels, "copies": driver.copies, "fills": driver.fills,
             "others": driver.others,
@@ -56,12 +84,43 @@ pub(super) fn print(graph: &Graph, device: Device, say: Say<'_>) -> Result<()> {
     say(&line(device, &[fields]))
 }
 
-fn name_of(kind: NodeKind) -> &'static str {
+pub(super) fn name_of(kind: NodeKind) -> &'static str {
     match kind {
         NodeKind::Kernel => "kernel",
         NodeKind::Product => "product",
         NodeKind::Copy => "copy",
         NodeKind::Fill => "fill",
         NodeKind::Foreign => "library",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ddp_kernels::graph::NodeWork;
+
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_moves_megabytes_needs_a_block_for_each_multiprocessor() {
+        let has = |kind, bytes: usize, blocks| {
+            let work = NodeWork {
+                blocks,
+                ..NodeWork::default()
+            };
+            let node = GraphNode {
+                kind,
+                name: "sums".into(),
+                op: "op",
+                read_bytes: bytes - 4,
+                written_bytes: 4,
+                work,
+            };
+            has_few_blocks(&node, 132)
+        };
+        assert!(has(NodeKind::Kernel, 1_000_001, 3));
+        assert!(has(NodeKind::Kernel, 1_000_001, 131));
+        assert!(!has(NodeKind::Kernel, 1_000_001, 132));
+        assert!(!has(NodeKind::Kernel, 1_000_000, 3));
+        assert!(!has(NodeKind::Product, 1_000_001, 0));
     }
 }

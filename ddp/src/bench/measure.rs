@@ -1,6 +1,5 @@
 //! What all benchmarks share: flags, the start, and timing in rounds.
 
-use std::fmt::Display;
 use std::time::Instant;
 
 use clap::Args;
@@ -22,7 +21,7 @@ const COLD: u64 = 4;
 const WARM_UP_MAX: f64 = 20.0;
 
 /// Prints a line of the results. On ranks other than 0 it may do nothing.
-pub type Say<'a> = &'a mut dyn FnMut(&dyn Display) -> Result<()>;
+pub use crate::output::Say;
 
 /// The flags of all benchmarks.
 #[derive(Args, Clone, Debug, PartialEq)]

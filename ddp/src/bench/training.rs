@@ -4,17 +4,19 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use ddp_comm::World;
+use ddp_kernels::products::{self, ProductChoice};
 use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{Device, Random, threads};
 use serde_json::json;
 
-use super::explain;
 use super::measure::{
     BenchFlags, Say, begin, group_on, largest, line, precision, round, round_or_null, rounds, start,
 };
 use super::subject::Subject;
+use super::{explain, timed};
 use crate::config::{FloatType, GraphChoice, OptimizerKind, Overlap, Precision};
-use crate::data::{Batch, SlotId, sampler};
+use crate::data::sampler::Shards;
+use crate::data::{Batch, SlotId};
 use crate::error::{Error, Result};
 use crate::flags::{choice, number, whole};
 use crate::models::Model;
@@ -44,15 +46,25 @@ pub struct StepFlags {
     /// ranks
     #[arg(long, value_name = "LEVEL", default_value = "0", value_parser = whole(0..=1u64), allow_negative_numbers = true)]
     pub zero: u64,
+    /// Cut each batch into V shards, for the same bits on any number of ranks
+    #[arg(long, value_name = "V", value_parser = whole(1..=1024usize), allow_negative_numbers = true)]
+    pub same_bits: Option<usize>,
     /// Reduce gradients while the backward pass still runs
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<Overlap>())]
     pub overlap: Overlap,
     /// Capture a step as a CUDA graph and replay it
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<GraphChoice>())]
     pub graph: GraphChoice,
+    /// Algorithms of matmuls on GPUs: cuBLASLt's first, or the fastest, measured after the first step
+    #[arg(long, value_name = "WHICH", default_value = "first", value_parser = choice::<ProductChoice>())]
+    pub products: ProductChoice,
     /// List the nodes of a captured step and what each moves, instead of timing steps
     #[arg(long)]
     pub explain: bool,
+    /// With --explain: time each node of an eager step between two events, the longest first, and
+    /// the captured step beside it
+    #[arg(long, requires = "explain")]
+    pub timed: bool,
     /// The flags of all benchmarks.
     #[command(flatten)]
     pub common: BenchFlags,
@@ -74,13 +86,17 @@ pub(super) fn measure(
     say: Say<'_>,
     subject: Subject,
 ) -> Result<()> {
-    let begin = if flags.explain { begin } else { start };
+    let begin = if flags.explain && !flags.timed {
+        begin
+    } else {
+        start
+    };
     let device = begin(&flags.common, key, world)?;
     crate::step::check_graph(flags.graph, device)?;
-    precision(flags.dtype, device)?;
+    let precision = precision(flags.dtype, device)?;
     let began = Instant::now();
     let main = &world.group("main")?;
-    let batches = batches(&subject, device, world)?;
+    let batches = batches(&subject, device, world, flags.same_bits)?;
     let described = subject.described.clone();
     let ((unit, of_row), batch, flop) = (subject.unit, subject.batch, subject.flop);
     let units = (batch * of_row) as f64;
@@ -94,7 +110,15 @@ pub(super) fn measure(
     };
     take(&mut step)?;
     synchronize(device)?;
-    if flags.explain {
+    if flags.products == ProductChoice::Timed {
+        products::fastest(device, products::kinds(device)?)?.use_on(device)?;
+    }
+    // The second step, which is eager still, has its kernels compiled.
+    let nodes = match flags.timed {
+        true => timed::eager(device, || take(&mut step))?,
+        false => Vec::new(),
+    };
+    if flags.explain && !flags.timed {
         // Of the two slots each runs eagerly once before its step is captured.
         (0..2).try_for_each(|_| take(&mut step))?;
         synchronize(device)?;
@@ -111,6 +135,11 @@ pub(super) fn measure(
         (busy, exposed, steps) = (busy + time.busy, exposed + time.exposed, steps + 1);
         Ok(())
     })?;
+    if flags.timed {
+        let rates = timed::Rates::measure(device, precision)?;
+        let is_captured = step.graphs().is_some();
+        return timed::print(&nodes, &rates, times.median_s(), is_captured, device, say);
+    }
     // Before anything else takes memory.
     let (peak_mb, device_peak_mb) = (process::peak_mb(), process::device_peak_mb(device));
     let optimizer_s = largest(main, optimizer_s(&step, device)?)?;
@@ -146,6 +175,7 @@ pub(super) fn measure(
         "device_peak_mb": round_or_null(largest_of(device_peak_mb)?, 1),
         "graph": step.graphs().is_some(),
         "zero": flags.zero,
+        "same_bits": flags.same_bits,
         "moments_mb": round(moments as f64 / 1e6, 6),
         "steps": times.repetitions,
         "transport": reducer.group().transport(),
@@ -203,6 +233,7 @@ fn step(flags: &StepFlags, subject: Subject, device: Device, world: &World) -> R
         dtype: flags.reduce_dtype.dtype(),
         overlap: reducer::overlaps(flags.overlap, world),
         zero: flags.zero == 1,
+        shards: flags.same_bits,
     };
     let model = Model::with_shares(
         Box::new(subject.layers),
@@ -226,8 +257,15 @@ fn step(flags: &StepFlags, subject: Subject, device: Device, world: &World) -> R
     Step::new(model, subject.loss, optimizer, gradients, &options)
 }
 
-fn batches(subject: &Subject, device: Device, world: &World) -> Result<Vec<Batch>> {
-    let mine = sampler::share(&(0..subject.batch), world.rank(), world.size());
+fn batches(
+    subject: &Subject,
+    device: Device,
+    world: &World,
+    same_bits: Option<usize>,
+) -> Result<Vec<Batch>> {
+    let (rank, ranks) = (world.rank(), world.size());
+    let shards = Shards::of_rank(same_bits.unwrap_or(ranks), rank, ranks);
+    let mine = shards.share(&(0..subject.batch));
     let mut random = Random::new(world.rank() as u64);
     let rows = (mine.end - mine.start) as usize;
     // On a GPU two, like the slots of a loader.
@@ -249,7 +287,8 @@ fn batches(subject: &Subject, device: Device, world: &World) -> Result<Vec<Batch
             .make(rows, device, &mut random)?
             .named("targets");
         let (all, first, micro) = (subject.batch, mine.start, micro_rows.max(1));
-        Ok(Batch::new(0, 0, all, first, x, targets, micro).in_slot(SlotId::unique()))
+        let batch = Batch::new(0, 0, all, first, x, targets, micro);
+        Ok(batch.in_shards(shards).in_slot(SlotId::unique()))
     };
     (0..count).map(make).collect()
 }

@@ -41,11 +41,10 @@ impl StartRanks {
     /// What the flags of other commands ask for.
     pub(crate) fn asked_for_elsewhere(command: Command) -> Command {
         let places = match &command {
-            Command::Eval(flags) => flags.using.ranks.places.clone(),
-            Command::Predict(flags) => flags.using.ranks.places.clone(),
-            Command::Bench(bench) => bench.ranks().places.clone(),
             Command::Doctor(flags) => flags.places.clone(),
-            _ => return command,
+            other => other
+                .ranks()
+                .map_or_else(PlaceFlags::default, |ranks| ranks.places.clone()),
         };
         StartRanks::at(places, 0, Duration::from_secs(60), command)
     }

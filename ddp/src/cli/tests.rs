@@ -3,6 +3,7 @@
 mod help;
 
 use super::*;
+use crate::bench::Bench;
 use crate::config::*;
 use crate::models::ModelSpec;
 use crate::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind, RecomputeKind};
@@ -79,7 +80,7 @@ fn every_flag_of_training_arrives() {
                 --momentum 0.5 --nesterov --decay all --schedule wsd --warmup-steps 0 --grad-clip 1 --label-smoothing 0.125 \
                 --class-weights 1,2,3,4,5,6,7,8,9,10 --freeze 0,2.bias --device cuda --devices-per-rank 2 \
                 --share-gpus --dtype bf16 --data-on-device on --graph off --products timed --threads 3 --seed 7 --out a/b \
-                --eval-every 0 --sample To --log-every 1 --bucket-mb 0.5 --reduce-dtype bf16 --zero 1 --nccl fast --timeout-s 0.5 --progress never \
+                --eval-every 0 --sample To --log-every 1 --bucket-mb 0.5 --reduce-dtype bf16 --same-bits 12 --zero 1 --nccl fast --timeout-s 0.5 --progress never \
                 --overlap off --log-level trace --labels y --val-data v.csv --val-labels z --val-split 0.25 \
                 --task classification --drop id,name --categorical auto --missing mean \
                 --normalize standard --cache-dir c --checkpoint-every 5 --keep 2 --resume auto \
@@ -134,6 +135,7 @@ fn every_flag_of_training_arrives() {
         log_every: 1,
         bucket_mb: Some(0.5),
         reduce_dtype: FloatType::Bf16,
+        same_bits: Some(12),
         zero: 1,
         nccl: NcclChoice::Fast,
         timeout_s: 0.5,
@@ -531,7 +533,7 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
 }
 
 /// Command lines that together have every flag of their command that excludes no other.
-const WHOLE: [(&str, &str); 9] = [
+const WHOLE: [(&str, &str); 10] = [
     (
         "eval",
         "--checkpoint run --data rows.csv --batch-size 7 --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 \
@@ -563,6 +565,7 @@ const WHOLE: [(&str, &str); 9] = [
         "--mb 3 --operation broadcast --dtype bf16 --captured --buckets 1,4 --threads 2 --device cuda --share-gpus --seconds 1 \
          --rounds 3 --timeout-s 5",
     ),
+    ("compare", "one two --json"),
 ];
 
 #[test]

@@ -17,7 +17,7 @@ Examples:
   ddp-train --model gpt --data books --val-data books/val
 
 A text is one document, a line of .jsonl is one, a row of .parquet is one. OUT gets shards of tokens, tokenizer.json and, \
-with --val-split, the folder val; it appears when all is done. After a kill the same command goes on where it was.";
+with --val-split, the folder val; it appears when all is done. After a kill the same command continues where it was.";
 
 /// A byte-level vocabulary has 256 bytes and the end of documents.
 const BPE_MIN: usize = 257;

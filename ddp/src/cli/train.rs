@@ -11,8 +11,8 @@ use toml::Table;
 use super::command::Command;
 use crate::config::find;
 use crate::error::{Error, Result};
-use crate::first_values::FirstValues;
 use crate::flags::layers::{CONFIG, DRY_RUN, Layers, PREFIX, PRINT_CONFIG, SettingFlags, variable};
+use crate::initial_weights::InitialWeights;
 use crate::record::CONFIG_FILE;
 
 /// Where settings come from, and what to do with them instead of training.
@@ -91,12 +91,8 @@ fn layered(
     let mut layers = Layers::default();
     // Once: it may be a pipe.
     let text = how.config.as_ref().map(|path| {
-        std::fs::read_to_string(path).map_err(|source| Error::Io {
-            action: "read",
-            path: path.clone(),
-            source,
-            help: "--config takes a TOML file, as --print-config writes it".into(),
-        })
+        let help = "--config takes a TOML file, as --print-config writes it";
+        std::fs::read_to_string(path).map_err(Error::io("read", path, help))
     });
     let text = text.transpose()?;
     if let Some(path) = how.config.as_ref().filter(|path| is_pipe(path))
@@ -108,16 +104,16 @@ fn layered(
             path.display()
         )));
     }
-    if let Some(first) = first_values(flags, &variables, text.as_deref())? {
+    if let Some(first) = initial_weights(flags, &variables, text.as_deref())? {
         layers.config.model = first.model.clone();
-        layers.first_values = Some(first);
+        layers.initial_weights = Some(first);
     }
     if let Some((path, text)) = how.config.as_ref().zip(text) {
         layers.read_file(path, &text)?;
     }
     layers.read_environment(&variables)?;
     layers.set_flags(flags)?;
-    if let Some(first) = layers.first_values.take() {
+    if let Some(first) = layers.initial_weights.take() {
         first.settle(&mut layers.config)?;
     }
     layers.check()?;
@@ -137,11 +133,11 @@ fn is_pipe(path: &Path) -> bool {
 }
 
 /// What `--init-from` names. It is read before other settings, which start from its model.
-fn first_values(
+fn initial_weights(
     flags: &SettingFlags,
     variables: &[(OsString, OsString)],
     text: Option<&str>,
-) -> Result<Option<FirstValues>> {
+) -> Result<Option<InitialWeights>> {
     const NAME: &str = "init-from";
     let flag = flags.0.iter().find(|(setting, _)| setting.name() == NAME);
     let name = variable(NAME);
@@ -155,7 +151,7 @@ fn first_values(
     let path = flag
         .or_else(|| set.map(|(_, path)| path.clone()))
         .or_else(in_file);
-    path.map_or(Ok(None), |path| FirstValues::of(Path::new(&path)))
+    path.map_or(Ok(None), |path| InitialWeights::of(Path::new(&path)))
 }
 
 /// `how`, with what the environment says; a --config flag wins over DDP_CONFIG.

@@ -147,14 +147,11 @@ fn mpi() -> Finding {
 /// The first line of a program's output.
 fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stderr(Stdio::null());
-    let output = command
-        .output()
-        .ok()
-        .filter(|output| output.status.success())?;
+    let quiet = command.stdin(Stdio::null()).stderr(Stdio::null());
+    let output = quiet.args(arguments).output().ok()?;
+    if !output.status.success() {
+        return None;
+    }
     let text = String::from_utf8_lossy(&output.stdout);
     Some(text.lines().next().unwrap_or_default().trim().to_string())
 }
@@ -261,50 +258,36 @@ pub(super) fn rank(world: &World) -> Vec<Finding> {
     findings
 }
 
-/// The device of each rank, or why there are too few GPUs.
+/// The device of each rank.
 pub(super) struct Devices {
     /// This rank's device.
     pub(super) mine: Device,
-    /// Whether all ranks have a GPU.
-    pub(super) on_gpus: bool,
-    /// A line for each rank.
-    table: String,
-    /// What is missing, if there are too few GPUs, and how to fix it.
-    shortage: Option<(String, String)>,
+    /// A finding about the job: which rank has which GPU, or why there are too few.
+    pub(super) assignment: Finding,
 }
 
 pub(super) fn devices(world: &World) -> Result<Devices> {
-    let mut devices = Devices {
-        mine: Device::Cpu,
-        on_gpus: false,
-        table: String::new(),
-        shortage: None,
+    const TOPIC: &str = "GPU of rank";
+    let mut mine = Device::Cpu;
+    let on_cpu = match world.size() {
+        1 => "none: it trains on the CPU",
+        _ => "none: all ranks train on the CPU",
     };
+    let mut assignment = Finding::fine(TOPIC, on_cpu);
     match world.assign_gpus(1, world.share_gpus())? {
         Ok(table) => {
-            let mine = table.devices_of(world.rank()).first().copied();
-            devices.mine = mine.unwrap_or(Device::Cpu);
-            devices.on_gpus = devices.mine.is_accelerator();
-            devices.table = table.to_string();
+            if let Some(first) = table.devices_of(world.rank()).first() {
+                mine = *first;
+                assignment = Finding::fine(TOPIC, table.to_string().trim_end());
+            }
         }
         Err(shortage) if shortage.table.has_gpus() => {
             let help = crate::device::help_for(&shortage);
-            devices.shortage = Some((shortage.to_string(), help));
+            assignment = Finding::bad(TOPIC, shortage.to_string(), help);
         }
         Err(_) => {}
     }
-    Ok(devices)
-}
-
-/// A finding about the job: which rank has which GPU.
-pub(super) fn assignment(devices: &Devices, ranks: usize) -> Finding {
-    let text = match &devices.shortage {
-        Some((text, help)) => return Finding::bad("GPU of rank", text.clone(), help.clone()),
-        None if devices.on_gpus => devices.table.trim_end(),
-        None if ranks == 1 => "none: it trains on the CPU",
-        None => "none: all ranks train on the CPU",
-    };
-    Finding::fine("GPU of rank", text)
+    Ok(Devices { mine, assignment })
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ pub(super) fn disk(out: &Path) -> Finding {
 
 /// Copies to and from a rank's GPU, and to the other GPUs that it sees.
 pub(super) fn rank(devices: &Devices) -> Vec<Finding> {
-    if !devices.on_gpus {
+    if !devices.mine.is_accelerator() {
         return Vec::new();
     }
     let mut findings = vec![tried("pinned", devices.mine, || pinned(devices.mine))];
@@ -143,7 +143,7 @@ fn peer(from: Device, to: Device) -> Result<String> {
 /// A finding about the job: a checked sum over all ranks. All ranks call it together.
 pub(super) fn reductions(devices: &Devices, world: &World) -> Result<Finding> {
     let mine = devices.mine;
-    let group = if devices.on_gpus {
+    let group = if mine.is_accelerator() {
         world.gpu_group("doctor", mine)?
     } else {
         world.group("doctor")?

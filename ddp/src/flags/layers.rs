@@ -15,7 +15,7 @@ use toml::{Table, Value};
 use super::meant::meant;
 use crate::config::{Config, Form, MODEL, ReadConfig, SETTINGS, Setting, as_flag, find};
 use crate::error::{Error, Result, refuse, with_flags};
-use crate::first_values::FirstValues;
+use crate::initial_weights::InitialWeights;
 use crate::models::ModelSpec;
 use crate::shown::{is_unseen, shown};
 
@@ -132,7 +132,7 @@ pub(crate) struct Layers {
     /// Where settings come from, with the name of the file, variable or flag.
     origins: BTreeMap<String, (Layer, String)>,
     /// What `--init-from` names, if the model follows from it.
-    pub(crate) first_values: Option<FirstValues>,
+    pub(crate) initial_weights: Option<InitialWeights>,
 }
 
 impl Layers {
@@ -206,7 +206,7 @@ impl Layers {
                 None => refused(error),
             }
         };
-        let first = self.first_values.as_ref();
+        let first = self.initial_weights.as_ref();
         let base = first.map_or_else(ModelSpec::default, |first| first.model.clone());
         let table = toml::Deserializer::parse(text).map_err(refused)?;
         self.config = ReadConfig(base).deserialize(table).map_err(refused)?;

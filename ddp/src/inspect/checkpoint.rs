@@ -25,31 +25,17 @@ pub(super) fn found(folder: &Path) -> Result<Inspected> {
     let files = sizes(folder)?;
     let sheet = sheet(folder, state, &config, &tensors, &files)?;
     let file = |(name, bytes): &(String, u64)| json!({ "name": name, "bytes": bytes });
-    let json = json!({
-        "kind": "checkpoint",
-        "path": folder.to_string_lossy(),
-        "is_whole": true,
-        "step": state.step,
-        "samples": state.samples,
-        "last": state.last,
-        "best": state.best,
-        "model": model_json(state, &config, &tensors),
-        "task": state.task,
-        "row_shape": state.row_shape,
-        "image": state.image,
-        "normalization": state.normalization,
-        "target_normalization": state.target_normalization,
-        "plan": state.plan,
-        "columns": state.columns,
-        "label": state.label,
-        "position": state.position,
-        "schedule": state.schedule,
-        "world": state.world,
-        "config": config.to_json(),
-        "fingerprint": state.fingerprint,
-        "program": state.program,
-        "files": files.iter().map(file).collect::<Value>(),
-    });
+    let mut json = json!(state);
+    for (name, value) in [
+        ("kind", "checkpoint".into()),
+        ("path", folder.to_string_lossy().into()),
+        ("is_whole", true.into()),
+        ("model", model_json(state, &config, &tensors)),
+        ("config", config.to_json().into()),
+        ("files", files.iter().map(file).collect()),
+    ] {
+        json[name] = value;
+    }
     Inspected::intact(sheet, json)
 }
 

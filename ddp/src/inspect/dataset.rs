@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 
 use super::sheet::{Inspected, Sheet, some_of, table};
 use crate::cli::InspectFlags;
+use crate::config::Config;
 use crate::data::files;
 use crate::data::resolve;
-use crate::data::{self, Alone, Data, DataRequest, DataSpec, Dataset, TableSettings, TokenSummary};
+use crate::data::{self, Alone, Data, DataRequest, DataSpec, Dataset, TokenSummary};
 use crate::error::{Error, Result, ShownError};
 use crate::shown::{shown, significant};
 use crate::tasks::{self, Survey, SurveyText};
@@ -19,35 +20,17 @@ const ROWS_AT_A_TIME: u64 = 1024;
 /// The most lines about files.
 const LINES_SHOWN: usize = 24;
 
-/// The range and mean of all features.
-#[derive(Debug)]
-struct Features {
-    least: f32,
-    largest: f32,
-    mean: f64,
-}
-
 /// Inspects the data that `flags` name.
 pub(super) fn found(flags: &InspectFlags) -> Result<Inspected> {
     let spec: DataSpec = flags.path.parse().map_err(|error| renamed(error, flags))?;
-    let request = request(spec.clone(), flags);
+    let config = Config {
+        data: spec.clone(),
+        ..Config::clone(&flags.settings)
+    };
+    let request = config.data_request();
     match data::summarize_tokens(&request).map_err(|error| renamed(error, flags))? {
         Some(summary) => tokens(&summary, flags),
         None => rows(spec, &request, flags),
-    }
-}
-
-fn request(spec: DataSpec, flags: &InspectFlags) -> DataRequest {
-    DataRequest {
-        labels: flags.settings.labels.clone(),
-        task: flags.settings.task,
-        table: TableSettings {
-            drop: flags.settings.drop.clone(),
-            categorical: flags.settings.categorical.clone(),
-            missing: flags.settings.missing,
-        },
-        cache_dir: flags.settings.cache_dir.clone(),
-        ..DataRequest::new(spec)
     }
 }
 
@@ -68,7 +51,7 @@ fn rows(spec: DataSpec, request: &DataRequest, flags: &InspectFlags) -> Result<I
             None
         }
         // Unreadable files are not bad data.
-        Err(error @ Error::Io { .. }) => return Err(error),
+        Err(error @ Error::Io(_)) => return Err(error),
         Err(error) => {
             let error = ShownError(error);
             // The error itself is the last line.
@@ -87,53 +70,50 @@ fn rows(spec: DataSpec, request: &DataRequest, flags: &InspectFlags) -> Result<I
 
 /// The sheet of tokens, all of which were read and checked.
 fn tokens(summary: &TokenSummary, flags: &InspectFlags) -> Result<Inspected> {
-    let TokenSummary {
-        coding,
-        files,
-        largest,
-        vocabulary,
-        is_vocabulary_guessed,
-        content,
-        context,
-        windows,
-        dropped,
-    } = summary;
+    let (content, files) = (format!("{:016x}", summary.content), &summary.files);
+    let (windows, dropped) = (summary.windows, summary.dropped);
     let mut sheet = Sheet::new(format!("tokens {}", flags.path));
     let line = |(name, tokens): &(String, u64)| vec![name.clone(), format!("{tokens} tokens")];
     sheet.add("files", first_lines(files.iter().map(line).collect()));
-    sheet.add("tokens", format!("{}: {coding}", summary.tokens()));
-    let guess = match is_vocabulary_guessed {
+    sheet.add(
+        "tokens",
+        format!("{}: {}", summary.tokens(), summary.coding),
+    );
+    let guess = match summary.is_vocabulary_guessed {
         true => ", so the vocabulary is taken as one more",
         false => "",
     };
     sheet.add(
         "vocabulary",
-        format!("{vocabulary}; the largest token is {largest}{guess}"),
+        format!(
+            "{}; the largest token is {}{guess}",
+            summary.vocabulary, summary.largest
+        ),
     );
     sheet.add(
         "windows",
-        match context {
+        match summary.context {
             Some(context) => format!(
                 "{windows} with a context of {context}; {dropped} tokens at the end of files are in none"
             ),
             None => "not counted; give a context to count them, as in tokens:FILE,context=64".into(),
         },
     );
-    sheet.add("content", format!("{content:016x}"));
+    sheet.add("content", &*content);
     let file = |(name, tokens): &(String, u64)| json!({ "path": name, "tokens": tokens });
     let json = json!({
         "kind": "tokens",
         "path": flags.path,
         "files": files.iter().map(file).collect::<Value>(),
         "tokens": summary.tokens(),
-        "coding": coding,
-        "vocabulary": vocabulary,
-        "is_vocabulary_guessed": is_vocabulary_guessed,
-        "largest": largest,
-        "context": context,
-        "windows": context.map(|_| windows),
-        "dropped": context.map(|_| dropped),
-        "content": format!("{content:016x}"),
+        "coding": summary.coding,
+        "vocabulary": summary.vocabulary,
+        "is_vocabulary_guessed": summary.is_vocabulary_guessed,
+        "largest": summary.largest,
+        "context": summary.context,
+        "windows": summary.context.map(|_| windows),
+        "dropped": summary.context.map(|_| dropped),
+        "content": content,
         "is_sound": true,
     });
     Inspected::intact(sheet, json)
@@ -203,17 +183,10 @@ fn renamed(error: data::Error, flags: &InspectFlags) -> Error {
     match error.into() {
         Error::Usage(text) => Error::Usage(rename(text)),
         Error::Data(text) => Error::Data(rename(text)),
-        Error::Io {
-            action,
-            path,
-            source,
-            help,
-        } => Error::Io {
-            action,
-            path,
-            source,
-            help: help.replace("it was given as `data`: ", ""),
-        },
+        Error::Io(mut error) => {
+            error.help = error.help.replace("it was given as `data`: ", "");
+            Error::Io(error)
+        }
         other => other,
     }
 }
@@ -231,15 +204,12 @@ fn describe(data: &Data, sheet: &mut Sheet, json: &mut Value) -> Result<()> {
         sheet.add("columns", some_of(columns));
     }
     sheet.add("taken as", shown(&data.description));
-    let Features {
-        least,
-        largest,
-        mean,
-    } = features;
+    let [least, largest, mean] = features;
     let average = significant(mean, 6);
+    let (from, to) = (least as f32, largest as f32);
     sheet.add(
         "features",
-        format!("from {least:?} to {largest:?}, {average} on average"),
+        format!("from {from:?} to {to:?}, {average} on average"),
     );
     sheet.add("labels", labels_text(&labels.text()));
     sheet.add("fingerprint", rows.fingerprint()?);
@@ -251,7 +221,7 @@ fn describe(data: &Data, sheet: &mut Sheet, json: &mut Value) -> Result<()> {
         ("columns", json!(data.columns)),
         (
             "features",
-            json!({ "least": least, "largest": largest, "mean": mean }),
+            json!({ "least": from, "largest": to, "mean": mean }),
         ),
         ("taken_as", json!(data.description)),
         ("task", json!(rows.task())),
@@ -270,26 +240,22 @@ fn labels_text(found: &SurveyText) -> String {
     parts.join("\n")
 }
 
-/// Reads all rows once.
-fn survey(rows: &dyn Dataset) -> Result<(Features, Box<dyn Survey>)> {
+/// Reads all rows once. The least and the largest feature, and their mean; and the labels.
+fn survey(rows: &dyn Dataset) -> Result<([f64; 3], Box<dyn Survey>)> {
     let labels = tasks::of(rows.task()).survey();
     let mut labels = labels.ok_or_else(|| Error::Internal("rows without labels".into()))?;
-    let (mut least, mut largest, mut sum) = (f32::INFINITY, f32::NEG_INFINITY, 0.0);
+    let (mut least, mut largest, mut sum) = (f64::INFINITY, f64::NEG_INFINITY, 0.0);
     for first in (0..rows.rows()).step_by(ROWS_AT_A_TIME as usize) {
         let numbers: Vec<u64> = (first..(first + ROWS_AT_A_TIME).min(rows.rows())).collect();
         let [x, targets] = data::read_rows(rows, &numbers)?;
         labels.count(first, &targets)?;
         for value in x.to_vec::<f32>()? {
+            let value = f64::from(value);
             least = least.min(value);
             largest = largest.max(value);
-            sum += f64::from(value);
+            sum += value;
         }
     }
     let mean = sum / (rows.rows() as f64 * rows.spec().inputs.elements() as f64);
-    let features = Features {
-        least,
-        largest,
-        mean,
-    };
-    Ok((features, labels))
+    Ok(([least, largest, mean], labels))
 }

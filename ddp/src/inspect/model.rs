@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::sheet::{Inspected, Sheet, table};
+use crate::checkpoint::unreadable;
 use crate::error::{Error, Result};
 use ddp_data::safetensors::{Entry, Header};
 
@@ -19,26 +20,17 @@ pub(super) struct Tensors {
 impl Tensors {
     /// Reads the header of the file at `path`, checked against its size.
     pub(super) fn read(path: &Path) -> Result<Tensors> {
-        let failed = |source: std::io::Error| Error::Io {
-            action: "read",
-            path: path.to_path_buf(),
-            source,
-            help: "check that it exists and can be read".into(),
-        };
-        let mut file = File::open(path).map_err(failed)?;
-        let bytes = file.metadata().map_err(failed)?.len();
-        let header = Header::read(&mut file, bytes).map_err(failed)?;
+        let failed = || unreadable(path);
+        let mut file = File::open(path).map_err(failed())?;
+        let bytes = file.metadata().map_err(failed())?.len();
+        let header = Header::read(&mut file, bytes).map_err(failed())?;
         let header = header.map_err(|why| Error::Data(format!("{}: {why}", path.display())))?;
         Ok(Tensors { header, bytes })
     }
 
     /// Elements of all tensors.
     pub(super) fn elements(&self) -> usize {
-        self.header
-            .entries
-            .iter()
-            .map(|entry| entry.shape.iter().product::<usize>())
-            .sum()
+        self.header.entries.iter().map(Entry::count).sum()
     }
 
     /// The names of the tensors that `is_wanted` accepts, and their elements.
@@ -53,7 +45,7 @@ impl Tensors {
     pub(super) fn table(&self) -> String {
         let row = |entry: &Entry| {
             let shape = format!("{:?}", entry.shape);
-            let count = entry.shape.iter().product::<usize>().to_string();
+            let count = entry.count().to_string();
             vec![entry.name.clone(), shape, entry.dtype.to_lowercase(), count]
         };
         let rows: Vec<Vec<String>> = self.header.entries.iter().map(row).collect();

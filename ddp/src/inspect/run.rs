@@ -135,10 +135,10 @@ fn problem(out: &Path, run: &Run, checkpoints: &[(PathBuf, Result<Opened>)]) -> 
     Some(Error::Data(format!("{first}{more}")))
 }
 
-/// Adds what the record says of a run of `steps` steps.
+/// Adds what the metrics log says of a run of `steps` steps.
 fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
     if !run.last.contains_key("start") {
-        return sheet.add("record", format!("{EVENTS_FILE} is missing or empty"));
+        return sheet.add("metrics log", format!("{EVENTS_FILE} is missing or empty"));
     }
     let (start, world) = (&run.start, &run.start.world);
     sheet.add("trains on", shown(&start.data));

@@ -5,7 +5,7 @@ use std::fmt;
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::shown::{shown, shown_lines};
+use crate::shown::{self, shown, shown_lines};
 
 /// The result of an inspection.
 #[derive(Debug)]
@@ -66,30 +66,13 @@ impl fmt::Display for Sheet {
 
 /// Up to eight names, and how many more there are.
 pub(super) fn some_of(names: &[String]) -> String {
-    let most = if names.len() > 8 { 7 } else { 8 };
-    let first: Vec<String> = names.iter().take(most).map(|name| shown(name)).collect();
-    match names.len().saturating_sub(most) {
-        0 => first.join(", "),
-        more => format!("{} and {more} more", first.join(", ")),
-    }
+    shown::some_of(names, 8)
 }
 
-/// Columns of equal width: the first aligned left, the others right.
+/// Columns of equal width, without control characters.
 pub(super) fn table(rows: &[Vec<String>]) -> String {
     let shown_cells = |row: &Vec<String>| row.iter().map(|cell| shown(cell)).collect();
-    let rows: Vec<Vec<String>> = rows.iter().map(shown_cells).collect();
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().enumerate().map(|(column, cell)| match column {
-            0 => format!("{cell:0$}", width(0)),
-            _ => format!("{cell:>0$}", width(column)),
-        });
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_string()
-    };
-    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+    shown::table(&rows.iter().map(shown_cells).collect::<Vec<_>>(), 1).join("\n")
 }
 
 #[cfg(test)]

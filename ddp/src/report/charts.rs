@@ -1,9 +1,12 @@
 //! The curves of runs, as data: `script.js` draws them in the page, and `watch` in the terminal.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 use super::html::{count, escaped, figure, percent, plural, shortened, table};
 use crate::metrics::{ResumeLine, Run};
+use crate::units::relative;
 
 /// The most points of a curve: what a screen can show.
 const POINTS_MAX: usize = 1000;
@@ -104,7 +107,36 @@ pub(super) fn of_runs(runs: &[(String, Run)]) -> Vec<Chart> {
             charts.push(Chart::new(title, unit, field, curves));
         }
     }
+    charts.extend(APART.into_iter().filter_map(|apart| apart_of(runs, apart)));
     charts
+}
+
+/// What shows how far other runs are from the first one: the title of the chart, and the field.
+const APART: [(&str, &str); 2] = [
+    ("Loss: distance", "loss"),
+    ("Weights: distance", "weight_norm"),
+];
+
+/// How far the runs are from the first one, at the steps that both logged.
+fn apart_of(runs: &[(String, Run)], (title, field): (&'static str, &'static str)) -> Option<Chart> {
+    let ((first, own), others) = runs.split_first()?;
+    let own: BTreeMap<u64, Option<f64>> = own.steps.values(field).collect();
+    let curve = |(index, (name, run)): (usize, &(String, Run))| {
+        let common = |(step, value)| Some((step, relative((*own.get(&step)?)?, value?)));
+        let points: Vec<_> = run.steps.values(field).filter_map(common).collect();
+        (!points.is_empty()).then(|| Curve {
+            name: shortened(name, 60),
+            color: index + 1,
+            has_dots: points.len() == 1,
+            points: thinned(points.into_iter().map(|(step, value)| (step, Some(value)))),
+        })
+    };
+    let curves: Vec<Curve> = others.iter().enumerate().filter_map(curve).collect();
+    let unit = format!(
+        "from {}, relative to the larger value",
+        shortened(first, 60)
+    );
+    (!curves.is_empty()).then(|| Chart::new(title, unit, Step(field), curves))
 }
 
 /// The curve of a run, if it has values.
@@ -171,23 +203,13 @@ pub(super) fn html(charts: &[Chart]) -> String {
 
 /// What `script.js` draws.
 pub(super) fn json(charts: &[Chart], resumes: &[ResumeLine], several: bool) -> Value {
-    let curve = |Curve {
-                     name,
-                     color,
-                     has_dots,
-                     points,
-                 }: &Curve| {
-        let (x, y): (Vec<u64>, Vec<Option<f64>>) = points.iter().copied().unzip();
-        json!({"name": name, "color": color, "dots": has_dots, "x": x, "y": y})
+    let curve = |of: &Curve| {
+        let (x, y): (Vec<u64>, Vec<Option<f64>>) = of.points.iter().copied().unzip();
+        json!({"name": of.name, "color": of.color, "dots": of.has_dots, "x": x, "y": y})
     };
-    let chart = |Chart {
-                     title,
-                     unit,
-                     is_percent,
-                     curves,
-                 }: &Chart| {
-        let curves: Value = curves.iter().map(curve).collect();
-        json!({"title": title, "unit": unit, "percent": is_percent, "series": curves})
+    let chart = |of: &Chart| {
+        let curves: Value = of.curves.iter().map(curve).collect();
+        json!({"title": of.title, "unit": of.unit, "percent": of.is_percent, "series": curves})
     };
     let resumes = resumes.iter().take(RESUMES_MAX).map(resumed);
     json!({

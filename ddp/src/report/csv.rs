@@ -7,11 +7,14 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-/// Writes the metrics of the record at `record` to `out`.
+/// Writes the metrics of the metrics log at `record` to `out`.
 pub(super) fn write(record: &Path, out: &mut dyn Write) -> io::Result<()> {
     let mut columns: Vec<String> = vec!["event".into(), "step".into()];
     for_each_metric(record, |line| {
-        let new = line.keys().filter(|name| !columns.contains(name));
+        // Digests are for `compare`.
+        let new = line
+            .keys()
+            .filter(|name| !columns.contains(name) && *name != "digests");
         let new: Vec<String> = new.cloned().collect();
         columns.extend(new);
         Ok(())

@@ -117,29 +117,18 @@ fn sections(
         Ok(samples) => samples.as_ref().map_or(String::new(), classes::samples),
         Err(problem) => note(&format!("No samples: {}.", escaped(&problem))),
     };
-    let confusion = run.confusion.as_ref();
-    let placement = run.placement.as_ref();
+    let classes = run.confusion.as_ref().map(classes::confusion);
+    let transfers = run.placement.as_ref().map(tables::transfers);
+    let settings = tables::settings(&run.start.config);
     vec![
         ("curves", "Curves", curves(run, charts)),
-        (
-            "classes",
-            "Classes",
-            confusion.map_or(String::new(), classes::confusion),
-        ),
+        ("classes", "Classes", classes.unwrap_or_default()),
         ("columns", "Columns", tables::columns(run)),
         ("samples", "Samples", samples),
         ("texts", "Text", texts(run)),
-        (
-            "transfers",
-            "Transfers",
-            placement.map_or(String::new(), tables::transfers),
-        ),
+        ("transfers", "Transfers", transfers.unwrap_or_default()),
         ("memory", "Memory", tables::memory(run)),
-        (
-            "settings",
-            "Configuration",
-            tables::settings(&run.start.config),
-        ),
+        ("settings", "Configuration", settings),
         ("versions", "Versions", tables::versions(run)),
     ]
 }

@@ -1,4 +1,4 @@
-//! Reports of records that runs write, and of forged ones.
+//! Reports of metrics logs that runs write, and of forged ones.
 
 use std::fs;
 use std::path::Path;
@@ -37,7 +37,7 @@ fn end(reason: &str, exit_code: u8) -> Value {
            "loss": 0.1, "eval_loss": 0.25, "accuracy": 0.975, "peak_mb": 34.5})
 }
 
-/// The report of a record with these lines.
+/// The report of a metrics log with these lines.
 #[track_caller]
 fn report(lines: &[Value]) -> String {
     let scratch = Scratch::new();

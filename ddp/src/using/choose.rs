@@ -17,13 +17,8 @@ const CHECKPOINTS: &str = "checkpoints";
 
 /// The checkpoint that `path` means.
 pub(crate) fn choose(path: &Path) -> Result<Chosen> {
-    let about = fs::metadata(path).map_err(|source| Error::Io {
-        action: "read",
-        path: path.into(),
-        source,
-        help: "give --checkpoint the folder of a run (its --out) or of one of its checkpoints"
-            .into(),
-    })?;
+    let help = "give --checkpoint the folder of a run (its --out) or of one of its checkpoints";
+    let about = fs::metadata(path).map_err(Error::io("read", path, help))?;
     if about.is_file() {
         return of_file(path);
     }

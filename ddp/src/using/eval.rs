@@ -1,9 +1,6 @@
 //! `ddp-train eval`: how good a model is on rows with labels. Losses are computed as in training's
 //! evaluation and added in the order of batches.
 
-use std::fmt::{self, Display};
-use std::path::PathBuf;
-
 use ddp_comm::World;
 use ddp_kernels::Device;
 use ddp_kernels::transfer::{Phase, announced, in_phase};
@@ -15,7 +12,9 @@ use crate::cli::EvalFlags;
 use crate::config::Config;
 use crate::data::{LabelName, Normalization};
 use crate::error::{Error, Result};
+use crate::exchange;
 use crate::nn::Loss;
+use crate::output::Say;
 use crate::shown::shown;
 use crate::tasks::{self, Evaluation, Totals};
 
@@ -23,41 +22,39 @@ use crate::tasks::{self, Evaluation, Totals};
 const ROUNDS_A_TIME: u64 = 1024;
 
 /// Says how good the model is on data with labels.
-pub fn eval(
-    flags: &EvalFlags,
-    world: &World,
-    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
-) -> Result<()> {
+pub fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()> {
     let asked = Asked {
         using: &flags.using,
         labels: flags.labels.as_deref(),
         needs_labels: true,
         output: format!("json = {}", flags.json),
     };
-    let ready = in_phase(Phase::Setup, || load::ready(&asked, world))?;
-    let report = in_phase(Phase::Evaluation, || report(flags, world, ready))?;
+    let mut ready = in_phase(Phase::Setup, || load::ready(&asked, world))?;
+    let (totals, evaluation) = in_phase(Phase::Evaluation, || totals(world, &mut ready))?;
+    let (folder, data) = (&ready.opened.folder, flags.using.data.to_string());
+    let (folder, step) = (folder.to_string_lossy(), ready.opened.state.step);
+    let (rows, loss) = (totals.rows, totals.loss);
     if flags.json {
-        say(&report.to_json())
-    } else {
-        say(&report)
+        let mut json =
+            json!({ "checkpoint": folder, "step": step, "data": data, "rows": rows, "loss": loss });
+        if let Value::Object(fields) = evaluation.json(&totals) {
+            let fields = fields.into_iter();
+            fields.for_each(|(name, value)| json[name] = value);
+        }
+        return say(&json);
     }
-}
-
-/// The result of an evaluation.
-struct Report {
-    checkpoint: PathBuf,
-    /// Why this checkpoint was chosen.
-    why: String,
-    step: u64,
-    data: String,
-    totals: Totals,
-    evaluation: Box<dyn Evaluation>,
+    let (folder, data, why) = (shown(&folder), shown(&data), &ready.why);
+    let text = evaluation.text(&totals);
+    say(&format!(
+        "{folder} ({why}), after step {step}\n{data}: {rows} rows\n{text}"
+    ))
 }
 
 /// Sums over a batch: losses, the weights to divide them by, and the task's own sums.
 type Sums = Vec<f64>;
 
-fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> {
+/// The sums of all batches, on all ranks.
+fn totals(world: &World, ready: &mut Ready) -> Result<(Totals, Box<dyn Evaluation>)> {
     let state = ready.opened.state.clone();
     let task = tasks::of(&state.task);
     let mut options = Config::of_checkpoint(&ready.opened)?.model_options();
@@ -70,10 +67,10 @@ fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> 
     let width = 2 + evaluation.width();
     let mut sums = vec![0.0; width];
     let mut mine = Vec::new();
-    let rounds = ready.rows.rounds();
+    let rounds = ready.batches.rounds();
     for round in 0..rounds {
-        if let Some(first) = ready.rows.first_row(round, world.rank()) {
-            mine.push(batch(&mut ready, round, first, &*loss, &mut *evaluation)?);
+        if round < ready.batches.count() {
+            mine.push(batch(ready, round, &*loss, &mut *evaluation)?);
         }
         if (round + 1) % ROUNDS_A_TIME == 0 || round + 1 == rounds {
             add_up(world, &mut mine, &mut sums)?;
@@ -93,29 +90,22 @@ fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> 
     }
     evaluation.add_up(&world.group("evaluation")?)?;
     let totals = Totals {
-        rows: ready.rows.all_rows(),
+        rows: ready.rows,
         loss: loss_sum / weight_sum,
         sums: task_sums,
     };
-    Ok(Report {
-        checkpoint: ready.opened.folder,
-        why: ready.why,
-        step: state.step,
-        data: flags.using.data.to_string(),
-        totals,
-        evaluation,
-    })
+    Ok((totals, evaluation))
 }
 
-/// The sums of this rank's batch in round `round`, which starts at row `first`.
+/// The sums of this rank's batch in round `round`.
 fn batch(
     ready: &mut Ready,
     round: u64,
-    first: u64,
     loss: &dyn Loss,
     evaluation: &mut dyn Evaluation,
 ) -> Result<Sums> {
     let batch = ready.batches.load(round)?;
+    let first = batch.first;
     let targets = announced("the labels", || batch.targets.to(Device::Cpu))?;
     if !evaluation.needs_outputs() {
         let losses = ready.forward.losses_of(loss, &batch.x, &batch.targets)?;
@@ -143,59 +133,16 @@ fn batch(
 /// Adds the sums of all ranks' batches since the last call, in the order of batches. Empties
 /// `mine`.
 fn add_up(world: &World, mine: &mut Vec<Sums>, sums: &mut Sums) -> Result<()> {
-    let bytes: Vec<u8> = mine
-        .drain(..)
-        .flatten()
-        .flat_map(f64::to_le_bytes)
-        .collect();
-    let all = world.all_gather_bytes(&bytes)?;
-    let of_ranks = all.iter().map(|bytes| read_sums(bytes, sums.len()));
-    let of_ranks: Vec<Vec<Sums>> = of_ranks.collect();
+    let numbers = exchange::gather_numbers(world, &mine.concat())?;
+    mine.clear();
+    let of_ranks = numbers.iter().map(|of_rank| of_rank.chunks(sums.len()));
+    let of_ranks: Vec<Vec<&[f64]>> = of_ranks.map(Iterator::collect).collect();
     let turns = of_ranks.iter().map(Vec::len).max().unwrap_or(0);
     for turn in 0..turns {
         for batch in of_ranks.iter().filter_map(|batches| batches.get(turn)) {
-            sums.iter_mut()
-                .zip(batch)
-                .for_each(|(sum, part)| *sum += part);
+            let both = sums.iter_mut().zip(*batch);
+            both.for_each(|(sum, part)| *sum += part);
         }
     }
     Ok(())
-}
-
-fn read_sums(bytes: &[u8], width: usize) -> Vec<Sums> {
-    let numbers: Vec<f64> = bytes
-        .as_chunks()
-        .0
-        .iter()
-        .map(|bytes| f64::from_le_bytes(*bytes))
-        .collect();
-    numbers.chunks(width).map(<[f64]>::to_vec).collect()
-}
-
-impl Report {
-    fn to_json(&self) -> Value {
-        let Totals { rows, loss, .. } = &self.totals;
-        let mut json = json!({
-            "checkpoint": self.checkpoint.to_string_lossy(),
-            "step": self.step,
-            "data": self.data,
-            "rows": rows,
-            "loss": loss,
-        });
-        if let Value::Object(fields) = self.evaluation.json(&self.totals) {
-            fields
-                .into_iter()
-                .for_each(|(name, value)| json[name] = value);
-        }
-        json
-    }
-}
-
-impl Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let checkpoint = shown(&self.checkpoint.to_string_lossy());
-        writeln!(f, "{checkpoint} ({}), after step {}", self.why, self.step)?;
-        writeln!(f, "{}: {} rows", shown(&self.data), self.totals.rows)?;
-        f.write_str(&self.evaluation.text(&self.totals))
-    }
 }

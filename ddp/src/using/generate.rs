@@ -5,12 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use ddp_comm::World;
-use ddp_kernels::DType;
 use ddp_kernels::threads;
 use ddp_kernels::transfer::{Phase, in_phase};
+use ddp_kernels::{DType, Device};
 use serde_json::json;
 
-use super::on_cpu;
+use super::{load, on_cpu};
 use crate::cli::GenerateFlags;
 use crate::config::Config;
 use crate::data::text::{TOKENIZER_FILE, Vocabulary};
@@ -34,7 +34,7 @@ pub fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
     }
     threads::set_count(flags.settings.thread_count(world))?;
     let prompts = flags.prompts.as_deref().map(prompts).transpose()?;
-    let (model, coding) = in_phase(Phase::Setup, || load(flags))?;
+    let (model, coding) = in_phase(Phase::Setup, || model_and_coding(flags))?;
     let options = GenerateOptions {
         tokens_max: flags.max_tokens,
         sampling: Sampling {
@@ -75,12 +75,8 @@ pub fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
 /// The prompts of a file, each with the number of its line. Lines without text are left out.
 pub fn prompts(path: &Path) -> Result<Vec<(usize, String)>> {
     let name = shown(&path.to_string_lossy()).to_string();
-    let bytes = fs::read(path).map_err(|source| Error::Io {
-        action: "read",
-        path: path.into(),
-        source,
-        help: "give --prompts a file with a prompt a line".into(),
-    })?;
+    let help = "give --prompts a file with a prompt a line";
+    let bytes = fs::read(path).map_err(Error::io("read", path, help))?;
     let text = str::from_utf8(&bytes).map_err(|error| {
         let before = &bytes[..error.valid_up_to()];
         let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
@@ -115,7 +111,7 @@ fn of_line(error: Error, flags: &GenerateFlags, line: usize) -> Error {
 }
 
 /// The model, and what its tokens mean.
-fn load(flags: &GenerateFlags) -> Result<(Model, Coding)> {
+fn model_and_coding(flags: &GenerateFlags) -> Result<(Model, Coding)> {
     let path = &flags.checkpoint;
     let given = flags.tokenizer.as_deref().map(given_coding).transpose()?;
     if hugging_face::is_folder(path) {
@@ -174,7 +170,7 @@ fn of_hugging_face(path: &Path) -> Result<Model> {
         model: spec.clone().into(),
         ..Config::default()
     };
-    let model = on_cpu::empty(config, &shape)?;
+    let model = load::empty(&config, &shape, Device::Cpu)?;
     hugging_face::load(path, &[&model.params])?;
     Ok(model)
 }

@@ -8,7 +8,6 @@ use ddp_kernels::{Device, threads};
 
 use super::choose::{check_run, choose};
 use super::forward::Forward;
-use super::round_robin::RoundRobinRows;
 use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, State};
 use crate::cli::UsingFlags;
 use crate::config::{Config, Precision};
@@ -16,7 +15,7 @@ use crate::data::{
     self, DataRequest, DataSpec, Dataset, InOrder, RowSpec, Source, TaskSpec, Trained,
 };
 use crate::error::{Error, Result, with_flags};
-use crate::models::DataShape;
+use crate::models::{DataShape, Model};
 use crate::ranks::WorldRanks;
 use crate::shown::shown;
 use crate::trainer::{EVAL_TOKENS_MAX, data_shape};
@@ -38,7 +37,9 @@ pub(super) struct Ready {
     /// Why this checkpoint, for people.
     pub(super) why: String,
     pub(super) forward: Forward,
-    pub(super) rows: Arc<RoundRobinRows>,
+    /// Rows of all ranks.
+    pub(super) rows: u64,
+    /// Batch k is that of rank k mod N.
     pub(super) batches: InOrder,
 }
 
@@ -64,14 +65,13 @@ pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
         .batch_size
         .min(usize::try_from(rows.rows()).unwrap_or(usize::MAX))
         .min(most);
-    let rows = Arc::new(RoundRobinRows::new(rows, world.rank(), world.size(), batch));
-    let source = Source::new(rows.clone(), [device; 2]);
-    let batches = InOrder::new(source, 0, 1, rows.batch())?;
+    let (count, source) = (rows.rows(), Source::new(rows, [device; 2]));
+    let batches = InOrder::in_turns(source, world.rank(), world.size(), batch)?;
     Ok(Ready {
         opened,
         why,
         forward,
-        rows,
+        rows: count,
         batches,
     })
 }
@@ -148,7 +148,7 @@ fn model(
     rows: &RowSpec,
     device: Device,
     world: &World,
-) -> Result<crate::models::Model> {
+) -> Result<Model> {
     let mut shape = data_shape(rows);
     if !opened.state.image.is_empty() {
         shape.image = &opened.state.image;
@@ -157,7 +157,6 @@ fn model(
         let counted = config.model.parameter_count(&shape);
         counted.map_err(|error| Error::Data(with_flags(&error.to_string())))?;
     }
-    check_size(opened, &config, &shape)?;
     if !device.is_accelerator() && config.dtype != Precision::F32 {
         if world.rank() == 0 {
             tracing::info!(
@@ -167,18 +166,32 @@ fn model(
         }
         config.dtype = Precision::F32;
     }
-    let everything = |_: &str| true;
-    let mut models = config
-        .model_options()
-        .models(&shape, &[device], &everything, 1)?;
-    let model = models.pop().expect("a model for one device");
+    saved(opened, &config, &shape, device)
+}
+
+/// The model of a checkpoint, in the precision of `config`.
+pub(super) fn saved(
+    opened: &Opened,
+    config: &Config,
+    shape: &DataShape<'_>,
+    device: Device,
+) -> Result<Model> {
+    check_size(opened, config, shape)?;
+    let model = empty(config, shape, device)?;
     checkpoint::load_opened(opened, &[&model.params])?;
     Ok(model)
 }
 
+/// A model with initial weights.
+pub(super) fn empty(config: &Config, shape: &DataShape<'_>, device: Device) -> Result<Model> {
+    let (options, everything) = (config.model_options(), |_: &str| true);
+    let mut models = options.models(shape, &[device], &everything, 1)?;
+    Ok(models.pop().expect("a model for one device"))
+}
+
 /// Refuses a configuration that claims a larger model than the file holds, before memory is
 /// allocated for it.
-pub(crate) fn check_size(opened: &Opened, config: &Config, shape: &DataShape<'_>) -> Result<()> {
+fn check_size(opened: &Opened, config: &Config, shape: &DataShape<'_>) -> Result<()> {
     let files = &opened.files;
     let bytes = files
         .iter()

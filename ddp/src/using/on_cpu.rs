@@ -5,8 +5,8 @@ use std::path::Path;
 use ddp_kernels::{DType, Device};
 
 use super::choose::{check_run, choose};
-use super::load::check_size;
-use crate::checkpoint::{self, Chosen, Opened};
+use super::load;
+use crate::checkpoint::{Chosen, Opened};
 use crate::config::{Config, Precision};
 use crate::error::{Error, Result};
 use crate::models::{DataShape, Model, ModelSpec};
@@ -24,7 +24,8 @@ pub(crate) struct OnCpu {
 pub(crate) fn load(path: &Path) -> Result<OnCpu> {
     let Chosen { opened, why } = choose(path)?;
     check_run(&opened)?;
-    let config = Config::of_checkpoint(&opened)?;
+    let mut config = Config::of_checkpoint(&opened)?;
+    config.dtype = Precision::F32;
     let spec = config.model.clone();
     if !spec.generates() {
         return Err(Error::Usage(format!(
@@ -42,24 +43,11 @@ pub(crate) fn load(path: &Path) -> Result<OnCpu> {
         dtype: DType::I64,
         outputs: state.task.outputs(),
     };
-    check_size(&opened, &config, &shape)?;
-    let model = empty(config, &shape)?;
-    checkpoint::load_opened(&opened, &[&model.params])?;
+    let model = load::saved(&opened, &config, &shape, Device::Cpu)?;
     Ok(OnCpu {
         opened,
         why,
         spec,
         model,
     })
-}
-
-/// A model with first values.
-pub(super) fn empty(config: Config, shape: &DataShape<'_>) -> Result<Model> {
-    let config = Config {
-        dtype: Precision::F32,
-        ..config
-    };
-    let (options, everything) = (config.model_options(), |_: &str| true);
-    let mut models = options.models(shape, &[Device::Cpu], &everything, 1)?;
-    Ok(models.pop().expect("a model for one device"))
 }

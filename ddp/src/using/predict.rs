@@ -5,10 +5,8 @@ use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use ddp_comm::{Group, World};
-use ddp_kernels::stream::Stream;
+use ddp_comm::World;
 use ddp_kernels::transfer::{Phase, in_phase};
-use ddp_kernels::{DType, Device, Tensor};
 
 use super::load::{self, Asked, Ready};
 use super::outputs::{check_finite, rescaled};
@@ -22,17 +20,10 @@ use crate::tasks::{self, PredictionOptions, Predictions};
 /// Writes the predictions for all rows.
 pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     if world.rank() == 0 {
-        check_free(flags)?;
-        check_other(flags)?;
+        check_out(flags)?;
     }
-    let PredictFlags {
-        using,
-        out,
-        probabilities,
-        logits,
-        ..
-    } = flags;
-    let (probabilities, logits) = (*probabilities, *logits);
+    let (using, out) = (&flags.using, &flags.out);
+    let (probabilities, logits) = (flags.probabilities, flags.logits);
     let asked = Asked {
         using,
         labels: None,
@@ -47,13 +38,12 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
         logits,
         names: ready.opened.state.label.as_ref().map(LabelName::columns),
     })?;
-    let group = world.group("predictions")?;
     in_phase(Phase::Evaluation, || {
         if world.rank() > 0 {
-            return send_all(&mut ready, encoder, &group);
+            return write_all(&mut ready, encoder, world, None, &out.path);
         }
         let out = &out.path;
-        let write = |file: &mut File| write_all(&mut ready, encoder, &group, file, out);
+        let write = |file: &mut File| write_all(&mut ready, encoder, world, Some(file), out);
         let written = match flags.overwrite {
             true => files::replace_file(out, write),
             false => files::new_file(out, write),
@@ -63,11 +53,7 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     world.barrier()?;
     if world.rank() == 0 {
         let path = |path: &Path| shown(&path.to_string_lossy());
-        let (rows, out, model) = (
-            ready.rows.all_rows(),
-            path(&out.path),
-            path(&ready.opened.folder),
-        );
+        let (rows, out, model) = (ready.rows, path(&out.path), path(&ready.opened.folder));
         tracing::info!(
             "wrote {rows} predictions to {out}, from {model} ({})",
             ready.why
@@ -76,23 +62,30 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to write over a file, before anything is computed.
-fn check_free(flags: &PredictFlags) -> Result<()> {
+/// Refuses to write over a file or into a folder that does not exist, before anything is computed.
+fn check_out(flags: &PredictFlags) -> Result<()> {
     let out = &flags.out.path;
+    let refused = |expected: &str, help| Err(refuse("--out", out.display(), expected, help));
     match std::fs::symlink_metadata(out) {
-        Ok(about) if about.is_dir() => Err(refuse(
-            "--out",
-            out.display(),
-            "the name of a file",
-            "it is a folder: give a name in it",
-        )),
-        Ok(_) if !flags.overwrite => Err(taken(out)),
-        Ok(_) => Ok(()),
-        Err(_) => check_folder(out),
+        Ok(about) if about.is_dir() => {
+            return refused("the name of a file", "it is a folder: give a name in it");
+        }
+        Ok(_) if !flags.overwrite => return Err(taken(out)),
+        Ok(_) => {}
+        Err(_) => return check_folder(out),
     }
+    // The rows may be read from this file, also by another name.
+    let (DataSpec::Files(spec), Ok(file)) = (&flags.using.data, std::fs::canonicalize(out)) else {
+        return Ok(());
+    };
+    let is_out = |path: &&PathBuf| std::fs::canonicalize(path).is_ok_and(|path| path == file);
+    let files = resolve::files(&spec.path, "data")?;
+    files.iter().find(is_out).map_or(Ok(()), |path| {
+        let expected = format!("another file than {}, which --data reads", path.display());
+        refused(&expected, "give another name: the rows would be lost")
+    })
 }
 
-/// Refuses a file in a folder that does not exist, before anything is computed.
 fn check_folder(out: &Path) -> Result<()> {
     let folder = out.parent().unwrap_or(Path::new(""));
     if folder.as_os_str().is_empty() || folder.is_dir() {
@@ -105,36 +98,7 @@ fn check_folder(out: &Path) -> Result<()> {
             format!("make the folder: mkdir -p {}", folder.display()),
         ),
     };
-    Err(Error::Io {
-        action: "write",
-        path: out.to_path_buf(),
-        source: kind.into(),
-        help,
-    })
-}
-
-/// Refuses to replace a file that the rows are read from, also by another name.
-fn check_other(flags: &PredictFlags) -> Result<()> {
-    let out = &flags.out.path;
-    let (DataSpec::Files(spec), Ok(file)) = (&flags.using.data, std::fs::canonicalize(out)) else {
-        return Ok(());
-    };
-    let is_out = |path: &PathBuf| std::fs::canonicalize(path).is_ok_and(|path| path == file);
-    match resolve::files(&spec.path, "data")?
-        .iter()
-        .find(|path| is_out(path))
-    {
-        None => Ok(()),
-        Some(path) => {
-            let expected = format!("another file than {}, which --data reads", path.display());
-            Err(refuse(
-                "--out",
-                out.display(),
-                &expected,
-                "give another name: the rows would be lost",
-            ))
-        }
-    }
+    Err(Error::io("write", out, help)(kind.into()))
 }
 
 fn taken(out: &Path) -> Error {
@@ -149,24 +113,23 @@ fn taken(out: &Path) -> Error {
 /// The error for a file that another process has created since.
 fn is_taken(error: Error, out: &Path) -> Error {
     match error {
-        Error::Io { source, .. } if source.kind() == ErrorKind::AlreadyExists => taken(out),
+        Error::Io(error) if error.source.kind() == ErrorKind::AlreadyExists => taken(out),
         other => other,
     }
 }
 
-/// Encodes this rank's batch of round `round`, which starts at row `first`.
+/// Encodes this rank's batch of round `round`.
 fn part(
     ready: &mut Ready,
     encoder: &dyn Predictions,
     round: u64,
-    first: u64,
     bytes: &mut Vec<u8>,
 ) -> Result<()> {
     let batch = ready.batches.load(round)?;
+    let first = batch.first;
     let output = ready.forward.run(&batch.x)?;
     let normalization = ready.opened.state.target_normalization.as_ref();
     let output = rescaled(&output, normalization, Normalization::undo)?;
-    bytes.clear();
     let outputs = output.count() / batch.mine.max(1);
     let encode = |values: &[f32]| {
         check_finite("the model gives", values, outputs, first)?;
@@ -178,67 +141,35 @@ fn part(
     output.with_slice(encode)?
 }
 
-/// On rank 0: writes its own batches and those of the others, in the order of rows.
+/// Predicts this rank's batches. Rank 0 writes those of all ranks to `file`, in the order of rows,
+/// with one batch of each rank in memory.
 fn write_all(
     ready: &mut Ready,
     encoder: &dyn Predictions,
-    group: &Group,
-    file: &mut File,
+    world: &World,
+    file: Option<&mut File>,
     path: &Path,
 ) -> Result<()> {
-    let mut file = BufWriter::with_capacity(1 << 20, file);
+    let mut file = file.map(|file| BufWriter::with_capacity(1 << 20, file));
     let failed = || files::failed("write", path);
-    let rows = usize::try_from(ready.rows.all_rows())
+    let rows = usize::try_from(ready.rows)
         .map_err(|error| Error::Usage(format!("--out: too many rows: {error}")))?;
-    file.write_all(&encoder.head(rows)?).map_err(failed())?;
+    if let Some(file) = &mut file {
+        file.write_all(&encoder.head(rows)?).map_err(failed())?;
+    }
     let mut bytes = Vec::new();
-    for round in 0..ready.rows.rounds() {
-        for rank in 0..group.size() {
-            let Some(first) = ready.rows.first_row(round, rank) else {
-                continue;
-            };
-            if rank == 0 {
-                part(ready, encoder, round, first, &mut bytes)?;
-                file.write_all(&bytes).map_err(failed())?;
-            } else {
-                let received = receive(group, rank)?;
-                received
-                    .with_slice(|bytes: &[u8]| file.write_all(bytes))?
-                    .map_err(failed())?;
-            }
+    for round in 0..ready.batches.rounds() {
+        bytes.clear();
+        if round < ready.batches.count() {
+            part(ready, encoder, round, &mut bytes)?;
+        }
+        let of_ranks = world.all_gather_bytes(&bytes)?;
+        if let Some(file) = &mut file {
+            let mut of_ranks = of_ranks.iter();
+            of_ranks
+                .try_for_each(|bytes| file.write_all(bytes))
+                .map_err(failed())?;
         }
     }
-    Ok(file.flush().map_err(failed())?)
-}
-
-/// On the other ranks: sends their batches to rank 0.
-fn send_all(ready: &mut Ready, encoder: &dyn Predictions, group: &Group) -> Result<()> {
-    let stream = Stream::default_of(Device::Cpu)?;
-    let mut bytes = Vec::new();
-    for round in 0..ready.rows.rounds() {
-        let Some(first) = ready.rows.first_row(round, group.rank()) else {
-            continue;
-        };
-        part(ready, encoder, round, first, &mut bytes)?;
-        let length = Tensor::from_slice(&[bytes.len() as i64], &[1], Device::Cpu)?
-            .named("length of predictions");
-        group.send(&length, 0, &stream)?;
-        let bytes =
-            Tensor::from_slice(&bytes[..], &[bytes.len()], Device::Cpu)?.named("predictions");
-        group.send(&bytes, 0, &stream)?;
-    }
-    Ok(())
-}
-
-/// Receives an encoded batch of rank `rank`.
-fn receive(group: &Group, rank: usize) -> Result<Tensor> {
-    let stream = Stream::default_of(Device::Cpu)?;
-    let length = Tensor::zeros(&[1], DType::I64, Device::Cpu)?.named("length of predictions");
-    group.receive(&length, rank, &stream)?;
-    let length = length.to_vec::<i64>()?[0];
-    let length = usize::try_from(length)
-        .map_err(|_| Error::Internal(format!("rank {rank} sends {length} bytes")))?;
-    let bytes = Tensor::empty(&[length], DType::U8, Device::Cpu)?.named("predictions");
-    group.receive(&bytes, rank, &stream)?;
-    Ok(bytes)
+    file.map_or(Ok(()), |mut file| Ok(file.flush().map_err(failed())?))
 }

@@ -87,7 +87,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, followed: &Followed) {
         frame.render_widget(panel(lines, title), sample_area);
     }
     let help = match run.end() {
-        None => "q ends this view, and the run goes on",
+        None => "q ends this view, and the run continues",
         Some(_) => "q ends this view",
     };
     frame.render_widget(Line::from(help).dim(), keys);

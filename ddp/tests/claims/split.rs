@@ -151,6 +151,7 @@ impl Recipe {
             dtype: self.reduce_dtype,
             overlap: true,
             zero: self.zero,
+            shards: None,
         };
         let shares = reducer.shares(world.size());
         let frozen = |name: &str| self.frozen.split(',').any(|layer| name.starts_with(layer));

@@ -6,12 +6,16 @@ mod support;
 
 #[path = "../claims/ranks.rs"]
 mod ranks;
+#[path = "../claims/shards.rs"]
+mod shards;
 #[path = "../claims/zero.rs"]
 mod zero;
 
 mod agree;
 mod bound;
 mod captured;
+#[cfg(feature = "mpi")]
+mod compare;
 #[cfg(feature = "mpi")]
 mod golden;
 #[cfg(feature = "mpi")]

@@ -353,6 +353,47 @@ fn an_update_moves_28_bytes_of_a_parameter_and_30_with_the_copy_in_bf16() {
 }
 
 #[test]
+fn a_kernel_says_how_many_blocks_it_has() {
+    let Some(_gpu) = gpu() else { return };
+    let (nodes, sums) = explained("--layers 64,48,32,10 --batch 128");
+    let kernels = nodes.iter().filter(|node| node["kind"] == "kernel");
+    assert!(kernels.clone().count() > 0);
+    for kernel in kernels {
+        assert!(number(kernel, "blocks") >= 1.0 && number(kernel, "threads") >= 1.0);
+        // So small that no block more is needed.
+        assert!(kernel.get("few_blocks").is_none(), "{kernel}");
+    }
+    assert_eq!(sums["few_blocks"], 0, "{sums}");
+    assert!(number(&sums, "multiprocessors") >= 1.0, "{sums}");
+    // Which is the case on simulated GPUs as well, as they are of version 13.
+    assert!(
+        sums["gelu"] == "cuBLASLt's epilogue" || !is_simulated(),
+        "{sums}"
+    );
+}
+
+#[test]
+fn a_timed_step_goes_through_on_simulated_gpus_and_gives_no_figures() {
+    let Some(_gpu) = gpu() else { return };
+    if !is_simulated() {
+        return;
+    }
+    let words = "bench mlp --explain --timed --device cuda --layers 16,32,4 --batch 48 --threads 1";
+    for (value, said) in [
+        ("", "figures of simulated GPUs"),
+        ("simulated", "all was done once"),
+    ] {
+        let folder = Folder::new("timed");
+        let job = folder.alone(words).on_gpus();
+        let ended = job.env("DDP_TEST_BENCH", value).run();
+        assert!(ended.assert_fails(2).contains(said), "{ended}");
+    }
+    let folder = Folder::new("timed");
+    let ended = folder.alone("bench mlp --timed --device cuda").run();
+    assert!(ended.assert_fails(2).contains("--explain"), "{ended}");
+}
+
+#[test]
 fn only_a_captured_step_is_explained() {
     let Some(_gpu) = gpu() else { return };
     for how in ["--device cpu", "--device cuda --graph off"] {

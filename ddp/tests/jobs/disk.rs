@@ -235,7 +235,8 @@ fn a_record_that_is_removed_while_it_is_written_is_missed() {
     let ended = running.wait();
     let cause = ended.assert_fails(74);
     assert!(
-        cause.contains("cannot find the record ") && cause.contains("metrics.jsonl: No such file"),
+        cause.contains("cannot find the metrics log ")
+            && cause.contains("metrics.jsonl: No such file"),
         "{ended}"
     );
 }

@@ -471,7 +471,7 @@ fn a_dry_run_refuses_a_folder_that_cannot_be_made_and_says_what_it_keeps() {
     assert!(
         ended
             .stdout
-            .ends_with("nothing was trained, and nothing written (--dry-run)\n"),
+            .ends_with("nothing was trained, and nothing written but caches of tables and kernels (--dry-run)\n"),
         "{ended}"
     );
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "{ended}");
@@ -487,7 +487,7 @@ fn a_dry_run_refuses_a_folder_that_cannot_be_made_and_says_what_it_keeps() {
     assert!(
         ended
             .stdout
-            .contains("nothing written but a converted copy of the table, in .ddp-cache beside it"),
+            .contains("nothing written but caches of tables and kernels"),
         "{ended}"
     );
 }

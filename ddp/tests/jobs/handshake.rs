@@ -69,9 +69,9 @@ fn the_one_that_differs_from_most_is_named_even_if_it_is_the_first() {
     let folder = Folder::new("first");
     let ended = folder
         .ranks(3, QUICK)
-        .env("DDP_TEST_DISAGREE", "0:the model's first values")
+        .env("DDP_TEST_DISAGREE", "0:the model's initial weights")
         .run();
-    assert_refused(&ended, &folder, "the model's first values", 0, 1);
+    assert_refused(&ended, &folder, "the model's initial weights", 0, 1);
 }
 
 #[test]

@@ -478,7 +478,7 @@ fn ranks_with_different_weights_end_the_job() {
     let ended = folder.in_folders(&["first", "second"], &words).run();
     let text = ended.assert_fails(78);
     assert!(
-        text.contains("the model's first values") && text.contains("--init-from"),
+        text.contains("the model's initial weights") && text.contains("--init-from"),
         "{ended}"
     );
 }

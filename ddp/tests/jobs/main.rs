@@ -12,6 +12,7 @@ mod audit;
 mod bad_data;
 mod benches;
 mod command_line;
+mod compare;
 mod continuing;
 mod data;
 mod disk;

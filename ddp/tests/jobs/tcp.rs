@@ -55,6 +55,33 @@ fn ranks_on_one_host_and_on_several_train_to_the_same_bits() {
 }
 
 #[test]
+fn with_same_bits_hosts_of_uneven_ranks_train_the_model_of_one_rank() {
+    for settings in [
+        "--zero 1 --grad-clip 1",
+        "--reduce-dtype bf16 --bucket-mb 0.01",
+    ] {
+        let words = format!("{QUICK} --same-bits 12 {settings}");
+        let one = Folder::new("same-bits-one");
+        one.alone(&words).run().assert_well();
+        for hosts in [&[0, 0, 0, 1][..], &[0, 1, 1, 2]] {
+            let several = Folder::new("same-bits-hosts");
+            let host = |rank: usize| format!("DDP_TEST_HOST=host{}", hosts[rank]);
+            ranks(&several, hosts.len(), &words, &host)
+                .run()
+                .assert_well();
+            assert!(model(&one) == model(&several), "{hosts:?}, {settings}");
+        }
+        #[cfg(feature = "mpi")]
+        {
+            let mpirun = Folder::new("same-bits-mpirun");
+            let hosts = ["a", "a", "a", "b"];
+            mpirun.on_hosts(&hosts, &words).run().assert_well();
+            assert!(model(&one) == model(&mpirun), "MPI, {settings}");
+        }
+    }
+}
+
+#[test]
 fn large_sums_between_hosts_are_warned_of_once() {
     let folder = Folder::new("tcp-large");
     let words = format!("{QUICK} --hidden 64").replace("--hidden 16 ", "");

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ddp::checkpoint::{Position, ScheduleState, State, WorldState};
 use ddp::config::{Config, GraphChoice, Precision};
+use ddp::data::sampler::Shards;
 use ddp::data::{Dataset, Loader, RowSpec, Sampler, Source, TaskSpec};
 use ddp::models::{Mlp, Model};
 use ddp::nn::Sequential;
@@ -154,6 +155,8 @@ pub(crate) struct Case {
     pub(crate) overlap: bool,
     /// ZeRO-1.
     pub(crate) zero: bool,
+    /// `ReducerOptions::shards`.
+    pub(crate) shards: Option<usize>,
     /// Draws the model's first values.
     pub(crate) values: fn(u64, u64) -> f32,
     pub(crate) learning_rate: f64,
@@ -206,6 +209,7 @@ impl Case {
             bucket_elements: 1024,
             overlap: true,
             zero: false,
+            shards: None,
             values: draw,
             learning_rate: 0.125,
             device: Device::Cpu,
@@ -226,13 +230,10 @@ impl Case {
         let sampler = Sampler::new(self.data.rows, self.batch, 7, false)?;
         let data = self.data.clone();
         let device = self.device_of(world);
-        let mut loader = Loader::new(
-            Source::new(data, [device; 2]),
-            sampler,
-            world.rank(),
-            world.size(),
-            self.micro,
-        )?;
+        let shards = self.shards.unwrap_or(world.size());
+        let shards = Shards::of_rank(shards, world.rank(), world.size());
+        let source = Source::new(data, [device; 2]);
+        let mut loader = Loader::in_shards(source, sampler, shards, self.micro)?;
         for step0 in 0..self.warm_up {
             step.run(loader.load(step0)?, 0.0)?;
         }
@@ -285,6 +286,7 @@ impl Case {
             dtype: self.reduce_dtype,
             overlap: self.overlap,
             zero: self.zero,
+            shards: self.shards,
         };
         let (features, shares) = (self.data.row_shape(), reducer.shares(world.size()));
         let precision = if device == Device::Cpu {

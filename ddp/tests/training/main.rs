@@ -6,6 +6,8 @@ mod support;
 
 #[path = "../claims/ranks.rs"]
 mod ranks;
+#[path = "../claims/shards.rs"]
+mod shards;
 #[path = "../claims/zero.rs"]
 mod zero;
 
@@ -17,6 +19,7 @@ mod golden_vit;
 mod layers;
 mod nonfinite;
 mod overlap;
+mod same_bits;
 mod split;
 
 use support::training::{Way, quietly};

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use ddp_kernels::graph::Graph;
-use ddp_kernels::ops::{self, AdamwConstants, AdamwScalars, ChunkTable, F32Math};
+use ddp_kernels::ops::{self, AdamwConstants, AdamwScalars, Attention, ChunkTable, F32Math, Qkv};
 use ddp_kernels::stream::{self, Stream};
 use ddp_kernels::{DType, Device, Random, Result, Tensor, device, transfer};
 use serde_json::json;
@@ -35,6 +35,12 @@ fn main() -> Result<()> {
         simulated,
         stream: Stream::default_of(GPU)?,
     };
+    // `--bench`, which cargo adds, names no part.
+    let part = std::env::args().nth(1);
+    bench.attention()?;
+    if part.as_deref() == Some("attention") {
+        return Ok(());
+    }
     bench.products()?;
     bench.memory_bound()?;
     bench.launches()?;
@@ -121,6 +127,53 @@ impl Bench {
             self.say(
                 case,
                 (2 * m * n * k * count) as f64 / seconds / 1e12,
+                "TFLOP/s",
+            );
+        }
+        Ok(())
+    }
+
+    /// TFLOP/s of causal attention in bf16, of the pairs of tokens that are not masked.
+    fn attention(&self) -> Result<()> {
+        for [batch, heads, time, head_size] in [[32, 12, 1024, 64], [4, 32, 4096, 128]] {
+            let case = format!("{batch}x{heads}x{time}x{head_size}");
+            let [batch, heads, time] = match self.simulated {
+                true => [1, 2, 96],
+                false => [batch, heads, time],
+            };
+            let (rows, width) = (batch * time, heads * head_size);
+            let randn = |columns| self.randn(&[rows, columns], DType::BF16);
+            let (qkv, dqkv) = (randn(3 * width)?, randn(3 * width)?);
+            let (out, dout) = (randn(width)?, randn(width)?);
+            let lines = || Tensor::zeros(&[batch * heads, time], DType::F32, GPU);
+            let (lse, delta) = (lines()?, lines()?);
+            let attention = Attention {
+                time,
+                heads,
+                kv_heads: heads,
+                head_size,
+                causal: true,
+                scale: None,
+            };
+            let inputs = Qkv::Packed(&qkv);
+            let forward = || ops::attention_into(&out, &lse, inputs, &attention);
+            let to = Qkv::Packed(&dqkv);
+            let backward = || {
+                ops::attention_backward_into(to, &delta, [&dout, &out], &lse, inputs, &attention)
+            };
+            let calls = self.size(10, 1);
+            // Two matmuls forward and five backward, of half of all pairs.
+            let tflop = (2 * batch * heads * time * time * head_size * calls) as f64 / 2e12;
+            let seconds = self.seconds(calls, forward)?;
+            self.say(
+                &format!("attention forward {case}"),
+                2.0 * tflop / seconds,
+                "TFLOP/s",
+            );
+            let seconds = self.seconds(calls, backward)?;
+            self.say(
+                &format!("attention backward {case}"),
+                5.0 * tflop / seconds,
                 "TFLOP/s",
             );
         }

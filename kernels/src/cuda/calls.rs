@@ -8,9 +8,9 @@ use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice_attribute, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode,
-    CUmemAccessDesc, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream,
-    CUstreamCaptureMode,
+    self, CUcontext, CUdevice_attribute, CUevent, CUfunction, CUfunction_attribute, CUgraph,
+    CUgraphExec, CUgraphNode, CUmemAccessDesc, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool,
+    CUmodule, CUstream, CUstreamCaptureMode,
 };
 
 use crate::device::discover;
@@ -95,6 +95,7 @@ functions! {
         fn cuMemsetD8Async(u64, c_uchar, usize, CUstream) -> CUresult;
         fn cuModuleLoadData(*mut CUmodule, *const c_void) -> CUresult;
         fn cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char) -> CUresult;
+        fn cuFuncSetAttribute(CUfunction, CUfunction_attribute, c_int) -> CUresult;
         fn cuLaunchKernel(
             CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
             *mut *mut c_void, *mut *mut c_void

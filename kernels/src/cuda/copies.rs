@@ -52,7 +52,8 @@ pub(crate) unsafe fn within(queue: &Queue, target: u64, source: u64, bytes: usiz
         notes.node(NodeKind::Copy, "copy".into(), "copy", &[source, target]);
     });
     // SAFETY: by the caller's promise.
-    unsafe { driver!(cuMemcpyDtoDAsync_v2(target, source, bytes, queue.raw())) }
+    let copy = || unsafe { driver!(cuMemcpyDtoDAsync_v2(target, source, bytes, queue.raw())) };
+    nodes::launch(queue, copy)?
 }
 
 /// Fills with `byte`.
@@ -67,7 +68,8 @@ pub(crate) unsafe fn fill(queue: &Queue, target: u64, byte: u8, bytes: usize) ->
         notes.node(NodeKind::Fill, "zeros".into(), "fill", &[target]);
     });
     // SAFETY: by the caller's promise.
-    unsafe { driver!(cuMemsetD8Async(target, byte, bytes, queue.raw())) }
+    let fill = || unsafe { driver!(cuMemsetD8Async(target, byte, bytes, queue.raw())) };
+    nodes::launch(queue, fill)?
 }
 
 /// From one device to another, on a stream of either. Where the devices cannot access each other's

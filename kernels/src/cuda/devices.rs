@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use super::calls;
 use crate::Device;
 use crate::device::discover;
-use crate::error::{Error, Result, Site};
+use crate::error::{Caller, Result};
 
 /// The most devices one process can use: more than any machine has.
 pub(crate) const GPUS_MAX: usize = 64;
@@ -28,14 +28,11 @@ impl Device {
     }
 
     /// Refuses a device that tensors cannot be made on, saying why.
-    pub(crate) fn check_usable(self, op: &'static str, at: Site) -> Result<()> {
+    pub(crate) fn check_usable(self, by: Caller) -> Result<()> {
         match self {
-            Device::Cuda(index) if index >= usable_count() => Err(Error::DeviceAbsent {
-                op,
-                device: self,
-                why: why_absent(index),
-                at,
-            }),
+            Device::Cuda(index) if index >= usable_count() => {
+                Err(by.absent(self, why_absent(index)))
+            }
             _ => Ok(()),
         }
     }

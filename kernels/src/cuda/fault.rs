@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use super::calls::{self, CUresult};
 use crate::Device;
-use crate::error::{Error, Site};
+use crate::error::{Caller, Error};
 
 /// A call that the driver refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl Fault {
     }
 
     /// The error of an operation that made the call.
-    pub(crate) fn of(self, op: &'static str, device: Device, at: Site) -> Error {
+    pub(crate) fn of(self, by: Caller, device: Device) -> Error {
         let (name, meaning) = describe(self.code);
         let help = match self.code {
             CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
@@ -106,7 +106,7 @@ impl Fault {
             }
             _ => "",
         };
-        Error::cuda(op, device, self.function, [&name, &meaning], help, at)
+        by.cuda(device, self.function, [&name, &meaning], help)
     }
 }
 

@@ -11,7 +11,7 @@ use super::calls::CUresult;
 use super::devices::GPUS_MAX;
 use super::fault::{Fault, Outcome, describe, driver};
 use crate::Device;
-use crate::error::{Error, Result, Site};
+use crate::error::{Caller, Result};
 use crate::sync::lock;
 
 /// One CUDA device of this process.
@@ -63,9 +63,9 @@ unsafe impl Sync for Gpu {}
 
 impl Gpu {
     /// The device of this index, made at the first call; an error says why it cannot be used.
-    pub(crate) fn get(index: usize, op: &'static str, at: Site) -> Result<&'static Gpu> {
+    pub(crate) fn get(index: usize, by: Caller) -> Result<&'static Gpu> {
         let device = Device::Cuda(index);
-        device.check_usable(op, at)?;
+        device.check_usable(by)?;
         if let Some(gpu) = Gpu::if_made(index) {
             return Ok(gpu);
         }
@@ -78,12 +78,7 @@ impl Gpu {
         let gpu = Gpu::make(index).map_err(|fault| {
             let (name, meaning) = describe(fault.code);
             let why = format!("{} failed: {name} ({meaning})", fault.function);
-            Error::DeviceAbsent {
-                op,
-                device,
-                why,
-                at,
-            }
+            by.absent(device, why)
         })?;
         Ok(GPUS[index].get_or_init(|| gpu))
     }

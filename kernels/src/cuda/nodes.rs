@@ -1,14 +1,14 @@
 //! What the nodes of a captured graph are, and the bytes that each moves by the operands of its
 //! operation: noted while a thread captures, for whoever asks what a step does.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::ptr;
 
 use cudarc::driver::sys::{CUgraph, CUgraphNode};
 
 use super::fault::{Outcome, driver};
-use super::queue::is_capturing;
+use super::queue::{Mark, Queue, is_capturing};
 
 /// What kind of work a node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,21 @@ pub struct GraphNode {
     pub read_bytes: usize,
     /// Bytes of the operands that it writes.
     pub written_bytes: usize,
+    /// How it runs, as far as the caller of the driver or of a library says.
+    pub work: NodeWork,
+}
+
+/// How a node runs: blocks and threads of a kernel, multiplications and additions.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct NodeWork {
+    /// Blocks of a kernel; 0 if it is not ours.
+    pub blocks: usize,
+    /// Threads of each block.
+    pub threads: usize,
+    /// The most loads of a thread of which each waits for the one before, if the kernel says so.
+    pub dependent_loads: Option<usize>,
+    /// Multiplications and additions, of matmuls.
+    pub flop: f64,
 }
 
 /// How many nodes of each kind the driver sees in a graph.
@@ -59,6 +74,8 @@ pub(crate) struct Notes {
     /// Of the operation that was begun last.
     operands: Vec<NotedOperand>,
     nodes: Vec<GraphNode>,
+    /// Before and after each node, if nodes are timed; None for those of other libraries.
+    marks: Vec<Option<[Mark; 2]>>,
 }
 
 #[derive(Debug)]
@@ -102,30 +119,92 @@ impl Notes {
                 operand.reads |= operand.writes;
             }
         }
+        if kind == NodeKind::Foreign {
+            self.marks.push(None);
+        }
         self.nodes.push(GraphNode {
             kind,
             name,
             op,
             read_bytes,
             written_bytes,
+            work: NodeWork::default(),
         });
     }
 }
 
 thread_local! {
     static NOTES: RefCell<Notes> = RefCell::default();
+    /// Whether what this thread launches is noted and timed.
+    static IS_TIMED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Lets `note` add to what is known of the graph's nodes, if this thread captures one.
+/// Lets `note` add to what is known of the nodes, if this thread captures a graph or is timed.
 pub(crate) fn note(note: impl FnOnce(&mut Notes)) {
-    if is_capturing() {
+    if is_capturing() || IS_TIMED.get() {
         NOTES.with_borrow_mut(note);
     }
 }
 
 /// Notes a node: see `Notes::node`.
-pub(crate) fn node(kind: NodeKind, name: impl Display, op: &'static str, addresses: &[u64]) {
-    note(|notes| notes.node(kind, name.to_string(), op, addresses));
+pub(crate) fn node(
+    kind: NodeKind,
+    name: impl Display,
+    op: &'static str,
+    addresses: &[u64],
+    work: NodeWork,
+) {
+    note(|notes| {
+        notes.node(kind, name.to_string(), op, addresses);
+        notes.nodes.last_mut().expect("just noted").work = work;
+    });
+}
+
+/// Launches a node, between two events if this thread is timed.
+pub(crate) fn launch<E>(
+    queue: &Queue,
+    launch: impl FnOnce() -> Result<(), E>,
+) -> Outcome<Result<(), E>> {
+    if !IS_TIMED.get() || is_capturing() {
+        return Ok(launch());
+    }
+    let before = queue.record(true)?;
+    let launched = launch();
+    if launched.is_ok() {
+        let marks = Some([before, queue.record(true)?]);
+        NOTES.with_borrow_mut(|notes| notes.marks.push(marks));
+    }
+    Ok(launched)
+}
+
+/// Nodes, with the milliseconds that each took.
+pub(crate) type TimedNodes = Vec<(GraphNode, Option<f32>)>;
+
+/// What `body` launches on this thread, and how long it takes. Waits for all.
+pub(crate) fn timed<R>(body: impl FnOnce() -> R) -> (R, Outcome<TimedNodes>) {
+    /// Ends the timing, also if `body` panics.
+    struct Timing;
+    impl Drop for Timing {
+        fn drop(&mut self) {
+            IS_TIMED.set(false);
+        }
+    }
+    NOTES.take();
+    IS_TIMED.set(true);
+    let timing = Timing;
+    let result = body();
+    drop(timing);
+    let notes = NOTES.take();
+    let took = |marks: Option<[Mark; 2]>| match marks {
+        None => Ok(None),
+        Some([before, after]) => {
+            after.synchronize()?;
+            after.milliseconds_since(&before).map(Some)
+        }
+    };
+    let nodes = notes.nodes.into_iter().zip(notes.marks);
+    let nodes = nodes.map(|(node, marks)| Ok((node, took(marks)?)));
+    (result, nodes.collect())
 }
 
 /// Takes what was noted of this thread's capture.

@@ -24,7 +24,7 @@ use super::gpu::{Gpu, Handle};
 use super::queue::is_capturing;
 use crate::DType;
 use crate::device::discover;
-use crate::error::{Error, Line, Result, Site};
+use crate::error::{Caller, Error, Line, Result};
 use crate::sync::lock;
 use compiler::Compiler;
 
@@ -94,21 +94,14 @@ pub(crate) fn function(
     gpu: &'static Gpu,
     source: &'static Source,
     name: KernelName,
-    op: &'static str,
-    at: Site,
+    by: Caller,
 ) -> Result<CUfunction> {
     if let Some(module) = source.modules[gpu.index].get()
         && let Some(function) = module.known(name)
     {
         return Ok(function);
     }
-    Making {
-        gpu,
-        source,
-        op,
-        at,
-    }
-    .function(name)
+    Making { gpu, source, by }.function(name)
 }
 
 impl Module {
@@ -122,8 +115,7 @@ impl Module {
 struct Making {
     gpu: &'static Gpu,
     source: &'static Source,
-    op: &'static str,
-    at: Site,
+    by: Caller,
 }
 
 impl Making {
@@ -132,13 +124,7 @@ impl Making {
         if is_capturing() {
             let why = format!("the kernel {name} is used for the first time");
             let help = "run the step once before you capture it";
-            return Err(Error::capture(
-                self.op,
-                self.gpu.device(),
-                why,
-                help,
-                self.at,
-            ));
+            return Err(self.by.capture(self.gpu.device(), why, help));
         }
         let module = self.module()?;
         let mut function = ptr::null_mut();
@@ -233,15 +219,15 @@ impl Making {
     }
 
     fn problem(&self, problem: impl std::fmt::Display) -> Error {
-        let (op, source, device) = (self.op, self.source.name, self.gpu.device());
-        let line = Line(self.at);
+        let (source, device) = (self.source.name, self.gpu.device());
+        let (op, line) = (self.by.op, Line(self.by.at));
         Error::Kernel(format!(
             "{op}: cannot build {source} for {device} ({line}): {problem}"
         ))
     }
 
     fn refused(&self, fault: Fault) -> Error {
-        fault.of(self.op, self.gpu.device(), self.at)
+        fault.of(self.by, self.gpu.device())
     }
 
     /// The error for an image of this compiler that the driver does not load.
@@ -275,7 +261,7 @@ fn key(compiler: &Compiler, architecture: u32, text: &str) -> u128 {
         .part(compiler.to_string().as_bytes())
         .part(&length.to_le_bytes())
         .part(&changed.to_le_bytes());
-    for option in compiler::options(architecture) {
+    for option in compiler::options(architecture, text) {
         key = key.part(option.as_bytes());
     }
     key.finish()

@@ -27,7 +27,7 @@ use super::Launcher;
 use crate::cuda::devices::GPUS_MAX;
 use crate::cuda::fault;
 use crate::cuda::gpu::Handle;
-use crate::cuda::nodes::{self, NodeKind};
+use crate::cuda::nodes::{self, NodeKind, NodeWork};
 use crate::cuda::queue::is_capturing;
 use crate::error::{Error, Result};
 use crate::precision::{F32Math, f32_math};
@@ -131,7 +131,8 @@ impl Launcher {
             // SAFETY: the context is current. The operation entered its operands and checked their
             // shapes against this product. The workspace belongs to this stream and has the size
             // that the plan allows.
-            match unsafe { known.run(engine.functions, engine.handle.0, &operands) } {
+            let run = || unsafe { known.run(engine.functions, engine.handle.0, &operands) };
+            match nodes::launch(&self.queue, run).map_err(|fault| self.failed(fault))? {
                 Ok(()) => break,
                 // The library may refuse what its heuristic returned; then nothing was queued.
                 Err(fault) if fault.code == library::NOT_SUPPORTED && !is_capturing() => {
@@ -155,7 +156,16 @@ impl Launcher {
             epilogue[0],
             epilogue[1],
         ];
-        nodes::node(NodeKind::Product, product, self.op, &used);
+        let work = NodeWork {
+            flop: 2.0
+                * product
+                    .mnk
+                    .map(|length| length as f64)
+                    .iter()
+                    .product::<f64>(),
+            ..NodeWork::default()
+        };
+        nodes::node(NodeKind::Product, product, self.by.op, &used, work);
         Ok(true)
     }
 
@@ -183,7 +193,7 @@ impl Launcher {
     }
 
     fn failed(&self, fault: fault::Fault) -> Error {
-        fault.of(self.op, self.gpu.device(), self.at)
+        fault.of(self.by, self.gpu.device())
     }
 
     /// Asks cuBLASLt for a plan, without its first `refused` algorithms. The answer is stored, even
@@ -200,8 +210,11 @@ impl Launcher {
         if kind.dtypes[0] == DType::F32 && kind.math == F32Math::Strict {
             self.refuse_emulation()?;
         }
-        let plan = Plan::make(engine.functions, engine.handle.0, kind, refused)
-            .map_err(|fault| self.refused(engine.functions, fault, product))?;
+        let plan = match self.leaves(kind)? {
+            true => None,
+            false => Plan::make(engine.functions, engine.handle.0, kind, refused)
+                .map_err(|fault| self.refused(engine.functions, fault, product))?,
+        };
         let plan = match plan {
             Some(plan) => {
                 let operands = self.operands(engine, &plan, product)?;
@@ -223,13 +236,11 @@ impl Launcher {
     fn refuse_emulation(&self) -> Result<()> {
         const VARIABLE: &str = "CUBLAS_EMULATE_SINGLE_PRECISION";
         match std::env::var_os(VARIABLE) {
-            Some(value) if !value.is_empty() && value != "0" => Err(Error::value_at(
-                self.op,
+            Some(value) if !value.is_empty() && value != "0" => Err(self.by.value(
                 format!("the environment's {VARIABLE}"),
                 "unset or 0, since products of f32 are in f32 unless asked otherwise. Unset it, or \
                  ask for TF32 by ops::with_f32_math",
                 value.to_string_lossy(),
-                self.at,
             )),
             _ => Ok(()),
         }
@@ -258,13 +269,7 @@ impl Launcher {
             return Ok(());
         }
         let help = "run the step once before you capture it";
-        Err(Error::capture(
-            self.op,
-            self.gpu.device(),
-            what,
-            help,
-            self.at,
-        ))
+        Err(self.by.capture(self.gpu.device(), what, help))
     }
 
     fn refused(&self, functions: &Functions, fault: Fault, product: &Product) -> Error {
@@ -281,7 +286,7 @@ impl Launcher {
 
     fn refusal(&self, function: &str, name: &str, meaning: &str, product: &Product) -> Error {
         let (device, meaning) = (self.gpu.device(), format!("{meaning}: {product}"));
-        Error::cuda(self.op, device, function, [name, &meaning], "", self.at)
+        self.by.cuda(device, function, [name, &meaning], "")
     }
 }
 
@@ -304,10 +309,10 @@ impl Engine {
     }
 
     fn make(launcher: &Launcher) -> Result<Engine> {
-        let (gpu, op, at) = (launcher.gpu, launcher.op, launcher.at);
+        let (gpu, by) = (launcher.gpu, launcher.by);
         /// Of the first device that made a handle: all devices use the same library.
         static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
-        gpu.bind().map_err(|fault| fault.of(op, gpu.device(), at))?;
+        gpu.bind().map_err(|fault| fault.of(by, gpu.device()))?;
         let create = |functions: &Functions| {
             let mut handle = std::ptr::null_mut();
             // SAFETY: the handle's context is current; the pointer is to a local variable.
@@ -318,18 +323,13 @@ impl Engine {
                 let handle = create(functions).map_err(|Fault { function, code }| {
                     let (name, meaning) = functions.describe(code);
                     let help = "check that the device has free memory";
-                    Error::cuda(op, gpu.device(), function, [&name, &meaning], help, at)
+                    by.cuda(gpu.device(), function, [&name, &meaning], help)
                 })?;
                 (functions, handle)
             }
             None => {
                 let (functions, handle) =
-                    library::load(create).map_err(|why| Error::DeviceAbsent {
-                        op,
-                        device: gpu.device(),
-                        why,
-                        at,
-                    })?;
+                    library::load(create).map_err(|why| by.absent(gpu.device(), why))?;
                 (FUNCTIONS.get_or_init(|| functions), handle)
             }
         };

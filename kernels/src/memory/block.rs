@@ -9,7 +9,7 @@ use super::pool::{PINNED, Pool, Wanted, pool};
 use super::{gpu, host, pinned};
 use crate::Device;
 use crate::cuda::queue::Queue;
-use crate::error::{Result, Site, TensorInfo};
+use crate::error::{Caller, Result, TensorInfo};
 use crate::stream::Event;
 
 /// A buffer on one device, which goes back to its pool when it is dropped.
@@ -43,17 +43,11 @@ unsafe impl Sync for Block {}
 
 impl Block {
     /// A buffer of at least `bytes` on `info.device`, in pinned host memory if `pinned`.
-    pub(crate) fn new(
-        bytes: usize,
-        pinned: bool,
-        info: TensorInfo,
-        op: &'static str,
-        at: Site,
-    ) -> Result<Block> {
+    pub(crate) fn new(bytes: usize, pinned: bool, info: TensorInfo, by: Caller) -> Result<Block> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let device = info.device;
-        device.check_usable(op, at)?;
+        device.check_usable(by)?;
         let mut block = Block {
             pointer: NonNull::without_provenance(NonZero::new(host::ALIGNMENT).unwrap()),
             capacity_bytes: 0,
@@ -73,8 +67,7 @@ impl Block {
             bytes,
             id,
             info,
-            op,
-            at,
+            by,
         };
         (block.pointer, block.capacity_bytes, block.fresh) = match device {
             Device::Cpu if pinned => pinned::allocate(wanted)?,
@@ -147,9 +140,9 @@ impl Block {
     /// Work on `queue` is going to use the block: from now on the block is freed after that, and
     /// the queue's first use starts after what the block's own stream was given so far. It does
     /// nothing for host memory or on the stream that the block was made on.
-    pub(crate) fn visit(&self, queue: &Arc<Queue>, op: &'static str, at: Site) -> Result<()> {
+    pub(crate) fn visit(&self, queue: &Arc<Queue>, by: Caller) -> Result<()> {
         match &self.home {
-            Home::Gpu(users) => users.visit(queue, op, at),
+            Home::Gpu(users) => users.visit(queue, by),
             _ => Ok(()),
         }
     }

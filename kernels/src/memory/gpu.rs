@@ -24,7 +24,7 @@ use crate::cuda::calls::CUresult;
 use crate::cuda::devices::GPUS_MAX;
 use crate::cuda::fault::{Fault, Outcome, driver};
 use crate::cuda::queue::{Queue, is_capturing};
-use crate::error::{Error, Result, Site};
+use crate::error::{Caller, Result};
 use crate::stream::Stream;
 use crate::sync::{get_mut, lock};
 
@@ -46,16 +46,16 @@ static DEFERRED: [Mutex<Vec<(Users, u64)>>; GPUS_MAX] =
 
 /// A block's address, its capacity and the streams that use it.
 pub(super) fn allocate(index: usize, wanted: Wanted) -> Result<(NonNull<u8>, usize, Users)> {
-    let (device, op, at) = (wanted.info.device, wanted.op, wanted.at);
-    let owner = Stream::current_queue(device, op, at)?;
+    let (device, by) = (wanted.info.device, wanted.by);
+    let owner = Stream::current_queue(device, by)?;
     if owner.is_captured() {
         let why = "a graph cannot allocate memory";
         let help = "make the tensor before the capture: a step that ran once has all it needs";
-        return Err(Error::capture(op, device, why, help, at));
+        return Err(by.capture(device, why, help));
     }
     free_deferred(index);
     let capacity_bytes = wanted.bytes.next_multiple_of(STEP_BYTES);
-    let failed = |fault: Fault| fault.of(op, device, at);
+    let failed = |fault: Fault| fault.of(by, device);
     let gpu = owner.gpu;
     let pool = pool(device).expect("a GPU in use has a pool");
     let mut state = pool.lock();
@@ -111,7 +111,7 @@ impl Users {
         known.any(|known| Arc::ptr_eq(known, queue))
     }
 
-    pub(super) fn visit(&self, queue: &Arc<Queue>, op: &'static str, at: Site) -> Result<()> {
+    pub(super) fn visit(&self, queue: &Arc<Queue>, by: Caller) -> Result<()> {
         if Arc::ptr_eq(queue, &self.owner) {
             return Ok(());
         }
@@ -123,7 +123,7 @@ impl Users {
             let why = "this stream uses a tensor of another stream for the first time, and a graph \
                        cannot wait for work outside it";
             let help = "run the step once on this stream before the capture";
-            return Err(Error::capture(op, queue.gpu.device(), why, help, at));
+            return Err(by.capture(queue.gpu.device(), why, help));
         }
         let ordered = if self.owner.is_captured() {
             // A stream outside the capture cannot wait for an event inside it.
@@ -134,7 +134,7 @@ impl Users {
         } else {
             self.owner.record(false).and_then(|now| queue.wait(&now))
         };
-        ordered.map_err(|fault| fault.of(op, queue.gpu.device(), at))?;
+        ordered.map_err(|fault| fault.of(by, queue.gpu.device()))?;
         visitors.push(queue.clone());
         Ok(())
     }

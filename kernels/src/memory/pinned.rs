@@ -10,7 +10,7 @@ use crate::cuda::Gpu;
 use crate::cuda::calls::CUresult;
 use crate::cuda::fault::{Fault, Outcome, driver};
 use crate::cuda::queue::is_capturing;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::stream::Event;
 use crate::sync::lock;
 
@@ -74,15 +74,15 @@ fn reuse(capacity_bytes: usize) -> Option<Kept> {
 }
 
 fn take(capacity_bytes: usize, wanted: &Wanted) -> Result<NonNull<u8>> {
-    let (op, at) = (wanted.op, wanted.at);
+    let by = wanted.by;
     let gpu = match Gpu::any_made() {
         Some(gpu) => gpu,
-        None => Gpu::get(0, op, at)?,
+        None => Gpu::get(0, by)?,
     };
     if is_capturing() {
         let why = "pinned memory cannot be allocated during a capture";
         let help = "make the tensor before the capture";
-        return Err(Error::capture(op, gpu.device(), why, help, at));
+        return Err(by.capture(gpu.device(), why, help));
     }
     let is_full = |fault: &Fault| fault.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY;
     let mapped = match map(gpu, capacity_bytes) {
@@ -96,7 +96,7 @@ fn take(capacity_bytes: usize, wanted: &Wanted) -> Result<NonNull<u8>> {
             Ok(pointer)
         }
         Err(fault) if is_full(&fault) => Err(state.out_of_memory(wanted, host::free_bytes(&state))),
-        Err(fault) => Err(fault.of(op, gpu.device(), at)),
+        Err(fault) => Err(fault.of(by, gpu.device())),
     }
 }
 

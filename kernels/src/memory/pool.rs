@@ -7,7 +7,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard};
 
 use crate::Device;
 use crate::cuda::devices::GPUS_MAX;
-use crate::error::{Error, LiveTensor, OutOfMemory, Site, TensorInfo, human_bytes};
+use crate::error::{Caller, Error, LiveTensor, OutOfMemory, TensorInfo, human_bytes};
 use crate::sync::lock;
 
 /// How many tensors an out-of-memory error lists.
@@ -53,8 +53,7 @@ pub(super) struct Wanted {
     pub(super) bytes: usize,
     pub(super) id: u64,
     pub(super) info: TensorInfo,
-    pub(super) op: &'static str,
-    pub(super) at: Site,
+    pub(super) by: Caller,
 }
 
 /// An address in a list of buffers kept for reuse.
@@ -110,7 +109,7 @@ impl PoolState {
         let live = LiveTensor {
             tensor: wanted.info,
             bytes: capacity_bytes,
-            made_at: wanted.at,
+            made_at: wanted.by.at,
         };
         self.live.insert(wanted.id, live);
     }
@@ -159,7 +158,7 @@ impl PoolState {
             allocated_bytes: stats.allocated_bytes,
             reserved_bytes: stats.reserved_bytes,
             largest: self.largest_live(LARGEST_LISTED),
-            at: wanted.at,
+            at: wanted.by.at,
         }))
     }
 }

@@ -87,9 +87,8 @@ fn random(shape: &[usize], dtype: DType, seed: u64) -> Tensor {
         &mut Random::new(seed),
     )
     .unwrap();
-    let at = Location::caller();
     tensor
-        .borrow("x", true, "test", at)
+        .borrow("x", true, Caller::new("test"))
         .unwrap()
         .elements_mut::<u8>()
         .copy_from_slice(&noise.to_vec::<u8>().unwrap());
@@ -99,7 +98,7 @@ fn random(shape: &[usize], dtype: DType, seed: u64) -> Tensor {
 fn bytes_of(tensor: &Tensor) -> Vec<u8> {
     let tensor = tensor.contiguous().unwrap();
     tensor
-        .borrow("x", false, "test", Location::caller())
+        .borrow("x", false, Caller::new("test"))
         .unwrap()
         .elements::<u8>()
         .to_vec()
@@ -285,7 +284,7 @@ fn a_reader_of_one_byte_at_a_time_gives_the_same_tensor() {
     let file = golden_matrix();
     let read = |file: &[u8]| {
         let (reader, path) = (Drip(file, false), Path::new("drip"));
-        load(reader, 152, path, Device::Cpu, "test", Location::caller())
+        load(reader, 152, path, Device::Cpu, Caller::new("test"))
     };
     assert_eq!(file.len(), 152);
     assert_same(&read(&file).unwrap(), &parse(&file, Device::Cpu).unwrap());

@@ -1,8 +1,6 @@
 //! add: `out = a + b`, element by element; `b` may be a vector along the rows or columns of `a`.
 
-use std::panic::Location;
-
-use crate::error::Result;
+use crate::error::{Caller, Result};
 use crate::launch::Source;
 use crate::ops::elementwise::broadcast_op;
 use crate::ops::loops::Binary;
@@ -41,7 +39,7 @@ pub fn add_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
 /// An output for an elementwise operation on two tensors, on the device where they meet.
 #[track_caller]
 pub(super) fn empty_where_they_meet(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let device = transfer::meeting_place(op, &[("a", a), ("b", b)], Location::caller())?;
+    let device = transfer::meeting_place(&[("a", a), ("b", b)], Caller::new(op))?;
     Tensor::empty(a.shape(), a.dtype(), device)
 }
 

@@ -4,7 +4,7 @@
 // A block of threads has SIDE rows of queries, or of keys, and goes over the others SIDE at a time.
 // Scores are tiles of SIDE × SIDE in registers, which take columns of both sides CHUNK at a time
 // through shared memory. dq, dk and dv each have a kernel that computes scores again, so nothing is
-// added atomically, and every sum has one order.
+// added atomically, and every sum has one order. That of dq, the first, also writes delta.
 #include "common.cuh"
 
 constexpr u32 SIDE = 64;
@@ -214,30 +214,30 @@ INLINE void forward(T* __restrict__ out, float* __restrict__ log_sum_exp, const 
     }
 }
 
-/// delta = Σ dout · out over the columns of a head: a warp a row of a head.
-template <class T>
-INLINE void row_delta(float* __restrict__ delta, const T* __restrict__ dout, const T* __restrict__ out, u64 rows,
-                      const Sizes& sizes) {
-    const u64 index = first_index() / WARP;
-    if (index >= rows * sizes.heads) return;
-    float sum = 0.0f;
-    for (u64 column = threadIdx.x % WARP; column < sizes.width; column += WARP) {
-        sum = fmaf(wide(dout[index * sizes.width + column]), wide(out[index * sizes.width + column]), sum);
-    }
-    sum = warp_sum(sum);
-    const u64 row = index / sizes.heads, head = index % sizes.heads;
-    const u64 line = row / sizes.time * sizes.heads + head;
-    if (threadIdx.x % WARP == 0) delta[line * sizes.time + row % sizes.time] = sum;
-}
-
 /// The operands of backward.
 template <class T> struct Inputs {
-    const T *q, *k, *v, *dout;
-    const float *log_sum_exp, *delta;
+    const T *q, *k, *v, *out, *dout;
+    const float* log_sum_exp;
+    float* delta;
     u64 q_stride, kv_stride;
 
     INLINE Rows<T> dout_rows(const Sizes& sizes, u64 sequence, u64 head) const {
         return rows_of(dout, sizes.heads * sizes.width, sizes.time, sequence, head, sizes.width);
+    }
+
+    /// Writes delta = Σ dout · out over the columns of a head for the block's rows: a warp a row.
+    INLINE void write_delta(const Sizes& sizes, u64 sequence, u64 head, u64 start) const {
+        const Rows<T> gradients = dout_rows(sizes, sequence, head);
+        const Rows<T> outputs = rows_of(out, gradients.stride, sizes.time, sequence, head, sizes.width);
+        for (u64 row = start + threadIdx.x / WARP; row < start + SIDE && row < sizes.time; row += SPAN * SPAN / WARP) {
+            float sum = 0.0f;
+            for (u64 i = row * gradients.stride + threadIdx.x % WARP; i < row * gradients.stride + sizes.width; i += WARP) {
+                sum = fmaf(wide(gradients.first[i]), wide(outputs.first[i]), sum);
+            }
+            sum = warp_sum(sum);
+            if (threadIdx.x % WARP == 0) delta[(sequence * sizes.heads + head) * sizes.time + row] = sum;
+        }
+        __syncthreads();
     }
 };
 
@@ -279,6 +279,7 @@ INLINE void query_gradient(T* __restrict__ dq, u64 dq_stride, const Inputs<T>& i
     const u64 start = (blocks - 1 - blockIdx.x % blocks) * SIDE, line = blockIdx.x / blocks;
     const u64 sequence = line / sizes.heads, head = line % sizes.heads, kv_head = head * sizes.kv_heads / sizes.heads;
     const Rows<T> k = rows_of(in.k, in.kv_stride, time, sequence, kv_head, width);
+    in.write_delta(sizes, sequence, head, start);
     Sums<CHUNKS> sums;
     sums.clear();
     const u64 end = sizes.causal != 0 && start + SIDE < time ? start + SIDE : time;
@@ -331,25 +332,19 @@ INLINE void key_gradient(T* __restrict__ gradient, u64 gradient_stride, const In
         const Sizes sizes{time, heads, kv_heads, width, causal, scale};                                                \
         forward<T, CHUNKS>(out, log_sum_exp, q, k, v, q_stride, kv_stride, sizes);                                     \
     }                                                                                                                  \
-    GRADIENT(NAME, T, BLOCKS, attention_dq_##WIDTH, query_gradient<T COMMA CHUNKS>)                                            \
-    GRADIENT(NAME, T, BLOCKS, attention_dk_##WIDTH, key_gradient<T COMMA CHUNKS COMMA false>)                                  \
-    GRADIENT(NAME, T, BLOCKS, attention_dv_##WIDTH, key_gradient<T COMMA CHUNKS COMMA true>)
+    GRADIENT(NAME, T, BLOCKS, attention_dq_##WIDTH, query_gradient<T COMMA CHUNKS>(dq, dq_stride, in, sizes))            \
+    GRADIENT(NAME, T, BLOCKS, attention_dk_##WIDTH, key_gradient<T COMMA CHUNKS COMMA false>(dk, dkv_stride, in, sizes)) \
+    GRADIENT(NAME, T, BLOCKS, attention_dv_##WIDTH, key_gradient<T COMMA CHUNKS COMMA true>(dv, dkv_stride, in, sizes))
 #define COMMA ,
-#define GRADIENT(NAME, T, BLOCKS, KERNEL_NAME, FUNCTION)                                                               \
+#define GRADIENT(NAME, T, BLOCKS, KERNEL_NAME, ...)                                                                    \
     KERNEL(SPAN* SPAN COMMA BLOCKS)                                                                                    \
-    KERNEL_NAME##_##NAME(T* gradient, u64 gradient_stride, const T* q, const T* k, const T* v, const T* dout,          \
-                         const float* log_sum_exp, const float* delta, u64 q_stride, u64 kv_stride, u64 time,          \
-                         u64 heads, u64 kv_heads, u64 width, u32 causal, float scale) {                                \
+    KERNEL_NAME##_##NAME(T* dq, T* dk, T* dv, float* delta, u64 dq_stride, u64 dkv_stride, const T* q, const T* k,     \
+                         const T* v, const T* out, const T* dout, const float* log_sum_exp, u64 q_stride,              \
+                         u64 kv_stride, u64 time, u64 heads, u64 kv_heads, u64 width, u32 causal, float scale) {       \
         const Sizes sizes{time, heads, kv_heads, width, causal, scale};                                                \
-        const Inputs<T> in{q, k, v, dout, log_sum_exp, delta, q_stride, kv_stride};                                    \
-        FUNCTION(gradient, gradient_stride, in, sizes);                                                                \
+        const Inputs<T> in{q, k, v, out, dout, log_sum_exp, delta, q_stride, kv_stride};                               \
+        __VA_ARGS__;                                                                                                   \
     }
-#define DELTA(NAME, T)                                                                                                 \
-    KERNEL(BLOCK_THREADS)                                                                                              \
-    attention_delta_##NAME(float* delta, const T* dout, const T* out, u64 rows, u64 time, u64 heads, u64 width) {      \
-        row_delta(delta, dout, out, rows, Sizes{time, heads, heads, width, 0, 1.0f});                                  \
-    }
-FOR_F32_AND_BF16(DELTA)
 ATTENTION(f32, float, 2, 64, 2)
 ATTENTION(f32, float, 8, 256, 1)
 ATTENTION(bf16, bf16, 8, 256, 1)

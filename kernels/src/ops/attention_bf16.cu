@@ -2,185 +2,285 @@
 // attention.rs. Sums and the softmax are f32; weights and their gradients are rounded to bf16
 // before they are multiplied.
 //
-// Each of four warps has 16 rows of queries, or of keys, and goes over the others STEP at a time.
-// These are in shared memory twice where both are needed: row by row, and turned, with two
-// neighbouring rows of a column in one word. dq, dk and dv each have a kernel that computes scores
-// again, so nothing is added atomically, and every sum has one order.
+// A block of threads keeps some rows of queries, or of keys, and goes over the others a tile at a
+// time: while it computes with one tile, the next is copied to shared memory. The heads of q that
+// share a head of k are rows of one matrix, so a key is read once for all of them. dq has a kernel,
+// dk and dv have another, and both compute the weights again: nothing is added atomically, and
+// every sum has one order.
 #include "common.cuh"
 
+// Older GPUs cannot multiply bf16: attention/gpu.rs gives them attention.cu.
+#if __CUDA_ARCH__ >= 800
+
 constexpr u32 WARPS = 4;
-/// Rows of a block of threads.
-constexpr u32 SIDE = 16 * WARPS;
 constexpr u32 THREADS = WARP * WARPS;
-/// Words between rows are 4 more than a multiple of 8, so that the 8 rows and 4 words that a warp
-/// reads at once are in 32 banks.
-constexpr u32 GAP = 4;
+/// Tiles of the other side in shared memory: one to compute with, one that is being copied.
+constexpr u32 STAGES = 2;
 constexpr float LOG2 = 1.44269504f;
 constexpr float LN2 = 0.69314718f;
 
-// ---- what a tensor core does ----
+/// Rows of the other side in a tile, in backward.
+constexpr u32 BACKWARD_STEP = 32;
 
-/// Four sums of a tile of 16 × 8: rows `group()` and 8 more, columns 2 `pair()` and one more.
-struct Sums4 {
-    float at[4];
-};
+/// Bytes between rows in shared memory: 16 more than a row has, so that the 8 rows of 16 bytes that
+/// a warp reads at once are in 32 banks.
+INLINE constexpr u32 pitch(u32 width) { return width * 2 + 16; }
 
-/// The left operand, 16 × 16: rows as in `Sums4`; words hold columns 2 `pair()` and one more, then
-/// 8 further on. [row, row + 8, row, row + 8] of [first, first, 8 on, 8 on].
-struct Left4 {
-    u32 at[4];
-};
+// ---- PTX ----
 
-/// The lane's row within 8, and its pair of columns.
-INLINE u32 group() { return threadIdx.x % WARP / 4; }
-INLINE u32 pair() { return threadIdx.x % 4; }
+// Of a tile of 16 × 8 sums a lane has rows `group()` and 8 further on, columns 2 `pair()` and the
+// next: [row][column]. Of a left operand, 16 × 16, it has words of two columns: both rows of columns
+// 2 `pair()` and the next, then both rows of those 8 further on.
+INLINE u32 lane() { return threadIdx.x % WARP; }
+INLINE u32 group() { return lane() / 4; }
+INLINE u32 pair() { return lane() % 4; }
 
 /// sums += left · right, 16 × 8 × 16: PTX ISA, "mma.m16n8k16". `low` and `high` are column
 /// `group()` of the right operand: rows 2 `pair()` and one more, then 8 further on.
-INLINE void multiply_tile(Sums4& sums, const Left4& left, u32 low, u32 high) {
-    float* c = sums.at;
-    const u32* a = left.at;
-#if __CUDA_ARCH__ >= 800
+INLINE void multiply(float (&c)[4], const u32 (&a)[4], u32 low, u32 high) {
     float d0, d1, d2, d3;
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
         : "=f"(d0), "=f"(d1), "=f"(d2), "=f"(d3)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
     c[0] = d0, c[1] = d1, c[2] = d2, c[3] = d3;
-#else
-    // Not launched on GPUs without this instruction (attention/gpu.rs).
-    c[0] = c[1] = c[2] = c[3] = nan_f32() + __uint_as_float(a[0] ^ low ^ high);
-#endif
+}
+
+/// Four tiles of 8 × 8 from shared memory: lane i gives the address of row i % 8 of tile i / 8, and
+/// has of each tile columns 2 `pair()` and one more of row `group()`.
+INLINE void load_tiles(u32 (&to)[4], u32 row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(row) : "memory");
+}
+
+/// As `load_tiles`, of transposed tiles.
+INLINE void load_turned(u32 (&to)[4], u32 row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(row) : "memory");
+}
+
+/// Starts to copy BYTES bytes to shared memory, or zeros unless `inside`.
+template <u32 BYTES> INLINE void start_copy(u32 to, const void* from, bool inside) {
+    const u32 bytes = inside ? BYTES : 0;
+    if (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+    }
+}
+
+/// Waits until the copies that the block's threads have started are there for all of them.
+INLINE void finish_copies() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
 }
 
 /// 2ˣ within 2 ulp, subnormal results as 0.
 INLINE float power_of_2(float x) {
-#if __CUDA_ARCH__ >= 800
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
     return power;
-#else
-    return exponential(x * LN2);
-#endif
 }
 
 /// Two numbers as bf16 in one word, the first in its low half.
 INLINE u32 two(float low, float high) {
-#if __CUDA_ARCH__ >= 800
     u32 word;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
     return word;
-#else
-    return (u32)narrow<bf16>(low).bits | (u32)narrow<bf16>(high).bits << 16;
-#endif
 }
 
 // ---- tiles ----
 
-/// Rows of one head, `stride` elements apart, each aligned to 16 bytes.
-struct Rows {
-    const bf16* first;
-    u64 stride, rows;
-    u32 width;
+/// Sums of TILES · 16 rows and COLUMNS · 8 columns.
+template <u32 TILES, u32 COLUMNS> struct Sums {
+    float at[TILES][COLUMNS][4];
+
+    /// f(an element, its row of `lane_row`, its column of `lane_column`), known to the compiler.
+    template <class F> INLINE void each(F f) {
+#pragma unroll
+        for (u32 row = 0; row < TILES * 2; row++) {
+#pragma unroll
+            for (u32 column = 0; column < COLUMNS * 2; column++) f(at[row / 2][column / 2][row % 2 * 2 + column % 2], row, column);
+        }
+    }
+    INLINE void clear() {
+        each([](float& x, u32, u32) { x = 0.0f; });
+    }
 };
 
-/// Eight elements, zeros outside.
-INLINE uint4 eight(const Rows& from, u64 row, u32 column) {
-    const bool inside = row < from.rows && column < from.width;
-    return inside ? *reinterpret_cast<const uint4*>(from.first + row * from.stride + column) : make_uint4(0, 0, 0, 0);
+/// Where in the warp's tiles the lane's row number `row` and its column number `column` are.
+INLINE u32 lane_row(u32 row) { return row * 8 + group(); }
+INLINE u32 lane_column(u32 column) { return column / 2 * 8 + pair() * 2 + column % 2; }
+/// The first row of the warp in a block of threads.
+template <u32 TILES> INLINE u32 warp_row() { return threadIdx.x / WARP * TILES * 16; }
+
+/// A left operand of TILES · 16 rows and DEPTH · 16 columns.
+template <u32 TILES, u32 DEPTH> struct Left {
+    u32 at[TILES][DEPTH][4];
+
+    /// Sums as a left operand.
+    INLINE void narrow(const Sums<TILES, DEPTH * 2>& sums) {
+#pragma unroll
+        for (u32 i = 0; i < TILES * DEPTH * 4; i++) {
+            const float* from = sums.at[i / 4 / DEPTH][i / 4 % DEPTH * 2 + i % 4 / 2] + i % 2 * 2;
+            at[i / 4 / DEPTH][i / 4 % DEPTH][i % 4] = two(from[0], from[1]);
+        }
+    }
+};
+
+/// The address that a lane gives for 16 × 16 elements of the rows that begin at `first`: as a left
+/// operand, or transposed as a right one; and as a right one whose columns are these rows.
+template <u32 WIDTH> INLINE u32 straight(u32 first) { return first + lane() % 16 * pitch(WIDTH) + lane() / 16 * 16; }
+template <u32 WIDTH> INLINE u32 across(u32 first) {
+    return first + (lane() % 8 + lane() / 16 * 8) * pitch(WIDTH) + lane() / 8 % 2 * 16;
 }
 
-/// Rows as words of two columns.
-template <u32 STEP, u32 WIDTH> struct alignas(16) Straight {
-    u32 at[STEP][WIDTH / 2 + GAP];
+/// The warp's rows, WIDTH columns, as a left operand: in registers if HELD, else read at each use.
+template <u32 WIDTH, u32 TILES, bool HELD> struct OwnRows {
+    u32 address;
+    Left<TILES, HELD ? WIDTH / 16 : 1> held;
 
-    INLINE void load(const Rows& from, u64 start) {
-        for (u32 i = threadIdx.x; i < STEP * WIDTH / 8; i += THREADS) {
-            const u32 row = i / (WIDTH / 8), column = i % (WIDTH / 8) * 8;
-            *reinterpret_cast<uint4*>(&at[row][column / 2]) = eight(from, start + row, column);
-        }
-    }
-};
-
-/// Columns as words of two rows.
-template <u32 STEP, u32 WIDTH> struct Turned {
-    u32 at[WIDTH][STEP / 2 + GAP];
-
-    INLINE void load(const Rows& from, u64 start) {
-        for (u32 i = threadIdx.x; i < STEP * WIDTH / 16; i += THREADS) {
-            // Lanes have neighbouring rows: their words are in different banks.
-            const u32 row = i % (STEP / 2) * 2, column = i / (STEP / 2) * 8;
-            const uint4 low = eight(from, start + row, column), high = eight(from, start + row + 1, column);
-            const u32 lows[4] = {low.x, low.y, low.z, low.w}, highs[4] = {high.x, high.y, high.z, high.w};
+    /// The rows of the block begin at `first`.
+    INLINE void begin(u32 first) {
+        address = straight<WIDTH>(first + warp_row<TILES>() * pitch(WIDTH));
 #pragma unroll
-            for (u32 k = 0; k < 4; k++) {
-                at[column + 2 * k][row / 2] = (lows[k] & 0xffffu) | highs[k] << 16;
-                at[column + 2 * k + 1][row / 2] = lows[k] >> 16 | (highs[k] & 0xffff0000u);
+        for (u32 i = 0; HELD && i < WIDTH / 16 * TILES; i++) load_tiles(held.at[i % TILES][i / TILES], place(i % TILES, i / TILES));
+    }
+    INLINE u32 place(u32 tile, u32 k) const { return address + tile * 16 * pitch(WIDTH) + k * 32; }
+
+    /// sums += these rows · rightᵀ, where the rows of `right` begin at `right`.
+    template <u32 COLUMNS> INLINE void add_scores(Sums<TILES, COLUMNS>& sums, u32 right) const {
+#pragma unroll
+        for (u32 k = 0; k < WIDTH / 16; k++) {
+            u32 a[TILES][4];
+#pragma unroll
+            for (u32 t = 0; t < TILES; t++) {
+                if (!HELD) load_tiles(a[t], place(t, k));
+#pragma unroll
+                for (u32 i = 0; HELD && i < 4; i++) a[t][i] = held.at[t][k][i];
+            }
+#pragma unroll
+            for (u32 n = 0; n < COLUMNS; n += 2) {
+                u32 b[4];
+                load_tiles(b, across<WIDTH>(right) + n * 8 * pitch(WIDTH) + k * 32);
+#pragma unroll
+                for (u32 t = 0; t < TILES; t++) {
+                    multiply(sums.at[t][n], a[t], b[0], b[1]);
+                    multiply(sums.at[t][n + 1], a[t], b[2], b[3]);
+                }
             }
         }
     }
 };
 
-/// 16 rows × 16·TILES columns of a left operand.
-template <u32 TILES> struct Left {
-    Left4 at[TILES];
-
-    /// The warp's rows of the block's that begin at `start`.
-    INLINE void load(const Rows& from, u64 start) {
-        const u64 row = start + threadIdx.x / WARP * 16 + group();
+/// sums += left · right, whose rows begin at `right`.
+template <u32 WIDTH, u32 TILES, u32 DEPTH>
+INLINE void add_weighted(Sums<TILES, WIDTH / 8>& sums, const Left<TILES, DEPTH>& left, u32 right) {
 #pragma unroll
-        for (u32 k = 0; k < TILES; k++) {
+    for (u32 k = 0; k < DEPTH; k++) {
 #pragma unroll
-            for (u32 part = 0; part < 4; part++) {
-                const u64 of = row + part % 2 * 8;
-                const u32 column = k * 16 + part / 2 * 8 + pair() * 2;
-                const bool inside = of < from.rows && column < from.width;
-                at[k].at[part] = inside ? *reinterpret_cast<const u32*>(from.first + of * from.stride + column) : 0;
+        for (u32 n = 0; n < WIDTH / 8; n += 2) {
+            u32 b[4];
+            load_turned(b, straight<WIDTH>(right) + k * 16 * pitch(WIDTH) + n * 16);
+#pragma unroll
+            for (u32 t = 0; t < TILES; t++) {
+                multiply(sums.at[t][n], left.at[t][k], b[0], b[1]);
+                multiply(sums.at[t][n + 1], left.at[t][k], b[2], b[3]);
             }
+        }
+    }
+}
+
+// ---- rows ----
+
+/// Rows of one sequence: of a head of k, or if IS_SHARED of the heads of q that share one, where
+/// row r is of token r / heads.
+template <class T, bool IS_SHARED> struct Rows {
+    T* first;
+    u32 stride_bytes, heads, width, count, reciprocal;
+
+    /// Exact, because row · heads < 2³¹ (attention/gpu.rs).
+    INLINE u32 token(u32 row) const { return IS_SHARED ? __umulhi(row * 2, reciprocal) : row; }
+    INLINE T* at(u32 row) const {
+        T* of_token = (T*)((u64)first + (u64)token(row) * stride_bytes);
+        return IS_SHARED ? of_token + (row - token(row) * heads) * width : of_token;
+    }
+
+    /// Starts to copy ROWS rows from `start` on to shared memory; zeros where there are none.
+    template <u32 WIDTH, u32 ROWS> INLINE void copy(u32 to, u32 start) const {
+        constexpr u32 CHUNKS = WIDTH / 8;
+#pragma unroll
+        for (u32 i = 0; i < ROWS * CHUNKS / THREADS; i++) {
+            const u32 row = (i * THREADS + threadIdx.x) / CHUNKS, chunk = (i * THREADS + threadIdx.x) % CHUNKS;
+            const bool inside = start + row < count && chunk * 8 < width;
+            start_copy<16>(to + row * pitch(WIDTH) + chunk * 16, at(start + row) + chunk * 8, inside);
+        }
+    }
+
+    /// Writes the warp's sums times its rows' factors, through its part of `memory`, so that a store
+    /// has 16 bytes. The rows of the block begin at `start`.
+    template <u32 WIDTH, u32 TILES>
+    INLINE void write(u32 start, const Sums<TILES, WIDTH / 8>& sums, const float (&factor)[TILES * 2], u8* memory) const {
+        u8* rows = memory + warp_row<TILES>() * pitch(WIDTH);
+        __syncwarp();
+#pragma unroll
+        for (u32 i = 0; i < TILES * WIDTH / 4; i++) {
+            const u32 row = i % (TILES * 2), n = i / (TILES * 2);
+            const float* from = sums.at[row / 2][n] + row % 2 * 2;
+            u32* to = reinterpret_cast<u32*>(rows + lane_row(row) * pitch(WIDTH) + lane_column(n * 2) * 2);
+            *to = two(from[0] * factor[row], from[1] * factor[row]);
+        }
+        __syncwarp();
+#pragma unroll
+        for (u32 i = 0; i < TILES * 16 * WIDTH / 8 / WARP; i++) {
+            const u32 row = (i * WARP + lane()) / (WIDTH / 8), chunk = (i * WARP + lane()) % (WIDTH / 8);
+            const uint4 eight = *reinterpret_cast<const uint4*>(rows + row * pitch(WIDTH) + chunk * 16);
+            if (start + warp_row<TILES>() + row >= count || chunk * 8 >= width) continue;
+            *reinterpret_cast<uint4*>(at(start + warp_row<TILES>() + row) + chunk * 8) = eight;
         }
     }
 };
 
-/// 16 rows × 8·TILES columns of sums.
-template <u32 TILES> struct Sums {
-    Sums4 at[TILES];
+/// The sizes of attention.rs.
+struct Sizes {
+    u32 time, heads, kv_heads, width;
+    float scale;
+    bool is_causal;
+    /// Heads of q that share a head of k, and ⌈2³¹ / that⌉ for `Rows::token`.
+    u32 sharing, reciprocal;
 
-    INLINE void clear() {
-#pragma unroll
-        for (u32 n = 0; n < TILES; n++) at[n] = Sums4{{0.0f, 0.0f, 0.0f, 0.0f}};
+    /// The rows of head `line` of k in all sequences, or of the heads of q that share it.
+    template <bool IS_SHARED, class T> INLINE Rows<T, IS_SHARED> rows(T* array, u32 stride, u32 line) const {
+        const u32 heads = IS_SHARED ? sharing : 1;
+        T* first = array + (u64)(line / kv_heads) * time * stride + line % kv_heads * heads * width;
+        return Rows<T, IS_SHARED>{first, stride * (u32)sizeof(T), heads, width, time * heads, reciprocal};
     }
-
-    /// Adds left · right: column `c` of the right operand is `right[c]`.
-    template <u32 DEPTH, u32 WORDS>
-    INLINE void add(const Left<DEPTH>& left, const u32 (&right)[TILES * 8][WORDS]) {
-#pragma unroll
-        for (u32 n = 0; n < TILES; n++) {
-            const u32* words = right[n * 8 + group()];
-#pragma unroll
-            for (u32 k = 0; k < DEPTH; k++) {
-                multiply_tile(at[n], left.at[k], words[k * 8 + pair()], words[k * 8 + 4 + pair()]);
-            }
-        }
+    /// A number for each row: (B·heads, T).
+    template <class T> INLINE Rows<T, true> numbers(T* array, u32 line) const {
+        return Rows<T, true>{array + (u64)line * sharing * time, sizeof(T), sharing, time, time * sharing, reciprocal};
     }
+    /// Keys that the queries of a token attend to.
+    INLINE u32 keys_of(u32 token) const { return min(token + (is_causal ? 1 : time), time); }
+};
 
-    /// As the left operand of another product.
-    INLINE Left<TILES / 2> narrowed() const {
-        Left<TILES / 2> left;
-#pragma unroll
-        for (u32 k = 0; k < TILES / 2; k++) {
-            const float *low = at[2 * k].at, *high = at[2 * k + 1].at;
-            left.at[k] = Left4{{two(low[0], low[1]), two(low[2], low[3]), two(high[0], high[1]), two(high[2], high[3])}};
-        }
-        return left;
-    }
+/// A block's rows of queries, and the keys they attend to.
+template <u32 TILES, u32 STEP> struct Queries {
+    static constexpr u32 ROWS = WARPS * TILES * 16;
+    /// The head of k, counted over all sequences; the first row of the block, and of the warp.
+    u32 line, start, own;
+    /// How many keys: those of any row, those of all rows in whole tiles, those of any row of the
+    /// warp, and those of each of the lane's rows.
+    u32 end, whole, last, keys[TILES * 2];
 
-    /// Writes the lane's row `half` times a factor to `to`, the first column of that row.
-    INLINE void write_row(bf16* to, u32 half, float factor, u32 width) const {
+    INLINE Queries(const Sizes& sizes) {
+        const auto rows = sizes.numbers<const float>(nullptr, 0);
+        const u32 blocks = (rows.count + ROWS - 1) / ROWS;
+        // Blocks with the most keys come first.
+        line = blockIdx.x / blocks, start = (blocks - 1 - blockIdx.x % blocks) * ROWS, own = start + warp_row<TILES>();
+        end = sizes.keys_of(rows.token(start + ROWS - 1)), whole = sizes.keys_of(rows.token(start)) / STEP * STEP;
+        last = sizes.keys_of(rows.token(own + TILES * 16 - 1));
 #pragma unroll
-        for (u32 n = 0; n < TILES; n++) {
-            const u32 column = n * 8 + pair() * 2;
-            const u32 word = two(at[n].at[half * 2] * factor, at[n].at[half * 2 + 1] * factor);
-            if (column < width) *reinterpret_cast<u32*>(to + column) = word;
-        }
+        for (u32 row = 0; row < TILES * 2; row++) keys[row] = sizes.keys_of(rows.token(own + lane_row(row)));
     }
 };
 
@@ -190,236 +290,275 @@ template <class F> INLINE float row_reduce(float x, F f) {
     return f(x, __shfl_xor_sync(WHOLE_WARP, x, 1));
 }
 
-// ---- kernels ----
+/// The softmax of the lane's rows over the keys so far.
+template <u32 TILES> struct Softmax {
+    static constexpr float SLACK = 8.0f;
+    /// What weights are relative to, in powers of 2, and the lane's part of their sum.
+    float largest[TILES * 2], sum[TILES * 2];
 
-/// The sizes of attention.rs.
-struct Sizes {
-    u64 time, heads, kv_heads;
-    u32 width, causal;
-    float scale;
-
-    INLINE u64 blocks() const { return (time + SIDE - 1) / SIDE; }
-    INLINE bool attends(u64 query, u64 key) const { return query < time && key < time && (causal == 0 || key <= query); }
-    INLINE u64 kv_head(u64 head) const { return head * kv_heads / heads; }
-    INLINE Rows rows_of(const bf16* array, u64 stride, u64 sequence, u64 head) const {
-        return Rows{array + sequence * time * stride + head * width, stride, time, width};
+    INLINE Softmax() {
+#pragma unroll
+        for (u32 row = 0; row < TILES * 2; row++) largest[row] = -infinity(), sum[row] = 0.0f;
     }
-    /// Keys that a block of queries attends to.
-    INLINE u64 keys_end(u64 start) const { return causal != 0 && start + SIDE < time ? start + SIDE : time; }
+
+    /// Turns scores into weights. While a row's stay below 2^SLACK, they remain relative to an older
+    /// largest score, so most tiles need no rescaling. No row depends on others.
+    template <u32 KEYS, u32 COLUMNS> INLINE void add(Sums<TILES, KEYS>& scores, Sums<TILES, COLUMNS>& sums, float scale) {
+        float most[TILES * 2];
+        bool is_larger = false;
+#pragma unroll
+        for (u32 row = 0; row < TILES * 2; row++) most[row] = -infinity();
+        scores.each([&](float& score, u32 row, u32) { most[row] = fmaxf(most[row], score); });
+#pragma unroll
+        for (u32 row = 0; row < TILES * 2; row++) {
+            most[row] = row_reduce(most[row], fmaxf) * scale;
+            is_larger |= most[row] > largest[row] + SLACK;
+        }
+        if (__any_sync(WHOLE_WARP, is_larger)) {
+            float rescale[TILES * 2];
+#pragma unroll
+            for (u32 row = 0; row < TILES * 2; row++) {
+                const float before = largest[row];
+                largest[row] = most[row] > before + SLACK ? most[row] : before;
+                rescale[row] = power_of_2(before - largest[row]);
+                sum[row] *= rescale[row];
+            }
+            sums.each([&](float& x, u32 row, u32) { x *= rescale[row]; });
+        }
+        scores.each([&](float& score, u32 row, u32) {
+            score = power_of_2(fmaf(score, scale, -largest[row]));
+            sum[row] += score;
+        });
+    }
 };
 
-/// The lane's first row of a block of threads.
-INLINE u64 own_row(u64 start) { return start + threadIdx.x / WARP * 16 + group(); }
+extern __shared__ uint4 block_memory[];
 
-template <u32 WIDTH>
-INLINE void forward(bf16* out, float* log_sum_exp, const bf16* q_array, const bf16* k_array, const bf16* v_array,
-                    u64 q_stride, u64 kv_stride, const Sizes& sizes) {
-    constexpr u32 STEP = 64;
-    __shared__ Straight<STEP, WIDTH> k_rows;
-    __shared__ Turned<STEP, WIDTH> v_turned;
-    const u64 blocks = sizes.blocks();
-    // Blocks with the most keys come first.
-    const u64 start = (blocks - 1 - blockIdx.x % blocks) * SIDE, line = blockIdx.x / blocks;
-    const u64 sequence = line / sizes.heads, head = line % sizes.heads;
-    const Rows k = sizes.rows_of(k_array, kv_stride, sequence, sizes.kv_head(head));
-    const Rows v = sizes.rows_of(v_array, kv_stride, sequence, sizes.kv_head(head));
-    Left<WIDTH / 16> q;
-    q.load(sizes.rows_of(q_array, q_stride, sequence, head), start);
-    const float scale = sizes.scale * LOG2;
-    float largest[2] = {-infinity(), -infinity()}, sum[2] = {0.0f, 0.0f};
-    Sums<WIDTH / 8> sums;
+// ---- kernels ----
+
+/// Forward for a block of rows of queries.
+template <u32 WIDTH, u32 TILES, u32 STEP>
+INLINE void forward(bf16* out, float* log_sum_exp, const bf16* q_array, const bf16* k_array, const bf16* v_array, u32 q_stride,
+                    u32 kv_stride, const Sizes& sizes) {
+    constexpr u32 TILE_BYTES = STEP * pitch(WIDTH);
+    const Queries<TILES, STEP> block(sizes);
+    u8* memory = reinterpret_cast<u8*>(block_memory);
+    const u32 q_rows = (u32)__cvta_generic_to_shared(memory), k_rows = q_rows + block.ROWS * pitch(WIDTH);
+    const u32 v_rows = k_rows + STAGES * TILE_BYTES;
+    const auto q = sizes.rows<true>(q_array, q_stride, block.line);
+    const auto k = sizes.rows<false>(k_array, kv_stride, block.line), v = sizes.rows<false>(v_array, kv_stride, block.line);
+    q.template copy<WIDTH, block.ROWS>(q_rows, block.start);
+    k.template copy<WIDTH, STEP>(k_rows, 0);
+    v.template copy<WIDTH, STEP>(v_rows, 0);
+    finish_copies();
+    OwnRows<WIDTH, TILES, WIDTH <= 64> left;
+    left.begin(q_rows);
+    Softmax<TILES> softmax;
+    Sums<TILES, WIDTH / 8> sums;
     sums.clear();
-    for (u64 keys = 0; keys < sizes.keys_end(start); keys += STEP) {
-        __syncthreads();
-        k_rows.load(k, keys);
-        v_turned.load(v, keys);
-        __syncthreads();
-        Sums<STEP / 8> scores;
-        scores.clear();
-        scores.add(q, k_rows.at);
-#pragma unroll
-        for (u32 half = 0; half < 2; half++) {
-            const u64 query = own_row(start) + half * 8;
-            float most = largest[half];
-#pragma unroll
-            for (u32 n = 0; n < STEP / 8; n++) {
-#pragma unroll
-                for (u32 i = 0; i < 2; i++) {
-                    float& score = scores.at[n].at[half * 2 + i];
-                    const u64 key = keys + n * 8 + pair() * 2 + i;
-                    // Rows after the last one have any weights.
-                    score = key < sizes.time && (sizes.causal == 0 || key <= query) ? score * scale : -infinity();
-                    most = Largest()(most, score);
-                }
+    const auto sweep = [&](u32 from, u32 to, bool is_masked) __attribute__((always_inline)) {
+        for (u32 keys = from; keys < to; keys += STEP) {
+            const u32 stage = keys / STEP % STAGES * TILE_BYTES, other = TILE_BYTES - stage;
+            finish_copies();
+            if (keys + STEP < block.end) {
+                k.template copy<WIDTH, STEP>(k_rows + other, keys + STEP);
+                v.template copy<WIDTH, STEP>(v_rows + other, keys + STEP);
             }
-            most = row_reduce(most, Largest());
-            const float rescale = power_of_2(largest[half] - most);
-            largest[half] = most;
-            float of_row = 0.0f;
-#pragma unroll
-            for (u32 n = 0; n < STEP / 8; n++) {
-#pragma unroll
-                for (u32 i = 0; i < 2; i++) {
-                    float& score = scores.at[n].at[half * 2 + i];
-                    score = power_of_2(score - most);
-                    of_row += score;
-                }
+            if (is_masked && keys >= block.last) continue;
+            Sums<TILES, STEP / 8> scores;
+            scores.clear();
+            left.add_scores(scores, k_rows + stage);
+            if (is_masked) {
+                scores.each([&](float& score, u32 row, u32 column) {
+                    if (keys + lane_column(column) >= block.keys[row]) score = -infinity();
+                });
             }
-            sum[half] = fmaf(sum[half], rescale, row_reduce(of_row, Sum()));
-#pragma unroll
-            for (u32 n = 0; n < WIDTH / 8; n++) {
-                sums.at[n].at[half * 2] *= rescale;
-                sums.at[n].at[half * 2 + 1] *= rescale;
-            }
+            softmax.add(scores, sums, sizes.scale * LOG2);
+            Left<TILES, STEP / 16> weights;
+            weights.narrow(scores);
+            add_weighted<WIDTH>(sums, weights, v_rows + stage);
         }
-        sums.add(scores.narrowed(), v_turned.at);
-    }
+    };
+    sweep(0, block.whole, false);
+    sweep(block.whole, block.end, true);
+    const auto logs = sizes.numbers(log_sum_exp, block.line);
+    float factor[TILES * 2];
 #pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-        const u64 query = own_row(start) + half * 8;
-        if (query >= sizes.time) continue;
-        bf16* to = out + ((sequence * sizes.time + query) * sizes.heads + head) * sizes.width;
-        sums.write_row(to, half, 1.0f / sum[half], sizes.width);
-        if (pair() == 0) log_sum_exp[line * sizes.time + query] = fmaf(largest[half], LN2, logarithm(sum[half]));
+    for (u32 i = 0; i < TILES * 2; i++) {
+        const u32 row = block.own + lane_row(i);
+        const float total = row_reduce(softmax.sum[i], Sum());
+        factor[i] = 1.0f / total;
+        if (pair() == 0 && row < q.count) *logs.at(row) = fmaf(softmax.largest[i], LN2, logarithm(total));
     }
+    const auto to = sizes.rows<true>(out, sizes.heads * sizes.width, block.line);
+    to.template write<WIDTH>(block.start, sums, factor, memory);
 }
 
 /// The operands of backward.
-struct Inputs {
-    const bf16 *q, *k, *v, *dout;
-    const float *log_sum_exp, *delta;
-    u64 q_stride, kv_stride;
+struct Operands {
+    bf16 *dq, *dk, *dv;
+    float* delta;
+    const bf16 *q, *k, *v, *out, *dout;
+    const float* log_sum_exp;
+    u32 dq_stride, dkv_stride, q_stride, kv_stride;
 };
 
-/// The weight of a key for a query, from their score; `line` is the query's head.
-INLINE float weight_of(float score, u64 query, u64 key, u64 line, const Inputs& in, const Sizes& sizes) {
-    if (!sizes.attends(query, key)) return 0.0f;
-    return power_of_2((score * sizes.scale - in.log_sum_exp[line + query]) * LOG2);
-}
-
-constexpr u32 BACKWARD_STEP = 32;
-
-template <u32 WIDTH> INLINE void query_gradient(bf16* dq, u64 dq_stride, const Inputs& in, const Sizes& sizes) {
-    constexpr u32 STEP = BACKWARD_STEP;
-    __shared__ Straight<STEP, WIDTH> k_rows, v_rows;
-    __shared__ Turned<STEP, WIDTH> k_turned;
-    const u64 blocks = sizes.blocks(), time = sizes.time;
-    const u64 start = (blocks - 1 - blockIdx.x % blocks) * SIDE, head_line = blockIdx.x / blocks;
-    const u64 sequence = head_line / sizes.heads, head = head_line % sizes.heads, line = head_line * time;
-    const Rows k = sizes.rows_of(in.k, in.kv_stride, sequence, sizes.kv_head(head));
-    const Rows v = sizes.rows_of(in.v, in.kv_stride, sequence, sizes.kv_head(head));
-    Left<WIDTH / 16> q, dout;
-    q.load(sizes.rows_of(in.q, in.q_stride, sequence, head), start);
-    dout.load(sizes.rows_of(in.dout, sizes.heads * sizes.width, sequence, head), start);
-    Sums<WIDTH / 8> sums;
-    sums.clear();
-    for (u64 keys = 0; keys < sizes.keys_end(start); keys += STEP) {
-        __syncthreads();
-        k_rows.load(k, keys);
-        v_rows.load(v, keys);
-        k_turned.load(k, keys);
-        __syncthreads();
-        Sums<STEP / 8> scores, gradients;
-        scores.clear();
-        gradients.clear();
-        scores.add(q, k_rows.at);
-        gradients.add(dout, v_rows.at);
+/// dq for a block of rows of queries, and delta, the sums of dout · out over a row.
+template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void query_gradient(const Operands& in, const Sizes& sizes) {
+    constexpr u32 TILE_BYTES = STEP * pitch(WIDTH);
+    const Queries<TILES, STEP> block(sizes);
+    u8* memory = reinterpret_cast<u8*>(block_memory);
+    const u32 q_rows = (u32)__cvta_generic_to_shared(memory), dout_rows = q_rows + block.ROWS * pitch(WIDTH);
+    const u32 k_rows = dout_rows + block.ROWS * pitch(WIDTH), v_rows = k_rows + STAGES * TILE_BYTES;
+    const auto q = sizes.rows<true>(in.q, in.q_stride, block.line);
+    const auto dout = sizes.rows<true>(in.dout, sizes.heads * sizes.width, block.line);
+    const auto k = sizes.rows<false>(in.k, in.kv_stride, block.line), v = sizes.rows<false>(in.v, in.kv_stride, block.line);
+    const auto out = sizes.rows<true>(in.out, sizes.heads * sizes.width, block.line);
+    const auto logs = sizes.numbers(in.log_sum_exp, block.line);
+    q.template copy<WIDTH, block.ROWS>(q_rows, block.start);
+    dout.template copy<WIDTH, block.ROWS>(dout_rows, block.start);
+    k.template copy<WIDTH, STEP>(k_rows, 0);
+    v.template copy<WIDTH, STEP>(v_rows, 0);
+    finish_copies();
+    OwnRows<WIDTH, TILES, true> left, left_dout;
+    left.begin(q_rows), left_dout.begin(dout_rows);
+    float log[TILES * 2], delta[TILES * 2], factor[TILES * 2];
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            const u64 query = own_row(start) + i / 2 * 8;
-            const float delta = query < time ? in.delta[line + query] : 0.0f;
+    for (u32 i = 0; i < TILES * 2; i++) {
+        const u32 row = block.own + lane_row(i);
+        log[i] = row < q.count ? *logs.at(row) * LOG2 : 0.0f;
+        delta[i] = 0.0f, factor[i] = sizes.scale;
 #pragma unroll
-            for (u32 n = 0; n < STEP / 8; n++) {
-                const u64 key = keys + n * 8 + pair() * 2 + i % 2;
-                const float weight = weight_of(scores.at[n].at[i], query, key, line, in, sizes);
-                scores.at[n].at[i] = weight * (gradients.at[n].at[i] - delta);
-            }
+        for (u32 n = 0; n < WIDTH / 8; n++) {
+            const u32 column = lane_column(n * 2), gradients = left_dout.held.at[i / 2][n / 2][n % 2 * 2 + i % 2];
+            const bool inside = row < out.count && column < out.width;
+            const u32 outputs = inside ? *reinterpret_cast<const u32*>(out.at(row) + column) : 0;
+            delta[i] = fmaf(__uint_as_float(outputs << 16), __uint_as_float(gradients << 16), delta[i]);
+            delta[i] = fmaf(__uint_as_float(outputs & 0xffff0000u), __uint_as_float(gradients & 0xffff0000u), delta[i]);
         }
-        sums.add(scores.narrowed(), k_turned.at);
+        delta[i] = row_reduce(delta[i], Sum());
+        if (pair() == 0 && row < out.count) *sizes.numbers(in.delta, block.line).at(row) = delta[i];
     }
-#pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-        const u64 query = own_row(start) + half * 8;
-        bf16* to = dq + (sequence * time + query) * dq_stride + head * sizes.width;
-        if (query < time) sums.write_row(to, half, sizes.scale, sizes.width);
-    }
-}
-
-/// dv if VALUES, else dk: sums over the heads of q that share the head, and in each over its
-/// queries, in order. Scores are turned: keys are rows.
-template <u32 WIDTH, bool VALUES>
-INLINE void key_gradient(bf16* gradient, u64 gradient_stride, const Inputs& in, const Sizes& sizes) {
-    constexpr u32 STEP = BACKWARD_STEP;
-    __shared__ Straight<STEP, WIDTH> q_rows, dout_rows;
-    __shared__ Turned<STEP, WIDTH> turned;
-    const u64 blocks = sizes.blocks(), time = sizes.time, group_size = sizes.heads / sizes.kv_heads;
-    const u64 keys = blockIdx.x % blocks * SIDE, kv_line = blockIdx.x / blocks;
-    const u64 sequence = kv_line / sizes.kv_heads, kv_head = kv_line % sizes.kv_heads;
-    Left<WIDTH / 16> k, v;
-    k.load(sizes.rows_of(in.k, in.kv_stride, sequence, kv_head), keys);
-    if (!VALUES) v.load(sizes.rows_of(in.v, in.kv_stride, sequence, kv_head), keys);
-    Sums<WIDTH / 8> sums;
+    Sums<TILES, WIDTH / 8> sums;
     sums.clear();
-    for (u64 head = kv_head * group_size; head < (kv_head + 1) * group_size; head++) {
-        const u64 line = (sequence * sizes.heads + head) * time;
-        const Rows q = sizes.rows_of(in.q, in.q_stride, sequence, head);
-        const Rows dout = sizes.rows_of(in.dout, sizes.heads * sizes.width, sequence, head);
-        for (u64 start = sizes.causal != 0 ? keys : 0; start < time; start += STEP) {
-            __syncthreads();
-            q_rows.load(q, start);
-            if (!VALUES) dout_rows.load(dout, start);
-            turned.load(VALUES ? dout : q, start);
-            __syncthreads();
-            Sums<STEP / 8> scores, gradients;
+    const auto sweep = [&](u32 from, u32 to, bool is_masked) __attribute__((always_inline)) {
+        for (u32 keys = from; keys < to; keys += STEP) {
+            const u32 stage = keys / STEP % STAGES * TILE_BYTES, other = TILE_BYTES - stage;
+            finish_copies();
+            if (keys + STEP < block.end) {
+                k.template copy<WIDTH, STEP>(k_rows + other, keys + STEP);
+                v.template copy<WIDTH, STEP>(v_rows + other, keys + STEP);
+            }
+            if (is_masked && keys >= block.last) continue;
+            Sums<TILES, STEP / 8> scores, gradients;
             scores.clear();
-            scores.add(k, q_rows.at);
-            if (!VALUES) {
-                gradients.clear();
-                gradients.add(v, dout_rows.at);
-            }
-#pragma unroll
-            for (u32 n = 0; n < STEP / 8; n++) {
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) {
-                    const u64 query = start + n * 8 + pair() * 2 + i % 2, key = own_row(keys) + i / 2 * 8;
-                    float& score = scores.at[n].at[i];
-                    score = weight_of(score, query, key, line, in, sizes);
-                    if (!VALUES && query < time) score *= gradients.at[n].at[i] - in.delta[line + query];
-                }
-            }
-            sums.add(scores.narrowed(), turned.at);
+            left.add_scores(scores, k_rows + stage);
+            gradients.each([&](float& gradient, u32 row, u32) { gradient = -delta[row]; });
+            left_dout.add_scores(gradients, v_rows + stage);
+            scores.each([&](float& score, u32 row, u32 column) {
+                score = power_of_2(fmaf(score, sizes.scale * LOG2, -log[row]));
+                if (is_masked && keys + lane_column(column) >= block.keys[row]) score = 0.0f;
+                score *= gradients.at[row / 2][column / 2][row % 2 * 2 + column % 2];
+            });
+            Left<TILES, STEP / 16> weights;
+            weights.narrow(scores);
+            add_weighted<WIDTH>(sums, weights, k_rows + stage);
         }
-    }
-#pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-        const u64 key = own_row(keys) + half * 8;
-        bf16* to = gradient + (sequence * time + key) * gradient_stride + kv_head * sizes.width;
-        if (key < time) sums.write_row(to, half, VALUES ? 1.0f : sizes.scale, sizes.width);
-    }
+    };
+    sweep(0, block.whole, false);
+    sweep(block.whole, block.end, true);
+    sizes.rows<true>(in.dq, in.dq_stride, block.line).template write<WIDTH>(block.start, sums, factor, memory);
 }
 
-/// Kernels for heads of at most WIDTH columns. A multiprocessor holds BLOCKS blocks of threads;
-/// without that number the compiler makes room for more of them and spills.
-#define ATTENTION(WIDTH, BLOCKS)                                                                                       \
-    KERNEL(THREADS COMMA BLOCKS)                                                                                       \
+/// dk and dv for a block of keys: sums over the rows of queries, in their order. Scores are turned:
+/// keys are rows.
+template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void key_gradients(const Operands& in, const Sizes& sizes) {
+    constexpr u32 ROWS = WARPS * TILES * 16, TILE_BYTES = STEP * pitch(WIDTH);
+    const u32 blocks = (sizes.time + ROWS - 1) / ROWS, line = blockIdx.x / blocks, start = blockIdx.x % blocks * ROWS;
+    u8* memory = reinterpret_cast<u8*>(block_memory);
+    const u32 k_rows = (u32)__cvta_generic_to_shared(memory), v_rows = k_rows + ROWS * pitch(WIDTH);
+    const u32 q_rows = v_rows + ROWS * pitch(WIDTH), dout_rows = q_rows + STAGES * TILE_BYTES;
+    // Of each tile STEP logarithms, then STEP sums; a thread copies one of these numbers.
+    float* numbers = reinterpret_cast<float*>(memory + 2 * ROWS * pitch(WIDTH) + 2 * STAGES * TILE_BYTES);
+    const auto q = sizes.rows<true>(in.q, in.q_stride, line);
+    const auto dout = sizes.rows<true>(in.dout, sizes.heads * sizes.width, line);
+    const auto number = sizes.numbers<const float>(threadIdx.x < STEP ? in.log_sum_exp : in.delta, line);
+    const auto copy = [&](u32 stage, u32 row) {
+        q.template copy<WIDTH, STEP>(q_rows + stage * TILE_BYTES, row);
+        dout.template copy<WIDTH, STEP>(dout_rows + stage * TILE_BYTES, row);
+        row += threadIdx.x % STEP;
+        const u32 to = (u32)__cvta_generic_to_shared(numbers + stage * 2 * STEP + threadIdx.x);
+        if (threadIdx.x < 2 * STEP) start_copy<4>(to, number.at(row), row < q.count);
+    };
+    // Rows before the first attend to none of these keys, and from `whole` on to all.
+    const u32 first = sizes.is_causal ? start * sizes.sharing : 0, masked = ((ROWS - 1) * sizes.sharing + STEP - 1) / STEP * STEP;
+    const u32 whole = sizes.is_causal ? min(first + masked, q.count) : 0, own = start + warp_row<TILES>();
+    sizes.rows<false>(in.k, in.kv_stride, line).template copy<WIDTH, ROWS>(k_rows, start);
+    sizes.rows<false>(in.v, in.kv_stride, line).template copy<WIDTH, ROWS>(v_rows, start);
+    copy(0, first);
+    OwnRows<WIDTH, TILES, false> left_k, left_v;
+    left_k.begin(k_rows), left_v.begin(v_rows);
+    Sums<TILES, WIDTH / 8> dk_sums, dv_sums;
+    dk_sums.clear(), dv_sums.clear();
+    const auto sweep = [&](u32 from, u32 to, bool is_masked) __attribute__((always_inline)) {
+        for (u32 row = from; row < to; row += STEP) {
+            const u32 stage = (row - first) / STEP % STAGES, tile = stage * TILE_BYTES;
+            finish_copies();
+            if (row + STEP < q.count) copy(1 - stage, row + STEP);
+            if (is_masked && row + STEP <= own * sizes.sharing) continue;
+            const float* logs = numbers + stage * 2 * STEP;
+            Sums<TILES, STEP / 8> scores, gradients;
+            scores.clear();
+            left_k.add_scores(scores, q_rows + tile);
+            scores.each([&](float& score, u32 key, u32 column) {
+                const u32 query = row + lane_column(column);
+                score = power_of_2(fmaf(score, sizes.scale * LOG2, logs[lane_column(column)] * -LOG2));
+                if (is_masked && query < (own + lane_row(key)) * sizes.sharing) score = 0.0f;
+            });
+            Left<TILES, STEP / 16> weights;
+            weights.narrow(scores);
+            add_weighted<WIDTH>(dv_sums, weights, dout_rows + tile);
+            gradients.each([&](float& gradient, u32, u32 column) { gradient = -logs[STEP + lane_column(column)]; });
+            left_v.add_scores(gradients, dout_rows + tile);
+            gradients.each([&](float& gradient, u32 key, u32 column) {
+                gradient *= scores.at[key / 2][column / 2][key % 2 * 2 + column % 2];
+            });
+            weights.narrow(gradients);
+            add_weighted<WIDTH>(dk_sums, weights, q_rows + tile);
+        }
+    };
+    sweep(first, whole, true);
+    sweep(whole, q.count, false);
+    float one[TILES * 2], factor[TILES * 2];
+#pragma unroll
+    for (u32 row = 0; row < TILES * 2; row++) one[row] = 1.0f, factor[row] = sizes.scale;
+    sizes.rows<false>(in.dk, in.dkv_stride, line).template write<WIDTH>(start, dk_sums, factor, memory);
+    sizes.rows<false>(in.dv, in.dkv_stride, line).template write<WIDTH>(start, dv_sums, one, memory);
+}
+
+/// Kernels for heads of at most WIDTH columns. A warp keeps two tiles of 16 rows in forward, where
+/// a tile of keys has STEP, and TILES in backward: with two, what it reads from shared memory is
+/// used twice, but registers do not suffice where both gradients of 128 columns are summed. A
+/// multiprocessor holds two blocks, which leaves 255 registers to a thread.
+#define ATTENTION(WIDTH, STEP, TILES)                                                                                  \
+    KERNEL(THREADS COMMA 2)                                                                                            \
     attention_tensor_##WIDTH##_bf16(bf16* out, float* log_sum_exp, const bf16* q, const bf16* k, const bf16* v,        \
-                                    u64 q_stride, u64 kv_stride, u64 time, u64 heads, u64 kv_heads, u64 width,         \
+                                    u32 q_stride, u32 kv_stride, u32 time, u32 heads, u32 kv_heads, u32 width,         \
                                     u32 causal, float scale) {                                                         \
-        const Sizes sizes{time, heads, kv_heads, (u32)width, causal, scale};                                           \
-        forward<WIDTH>(out, log_sum_exp, q, k, v, q_stride, kv_stride, sizes);                                         \
+        forward<WIDTH, 2, STEP>(out, log_sum_exp, q, k, v, q_stride, kv_stride, SIZES);                                \
     }                                                                                                                  \
-    GRADIENT(BLOCKS, attention_tensor_dq_##WIDTH, query_gradient<WIDTH>)                                                       \
-    GRADIENT(BLOCKS, attention_tensor_dk_##WIDTH, key_gradient<WIDTH COMMA false>)                                             \
-    GRADIENT(BLOCKS, attention_tensor_dv_##WIDTH, key_gradient<WIDTH COMMA true>)
+    GRADIENT(attention_tensor_dq_##WIDTH, query_gradient<WIDTH COMMA TILES COMMA BACKWARD_STEP>)                       \
+    GRADIENT(attention_tensor_dkv_##WIDTH, key_gradients<WIDTH COMMA TILES COMMA BACKWARD_STEP>)
 #define COMMA ,
-#define GRADIENT(BLOCKS, NAME, FUNCTION)                                                                               \
-    KERNEL(THREADS COMMA BLOCKS)                                                                                       \
-    NAME##_bf16(bf16* gradient, u64 gradient_stride, const bf16* q, const bf16* k, const bf16* v, const bf16* dout,    \
-                const float* log_sum_exp, const float* delta, u64 q_stride, u64 kv_stride, u64 time, u64 heads,        \
-                u64 kv_heads, u64 width, u32 causal, float scale) {                                                    \
-        const Sizes sizes{time, heads, kv_heads, (u32)width, causal, scale};                                           \
-        const Inputs in{q, k, v, dout, log_sum_exp, delta, q_stride, kv_stride};                                       \
-        FUNCTION(gradient, gradient_stride, in, sizes);                                                                \
+#define SIZES Sizes{time, heads, kv_heads, width, scale, causal != 0, heads / kv_heads, 0x7fffffffu / (heads / kv_heads) + 1}
+#define GRADIENT(NAME, FUNCTION)                                                                                       \
+    KERNEL(THREADS COMMA 2)                                                                                            \
+    NAME##_bf16(bf16* dq, bf16* dk, bf16* dv, float* delta, u32 dq_stride, u32 dkv_stride, const bf16* q,              \
+                const bf16* k, const bf16* v, const bf16* out, const bf16* dout, const float* log_sum_exp,             \
+                u32 q_stride, u32 kv_stride, u32 time, u32 heads, u32 kv_heads, u32 width, u32 causal, float scale) {  \
+        FUNCTION(Operands{dq, dk, dv, delta, q, k, v, out, dout, log_sum_exp, dq_stride, dkv_stride, q_stride,         \
+                          kv_stride}, SIZES);                                                                          \
     }
-ATTENTION(64, 3)
-ATTENTION(128, 2)
+ATTENTION(64, 64, 2)
+ATTENTION(128, 32, 1)
+#endif

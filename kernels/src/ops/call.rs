@@ -17,12 +17,11 @@
 //! })
 //! ```
 
-use std::panic::Location;
 use std::sync::Arc;
 
 use crate::cuda::nodes::{self, Notes};
 use crate::cuda::queue::Queue;
-use crate::error::{Error, Line, Result, Site};
+use crate::error::{Caller, Error, Line, Result};
 use crate::launch::{Argument, Launcher};
 use crate::storage::Borrow;
 use crate::stream::Stream;
@@ -101,8 +100,7 @@ struct Operand<'a> {
 
 /// An operation being called, with its operands where the caller has them.
 pub(crate) struct Call<'a> {
-    pub(crate) op: &'static str,
-    pub(crate) at: Site,
+    pub(crate) by: Caller,
     operands: [Option<Operand<'a>>; OPERANDS_MAX],
     count: usize,
 }
@@ -110,9 +108,13 @@ pub(crate) struct Call<'a> {
 impl<'a> Call<'a> {
     #[track_caller]
     pub(crate) fn new(op: &'static str) -> Call<'a> {
+        Call::by(Caller::new(op))
+    }
+
+    /// The operation that `by` asked for.
+    pub(crate) fn by(by: Caller) -> Call<'a> {
         Call {
-            op,
-            at: Location::caller(),
+            by,
             operands: [None; OPERANDS_MAX],
             count: 0,
         }
@@ -202,7 +204,7 @@ impl<'a> Call<'a> {
     ) -> Error {
         let operand = self.operand(slot);
         let operand = operand.tensor.as_operand(operand.role);
-        Error::operand(self.op, operand, expected, help, self.at)
+        self.by.operand(operand, expected, help)
     }
 
     /// An error about a number or an element.
@@ -212,7 +214,7 @@ impl<'a> Call<'a> {
         expected: impl std::fmt::Display,
         got: impl std::fmt::Display,
     ) -> Error {
-        Error::value_at(self.op, what, expected, got, self.at)
+        self.by.value(what, expected, got)
     }
 
     /// The operand has exactly these dimensions. `meaning` explains them, for example
@@ -348,7 +350,7 @@ impl<'a> Call<'a> {
         for (entry, operand) in roles.iter_mut().zip(self.all()) {
             *entry = (operand.role, operand.tensor);
         }
-        let device = transfer::meeting_place(self.op, &roles[..self.count], self.at)?;
+        let device = transfer::meeting_place(&roles[..self.count], self.by)?;
         let dtype = self.tensor(math).dtype();
         if !versions.on(device).contains(&dtype) {
             return Err(self.no_version(math, device, versions));
@@ -361,9 +363,7 @@ impl<'a> Call<'a> {
         }
         let queue = match device {
             Device::Cpu => None,
-            _ => Stream::current_at(device, self.op, self.at)?
-                .queue()
-                .cloned(),
+            _ => Stream::current_at(device, self.by)?.queue().cloned(),
         };
         Ok(Placed {
             call: self,
@@ -390,7 +390,7 @@ impl<'a> Call<'a> {
                         let (writer, reader) = if a.writes { (a, b) } else { (b, a) };
                         let [first, second] =
                             [writer, reader].map(|it| it.tensor.as_operand(it.role));
-                        return Err(Error::overlap(self.op, first, second, self.at));
+                        return Err(self.by.overlap(first, second));
                     }
                 };
                 if let Some(operand) = &mut self.operands[usize::from(slot.0)] {
@@ -415,7 +415,7 @@ impl<'a> Call<'a> {
         }
         let entered = operand
             .tensor
-            .enter(operand.role, operand.writes, self.op, self.at)?;
+            .enter(operand.role, operand.writes, self.by)?;
         // Elements in two roles are copied once.
         let brought = others.iter().zip(self.all()).find_map(|(other, role)| {
             let same = other.is_some() && role.tensor.is_same_memory(operand.tensor);
@@ -426,21 +426,16 @@ impl<'a> Call<'a> {
         });
         let copy = match brought {
             Some(copy) => copy,
-            None => transfer::cross_entered(
-                operand.tensor,
-                &entered,
-                device,
-                self.op,
-                Asked::ByPolicy,
-                self.at,
-            )?,
+            None => {
+                transfer::cross_entered(operand.tensor, &entered, device, Asked::ByPolicy, self.by)?
+            }
         };
         Ok(Some(Moved { copy, entered }))
     }
 
     fn no_version(&self, math: Slot, device: Device, versions: &'static Versions) -> Error {
         let Operand { role, tensor, .. } = self.operand(math);
-        let (op, dtype, line) = (self.op, tensor.dtype(), Line(self.at));
+        let (op, dtype, line) = (self.by.op, tensor.dtype(), Line(self.by.at));
         let names = |dtypes: &[DType]| {
             let names: Vec<&str> = dtypes.iter().map(|dtype| dtype.name()).collect();
             names.join(", ")
@@ -491,12 +486,8 @@ impl Placed<'_> {
 
     /// Launches kernels, if the operands are on a GPU.
     pub(crate) fn launcher(&self) -> Option<Launcher> {
-        self.queue.as_ref().map(|queue| Launcher {
-            gpu: queue.gpu,
-            queue: queue.clone(),
-            op: self.call.op,
-            at: self.call.at,
-        })
+        let queue = self.queue.clone()?;
+        Some(Launcher::new(queue, self.call.by))
     }
 
     /// Enters the memory of these operands.
@@ -539,11 +530,11 @@ impl Placed<'_> {
         writes: bool,
         in_place: bool,
     ) -> Result<Buffer<'b>> {
-        let (op, at) = (self.call.op, self.call.at);
+        let by = self.call.by;
         let borrow = match &self.queue {
             _ if in_place => None,
-            None => Some(tensor.enter(role, writes, op, at)?),
-            Some(queue) => Some(tensor.enter_for(role, writes, queue, op, at)?),
+            None => Some(tensor.enter(role, writes, by)?),
+            Some(queue) => Some(tensor.enter_for(role, writes, queue, by)?),
         };
         Ok(Buffer {
             borrow,
@@ -556,8 +547,8 @@ impl Placed<'_> {
     fn finish(self) -> Result<()> {
         for (operand, moved) in self.call.all().zip(self.moved) {
             if let (true, Some(mut moved)) = (operand.writes, moved) {
-                let (op, at) = (self.call.op, self.call.at);
-                transfer::bring_back(operand.tensor, &mut moved.entered, &moved.copy, op, at)?;
+                let by = self.call.by;
+                transfer::bring_back(operand.tensor, &mut moved.entered, &moved.copy, by)?;
             }
         }
         Ok(())

@@ -81,7 +81,7 @@ pub(super) fn copy_on(gpu: &Launcher, out: &Buffer<'_>, x: &Buffer<'_>) -> Resul
     // SAFETY: both operands are entered, are memory of this device and of this size, and do not
     // overlap: `place` refuses that, except for operands that are in place.
     let copied = unsafe { copies::within(&gpu.queue, target, source, x.bytes()) };
-    copied.map_err(|fault| fault.of(gpu.op, gpu.queue.gpu.device(), gpu.at))
+    copied.map_err(|fault| fault.of(gpu.by, gpu.queue.gpu.device()))
 }
 
 fn run<From: Convert<To>, To: Element>(out: &mut Buffer<'_>, x: &Buffer<'_>) {

@@ -11,10 +11,9 @@
 //! captured.
 
 use std::ops::Range;
-use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::error::{Error, Result, Site};
+use crate::error::{Caller, Error, Result};
 use crate::launch::{Argument, Grid, Launcher, PARAMETERS_MAX, Source};
 use crate::ops::call::{Call, Slot};
 use crate::threads::Shares;
@@ -186,10 +185,10 @@ impl ChunkTable {
         // A single chunk is passed in the parameters, without a table.
         let (table, chunk) = match self.chunks[..] {
             [chunk] => (None, Some(chunk)),
-            _ => (Some(self.copy_to(gpu.gpu.device(), gpu.op, gpu.at)?), None),
+            _ => (Some(self.copy_to(gpu.gpu.device(), gpu.by)?), None),
         };
         let entered = match &table {
-            Some(table) => Some(table.enter_for("chunks", false, &gpu.queue, gpu.op, gpu.at)?),
+            Some(table) => Some(table.enter_for("chunks", false, &gpu.queue, gpu.by)?),
             None => None,
         };
         let chunks = u32::try_from(self.chunks.len()).expect("a table of fewer than 2³² chunks");
@@ -210,12 +209,12 @@ impl ChunkTable {
     #[track_caller]
     pub fn bring_to(&self, device: Device) -> Result<()> {
         if device.is_accelerator() && self.chunks.len() > 1 {
-            self.copy_to(device, "chunk table", Location::caller())?;
+            self.copy_to(device, Caller::new("chunk table"))?;
         }
         Ok(())
     }
 
-    fn copy_to(&self, device: Device, op: &'static str, at: Site) -> Result<Tensor> {
+    fn copy_to(&self, device: Device, by: Caller) -> Result<Tensor> {
         let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(copy) = copies.iter().find(|copy| copy.device() == device) {
             return Ok(copy.clone());
@@ -229,7 +228,7 @@ impl ChunkTable {
         let here =
             Tensor::from_slice(&words, &[3, self.chunks.len()], Device::Cpu)?.named("chunk table");
         let copy = transfer::announced("the chunk table, once a device", || {
-            transfer::cross(&here, device, op, Asked::Explicitly, at)
+            transfer::cross(&here, device, Asked::Explicitly, by)
         })?;
         // Other streams may read it too: their first use waits for this stream (`memory/gpu.rs`).
         copies.push(copy.clone());

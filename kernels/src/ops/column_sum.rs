@@ -31,7 +31,7 @@ pub fn column_sum_into(out: &Tensor, x: &Tensor, accumulate: bool) -> Result<()>
             return gpu::sum_rows(&launcher, &out, &x, [rows, columns], accumulate);
         }
         with_float!(placed.dtype, T => {
-            add_rows(out.elements_mut::<T>(), x.elements(), accumulate)
+            add_rows(out.elements_mut::<T>(), x.elements(), gpu::ROW_BLOCK, accumulate)
         });
         Ok(())
     })

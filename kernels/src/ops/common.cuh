@@ -197,6 +197,30 @@ template <class P, class T> INLINE void store_pack(T* array, u64 index, P pack) 
     reinterpret_cast<typename P::Whole*>(array)[index] = pack.whole;
 }
 
+/// Two numbers as bf16 in one word, the first in its low half, each rounded once.
+INLINE u32 narrow_pair(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+    u32 word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+#else
+    return (u32)narrow<bf16>(low).bits | (u32)narrow<bf16>(high).bits << 16;
+#endif
+}
+
+/// These numbers as a pack, each rounded once.
+template <class T, int N> INLINE Pack<T, N> narrow_pack(const float (&x)[N]) {
+    Pack<T, N> pack;
+    if constexpr (sizeof(T) == 2 && N == 8) {
+        pack.whole = make_uint4(narrow_pair(x[0], x[1]), narrow_pair(x[2], x[3]), narrow_pair(x[4], x[5]),
+                                narrow_pair(x[6], x[7]));
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) pack.values[i] = narrow<T>(x[i]);
+    }
+    return pack;
+}
+
 /// Stores a pack of f32 as bf16.
 INLINE void store_rounded(bf16* array, u64 index, const Pack<float>& pack) {
     constexpr int COUNT = Pack<float>::COUNT;
@@ -216,28 +240,6 @@ template <int BYTES = 16, class... Pointers> INLINE bool aligned(Pointers... poi
 /// Packs that a thread loads before it stores the first, to keep the memory busy.
 constexpr int PACKS_IN_FLIGHT = 2;
 
-/// out[i] = f(x[i]) in f32, rounded once; x may be out.
-template <class T, class F> INLINE void map(T* out, const T* x, u64 count, F f) {
-    typedef Pack<T> P;
-    const u64 packs = aligned(out, x) ? count / P::COUNT : 0;
-    const u64 stride = grid_threads();
-    for (u64 first = first_index(); first < packs; first += PACKS_IN_FLIGHT * stride) {
-        P pack[PACKS_IN_FLIGHT];
-#pragma unroll
-        for (int k = 0; k < PACKS_IN_FLIGHT; k++) {
-            if (first + k * stride < packs) pack[k] = load_pack<P>(x, first + k * stride);
-        }
-#pragma unroll
-        for (int k = 0; k < PACKS_IN_FLIGHT; k++) {
-            if (first + k * stride >= packs) break;
-#pragma unroll
-            for (int i = 0; i < P::COUNT; i++) pack[k].values[i] = narrow<T>(f(wide(pack[k].values[i])));
-            store_pack(out, first + k * stride, pack[k]);
-        }
-    }
-    for (u64 i = packs * P::COUNT + first_index(); i < count; i += stride) out[i] = narrow<T>(f(wide(x[i])));
-}
-
 /// out[i] = f(a[i], b[i]) in f32, rounded once; a, b or both may be out.
 template <class T, class F> INLINE void map(T* out, const T* a, const T* b, u64 count, F f) {
     typedef Pack<T> P;
@@ -254,16 +256,20 @@ template <class T, class F> INLINE void map(T* out, const T* a, const T* b, u64 
 #pragma unroll
         for (int k = 0; k < PACKS_IN_FLIGHT; k++) {
             if (first + k * stride >= packs) break;
+            float result[P::COUNT];
 #pragma unroll
-            for (int i = 0; i < P::COUNT; i++) {
-                left[k].values[i] = narrow<T>(f(wide(left[k].values[i]), wide(right[k].values[i])));
-            }
-            store_pack(out, first + k * stride, left[k]);
+            for (int i = 0; i < P::COUNT; i++) result[i] = f(wide(left[k].values[i]), wide(right[k].values[i]));
+            store_pack(out, first + k * stride, narrow_pack<T>(result));
         }
     }
     for (u64 i = packs * P::COUNT + first_index(); i < count; i += stride) {
         out[i] = narrow<T>(f(wide(a[i]), wide(b[i])));
     }
+}
+
+/// out[i] = f(x[i]) in f32, rounded once; x may be out.
+template <class T, class F> INLINE void map(T* out, const T* x, u64 count, F f) {
+    map(out, x, x, count, [=](float x, float) { return f(x); });
 }
 
 /// f(i, its row, its column) for each element i of a row-major matrix.
@@ -323,6 +329,7 @@ template <class T, class F> INLINE T block_reduce(T x, T identity, F f) {
     __shared__ T partials[WARP];
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     x = warp_reduce(x, f);
+    if (blockDim.x == WARP) return x;
     if (lane == 0) partials[warp] = x;
     __syncthreads();
     x = warp_reduce(lane < blockDim.x / WARP ? partials[lane] : identity, f);
@@ -548,6 +555,13 @@ INLINE float logarithm(float x) {
     const float finite = fmaf(exponent, LN_2, fmaf(tail, f2, f));
     const float special = x <= 0.0f ? (x == 0.0f ? -infinity() : nan_f32()) : x;
     return x > 0.0f && x < infinity() ? finite : special;
+}
+
+/// 2ˣ within 2 ulp, for results that are rounded to bf16; 0 where it is subnormal.
+INLINE float exp2_of(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
 }
 
 INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }

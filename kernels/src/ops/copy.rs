@@ -1,10 +1,8 @@
 //! Copies of tensors: `to`, `to_dtype`, `copy_from`, `to_vec`, `item`. Every transfer goes through
 //! `transfer.rs`.
 
-use std::panic::Location;
-
 use super::cast::cast;
-use crate::error::{Result, Site};
+use crate::error::{Caller, Result};
 use crate::transfer::{self, Asked};
 use crate::{DType, Device, Element, Tensor};
 
@@ -40,19 +38,19 @@ impl Tensor {
     #[track_caller]
     pub fn to(&self, destination: impl Into<Destination>) -> Result<Tensor> {
         let Destination { device, dtype } = destination.into();
-        let (dtype, at) = (dtype.unwrap_or(self.dtype()), Location::caller());
+        let (dtype, by) = (dtype.unwrap_or(self.dtype()), Caller::new("to"));
         if dtype.bytes() < self.dtype().bytes() {
-            self.to_dtype(dtype)?.to_at(device, "to", at)
+            self.to_dtype(dtype)?.to_at(device, by)
         } else {
-            self.to_at(device, "to", at)?.to_dtype(dtype)
+            self.to_at(device, by)?.to_dtype(dtype)
         }
     }
 
-    pub(crate) fn to_at(&self, device: Device, op: &'static str, at: Site) -> Result<Tensor> {
+    pub(crate) fn to_at(&self, device: Device, by: Caller) -> Result<Tensor> {
         if self.device() == device {
             return Ok(self.clone());
         }
-        transfer::cross(self, device, op, Asked::Explicitly, at)
+        transfer::cross(self, device, Asked::Explicitly, by)
     }
 
     /// This tensor in `dtype`: itself if it has that dtype, else a copy on the same device. Floats
@@ -68,18 +66,18 @@ impl Tensor {
     /// Copies the elements of `source` into this tensor: same dtype and shape, any two devices.
     #[track_caller]
     pub fn copy_from(&self, source: &Tensor) -> Result<()> {
-        let at = Location::caller();
-        self.check_copy_from(source, "copy_from", at)?;
-        transfer::copy_into(self, source, "copy_from", at)
+        let by = Caller::new("copy_from");
+        self.check_copy_from(source, by)?;
+        transfer::copy_into(self, source, by)
     }
 
     /// The elements in order, as a vector of the Rust type of the tensor's dtype.
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        let at = Location::caller();
-        self.check_element::<T>("to_vec", at)?;
-        let here = transfer::on_host(self, "to_vec", at)?.contiguous_at("to_vec", at)?;
-        let borrow = here.enter("x", false, "to_vec", at)?;
+        let by = Caller::new("to_vec");
+        self.check_element::<T>(by)?;
+        let here = transfer::on_host(self, by)?.contiguous_at(by)?;
+        let borrow = here.enter("x", false, by)?;
         Ok(borrow.elements::<T>().to_vec())
     }
 
@@ -87,11 +85,11 @@ impl Tensor {
     /// an inner loop. The ledger counts every call with its line.
     #[track_caller]
     pub fn item(&self) -> Result<f64> {
-        let at = Location::caller();
+        let by = Caller::new("item");
         if self.count() != 1 {
             let help = "reduce it first (ops::sum, ops::mean), or read all of it with to_vec";
             return Err(self.misfit("item", "exactly one element", help));
         }
-        transfer::scalar(self, at)
+        transfer::scalar(self, by)
     }
 }

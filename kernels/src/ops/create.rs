@@ -2,14 +2,12 @@
 //! inherits it and the dtype from a tensor (`zeros_like`, `new_zeros` …). There is no default
 //! device.
 
-use std::panic::Location;
-
 use super::exact::exact;
 use super::fill::{arange_new, fill_new};
 use super::random::{Distribution, draw_new};
 use crate::dtype::with_element;
-use crate::error::{Error, Result, Site, TensorInfo};
-use crate::random::{Draw, Random};
+use crate::error::{Caller, Result, TensorInfo};
+use crate::random::Random;
 use crate::storage::Origin;
 use crate::transfer::{self, Asked};
 use crate::{DType, Device, Element, Shape, Tensor};
@@ -17,38 +15,60 @@ use crate::{DType, Device, Element, Shape, Tensor};
 /// Makes a tensor: `fill` writes its elements on the CPU, `launch` runs kernels that make the same
 /// bits on a GPU.
 fn made<T: Element>(
-    op: &'static str,
+    by: Caller,
     shape: &[usize],
     device: Device,
-    at: Site,
     fill: impl FnOnce(&mut [T]),
     launch: impl FnOnce(&Tensor) -> Result<()>,
 ) -> Result<Tensor> {
-    let shape = Shape::checked(op, shape, at)?;
-    let tensor = Tensor::allocate(shape, T::DTYPE, device, Origin::Computed, op, at)?;
+    let shape = Shape::checked(shape, by)?;
+    let tensor = Tensor::allocate(shape, T::DTYPE, device, Origin::Computed, by)?;
     if device == Device::Cpu {
-        fill(tensor.borrow("tensor", true, op, at)?.elements_mut::<T>());
+        fill(tensor.borrow("tensor", true, by)?.elements_mut::<T>());
     } else {
         launch(&tensor)?;
     }
     Ok(tensor)
 }
 
-/// Makes a random tensor. A failure uses up no numbers.
-fn random_tensor<T: Element>(
-    op: &'static str,
+/// All `value`, which an integer dtype must be able to hold.
+fn full(by: Caller, shape: &[usize], value: f64, dtype: DType, device: Device) -> Result<Tensor> {
+    with_element!(dtype, T => {
+        let rounded = exact::<T>(value, by)?;
+        let fill = |elements: &mut [T]| elements.fill(rounded);
+        made::<T>(by, shape, device, fill, |tensor| fill_new(tensor, value, by))
+    })
+}
+
+/// A random tensor. A failure uses up no numbers.
+fn drawn(
+    by: Caller,
+    distribution: Distribution,
     shape: &[usize],
+    dtype: DType,
     device: Device,
     random: &mut Random,
-    distribution: Distribution,
-    at: Site,
-    fill: impl FnOnce(Draw, &mut [T]),
 ) -> Result<Tensor> {
+    let (fits, expected) = match distribution {
+        Distribution::Below(_) => (!dtype.is_float(), "u8, i32 or i64"),
+        _ => (
+            dtype.is_float() && dtype != DType::F16,
+            "f32, bf16 or f64 (use randint for integers)",
+        ),
+    };
+    if !fits {
+        return Err(by.value("dtype", expected, dtype));
+    }
     let mut after = random.clone();
     let draw = after.next_draw();
-    let launch = |tensor: &Tensor| draw_new(tensor, draw, distribution, op, at);
-    let fill = |elements: &mut [T]| fill(draw, elements);
-    let tensor = made::<T>(op, shape, device, at, fill, launch)?;
+    let launch = |tensor: &Tensor| draw_new(tensor, draw, distribution, by);
+    let tensor = with_element!(dtype, T => {
+        let fill = |elements: &mut [T]| match distribution {
+            Distribution::Below(bound) => draw.fill_below(bound, elements),
+            of => draw.fill(of == Distribution::Normal, elements),
+        };
+        made::<T>(by, shape, device, fill, launch)
+    })?;
     *random = after;
     Ok(tensor)
 }
@@ -57,13 +77,13 @@ impl Tensor {
     /// All zeros.
     #[track_caller]
     pub fn zeros(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
-        let at = Location::caller();
-        let shape = Shape::checked("zeros", shape, at)?;
-        let tensor = Tensor::allocate(shape, dtype, device, Origin::Computed, "zeros", at)?;
+        let by = Caller::new("zeros");
+        let shape = Shape::checked(shape, by)?;
+        let tensor = Tensor::allocate(shape, dtype, device, Origin::Computed, by)?;
         if device.is_accelerator() {
-            fill_new(&tensor, 0.0, "zeros", at)?;
+            fill_new(&tensor, 0.0, by)?;
         } else {
-            tensor.clear("zeros", at)?;
+            tensor.clear(by)?;
         }
         Ok(tensor)
     }
@@ -71,42 +91,27 @@ impl Tensor {
     /// All ones.
     #[track_caller]
     pub fn ones(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
-        Tensor::full_of("ones", shape, 1.0, dtype, device, Location::caller())
+        full(Caller::new("ones"), shape, 1.0, dtype, device)
     }
 
     /// All `value`, which an integer dtype must be able to hold.
     #[track_caller]
     pub fn full(shape: &[usize], value: f64, dtype: DType, device: Device) -> Result<Tensor> {
-        Tensor::full_of("full", shape, value, dtype, device, Location::caller())
-    }
-
-    fn full_of(
-        op: &'static str,
-        shape: &[usize],
-        value: f64,
-        dtype: DType,
-        device: Device,
-        at: Site,
-    ) -> Result<Tensor> {
-        with_element!(dtype, T => {
-            let rounded = exact::<T>(op, value, at)?;
-            let fill = |elements: &mut [T]| elements.fill(rounded);
-            made::<T>(op, shape, device, at, fill, |tensor| fill_new(tensor, value, op, at))
-        })
+        full(Caller::new("full"), shape, value, dtype, device)
     }
 
     /// 0, 1, 2 … `count` − 1, which an integer dtype must be able to hold.
     #[track_caller]
     pub fn arange(count: usize, dtype: DType, device: Device) -> Result<Tensor> {
-        let (op, at) = ("arange", Location::caller());
+        let by = Caller::new("arange");
         with_element!(dtype, T => {
-            exact::<T>(op, count.saturating_sub(1) as f64, at)?;
+            exact::<T>(count.saturating_sub(1) as f64, by)?;
             let fill = |elements: &mut [T]| {
                 for (index, element) in elements.iter_mut().enumerate() {
                     *element = T::from_f64(index as f64);
                 }
             };
-            made::<T>(op, &[count], device, at, fill, |tensor| arange_new(tensor, op, at))
+            made::<T>(by, &[count], device, fill, |tensor| arange_new(tensor, by))
         })
     }
 
@@ -118,7 +123,8 @@ impl Tensor {
         device: Device,
         random: &mut Random,
     ) -> Result<Tensor> {
-        Tensor::drawn("rand", shape, dtype, device, random, Location::caller())
+        let by = Caller::new("rand");
+        drawn(by, Distribution::Uniform, shape, dtype, device, random)
     }
 
     /// Standard normal, in f32, bf16 or f64; the same bits on every device and any thread count.
@@ -129,31 +135,8 @@ impl Tensor {
         device: Device,
         random: &mut Random,
     ) -> Result<Tensor> {
-        Tensor::drawn("randn", shape, dtype, device, random, Location::caller())
-    }
-
-    fn drawn(
-        op: &'static str,
-        shape: &[usize],
-        dtype: DType,
-        device: Device,
-        random: &mut Random,
-        at: Site,
-    ) -> Result<Tensor> {
-        if !matches!(dtype, DType::F32 | DType::BF16 | DType::F64) {
-            let expected = "f32, bf16 or f64 (use randint for integers)";
-            return Err(Error::value_at(op, "dtype", expected, dtype, at));
-        }
-        let normal = op == "randn";
-        let distribution = if normal {
-            Distribution::Normal
-        } else {
-            Distribution::Uniform
-        };
-        with_element!(dtype, T => {
-            let fill = |draw: Draw, elements: &mut [T]| draw.fill(normal, elements);
-            random_tensor::<T>(op, shape, device, random, distribution, at, fill)
-        })
+        let by = Caller::new("randn");
+        drawn(by, Distribution::Normal, shape, dtype, device, random)
     }
 
     /// Whole numbers uniform in 0..`bound`, as U8, I32 or I64.
@@ -165,34 +148,29 @@ impl Tensor {
         device: Device,
         random: &mut Random,
     ) -> Result<Tensor> {
-        let (op, at) = ("randint", Location::caller());
+        let by = Caller::new("randint");
         let most: u64 = match dtype {
             DType::U8 => 1 << 8,
             DType::I32 => 1 << 31,
-            DType::I64 => u64::from(u32::MAX),
-            _ => return Err(Error::value(op, "dtype", "u8, i32 or i64", dtype)),
+            _ => u64::from(u32::MAX),
         };
         if bound == 0 || u64::from(bound) > most {
-            return Err(Error::value(op, "bound", format!("1 to {most}"), bound));
+            return Err(by.value("bound", format!("1 to {most}"), bound));
         }
-        with_element!(dtype, T => {
-            let fill = |draw: Draw, elements: &mut [T]| draw.fill_below(bound, elements);
-            let distribution = Distribution::Below(bound);
-            random_tensor::<T>(op, shape, device, random, distribution, at, fill)
-        })
+        drawn(by, Distribution::Below(bound), shape, dtype, device, random)
     }
 
     /// The elements of `data` in the given shape. On a GPU this is an upload.
     #[track_caller]
     pub fn from_slice<T: Element>(data: &[T], shape: &[usize], device: Device) -> Result<Tensor> {
-        let (op, at) = ("from_slice", Location::caller());
-        let shape = Shape::checked(op, shape, at)?;
+        let by = Caller::new("from_slice");
+        let shape = Shape::checked(shape, by)?;
         if shape.count() != data.len() {
             let expected = format!("{} for the shape {shape}", shape.count());
             let what = "number of elements";
-            return Err(Error::value(op, what, expected, data.len()));
+            return Err(by.value(what, expected, data.len()));
         }
-        device.check_usable(op, at)?;
+        device.check_usable(by)?;
         if device != Device::Cpu {
             // Before the data is copied to separate host memory.
             let info = TensorInfo {
@@ -201,13 +179,13 @@ impl Tensor {
                 shape,
                 device: Device::Cpu,
             };
-            transfer::check(op, &info, device, Asked::Explicitly, at)?;
+            transfer::check(&info, device, Asked::Explicitly, by)?;
         }
-        let here = Tensor::allocate(shape, T::DTYPE, Device::Cpu, Origin::HostData, op, at)?;
-        let mut borrow = here.borrow("tensor", true, op, at)?;
+        let here = Tensor::allocate(shape, T::DTYPE, Device::Cpu, Origin::HostData, by)?;
+        let mut borrow = here.borrow("tensor", true, by)?;
         borrow.elements_mut().copy_from_slice(data);
         drop(borrow);
-        here.to_at(device, op, at)
+        here.to_at(device, by)
     }
 
     /// One number, as a tensor without dimensions.

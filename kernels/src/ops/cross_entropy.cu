@@ -1,9 +1,9 @@
 // cross_entropy: formulas in cross_entropy.rs; the order of sums in narrow.rs and wide.rs, which
-// the kernels follow to get the CPU's bits.
+// the kernels follow to get the CPU's bits, except for many classes in bf16.
 //
 // Up to 64 classes: 32 rows per block, in shared memory. More: a row per block, read three times
-// (maximum, sum, gradient), mostly from caches. T is the dtype of the logits and their gradient;
-// all else is f32.
+// (maximum, sum, gradient), mostly from caches; twice in bf16, where maximum and sum are found in
+// one pass. T is the dtype of the logits and their gradient; all else is f32.
 #include "common.cuh"
 
 /// What all rows share.
@@ -250,7 +250,7 @@ INLINE void narrow_rows(Problem problem, const Totals totals, u64 rows, T* dlogi
     add_totals(problem, totals, rows, correct, counted);
 }
 
-// ---- more ----
+// ---- more, in f32 ----
 
 /// Classes that are summed together in lanes: `BLOCK` of wide.rs.
 constexpr u32 BLOCK = 512;
@@ -265,20 +265,17 @@ constexpr u32 IN_FLIGHT = 4;
 struct Wide {
     float e_sums[SUMS_MAX], z_sums[SUMS_MAX];
     float sum, weight_sum;
-    /// By warp: whether the target may be the first of the largest.
-    bool fits[WIDE_THREADS / WARP];
 };
 
 /// The sums over one block of classes, by one warp.
-template <class T>
 INLINE void wide_block(
-    const Problem& problem, const T* logits, u64 start, float largest, float& e_sum, float& z_sum) {
+    const Problem& problem, const float* logits, u64 start, float largest, float& e_sum, float& z_sum) {
     const u32 lane = threadIdx.x % WARP;
     float x[PER_LANE_OF_BLOCK];
 #pragma unroll
     for (u32 j = 0; j < PER_LANE_OF_BLOCK; j++) {
         const u64 i = start + j * WARP + lane;
-        x[j] = i < problem.classes ? wide(logits[i]) : 0.0f;
+        x[j] = i < problem.classes ? logits[i] : 0.0f;
     }
     e_sum = 0.0f, z_sum = 0.0f;
 #pragma unroll
@@ -295,9 +292,8 @@ INLINE void wide_block(
 
 /// The sums over a row, block by block in f64; valid in thread 0. All threads of the block must
 /// call it.
-template <class T>
 INLINE void wide_sums(
-    const Problem& problem, const T* logits, float largest, Wide& shared, double& sum, double& weighted_z) {
+    const Problem& problem, const float* logits, float largest, Wide& shared, double& sum, double& weighted_z) {
     const u64 blocks = (problem.classes + BLOCK - 1) / BLOCK;
     sum = 0.0, weighted_z = 0.0;
     for (u64 first = 0; first < blocks; first += SUMS_MAX) {
@@ -320,51 +316,41 @@ INLINE void wide_sums(
 }
 
 /// The gradient of a row; each element is read and written by one thread.
-template <class T>
 INLINE void wide_gradient(
-    const Problem& problem, const T* logits, T* dlogits, float largest, const Factors& factors,
+    const Problem& problem, const float* logits, float* dlogits, float largest, const Factors& factors,
     const Target& target) {
     for (u64 start = threadIdx.x; start < problem.classes; start += IN_FLIGHT * blockDim.x) {
         float x[IN_FLIGHT];
 #pragma unroll
         for (u32 k = 0; k < IN_FLIGHT; k++) {
             const u64 i = start + k * blockDim.x;
-            x[k] = i < problem.classes ? wide(logits[i]) : 0.0f;
+            x[k] = i < problem.classes ? logits[i] : 0.0f;
         }
 #pragma unroll
         for (u32 k = 0; k < IN_FLIGHT; k++) {
             const u64 i = start + k * blockDim.x;
             if (i >= problem.classes) break;
-            dlogits[i] = narrow<T>(gradient_of(problem, exponential(x[k] - largest), i, factors, target));
+            dlogits[i] = gradient_of(problem, exponential(x[k] - largest), i, factors, target);
         }
     }
 }
 
-/// The largest of a row, and in thread 0 whether the target is the first of the largest.
-template <class T>
+/// The largest of a row, and whether the target is the first of the largest.
 INLINE float wide_largest(
-    const Problem& problem, const T* logits, float target_x, u64 target, Wide& shared, bool& is_correct) {
+    const Problem& problem, const float* logits, float target_x, u64 target, bool& is_correct) {
     float largest = -infinity();
     bool fits = true;
 #pragma unroll 8
     for (u64 i = threadIdx.x; i < problem.classes; i += blockDim.x) {
-        const float x = wide(logits[i]);
+        const float x = logits[i];
         largest = x > largest ? x : largest;
         fits &= is_below(x, i, target_x, target);
     }
-    fits = __ballot_sync(WHOLE_WARP, !fits) == 0;
-    if (threadIdx.x % WARP == 0) shared.fits[threadIdx.x / WARP] = fits;
-    // With barriers; the next row's are after those of `wide_sums`.
-    largest = block_max(largest);
-    is_correct = true;
-    if (threadIdx.x == 0) {
-        for (u32 i = 0; i < WIDE_THREADS / WARP; i++) is_correct &= shared.fits[i];
-    }
-    return largest;
+    is_correct = __syncthreads_and(fits) != 0;
+    return block_max(largest);
 }
 
-template <class T>
-INLINE void wide_rows(Problem problem, const Totals totals, u64 rows, T* dlogits, const T* logits) {
+INLINE void wide_rows(Problem problem, const Totals totals, u64 rows, float* dlogits, const float* logits) {
     __shared__ Wide shared;
     const u64 classes = problem.classes;
     if (threadIdx.x < WARP) {
@@ -376,10 +362,10 @@ INLINE void wide_rows(Problem problem, const Totals totals, u64 rows, T* dlogits
     u32 correct = 0, counted = 0;
     for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const Target target = target_of(problem, row);
-        const T* of_row = logits + row * classes;
-        const float target_x = wide(of_row[target.class_index]);
+        const float* of_row = logits + row * classes;
+        const float target_x = of_row[target.class_index];
         bool is_correct;
-        const float largest = wide_largest(problem, of_row, target_x, target.class_index, shared, is_correct);
+        const float largest = wide_largest(problem, of_row, target_x, target.class_index, is_correct);
         correct += is_correct && target.is_class, counted += !target.is_ignored;
         double sum, weighted_z;
         wide_sums(problem, of_row, largest, shared, sum, weighted_z);
@@ -398,14 +384,216 @@ INLINE void wide_rows(Problem problem, const Totals totals, u64 rows, T* dlogits
     add_totals(problem, totals, rows, correct, counted);
 }
 
+// ---- more, in bf16 ----
+
+constexpr int PACK = Pack<bf16>::COUNT;
+/// Packs that a thread loads before it uses the first.
+constexpr u32 PACKS_AT_ONCE = 4;
+/// Below every logit, and finite in units of log₂ e.
+constexpr float LOWEST = -2e38f;
+
+/// A row: packs, and up to 7 elements before and after these.
+struct Row {
+    const bf16* logits;
+    u32 head, packs, classes;
+
+    INLINE Row(const bf16* logits, u64 count) : logits(logits), classes((u32)count) {
+        const u32 before = (0u - (u32)(reinterpret_cast<u64>(logits) / sizeof(bf16))) % PACK;
+        head = before < classes ? before : classes;
+        packs = (classes - head) / PACK;
+    }
+
+    /// The first class of a pack.
+    INLINE u32 first(u32 pack) const { return head + pack * PACK; }
+
+    /// The class outside of the packs that this thread has; `classes` if it has none.
+    INLINE u32 edge() const {
+        const u32 index = threadIdx.x < head ? threadIdx.x : threadIdx.x + packs * PACK;
+        return index < classes ? index : classes;
+    }
+
+    /// f(number of the first, packs) for the packs of this thread, `blockDim.x` apart: −∞ from
+    /// number `end` on.
+    template <class F> INLINE void each(u32 end, F f) const {
+        for (u32 at = threadIdx.x; at < end; at += PACKS_AT_ONCE * blockDim.x) {
+            Pack<bf16> pack[PACKS_AT_ONCE];
+#pragma unroll
+            for (u32 k = 0; k < PACKS_AT_ONCE; k++) {
+                pack[k].whole = make_uint4(0xff80ff80u, 0xff80ff80u, 0xff80ff80u, 0xff80ff80u);
+                if (at + k * blockDim.x < end) pack[k] = load_pack<Pack<bf16>>(logits + head, at + k * blockDim.x);
+            }
+            f(at, pack);
+        }
+    }
+};
+
+/// The largest of a pack and `largest`. Like all here it ignores NaN, which 2ˣ then propagates.
+INLINE float largest_of(const Pack<bf16>& pack, float largest) {
+#pragma unroll
+    for (u32 i = 0; i < PACK; i++) largest = fmaxf(largest, wide(pack.values[i]));
+    return largest;
+}
+
+/// What a thread, then the block, knows of a row: the largest, Σ e^(x − largest) and Σ w x.
+struct Online {
+    float largest, sum, weighted_x;
+
+    /// 2^that is e^(x − largest).
+    INLINE float exponent(float x) const { return fmaf(x, LOG2_E, 0.0f - largest * LOG2_E); }
+
+    /// Makes `to`, which is as large or larger, the largest.
+    INLINE void raise(float to) {
+        sum = sum * exp2_of(largest * LOG2_E - to * LOG2_E);
+        largest = to;
+    }
+
+    INLINE void join() {
+        raise(block_max(largest));
+        sum = block_sum(sum);
+    }
+};
+
+/// Maximum and sums of a row in one pass; the same in all threads.
+template <bool SMOOTHS> INLINE Online online(const Problem& problem, const Row& row) {
+    Online online{LOWEST, 0.0f, 0.0f};
+    row.each(row.packs, [&](u32 at, const Pack<bf16>(&pack)[PACKS_AT_ONCE]) {
+        float largest = online.largest;
+#pragma unroll
+        for (u32 k = 0; k < PACKS_AT_ONCE; k++) largest = largest_of(pack[k], largest);
+        online.raise(largest);
+#pragma unroll
+        for (u32 k = 0; k < PACKS_AT_ONCE; k++) {
+            float sum = 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < PACK; i++) sum = sum + exp2_of(online.exponent(wide(pack[k].values[i])));
+            online.sum = online.sum + sum;
+            const u32 number = at + k * blockDim.x;
+            if (!SMOOTHS || number >= row.packs) continue;
+#pragma unroll
+            for (u32 i = 0; i < PACK; i++) {
+                online.weighted_x = add_weighted(problem, online.weighted_x, row.first(number) + i, wide(pack[k].values[i]));
+            }
+        }
+    });
+    const u32 edge = row.edge();
+    if (edge < row.classes) {
+        const float x = wide(row.logits[edge]);
+        online.raise(fmaxf(online.largest, x));
+        online.sum = online.sum + exp2_of(online.exponent(x));
+        if (SMOOTHS) online.weighted_x = add_weighted(problem, online.weighted_x, edge, x);
+    }
+    online.join();
+    if (SMOOTHS) online.weighted_x = block_sum(online.weighted_x);
+    return online;
+}
+
+/// Whether the target is the first of the largest; false in a row whose sum is not finite. Only
+/// rows where the target is one of the largest are read again, up to it.
+INLINE bool is_first_largest(const Row& row, const Online& online, float target_x, u32 target) {
+    if (!(target_x >= online.largest && is_finite(online.sum))) return false;
+    const u32 before = target < row.head ? 0 : (target - row.head) / PACK;
+    const u32 packs = before < row.packs ? before : row.packs;
+    float largest = LOWEST;
+    row.each(packs, [&](u32, const Pack<bf16>(&pack)[PACKS_AT_ONCE]) {
+#pragma unroll
+        for (u32 k = 0; k < PACKS_AT_ONCE; k++) largest = largest_of(pack[k], largest);
+    });
+    // The elements before the target in its pack, and before all packs.
+    const u32 near = row.first(packs) + threadIdx.x;
+    if (threadIdx.x < PACK && near < target) largest = fmaxf(largest, wide(row.logits[near]));
+    if (row.edge() < target) largest = fmaxf(largest, wide(row.logits[row.edge()]));
+    return __syncthreads_and(largest < target_x) != 0;
+}
+
+/// dlogits[c] = gradient(logits[c], c) in f32, rounded once.
+template <class F> INLINE void store_gradients(const Row& row, bf16* dlogits, F gradient) {
+    // Whether packs of one are packs of the other.
+    const bool together = aligned(dlogits + row.head);
+    row.each(row.packs, [&](u32 at, const Pack<bf16>(&pack)[PACKS_AT_ONCE]) {
+#pragma unroll
+        for (u32 k = 0; k < PACKS_AT_ONCE; k++) {
+            const u32 number = at + k * blockDim.x;
+            if (number >= row.packs) break;
+            float x[PACK];
+#pragma unroll
+            for (u32 i = 0; i < PACK; i++) x[i] = gradient(wide(pack[k].values[i]), row.first(number) + i);
+            const Pack<bf16> rounded = narrow_pack<bf16>(x);
+            if (together) store_pack(dlogits + row.head, number, rounded);
+            for (u32 i = 0; !together && i < PACK; i++) dlogits[row.first(number) + i] = rounded.values[i];
+        }
+    });
+    const u32 edge = row.edge();
+    if (edge < row.classes) dlogits[edge] = narrow<bf16>(gradient(wide(row.logits[edge]), edge));
+}
+
+/// As `wide_rows`, with a row read twice: sums, gradient.
+template <bool SMOOTHS>
+INLINE void packed_rows(
+    Problem problem, const Totals totals, u64 rows, bf16* dlogits, const bf16* logits) {
+    __shared__ float weight_sum;
+    if (SMOOTHS && threadIdx.x < WARP) {
+        const float sum = weight_sum_of(problem);
+        if (threadIdx.x == 0) weight_sum = sum;
+    }
+    __syncthreads();
+    if (SMOOTHS) problem.weight_sum = weight_sum;
+    u32 correct = 0, counted = 0;
+    for (u64 index = blockIdx.x; index < rows; index += gridDim.x) {
+        const Target target = target_of(problem, index);
+        const Row row(logits + index * problem.classes, problem.classes);
+        bf16* gradients = dlogits == nullptr ? nullptr : dlogits + index * problem.classes;
+        float loss = 0.0f;
+        if (!target.is_ignored) {
+            const float target_x = wide(row.logits[target.class_index]);
+            const Online sums = online<SMOOTHS>(problem, row);
+            const float target_z = sums.exponent(target_x) * LN_2;
+            const float weighted_z = sums.weighted_x - problem.weight_sum * sums.largest;
+            loss = loss_of(problem, logarithm(sums.sum), target_z, target.weight, weighted_z);
+            counted++;
+            if (totals.stats != nullptr && target.is_class) {
+                correct += is_first_largest(row, sums, target_x, (u32)target.class_index);
+            }
+            const Factors factors = factors_of(problem, sums.sum, target.weight);
+            const auto gradient = [&](float x, u32 class_index) {
+                const float e = exp2_of(sums.exponent(x));
+                if (!SMOOTHS) return e * factors.softmax;
+                const float weight = problem.class_weights == nullptr ? 1.0f : problem.class_weights[class_index];
+                return fmaf(e, factors.softmax, 0.0f - factors.class_part * weight);
+            };
+            if (gradients != nullptr) {
+                store_gradients(row, gradients, gradient);
+                // The thread that stored the target's gradient may be another one.
+                __syncthreads();
+                if (threadIdx.x == 0) {
+                    const float of_target = gradient(target_x, (u32)target.class_index) - factors.target;
+                    gradients[target.class_index] = narrow<bf16>(of_target);
+                }
+            }
+        } else if (gradients != nullptr) {
+            store_gradients(row, gradients, [](float, u32) { return 0.0f; });
+        }
+        if (threadIdx.x > 0) continue;
+        problem.losses[index] = loss;
+        if (problem.weights != nullptr) problem.weights[index] = target.weight;
+    }
+    add_totals(problem, totals, rows, correct, counted);
+}
+
 // ---- the kernels ----
 
-// At most two blocks per processor: otherwise ptxas makes room for three on sm_100, and spills.
-#define CROSS_ENTROPY(NAME, T)                                                                                         \
+#define NARROW(NAME, T)                                                                                                \
     KERNEL(NARROW_THREADS) cross_entropy_narrow_##NAME(PARAMETERS(T)) {                                                \
         narrow_rows(PROBLEM, TOTALS, rows, dlogits, logits);                                                           \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 2) cross_entropy_wide_##NAME(PARAMETERS(T)) {           \
-        wide_rows(PROBLEM, TOTALS, rows, dlogits, logits);                                                             \
     }
-FOR_F32_AND_BF16(CROSS_ENTROPY)
+FOR_F32_AND_BF16(NARROW)
+
+// At most two blocks per processor: otherwise ptxas makes room for three on sm_100, and spills.
+extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 2) cross_entropy_wide_f32(PARAMETERS(float)) {
+    wide_rows(PROBLEM, TOTALS, rows, dlogits, logits);
+}
+extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 2) cross_entropy_wide_bf16(PARAMETERS(bf16)) {
+    packed_rows<false>(PROBLEM, TOTALS, rows, dlogits, logits);
+}
+extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1) cross_entropy_smooth_bf16(PARAMETERS(bf16)) {
+    packed_rows<true>(PROBLEM, TOTALS, rows, dlogits, logits);
+}

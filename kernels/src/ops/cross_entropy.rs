@@ -12,7 +12,8 @@
 //!
 //! Few classes: a group of rows at a time (`narrow.rs`). Many: row by row, in blocks (`wide.rs`).
 //! Which of the two depends on C alone, and the result of a row on that row alone. The kernels
-//! (`cross_entropy.cu`) add in the same order.
+//! (`cross_entropy.cu`) add in the same order, except for many classes in bf16: there the order
+//! follows from how a row lies in memory, and 2ˣ is the GPU's, within 2 ulp.
 
 mod narrow;
 mod problem;
@@ -78,11 +79,12 @@ impl Default for CrossEntropyOptions<'_> {
 ///
 /// A target that is neither a class nor `ignore_index` is an error on the CPU, before anything is
 /// written. On a GPU it makes the row's loss, weight and gradient NaN, which `mark_nonfinite`
-/// finds. There logits may also be bf16: the math is that of f32, and the gradient is rounded once.
+/// finds. There logits may also be bf16: the math is in f32, and the gradient is rounded once.
 ///
 /// Adds to `stats` (4), if given: the sum of losses; that of `out.weights`, or else the number of
 /// rows that are not ignored; how many of these have the first of their largest logits at the
-/// target, where NaN is the largest; and their number. Class weights need `out.weights` then.
+/// target, where NaN is the largest; and their number. Class weights need `out.weights` then. Of
+/// more than 64 classes in bf16, a row whose loss is not finite counts as wrong.
 ///
 /// Backward: in the same call, if `out` has a place for the gradient.
 #[track_caller]
@@ -206,16 +208,20 @@ struct Operands<'a> {
 
 fn launch(gpu: &Launcher, of: &Operands<'_>, options: &CrossEntropyOptions<'_>) -> Result<()> {
     let [rows, classes] = of.sizes;
+    let smooths = options.label_smoothing > 0.0;
     // The rows and threads of a block are those of `cross_entropy.cu`.
     let (name, blocks, threads) = if classes <= narrow::CLASSES_MAX {
         ("cross_entropy_narrow", rows.div_ceil(32), 128)
     } else {
         // A block loops over rows; there are two blocks on each multiprocessor.
         let blocks = rows.min(2 * gpu.gpu.multiprocessors as usize);
-        ("cross_entropy_wide", blocks, 512)
+        let name = match of.logits.dtype {
+            DType::BF16 if smooths => "cross_entropy_smooth",
+            _ => "cross_entropy_wide",
+        };
+        (name, blocks, 512)
     };
-    let switches =
-        u32::from(options.ignore_index.is_some()) + 2 * u32::from(options.label_smoothing > 0.0);
+    let switches = u32::from(options.ignore_index.is_some()) + 2 * u32::from(smooths);
     let args = args![
         of.losses,
         of.dlogits,
@@ -235,7 +241,10 @@ fn launch(gpu: &Launcher, of: &Operands<'_>, options: &CrossEntropyOptions<'_>) 
         of.stats,
         of.stats.as_ref().map(|_| gpu.counters()).transpose()?,
     ];
-    let grid = Grid::blocks(blocks, threads);
+    // Two passes over each row, in which a thread loads 64 bytes at once.
+    let at_once = threads as usize * 64 / of.logits.dtype.bytes();
+    let rounds = rows.div_ceil(blocks.max(1)) * 2 * classes.div_ceil(at_once);
+    let grid = Grid::blocks(blocks, threads).waits(rounds);
     gpu.launch(&SOURCE, (name, of.logits.dtype), grid, args)
 }
 

@@ -127,7 +127,7 @@ embedding_order(i32* __restrict__ order, const void* __restrict__ tokens, u32 to
 /// Adds each run of RUN sorted rows to the table's gradient, a block for each run. The sum of a
 /// token that continues from the run before goes to row 2 run of `sums`, and of one that begins
 /// here and continues in the next to the row after it, for `embedding_join`.
-template <class T>
+template <int N, class T>
 INLINE void embedding_add(
     float* __restrict__ dtable, float* __restrict__ sums, const T* __restrict__ dout, const i32* __restrict__ order,
     const Tokens& tokens, u64 columns) {
@@ -142,30 +142,38 @@ INLINE void embedding_add(
         if (i < height) sorted[i] = order[at];
     }
     __syncthreads();
-    const u64 stride = (u64)gridDim.y * blockDim.x;
-    for (u64 column = (u64)blockIdx.y * blockDim.x + threadIdx.x; column < columns; column += stride) {
+    typedef Pack<T, N> P;
+    typedef Pack<float, N> Sum;
+    const u64 packs = columns / N, stride = (u64)gridDim.y * blockDim.x;
+    for (u64 pack = (u64)blockIdx.y * blockDim.x + threadIdx.x; pack < packs; pack += stride) {
         bool begins_here = keys[0] != keys[1];
-        float sum = 0.0f;
+        Sum sum = {};
         for (u32 first = 0; first < height; first += IN_FLIGHT) {
-            float x[IN_FLIGHT];
+            P x[IN_FLIGHT];
 #pragma unroll
             for (u32 k = 0; k < IN_FLIGHT; k++) {
-                if (first + k < height) x[k] = wide(dout[(u64)sorted[first + k] * columns + column]);
+                // Beyond the last row it again, which is not used.
+                const u32 i = first + k < height ? first + k : height - 1;
+                x[k] = load_pack<P>(dout, (u64)sorted[i] * packs + pack);
             }
 #pragma unroll
             for (u32 k = 0; k < IN_FLIGHT; k++) {
                 const u32 i = first + k;
                 if (i >= height) break;
-                sum = sum + x[k];
+#pragma unroll
+                for (int c = 0; c < N; c++) sum.values[c] = sum.values[c] + wide(x[k].values[c]);
                 const bool ends_here = keys[i + 1] != keys[i + 2];
                 if (!ends_here && i + 1 < height) continue;
                 const u64 key = keys[i + 1];
                 if (!begins_here || !ends_here) {
-                    sums[(2 * run + begins_here) * columns + column] = sum;
+                    store_pack(sums, (2 * run + begins_here) * packs + pack, sum);
                 } else if (key < tokens.vocabulary) {
-                    dtable[key * columns + column] = dtable[key * columns + column] + sum;
+                    Sum entry = load_pack<Sum>(dtable, key * packs + pack);
+#pragma unroll
+                    for (int c = 0; c < N; c++) entry.values[c] = entry.values[c] + sum.values[c];
+                    store_pack(dtable, key * packs + pack, entry);
                 }
-                begins_here = true, sum = 0.0f;
+                begins_here = true, sum = Sum{};
             }
         }
     }
@@ -174,7 +182,12 @@ INLINE void embedding_add(
     KERNEL(BLOCK_THREADS)                                                                                              \
     embedding_add_##NAME(float* dtable, float* sums, const T* dout, const i32* order, const void* tokens,              \
                          u32 token_bytes, u64 rows, u64 columns, u64 vocabulary) {                                     \
-        embedding_add(dtable, sums, dout, order, Tokens{tokens, token_bytes, rows, vocabulary}, columns);              \
+        const Tokens of{tokens, token_bytes, rows, vocabulary};                                                        \
+        if (columns % PACK == 0 && aligned<PACK * sizeof(T)>(dout) && aligned(dtable, sums)) {                         \
+            embedding_add<PACK>(dtable, sums, dout, order, of, columns);                                               \
+        } else {                                                                                                       \
+            embedding_add<1>(dtable, sums, dout, order, of, columns);                                                  \
+        }                                                                                                              \
     }
 FOR_F32_AND_BF16(EMBEDDING_ADD)
 

@@ -24,6 +24,8 @@ use crate::{DType, Tensor, threads};
 
 static SOURCE: Source = Source::new("embedding.cu", include_str!("embedding.cu"));
 
+/// Columns that a thread of a GPU adds: as in embedding.cu.
+const PACK: usize = 4;
 /// Sorted rows that are summed before their sums are added to others; as in embedding.cu.
 const RUN: usize = 64;
 /// Columns at a time: their sums stay in registers.
@@ -196,7 +198,7 @@ pub fn embedding_positions_backward_into(
             return gpu::sum_rows(&launcher, &dpositions, &dout, sizes, accumulate);
         }
         with_float!(placed.dtype, T => {
-            add_rows(dpositions.elements_mut::<T>(), dout.elements(), accumulate)
+            add_rows(dpositions.elements_mut::<T>(), dout.elements(), gpu::ROW_BLOCK, accumulate)
         });
         Ok(())
     })
@@ -338,7 +340,7 @@ fn backward(
     let place = args![order, tokens, token_bytes, rows, vocabulary];
     gpu.launch(&SOURCE, "embedding_order", placed, place)?;
     let mut grid = Grid::blocks(rows.div_ceil(RUN), BLOCK_THREADS);
-    let column_blocks = columns.div_ceil(BLOCK_THREADS as usize);
+    let column_blocks = columns.div_ceil(PACK * BLOCK_THREADS as usize);
     grid.blocks[1] = column_blocks.min(COLUMN_BLOCKS_MAX) as u32;
     let add = args![
         dtable,

@@ -2,7 +2,7 @@
 
 use crate::cuda::copies;
 use crate::dtype::{bf16, f16, with_element};
-use crate::error::{Result, Site};
+use crate::error::{Caller, Result};
 use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, EVERY_DTYPE};
 use crate::ops::exact::exact;
@@ -29,11 +29,11 @@ pub fn zero(out: &Tensor) -> Result<()> {
 fn fill(op: &'static str, out: &Tensor, value: f64) -> Result<()> {
     let mut call = Call::new(op);
     let out = call.writes("out", out);
-    let at = call.at;
+    let by = call.by;
     call.run(out, &EVERY_DTYPE, |placed| {
         let [mut out] = placed.enter([out])?;
         with_element!(out.dtype, T => {
-            let rounded = exact::<T>(op, value, at)?;
+            let rounded = exact::<T>(value, by)?;
             match placed.launcher() {
                 Some(gpu) => fill_on(&gpu, &out, value)?,
                 None => fill_all(out.elements_mut::<T>(), rounded),
@@ -76,17 +76,17 @@ fn fill_on(gpu: &Launcher, out: &Buffer<'_>, value: f64) -> Result<()> {
 pub(super) fn zero_on(gpu: &Launcher, out: &Buffer<'_>) -> Result<()> {
     // SAFETY: the output is entered for writing and is this many bytes of this device's memory.
     let zeroed = unsafe { copies::fill(&gpu.queue, out.address(), 0, out.bytes()) };
-    zeroed.map_err(|fault| fault.of(gpu.op, gpu.queue.gpu.device(), gpu.at))
+    zeroed.map_err(|fault| fault.of(gpu.by, gpu.queue.gpu.device()))
 }
 
 /// Fills `out`, which `op` has just made on a GPU, with a value that its dtype can hold.
-pub(crate) fn fill_new(out: &Tensor, value: f64, op: &'static str, at: Site) -> Result<()> {
-    write_new(out, op, at, |gpu, out| fill_on(gpu, out, value))
+pub(crate) fn fill_new(out: &Tensor, value: f64, by: Caller) -> Result<()> {
+    write_new(out, by, |gpu, out| fill_on(gpu, out, value))
 }
 
 /// Fills `out`, which `op` has just made on a GPU, with 0, 1, 2 …
-pub(crate) fn arange_new(out: &Tensor, op: &'static str, at: Site) -> Result<()> {
-    write_new(out, op, at, |gpu, out| {
+pub(crate) fn arange_new(out: &Tensor, by: Caller) -> Result<()> {
+    write_new(out, by, |gpu, out| {
         let grid = Grid::elements(out.count);
         gpu.launch(&SOURCE, ("arange", out.dtype), grid, args![out, out.count])
     })
@@ -95,12 +95,10 @@ pub(crate) fn arange_new(out: &Tensor, op: &'static str, at: Site) -> Result<()>
 /// Runs `launch` on `out`, which `op` has just made on a GPU.
 pub(crate) fn write_new(
     out: &Tensor,
-    op: &'static str,
-    at: Site,
+    by: Caller,
     launch: impl FnOnce(&Launcher, &Buffer<'_>) -> Result<()>,
 ) -> Result<()> {
-    let mut call = Call::new(op);
-    call.at = at;
+    let mut call = Call::by(by);
     let out = call.writes("tensor", out);
     call.run(out, &EVERY_DTYPE, |placed| {
         let [out] = placed.enter([out])?;

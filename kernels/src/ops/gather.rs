@@ -23,8 +23,8 @@ const WORD_BYTES_MAX: usize = 16;
 /// `out[r] = table[rows[r]]` for each r: `out` (R, F…) and `table` (N, F…) of one dtype, `rows` i64
 /// (R). A row may be chosen more than once.
 ///
-/// A number that is no row of the table is an error on the CPU. A GPU sets every bit of that row of
-/// `out` (NaN, 255, −1), and reads nothing outside the table.
+/// On the CPU an index outside the table is an error. A GPU sets every bit of that row of `out` (NaN,
+/// 255, −1), and reads nothing outside the table.
 ///
 /// Backward: none; for a table that is trained there is `embedding_into`.
 #[track_caller]
@@ -100,6 +100,7 @@ fn grid(count: usize, words: usize) -> Grid {
     Grid {
         blocks: [row_blocks as u32, column_blocks as u32, 1],
         threads: [across as u32, down as u32, 1],
+        dependent_loads: None,
     }
 }
 

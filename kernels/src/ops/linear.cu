@@ -12,28 +12,44 @@ struct Relu {
     static INLINE float value(float z) { return z < 0.0f ? 0.0f : z; }
     static INLINE float chain(float dy, float y) { return y > 0.0f ? dy : 0.0f; }
 };
-struct GeluTanh {
+template <class T> struct GeluTanh {
     static INLINE float value(float z) { return gelu_tanh(z); }
     static INLINE float chain(float dy, float z) { return dy * gelu_tanh_grad(z); }
+};
+/// With the GPU's own 2ˣ and quotient, which are exact enough for bf16.
+template <> struct GeluTanh<bf16> {
+    /// sigmoid(2u), where tanh u is in the formula; z is from −15 up, or NaN.
+    static INLINE float sigmoid_of(float z) {
+        return __fdividef(1.0f, 1.0f + exp2_of(z * fmaf(TWICE_U_3, z * z, TWICE_U_1) * -LOG2_E));
+    }
+    static INLINE float value(float z) {
+        z = at_least(z, -15.0f);
+        return z * sigmoid_of(z);
+    }
+    static INLINE float chain(float dy, float z) {
+        z = at_most(at_least(z, -15.0f), 15.0f);
+        const float s = sigmoid_of(z), slope = fmaf(3.0f * TWICE_U_3, z * z, TWICE_U_1);
+        return dy * fmaf(z * slope * s, 1.0f - s, s);
+    }
 };
 struct GeluErf {
     static INLINE float value(float z) { return gelu_erf(z); }
     static INLINE float chain(float dy, float z) { return dy * gelu_erf_grad(z); }
 };
 
-/// The statement with F as the activation of this number in linear/gpu.rs.
-#define WITH_ACTIVATION(NUMBER, F, ...)                                                                                \
+/// The statement with F as the activation of this number in linear/gpu.rs, for elements of type T.
+#define WITH_ACTIVATION(NUMBER, T, F, ...)                                                                             \
     switch (NUMBER) {                                                                                                  \
     case 0: { typedef Identity F; __VA_ARGS__ } break;                                                                 \
     case 1: { typedef Relu F; __VA_ARGS__ } break;                                                                     \
-    case 2: { typedef GeluTanh F; __VA_ARGS__ } break;                                                                 \
+    case 2: { typedef GeluTanh<T> F; __VA_ARGS__ } break;                                                              \
     case 3: { typedef GeluErf F; __VA_ARGS__ } break;                                                                  \
     }
 
 /// y = activation(z); z may be y.
 #define ACTIVATE(NAME, T)                                                                                              \
     KERNEL(BLOCK_THREADS) activate_##NAME(T* y, const T* z, u64 count, u32 activation) {                               \
-        WITH_ACTIVATION(activation, F, map(y, z, count, [](float z) { return F::value(z); });)                         \
+        WITH_ACTIVATION(activation, T, F, map(y, z, count, [](float z) { return F::value(z); });)                      \
     }
 FOR_F32_AND_BF16(ACTIVATE)
 
@@ -50,116 +66,160 @@ template <class F, class T> INLINE void bias_activate(T* y, T* pre, const T* bia
 #define BIAS_ACTIVATE(NAME, T)                                                                                         \
     KERNEL(BLOCK_THREADS)                                                                                              \
     bias_activate_##NAME(T* y, T* pre, const T* bias, u64 count, u64 columns, u32 activation) {                        \
-        WITH_ACTIVATION(activation, F, bias_activate<F>(y, pre, bias, count, columns);)                                \
+        WITH_ACTIVATION(activation, T, F, bias_activate<F>(y, pre, bias, count, columns);)                             \
     }
 FOR_F32_AND_BF16(BIAS_ACTIVATE)
 
 /// dx = dx · activation′(saved).
 #define FOLD_BELOW(NAME, T)                                                                                            \
     KERNEL(BLOCK_THREADS) fold_below_##NAME(T* dx, const T* saved, u64 count, u32 activation) {                        \
-        WITH_ACTIVATION(activation, F,                                                                                 \
+        WITH_ACTIVATION(activation, T, F,                                                                              \
                         map(dx, dx, saved, count, [](float dx, float saved) { return F::chain(dx, saved); });)         \
     }
 FOR_F32_AND_BF16(FOLD_BELOW)
 
 // ---- the gradient of the bias ----
 
-/// Rows that are summed before their sum is added to the others: ROW_BLOCK of linear/gpu.rs, for
-/// the CPU's bits in f32.
+/// Rows that are summed before their sum is added to the others, and blocks whose sums are added
+/// before those are: as in linear.rs, for the CPU's bits in f32.
 constexpr u32 ROW_BLOCK = 64;
-/// Blocks are COLUMNS threads wide and at most this high; each row of threads sums a block of rows.
-constexpr u32 COLUMNS = 32;
-constexpr u32 ROW_BLOCKS_AT_ONCE = 16;
-
+constexpr u32 GROUP = 64;
+/// A warp sums so many packs of columns.
+constexpr u32 LANES = 32;
 /// Rows that a thread loads before it stores the first.
-constexpr u32 ROWS_IN_FLIGHT = 16;
+constexpr u32 ROWS_IN_FLIGHT = 8;
 
 /// Multiplies dx by activation′(saved), unless `saved` is null. Then sums dx over each block of
-/// rows into `sums` (blocks, columns). A warp handles COLUMNS columns of a block.
-template <class F, class T>
+/// rows into `sums` (blocks, columns). A warp has LANES packs of N columns of a block.
+template <class F, int N, class T>
 INLINE void fold_and_sum(float* __restrict__ sums, T* dx, const T* saved, u64 rows, u64 columns) {
-    const u64 column = (u64)blockIdx.x * COLUMNS + threadIdx.x;
-    if (column >= columns) return;
+    typedef Pack<T, N> P;
+    const u64 packs = columns / N, pack = (u64)blockIdx.x * LANES + threadIdx.x;
+    if (pack >= packs) return;
     for (u64 block = blockIdx.y; block * ROW_BLOCK < rows; block += gridDim.y) {
-        const u64 begin = block * ROW_BLOCK;
+        const u64 begin = block * ROW_BLOCK, first = begin * packs + pack;
         const u32 height = rows - begin < ROW_BLOCK ? (u32)(rows - begin) : ROW_BLOCK;
-        const u64 first = begin * columns + column;
-        float sum = 0.0f;
+        float sum[N] = {};
         for (u32 row = 0; row < height; row += ROWS_IN_FLIGHT) {
-            T x[ROWS_IN_FLIGHT], y[ROWS_IN_FLIGHT];
+            P x[ROWS_IN_FLIGHT], y[ROWS_IN_FLIGHT];
 #pragma unroll
             for (u32 k = 0; k < ROWS_IN_FLIGHT; k++) {
-                if (row + k >= height) break;
-                x[k] = dx[first + (row + k) * columns];
-                if (saved != nullptr) y[k] = saved[first + (row + k) * columns];
+                // Beyond the last row it again, which is not used.
+                const u64 at = first + (row + k < height ? row + k : height - 1) * packs;
+                x[k] = load_pack<P>(dx, at);
+                if (saved != nullptr) y[k] = load_pack<P>(saved, at);
             }
 #pragma unroll
             for (u32 k = 0; k < ROWS_IN_FLIGHT; k++) {
                 if (row + k >= height) break;
                 if (saved != nullptr) {
-                    x[k] = narrow<T>(F::chain(wide(x[k]), wide(y[k])));
-                    dx[first + (row + k) * columns] = x[k];
+                    float chained[N];
+#pragma unroll
+                    for (int i = 0; i < N; i++) chained[i] = F::chain(wide(x[k].values[i]), wide(y[k].values[i]));
+                    x[k] = narrow_pack<T>(chained);
+                    store_pack(dx, first + (row + k) * packs, x[k]);
                 }
-                sum += wide(x[k]);
+#pragma unroll
+                for (int i = 0; i < N; i++) sum[i] += wide(x[k].values[i]);
             }
         }
-        sums[block * columns + column] = sum;
+#pragma unroll
+        for (int i = 0; i < N; i++) sums[block * columns + pack * N + i] = sum[i];
     }
 }
-#define FOLD_AND_SUM(NAME, T)                                                                                          \
-    KERNEL(COLUMNS)                                                                                                    \
+#define FOLD_AND_SUM(NAME, T, N)                                                                                       \
+    KERNEL(LANES)                                                                                                      \
     fold_and_sum_##NAME(float* sums, T* dx, const T* saved, u64 rows, u64 columns, u32 activation) {                   \
-        WITH_ACTIVATION(activation, F, fold_and_sum<F>(sums, dx, saved, rows, columns);)                               \
+        WITH_ACTIVATION(activation, T, F, fold_and_sum<F, N>(sums, dx, saved, rows, columns);)                         \
     }
-FOR_F32_AND_BF16(FOLD_AND_SUM)
+FOLD_AND_SUM(f32, float, 4)
+FOLD_AND_SUM(bf16, bf16, 8)
+FOLD_AND_SUM(unaligned_f32, float, 1)
+FOLD_AND_SUM(unaligned_bf16, bf16, 1)
 
-/// db = Σ rows of sums, added to the old value with `accumulate`, in order.
-KERNEL(BLOCK_THREADS) add_row_sums_f32(
+constexpr u32 SUM_COLUMNS = 4;
+constexpr u32 GROUPS_AT_ONCE = 16;
+
+/// db = Σ rows of sums, added to the old value with `accumulate`: a group by a thread, in order,
+/// and then the groups in order. The old value comes before the first group's.
+KERNEL(SUM_COLUMNS* GROUPS_AT_ONCE) add_row_sums_f32(
     float* __restrict__ db, const float* __restrict__ sums, u64 blocks, u64 columns, u32 accumulate) {
-    for (u64 column = first_index(); column < columns; column += grid_threads()) {
-        float total = accumulate ? db[column] : 0.0f;
-#pragma unroll 8
-        for (u64 block = 0; block < blocks; block++) total += sums[block * columns + column];
-        db[column] = total;
-    }
+    __shared__ float of_groups[GROUPS_AT_ONCE][SUM_COLUMNS];
+    const u32 lane = threadIdx.x % SUM_COLUMNS, group = threadIdx.x / SUM_COLUMNS;
+    const u64 column = (u64)blockIdx.x * SUM_COLUMNS + lane;
+    const bool inside = column < columns;
+    // Adding −0 changes nothing.
+    float total = -0.0f;
+    u64 first = 0;
+    do {
+        const u64 begin = first + group * GROUP;
+        const u32 count = !inside || begin >= blocks ? 0 : blocks - begin < GROUP ? (u32)(blocks - begin) : GROUP;
+        float sum = inside && accumulate && begin == 0 ? db[column] : 0.0f;
+#pragma unroll 16
+        for (u32 i = 0; i < count; i++) sum += sums[(begin + i) * columns + column];
+        of_groups[group][lane] = sum;
+        __syncthreads();
+        for (u32 i = 0; i < GROUPS_AT_ONCE && (i == 0 || first + i * GROUP < blocks); i++) total += of_groups[i][lane];
+        // The next round overwrites the sums.
+        __syncthreads();
+        first += GROUPS_AT_ONCE * GROUP;
+    } while (first < blocks);
+    if (inside && group == 0) db[column] = total;
 }
 
-/// db = Σ rows of dy, added to the old value with `accumulate`: sums of ROW_BLOCK rows, added in
-/// order.
-template <class D, class T>
+constexpr u32 ROW_BLOCKS_AT_ONCE = 16;
+
+/// db = Σ rows of dy, added to the old value with `accumulate`: sums of ROW_BLOCK rows, added as
+/// `add_row_sums_f32` does. A block is LANES packs of N columns wide.
+template <int N, class D, class T>
 INLINE void sum_rows(D* __restrict__ db, const T* __restrict__ dy, u64 rows, u64 columns, u32 accumulate) {
-    __shared__ float sums[ROW_BLOCKS_AT_ONCE][COLUMNS];
-    const u64 column = (u64)blockIdx.x * COLUMNS + threadIdx.x;
-    const bool inside = column < columns;
-    float total = inside && accumulate && threadIdx.y == 0 ? wide(db[column]) : 0.0f;
+    typedef Pack<T, N> P;
+    __shared__ float sums[ROW_BLOCKS_AT_ONCE][LANES][N];
+    const u64 packs = columns / N, pack = (u64)blockIdx.x * LANES + threadIdx.x;
+    const bool inside = pack < packs, is_first = inside && threadIdx.y == 0;
+    float total[N], group[N] = {};
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        total[i] = -0.0f;
+        if (is_first && accumulate) group[i] = wide(db[pack * N + i]);
+    }
     for (u64 first = 0; first < rows; first += (u64)blockDim.y * ROW_BLOCK) {
         const u64 begin = first + (u64)threadIdx.y * ROW_BLOCK;
-        float sum = 0.0f;
-        if (inside && begin < rows) {
-            const u32 height = rows - begin < ROW_BLOCK ? (u32)(rows - begin) : ROW_BLOCK;
-            const T* value = dy + begin * columns + column;
+        const u32 height = !inside || begin >= rows ? 0 : rows - begin < ROW_BLOCK ? (u32)(rows - begin) : ROW_BLOCK;
+        float sum[N] = {};
 #pragma unroll 8
-            for (u32 row = 0; row < height; row++, value += columns) sum += wide(*value);
+        for (u32 row = 0; row < height; row++) {
+            const P value = load_pack<P>(dy, (begin + row) * packs + pack);
+#pragma unroll
+            for (int i = 0; i < N; i++) sum[i] += wide(value.values[i]);
         }
-        sums[threadIdx.y][threadIdx.x] = sum;
+#pragma unroll
+        for (int i = 0; i < N; i++) sums[threadIdx.y][threadIdx.x][i] = sum[i];
         __syncthreads();
-        if (threadIdx.y == 0) {
-            for (u32 block = 0; block < blockDim.y && first + (u64)block * ROW_BLOCK < rows; block++) {
-                total += sums[block][threadIdx.x];
+        if (is_first) {
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                if (first > 0 && first % (GROUP * ROW_BLOCK) == 0) total[i] += group[i], group[i] = 0.0f;
+                for (u32 block = 0; block < blockDim.y && first + (u64)block * ROW_BLOCK < rows; block++) {
+                    group[i] += sums[block][threadIdx.x][i];
+                }
             }
         }
         // The next round overwrites the sums.
         __syncthreads();
     }
-    if (inside && threadIdx.y == 0) db[column] = narrow<D>(total);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (is_first) db[pack * N + i] = narrow<D>(total[i] + group[i]);
+    }
 }
 
-#define SUM_ROWS(NAME, T, NAME_OF_SUM, D)                                                          \
-    KERNEL(COLUMNS* ROW_BLOCKS_AT_ONCE)                                                            \
-    sum_rows_to_##NAME_OF_SUM##_##NAME(                                                            \
-        D* db, const T* dy, u64 rows, u64 columns, u32 accumulate) {                               \
-        sum_rows(db, dy, rows, columns, accumulate);                                               \
+#define SUM_ROWS(NAME, T, D, N)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(LANES* ROW_BLOCKS_AT_ONCE, 1)                                         \
+    sum_rows_to_##NAME(D* db, const T* dy, u64 rows, u64 columns, u32 accumulate) {                                    \
+        sum_rows<N>(db, dy, rows, columns, accumulate);                                                                \
     }
-SUM_ROWS(f32, float, f32, float)
-SUM_ROWS(bf16, bf16, bf16, bf16)
-SUM_ROWS(bf16, bf16, f32, float)
+#define SUM_ROWS_OF(NAME, T, D) SUM_ROWS(NAME, T, D, 4) SUM_ROWS(unaligned_##NAME, T, D, 1)
+SUM_ROWS_OF(f32_f32, float, float)
+SUM_ROWS_OF(bf16_bf16, bf16, bf16)
+SUM_ROWS_OF(f32_bf16, bf16, float)

@@ -124,6 +124,10 @@ pub fn linear_backward_input_into(
     linear_backward_input_summed_into(dx, None, dy, weight, below)
 }
 
+/// Blocks of rows whose sums are added before their sum is added to the others; as in linear.cu.
+/// The rounding error grows with 128 + B/4096, not with B, and a GPU adds many groups at a time.
+const GROUP: usize = 64;
+
 /// Rows of `row_sums` for so many rows: see [`linear_backward_input_summed_into`].
 pub fn row_sums_of(rows: usize) -> usize {
     rows.div_ceil(gpu::ROW_BLOCK)
@@ -189,14 +193,11 @@ pub fn linear_backward_input_summed_into(
     })
 }
 
-/// Whether the gradient of a bias of so many columns is faster from `row_block_sums_into`: on a GPU
-/// `linear_backward_weight_into` has few threads for it, and many rows.
-pub fn prefers_row_sums(rows: usize, columns: usize) -> bool {
-    rows > gpu::ROWS_AT_ONCE && columns < gpu::COLUMNS * MULTIPROCESSORS
+/// Whether the gradient of a bias of so many rows is faster from `row_block_sums_into`: on a GPU
+/// `linear_backward_weight_into` has few threads, which sum so many rows side by side.
+pub fn prefers_row_sums(rows: usize) -> bool {
+    rows > gpu::ROW_BLOCKS_AT_ONCE * gpu::ROW_BLOCK
 }
-
-/// About as many as a GPU has.
-const MULTIPROCESSORS: usize = 128;
 
 /// Sums the rows of `x` (B, C) in blocks of 64 into `row_sums` (`row_sums_of(B)`, C), of the dtype
 /// of `x`, or f32 if that is bf16: for [`add_row_sums_into`].
@@ -227,13 +228,13 @@ fn sum_blocks<T: Real>(row_sums: &mut Buffer<'_>, x: &[T], columns: usize) {
     if columns > 0 {
         let blocks = x.chunks(gpu::ROW_BLOCK * columns);
         for (sums, block) in row_sums.elements_mut::<T>().chunks_mut(columns).zip(blocks) {
-            add_rows(sums, block, false);
+            add_rows(sums, block, gpu::ROW_BLOCK, false);
         }
     }
 }
 
-/// `db` (C) `= Σ` of the rows of `row_sums` (…, C) in order, or added to what is there with
-/// `accumulate`: with the bits that [`linear_backward_weight_into`] gives.
+/// `db` (C) `= Σ` of the rows of `row_sums` (…, C), in groups of 64 in order, or added to what is
+/// there with `accumulate`: with the bits that [`linear_backward_weight_into`] gives.
 ///
 /// Backward: none; it is a part of `linear_into`'s.
 #[track_caller]
@@ -251,13 +252,7 @@ pub fn add_row_sums_into(db: &Tensor, row_sums: &Tensor, accumulate: bool) -> Re
             return gpu::add_row_sums(&gpu, &db, &row_sums, accumulate);
         }
         with_float!(placed.dtype, T => {
-            let db = db.elements_mut::<T>();
-            if !accumulate {
-                db.fill(T::ZERO);
-            }
-            for sums in row_sums.elements::<T>().chunks(columns.max(1)) {
-                db.iter_mut().zip(sums).for_each(|(db, &sum)| *db += sum);
-            }
+            add_rows(db.elements_mut::<T>(), row_sums.elements(), 1, accumulate)
         });
         Ok(())
     })
@@ -265,9 +260,9 @@ pub fn add_row_sums_into(db: &Tensor, row_sums: &Tensor, accumulate: bool) -> Re
 
 /// `dw = dyᵀ·x` and `db = Σ rows of dy`; with `accumulate` they are added to what is there.
 ///
-/// `dw` (O, I), `db` (O), `dy` (B, O), `x` (B, I). Rows of `db` are summed in blocks of 64, in
-/// order, so the bits are the same for any number of threads and on a GPU. Where `dy` and `x` are
-/// bf16, `dw` and `db` may each be f32.
+/// `dw` (O, I), `db` (O), `dy` (B, O), `x` (B, I). Rows of `db` are summed in blocks of 64 and
+/// these in groups of 64, in order, so the bits are the same for any number of threads and on a
+/// GPU. Where `dy` and `x` are bf16, `dw` and `db` may each be f32.
 #[track_caller]
 pub fn linear_backward_weight_into(
     dw: &Tensor,
@@ -311,7 +306,7 @@ pub fn linear_backward_weight_into(
             let x = Matrix::new(x.elements(), rows, inputs, false);
             matmul::product(dw.elements_mut(), dy.t(), x, T::ONE, existing_scale, &AsIs);
             if let Some(mut db) = db {
-                add_rows(db.elements_mut::<T>(), gradients, accumulate);
+                add_rows(db.elements_mut::<T>(), gradients, gpu::ROW_BLOCK, accumulate);
             }
         });
         Ok(())
@@ -331,10 +326,11 @@ fn check_same(call: &Call<'_>, first: Slot, others: &[Option<Slot>]) -> Result<(
 /// Columns at a time: the sums of their blocks stay in registers and the first cache.
 const COLUMN_BLOCK: usize = 64;
 
-/// `db = Σ rows of dy`, added to what is there with `accumulate`.
-pub(super) fn add_rows<T: Real>(db: &mut [T], dy: &[T], accumulate: bool) {
-    let outputs = db.len();
-    let pieces = if dy.len() < threads::PARALLEL_MIN {
+/// `db = Σ rows of x`, added to what is there with `accumulate`: sums of blocks of rows, the sums
+/// of a group of these, and the groups, in order. The first group is added to `db` block by block.
+pub(super) fn add_rows<T: Real>(db: &mut [T], x: &[T], block_rows: usize, accumulate: bool) {
+    let columns = db.len();
+    let pieces = if x.len() < threads::PARALLEL_MIN {
         1
     } else {
         threads::count()
@@ -345,8 +341,18 @@ pub(super) fn add_rows<T: Real>(db: &mut [T], dy: &[T], accumulate: bool) {
         }
         for (index, db) in db.chunks_mut(COLUMN_BLOCK).enumerate() {
             let first = first + index * COLUMN_BLOCK;
-            for block in dy.chunks(gpu::ROW_BLOCK * outputs) {
-                add_block(db, &block[first..], outputs);
+            for (index, group) in x.chunks(GROUP * block_rows * columns).enumerate() {
+                let mut sums = [T::ZERO; COLUMN_BLOCK];
+                let sums = &mut sums[..db.len()];
+                let into = if index == 0 { &mut *db } else { &mut *sums };
+                for block in group.chunks(block_rows * columns) {
+                    add_block(into, &block[first..], columns);
+                }
+                if index > 0 {
+                    db.iter_mut()
+                        .zip(sums)
+                        .for_each(|(db, sum)| *db = *db + *sum);
+                }
             }
         }
     });

@@ -24,9 +24,9 @@ pub(crate) use piece::Real;
 pub(crate) use tile::{Avx2F32, Avx2F64, Avx512F32};
 pub(crate) use tile::{Kernel, Plain};
 
-/// Products with fewer multiplications run on the caller alone.
+/// Matmuls with fewer multiplications run on the calling thread.
 const PARALLEL_PRODUCT_MIN: usize = 48 * 48 * 256;
-/// The same of one row, which waits for memory.
+/// The same for a matmul of one row, whose speed is that of memory.
 const PARALLEL_ROW_MIN: usize = 1 << 16;
 
 /// `out = product_scale * a·b + existing_scale * out`, then `finish`. With an `existing_scale` of

@@ -1,224 +1,282 @@
-// Norms of rows, and their derivatives: see norm.rs. Sums are in the order of norm/cpu.rs, so f32
-// has the CPU's bits.
+// Norms of rows, and their derivatives: see norm.rs. In f32 sums are in the order of norm/cpu.rs
+// and have the CPU's bits. bf16 has twice as many columns in a pack, and so another order.
+//
+// A warp has a row of up to WARP * PACKS packs, wider rows several warps of a block. Registers hold
+// the row while the next one is loaded.
 #include "common.cuh"
 
-/// A lane's elements in the columns that its warp takes at a time: packs of 4, a warp's apart.
-constexpr u32 PACK = 4;
+/// Packs of a row that a lane has at a time, a warp's packs apart.
 constexpr u32 PACKS = 4;
-constexpr u32 PER_LANE = PACK * PACKS;
 /// As in norm/cpu.rs.
-constexpr u32 WARP_COLUMNS = WARP * PER_LANE;
-constexpr u32 WARPS_MAX = 16;
+constexpr u32 WARPS_MAX = 8;
 constexpr u32 THREADS_MAX = WARPS_MAX * WARP;
-constexpr u32 ROW_BLOCK = 16;
 
-/// The column of this lane's element number `n`, of the columns from `start` on.
-INLINE u64 column_of(u64 start, u32 n) { return start + ((n / PACK) * WARP + threadIdx.x % WARP) * PACK + n % PACK; }
+/// The columns of this lane. Not PACKED: the elements of a pack are accessed one by one, because
+/// rows of so many columns at these addresses are not aligned.
+template <class T, bool PACKED> struct Lane {
+    typedef Pack<T> P;
+    static constexpr u32 PACK = P::COUNT;
+    static constexpr u32 WARP_COLUMNS = WARP * PACK * PACKS;
 
-/// Whether rows of so many columns at these addresses can be accessed in packs.
-template <class T, class... Pointers> INLINE bool in_packs(u64 columns, Pointers... pointers) {
-    return columns % PACK == 0 && aligned<PACK * sizeof(T)>(pointers...);
-}
+    u32 columns;
 
-/// This lane's elements of a row; `absent` beyond its end, or everywhere if the row is null.
-template <class T>
-INLINE void load(float (&values)[PER_LANE], const T* row, u64 start, u64 columns, bool packed, float absent) {
-    typedef Pack<T, PACK> P;
+    /// f(n, first column) for each pack of this lane in the warp's columns from `start` on.
+    template <class F> INLINE void each(u32 start, F f) const {
 #pragma unroll
-    for (u32 n = 0; n < PER_LANE; n += PACK) {
-        const u64 column = column_of(start, n);
-        if (packed && row != nullptr) {
-            if (column < columns) {
-                const P pack = load_pack<P>(row, column / PACK);
-#pragma unroll
-                for (u32 k = 0; k < PACK; k++) values[n + k] = wide(pack.values[k]);
-            } else {
-#pragma unroll
-                for (u32 k = 0; k < PACK; k++) values[n + k] = absent;
+        for (u32 n = 0; n < PACKS; n++) {
+            const u32 column = start + (n * WARP + threadIdx.x % WARP) * PACK;
+            if (column < columns) f(n, column);
+        }
+    }
+
+    /// Whether element k of the pack from `column` on, of which the first is in the row, is too.
+    INLINE bool has(u32 column, u32 k) const { return PACKED || column + k < columns; }
+
+    /// Packs of a row, or of `absent` if it is null.
+    INLINE void load(P (&packs)[PACKS], const T* row, u32 start, float absent) const {
+        each(start, [&](u32 n, u32 column) {
+            if (PACKED && row != nullptr) {
+                packs[n] = load_pack<P>(row, column / PACK);
+                return;
             }
-            continue;
-        }
+#pragma unroll
+            for (u32 k = 0; k < PACK; k++) {
+                packs[n].values[k] = row != nullptr && has(column, k) ? row[column + k] : narrow<T>(absent);
+            }
+        });
+    }
+
+    /// Stores a pack from `column` on.
+    INLINE void store(T* row, u32 column, const P& pack) const {
+        if (PACKED) return store_pack(row, column / PACK, pack);
 #pragma unroll
         for (u32 k = 0; k < PACK; k++) {
-            values[n + k] = row != nullptr && column + k < columns ? wide(row[column + k]) : absent;
+            if (has(column, k)) row[column + k] = pack.values[k];
         }
     }
-}
 
-/// Four elements from a lane's number `n` on, each rounded once.
-INLINE void store_pack_of(float* row, u64 pack, const float (&values)[PER_LANE], u32 n) {
-    Pack<float> rounded;
-    rounded.whole = make_uint4(__float_as_uint(values[n]), __float_as_uint(values[n + 1]), __float_as_uint(values[n + 2]),
-                               __float_as_uint(values[n + 3]));
-    store_pack(row, pack, rounded);
-}
-INLINE void store_pack_of(bf16* row, u64 pack, const float (&values)[PER_LANE], u32 n) {
-    u32 bits[PACK];
-#pragma unroll
-    for (u32 k = 0; k < PACK; k++) bits[k] = narrow<bf16>(values[n + k]).bits;
-    Pack<bf16, PACK> rounded;
-    rounded.whole = make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);
-    store_pack(row, pack, rounded);
-}
+    /// Sums of a lane's columns over rows.
+    typedef Pack<float> Sums[PACKS][PACK / 4];
 
-template <class T>
-INLINE void store(T* row, const float (&values)[PER_LANE], u64 start, u64 columns, bool packed) {
+    /// Stores sums in a row, which may be null, or loads them.
+    template <bool STORES> INLINE void move_sums(Sums& sums, float* row, u32 start) const {
+        if (row == nullptr) return;
+        each(start, [&](u32 n, u32 column) {
 #pragma unroll
-    for (u32 n = 0; n < PER_LANE; n += PACK) {
-        const u64 column = column_of(start, n);
-        if (packed) {
-            if (column < columns) store_pack_of(row, column / PACK, values, n);
-            continue;
-        }
-#pragma unroll
-        for (u32 k = 0; k < PACK; k++) {
-            if (column + k < columns) row[column + k] = narrow<T>(values[n + k]);
-        }
+            for (u32 k = 0; k < PACK; k++) {
+                Pack<float>& pack = sums[n][k / 4];
+                if (PACKED && k % 4 == 0) {
+                    if (STORES) store_pack(row + column, k / 4, pack);
+                    else pack = load_pack<Pack<float>>(row + column, k / 4);
+                }
+                if (!PACKED && has(column, k)) {
+                    if (STORES) row[column + k] = pack.values[k % 4];
+                    else pack.values[k % 4] = row[column + k];
+                }
+            }
+        });
     }
-}
 
-/// The sum over a row from each thread's four.
-INLINE float row_sum(const float (&sums)[PACK]) { return block_sum((sums[0] + sums[1]) + (sums[2] + sums[3])); }
+    /// The sum over a row from the lanes' sums of columns.
+    static INLINE float row_sum(float (&sums)[PACK]) {
+#pragma unroll
+        for (u32 width = PACK / 2; width > 0; width /= 2) {
+#pragma unroll
+            for (u32 k = 0; k < width; k++) sums[k] = sums[2 * k] + sums[2 * k + 1];
+        }
+        return block_sum(sums[0]);
+    }
+};
 
-/// out = norm(x) · weight + bias, by a block for each row; norm(x + residual), which goes to `sum`,
-/// if there is a residual. The last of a row's `width` statistics is 1/σ or 1/rms; the first of two
-/// the mean. `sum` may be x or the residual.
-template <class T>
+/// Whether so many columns are held in the registers of a block.
+template <class T> INLINE bool held(u64 columns) { return columns <= blockDim.x * PACKS * Pack<T>::COUNT; }
+
+/// out = norm(x) · weight + bias; norm(x + residual), which goes to `sum`, if there is a residual.
+/// The last of a row's `width` statistics is 1/σ or 1/rms; the first of two the mean. `sum` may be
+/// x or the residual.
+template <bool PACKED, bool HELD, class T>
 INLINE void norm(
     T* out, T* sum, float* __restrict__ stats, const T* x, const T* residual, const T* __restrict__ weight,
     const T* __restrict__ bias, u64 rows, u64 columns, u32 width, float epsilon) {
-    const bool packed = in_packs<T>(columns, out, sum, x, residual, weight, bias);
-    const u64 own = threadIdx.x / WARP * WARP_COLUMNS, step = (u64)blockDim.x * PER_LANE;
-    // Whether registers hold the row from pass to pass.
-    const bool held = columns <= step;
+    typedef Lane<T, PACKED> L;
+    typedef typename L::P P;
+    constexpr u32 PACK = L::PACK;
+    const L lane{(u32)columns};
+    const u32 own = threadIdx.x / WARP * L::WARP_COLUMNS;
+    const auto after = [=](u32 start) { return HELD ? ~0u : start + blockDim.x / WARP * L::WARP_COLUMNS; };
+    P values[PACKS], others[PACKS], next[PACKS], next_others[PACKS];
+    const auto fetch = [&](P (&values)[PACKS], P (&others)[PACKS], u64 row, u32 start) {
+        lane.load(values, x + row * columns, start, 0.0f);
+        if (residual != nullptr) lane.load(others, residual + row * columns, start, 0.0f);
+    };
+    if (HELD && blockIdx.x < rows) fetch(next, next_others, blockIdx.x, own);
     for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const u64 first = row * columns;
-        const T* normed = (residual == nullptr ? x : sum) + first;
-        float values[PER_LANE], others[PER_LANE];
-        float sums[PACK] = {};
-        for (u64 start = own; start < columns; start += step) {
-            load(values, x + first, start, columns, packed, 0.0f);
-            if (residual != nullptr) {
-                load(others, residual + first, start, columns, packed, 0.0f);
+        if (HELD) {
 #pragma unroll
-                for (u32 n = 0; n < PER_LANE; n++) values[n] = wide(narrow<T>(values[n] + others[n]));
-                store(sum + first, values, start, columns, packed);
-            }
-#pragma unroll
-            for (u32 n = 0; n < PER_LANE; n++) sums[n % PACK] = sums[n % PACK] + values[n];
+            for (u32 n = 0; n < PACKS; n++) values[n] = next[n], others[n] = next_others[n];
+            if (row + gridDim.x < rows) fetch(next, next_others, row + gridDim.x, own);
         }
-        const float mean = width == 2 ? row_sum(sums) / (float)columns : 0.0f;
+        float sums[PACK] = {};
+        for (u32 start = own; start < columns; start = after(start)) {
+            if (!HELD) fetch(values, others, row, start);
+            lane.each(start, [&](u32 n, u32 column) {
+                if (residual != nullptr) {
+                    float sum_of[P::COUNT];
+#pragma unroll
+                    for (u32 k = 0; k < PACK; k++) sum_of[k] = wide(values[n].values[k]) + wide(others[n].values[k]);
+                    values[n] = narrow_pack<T>(sum_of);
+                    lane.store(sum + first, column, values[n]);
+                }
+#pragma unroll
+                for (u32 k = 0; k < PACK; k++) sums[k] = sums[k] + wide(values[n].values[k]);
+            });
+        }
+        const T* normed = (residual == nullptr ? x : sum) + first;
+        const float mean = width == 2 ? L::row_sum(sums) / (float)columns : 0.0f;
 #pragma unroll
         for (u32 k = 0; k < PACK; k++) sums[k] = 0.0f;
-        for (u64 start = own; start < columns; start += step) {
-            if (!held) load(values, normed, start, columns, packed, 0.0f);
+        for (u32 start = own; start < columns; start = after(start)) {
+            if (!HELD) lane.load(values, normed, start, 0.0f);
+            lane.each(start, [&](u32 n, u32 column) {
 #pragma unroll
-            for (u32 n = 0; n < PER_LANE; n++) {
-                const float centred = column_of(start, n) < columns ? values[n] - mean : 0.0f;
-                sums[n % PACK] = fmaf(centred, centred, sums[n % PACK]);
-            }
+                for (u32 k = 0; k < PACK; k++) {
+                    const float centred = lane.has(column, k) ? wide(values[n].values[k]) - mean : 0.0f;
+                    sums[k] = fmaf(centred, centred, sums[k]);
+                }
+            });
         }
-        const float scale = 1.0f / sqrtf(row_sum(sums) / (float)columns + epsilon);
+        const float scale = 1.0f / sqrtf(L::row_sum(sums) / (float)columns + epsilon);
         if (threadIdx.x == 0) {
             if (width == 2) stats[2 * row] = mean;
             stats[width * row + width - 1] = scale;
         }
-        for (u64 start = own; start < columns; start += step) {
-            if (!held) load(values, normed, start, columns, packed, 0.0f);
+        for (u32 start = own; start < columns; start = after(start)) {
+            if (!HELD) lane.load(values, normed, start, 0.0f);
+            P added[PACKS];
+            lane.load(others, weight, start, 1.0f);
+            lane.load(added, bias, start, -0.0f);
+            lane.each(start, [&](u32 n, u32 column) {
+                float result[P::COUNT];
 #pragma unroll
-            for (u32 n = 0; n < PER_LANE; n++) values[n] = (values[n] - mean) * scale;
-            load(others, weight, start, columns, packed, 1.0f);
-            float added[PER_LANE];
-            load(added, bias, start, columns, packed, -0.0f);
-#pragma unroll
-            for (u32 n = 0; n < PER_LANE; n++) values[n] = fmaf(values[n], others[n], added[n]);
-            store(out + first, values, start, columns, packed);
+                for (u32 k = 0; k < PACK; k++) {
+                    const float centred = (wide(values[n].values[k]) - mean) * scale;
+                    result[k] = fmaf(centred, wide(others[n].values[k]), wide(added[n].values[k]));
+                }
+                lane.store(out + first, column, narrow_pack<T>(result));
+            });
         }
     }
-}
-// At least one block per processor: otherwise ptxas makes room for two on sm_100, and spills.
-#define NORM(NAME, T)                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS_MAX, 1)                                                       \
-    norm_##NAME(T* out, T* sum, float* stats, const T* x, const T* residual, const T* weight, const T* bias, u64 rows, \
-                u64 columns, u32 width, float epsilon) {                                                               \
-        norm(out, sum, stats, x, residual, weight, bias, rows, columns, width, epsilon);                               \
-    }
-FOR_F32_AND_BF16(NORM)
-
-/// Adds a row to this thread's part of a block's sums, which registers keep if they hold rows.
-template <class F>
-INLINE void add_row(
-    float* row, float (&sums)[PER_LANE], u64 start, u64 columns, bool packed, bool held, bool is_first, bool is_last,
-    F term) {
-    if (row == nullptr) return;
-    if (is_first || !held) load(sums, is_first ? nullptr : row, start, columns, packed, 0.0f);
-#pragma unroll
-    for (u32 n = 0; n < PER_LANE; n++) sums[n] = term(n, sums[n]);
-    if (is_last || !held) store(row, sums, start, columns, packed);
 }
 
 /// The gradient of a row by x, and the sums of a block of rows for weight and bias, by a block of
 /// threads for each block of rows. `dx` may be dy, the residual's gradient or both.
-template <class T>
+template <bool PACKED, bool HELD, class T>
 INLINE void norm_backward(
     T* dx, const T* dy, const T* __restrict__ x, const float* __restrict__ stats, const T* __restrict__ weight,
-    const T* dresidual, float* weight_sums, float* bias_sums, u64 rows, u64 columns, u32 width) {
-    const bool packed = in_packs<T>(columns, dx, dy, x, weight, dresidual);
-    const bool sums_packed = in_packs<float>(columns, weight_sums, bias_sums);
-    const u64 own = threadIdx.x / WARP * WARP_COLUMNS, step = (u64)blockDim.x * PER_LANE;
-    const bool held = columns <= step;
-    for (u64 block = blockIdx.x; block * ROW_BLOCK < rows; block += gridDim.x) {
-        const u64 begin = block * ROW_BLOCK, end = rows - begin < ROW_BLOCK ? rows : begin + ROW_BLOCK;
-        float* of_weight = weight_sums == nullptr ? nullptr : weight_sums + block * columns;
-        float* of_bias = bias_sums == nullptr ? nullptr : bias_sums + block * columns;
-        float dweight[PER_LANE], dbias[PER_LANE];
-        for (u64 row = begin; row < end; row++) {
-            const u64 first = row * columns;
-            const float mean = width == 2 ? stats[2 * row] : 0.0f, scale = stats[width * row + width - 1];
-            float gradients[PER_LANE], normed[PER_LANE], others[PER_LANE];
-            float sums[PACK] = {}, products[PACK] = {};
-            for (u64 start = own; start < columns; start += step) {
-                load(gradients, dy + first, start, columns, packed, 0.0f);
-                load(normed, x + first, start, columns, packed, 0.0f);
-                load(others, weight, start, columns, packed, 1.0f);
+    const T* dresidual, float* weight_sums, float* bias_sums, u64 rows, u64 columns, u64 block_rows, u32 width) {
+    typedef Lane<T, PACKED> L;
+    typedef typename L::P P;
+    constexpr u32 PACK = L::PACK;
+    const L lane{(u32)columns};
+    const u32 own = threadIdx.x / WARP * L::WARP_COLUMNS;
+    const auto after = [=](u32 start) { return HELD ? ~0u : start + blockDim.x / WARP * L::WARP_COLUMNS; };
+    const u64 begin = blockIdx.x * block_rows, end = rows - begin < block_rows ? rows : begin + block_rows;
+    float* of_weight = weight_sums == nullptr ? nullptr : weight_sums + blockIdx.x * columns;
+    float* of_bias = bias_sums == nullptr ? nullptr : bias_sums + blockIdx.x * columns;
+    typename L::Sums dweight = {}, dbias = {};
+    P gradients[PACKS], inputs[PACKS], weights[PACKS], next_gradients[PACKS], next_inputs[PACKS];
+    float mean = 0.0f, scale = 0.0f, next_mean = 0.0f, next_scale = 0.0f;
+    const auto fetch = [&](P (&gradients)[PACKS], P (&inputs)[PACKS], u64 row, u32 start) {
+        lane.load(gradients, dy + row * columns, start, 0.0f);
+        lane.load(inputs, x + row * columns, start, 0.0f);
+    };
+    const auto fetch_stats = [&](u64 row) {
+        if (width == 2) next_mean = stats[2 * row];
+        next_scale = stats[width * row + width - 1];
+    };
+    if (HELD) fetch(next_gradients, next_inputs, begin, own);
+    for (u32 start = own; !HELD && start < columns; start = after(start)) {
+        lane.template move_sums<true>(dweight, of_weight, start);
+        lane.template move_sums<true>(dbias, of_bias, start);
+    }
+    fetch_stats(begin);
+    for (u64 row = begin; row < end; row++) {
+        const u64 first = row * columns;
+        mean = next_mean, scale = next_scale;
+        P others[PACKS];
+        if (HELD) {
 #pragma unroll
-                for (u32 n = 0; n < PER_LANE; n++) {
-                    normed[n] = (normed[n] - mean) * scale;
-                    const float scaled = gradients[n] * others[n];
-                    sums[n % PACK] = sums[n % PACK] + scaled;
-                    products[n % PACK] = fmaf(scaled, normed[n], products[n % PACK]);
+            for (u32 n = 0; n < PACKS; n++) gradients[n] = next_gradients[n], inputs[n] = next_inputs[n];
+            lane.load(others, dresidual == nullptr ? nullptr : dresidual + first, own, -0.0f);
+            lane.load(weights, weight, own, 1.0f);
+            if (row + 1 < end) fetch(next_gradients, next_inputs, row + 1, own);
+        }
+        if (row + 1 < end) fetch_stats(row + 1);
+        float sums[PACK] = {}, products[PACK] = {};
+        for (u32 start = own; start < columns; start = after(start)) {
+            if (!HELD) fetch(gradients, inputs, row, start), lane.load(weights, weight, start, 1.0f);
+            lane.each(start, [&](u32 n, u32 column) {
+#pragma unroll
+                for (u32 k = 0; k < PACK; k++) {
+                    const float normed = (wide(inputs[n].values[k]) - mean) * scale;
+                    const float scaled = wide(gradients[n].values[k]) * wide(weights[n].values[k]);
+                    sums[k] = sums[k] + scaled;
+                    products[k] = fmaf(scaled, normed, products[k]);
                 }
+            });
+        }
+        const float along_one = width == 2 ? L::row_sum(sums) / (float)columns : 0.0f;
+        const float against_x = 0.0f - L::row_sum(products) / (float)columns;
+        for (u32 start = own; start < columns; start = after(start)) {
+            if (!HELD) {
+                fetch(gradients, inputs, row, start), lane.load(weights, weight, start, 1.0f);
+                lane.load(others, dresidual == nullptr ? nullptr : dresidual + first, start, -0.0f);
+                lane.template move_sums<false>(dweight, of_weight, start);
+                lane.template move_sums<false>(dbias, of_bias, start);
             }
-            const float along_one = width == 2 ? row_sum(sums) / (float)columns : 0.0f;
-            const float against_x = 0.0f - row_sum(products) / (float)columns;
-            for (u64 start = own; start < columns; start += step) {
-                if (!held) {
-                    load(gradients, dy + first, start, columns, packed, 0.0f);
-                    load(normed, x + first, start, columns, packed, 0.0f);
+            lane.each(start, [&](u32 n, u32 column) {
+                float result[P::COUNT];
 #pragma unroll
-                    for (u32 n = 0; n < PER_LANE; n++) normed[n] = (normed[n] - mean) * scale;
+                for (u32 k = 0; k < PACK; k++) {
+                    const float normed = (wide(inputs[n].values[k]) - mean) * scale;
+                    const float gradient = wide(gradients[n].values[k]);
+                    float &of_weight = dweight[n][k / 4].values[k % 4], &of_bias = dbias[n][k / 4].values[k % 4];
+                    of_weight = fmaf(gradient, normed, of_weight);
+                    of_bias = of_bias + gradient;
+                    const float scaled = gradient * wide(weights[n].values[k]) - along_one;
+                    result[k] = fmaf(scale, fmaf(normed, against_x, scaled), wide(others[n].values[k]));
                 }
-                add_row(of_weight, dweight, start, columns, sums_packed, held, row == begin, row + 1 == end,
-                        [&](u32 n, float sum) { return fmaf(gradients[n], normed[n], sum); });
-                add_row(of_bias, dbias, start, columns, sums_packed, held, row == begin, row + 1 == end,
-                        [&](u32 n, float sum) { return sum + gradients[n]; });
-                load(others, weight, start, columns, packed, 1.0f);
-#pragma unroll
-                for (u32 n = 0; n < PER_LANE; n++) {
-                    gradients[n] = fmaf(normed[n], against_x, gradients[n] * others[n] - along_one);
-                }
-                load(others, dresidual == nullptr ? nullptr : dresidual + first, start, columns, packed, -0.0f);
-#pragma unroll
-                for (u32 n = 0; n < PER_LANE; n++) gradients[n] = fmaf(scale, gradients[n], others[n]);
-                store(dx + first, gradients, start, columns, packed);
+                lane.store(dx + first, column, narrow_pack<T>(result));
+            });
+            if (!HELD || row + 1 == end) {
+                lane.template move_sums<true>(dweight, of_weight, start);
+                lane.template move_sums<true>(dbias, of_bias, start);
             }
         }
     }
 }
-#define NORM_BACKWARD(NAME, T)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS_MAX, 1)                                                       \
-    norm_backward_##NAME(T* dx, const T* dy, const T* x, const float* stats, const T* weight, const T* dresidual,      \
-                         float* weight_sums, float* bias_sums, u64 rows, u64 columns, u32 width) {                     \
-        norm_backward(dx, dy, x, stats, weight, dresidual, weight_sums, bias_sums, rows, columns, width);              \
+
+#define NORM(SUFFIX, T, PACKED)                                                                                        \
+    KERNEL(THREADS_MAX)                                                                                                \
+    norm_##SUFFIX(T* out, T* sum, float* stats, const T* x, const T* residual, const T* weight, const T* bias,         \
+                  u64 rows, u64 columns, u32 width, float epsilon) {                                                   \
+        if (PACKED && held<T>(columns)) {                                                                              \
+            norm<PACKED, PACKED>(out, sum, stats, x, residual, weight, bias, rows, columns, width, epsilon);           \
+        } else {                                                                                                       \
+            norm<PACKED, false>(out, sum, stats, x, residual, weight, bias, rows, columns, width, epsilon);            \
+        }                                                                                                              \
+    }                                                                                                                  \
+    KERNEL(THREADS_MAX)                                                                                                \
+    norm_backward_##SUFFIX(T* dx, const T* dy, const T* x, const float* stats, const T* weight, const T* dresidual,    \
+                           float* weight_sums, float* bias_sums, u64 rows, u64 columns, u64 block_rows, u32 width) {   \
+        if (PACKED && held<T>(columns)) {                                                                              \
+            norm_backward<PACKED, PACKED>(dx, dy, x, stats, weight, dresidual, weight_sums, bias_sums, rows, columns,  \
+                                          block_rows, width);                                                          \
+        } else {                                                                                                       \
+            norm_backward<PACKED, false>(dx, dy, x, stats, weight, dresidual, weight_sums, bias_sums, rows, columns,   \
+                                         block_rows, width);                                                           \
+        }                                                                                                              \
     }
-FOR_F32_AND_BF16(NORM_BACKWARD)
+#define NORMS(NAME, T) NORM(NAME, T, true) NORM(unaligned_##NAME, T, false)
+FOR_F32_AND_BF16(NORMS)

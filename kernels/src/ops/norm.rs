@@ -9,7 +9,8 @@
 //! ```
 //!
 //! RMSNorm has no mean of g. The gradient of weight is the sum over rows of dy n, that of bias the
-//! sum of dy. Each row is read from memory once; on a GPU (`norm.cu`) registers hold it.
+//! sum of dy. Each row is read from memory once; on a GPU (`norm.cu`) registers hold it. There f32
+//! has the CPU's bits; bf16 is computed in f32, added in another order and rounded once.
 //!
 //! Letters: R rows, C columns.
 
@@ -19,7 +20,7 @@ mod tests;
 
 use std::ops::Range;
 
-use self::cpu::{BackwardRows, ForwardRows, ROW_BLOCK, Scaling};
+use self::cpu::{BackwardRows, ForwardRows, Scaling};
 use crate::error::Result;
 use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
@@ -76,9 +77,18 @@ pub struct NormGradients<'a> {
     pub bias_sums: Option<&'a Tensor>,
 }
 
-/// Rows of `weight_sums` and `bias_sums` for so many rows. They do not depend on the device.
+/// Rows of `weight_sums` and `bias_sums` for so many rows: at most 1,024, each the sum of at least
+/// 16 rows. They do not depend on the device.
 pub fn norm_blocks_of(rows: usize) -> usize {
-    rows.div_ceil(ROW_BLOCK)
+    rows.div_ceil(block_rows_of(rows))
+}
+
+/// Rows that each row of the sums adds.
+fn block_rows_of(rows: usize) -> usize {
+    /// Enough for a warp of a GPU each, and few to add.
+    const BLOCKS_MAX: usize = 1024;
+    const ROWS_MIN: usize = 16;
+    rows.div_ceil(BLOCKS_MAX).max(ROWS_MIN)
 }
 
 /// `out = norm(x)`: `out` and `x` (R, C), `stats` (R, `Norm::statistics`) of their dtype, or f32 if
@@ -146,10 +156,13 @@ fn forward<'a>(
                 options.norm.statistics() as u32,
                 options.epsilon as f32,
             ];
-            return launch(&gpu, "norm", &out, sizes, args);
+            // As many warps as registers allow at once take row after row.
+            let blocks = rows.min(12 * gpu.gpu.multiprocessors as usize);
+            let names = ["norm", "norm_unaligned"];
+            return launch(&gpu, names, &out, [blocks, columns], (args, 7));
         }
         with_float!(placed.dtype, T => {
-            let of = scaling::<T>(options, columns, [&weight, &bias]);
+            let of = scaling::<T>(options, sizes, [&weight, &bias]);
             forward_on_cpu(&of, [&mut out, &mut stats], sum.as_mut(), &x, residual.as_ref());
         });
         Ok(())
@@ -218,7 +231,7 @@ pub fn norm_backward_into(
     let (sizes, [weight, _]) = check(&mut call, x, &[dx, dy], stats, &options)?;
     let [rows, columns] = sizes;
     for sums in [weight_sums, bias_sums].into_iter().flatten() {
-        let meaning = "a row for each 16 rows of x";
+        let meaning = "a row for each block of rows: norm_blocks_of";
         call.has_shape(sums, &[norm_blocks_of(rows), columns], meaning)?;
         call.math_dtype(sums, x)?;
         call.row_major(sums)?;
@@ -242,18 +255,14 @@ pub fn norm_backward_into(
                 bias_sums,
                 rows,
                 columns,
+                block_rows_of(rows),
                 options.norm.statistics() as u32,
             ];
-            return launch(
-                &gpu,
-                "norm_backward",
-                &dx,
-                [norm_blocks_of(rows), columns],
-                args,
-            );
+            let names = ["norm_backward", "norm_backward_unaligned"];
+            return launch(&gpu, names, &dx, [norm_blocks_of(rows), columns], (args, 8));
         }
         with_float!(placed.dtype, T => {
-            let of = scaling::<T>(&options, columns, [&weight, &None]);
+            let of = scaling::<T>(&options, sizes, [&weight, &None]);
             let sums = [weight_sums.as_mut(), bias_sums.as_mut()];
             backward_on_cpu(&of, &mut dx, [&dy, &x, &stats], dresidual.as_ref(), sums);
         });
@@ -276,10 +285,11 @@ fn backward_on_cpu<T: Float>(
     let dx = Shares::new(dx.elements_mut::<T>());
     let weight_sums = weight_sums.map(|sums| Shares::new(sums.elements_mut::<T>()));
     let bias_sums = bias_sums.map(|sums| Shares::new(sums.elements_mut::<T>()));
-    split_rows(of, x.len(), ROW_BLOCK, |rows| {
+    let block_rows = of.block_rows;
+    split_rows(of, x.len(), block_rows, |rows| {
         let elements = rows.start * of.columns..rows.end * of.columns;
         let statistics = rows.start * of.statistics()..rows.end * of.statistics();
-        let blocks = rows.start / ROW_BLOCK..norm_blocks_of(rows.end);
+        let blocks = rows.start / block_rows..rows.end.div_ceil(block_rows);
         let sums = blocks.start * of.columns..blocks.end * of.columns;
         // SAFETY: `split_rows` gives each block of rows to one thread, once, and the parts belong
         // to those blocks.
@@ -335,16 +345,17 @@ fn check<'a>(
     Ok(([rows, columns], [weight, bias]))
 }
 
-/// The options for loops over rows of so many columns.
+/// The options for loops over so many rows and columns.
 fn scaling<'a, T: Float>(
     options: &NormOptions<'_>,
-    columns: usize,
+    [rows, columns]: [usize; 2],
     [weight, bias]: [&'a Option<Buffer<'_>>; 2],
 ) -> Scaling<'a, T> {
     Scaling {
         centers: options.norm == Norm::Layer,
         epsilon: T::from_f64(options.epsilon),
         columns,
+        block_rows: block_rows_of(rows),
         weight: weight.as_ref().map(Buffer::elements),
         bias: bias.as_ref().map(Buffer::elements),
     }
@@ -362,19 +373,23 @@ fn split_rows<T: Float>(
     });
 }
 
-/// A kernel of `norm.cu`, with as many warps as rows of so many columns keep busy.
+/// A kernel of `norm.cu`, with as many warps as rows of so many columns keep busy: the first of
+/// `names`, or the second where rows are not whole packs of 16 bytes at multiples of 16. The first
+/// so many of `args` are addresses.
 fn launch(
     gpu: &Launcher,
-    name: &'static str,
+    names: [&'static str; 2],
     out: &Buffer<'_>,
     [blocks, columns]: [usize; 2],
-    args: &[u64],
+    (args, addresses): (&[u64], usize),
 ) -> Result<()> {
-    let threads = 32 * cpu::warps_of(columns) as u32;
-    gpu.launch(
-        &SOURCE,
-        (name, out.dtype),
-        Grid::blocks(blocks, threads),
-        args,
-    )
+    /// What a warp holds of a row: four packs a lane.
+    const WARP_BYTES: usize = 2048;
+    let row_bytes = columns * out.dtype.bytes();
+    let aligned = row_bytes.is_multiple_of(16) && args[..addresses].iter().all(|at| at % 16 == 0);
+    let warps = row_bytes.div_ceil(WARP_BYTES).min(cpu::WARPS_MAX);
+    let rows_of_block = (out.count / columns.max(1)).div_ceil(blocks.max(1));
+    let grid = Grid::blocks(blocks, 32 * warps as u32).waits(rows_of_block);
+    let name = names[usize::from(!aligned)];
+    gpu.launch(&SOURCE, (name, out.dtype), grid, args)
 }

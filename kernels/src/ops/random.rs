@@ -1,7 +1,7 @@
 //! Random tensors on a GPU, with the bits of `random.rs` at the root of this crate.
 
 use crate::Tensor;
-use crate::error::{Result, Site};
+use crate::error::{Caller, Result};
 use crate::launch::{Grid, Source, args};
 use crate::ops::fill::write_new;
 use crate::random::Draw;
@@ -23,8 +23,7 @@ pub(crate) fn draw_new(
     out: &Tensor,
     draw: Draw,
     distribution: Distribution,
-    op: &'static str,
-    at: Site,
+    by: Caller,
 ) -> Result<()> {
     let (base, bound) = match distribution {
         Distribution::Uniform => ("rand", 0),
@@ -33,7 +32,7 @@ pub(crate) fn draw_new(
     };
     let stream = draw.stream();
     let [key_0, key_1] = stream.key;
-    write_new(out, op, at, |gpu, out| {
+    write_new(out, by, |gpu, out| {
         // A thread makes at least the four elements of a Philox block.
         let grid = Grid::elements(out.count.div_ceil(4));
         let args = args![out, out.count, key_0, key_1, stream.draw, bound];

@@ -30,8 +30,9 @@ INLINE void rope(
             store_pack(out, (at + half) / N, right);
         }
         if (out == x) continue;
-        for (u64 i = heads * head_size + threadIdx.x; i < columns; i += blockDim.x) {
-            out[row * columns + i] = x[row * columns + i];
+        const u64 of_row = columns / N;
+        for (u64 i = heads * head_size / N + threadIdx.x; i < of_row; i += blockDim.x) {
+            store_pack(out, row * of_row + i, load_pack<P>(x, row * of_row + i));
         }
     }
 }

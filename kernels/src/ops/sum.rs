@@ -96,9 +96,9 @@ fn launch(
     }
     let run_len = run_len(x.count);
     let runs = x.count.div_ceil(run_len);
-    let shape = Shape::checked(gpu.op, &[runs], gpu.at)?;
+    let shape = Shape::checked(&[runs], gpu.by)?;
     let (device, origin) = (gpu.gpu.device(), Origin::Computed);
-    let sums = Tensor::allocate(shape, DType::F64, device, origin, gpu.op, gpu.at)?;
+    let sums = Tensor::allocate(shape, DType::F64, device, origin, gpu.by)?;
     let sums = placed.enter_new(&sums)?;
     let grid = Grid::blocks(runs, RUN_THREADS);
     gpu.launch(

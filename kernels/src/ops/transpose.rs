@@ -1,9 +1,7 @@
 //! transpose: writes a transposed view out row by row, in any dtype, for `contiguous()`.
 
-use std::panic::Location;
-
 use crate::dtype::with_element;
-use crate::error::{Result, Site};
+use crate::error::{Caller, Result};
 use crate::launch::{BLOCK_THREADS, Grid, Source, args};
 use crate::ops::call::{Call, EVERY_DTYPE};
 use crate::ops::fill::kernel_for_width;
@@ -20,24 +18,23 @@ impl Tensor {
     /// This tensor if it is row-major, else a row-major copy on the same device.
     #[track_caller]
     pub fn contiguous(&self) -> Result<Tensor> {
-        self.contiguous_at("contiguous", Location::caller())
+        self.contiguous_at(Caller::new("contiguous"))
     }
 
-    pub(crate) fn contiguous_at(&self, op: &'static str, at: Site) -> Result<Tensor> {
+    pub(crate) fn contiguous_at(&self, by: Caller) -> Result<Tensor> {
         if !self.is_transposed() {
             return Ok(self.clone());
         }
         let (dtype, device) = (self.dtype(), self.device());
-        let copy = Tensor::allocate(*self.shape(), dtype, device, Origin::Computed, op, at)?;
-        write_transposed(&copy, self, op, at)?;
+        let copy = Tensor::allocate(*self.shape(), dtype, device, Origin::Computed, by)?;
+        write_transposed(&copy, self, by)?;
         Ok(copy.with_name_of(self))
     }
 }
 
-/// Writes `x` (R, C), a transposed view, to the row-major `out` (R, C) of the same dtype, for `op`.
-fn write_transposed(out: &Tensor, x: &Tensor, op: &'static str, at: Site) -> Result<()> {
-    let mut call = Call::new(op);
-    call.at = at;
+/// Writes `x` (R, C), a transposed view, to the row-major `out` (R, C) of the same dtype.
+fn write_transposed(out: &Tensor, x: &Tensor, by: Caller) -> Result<()> {
+    let mut call = Call::by(by);
     let out = call.writes("out", out);
     let x = call.reads("x", x);
     let [rows, columns] = call.dims(x, "[rows, columns]")?;

@@ -1,5 +1,3 @@
-use std::panic::Location;
-
 use super::*;
 use crate::stream::Stream;
 use crate::{DType, Shape};
@@ -11,44 +9,38 @@ fn storage() -> Arc<Storage> {
         shape: Shape::new(&[64]).unwrap(),
         device: Device::Cpu,
     };
-    Storage::new(
-        64,
-        Origin::HostData,
-        false,
-        info,
-        "test",
-        Location::caller(),
-    )
-    .unwrap()
+    Storage::new(64, Origin::HostData, false, info, Caller::new("test")).unwrap()
 }
 
 #[test]
 fn copies_that_are_done_do_not_pile_up() {
-    let (storage, at) = (storage(), Location::caller());
+    let storage = storage();
     let passed = Stream::new(Device::Cpu).unwrap().record().unwrap();
     for _ in 0..1000 {
         // Reads overlap reads, so no later reader clashes with the entry.
-        let entered = storage.enter(0..64, false, "copy", at).unwrap();
+        let entered = storage.enter(0..64, false, Caller::new("copy")).unwrap();
         entered.leave_after(passed.clone());
         assert!(lock(&storage.in_use).uses.len() <= SWEEP_AT_LEAST);
     }
-    storage.enter(0..64, true, "write", at).unwrap();
+    storage.enter(0..64, true, Caller::new("write")).unwrap();
     assert!(lock(&storage.in_use).uses.is_empty());
 }
 
 #[test]
 fn a_range_that_is_never_left_stays_in_use_and_its_memory_is_not_reused() {
-    let (storage, at) = (storage(), Location::caller());
-    let entered = storage.enter(8..16, false, "copy", at).unwrap();
+    let storage = storage();
+    let entered = storage.enter(8..16, false, Caller::new("copy")).unwrap();
     entered.leave_never();
     drop(entered);
     for _ in 0..2 * SWEEP_AT_LEAST {
-        let entered = storage.enter(0..64, false, "read", at).unwrap();
+        let entered = storage.enter(0..64, false, Caller::new("read")).unwrap();
         entered.leave_never();
     }
-    let other = storage.enter(10..11, true, "write", at).unwrap_err();
+    let other = storage
+        .enter(10..11, true, Caller::new("write"))
+        .unwrap_err();
     assert!(
-        (other.op == "copy" || other.op == "read") && !other.writes,
+        (other.by.op == "copy" || other.by.op == "read") && !other.writes,
         "{other:?}"
     );
     let address = storage.block.pointer();
@@ -60,9 +52,7 @@ fn a_range_that_is_never_left_stays_in_use_and_its_memory_is_not_reused() {
 #[test]
 fn a_ranges_address_is_where_it_begins() {
     let storage = storage();
-    let entered = storage
-        .enter(24..40, false, "read", Location::caller())
-        .unwrap();
+    let entered = storage.enter(24..40, false, Caller::new("read")).unwrap();
     let start = entered.elements::<u8>().as_ptr().addr();
     assert_eq!(entered.address(), start as u64);
 }

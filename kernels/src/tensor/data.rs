@@ -1,21 +1,14 @@
 //! A tensor's elements, lent to a closure as a slice; and the checks before they are read.
 
-use std::panic::Location;
-
 use super::Tensor;
-use crate::error::{Error, Result, Site};
+use crate::error::{Caller, Result, Site};
 use crate::{Device, Element};
 
 impl Tensor {
-    pub(crate) fn check_copy_from(
-        &self,
-        source: &Tensor,
-        op: &'static str,
-        at: Site,
-    ) -> Result<()> {
+    pub(crate) fn check_copy_from(&self, source: &Tensor, by: Caller) -> Result<()> {
         let refuse = |expected: String, help: &str| {
             let source = source.as_operand("source");
-            Err(Error::operand(op, source, expected, help, at))
+            Err(by.operand(source, expected, help))
         };
         if source.dtype != self.dtype {
             let expected = format!("the target's dtype, {}", self.dtype);
@@ -31,7 +24,7 @@ impl Tensor {
         }
         if self.shares_memory_with(source) {
             let (target, source) = (self.as_operand("target"), source.as_operand("source"));
-            return Err(Error::overlap(op, target, source, at));
+            return Err(by.overlap(target, source));
         }
         Ok(())
     }
@@ -40,20 +33,20 @@ impl Tensor {
     /// transpose. The tensor must be in host memory.
     #[track_caller]
     pub fn with_slice<T: Element, R>(&self, look: impl FnOnce(&[T]) -> R) -> Result<R> {
-        let at = Location::caller();
-        self.check_element::<T>("with_slice", at)?;
-        self.check_on_host("with_slice", at)?;
-        let borrow = self.enter("x", false, "with_slice", at)?;
+        let by = Caller::new("with_slice");
+        self.check_element::<T>(by)?;
+        self.check_on_host(by)?;
+        let borrow = self.enter("x", false, by)?;
         Ok(look(borrow.elements()))
     }
 
     /// As `with_slice`, for writing.
     #[track_caller]
     pub fn with_slice_mut<T: Element, R>(&self, change: impl FnOnce(&mut [T]) -> R) -> Result<R> {
-        let at = Location::caller();
-        self.check_element::<T>("with_slice_mut", at)?;
-        self.check_on_host("with_slice_mut", at)?;
-        let mut borrow = self.enter("x", true, "with_slice_mut", at)?;
+        let by = Caller::new("with_slice_mut");
+        self.check_element::<T>(by)?;
+        self.check_on_host(by)?;
+        let mut borrow = self.enter("x", true, by)?;
         Ok(change(borrow.elements_mut()))
     }
 
@@ -65,8 +58,9 @@ impl Tensor {
         at: Site,
         look: impl FnOnce(&[u8]) -> R,
     ) -> Result<R> {
-        self.check_on_host(op, at)?;
-        let borrow = self.enter("tensor", false, op, at)?;
+        let by = Caller { op, at };
+        self.check_on_host(by)?;
+        let borrow = self.enter("tensor", false, by)?;
         Ok(look(borrow.elements()))
     }
 
@@ -77,32 +71,27 @@ impl Tensor {
         at: Site,
         change: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R> {
-        self.check_on_host(op, at)?;
-        let mut borrow = self.enter("tensor", true, op, at)?;
+        let by = Caller { op, at };
+        self.check_on_host(by)?;
+        let mut borrow = self.enter("tensor", true, by)?;
         Ok(change(borrow.elements_mut()))
     }
 
-    pub(crate) fn check_element<T: Element>(&self, op: &'static str, at: Site) -> Result<()> {
+    pub(crate) fn check_element<T: Element>(&self, by: Caller) -> Result<()> {
         if T::DTYPE == self.dtype {
             return Ok(());
         }
         let (is, wanted) = (self.dtype, T::DTYPE);
         let help = format!("ask for {is}, or cast with .to_dtype(DType::{wanted:?}) first");
         let expected = format!("dtype {wanted}");
-        Err(Error::operand(op, self.as_operand("x"), expected, help, at))
+        Err(by.operand(self.as_operand("x"), expected, help))
     }
 
-    fn check_on_host(&self, op: &'static str, at: Site) -> Result<()> {
+    fn check_on_host(&self, by: Caller) -> Result<()> {
         if self.device() == Device::Cpu {
             return Ok(());
         }
         let help = "copy it with .to(Device::Cpu) first";
-        Err(Error::operand(
-            op,
-            self.as_operand("x"),
-            "host memory",
-            help,
-            at,
-        ))
+        Err(by.operand(self.as_operand("x"), "host memory", help))
     }
 }

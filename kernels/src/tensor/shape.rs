@@ -1,8 +1,6 @@
 //! Making shapes: the checks that later arithmetic relies on.
 
-use std::panic::Location;
-
-use crate::error::{Error, Result, Site};
+use crate::error::{Caller, Result};
 use crate::shape::{RANK_MAX, Shape};
 
 /// The widest element: a shape whose elements fit at this width fits at every width.
@@ -12,15 +10,15 @@ impl Shape {
     /// A shape of at most eight dimensions whose elements take at most `isize::MAX` bytes.
     #[track_caller]
     pub fn new(dims: &[usize]) -> Result<Shape> {
-        Shape::checked("shape", dims, Location::caller())
+        Shape::checked(dims, Caller::new("shape"))
     }
 
     /// As `new`, for the operation `op` called at `at`.
-    pub(crate) fn checked(op: &'static str, dims: &[usize], at: Site) -> Result<Shape> {
+    pub(crate) fn checked(dims: &[usize], by: Caller) -> Result<Shape> {
         if dims.len() > RANK_MAX {
             let expected = format!("at most {RANK_MAX}");
             let what = "number of dimensions";
-            return Err(Error::value_at(op, what, expected, dims.len(), at));
+            return Err(by.value(what, expected, dims.len()));
         }
         // The non-zero dimensions must fit without the others: a view of [0, huge, huge] may drop
         // its zero.
@@ -35,7 +33,7 @@ impl Shape {
                 format!("at most {most}"),
                 format!("the product of {dims:?}"),
             );
-            return Err(Error::value_at(op, "element count", expected, got, at));
+            return Err(by.value("element count", expected, got));
         }
         Ok(Shape::of_checked(dims))
     }

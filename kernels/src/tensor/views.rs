@@ -2,17 +2,16 @@
 //! transposed view.
 
 use std::ops::Range;
-use std::panic::Location;
 
 use super::Tensor;
-use crate::error::{Error, Result};
+use crate::error::{Caller, Error, Result};
 use crate::{DType, Shape};
 
 impl Tensor {
     /// The same elements in another shape. A transposed matrix must be made `contiguous` first.
     #[track_caller]
     pub fn reshape(&self, shape: &[usize]) -> Result<Tensor> {
-        let shape = Shape::checked("reshape", shape, Location::caller())?;
+        let shape = Shape::checked(shape, Caller::new("reshape"))?;
         let count = self.count();
         if shape.count() != count {
             let wanted = shape.count();
@@ -114,7 +113,6 @@ impl Tensor {
         expected: impl std::fmt::Display,
         help: &str,
     ) -> Error {
-        let at = Location::caller();
-        Error::operand(op, self.as_operand("x"), expected, help, at)
+        Caller::new(op).operand(self.as_operand("x"), expected, help)
     }
 }

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use super::ledger::{CapturedRows, Key, Phase, Sums, TransferKind};
 use super::policy::{Rules, with_rules};
 use crate::cuda::queue::is_capturing;
-use crate::error::{Error, Line, Result, Site, TensorInfo};
+use crate::error::{Caller, Error, Line, Result, Site, TensorInfo};
 use crate::storage::Origin;
 use crate::{Device, Tensor};
 
@@ -20,17 +20,11 @@ pub(crate) enum Asked {
 
 /// Checks a crossing against the rules in force, without booking it. An announcement allows only
 /// explicit transfers: what a policy would move was not intended.
-pub(crate) fn check(
-    op: &'static str,
-    info: &TensorInfo,
-    target: Device,
-    asked: Asked,
-    at: Site,
-) -> Result<()> {
+pub(crate) fn check(info: &TensorInfo, target: Device, asked: Asked, by: Caller) -> Result<()> {
     with_rules(|rules| match rules.forbidden_since {
         Some(scope) if rules.announced.is_none() || asked == Asked::ByPolicy => {
             let bytes = info.shape.count() * info.dtype.bytes();
-            let (line, scope) = (Line(at), Line(scope));
+            let (op, line, scope) = (by.op, Line(by.at), Line(scope));
             Err(Error::ForbiddenTransfer(format!(
                 "{op}: {info} would cross to {target} ({bytes} bytes, {line}), but transfers are \
                  forbidden since {scope}; help: move it before that scope, or wrap the call in \
@@ -48,7 +42,7 @@ pub(super) fn book(
     kind: TransferKind,
     pinned: bool,
     asked: Asked,
-    at: Site,
+    by: Caller,
 ) {
     let storage = tensor.storage();
     let source = tensor.device();
@@ -65,7 +59,7 @@ pub(super) fn book(
             source,
             target,
             implicit: asked == Asked::ByPolicy,
-            site: at,
+            site: by.at,
         };
         // A checkpoint copies unchanged tensors back to the host on purpose.
         let returned = returned.filter(|_| rules.phase != Phase::Checkpoint);

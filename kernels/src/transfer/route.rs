@@ -13,7 +13,7 @@ use super::ledger::TransferKind;
 use crate::cuda::fault::Outcome;
 use crate::cuda::queue::{Queue, is_capturing};
 use crate::cuda::{Gpu, copies, peers};
-use crate::error::{Error, Result, Site};
+use crate::error::{Caller, Result};
 use crate::storage::Borrow;
 use crate::stream::{Event, Stream, gpu_of};
 use crate::{Device, Tensor};
@@ -22,23 +22,12 @@ use crate::{Device, Tensor};
 pub(super) struct Copy<'a> {
     target: &'a Tensor,
     source: &'a Tensor,
-    op: &'static str,
-    at: Site,
+    by: Caller,
 }
 
 impl<'a> Copy<'a> {
-    pub(super) fn new(
-        target: &'a Tensor,
-        source: &'a Tensor,
-        op: &'static str,
-        at: Site,
-    ) -> Copy<'a> {
-        Copy {
-            target,
-            source,
-            op,
-            at,
-        }
+    pub(super) fn new(target: &'a Tensor, source: &'a Tensor, by: Caller) -> Copy<'a> {
+        Copy { target, source, by }
     }
 
     /// Copies so that both tensors may be used at once.
@@ -51,7 +40,7 @@ impl<'a> Copy<'a> {
         }
         // The target's stream, if that is on a GPU, else the source's.
         let device = if to == Device::Cpu { from } else { to };
-        let queue = Stream::current_queue(device, self.op, self.at)?;
+        let queue = Stream::current_queue(device, self.by)?;
         if to == Device::Cpu {
             self.download(&queue, target, source)?;
             self.settle(&queue, Some(target), queue.synchronize())?;
@@ -62,7 +51,7 @@ impl<'a> Copy<'a> {
             self.within(&queue, target, source)?;
         } else {
             // After the earlier work of the source's stream, and before its later work.
-            let sources = Stream::current_queue(from, self.op, self.at)?;
+            let sources = Stream::current_queue(from, self.by)?;
             let written = sources.record(false).and_then(|mark| queue.wait(&mark));
             self.settle(&queue, None, written)?;
             let kind = self.between(&queue, target, source)?;
@@ -114,8 +103,8 @@ impl<'a> Copy<'a> {
         Ok(Event::of(mark, queue.gpu.device()))
     }
 
-    /// The outcome of a call of a copy on `queue`, from or to `host`. After an error nothing of the
-    /// copy is running when this returns, or that memory stays in use.
+    /// Checks the outcome of starting a copy on `queue`, from or to `host`. After an error it waits
+    /// until the copy has stopped, or else keeps the memory borrowed.
     fn settle<T>(
         &self,
         queue: &Queue,
@@ -128,7 +117,7 @@ impl<'a> Copy<'a> {
             {
                 host.leave_never();
             }
-            fault.of(self.op, queue.gpu.device(), self.at)
+            fault.of(self.by, queue.gpu.device())
         })
     }
 
@@ -137,7 +126,7 @@ impl<'a> Copy<'a> {
         if !is_capturing() {
             return Ok(());
         }
-        let is_item = self.op == "item";
+        let is_item = self.by.op == "item";
         let from = self.source.device();
         let to = if is_item {
             Device::Cpu
@@ -150,17 +139,11 @@ impl<'a> Copy<'a> {
         } else {
             "copy before the capture, or after each launch"
         };
-        Err(Error::capture(
-            self.op,
-            queue.gpu.device(),
-            why,
-            help,
-            self.at,
-        ))
+        Err(self.by.capture(queue.gpu.device(), why, help))
     }
 
     fn visit(&self, tensor: &Tensor, queue: &Arc<Queue>) -> Result<()> {
-        tensor.storage().block().visit(queue, self.op, self.at)
+        tensor.storage().block().visit(queue, self.by)
     }
 
     fn upload(&self, queue: &Arc<Queue>, target: &Borrow<'_>, source: &Borrow<'_>) -> Result<()> {
@@ -240,7 +223,7 @@ impl<'a> Copy<'a> {
     }
 
     fn gpu(&self, tensor: &Tensor) -> Result<&'static Gpu> {
-        let gpu = gpu_of(tensor.device(), self.op, self.at)?;
+        let gpu = gpu_of(tensor.device(), self.by)?;
         Ok(gpu.expect("only tensors on GPUs come here"))
     }
 }
@@ -249,11 +232,10 @@ impl<'a> Copy<'a> {
 pub(super) fn element<T: crate::Element>(
     tensor: &Tensor,
     entered: &Borrow<'_>,
-    op: &'static str,
-    at: Site,
+    by: Caller,
 ) -> Result<T> {
-    let queue = &Stream::current_queue(tensor.device(), op, at)?;
-    let copy = Copy::new(tensor, tensor, op, at);
+    let queue = &Stream::current_queue(tensor.device(), by)?;
+    let copy = Copy::new(tensor, tensor, by);
     copy.refuse_capture(queue)?;
     copy.visit(tensor, queue)?;
     // On the heap, where it can stay if the device may still be writing to it.
@@ -266,7 +248,7 @@ pub(super) fn element<T: crate::Element>(
         if queue.synchronize().is_err() {
             Box::leak(value);
         }
-        return Err(fault.of(op, queue.gpu.device(), at));
+        return Err(fault.of(by, queue.gpu.device()));
     }
     Ok(*value)
 }

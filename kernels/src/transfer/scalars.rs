@@ -1,14 +1,12 @@
 //! Numbers that change from step to step, sent ahead to small tensors through a ring of pinned
 //! memory, so that the host waits only for a step that is `STEPS` steps old.
 
-use std::panic::Location;
-
 use super::book::{Asked, book, check};
 use super::ledger::TransferKind;
 use super::policy::announced;
 use super::route::Copy;
 use crate::cuda::queue::is_capturing;
-use crate::error::{Error, Result};
+use crate::error::{Caller, Error, Result};
 use crate::stream::{Event, Stream, gpu_of};
 use crate::{DType, Device, Element, Tensor};
 
@@ -45,7 +43,7 @@ impl Scalars {
     ) -> Result<Scalars> {
         let slots = STEPS * messages_per_step.max(1);
         // Also makes this device the one that allocates the pinned memory.
-        let ring = match gpu_of(device, "scalars", Location::caller())? {
+        let ring = match gpu_of(device, Caller::new("scalars"))? {
             None => None,
             Some(_) => {
                 let ring = Tensor::zeros_pinned(&[slots * slot_bytes], DType::U8)?;
@@ -66,7 +64,7 @@ impl Scalars {
     /// send the same numbers at each launch.
     #[track_caller]
     pub fn send<T: Element>(&mut self, target: &Tensor, values: &[T]) -> Result<()> {
-        let at = Location::caller();
+        let by = Caller::new("send");
         let (device, count, bytes) = (self.device, values.len(), size_of_val(values));
         if (target.device(), target.dtype(), target.count()) != (device, T::DTYPE, count) {
             let expected = format!("{count} of {} on {device}", T::DTYPE);
@@ -83,7 +81,7 @@ impl Scalars {
         if is_capturing() {
             let why = "a graph would send the same numbers at each launch";
             let help = "send them before the launch, to tensors that the graph reads";
-            return Err(Error::capture("send", device, why, help, at));
+            return Err(by.capture(device, why, help));
         }
         let slot = self.next % self.read.len();
         if let Some(read) = &self.read[slot] {
@@ -92,22 +90,16 @@ impl Scalars {
         let message = ring.slice(slot * slot_bytes..slot * slot_bytes + bytes)?;
         // SAFETY: an Element is plain data without padding, so its bytes are initialised.
         let values = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), bytes) };
-        message.with_bytes_mut("send", at, |slot| slot.copy_from_slice(values))?;
+        message.with_bytes_mut(by.op, by.at, |slot| slot.copy_from_slice(values))?;
         let done = announced("numbers of the step", || -> Result<Event> {
-            check("send", &message.info(), device, Asked::Explicitly, at)?;
-            let stream = Stream::current_at(device, "send", at)?;
-            let source = message.enter("values", false, "send", at)?;
-            let entered = target.enter("target", true, "send", at)?;
-            let copy = Copy::new(target, &message, "send", at);
+            check(&message.info(), device, Asked::Explicitly, by)?;
+            let stream = Stream::current_at(device, by)?;
+            let source = message.enter("values", false, by)?;
+            let entered = target.enter("target", true, by)?;
+            let copy = Copy::new(target, &message, by);
             let (_, done) = copy.on(&stream, entered, source)?;
-            book(
-                &message,
-                device,
-                TransferKind::Upload,
-                true,
-                Asked::Explicitly,
-                at,
-            );
+            let (kind, asked) = (TransferKind::Upload, Asked::Explicitly);
+            book(&message, device, kind, true, asked, by);
             Ok(done)
         })?;
         self.read[slot] = Some(done);

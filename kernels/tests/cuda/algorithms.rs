@@ -5,8 +5,10 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use ddp_kernels::graph::Graph;
 use ddp_kernels::ops::{self, Activation};
 use ddp_kernels::products::{self, Algorithms};
+use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 use serde_json::Value;
 
@@ -20,6 +22,7 @@ const SIDE: usize = 48;
 /// Epilogues: a bias, and relu after it.
 const BIAS: u64 = 4;
 const RELU_BIAS: u64 = 6;
+const GELU: u64 = 32;
 
 fn full(value: f64, shape: &[usize]) -> Tensor {
     Tensor::full(shape, value, DType::F32, GPU).unwrap()
@@ -80,14 +83,51 @@ fn in_a_process_of_its_own() {
     assert_eq!(layer(2.0), 2.0 * SIDE as f32);
 }
 
+/// What a child prints: where gelu is computed by default, and the kinds of nodes of a layer with
+/// gelu by default, with the fastest algorithms, and with gelu left to a pass of ours.
+#[test]
+fn gelu_in_a_process_of_its_own() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    let [x, weight, y] = [1.0, 0.5, 0.0].map(|value| full(value, &[SIDE, SIDE]));
+    let [x, weight, y] = [&x, &weight, &y].map(|it| it.to_dtype(DType::BF16).unwrap());
+    let layer = || {
+        let gelu = Activation::Gelu(ops::Gelu::Tanh);
+        ops::linear_into(&y, &x, &weight, None, gelu, None)
+    };
+    let nodes = || {
+        layer().unwrap();
+        let graph = Graph::capture(&Stream::default_of(GPU).unwrap(), layer).unwrap();
+        let kinds: Vec<_> = graph.nodes().iter().map(|node| node.kind).collect();
+        format!("{kinds:?}")
+    };
+    let mut said = vec![products::gelu(GPU).unwrap().to_string(), nodes()];
+    let fastest = products::fastest(GPU, products::kinds(GPU).unwrap()).unwrap();
+    assert_eq!(fastest.use_on(GPU).unwrap(), 0);
+    said.push(nodes());
+    // Timing that found gelu faster apart.
+    let mut apart = serde_json::to_value(&fastest).unwrap();
+    for product in apart["products"].as_array_mut().unwrap() {
+        if product[0]["epilogue"].as_u64().unwrap() & GELU != 0 {
+            product[1] = vec![u64::MAX; 8].into();
+        }
+    }
+    let apart: Algorithms = serde_json::from_value(apart).unwrap();
+    assert_eq!(apart.use_on(GPU).unwrap(), 0);
+    said.push(nodes());
+    println!("\nresult: {}", said.join("; "));
+}
+
 #[track_caller]
 fn child(cache: &Path, algorithms: &str, version: &str) -> String {
+    child_of("in_a_process_of_its_own", cache, algorithms, version)
+}
+
+#[track_caller]
+fn child_of(test: &str, cache: &Path, algorithms: &str, version: &str) -> String {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "algorithms::in_a_process_of_its_own",
-            "--nocapture",
-        ])
+        .args(["--exact", &format!("algorithms::{test}"), "--nocapture"])
         .env(CHILD, "1")
         .env("DDP_KERNEL_CACHE", cache)
         .env("SIMCUDA_ALGORITHMS", algorithms)
@@ -174,6 +214,28 @@ fn the_fastest_is_kept_on_disk_until_the_library_changes() {
             child(&folder.0, algorithms, version),
             expected,
             "{algorithms} {version}"
+        );
+    }
+}
+
+#[test]
+fn gelu_is_an_epilogue_where_that_is_known_to_be_fast_or_was_timed() {
+    if !is_simulated() {
+        return;
+    }
+    let fused = "[Product]";
+    let apart = "[Product, Kernel]";
+    for (version, by_default) in [("130000", true), ("120400", false)] {
+        let folder = Folder::new("gelu");
+        let (said, first) = match by_default {
+            true => ("cuBLASLt's epilogue", fused),
+            false => ("a kernel of its own", apart),
+        };
+        // All simulated algorithms take as long, so that a pass of ours is time lost.
+        assert_eq!(
+            child_of("gelu_in_a_process_of_its_own", &folder.0, "100", version),
+            format!("{said}; {first}; {fused}; {apart}"),
+            "{version}"
         );
     }
 }

@@ -140,6 +140,30 @@ fn grad_norm_partials_have_the_cpu_s_bits_for_every_table() {
 }
 
 #[test]
+fn digests_have_the_cpu_s_bits_for_every_table() {
+    for size in SIZES {
+        let x = cpu(&finite(size, 4), &[size]);
+        for (index, chunks) in tables(size).into_iter().enumerate() {
+            let count = ops::DIGEST * chunks.quanta();
+            let digests = Tensor::full(&[count], 9.0, DType::I64, Device::Cpu).unwrap();
+            ops::digest_quanta(&digests, &x, &chunks).unwrap();
+            for (device, skipped) in next_device()
+                .into_iter()
+                .flat_map(|device| [(device, 0), (device, 1)])
+            {
+                let got = Tensor::full(&[count], 9.0, DType::I64, device).unwrap();
+                ops::digest_quanta(&got, &upload(&x, device, skipped), &chunks).unwrap();
+                assert_eq!(
+                    got.to_vec::<i64>().unwrap(),
+                    digests.to_vec::<i64>().unwrap(),
+                    "{size} elements, table {index}, from element {skipped} on"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn clip_scale_has_the_cpu_s_bits_for_every_count_limit_and_divisor() {
     // Around a warp and the tile of partials that the kernel takes at a time.
     let tile = constant!("grad_norm.cu", TILE);

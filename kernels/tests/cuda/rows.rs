@@ -3,7 +3,7 @@
 //! result of the widened operands, rounded once.
 
 use ddp_kernels::ops;
-use ddp_kernels::{DType, Result, Tensor};
+use ddp_kernels::{DType, Device, Result, Tensor};
 
 use crate::reductions::{cpu, finite, upload};
 use crate::tiles::{around, constant};
@@ -123,6 +123,57 @@ fn column_sums_have_the_cpu_s_bits_and_sum_bf16_in_f32() {
             let got = Tensor::full(&[columns], 3.0, DType::F32, device).unwrap();
             ops::column_sum_into(&got, &narrow.to(device).unwrap(), true).unwrap();
             assert_same_bits(&got, &expected, "bf16 added to f32");
+        }
+    }
+}
+
+#[test]
+fn sums_of_blocks_of_rows_are_added_in_groups_with_the_cpu_s_bits() {
+    let group = constant!("linear.cu", GROUP);
+    let rows = constant!("linear.cu", ROW_BLOCK) * group;
+    // A group and its neighbours, five groups, and more groups than a block adds at once.
+    let at_once = constant!("linear.cu", GROUPS_AT_ONCE);
+    let heights = around(group).into_iter().chain([at_once * group + 70]);
+    for blocks in heights {
+        let sums = cpu(&finite(blocks * 6, 38), &[blocks, 6]);
+        for accumulate in [false, true] {
+            let expected = sums.new_full(&[6], 3.0).unwrap();
+            ops::add_row_sums_into(&expected, &sums, accumulate).unwrap();
+            if let Some(device) = next_device() {
+                let got = Tensor::full(&[6], 3.0, DType::F32, device).unwrap();
+                ops::add_row_sums_into(&got, &sums.to(device).unwrap(), accumulate).unwrap();
+                assert_same_bits(&got, &expected, &format!("{blocks} blocks, {accumulate}"));
+            }
+        }
+    }
+    // The same order, however the blocks of rows are summed; columns of all widths of a pack.
+    for [rows, columns] in [[rows - 1, 4], [rows + 1, 8], [2 * rows + 65, 3]] {
+        let x = cpu(&finite(rows * columns, 39), &[rows, columns]);
+        for dtype in [DType::F32, DType::BF16] {
+            let x = x.to_dtype(dtype).unwrap();
+            let expected = Tensor::full(&[columns], 3.0, DType::F32, Device::Cpu).unwrap();
+            let wide = x.to_dtype(DType::F32).unwrap();
+            ops::column_sum_into(&expected, &wide, true).unwrap();
+            if let Some(device) = next_device() {
+                let [direct, from_blocks] =
+                    [0, 1].map(|_| Tensor::full(&[columns], 3.0, DType::F32, device).unwrap());
+                let x = x.to(device).unwrap();
+                ops::column_sum_into(&direct, &x, true).unwrap();
+                assert_same_bits(
+                    &direct,
+                    &expected,
+                    &format!("sum of {dtype}[{rows}, {columns}]"),
+                );
+                let blocks = [ops::row_sums_of(rows), columns];
+                let sums = Tensor::full(&blocks, 9.0, DType::F32, device).unwrap();
+                ops::row_block_sums_into(&sums, &x).unwrap();
+                ops::add_row_sums_into(&from_blocks, &sums, true).unwrap();
+                assert_same_bits(
+                    &from_blocks,
+                    &expected,
+                    &format!("{dtype}[{rows}, {columns}]"),
+                );
+            }
         }
     }
 }

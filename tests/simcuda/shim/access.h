@@ -38,6 +38,10 @@ static u8 *stack_low, *stack_high;
 
 [[noreturn]] static void leave(const Failure& failure);
 
+// Copies that threads of the block have started and not waited for (copies.h).
+static u64 copies_in_flight;
+static void check_copies(u64 address, u64 size_bytes, Kind kind, void* site);
+
 struct Index {
     u32 x, y, z;
 };
@@ -404,6 +408,7 @@ static void access_range(u64 address, u64 size_bytes, Kind kind, void* site) {
     if (!window) return;
     u64 offset = address - window->low;
     if (window->marks) mark_bytes(window, offset, size_bytes, kind, site);
+    else if (copies_in_flight) check_copies(address, size_bytes, kind, site);
     if (intra && window->cells) follow(window, offset, size_bytes, kind, site);
 }
 
@@ -424,6 +429,8 @@ static inline void access(void* pointer, void* site) {
         window->pages[offset >> 12] = 1;
     } else if (kind != WRITE && window->marks) {
         mark_read(window, offset, size_bytes, kind, site);
+    } else if (!window->marks && copies_in_flight) {
+        check_copies(address, size_bytes, kind, site);
     }
     if (__builtin_expect(intra, 0) && window->cells) follow(window, offset, size_bytes, kind, site);
 }

@@ -51,6 +51,9 @@ static bool starts_all_first;
 static bool failed;
 static u64 random_state;
 static u64 clock_now;
+// What lanes give each other, by turns: a lane may come to its next call while others still read.
+static u32 shared_words[2][threads_max][shared_words_max];
+static u8 shared_turn[threads_max];
 
 static u64 next_random() {
     random_state += 0x9e3779b97f4a7c15ull;
@@ -76,6 +79,12 @@ alignas(1024) unsigned char simcuda_dynamic_shared[simcuda::dynamic_shared_bytes
 simcuda::Index threadIdx, blockIdx, blockDim, gridDim;
 }
 #pragma GCC visibility pop
+
+namespace simcuda {
+
+}  // namespace simcuda
+
+#include "copies.h"
 
 namespace simcuda {
 
@@ -310,6 +319,8 @@ static void begin_block() {
     for (u64 i = 0; i < launch->shared_spans; i++)
         memset(launch->shared[i].begin, 0xff, static_cast<size_t>(launch->shared[i].end - launch->shared[i].begin));
     memset(simcuda_dynamic_shared, 0xff, launch->dynamic_shared_bytes);
+    forget_copies();
+    memset(shared_turn, 0, sizeof shared_turn);
     begin_block_order();
     if (thread_order == SCATTERED) order_threads();
 }
@@ -445,6 +456,27 @@ unsigned long long simcuda_warp(unsigned line, unsigned operation, unsigned mask
     become(number);
     return threads[number].value;
 }
+
+const unsigned (*simcuda_share(unsigned line, const unsigned* words, unsigned count))[shared_words_max] {
+    u32 thread = thread_now, turn = shared_turn[thread] ^= 1;
+    memcpy(shared_words[turn][thread], words, count * sizeof *words);
+    simcuda_warp(line, WARP_SHARE, ~0u, 0, count);
+    return &shared_words[turn][thread / warp_lanes * warp_lanes];
+}
+
+unsigned char* simcuda_shared_pointer(unsigned address) { return simcuda_dynamic_shared + static_cast<int>(address); }
+
+void simcuda_read(const void* pointer, unsigned size_bytes, void* site) {
+    u64 address = reinterpret_cast<u64>(pointer);
+    if (address & (size_bytes - 1)) misaligned(address, size_bytes, READ, site);
+    access_range(address, size_bytes, READ, site);
+}
+
+void simcuda_start_copy(unsigned to, const void* from, unsigned size_bytes, unsigned bytes, void* site) {
+    start_copy(simcuda_shared_pointer(to), static_cast<const u8*>(from), size_bytes, bytes, site);
+}
+void simcuda_end_group() { groups_ended[thread_now]++; }
+void simcuda_wait_for_copies(unsigned pending) { wait_for_copies(pending); }
 
 unsigned simcuda_active_mask() {
     // Threads run one at a time: which of a warp are "active" together is not defined, so the least is answered.

@@ -8,10 +8,12 @@ using u8 = unsigned char;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-constexpr u32 abi_version = 5;
+constexpr u32 abi_version = 6;
 constexpr u32 threads_max = 1024;                 // of one block
 constexpr u32 warp_lanes = 32;
+constexpr u32 shared_words_max = 8;               // that a lane gives to the others of its warp at once
 constexpr u32 dynamic_shared_bytes_max = 232448;  // 227 KiB, the limit of compute capability 9.0
+constexpr u32 static_shared_bytes_max = 49152;
 constexpr u32 shared_margin_bytes = 4096;         // on both sides of a static shared variable, for nobody
 
 // Memory in which accesses are followed: an allocation, or a piece of shared memory.
@@ -41,6 +43,7 @@ enum FailureKind : u32 {
     ASSERT = 7,
     UNWRITTEN = 8,       // reads device memory that nothing has written
     INDEX = 9,           // an index outside of its array
+    COPY = 10,           // touches what a copy that was started is going to write
 };
 
 // The first thing that went wrong; the launch is left there.
@@ -53,7 +56,7 @@ struct Failure {
     u32 thread;          // in the block
     u32 line;            // of the source, where it is known
     u64 block;           // in the grid
-    u32 other_thread;    // the other side of a race; threads_max: several threads of that block; threads_max + 1: of several blocks
+    u32 other_thread;    // the other side of a race, or who copies; threads_max: several threads of that block; threads_max + 1: of several blocks
     u32 other_access;
     u64 other_block;
     u64 other_site;      // as `site`; 0: not known
@@ -128,8 +131,15 @@ extern "C" {
 extern unsigned char simcuda_dynamic_shared[simcuda::dynamic_shared_bytes_max];
 unsigned simcuda_barrier(unsigned line, unsigned operation, unsigned value);
 unsigned long long simcuda_warp(unsigned line, unsigned operation, unsigned mask, unsigned source, unsigned long long value);
+// Each lane of a warp gives `count` words; all get the words of all. They stay until the lane's next call but one.
+const unsigned (*simcuda_share(unsigned line, const unsigned* words, unsigned count))[simcuda::shared_words_max];
 unsigned simcuda_active_mask();
 unsigned simcuda_lane();
+unsigned char* simcuda_shared_pointer(unsigned address);
+void simcuda_read(const void* pointer, unsigned size_bytes, void* site);
+void simcuda_start_copy(unsigned to, const void* from, unsigned size_bytes, unsigned bytes, void* site);
+void simcuda_end_group();
+void simcuda_wait_for_copies(unsigned pending);
 void simcuda_atomic(void* pointer, unsigned long size_bytes);
 void simcuda_order(void* pointer, bool is_change);
 void simcuda_fence();
@@ -144,5 +154,5 @@ unsigned long long simcuda_clock();
 
 namespace simcuda {
 enum BarrierOperation : u32 { BARRIER_PLAIN, BARRIER_AND, BARRIER_OR, BARRIER_COUNT };
-enum WarpOperation : u32 { WARP_SYNC, WARP_SHUFFLE, WARP_BALLOT, WARP_MATCH, WARP_ADD, WARP_MIN, WARP_MAX, WARP_MIN_SIGNED, WARP_MAX_SIGNED, WARP_AND, WARP_OR, WARP_XOR };
+enum WarpOperation : u32 { WARP_SYNC, WARP_SHUFFLE, WARP_BALLOT, WARP_MATCH, WARP_ADD, WARP_MIN, WARP_MAX, WARP_MIN_SIGNED, WARP_MAX_SIGNED, WARP_AND, WARP_OR, WARP_XOR, WARP_SHARE };
 }  // namespace simcuda

@@ -24,6 +24,7 @@ fn with<R>(operations: &[(Operation, &str, usize)], look: impl FnOnce(&[Call<'_>
         sequence: 0,
         timeout: Duration::from_secs(1),
         is_followed: false,
+        partials: None,
         group: "gradients",
         site: Location::caller(),
     };

@@ -18,6 +18,7 @@ fn call<'a>(
         sequence,
         timeout,
         is_followed: false,
+        partials: None,
         group,
         site,
     }

@@ -1,5 +1,6 @@
 //! The rows of one step.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +8,7 @@ use ddp_kernels::{DType, Tensor};
 
 use crate::dataset::{Dataset, RowSpec};
 use crate::error::Result;
-use crate::sampler::Sampler;
+use crate::sampler::{self, Sampler, Shards};
 
 /// This rank's rows of one global batch. Tensors are views of a slot: on the CPU they hold these
 /// rows until the next batch is loaded, on a GPU for all work that is given to the device's current
@@ -30,6 +31,8 @@ pub struct Batch {
     /// Their targets: `[mine, T…]`.
     pub targets: Tensor,
     micro: usize,
+    /// The shards of the global batch that these rows are.
+    shards: Shards,
     /// The memory it is in, if batches of this size use it again.
     slot: Option<SlotId>,
     /// Where its rows are from, if a loader filled it.
@@ -103,9 +106,49 @@ impl Batch {
             x,
             targets,
             micro,
+            shards: Shards::one_each(0, 1),
             slot: None,
             origin: None,
         }
+    }
+
+    /// The same batch, whose rows are these shards of the global batch.
+    pub fn in_shards(self, shards: Shards) -> Batch {
+        Batch { shards, ..self }
+    }
+
+    /// The shards of the global batch that its rows are. Each goes through the model by itself.
+    pub fn shards(&self) -> Shards {
+        self.shards
+    }
+
+    /// A shard's rows, as positions among this rank's.
+    fn rows_of(&self, shard: usize) -> Range<usize> {
+        if self.shards.count() == 1 {
+            return 0..self.mine;
+        }
+        let rows = sampler::share(&(0..self.rows), shard, self.shards.of);
+        (rows.start - self.first) as usize..(rows.end - self.first) as usize
+    }
+
+    /// The micro-batches of a shard; none if it has no rows.
+    pub fn micros_of(&self, shard: usize) -> Range<usize> {
+        let count = |shard: usize| self.rows_of(shard).len().div_ceil(self.micro);
+        let first = (self.shards.first..shard).map(count).sum();
+        first..first + count(shard)
+    }
+
+    /// The rows of micro-batch `index`, as positions among this rank's.
+    fn rows_of_micro(&self, mut index: usize) -> Range<usize> {
+        for shard in self.shards.numbers() {
+            let (rows, count) = (self.rows_of(shard), self.micros_of(shard).len());
+            if index < count {
+                let start = rows.start + index * self.micro;
+                return start..(start + self.micro).min(rows.end);
+            }
+            index -= count;
+        }
+        self.mine..self.mine
     }
 
     /// Where its rows are from; None for a batch of given tensors.
@@ -128,18 +171,20 @@ impl Batch {
 
     /// The number of micro-batches: 0 if no row is this rank's.
     pub fn micro_count(&self) -> usize {
-        self.mine.div_ceil(self.micro)
+        self.micros_of(self.shards.end - 1).end
     }
 
     /// The most micro-batches of any rank, if `ranks` ranks share this batch.
     pub fn micro_count_max(&self, ranks: usize) -> usize {
-        let most = usize::try_from(self.rows.div_ceil(ranks as u64)).unwrap_or(usize::MAX);
-        most.max(self.mine).div_ceil(self.micro)
+        let (of, shards) = (self.shards.of, self.shards.of.div_ceil(ranks));
+        let parts = if of == 1 { ranks } else { of };
+        let most = usize::try_from(self.rows.div_ceil(parts as u64)).unwrap_or(usize::MAX);
+        (shards * most.div_ceil(self.micro)).max(self.micro_count())
     }
 
     /// The position of the first row of micro-batch `index` in the global batch.
     pub fn first_of_micro(&self, index: usize) -> u64 {
-        self.first + (index * self.micro) as u64
+        self.first + self.rows_of_micro(index).start as u64
     }
 
     /// Micro-batch `index`. All have the same number of rows, except the last, which may have
@@ -147,8 +192,7 @@ impl Batch {
     pub fn micro(&self, index: usize) -> Result<Micro> {
         let count = self.micro_count();
         assert!(index < count, "micro-batch {index} of {count}");
-        let start = index * self.micro;
-        let rows = start..(start + self.micro).min(self.mine);
+        let rows = self.rows_of_micro(index);
         Ok(Micro {
             x: self.x.slice(rows.clone())?,
             targets: self.targets.slice(rows.clone())?,

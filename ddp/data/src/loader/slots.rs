@@ -18,7 +18,7 @@ use super::batch::{Batch, Origin, SlotId, first_rows, made};
 use super::devices::{BatchCopier, DeviceGatherer, Source};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
-use crate::sampler::Sampler;
+use crate::sampler::{Sampler, Shards};
 
 /// Memory for one batch of this rank.
 #[derive(Debug)]
@@ -50,17 +50,18 @@ pub(super) struct Slots {
     /// The rows loaded last, in their order.
     pub(super) rows: Vec<u64>,
     micro: usize,
+    shards: Shards,
     path: FillPath,
     prefetcher: Prefetcher,
 }
 
 impl Slots {
-    /// Room for batches of at most `rows_max` rows, in this order.
+    /// Room for batches of at most `rows_max` rows, in this order, with these shards of each.
     pub(super) fn new(
         source: Source,
         order: Option<Sampler>,
         rows_max: u64,
-        micro: Option<usize>,
+        (micro, shards): (Option<usize>, Shards),
     ) -> Result<Slots> {
         let Source {
             dataset,
@@ -97,6 +98,7 @@ impl Slots {
             next: 0,
             rows: Vec::with_capacity(rows_max),
             micro,
+            shards,
             path,
             prefetcher,
         })
@@ -142,7 +144,8 @@ impl Slots {
             }
         }
         let [x, targets] = views;
-        let mut batch = Batch::new(step, epoch, rows, first, x, targets, self.micro);
+        let batch = Batch::new(step, epoch, rows, first, x, targets, self.micro);
+        let mut batch = batch.in_shards(self.shards);
         batch.origin = Some(self.origin.clone());
         if recurs {
             batch = batch.in_slot(slot.id);

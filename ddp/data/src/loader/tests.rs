@@ -67,7 +67,7 @@ fn the_order_of_rows_does_not_depend_on_the_number_of_ranks() {
                 let whole = batch.rows;
                 assert_eq!(loader.rows(), mine);
                 if next == whole {
-                    assert!(loader.rank == size - 1 || whole < size as u64);
+                    assert!(loader.shards.numbers().end == size || whole < size as u64);
                 }
                 rows.extend(mine);
             }
@@ -225,6 +225,33 @@ fn evaluation_sees_every_row_once_in_order_on_any_number_of_ranks() {
             .count(),
         0
     );
+}
+
+#[test]
+fn ranks_that_take_turns_have_the_same_batches_for_any_number_of_ranks() {
+    for (rows, size) in [(1, 1), (1, 8), (103, 10), (100, 10), (257, 200), (64, 64)] {
+        let expected: Vec<Vec<u64>> = (0..rows as u64)
+            .collect::<Vec<_>>()
+            .chunks(size)
+            .map(<[u64]>::to_vec)
+            .collect();
+        for ranks in [1, 2, 3, 7, 20] {
+            let source = || Source::new(numbered(rows, 0).train, [Device::Cpu; 2]);
+            let mut all: Vec<InOrder> = (0..ranks)
+                .map(|rank| InOrder::in_turns(source(), rank, ranks, size).unwrap())
+                .collect();
+            let mut batches = Vec::new();
+            for round in 0..all[0].rounds() {
+                for of_rank in all.iter_mut().filter(|of_rank| round < of_rank.count()) {
+                    let batch = of_rank.load(round).unwrap();
+                    let rows = rows_of(&batch.x);
+                    assert_eq!(batch.first, rows[0]);
+                    batches.push(rows);
+                }
+            }
+            assert_eq!(batches, expected, "{ranks} ranks");
+        }
+    }
 }
 
 #[test]

@@ -24,18 +24,18 @@ pub struct Difference {
     pub implicit: bool,
     /// The announced reason, if there is one.
     pub announced: Option<String>,
-    /// Over the run, by rank; None if the rank's lines were cut.
-    pub amounts: Vec<Option<Amount>>,
+    /// Over the run, by rank.
+    pub amounts: Vec<Amount>,
 }
 
 impl Difference {
     /// How far apart the ranks are: in bytes, and in transfers.
     pub(super) fn size(&self) -> (u64, u64) {
-        let known = || self.amounts.iter().flatten();
-        let apart = |of: &dyn Fn(&Amount) -> u64| {
-            known().map(of).max().unwrap_or(0) - known().map(of).min().unwrap_or(0)
+        let apart = |of: fn(&Amount) -> u64| {
+            let all = || self.amounts.iter().map(of);
+            all().max().unwrap_or(0) - all().min().unwrap_or(0)
         };
-        (apart(&|amount| amount.bytes), apart(&|amount| amount.count))
+        (apart(|amount| amount.bytes), apart(|amount| amount.count))
     }
 }
 
@@ -51,14 +51,9 @@ pub(super) fn find(ledgers: &[RankLedger]) -> Vec<Difference> {
                     at: line.at.clone(),
                     implicit: line.implicit,
                     announced: line.announced.clone(),
-                    amounts: ledgers
-                        .iter()
-                        .map(|ledger| nothing_of(&line.kind, ledger))
-                        .collect(),
+                    amounts: vec![Amount::default(); ledgers.len()],
                 });
-            difference.amounts[rank]
-                .get_or_insert_default()
-                .add(line.amount);
+            difference.amounts[rank].add(line.amount);
         }
     }
     let workloads: Vec<Workload> = ledgers.iter().map(|ledger| ledger.workload).collect();
@@ -70,24 +65,11 @@ pub(super) fn find(ledgers: &[RankLedger]) -> Vec<Difference> {
     found
 }
 
-/// What a rank moved at a line of this kind that it does not list: nothing, if it lists all lines
-/// of the kind.
-fn nothing_of(kind: &str, ledger: &RankLedger) -> Option<Amount> {
-    let has_more = ledger
-        .rest
-        .iter()
-        .any(|rest| rest.phase == STEP && rest.kind == kind);
-    (!has_more).then(Amount::default)
-}
-
 fn is_explained(line: &Difference, workloads: &[Workload]) -> bool {
-    let known = || {
-        let ranks = line.amounts.iter().zip(workloads);
-        ranks.filter_map(|(amount, workload)| Some(((*amount)?, workload)))
-    };
     // The least and the most of any rank.
-    let range = |of: fn(Amount, &Workload) -> u64| {
-        let values = || known().map(|(amount, workload)| of(amount, workload));
+    let range = |of: fn(&Amount, &Workload) -> u64| {
+        let ranks = || line.amounts.iter().zip(workloads);
+        let values = || ranks().map(|(amount, workload)| of(amount, workload));
         let ends = [values().min(), values().max()];
         ends.map(|end| u128::from(end.unwrap_or(0)))
     };

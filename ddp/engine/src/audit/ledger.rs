@@ -1,5 +1,4 @@
-//! The ledger of one rank, for rank 0. Bounded: the lines that move most, and the sums of
-//! the rest.
+//! The ledger of one rank, for rank 0.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::devices;
 use ddp_data::Batch;
 
-/// The most lines of a rank: more than a training has, and few enough for thousands of ranks.
-pub(super) const LINES_MAX: usize = 64;
 /// The most hints of a rank.
 const HINTS_MAX: usize = 16;
-/// The most characters of a source line's name; a longer one is cut at its start.
-const SITE_CHARS_MAX: usize = 160;
 
 /// The name of `Phase::Step`.
 pub(super) const STEP: &str = "step";
@@ -80,7 +75,7 @@ impl Amount {
 pub(super) struct Line {
     pub(super) phase: String,
     pub(super) kind: String,
-    /// The source line; empty for the sum of many.
+    /// The source line.
     pub(super) at: String,
     /// Whether a policy moved it, not a call.
     pub(super) implicit: bool,
@@ -95,8 +90,6 @@ pub(super) struct RankLedger {
     pub(super) simulated: bool,
     pub(super) workload: Workload,
     pub(super) lines: Vec<Line>,
-    /// The sums of lines that were cut, by phase and kind.
-    pub(super) rest: Vec<Line>,
     pub(super) hints: Vec<RankedHint>,
 }
 
@@ -104,16 +97,13 @@ impl RankLedger {
     pub(super) fn new(ledger: &Ledger, workload: Workload, devices: &[Device]) -> RankLedger {
         let mut all: BTreeMap<(Phase, TransferKind, String, bool), Line> = BTreeMap::new();
         for row in ledger.rows() {
-            let at = ending(row.place().to_string(), SITE_CHARS_MAX);
-            let (phase, kind) = (row.phase.to_string(), row.kind.to_string());
-            let (implicit, announced) = (row.implicit, row.announced.map(str::to_string));
-            let key = (row.phase, row.kind, at.clone(), implicit);
+            let key = (row.phase, row.kind, row.place().to_string(), row.implicit);
             let line = Line {
-                phase,
-                kind,
-                at,
-                implicit,
-                announced,
+                phase: row.phase.to_string(),
+                kind: row.kind.to_string(),
+                at: key.2.clone(),
+                implicit: row.implicit,
+                announced: row.announced.map(str::to_string),
                 amount: Amount::default(),
             };
             all.entry(key).or_insert(line).amount.add(Amount {
@@ -121,37 +111,14 @@ impl RankLedger {
                 bytes: row.bytes,
             });
         }
-        let (lines, rest) = bounded(all.into_values().collect());
         RankLedger {
             devices: devices.iter().map(|it| devices::described(*it)).collect(),
             simulated: devices.iter().any(|it| devices::is_simulated(*it)),
             workload,
-            lines,
-            rest,
+            lines: all.into_values().collect(),
             hints: ledger.hints().iter().take(HINTS_MAX).map(hint).collect(),
         }
     }
-}
-
-/// The lines that are kept: those of the step first, then the largest. And the sums of the others.
-pub(super) fn bounded(mut lines: Vec<Line>) -> (Vec<Line>, Vec<Line>) {
-    lines.sort_by_key(|line| {
-        (
-            line.phase != STEP,
-            std::cmp::Reverse((line.amount.bytes, line.amount.count)),
-        )
-    });
-    let mut rest: BTreeMap<(String, String), Line> = BTreeMap::new();
-    for line in lines.split_off(lines.len().min(LINES_MAX)) {
-        let sum = rest.entry((line.phase.clone(), line.kind.clone()));
-        let sum = sum.or_insert_with(|| Line {
-            phase: line.phase,
-            kind: line.kind,
-            ..Line::default()
-        });
-        sum.amount.add(line.amount);
-    }
-    (lines, rest.into_values().collect())
 }
 
 /// A hint of the ledger, with the ranks that have it.
@@ -171,24 +138,11 @@ pub struct RankedHint {
 }
 
 fn hint(hint: &Hint) -> RankedHint {
-    let lines = hint.lines.iter();
     RankedHint {
         pattern: hint.pattern.to_string(),
-        lines: lines
-            .map(|line| ending(line.clone(), SITE_CHARS_MAX))
-            .collect(),
+        lines: hint.lines.clone(),
         ranks: Vec::new(),
         count: hint.count,
         text: hint.to_string(),
-    }
-}
-
-/// The last characters of a text, if it has more than `chars_max`.
-fn ending(text: String, chars_max: usize) -> String {
-    let too_many = text.chars().count().saturating_sub(chars_max);
-    if too_many == 0 {
-        text
-    } else {
-        format!("…{}", text.chars().skip(too_many + 1).collect::<String>())
     }
 }

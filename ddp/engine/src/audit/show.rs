@@ -9,6 +9,7 @@ use ddp_kernels::transfer::{TransferKind, readable_bytes};
 
 use super::ledger::{Amount, KINDS, OTHER_PHASES};
 use super::{Audit, Difference, PerStep, RankedHint};
+use crate::shown::table;
 
 /// The most lines of each kind. Ranks with the same amounts are one line.
 const RANK_LINES_MAX: usize = 6;
@@ -16,14 +17,12 @@ const DIFFERENCES_MAX: usize = 4;
 const HINTS_MAX: usize = 4;
 /// The most pieces of a list in a line.
 const PIECES_MAX: usize = 4;
-/// Blanks between columns.
-const GAP: usize = 2;
 
 impl fmt::Display for Audit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.title())?;
-        for line in aligned(&self.table()) {
-            write!(f, "\n{line}")?;
+        for line in table(&self.table(), 2) {
+            write!(f, "\n  {line}")?;
         }
         for note in self.notes() {
             write!(f, "\n  {note}")?;
@@ -158,10 +157,10 @@ impl Audit {
             _ => format!("{} times a step", tenths(a_step(amount.count))),
         };
         let amounts = difference.amounts.iter().enumerate();
-        let known = amounts.filter_map(|(rank, amount)| Some((text((*amount)?), rank)));
+        let known = amounts.map(|(rank, amount)| (text(*amount), rank));
         let mut sets = alike(known);
         sets.sort_by_key(|(_, ranks)| {
-            let amount = difference.amounts[ranks[0]].unwrap_or_default();
+            let amount = difference.amounts[ranks[0]];
             Reverse((amount.bytes, amount.count))
         });
         let middle = match sets.len() {
@@ -299,22 +298,6 @@ fn short_names<'a>(devices: impl Iterator<Item = &'a String>) -> String {
         [first, .., last] if names.len() > PIECES_MAX => format!("{first} … {last}"),
         _ => names.join(", "),
     }
-}
-
-/// Columns of equal width: the first two aligned left, the others right.
-fn aligned(rows: &[Vec<String>]) -> Vec<String> {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().enumerate().map(|(column, cell)| {
-            let width = width(column).unwrap_or(0);
-            match column {
-                0 | 1 => format!("{:GAP$}{cell:<width$}", ""),
-                _ => format!("{:GAP$}{cell:>width$}", ""),
-            }
-        });
-        cells.collect::<String>().trim_end().to_string()
-    };
-    rows.iter().map(line).collect()
 }
 
 /// The first lines, and how many more there are.

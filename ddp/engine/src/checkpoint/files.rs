@@ -1,5 +1,6 @@
 //! Reading files of checkpoints, and the errors of those that cannot be used.
 
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::FileExt;
@@ -8,6 +9,7 @@ use std::path::Path;
 use ddp_kernels::heartbeat::{self, Work};
 
 use crate::error::{Error, Result};
+use crate::shown::some_of;
 
 /// Reads an open file from a position, without its cursor, so that other threads can read it too.
 #[derive(Debug)]
@@ -70,22 +72,32 @@ pub(super) fn read_all(folder: &Path, name: &str, file: &File, bytes_max: u64) -
 const HELP: &str = "; help: name another checkpoint of the run";
 
 /// A checkpoint that cannot be used.
-pub fn damaged(folder: &Path, why: impl Into<String>) -> Error {
-    let why = why.into();
-    Error::Data(format!(
+pub fn damaged(folder: &Path, why: impl Display) -> Error {
+    Error::Data(unusable(folder, why))
+}
+
+/// A checkpoint that is intact, but whose file `name` another version of this program wrote.
+pub(super) fn of_other_version(folder: &Path, name: &str, why: &str) -> Error {
+    Error::OtherVersion(unusable(folder, format_args!("{name} {why}")))
+}
+
+fn unusable(folder: &Path, why: impl Display) -> String {
+    format!(
         "cannot use the checkpoint {}: {why}{HELP}",
         folder.display()
-    ))
+    )
 }
 
 /// The error of a checkpoint that cannot be used, with another help: using a model and resuming a
 /// run need different ones.
 pub fn with_help(error: Error, help: &str) -> Error {
     match error {
-        Error::Data(text) => Error::Data(match text.strip_suffix(HELP) {
-            Some(text) => format!("{text}; help: {help}"),
-            None => text,
-        }),
+        Error::Data(text) | Error::OtherVersion(text) => {
+            Error::Data(match text.strip_suffix(HELP) {
+                Some(text) => format!("{text}; help: {help}"),
+                None => text,
+            })
+        }
         other => other,
     }
 }
@@ -98,15 +110,8 @@ pub(super) fn reason<'a>(folder: &Path, text: &'a str) -> &'a str {
 }
 
 /// A file that cannot be read.
-pub(crate) fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
-    let path = path.to_path_buf();
-    let help = "check that it exists and can be read".to_string();
-    move |source| Error::Io {
-        action: "read",
-        path,
-        source,
-        help,
-    }
+pub fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    Error::io("read", path, "check that it exists and can be read")
 }
 
 /// The error of a file of another version.
@@ -117,10 +122,11 @@ pub(super) fn other_format(got: impl Into<u64>, known: u32) -> String {
     )
 }
 
-/// The first names of a list, and how many more there are.
-pub(crate) fn some(names: &[&str]) -> String {
-    match names.len() {
-        0..=4 => names.join(", "),
-        count => format!("{} and {} more", names[..3].join(", "), count - 3),
-    }
+/// What a file lacks, and what it has that `owner` does not; None if neither.
+pub(super) fn mismatch<S: AsRef<str>>(missing: &[S], others: &[S], owner: &str) -> Option<String> {
+    let lacks = (!missing.is_empty()).then(|| format!("it lacks {}", some_of(missing, 4)));
+    let has = || format!("it has {}, which {owner} does not", some_of(others, 4));
+    let has = (!others.is_empty()).then(has);
+    let text: Vec<String> = lacks.into_iter().chain(has).collect();
+    (!text.is_empty()).then(|| text.join("; "))
 }

@@ -17,8 +17,9 @@ use ddp_comm::{Field, World};
 
 use super::files::reason;
 use super::folders::{checkpoints, name, steps};
-use super::manifest::{Opened, is_of_another_version, open, open_reading};
+use super::manifest::{Opened, open, open_reading};
 use crate::error::{Error, Result};
+use ddp_kernels::files::FileError;
 
 /// Checkpoints that cannot be used, each with the reason.
 pub type Skipped = Vec<(PathBuf, String)>;
@@ -29,15 +30,15 @@ fn damage(folder: &Path, error: Error) -> Result<String> {
     let older = "or name an older checkpoint of the run";
     match error {
         // It is not a checkpoint, or lacks the file.
-        Error::Io { ref source, .. }
+        Error::Io(io)
             if matches!(
-                source.kind(),
+                io.source.kind(),
                 ErrorKind::NotFound | ErrorKind::NotADirectory
             ) =>
         {
-            Ok(error.to_string())
+            Ok(io.to_string())
         }
-        Error::Data(text) if is_of_another_version(folder) => Err(Error::Data(format!(
+        Error::OtherVersion(text) => Err(Error::Data(format!(
             "{text}; it is intact, but of another version of this program: use that version, {older}"
         ))),
         Error::Data(text) => Ok(reason(folder, &text).to_string()),
@@ -51,17 +52,7 @@ fn damage(folder: &Path, error: Error) -> Result<String> {
 /// The same error with another help, if it is of input or output.
 fn with_io_help(error: Error, help: String) -> Error {
     match error {
-        Error::Io {
-            action,
-            path,
-            source,
-            ..
-        } => Error::Io {
-            action,
-            path,
-            source,
-            help,
-        },
+        Error::Io(io) => Error::Io(FileError { help, ..io }),
         other => other,
     }
 }

@@ -130,7 +130,7 @@ pub fn clear_up(out: &Path) -> Result<()> {
 }
 
 /// Renames the checkpoints of the run in `out` after step `step`. The newest goes first, so that
-/// the newest that is left is never older than the record.
+/// the newest that is left is never older than the metrics log.
 pub fn put_aside_after(out: &Path, step: u64) -> Result<()> {
     let steps = steps(&checkpoints(out))?;
     let mut newer = steps.range(step + 1..).rev();

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::files::{ReadFrom, damaged, open_file, other_format, read_small, unreadable};
+use super::files::{
+    ReadFrom, damaged, of_other_version, open_file, other_format, read_small, unreadable,
+};
 use super::folders::{MANIFEST_FILE, MODEL_FILE, STATE_FILE, optimizer_file};
 use super::state::State;
 use crate::error::{Error, Result};
@@ -99,14 +101,10 @@ impl FileEntry {
     /// How `file`, which has this name in `folder`, differs from what was written: in length, or
     /// with `is_read` in its bytes.
     fn difference(&self, folder: &Path, file: &File, is_read: bool) -> Result<Option<String>> {
-        let FileEntry {
-            name,
-            bytes,
-            blake3,
-        } = self;
+        let (name, bytes) = (&self.name, self.bytes);
         let path = folder.join(name);
         let length = file.metadata().map_err(unreadable(&path))?.len();
-        if length != *bytes {
+        if length != bytes {
             return Ok(Some(format!(
                 "{name} has {length} bytes, but {bytes} were written"
             )));
@@ -117,7 +115,7 @@ impl FileEntry {
         let mut hash = blake3::Hasher::new();
         hash.update_reader(ReadFrom::start(file))
             .map_err(unreadable(&path))?;
-        let differs = hash.finalize().to_hex().as_str() != blake3;
+        let differs = hash.finalize().to_hex().as_str() != self.blake3;
         Ok(differs.then(|| {
             format!("{name} was changed or damaged: its checksum (BLAKE3) does not match")
         }))
@@ -179,8 +177,14 @@ pub fn open(folder: &Path) -> Result<Opened> {
 /// read the rest. Names and lengths of all are compared.
 pub(super) fn open_reading(folder: &Path, is_read: impl Fn(usize) -> bool) -> Result<Opened> {
     let bytes = read_small(folder, MANIFEST_FILE, BYTES_MAX)?;
-    let manifest =
-        Manifest::parse(&bytes).map_err(|why| damaged(folder, format!("{MANIFEST_FILE} {why}")))?;
+    let manifest = Manifest::parse(&bytes).map_err(|why| {
+        let value: Option<Value> = serde_json::from_slice(&bytes).ok();
+        let format = value.and_then(|value| value.get("format")?.as_u64());
+        match format > Some(u64::from(FORMAT)) {
+            true => of_other_version(folder, MANIFEST_FILE, &why),
+            false => damaged(folder, format!("{MANIFEST_FILE} {why}")),
+        }
+    })?;
     check_names(folder, &manifest)?;
     let mut files = open_first(folder, &manifest)?;
     for (place, entry) in manifest.files.iter().enumerate() {
@@ -264,29 +268,6 @@ pub(super) fn open_model(path: &Path) -> Result<File> {
     entry
         .difference(folder, &file, true)?
         .map_or(Ok(file), |why| Err(refuse(why)))
-}
-
-/// Whether manifest and state are intact but of a version that this program cannot read.
-pub(super) fn is_of_another_version(folder: &Path) -> bool {
-    let Ok(bytes) = read_small(folder, MANIFEST_FILE, BYTES_MAX) else {
-        return false;
-    };
-    let format = serde_json::from_slice::<Value>(&bytes)
-        .ok()
-        .and_then(|value| value.get("format")?.as_u64());
-    if format.is_some_and(|format| format > u64::from(FORMAT)) {
-        return true;
-    }
-    let Ok(manifest) = Manifest::parse(&bytes) else {
-        return false;
-    };
-    let Some(entry) = manifest.files.iter().find(|entry| entry.name == STATE_FILE) else {
-        return false;
-    };
-    let Ok(state) = read_small(folder, STATE_FILE, entry.bytes) else {
-        return false;
-    };
-    blake3::hash(&state).to_hex().as_str() == entry.blake3 && State::parse(&state).is_err()
 }
 
 fn names(manifest: &Manifest) -> BTreeSet<String> {

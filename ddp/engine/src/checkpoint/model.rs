@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ddp_kernels::transfer::{Phase, announced, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
 
-use super::files::{ReadFrom, some, unreadable};
+use super::files::{ReadFrom, mismatch, unreadable};
 use super::manifest::{self, Opened};
 use super::tensors::{self, FileDType};
 use crate::error::{Error, Result};
@@ -46,7 +46,7 @@ pub fn load_model(path: &Path, parts: &[&Params]) -> Result<()> {
 
 /// The same for a file of unknown origin to start from: values that are not finite or very large
 /// are refused, and a model may have fewer positions. The checksum is compared on rank 0.
-pub fn load_first(path: &Path, parts: &[&Params], rank: usize) -> Result<()> {
+pub fn load_initial(path: &Path, parts: &[&Params], rank: usize) -> Result<()> {
     let file = match rank {
         0 => manifest::open_model(path)?,
         _ => File::open(path).map_err(unreadable(path))?,
@@ -97,7 +97,7 @@ impl ModelFile<'_> {
         let mut bytes = Vec::new();
         for (params, parameter) in in_order(parts) {
             let entry = self.header.find(&parameter.name).expect("checked");
-            let dtype = FileDType::of(&entry.dtype).expect("checked");
+            let dtype = FileDType::of(entry).expect("checked");
             let mut file = ReadFrom::place(&self.file, self.header.data_start + entry.start);
             fill(params, parameter, |values| {
                 let read = dtype.read(&mut file, values, &mut bytes);
@@ -119,21 +119,7 @@ pub(crate) fn fill(
     parameter: &Parameter,
     read: impl FnOnce(&mut [f32]) -> Result<()>,
 ) -> Result<()> {
-    let target = params.master(parameter.id);
-    // On the CPU in f32, values are read directly into the parameter.
-    let direct = target.device() == Device::Cpu && target.dtype() == DType::F32;
-    let host = if direct {
-        target.clone()
-    } else {
-        Tensor::empty(&parameter.shape, DType::F32, Device::Cpu)?
-    };
-    host.with_slice_mut(read)??;
-    if !direct {
-        let host = host.to_dtype(target.dtype())?;
-        in_phase(Phase::Checkpoint, || {
-            announced("loading the model", || target.copy_from(&host))
-        })?;
-    }
+    tensors::read_into(params.master(parameter.id), "loading the model", read)?;
     Ok(params.refresh(parameter.range.clone())?)
 }
 
@@ -207,15 +193,10 @@ fn check(header: &Header, list: &[&Parameter], is_foreign: bool) -> Result<(), S
     let found = header.entries.iter().map(|entry| entry.name.as_str());
     let is_known = |name: &&str| list.iter().any(|parameter| parameter.name == *name);
     let others: Vec<&str> = found.filter(|name| !is_known(name)).collect();
-    if !missing.is_empty() || !others.is_empty() {
-        let lacks = (!missing.is_empty()).then(|| format!("it lacks {}", some(&missing)));
-        let has = (!others.is_empty())
-            .then(|| format!("it has {}, which the model does not", some(&others)));
-        let text: Vec<String> = [lacks, has].into_iter().flatten().collect();
+    if let Some(why) = mismatch(&missing, &others, "the model") {
         return Err(format!(
-            "it is of another model: {}; help: give the `model` and the settings it was trained \
-             with",
-            text.join("; ")
+            "it is of another model: {why}; help: give the `model` and the settings it was trained \
+             with"
         ));
     }
     for parameter in list {
@@ -228,12 +209,7 @@ fn check(header: &Header, list: &[&Parameter], is_foreign: bool) -> Result<(), S
                 entry.name, entry.shape, parameter.shape
             ));
         }
-        if FileDType::of(&entry.dtype).is_none() {
-            return Err(format!(
-                "{} is {}: expected F32, BF16 or F16; help: save it again in one of these",
-                entry.name, entry.dtype
-            ));
-        }
+        FileDType::of(entry)?;
     }
     Ok(())
 }

@@ -8,11 +8,11 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::files::{some, unreadable};
+use super::files::{mismatch, unreadable};
 use super::model::{header_of, without_dropout};
 use ddp_data::safetensors::{Entry, Header};
 use ddp_nn::optim::Optimizer;
@@ -57,38 +57,29 @@ impl Outgoing {
         for (stage, (params, optimizer)) in stages.iter().enumerate() {
             let mut pieces: Vec<_> = optimizer.owned_pieces().iter().collect();
             pieces.sort_by_key(|piece| (piece.parameter, piece.start));
-            for (piece, (moment, name)) in pieces.into_iter().flat_map(|piece| {
-                let moments = optimizer.moments().map(|(name, _)| name).enumerate();
-                moments
-                    .filter(|(_, name)| piece.moments.contains(name))
-                    .map(move |m| (piece, m))
-            }) {
+            for piece in pieces {
                 let parameter = params.parameter(piece.parameter);
-                let (start, length, whole) = (piece.start, piece.length, parameter.range.len());
-                let tensor = match length == whole {
-                    true => format!("{}.{name}", parameter.name),
-                    false => format!("{}.{name}[{start}..{}]", parameter.name, start + length),
+                let (start, length) = (piece.start, piece.length);
+                let (range, shape) = match length == parameter.range.len() {
+                    true => (String::new(), parameter.shape.clone()),
+                    false => (format!("[{start}..{}]", start + length), vec![length]),
                 };
-                let shape = if length == whole {
-                    parameter.shape.clone()
-                } else {
-                    vec![length]
-                };
-                let (parameter, moment_name) = (parameter.name.clone(), name.to_string());
-                let named = Named {
-                    tensor,
-                    parameter,
-                    moment: moment_name,
-                    start,
-                    length,
-                };
-                all.push(Outgoing {
-                    named,
-                    shape,
-                    stage,
-                    moment,
-                    at: piece.at,
-                });
+                let moments = optimizer.moments().map(|(name, _)| name).enumerate();
+                for (moment, name) in moments.filter(|(_, name)| piece.moments.contains(name)) {
+                    all.push(Outgoing {
+                        named: Named {
+                            tensor: format!("{}.{name}{range}", parameter.name),
+                            parameter: parameter.name.clone(),
+                            moment: name.to_string(),
+                            start,
+                            length,
+                        },
+                        shape: shape.clone(),
+                        stage,
+                        moment,
+                        at: piece.at,
+                    });
+                }
             }
         }
         all
@@ -139,7 +130,8 @@ impl SavedMoments {
         for (file, path) in files.iter().enumerate() {
             let header = header_of(path, &File::open(path).map_err(unreadable(path))?)?;
             if let Err(why) = saved.add(file, &header) {
-                return Ok(Err(format!("{}: {why}", name_of(path))));
+                let name = path.file_name().unwrap_or_default();
+                return Ok(Err(format!("{}: {why}", name.display())));
             }
         }
         saved
@@ -191,22 +183,11 @@ impl SavedMoments {
                     .map_err(|why| format!("{parameter}.{moment} {why}"))?,
             }
         }
-        let list = |names: Vec<String>| some(&names.iter().map(String::as_str).collect::<Vec<_>>());
-        let others: Vec<String> = others
+        let others = others
             .keys()
-            .map(|(parameter, moment)| format!("{parameter}.{moment}"))
-            .collect();
-        if missing.is_empty() && others.is_empty() {
-            return Ok(());
-        }
-        let lacks = (!missing.is_empty()).then(|| format!("it lacks {}", list(missing)));
-        let has = (!others.is_empty())
-            .then(|| format!("it has {}, which this run does not", list(others)));
-        Err([lacks, has]
-            .into_iter()
-            .flatten()
-            .collect::<Vec<_>>()
-            .join("; "))
+            .map(|(parameter, moment)| format!("{parameter}.{moment}"));
+        let others: Vec<String> = others.collect();
+        mismatch(&missing, &others, "this run").map_or(Ok(()), Err)
     }
 
     /// The same moments with the names that parameters have here.
@@ -271,11 +252,4 @@ fn check_whole(pieces: &[SavedPiece], count: usize) -> Result<(), String> {
     } else {
         Err(format!("has {next} of {count} elements"))
     }
-}
-
-fn name_of(path: &Path) -> String {
-    path.file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned()
 }

@@ -3,14 +3,13 @@
 
 use std::fs::File;
 
-use ddp_kernels::transfer::{Phase, announced, in_phase};
-use ddp_kernels::{DType, Device, Tensor};
+use ddp_kernels::DType;
 
 use super::files::{ReadFrom, unreadable};
 use super::manifest::Opened;
 use super::model::{ModelFile, load_opened};
 use super::optimizer::{SavedMoments, SavedPiece};
-use super::tensors::FileDType;
+use super::tensors::{FileDType, read_into};
 use crate::error::{Error, Result};
 use crate::step::{Stage, Step};
 use ddp_nn::optim::Piece;
@@ -59,10 +58,8 @@ pub fn restore_if_fits(opened: &Opened, step: &mut Step) -> Result<Result<(), St
         Err(why) => return Ok(Err(why)),
     };
     model.load(&parts)?;
-    in_phase(Phase::Checkpoint, || {
-        let mut stages = stages.iter();
-        stages.try_for_each(|stage| restore_moments(&saved, stage))
-    })?;
+    let mut stages = stages.iter();
+    stages.try_for_each(|stage| restore_moments(&saved, stage))?;
     step.count_moments_from(opened.state.optimizer_since);
     Ok(Ok(()))
 }
@@ -99,28 +96,15 @@ fn restore_moments(saved: &SavedMoments, stage: &Stage) -> Result<()> {
         bytes: Vec::new(),
     };
     for (name, moment) in optimizer.moments() {
-        // On the CPU, they are read directly into the moment.
-        let on_host = moment.device() == Device::Cpu;
-        let host = if on_host {
-            moment.clone()
-        } else {
-            Tensor::zeros(moment.shape(), DType::F32, Device::Cpu)?
-        };
-        host.with_slice_mut(|values: &mut [f32]| {
+        read_into(moment, "the optimizer's moments", |values| {
             let owned = optimizer.owned_pieces().iter();
             let mut having = owned.filter(|piece| piece.moments.contains(&name));
             having.try_for_each(|piece| {
                 let pieces = saved.pieces(&params.parameter(piece.parameter).name, name);
-                reader.fill(
-                    piece,
-                    pieces,
-                    &mut values[piece.at..piece.at + piece.length],
-                )
+                let values = &mut values[piece.at..piece.at + piece.length];
+                reader.fill(piece, pieces, values)
             })
-        })??;
-        if !on_host {
-            announced("the optimizer's moments", || moment.copy_from(&host))?;
-        }
+        })?;
     }
     Ok(())
 }
@@ -140,11 +124,8 @@ impl Reader<'_> {
             let end = (piece.start + piece.length).min(wanted.start + wanted.length);
             if start < end {
                 let offset = piece.offset + 4 * (start - piece.start) as u64;
-                self.read(
-                    piece.file,
-                    offset,
-                    &mut values[start - wanted.start..end - wanted.start],
-                )?;
+                let values = &mut values[start - wanted.start..end - wanted.start];
+                self.read(piece.file, offset, values)?;
             }
         }
         Ok(())

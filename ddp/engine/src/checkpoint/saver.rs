@@ -69,8 +69,8 @@ struct Done {
 
 impl Saver {
     /// For the run in the folder `out`, of which the newest `keep` checkpoints and the best are
-    /// kept. Removes what a killed run left, so the caller must hold the record's lock. All ranks
-    /// call it together.
+    /// kept. Removes what a killed run left, so the caller must hold the metrics log's lock. All
+    /// ranks call it together.
     pub fn new(world: &World, out: &Path, keep: u64) -> Result<Saver> {
         let (rank, ranks) = (world.rank(), world.size());
         let group = world.group("saving")?;
@@ -238,15 +238,14 @@ fn serve(writer: &Writer, jobs: &mpsc::Receiver<Job>, done: &mpsc::Sender<Done>)
     in_phase(Phase::Checkpoint, || {
         for job in jobs {
             let folder = trace::record(WRITE, || writer.write(&job));
-            let Job {
-                snapshot, state, ..
-            } = job;
-            // The receiver is gone if the saver is being dropped.
-            let _ = done.send(Done {
-                step: state.step,
+            let (step, snapshot) = (job.state.step, job.snapshot);
+            let done_job = Done {
+                step,
                 snapshot,
                 folder,
-            });
+            };
+            // The receiver is gone if the saver is being dropped.
+            let _ = done.send(done_job);
         }
     });
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::files::{damaged, other_format, read_all};
+use super::files::{of_other_version, other_format, read_all};
 use super::folders::STATE_FILE;
 use crate::error::Result;
 use ddp_data::{FeaturePlan, LabelName, Normalization, TaskSpec};
@@ -77,7 +77,7 @@ pub struct State {
     /// The fingerprint of the held-out rows; None if there are none.
     #[serde(default)]
     pub held_out: Option<String>,
-    /// The algorithms of matrix products, if they were timed.
+    /// The algorithms of matmuls, if they were timed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub products: Option<Algorithms>,
     /// The evaluation with the least loss so far.
@@ -141,11 +141,10 @@ pub struct Best {
 }
 
 impl State {
-    /// Reads the open file of the checkpoint in `folder`. An error says what is wrong with the
-    /// file.
+    /// Reads the open file of the checkpoint in `folder`, whose checksum is right.
     pub(super) fn of_file(folder: &Path, file: &File) -> Result<State> {
         let bytes = read_all(folder, STATE_FILE, file, BYTES_MAX)?;
-        State::parse(&bytes).map_err(|why| damaged(folder, format!("{STATE_FILE} {why}")))
+        State::parse(&bytes).map_err(|why| of_other_version(folder, STATE_FILE, &why))
     }
 
     /// Reads the file's bytes. An error says what is wrong with them.
@@ -183,6 +182,14 @@ impl State {
             serde_json::to_vec_pretty(&state).expect("it holds only names, texts and numbers");
         bytes.push(b'\n');
         bytes
+    }
+
+    /// The token that ends a text, if the tokens of the data have one.
+    pub fn end_of_text(&self) -> Option<usize> {
+        match &self.task {
+            TaskSpec::NextToken { tokenizer, .. } => tokenizer.as_ref()?.end_of_text,
+            _ => None,
+        }
     }
 
     /// Refuses impossible numbers.

@@ -3,11 +3,12 @@
 use std::io::{self, Read};
 use std::path::Path;
 
-use ddp_kernels::Tensor;
 use ddp_kernels::dtype::{bf16, f16};
+use ddp_kernels::transfer::{Phase, announced, in_phase};
+use ddp_kernels::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
-use ddp_data::safetensors::Header;
+use ddp_data::safetensors::{Entry, Header};
 use ddp_kernels::files::{self, Contents, Output};
 
 /// Elements that are converted to or from bytes at a time.
@@ -48,6 +49,22 @@ fn write(output: &mut Output<'_>, values: &Tensor, bytes: &mut Vec<u8>) -> Resul
     Ok(written?)
 }
 
+/// Gives `target` the values that `read` writes. On the CPU in f32 they are read directly into it.
+pub(super) fn read_into(
+    target: &Tensor,
+    why: &'static str,
+    read: impl FnOnce(&mut [f32]) -> Result<()>,
+) -> Result<()> {
+    if target.device() == Device::Cpu && target.dtype() == DType::F32 {
+        return target.with_slice_mut(read)?;
+    }
+    let host = Tensor::zeros(target.shape(), DType::F32, Device::Cpu)?;
+    host.with_slice_mut(read)??;
+    let host = host.to_dtype(target.dtype())?;
+    let copy = || announced(why, || target.copy_from(&host));
+    Ok(in_phase(Phase::Checkpoint, copy)?)
+}
+
 /// The dtype of values in a file: those that f32 holds exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileDType {
@@ -57,13 +74,16 @@ pub(crate) enum FileDType {
 }
 
 impl FileDType {
-    /// The one with this name in safetensors files.
-    pub(crate) fn of(dtype: &str) -> Option<FileDType> {
-        match dtype {
-            "F32" => Some(FileDType::F32),
-            "BF16" => Some(FileDType::Bf16),
-            "F16" => Some(FileDType::F16),
-            _ => None,
+    /// That of a tensor in a safetensors file.
+    pub(crate) fn of(entry: &Entry) -> Result<FileDType, String> {
+        match &*entry.dtype {
+            "F32" => Ok(FileDType::F32),
+            "BF16" => Ok(FileDType::Bf16),
+            "F16" => Ok(FileDType::F16),
+            other => Err(format!(
+                "{} is {other}: expected F32, BF16 or F16; help: save it again in one of these",
+                entry.name
+            )),
         }
     }
 

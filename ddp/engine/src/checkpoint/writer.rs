@@ -190,12 +190,7 @@ fn is_seen(look: impl Fn() -> bool) -> bool {
 }
 
 fn not_seen(path: &Path) -> Error {
-    Error::Io {
-        action: "see",
-        path: path.to_path_buf(),
-        source: std::io::Error::other("another rank has written it, but this rank does not see it"),
-        help: "with `zero` 1 all ranks write to `out`: give a folder that all hosts share, or use \
-               `zero` 0"
-            .into(),
-    }
+    let help = "with `zero` 1 all ranks write to `out`: give a folder that all hosts share, or use `zero` 0";
+    let why = "another rank has written it, but this rank does not see it";
+    Error::io("see", path, help)(std::io::Error::other(why))
 }

@@ -209,7 +209,7 @@ fn require(is_right: bool, name: &str, got: impl Display, text: &str) -> Result<
     }
 }
 
-/// Refuses a path that is not UTF-8: TOML files and the record cannot hold it.
+/// Refuses a path that is not UTF-8: TOML files and the metrics log cannot hold it.
 fn check_utf8(name: &str, path: Option<&Path>) -> Result<()> {
     let path = path.unwrap_or(Path::new(""));
     let text = "a name in UTF-8; help: give another, or rename the file or folder";

@@ -114,12 +114,11 @@ impl Config {
     }
 
     /// The request for the data.
-    pub(crate) fn data_request(&self) -> DataRequest {
+    pub fn data_request(&self) -> DataRequest {
         // The model that training begins with has no gradient for some tokens.
         let initial = self.init_from.as_deref();
         let trained_from = initial.filter(|_| self.steps != Some(0));
         DataRequest {
-            data: self.data.clone(),
             labels: self.labels.clone(),
             val_data: self.val_data.clone(),
             val_labels: self.val_labels.clone(),
@@ -135,9 +134,8 @@ impl Config {
                 missing: self.missing,
             },
             normalize: self.normalize,
-            normalizes_targets: true,
             cache_dir: self.cache_dir.clone(),
-            trained: None,
+            ..DataRequest::new(self.data.clone())
         }
     }
 }

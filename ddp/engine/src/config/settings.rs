@@ -207,6 +207,8 @@ macro_rules! settings {
 
 /// Whole numbers from 1 on.
 const COUNT: Limits = Limits::Whole(1, WHOLE_MAX);
+/// The most shards of a batch.
+const SHARDS_MAX: u64 = 1024;
 /// Finite numbers from 0 on.
 const POSITIVE: Limits = Limits::Real(0.0, f64::MAX);
 
@@ -325,7 +327,7 @@ settings! {
     /// Capture a step as a CUDA graph and replay it; auto: on a GPU, unless the layers are split
     /// over several
     Job graph "WHEN": GraphChoice = GraphChoice::Auto;
-    /// Algorithms of matrix products on GPUs: first uses cuBLASLt's first one; timed tries several
+    /// Algorithms of matmuls on GPUs: first uses cuBLASLt's first one; timed tries several
     /// after the first step and keeps the fastest, whose bits may differ on another machine
     Job products "HOW": ProductChoice = ProductChoice::First;
     /// CPU threads of a rank [default: its share of the cores]
@@ -337,6 +339,9 @@ settings! {
     Job bucket_mb "MB": Option<f64> = None, Limits::Real(0.001, 65_536.0);
     /// Type of gradients in transit
     Fixed reduce_dtype "TYPE": FloatType = FloatType::F32;
+    /// Make the bits of the model the same on any number of ranks up to V: each batch is cut into V
+    /// shards, which are worked on one by one and summed along one tree. See docs/same-bits.md
+    Fixed same_bits "V": Option<usize> = None, Limits::Whole(1, SHARDS_MAX);
     /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the
     /// ranks
     Job zero "STAGE": u64 = 0, Limits::Whole(0, 1);

@@ -108,13 +108,7 @@ macro_rules! read_as_printed {
     )+};
 }
 
-read_as_printed!(DeviceChoice, Resume);
-
-impl SettingValue for TraceSteps {
-    fn read(text: &str) -> Result<TraceSteps, String> {
-        text.parse()
-    }
-}
+read_as_printed!(DeviceChoice, Resume, TraceSteps);
 
 /// Parameters whose learning rate or weight decay differs from the others'.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

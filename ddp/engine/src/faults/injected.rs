@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use ddp_comm::Field;
 use ddp_kernels::heartbeat::{self, Work};
+use ddp_kernels::{Device, Tensor};
 
 use super::point::FaultPoint;
 use crate::error::{Error, Result};
@@ -36,6 +37,9 @@ enum FaultKind {
     Error,
     /// The call never returns.
     Hang,
+    /// A bit of the first gradient of each bucket changes before its reduction: the highest that is
+    /// not of the exponent.
+    Flip,
     /// It takes 50 ms.
     Slow,
     /// It takes eight seconds, in which it shows progress.
@@ -93,6 +97,7 @@ fn parse(text: &str) -> Option<Fault> {
         "memory" => FaultKind::Memory,
         "error" => FaultKind::Error,
         "hang" => FaultKind::Hang,
+        "flip" => FaultKind::Flip,
         "slow" => FaultKind::Slow,
         "work" => FaultKind::Work,
         _ => return None,
@@ -142,6 +147,7 @@ pub(crate) fn at_step(point: FaultPoint, step: u64) -> Result<()> {
         FaultKind::Hang => loop {
             std::thread::sleep(Duration::from_secs(3600));
         },
+        FaultKind::Flip => {}
         FaultKind::Slow => std::thread::sleep(Duration::from_millis(50)),
         FaultKind::Work => (0..80).for_each(|_| {
             heartbeat::beat(Work::ReadsData);
@@ -149,6 +155,19 @@ pub(crate) fn at_step(point: FaultPoint, step: u64) -> Result<()> {
         }),
     }
     Ok(())
+}
+
+/// Changes the first of these f32 gradients, if that is the fault of this step.
+pub(crate) fn flip(gradients: &Tensor) -> Result<()> {
+    let step = STEP.load(Ordering::Relaxed);
+    let is_now = |fault: &&Fault| fault.kind == FaultKind::Flip && fault.step == step;
+    if faults().iter().find(is_now).is_none() {
+        return Ok(());
+    }
+    let first = gradients.slice(0..1)?;
+    let bits = first.to_vec::<f32>()?[0].to_bits() ^ 1 << 22;
+    let flipped = Tensor::from_slice(&[f32::from_bits(bits)], &[1], Device::Cpu)?;
+    Ok(first.copy_from(&flipped)?)
 }
 
 fn signal(name: &str) {

@@ -119,8 +119,8 @@ fn gpt2(keys: &mut Keys) -> Result<Settings> {
         (spec, Some(keys.no_dropout("attn_pdrop", attention)))
     } else if embedding != rest {
         let why = format!(
-            "resid_pdrop {rest}: expected {embedding}, as embd_pdrop says, since there is one \
-             `dropout` here; help: give `dropout` to decide it"
+            "resid_pdrop {rest}: expected {embedding}, the same as embd_pdrop: ddp-train has \
+             one `dropout` for both; help: give `dropout` to choose it"
         );
         (spec, Some(keys.text(&why)))
     } else {

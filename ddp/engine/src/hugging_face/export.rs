@@ -1,7 +1,7 @@
 //! Writes a model as a folder that transformers loads.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use ddp_data::safetensors::Header;
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
@@ -38,14 +38,25 @@ pub fn export(
         )));
     };
     let architecture = architecture_of(spec)?;
-    check_free(folder)?;
+    let refused = |expected: &str| {
+        let folder = folder.display();
+        Error::Usage(format!("{folder}: expected {expected}; help: give another"))
+    };
+    let is_free = match fs::read_dir(folder) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(_) => fs::symlink_metadata(folder).is_err(),
+    };
+    if !is_free {
+        return Err(refused("a new or empty folder, got one with files"));
+    }
     let folder = std::path::absolute(folder).map_err(unreadable(folder))?;
-    let aside = aside(&folder)?;
+    let name = folder
+        .file_name()
+        .ok_or_else(|| refused("the name of a folder"))?;
+    // In the same folder, so that it can be renamed.
+    let aside = folder.with_file_name(format!(".{}.exporting", name.to_string_lossy()));
     let Some(_lock) = disk::lock_folder(&aside)? else {
-        return Err(Error::Usage(format!(
-            "{}: expected a folder that no other process writes, got one; help: give another",
-            folder.display()
-        )));
+        return Err(refused("a folder that no other process writes, got one"));
     };
     remove_left(&aside)?;
     let written = write(&aside, spec, vocabulary, architecture, params, tokenizer)
@@ -55,32 +66,6 @@ pub fn export(
         let _ = disk::remove_folder(&aside);
     }
     written.map(|()| architecture.name())
-}
-
-/// Refuses a folder that has files, and a file.
-fn check_free(folder: &Path) -> Result<()> {
-    let is_free = match fs::symlink_metadata(folder) {
-        Err(_) => true,
-        Ok(_) => fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none()),
-    };
-    if is_free {
-        return Ok(());
-    }
-    Err(Error::Usage(format!(
-        "{}: expected a new or empty folder, got one with files; help: give another",
-        folder.display()
-    )))
-}
-
-/// Where files are written first: in the same folder, so that it can be renamed.
-fn aside(folder: &Path) -> Result<PathBuf> {
-    let (Some(parent), Some(name)) = (folder.parent(), folder.file_name()) else {
-        return Err(Error::Usage(format!(
-            "{}: expected the name of a folder; help: give another",
-            folder.display()
-        )));
-    };
-    Ok(parent.join(format!(".{}.exporting", name.to_string_lossy())))
 }
 
 /// Removes what a killed process left in the folder.

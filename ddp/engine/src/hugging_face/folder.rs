@@ -62,16 +62,9 @@ impl Tensors {
         if is_constant(architecture, &name) {
             return Ok(());
         }
-        let Some(dtype) = FileDType::of(&entry.dtype) else {
-            let why = format!(
-                "{} is {}: expected F32, BF16 or F16; help: save it again in one of these",
-                entry.name, entry.dtype
-            );
-            return Err(refuse(path, why));
-        };
         let found = Found {
             shape: entry.shape.clone(),
-            dtype,
+            dtype: FileDType::of(entry).map_err(|why| refuse(path, why))?,
             start: data_start + entry.start,
             file: self.files.len(),
         };

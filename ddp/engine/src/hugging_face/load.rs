@@ -9,8 +9,9 @@ use super::Architecture;
 use super::config::describe;
 use super::folder::{Found, Tensors};
 use super::names::{self, Part};
-use crate::checkpoint::{check_plausible, fill, in_order, refuse, some};
+use crate::checkpoint::{check_plausible, fill, in_order, refuse};
 use crate::error::Result;
+use crate::shown::some_of;
 
 /// Fills the model `params`, which may be in several parts, with the values of the folder. Names,
 /// shapes and dtypes of all tensors are checked before anything changes.
@@ -75,7 +76,7 @@ fn check(
         .filter(|name| !tensors.found.contains_key(*name))
         .collect();
     if !missing.is_empty() {
-        let missing = some(&missing);
+        let missing = some_of(&missing, 4);
         return Err(format!("it lacks {missing}; help: give a whole folder"));
     }
     let mut known: BTreeSet<&str> = parts().map(|part| part.name.as_str()).collect();
@@ -84,7 +85,7 @@ fn check(
     let names = tensors.found.keys().map(String::as_str);
     let others: Vec<&str> = names.filter(|name| !known.contains(name)).collect();
     if !others.is_empty() {
-        let others = some(&others);
+        let others = some_of(&others, 4);
         return Err(format!(
             "it has {others}, which a model of its config.json does not have; help: give the \
              config.json that belongs to it"

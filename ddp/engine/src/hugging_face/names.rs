@@ -1,58 +1,9 @@
 //! Which tensors of transformers make which parameter here.
+//!
+//! `gpt2.txt` and `llama.txt` have a line for each layer: its name here, then the layers of
+//! transformers whose rows follow each other in it. `#` is the number of a block.
 
 use super::Architecture;
-
-/// Layers here, and those of transformers whose rows follow each other in them. `#` is the number
-/// of a block.
-const GPT2: [(&str, &[&str]); 10] = [
-    ("embedding.tokens", &["transformer.wte"]),
-    ("embedding.positions", &["transformer.wpe"]),
-    ("blocks.#.attention.norm", &["transformer.h.#.ln_1"]),
-    (
-        "blocks.#.attention.mix.qkv",
-        &["transformer.h.#.attn.c_attn"],
-    ),
-    (
-        "blocks.#.attention.mix.out",
-        &["transformer.h.#.attn.c_proj"],
-    ),
-    ("blocks.#.mlp.norm", &["transformer.h.#.ln_2"]),
-    ("blocks.#.mlp.up", &["transformer.h.#.mlp.c_fc"]),
-    ("blocks.#.mlp.down", &["transformer.h.#.mlp.c_proj"]),
-    ("norm", &["transformer.ln_f"]),
-    ("head", &["lm_head"]),
-];
-
-const LLAMA: [(&str, &[&str]); 9] = [
-    ("embedding.tokens", &["model.embed_tokens"]),
-    (
-        "blocks.#.attention.norm",
-        &["model.layers.#.input_layernorm"],
-    ),
-    (
-        "blocks.#.attention.mix.qkv",
-        &[
-            "model.layers.#.self_attn.q_proj",
-            "model.layers.#.self_attn.k_proj",
-            "model.layers.#.self_attn.v_proj",
-        ],
-    ),
-    (
-        "blocks.#.attention.mix.out",
-        &["model.layers.#.self_attn.o_proj"],
-    ),
-    (
-        "blocks.#.mlp.norm",
-        &["model.layers.#.post_attention_layernorm"],
-    ),
-    (
-        "blocks.#.mlp.up",
-        &["model.layers.#.mlp.gate_proj", "model.layers.#.mlp.up_proj"],
-    ),
-    ("blocks.#.mlp.down", &["model.layers.#.mlp.down_proj"]),
-    ("norm", &["model.norm"]),
-    ("head", &["lm_head"]),
-];
 
 /// The weight that a tied head shares, and the head's.
 pub(super) fn tied(architecture: Architecture) -> [&'static str; 2] {
@@ -100,10 +51,13 @@ pub(super) fn parts(architecture: Architecture, name: &str, shape: &[usize]) -> 
     let (layer, leaf) = name.rsplit_once('.')?;
     let (layer, block) = without_number(layer);
     let table = match architecture {
-        Architecture::Gpt2 => &GPT2[..],
-        Architecture::Llama => &LLAMA[..],
+        Architecture::Gpt2 => include_str!("gpt2.txt"),
+        Architecture::Llama => include_str!("llama.txt"),
     };
-    let (_, there) = table.iter().find(|(here, _)| *here == layer)?;
+    let mut lines = table.lines().map(str::split_whitespace);
+    let there: Vec<&str> = lines
+        .find_map(|mut line| (line.next()? == layer).then_some(line))?
+        .collect();
     let is_conv1d = architecture == Architecture::Gpt2 && !block.is_empty() && shape.len() == 2;
     let part = |(there, rows): (&&str, usize)| Part {
         name: format!("{}.{leaf}", there.replace('#', block)),

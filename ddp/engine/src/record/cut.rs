@@ -1,10 +1,10 @@
-//! Begins a record, or resumes one: lines after the checkpoint are cut, the others stay.
+//! Begins a metrics log, or resumes one: lines after the checkpoint are cut, the others stay.
 //!
-//! A killed process may leave half a line, and a power loss a file that ends in zeros. The record
-//! ends before the first line that is not an event.
+//! A killed process may leave half a line, and a power loss a file that ends in zeros. The metrics
+//! log ends before the first line that is not an event.
 //!
-//! A process that resumes a run locks its record before it reads or changes the folder, and until
-//! the run ends.
+//! A process that resumes a run locks its metrics log before it reads or changes the folder, and
+//! until the run ends.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
@@ -18,10 +18,10 @@ use serde::Deserialize;
 use super::{CONFIG_FILE, EVENTS_FILE, Record, check_free, taken, write_settings};
 use crate::error::{Error, Result};
 
-/// How long to wait for a run that is ending to release its record.
+/// How long to wait for a run that is ending to release its metrics log.
 const ENDING_MAX: Duration = Duration::from_secs(3);
 
-/// The record of a run, locked against other processes.
+/// The metrics log of a run, locked against other processes.
 #[derive(Debug)]
 pub(crate) struct LockedRecord {
     pub(super) file: File,
@@ -29,7 +29,7 @@ pub(crate) struct LockedRecord {
 }
 
 impl LockedRecord {
-    /// Locks the record in `out`. None if `out` has no record.
+    /// Locks the metrics log in `out`. None if `out` has no metrics log.
     pub(crate) fn find(out: &Path) -> Result<Option<LockedRecord>> {
         if !out.join(EVENTS_FILE).exists() {
             return Ok(None);
@@ -46,7 +46,7 @@ impl LockedRecord {
         }
     }
 
-    /// Locks the record in `out`, a new one if there is none. Some file systems have no locks.
+    /// Locks the metrics log in `out`, a new one if there is none. Some file systems have no locks.
     fn open(out: &Path) -> Result<LockedRecord> {
         let path = out.join(EVENTS_FILE);
         let mut options = OpenOptions::new();
@@ -74,14 +74,14 @@ impl LockedRecord {
 }
 
 impl Record {
-    /// Makes the run's folder with the settings and an empty record. Refuses a folder that holds a
-    /// run, or in which one is starting.
+    /// Makes the run's folder with the settings and an empty metrics log. Refuses a folder that
+    /// holds a run, or in which one is starting.
     pub fn create(out: &Path, settings: &str) -> Result<Record> {
         check_free(out)?;
         disk::make_folder(out)?;
         let path = out.join(EVENTS_FILE);
         let config = out.join(CONFIG_FILE);
-        // Without a record next to it, a config.toml is the user's own.
+        // Without a metrics log next to it, a config.toml is the user's own.
         if !path.exists() && fs::read(&config).is_ok_and(|there| there != settings.as_bytes()) {
             return Err(Error::Usage(format!(
                 "`out` {}: it holds a {CONFIG_FILE} that no run wrote, which would be overwritten; \
@@ -90,7 +90,7 @@ impl Record {
             )));
         }
         check_plain(out)?;
-        // The lock lasts as long as the record is written.
+        // The lock lasts as long as the metrics log is written.
         let LockedRecord { file, path } = LockedRecord::empty(out)?;
         write_settings(out, settings)?;
         Ok(Record {
@@ -101,8 +101,8 @@ impl Record {
         })
     }
 
-    /// Opens the record of a run that resumes after step `step`, and cuts the lines after it. Also
-    /// returns whether the record has its first line.
+    /// Opens the metrics log of a run that resumes after step `step`, and cuts the lines after it.
+    /// Also returns whether the metrics log has its first line.
     pub(crate) fn resume(
         out: &Path,
         settings: &str,
@@ -132,11 +132,11 @@ impl Record {
     }
 }
 
-/// Refuses a record that is a pipe, a device or a folder: reading it might never end.
+/// Refuses a metrics log that is a pipe, a device or a folder: reading it might never end.
 fn check_plain(out: &Path) -> Result<()> {
     match fs::metadata(out.join(EVENTS_FILE)) {
         Ok(there) if !there.is_file() => Err(Error::Data(format!(
-            "{}: expected a plain file, the record of a run, got another kind; help: remove it",
+            "{}: expected a plain file, the metrics log of a run, got another kind; help: remove it",
             out.join(EVENTS_FILE).display()
         ))),
         _ => Ok(()),
@@ -150,7 +150,7 @@ struct Line {
     step: Option<u64>,
 }
 
-/// The steps of the checkpoints that the record in `out` knows.
+/// The steps of the checkpoints that the metrics log in `out` knows.
 pub(crate) fn checkpoints(out: &Path) -> Vec<u64> {
     let file = File::open(out.join(EVENTS_FILE)).map(BufReader::new);
     let lines = file.into_iter().flat_map(BufRead::lines);

@@ -1,4 +1,4 @@
-//! Claims about the record.
+//! Claims about the metrics log.
 
 use std::fs::{self, OpenOptions};
 
@@ -62,6 +62,7 @@ fn step(step: u64, loss: f64) -> StepEvent {
         reduce_ms: Some(0.125),
         save_ms,
         device_peak_mb: None,
+        digests: None,
     }
 }
 
@@ -91,6 +92,7 @@ fn a_run_is_its_events_in_order() {
         parameters: 7,
         steps: 3,
         steps_per_epoch: 10,
+        initial_weights: Vec::new(),
     };
     let eval = EvalEvent {
         step: 1,

@@ -94,7 +94,8 @@ impl CommQueue for DeviceQueue {
 
     fn start(&self, job: usize, is_followed: bool) -> Result<()> {
         let (index, job, stream) = (job, &self.jobs[job], self.stream()?);
-        let group = match is_followed {
+        // Messages between pairs of ranks have marks apart from the collectives that follow.
+        let group = match is_followed && !matches!(job, Job::SumAlong(_)) {
             true => &self.followed,
             false => &self.group,
         };

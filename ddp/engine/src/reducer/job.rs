@@ -1,12 +1,14 @@
 //! Jobs: what is communicated of a bucket in every step.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use ddp_comm::{Group, Reduce};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::trace::{Label, Lane};
 use ddp_kernels::{DType, Tensor, ops};
 
+use super::along_tree::AlongTree;
 use crate::error::Result;
 use crate::faults::{self, FaultPoint};
 
@@ -17,6 +19,8 @@ pub(super) enum Job {
     Sum(Reduced),
     /// This rank's slice of it becomes the sum over the ranks. The rest is left unspecified.
     SumSlice(Reduced),
+    /// It, or this rank's slice of it, becomes the sum over the shards of the batch.
+    SumAlong(Arc<AlongTree>),
     /// Each rank gives its slice and gets the others.
     Gather(Tensor),
     /// Each rank gets those of rank 0.
@@ -80,6 +84,7 @@ impl Job {
         match self {
             Job::Sum(_) => named("all-reduce bucket").at(index),
             Job::SumSlice(_) => named("reduce-scatter bucket").at(index),
+            Job::SumAlong(_) => named("sum bucket over shards").at(index),
             Job::Gather(_) => named("all-gather values"),
             Job::Broadcast(_) => named("broadcast buffers"),
         }
@@ -87,7 +92,7 @@ impl Job {
 
     /// Whether it sums gradients.
     pub(super) fn is_sum(&self) -> bool {
-        matches!(self, Job::Sum(_) | Job::SumSlice(_))
+        matches!(self, Job::Sum(_) | Job::SumSlice(_) | Job::SumAlong(_))
     }
 
     /// Gives the job to `stream`, a sum together with those of the `small` tensors: NCCL runs such
@@ -96,6 +101,7 @@ impl Job {
         match self {
             Job::Sum(bucket) | Job::SumSlice(bucket) => {
                 faults::at(FaultPoint::Reduction)?;
+                faults::flip(&bucket.gradients)?;
                 let packed = bucket.packed(stream)?;
                 group.grouped(|| {
                     match self {
@@ -106,6 +112,12 @@ impl Job {
                     small.iter().try_for_each(sum)
                 })?;
                 bucket.unpack(stream)
+            }
+            Job::SumAlong(bucket) => {
+                faults::at(FaultPoint::Reduction)?;
+                let mut small = small.iter();
+                small.try_for_each(|tensor| sum(tensor, group, stream))?;
+                bucket.run(group, stream)
             }
             Job::Gather(values) => Ok(group.all_gather(values, stream)?),
             Job::Broadcast(values) => Ok(group.broadcast(values, 0, stream)?),

@@ -2,15 +2,18 @@
 //! each, which a step does not see. What passes between the devices is in `split.rs`.
 
 use ddp_comm::Group;
-use ddp_data::Batch;
+use ddp_data::{Batch, Micro};
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::ops::{self, StepMarks};
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::{DType, Tensor};
 use ddp_nn::Loss;
+use ddp_nn::params::ALIGNMENT_BYTES;
 
 use super::scalars::StepScalars;
 use super::stage::{Part, Stage, StagePass};
+use super::stats;
+use crate::digest::LayerDigest;
 use crate::error::{Error, Result};
 use crate::reducer::ReducerOptions;
 
@@ -77,6 +80,30 @@ impl TrainedModel {
         self.last().scalars.stats()
     }
 
+    /// (4), on the last device: the statistics of a shard.
+    pub(super) fn stats_of(&self, shard: usize) -> Result<Tensor> {
+        stats::row_of(self.last().scalars.all_stats(), shard)
+    }
+
+    /// Into how many shards each batch is cut, if the bits are the same on any number of ranks.
+    pub(super) fn shards(&self) -> Option<usize> {
+        self.last().reducer.shards()
+    }
+
+    /// `x` on the first device, where it has the alignment that it would have on any number of
+    /// ranks: cuBLASLt's choice of an algorithm depends on that.
+    pub(super) fn aligned(&mut self, micro: &Micro, batch: &Batch) -> Result<Tensor> {
+        let x = &micro.x;
+        let offset = (micro.first - batch.first) as usize * x.bytes() / micro.rows.max(1);
+        let is_aligned = self.shards().is_none() || offset.is_multiple_of(ALIGNMENT_BYTES);
+        if is_aligned || !x.device().is_accelerator() {
+            return Ok(x.clone());
+        }
+        let copy = self.stages[0].scratch.take(x.shape(), x.dtype())?;
+        copy.copy_from(x)?;
+        Ok(copy)
+    }
+
     /// i64 (1), on the last device: the number of the step.
     pub(super) fn step(&self) -> &Tensor {
         self.last().scalars.step()
@@ -109,7 +136,8 @@ impl TrainedModel {
         let room = batch.micro_count_max(self.group().size());
         let moves = room > self.last().scalars.room();
         for stage in self.stages.iter_mut().filter(|_| moves) {
-            stage.scalars = StepScalars::new(&mut stage.optimizer, room)?;
+            let shards = stage.reducer.shards();
+            stage.scalars = StepScalars::new(&mut stage.optimizer, room, shards)?;
         }
         Ok(moves)
     }
@@ -190,23 +218,45 @@ impl TrainedModel {
         Ok(())
     }
 
-    /// Sums `stats`, a small tensor on the last device, over the ranks with the next gradients.
-    pub(super) fn reduce(&mut self, stats: &Tensor) -> Result<()> {
-        self.last_mut().reducer.reduce(stats)
+    /// Sums the statistics over the ranks with the next gradients. Before that, when they are those
+    /// of this rank's rows, marks `own_bad_step` if they are not finite.
+    pub(super) fn reduce_stats(&mut self, own_bad_step: Option<&Tensor>) -> Result<()> {
+        let stats = self.last().scalars.all_stats().clone();
+        if let Some(flag) = own_bad_step {
+            ops::mark_nonfinite(flag, &stats, self.step())?;
+        }
+        self.last_mut().reducer.reduce(&stats)
     }
 
-    /// Takes part in a step without rows: the gradients are zero, and other ranks wait for them in
-    /// the order in which a backward completes them.
-    pub(super) fn reduce_zeros(&mut self, stats: &Tensor) -> Result<()> {
-        self.reduce(stats)?;
-        let mut stages = self.stages.iter_mut().rev();
-        stages.try_for_each(|stage| stage.reducer.all_ready_with_zeros())
+    /// A shard of this rank is done: its gradients are kept, unless they go to the other ranks by
+    /// now, because it is the last. Those of a shard without rows are zeros, for which other ranks
+    /// wait in the order in which a backward completes them.
+    pub(super) fn close_shard(
+        &mut self,
+        batch: &Batch,
+        shard: usize,
+        own_bad_step: Option<&Tensor>,
+    ) -> Result<()> {
+        let (shards, has_rows) = (batch.shards(), !batch.micros_of(shard).is_empty());
+        let is_last = shard + 1 == shards.end;
+        if is_last && !has_rows {
+            self.reduce_stats(own_bad_step)?;
+        }
+        for Stage { reducer, .. } in self.stages.iter_mut().rev() {
+            match (is_last, has_rows) {
+                (false, _) => reducer.close_shard(shard - shards.first, has_rows)?,
+                (true, false) => reducer.all_ready_with_zeros()?,
+                (true, true) => {}
+            }
+        }
+        Ok(())
     }
 
-    /// Waits until all gradients are sums over the ranks.
+    /// Waits until all gradients and the statistics are sums over the ranks.
     pub(super) fn join(&mut self) -> Result<()> {
         let mut stages = self.stages.iter_mut();
-        stages.try_for_each(|stage| stage.reducer.join())
+        stages.try_for_each(|stage| stage.reducer.join())?;
+        stats::add_rows(self.last().scalars.all_stats())
     }
 
     /// Computes the number to multiply gradients by, their norm, and whether the step was finite,
@@ -253,6 +303,35 @@ impl TrainedModel {
             last.clip.finish(squares, Some(&weights), Some(marks))?;
             self.share_outcome()
         })
+    }
+
+    /// Digests the gradients, which some optimizers overwrite.
+    pub(super) fn digest_gradients(&self) -> Result<()> {
+        let digest = |stage: &Stage| {
+            stage
+                .digests
+                .take_gradients(&stage.model.params, &stage.clip)
+        };
+        self.stages.iter().try_for_each(digest)
+    }
+
+    /// Completes the digests of a step. Rank 0 gets the gradients and weights by layer.
+    pub(super) fn digests(&mut self, divisor: f64) -> Result<[Vec<LayerDigest>; 2]> {
+        let mut all = [Vec::new(), Vec::new()];
+        // In the order of a backward: collectives have the same order on all ranks.
+        for stage in self.stages.iter_mut().rev() {
+            let (params, reducer) = (&stage.model.params, &mut stage.reducer);
+            if reducer.group().rank() > 0 && !stage.clip.is_shared() {
+                continue;
+            }
+            let sum = |quanta: &Tensor| reducer.sum(quanta);
+            stage.digests.take_weights(params, &stage.clip, sum)?;
+            if reducer.group().rank() == 0 {
+                let read = stage.digests.read(params, divisor)?;
+                all = [0, 1].map(|of| [&read[of][..], &all[of]].concat());
+            }
+        }
+        Ok(all)
     }
 
     /// Updates the parameters. After a bad step the optimizer does nothing.

@@ -10,17 +10,20 @@ use ddp_kernels::{DType, Tensor};
 use ddp_nn::loss::STATS;
 use ddp_nn::optim::Optimizer;
 
+use super::stats;
 use crate::error::Result;
 
 /// Bytes of a position.
 const POSITION: usize = 2 * size_of::<i64>();
 
-/// The scalars of one device. Letters: M micro-batches, at most.
+/// The scalars of one device. Letters: M micro-batches, at most; S rows of statistics.
 #[derive(Debug)]
 pub(super) struct StepScalars {
     /// U8: the statistics and the optimizer's numbers, in whole positions, then the positions.
     all: Tensor,
-    /// (4): the first elements of `all`.
+    /// (S, 4), flat: the first elements of `all`.
+    all_stats: Tensor,
+    /// (4): the first row of `all_stats`.
     stats: Tensor,
     /// (2) each: the step, from 1, and the micro-batch's first row in the global batch.
     rows: Vec<Tensor>,
@@ -32,16 +35,22 @@ pub(super) struct StepScalars {
 }
 
 impl StepScalars {
-    /// Room for this many micro-batches, at least one. `optimizer` reads its numbers there.
-    pub(super) fn new(optimizer: &mut Optimizer, micro_batches: usize) -> Result<StepScalars> {
+    /// Room for this many micro-batches, at least one, and for the statistics of so many shards.
+    /// `optimizer` reads its numbers there.
+    pub(super) fn new(
+        optimizer: &mut Optimizer,
+        micro_batches: usize,
+        shards: Option<usize>,
+    ) -> Result<StepScalars> {
         let (count, numbers) = (micro_batches.max(1), optimizer.numbers());
         let (device, dtype) = (numbers.device(), numbers.dtype());
-        let stats_end = STATS * dtype.bytes();
+        let stats_end = stats::rows(shards) * STATS * dtype.bytes();
         let numbers_end = stats_end + numbers.bytes();
         let first = numbers_end.next_multiple_of(POSITION);
         let bytes = first + count * POSITION;
         let all = Tensor::zeros(&[bytes], DType::U8, device)?.named("scalars of the step");
-        let stats = all.slice(0..stats_end)?.bits_as(dtype)?;
+        let all_stats = all.slice(0..stats_end)?.bits_as(dtype)?;
+        let stats = all_stats.slice(0..STATS)?;
         optimizer.read_numbers_from(all.slice(stats_end..numbers_end)?.bits_as(dtype)?);
         let positions = all.slice(first..bytes)?.bits_as(DType::I64)?;
         let rows = (0..count)
@@ -51,6 +60,7 @@ impl StepScalars {
             step: positions.slice(0..1)?.named("step"),
             all,
             stats: stats.named("loss statistics"),
+            all_stats: all_stats.named("loss statistics"),
             rows,
             message: Vec::with_capacity(bytes),
             sender: Scalars::with_room(device, 1, bytes)?,
@@ -71,7 +81,7 @@ impl StepScalars {
         learning_rate: f64,
     ) -> Result<()> {
         self.message.clear();
-        self.message.resize(self.stats.bytes(), 0);
+        self.message.resize(self.all_stats.bytes(), 0);
         for numbers in optimizer.numbers_of(number_of(batch), learning_rate) {
             for number in numbers? {
                 match optimizer.numbers().dtype() {
@@ -104,6 +114,11 @@ impl StepScalars {
         let start = end - begun - count * POSITION;
         let target = self.all.slice(start..end)?;
         Ok(self.sender.send(&target, &self.message[..])?)
+    }
+
+    /// (S, 4), flat: those of each shard, in the rows that `stats::row_of` says.
+    pub(super) fn all_stats(&self) -> &Tensor {
+        &self.all_stats
     }
 
     /// (4): [`Stats`](super::Stats) of this rank's rows.

@@ -62,7 +62,7 @@ impl TrainedModel {
             if back {
                 let what = "tied gradients to the owner's device";
                 announced(what, || sum.copy_from(borrowed))?;
-            } else if how.micro_batch > 0 || here.is_used_above(loan.id) {
+            } else if how.accumulates || here.is_used_above(loan.id) {
                 let what = "tied gradients so far to a later device";
                 announced(what, || borrowed.copy_from(sum))?;
             }

@@ -12,6 +12,7 @@ use ddp_nn::params::Parameter;
 use ddp_nn::{Pass, PassOptions, Saved, Scratch};
 
 use super::scalars::StepScalars;
+use crate::digest::Digests;
 use crate::error::Result;
 use crate::reducer::{Reducer, ReducerOptions};
 
@@ -35,6 +36,8 @@ pub struct Stage {
     pub(super) scalars: StepScalars,
     /// Measures the gradients; scale and norm of those of the whole model.
     pub(super) clip: Clip,
+    /// Of the last step that measured the norm.
+    pub(super) digests: Digests,
     /// i64 (3): the flags of the step, of the whole model (`ops::STEP_FLAGS`).
     pub(super) bad_step: Tensor,
     pub(super) scratch: Scratch,
@@ -48,6 +51,8 @@ pub(super) struct StagePass {
     pub(super) training: bool,
     /// The index of the micro-batch.
     pub(super) micro_batch: usize,
+    /// Whether gradients are added to those before: those of an earlier micro-batch of its shard.
+    pub(super) accumulates: bool,
     /// Whether it is the last micro-batch: its backward completes the gradients.
     pub(super) last: bool,
     /// The seed of random numbers.
@@ -74,10 +79,11 @@ impl Stage {
         optimizer.share(&part.model.params, group.rank(), group.size())?;
         let clip = Clip::of_slices(clip_norm, &part.model.params, reducer.owned())?;
         Ok(Stage {
+            digests: Digests::new(&part.model.params)?,
             model: part.model,
             clip,
             bad_step: Tensor::zeros(&[STEP_FLAGS], DType::I64, device)?.named("first bad step"),
-            scalars: StepScalars::new(&mut optimizer, 1)?,
+            scalars: StepScalars::new(&mut optimizer, 1, options.shards)?,
             optimizer,
             reducer,
             scratch: Scratch::new(device),
@@ -179,7 +185,7 @@ impl Stage {
     pub(super) fn pass(&mut self, how: &StagePass, is_new: bool) -> (&Model, Pass<'_>) {
         let options = PassOptions {
             training: how.training,
-            accumulate: how.micro_batch > 0,
+            accumulate: how.accumulates,
             last: how.last,
             seed: how.seed,
             position: self.scalars.position(how.micro_batch),

@@ -1,6 +1,7 @@
 //! What the host reads of a step: the statistics of its loss, and its report for the log.
 
-use ddp_kernels::{DType, Device, Tensor};
+use ddp_kernels::{DType, Device, Tensor, ops};
+use ddp_nn::loss::STATS;
 
 use crate::error::Result;
 
@@ -71,6 +72,31 @@ impl Stats {
             self.correct / self.rows
         }
     }
+}
+
+/// How many rows of statistics there are: one, or with shards a power of two, zeros where there is
+/// no shard.
+pub(super) fn rows(shards: Option<usize>) -> usize {
+    shards.map_or(1, usize::next_power_of_two)
+}
+
+/// (4): the row of a shard in `all`, (S, 4). Rows lie so that the halves of every subtree are in
+/// the halves of the table: at the number of the shard with its bits reversed. One row is for all.
+pub(super) fn row_of(all: &Tensor, shard: usize) -> Result<Tensor> {
+    let bits = (all.count() / STATS).trailing_zeros();
+    let reversed = shard.reverse_bits().checked_shr(usize::BITS - bits);
+    let start = reversed.unwrap_or(0) * STATS;
+    Ok(all.slice(start..start + STATS)?)
+}
+
+/// The first row of `all` becomes the sum of all rows, along the tree of shards.
+pub(super) fn add_rows(all: &Tensor) -> Result<()> {
+    let mut half = all.count() / 2;
+    while half >= STATS {
+        ops::axpy(&all.slice(0..half)?, 1.0, &all.slice(half..2 * half)?)?;
+        half /= 2;
+    }
+    Ok(())
 }
 
 /// Copies a small tensor to the host, as f64.

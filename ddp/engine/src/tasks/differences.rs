@@ -7,6 +7,7 @@ use ddp_kernels::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
+use crate::exchange;
 
 /// Differences of outputs and targets, by column.
 pub struct Differences {
@@ -55,29 +56,20 @@ impl Differences {
         };
         let both = || -> Result<_> { Ok([host(output)?, host(&batch.targets)?]) };
         let [output, targets] = announced("the errors of held-out rows", both)?;
-        let sums = self.sums_of(&output, &targets);
-        self.sums
-            .iter_mut()
-            .zip(sums)
-            .for_each(|(all, of_batch)| *all += of_batch);
+        self.add(&self.sums_of(&output, &targets));
         Ok(())
+    }
+
+    fn add(&mut self, sums: &[f64]) {
+        let all = self.sums.iter_mut().zip(sums);
+        all.for_each(|(all, sum)| *all += sum);
     }
 
     /// The errors over all ranks' rows. All ranks call it together.
     pub(crate) fn together(mut self, world: &World) -> Result<Vec<ColumnErrors>> {
-        let mine: Vec<u8> = self.sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
+        let of_ranks = exchange::gather_numbers(world, &self.sums)?;
         self.sums.fill(0.0);
-        for of_rank in world.all_gather_bytes(&mine)? {
-            let of_rank = of_rank
-                .as_chunks()
-                .0
-                .iter()
-                .map(|sum| f64::from_le_bytes(*sum));
-            self.sums
-                .iter_mut()
-                .zip(of_rank)
-                .for_each(|(all, sum)| *all += sum);
-        }
+        of_ranks.iter().for_each(|sums| self.add(sums));
         Ok(self.errors(&self.sums))
     }
 

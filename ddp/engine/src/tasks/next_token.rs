@@ -2,19 +2,14 @@
 
 use std::f64::consts::LN_2;
 
-use ddp_comm::Group;
-use ddp_data::TensorSpec;
 use ddp_kernels::{Device, Tensor};
 use ddp_nn::{CrossEntropy, Loss};
 use serde_json::{Value, json};
 
-use super::classes::ClassWeights;
 use super::task::{
-    Evaluation, LossOptions, PredictionOptions, Predictions, Survey, Task, Totals, figures_text,
+    Evaluation, LossOptions, PredictionOptions, Predictions, Task, Totals, figures_text,
 };
 use crate::error::{Error, Result};
-use crate::samples::SampleCollector;
-use crate::step::Stats;
 
 /// The token after each.
 #[derive(Clone, Copy, Debug)]
@@ -27,20 +22,7 @@ pub(super) struct LearnNextToken {
 impl Task for LearnNextToken {
     fn check(&self, options: &LossOptions, data: &str) -> Result<()> {
         // With either of them the perplexity would not follow from the loss.
-        let given = [
-            (
-                "class-weights",
-                options.class_weights != ClassWeights::Equal,
-            ),
-            ("label-smoothing", options.label_smoothing != 0.0),
-        ];
-        match given.iter().find(|(_, is_given)| *is_given) {
-            None => Ok(()),
-            Some((setting, _)) => Err(Error::Usage(format!(
-                "`{setting}`: expected data with classes, got {data}, whose next token is learned; help: leave \
-                 `{setting}` out"
-            ))),
-        }
+        options.check_plain(data, "tokens")
     }
 
     fn loss(&self, _options: &LossOptions, _device: Device) -> Result<Box<dyn Loss>> {
@@ -48,10 +30,6 @@ impl Task for LearnNextToken {
             ignore_index: None,
             ..CrossEntropy::default()
         }))
-    }
-
-    fn accuracy(&self, _stats: &Stats) -> Option<f64> {
-        None
     }
 
     fn figures(&self, loss: f64) -> Vec<(&'static str, f64)> {
@@ -66,10 +44,6 @@ impl Task for LearnNextToken {
         (!is_token).then(|| format!("target {target} is no token: there are {count}, from 0"))
     }
 
-    fn sample_collector(&self, _targets: &TensorSpec) -> Option<SampleCollector> {
-        None
-    }
-
     fn evaluation(&self, _columns: Option<Vec<String>>) -> Box<dyn Evaluation> {
         Box::new(Tokens(*self))
     }
@@ -80,10 +54,6 @@ impl Task for LearnNextToken {
              position; help: evaluate it instead"
                 .into(),
         ))
-    }
-
-    fn survey(&self) -> Option<Box<dyn Survey>> {
-        None
     }
 }
 
@@ -101,10 +71,6 @@ impl Evaluation for Tokens {
 
     fn count(&mut self, _losses: &Tensor, targets: &Tensor) -> Result<Vec<f64>> {
         Ok(vec![targets.count() as f64])
-    }
-
-    fn add_up(&mut self, _group: &Group) -> Result<()> {
-        Ok(())
     }
 
     fn text(&self, totals: &Totals) -> String {

@@ -1,22 +1,17 @@
 //! Learning numbers: the squared error.
 
-use ddp_comm::Group;
-use ddp_data::TensorSpec;
 use ddp_kernels::{DType, Device, Tensor, npy};
 use ddp_nn::{Loss, Mse};
 use serde_json::{Value, json};
 
 use super::cells::{cell, put, put_numbers};
-use super::classes::ClassWeights;
 use super::differences::{ColumnErrors, Differences, mean_r2};
 use super::task::{
     Evaluation, Format, LossOptions, PredictionOptions, Predictions, Survey, SurveyText, Task,
     Totals,
 };
 use crate::error::{Error, Result};
-use crate::samples::SampleCollector;
-use crate::shown::{shown, significant};
-use crate::step::Stats;
+use crate::shown::{shown, significant, table};
 
 /// Some numbers for each row.
 #[derive(Clone, Debug)]
@@ -26,32 +21,11 @@ pub(super) struct LearnNumbers {
 
 impl Task for LearnNumbers {
     fn check(&self, options: &LossOptions, data: &str) -> Result<()> {
-        let (setting, got) = if options.class_weights != ClassWeights::Equal {
-            ("class-weights", options.class_weights.to_string())
-        } else if options.label_smoothing != 0.0 {
-            ("label-smoothing", options.label_smoothing.to_string())
-        } else {
-            return Ok(());
-        };
-        Err(Error::Usage(format!(
-            "`{setting}` {got}: expected classes, and {data} are learned as numbers; help: leave it out"
-        )))
+        options.check_plain(data, "numbers")
     }
 
     fn loss(&self, _options: &LossOptions, _device: Device) -> Result<Box<dyn Loss>> {
         Ok(Box::new(Mse))
-    }
-
-    fn accuracy(&self, _stats: &Stats) -> Option<f64> {
-        None
-    }
-
-    fn wrong_target(&self, _target: f64) -> Option<String> {
-        None
-    }
-
-    fn sample_collector(&self, _targets: &TensorSpec) -> Option<SampleCollector> {
-        None
     }
 
     fn evaluation(&self, columns: Option<Vec<String>>) -> Box<dyn Evaluation> {
@@ -98,10 +72,6 @@ impl Evaluation for Differences {
         Ok(self.sums_of(&output, &targets))
     }
 
-    fn add_up(&mut self, _group: &Group) -> Result<()> {
-        Ok(())
-    }
-
     fn text(&self, totals: &Totals) -> String {
         let columns = self.errors(&totals.sums);
         let number = |value: Option<f64>| value.map_or("–".into(), |value| significant(value, 6));
@@ -115,26 +85,14 @@ impl Evaluation for Differences {
                 "mean squared error {squared} (RMSE {root}), mean absolute error {absolute}{r2}"
             );
         }
-        let names: Vec<String> = columns.iter().map(|column| shown(&column.name)).collect();
-        let width = names
-            .iter()
-            .map(|name| name.chars().count())
-            .max()
-            .unwrap_or(0)
-            .max(6);
-        let line = |name: &str, cells: [String; 3]| {
-            let cells = cells.map(|cell| format!(" {cell:>12}")).concat();
-            format!("{name:width$}{cells}")
-        };
-        let mut lines = vec![line("column", ["RMSE", "MAE", "R²"].map(String::from))];
-        for (name, column) in names.iter().zip(&columns) {
-            lines.push(line(name, [column.rmse, column.mae, column.r2].map(number)));
+        let mut rows = vec![["column", "RMSE", "MAE", "R²"].map(String::from).to_vec()];
+        for column in &columns {
+            let numbers = [column.rmse, column.mae, column.r2].map(number);
+            rows.push([&[shown(&column.name)][..], &numbers].concat());
         }
-        lines.push(line(
-            "mean",
-            [String::new(), String::new(), number(mean_r2(&columns))],
-        ));
-        lines.join("\n")
+        let mean = [String::new(), String::new(), number(mean_r2(&columns))];
+        rows.push([&["mean".to_string()][..], &mean].concat());
+        table(&rows, 1).join("\n")
     }
 
     fn json(&self, totals: &Totals) -> Value {

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::classes::ClassWeights;
 use super::differences::Differences;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::samples::SampleCollector;
 use crate::shown::significant;
 use crate::step::Stats;
@@ -31,7 +31,9 @@ pub trait Task: Debug + Send + Sync {
     fn loss(&self, options: &LossOptions, device: Device) -> Result<Box<dyn Loss>>;
 
     /// The fraction of correct answers, for the log and evaluations; None if they are not counted.
-    fn accuracy(&self, stats: &Stats) -> Option<f64>;
+    fn accuracy(&self, _stats: &Stats) -> Option<f64> {
+        None
+    }
 
     /// What people want to know besides a mean loss that it follows from, by name.
     fn figures(&self, _loss: f64) -> Vec<(&'static str, f64)> {
@@ -39,11 +41,15 @@ pub trait Task: Debug + Send + Sync {
     }
 
     /// Why this target makes its loss non-finite, if it does.
-    fn wrong_target(&self, target: f64) -> Option<String>;
+    fn wrong_target(&self, _target: f64) -> Option<String> {
+        None
+    }
 
     /// Starts what the last evaluation of a run keeps for the report, for targets like these; None
     /// if there is nothing to show.
-    fn sample_collector(&self, targets: &TensorSpec) -> Option<SampleCollector>;
+    fn sample_collector(&self, _targets: &TensorSpec) -> Option<SampleCollector> {
+        None
+    }
 
     /// Starts to add up how far answers are from their targets, for each evaluation of a run; None
     /// unless answers are numbers. `columns` are the names of the targets, if they have any.
@@ -58,7 +64,9 @@ pub trait Task: Debug + Send + Sync {
     fn predictions(&self, options: PredictionOptions) -> Result<Box<dyn Predictions>>;
 
     /// Starts to look at the targets of data; None if these follow from the inputs.
-    fn survey(&self) -> Option<Box<dyn Survey>>;
+    fn survey(&self) -> Option<Box<dyn Survey>> {
+        None
+    }
 }
 
 /// Figures as they follow a loss: `, perplexity 10.32, bits per byte 3.367`.
@@ -85,6 +93,22 @@ pub struct LossOptions {
     pub class_weights: ClassWeights,
 }
 
+impl LossOptions {
+    /// Refuses options that only the loss of classes has. `how` is how `data` is learned.
+    pub(super) fn check_plain(&self, data: &str, how: &str) -> Result<()> {
+        let (setting, got) = if self.class_weights != ClassWeights::Equal {
+            ("class-weights", self.class_weights.to_string())
+        } else if self.label_smoothing != 0.0 {
+            ("label-smoothing", self.label_smoothing.to_string())
+        } else {
+            return Ok(());
+        };
+        Err(Error::Usage(format!(
+            "`{setting}` {got}: expected classes, and {data} are learned as {how}; help: leave it out"
+        )))
+    }
+}
+
 /// Sums up the quality of answers.
 pub trait Evaluation {
     /// How many numbers `count` returns.
@@ -100,7 +124,9 @@ pub trait Evaluation {
     fn count(&mut self, output: &Tensor, targets: &Tensor) -> Result<Vec<f64>>;
 
     /// Adds up the counts of all ranks, which call it together.
-    fn add_up(&mut self, group: &Group) -> Result<()>;
+    fn add_up(&mut self, _group: &Group) -> Result<()> {
+        Ok(())
+    }
 
     /// The result, for people.
     fn text(&self, totals: &Totals) -> String;

@@ -193,9 +193,9 @@ fn each_column_of_numbers_has_its_own_errors_and_the_mean_is_that_of_r2() {
     assert!((json["mean_r2"].as_f64().unwrap() - (r2 + 0.375) / 2.0).abs() < 1e-12);
     assert_eq!(
         evaluation.text(&totals),
-        "column         RMSE          MAE           R²\n\
-         price       816.497      666.667     0.937500\n\
-         area       0.645497     0.500000     0.375000\n\
-         mean                                 0.656250"
+        "column      RMSE       MAE        R²\n\
+         price    816.497   666.667  0.937500\n\
+         area    0.645497  0.500000  0.375000\n\
+         mean                        0.656250"
     );
 }

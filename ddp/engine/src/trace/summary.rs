@@ -18,7 +18,7 @@ pub(super) struct Summary {
     step_ns: f64,
     /// What the layers' thread or stream does, the largest part first.
     parts: Vec<(String, f64)>,
-    /// What goes on beside that.
+    /// What happens beside that.
     beside: Vec<(String, f64)>,
     /// None if no rank's arrival is known.
     late: Option<Vec<Late>>,

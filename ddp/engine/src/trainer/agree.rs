@@ -92,7 +92,7 @@ pub(super) fn fields(data: &Data, step: &Step) -> Result<Vec<Field>> {
     let vectors = format!("{:?}", simd::level());
     Ok(vec![
         Field::must_match("the parameters' names and shapes", shapes, program),
-        Field::must_match("the model's first values", values, same_values),
+        Field::must_match("the model's initial weights", values, same_values),
         Field::must_match("the plan of buckets", buckets, flags),
         Field::must_match("the training data", data.train.fingerprint()?, same_data),
         Field::must_match("the held-out data", data.held_out.fingerprint()?, same_data),
@@ -166,12 +166,12 @@ mod tests {
                 fields_of(DATA, |options| options.model = small()),
                 &[
                     "the parameters' names and shapes",
-                    "the model's first values",
+                    "the model's initial weights",
                 ][..],
             ),
             (
                 fields_of(DATA, |options| options.seed = 1),
-                &["the model's first values"],
+                &["the model's initial weights"],
             ),
             (
                 fields_of(DATA, |options| options.bucket_mb = Some(0.01)),

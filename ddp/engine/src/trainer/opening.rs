@@ -15,6 +15,7 @@ use super::program::Program;
 use super::setup::Assembled;
 use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState};
 use crate::config::{Config, GraphChoice, Resident, Resume};
+use crate::digest;
 use crate::error::Result;
 use crate::record::{self, Event, LockedRecord, Record, ResumeEvent, Start, StartWorld};
 use crate::shown::shown;
@@ -238,6 +239,7 @@ fn write_start(
         parameters: parameters.sum(),
         steps: plan.steps,
         steps_per_epoch: plan.sampler.steps_per_epoch(),
+        initial_weights: digest::of_weights(stages.iter().map(|stage| &stage.model().params))?,
     }))
 }
 

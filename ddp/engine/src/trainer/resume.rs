@@ -14,8 +14,10 @@ use ddp_nn::optim::Shape;
 use super::plan::Plan;
 use crate::checkpoint::{self, Opened, State};
 use crate::config::{Config, Length, Resume};
+use crate::devices::{is_simulated, name_of};
 use crate::error::{Error, Result};
 use crate::record::{self, LockedRecord};
+use crate::shown::some_of;
 use crate::step::Step;
 
 /// Locks the record of a run that is to be resumed, on rank 0, so that no other process changes its
@@ -142,7 +144,7 @@ pub(super) fn check(options: &Config, state: &State, changes: &[String]) -> Resu
          which cannot change the shape of the model",
         options.resume,
         state.step,
-        checkpoint::some(&changes),
+        some_of(&changes, 4),
         options.out.join(record::CONFIG_FILE).display()
     )))
 }
@@ -156,6 +158,20 @@ fn changed_device(device: Device, state: &State) -> Option<String> {
     };
     let then = state.world.devices.first()?.split([':', ' ']).next()?;
     (then != now).then(|| format!("`device` {now} (was {then})"))
+}
+
+/// Says that another model of GPU has other bits, in a run that promises the same ones.
+pub(super) fn warn_of_another_gpu(options: &Config, device: Device, state: &State) {
+    let name = name_of(device).filter(|_| !is_simulated(device));
+    let (Some(name), Some(then)) = (name, state.world.devices.first()) else {
+        return;
+    };
+    if options.same_bits.is_some() && !then.contains(name) {
+        tracing::warn!(
+            "`same-bits`: the checkpoint is of a run on {then}, and this is {name}: bits are not \
+             promised across models of GPU"
+        );
+    }
 }
 
 fn changed_data(data: &Data, state: &State) -> Result<Vec<String>> {

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use ddp_comm::{Group, World};
+use ddp_data::sampler::Shards;
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
 use ddp_data::{Data, InOrder, Loader, Resident, RowSpec, Source, TaskSpec};
 use ddp_kernels::{Device, threads};
@@ -109,6 +110,9 @@ pub(super) fn assemble(
     if let Some(opened) = &resumed {
         overridden = changed(options, &plan, (&data, device), opened)?;
         resume::check(options, &opened.state, &overridden)?;
+        if world.rank() == 0 {
+            resume::warn_of_another_gpu(options, device, &opened.state);
+        }
     }
     if let Some(opened) = resumed.take_if(|opened| opened.state.step == plan.steps) {
         return Ok(Prepared::Finished(Box::new(opened)));
@@ -139,7 +143,7 @@ pub(super) fn assemble(
     let mut step = step(options, world, &data, &devices, program.loss())?;
     match &resumed {
         Some(opened) => resume::restore(options, opened, &mut step, &mut overridden)?,
-        None => load_first_values(options, world, &step, &data)?,
+        None => load_initial(options, world, &step, &data)?,
     }
     world.barrier()?;
     let mut fields = agree::fields(&data, &step)?;
@@ -200,6 +204,7 @@ fn loaders(
     devices: &[Device],
 ) -> Result<(Loader, InOrder, Option<usize>)> {
     let (rank, size) = (world.rank(), world.size());
+    let shards = Shards::of_rank(options.same_bits.unwrap_or(size), rank, size);
     // Features are on the device of the first layers, targets on that of the last.
     let ends = [devices[0], devices[devices.len() - 1]];
     let keeps = match options.data_on_device {
@@ -209,10 +214,10 @@ fn loaders(
     };
     let train = Source::kept_on_device(data.train.clone(), ends, keeps)?;
     let kept_bytes = train.bytes_on_device();
-    let mut loader = Loader::new(train, plan.sampler, rank, size, options.micro_batch)?;
+    let mut loader = Loader::in_shards(train, plan.sampler, shards, options.micro_batch)?;
     loader.ends_before(plan.steps);
     let held_out = Source::new(data.held_out.clone(), ends);
-    let held_out = InOrder::new(held_out, rank, size, eval_rows(data.held_out.spec()))?;
+    let held_out = InOrder::in_shards(held_out, shards, eval_rows(data.held_out.spec()))?;
     Ok((loader, held_out, kept_bytes))
 }
 
@@ -228,6 +233,9 @@ fn check_batches(options: &Config, world: &World, data: &Data) -> Result<()> {
              {full_batch}; help: give a larger `batch-size`, or `graph` auto"
         )));
     }
+    if let Some(shards) = options.same_bits {
+        check_shards(shards, ranks, full_batch)?;
+    }
     if batch > rows && world.rank() == 0 {
         tracing::warn!(
             "`batch-size` {batch} is more than the {rows} rows of the data: every step is a whole \
@@ -237,9 +245,22 @@ fn check_batches(options: &Config, world: &World, data: &Data) -> Result<()> {
     Ok(())
 }
 
+/// Refuses shards without a rank or a row for each.
+fn check_shards(shards: usize, ranks: usize, rows: u64) -> Result<()> {
+    reducer::check_ranks(shards, ranks)?;
+    if rows < shards as u64 {
+        return Err(Error::Usage(format!(
+            "`same-bits` {shards}: expected at most {rows}, a row of every full batch for each \
+             shard; help: give `same-bits` {rows} or less, or a larger `batch-size` (of at most \
+             the rows of the data)"
+        )));
+    }
+    Ok(())
+}
+
 /// Loads the values of `init_from`, if it is given. Rank 0 checks the bytes of a checkpoint's file;
 /// the handshake compares the values of all ranks.
-fn load_first_values(options: &Config, world: &World, step: &Step, data: &Data) -> Result<()> {
+fn load_initial(options: &Config, world: &World, step: &Step, data: &Data) -> Result<()> {
     let Some(path) = &options.init_from else {
         return Ok(());
     };
@@ -261,10 +282,10 @@ fn load_first_values(options: &Config, world: &World, step: &Step, data: &Data) 
         let help = "save what a pipe or a device gives as a file first";
         return Err(refuse("init-from", path.display(), expected, help).into());
     }
-    checkpoint::load_first(&path, &parts, world.rank())
+    checkpoint::load_initial(&path, &parts, world.rank())
 }
 
-/// Refuses first values of a model that takes the tokens of another tokenizer.
+/// Refuses initial weights of a model that takes the tokens of another tokenizer.
 fn check_tokenizer(path: &Path, data: &Data) -> Result<()> {
     let file = path.join(TOKENIZER_FILE);
     let (Some(own), true) = (&data.tokenizer, file.exists()) else {
@@ -296,6 +317,7 @@ pub(super) fn step(
         dtype: options.reduce_dtype.dtype(),
         overlap: reducer::overlaps(options.overlap, world),
         zero: options.zero == 1,
+        shards: options.same_bits,
     };
     if world.size() > 1 && devices.len() > GROUPS.len() {
         return Err(Error::Usage(format!(

@@ -27,6 +27,7 @@ use crate::audit::{self, Workload};
 use crate::checkpoint::{self, Best, MODEL_FILE, Saver, State};
 use crate::config::Config;
 use crate::devices::is_simulated;
+use crate::digest::{self, StepDigests};
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
 use crate::model::data_shape;
@@ -349,6 +350,7 @@ impl<'a> Trainer<'a> {
         self.record_saved()?;
         let report = self.step.report()?;
         self.check_finite(&report)?;
+        let [gradients, weights] = self.step.digests(report.stats.weight_sum)?;
         let rates = self.totals.rates();
         let Rates {
             step_ms,
@@ -395,6 +397,11 @@ impl<'a> Trainer<'a> {
             reduce_ms: is_on_cpu.then_some(reduce_ms),
             save_ms,
             device_peak_mb,
+            digests: Some(StepDigests {
+                batch: digest::of_batch(self.loader.sampler(), number - 1),
+                gradients,
+                weights,
+            }),
         };
         self.program.logged(&event)?;
         record.write(&Event::Step(event))

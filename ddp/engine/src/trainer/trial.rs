@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use ddp_comm::World;
+use ddp_comm::{SumTree, World};
 use ddp_kernels::stream::synchronize;
 use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
@@ -69,6 +69,8 @@ pub struct ModelBytes {
     pub gradients: u64,
     /// The optimizer's moments.
     pub moments: u64,
+    /// Partial sums of gradients over shards.
+    pub partial_sums: u64,
 }
 
 /// Times of a few steps and an evaluation.
@@ -143,6 +145,7 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Rehearsal {
             tied: 0,
             gradients: values,
             moments: moments / shares,
+            partial_sums: values.saturating_mul(partial_sums(options, world)),
         },
         checkpoint_bytes: values.saturating_add(moments),
         between_ranks_bytes: None,
@@ -160,7 +163,8 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Rehearsal {
 impl ModelBytes {
     /// Everything, with the copy that is being saved.
     pub fn total(&self) -> u64 {
-        self.values + self.copies + self.tied + self.gradients + self.moments + self.saved()
+        let kept = self.gradients + self.partial_sums + self.moments;
+        self.values + self.copies + self.tied + kept + self.saved()
     }
 
     /// The copy that is being saved, in host memory.
@@ -174,6 +178,7 @@ impl ModelBytes {
             let params = &stage.model().params;
             bytes.values += params.values().bytes() as u64;
             bytes.gradients += params.gradients().bytes() as u64;
+            bytes.partial_sums += stage.reducer().partial_sum_bytes() as u64;
             if params.dtype() != params.master_dtype() {
                 bytes.copies += params.read_arena().bytes() as u64;
             }
@@ -190,6 +195,13 @@ impl ModelBytes {
     }
 }
 
+/// How many partial sums of all gradients this rank keeps.
+fn partial_sums(options: &Config, world: &World) -> u64 {
+    let (rank, ranks) = (world.rank(), world.size());
+    let trees = options.same_bits.filter(|shards| *shards >= ranks);
+    trees.map_or(0, |shards| SumTree::new(shards, ranks).kept_by(rank) as u64)
+}
+
 /// Bytes of gradients, and under ZeRO-1 of values, that a rank gives to the others in a step.
 fn bytes_between_ranks(step: &Step, options: &Config) -> u64 {
     let of_stage = |stage: &Stage| {
@@ -197,7 +209,7 @@ fn bytes_between_ranks(step: &Step, options: &Config) -> u64 {
         if reducer.group().size() == 1 {
             return 0;
         }
-        let gradients = params.gradients().count() * options.reduce_dtype.dtype().bytes();
+        let gradients = reducer.given_bytes(options.reduce_dtype.dtype());
         let values = match reducer.is_shared() {
             true => params.gradients().count() * params.read_arena().dtype().bytes(),
             false => 0,

@@ -98,6 +98,18 @@ impl Clip {
         self.max_norm > 0.0
     }
 
+    /// Whether each rank has its own slices.
+    pub fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
+    /// What this rank measures: elements of the gradients' arena, their chunks with offsets from
+    /// the first, and their quanta among those of all parameters.
+    pub fn slices(&self) -> impl Iterator<Item = (Range<usize>, &ChunkTable, Range<usize>)> {
+        let slices = self.slices.iter();
+        slices.map(|slice| (slice.range.clone(), &slice.chunks, slice.quanta.clone()))
+    }
+
     /// Whether to measure the gradients in a step, given whether the log `wants_norm`. Ranks with
     /// their own slices always do, because only the norm tells all of them of a non-finite
     /// gradient.

@@ -23,11 +23,11 @@ fn asked(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> Result<C
         path
     });
     let how = LayerFlags {
-        config: config.or(cli.layers.config),
-        ..cli.layers
+        config: config.or(cli.train.layers.config),
+        ..cli.train.layers
     };
     layered(
-        &cli.flags,
+        &cli.train.flags,
         &how,
         variables
             .iter()
@@ -241,7 +241,7 @@ fn names_that_are_no_text_are_refused() {
         ];
         let cli = <Cli as clap::Parser>::try_parse_from(words).unwrap();
         let errors = [
-            layered(&cli.flags, &cli.layers, Vec::new()).unwrap_err(),
+            layered(&cli.train.flags, &cli.train.layers, Vec::new()).unwrap_err(),
             layered(
                 &SettingFlags::default(),
                 &LayerFlags::default(),

@@ -1,8 +1,8 @@
 //! Whether an algorithm can be used for a kind of product, and which of several is the fastest.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
-use super::epilogue::{BIAS, HAS_AUX, RELU};
+use super::epilogue::{BIAS, GELU, GELU_GRADIENT, HAS_AUX, NOTHING, RELU};
 use super::library::Candidate;
 use super::plan::{Kind, Operands, Plan};
 use super::{Engine, read};
@@ -24,6 +24,11 @@ const SETS_BYTES: usize = 256 << 20;
 const PIECE_BYTES: usize = 4096;
 /// Each byte of the operands: as f32 and as bf16 a small finite number.
 const FILL: u8 = 0x3c;
+
+/// In place of an algorithm: the epilogue is left to a pass of ours.
+const UNFUSED: [u64; 8] = [u64::MAX; 8];
+/// The share of the memory's bandwidth that such a pass reaches.
+const REACHED: f64 = 0.9;
 
 /// Memory on which a kind of product is tried.
 struct Scratch {
@@ -49,7 +54,10 @@ impl Launcher {
     /// The kinds of products that this device has plans for.
     pub(crate) fn kinds_of_products(&self) -> Result<Vec<Kind>> {
         let plans = read(&Engine::of(self)?.plans);
-        let planned = plans.iter().filter(|(_, plan)| plan.is_some());
+        let is_tried = |kind: &Kind| kind.has_gelu() && uses_epilogues();
+        let planned = plans
+            .iter()
+            .filter(|(kind, plan)| plan.is_some() || is_tried(kind));
         Ok(planned.map(|(kind, _)| kind.clone()).collect())
     }
 
@@ -63,6 +71,17 @@ impl Launcher {
     /// it cannot be used.
     pub(crate) fn use_algorithm(&self, kind: &Kind, words: [u64; 8]) -> Result<bool> {
         let engine = Engine::of(self)?;
+        if words == UNFUSED {
+            let (plain, _) = kind.unfused();
+            // Made now, because a capture cannot.
+            let made = Plan::make(engine.functions, engine.handle.0, &plain, 0);
+            let mut plans = engine.plans.write().unwrap_or_else(PoisonError::into_inner);
+            plans
+                .entry(plain)
+                .or_insert(made.ok().flatten().map(Arc::new));
+            plans.insert(kind.clone(), None);
+            return Ok(true);
+        }
         let Some((mut plan, checked)) = engine.check(kind, words) else {
             return Ok(false);
         };
@@ -88,17 +107,34 @@ impl Launcher {
         let key = key.part(format!("{kind:?}").as_bytes()).finish();
         let entry = cache::Entry::of_process("algorithm", key);
         let known = entry.read().and_then(|bytes| words_of(&bytes));
-        if let Some(words) = known.filter(|&words| engine.check(kind, words).is_some()) {
+        let is_usable = |words| words == UNFUSED || engine.check(kind, words).is_some();
+        if let Some(words) = known.filter(|&words| is_usable(words)) {
             return Ok(Some(words));
         }
-        let fastest = self.measure(engine, kind)?;
+        let mut fastest = self.measure(engine, kind)?;
+        if let Some((fused_ms, _)) = fastest.filter(|_| kind.has_gelu()) {
+            let (plain, moved_bytes) = kind.unfused();
+            let pass_ms = moved_bytes as f64 / (REACHED * self.gpu.bandwidth) * 1e3;
+            let apart_ms = self
+                .measure(engine, &plain)?
+                .map(|(ms, _)| f64::from(ms) + pass_ms);
+            tracing::debug!(
+                "milliseconds of {kind:?}: {fused_ms}, with a pass of ours {apart_ms:?}"
+            );
+            fastest = match apart_ms {
+                Some(apart_ms) if apart_ms < fused_ms.into() => Some((0.0, UNFUSED)),
+                _ => fastest,
+            };
+        }
+        let fastest = fastest.map(|(_, words)| words);
         if let Some(words) = fastest {
             entry.write(words.map(u64::to_le_bytes).as_flattened());
         }
         Ok(fastest)
     }
 
-    fn measure(&self, engine: &Engine, kind: &Kind) -> Result<Option<[u64; 8]>> {
+    /// The fastest algorithm and its milliseconds.
+    fn measure(&self, engine: &Engine, kind: &Kind) -> Result<Option<(f32, [u64; 8])>> {
         let Ok(mut plan) = Plan::without_algorithm(engine.functions, kind) else {
             return Ok(None);
         };
@@ -126,11 +162,12 @@ impl Launcher {
                 }
             }
         }
+        let of_one = 1.0 / scratch.sets.len() as f32;
         let times: Vec<f32> = timed.iter().map(|timed| timed.0).collect();
         tracing::debug!("milliseconds of the algorithms for {kind:?}: {times:?}");
         let usable = timed.iter().filter(|timed| timed.0.is_finite());
         let fastest = usable.min_by(|a, b| a.0.total_cmp(&b.0));
-        Ok(fastest.map(|(_, candidate)| candidate.algorithm.data))
+        Ok(fastest.map(|(ms, candidate)| (ms * of_one, candidate.algorithm.data)))
     }
 
     /// The milliseconds of a product on each set; infinite if the library refuses it.
@@ -251,6 +288,50 @@ impl Engine {
 impl Kind {
     fn has_relu(&self) -> bool {
         self.epilogue & RELU != 0
+    }
+
+    fn has_gelu(&self) -> bool {
+        self.epilogue & (GELU | GELU_GRADIENT) != 0
+    }
+
+    /// The same without its function, and the bytes that a pass of ours moves instead: it reads and
+    /// writes D, and reads the derivative's operand.
+    fn unfused(&self) -> (Kind, usize) {
+        let operands = if self.epilogue & GELU_GRADIENT != 0 {
+            3
+        } else {
+            2
+        };
+        let epilogue = match self.epilogue & BIAS {
+            0 => NOTHING,
+            bias => bias,
+        };
+        let plain = Kind {
+            epilogue,
+            ..self.clone()
+        };
+        (plain, operands * sizes(self)[2])
+    }
+}
+
+/// Whether epilogues are used at all: `DDP_EPILOGUES=off` leaves them to passes of ours.
+fn uses_epilogues() -> bool {
+    static USED: OnceLock<bool> = OnceLock::new();
+    *USED.get_or_init(|| std::env::var_os("DDP_EPILOGUES").is_none_or(|value| value != "off"))
+}
+
+impl Launcher {
+    /// Whether gelu is an epilogue unless timing decides. It was a slower kernel before CUDA 12.5,
+    /// and is known to be fast on Hopper alone.
+    pub(crate) fn fuses_gelu(&self) -> Result<bool> {
+        let is_fast = self.gpu.capability == (9, 0) && self.version_of_products()? >= 120_500;
+        Ok(is_fast && uses_epilogues())
+    }
+
+    /// Whether this kind's epilogue is left to a pass of ours.
+    pub(super) fn leaves(&self, kind: &Kind) -> Result<bool> {
+        let is_slow = kind.has_gelu() && !self.fuses_gelu()?;
+        Ok(is_slow || (kind.epilogue != NOTHING && !uses_epilogues()))
     }
 }
 

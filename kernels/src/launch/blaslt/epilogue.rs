@@ -22,11 +22,11 @@ pub(crate) enum Function {
 }
 
 // The library's numbers: CUBLASLT_EPILOGUE_RELU and so on are sums of these.
-const NOTHING: u32 = 1;
+pub(super) const NOTHING: u32 = 1;
 pub(super) const RELU: u32 = 2;
 pub(super) const BIAS: u32 = 4;
-const GELU: u32 = 32;
-const GELU_GRADIENT: u32 = 64;
+pub(super) const GELU: u32 = 32;
+pub(super) const GELU_GRADIENT: u32 = 64;
 pub(super) const HAS_AUX: u32 = 128;
 
 impl Epilogue {

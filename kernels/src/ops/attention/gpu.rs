@@ -1,17 +1,17 @@
 //! Attention on a GPU: which kernels, with which arguments. bf16 is multiplied on tensor cores, and
-//! in f32 where heads do not fit these.
+//! in f32, several times slower, where heads do not fit these.
+
+use std::sync::Once;
 
 use super::sizes::{Columns, Sizes};
 use crate::DType;
 use crate::error::Result;
-use crate::launch::{BLOCK_THREADS, Grid, Launcher, Source, args};
+use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::Buffer;
+use crate::warning::warn;
 
 static PLAIN: Source = Source::new("attention.cu", include_str!("../attention.cu"));
 static TENSOR: Source = Source::new("attention_bf16.cu", include_str!("../attention_bf16.cu"));
-
-/// Rows of a thread block, as in both files.
-const SIDE: usize = 64;
 
 /// Tensor cores read heads of whole tiles, at most this wide, from addresses of whole packs.
 const TENSOR_TILE: usize = 16;
@@ -44,50 +44,104 @@ impl Heads {
     }
 }
 
-/// The kernels of one file for heads up to some width: forward, then dq, dk and dv.
+/// The kernels of one file for heads up to some width.
 struct Kernels {
     source: &'static Source,
     threads: u32,
-    names: [&'static str; 4],
+    /// Of a block: rows in forward, and in backward.
+    rows: [usize; 2],
+    shared_bytes: u32,
+    forward: &'static str,
+    /// dq, dk and dv, or dq and both others.
+    backward: &'static [&'static str],
 }
 
-macro_rules! kernels {
-    ($source:ident, $threads:literal, $prefix:literal, $width:literal) => {
-        Kernels {
-            source: &$source,
-            threads: $threads,
-            names: [
-                concat!($prefix, "_", $width),
-                concat!($prefix, "_dq_", $width),
-                concat!($prefix, "_dk_", $width),
-                concat!($prefix, "_dv_", $width),
-            ],
-        }
-    };
-}
+static PLAIN_64: Kernels = Kernels {
+    source: &PLAIN,
+    threads: 256,
+    rows: [64, 64],
+    shared_bytes: 0,
+    forward: "attention_64",
+    backward: &["attention_dq_64", "attention_dk_64", "attention_dv_64"],
+};
+static PLAIN_256: Kernels = Kernels {
+    forward: "attention_256",
+    backward: &["attention_dq_256", "attention_dk_256", "attention_dv_256"],
+    ..PLAIN_64
+};
+/// A block has its rows and two tiles of two operands in shared memory: 384 rows of 64 columns and
+/// 8 more, or 256 of 128 and 8 more, and 128 numbers.
+static TENSOR_64: Kernels = Kernels {
+    source: &TENSOR,
+    threads: 128,
+    rows: [128, 128],
+    shared_bytes: 384 * 144 + 512,
+    forward: "attention_tensor_64",
+    backward: &["attention_tensor_dq_64", "attention_tensor_dkv_64"],
+};
+static TENSOR_128: Kernels = Kernels {
+    rows: [128, 64],
+    shared_bytes: 256 * 272 + 512,
+    forward: "attention_tensor_128",
+    backward: &["attention_tensor_dq_128", "attention_tensor_dkv_128"],
+    ..TENSOR_64
+};
 
 impl Kernels {
-    /// Those for this size of head on this GPU, where packs are read at these addresses.
-    fn new(gpu: &Launcher, dtype: DType, head_size: usize, addresses: &[u64]) -> Kernels {
-        let tensor = dtype == DType::BF16
-            && head_size.is_multiple_of(TENSOR_TILE)
-            && head_size <= TENSOR_HEAD_SIZE_MAX
-            && gpu.gpu.capability >= TENSOR_CAPABILITY
-            && addresses
-                .iter()
-                .all(|address| address.is_multiple_of(PACK_BYTES));
-        match (tensor, head_size) {
-            (true, ..=64) => kernels!(TENSOR, 128, "attention_tensor", "64"),
-            (true, _) => kernels!(TENSOR, 128, "attention_tensor", "128"),
-            (false, ..=64) if dtype == DType::F32 => kernels!(PLAIN, 256, "attention", "64"),
-            (false, _) => kernels!(PLAIN, 256, "attention", "256"),
+    /// Those for these heads on this GPU, where packs are read at these addresses.
+    fn of(gpu: &Launcher, dtype: DType, sizes: Sizes, addresses: &[u64]) -> &'static Kernels {
+        static SAID: Once = Once::new();
+        let (head_size, sharing) = (sizes.head_size, sizes.group());
+        let is_aligned = |address: &u64| address.is_multiple_of(PACK_BYTES);
+        let reason = if !head_size.is_multiple_of(TENSOR_TILE) || head_size > TENSOR_HEAD_SIZE_MAX {
+            Some(format!(
+                "bf16 heads of {head_size} columns, expected a multiple of {TENSOR_TILE} up to \
+                 {TENSOR_HEAD_SIZE_MAX}; help: choose a head size of 64 or 128"
+            ))
+        } else if !addresses.iter().all(is_aligned) {
+            Some(format!(
+                "q, k, v, out or a gradient at an address that is not a multiple of {PACK_BYTES} \
+                 bytes; help: begin views of tensors at multiples of {PACK_BYTES} bytes"
+            ))
+        } else {
+            None
+        };
+        let can = dtype == DType::BF16 && gpu.gpu.capability >= TENSOR_CAPABILITY;
+        if let (true, Some(reason)) = (can, &reason) {
+            let text = format!("attention does not run on tensor cores and is slow: {reason}");
+            SAID.call_once(|| warn(&text));
+        }
+        // A token's number is computed from that of its row in 32 bits; the largest score is found
+        // before the scale is applied.
+        let fits = sizes.time * sharing * sharing < 1 << 31 && sizes.scale as f32 > 0.0;
+        match (can && fits && reason.is_none(), head_size) {
+            (true, ..=64) => &TENSOR_64,
+            (true, _) => &TENSOR_128,
+            (false, ..=64) if dtype == DType::F32 => &PLAIN_64,
+            (false, _) => &PLAIN_256,
         }
     }
 
-    /// A block of threads for each block of rows of each of so many heads in each sequence.
-    fn grid(&self, sizes: Sizes, heads: usize) -> Grid {
-        let blocks = sizes.batch * heads * sizes.time.div_ceil(SIDE);
-        Grid::blocks(blocks, self.threads)
+    /// Launches a kernel for the queries, or the keys, of all heads and sequences. On tensor cores
+    /// the heads of q that share a head of k are rows of one matrix.
+    fn launch(
+        &self,
+        gpu: &Launcher,
+        name: (&'static str, DType),
+        (sizes, is_of_keys): (Sizes, bool),
+        block_rows: usize,
+        args: &[u64],
+    ) -> Result<()> {
+        let (heads, rows) = match (is_of_keys, self.shared_bytes > 0) {
+            (true, _) => (sizes.kv_heads, sizes.time),
+            (false, true) => (sizes.kv_heads, sizes.time * sizes.group()),
+            (false, false) => (sizes.heads, sizes.time),
+        };
+        let blocks = sizes.batch * heads * rows.div_ceil(block_rows);
+        // Tiles of the other side have 32 rows or more.
+        let grid = Grid::blocks(blocks, self.threads).waits(sizes.time.div_ceil(32));
+        let grid = (grid, self.shared_bytes);
+        gpu.launch_with(self.source, name.into(), grid, args)
     }
 }
 
@@ -100,7 +154,7 @@ pub(super) fn forward(
 ) -> Result<()> {
     let ([q, k, v], [q_stride, kv_stride, _]) = (inputs.addresses, inputs.strides);
     let addresses = [out.address(), q, k, v];
-    let kernels = Kernels::new(gpu, out.dtype, sizes.head_size, &addresses);
+    let kernels = Kernels::of(gpu, out.dtype, sizes, &addresses);
     let (causal, scale) = (sizes.causal, sizes.scale as f32);
     let args = args![
         out,
@@ -117,11 +171,11 @@ pub(super) fn forward(
         causal,
         scale
     ];
-    let grid = kernels.grid(sizes, sizes.heads);
-    gpu.launch(kernels.source, (kernels.names[0], out.dtype), grid, args)
+    let name = (kernels.forward, out.dtype);
+    kernels.launch(gpu, name, (sizes, false), kernels.rows[0], args)
 }
 
-/// Writes dq, dk and dv, and `delta` before them.
+/// Writes dq, dk and dv; the kernel of dq, which comes first, writes `delta` too.
 pub(super) fn backward(
     gpu: &Launcher,
     gradients: Heads,
@@ -130,44 +184,36 @@ pub(super) fn backward(
     inputs: Heads,
     sizes: Sizes,
 ) -> Result<()> {
-    const WARPS: usize = BLOCK_THREADS as usize / 32;
-    let Sizes {
-        time,
-        heads,
-        kv_heads,
-        head_size,
-        causal,
-        ..
-    } = sizes;
-    let rows = sizes.batch * time;
-    let blocks = Grid::blocks((rows * heads).div_ceil(WARPS), BLOCK_THREADS);
-    let args = args![delta, dout, out, rows, time, heads, head_size];
-    gpu.launch(&PLAIN, ("attention_delta", out.dtype), blocks, args)?;
     let ([q, k, v], [q_stride, kv_stride, _]) = (inputs.addresses, inputs.strides);
-    let [dq, dk, dv] = gradients.addresses;
-    let addresses = [dout.address(), q, k, v, dq, dk, dv];
-    let kernels = Kernels::new(gpu, out.dtype, head_size, &addresses);
-    for (operand, kernel) in kernels.names[1..].iter().enumerate() {
-        let args = args![
-            gradients.addresses[operand],
-            gradients.strides[operand],
-            q,
-            k,
-            v,
-            dout,
-            log_sum_exp,
-            delta,
-            q_stride,
-            kv_stride,
-            time,
-            heads,
-            kv_heads,
-            head_size,
-            causal,
-            sizes.scale as f32
-        ];
-        let grid = kernels.grid(sizes, [heads, kv_heads, kv_heads][operand]);
-        gpu.launch(kernels.source, (*kernel, out.dtype), grid, args)?;
+    let ([dq, dk, dv], [dq_stride, dkv_stride, _]) = (gradients.addresses, gradients.strides);
+    let addresses = [dout.address(), out.address(), q, k, v, dq, dk, dv];
+    let kernels = Kernels::of(gpu, out.dtype, sizes, &addresses);
+    let (causal, scale) = (sizes.causal, sizes.scale as f32);
+    let args = args![
+        dq,
+        dk,
+        dv,
+        delta,
+        dq_stride,
+        dkv_stride,
+        q,
+        k,
+        v,
+        out,
+        dout,
+        log_sum_exp,
+        q_stride,
+        kv_stride,
+        sizes.time,
+        sizes.heads,
+        sizes.kv_heads,
+        sizes.head_size,
+        causal,
+        scale
+    ];
+    for (index, kernel) in kernels.backward.iter().enumerate() {
+        let of = (sizes, index > 0);
+        kernels.launch(gpu, (kernel, out.dtype), of, kernels.rows[1], args)?;
     }
     Ok(())
 }

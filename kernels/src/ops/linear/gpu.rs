@@ -25,15 +25,15 @@ use crate::ops::{F32Math, f32_math};
 
 static SOURCE: Source = Source::new("linear.cu", include_str!("../linear.cu"));
 
-/// Rows that are summed before their sum is added to the others, on the CPU as well: the rounding
-/// error grows with B/64 + 64, not with B.
-pub(super) const ROW_BLOCK: usize = 64;
+/// Rows that are summed before their sum is added to the others, on the CPU as well; as in
+/// linear.cu.
+pub(in crate::ops) const ROW_BLOCK: usize = 64;
 
-/// Columns that a block of threads sums; as in linear.cu.
-pub(super) const COLUMNS: usize = 32;
+/// Packs of columns that a block of threads sums; as in linear.cu.
+const LANES: usize = 32;
 
-/// Rows that such a block sums side by side; as in linear.cu.
-pub(super) const ROWS_AT_ONCE: usize = 16 * ROW_BLOCK;
+/// Blocks of rows that such a block of threads sums side by side; as in linear.cu.
+pub(super) const ROW_BLOCKS_AT_ONCE: usize = 16;
 
 /// One side of a product.
 fn side(matrix: &Buffer<'_>, transposed: bool) -> Side {
@@ -155,10 +155,26 @@ pub(super) fn fold_and_sum(
 ) -> Result<()> {
     /// The most blocks of a grid's second dimension.
     const BLOCKS_MAX: usize = 65_535;
-    let mut grid = Grid::blocks(columns.div_ceil(COLUMNS), COLUMNS as u32);
+    let address = dx.address();
+    let (name, pack) = match packs(columns, dx.dtype, 16, &[address, saved.unwrap_or(0)]) {
+        Some(pack) => ("fold_and_sum", pack),
+        None => ("fold_and_sum_unaligned", 1),
+    };
+    /// Rows whose loads a thread starts at once, as in linear.cu.
+    const AT_ONCE: usize = 8;
+    let grid = Grid::blocks(columns.div_ceil(LANES * pack), LANES as u32);
+    let mut grid = grid.waits(ROW_BLOCK / AT_ONCE);
     grid.blocks[1] = rows.div_ceil(ROW_BLOCK).min(BLOCKS_MAX) as u32;
-    let args = args![row_sums, dx, saved, rows, columns, activation];
-    gpu.launch(&SOURCE, ("fold_and_sum", dx.dtype), grid, args)
+    let args = args![row_sums, address, saved, rows, columns, activation];
+    gpu.launch(&SOURCE, (name, dx.dtype), grid, args)
+}
+
+/// The elements of a pack of so many bytes, if rows of so many columns at these addresses are whole
+/// packs.
+fn packs(columns: usize, dtype: DType, bytes: usize, addresses: &[u64]) -> Option<usize> {
+    let pack = bytes / dtype.bytes();
+    let fits = addresses.iter().all(|at| at.is_multiple_of(bytes as u64));
+    (fits && columns.is_multiple_of(pack)).then_some(pack)
 }
 
 /// `db` (O) `= Σ rows of row_sums` (blocks, O), or added to what is there.
@@ -168,8 +184,14 @@ pub(super) fn add_row_sums(
     row_sums: &Buffer<'_>,
     accumulate: bool,
 ) -> Result<()> {
-    let (columns, grid) = (db.count, Grid::elements(db.count));
+    /// Columns and threads of a block, as in linear.cu: few, so that all multiprocessors have work.
+    const COLUMNS: usize = 4;
+    const THREADS: u32 = 64;
+    let columns = db.count;
     let blocks = row_sums.count.checked_div(columns).unwrap_or(0);
+    // A thread adds 64 rows in order, 16 threads side by side, a few loads at once.
+    let rounds = blocks.div_ceil(1024) * blocks.min(64).div_ceil(4);
+    let grid = Grid::blocks(columns.div_ceil(COLUMNS), THREADS).waits(rounds);
     let args = args![db, row_sums, blocks, columns, accumulate];
     gpu.launch(&SOURCE, "add_row_sums_f32", grid, args)
 }
@@ -246,14 +268,18 @@ pub(in crate::ops) fn sum_rows(
     [rows, columns]: [usize; 2],
     accumulate: bool,
 ) -> Result<()> {
-    let name = match db.dtype {
-        DType::BF16 => "sum_rows_to_bf16",
-        _ => "sum_rows_to_f32",
+    // Four elements in one access.
+    let pack = packs(columns, dy.dtype, 4 * dy.dtype.bytes(), &[dy.address()]);
+    let name = match (db.dtype, pack) {
+        (DType::BF16, Some(_)) => "sum_rows_to_bf16",
+        (DType::BF16, None) => "sum_rows_to_unaligned_bf16",
+        (_, Some(_)) => "sum_rows_to_f32",
+        (_, None) => "sum_rows_to_unaligned_f32",
     };
-    let height = rows.div_ceil(ROW_BLOCK).clamp(1, ROWS_AT_ONCE / ROW_BLOCK);
+    let height = rows.div_ceil(ROW_BLOCK).clamp(1, ROW_BLOCKS_AT_ONCE);
     let grid = Grid {
-        threads: [COLUMNS as u32, height as u32, 1],
-        ..Grid::blocks(columns.div_ceil(COLUMNS), 1)
+        threads: [LANES as u32, height as u32, 1],
+        ..Grid::blocks(columns.div_ceil(LANES * pack.unwrap_or(1)), 1)
     };
     gpu.launch(
         &SOURCE,

@@ -1,5 +1,6 @@
-//! The loops of norm.rs. Sums are in the order of a GPU's block of threads with a row (`norm.cu`):
-//! each warp takes `WARP_COLUMNS` columns at a time, a lane four neighbours of every `CHUNK`.
+//! The loops of norm.rs. Sums are in the order of a GPU's block of threads with a row in f32
+//! (`norm.cu`): each warp takes `WARP_COLUMNS` columns at a time, a lane four neighbours of every
+//! `CHUNK`.
 
 #![allow(
     clippy::needless_range_loop,
@@ -14,13 +15,10 @@ const CHUNK: usize = 4 * LANES;
 /// Columns that a warp holds in registers; as in norm.cu.
 const WARP_COLUMNS: usize = 4 * CHUNK;
 /// The most warps of a block; as in norm.cu.
-const WARPS_MAX: usize = 16;
-
-/// Rows that are summed before their sum is added to the others; as in norm.cu.
-pub(super) const ROW_BLOCK: usize = 16;
+pub(super) const WARPS_MAX: usize = 8;
 
 /// The warps that share a row.
-pub(super) fn warps_of(columns: usize) -> usize {
+fn warps_of(columns: usize) -> usize {
     columns.div_ceil(WARP_COLUMNS).min(WARPS_MAX)
 }
 
@@ -30,6 +28,8 @@ pub(super) struct Scaling<'a, T> {
     pub(super) centers: bool,
     pub(super) epsilon: T,
     pub(super) columns: usize,
+    /// Rows whose sum is a row of the sums for weight and bias.
+    pub(super) block_rows: usize,
     /// (C)
     pub(super) weight: Option<&'a [T]>,
     /// (C)
@@ -220,11 +220,12 @@ multiversion! {
         let stats = stats.chunks_exact(of.statistics());
         for (row, (dx, stats)) in dxs.zip(stats).enumerate() {
             let range = row * of.columns..(row + 1) * of.columns;
-            let block = row / ROW_BLOCK * of.columns..(row / ROW_BLOCK + 1) * of.columns;
+            let block = row / of.block_rows;
+            let block = block * of.columns..(block + 1) * of.columns;
             let mut sums = [&mut weight_sums, &mut bias_sums].map(|sums| {
                 sums.as_mut().map(|sums| &mut sums[block.clone()])
             });
-            if row.is_multiple_of(ROW_BLOCK) {
+            if row.is_multiple_of(of.block_rows) {
                 sums.iter_mut().flatten().for_each(|sums| sums.fill(T::ZERO));
             }
             let row = BackwardRow {

@@ -297,7 +297,7 @@ fn gradients_in_f32_are_within_their_roundings_for_every_shape() {
                 // Sums round k times; their terms and what is done with them at most 10 times more.
                 let size = scale * (g.abs() + one_size + n.abs() * x_size) + residual[at].abs();
                 bounds.push(UNIT * (roundings(columns) + 10.0) * size);
-                let (sum, size) = &mut sums[index / ROW_BLOCK * columns + column];
+                let (sum, size) = &mut sums[index / block_rows_of(shape[0]) * columns + column];
                 (*sum, *size) = (*sum + dy[at] * n, *size + (dy[at] * n).abs());
             }
         }
@@ -476,6 +476,6 @@ fn operands_that_do_not_fit_are_named() {
         .unwrap_err()
         .to_string();
     let expected = "norm_backward: weight_sums f32[2, 3] on cpu: expected shape [1, 3], that is a row \
-                    for each 16 rows of x";
+                    for each block of rows: norm_blocks_of";
     assert!(error.contains(expected), "{error}");
 }

@@ -136,7 +136,13 @@ fn the_gradient_of_the_input_with_every_activation_below_is_within_its_bound() {
     for device in devices() {
         // More than five blocks of the rows that the gradient of a bias adds together.
         let rows = 5 * constant!("linear.cu", ROW_BLOCK) + 3;
-        let shapes = [[0, 3, 4], [3, 0, 4], [3, 8, 0], [rows, 33, 5]];
+        let shapes = [
+            [0, 3, 4],
+            [3, 0, 4],
+            [3, 8, 0],
+            [rows, 33, 5],
+            [rows, 24, 5],
+        ];
         for (mnk, kind) in SHAPES
             .into_iter()
             .chain(shapes)

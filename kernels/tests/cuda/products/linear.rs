@@ -1,7 +1,7 @@
 //! linear forward: every activation, with and without bias and pre-activation.
 
 use ddp_kernels::ops::{self, Activation, F32Math, with_f32_math};
-use ddp_kernels::{DType, Device, Tensor};
+use ddp_kernels::{DType, Device, Random, Tensor};
 
 use super::{
     ACTIVATIONS, EXACT, KINDS, Layer, SHAPES, activation_bound, assert_within, integers,
@@ -160,6 +160,45 @@ fn a_nan_gets_through_every_activation_in_every_dtype() {
                 values(&y).iter().all(|y| y.is_nan()),
                 "{dtype} {math:?} {activation:?}"
             );
+        }
+    }
+}
+
+/// The head of a GPT adds −∞ to the logits of padded tokens, by the bias of an epilogue.
+#[test]
+fn a_bias_of_minus_infinity_masks_columns_and_leaves_the_others() {
+    for device in devices().into_iter().filter(|it| it.is_accelerator()) {
+        let found = ddp_kernels::device::discover();
+        // A real one multiplies a piece of GPT-2's.
+        let [m, n, k] = match found.gpus.iter().any(|gpu| gpu.name.contains("Simulated")) {
+            true => [16, 64, 32],
+            false => [8192, 50_304, 768],
+        };
+        let classes = n - 47;
+        let mut mask = vec![0.0f32; n];
+        mask[classes..].fill(f32::NEG_INFINITY);
+        let mask = Tensor::from_slice(&mask, &[n], Device::Cpu).unwrap();
+        let mask = mask.to_dtype(DType::BF16).unwrap().to(device).unwrap();
+        let [x, weight] = [[m, k], [n, k]].map(|shape| {
+            let values = Tensor::randn(&shape, DType::BF16, device, &mut Random::new(k as u64));
+            values.unwrap()
+        });
+        let [masked, plain] =
+            [(); 2].map(|()| Tensor::empty(&[m, n], DType::BF16, device).unwrap());
+        let identity = Activation::Identity;
+        ops::linear_into(&masked, &x, &weight, Some(&mask), identity, None).unwrap();
+        ops::linear_into(&plain, &x, &weight, None, identity, None).unwrap();
+        for row in [0, m / 2, m - 1] {
+            let of = |tensor: &Tensor| values(&tensor.slice(row..row + 1).unwrap());
+            let (masked, plain) = (of(&masked), of(&plain));
+            assert!(
+                masked[classes..].iter().all(|&it| it == f64::NEG_INFINITY),
+                "row {row}"
+            );
+            // Another algorithm may add in another order.
+            let close = |(a, b): (&f64, &f64)| (a - b).abs() <= 0.02 * (1.0 + b.abs());
+            let kept = masked[..classes].iter().zip(&plain[..classes]);
+            assert!(kept.clone().all(close), "row {row} on {device}");
         }
     }
 }

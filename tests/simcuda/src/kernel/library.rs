@@ -10,7 +10,7 @@ use crate::error::CUresult;
 use crate::nvrtc::PTX_HEADER;
 
 /// The version of the structures; the library carries its own.
-const ABI_VERSION: u32 = 5;
+const ABI_VERSION: u32 = 6;
 
 /// The most threads a block can have.
 pub(super) const THREADS_MAX: u32 = 1024;

@@ -20,6 +20,7 @@ pub(super) mod kind {
     pub(super) const ASSERT: u32 = 7;
     pub(super) const UNWRITTEN: u32 = 8;
     pub(in crate::kernel) const INDEX: u32 = 9;
+    pub(super) const COPY: u32 = 10;
 }
 
 /// What is needed to describe a failure.
@@ -190,6 +191,7 @@ impl Scene<'_> {
                 ),
             ),
             kind::RACE => (CUresult::CUDA_ERROR_LAUNCH_FAILED, self.race(raw)),
+            kind::COPY => (CUresult::CUDA_ERROR_LAUNCH_FAILED, self.copy(raw)),
             kind::BARRIER => (CUresult::CUDA_ERROR_LAUNCH_FAILED, self.barrier(raw, &line)),
             kind::WARP => (
                 CUresult::CUDA_ERROR_LAUNCH_FAILED,
@@ -255,6 +257,20 @@ impl Scene<'_> {
             raw.address,
             self.place(raw.other_site),
             self.whereabouts(raw.address)
+        )
+    }
+
+    /// Bytes were touched that a copy is going to write.
+    fn copy(&self, raw: &RawFailure) -> String {
+        format!(
+            "race inside kernel {}: {} {} ({}), while a copy by cp.async is in flight to it: {} started it{} and has not waited \
+             for its group (cp.async.commit_group, cp.async.wait_group)",
+            self.kernel.name,
+            self.thread(raw.block, raw.thread),
+            self.deed(raw),
+            self.whereabouts(raw.address),
+            self.thread(raw.block, raw.other_thread),
+            self.place(raw.other_site)
         )
     }
 

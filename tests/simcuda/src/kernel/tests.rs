@@ -2,6 +2,7 @@
 
 mod bounds;
 mod checks;
+mod copies;
 mod entry;
 mod fences;
 mod halves;

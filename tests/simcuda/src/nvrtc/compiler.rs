@@ -44,6 +44,7 @@ const SHIM: &[(&str, &str)] = &[
     ("runtime.cpp", include_str!("../../shim/runtime.cpp")),
     ("fiber.h", include_str!("../../shim/fiber.h")),
     ("access.h", include_str!("../../shim/access.h")),
+    ("copies.h", include_str!("../../shim/copies.h")),
     ("language.h", include_str!("../../shim/language.h")),
     ("vectors.h", include_str!("../../shim/vectors.h")),
     ("numbers.h", include_str!("../../shim/numbers.h")),

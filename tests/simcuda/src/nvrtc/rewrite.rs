@@ -378,7 +378,8 @@ impl Scanner<'_> {
         let end = self.end_of_statement(index);
         let open = index + 1 + usize::from(self.tokens.word(index + 1) == "volatile");
         let instruction = self.tokens.word(open + 1).trim_matches('"');
-        let (name, numbers) = instruction.split_once(' ').unwrap_or_default();
+        let instruction = instruction.trim_end_matches(';');
+        let (name, rest) = instruction.split_once(' ').unwrap_or((instruction, ""));
         let mut operands = Vec::new();
         let mut at = open + 2;
         while at < end {
@@ -390,9 +391,26 @@ impl Scanner<'_> {
                 at += 1;
             }
         }
-        let expected: Vec<String> = (0..operands.len()).map(|at| format!("%{at}")).collect();
-        // Braces make vectors of operands, which the model takes one by one.
-        if numbers.replace(['{', '}'], "") != format!("{};", expected.join(", ")) {
+        // Braces make vectors of operands, which the model takes one by one; brackets, addresses.
+        // A number in the text is an operand, too.
+        let rest = rest.replace(['{', '}', '[', ']'], "");
+        let (mut given, mut next) = (Vec::new(), 0);
+        for word in rest
+            .split(',')
+            .map(str::trim)
+            .filter(|word| !word.is_empty())
+        {
+            if word.parse::<u32>().is_ok() {
+                given.push(word.to_owned());
+            } else if word == format!("%{next}") {
+                given.extend(operands.get(next).map(ToString::to_string));
+                next += 1;
+            } else {
+                next = usize::MAX;
+                break;
+            }
+        }
+        if next != operands.len() {
             let error = "only one PTX instruction with all operands in their order is simulated";
             self.errors
                 .push((self.tokens.all[index].line, error.to_owned()));
@@ -401,7 +419,7 @@ impl Scanner<'_> {
         let range = self.tokens.all[index].range.start..self.tokens.all[end - 1].range.end;
         let lines = "\n".repeat(self.tokens.text[range.clone()].matches('\n').count());
         let model = name.replace('.', "_");
-        let call = format!("simcuda::ptx::{model}({}){lines}", operands.join(", "));
+        let call = format!("simcuda::ptx::{model}({}){lines}", given.join(", "));
         self.edits.push((range, call));
         end - 1
     }

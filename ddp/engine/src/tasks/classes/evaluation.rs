@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::error::Result;
 use crate::samples::{ClassCounts, ClassScores, balanced_accuracy, class_scores, largest_class};
-use crate::shown::shown;
+use crate::shown::{shown, table};
 use crate::tasks::task::{Evaluation, Totals};
 
 /// The most classes and mistakes that are printed.
@@ -60,25 +60,17 @@ impl Answers {
             });
             classes.truncate(CLASSES_SHOWN);
         }
-        let names: Vec<String> = classes.iter().map(|&class| self.shown(class)).collect();
-        let width = names.iter().map(|name| name.chars().count()).max();
-        let width = width.unwrap_or(0).max(5);
-        let mut text = format!(
-            "{:width$} {:>10} {:>8} {:>10} {:>8}",
-            "class", "rows", "recall", "precision", "F1"
-        );
         let percent =
             |part: Option<f64>| part.map_or("–".into(), |part| format!("{:.2}%", 100.0 * part));
-        for (&class, name) in classes.iter().zip(&names) {
-            let ClassScores {
-                recall,
-                precision,
-                f1,
-            } = scores[class];
-            let [recall, precision, f1] = [recall, precision, f1].map(percent);
-            let rows = rows[class];
-            text += &format!("\n{name:width$} {rows:>10} {recall:>8} {precision:>10} {f1:>8}");
+        let heading = ["class", "rows", "recall", "precision", "F1"];
+        let mut lines = vec![heading.map(String::from).to_vec()];
+        for class in classes {
+            let of = &scores[class];
+            let parts = [of.recall, of.precision, of.f1].map(percent);
+            let first = [self.shown(class), rows[class].to_string()];
+            lines.push([&first[..], &parts].concat());
         }
+        let mut text = table(&lines, 1).join("\n");
         if left_out > 0 {
             text += &format!("\nand {left_out} more classes, with higher recall");
         }

@@ -11,7 +11,7 @@ use crate::models::ModelSpec;
 
 /// What `--init-from` names.
 #[derive(Clone, Debug)]
-pub(crate) struct FirstValues {
+pub(crate) struct InitialWeights {
     /// The folder with the values: of a run, that of its best checkpoint.
     folder: PathBuf,
     /// Its model. Its dropout is NaN if flags must decide it.
@@ -22,28 +22,22 @@ pub(crate) struct FirstValues {
 /// Settings that a model may change after it was saved. It may also see fewer tokens.
 const FREE: [&str; 2] = ["dropout", "recompute"];
 
-impl FirstValues {
+impl InitialWeights {
     /// What `path` says about its model; nothing if it is a file with tensors only.
-    pub(crate) fn of(path: &Path) -> Result<Option<FirstValues>> {
+    pub(crate) fn of(path: &Path) -> Result<Option<InitialWeights>> {
         // Only folders say something about their model; files are opened after other checks.
         let names_folder = path.extension().is_none() && path.to_str().is_some();
         if let (true, Err(source)) = (names_folder, std::fs::metadata(path)) {
-            return Err(Error::Io {
-                action: "open",
-                path: path.to_path_buf(),
-                source,
-                help:
-                    "give --init-from a model file, or the folder of a run, of a checkpoint or of \
-                       Hugging Face"
-                        .into(),
-            });
+            let help = "give --init-from a model file, or the folder of a run, of a checkpoint or \
+                        of Hugging Face";
+            return Err(Error::io("open", path, help)(source));
         }
         let opened = if hugging_face::is_folder(path) {
             let mut described = hugging_face::describe(path)?;
             if described.dropout_refusal.is_some() {
                 described.spec.dropout = f64::NAN;
             }
-            return Ok(Some(FirstValues {
+            return Ok(Some(InitialWeights {
                 folder: path.to_path_buf(),
                 model: described.spec.into(),
                 dropout_refusal: described.dropout_refusal,
@@ -57,7 +51,7 @@ impl FirstValues {
         };
         let mut model = Config::of_checkpoint(&opened)?.model;
         model.write_out(opened.state.task.outputs());
-        Ok(Some(FirstValues {
+        Ok(Some(InitialWeights {
             folder: opened.folder,
             model,
             dropout_refusal: None,
@@ -66,15 +60,16 @@ impl FirstValues {
 
     /// Refuses settings of `config` that contradict the folder, and fills in the rest.
     pub(crate) fn settle(self, config: &mut Config) -> Result<()> {
+        let refused = |name: &str, got: &str, expected: &str| {
+            let expected = format!("{expected}, as in {}", self.folder.display());
+            let help =
+                "leave out --model and all settings of the model: they follow from --init-from";
+            Err(refuse(&format!("--{name}"), got, &expected, help))
+        };
         let mut saved = self.model;
         let given = &mut config.model;
         if given.name() != saved.name() {
-            return Err(contradicts(
-                "model",
-                given.name(),
-                saved.name(),
-                &self.folder,
-            ));
+            return refused("model", given.name(), saved.name());
         }
         let outputs = saved.vocabulary().unwrap_or(0);
         saved.write_out(outputs);
@@ -87,21 +82,10 @@ impl FirstValues {
             let here = given.value(&name);
             let is_shorter = name == "context" && given.context() < saved.context();
             if here != there && !is_shorter && !FREE.contains(&&*name) {
-                return Err(contradicts(&name, here, there, &self.folder));
+                return refused(&name, &here.to_string(), &there.to_string());
             }
         }
         config.init_from = Some(self.folder);
         Ok(())
     }
-}
-
-fn contradicts(
-    name: &str,
-    got: impl std::fmt::Display,
-    expected: impl std::fmt::Display,
-    folder: &Path,
-) -> Error {
-    let expected = format!("{expected}, as in {}", folder.display());
-    let help = "leave out --model and all settings of the model: they follow from --init-from";
-    refuse(&format!("--{name}"), got, &expected, help)
 }

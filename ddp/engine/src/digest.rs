@@ -1,0 +1,158 @@
+//! Digests of a training: what tells at which step, and in which layer, two runs part.
+//!
+//! At log steps the gradients of each layer are digested before the update, and the weights after
+//! it. Digests do not depend on the number of ranks, on ZeRO-1 or on how a model is split: they are
+//! computed by quantum of each parameter (`ops::digest_quanta`) and put together here. Ranks with
+//! slices under ZeRO-1 add theirs: a quantum is 0 on all ranks but one.
+
+use std::collections::BTreeMap;
+
+use ddp_data::Sampler;
+use ddp_kernels::ops::{self, Chunk, ChunkTable, DIGEST, QUANTUM, digest_mix};
+use ddp_kernels::{DType, Device, Tensor};
+use ddp_nn::optim::Clip;
+use ddp_nn::params::{Parameter, Params};
+use serde::Serialize;
+
+use crate::error::Result;
+
+/// A layer: its name, a hash of all bits, the norm and the sum of its elements.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LayerDigest(pub String, pub String, pub f64, pub f64);
+
+/// What a logged step read and computed. Layers are in order from the input to the output.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepDigests {
+    /// A hash of the numbers of the global batch's rows.
+    pub batch: String,
+    /// The mean gradients before clipping.
+    pub gradients: Vec<LayerDigest>,
+    /// The trained weights after the update.
+    pub weights: Vec<LayerDigest>,
+}
+
+/// The numbers of the rows in the batch of step `step0`, from 0, as a hash.
+pub(crate) fn of_batch(sampler: &Sampler, step0: u64) -> String {
+    let place = sampler.at(step0);
+    let order = sampler.permutation(place.epoch);
+    let rows = place.positions.map(|position| order.row(position));
+    text(rows.fold(0, |hash, row| digest_mix(hash ^ digest_mix(row))))
+}
+
+/// The weights of a whole model, in parts: also those that are not trained, and buffers.
+pub(crate) fn of_weights<'a>(parts: impl Iterator<Item = &'a Params>) -> Result<Vec<LayerDigest>> {
+    let digests = |params: &Params| -> Result<Vec<LayerDigest>> {
+        let chunk = |p: &Parameter| Chunk {
+            offset: p.range.start,
+            len: p.range.len(),
+            decay: false,
+        };
+        let chunks = ChunkTable::new(params.list().iter().map(chunk).collect())?;
+        let (count, device) = (DIGEST * chunks.quanta(), params.device());
+        let quanta = Tensor::zeros(&[count], DType::I64, device)?.named("digests of weights");
+        ops::digest_quanta(&quanta, params.values(), &chunks)?;
+        Ok(by_layer(params, |_| true, &read(&quanta)?, 1.0))
+    };
+    Ok(parts.map(digests).collect::<Result<Vec<_>>>()?.concat())
+}
+
+/// Digests of the trained part of a model on one device. Letters: Q its quanta.
+#[derive(Debug)]
+pub(crate) struct Digests {
+    /// i64 (2 · 3 · Q): of the gradients, then of the weights.
+    quanta: Tensor,
+}
+
+impl Digests {
+    /// Room for digests of `params`.
+    pub(crate) fn new(params: &Params) -> Result<Digests> {
+        let count = 2 * DIGEST * params.chunks()?.quanta();
+        let quanta = Tensor::zeros(&[count], DType::I64, params.device())?.named("digests");
+        Ok(Digests { quanta })
+    }
+
+    /// Digests the gradients, in the slices that `clip` measures.
+    pub(crate) fn take_gradients(&self, params: &Params, clip: &Clip) -> Result<()> {
+        self.take(0, params.gradients(), clip)
+    }
+
+    /// Digests the weights. Under ZeRO-1 calls `sum_over_ranks` to complete all digests.
+    pub(crate) fn take_weights(
+        &self,
+        params: &Params,
+        clip: &Clip,
+        sum_over_ranks: impl FnOnce(&Tensor) -> Result<()>,
+    ) -> Result<()> {
+        self.take(self.quanta.count() / 2, params.trained_values(), clip)?;
+        match clip.is_shared() && self.quanta.count() > 0 {
+            true => sum_over_ranks(&self.quanta),
+            false => Ok(()),
+        }
+    }
+
+    fn take(&self, start: usize, arena: &Tensor, clip: &Clip) -> Result<()> {
+        if clip.is_shared() {
+            ops::zero(&self.quanta.slice(start..start + self.quanta.count() / 2)?)?;
+        }
+        for (range, chunks, quanta) in clip.slices() {
+            let quanta = start + DIGEST * quanta.start..start + DIGEST * quanta.end;
+            ops::digest_quanta(&self.quanta.slice(quanta)?, &arena.slice(range)?, chunks)?;
+        }
+        Ok(())
+    }
+
+    /// The gradients and the weights by layer. `divisor` is what makes sums of gradients means.
+    pub(crate) fn read(&self, params: &Params, divisor: f64) -> Result<[Vec<LayerDigest>; 2]> {
+        let all = read(&self.quanta)?;
+        let (gradients, weights) = all.split_at(all.len() / 2);
+        let of = |quanta, divisor| by_layer(params, Parameter::is_trained, quanta, divisor);
+        Ok([of(gradients, divisor), of(weights, 1.0)])
+    }
+}
+
+fn read(quanta: &Tensor) -> Result<Vec<i64>> {
+    Ok(quanta.to(Device::Cpu)?.to_vec()?)
+}
+
+/// Puts together the quanta of the parameters that are `wanted`, which are in the arena's order.
+fn by_layer(
+    params: &Params,
+    wanted: fn(&Parameter) -> bool,
+    quanta: &[i64],
+    divisor: f64,
+) -> Vec<LayerDigest> {
+    let (mut rest, _) = quanta.as_chunks::<DIGEST>();
+    let mut by_id = BTreeMap::new();
+    for p in params.list().iter().filter(|p| wanted(p)) {
+        let (own, others) = rest.split_at(p.range.len().div_ceil(QUANTUM));
+        by_id.insert(p.id, own);
+        rest = others;
+    }
+    let mut layers: Vec<(&str, u64, f64, f64)> = Vec::new();
+    for p in params.in_order().into_iter().filter(|p| wanted(p)) {
+        let (name, _) = p.name.rsplit_once('.').unwrap_or((&p.name, ""));
+        if layers.last().is_none_or(|last| last.0 != name) {
+            layers.push((name, 0, 0.0, 0.0));
+        }
+        let (_, hash, sum, squares) = layers.last_mut().expect("pushed above");
+        for quantum in by_id[&p.id] {
+            let [bits, own_sum, own_squares] = quantum.map(i64::cast_unsigned);
+            *hash = digest_mix(*hash ^ bits);
+            *sum += f64::from_bits(own_sum);
+            *squares += f64::from_bits(own_squares);
+        }
+    }
+    let layer = |(name, hash, sum, squares): (&str, u64, f64, f64)| {
+        LayerDigest(
+            name.into(),
+            text(hash),
+            squares.sqrt() / divisor,
+            sum / divisor,
+        )
+    };
+    layers.into_iter().map(layer).collect()
+}
+
+fn text(hash: u64) -> String {
+    format!("{hash:016x}")
+}

@@ -1,0 +1,330 @@
+//! `ddp-train compare`: runs that differ in one thing part where that thing first matters.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::support::job::{Ended, Folder, all_at_once};
+
+/// 40 steps of four batches an epoch.
+const SMALL: &str = "--data synthetic:classification,rows=96,held-out=0,features=5,classes=3 \
+                     --hidden 6 --batch-size 24 --steps 40 --log-every 1";
+
+/// A run of so many ranks, and its fault.
+type How<'a> = (usize, &'a str, &'a str);
+
+/// Trains in the folder `name`.
+fn train(folder: &Folder, name: &str, (ranks, words, fault): How<'_>) {
+    let words = format!("{words} --out {name}");
+    let job = match ranks {
+        1 => folder.alone(&words),
+        ranks => folder.started(ranks, &words),
+    };
+    let job = if fault.is_empty() {
+        job
+    } else {
+        job.env("DDP_TEST_FAULT", fault)
+    };
+    job.run().assert_well();
+}
+
+fn compare(folder: &Folder) -> Ended {
+    folder.alone("compare one two").run()
+}
+
+/// The comparison of `one` and `two` as JSON, whose exit code is checked.
+#[track_caller]
+fn compared(folder: &Folder) -> Value {
+    let ended = folder.alone("compare one two --json").run();
+    let value: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{ended}"));
+    let code = if value["same"] == true { 0 } else { 1 };
+    assert_eq!(ended.exit_code(), Some(code), "{ended}");
+    assert_eq!(value["first"].is_null(), value["same"] == true, "{ended}");
+    value
+}
+
+/// Both runs, compared.
+#[track_caller]
+fn pair(first: How<'_>, second: How<'_>) -> (Folder, Value) {
+    let folder = Folder::new("compare");
+    train(&folder, "one", first);
+    train(&folder, "two", second);
+    let value = compared(&folder);
+    (folder, value)
+}
+
+/// The names of what differs.
+fn differing(value: &Value) -> Vec<&str> {
+    let all = value["differences"].as_array().unwrap().iter();
+    all.map(|it| it["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn runs_of_the_same_bits_are_the_same() {
+    let cases = [
+        ((1, SMALL, ""), (1, SMALL, "")),
+        ((1, SMALL, ""), (1, &*format!("{SMALL} --threads 1"), "")),
+        ((2, SMALL, ""), (2, &*format!("{SMALL} --zero 1"), "")),
+        (
+            (3, SMALL, ""),
+            (3, &*format!("{SMALL} --zero 1 --bucket-mb 0.004"), ""),
+        ),
+        (
+            (2, &*format!("{SMALL} --optimizer muon"), ""),
+            (2, &*format!("{SMALL} --optimizer muon --zero 1"), ""),
+        ),
+    ];
+    all_at_once(cases, |(first, second)| {
+        let (folder, value) = pair(first, second);
+        assert_eq!(
+            (&value["same"], &value["steps"]),
+            (&true.into(), &40.into()),
+            "{value}"
+        );
+        assert_eq!(value["steps_with_digests"], 40);
+        let ended = compare(&folder);
+        ended.assert_well();
+        assert!(ended.stdout.contains("the same in all 40 steps"), "{ended}");
+    });
+}
+
+#[test]
+fn runs_part_where_what_differs_first_matters() {
+    let with = |flags: &str| format!("{SMALL} {flags}");
+    let (seed, eps, zero) = (with("--seed 1"), with("--eps 1e-6"), with("--zero 1"));
+    type Case<'a> = (
+        How<'a>,
+        How<'a>,
+        &'a str,
+        Option<&'a str>,
+        u64,
+        &'a [&'a str],
+    );
+    let cases: [Case<'_>; 5] = [
+        (
+            (1, SMALL, ""),
+            (1, &seed, ""),
+            "initial weights",
+            Some("0"),
+            0,
+            &["--seed"],
+        ),
+        (
+            (1, SMALL, ""),
+            (1, &eps, ""),
+            "update",
+            Some("0"),
+            1,
+            &["--eps"],
+        ),
+        // A flipped bit of the last layer's gradient: backward begins there.
+        (
+            (2, SMALL, ""),
+            (2, SMALL, "1:reduction:37:flip"),
+            "gradient",
+            Some("2"),
+            37,
+            &[],
+        ),
+        (
+            (2, &zero, ""),
+            (2, &zero, "1:reduction:37:flip"),
+            "gradient",
+            Some("2"),
+            37,
+            &[],
+        ),
+        (
+            (2, SMALL, ""),
+            (2, &zero, "0:reduction:5:flip"),
+            "gradient",
+            Some("2"),
+            5,
+            &["--zero"],
+        ),
+    ];
+    all_at_once(cases, |(first, second, thing, layer, step, differences)| {
+        let (folder, value) = pair(first, second);
+        let found = &value["first"];
+        assert_eq!(found["thing"], thing, "{value}");
+        assert_eq!(
+            found["layer"],
+            layer.map_or(Value::Null, Value::from),
+            "{value}"
+        );
+        assert_eq!(found["step"], step, "{value}");
+        assert_eq!(differing(&value), differences, "{value}");
+        let ended = compare(&folder);
+        assert_eq!(ended.exit_code(), Some(1), "{ended}");
+        assert!(ended.stdout.contains("they part in"), "{ended}");
+        assert_eq!(ended.causes().len(), 1, "{ended}");
+    });
+}
+
+#[test]
+fn other_ranks_part_by_rounding_and_nothing_before() {
+    let (_, value) = pair((2, SMALL, ""), (3, SMALL, ""));
+    assert_eq!(differing(&value), ["ranks"], "{value}");
+    let thing = value["first"]["thing"].as_str().unwrap();
+    assert!(["loss", "gradient"].contains(&thing), "{value}");
+}
+
+#[test]
+fn one_changed_label_shows_in_the_step_that_reads_its_row() {
+    let folder = Folder::new("label");
+    let words = "--labels y --hidden 6 --batch-size 8 --steps 4 --log-every 1";
+    for (name, changed) in [("one", usize::MAX), ("two", 5)] {
+        let row = |row: usize| {
+            let label = (row + usize::from(row == changed)) % 2;
+            format!("{},{},c{label}\n", row % 5, row * 7 % 11)
+        };
+        let rows: String = (0..32).map(row).collect();
+        fs::write(
+            folder.path().join(format!("{name}.csv")),
+            format!("a,b,y\n{rows}"),
+        )
+        .unwrap();
+        let job = folder.alone(&format!("--data {name}.csv {words} --out {name}"));
+        job.env(
+            "DDP_TEST_ROWS",
+            folder.path().join("rows").to_str().unwrap(),
+        )
+        .run()
+        .assert_well();
+    }
+    let rows = fs::read_to_string(folder.path().join("rows-0")).unwrap();
+    let reads = |line: &&str| line.split([':', ' ']).skip(1).any(|row| row == "5");
+    let line = rows.lines().find(reads).unwrap();
+    let step: u64 = line.split(':').next().unwrap().parse().unwrap();
+    let value = compared(&folder);
+    let first = &value["first"];
+    assert_eq!(
+        (&first["thing"], &first["step"]),
+        (&"loss".into(), &step.into()),
+        "{value}"
+    );
+    assert_eq!(
+        differing(&value),
+        ["--data", "content of the data"],
+        "{value}"
+    );
+}
+
+#[test]
+fn one_changed_initial_weight_shows_before_the_first_step() {
+    let folder = Folder::new("weight");
+    folder
+        .alone(&format!("{SMALL} --out base"))
+        .run()
+        .assert_well();
+    let model = folder
+        .path()
+        .join("base/checkpoints/step-00000040/model.safetensors");
+    let mut bytes = fs::read(model).unwrap();
+    fs::write(folder.path().join("one.safetensors"), &bytes).unwrap();
+    // The lowest bit of the last value.
+    let last = bytes.len() - 4;
+    bytes[last] ^= 1;
+    fs::write(folder.path().join("two.safetensors"), &bytes).unwrap();
+    for name in ["one", "two"] {
+        train(
+            &folder,
+            name,
+            (1, &format!("{SMALL} --init-from {name}.safetensors"), ""),
+        );
+    }
+    let value = compared(&folder);
+    let first = &value["first"];
+    assert_eq!(
+        (&first["thing"], &first["step"]),
+        (&"initial weights".into(), &0.into()),
+        "{value}"
+    );
+    assert_eq!(first["layers"], 1, "{value}");
+}
+
+#[test]
+fn between_logged_steps_the_last_that_was_the_same_is_named() {
+    let words = SMALL.replace("--log-every 1", "--log-every 10");
+    let (folder, value) = pair((2, &words, ""), (2, &words, "0:reduction:37:flip"));
+    let first = &value["first"];
+    assert_eq!(
+        (&first["step"], &first["same_until"]),
+        (&40.into(), &30.into()),
+        "{value}"
+    );
+    let ended = compare(&folder);
+    assert!(ended.stdout.contains("step 30 is the same"), "{ended}");
+}
+
+#[test]
+fn logs_of_older_versions_are_compared_by_their_losses() {
+    let folder = Folder::new("older");
+    for (name, flags) in [("one", ""), ("two", "--seed 1")] {
+        train(&folder, name, (1, &format!("{SMALL} {flags}"), ""));
+        let path = folder.path().join(name).join("metrics.jsonl");
+        let older = |line: &str| {
+            let mut event: Value = serde_json::from_str(line).unwrap();
+            let fields = event.as_object_mut().unwrap();
+            fields.remove("digests");
+            fields.remove("initial_weights");
+            let kind = fields.remove("event").unwrap();
+            let rest = event.to_string().split_off(1);
+            format!("{{\"event\":{kind},{rest}\n")
+        };
+        let log = fs::read_to_string(&path).unwrap();
+        fs::write(&path, log.lines().map(older).collect::<String>()).unwrap();
+    }
+    let value = compared(&folder);
+    assert_eq!(
+        (&value["first"]["thing"], &value["first"]["step"]),
+        (&"loss".into(), &1.into()),
+        "{value}"
+    );
+    assert_eq!(value["steps_with_digests"], 0, "{value}");
+    let ended = compare(&folder);
+    assert!(ended.stdout.contains("only losses are compared"), "{ended}");
+}
+
+#[test]
+fn wrong_use_says_what_to_give() {
+    let folder = Folder::new("wrong");
+    folder.alone("compare one").run().assert_fails(2);
+    assert!(
+        folder
+            .alone("compare one two")
+            .run()
+            .assert_fails(74)
+            .contains("metrics.jsonl")
+    );
+    train(
+        &folder,
+        "one",
+        (1, &SMALL.replace("--steps 40", "--steps 0"), ""),
+    );
+    train(
+        &folder,
+        "two",
+        (1, &SMALL.replace("--steps 40", "--steps 0"), ""),
+    );
+    assert!(
+        folder
+            .alone("compare one two")
+            .run()
+            .assert_fails(2)
+            .contains("a step that both runs logged")
+    );
+}
+
+#[test]
+fn a_page_of_two_runs_shows_how_far_they_are_apart() {
+    let (folder, _) = pair((2, SMALL, ""), (3, SMALL, ""));
+    folder
+        .alone("report one two --out both.html")
+        .run()
+        .assert_well();
+    let page = fs::read_to_string(folder.path().join("both.html")).unwrap();
+    for title in ["Loss: distance", "Weights: distance"] {
+        assert!(page.contains(title), "{title}");
+    }
+}

@@ -1,0 +1,109 @@
+//! Digests of the quanta of a chunk table: a hash of the bits, the sum, and the sum of squares.
+//!
+//! The hash of a quantum is Σ bits(xᵢ) · keyᵢ modulo 2⁶⁴, where keyᵢ is odd and follows from i: a
+//! single change always shows, in whatever order the terms are added. Sums have a warp's order. So
+//! the CPU and GPUs get the same bits, and so do ranks that each hold some of the quanta.
+
+use crate::error::Result;
+use crate::launch::{BLOCK_THREADS, Grid, Source, args};
+use crate::ops::call::{Call, FLOATS, with_float};
+use crate::ops::chunks::{Chunk, ChunkTable, QUANTUM};
+use crate::ops::float::{Float, LANES, tree_sum};
+use crate::simd::multiversion;
+use crate::{DType, Tensor};
+
+static SOURCE: Source = Source::new("digest.cu", include_str!("digest.cu"));
+/// Quanta of a block, which has a warp for each.
+const QUANTA_PER_BLOCK: usize = BLOCK_THREADS as usize / 32;
+
+/// The numbers of a digest: hash, bits of the sum (f64), bits of the sum of squares (f64).
+pub const DIGEST: usize = 3;
+
+/// The keys of a quantum's elements.
+static KEYS: [u64; QUANTUM] = keys();
+
+const fn keys() -> [u64; QUANTUM] {
+    let mut keys = [0; QUANTUM];
+    let mut index = 0;
+    while index < QUANTUM {
+        keys[index] = digest_mix(index as u64) | 1;
+        index += 1;
+    }
+    keys
+}
+
+/// Mixes a number so that each bit of it changes about half of the result's (SplitMix64).
+pub const fn digest_mix(number: u64) -> u64 {
+    let mut x = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// Bits that tell every number from every other, those of an f32 in the lower half and three more.
+#[inline(always)]
+fn bits<T: Float>(x: T) -> u64 {
+    x.widened().to_bits().rotate_right(29)
+}
+
+#[inline(always)]
+fn lane_sum_of<T: Float>(x: &[T], of: impl Fn(f64) -> f64) -> f64 {
+    let mut lanes = [0.0; LANES];
+    let (blocks, tail) = x.as_chunks::<LANES>();
+    for block in blocks {
+        for (lane, &x) in lanes.iter_mut().zip(block) {
+            *lane += of(x.widened());
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(tail) {
+        *lane += of(x.widened());
+    }
+    tree_sum(lanes)
+}
+
+multiversion! {
+    /// The digest of a quantum. It is in the first cache after the first of the three passes.
+    fn digest[T: Float](x: &[T]) -> [i64; DIGEST] {
+        let term = |(x, key): (&T, &u64)| bits(*x).wrapping_mul(*key);
+        let hash = x.iter().zip(&KEYS).map(term).fold(0, u64::wrapping_add);
+        let sums = [lane_sum_of(x, |x| x), lane_sum_of(x, |x| x * x)];
+        [hash.cast_signed(), sums[0].to_bits().cast_signed(), sums[1].to_bits().cast_signed()]
+    }
+}
+
+/// The digest of every quantum of `chunks` of `x` (N), into `out`, i64 ([`DIGEST`] · quanta).
+///
+/// Backward: none.
+#[track_caller]
+pub fn digest_quanta(out: &Tensor, x: &Tensor, chunks: &ChunkTable) -> Result<()> {
+    let mut call = Call::new("digest_quanta");
+    let out = call.writes("out", out);
+    let x = call.reads("x", x);
+    chunks.check_fits(&call, x)?;
+    let quanta = chunks.quanta();
+    let expected = "three numbers for each quantum of the chunk table";
+    call.has_shape(out, &[DIGEST * quanta], expected)?;
+    call.has_dtype(out, &[DType::I64])?;
+    call.run(x, &FLOATS, |placed| {
+        let [mut out, x] = placed.enter([out, x])?;
+        if let Some(gpu) = placed.launcher() {
+            let grid = Grid::blocks(quanta.div_ceil(QUANTA_PER_BLOCK), BLOCK_THREADS);
+            return chunks.launch(
+                &gpu,
+                &SOURCE,
+                "digest_quanta_f32",
+                grid,
+                args![out, x, quanta],
+            );
+        }
+        let (out, _) = out.elements_mut::<i64>().as_chunks_mut::<DIGEST>();
+        with_float!(placed.dtype, T => {
+            let x = x.elements::<T>();
+            chunks.each_quantum(out, |piece: Chunk| digest(&x[piece.range()]));
+        });
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests;
