@@ -3,8 +3,7 @@
 //!
 //! The next batch is gathered by a background thread during the step (`slots.rs`). Batches get onto
 //! GPUs in two ways: copied from host memory, or gathered from data kept there (`devices.rs`).
-//! Letters: R rows of this rank, at most; I… and T… the shapes of a row's inputs
-//! and targets.
+//! Letters: R rows of this rank, at most; I… and T… the shapes of a row's inputs and targets.
 
 mod batch;
 mod devices;

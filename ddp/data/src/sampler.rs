@@ -151,14 +151,14 @@ impl Shards {
 
     /// Refuses that a rank has none.
     pub(crate) fn check(&self) -> Result<()> {
-        match self.count() {
-            0 => Err(Error::Usage(format!(
-                "a loader: expected a shard for each rank, got {} shards for more ranks; help: \
-                 give as many shards as ranks, or more",
-                self.of
-            ))),
-            _ => Ok(()),
-        }
+        ensure!(
+            self.count() > 0,
+            Usage,
+            "a loader: expected a shard for each rank, got {} shards for more ranks; help: \
+             give as many shards as ranks, or more",
+            self.of
+        );
+        Ok(())
     }
 
     /// How many.

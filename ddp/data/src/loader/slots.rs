@@ -144,8 +144,8 @@ impl Slots {
             }
         }
         let [x, targets] = views;
-        let mut batch =
-            Batch::new(step, epoch, rows, first, x, targets, self.micro).in_shards(self.shards);
+        let batch = Batch::new(step, epoch, rows, first, x, targets, self.micro);
+        let mut batch = batch.in_shards(self.shards);
         batch.origin = Some(self.origin.clone());
         if recurs {
             batch = batch.in_slot(slot.id);
