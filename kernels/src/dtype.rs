@@ -126,35 +126,15 @@ element! {
 /// Runs `$body` with `$T` bound to the Rust type of the dtype `$dtype`.
 macro_rules! with_element {
     ($dtype:expr, $T:ident => $body:expr) => {
+        $crate::dtype::with_element!(@ $dtype, $T, $body, F32 f32, BF16 $crate::dtype::bf16,
+            F16 $crate::dtype::f16, F64 f64, U8 u8, I32 i32, I64 i64)
+    };
+    (@ $dtype:expr, $T:ident, $body:expr, $($name:ident $rust:ty),*) => {
         match $dtype {
-            $crate::DType::F32 => {
-                type $T = f32;
+            $($crate::DType::$name => {
+                type $T = $rust;
                 $body
-            }
-            $crate::DType::BF16 => {
-                type $T = $crate::dtype::bf16;
-                $body
-            }
-            $crate::DType::F16 => {
-                type $T = $crate::dtype::f16;
-                $body
-            }
-            $crate::DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            $crate::DType::U8 => {
-                type $T = u8;
-                $body
-            }
-            $crate::DType::I32 => {
-                type $T = i32;
-                $body
-            }
-            $crate::DType::I64 => {
-                type $T = i64;
-                $body
-            }
+            })*
         }
     };
 }

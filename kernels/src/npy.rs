@@ -8,17 +8,16 @@
 
 mod header;
 
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use self::header::MAGIC;
 use crate::error::{Caller, Error, Result, TensorInfo};
 use crate::storage::Origin;
 use crate::transfer::{self, Asked};
-use crate::{DType, Device, Shape, Tensor};
+use crate::{DType, Device, Shape, Tensor, files};
 
 /// The longest header that is read. numpy's have 118 bytes, except for long structured dtypes.
 const HEADER_BYTES_MAX: usize = 64 << 10;
@@ -195,57 +194,26 @@ fn read_whole(reader: &mut impl Read, buffer: &mut [u8], path: &Path, what: &str
         })
 }
 
-/// Writes a file beside `path`, then renames it: no reader sees half of it, and a failure leaves
-/// the old file. Links are followed and permissions are kept.
+/// Puts a file with these parts in the place of `path`. Links are followed, permissions are kept.
 fn replace(path: &Path, parts: &[&[u8]]) -> Result<()> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let failed = failed(path, "writing");
     let old = fs::metadata(path).ok();
     if let Some(old) = &old {
         check_regular(path, old)?;
         if old.permissions().readonly() {
-            let why = "it is read-only";
-            return Err(failed(io::Error::new(ErrorKind::PermissionDenied, why)));
+            let why = io::Error::new(ErrorKind::PermissionDenied, "it is read-only");
+            return Err(failed(path, "writing")(why));
         }
     } else if fs::symlink_metadata(path).is_ok() {
-        return Err(bad(
-            path,
-            "it is a link to a file that does not exist".into(),
-        ));
+        let problem = "it is a link to a file that does not exist";
+        return Err(bad(path, problem.into()));
     }
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    let folder = match target.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let (mut file, beside) = loop {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let beside = folder.join(format!(".unfinished-{}-{number}.tmp", std::process::id()));
-        // Killed runs leave such files, in containers even of the same process id.
-        match OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&beside)
-        {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            made => break (made.map_err(&failed)?, beside),
-        }
-    };
-    let written = (|| {
-        if let Some(old) = &old {
-            file.set_permissions(old.permissions())?;
-        }
-        parts.iter().try_for_each(|part| file.write_all(part))?;
-        file.sync_all()?;
-        fs::rename(&beside, &target)
-    })();
-    if written.is_err() {
-        // Report the first error; whether the file can be removed does not matter.
-        let _ = fs::remove_file(&beside);
-    }
-    // Some file systems cannot sync a folder; the file is whole either way.
-    let _ = File::open(folder).and_then(|folder| folder.sync_all());
-    written.map_err(failed)
+    let written = files::replace_file(&target, |file| {
+        let kept = old.map_or(Ok(()), |old| file.set_permissions(old.permissions()));
+        kept.and_then(|()| parts.iter().try_for_each(|part| file.write_all(part)))
+            .map_err(files::failed("write", &target))
+    });
+    written.map_err(|error| failed(path, "writing")(error.source))
 }
 
 /// Refuses what is not a regular file.

@@ -26,7 +26,6 @@ mod digest;
 mod dropout;
 mod elementwise;
 mod embedding;
-mod exact;
 mod fill;
 mod float;
 mod gather;

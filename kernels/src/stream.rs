@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::Device;
 use crate::cuda::Gpu;
 use crate::cuda::queue::{Mark, Queue};
-use crate::error::{Caller, Error, Result};
+use crate::error::{Caller, Result};
 
 /// An ordered queue of work on one device.
 #[derive(Clone, Debug)]
@@ -222,19 +222,14 @@ impl Event {
         if self.device != earlier.device {
             let (expected, got) = (self.device, earlier.device);
             let expected = format!("an event of {expected}: each device has its own clock");
-            return Err(Error::value("since", "earlier", expected, got));
+            return Err(by.value("earlier", expected, got));
         }
         let (Some(mark), Some(earlier_mark)) = (&self.mark, &earlier.mark) else {
             return Ok(self.at.saturating_duration_since(earlier.at));
         };
         if !mark.is_timed() || !earlier_mark.is_timed() {
             let expected = "one recorded with record_timed()";
-            return Err(Error::value(
-                "since",
-                "event",
-                expected,
-                "one without timing",
-            ));
+            return Err(by.value("event", expected, "one without timing"));
         }
         let milliseconds = earlier_mark
             .synchronize()

@@ -7,8 +7,6 @@
 //!
 //! Lines go straight from registers to memory: through a buffer it would be up to a third slower.
 
-use std::marker::PhantomData;
-
 use crate::dtype::Element;
 use crate::simd::{Level, level};
 
@@ -113,43 +111,14 @@ impl<T: Element> Make<T> for CopyOf<'_, T> {
     }
 }
 
-/// How a line is stored.
-trait Store {
-    /// # Safety
-    /// A line can be read at `from` and written at `to`, which is aligned to it; the processor has
-    /// the instructions.
-    unsafe fn store(to: *mut u8, from: *const u8);
-}
-
-/// The loop over lines, compiled for each kind of store.
-#[inline(always)]
-fn each_line<T: Element, M: Make<T>, S: Store>(
-    out: &mut [T],
-    first: usize,
-    make: M,
-    _store: PhantomData<S>,
-) {
-    let line_len = LINE_BYTES / size_of::<T>();
-    for (line, out) in out.chunks_exact_mut(line_len).enumerate() {
-        let index = first + line * line_len;
-        make.ask(index);
-        // Long enough for the narrowest elements; the compiler keeps the used part in a register.
-        let mut made = [T::default(); LINE_BYTES];
-        make.make(index, &mut made[..line_len]);
-        // SAFETY: both are one line long, and `write` aligned the output to lines.
-        unsafe { S::store(out.as_mut_ptr().cast(), made.as_ptr().cast()) };
-    }
-}
-
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
         _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm256_stream_si256, _mm512_loadu_si512,
         _mm512_stream_si512,
     };
-    use std::marker::PhantomData;
 
-    use super::{Make, Store, each_line};
+    use super::{LINE_BYTES, Make};
     use crate::dtype::Element;
 
     #[inline(always)]
@@ -161,60 +130,37 @@ mod x86 {
         }
     }
 
-    struct Whole;
-
-    impl Store for Whole {
-        #[inline(always)]
-        unsafe fn store(to: *mut u8, from: *const u8) {
-            // SAFETY: by the caller's promise.
-            unsafe { store_whole(to, from) }
-        }
+    /// Declares the loop over lines with `$features`, which stores a line by `$store`.
+    macro_rules! write_lines {
+        ($name:ident, $features:literal, |$to:ident, $from:ident| $store:expr) => {
+            #[target_feature(enable = $features)]
+            pub(super) fn $name<T: Element, M: Make<T>>(out: &mut [T], first: usize, make: M) {
+                let line_len = LINE_BYTES / size_of::<T>();
+                for (line, out) in out.chunks_exact_mut(line_len).enumerate() {
+                    let index = first + line * line_len;
+                    make.ask(index);
+                    // Long enough for the narrowest elements; the compiler keeps the used part in a
+                    // register.
+                    let mut made = [T::default(); LINE_BYTES];
+                    make.make(index, &mut made[..line_len]);
+                    let ($to, $from) = (out.as_mut_ptr(), made.as_ptr());
+                    // SAFETY: both are one line long, and `write` aligned the output to lines.
+                    unsafe { $store };
+                }
+            }
+        };
     }
-
-    /// # Safety
-    /// As for `Store::store`.
-    #[target_feature(enable = "avx512f")]
-    #[inline]
-    unsafe fn store_whole(to: *mut u8, from: *const u8) {
-        // SAFETY: by the caller's promise.
-        unsafe { _mm512_stream_si512(to.cast(), _mm512_loadu_si512(from.cast())) };
-    }
-
-    struct Halves;
-
-    impl Store for Halves {
-        #[inline(always)]
-        unsafe fn store(to: *mut u8, from: *const u8) {
-            // SAFETY: by the caller's promise.
-            unsafe { store_halves(to, from) }
-        }
-    }
-
-    /// # Safety
-    /// As for `Store::store`.
-    #[target_feature(enable = "avx2")]
-    #[inline]
-    unsafe fn store_halves(to: *mut u8, from: *const u8) {
-        // SAFETY: by the caller's promise; the two halves fill the line.
-        unsafe {
-            let (low, high) = (
-                _mm256_loadu_si256(from.cast()),
-                _mm256_loadu_si256(from.add(32).cast()),
-            );
-            _mm256_stream_si256(to.cast(), low);
-            _mm256_stream_si256(to.add(32).cast(), high);
-        }
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    pub(super) fn write_avx512<T: Element, M: Make<T>>(out: &mut [T], first: usize, make: M) {
-        each_line(out, first, make, PhantomData::<Whole>);
-    }
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn write_avx2<T: Element, M: Make<T>>(out: &mut [T], first: usize, make: M) {
-        each_line(out, first, make, PhantomData::<Halves>);
-    }
+    write_lines!(
+        write_avx512,
+        "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c",
+        |to, from| _mm512_stream_si512(to.cast(), _mm512_loadu_si512(from.cast()))
+    );
+    write_lines!(write_avx2, "avx2,fma,f16c", |to, from| {
+        let (to, from) = (to.cast(), from.cast());
+        let (low, high) = (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1)));
+        _mm256_stream_si256(to, low);
+        _mm256_stream_si256(to.add(1), high);
+    });
 }
 
 #[cfg(test)]

@@ -48,12 +48,8 @@ pub fn set_count_pinned_from(first: usize, count: usize) -> Result<()> {
 #[track_caller]
 fn replace(count: usize, pinned_from: Option<usize>) -> Result<()> {
     if count == 0 || count > COUNT_MAX {
-        return Err(Error::value(
-            "threads",
-            "count",
-            format!("1 to {COUNT_MAX}"),
-            count,
-        ));
+        let expected = format!("1 to {COUNT_MAX}");
+        return Err(Error::value("threads", "count", expected, count));
     }
     let pool = Arc::new(Pool::new(count, pinned_from));
     // Outside the lock, because ending a pool waits for its workers.

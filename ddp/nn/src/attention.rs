@@ -9,7 +9,7 @@ use ddp_kernels::ops::{self, Attention, Qkv};
 use ddp_kernels::transfer::announced;
 
 use crate::build::Build;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layer::Layer;
 use crate::linear::Linear;
 use crate::loss::math_dtype;
@@ -53,19 +53,15 @@ impl SelfAttention {
     }
 
     /// The same attention in which each token sees all of its sequence.
-    pub fn full(self) -> SelfAttention {
-        SelfAttention {
-            causal: false,
-            ..self
-        }
+    pub fn full(mut self) -> SelfAttention {
+        self.causal = false;
+        self
     }
 
     /// The same attention whose queries and keys are turned by their positions, with this base.
-    pub fn rotary(self, base: f64) -> SelfAttention {
-        SelfAttention {
-            rotary: Some((base, OnceLock::new())),
-            ..self
-        }
+    pub fn rotary(mut self, base: f64) -> SelfAttention {
+        self.rotary = Some((base, OnceLock::new()));
+        self
     }
 
     /// The table of rotary positions on the device of `like`. Made when it is first needed.
@@ -121,30 +117,25 @@ impl Layer for SelfAttention {
         let divides = |by: usize, of: usize| by > 0 && of.is_multiple_of(by);
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         let &[time, width] = shape else {
-            return Err(Error::Model {
-                layer: build.path().to_string(),
-                expected: "rows of two dimensions, [tokens, columns]".into(),
-                got: format!("{shape:?}"),
-                help: "attention is between the tokens of a row".into(),
-            });
+            return Err(build.refuse(
+                "rows of two dimensions, [tokens, columns]",
+                format!("{shape:?}"),
+                "attention is between the tokens of a row",
+            ));
         };
         if !divides(heads, width) || !divides(kv_heads, heads) {
-            return Err(Error::Model {
-                layer: build.path().to_string(),
-                expected: format!(
-                    "heads that divide {width} columns, and kv_heads that divide them"
-                ),
-                got: format!("{heads} heads and {kv_heads} kv_heads"),
-                help: "choose another number of heads, or another width".into(),
-            });
+            return Err(build.refuse(
+                format!("heads that divide {width} columns, and kv_heads that divide them"),
+                format!("{heads} heads and {kv_heads} kv_heads"),
+                "choose another number of heads, or another width",
+            ));
         }
         if self.rotary.is_some() && !(width / heads).is_multiple_of(2) {
-            return Err(Error::Model {
-                layer: build.path().to_string(),
-                expected: "heads of an even number of columns, for rotary positions".into(),
-                got: format!("{}", width / heads),
-                help: "choose another number of heads, or another width".into(),
-            });
+            return Err(build.refuse(
+                "heads of an even number of columns, for rotary positions",
+                format!("{}", width / heads),
+                "choose another number of heads, or another width",
+            ));
         }
         self.built = Some(Attention {
             time,

@@ -53,7 +53,7 @@ pub(crate) struct Declared {
 }
 
 /// All declarations of a model's layers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Declarations {
     pub(crate) list: Vec<Declared>,
     /// The parameter of each use, in the order of a forward pass. A tied one occurs several times.
@@ -70,11 +70,8 @@ impl Declarations {
         static NEXT_SERIAL: AtomicU64 = AtomicU64::new(0);
         let serial = NEXT_SERIAL.fetch_add(1, Ordering::Relaxed);
         Declarations {
-            list: Vec::new(),
-            uses: Vec::new(),
-            lent: Vec::new(),
-            random_layers: 0,
             serial,
+            ..Declarations::default()
         }
     }
 }
@@ -136,6 +133,16 @@ impl<'a> Build<'a> {
         } else {
             &self.prefix[..self.prefix.len() - 1]
         }
+    }
+
+    /// The error of a layer that cannot be built as it is described.
+    pub fn refuse(
+        &self,
+        expected: impl Into<String>,
+        got: impl Into<String>,
+        help: impl Into<String>,
+    ) -> Error {
+        Error::model(self.path(), expected, got, help)
     }
 
     /// Declares a parameter. Weight decay applies to those of two or more dimensions.
@@ -203,15 +210,14 @@ impl<'a> Build<'a> {
         };
         let other = &self.declarations.list[id.0];
         if other.shape != shape {
-            return Err(Error::Model {
-                layer: self.path().to_string(),
-                expected: format!(
+            return Err(self.refuse(
+                format!(
                     "{name} of shape {:?}, to be tied to {}",
                     other.shape, other.name
                 ),
-                got: format!("{shape:?}"),
-                help: "tie layers of equal sizes, or leave this one untied".into(),
-            });
+                format!("{shape:?}"),
+                "tie layers of equal sizes, or leave this one untied",
+            ));
         }
         self.share(id);
         Ok(id)
@@ -253,21 +259,10 @@ impl<'a> Build<'a> {
         init: Init,
         is_buffer: bool,
     ) -> Result<ParamId> {
-        let refuse = |expected: String, got: String, help: &str| {
-            Err(Error::Model {
-                layer: self.path().to_string(),
-                expected,
-                got,
-                help: help.into(),
-            })
-        };
         let list = &self.declarations.list;
         if list.iter().any(|other| other.name == name) {
-            return refuse(
-                "different names".into(),
-                format!("{name} twice"),
-                "declare each part of a layer in its own scope",
-            );
+            let help = "declare each part of a layer in its own scope";
+            return Err(self.refuse("different names", format!("{name} twice"), help));
         }
         let count = shape
             .iter()
@@ -275,7 +270,7 @@ impl<'a> Build<'a> {
         if count.is_none_or(|count| count == 0 || count > isize::MAX as usize / 64) {
             let expected = format!("{name} to have elements, and fewer than memory could hold");
             let got = format!("the shape {shape:?}");
-            return refuse(expected, got, "check the layer's sizes");
+            return Err(self.refuse(expected, got, "check the layer's sizes"));
         }
         self.declarations.list.push(Declared {
             name,

@@ -164,7 +164,7 @@ impl Trial<'_> {
             }
             Objective::Loss(loss, targets) => {
                 let stats = Tensor::zeros(&[STATS], DType::F64, Device::Cpu)?;
-                let dy = loss.gradient(&mut pass, &y, targets, &stats)?;
+                let dy = loss.gradient(&mut pass, [&y, targets, &stats])?;
                 (stats.index(0)?.item()?, dy)
             }
         };

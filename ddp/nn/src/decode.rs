@@ -25,12 +25,8 @@ pub struct Decoder<'a> {
 impl<'a> Decoder<'a> {
     /// A decoder of at most `room` tokens, which the model's context must hold.
     pub fn new(model: &'a Model, room: usize) -> Result<Decoder<'a>> {
-        let refused = |expected: String, got: String, help: &str| Error::Model {
-            layer: "model".into(),
-            expected,
-            got,
-            help: help.into(),
-        };
+        let refused =
+            |expected: String, got: String, help: &str| Error::model("model", expected, got, help);
         let device = model.params.device();
         let &[context] = &model.input_shape[..] else {
             let got = format!("{:?}", model.input_shape);

@@ -5,7 +5,7 @@ use ddp_kernels::Tensor;
 use ddp_kernels::ops::{self, DropoutKey};
 
 use crate::build::Build;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layer::Layer;
 use crate::pass::Pass;
 
@@ -48,12 +48,11 @@ impl Dropout {
 impl Layer for Dropout {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
         if !(0.0..1.0).contains(&self.probability) {
-            return Err(Error::Model {
-                layer: build.path().to_string(),
-                expected: "a dropout probability of at least 0 and less than 1".into(),
-                got: self.probability.to_string(),
-                help: "use 0 to drop nothing".into(),
-            });
+            return Err(build.refuse(
+                "a dropout probability of at least 0 and less than 1",
+                self.probability.to_string(),
+                "use 0 to drop nothing",
+            ));
         }
         self.number = build.random_layer();
         Ok(shape.to_vec())

@@ -5,7 +5,7 @@ use ddp_kernels::ops::{self, EmbeddingScratch};
 use ddp_kernels::{DType, Tensor};
 
 use crate::build::{Build, Init, ParamId, Tie};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layer::Layer;
 use crate::pass::{Gradient, Pass};
 
@@ -42,11 +42,9 @@ impl Embedding {
     }
 
     /// The same layer with a row for each position of sequences of `context` tokens.
-    pub fn with_positions(self, context: usize) -> Embedding {
-        Embedding {
-            context: Some(context),
-            ..self
-        }
+    pub fn with_positions(mut self, context: usize) -> Embedding {
+        self.context = Some(context);
+        self
     }
 
     /// The same layer whose rows start normal with this standard deviation.
@@ -55,11 +53,9 @@ impl Embedding {
     }
 
     /// The same layer with a table that all layers of this tie share.
-    pub fn tied(self, tie: &Tie) -> Embedding {
-        Embedding {
-            tie: Some(tie.clone()),
-            ..self
-        }
+    pub fn tied(mut self, tie: &Tie) -> Embedding {
+        self.tie = Some(tie.clone());
+        self
     }
 
     fn built(&self) -> Built {
@@ -71,20 +67,18 @@ impl Embedding {
 impl Layer for Embedding {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
         let &[time] = shape else {
-            return Err(Error::Model {
-                layer: build.path().to_string(),
-                expected: "rows of one dimension, [tokens]".into(),
-                got: format!("{shape:?}"),
-                help: "give sequences of tokens".into(),
-            });
+            return Err(build.refuse(
+                "rows of one dimension, [tokens]",
+                format!("{shape:?}"),
+                "give sequences of tokens",
+            ));
         };
         if self.context.is_some_and(|context| context != time) {
-            return Err(Error::Model {
-                layer: build.path().to_string(),
-                expected: format!("rows of {:?} tokens, as many as positions", self.context),
-                got: format!("{time}"),
-                help: "build it for the context of the data".into(),
-            });
+            return Err(build.refuse(
+                format!("rows of {:?} tokens, as many as positions", self.context),
+                format!("{time}"),
+                "build it for the context of the data",
+            ));
         }
         let deviation = self.deviation;
         let init = Init::Normal { deviation };

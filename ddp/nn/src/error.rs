@@ -41,6 +41,21 @@ pub enum Error {
 }
 
 impl Error {
+    /// A model that cannot be built or run as described: see [`Error::Model`].
+    pub fn model(
+        layer: impl Into<String>,
+        expected: impl Into<String>,
+        got: impl Into<String>,
+        help: impl Into<String>,
+    ) -> Error {
+        Error::Model {
+            layer: layer.into(),
+            expected: expected.into(),
+            got: got.into(),
+            help: help.into(),
+        }
+    }
+
     /// The exit code of a process that ends with this error.
     pub fn exit_code(&self) -> u8 {
         match self {

@@ -3,7 +3,7 @@
 use ddp_kernels::{Tensor, ops};
 
 use crate::build::Build;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layer::Layer;
 use crate::linear::with_last_of;
 use crate::pass::Pass;
@@ -24,12 +24,11 @@ impl Layer for Gate {
             return Ok(shape);
         }
         let Some(columns) = shape.last_mut().filter(|columns| columns.is_multiple_of(2)) else {
-            return Err(Error::Model {
-                layer: build.path().to_string(),
-                expected: "an even number of columns: gate and up".into(),
-                got: format!("rows of shape {shape:?}"),
-                help: "make both with one linear layer".into(),
-            });
+            return Err(build.refuse(
+                "an even number of columns: gate and up",
+                format!("rows of shape {shape:?}"),
+                "make both with one linear layer",
+            ));
         };
         *columns /= 2;
         Ok(shape)

@@ -50,19 +50,15 @@ impl Head {
     }
 
     /// The same head whose weight starts normal with this standard deviation.
-    pub fn normal(self, deviation: f64) -> Head {
-        Head {
-            linear: self.linear.normal(deviation),
-            ..self
-        }
+    pub fn normal(mut self, deviation: f64) -> Head {
+        self.linear = self.linear.normal(deviation);
+        self
     }
 
     /// The same head with a weight that all layers of this tie share.
-    pub fn tied(self, tie: &Tie) -> Head {
-        Head {
-            linear: self.linear.tied(tie),
-            ..self
-        }
+    pub fn tied(mut self, tie: &Tie) -> Head {
+        self.linear = self.linear.tied(tie);
+        self
     }
 
     /// What is added to the logits of a row, for logits of `x`; None without padding. Made when it
@@ -121,7 +117,7 @@ impl Head {
         let (weight, columns) = (self.linear.weight(), self.linear.inputs());
         let dx = pass.take(&[x.count() / columns, columns])?;
         self.each_piece(pass, x, targets, |pass, rows, [x, targets, logits]| {
-            loss.overwrite(pass, logits, targets, stats)?;
+            loss.compute(pass, [logits, targets, stats], Some(logits))?;
             if let Some(Gradient { tensor, accumulate }) = pass.gradient(weight) {
                 let accumulate = accumulate || rows.start > 0;
                 ops::linear_backward_weight_into(tensor, None, logits, x, accumulate)?;
@@ -147,7 +143,7 @@ impl Head {
     ) -> Result<Tensor> {
         let losses = pass.take_as(&[targets.count()], math_dtype(x))?;
         self.each_piece(pass, x, targets, |pass, rows, [_, targets, logits]| {
-            let part = loss.compute(pass, logits, targets, stats)?.rows;
+            let part = loss.compute(pass, [logits, targets, stats], None)?;
             Ok(losses.slice(rows)?.copy_from(&part)?)
         })?;
         Ok(losses)

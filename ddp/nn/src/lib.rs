@@ -41,7 +41,7 @@ pub use gate::Gate;
 pub use head::Head;
 pub use layer::Layer;
 pub use linear::Linear;
-pub use loss::{CrossEntropy, Loss, Losses, Mse};
+pub use loss::{CrossEntropy, Loss, Mse};
 pub use norm::Normalize;
 pub use pass::{Gradient, Listener, Pass, PassOptions, Saved};
 pub use recompute::Recompute;

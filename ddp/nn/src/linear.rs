@@ -59,44 +59,34 @@ impl Linear {
     }
 
     /// The same layer as the first or last one of a model, whose weight is no hidden matrix.
-    pub fn outer(self) -> Linear {
-        Linear {
-            is_outer: true,
-            ..self
-        }
+    pub fn outer(mut self) -> Linear {
+        self.is_outer = true;
+        self
     }
 
     /// The same layer, standing for several that share their input: with so many outputs each.
-    pub fn in_parts(self, outputs: &[usize]) -> Linear {
-        Linear {
-            parts: outputs.to_vec(),
-            ..self
-        }
+    pub fn in_parts(mut self, outputs: &[usize]) -> Linear {
+        self.parts = outputs.to_vec();
+        self
     }
 
     /// The same layer without a bias.
-    pub fn without_bias(self) -> Linear {
-        Linear {
-            has_bias: false,
-            ..self
-        }
+    pub fn without_bias(mut self) -> Linear {
+        self.has_bias = false;
+        self
     }
 
     /// The same layer with a weight that all layers of this tie share. Each has its own bias.
-    pub fn tied(self, tie: &Tie) -> Linear {
-        Linear {
-            tie: Some(tie.clone()),
-            ..self
-        }
+    pub fn tied(mut self, tie: &Tie) -> Linear {
+        self.tie = Some(tie.clone());
+        self
     }
 
     /// The same layer whose weight starts normal with this standard deviation, and whose bias
     /// starts at 0, as in GPT-2.
-    pub fn normal(self, deviation: f64) -> Linear {
-        Linear {
-            init: Some([Init::Normal { deviation }, Init::Constant(0.0)]),
-            ..self
-        }
+    pub fn normal(mut self, deviation: f64) -> Linear {
+        self.init = Some([Init::Normal { deviation }, Init::Constant(0.0)]);
+        self
     }
 
     fn built(&self) -> Built {
@@ -124,12 +114,12 @@ impl Linear {
         let inputs = self.built().inputs;
         let dims = x.shape().dims();
         if dims.len() < 2 || dims[dims.len() - 1] != inputs {
-            return Err(Error::Model {
-                layer: self.name.clone(),
-                expected: format!("rows of {inputs} inputs, as it was built for"),
-                got: x.to_string(),
-                help: format!("pass [rows, …, {inputs}], or build the model for this shape"),
-            });
+            return Err(Error::model(
+                self.name.clone(),
+                format!("rows of {inputs} inputs, as it was built for"),
+                x.to_string(),
+                format!("pass [rows, …, {inputs}], or build the model for this shape"),
+            ));
         }
         Ok(x.reshape(&[x.count() / inputs, inputs])?)
     }
@@ -183,13 +173,9 @@ impl Linear {
 
     /// dw = dyᵀ·x and db = Σ rows of dy, for `x` (B, I) and `dy` (B, O).
     fn write_gradients(&self, pass: &mut Pass<'_>, dy: &Tensor, x: &Tensor) -> Result<()> {
-        let Built {
-            inputs,
-            weight,
-            bias,
-        } = self.built();
-        let dw = pass.gradient(weight);
-        let db = bias.and_then(|bias| pass.gradient(bias));
+        let built = self.built();
+        let dw = pass.gradient(built.weight);
+        let db = built.bias.and_then(|bias| pass.gradient(bias));
         // One operation adds to both or replaces both. If a tied weight was already used above, it
         // is added to but the bias is replaced: the bias then starts at zero.
         let accumulate = dw.as_ref().is_some_and(|dw| dw.accumulate)
@@ -213,7 +199,7 @@ impl Linear {
             Some(dw) => ops::linear_backward_weight_into(dw.tensor, db, dy, x, accumulate)?,
             None if db.is_some() => {
                 // Only the weight is frozen, which is rare: its gradient is computed and dropped.
-                let unused = pass.take(&[self.outputs, inputs])?;
+                let unused = pass.take(&[self.outputs, built.inputs])?;
                 ops::linear_backward_weight_into(&unused, db, dy, x, accumulate)?;
             }
             None => {}
@@ -233,17 +219,15 @@ pub(crate) fn with_last_of(matrix: &Tensor, like: &Tensor, last: usize) -> Resul
 
 impl Layer for Linear {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
-        let inputs = shape
+        let Some(&inputs) = shape
             .last()
-            .copied()
-            .filter(|&inputs| inputs > 0 && self.outputs > 0);
-        let Some(inputs) = inputs else {
-            return Err(Error::Model {
-                layer: build.path().to_string(),
-                expected: "at least one input and one output".into(),
-                got: format!("rows of shape {shape:?} and {} outputs", self.outputs),
-                help: "a linear layer works on the last dimension of a row: [inputs]".into(),
-            });
+            .filter(|&&inputs| inputs > 0 && self.outputs > 0)
+        else {
+            return Err(build.refuse(
+                "at least one input and one output",
+                format!("rows of shape {shape:?} and {} outputs", self.outputs),
+                "a linear layer works on the last dimension of a row: [inputs]",
+            ));
         };
         let bound = 1.0 / (inputs as f64).sqrt();
         let [init, bias_init] = self.init.unwrap_or([Init::Uniform { bound }; 2]);
@@ -253,14 +237,12 @@ impl Layer for Linear {
         };
         if !self.is_outer {
             let whole = [self.outputs];
-            build.hidden_matrices(
-                weight,
-                if self.parts.is_empty() {
-                    &whole
-                } else {
-                    &self.parts
-                },
-            );
+            let parts = if self.parts.is_empty() {
+                &whole
+            } else {
+                &self.parts[..]
+            };
+            build.hidden_matrices(weight, parts);
         }
         let bias = self
             .has_bias
@@ -286,11 +268,8 @@ impl Layer for Linear {
     }
 
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
-        let Built {
-            inputs,
-            weight,
-            bias,
-        } = self.built();
+        let built = self.built();
+        let (inputs, weight) = (built.inputs, built.weight);
         let dy_rows = dy.reshape(&[dy.count() / self.outputs, self.outputs])?;
         if self.needs_input(pass) {
             let x = match self.gelu_again(dy) {
@@ -305,7 +284,7 @@ impl Layer for Linear {
             self.write_gradients(pass, &dy_rows, &x)?;
         }
         // Before the gradient of the input, so that these are reduced while it is computed.
-        bias.map_or(Ok(()), |bias| pass.finished(bias))?;
+        built.bias.map_or(Ok(()), |bias| pass.finished(bias))?;
         pass.finished(weight)?;
         if !pass.needs_input_gradient() {
             return Ok(None);

@@ -15,51 +15,24 @@ use crate::pass::Pass;
 
 /// What training minimizes.
 pub trait Loss: fmt::Debug + Send {
-    /// The loss of each row of `output` (B, …), and in training the gradient of their SUM. Adds to
-    /// `stats`, f32 or f64 `[4]` on the model's device: the sum of losses, its divisor for the
-    /// mean, the number of correct rows, and the number of rows.
+    /// The loss (B) of each row of `output` (B, …), in the dtype of the model's values; 0 for
+    /// ignored rows. Writes the gradient of their SUM to `gradient`, if given, which has the shape
+    /// and dtype of `output` and may be `output`. Adds to `stats`, f32 or f64 `[4]` on the model's
+    /// device: the sum of losses, its divisor for the mean, the number of correct rows, and the
+    /// number of rows.
     fn compute(
         &self,
         pass: &mut Pass<'_>,
-        output: &Tensor,
-        targets: &Tensor,
-        stats: &Tensor,
-    ) -> Result<Losses>;
+        of: [&Tensor; 3],
+        gradient: Option<&Tensor>,
+    ) -> Result<Tensor>;
 
-    /// As `compute` in training, but writes the gradient over `output`.
-    fn overwrite(
-        &self,
-        pass: &mut Pass<'_>,
-        output: &Tensor,
-        targets: &Tensor,
-        stats: &Tensor,
-    ) -> Result<()> {
-        let gradient = self.gradient(pass, output, targets, stats)?;
-        Ok(output.copy_from(&gradient)?)
+    /// The gradient alone, in new memory.
+    fn gradient(&self, pass: &mut Pass<'_>, of: [&Tensor; 3]) -> Result<Tensor> {
+        let gradient = pass.take_as(of[0].shape(), of[0].dtype())?;
+        self.compute(pass, of, Some(&gradient))?;
+        Ok(gradient)
     }
-
-    /// As `compute` in training, but returns only the gradient.
-    fn gradient(
-        &self,
-        pass: &mut Pass<'_>,
-        output: &Tensor,
-        targets: &Tensor,
-        stats: &Tensor,
-    ) -> Result<Tensor> {
-        let losses = self.compute(pass, output, targets, stats)?;
-        Ok(losses
-            .gradient
-            .expect("in training a loss returns the gradient"))
-    }
-}
-
-/// What a loss returns.
-#[derive(Debug)]
-pub struct Losses {
-    /// (B), the loss of each row, in the dtype of the model's values; 0 for ignored rows.
-    pub rows: Tensor,
-    /// The gradient of their sum by the output, in its shape and dtype. Present in training.
-    pub gradient: Option<Tensor>,
 }
 
 /// The number of elements of `stats`.
@@ -88,39 +61,30 @@ impl Default for CrossEntropy {
     }
 }
 
-impl CrossEntropy {
-    /// The loss of each row. Writes the gradient to `gradient`, which may be `output`.
-    fn run(
+impl Loss for CrossEntropy {
+    fn compute(
         &self,
         pass: &mut Pass<'_>,
         [output, targets, stats]: [&Tensor; 3],
         gradient: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let classes = output
-            .shape()
-            .last()
-            .copied()
-            .filter(|&classes| classes > 0 && output.shape().rank() > 1);
-        let Some(classes) = classes else {
-            return Err(wrong_output("cross entropy", "[rows, …, classes]", output));
+        let classes = match output.shape().dims() {
+            [_, .., classes] if *classes > 0 => *classes,
+            _ => return Err(wrong_output("cross entropy", "[rows, …, classes]", output)),
         };
         // (B, T, C) with targets (B, T) has B·T rows.
         let rows = output.count() / classes;
         let logits = output.reshape(&[rows, classes])?;
-        let targets = if targets.count() == rows {
-            targets.reshape(&[rows])?
-        } else {
-            targets.clone()
+        let targets = match targets.count() == rows {
+            true => &targets.reshape(&[rows])?,
+            false => targets,
         };
         let dtype = math_dtype(output);
         let losses = pass.take_as(&[rows], dtype)?;
-        let weights = self
-            .class_weights
-            .is_some()
-            .then(|| pass.take_as(&[rows], dtype))
-            .transpose()?;
+        let own = self.class_weights.as_ref();
+        let weights = own.map(|_| pass.take_as(&[rows], dtype)).transpose()?;
         let gradient = gradient
-            .map(|gradient| gradient.reshape(&[rows, classes]))
+            .map(|it| it.reshape(&[rows, classes]))
             .transpose()?;
         let out = CrossEntropyOut {
             losses: &losses,
@@ -133,38 +97,8 @@ impl CrossEntropy {
             class_weights: self.class_weights.as_ref(),
             gradient_scale: 1.0,
         };
-        ops::cross_entropy(&logits, &targets, out, &options, Some(stats))?;
+        ops::cross_entropy(&logits, targets, out, &options, Some(stats))?;
         Ok(losses)
-    }
-}
-
-impl Loss for CrossEntropy {
-    fn compute(
-        &self,
-        pass: &mut Pass<'_>,
-        output: &Tensor,
-        targets: &Tensor,
-        stats: &Tensor,
-    ) -> Result<Losses> {
-        let gradient = pass
-            .is_training()
-            .then(|| pass.take_as(output.shape(), output.dtype()))
-            .transpose()?;
-        Ok(Losses {
-            rows: self.run(pass, [output, targets, stats], gradient.as_ref())?,
-            gradient,
-        })
-    }
-
-    fn overwrite(
-        &self,
-        pass: &mut Pass<'_>,
-        output: &Tensor,
-        targets: &Tensor,
-        stats: &Tensor,
-    ) -> Result<()> {
-        self.run(pass, [output, targets, stats], Some(output))?;
-        Ok(())
     }
 }
 
@@ -177,40 +111,25 @@ impl Loss for Mse {
     fn compute(
         &self,
         pass: &mut Pass<'_>,
-        output: &Tensor,
-        targets: &Tensor,
-        stats: &Tensor,
-    ) -> Result<Losses> {
+        [output, targets, stats]: [&Tensor; 3],
+        gradient: Option<&Tensor>,
+    ) -> Result<Tensor> {
         let Some(&rows) = output.shape().first() else {
             return Err(wrong_output("squared error", "[rows, …]", output));
         };
         let losses = pass.take_as(&[rows], math_dtype(output))?;
-        let gradient = pass
-            .is_training()
-            .then(|| pass.take_as(output.shape(), output.dtype()))
-            .transpose()?;
-        ops::mse_into(
-            &losses,
-            gradient.as_ref(),
-            output,
-            targets,
-            1.0,
-            Some(stats),
-        )?;
-        Ok(Losses {
-            rows: losses,
-            gradient,
-        })
+        ops::mse_into(&losses, gradient, output, targets, 1.0, Some(stats))?;
+        Ok(losses)
     }
 }
 
 fn wrong_output(loss: &str, expected: &str, output: &Tensor) -> Error {
-    Error::Model {
-        layer: loss.into(),
-        expected: format!("an output of {expected}"),
-        got: output.to_string(),
-        help: "keep the rows as the first dimension".into(),
-    }
+    Error::model(
+        loss,
+        format!("an output of {expected}"),
+        output.to_string(),
+        "keep the rows as the first dimension",
+    )
 }
 
 /// The dtype in which losses, statistics and sums of this tensor are computed.

@@ -5,7 +5,7 @@ use ddp_kernels::Tensor;
 use ddp_kernels::ops::{self, Norm, NormGradients, NormOptions};
 
 use crate::build::{Build, Init, ParamId};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layer::Layer;
 use crate::loss::math_dtype;
 use crate::pass::Pass;
@@ -47,11 +47,9 @@ impl Normalize {
     }
 
     /// The same norm without a bias.
-    pub fn without_bias(self) -> Normalize {
-        Normalize {
-            has_bias: false,
-            ..self
-        }
+    pub fn without_bias(mut self) -> Normalize {
+        self.has_bias = false;
+        self
     }
 
     /// The same norm with another ε, which is added to the mean of squares.
@@ -127,14 +125,11 @@ impl Normalize {
         dy: &Tensor,
         dresidual: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let Built {
-            columns,
-            weight,
-            bias,
-        } = self.built();
+        let built = self.built();
+        let (weight, bias) = (built.weight, built.bias);
         let (statistics, x) = (pass.restore(), pass.restore());
         let rows = x.shape()[0];
-        let blocks = [ops::norm_blocks_of(rows), columns];
+        let blocks = [ops::norm_blocks_of(rows), built.columns];
         let sums_of = |pass: &mut Pass<'_>, parameter: Option<ParamId>| {
             parameter
                 .filter(|&parameter| pass.trains(parameter))
@@ -167,12 +162,11 @@ impl Normalize {
 impl Layer for Normalize {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
         let Some(&columns) = shape.last().filter(|&&columns| columns > 0) else {
-            return Err(Error::Model {
-                layer: build.path().to_string(),
-                expected: "at least one column".into(),
-                got: format!("rows of shape {shape:?}"),
-                help: "a norm works on the last dimension of a row".into(),
-            });
+            return Err(build.refuse(
+                "at least one column",
+                format!("rows of shape {shape:?}"),
+                "a norm works on the last dimension of a row",
+            ));
         };
         let weight = build.parameter("weight", &[columns], Init::Constant(1.0))?;
         let bias = self

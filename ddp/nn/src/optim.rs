@@ -161,11 +161,8 @@ pub struct Optimizer {
 impl Optimizer {
     /// An optimizer of all trained parameters of `params`, with moments of 0.
     pub fn new(rule: Rule, params: &Params) -> Result<Optimizer> {
-        Optimizer::of_slices(
-            rule,
-            params,
-            std::slice::from_ref(&(0..params.gradients().count())),
-        )
+        let all = 0..params.gradients().count();
+        Optimizer::of_slices(rule, params, std::slice::from_ref(&all))
     }
 
     /// An optimizer of these ranges of the gradients' arena, which start at whole quanta and are in
@@ -183,32 +180,31 @@ impl Optimizer {
         ranges: &[Range<usize>],
     ) -> Result<Optimizer> {
         rule.check()?;
+        let variants = variants(&rule, groups, params);
+        let (masters, device) = (params.master_dtype(), params.device());
+        let numbers = Tensor::zeros(&[NUMBERS * variants.len()], masters, device)?;
         let mut optimizer = Optimizer {
-            variants: variants(&rule, groups, params),
+            variants,
             owned: ranges.to_vec(),
             slices: Vec::new(),
             pieces: Vec::new(),
             moments: Vec::new(),
-            matrices: match rule.hidden {
-                Some(_) => Some(Matrices::new(params, 0, 1)?),
-                None => None,
-            },
-            numbers: Tensor::zeros(&[0], params.master_dtype(), params.device())?,
+            matrices: rule
+                .hidden
+                .map(|_| Matrices::new(params, 0, 1))
+                .transpose()?,
+            numbers: numbers.named("numbers of the step"),
             sender: None,
             message: Default::default(),
             since: 0,
             rule,
         };
-        let count = NUMBERS * optimizer.variants.len();
-        optimizer.numbers = Tensor::zeros(&[count], params.master_dtype(), params.device())?
-            .named("numbers of the step");
         let mut sizes: Vec<(&'static str, usize)> = Vec::new();
         for run in ranges.iter().flat_map(|range| runs(&rule, params, range)) {
             optimizer.add_run(groups, params, run, &mut sizes)?;
         }
-        let dtype = params.gradients().dtype();
         for (name, size) in sizes {
-            let moment = Tensor::zeros(&[size], dtype, params.device())?.named(name);
+            let moment = Tensor::zeros(&[size], masters, device)?.named(name);
             optimizer.moments.push((name, moment));
         }
         Ok(optimizer)
@@ -358,12 +354,8 @@ impl Optimizer {
     /// Lets `apply` read its numbers from here, a tensor like `numbers`, into which the caller
     /// sends `numbers_of` each step.
     pub fn read_numbers_from(&mut self, numbers: Tensor) {
-        let alike = |it: &Tensor| (it.count(), it.dtype(), it.device());
-        assert_eq!(
-            alike(&numbers),
-            alike(&self.numbers),
-            "a tensor like `numbers`"
-        );
+        let kind = |it: &Tensor| (it.count(), it.dtype(), it.device());
+        assert_eq!(kind(&numbers), kind(&self.numbers), "like `numbers`");
         self.numbers = numbers;
     }
 
@@ -487,12 +479,8 @@ fn pieces_of(
     moments: &'static [&'static str],
 ) -> Vec<Piece> {
     let trained = params.list().iter().filter(|p| p.is_trained());
-    let cut = trained.map(|p| {
-        (
-            p,
-            p.range.start.max(range.start)..p.range.end.min(range.end),
-        )
-    });
+    let part = |p: &Parameter| p.range.start.max(range.start)..p.range.end.min(range.end);
+    let cut = trained.map(|p| (p, part(p)));
     let piece = |(p, part): (&Parameter, Range<usize>)| Piece {
         parameter: p.id,
         start: part.start - p.range.start,

@@ -302,12 +302,12 @@ impl Params {
         let found = self.list().iter().find(|p| p.name == name);
         found.ok_or_else(|| {
             let names: Vec<_> = self.list().iter().map(|p| p.name.as_str()).collect();
-            Error::Model {
-                layer: "model".into(),
-                expected: format!("one of: {}", names.join(", ")),
-                got: name.to_string(),
-                help: "a name is the layer's number in the model, a dot, and weight or bias".into(),
-            }
+            Error::model(
+                "model",
+                format!("one of: {}", names.join(", ")),
+                name.to_string(),
+                "a name is the layer's number in the model, a dot, and weight or bias",
+            )
         })
     }
 

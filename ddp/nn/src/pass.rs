@@ -235,14 +235,13 @@ impl<'a> Pass<'a> {
             return Ok(());
         };
         let uses = self.params.uses(id);
-        Err(Error::Model {
-            layer: self.params.parameter(id).name.clone(),
-            expected: format!("{uses} calls of pass.finished in backward, one for each use"),
-            got: format!("{} calls", self.saved.uses_done[id.0]),
-            help: "call it in the backward of the layer that declares the parameter, and of each \
-                   layer tied to it"
-                .into(),
-        })
+        Err(Error::model(
+            self.params.parameter(id).name.clone(),
+            format!("{uses} calls of pass.finished in backward, one for each use"),
+            format!("{} calls", self.saved.uses_done[id.0]),
+            "call it in the backward of the layer that declares the parameter, and of each \
+                   layer tied to it",
+        ))
     }
 
     /// A tensor with unspecified contents on the model's device, in the layers' dtype. Its memory

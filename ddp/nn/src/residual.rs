@@ -7,7 +7,7 @@
 use ddp_kernels::{Tensor, ops};
 
 use crate::build::Build;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layer::Layer;
 use crate::norm::Normalize;
 use crate::pass::Pass;
@@ -32,11 +32,9 @@ impl Residual {
     }
 
     /// The same residual, whose inner layer gets the norm of the input. It is called "norm".
-    pub fn after(self, norm: Normalize) -> Residual {
-        Residual {
-            norm: Some(norm),
-            ..self
-        }
+    pub fn after(mut self, norm: Normalize) -> Residual {
+        self.norm = Some(norm);
+        self
     }
 }
 
@@ -48,12 +46,11 @@ impl Layer for Residual {
         self.above = None;
         let output = self.inner.build(build, shape)?;
         if output != shape {
-            return Err(Error::Model {
-                layer: build.path().to_string(),
-                expected: format!("an inner layer whose output has the input's shape {shape:?}"),
-                got: format!("{output:?}"),
-                help: "end it with a linear layer of as many outputs as inputs".into(),
-            });
+            return Err(build.refuse(
+                format!("an inner layer whose output has the input's shape {shape:?}"),
+                format!("{output:?}"),
+                "end it with a linear layer of as many outputs as inputs",
+            ));
         }
         Ok(output)
     }

@@ -19,7 +19,7 @@ use crate::residual::Residual;
 
 /// Layers one after the other, called "0", "1" and so on, as in `torch.nn.Sequential`, unless they
 /// have names. Letters: L layers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Sequential {
     layers: Vec<Box<dyn Layer>>,
     /// (L + 1), once built: where in the model each layer begins, and where the last one ends.
@@ -36,24 +36,10 @@ pub struct Sequential {
     lent: Vec<String>,
 }
 
-impl Default for Sequential {
-    fn default() -> Sequential {
-        Sequential::new()
-    }
-}
-
 impl Sequential {
     /// No layers: returns its input.
     pub fn new() -> Sequential {
-        Sequential {
-            layers: Vec::new(),
-            begins: Vec::new(),
-            random_before: Vec::new(),
-            names: Vec::new(),
-            next: 0,
-            random_below: 0,
-            lent: Vec::new(),
-        }
+        Sequential::default()
     }
 
     /// Adds a layer at the end.
@@ -162,10 +148,8 @@ impl Layer for Sequential {
         self.random_before.push(build.random_layers());
         for above in 1..self.layers.len() {
             let (below, above) = self.layers.split_at_mut(above);
-            fuse(
-                &mut **below.last_mut().expect("one is below"),
-                &mut *above[0],
-            );
+            let below = below.last_mut().expect("one is below");
+            fuse(&mut **below, &mut *above[0]);
         }
         Ok(shape)
     }

@@ -107,7 +107,7 @@ impl Forward {
             &mut ignored,
         );
         ops::zero(&self.stats)?;
-        loss.compute(&mut pass, output, targets, &self.stats)?;
+        loss.compute(&mut pass, [output, targets, &self.stats], None)?;
         let stats = self.stats.to_vec::<f64>()?;
         Ok([stats[0], stats[1]])
     }

@@ -170,6 +170,24 @@ fn other_ranks_part_by_rounding_and_nothing_before() {
 }
 
 #[test]
+fn with_the_same_shards_other_ranks_are_the_same_and_a_flipped_bit_is_found() {
+    let same_bits = format!("{SMALL} --same-bits 4");
+    let (_, value) = pair(
+        (1, &same_bits, ""),
+        (3, &format!("{same_bits} --zero 1"), ""),
+    );
+    assert_eq!(value["same"], true, "{value}");
+    assert!(differing(&value).contains(&"ranks"), "{value}");
+    let (_, value) = pair((2, &same_bits, ""), (4, &same_bits, "3:reduction:37:flip"));
+    let first = &value["first"];
+    assert_eq!(
+        (&first["thing"], &first["step"]),
+        (&"gradient".into(), &37.into()),
+        "{value}"
+    );
+}
+
+#[test]
 fn one_changed_label_shows_in_the_step_that_reads_its_row() {
     let folder = Folder::new("label");
     let words = "--labels y --hidden 6 --batch-size 8 --steps 4 --log-every 1";

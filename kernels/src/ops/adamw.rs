@@ -5,8 +5,6 @@
 //! What changes from step to step (learning rate, bias corrections, clip scale, the non-finite
 //! flag) is read from small tensors on the device, so that a captured graph can be replayed.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use crate::error::{Error, Result};
 use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
@@ -78,12 +76,8 @@ impl AdamwScalars {
     pub fn to_array_f64(&self, constants: &AdamwConstants) -> Result<[f64; 4]> {
         const OP: &str = "adamw scalars";
         if self.step == 0 {
-            return Err(Error::value(
-                OP,
-                "step",
-                "1 or more (steps count from 1)",
-                0,
-            ));
+            let expected = "1 or more (steps count from 1)";
+            return Err(Error::value(OP, "step", expected, 0));
         }
         check_finite(OP, "learning_rate", self.learning_rate)?;
         check_finite(OP, "weight_decay", self.weight_decay)?;
@@ -229,28 +223,13 @@ pub fn adamw(
         let (scale, mut flag) = (placed.enter_some(scale)?, placed.enter_some(flag)?);
         let copies = placed.enter_some(copies)?;
         if let Some(gpu) = placed.launcher() {
-            let AdamwConstants {
-                beta1,
-                beta2,
-                epsilon,
-            } = *constants;
-            let weights = [1.0 - beta1, beta2, 1.0 - beta2].map(|weight| weight as f32);
-            let [first_weight, beta2, second_weight] = weights;
+            let of = constants;
+            let weights = [1.0 - of.beta1, of.beta2, 1.0 - of.beta2, of.epsilon];
+            let [weight_1, beta_2, weight_2, epsilon] = weights.map(|weight| weight as f32);
             let grid = Grid::blocks(chunks.quanta(), QUANTUM_THREADS);
             let args = args![
-                values,
-                grads,
-                first,
-                second,
-                copies,
-                scalars,
-                scale,
-                flag,
-                guards,
-                first_weight,
-                beta2,
-                second_weight,
-                epsilon as f32,
+                values, grads, first, second, copies, scalars, scale, flag, guards, weight_1,
+                beta_2, weight_2, epsilon
             ];
             return chunks.launch(&gpu, &SOURCE, "adamw_f32", grid, args);
         }
@@ -272,7 +251,6 @@ fn run<T: Float>(
     chunks: &ChunkTable,
     decaying: Update<T>,
 ) -> bool {
-    let all_good = AtomicBool::new(true);
     let keeping = Update {
         keep: T::ONE,
         ..decaying
@@ -283,13 +261,10 @@ fn run<T: Float>(
         first.elements_mut(),
         second.elements_mut(),
     ];
-    chunks.update(buffers, |chunk, [values, first, second]| {
+    chunks.update_all(buffers, |chunk, [values, first, second]| {
         let update = if chunk.decay { &decaying } else { &keeping };
-        if !adamw_run(values, &grads[chunk.range()], first, second, update) {
-            all_good.store(false, Ordering::Relaxed);
-        }
-    });
-    all_good.into_inner()
+        adamw_run(values, &grads[chunk.range()], first, second, update)
+    })
 }
 
 #[cfg(test)]

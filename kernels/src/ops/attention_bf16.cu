@@ -29,8 +29,8 @@ INLINE constexpr u32 pitch(u32 width) { return width * 2 + 16; }
 // ---- PTX ----
 
 // Of a tile of 16 × 8 sums a lane has rows `group()` and 8 further on, columns 2 `pair()` and the
-// next: [row][column]. Of a left operand, 16 × 16, it has words of two columns: both rows of columns
-// 2 `pair()` and the next, then both rows of those 8 further on.
+// next: [row][column]. Of a left operand, 16 × 16, it has words of two columns: both rows of these
+// two columns, then both rows of the two that are 8 further on.
 INLINE u32 lane() { return threadIdx.x % WARP; }
 INLINE u32 group() { return lane() / 4; }
 INLINE u32 pair() { return lane() % 4; }
@@ -75,20 +75,6 @@ INLINE void finish_copies() {
     __syncthreads();
 }
 
-/// 2ˣ within 2 ulp, subnormal results as 0.
-INLINE float power_of_2(float x) {
-    float power;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
-    return power;
-}
-
-/// Two numbers as bf16 in one word, the first in its low half.
-INLINE u32 two(float low, float high) {
-    u32 word;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-    return word;
-}
-
 // ---- tiles ----
 
 /// Sums of TILES · 16 rows and COLUMNS · 8 columns.
@@ -123,7 +109,7 @@ template <u32 TILES, u32 DEPTH> struct Left {
 #pragma unroll
         for (u32 i = 0; i < TILES * DEPTH * 4; i++) {
             const float* from = sums.at[i / 4 / DEPTH][i / 4 % DEPTH * 2 + i % 4 / 2] + i % 2 * 2;
-            at[i / 4 / DEPTH][i / 4 % DEPTH][i % 4] = two(from[0], from[1]);
+            at[i / 4 / DEPTH][i / 4 % DEPTH][i % 4] = narrow_pair(from[0], from[1]);
         }
     }
 };
@@ -217,8 +203,8 @@ template <class T, bool IS_SHARED> struct Rows {
         }
     }
 
-    /// Writes the warp's sums times its rows' factors, through its part of `memory`, so that a store
-    /// has 16 bytes. The rows of the block begin at `start`.
+    /// Writes the warp's sums times its rows' factors, through its part of `memory`, so that stores
+    /// have 16 bytes. The rows of the block begin at `start`.
     template <u32 WIDTH, u32 TILES>
     INLINE void write(u32 start, const Sums<TILES, WIDTH / 8>& sums, const float (&factor)[TILES * 2], u8* memory) const {
         u8* rows = memory + warp_row<TILES>() * pitch(WIDTH);
@@ -228,7 +214,7 @@ template <class T, bool IS_SHARED> struct Rows {
             const u32 row = i % (TILES * 2), n = i / (TILES * 2);
             const float* from = sums.at[row / 2][n] + row % 2 * 2;
             u32* to = reinterpret_cast<u32*>(rows + lane_row(row) * pitch(WIDTH) + lane_column(n * 2) * 2);
-            *to = two(from[0] * factor[row], from[1] * factor[row]);
+            *to = narrow_pair(from[0] * factor[row], from[1] * factor[row]);
         }
         __syncwarp();
 #pragma unroll
@@ -301,7 +287,7 @@ template <u32 TILES> struct Softmax {
         for (u32 row = 0; row < TILES * 2; row++) largest[row] = -infinity(), sum[row] = 0.0f;
     }
 
-    /// Turns scores into weights. While a row's stay below 2^SLACK, they remain relative to an older
+    /// Turns scores into weights. While a row's are below 2^SLACK, they stay relative to an older
     /// largest score, so most tiles need no rescaling. No row depends on others.
     template <u32 KEYS, u32 COLUMNS> INLINE void add(Sums<TILES, KEYS>& scores, Sums<TILES, COLUMNS>& sums, float scale) {
         float most[TILES * 2];
@@ -320,13 +306,13 @@ template <u32 TILES> struct Softmax {
             for (u32 row = 0; row < TILES * 2; row++) {
                 const float before = largest[row];
                 largest[row] = most[row] > before + SLACK ? most[row] : before;
-                rescale[row] = power_of_2(before - largest[row]);
+                rescale[row] = exp2_of(before - largest[row]);
                 sum[row] *= rescale[row];
             }
             sums.each([&](float& x, u32 row, u32) { x *= rescale[row]; });
         }
         scores.each([&](float& score, u32 row, u32) {
-            score = power_of_2(fmaf(score, scale, -largest[row]));
+            score = exp2_of(fmaf(score, scale, -largest[row]));
             sum[row] += score;
         });
     }
@@ -456,7 +442,7 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void query_gradient(const Opera
             gradients.each([&](float& gradient, u32 row, u32) { gradient = -delta[row]; });
             left_dout.add_scores(gradients, v_rows + stage);
             scores.each([&](float& score, u32 row, u32 column) {
-                score = power_of_2(fmaf(score, sizes.scale * LOG2, -log[row]));
+                score = exp2_of(fmaf(score, sizes.scale * LOG2, -log[row]));
                 if (is_masked && keys + lane_column(column) >= block.keys[row]) score = 0.0f;
                 score *= gradients.at[row / 2][column / 2][row % 2 * 2 + column % 2];
             });
@@ -512,7 +498,7 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void key_gradients(const Operan
             left_k.add_scores(scores, q_rows + tile);
             scores.each([&](float& score, u32 key, u32 column) {
                 const u32 query = row + lane_column(column);
-                score = power_of_2(fmaf(score, sizes.scale * LOG2, logs[lane_column(column)] * -LOG2));
+                score = exp2_of(fmaf(score, sizes.scale * LOG2, logs[lane_column(column)] * -LOG2));
                 if (is_masked && query < (own + lane_row(key)) * sizes.sharing) score = 0.0f;
             });
             Left<TILES, STEP / 16> weights;

@@ -14,8 +14,7 @@ use crate::dtype::{DType, Element, bf16, f16, with_element};
 use crate::error::Result;
 use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, EVERY_DTYPE};
-use crate::ops::loops::{GRAIN, write_past_caches};
-use crate::simd::multiversion;
+use crate::ops::loops::write;
 use crate::streaming::{Make, STREAMING_BYTES_MIN, ask_ahead};
 use crate::{Tensor, threads};
 
@@ -87,13 +86,9 @@ pub(super) fn copy_on(gpu: &Launcher, out: &Buffer<'_>, x: &Buffer<'_>) -> Resul
 fn run<From: Convert<To>, To: Element>(out: &mut Buffer<'_>, x: &Buffer<'_>) {
     let x = x.elements::<From>();
     let out = out.elements_mut::<To>();
-    if size_of_val(out) >= STREAMING_BYTES_MIN {
-        let to = PhantomData::<To>;
-        return write_past_caches(out, Converted { x, to });
-    }
-    threads::split_mut(out, GRAIN, |first, out| {
-        convert_all::<From, To>(out, &x[first..first + out.len()])
-    });
+    let large = size_of_val(out) >= STREAMING_BYTES_MIN;
+    let to = PhantomData::<To>;
+    write(out, large, Converted { x, to });
 }
 
 /// The elements of `x` in another type.
@@ -114,14 +109,6 @@ impl<From: Convert<To>, To: Element> Make<To> for Converted<'_, From, To> {
     #[inline(always)]
     fn ask(self, first: usize) {
         ask_ahead(self.x, first);
-    }
-}
-
-multiversion! {
-    fn convert_all[From: Convert<To>, To: Element](out: &mut [To], x: &[From]) {
-        for (out, &x) in out.iter_mut().zip(x) {
-            *out = x.convert();
-        }
     }
 }
 

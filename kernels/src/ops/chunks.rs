@@ -11,11 +11,13 @@
 //! captured.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::error::{Caller, Error, Result};
 use crate::launch::{Argument, Grid, Launcher, PARAMETERS_MAX, Source};
 use crate::ops::call::{Call, Slot};
+use crate::sync::lock;
 use crate::threads::Shares;
 use crate::transfer::{self, Asked};
 use crate::{Device, Tensor, threads};
@@ -215,7 +217,7 @@ impl ChunkTable {
     }
 
     fn copy_to(&self, device: Device, by: Caller) -> Result<Tensor> {
-        let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut copies = lock(&self.copies);
         if let Some(copy) = copies.iter().find(|copy| copy.device() == device) {
             return Ok(copy.clone());
         }
@@ -253,6 +255,21 @@ impl ChunkTable {
                 body(run, parts);
             }
         });
+    }
+
+    /// As `update`, for a `body` that says whether all is well. Whether it was in all chunks.
+    pub(crate) fn update_all<T: Send, const N: usize>(
+        &self,
+        slices: [&mut [T]; N],
+        body: impl Fn(Chunk, [&mut [T]; N]) -> bool + Sync,
+    ) -> bool {
+        let all = AtomicBool::new(true);
+        self.update(slices, |chunk, parts| {
+            if !body(chunk, parts) {
+                all.store(false, Ordering::Relaxed);
+            }
+        });
+        all.into_inner()
     }
 
     /// `out[i] = make(piece i)` for every quantum, split over the threads.

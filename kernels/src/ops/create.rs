@@ -2,8 +2,7 @@
 //! inherits it and the dtype from a tensor (`zeros_like`, `new_zeros` …). There is no default
 //! device.
 
-use super::exact::exact;
-use super::fill::{arange_new, fill_new};
+use super::fill::{arange_new, exact, fill_new};
 use super::random::{Distribution, draw_new};
 use crate::dtype::with_element;
 use crate::error::{Caller, Result, TensorInfo};

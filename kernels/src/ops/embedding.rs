@@ -80,16 +80,9 @@ pub fn embedding_into(
         let [mut out, table, tokens] = placed.enter([out, table, tokens])?;
         let positions = placed.enter_some(positions)?;
         if let Some(gpu) = placed.launcher() {
+            let width = tokens.dtype.bytes() as u32;
             let args = args![
-                out,
-                table,
-                positions,
-                tokens,
-                tokens.dtype.bytes() as u32,
-                rows,
-                columns,
-                vocabulary,
-                context,
+                out, table, positions, tokens, width, rows, columns, vocabulary, context
             ];
             let grid = Grid::packs(out.count, out.dtype);
             return gpu.launch(&SOURCE, ("embedding", out.dtype), grid, args);
@@ -335,34 +328,19 @@ fn backward(
     if !accumulate && dtable.count > 0 {
         zero_on(gpu, dtable)?;
     }
-    let token_bytes = tokens.dtype.bytes() as u32;
+    let width = tokens.dtype.bytes() as u32;
     let placed = Grid::blocks(rows.div_ceil(PLACED_ROWS).min(BLOCKS_MAX), BLOCK_THREADS);
-    let place = args![order, tokens, token_bytes, rows, vocabulary];
+    let place = args![order, tokens, width, rows, vocabulary];
     gpu.launch(&SOURCE, "embedding_order", placed, place)?;
     let mut grid = Grid::blocks(rows.div_ceil(RUN), BLOCK_THREADS);
     let column_blocks = columns.div_ceil(PACK * BLOCK_THREADS as usize);
     grid.blocks[1] = column_blocks.min(COLUMN_BLOCKS_MAX) as u32;
     let add = args![
-        dtable,
-        sums,
-        dout,
-        order,
-        tokens,
-        token_bytes,
-        rows,
-        columns,
-        vocabulary
+        dtable, sums, dout, order, tokens, width, rows, columns, vocabulary
     ];
     gpu.launch(&SOURCE, ("embedding_add", dout.dtype), grid, add)?;
     let join = args![
-        dtable,
-        sums,
-        order,
-        tokens,
-        token_bytes,
-        rows,
-        columns,
-        vocabulary
+        dtable, sums, order, tokens, width, rows, columns, vocabulary
     ];
     gpu.launch(&SOURCE, "embedding_join", grid, join)
 }

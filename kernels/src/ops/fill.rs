@@ -5,10 +5,9 @@ use crate::dtype::{bf16, f16, with_element};
 use crate::error::{Caller, Result};
 use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, EVERY_DTYPE};
-use crate::ops::exact::exact;
-use crate::ops::loops::{GRAIN, write_past_caches};
+use crate::ops::loops::write;
 use crate::streaming::{Make, STREAMING_BYTES_MIN};
-use crate::{DType, Element, Tensor, threads};
+use crate::{DType, Element, Tensor};
 
 static SOURCE: Source = Source::new("fill.cu", include_str!("fill.cu"));
 
@@ -41,6 +40,18 @@ fn fill(op: &'static str, out: &Tensor, value: f64) -> Result<()> {
         });
         Ok(())
     })
+}
+
+/// `value` as a `T`, or an error if an integer type cannot hold it.
+pub(crate) fn exact<T: Element>(value: f64, by: Caller) -> Result<T> {
+    let converted = T::from_f64(value);
+    // The largest i64 is 2⁶³ − 1, which as f64 is 2⁶³ again.
+    let beyond = T::DTYPE == DType::I64 && value >= 9_223_372_036_854_775_808.0;
+    if T::DTYPE.is_float() || (converted.to_f64() == value && !beyond) {
+        return Ok(converted);
+    }
+    let expected = format!("a whole number that {} holds", T::DTYPE);
+    Err(by.value("value", expected, value))
 }
 
 /// The bits of `value`, rounded to `dtype`.
@@ -109,11 +120,8 @@ pub(crate) fn write_new(
 
 /// Fills `out`, past the caches if it is large.
 pub(super) fn fill_all<T: Element>(out: &mut [T], value: T) {
-    if size_of_val(out) >= STREAMING_BYTES_MIN {
-        write_past_caches(out, One(value));
-    } else {
-        threads::split_mut(out, GRAIN, |_, part| part.fill(value));
-    }
+    let large = size_of_val(out) >= STREAMING_BYTES_MIN;
+    write(out, large, One(value));
 }
 
 /// One value everywhere.

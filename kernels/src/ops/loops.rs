@@ -36,18 +36,8 @@ multiversion! {
 }
 
 multiversion! {
-    fn unary_apart[T: Element, F: Unary<T>](out: &mut [T], x: &[T], f: F) {
-        for (out, &x) in out.iter_mut().zip(x) {
-            *out = f.apply(x);
-        }
-    }
-}
-
-multiversion! {
-    fn binary_apart[T: Element, F: Binary<T>](out: &mut [T], a: &[T], b: &[T], f: F) {
-        for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
-            *out = f.apply(a, b);
-        }
+    fn make_part[T: Element, M: Make<T>](out: &mut [T], first: usize, make: M) {
+        make.make(first, out);
     }
 }
 
@@ -75,10 +65,7 @@ pub(crate) fn unary<T: Element, F: Unary<T>>(out: &mut Buffer<'_>, x: &Buffer<'_
             }
         }),
         None => threads::split_mut(out, GRAIN, |_, out| unary_in_place(out, f)),
-        Some(x) if large => write_past_caches(out, UnaryOf { x, f }),
-        Some(x) => threads::split_mut(out, GRAIN, |first, out| {
-            unary_apart(out, &x[first..first + out.len()], f)
-        }),
+        Some(x) => write(out, large, UnaryOf { x, f }),
     }
 }
 
@@ -96,11 +83,7 @@ pub(crate) fn binary<T: Element, F: Binary<T>>(
         None => threads::split_mut(out, GRAIN, |first, out| {
             binary_onto_a(out, &b[first..first + out.len()], f)
         }),
-        Some(a) if large => write_past_caches(out, BinaryOf { a, b, f }),
-        Some(a) => threads::split_mut(out, GRAIN, |first, out| {
-            let range = first..first + out.len();
-            binary_apart(out, &a[range.clone()], &b[range], f);
-        }),
+        Some(a) => write(out, large, BinaryOf { a, b, f }),
     }
 }
 
@@ -144,11 +127,15 @@ impl<T: Element, F: Binary<T>> Unary<T> for With<T, F> {
     }
 }
 
-/// Writes `out` with streaming stores, which bypass the caches.
-pub(crate) fn write_past_caches<T: Element>(out: &mut [T], make: impl Make<T>) {
+/// Writes what `make` computes to `out`; past the caches, with streaming stores, if it is `large`.
+pub(crate) fn write<T: Element>(out: &mut [T], large: bool, make: impl Make<T>) {
     threads::split_mut(out, GRAIN, |first, out| {
-        streaming::write(out, first, make);
-        streaming::fence();
+        if large {
+            streaming::write(out, first, make);
+            streaming::fence();
+        } else {
+            make_part(out, first, make);
+        }
     });
 }
 
@@ -182,10 +169,8 @@ struct BinaryOf<'a, T, F> {
 impl<T: Element, F: Binary<T>> Make<T> for BinaryOf<'_, T, F> {
     #[inline(always)]
     fn make(self, first: usize, out: &mut [T]) {
-        let (a, b) = (
-            &self.a[first..first + out.len()],
-            &self.b[first..first + out.len()],
-        );
+        let range = first..first + out.len();
+        let (a, b) = (&self.a[range.clone()], &self.b[range]);
         for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
             *out = self.f.apply(a, b);
         }

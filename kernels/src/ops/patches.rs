@@ -144,24 +144,12 @@ fn launch(
     [image, tokens]: [&Buffer<'_>; 2],
     patches: &Patches,
 ) -> Result<()> {
-    let &Patches {
-        channels,
-        height,
-        width,
-        channels_last,
-        patch,
-        leading,
-    } = patches;
+    let &Patches { patch, leading, .. } = patches;
+    let sides = [patches.channels, patches.height, patches.width];
+    let ([channels, height, width], last) = (sides, patches.channels_last);
+    let count = tokens.count;
     let args = args![
-        image,
-        tokens,
-        tokens.count,
-        channels,
-        height,
-        width,
-        channels_last,
-        patch,
-        leading
+        image, tokens, count, channels, height, width, last, patch, leading
     ];
     let grid = Grid::elements(tokens.count);
     gpu.launch(&SOURCE, (name, tokens.dtype), grid, args)

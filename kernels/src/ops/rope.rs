@@ -4,7 +4,7 @@
 //!
 //! Letters: R rows (tokens), T positions, D size of a head, W columns of a row.
 
-use crate::error::{Error, Result};
+use crate::error::{Caller, Result};
 use crate::launch::{BLOCK_THREADS, BLOCKS_MAX, Grid, Source, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
 use crate::ops::float::Float;
@@ -20,21 +20,12 @@ static SOURCE: Source = Source::new("rope.cu", include_str!("rope.cu"));
 /// Backward: none; it is not trained.
 #[track_caller]
 pub fn rope_table(positions: usize, head_size: usize, base: f64, device: Device) -> Result<Tensor> {
+    let by = Caller::new("rope_table");
     if !head_size.is_multiple_of(2) {
-        return Err(Error::value(
-            "rope_table",
-            "head_size",
-            "an even number",
-            head_size,
-        ));
+        return Err(by.value("head_size", "an even number", head_size));
     }
     if !(base > 0.0 && base.finite()) {
-        return Err(Error::value(
-            "rope_table",
-            "base",
-            "a finite number above 0",
-            base,
-        ));
+        return Err(by.value("base", "a finite number above 0", base));
     }
     let half = head_size / 2;
     let mut table = Vec::with_capacity(positions * head_size);

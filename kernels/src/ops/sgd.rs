@@ -5,14 +5,12 @@
 //! PyTorch's, which starts with the first gradient. What changes from step to step is read from
 //! small tensors on the device.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use crate::Tensor;
 use crate::error::Result;
 use crate::launch::{Grid, Source, args};
 use crate::ops::adamw::{check_copies, check_finite};
 use crate::ops::call::{Buffer, Call, FLOATS, with_float};
-use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};
+use crate::ops::chunks::{Chunk, ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;
 use crate::ops::{grad_norm, nonfinite};
 use crate::simd::multiversion;
@@ -206,36 +204,24 @@ fn run<T: Float>(
     nesterov: bool,
     decaying: Update<T>,
 ) -> bool {
-    let all_good = AtomicBool::new(true);
-    let see = |good: bool| {
-        if !good {
-            all_good.store(false, Ordering::Relaxed);
-        }
-    };
     let keeping = Update {
         decay: T::ZERO,
         ..decaying
     };
-    let update_of = |decay: bool| if decay { &decaying } else { &keeping };
-    let grads = grads.elements::<T>();
-    let values = values.elements_mut::<T>();
+    let update_of = |chunk: Chunk| if chunk.decay { &decaying } else { &keeping };
+    let (grads, values) = (grads.elements::<T>(), values.elements_mut::<T>());
     match momentum {
-        None => chunks.update([values], |chunk, [values]| {
-            see(plain_run(
-                values,
-                &grads[chunk.range()],
-                update_of(chunk.decay),
-            ));
+        None => chunks.update_all([values], |chunk, [values]| {
+            plain_run(values, &grads[chunk.range()], update_of(chunk))
         }),
         Some(mut momentum) => {
             let buffers = [values, momentum.elements_mut()];
-            chunks.update(buffers, |chunk, [values, momentum]| {
-                let (grads, update) = (&grads[chunk.range()], update_of(chunk.decay));
-                see(momentum_run(values, grads, momentum, nesterov, update));
-            });
+            chunks.update_all(buffers, |chunk, [values, momentum]| {
+                let (grads, update) = (&grads[chunk.range()], update_of(chunk));
+                momentum_run(values, grads, momentum, nesterov, update)
+            })
         }
     }
-    all_good.into_inner()
 }
 
 #[cfg(test)]

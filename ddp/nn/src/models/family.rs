@@ -87,16 +87,15 @@ impl DataShape<'_> {
         if self.dtype == expected {
             return Ok(());
         }
-        Err(Error::Model {
-            layer: format!("model {family}"),
-            expected: format!("inputs of {expected}"),
-            got: format!("{} {:?}", self.dtype, self.row_shape),
-            help: match expected {
+        Err(Error::model(
+            format!("model {family}"),
+            format!("inputs of {expected}"),
+            format!("{} {:?}", self.dtype, self.row_shape),
+            match expected {
                 DType::I64 => "give tokens, as of a text, or choose another model family",
                 _ => "give other data, or choose another model family: gpt takes tokens",
-            }
-            .into(),
-        })
+            },
+        ))
     }
 }
 

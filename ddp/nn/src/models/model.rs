@@ -84,17 +84,13 @@ impl Model {
         if pass.cache().is_none() {
             self.check_input(x, dtypes)?;
         }
-        let rounded = if x.dtype() == dtypes[0] {
-            None
-        } else {
-            Some(pass.take(x.shape())?)
-        };
-        if let Some(rounded) = &rounded {
-            ops::cast_into(rounded, x)?;
+        let mut x = x.clone();
+        if x.dtype() != dtypes[0] {
+            let rounded = pass.take(x.shape())?;
+            ops::cast_into(&rounded, &x)?;
+            x = rounded;
         }
-        ops::with_f32_math(self.f32_math, || {
-            self.root.forward(pass, rounded.as_ref().unwrap_or(x))
-        })
+        ops::with_f32_math(self.f32_math, || self.root.forward(pass, &x))
     }
 
     /// How a GPU multiplies f32 in its layers.
@@ -121,43 +117,34 @@ impl Model {
             format!("{rounded} or {taken}")
         };
         let shape = &self.input_shape;
-        Err(Error::Model {
-            layer: "model".into(),
-            expected: format!("rows of {shape:?} in {dtypes}, as it was built for"),
-            got: x.to_string(),
-            help: "pass [rows, …] of that shape and dtype".into(),
-        })
+        Err(Error::model(
+            "model",
+            format!("rows of {shape:?} in {dtypes}, as it was built for"),
+            x.to_string(),
+            "pass [rows, …] of that shape and dtype",
+        ))
     }
 
-    /// The gradient of the sum of `loss` by the output of the forward before, for `backward_to`.
-    /// Adds to `stats` as [`Loss::compute`] does.
+    /// The gradient, for `backward_to`, of the sum of `loss` of the forward's output. `of` is that
+    /// output, the targets, and the statistics, to which it adds as [`Loss::compute`] does.
     pub fn loss_gradient(
         &self,
         pass: &mut Pass<'_>,
         loss: &dyn Loss,
-        [output, targets, stats]: [&Tensor; 3],
+        of: [&Tensor; 3],
     ) -> Result<Tensor> {
         match self.head(pass) {
-            None => loss.gradient(pass, output, targets, stats),
-            Some(head) => ops::with_f32_math(self.f32_math, || {
-                head.gradient(loss, pass, [output, targets, stats])
-            }),
+            None => loss.gradient(pass, of),
+            Some(head) => ops::with_f32_math(self.f32_math, || head.gradient(loss, pass, of)),
         }
     }
 
-    /// The loss of each row of the output of the forward before. Adds to `stats` as
-    /// [`Loss::compute`] does.
-    pub fn losses(
-        &self,
-        pass: &mut Pass<'_>,
-        loss: &dyn Loss,
-        [output, targets, stats]: [&Tensor; 3],
-    ) -> Result<Tensor> {
+    /// The loss of each row of the forward's output. `of` is that output, the targets, and the
+    /// statistics, to which it adds as [`Loss::compute`] does.
+    pub fn losses(&self, pass: &mut Pass<'_>, loss: &dyn Loss, of: [&Tensor; 3]) -> Result<Tensor> {
         match self.head(pass) {
-            None => Ok(loss.compute(pass, output, targets, stats)?.rows),
-            Some(head) => ops::with_f32_math(self.f32_math, || {
-                head.losses(loss, pass, [output, targets, stats])
-            }),
+            None => loss.compute(pass, of, None),
+            Some(head) => ops::with_f32_math(self.f32_math, || head.losses(loss, pass, of)),
         }
     }
 

@@ -61,12 +61,12 @@ impl Family for OwnLayers {
     fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {
         match &self.0 {
             Some(make) => make(data),
-            None => Err(Error::Model {
-                layer: "model own".into(),
-                expected: "the program that trained it, which has its layers".into(),
-                got: "another program".into(),
-                help: "use it there, or make the layers a family and register it".into(),
-            }),
+            None => Err(Error::model(
+                "model own",
+                "the program that trained it, which has its layers",
+                "another program",
+                "use it there, or make the layers a family and register it",
+            )),
         }
     }
 }

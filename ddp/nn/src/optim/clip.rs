@@ -43,11 +43,8 @@ pub struct Clip {
 impl Clip {
     /// Clips the gradients of `params` to the norm `max_norm`; 0 clips nothing.
     pub fn new(max_norm: f64, params: &Params) -> Result<Clip> {
-        Clip::of_slices(
-            max_norm,
-            params,
-            std::slice::from_ref(&(0..params.gradients().count())),
-        )
+        let all = 0..params.gradients().count();
+        Clip::of_slices(max_norm, params, std::slice::from_ref(&all))
     }
 
     /// As `new`, for a rank that has the sums over ranks only in these ranges of the gradients'
@@ -148,11 +145,8 @@ impl Clip {
         }
         for slice in &self.slices {
             let gradients = params.gradients().slice(slice.range.clone())?;
-            ops::grad_norm_partials(
-                &self.partials.slice(slice.quanta.clone())?,
-                &gradients,
-                &slice.chunks,
-            )?;
+            let partials = self.partials.slice(slice.quanta.clone())?;
+            ops::grad_norm_partials(&partials, &gradients, &slice.chunks)?;
         }
         if self.is_shared && self.partials.count() > 0 {
             sum_over_ranks(&self.partials)
@@ -174,13 +168,8 @@ impl Clip {
         divisor: Option<&Tensor>,
         marks: Option<StepMarks<'_>>,
     ) -> Result<()> {
-        Ok(ops::decide_step(
-            &self.out,
-            partials,
-            self.max_norm,
-            divisor,
-            marks,
-        )?)
+        let (out, max_norm) = (&self.out, self.max_norm);
+        Ok(ops::decide_step(out, partials, max_norm, divisor, marks)?)
     }
 
     /// `[2]`: the scale for gradients, and the norm of the divided gradients before clipping.

@@ -60,31 +60,19 @@ impl Schedule {
         warmup_steps: u64,
         total_steps: u64,
     ) -> Result<Schedule> {
-        let refuse = |what: &str, expected: String, got: String| {
-            Err(Error::Usage(format!(
-                "{what}: expected {expected}, got {got}"
-            )))
+        let problem = if !(0.0..f64::INFINITY).contains(&peak) {
+            format!("learning rate: expected a finite number, 0 or more, got {peak}")
+        } else if !(0.0..=peak).contains(&minimum) {
+            format!(
+                "lowest learning rate: expected 0 up to the learning rate, {peak}, got {minimum}"
+            )
+        } else if warmup_steps > total_steps {
+            format!("warm-up steps: expected at most all steps, {total_steps}, got {warmup_steps}")
+        } else {
+            String::new()
         };
-        if !(0.0..f64::INFINITY).contains(&peak) {
-            return refuse(
-                "learning rate",
-                "a finite number, 0 or more".into(),
-                peak.to_string(),
-            );
-        }
-        if !(0.0..=peak).contains(&minimum) {
-            return refuse(
-                "lowest learning rate",
-                format!("0 up to the learning rate, {peak}"),
-                minimum.to_string(),
-            );
-        }
-        if warmup_steps > total_steps {
-            return refuse(
-                "warm-up steps",
-                format!("at most all steps, {total_steps}"),
-                warmup_steps.to_string(),
-            );
+        if !problem.is_empty() {
+            return Err(Error::Usage(problem));
         }
         Ok(Schedule {
             shape,

@@ -282,61 +282,55 @@ fn why_no_device(environment: &SearchEnvironment) -> String {
 
 /// A code of the driver in words, with what to do.
 fn refusal(call: &str, code: c_int, environment: &SearchEnvironment) -> String {
-    let (name, why) = match code {
+    let why = match code {
         100 => return why_no_device(environment),
-        2 => (
-            "OUT_OF_MEMORY",
-            "the GPU or the host has no memory left. End the other processes on it",
-        ),
-        3 => (
-            "NOT_INITIALIZED",
-            "the driver did not initialise. See what `nvidia-smi` says",
-        ),
-        34 => (
-            "STUB_LIBRARY",
-            "the library loaded is the toolkit's stand-in for linking. Take its folder `stubs` out of LD_LIBRARY_PATH",
-        ),
-        46 => (
-            "DEVICE_UNAVAILABLE",
-            "another process holds the GPU alone, or it has failed. See what `nvidia-smi` says of its compute mode",
-        ),
-        101 => (
-            "INVALID_DEVICE",
-            "the driver lists a GPU that it cannot open. See what `nvidia-smi` says",
-        ),
-        304 => (
-            "OPERATING_SYSTEM",
-            "the system refused the driver a call. Check that this user may read and write /dev/nvidia*; in a \
-             container, start it with --gpus all",
-        ),
-        802 => (
-            "SYSTEM_NOT_READY",
-            "the GPUs are not ready. On machines with NVSwitch, the service nvidia-fabricmanager must run, in the \
-             driver's release",
-        ),
-        803 => (
-            "SYSTEM_DRIVER_MISMATCH",
-            "the kernel has another release of the driver than this library is of, mostly after an update. Reboot, or \
-             reload the nvidia kernel modules; in a container, remove a libcuda that the image itself brings",
-        ),
-        804 => (
-            "COMPAT_NOT_SUPPORTED_ON_DEVICE",
-            "the library loaded is that of a cuda-compat package, which this GPU or this driver does not take. Remove \
-             the package or take its folder `compat` out of LD_LIBRARY_PATH, or update the driver",
-        ),
-        805..=807 => (
-            "MPS",
-            "the CUDA MPS server cannot be reached. Start or restart nvidia-cuda-mps-control, or unset \
-             CUDA_MPS_PIPE_DIRECTORY",
-        ),
-        999 => (
-            "UNKNOWN",
-            "the driver does not say why. Mostly the kernel module nvidia_uvm is not loaded, or lost the GPU over a \
-             suspend: reload it or reboot; in a container, check that /dev/nvidia-uvm is there",
-        ),
-        _ => ("not known to this program", "see what `nvidia-smi` says"),
+        2 => {
+            "(OUT_OF_MEMORY): the GPU or the host has no memory left. End the other processes on \
+             it"
+        }
+        3 => "(NOT_INITIALIZED): the driver did not initialise. See what `nvidia-smi` says",
+        34 => {
+            "(STUB_LIBRARY): the library loaded is the toolkit's stand-in for linking. Take its \
+             folder `stubs` out of LD_LIBRARY_PATH"
+        }
+        46 => {
+            "(DEVICE_UNAVAILABLE): another process holds the GPU alone, or it has failed. See \
+             what `nvidia-smi` says of its compute mode"
+        }
+        101 => {
+            "(INVALID_DEVICE): the driver lists a GPU that it cannot open. See what `nvidia-smi` \
+             says"
+        }
+        304 => {
+            "(OPERATING_SYSTEM): the system refused the driver a call. Check that this user may \
+             read and write /dev/nvidia*; in a container, start it with --gpus all"
+        }
+        802 => {
+            "(SYSTEM_NOT_READY): the GPUs are not ready. On machines with NVSwitch, the service \
+             nvidia-fabricmanager must run, in the driver's release"
+        }
+        803 => {
+            "(SYSTEM_DRIVER_MISMATCH): the kernel has another release of the driver than this \
+             library is of, mostly after an update. Reboot, or reload the nvidia kernel modules; \
+             in a container, remove a libcuda that the image itself brings"
+        }
+        804 => {
+            "(COMPAT_NOT_SUPPORTED_ON_DEVICE): the library loaded is that of a cuda-compat \
+             package, which this GPU or this driver does not take. Remove the package or take its \
+             folder `compat` out of LD_LIBRARY_PATH, or update the driver"
+        }
+        805..=807 => {
+            "(MPS): the CUDA MPS server cannot be reached. Start or restart \
+             nvidia-cuda-mps-control, or unset CUDA_MPS_PIPE_DIRECTORY"
+        }
+        999 => {
+            "(UNKNOWN): the driver does not say why. Mostly the kernel module nvidia_uvm is not \
+             loaded, or lost the GPU over a suspend: reload it or reboot; in a container, check \
+             that /dev/nvidia-uvm is there"
+        }
+        _ => "(not known to this program): see what `nvidia-smi` says",
     };
-    format!("{call} failed with CUDA error {code} ({name}): {why}")
+    format!("{call} failed with CUDA error {code} {why}")
 }
 
 #[cfg(test)]

@@ -76,7 +76,8 @@ impl<'a, T: Real> Head<'a, T> {
             let first = index * K::COLUMNS;
             let rows = K::COLUMNS.min(self.rows - first);
             let source = &self.elements[first * self.stride..];
-            T::turn(source, self.stride, rows, self.width, panel, K::COLUMNS);
+            let size = [rows, self.width];
+            T::turn((source, self.stride), size, (panel, K::COLUMNS));
         }
         Lines {
             panels,
@@ -178,14 +179,14 @@ pub(super) unsafe fn scores<T: Real, K: Kernel<T>>(
                 let out = out.as_mut_ptr().add(row * BLOCK + column);
                 if row + K::ROWS <= left.rows {
                     let a = (rest.as_ptr(), left.stride, 1);
-                    K::run_apart(left.width, a, b, out, BLOCK, scales);
+                    K::run::<false>(left.width, a, b, out, BLOCK, scales);
                 } else {
                     let mut rows = [T::ZERO; ROWS_MAX * HEAD_SIZE_MAX];
                     for (row, to) in rest.chunks(left.stride).zip(rows.chunks_mut(left.width)) {
                         to.copy_from_slice(&row[..left.width]);
                     }
                     let a = (rows.as_ptr(), left.width, 1);
-                    K::run_apart(left.width, a, b, out, BLOCK, scales);
+                    K::run::<false>(left.width, a, b, out, BLOCK, scales);
                 }
             }
         }
@@ -220,7 +221,7 @@ pub(super) unsafe fn add_over_keys<T: Real, K: Kernel<T>>(
             unsafe {
                 let out = out.as_mut_ptr().add(row * stride + column);
                 let a = weights.as_ptr().add(row);
-                K::run_apart(along, (a, 1, BLOCK), b, out, stride, (scale, T::ONE));
+                K::run::<false>(along, (a, 1, BLOCK), b, out, stride, (scale, T::ONE));
             }
         }
     }
@@ -251,7 +252,7 @@ pub(super) unsafe fn add_over_queries<T: Real, K: Kernel<T>>(
             unsafe {
                 let out = out.as_mut_ptr().add(row * stride + column);
                 let a = weights.as_ptr().add(row * BLOCK + first);
-                K::run_apart(along, (a, BLOCK, 1), b, out, stride, (scale, T::ONE));
+                K::run::<false>(along, (a, BLOCK, 1), b, out, stride, (scale, T::ONE));
             }
         }
     }

@@ -10,37 +10,21 @@ use crate::streaming;
 
 /// How elements are transposed while they are packed.
 pub(crate) trait Turn: Float {
-    /// Transposes `rows` × `columns` elements, whose rows are `source_stride` apart, to `target`,
-    /// whose rows are `target_stride` apart.
-    fn turn(
-        source: &[Self],
-        source_stride: usize,
-        rows: usize,
-        columns: usize,
-        target: &mut [Self],
-        target_stride: usize,
-    ) {
-        turn_plain(source, source_stride, rows, columns, target, target_stride);
+    /// Transposes a matrix of this `size`. Each of `from` and `to` are elements and the distance of
+    /// their rows.
+    fn turn(from: (&[Self], usize), size: [usize; 2], to: (&mut [Self], usize)) {
+        turn_plain(from, size, to);
     }
 }
 
 impl Turn for f32 {
     #[cfg(target_arch = "x86_64")]
-    fn turn(
-        source: &[f32],
-        source_stride: usize,
-        rows: usize,
-        columns: usize,
-        target: &mut [f32],
-        target_stride: usize,
-    ) {
+    fn turn(from: (&[f32], usize), size: [usize; 2], to: (&mut [f32], usize)) {
         if simd::level() >= Level::Avx2 {
             // SAFETY: this processor has that level; the function asserts its bounds.
-            unsafe {
-                x86::turn(source, source_stride, rows, columns, target, target_stride);
-            }
+            unsafe { x86::turn(from, size, to) };
         } else {
-            turn_plain(source, source_stride, rows, columns, target, target_stride);
+            turn_plain(from, size, to);
         }
     }
 }
@@ -105,7 +89,7 @@ impl<T: Turn> Panels<T> {
             for (panel, first) in panels.chunks_mut(distance).zip(firsts) {
                 let source = &from.elements[first * from.columns + along.start..];
                 let rows = width.min(from.rows - first);
-                T::turn(source, from.columns, rows, along.len(), panel, width);
+                T::turn((source, from.columns), [rows, along.len()], (panel, width));
             }
         }
     }
@@ -124,12 +108,9 @@ impl<T: Turn> Panels<T> {
 /// Transposes element by element: what remains outside of blocks, and types without a vector
 /// version.
 fn turn_plain<T: Copy>(
-    source: &[T],
-    source_stride: usize,
-    rows: usize,
-    columns: usize,
-    target: &mut [T],
-    stride: usize,
+    (source, source_stride): (&[T], usize),
+    [rows, columns]: [usize; 2],
+    (target, stride): (&mut [T], usize),
 ) {
     for row in 0..rows {
         for column in 0..columns {
@@ -153,12 +134,9 @@ pub(super) mod x86 {
     /// Transposes squares of 8 × 8, eight source rows at a time, so that cache lines are read once.
     #[target_feature(enable = "avx2")]
     pub(super) fn turn(
-        source: &[f32],
-        source_stride: usize,
-        rows: usize,
-        columns: usize,
-        target: &mut [f32],
-        target_stride: usize,
+        (source, source_stride): (&[f32], usize),
+        [rows, columns]: [usize; 2],
+        (target, target_stride): (&mut [f32], usize),
     ) {
         if rows == 0 || columns == 0 {
             return;
@@ -182,25 +160,13 @@ pub(super) mod x86 {
         let rest = |row: usize, column: usize| &source[row * source_stride + column..];
         if full_columns < columns && full_rows > 0 {
             let target = &mut target[full_columns * target_stride..];
-            turn_plain(
-                rest(0, full_columns),
-                source_stride,
-                full_rows,
-                columns - full_columns,
-                target,
-                target_stride,
-            );
+            let (from, size) = (rest(0, full_columns), [full_rows, columns - full_columns]);
+            turn_plain((from, source_stride), size, (target, target_stride));
         }
         if full_rows < rows {
             let target = &mut target[full_rows..];
-            turn_plain(
-                rest(full_rows, 0),
-                source_stride,
-                rows - full_rows,
-                columns,
-                target,
-                target_stride,
-            );
+            let (from, size) = (rest(full_rows, 0), [rows - full_rows, columns]);
+            turn_plain((from, source_stride), size, (target, target_stride));
         }
     }
 
@@ -223,38 +189,22 @@ pub(super) mod x86 {
     #[inline]
     pub(in super::super) fn turned(row: [__m256; SIDE]) -> [__m256; SIDE] {
         // Interleaves pairs of rows, then fours, then joins the halves.
-        let (a0, a1) = (
-            _mm256_unpacklo_ps(row[0], row[1]),
-            _mm256_unpackhi_ps(row[0], row[1]),
-        );
-        let (a2, a3) = (
-            _mm256_unpacklo_ps(row[2], row[3]),
-            _mm256_unpackhi_ps(row[2], row[3]),
-        );
-        let (a4, a5) = (
-            _mm256_unpacklo_ps(row[4], row[5]),
-            _mm256_unpackhi_ps(row[4], row[5]),
-        );
-        let (a6, a7) = (
-            _mm256_unpacklo_ps(row[6], row[7]),
-            _mm256_unpackhi_ps(row[6], row[7]),
-        );
-        let (b0, b1) = (
-            _mm256_shuffle_ps::<0x44>(a0, a2),
-            _mm256_shuffle_ps::<0xee>(a0, a2),
-        );
-        let (b2, b3) = (
-            _mm256_shuffle_ps::<0x44>(a1, a3),
-            _mm256_shuffle_ps::<0xee>(a1, a3),
-        );
-        let (b4, b5) = (
-            _mm256_shuffle_ps::<0x44>(a4, a6),
-            _mm256_shuffle_ps::<0xee>(a4, a6),
-        );
-        let (b6, b7) = (
-            _mm256_shuffle_ps::<0x44>(a5, a7),
-            _mm256_shuffle_ps::<0xee>(a5, a7),
-        );
+        let a0 = _mm256_unpacklo_ps(row[0], row[1]);
+        let a1 = _mm256_unpackhi_ps(row[0], row[1]);
+        let a2 = _mm256_unpacklo_ps(row[2], row[3]);
+        let a3 = _mm256_unpackhi_ps(row[2], row[3]);
+        let a4 = _mm256_unpacklo_ps(row[4], row[5]);
+        let a5 = _mm256_unpackhi_ps(row[4], row[5]);
+        let a6 = _mm256_unpacklo_ps(row[6], row[7]);
+        let a7 = _mm256_unpackhi_ps(row[6], row[7]);
+        let b0 = _mm256_shuffle_ps::<0x44>(a0, a2);
+        let b1 = _mm256_shuffle_ps::<0xee>(a0, a2);
+        let b2 = _mm256_shuffle_ps::<0x44>(a1, a3);
+        let b3 = _mm256_shuffle_ps::<0xee>(a1, a3);
+        let b4 = _mm256_shuffle_ps::<0x44>(a4, a6);
+        let b5 = _mm256_shuffle_ps::<0xee>(a4, a6);
+        let b6 = _mm256_shuffle_ps::<0x44>(a5, a7);
+        let b7 = _mm256_shuffle_ps::<0xee>(a5, a7);
         [
             _mm256_permute2f128_ps::<0x20>(b0, b4),
             _mm256_permute2f128_ps::<0x20>(b1, b5),
@@ -280,8 +230,9 @@ mod tests {
             let source: Vec<f32> = (0..rows * source_stride + columns).map(|i| i as f32).collect();
             let mut plain = vec![-1.0; columns * target_stride + rows];
             let mut squares = plain.clone();
-            turn_plain(&source, source_stride, rows, columns, &mut plain, target_stride);
-            f32::turn(&source, source_stride, rows, columns, &mut squares, target_stride);
+            let (from, size) = ((&source[..], source_stride), [rows, columns]);
+            turn_plain(from, size, (&mut plain, target_stride));
+            f32::turn(from, size, (&mut squares, target_stride));
             prop_assert_eq!(plain, squares);
         }
     }

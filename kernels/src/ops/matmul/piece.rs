@@ -96,7 +96,7 @@ unsafe fn tiles<T: Real, K: Kernel<T>>(
 ) {
     let scales = (work.product_scale, existing_scale);
     for (row_panel, row) in rows.clone().step_by(K::ROWS).enumerate() {
-        let a = left.panel(row_panel, along, K::ROWS_PACKED);
+        let a = (left.panel(row_panel, along, K::ROWS_PACKED), 0, 0);
         let height = K::ROWS.min(rows.end - row);
         for (column_panel, column) in columns.clone().step_by(K::COLUMNS).enumerate() {
             let b = right.panel(column_panel, along, K::COLUMNS);
@@ -106,11 +106,11 @@ unsafe fn tiles<T: Real, K: Kernel<T>>(
             unsafe {
                 let out = work.out.add(row * work.stride + column);
                 if height == K::ROWS && width == K::COLUMNS {
-                    K::run(along, a, b, out, work.stride, scales);
+                    K::run::<true>(along, a, b, out, work.stride, scales);
                 } else {
                     let mut tile = [T::ZERO; TILE_MAX];
                     let sum = (scales.0, T::ZERO);
-                    K::run(along, a, b, tile.as_mut_ptr(), K::COLUMNS, sum);
+                    K::run::<true>(along, a, b, tile.as_mut_ptr(), K::COLUMNS, sum);
                     for (row, sums) in tile.chunks(K::COLUMNS).take(height).enumerate() {
                         for (column, &sum) in sums[..width].iter().enumerate() {
                             store(out.add(row * work.stride + column), sum, existing_scale);

@@ -13,26 +13,13 @@ pub(crate) trait Kernel<T> {
     const ROWS_PACKED: usize;
 
     /// `out = scales.0 * (sum over along of a·b) + scales.1 * out`, for a whole tile. With 0 for
-    /// `scales.1`, `out` is not read.
+    /// `scales.1`, `out` is not read. Step `s` of row `r` of the left operand is at
+    /// `a.0 + r * a.1 + s * a.2`; if it is `PACKED`, the distances are those of a panel.
     ///
     /// # Safety
     /// `a` and `b` hold `along` steps, `out` is writable with rows `stride` apart, and the
     /// processor has the kernel's instructions.
-    unsafe fn run(
-        along: usize,
-        a: *const T,
-        b: *const T,
-        out: *mut T,
-        stride: usize,
-        scales: (T, T),
-    );
-
-    /// As `run`, for a left operand that is not packed: step `s` of row `r` is at
-    /// `a.0 + r * a.1 + s * a.2`.
-    ///
-    /// # Safety
-    /// As for `run`.
-    unsafe fn run_apart(
+    unsafe fn run<const PACKED: bool>(
         along: usize,
         a: (*const T, usize, usize),
         b: *const T,
@@ -66,19 +53,7 @@ impl<T: Float> Kernel<T> for Plain {
     const COLUMNS: usize = 8;
     const ROWS_PACKED: usize = 4;
 
-    unsafe fn run(
-        along: usize,
-        a: *const T,
-        b: *const T,
-        out: *mut T,
-        stride: usize,
-        scales: (T, T),
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe { Self::run_apart(along, (a, 1, 4), b, out, stride, scales) };
-    }
-
-    unsafe fn run_apart(
+    unsafe fn run<const PACKED: bool>(
         along: usize,
         (a, row_stride, step_stride): (*const T, usize, usize),
         b: *const T,
@@ -86,6 +61,10 @@ impl<T: Float> Kernel<T> for Plain {
         stride: usize,
         scales: (T, T),
     ) {
+        let (row_stride, step_stride) = match PACKED {
+            true => (1, 4),
+            false => (row_stride, step_stride),
+        };
         let mut sums = [[T::ZERO; 8]; 4];
         for step in 0..along {
             for (row, sums) in sums.iter_mut().enumerate() {
@@ -130,39 +109,11 @@ macro_rules! kernel {
             const COLUMNS: usize = $vectors * $lanes;
             const ROWS_PACKED: usize = $packed;
 
-            #[target_feature(enable = $features)]
-            unsafe fn run(
-                along: usize,
-                a: *const $T,
-                b: *const $T,
-                out: *mut $T,
-                stride: usize,
-                scales: ($T, $T),
-            ) {
-                // SAFETY: the caller's promise.
-                unsafe { $name::tile::<true>(along, (a, 0, 0), b, out, stride, scales) };
-            }
-
-            #[target_feature(enable = $features)]
-            unsafe fn run_apart(
-                along: usize,
-                a: (*const $T, usize, usize),
-                b: *const $T,
-                out: *mut $T,
-                stride: usize,
-                scales: ($T, $T),
-            ) {
-                // SAFETY: the caller's promise.
-                unsafe { $name::tile::<false>(along, a, b, out, stride, scales) };
-            }
-        }
-
-        impl $name {
             // With indices, registers hold the sums also where little is optimised.
             #[allow(clippy::needless_range_loop)]
             #[inline]
             #[target_feature(enable = $features)]
-            unsafe fn tile<const PACKED: bool>(
+            unsafe fn run<const PACKED: bool>(
                 along: usize,
                 (mut a, row_stride, step_stride): (*const $T, usize, usize),
                 mut b: *const $T,

@@ -37,20 +37,14 @@ impl Family for MlpSpec {
     fn check(&self) -> Result<()> {
         let is_wrong = |width: &&usize| !(1..=WIDTH_MAX).contains(*width);
         if let Some(width) = self.hidden.iter().find(is_wrong) {
-            return Err(refuse(
-                "hidden",
-                width,
-                &format!("widths from 1 to {WIDTH_MAX}"),
-                "give widths with commas between, as in 256,128, or none for a linear model",
-            ));
+            let expected = format!("widths from 1 to {WIDTH_MAX}");
+            let help = "give widths with commas between, as in 256,128, or none for a linear model";
+            return Err(refuse("hidden", width, &expected, help));
         }
         if !(0.0..1.0).contains(&self.dropout) {
-            return Err(refuse(
-                "dropout",
-                self.dropout,
-                "a number, at least 0 and less than 1",
-                "it is the probability of dropping an element; 0 turns it off",
-            ));
+            let expected = "a number, at least 0 and less than 1";
+            let help = "it is the probability of dropping an element; 0 turns it off";
+            return Err(refuse("dropout", self.dropout, expected, help));
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use ddp_kernels::ops::{self, Patches};
 
 use crate::Linear;
 use crate::build::{Build, Init, ParamId};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layer::Layer;
 use crate::pass::{Gradient, Pass};
 
@@ -42,12 +42,11 @@ impl PatchEmbedding {
 impl Layer for PatchEmbedding {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
         if shape.iter().product::<usize>() != self.patches.pixels() {
-            return Err(Error::Model {
-                layer: build.path().to_string(),
-                expected: format!("images of {} numbers", self.patches.pixels()),
-                got: format!("rows of shape {shape:?}"),
-                help: "build it for the images of the data".into(),
-            });
+            return Err(build.refuse(
+                format!("images of {} numbers", self.patches.pixels()),
+                format!("rows of shape {shape:?}"),
+                "build it for the images of the data",
+            ));
         }
         self.input_shape = shape.to_vec();
         let patches = [self.patches.tokens(), self.patches.columns()];
@@ -111,12 +110,11 @@ impl MeanOfTokens {
 impl Layer for MeanOfTokens {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
         let &[time, columns] = shape else {
-            return Err(Error::Model {
-                layer: build.path().to_string(),
-                expected: "rows of two dimensions, [tokens, columns]".into(),
-                got: format!("{shape:?}"),
-                help: "the mean is over the tokens of a row".into(),
-            });
+            return Err(build.refuse(
+                "rows of two dimensions, [tokens, columns]",
+                format!("{shape:?}"),
+                "the mean is over the tokens of a row",
+            ));
         };
         self.time = time;
         Ok(vec![columns])
