@@ -59,6 +59,7 @@ fn with_same_bits_hosts_of_uneven_ranks_train_the_model_of_one_rank() {
     for settings in [
         "--zero 1 --grad-clip 1",
         "--reduce-dtype bf16 --bucket-mb 0.01",
+        "--bucket-mb 0.002",
     ] {
         let words = format!("{QUICK} --same-bits 12 {settings}");
         let one = Folder::new("same-bits-one");
