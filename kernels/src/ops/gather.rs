@@ -23,8 +23,8 @@ const WORD_BYTES_MAX: usize = 16;
 /// `out[r] = table[rows[r]]` for each r: `out` (R, F…) and `table` (N, F…) of one dtype, `rows` i64
 /// (R). A row may be chosen more than once.
 ///
-/// On the CPU an index outside the table is an error. A GPU sets every bit of that row of `out` (NaN,
-/// 255, −1), and reads nothing outside the table.
+/// On the CPU an index outside the table is an error. A GPU sets every bit of that row of `out`
+/// (NaN, 255, −1), and reads nothing outside the table.
 ///
 /// Backward: none; for a table that is trained there is `embedding_into`.
 #[track_caller]
