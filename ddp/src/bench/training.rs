@@ -55,7 +55,7 @@ pub struct StepFlags {
     /// Capture a step as a CUDA graph and replay it
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<GraphChoice>())]
     pub graph: GraphChoice,
-    /// Algorithms of matmuls on GPUs: cuBLASLt's first, or the fastest, measured after the first step
+    /// Algorithms of matmuls on GPUs: cuBLASLt's first, or the fastest, measured after one step
     #[arg(long, value_name = "WHICH", default_value = "first", value_parser = choice::<ProductChoice>())]
     pub products: ProductChoice,
     /// List the nodes of a captured step and what each moves, instead of timing steps
