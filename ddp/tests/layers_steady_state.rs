@@ -118,7 +118,7 @@ impl Training {
         ops::zero(&stats).unwrap();
         self.addresses = self.pass(true, |model, loss, pass| {
             let y = model.forward(pass, &x).unwrap();
-            let dy = loss.gradient(pass, &y, &targets, &stats).unwrap();
+            let dy = loss.gradient(pass, [&y, &targets, &stats]).unwrap();
             model.backward(pass, &dy).unwrap();
             [&y, &dy].map(|tensor| {
                 tensor

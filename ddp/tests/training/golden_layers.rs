@@ -225,7 +225,7 @@ fn run(case: &Case, dtype: DType, cuts: &[usize]) -> Run {
                 .forward(&mut pass, &x.slice(rows.clone()).unwrap())
                 .unwrap();
             let targets = targets.slice(rows).unwrap();
-            let dy = loss.gradient(&mut pass, &y, &targets, &stats).unwrap();
+            let dy = loss.gradient(&mut pass, [&y, &targets, &stats]).unwrap();
             if step == 0 {
                 result.output.extend(wide(&y));
             }

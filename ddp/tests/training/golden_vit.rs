@@ -86,7 +86,7 @@ fn run(pool: Pool, channels_last: bool, dtype: DType) -> Vec<(String, Vec<f64>)>
     let targets = Tensor::from_slice(&[0i64, 2, 1], &[IMAGES], CPU).unwrap();
     let stats = Tensor::zeros(&[4], dtype, CPU).unwrap();
     let y = model.forward(&mut pass, &x).unwrap();
-    let dy = CrossEntropy::default().gradient(&mut pass, &y, &targets, &stats);
+    let dy = CrossEntropy::default().gradient(&mut pass, [&y, &targets, &stats]);
     let output = wide(&y);
     model.backward(&mut pass, &dy.unwrap()).unwrap();
     let total = wide(&stats);

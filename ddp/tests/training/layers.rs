@@ -96,7 +96,7 @@ impl Bench {
     fn train(&mut self, loss: &dyn Loss, x: &Tensor, targets: &Tensor, part: Part) -> Vec<String> {
         let ready = self.pass(true, part, |model, pass, stats| {
             let y = model.forward(pass, x).unwrap();
-            let dy = loss.gradient(pass, &y, targets, stats).unwrap();
+            let dy = loss.gradient(pass, [&y, targets, stats]).unwrap();
             model.backward(pass, &dy).unwrap();
             assert_eq!(
                 pass.saved_count(),
