@@ -9,7 +9,7 @@ use ddp_kernels::ops::{self, Attention, Qkv};
 use ddp_kernels::transfer::announced;
 
 use crate::build::Build;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layer::Layer;
 use crate::linear::Linear;
 use crate::loss::math_dtype;

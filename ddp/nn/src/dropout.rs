@@ -5,7 +5,7 @@ use ddp_kernels::Tensor;
 use ddp_kernels::ops::{self, DropoutKey};
 
 use crate::build::Build;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layer::Layer;
 use crate::pass::Pass;
 

@@ -5,7 +5,7 @@ use ddp_kernels::ops::{self, EmbeddingScratch};
 use ddp_kernels::{DType, Tensor};
 
 use crate::build::{Build, Init, ParamId, Tie};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layer::Layer;
 use crate::pass::{Gradient, Pass};
 

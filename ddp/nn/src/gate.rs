@@ -3,7 +3,7 @@
 use ddp_kernels::{Tensor, ops};
 
 use crate::build::Build;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layer::Layer;
 use crate::linear::with_last_of;
 use crate::pass::Pass;

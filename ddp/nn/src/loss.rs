@@ -68,7 +68,7 @@ impl Loss for CrossEntropy {
         [output, targets, stats]: [&Tensor; 3],
         gradient: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let &[_, .., classes @ 1..] = output.shape().dims() else {
+        let &[_, .., classes @ 1..=usize::MAX] = output.shape().dims() else {
             return Err(wrong_output("cross entropy", "[rows, …, classes]", output));
         };
         // (B, T, C) with targets (B, T) has B·T rows.

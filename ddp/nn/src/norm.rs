@@ -5,7 +5,7 @@ use ddp_kernels::Tensor;
 use ddp_kernels::ops::{self, Norm, NormGradients, NormOptions};
 
 use crate::build::{Build, Init, ParamId};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layer::Layer;
 use crate::loss::math_dtype;
 use crate::pass::Pass;

@@ -7,7 +7,7 @@
 use ddp_kernels::{Tensor, ops};
 
 use crate::build::Build;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layer::Layer;
 use crate::norm::Normalize;
 use crate::pass::Pass;

@@ -6,7 +6,7 @@ use ddp_kernels::ops::{self, Patches};
 
 use crate::Linear;
 use crate::build::{Build, Init, ParamId};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layer::Layer;
 use crate::pass::{Gradient, Pass};
 
