@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use super::mix::{derive, mix};
-use crate::error::{Error, Result, ensure};
+use crate::error::{Result, ensure};
 
 /// The order of rows in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -237,11 +237,8 @@ impl Layer for Linear {
         };
         if !self.is_outer {
             let whole = [self.outputs];
-            let parts = if self.parts.is_empty() {
-                &whole
-            } else {
-                &self.parts[..]
-            };
+            let is_whole = self.parts.is_empty();
+            let parts: &[usize] = if is_whole { &whole } else { &self.parts };
             build.hidden_matrices(weight, parts);
         }
         let bias = self
