@@ -310,7 +310,8 @@ fn a_missing_wait_or_barrier_is_found_in_every_order() {
                 ];
                 let output = child("several_tiles", &variables);
                 let said = String::from_utf8_lossy(&output.stderr);
-                let is_found = output.status.code() == Some(86) && said.contains("race inside kernel");
+                let is_found =
+                    output.status.code() == Some(86) && said.contains("race inside kernel");
                 assert!(is_found, "{planted}, byte {at}, seed {seed}: {said}");
             }
         }
