@@ -59,6 +59,8 @@ impl Hosts {
         self.local.barrier(call)?;
         let with_grace = |grace: Duration| Call {
             timeout: call.timeout.saturating_add(grace),
+            // Of the sums of a host: see `sum_along`.
+            partials: None,
             ..*call
         };
         let met = Met {

@@ -234,7 +234,7 @@ impl Shared {
         (bytes, rows): (&mut [u8], &[u8]),
         dtype: DType,
     ) -> Result<usize> {
-        let (size, me) = (self.size(), self.channel.me);
+        let size = self.size();
         let partials = turn.call.partials;
         let places = partials.map_or(1, |partials| partials.places());
         let piece_bytes = self.channel.segment.layout().piece_bytes;
@@ -255,37 +255,7 @@ impl Shared {
             _ => bytes.len(),
         };
         if self.is_small(moved * places) {
-            let round = self.round(turn);
-            if let Some(rows) = rows {
-                let mine = match operation {
-                    Operation::ReduceScatter(_) => cut.slice(me),
-                    _ => 0..bytes.len(),
-                };
-                round.exchange_rows(rows.order, bytes.len(), &|row| rows.row(row, bytes))?;
-                let (offset, each) = (mine.start, bytes.len());
-                round.add(&mut bytes[mine], offset, dtype, rows.order, each);
-                return Ok(0);
-            }
-            match operation {
-                Operation::AllReduce(reduce) => {
-                    round.exchange(bytes)?;
-                    round.reduce(bytes, 0, dtype, reduce);
-                }
-                Operation::ReduceScatter(reduce) => {
-                    let mine = cut.slice(me);
-                    round.exchange(bytes)?;
-                    round.reduce(&mut bytes[mine.clone()], mine.start, dtype, reduce);
-                }
-                Operation::Broadcast { root } => {
-                    round.exchange(&[])?;
-                    round.take(root, bytes);
-                }
-                _ => {
-                    round.exchange(&bytes[cut.slice(me)])?;
-                    let others = self.channel.others();
-                    others.for_each(|rank| round.take(rank, &mut bytes[cut.slice(rank)]));
-                }
-            }
+            self.exchange_at_once(turn, operation, &cut, (bytes, rows), dtype)?;
             return Ok(0);
         }
         let slices = self.slices(turn, cut, first);
@@ -299,6 +269,44 @@ impl Shared {
             _ => slices.all_gather(bytes)?,
         }
         Ok(cut.pieces)
+    }
+
+    /// The same in one round.
+    fn exchange_at_once(
+        &self,
+        turn: &NumberedCall<'_>,
+        operation: Operation,
+        cut: &Cut,
+        (bytes, rows): (&mut [u8], Option<Rows<'_>>),
+        dtype: DType,
+    ) -> Result<()> {
+        let (round, me) = (self.round(turn), self.channel.me);
+        let mine = match operation {
+            Operation::AllReduce(_) | Operation::Broadcast { .. } => 0..bytes.len(),
+            _ => cut.slice(me),
+        };
+        match (operation, rows) {
+            (Operation::AllReduce(_) | Operation::ReduceScatter(_), Some(rows)) => {
+                let (offset, each) = (mine.start, bytes.len());
+                round.exchange_rows(rows.order, each, &|row| rows.row(row, bytes))?;
+                round.add(&mut bytes[mine], offset, dtype, rows.order, each);
+            }
+            (Operation::AllReduce(reduce) | Operation::ReduceScatter(reduce), None) => {
+                round.exchange(bytes)?;
+                let offset = mine.start;
+                round.reduce(&mut bytes[mine], offset, dtype, reduce);
+            }
+            (Operation::Broadcast { root }, _) => {
+                round.exchange(&[])?;
+                round.take(root, bytes);
+            }
+            _ => {
+                round.exchange(&bytes[mine])?;
+                let others = self.channel.others();
+                others.for_each(|rank| round.take(rank, &mut bytes[cut.slice(rank)]));
+            }
+        }
+        Ok(())
     }
 
     fn mailbox<'a>(

@@ -209,7 +209,7 @@ impl Launcher {
         &self,
         source: &'static Source,
         name: KernelName,
-        (grid, shared_bytes): (Grid, u32),
+        (grid, bytes): (Grid, u32),
         args: &[u64],
     ) -> Result<()> {
         if grid.blocks.contains(&0) {
@@ -229,27 +229,17 @@ impl Launcher {
         // entered, which stays in its pool until the stream has passed its release.
         let launch = || unsafe {
             driver!(cuLaunchKernel(
-                function,
-                x,
-                y,
-                z,
-                bx,
-                by,
-                bz,
-                shared_bytes,
-                stream,
-                parameters,
-                none
+                function, x, y, z, bx, by, bz, bytes, stream, parameters, none
             ))
         };
-        let allow = || match shared_bytes <= SHARED_BYTES {
+        let allow = || match bytes <= SHARED_BYTES {
             true => Ok(()),
             // SAFETY: the function belongs to this context. The call changes how much it may have.
             false => unsafe {
                 driver!(cuFuncSetAttribute(
                     function,
                     CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                    shared_bytes as i32
+                    bytes as i32
                 ))
             },
         };

@@ -12,7 +12,8 @@ SECTION = re.compile(r"^\s*\.section")
 LABEL = re.compile(r"^(\.L_x_\d+):")
 PLACE = re.compile(r'^\s*//## File "[^"]*?([^/"]+)", line (\d+)')
 INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);")
-TARGET = re.compile(r"`\((\.L_x_\d+)\)")
+LABELS = re.compile(r"\.L_x_\d+")
+BRANCHES = ("BRA", "JMP", "BRX", "JMX", "CALL")
 REGISTER = re.compile(r"(?<![\w.])R(\d+)")
 # Bits that a lane moves. What names no width moves 32.
 WIDTHS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "16": 16, "64": 64, "128": 128}
@@ -58,12 +59,12 @@ class Kernel:
     def __init__(self, name):
         self.name, self.instructions, self.labels = name, [], {}
 
-    def target(self, instruction):
-        found = TARGET.search(instruction.operands)
-        return self.labels.get(found[1]) if found else None
+    def targets(self, instruction):
+        """Where a branch may go: an indirect one has a list. A call of a label in the same function is a branch, too."""
+        return {self.labels[label] for label in LABELS.findall(instruction.operands) if label in self.labels}
 
     def blocks(self):
-        ends = ("BRA", "EXIT", "RET", "BRX", "JMP", "BREAK")
+        ends = (*BRANCHES, "EXIT", "RET", "BREAK")
         starts = {0} | {at for at in self.labels.values() if at < len(self.instructions)}
         starts |= {at + 1 for at, it in enumerate(self.instructions) if it.name in ends and at + 1 < len(self.instructions)}
         starts = sorted(starts)
@@ -74,9 +75,9 @@ class Kernel:
             last, after = self.instructions[block[-1]], set()
             # `BRA P0, label` and `BRA.DIV` depend on something, too.
             always = last.guard is None and not (last.name == "BRA" and (last.suffixes or "," in last.operands))
-            if last.name in ("BRA", "JMP") and self.target(last) in number:
-                after.add(number[self.target(last)])
-            if not (always and last.name in ("BRA", "JMP", "EXIT", "RET", "BRX")) and index + 1 < len(self.ranges):
+            if last.name in BRANCHES:
+                after |= {number[target] for target in self.targets(last) if target in number}
+            if not (always and last.name in ("BRA", "JMP", "JMX", "BRX", "EXIT", "RET")) and index + 1 < len(self.ranges):
                 after.add(index + 1)
             self.follow.append(after)
 

@@ -91,6 +91,9 @@ class Checks:
         mutants = ["tests/mutants/run", "kernels", self.programs.file("kernels", "cuda"), which, "1"]
         beside(f"wrong kernels are found, {which} of tests/mutants", mutants)
         beside("steady state, 2 simulated GPUs", on_gpus, 2, "cuda_steady_state")
+        step = "--model gpt,layers=2,heads=2,width=64,vocab=512,context=64 --batch 17 --dtype bf16 --explain --device cuda"
+        plan = f'file=$(mktemp) && trap \'rm -f "$file"\' EXIT && "$DDP_TRAIN" bench gpt {step} >"$file" && python3 -B tests/evidence/gpt2_plan.py --check "$file"'
+        beside("the plan of GPT-2's step has the program's nodes and bytes", ["launch/with-simulated-gpus", "1", "bash", "-c", plan])
         beside("ranks and split models, 4 simulated GPUs", on_gpus, 4, "cuda", "ranks::", "zero::", "split", "golden::four")
         beside("one rank in any order, 1 simulated GPU", on_gpus, 1, "cuda", "orders::")
         targets = "transfers warnings faults planted waits"

@@ -250,33 +250,30 @@ impl Members {
         dtype: DType,
     ) -> Result<()> {
         let (length, peers) = (bytes.len(), self.others().collect::<Vec<usize>>());
-        self.in_parts(length, |range, parts| {
+        let most = given.iter().copied().max().unwrap_or(1).max(1);
+        let part_bytes = MESSAGE_BYTES_MAX / most / GRAIN_BYTES * GRAIN_BYTES;
+        self.in_parts(length, part_bytes, |range, parts| {
             let of = |row: usize, part: &Range<usize>| {
                 let start = row * length + range.start;
                 &made[start + part.start..start + part.end]
             };
-            // A message for each partial sum: together they could be too long for one.
-            let (mut sends, mut receives) = (Vec::new(), Vec::new());
-            for &peer in &peers {
-                for row in 0..given[self.me] {
-                    sends.push((peer, Arc::from(of(row, &parts[peer]))));
-                }
-                receives.extend((0..given[peer]).map(|_| (peer, parts[self.me].len())));
-            }
-            let received = self.exchange(call, &sends, &receives)?;
-            let first = |member: usize| {
-                let before = peers.iter().take_while(|&&peer| peer != member);
-                before.map(|&peer| given[peer]).sum::<usize>()
+            // All partial sums in one message: of several to one member, either may be taken first.
+            let rows = |part| {
+                let rows = (0..given[self.me]).map(|row| of(row, part));
+                Arc::from(rows.collect::<Vec<_>>().concat())
             };
             let mine = parts[self.me].clone();
+            let sends: Vec<_> = peers.iter().map(|&to| (to, rows(&parts[to]))).collect();
+            let receives = peers.iter().map(|&from| (from, given[from] * mine.len()));
+            let received = self.exchange(call, &sends, &receives.collect::<Vec<_>>())?;
             let place = |part: &Part| {
-                Some(match part.rank == self.me {
-                    true => of(part.row, &mine).as_ptr(),
-                    false => received[first(part.rank) + part.row].as_ptr(),
-                })
+                let Some(from) = peers.iter().position(|&peer| peer == part.rank) else {
+                    return Some(of(part.row, &mine).as_ptr());
+                };
+                let start = part.row * mine.len();
+                Some(received[from][start..start + mine.len()].as_ptr())
             };
             let chunk = &mut bytes[range.clone()];
-            assert!(received.iter().all(|part| part.len() == mine.len()));
             // SAFETY: each place is that of a slice as long as `mine`, and no part of `bytes`.
             unsafe { add_in_order(dtype, &mut chunk[mine.clone()], order, &place) };
             self.share_parts(call, chunk, &parts)
@@ -284,15 +281,16 @@ impl Members {
     }
 
     /// Cuts `count` bytes into consecutive ranges, and each range into one part a member, of about
-    /// equal size and small enough for a message. Runs `body` on each range and its parts.
+    /// equal size and at most `part_bytes`. Runs `body` on each range and its parts.
     fn in_parts(
         &self,
         count: usize,
+        part_bytes: usize,
         mut body: impl FnMut(Range<usize>, Vec<Range<usize>>) -> Result<()>,
     ) -> Result<()> {
         let size = self.members.len();
-        for start in (0..count).step_by(MESSAGE_BYTES_MAX * size) {
-            let range = start..count.min(start + MESSAGE_BYTES_MAX * size);
+        for start in (0..count).step_by(part_bytes * size) {
+            let range = start..count.min(start + part_bytes * size);
             body(range.clone(), cut(range.len(), size))?;
         }
         Ok(())
@@ -319,7 +317,7 @@ impl Members {
             return Ok(());
         }
         // The root sends each byte once; then every member passes its part on.
-        self.in_parts(bytes.len(), |range, parts| {
+        self.in_parts(bytes.len(), MESSAGE_BYTES_MAX, |range, parts| {
             let chunk = &mut bytes[range];
             if self.me == root {
                 let sends: Vec<(usize, Arc<[u8]>)> = self

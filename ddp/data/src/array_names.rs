@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::files::Contents;
+use crate::resolve::{FoundFiles, LabelPlace};
+use crate::task::LabelName;
 
 /// Names of features and of their labels. Case does not matter; the same suffix may follow both.
 const PAIRS: [(&str, &str); 8] = [
@@ -28,98 +30,85 @@ fn suffixes(to_evaluate: bool) -> impl Iterator<Item = &'static str> {
     first.iter().chain(second).copied()
 }
 
-/// What is known of the arrays that are wanted.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct WantedArrays<'a> {
-    /// The name of the features.
-    pub(crate) features: Option<&'a str>,
-    /// The name of the labels.
-    pub(crate) labels: Option<&'a str>,
-    /// The name of the labels in other files of these data.
-    pub(crate) labels_elsewhere: Option<&'a str>,
-    /// Whether labels without a given name are looked for.
-    pub(crate) looks_for_labels: bool,
-    /// Whether the rows are to be evaluated on.
-    pub(crate) to_evaluate: bool,
-}
-
 /// The indices of the arrays of features and labels: by the names given, else by the names in
-/// `PAIRS`.
+/// `PAIRS`. `label` is that of the other files.
 pub(crate) fn arrays(
     contents: &Contents,
-    file: &Path,
-    wanted: WantedArrays<'_>,
+    path: &Path,
+    files: &FoundFiles<'_>,
+    label: Option<&LabelName>,
 ) -> Result<(usize, Option<usize>)> {
-    let keys = keys(contents);
-    let pairs = || pairs(&keys, wanted.to_evaluate);
-    check_usable(contents, file, wanted)?;
-    let features = match wanted.features {
-        Some(name) => named(contents, file, name)?,
+    let (keys, wanted) = (keys(contents), &files.wanted);
+    let to_evaluate = wanted.model.is_some();
+    let looks_for_labels = files.labels == LabelPlace::Default;
+    let pairs = || pairs(&keys, to_evaluate);
+    let like_elsewhere = |features: usize| match label {
+        Some(LabelName::Array(name)) => like_elsewhere(&keys, keys[features], name),
+        _ => None,
+    };
+    check_usable(contents, path, files)?;
+    let features = match &wanted.spec.part {
+        Some(name) => named(contents, path, name)?,
         None if keys.len() == 1 => 0,
         None => {
             let first = pairs().find_map(|(features, _)| features);
             let labelled = pairs().find_map(|(features, labels)| labels.and(features));
-            let first = first.ok_or_else(|| unclear(contents, file))?;
-            choose_rows(contents, file, wanted, first, labelled.unwrap_or(first))?
+            let first = first.ok_or_else(|| unclear(contents, path))?;
+            // Rows to train on, unless others are wanted, even if only the others have labels.
+            let is_like_first =
+                |index: &usize| is_held_out(keys[*index]) == is_held_out(keys[first]);
+            labelled.filter(is_like_first).unwrap_or(first)
         }
     };
-    let labels = match wanted.labels {
-        Some(name) => Some(named(contents, file, name)?),
-        None if wanted.looks_for_labels => wanted
-            .labels_elsewhere
-            .and_then(|name| like_elsewhere(&keys, keys[features], name))
-            .or_else(|| {
-                let of_features = |pair: &(Option<usize>, _)| pair.0 == Some(features);
-                pairs().filter(of_features).find_map(|(_, labels)| labels)
-            }),
-        None => None,
-    };
+    if let LabelPlace::Named(name) = &files.labels {
+        return Ok((features, Some(named(contents, path, name)?)));
+    }
+    if !looks_for_labels {
+        return Ok((features, None));
+    }
+    let of_features = |pair: &(Option<usize>, _)| pair.0 == Some(features);
+    let beside = || pairs().filter(of_features).find_map(|(_, labels)| labels);
+    let labels = like_elsewhere(features).or_else(beside);
+    ensure!(
+        labels.is_some(),
+        Usage,
+        "`{}` {}: expected labels of {} in the file, got {}; help: give `{}` FILE{}",
+        wanted.setting,
+        path.display(),
+        match keys[features] {
+            "" => "its rows",
+            key => key,
+        },
+        listed(contents),
+        wanted.labels_setting(),
+        match keys.len() {
+            1 => "",
+            _ => ", or '#NAME' for an array of this file",
+        }
+    );
     Ok((features, labels))
 }
 
-/// The features among the `first` ones by their name and those that have labels: these, unless only
-/// the others are for training (or for evaluation, whichever is wanted).
-fn choose_rows(
-    contents: &Contents,
-    file: &Path,
-    wanted: WantedArrays<'_>,
-    first: usize,
-    labelled: usize,
-) -> Result<usize> {
-    let keys = keys(contents);
-    let is_held_out = |index: usize| {
-        let key = keys[index].to_ascii_lowercase();
-        EVALUATE.iter().any(|suffix| key.ends_with(suffix))
-    };
-    let elsewhere = |name| like_elsewhere(&keys, keys[first], name);
-    if is_held_out(first) == is_held_out(labelled) {
-        return Ok(labelled);
-    }
-    if !wanted.looks_for_labels || wanted.labels_elsewhere.and_then(elsewhere).is_some() {
-        return Ok(first);
-    }
-    let (file, first, labelled) = (file.display(), keys[first], keys[labelled]);
-    Err(Error::Data(format!(
-        "{file}: expected labels for {first}, got labels for {labelled} only: {}; help: say which rows are meant: `data` \
-         {file}#{first} with `labels`, or `data` {file}#{labelled}",
-        listed(contents)
-    )))
+fn is_held_out(key: &str) -> bool {
+    let key = key.to_ascii_lowercase();
+    EVALUATE.iter().any(|suffix| key.ends_with(suffix))
 }
 
 /// An error if an array cannot be used that its name says is wanted.
-fn check_usable(contents: &Contents, file: &Path, wanted: WantedArrays<'_>) -> Result<()> {
+fn check_usable(contents: &Contents, path: &Path, files: &FoundFiles<'_>) -> Result<()> {
     let others: Vec<&str> = contents
         .others
         .iter()
         .map(|(key, _)| key.as_str())
         .collect();
-    let mut pairs = pairs(&others, wanted.to_evaluate);
+    let wanted = &files.wanted;
+    let mut pairs = pairs(&others, wanted.model.is_some());
     let is_wanted = |(features, labels): (Option<usize>, Option<usize>)| {
-        let features = features.filter(|_| wanted.features.is_none());
-        features.or(labels.filter(|_| wanted.looks_for_labels))
+        let features = features.filter(|_| wanted.spec.part.is_none());
+        features.or(labels.filter(|_| files.labels == LabelPlace::Default))
     };
     match pairs.find_map(is_wanted) {
-        Some(index) => Err(missing(contents, file, others[index])),
+        Some(index) => Err(missing(contents, path, others[index])),
         None => Ok(()),
     }
 }
@@ -180,7 +169,7 @@ fn like_elsewhere(keys: &[&str], features: &str, name: &str) -> Option<usize> {
 }
 
 /// The arrays of a file, for messages: names with the shape of a row.
-pub(crate) fn listed(contents: &Contents) -> String {
+fn listed(contents: &Contents) -> String {
     let arrays = contents.arrays.iter();
     let arrays = arrays.map(|array| match array.key() {
         "" => format!("one array with rows of shape {:?}", array.row_shape()),

@@ -1,6 +1,6 @@
 //! What a dataset is: rows of one shape, each with inputs and targets.
 
-use std::fmt::Debug;
+use std::fmt::{Debug, Display};
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -8,9 +8,8 @@ use ddp_kernels::{DType, Device, Tensor};
 use std::hash::Hasher as _;
 use twox_hash::XxHash3_64;
 
-use crate::error::Result;
-use crate::task::TaskSpec;
-use crate::tensor_spec::TensorSpec;
+use crate::error::{Error, Result, bail};
+use crate::task::{TaskSpec, TensorSpec};
 
 /// Rows to train on or to evaluate on. Implement it for data of your own.
 ///
@@ -98,10 +97,8 @@ impl RowSpec {
     /// Whether rows of these two shapes, empty where they are not known, have their numbers in
     /// different places, as planes and pixels have. Flat rows fit any shape.
     pub fn images_differ(a: &[usize], b: &[usize]) -> bool {
-        let lengths = |shape: &[usize]| -> Vec<usize> {
-            shape.iter().copied().filter(|at| *at != 1).collect()
-        };
-        let (a, b) = (lengths(a), lengths(b));
+        let [a, b] =
+            [a, b].map(|shape| -> Vec<&usize> { shape.iter().filter(|at| **at != 1).collect() });
         a.len() > 1 && b.len() > 1 && a != b
     }
 
@@ -113,12 +110,9 @@ impl RowSpec {
 
 /// The inputs and the targets of these rows, in new host memory.
 pub fn read_rows(dataset: &dyn Dataset, rows: &[u64]) -> Result<[Tensor; 2]> {
-    let RowSpec {
-        inputs, targets, ..
-    } = dataset.spec();
-    let made =
-        |spec: &TensorSpec| Tensor::zeros(&spec.shape_of(rows.len()), spec.dtype, Device::Cpu);
-    let [inputs, targets] = [made(inputs)?, made(targets)?];
+    let (spec, count) = (dataset.spec(), rows.len());
+    let made = |spec: &TensorSpec| Tensor::zeros(&spec.shape_of(count), spec.dtype, Device::Cpu);
+    let [inputs, targets] = [made(&spec.inputs)?, made(&spec.targets)?];
     dataset.gather(rows, &inputs, &targets)?;
     Ok([inputs, targets])
 }
@@ -179,3 +173,179 @@ impl Dataset for NoRows {
         Ok(())
     }
 }
+
+/// The target of positions that have none, which `CrossEntropy` ignores by default, as in PyTorch.
+const IGNORED: i64 = -100;
+
+/// Rows that are given as tensors: row r is `inputs[r]` with `targets[r]`.
+#[derive(Debug)]
+pub struct InMemory {
+    /// (N, I…)
+    inputs: Tensor,
+    /// (N, T…)
+    targets: Tensor,
+    spec: RowSpec,
+    fingerprint: String,
+}
+
+impl InMemory {
+    /// Rows of `inputs` (N, I…), each of one of so many classes: `labels` (N), from 0.
+    pub fn classes(inputs: Tensor, labels: impl AsRef<[i64]>, classes: usize) -> Result<InMemory> {
+        let labels = labels.as_ref();
+        let targets = Tensor::from_slice(labels, &[labels.len()], Device::Cpu)?;
+        InMemory::new(inputs, targets, TaskSpec::numbered_classes(classes))
+    }
+
+    /// Rows of `inputs` (N, I…), each with the numbers of `targets`, f32 (N, outputs).
+    pub fn numbers(inputs: Tensor, targets: Tensor) -> Result<InMemory> {
+        let outputs = targets.shape().dims().get(1).copied().unwrap_or(1);
+        InMemory::new(inputs, targets, TaskSpec::Regression { outputs })
+    }
+
+    /// Rows of `inputs` (N, I…) and `targets` in host memory, which must not be written to later.
+    /// Targets are classes, i64 (N), from 0 (or -100, which is ignored), or numbers, f32 (N,
+    /// outputs). Rows with several positions have these between: (N, T) or (N, T, outputs). Tokens
+    /// are i64 (N, T), and so are their targets.
+    pub fn new(inputs: Tensor, targets: Tensor, task: TaskSpec) -> Result<InMemory> {
+        for (what, tensor) in [("inputs", &inputs), ("targets", &targets)] {
+            let help = "copy them with .to(Device::Cpu); batches are copied to the GPU ahead";
+            check(
+                tensor.device() == Device::Cpu,
+                what,
+                "a tensor in host memory",
+                tensor,
+                help,
+            )?;
+        }
+        let (inputs, targets) = (inputs.contiguous()?, targets.contiguous()?);
+        let (wanted, rows) = (task.targets(), inputs.shape().dims().first());
+        let (Some(rows), [first, row @ ..]) = (rows, targets.shape().dims()) else {
+            return Err(refuse(
+                "inputs and targets",
+                "rows",
+                &inputs,
+                "reshape them to [rows, …]",
+            ));
+        };
+        let expected = format!("{rows} rows, as inputs {inputs} have");
+        check(
+            rows == first,
+            "targets",
+            expected,
+            &targets,
+            "give a target for each row",
+        )?;
+        let fits = targets.dtype() == wanted.dtype && row.ends_with(&wanted.shape);
+        let expected = format!("{wanted} for each row, for {task}");
+        let help = "cast them with .to_dtype(…), or reshape them to [rows, outputs]";
+        check(fits, "targets", expected, &targets, help)?;
+        let are_tokens = matches!(task, TaskSpec::NextToken { .. });
+        let help = "cast them with .to_dtype(DType::I64)";
+        let fits = !are_tokens || inputs.dtype() == DType::I64;
+        check(fits, "inputs", "tokens, i64", &inputs, help)?;
+        let spec_of =
+            |tensor: &Tensor| TensorSpec::new(tensor.dtype(), &tensor.shape().dims()[1..]);
+        let (inputs_spec, targets_spec) = (spec_of(&inputs), spec_of(&targets));
+        let range = 0..task.outputs() as i64;
+        for (what, tensor) in [("inputs", &inputs), ("targets", &targets)] {
+            let is_class = |class: &i64| range.contains(class) || *class == IGNORED;
+            if tensor.dtype() == DType::F32 {
+                check_all(what, tensor, "finite numbers", |x: &f32| x.is_finite())?;
+            }
+            if are_tokens {
+                let fits = |token: &i64| range.contains(token);
+                check_all(what, tensor, format!("a token, in {range:?}"), fits)?;
+            } else if task.classes().is_some() && what == "targets" {
+                check_all(what, tensor, format!("a class, in {range:?}"), is_class)?;
+            }
+        }
+        let mut hash = XxHash3_64::new();
+        for tensor in [&inputs, &targets] {
+            tensor.with_bytes("fingerprint", Location::caller(), |bytes| hash.write(bytes))?;
+        }
+        let hash = hash.finish();
+        Ok(InMemory {
+            fingerprint: format!(
+                "in memory: {rows} rows of {inputs_spec} with {targets_spec}, {task}, {hash:016x}"
+            ),
+            inputs,
+            targets,
+            spec: RowSpec {
+                inputs: inputs_spec,
+                targets: targets_spec,
+                task,
+                image: Vec::new(),
+            },
+        })
+    }
+}
+
+fn refuse(what: &str, expected: impl Display, got: impl Display, help: &str) -> Error {
+    Error::Usage(format!(
+        "data in memory: {what}: expected {expected}, got {got}; help: {help}"
+    ))
+}
+
+fn check(holds: bool, what: &str, expected: impl Display, got: &Tensor, help: &str) -> Result<()> {
+    match holds {
+        true => Ok(()),
+        false => Err(refuse(what, expected, got, help)),
+    }
+}
+
+/// Checks all elements, and names the first one that does not fit.
+fn check_all<T: ddp_kernels::Element + Display>(
+    what: &str,
+    tensor: &Tensor,
+    expected: impl Display,
+    fits: impl Fn(&T) -> bool,
+) -> Result<()> {
+    let wrong = tensor.with_slice(|all: &[T]| {
+        let index = all.iter().position(|element| !fits(element))?;
+        Some((index, all[index]))
+    })?;
+    let Some((index, got)) = wrong else {
+        return Ok(());
+    };
+    let width = tensor.count() / tensor.shape()[0];
+    bail!(
+        Data,
+        "data in memory: {what}: expected {expected}, got {got} in row {}, element {}; help: repair or leave out that row",
+        index / width,
+        index % width
+    )
+}
+
+impl Dataset for InMemory {
+    fn rows(&self) -> u64 {
+        self.inputs.shape()[0] as u64
+    }
+
+    fn spec(&self) -> &RowSpec {
+        &self.spec
+    }
+
+    fn fingerprint(&self) -> Result<String> {
+        Ok(self.fingerprint.clone())
+    }
+
+    fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
+        check_gather(self, rows, inputs, targets);
+        let (op, at) = ("gather", Location::caller());
+        for (all, chosen) in [(&self.inputs, inputs), (&self.targets, targets)] {
+            let row_bytes = all.bytes() / all.shape()[0].max(1);
+            let copy = |all: &[u8], chosen: &mut [u8]| {
+                for (&row, chosen) in rows.iter().zip(chosen.chunks_exact_mut(row_bytes.max(1))) {
+                    chosen.copy_from_slice(&all[row as usize * row_bytes..][..row_bytes]);
+                }
+            };
+            all.with_bytes(op, at, |all| {
+                chosen.with_bytes_mut(op, at, |chosen| copy(all, chosen))
+            })??;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -2,44 +2,41 @@
 
 use std::fmt;
 
-/// The type of the numbers in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Element {
-    U8,
-    I8,
-    U16,
-    I16,
-    U32,
-    I32,
-    U64,
-    I64,
-    /// A byte that is 0 or 1.
-    Bool,
-    F16,
-    BF16,
-    F32,
-    F64,
+use ddp_kernels::choice::{self, Choice};
+
+ddp_kernels::choices! {
+    /// The type of the numbers in a file, with its name in messages and in our own format.
+    pub enum Element {
+        /// Whole, 1 byte, from 0
+        U8 = "u8",
+        /// Whole, 1 byte
+        I8 = "i8",
+        /// Whole, 2 bytes, from 0
+        U16 = "u16",
+        /// Whole, 2 bytes
+        I16 = "i16",
+        /// Whole, 4 bytes, from 0
+        U32 = "u32",
+        /// Whole, 4 bytes
+        I32 = "i32",
+        /// Whole, 8 bytes, from 0
+        U64 = "u64",
+        /// Whole, 8 bytes
+        I64 = "i64",
+        /// A byte that is 0 or 1
+        Bool = "bool",
+        /// Floating-point, 2 bytes
+        F16 = "f16",
+        /// Floating-point, 2 bytes with the exponents of F32
+        BF16 = "bf16",
+        /// Floating-point, 4 bytes
+        F32 = "f32",
+        /// Floating-point, 8 bytes
+        F64 = "f64",
+    }
 }
 
 impl Element {
-    /// Every type, by its name in messages and in our own format.
-    pub const ALL: [(Element, &'static str); 13] = [
-        (Element::U8, "u8"),
-        (Element::I8, "i8"),
-        (Element::U16, "u16"),
-        (Element::I16, "i16"),
-        (Element::U32, "u32"),
-        (Element::I32, "i32"),
-        (Element::U64, "u64"),
-        (Element::I64, "i64"),
-        (Element::Bool, "bool"),
-        (Element::F16, "f16"),
-        (Element::BF16, "bf16"),
-        (Element::F32, "f32"),
-        (Element::F64, "f64"),
-    ];
-
     /// The size of one number.
     pub fn bytes(self) -> usize {
         match self {
@@ -52,26 +49,18 @@ impl Element {
 
     /// Whether it is a floating-point type.
     pub fn is_float(self) -> bool {
-        matches!(
-            self,
-            Element::F16 | Element::BF16 | Element::F32 | Element::F64
-        )
+        use Element::{BF16, F16, F32, F64};
+        matches!(self, F16 | BF16 | F32 | F64)
     }
 
-    /// The name of this type.
+    /// Its name.
     pub fn name(self) -> &'static str {
-        Element::ALL
-            .iter()
-            .find(|(element, _)| *element == self)
-            .map_or("", |(_, name)| name)
+        Choice::name(self)
     }
 
     /// The type of this name.
     pub fn named(name: &str) -> Option<Element> {
-        Element::ALL
-            .iter()
-            .find(|(_, own)| *own == name)
-            .map(|(element, _)| *element)
+        choice::named(name).ok()
     }
 }
 

@@ -3,12 +3,34 @@
 //! Texts name settings in backquotes (`labels`), and a program replaces these by its flags.
 
 use std::fmt;
-use std::path::PathBuf;
 
 use ddp_kernels::files::FileError;
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Returns an error with the text of `format!`: `bail!(Data, "…")` as `Error::Data`, `bail!("…")`
+/// as a `String`.
+macro_rules! bail {
+    ($kind:ident, $($text:tt)+) => {
+        return Err($crate::error::Error::$kind(format!($($text)+)))
+    };
+    ($($text:tt)+) => {
+        return Err(format!($($text)+))
+    };
+}
+
+/// Does so unless a condition holds.
+macro_rules! ensure {
+    ($holds:expr, $($error:tt)+) => {
+        match $holds {
+            true => {}
+            false => $crate::error::bail!($($error)+),
+        }
+    };
+}
+
+pub(crate) use {bail, ensure};
 
 /// The settings that texts name.
 pub const SETTINGS: [&str; 15] = [
@@ -40,18 +62,9 @@ pub enum Error {
     #[error("{0}")]
     Data(String),
     /// A file or folder that cannot be read or written.
-    #[error("cannot {action} {}: {source}; help: {help}", path.display())]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-        /// What to do.
-        help: String,
-    },
-    /// A limit of this process (ulimit) that is too small.
+    #[error(transparent)]
+    Io(#[from] FileError),
+    /// Too little memory on a device, or a limit of this process (ulimit) that is too small.
     #[error("{0}")]
     Limit(String),
     /// An error in this program.
@@ -88,25 +101,8 @@ impl Error {
             Error::Data(_) => 65,
             Error::Limit(_) | Error::Tensor(ddp_kernels::Error::OutOfMemory(_)) => 71,
             Error::Internal(_) | Error::Tensor(_) => 70,
-            Error::Io { .. } => 74,
+            Error::Io(_) => 74,
             Error::Outside { exit_code, .. } | Error::Remote { exit_code, .. } => *exit_code,
-        }
-    }
-}
-
-impl From<FileError> for Error {
-    fn from(error: FileError) -> Error {
-        let FileError {
-            action,
-            path,
-            source,
-            help,
-        } = error;
-        Error::Io {
-            action,
-            path,
-            source,
-            help,
         }
     }
 }

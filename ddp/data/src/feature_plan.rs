@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::ensure;
+
 ddp_kernels::choices! {
     /// What happens where a number is missing.
     #[derive(Default)]
@@ -94,31 +96,26 @@ impl FeaturePlan {
 
     /// What is wrong with a plan for rows of so many features.
     pub fn check(&self, features: usize) -> Result<(), String> {
-        let columns = self.columns.as_ref();
-        let width = columns.map_or(features, |columns| {
-            columns.iter().map(ColumnPlan::width).sum()
-        });
-        if width != features {
-            return Err(format!("columns for {width} of {features} features"));
-        }
-        let values = columns
-            .into_iter()
-            .flatten()
-            .filter_map(|column| column.values.as_ref());
-        if !values
-            .into_iter()
-            .all(|values| values.is_sorted_by(|a, b| a < b))
-        {
-            return Err("the values of a column twice, or not in their order".into());
-        }
-        match &self.fill {
-            Some(fill) if fill.len() != features || !fill.iter().all(|x| x.is_finite()) => {
-                let count = fill.len();
-                Err(format!(
-                    "{count} numbers for what is missing in {features} features, or a non-finite one"
-                ))
-            }
-            _ => Ok(()),
-        }
+        let columns = || self.columns.iter().flatten();
+        let width = match self.columns {
+            Some(_) => columns().map(ColumnPlan::width).sum(),
+            None => features,
+        };
+        ensure!(
+            width == features,
+            "columns for {width} of {features} features"
+        );
+        let mut values = columns().filter_map(|column| column.values.as_ref());
+        ensure!(
+            values.all(|values| values.is_sorted_by(|a, b| a < b)),
+            "the values of a column twice, or not in their order"
+        );
+        let fill = self.fill.as_deref().unwrap_or_default();
+        ensure!(
+            self.fill.is_none() || fill.len() == features && fill.iter().all(|x| x.is_finite()),
+            "{} numbers for what is missing in {features} features, or a non-finite one",
+            fill.len()
+        );
+        Ok(())
     }
 }

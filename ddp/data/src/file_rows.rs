@@ -4,21 +4,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use ddp_kernels::files::FileError;
 use ddp_kernels::mapped::Mapped;
 use ddp_kernels::{Device, Tensor, memory, ops};
 
 use crate::dataset::{Dataset, RowSpec, check_gather, sampled_hash};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail};
 use crate::files::{Array, shown_number};
-use crate::fill;
 use crate::labels::Labels;
 use crate::normalize::Normalization;
 use crate::rows::Rows;
+use crate::sampler::Split;
 use crate::scan::first_nonfinite;
-use crate::split::Split;
 
 /// Rows of files.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct FileData {
     pub(crate) features: Arc<Rows>,
     /// `None` if targets are not needed: each is 0.
@@ -65,17 +65,8 @@ impl FileData {
     /// Other rows of the same files.
     pub(crate) fn on_side(&self, side: Side) -> FileData {
         FileData {
-            features: self.features.clone(),
-            labels: self.labels.clone(),
             side,
-            spec: self.spec.clone(),
-            fill: self.fill.clone(),
-            normalization: self.normalization.clone(),
-            target_normalization: self.target_normalization.clone(),
-            class_rows: self.class_rows.clone(),
-            content: self.content.clone(),
-            watch: self.watch.clone(),
-            ..*self
+            ..self.clone()
         }
     }
 
@@ -87,7 +78,7 @@ impl FileData {
     fn read_features(&self, row: u64, x: &mut [f32]) -> Result<()> {
         self.features.read_f32(row, x)?;
         if let Some(numbers) = &self.fill {
-            fill::apply(numbers, x);
+            fill_in(numbers, x);
         }
         if self.checks
             && let Some(column) = first_nonfinite(x)
@@ -110,9 +101,16 @@ impl FileData {
             return Ok(class[0]);
         }
         let why = labels.why_no_class(row, Some(classes))?;
-        Err(Error::Data(format!(
-            "{why}: the file has changed since the start"
-        )))
+        bail!(Data, "{why}: the file has changed since the start")
+    }
+}
+
+/// Puts the numbers of `fill` (F) where rows of F features have NaN.
+pub(crate) fn fill_in(fill: &[f32], x: &mut [f32]) {
+    for row in x.chunks_exact_mut(fill.len()) {
+        for (x, &fill) in row.iter_mut().zip(fill) {
+            *x = if x.is_nan() { fill } else { *x };
+        }
     }
 }
 
@@ -206,7 +204,9 @@ impl Dataset for FileData {
             }
             Some(labels) => targets.with_slice_mut(|values: &mut [f32]| {
                 let mut rows = rows.iter().zip(values.chunks_exact_mut(labels.width()));
-                rows.try_for_each(|(&row, values)| labels.values(self.side.row(row), values))?;
+                rows.try_for_each(|(&row, values)| {
+                    labels.rows.read_f32(self.side.row(row), values)
+                })?;
                 if let Some(normalization) = &self.target_normalization {
                     normalization.apply(values, labels.width());
                 }
@@ -260,17 +260,19 @@ impl ChangeWatch {
 }
 
 fn check_file(file: &Mapped) -> Result<()> {
+    let path = file.path();
     match file.change() {
         Ok(None) => Ok(()),
-        Ok(Some(change)) => Err(Error::Data(format!(
+        Ok(Some(change)) => bail!(
+            Data,
             "{} {change} while it is in use; help: start again once nothing writes to it; new data need a file of another name",
-            file.path().display()
-        ))),
-        Err(source) => Err(Error::Io {
+            path.display()
+        ),
+        Err(source) => Err(Error::Io(FileError {
             action: "check",
-            path: file.path().into(),
+            path: path.into(),
             source,
             help: "it is in use as data: see whether its disk or network is available".into(),
-        }),
+        })),
     }
 }

@@ -9,7 +9,6 @@
 pub mod array;
 pub mod cache;
 mod cell;
-mod contents;
 mod csv;
 pub mod flat;
 mod format;
@@ -21,26 +20,21 @@ mod llm_c;
 mod npy;
 mod npz;
 pub(crate) mod parquet;
-mod safetensors;
-mod shown;
+pub mod safetensors;
 pub mod table;
 pub(crate) mod text;
-mod token_file;
 pub mod tokens;
-mod written;
 
 use std::path::Path;
 
 pub use self::array::Array;
-pub(crate) use self::cell::{is_missing, number};
-pub use self::contents::{Contents, OddCells};
-pub use self::format::Format;
+pub(crate) use self::cell::{
+    Written, is_missing, listed, listed_up_to, number, shown_number, some_of,
+};
+pub use self::format::{Coding, Contents, Format, OddCells, TokenFile};
 use self::format::{DataFile, Holds};
 pub(crate) use self::formats::{endings, named};
 pub use self::formats::{format, is_table};
-pub(crate) use self::shown::{listed, listed_up_to, shown_number, some_of};
-pub use self::token_file::{Coding, TokenFile};
-pub(crate) use self::written::Written;
 pub use crate::element::Element;
 use crate::error::Result;
 
@@ -67,10 +61,16 @@ pub fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
                 ))),
             }
         }
-        Holds::Tokens(_) if format.is(&text::TEXT) => Err(file.bad(
-            "expected a file of arrays, got a text; help: rename a table of text to .csv".into(),
-        )),
-        _ => Err(file.bad(format!("expected a file of arrays, got {}", format.name))),
+        _ => {
+            let help = match format.is(&text::TEXT) {
+                true => "; help: rename a table of text to .csv",
+                false => "",
+            };
+            Err(file.bad(format!(
+                "expected a file of arrays, got {}{help}",
+                format.name
+            )))
+        }
     }
 }
 

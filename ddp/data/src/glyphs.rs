@@ -1,12 +1,11 @@
 //! `glyphs`: handwritten-looking digits of 28×28 grey pixels, drawn by code. The image of a row is
 //! a pure function of the seed, the split and the row, with the same bits on every machine.
 //!
-//! Each digit has a few styles (`strokes.rs`). An image takes one, moves its control points,
+//! Each digit has a few styles (`strokes.txt`). An image takes one, moves its control points,
 //! rotates, slants, scales and shifts it, and draws it with a pen of random width and softness,
 //! under noise (`draw.rs`).
 
 mod draw;
-mod strokes;
 
 use std::sync::OnceLock;
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use ddp_kernels::heartbeat::{self, Work};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail, ensure};
 use crate::files::{Array, Written, number, shown_number, table};
 use crate::guess;
 use crate::rows::Rows;
@@ -45,12 +45,13 @@ impl FileLabels {
 /// The labels of all rows.
 #[derive(Debug)]
 pub(crate) struct Labels {
-    rows: Rows,
+    /// The numbers of their files.
+    pub(crate) rows: Rows,
     coding: Coding,
     /// Of each file, the table and column.
     columns: Vec<Option<(PathBuf, String)>>,
     /// Whether the task follows from what labels look like.
-    is_guessed: bool,
+    pub(crate) is_guessed: bool,
     /// The names of classes that are to be learned, if labels are texts or numbers that do not
     /// begin with 0.
     class_names: Option<Vec<String>>,
@@ -105,25 +106,24 @@ impl Labels {
     pub(crate) fn new(files: Vec<FileLabels>, task: Option<TaskKind>) -> Result<Labels> {
         let mut labels = match texts_in(&files)? {
             Some(names) => {
-                let class = |text: &String| names.binary_search(text).ok();
-                let labels = Labels::of_texts(files, class)?;
+                let mut labels = Labels::of_texts(files, |text| names.binary_search(text).ok())?;
                 if task == Some(TaskKind::Regression) {
                     return Err(labels.why_texts("for `task` regression"));
                 }
-                Labels {
-                    class_names: Some(names),
-                    ..labels
-                }
+                labels.class_names = Some(names);
+                labels
             }
             None => {
                 let any_float = files.iter().any(|file| file.array.element().is_float());
                 let are_classes = guess::are_classes(task, any_float);
-                let coding = if are_classes {
-                    Coding::Classes
-                } else {
-                    Coding::Values
-                };
-                Labels::with(files, coding)?
+                Labels::with(
+                    files,
+                    if are_classes {
+                        Coding::Classes
+                    } else {
+                        Coding::Values
+                    },
+                )?
             }
         };
         labels.is_guessed = task.is_none();
@@ -140,26 +140,25 @@ impl Labels {
                 return Err(labels.why_texts("as the model was trained on"));
             }
             let (labels, outputs) = (Labels::with(files, Coding::Values)?, task.outputs());
-            return match labels.width() == outputs {
-                true => Ok(labels),
-                false => Err(Error::Data(format!(
-                    "{}: expected {outputs} numbers as the label of each row, as the model was trained on, got {}; \
-                     help: give other `labels`",
-                    labels.rows.arrays()[0].name(),
-                    labels.width()
-                ))),
-            };
+            let (place, got) = (labels.rows.arrays()[0].name(), labels.width());
+            ensure!(
+                got == outputs,
+                Data,
+                "{place}: expected {outputs} numbers as the label of each row, as the model was trained on, got {got}; \
+                 help: give other `labels`"
+            );
+            return Ok(labels);
         };
         match (classes.whole_names(), classes.texts()) {
             _ if are_texts => Labels::of_texts(files, |text| classes.find(text)),
             (Some(numbers), _) => Labels::with(files, Coding::Numbers(numbers)),
-            (None, Some(names)) => {
-                let (place, text) = (files[0].array.name(), &names[0]);
-                Err(Error::Data(format!(
-                    "{place}: expected texts as labels, such as {text:?}, as the model was trained on, got numbers; \
-                     help: give a table, in which labels are texts"
-                )))
-            }
+            (None, Some(names)) => bail!(
+                Data,
+                "{}: expected texts as labels, such as {:?}, as the model was trained on, got numbers; \
+                 help: give a table, in which labels are texts",
+                files[0].array.name(),
+                names[0]
+            ),
             (None, None) => Labels::with(files, Coding::Classes),
         }
     }
@@ -181,17 +180,16 @@ impl Labels {
     fn with(files: Vec<FileLabels>, coding: Coding) -> Result<Labels> {
         let columns = files.iter().map(|file| file.column.clone()).collect();
         let rows = Rows::new(files.into_iter().map(|file| file.array).collect())?;
-        let is_class = !matches!(coding, Coding::Values);
-        if is_class && rows.width() != 1 {
-            let array = &rows.arrays()[0];
-            return Err(Error::Data(format!(
-                "{}: expected one label for each row, got {} (shape {:?}); help: of one-hot rows save the argmax; for numbers \
-                 set `task` to regression",
-                array.name(),
-                rows.width(),
-                array.row_shape()
-            )));
-        }
+        let array = &rows.arrays()[0];
+        ensure!(
+            rows.width() == 1 || matches!(coding, Coding::Values),
+            Data,
+            "{}: expected one label for each row, got {} (shape {:?}); help: of one-hot rows save the argmax; for numbers \
+             set `task` to regression",
+            array.name(),
+            rows.width(),
+            array.row_shape()
+        );
         Ok(Labels {
             rows,
             coding,
@@ -216,16 +214,6 @@ impl Labels {
         !matches!(self.coding, Coding::Values)
     }
 
-    /// Whether the task follows from what they look like.
-    pub(crate) fn is_guessed(&self) -> bool {
-        self.is_guessed
-    }
-
-    /// The numbers of their files.
-    pub(crate) fn rows_of_numbers(&self) -> &Rows {
-        &self.rows
-    }
-
     /// Reads the classes of rows from `first` on. What is no class is below 0 or beyond all
     /// classes.
     pub(crate) fn classes(&self, first: u64, into: &mut [i64]) -> Result<()> {
@@ -235,21 +223,15 @@ impl Labels {
                 true => read_whole_floats(array, row, into)?,
                 false => array.read_i64(row, into)?,
             }
-            match &self.coding {
+            let class_of = |code: i64| match &self.coding {
                 Coding::Texts { classes, .. } => {
-                    let classes = &classes[file];
-                    let class = |code: i64| classes.get(usize::try_from(code).ok()?).copied();
-                    for code in into {
-                        *code = class(*code).unwrap_or(NO_CLASS);
-                    }
+                    classes[file].get(usize::try_from(code).ok()?).copied()
                 }
-                Coding::Numbers(numbers) => {
-                    for code in into {
-                        let class = numbers.binary_search(code);
-                        *code = class.map_or(NO_CLASS, |class| class as i64);
-                    }
-                }
-                Coding::Classes | Coding::Values => {}
+                Coding::Numbers(numbers) => Some(numbers.binary_search(&code).ok()? as i64),
+                Coding::Classes | Coding::Values => Some(code),
+            };
+            for code in into {
+                *code = class_of(*code).unwrap_or(NO_CLASS);
             }
         }
         Ok(())
@@ -293,33 +275,19 @@ impl Labels {
         Ok(())
     }
 
-    /// Reads the numbers of rows from `first` on.
-    pub(crate) fn values(&self, first: u64, into: &mut [f32]) -> Result<()> {
-        self.rows.read_f32(first, into)
-    }
-
     /// The error text for a label that is not a class, or not one of the `known` ones.
     pub(crate) fn why_no_class(&self, row: u64, known: Option<usize>) -> Result<String> {
         const HELP: &str = "help: number classes consecutively from 0, or set `task` to regression to learn the numbers as they are";
-        let label = self.label(row)?;
+        let (label, most) = (self.label(row)?, CLASSES_MAX - 1);
         let place = format!("{}: the label", self.place(row));
-        let is_whole = match label {
-            Label::Number(number) => number.fract() == 0.0,
-            Label::Text(_) | Label::Whole(_) => true,
-        };
-        Ok(match known {
-            _ if !is_whole => {
+        Ok(match (label, known) {
+            (Label::Number(number), _) if number.fract() != 0.0 => {
                 format!("{place}: expected a whole number as class, got {label}; {HELP}")
             }
-            Some(known) => {
-                format!(
-                    "{place}: expected one of the {known} classes that the model was trained on, got {label}"
-                )
-            }
-            None => {
-                let most = CLASSES_MAX - 1;
-                format!("{place}: expected a class from 0 to {most}, got {label}; {HELP}")
-            }
+            (_, Some(known)) => format!(
+                "{place}: expected one of the {known} classes that the model was trained on, got {label}"
+            ),
+            _ => format!("{place}: expected a class from 0 to {most}, got {label}; {HELP}"),
         })
     }
 
@@ -349,13 +317,13 @@ impl Labels {
         }
         let mut numbers = vec![0; self.rows.width()];
         array.read_i64(in_file, &mut numbers)?;
-        let text = match &self.coding {
-            Coding::Texts { names, .. } => usize::try_from(numbers[0])
-                .ok()
-                .and_then(|code| names[file].get(code)),
-            _ => None,
-        };
-        Ok(text.map_or(Label::Whole(numbers[0]), |text| Label::Text(text)))
+        let code = usize::try_from(numbers[0]).unwrap_or(usize::MAX);
+        Ok(match &self.coding {
+            Coding::Texts { names, .. } if code < names[file].len() => {
+                Label::Text(&names[file][code])
+            }
+            _ => Label::Whole(numbers[0]),
+        })
     }
 
     /// The first `most` rows whose label is like that.
@@ -366,11 +334,11 @@ impl Labels {
     ) -> Result<Vec<u64>> {
         let mut found = Vec::new();
         for row in 0..self.count() {
-            if is_wanted(self.label(row)?) {
-                found.push(row);
-            }
             if found.len() == most {
                 break;
+            }
+            if is_wanted(self.label(row)?) {
+                found.push(row);
             }
         }
         Ok(found)
@@ -389,18 +357,17 @@ impl Labels {
             Err(error) => return error,
         };
         let (what, help) = match (count, label) {
-            (0, _) => (
+            (1.., Label::Text(text)) => (
+                format!("{count} of {} labels are not numbers", self.count()),
+                Written::of(text).map_or("correct them or remove these rows", Written::help),
+            ),
+            _ => (
                 format!(
                     "labels are texts by their type, or whole numbers above {}",
                     i64::MAX
                 ),
                 "save them as floats",
             ),
-            (_, Label::Text(text)) => (
-                format!("{count} of {} labels are not numbers", self.count()),
-                Written::of(text).map_or("correct them or remove these rows", Written::help),
-            ),
-            _ => (String::new(), ""),
         };
         Error::Data(format!(
             "{place}: expected a number as label {why}, got {label}; {what}; help: {help}, or give other `labels`"
@@ -420,21 +387,22 @@ impl Labels {
 /// The texts of all files together, sorted by their bytes; `None` if labels are numbers.
 fn texts_in(files: &[FileLabels]) -> Result<Option<Vec<String>>> {
     let (with, without): (Vec<_>, Vec<_>) = files.iter().partition(|file| file.names.is_some());
-    match (with.first(), without.first()) {
-        (None, _) => Ok(None),
-        (Some(with), Some(without)) => Err(Error::Data(format!(
+    if let ([with, ..], [without, ..]) = (&with[..], &without[..]) {
+        bail!(
+            Data,
             "{}: expected texts as labels, as in {}, got numbers; help: give labels of one kind",
             without.array.name(),
             with.array.name()
-        ))),
-        (Some(_), None) => {
-            let names = files.iter().flat_map(|file| file.names.iter().flatten());
-            let mut names: Vec<String> = names.cloned().collect();
-            names.sort_unstable();
-            names.dedup();
-            Ok(Some(names))
-        }
+        );
     }
+    let mut names: Vec<String> = with
+        .iter()
+        .flat_map(|file| file.names.iter().flatten())
+        .cloned()
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    Ok((!with.is_empty()).then_some(names))
 }
 
 /// Reads classes that are stored as floats.

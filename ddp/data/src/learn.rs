@@ -1,7 +1,7 @@
 //! What is learned from rows: the task that their labels show, unless that guess is likely wrong,
 //! and how features become a model's inputs.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail, ensure};
 use crate::facts::Facts;
 use crate::feature_plan::FeaturePlan;
 use crate::files::{Element, Written, is_missing, number};
@@ -11,7 +11,7 @@ use crate::normalize::{Normalization, Normalize};
 use crate::open::Source;
 use crate::request::{DataRequest, Trained};
 use crate::scan::LabelsFound;
-use crate::task::TaskSpec;
+use crate::task::{Classes, TaskSpec};
 
 /// Odd labels that are shown.
 const SHOWN: usize = 3;
@@ -20,7 +20,7 @@ const SHOWN: usize = 3;
 pub(crate) fn learn(request: &DataRequest, source: &Source, facts: &Facts) -> Result<Trained> {
     let labels = source.labels.as_ref();
     let labels = labels.ok_or_else(|| Error::Internal("training without labels".into()))?;
-    if labels.is_guessed() {
+    if labels.is_guessed {
         check_guess(labels, &facts.labels)?;
     }
     let normalization = match (request.normalize, &facts.features) {
@@ -47,34 +47,31 @@ pub(crate) fn learn(request: &DataRequest, source: &Source, facts: &Facts) -> Re
 /// What is to be learned from these labels.
 fn task(labels: &Labels, found: &LabelsFound) -> Result<TaskSpec> {
     let (place, rows) = (labels.name(), labels.count());
-    match found.range {
-        _ if labels.are_classes() => {}
-        Some((least, greatest)) if least == greatest && rows > 1 => {
-            return Err(Error::Data(format!(
-                "{place}: expected labels that differ, got {least:?} as f32 in all {rows} rows; help: give other `labels`, or if \
-                 they differ by little for their size, subtract an offset before saving them"
-            )));
-        }
-        _ => {
-            let outputs = labels.width();
-            return Ok(TaskSpec::Regression { outputs });
-        }
+    if !labels.are_classes() {
+        let (least, greatest) = found.range.unwrap_or_default();
+        ensure!(
+            least != greatest || rows == 1,
+            Data,
+            "{place}: expected labels that differ, got {least:?} as f32 in all {rows} rows; help: give other `labels`, or if \
+             they differ by little for their size, subtract an offset before saving them"
+        );
+        let outputs = labels.width();
+        return Ok(TaskSpec::Regression { outputs });
     }
-    let names = labels.class_names();
-    let classes = names.map_or(found.counts.len(), <[String]>::len);
-    match names {
-        Some(names) if classes > 1 => Ok(TaskSpec::named_classes(names.to_vec())),
-        None if classes > 1 => Ok(TaskSpec::numbered_classes(classes)),
-        _ => {
-            let or_else = match names {
-                Some(_) => "",
-                None => ", or set `task` to regression",
-            };
-            Err(Error::Data(format!(
-                "{place}: expected labels of at least 2 classes, got {classes} in {rows} rows; help: give other `labels`{or_else}"
-            )))
-        }
-    }
+    let (classes, or_else) = match labels.class_names() {
+        Some(names) => (Classes::named(names.to_vec()), ""),
+        None => (
+            Classes::numbered(found.counts.len()),
+            ", or set `task` to regression",
+        ),
+    };
+    ensure!(
+        classes.count() > 1,
+        Data,
+        "{place}: expected labels of at least 2 classes, got {} in {rows} rows; help: give other `labels`{or_else}",
+        classes.count()
+    );
+    Ok(TaskSpec::Classification(classes))
 }
 
 /// An error if the task does not follow clearly from the labels: nearly all say one thing and few
@@ -83,16 +80,11 @@ fn check_guess(labels: &Labels, found: &LabelsFound) -> Result<()> {
     if !labels.are_classes() {
         return check_numbers(labels, found);
     }
-    let count = labels
-        .class_names()
-        .map_or(found.counts.len(), <[String]>::len);
+    let names = labels.class_names();
+    let count = names.map_or(found.counts.len(), <[String]>::len);
     let Some(classes) = labels.whole_classes(&found.counts) else {
-        check_texts(
-            labels,
-            labels.class_names().unwrap_or_default(),
-            &found.counts,
-        )?;
-        return check_count(labels, count, "texts");
+        check_texts(labels, names.unwrap_or_default(), &found.counts)?;
+        return check_count(labels, count, "texts", "");
     };
     if let Some(((odd, rows), (first, last))) = guess::odd_class(&classes, labels.count()) {
         let is_odd = |label: Label<'_>| match label {
@@ -105,60 +97,55 @@ fn check_guess(labels: &Labels, found: &LabelsFound) -> Result<()> {
             "correct or remove these rows, or set `task` to classification if this is a class";
         return refuse_odd(labels, &usual, rows, is_odd, help);
     }
-    check_count(labels, count, "whole numbers")
+    let or_numbers = "to regression to predict numbers, or ";
+    check_count(labels, count, "whole numbers", or_numbers)
 }
 
 fn check_texts(labels: &Labels, names: &[String], counts: &[u64]) -> Result<()> {
     let is_number = |text: &str| number(text.as_bytes()).is_some();
-    let is_missing = |text: &str| !is_number(text) && is_missing(text.as_bytes());
+    let is_text = |text: &str| !is_number(text);
+    let is_missing = |text: &str| is_text(text) && is_missing(text.as_bytes());
     // The rows whose label is like that.
     let rows_of = |is_so: &dyn Fn(&str) -> bool| -> u64 {
-        let rows = names.iter().zip(counts);
-        rows.filter(|(name, _)| is_so(name))
-            .map(|(_, rows)| rows)
-            .sum()
+        let rows = names.iter().zip(counts).filter(|(name, _)| is_so(name));
+        rows.map(|(_, rows)| rows).sum()
     };
     let (rows, number_rows) = (labels.count(), rows_of(&is_number));
-    let (text_rows, missing_rows) = (rows_of(&|text| !is_number(text)), rows_of(&is_missing));
-    let mut help =
-        "correct or remove these rows, or set `task` to classification if every text is a class"
-            .to_string();
-    let mut odd = |usual, is_odd: &dyn Fn(&str) -> bool, written: Option<Written>| {
-        if let Some(written) = written {
-            let or_classes = "or set `task` to classification if every text is a class";
-            help = format!("{}, {or_classes}", written.help());
-        }
+    let (text_rows, missing_rows) = (rows_of(&is_text), rows_of(&is_missing));
+    let odd = |usual, is_odd: &dyn Fn(&str) -> bool, help: &str| {
+        let help = format!("{help}, or set `task` to classification if every text is a class");
         let is_odd_label = |label: Label<'_>| label.is_text_like(is_odd);
         refuse_odd(labels, usual, rows_of(is_odd), is_odd_label, &help)
     };
     let texts = names
         .iter()
-        .filter(|name| !is_number(name) && !is_missing(name));
+        .filter(|name| is_text(name) && !is_missing(name));
     let written: Option<Vec<Written>> = texts.map(|name| Written::of(name)).collect();
+    let help = "correct or remove these rows";
     match written.as_deref() {
-        Some([first, ..]) => return odd("numbers", &|text| !is_number(text), Some(*first)),
+        Some([first, ..]) => return odd("numbers", &is_text, first.help()),
         _ if number_rows == 0 || text_rows == 0 => {}
         _ if missing_rows == text_rows || guess::are_odd(text_rows, rows) => {
-            return odd("numbers", &|text| !is_number(text), None);
+            return odd("numbers", &is_text, help);
         }
-        _ if guess::are_odd(number_rows, rows) => return odd("texts", &is_number, None),
+        _ if guess::are_odd(number_rows, rows) => return odd("texts", &is_number, help),
         _ => {}
     }
     match missing_rows {
         0 => Ok(()),
-        _ => odd("names of classes", &is_missing, None),
+        _ => odd("names of classes", &is_missing, help),
     }
 }
 
 fn check_numbers(labels: &Labels, found: &LabelsFound) -> Result<()> {
     let (width, rows) = (labels.width(), labels.count());
-    if width > 1 && found.one_hot == rows {
-        let name = labels.name();
-        return Err(Error::Data(format!(
-            "{name}: every label is a single 1 among {width} numbers, as one-hot rows of classes are; help: save the argmax \
-             of each row, or set `task` to regression to learn the {width} numbers"
-        )));
-    }
+    ensure!(
+        width == 1 || found.one_hot < rows,
+        Data,
+        "{}: every label is a single 1 among {width} numbers, as one-hot rows of classes are; help: save the argmax \
+         of each row, or set `task` to regression to learn the {width} numbers",
+        labels.name()
+    );
     let different = found.whole.len() as u64;
     let are_classes = width == 1 && guess::look_like_classes(different, found.fractions, rows);
     // Floats that are all whole numbers are numbers, as their type says.
@@ -172,19 +159,15 @@ fn check_numbers(labels: &Labels, found: &LabelsFound) -> Result<()> {
 }
 
 /// An error if so many classes are unlikely.
-fn check_count(labels: &Labels, classes: usize, what: &str) -> Result<()> {
+fn check_count(labels: &Labels, classes: usize, what: &str, or_numbers: &str) -> Result<()> {
     let (place, rows) = (labels.name(), labels.count());
-    if !guess::are_too_many(classes as u64, rows) {
-        return Ok(());
-    }
-    let numbers = match what {
-        "texts" => "",
-        _ => "to regression to predict numbers, or ",
-    };
-    Err(Error::Data(format!(
-        "{place}: the labels are {what}, and would make {classes} classes for {rows} rows; help: set `task` {numbers}to \
+    ensure!(
+        !guess::are_too_many(classes as u64, rows),
+        Data,
+        "{place}: the labels are {what}, and would make {classes} classes for {rows} rows; help: set `task` {or_numbers}to \
          classification if they are classes, or give other `labels`"
-    )))
+    );
+    Ok(())
 }
 
 /// The error of `count` labels that are unlike the `usual` ones.
@@ -200,8 +183,9 @@ fn refuse_odd(
     let shown = shown.collect::<Result<Vec<_>>>()?.join("; ");
     let more = if count > SHOWN as u64 { "; …" } else { "" };
     let are = if count == 1 { "is" } else { "are" };
-    Err(Error::Data(format!(
+    bail!(
+        Data,
         "expected labels that are all {usual}, but {count} of {} {are} not: {shown}{more}; help: {help}, or give other `labels`",
         labels.count()
-    )))
+    )
 }

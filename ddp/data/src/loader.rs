@@ -1,30 +1,26 @@
 //! Fills batches: a rank's rows of a global batch are gathered into one of two slots and cut into
 //! micro-batches.
 //!
-//! The next batch is gathered by a background thread during the step (`fetch.rs`). Batches get onto
-//! GPUs in two ways: copied from host memory (`ferry.rs`), or gathered from data kept there
-//! (`resident.rs`). Letters: R rows of this rank, at most; I… and T… the shapes of a row's inputs
+//! The next batch is gathered by a background thread during the step (`slots.rs`). Batches get onto
+//! GPUs in two ways: copied from host memory, or gathered from data kept there (`devices.rs`).
+//! Letters: R rows of this rank, at most; I… and T… the shapes of a row's inputs
 //! and targets.
 
 mod batch;
-mod builder;
-mod ferry;
-mod fetch;
+mod devices;
 mod lanes;
-mod memory;
-mod resident;
 mod slots;
-mod source;
 
 use std::sync::Arc;
 
+use ddp_kernels::{Device, Member, Seed};
+
 pub use self::batch::{Batch, Micro, Origin, SlotId};
-pub use self::builder::LoaderBuilder;
-pub use self::resident::Resident;
+pub use self::devices::{Resident, Source};
 use self::slots::Slots;
-pub use self::source::Source;
-use crate::error::Result;
-use crate::sampler::{self, Permutation, Sampler, Shards};
+use crate::dataset::Dataset;
+use crate::error::{Error, Result};
+use crate::sampler::{self, Sampler, Shards};
 
 /// Fills the batches of training, in the sampler's order.
 #[derive(Debug)]
@@ -32,23 +28,8 @@ pub struct Loader {
     slots: Slots,
     sampler: Sampler,
     shards: Shards,
-    /// The orders of the last epoch and of the next one, by the parity of the epoch.
-    orders: [Option<(u64, Permutation)>; 2],
     /// The first step that will not be loaded.
     end: u64,
-}
-
-/// The order of rows in `epoch`.
-fn order_of<'a>(
-    orders: &'a mut [Option<(u64, Permutation)>; 2],
-    sampler: &Sampler,
-    epoch: u64,
-) -> &'a Permutation {
-    let place = &mut orders[(epoch % 2) as usize];
-    if place.as_ref().is_none_or(|(there, _)| *there != epoch) {
-        *place = Some((epoch, sampler.permutation(epoch)));
-    }
-    &place.as_ref().expect("set above").1
 }
 
 impl Loader {
@@ -85,7 +66,6 @@ impl Loader {
             slots,
             sampler,
             shards,
-            orders: [None, None],
             end: u64::MAX,
         })
     }
@@ -94,24 +74,29 @@ impl Loader {
     /// gathered in the background.
     pub fn load(&mut self, step0: u64) -> Result<&Batch> {
         let place = self.sampler.at(step0);
-        let mine = self.shards.share(&place.positions);
+        let positions = &place.positions;
+        let mine = self.shards.share(positions);
         let (rows, first) = (
-            place.positions.end - place.positions.start,
-            mine.start - place.positions.start,
+            positions.end - positions.start,
+            mine.start - positions.start,
         );
-        let order = order_of(&mut self.orders, &self.sampler, place.epoch);
-        let mine = mine.map(|position| order.row(position));
-        let recurs = rows == self.sampler.batch().min(self.sampler.rows());
+        let recurs = rows == self.sampler.batch();
+        let mine = self.rows_of(step0);
         self.slots
             .load([step0, place.epoch], rows, first, mine, recurs)?;
         if step0 + 1 < self.end {
-            let place = self.sampler.at(step0 + 1);
-            let order = order_of(&mut self.orders, &self.sampler, place.epoch);
-            let mine = self.shards.share(&place.positions);
-            self.slots
-                .prefetch(step0 + 1, mine.map(|position| order.row(position)))?;
+            let next = self.rows_of(step0 + 1);
+            self.slots.prefetch(step0 + 1, next)?;
         }
         Ok(self.slots.last())
+    }
+
+    /// This rank's rows of step `step0`.
+    fn rows_of(&self, step0: u64) -> impl Iterator<Item = u64> + use<> {
+        let place = self.sampler.at(step0);
+        let order = self.sampler.permutation(place.epoch);
+        let mine = self.shards.share(&place.positions);
+        mine.map(move |position| order.row(position))
     }
 
     /// Says that no step from `step0` on, counted from 0, will be loaded, so that nothing is
@@ -232,6 +217,110 @@ impl InOrder {
         let rows = self.rows_of(shard.expect("an index below the count"));
         let start = rows.start + index * self.batch;
         start..start.saturating_add(self.batch).min(rows.end)
+    }
+}
+
+/// How a dataset is loaded: in batches of 32 rows, in the order that it has, unless it is told
+/// otherwise.
+#[derive(Debug)]
+pub struct LoaderBuilder {
+    dataset: Arc<dyn Dataset>,
+    batch_size: u64,
+    seed: Option<Seed>,
+    drop_last: bool,
+    micro_batch: Option<usize>,
+    shards: Option<usize>,
+    devices: Option<[Device; 2]>,
+}
+
+impl Loader {
+    /// A loader of these rows.
+    pub fn builder(dataset: impl Dataset + 'static) -> LoaderBuilder {
+        LoaderBuilder {
+            dataset: Arc::new(dataset),
+            batch_size: 32,
+            seed: None,
+            drop_last: false,
+            micro_batch: None,
+            shards: None,
+            devices: None,
+        }
+    }
+}
+
+impl LoaderBuilder {
+    /// Rows of a batch, over all ranks.
+    pub fn batch_size(mut self, rows: u64) -> LoaderBuilder {
+        self.batch_size = rows;
+        self
+    }
+
+    /// Another order of rows in each epoch, which the seed decides.
+    pub fn shuffle(mut self, seed: Seed) -> LoaderBuilder {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Skips an epoch's last batch if it is short.
+    pub fn drop_last(mut self) -> LoaderBuilder {
+        self.drop_last = true;
+        self
+    }
+
+    /// The most rows of a rank that go through the model at once; else all of its part of a batch.
+    pub fn micro_batch(mut self, rows: usize) -> LoaderBuilder {
+        self.micro_batch = Some(rows);
+        self
+    }
+
+    /// Cuts every batch into so many shards, for a step with as many: `ReducerOptions::shards`.
+    pub fn shards(mut self, shards: usize) -> LoaderBuilder {
+        self.shards = Some(shards);
+        self
+    }
+
+    /// Brings batches to this device, and not to that of `World::device`.
+    pub fn device(self, device: Device) -> LoaderBuilder {
+        self.devices(device, device)
+    }
+
+    /// Brings inputs to the first device of a model that is split, targets to its last.
+    pub fn devices(mut self, first: Device, last: Device) -> LoaderBuilder {
+        self.devices = Some([first, last]);
+        self
+    }
+
+    /// The part of each batch that belongs to this rank: `build(world)`.
+    pub fn build(self, member: impl Into<Member>) -> Result<Loader> {
+        let Member { rank, size, device } = member.into();
+        let (rows, seed) = (self.dataset.rows(), self.seed.map(|seed| seed.0));
+        let sampler = Sampler::with_order(rows, self.batch_size, seed, self.drop_last)?;
+        let (micro_batch, shards) = (self.micro_batch, self.shards_of(rank, size));
+        Loader::in_shards(self.source(device)?, sampler, shards, micro_batch)
+    }
+
+    /// This rank's part of all rows, once and in order: for evaluation.
+    pub fn build_in_order(self, member: impl Into<Member>) -> Result<InOrder> {
+        let Member { rank, size, device } = member.into();
+        let batch = usize::try_from(self.batch_size).unwrap_or(usize::MAX);
+        let shards = self.shards_of(rank, size);
+        InOrder::in_shards(self.source(device)?, shards, batch)
+    }
+
+    fn shards_of(&self, rank: usize, size: usize) -> Shards {
+        Shards::of_rank(self.shards.unwrap_or(size), rank, size)
+    }
+
+    fn source(self, chosen: Option<Device>) -> Result<Source> {
+        let devices = self.devices.or(chosen.map(|device| [device; 2]));
+        let devices = devices.ok_or_else(|| {
+            Error::Usage(
+                "a loader: expected the device of its batches, got none; help: call \
+                 world.device()? before build, or name one with .device(…)"
+                    .into(),
+            )
+        })?;
+        Ok(Source::new(self.dataset, devices))
     }
 }
 

@@ -65,31 +65,19 @@ impl Normalization {
     /// Scales each feature to mean 0 and deviation 1. A constant one becomes 0, with a scale of 1.
     pub(crate) fn standard(moments: &Moments) -> Normalization {
         let count = moments.count.max(1) as f64;
-        let ends = moments.least.iter().zip(&moments.greatest);
-        let spread = moments.squares.iter().zip(ends);
-        // The mean of equal numbers may be off by a rounding, which would give a tiny deviation.
-        let scale = spread.map(|(squares, (least, greatest))| {
-            scale_of(if least == greatest {
-                0.0
-            } else {
-                (squares / count).sqrt()
-            })
-        });
-        let means = moments
-            .mean
-            .iter()
-            .zip(moments.least.iter().zip(&moments.greatest));
-        let shift = means.map(|(&mean, (&least, &greatest))| {
-            if least == greatest {
-                least
-            } else {
-                mean as f32
+        let feature = |index: usize| {
+            let (least, greatest) = (moments.least[index], moments.greatest[index]);
+            // The mean of equal numbers may be off by a rounding, and so give a tiny deviation.
+            match least == greatest {
+                true => (least, 1.0),
+                false => (
+                    moments.mean[index] as f32,
+                    scale_of((moments.squares[index] / count).sqrt()),
+                ),
             }
-        });
-        Normalization {
-            shift: shift.collect(),
-            scale: scale.collect(),
-        }
+        };
+        let (shift, scale) = (0..moments.mean.len()).map(feature).unzip();
+        Normalization { shift, scale }
     }
 
     /// Normalizes whole rows of `width` features.

@@ -14,11 +14,11 @@ use std::sync::Arc;
 
 use ddp_kernels::mapped::{Identity, Mapped};
 
-use crate::array_names::{self, WantedArrays};
-use crate::error::{Error, Result};
+use crate::array_names;
+use crate::error::{Result, bail, ensure};
 use crate::feature_plan::ColumnPlan;
 use crate::files::table::{self, TableRequest};
-use crate::files::{self, Array, Contents, OddCells, listed};
+use crate::files::{self, Array, Contents, OddCells};
 use crate::labels::{FileLabels, Labels};
 use crate::request::Trained;
 use crate::resolve::{FoundFiles, LabelPlace, Wanted, mismatched};
@@ -72,20 +72,19 @@ impl Source {
     pub(crate) fn shared_with(&self, other: &Source) -> Option<&str> {
         let real = |path: &PathBuf| fs::canonicalize(path).ok();
         let others: Vec<_> = other.paths.iter().map(real).collect();
+        let mut files = self.paths.iter().zip(self.features.arrays());
         // Each model has its own copy of a table.
-        let is_in = |index: usize, array: &Array| match self.is_table() {
-            true => others.contains(&real(&self.paths[index])),
-            false => other.features.arrays().iter().any(|own| own.is_same(array)),
-        };
-        let mut arrays = self.features.arrays().iter().enumerate();
-        let shared = arrays.find(|(index, array)| is_in(*index, array));
+        let shared = files.find(|(path, array)| match self.is_table() {
+            true => others.contains(&real(path)),
+            false => other.features.has(array),
+        });
         shared.map(|(_, array)| array.name())
     }
 
     /// Tells the files of this rank from other ones: equal on ranks that have the same files open.
     pub(crate) fn identity(&self) -> String {
         let labels = self.labels.iter();
-        let labels = labels.flat_map(|labels| labels.rows_of_numbers().arrays());
+        let labels = labels.flat_map(|labels| labels.rows.arrays());
         identity_of(self.features.arrays().iter().chain(labels))
     }
 
@@ -96,13 +95,13 @@ impl Source {
             (None, _) => "none".to_string(),
             (Some(_), Some(_)) => "texts".into(),
             (Some(labels), None) if labels.are_classes() => "classes".into(),
-            (Some(labels), None) => format!("{} numbers a row", labels.width()),
+            (Some(labels), None) => format!("{} numbers a row", labels.rows.width()),
         };
         let name = match &self.label {
             Some(LabelName::Column(name) | LabelName::Array(name)) => name,
             None => "without a name",
         };
-        let features = &self.features;
+        let (features, columns) = (&self.features, self.columns.as_deref().unwrap_or_default());
         let files: Vec<&str> = features.arrays().iter().map(Array::name).collect();
         let values = [
             ("the number of files", files.len().to_string()),
@@ -110,10 +109,7 @@ impl Source {
             ("the number of rows", features.rows().to_string()),
             ("the number of features", features.width().to_string()),
             ("the type of features", features.element()?.to_string()),
-            (
-                "the columns",
-                self.columns.as_deref().unwrap_or_default().join("\n"),
-            ),
+            ("the columns", columns.join("\n")),
             ("the label", name.to_string()),
             ("the labels", labels),
             ("the classes", names.unwrap_or_default().join("\n")),
@@ -133,16 +129,7 @@ pub(crate) fn identity_of<'a>(arrays: impl Iterator<Item = &'a Array>) -> String
     identities.map(|identity| format!("{identity:?}")).collect()
 }
 
-/// One file of features, with its labels if it has them.
-struct Part {
-    features: Array,
-    labels: Option<FileLabels>,
-    columns: Option<Vec<String>>,
-    left_out: Vec<String>,
-    odd_cells: Vec<OddCells>,
-}
-
-/// What is known of columns and label, by the model or by the first file.
+/// What is known of columns and label, by the model or by the first file, and what was opened.
 struct Opening<'a> {
     files: &'a FoundFiles<'a>,
     wanted: &'a Wanted<'a>,
@@ -151,13 +138,17 @@ struct Opening<'a> {
     /// The columns of tables that they come from.
     plan: Option<Vec<ColumnPlan>>,
     label: Option<LabelName>,
+    features: Vec<Array>,
+    labels: Vec<FileLabels>,
+    /// Of the first file, the names of its features, and the columns or arrays that are left out.
+    first: Option<(Option<Vec<String>>, Vec<String>)>,
+    odd_cells: Vec<OddCells>,
 }
 
 /// Opens all of it. Only headers are read, unless files have to be converted first. `task` is what
 /// the user says of the labels.
 pub(crate) fn open(files: &FoundFiles<'_>, task: Option<TaskKind>) -> Result<Source> {
-    let wanted = &files.wanted;
-    let model = wanted.model;
+    let (wanted, model) = (&files.wanted, files.wanted.model);
     let mut opening = Opening {
         files,
         wanted,
@@ -167,71 +158,54 @@ pub(crate) fn open(files: &FoundFiles<'_>, task: Option<TaskKind>) -> Result<Sou
             None => wanted.plan.clone(),
         },
         label: model.and_then(|model| model.label.clone()),
+        features: Vec::new(),
+        labels: Vec::new(),
+        first: None,
+        odd_cells: Vec::new(),
     };
     if model.is_none() && opening.plan.is_none() {
         opening.plan = opening.plan_of_settings()?;
     }
-    let mut parts = Vec::with_capacity(files.paths.len());
     for path in &files.paths {
-        let part = match files::is_table(path) {
+        match files::is_table(path) {
             true => opening.table(path)?,
             false => opening.arrays(path)?,
-        };
-        opening.columns = opening.columns.or_else(|| part.columns.clone());
-        let name = part.labels.as_ref().and_then(FileLabels::name);
-        opening.label = name.or(opening.label);
-        parts.push(part);
+        }
     }
     let (label_files, part_of_each) = files.labels.files();
-    let mut labels = match label_files {
-        [] => parts
-            .iter_mut()
-            .filter_map(|part| part.labels.take())
-            .collect(),
-        files => opening.label_files(files, part_of_each)?,
-    };
-    let features: Vec<Array> = parts.iter().map(|part| part.features.clone()).collect();
-    opening.check_labels(&features, &labels)?;
-    opening.agree_on_texts(&mut labels)?;
+    for path in label_files {
+        opening.label_file(path, part_of_each)?;
+    }
+    opening.check_labels()?;
+    opening.agree_on_texts()?;
     let given: HashSet<&Path> = files
         .paths
         .iter()
         .chain(label_files)
         .map(|path| &**path)
         .collect();
-    let arrays = features
-        .iter()
-        .chain(labels.iter().map(|labels| &labels.array));
-    let mapped = arrays.map(Array::mapped);
-    let watched = mapped
-        .filter(|file| given.contains(file.path()))
-        .cloned()
-        .collect();
-    let label = labels.first().and_then(FileLabels::name);
-    let labels = match (&files.labels, model) {
-        (LabelPlace::Unwanted, _) => None,
-        (_, Some(model)) => Some(Labels::of_task(labels, &model.task)?),
-        (_, None) => Some(Labels::new(labels, task)?),
-    };
-    let mut odd_cells = Vec::new();
-    for part in &mut parts {
-        OddCells::add(std::mem::take(&mut part.odd_cells), &mut odd_cells);
-    }
+    let labels = opening.labels.iter().map(|labels| &labels.array);
+    let mapped = opening.features.iter().chain(labels).map(Array::mapped);
+    let watched = mapped.filter(|file| given.contains(file.path())).cloned();
+    let (columns, left_out) = opening.first.take().unwrap_or_default();
     let is_categorical = |plan: &Vec<ColumnPlan>| plan.iter().any(ColumnPlan::is_categorical);
-    let first = parts.swap_remove(0);
     let source = Source {
         setting: wanted.setting,
         path: wanted.spec.path.clone(),
-        features: Rows::new(features)?,
-        labels,
-        label,
+        watched: watched.collect(),
+        features: Rows::new(opening.features)?,
+        label: opening.labels.first().and_then(FileLabels::name),
+        labels: match (&files.labels, model) {
+            (LabelPlace::Unwanted, _) => None,
+            (_, Some(model)) => Some(Labels::of_task(opening.labels, &model.task)?),
+            (_, None) => Some(Labels::new(opening.labels, task)?),
+        },
         paths: files.paths.clone(),
-        columns: first.columns,
-        left_out: first.left_out,
+        columns,
+        left_out,
         plan: opening.plan.filter(is_categorical),
-        odd_cells,
+        odd_cells: opening.odd_cells,
         has_label_files: matches!(files.labels, LabelPlace::Files(..)),
-        watched,
     };
     source.features.element()?;
     model.map_or(Ok(()), |model| check_width(&source, model))?;
@@ -249,64 +223,76 @@ fn check_width(source: &Source, model: &Trained) -> Result<()> {
             "; help: give rows of the same shape as `val-data`",
         ),
     };
-    match expected == got {
-        true => Ok(()),
-        false => Err(Error::Data(format!(
-            "{place}: expected {expected} features a row, {like}, got {got}{help}"
-        ))),
-    }
+    ensure!(
+        expected == got,
+        Data,
+        "{place}: expected {expected} features a row, {like}, got {got}{help}"
+    );
+    Ok(())
 }
 
 impl Opening<'_> {
+    /// Takes what a file has. What the first one names is known for the others.
+    fn add(
+        &mut self,
+        features: Array,
+        labels: Option<FileLabels>,
+        columns: Option<Vec<String>>,
+        left_out: Vec<String>,
+    ) {
+        self.columns = self.columns.take().or_else(|| columns.clone());
+        let name = labels.as_ref().and_then(FileLabels::name);
+        self.label = name.or(self.label.take());
+        self.features.push(features);
+        self.labels.extend(labels);
+        self.first.get_or_insert((columns, left_out));
+    }
+
     /// A table: its columns except the label.
-    fn table(&self, path: &Path) -> Result<Part> {
+    fn table(&mut self, path: &Path) -> Result<()> {
         let features = self.feature_columns()?;
-        let names = features.iter().flatten();
-        let names: HashSet<&str> = names.map(|plan| &*plan.name).collect();
+        let names: HashSet<&str> = features.iter().flatten().map(|plan| &*plan.name).collect();
         let mut left_out = table::columns(path)?;
-        let label = match &self.files.labels {
-            LabelPlace::Named(name) => Some(name.clone()),
-            LabelPlace::Default => Some(self.label_column(path, &left_out, &names)?),
-            _ => None,
-        };
+        let label = self.label_of(path, &left_out, &names)?;
         let labels = label.as_ref();
         let labels = labels.map_or(Vec::new(), |label| table::label_names(&left_out, label));
         if let Some(label) = labels.iter().find(|label| names.contains(**label)) {
-            return Err(Error::Usage(format!(
+            bail!(
+                Usage,
                 "`{}` {label}: the label must not be a feature of {} as well: a model that sees it learns \
                  nothing; help: give another label, or other features as in `{}` {}#a,b",
                 self.wanted.labels_setting(),
                 path.display(),
                 self.wanted.setting,
                 self.wanted.spec.path
-            )));
+            );
         }
         left_out.retain(|name| !labels.contains(&&**name) && !names.contains(&**name));
         let count = features.as_ref().map_or(left_out.len(), Vec::len);
         let may_hold_label = features.is_none() && self.files.labels == LabelPlace::Unwanted;
         self.check_unnamed(path, count, may_hold_label)?;
-        let contents = table::open(
-            path,
-            &TableRequest {
-                label: label.as_deref(),
-                features: features.as_deref(),
-                allows_missing: self.wanted.allows_missing,
-                labels_are_texts: false,
-                is_for_model: self.wanted.model.is_some(),
-                cache_dir: self.wanted.cache_dir,
-            },
-        )?;
+        let request = TableRequest {
+            label: label.as_deref(),
+            features: features.as_deref(),
+            allows_missing: self.wanted.allows_missing,
+            labels_are_texts: false,
+            is_for_model: self.wanted.model.is_some(),
+            cache_dir: self.wanted.cache_dir,
+        };
+        let contents = table::open(path, &request)?;
         if features.is_none() {
             left_out.clear();
         }
         let labels = label.map(|label| labels_of(path, &contents, label));
-        Ok(Part {
-            features: array_of(&contents, path, "features")?,
-            labels: labels.transpose()?,
-            columns: contents.columns,
+        let features = array_of(&contents, path, "features")?;
+        self.add(
+            features,
+            labels.transpose()?,
+            contents.about.columns,
             left_out,
-            odd_cells: contents.odd_cells,
-        })
+        );
+        OddCells::add(contents.about.odd_cells, &mut self.odd_cells);
+        Ok(())
     }
 
     /// An error if `count` columns of a table are not the features of a model that was trained on
@@ -326,88 +312,60 @@ impl Opening<'_> {
             false => return Ok(()),
         };
         let (path, setting) = (path.display(), self.wanted.setting);
-        Err(Error::Data(format!(
+        bail!(
+            Data,
             "`{setting}` {path}: expected {what}; help: name the columns in the model's order, as in {path}#a,b"
-        )))
+        )
     }
 
     /// A file of arrays.
-    fn arrays(&self, path: &Path) -> Result<Part> {
+    fn arrays(&mut self, path: &Path) -> Result<()> {
         let mut contents = files::open(path, self.wanted.cache_dir)?;
-        let wanted = WantedArrays {
-            features: self.wanted.spec.part.as_deref(),
-            labels: self.files.labels.name(),
-            labels_elsewhere: match &self.label {
-                Some(LabelName::Array(name)) => Some(name),
-                _ => None,
-            },
-            looks_for_labels: self.files.labels == LabelPlace::Default,
-            to_evaluate: self.wanted.model.is_some(),
-        };
-        let (features, labels) = array_names::arrays(&contents, path, wanted)?;
-        if labels.is_none() && wanted.looks_for_labels {
-            let or_name = match contents.arrays.len() {
-                1 => "",
-                _ => ", or '#NAME' for an array of this file",
-            };
-            return Err(Error::Usage(format!(
-                "`{}` {}: expected labels in the file, got {}; help: give `{}` FILE{or_name}",
-                self.wanted.setting,
-                path.display(),
-                array_names::listed(&contents),
-                self.wanted.labels_setting()
-            )));
-        }
+        let (features, labels) =
+            array_names::arrays(&contents, path, self.files, self.label.as_ref())?;
         let others = contents.arrays.iter().enumerate();
         let others = others.filter(|(index, _)| *index != features && Some(*index) != labels);
         let left_out = others.map(|(_, array)| array.key().to_string()).collect();
-        let names = contents.classes.take();
+        let names = contents.about.classes.take();
         let labels = labels.map(|index| FileLabels::new(&contents.arrays[index], names));
         let features = contents.arrays.swap_remove(features);
         // They may be the names of another array.
-        let columns = contents
-            .columns
-            .filter(|columns| columns.len() == features.row_elements());
-        match (&self.columns, &columns) {
-            (Some(expected), Some(got)) if expected != got => Err(Error::Data(format!(
+        let is_own = |columns: &Vec<String>| columns.len() == features.row_elements();
+        let columns = contents.about.columns.filter(is_own);
+        if let (Some(expected), Some(got)) = (&self.columns, &columns) {
+            ensure!(
+                expected == got,
+                Data,
                 "{}: expected the columns that the model was trained on, in their order: {}; help: save them in that order, or \
                  give a table, whose columns are found by their names",
                 path.display(),
                 difference(expected, got)
-            ))),
-            _ => Ok(Part {
-                features,
-                labels,
-                columns,
-                left_out,
-                odd_cells: Vec::new(),
-            }),
+            );
         }
+        self.add(features, labels, columns, left_out);
+        Ok(())
     }
 
-    /// Files that hold only labels. All have the name of the first one.
-    fn label_files(&mut self, files: &[PathBuf], part: Option<&str>) -> Result<Vec<FileLabels>> {
-        let mut all = Vec::with_capacity(files.len());
-        for path in files {
-            let labels = match files::is_table(path) {
-                true => {
-                    let column = match part {
-                        Some(name) => name.to_string(),
-                        None => self.only_column(path)?,
-                    };
-                    self.column_of_labels(path, column, false)?
-                }
-                false => {
-                    let contents = files::open(path, self.wanted.cache_dir)?;
-                    let to_evaluate = self.wanted.model.is_some();
-                    let index = array_names::labels_alone(&contents, path, part, to_evaluate)?;
-                    FileLabels::new(&contents.arrays[index], contents.classes)
-                }
-            };
-            self.label = labels.name().or(self.label.take());
-            all.push(labels);
-        }
-        Ok(all)
+    /// A file that holds only labels. All have the name of the first one.
+    fn label_file(&mut self, path: &Path, part: Option<&str>) -> Result<()> {
+        let labels = match files::is_table(path) {
+            true => {
+                let column = match part {
+                    Some(name) => name.to_string(),
+                    None => self.only_column(path)?,
+                };
+                self.column_of_labels(path, column, false)?
+            }
+            false => {
+                let contents = files::open(path, self.wanted.cache_dir)?;
+                let to_evaluate = self.wanted.model.is_some();
+                let index = array_names::labels_alone(&contents, path, part, to_evaluate)?;
+                FileLabels::new(&contents.arrays[index], contents.about.classes)
+            }
+        };
+        self.label = labels.name().or(self.label.take());
+        self.labels.push(labels);
+        Ok(())
     }
 
     /// One column of a table as labels.
@@ -423,18 +381,19 @@ impl Opening<'_> {
     }
 
     /// If the labels of one table are texts, those of all tables are, as within one table.
-    fn agree_on_texts(&self, labels: &mut [FileLabels]) -> Result<()> {
+    fn agree_on_texts(&mut self) -> Result<()> {
         let are_numbers = |labels: &FileLabels| labels.names.is_none();
         let model = self.wanted.model.and_then(|model| model.task.classes());
         // Even if all could be numbers.
         let learned_texts = model
             .is_some_and(|classes| classes.texts().is_some() && classes.whole_names().is_none());
-        if !learned_texts && labels.iter().all(are_numbers) {
+        if !learned_texts && self.labels.iter().all(are_numbers) {
             return Ok(());
         }
-        for labels in labels.iter_mut().filter(|labels| are_numbers(labels)) {
-            if let Some((path, column)) = labels.column.clone() {
-                *labels = self.column_of_labels(&path, column, true)?;
+        for index in 0..self.labels.len() {
+            let labels = &self.labels[index];
+            if let (true, Some((path, column))) = (are_numbers(labels), labels.column.clone()) {
+                self.labels[index] = self.column_of_labels(&path, column, true)?;
             }
         }
         Ok(())
@@ -442,77 +401,59 @@ impl Opening<'_> {
 
     /// Checks that there are as many labels as rows, in all if one file has them, else file by
     /// file, and that no array is both.
-    fn check_labels(&self, features: &[Array], labels: &[FileLabels]) -> Result<()> {
+    fn check_labels(&self) -> Result<()> {
+        let (features, labels) = (&self.features[..], &self.labels[..]);
         let given = format!("`{}` {}", self.wanted.setting, self.wanted.spec.path);
         let setting = self.wanted.labels_setting();
-        let check = |labels: &FileLabels, name: &str, rows: u64| {
-            let (name_of_labels, got) = (labels.array.name(), labels.array.rows());
-            match got == rows {
-                true => Ok(()),
-                false => Err(Error::Data(format!(
-                    "{name_of_labels}: expected a label for each of the {rows} rows of {name}, got {got}; help: give the \
-                     labels of these rows, in their order"
-                ))),
-            }
-        };
-        match (labels, features) {
-            ([], _) => {}
-            ([labels], [_, _, ..]) => {
-                // `Rows::new` refuses a sum that does not fit.
-                let rows = features
-                    .iter()
-                    .map(Array::rows)
-                    .fold(0, u64::saturating_add);
-                check(labels, &given, rows)?;
-            }
-            _ if labels.len() != features.len() => {
-                return Err(Error::Data(format!(
-                    "`{setting}`: expected one file of labels, or one for each of the {} files of {given}, got {}",
-                    features.len(),
-                    labels.len()
-                )));
-            }
-            _ => {
-                for (labels, features) in labels.iter().zip(features) {
-                    check(labels, features.name(), features.rows())?;
-                }
-            }
+        ensure!(
+            labels.len() <= 1 || labels.len() == features.len(),
+            Data,
+            "`{setting}`: expected one file of labels, or one for each of the {} files of {given}, got {}",
+            features.len(),
+            labels.len()
+        );
+        // `Rows::new` refuses a sum that does not fit.
+        let all = features
+            .iter()
+            .map(Array::rows)
+            .fold(0, u64::saturating_add);
+        for (index, labels) in labels.iter().map(|labels| &labels.array).enumerate() {
+            let (name, rows) = match self.labels.len() == features.len() {
+                true => (features[index].name(), features[index].rows()),
+                false => (&*given, all),
+            };
+            ensure!(
+                labels.rows() == rows,
+                Data,
+                "{}: expected a label for each of the {rows} rows of {name}, got {}; help: give the \
+                 labels of these rows, in their order",
+                labels.name(),
+                labels.rows()
+            );
+            ensure!(
+                !features.iter().any(|array| array.is_same(labels)),
+                Usage,
+                "`{setting}` {}: expected other numbers than the features of `{}`, got the same ones: a model that sees its \
+                 labels learns nothing; help: give another file or array",
+                labels.name(),
+                self.wanted.setting
+            );
         }
         if let (LabelPlace::Files(files, _), [_, _, ..]) = (&self.files.labels, labels) {
             let features = features.iter().map(|array| array.name().to_string());
             let files = files.iter().map(|path| path.display().to_string());
             let (features, files): (Vec<_>, Vec<_>) = (features.collect(), files.collect());
             if let Some(index) = mismatched(&features, &files) {
-                return Err(Error::Data(format!(
+                bail!(
+                    Data,
                     "`{setting}` {}: expected labels with the number of their features, {}; help: files are sorted by their \
                      names as texts: give both the same numbers, with leading zeros",
-                    files[index], features[index]
-                )));
+                    files[index],
+                    features[index]
+                );
             }
         }
-        let mut labels = labels.iter().map(|labels| &labels.array);
-        let is_feature = |label: &&Array| features.iter().any(|array| array.is_same(label));
-        match labels.find(is_feature) {
-            None => Ok(()),
-            Some(label) => Err(Error::Usage(format!(
-                "`{setting}` {}: expected other numbers than the features of `{}`, got the same ones: a model that sees its \
-                 labels learns nothing; help: give another file or array",
-                label.name(),
-                self.wanted.setting
-            ))),
-        }
-    }
-
-    /// The error of a table without the label of the other files.
-    fn no_label(&self, path: &Path, name: &str, columns: &[String]) -> Error {
-        Error::Data(format!(
-            "{}: expected labels in a column \"{name}\", as in the other files for this model, got the columns {}; \
-             help: if they have another name, give `{}` '#COLUMN' or FILE#COLUMN; a file without labels can only be \
-             predicted",
-            path.display(),
-            listed(columns),
-            self.wanted.labels_setting()
-        ))
+        Ok(())
     }
 }
 
@@ -520,7 +461,7 @@ impl Opening<'_> {
 fn labels_of(path: &Path, contents: &Contents, column: String) -> Result<FileLabels> {
     Ok(FileLabels {
         array: array_of(contents, path, "labels")?,
-        names: contents.classes.clone(),
+        names: contents.about.classes.clone(),
         column: Some((path.into(), column)),
     })
 }
@@ -530,10 +471,11 @@ fn array_of(contents: &Contents, path: &Path, key: &str) -> Result<Array> {
     let path = path.display();
     match contents.find(key) {
         Ok(Some(array)) => Ok(array.clone()),
-        Ok(None) => Err(Error::Data(format!(
+        Ok(None) => bail!(
+            Data,
             "{path}: no columns of {key} are left; help: leave out fewer columns"
-        ))),
-        Err(why) => Err(Error::Data(format!("{path}: {why}"))),
+        ),
+        Err(why) => bail!(Data, "{path}: {why}"),
     }
 }
 

@@ -1,21 +1,20 @@
 //! From a request to data: finds and opens files, reads all rows, splits and normalizes. All ranks
 //! do it together, so that whatever is wrong is one error for all, before training begins.
 
-mod built_in;
 mod tokens;
 
 use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
 
-use self::built_in::built_in;
 pub use self::tokens::{TokenSummary, summarize as summarize_tokens};
 use crate::dataset::{Dataset, NoRows, RowSpec};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::facts::{Facts, scan};
 use crate::feature_plan::{Missing, PLAIN};
 use crate::file_rows::{ChangeWatch, FileData, Side, read_in_any_order};
 use crate::files::listed_up_to;
+use crate::glyphs::Glyphs;
 use crate::learn::learn;
 use crate::normalize::{Normalization, Normalize};
 use crate::open::{Source, open as open_files};
@@ -23,6 +22,7 @@ use crate::ranks::{Alone, Ranks, in_turn};
 use crate::request::{Data, DataRequest, Trained};
 use crate::resolve::{FoundFiles, Wanted, resolve};
 use crate::spec::{DataSpec, FilesSpec};
+use crate::synthetic::Synthetic;
 use crate::task::{LabelName, TaskSpec};
 use crate::warnings;
 
@@ -119,11 +119,11 @@ fn val_rows(
     ranks: &dyn Ranks,
 ) -> Result<(Source, Facts)> {
     let path = &spec.path;
-    if request.val_labels.is_none() && train.has_label_files {
-        return Err(Error::Usage(format!(
-            "`val-data` {path}: expected `val-labels`, since `labels` names files; help: give the labels of these rows"
-        )));
-    }
+    ensure!(
+        request.val_labels.is_some() || !train.has_label_files,
+        Usage,
+        "`val-data` {path}: expected `val-labels`, since `labels` names files; help: give the labels of these rows"
+    );
     let wanted = wanted(request, "val-data", spec, Some(model));
     let files = in_turn(ranks, || resolve(&wanted))?;
     let val = open_alike(request, &files, ranks)?;
@@ -136,12 +136,12 @@ fn val_rows(
         }
     }
     let [expected, got] = [train, &val].map(|source| source.features.arrays()[0].row_shape());
-    if RowSpec::images_differ(expected, got) {
-        return Err(Error::Data(format!(
-            "{}: expected rows of shape {expected:?}, as those to train on, got {got:?}; help: give `val-data` of the same shape",
-            val.place()
-        )));
-    }
+    ensure!(
+        !RowSpec::images_differ(expected, got),
+        Data,
+        "{}: expected rows of shape {expected:?}, as those to train on, got {got:?}; help: give `val-data` of the same shape",
+        val.place()
+    );
     let facts = scan(request, &val, Some(model), ranks)?;
     Ok((val, facts))
 }
@@ -204,12 +204,8 @@ fn data(
         }
         (None, None) => Arc::new(NoRows(train.spec().clone())),
     };
-    let description = match &request.trained {
-        Some(_) => format!("{}: {} rows, {understood}", request.data, train.rows()),
-        None => Data::describe(&request.data.to_string(), &train, &*held_out, &understood),
-    };
     Data {
-        description,
+        description: Data::describe(request, &train, &*held_out, &understood),
         train: Arc::new(train),
         held_out,
         normalization: model.normalization,
@@ -261,6 +257,50 @@ fn describe(source: &Source, facts: &Facts, task: &TaskSpec) -> String {
         ),
     };
     format!("{label}{task}{learned}, {features}{left_out}")
+}
+
+/// Built-in data, which are normalized already.
+fn built_in(request: &DataRequest) -> Result<Data> {
+    let (train, held_out): (Arc<dyn Dataset>, Arc<dyn Dataset>) = match &request.data {
+        DataSpec::Glyphs(spec) => (
+            Arc::new(Glyphs::train(spec)),
+            Arc::new(Glyphs::held_out(spec)),
+        ),
+        DataSpec::Synthetic(spec) => {
+            let (train, held_out) = Synthetic::pair(spec);
+            (Arc::new(train), Arc::new(held_out))
+        }
+        DataSpec::Files(_) | DataSpec::Tokens(_) => {
+            return Err(Error::Internal("files are not built in".into()));
+        }
+    };
+    if let Some(trained) = &request.trained {
+        check_trained(trained, &request.data, &*train)?;
+    }
+    let understood = format!(
+        "{}, {} features a row",
+        train.task(),
+        train.spec().inputs.elements()
+    );
+    let description = Data::describe(request, &*train, &*held_out, &understood);
+    Ok(Data::new(train, held_out, description))
+}
+
+/// An error if a trained model cannot take these data.
+fn check_trained(trained: &Trained, spec: &DataSpec, data: &dyn Dataset) -> Result<()> {
+    let (expected, trained_task) = (trained.row_shape.iter().product::<usize>(), &trained.task);
+    let (got, task) = (data.spec().inputs.elements(), data.task());
+    ensure!(
+        expected == got && task == trained_task,
+        Data,
+        "`data` {spec}: expected {expected} features a row and {trained_task}, as the model was trained on, got {got} and {task}"
+    );
+    ensure!(
+        trained.normalization.is_none(),
+        Data,
+        "`data` {spec}: expected files, since the model was trained on normalized features"
+    );
+    Ok(())
 }
 
 #[cfg(test)]

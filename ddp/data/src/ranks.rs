@@ -73,7 +73,7 @@ pub(crate) fn in_turn<T>(ranks: &dyn Ranks, open: impl Fn() -> Result<T>) -> Res
 /// Those ranks that have the same files open: they share the work of reading them. Ranks with
 /// other files read these on their own, so that the content can be compared.
 pub(crate) struct SameFiles<'a> {
-    all: &'a dyn Ranks,
+    pub(crate) all: &'a dyn Ranks,
     /// In their order.
     members: Vec<usize>,
 }

@@ -1,16 +1,15 @@
 //! Which data are wanted, and the data themselves.
 
-use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::dataset::Dataset;
-use crate::error::{Error, Result};
+use crate::error::{Result, bail, ensure};
 use crate::feature_plan::{FeaturePlan, Missing, TableSettings};
 use crate::normalize::{Normalization, Normalize};
 use crate::ranks::Ranks;
+use crate::sampler::Split;
 use crate::spec::DataSpec;
-use crate::split::Split;
 use crate::task::{LabelName, TaskKind, TaskSpec};
 use crate::text::Vocabulary;
 
@@ -47,7 +46,7 @@ impl Data {
 }
 
 /// Which data are wanted. Fields are named after the settings.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct DataRequest {
     /// The rows to train on, or to use a model on.
     pub data: DataSpec,
@@ -123,13 +122,20 @@ impl Data {
 
     /// A line for people: what these data are and how much.
     pub(crate) fn describe(
-        name: &str,
+        request: &DataRequest,
         train: &dyn Dataset,
         held_out: &dyn Dataset,
         understood: &str,
     ) -> String {
-        let (train, held_out) = (train.rows(), held_out.rows());
-        format!("{name}: {train} rows to train on, {held_out} held out, {understood}")
+        let (rows, others) = (train.rows(), held_out.rows());
+        let (name, is_built_in) = match &request.data {
+            data @ (DataSpec::Files(_) | DataSpec::Tokens(_)) => (data.to_string(), false),
+            data => (data.name().to_string(), true),
+        };
+        match request.trained.is_some() && !is_built_in {
+            true => format!("{name}: {rows} rows, {understood}"),
+            false => format!("{name}: {rows} rows to train on, {others} held out, {understood}"),
+        }
     }
 }
 
@@ -137,16 +143,19 @@ impl Trained {
     /// An error if plan or normalization do not fit the rows.
     fn check_features(&self) -> Result<()> {
         let width = self.row_shape.iter().product();
-        let damaged = |why| Error::Data(format!("the model has {why}: the checkpoint is damaged"));
-        self.plan.check(width).map_err(damaged)?;
-        match &self.normalization {
-            Some(normalization) if !normalization.fits(width) => Err(Error::Data(format!(
+        if let Err(why) = self.plan.check(width) {
+            bail!(Data, "the model has {why}: the checkpoint is damaged");
+        }
+        if let Some(normalization) = &self.normalization {
+            ensure!(
+                normalization.fits(width),
+                Data,
                 "the model's normalization: expected one number or {width}, got {} and {}: the checkpoint is damaged",
                 normalization.shift.len(),
                 normalization.scale.len()
-            ))),
-            _ => Ok(()),
+            );
         }
+        Ok(())
     }
 }
 
@@ -155,72 +164,41 @@ impl DataRequest {
     pub fn new(spec: DataSpec) -> DataRequest {
         DataRequest {
             data: spec,
-            labels: None,
-            val_data: None,
-            val_labels: None,
-            val_split: 0.0,
-            seed: 0,
-            task: None,
-            context: None,
-            vocabulary: None,
-            untrained_token: None,
-            table: TableSettings::default(),
-            normalize: Normalize::None,
             normalizes_targets: true,
-            cache_dir: None,
-            trained: None,
+            ..DataRequest::default()
         }
     }
 
     /// Everything that has to be the same on all ranks, one setting a line.
     pub(crate) fn text(&self) -> String {
-        fn shown<T: Debug>(value: &Option<T>) -> Option<String> {
-            value.as_ref().map(|value| format!("{value:?}"))
-        }
-        let text = |data: &DataSpec| format!("\"{data}\"");
-        let names = |names: &Vec<String>| (!names.is_empty()).then(|| format!("{names:?}"));
-        let (splits, table) = (self.val_split != 0.0, &self.table);
-        let given = [
-            ("data", Some(text(&self.data))),
-            ("labels", shown(&self.labels)),
-            ("val-data", self.val_data.as_ref().map(text)),
-            ("val-labels", shown(&self.val_labels)),
-            ("val-split", splits.then(|| self.val_split.to_string())),
-            ("seed", splits.then(|| self.seed.to_string())),
-            ("task", shown(&self.task)),
-            ("context", shown(&self.context)),
-            ("vocabulary", shown(&self.vocabulary)),
-            ("untrained token", shown(&self.untrained_token)),
-            ("drop", names(&table.drop)),
-            ("categorical", names(&table.categorical)),
-            ("missing", Some(format!("{:?}", table.missing))),
-            ("normalize", Some(format!("{:?}", self.normalize))),
-        ];
-        let given = given.into_iter();
-        given
-            .filter_map(|(name, value)| Some(format!("{name} = {}\n", value?)))
-            .collect()
+        let same = DataRequest {
+            cache_dir: None,
+            trained: None,
+            ..self.clone()
+        };
+        format!("{same:#?}")
     }
 
     /// Refuses settings that contradict each other.
     pub(crate) fn check(&self) -> Result<()> {
-        let refuse = |text: String| Err(Error::Usage(text));
-        if let (Some(data), true) = (&self.val_data, self.val_split > 0.0) {
-            return refuse(format!(
+        if let Some(data) = &self.val_data {
+            ensure!(
+                self.val_split <= 0.0,
+                Usage,
                 "`val-split` {} and `val-data` {data} exclude each other; help: give one of them",
                 self.val_split
-            ));
-        }
-        if let (Some(labels), None) = (&self.val_labels, &self.val_data) {
-            return refuse(format!(
-                "`val-labels` {labels}: expected `val-data`, the rows that these labels are for; help: give both or none"
-            ));
-        }
-        if let Some(data @ (DataSpec::Glyphs(_) | DataSpec::Synthetic(_))) = &self.val_data {
-            return refuse(format!(
+            );
+            ensure!(
+                matches!(data, DataSpec::Files(_) | DataSpec::Tokens(_)),
+                Usage,
                 "`val-data` {}: expected files; help: built-in data have held-out rows: set held-out=N in `data`",
                 data.name()
-            ));
+            );
+        } else if let Some(labels) = &self.val_labels {
+            bail!(
+                Usage,
+                "`val-labels` {labels}: expected `val-data`, the rows that these labels are for; help: give both or none"
+            );
         }
         if matches!(self.data, DataSpec::Files(_) | DataSpec::Tokens(_)) {
             return Ok(());
@@ -229,72 +207,76 @@ impl DataRequest {
             ("val-data", self.val_data.is_some()),
             ("val-split", self.val_split > 0.0),
         ];
-        let given = self.given_for_rows().into_iter().chain(held_out);
-        match given.into_iter().find(|(_, is_given)| *is_given) {
-            None => Ok(()),
-            Some((setting, _)) => refuse(format!(
+        let mut given = self.given_for_rows().into_iter().chain(held_out);
+        if let Some((setting, _)) = given.find(|(_, is_given)| *is_given) {
+            bail!(
+                Usage,
                 "`{setting}`: expected files as `data`, got {}; help: leave out `{setting}`: built-in data have labels \
                  and held-out rows, and are normalized",
                 self.data.name()
-            )),
+            );
         }
+        Ok(())
     }
 
     /// Refuses settings that are for rows of features, since `data` are tokens.
     pub(crate) fn check_tokens(&self) -> Result<()> {
         let labels = [("val-labels", self.val_labels.is_some())];
         let mut given = self.given_for_rows().into_iter().chain(labels);
-        match given.find(|(_, is_given)| *is_given) {
-            None => Ok(()),
-            Some((setting, _)) => Err(Error::Usage(format!(
+        if let Some((setting, _)) = given.find(|(_, is_given)| *is_given) {
+            bail!(
+                Usage,
                 "`{setting}`: expected rows with features as `data`, got tokens: {}; help: leave out `{setting}`, \
                  since the target of each token is the next one; if it is a table, rename it to .csv",
                 self.data
-            ))),
+            );
         }
+        Ok(())
     }
 
     /// Refuses to use rows of features together with tokens.
     pub(crate) fn check_rows_of_features(&self) -> Result<()> {
         let data = &self.data;
-        let task = self.trained.as_ref().map(|trained| &trained.task);
-        match (task, &self.val_data) {
-            (Some(TaskSpec::NextToken { .. }), _) => Err(Error::Data(format!(
+        if let Some(trained) = &self.trained {
+            ensure!(
+                !matches!(trained.task, TaskSpec::NextToken { .. }),
+                Data,
                 "`data` {data}: expected tokens, as the model was trained on, got rows of features; help: give tokens:FILE if \
                  its numbers are u16 tokens without a header"
-            ))),
-            (_, Some(val @ DataSpec::Tokens(_))) => Err(Error::Usage(format!(
-                "`val-data` {val}: expected rows of features, as `data` {data} has, got tokens; help: give files of one kind"
-            ))),
-            _ => self
-                .trained
-                .as_ref()
-                .map_or(Ok(()), Trained::check_features),
+            );
+            trained.check_features()?;
         }
+        if let Some(val @ DataSpec::Tokens(_)) = &self.val_data {
+            bail!(
+                Usage,
+                "`val-data` {val}: expected rows of features, as `data` {data} has, got tokens; help: give files of one kind"
+            );
+        }
+        Ok(())
     }
 
     /// Which of so many rows are held out; `None` if none are. An error if too few are left for the
     /// ranks.
     pub(crate) fn split(&self, rows: u64, ranks: &dyn Ranks) -> Result<Option<Split>> {
-        let split = match self.val_split > 0.0 {
-            true => Some(Split::new(rows, self.val_split, self.seed)?),
-            false => None,
-        };
+        let is_split = self.val_split > 0.0;
+        let split = is_split
+            .then(|| Split::new(rows, self.val_split, self.seed))
+            .transpose()?;
         self.check_rows(split.as_ref().map_or(rows, Split::training_rows), ranks)?;
         Ok(split)
     }
 
     /// An error if there are too few rows to train on for the ranks.
     pub(crate) fn check_rows(&self, training_rows: u64, ranks: &dyn Ranks) -> Result<()> {
-        match training_rows < ranks.size() as u64 {
-            false => Ok(()),
-            true => Err(Error::Data(format!(
-                "`data` {}: expected a row to train on for each of {} ranks, got {training_rows}; help: start fewer ranks, or \
-                 give more data",
-                self.data,
-                ranks.size()
-            ))),
-        }
+        ensure!(
+            training_rows >= ranks.size() as u64,
+            Data,
+            "`data` {}: expected a row to train on for each of {} ranks, got {training_rows}; help: start fewer ranks, or \
+             give more data",
+            self.data,
+            ranks.size()
+        );
+        Ok(())
     }
 
     /// The settings that only rows of features have, and whether they are given.

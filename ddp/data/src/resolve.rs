@@ -4,15 +4,16 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use ddp_kernels::files::FileError;
 use glob::MatchOptions;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail, ensure};
 use crate::feature_plan::{ColumnPlan, TableSettings};
 use crate::files::{self, gzip, table, tokens};
 use crate::request::Trained;
 use crate::spec::FilesSpec;
 
-const HELP: &str = "help: give a file, a folder of files, a pattern, or built-in data: glyphs, synthetic:classification, \
+const HELP: &str = "give a file, a folder of files, a pattern, or built-in data: glyphs, synthetic:classification, \
                     synthetic:regression";
 
 /// Words in names that say what rows are for.
@@ -90,14 +91,6 @@ impl LabelPlace {
             _ => (&[], None),
         }
     }
-
-    /// The column or array that the user names.
-    pub(crate) fn name(&self) -> Option<&str> {
-        match self {
-            LabelPlace::Named(name) => Some(name),
-            _ => None,
-        }
-    }
 }
 
 /// Finds the files of features and of labels.
@@ -161,27 +154,29 @@ fn check_order(wanted: &Wanted<'_>, labels: &LabelPlace, paths: &[PathBuf]) -> R
         LabelPlace::Unwanted => "rows that are written in this order",
         _ => return Ok(()),
     };
-    let numbers = |path: &PathBuf| -> (String, Vec<u64>) {
-        let name = path.display().to_string();
-        let rest = name.split(|character: char| character.is_ascii_digit());
-        let rest: Vec<&str> = rest.filter(|text| !text.is_empty()).collect();
-        (rest.join("0"), numbers(&name))
+    let texts = |name: &str| -> String {
+        let texts = name.split(|character: char| character.is_ascii_digit());
+        texts
+            .filter(|text| !text.is_empty())
+            .collect::<Vec<_>>()
+            .join("0")
     };
     let is_turned = |pair: &&[PathBuf]| {
-        let (one, other) = (numbers(&pair[0]), numbers(&pair[1]));
-        one.0 == other.0 && one.1 > other.1
+        let [one, other] = [0, 1].map(|index| pair[index].display().to_string());
+        texts(&one) == texts(&other) && numbers(&one) > numbers(&other)
     };
-    match paths.windows(2).find(is_turned) {
-        None => Ok(()),
-        Some(pair) => Err(Error::Data(format!(
+    if let Some(pair) = paths.windows(2).find(is_turned) {
+        bail!(
+            Data,
             "`{}` {}: expected files in the order of their numbers for {why}, got {} before {}; help: files are sorted by their \
              names as texts: number them with leading zeros",
             wanted.setting,
             wanted.spec.path,
             pair[0].display(),
             pair[1].display()
-        ))),
+        );
     }
+    Ok(())
 }
 
 /// The numbers in a name.
@@ -216,38 +211,34 @@ pub fn files(path: &str, setting: &str) -> Result<Vec<PathBuf>> {
     let found = match fs::metadata(path) {
         Ok(about) if about.is_dir() => in_folder(Path::new(path), setting)?,
         Ok(_) => vec![path.into()],
-        Err(_) if path == "-" || path.contains("://") => {
-            return Err(Error::Usage(format!(
-                "`{setting}` {path}: expected a file, got a pipe or a URL; help: download or save it as a file first"
-            )));
-        }
+        Err(_) if path == "-" || path.contains("://") => bail!(
+            Usage,
+            "`{setting}` {path}: expected a file, got a pipe or a URL; help: download or save it as a file first"
+        ),
         Err(_) if path.contains(['*', '?', '[']) => matching(path, setting)?,
         Err(error) => return Err(failed("open", path, setting, error)),
     };
     for packed in found.iter().filter(|path| gzip::is_packed(path)) {
         let plain = packed.with_extension("");
-        if found.binary_search(&plain).is_ok() {
-            return Err(Error::Data(format!(
-                "`{setting}` {path}: expected every row once, got {} and {}; help: remove one, or give a pattern that \
-                 matches only one",
-                name_of(&plain),
-                packed.display()
-            )));
-        }
+        ensure!(
+            found.binary_search(&plain).is_err(),
+            Data,
+            "`{setting}` {path}: expected every row once, got {} and {}; help: remove one, or give a pattern that \
+             matches only one",
+            name_of(&plain),
+            packed.display()
+        );
     }
     Ok(found)
 }
 
 fn failed(action: &'static str, path: &str, setting: &str, source: io::Error) -> Error {
-    Error::Io {
+    Error::Io(FileError {
         action,
         path: path.into(),
         source,
-        help: format!(
-            "it was given as `{setting}`: {}",
-            HELP.trim_start_matches("help: ")
-        ),
-    }
+        help: format!("it was given as `{setting}`: {HELP}"),
+    })
 }
 
 /// The files that match a pattern, as in a shell: hidden files have to be asked for.
@@ -259,7 +250,7 @@ fn matching(pattern: &str, setting: &str) -> Result<Vec<PathBuf>> {
     let paths = glob::glob_with(pattern, options);
     let paths = paths.map_err(|error| {
         Error::Usage(format!(
-            "`{setting}` {pattern}: the pattern cannot be read: {error}; {HELP}"
+            "`{setting}` {pattern}: the pattern cannot be read: {error}; help: {HELP}"
         ))
     })?;
     let mut found: Vec<PathBuf> = paths
@@ -295,19 +286,21 @@ fn in_folder(folder: &Path, setting: &str) -> Result<Vec<PathBuf>> {
             true => format!(", or '#{shown}' if it is the name of a column or an array"),
             false => String::new(),
         };
-        return Err(Error::Data(format!(
+        bail!(
+            Data,
             "`{setting}` {shown}: expected a folder with files that end in {}, got none; help: give another folder, or \
              for texts a pattern, as in {shown}/*.txt{as_name}",
             files::endings().collect::<Vec<_>>().join(", ")
-        )));
+        );
     };
     if let Some(other) = found.iter().find(|path| ending(path) != ending(first)) {
-        return Err(Error::Data(format!(
+        bail!(
+            Data,
             "`{setting}` {shown}: expected files of one kind in the folder, got {} and {}; help: give a pattern, \
              as in {shown}/*.npy",
             name_of(first),
             name_of(other),
-        )));
+        );
     }
     check_purposes(&found, folder, setting)?;
     Ok(found)
@@ -327,14 +320,15 @@ fn check_purposes(found: &[PathBuf], folder: &Path, setting: &str) -> Result<()>
         ),
         _ => String::new(),
     };
-    Err(Error::Usage(format!(
+    bail!(
+        Usage,
         "`{setting}` {}: expected files for one purpose, got {} beside {}; help: give `{setting}` {}{evaluate}, or a pattern \
          that matches both",
         folder.display(),
         name_of(other),
         name_of(one),
         tokens::shown(one),
-    )))
+    )
 }
 
 /// Which of `PURPOSES` a file is for, if its name says so.

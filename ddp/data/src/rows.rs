@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::files::array::WIDTH_MAX;
 use super::files::{Array, Element};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 
 /// Arrays whose rows have the same shape, one after another.
 #[derive(Debug)]
@@ -22,31 +22,26 @@ impl Rows {
         let mut starts = vec![0];
         let mut rows = 0u64;
         for array in &arrays {
-            if array.row_shape() != first.row_shape() {
-                return Err(Error::Data(format!(
-                    "{}: expected rows of shape {:?}, as in {}, got {:?}",
-                    array.name(),
-                    first.row_shape(),
-                    first.name(),
-                    array.row_shape()
-                )));
-            }
-            rows = rows.checked_add(array.rows()).ok_or_else(|| {
-                Error::Data(format!(
-                    "{}: more than 2^64 rows in all files together",
-                    array.name()
-                ))
-            })?;
+            let (expected, got) = (first.row_shape(), array.row_shape());
+            let (name, as_in) = (array.name(), first.name());
+            ensure!(
+                got == expected,
+                Data,
+                "{name}: expected rows of shape {expected:?}, as in {as_in}, got {got:?}"
+            );
+            let sum = rows.checked_add(array.rows());
+            let many = || Error::Data(format!("{name}: more than 2^64 rows in all files together"));
+            rows = sum.ok_or_else(many)?;
             starts.push(rows);
         }
         let width = first.row_elements();
-        if width > WIDTH_MAX {
-            return Err(Error::Data(format!(
-                "{}: expected at most {WIDTH_MAX} numbers a row, got {width} (shape {:?}); the first dimension counts rows",
-                first.name(),
-                first.row_shape()
-            )));
-        }
+        ensure!(
+            width <= WIDTH_MAX,
+            Data,
+            "{}: expected at most {WIDTH_MAX} numbers a row, got {width} (shape {:?}); the first dimension counts rows",
+            first.name(),
+            first.row_shape()
+        );
         Ok(Rows {
             arrays,
             starts,
@@ -71,21 +66,22 @@ impl Rows {
 
     /// The type of the numbers, which all arrays have in common.
     pub(crate) fn element(&self) -> Result<Element> {
-        let first = &self.arrays[0];
-        match self
-            .arrays
-            .iter()
-            .find(|array| array.element() != first.element())
-        {
-            None => Ok(first.element()),
-            Some(other) => Err(Error::Data(format!(
-                "{}: expected elements of type {}, as in {}, got {}; help: save all files with the same type",
-                other.name(),
-                first.element().name(),
-                first.name(),
-                other.element().name()
-            ))),
+        let (first, expected) = (&self.arrays[0], self.arrays[0].element());
+        for array in &self.arrays {
+            let (name, got) = (array.name(), array.element());
+            ensure!(
+                got == expected,
+                Data,
+                "{name}: expected elements of type {expected}, as in {}, got {got}; help: save all files with the same type",
+                first.name()
+            );
         }
+        Ok(expected)
+    }
+
+    /// Whether this array is one of them.
+    pub(crate) fn has(&self, array: &Array) -> bool {
+        self.arrays.iter().any(|own| own.is_same(array))
     }
 
     /// The array that has this row, and the row in it.

@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use super::mix::{derive, mix};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 
 /// The order of rows in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,22 +47,22 @@ impl Sampler {
         seed: Option<u64>,
         drop_last: bool,
     ) -> Result<Sampler> {
-        if batch == 0 {
-            return Err(Error::Usage(
-                "`batch-size`: expected at least 1 row in a batch, got 0".into(),
-            ));
-        }
-        if rows == 0 {
-            return Err(Error::Data(
-                "the training data: expected at least one row, got none".into(),
-            ));
-        }
-        if drop_last && rows < batch {
-            return Err(Error::Usage(format!(
-                "`drop-last` with `batch-size` {batch}: expected at least {batch} rows to train on, got {rows}; help: set \
-                 `batch-size` to {rows} or less, or leave out `drop-last`"
-            )));
-        }
+        ensure!(
+            batch > 0,
+            Usage,
+            "`batch-size`: expected at least 1 row in a batch, got 0"
+        );
+        ensure!(
+            rows > 0,
+            Data,
+            "the training data: expected at least one row, got none"
+        );
+        ensure!(
+            !drop_last || rows >= batch,
+            Usage,
+            "`drop-last` with `batch-size` {batch}: expected at least {batch} rows to train on, got {rows}; help: set \
+             `batch-size` to {rows} or less, or leave out `drop-last`"
+        );
         Ok(Sampler {
             rows,
             batch,
@@ -83,19 +83,16 @@ impl Sampler {
 
     /// The batches of an epoch: at least one.
     pub fn steps_per_epoch(&self) -> u64 {
-        if self.drop_last {
-            self.rows / self.batch
-        } else {
-            self.rows.div_ceil(self.batch)
+        match self.drop_last {
+            true => self.rows / self.batch,
+            false => self.rows.div_ceil(self.batch),
         }
     }
 
     /// The place of step `step0`, counted from 0 over the whole run.
     pub fn at(&self, step0: u64) -> BatchPlace {
-        let (epoch, in_epoch) = (
-            step0 / self.steps_per_epoch(),
-            step0 % self.steps_per_epoch(),
-        );
+        let steps = self.steps_per_epoch();
+        let (epoch, in_epoch) = (step0 / steps, step0 % steps);
         // Below `rows`, since in_epoch is below rows / batch rounded up.
         let start = in_epoch * self.batch;
         BatchPlace {
@@ -231,11 +228,7 @@ impl Permutation {
 
     /// The row at `position`.
     pub fn row(&self, position: u64) -> u64 {
-        assert!(
-            position < self.rows,
-            "position {position} of {} rows",
-            self.rows
-        );
+        assert!(position < self.rows, "position {position} of {}", self.rows);
         self.walk(position, Permutation::forth)
     }
 
@@ -282,6 +275,60 @@ fn half(value: u64, key: u64, bits: u32) -> u64 {
 
 fn ones(bits: u32) -> u64 {
     (1 << bits) - 1
+}
+
+/// Keeps the order of the split unrelated to those of epochs.
+const PURPOSE: u64 = 0x7661_6c2d_7370_6c69;
+
+/// Rows in a random order, the first of which are held out.
+#[derive(Clone, Debug)]
+pub(crate) struct Split {
+    order: Permutation,
+    rows: u64,
+    held_out: u64,
+}
+
+impl Split {
+    /// Holds out `fraction` of `rows` rows, rounded, and at least one row on either side.
+    pub(crate) fn new(rows: u64, fraction: f64, seed: u64) -> Result<Split> {
+        ensure!(
+            rows >= 2,
+            Data,
+            "`val-split` {fraction}: expected at least 2 rows to split, got {rows}; help: give more data, or leave out \
+             `val-split`"
+        );
+        let held_out = ((rows as f64 * fraction).round() as u64).clamp(1, rows - 1);
+        Ok(Split {
+            order: Permutation::new(rows, derive(derive(seed, PURPOSE), 0)),
+            rows,
+            held_out,
+        })
+    }
+
+    /// How many rows are held out.
+    pub(crate) fn held_out_rows(&self) -> u64 {
+        self.held_out
+    }
+
+    /// How many are trained on.
+    pub(crate) fn training_rows(&self) -> u64 {
+        self.rows - self.held_out
+    }
+
+    /// Row `index` of the held-out rows.
+    pub(crate) fn held_out_row(&self, index: u64) -> u64 {
+        self.order.row(index)
+    }
+
+    /// Row `index` of the rows trained on.
+    pub(crate) fn training_row(&self, index: u64) -> u64 {
+        self.order.row(self.held_out + index)
+    }
+
+    /// Whether this row is trained on.
+    pub(crate) fn is_trained_on(&self, row: u64) -> bool {
+        self.order.position(row) >= self.held_out
+    }
 }
 
 #[cfg(test)]

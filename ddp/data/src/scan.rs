@@ -12,20 +12,19 @@
 //! on.
 
 mod labels;
-mod moments;
-mod segments;
 mod tokens;
 
 use std::ops::Range;
 use std::panic::Location;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread::Builder;
 
 use ddp_kernels::heartbeat::{self, Work};
-use ddp_kernels::{DType, Device, Tensor};
+use ddp_kernels::{DType, Device, Tensor, threads};
 use twox_hash::XxHash3_64;
 
 pub(crate) use self::labels::{LabelsFound, labels};
-pub(crate) use self::moments::Moments;
-pub(crate) use self::segments::in_segments;
 pub(crate) use self::tokens::tokens;
 use crate::error::{Error, Result};
 use crate::ranks::Ranks;
@@ -69,6 +68,9 @@ impl RowReader for Rows {
     }
 }
 
+/// Which rows are trained on.
+pub(crate) type IsTrainedOn<'a> = &'a (dyn Fn(u64) -> bool + Sync);
+
 /// What was found in features.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Found {
@@ -80,6 +82,18 @@ pub(crate) struct Found {
     pub(crate) hash: u64,
     /// Whether every row was read.
     pub(crate) is_complete: bool,
+}
+
+impl Found {
+    /// In no rows.
+    fn none(width: usize) -> Found {
+        Found {
+            moments: Moments::none(width),
+            bad: None,
+            hash: 0,
+            is_complete: true,
+        }
+    }
 }
 
 /// Which blocks are read, and how they are cut into segments.
@@ -125,7 +139,7 @@ impl BlockPlan {
 /// Reads features; all ranks share the work. Moments are of those rows that `is_trained_on`.
 pub(crate) fn features(
     rows: &dyn RowReader,
-    is_trained_on: &(dyn Fn(u64) -> bool + Sync),
+    is_trained_on: IsTrainedOn<'_>,
     ranks: &dyn Ranks,
     bytes_max: u64,
 ) -> Result<Found> {
@@ -136,18 +150,13 @@ pub(crate) fn features(
         Ok(encode(&segment))
     });
     let all = ranks.share(found.map(|segments| segments.concat()))?;
-    let mut total = Found {
-        moments: Moments::none(rows.width()),
-        bad: None,
-        hash: 0,
-        is_complete: plan.taken == plan.blocks,
-    };
+    let mut total = Found::none(rows.width());
+    total.is_complete = plan.taken == plan.blocks;
     // Each rank's segments follow those of the rank before.
     for bytes in all {
         for segment in bytes.chunks(HEAD_BYTES + Moments::bytes(rows.width())) {
-            let decoded = decode(segment);
-            let segment = decoded
-                .ok_or_else(|| Error::Internal("another rank's moments cannot be read".into()))?;
+            let unreadable = || Error::Internal("another rank's moments cannot be read".into());
+            let segment = decode(segment).ok_or_else(unreadable)?;
             total.moments.merge(&segment.moments);
             total.bad = total.bad.or(segment.bad);
             total.hash = total.hash.wrapping_add(segment.hash);
@@ -156,24 +165,14 @@ pub(crate) fn features(
     Ok(total)
 }
 
-struct Segment {
-    moments: Moments,
-    bad: Option<(u64, u64)>,
-    hash: u64,
-}
-
 fn read_segment(
     rows: &dyn RowReader,
-    is_trained_on: &(dyn Fn(u64) -> bool + Sync),
+    is_trained_on: IsTrainedOn<'_>,
     plan: BlockPlan,
     segment: u64,
-) -> Result<Segment> {
+) -> Result<Found> {
     let width = rows.width();
-    let mut total = Segment {
-        moments: Moments::none(width),
-        bad: None,
-        hash: 0,
-    };
+    let mut total = Found::none(width);
     // A tensor, because it lends its bytes.
     let x = Tensor::zeros(&[plan.block_rows as usize * width], DType::F32, Device::Cpu)?;
     for block in plan.blocks_of(segment) {
@@ -191,9 +190,8 @@ fn read_segment(
                 return;
             }
             let kept = keep(x, width, block.start, is_trained_on);
-            total
-                .moments
-                .merge(&Moments::of_rows(&x[..kept * width], width));
+            let moments = Moments::of_rows(&x[..kept * width], width);
+            total.moments.merge(&moments);
         })?;
         if total.bad.is_some() {
             break;
@@ -213,12 +211,7 @@ pub(crate) fn first_nonfinite(x: &[f32]) -> Option<usize> {
 }
 
 /// Moves the rows that are trained on to the front. Returns how many they are.
-fn keep(
-    x: &mut [f32],
-    width: usize,
-    first: u64,
-    is_trained_on: &(dyn Fn(u64) -> bool + Sync),
-) -> usize {
+fn keep(x: &mut [f32], width: usize, first: u64, is_trained_on: IsTrainedOn<'_>) -> usize {
     let mut kept = 0;
     for row in 0..x.len() / width {
         if is_trained_on(first + row as u64) {
@@ -234,22 +227,176 @@ fn keep(
 /// A segment's hash and bad place as bytes: whether there is one, its row and its feature.
 const HEAD_BYTES: usize = 32;
 
-fn encode(segment: &Segment) -> Vec<u8> {
+fn encode(segment: &Found) -> Vec<u8> {
     let (row, feature) = segment.bad.unwrap_or_default();
     let is_bad = u64::from(segment.bad.is_some());
     let head = [segment.hash, is_bad, row, feature].map(u64::to_le_bytes);
     [head.as_flattened(), &segment.moments.to_bytes()].concat()
 }
 
-fn decode(bytes: &[u8]) -> Option<Segment> {
+fn decode(bytes: &[u8]) -> Option<Found> {
     let (head, moments) = bytes.split_first_chunk::<HEAD_BYTES>()?;
     let number = |index: usize| u64::from_le_bytes(head.as_chunks().0[index]);
     let [hash, is_bad, row, feature] = [0, 1, 2, 3].map(number);
-    Some(Segment {
+    Some(Found {
         moments: Moments::from_bytes(moments)?,
         bad: (is_bad != 0).then_some((row, feature)),
         hash,
+        is_complete: true,
     })
+}
+
+/// What `work` returns for each of these segments, in their order.
+pub(crate) fn in_segments<T: Send>(
+    segments: Range<u64>,
+    work: impl Fn(u64) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let count = (segments.end - segments.start) as usize;
+    let results: Mutex<Vec<Option<Result<T>>>> = Mutex::new((0..count).map(|_| None).collect());
+    let next = AtomicUsize::new(0);
+    let run = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                return;
+            }
+            let result = work(segments.start + index as u64);
+            results.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(result);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads::count().min(count) {
+            // If the system grants fewer threads, those do the work.
+            if Builder::new().spawn_scoped(scope, run).is_err() {
+                break;
+            }
+        }
+        run();
+    });
+    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let results = results.into_iter();
+    results
+        .map(|result| result.expect("every segment was taken"))
+        .collect()
+}
+
+/// The moments of F features.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Moments {
+    /// The number of rows.
+    pub(crate) count: u64,
+    /// `[F]`
+    pub(crate) mean: Vec<f64>,
+    /// The sum of squares about the mean, `[F]`.
+    pub(crate) squares: Vec<f64>,
+    /// `[F]`
+    pub(crate) least: Vec<f32>,
+    /// `[F]`
+    pub(crate) greatest: Vec<f32>,
+}
+
+/// Bytes of one feature in `to_bytes`.
+const FEATURE_BYTES: usize = 8 + 8 + 4 + 4;
+
+impl Moments {
+    /// Of no rows.
+    pub(crate) fn none(width: usize) -> Moments {
+        Moments {
+            count: 0,
+            mean: vec![0.0; width],
+            squares: vec![0.0; width],
+            least: vec![f32::INFINITY; width],
+            greatest: vec![f32::NEG_INFINITY; width],
+        }
+    }
+
+    /// Of these finite rows: the mean first, then squares about it, so that large numbers do not
+    /// cancel.
+    pub(crate) fn of_rows(x: &[f32], width: usize) -> Moments {
+        let mut moments = Moments::none(width);
+        let Moments {
+            count,
+            mean,
+            squares,
+            least,
+            greatest,
+        } = &mut moments;
+        *count = (x.len() / width) as u64;
+        if *count == 0 {
+            return moments;
+        }
+        for row in x.chunks_exact(width) {
+            let ends = least.iter_mut().zip(&mut *greatest);
+            for ((mean, (least, greatest)), &x) in mean.iter_mut().zip(ends).zip(row) {
+                *mean += f64::from(x);
+                *least = if x < *least { x } else { *least };
+                *greatest = if x > *greatest { x } else { *greatest };
+            }
+        }
+        mean.iter_mut().for_each(|mean| *mean /= *count as f64);
+        for row in x.chunks_exact(width) {
+            for ((squares, mean), &x) in squares.iter_mut().zip(&*mean).zip(row) {
+                let off = f64::from(x) - mean;
+                *squares += off * off;
+            }
+        }
+        moments
+    }
+
+    /// Adds later rows (Chan's formula).
+    pub(crate) fn merge(&mut self, later: &Moments) {
+        if later.count == 0 {
+            return;
+        }
+        let (here, there) = (self.count as f64, later.count as f64);
+        let part = there / (here + there);
+        let own = self.mean.iter_mut().zip(&mut self.squares);
+        for ((mean, squares), (later_mean, later_squares)) in
+            own.zip(later.mean.iter().zip(&later.squares))
+        {
+            let apart = later_mean - *mean;
+            *mean += apart * part;
+            *squares += later_squares + apart * apart * (here * part);
+        }
+        for (least, &later) in self.least.iter_mut().zip(&later.least) {
+            *least = least.min(later);
+        }
+        for (greatest, &later) in self.greatest.iter_mut().zip(&later.greatest) {
+            *greatest = greatest.max(later);
+        }
+        self.count += later.count;
+    }
+
+    /// The length of `to_bytes`.
+    pub(crate) fn bytes(width: usize) -> usize {
+        8 + width * FEATURE_BYTES
+    }
+
+    /// For other ranks.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let wide = self.mean.iter().chain(&self.squares);
+        let narrow = self.least.iter().chain(&self.greatest);
+        let mut bytes = self.count.to_le_bytes().to_vec();
+        bytes.extend(wide.flat_map(|number| number.to_le_bytes()));
+        bytes.extend(narrow.flat_map(|number| number.to_le_bytes()));
+        bytes
+    }
+
+    /// The opposite of `to_bytes`.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Moments> {
+        let (count, rest) = bytes.split_first_chunk()?;
+        let width = rest.len() / FEATURE_BYTES;
+        let (wide, narrow) = rest.split_at(width * 16);
+        let wide = wide.as_chunks().0.iter().copied().map(f64::from_le_bytes);
+        let narrow = narrow.as_chunks().0.iter().copied().map(f32::from_le_bytes);
+        Some(Moments {
+            count: u64::from_le_bytes(*count),
+            mean: wide.clone().take(width).collect(),
+            squares: wide.skip(width).collect(),
+            least: narrow.clone().take(width).collect(),
+            greatest: narrow.skip(width).collect(),
+        })
+    }
 }
 
 #[cfg(test)]

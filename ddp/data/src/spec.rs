@@ -10,11 +10,11 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::str::FromStr;
 
-use ddp_kernels::choice::SettingValue;
+use ddp_kernels::choice::{Choice, SettingValue};
 use serde::{Deserialize, Serialize};
 
 use crate::element::Element;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail};
 
 /// The most rows of generated data.
 pub const ROWS_MAX: u64 = 1_000_000_000_000;
@@ -93,23 +93,13 @@ pub struct SyntheticSpec {
     pub seed: u64,
 }
 
-/// The kinds of `synthetic:…`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SyntheticKind {
-    /// Classes that a fixed random network gives to random rows.
-    Classification,
-    /// Numbers that a fixed random network gives to random rows.
-    Regression,
-}
-
-impl SyntheticKind {
-    const ALL: [SyntheticKind; 2] = [SyntheticKind::Classification, SyntheticKind::Regression];
-
-    fn name(self) -> &'static str {
-        match self {
-            SyntheticKind::Classification => "synthetic:classification",
-            SyntheticKind::Regression => "synthetic:regression",
-        }
+ddp_kernels::choices! {
+    /// The kinds of `synthetic:…`.
+    pub enum SyntheticKind {
+        /// Classes that a fixed random network gives to random rows.
+        Classification = "synthetic:classification",
+        /// Numbers that a fixed random network gives to random rows.
+        Regression = "synthetic:regression",
     }
 }
 
@@ -264,11 +254,10 @@ impl Display for DataSpec {
         match self {
             DataSpec::Glyphs(_) | DataSpec::Synthetic(_) => f.write_str(self.name())?,
             DataSpec::Tokens(spec) => write!(f, "tokens:{}", spec.path)?,
-            DataSpec::Files(FilesSpec { path, part: None }) => f.write_str(path)?,
-            DataSpec::Files(FilesSpec {
-                path,
-                part: Some(part),
-            }) => write!(f, "{path}#{part}")?,
+            DataSpec::Files(FilesSpec { path, part }) => {
+                f.write_str(path)?;
+                part.as_ref().map_or(Ok(()), |part| write!(f, "#{part}"))?;
+            }
         }
         for (key, place) in self.clone().options() {
             if let Some(value) = place.text() {
@@ -284,48 +273,50 @@ impl FromStr for DataSpec {
 
     fn from_str(text: &str) -> Result<DataSpec> {
         let (mut name, options) = text.split_once(',').unwrap_or((text, ""));
-        let mut kinds = SyntheticKind::ALL.into_iter();
-        let mut spec = match (
-            name.strip_prefix("tokens:"),
-            kinds.find(|kind| kind.name() == name),
-        ) {
+        let mut spec = match (name.strip_prefix("tokens:"), name.parse()) {
             (Some(path), _) if !path.is_empty() => {
                 name = "tokens";
-                let path = path.to_string();
                 DataSpec::Tokens(TokensSpec {
-                    path,
+                    path: path.to_string(),
                     ..TokensSpec::default()
                 })
             }
-            (_, Some(kind)) => DataSpec::Synthetic(SyntheticSpec::new(kind)),
+            (_, Ok(kind)) => DataSpec::Synthetic(SyntheticSpec::new(kind)),
             _ if name == "glyphs" => DataSpec::Glyphs(GlyphsSpec::default()),
             (None, _) if !text.is_empty() && !name.starts_with("synthetic:") => {
                 return Ok(DataSpec::Files(FilesSpec::split(text)));
             }
             _ => {
-                let names = SyntheticKind::ALL.map(SyntheticKind::name).join(", ");
-                let expected = format!("expected a path, tokens:PATH, glyphs, {names}");
-                return Err(refuse(text, format!("{expected}, got {name:?}")));
+                bail!(
+                    Usage,
+                    "`data` {text}: expected a path, tokens:PATH, glyphs, synthetic:classification, \
+                     synthetic:regression, got {name:?}"
+                );
             }
         };
         let mut given = BTreeSet::new();
         for option in options.split(',').filter(|option| !option.is_empty()) {
             let Some((key, value)) = option.split_once('=') else {
-                let why = format!("expected options NAME=VALUE, got {option:?}");
-                return Err(refuse(text, why));
+                bail!(
+                    Usage,
+                    "`data` {text}: expected options NAME=VALUE, got {option:?}"
+                );
             };
             if !given.insert(key) {
-                return Err(refuse(text, format!("{key} is given twice")));
+                bail!(Usage, "`data` {text}: {key} is given twice");
             }
             let mut all = spec.options();
             let Some(at) = all.iter().position(|(known, _)| *known == key) else {
                 let known: Vec<&str> = all.iter().map(|(known, _)| *known).collect();
                 let known = known.join(", ");
-                let why = format!("{name}: expected the options {known}, got {key:?}");
-                return Err(refuse(text, why));
+                bail!(
+                    Usage,
+                    "`data` {text}: {name}: expected the options {known}, got {key:?}"
+                );
             };
-            let read = all.swap_remove(at).1.read(value);
-            read.map_err(|why| refuse(text, format!("{key}: {why}, got {value:?}")))?;
+            if let Err(why) = all.swap_remove(at).1.read(value) {
+                bail!(Usage, "`data` {text}: {key}: {why}, got {value:?}");
+            }
         }
         Ok(spec)
     }
@@ -350,10 +341,6 @@ impl FilesSpec {
             part,
         }
     }
-}
-
-fn refuse(text: &str, why: String) -> Error {
-    Error::Usage(format!("`data` {text}: {why}"))
 }
 
 impl TryFrom<String> for DataSpec {

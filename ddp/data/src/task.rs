@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use ddp_kernels::DType;
+use ddp_kernels::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::tensor_spec::TensorSpec;
+use crate::error::ensure;
 
 /// The most classes of labels in files.
 pub(crate) const CLASSES_MAX: usize = 1 << 16;
@@ -123,22 +123,14 @@ struct SavedClasses {
 impl TryFrom<SavedClasses> for Classes {
     type Error = String;
 
-    fn try_from(
-        SavedClasses {
-            classes: count,
-            names,
-        }: SavedClasses,
-    ) -> Result<Classes, String> {
-        match names {
-            None => Ok(Classes::numbered(count)),
-            Some(names) if names.len() == count => Ok(Classes::named(names)),
-            Some(names) => {
-                let got = names.len();
-                Err(format!(
-                    "task: expected {count} names of classes, got {got}"
-                ))
-            }
-        }
+    fn try_from(saved: SavedClasses) -> Result<Classes, String> {
+        let SavedClasses { classes, names } = saved;
+        let got = names.as_ref().map_or(classes, Vec::len);
+        ensure!(
+            got == classes,
+            "task: expected {classes} names of classes, got {got}"
+        );
+        Ok(names.map_or_else(|| Classes::numbered(classes), Classes::named))
     }
 }
 
@@ -183,12 +175,8 @@ impl Classes {
     /// The names as numbers, if all are different whole numbers in their order.
     pub(crate) fn whole_names(&self) -> Option<Vec<i64>> {
         let whole = |name: &String| name.parse::<i64>().ok().filter(|n| n.to_string() == *name);
-        let numbers: Vec<i64> = self
-            .names
-            .as_ref()?
-            .iter()
-            .map(whole)
-            .collect::<Option<_>>()?;
+        let numbers = self.names.as_ref()?.iter().map(whole);
+        let numbers: Vec<i64> = numbers.collect::<Option<_>>()?;
         numbers.is_sorted_by(|a, b| a < b).then_some(numbers)
     }
 
@@ -228,12 +216,55 @@ impl LabelName {
     /// The columns that it stands for: `a,b` is two.
     pub fn columns(&self) -> Vec<String> {
         match self {
-            LabelName::Column(names) => names
-                .split(',')
-                .map(|name| name.trim().to_string())
-                .collect(),
+            LabelName::Column(names) => names.split(',').map(|name| name.trim().into()).collect(),
             LabelName::Array(name) => vec![name.clone()],
         }
+    }
+}
+
+/// The dtype and the shape of one row's inputs or targets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// The type of the elements.
+    pub dtype: DType,
+    /// The shape for one row; empty for one element.
+    pub shape: Vec<usize>,
+}
+
+impl TensorSpec {
+    /// Elements of this dtype in this shape for each row.
+    pub fn new(dtype: DType, shape: &[usize]) -> TensorSpec {
+        TensorSpec {
+            dtype,
+            shape: shape.to_vec(),
+        }
+    }
+
+    /// The number of elements of a row.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The bytes of a row.
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.dtype.bytes()
+    }
+
+    /// The shape of `rows` rows.
+    pub(crate) fn shape_of(&self, rows: usize) -> Vec<usize> {
+        [&[rows], &self.shape[..]].concat()
+    }
+
+    /// Whether `tensor` holds `rows` such rows.
+    pub(crate) fn fits(&self, tensor: &Tensor, rows: usize) -> bool {
+        let dims = tensor.shape().dims();
+        tensor.dtype() == self.dtype && dims.split_first() == Some((&rows, &self.shape[..]))
+    }
+}
+
+impl fmt::Display for TensorSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?}", self.dtype, self.shape)
     }
 }
 

@@ -13,13 +13,12 @@ use std::sync::Arc;
 use ddp_kernels::{DType, Tensor};
 
 use crate::dataset::{Dataset, RowSpec, check_gather};
-use crate::error::{Error, Result};
+use crate::error::{Result, bail, ensure};
 use crate::file_rows::ChangeWatch;
 use crate::files::{Array, Coding, TokenFile, tokens};
 use crate::resolve;
 use crate::spec::TokensSpec;
-use crate::task::TaskSpec;
-use crate::tensor_spec::TensorSpec;
+use crate::task::{TaskSpec, TensorSpec};
 use crate::text::{TOKENIZER_FILE, Vocabulary, check_whole};
 
 /// Open files of tokens of one kind.
@@ -47,21 +46,20 @@ impl TokenFiles {
             file.coding != first.coding || file.tokens.element() != first.tokens.element()
         };
         if let Some(other) = files.iter().find(differs) {
-            return Err(Error::Data(format!(
+            bail!(
+                Data,
                 "{}: expected {kind}, as in {}, got {}; help: give files of one tokenizer and format",
                 other.tokens.name(),
                 first.tokens.name(),
                 other.describe()
-            )));
+            );
         }
         let coding = first.coding.clone();
         let arrays: Vec<Array> = files.into_iter().map(|file| file.tokens).collect();
         // A byte-order mark at the beginning of a text is no token.
         let has_mark = |array: &&Array| array.rows() < array.mapped().len();
         let marks = match arrays.iter().filter(has_mark).count() {
-            marks if coding.are_bytes && marks > 0 => {
-                format!(", byte-order marks dropped: {marks}")
-            }
+            marks @ 1.. if coding.are_bytes => format!(", byte-order marks dropped: {marks}"),
             _ => String::new(),
         };
         check_whole(Path::new(&spec.path), arrays.iter().map(Array::rows).sum())?;
@@ -80,14 +78,14 @@ impl TokenFiles {
             return Ok(None);
         };
         let found = Vocabulary::read(&path)?;
-        match found.hash == *hash {
-            true => Ok(Some(found)),
-            false => Err(Error::Data(format!(
-                "{}: expected the tokenizer of {}, got another; help: put that one back, or tokenize the texts with this one",
-                path.display(),
-                first.name()
-            ))),
-        }
+        ensure!(
+            found.hash == *hash,
+            Data,
+            "{}: expected the tokenizer of {}, got another; help: put that one back, or tokenize the texts with this one",
+            path.display(),
+            first.name()
+        );
+        Ok(Some(found))
     }
 
     /// The first window of each file, then the number of all windows.
@@ -95,15 +93,15 @@ impl TokenFiles {
         let mut firsts = vec![0];
         for array in &self.arrays {
             let windows = (array.rows() - 1) / context as u64;
-            if windows == 0 {
-                return Err(Error::Data(format!(
-                    "{}: expected at least {} tokens, one more than the context, got {}; help: give a smaller context, or \
-                     leave this file out",
-                    array.name(),
-                    context + 1,
-                    array.rows()
-                )));
-            }
+            ensure!(
+                windows > 0,
+                Data,
+                "{}: expected at least {} tokens, one more than the context, got {}; help: give a smaller context, or \
+                 leave this file out",
+                array.name(),
+                context + 1,
+                array.rows()
+            );
             firsts.push(firsts[firsts.len() - 1] + windows);
         }
         Ok(firsts)
@@ -170,14 +168,15 @@ impl Windows {
         // Tokens were checked at start-up; a model must never see one that it has no row for.
         let vocabulary = self.spec.task.outputs();
         let is_bad = |token: &i64| !(0..vocabulary as i64).contains(token);
-        match inputs.iter().chain(&*last).position(is_bad) {
-            None => Ok(()),
-            Some(index) => Err(Error::Data(format!(
+        if let Some(index) = inputs.iter().chain(&*last).position(is_bad) {
+            bail!(
+                Data,
                 "{}, token {}: expected a token below {vocabulary}, as at the start: the file has changed since the start",
                 array.name(),
                 first + index as u64,
-            ))),
+            );
         }
+        Ok(())
     }
 }
 

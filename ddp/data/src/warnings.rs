@@ -5,13 +5,12 @@ use std::collections::{BTreeMap, HashSet};
 use crate::error::Result;
 use crate::facts::Facts;
 use crate::files::{Element, OddCells, listed, some_of};
-use crate::guess;
+use crate::guess::{self, Ends};
 use crate::normalize::{Normalization, Normalize};
 use crate::open::Source;
 use crate::request::DataRequest;
-use crate::rounding::{self, Ends};
 use crate::rows::Rows;
-use crate::scan::{self, Moments};
+use crate::scan::{self, LabelsFound, Moments};
 use crate::task::TaskSpec;
 
 /// Rows that are read to find columns that f32 rounds, and numbers of them if rows are wide.
@@ -29,20 +28,22 @@ pub(crate) fn log_table(source: &Source) {
         tracing::info!("`{setting}` {path}: categorical columns: {names}");
     }
     let is_categorical: HashSet<&String> = categorical.iter().collect();
-    for (are_categorical, what) in [
-        (false, "missing cells, which are filled in"),
+    let missing = source.odd_cells.iter().filter(|odd| odd.missing > 0);
+    let (of_categories, of_numbers): (Vec<&OddCells>, Vec<_>) =
+        missing.partition(|odd| is_categorical.contains(&odd.column));
+    for (odd, what) in [
+        (of_numbers, "which are filled in"),
         (
-            true,
-            "missing cells of categorical columns, whose features are all 0",
+            of_categories,
+            "of categorical columns, whose features are all 0",
         ),
     ] {
-        let is_one = |odd: &&OddCells| {
-            odd.missing > 0 && is_categorical.contains(&odd.column) == are_categorical
-        };
-        let odd = source.odd_cells.iter().filter(is_one);
-        let missing = odd.map(|odd| format!("\"{}\" {}", odd.column, odd.missing));
+        let missing = odd
+            .iter()
+            .map(|odd| format!("\"{}\" {}", odd.column, odd.missing));
         if let Some(missing) = some_of(20, missing) {
-            tracing::info!("`{setting}` {path}: {what}: {missing}");
+            let comma = if what.starts_with("of") { "" } else { "," };
+            tracing::info!("`{setting}` {path}: missing cells{comma} {what}: {missing}");
         }
     }
     let odd = source.odd_cells.iter().filter(|odd| odd.unseen > 0);
@@ -87,10 +88,10 @@ pub(crate) fn warn(
             );
         }
         // Tables are checked when they are converted.
-        let close = columns_too_close(features, &found.moments.least, &found.moments.greatest)?;
+        let close = columns_too_close(features)?;
         let name = |(column, ends)| (format!("{column} (counted from 0)"), ends);
         let close: Vec<_> = close.into_iter().map(name).collect();
-        if let Some(warning) = rounding::warning(&close) {
+        if let Some(warning) = guess::rounding_warning(&close) {
             tracing::warn!("`data` {data}: {warning}");
         }
         if !found.is_complete {
@@ -112,13 +113,12 @@ fn warn_of_labels(request: &DataRequest, source: &Source, facts: &Facts) -> Resu
     let Some(labels) = &source.labels else {
         return Ok(());
     };
-    let (name, width) = (labels.name(), labels.width());
-    if let Some((least, greatest)) = facts.labels.range {
-        let (least, greatest) = (vec![least; width], vec![greatest; width]);
-        let close = columns_too_close(labels.rows_of_numbers(), &least, &greatest)?;
+    let name = labels.name();
+    if facts.labels.range.is_some() {
+        let close = columns_too_close(&labels.rows)?;
         let name = |(column, ends)| (format!("{column} of the labels ({name})"), ends);
         let close: Vec<_> = close.into_iter().map(name).collect();
-        if let Some(warning) = rounding::warning(&close) {
+        if let Some(warning) = guess::rounding_warning(&close) {
             tracing::warn!("`labels`: {warning}");
         }
     }
@@ -143,10 +143,8 @@ fn warn_of_labels(request: &DataRequest, source: &Source, facts: &Facts) -> Resu
             "`labels` {name}: standardized ({described}): losses are in these units, and 1 is the loss of predicting the mean"
         );
     }
-    if let Some(columns) = some_of(
-        usize::MAX,
-        constant(moments).map(|column| column.to_string()),
-    ) {
+    let constant = constant(moments).map(|column| column.to_string());
+    if let Some(columns) = some_of(usize::MAX, constant) {
         tracing::warn!(
             "`labels` {name}: the same number in all rows that were looked at, in column {columns} (counted from 0)"
         );
@@ -159,12 +157,10 @@ fn warn_of_classes(request: &DataRequest, source: &Source, facts: &Facts, task: 
     let (Some(classes), Some(labels)) = (task.classes(), &source.labels) else {
         return;
     };
-    let rows = facts
-        .labels
-        .counts
-        .iter()
-        .zip(&facts.labels.trained)
-        .enumerate();
+    let LabelsFound {
+        counts, trained, ..
+    } = &facts.labels;
+    let rows = counts.iter().zip(trained).enumerate();
     let unseen = rows.filter(|(_, (all, trained))| **all > 0 && **trained == 0);
     let unseen: Vec<_> = unseen.map(|(class, _)| classes.name(class)).collect();
     if !unseen.is_empty() {
@@ -176,8 +172,7 @@ fn warn_of_classes(request: &DataRequest, source: &Source, facts: &Facts, task: 
         );
     }
     let Some(names) = labels.class_names() else {
-        let counts = facts.labels.counts.iter().enumerate();
-        let absent = counts.filter(|(_, count)| **count == 0);
+        let absent = counts.iter().enumerate().filter(|(_, count)| **count == 0);
         let absent: Vec<String> = absent.map(|(class, _)| class.to_string()).collect();
         if let Some(shown) = some_of(8, absent.iter().cloned()) {
             tracing::warn!(
@@ -207,31 +202,24 @@ fn warn_of_classes(request: &DataRequest, source: &Source, facts: &Facts, task: 
     }
 }
 
-/// The columns that f32 makes nearly constant: candidates by their ends, confirmed by some rows
-/// as f64.
-fn columns_too_close(rows: &Rows, least: &[f32], greatest: &[f32]) -> Result<Vec<(usize, Ends)>> {
+/// The columns that f32 makes nearly constant, by some rows as f64.
+fn columns_too_close(rows: &Rows) -> Result<Vec<(usize, Ends)>> {
     use Element::{F64, I32, I64, U32, U64};
-    let may_round = matches!(rows.element()?, F64 | I64 | U64 | I32 | U32);
-    let ranges = least.iter().zip(greatest).enumerate();
-    let mut close: Vec<(usize, Ends)> = ranges
-        .filter(|(_, (least, greatest))| may_round && Ends::may_be_too_close(**least, **greatest))
-        .map(|(column, _)| (column, Ends::NONE))
-        .collect();
-    if close.is_empty() {
-        return Ok(close);
+    if !matches!(rows.element()?, F64 | I64 | U64 | I32 | U32) {
+        return Ok(Vec::new());
     }
     let (all, width) = (rows.rows(), rows.width());
     let count = ROWS.min((NUMBERS / width).max(16) as u64).min(all);
-    let mut numbers = vec![0.0; width];
+    let (mut numbers, mut ends) = (vec![0.0; width], vec![Ends::NONE; width]);
     for index in 0..count {
         let row = (u128::from(index) * u128::from(all) / u128::from(count)) as u64;
         rows.read_f64(row, &mut numbers)?;
-        for (column, ends) in &mut close {
-            ends.add(numbers[*column]);
+        for (ends, number) in ends.iter_mut().zip(&numbers) {
+            ends.add(*number);
         }
     }
-    close.retain(|(_, ends)| ends.are_too_close());
-    Ok(close)
+    let close = ends.into_iter().enumerate();
+    Ok(close.filter(|(_, ends)| ends.are_too_close()).collect())
 }
 
 #[cfg(test)]

@@ -102,17 +102,7 @@ impl From<ddp_data::Error> for Error {
             ddp_data::Error::Usage(text) => Error::Usage(text),
             ddp_data::Error::Data(text) => Error::Data(text),
             ddp_data::Error::Limit(text) => Error::Limit(text),
-            ddp_data::Error::Io {
-                action,
-                path,
-                source,
-                help,
-            } => Error::Io(FileError {
-                action,
-                path,
-                source,
-                help,
-            }),
+            ddp_data::Error::Io(error) => Error::Io(error),
             ddp_data::Error::Remote {
                 rank,
                 text,

@@ -80,6 +80,26 @@ fn shards_under_muon_whose_matrices_ranks_share_do() {
 }
 
 #[test]
+fn shards_give_the_same_bits_in_any_order_of_ranks() {
+    let Some(_turn) = turn() else { return };
+    for seed in ddp_slice::of("shards, orders of ranks", 100, 1) {
+        let case = Case {
+            zero: seed % 3 == 0,
+            clip_norm: 0.05,
+            steps: 0..4,
+            ..plain()
+        };
+        let (ways, seed) = (ways(), seed as u64);
+        let way = ways[seed as usize % ways.len()];
+        let size = (2 + seed as usize / ways.len() % 3).min(way.ranks_max());
+        let one = way.of(&case).train(1, 0).remove(0);
+        for outcome in way.of(&case).train(size, seed) {
+            assert_eq!(outcome, one, "{size} ranks, seed {seed}, {way:?}");
+        }
+    }
+}
+
+#[test]
 fn a_bucket_cut_at_another_place_changes_nothing() {
     let Some(_turn) = turn() else { return };
     let of = |bucket_elements: usize, zero: bool| {

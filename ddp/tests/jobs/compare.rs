@@ -92,7 +92,14 @@ fn runs_of_the_same_bits_are_the_same() {
 fn runs_part_where_what_differs_first_matters() {
     let with = |flags: &str| format!("{SMALL} {flags}");
     let (seed, eps, zero) = (with("--seed 1"), with("--eps 1e-6"), with("--zero 1"));
-    type Case<'a> = (How<'a>, How<'a>, &'a str, Option<&'a str>, u64, &'a [&'a str]);
+    type Case<'a> = (
+        How<'a>,
+        How<'a>,
+        &'a str,
+        Option<&'a str>,
+        u64,
+        &'a [&'a str],
+    );
     let cases: [Case<'_>; 5] = [
         (
             (1, SMALL, ""),
@@ -160,6 +167,24 @@ fn other_ranks_part_by_rounding_and_nothing_before() {
     assert_eq!(differing(&value), ["ranks"], "{value}");
     let thing = value["first"]["thing"].as_str().unwrap();
     assert!(["loss", "gradient"].contains(&thing), "{value}");
+}
+
+#[test]
+fn with_the_same_shards_other_ranks_are_the_same_and_a_flipped_bit_is_found() {
+    let same_bits = format!("{SMALL} --same-bits 4");
+    let (_, value) = pair(
+        (1, &same_bits, ""),
+        (3, &format!("{same_bits} --zero 1"), ""),
+    );
+    assert_eq!(value["same"], true, "{value}");
+    assert!(differing(&value).contains(&"ranks"), "{value}");
+    let (_, value) = pair((2, &same_bits, ""), (4, &same_bits, "3:reduction:37:flip"));
+    let first = &value["first"];
+    assert_eq!(
+        (&first["thing"], &first["step"]),
+        (&"gradient".into(), &37.into()),
+        "{value}"
+    );
 }
 
 #[test]

@@ -261,7 +261,7 @@ fn key(compiler: &Compiler, architecture: u32, text: &str) -> u128 {
         .part(compiler.to_string().as_bytes())
         .part(&length.to_le_bytes())
         .part(&changed.to_le_bytes());
-    for option in compiler::options(architecture) {
+    for option in compiler::options(architecture, text) {
         key = key.part(option.as_bytes());
     }
     key.finish()

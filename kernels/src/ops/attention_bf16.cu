@@ -28,9 +28,9 @@ INLINE constexpr u32 pitch(u32 width) { return width * 2 + 16; }
 
 // ---- PTX ----
 
-/// A tile of 16 × 8 sums: a lane has rows `group()` and 8 more, columns 2 `pair()` and one more.
-/// [row][column]. A left operand of 16 × 16 has words of two columns: [row, row + 8, row, row + 8]
-/// of [columns 2 `pair()`, and these, 8 further on, and these].
+// Of a tile of 16 × 8 sums a lane has rows `group()` and 8 further on, columns 2 `pair()` and the
+// next: [row][column]. Of a left operand, 16 × 16, it has words of two columns: both rows of these
+// two columns, then both rows of the two that are 8 further on.
 INLINE u32 lane() { return threadIdx.x % WARP; }
 INLINE u32 group() { return lane() / 4; }
 INLINE u32 pair() { return lane() % 4; }
@@ -68,25 +68,11 @@ template <u32 BYTES> INLINE void start_copy(u32 to, const void* from, bool insid
     }
 }
 
-/// Waits for the copies that the block has started, which then belong to all of its threads.
+/// Waits until the copies that the block's threads have started are there for all of them.
 INLINE void finish_copies() {
     asm volatile("cp.async.commit_group;" ::: "memory");
     asm volatile("cp.async.wait_group 0;" ::: "memory");
     __syncthreads();
-}
-
-/// 2ˣ within 2 ulp, subnormal results as 0.
-INLINE float power_of_2(float x) {
-    float power;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
-    return power;
-}
-
-/// Two numbers as bf16 in one word, the first in its low half.
-INLINE u32 two(float low, float high) {
-    u32 word;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-    return word;
 }
 
 // ---- tiles ----
@@ -108,7 +94,7 @@ template <u32 TILES, u32 COLUMNS> struct Sums {
     }
 };
 
-/// The row of the warp's that is the lane's number `row`, and its column number `column`.
+/// Where in the warp's tiles the lane's row number `row` and its column number `column` are.
 INLINE u32 lane_row(u32 row) { return row * 8 + group(); }
 INLINE u32 lane_column(u32 column) { return column / 2 * 8 + pair() * 2 + column % 2; }
 /// The first row of the warp in a block of threads.
@@ -123,24 +109,24 @@ template <u32 TILES, u32 DEPTH> struct Left {
 #pragma unroll
         for (u32 i = 0; i < TILES * DEPTH * 4; i++) {
             const float* from = sums.at[i / 4 / DEPTH][i / 4 % DEPTH * 2 + i % 4 / 2] + i % 2 * 2;
-            at[i / 4 / DEPTH][i / 4 % DEPTH][i % 4] = two(from[0], from[1]);
+            at[i / 4 / DEPTH][i / 4 % DEPTH][i % 4] = narrow_pair(from[0], from[1]);
         }
     }
 };
 
-/// Where a lane reads 16 × 16 elements of rows that begin at `first`: those of a left operand or of
-/// a right one, and those of a right one whose columns are these rows.
+/// The address that a lane gives for 16 × 16 elements of the rows that begin at `first`: as a left
+/// operand, or transposed as a right one; and as a right one whose columns are these rows.
 template <u32 WIDTH> INLINE u32 straight(u32 first) { return first + lane() % 16 * pitch(WIDTH) + lane() / 16 * 16; }
 template <u32 WIDTH> INLINE u32 across(u32 first) {
     return first + (lane() % 8 + lane() / 16 * 8) * pitch(WIDTH) + lane() / 8 % 2 * 16;
 }
 
-/// The warp's rows of a block's that begin at `first`, as a left operand of WIDTH columns: in
-/// registers if HELD, else read for each use.
+/// The warp's rows, WIDTH columns, as a left operand: in registers if HELD, else read at each use.
 template <u32 WIDTH, u32 TILES, bool HELD> struct OwnRows {
     u32 address;
     Left<TILES, HELD ? WIDTH / 16 : 1> held;
 
+    /// The rows of the block begin at `first`.
     INLINE void begin(u32 first) {
         address = straight<WIDTH>(first + warp_row<TILES>() * pitch(WIDTH));
 #pragma unroll
@@ -217,8 +203,8 @@ template <class T, bool IS_SHARED> struct Rows {
         }
     }
 
-    /// Writes the warp's sums, times `factor` by row, to its rows of those from `start` on, by way
-    /// of its rows of a block's in shared memory.
+    /// Writes the warp's sums times its rows' factors, through its part of `memory`, so that stores
+    /// have 16 bytes. The rows of the block begin at `start`.
     template <u32 WIDTH, u32 TILES>
     INLINE void write(u32 start, const Sums<TILES, WIDTH / 8>& sums, const float (&factor)[TILES * 2], u8* memory) const {
         u8* rows = memory + warp_row<TILES>() * pitch(WIDTH);
@@ -228,7 +214,7 @@ template <class T, bool IS_SHARED> struct Rows {
             const u32 row = i % (TILES * 2), n = i / (TILES * 2);
             const float* from = sums.at[row / 2][n] + row % 2 * 2;
             u32* to = reinterpret_cast<u32*>(rows + lane_row(row) * pitch(WIDTH) + lane_column(n * 2) * 2);
-            *to = two(from[0] * factor[row], from[1] * factor[row]);
+            *to = narrow_pair(from[0] * factor[row], from[1] * factor[row]);
         }
         __syncwarp();
 #pragma unroll
@@ -263,12 +249,13 @@ struct Sizes {
     INLINE u32 keys_of(u32 token) const { return min(token + (is_causal ? 1 : time), time); }
 };
 
-/// A block of rows of queries, and of keys these attend to.
+/// A block's rows of queries, and the keys they attend to.
 template <u32 TILES, u32 STEP> struct Queries {
     static constexpr u32 ROWS = WARPS * TILES * 16;
-    /// The head of k, counted over all sequences; the block's first row; the warp's.
+    /// The head of k, counted over all sequences; the first row of the block, and of the warp.
     u32 line, start, own;
-    /// Keys of any row, of all rows in whole tiles, of any row of the warp, and of the lane's rows.
+    /// How many keys: those of any row, those of all rows in whole tiles, those of any row of the
+    /// warp, and those of each of the lane's rows.
     u32 end, whole, last, keys[TILES * 2];
 
     INLINE Queries(const Sizes& sizes) {
@@ -300,8 +287,8 @@ template <u32 TILES> struct Softmax {
         for (u32 row = 0; row < TILES * 2; row++) largest[row] = -infinity(), sum[row] = 0.0f;
     }
 
-    /// Makes weights of scores. They may be relative to a score that is no longer the largest while
-    /// they stay below 2^SLACK: sums need no new scale then.
+    /// Turns scores into weights. While a row's are below 2^SLACK, they stay relative to an older
+    /// largest score, so most tiles need no rescaling. No row depends on others.
     template <u32 KEYS, u32 COLUMNS> INLINE void add(Sums<TILES, KEYS>& scores, Sums<TILES, COLUMNS>& sums, float scale) {
         float most[TILES * 2];
         bool is_larger = false;
@@ -317,14 +304,15 @@ template <u32 TILES> struct Softmax {
             float rescale[TILES * 2];
 #pragma unroll
             for (u32 row = 0; row < TILES * 2; row++) {
-                most[row] = fmaxf(largest[row], most[row]);
-                rescale[row] = power_of_2(largest[row] - most[row]);
-                largest[row] = most[row], sum[row] *= rescale[row];
+                const float before = largest[row];
+                largest[row] = most[row] > before + SLACK ? most[row] : before;
+                rescale[row] = exp2_of(before - largest[row]);
+                sum[row] *= rescale[row];
             }
             sums.each([&](float& x, u32 row, u32) { x *= rescale[row]; });
         }
         scores.each([&](float& score, u32 row, u32) {
-            score = power_of_2(fmaf(score, scale, -largest[row]));
+            score = exp2_of(fmaf(score, scale, -largest[row]));
             sum[row] += score;
         });
     }
@@ -454,7 +442,7 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void query_gradient(const Opera
             gradients.each([&](float& gradient, u32 row, u32) { gradient = -delta[row]; });
             left_dout.add_scores(gradients, v_rows + stage);
             scores.each([&](float& score, u32 row, u32 column) {
-                score = power_of_2(fmaf(score, sizes.scale * LOG2, -log[row]));
+                score = exp2_of(fmaf(score, sizes.scale * LOG2, -log[row]));
                 if (is_masked && keys + lane_column(column) >= block.keys[row]) score = 0.0f;
                 score *= gradients.at[row / 2][column / 2][row % 2 * 2 + column % 2];
             });
@@ -510,7 +498,7 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void key_gradients(const Operan
             left_k.add_scores(scores, q_rows + tile);
             scores.each([&](float& score, u32 key, u32 column) {
                 const u32 query = row + lane_column(column);
-                score = power_of_2(fmaf(score, sizes.scale * LOG2, logs[lane_column(column)] * -LOG2));
+                score = exp2_of(fmaf(score, sizes.scale * LOG2, logs[lane_column(column)] * -LOG2));
                 if (is_masked && query < (own + lane_row(key)) * sizes.sharing) score = 0.0f;
             });
             Left<TILES, STEP / 16> weights;

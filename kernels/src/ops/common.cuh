@@ -256,11 +256,10 @@ template <class T, class F> INLINE void map(T* out, const T* a, const T* b, u64 
 #pragma unroll
         for (int k = 0; k < PACKS_IN_FLIGHT; k++) {
             if (first + k * stride >= packs) break;
+            float result[P::COUNT];
 #pragma unroll
-            for (int i = 0; i < P::COUNT; i++) {
-                left[k].values[i] = narrow<T>(f(wide(left[k].values[i]), wide(right[k].values[i])));
-            }
-            store_pack(out, first + k * stride, left[k]);
+            for (int i = 0; i < P::COUNT; i++) result[i] = f(wide(left[k].values[i]), wide(right[k].values[i]));
+            store_pack(out, first + k * stride, narrow_pack<T>(result));
         }
     }
     for (u64 i = packs * P::COUNT + first_index(); i < count; i += stride) {

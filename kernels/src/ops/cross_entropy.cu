@@ -265,8 +265,6 @@ constexpr u32 IN_FLIGHT = 4;
 struct Wide {
     float e_sums[SUMS_MAX], z_sums[SUMS_MAX];
     float sum, weight_sum;
-    /// By warp: whether the target may be the first of the largest.
-    bool fits[WIDE_THREADS / WARP];
 };
 
 /// The sums over one block of classes, by one warp.
@@ -337,9 +335,9 @@ INLINE void wide_gradient(
     }
 }
 
-/// The largest of a row, and in thread 0 whether the target is the first of the largest.
+/// The largest of a row, and whether the target is the first of the largest.
 INLINE float wide_largest(
-    const Problem& problem, const float* logits, float target_x, u64 target, Wide& shared, bool& is_correct) {
+    const Problem& problem, const float* logits, float target_x, u64 target, bool& is_correct) {
     float largest = -infinity();
     bool fits = true;
 #pragma unroll 8
@@ -348,15 +346,8 @@ INLINE float wide_largest(
         largest = x > largest ? x : largest;
         fits &= is_below(x, i, target_x, target);
     }
-    fits = __ballot_sync(WHOLE_WARP, !fits) == 0;
-    if (threadIdx.x % WARP == 0) shared.fits[threadIdx.x / WARP] = fits;
-    // With barriers; the next row's are after those of `wide_sums`.
-    largest = block_max(largest);
-    is_correct = true;
-    if (threadIdx.x == 0) {
-        for (u32 i = 0; i < WIDE_THREADS / WARP; i++) is_correct &= shared.fits[i];
-    }
-    return largest;
+    is_correct = __syncthreads_and(fits) != 0;
+    return block_max(largest);
 }
 
 INLINE void wide_rows(Problem problem, const Totals totals, u64 rows, float* dlogits, const float* logits) {
@@ -374,7 +365,7 @@ INLINE void wide_rows(Problem problem, const Totals totals, u64 rows, float* dlo
         const float* of_row = logits + row * classes;
         const float target_x = of_row[target.class_index];
         bool is_correct;
-        const float largest = wide_largest(problem, of_row, target_x, target.class_index, shared, is_correct);
+        const float largest = wide_largest(problem, of_row, target_x, target.class_index, is_correct);
         correct += is_correct && target.is_class, counted += !target.is_ignored;
         double sum, weighted_z;
         wide_sums(problem, of_row, largest, shared, sum, weighted_z);

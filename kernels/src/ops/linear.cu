@@ -12,28 +12,44 @@ struct Relu {
     static INLINE float value(float z) { return z < 0.0f ? 0.0f : z; }
     static INLINE float chain(float dy, float y) { return y > 0.0f ? dy : 0.0f; }
 };
-struct GeluTanh {
+template <class T> struct GeluTanh {
     static INLINE float value(float z) { return gelu_tanh(z); }
     static INLINE float chain(float dy, float z) { return dy * gelu_tanh_grad(z); }
+};
+/// With the GPU's own 2ˣ and quotient, which are exact enough for bf16.
+template <> struct GeluTanh<bf16> {
+    /// sigmoid(2u), where tanh u is in the formula; z is from −15 up, or NaN.
+    static INLINE float sigmoid_of(float z) {
+        return __fdividef(1.0f, 1.0f + exp2_of(z * fmaf(TWICE_U_3, z * z, TWICE_U_1) * -LOG2_E));
+    }
+    static INLINE float value(float z) {
+        z = at_least(z, -15.0f);
+        return z * sigmoid_of(z);
+    }
+    static INLINE float chain(float dy, float z) {
+        z = at_most(at_least(z, -15.0f), 15.0f);
+        const float s = sigmoid_of(z), slope = fmaf(3.0f * TWICE_U_3, z * z, TWICE_U_1);
+        return dy * fmaf(z * slope * s, 1.0f - s, s);
+    }
 };
 struct GeluErf {
     static INLINE float value(float z) { return gelu_erf(z); }
     static INLINE float chain(float dy, float z) { return dy * gelu_erf_grad(z); }
 };
 
-/// The statement with F as the activation of this number in linear/gpu.rs.
-#define WITH_ACTIVATION(NUMBER, F, ...)                                                                                \
+/// The statement with F as the activation of this number in linear/gpu.rs, for elements of type T.
+#define WITH_ACTIVATION(NUMBER, T, F, ...)                                                                             \
     switch (NUMBER) {                                                                                                  \
     case 0: { typedef Identity F; __VA_ARGS__ } break;                                                                 \
     case 1: { typedef Relu F; __VA_ARGS__ } break;                                                                     \
-    case 2: { typedef GeluTanh F; __VA_ARGS__ } break;                                                                 \
+    case 2: { typedef GeluTanh<T> F; __VA_ARGS__ } break;                                                              \
     case 3: { typedef GeluErf F; __VA_ARGS__ } break;                                                                  \
     }
 
 /// y = activation(z); z may be y.
 #define ACTIVATE(NAME, T)                                                                                              \
     KERNEL(BLOCK_THREADS) activate_##NAME(T* y, const T* z, u64 count, u32 activation) {                               \
-        WITH_ACTIVATION(activation, F, map(y, z, count, [](float z) { return F::value(z); });)                         \
+        WITH_ACTIVATION(activation, T, F, map(y, z, count, [](float z) { return F::value(z); });)                      \
     }
 FOR_F32_AND_BF16(ACTIVATE)
 
@@ -50,14 +66,14 @@ template <class F, class T> INLINE void bias_activate(T* y, T* pre, const T* bia
 #define BIAS_ACTIVATE(NAME, T)                                                                                         \
     KERNEL(BLOCK_THREADS)                                                                                              \
     bias_activate_##NAME(T* y, T* pre, const T* bias, u64 count, u64 columns, u32 activation) {                        \
-        WITH_ACTIVATION(activation, F, bias_activate<F>(y, pre, bias, count, columns);)                                \
+        WITH_ACTIVATION(activation, T, F, bias_activate<F>(y, pre, bias, count, columns);)                             \
     }
 FOR_F32_AND_BF16(BIAS_ACTIVATE)
 
 /// dx = dx · activation′(saved).
 #define FOLD_BELOW(NAME, T)                                                                                            \
     KERNEL(BLOCK_THREADS) fold_below_##NAME(T* dx, const T* saved, u64 count, u32 activation) {                        \
-        WITH_ACTIVATION(activation, F,                                                                                 \
+        WITH_ACTIVATION(activation, T, F,                                                                              \
                         map(dx, dx, saved, count, [](float dx, float saved) { return F::chain(dx, saved); });)         \
     }
 FOR_F32_AND_BF16(FOLD_BELOW)
@@ -114,7 +130,7 @@ INLINE void fold_and_sum(float* __restrict__ sums, T* dx, const T* saved, u64 ro
 #define FOLD_AND_SUM(NAME, T, N)                                                                                       \
     KERNEL(LANES)                                                                                                      \
     fold_and_sum_##NAME(float* sums, T* dx, const T* saved, u64 rows, u64 columns, u32 activation) {                   \
-        WITH_ACTIVATION(activation, F, fold_and_sum<F, N>(sums, dx, saved, rows, columns);)                            \
+        WITH_ACTIVATION(activation, T, F, fold_and_sum<F, N>(sums, dx, saved, rows, columns);)                         \
     }
 FOLD_AND_SUM(f32, float, 4)
 FOLD_AND_SUM(bf16, bf16, 8)

@@ -1,35 +1,55 @@
 // token_mean and its gradient: see token_mean.rs.
 #include "common.cuh"
 
-/// out[b][c] = the mean of x[b][t][c] over the first `tokens` t: `count` elements of out.
-template <class T>
+constexpr u32 PACK = 4;
+
+/// out[b][c] = the mean of x[b][t][c] over the first `tokens` t, N columns at a time: `count`
+/// elements of out.
+template <int N, class T>
 INLINE void token_mean(
     T* __restrict__ out, const T* __restrict__ x, u64 count, u64 columns, u64 time, u64 tokens) {
-    over_matrix(count, columns, [=](u64 i, u64 sequence, u64 column) {
-        const T* first = x + sequence * time * columns + column;
-        float sum = wide(first[0]);
-        for (u64 token = 1; token < tokens; token++) sum += wide(first[token * columns]);
-        out[i] = narrow<T>(sum / (float)tokens);
+    typedef Pack<T, N> P;
+    const u64 packs = columns / N;
+    over_matrix(count / N, packs, [=](u64 i, u64 sequence, u64 pack) {
+        const u64 first = sequence * time * packs + pack;
+        const P start = load_pack<P>(x, first);
+        float sum[N];
+#pragma unroll
+        for (int k = 0; k < N; k++) sum[k] = wide(start.values[k]);
+        for (u64 token = 1; token < tokens; token++) {
+            const P value = load_pack<P>(x, first + token * packs);
+#pragma unroll
+            for (int k = 0; k < N; k++) sum[k] += wide(value.values[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < N; k++) sum[k] = sum[k] / (float)tokens;
+        store_pack(out, i, narrow_pack<T>(sum));
     });
 }
 
 /// dx[b][t][c] = dout[b][c] / tokens for the first `tokens` t, else 0: `count` elements of dx.
-template <class T>
+template <int N, class T>
 INLINE void token_mean_backward(
     T* __restrict__ dx, const T* __restrict__ dout, u64 count, u64 columns, u64 time, u64 tokens) {
-    over_matrix(count, columns, [=](u64 i, u64 row, u64 column) {
-        const float gradient = wide(dout[row / time * columns + column]) / (float)tokens;
-        dx[i] = narrow<T>(row % time < tokens ? gradient : 0.0f);
+    typedef Pack<T, N> P;
+    const u64 packs = columns / N;
+    over_matrix(count / N, packs, [=](u64 i, u64 row, u64 pack) {
+        const P of_mean = load_pack<P>(dout, row / time * packs + pack);
+        float gradient[N];
+#pragma unroll
+        for (int k = 0; k < N; k++) gradient[k] = row % time < tokens ? wide(of_mean.values[k]) / (float)tokens : 0.0f;
+        store_pack(dx, i, narrow_pack<T>(gradient));
     });
 }
 
-#define TOKEN_MEAN(NAME, T)                                                                                            \
+#define TOKEN_MEAN(NAME, T, FUNCTION)                                                                                  \
     KERNEL(BLOCK_THREADS)                                                                                              \
-    token_mean_##NAME(T* out, const T* x, u64 count, u64 columns, u64 time, u64 tokens) {                              \
-        token_mean(out, x, count, columns, time, tokens);                                                              \
-    }                                                                                                                  \
-    KERNEL(BLOCK_THREADS)                                                                                              \
-    token_mean_backward_##NAME(T* dx, const T* dout, u64 count, u64 columns, u64 time, u64 tokens) {                   \
-        token_mean_backward(dx, dout, count, columns, time, tokens);                                                   \
+    FUNCTION##_##NAME(T* out, const T* x, u64 count, u64 columns, u64 time, u64 tokens) {                              \
+        if (columns % PACK == 0 && aligned<PACK * sizeof(T)>(out, x)) {                                                \
+            FUNCTION<PACK>(out, x, count, columns, time, tokens);                                                      \
+        } else {                                                                                                       \
+            FUNCTION<1>(out, x, count, columns, time, tokens);                                                         \
+        }                                                                                                              \
     }
-FOR_F32_AND_BF16(TOKEN_MEAN)
+#define TOKEN_MEANS(NAME, T) TOKEN_MEAN(NAME, T, token_mean) TOKEN_MEAN(NAME, T, token_mean_backward)
+FOR_F32_AND_BF16(TOKEN_MEANS)

@@ -4,9 +4,10 @@
 #[path = "../../src/ops/attention/tests/reference.rs"]
 mod reference;
 
-use std::process::Command;
+use std::ffi::OsStr;
+use std::process::{Command, Output};
 
-use ddp_kernels::device::discover;
+use ddp_kernels::device::{Gpu, discover};
 use ddp_kernels::dtype::bf16;
 use ddp_kernels::graph::Graph;
 use ddp_kernels::ops::{self, Attention, Qkv, attention_backward_into, attention_into};
@@ -211,6 +212,53 @@ fn three_tensors_have_the_bits_of_one() {
     }
 }
 
+#[test]
+#[ignore = "a part of a_run_without_tensor_cores_says_so_once"]
+fn odd_heads() {
+    for device in devices() {
+        Run::new(1, attention(5, [1, 1, 24], true), DType::BF16, (device, 0)).check();
+    }
+}
+
+#[test]
+fn a_run_without_tensor_cores_says_so_once() {
+    let is_new = |gpu: &Gpu| gpu.compute_capability >= (8, 0);
+    if devices().is_empty() || !discover().gpus.iter().all(is_new) {
+        return skip("no GPU with tensor cores for bf16");
+    }
+    for (test, expected) in [
+        (
+            "odd_heads",
+            "bf16 heads of 24 columns, expected a multiple of 16 up to 128; help: choose",
+        ),
+        (
+            "odd_addresses_are_within_rounding_too",
+            "not a multiple of 16 bytes; help: begin views",
+        ),
+        ("several_tiles", ""),
+    ] {
+        let said = child(test, &[]);
+        let said = String::from_utf8_lossy(&said.stderr);
+        let lines = said
+            .matches("attention does not run on tensor cores")
+            .count();
+        assert!(
+            lines == usize::from(!expected.is_empty()) && said.contains(expected),
+            "{said}"
+        );
+    }
+}
+
+/// This program, as a process that runs one of these tests.
+fn child(test: &str, variables: &[(&str, &OsStr)]) -> Output {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--include-ignored", "--nocapture"])
+        .arg(format!("attention::{test}"))
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap()
+}
+
 /// Three tiles of keys in forward, five of either side in backward.
 #[test]
 #[ignore = "a part of a_missing_wait_or_barrier_is_found_in_every_order"]
@@ -238,10 +286,9 @@ fn a_missing_wait_or_barrier_is_found_in_every_order() {
     }
     let commit = "asm volatile(\"cp.async.commit_group;\" ::: \"memory\");";
     let wait = "asm volatile(\"cp.async.wait_group 0;\" ::: \"memory\");";
-    let seeds = match std::env::var("DDP_TEST_SLICE").is_ok_and(|slice| slice == "all") {
-        true => 0..20,
-        false => 0..1,
-    };
+    let is_all = std::env::var("DDP_TEST_SLICE").is_ok_and(|slice| slice == "all");
+    let seeds = (0..if is_all { 20 } else { 1 }).map(|seed| seed.to_string());
+    let seeds: Vec<String> = seeds.collect();
     let folder = std::env::temp_dir().join(format!("ddp-attention-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     assert_eq!(SOURCE.matches(CALL).count(), 3, "forward, dq, dk and dv");
@@ -254,15 +301,14 @@ fn a_missing_wait_or_barrier_is_found_in_every_order() {
             let (before, after) = (&SOURCE[..at], &SOURCE[at + CALL.len()..]);
             let wrong = [before, &planted, after].concat();
             std::fs::write(folder.join("attention_bf16.cu"), wrong).unwrap();
-            for seed in seeds.clone() {
-                let output = Command::new(std::env::current_exe().unwrap())
-                    .args(["--exact", "--include-ignored", "attention::several_tiles"])
-                    .env("DDP_TEST_KERNELS", &folder)
-                    .env("DDP_KERNEL_CACHE", "off")
-                    .env("SIMCUDA_SEED", seed.to_string())
-                    .env("SIMCUDA_INTRA", "1")
-                    .output()
-                    .unwrap();
+            for seed in &seeds {
+                let variables = [
+                    ("DDP_TEST_KERNELS", folder.as_os_str()),
+                    ("DDP_KERNEL_CACHE", "off".as_ref()),
+                    ("SIMCUDA_SEED", seed.as_ref()),
+                    ("SIMCUDA_INTRA", "1".as_ref()),
+                ];
+                let output = child("several_tiles", &variables);
                 let said = String::from_utf8_lossy(&output.stderr);
                 let is_found = output.status.code() == Some(86) && said.contains(expected);
                 assert!(is_found, "{planted}, byte {at}, seed {seed}: {said}");

@@ -12,7 +12,7 @@ use ddp_kernels::dtype::{bf16, f16};
 use ddp_kernels::mapped::Mapped;
 
 use crate::element::Element;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail, ensure};
 
 /// Bytes converted at a time: a piece stays in the L1 cache.
 const PIECE_BYTES: usize = 4096;
@@ -31,6 +31,25 @@ pub(super) struct ArrayPlace<'a> {
     pub(super) big_endian: bool,
     /// Row-major; the first dimension is the rows'.
     pub(super) shape: &'a [usize],
+}
+
+impl<'a> ArrayPlace<'a> {
+    /// Of little-endian numbers.
+    pub(super) fn new(
+        key: &'a str,
+        offset: u64,
+        element: Element,
+        shape: &'a [usize],
+    ) -> ArrayPlace<'a> {
+        let big_endian = false;
+        ArrayPlace {
+            key,
+            offset,
+            element,
+            big_endian,
+            shape,
+        }
+    }
 }
 
 /// Rows of one shape in a file.
@@ -65,33 +84,28 @@ impl Array {
         Array::check_shape(shape)?;
         let (rows, row_shape) = (shape[0], &shape[1..]);
         let bytes = shape.iter().product::<usize>() as u64 * element.bytes() as u64;
-        if offset
-            .checked_add(bytes)
-            .is_none_or(|end| end > mapped.len())
-        {
-            return Err(format!(
-                "its header claims {element}{shape:?} = {bytes} bytes from byte {offset} on, but the file has {} bytes: it is cut \
-                 short or damaged",
-                mapped.len()
-            ));
-        }
-        let name = if key.is_empty() {
-            file.to_string()
+        let end = offset.saturating_add(bytes);
+        let length = mapped.len();
+        ensure!(
+            end <= length,
+            "its header claims {element}{shape:?} = {bytes} bytes from byte {offset} on, but the file has {length} bytes: it is cut \
+             short or damaged"
+        );
+        let part = if key.is_empty() {
+            String::new()
         } else {
-            format!("{file}#{key}")
+            format!("#{key}")
         };
-        let (row_shape, row_elements) = (row_shape.to_vec(), row_shape.iter().product());
-        let (mapped, key, rows) = (mapped.clone(), key.to_string(), rows as u64);
         Ok(Array {
-            mapped,
-            key,
-            name,
+            mapped: mapped.clone(),
+            key: key.to_string(),
+            name: format!("{file}{part}"),
             offset,
             element,
             big_endian,
-            rows,
-            row_shape,
-            row_elements,
+            rows: rows as u64,
+            row_elements: row_shape.iter().product(),
+            row_shape: row_shape.to_vec(),
         })
     }
 
@@ -151,11 +165,10 @@ impl Array {
     /// f32.
     pub fn read_f32(&self, first_row: u64, into: &mut [f32]) -> Result<()> {
         if self.element == Element::F32 && self.big_endian == cfg!(target_endian = "big") {
-            let offset = self.offset_of(first_row, into.len());
-            return self
+            let read = self
                 .mapped
-                .read_elements(offset, into)
-                .map_err(|error| self.failed(&error));
+                .read_elements(self.offset_of(first_row, into.len()), into);
+            return read.map_err(|error| self.failed(&error));
         }
         convert!(self, first_row, into, f32)
     }
@@ -167,23 +180,22 @@ impl Array {
 
     /// Like `read_f32` for integers; one that does not fit i64 is an error.
     pub fn read_i64(&self, first_row: u64, into: &mut [i64]) -> Result<()> {
-        if self.element.is_float() {
-            return Err(Error::Data(format!(
-                "{}: expected whole numbers, got {}",
-                self.name, self.element
-            )));
-        }
+        let (name, element, most) = (&self.name, self.element, i64::MAX);
+        ensure!(
+            !element.is_float(),
+            Data,
+            "{name}: expected whole numbers, got {element}"
+        );
         convert!(self, first_row, into, i64)?;
         // Numbers above i64::MAX have wrapped around to negative ones.
         match into.iter().position(|&value| value < 0) {
-            Some(index) if self.element == Element::U64 => {
+            Some(index) if element == Element::U64 => {
                 let row = first_row + (index / self.row_elements) as u64;
                 let value = into[index].cast_unsigned();
-                Err(Error::Data(format!(
-                    "{}, row {row}: expected at most {}, got {value}; help: save smaller numbers, as int64",
-                    self.name,
-                    i64::MAX
-                )))
+                bail!(
+                    Data,
+                    "{name}, row {row}: expected at most {most}, got {value}; help: save smaller numbers, as int64"
+                )
             }
             _ => Ok(()),
         }
@@ -216,9 +228,8 @@ impl Array {
         let mut piece = [0; PIECE_BYTES];
         for into in into.chunks_mut(PIECE_BYTES / SIZE) {
             let bytes = &mut piece[..into.len() * SIZE];
-            self.mapped
-                .read(offset, bytes)
-                .map_err(|error| self.failed(&error))?;
+            let read = self.mapped.read(offset, bytes);
+            read.map_err(|error| self.failed(&error))?;
             offset += bytes.len() as u64;
             for (into, bytes) in into.iter_mut().zip(bytes.as_chunks().0) {
                 *into = number(*bytes);
@@ -229,16 +240,17 @@ impl Array {
 
     /// An error if the number at index `bad` of the rows from `first_row` on is no bool.
     fn check_bools(&self, first_row: u64, bad: Option<(usize, u64)>) -> Result<()> {
-        let Some((index, value)) = bad else {
-            return Ok(());
-        };
-        let row = first_row + (index / self.row_elements) as u64;
-        let column = index % self.row_elements;
-        Err(Error::Data(format!(
-            "{}, row {row}, number {column}: expected a bool (0 or 1), got {value}; help: if these are not bools, \
-             save them as uint8",
-            self.name
-        )))
+        if let Some((index, value)) = bad {
+            let row = first_row + (index / self.row_elements) as u64;
+            bail!(
+                Data,
+                "{}, row {row}, number {}: expected a bool (0 or 1), got {value}; help: if these are not bools, \
+                 save them as uint8",
+                self.name,
+                index % self.row_elements
+            );
+        }
+        Ok(())
     }
 
     fn failed(&self, error: &std::io::Error) -> Error {

@@ -85,15 +85,13 @@ pub(super) fn checked(
         request: "its own checksums",
     };
     let (folders, seen) = (usual_folders(path, cache_dir), wanted.seen_name());
-    let mut notes = folders.iter().map(|folder| Note::read(&folder.join(&seen)));
-    if notes.any(|note| note.is_some_and(|note| note.describes(&identity))) {
+    if Note::find(&folders, &seen, &identity).is_some() {
         return Ok(());
     }
     check()?;
-    let note = Note::of_checksum(String::new(), &identity);
     let can_be_written = |folder: &&PathBuf| fs::create_dir_all(folder).is_ok();
     if let Some(folder) = folders.iter().find(can_be_written) {
-        note.keep(&folder.join(&seen));
+        Note::of_checksum(String::new(), &identity).keep(&folder.join(&seen));
     }
     Ok(())
 }
@@ -107,10 +105,7 @@ fn find_or_make(
     let source = wanted.source;
     let before = identity_of(source).map_err(reading(source))?;
     let seen = wanted.seen_name();
-    let known = folders
-        .iter()
-        .filter_map(|folder| Note::read(&folder.join(&seen)));
-    let note = match known.into_iter().find(|note| note.describes(&before)) {
+    let note = match Note::find(folders, &seen, &before) {
         Some(note) => note,
         None => Note::of(source).map_err(reading(source))?,
     };
@@ -189,9 +184,8 @@ impl WantedCopy<'_> {
                 "it changed while it was read; help: start again once nothing writes to it",
             ));
         }
-        Note::of(&path)
-            .map_err(writing(&path))?
-            .write(&aside.join(ENTRY))?;
+        let note = Note::of(&path).map_err(writing(&path))?;
+        note.write(&aside.join(ENTRY))?;
         sync_folder(aside)?;
         match fs::rename(aside, &entry) {
             // Another process has made it since.
@@ -244,9 +238,8 @@ fn folders(
 fn new_folder(folders: &[PathBuf]) -> Result<(&Path, PathBuf)> {
     let mut first_error = None;
     for folder in folders {
-        match fs::create_dir_all(folder)
-            .and_then(|()| first_free(folder, |path| fs::create_dir(path)))
-        {
+        let new = || first_free(folder, |path| fs::create_dir(path));
+        match fs::create_dir_all(folder).and_then(|()| new()) {
             Ok(((), aside)) => return Ok((folder, aside)),
             Err(error) => {
                 tracing::info!("{} cannot be used as a cache: {error}", folder.display());
@@ -259,17 +252,15 @@ fn new_folder(folders: &[PathBuf]) -> Result<(&Path, PathBuf)> {
 
 /// Removes unfinished entries that killed processes left.
 fn remove_abandoned(folder: &Path) {
-    let age = |path: &Path| fs::metadata(path).ok()?.modified().ok()?.elapsed().ok();
+    let is_old = |path: &Path| -> Option<bool> {
+        Some(fs::metadata(path).ok()?.modified().ok()?.elapsed().ok()? > ABANDONED)
+    };
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let path = entry.path();
+        let (path, name) = (entry.path(), entry.file_name());
         let files = fs::read_dir(&path).into_iter().flatten().flatten();
         let mut all = files.map(|file| file.path()).chain([path.clone()]);
-        if entry
-            .file_name()
-            .as_encoded_bytes()
-            .starts_with(b".unfinished-")
-            && all.all(|path| age(&path).is_some_and(|age| age > ABANDONED))
-        {
+        let is_unfinished = name.as_encoded_bytes().starts_with(b".unfinished-");
+        if is_unfinished && all.all(|path| is_old(&path) == Some(true)) {
             let _ = fs::remove_dir_all(path);
         }
     }
@@ -277,13 +268,13 @@ fn remove_abandoned(folder: &Path) {
 
 fn identity_of(path: &Path) -> io::Result<Identity> {
     let metadata = fs::metadata(path)?;
-    if !metadata.is_file() {
-        return Err(io::Error::new(
+    match metadata.is_file() {
+        true => Ok(Identity::of(&metadata)),
+        false => Err(io::Error::new(
             ErrorKind::InvalidInput,
             "it is not an ordinary file",
-        ));
+        )),
     }
-    Ok(Identity::of(&metadata))
 }
 
 /// The checksum of a file, trusted while the file's identity is the same.
@@ -299,10 +290,8 @@ impl Note {
     /// Reads the file.
     fn of(path: &Path) -> io::Result<Note> {
         let identity = identity_of(path)?;
-        Ok(Note::of_checksum(
-            format!("{:032x}", hash_of(path)?),
-            &identity,
-        ))
+        let xxh3 = format!("{:032x}", hash_of(path)?);
+        Ok(Note::of_checksum(xxh3, &identity))
     }
 
     fn of_checksum(xxh3: String, identity: &Identity) -> Note {
@@ -320,6 +309,14 @@ impl Note {
         self.identity.as_ref() == Some(&format!("{identity:?}"))
     }
 
+    /// The note of this name in one of the folders that describes a file.
+    fn find(folders: &[PathBuf], name: &str, identity: &Identity) -> Option<Note> {
+        let notes = folders
+            .iter()
+            .filter_map(|folder| Note::read(&folder.join(name)));
+        notes.into_iter().find(|note| note.describes(identity))
+    }
+
     /// The note at `path`, if it is whole.
     fn read(path: &Path) -> Option<Note> {
         let mut text = String::new();
@@ -335,9 +332,8 @@ impl Note {
 
     /// Writes the note if it is worth it. Without it the file is read again the next time.
     fn keep(&self, path: &Path) {
-        if self.identity.is_some()
-            && Note::read(path).is_none_or(|note| note.identity != self.identity)
-        {
+        let is_new = || Note::read(path).is_none_or(|note| note.identity != self.identity);
+        if self.identity.is_some() && is_new() {
             let _ = self.write(path);
         }
     }

@@ -1,8 +1,9 @@
-//! The cells of a table of any format, and what reads them row after row.
+//! The cells of a table of any format, what reads them row after row, and how messages show them.
 
 use std::borrow::Cow;
 
-use super::shown::shown_number;
+use serde::{Deserialize, Serialize};
+
 use crate::error::Result;
 
 /// A cell as its format types it.
@@ -105,6 +106,116 @@ pub(crate) fn number(cell: &[u8]) -> Option<f64> {
     std::str::from_utf8(cell).ok()?.parse().ok()
 }
 
+/// How much of a cell an error shows.
+const SHOWN_CHARACTERS: usize = 40;
+
+/// The beginning of a cell, printable.
+pub(super) fn shown(cell: &[u8]) -> String {
+    let text = String::from_utf8_lossy(cell);
+    let mut characters = text.chars().flat_map(char::escape_debug);
+    let start: String = characters.by_ref().take(SHOWN_CHARACTERS).collect();
+    match characters.next() {
+        Some(_) => start + "…",
+        None => start,
+    }
+}
+
+/// Names, for a message: the first ones if there are many.
+pub(crate) fn listed(names: &[String]) -> String {
+    listed_up_to(20, names)
+}
+
+/// Up to `most` names, and how many more there are.
+pub(crate) fn listed_up_to(most: usize, names: &[String]) -> String {
+    let some = names.iter().take(most).map(|name| format!("\"{name}\""));
+    let some = some.collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(most) {
+        0 => some,
+        more => format!("{some} and {more} more"),
+    }
+}
+
+/// A number, for a message: in scientific notation if it would be long.
+pub(crate) fn shown_number(number: f64) -> String {
+    let is_long = number.is_finite() && number != 0.0 && !(1e-6..1e15).contains(&number.abs());
+    match is_long {
+        true => format!("{number:e}"),
+        false => number.to_string(),
+    }
+}
+
+/// Up to `most` of these; `None` if there are none.
+pub(crate) fn some_of(most: usize, all: impl Iterator<Item = String>) -> Option<String> {
+    let all: Vec<String> = all.collect();
+    let more = if all.len() > most { ", …" } else { "" };
+    (!all.is_empty()).then(|| all[..all.len().min(most)].join(", ") + more)
+}
+
+/// What keeps a text from being a number. Of both in one column, the greatest is what to mend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) enum Written {
+    /// Signs, spaces or commas.
+    Number,
+    /// `2026-11-22` or `22.11.2026`, perhaps with a time of day.
+    Date,
+}
+
+impl Written {
+    /// How such a text writes a number; `None` if it is a number, or none in these ways either.
+    pub(crate) fn of(text: &str) -> Option<Written> {
+        let is_sign = |character: char| "$€£¥₹%,".contains(character) || character.is_whitespace();
+        let begins = |character: char| {
+            character.is_ascii_digit() || "+-.".contains(character) || is_sign(character)
+        };
+        // Most texts begin otherwise, and a table may have millions.
+        if !text.starts_with(begins) {
+            return None;
+        }
+        if is_date(text) {
+            return Some(Written::Date);
+        }
+        let plain = text.replace(is_sign, "");
+        let is_number = plain.contains(|digit: char| digit.is_ascii_digit())
+            && number(plain.as_bytes()).is_some();
+        (plain != text && is_number).then_some(Written::Number)
+    }
+
+    /// What such texts have.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Written::Number => "numbers with signs, spaces or commas",
+            Written::Date => "dates",
+        }
+    }
+
+    /// What to do about it.
+    pub(crate) fn help(self) -> &'static str {
+        match self {
+            Written::Number => {
+                "write plain numbers with a point, as 1234.5 (pandas: read_csv(…, thousands=\",\", decimal=\".\"))"
+            }
+            Written::Date => {
+                "turn dates into numbers: the day, counted from the first one, or year, month and weekday (pandas: \
+                 d = pandas.to_datetime(dates); (d - d.min()).dt.days, d.dt.year, d.dt.month, d.dt.weekday)"
+            }
+        }
+    }
+}
+
+/// Whether a text is a date by its digits: year, month and day, or the other way round.
+fn is_date(text: &str) -> bool {
+    let date = text.split(['T', ' ']).next().unwrap_or_default();
+    let parts = date.split(['-', '/', '.']);
+    let digits = parts.map(
+        |part| match part.bytes().all(|byte| byte.is_ascii_digit()) {
+            true => part.len(),
+            false => 0,
+        },
+    );
+    let digits: Vec<usize> = digits.collect();
+    matches!(digits[..], [4, 1..=2, 1..=2] | [1..=2, 1..=2, 4])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,5 +235,33 @@ mod tests {
         assert_eq!(cell(b"-1"), Cell::Number(-1.0));
         assert_eq!(cell(b"inf"), Cell::Number(f64::INFINITY));
         assert_eq!(Value::Text(b"-1").cell(), Cell::Text(b"-1"));
+    }
+
+    #[test]
+    fn numbers_and_dates_are_known_by_their_characters() {
+        let cases = [
+            ("1,000", Some(Written::Number)),
+            ("-12,037.25", Some(Written::Number)),
+            ("$1,000,000", Some(Written::Number)),
+            ("0,125", Some(Written::Number)),
+            ("2,5", Some(Written::Number)),
+            ("1234,567", Some(Written::Number)),
+            ("$12", Some(Written::Number)),
+            ("45 %", Some(Written::Number)),
+            ("12 000", Some(Written::Number)),
+            ("2026-11-22", Some(Written::Date)),
+            ("22.11.2026 10:00", Some(Written::Date)),
+            ("2026-11-22T10:00:00Z", Some(Written::Date)),
+            ("1.10.2", None),
+            ("555-12-3456", None),
+            ("--2026", None),
+            ("12", None),
+            ("$", None),
+            ("Bern", None),
+            ("1,x", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(Written::of(text), expected, "{text}");
+        }
     }
 }

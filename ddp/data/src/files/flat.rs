@@ -37,17 +37,16 @@ use std::path::{Path, PathBuf};
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::mapped::Mapped;
 use flate2::Crc;
-use serde::{Deserialize, Serialize};
 use std::hash::Hasher as _;
 use twox_hash::XxHash3_64;
 
 use super::array::ArrayPlace;
-use super::contents::{Contents, OddCells};
-use super::format::{Format, Holds};
+pub(crate) use super::format::About;
+use super::format::{Contents, Entry, Format, Holds};
 use super::io::{map, refuse, writing};
 use super::{cache, llm_c};
 use crate::element::Element;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail, ensure};
 use crate::spec::TOKENS_MAX;
 
 pub(super) static FLAT: Format = Format {
@@ -73,79 +72,16 @@ const HEADER_BYTES_MAX: u64 = 64 << 20;
 /// Bytes hashed at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Entry {
-    name: String,
-    element: String,
-    shape: Vec<usize>,
-    offset: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    xxh3: Option<String>,
-}
-
-/// What the header says.
-#[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct About {
-    pub(super) arrays: Vec<Entry>,
-    /// The names of classes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) classes: Option<Vec<String>>,
-    /// The names of features.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) columns: Option<Vec<String>>,
-    /// The file it was made from.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) source: Option<String>,
-    /// Of a table: the columns that had some.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) odd_cells: Vec<OddCells>,
-    /// Of tokens: all are below this.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) vocabulary: Option<usize>,
-    /// Of tokens: the one after each document.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) end_of_text: Option<usize>,
-    /// Of tokens: a hash of their vocabulary.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) tokenizer: Option<String>,
-}
-
-impl About {
-    /// Only where it was made from.
-    pub(super) fn from_source(file: &str) -> About {
-        About {
-            source: Some(file.to_string()),
-            ..About::default()
-        }
-    }
-}
-
 /// The arrays of the file at `path`, called `file` in messages.
 pub(crate) fn open(path: &Path, file: &str) -> Result<Contents> {
     let mapped = map(path)?;
     let mut contents = Contents::default();
     let header = header(&mapped).map_err(|why| refuse(path, why))?;
     for entry in &header.arrays {
-        let place = ArrayPlace {
-            key: &entry.name,
-            offset: entry.offset,
-            element: entry.element().map_err(|why| refuse(path, why))?,
-            big_endian: false,
-            shape: &entry.shape,
-        };
+        let place = ArrayPlace::new(&entry.name, entry.offset, entry.element, &entry.shape);
         contents.add(&mapped, file, &place);
     }
-    let contents = Contents {
-        classes: header.classes,
-        columns: header.columns,
-        odd_cells: header.odd_cells,
-        vocabulary: header.vocabulary,
-        end_of_text: header.end_of_text,
-        tokenizer: header.tokenizer,
-        ..contents
-    };
+    contents.about = header;
     contents.checked(path)
 }
 
@@ -165,22 +101,20 @@ pub(super) fn begins(mapped: &Mapped) -> bool {
 pub fn verify(path: &Path) -> Result<()> {
     let bad = |why: String| refuse(path, why);
     let mapped = map(path)?;
-    let header = header(&mapped).map_err(bad)?;
     let mut piece = vec![0; PIECE_BYTES];
-    for entry in &header.arrays {
-        let Some(expected) = &entry.xxh3 else {
+    for entry in header(&mapped).map_err(bad)?.arrays {
+        let (name, Some(expected)) = (&entry.name, &entry.xxh3) else {
             continue;
         };
         let mut hash = XxHash3_64::new();
         let end = entry.end().map_err(bad)?;
         for offset in (entry.offset..end).step_by(PIECE_BYTES) {
             let piece = &mut piece[..(end - offset).min(PIECE_BYTES as u64) as usize];
-            mapped
-                .read(offset, piece)
-                .map_err(|error| refuse(path, error))?;
+            let read = mapped.read(offset, piece);
+            read.map_err(|error| refuse(path, error))?;
             hash.write(piece);
         }
-        let (name, got) = (&entry.name, format!("{:016x}", hash.finish()));
+        let got = format!("{:016x}", hash.finish());
         if got != *expected {
             return Err(bad(format!(
                 "the checksum of {name}: expected {expected}, got {got}: it is damaged; help: \
@@ -194,49 +128,55 @@ pub fn verify(path: &Path) -> Result<()> {
 /// The header, if everything that it claims is in the file.
 fn header(mapped: &Mapped) -> Result<About, String> {
     let length = mapped.len();
-    if length < ALIGNMENT {
-        return Err(format!("expected at least {ALIGNMENT} bytes, got {length}"));
-    }
+    ensure!(
+        length >= ALIGNMENT,
+        "expected at least {ALIGNMENT} bytes, got {length}"
+    );
+    let read =
+        |start, bytes: &mut [u8]| mapped.read(start, bytes).map_err(|error| error.to_string());
     let mut first = [0; ALIGNMENT as usize];
-    mapped
-        .read(0, &mut first)
-        .map_err(|error| error.to_string())?;
+    read(0, &mut first)?;
     if !first.starts_with(MAGIC) {
         llm_c::check_no_header(mapped)?;
         let got = first[..8].escape_ascii();
-        return Err(format!(
+        bail!(
             "expected a flat .bin file, which begins with \"DDPFLAT1\", got \"{got}\"; help: numbers without a header \
              do not say what they are: save them with np.save; if they are u16 tokens, as nanoGPT writes them, give \
              tokens:FILE"
-        ));
+        );
     }
     let number = |at: usize| u64::from_le_bytes(first[at..at + 8].try_into().expect("eight bytes"));
-    let (start, bytes, crc) = (number(8), number(16), number(24) as u32);
-    let end = start.checked_add(bytes);
-    let end = end.filter(|&end| start >= ALIGNMENT && end <= length && bytes <= HEADER_BYTES_MAX);
-    let Some(end) = end else {
-        return Err(format!(
-            "it claims a header of {bytes} bytes from byte {start} on, in a file of {length}: it is damaged"
-        ));
-    };
-    if first[28..].iter().any(|&byte| byte != 0) {
-        return Err("bytes 28 to 63: expected zeros: it is damaged or of a later version".into());
-    }
+    let (start, bytes, crc) = (number(8), number(16), number(24));
+    let end = start.saturating_add(bytes);
+    ensure!(
+        start >= ALIGNMENT && end <= length && bytes <= HEADER_BYTES_MAX,
+        "it claims a header of {bytes} bytes from byte {start} on, in a file of {length}: it is damaged"
+    );
+    ensure!(
+        crc >> 32 == 0 && first[32..].iter().all(|&byte| byte == 0),
+        "bytes 28 to 63: expected zeros: it is damaged or of a later version"
+    );
     let mut json = vec![0; bytes as usize];
-    mapped
-        .read(start, &mut json)
-        .map_err(|error| error.to_string())?;
+    read(start, &mut json)?;
     let got = crc_of(&json);
-    if got != crc {
-        return Err(format!(
-            "the CRC-32 of its header: expected {crc:08x}, got {got:08x}: it is damaged"
-        ));
-    }
+    ensure!(
+        u64::from(got) == crc,
+        "the CRC-32 of its header: expected {crc:08x}, got {got:08x}: it is damaged"
+    );
     let header: About = serde_json::from_slice(&json)
         .map_err(|error| format!("its header cannot be read: {error}"))?;
     check_places(&header, start..end, length)?;
     check_names(&header)?;
-    check_vocabulary(&header)?;
+    let vocabulary = header.vocabulary.unwrap_or(1) as u64;
+    ensure!(
+        (1..=TOKENS_MAX).contains(&vocabulary),
+        "its vocabulary: expected from 1 to {TOKENS_MAX} tokens, got {vocabulary}"
+    );
+    let end = header.end_of_text.unwrap_or(0);
+    ensure!(
+        (end as u64) < vocabulary || header.end_of_text.is_none(),
+        "its end_of_text: expected a token below its vocabulary of {vocabulary}, got {end}"
+    );
     Ok(header)
 }
 
@@ -253,26 +193,22 @@ fn check_places(header: &About, own: Range<u64>, length: u64) -> Result<(), Stri
     let mut places = vec![(own.start, own.end, "the header")];
     for entry in &header.arrays {
         let (name, offset, end) = (&entry.name, entry.offset, entry.end()?);
-        if !names.insert(name) {
-            return Err(format!("two arrays are called {name}"));
-        }
-        if end > length {
-            let Entry { element, shape, .. } = entry;
-            return Err(format!(
-                "its header claims {name}, {element}{shape:?}, up to byte {end}, but the file has {length} bytes: it is cut \
-                 short or damaged"
-            ));
-        }
-        if offset < ALIGNMENT || !offset.is_multiple_of(ALIGNMENT) {
-            return Err(format!(
-                "{name} begins at byte {offset}: expected a multiple of {ALIGNMENT}, and not 0"
-            ));
-        }
+        let Entry { element, shape, .. } = entry;
+        ensure!(names.insert(name), "two arrays are called {name}");
+        ensure!(
+            end <= length,
+            "its header claims {name}, {element}{shape:?}, up to byte {end}, but the file has {length} bytes: it is cut \
+             short or damaged"
+        );
+        ensure!(
+            offset > 0 && offset.is_multiple_of(ALIGNMENT),
+            "{name} begins at byte {offset}: expected a multiple of {ALIGNMENT}, and not 0"
+        );
         places.push((offset, end, name));
     }
     places.sort_unstable();
     match places.windows(2).find(|pair| pair[0].1 > pair[1].0) {
-        Some(pair) => Err(format!("{} and {} overlap", pair[0].2, pair[1].2)),
+        Some(pair) => bail!("{} and {} overlap", pair[0].2, pair[1].2),
         None => Ok(()),
     }
 }
@@ -281,67 +217,43 @@ fn check_places(header: &About, own: Range<u64>, length: u64) -> Result<(), Stri
 fn check_names(header: &About) -> Result<(), String> {
     for (what, names) in [("columns", &header.columns), ("classes", &header.classes)] {
         let mut seen = HashSet::new();
-        let mut names = names.iter().flatten();
-        if let Some(name) = names.find(|name| !seen.insert(*name)) {
-            return Err(format!("two of its {what} are called {name:?}"));
-        }
+        let twice = names.iter().flatten().find(|name| !seen.insert(*name));
+        ensure!(
+            twice.is_none(),
+            "two of its {what} are called {:?}",
+            twice.unwrap_or(&String::new())
+        );
     }
     let count = header.columns.as_ref().map_or(0, Vec::len);
     let times = |width: usize, dim: &usize| width.saturating_mul(*dim);
     let width = |entry: &Entry| entry.shape.iter().skip(1).fold(1, times);
-    let mut arrays = header.arrays.iter();
-    let features = arrays.clone().find(|entry| entry.name == "features");
+    let features = header.arrays.iter().find(|entry| entry.name == "features");
     let fits = match features {
         Some(features) => width(features) == count,
-        None => arrays.any(|entry| width(entry) == count),
+        None => header.arrays.iter().any(|entry| width(entry) == count),
     };
-    match count == 0 || fits {
-        true => Ok(()),
-        false => Err(format!(
-            "it names {count} columns: expected as many as its features have, got {}",
-            features.map_or("no such array".into(), |entry| width(entry).to_string())
-        )),
-    }
-}
-
-/// Checks that the vocabulary has tokens, among them the one after documents.
-fn check_vocabulary(header: &About) -> Result<(), String> {
-    let vocabulary = header.vocabulary.unwrap_or(1) as u64;
-    if !(1..=TOKENS_MAX).contains(&vocabulary) {
-        return Err(format!(
-            "its vocabulary: expected from 1 to {TOKENS_MAX} tokens, got {vocabulary}"
-        ));
-    }
-    match header.end_of_text {
-        Some(end) if end as u64 >= vocabulary => Err(format!(
-            "its end_of_text: expected a token below its vocabulary of {vocabulary}, got {end}"
-        )),
-        _ => Ok(()),
-    }
+    ensure!(
+        count == 0 || fits,
+        "it names {count} columns: expected as many as its features have, got {}",
+        features.map_or("no such array".into(), |entry| width(entry).to_string())
+    );
+    Ok(())
 }
 
 impl Entry {
-    fn element(&self) -> Result<Element, String> {
-        let Entry { name, element, .. } = self;
-        Element::named(element)
-            .ok_or_else(|| format!("{name} has the unknown element type {element:?}"))
-    }
-
     /// The first byte after the array.
     fn end(&self) -> Result<u64, String> {
-        let mut dims = self.shape.iter();
-        let element_bytes = self.element()?.bytes() as u64;
-        dims.try_fold(element_bytes, |bytes, &dim| bytes.checked_mul(dim as u64))
-            .and_then(|bytes| self.offset.checked_add(bytes))
-            .ok_or_else(|| {
-                let Entry {
-                    name,
-                    shape,
-                    offset,
-                    ..
-                } = self;
-                format!("{name}: shape {shape:?} at byte {offset} is beyond any file")
-            })
+        let Entry {
+            name,
+            shape,
+            offset,
+            element,
+            ..
+        } = self;
+        let times = |bytes: u64, &dim: &usize| bytes.checked_mul(dim as u64);
+        let bytes = shape.iter().try_fold(element.bytes() as u64, times);
+        let end = bytes.and_then(|bytes| offset.checked_add(bytes));
+        end.ok_or_else(|| format!("{name}: shape {shape:?} at byte {offset} is beyond any file"))
     }
 }
 
@@ -382,7 +294,7 @@ impl Writer {
         self.put(&[0; ALIGNMENT as usize][..gap as usize])?;
         self.arrays.push(Entry {
             name: name.to_string(),
-            element: element.name().to_string(),
+            element,
             shape: [&[0], row_shape].concat(),
             offset: self.position,
             xxh3: None,
@@ -427,11 +339,12 @@ impl Writer {
         let bytes = json.len() as u64;
         if bytes > HEADER_BYTES_MAX {
             let source = header.source.map_or(self.path.clone(), PathBuf::from);
-            let expected = format!("expected at most {HEADER_BYTES_MAX} bytes");
             let what = "the names of its arrays, columns and classes";
             return Err(refuse(
                 &source,
-                format!("{what}: {expected}, got {bytes}; help: give shorter names"),
+                format!(
+                    "{what}: expected at most {HEADER_BYTES_MAX} bytes, got {bytes}; help: give shorter names"
+                ),
             ));
         }
         let (start, crc) = (self.position.to_le_bytes(), crc_of(&json).to_le_bytes());
@@ -455,8 +368,8 @@ impl Writer {
         let Some(entry) = self.arrays.last_mut().filter(|entry| entry.xxh3.is_none()) else {
             return;
         };
-        let size = Element::named(&entry.element).map_or(1, Element::bytes);
-        let row_bytes = (size * entry.shape[1..].iter().product::<usize>()) as u64;
+        let numbers: usize = entry.shape[1..].iter().product();
+        let row_bytes = (entry.element.bytes() * numbers) as u64;
         let bytes = self.position - entry.offset;
         assert!(
             bytes.is_multiple_of(row_bytes),

@@ -1,14 +1,16 @@
-//! What a format of data files is: its name, how its files are recognised, and how they are read.
+//! What a format of data files is: its name, how its files are recognised, and how they are read;
+//! and what a file holds, whatever its format.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ddp_kernels::mapped::Mapped;
+use serde::{Deserialize, Serialize};
 
+use super::array::{Array, ArrayPlace};
 use super::cell::TableReader;
-use super::contents::Contents;
 use super::io::{map, refuse};
-use super::token_file::TokenFile;
+use crate::element::Element;
 use crate::error::{Error, Result};
 
 /// A format of data files. A new one is a file with such a static, and a line in `formats.rs`.
@@ -78,4 +80,195 @@ impl Format {
     pub(crate) fn is_table(&self) -> bool {
         matches!(self.holds, Holds::Table(_))
     }
+}
+
+/// The arrays of a file by name, and what the file says besides.
+#[derive(Clone, Debug, Default)]
+pub struct Contents {
+    /// Those that have rows, in the order of the file. At least one.
+    pub arrays: Vec<Array>,
+    /// The names of the others, and why each cannot be used.
+    pub others: Vec<(String, String)>,
+    /// What the file says besides.
+    pub(crate) about: About,
+}
+
+/// An array in the header of a flat file (`flat.rs`).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Entry {
+    pub(super) name: String,
+    pub(super) element: Element,
+    pub(super) shape: Vec<usize>,
+    pub(super) offset: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) xxh3: Option<String>,
+}
+
+/// What the header of a flat file says.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct About {
+    pub(crate) arrays: Vec<Entry>,
+    /// The names of classes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) classes: Option<Vec<String>>,
+    /// The names of features.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) columns: Option<Vec<String>>,
+    /// The file it was made from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) source: Option<String>,
+    /// Of a converted table: the columns that had some.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) odd_cells: Vec<OddCells>,
+    /// Of tokens: all are below this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) vocabulary: Option<usize>,
+    /// Of tokens: the one after each document.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) end_of_text: Option<usize>,
+    /// Of tokens: a hash of their vocabulary.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tokenizer: Option<String>,
+}
+
+impl About {
+    /// Only where it was made from.
+    pub(super) fn from_source(file: &str) -> About {
+        About {
+            source: Some(file.into()),
+            ..About::default()
+        }
+    }
+}
+
+/// How many unknown values of a column are kept for messages.
+pub(super) const EXAMPLES_MAX: usize = 3;
+
+/// Cells of a column that had no number or category of their own when a table was converted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OddCells {
+    /// The column.
+    pub column: String,
+    /// How many were missing.
+    pub missing: u64,
+    /// How many had a value that is not among the column's categories.
+    pub unseen: u64,
+    /// Some of these values.
+    pub examples: Vec<String>,
+}
+
+impl OddCells {
+    /// Adds those of a later file to `all`, by the names of columns.
+    pub(crate) fn add(later: Vec<OddCells>, all: &mut Vec<OddCells>) {
+        for mut odd in later {
+            let Some(known) = all.iter_mut().find(|known| known.column == odd.column) else {
+                all.push(odd);
+                continue;
+            };
+            known.missing += odd.missing;
+            known.unseen += odd.unseen;
+            odd.examples
+                .retain(|example| !known.examples.contains(example));
+            known.examples.append(&mut odd.examples);
+            known.examples.truncate(EXAMPLES_MAX);
+        }
+    }
+}
+
+impl Contents {
+    /// The array of this name, if there is one. One that cannot be used is an error that says why.
+    pub fn find(&self, key: &str) -> Result<Option<&Array>, String> {
+        match self.others.iter().find(|(name, _)| name == key) {
+            Some((name, why)) => Err(format!("{name}: {why}")),
+            None => Ok(self.arrays.iter().find(|array| array.key() == key)),
+        }
+    }
+
+    /// Adds the array at `place`, or the reason why it cannot be used.
+    pub(super) fn add(&mut self, mapped: &Arc<Mapped>, file: &str, place: &ArrayPlace<'_>) {
+        match Array::new(mapped, file, place) {
+            Ok(array) => self.arrays.push(array),
+            Err(why) => self.others.push((place.key.to_string(), why)),
+        }
+    }
+
+    /// The contents, or an error if no array can be used.
+    pub(super) fn checked(self, path: &Path) -> Result<Contents> {
+        let why = match self.others.first() {
+            _ if !self.arrays.is_empty() => return Ok(self),
+            None => "it holds no arrays".into(),
+            Some((name, why)) if name.is_empty() => why.clone(),
+            Some((name, why)) => format!("{name}: {why}"),
+        };
+        Err(refuse(path, why))
+    }
+}
+
+/// The tokens of one file, whatever its format.
+#[derive(Debug)]
+pub struct TokenFile {
+    /// Rows of one token each.
+    pub tokens: Array,
+    /// What the tokens are.
+    pub coding: Coding,
+}
+
+/// What the tokens of a file are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Coding {
+    /// The format, for people.
+    pub format: &'static str,
+    /// How many different tokens there are, if the file says so.
+    pub vocabulary: Option<usize>,
+    /// The token after each document, if the file says so.
+    pub end_of_text: Option<usize>,
+    /// A hash of the vocabulary, if the file says so.
+    pub tokenizer: Option<String>,
+    /// Whether each token is a byte of a text.
+    pub are_bytes: bool,
+}
+
+impl TokenFile {
+    pub(super) fn new(tokens: Array, format: &'static str, vocabulary: Option<usize>) -> TokenFile {
+        let coding = Coding {
+            format,
+            vocabulary,
+            ..Coding::default()
+        };
+        TokenFile { tokens, coding }
+    }
+
+    /// Format and type of the tokens, and what the file says of them.
+    pub fn describe(&self) -> String {
+        let mut text = format!("{} ({}", self.coding.format, self.tokens.element());
+        if let Some(count) = self.coding.vocabulary {
+            text += &format!(", vocabulary {count}");
+        }
+        if let Some(token) = self.coding.end_of_text {
+            text += &format!(", documents end with {token}");
+        }
+        text + ")"
+    }
+}
+
+/// All bytes of a file from `offset` on as numbers of this type.
+pub(super) fn whole_file(
+    path: &Path,
+    mapped: &Arc<Mapped>,
+    element: Element,
+    offset: u64,
+) -> Result<Array> {
+    let (bytes, size) = (mapped.len() - offset, element.bytes() as u64);
+    if !bytes.is_multiple_of(size) {
+        let what = format!("expected tokens of {size} bytes ({element}) without a header");
+        let why = "it is cut short or of another format";
+        return Err(refuse(path, format!("{what}, got {bytes} bytes: {why}")));
+    }
+    let shape = [(bytes / size) as usize];
+    let place = ArrayPlace::new("", offset, element, &shape);
+    let array = Array::new(mapped, &path.display().to_string(), &place);
+    array.map_err(|why| refuse(path, why))
 }

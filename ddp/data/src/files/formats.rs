@@ -4,11 +4,13 @@
 
 use std::path::Path;
 
+use ddp_kernels::mapped::Mapped;
+
 use super::format::{Ends, Format, Holds};
 use super::io::{map, refuse};
 use super::npz::{PICKLE, WORKBOOK};
 use super::{csv, flat, gzip, idx, llm_c, npy, npz, parquet, safetensors, text};
-use crate::error::Result;
+use crate::error::{Result, bail, ensure};
 
 /// Every format. Where several begin alike, the first counts.
 static FORMATS: &[&Format] = &[
@@ -79,34 +81,32 @@ pub fn is_table(path: &Path) -> bool {
 
 /// The format of the file at `path`.
 pub fn format(path: &Path) -> Result<&'static Format> {
-    let mapped = map(path)?;
+    recognised(path, &*map(path)?).map_err(|why| refuse(path, why))
+}
+
+fn recognised(path: &Path, mapped: &Mapped) -> Result<&'static Format, String> {
     let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
     let has_ending = |endings: &[&str]| endings.iter().any(|&known| ending == *known);
-    if has_ending(&["xlsx", "xlsm", "xls", "ods"]) {
-        return Err(refuse(path, WORKBOOK));
-    }
+    ensure!(!has_ending(&["xlsx", "xlsm", "xls", "ods"]), "{WORKBOOK}");
     let (mut start, mut end, bytes) = ([0; 16], [0; 8], mapped.len());
     let start = &mut start[..bytes.min(16) as usize];
     let read = mapped.read(0, start).and_then(|()| match bytes {
         8.. => mapped.read(bytes - 8, &mut end),
         _ => Ok(()),
     });
-    read.map_err(|error| refuse(path, error))?;
+    read.map_err(|error| error.to_string())?;
     let start = &*start;
     if let Some((_, why)) = REFUSED.iter().find(|(magic, _)| start.starts_with(magic)) {
-        return Err(refuse(path, why));
+        bail!("{why}");
     }
-    if bytes == 0 {
-        return Err(refuse(path, "it is empty; help: save the data again"));
-    }
+    ensure!(bytes > 0, "it is empty; help: save the data again");
     let ends = Ends { start, end, bytes };
     let found = FORMATS.iter().find(|format| (format.begins)(&ends));
     // torch.save writes a zip archive with a pickle in it.
     let may_be_pickle = found.is_none_or(|format| format.is(&npz::NPZ));
     let is_pickle = found.is_none() && matches!(start, [0x80, 2..=5, ..]);
-    if is_pickle || may_be_pickle && has_ending(&["pt", "pth", "pkl", "pickle"]) {
-        return Err(refuse(path, PICKLE));
-    }
+    let is_named_pickle = may_be_pickle && has_ending(&["pt", "pth", "pkl", "pickle"]);
+    ensure!(!is_pickle && !is_named_pickle, "{PICKLE}");
     let named = named(path).map(|(format, _)| format);
     let is_packed = ending == "gz";
     match (found, named) {
@@ -115,25 +115,15 @@ pub fn format(path: &Path) -> Result<&'static Format> {
             Ok(named)
         }
         (Some(found), _) => Ok(found),
-        (None, _) if is_packed => Err(refuse(
-            path,
-            "its name ends in .gz, but it is not compressed; help: rename it without .gz",
-        )),
-        (None, Some(named)) => match named.must_begin {
-            Some(why) => Err(refuse(path, why)),
-            None => Ok(named),
-        },
-        (None, None) => {
-            let got = start[..start.len().min(8)].escape_ascii();
-            let known: Vec<&str> = endings().collect();
-            let known = known.join(", ");
-            Err(refuse(
-                path,
-                format!(
-                    "expected {known}, .txt, or .gz of these, got a file that begins with \"{got}\"; help: rename a table to \
-                     .csv, a text to learn from to .txt"
-                ),
-            ))
+        _ if is_packed => {
+            bail!("its name ends in .gz, but it is not compressed; help: rename it without .gz")
         }
+        (None, Some(named)) => named.must_begin.map_or(Ok(named), |why| Err(why.into())),
+        (None, None) => bail!(
+            "expected {}, .txt, or .gz of these, got a file that begins with \"{}\"; help: rename a table to .csv, a \
+             text to learn from to .txt",
+            endings().collect::<Vec<_>>().join(", "),
+            start[..start.len().min(8)].escape_ascii()
+        ),
     }
 }

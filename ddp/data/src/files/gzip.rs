@@ -5,11 +5,11 @@
 //! refused.
 
 use std::fs::File;
-use std::io::{self, BufReader, ErrorKind, Read};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use ddp_kernels::heartbeat::{self, Work};
-use flate2::read::MultiGzDecoder;
+use flate2::bufread::MultiGzDecoder;
 
 use super::cache;
 use super::format::{DataFile, Format, Holds};
@@ -44,8 +44,12 @@ pub(super) fn reader(path: &Path) -> Result<Box<dyn Read>> {
         return Ok(Box::new(file));
     }
     let bytes = file.metadata().map_err(reading(path))?.len();
-    let inner = MultiGzDecoder::new(BufReader::with_capacity(1 << 18, file));
-    Ok(Box::new(Bounded::new(inner, bytes)))
+    Ok(unpacking(BufReader::with_capacity(1 << 18, file), bytes))
+}
+
+/// The unpacked bytes of a stream of so many.
+pub(crate) fn unpacking<'a>(packed: impl BufRead + 'a, bytes: u64) -> Box<dyn Read + 'a> {
+    Box::new(Bounded::new(MultiGzDecoder::new(packed), bytes))
 }
 
 /// A stream of at most `left` bytes; more are an error.
@@ -78,11 +82,11 @@ impl<R: Read> Read for Bounded<R> {
 }
 
 /// The error of a failure to unpack: bad data, or a file that cannot be read.
-pub(super) fn unreadable(path: &Path, error: io::Error) -> Error {
+pub(crate) fn unreadable(path: &Path, error: io::Error) -> Error {
     match error.kind() {
         ErrorKind::InvalidData | ErrorKind::InvalidInput | ErrorKind::UnexpectedEof => refuse(
             path,
-            format!("{error}; help: check the file with gzip -t, or get it again"),
+            format!("{error}; help: check the file with gzip -t or zstd -t, or get it again"),
         ),
         _ => reading(path)(error),
     }

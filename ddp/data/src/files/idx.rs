@@ -4,10 +4,9 @@
 use std::path::Path;
 
 use super::array::ArrayPlace;
-use super::contents::Contents;
-use super::format::{DataFile, Format, Holds};
+use super::format::{Contents, DataFile, Format, Holds};
 use crate::element::Element;
-use crate::error::Result;
+use crate::error::{Result, bail, ensure};
 
 pub(super) static IDX: Format = Format {
     name: "an IDX file",
@@ -20,60 +19,36 @@ pub(super) static IDX: Format = Format {
 /// The most dimensions of a shape here.
 const RANK_MAX: usize = 8;
 
-/// What a header says.
-struct Header {
-    element: Element,
-    shape: Vec<usize>,
-}
-
-impl Header {
-    /// The header at the beginning of `start`, or what is wrong with it; `None` if `start` ends
-    /// within it.
-    fn parse(start: &[u8]) -> Result<Option<Header>, String> {
-        let Some((&[first, second, element, rank], dims)) = start.split_first_chunk() else {
-            return Ok(None);
-        };
-        if (first, second) != (0, 0) {
-            let got = start[..4].escape_ascii();
-            return Err(format!(
-                "expected two zero bytes at the beginning of an IDX file, got \"{got}\""
-            ));
+/// The element type and the shape in the header at the beginning of `start`, or what is wrong.
+fn header(start: &[u8]) -> Result<(Element, Vec<usize>), String> {
+    let cut = || format!("it ends within its header: it has {} bytes", start.len());
+    let (&[first, second, element, rank], dims) = start.split_first_chunk().ok_or_else(cut)?;
+    ensure!(
+        (first, second) == (0, 0),
+        "expected two zero bytes at the beginning of an IDX file, got \"{}\"",
+        start[..4].escape_ascii()
+    );
+    let element = match element {
+        0x08 => Element::U8,
+        0x09 => Element::I8,
+        0x0b => Element::I16,
+        0x0c => Element::I32,
+        0x0d => Element::F32,
+        0x0e => Element::F64,
+        other => {
+            bail!("its type: expected 0x08, 0x09, 0x0b, 0x0c, 0x0d or 0x0e, got 0x{other:02x}")
         }
-        let element = match element {
-            0x08 => Element::U8,
-            0x09 => Element::I8,
-            0x0b => Element::I16,
-            0x0c => Element::I32,
-            0x0d => Element::F32,
-            0x0e => Element::F64,
-            other => {
-                let expected = "0x08, 0x09, 0x0b, 0x0c, 0x0d or 0x0e";
-                return Err(format!("its type: expected {expected}, got 0x{other:02x}"));
-            }
-        };
-        let rank = usize::from(rank);
-        if rank == 0 || rank > RANK_MAX {
-            return Err(format!("expected 1 to {RANK_MAX} dimensions, got {rank}"));
-        }
-        let Some(dims) = dims.get(..4 * rank) else {
-            return Ok(None);
-        };
-        let dims = dims.as_chunks().0.iter();
-        let shape = dims.map(|dim| u32::from_be_bytes(*dim) as usize).collect();
-        Ok(Some(Header { element, shape }))
-    }
-
-    fn data_start(&self) -> u64 {
-        4 + 4 * self.shape.len() as u64
-    }
-
-    /// The size of a file with this header; `None` if it does not fit 64 bits.
-    fn bytes(&self) -> Option<u64> {
-        let element_bytes = self.element.bytes() as u64;
-        let mut dims = self.shape.iter();
-        let data = dims.try_fold(element_bytes, |bytes, &dim| bytes.checked_mul(dim as u64))?;
-        data.checked_add(self.data_start())
-    }
+    };
+    let rank = usize::from(rank);
+    ensure!(
+        (1..=RANK_MAX).contains(&rank),
+        "expected 1 to {RANK_MAX} dimensions, got {rank}"
+    );
+    let dims = dims.get(..4 * rank).ok_or_else(cut)?.as_chunks().0.iter();
+    Ok((
+        element,
+        dims.map(|dim| u32::from_be_bytes(*dim) as usize).collect(),
+    ))
 }
 
 fn open(file: &DataFile<'_>) -> Result<Contents> {
@@ -82,29 +57,20 @@ fn open(file: &DataFile<'_>) -> Result<Contents> {
     let start = &mut start[..mapped.len().min(4 + 4 * RANK_MAX as u64) as usize];
     let read = mapped.read(0, start);
     read.map_err(|error| file.bad(error.to_string()))?;
-    let header = Header::parse(start).map_err(|why| file.bad(why))?;
-    let Some(header) = header else {
-        let bytes = mapped.len();
-        return Err(file.bad(format!("it ends within its header: it has {bytes} bytes")));
-    };
-    let Header { element, shape } = &header;
-    if header.bytes() != Some(mapped.len()) {
-        let claimed = match header.bytes() {
-            Some(bytes) => format!("{bytes} bytes with the header"),
-            None => "more than 2^64 bytes".into(),
-        };
+    let (element, shape) = header(start).map_err(|why| file.bad(why))?;
+    let offset = 4 + 4 * shape.len() as u64;
+    let times = |bytes: u64, &dim: &usize| bytes.checked_mul(dim as u64);
+    let bytes = shape.iter().try_fold(element.bytes() as u64, times);
+    let claimed = bytes.and_then(|bytes| bytes.checked_add(offset));
+    let got = mapped.len();
+    if claimed != Some(got) {
+        let claimed = claimed.map_or("more than 2^64".into(), |bytes| bytes.to_string());
         return Err(file.bad(format!(
-            "its header claims {element}{shape:?}, {claimed}, but the file has {}",
-            mapped.len()
+            "its header claims {element}{shape:?}, {claimed} bytes with the header, but the file has {got}"
         )));
     }
-    let place = ArrayPlace {
-        key: "",
-        offset: header.data_start(),
-        element: *element,
-        big_endian: true,
-        shape,
-    };
+    let mut place = ArrayPlace::new("", offset, element, &shape);
+    place.big_endian = true;
     let mut contents = Contents::default();
     contents.add(&mapped, file.name, &place);
     contents.checked(Path::new(file.name))

@@ -11,7 +11,7 @@ use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::mapped::Mapped;
 
 use crate::error::{Error, Result};
-use ddp_kernels::files::limit_help;
+use ddp_kernels::files::{FileError, limit_help};
 
 /// Maps a file for reading.
 pub(crate) fn map(path: &Path) -> Result<Arc<Mapped>> {
@@ -38,12 +38,12 @@ pub(crate) fn writing(path: &Path) -> impl FnOnce(io::Error) -> Error {
 }
 
 fn failed(action: &'static str, path: &Path, source: io::Error, help: &str) -> Error {
-    Error::Io {
+    Error::Io(FileError {
         action,
         path: path.to_path_buf(),
         help: limit_help(&source).unwrap_or(help).into(),
         source,
-    }
+    })
 }
 
 /// Appends all that `from` gives to the file at `path`, and returns how many bytes that is. `bad`

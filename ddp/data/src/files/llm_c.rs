@@ -1,13 +1,14 @@
 //! llm.c's files of tokens: a header of 256 i32, of which the first are magic number, version and
 //! count, then the tokens. All numbers are little-endian.
 
+use std::sync::Arc;
+
 use ddp_kernels::mapped::Mapped;
 
 use super::array::{Array, ArrayPlace};
-use super::format::{DataFile, Format, Holds};
-use super::token_file::TokenFile;
+use super::format::{DataFile, Format, Holds, TokenFile};
 use crate::element::Element;
-use crate::error::Result;
+use crate::error::{Result, bail, ensure};
 
 pub(super) static LLM_C: Format = Format {
     name: "tokens of llm.c",
@@ -71,49 +72,45 @@ pub(super) fn check_no_header(mapped: &Mapped) -> Result<(), String> {
     }
     let got = u32::from_le_bytes(*header.first_chunk().expect("1024 bytes"));
     let [gpt2, llama3] = HEADERS.each_ref().map(|format| format.magic);
-    Err(format!(
+    bail!(
         "expected tokens, got a header of {HEADER_BYTES} bytes as llm.c writes with the magic number {got}, not {gpt2} \
          (GPT-2) or {llama3} (Llama 3); help: write the file again with llm.c's scripts, or give tokens:FILE,type=u16 \
          if these bytes are tokens"
-    ))
+    )
 }
 
 fn open(file: &DataFile<'_>) -> Result<TokenFile> {
-    let (mapped, bad) = (file.map()?, |why: String| file.bad(why));
+    tokens(&file.map()?, file.name).map_err(|why| file.bad(why))
+}
+
+fn tokens(mapped: &Arc<Mapped>, name: &str) -> Result<TokenFile, String> {
     let length = mapped.len();
-    if length < HEADER_BYTES {
-        return Err(bad(format!(
-            "expected llm.c's header of {HEADER_BYTES} bytes, got a file of {length}: it is cut short"
-        )));
-    }
+    ensure!(
+        length >= HEADER_BYTES,
+        "expected llm.c's header of {HEADER_BYTES} bytes, got a file of {length}: it is cut short"
+    );
     let mut start = [0; 12];
     mapped
         .read(0, &mut start)
-        .map_err(|error| bad(error.to_string()))?;
+        .map_err(|error| error.to_string())?;
     let word = |index: usize| u32::from_le_bytes(start.as_chunks().0[index]);
-    let format = Header::of(&start).ok_or_else(|| bad("it changed while it was read".into()))?;
+    let format = Header::of(&start).ok_or("it changed while it was read")?;
     let (version, count) = (word(1), word(2));
-    if version != format.version {
-        return Err(bad(format!(
-            "expected version {} of llm.c's magic number {}, got {version}; help: write the file again with llm.c's \
-             scripts",
-            format.version, format.magic
-        )));
-    }
-    let place = ArrayPlace {
-        key: "",
-        offset: HEADER_BYTES,
-        element: format.element,
-        big_endian: false,
-        shape: &[count as usize],
-    };
-    let array = Array::new(&mapped, file.name, &place).map_err(bad)?;
+    ensure!(
+        version == format.version,
+        "expected version {} of llm.c's magic number {}, got {version}; help: write the file again with llm.c's \
+         scripts",
+        format.version,
+        format.magic
+    );
+    let shape = [count as usize];
+    let place = ArrayPlace::new("", HEADER_BYTES, format.element, &shape);
+    let array = Array::new(mapped, name, &place)?;
     let expected = HEADER_BYTES + u64::from(count) * format.element.bytes() as u64;
-    if length != expected {
-        return Err(bad(format!(
-            "its header says {count} tokens of type {}: expected {expected} bytes, got {length}: it is damaged",
-            format.element
-        )));
-    }
+    ensure!(
+        length == expected,
+        "its header says {count} tokens of type {}: expected {expected} bytes, got {length}: it is damaged",
+        format.element
+    );
     Ok(TokenFile::new(array, format.name, Some(format.vocabulary)))
 }

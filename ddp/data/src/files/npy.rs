@@ -12,12 +12,11 @@ use ddp_kernels::mapped::Mapped;
 use ddp_kernels::npy::{Described, describe};
 
 use super::array::{Array, ArrayPlace, WIDTH_MAX};
-use super::contents::Contents;
-use super::format::{DataFile, Format, Holds};
+use super::format::{Contents, DataFile, Format, Holds};
 use super::io::{MappedReader, refuse};
 use super::{cache, flat};
 use crate::element::Element;
-use crate::error::Result;
+use crate::error::{Result, bail, ensure};
 
 /// Rows are transposed in blocks of about this size.
 const BLOCK_BYTES: usize = 16 << 20;
@@ -54,12 +53,11 @@ pub(super) fn check_bytes(header: &Header, actual: u64) -> Result<(), String> {
     let (element, shape) = (header.stored.element, header.shape);
     // A shape's elements fit the address space at eight bytes each.
     let claimed = header.data_start + shape.count() as u64 * element.bytes() as u64;
-    match claimed == actual {
-        true => Ok(()),
-        false => Err(format!(
-            "its header claims {element}{shape} = {claimed} bytes with the header, but it has {actual}"
-        )),
-    }
+    ensure!(
+        claimed == actual,
+        "its header claims {element}{shape} = {claimed} bytes with the header, but it has {actual}"
+    );
+    Ok(())
 }
 
 /// Adds the array `key` with this header, which begins at byte `start` of a mapped file. In Fortran
@@ -74,13 +72,9 @@ pub(super) fn add(
     let is_scattered =
         header.fortran_order && header.shape.iter().filter(|&&dim| dim > 1).count() > 1;
     if !is_scattered {
-        let place = ArrayPlace {
-            key,
-            offset: start + header.data_start,
-            element: header.stored.element,
-            big_endian: header.stored.big_endian,
-            shape: header.shape.dims(),
-        };
+        let (offset, element) = (start + header.data_start, header.stored.element);
+        let mut place = ArrayPlace::new(key, offset, element, header.shape.dims());
+        place.big_endian = header.stored.big_endian;
         contents.add(mapped, file.name, &place);
         return Ok(());
     }
@@ -114,13 +108,12 @@ fn open(file: &DataFile<'_>) -> Result<Contents> {
 fn check_convertible(header: &Header) -> Result<(), String> {
     Array::check_shape(header.shape.dims())?;
     let row_shape = header.shape.dims().get(1..).unwrap_or_default();
-    match row_shape.iter().product::<usize>() {
-        width if width <= WIDTH_MAX => Ok(()),
-        width => Err(format!(
-            "expected at most {WIDTH_MAX} numbers a row, got {width} (shape {row_shape:?}); \
-             the first dimension counts rows"
-        )),
-    }
+    let width = row_shape.iter().product::<usize>();
+    ensure!(
+        width <= WIDTH_MAX,
+        "expected at most {WIDTH_MAX} numbers a row, got {width} (shape {row_shape:?}); the first dimension counts rows"
+    );
+    Ok(())
 }
 
 /// Appends an array in Fortran order, whose header is at byte `start` of `mapped`, to `writer`: by
@@ -181,17 +174,14 @@ fn stored_as(descr: &[u8]) -> Result<Stored, String> {
     };
     let element = match kind {
         b"b1" | b"?" => Element::Bool,
-        b"u1" => Element::U8,
-        b"i1" => Element::I8,
-        b"u2" => Element::U16,
-        b"i2" => Element::I16,
-        b"u4" => Element::U32,
-        b"i4" => Element::I32,
-        b"u8" => Element::U64,
-        b"i8" => Element::I64,
-        b"f2" => Element::F16,
-        b"f4" => Element::F32,
-        b"f8" => Element::F64,
+        [
+            letter @ (b'u' | b'i' | b'f'),
+            size @ (b'1' | b'2' | b'4' | b'8'),
+        ] => {
+            let name = format!("{}{}", char::from(*letter), 8 * (size - b'0'));
+            let element = Element::named(&name);
+            element.ok_or_else(|| unsupported(descr, Some(*letter)))?
+        }
         _ => return Err(unsupported(descr, kind.first().copied())),
     };
     let big_endian = match order {
@@ -199,12 +189,10 @@ fn stored_as(descr: &[u8]) -> Result<Stored, String> {
         b'>' => true,
         b'=' => cfg!(target_endian = "big"),
         _ if element.bytes() == 1 => false,
-        _ => {
-            let shown = descr.escape_ascii();
-            return Err(format!(
-                "the byte order of its dtype '{shown}': expected < or >, got |"
-            ));
-        }
+        _ => bail!(
+            "the byte order of its dtype '{}': expected < or >, got |",
+            descr.escape_ascii()
+        ),
     };
     Ok(Stored {
         element,
@@ -216,25 +204,19 @@ fn unsupported(descr: &[u8], kind: Option<u8>) -> String {
     let shown = descr[..descr.len().min(40)].escape_ascii();
     let (what, help) = match kind {
         Some(b'O') => (
-            "Python objects: a pickle, which can run programs when it is read",
+            ", Python objects: a pickle, which can run programs when it is read",
             "np.save(path, np.array(a.tolist(), dtype='float32'))",
         ),
         Some(b'U' | b'S' | b'a') => (
-            "texts",
+            ", texts",
             "save classes as numbers: np.unique(a, return_inverse=True)[1]",
         ),
-        Some(b'V') => (
-            "raw bytes",
-            "if these are bfloat16, widen them before saving: a.astype('float32')",
+        _ => (
+            "",
+            "np.save(path, a.astype('float32')), with both parts of complex numbers, and bfloat16 and times as numbers",
         ),
-        Some(b'c') => (
-            "complex",
-            "save both parts: np.stack([a.real, a.imag], axis=-1)",
-        ),
-        Some(b'M' | b'm') => ("times", "save them as numbers: a.astype('int64')"),
-        _ => ("of another type", "np.save(path, a.astype('float32'))"),
     };
     format!(
-        "expected bool, integers of 1 to 8 bytes or floats of 2 to 8 bytes, got dtype '{shown}', {what}; help: {help}"
+        "expected bool, integers of 1 to 8 bytes or floats of 2 to 8 bytes, got dtype '{shown}'{what}; help: {help}"
     )
 }

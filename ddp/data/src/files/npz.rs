@@ -12,12 +12,11 @@ use std::sync::Arc;
 use ddp_kernels::mapped::Mapped;
 use zip::{CompressionMethod, ZipArchive};
 
-use super::contents::Contents;
-use super::format::{DataFile, Format, Holds};
+use super::format::{Contents, DataFile, Format, Holds};
 use super::gzip::RATIO_MAX;
 use super::io::{MappedReader, append, map, writing};
 use super::{cache, npy};
-use crate::error::Result;
+use crate::error::{Result, bail, ensure};
 
 pub(super) static NPZ: Format = Format {
     name: "a zip archive, as .npz and .xlsx are",
@@ -79,12 +78,12 @@ fn open(file: &DataFile<'_>) -> Result<Contents> {
             true => (&mapped, member.start),
             false => (&unpacked, end),
         };
-        end = if member.is_stored {
-            end
-        } else {
-            end + member.unpacked_bytes
-        };
         npy::add(&mut contents, file, place, header, &member.key)?;
+        end += if member.is_stored {
+            0
+        } else {
+            member.unpacked_bytes
+        };
     }
     contents.checked(file.path)
 }
@@ -117,33 +116,28 @@ fn unpacked(
 
 /// Checks the archive as a whole.
 fn check(archive: &mut Archive<'_>) -> Result<(), String> {
-    if archive.len() > MEMBERS_MAX {
-        let members = archive.len();
-        return Err(format!(
-            "expected at most {MEMBERS_MAX} members, got {members}"
-        ));
+    let members = archive.len();
+    ensure!(
+        members <= MEMBERS_MAX,
+        "expected at most {MEMBERS_MAX} members, got {members}"
+    );
+    ensure!(
+        !archive.has_duplicate_names(),
+        "two of its members have the same name: it is damaged"
+    );
+    for name in archive.file_names_raw() {
+        ensure!(!name.starts_with(b"xl/"), "{WORKBOOK}");
+        // As torch.save writes it.
+        ensure!(!name.ends_with(b"/data.pkl"), "{PICKLE}");
     }
-    if archive.has_duplicate_names() {
-        return Err("two of its members have the same name: it is damaged".into());
-    }
-    if archive
-        .file_names_raw()
-        .any(|name| name.starts_with(b"xl/"))
-    {
-        return Err(WORKBOOK.into());
-    }
-    // As torch.save writes it.
-    if archive
-        .file_names_raw()
-        .any(|name| name.ends_with(b"/data.pkl"))
-    {
-        return Err(PICKLE.into());
-    }
-    match archive.has_overlapping_entries() {
-        Ok(false) => Ok(()),
-        Ok(true) => Err("its members share bytes: it is damaged or a zip bomb".into()),
-        Err(error) => Err(broken(&error)),
-    }
+    let overlaps = archive
+        .has_overlapping_entries()
+        .map_err(|error| broken(&error))?;
+    ensure!(
+        !overlaps,
+        "its members share bytes: it is damaged or a zip bomb"
+    );
+    Ok(())
 }
 
 /// Compares members that are read in place with their CRC-32.
@@ -157,9 +151,8 @@ fn check_stored(file: &DataFile<'_>, archive: &mut Archive<'_>) -> Result<()> {
             if member.compression() == CompressionMethod::Stored {
                 let name = String::from_utf8_lossy(member.name_raw()).into_owned();
                 io::copy(&mut member, &mut io::sink()).map_err(|error| {
-                    let damaged = "it is damaged: write or download it again";
                     file.bad(format!(
-                        "{name}: its CRC-32 is wrong ({error}); help: {damaged}"
+                        "{name}: its CRC-32 is wrong ({error}); help: it is damaged: write or download it again"
                     ))
                 })?;
             }
@@ -181,23 +174,17 @@ fn member(
     let name = String::from_utf8_lossy(entry.name_raw()).into_owned();
     let (unpacked_bytes, packed_bytes) = (entry.size(), entry.compressed_size());
     let Some(start) = entry.data_start() else {
-        return Err(format!("{name}: the archive does not say where it is"));
+        bail!("{name}: the archive does not say where it is");
     };
     let Some(key) = name.strip_suffix(".npy").map(String::from) else {
         return Ok(Err((name, "it is no .npy file".into())));
     };
-    if entry.encrypted() {
-        return Ok(Err((key, "it is encrypted".into())));
-    }
-    if start
-        .checked_add(packed_bytes)
-        .is_none_or(|end| end > file_bytes)
-    {
-        return Err(format!(
-            "{name} claims {packed_bytes} bytes from byte {start} on, but the file has {file_bytes}: it is cut short"
-        ));
-    }
+    ensure!(
+        start.saturating_add(packed_bytes) <= file_bytes,
+        "{name} claims {packed_bytes} bytes from byte {start} on, but the file has {file_bytes}: it is cut short"
+    );
     let is_stored = match entry.compression() {
+        _ if entry.encrypted() => return Ok(Err((key, "it is encrypted".into()))),
         CompressionMethod::Stored => true,
         CompressionMethod::Deflated => false,
         other => {
@@ -206,17 +193,15 @@ fn member(
             return Ok(Err((key, why)));
         }
     };
-    if is_stored && unpacked_bytes != packed_bytes {
-        return Err(format!(
-            "{name} is stored, but claims {unpacked_bytes} bytes and takes {packed_bytes}: it is damaged"
-        ));
-    }
-    if unpacked_bytes / RATIO_MAX > packed_bytes {
-        return Err(format!(
-            "{name} claims to unpack from {packed_bytes} bytes to {unpacked_bytes}, \
-             more than deflate can: it is damaged or a zip bomb"
-        ));
-    }
+    ensure!(
+        !is_stored || unpacked_bytes == packed_bytes,
+        "{name} is stored, but claims {unpacked_bytes} bytes and takes {packed_bytes}: it is damaged"
+    );
+    ensure!(
+        unpacked_bytes / RATIO_MAX <= packed_bytes,
+        "{name} claims to unpack from {packed_bytes} bytes to {unpacked_bytes}, more than deflate can: it is damaged or a \
+         zip bomb"
+    );
     Ok(Ok(Member {
         index,
         key,

@@ -2,7 +2,6 @@
 //! the table and the distinct labels.
 
 mod columns;
-mod labels;
 mod rows;
 mod survey;
 
@@ -15,9 +14,8 @@ use self::rows::RowWriter;
 pub(crate) use self::survey::{Survey, plan};
 use super::cache;
 use super::cell::TableReader;
-use super::contents::Contents;
 use super::flat;
-use super::format::Holds;
+use super::format::{Contents, Holds};
 use super::formats::format;
 use super::io::refuse;
 use crate::error::Result;
@@ -106,7 +104,7 @@ pub(crate) fn survey(
     categorical: &[String],
     cache_dir: Option<&Path>,
 ) -> Result<Survey> {
-    let asked = serde_json::json!(["survey 2", features, categorical]);
+    let asked = serde_json::json!(["survey 3", features, categorical]);
     let made = converted(path, cache_dir, &asked, |to| {
         let request = TableRequest {
             features: Some(features),

@@ -13,6 +13,7 @@ use serde_json::Value;
 use std::path::Path;
 
 use super::*;
+use ddp_kernels::choice::Choice;
 use ddp_kernels::files::testing::Scratch;
 
 /// A file that numpy or safetensors wrote.
@@ -115,7 +116,7 @@ fn bits(values: &[f64]) -> Vec<u64> {
 #[test]
 fn every_element_of_every_format_is_read_as_it_was_written() {
     let (expected, scratch) = (expected(), Scratch::new());
-    let elements: Vec<&str> = Element::ALL.iter().map(|(_, name)| *name).collect();
+    let elements: Vec<&str> = Element::ALL.iter().map(|(_, name, _)| *name).collect();
     for archive in [
         "little.npz",
         "big.npz",

@@ -1,7 +1,6 @@
 //! Texts, whose bytes are tokens.
 
-use super::format::{DataFile, Format, Holds};
-use super::token_file::{TokenFile, whole_file};
+use super::format::{DataFile, Format, Holds, TokenFile, whole_file};
 use crate::element::Element;
 use crate::error::Result;
 

@@ -12,13 +12,12 @@ use ddp_kernels::mapped::Mapped;
 
 use super::array::Array;
 use super::flat::{self, About, FLAT};
-use super::format::{DataFile, Holds};
+use super::format::{Contents, DataFile, Holds, TokenFile, whole_file};
 use super::formats::format;
 use super::io::{map, refuse};
 use super::llm_c;
-use super::token_file::{TokenFile, whole_file};
 use crate::element::Element;
-use crate::error::{Error, Result};
+use crate::error::{Result, bail, ensure};
 use ddp_kernels::files as disk;
 
 /// Whether the file at `path` is one of tokens by what it says itself.
@@ -27,7 +26,7 @@ pub(crate) fn says_tokens(path: &Path) -> Result<bool> {
     Ok(match format.holds {
         Holds::Tokens(_) => true,
         _ if !format.is(&FLAT) => false,
-        _ => flat::open(path, "").is_ok_and(|file| file.vocabulary.is_some()),
+        _ => flat::open(path, "").is_ok_and(|file| file.about.vocabulary.is_some()),
     })
 }
 
@@ -59,15 +58,11 @@ pub fn open(path: &Path, stated: Option<Element>, cache_dir: Option<&Path>) -> R
         _ => array(path, cache_dir)?,
     };
     let got = file.tokens.element();
-    match stated.is_some_and(|stated| stated != got) {
-        true => Err(refuse(
-            path,
-            format!(
-                "expected tokens without a header, whose type type= states, got {got}; help: leave out type="
-            ),
-        )),
-        false => Ok(file),
+    if stated.is_some_and(|stated| stated != got) {
+        let why = "expected tokens without a header, whose type type= states, got";
+        return Err(refuse(path, format!("{why} {got}; help: leave out type=")));
     }
+    Ok(file)
 }
 
 /// As nanoGPT writes them.
@@ -83,26 +78,29 @@ fn without_header(path: &Path, mapped: &Arc<Mapped>, stated: Option<Element>) ->
 /// The array `tokens` of a file, or its only one.
 fn array(path: &Path, cache_dir: Option<&Path>) -> Result<TokenFile> {
     let contents = super::open(path, cache_dir)?;
-    let named = contents.find("tokens").map_err(|why| refuse(path, why))?;
-    let array = match (named, &contents.arrays[..]) {
+    of_array(&contents).map_err(|why| refuse(path, why))
+}
+
+fn of_array(contents: &Contents) -> Result<TokenFile, String> {
+    let array = match (contents.find("tokens")?, &contents.arrays[..]) {
         (Some(array), _) | (None, [array]) => array,
         (None, arrays) => {
             let names: Vec<_> = arrays.iter().map(Array::key).collect();
-            let what = "expected one array, or one called tokens";
-            return Err(refuse(path, format!("{what}, got {}", names.join(", "))));
+            bail!(
+                "expected one array, or one called tokens, got {}",
+                names.join(", ")
+            );
         }
     };
-    let element = array.element();
-    if !array.row_shape().is_empty() || element.is_float() || element == Element::Bool {
-        let shape = [&[array.rows() as usize], array.row_shape()].concat();
-        return Err(refuse(
-            path,
-            format!("expected tokens, a one-dimensional array of integers, got {element}{shape:?}"),
-        ));
-    }
-    let mut file = TokenFile::new(array.clone(), "an array", contents.vocabulary);
-    file.coding.end_of_text = contents.end_of_text;
-    file.coding.tokenizer = contents.tokenizer;
+    let (element, about) = (array.element(), &contents.about);
+    let shape = [&[array.rows() as usize], array.row_shape()].concat();
+    ensure!(
+        shape.len() == 1 && !element.is_float() && element != Element::Bool,
+        "expected tokens, a one-dimensional array of integers, got {element}{shape:?}"
+    );
+    let mut file = TokenFile::new(array.clone(), "an array", about.vocabulary);
+    file.coding.end_of_text = about.end_of_text;
+    file.coding.tokenizer = about.tokenizer.clone();
     Ok(file)
 }
 
@@ -122,35 +120,21 @@ fn check_not_u32(path: &Path, array: &Array) -> Result<()> {
     // The upper half of each i64 token is two zeros.
     let is_i64 = |four: &[i64]| four[2..] == [0, 0];
     let are_i64 = first.chunks_exact(4).all(is_i64) && first.iter().any(|token| *token != 0);
-    if all < 32 || !(are_zero || are_tiny || are_i64) {
-        return Ok(());
-    }
-    Err(refuse(
-        path,
-        format!(
-            "expected u16 tokens without a header, got numbers of which every second one is small, as in u32 tokens or \
-             wider ones ({tiny_high} of {all} at odd places are below {TINY}, {tiny_low} at even places); help: give \
-             tokens:FILE,type=u32 if they are u32, type=u16 if they are u16, or save them with np.save, as int64 must be"
-        ),
-    ))
+    ensure!(
+        all < 32 || !(are_zero || are_tiny || are_i64),
+        Data,
+        "cannot read {}: expected u16 tokens without a header, got numbers of which every second one is small, as in u32 \
+         tokens or wider ones ({tiny_high} of {all} at odd places are below {TINY}, {tiny_low} at even places); help: give \
+         tokens:FILE,type=u32 if they are u32, type=u16 if they are u16, or save them with np.save, as int64 must be",
+        path.display()
+    );
+    Ok(())
 }
 
-/// What a shard says besides its tokens.
-#[derive(Clone, Debug, Default)]
-pub struct ShardAbout {
-    /// How many different tokens there are.
-    pub vocabulary: usize,
-    /// The token after each document.
-    pub end_of_text: Option<usize>,
-    /// A hash of the vocabulary.
-    pub tokenizer: Option<String>,
-    /// What it is made from.
-    pub source: Option<String>,
-}
-
-/// Puts a shard with these tokens, one part after the other, in the place of `path`.
-pub fn write_shard(path: &Path, about: ShardAbout, parts: &[impl AsRef<[u32]>]) -> Result<()> {
-    let vocabulary = about.vocabulary;
+/// Puts a shard with these tokens, one part after the other, in the place of `path`. `about` says
+/// their vocabulary.
+pub(crate) fn write_shard(path: &Path, about: About, parts: &[impl AsRef<[u32]>]) -> Result<()> {
+    let vocabulary = about.vocabulary.unwrap_or(1);
     // The narrower type that holds all tokens.
     let element = match vocabulary <= 1 << 16 {
         true => Element::U16,
@@ -161,12 +145,14 @@ pub fn write_shard(path: &Path, about: ShardAbout, parts: &[impl AsRef<[u32]>]) 
     let written = flat::write(&aside, |writer| {
         writer.begin("tokens", element, &[])?;
         for tokens in parts.iter().map(AsRef::as_ref) {
-            if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
-                return Err(Error::Data(format!(
-                    "{}: expected tokens below the vocabulary of {vocabulary}, got {token}",
-                    path.display()
-                )));
-            }
+            let bad = tokens.iter().find(|&&token| token as usize >= vocabulary);
+            ensure!(
+                bad.is_none(),
+                Data,
+                "{}: expected tokens below the vocabulary of {vocabulary}, got {}",
+                path.display(),
+                bad.unwrap_or(&0)
+            );
             match element {
                 Element::U16 => {
                     writer.write_numbers(tokens, |token| (token as u16).to_le_bytes())?;
@@ -174,13 +160,7 @@ pub fn write_shard(path: &Path, about: ShardAbout, parts: &[impl AsRef<[u32]>]) 
                 _ => writer.write_numbers(tokens, u32::to_le_bytes)?,
             }
         }
-        Ok(About {
-            vocabulary: Some(vocabulary),
-            end_of_text: about.end_of_text,
-            tokenizer: about.tokenizer,
-            source: about.source,
-            ..About::default()
-        })
+        Ok(about)
     });
     if written.is_err() {
         // The first error is the one to report.

@@ -4,7 +4,8 @@
 //! −, ×, ÷ and square roots, whose bits are the same on every machine. About 50 short segments each
 //! touch only the pixels around them.
 
-use super::strokes::{DIGITS, Stroke};
+use std::sync::LazyLock;
+
 use crate::mix::Draws;
 
 /// Pixels along a side of an image.
@@ -237,6 +238,44 @@ fn reach(a: f32, b: f32) -> Option<(usize, usize)> {
     let last = (SIDE - 1) as f32;
     // Casts truncate towards zero; one extra pixel at the low end is harmless.
     (high >= 0.0 && low <= last).then(|| (low.max(0.0) as usize, high.min(last) as usize))
+}
+
+/// One movement of the pen.
+struct Stroke {
+    /// Whether the pen follows a smooth curve through the points, or straight lines between them.
+    smooth: bool,
+    /// (x, y) around the middle of the digit, y downwards.
+    points: Vec<[f32; 2]>,
+}
+
+/// The strokes of one way to write a digit.
+type Style = Vec<Stroke>;
+
+/// The styles of every digit.
+static DIGITS: LazyLock<[Vec<Style>; 10]> = LazyLock::new(|| parse(include_str!("strokes.txt")));
+
+fn parse(text: &str) -> [Vec<Style>; 10] {
+    let mut digits: [Vec<Style>; 10] = Default::default();
+    let mut last_style = "";
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let mut words = line.split(' ');
+        let mut word = || words.next().expect("digit, style, kind, points");
+        let (digit, style, kind) = (word(), word(), word());
+        let styles = &mut digits[digit.parse::<usize>().expect("a digit")];
+        if styles.is_empty() || style != last_style {
+            styles.push(Style::new());
+            last_style = style;
+        }
+        let number = |text: &str| text.parse::<f32>().expect("a coordinate");
+        let point = |word: &str| {
+            let (x, y) = word.split_once(',').expect("x,y");
+            [number(x), number(y)]
+        };
+        let (smooth, points) = (kind == "curve", words.map(point).collect());
+        let style = styles.last_mut().expect("pushed above");
+        style.push(Stroke { smooth, points });
+    }
+    digits
 }
 
 #[cfg(test)]

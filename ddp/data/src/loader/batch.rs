@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ddp_kernels::Tensor;
+use ddp_kernels::{DType, Tensor};
 
-use crate::dataset::Dataset;
+use crate::dataset::{Dataset, RowSpec};
 use crate::error::Result;
 use crate::sampler::{self, Sampler, Shards};
 
@@ -36,7 +36,7 @@ pub struct Batch {
     /// The memory it is in, if batches of this size use it again.
     slot: Option<SlotId>,
     /// Where its rows are from, if a loader filled it.
-    origin: Option<Arc<Origin>>,
+    pub(super) origin: Option<Arc<Origin>>,
 }
 
 /// Where the rows of batches are from: equal on all ranks that share batches.
@@ -151,14 +151,6 @@ impl Batch {
         self.mine..self.mine
     }
 
-    /// The same batch, with rows from there.
-    pub(super) fn with_origin(self, origin: Arc<Origin>) -> Batch {
-        Batch {
-            origin: Some(origin),
-            ..self
-        }
-    }
-
     /// Where its rows are from; None for a batch of given tensors.
     pub fn origin(&self) -> Option<&Arc<Origin>> {
         self.origin.as_ref()
@@ -198,11 +190,8 @@ impl Batch {
     /// Micro-batch `index`. All have the same number of rows, except the last, which may have
     /// fewer.
     pub fn micro(&self, index: usize) -> Result<Micro> {
-        assert!(
-            index < self.micro_count(),
-            "micro-batch {index} of {}",
-            self.micro_count()
-        );
+        let count = self.micro_count();
+        assert!(index < count, "micro-batch {index} of {count}");
         let rows = self.rows_of_micro(index);
         Ok(Micro {
             x: self.x.slice(rows.clone())?,
@@ -211,4 +200,22 @@ impl Batch {
             rows: rows.len(),
         })
     }
+}
+
+/// Makes a tensor for inputs (0) or targets (1).
+type Make<'a> = dyn Fn(usize, &[usize], DType) -> ddp_kernels::Result<Tensor> + 'a;
+
+/// Memory for the inputs and targets of `rows` rows.
+pub(super) fn made(dataset: &dyn Dataset, rows: usize, make: &Make<'_>) -> Result<[Tensor; 2]> {
+    let RowSpec {
+        inputs, targets, ..
+    } = dataset.spec();
+    let x = make(0, &inputs.shape_of(rows), inputs.dtype)?.named("batch");
+    let targets = make(1, &targets.shape_of(rows), targets.dtype)?.named("targets");
+    Ok([x, targets])
+}
+
+/// The first `rows` rows of this memory.
+pub(super) fn first_rows([x, targets]: &[Tensor; 2], rows: usize) -> Result<[Tensor; 2]> {
+    Ok([x.slice(0..rows)?, targets.slice(0..rows)?])
 }

@@ -9,10 +9,10 @@
 //!    − 1 has been given to that stream, so the event comes after the last read of slot (k − 1) mod
 //!    2. It is kept with that slot.
 //! 2. `wait_for_host_side` waits on the host for the copies from pinned memory that batch k − 2
-//!    started in this slot. They waited only for step k − 4. Row numbers (`resident.rs`) are
-//!    written to that memory next. Rows (`ferry.rs`) have three pieces of pinned memory: as soon as
-//!    `load(k)` has returned, a background thread gathers batch k + 1 into the piece of batch k −
-//!    2; batch k itself has the piece of batch k − 3, which `load(k − 1)` waited for.
+//!    started in this slot. They waited only for step k − 4. Row numbers (`DeviceGatherer`) are
+//!    written to that memory next. Rows (`BatchCopier`) have three pieces of pinned memory: as soon
+//!    as `load(k)` has returned, a background thread gathers batch k + 1 into the piece of batch k
+//!    − 2; batch k itself has the piece of batch k − 3, which `load(k − 1)` waited for.
 //! 3. `free_slot` makes the copy stream wait for the event that `load(k − 1)` kept with this slot:
 //!    the end of step k − 2, the last that read it. Step k − 1 may still run, since it reads the
 //!    other slot. Then the copy stream writes the batch.
@@ -65,18 +65,18 @@ impl CopyStreams {
         } else {
             Stream::new(last)?
         };
-        Ok(CopyStreams {
-            copies: [inputs, targets],
-        })
+        let copies = [inputs, targets];
+        Ok(CopyStreams { copies })
     }
 
     /// One for each device.
     pub(super) fn all(&self) -> &[Stream] {
-        if self.copies[0] == self.copies[1] {
-            &self.copies[..1]
+        let count = if self.copies[0] == self.copies[1] {
+            1
         } else {
-            &self.copies
-        }
+            2
+        };
+        &self.copies[..count]
     }
 
     /// The stream of inputs (0) or targets (1).
@@ -86,11 +86,7 @@ impl CopyStreams {
 
     /// What stream `index` of `all()` copies: inputs (0), targets (1), or both.
     pub(super) fn parts(&self, index: usize) -> Range<usize> {
-        if self.all().len() == 1 {
-            0..2
-        } else {
-            index..index + 1
-        }
+        index..index + 3 - self.all().len()
     }
 
     /// To be called when all work that reads this slot has been given to the devices' current

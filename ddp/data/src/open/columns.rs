@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use super::{Opening, difference};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail, ensure};
 use crate::feature_plan::{AUTO, ColumnPlan};
 use crate::files::{self, listed, table};
 use crate::guess;
@@ -24,110 +24,113 @@ impl Opening<'_> {
             return Ok(known.or(named.as_ref().map(numbers)));
         };
         let known: Vec<String> = plan.iter().map(|plan| plan.name.clone()).collect();
-        let (mut a, mut b) = (known.clone(), named.clone());
-        a.sort_unstable();
-        b.sort_unstable();
         // The settings leave out some of those that are named.
-        let is_part = || a.iter().all(|name| b.binary_search(name).is_ok());
-        if a == b || self.wanted.model.is_none() && is_part() {
-            return Ok(Some(plan.clone()));
-        }
-        let (path, part) = (&self.wanted.spec.path, named.join(","));
-        Err(Error::Usage(format!(
-            "`{}` {path}#{part}: expected the columns that the model was trained on: {}; help: leave out #{part}: columns are \
+        let is_part = known.iter().all(|name| named.contains(name));
+        let is_whole = known.len() == named.len() || self.wanted.model.is_none();
+        ensure!(
+            is_part && is_whole,
+            Usage,
+            "`{}` {}#{}: expected the columns that the model was trained on: {}; help: leave out #{}: columns are \
              found by their names",
             self.wanted.setting,
-            difference(&known, named)
-        )))
+            self.wanted.spec.path,
+            named.join(","),
+            difference(&known, named),
+            named.join(",")
+        );
+        Ok(Some(plan.clone()))
     }
 
-    /// The column of labels if none is given: the one of the other files, else the last column that
-    /// is no feature and not left out.
-    pub(super) fn label_column(
+    /// The column of labels in a table with these columns, if it has one: the one that is named,
+    /// else the one of the other files, else the last column that is no feature and not left out.
+    pub(super) fn label_of(
         &self,
         path: &Path,
         columns: &[String],
         features: &HashSet<&str>,
-    ) -> Result<String> {
-        match &self.label {
-            Some(LabelName::Column(name)) if table::has_label(columns, name) => {
-                return Ok(name.clone());
+    ) -> Result<Option<String>> {
+        match (&self.files.labels, &self.label) {
+            (LabelPlace::Named(name), _) => return Ok(Some(name.clone())),
+            (LabelPlace::Default, Some(LabelName::Column(name))) => {
+                if table::has_label(columns, name) {
+                    return Ok(Some(name.clone()));
+                }
+                // Only if the features have names as well, this table should have the same ones.
+                if self.columns.is_some() {
+                    return Err(self.no_label(path, name, columns));
+                }
             }
-            // Only if the features have names as well, this table should have the same ones.
-            Some(LabelName::Column(name)) if self.columns.is_some() => {
-                return Err(self.no_label(path, name, columns));
-            }
-            _ => {}
+            (LabelPlace::Default, _) => {}
+            _ => return Ok(None),
         }
         let drop = &self.wanted.table.drop;
         let is_other = |name: &str| features.contains(name) || drop.iter().any(|one| one == name);
-        let last = guess::label_column(columns, is_other);
-        last.cloned().ok_or_else(|| {
-            Error::Data(format!(
-                "{}: expected a column of labels besides the features, got none; help: give `{}` FILE",
-                path.display(),
-                self.wanted.labels_setting()
-            ))
-        })
+        let last = guess::label_column(columns, is_other).cloned();
+        ensure!(
+            last.is_some(),
+            Data,
+            "{}: expected a column of labels besides the features, got none; help: give `{}` FILE",
+            path.display(),
+            self.wanted.labels_setting()
+        );
+        Ok(last)
     }
 
     /// The column of a table that holds only labels, if none is given: the one of the other files,
     /// else the last.
     pub(super) fn only_column(&self, path: &Path) -> Result<String> {
         let columns = table::columns(path)?;
-        match &self.label {
-            Some(LabelName::Column(name)) if table::has_label(&columns, name) => Ok(name.clone()),
-            Some(LabelName::Column(name)) if columns.len() > 1 => {
-                Err(self.no_label(path, name, &columns))
+        if let Some(LabelName::Column(name)) = &self.label {
+            if table::has_label(&columns, name) {
+                return Ok(name.clone());
             }
-            _ => guess::label_column(&columns, |_| false)
-                .cloned()
-                .ok_or_else(|| Error::Internal("a table without columns".into())),
+            if columns.len() > 1 {
+                return Err(self.no_label(path, name, &columns));
+            }
         }
+        let last = guess::label_column(&columns, |_| false).cloned();
+        last.ok_or_else(|| Error::Internal("a table without columns".into()))
     }
 
     /// The plan that the settings ask for; `None` if they leave columns as they are.
     pub(super) fn plan_of_settings(&self) -> Result<Option<Vec<ColumnPlan>>> {
         let (settings, paths) = (self.wanted.table, &self.files.paths);
-        let asked = [
-            ("drop", &settings.drop),
-            ("categorical", &settings.categorical),
-        ];
-        let Some((setting, names)) = asked.into_iter().find(|(_, names)| !names.is_empty()) else {
-            return Ok(None);
+        let (setting, names) = match (&settings.drop[..], &settings.categorical[..]) {
+            ([], []) => return Ok(None),
+            ([], names) => ("categorical", names),
+            (names, _) => ("drop", names),
         };
-        if !paths.iter().all(|path| files::is_table(path)) {
-            return Err(Error::Usage(format!(
-                "`{setting}` {}: expected tables (.csv, .tsv, .parquet) as `{}`, got {}; help: leave out `{setting}`",
-                names.join(","),
-                self.wanted.setting,
-                self.wanted.spec.path
-            )));
-        }
+        ensure!(
+            paths.iter().all(|path| files::is_table(path)),
+            Usage,
+            "`{setting}` {}: expected tables (.csv, .tsv, .parquet) as `{}`, got {}; help: leave out `{setting}`",
+            names.join(","),
+            self.wanted.setting,
+            self.wanted.spec.path
+        );
         let features = self.kept_columns(&paths[0])?;
-        if settings.categorical.is_empty() {
+        let categorical = &settings.categorical;
+        if categorical.is_empty() {
             return Ok(Some(features));
         }
         let names: Vec<String> = features.iter().map(|plan| plan.name.clone()).collect();
         let known: HashSet<&String> = names.iter().collect();
         let is_known = |name: &&String| *name == AUTO || known.contains(name);
-        if let Some(name) = settings.categorical.iter().find(|name| !is_known(name)) {
-            let what = "feature";
-            return Err(not_a_column("categorical", name, &paths[0], what, &names));
+        if let Some(name) = categorical.iter().find(|name| !is_known(name)) {
+            return Err(not_a_column(
+                "categorical",
+                name,
+                &paths[0],
+                "feature",
+                &names,
+            ));
         }
-        let survey_of = |path| {
-            table::survey(
-                path,
-                &features,
-                &settings.categorical,
-                self.wanted.cache_dir,
-            )
-        };
-        let mut all = survey_of(&paths[0])?;
+        let survey = |path| table::survey(path, &features, categorical, self.wanted.cache_dir);
+        let mut all = survey(&paths[0])?;
         for path in &paths[1..] {
-            all.merge(survey_of(path)?);
+            all.merge(survey(path)?);
         }
-        table::plan(&all, &settings.categorical, &self.wanted.spec.path).map(Some)
+        table::plan(&all, categorical, &self.wanted.spec.path).map(Some)
     }
 
     /// The columns of the first table that are features, as numbers.
@@ -138,24 +141,33 @@ impl Opening<'_> {
         }
         let named = self.wanted.named_columns();
         let features = named.iter().flatten().map(String::as_str).collect();
-        let label = match &self.files.labels {
-            LabelPlace::Named(name) => Some(name.clone()),
-            LabelPlace::Default => Some(self.label_column(path, &columns, &features)?),
-            _ => None,
-        };
+        let label = self.label_of(path, &columns, &features)?;
         let labels = label
             .iter()
             .flat_map(|label| table::label_names(&columns, label));
         let labels: HashSet<&str> = labels.collect();
         if let Some(label) = drop.iter().find(|name| labels.contains(&***name)) {
-            return Err(Error::Usage(format!(
+            bail!(
+                Usage,
                 "`drop` {label}: expected columns of features, got the label; help: leave it out of `drop`"
-            )));
+            );
         }
         let drop: HashSet<&String> = drop.iter().collect();
         let is_kept = |name: &&String| !drop.contains(name) && !labels.contains(&***name);
         let kept = named.as_ref().unwrap_or(&columns).iter().filter(is_kept);
         Ok(kept.map(|name| ColumnPlan::number(name)).collect())
+    }
+
+    /// The error of a table without the label of the other files.
+    fn no_label(&self, path: &Path, name: &str, columns: &[String]) -> Error {
+        Error::Data(format!(
+            "{}: expected labels in a column \"{name}\", as in the other files for this model, got the columns {}; \
+             help: if they have another name, give `{}` '#COLUMN' or FILE#COLUMN; a file without labels can only be \
+             predicted",
+            path.display(),
+            listed(columns),
+            self.wanted.labels_setting()
+        ))
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use twox_hash::XxHash3_64;
 
 use crate::dataset::{Dataset, NoRows};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail, ensure};
 use crate::file_rows::read_in_any_order;
 use crate::files::{self, Array};
 use crate::open::identity_of;
@@ -124,10 +124,7 @@ pub(super) fn prepare(request: &DataRequest, named: &Named, ranks: &dyn Ranks) -
         None => Arc::new(train.others(rest)),
     };
     let understood = format!("{}, {}", train.task(), summary.text());
-    let description = match known {
-        Some(_) => format!("{}: {} rows, {understood}", request.data, train.rows()),
-        None => Data::describe(&request.data.to_string(), &train, &*held_out, &understood),
-    };
+    let description = Data::describe(request, &train, &*held_out, &understood);
     Ok(Data {
         tokenizer: tokenizer.map(Arc::new),
         ..Data::new(Arc::new(train), held_out, description)
@@ -136,13 +133,14 @@ pub(super) fn prepare(request: &DataRequest, named: &Named, ranks: &dyn Ranks) -
 
 /// What is to be learned from these tokens.
 fn task(files: &TokenFiles, summary: &TokenSummary) -> TaskSpec {
-    let tokenizer = files.coding.tokenizer.clone().map(|hash| TokenizerId {
+    let coding = &files.coding;
+    let tokenizer = coding.tokenizer.clone().map(|hash| TokenizerId {
         hash,
-        end_of_text: files.coding.end_of_text,
+        end_of_text: coding.end_of_text,
     });
     TaskSpec::NextToken {
         vocabulary: summary.vocabulary,
-        are_bytes: files.coding.are_bytes,
+        are_bytes: coding.are_bytes,
         tokenizer,
     }
 }
@@ -156,14 +154,13 @@ fn tokenizer(
 ) -> Result<Option<Vocabulary>> {
     let (data, coding) = (&request.data, &files.coding);
     let found = in_turn(ranks, || files.tokenizer())?;
+    let model = request.vocabulary.unwrap_or(0);
     if coding.tokenizer.is_some() && found.is_none() && ranks.rank() == 0 {
         tracing::warn!(
             "`data` {data}: no {TOKENIZER_FILE} beside the tokens, so the run will have none"
         );
     }
-    if let (true, Some(model @ TOKENIZED_MIN..), 0) =
-        (coding.are_bytes, request.vocabulary, ranks.rank())
-    {
+    if coding.are_bytes && model >= TOKENIZED_MIN && ranks.rank() == 0 {
         tracing::warn!(
             "`data` {data}: each byte is a token, but the model has {model} tokens: if it has a \
              tokenizer, make the tokens with that"
@@ -177,41 +174,38 @@ fn task_of_model(request: &DataRequest) -> Result<Known<'_>> {
     match request.trained.as_ref().map(|trained| &trained.task) {
         None => Ok(None),
         Some(task @ TaskSpec::NextToken { .. }) => Ok(Some((task, "the model"))),
-        Some(task) => Err(Error::Data(format!(
+        Some(task) => bail!(
+            Data,
             "`data` {}: expected rows of features for a model of {task}, got tokens; help: give data like those it was \
              trained on",
             request.data
-        ))),
+        ),
     }
 }
 
 /// How many tokens the model sees at once.
 fn context(request: &DataRequest, named: &Named) -> Result<usize> {
-    let data = &request.data;
-    let of_model = match request
-        .trained
-        .as_ref()
-        .map(|trained| &trained.row_shape[..])
-    {
-        Some([context]) if *context > 0 => Some(*context),
-        Some(shape) => {
-            return Err(Error::Data(format!(
-                "the model has rows of the shape {shape:?}: expected a number of tokens: the checkpoint is damaged"
-            )));
-        }
+    let (data, path) = (&request.data, &named.spec.path);
+    let trained = request.trained.as_ref();
+    let of_model = match trained.map(|trained| &trained.row_shape[..]) {
+        Some(&[context]) if context > 0 => Some(context),
+        Some(shape) => bail!(
+            Data,
+            "the model has rows of the shape {shape:?}: expected a number of tokens: the checkpoint is damaged"
+        ),
         None => request.context,
     };
     match (named.spec.context, of_model) {
-        (Some(given), Some(context)) if given != context => Err(Error::Usage(format!(
+        (Some(given), Some(context)) if given != context => bail!(
+            Usage,
             "`data` {data}: expected a context of {context}, which the model has, got {given}; help: leave out context="
-        ))),
-        (given, of_model) => given.or(of_model).ok_or_else(|| {
-            let path = &named.spec.path;
-            Error::Usage(format!(
-                "`data` {data}: expected a context, the number of tokens that a model sees at once, got none; help: \
-                 choose a `model` of tokens, such as gpt, or give tokens:{path},context=N; if it is a table, rename it to .csv"
-            ))
-        }),
+        ),
+        (Some(context), _) | (None, Some(context)) => Ok(context),
+        (None, None) => bail!(
+            Usage,
+            "`data` {data}: expected a context, the number of tokens that a model sees at once, got none; help: \
+             choose a `model` of tokens, such as gpt, or give tokens:{path},context=N; if it is a table, rename it to .csv"
+        ),
     }
 }
 
@@ -222,12 +216,12 @@ fn training_windows(request: &DataRequest, windows: u64) -> Result<Range<u64>> {
     if fraction == 0.0 {
         return Ok(0..windows);
     }
-    if windows < 2 {
-        return Err(Error::Data(format!(
-            "`val-split` {fraction}: expected at least 2 windows of tokens to split, got {windows}; help: give more data, a \
-             smaller context, or leave out `val-split`"
-        )));
-    }
+    ensure!(
+        windows >= 2,
+        Data,
+        "`val-split` {fraction}: expected at least 2 windows of tokens to split, got {windows}; help: give more data, a \
+         smaller context, or leave out `val-split`"
+    );
     let held_out = ((windows as f64 * fraction).round() as u64).clamp(1, windows - 1);
     Ok(0..windows - held_out)
 }
@@ -241,16 +235,17 @@ fn open_val(
 ) -> Result<Windows> {
     let context = train.row_shape()[0];
     let Some(named) = named(spec, "val-data", ranks)? else {
-        return Err(Error::Data(format!(
+        bail!(
+            Data,
             "`val-data` {spec}: expected tokens, as `data` has, got another file; help: give tokens:{spec} if its numbers are \
              u16 tokens without a header"
-        )));
+        );
     };
-    if named.spec.context.is_some_and(|given| given != context) {
-        return Err(Error::Usage(format!(
-            "`val-data` {spec}: expected a context of {context}, as `data` has; help: leave out context="
-        )));
-    }
+    ensure!(
+        named.spec.context.is_none_or(|given| given == context),
+        Usage,
+        "`val-data` {spec}: expected a context of {context}, as `data` has; help: leave out context="
+    );
     let known = Some((train.task(), "`data`"));
     let (files, summary) = open(&named, Some(context), known, request, ranks)?;
     let trained_on = &train.files.arrays;
@@ -300,21 +295,13 @@ fn open(
         (None, None, None) => (None, "the largest vocabulary".into()),
     };
     let untrained = request.untrained_token.filter(|_| *setting == "data");
-    let summary = read(&files, setting, (below, &why, untrained), context, ranks)?;
+    let mut summary = read(&files, setting, (below, &why, untrained), context, ranks)?;
     read_in_any_order(&files.arrays);
     let of_model = request.vocabulary.unwrap_or(0);
-    let is_known = summary.is_vocabulary_guessed && of_model >= summary.vocabulary;
-    Ok((
-        Arc::new(files),
-        match is_known {
-            true => TokenSummary {
-                vocabulary: of_model,
-                is_vocabulary_guessed: false,
-                ..summary
-            },
-            false => summary,
-        },
-    ))
+    if summary.is_vocabulary_guessed && of_model >= summary.vocabulary {
+        (summary.vocabulary, summary.is_vocabulary_guessed) = (of_model, false);
+    }
+    Ok((Arc::new(files), summary))
 }
 
 /// Reads all tokens, and compares them between ranks with different files. They must be `below` a
@@ -343,9 +330,8 @@ pub(super) fn read(
     let words: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     let context_tokens = context.map(|context| context as u64);
     let each = |of: fn(u64, u64) -> u64| {
-        context_tokens.map_or(0, |context| {
-            lengths().map(|tokens| of(tokens - 1, context)).sum()
-        })
+        let windows = |context| lengths().map(|tokens| of(tokens - 1, context)).sum();
+        context_tokens.map_or(0, windows)
     };
     Ok(TokenSummary {
         coding: files.kind.clone(),
@@ -378,10 +364,7 @@ fn check_coding(files: &TokenFiles, known: Known<'_>) -> Result<()> {
     };
     let coding = &files.coding;
     let [bytes, tokens] = ["bytes of a text", "tokens of a tokenizer"];
-    let differs = match (tokenizer, &coding.tokenizer) {
-        (Some(expected), Some(got)) => expected.hash != *got,
-        _ => false,
-    };
+    let both = tokenizer.as_ref().zip(coding.tokenizer.as_ref());
     let (expected, got, help) = match (are_bytes, coding.are_bytes) {
         (true, false) => (
             format!("{bytes}, as {owner} has"),
@@ -393,44 +376,43 @@ fn check_coding(files: &TokenFiles, known: Known<'_>) -> Result<()> {
             bytes,
             "make tokens of the text with the tokenizer.json that the model has",
         ),
-        _ if differs => (
+        _ if both.is_some_and(|(expected, got)| expected.hash != *got) => (
             format!("tokens of the tokenizer of {owner}"),
             "tokens of another",
             "tokenize the texts with its tokenizer.json",
         ),
         _ => return Ok(()),
     };
-    Err(Error::Data(format!(
-        "{}: expected {expected}, got {got}; help: {help}",
-        files.arrays[0].name()
-    )))
+    let place = files.arrays[0].name();
+    bail!(
+        Data,
+        "{place}: expected {expected}, got {got}; help: {help}"
+    )
 }
 
 /// The error of a token that is not below `most`; `why` says what that is.
 fn bad_token(arrays: &[Array], (file, position): (u64, u64), (most, why): (u64, &str)) -> Error {
-    let array = &arrays[file as usize];
-    let mut token = [0];
+    let (array, mut token) = (&arrays[file as usize], [0]);
     if let Err(error) = array.read_i64(position, &mut token) {
         return error;
     }
-    let (name, [token]) = (array.name(), token);
-    Error::Data(if (0..most as i64).contains(&token) {
-        format!(
-            "{name}, token {position}: expected no {token}, which pad_token_id of config.json names: transformers does not \
+    let [token] = token;
+    let text = match token {
+        ..0 => format!(
+            "expected a token, a number from 0 on, got {token} (tokens are counted from 0); help: \
+             give the numbers of a tokenizer's tokens"
+        ),
+        _ if token < most as i64 => format!(
+            "expected no {token}, which pad_token_id of config.json names: transformers does not \
              train this token's row of the embedding, and this program does; help: remove pad_token_id from config.json to \
              train the row, or tokenize the texts with another token in its place"
-        )
-    } else if token < 0 {
-        format!(
-            "{name}, token {position}: expected a token, a number from 0 on, got {token} (tokens are counted from 0); help: \
-             give the numbers of a tokenizer's tokens"
-        )
-    } else {
-        format!(
-            "{name}, token {position}: expected a token below {most}, {why}, got {token} (tokens are counted from 0); help: \
+        ),
+        _ => format!(
+            "expected a token below {most}, {why}, got {token} (tokens are counted from 0); help: \
              give tokens of the same tokenizer; option vocabulary=N of tokens:FILE raises the limit"
-        )
-    })
+        ),
+    };
+    Error::Data(format!("{}, token {position}: {text}", array.name()))
 }
 
 impl TokenSummary {

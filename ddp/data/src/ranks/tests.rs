@@ -78,11 +78,13 @@ fn all_ranks_end_with_the_error_of_the_first_that_has_one() {
         );
     }
     let texts = ranks(2, |world| {
-        let missing = || Error::Io {
-            action: "open",
-            path: "there".into(),
-            source: std::io::ErrorKind::NotFound.into(),
-            help: "make it".into(),
+        let missing = || {
+            Error::Io(ddp_kernels::files::FileError {
+                action: "open",
+                path: "there".into(),
+                source: std::io::ErrorKind::NotFound.into(),
+                help: "make it".into(),
+            })
         };
         let outcome = match world.rank() {
             1 => Err(missing()),

@@ -2,6 +2,8 @@
 
 use proptest::prelude::*;
 
+mod split;
+
 use super::*;
 
 fn sampler(rows: u64, batch: u64) -> Sampler {

@@ -8,8 +8,7 @@ use ddp_kernels::heartbeat::{self, Work};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-use super::first_nonfinite;
-use super::segments::in_segments;
+use super::{IsTrainedOn, first_nonfinite, in_segments};
 use crate::error::{Error, Result};
 use crate::labels::Labels;
 use crate::ranks::Ranks;
@@ -46,10 +45,8 @@ impl LabelsFound {
     /// Adds later rows.
     fn merge(&mut self, later: LabelsFound) {
         let width = self.counts.len().max(later.counts.len());
-        for (counts, later) in [
-            (&mut self.counts, later.counts),
-            (&mut self.trained, later.trained),
-        ] {
+        let trained = (&mut self.trained, later.trained);
+        for (counts, later) in [(&mut self.counts, later.counts), trained] {
             counts.resize(width, 0);
             for (count, later) in counts.iter_mut().zip(later) {
                 *count += later;
@@ -73,9 +70,8 @@ impl LabelsFound {
     /// Adds the hash of the block that begins with row `first`.
     fn hash_block<const N: usize>(&mut self, first: u64, numbers: impl Iterator<Item = [u8; N]>) {
         let bytes: Vec<u8> = numbers.flatten().collect();
-        self.hash = self
-            .hash
-            .wrapping_add(XxHash3_64::oneshot_with_seed(first, &bytes));
+        let hash = XxHash3_64::oneshot_with_seed(first, &bytes);
+        self.hash = self.hash.wrapping_add(hash);
     }
 }
 
@@ -83,7 +79,7 @@ impl LabelsFound {
 pub(crate) fn labels(
     labels: &Labels,
     known: Option<usize>,
-    is_trained_on: &(dyn Fn(u64) -> bool + Sync),
+    is_trained_on: IsTrainedOn<'_>,
     ranks: &dyn Ranks,
 ) -> Result<LabelsFound> {
     let internal = |error: serde_json::Error| Error::Internal(error.to_string());
@@ -122,7 +118,7 @@ fn read_classes(
     labels: &Labels,
     rows: Range<u64>,
     known: Option<usize>,
-    is_trained_on: &dyn Fn(u64) -> bool,
+    is_trained_on: IsTrainedOn<'_>,
     found: &mut LabelsFound,
 ) -> Result<()> {
     let mut classes = vec![0; (rows.end - rows.start) as usize];
@@ -148,7 +144,7 @@ fn read_classes(
 fn read_values(labels: &Labels, rows: Range<u64>, found: &mut LabelsFound) -> Result<()> {
     let width = labels.width();
     let mut values = vec![0f32; (rows.end - rows.start) as usize * width];
-    labels.values(rows.start, &mut values)?;
+    labels.rows.read_f32(rows.start, &mut values)?;
     found.hash_block(rows.start, values.iter().map(|value| value.to_le_bytes()));
     if let Some(index) = first_nonfinite(&values) {
         let row = rows.start + (index / width) as u64;
@@ -156,7 +152,7 @@ fn read_values(labels: &Labels, rows: Range<u64>, found: &mut LabelsFound) -> Re
         return Ok(());
     }
     values.iter().for_each(|&value| found.widen(value, value));
-    if !labels.is_guessed() {
+    if !labels.is_guessed {
         return Ok(());
     }
     for label in values.chunks_exact(width) {

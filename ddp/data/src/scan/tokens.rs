@@ -5,9 +5,10 @@ use std::panic::Location;
 
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::{DType, Device, Tensor};
+use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-use super::segments::in_segments;
+use super::in_segments;
 use crate::error::{Error, Result};
 use crate::files::Array;
 use crate::ranks::Ranks;
@@ -19,7 +20,7 @@ const BLOCK_TOKENS: u64 = 1 << 16;
 const SEGMENTS: u64 = 240;
 
 /// What was found in tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TokensFound {
     pub(crate) largest: u64,
     /// The file and the position in it of the first token that is refused.
@@ -34,26 +35,6 @@ impl TokensFound {
         self.largest = self.largest.max(later.largest);
         self.bad = self.bad.or(later.bad);
         self.hash = self.hash.wrapping_add(later.hash);
-    }
-
-    /// For other ranks.
-    fn to_bytes(self) -> Vec<u8> {
-        let is_bad = u64::from(self.bad.is_some());
-        let (file, position) = self.bad.unwrap_or_default();
-        let words = [self.hash, self.largest, is_bad, file, position];
-        words.map(u64::to_le_bytes).concat()
-    }
-
-    /// The opposite of `to_bytes`.
-    fn of_bytes(bytes: &[u8]) -> Option<TokensFound> {
-        let (words, _) = bytes.as_chunks();
-        let words: Vec<u64> = words.iter().copied().map(u64::from_le_bytes).collect();
-        let [hash, largest, is_bad, file, position] = words.try_into().ok()?;
-        Some(TokensFound {
-            largest,
-            bad: (is_bad != 0).then_some((file, position)),
-            hash,
-        })
     }
 }
 
@@ -80,12 +61,8 @@ pub(crate) fn tokens(
             heartbeat::beat(Work::ReadsData);
             let file = blocks.partition_point(|&first| first <= number) - 1;
             let first = (number - blocks[file]) * BLOCK_TOKENS;
-            found.merge(read_block(
-                &block,
-                files,
-                (file, first, number),
-                (bound, refused),
-            )?);
+            let place = (file, first, number);
+            found.merge(read_block(&block, files, place, (bound, refused))?);
             if found.bad.is_some() {
                 break;
             }
@@ -98,13 +75,11 @@ pub(crate) fn tokens(
         total
     };
     // Each rank's segments follow those of the rank before.
-    let shared = ranks.share(found.map(|segments| merged(segments).to_bytes()))?;
-    let all: Option<_> = shared
-        .iter()
-        .map(|bytes| TokensFound::of_bytes(bytes))
-        .collect();
-    let unreadable = || Error::Internal("another rank's tokens cannot be read".into());
-    Ok(merged(all.ok_or_else(unreadable)?))
+    let internal = |error: serde_json::Error| Error::Internal(error.to_string());
+    let mine = found.and_then(|found| serde_json::to_vec(&merged(found)).map_err(internal));
+    let all = ranks.share(mine)?;
+    let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
+    Ok(merged(all.collect::<Result<_, _>>().map_err(internal)?))
 }
 
 /// Reads block `number` into `block`: it begins with token `first` of file `file`.

@@ -4,16 +4,19 @@
 //! cut at beginnings of lines where the tokenizer gives the same tokens with and without the cut.
 
 use std::borrow::Cow;
-use std::fs;
-use std::io::{BufRead, BufReader, Cursor, Read};
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ddp_kernels::panics;
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use serde_json::{Map, Value};
 
 use super::encoder::{Encoder, gap, gap_refusal};
-use super::unpack::{packing, reader, unreadable};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail};
+use crate::files::gzip::{Bounded, unpacking, unreadable};
 use crate::files::io::{reading, refuse};
 use crate::files::parquet;
 use crate::files::text::BYTE_ORDER_MARK;
@@ -78,10 +81,9 @@ pub fn documents(path: &Path, options: &ReadOptions<'_>, sink: Sink<'_>) -> Resu
     if ends(&[".parquet", ".pq"]) {
         return match packed {
             None => file.rows(about.len()),
-            Some(packed) => {
-                let why = format!("expected .parquet without {packed}; help: unpack it first");
-                Err(refuse(path, why))
-            }
+            Some(packed) => Err(file.bad(format!(
+                "expected .parquet without {packed}; help: unpack it first"
+            ))),
         };
     }
     if ends(&[".json"]) {
@@ -128,10 +130,10 @@ impl TextFile<'_> {
         ends_document: bool,
         place: &dyn Fn(usize) -> String,
     ) -> Result<()> {
-        let found = match self.options.encoder {
-            Some(encoder) => encoder.gap(&text),
-            None => gap(&text),
-        };
+        let found = self
+            .options
+            .encoder
+            .map_or_else(|| gap(&text), |encoder| encoder.gap(&text));
         if let Some(at) = found {
             return Err(self.bad(gap_refusal(&place(at))));
         }
@@ -215,15 +217,12 @@ impl TextFile<'_> {
     fn rows(&mut self, bytes: u64) -> Result<()> {
         let (path, options) = (self.path, self.options);
         parquet::texts(path, options.field, &mut |bytes, place| {
-            let text = match options.lossy {
-                true => String::from_utf8_lossy(bytes).into_owned(),
-                false => std::str::from_utf8(bytes)
-                    .map_err(|error| {
-                        let at = error.valid_up_to();
-                        refuse(path, format!("{}, byte {at}: {NOT_UTF_8}", place()))
-                    })?
-                    .to_string(),
-            };
+            let valid = std::str::from_utf8(bytes);
+            let at = valid.map_or_else(|error| error.valid_up_to(), str::len);
+            if valid.is_err() && !options.lossy {
+                return Err(refuse(path, format!("{}, byte {at}: {NOT_UTF_8}", place())));
+            }
+            let text = String::from_utf8_lossy(bytes).into_owned();
             self.give(text, true, &|at| format!("{}, byte {at}", place()))
         })?;
         options.counts.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -231,14 +230,14 @@ impl TextFile<'_> {
     }
 
     fn check_uncut(&self, bytes: usize, what: impl Fn() -> String) -> Result<()> {
-        match bytes <= UNCUT_BYTES_MAX {
-            true => Ok(()),
-            false => Err(self.bad(format!(
+        if bytes > UNCUT_BYTES_MAX {
+            return Err(self.bad(format!(
                 "{} is longer than {UNCUT_BYTES_MAX} bytes, which are tokenized at once; help: \
                  write shorter documents, a line each, as .jsonl",
                 what()
-            ))),
+            )));
         }
+        Ok(())
     }
 
     /// The bytes as text; `start` is the place of the first in the unpacked file.
@@ -280,7 +279,122 @@ fn field(line: &str, name: &str) -> Result<String, String> {
             "name one of these as `field`",
         ),
     };
-    Err(format!(
-        "expected a text in the field {name:?}, got {got}; help: {help}, or correct the line"
-    ))
+    bail!("expected a text in the field {name:?}, got {got}; help: {help}, or correct the line")
+}
+
+/// The name without the ending of a compressed file, and how it is compressed.
+fn packing(name: &str) -> (&str, Option<&'static str>) {
+    let found = [".gz", ".zst"]
+        .into_iter()
+        .find_map(|ending| Some((name.strip_suffix(ending)?, Some(ending))));
+    found.unwrap_or((name, None))
+}
+
+/// The unpacked bytes of the file at `path`. `read` counts those of the file.
+fn reader<'a>(path: &Path, read: &'a AtomicU64) -> Result<Box<dyn Read + 'a>> {
+    let inner = File::open(path).map_err(reading(path))?;
+    let bytes = inner.metadata().map_err(reading(path))?.len();
+    let file = BufReader::with_capacity(1 << 18, Counted { inner, read });
+    let name = path.to_string_lossy().to_ascii_lowercase();
+    Ok(match packing(&name).1 {
+        Some(".gz") => unpacking(file, bytes),
+        Some(_) => Box::new(Bounded::new(Zstd::new(file), bytes)),
+        None => Box::new(file),
+    })
+}
+
+struct Counted<'a, R> {
+    inner: R,
+    read: &'a AtomicU64,
+}
+
+impl<R: Read> Read for Counted<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(into)?;
+        self.read.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+}
+
+/// The frames of a `.zst` file, one after the other, each compared with its checksum.
+struct Zstd<R> {
+    source: R,
+    decoder: FrameDecoder,
+    is_in_frame: bool,
+}
+
+impl<R: BufRead> Zstd<R> {
+    fn new(source: R) -> Zstd<R> {
+        Zstd {
+            source,
+            decoder: FrameDecoder::new(),
+            is_in_frame: false,
+        }
+    }
+
+    /// Goes to the next frame; false at the end of the file.
+    fn begin_frame(&mut self) -> io::Result<bool> {
+        while !self.source.fill_buf()?.is_empty() {
+            let begun = guarded(|| self.decoder.reset(&mut self.source));
+            match begun? {
+                Ok(()) => return Ok(true),
+                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                    length,
+                    ..
+                })) => {
+                    let length = u64::from(length);
+                    let skipped = io::copy(&mut (&mut self.source).take(length), &mut io::sink())?;
+                    if skipped < length {
+                        return Err(damaged("it is cut short"));
+                    }
+                }
+                Err(error) => return Err(damaged(error)),
+            }
+        }
+        Ok(false)
+    }
+
+    fn check_frame(&self) -> io::Result<()> {
+        let expected = self.decoder.get_checksum_from_data();
+        let got = self.decoder.get_calculated_checksum();
+        if expected.is_some() && expected != got {
+            return Err(damaged("a checksum in it does not match"));
+        }
+        Ok(())
+    }
+}
+
+/// A damaged file may make the crate panic.
+fn guarded<T>(decode: impl FnOnce() -> T) -> io::Result<T> {
+    panics::caught(decode).ok_or_else(|| damaged("its reader gave up"))
+}
+
+fn damaged(why: impl std::fmt::Display) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, format!("zstd: {why}"))
+}
+
+impl<R: BufRead> Read for Zstd<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if into.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            if self.decoder.can_collect() > 0 {
+                return self.decoder.read(into);
+            }
+            if self.is_in_frame && !self.decoder.is_finished() {
+                let some = BlockDecodingStrategy::UptoBytes(into.len());
+                let decoded = guarded(|| self.decoder.decode_blocks(&mut self.source, some));
+                decoded?.map_err(damaged)?;
+                continue;
+            }
+            if self.is_in_frame {
+                self.check_frame()?;
+            }
+            self.is_in_frame = self.begin_frame()?;
+            if !self.is_in_frame {
+                return Ok(0);
+            }
+        }
+    }
 }

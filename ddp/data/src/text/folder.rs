@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use super::vocabulary::{TOKENIZER_FILE, Vocabulary};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail};
 use crate::files::io::{self, reading};
 use ddp_kernels::files as disk;
 
@@ -60,15 +60,17 @@ impl Folder {
             true => out.clone(),
             false => out.with_file_name(name),
         };
-        let Some(lock) = disk::lock_folder(&work)? else {
-            let expected = "a folder that no other process writes, got one";
-            return Err(refuse(&out, expected));
+        let Some(_lock) = disk::lock_folder(&work)? else {
+            return Err(refuse(
+                &out,
+                "a folder that no other process writes, got one",
+            ));
         };
         let folder = Folder {
             out,
             work,
             is_whole,
-            _lock: lock,
+            _lock,
         };
         folder.remove_files(|_, name| name.starts_with(".unfinished-"))?;
         Ok(folder)
@@ -87,12 +89,10 @@ impl Folder {
 
     /// Refuses to change a folder that is whole.
     pub(super) fn check_may_change(&self) -> Result<()> {
+        let expected = "a new or empty folder, or one with the same tokens, got other files";
         match self.is_whole {
             false => Ok(()),
-            true => Err(refuse(
-                &self.out,
-                "a new or empty folder, or one with the same tokens, got other files",
-            )),
+            true => Err(refuse(&self.out, expected)),
         }
     }
 
@@ -199,12 +199,11 @@ pub(crate) fn check_whole(folder: &Path, tokens: u64) -> Result<()> {
         None if tokens != said.tokens => format!("{tokens} tokens"),
         None => return Ok(()),
     };
-    Err(Error::Data(format!(
-        "{}: expected {} shards with {} tokens, as {CONTENTS_FILE} says, got {got}; help: {AGAIN}",
-        folder.display(),
-        said.shards,
-        said.tokens
-    )))
+    let (folder, Side { shards, tokens, .. }) = (folder.display(), said);
+    bail!(
+        Data,
+        "{folder}: expected {shards} shards with {tokens} tokens, as {CONTENTS_FILE} says, got {got}; help: {AGAIN}"
+    )
 }
 
 const AGAIN: &str = "copy the whole folder again, or tokenize the texts again";

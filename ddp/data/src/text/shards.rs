@@ -23,10 +23,10 @@ use super::documents::{Counts, Piece, ReadOptions, documents};
 use super::encoder::{self, Encoder};
 use super::folder::{Folder, Side};
 use super::vocabulary::{TOKENIZER_FILE, Vocabulary};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::files::flat;
 use crate::files::io::reading;
-use crate::files::tokens::{self, ShardAbout, write_shard};
+use crate::files::tokens::{self, write_shard};
 use crate::scan::in_segments;
 use ddp_kernels::files as disk;
 
@@ -112,6 +112,7 @@ pub struct Tokenized {
 }
 
 /// Texts that become a shard.
+#[derive(Default)]
 struct Group {
     side: usize,
     number: usize,
@@ -274,9 +275,7 @@ fn read_groups(
     let new = |side, number| Group {
         side,
         number,
-        pieces: Vec::new(),
-        bytes: 0,
-        documents: 0,
+        ..Group::default()
     };
     let mut open = [new(0, 0), new(1, 0)];
     let (mut document, mut empty) = (0, 0);
@@ -323,21 +322,22 @@ fn is_held_out(document: u64, share: f64) -> bool {
 /// Refuses a split that leaves one side without documents.
 fn check_sides(options: &TokenizeOptions, done: &Tokenized) -> Result<()> {
     let [train, val] = done.sides;
-    let count = train.documents + val.documents;
-    if count == 0 {
-        return Err(Error::Data(format!(
-            "expected text, got {} documents without any; help: give other files",
-            done.empty_documents
-        )));
-    }
-    if options.val_split == 0.0 || (train.documents > 0 && val.documents > 0) {
-        return Ok(());
-    }
-    Err(Error::Data(format!(
+    ensure!(
+        train.documents + val.documents > 0,
+        Data,
+        "expected text, got {} documents without any; help: give other files",
+        done.empty_documents
+    );
+    ensure!(
+        options.val_split == 0.0 || (train.documents > 0 && val.documents > 0),
+        Data,
         "`val-split` {}: expected documents on both sides, got {} to train on and {} held out; \
          help: leave it out, and hold out the end of the tokens by `val-split` in training",
-        options.val_split, train.documents, val.documents
-    )))
+        options.val_split,
+        train.documents,
+        val.documents
+    );
+    Ok(())
 }
 
 struct Work<'a> {
@@ -353,8 +353,7 @@ impl Work<'_> {
     fn shard(&mut self, group: &Group) -> Result<()> {
         let path = self.folder.shard(group.side, group.number);
         let source = self.source(group);
-        let known = tokens_of(&path, &source);
-        let count = match known {
+        let count = match tokens_of(&path, &source) {
             Some(count) => {
                 self.done.known_shards += 1;
                 count
@@ -396,11 +395,12 @@ impl Work<'_> {
         };
         let tokens = in_segments(0..group.pieces.len() as u64, encode)?;
         disk::make_folder(&self.folder.side(group.side))?;
-        let about = ShardAbout {
-            vocabulary: self.vocabulary.size,
+        let about = flat::About {
+            vocabulary: Some(self.vocabulary.size),
             end_of_text: Some(self.end as usize),
             tokenizer: Some(self.vocabulary.hash.clone()),
             source: Some(source),
+            ..flat::About::default()
         };
         write_shard(path, about, &tokens)?;
         Ok(tokens.iter().map(|tokens| tokens.len() as u64).sum())

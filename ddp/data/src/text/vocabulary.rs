@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use twox_hash::XxHash3_128;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, bail, ensure};
 use crate::files::io::{reading, refuse};
 use crate::spec::TOKENS_MAX;
 
@@ -73,12 +73,14 @@ impl Vocabulary {
         let file = File::open(path).map_err(reading(path))?;
         let read = file.take(BYTES_MAX + 1).read_to_end(&mut bytes);
         read.map_err(reading(path))?;
-        if bytes.len() as u64 > BYTES_MAX {
-            let why =
-                format!("expected a tokenizer of at most {BYTES_MAX} bytes, got a longer file");
-            return Err(refuse(path, why));
-        }
-        Vocabulary::of_bytes(bytes).map_err(|why| refuse(path, why))
+        let long =
+            || format!("expected a tokenizer of at most {BYTES_MAX} bytes, got a longer file");
+        let bytes = Some(bytes)
+            .filter(|bytes| bytes.len() as u64 <= BYTES_MAX)
+            .ok_or_else(long);
+        bytes
+            .and_then(Vocabulary::of_bytes)
+            .map_err(|why| refuse(path, why))
     }
 
     /// That of a tokenizer with this `tokenizer.json`.
@@ -100,11 +102,10 @@ impl Vocabulary {
         tokens.sort_unstable();
         tokens.dedup();
         let size = tokens.last().map_or(0, |(id, _)| *id as usize + 1);
-        if size == 0 || size as u64 > TOKENS_MAX {
-            return Err(format!(
-                "{what} with 1 to {TOKENS_MAX} tokens, got {size}; {help}"
-            ));
-        }
+        ensure!(
+            (1..=TOKENS_MAX).contains(&(size as u64)),
+            "{what} with 1 to {TOKENS_MAX} tokens, got {size}; {help}"
+        );
         let mut hash = XxHash3_128::new();
         for (id, text) in &tokens {
             hash.write(&id.to_le_bytes());
@@ -156,19 +157,20 @@ impl Vocabulary {
             Some(name) => self.special.get(name),
             None => names.find_map(|name| self.special.get(name)),
         };
-        found.copied().ok_or_else(|| {
+        let Some(found) = found else {
             let all: Vec<_> = self.special.keys().map(String::as_str).collect();
             let expected = named.map_or(END_TOKENS.join(", "), |name| format!("{name:?}"));
             let help = match all.is_empty() {
                 true => "add one to the tokenizer, or give another tokenizer",
                 false => "name one of these as `end-token`",
             };
-            Error::Usage(format!(
-                "`tokenizer`: expected a special token that ends documents ({expected}), got [{}]; \
-                 help: {help}",
+            bail!(
+                Usage,
+                "`tokenizer`: expected a special token that ends documents ({expected}), got [{}]; help: {help}",
                 all.join(", ")
-            ))
-        })
+            );
+        };
+        Ok(*found)
     }
 
     /// The text of a special token.

@@ -92,7 +92,7 @@ fn a_run_is_its_events_in_order() {
         parameters: 7,
         steps: 3,
         steps_per_epoch: 10,
-        initial_weights: Vec::new(),
+        initial_weights: vec![LayerDigest("0".into(), "ab".into(), 1.0, 0.5)],
     };
     let eval = EvalEvent {
         step: 1,
@@ -130,6 +130,8 @@ fn a_run_is_its_events_in_order() {
         .collect();
     assert_eq!(events, ["start", "step", "eval", "end"]);
     assert_eq!(lines[0]["config"]["hidden"], json!([256, 128]));
+    let weights = json!([["0", "ab", 1.0, 0.5]]);
+    assert_eq!(lines[0]["initial_weights"], weights);
     assert_eq!(
         (
             &lines[0]["versions"]["ddp-train"],

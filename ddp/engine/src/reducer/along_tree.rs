@@ -18,6 +18,7 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor, ops};
 
 use crate::error::Result;
+use crate::faults;
 
 /// Slices begin at multiples of so many elements.
 const GRAIN: usize = 64;
@@ -154,6 +155,7 @@ impl AlongTree {
     /// Closes the last shard, and completes the sum with the other ranks.
     pub(super) fn run(&self, group: &Group, stream: &Stream) -> Result<()> {
         let count = self.gradients.count();
+        faults::flip(&self.gradients)?;
         stream.scope(|| self.close(self.additions.len() - 1))?;
         if group.size() == 1 {
             return Ok(());

@@ -48,9 +48,12 @@ pub(super) struct Compiler {
     architectures: Vec<u32>,
 }
 
-/// All options of a compilation for `sm_ARCHITECTURE`.
-pub(super) fn options(architecture: u32) -> Vec<String> {
-    let mut options = vec![format!("--gpu-architecture=sm_{architecture}")];
+/// All options of a compilation of `text` for `sm_ARCHITECTURE`, or for `sm_90a` and the like if it
+/// asks by `__CUDA_ARCH_FEAT_SM90_ALL` whether it may use what later architectures lack.
+pub(super) fn options(architecture: u32, text: &str) -> Vec<String> {
+    let has_own = text.contains(&format!("__CUDA_ARCH_FEAT_SM{architecture}_ALL"));
+    let own = if has_own { "a" } else { "" };
+    let mut options = vec![format!("--gpu-architecture=sm_{architecture}{own}")];
     options.extend(OPTIONS.map(str::to_string));
     options
 }
@@ -141,7 +144,7 @@ impl Compiler {
         let header = text_of("common.cuh", HEADER.1);
         let header = CString::new(&*header).map_err(zero_byte)?;
         let (headers, header_names) = ([header.as_ptr()], [HEADER.0.as_ptr()]);
-        let options = options(architecture)
+        let options = options(architecture, text)
             .into_iter()
             .map(CString::new)
             .collect::<Result<Vec<_>, _>>()

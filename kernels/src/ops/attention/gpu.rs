@@ -93,24 +93,28 @@ impl Kernels {
         static SAID: Once = Once::new();
         let (head_size, sharing) = (sizes.head_size, sizes.group());
         let is_aligned = |address: &u64| address.is_multiple_of(PACK_BYTES);
+        let reason = if !head_size.is_multiple_of(TENSOR_TILE) || head_size > TENSOR_HEAD_SIZE_MAX {
+            Some(format!(
+                "bf16 heads of {head_size} columns, expected a multiple of {TENSOR_TILE} up to \
+                 {TENSOR_HEAD_SIZE_MAX}; help: choose a head size of 64 or 128"
+            ))
+        } else if !addresses.iter().all(is_aligned) {
+            Some(format!(
+                "q, k, v, out or a gradient at an address that is not a multiple of {PACK_BYTES} \
+                 bytes; help: begin views of tensors at multiples of {PACK_BYTES} bytes"
+            ))
+        } else {
+            None
+        };
+        let can = dtype == DType::BF16 && gpu.gpu.capability >= TENSOR_CAPABILITY;
+        if let (true, Some(reason)) = (can, &reason) {
+            let text = format!("attention does not run on tensor cores and is slow: {reason}");
+            SAID.call_once(|| warn(&text));
+        }
         // A token's number is computed from that of its row in 32 bits; the largest score is found
         // before the scale is applied.
-        let fits = head_size.is_multiple_of(TENSOR_TILE)
-            && head_size <= TENSOR_HEAD_SIZE_MAX
-            && addresses.iter().all(is_aligned)
-            && sizes.time * sharing * sharing < 1 << 31
-            && sizes.scale as f32 > 0.0;
-        let is_new = dtype == DType::BF16 && gpu.gpu.capability >= TENSOR_CAPABILITY;
-        if is_new && !fits {
-            SAID.call_once(|| {
-                warn(&format!(
-                    "attention: bf16 heads of {head_size} columns do not run on tensor cores, \
-                     which takes several times longer; help: choose a head size of 64 or 128, or \
-                     another multiple of {TENSOR_TILE} up to {TENSOR_HEAD_SIZE_MAX}"
-                ))
-            });
-        }
-        match (is_new && fits, head_size) {
+        let fits = sizes.time * sharing * sharing < 1 << 31 && sizes.scale as f32 > 0.0;
+        match (can && fits && reason.is_none(), head_size) {
             (true, ..=64) => &TENSOR_64,
             (true, _) => &TENSOR_128,
             (false, ..=64) if dtype == DType::F32 => &PLAIN_64,

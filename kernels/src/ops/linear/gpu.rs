@@ -4,8 +4,8 @@
 //! * The bias is added before the sums are rounded to what is stored, unless its address is not a
 //!   multiple of 16 bytes or the library has no algorithm for it.
 //! * relu is the library's if that keeps NaN, which is tried for each plan. So is the tanh form of
-//!   gelu for bf16 and TF32; it is an approximation (2e-4), so strict f32 uses ours, and erf always
-//!   does. An activation that is a pass of ours is applied to what is stored.
+//!   gelu for bf16 and TF32 where that is fast (`blaslt/choose.rs`); it is an approximation (2e-4),
+//!   so strict f32 uses ours, and erf always does. An activation that is a pass of ours is applied to what is stored.
 //! * The mask of relu's derivative is z > 0, as in PyTorch, from the layer's saved output; the
 //!   library's own is made of bits and z >= 0.
 //! * The gradient of the bias is always a pass of ours. The library's epilogue cannot accumulate,

@@ -85,21 +85,9 @@ pub(super) struct Records<R> {
     /// Whether the byte before the next one is a CR, so that an LF belongs to it.
     after_cr: bool,
     record_bytes_max: usize,
-    /// Of the current record: its bytes, its cells, its first line, and whether no cell has a line
-    /// end.
-    bytes: usize,
+    /// Of the current record: its cells, its first line, and whether no cell has a line end.
     cells: usize,
     first_line: u64,
-    is_one_line: bool,
-}
-
-/// One record.
-#[derive(Clone, Copy)]
-pub(super) struct Record<'a> {
-    text: &'a [u8],
-    ends: &'a [usize],
-    line: u64,
-    /// Whether no cell has a line end.
     is_one_line: bool,
 }
 
@@ -117,11 +105,11 @@ impl<R: Read> Records<R> {
         record_bytes_max: usize,
     ) -> Result<Records<R>, CsvProblem> {
         let mut start = Vec::new();
-        reader
+        let read = reader
             .by_ref()
             .take(buffer_bytes as u64)
-            .read_to_end(&mut start)
-            .map_err(CsvProblem::Unreadable)?;
+            .read_to_end(&mut start);
+        read.map_err(CsvProblem::Unreadable)?;
         if start.starts_with(b"\xff\xfe") || start.starts_with(b"\xfe\xff") {
             let what = "expected UTF-8, got UTF-16; help: save the file as UTF-8";
             return Err(CsvProblem::Malformed(1, what.into()));
@@ -134,13 +122,8 @@ impl<R: Read> Records<R> {
             true => b'\t',
             false => delimiter_of(&start, is_cut)?,
         };
-        Ok(Records::split_at(
-            delimiter,
-            start,
-            reader,
-            buffer_bytes,
-            record_bytes_max,
-        ))
+        let sizes = (buffer_bytes, record_bytes_max);
+        Ok(Records::split_at(delimiter, start, reader, sizes))
     }
 
     /// The records of `start` and then of `reader`.
@@ -148,8 +131,7 @@ impl<R: Read> Records<R> {
         delimiter: u8,
         start: Vec<u8>,
         reader: R,
-        buffer_bytes: usize,
-        record_bytes_max: usize,
+        (buffer_bytes, record_bytes_max): (usize, usize),
     ) -> Records<R> {
         Records {
             input: BufReader::with_capacity(buffer_bytes, Cursor::new(start).chain(reader)),
@@ -161,17 +143,16 @@ impl<R: Read> Records<R> {
             line: 1,
             after_cr: false,
             record_bytes_max,
-            bytes: 0,
             cells: 0,
             first_line: 1,
             is_one_line: true,
         }
     }
 
-    /// The next record; `None` at the end.
-    pub(super) fn next(&mut self) -> Result<Option<Record<'_>>, CsvProblem> {
+    /// Goes to the next record; false at the end.
+    pub(super) fn advance(&mut self) -> Result<bool, CsvProblem> {
         if !self.skip_line_ends()? {
-            return Ok(None);
+            return Ok(false);
         }
         let line = self.line;
         let malformed = |what| Err(CsvProblem::Malformed(line, what));
@@ -200,9 +181,9 @@ impl<R: Read> Records<R> {
             (bytes, cells) = (bytes + written, cells + ended);
             match result {
                 ReadRecordResult::Record | ReadRecordResult::End => {
-                    (self.bytes, self.cells, self.first_line) = (bytes, cells, line);
+                    (self.cells, self.first_line) = (cells, line);
                     self.is_one_line = self.line - line <= 1;
-                    return Ok(Some(self.current()));
+                    return Ok(true);
                 }
                 ReadRecordResult::InputEmpty if at_end => {
                     let cell = cells + 1;
@@ -226,14 +207,32 @@ impl<R: Read> Records<R> {
         }
     }
 
-    /// The record that `next` has returned last.
-    pub(super) fn current(&self) -> Record<'_> {
-        Record {
-            text: &self.text[..self.bytes],
-            ends: &self.ends[..self.cells],
-            line: self.first_line,
-            is_one_line: self.is_one_line,
+    /// How many cells the current record has.
+    pub(super) fn len(&self) -> usize {
+        self.cells
+    }
+
+    /// A cell of the current record, without the spaces around it.
+    pub(super) fn cell(&self, index: usize) -> &[u8] {
+        self.text[self.start(index)..self.ends[index]].trim_ascii()
+    }
+
+    /// The line on which the current record begins.
+    pub(super) fn first_line(&self) -> u64 {
+        self.first_line
+    }
+
+    /// The line on which a cell of it begins.
+    pub(super) fn line_of(&self, index: usize) -> u64 {
+        if self.is_one_line {
+            return self.first_line;
         }
+        let before = &self.text[..self.start(index)];
+        self.first_line + before.iter().filter(|&&byte| byte == b'\n').count() as u64
+    }
+
+    fn start(&self, index: usize) -> usize {
+        index.checked_sub(1).map_or(0, |before| self.ends[before])
     }
 
     /// Skips empty lines. Returns whether a record follows.
@@ -284,11 +283,7 @@ fn fill(input: &mut impl BufRead) -> Result<&[u8], CsvProblem> {
 /// The delimiter of a file that begins with these bytes: of those in the first line the one that
 /// splits the other lines alike. `is_cut`: the last line may be cut off.
 fn delimiter_of(start: &[u8], is_cut: bool) -> Result<u8, CsvProblem> {
-    let splits_header = |delimiter: &u8| {
-        cells(*delimiter, start)
-            .next()
-            .is_some_and(|count| count > 1)
-    };
+    let splits_header = |delimiter: &u8| cells(*delimiter, start).next() > Some(1);
     let mut found = [b',', b';', b'\t'].to_vec();
     found.retain(splits_header);
     if found.len() > 1 {
@@ -311,44 +306,17 @@ fn delimiter_of(start: &[u8], is_cut: bool) -> Result<u8, CsvProblem> {
 /// How many cells each record of the first bytes of a file has with this delimiter. A malformed
 /// record, as where another delimiter follows a quote, has 0 and is the last.
 fn cells(delimiter: u8, start: &[u8]) -> impl Iterator<Item = usize> {
-    let mut records = Records::split_at(delimiter, Vec::new(), start, 1 << 12, RECORD_BYTES_MAX);
+    let mut records = Records::split_at(delimiter, Vec::new(), start, (1 << 12, RECORD_BYTES_MAX));
     let mut is_malformed = false;
     std::iter::from_fn(move || {
-        let next = (!is_malformed).then(|| records.next());
-        let count = next?.map(|record| record.map(|record| record.len()));
-        is_malformed = count.is_err();
-        count.unwrap_or(Some(0))
-    })
-}
-
-impl<'a> Record<'a> {
-    /// How many cells it has.
-    pub(super) fn len(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// A cell, without the spaces around it.
-    pub(super) fn cell(&self, index: usize) -> &'a [u8] {
-        self.text[self.start(index)..self.ends[index]].trim_ascii()
-    }
-
-    /// The line on which the record begins.
-    pub(super) fn line(&self) -> u64 {
-        self.line
-    }
-
-    /// The line on which a cell begins.
-    pub(super) fn line_of(&self, index: usize) -> u64 {
-        if self.is_one_line {
-            return self.line;
+        let next = (!is_malformed).then(|| records.advance())?;
+        is_malformed = next.is_err();
+        match next {
+            Ok(false) => None,
+            Ok(true) => Some(records.len()),
+            Err(_) => Some(0),
         }
-        let before = &self.text[..self.start(index)];
-        self.line + before.iter().filter(|&&byte| byte == b'\n').count() as u64
-    }
-
-    fn start(&self, index: usize) -> usize {
-        index.checked_sub(1).map_or(0, |before| self.ends[before])
-    }
+    })
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@ use std::fs;
 use super::open as open_named;
 use super::*;
 use crate::files::tests::{file, refused};
+use ddp_kernels::choice::Choice;
 use ddp_kernels::files::testing::Scratch;
 
 fn open(path: &Path) -> Result<Contents> {
@@ -62,8 +63,8 @@ fn what_is_written_is_read_with_all_that_is_said_of_it() {
         .read_i64(0, &mut y)
         .unwrap();
     assert_eq!((x, y), ([1.0, 2.0, 3.0, 4.0], [1, 0]));
-    assert_eq!(contents.classes.unwrap(), ["cat", "dog"]);
-    assert_eq!(contents.columns.unwrap(), ["width", "height"]);
+    assert_eq!(contents.about.classes.unwrap(), ["cat", "dog"]);
+    assert_eq!(contents.about.columns.unwrap(), ["width", "height"]);
     verify(&path).unwrap();
     assert!(crate::files::format(&path).unwrap().is(&FLAT));
     assert_eq!(
@@ -78,7 +79,7 @@ fn what_is_written_is_read_with_all_that_is_said_of_it() {
 #[test]
 fn every_element_survives_a_round_trip() {
     let scratch = Scratch::new();
-    for (index, (element, name)) in Element::ALL.into_iter().enumerate() {
+    for (index, &(element, name, _)) in Element::ALL.iter().enumerate() {
         let path = scratch.path().join(format!("{index}.bin"));
         // Patterns that are small whole numbers, in pieces that are no whole numbers.
         let values: Vec<u8> = (0..3000).map(|value| (value % 2) as u8).collect();
@@ -201,7 +202,7 @@ fn wrong_headers_with_a_valid_checksum_are_refused() {
         ("[2,2]", "[-2,2]", "cannot be read"),
         ("[2,2]", "[2,2.0]", "cannot be read"),
         ("[2,2]", "[0,2]", "it is empty"),
-        ("\"f32\"", "\"f31\"", "the unknown element type \"f31\""),
+        ("\"f32\"", "\"f31\"", "unknown variant `f31`"),
         (
             "\"offset\":64",
             "\"offset\":0",

@@ -19,11 +19,10 @@ use ::parquet::schema::types::ColumnDescriptor;
 use ddp_kernels::dtype::f16;
 use ddp_kernels::panics;
 
-use super::super::cell::{TableReader, Value};
+use super::super::cell::{TableReader, Value, Written};
 use super::super::gzip::RATIO_MAX;
 use super::super::io::{reading, refuse};
-use super::super::written::Written;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail};
 
 /// Values of all columns together that are in memory.
 const VALUES: usize = 1 << 18;
@@ -242,13 +241,15 @@ enum ColumnKind {
 fn kind_of(column: &ColumnDescriptor) -> Result<ColumnKind, String> {
     use ConvertedType as C;
     if column.max_rep_level() > 0 || column.path().parts().len() > 1 {
-        return Err(
-            "is nested: expected one value a row; help: give each value its own column, or leave it out: `drop`".into(),
+        bail!(
+            "is nested: expected one value a row; help: give each value its own column, or leave it out: `drop`"
         );
     }
     if column.name() == "__index_level_0__" {
-        return Err("is an index that pandas wrote; help: leave it out: `drop` __index_level_0__, or save without it: \
-             to_parquet(path, index=False)".into());
+        bail!(
+            "is an index that pandas wrote; help: leave it out: `drop` __index_level_0__, or save without it: \
+             to_parquet(path, index=False)"
+        );
     }
     let (logical, converted) = (column.logical_type_ref(), column.converted_type());
     let is_plain = logical.is_none() && converted == C::NONE;
@@ -273,18 +274,17 @@ fn kind_of(column: &ColumnDescriptor) -> Result<ColumnKind, String> {
         (_, Some(LogicalType::Unknown), _) => {
             Err("holds no values at all; help: leave it out: `drop`".into())
         }
-        (_, Some(LogicalType::Decimal(_)), _) | (_, _, C::DECIMAL) => Err(
+        (_, Some(LogicalType::Decimal(_)), _) | (_, _, C::DECIMAL) => bail!(
             "holds decimals; help: turn them into floats, or ids into texts (pandas: .astype(float), .astype(str)), or leave \
              it out: `drop`"
-                .into(),
         ),
-        (Type::INT32 | Type::INT64, _, _) => Err(format!(
-            "holds dates or times; help: {}; or leave it out: `drop`",
-            Written::Date.help()
-        )),
-        (other, _, _) => Err(format!(
+        (Type::INT32 | Type::INT64, _, _) => {
+            let help = Written::Date.help();
+            bail!("holds dates or times; help: {help}; or leave it out: `drop`")
+        }
+        (other, _, _) => bail!(
             "holds {other}: expected integers, floats, bools or texts; help: leave it out: `drop`"
-        )),
+        ),
     }
 }
 

@@ -3,14 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use super::super::flat;
+use super::super::cell::listed;
 use super::super::io::refuse;
-use super::super::shown::listed;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::feature_plan::ColumnPlan;
-
-/// The most bytes that the names of all features have in a flat file's header.
-const NAMES_BYTES_MAX: usize = 40 << 20;
 
 /// Which columns of a table are wanted.
 #[derive(Clone, Copy, Debug, Default)]
@@ -104,12 +100,12 @@ impl<'a> Columns<'a> {
             .flat_map(|name| label_names(names, name))
         {
             let column = columns.place(name, &places)?;
-            if columns.labels.contains(&column) {
-                return Err(Error::Usage(format!(
-                    "{}: expected several different columns as labels, got \"{name}\" twice; help: name it once",
-                    path.display()
-                )));
-            }
+            ensure!(
+                !columns.labels.contains(&column),
+                Usage,
+                "{}: expected several different columns as labels, got \"{name}\" twice; help: name it once",
+                path.display()
+            );
             columns.labels.push(column);
         }
         let feature = |plan: &ColumnPlan| {
@@ -173,14 +169,7 @@ impl<'a> Columns<'a> {
                  column, rename the other"
             )));
         }
-        let bytes: usize = names.iter().map(|name| flat::text_bytes(name)).sum();
-        match bytes <= NAMES_BYTES_MAX {
-            true => Ok(()),
-            false => Err(self.bad(format!(
-                "the names of its columns: expected at most {NAMES_BYTES_MAX} bytes together, got {bytes}; \
-                 help: give them shorter names"
-            ))),
-        }
+        Ok(())
     }
 
     /// The index of the column `name`, which are in `places`.

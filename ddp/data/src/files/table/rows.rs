@@ -1,18 +1,27 @@
 //! Rows of a table, written into a flat file: `features`, f32 of all columns except the label's,
 //! and `labels`. A missing number is NaN.
+//!
+//! What labels are follows from all of them: whole numbers are i64, other
+//! numbers f64, and if one is a text, all are: i64 codes of the texts sorted by their bytes, which
+//! are the classes. A whole number that does not fit i64 is a text. Until the last row is known,
+//! they are kept in a file, one a line.
 
-use std::path::Path;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Seek, Write};
+use std::num::IntErrorKind;
+use std::path::{Path, PathBuf};
 
-use super::super::cell::{Cell, TableReader, Value, number};
-use super::super::contents::{EXAMPLES_MAX, OddCells};
+use super::super::cell::{Cell, TableReader, Value, number, shown};
 use super::super::csv::HEADER_HELP;
 use super::super::flat;
-use super::super::shown::shown;
+use super::super::format::{EXAMPLES_MAX, OddCells};
+use super::super::io::writing;
 use super::columns::{Columns, Feature};
-use super::labels::LabelColumn;
 use crate::element::Element;
-use crate::error::{Error, Result};
-use crate::rounding::{self, Ends};
+use crate::error::{Error, Result, ensure};
+use crate::guess::{self, Ends};
+use crate::task::CLASSES_MAX;
 
 /// Numbers written at once.
 pub(super) const PIECE_COUNT: usize = 1 << 18;
@@ -57,9 +66,7 @@ impl<'a> RowWriter<'a> {
             out,
             features: Vec::with_capacity(PIECE_COUNT + width),
             ends: vec![Ends::NONE; count],
-            odd: (0..count)
-                .map(|index| OddCells::of(columns.name(index)))
-                .collect(),
+            odd: vec![OddCells::default(); count],
             refused_cell: false,
             labels: labels.transpose()?,
             unlabelled: 0,
@@ -86,29 +93,29 @@ impl<'a> RowWriter<'a> {
 
     fn feature(&mut self, table: &dyn TableReader, index: usize, feature: &Feature) -> Result<()> {
         let value = table.value(feature.column);
-        let bad = |what: String| self.columns.bad_cell(table, feature.column, &what);
+        let bad = |what: &str| Err(self.columns.bad_cell(table, feature.column, what));
+        let (start, end) = (self.features.len(), self.features.len() + feature.width());
         match (value.cell(), &feature.positions) {
             (Cell::Missing, positions) if self.columns.request.allows_missing => {
                 self.odd[index].missing += 1;
                 let filler = if positions.is_some() { 0.0 } else { f32::NAN };
-                let end = self.features.len() + feature.width();
                 self.features.resize(end, filler);
             }
             (Cell::Number(_) | Cell::Text(_), Some(positions)) => {
-                let (start, text) = (self.features.len(), value.text());
-                self.features.resize(start + positions.len(), 0.0);
+                let text = value.text();
+                self.features.resize(end, 0.0);
                 match positions.get(&*text) {
                     Some(position) => self.features[start + position] = 1.0,
                     None => self.odd[index].add_unseen(&text),
                 }
             }
-            (Cell::Number(value), None) if (value as f32).is_finite() => {
-                self.ends[index].add(value);
-                self.features.push(value as f32);
+            (Cell::Number(number), None) if (number as f32).is_finite() => {
+                self.ends[index].add(number);
+                self.features.push(number as f32);
             }
             (Cell::Number(number), None) => {
                 let got = shown(&value.text());
-                return Err(bad(match number.is_finite() {
+                return bad(&match number.is_finite() {
                     true => format!(
                         "expected at most {:e}, the largest f32, got {got}; help: give the column a larger unit",
                         f32::MAX
@@ -116,12 +123,12 @@ impl<'a> RowWriter<'a> {
                     false => format!(
                         "expected a finite number, got {got}; help: fill it in, or remove the row or the column"
                     ),
-                }));
+                });
             }
             (Cell::Missing | Cell::Text(_), _) => {
-                let error = bad("expected a number".into());
+                let error = bad("expected a number");
                 self.refused_cell = true;
-                return Err(error);
+                return error;
             }
         }
         Ok(())
@@ -139,20 +146,17 @@ impl<'a> RowWriter<'a> {
         }
         let is_name = *text == *name.as_bytes() && number(&text).is_none();
         if is_name && self.any_number && matches!(value, Value::Written(_)) {
+            let text = shown(&text);
             let what = format!(
-                "the label \"{}\" is the column's name, and other names are numbers, as if the first line were a row; \
-                 {HEADER_HELP}",
-                shown(&text)
+                "the label \"{text}\" is the column's name, and other names are numbers, as if the first line were a row; \
+                 {HEADER_HELP}"
             );
             return Err(columns.bad_cell(table, column, &what));
         }
         let is_text = matches!(value, Value::Text(_));
-        let labels = self.labels.iter_mut();
-        labels.into_iter().try_for_each(|labels| {
-            labels.push(&text, is_text, |what| {
-                columns.bad_cell(table, column, &what)
-            })
-        })
+        let bad = |what: String| columns.bad_cell(table, column, &what);
+        let labels = self.labels.as_mut();
+        labels.map_or(Ok(()), |labels| labels.push(&text, is_text, bad))
     }
 
     fn write_piece(&mut self) -> Result<()> {
@@ -182,10 +186,13 @@ impl<'a> RowWriter<'a> {
         let close: Vec<_> = close
             .map(|(index, ends)| (format!("\"{}\"", columns.name(index)), *ends))
             .collect();
-        if let Some(warning) = rounding::warning(&close) {
+        if let Some(warning) = guess::rounding_warning(&close) {
             tracing::warn!("{}: {warning}", columns.path.display());
         }
         let labels = self.labels.map(|labels| labels.finish(self.out));
+        for (index, odd) in self.odd.iter_mut().enumerate() {
+            odd.column = columns.name(index).into();
+        }
         self.odd.retain(|odd| odd.missing + odd.unseen > 0);
         Ok(flat::About {
             classes: labels.transpose()?.flatten(),
@@ -217,4 +224,188 @@ impl OddCells {
             self.examples.push(example);
         }
     }
+}
+
+/// The longest name of a class, and of all together in a flat file's header.
+const TEXT_BYTES_MAX: usize = 4 << 10;
+const TEXTS_BYTES_MAX: usize = 16 << 20;
+
+const WRONG_COLUMN: &str = "help: is this column the label?";
+
+struct LabelColumn {
+    aside: BufWriter<File>,
+    path: PathBuf,
+    /// The different texts; `None` once there are too many for classes.
+    texts: Option<HashSet<Box<[u8]>>>,
+    texts_bytes: usize,
+    any_text: bool,
+    /// Whole numbers, also those that do not fit i64.
+    all_whole: bool,
+    any_long: bool,
+    /// Labels of a row: several are numbers.
+    width: usize,
+}
+
+impl LabelColumn {
+    /// No labels yet. They are kept in a file beside `to`. `are_texts`: whatever they look like.
+    fn beside(to: &Path, are_texts: bool, width: usize) -> Result<LabelColumn> {
+        let path = to.with_extension("labels");
+        let mut options = File::options();
+        let file = options.read(true).write(true).create_new(true).open(&path);
+        let file = file.map_err(writing(&path))?;
+        // The file exists as long as it is open.
+        std::fs::remove_file(&path).map_err(writing(&path))?;
+        Ok(LabelColumn {
+            aside: BufWriter::with_capacity(1 << 18, file),
+            path,
+            texts: (width == 1).then(HashSet::new),
+            texts_bytes: 0,
+            any_text: are_texts,
+            all_whole: width == 1,
+            any_long: false,
+            width,
+        })
+    }
+
+    /// Adds the label of the next row. `bad` makes an error of what is wrong with it.
+    /// `is_text`: a text even if it looks like a number.
+    fn push(&mut self, cell: &[u8], is_text: bool, bad: impl Fn(String) -> Error) -> Result<()> {
+        let value = number(cell);
+        self.any_text |= is_text || value.is_none();
+        let is_whole = self.all_whole && whole(cell).is_some();
+        let is_long = self.all_whole && !is_whole && is_long(cell);
+        self.any_long |= is_long;
+        self.all_whole = is_whole || is_long;
+        let noted = check(cell, value).and_then(|()| self.note(cell));
+        noted.map_err(bad)?;
+        let written = self.aside.write_all(cell);
+        let written = written.and_then(|()| self.aside.write_all(b"\n"));
+        written.map_err(writing(&self.path))
+    }
+
+    /// Whether the labels so far are texts. A later fraction makes numbers of long whole ones.
+    fn are_texts(&self) -> bool {
+        self.any_text || self.all_whole && self.any_long
+    }
+
+    /// Notes a text that may be a class, or says why it cannot be a label.
+    fn note(&mut self, text: &[u8]) -> Result<(), String> {
+        let are_texts = self.are_texts();
+        let Some(texts) = &mut self.texts else {
+            ensure!(
+                !are_texts || self.width == 1,
+                "expected a number, as each of several labels is, got \"{}\"; help: correct it or remove the row",
+                shown(text)
+            );
+            ensure!(
+                !are_texts,
+                "expected a number as label, got \"{}\"; more than {CLASSES_MAX} different numbers came before",
+                shown(text)
+            );
+            return Ok(());
+        };
+        if texts.contains(text) {
+            return Ok(());
+        }
+        let bytes = text.len();
+        ensure!(
+            bytes <= TEXT_BYTES_MAX,
+            "expected a label of at most {TEXT_BYTES_MAX} bytes, got {bytes}; {WRONG_COLUMN}"
+        );
+        self.texts_bytes += flat::text_bytes(&String::from_utf8_lossy(text));
+        if texts.len() < CLASSES_MAX && self.texts_bytes <= TEXTS_BYTES_MAX {
+            texts.insert(text.into());
+            return Ok(());
+        }
+        ensure!(
+            !are_texts || texts.len() < CLASSES_MAX,
+            "expected at most {CLASSES_MAX} different texts as labels, got \"{}\" after as many; {WRONG_COLUMN}",
+            shown(text)
+        );
+        ensure!(
+            !are_texts,
+            "expected different labels of at most {TEXTS_BYTES_MAX} bytes together, got more; {WRONG_COLUMN}"
+        );
+        self.texts = None;
+        Ok(())
+    }
+
+    /// Writes all labels as the type they turned out to be, and returns the classes if they are
+    /// texts.
+    fn finish(self, out: &mut flat::Writer) -> Result<Option<Vec<String>>> {
+        let (are_texts, failed) = (self.are_texts(), writing(&self.path));
+        let file = self.aside.into_inner();
+        let mut file = file.map_err(|error| failed(error.into_error()))?;
+        file.rewind().map_err(writing(&self.path))?;
+        let are_values = !are_texts && !self.all_whole;
+        let element = if are_values {
+            Element::F64
+        } else {
+            Element::I64
+        };
+        let row_shape: &[usize] = if self.width > 1 { &[self.width] } else { &[] };
+        out.begin("labels", element, row_shape)?;
+        let texts = self.texts.filter(|_| are_texts);
+        let mut texts: Vec<Box<[u8]>> = texts.into_iter().flatten().collect();
+        texts.sort();
+        let classes: HashMap<&[u8], i64> = texts.iter().map(|text| &**text).zip(0..).collect();
+        for line in BufReader::with_capacity(1 << 18, file).split(b'\n') {
+            let line = line.map_err(writing(&self.path))?;
+            out.write(&match (are_values, are_texts) {
+                (true, _) => number(&line).unwrap_or(f64::NAN).to_le_bytes(),
+                (_, true) => classes[&*line].to_le_bytes(),
+                _ => whole(&line).unwrap_or_default().to_le_bytes(),
+            })?;
+        }
+        let names = texts.iter();
+        let names = names.map(|text| String::from_utf8_lossy(text).into_owned());
+        Ok(are_texts.then(|| names.collect()))
+    }
+}
+
+/// Whether a cell is a whole number that does not fit i64, with digits only.
+fn is_long(cell: &[u8]) -> bool {
+    use IntErrorKind::{NegOverflow, PosOverflow};
+    let whole = std::str::from_utf8(cell).map(str::parse::<i64>);
+    matches!(whole, Ok(Err(error)) if matches!(error.kind(), PosOverflow | NegOverflow))
+}
+
+/// The whole number in a cell, by its digits since an f64 would round it: `7`, `-7.0` or `7e2`;
+/// `None` if it has a fraction or does not fit i64.
+fn whole(cell: &[u8]) -> Option<i64> {
+    let text = std::str::from_utf8(cell).ok()?;
+    // Most are written so, and this allocates nothing.
+    if let Ok(whole) = text.parse() {
+        return Some(whole);
+    }
+    let (digits, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+    let (before, after) = digits.split_once('.').unwrap_or((digits, ""));
+    let exponent: usize = exponent.parse().ok().filter(|&exponent| exponent < 20)?;
+    let after = format!("{after:0<exponent$}");
+    let (moved, fraction) = after.split_at_checked(exponent)?;
+    // One digit more, since `.0` has none before the point.
+    let tenfold: i128 = format!("{before}{moved}0").parse().ok()?;
+    let has_fraction = fraction.bytes().any(|digit| digit != b'0');
+    i64::try_from(tenfold / 10).ok().filter(|_| !has_fraction)
+}
+
+/// Whether a cell can be a label, or why not.
+fn check(cell: &[u8], value: Option<f64>) -> Result<(), String> {
+    let got = || shown(cell);
+    ensure!(
+        value.is_none_or(f64::is_finite),
+        "expected a number or a text as label, got {}; help: remove the row, or give the class another name",
+        got()
+    );
+    ensure!(
+        std::str::from_utf8(cell).is_ok(),
+        "the label \"{}\" is not UTF-8; help: save the file as UTF-8",
+        got()
+    );
+    ensure!(
+        !cell.contains(&b'\n'),
+        "expected a label of one line, got \"{}\"; help: look for a quote that is not closed",
+        got()
+    );
+    Ok(())
 }

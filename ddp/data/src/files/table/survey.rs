@@ -9,12 +9,10 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::cell::{Cell, TableReader};
+use super::super::cell::{Cell, TableReader, Written, shown};
 use super::super::io::{reading, refuse, writing};
-use super::super::shown::shown;
-use super::super::written::Written;
 use super::columns::Columns;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail};
 use crate::feature_plan::{AUTO, ColumnPlan};
 use crate::guess::{self, AUTO_VALUES_MAX};
 
@@ -127,11 +125,8 @@ impl Survey {
             column.written_texts += later.written_texts;
             column.bad_value = column.bad_value.take().or(later.bad_value);
             let both = column.values.take().zip(later.values);
-            let all = both.map(|(mut values, more)| {
-                values.extend(more);
-                values
-            });
-            column.values = all.filter(|all| all.len() <= column.values_max);
+            let all = both.map(|(values, more)| values.into_iter().chain(more).collect());
+            column.values = all.filter(|all: &BTreeSet<_>| all.len() <= column.values_max);
         }
     }
 
@@ -142,15 +137,15 @@ impl Survey {
         let plans = request.features.into_iter().flatten();
         let categorical = plans.filter(|plan| plan.is_categorical());
         let categorical: HashSet<&String> = categorical.map(|plan| &plan.name).collect();
-        let all = || self.columns.iter();
-        let is_text =
-            |column: &&SurveyedColumn| column.texts > 0 && !categorical.contains(&column.name);
-        let texts: Vec<_> = all().filter(is_text).collect();
-        let missing: Vec<_> = match request.allows_missing {
-            true => Vec::new(),
-            false => all().filter(|column| column.missing > 0).collect(),
-        };
-        let mut problems = Vec::new();
+        let (mut texts, mut missing, mut problems) = (Vec::new(), Vec::new(), Vec::new());
+        for column in &self.columns {
+            if column.texts > 0 && !categorical.contains(&column.name) {
+                texts.push(column);
+            }
+            if column.missing > 0 && !request.allows_missing {
+                missing.push(column);
+            }
+        }
         if !texts.is_empty() {
             let what = described(&texts, SurveyedColumn::describe_texts);
             problems.push(format!("expected numbers, got texts in {what}"));
@@ -159,13 +154,13 @@ impl Survey {
             let what = described(&missing, SurveyedColumn::describe_missing);
             problems.push(format!("missing cells in {what}"));
         }
-        let problems = (!problems.is_empty()).then(|| problems.join("; "))?;
         let help = match request.is_for_model {
             true => "correct these cells: the model was trained on rows without such cells (if it was trained with `missing` \
                      mean or zero, it takes missing ones)"
                 .to_string(),
             false => help(&texts, !missing.is_empty()),
         };
+        let problems = (!problems.is_empty()).then(|| problems.join("; "))?;
         Some(columns.bad(format!("{problems}; help: {help}")))
     }
 }
@@ -174,10 +169,8 @@ const UTF8_HELP: &str = "save the file as UTF-8 (iconv -f latin1 -t utf8)";
 
 /// What to do about columns of texts and missing cells.
 fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
-    let (few, many): (Vec<_>, Vec<_>) = texts
-        .iter()
-        .filter(|column| !column.are_written())
-        .partition(|column| column.may_be_categories());
+    let others = texts.iter().copied().filter(|column| !column.are_written());
+    let (few, many): (Vec<_>, Vec<_>) = others.partition(|column| column.may_be_categories());
     let mut help = how_to_write(texts);
     if !few.is_empty() {
         help.push(format!(
@@ -193,10 +186,10 @@ fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
         ));
     }
     if any_missing {
-        help.push("`missing` mean or zero fills in missing cells".to_string());
+        help.push("`missing` mean or zero fills in missing cells".into());
     }
     if !texts.is_empty() {
-        help.push("if one of these columns is the label, name it in `labels`".to_string());
+        help.push("if one of these columns is the label, name it in `labels`".into());
     }
     help.join("; ")
 }
@@ -204,21 +197,20 @@ fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
 /// What to do about columns whose texts are numbers, dates or not UTF-8, each said once.
 fn how_to_write(columns: &[&SurveyedColumn]) -> Vec<String> {
     let written = columns.iter().filter(|column| column.are_written());
-    let mut written: Vec<_> = written.filter_map(|column| column.written).collect();
-    written.sort_unstable();
-    written.dedup();
+    let written: BTreeSet<_> = written.filter_map(|column| column.written).collect();
     let mut help: Vec<_> = written.iter().map(|way| way.help().to_string()).collect();
-    if columns
-        .iter()
-        .any(|column| matches!(column.bad_value, Some((_, true))))
-    {
-        help.push(UTF8_HELP.to_string());
-    }
+    let is_not_utf8 = |column: &&SurveyedColumn| matches!(column.bad_value, Some((_, true)));
+    help.extend(
+        columns
+            .iter()
+            .any(is_not_utf8)
+            .then(|| UTF8_HELP.to_string()),
+    );
     help
 }
 
 /// The names of columns as a value of a setting.
-fn list(columns: &[&&SurveyedColumn]) -> String {
+fn list(columns: &[&SurveyedColumn]) -> String {
     let names: Vec<_> = columns.iter().map(|column| column.name.as_str()).collect();
     let names = names.join(",");
     let is_plain = |character: char| character.is_alphanumeric() || "_-.,".contains(character);
@@ -235,7 +227,7 @@ fn described(columns: &[&SurveyedColumn], describe: impl Fn(&SurveyedColumn) -> 
     let (count, some) = (columns.len(), some.join(", "));
     match count {
         1 => format!("1 column: {some}"),
-        _ if count <= DESCRIBED => format!("{count} columns: {some}"),
+        ..=DESCRIBED => format!("{count} columns: {some}"),
         _ => format!("{count} columns: {some} and {} more", count - DESCRIBED),
     }
 }
@@ -334,7 +326,7 @@ pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Resul
         return Ok(plan);
     }
     let what = described(&refused, SurveyedColumn::describe_texts);
-    let names = list(&refused.iter().collect::<Vec<_>>());
+    let names = list(&refused);
     let mut help = how_to_write(&refused);
     help.push(format!(
         "leave these out with `drop` {names}, or correct the texts if these are columns of numbers"
@@ -344,10 +336,11 @@ pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Resul
             "to encode their texts as they are: `categorical` {AUTO},{names}"
         ));
     }
-    Err(Error::Data(format!(
+    bail!(
+        Data,
         "{path}: expected categories: at most {AUTO_VALUES_MAX} different texts (or {NAMED_VALUES_MAX} in a column that \
          `categorical` names) of at most {VALUE_BYTES_MAX} bytes each, in UTF-8, that are neither numbers nor dates, nor \
          different in nearly every row; got {what}; help: {}",
         help.join("; ")
-    )))
+    )
 }

@@ -30,9 +30,9 @@ fn claims_of_npy_headers_are_compared_with_the_file() {
             "claims f32[2, 1] = 136 bytes with the header, but it has 140",
         ),
         ("<f8", "(3,)", "claims f64[3] = 152 bytes"),
-        ("<c8", "(3,)", "complex; help"),
-        ("<M8[ns]", "(3,)", "times; help"),
-        ("|V2", "(3,)", "raw bytes; help: if these are bfloat16"),
+        ("<c8", "(3,)", "got dtype '<c8'; help"),
+        ("<M8[ns]", "(3,)", "got dtype '<M8[ns]'; help"),
+        ("|V2", "(3,)", "bfloat16 and times as numbers"),
         (
             "<f16",
             "(3,)",

@@ -4,8 +4,7 @@
 use std::io::{BufReader, Read};
 use std::path::Path;
 
-use super::super::contents::Contents;
-use super::super::format::{DataFile, Format, Holds};
+use super::super::format::{Contents, DataFile, Format, Holds};
 use super::super::io::MappedReader;
 use super::super::{cache, flat, formats, open as open_file};
 use super::{file, refused};

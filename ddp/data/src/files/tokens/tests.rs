@@ -3,11 +3,11 @@
 use super::*;
 use ddp_kernels::files::testing::Scratch;
 
-fn about(vocabulary: usize, end_of_text: Option<usize>) -> ShardAbout {
-    ShardAbout {
-        vocabulary,
+fn about(vocabulary: usize, end_of_text: Option<usize>) -> About {
+    About {
+        vocabulary: Some(vocabulary),
         end_of_text,
-        ..ShardAbout::default()
+        ..About::default()
     }
 }
 

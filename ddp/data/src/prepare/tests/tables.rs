@@ -261,28 +261,28 @@ fn columns_that_are_no_categories_are_refused_unless_they_are_named() {
     let cases: [(Cell, &str, &str); 7] = [
         (
             |row| format!("\"{},5\"", row % 9),
-            "\"c\" (decimal commas, 9 different, the first in line 2: \"0,5\")",
-            "write decimals with a point",
+            "\"c\" (numbers with signs, spaces or commas, 9 different, the first in line 2: \"0,5\")",
+            "write plain numbers with a point",
         ),
         (
             |row| ["\"2,5\"", "7", "\"3,5\"", "n.a."][row % 4].into(),
-            "\"c\" (decimal commas, 30 of 40 cells",
-            "write decimals with a point",
+            "\"c\" (numbers with signs, spaces or commas, 30 of 40 cells",
+            "write plain numbers with a point",
         ),
         (
             |row| format!("${}.50", row % 9),
-            "\"c\" (currency signs, 9 different",
-            "write numbers without currency signs",
+            "\"c\" (numbers with signs, spaces or commas, 9 different",
+            "write plain numbers with a point",
         ),
         (
             |row| format!("{}%", row % 9),
-            "\"c\" (percent signs, 9 different",
-            "write numbers without percent signs",
+            "\"c\" (numbers with signs, spaces or commas, 9 different",
+            "write plain numbers with a point",
         ),
         (
             |row| format!("{} 000", row % 9),
-            "\"c\" (spaces in numbers, 9 different",
-            "write numbers without spaces",
+            "\"c\" (numbers with signs, spaces or commas, 9 different",
+            "write plain numbers with a point",
         ),
         (
             |row| format!("{}/11/2026", row % 9 + 1),

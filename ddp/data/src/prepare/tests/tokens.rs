@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::files::tokens::{ShardAbout, write_shard};
+use crate::files::flat::About;
+use crate::files::tokens::write_shard;
 use crate::prepare::tokens::read;
 use crate::sampler::{Sampler, share};
 use crate::spec::TokensSpec;
@@ -100,9 +101,9 @@ fn in_every_format(scratch: &Scratch, tokens: &[u32]) -> Vec<(String, usize)> {
     let count = tokens.len() as u32;
     let shard = |name: &str, vocabulary| {
         let path = scratch.path().join(name);
-        let about = ShardAbout {
-            vocabulary,
-            ..ShardAbout::default()
+        let about = About {
+            vocabulary: Some(vocabulary),
+            ..About::default()
         };
         write_shard(&path, about, &[tokens]).unwrap();
         shown(path)
@@ -493,9 +494,9 @@ fn what_is_wrong_with_a_file_is_named_before_training() {
         &bytes(&[3, 2, -1, 3, 4], i64::to_le_bytes),
     );
     let shard = scratch.path().join("shard.bin");
-    let about = ShardAbout {
-        vocabulary: 128,
-        ..ShardAbout::default()
+    let about = About {
+        vocabulary: Some(128),
+        ..About::default()
     };
     write_shard(&shard, about, &[&tokens]).unwrap();
     let mut damaged = fs::read(&shard).unwrap();

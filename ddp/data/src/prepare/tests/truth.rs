@@ -72,15 +72,15 @@ fn prices_and_texts_that_all_differ_are_no_classes() {
     let cases: [(LabelOf, &[&str]); 5] = [
         (
             |row| format!("\"{},000\"", row % 9 + 1),
-            &["1200 of 1200 are not", "thousands separators"],
+            &["1200 of 1200 are not", "write plain numbers"],
         ),
         (
             |row| format!("\"{},5\"", row % 9),
-            &["1200 of 1200", "decimals with a point"],
+            &["1200 of 1200", "plain numbers with a point"],
         ),
         (
             |row| format!("${}", row % 2 + 1),
-            &["line 2,", "1200 of 1200", "currency signs"],
+            &["line 2,", "1200 of 1200", "plain numbers"],
         ),
         (
             |row| ["\"1,000\"", "900", "NA"][row % 3].into(),
@@ -100,7 +100,7 @@ fn prices_and_texts_that_all_differ_are_no_classes() {
         learned(&path, Some(TaskKind::Regression)),
         &[
             "got \"$91100\"; 400 of 400 labels are not numbers",
-            "help: write numbers without currency signs",
+            "help: write plain numbers",
         ],
     );
     let path = table(&scratch, "p.csv", 400, |row| {

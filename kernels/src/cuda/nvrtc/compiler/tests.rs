@@ -129,3 +129,12 @@ fn a_library_that_lacks_functions_makes_room_for_the_next() {
         "{refused:?}"
     );
 }
+
+#[test]
+fn only_a_source_that_asks_is_compiled_for_one_architecture_alone() {
+    let first = |text: &str| options(90, text).swap_remove(0);
+    assert_eq!(first("__global__ …"), "--gpu-architecture=sm_90");
+    let asks = "#ifdef __CUDA_ARCH_FEAT_SM90_ALL";
+    assert_eq!(first(asks), "--gpu-architecture=sm_90a");
+    assert_eq!(options(80, asks)[0], "--gpu-architecture=sm_80");
+}

@@ -28,10 +28,11 @@ fn read_with(
     let mut records =
         Records::with_buffer(Dribble(bytes, 3), tabs, buffer_bytes, 1 << 20).map_err(text)?;
     let mut all = Vec::new();
-    while let Some(record) = records.next().map_err(text)? {
+    while records.advance().map_err(text)? {
+        let record = &records;
         let cells =
             (0..record.len()).map(|cell| String::from_utf8_lossy(record.cell(cell)).into_owned());
-        all.push((record.line(), cells.collect()));
+        all.push((record.first_line(), cells.collect()));
     }
     Ok(all)
 }
@@ -95,9 +96,8 @@ fn quotes_hold_delimiters_quotes_and_ends_of_lines() {
 fn a_cell_is_on_the_line_on_which_it_begins() {
     let text = b"x,y,z\n\"1\n\n2\",\"3\n\",4\n";
     let mut records = Records::new(&text[..], false).unwrap();
-    records.next().unwrap();
-    let record = records.next().unwrap().unwrap();
-    assert_eq!([0, 1, 2].map(|cell| record.line_of(cell)), [2, 4, 5]);
+    assert!(records.advance().unwrap() && records.advance().unwrap());
+    assert_eq!([0, 1, 2].map(|cell| records.line_of(cell)), [2, 4, 5]);
 }
 
 #[test]
@@ -182,8 +182,8 @@ fn a_row_that_does_not_end_is_not_read_into_memory() {
         .chain(std::iter::repeat_n(b'x', 1 << 16))
         .collect::<Vec<_>>();
     let mut records = Records::with_buffer(&endless[..], false, 64, 1 << 12).unwrap();
-    records.next().unwrap();
-    let Err(CsvProblem::Malformed(2, what)) = records.next() else {
+    records.advance().unwrap();
+    let Err(CsvProblem::Malformed(2, what)) = records.advance() else {
         panic!("a row longer than any may be")
     };
     assert!(what.contains("does not end within 4096 bytes"), "{what}");
@@ -231,8 +231,11 @@ fn a_record_has_as_many_cells_as_can_be_columns() {
     let read = |commas: usize| {
         let text = [&b"x,y\n"[..], &vec![b','; commas], b"\n"].concat();
         let mut records = Records::new(&text[..], false).unwrap();
-        records.next().unwrap();
-        records.next().map(|record| record.unwrap().len())
+        records.advance().unwrap();
+        records.advance().map(|more| {
+            assert!(more);
+            records.len()
+        })
     };
     assert_eq!(read(CELLS_MAX - 1).unwrap(), CELLS_MAX);
     let Err(CsvProblem::Malformed(line, what)) = read(CELLS_MAX) else {

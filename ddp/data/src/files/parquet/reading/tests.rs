@@ -176,7 +176,7 @@ fn numbers_of_every_type_are_features_and_texts_are_classes() {
     ];
     assert_eq!(features(&contents), (vec![2, 9], [first, second].concat()));
     assert_eq!(
-        (labels(&contents), contents.classes.unwrap()),
+        (labels(&contents), contents.about.classes.unwrap()),
         (vec![1, 0], vec!["cat".to_string(), "dog".into()])
     );
     assert_eq!(
@@ -218,7 +218,7 @@ fn large_whole_numbers_are_names_by_all_their_digits() {
         "9007199254740992",
         "9007199254740993",
     ];
-    assert_eq!(unsigned.classes.unwrap(), names);
+    assert_eq!(unsigned.about.classes.unwrap(), names);
     let long = (1i64 << 60) as f64;
     let floats = Table::new(
         "REQUIRED DOUBLE a; REQUIRED DOUBLE b",
@@ -228,7 +228,7 @@ fn large_whole_numbers_are_names_by_all_their_digits() {
     // Above i64 a float is a number.
     let floats = table.open(Some("c")).unwrap();
     let element = floats.find("labels").unwrap().unwrap().element();
-    assert_eq!((element, floats.classes), (Element::F64, None));
+    assert_eq!((element, floats.about.classes), (Element::F64, None));
     let category = ColumnPlan {
         name: "a".into(),
         values: Some(ids[..2].iter().rev().map(i64::to_string).collect()),
@@ -402,7 +402,7 @@ fn texts_and_nulls_become_features_as_in_other_tables() {
             odd.examples.concat(),
         )
     };
-    let odd: Vec<_> = contents.odd_cells.iter().map(odd).collect();
+    let odd: Vec<_> = contents.about.odd_cells.iter().map(odd).collect();
     let expected = [("a", 2, 0, ""), ("town", 1, 1, "Ulm"), ("month", 0, 1, "3")];
     assert_eq!(
         odd,

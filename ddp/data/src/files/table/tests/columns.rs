@@ -21,9 +21,9 @@ fn all_columns_that_cannot_be_features_are_named_at_once() {
     for part in [
         "got texts in 4 columns: \"id\" (more than 256 different, the first in line 2: \"no 0\"), \"town\" (2 \
          different, the first in line 2: \"Rom\"), \"size\" (1 different",
-        "\"price\" (currency signs, 1 of 300 cells, the first in line 22: \"$12\")",
+        "\"price\" (numbers with signs, spaces or commas, 1 of 300 cells, the first in line 22: \"$12\")",
         "missing cells in 1 column: \"age\" (100, the first in line 2)",
-        "help: write numbers without currency signs; `categorical` town,size one-hot encodes",
+        "help: write plain numbers with a point, as 1234.5 (pandas: read_csv(…, thousands=\",\", decimal=\".\")); `categorical` town,size one-hot encodes",
         "`drop` id leaves out",
         "`missing` mean or zero",
     ] {
@@ -47,25 +47,19 @@ fn what_is_said_of_a_column_is_what_is_wrong_with_it() {
     let nearly_unique = column(|row| format!("no {row}"));
     let long = column(|row| "x".repeat(5000 * (row as usize % 2) + 1));
     for (content, part) in [
-        (
-            thousands,
-            "help: write numbers without thousands separators (pandas: read_csv(…, thousands=\",\"))",
-        ),
+        (thousands, "help: write plain numbers with a point"),
         (
             column(|row| format!("{row},5")),
-            "help: write decimals with a point",
+            "help: write plain numbers with a point",
         ),
         (
             column(|row| format!("2026-11-{:02} 9:00", row % 30 + 1)),
             "\"x\" (dates, 30 different, the first in line 2: \"2026-11-01 9:00\"); help: turn dates into numbers: the day",
         ),
-        (
-            column(|row| format!("{row} %")),
-            "help: write numbers without percent signs; if one",
-        ),
+        (column(|row| format!("{row} %")), "decimal=\".\")); if one"),
         (
             column(|row| format!("{row} 000")),
-            "\"x\" (spaces in numbers, 40 different in 40 cells",
+            "\"x\" (numbers with signs, spaces or commas, 40 different in 40 cells",
         ),
         (nearly_unique, "help: `drop` x leaves out"),
         (long, "\"x\" (more than 4096 bytes in line 3"),
@@ -141,7 +135,7 @@ fn each_value_of_a_categorical_column_is_a_feature() {
             assert!(x[7].is_nan() && [x[5], x[6], x[8], x[9]] == [0.0, 0.0, 0.0, 1.0]);
             assert_eq!(x[10..], [1.0, 0.0, 3.0, 1.0, 0.0, 0.0, 0.0, 4.0, 0.0, 0.0]);
             let names = ["town=Köln", "town=Rom", "a", "size=M", "size=S"];
-            assert_eq!(contents.columns.unwrap(), names);
+            assert_eq!(contents.about.columns.unwrap(), names);
             let odd = |column: &str, missing, unseen, examples: &[&str]| OddCells {
                 column: column.to_string(),
                 missing,
@@ -153,7 +147,7 @@ fn each_value_of_a_categorical_column_is_a_feature() {
                 odd("a", 1, 0, &[]),
                 odd("size", 0, 1, &["XL"]),
             ];
-            assert_eq!(contents.odd_cells, expected);
+            assert_eq!(contents.about.odd_cells, expected);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::*;
+use super::super::*;
 
 proptest! {
     #[test]

@@ -1,20 +1,139 @@
-//! Data kept on GPUs as a whole, and batches gathered there: per step only row numbers are copied,
-//! through pinned memory and the copy streams. Who waits for whom: `lanes.rs`.
+//! Batches get onto GPUs in two ways: copied from pinned memory (`BatchCopier`), or gathered from
+//! data that are kept there as a whole (`DeviceGatherer`), for which only row numbers are copied.
+//! Both use separate streams, so that a batch is copied during the step before it. Who waits for
+//! whom: `lanes.rs`.
 //!
 //! Letters: N rows of the data; R rows of a batch on this rank, at most; I… and T… the shapes of a
 //! row's inputs and targets.
 
 use std::ops::Range;
-use std::panic::Location;
+use std::sync::Arc;
 
-use ddp_kernels::error::{OutOfMemory, TensorInfo};
+use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{self, announced};
-use ddp_kernels::{DType, Device, Shape, Tensor, memory, ops};
+use ddp_kernels::{DType, Device, Tensor, memory, ops};
 
+use super::batch::{first_rows, made};
 use super::lanes::{CopyStreams, SlotTransfers};
-use super::memory::{first_rows, made};
 use crate::dataset::Dataset;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail};
+
+/// The rows of a dataset for one device or two. Clones share the data kept there.
+#[derive(Clone, Debug)]
+pub struct Source {
+    pub(super) dataset: Arc<dyn Dataset>,
+    /// Where the inputs of batches are, and where their targets.
+    pub(super) devices: [Device; 2],
+    pub(super) tables: Option<Tables>,
+}
+
+impl Source {
+    /// Rows that are gathered in host memory, and for GPUs copied ahead of their step: inputs to
+    /// the first of `devices`, targets to the second. Both are the same device, or both are GPUs.
+    pub fn new(dataset: Arc<dyn Dataset>, devices: [Device; 2]) -> Source {
+        let [first, last] = devices;
+        assert!(
+            first == last || (first.is_accelerator() && last.is_accelerator()),
+            "batches on {first} and {last}"
+        );
+        Source {
+            dataset,
+            devices,
+            tables: None,
+        }
+    }
+
+    /// Like `new`, but with the data kept on the GPUs: `On` always, and too little memory is an
+    /// error before anything is allocated; `Auto` if the data take at most a quarter of the free
+    /// memory, so allocate what training needs before. On the CPU this does nothing. Batches have
+    /// the same bits either way.
+    pub fn kept_on_device(
+        dataset: Arc<dyn Dataset>,
+        devices: [Device; 2],
+        choice: Resident,
+    ) -> Result<Source> {
+        let mut source = Source::new(dataset, devices);
+        source.tables = Tables::new(&*source.dataset, devices, choice)?;
+        Ok(source)
+    }
+
+    /// The bytes of device memory that the data take, if they are kept there.
+    pub fn bytes_on_device(&self) -> Option<usize> {
+        self.tables.as_ref().map(Tables::bytes)
+    }
+}
+
+/// Pieces of pinned memory: one is being copied, one may still be, and one is gathered into.
+const RING: usize = 3;
+
+/// A batch gets onto a GPU.
+const COPY: Label = Label::new(Lane::Copies, "copy batch");
+
+/// Copies batches into two slots.
+#[derive(Debug)]
+pub(super) struct BatchCopier {
+    streams: CopyStreams,
+    /// Inputs `[R, I…]` and targets `[R, T…]`, pinned.
+    ring: [[Tensor; 2]; RING],
+    /// The piece for the next batch.
+    turn: usize,
+    /// By slot.
+    transfers: [SlotTransfers; 2],
+}
+
+impl BatchCopier {
+    /// For batches of at most `rows_max` rows on these GPUs.
+    pub(super) fn new(
+        dataset: &dyn Dataset,
+        rows_max: usize,
+        devices: [Device; 2],
+    ) -> Result<BatchCopier> {
+        // First, since pinned memory needs a device that is in use.
+        let streams = CopyStreams::new(devices)?;
+        let pinned = |_: usize, shape: &[usize], dtype: DType| Tensor::zeros_pinned(shape, dtype);
+        let piece = || made(dataset, rows_max, &pinned);
+        Ok(BatchCopier {
+            streams,
+            ring: [piece()?, piece()?, piece()?],
+            turn: 0,
+            transfers: Default::default(),
+        })
+    }
+
+    /// The host memory of the next batch. Nothing reads it any more.
+    pub(super) fn host(&self) -> &[Tensor; 2] {
+        &self.ring[self.turn]
+    }
+
+    /// To be called before the batch of slot `slot` is gathered and copied. After it the host
+    /// memory of the batch after that is free, too.
+    pub(super) fn begin(&mut self, slot: usize) -> Result<()> {
+        self.streams.leave(&mut self.transfers[1 - slot])?;
+        self.transfers[slot].wait_for_host_side()
+    }
+
+    /// Copies `host` to `batch`, which is in slot `slot`, and goes on to the next piece.
+    pub(super) fn copy(&mut self, slot: usize, batch: &[Tensor; 2]) -> Result<()> {
+        let (streams, transfers) = (&self.streams, &mut self.transfers[slot]);
+        let host = first_rows(&self.ring[self.turn], batch[0].shape()[0])?;
+        self.turn = (self.turn + 1) % RING;
+        streams.free_slot(transfers)?;
+        let copy = |part: usize| {
+            let stream = streams.of(part);
+            let copy = || transfer::copy_async(&batch[part], &host[part], stream);
+            trace::record_stream(stream, COPY, copy)
+        };
+        let copies = transfer::announced("the batch of this step", || {
+            Ok::<_, ddp_kernels::Error>([copy(0)?, copy(1)?])
+        })?;
+        // On one stream what comes after the second copy is after both.
+        let last_of_each = copies.into_iter().skip(2 - streams.all().len());
+        for (copied, copy) in transfers.copied.iter_mut().zip(last_of_each) {
+            CopyStreams::hand_over(copied.insert(copy).event())?;
+        }
+        Ok(())
+    }
+}
 
 ddp_kernels::choices! {
     /// Whether the data are kept on the GPUs.
@@ -48,7 +167,6 @@ impl Tables {
     /// All of `dataset`, inputs on the first of these GPUs and targets on the second; `None` if
     /// `choice` is `Off`, or `Auto` and there is too little memory. Every rank keeps all rows,
     /// since it may need any of them in each epoch.
-    #[track_caller]
     pub(super) fn new(
         dataset: &dyn Dataset,
         devices: [Device; 2],
@@ -65,8 +183,14 @@ impl Tables {
             let needed = needed_bytes(dataset, streams.parts(index));
             match choice {
                 Resident::Auto if !fits(needed, free) => return Ok(None),
+                // Before anything is allocated.
                 Resident::On if needed > free => {
-                    return Err(too_little(dataset, device, needed, free));
+                    let [needed, free] =
+                        [needed, free].map(|bytes| bytes as f64 / f64::from(1 << 20));
+                    bail!(
+                        Limit,
+                        "out of memory on {device}: expected {needed:.1} MiB for {NAME}, got {free:.1} MiB that are free"
+                    )
                 }
                 _ => {}
             }
@@ -105,19 +229,14 @@ impl Tables {
         let row_bytes: usize = self.parts.iter().map(|part| part.bytes() / count).sum();
         let stage_rows = (STAGE_BYTES / row_bytes.max(1)).clamp(1, count);
         let pinned = |_: usize, shape: &[usize], dtype: DType| Tensor::zeros_pinned(shape, dtype);
-        let stage = || -> Result<([Tensor; 2], SlotTransfers)> {
-            Ok((
-                made(dataset, stage_rows, &pinned)?,
-                SlotTransfers::default(),
-            ))
-        };
-        let mut stages = [stage()?, stage()?];
+        let stage = || made(dataset, stage_rows, &pinned);
+        let mut stages = [stage()?, stage()?].map(|host| (host, SlotTransfers::default()));
         let mut numbers = Vec::with_capacity(stage_rows);
         for (turn, start) in (0..count).step_by(stage_rows).enumerate() {
             let end = (start + stage_rows).min(count);
             numbers.clear();
             numbers.extend(start as u64..end as u64);
-            let (host, transfers): &mut ([Tensor; 2], SlotTransfers) = &mut stages[turn % 2];
+            let (host, transfers) = &mut stages[turn % 2];
             transfers.wait_for_host_side()?;
             let host = first_rows(host, end - start)?;
             dataset.gather(&numbers, &host[0], &host[1])?;
@@ -151,33 +270,6 @@ fn fits(needed: usize, free: usize) -> bool {
     needed <= free / 4
 }
 
-/// The device's own error, before anything is allocated.
-#[track_caller]
-fn too_little(dataset: &dyn Dataset, device: Device, needed: usize, free: usize) -> Error {
-    let rows = usize::try_from(dataset.rows()).unwrap_or(usize::MAX);
-    let inputs = &dataset.spec().inputs;
-    let Ok(shape) = Shape::new(&inputs.shape_of(rows)).or_else(|_| Shape::new(&[0])) else {
-        return Error::Internal("an empty shape is none".into());
-    };
-    let stats = memory::stats(device);
-    Error::Tensor(ddp_kernels::Error::OutOfMemory(Box::new(OutOfMemory {
-        device,
-        wanted: TensorInfo {
-            name: Some(NAME.into()),
-            dtype: inputs.dtype,
-            shape,
-            device,
-        },
-        asked_bytes: needed,
-        free_bytes: free,
-        limit_bytes: stats.allocated_bytes.saturating_add(free),
-        allocated_bytes: stats.allocated_bytes,
-        reserved_bytes: stats.reserved_bytes,
-        largest: memory::largest_live(device, 5),
-        at: Location::caller(),
-    })))
-}
-
 /// Gathers batches from the tables into two slots.
 #[derive(Debug)]
 pub(super) struct DeviceGatherer {
@@ -201,9 +293,8 @@ impl RowNumbers {
         let mut there = Vec::new();
         for stream in streams.all() {
             // Made on the copy stream, the only one that uses it.
-            let numbers =
-                stream.scope(|| Tensor::empty(&[rows_max], DType::I64, stream.device()))?;
-            there.push(numbers.named("row numbers"));
+            let made = || Tensor::empty(&[rows_max], DType::I64, stream.device());
+            there.push(stream.scope(made)?.named("row numbers"));
         }
         Ok(RowNumbers {
             host,
@@ -216,10 +307,8 @@ impl RowNumbers {
 impl DeviceGatherer {
     /// For batches of at most `rows_max` rows.
     pub(super) fn new(tables: Tables, rows_max: usize) -> Result<DeviceGatherer> {
-        let slots = [
-            RowNumbers::new(&tables.streams, rows_max)?,
-            RowNumbers::new(&tables.streams, rows_max)?,
-        ];
+        let slot = || RowNumbers::new(&tables.streams, rows_max);
+        let slots = [slot()?, slot()?];
         Ok(DeviceGatherer { tables, slots })
     }
 

@@ -1,4 +1,4 @@
-use super::*;
+use super::super::*;
 
 fn of(numbers: &[f64]) -> Ends {
     let mut ends = Ends::NONE;
@@ -34,8 +34,8 @@ fn numbers_that_f32_hardly_tells_apart_are_too_close() {
 #[test]
 fn a_warning_names_a_column_and_the_help() {
     let ends = of(&[1.7e9, 1.7e9 + 59.0]);
-    assert_eq!(warning(&[]), None);
-    let text = warning(&[("\"time\"".into(), ends)]).unwrap();
+    assert_eq!(rounding_warning(&[]), None);
+    let text = rounding_warning(&[("\"time\"".into(), ends)]).unwrap();
     for part in [
         "column \"time\", apart from 0, are between 1700000000 and 1700000059",
         "steps of 128",
@@ -43,7 +43,7 @@ fn a_warning_names_a_column_and_the_help() {
     ] {
         assert!(text.contains(part), "{text} lacks {part}");
     }
-    let text = warning(&[
+    let text = rounding_warning(&[
         ("\"a\"".into(), ends),
         ("\"b\"".into(), ends),
         ("\"c\"".into(), ends),
