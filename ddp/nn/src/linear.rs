@@ -19,7 +19,7 @@ pub struct Linear {
     /// Its name in the model once built, for messages.
     name: String,
     tie: Option<Tie>,
-    /// The initial weights of weight and bias, if not PyTorch's.
+    /// What weight and bias start with, if not PyTorch's.
     init: Option<[Init; 2]>,
     /// The activation above it, which it applies. In training it then saves, after its own tensor,
     /// what that activation's backward needs: the output for ReLU, the input for GELU.
