@@ -1,7 +1,7 @@
 //! CUDA: thin wrappers over the driver, NVRTC and cuBLASLt, whose bindings are cudarc's.
 //!
 //! cudarc's safe layer is not used: it waits on events at every use of a buffer, which breaks
-//! captures, runs cuBLASLt's heuristic on every product, and panics where a symbol is missing.
+//! captures, runs cuBLASLt's heuristic on every matmul, and panics where a symbol is missing.
 //!
 //! Bottom up, each file uses only those above it in this list:
 //! * `library.rs`: loading NVIDIA's libraries.

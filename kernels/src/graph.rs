@@ -30,7 +30,7 @@ pub struct Graph {
     exec: Mutex<Handle<CUgraphExec>>,
     queue: Arc<Queue>,
     /// The other streams that took part. The graph uses what belongs to them (workspaces of
-    /// products), so its launches are ordered among their work as well.
+    /// matmuls), so its launches are ordered among their work as well.
     joined: Vec<Arc<Queue>>,
     kept: KeptForLaunches,
     counts: NodeCounts,

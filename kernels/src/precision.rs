@@ -21,7 +21,7 @@ thread_local! {
     static MATH: Cell<F32Math> = const { Cell::new(F32Math::Strict) };
 }
 
-/// Runs `body` with products of f32 computed as `math` says.
+/// Runs `body` with matmuls of f32 computed as `math` says.
 ///
 /// ```
 /// use ddp_kernels::ops::{F32Math, f32_math, with_f32_math};

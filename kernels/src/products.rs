@@ -1,6 +1,6 @@
-//! Which of cuBLASLt's algorithms matrix products on GPUs use.
+//! Which of cuBLASLt's algorithms matmuls on GPUs use.
 //!
-//! Without a call here, each kind of product uses the first algorithm of the library's heuristic. A
+//! Without a call here, each kind of matmul uses the first algorithm of the library's heuristic. A
 //! program may have the heuristic's first ones timed and use the fastest, in other processes too.
 //! Algorithms differ in their last bits.
 
@@ -10,7 +10,7 @@ use crate::device::discover;
 use crate::error::{Caller, Result};
 use crate::heartbeat::{self, Work};
 use crate::launch::Launcher;
-use crate::launch::blaslt::Kind as Product;
+use crate::launch::blaslt::Kind as Matmul;
 use crate::stream::Stream;
 use crate::{Device, choices};
 
@@ -26,12 +26,12 @@ choices! {
     }
 }
 
-/// A kind of product: its shape, types and epilogue.
+/// A kind of matmul: its shape, types and epilogue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Kind(Product);
+pub struct Kind(Matmul);
 
-/// The algorithms of kinds of products, for the ranks of a job and for later runs.
+/// The algorithms of kinds of matmuls, for the ranks of a job and for later runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Algorithms {
@@ -50,7 +50,7 @@ fn launcher(device: Device) -> Result<Option<Launcher>> {
     Ok(Some(Launcher::new(queue, by)))
 }
 
-/// The kinds of products that this process has made on a device. None on the CPU.
+/// The kinds of matmuls that this process has made on a device. None on the CPU.
 #[track_caller]
 pub fn kinds(device: Device) -> Result<Vec<Kind>> {
     let Some(gpu) = launcher(device)? else {
@@ -110,13 +110,13 @@ impl Algorithms {
         &self.measured_on
     }
 
-    /// How many products they are for.
+    /// How many matmuls they are for.
     pub fn count(&self) -> usize {
         self.products.len()
     }
 
     /// Uses these algorithms on `device` from here on. Returns how many cannot be used there:
-    /// products of these kinds stay as they are.
+    /// matmuls of these kinds stay as they are.
     #[track_caller]
     pub fn use_on(&self, device: Device) -> Result<usize> {
         let Some(gpu) = launcher(device)? else {

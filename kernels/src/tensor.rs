@@ -2,7 +2,7 @@
 //! alias; operations write into tensors given to them. `storage.rs` has the aliasing rule.
 //!
 //! There are two layouts: row-major, and the transpose of a row-major matrix (`t()`), which costs
-//! nothing and which the matrix products read directly.
+//! nothing and which matmuls read directly.
 
 mod data;
 mod new;
@@ -27,7 +27,7 @@ use crate::{DType, Device, Shape};
 /// stream; events order what several streams do to one tensor (see
 /// [`Stream::scope`](crate::stream::Stream::scope)).
 ///
-/// Elements are in row-major order, or the transpose of that (`t()`), which the matrix products
+/// Elements are in row-major order, or the transpose of that (`t()`), which matmuls
 /// read directly; other operations need `contiguous()`.
 #[derive(Clone)]
 pub struct Tensor {

@@ -1,5 +1,5 @@
 //! What layers declare before there is memory: parameters and buffers with their names, shapes and
-//! first values, and where each parameter is used. `Params` allocates what was declared.
+//! initial weights, and where each parameter is used. `Params` allocates what was declared.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ impl ParamId {
     }
 }
 
-/// The first values of a parameter.
+/// The initial weights of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// All equal.
@@ -292,7 +292,7 @@ impl UseIndex {
 }
 
 impl Init {
-    /// `count` first values in f32, whatever the parameter's dtype: the same seed gives the same
+    /// `count` initial weights in f32, whatever the parameter's dtype: the same seed gives the same
     /// model in every dtype.
     pub(crate) fn values(&self, count: usize, random: &mut Random) -> Result<Tensor> {
         let shape = [count];

@@ -16,8 +16,8 @@ use crate::linear::Linear;
 use crate::loss::{Loss, math_dtype};
 use crate::pass::{Gradient, Pass};
 
-/// Rows of a piece on the CPU, as many as a product sums at a time. The weight's gradient is the
-/// sum of the pieces in order. If all pieces are full, it has the bits of one product.
+/// Rows of a piece on the CPU, as many as a matmul sums at a time. The weight's gradient is the
+/// sum of the pieces in order. If all pieces are full, it is bit-identical to one matmul.
 const ROWS_CPU: usize = 256;
 /// Rows of a piece on a GPU.
 const ROWS_GPU: usize = 8192;

@@ -1,5 +1,5 @@
-//! Linear: y = x·Wᵀ + b, with PyTorch's layout and first values. Letters: B rows of the input (all
-//! its dimensions but the last), I inputs, O outputs.
+//! Linear: y = x·Wᵀ + b, with PyTorch's layout and initial weights. Letters: B rows of the input
+//! (all its dimensions but the last), I inputs, O outputs.
 
 use ddp_kernels::ops::{self, Activation, Below, Gelu};
 use ddp_kernels::shape::RANK_MAX;
@@ -19,7 +19,7 @@ pub struct Linear {
     /// Its name in the model once built, for messages.
     name: String,
     tie: Option<Tie>,
-    /// The first values of weight and bias, if not PyTorch's.
+    /// What weight and bias start with, if not PyTorch's.
     init: Option<[Init; 2]>,
     /// The activation above it, which it applies. In training it then saves, after its own tensor,
     /// what that activation's backward needs: the output for ReLU, the input for GELU.

@@ -48,7 +48,7 @@ pub struct Parameter {
     pub decays: bool,
     /// The rows of each matrix in it that Muon orthogonalises by itself; empty for none.
     pub matrices: Vec<usize>,
-    /// Whether it keeps its first values.
+    /// Whether it keeps its initial weights.
     pub frozen: bool,
     /// Whether it is a buffer: saved and moved with the model, never trained.
     pub is_buffer: bool,
@@ -209,7 +209,7 @@ impl Params {
     }
 
     /// Fills each parameter as declared, from a random stream that follows from its name and the
-    /// seed: its first values do not depend on the rest of the model.
+    /// seed: its initial weights do not depend on the rest of the model.
     fn fill(&self, declared: &[Declared], seed: u64) -> Result<()> {
         let own = declared.iter().zip(&self.master_views);
         for (declared, target) in own.filter(|(declared, _)| !declared.is_borrowed) {
@@ -223,7 +223,7 @@ impl Params {
             ));
             let source = declared.init.values(target.count(), &mut random)?;
             let source = source.to_dtype(target.dtype())?.reshape(&declared.shape)?;
-            announced("the model's first values", || target.copy_from(&source))?;
+            announced("the model's initial weights", || target.copy_from(&source))?;
         }
         self.refresh(0..self.values.count())
     }

@@ -15,7 +15,7 @@ use super::queue::{Mark, Queue, is_capturing};
 pub enum NodeKind {
     /// A kernel of this crate.
     Kernel,
-    /// A matrix product of cuBLASLt, which may be several kernels.
+    /// A matmul of cuBLASLt, which may be several kernels.
     Product,
     /// A copy within the device.
     Copy,

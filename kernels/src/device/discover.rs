@@ -23,7 +23,7 @@ use search::SearchEnvironment;
 pub struct Discovery {
     /// The driver's library, `libcuda`: needed for any GPU.
     pub driver: Library,
-    /// Matrix products: needed for linear layers on a GPU.
+    /// Matmuls: needed for linear layers on a GPU.
     pub cublaslt: Library,
     /// The compiler for CUDA C++ at run time: needed for this project's kernels.
     pub nvrtc: Library,

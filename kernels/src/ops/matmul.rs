@@ -1,4 +1,4 @@
-//! The matrix product under addmm and linear on the CPU.
+//! The matmul under addmm and linear on the CPU.
 //!
 //! Both operands are copied block by block into panels, from which a kernel (`tile.rs`) computes
 //! one small tile of the output in registers. A block of the right operand stays in the L2 cache
@@ -16,7 +16,7 @@ mod row;
 mod tile;
 
 use crate::threads;
-use parts::Product;
+use parts::Matmul;
 pub(crate) use parts::{AsIs, Finish, Matrix, Tile};
 use piece::PIECE_GRAIN;
 pub(crate) use piece::Real;
@@ -25,7 +25,7 @@ pub(crate) use tile::{Avx2F32, Avx2F64, Avx512F32};
 pub(crate) use tile::{Kernel, Plain};
 
 /// Matmuls with fewer multiplications run on the calling thread.
-const PARALLEL_PRODUCT_MIN: usize = 48 * 48 * 256;
+const PARALLEL_MATMUL_MIN: usize = 48 * 48 * 256;
 /// The same for a matmul of one row, whose speed is that of memory.
 const PARALLEL_ROW_MIN: usize = 1 << 16;
 
@@ -41,7 +41,7 @@ pub(crate) fn product<T: Real>(
 ) {
     let (m, n, k) = (a.rows, b.columns, a.columns);
     assert!(b.rows == k && out.len() == m * n);
-    let work = Product {
+    let work = Matmul {
         out: out.as_mut_ptr(),
         stride: n,
         a,
@@ -51,7 +51,7 @@ pub(crate) fn product<T: Real>(
     };
     let parallel_min = match m {
         1 => PARALLEL_ROW_MIN,
-        _ => PARALLEL_PRODUCT_MIN,
+        _ => PARALLEL_MATMUL_MIN,
     };
     let threads = if m.saturating_mul(n).saturating_mul(k) < parallel_min {
         1
@@ -65,7 +65,7 @@ pub(crate) fn product<T: Real>(
 
 /// One piece per thread. The longer side is cut, since each piece packs its own part of that side
 /// and all of the other.
-fn in_pieces<T: Real>(work: &Product<'_, T>, threads: usize, finish: &impl Finish<T>) {
+fn in_pieces<T: Real>(work: &Matmul<'_, T>, threads: usize, finish: &impl Finish<T>) {
     let (m, n) = (work.a.rows, work.b.columns);
     let side = m.max(n);
     let pieces = threads.min(side.div_ceil(PIECE_GRAIN));

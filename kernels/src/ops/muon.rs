@@ -1,4 +1,4 @@
-//! What Muon (Jordan, 2024) does besides matrix products: `muon_direction` turns gradients into the
+//! What Muon (Jordan, 2024) does besides matmuls: `muon_direction` turns gradients into the
 //! direction of their momentum, `divide_by_norm` scales a matrix for the Newton–Schulz iteration.
 
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! swiglu: `out = silu(gate) · up`, where one product made gate and up side by side: each row of x
+//! swiglu: `out = silu(gate) · up`, where one matmul made gate and up side by side: each row of x
 //! is a row of gate and then one of up. silu(z) is z / (1 + e⁻ᶻ). f32 uses `math.rs`, with the same
 //! bits everywhere.
 //!

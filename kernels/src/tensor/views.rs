@@ -82,7 +82,7 @@ impl Tensor {
         row.reshape(&self.shape[1..])
     }
 
-    /// The matrix transposed, without a copy. The matrix products read it directly; other
+    /// The matrix transposed, without a copy. Matmuls read it directly; other
     /// operations need `contiguous`.
     #[track_caller]
     pub fn t(&self) -> Result<Tensor> {

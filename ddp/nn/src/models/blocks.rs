@@ -93,9 +93,9 @@ pub(super) struct Blocks {
     pub(super) norm_epsilon: f64,
     /// What backward computes again.
     pub(super) recompute: RecomputeKind,
-    /// The standard deviation of the linear layers' first values, as in GPT-2: what adds to the
+    /// The standard deviation of the linear layers' initial weights, as in GPT-2: what adds to the
     /// residual stream starts smaller, by the root of how many parts add to it. None for PyTorch's
-    /// first values.
+    /// initial weights.
     pub(super) deviation: Option<f64>,
 }
 

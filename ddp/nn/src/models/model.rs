@@ -1,6 +1,6 @@
 //! `Model`: layers with their memory, ready to run.
 //!
-//! Where layers compute in bf16, the model rounds its input. Its output is bf16 too: each product
+//! Where layers compute in bf16, the model rounds its input. Its output is bf16 too: each matmul
 //! sums in f32 and rounds once. The loss reads that output, computes in f32, and rounds its
 //! gradient once. PyTorch's autocast does the same, and the loss reads and writes half the bytes.
 

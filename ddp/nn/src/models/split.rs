@@ -1,4 +1,4 @@
-//! Splits a model over several devices; each gets consecutive layers. Names, first values, the
+//! Splits a model over several devices; each gets consecutive layers. Names, initial weights, the
 //! numbers with which dropout draws, and so the saved model, are those of the unsplit model.
 //!
 //! Cuts are before layers with parameters: a layer without (an activation, dropout) stays with the

@@ -12,9 +12,9 @@ ddp_kernels::choices! {
         /// 32 bits throughout
         #[default]
         F32 = "f32",
-        /// On a GPU: products of numbers rounded to 10 bits behind the point, sums in 32 bits
+        /// On a GPU: matmuls of numbers rounded to 10 bits behind the point, sums in 32 bits
         Tf32 = "tf32",
-        /// On a GPU: activations and the parameters that products read in bf16
+        /// On a GPU: activations and the parameters that matmuls read in bf16
         Bf16 = "bf16",
     }
 }
@@ -54,7 +54,7 @@ impl Format {
 }
 
 impl From<DType> for Format {
-    /// Layers in this dtype, with exact f32 products.
+    /// Layers in this dtype, with exact f32 matmuls.
     fn from(layers: DType) -> Format {
         Format {
             layers,

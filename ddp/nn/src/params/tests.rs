@@ -1,4 +1,4 @@
-//! The layout holds for any model; first values depend on names and the seed alone.
+//! The layout holds for any model; initial weights depend on names and the seed alone.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What both ways to multiply share: operands, tiles of the output, and a product in progress.
+//! What both ways to multiply share: operands, tiles of the output, and a matmul in progress.
 
 use std::ops::Range;
 
@@ -69,7 +69,7 @@ impl<T> Tile<'_, T> {
     }
 }
 
-/// What happens to a tile when its product is complete.
+/// What happens to a tile when its sums are complete.
 pub(crate) trait Finish<T>: Sync {
     /// Called once for every element of the output, in tiles.
     fn finish(&self, tile: Tile<'_, T>);
@@ -82,8 +82,8 @@ impl<T> Finish<T> for AsIs {
     fn finish(&self, _: Tile<'_, T>) {}
 }
 
-/// A product in progress. `out` is row-major, with rows `stride` apart.
-pub(crate) struct Product<'a, T> {
+/// A matmul in progress. `out` is row-major, with rows `stride` apart.
+pub(crate) struct Matmul<'a, T> {
     pub(super) out: *mut T,
     pub(super) stride: usize,
     pub(super) a: Matrix<'a, T>,
@@ -92,11 +92,11 @@ pub(crate) struct Product<'a, T> {
     pub(super) existing_scale: T,
 }
 
-// SAFETY: the threads of one product write disjoint rows or columns of `out` (argued where they do)
+// SAFETY: the threads of one matmul write disjoint rows or columns of `out` (argued where they do)
 // and only read the rest.
-unsafe impl<T: Sync> Sync for Product<'_, T> {}
+unsafe impl<T: Sync> Sync for Matmul<'_, T> {}
 
-impl<T: Float> Product<'_, T> {
+impl<T: Float> Matmul<'_, T> {
     /// # Safety
     /// The part is within the output, and this thread has it exclusively.
     pub(super) unsafe fn tile(&self, rows: Range<usize>, columns: Range<usize>) -> Tile<'_, T> {

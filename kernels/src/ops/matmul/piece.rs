@@ -1,10 +1,10 @@
-//! One thread's part of a product: blocks of both operands are packed, then multiplied.
+//! One thread's part of a matmul: blocks of both operands are packed, then multiplied.
 
 use std::cell::RefCell;
 use std::ops::Range;
 
 use super::pack::{Panels, Turn};
-use super::parts::{ALONG_MAX, Finish, Product};
+use super::parts::{ALONG_MAX, Finish, Matmul};
 #[cfg(target_arch = "x86_64")]
 use super::row;
 #[cfg(target_arch = "x86_64")]
@@ -21,14 +21,14 @@ const ROWS_MAX: usize = 96;
 /// Pieces and blocks end at multiples of this: whole cache lines of f32.
 pub(super) const PIECE_GRAIN: usize = 16;
 
-/// f32 and f64: the types of products.
+/// f32 and f64: the types of matmuls.
 pub(crate) trait Real: Turn {
     /// `piece` with the fastest kernel of this processor and this thread's buffers.
     ///
     /// # Safety
     /// The rows and columns lie within the output, and no other thread reads or writes them.
     unsafe fn piece(
-        work: &Product<'_, Self>,
+        work: &Matmul<'_, Self>,
         rows: Range<usize>,
         columns: Range<usize>,
         finish: &impl Finish<Self>,
@@ -41,7 +41,7 @@ pub(crate) trait Real: Turn {
 /// The rows and columns lie within the output, and no other thread reads or writes them. The
 /// processor has the instructions of `K`.
 unsafe fn piece<T: Real, K: Kernel<T>>(
-    work: &Product<'_, T>,
+    work: &Matmul<'_, T>,
     rows: Range<usize>,
     columns: Range<usize>,
     finish: &impl Finish<T>,
@@ -74,7 +74,7 @@ unsafe fn piece<T: Real, K: Kernel<T>>(
                 );
             }
             if along_block + 1 == along_blocks {
-                // SAFETY: as above; the product of this part is complete.
+                // SAFETY: as above; the sums of this part are complete.
                 finish.finish(unsafe { work.tile(rows, columns.clone()) });
             }
         }
@@ -86,7 +86,7 @@ unsafe fn piece<T: Real, K: Kernel<T>>(
 /// # Safety
 /// As for `piece`; `left` and `right` hold `along` steps of these rows and columns.
 unsafe fn tiles<T: Real, K: Kernel<T>>(
-    work: &Product<'_, T>,
+    work: &Matmul<'_, T>,
     rows: &Range<usize>,
     columns: &Range<usize>,
     along: usize,
@@ -129,7 +129,7 @@ thread_local! {
 
 impl Real for f32 {
     unsafe fn piece(
-        work: &Product<'_, f32>,
+        work: &Matmul<'_, f32>,
         rows: Range<usize>,
         columns: Range<usize>,
         finish: &impl Finish<f32>,
@@ -160,7 +160,7 @@ impl Real for f32 {
 
 impl Real for f64 {
     unsafe fn piece(
-        work: &Product<'_, f64>,
+        work: &Matmul<'_, f64>,
         rows: Range<usize>,
         columns: Range<usize>,
         finish: &impl Finish<f64>,
@@ -180,7 +180,7 @@ impl Real for f64 {
 
 #[cfg(test)]
 type Piece = unsafe fn(
-    &Product<'_, f32>,
+    &Matmul<'_, f32>,
     Range<usize>,
     Range<usize>,
     &super::parts::AsIs,

@@ -1,4 +1,4 @@
-//! A product of one row with rows of weights, as in generating text: bound by reading the weights,
+//! A matmul of one row with rows of weights, as in generating text: bound by reading the weights,
 //! so nothing is packed. Squares of 8 × 8 weights are transposed in registers; each element is then
 //! added along k in the order of the other kernels, and has their bits.
 
@@ -9,7 +9,7 @@ use std::arch::x86_64::{
 use std::ops::Range;
 
 use super::pack::x86::{SIDE, turned};
-use super::parts::{ALONG_MAX, Finish, Product};
+use super::parts::{ALONG_MAX, Finish, Matmul};
 use super::tile::store;
 use crate::threads;
 
@@ -24,7 +24,7 @@ const COLUMNS: usize = SQUARES * SIDE;
 /// As for `Real::piece`; the processor has AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn piece(
-    work: &Product<'_, f32>,
+    work: &Matmul<'_, f32>,
     columns: Range<usize>,
     finish: &impl Finish<f32>,
 ) {
@@ -55,7 +55,7 @@ pub(super) unsafe fn piece(
             }
         }
     }
-    // SAFETY: as above; the product of these columns is complete.
+    // SAFETY: as above; the sums of these columns are complete.
     finish.finish(unsafe { work.tile(0..1, columns) });
 }
 

@@ -4,7 +4,7 @@ use super::parts::ALONG_MAX;
 use super::*;
 use crate::ops::testing::random_f32;
 
-/// The products of training steps, and awkward ones around tiles, blocks and pieces.
+/// The matmuls of training steps, and awkward ones around tiles, blocks and pieces.
 const SHAPES: [(usize, usize, usize); 17] = [
     (128, 1024, 784),
     (128, 10, 1024),
@@ -27,7 +27,7 @@ const SHAPES: [(usize, usize, usize); 17] = [
 const LAYOUTS: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
 const SCALES: (f32, f32) = (0.5, 2.0);
 
-/// Operands and output of one product.
+/// Operands and output of one matmul.
 struct Case {
     shape: (usize, usize, usize),
     layout: (bool, bool),
@@ -49,10 +49,10 @@ impl Case {
     }
 
     /// The bits of the output after `body`.
-    fn run(&self, body: impl FnOnce(&Product<'_, f32>)) -> Vec<u32> {
+    fn run(&self, body: impl FnOnce(&Matmul<'_, f32>)) -> Vec<u32> {
         let (m, n, k) = self.shape;
         let mut out = self.out.clone();
-        body(&Product {
+        body(&Matmul {
             out: out.as_mut_ptr(),
             stride: n,
             a: Matrix::new(&self.a, m, k, self.layout.0),

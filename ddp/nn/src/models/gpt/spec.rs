@@ -4,7 +4,7 @@ use crate::family_settings;
 use crate::models::blocks::{Blocks, MlpKind, NormKind, RecomputeKind};
 use ddp_kernels::choices;
 
-/// The standard deviation of first values in GPT-2.
+/// The standard deviation of initial weights in GPT-2.
 pub(super) const DEVIATION: f64 = 0.02;
 
 family_settings! {

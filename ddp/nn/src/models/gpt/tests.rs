@@ -140,7 +140,7 @@ fn settings_that_do_not_fit_are_refused_by_name() {
     assert!(error.starts_with("`context` 5"), "{error}");
 }
 
-/// A model of this spec for `outputs` tokens, with first values that are far from uniform.
+/// A model of this spec for `outputs` tokens, with initial weights that are far from uniform.
 fn built(spec: &GptSpec, outputs: usize) -> Model {
     let context = [spec.context];
     let shape = DataShape {

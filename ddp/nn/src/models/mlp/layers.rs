@@ -1,7 +1,7 @@
 //! A multilayer perceptron: linear layers with an activation between each two, and dropout after
 //! the activation if wanted. Parameters have the names of a `torch.nn.Sequential` of the same
 //! layers: `0.weight`, `0.bias`, `2.weight` … Dropout layers do not count, so that a perceptron has
-//! the same names, and so the same first values, with dropout as without.
+//! the same names, and so the same initial weights, with dropout as without.
 
 use ddp_kernels::ops::Activation;
 
