@@ -554,7 +554,7 @@ const WHOLE: [(&str, &str); 10] = [
     (
         "bench mlp",
         "--layers 784,10 --batch 64 --dtype bf16 --task regression --optimizer sgd --bucket-mb 2 --reduce-dtype bf16 --zero 1 --overlap off --graph off --threads 2 \
-         --device cuda --share-gpus --seconds 1 --rounds 3 --timeout-s 5 --explain",
+         --device cuda --share-gpus --seconds 1 --rounds 3 --timeout-s 5 --same-bits 8 --products timed --explain --timed",
     ),
     (
         "bench addmm",

@@ -223,7 +223,7 @@ fn place_of(stack: &str) -> Option<String> {
     }
     let is_captured = frames
         .iter()
-        .any(|frame| frame.starts_with("capture_at at kernels/src/graph.rs"));
+        .any(|frame| frame.starts_with("capture at kernels/src/graph.rs"));
     Some(if is_captured {
         format!("{place}, captured")
     } else {
