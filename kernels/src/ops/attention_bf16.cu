@@ -525,7 +525,7 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void key_gradients(const Operan
 /// Kernels for heads of at most WIDTH columns. A warp keeps two tiles of 16 rows in forward, where
 /// a tile of keys has STEP, and TILES in backward: with two, what it reads from shared memory is
 /// used twice, but registers do not suffice where both gradients of 128 columns are summed. A
-/// multiprocessor holds two blocks, which leaves 255 registers to a thread.
+/// multiprocessor holds two blocks (one where it has 100 KiB), with 255 registers for a thread.
 #define ATTENTION(WIDTH, STEP, TILES)                                                                                  \
     KERNEL(THREADS COMMA 2)                                                                                            \
     attention_tensor_##WIDTH##_bf16(bf16* out, float* log_sum_exp, const bf16* q, const bf16* k, const bf16* v,        \

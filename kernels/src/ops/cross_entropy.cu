@@ -389,7 +389,8 @@ INLINE void wide_rows(Problem problem, const Totals totals, u64 rows, float* dlo
 constexpr int PACK = Pack<bf16>::COUNT;
 /// Packs that a thread loads before it uses the first.
 constexpr u32 PACKS_AT_ONCE = 4;
-/// Below every logit, and finite in units of log₂ e.
+/// Below every logit of a row whose largest is within ±2e38, and finite in units of log₂ e. Other
+/// rows have no finite loss.
 constexpr float LOWEST = -2e38f;
 
 /// A row: packs, and up to 7 elements before and after these.

@@ -241,7 +241,7 @@ fn launch(gpu: &Launcher, of: &Operands<'_>, options: &CrossEntropyOptions<'_>) 
         of.stats,
         of.stats.as_ref().map(|_| gpu.counters()).transpose()?,
     ];
-    // Two passes over each row, in which a thread loads 64 bytes at once.
+    // For many classes in bf16: two passes, in which a thread loads 64 bytes at once.
     let at_once = threads as usize * 64 / of.logits.dtype.bytes();
     let rounds = rows.div_ceil(blocks.max(1)) * 2 * classes.div_ceil(at_once);
     let grid = Grid::blocks(blocks, threads).waits(rounds);

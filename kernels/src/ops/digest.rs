@@ -2,7 +2,7 @@
 //!
 //! The hash of a quantum is Σ bits(xᵢ) · keyᵢ modulo 2⁶⁴, where keyᵢ is odd and follows from i: a
 //! single change always shows, in whatever order the terms are added. Sums have a warp's order. So
-//! the CPU and GPUs get the same bits, and so do ranks that each hold some of the quanta.
+//! the CPU and GPUs get the same bits, but for NaN, and so do ranks that each hold some quanta.
 
 use crate::error::Result;
 use crate::launch::{BLOCK_THREADS, Grid, Source, args};
