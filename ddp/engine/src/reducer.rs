@@ -541,7 +541,7 @@ impl Exchange for Reducer {
 }
 
 /// Refuses shards of which some ranks would have none.
-pub(crate) fn check_ranks(shards: usize, ranks: usize) -> Result<()> {
+pub fn check_ranks(shards: usize, ranks: usize) -> Result<()> {
     if shards >= ranks {
         return Ok(());
     }

@@ -288,7 +288,7 @@ impl Step {
         let mut index = 0;
         for shard in batches.shards().numbers() {
             let shard_stats = stats::row_of(&stats, shard)?;
-            for _ in 0..batches.count_of(shard) {
+            for _ in 0..batches.count_of(shard).min(batches.count() - index) {
                 let batch = batches.load(index)?;
                 index += 1;
                 let rows = (&batch.x, &batch.targets);

@@ -264,6 +264,7 @@ fn batches(
     same_bits: Option<usize>,
 ) -> Result<Vec<Batch>> {
     let (rank, ranks) = (world.rank(), world.size());
+    reducer::check_ranks(same_bits.unwrap_or(ranks), ranks)?;
     let shards = Shards::of_rank(same_bits.unwrap_or(ranks), rank, ranks);
     let mine = shards.share(&(0..subject.batch));
     let mut random = Random::new(world.rank() as u64);
