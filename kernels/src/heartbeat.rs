@@ -2,8 +2,8 @@
 //! wait for this one, can tell a slow rank from one that is stuck.
 
 use std::fmt;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock};
 
 /// What work is being done, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,17 +58,19 @@ pub struct Beats<'a> {
 
 static OWN: AtomicU64 = AtomicU64::new(0);
 static SEEN: AtomicU64 = AtomicU64::new(0);
-static SHARED: OnceLock<Beats<'static>> = OnceLock::new();
+static COUNTED: RwLock<Beats<'static>> = RwLock::new(Beats {
+    own: &OWN,
+    seen: &SEEN,
+});
 
 /// The counters of this process.
 fn beats() -> Beats<'static> {
-    let (own, seen) = (&OWN, &SEEN);
-    SHARED.get().copied().unwrap_or(Beats { own, seen })
+    *COUNTED.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Counts in `beats` from now on, where other processes can read. Only the first call counts.
+/// Counts in `beats` from now on, where other processes can read.
 pub fn share(beats: Beats<'static>) {
-    _ = SHARED.set(beats);
+    *COUNTED.write().unwrap_or_else(PoisonError::into_inner) = beats;
 }
 
 /// Some work is done.

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
-use cudarc::driver::sys::{CUfunction, CUfunction_attribute};
+use cudarc::driver::sys::CUfunction;
 
 pub(crate) use crate::cuda::nvrtc::Source;
 
@@ -33,9 +33,6 @@ use crate::{DType, Shape, Tensor};
 pub(crate) const BLOCK_THREADS: u32 = 256;
 /// Sixteen blocks on each of 132 multiprocessors: with more, threads loop over several elements.
 pub(crate) const BLOCKS_MAX: usize = 16 * 132;
-
-/// Dynamic shared memory that a block may have without being allowed more.
-const SHARED_BYTES: u32 = 48 << 10;
 
 /// How many blocks of how many threads. A grid without blocks launches nothing.
 #[derive(Clone, Copy, Debug)]
@@ -154,13 +151,14 @@ impl Launcher {
         Launcher { gpu, queue, by }
     }
 
-    /// Compiles the kernel at its first use.
+    /// Compiles the kernel at its first use. Its blocks may have so much dynamic shared memory.
     pub(crate) fn load(
         &self,
         source: &'static Source,
         name: impl Into<KernelName>,
+        shared_bytes: u32,
     ) -> Result<CUfunction> {
-        nvrtc::function(self.gpu, source, name.into(), self.by)
+        nvrtc::function(self.gpu, source, name.into(), shared_bytes, self.by)
     }
 
     /// The address of this stream's counters, i64 (8): zero before each kernel, which leaves them
@@ -204,7 +202,8 @@ impl Launcher {
         self.launch_with(source, name.into(), (grid, 0), args)
     }
 
-    /// As `launch`, with this many bytes of dynamic shared memory for each block.
+    /// As `launch`, with this many bytes of dynamic shared memory for each block, the same in every
+    /// launch of the kernel.
     pub(crate) fn launch_with(
         &self,
         source: &'static Source,
@@ -215,7 +214,7 @@ impl Launcher {
         if grid.blocks.contains(&0) {
             return Ok(());
         }
-        let function = self.load(source, name)?;
+        let function = self.load(source, name, bytes)?;
         let mut parameters: [*mut c_void; PARAMETERS_MAX] = [std::ptr::null_mut(); PARAMETERS_MAX];
         for (parameter, word) in parameters[..args.len()].iter_mut().zip(args) {
             *parameter = std::ptr::from_ref(word).cast_mut().cast();
@@ -232,18 +231,7 @@ impl Launcher {
                 function, x, y, z, bx, by, bz, bytes, stream, parameters, none
             ))
         };
-        let allow = || match bytes <= SHARED_BYTES {
-            true => Ok(()),
-            // SAFETY: the function belongs to this context. The call changes how much it may have.
-            false => unsafe {
-                driver!(cuFuncSetAttribute(
-                    function,
-                    CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                    bytes as i32
-                ))
-            },
-        };
-        let bound = self.gpu.bind().and_then(|()| allow());
+        let bound = self.gpu.bind();
         let launched = bound.and_then(|()| nodes::launch(&self.queue, launch)?);
         launched.map_err(|fault| fault.of(self.by, self.gpu.device()))?;
         nodes::node(NodeKind::Kernel, name, self.by.op, args, grid.work());

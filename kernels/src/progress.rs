@@ -31,6 +31,8 @@ const SLOT_WORDS: usize = 3;
 /// Where a lane's words hold the last number begun and the last ended.
 const BEGUN_AT: usize = (RING + SPARSE) * SLOT_WORDS;
 const ENDED_AT: usize = BEGUN_AT + 1;
+/// The stop word comes before the lanes and shares no cache line with them.
+const LANES_AT: usize = 16;
 /// Words per lane, in whole cache lines.
 const LANE_WORDS: usize = (ENDED_AT + 1).next_multiple_of(16);
 
@@ -53,7 +55,7 @@ pub struct Progress {
     device: Device,
     /// I64, on the device: two words a lane.
     counts: Tensor,
-    /// I64, pinned: `LANE_WORDS` a lane.
+    /// I64, pinned: the stop word, then `LANE_WORDS` a lane.
     words: Tensor,
     board: Board,
 }
@@ -70,6 +72,29 @@ unsafe impl Send for Board {}
 // SAFETY: as above.
 unsafe impl Sync for Board {}
 
+/// A word of host memory that steps on a device read before they change anything
+/// (`ops::decide_step`). It is leaked.
+#[derive(Clone, Copy, Debug)]
+pub struct StopWord(NonNull<u64>);
+
+// SAFETY: the host only writes the word, as an atomic, and its memory is never freed.
+unsafe impl Send for StopWord {}
+// SAFETY: as above.
+unsafe impl Sync for StopWord {}
+
+impl StopWord {
+    /// From now on no step changes anything.
+    pub fn set(self) {
+        // SAFETY: the first of the words, which are never freed; the device only reads it.
+        unsafe { AtomicU64::from_ptr(self.0.as_ptr()) }.store(1, Ordering::SeqCst);
+    }
+
+    /// Where a kernel reads it.
+    pub(crate) fn address(self) -> u64 {
+        self.0.addr().get() as u64
+    }
+}
+
 impl Progress {
     /// Lanes on `device`, which must be a GPU; their work may be on any stream. Compiles the
     /// kernels, so that no work waits for that.
@@ -82,8 +107,8 @@ impl Progress {
         // Uses this device first, because pinned memory is made by a device in use.
         let gpu = Gpu::get(index, by)?;
         let lanes = lanes.max(1);
-        let words =
-            Tensor::zeros_pinned(&[lanes * LANE_WORDS], DType::I64)?.named("progress words");
+        let words = Tensor::zeros_pinned(&[LANES_AT + lanes * LANE_WORDS], DType::I64)?
+            .named("progress words");
         let counts = Tensor::zeros(&[lanes * 2], DType::I64, device)?.named("progress counts");
         let start = {
             let entered = words.enter("words", true, by)?;
@@ -96,8 +121,8 @@ impl Progress {
         };
         let queue = Queue::default_of(gpu).map_err(|fault| fault.of(by, device))?;
         let launcher = Launcher::new(queue, by);
-        launcher.load(&SOURCE, "progress_begin")?;
-        launcher.load(&SOURCE, "progress_end")?;
+        launcher.load(&SOURCE, "progress_begin", 0)?;
+        launcher.load(&SOURCE, "progress_end", 0)?;
         Ok(Progress {
             device,
             counts,
@@ -158,7 +183,7 @@ impl Progress {
         let counts = counts.enter_for("counts", true, queue, by)?;
         // Graphs keep them; they are never reused anyway.
         self.words.join_capture(queue);
-        let words = self.board.start.addr().get() + 8 * lane * LANE_WORDS;
+        let words = self.board.start.addr().get() + 8 * (LANES_AT + lane * LANE_WORDS);
         launch(
             &Launcher::new(queue.clone(), by),
             counts.address(),
@@ -168,6 +193,11 @@ impl Progress {
 }
 
 impl Board {
+    /// What tells the device that the results of calls mean nothing from now on.
+    pub fn stop_word(&self) -> StopWord {
+        StopWord(self.start)
+    }
+
     /// The number of lanes.
     pub fn lanes(&self) -> usize {
         self.lanes
@@ -177,7 +207,7 @@ impl Board {
         assert!(lane < self.lanes && at < LANE_WORDS);
         // SAFETY: within the words, which are never freed, and aligned, because blocks are. The
         // host only reads them, and the device writes whole words.
-        unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(lane * LANE_WORDS + at)) }
+        unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(LANES_AT + lane * LANE_WORDS + at)) }
     }
 
     /// Number and name of the last piece of `lane` that began; number 0 for none.

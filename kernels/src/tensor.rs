@@ -36,7 +36,8 @@ pub struct Tensor {
     offset: usize,
     shape: Shape,
     dtype: DType,
-    /// Whether the elements of this matrix are in memory as those of its transpose.
+    /// Whether the elements of this matrix, or of each of several, are in memory as those of its
+    /// transpose.
     transposed: bool,
     name: Option<Arc<str>>,
 }
@@ -72,7 +73,7 @@ impl Tensor {
         self.name.as_deref()
     }
 
-    /// Whether this is a transposed view of a matrix (`t()`).
+    /// Whether this is a transposed view (`t()`).
     pub fn is_transposed(&self) -> bool {
         self.transposed
     }

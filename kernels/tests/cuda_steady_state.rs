@@ -1,4 +1,4 @@
-//! In steady state a GPU's memory is all reused. In a file of its own: the statistics are the
+//! In steady state a GPU's memory is all reused. In a separate file, because the statistics are the
 //! process's.
 
 use std::io::Write as _;

@@ -1,5 +1,5 @@
-//! Running out of memory is an error that tells what to do, before anything is touched. In a file
-//! of its own: the limit is the process's.
+//! Running out of memory is an error that tells what to do, before anything is touched. In a
+//! separate file, because the limit is the process's.
 
 use ddp_kernels::{DType, Device, Error, Tensor, memory};
 
@@ -41,7 +41,7 @@ fn the_error_names_device_bytes_free_and_the_largest_tensors_and_keeps_what_is_a
         2.0
     );
 
-    // What is only kept for reuse makes room by itself.
+    // Memory that is only kept for reuse makes room.
     drop(largest);
     let fits = Tensor::zeros(&[50 * MIB], DType::U8, device).unwrap();
     drop((fits, smaller));

@@ -32,7 +32,7 @@ fn options() -> std::result::Result<Options, String> {
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
-            // What cargo adds by itself.
+            // Cargo adds this.
             "--bench" => {}
             "--json" => options.json = true,
             "--threads" => {

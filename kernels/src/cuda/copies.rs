@@ -45,15 +45,16 @@ pub(crate) unsafe fn download(
 /// Both are `bytes` bytes of memory of the stream's device that do not overlap.
 pub(crate) unsafe fn within(queue: &Queue, target: u64, source: u64, bytes: usize) -> Outcome<()> {
     queue.gpu.bind()?;
+    // SAFETY: by the caller's promise.
+    let copy = || unsafe { driver!(cuMemcpyDtoDAsync_v2(target, source, bytes, queue.raw())) };
+    nodes::launch(queue, copy)??;
     nodes::note(|notes| {
         notes.begin();
         notes.operand(source, bytes, [true, false]);
         notes.operand(target, bytes, [false, true]);
         notes.node(NodeKind::Copy, "copy".into(), "copy", &[source, target]);
     });
-    // SAFETY: by the caller's promise.
-    let copy = || unsafe { driver!(cuMemcpyDtoDAsync_v2(target, source, bytes, queue.raw())) };
-    nodes::launch(queue, copy)?
+    Ok(())
 }
 
 /// Fills with `byte`.
@@ -62,14 +63,15 @@ pub(crate) unsafe fn within(queue: &Queue, target: u64, source: u64, bytes: usiz
 /// `target` is `bytes` bytes of memory of the stream's device.
 pub(crate) unsafe fn fill(queue: &Queue, target: u64, byte: u8, bytes: usize) -> Outcome<()> {
     queue.gpu.bind()?;
+    // SAFETY: by the caller's promise.
+    let fill = || unsafe { driver!(cuMemsetD8Async(target, byte, bytes, queue.raw())) };
+    nodes::launch(queue, fill)??;
     nodes::note(|notes| {
         notes.begin();
         notes.operand(target, bytes, [false, true]);
         notes.node(NodeKind::Fill, "zeros".into(), "fill", &[target]);
     });
-    // SAFETY: by the caller's promise.
-    let fill = || unsafe { driver!(cuMemsetD8Async(target, byte, bytes, queue.raw())) };
-    nodes::launch(queue, fill)?
+    Ok(())
 }
 
 /// From one device to another, on a stream of either. Where the devices cannot access each other's

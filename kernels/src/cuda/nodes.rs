@@ -16,7 +16,7 @@ pub enum NodeKind {
     /// A kernel of this crate.
     Kernel,
     /// A matmul of cuBLASLt, which may be several kernels.
-    Product,
+    Matmul,
     /// A copy within the device.
     Copy,
     /// A fill with zeros.

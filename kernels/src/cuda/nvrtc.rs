@@ -1,7 +1,7 @@
 //! `.cu` files, compiled by NVRTC for the device at first use and cached on disk.
 //!
-//! Each file is compiled by itself, with `common.cuh` as the only header and the options of
-//! `Compiler::options`. The main one is `--fmad=false`: as in Rust, a product and a sum are two
+//! Each file is a separate compilation, with `common.cuh` as the only header and the options of
+//! `compiler::options`. The main one is `--fmad=false`: as in Rust, a product and a sum are two
 //! roundings unless the source says `fmaf`. `cache.rs` keeps the machine code under a hash of
 //! everything it depends on. Finding a kernel again allocates nothing.
 
@@ -14,7 +14,9 @@ use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
 
-use cudarc::driver::sys::{CUfunction, CUmodule};
+use cudarc::driver::sys::{
+    CUfunction, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CUmodule,
+};
 
 use super::cache;
 use super::calls::CUresult;
@@ -26,7 +28,10 @@ use crate::DType;
 use crate::device::discover;
 use crate::error::{Caller, Error, Line, Result};
 use crate::sync::lock;
-use compiler::Compiler;
+use compiler::{Compiler, Target};
+
+/// Dynamic shared memory that a block may have without being allowed more.
+const SHARED_BYTES: u32 = 48 << 10;
 
 /// A `.cu` file of this crate, and its loaded modules.
 pub(crate) struct Source {
@@ -37,7 +42,7 @@ pub(crate) struct Source {
     modules: [OnceLock<Box<Module>>; GPUS_MAX],
     /// Locked while the source is compiled or loaded. It keeps the last image, which devices of one
     /// kind share.
-    making: Mutex<Option<(u32, Arc<[u8]>)>>,
+    making: Mutex<Option<(Target, Arc<[u8]>)>>,
 }
 
 impl Source {
@@ -88,12 +93,14 @@ struct Module {
     kernels: RwLock<HashMap<KernelName, Handle<CUfunction>>>,
 }
 
-/// The kernel `name` of `source` on `gpu`.
+/// The kernel `name` of `source` on `gpu`, whose blocks may have `shared_bytes` of dynamic shared
+/// memory.
 #[inline]
 pub(crate) fn function(
     gpu: &'static Gpu,
     source: &'static Source,
     name: KernelName,
+    shared_bytes: u32,
     by: Caller,
 ) -> Result<CUfunction> {
     if let Some(module) = source.modules[gpu.index].get()
@@ -101,7 +108,7 @@ pub(crate) fn function(
     {
         return Ok(function);
     }
-    Making { gpu, source, by }.function(name)
+    Making { gpu, source, by }.function(name, shared_bytes)
 }
 
 impl Module {
@@ -119,7 +126,7 @@ struct Making {
 }
 
 impl Making {
-    fn function(&self, name: KernelName) -> Result<CUfunction> {
+    fn function(&self, name: KernelName, shared_bytes: u32) -> Result<CUfunction> {
         // Loading a module may wait for the whole device.
         if is_capturing() {
             let why = format!("the kernel {name} is used for the first time");
@@ -135,6 +142,13 @@ impl Making {
         let found = self.gpu.bind().and_then(|()| find());
         match found {
             Ok(()) => {
+                if shared_bytes > SHARED_BYTES {
+                    let attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                    let bytes = shared_bytes as i32;
+                    // SAFETY: the function belongs to this context.
+                    unsafe { driver!(cuFuncSetAttribute(function, attribute, bytes)) }
+                        .map_err(|fault| self.refused(fault))?;
+                }
                 let mut kernels = module
                     .kernels
                     .write()
@@ -159,16 +173,16 @@ impl Making {
             return Ok(module);
         }
         let compiler = compiler::get().map_err(|why| self.problem(why))?;
-        let architecture = compiler
-            .architecture(self.gpu.capability)
+        let target = compiler
+            .target(self.gpu.capability)
             .map_err(|why| self.problem(why))?;
         let handle = match &*made {
-            Some((known, image)) if *known == architecture => self
+            Some((known, image)) if *known == target => self
                 .load(image)
                 .map_err(|fault| self.unloadable(fault, compiler))?,
             _ => {
-                let (image, handle) = self.image(compiler, architecture)?;
-                *made = Some((architecture, image));
+                let (image, handle) = self.image(compiler, target)?;
+                *made = Some((target, image));
                 handle
             }
         };
@@ -181,11 +195,11 @@ impl Making {
     }
 
     /// The source, compiled now or by an earlier process, and loaded.
-    fn image(&self, compiler: &Compiler, architecture: u32) -> Result<(Arc<[u8]>, CUmodule)> {
-        let name = self.source.name;
+    fn image(&self, compiler: &Compiler, target: Target) -> Result<(Arc<[u8]>, CUmodule)> {
+        let (name, architecture) = (self.source.name, target.0);
         let label = format!("{}-sm_{architecture}", name.trim_end_matches(".cu"));
         let text = compiler::text_of(name, self.source.text);
-        let entry = cache::Entry::of_process(&label, key(compiler, architecture, &text));
+        let entry = cache::Entry::of_process(&label, key(compiler, target, &text));
         if let Some(image) = entry.read() {
             match self.load(&image) {
                 Ok(handle) => return Ok((image.into(), handle)),
@@ -196,7 +210,7 @@ impl Making {
         }
         let start = Instant::now();
         let image = compiler
-            .compile(name, &text, architecture)
+            .compile(name, &text, target)
             .map_err(|why| self.problem(why))?;
         tracing::debug!(
             "{compiler} compiled {name} for sm_{architecture} in {:.0} ms",
@@ -252,7 +266,7 @@ impl Making {
 }
 
 /// Everything that an image depends on.
-fn key(compiler: &Compiler, architecture: u32, text: &str) -> u128 {
+fn key(compiler: &Compiler, target: Target, text: &str) -> u128 {
     let (length, changed) = compiler.file;
     let mut key = cache::Key::new()
         .part(env!("CARGO_PKG_VERSION").as_bytes())
@@ -261,7 +275,7 @@ fn key(compiler: &Compiler, architecture: u32, text: &str) -> u128 {
         .part(compiler.to_string().as_bytes())
         .part(&length.to_le_bytes())
         .part(&changed.to_le_bytes());
-    for option in compiler::options(architecture, text) {
+    for option in compiler::options(target, text) {
         key = key.part(option.as_bytes());
     }
     key.finish()

@@ -1,4 +1,4 @@
-//! Matrix products on a GPU, by cuBLASLt.
+//! Matmuls on a GPU, by cuBLASLt.
 //!
 //! Our matrices are row-major and the library's are column-major, so a row-major `[m, n]` is its
 //! `[n, m]`. `out = left·right` is passed as `outᵀ = rightᵀ·leftᵀ`, which moves nothing: A is
@@ -7,12 +7,12 @@
 //!
 //! * Sums are in f32 for every dtype. f32 operands are multiplied as f32, or as TF32 if
 //!   `with_f32_math` says so.
-//! * The heuristic runs once per kind of product (`plan.rs`). Nothing is timed unless a program
+//! * The heuristic runs once per kind of matmul (`plan.rs`). Nothing is timed unless a program
 //!   asks for it (`choose.rs`): timing may choose other algorithms, and so other bits, in another
 //!   run.
-//! * Each stream has its own workspace, because two products would overwrite each other's. It is
-//!   made at the stream's first product and kept. A graph uses the workspaces of the streams it was
-//!   captured from: such a stream must not run other products beside the graph without an event
+//! * Each stream has its own workspace, because two matmuls would overwrite each other's. It is
+//!   made at the stream's first matmul and kept. A graph uses the workspaces of the streams it was
+//!   captured from: such a stream must not run other matmuls beside the graph without an event
 //!   between them.
 
 mod choose;
@@ -26,7 +26,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use super::Launcher;
 use crate::cuda::devices::GPUS_MAX;
 use crate::cuda::fault;
-use crate::cuda::gpu::Handle;
 use crate::cuda::nodes::{self, NodeKind, NodeWork};
 use crate::cuda::queue::is_capturing;
 use crate::error::{Error, Result};
@@ -34,11 +33,11 @@ use crate::precision::{F32Math, f32_math};
 use crate::sync::lock;
 use crate::{DType, Tensor};
 pub(crate) use epilogue::{Epilogue, Function};
-use library::{Fault, Functions, Opaque, blaslt};
+use library::{Blas, Fault};
 pub(crate) use plan::Kind;
 use plan::{Operands, Plan, WORKSPACE_BYTES};
 
-/// A matrix to read: `[rows, columns]` as the product sees it.
+/// A matrix to read: `[rows, columns]` as the matmul sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Side {
     pub(crate) address: u64,
@@ -48,7 +47,10 @@ pub(crate) struct Side {
 
 /// `out = epilogue(alpha * left·right + beta * existing)`, all row-major and non-empty.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Product {
+pub(crate) struct Matmul {
+    /// How many matrices of these shapes each operand has, one after the other. A batch has no
+    /// epilogue.
+    pub(crate) batch: usize,
     /// Rows of `out`, its columns, and the length of the sums.
     pub(crate) mnk: [usize; 3],
     /// `[m, k]`.
@@ -68,10 +70,11 @@ pub(crate) struct Product {
     pub(crate) epilogue: Epilogue,
 }
 
-impl Product {
+impl Matmul {
     /// `out = left·right`, all in f32.
-    pub(crate) fn new(mnk: [usize; 3], left: Side, right: Side, out: u64) -> Product {
-        Product {
+    pub(crate) fn new(mnk: [usize; 3], left: Side, right: Side, out: u64) -> Matmul {
+        Matmul {
+            batch: 1,
             mnk,
             left,
             right,
@@ -88,101 +91,81 @@ impl Product {
 
 /// cuBLASLt on one device.
 struct Engine {
-    functions: &'static Functions,
-    handle: Handle<Opaque>,
+    blas: Blas,
     /// None for a kind that the library has no algorithm for.
     plans: RwLock<HashMap<Kind, Option<Arc<Plan>>>>,
-    /// By stream.
-    workspaces: Mutex<HashMap<u64, Workspace>>,
-}
-
-/// Workspace for the products of one stream.
-struct Workspace {
-    address: u64,
-    /// Kept to the end of the process, because graphs hold the address.
-    _tensor: Tensor,
+    /// The addresses of workspaces, by stream. Kept to the end of the process, because graphs hold
+    /// them.
+    workspaces: Mutex<HashMap<u64, (u64, Tensor)>>,
 }
 
 impl Launcher {
-    /// Gives a product to the launcher's stream.
-    pub(crate) fn multiply(&self, product: &Product) -> Result<()> {
-        if self.multiply_if_supported(product)? {
+    /// Gives a matmul to the launcher's stream.
+    pub(crate) fn multiply(&self, matmul: &Matmul) -> Result<()> {
+        if self.multiply_if_supported(matmul)? {
             return Ok(());
         }
-        let (name, _) = Engine::of(self)?.functions.describe(library::NOT_SUPPORTED);
+        let functions = &Engine::of(self)?.blas.functions;
+        let (name, _) = functions.describe(library::NOT_SUPPORTED);
         let function = "cublasLtMatmulAlgoGetHeuristic";
-        Err(self.refusal(function, &name, "no algorithm", product))
+        Err(self.refusal(function, &name, "no algorithm", matmul))
     }
 
     /// As `multiply`, but returns false and does nothing if the library has no algorithm for it.
-    pub(crate) fn multiply_if_supported(&self, product: &Product) -> Result<bool> {
-        debug_assert!(product.mnk.iter().all(|&length| length > 0));
+    pub(crate) fn multiply_if_supported(&self, matmul: &Matmul) -> Result<bool> {
+        debug_assert!(matmul.mnk.iter().all(|&length| length > 0));
         let engine = Engine::of(self)?;
-        let kind = product.kind();
+        let kind = matmul.kind();
         let known = read(&engine.plans).get(&kind).cloned();
         let mut plan = match known {
             Some(plan) => plan,
-            None => self.plan(engine, &kind, product, 0)?,
+            None => self.plan(engine, &kind, matmul, 0)?,
         };
         for refused in 1.. {
             let Some(known) = plan else { return Ok(false) };
-            let operands = self.operands(engine, &known, product)?;
+            let operands = self.operands(engine, &known, matmul)?;
             self.bind()?;
             // SAFETY: the context is current. The operation entered its operands and checked their
-            // shapes against this product. The workspace belongs to this stream and has the size
+            // shapes against this matmul. The workspace belongs to this stream and has the size
             // that the plan allows.
-            let run = || unsafe { known.run(engine.functions, engine.handle.0, &operands) };
+            let run = || unsafe { known.run(&operands) };
             match nodes::launch(&self.queue, run).map_err(|fault| self.failed(fault))? {
                 Ok(()) => break,
                 // The library may refuse what its heuristic returned; then nothing was queued.
                 Err(fault) if fault.code == library::NOT_SUPPORTED && !is_capturing() => {
-                    plan = self.plan(engine, &kind, product, refused)?;
+                    plan = self.plan(engine, &kind, matmul, refused)?;
                 }
-                Err(fault) => return Err(self.refused(engine.functions, fault, product)),
+                Err(fault) => return Err(self.refused(engine, fault, matmul)),
             }
         }
-        let existing = if product.beta == 0.0 {
-            0
-        } else {
-            product.existing
-        };
-        let epilogue = [product.epilogue.bias, product.epilogue.aux].map(Option::unwrap_or_default);
-        let sides = [product.left.address, product.right.address];
-        let used = [
-            sides[0],
-            sides[1],
-            existing,
-            product.out,
-            epilogue[0],
-            epilogue[1],
-        ];
+        let Epilogue { bias, aux, .. } = matmul.epilogue;
+        let sides = [Some(matmul.left.address), Some(matmul.right.address)];
+        let existing = (matmul.beta != 0.0).then_some(matmul.existing);
+        let used = [sides[0], sides[1], existing, Some(matmul.out), bias, aux];
+        let used = used.map(Option::unwrap_or_default);
+        let multiplied = matmul.mnk.map(|length| length as f64);
         let work = NodeWork {
-            flop: 2.0
-                * product
-                    .mnk
-                    .map(|length| length as f64)
-                    .iter()
-                    .product::<f64>(),
+            flop: 2.0 * matmul.batch as f64 * multiplied.iter().product::<f64>(),
             ..NodeWork::default()
         };
-        nodes::node(NodeKind::Product, product, self.by.op, &used, work);
+        nodes::node(NodeKind::Matmul, matmul, self.by.op, &used, work);
         Ok(true)
     }
 
-    /// The addresses of a product for a plan.
-    fn operands(&self, engine: &Engine, plan: &Plan, product: &Product) -> Result<Operands> {
+    /// The addresses of a matmul for a plan.
+    fn operands(&self, engine: &Engine, plan: &Plan, matmul: &Matmul) -> Result<Operands> {
         Ok(Operands {
-            a: product.right.address,
-            b: product.left.address,
-            c: product.existing,
-            d: product.out,
-            alpha: product.alpha,
-            beta: product.beta,
-            bias: product.epilogue.bias,
-            aux: product.epilogue.aux,
-            workspace: match plan.needs_workspace() {
-                true => self.workspace(engine)?,
-                false => 0,
+            a: matmul.right.address,
+            b: matmul.left.address,
+            c: matmul.existing,
+            d: matmul.out,
+            alpha: matmul.alpha,
+            beta: matmul.beta,
+            bias: matmul.epilogue.bias,
+            aux: matmul.epilogue.aux,
+            workspace: match plan.algorithm.workspace_bytes {
+                0 => 0,
+                _ => self.workspace(engine)?,
             },
             stream: self.queue.raw().cast(),
         })
@@ -200,26 +183,25 @@ impl Launcher {
     /// if it has none, so that it is asked once.
     fn plan(
         &self,
-        engine: &Engine,
+        engine: &'static Engine,
         kind: &Kind,
-        product: &Product,
+        matmul: &Matmul,
         refused: usize,
     ) -> Result<Option<Arc<Plan>>> {
-        // The first product of a kind loads code, which may wait for the whole device.
-        self.not_captured("a product of this kind was not made before")?;
+        // The first matmul of a kind loads code, which may wait for the whole device.
+        self.not_captured("a matmul of this kind was not made before")?;
         if kind.dtypes[0] == DType::F32 && kind.math == F32Math::Strict {
             self.refuse_emulation()?;
         }
         let plan = match self.leaves(kind)? {
             true => None,
-            false => Plan::make(engine.functions, engine.handle.0, kind, refused)
-                .map_err(|fault| self.refused(engine.functions, fault, product))?,
+            false => Plan::make(&engine.blas, kind, refused)
+                .map_err(|fault| self.refused(engine, fault, matmul))?,
         };
         let plan = match plan {
             Some(plan) => {
-                let operands = self.operands(engine, &plan, product)?;
-                self.keeps_nan(engine, &plan, kind, &operands)?
-                    .then_some(plan)
+                let operands = self.operands(engine, &plan, matmul)?;
+                self.keeps_nan(&plan, kind, &operands)?.then_some(plan)
             }
             None => None,
         };
@@ -238,7 +220,7 @@ impl Launcher {
         match std::env::var_os(VARIABLE) {
             Some(value) if !value.is_empty() && value != "0" => Err(self.by.value(
                 format!("the environment's {VARIABLE}"),
-                "unset or 0, since products of f32 are in f32 unless asked otherwise. Unset it, or \
+                "unset or 0, since matmuls of f32 are in f32 unless asked otherwise. Unset it, or \
                  ask for TF32 by ops::with_f32_math",
                 value.to_string_lossy(),
             )),
@@ -249,18 +231,12 @@ impl Launcher {
     /// The address of this stream's workspace, which the first call allocates.
     fn workspace(&self, engine: &Engine) -> Result<u64> {
         let mut workspaces = lock(&engine.workspaces);
-        if let Some(workspace) = workspaces.get(&self.queue.id) {
-            return Ok(workspace.address);
+        if let Some((address, _)) = workspaces.get(&self.queue.id) {
+            return Ok(*address);
         }
-        self.not_captured("no product was made on this stream before")?;
+        self.not_captured("no matmul was made on this stream before")?;
         let (tensor, address) = self.memory("cuBLASLt workspace", WORKSPACE_BYTES, None)?;
-        workspaces.insert(
-            self.queue.id,
-            Workspace {
-                address,
-                _tensor: tensor,
-            },
-        );
+        workspaces.insert(self.queue.id, (address, tensor));
         Ok(address)
     }
 
@@ -272,7 +248,7 @@ impl Launcher {
         Err(self.by.capture(self.gpu.device(), what, help))
     }
 
-    fn refused(&self, functions: &Functions, fault: Fault, product: &Product) -> Error {
+    fn refused(&self, engine: &Engine, fault: Fault, matmul: &Matmul) -> Error {
         // Of a lost device cuBLASLt says only that it failed; the driver says why.
         if let Err(mut why) = self.queue.record(false)
             && why.is_of_a_lost_device()
@@ -280,12 +256,12 @@ impl Launcher {
             why.function = fault.function;
             return self.failed(why);
         }
-        let (name, meaning) = functions.describe(fault.code);
-        self.refusal(fault.function, &name, &meaning, product)
+        let (name, meaning) = engine.blas.functions.describe(fault.code);
+        self.refusal(fault.function, &name, &meaning, matmul)
     }
 
-    fn refusal(&self, function: &str, name: &str, meaning: &str, product: &Product) -> Error {
-        let (device, meaning) = (self.gpu.device(), format!("{meaning}: {product}"));
+    fn refusal(&self, function: &str, name: &str, meaning: &str, matmul: &Matmul) -> Error {
+        let (device, meaning) = (self.gpu.device(), format!("{meaning}: {matmul}"));
         self.by.cuda(device, function, [name, &meaning], "")
     }
 }
@@ -303,80 +279,65 @@ impl Engine {
         if let Some(engine) = place.get() {
             return Ok(engine);
         }
-        launcher.not_captured("no product was made on this device before")?;
+        launcher.not_captured("no matmul was made on this device before")?;
         let engine = Engine::make(launcher)?;
         Ok(place.get_or_init(|| engine))
     }
 
     fn make(launcher: &Launcher) -> Result<Engine> {
         let (gpu, by) = (launcher.gpu, launcher.by);
-        /// Of the first device that made a handle: all devices use the same library.
-        static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
-        gpu.bind().map_err(|fault| fault.of(by, gpu.device()))?;
-        let create = |functions: &Functions| {
-            let mut handle = std::ptr::null_mut();
-            // SAFETY: the handle's context is current; the pointer is to a local variable.
-            unsafe { blaslt!(functions, cublasLtCreate(&mut handle)) }.map(|()| handle)
-        };
-        let (functions, handle) = match FUNCTIONS.get() {
-            Some(functions) => {
-                let handle = create(functions).map_err(|Fault { function, code }| {
-                    let (name, meaning) = functions.describe(code);
-                    let help = "check that the device has free memory";
-                    by.cuda(gpu.device(), function, [&name, &meaning], help)
-                })?;
-                (functions, handle)
-            }
-            None => {
-                let (functions, handle) =
-                    library::load(create).map_err(|why| by.absent(gpu.device(), why))?;
-                (FUNCTIONS.get_or_init(|| functions), handle)
-            }
-        };
+        launcher.bind()?;
+        let blas = library::load().map_err(|why| by.absent(gpu.device(), why))?;
         // SAFETY: takes no arguments and needs no context.
-        let version = unsafe { (functions.cublasLtGetVersion)() };
+        let version = unsafe { (blas.functions.cublasLtGetVersion)() };
         tracing::debug!("cuBLASLt {version} on {}", gpu.device());
         Ok(Engine {
-            functions,
-            handle: Handle(handle),
+            blas,
             plans: RwLock::default(),
             workspaces: Mutex::default(),
         })
     }
 }
 
-impl Product {
+impl Matmul {
     fn kind(&self) -> Kind {
-        let [m, n, k] = self.mnk.map(|length| length as u64);
+        let [m, n, k] = self.mnk;
+        let addresses = [
+            self.right.address,
+            self.left.address,
+            self.existing,
+            self.out,
+        ];
+        // In a batch, also the distance from one matrix to the next.
+        let apart = |elements: usize, dtype: DType| match self.batch {
+            1 => 0,
+            _ => (elements * dtype.bytes()) as u64,
+        };
+        let (operand, result) = (self.dtype, apart(m * n, self.out_dtype));
+        let strides = [apart(k * n, operand), apart(m * k, operand), result, result];
         Kind {
-            rows: n,
-            columns: m,
-            inner: k,
+            rows: n as u64,
+            columns: m as u64,
+            inner: k as u64,
+            batch: self.batch as u64,
             transposed: [self.right.transposed, self.left.transposed],
             dtypes: [self.dtype, self.out_dtype],
-            math: if self.dtype == DType::F32 {
-                f32_math()
-            } else {
-                F32Math::Strict
+            math: match self.dtype {
+                DType::F32 => f32_math(),
+                _ => F32Math::Strict,
             },
             epilogue: self.epilogue.number(),
             beta_is_zero: self.beta == 0.0,
-            alignments: [
-                self.right.address,
-                self.left.address,
-                self.existing,
-                self.out,
-            ]
-            .map(alignment),
+            alignments: [0, 1, 2, 3].map(|index| alignment(addresses[index] | strides[index])),
         }
     }
 }
 
-impl std::fmt::Display for Product {
+impl std::fmt::Display for Matmul {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ([m, n, k], dtype) = (self.mnk, self.dtype);
         let t = |side: Side| if side.transposed { ".t()" } else { "" };
-        // `transposed` says how memory is laid out; the shapes are those of the product.
+        // `transposed` says how memory is laid out; the shapes are those of the matmul.
         write!(
             f,
             "{dtype}[{m}, {k}]{} · {dtype}[{k}, {n}]{} to {}",
@@ -389,6 +350,9 @@ impl std::fmt::Display for Product {
             alignments,
             ..
         } = self.kind();
+        if self.batch > 1 {
+            write!(f, ", batch of {}", self.batch)?;
+        }
         write!(f, ", epilogue {epilogue}, alignments {alignments:?} bytes")
     }
 }
@@ -456,12 +420,13 @@ mod tests {
     }
 
     #[test]
-    fn a_product_is_described_with_all_that_an_algorithm_is_chosen_by() {
+    fn a_matmul_is_described_with_all_that_an_algorithm_is_chosen_by() {
         let side = |transposed| Side {
             address: 0x1010,
             transposed,
         };
-        let product = Product {
+        let matmul = Matmul {
+            batch: 1,
             mnk: [2, 3, 4],
             left: side(false),
             right: side(true),
@@ -478,7 +443,16 @@ mod tests {
         };
         let expected =
             "bf16[2, 4] · bf16[4, 3].t() to f32, epilogue 4, alignments [16, 16, 256, 256] bytes";
-        assert_eq!(product.to_string(), expected);
+        assert_eq!(matmul.to_string(), expected);
+        // Matrices of 2 × 4 elements of 2 bytes are 16 bytes apart; those of 2 × 3 of 4 bytes, 24.
+        let batch = Matmul {
+            batch: 5,
+            epilogue: Epilogue::default(),
+            ..matmul
+        };
+        let expected = "bf16[2, 4] · bf16[4, 3].t() to f32, batch of 5, epilogue 1, \
+                        alignments [8, 16, 8, 8] bytes";
+        assert_eq!(batch.to_string(), expected);
     }
 
     #[test]

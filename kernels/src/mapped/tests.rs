@@ -244,7 +244,7 @@ fn a_file_system_says_what_is_free() {
     assert!(free_bytes(Path::new("/nonexistent/folder")).is_err());
 }
 
-/// Runs the ignored test `name` in a process of its own, which is to end by a signal.
+/// Runs the ignored test `name` in a separate process, which a signal must end.
 fn signal_of_child(name: &str) -> Option<i32> {
     use std::os::unix::process::ExitStatusExt;
     let test = format!("mapped::tests::{name}");

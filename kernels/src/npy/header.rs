@@ -1,6 +1,9 @@
 //! The header of an `.npy` file: a Python dict literal with the keys `descr`, `fortran_order` and
-//! `shape`. Parses exactly that, and writes exactly numpy's bytes. Nothing recurses or allocates by
-//! what a header claims; errors are sentences for `Error::BadFile`.
+//! `shape`. It is read as the JSON that it nearly is, and written with exactly numpy's bytes.
+//! Nothing allocates by what a header claims; errors are sentences for `Error::BadFile`.
+
+use serde::Deserialize;
+use serde_json::Value;
 
 use crate::shape::RANK_MAX;
 use crate::{DType, Shape};
@@ -20,33 +23,52 @@ pub(super) fn parse<S>(
     text: &[u8],
     stored_as: impl Fn(&[u8]) -> Result<S, String>,
 ) -> Result<(S, bool, Shape), String> {
-    let mut literal = Literal { text, position: 0 };
-    let (mut stored, mut fortran_order, mut shape) = (None, None, None);
-    literal.expect(b'{', "a dict")?;
-    while !literal.accept(b'}') {
-        let key = literal.string("a key")?;
-        literal.expect(b':', "a colon after the key")?;
-        let repeated = match key {
-            b"descr" => stored.replace(stored_as(literal.descr()?)?).is_some(),
-            b"fortran_order" => fortran_order.replace(literal.boolean()?).is_some(),
-            b"shape" => shape.replace(literal.shape()?).is_some(),
-            _ => return Err(format!("its header has the unknown key '{}'", shown(key))),
-        };
-        if repeated {
-            return Err(format!("its header has the key '{}' twice", shown(key)));
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Header {
+        descr: Value,
+        fortran_order: bool,
+        shape: Vec<usize>,
+    }
+    let json = as_json(&String::from_utf8_lossy(text));
+    let header = serde_json::from_str::<Header>(&json).map_err(|error| {
+        let got = shown(text);
+        format!("its header is not as numpy writes it: {error}; it begins with \"{got}\"")
+    })?;
+    let Value::String(descr) = header.descr else {
+        return Err(format!(
+            "its dtype is structured: {}. Save each field as a separate array: np.save(path, a['name'])",
+            shown(header.descr.to_string().as_bytes())
+        ));
+    };
+    let dims = &header.shape[..];
+    if dims.len() > RANK_MAX {
+        let most = format!("more than {RANK_MAX} dimensions, the most that are supported");
+        return Err(format!("its shape has {most}"));
+    }
+    let shape = Shape::new(dims).map_err(|_| {
+        format!("its shape {dims:?} has more elements than this machine can address")
+    })?;
+    Ok((stored_as(descr.as_bytes())?, header.fortran_order, shape))
+}
+
+/// Python's literal as JSON: with its brackets, quotes and words, and without a comma before a
+/// bracket that closes, or the suffix of Python 2's long integers.
+fn as_json(text: &str) -> String {
+    let mut json = String::with_capacity(text.len());
+    for character in text.chars() {
+        if matches!(character, ')' | ']' | '}') {
+            json.truncate(json.trim_end().trim_end_matches(',').len());
         }
-        if !literal.accept(b',') {
-            literal.expect(b'}', "a comma or the end of the dict")?;
-            break;
+        match character {
+            '(' => json.push('['),
+            ')' => json.push(']'),
+            '\'' => json.push('"'),
+            'L' if json.ends_with(|last: char| last.is_ascii_digit()) => {}
+            other => json.push(other),
         }
     }
-    literal.end()?;
-    let missing = |key: &str| format!("its header lacks the key '{key}'");
-    Ok((
-        stored.ok_or_else(|| missing("descr"))?,
-        fortran_order.ok_or_else(|| missing("fortran_order"))?,
-        shape.ok_or_else(|| missing("shape"))?,
-    ))
+    json.replace("True", "true").replace("False", "false")
 }
 
 /// How numpy spells a dtype, or `None` for bfloat16, which it does not have.
@@ -108,164 +130,6 @@ fn shown(bytes: &[u8]) -> String {
     shown
 }
 
-/// A parser of the Python literals that headers consist of.
-struct Literal<'a> {
-    text: &'a [u8],
-    position: usize,
-}
-
-impl<'a> Literal<'a> {
-    fn skip_space(&mut self) {
-        while let Some(b' ' | b'\t' | b'\n' | b'\r') = self.text.get(self.position) {
-            self.position += 1;
-        }
-    }
-
-    /// The next byte after spaces, which is not consumed.
-    fn peek(&mut self) -> Option<u8> {
-        self.skip_space();
-        self.text.get(self.position).copied()
-    }
-
-    fn accept(&mut self, byte: u8) -> bool {
-        let found = self.peek() == Some(byte);
-        self.position += usize::from(found);
-        found
-    }
-
-    fn refuse<T>(&mut self, expected: &str) -> Result<T, String> {
-        self.skip_space();
-        let rest = &self.text[self.position..];
-        let got = if rest.is_empty() {
-            "its end".to_string()
-        } else {
-            format!("\"{}\"", shown(rest))
-        };
-        Err(format!(
-            "byte {} of its header: expected {expected}, got {got}",
-            self.position
-        ))
-    }
-
-    fn expect(&mut self, byte: u8, what: &str) -> Result<(), String> {
-        if self.accept(byte) {
-            Ok(())
-        } else {
-            self.refuse(what)
-        }
-    }
-
-    /// Only spaces are left.
-    fn end(&mut self) -> Result<(), String> {
-        if self.peek().is_none() {
-            Ok(())
-        } else {
-            self.refuse("nothing after the dict")
-        }
-    }
-
-    /// A quoted string. No name in a header needs an escape.
-    fn string(&mut self, what: &str) -> Result<&'a [u8], String> {
-        let Some(quote @ (b'\'' | b'"')) = self.peek() else {
-            return self.refuse(&format!("{what} in quotes"));
-        };
-        let inside = &self.text[self.position + 1..];
-        match inside
-            .iter()
-            .position(|&byte| byte == quote || byte == b'\\' || byte == b'\n')
-        {
-            Some(length) if inside[length] == quote => {
-                self.position += length + 2;
-                Ok(&inside[..length])
-            }
-            _ => self.refuse(&format!("{what} in quotes, without escapes")),
-        }
-    }
-
-    fn descr(&mut self) -> Result<&'a [u8], String> {
-        match self.peek() {
-            Some(b'[' | b'(') => {
-                let dtype = shown(&self.text[self.position..]);
-                Err(format!(
-                    "its dtype is structured: {dtype}. Save each field as an array of its own: np.save(path, a['name'])"
-                ))
-            }
-            _ => self.string("a dtype"),
-        }
-    }
-
-    fn boolean(&mut self) -> Result<bool, String> {
-        self.skip_space();
-        let rest = &self.text[self.position..];
-        let word_bytes = rest
-            .iter()
-            .take_while(|byte| byte.is_ascii_alphanumeric() || **byte == b'_')
-            .count();
-        let value = match &rest[..word_bytes] {
-            b"True" => true,
-            b"False" => false,
-            _ => return self.refuse("True or False"),
-        };
-        self.position += word_bytes;
-        Ok(value)
-    }
-
-    /// A tuple of integers: `()`, `(3,)`, `(2, 3)`.
-    fn shape(&mut self) -> Result<Shape, String> {
-        let mut dims = [0; RANK_MAX];
-        let mut rank = 0;
-        self.expect(b'(', "the shape as a tuple, as in (2, 3)")?;
-        let mut comma = true;
-        while !self.accept(b')') {
-            if !comma {
-                return self.refuse("a comma or the end of the shape");
-            }
-            if rank == RANK_MAX {
-                return Err(format!(
-                    "its shape has more than {RANK_MAX} dimensions, the most that are supported"
-                ));
-            }
-            dims[rank] = self.dimension()?;
-            rank += 1;
-            comma = self.accept(b',');
-        }
-        if rank == 1 && !comma {
-            return Err(format!(
-                "its shape is ({0}), a number in Python: expected ({0},)",
-                dims[0]
-            ));
-        }
-        let dims = &dims[..rank];
-        Shape::new(dims).map_err(|_| {
-            format!("its shape {dims:?} has more elements than this machine can address")
-        })
-    }
-
-    fn dimension(&mut self) -> Result<usize, String> {
-        self.skip_space();
-        let rest = &self.text[self.position..];
-        let digits = &rest[..rest.iter().take_while(|byte| byte.is_ascii_digit()).count()];
-        if digits.is_empty() || (digits.len() > 1 && digits[0] == b'0') {
-            return self.refuse("a dimension, a whole number from 0 on");
-        }
-        let value = digits.iter().try_fold(0_usize, |value, digit| {
-            value
-                .checked_mul(10)?
-                .checked_add(usize::from(digit - b'0'))
-        });
-        let Some(value) = value else {
-            return Err(format!(
-                "its shape has the dimension {}, beyond what this machine can address",
-                shown(digits)
-            ));
-        };
-        self.position += digits.len();
-        // Python 2 wrote long integers with a suffix.
-        self.position += usize::from(self.text.get(self.position) == Some(&b'L'));
-        Ok(value)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -294,48 +158,39 @@ mod tests {
         let of_descr =
             |descr: &str| format!("{{'descr': {descr}, 'fortran_order': False, 'shape': (2,), }}");
         for (text, named) in [
-            (String::new(), "expected a dict, got its end"),
-            ("{}".into(), "lacks the key 'descr'"),
+            (String::new(), "EOF"),
+            ("{}".into(), "missing field `descr`"),
             (
                 "{'descr': '<f4', 'shape': ()}".into(),
-                "lacks the key 'fortran_order'",
+                "missing field `fortran_order`",
             ),
-            ("{'descr': '<f4', 'descr': '<f4'}".into(), "'descr' twice"),
-            ("{'flavour': 1}".into(), "unknown key 'flavour'"),
-            ("{'descr' '<f4'}".into(), "a colon"),
-            ("{'descr': '<f4' 'shape': ()}".into(), "a comma or the end"),
-            ("{,}".into(), "a key in quotes"),
+            (
+                "{'descr': '<f4', 'descr': '<f4'}".into(),
+                "duplicate field `descr`",
+            ),
+            ("{'flavour': 1}".into(), "unknown field `flavour`"),
+            ("{'descr' '<f4'}".into(), "expected `:`"),
+            ("{'descr': '<f4' 'shape': ()}".into(), "expected `,` or `}`"),
             (
                 "{'descr': '<f4', 'fortran_order': 0, 'shape': ()}".into(),
-                "True or False, got \"0",
+                "expected a boolean",
             ),
             (
                 "{'descr': '<f4', 'fortran_order': Falsehood, 'shape': ()}".into(),
-                "True or False",
+                "not as numpy writes it",
             ),
-            (
-                of_shape("(2, 3"),
-                "a dimension, a whole number from 0 on, got \"}\"",
-            ),
-            (of_shape("(2 3)"), "a comma or the end of the shape"),
-            (of_shape("(,)"), "a dimension"),
-            (
-                of_shape("(-1,)"),
-                "a dimension, a whole number from 0 on, got \"-1,)",
-            ),
-            (of_shape("(03,)"), "a dimension"),
-            (of_shape("(3.0,)"), "a comma or the end of the shape"),
-            (of_shape("(3)"), "(3), a number in Python"),
-            (of_shape("[3]"), "a tuple"),
-            (of_shape("((((((((3))))))))"), "a dimension"),
+            (of_shape("(2, 3"), "not as numpy writes it"),
+            (of_shape("(2 3)"), "expected `,` or `]`"),
+            (of_shape("(-1,)"), "invalid value: integer `-1`"),
+            (of_shape("(03,)"), "invalid number"),
+            (of_shape("(3.0,)"), "expected usize"),
+            (of_shape("((3,),)"), "expected usize"),
+            (of_shape("((((((((3))))))))"), "expected usize"),
             (
                 of_shape("(1, 1, 1, 1, 1, 1, 1, 1, 1)"),
                 "more than 8 dimensions",
             ),
-            (
-                of_shape("(99999999999999999999999,)"),
-                "99999999999999999999999, beyond",
-            ),
+            (of_shape("(99999999999999999999999,)"), "expected usize"),
             (
                 of_shape("(4294967296, 4294967296)"),
                 "more elements than this machine",
@@ -344,11 +199,8 @@ mod tests {
                 of_shape("(0, 18446744073709551615, 2)"),
                 "more elements than this machine",
             ),
-            (of_shape("(2,)") + "x", "nothing after the dict"),
-            (
-                of_shape("(2,)") + "\0",
-                "nothing after the dict, got \"\\x00\"",
-            ),
+            (of_shape("(2,)") + "x", "trailing characters"),
+            (of_shape("(2,)") + "\0", "trailing characters"),
             (of_descr("'<i2'"), "'<i2'; supported are <f2"),
             (of_descr("'<u4'"), "astype('<f4')"),
             (of_descr("'<c8'"), "'<c8'"),
@@ -359,11 +211,11 @@ mod tests {
             (of_descr("''"), "''; supported"),
             (
                 of_descr("[('x', '<f4'), ('y', '<f4')]"),
-                "structured: [('x', '<f4'), ('y', '<f4')], '",
+                "structured: [[\"x\",\"<f4\"],[\"y\",\"<f4\"]]",
             ),
             (of_descr("('<f4', (2,))"), "structured"),
-            (of_descr("'<f4"), "'<f4, '; supported"),
-            (of_descr("'<f4\\n'"), "without escapes"),
+            (of_descr("'<f4"), "not as numpy writes it"),
+            (of_descr("'<f4\\n'"), "'<f4\\n'; supported"),
         ] {
             let problem = parsed(&text).unwrap_err();
             assert!(

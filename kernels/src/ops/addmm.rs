@@ -2,11 +2,12 @@
 //!
 //! `mat1` and `mat2` may be transposed views (`t()`), which are read without a copy. `acc` has the
 //! output's shape, or is the output itself. On a GPU all three may also be bf16, with sums in f32;
-//! f32 is strict unless `with_f32_math` says otherwise.
+//! f32 is strict unless `with_f32_math` says otherwise. Several matrices of one shape (three
+//! dimensions) are multiplied one by one on the CPU, and in one call of cuBLASLt on a GPU.
 
 use crate::Tensor;
 use crate::error::Result;
-use crate::launch::blaslt::{Product, Side};
+use crate::launch::blaslt::{Matmul, Side};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Placed, Slot, with_float};
 use crate::ops::matmul::{self, AsIs, Matrix, Real};
 
@@ -14,7 +15,7 @@ use crate::ops::matmul::{self, AsIs, Matrix, Real};
 /// meet.
 ///
 /// `mat1` (M, K) and `mat2` (K, N) may be `t()` views; `acc` is (M, N). It is not read if `beta` is
-/// 0.
+/// 0. All may have one dimension more in front, (S, …), for S matrices of one shape each.
 ///
 /// Backward: `dmat1 = alpha · dout · mat2ᵀ`, `dmat2 = alpha · mat1ᵀ · dout`, `dacc = beta · dout`,
 /// with `addmm` and `t()`.
@@ -22,10 +23,10 @@ use crate::ops::matmul::{self, AsIs, Matrix, Real};
 pub fn addmm(acc: &Tensor, mat1: &Tensor, mat2: &Tensor, alpha: f64, beta: f64) -> Result<Tensor> {
     let mut call = Call::new("addmm");
     let acc = call.reads("acc", acc);
-    let operands = Operands::check(&mut call, acc, mat1, mat2, [alpha, beta])?;
+    let operands = Operands::check(&mut call, &[acc], [mat1, mat2], [alpha, beta])?;
     call.run(operands.mat1, &FLOATS_AND_BF16, |placed| {
-        let [m, n, _] = operands.mnk;
-        let out = placed.tensor(operands.mat1).new_empty(&[m, n])?;
+        let shape = placed.tensor(acc).shape();
+        let out = placed.tensor(operands.mat1).new_empty(shape)?;
         let buffer = placed.enter_new(&out)?;
         operands.run(placed, buffer)?;
         Ok(out)
@@ -46,11 +47,7 @@ pub fn addmm_into(
     let out = call.writes("out", out);
     let acc = call.reads("acc", acc);
     call.may_be_in_place(acc, out);
-    let operands = Operands::check(&mut call, acc, mat1, mat2, [alpha, beta])?;
-    let [m, n, _] = operands.mnk;
-    call.has_shape(out, &[m, n], "[rows of mat1, columns of mat2]")?;
-    call.same_dtype(out, operands.mat1)?;
-    call.row_major(out)?;
+    let operands = Operands::check(&mut call, &[acc, out], [mat1, mat2], [alpha, beta])?;
     call.run(operands.mat1, &FLOATS_AND_BF16, |placed| {
         let [out] = placed.enter([out])?;
         operands.run(placed, out)
@@ -62,6 +59,8 @@ struct Operands {
     acc: Slot,
     mat1: Slot,
     mat2: Slot,
+    /// How many matrices each operand has.
+    batch: usize,
     /// Rows of the output, its columns, and the length of the sums.
     mnk: [usize; 3],
     alpha: f64,
@@ -69,16 +68,26 @@ struct Operands {
 }
 
 impl Operands {
+    /// `outputs` are the accumulator and, where there is one, the output.
     fn check<'a>(
         call: &mut Call<'a>,
-        acc: Slot,
-        mat1: &'a Tensor,
-        mat2: &'a Tensor,
+        outputs: &[Slot],
+        [mat1, mat2]: [&'a Tensor; 2],
         [alpha, beta]: [f64; 2],
     ) -> Result<Operands> {
         let (mat1, mat2) = (call.reads("mat1", mat1), call.reads("mat2", mat2));
-        let [m, k] = call.dims::<2>(mat1, "[rows, inner]")?;
-        let [inner, n] = call.dims::<2>(mat2, "[inner, columns]")?;
+        let dims = |slot: Slot, meaning: &str| match call.tensor(slot).shape()[..] {
+            [batch, rows, columns] => Ok([batch, rows, columns]),
+            _ => call
+                .dims(slot, meaning)
+                .map(|[rows, columns]| [1, rows, columns]),
+        };
+        let [batch, m, k] = dims(mat1, "[rows, inner]")?;
+        let [others, inner, n] = dims(mat2, "[inner, columns]")?;
+        if others != batch {
+            let expected = format!("{batch} matrices, as mat1 has");
+            return Err(call.operand_error(mat2, expected, "slice the longer one"));
+        }
         if inner != k {
             let expected = format!("{k} rows, as mat1 has columns");
             let help = "if mat2 is a weight of [out, in], pass it as .t()";
@@ -88,13 +97,23 @@ impl Operands {
             return Err(call.operand_error(mat1, "at least one column", "scale acc instead"));
         }
         call.same_dtype(mat2, mat1)?;
-        call.same_dtype(acc, mat1)?;
-        call.row_major(acc)?;
-        call.has_shape(acc, &[m, n], "[rows of mat1, columns of mat2]")?;
+        let (shape, meaning) = match call.tensor(mat1).shape().rank() {
+            2 => (&[m, n][..], "[rows of mat1, columns of mat2]"),
+            _ => (
+                &[batch, m, n][..],
+                "[matrices, rows of mat1, columns of mat2]",
+            ),
+        };
+        for &output in outputs {
+            call.same_dtype(output, mat1)?;
+            call.row_major(output)?;
+            call.has_shape(output, shape, meaning)?;
+        }
         Ok(Operands {
-            acc,
+            acc: outputs[0],
             mat1,
             mat2,
+            batch,
             mnk: [m, n, k],
             alpha,
             beta,
@@ -116,13 +135,14 @@ impl Operands {
             address: matrix.address(),
             transposed,
         });
-        gpu.multiply(&Product {
+        gpu.multiply(&Matmul {
+            batch: self.batch,
             existing: acc.address_or(&out),
             dtype: out.dtype,
             out_dtype: out.dtype,
             alpha: self.alpha as f32,
             beta: self.beta as f32,
-            ..Product::new(self.mnk, left, right, out.address())
+            ..Matmul::new(self.mnk, left, right, out.address())
         })
     }
 
@@ -132,9 +152,7 @@ impl Operands {
         acc: &Buffer<'_>,
         [(mat1, mat1_transposed), (mat2, mat2_transposed)]: [(&Buffer<'_>, bool); 2],
     ) {
-        let [m, n, k] = self.mnk;
-        let a = Matrix::new(mat1.elements(), m, k, mat1_transposed);
-        let b = Matrix::new(mat2.elements(), k, n, mat2_transposed);
+        let ([m, n, k], [mat1, mat2]) = (self.mnk, [mat1, mat2].map(|it| it.elements::<T>()));
         let (alpha, beta) = (T::from_f64(self.alpha), T::from_f64(self.beta));
         let out = out.elements_mut::<T>();
         if let Some(acc) = acc.unless_in_place::<T>()
@@ -142,7 +160,12 @@ impl Operands {
         {
             out.copy_from_slice(acc);
         }
-        matmul::product(out, a, b, alpha, beta, &AsIs);
+        for index in 0..self.batch {
+            let of = |elements: usize| index * elements..(index + 1) * elements;
+            let a = Matrix::new(&mat1[of(m * k)], m, k, mat1_transposed);
+            let b = Matrix::new(&mat2[of(k * n)], k, n, mat2_transposed);
+            matmul::product(&mut out[of(m * n)], a, b, alpha, beta, &AsIs);
+        }
     }
 }
 

@@ -16,7 +16,7 @@ mod cached;
 mod cpu;
 mod forward;
 mod gpu;
-mod products;
+mod matmuls;
 mod sizes;
 mod softmax;
 

@@ -318,6 +318,27 @@ template <u32 TILES> struct Softmax {
     }
 };
 
+/// Calls `use(first key, offset of the tile, is_masked)` for each tile of keys and values, while
+/// the next one is copied.
+template <u32 WIDTH, u32 STEP, class Block, class Rows, class Use>
+INLINE void each_tile(const Block& block, const Rows& k, const Rows& v, u32 k_rows, u32 v_rows, const Use& use) {
+    constexpr u32 TILE_BYTES = STEP * pitch(WIDTH);
+    const auto sweep = [&](u32 from, u32 to, bool is_masked) __attribute__((always_inline)) {
+        for (u32 keys = from; keys < to; keys += STEP) {
+            const u32 stage = keys / STEP % STAGES * TILE_BYTES, other = TILE_BYTES - stage;
+            finish_copies();
+            if (keys + STEP < block.end) {
+                k.template copy<WIDTH, STEP>(k_rows + other, keys + STEP);
+                v.template copy<WIDTH, STEP>(v_rows + other, keys + STEP);
+            }
+            if (is_masked && keys >= block.last) continue;
+            use(keys, stage, is_masked);
+        }
+    };
+    sweep(0, block.whole, false);
+    sweep(block.whole, block.end, true);
+}
+
 extern __shared__ uint4 block_memory[];
 
 // ---- kernels ----
@@ -342,31 +363,20 @@ INLINE void forward(bf16* out, float* log_sum_exp, const bf16* q_array, const bf
     Softmax<TILES> softmax;
     Sums<TILES, WIDTH / 8> sums;
     sums.clear();
-    const auto sweep = [&](u32 from, u32 to, bool is_masked) __attribute__((always_inline)) {
-        for (u32 keys = from; keys < to; keys += STEP) {
-            const u32 stage = keys / STEP % STAGES * TILE_BYTES, other = TILE_BYTES - stage;
-            finish_copies();
-            if (keys + STEP < block.end) {
-                k.template copy<WIDTH, STEP>(k_rows + other, keys + STEP);
-                v.template copy<WIDTH, STEP>(v_rows + other, keys + STEP);
-            }
-            if (is_masked && keys >= block.last) continue;
-            Sums<TILES, STEP / 8> scores;
-            scores.clear();
-            left.add_scores(scores, k_rows + stage);
-            if (is_masked) {
-                scores.each([&](float& score, u32 row, u32 column) {
-                    if (keys + lane_column(column) >= block.keys[row]) score = -infinity();
-                });
-            }
-            softmax.add(scores, sums, sizes.scale * LOG2);
-            Left<TILES, STEP / 16> weights;
-            weights.narrow(scores);
-            add_weighted<WIDTH>(sums, weights, v_rows + stage);
+    each_tile<WIDTH, STEP>(block, k, v, k_rows, v_rows, [&](u32 keys, u32 stage, bool is_masked) __attribute__((always_inline)) {
+        Sums<TILES, STEP / 8> scores;
+        scores.clear();
+        left.add_scores(scores, k_rows + stage);
+        if (is_masked) {
+            scores.each([&](float& score, u32 row, u32 column) {
+                if (keys + lane_column(column) >= block.keys[row]) score = -infinity();
+            });
         }
-    };
-    sweep(0, block.whole, false);
-    sweep(block.whole, block.end, true);
+        softmax.add(scores, sums, sizes.scale * LOG2);
+        Left<TILES, STEP / 16> weights;
+        weights.narrow(scores);
+        add_weighted<WIDTH>(sums, weights, v_rows + stage);
+    });
     const auto logs = sizes.numbers(log_sum_exp, block.line);
     float factor[TILES * 2];
 #pragma unroll
@@ -427,32 +437,21 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void query_gradient(const Opera
     }
     Sums<TILES, WIDTH / 8> sums;
     sums.clear();
-    const auto sweep = [&](u32 from, u32 to, bool is_masked) __attribute__((always_inline)) {
-        for (u32 keys = from; keys < to; keys += STEP) {
-            const u32 stage = keys / STEP % STAGES * TILE_BYTES, other = TILE_BYTES - stage;
-            finish_copies();
-            if (keys + STEP < block.end) {
-                k.template copy<WIDTH, STEP>(k_rows + other, keys + STEP);
-                v.template copy<WIDTH, STEP>(v_rows + other, keys + STEP);
-            }
-            if (is_masked && keys >= block.last) continue;
-            Sums<TILES, STEP / 8> scores, gradients;
-            scores.clear();
-            left.add_scores(scores, k_rows + stage);
-            gradients.each([&](float& gradient, u32 row, u32) { gradient = -delta[row]; });
-            left_dout.add_scores(gradients, v_rows + stage);
-            scores.each([&](float& score, u32 row, u32 column) {
-                score = exp2_of(fmaf(score, sizes.scale * LOG2, -log[row]));
-                if (is_masked && keys + lane_column(column) >= block.keys[row]) score = 0.0f;
-                score *= gradients.at[row / 2][column / 2][row % 2 * 2 + column % 2];
-            });
-            Left<TILES, STEP / 16> weights;
-            weights.narrow(scores);
-            add_weighted<WIDTH>(sums, weights, k_rows + stage);
-        }
-    };
-    sweep(0, block.whole, false);
-    sweep(block.whole, block.end, true);
+    each_tile<WIDTH, STEP>(block, k, v, k_rows, v_rows, [&](u32 keys, u32 stage, bool is_masked) __attribute__((always_inline)) {
+        Sums<TILES, STEP / 8> scores, gradients;
+        scores.clear();
+        left.add_scores(scores, k_rows + stage);
+        gradients.each([&](float& gradient, u32 row, u32) { gradient = -delta[row]; });
+        left_dout.add_scores(gradients, v_rows + stage);
+        scores.each([&](float& score, u32 row, u32 column) {
+            score = exp2_of(fmaf(score, sizes.scale * LOG2, -log[row]));
+            if (is_masked && keys + lane_column(column) >= block.keys[row]) score = 0.0f;
+            score *= gradients.at[row / 2][column / 2][row % 2 * 2 + column % 2];
+        });
+        Left<TILES, STEP / 16> weights;
+        weights.narrow(scores);
+        add_weighted<WIDTH>(sums, weights, k_rows + stage);
+    });
     sizes.rows<true>(in.dq, in.dq_stride, block.line).template write<WIDTH>(block.start, sums, factor, memory);
 }
 

@@ -291,6 +291,18 @@ template <class F> INLINE void over_matrix(u64 count, u64 columns, F f) {
 /// the row of element i with `by_row`, else its column.
 template <class T, class F>
 INLINE void map_vector(T* out, const T* a, const T* b, u64 count, u64 columns, u32 by_row, F f) {
+    typedef Pack<T> P;
+    if (columns % P::COUNT == 0 && aligned(out, a) && (by_row != 0 || aligned(b))) {
+        return over_matrix(count / P::COUNT, columns / P::COUNT, [=](u64 i, u64 row, u64 column) {
+            const P left = load_pack<P>(a, i), right = by_row != 0 ? P{} : load_pack<P>(b, column);
+            float result[P::COUNT];
+#pragma unroll
+            for (int k = 0; k < P::COUNT; k++) {
+                result[k] = f(wide(left.values[k]), wide(by_row != 0 ? b[row] : right.values[k]));
+            }
+            store_pack(out, i, narrow_pack<T>(result));
+        });
+    }
     over_matrix(count, columns, [=](u64 i, u64 row, u64 column) {
         out[i] = narrow<T>(f(wide(a[i]), wide(b[by_row != 0 ? row : column])));
     });
@@ -448,6 +460,23 @@ INLINE Piece piece_of(u64 quantum, const u64* __restrict__ table, u32 chunks, u6
     const u64 start = (quantum - before) * QUANTUM;
     const u64 rest = (length >> 1) - start;
     return Piece{offset + start, rest < QUANTUM ? (u32)rest : QUANTUM, (length & 1) != 0};
+}
+
+/// Calls `each(element, index)` for a lane's elements of a piece of `x`, in ascending order. Those
+/// of a whole quantum are loaded first.
+template <typename Each>
+INLINE void each_of_lane(const float* __restrict__ x, const Piece& piece, Each each) {
+    const u32 lane = threadIdx.x % WARP;
+    x += piece.offset;
+    if (piece.len == QUANTUM) {
+        float elements[QUANTUM / WARP];
+#pragma unroll
+        for (u32 i = 0; i < QUANTUM / WARP; i++) elements[i] = x[i * WARP + lane];
+#pragma unroll
+        for (u32 i = 0; i < QUANTUM / WARP; i++) each(elements[i], i * WARP + lane);
+    } else {
+        for (u32 i = lane; i < piece.len; i += WARP) each(x[i], i);
+    }
 }
 
 /// The first element of a `gradient_scale` or a divisor; 1 if it is null.

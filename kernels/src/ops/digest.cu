@@ -1,8 +1,6 @@
 // digest_quanta: see digest.rs.
 #include "common.cuh"
 
-constexpr u32 PER_LANE = QUANTUM / WARP;
-
 /// The key of an element of a quantum: `digest_mix` of digest.rs, made odd.
 INLINE u64 key_of(u32 index) {
     u64 x = ((u64)index + 1) * 0x9e3779b97f4a7c15ull;
@@ -11,39 +9,26 @@ INLINE u64 key_of(u32 index) {
     return (x ^ (x >> 31)) | 1;
 }
 
-/// Adds an element to a lane's hash, sum and sum of squares. The square of an f32 is exact in f64.
-INLINE void add(float x, u32 index, u64& hash, double& sum, double& squares) {
-    const double wide = (double)x;
-    const u64 bits = (u64)__double_as_longlong(wide);
-    hash += (bits >> 29 | bits << 35) * key_of(index);
-    sum = sum + wide;
-    squares = fma(wide, wide, squares);
-}
-
 /// out[3 quantum] = hash, sum and sum of squares of one quantum; one warp each.
 KERNEL(BLOCK_THREADS) digest_quanta_f32(
     i64* __restrict__ out, const float* __restrict__ x, u64 quanta, const u64* __restrict__ table, u32 chunks,
     u64 offset, u64 length) {
     const u64 quantum = (u64)blockIdx.x * (BLOCK_THREADS / WARP) + threadIdx.x / WARP;
     if (quantum >= quanta) return;
-    const u32 lane = threadIdx.x % WARP;
-    const Piece piece = piece_of(quantum, table, chunks, offset, length);
-    x += piece.offset;
     u64 hash = 0;
     double sum = 0.0, squares = 0.0;
-    if (piece.len == QUANTUM) {
-        float elements[PER_LANE];
-#pragma unroll
-        for (u32 i = 0; i < PER_LANE; i++) elements[i] = x[i * WARP + lane];
-#pragma unroll
-        for (u32 i = 0; i < PER_LANE; i++) add(elements[i], i * WARP + lane, hash, sum, squares);
-    } else {
-        for (u32 i = lane; i < piece.len; i += WARP) add(x[i], i, hash, sum, squares);
-    }
+    each_of_lane(x, piece_of(quantum, table, chunks, offset, length), [&](float element, u32 index) {
+        // The square of an f32 is exact in f64.
+        const double wide = (double)element;
+        const u64 bits = (u64)__double_as_longlong(wide);
+        hash += (bits >> 29 | bits << 35) * key_of(index);
+        sum = sum + wide;
+        squares = fma(wide, wide, squares);
+    });
     hash = warp_sum(hash);
     sum = warp_sum(sum);
     squares = warp_sum(squares);
-    if (lane > 0) return;
+    if (threadIdx.x % WARP > 0) return;
     out[3 * quantum] = (i64)hash;
     out[3 * quantum + 1] = __double_as_longlong(sum);
     out[3 * quantum + 2] = __double_as_longlong(squares);

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::launch::{BLOCK_THREADS, Grid, Source, args};
 use crate::ops::call::{Call, FLOATS, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable, QUANTUM};
-use crate::ops::float::{Float, LANES, tree_sum};
+use crate::ops::float::{Float, lane_sum_of};
 use crate::simd::multiversion;
 use crate::{DType, Tensor};
 
@@ -46,27 +46,12 @@ fn bits<T: Float>(x: T) -> u64 {
     x.widened().to_bits().rotate_right(29)
 }
 
-#[inline(always)]
-fn lane_sum_of<T: Float>(x: &[T], of: impl Fn(f64) -> f64) -> f64 {
-    let mut lanes = [0.0; LANES];
-    let (blocks, tail) = x.as_chunks::<LANES>();
-    for block in blocks {
-        for (lane, &x) in lanes.iter_mut().zip(block) {
-            *lane += of(x.widened());
-        }
-    }
-    for (lane, &x) in lanes.iter_mut().zip(tail) {
-        *lane += of(x.widened());
-    }
-    tree_sum(lanes)
-}
-
 multiversion! {
     /// The digest of a quantum. It is in the first cache after the first of the three passes.
     fn digest[T: Float](x: &[T]) -> [i64; DIGEST] {
         let term = |(x, key): (&T, &u64)| bits(*x).wrapping_mul(*key);
         let hash = x.iter().zip(&KEYS).map(term).fold(0, u64::wrapping_add);
-        let sums = [lane_sum_of(x, |x| x), lane_sum_of(x, |x| x * x)];
+        let sums = [lane_sum_of(x, T::widened), lane_sum_of(x, |x| x.widened() * x.widened())];
         [hash.cast_signed(), sums[0].to_bits().cast_signed(), sums[1].to_bits().cast_signed()]
     }
 }

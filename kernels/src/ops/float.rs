@@ -96,15 +96,21 @@ pub(crate) fn tree_sum<T: Float>(mut lanes: [T; LANES]) -> T {
 /// The sum over `x` in lanes: off by at most (len / LANES + 5) roundings.
 #[inline(always)]
 pub(crate) fn lane_sum<T: Float>(x: &[T]) -> T {
-    let mut lanes = [T::ZERO; LANES];
+    lane_sum_of(x, |x| x)
+}
+
+/// The same of a function of each element.
+#[inline(always)]
+pub(crate) fn lane_sum_of<T: Float, S: Float>(x: &[T], of: impl Fn(T) -> S) -> S {
+    let mut lanes = [S::ZERO; LANES];
     let (blocks, tail) = x.as_chunks::<LANES>();
     for block in blocks {
         for (lane, &x) in lanes.iter_mut().zip(block) {
-            *lane = *lane + x;
+            *lane = *lane + of(x);
         }
     }
     for (lane, &x) in lanes.iter_mut().zip(tail) {
-        *lane = *lane + x;
+        *lane = *lane + of(x);
     }
     tree_sum(lanes)
 }

@@ -7,22 +7,12 @@ KERNEL(BLOCK_THREADS) grad_norm_partials_f32(
     u32 chunks, u64 offset, u64 length) {
     const u64 quantum = (u64)blockIdx.x * (BLOCK_THREADS / WARP) + threadIdx.x / WARP;
     if (quantum >= quanta) return;
-    const u32 lane = threadIdx.x % WARP;
-    const Piece piece = piece_of(quantum, table, chunks, offset, length);
-    grads += piece.offset;
     double sum = 0.0;
     // The square of an f32 is exact in f64, so fused or not the sum is the same.
-    if (piece.len == QUANTUM) {
-        float x[QUANTUM / WARP];
-#pragma unroll
-        for (u32 i = 0; i < QUANTUM / WARP; i++) x[i] = grads[i * WARP + lane];
-#pragma unroll
-        for (u32 i = 0; i < QUANTUM / WARP; i++) sum = fma((double)x[i], (double)x[i], sum);
-    } else {
-        for (u32 i = lane; i < piece.len; i += WARP) sum = fma((double)grads[i], (double)grads[i], sum);
-    }
+    each_of_lane(grads, piece_of(quantum, table, chunks, offset, length),
+                 [&](float x, u32) { sum = fma((double)x, (double)x, sum); });
     sum = warp_sum(sum);
-    if (lane == 0) partials[quantum] = sum;
+    if (threadIdx.x % WARP == 0) partials[quantum] = sum;
 }
 
 constexpr u32 CLIP_THREADS = 512;
@@ -38,8 +28,14 @@ INLINE void fetch(double (&tile)[PER_THREAD], const double* __restrict__ partial
     }
 }
 
-/// `mark` of grad_norm.rs.
-INLINE void mark(i64* flags, i64* own, const float* stats, u64 stats_count, i64 step, bool good) {
+/// `mark` of grad_norm.rs. A step that ends after the stop word was set does not count, because its
+/// gradients are garbage.
+INLINE void mark(
+    i64* flags, i64* own, const float* stats, u64 stats_count, i64 step, bool good, const volatile u64* stop) {
+    if (flags[0] < 0 || (stop != nullptr && *stop != 0)) {
+        if (flags[0] == 0) flags[0] = -1;
+        return;
+    }
     bool stats_good = true;
     for (u64 i = 0; i < stats_count; i++) stats_good = stats_good && is_finite(stats[i]);
     if (own != nullptr && *own == 0 && !stats_good) *own = step;
@@ -51,7 +47,7 @@ INLINE void mark(i64* flags, i64* own, const float* stats, u64 stats_count, i64 
 KERNEL(CLIP_THREADS) clip_scale_f32(
     float* __restrict__ out, const double* __restrict__ partials, u64 count, double max_norm,
     const float* __restrict__ divisor, i64* flags, i64* own, const float* __restrict__ stats, u64 stats_count,
-    const i64* __restrict__ step) {
+    const i64* __restrict__ step, const volatile u64* stop) {
     __shared__ double tile[TILE];
     double next[PER_THREAD];
     double lane = 0.0;
@@ -78,5 +74,5 @@ KERNEL(CLIP_THREADS) clip_scale_f32(
     out[0] = (float)scale;
     out[1] = (float)norm;
     const bool good = is_finite((float)scale) && is_finite((float)norm);
-    if (flags != nullptr) mark(flags, own, stats, stats_count, *step, good);
+    if (flags != nullptr) mark(flags, own, stats, stats_count, *step, good, stop);
 }

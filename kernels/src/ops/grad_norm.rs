@@ -10,8 +10,9 @@ use crate::error::Result;
 use crate::launch::{BLOCK_THREADS, Grid, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable};
-use crate::ops::float::{Float, LANES, lane_sum, tree_sum};
+use crate::ops::float::{Float, lane_sum, lane_sum_of};
 use crate::ops::nonfinite::STEP_FLAGS;
+use crate::progress::StopWord;
 use crate::simd::multiversion;
 use crate::{DType, Tensor};
 
@@ -24,17 +25,7 @@ const QUANTA_PER_BLOCK: usize = BLOCK_THREADS as usize / 32;
 multiversion! {
     /// Σ x². The square of an f32 is exact in f64, so fusing it with the sum changes nothing.
     fn sum_of_squares[T: Float](x: &[T]) -> f64 {
-        let mut lanes = [0.0; LANES];
-        let (blocks, tail) = x.as_chunks::<LANES>();
-        for block in blocks {
-            for (lane, &x) in lanes.iter_mut().zip(block) {
-                *lane += x.widened() * x.widened();
-            }
-        }
-        for (lane, &x) in lanes.iter_mut().zip(tail) {
-            *lane += x.widened() * x.widened();
-        }
-        tree_sum(lanes)
+        lane_sum_of(x, |x| x.widened() * x.widened())
     }
 }
 
@@ -103,6 +94,9 @@ pub struct StepMarks<'a> {
     pub stats: &'a Tensor,
     /// i64 (1): the number of the step, from 1.
     pub step: &'a Tensor,
+    /// Once it is set, steps change nothing: the first flag is -1, and the last stays the number of
+    /// the last complete step.
+    pub stop: Option<StopWord>,
 }
 
 /// As [`clip_scale`]. Besides, marks the step as bad if a statistic, the scale or the norm is not
@@ -117,6 +111,7 @@ pub fn decide_step(
 ) -> Result<()> {
     let mut call = Call::new("clip_scale");
     let out = call.writes("out", out);
+    let stop = marks.and_then(|marks| marks.stop);
     let partials = call.reads_some("partials", partials);
     let divisor = call.reads_some("divisor", divisor);
     let marks = marks
@@ -165,6 +160,7 @@ pub fn decide_step(
                 stats,
                 stats_count,
                 step,
+                stop.map_or(0, StopWord::address),
             ];
             return gpu.launch(
                 &SOURCE,

@@ -82,16 +82,21 @@ impl Tensor {
         row.reshape(&self.shape[1..])
     }
 
-    /// The matrix transposed, without a copy. Matmuls read it directly; other
-    /// operations need `contiguous`.
+    /// The matrix transposed, or each of several (three dimensions), without a copy. Matmuls read
+    /// it directly; other operations need `contiguous`, which is for one matrix.
     #[track_caller]
     pub fn t(&self) -> Result<Tensor> {
-        let [rows, columns] = self.shape[..] else {
-            let help = "reshape it to two dimensions first";
-            return Err(self.misfit("t", "a matrix (two dimensions)", help));
+        let shape = match self.shape[..] {
+            [rows, columns] => Shape::new(&[columns, rows])?,
+            [matrices, rows, columns] => Shape::new(&[matrices, columns, rows])?,
+            _ => {
+                let help = "reshape it to two or three dimensions first";
+                let expected = "a matrix (two dimensions) or several (three)";
+                return Err(self.misfit("t", expected, help));
+            }
         };
         Ok(Tensor {
-            shape: Shape::new(&[columns, rows])?,
+            shape,
             transposed: !self.transposed,
             ..self.clone()
         })

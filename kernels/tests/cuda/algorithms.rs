@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::Command;
 
 use ddp_kernels::graph::Graph;
+use ddp_kernels::matmuls::{self, Algorithms};
 use ddp_kernels::ops::{self, Activation};
-use ddp_kernels::products::{self, Algorithms};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 use serde_json::Value;
@@ -67,8 +67,8 @@ fn in_a_process_of_its_own() {
         1.0,
     )
     .unwrap();
-    let chosen = products::fastest(GPU, products::kinds(GPU).unwrap()).unwrap();
-    assert_eq!(chosen.measured_on(), products::measured_on(GPU).unwrap());
+    let chosen = matmuls::fastest(GPU, matmuls::kinds(GPU).unwrap()).unwrap();
+    assert_eq!(chosen.measured_on(), matmuls::measured_on(GPU).unwrap());
     let mut text = serde_json::to_value(&chosen).unwrap();
     println!("\nresult: {nan} {:?}", places(&text));
     assert_eq!(chosen.use_on(GPU).unwrap(), 0, "all can be used");
@@ -102,8 +102,8 @@ fn gelu_in_a_process_of_its_own() {
         let kinds: Vec<_> = graph.nodes().iter().map(|node| node.kind).collect();
         format!("{kinds:?}")
     };
-    let mut said = vec![products::gelu(GPU).unwrap().to_string(), nodes()];
-    let fastest = products::fastest(GPU, products::kinds(GPU).unwrap()).unwrap();
+    let mut said = vec![matmuls::gelu(GPU).unwrap().to_string(), nodes()];
+    let fastest = matmuls::fastest(GPU, matmuls::kinds(GPU).unwrap()).unwrap();
     assert_eq!(fastest.use_on(GPU).unwrap(), 0);
     said.push(nodes());
     // Timing that found gelu faster apart.
@@ -223,13 +223,13 @@ fn gelu_is_an_epilogue_where_that_is_known_to_be_fast_or_was_timed() {
     if !is_simulated() {
         return;
     }
-    let fused = "[Product]";
-    let apart = "[Product, Kernel]";
+    let fused = "[Matmul]";
+    let apart = "[Matmul, Kernel]";
     for (version, by_default) in [("130000", true), ("120400", false)] {
         let folder = Folder::new("gelu");
         let (said, first) = match by_default {
             true => ("cuBLASLt's epilogue", fused),
-            false => ("a kernel of its own", apart),
+            false => ("a separate kernel", apart),
         };
         // All simulated algorithms take as long, so that a pass of ours is time lost.
         assert_eq!(

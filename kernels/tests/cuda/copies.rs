@@ -173,7 +173,7 @@ fn pinned_memory_cannot_be_touched_before_its_copy_is_done() {
             host.with_slice_mut(|slots: &mut [f32]| slots.fill(f32::NAN))
                 .unwrap();
             assert_eq!(there.to_vec::<f32>().unwrap(), pattern(4096, round));
-            // And down: nobody may look before it has arrived.
+            // And down: the host may not look before it has arrived.
             let copy = transfer::copy_async(&host, &there, &stream).unwrap();
             match host.with_slice(|slots: &[f32]| slots[7]) {
                 Ok(value) => assert!(copy.is_done() && value == pattern(4096, round)[7]),

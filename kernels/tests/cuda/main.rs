@@ -29,8 +29,8 @@ use std::io::Write as _;
 use ddp_kernels::dtype::{bf16, f16};
 use ddp_kernels::{DType, Device, Element, Random, Tensor};
 
-/// Past the harness, which keeps what a passing test prints; once a test, each of which has a
-/// thread of its own.
+/// Past the harness, which keeps what a passing test prints; once a test, each of which runs
+/// on a separate thread.
 fn skip(why: &str) {
     std::thread_local! {
         static SAID: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };

@@ -4,7 +4,7 @@
 //!
 //! A product of k terms is off by at most (k + 3) roundings of 2⁻²⁴ of the sum of magnitudes, in
 //! any order (`sum_bound`), and by one rounding to what is stored, two where bias or activation are
-//! a pass of their own (`unit`). TF32 cuts each operand to 11 bits: another 2⁻⁹ of the magnitudes.
+//! separate passes (`unit`). TF32 cuts each operand to 11 bits: another 2⁻⁹ of the magnitudes.
 //! The library's tanh form of gelu is off by up to 2.5·10⁻⁴ max(|z|, 1): half of what the
 //! hardware's tanh is off by, 2⁻¹¹. No |gelu′| is above 1.13.
 
@@ -57,7 +57,7 @@ fn stored_bound(bound: f64, expected: f64, dtype: DType) -> f64 {
     1.01 * (bound + 2.0 * unit(dtype) * expected.abs())
 }
 
-/// The tensor on `device`, beginning `skip` elements into memory of its own.
+/// The tensor on `device`, beginning `skip` elements into a new allocation.
 fn placed(values: &Tensor, skip: usize, device: Device) -> Tensor {
     let count = values.count();
     let memory = Tensor::zeros(&[skip + count], values.dtype(), device).unwrap();

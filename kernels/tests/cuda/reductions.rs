@@ -2,6 +2,7 @@
 //! order that the CPU documents.
 
 use ddp_kernels::ops::{self, Chunk, ChunkTable, StepMarks};
+use ddp_kernels::progress::Progress;
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::tiles::{around, constant};
@@ -292,6 +293,7 @@ fn a_step_is_decided_as_on_the_cpu() {
                 own: Some(&own),
                 stats: &stats,
                 step: &step,
+                stop: None,
             };
             let (squares, divisor) = (here(cpu(&[squares], &[1])), stats.slice(1..2).unwrap());
             ops::decide_step(&out, Some(&squares), 1.0, Some(&divisor), Some(marks)).unwrap();
@@ -303,5 +305,33 @@ fn a_step_is_decided_as_on_the_cpu() {
                 assert_same_bits(got, expected, &format!("{before:?}, {stats:?}, {squares}"));
             }
         }
+    }
+}
+
+#[test]
+fn after_the_stop_word_no_step_is_complete_until_the_flag_is_reset() {
+    for device in devices() {
+        let stop = Progress::new(device, 1).unwrap().board().stop_word();
+        let here = |numbers: &[i64]| cpu(numbers, &[numbers.len()]).to(device).unwrap();
+        let out = Tensor::zeros(&[2], DType::F32, device).unwrap();
+        let stats = cpu(&[1f32; 4], &[4]).to(device).unwrap();
+        let decide = |before: [i64; 3]| {
+            let (flags, step) = (here(&before), here(&[5]));
+            let marks = StepMarks {
+                flags: &flags,
+                own: None,
+                stats: &stats,
+                step: &step,
+                stop: Some(stop),
+            };
+            ops::decide_step(&out, None, 0.0, None, Some(marks)).unwrap();
+            flags.to_vec::<i64>().unwrap()
+        };
+        assert_eq!(decide([0, 0, 4]), [0, 0, 5]);
+        // What was stopped stays so, also if the word is another one by then.
+        assert_eq!(decide([-1, 0, 4]), [-1, 0, 4]);
+        stop.set();
+        assert_eq!(decide([0, 0, 4]), [-1, 0, 4]);
+        assert_eq!(decide([3, 0, 4]), [3, 0, 4]);
     }
 }

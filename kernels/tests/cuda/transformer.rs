@@ -105,17 +105,27 @@ fn rotary_positions_have_the_cpu_s_bits() {
 
 #[test]
 fn patches_and_their_gradient_have_the_cpu_s_bits() {
-    for (images, channels_last, leading) in [(0, false, 0), (1, true, 1), (3, false, 1)] {
+    // Lines of 4 elements are packs in f32, and of 8 in bf16 too.
+    for (images, channels_last, leading, patch) in [
+        (0, false, 0, 2),
+        (1, true, 1, 2),
+        (3, false, 1, 2),
+        (2, false, 1, 4),
+        (2, true, 1, 4),
+        (2, false, 0, 8),
+        (2, true, 0, 8),
+    ] {
         let patches = Patches {
             channels: 3,
-            height: 4,
-            width: 6,
+            height: 2 * patch,
+            width: 3 * patch,
             channels_last,
-            patch: 2,
+            patch,
             leading,
         };
-        let (image, tokens) = ([images, 72], [images, 6 + leading, 12]);
-        let x = cpu(&random_f32(72 * images, 96), &image);
+        let (columns, pixels) = (3 * patch * patch, 18 * patch * patch);
+        let (image, tokens) = ([images, pixels], [images, 6 + leading, columns]);
+        let x = cpu(&random_f32(pixels * images, 96), &image);
         let dout = cpu(&random_f32(tokens.iter().product(), 97), &tokens);
         let forward = |out: &Tensor, [x, _]: [&Tensor; 2]| ops::patches_into(out, x, &patches);
         check("patches", forward, &tokens, [&x, &x], false);

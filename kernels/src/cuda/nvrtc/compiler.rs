@@ -37,6 +37,9 @@ pub(super) const HEADER: (&CStr, &str) = (c"common.cuh", include_str!("../../ops
 /// Options of every compilation. launch/check-kernels reads them here.
 const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 
+/// What to compile for: 90 for sm_90, and whether that is the GPU's architecture, not an older one.
+pub(super) type Target = (u32, bool);
+
 /// The loaded NVRTC.
 pub(super) struct Compiler {
     functions: Functions,
@@ -48,11 +51,11 @@ pub(super) struct Compiler {
     architectures: Vec<u32>,
 }
 
-/// All options of a compilation of `text` for `sm_ARCHITECTURE`, or for `sm_90a` and the like if it
-/// asks by `__CUDA_ARCH_FEAT_SM90_ALL` whether it may use what later architectures lack.
-pub(super) fn options(architecture: u32, text: &str) -> Vec<String> {
-    let has_own = text.contains(&format!("__CUDA_ARCH_FEAT_SM{architecture}_ALL"));
-    let own = if has_own { "a" } else { "" };
+/// All options of a compilation of `text` for `sm_ARCHITECTURE`; or for `sm_90a` and the like,
+/// whose code runs on that architecture only, if `text` tests `__CUDA_ARCH_FEAT_SM90_ALL`.
+pub(super) fn options((architecture, is_exact): Target, text: &str) -> Vec<String> {
+    let asks = text.contains(&format!("__CUDA_ARCH_FEAT_SM{architecture}_ALL"));
+    let own = if is_exact && asks { "a" } else { "" };
     let mut options = vec![format!("--gpu-architecture=sm_{architecture}{own}")];
     options.extend(OPTIONS.map(str::to_string));
     options
@@ -114,11 +117,11 @@ impl Compiler {
 
     /// What to compile for on a GPU of this compute capability: its own architecture, or an older
     /// one of the same generation, whose code it runs too.
-    pub(super) fn architecture(&self, (major, minor): (u32, u32)) -> Result<u32, String> {
+    pub(super) fn target(&self, (major, minor): (u32, u32)) -> Result<Target, String> {
         let wanted = major * 10 + minor;
         let mut known = self.architectures.iter().rev().copied();
         if let Some(found) = known.find(|known| *known / 10 == major && *known <= wanted) {
-            return Ok(found);
+            return Ok((found, found == wanted));
         }
         let [oldest, newest] = [self.architectures.first(), self.architectures.last()]
             .map(|known| known.copied().unwrap_or(0));
@@ -133,7 +136,7 @@ impl Compiler {
         &self,
         name: &str,
         text: &str,
-        architecture: u32,
+        target: Target,
     ) -> Result<Vec<u8>, String> {
         let functions = &self.functions;
         let zero_byte = |_| format!("{name} has a zero byte in it");
@@ -144,7 +147,7 @@ impl Compiler {
         let header = text_of("common.cuh", HEADER.1);
         let header = CString::new(&*header).map_err(zero_byte)?;
         let (headers, header_names) = ([header.as_ptr()], [HEADER.0.as_ptr()]);
-        let options = options(architecture, text)
+        let options = options(target, text)
             .into_iter()
             .map(CString::new)
             .collect::<Result<Vec<_>, _>>()
@@ -183,8 +186,9 @@ impl Compiler {
             let log = String::from_utf8_lossy(&log);
             let log = log.trim_end_matches(['\0', '\n']);
             return Err(format!(
-                "{self} says {} for sm_{architecture}:\n{log}",
-                functions.meaning(code)
+                "{self} says {} for sm_{}:\n{log}",
+                functions.meaning(code),
+                target.0
             ));
         }
         program.read(functions.nvrtcGetCUBINSize, functions.nvrtcGetCUBIN)

@@ -1,6 +1,6 @@
-//! Whether an algorithm can be used for a kind of product, and which of several is the fastest.
+//! Whether an algorithm can be used for a kind of matmul, and which of several is the fastest.
 
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use super::epilogue::{BIAS, GELU, GELU_GRADIENT, HAS_AUX, NOTHING, RELU};
 use super::library::Candidate;
@@ -30,7 +30,7 @@ const UNFUSED: [u64; 8] = [u64::MAX; 8];
 /// The share of the memory's bandwidth that such a pass reaches.
 const REACHED: f64 = 0.9;
 
-/// Memory on which a kind of product is tried.
+/// Memory on which a kind of matmul is tried.
 struct Scratch {
     _memory: Tensor,
     sets: Vec<Operands>,
@@ -41,18 +41,19 @@ fn sizes(kind: &Kind) -> [usize; 5] {
     let [rows, columns, inner] = [kind.rows, kind.columns, kind.inner].map(|it| it as usize);
     let [operand, result] = kind.dtypes.map(DType::bytes);
     let present = |bit: u32| usize::from(kind.epilogue & bit != 0);
+    let batch = kind.batch as usize;
     [
-        rows * inner * operand,
-        inner * columns * operand,
-        rows * columns * result,
+        batch * rows * inner * operand,
+        batch * inner * columns * operand,
+        batch * rows * columns * result,
         rows * result * present(BIAS),
         rows * columns * result * present(HAS_AUX),
     ]
 }
 
 impl Launcher {
-    /// The kinds of products that this device has plans for.
-    pub(crate) fn kinds_of_products(&self) -> Result<Vec<Kind>> {
+    /// The kinds of matmuls that this device has plans for.
+    pub(crate) fn kinds_of_matmuls(&self) -> Result<Vec<Kind>> {
         let plans = read(&Engine::of(self)?.plans);
         let is_tried = |kind: &Kind| kind.has_gelu() && uses_epilogues();
         let planned = plans
@@ -62,19 +63,19 @@ impl Launcher {
     }
 
     /// The version of cuBLASLt.
-    pub(crate) fn version_of_products(&self) -> Result<usize> {
+    pub(crate) fn cublaslt_version(&self) -> Result<usize> {
         // SAFETY: takes no arguments and needs no context.
-        Ok(unsafe { (Engine::of(self)?.functions.cublasLtGetVersion)() })
+        Ok(unsafe { (Engine::of(self)?.blas.functions.cublasLtGetVersion)() })
     }
 
-    /// Uses an algorithm for a kind of product from here on. Returns false and changes nothing if
+    /// Uses an algorithm for a kind of matmul from here on. Returns false and changes nothing if
     /// it cannot be used.
     pub(crate) fn use_algorithm(&self, kind: &Kind, words: [u64; 8]) -> Result<bool> {
         let engine = Engine::of(self)?;
         if words == UNFUSED {
             let (plain, _) = kind.unfused();
             // Made now, because a capture cannot.
-            let made = Plan::make(engine.functions, engine.handle.0, &plain, 0);
+            let made = Plan::make(&engine.blas, &plain, 0);
             let mut plans = engine.plans.write().unwrap_or_else(PoisonError::into_inner);
             plans
                 .entry(plain)
@@ -90,7 +91,7 @@ impl Launcher {
             let Ok(scratch) = self.scratch(engine, kind, 1) else {
                 return Ok(false);
             };
-            if !self.keeps_nan(engine, &plan, kind, &scratch.sets[0])? {
+            if !self.keeps_nan(&plan, kind, &scratch.sets[0])? {
                 return Ok(false);
             }
         }
@@ -134,28 +135,28 @@ impl Launcher {
     }
 
     /// The fastest algorithm and its milliseconds.
-    fn measure(&self, engine: &Engine, kind: &Kind) -> Result<Option<(f32, [u64; 8])>> {
-        let Ok(mut plan) = Plan::without_algorithm(engine.functions, kind) else {
+    fn measure(&self, engine: &'static Engine, kind: &Kind) -> Result<Option<(f32, [u64; 8])>> {
+        let Ok(mut plan) = Plan::without_algorithm(&engine.blas, kind) else {
             return Ok(None);
         };
-        let found = plan.candidates(engine.functions, engine.handle.0, kind, CANDIDATES);
+        let found = plan.candidates(kind, CANDIDATES);
         let bytes: usize = sizes(kind).iter().sum();
         let sets = (SETS_BYTES / bytes.max(1)).clamp(1, SETS_MAX);
-        // Without memory for it, the product stays as it is.
+        // Without memory for it, the matmul stays as it is.
         let Ok(scratch) = self.scratch(engine, kind, sets) else {
             return Ok(None);
         };
         let mut timed: Vec<(f32, Candidate)> = Vec::new();
         for candidate in found.unwrap_or_default() {
             plan.algorithm = candidate;
-            if self.keeps_nan(engine, &plan, kind, &scratch.sets[0])? {
+            if self.keeps_nan(&plan, kind, &scratch.sets[0])? {
                 timed.push((f32::INFINITY, candidate));
             }
         }
         for round in 0..=ROUNDS {
             for (fastest, candidate) in &mut timed {
                 plan.algorithm = *candidate;
-                let time = self.time(engine, &plan, &scratch)?;
+                let time = self.time(&plan, &scratch)?;
                 // The first round loads code.
                 if round > 0 {
                     *fastest = fastest.min(time);
@@ -170,14 +171,14 @@ impl Launcher {
         Ok(fastest.map(|(ms, candidate)| (ms * of_one, candidate.algorithm.data)))
     }
 
-    /// The milliseconds of a product on each set; infinite if the library refuses it.
-    fn time(&self, engine: &Engine, plan: &Plan, scratch: &Scratch) -> Result<f32> {
+    /// The milliseconds of a matmul on each set; infinite if the library refuses it.
+    fn time(&self, plan: &Plan, scratch: &Scratch) -> Result<f32> {
         let failed = |fault| self.failed(fault);
         let before = self.queue.record(true).map_err(failed)?;
         for operands in &scratch.sets {
             // SAFETY: the context is current, which `record` made it. The memory is for this kind,
             // and only this stream uses it.
-            let run = unsafe { plan.run(engine.functions, engine.handle.0, operands) };
+            let run = unsafe { plan.run(operands) };
             if run.is_err() {
                 return Ok(f32::INFINITY);
             }
@@ -221,13 +222,7 @@ impl Launcher {
     /// Whether relu of NaN is NaN with this plan; true for a kind without relu. NVIDIA does not
     /// document it, and a 0 would hide a diverged training. So each plan is tried before its first
     /// use, on operands whose D may be overwritten. Waits for the stream.
-    pub(super) fn keeps_nan(
-        &self,
-        engine: &Engine,
-        plan: &Plan,
-        kind: &Kind,
-        operands: &Operands,
-    ) -> Result<bool> {
+    pub(super) fn keeps_nan(&self, plan: &Plan, kind: &Kind, operands: &Operands) -> Result<bool> {
         if !kind.has_relu() {
             return Ok(true);
         }
@@ -237,7 +232,7 @@ impl Launcher {
         };
         self.bind()?;
         // SAFETY: the context is current; the caller vouches for the operands.
-        if unsafe { plan.run(engine.functions, engine.handle.0, &operands) }.is_err() {
+        if unsafe { plan.run(&operands) }.is_err() {
             return Ok(false);
         }
         let bytes = sizes(kind)[2];
@@ -263,24 +258,20 @@ impl Launcher {
             here.leak();
             return Err(self.failed(fault));
         }
+        let bf16_is_nan = |&bytes: &[u8; 2]| bf16::from_le_bytes(bytes).is_nan();
+        let f32_is_nan = |&bytes: &[u8; 4]| f32::from_le_bytes(bytes).is_nan();
         Ok(match kind.dtypes[1] {
-            DType::BF16 => {
-                let mut elements = here.as_chunks().0.iter();
-                elements.all(|&bytes| bf16::from_le_bytes(bytes).is_nan())
-            }
-            _ => {
-                let mut elements = here.as_chunks().0.iter();
-                elements.all(|&bytes| f32::from_le_bytes(bytes).is_nan())
-            }
+            DType::BF16 => here.as_chunks().0.iter().all(bf16_is_nan),
+            _ => here.as_chunks().0.iter().all(f32_is_nan),
         })
     }
 }
 
 impl Engine {
     /// A plan for the kind, and an algorithm that another process chose, if the library can use it.
-    fn check(&self, kind: &Kind, words: [u64; 8]) -> Option<(Plan, Candidate)> {
-        let plan = Plan::without_algorithm(self.functions, kind).ok()?;
-        let checked = plan.check(self.functions, self.handle.0, words)?;
+    fn check(&'static self, kind: &Kind, words: [u64; 8]) -> Option<(Plan, Candidate)> {
+        let plan = Plan::without_algorithm(&self.blas, kind).ok()?;
+        let checked = plan.check(words)?;
         Some((plan, checked))
     }
 }
@@ -297,18 +288,11 @@ impl Kind {
     /// The same without its function, and the bytes that a pass of ours moves instead: it reads and
     /// writes D, and reads the derivative's operand.
     fn unfused(&self) -> (Kind, usize) {
-        let operands = if self.epilogue & GELU_GRADIENT != 0 {
-            3
-        } else {
-            2
-        };
-        let epilogue = match self.epilogue & BIAS {
+        let operands = 2 + usize::from(self.epilogue & GELU_GRADIENT != 0);
+        let mut plain = self.clone();
+        plain.epilogue = match self.epilogue & BIAS {
             0 => NOTHING,
             bias => bias,
-        };
-        let plain = Kind {
-            epilogue,
-            ..self.clone()
         };
         (plain, operands * sizes(self)[2])
     }
@@ -316,15 +300,14 @@ impl Kind {
 
 /// Whether epilogues are used at all: `DDP_EPILOGUES=off` leaves them to passes of ours.
 fn uses_epilogues() -> bool {
-    static USED: OnceLock<bool> = OnceLock::new();
-    *USED.get_or_init(|| std::env::var_os("DDP_EPILOGUES").is_none_or(|value| value != "off"))
+    std::env::var_os("DDP_EPILOGUES").is_none_or(|value| value != "off")
 }
 
 impl Launcher {
     /// Whether gelu is an epilogue unless timing decides. It was a slower kernel before CUDA 12.5,
     /// and is known to be fast on Hopper alone.
     pub(crate) fn fuses_gelu(&self) -> Result<bool> {
-        let is_fast = self.gpu.capability == (9, 0) && self.version_of_products()? >= 120_500;
+        let is_fast = self.gpu.capability == (9, 0) && self.cublaslt_version()? >= 120_500;
         Ok(is_fast && uses_epilogues())
     }
 

@@ -1,4 +1,4 @@
-//! What cuBLASLt does to the sums of a product before it stores them.
+//! What cuBLASLt does to the sums of a matmul before it stores them.
 
 /// What cuBLASLt does to the sums.
 #[derive(Clone, Copy, Debug, Default)]

@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use cudarc::cublaslt::sys::{self, cublasLtMatmulAlgo_t};
 
+use crate::cuda::gpu::Handle;
 use crate::device::discover;
 use crate::error::Help;
 use crate::library::{self, Library};
@@ -23,6 +24,7 @@ library::functions! {
         fn cublasLtMatmulDescSetAttribute(Opaque, u32, *const c_void, usize) -> c_int;
         fn cublasLtMatmulDescDestroy(Opaque) -> c_int;
         fn cublasLtMatrixLayoutCreate(*mut Opaque, u32, u64, u64, i64) -> c_int;
+        fn cublasLtMatrixLayoutSetAttribute(Opaque, u32, *const c_void, usize) -> c_int;
         fn cublasLtMatrixLayoutDestroy(Opaque) -> c_int;
         fn cublasLtMatmulPreferenceCreate(*mut Opaque) -> c_int;
         fn cublasLtMatmulPreferenceSetAttribute(Opaque, u32, *const c_void, usize) -> c_int;
@@ -39,6 +41,12 @@ library::functions! {
             *const c_void, Opaque, *mut c_void, Opaque, *const cublasLtMatmulAlgo_t, *mut c_void, usize, Opaque
         ) -> c_int;
     }
+}
+
+/// The library, with its handle for one device.
+pub(super) struct Blas {
+    pub(super) functions: Functions,
+    pub(super) handle: Handle<Opaque>,
 }
 
 /// A `cublasLtMatmulHeuristicResult_t`, whose status is a number here.
@@ -75,7 +83,7 @@ pub(super) struct Fault {
     pub(super) code: c_int,
 }
 
-/// No algorithm supports the product.
+/// No algorithm supports the matmul.
 pub(super) const NOT_SUPPORTED: c_int = 15;
 
 /// Calls a function and turns its code into a result. Used in an unsafe block with a SAFETY comment
@@ -95,11 +103,9 @@ pub(super) fn outcome(function: &'static str, code: c_int) -> Result<(), Fault> 
     }
 }
 
-/// The functions of the first library in which a handle can be created, and that handle. An error
-/// says what is missing, with help.
-pub(super) fn load(
-    create: impl Fn(&Functions) -> Result<Opaque, Fault>,
-) -> Result<(Functions, Opaque), String> {
+/// The first library in which a handle can be created for the current context. An error says what
+/// is missing, with help.
+pub(super) fn load() -> Result<Blas, String> {
     const HELP: &str = "install cuBLASLt of CUDA 12.0 or later, for example the pip wheel \
          nvidia-cublas in the active Python environment";
     let names = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
@@ -111,12 +117,16 @@ pub(super) fn load(
         discover()
             .refuse_cuda(version as u64 / 10_000)
             .map_err(refused)?;
-        let handle = create(&functions).map_err(|Fault { function, code }| {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the caller's context is current; the pointer is to a local variable.
+        let made = unsafe { blaslt!(functions, cublasLtCreate(&mut handle)) };
+        made.map_err(|Fault { function, code }| {
             let (name, meaning) = functions.describe(code);
             let help = "check that the device has free memory and that the library fits the driver";
             format!("{function} failed: {name} ({meaning}){}", Help(help))
         })?;
-        Ok((functions, handle))
+        let handle = Handle(handle);
+        Ok(Blas { functions, handle })
     })
 }
 

@@ -1,20 +1,21 @@
-//! How one kind of product is computed: descriptors, layouts, and an algorithm. Usually that is the
+//! How one kind of matmul is computed: descriptors, layouts, and an algorithm. Usually that is the
 //! first of the library's heuristic, which is asked once per kind: so a kind has the same
 //! algorithm, and the same bits, in the whole run.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtMatmulDescAttributes_t as Attribute,
-    cublasLtMatmulPreferenceAttributes_t as Preference, cudaDataType_t,
+    cublasLtMatmulPreferenceAttributes_t as Preference,
+    cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cudaDataType_t,
 };
 
 use serde::{Deserialize, Serialize};
 
 use super::epilogue::{BIAS, HAS_AUX};
-use super::library::{Candidate, Fault, Functions, NOT_SUPPORTED, Opaque, blaslt};
+use super::library::{Blas, Candidate, Fault, NOT_SUPPORTED, Opaque, blaslt, outcome};
 use crate::DType;
 use crate::precision::F32Math;
 use crate::sync::lock;
@@ -27,6 +28,9 @@ pub(crate) struct Kind {
     pub(super) rows: u64,
     pub(super) columns: u64,
     pub(super) inner: u64,
+    /// How many matrices A, B, C and D each have, one after the other.
+    #[serde(default = "one")]
+    pub(super) batch: u64,
     /// Whether A and B are read transposed.
     pub(super) transposed: [bool; 2],
     /// The dtype of A and B, and that of C, D, bias and aux.
@@ -41,23 +45,26 @@ pub(crate) struct Kind {
     pub(super) alignments: [u32; 4],
 }
 
+fn one() -> u64 {
+    1
+}
+
 /// NVIDIA's recommendation: the fastest algorithms of sm_90 and later use up to 32 MiB.
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// What the products of one kind use.
+/// What the matmuls of one kind use.
 pub(super) struct Plan {
+    blas: &'static Blas,
     /// The operation's descriptor. It holds the pointers of bias and aux, which are set and used
     /// under the lock.
     operation: Mutex<Owned>,
     /// Layouts of A, B, and of both C and D.
-    a: Owned,
-    b: Owned,
-    d: Owned,
+    layouts: [Owned; 3],
     /// Its workspace has at most what the preference allowed.
     pub(super) algorithm: Candidate,
 }
 
-/// The addresses and factors of one product.
+/// The addresses and factors of one matmul.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
     pub(super) a: u64,
@@ -75,7 +82,18 @@ pub(super) struct Operands {
 /// An object of the library, destroyed when dropped.
 struct Owned {
     thing: Opaque,
+    setter: &'static str,
+    set: unsafe extern "C" fn(Opaque, u32, *const c_void, usize) -> c_int,
     destroy: unsafe extern "C" fn(Opaque) -> c_int,
+}
+
+impl Owned {
+    fn set<T>(&self, attribute: u32, value: T) -> Result<(), Fault> {
+        // SAFETY: the object is alive, and the value has the attribute's type (the library checks
+        // its size).
+        let code = unsafe { (self.set)(self.thing, attribute, address_of(&value), size_of::<T>()) };
+        outcome(self.setter, code)
+    }
 }
 
 // SAFETY: descriptors and layouts are plain memory of the library and tied to no thread. Whoever
@@ -98,21 +116,19 @@ fn data_type(dtype: DType) -> u32 {
     }) as u32
 }
 
-/// The address and size of a value, in the form that attributes take.
-fn bytes_of<T>(value: &T) -> (*const c_void, usize) {
-    (ptr::from_ref(value).cast(), size_of::<T>())
+fn address_of<T>(value: &T) -> *const c_void {
+    ptr::from_ref(value).cast()
 }
 
 impl Plan {
     /// The first algorithm of the heuristic after those `refused`; None if it has none.
     pub(super) fn make(
-        functions: &Functions,
-        handle: Opaque,
+        blas: &'static Blas,
         kind: &Kind,
         refused: usize,
     ) -> Result<Option<Plan>, Fault> {
-        let mut plan = Plan::without_algorithm(functions, kind)?;
-        let found = plan.candidates(functions, handle, kind, refused + 1)?;
+        let mut plan = Plan::without_algorithm(blas, kind)?;
+        let found = plan.candidates(kind, refused + 1)?;
         Ok(found.get(refused).map(|next| {
             plan.algorithm = *next;
             plan
@@ -120,53 +136,49 @@ impl Plan {
     }
 
     /// To be used once `algorithm` is set.
-    pub(super) fn without_algorithm(functions: &Functions, kind: &Kind) -> Result<Plan, Fault> {
+    pub(super) fn without_algorithm(blas: &'static Blas, kind: &Kind) -> Result<Plan, Fault> {
         let (rows, columns, inner) = (kind.rows, kind.columns, kind.inner);
-        let [a, b] = kind.transposed;
-        let a = if a { [inner, rows] } else { [rows, inner] };
-        let b = if b {
-            [columns, inner]
-        } else {
-            [inner, columns]
+        let turned = |[rows, columns]: [u64; 2], turn: bool| match turn {
+            true => [columns, rows],
+            false => [rows, columns],
         };
-        let [operands, result] = kind.dtypes;
+        let ([a, b], [operands, result]) = (kind.transposed, kind.dtypes);
+        let layout = |dtype, shape| layout(blas, dtype, shape, kind.batch);
         Ok(Plan {
-            operation: Mutex::new(operation(functions, kind)?),
-            a: layout(functions, operands, a)?,
-            b: layout(functions, operands, b)?,
-            d: layout(functions, result, [rows, columns])?,
+            blas,
+            operation: Mutex::new(operation(blas, kind)?),
+            layouts: [
+                layout(operands, turned([rows, inner], a))?,
+                layout(operands, turned([inner, columns], b))?,
+                layout(result, [rows, columns])?,
+            ],
             algorithm: Candidate::NONE,
         })
     }
 
     /// Up to `count` algorithms of the heuristic, which expects the first to be the fastest.
-    pub(super) fn candidates(
-        &self,
-        functions: &Functions,
-        handle: Opaque,
-        kind: &Kind,
-        count: usize,
-    ) -> Result<Vec<Candidate>, Fault> {
-        let preference = preference(functions, kind)?;
+    pub(super) fn candidates(&self, kind: &Kind, count: usize) -> Result<Vec<Candidate>, Fault> {
+        let preference = preference(self.blas, kind)?;
         let mut found = vec![Candidate::NONE; count];
         let mut returned = 0;
-        let (a, b, d) = (self.a.thing, self.b.thing, self.d.thing);
-        let operation = self.operation();
+        let (Blas { functions, handle }, [a, b, d]) = (self.blas, self.things());
+        let (operation, preferred) = (lock(&self.operation), preference.thing);
+        let (count, results) = (count as c_int, found.as_mut_ptr());
         // SAFETY: all objects are alive; `found` has room for the results requested.
         let asked = unsafe {
             blaslt!(
                 functions,
                 cublasLtMatmulAlgoGetHeuristic(
-                    handle,
+                    handle.0,
                     operation.thing,
                     a,
                     b,
                     d,
                     d,
-                    preference.thing,
-                    count as c_int,
-                    found.as_mut_ptr(),
-                    &mut returned,
+                    preferred,
+                    count,
+                    results,
+                    &mut returned
                 )
             )
         };
@@ -183,31 +195,26 @@ impl Plan {
     }
 
     /// An algorithm that another process chose, if this library can use it here.
-    pub(super) fn check(
-        &self,
-        functions: &Functions,
-        handle: Opaque,
-        words: [u64; 8],
-    ) -> Option<Candidate> {
+    pub(super) fn check(&self, words: [u64; 8]) -> Option<Candidate> {
         let mut checked = Candidate::NONE;
         checked.algorithm.data = words;
         let algorithm = checked.algorithm;
-        let (a, b, d) = (self.a.thing, self.b.thing, self.d.thing);
-        let operation = self.operation();
+        let (Blas { functions, handle }, [a, b, d]) = (self.blas, self.things());
+        let operation = lock(&self.operation);
         // SAFETY: all objects are alive; the library reads any words as an algorithm, and refuses
         // those that are none.
         let answer = unsafe {
             blaslt!(
                 functions,
                 cublasLtMatmulAlgoCheck(
-                    handle,
+                    handle.0,
                     operation.thing,
                     a,
                     b,
                     d,
                     d,
                     &algorithm,
-                    &mut checked,
+                    &mut checked
                 )
             )
         };
@@ -216,28 +223,19 @@ impl Plan {
         (answer.is_ok() && checked.fits(WORKSPACE_BYTES)).then_some(checked)
     }
 
-    fn operation(&self) -> MutexGuard<'_, Owned> {
-        lock(&self.operation)
+    /// The layouts of A, B and D.
+    fn things(&self) -> [Opaque; 3] {
+        self.layouts.each_ref().map(|layout| layout.thing)
     }
 
-    /// Whether the algorithm needs workspace.
-    pub(super) fn needs_workspace(&self) -> bool {
-        self.algorithm.workspace_bytes > 0
-    }
-
-    /// Gives the product to the stream.
+    /// Gives the matmul to the stream.
     ///
     /// # Safety
     /// The context of the handle's device is current. The addresses are of this device's memory,
     /// large enough for the plan's shapes, and no other work uses them at that point of the stream.
     /// The addresses of the plan's epilogue are present.
-    pub(super) unsafe fn run(
-        &self,
-        functions: &Functions,
-        handle: Opaque,
-        operands: &Operands,
-    ) -> Result<(), Fault> {
-        let operation = self.operation();
+    pub(super) unsafe fn run(&self, operands: &Operands) -> Result<(), Fault> {
+        let operation = lock(&self.operation);
         for (attribute, address) in [
             (Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias),
             (
@@ -245,30 +243,31 @@ impl Plan {
                 operands.aux,
             ),
         ] {
-            if let Some(address) = &address {
-                set(functions, &operation, attribute, address)?;
+            if let Some(address) = address {
+                operation.set(attribute as u32, address)?;
             }
         }
+        let (Blas { functions, handle }, [a, b, d]) = (self.blas, self.things());
         let address = |address: u64| ptr::without_provenance_mut::<c_void>(address as usize);
-        let (alpha, beta) = (bytes_of(&operands.alpha).0, bytes_of(&operands.beta).0);
+        let [alpha, beta] = [&operands.alpha, &operands.beta].map(address_of);
         // SAFETY: the library checks its objects against each other; the rest is the caller's
         // promise. Factors are read before the call returns.
         unsafe {
             blaslt!(
                 functions,
                 cublasLtMatmul(
-                    handle,
+                    handle.0,
                     operation.thing,
                     alpha,
                     address(operands.a),
-                    self.a.thing,
+                    a,
                     address(operands.b),
-                    self.b.thing,
+                    b,
                     beta,
                     address(operands.c),
-                    self.d.thing,
+                    d,
                     address(operands.d),
-                    self.d.thing,
+                    d,
                     &self.algorithm.algorithm,
                     address(operands.workspace),
                     self.algorithm.workspace_bytes,
@@ -279,144 +278,117 @@ impl Plan {
     }
 }
 
-fn set<T>(
-    functions: &Functions,
-    operation: &Owned,
-    attribute: Attribute,
-    value: &T,
-) -> Result<(), Fault> {
-    let (value, bytes) = bytes_of(value);
-    // SAFETY: the descriptor is alive, and the value has the attribute's type (the library checks
-    // its size).
-    unsafe {
-        blaslt!(
-            functions,
-            cublasLtMatmulDescSetAttribute(operation.thing, attribute as u32, value, bytes)
-        )
-    }
+/// A new object of one of the library's types.
+macro_rules! owned {
+    ($blas:expr, [$create:ident, $set:ident, $destroy:ident] $(, $argument:expr)*) => {{
+        let (functions, mut thing) = (&$blas.functions, ptr::null_mut());
+        // SAFETY: the pointer is to a local variable.
+        let made = unsafe { blaslt!(functions, $create(&mut thing $(, $argument)*)) };
+        made.map(|()| Owned {
+            thing,
+            setter: stringify!($set),
+            set: functions.$set,
+            destroy: functions.$destroy,
+        })
+    }};
 }
 
-fn operation(functions: &Functions, kind: &Kind) -> Result<Owned, Fault> {
+fn operation(blas: &Blas, kind: &Kind) -> Result<Owned, Fault> {
     let compute = match kind.math {
         F32Math::Tf32 if kind.dtypes[0] == DType::F32 => {
             cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32
         }
         _ => cublasComputeType_t::CUBLAS_COMPUTE_32F,
     };
-    let mut thing = ptr::null_mut();
-    // SAFETY: the pointer is to a local variable.
-    unsafe {
-        blaslt!(
-            functions,
-            cublasLtMatmulDescCreate(&mut thing, compute as u32, data_type(DType::F32))
-        )
-    }?;
-    let operation = Owned {
-        thing,
-        destroy: functions.cublasLtMatmulDescDestroy,
-    };
+    let operation = owned!(
+        blas,
+        [
+            cublasLtMatmulDescCreate,
+            cublasLtMatmulDescSetAttribute,
+            cublasLtMatmulDescDestroy
+        ],
+        compute as u32,
+        data_type(DType::F32)
+    )?;
     let [a, b] = kind.transposed.map(i32::from);
-    set(
-        functions,
-        &operation,
-        Attribute::CUBLASLT_MATMUL_DESC_TRANSA,
-        &a,
+    operation.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA as u32, a)?;
+    operation.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB as u32, b)?;
+    operation.set(
+        Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE as u32,
+        kind.epilogue,
     )?;
-    set(
-        functions,
-        &operation,
-        Attribute::CUBLASLT_MATMUL_DESC_TRANSB,
-        &b,
-    )?;
-    set(
-        functions,
-        &operation,
-        Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
-        &kind.epilogue,
-    )?;
+    // The heuristic refuses an epilogue without a pointer; each matmul sets its own.
+    let pointer = 256u64;
     if kind.epilogue & BIAS != 0 {
         let dtype = data_type(kind.dtypes[1]);
-        set(
-            functions,
-            &operation,
-            Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
-            &dtype,
-        )?;
-        // The heuristic refuses an epilogue without a pointer; each product sets its own.
-        set(
-            functions,
-            &operation,
-            Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-            &256u64,
-        )?;
+        operation.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE as u32, dtype)?;
+        operation.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER as u32, pointer)?;
     }
     if kind.epilogue & HAS_AUX != 0 {
-        set(
-            functions,
-            &operation,
-            Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
-            &256u64,
+        let rows = kind.rows as i64;
+        operation.set(
+            Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER as u32,
+            pointer,
         )?;
-        set(
-            functions,
-            &operation,
-            Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD,
-            &(kind.rows as i64),
-        )?;
+        operation.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD as u32, rows)?;
     }
     Ok(operation)
 }
 
-/// A column-major matrix without gaps.
-fn layout(functions: &Functions, dtype: DType, [rows, columns]: [u64; 2]) -> Result<Owned, Fault> {
-    let mut thing = ptr::null_mut();
-    // SAFETY: the pointer is to a local variable.
-    unsafe {
-        blaslt!(
-            functions,
-            cublasLtMatrixLayoutCreate(&mut thing, data_type(dtype), rows, columns, rows as i64)
-        )
-    }?;
-    Ok(Owned {
-        thing,
-        destroy: functions.cublasLtMatrixLayoutDestroy,
-    })
+/// Column-major matrices without gaps.
+fn layout(
+    blas: &Blas,
+    dtype: DType,
+    [rows, columns]: [u64; 2],
+    batch: u64,
+) -> Result<Owned, Fault> {
+    let layout = owned!(
+        blas,
+        [
+            cublasLtMatrixLayoutCreate,
+            cublasLtMatrixLayoutSetAttribute,
+            cublasLtMatrixLayoutDestroy
+        ],
+        data_type(dtype),
+        rows,
+        columns,
+        rows as i64
+    )?;
+    if batch > 1 {
+        let (count, stride) = (batch as i32, (rows * columns) as i64);
+        layout.set(
+            LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT as u32,
+            count,
+        )?;
+        layout.set(
+            LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET as u32,
+            stride,
+        )?;
+    }
+    Ok(layout)
 }
 
-fn preference(functions: &Functions, kind: &Kind) -> Result<Owned, Fault> {
+fn preference(blas: &Blas, kind: &Kind) -> Result<Owned, Fault> {
     /// If a sum is split, its parts are added in f32: in the workspace, or in outputs that are f32.
     /// Both use a fixed order.
     const IN_PLACE: u32 = 1;
     const COMPUTE_TYPE: u32 = 2;
-    let mut thing = ptr::null_mut();
-    // SAFETY: the pointer is to a local variable.
-    unsafe { blaslt!(functions, cublasLtMatmulPreferenceCreate(&mut thing)) }?;
-    let preference = Owned {
-        thing,
-        destroy: functions.cublasLtMatmulPreferenceDestroy,
-    };
-    let set = |attribute: Preference, (value, bytes): (*const c_void, usize)| {
-        // SAFETY: the preference is alive, and the value has the attribute's type.
-        unsafe {
-            blaslt!(
-                functions,
-                cublasLtMatmulPreferenceSetAttribute(thing, attribute as u32, value, bytes)
-            )
-        }
-    };
-    let reductions = if kind.dtypes[1] == DType::F32 {
-        IN_PLACE | COMPUTE_TYPE
-    } else {
-        COMPUTE_TYPE
-    };
-    set(
-        Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-        bytes_of(&(WORKSPACE_BYTES as u64)),
+    let preference = owned!(
+        blas,
+        [
+            cublasLtMatmulPreferenceCreate,
+            cublasLtMatmulPreferenceSetAttribute,
+            cublasLtMatmulPreferenceDestroy
+        ]
     )?;
-    set(
-        Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-        bytes_of(&reductions),
-    )?;
+    let reductions = match kind.dtypes[1] {
+        DType::F32 => IN_PLACE | COMPUTE_TYPE,
+        _ => COMPUTE_TYPE,
+    };
+    let workspace = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as u32;
+    preference.set(workspace, WORKSPACE_BYTES as u64)?;
+    let mask = Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK as u32;
+    preference.set(mask, reductions)?;
     for (attribute, alignment) in [
         Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
         Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -424,9 +396,9 @@ fn preference(functions: &Functions, kind: &Kind) -> Result<Owned, Fault> {
         Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
     ]
     .into_iter()
-    .zip(&kind.alignments)
+    .zip(kind.alignments)
     {
-        set(attribute, bytes_of(alignment))?;
+        preference.set(attribute as u32, alignment)?;
     }
     Ok(preference)
 }

@@ -198,3 +198,82 @@ fn wrong_operands_are_named_with_help() {
         "{error}"
     );
 }
+
+#[test]
+fn a_batch_has_the_bits_of_its_matrices_one_by_one() {
+    let (batch, m, n, k) = (3, 5, 7, 9);
+    let (a, b) = (random_f32(batch * m * k, 1), random_f32(batch * k * n, 2));
+    let acc_data = random_f32(batch * m * n, 3);
+    for transposed in [[false, false], [false, true], [true, false], [true, true]] {
+        let shape = |rows, columns, t: bool| match t {
+            true => [batch, columns, rows],
+            false => [batch, rows, columns],
+        };
+        let turned = |x: Tensor, t: bool| if t { x.t().unwrap() } else { x };
+        let mat1 = cpu(&a, &shape(m, k, transposed[0]));
+        let mat2 = cpu(&b, &shape(k, n, transposed[1]));
+        let acc = cpu(&acc_data, &[batch, m, n]);
+        let out = cpu(&vec![f32::NAN; batch * m * n], &[batch, m, n]);
+        let (left, right) = (
+            turned(mat1.clone(), transposed[0]),
+            turned(mat2.clone(), transposed[1]),
+        );
+        addmm_into(&out, &acc, &left, &right, 0.5, -2.0).unwrap();
+        let new = addmm(&acc, &left, &right, 0.5, -2.0).unwrap();
+        assert_eq!(new.to_vec::<f32>().unwrap(), out.to_vec::<f32>().unwrap());
+        for index in 0..batch {
+            let of = |x: &Tensor, t: bool| turned(x.index(index).unwrap(), t);
+            let (mat1, mat2) = (of(&mat1, transposed[0]), of(&mat2, transposed[1]));
+            let alone = addmm(&of(&acc, false), &mat1, &mat2, 0.5, -2.0).unwrap();
+            let got = of(&out, false).to_vec::<f32>().unwrap();
+            assert_eq!(
+                got,
+                alone.to_vec::<f32>().unwrap(),
+                "{transposed:?} {index}"
+            );
+        }
+    }
+}
+
+#[test]
+fn operands_of_a_batch_are_checked() {
+    let zeros = |shape: &[usize]| cpu(&vec![0.0; shape.iter().product()], shape);
+    let refused = |out: &[usize], mat1: &[usize], mat2: &[usize]| {
+        let [out, mat1, mat2] = [out, mat1, mat2].map(zeros);
+        let made = addmm_into(&out, &out, &mat1, &mat2, 1.0, 1.0);
+        made.unwrap_err().to_string()
+    };
+    for (error, expected) in [
+        (
+            refused(&[2, 3, 3], &[2, 3, 4], &[3, 4, 3]),
+            "addmm: mat2 f32[3, 4, 3] on cpu: expected 2 matrices, as mat1 has",
+        ),
+        (
+            refused(&[2, 3, 3], &[2, 3, 4], &[2, 3, 4]),
+            "mat2 f32[2, 3, 4] on cpu: expected 4 rows, as mat1 has columns",
+        ),
+        (
+            refused(&[3, 3], &[2, 3, 4], &[2, 4, 3]),
+            "f32[3, 3] on cpu: expected shape [2, 3, 3], that is [matrices, rows of mat1, columns of mat2]",
+        ),
+        (
+            refused(&[2, 3, 3], &[2, 3, 4], &[4, 3]),
+            "mat2 f32[4, 3] on cpu: expected 2 matrices, as mat1 has",
+        ),
+    ] {
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn only_one_transposed_matrix_is_made_contiguous() {
+    let several = cpu(&[0.0; 12], &[2, 3, 2]).t().unwrap();
+    assert_eq!(several.shape().dims(), [2, 2, 3]);
+    let error = several.contiguous().unwrap_err().to_string();
+    assert!(error.contains("expected 2 dimensions"), "{error}");
+    let error = cpu(&[0.0; 3], &[3]).t().unwrap_err().to_string();
+    assert!(
+        error.contains("a matrix (two dimensions) or several"),
+        "{error}"
+    );
+}

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::products::{Extent, Head, Lines, Room, add_over_keys, add_over_queries, padded, scores};
+use super::matmuls::{Extent, Head, Lines, Room, add_over_keys, add_over_queries, padded, scores};
 use super::sizes::{Columns, Sizes};
 use super::softmax::{BLOCK, GROUP, Part, soften_backward};
 use crate::ops::float::{Float, LANES, tree_sum};

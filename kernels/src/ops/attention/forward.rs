@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::products::{Extent, Head, Room, add_over_keys, padded, scores};
+use super::matmuls::{Extent, Head, Room, add_over_keys, padded, scores};
 use super::sizes::{Columns, Sizes};
 use super::softmax::{BLOCK, GROUP, Part, Running, finish, soften};
 use crate::ops::matmul::{Kernel, Real};

@@ -6,7 +6,7 @@ use std::sync::Once;
 use super::sizes::{Columns, Sizes};
 use crate::DType;
 use crate::error::Result;
-use crate::launch::{Grid, Launcher, Source, args};
+use crate::launch::{Grid, Launcher, PARAMETERS_MAX, Source, args};
 use crate::ops::call::Buffer;
 use crate::warning::warn;
 
@@ -123,7 +123,8 @@ impl Kernels {
     }
 
     /// Launches a kernel for the queries, or the keys, of all heads and sequences. On tensor cores
-    /// the heads of q that share a head of k are rows of one matrix.
+    /// the heads of q that share a head of k are rows of one matrix. All kernels have the sizes
+    /// after the other arguments.
     fn launch(
         &self,
         gpu: &Launcher,
@@ -138,10 +139,22 @@ impl Kernels {
             (false, false) => (sizes.heads, sizes.time),
         };
         let blocks = sizes.batch * heads * rows.div_ceil(block_rows);
-        // Tiles of the other side have 32 rows or more.
-        let grid = Grid::blocks(blocks, self.threads).waits(sizes.time.div_ceil(32));
+        // Tiles of the other side, which have 32 rows or more: a key meets the queries of all heads
+        // that share it.
+        let others = if is_of_keys {
+            sizes.time * sizes.group()
+        } else {
+            sizes.time
+        };
+        let grid = Grid::blocks(blocks, self.threads).waits(others.div_ceil(32));
         let grid = (grid, self.shared_bytes);
-        gpu.launch_with(self.source, name.into(), grid, args)
+        let (causal, scale) = (sizes.causal, sizes.scale as f32);
+        let (heads, kv_heads, width) = (sizes.heads, sizes.kv_heads, sizes.head_size);
+        let sizes = args![sizes.time, heads, kv_heads, width, causal, scale];
+        let (mut all, count) = ([0; PARAMETERS_MAX], args.len() + sizes.len());
+        all[..args.len()].copy_from_slice(args);
+        all[args.len()..count].copy_from_slice(sizes);
+        gpu.launch_with(self.source, name.into(), grid, &all[..count])
     }
 }
 
@@ -155,22 +168,7 @@ pub(super) fn forward(
     let ([q, k, v], [q_stride, kv_stride, _]) = (inputs.addresses, inputs.strides);
     let addresses = [out.address(), q, k, v];
     let kernels = Kernels::of(gpu, out.dtype, sizes, &addresses);
-    let (causal, scale) = (sizes.causal, sizes.scale as f32);
-    let args = args![
-        out,
-        log_sum_exp,
-        q,
-        k,
-        v,
-        q_stride,
-        kv_stride,
-        sizes.time,
-        sizes.heads,
-        sizes.kv_heads,
-        sizes.head_size,
-        causal,
-        scale
-    ];
+    let args = args![out, log_sum_exp, q, k, v, q_stride, kv_stride];
     let name = (kernels.forward, out.dtype);
     kernels.launch(gpu, name, (sizes, false), kernels.rows[0], args)
 }
@@ -188,7 +186,6 @@ pub(super) fn backward(
     let ([dq, dk, dv], [dq_stride, dkv_stride, _]) = (gradients.addresses, gradients.strides);
     let addresses = [dout.address(), out.address(), q, k, v, dq, dk, dv];
     let kernels = Kernels::of(gpu, out.dtype, sizes, &addresses);
-    let (causal, scale) = (sizes.causal, sizes.scale as f32);
     let args = args![
         dq,
         dk,
@@ -203,13 +200,7 @@ pub(super) fn backward(
         dout,
         log_sum_exp,
         q_stride,
-        kv_stride,
-        sizes.time,
-        sizes.heads,
-        sizes.kv_heads,
-        sizes.head_size,
-        causal,
-        scale
+        kv_stride
     ];
     for (index, kernel) in kernels.backward.iter().enumerate() {
         let of = (sizes, index > 0);

@@ -157,6 +157,7 @@ fn a_step_is_bad_by_its_statistics_its_norm_or_an_earlier_gradient_and_the_first
             own: Some(&own_flag),
             stats: &stats,
             step: &step,
+            stop: None,
         };
         decide_step(&out, Some(&partials), 0.0, None, Some(marks)).unwrap();
         let what = format!("{before:?}, {squares}");

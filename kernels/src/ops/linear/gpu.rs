@@ -1,4 +1,4 @@
-//! linear on a GPU: products of cuBLASLt, with as much of bias and activation in their epilogues as
+//! linear on a GPU: matmuls of cuBLASLt, with as much of bias and activation in their epilogues as
 //! is supported and exact enough; the passes of `linear.cu` do the rest.
 //!
 //! * The bias is added before the sums are rounded to what is stored, unless its address is not a
@@ -15,7 +15,7 @@
 
 use crate::DType;
 use crate::error::Result;
-use crate::launch::blaslt::{Epilogue, Function, Product, Side};
+use crate::launch::blaslt::{Epilogue, Function, Matmul, Side};
 use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::activation::Activation;
 use crate::ops::call::Buffer;
@@ -35,7 +35,7 @@ const LANES: usize = 32;
 /// Blocks of rows that such a block of threads sums side by side; as in linear.cu.
 pub(super) const ROW_BLOCKS_AT_ONCE: usize = 16;
 
-/// One side of a product.
+/// One side of a matmul.
 fn side(matrix: &Buffer<'_>, transposed: bool) -> Side {
     Side {
         address: matrix.address(),
@@ -48,7 +48,7 @@ fn fits_aux(address: u64, columns: usize) -> bool {
     Epilogue::fits(address) && columns.is_multiple_of(8)
 }
 
-/// Whether the library's approximate functions are as exact as the product itself.
+/// Whether the library's approximate functions are as exact as the matmul itself.
 fn approximate(dtype: DType) -> bool {
     dtype != DType::F32 || f32_math() == F32Math::Tf32
 }
@@ -64,11 +64,11 @@ fn number(activation: Activation) -> u32 {
 }
 
 /// `out = epilogue(left·right + beta * out)`, also for sums of length 0.
-fn multiply(gpu: &Launcher, product: &Product, out: &Buffer<'_>) -> Result<()> {
-    match product.mnk[2] {
-        0 if product.beta == 1.0 => Ok(()),
+fn multiply(gpu: &Launcher, matmul: &Matmul, out: &Buffer<'_>) -> Result<()> {
+    match matmul.mnk[2] {
+        0 if matmul.beta == 1.0 => Ok(()),
         0 => zero_on(gpu, out),
-        _ => gpu.multiply(product),
+        _ => gpu.multiply(matmul),
     }
 }
 
@@ -86,29 +86,29 @@ pub(super) fn forward(
     }
     let [bias, pre] = [bias, pre].map(|buffer| buffer.map(Buffer::address));
     let weight = side(weight, true);
-    let mut product = Product::new([rows, outputs, inputs], side(x, false), weight, out);
-    (product.dtype, product.out_dtype) = (dtype, dtype);
+    let mut matmul = Matmul::new([rows, outputs, inputs], side(x, false), weight, out);
+    (matmul.dtype, matmul.out_dtype) = (dtype, dtype);
     let (number, grid) = (number(activation), Grid::elements(count));
     if inputs > 0 && bias.is_none_or(Epilogue::fits) {
-        // All in one product …
+        // All in one matmul …
         if let Some(function) = fused(activation, pre, dtype, outputs) {
-            product.epilogue = Epilogue {
+            matmul.epilogue = Epilogue {
                 function,
                 bias,
                 aux: pre,
             };
-            if gpu.multiply_if_supported(&product)? {
+            if gpu.multiply_if_supported(&matmul)? {
                 return Ok(());
             }
         }
         // … or all but the activation. The pre-activation goes where it is wanted.
         let z = pre.unwrap_or(out);
-        product.epilogue = Epilogue {
+        matmul.epilogue = Epilogue {
             bias,
             ..Epilogue::default()
         };
-        (product.out, product.existing) = (z, z);
-        if gpu.multiply_if_supported(&product)? {
+        (matmul.out, matmul.existing) = (z, z);
+        if gpu.multiply_if_supported(&matmul)? {
             return gpu.launch(
                 &SOURCE,
                 ("activate", dtype),
@@ -116,10 +116,10 @@ pub(super) fn forward(
                 args![out, z, count, number],
             );
         }
-        product.epilogue = Epilogue::default();
-        (product.out, product.existing) = (out, out);
+        matmul.epilogue = Epilogue::default();
+        (matmul.out, matmul.existing) = (out, out);
     }
-    multiply(gpu, &product, y)?;
+    multiply(gpu, &matmul, y)?;
     let args = args![out, pre, bias, count, outputs, number];
     gpu.launch(&SOURCE, ("bias_activate", dtype), grid, args)
 }
@@ -213,25 +213,25 @@ pub(super) fn backward_input(
         return Ok(());
     }
     let (dy, weight) = (side(dy, false), side(weight, false));
-    let mut product = Product::new([rows, inputs, outputs], dy, weight, out);
-    (product.dtype, product.out_dtype) = (dtype, dtype);
+    let mut matmul = Matmul::new([rows, inputs, outputs], dy, weight, out);
+    (matmul.dtype, matmul.out_dtype) = (dtype, dtype);
     let Some(saved) = saved.map(Buffer::address) else {
-        multiply(gpu, &product, dx)?;
+        multiply(gpu, &matmul, dx)?;
         return sum(None);
     };
     let is_tanh = activation == Activation::Gelu(Gelu::Tanh);
     if outputs > 0 && is_tanh && approximate(dtype) && fits_aux(saved, inputs) {
-        product.epilogue = Epilogue {
+        matmul.epilogue = Epilogue {
             function: Function::GeluGradient,
             bias: None,
             aux: Some(saved),
         };
-        if gpu.multiply_if_supported(&product)? {
+        if gpu.multiply_if_supported(&matmul)? {
             return sum(None);
         }
-        product.epilogue = Epilogue::default();
+        matmul.epilogue = Epilogue::default();
     }
-    multiply(gpu, &product, dx)?;
+    multiply(gpu, &matmul, dx)?;
     if row_sums.is_some() {
         return sum(Some(saved));
     }
@@ -249,10 +249,10 @@ pub(super) fn backward_weight(
 ) -> Result<()> {
     if outputs > 0 && inputs > 0 {
         let (left, right) = (side(dy, true), side(x, false));
-        let mut product = Product::new([outputs, inputs, rows], left, right, dw.address());
-        (product.dtype, product.out_dtype) = (dy.dtype, dw.dtype);
-        product.beta = if accumulate { 1.0 } else { 0.0 };
-        multiply(gpu, &product, dw)?;
+        let mut matmul = Matmul::new([outputs, inputs, rows], left, right, dw.address());
+        (matmul.dtype, matmul.out_dtype) = (dy.dtype, dw.dtype);
+        matmul.beta = if accumulate { 1.0 } else { 0.0 };
+        multiply(gpu, &matmul, dw)?;
     }
     match db {
         Some(db) => sum_rows(gpu, db, dy, [rows, outputs], accumulate),

@@ -1,6 +1,8 @@
 //! addmm: every transposition, accumulator, factor and dtype.
 
+use ddp_kernels::graph::Graph;
 use ddp_kernels::ops::{self, F32Math, with_f32_math};
+use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::{
@@ -167,5 +169,58 @@ fn addmm_of_whole_numbers_is_exact_in_every_dtype() {
                 &format!("{dtype} {math:?}"),
             );
         }
+    }
+}
+
+/// Also of matrices that follow each other at odd distances.
+#[test]
+fn addmm_of_a_batch_of_whole_numbers_is_exact_in_every_dtype() {
+    let batch = 3;
+    for [m, n, k] in [EXACT, [8, 16, 8], [5, 3, 7]] {
+        for transposed in [[false, false], [false, true], [true, false], [true, true]] {
+            let shape = |rows, columns, t: bool| match t {
+                true => [batch, columns, rows],
+                false => [batch, rows, columns],
+            };
+            let mat1 = integers(&shape(m, k, transposed[0]), 1);
+            let mat2 = integers(&shape(k, n, transposed[1]), 2);
+            let acc = integers(&[batch, m, n], 3);
+            let turned = |x: &Tensor, t: bool| if t { x.t().unwrap() } else { x.clone() };
+            let into = |out: &Tensor, acc: &Tensor, mat1: &Tensor, mat2: &Tensor| {
+                let [mat1, mat2] = [turned(mat1, transposed[0]), turned(mat2, transposed[1])];
+                ops::addmm_into(out, acc, &mat1, &mat2, 1.0, 2.0).unwrap();
+            };
+            let expected = Tensor::zeros(&[batch, m, n], DType::F32, Device::Cpu).unwrap();
+            into(&expected, &acc, &mat1, &mat2);
+            for device in devices() {
+                for (dtype, math) in KINDS {
+                    let [acc, mat1, mat2] = [&acc, &mat1, &mat2]
+                        .map(|x| x.to_dtype(dtype).unwrap().to(device).unwrap());
+                    let out = Tensor::zeros(&[batch, m, n], dtype, device).unwrap();
+                    with_f32_math(math, || into(&out, &acc, &mat1, &mat2));
+                    let case = format!("{m} {n} {k} {transposed:?} {dtype} {math:?}");
+                    assert_same_bits(&out, &expected.to_dtype(dtype).unwrap(), &case);
+                    with_f32_math(math, || into(&acc, &acc, &mat1, &mat2));
+                    assert_same_bits(&acc, &expected.to_dtype(dtype).unwrap(), &case);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn addmm_of_a_batch_is_one_node() {
+    for device in devices() {
+        let x = Tensor::full(&[4, 32, 16], 0.5, DType::BF16, device).unwrap();
+        let out = Tensor::zeros(&[4, 32, 32], DType::BF16, device).unwrap();
+        let into = || ops::addmm_into(&out, &out, &x, &x.t()?, 1.0, 0.0);
+        into().unwrap();
+        let stream = Stream::default_of(device).unwrap();
+        let graph = Graph::capture(&stream, into).unwrap();
+        let [node] = graph.nodes() else {
+            panic!("{:?}", graph.nodes())
+        };
+        assert_eq!(node.work.flop, 2.0 * 4.0 * (32.0 * 32.0 * 16.0));
+        assert!(node.name.contains("batch of 4"), "{}", node.name);
     }
 }

@@ -34,7 +34,7 @@ fn check_forward(
     let sums = layer.reference(mnk);
     let what = format!("{mnk:?} {kind:?} {activation:?} [bias, pre] {parts:?} skip {skip}");
     let z: Vec<f64> = sums.iter().map(|&(z, _)| z).collect();
-    // Where the bias is added by a pass of its own, what was rounded before is up to |z| + |bias|.
+    // Where the bias is added by a separate pass, what was rounded before is up to |z| + |bias|.
     let bias = layer.bias.as_ref().map_or(vec![0.0; mnk[1]], values);
     let z_bound = |index: usize| {
         let bound =

@@ -1,4 +1,4 @@
-//! The compiler by itself, where there is one (NVIDIA's or a stand-in): no GPU is needed. The rest
+//! The compiler alone, where there is one (NVIDIA's or a stand-in): no GPU is needed. The rest
 //! by files made up here.
 
 use super::*;
@@ -32,7 +32,7 @@ fn a_source_compiles_with_the_header_and_each_time_to_the_same_bytes() {
     let Some(compiler) = compiler() else { return };
     let text =
         "#include \"common.cuh\"\nextern \"C\" __global__ void one(float* x) { x[0] = 1.0f; }\n";
-    let compile = || compiler.compile("one.cu", text, 90).unwrap();
+    let compile = || compiler.compile("one.cu", text, (90, true)).unwrap();
     let image = compile();
     assert!(image.starts_with(b"\x7fELF"));
     assert!(compile() == image);
@@ -42,7 +42,7 @@ fn a_source_compiles_with_the_header_and_each_time_to_the_same_bytes() {
 fn an_error_in_a_source_is_told_with_its_line() {
     let Some(compiler) = compiler() else { return };
     let text = "#include \"common.cuh\"\n\nextern \"C\" __global__ void one(float* x) { x[0] = unheard_of; }\n";
-    let log = compiler.compile("broken.cu", text, 90).unwrap_err();
+    let log = compiler.compile("broken.cu", text, (90, true)).unwrap_err();
     // NVRTC writes broken.cu(3), GCC broken.cu:3.
     assert!(
         log.contains("broken.cu(3)") || log.contains("broken.cu:3"),
@@ -57,9 +57,10 @@ fn an_error_in_a_source_is_told_with_its_line() {
 #[test]
 fn a_gpu_that_the_compiler_does_not_know_is_refused() {
     let Some(compiler) = compiler() else { return };
-    assert_eq!(compiler.architecture((9, 0)), Ok(90));
+    assert_eq!(compiler.target((9, 0)), Ok((90, true)));
+    assert_eq!(compiler.target((9, 9)), Ok((90, false)));
     for unknown in [(1, 0), (99, 0)] {
-        let refusal = compiler.architecture(unknown).unwrap_err();
+        let refusal = compiler.target(unknown).unwrap_err();
         assert!(
             refusal.contains("and this GPU is sm_") && refusal.contains("; help: install"),
             "{refusal}"
@@ -132,9 +133,14 @@ fn a_library_that_lacks_functions_makes_room_for_the_next() {
 
 #[test]
 fn only_a_source_that_asks_is_compiled_for_one_architecture_alone() {
-    let first = |text: &str| options(90, text).swap_remove(0);
-    assert_eq!(first("__global__ …"), "--gpu-architecture=sm_90");
+    let first = |target, text: &str| options(target, text).swap_remove(0);
     let asks = "#ifdef __CUDA_ARCH_FEAT_SM90_ALL";
-    assert_eq!(first(asks), "--gpu-architecture=sm_90a");
-    assert_eq!(options(80, asks)[0], "--gpu-architecture=sm_80");
+    assert_eq!(
+        first((90, true), "__global__ …"),
+        "--gpu-architecture=sm_90"
+    );
+    assert_eq!(first((90, true), asks), "--gpu-architecture=sm_90a");
+    assert_eq!(first((80, true), asks), "--gpu-architecture=sm_80");
+    // Such code would not run on a later GPU of the same generation.
+    assert_eq!(first((90, false), asks), "--gpu-architecture=sm_90");
 }

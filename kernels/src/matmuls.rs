@@ -17,7 +17,7 @@ use crate::{Device, choices};
 choices! {
     /// Which algorithms are used.
     #[derive(Default)]
-    pub enum ProductChoice {
+    pub enum MatmulChoice {
         /// The first of cuBLASLt's heuristic: the same in every run
         #[default]
         First = "first",
@@ -42,7 +42,7 @@ pub struct Algorithms {
 
 #[track_caller]
 fn launcher(device: Device) -> Result<Option<Launcher>> {
-    let by = Caller::new("products");
+    let by = Caller::new("matmuls");
     if !device.is_accelerator() {
         return Ok(None);
     }
@@ -56,7 +56,7 @@ pub fn kinds(device: Device) -> Result<Vec<Kind>> {
     let Some(gpu) = launcher(device)? else {
         return Ok(Vec::new());
     };
-    Ok(gpu.kinds_of_products()?.into_iter().map(Kind).collect())
+    Ok(gpu.kinds_of_matmuls()?.into_iter().map(Kind).collect())
 }
 
 /// What algorithms depend on: the device's model, cuBLASLt and the driver. Empty for the CPU.
@@ -68,7 +68,7 @@ pub fn measured_on(device: Device) -> Result<String> {
     let found = discover();
     let known = found.gpus.iter().find(|known| known.index == gpu.gpu.index);
     let name = known.map_or("?", |known| known.name.as_str());
-    let version = gpu.version_of_products()?;
+    let version = gpu.cublaslt_version()?;
     let (major, minor) = found.driver_version.unwrap_or_default();
     Ok(format!(
         "{name}, cuBLASLt {version}, driver {major}.{minor}"
@@ -80,7 +80,7 @@ pub fn measured_on(device: Device) -> Result<String> {
 pub fn gelu(device: Device) -> Result<&'static str> {
     Ok(match launcher(device)? {
         Some(gpu) if gpu.fuses_gelu()? => "cuBLASLt's epilogue",
-        _ => "a kernel of its own",
+        _ => "a separate kernel",
     })
 }
 

@@ -1,7 +1,7 @@
-//! The products of attention's blocks on the CPU, with the tiles of the matrix product.
+//! The matmuls of attention's blocks on the CPU, with the tiles of `matmul`.
 //!
-//! A block of scores or of their gradients is `[key][query]`, with rows of BLOCK. It is the product
-//! of rows of keys and of panels of queries. Two other products read it: along keys, for the output
+//! A block of scores or of their gradients is `[key][query]`, with rows of BLOCK. It is the matmul
+//! of rows of keys and of panels of queries. Two other matmuls read it: along keys, for the output
 //! and dq, and along queries, for dk and dv. On the diagonal of a causal attention (`diagonal`)
 //! masked tiles are skipped, and masked steps of other tiles, except within a tile's own rows,
 //! where the weights are zeros.
