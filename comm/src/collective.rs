@@ -7,6 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 use ddp_kernels::error::Site;
+use ddp_kernels::progress::StopWord;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
@@ -124,9 +125,9 @@ pub(crate) struct Partials<'a> {
 }
 
 impl Partials<'_> {
-    /// The most partial sums that a rank gives to this sum.
+    /// How many partial sums of a rank there must be room for.
     pub(crate) fn places(&self) -> usize {
-        1 + self.order.iter().map(|part| part.place).max().unwrap_or(0)
+        1 + self.order.iter().map(|part| part.row).max().unwrap_or(0)
     }
 }
 
@@ -193,6 +194,14 @@ impl<'a> Call<'a> {
 /// arrive within `call.timeout`, [`Error::OutOfStep`](crate::Error::OutOfStep) if ranks make
 /// different calls, and [`Error::PeerFailed`](crate::Error::PeerFailed) soon after a rank failed.
 pub(crate) trait Collective: Send + Sync + fmt::Debug {
+    /// An error if calls that have been made may have no result, because the generation has ended.
+    fn check_ranks(&self) -> Result<()> {
+        Ok(())
+    }
+    /// What is set before calls end without a result.
+    fn stop_word(&self) -> Option<StopWord> {
+        None
+    }
     /// How bytes travel: "shared memory", "shared memory and mpi", "nccl", "alone".
     fn transport(&self) -> &'static str;
     /// This rank, from 0.

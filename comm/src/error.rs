@@ -22,6 +22,26 @@ pub struct Cause {
     pub text: String,
 }
 
+impl Cause {
+    /// The end of a generation: a rank was lost, and the job continues without it.
+    pub(crate) fn of_generation(text: String) -> Cause {
+        Cause {
+            rank: 0,
+            host: String::new(),
+            exit_code: JOB_CONTINUES,
+            text,
+        }
+    }
+
+    /// Whether it ends this generation only, and not the job.
+    pub(crate) fn ends_generation(&self) -> bool {
+        self.exit_code == JOB_CONTINUES
+    }
+}
+
+/// Stands for an exit code where the job continues. No failure has it.
+const JOB_CONTINUES: u8 = 0;
+
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} on {}: {}", self.rank, self.host, self.text)
@@ -203,6 +223,7 @@ impl Error {
         match self {
             Error::Timeout { .. } | Error::Setup(_) | Error::Hang(_) => 77,
             Error::OutOfStep { .. } | Error::Disagree(_) => 78,
+            Error::PeerFailed(cause) if cause.ends_generation() => 77,
             Error::PeerFailed(cause) => cause.exit_code,
             Error::Limit(_) => 71,
             Error::Launch(_) => 2,
@@ -215,9 +236,17 @@ impl Error {
     pub fn reporter(&self) -> Option<usize> {
         match self {
             Error::Disagree(disagreement) => Some(disagreement.rank),
-            Error::PeerFailed(cause) => Some(cause.rank),
+            Error::PeerFailed(cause) if !cause.ends_generation() => Some(cause.rank),
             _ => None,
         }
+    }
+
+    /// Whether a rank was lost in a job that continues without it, or a generation ended otherwise:
+    /// [`World::next_generation`] is what to do then.
+    ///
+    /// [`World::next_generation`]: crate::World::next_generation
+    pub fn is_rank_lost(&self) -> bool {
+        matches!(self, Error::PeerFailed(cause) if cause.ends_generation())
     }
 
     /// The setting of the program that would avoid this error.

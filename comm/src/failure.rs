@@ -11,17 +11,20 @@ pub(crate) mod lifeline;
 use std::io::Write;
 use std::panic::PanicHookInfo;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::error::{Cause, Error, Remedy, RemoteError};
 use crate::identity::Identity;
 use crate::process::{Peer, Process};
+use crate::roster::Roster;
 use crate::say::print_line;
 use crate::shared::Board;
 
 /// The exit code of a panic.
 pub(crate) const EXIT_PANIC: u8 = 70;
+/// The exit code of a job that lost a rank, and of a rank that leaves its job.
+pub(crate) const EXIT_PEER_LOST: u8 = 77;
 /// How long a rank has to end by itself once the job has failed.
 pub(crate) const GRACE: Duration = Duration::from_millis(300);
 /// How long a rank may take to report its error: it closes its files first.
@@ -59,6 +62,8 @@ pub(crate) struct Failure {
     pub(crate) must_kill: bool,
     /// The connection to the ranks of other hosts.
     pub(crate) lifeline: Option<lifeline::Lifeline>,
+    /// In a job that continues without lost ranks.
+    pub(crate) roster: Option<Arc<Roster>>,
 }
 
 impl Failure {
@@ -72,26 +77,44 @@ impl Failure {
             launcher: None,
             must_kill: false,
             lifeline: None,
+            roster: None,
         }
     }
 
     /// Why the job ends, if it does.
     pub(crate) fn cause(&self) -> Option<Cause> {
+        self.ended().filter(|cause| !cause.ends_generation())
+    }
+
+    /// Why the calls of this generation end: the job has failed, or it continues in another one.
+    pub(crate) fn ended(&self) -> Option<Cause> {
         self.board
             .is_aborted()
             .then(|| self.board.cause())
             .flatten()
     }
 
-    /// [`Error::PeerFailed`] if the job ends.
+    /// As `cause`, and waits for one up to `limit`.
+    fn failed_within(&self, limit: Duration) -> Option<Cause> {
+        let cause = self.board.wait_for_abort(limit);
+        cause.filter(|cause| !cause.ends_generation())
+    }
+
+    /// Ends this generation. The job continues; ranks that wait in a call of it return.
+    /// Whether this rank is the first that says so.
+    pub(crate) fn end_generation(&self, why: String) -> bool {
+        self.board.fail(&Cause::of_generation(why))
+    }
+
+    /// [`Error::PeerFailed`] if the job or this generation ends.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        self.cause()
+        self.ended()
             .map_or(Ok(()), |cause| Err(Error::of_peer(cause)))
     }
 
     /// The error of a rank whose peer failed with `remote`: leaves the peer time to report it.
     pub(crate) fn peer_failed(&self, remote: RemoteError) -> Error {
-        let cause = self.board.wait_for_abort(GRACE);
+        let cause = self.failed_within(GRACE);
         Error::of_peer(cause.unwrap_or_else(|| Cause {
             rank: remote.rank,
             host: "this job".into(),
@@ -124,11 +147,16 @@ impl Failure {
     pub(crate) fn report(&self, cause: &Cause) {
         // Other threads see the cause before it is printed, and must not end the process yet.
         let _speaking = SPEAKING.lock();
-        if !self.board.fail(cause) {
+        let is_first = self.board.fail(cause);
+        if let Some(roster) = &self.roster {
+            roster.end(cause.exit_code);
+        }
+        if !is_first && self.cause().is_some() {
             return;
         }
         self.print(cause);
-        if let Some(lifeline) = &self.lifeline {
+        // With a roster the launcher tells other hosts, unless they continue without this one.
+        if let (Some(lifeline), None) = (&self.lifeline, &self.roster) {
             lifeline.send(cause, BOUND);
         }
     }
@@ -154,6 +182,29 @@ impl Failure {
         leave_at_once(exit_code)
     }
 
+    /// In a job that continues without lost ranks: ends this process because of what happened on
+    /// this rank. The others continue.
+    pub(crate) fn leave(&self, text: &str) -> ! {
+        let text = format!("{text}; the other ranks continue without this one");
+        self.print(&self.own_cause(text, EXIT_PEER_LOST));
+        within(BOUND, || _ = std::io::stdout().flush());
+        // SAFETY: as in `end`. The page of this rank does not say that it has left: it is lost.
+        unsafe { libc::_exit(i32::from(EXIT_PEER_LOST)) }
+    }
+
+    /// Ends this generation because of `error`, and with it `ranks`; or the job, if it does not
+    /// continue without lost ranks.
+    pub(crate) fn lose(&self, error: &Error, ranks: &[usize]) {
+        let Some(roster) = &self.roster else {
+            self.fail_with(error);
+        };
+        roster.leave_out_ranks(ranks);
+        let text = text_with_remedy(error, self.remedy_text);
+        if self.end_generation(text.clone()) {
+            self.print(&self.own_cause(text, EXIT_PEER_LOST));
+        }
+    }
+
     /// Ends the process because of an error of this rank.
     pub(crate) fn fail_with(&self, error: &Error) -> ! {
         self.fail(text_with_remedy(error, self.remedy_text), error.exit_code())
@@ -171,10 +222,10 @@ impl Failure {
             && !lifeline.is_on_first_host
         {
             // If all hosts find the same error at the same time, the first host reports it.
-            _ = self.board.wait_for_abort(GRACE);
+            _ = self.failed_within(GRACE);
         }
         if self.identity.rank > 0 {
-            _ = self.board.wait_for_abort(FIRST_RANK_GRACE);
+            _ = self.failed_within(FIRST_RANK_GRACE);
         }
         self.report(&self.own_cause(text, exit_code));
         self.end(self.cause().map_or(exit_code, |cause| cause.exit_code))
@@ -183,7 +234,7 @@ impl Failure {
     /// Ends the process because of an error of `rank`, which reports it itself. If it does not,
     /// this rank does.
     pub(crate) fn fail_for(&self, rank: usize, text: String, exit_code: u8) -> ! {
-        if self.board.wait_for_abort(REPORT_MAX).is_none() {
+        if self.failed_within(REPORT_MAX).is_none() {
             let is_here = self.local_ranks().contains(&rank);
             let host = if is_here {
                 &*self.identity.host
@@ -203,7 +254,7 @@ impl Failure {
     /// As `fail`, after leaving time for the news of another rank's failure, which then is the
     /// cause: `mpirun` sends SIGTERM to all other ranks when one has died.
     pub(crate) fn fail_unless_another_has(&self, text: String, exit_code: u8) -> ! {
-        if let Some(cause) = self.board.wait_for_abort(GRACE) {
+        if let Some(cause) = self.failed_within(GRACE) {
             self.end(cause.exit_code);
         }
         self.fail(text, exit_code)

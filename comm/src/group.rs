@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use ddp_kernels::error::Site;
 use ddp_kernels::foreign::OPERANDS_MAX;
+use ddp_kernels::progress::StopWord;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor, transfer};
 
@@ -94,6 +95,17 @@ impl Group {
             "alone",
             Duration::from_secs(600),
         )
+    }
+
+    /// On GPUs calls return before they are done. An error if those so far may have no result,
+    /// because a rank was lost ([`Error::is_rank_lost`]).
+    pub fn check_ranks(&self) -> Result<()> {
+        self.ranks.check_ranks()
+    }
+
+    /// On GPUs: is set before calls end without a result. None if then the job ends.
+    pub fn stop_word(&self) -> Option<StopWord> {
+        self.ranks.stop_word()
     }
 
     /// This rank, from 0.
@@ -214,7 +226,10 @@ impl Group {
         if let Err(error) = &result
             && !matches!(error, Error::Tensor(_))
         {
-            *broken = Some(unusable(format!("an error: {error}"), error.exit_code()));
+            *broken = Some(match error {
+                Error::PeerFailed(cause) if cause.ends_generation() => (**cause).clone(),
+                _ => unusable(format!("an error: {error}"), error.exit_code()),
+            });
         }
         result
     }

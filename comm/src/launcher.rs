@@ -8,6 +8,7 @@ use std::fs;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use crate::error::{Error, Problem, Ranks, Result};
@@ -50,6 +51,23 @@ pub fn likely_rank() -> usize {
     rank_by(&|name| std::env::var(name).ok()).unwrap_or(0)
 }
 
+/// 0: as `likely_rank` says; 1: this process is rank 0; 2: it is not.
+static IS_RANK_0: AtomicU8 = AtomicU8::new(0);
+
+/// Whether this process is rank 0, as far as it knows, now: in a job that continues without
+/// lost ranks, another one may become it.
+pub fn is_rank_0() -> bool {
+    match IS_RANK_0.load(Ordering::Relaxed) {
+        0 => likely_rank() == 0,
+        is => is == 1,
+    }
+}
+
+/// From now on this process is rank 0, or is not.
+pub(crate) fn set_rank_0(is: bool) {
+    IS_RANK_0.store(if is { 1 } else { 2 }, Ordering::Relaxed);
+}
+
 /// `rank 1 on node7: ` by the launcher's variables, or nothing for a process that is alone: for
 /// errors while ranks meet.
 pub(crate) fn rank_on_host() -> String {
@@ -72,8 +90,12 @@ fn rank_by(lookup: Lookup<'_>) -> Option<usize> {
 /// The variable that our own launcher gives to each rank: `2/4:8` is rank 2 of 4, which has
 /// inherited a socket to rank 0 as descriptor 8. Rank 0 has one to each other rank: `0/4:7,8,9`. On
 /// several hosts it is `2/4@`, and `0/4@7` for rank 0, which has inherited a listener; the other
-/// variables are torchrun's.
+/// variables are torchrun's. In a job that continues without lost ranks it is `2/4%7`, with the
+/// roster as descriptor 7.
 pub(crate) const OWN_JOB: &str = "DDP_JOB";
+
+/// In such a job on several hosts: their addresses as this one reaches them, in order.
+pub(crate) const HOST_ADDRESSES: &str = "DDP_JOB_HOSTS";
 
 /// What that variable says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +103,8 @@ pub(crate) struct OwnJob {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) sockets: Vec<RawFd>,
+    /// The roster by which the ranks meet, in place of sockets.
+    pub(crate) roster: Option<RawFd>,
     /// Whether all ranks are on this host.
     pub(crate) is_on_one_host: bool,
 }
@@ -91,8 +115,8 @@ impl OwnJob {
         let Some(text) = lookup(OWN_JOB) else {
             return Ok(None);
         };
-        let expected = "RANK/SIZE:SOCKET,SOCKET…, a socket for each other rank on rank 0, or \
-            RANK/SIZE@";
+        let expected = "RANK/SIZE:SOCKET,SOCKET…, a socket for each other rank on rank 0, \
+            RANK/SIZE@ or RANK/SIZE%ROSTER";
         let job = OwnJob::parse(&text);
         let job = job.ok_or_else(|| Error::launch(OWN_JOB, expected, format!("{text:?}")))?;
         Ok(Some(job))
@@ -100,12 +124,14 @@ impl OwnJob {
 
     fn parse(text: &str) -> Option<OwnJob> {
         let is_on_one_host = !text.contains('@');
-        let (place, sockets) = text.split_once([':', '@']).unwrap_or((text, ""));
+        let has_roster = text.contains('%');
+        let (place, sockets) = text.split_once([':', '@', '%']).unwrap_or((text, ""));
         let (rank, size) = place.split_once('/')?;
         let (rank, size) = (rank.parse().ok()?, size.parse().ok()?);
         let sockets = sockets.split(',').filter(|socket| !socket.is_empty());
         let sockets: Vec<RawFd> = sockets.map(|it| it.parse().ok()).collect::<Option<_>>()?;
         let expected = match rank {
+            _ if has_roster => 1,
             0 if is_on_one_host => size - usize::from(size > 0),
             rank => usize::from(is_on_one_host || rank == 0),
         };
@@ -117,9 +143,10 @@ impl OwnJob {
             && sockets.len() == expected
             && distinct.len() == expected
             && sockets.iter().all(|&fd| fd > libc::STDERR_FILENO);
-        is_whole.then_some(OwnJob {
+        is_whole.then(|| OwnJob {
             rank,
             size,
+            roster: sockets.first().copied().filter(|_| has_roster),
             sockets,
             is_on_one_host,
         })
@@ -166,6 +193,20 @@ impl Launcher {
     /// variables may not.
     pub(crate) fn stays(self) -> bool {
         self != Launcher::Variables
+    }
+
+    /// How to let a rank run on all cores of its share.
+    pub(crate) fn unbind(self, lookup: Lookup<'_>) -> &'static str {
+        match self {
+            _ if lookup("SLURM_STEP_ID").is_some() => {
+                "srun --cpu-bind=none, or more cores a task with --cpus-per-task"
+            }
+            Launcher::Own | Launcher::Torchrun | Launcher::Variables | Launcher::Slurm => {
+                "a wider taskset or cpuset for the program that starts the ranks"
+            }
+            Launcher::OpenMpi | Launcher::Pmix => "mpirun --bind-to none",
+            Launcher::Pmi => "mpiexec -bind-to none (Intel MPI: I_MPI_PIN=0)",
+        }
     }
 
     /// Whether ranks meet over MPI.
@@ -244,20 +285,6 @@ impl Launch {
     /// Whether all ranks are known to be on this host.
     pub(crate) fn is_on_one_host(&self) -> bool {
         self.size.is_some() && self.size == self.local_size
-    }
-
-    /// How to let a rank run on all cores of its share.
-    pub(crate) fn unbind(&self, lookup: Lookup<'_>) -> &'static str {
-        match self.launcher {
-            _ if lookup("SLURM_STEP_ID").is_some() => {
-                "srun --cpu-bind=none, or more cores a task with --cpus-per-task"
-            }
-            Launcher::Own | Launcher::Torchrun | Launcher::Variables | Launcher::Slurm => {
-                "a wider taskset or cpuset for the program that starts the ranks"
-            }
-            Launcher::OpenMpi | Launcher::Pmix => "mpirun --bind-to none",
-            Launcher::Pmi => "mpiexec -bind-to none (Intel MPI: I_MPI_PIN=0)",
-        }
     }
 }
 

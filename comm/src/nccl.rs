@@ -17,7 +17,8 @@
 //!
 //! The communicator is a blocking one: a non-blocking one would start a thread a call, and its
 //! stream could not be used until it was polled. A communicator is never destroyed: NCCL would
-//! wait for the other ranks and for graphs that hold its calls. The end of the process frees it.
+//! wait for the other ranks and for graphs that hold its calls. The end of the process frees it, or
+//! an abort where the job continues without a lost rank.
 //!
 //! Sums only, and never NCCL's average, which multiplies by 1/N first. Every rank gets the same
 //! bits. They follow NCCL's order, which depends on the machine and the length.

@@ -19,10 +19,11 @@ mod activity;
 mod board;
 mod channel;
 mod delays;
-mod futex;
+pub(crate) mod futex;
 mod gpu_page;
 mod layout;
 mod mail;
+mod mapping;
 mod round;
 mod segment;
 mod slices;
@@ -42,9 +43,10 @@ pub(crate) use self::delays::Delays;
 pub(crate) use self::gpu_page::{COLLECTIVES, GpuPages, JOINED, LANES, LaneMarks, Marks, PAIRS};
 use self::layout::{Cut, GRAIN_BYTES};
 use self::mail::Mailbox;
+pub(crate) use self::mapping::{Mapping, map, memfd};
 use self::round::Round;
 pub(crate) use self::segment::Segment;
-use self::slices::{Rows, Slices, Terms};
+use self::slices::{Slices, Terms};
 use crate::collective::{Call, Collective, Operation};
 use crate::error::Result;
 
@@ -240,11 +242,6 @@ impl Shared {
         let piece_bytes = self.channel.segment.layout().piece_bytes;
         // A slot holds a piece of each partial sum that a rank gives.
         let piece_bytes = piece_bytes / places / GRAIN_BYTES * GRAIN_BYTES;
-        let rows = partials.map(|partials| Rows {
-            rows,
-            order: partials.order,
-            place_bytes: piece_bytes,
-        });
         let cut = match operation {
             Operation::AllReduce(_) => Cut::even(bytes.len(), size, piece_bytes),
             Operation::Broadcast { .. } => Cut::even(bytes.len(), 1, piece_bytes),
@@ -254,17 +251,20 @@ impl Shared {
             Operation::AllGather => cut.slice(0).len(),
             _ => bytes.len(),
         };
-        if self.is_small(moved * places) {
-            self.exchange_at_once(turn, operation, &cut, (bytes, rows), dtype)?;
+        if self.is_small(moved) && partials.is_none() {
+            self.exchange_at_once(turn, operation, &cut, bytes, dtype)?;
             return Ok(0);
         }
         let slices = self.slices(turn, cut, first);
-        let terms = |reduce| rows.map_or(Terms::OneOfEach(reduce), Terms::InOrder);
+        let terms = |reduce| Terms {
+            reduce,
+            order: partials.map(|partials| partials.order),
+            rows,
+            place_bytes: piece_bytes,
+        };
         match operation {
-            Operation::AllReduce(reduce) => slices.all_reduce(bytes, dtype, terms(reduce))?,
-            Operation::ReduceScatter(reduce) => {
-                slices.reduce_scatter(bytes, dtype, terms(reduce))?
-            }
+            Operation::AllReduce(reduce) => slices.reduce(bytes, dtype, terms(reduce), false)?,
+            Operation::ReduceScatter(reduce) => slices.reduce(bytes, dtype, terms(reduce), true)?,
             Operation::Broadcast { root } => slices.receive_broadcast(bytes, root)?,
             _ => slices.all_gather(bytes)?,
         }
@@ -277,7 +277,7 @@ impl Shared {
         turn: &NumberedCall<'_>,
         operation: Operation,
         cut: &Cut,
-        (bytes, rows): (&mut [u8], Option<Rows<'_>>),
+        bytes: &mut [u8],
         dtype: DType,
     ) -> Result<()> {
         let (round, me) = (self.round(turn), self.channel.me);
@@ -285,18 +285,13 @@ impl Shared {
             Operation::AllReduce(_) | Operation::Broadcast { .. } => 0..bytes.len(),
             _ => cut.slice(me),
         };
-        match (operation, rows) {
-            (Operation::AllReduce(_) | Operation::ReduceScatter(_), Some(rows)) => {
-                let (offset, each) = (mine.start, bytes.len());
-                round.exchange_rows(rows.order, each, &|row| rows.row(row, bytes))?;
-                round.add(&mut bytes[mine], offset, dtype, rows.order, each);
-            }
-            (Operation::AllReduce(reduce) | Operation::ReduceScatter(reduce), None) => {
+        match operation {
+            Operation::AllReduce(reduce) | Operation::ReduceScatter(reduce) => {
                 round.exchange(bytes)?;
                 let offset = mine.start;
                 round.reduce(&mut bytes[mine], offset, dtype, reduce);
             }
-            (Operation::Broadcast { root }, _) => {
+            Operation::Broadcast { root } => {
                 round.exchange(&[])?;
                 round.take(root, bytes);
             }

@@ -15,16 +15,18 @@ use self::children::Children;
 pub use self::hosts::{Host, HostList};
 use self::job::Job;
 use self::signals::{STOPS, Signals};
-pub use self::task::Task;
 use self::task::{ENDING, EXIT_STOPPED, PERIOD, of_signal};
+pub use self::task::{Losses, Task};
 use crate::error::Result;
 use crate::launcher::{Launch, Launcher};
 
 mod agent;
 mod children;
+mod elastic;
 mod hosts;
 mod job;
 mod remote;
+mod seats;
 mod signals;
 mod task;
 
@@ -113,14 +115,16 @@ impl Spawner {
             others.extend(other.map(|_| host));
             job.add(host, other);
         }
-        if others.is_empty() {
-            job.start_here(task)?;
-        } else {
+        if !others.is_empty() {
             job.connect(&others, task, &sender)?;
             if let Some(code) = self.wait_for_answers(&mut job, task)? {
                 return Ok(code);
             }
-            job.start_across(hosts[0].address(), task)?;
+        }
+        match task.losses {
+            Some(losses) => job.start_elastic(task, losses)?,
+            None if others.is_empty() => job.start_here(task)?,
+            None => job.start_across(task)?,
         }
         self.has_run = true;
         while job.goes_on() {

@@ -13,15 +13,13 @@ use std::time::{Duration, Instant};
 use crate::background::{Background, Cancelled};
 use crate::error::{Cause, Result};
 use crate::failure::lifeline::{Lifeline, WorkNews};
-use crate::failure::{Failure, GRACE};
+use crate::failure::{EXIT_PEER_LOST, Failure, GRACE};
 use crate::launcher;
 use crate::process::{Peer, Process, wait_for_end};
 use crate::stop::{self, Termination};
 
 /// How often the watch looks at the board. The end of a process wakes it earlier.
 const PERIOD: Duration = Duration::from_millis(50);
-/// The exit code of a job that lost a rank.
-const EXIT_PEER_LOST: u8 = 77;
 
 /// Watches the processes that `failure` knows.
 pub(crate) fn start(failure: Arc<Failure>) -> Result<Background> {
@@ -46,6 +44,15 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
             }
             return;
         }
+        if failure.ended().is_some() {
+            // The job continues in another generation, which has its own watch.
+            return;
+        }
+        let roster = failure.roster.as_ref();
+        if let Some(cause) = roster.and_then(|roster| roster.ended()) {
+            failure.board.fail(&cause);
+            continue;
+        }
         let lost_here = ended.and_then(|index| lost(failure, &mut peers, index));
         let lost_elsewhere = || failure.lifeline.as_ref().and_then(Lifeline::lost);
         if let Some(lost) = lost_here.or_else(lost_elsewhere) {
@@ -53,8 +60,11 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
             if stop::is_interrupted() && cancelled.within(GRACE) {
                 return;
             }
-            // At once: mpirun sees it too, and is about to end this rank.
-            failure.report(&lost);
+            match failure.roster.is_some() && lost.rank != failure.identity.rank {
+                true => _ = failure.end_generation(lost.text),
+                // At once: mpirun sees it too, and is about to end this rank.
+                false => failure.report(&lost),
+            }
         } else if let Some(sigterm) = sigterm.take_if(|sigterm| sigterm.has_come()) {
             return asked_to_end(failure, sigterm, cancelled);
         }

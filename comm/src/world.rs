@@ -3,9 +3,12 @@
 //! `bootstrap.rs` connects ranks that a launcher started, which meet as `meeting.rs` says: over
 //! MPI (`over_mpi.rs`) or sockets (`star.rs`). `links.rs` makes the implementations of
 //! groups, `options.rs` are the settings, `ending.rs` is how the process stops and fails.
+//! `elastic.rs` and `generations.rs` make the worlds of a job that continues without lost ranks.
 
 mod bootstrap;
+mod elastic;
 mod ending;
+mod generations;
 mod links;
 mod meeting;
 mod options;
@@ -22,6 +25,7 @@ use ddp_kernels::device::discover;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Member};
 
+use self::elastic::Elastic;
 pub use self::ending::HasExitCode;
 use self::links::{Links, Start};
 pub use self::options::Options;
@@ -33,7 +37,7 @@ use crate::gpus::{GpuTable, Shortage, VisibleGpus, assign};
 use crate::group::Group;
 use crate::handshake::{Field, handshake};
 use crate::identity::Identity;
-use crate::launcher::{self, Launch};
+use crate::launcher::{self, Launch, OwnJob};
 use crate::nccl::environment::{self, NcclChoice, RankKind};
 use crate::nccl::{self, Join};
 use crate::say;
@@ -75,6 +79,8 @@ pub struct World {
     #[cfg(feature = "mpi")]
     job: Option<crate::mpi::Job>,
     mesh: Option<Arc<Mesh>>,
+    /// In a job that continues without lost ranks.
+    elastic: Option<Elastic>,
 }
 
 impl From<&World> for Member {
@@ -101,6 +107,19 @@ impl World {
         stop::ignore_file_limit();
         let lookup = |name: &str| std::env::var(name).ok();
         let launch = Launch::detect(&lookup)?;
+        if let Some(job) = OwnJob::read(&lookup)?
+            && let Some(roster) = job.roster
+        {
+            let (start, elastic) = elastic::connect(options, &job, roster)?;
+            let Some(start) = start else {
+                let mut world = World::alone(options)?;
+                world.elastic = Some(elastic);
+                return Ok(world);
+            };
+            let world = World::of_generation(start, elastic)?;
+            world.warn_of_narrow_cores();
+            return Ok(world);
+        }
         let mpi_started = match launch.filter(|launch| !launch.is_of_one()) {
             Some(launch) => match bootstrap::connect(options, &launch)? {
                 Some(start) => {
@@ -126,7 +145,7 @@ impl World {
         let mut world = World::alone(options)?;
         if let Some(launch) = launch {
             world.cores = CoreShare::new(&[cores::own_cores()], 0, cores::launcher_cores());
-            world.unbind = launch.unbind(&lookup);
+            world.unbind = launch.launcher.unbind(&lookup);
         }
         world.warn_of_narrow_cores();
         Ok(world)
@@ -167,6 +186,13 @@ impl World {
         ranks.into_iter().map(world).collect()
     }
 
+    fn of_generation(start: Start, elastic: Elastic) -> Result<World> {
+        let mut world = World::new(start, &elastic.options)?;
+        world.of_processes = true;
+        world.elastic = Some(elastic);
+        Ok(world)
+    }
+
     fn new(start: Start, options: &Options) -> Result<World> {
         let control = start.links.collective(CONTROL)?;
         let local_rank = start.failure.identity.local_rank;
@@ -189,6 +215,7 @@ impl World {
             #[cfg(feature = "mpi")]
             job: start.job,
             mesh: start.mesh,
+            elastic: None,
         })
     }
 
@@ -423,8 +450,17 @@ impl World {
             Field::must_match("whether ranks may share GPUs", share, help),
         ])?;
         let visible = self.all_gather_bytes(&VisibleGpus::own(self.host()).encode())?;
-        let visible = visible.iter().map(|bytes| VisibleGpus::decode(bytes));
-        Ok(assign(visible.collect(), per_rank, share))
+        let visible: Vec<VisibleGpus> = visible.iter().map(|it| VisibleGpus::decode(it)).collect();
+        let Some(elastic) = &self.elastic else {
+            return Ok(assign(visible, per_rank, share));
+        };
+        // As if all seats were taken: each keeps its GPUs, whoever else is lost.
+        let of_seat = |seat: usize| {
+            let rank = elastic.seats.iter().position(|&it| it == seat);
+            visible[rank.unwrap_or(0)].clone()
+        };
+        let all = (0..elastic.roster.seats()).map(of_seat).collect();
+        Ok(assign(all, per_rank, share).map(|table| table.of(&elastic.seats)))
     }
 }
 

@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::EXIT_PEER_LOST;
 use crate::error::Cause;
 use crate::messages::{Comm, MESSAGE_BYTES_MAX, Request};
 use crate::shared::Board;
 use crate::waited::wait_until;
 
-/// The exit code of a job that lost a rank.
-const EXIT_LOST: u8 = 77;
 /// How long the reason why a rank is gone may take to come on another way; the first host then
 /// reports it before others do.
 const LOST_GRACE: Duration = Duration::from_millis(500);
@@ -80,7 +79,7 @@ impl Lifeline {
         Some(Cause {
             rank,
             host,
-            exit_code: EXIT_LOST,
+            exit_code: EXIT_PEER_LOST,
             text: text.into(),
         })
     }

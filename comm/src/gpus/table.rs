@@ -102,6 +102,15 @@ impl GpuTable {
         gets.copied().map(Device::Cuda).collect()
     }
 
+    /// The lines of some ranks only.
+    pub(crate) fn of(&self, ranks: &[usize]) -> GpuTable {
+        let is_in = |rank: &usize| self.sharing.contains(&ranks[*rank]);
+        GpuTable {
+            ranks: ranks.iter().map(|&rank| self.ranks[rank].clone()).collect(),
+            sharing: (0..ranks.len()).filter(is_in).collect(),
+        }
+    }
+
     /// Whether any rank sees a GPU.
     pub fn has_gpus(&self) -> bool {
         self.ranks.iter().any(|line| !line.visible.uuids.is_empty())

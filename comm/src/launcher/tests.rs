@@ -263,24 +263,18 @@ fn one_task_is_no_reason_to_warn() {
 
 #[test]
 fn the_way_to_unbind_is_that_of_the_launcher() {
-    let launch = |launcher| Launch {
-        launcher,
-        rank: 0,
-        size: Some(2),
-        local_size: Some(2),
-    };
     assert!(
-        launch(Launcher::OpenMpi)
+        Launcher::OpenMpi
             .unbind(&variables(&[]))
             .contains("--bind-to none")
     );
     assert!(
-        launch(Launcher::Pmi)
+        Launcher::Pmi
             .unbind(&variables(&[]))
             .contains("-bind-to none")
     );
     assert!(
-        launch(Launcher::Pmix)
+        Launcher::Pmix
             .unbind(&variables(&[("SLURM_STEP_ID", "0")]))
             .contains("srun --cpu-bind=none")
     );

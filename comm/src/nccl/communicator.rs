@@ -106,6 +106,14 @@ impl Communicator {
         outcome
     }
 
+    /// Ends all calls, also those in graphs. Their results then mean nothing. Waits until all
+    /// graphs that hold calls are destroyed.
+    pub(super) fn abort(&self) -> Result<(), Fault> {
+        // SAFETY: the communicator is alive: only the watch of its group aborts it, once. Since the
+        // end of the generation `Nccl::run` refuses calls; NCCL ends one that is under way.
+        unsafe { nccl!(self.functions, ncclCommAbort(self.raw)) }
+    }
+
     /// The error of work that NCCL has already accepted, if there is one.
     pub(super) fn asynchronous_fault(&self) -> Option<Fault> {
         let mut code = library::SUCCESS;

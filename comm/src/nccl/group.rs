@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ddp_kernels::Device;
 use ddp_kernels::error::Error as TensorError;
 use ddp_kernels::foreign::{self, Operand};
-use ddp_kernels::progress::Progress;
+use ddp_kernels::progress::{Progress, StopWord};
 
 use super::common::Common;
 use super::communicator::Communicator;
@@ -120,6 +120,15 @@ impl Collective for Nccl {
 
     fn on_host(&self) -> Option<&dyn Collective> {
         Some(&*self.host)
+    }
+
+    fn check_ranks(&self) -> Result<()> {
+        self.common.failure.check()
+    }
+
+    fn stop_word(&self) -> Option<StopWord> {
+        let is_elastic = self.common.failure.roster.is_some();
+        is_elastic.then(|| self.progress.board().stop_word())
     }
 
     fn history(&self) -> (u64, u64) {

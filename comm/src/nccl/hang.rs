@@ -50,8 +50,9 @@ impl View<'_> {
         }
     }
 
-    /// The error of a call of `lane` that takes too long, and whether it names the missing ranks.
-    pub(super) fn late(&self, lane: usize) -> (Error, bool) {
+    /// The error of a call of `lane` that takes too long, and the missing ranks, as far as
+    /// they are known.
+    pub(super) fn late(&self, lane: usize) -> (Error, Vec<usize>) {
         let common = self.common;
         let now = self.mine.lanes[lane];
         let (call, peer) = self.name(common.local_rank(), now.call);
@@ -114,7 +115,8 @@ impl View<'_> {
             "{call}, {kind} number {number} on the device{}",
             in_graph(place)
         );
-        (hang(action, reason, help), names_ranks)
+        let missing = if names_ranks { ranks } else { Vec::new() };
+        (hang(action, reason, help), missing)
     }
 
     /// The error of a call of NCCL that does not return.

@@ -139,6 +139,14 @@ impl Join<'_> {
             }
         };
         let (library, mut id) = own?;
+        if self.failure.roster.is_some() && library.version < library::OLDEST_THAT_ABORTS {
+            let expected = library::OLDEST_THAT_ABORTS;
+            let reason = format!(
+                "a job that continues without lost ranks needs NCCL {expected}, got {}",
+                library.version
+            );
+            return Err(Error::setup(self.action(), reason, "install a newer NCCL"));
+        }
         let help = "let all ranks find the same NCCL (LD_LIBRARY_PATH, the Python environment)";
         let fields = [
             Field::must_match("the group", self.name, SAME_CALLS),

@@ -18,6 +18,7 @@ functions! {
         fn ncclGetVersion(*mut c_int) -> c_int;
         fn ncclGetUniqueId(*mut ncclUniqueId) -> c_int;
         fn ncclCommInitRank(*mut ncclComm_t, c_int, ncclUniqueId, c_int) -> c_int;
+        fn ncclCommAbort(ncclComm_t) -> c_int;
         fn ncclCommGetAsyncError(ncclComm_t, *mut c_int) -> c_int;
         fn ncclGetErrorString(c_int) -> *const c_char;
         fn ncclGetLastError(ncclComm_t) -> *const c_char;
@@ -35,6 +36,9 @@ functions! {
 /// The oldest version whose interface the bindings know, of the time of CUDA 12.1, the oldest that
 /// kernels are compiled with.
 const OLDEST: Version = Version(2_18_00);
+
+/// The oldest version that frees nothing that a graph needs when a communicator is aborted.
+pub(super) const OLDEST_THAT_ABORTS: Version = Version(2_26_00);
 
 const HELP: &str = "It is too old or not NVIDIA's: install NCCL 2.18 or later, for example the pip \
     wheel nvidia-nccl-cu13 in the active Python environment";

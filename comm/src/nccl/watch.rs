@@ -4,9 +4,10 @@
 //! and asks nothing of CUDA, so a stuck thread, driver or device cannot stop it.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
+use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::progress::Board;
 
 use super::common::{Common, OTHER_HOSTS_GRACE};
@@ -14,10 +15,10 @@ use super::communicator::Communicator;
 use super::compare;
 use super::hang::View;
 use crate::background::{Background, Cancelled};
-use crate::error::Result;
+use crate::error::{Result, Seconds};
 use crate::failure::GRACE;
 use crate::shared::{COLLECTIVES, LANES, LaneMarks, Marks};
-use crate::waited::Waited;
+use crate::waited::{Waited, wait_until};
 
 /// How often the watch looks.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -95,12 +96,60 @@ struct Watch {
 impl Watch {
     fn run(&mut self, cancelled: &Cancelled) {
         let (mut waited, mut total) = (Waited::new(), Duration::ZERO);
-        while !cancelled.within(PERIOD) {
+        while !cancelled.within(PERIOD) && !self.has_generation_ended() {
             let now = waited.after(PERIOD);
             self.look(now - total);
             total = now;
         }
-        self.compare();
+        match self.has_generation_ended() {
+            true => self.abandon(cancelled),
+            false => _ = self.compare(),
+        }
+    }
+
+    fn has_generation_ended(&self) -> bool {
+        let ended = self.common.failure.ended();
+        ended.is_some_and(|cause| cause.ends_generation())
+    }
+
+    /// Ends the calls of this rank, for which others wait no more, until the watch is cancelled. If
+    /// they do not end, or the rank shows no progress, this rank is lost as well.
+    fn abandon(&self, cancelled: &Cancelled) {
+        // Before any call ends without a result.
+        self.board.stop_word().set();
+        let (common, own) = (&self.common, self.common.local_rank());
+        // A call that this rank's host is in may return by itself.
+        let is_idle = || Ok(common.in_nccl.load(Ordering::Relaxed).is_multiple_of(2));
+        _ = wait_until(GRACE, is_idle);
+        let (communicator, (done, is_done)) = (Arc::clone(&self.communicator), mpsc::channel());
+        // Not joined: it may never end.
+        let thread = std::thread::Builder::new().name("nccl abort".into());
+        _ = thread.spawn(move || done.send(communicator.abort()));
+        let (mut has_aborted, mut began) = (false, Waited::new());
+        loop {
+            // The ranks that wait for this one leave it the time.
+            heartbeat::beat(Work::Computes);
+            let sign = common.failure.board.beats(own).total();
+            if !has_aborted {
+                has_aborted = is_done.recv_timeout(PERIOD).is_ok();
+            } else if cancelled.within(PERIOD) {
+                return;
+            }
+            let waited = began.after(PERIOD);
+            if common.failure.board.beats(own).total() != sign {
+                began = Waited::new();
+            } else if waited > common.timeout() {
+                let what = match has_aborted {
+                    true => "the GPU has not done its work",
+                    false => "ncclCommAbort has not returned",
+                };
+                let (group, within) = (common.group, Seconds(common.timeout()));
+                common.failure.leave(&format!(
+                    "cannot end the calls of group {group}: {what} after {within}; help: test this \
+                     GPU (nvidia-smi -q, dcgmi diag)"
+                ));
+            }
+        }
     }
 
     /// Looks once, `passed` after the last time.
@@ -133,9 +182,9 @@ impl Watch {
         for (lane, marks) in mine.lanes.iter().enumerate() {
             let waited = self.lanes[lane].after(marks.current(), passed);
             if waited >= timeout {
-                let (error, names_ranks) = view.late(lane);
-                if names_ranks || waited >= limit {
-                    common.failure.fail_with(&error);
+                let (error, missing) = view.late(lane);
+                if !missing.is_empty() || waited >= limit {
+                    return common.failure.lose(&error, &missing);
                 }
             }
         }
@@ -146,14 +195,14 @@ impl Watch {
         let is_idle = mine.lanes.iter().all(|marks| marks.current().is_none());
         let call = (!number.is_multiple_of(2) && is_idle).then_some(number);
         if self.host.after(call, passed) >= limit {
-            common.failure.fail_with(&view.host_is_stuck());
+            return common.failure.lose(&view.host_is_stuck(), &[]);
         }
         if let Some(fault) = self.communicator.asynchronous_fault() {
             let error = self
                 .communicator
                 .functions
                 .error(view.current_call(), fault);
-            common.failure.fail_with(&error);
+            common.failure.lose(&error, &[]);
         }
     }
 

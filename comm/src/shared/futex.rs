@@ -70,7 +70,7 @@ impl Counter<'_> {
 }
 
 /// Sleeps while `word` is `expected`, until a `wake`, a signal, or `for_at_most` has passed.
-pub(super) fn wait(word: &AtomicU32, expected: u32, for_at_most: Duration) {
+pub(crate) fn wait(word: &AtomicU32, expected: u32, for_at_most: Duration) {
     let for_at_most = for_at_most.min(SLEEP_MAX);
     let time = libc::timespec {
         tv_sec: 0,
@@ -91,7 +91,7 @@ pub(super) fn wait(word: &AtomicU32, expected: u32, for_at_most: Duration) {
 
 /// Wakes all threads that sleep on `word`.
 #[cold]
-pub(super) fn wake(word: &AtomicU32) {
+pub(crate) fn wake(word: &AtomicU32) {
     // SAFETY: the word lives while it is borrowed, and the kernel takes only its address.
     unsafe {
         libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX);

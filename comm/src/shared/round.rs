@@ -14,8 +14,7 @@ use super::layout::DEPTH;
 use super::stream::copy_out;
 use crate::collective::Reduce;
 use crate::error::Result;
-use crate::sums::{Sources, add_in_order, reduce};
-use crate::tree::Part;
+use crate::sums::{Sources, reduce};
 
 /// One such call.
 pub(super) struct Round<'a> {
@@ -42,44 +41,6 @@ impl Round<'_> {
         unsafe { copy_out(target, bytes) };
         self.channel.arrive(self.turn);
         self.channel.meet(self.turn)
-    }
-
-    /// As `exchange`, of those of this rank's partial sums that are in `partials`, each of so many
-    /// bytes: `row` gives one of them.
-    pub(super) fn exchange_rows<'b>(
-        &self,
-        order: &[Part],
-        bytes: usize,
-        row: &dyn Fn(usize) -> &'b [u8],
-    ) -> Result<()> {
-        let own = order.iter().filter(|part| part.rank == self.channel.me);
-        for part in own {
-            let target = self.place(self.channel.me, (part.place + 1) * bytes);
-            // SAFETY: as in `exchange`.
-            unsafe { copy_out(target.wrapping_add(part.place * bytes), row(part.row)) };
-        }
-        self.channel.arrive(self.turn);
-        self.channel.meet(self.turn)
-    }
-
-    /// Adds into `own` what all gave by `exchange_rows`, each of `bytes` bytes, from their byte
-    /// `offset` on.
-    pub(super) fn add(
-        &self,
-        own: &mut [u8],
-        offset: usize,
-        dtype: DType,
-        order: &[Part],
-        bytes: usize,
-    ) {
-        assert!(offset + own.len() <= bytes);
-        let place = |part: &Part| {
-            let first = self.place(part.rank, (part.place + 1) * bytes);
-            Some(first.wrapping_add(part.place * bytes + offset).cast_const())
-        };
-        // SAFETY: `place` checked the bounds of each. Nothing is written there any more, as in
-        // `take`.
-        unsafe { add_in_order(dtype, own, order, &place) };
     }
 
     /// Copies what `rank` gave, from its byte `from` on. All must have arrived.

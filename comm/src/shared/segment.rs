@@ -4,14 +4,14 @@
 //! Between processes it is a memfd, which the others open through `/proc/PID/fd/FD` of its maker.
 //! It is sealed against shrinking: a mapping cannot lose its memory.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::ptr::NonNull;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::layout::Layout;
+use super::mapping::{Mapping, map, memfd};
 use crate::error::{Error, Result};
 
 /// The first word of a segment, written last. Its last byte is the version of the layout.
@@ -25,28 +25,6 @@ const LAYOUT_AT: usize = 8;
 pub(crate) struct Segment {
     mapping: Arc<Mapping>,
     layout: Layout,
-}
-
-#[derive(Debug)]
-struct Mapping {
-    start: NonNull<u8>,
-    bytes: usize,
-    /// Kept open by the creator, for the others to open.
-    file: Option<OwnedFd>,
-}
-
-// SAFETY: a mapping is plain memory. Each access follows its own rules: atomics for control words,
-// and the rules of the channel for everything else (`shared.rs`).
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: `map` made this mapping with these bounds, and every reference into it borrowed
-        // the segment.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
-    }
 }
 
 impl Segment {
@@ -143,7 +121,7 @@ impl Segment {
     /// The descriptor that other processes `open`; -1 if they cannot: for a segment within a
     /// process, or one that was itself opened.
     pub(crate) fn fd(&self) -> RawFd {
-        self.mapping.file.as_ref().map_or(-1, AsRawFd::as_raw_fd)
+        self.mapping.fd()
     }
 
     /// How many ranks it was made for.
@@ -158,19 +136,13 @@ impl Segment {
     /// A control word. `at` comes from the layout, and is used as this control word only.
     #[inline]
     pub(super) fn u32_at(&self, at: usize) -> &AtomicU32 {
-        assert!(at.is_multiple_of(4) && at <= self.mapping.bytes - 4);
-        // SAFETY: within the mapping and aligned; the mapping outlives the borrow of `self`; new
-        // memory is zero, and any bits are a valid value. All processes use control words only as
-        // atomics of this width.
-        unsafe { AtomicU32::from_ptr(self.mapping.start.as_ptr().add(at).cast()) }
+        self.mapping.u32_at(at)
     }
 
     /// A control word of 64 bits.
     #[inline]
     pub(super) fn u64_at(&self, at: usize) -> &AtomicU64 {
-        assert!(at.is_multiple_of(8) && at <= self.mapping.bytes - 8);
-        // SAFETY: as in `u32_at`.
-        unsafe { AtomicU64::from_ptr(self.mapping.start.as_ptr().add(at).cast()) }
+        self.mapping.u64_at(at)
     }
 
     /// The `bytes` bytes from `at` on. Users of the pointer ensure that accesses do not conflict.
@@ -189,52 +161,6 @@ fn words(layout: &Layout) -> [u64; 4] {
         layout.chunk_bytes,
     ]
     .map(|value| value as u64)
-}
-
-/// A nameless file in memory of this length, which takes no memory yet.
-fn memfd(bytes: usize) -> io::Result<OwnedFd> {
-    // SAFETY: the name is a C string; the call reads nothing else.
-    let fd =
-        unsafe { libc::memfd_create(c"ddp".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just given this descriptor to this call alone.
-    let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-    file.set_len(bytes as u64)?;
-    // SAFETY: a descriptor of ours and plain numbers.
-    let sealed = unsafe {
-        libc::fcntl(
-            fd,
-            libc::F_ADD_SEALS,
-            libc::F_SEAL_SHRINK | libc::F_SEAL_GROW,
-        )
-    };
-    if sealed < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(OwnedFd::from(file))
-}
-
-fn map(bytes: usize, file: Option<OwnedFd>) -> io::Result<Mapping> {
-    let fd = file.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-    let kind = if file.is_some() {
-        0
-    } else {
-        libc::MAP_ANONYMOUS
-    };
-    let (protection, flags) = (
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_SHARED | libc::MAP_NORESERVE | kind,
-    );
-    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-    let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, fd, 0) };
-    if start == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    let start =
-        NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
-    Ok(Mapping { start, bytes, file })
 }
 
 #[cfg(test)]

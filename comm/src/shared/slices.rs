@@ -37,32 +37,19 @@ use crate::tree::Part;
 /// Bytes that are reduced at once and then shown: they stay in the first-level cache in between.
 const BLOCK_BYTES: usize = 4096;
 
-/// What is reduced.
+/// What is reduced: a tensor of each rank, or partial sums.
 #[derive(Clone, Copy)]
-pub(super) enum Terms<'a> {
-    /// A tensor of each rank.
-    OneOfEach(Reduce),
-    /// Partial sums in the order of a tree.
-    InOrder(Rows<'a>),
-}
-
-/// Partial sums in the order of a tree.
-#[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
+pub(super) struct Terms<'a> {
+    pub(super) reduce: Reduce,
+    /// For partial sums: the order in which those of all ranks are added.
+    pub(super) order: Option<&'a [Part]>,
     /// This rank's, one after the other. One that is not in here is in the tensor that moves.
     pub(super) rows: &'a [u8],
-    pub(super) order: &'a [Part],
     /// The most bytes of a piece: a slot holds one of each that a rank gives.
     pub(super) place_bytes: usize,
 }
 
-impl<'a> Rows<'a> {
-    /// A partial sum of this rank: (E) of the tensor `bytes`.
-    pub(super) fn row(&self, row: usize, bytes: &'a [u8]) -> &'a [u8] {
-        self.within(row, bytes.len(), 0..bytes.len())
-            .unwrap_or(bytes)
-    }
-
+impl<'a> Terms<'a> {
     /// Some bytes of one; None if it is in the tensor, which has `length` bytes.
     fn within(&self, row: usize, length: usize, range: Range<usize>) -> Option<&'a [u8]> {
         let start = row * length;
@@ -95,12 +82,14 @@ impl Slices<'_> {
             .wrapping_sub(DEPTH as u32)
     }
 
-    /// Every rank's `bytes` become the reduction of all of them.
-    pub(super) fn all_reduce(
+    /// Every rank's `bytes`, or with `scatter` this rank's slice of them, become the reduction of
+    /// all ranks'.
+    pub(super) fn reduce(
         &self,
         bytes: &mut [u8],
         dtype: DType,
         terms: Terms<'_>,
+        scatter: bool,
     ) -> Result<()> {
         let pieces = self.cut.pieces;
         self.give(0, bytes, terms)?;
@@ -110,32 +99,16 @@ impl Slices<'_> {
             if piece + 1 < pieces {
                 self.give(piece + 1, bytes, terms)?;
             }
-            self.make(piece, bytes, dtype, terms, true)?;
-            if piece > 0 {
+            self.make(piece, bytes, dtype, terms, !scatter)?;
+            if piece > 0 && !scatter {
                 self.take(piece - 1, bytes)?;
             }
         }
-        self.take(pieces - 1, bytes)
-    }
-
-    /// This rank's slice becomes the reduction of all ranks' slices.
-    pub(super) fn reduce_scatter(
-        &self,
-        bytes: &mut [u8],
-        dtype: DType,
-        terms: Terms<'_>,
-    ) -> Result<()> {
-        let pieces = self.cut.pieces;
-        self.give(0, bytes, terms)?;
-        self.channel.meet(self.turn)?;
-        for piece in 0..pieces {
-            if piece + 1 < pieces {
-                self.give(piece + 1, bytes, terms)?;
-            }
-            self.make(piece, bytes, dtype, terms, false)?;
+        if scatter {
+            self.channel.raise(Count::Taken, self.number(pieces));
+            return Ok(());
         }
-        self.channel.raise(Count::Taken, self.number(pieces));
-        Ok(())
+        self.take(pieces - 1, bytes)
     }
 
     /// Every rank's slice is copied to all ranks.
@@ -199,15 +172,14 @@ impl Slices<'_> {
                 // of this file).
                 unsafe { copy_out(target, source) };
             };
-            match terms {
-                Terms::OneOfEach(_) => copy(&bytes[range], 0),
-                Terms::InOrder(rows) => {
-                    for part in rows.order.iter().filter(|part| part.rank == *me) {
-                        let source = rows.within(part.row, bytes.len(), range.clone());
-                        let source = source.unwrap_or(&bytes[range.clone()]);
-                        copy(source, part.place * rows.place_bytes);
-                    }
-                }
+            let Some(order) = terms.order else {
+                copy(&bytes[range], 0);
+                continue;
+            };
+            for part in order.iter().filter(|part| part.rank == *me) {
+                let source = terms.within(part.row, bytes.len(), range.clone());
+                let source = source.unwrap_or(&bytes[range.clone()]);
+                copy(source, part.row * terms.place_bytes);
             }
         }
         self.channel.raise(Count::Given, self.number(piece + 1));
@@ -238,10 +210,7 @@ impl Slices<'_> {
                 .wait_for_all(self.turn, Count::Taken, self.freed(piece))?;
         }
         let (stride_bytes, ranks) = (layout.given_stride(), self.channel.size());
-        let slot_bytes = match terms {
-            Terms::OneOfEach(_) => own.len(),
-            Terms::InOrder(_) => layout.piece_bytes,
-        };
+        let slot_bytes = terms.order.map_or(own.len(), |_| layout.piece_bytes);
         let reach = (ranks - 1) * stride_bytes + slot_bytes;
         let given = segment.pointer(layout.given(*index, 0, slot, *me), reach);
         let made = segment.pointer(layout.made(*index, *me, slot), own.len());
@@ -253,27 +222,27 @@ impl Slices<'_> {
                 ranks,
                 mine: *me,
             };
-            match terms {
+            match terms.order {
                 // SAFETY: `pointer` checked the bounds. The others have counted this piece as
                 // given, and write there again only after this rank has counted it as made (see
                 // the top).
-                Terms::OneOfEach(operation) => unsafe { reduce(dtype, operation, own, sources) },
-                Terms::InOrder(rows) => {
+                None => unsafe { reduce(dtype, terms.reduce, own, sources) },
+                Some(order) => {
                     let (from, until) = (range.start + start, range.start + start + own.len());
                     let place = |part: &Part| {
                         assert!(part.rank < ranks);
                         if part.rank == *me {
-                            let row = rows.within(part.row, length, from..until);
+                            let row = terms.within(part.row, length, from..until);
                             return row.map(<[u8]>::as_ptr);
                         }
-                        let at = part.place * rows.place_bytes;
+                        let at = part.row * terms.place_bytes;
                         assert!(at + own_bytes <= layout.piece_bytes);
                         let at = part.rank * stride_bytes + at;
                         Some(sources.first.wrapping_add(at))
                     };
                     // SAFETY: as above, and a slot ends within the layout's piece. This rank's own
                     // rows are slices.
-                    unsafe { add_in_order(dtype, own, rows.order, &place) };
+                    unsafe { add_in_order(dtype, own, order, &place) };
                 }
             }
             if shown {

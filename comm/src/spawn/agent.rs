@@ -14,13 +14,18 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::children::{Children, cannot_start};
+use super::seats::{Seats, give_up};
 use super::signals::Signals;
-use super::task::{PERIOD, VERSION};
+use super::task::{PERIOD, Seating, VERSION};
 use crate::error::Result;
+use crate::roster::across::PageState;
 use crate::tcp;
 
 /// How long an agent without ranks stays: a launcher that cannot be reached does not end it.
 const IDLE_MAX: Duration = Duration::from_secs(10);
+
+/// Where ssh says which addresses it has connected.
+pub(super) const SSH_CONNECTION: &str = "SSH_CONNECTION";
 
 /// What the launcher tells an agent.
 #[derive(Deserialize, Serialize)]
@@ -31,6 +36,12 @@ pub(super) enum Order {
     Start(usize, Vec<(String, String)>),
     /// Send all ranks this signal.
     Signal(c_int),
+    /// What the launcher's roster says.
+    Job(PageState),
+    /// This process of this seat shows no progress.
+    LeaveOut(usize, u32),
+    /// The answer to `Alive`, with its number.
+    Heard(u64),
 }
 
 /// What all ranks of a host have in common.
@@ -46,6 +57,8 @@ pub(super) struct Setup {
     pub(super) has_rank_0: bool,
     /// How long ranks have to save if the launcher is gone.
     pub(super) grace: Duration,
+    /// In a job that continues without lost ranks, which saves elsewhere then.
+    pub(super) seating: Option<Seating>,
 }
 
 /// What an agent tells its launcher.
@@ -57,6 +70,10 @@ pub(super) enum News {
     Refused(String),
     /// A rank has ended, with this status of `wait`.
     Ended(usize, c_int),
+    /// What this host's roster says.
+    Host(PageState),
+    /// The agent works; how many milliseconds it has.
+    Alive(u64),
     /// A rank has printed a line.
     Printed(String),
     /// The agent, or the connection to it, is gone. The launcher tells itself.
@@ -86,31 +103,41 @@ pub fn serve() {
             return;
         }
     };
-    let port = listener.as_ref().and_then(|it| it.local_addr().ok());
-    tell(&News::Ready(greeting(
-        port.map_or(0, |address| address.port()),
-    )));
-    let mut ranks = Ranks {
-        children: Children::new(orders.signals),
-        printers: Vec::new(),
+    let port = listener.as_ref().map_or(0, |(_, port)| *port);
+    tell(&News::Ready(greeting(port)));
+    let seats = setup.seating.as_ref().map(Seats::new).transpose();
+    let mut ranks = match seats {
+        Ok(seats) => Ranks {
+            children: Children::new(orders.signals),
+            printers: Vec::new(),
+            seats,
+        },
+        Err(error) => return tell(&News::Refused(error.to_string())),
     };
     // When ranks that are left are killed, and when the last rank ended.
     let (mut end_by, mut idle_since) = (None, None);
     loop {
-        match orders.receiver.try_recv() {
-            Ok(Some(Order::Start(rank, variables))) => {
-                let listener = listener.take_if(|_| rank == 0);
-                idle_since = None;
-                if let Err(error) = ranks.start(&setup, rank, variables, listener) {
-                    tell(&News::Refused(error.to_string()));
+        while let Ok(order) = orders.receiver.try_recv() {
+            match order {
+                Some(Order::Start(rank, variables)) => {
+                    let listener = listener
+                        .take_if(|_| rank == 0)
+                        .map(|(listener, _)| listener);
+                    idle_since = None;
+                    if let Err(error) = ranks.start(&setup, rank, variables, listener) {
+                        tell(&News::Refused(error.to_string()));
+                    }
                 }
-                continue;
-            }
-            Ok(Some(Order::Signal(signal))) => ranks.children.signal(signal),
-            Ok(Some(Order::Prepare(_))) | Err(_) => {}
-            Ok(None) => {
-                ranks.children.signal(libc::SIGTERM);
-                end_by = Some(Instant::now() + setup.grace);
+                Some(Order::Signal(signal)) => ranks.children.signal(signal),
+                Some(Order::Prepare(_)) => {}
+                Some(order) => ranks.hear(&order),
+                None => {
+                    if let Some(seats) = &ranks.seats {
+                        give_up(&seats.roster);
+                    }
+                    ranks.children.signal(libc::SIGTERM);
+                    end_by = Some(Instant::now() + setup.grace);
+                }
             }
         }
         if ranks.tell_of_ends() {
@@ -121,6 +148,7 @@ pub fn serve() {
         if is_idle || is_gone {
             return;
         }
+        ranks.say();
         // The launcher has the signals of users.
         orders.signals.next(PERIOD);
     }
@@ -149,7 +177,7 @@ fn read_orders() -> Orders {
 }
 
 /// Enters the folder, and listens if rank 0 is here. The error says what is wrong here.
-fn prepare(setup: &Setup) -> Result<Option<TcpListener>, String> {
+fn prepare(setup: &Setup) -> Result<Option<(TcpListener, u16)>, String> {
     if setup.version != VERSION {
         let version = &setup.version;
         return Err(format!(
@@ -160,13 +188,12 @@ fn prepare(setup: &Setup) -> Result<Option<TcpListener>, String> {
     std::env::set_current_dir(folder).map_err(|error| {
         format!("cannot enter {folder}: {error}; help: start in a folder that every host has")
     })?;
-    let listener = setup.has_rank_0.then(|| tcp::listen_everywhere(0));
-    let listener = listener.transpose();
-    listener.map_err(|error| format!("cannot listen for ranks: {error}; help: check the network"))
+    let listener = setup.has_rank_0.then(tcp::listen_for_ranks).transpose();
+    listener.map_err(|error| error.to_string())
 }
 
 fn greeting(port: u16) -> Greeting {
-    let connection = std::env::var("SSH_CONNECTION").unwrap_or_default();
+    let connection = std::env::var(SSH_CONNECTION).unwrap_or_default();
     // The launcher's address and port, then this host's. An address of one link only, as in
     // fe80::1%eth0, means nothing to other hosts.
     let words: Vec<&str> = connection.split(' ').collect();
@@ -187,6 +214,8 @@ fn greeting(port: u16) -> Greeting {
 struct Ranks {
     children: Children,
     printers: Vec<(usize, JoinHandle<()>)>,
+    /// In a job that continues without lost ranks.
+    seats: Option<Seats>,
 }
 
 impl Ranks {
@@ -205,12 +234,33 @@ impl Ranks {
             .envs(setup.environment.iter().cloned())
             .envs(variables);
         let sockets: Vec<OwnedFd> = listener.into_iter().map(OwnedFd::from).collect();
-        let output = self
-            .children
-            .start(rank, setup.size, false, &sockets, command)?;
+        let (children, size) = (&mut self.children, setup.size);
+        let output = match &self.seats {
+            None => children.start(rank, size, '@', &sockets, command)?,
+            Some(seats) => children.start_at(&seats.roster, [rank, size], command)?,
+        };
         let printer = output.map(|output| std::thread::spawn(move || pass_on(output)));
         self.printers.extend(printer.map(|printer| (rank, printer)));
         Ok(())
+    }
+
+    /// What the launcher says of lost ranks.
+    fn hear(&self, order: &Order) {
+        let Some(seats) = &self.seats else { return };
+        match order {
+            Order::Job(state) => seats.roster.hear_job(state),
+            Order::LeaveOut(seat, pid) => seats.roster.leave_out(&[(*seat, *pid)]),
+            Order::Heard(asked_ms) => seats.is_heard(*asked_ms),
+            Order::Prepare(_) | Order::Start(..) | Order::Signal(_) => {}
+        }
+    }
+
+    /// Tells what is new of this host's seats.
+    fn say(&mut self) {
+        let Some(seats) = &mut self.seats else { return };
+        let news = seats.news().map(News::Host).into_iter();
+        news.chain(seats.question().map(News::Alive))
+            .for_each(|news| tell(&news));
     }
 
     /// Tells which ranks have ended. Whether the last one has.
@@ -221,6 +271,11 @@ impl Ranks {
             // What it has printed comes first.
             let printers = self.printers.extract_if(.., |(of, _)| *of == rank);
             printers.for_each(|(_, printer)| _ = printer.join());
+            if let Some(seats) = &self.seats {
+                seats.roster.has_ended(rank, status);
+            }
+            // How it has ended, and whether it ended the job.
+            self.say();
             tell(&News::Ended(rank, status.into_raw()));
         }
         is_last

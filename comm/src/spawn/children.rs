@@ -8,6 +8,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use super::signals::Signals;
 use crate::error::{Error, Problem};
 use crate::launcher::OWN_JOB;
+use crate::roster::Roster;
 
 /// The ranks that this process has started and that run.
 pub(super) struct Children {
@@ -23,19 +24,19 @@ impl Children {
         }
     }
 
-    /// Starts `rank` of `size`. On one host `sockets` has its sockets to the others, else rank 0's
-    /// listener. Returns its standard output if `command` has a pipe there.
+    /// Starts `rank` of `size`. By `mark` (`launcher::OWN_JOB`), `sockets` has its sockets to the
+    /// others, rank 0's listener, or the roster. Returns its standard output if `command` has a
+    /// pipe there.
     pub(super) fn start(
         &mut self,
         rank: usize,
         size: usize,
-        is_on_one_host: bool,
+        mark: char,
         sockets: &[OwnedFd],
         mut command: Command,
     ) -> Result<Option<ChildStdout>, Error> {
         let numbers: Vec<c_int> = sockets.iter().map(AsRawFd::as_raw_fd).collect();
         let texts: Vec<String> = numbers.iter().map(c_int::to_string).collect();
-        let mark = if is_on_one_host { ':' } else { '@' };
         command.env(OWN_JOB, format!("{rank}/{size}{mark}{}", texts.join(",")));
         command.stdin(Stdio::null());
         self.signals.release(&mut command, numbers);
@@ -48,6 +49,22 @@ impl Children {
 
     pub(super) fn is_empty(&self) -> bool {
         self.running.is_empty()
+    }
+
+    /// As `start`, for a rank of this roster.
+    pub(super) fn start_at(
+        &mut self,
+        roster: &Roster,
+        [rank, size]: [usize; 2],
+        command: Command,
+    ) -> Result<Option<ChildStdout>, Error> {
+        let page = roster.duplicate();
+        let page = page.map_err(|error| cannot_start(rank, size, &error))?;
+        roster.clear(rank);
+        let output = self.start(rank, size, '%', &[page], command)?;
+        let started = self.running.last().map(|(_, child)| child.id());
+        started.inspect(|pid| roster.take(rank, *pid));
+        Ok(output)
     }
 
     /// Sends all of them a signal.

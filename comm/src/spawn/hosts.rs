@@ -112,13 +112,8 @@ fn host(entry: &str, slots: Option<&str>) -> Result<Host, String> {
 }
 
 impl Host {
-    /// Its name or address, without a user.
-    pub(super) fn address(&self) -> &str {
-        self.name.rsplit('@').next().unwrap_or_default()
-    }
-
     /// Whether it is this machine.
-    pub(super) fn is_here(&self) -> bool {
+    pub fn is_here(&self) -> bool {
         let own = host_name();
         let short = own.split('.').next().unwrap_or_default();
         if [&own, short, "localhost"].contains(&self.name.as_str()) {
@@ -204,6 +199,5 @@ mod tests {
         for other in ["no-such-host.invalid", "192.0.2.1"] {
             assert!(!host(other).is_here(), "{other}");
         }
-        assert_eq!(host("ann@node1").address(), "node1");
     }
 }

@@ -10,11 +10,16 @@ use std::time::{Duration, Instant};
 
 use super::agent::{News, Order, Setup};
 use super::children::{Children, cannot_start};
+use super::elastic::Elastic;
 use super::hosts::Host;
 use super::remote::{Remote, text_of};
-use super::task::{ENDING, EXIT_STOPPED, Task, VERSION, of_signal};
-use crate::error::{Error, Ranks, Result, Seconds};
+use super::task::{
+    ENDING, EXIT_STOPPED, Losses, SILENCE, SILENCE_MARGIN, Seating, Task, VERSION, of_signal,
+};
+use crate::error::{Ranks, Result, Seconds};
+use crate::failure::EXIT_PEER_LOST;
 use crate::identity::host_name;
+use crate::roster::described;
 use crate::say::print_line;
 use crate::tcp::{self, SECRET};
 
@@ -22,8 +27,6 @@ use crate::tcp::{self, SECRET};
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// How long other hosts may take to say their last words once their ranks have ended.
 const LEAVING: Duration = Duration::from_secs(1);
-/// The exit code of a job that lost a rank.
-const EXIT_LOST: u8 = 77;
 /// Beginnings and names of variables that ranks of other hosts get, too.
 const PASSED: [&str; 4] = ["DDP_", "NCCL_", "CUDA_", "RUST_"];
 const PASSED_NAMES: [&str; 4] = ["PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"];
@@ -45,6 +48,7 @@ pub(super) struct Job {
     end_by: Option<(Instant, Duration)>,
     /// Whether they were.
     has_killed: bool,
+    elastic: Option<Elastic>,
     /// How long ranks have to save.
     grace: Duration,
     /// How long ranks have to end after one has ended well.
@@ -75,6 +79,7 @@ impl Job {
             first_failure: None,
             stopped_by: None,
             end_by: None,
+            elastic: None,
             has_killed: false,
             grace,
             timeout,
@@ -110,6 +115,12 @@ impl Job {
                 size: self.ranks.len(),
                 has_rank_0: self.ranks[0].other == Some(index),
                 grace: self.grace,
+                seating: task.losses.map(|losses| Seating {
+                    hosts: self.hosts(),
+                    own: index + 1,
+                    min_ranks: losses.min_ranks,
+                    silence: self.silence(),
+                }),
             };
             let other = Remote::connect(host, index, task, setup, sender.clone())?;
             self.others.push(other);
@@ -163,34 +174,99 @@ impl Job {
             sockets.push(vec![own.into()]);
         }
         for (rank, sockets) in sockets.into_iter().enumerate() {
-            self.here
-                .start(rank, size, true, &sockets, task.command())?;
+            self.here.start(rank, size, ':', &sockets, task.command())?;
             self.ranks[rank].is_running = true;
         }
         Ok(())
     }
 
-    /// Starts all ranks on their hosts. `first` is what the first one is called.
-    pub(super) fn start_across(&mut self, first: &str, task: &Task) -> Result<()> {
+    /// The host of each rank: 0 for this one, else 1 + its index.
+    fn hosts(&self) -> Vec<usize> {
+        let number = |rank: &Rank| rank.other.map_or(0, |index| index + 1);
+        self.ranks.iter().map(number).collect()
+    }
+
+    /// How long another host may be silent in a job that continues without lost ranks.
+    fn silence(&self) -> Duration {
+        self.timeout.clamp(SILENCE[0], SILENCE[1])
+    }
+
+    /// Starts all ranks on their hosts, in a job that continues without lost ranks.
+    pub(super) fn start_elastic(&mut self, task: &Task, losses: Losses) -> Result<()> {
+        let hosts = || std::iter::once(None).chain((0..self.others.len()).map(Some));
+        let reached_from = |from| {
+            let places = hosts().map(|host| self.address_of(host, from));
+            places.collect::<Vec<_>>().join(",")
+        };
+        let addresses = hosts().map(reached_from).collect();
+        let elastic = Elastic::new(self.hosts(), task, losses, addresses)?;
+        self.elastic = Some(elastic);
+        let now = Instant::now();
+        self.others.iter_mut().for_each(|other| other.heard = now);
+        (0..self.ranks.len()).try_for_each(|rank| self.start_seat(rank))
+    }
+
+    fn start_seat(&mut self, rank: usize) -> Result<()> {
+        if let Some(elastic) = &self.elastic {
+            elastic.start(rank, &mut self.here, &mut self.others)?;
+            self.ranks[rank].is_running = true;
+        }
+        Ok(())
+    }
+
+    /// A rank has ended. Whether the job continues: it is an elastic one and has not ended, so the
+    /// rank is started again, or the others continue without it.
+    fn continue_without(&mut self, rank: usize, status: ExitStatus) -> bool {
+        let Some(elastic) = &mut self.elastic else {
+            return false;
+        };
+        elastic.roster.has_ended(rank, status);
+        if elastic.roster.over().is_some() || self.stopped_by.is_some() || status.success() {
+            return false;
+        }
+        let (program, how) = (&self.program, described(status));
+        let has_others = self.ranks.iter().any(|rank| rank.is_running);
+        let Some(count) = elastic.again(rank) else {
+            print_line(&format!("{program}: rank {rank} {how}\n"));
+            return has_others;
+        };
+        print_line(&format!(
+            "{program}: rank {rank} {how}: starting it again {count}\n"
+        ));
+        if let Err(error) = self.start_seat(rank) {
+            print_line(&format!("{program}: {error}\n", program = self.program));
+            return has_others;
+        }
+        true
+    }
+
+    /// In a job that continues without lost ranks: takes note of hosts that are out of reach, and
+    /// forms the next generation when its ranks are there.
+    fn arbitrate(&mut self) {
+        let silence = self.silence() + SILENCE_MARGIN;
+        for index in 0..self.others.len() {
+            if self.elastic.is_some() && self.others[index].heard.elapsed() > silence {
+                self.lost(index, &format!("it was silent for {}", Seconds(silence)));
+            }
+        }
+        if let Some(elastic) = &mut self.elastic {
+            elastic.arbitrate(&mut self.others, self.timeout);
+        }
+    }
+
+    /// Starts all ranks on their hosts.
+    pub(super) fn start_across(&mut self, task: &Task) -> Result<()> {
         let size = self.ranks.len();
         let mut listener = None;
         let port = match self.ranks[0].other {
             Some(index) => self.others[index].greeting().port,
             None => {
-                let listens = tcp::listen_everywhere(0).and_then(|made| {
-                    let address = made.local_addr()?;
-                    listener = Some(OwnedFd::from(made));
-                    Ok(address.port())
-                });
-                listens.map_err(|error| {
-                    Error::setup("listen for ranks", error, "check this host's network")
-                })?
+                let (made, port) = tcp::listen_for_ranks()?;
+                listener = Some(OwnedFd::from(made));
+                port
             }
         };
-        let secret = match std::env::var(SECRET) {
-            Ok(secret) => secret,
-            Err(_) => tcp::nonce()?,
-        };
+        let secret = tcp::job_secret()?;
         for rank in 0..size {
             let Rank {
                 other, local_size, ..
@@ -199,7 +275,7 @@ impl Job {
                 ("RANK", rank.to_string()),
                 ("WORLD_SIZE", size.to_string()),
                 ("LOCAL_WORLD_SIZE", local_size.to_string()),
-                ("MASTER_ADDR", self.meeting_place(first, other)),
+                ("MASTER_ADDR", self.address_of(self.ranks[0].other, other)),
                 ("MASTER_PORT", port.to_string()),
                 (SECRET, secret.clone()),
             ];
@@ -209,7 +285,7 @@ impl Job {
                     command.envs(variables);
                     let sockets: Vec<OwnedFd> =
                         listener.take_if(|_| rank == 0).into_iter().collect();
-                    self.here.start(rank, size, false, &sockets, command)?;
+                    self.here.start(rank, size, '@', &sockets, command)?;
                 }
                 Some(index) => {
                     let variables = variables.map(|(name, value)| (name.to_string(), value));
@@ -221,16 +297,13 @@ impl Job {
         Ok(())
     }
 
-    /// Where ranks of a host reach rank 0's host, which the user calls `first`: at the address that
-    /// ssh connected to, if it is known, because names may mean something here only.
-    fn meeting_place(&self, first: &str, from: Option<usize>) -> String {
-        match self.ranks[0].other {
-            Some(index) => self.others[index]
-                .greeting()
-                .own
-                .unwrap_or_else(|| first.into()),
+    /// Where ranks of host `from` reach `host`; None is this one.
+    fn address_of(&self, host: Option<usize>, from: Option<usize>) -> String {
+        match host {
+            Some(index) => self.others[index].address(),
             None => {
-                let launcher = self.others[from.unwrap_or(0)].greeting().launcher;
+                let other = self.others.get(from.unwrap_or(0));
+                let launcher = other.and_then(|other| other.greeting().launcher);
                 launcher.unwrap_or_else(host_name)
             }
         }
@@ -258,13 +331,27 @@ impl Job {
             self.has_ended(rank, status);
         }
         while let Ok((index, news)) = self.news.try_recv() {
+            let is_elastic = self.elastic.is_some();
+            if is_elastic && self.others[index].is_lost {
+                continue;
+            }
             match news {
+                // Its ranks may live until its agent counts this process as lost.
+                News::Gone if is_elastic => continue,
+                News::Alive(time) => self.others[index].send(&Order::Heard(time)),
+                News::Host(state) => {
+                    if let Some(elastic) = &mut self.elastic {
+                        elastic.hear(index + 1, state);
+                    }
+                }
                 News::Ended(rank, status) => self.has_ended(rank, ExitStatus::from_raw(status)),
                 News::Gone => self.lost(index, "the connection to it was lost"),
                 News::Refused(why) => self.lost(index, &why),
                 News::Ready(_) | News::Printed(_) => {}
             }
+            self.others[index].heard = Instant::now();
         }
+        self.arbitrate();
         if let Some((_, limit)) = self.end_by.take_if(|(by, _)| Instant::now() >= *by) {
             match self.has_killed {
                 false => self.kill(limit),
@@ -277,15 +364,25 @@ impl Job {
         self.ranks.iter().any(|rank| rank.is_running)
     }
 
+    /// Whether the job continues without lost ranks, and has done its work.
+    fn is_done(&self) -> bool {
+        let roster = self.elastic.as_ref().map(|elastic| &elastic.roster);
+        roster.is_some_and(|roster| roster.over() == Some(0))
+    }
+
     /// A rank has ended.
     fn has_ended(&mut self, rank: usize, status: ExitStatus) {
         self.ranks[rank].is_running = false;
         // Those that this process kills are no cause.
-        if self.has_killed {
+        if self.has_killed || self.continue_without(rank, status) {
             return;
         }
         let signal = status.signal().map(of_signal);
-        let code = signal.or(status.code().map(|code| code as u8));
+        let code = match self.is_done() {
+            // How a rank ends after the job has done its work does not matter.
+            true => Some(0),
+            false => signal.or(status.code().map(|code| code as u8)),
+        };
         self.end_within(match code {
             Some(0) => self.timeout,
             // Another rank may still save.
@@ -295,7 +392,7 @@ impl Job {
         let is_cause = match self.first_failure {
             None => code != Some(0),
             // Others may see the end of a killed rank before this process does.
-            Some(EXIT_LOST) => signal.is_some(),
+            Some(EXIT_PEER_LOST) => signal.is_some(),
             Some(_) => false,
         };
         if is_cause {
@@ -317,14 +414,23 @@ impl Job {
         }
         let (program, host, lost) = (&self.program, &self.others[index].name, Ranks(&lost));
         print_line(&format!("{program}: host {host}, with {lost}: {why}\n"));
-        self.first_failure.get_or_insert(EXIT_LOST);
+        if let Some(elastic) = &self.elastic {
+            lost.0.iter().for_each(|&rank| elastic.roster.cut_off(rank));
+            self.others[index].is_lost = true;
+            self.others[index].leave();
+            let has_others = self.ranks.iter().any(|rank| rank.is_running);
+            if has_others && elastic.roster.over().is_none() && self.stopped_by.is_none() {
+                return;
+            }
+        }
+        self.first_failure.get_or_insert(EXIT_PEER_LOST);
         self.end_within(ENDING);
     }
 
     /// Kills the ranks that are left after `limit`.
     fn kill(&mut self, limit: Duration) {
-        // Of a rank that failed the others have said who is missing.
-        if self.first_failure.is_none() {
+        // After a failure other ranks have named the missing ones; after success none is missing.
+        if self.first_failure.is_none() && !self.is_done() {
             let all = self.ranks.iter().enumerate();
             let left: Vec<usize> = all
                 .filter(|(_, rank)| rank.is_running)
@@ -341,7 +447,7 @@ impl Job {
             print_line(&format!(
                 "{program}: {ranks} did not end within {limit}{note}\n"
             ));
-            self.first_failure = Some(self.stopped_by.map_or(EXIT_LOST, of_signal));
+            self.first_failure = Some(self.stopped_by.map_or(EXIT_PEER_LOST, of_signal));
         }
         self.has_killed = true;
         self.signal(libc::SIGKILL);
@@ -360,7 +466,7 @@ impl Drop for Job {
 }
 
 impl Task {
-    fn command(&self) -> Command {
+    pub(super) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments);
         command

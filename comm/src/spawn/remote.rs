@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::agent::{Greeting, News, Order, Setup};
+use super::agent::{Greeting, News, Order, SSH_CONNECTION, Setup};
 use super::hosts::Host;
 use super::signals::Signals;
 use super::task::{Task, VERSION};
 use crate::error::{Error, Problem, Result};
 use crate::say::print_line;
 
-/// The variable with another command than `ssh`, such as `ssh -p 2222`.
+/// The variable with another command than `ssh`, such as `ssh -p 2222` or `srun -N 1 -n 1 -w`.
 const SSH: &str = "DDP_SSH";
 /// No question is asked. A host that is silent for a minute is lost.
 const SSH_OPTIONS: [&str; 8] = [
@@ -45,6 +45,10 @@ pub(super) struct Remote {
     words: Arc<Words>,
     /// What the agent said first; None until then.
     pub(super) answer: Option<Result<Greeting>>,
+    /// When the launcher last heard of it.
+    pub(super) heard: Instant,
+    /// The job continues without it.
+    pub(super) is_lost: bool,
 }
 
 /// What the host writes to standard error: shown, but for what ssh says before the agent answers.
@@ -85,6 +89,8 @@ impl Remote {
             readers: Vec::new(),
             words: Arc::clone(&words),
             answer: None,
+            heard: Instant::now(),
+            is_lost: false,
         };
         if let (Some(output), Some(errors)) = (output, errors) {
             let shown = Arc::clone(&words);
@@ -121,6 +127,13 @@ impl Remote {
             .split_once("; help: ")
             .unwrap_or((why, "look at that host"));
         Error::Launch(Problem::new(self.action(), reason, help))
+    }
+
+    /// Where other hosts reach it: at the address that ssh connected to, if it is known, because
+    /// names may mean something here only.
+    pub(super) fn address(&self) -> String {
+        let name = self.name.rsplit('@').next().unwrap_or_default();
+        self.greeting().own.unwrap_or_else(|| name.into())
     }
 
     fn action(&self) -> String {
@@ -192,23 +205,26 @@ fn ssh(host: &Host, task: &Task) -> Result<Command> {
     if program.rsplit('/').next() == Some("ssh") {
         command.args(SSH_OPTIONS).arg("-T");
     }
-    let mut agent = String::new();
+    command.arg(&host.name);
     // Without it the agent may not find MPI's library, and not start.
     if let Ok(libraries) = std::env::var("LD_LIBRARY_PATH") {
-        agent = format!("env LD_LIBRARY_PATH={} ", quoted(&libraries));
+        let libraries = quoted(&libraries);
+        command.args(["env", &format!("LD_LIBRARY_PATH={libraries}")]);
     }
-    agent += &format!(
-        "{} {}",
-        quoted(&text_of(task.program.as_os_str())?),
-        task.agent
-    );
-    command.arg(&host.name).arg(agent);
+    let program = text_of(task.program.as_os_str())?;
+    command.args([&quoted(&program), task.agent]);
+    // That of this process would tell the agent wrong addresses, if not ssh starts it.
+    command.env_remove(SSH_CONNECTION);
     Ok(command)
 }
 
-/// In single quotes, for any shell.
+/// In single quotes, where a shell needs them: not every command that starts agents uses one.
 fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', r"'\''"))
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+:,@%".contains(letter);
+    match text.chars().all(is_plain) {
+        true => text.into(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
 }
 
 /// Text that goes to other hosts.
@@ -262,6 +278,7 @@ mod tests {
 
     #[test]
     fn text_is_quoted_for_shells() {
+        assert_eq!(quoted("/opt/ddp-0.7/ddp-train"), "/opt/ddp-0.7/ddp-train");
         assert_eq!(quoted("a b"), "'a b'");
         assert_eq!(quoted("it's $x"), r"'it'\''s $x'");
     }

@@ -6,6 +6,7 @@ fn spawner() -> Spawner {
 
 fn task(program: &str, arguments: &[&str]) -> Task {
     Task {
+        losses: None,
         program: program.into(),
         arguments: arguments.iter().map(Into::into).collect(),
         agent: "",

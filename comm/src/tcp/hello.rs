@@ -2,10 +2,13 @@
 //! and both ranks; each proves that it has the job's secret by an answer that depends on a number
 //! the other has just made up. What does not follow this is dropped.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use super::secret::{SECRET, Secret, nonce};
 use crate::error::Result;
+use crate::roster::Roster;
 
 /// The program and the version of this protocol.
 const MAGIC: &str = "ddp-train ranks 1";
@@ -22,6 +25,8 @@ pub(crate) struct Pass {
     pub(crate) rank: usize,
     /// How many ranks the job has.
     size: usize,
+    /// In a job that continues without lost ranks: ends waits for ranks that do not come.
+    pub(super) roster: Option<Arc<Roster>>,
 }
 
 /// What the rank that was called knows about the one that called.
@@ -51,7 +56,12 @@ impl Pass {
             secret,
             rank,
             size,
+            roster: None,
         }
+    }
+
+    pub(crate) fn with(self, roster: Option<Arc<Roster>>) -> Pass {
+        Pass { roster, ..self }
     }
 
     /// A job with a name or number of ranks other than this one's.

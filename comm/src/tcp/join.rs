@@ -11,6 +11,7 @@ use crate::error::{Error, Ranks, Result, Seconds};
 use crate::frames::{Frames, wait, wait_for};
 use crate::launcher::stopped_note;
 use crate::rendezvous::Rendezvous;
+use crate::roster;
 use crate::waited::Waited;
 
 const ACTION: &str = "bring the ranks together";
@@ -82,9 +83,18 @@ fn listen_on(place: &Rendezvous, port: u16) -> io::Result<TcpListener> {
 }
 
 /// Listens on all addresses of this host.
-pub(crate) fn listen_everywhere(port: u16) -> io::Result<TcpListener> {
+fn listen_everywhere(port: u16) -> io::Result<TcpListener> {
     TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
         .or_else(|_| TcpListener::bind(("0.0.0.0", port)))
+}
+
+/// Listens on any port of all addresses of this host; the port is returned, too.
+pub(crate) fn listen_for_ranks() -> Result<(TcpListener, u16)> {
+    let made = listen_everywhere(0).and_then(|made| {
+        let port = made.local_addr()?.port();
+        Ok((made, port))
+    });
+    made.map_err(|error| Error::setup("listen for ranks", error, "check this host's network"))
 }
 
 /// Listens on any port of this address.
@@ -141,16 +151,12 @@ impl Guests {
         loop {
             self.accept();
             self.talk(expected)?;
-            let has_joined = |rank: &usize| self.joined.iter().any(|joined| joined.rank == *rank);
-            let missing: Vec<usize> = expected
-                .iter()
-                .copied()
-                .filter(|rank| !has_joined(rank))
-                .collect();
+            let missing = self.missing(expected);
             if missing.is_empty() {
                 return Ok(());
             }
             self.check_joined()?;
+            roster::check(&self.pass.roster)?;
             if total >= limit {
                 return Err(self.too_late(&missing, limit, place));
             }
@@ -167,6 +173,13 @@ impl Guests {
             wait(candidates.chain([listener]), PERIOD);
             total = waited.after(PERIOD);
         }
+    }
+
+    /// Those of `expected` that have not joined.
+    pub(crate) fn missing(&self, expected: &[usize]) -> Vec<usize> {
+        let has_joined = |rank: &usize| self.joined.iter().any(|joined| joined.rank == *rank);
+        let expected = expected.iter().copied();
+        expected.filter(|rank| !has_joined(rank)).collect()
     }
 
     fn too_late(&self, missing: &[usize], limit: Duration, place: &str) -> Error {
@@ -318,6 +331,7 @@ pub(crate) fn connect(
     // What the first process to answer said; until then, why there was none.
     let (mut told, mut silent) = (None, "its name has no address".to_string());
     loop {
+        roster::check(&pass.roster)?;
         for address in addresses() {
             match attempt(address, to, pass, bytes_max)? {
                 Attempt::Joined(joined) => return Ok(joined),

@@ -66,8 +66,13 @@ impl Secret {
     }
 }
 
+/// The secret of a job that this process starts: what the user has set, or a new one.
+pub(crate) fn job_secret() -> Result<String> {
+    std::env::var(SECRET).or_else(|_| nonce())
+}
+
 /// A text that is never used twice.
-pub(crate) fn nonce() -> Result<String> {
+pub(super) fn nonce() -> Result<String> {
     let mut bytes = [0u8; blake3::OUT_LEN];
     let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
     let help = "make /dev/urandom readable";

@@ -2,6 +2,8 @@
 //! who they are; then those of one host share memory. On a single host the way they met is idle
 //! from then on.
 
+use std::net::TcpListener;
+
 use serde_json::{Value, json};
 
 use super::links::processes::ProcessRank;
@@ -10,7 +12,7 @@ use super::meeting::Meeting;
 use super::options::Options;
 #[cfg(feature = "mpi")]
 use super::over_mpi;
-use super::star::Star;
+use super::star::{Star, inherited};
 use crate::cores::{self, Cores};
 use crate::error::{Error, Problem, Result};
 use crate::failure::Failure;
@@ -18,6 +20,7 @@ use crate::failure::lifeline::Lifeline;
 use crate::identity::{Identity, host_name};
 use crate::launcher::{Launch, Launcher, Lookup, OwnJob};
 use crate::limits;
+use crate::messages::Comm;
 use crate::nccl::environment::{self, RankKind};
 use crate::placement::Placement;
 use crate::process::{Peer, Process};
@@ -40,7 +43,7 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
         let Some(mut meeting) = over_mpi::Ranks::meet(options)? else {
             return Ok(None);
         };
-        let start = join(options, launch, &mut meeting, Ok(()))?;
+        let start = join(options, launch.launcher, &mut meeting, Ok(()))?;
         let job = Some(meeting.into_job());
         return Ok(Some(Start { job, ..start }));
     }
@@ -57,19 +60,21 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
                 return Ok(None);
             };
             let listener = own.and_then(|job| job.sockets.first().copied());
-            Star::over_tcp(place, listener, Secret::read(&lookup)?, options)?
+            let listener = listener.map(|fd| inherited(fd).map(TcpListener::from));
+            let secret = Secret::read(&lookup)?;
+            Star::over_tcp(place, listener.transpose()?, (secret, None), options)?
         }
     };
-    let start = join(options, launch, &mut meeting, limits)?;
+    let start = join(options, launch.launcher, &mut meeting, limits)?;
     let mesh = meeting.into_mesh();
     Ok(Some(Start { mesh, ..start }))
 }
 
 /// What the world starts with, once its ranks know each other. A rank whose limits are too small
 /// brings the error: all ranks get it.
-fn join(
+pub(super) fn join(
     options: &Options,
-    launch: &Launch,
+    launcher: Launcher,
     meeting: &mut dyn Meeting,
     limits: Result<()>,
 ) -> Result<Start> {
@@ -92,25 +97,57 @@ fn join(
         1 => Ok(None),
         _ => meeting.messages(&placement, &names).map(Some),
     };
-    let (lifeline, base) = (messages()?, messages()?);
-    let (here, board) = (placement.here(), Board::new(&segment));
+    let between_hosts = messages()?.zip(messages()?);
+    let here = placement.here().iter();
+    let pids: Vec<u32> = cards.iter().map(|card| card.pid).collect();
+    let met = Met {
+        segment,
+        pids: &pids,
+        host: cards[rank].host.clone(),
+        masks: here.map(|&rank| cards[rank].cores.clone()).collect(),
+        placement,
+        between_hosts,
+    };
+    Ok(start(options, launcher, met))
+}
+
+/// Ranks that know each other, seen from one of them.
+pub(super) struct Met<'a> {
+    pub(super) placement: Placement,
+    /// The memory of this host's ranks.
+    pub(super) segment: Segment,
+    /// The process of each rank.
+    pub(super) pids: &'a [u32],
+    /// This rank's host.
+    pub(super) host: String,
+    /// The cores that each rank of this host may run on.
+    pub(super) masks: Vec<Cores>,
+    /// Communicators for failures and for groups.
+    pub(super) between_hosts: Option<(Comm, Comm)>,
+}
+
+/// What the world of ranks that have met starts with.
+pub(super) fn start(options: &Options, launcher: Launcher, met: Met<'_>) -> Start {
+    let (placement, board) = (met.placement, Board::new(&met.segment));
     board.show_beats(placement.local_rank);
+    let (here, rank) = (placement.here(), placement.here()[placement.local_rank]);
+    let (lifeline, base) = met.between_hosts.unzip();
     let failure = Failure {
         identity: Identity {
             program: options.program.clone(),
             rank,
-            size: cards.len(),
+            size: met.pids.len(),
             local_rank: placement.local_rank,
             local_size: here.len(),
-            host: cards[rank].host.clone(),
+            host: met.host,
         },
         board,
         remedy_text: options.remedy_text,
-        peers: peers(&placement, &cards),
-        launcher: Process::parent().filter(|_| launch.launcher.stays()),
+        peers: peers(&placement, met.pids),
+        launcher: Process::parent().filter(|_| launcher.stays()),
         // These launchers end the ranks that are left, and their exit code is that of the first to
         // end, which must not be a kill.
-        must_kill: !matches!(launch.launcher, Launcher::OpenMpi | Launcher::Own),
+        must_kill: !matches!(launcher, Launcher::OpenMpi | Launcher::Own),
         lifeline: lifeline.map(|comm| Lifeline {
             comm,
             others: placement.elsewhere(),
@@ -118,26 +155,25 @@ fn join(
             host: placement.host,
             leaders: placement.other_leaders(),
         }),
+        roster: None,
     };
-    let masks: Vec<Cores> = here.iter().map(|&rank| cards[rank].cores.clone()).collect();
-    let rank = ProcessRank {
-        timeout: options.timeout,
-        base,
-        segment,
-        is_roomy: cores::are_roomy(&masks, here.len()),
-        placement,
-    };
-    Ok(Start {
-        host_count: rank.placement.hosts.len(),
-        links: Links::Processes(rank),
+    Start {
+        host_count: placement.hosts.len(),
+        links: Links::Processes(ProcessRank {
+            timeout: options.timeout,
+            base,
+            segment: met.segment,
+            is_roomy: cores::are_roomy(&met.masks, here.len()),
+            placement,
+        }),
         failure,
-        masks,
+        masks: met.masks,
         launcher_cores: cores::launcher_cores(),
-        unbind: launch.unbind(&lookup),
+        unbind: launcher.unbind(&|name| std::env::var(name).ok()),
         #[cfg(feature = "mpi")]
         job: None,
         mesh: None,
-    })
+    }
 }
 
 /// The cards and this rank's number once ranks are numbered host by host: sums add in this order,
@@ -151,13 +187,13 @@ fn by_host(meeting: &mut dyn Meeting, cards: Vec<Card>) -> Result<(Vec<Card>, us
     Ok((cards, meeting.rank()))
 }
 
-fn peers(placement: &Placement, cards: &[Card]) -> Vec<Peer> {
+fn peers(placement: &Placement, pids: &[u32]) -> Vec<Peer> {
     let all = placement.here().iter().enumerate();
     let others = all.filter(|(local_rank, _)| *local_rank != placement.local_rank);
     let peer = |(local_rank, &rank): (usize, &usize)| Peer {
         rank,
         local_rank,
-        process: Process::open(cards[rank].pid),
+        process: Process::open(pids[rank]),
     };
     others.map(peer).collect()
 }

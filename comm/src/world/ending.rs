@@ -195,11 +195,22 @@ impl Drop for World {
         if let Some(cause) = self.failure.cause() {
             self.failure.end(cause.exit_code);
         }
+        if self.failure.ended().is_some() {
+            // The ranks continue in another generation.
+            self.gpu_watches.stop();
+            return;
+        }
         if std::thread::panicking() {
             self.failure.fail("ended by a panic".into(), EXIT_PANIC);
         }
-        if let Err(error) = self.barrier() {
-            self.failure.fail_with(&error);
+        match self.barrier() {
+            // The work is done.
+            Err(error) if error.is_rank_lost() => {}
+            Err(error) => self.failure.fail_with(&error),
+            Ok(()) => {}
+        }
+        if let Some(elastic) = &self.elastic {
+            elastic.finish();
         }
         // They use messages between hosts, which end below.
         self.gpu_watches.stop();

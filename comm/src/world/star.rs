@@ -12,12 +12,13 @@ use serde_json::{Value, json};
 
 use super::meeting::Meeting;
 use super::options::Options;
-use crate::error::{Error, Ranks, Result, Seconds};
+use crate::error::{Cause, Error, Ranks, Result, Seconds};
 use crate::frames::{Frames, wait_for};
 use crate::launcher::{OwnJob, patience, stopped_note};
 use crate::messages::Comm;
 use crate::placement::Placement;
 use crate::rendezvous::Rendezvous;
+use crate::roster::{self, Roster};
 use crate::tcp::{self, Channel, Guests, Joined, Mesh, Pass, Secret};
 
 /// The most bytes of a value.
@@ -48,6 +49,8 @@ pub(super) struct Star {
 struct Network {
     job: String,
     secret: Secret,
+    /// In a job that continues without lost ranks.
+    roster: Option<Arc<Roster>>,
     /// This end's address of each socket.
     addresses: Vec<IpAddr>,
 }
@@ -77,22 +80,32 @@ impl Star {
     /// Ranks that meet at this place, where rank 0 has perhaps inherited a `listener`.
     pub(super) fn over_tcp(
         place: Rendezvous,
-        listener: Option<RawFd>,
-        secret: Secret,
+        listener: Option<TcpListener>,
+        (secret, roster): (Secret, Option<Arc<Roster>>),
         options: &Options,
     ) -> Result<Star> {
         let (rank, limit) = (place.rank, options.timeout);
-        let pass = Pass::new(&place.job, secret.clone(), rank, place.size);
+        let pass = Pass::new(&place.job, secret.clone(), rank, place.size).with(roster.clone());
         let joined = if rank == 0 {
             let listener = match listener {
-                Some(fd) => TcpListener::from(inherited(fd)?),
+                Some(listener) => listener,
                 None => tcp::listen(&place)?,
             };
             let mut guests = Guests::new(listener, pass, VALUE_BYTES_MAX)?;
             let others: Vec<usize> = (1..place.size).collect();
             let gathered = guests.gather(&others, limit, &place.address());
             guests.joined.sort_by_key(|joined| joined.rank);
-            if let Err(error) = gathered {
+            if let Err(mut error) = gathered {
+                let missing = guests.missing(&others);
+                if roster.is_some() && !error.is_rank_lost() && !missing.is_empty() {
+                    // The launcher leaves them out.
+                    error = Error::Timeout {
+                        call: ACTION.into(),
+                        missing,
+                        waited: limit,
+                        total: limit,
+                    };
+                }
                 let mut sockets: Vec<Frames> = guests
                     .joined
                     .into_iter()
@@ -124,6 +137,7 @@ impl Star {
         let network = Some(Network {
             job: place.job,
             secret,
+            roster,
             addresses,
         });
         let star = Star::new(rank, place.size, sockets, options.timeout);
@@ -135,9 +149,14 @@ impl Star {
         self.mesh
     }
 
+    fn roster(&self) -> Option<Arc<Roster>> {
+        self.network.as_ref()?.roster.clone()
+    }
+
     /// Rank 0's part: the values of all ranks, which it sends to all.
     fn collect(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         let mut came: Vec<Option<Vec<u8>>> = vec![None; self.sockets.len()];
+        let roster = self.roster();
         let has_come = wait_for(self.timeout, &mut self.sockets, |sockets| {
             for (value, socket) in came.iter_mut().zip(sockets) {
                 *value = value.take().or_else(|| socket.take());
@@ -145,9 +164,13 @@ impl Star {
                     return Some(false);
                 }
             }
+            if roster::check(&roster).is_err() {
+                return Some(false);
+            }
             came.iter().all(Option::is_some).then_some(true)
         });
         if has_come != Some(true) {
+            roster::check(&roster)?;
             return Err(self.refuse(&came, has_come.is_some()));
         }
         let all = came.into_iter().flatten();
@@ -193,6 +216,7 @@ impl Star {
         let (size, rank) = (self.order.len(), self.rank);
         self.sockets[0].queue(mine);
         let (mut answers, mut has_ended) = (Vec::new(), false);
+        let roster = self.roster();
         let limit = self.timeout.saturating_add(patience(rank));
         let done = wait_for(limit, &mut self.sockets, |sockets| {
             while answers.len() < 1 + size
@@ -203,10 +227,15 @@ impl Star {
                     break;
                 }
             }
-            has_ended = sockets[0].is_closed();
+            has_ended = sockets[0].is_closed() || roster::check(&roster).is_err();
             let is_refused = answers.first().is_some_and(|reason| !reason.is_empty());
             (is_refused || answers.len() == 1 + size || has_ended).then_some(())
         });
+        if roster.is_some() && answers.len() < 1 + size {
+            // The launcher ends no rank: they meet again.
+            let reason = "rank 0 did not bring the ranks together";
+            return Err(Error::of_peer(Cause::of_generation(reason.into())));
+        }
         match answers.first() {
             Some(reason) if !reason.is_empty() => {
                 // Rank 0 reports it first: the end of this rank makes the launcher end it.
@@ -291,6 +320,7 @@ impl Star {
             rank,
             names.len(),
         );
+        let pass = pass.with(network.roster.clone());
         let listener = tcp::listen_anywhere(own)?;
         let port = listener.local_addr().map_or(0, |address| address.port());
         let addresses = self.exchange(&json!(SocketAddr::new(own, port).to_string()))?;
@@ -346,7 +376,7 @@ impl Star {
 
 /// A socket that our own launcher has given to this process. A copy that programs started by this
 /// process do not inherit.
-fn inherited(fd: RawFd) -> Result<OwnedFd> {
+pub(super) fn inherited(fd: RawFd) -> Result<OwnedFd> {
     static TAKEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
     let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
     if taken.contains(&fd) {

@@ -43,7 +43,7 @@ pub(crate) struct Running {
 /// A job that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// `mpirun`'s exit code; None if a signal ended it.
+    /// `mpirun`'s exit code; None if a signal ended it before it printed one.
     pub(crate) exit_code: Option<i32>,
     /// What the ranks wrote.
     told: String,
@@ -270,12 +270,22 @@ impl Running {
         let told = read_all(&self.folder);
         _ = std::fs::remove_dir_all(&self.folder);
         Ended {
-            exit_code: status.code(),
+            exit_code: status.code().or_else(|| printed_code(&stderr)),
             told,
             stderr,
             ended_at_ms,
         }
     }
+}
+
+/// The exit code that `mpirun` printed before it crashed in its own `PMIx_server_finalize`.
+/// Open MPI 4.1 sometimes does so when a rank ended the job.
+fn printed_code(stderr: &str) -> Option<i32> {
+    let crashed = stderr.contains("(PMIx_server_finalize+");
+    let code = stderr
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("Exit code:"))?;
+    crashed.then(|| code.trim().parse().ok())?
 }
 
 impl Ended {

@@ -1,3 +1,6 @@
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
 use super::*;
 
 #[test]

@@ -85,3 +85,96 @@ fn a_rank_that_ends_is_named_without_waiting_for_the_timeout() {
     let text = errors[1].as_ref().unwrap().to_string();
     assert!(text.contains("rank 0 ended before"), "{text}");
 }
+
+/// Rank `rank` of two, in a generation of a job with this secret.
+fn meets(rank: usize, (generation, secret): (u32, &str), at: &Meetings) -> Result<Star> {
+    let place = Rendezvous {
+        rank,
+        size: 2,
+        local_size: None,
+        host: "127.0.0.1".into(),
+        ports: vec![at.port],
+        job: format!("generation {generation}"),
+        is_of_torchrun: false,
+    };
+    let options = Options {
+        timeout: at.timeout,
+        ..Options::default()
+    };
+    let listener = (rank == 0).then(|| at.listener.try_clone().unwrap());
+    let secret = Secret::read(&|_| Some(secret.into()))?;
+    let roster = Some(Arc::clone(&at.roster));
+    Star::over_tcp(place, listener, (secret, roster), &options)
+}
+
+/// Where ranks meet whose roster knows one generation.
+struct Meetings {
+    listener: TcpListener,
+    port: u16,
+    roster: Arc<Roster>,
+    timeout: Duration,
+}
+
+fn meetings(timeout: Duration) -> Meetings {
+    let (listener, port) = tcp::listen_for_ranks().unwrap();
+    let roster = Arc::new(Roster::new(1, 1).unwrap());
+    roster.take(0, std::process::id());
+    std::thread::scope(|scope| {
+        let met = scope.spawn(|| roster.meet(0, 0, Duration::from_secs(60)));
+        while roster.current() == 0 {
+            roster.form().unwrap();
+        }
+        met.join().unwrap().unwrap();
+    });
+    Meetings {
+        listener,
+        port,
+        roster,
+        timeout,
+    }
+}
+
+#[test]
+fn ranks_of_an_older_generation_and_strangers_are_refused_and_delay_nobody() {
+    use std::io::Write;
+    let at = meetings(Duration::from_secs(30));
+    let late = Meetings {
+        timeout: Duration::from_millis(500),
+        listener: at.listener.try_clone().unwrap(),
+        roster: Arc::clone(&at.roster),
+        ..at
+    };
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| meets(0, (2, "a"), &at));
+        let mut stranger = std::net::TcpStream::connect(("127.0.0.1", at.port)).unwrap();
+        stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let old = meets(1, (1, "a"), &late).unwrap_err().to_string();
+        assert!(old.contains("another job"), "{old}");
+        let wrong = meets(1, (2, "b"), &late).unwrap_err().to_string();
+        assert!(wrong.contains("another DDP_JOB_SECRET"), "{wrong}");
+        assert!(!first.is_finished());
+        let second = meets(1, (2, "a"), &at).unwrap();
+        assert_eq!((second.rank, first.join().unwrap().unwrap().rank), (1, 0));
+    });
+}
+
+#[test]
+fn a_generation_that_is_over_ends_every_wait() {
+    let at = meetings(Duration::from_secs(600));
+    let began = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        // Each waits for the other, which never comes.
+        let other = meetings(Duration::from_secs(600));
+        let first = scope.spawn(|| meets(0, (1, "a"), &at));
+        let second = scope.spawn(move || {
+            let closed = Meetings { port: 1, ..other };
+            closed.roster.end_current();
+            meets(1, (1, "a"), &closed)
+        });
+        at.roster.end_current();
+        for ended in [first, second] {
+            assert!(ended.join().unwrap().unwrap_err().is_rank_lost());
+        }
+    });
+    assert!(began.elapsed() < Duration::from_secs(60));
+}

@@ -1,0 +1,139 @@
+//! A job that continues without lost ranks, as its launcher sees it. On several hosts the launcher
+//! says who takes part in each generation, by the roster of its host; agents pass on what is said.
+
+use std::time::{Duration, Instant};
+
+use super::agent::Order;
+use super::children::Children;
+use super::remote::Remote;
+use super::task::{Losses, Task};
+use crate::error::Result;
+use crate::failure::EXIT_PEER_LOST;
+use crate::launcher::HOST_ADDRESSES;
+use crate::roster::Roster;
+use crate::roster::across::PageState;
+use crate::tcp::{self, SECRET};
+
+/// A job that continues without lost ranks.
+pub(super) struct Elastic {
+    pub(super) roster: Roster,
+    task: Task,
+    /// How many lost ranks may be started again, and how many were.
+    restarts: u32,
+    restarted: u32,
+    /// By this ranks of several hosts recognise each other.
+    secret: String,
+    /// For each host the addresses of all.
+    addresses: Vec<String>,
+    /// The host of each seat: 0 for this one, else 1 + the index of the other.
+    hosts: Vec<usize>,
+    /// Since when it is known that the current generation is not whole.
+    left: Option<Instant>,
+    /// Seats that ranks of other hosts miss.
+    missed: Vec<usize>,
+    /// What other hosts were told last.
+    told: [u32; 3],
+}
+
+impl Elastic {
+    /// `hosts` has the host of each seat; `addresses` has, for each host, those of all hosts as it
+    /// reaches them.
+    pub(super) fn new(
+        hosts: Vec<usize>,
+        task: &Task,
+        losses: Losses,
+        addresses: Vec<String>,
+    ) -> Result<Elastic> {
+        Ok(Elastic {
+            roster: Roster::of_host(0, &hosts, losses.min_ranks)?,
+            task: task.clone(),
+            restarts: losses.restarts,
+            restarted: 0,
+            secret: tcp::job_secret()?,
+            addresses,
+            hosts,
+            left: None,
+            missed: Vec::new(),
+            told: [0; 3],
+        })
+    }
+
+    /// Starts a rank, for the first time or again.
+    pub(super) fn start(
+        &self,
+        rank: usize,
+        here: &mut Children,
+        others: &mut [Remote],
+    ) -> Result<()> {
+        let (size, host) = (self.hosts.len(), self.hosts[rank]);
+        let addresses = (HOST_ADDRESSES.into(), self.addresses[host].clone());
+        let variables = vec![addresses, (SECRET.into(), self.secret.clone())];
+        if let Some(index) = host.checked_sub(1) {
+            others[index].send(&Order::Start(rank, variables));
+            return Ok(());
+        }
+        let mut command = self.task.command();
+        command.envs(variables);
+        let started = here.start_at(&self.roster, [rank, size], command);
+        started.map(|_| ())
+    }
+
+    /// A lost rank is to be started again: how often that has happened. None if it is not.
+    pub(super) fn again(&mut self, rank: usize) -> Option<String> {
+        if self.restarted == self.restarts {
+            self.roster.stays_empty(rank);
+            return None;
+        }
+        self.restarted += 1;
+        Some(format!("({} of {})", self.restarted, self.restarts))
+    }
+
+    /// Leaves out these seats of the current generation.
+    fn leave_out(&self, seats: &[usize], others: &mut [Remote]) {
+        let members = self.roster.members().into_iter();
+        for (seat, pid) in members.filter(|(seat, _)| seats.contains(seat)) {
+            match self.hosts[seat].checked_sub(1) {
+                None => self.roster.leave_out(&[(seat, pid)]),
+                Some(index) => others[index].send(&Order::LeaveOut(seat, pid)),
+            }
+        }
+    }
+
+    /// What the page of a host says.
+    pub(super) fn hear(&mut self, host: usize, state: PageState) {
+        self.missed.append(&mut self.roster.hear_host(host, state));
+    }
+
+    /// On several hosts: forms the next generation when its ranks are there, and tells the other
+    /// hosts what is new.
+    pub(super) fn arbitrate(&mut self, others: &mut [Remote], timeout: Duration) {
+        if !self.roster.is_across() {
+            return;
+        }
+        let before = self.roster.current();
+        let Ok(absent) = self.roster.form() else {
+            return self.roster.end(EXIT_PEER_LOST);
+        };
+        let mut missed = std::mem::take(&mut self.missed);
+        missed.append(&mut self.roster.state().missed);
+        missed.retain(|seat| absent.contains(seat) && !self.roster.is_broken());
+        if self.roster.current() != before {
+            self.left = None;
+        } else if self.roster.has_left(&absent) || !missed.is_empty() {
+            self.roster.end_current();
+            let left = *self.left.get_or_insert_with(Instant::now);
+            if left.elapsed() > timeout.saturating_mul(2) {
+                // No rank of their hosts is left to say that they show no progress.
+                missed = absent;
+                self.left = None;
+            }
+        }
+        self.leave_out(&missed, others);
+        let state = self.roster.state();
+        if state.numbers != self.told {
+            self.told = state.numbers;
+            let order = Order::Job(state);
+            others.iter_mut().for_each(|other| other.send(&order));
+        }
+    }
+}

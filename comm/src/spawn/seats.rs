@@ -1,0 +1,89 @@
+//! An agent's part in a job that continues without lost ranks: the roster of its host, whose state
+//! it exchanges with the launcher, and the end of its ranks when it has lost the launcher. The
+//! others then continue without this host, so its ranks save nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::task::Seating;
+use crate::error::{Error, Result};
+use crate::failure::EXIT_PEER_LOST;
+use crate::roster::Roster;
+use crate::roster::across::PageState;
+
+/// How often an agent asks the launcher for a sign of life.
+const ASKED_EVERY: Duration = Duration::from_millis(250);
+/// How often to look whether one has come.
+const PERIOD: Duration = Duration::from_millis(100);
+/// The launcher has answered nothing yet, so no generation is known here either.
+const NEVER: u64 = u64::MAX;
+
+/// The ranks of a host, seen from its agent.
+pub(super) struct Seats {
+    pub(super) roster: Arc<Roster>,
+    began: Instant,
+    told: PageState,
+    asked: Instant,
+    /// When the question was asked that the launcher answered last, in milliseconds.
+    answered_ms: Arc<AtomicU64>,
+}
+
+impl Seats {
+    pub(super) fn new(seating: &Seating) -> Result<Seats> {
+        let roster = Roster::of_host(seating.own, &seating.hosts, seating.min_ranks)?;
+        let seats = Seats {
+            roster: Arc::new(roster),
+            began: Instant::now(),
+            told: PageState::default(),
+            asked: Instant::now(),
+            answered_ms: Arc::new(AtomicU64::new(NEVER)),
+        };
+        let (roster, answered_ms) = (Arc::clone(&seats.roster), Arc::clone(&seats.answered_ms));
+        let (began, silence_ms) = (seats.began, seating.silence.as_millis() as u64);
+        // On another thread, because a connection that has stalled blocks the agent.
+        let watch = move || {
+            while began.elapsed().as_millis() as u64
+                <= answered_ms
+                    .load(Ordering::Relaxed)
+                    .saturating_add(silence_ms)
+            {
+                std::thread::sleep(PERIOD);
+            }
+            give_up(&roster)
+        };
+        let thread = std::thread::Builder::new().name("silence".into());
+        let thread = thread.spawn(watch);
+        thread.map_err(|error| Error::no_thread("silence", &error))?;
+        Ok(seats)
+    }
+
+    /// The launcher has answered the question that was asked then.
+    pub(super) fn is_heard(&self, asked_ms: u64) {
+        self.answered_ms.store(asked_ms, Ordering::Relaxed);
+    }
+
+    /// What the roster says, if that is new.
+    pub(super) fn news(&mut self) -> Option<PageState> {
+        let state = self.roster.state();
+        let is_new = state != self.told;
+        is_new.then(|| self.told.clone_from(&state));
+        is_new.then_some(state)
+    }
+
+    /// A question for the launcher, if it is time: when it is asked.
+    pub(super) fn question(&mut self) -> Option<u64> {
+        let is_time = self.asked.elapsed() >= ASKED_EVERY;
+        is_time.then(|| {
+            self.asked = Instant::now();
+            self.began.elapsed().as_millis() as u64
+        })
+    }
+}
+
+/// Ends this host's ranks at once, and this process.
+pub(super) fn give_up(roster: &Roster) -> ! {
+    roster.end(EXIT_PEER_LOST);
+    roster.kill_all();
+    std::process::exit(EXIT_PEER_LOST.into())
+}
