@@ -5,6 +5,7 @@ use std::path::Path;
 use crate::error::{Error, Result, ensure};
 use crate::files::Contents;
 use crate::resolve::{FoundFiles, LabelPlace};
+use crate::setting::{DATA, LABELS};
 use crate::task::LabelName;
 
 /// Names of features and of their labels. Case does not matter; the same suffix may follow both.
@@ -72,7 +73,7 @@ pub(crate) fn arrays(
     ensure!(
         labels.is_some(),
         Usage,
-        "`{}` {}: expected labels of {} in the file, got {}; help: give `{}` FILE{}",
+        "{} {}: expected labels of {} in the file, got {}; help: give {} FILE{}",
         wanted.setting,
         path.display(),
         match keys[features] {
@@ -194,6 +195,6 @@ fn unclear(contents: &Contents, file: &Path) -> Error {
     let (file, has) = (file.display(), listed(contents));
     Error::Data(format!(
         "{file}: expected arrays called x and y, features and labels or similar, got {has}; help: say which: \
-         `data` {file}#NAME, `labels` '#NAME'"
+         {DATA} {file}#NAME, {LABELS} '#NAME'"
     ))
 }

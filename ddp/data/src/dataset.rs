@@ -209,32 +209,18 @@ impl InMemory {
     pub fn new(inputs: Tensor, targets: Tensor, task: TaskSpec) -> Result<InMemory> {
         for (what, tensor) in [("inputs", &inputs), ("targets", &targets)] {
             let help = "copy them with .to(Device::Cpu); batches are copied to the GPU ahead";
-            check(
-                tensor.device() == Device::Cpu,
-                what,
-                "a tensor in host memory",
-                tensor,
-                help,
-            )?;
+            let is_here = tensor.device() == Device::Cpu;
+            check(is_here, what, "a tensor in host memory", tensor, help)?;
         }
         let (inputs, targets) = (inputs.contiguous()?, targets.contiguous()?);
         let (wanted, rows) = (task.targets(), inputs.shape().dims().first());
         let (Some(rows), [first, row @ ..]) = (rows, targets.shape().dims()) else {
-            return Err(refuse(
-                "inputs and targets",
-                "rows",
-                &inputs,
-                "reshape them to [rows, …]",
-            ));
+            let help = "reshape them to [rows, …]";
+            return Err(refuse("inputs and targets", "rows", &inputs, help));
         };
         let expected = format!("{rows} rows, as inputs {inputs} have");
-        check(
-            rows == first,
-            "targets",
-            expected,
-            &targets,
-            "give a target for each row",
-        )?;
+        let help = "give a target for each row";
+        check(rows == first, "targets", expected, &targets, help)?;
         let fits = targets.dtype() == wanted.dtype && row.ends_with(&wanted.shape);
         let expected = format!("{wanted} for each row, for {task}");
         let help = "cast them with .to_dtype(…), or reshape them to [rows, outputs]";

@@ -1,6 +1,6 @@
 //! The error type of this crate, and the exit code of each error.
 //!
-//! Texts name settings in backquotes (`labels`), and a program replaces these by its flags.
+//! Texts name settings by `SettingName`, which programs may spell as flags.
 
 use std::fmt;
 
@@ -31,25 +31,6 @@ macro_rules! ensure {
 }
 
 pub(crate) use {bail, ensure};
-
-/// The settings that texts name.
-pub const SETTINGS: [&str; 15] = [
-    "data",
-    "labels",
-    "val-data",
-    "val-labels",
-    "val-split",
-    "task",
-    "drop",
-    "categorical",
-    "missing",
-    "normalize",
-    "cache-dir",
-    "data-on-device",
-    "batch-size",
-    "drop-last",
-    "out",
-];
 
 /// Everything that can go wrong with data. `Debug` shows the same text as `Display`.
 #[derive(thiserror::Error)]

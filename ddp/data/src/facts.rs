@@ -4,9 +4,9 @@
 use twox_hash::XxHash3_64;
 
 use crate::error::{Error, Result, ensure};
-use crate::feature_plan::{ColumnPlan, Missing};
+use crate::feature_plan::Missing;
 use crate::file_rows::{fill_in, nonfinite};
-use crate::files::{Element, some_of};
+use crate::files::Element;
 use crate::normalize::Normalize;
 use crate::open::Source;
 use crate::ranks::{Ranks, SameFiles, agree};
@@ -14,6 +14,7 @@ use crate::request::{DataRequest, Trained};
 use crate::rows::Rows;
 use crate::sampler::Split;
 use crate::scan::{self, Found, IsTrainedOn, LabelsFound, Moments, RowReader};
+use crate::setting::{DROP, MISSING};
 use crate::task::Classes;
 
 /// The most bytes of targets that are read only to see how large they are.
@@ -82,28 +83,54 @@ struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// What stands for missing numbers, as the model says or as the training rows show. How many
-    /// are missing in arrays is logged; in tables it is when they are converted.
+    /// What stands for missing numbers, as the model says or as the rows show that are trained on.
+    /// How many are missing in arrays is logged; of tables `log_table` does it.
     fn fill(&self) -> Result<Option<Vec<f32>>> {
-        let (how, is_table) = (self.request.table.missing, self.source.is_table());
-        let (is_searched, of_rows) = match self.model {
-            Some(model) => (model.plan.fill.is_some() && !is_table, ""),
-            None => (
-                how == Missing::Mean || how == Missing::Zero && !is_table,
-                " in the rows that are trained on",
-            ),
+        let (source, how) = (self.source, self.request.table.missing);
+        let (rows, width) = (&source.features, source.features.width());
+        let zeros = Some(vec![0.0; width]);
+        let (given, of_rows) = match (self.model, how) {
+            (Some(model), _) => (Some(model.plan.fill.clone()), ""),
+            (None, Missing::Error) => return Ok(None),
+            (None, Missing::Zero) => (Some(zeros.clone()), " in the rows that are trained on"),
+            (None, Missing::Mean) => (None, " in the rows that are trained on"),
         };
-        let present = match is_searched {
-            true => Present::find(&self.source.features, self.is_trained_on, &self.same)?,
-            false => None,
-        };
-        if let (Some(present), 0, false) = (&present, self.same.all.rank(), is_table) {
-            log_missing(self.source, present, of_rows);
+        if let Some(given) = given
+            .as_ref()
+            .filter(|fill| fill.is_none() || source.is_table())
+        {
+            return Ok(given.clone());
         }
-        match self.model {
-            Some(model) => Ok(model.plan.fill.clone()),
-            None => fit_fill(how, self.source, present.as_ref()),
+        let filled = Filled { rows, fill: None };
+        let found = scan::features(&filled, self.is_trained_on, &self.same, scan::BYTES_MAX)?;
+        // The scan that follows names an infinite number.
+        if found.bad.is_some() {
+            return Ok(given.unwrap_or(zeros));
         }
+        let (sums, parts) = found.moments.mean.split_at(width);
+        let missing = found.moments.count as f64 * parts.iter().map(|part| 1.0 - part).sum::<f64>();
+        if missing > 0.5 && !source.is_table() && self.same.all.rank() == 0 {
+            tracing::info!(
+                "{} {}: {}{missing:.0} missing numbers{of_rows}, which are filled in",
+                source.setting,
+                source.path,
+                if found.is_complete { "" } else { "at least " }
+            );
+        }
+        if let Some(given) = given {
+            return Ok(given);
+        }
+        let empty = parts.iter().position(|part| *part == 0.0);
+        ensure!(
+            empty.is_none(),
+            Data,
+            "{}: column \"{}\": {MISSING} mean: expected a number in some row that is trained on, got none; help: leave the \
+             column out with {DROP}",
+            source.place(),
+            source.feature(empty.unwrap_or(0))
+        );
+        let mean = |(sum, part): (&f64, &f64)| (sum / part) as f32;
+        Ok(Some(sums.iter().zip(parts).map(mean).collect()))
     }
 
     /// Reads all labels, if they are needed.
@@ -155,7 +182,10 @@ impl Scan<'_> {
         let rows: &dyn RowReader = if fill.is_some() { &filled } else { rows };
         let found = scan::features(rows, &is_trained_on, &self.same, bytes_max)?;
         // From a rank that sees it, should files differ between hosts.
-        let bad = found.bad.map(|place| bad_feature(self.source, place));
+        let columns = self.source.columns.as_deref();
+        let bad = found
+            .bad
+            .map(|(row, column)| nonfinite(&self.source.features, row, column as usize, columns));
         agree(&self.same, bad.map_or(Ok(()), Err))?;
         self.must_match("features", found.hash)?;
         let part = if found.is_complete {
@@ -174,65 +204,10 @@ impl Scan<'_> {
     /// An error on all ranks unless this hash is the same on all of them.
     fn must_match(&self, what: &str, hash: u64) -> Result<()> {
         let (setting, file) = (self.source.setting, self.source.place());
-        let field = format!("the content of the {what} of `{setting}` ({file})");
+        let field = format!("the content of the {what} of {setting} ({file})");
         let help = "give every rank the same data: compare the files on the hosts";
         self.same
             .must_match(&[(field, format!("{hash:016x}"))], help)
-    }
-}
-
-/// Logs how many numbers of each feature are missing in rows that are called `of_rows`.
-fn log_missing(source: &Source, present: &Present, of_rows: &str) {
-    let missing = present.missing();
-    let name = |index: usize| match &source.columns {
-        Some(names) => format!("\"{}\"", names[index]),
-        None => index.to_string(),
-    };
-    let some = missing.iter().enumerate().filter(|(_, count)| **count > 0);
-    let some = some.map(|(index, count)| format!("{} {count}", name(index)));
-    let at_least = if present.is_complete { "" } else { "at least " };
-    if let Some(some) = some_of(20, some) {
-        tracing::info!(
-            "`{}` {}: {at_least}{} missing numbers{of_rows}, which are filled in, by feature: {some}",
-            source.setting,
-            source.path,
-            missing.iter().sum::<u64>()
-        );
-    }
-}
-
-/// The error of a non-finite feature.
-fn bad_feature(source: &Source, (row, column): (u64, u64)) -> Error {
-    let (features, column) = (&source.features, column as usize);
-    match features.number(row, column) {
-        Ok(number) if (number as f32).is_finite() => Error::Data(format!(
-            "{}: it changed while it was read; help: start again",
-            features.place(row)
-        )),
-        Ok(_) => nonfinite(features, row, column, source.columns.as_deref()),
-        Err(error) => error,
-    }
-}
-
-impl Facts {
-    /// The columns without the categories that only held-out rows have, whose weights would stay
-    /// random; `None` if there are none.
-    pub(crate) fn trained_categories(&self, source: &Source) -> Option<Vec<ColumnPlan>> {
-        let found = self.features.as_ref().filter(|found| found.is_complete)?;
-        let plan = source.plan.as_ref()?;
-        let mut greatest = found.moments.greatest.iter();
-        let seen = |column: &ColumnPlan| {
-            let mine = greatest.by_ref().take(column.width());
-            let mine: Vec<bool> = mine.map(|greatest| *greatest > 0.0).collect();
-            let mut column = column.clone();
-            if let Some(values) = &mut column.values {
-                let mut is_seen = mine.into_iter();
-                values.retain(|_| is_seen.next() == Some(true));
-            }
-            column
-        };
-        let seen: Vec<ColumnPlan> = plan.iter().map(seen).collect();
-        (seen != *plan).then_some(seen)
     }
 }
 
@@ -270,64 +245,4 @@ impl RowReader for Filled<'_> {
         }
         Ok(())
     }
-}
-
-/// Where numbers are there, in some rows of F features.
-struct Present {
-    /// Of the numbers of each feature, 0 where one is missing, then of 1 where one is there (2F).
-    mean: Vec<f64>,
-    rows: u64,
-    /// Whether all rows were read, and not a sample.
-    is_complete: bool,
-}
-
-impl Present {
-    /// All ranks share the work. An infinite number ends it early: `None`.
-    fn find(
-        features: &Rows,
-        is_wanted: IsTrainedOn<'_>,
-        ranks: &dyn Ranks,
-    ) -> Result<Option<Present>> {
-        let rows = Filled {
-            rows: features,
-            fill: None,
-        };
-        let found = scan::features(&rows, is_wanted, ranks, scan::BYTES_MAX)?;
-        Ok(found.bad.is_none().then_some(Present {
-            mean: found.moments.mean,
-            rows: found.moments.count,
-            is_complete: found.is_complete,
-        }))
-    }
-
-    /// How many numbers of each feature are missing.
-    fn missing(&self) -> Vec<u64> {
-        let parts = self.mean[self.mean.len() / 2..].iter();
-        let missing = parts.map(|part| (self.rows as f64 * (1.0 - part)).round() as u64);
-        missing.collect()
-    }
-}
-
-/// What stands for missing numbers, `None` if none may be missing. `present` is of the rows that
-/// are trained on.
-fn fit_fill(how: Missing, source: &Source, present: Option<&Present>) -> Result<Option<Vec<f32>>> {
-    let features = &source.features;
-    let present = match (how, present) {
-        (Missing::Error, _) => return Ok(None),
-        (Missing::Mean, Some(present)) => present,
-        // The scan that follows names an infinite number.
-        _ => return Ok(Some(vec![0.0; features.width()])),
-    };
-    let (sums, parts) = present.mean.split_at(features.width());
-    let empty = parts.iter().position(|part| *part == 0.0);
-    ensure!(
-        empty.is_none(),
-        Data,
-        "{}: column \"{}\": `missing` mean: expected a number in some row that is trained on, got none; help: leave the \
-         column out with `drop`",
-        source.place(),
-        source.feature(empty.unwrap_or(0))
-    );
-    let mean = |(sum, part): (&f64, &f64)| (sum / part) as f32;
-    Ok(Some(sums.iter().zip(parts).map(mean).collect()))
 }

@@ -121,11 +121,16 @@ pub(crate) fn nonfinite(
     column: usize,
     columns: Option<&[String]>,
 ) -> Error {
+    let place = features.place(row);
     let number = match features.number(row, column) {
-        Ok(number) => number,
+        Ok(number) if !(number as f32).is_finite() => number,
+        Ok(_) => {
+            return Error::Data(format!(
+                "{place}: it changed while it was read; help: start again"
+            ));
+        }
         Err(error) => return error,
     };
-    let place = features.place(row);
     let name = columns.and_then(|columns| columns.get(column));
     let name = name.map_or(String::new(), |name| format!(" ({name})"));
     Error::Data(format!(

@@ -3,8 +3,8 @@
 //!
 //! Files are untrusted. `open` reads only headers and compares their claims with the size of the
 //! file before it allocates anything; what is wrong is one error that names the file. Pickled
-//! objects are never read. What cannot be mapped as it is (compressed, in Fortran order, a table)
-//! is converted once into the cache.
+//! objects are never read. What cannot be mapped as it is (compressed, a table) is converted once
+//! into the cache.
 
 pub mod array;
 pub mod cache;
@@ -29,7 +29,8 @@ use std::path::Path;
 
 pub use self::array::Array;
 pub(crate) use self::cell::{
-    Written, is_missing, listed, listed_up_to, number, shown_number, some_of,
+    PLAIN_HELP, is_missing, is_written_otherwise, listed, listed_up_to, number, shown_number,
+    some_of,
 };
 pub use self::format::{Coding, Contents, Format, OddCells, TokenFile};
 use self::format::{DataFile, Holds};

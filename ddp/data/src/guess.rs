@@ -22,7 +22,7 @@ const SINGLE: u64 = 20;
 /// feature.
 pub(crate) const AUTO_VALUES_MAX: usize = 256;
 /// With fewer f32 steps between the ends of a column, four of its bits are left.
-const STEPS_MIN: f64 = 16.0;
+const STEPS_MIN: f32 = 16.0;
 /// Targets with a larger mean or deviation take an optimizer's usual steps long to reach.
 const TARGETS_MAX: f32 = 100.0;
 
@@ -101,9 +101,12 @@ pub(crate) fn looks_like_a_row(numbers: &[f64], cells: usize) -> bool {
     !(numbers.len() >= 3 && has_text && step > 0.0 && numbers.windows(2).all(is_even))
 }
 
-/// Whether f32 can hardly tell numbers between these ends apart, where its steps are so large.
-pub(crate) fn are_too_close(least: f64, greatest: f64, step: f64) -> bool {
-    greatest - least < STEPS_MIN * step
+/// Whether f32 can hardly tell the numbers of a column apart, which are between these ends. Equal
+/// numbers this large were probably different ones before they were rounded.
+pub(crate) fn are_too_close(least: f32, greatest: f32) -> bool {
+    let size = least.abs().max(greatest.abs());
+    let step = size.next_up() - size;
+    greatest - least < STEPS_MIN * step && (least < greatest || step > 1.0)
 }
 
 /// Whether targets with this mean and deviation are hard to learn as they are.
@@ -111,71 +114,36 @@ pub(crate) fn are_large_targets(mean: f32, deviation: f32) -> bool {
     mean.abs().max(deviation) > TARGETS_MAX
 }
 
-/// The least and the greatest number of a column, before rounding, apart from 0: it often stands
-/// for a number that is missing.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Ends {
-    pub(crate) least: f64,
-    pub(crate) greatest: f64,
-    /// Whether f32 rounds some of them.
-    pub(crate) any_rounded: bool,
-}
-
-impl Ends {
-    /// Of no numbers.
-    pub(crate) const NONE: Ends = Ends {
-        least: f64::INFINITY,
-        greatest: f64::NEG_INFINITY,
-        any_rounded: false,
-    };
-
-    #[inline]
-    pub(crate) fn add(&mut self, number: f64) {
-        if number == 0.0 {
-            return;
-        }
-        self.least = self.least.min(number);
-        self.greatest = self.greatest.max(number);
-        self.any_rounded |= f64::from(number as f32) != number;
-    }
-
-    /// Whether the numbers differ, but by few f32 steps or by none.
-    pub(crate) fn are_too_close(&self) -> bool {
-        self.any_rounded
-            && self.least < self.greatest
-            && are_too_close(self.least, self.greatest, self.step())
-    }
-
-    /// The distance between neighbouring f32 at the size of these numbers.
-    fn step(&self) -> f64 {
-        let size = self.least.abs().max(self.greatest.abs()) as f32;
-        let next = f32::from_bits((size.to_bits() + 1).min(f32::MAX.to_bits()));
-        f64::from(next) - f64::from(size)
-    }
-}
-
-/// The warning about columns whose numbers are too close, by their names; `None` if there are none.
-pub(crate) fn rounding_warning(close: &[(String, Ends)]) -> Option<String> {
-    let (name, ends) = close.first()?;
-    let more = match close.len() - 1 {
-        0 => String::new(),
-        1 => " (and those of 1 more column)".into(),
-        more => format!(" (and those of {more} more columns)"),
-    };
-    Some(format!(
-        "the numbers of column {name}{more}, apart from 0, are between {} and {}, where f32 has steps of {}: most of their information is \
-         lost; help: subtract an offset before saving them, as in x - x.min()",
-        ends.least,
-        ends.greatest,
-        ends.step()
-    ))
-}
-
 #[cfg(test)]
 mod tests {
-    mod ends;
-
     use super::*;
+
+    #[test]
+    fn numbers_that_f32_hardly_tells_apart_are_too_close() {
+        let second = |second: f64| (1.7e9 + second) as f32;
+        let close = [
+            (second(0.0), second(59.0)),
+            (second(0.0), second(9.0)),
+            (-1e10, -1e10),
+        ];
+        assert!(
+            close
+                .iter()
+                .all(|(least, greatest)| are_too_close(*least, *greatest))
+        );
+        let fine = [
+            (0.1, 0.1),
+            (0.0, 0.0),
+            (1.7e9, 1.70001e9),
+            (-1e-9, 1e-9),
+            (0.0, 1.7e9),
+        ];
+        assert!(
+            !fine
+                .iter()
+                .any(|(least, greatest)| are_too_close(*least, *greatest))
+        );
+    }
 
     #[test]
     fn a_rare_class_far_from_the_others_is_odd() {

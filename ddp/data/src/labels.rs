@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use ddp_kernels::heartbeat::{self, Work};
 
 use crate::error::{Error, Result, bail, ensure};
-use crate::files::{Array, Written, number, shown_number, table};
+use crate::files::{Array, PLAIN_HELP, number, shown_number, table};
 use crate::guess;
 use crate::rows::Rows;
+use crate::setting::{LABELS, TASK};
 use crate::task::{CLASSES_MAX, LabelName, TaskKind, TaskSpec};
 
 /// The labels of one file: numbers, or if `names` are given, codes of these texts.
@@ -98,7 +99,7 @@ impl fmt::Display for Label<'_> {
     }
 }
 
-/// Stands for a label that is no class.
+/// Marks a label that is not a class.
 const NO_CLASS: i64 = i64::MIN;
 
 impl Labels {
@@ -108,22 +109,18 @@ impl Labels {
             Some(names) => {
                 let mut labels = Labels::of_texts(files, |text| names.binary_search(text).ok())?;
                 if task == Some(TaskKind::Regression) {
-                    return Err(labels.why_texts("for `task` regression"));
+                    return Err(labels.why_texts(&format!("for {TASK} regression")));
                 }
                 labels.class_names = Some(names);
                 labels
             }
             None => {
                 let any_float = files.iter().any(|file| file.array.element().is_float());
-                let are_classes = guess::are_classes(task, any_float);
-                Labels::with(
-                    files,
-                    if are_classes {
-                        Coding::Classes
-                    } else {
-                        Coding::Values
-                    },
-                )?
+                let coding = match guess::are_classes(task, any_float) {
+                    true => Coding::Classes,
+                    false => Coding::Values,
+                };
+                Labels::with(files, coding)?
             }
         };
         labels.is_guessed = task.is_none();
@@ -145,7 +142,7 @@ impl Labels {
                 got == outputs,
                 Data,
                 "{place}: expected {outputs} numbers as the label of each row, as the model was trained on, got {got}; \
-                 help: give other `labels`"
+                 help: give other {LABELS}"
             );
             return Ok(labels);
         };
@@ -185,7 +182,7 @@ impl Labels {
             rows.width() == 1 || matches!(coding, Coding::Values),
             Data,
             "{}: expected one label for each row, got {} (shape {:?}); help: of one-hot rows save the argmax; for numbers \
-             set `task` to regression",
+             set {TASK} to regression",
             array.name(),
             rows.width(),
             array.row_shape()
@@ -214,8 +211,8 @@ impl Labels {
         !matches!(self.coding, Coding::Values)
     }
 
-    /// Reads the classes of rows from `first` on. What is no class is below 0 or beyond all
-    /// classes.
+    /// Reads the classes of rows from `first` on. A label that is not a class is below 0 or
+    /// beyond all classes.
     pub(crate) fn classes(&self, first: u64, into: &mut [i64]) -> Result<()> {
         for (file, row, range) in self.rows.pieces(first, into.len()) {
             let (array, into) = (&self.rows.arrays()[file], &mut into[range]);
@@ -277,17 +274,19 @@ impl Labels {
 
     /// The error text for a label that is not a class, or not one of the `known` ones.
     pub(crate) fn why_no_class(&self, row: u64, known: Option<usize>) -> Result<String> {
-        const HELP: &str = "help: number classes consecutively from 0, or set `task` to regression to learn the numbers as they are";
+        let help = format!(
+            "help: number classes consecutively from 0, or set {TASK} to regression to learn the numbers as they are"
+        );
         let (label, most) = (self.label(row)?, CLASSES_MAX - 1);
         let place = format!("{}: the label", self.place(row));
         Ok(match (label, known) {
             (Label::Number(number), _) if number.fract() != 0.0 => {
-                format!("{place}: expected a whole number as class, got {label}; {HELP}")
+                format!("{place}: expected a whole number as class, got {label}; {help}")
             }
             (_, Some(known)) => format!(
                 "{place}: expected one of the {known} classes that the model was trained on, got {label}"
             ),
-            _ => format!("{place}: expected a class from 0 to {most}, got {label}; {HELP}"),
+            _ => format!("{place}: expected a class from 0 to {most}, got {label}; {help}"),
         })
     }
 
@@ -326,7 +325,7 @@ impl Labels {
         })
     }
 
-    /// The first `most` rows whose label is like that.
+    /// The first rows, at most `most`, whose label satisfies `is_wanted`.
     pub(crate) fn find(
         &self,
         most: usize,
@@ -348,30 +347,17 @@ impl Labels {
     fn why_texts(&self, why: &str) -> Error {
         let is_odd =
             |label: Label<'_>| label.is_text_like(|text| number(text.as_bytes()).is_none());
-        let found = self.find(usize::MAX, is_odd).and_then(|odd| {
-            let first = odd.first().copied().unwrap_or(0);
-            Ok((self.place(first), self.label(first)?, odd.len()))
+        let first = self.find(1, is_odd).and_then(|odd| {
+            let row = odd.first().copied().unwrap_or(0);
+            Ok((self.place(row), self.label(row)?))
         });
-        let (place, label, count) = match found {
-            Ok(found) => found,
-            Err(error) => return error,
-        };
-        let (what, help) = match (count, label) {
-            (1.., Label::Text(text)) => (
-                format!("{count} of {} labels are not numbers", self.count()),
-                Written::of(text).map_or("correct them or remove these rows", Written::help),
-            ),
-            _ => (
-                format!(
-                    "labels are texts by their type, or whole numbers above {}",
-                    i64::MAX
-                ),
-                "save them as floats",
-            ),
-        };
-        Error::Data(format!(
-            "{place}: expected a number as label {why}, got {label}; {what}; help: {help}, or give other `labels`"
-        ))
+        match first {
+            Ok((place, label)) => Error::Data(format!(
+                "{place}: expected a number as label {why}, got {label}; help: {PLAIN_HELP}; remove other rows, or give \
+                 other {LABELS}"
+            )),
+            Err(error) => error,
+        }
     }
 
     /// Why a number of the label of this row cannot be learned.
@@ -390,7 +376,7 @@ fn texts_in(files: &[FileLabels]) -> Result<Option<Vec<String>>> {
     if let ([with, ..], [without, ..]) = (&with[..], &without[..]) {
         bail!(
             Data,
-            "{}: expected texts as labels, as in {}, got numbers; help: give labels of one kind",
+            "{}: expected texts as labels, as in {}, got numbers; help: give labels of one kind, or join the tables",
             without.array.name(),
             with.array.name()
         );

@@ -4,13 +4,14 @@
 use crate::error::{Error, Result, bail, ensure};
 use crate::facts::Facts;
 use crate::feature_plan::FeaturePlan;
-use crate::files::{Element, Written, is_missing, number};
+use crate::files::{Element, PLAIN_HELP, is_missing, is_written_otherwise, number};
 use crate::guess;
 use crate::labels::{Label, Labels};
 use crate::normalize::{Normalization, Normalize};
 use crate::open::Source;
 use crate::request::{DataRequest, Trained};
 use crate::scan::LabelsFound;
+use crate::setting::{LABELS, TASK};
 use crate::task::{Classes, TaskSpec};
 
 /// Odd labels that are shown.
@@ -52,23 +53,23 @@ fn task(labels: &Labels, found: &LabelsFound) -> Result<TaskSpec> {
         ensure!(
             least != greatest || rows == 1,
             Data,
-            "{place}: expected labels that differ, got {least:?} as f32 in all {rows} rows; help: give other `labels`, or if \
+            "{place}: expected labels that differ, got {least:?} as f32 in all {rows} rows; help: give other {LABELS}, or if \
              they differ by little for their size, subtract an offset before saving them"
         );
         let outputs = labels.width();
         return Ok(TaskSpec::Regression { outputs });
     }
     let (classes, or_else) = match labels.class_names() {
-        Some(names) => (Classes::named(names.to_vec()), ""),
+        Some(names) => (Classes::named(names.to_vec()), String::new()),
         None => (
             Classes::numbered(found.counts.len()),
-            ", or set `task` to regression",
+            format!(", or set {TASK} to regression"),
         ),
     };
     ensure!(
         classes.count() > 1,
         Data,
-        "{place}: expected labels of at least 2 classes, got {} in {rows} rows; help: give other `labels`{or_else}",
+        "{place}: expected labels of at least 2 classes, got {} in {rows} rows; help: give other {LABELS}{or_else}",
         classes.count()
     );
     Ok(TaskSpec::Classification(classes))
@@ -93,9 +94,10 @@ fn check_guess(labels: &Labels, found: &LabelsFound) -> Result<()> {
             Label::Text(_) => false,
         };
         let usual = format!("from {first} to {last}");
-        let help =
-            "correct or remove these rows, or set `task` to classification if this is a class";
-        return refuse_odd(labels, &usual, rows, is_odd, help);
+        let help = format!(
+            "correct or remove these rows, or set {TASK} to classification if this is a class"
+        );
+        return refuse_odd(labels, &usual, rows, is_odd, &help);
     }
     let or_numbers = "to regression to predict numbers, or ";
     check_count(labels, count, "whole numbers", or_numbers)
@@ -105,7 +107,7 @@ fn check_texts(labels: &Labels, names: &[String], counts: &[u64]) -> Result<()> 
     let is_number = |text: &str| number(text.as_bytes()).is_some();
     let is_text = |text: &str| !is_number(text);
     let is_missing = |text: &str| is_text(text) && is_missing(text.as_bytes());
-    // The rows whose label is like that.
+    // The number of rows whose label matches.
     let rows_of = |is_so: &dyn Fn(&str) -> bool| -> u64 {
         let rows = names.iter().zip(counts).filter(|(name, _)| is_so(name));
         rows.map(|(_, rows)| rows).sum()
@@ -113,23 +115,22 @@ fn check_texts(labels: &Labels, names: &[String], counts: &[u64]) -> Result<()> 
     let (rows, number_rows) = (labels.count(), rows_of(&is_number));
     let (text_rows, missing_rows) = (rows_of(&is_text), rows_of(&is_missing));
     let odd = |usual, is_odd: &dyn Fn(&str) -> bool, help: &str| {
-        let help = format!("{help}, or set `task` to classification if every text is a class");
+        let help = format!("{help}, or set {TASK} to classification if every text is a class");
         let is_odd_label = |label: Label<'_>| label.is_text_like(is_odd);
         refuse_odd(labels, usual, rows_of(is_odd), is_odd_label, &help)
     };
-    let texts = names
-        .iter()
-        .filter(|name| is_text(name) && !is_missing(name));
-    let written: Option<Vec<Written>> = texts.map(|name| Written::of(name)).collect();
+    let is_name = |text: &str| is_text(text) && !is_missing(text);
+    let is_other_name = |text: &str| is_name(text) && !is_written_otherwise(text);
+    if rows_of(&is_name) > 0 && rows_of(&is_other_name) == 0 {
+        return odd("numbers", &is_text, PLAIN_HELP);
+    }
     let help = "correct or remove these rows";
-    match written.as_deref() {
-        Some([first, ..]) => return odd("numbers", &is_text, first.help()),
-        _ if number_rows == 0 || text_rows == 0 => {}
-        _ if missing_rows == text_rows || guess::are_odd(text_rows, rows) => {
-            return odd("numbers", &is_text, help);
-        }
-        _ if guess::are_odd(number_rows, rows) => return odd("texts", &is_number, help),
-        _ => {}
+    let are_mixed = number_rows > 0 && text_rows > 0;
+    if are_mixed && (missing_rows == text_rows || guess::are_odd(text_rows, rows)) {
+        return odd("numbers", &is_text, help);
+    }
+    if are_mixed && guess::are_odd(number_rows, rows) {
+        return odd("texts", &is_number, help);
     }
     match missing_rows {
         0 => Ok(()),
@@ -143,7 +144,7 @@ fn check_numbers(labels: &Labels, found: &LabelsFound) -> Result<()> {
         width == 1 || found.one_hot < rows,
         Data,
         "{}: every label is a single 1 among {width} numbers, as one-hot rows of classes are; help: save the argmax \
-         of each row, or set `task` to regression to learn the {width} numbers",
+         of each row, or set {TASK} to regression to learn the {width} numbers",
         labels.name()
     );
     let different = found.whole.len() as u64;
@@ -152,10 +153,17 @@ fn check_numbers(labels: &Labels, found: &LabelsFound) -> Result<()> {
     if !are_classes || found.fractions == 0 {
         return Ok(());
     }
-    let help = "correct or remove these rows, or set `task` to regression if labels are numbers";
+    let help =
+        format!("correct or remove these rows, or set {TASK} to regression if labels are numbers");
     let has_fraction =
         |label: Label<'_>| matches!(label, Label::Number(number) if number.fract() != 0.0);
-    refuse_odd(labels, "whole numbers", found.fractions, has_fraction, help)
+    refuse_odd(
+        labels,
+        "whole numbers",
+        found.fractions,
+        has_fraction,
+        &help,
+    )
 }
 
 /// An error if so many classes are unlikely.
@@ -164,8 +172,8 @@ fn check_count(labels: &Labels, classes: usize, what: &str, or_numbers: &str) ->
     ensure!(
         !guess::are_too_many(classes as u64, rows),
         Data,
-        "{place}: the labels are {what}, and would make {classes} classes for {rows} rows; help: set `task` {or_numbers}to \
-         classification if they are classes, or give other `labels`"
+        "{place}: the labels are {what}, and would make {classes} classes for {rows} rows; help: set {TASK} {or_numbers}to \
+         classification if they are classes, or give other {LABELS}"
     );
     Ok(())
 }
@@ -185,7 +193,7 @@ fn refuse_odd(
     let are = if count == 1 { "is" } else { "are" };
     bail!(
         Data,
-        "expected labels that are all {usual}, but {count} of {} {are} not: {shown}{more}; help: {help}, or give other `labels`",
+        "expected labels that are all {usual}, but {count} of {} {are} not: {shown}{more}; help: {help}, or give other {LABELS}",
         labels.count()
     )
 }

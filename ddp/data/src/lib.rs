@@ -33,6 +33,7 @@ pub mod resolve;
 mod rows;
 pub mod sampler;
 mod scan;
+pub mod setting;
 pub mod spec;
 pub mod synthetic;
 mod task;

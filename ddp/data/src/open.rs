@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ddp_kernels::mapped::{Identity, Mapped};
+use ddp_kernels::setting::SettingName;
 
 use crate::array_names;
 use crate::error::{Result, bail, ensure};
@@ -23,13 +24,14 @@ use crate::labels::{FileLabels, Labels};
 use crate::request::Trained;
 use crate::resolve::{FoundFiles, LabelPlace, Wanted, mismatched};
 use crate::rows::Rows;
+use crate::setting::{DATA, VAL_DATA};
 use crate::task::{LabelName, TaskKind};
 
 /// Open files of features and labels.
 #[derive(Debug)]
 pub(crate) struct Source {
     /// The setting that names them, and what it says.
-    pub(crate) setting: &'static str,
+    pub(crate) setting: SettingName<'static>,
     pub(crate) path: String,
     pub(crate) features: Rows,
     pub(crate) labels: Option<Labels>,
@@ -43,7 +45,7 @@ pub(crate) struct Source {
     pub(crate) left_out: Vec<String>,
     /// The columns of a table that they come from, unless each is a column of numbers.
     pub(crate) plan: Option<Vec<ColumnPlan>>,
-    /// Cells of tables without a number or category of their own, by column.
+    /// Cells of tables that were missing or had an unknown category, by column.
     pub(crate) odd_cells: Vec<OddCells>,
     /// Whether the user named files that hold only labels.
     pub(crate) has_label_files: bool,
@@ -68,7 +70,7 @@ impl Source {
         name.unwrap_or_else(|| index.to_string())
     }
 
-    /// A file whose rows are among these, too.
+    /// The first file of `self` that `other` has as well.
     pub(crate) fn shared_with(&self, other: &Source) -> Option<&str> {
         let real = |path: &PathBuf| fs::canonicalize(path).ok();
         let others: Vec<_> = other.paths.iter().map(real).collect();
@@ -81,7 +83,7 @@ impl Source {
         shared.map(|(_, array)| array.name())
     }
 
-    /// Tells the files of this rank from other ones: equal on ranks that have the same files open.
+    /// Identifies the open files: equal on ranks that have the same ones open.
     pub(crate) fn identity(&self) -> String {
         let labels = self.labels.iter();
         let labels = labels.flat_map(|labels| labels.rows.arrays());
@@ -114,13 +116,13 @@ impl Source {
             ("the labels", labels),
             ("the classes", names.unwrap_or_default().join("\n")),
         ];
-        let of_files = |what: &str| format!("{what} of `{}` {}", self.setting, self.path);
+        let of_files = |what: &str| format!("{what} of {} {}", self.setting, self.path);
         Ok(values.map(|(what, value)| (of_files(what), value)).into())
     }
 }
 
-/// Tells the files of these arrays from other ones. The number of a file system is left out, since
-/// it differs between hosts that share it.
+/// Identifies the files of these arrays. The number of a file system is left out, since it differs
+/// between hosts that share it.
 pub(crate) fn identity_of<'a>(arrays: impl Iterator<Item = &'a Array>) -> String {
     let identities = arrays.map(|array| Identity {
         device: 0,
@@ -153,17 +155,14 @@ pub(crate) fn open(files: &FoundFiles<'_>, task: Option<TaskKind>) -> Result<Sou
         files,
         wanted,
         columns: model.and_then(|model| model.columns.clone()),
-        plan: match model {
-            Some(model) => model.plan.columns.clone(),
-            None => wanted.plan.clone(),
-        },
+        plan: model.and_then(|model| model.plan.columns.clone()),
         label: model.and_then(|model| model.label.clone()),
         features: Vec::new(),
         labels: Vec::new(),
         first: None,
         odd_cells: Vec::new(),
     };
-    if model.is_none() && opening.plan.is_none() {
+    if model.is_none() {
         opening.plan = opening.plan_of_settings()?;
     }
     for path in &files.paths {
@@ -177,7 +176,6 @@ pub(crate) fn open(files: &FoundFiles<'_>, task: Option<TaskKind>) -> Result<Sou
         opening.label_file(path, part_of_each)?;
     }
     opening.check_labels()?;
-    opening.agree_on_texts()?;
     let given: HashSet<&Path> = files
         .paths
         .iter()
@@ -216,11 +214,11 @@ pub(crate) fn open(files: &FoundFiles<'_>, task: Option<TaskKind>) -> Result<Sou
 fn check_width(source: &Source, model: &Trained) -> Result<()> {
     let expected = model.row_shape.iter().product::<usize>();
     let (place, got) = (source.place(), source.features.width());
-    let (like, help) = match source.setting {
-        "data" => ("as the model was trained on", ""),
-        _ => (
+    let (like, help) = match source.setting == DATA {
+        true => ("as the model was trained on", String::new()),
+        false => (
             "as those to train on have",
-            "; help: give rows of the same shape as `val-data`",
+            format!("; help: give rows of the same shape as {VAL_DATA}"),
         ),
     };
     ensure!(
@@ -259,8 +257,8 @@ impl Opening<'_> {
         if let Some(label) = labels.iter().find(|label| names.contains(**label)) {
             bail!(
                 Usage,
-                "`{}` {label}: the label must not be a feature of {} as well: a model that sees it learns \
-                 nothing; help: give another label, or other features as in `{}` {}#a,b",
+                "{} {label}: the label must not be a feature of {} as well: a model that sees it learns \
+                 nothing; help: give another label, or other features as in {} {}#a,b",
                 self.wanted.labels_setting(),
                 path.display(),
                 self.wanted.setting,
@@ -275,7 +273,7 @@ impl Opening<'_> {
             label: label.as_deref(),
             features: features.as_deref(),
             allows_missing: self.wanted.allows_missing,
-            labels_are_texts: false,
+            labels_are_texts: self.wanted.has_text_classes(),
             is_for_model: self.wanted.model.is_some(),
             cache_dir: self.wanted.cache_dir,
         };
@@ -314,7 +312,7 @@ impl Opening<'_> {
         let (path, setting) = (path.display(), self.wanted.setting);
         bail!(
             Data,
-            "`{setting}` {path}: expected {what}; help: name the columns in the model's order, as in {path}#a,b"
+            "{setting} {path}: expected {what}; help: name the columns in the model's order, as in {path}#a,b"
         )
     }
 
@@ -354,7 +352,7 @@ impl Opening<'_> {
                     Some(name) => name.to_string(),
                     None => self.only_column(path)?,
                 };
-                self.column_of_labels(path, column, false)?
+                self.column_of_labels(path, column)?
             }
             false => {
                 let contents = files::open(path, self.wanted.cache_dir)?;
@@ -369,46 +367,27 @@ impl Opening<'_> {
     }
 
     /// One column of a table as labels.
-    fn column_of_labels(&self, path: &Path, column: String, are_texts: bool) -> Result<FileLabels> {
+    fn column_of_labels(&self, path: &Path, column: String) -> Result<FileLabels> {
         let request = TableRequest {
             label: Some(&column),
             features: Some(&[]),
-            labels_are_texts: are_texts,
+            labels_are_texts: self.wanted.has_text_classes(),
             cache_dir: self.wanted.cache_dir,
             ..TableRequest::default()
         };
         labels_of(path, &table::open(path, &request)?, column)
     }
 
-    /// If the labels of one table are texts, those of all tables are, as within one table.
-    fn agree_on_texts(&mut self) -> Result<()> {
-        let are_numbers = |labels: &FileLabels| labels.names.is_none();
-        let model = self.wanted.model.and_then(|model| model.task.classes());
-        // Even if all could be numbers.
-        let learned_texts = model
-            .is_some_and(|classes| classes.texts().is_some() && classes.whole_names().is_none());
-        if !learned_texts && self.labels.iter().all(are_numbers) {
-            return Ok(());
-        }
-        for index in 0..self.labels.len() {
-            let labels = &self.labels[index];
-            if let (true, Some((path, column))) = (are_numbers(labels), labels.column.clone()) {
-                self.labels[index] = self.column_of_labels(&path, column, true)?;
-            }
-        }
-        Ok(())
-    }
-
     /// Checks that there are as many labels as rows, in all if one file has them, else file by
     /// file, and that no array is both.
     fn check_labels(&self) -> Result<()> {
         let (features, labels) = (&self.features[..], &self.labels[..]);
-        let given = format!("`{}` {}", self.wanted.setting, self.wanted.spec.path);
+        let given = format!("{} {}", self.wanted.setting, self.wanted.spec.path);
         let setting = self.wanted.labels_setting();
         ensure!(
             labels.len() <= 1 || labels.len() == features.len(),
             Data,
-            "`{setting}`: expected one file of labels, or one for each of the {} files of {given}, got {}",
+            "{setting}: expected one file of labels, or one for each of the {} files of {given}, got {}",
             features.len(),
             labels.len()
         );
@@ -433,7 +412,7 @@ impl Opening<'_> {
             ensure!(
                 !features.iter().any(|array| array.is_same(labels)),
                 Usage,
-                "`{setting}` {}: expected other numbers than the features of `{}`, got the same ones: a model that sees its \
+                "{setting} {}: expected other numbers than the features of {}, got the same ones: a model that sees its \
                  labels learns nothing; help: give another file or array",
                 labels.name(),
                 self.wanted.setting
@@ -446,8 +425,8 @@ impl Opening<'_> {
             if let Some(index) = mismatched(&features, &files) {
                 bail!(
                     Data,
-                    "`{setting}` {}: expected labels with the number of their features, {}; help: files are sorted by their \
-                     names as texts: give both the same numbers, with leading zeros",
+                    "{setting} {}: expected labels with the number of their features, {}; help: files are sorted by the \
+                     numbers in their names: give both the same numbers",
                     files[index],
                     features[index]
                 );

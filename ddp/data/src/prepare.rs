@@ -5,6 +5,7 @@ mod tokens;
 
 use std::sync::Arc;
 
+use ddp_kernels::setting::SettingName;
 use twox_hash::XxHash3_64;
 
 pub use self::tokens::{TokenSummary, summarize as summarize_tokens};
@@ -21,6 +22,7 @@ use crate::open::{Source, open as open_files};
 use crate::ranks::{Alone, Ranks, in_turn};
 use crate::request::{Data, DataRequest, Trained};
 use crate::resolve::{FoundFiles, Wanted, resolve};
+use crate::setting::{DATA, LABELS, VAL_DATA, VAL_LABELS};
 use crate::spec::{DataSpec, FilesSpec};
 use crate::synthetic::Synthetic;
 use crate::task::{LabelName, TaskSpec};
@@ -32,22 +34,17 @@ pub fn prepare(request: &DataRequest, ranks: &dyn Ranks) -> Result<Data> {
     let asked = [("the configuration".to_string(), request.text())];
     ranks.must_match(&asked, "start every rank with the same settings")?;
     request.check()?;
-    if let Some(named) = tokens::named(&request.data, "data", ranks)? {
+    if let Some(named) = tokens::named(&request.data, DATA, ranks)? {
         return tokens::prepare(request, &named, ranks);
     }
     request.check_rows_of_features()?;
     let DataSpec::Files(spec) = &request.data else {
         return built_in(request);
     };
-    let wanted = wanted(request, "data", spec, request.trained.as_ref());
-    let mut files = in_turn(ranks, || resolve(&wanted))?;
-    let mut source = open_alike(request, &files, ranks)?;
-    let mut facts = scan(request, &source, request.trained.as_ref(), ranks)?;
-    if let Some(seen) = facts.trained_categories(&source) {
-        files.wanted.plan = Some(seen);
-        source = open_alike(request, &files, ranks)?;
-        facts = scan(request, &source, None, ranks)?;
-    }
+    let wanted = wanted(request, DATA, spec, request.trained.as_ref());
+    let files = in_turn(ranks, || resolve(&wanted))?;
+    let source = open_alike(request, &files, ranks)?;
+    let facts = scan(request, &source, request.trained.as_ref(), ranks)?;
     if ranks.rank() == 0 {
         warnings::log_table(&source);
     }
@@ -77,13 +74,13 @@ pub fn open(spec: &DataSpec) -> Result<Data> {
 /// The rows of `spec` that are wanted, to train on or for a model.
 fn wanted<'a>(
     request: &'a DataRequest,
-    setting: &'static str,
+    setting: SettingName<'static>,
     spec: &'a FilesSpec,
     model: Option<&'a Trained>,
 ) -> Wanted<'a> {
-    let labels = match setting {
-        "data" => &request.labels,
-        _ => &request.val_labels,
+    let labels = match setting == DATA {
+        true => &request.labels,
+        false => &request.val_labels,
     };
     let (table, allows_missing) = match model {
         Some(model) => (&PLAIN, model.plan.fill.is_some()),
@@ -94,7 +91,6 @@ fn wanted<'a>(
         spec,
         labels: labels.as_deref(),
         table,
-        plan: None,
         model,
         allows_missing,
         cache_dir: request.cache_dir.as_deref(),
@@ -122,16 +118,16 @@ fn val_rows(
     ensure!(
         request.val_labels.is_some() || !train.has_label_files,
         Usage,
-        "`val-data` {path}: expected `val-labels`, since `labels` names files; help: give the labels of these rows"
+        "{VAL_DATA} {path}: expected {VAL_LABELS}, since {LABELS} names files; help: give the labels of these rows"
     );
-    let wanted = wanted(request, "val-data", spec, Some(model));
+    let wanted = wanted(request, VAL_DATA, spec, Some(model));
     let files = in_turn(ranks, || resolve(&wanted))?;
     let val = open_alike(request, &files, ranks)?;
     if ranks.rank() == 0 {
         warnings::log_table(&val);
         if let Some(name) = val.shared_with(train) {
             tracing::warn!(
-                "`val-data` {path}: {name} is trained on too: it says nothing about new rows"
+                "{VAL_DATA} {path}: {name} is trained on too: it says nothing about new rows"
             );
         }
     }
@@ -139,7 +135,7 @@ fn val_rows(
     ensure!(
         !RowSpec::images_differ(expected, got),
         Data,
-        "{}: expected rows of shape {expected:?}, as those to train on, got {got:?}; help: give `val-data` of the same shape",
+        "{}: expected rows of shape {expected:?}, as those to train on, got {got:?}; help: give {VAL_DATA} of the same shape",
         val.place()
     );
     let facts = scan(request, &val, Some(model), ranks)?;
@@ -293,12 +289,12 @@ fn check_trained(trained: &Trained, spec: &DataSpec, data: &dyn Dataset) -> Resu
     ensure!(
         expected == got && task == trained_task,
         Data,
-        "`data` {spec}: expected {expected} features a row and {trained_task}, as the model was trained on, got {got} and {task}"
+        "{DATA} {spec}: expected {expected} features a row and {trained_task}, as the model was trained on, got {got} and {task}"
     );
     ensure!(
         trained.normalization.is_none(),
         Data,
-        "`data` {spec}: expected files, since the model was trained on normalized features"
+        "{DATA} {spec}: expected files, since the model was trained on normalized features"
     );
     Ok(())
 }

@@ -3,12 +3,17 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ddp_kernels::setting::SettingName;
+
 use crate::dataset::Dataset;
 use crate::error::{Result, bail, ensure};
 use crate::feature_plan::{FeaturePlan, Missing, TableSettings};
 use crate::normalize::{Normalization, Normalize};
 use crate::ranks::Ranks;
 use crate::sampler::Split;
+use crate::setting::{
+    CATEGORICAL, DATA, DROP, LABELS, MISSING, NORMALIZE, TASK, VAL_DATA, VAL_LABELS, VAL_SPLIT,
+};
 use crate::spec::DataSpec;
 use crate::task::{LabelName, TaskKind, TaskSpec};
 use crate::text::Vocabulary;
@@ -73,7 +78,7 @@ pub struct DataRequest {
     pub table: TableSettings,
     /// How features are normalized.
     pub normalize: Normalize,
-    /// Whether `Normalize::Standard` normalizes numeric targets, too. Versions up to 0.6 did not.
+    /// Whether `Normalize::Standard` also normalizes numeric targets, as since version 0.7.
     pub normalizes_targets: bool,
     /// Where converted files are kept.
     pub cache_dir: Option<PathBuf>,
@@ -185,33 +190,33 @@ impl DataRequest {
             ensure!(
                 self.val_split <= 0.0,
                 Usage,
-                "`val-split` {} and `val-data` {data} exclude each other; help: give one of them",
+                "{VAL_SPLIT} {} and {VAL_DATA} {data} exclude each other; help: give one of them",
                 self.val_split
             );
             ensure!(
                 matches!(data, DataSpec::Files(_) | DataSpec::Tokens(_)),
                 Usage,
-                "`val-data` {}: expected files; help: built-in data have held-out rows: set held-out=N in `data`",
+                "{VAL_DATA} {}: expected files; help: built-in data have held-out rows: set held-out=N in {DATA}",
                 data.name()
             );
         } else if let Some(labels) = &self.val_labels {
             bail!(
                 Usage,
-                "`val-labels` {labels}: expected `val-data`, the rows that these labels are for; help: give both or none"
+                "{VAL_LABELS} {labels}: expected {VAL_DATA}, the rows that these labels are for; help: give both or none"
             );
         }
         if matches!(self.data, DataSpec::Files(_) | DataSpec::Tokens(_)) {
             return Ok(());
         }
         let held_out = [
-            ("val-data", self.val_data.is_some()),
-            ("val-split", self.val_split > 0.0),
+            (VAL_DATA, self.val_data.is_some()),
+            (VAL_SPLIT, self.val_split > 0.0),
         ];
         let mut given = self.given_for_rows().into_iter().chain(held_out);
         if let Some((setting, _)) = given.find(|(_, is_given)| *is_given) {
             bail!(
                 Usage,
-                "`{setting}`: expected files as `data`, got {}; help: leave out `{setting}`: built-in data have labels \
+                "{setting}: expected files as {DATA}, got {}; help: leave out {setting}: built-in data have labels \
                  and held-out rows, and are normalized",
                 self.data.name()
             );
@@ -221,12 +226,12 @@ impl DataRequest {
 
     /// Refuses settings that are for rows of features, since `data` are tokens.
     pub(crate) fn check_tokens(&self) -> Result<()> {
-        let labels = [("val-labels", self.val_labels.is_some())];
+        let labels = [(VAL_LABELS, self.val_labels.is_some())];
         let mut given = self.given_for_rows().into_iter().chain(labels);
         if let Some((setting, _)) = given.find(|(_, is_given)| *is_given) {
             bail!(
                 Usage,
-                "`{setting}`: expected rows with features as `data`, got tokens: {}; help: leave out `{setting}`, \
+                "{setting}: expected rows with features as {DATA}, got tokens: {}; help: leave out {setting}, \
                  since the target of each token is the next one; if it is a table, rename it to .csv",
                 self.data
             );
@@ -241,7 +246,7 @@ impl DataRequest {
             ensure!(
                 !matches!(trained.task, TaskSpec::NextToken { .. }),
                 Data,
-                "`data` {data}: expected tokens, as the model was trained on, got rows of features; help: give tokens:FILE if \
+                "{DATA} {data}: expected tokens, as the model was trained on, got rows of features; help: give tokens:FILE if \
                  its numbers are u16 tokens without a header"
             );
             trained.check_features()?;
@@ -249,7 +254,7 @@ impl DataRequest {
         if let Some(val @ DataSpec::Tokens(_)) = &self.val_data {
             bail!(
                 Usage,
-                "`val-data` {val}: expected rows of features, as `data` {data} has, got tokens; help: give files of one kind"
+                "{VAL_DATA} {val}: expected rows of features, as {DATA} {data} has, got tokens; help: give files of one kind"
             );
         }
         Ok(())
@@ -271,7 +276,7 @@ impl DataRequest {
         ensure!(
             training_rows >= ranks.size() as u64,
             Data,
-            "`data` {}: expected a row to train on for each of {} ranks, got {training_rows}; help: start fewer ranks, or \
+            "{DATA} {}: expected a row to train on for each of {} ranks, got {training_rows}; help: start fewer ranks, or \
              give more data",
             self.data,
             ranks.size()
@@ -280,15 +285,15 @@ impl DataRequest {
     }
 
     /// The settings that only rows of features have, and whether they are given.
-    fn given_for_rows(&self) -> [(&'static str, bool); 6] {
+    fn given_for_rows(&self) -> [(SettingName<'static>, bool); 6] {
         [
-            ("labels", self.labels.is_some()),
-            ("normalize", self.normalize != Normalize::None),
-            ("drop", !self.table.drop.is_empty()),
-            ("categorical", !self.table.categorical.is_empty()),
-            ("missing", self.table.missing != Missing::Error),
+            (LABELS, self.labels.is_some()),
+            (NORMALIZE, self.normalize != Normalize::None),
+            (DROP, !self.table.drop.is_empty()),
+            (CATEGORICAL, !self.table.categorical.is_empty()),
+            (MISSING, self.table.missing != Missing::Error),
             // A trained model brings its task.
-            ("task", self.task.is_some() && self.trained.is_none()),
+            (TASK, self.task.is_some() && self.trained.is_none()),
         ]
     }
 }

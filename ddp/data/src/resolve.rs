@@ -5,12 +5,14 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use ddp_kernels::files::FileError;
+use ddp_kernels::setting::SettingName;
 use glob::MatchOptions;
 
 use crate::error::{Error, Result, bail, ensure};
-use crate::feature_plan::{ColumnPlan, TableSettings};
-use crate::files::{self, gzip, table, tokens};
+use crate::feature_plan::TableSettings;
+use crate::files::{self, gzip, table};
 use crate::request::Trained;
+use crate::setting::{DATA, LABELS, VAL_DATA, VAL_LABELS};
 use crate::spec::FilesSpec;
 
 const HELP: &str = "give a file, a folder of files, a pattern, or built-in data: glyphs, synthetic:classification, \
@@ -27,14 +29,12 @@ const PURPOSES: [&[&str]; 3] = [
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted<'a> {
     /// The setting that names the files, for messages.
-    pub(crate) setting: &'static str,
+    pub(crate) setting: SettingName<'static>,
     pub(crate) spec: &'a FilesSpec,
     /// What the user says of the labels: `#NAME`, the name of a column or an array, or files.
     pub(crate) labels: Option<&'a str>,
     /// Which columns of tables become features, and how; of no use for a model.
     pub(crate) table: &'a TableSettings,
-    /// The columns of tables that features come from, if known.
-    pub(crate) plan: Option<Vec<ColumnPlan>>,
     /// The model that the rows are for, or what was learned from the rows that are trained on.
     pub(crate) model: Option<&'a Trained>,
     /// Whether numbers in tables may be missing.
@@ -44,11 +44,18 @@ pub(crate) struct Wanted<'a> {
 
 impl Wanted<'_> {
     /// The setting that names the labels.
-    pub(crate) fn labels_setting(&self) -> &'static str {
-        match self.setting {
-            "data" => "labels",
-            _ => "val-labels",
+    pub(crate) fn labels_setting(&self) -> SettingName<'static> {
+        match self.setting == DATA {
+            true => LABELS,
+            false => VAL_LABELS,
         }
+    }
+
+    /// Whether the model has learned texts as classes: then labels are texts, even if all could be
+    /// numbers.
+    pub(crate) fn has_text_classes(&self) -> bool {
+        let classes = self.model.and_then(|model| model.task.classes());
+        classes.is_some_and(|classes| classes.texts().is_some() && classes.whole_names().is_none())
     }
 
     /// The columns that the name of the data has: `table.csv#a,b`.
@@ -108,7 +115,6 @@ pub(crate) fn resolve<'a>(wanted: &Wanted<'a>) -> Result<FoundFiles<'a>> {
             None => named_or_files(wanted, text, &paths)?,
         },
     };
-    check_order(wanted, &labels, &paths)?;
     Ok(FoundFiles {
         wanted: wanted.clone(),
         paths,
@@ -146,37 +152,19 @@ fn has_part(wanted: &Wanted<'_>, path: &Path, name: &str) -> Result<bool> {
     Ok(arrays.iter().any(|array| array.key() == name))
 }
 
-/// An error if the order of rows matters and these files, sorted by their names as texts, are not
-/// in the order of their numbers: `x-10` comes before `x-2`.
-fn check_order(wanted: &Wanted<'_>, labels: &LabelPlace, paths: &[PathBuf]) -> Result<()> {
-    let why = match labels {
-        LabelPlace::Files(files, _) if files.len() == 1 => "one file of labels",
-        LabelPlace::Unwanted => "rows that are written in this order",
-        _ => return Ok(()),
-    };
-    let texts = |name: &str| -> String {
-        let texts = name.split(|character: char| character.is_ascii_digit());
-        texts
-            .filter(|text| !text.is_empty())
-            .collect::<Vec<_>>()
-            .join("0")
-    };
-    let is_turned = |pair: &&[PathBuf]| {
-        let [one, other] = [0, 1].map(|index| pair[index].display().to_string());
-        texts(&one) == texts(&other) && numbers(&one) > numbers(&other)
-    };
-    if let Some(pair) = paths.windows(2).find(is_turned) {
-        bail!(
-            Data,
-            "`{}` {}: expected files in the order of their numbers for {why}, got {} before {}; help: files are sorted by their \
-             names as texts: number them with leading zeros",
-            wanted.setting,
-            wanted.spec.path,
-            pair[0].display(),
-            pair[1].display()
-        );
+/// What files are sorted by: their names, in which numbers count as numbers.
+fn in_order(path: &Path) -> (Vec<(char, u64)>, PathBuf) {
+    let mut key: Vec<(char, u64)> = Vec::new();
+    for character in path.to_string_lossy().chars() {
+        match (character.to_digit(10), key.last_mut()) {
+            (Some(digit), Some(('0', number))) => {
+                *number = number.saturating_mul(10).saturating_add(digit.into());
+            }
+            (Some(digit), _) => key.push(('0', digit.into())),
+            (None, _) => key.push((character, 0)),
+        }
     }
-    Ok(())
+    (key, path.to_path_buf())
 }
 
 /// The numbers in a name.
@@ -188,8 +176,8 @@ fn numbers(name: &str) -> Vec<u64> {
         .collect()
 }
 
-/// The first file of labels whose number is not that of its features: sorted as texts, `x-02` would
-/// have the labels of `y-10`. Numbers that are the same in all names do not count.
+/// The first file of labels whose number is not that of its features. Numbers that are the same in
+/// all names do not count.
 pub(crate) fn mismatched(features: &[String], labels: &[String]) -> Option<usize> {
     let differing = |names: &[String]| -> Vec<Vec<u64>> {
         let all: Vec<Vec<u64>> = names.iter().map(|name| numbers(name)).collect();
@@ -207,13 +195,13 @@ pub(crate) fn mismatched(features: &[String], labels: &[String]) -> Option<usize
 }
 
 /// The files that `path` means, sorted by name. `setting` is where it was given: `data`, `labels` …
-pub fn files(path: &str, setting: &str) -> Result<Vec<PathBuf>> {
+pub fn files(path: &str, setting: SettingName<'_>) -> Result<Vec<PathBuf>> {
     let found = match fs::metadata(path) {
         Ok(about) if about.is_dir() => in_folder(Path::new(path), setting)?,
         Ok(_) => vec![path.into()],
         Err(_) if path == "-" || path.contains("://") => bail!(
             Usage,
-            "`{setting}` {path}: expected a file, got a pipe or a URL; help: download or save it as a file first"
+            "{setting} {path}: expected a file, got a pipe or a URL; help: download or save it as a file first"
         ),
         Err(_) if path.contains(['*', '?', '[']) => matching(path, setting)?,
         Err(error) => return Err(failed("open", path, setting, error)),
@@ -221,9 +209,9 @@ pub fn files(path: &str, setting: &str) -> Result<Vec<PathBuf>> {
     for packed in found.iter().filter(|path| gzip::is_packed(path)) {
         let plain = packed.with_extension("");
         ensure!(
-            found.binary_search(&plain).is_err(),
+            !found.contains(&plain),
             Data,
-            "`{setting}` {path}: expected every row once, got {} and {}; help: remove one, or give a pattern that \
+            "{setting} {path}: expected every row once, got {} and {}; help: remove one, or give a pattern that \
              matches only one",
             name_of(&plain),
             packed.display()
@@ -232,17 +220,17 @@ pub fn files(path: &str, setting: &str) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-fn failed(action: &'static str, path: &str, setting: &str, source: io::Error) -> Error {
+fn failed(action: &'static str, path: &str, setting: SettingName<'_>, source: io::Error) -> Error {
     Error::Io(FileError {
         action,
         path: path.into(),
         source,
-        help: format!("it was given as `{setting}`: {HELP}"),
+        help: format!("it was given as {setting}: {HELP}"),
     })
 }
 
 /// The files that match a pattern, as in a shell: hidden files have to be asked for.
-fn matching(pattern: &str, setting: &str) -> Result<Vec<PathBuf>> {
+fn matching(pattern: &str, setting: SettingName<'_>) -> Result<Vec<PathBuf>> {
     let options = MatchOptions {
         require_literal_leading_dot: true,
         ..MatchOptions::new()
@@ -250,7 +238,7 @@ fn matching(pattern: &str, setting: &str) -> Result<Vec<PathBuf>> {
     let paths = glob::glob_with(pattern, options);
     let paths = paths.map_err(|error| {
         Error::Usage(format!(
-            "`{setting}` {pattern}: the pattern cannot be read: {error}; help: {HELP}"
+            "{setting} {pattern}: the pattern cannot be read: {error}; help: {HELP}"
         ))
     })?;
     let mut found: Vec<PathBuf> = paths
@@ -261,12 +249,12 @@ fn matching(pattern: &str, setting: &str) -> Result<Vec<PathBuf>> {
         let error = io::Error::new(ErrorKind::NotFound, "no file matches it");
         return Err(failed("open", pattern, setting, error));
     }
-    found.sort_unstable();
+    found.sort_by_cached_key(|path| in_order(path));
     Ok(found)
 }
 
 /// The files in a folder, which have to be of one kind. Other and hidden files are skipped.
-fn in_folder(folder: &Path, setting: &str) -> Result<Vec<PathBuf>> {
+fn in_folder(folder: &Path, setting: SettingName<'_>) -> Result<Vec<PathBuf>> {
     let shown = folder.display();
     let failed = |error| failed("list the folder", &shown.to_string(), setting, error);
     let mut found = Vec::new();
@@ -276,19 +264,19 @@ fn in_folder(folder: &Path, setting: &str) -> Result<Vec<PathBuf>> {
             found.push(path);
         }
     }
-    found.sort_unstable();
+    found.sort_by_cached_key(|path| in_order(path));
     // Labels of IDX files are found from the images.
     if found.iter().any(|path| is_idx(path)) {
         found.retain(|path| !is_idx(path) || !name_of(path).contains("labels"));
     }
     let Some(first) = found.first() else {
-        let as_name = match setting.ends_with("labels") {
+        let as_name = match setting.0.ends_with("labels") {
             true => format!(", or '#{shown}' if it is the name of a column or an array"),
             false => String::new(),
         };
         bail!(
             Data,
-            "`{setting}` {shown}: expected a folder with files that end in {}, got none; help: give another folder, or \
+            "{setting} {shown}: expected a folder with files that end in {}, got none; help: give another folder, or \
              for texts a pattern, as in {shown}/*.txt{as_name}",
             files::endings().collect::<Vec<_>>().join(", ")
         );
@@ -296,7 +284,7 @@ fn in_folder(folder: &Path, setting: &str) -> Result<Vec<PathBuf>> {
     if let Some(other) = found.iter().find(|path| ending(path) != ending(first)) {
         bail!(
             Data,
-            "`{setting}` {shown}: expected files of one kind in the folder, got {} and {}; help: give a pattern, \
+            "{setting} {shown}: expected files of one kind in the folder, got {} and {}; help: give a pattern, \
              as in {shown}/*.npy",
             name_of(first),
             name_of(other),
@@ -307,27 +295,19 @@ fn in_folder(folder: &Path, setting: &str) -> Result<Vec<PathBuf>> {
 }
 
 /// An error if names in a folder say that files are for different things, as `train` and `test` do.
-fn check_purposes(found: &[PathBuf], folder: &Path, setting: &str) -> Result<()> {
+fn check_purposes(found: &[PathBuf], folder: &Path, setting: SettingName<'_>) -> Result<()> {
     let of_purpose = |wanted: usize| found.iter().find(|path| purpose(path) == Some(wanted));
     let mut some = (0..PURPOSES.len()).filter_map(of_purpose);
     let (Some(one), Some(other)) = (some.next(), some.next()) else {
         return Ok(());
     };
-    let evaluate = match setting {
-        "data" | "labels" => format!(
-            " and, for evaluation, `val-{setting}` {}",
-            tokens::shown(other)
-        ),
-        _ => String::new(),
-    };
     bail!(
         Usage,
-        "`{setting}` {}: expected files for one purpose, got {} beside {}; help: give `{setting}` {}{evaluate}, or a pattern \
-         that matches both",
+        "{setting} {}: expected files for one purpose, got {} beside {}; help: give one as {DATA} and the other as {VAL_DATA}, \
+         or a pattern that matches both",
         folder.display(),
         name_of(other),
         name_of(one),
-        tokens::shown(one),
     )
 }
 

@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use super::mix::{derive, mix};
 use crate::error::{Result, ensure};
+use crate::setting::{BATCH_SIZE, DROP_LAST, VAL_SPLIT};
 
 /// The order of rows in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +51,7 @@ impl Sampler {
         ensure!(
             batch > 0,
             Usage,
-            "`batch-size`: expected at least 1 row in a batch, got 0"
+            "{BATCH_SIZE}: expected at least 1 row in a batch, got 0"
         );
         ensure!(
             rows > 0,
@@ -60,8 +61,8 @@ impl Sampler {
         ensure!(
             !drop_last || rows >= batch,
             Usage,
-            "`drop-last` with `batch-size` {batch}: expected at least {batch} rows to train on, got {rows}; help: set \
-             `batch-size` to {rows} or less, or leave out `drop-last`"
+            "{DROP_LAST} with {BATCH_SIZE} {batch}: expected at least {batch} rows to train on, got {rows}; help: set \
+             {BATCH_SIZE} to {rows} or less, or leave out {DROP_LAST}"
         );
         Ok(Sampler {
             rows,
@@ -294,8 +295,8 @@ impl Split {
         ensure!(
             rows >= 2,
             Data,
-            "`val-split` {fraction}: expected at least 2 rows to split, got {rows}; help: give more data, or leave out \
-             `val-split`"
+            "{VAL_SPLIT} {fraction}: expected at least 2 rows to split, got {rows}; help: give more data, or leave out \
+             {VAL_SPLIT}"
         );
         let held_out = ((rows as f64 * fraction).round() as u64).clamp(1, rows - 1);
         Ok(Split {

@@ -22,6 +22,8 @@ use std::thread::Builder;
 
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::{DType, Device, Tensor, threads};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 pub(crate) use self::labels::{LabelsFound, labels};
@@ -72,7 +74,7 @@ impl RowReader for Rows {
 pub(crate) type IsTrainedOn<'a> = &'a (dyn Fn(u64) -> bool + Sync);
 
 /// What was found in features.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Found {
     /// Of the rows that are trained on.
     pub(crate) moments: Moments,
@@ -114,7 +116,7 @@ impl BlockPlan {
         let blocks = rows.div_ceil(block_rows);
         let block_bytes = block_rows * width as u64 * 4;
         let taken = blocks.min((bytes_max / block_bytes).max(1));
-        let moments_bytes = Moments::bytes(width) as u64;
+        let moments_bytes = (8 + 24 * width) as u64;
         let segments_max = SEGMENTS.min((SEGMENTS_BYTES / moments_bytes).max(1));
         BlockPlan {
             rows,
@@ -144,23 +146,14 @@ pub(crate) fn features(
     bytes_max: u64,
 ) -> Result<Found> {
     let plan = BlockPlan::new(rows.rows(), rows.width(), bytes_max);
-    let mine = share(&(0..plan.segments), ranks.rank(), ranks.size());
-    let found = in_segments(mine, |segment| {
-        let segment = read_segment(rows, is_trained_on, plan, segment)?;
-        Ok(encode(&segment))
-    });
-    let all = ranks.share(found.map(|segments| segments.concat()))?;
+    let read = |segment| Ok(vec![read_segment(rows, is_trained_on, plan, segment)?]);
+    let add = |all: &mut Vec<Found>, mut later: Vec<Found>| all.append(&mut later);
     let mut total = Found::none(rows.width());
     total.is_complete = plan.taken == plan.blocks;
-    // Each rank's segments follow those of the rank before.
-    for bytes in all {
-        for segment in bytes.chunks(HEAD_BYTES + Moments::bytes(rows.width())) {
-            let unreadable = || Error::Internal("another rank's moments cannot be read".into());
-            let segment = decode(segment).ok_or_else(unreadable)?;
-            total.moments.merge(&segment.moments);
-            total.bad = total.bad.or(segment.bad);
-            total.hash = total.hash.wrapping_add(segment.hash);
-        }
+    for segment in merged(plan.segments, ranks, read, add)? {
+        total.moments.merge(&segment.moments);
+        total.bad = total.bad.or(segment.bad);
+        total.hash = total.hash.wrapping_add(segment.hash);
     }
     Ok(total)
 }
@@ -224,28 +217,6 @@ fn keep(x: &mut [f32], width: usize, first: u64, is_trained_on: IsTrainedOn<'_>)
     kept
 }
 
-/// A segment's hash and bad place as bytes: whether there is one, its row and its feature.
-const HEAD_BYTES: usize = 32;
-
-fn encode(segment: &Found) -> Vec<u8> {
-    let (row, feature) = segment.bad.unwrap_or_default();
-    let is_bad = u64::from(segment.bad.is_some());
-    let head = [segment.hash, is_bad, row, feature].map(u64::to_le_bytes);
-    [head.as_flattened(), &segment.moments.to_bytes()].concat()
-}
-
-fn decode(bytes: &[u8]) -> Option<Found> {
-    let (head, moments) = bytes.split_first_chunk::<HEAD_BYTES>()?;
-    let number = |index: usize| u64::from_le_bytes(head.as_chunks().0[index]);
-    let [hash, is_bad, row, feature] = [0, 1, 2, 3].map(number);
-    Some(Found {
-        moments: Moments::from_bytes(moments)?,
-        bad: (is_bad != 0).then_some((row, feature)),
-        hash,
-        is_complete: true,
-    })
-}
-
 /// What `work` returns for each of these segments, in their order.
 pub(crate) fn in_segments<T: Send>(
     segments: Range<u64>,
@@ -280,8 +251,29 @@ pub(crate) fn in_segments<T: Send>(
         .collect()
 }
 
+/// What `read` finds in these segments, merged in their order. All ranks share the work.
+fn merged<T: Default + Send + Serialize + DeserializeOwned>(
+    segments: u64,
+    ranks: &dyn Ranks,
+    read: impl Fn(u64) -> Result<T> + Sync,
+    merge: fn(&mut T, T),
+) -> Result<T> {
+    let internal = |error: serde_json::Error| Error::Internal(error.to_string());
+    let all = |parts: Vec<T>| {
+        let mut total = T::default();
+        parts.into_iter().for_each(|part| merge(&mut total, part));
+        total
+    };
+    let mine = in_segments(share(&(0..segments), ranks.rank(), ranks.size()), read);
+    let mine = mine.and_then(|found| serde_json::to_vec(&all(found)).map_err(internal));
+    // Each rank's segments follow those of the rank before.
+    let parts = ranks.share(mine)?;
+    let parts = parts.iter().map(|bytes| serde_json::from_slice(bytes));
+    Ok(all(parts.collect::<Result<_, _>>().map_err(internal)?))
+}
+
 /// The moments of F features.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Moments {
     /// The number of rows.
     pub(crate) count: u64,
@@ -295,23 +287,21 @@ pub(crate) struct Moments {
     pub(crate) greatest: Vec<f32>,
 }
 
-/// Bytes of one feature in `to_bytes`.
-const FEATURE_BYTES: usize = 8 + 8 + 4 + 4;
-
 impl Moments {
-    /// Of no rows.
+    /// The moments of no rows.
     pub(crate) fn none(width: usize) -> Moments {
         Moments {
             count: 0,
             mean: vec![0.0; width],
             squares: vec![0.0; width],
-            least: vec![f32::INFINITY; width],
-            greatest: vec![f32::NEG_INFINITY; width],
+            // JSON has no infinity.
+            least: vec![f32::MAX; width],
+            greatest: vec![f32::MIN; width],
         }
     }
 
-    /// Of these finite rows: the mean first, then squares about it, so that large numbers do not
-    /// cancel.
+    /// The moments of finite rows: first the mean, then the squares about it, so that large numbers
+    /// do not cancel.
     pub(crate) fn of_rows(x: &[f32], width: usize) -> Moments {
         let mut moments = Moments::none(width);
         let Moments {
@@ -365,37 +355,6 @@ impl Moments {
             *greatest = greatest.max(later);
         }
         self.count += later.count;
-    }
-
-    /// The length of `to_bytes`.
-    pub(crate) fn bytes(width: usize) -> usize {
-        8 + width * FEATURE_BYTES
-    }
-
-    /// For other ranks.
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        let wide = self.mean.iter().chain(&self.squares);
-        let narrow = self.least.iter().chain(&self.greatest);
-        let mut bytes = self.count.to_le_bytes().to_vec();
-        bytes.extend(wide.flat_map(|number| number.to_le_bytes()));
-        bytes.extend(narrow.flat_map(|number| number.to_le_bytes()));
-        bytes
-    }
-
-    /// The opposite of `to_bytes`.
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Moments> {
-        let (count, rest) = bytes.split_first_chunk()?;
-        let width = rest.len() / FEATURE_BYTES;
-        let (wide, narrow) = rest.split_at(width * 16);
-        let wide = wide.as_chunks().0.iter().copied().map(f64::from_le_bytes);
-        let narrow = narrow.as_chunks().0.iter().copied().map(f32::from_le_bytes);
-        Some(Moments {
-            count: u64::from_le_bytes(*count),
-            mean: wide.clone().take(width).collect(),
-            squares: wide.skip(width).collect(),
-            least: narrow.clone().take(width).collect(),
-            greatest: narrow.skip(width).collect(),
-        })
     }
 }
 

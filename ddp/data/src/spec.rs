@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::element::Element;
 use crate::error::{Error, Result, bail};
+use crate::setting::DATA;
 
 /// The most rows of generated data.
 pub const ROWS_MAX: u64 = 1_000_000_000_000;
@@ -120,7 +121,7 @@ impl SettingValue for DataSpec {
         text.parse().map_err(|error: Error| {
             // The caller names the setting and its value already.
             let error = error.to_string();
-            let start = format!("`data` {text}: ");
+            let start = format!("{DATA} {text}: ");
             error.strip_prefix(&start).unwrap_or(&error).to_string()
         })
     }
@@ -289,7 +290,7 @@ impl FromStr for DataSpec {
             _ => {
                 bail!(
                     Usage,
-                    "`data` {text}: expected a path, tokens:PATH, glyphs, synthetic:classification, \
+                    "{DATA} {text}: expected a path, tokens:PATH, glyphs, synthetic:classification, \
                      synthetic:regression, got {name:?}"
                 );
             }
@@ -299,11 +300,11 @@ impl FromStr for DataSpec {
             let Some((key, value)) = option.split_once('=') else {
                 bail!(
                     Usage,
-                    "`data` {text}: expected options NAME=VALUE, got {option:?}"
+                    "{DATA} {text}: expected options NAME=VALUE, got {option:?}"
                 );
             };
             if !given.insert(key) {
-                bail!(Usage, "`data` {text}: {key} is given twice");
+                bail!(Usage, "{DATA} {text}: {key} is given twice");
             }
             let mut all = spec.options();
             let Some(at) = all.iter().position(|(known, _)| *known == key) else {
@@ -311,11 +312,11 @@ impl FromStr for DataSpec {
                 let known = known.join(", ");
                 bail!(
                     Usage,
-                    "`data` {text}: {name}: expected the options {known}, got {key:?}"
+                    "{DATA} {text}: {name}: expected the options {known}, got {key:?}"
                 );
             };
             if let Err(why) = all.swap_remove(at).1.read(value) {
-                bail!(Usage, "`data` {text}: {key}: {why}, got {value:?}");
+                bail!(Usage, "{DATA} {text}: {key}: {why}, got {value:?}");
             }
         }
         Ok(spec)

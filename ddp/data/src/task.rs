@@ -113,7 +113,7 @@ pub struct Classes {
     names: Option<Vec<String>>,
 }
 
-/// As checkpoints have it. Older ones name numbered classes, too.
+/// The form in checkpoints. Older ones also name numbered classes.
 #[derive(Deserialize)]
 struct SavedClasses {
     classes: usize,

@@ -7,7 +7,7 @@ mod folder;
 mod shards;
 mod vocabulary;
 
-pub use self::documents::{Counts, Piece, ReadOptions, documents};
+pub use self::documents::{Piece, ReadOptions, documents};
 pub use self::encoder::{Encoder, TextStream};
 pub use self::folder::Side;
 pub(crate) use self::folder::check_whole;

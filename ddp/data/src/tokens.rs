@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use ddp_kernels::setting::SettingName;
 use ddp_kernels::{DType, Tensor};
 
 use crate::dataset::{Dataset, RowSpec, check_gather};
@@ -34,7 +35,7 @@ impl TokenFiles {
     /// Opens all files of `spec`; only headers are read. `setting` is where they were given.
     pub(crate) fn open(
         spec: &TokensSpec,
-        setting: &str,
+        setting: SettingName<'_>,
         cache_dir: Option<&Path>,
     ) -> Result<TokenFiles> {
         let paths = resolve::files(&spec.path, setting)?;
@@ -56,17 +57,11 @@ impl TokenFiles {
         }
         let coding = first.coding.clone();
         let arrays: Vec<Array> = files.into_iter().map(|file| file.tokens).collect();
-        // A byte-order mark at the beginning of a text is no token.
-        let has_mark = |array: &&Array| array.rows() < array.mapped().len();
-        let marks = match arrays.iter().filter(has_mark).count() {
-            marks @ 1.. if coding.are_bytes => format!(", byte-order marks dropped: {marks}"),
-            _ => String::new(),
-        };
         check_whole(Path::new(&spec.path), arrays.iter().map(Array::rows).sum())?;
         Ok(TokenFiles {
             arrays,
             coding,
-            kind: kind + &marks,
+            kind,
         })
     }
 

@@ -31,7 +31,7 @@ pub struct SelfAttention {
 
 impl SelfAttention {
     /// Causal attention with so many heads, each of C / `heads` columns, of which `kv_heads` have
-    /// keys and values of their own. `linear` makes a linear layer with so many outputs; the first
+    /// separate keys and values. `linear` makes a linear layer with so many outputs; the first
     /// makes queries, keys and values, the second the output.
     pub fn causal(
         width: usize,

@@ -138,9 +138,9 @@ impl<'a> Build<'a> {
     /// The error of a layer that cannot be built as it is described.
     pub fn refuse(
         &self,
-        expected: impl Into<String>,
-        got: impl Into<String>,
-        help: impl Into<String>,
+        expected: impl std::fmt::Display,
+        got: impl std::fmt::Display,
+        help: impl std::fmt::Display,
     ) -> Error {
         Error::model(self.path(), expected, got, help)
     }

@@ -1,9 +1,10 @@
 //! The error type of this crate, and the exit code of each error.
 //!
-//! Texts name settings in backquotes (`devices-per-rank`), and a program replaces these by its
-//! flags.
+//! Texts name settings by `SettingName`, which programs may spell as flags.
 
 use std::fmt;
+
+use ddp_kernels::setting::SettingName;
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -15,17 +16,13 @@ pub enum Error {
     /// Invalid options.
     #[error("{0}")]
     Usage(String),
-    /// A model that cannot be built or run as described.
-    #[error("{layer}: expected {expected}, got {got}; help: {help}")]
-    Model {
-        /// The layer's name in the model.
-        layer: String,
-        /// What was expected.
-        expected: String,
-        /// What was given.
-        got: String,
-        /// How to fix it.
-        help: String,
+    /// A setting of a model family with a value that it cannot have.
+    #[error("{} {text}", SettingName(.setting))]
+    Setting {
+        /// Its name.
+        setting: String,
+        /// Its value, what was expected and what helps.
+        text: String,
     },
     /// An error that a callback returned.
     #[error("{source}")]
@@ -41,25 +38,22 @@ pub enum Error {
 }
 
 impl Error {
-    /// A model that cannot be built or run as described: see [`Error::Model`].
+    /// A model that cannot be built or run as described, by the name of its layer.
     pub fn model(
-        layer: impl Into<String>,
-        expected: impl Into<String>,
-        got: impl Into<String>,
-        help: impl Into<String>,
+        layer: impl fmt::Display,
+        expected: impl fmt::Display,
+        got: impl fmt::Display,
+        help: impl fmt::Display,
     ) -> Error {
-        Error::Model {
-            layer: layer.into(),
-            expected: expected.into(),
-            got: got.into(),
-            help: help.into(),
-        }
+        Error::Usage(format!(
+            "{layer}: expected {expected}, got {got}; help: {help}"
+        ))
     }
 
     /// The exit code of a process that ends with this error.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Error::Usage(_) | Error::Model { .. } => 2,
+            Error::Usage(_) | Error::Setting { .. } => 2,
             Error::Tensor(ddp_kernels::Error::OutOfMemory(_)) => 71,
             Error::Tensor(_) => 70,
             Error::Outside { exit_code, .. } => *exit_code,

@@ -22,6 +22,7 @@ pub mod linear;
 pub mod loss;
 pub mod models;
 pub mod norm;
+pub mod observe;
 pub mod optim;
 pub mod params;
 pub mod pass;
@@ -29,6 +30,7 @@ pub mod recompute;
 pub mod residual;
 pub mod scratch;
 pub mod sequential;
+mod setting;
 
 pub use activate::Activate;
 pub use attention::SelfAttention;

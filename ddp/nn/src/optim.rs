@@ -7,6 +7,9 @@
 //! of that element, so it has the same bits on any rank.
 //!
 //! A step of a whole matrix, as Muon's, is made of what all ranks have of it: see `muon.rs`.
+//!
+//! An update has two parts: the first waits for other ranks and can be undone, the second waits for
+//! none. So ranks that are left after the loss of one can complete it or undo it together.
 
 mod adamw;
 pub mod clip;
@@ -135,17 +138,32 @@ struct Slice {
     variant: usize,
 }
 
-/// An update rule with its moments. Letters: N variants.
+/// A part of an update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpdatePart {
+    /// What waits for other ranks: directions of whole matrices.
+    Prepare,
+    /// The rest.
+    Finish,
+}
+
+/// An update rule with its moments. Letters: N variants, O elements of what it owns, K of what it
+/// keeps.
 #[derive(Debug)]
 pub struct Optimizer {
     rule: Rule,
+    groups: Vec<Group>,
     variants: Vec<Variant>,
     owned: Vec<Range<usize>>,
     /// What it updates.
     slices: Vec<Slice>,
+    /// What it owns, then what it keeps.
     pieces: Vec<Piece>,
-    /// Each in one dimension, with all of `pieces` that have it.
-    moments: Vec<(&'static str, Tensor)>,
+    owned_pieces: usize,
+    /// (O + K) each in one dimension, with all of `pieces` that have it, and (O), its beginning.
+    moments: Vec<(&'static str, Tensor, Tensor)>,
+    /// What can be undone: moments before the first part of an update, and where they are.
+    old: Vec<(Tensor, Tensor)>,
     /// The matrices that are orthogonalised.
     matrices: Option<Matrices>,
     /// (4·N): the numbers that change from step to step, on the device, in the masters' dtype.
@@ -168,16 +186,17 @@ impl Optimizer {
     /// An optimizer of these ranges of the gradients' arena, which start at whole quanta and are in
     /// ascending order.
     pub fn of_slices(rule: Rule, params: &Params, ranges: &[Range<usize>]) -> Result<Optimizer> {
-        Optimizer::of_groups(rule, &[], params, ranges)
+        Optimizer::of_groups(rule, &[], params, [ranges, &[]])
     }
 
     /// The same, with other numbers for the parameters of each group. A parameter belongs to the
-    /// first group that matches its name.
+    /// first group that matches its name. Besides the first ranges, which it owns, it updates the
+    /// second ones, which it keeps for another rank: so both have the same values and moments.
     pub fn of_groups(
         rule: Rule,
         groups: &[Group],
         params: &Params,
-        ranges: &[Range<usize>],
+        [ranges, kept]: [&[Range<usize>]; 2],
     ) -> Result<Optimizer> {
         rule.check()?;
         let variants = variants(&rule, groups, params);
@@ -185,10 +204,13 @@ impl Optimizer {
         let numbers = Tensor::zeros(&[NUMBERS * variants.len()], masters, device)?;
         let mut optimizer = Optimizer {
             variants,
+            groups: groups.to_vec(),
             owned: ranges.to_vec(),
             slices: Vec::new(),
             pieces: Vec::new(),
+            owned_pieces: 0,
             moments: Vec::new(),
+            old: Vec::new(),
             matrices: rule
                 .hidden
                 .map(|_| Matrices::new(params, 0, 1))
@@ -203,11 +225,47 @@ impl Optimizer {
         for run in ranges.iter().flat_map(|range| runs(&rule, params, range)) {
             optimizer.add_run(groups, params, run, &mut sizes)?;
         }
+        optimizer.owned_pieces = optimizer.pieces.len();
+        let owned = sizes.clone();
+        for run in kept.iter().flat_map(|range| runs(&rule, params, range)) {
+            optimizer.add_run(groups, params, run, &mut sizes)?;
+        }
+        let whole = rule.hidden.map_or(&[][..], |it| it.update().moments());
         for (name, size) in sizes {
-            let moment = Tensor::zeros(&[size], masters, device)?.named(name);
-            optimizer.moments.push((name, moment));
+            let all = Tensor::zeros(&[size], masters, device)?.named(name);
+            let owned = owned.iter().find(|size| size.0 == name);
+            let owned = all.slice(0..owned.map_or(0, |size| size.1))?;
+            if !kept.is_empty() && whole.contains(&name) {
+                optimizer.old.push((all.zeros_like()?, all.clone()));
+            }
+            optimizer.moments.push((name, all, owned));
         }
         Ok(optimizer)
+    }
+
+    /// One of other ranges of the same parameters, with moments of 0.
+    pub fn cut_anew(&self, params: &Params, ranges: [&[Range<usize>]; 2]) -> Result<Optimizer> {
+        let new = Optimizer::of_groups(self.rule, &self.groups, params, ranges)?;
+        Ok(Optimizer {
+            numbers: self.numbers.clone(),
+            ..new
+        })
+    }
+
+    /// The moments of a part of a range that it updates, in an order that follows from the part.
+    pub fn moments_of(&self, params: &Params, part: &Range<usize>) -> Result<Vec<Tensor>> {
+        let mut parts = Vec::new();
+        for piece in &self.pieces {
+            let first = params.parameter(piece.parameter).range.start + piece.start;
+            let start = part.start.max(first);
+            let end = part.end.min(first + piece.length);
+            let moments = self.moments.iter().filter(|_| start < end);
+            for (_, all, _) in moments.filter(|it| piece.moments.contains(&it.0)) {
+                let at = piece.at + start - first;
+                parts.push(all.slice(at..at + end - start)?);
+            }
+        }
+        Ok(parts)
     }
 
     /// Adds elements that one method updates: a slice for each variant among them. `sizes` are the
@@ -278,15 +336,33 @@ impl Optimizer {
         self.owned.iter().cloned()
     }
 
-    /// What it updates of each parameter, and where the moments of each piece are.
+    /// What it owns of each parameter, and where the moments of each piece are.
     pub fn owned_pieces(&self) -> &[Piece] {
+        &self.pieces[..self.owned_pieces]
+    }
+
+    /// The same with what it keeps for another rank, whose moments are in `all_moments`.
+    pub fn all_pieces(&self) -> &[Piece] {
         &self.pieces
     }
 
     /// The moments with their names, each of one dimension: the elements of `owned` that have it,
     /// one after the other. Without ZeRO-1 and Muon that is the layout of the gradients' arena.
     pub fn moments(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
-        self.moments.iter().map(|(name, moment)| (*name, moment))
+        let owning = self.moments.iter().filter(|it| it.2.count() > 0);
+        owning.map(|(name, _, owned)| (*name, owned))
+    }
+
+    /// The same, and after them those of what it keeps for another rank.
+    pub fn all_moments(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
+        self.moments.iter().map(|(name, all, _)| (*name, all))
+    }
+
+    /// Bytes of all moments, and of what can be undone.
+    pub fn moment_bytes(&self) -> usize {
+        let old = self.old.iter().map(|(old, _)| old);
+        let all = self.all_moments().map(|(_, all)| all);
+        all.chain(old).map(Tensor::bytes).sum()
     }
 
     /// The step after which its moments were 0: not 0 if a run was resumed with another optimizer.
@@ -369,19 +445,36 @@ impl Optimizer {
         gradient_scale: Option<&Tensor>,
         first_bad_step: Option<&Tensor>,
     ) -> Result<()> {
-        for slice in &self.slices {
-            let update = self.variants[slice.variant].method;
-            let scales = [gradient_scale, first_bad_step];
-            self.apply_to(slice, update.update(), params, scales)?;
+        let scales = [gradient_scale, first_bad_step];
+        self.apply_part(UpdatePart::Prepare, params, ranks, scales)?;
+        self.apply_part(UpdatePart::Finish, params, ranks, scales)
+    }
+
+    /// A part of `apply`, with scale and flag as there.
+    pub fn apply_part(
+        &self,
+        part: UpdatePart,
+        params: &Params,
+        ranks: &mut dyn Exchange,
+        scales: [Option<&Tensor>; 2],
+    ) -> Result<()> {
+        let is_of_part = |slice: &&Slice| self.is_whole(slice) == (part == UpdatePart::Prepare);
+        for slice in self.slices.iter().filter(is_of_part) {
+            let update = self.variants[slice.variant].method.update();
+            self.apply_to(slice, update, params, scales)?;
         }
-        if let Some(matrices) = &self.matrices {
-            ranks.gather()?;
-            matrices.orthogonalize()?;
-            ranks.distribute(&mut matrices.owned())?;
-            // The step of a matrix is the gradient of plain SGD: the same decay.
-            for slice in self.slices.iter().filter(|slice| self.is_whole(slice)) {
-                let plain = SgdConstants::default();
-                self.apply_to(slice, &plain, params, [None, first_bad_step])?;
+        match (part, &self.matrices) {
+            (UpdatePart::Prepare, None) => return Ok(()),
+            (UpdatePart::Prepare, Some(_)) => return ranks.gather(),
+            (UpdatePart::Finish, None) => {}
+            (UpdatePart::Finish, Some(matrices)) => {
+                matrices.orthogonalize()?;
+                ranks.distribute(&mut matrices.owned())?;
+                // The step of a matrix is the gradient of plain SGD: the same decay.
+                for slice in self.slices.iter().filter(|slice| self.is_whole(slice)) {
+                    let plain = SgdConstants::default();
+                    self.apply_to(slice, &plain, params, [None, scales[1]])?;
+                }
             }
         }
         for slice in &self.slices {
@@ -390,6 +483,18 @@ impl Optimizer {
             }
         }
         Ok(())
+    }
+
+    /// Keeps what the first part changes, as far as it keeps anything for another rank.
+    pub fn keep_old(&self) -> Result<()> {
+        let mut pairs = self.old.iter();
+        Ok(pairs.try_for_each(|(old, moment)| old.copy_from(moment))?)
+    }
+
+    /// Undoes the first part, before which `keep_old` was called.
+    pub fn undo(&self) -> Result<()> {
+        let mut pairs = self.old.iter();
+        Ok(pairs.try_for_each(|(old, moment)| moment.copy_from(old))?)
     }
 
     /// Whether `slice` has whole matrices.
@@ -408,8 +513,8 @@ impl Optimizer {
         let copies = params.copies_on_gpu(slice.range.clone())?;
         let moment = |name: &str| -> Result<Tensor> {
             let mut all = self.moments.iter();
-            let (_, moment) = all.find(|moment| moment.0 == name).expect("its name");
-            Ok(moment.slice(slice.at..slice.at + slice.range.len())?)
+            let (_, all, _) = all.find(|moment| moment.0 == name).expect("its name");
+            Ok(all.slice(slice.at..slice.at + slice.range.len())?)
         };
         update.apply(&Part {
             values: &params.trained_values().slice(slice.range.clone())?,

@@ -88,7 +88,7 @@ pub struct Params {
     own: usize,
     /// Those that are.
     loans: Vec<Loan>,
-    /// How many ranks the layout lets share the trained part.
+    /// The most ranks that the layout lets share the trained part.
     shares: usize,
     /// By `ParamId`: the index in `list`.
     index: Vec<usize>,
@@ -118,7 +118,7 @@ pub struct Params {
 impl Params {
     /// Allocates what `declarations` declare on `device` and fills it from `seed`, with the same
     /// values on any device and in any format, up to rounding. `frozen` tells by name which
-    /// parameters are not trained; `shares` is how many ranks can share the trained part.
+    /// parameters are not trained; any number of ranks up to `shares` can share the trained part.
     pub(crate) fn new(
         declarations: &Declarations,
         format: Format,
@@ -499,7 +499,8 @@ fn lay_out(
     let (trained, others) = list.split_at_mut(trained_count);
     let end = if shares > 1 {
         let end = place(trained, 0, alignment.max(QUANTUM));
-        end.next_multiple_of(shares * QUANTUM)
+        let room = |ranks: usize| end.next_multiple_of(ranks * QUANTUM);
+        (1..=shares).map(room).max().unwrap_or(end)
     } else {
         place(trained, 0, alignment)
     };

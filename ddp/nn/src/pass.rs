@@ -7,6 +7,7 @@ use ddp_kernels::{DType, Tensor};
 use crate::build::{ParamId, UseIndex};
 use crate::cache::Cache;
 use crate::error::{Error, Result};
+use crate::observe::observe;
 use crate::params::Params;
 use crate::scratch::{Pool, Scratch};
 
@@ -43,7 +44,7 @@ pub struct Pass<'a> {
 }
 
 /// Learns which values a pass is about to read and which gradients it has completed: the reducer,
-/// which communicates while the pass goes on. A closure over a `ParamId` learns of gradients only.
+/// which communicates during the pass. A closure over a `ParamId` learns of gradients only.
 pub trait Listener {
     /// The values of this parameter are about to be read. Returns when they are those of this step.
     fn needed(&self, parameter: ParamId) -> Result<()> {
@@ -209,6 +210,10 @@ impl<'a> Pass<'a> {
 
     /// Tells that this use's part of the parameter's gradient is written.
     pub fn finished(&mut self, parameter: ParamId) -> Result<()> {
+        if let Some(gradient) = self.params.gradient(parameter) {
+            let name = || format!("gradient of {}", self.params.parameter(parameter).name);
+            observe(name, gradient)?;
+        }
         let done = &mut self.saved.uses_done[parameter.0];
         *done += 1;
         let uses = self.params.uses(parameter);

@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::layer::Layer;
 use crate::linear::Linear;
 use crate::norm::Normalize;
+use crate::observe::observe;
 use crate::pass::Pass;
 use crate::residual::Residual;
 
@@ -28,6 +29,8 @@ pub struct Sequential {
     random_before: Vec<u32>,
     /// (L), the name of each layer. The numbers of a split model's upper parts do not start at 0.
     names: Vec<String>,
+    /// (L), once built: the names within the whole model.
+    paths: Vec<String>,
     /// The number of the next layer without a name.
     next: usize,
     /// How many layers that draw random numbers the parts below this one have.
@@ -112,6 +115,13 @@ impl Sequential {
     }
 }
 
+/// What a layer is called where it is observed: `layer 2 (Linear)`.
+fn described(path: &str, layer: &dyn Layer) -> String {
+    let text = format!("{layer:?}");
+    let kind = text.split(|c: char| !c.is_alphanumeric()).next();
+    format!("layer {path} ({})", kind.unwrap_or_default())
+}
+
 /// Lets built neighbours share passes over memory. Their bits stay those of each alone.
 fn fuse(below: &mut dyn Any, above: &mut dyn Any) {
     if let Some(activate) = above.downcast_mut::<Activate>() {
@@ -136,13 +146,17 @@ impl Layer for Sequential {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
         self.begins.clear();
         self.random_before.clear();
+        self.paths.clear();
         build.skip_random_layers(self.random_below);
         build.borrow_from_below(&self.lent);
         let mut shape = shape.to_vec();
         for (index, layer) in self.layers.iter_mut().enumerate() {
             self.begins.push(build.use_index());
             self.random_before.push(build.random_layers());
-            shape = build.scope(&self.names[index], |build| layer.build(build, &shape))?;
+            shape = build.scope(&self.names[index], |build| {
+                self.paths.push(build.path().to_string());
+                layer.build(build, &shape)
+            })?;
         }
         self.begins.push(build.use_index());
         self.random_before.push(build.random_layers());
@@ -159,8 +173,9 @@ impl Layer for Sequential {
             pass.mark();
         }
         let mut y = x.clone();
-        for layer in &self.layers {
+        for (layer, path) in self.layers.iter().zip(&self.paths) {
             y = layer.forward(pass, &y)?;
+            observe(|| format!("forward of {}", described(path, &**layer)), &y)?;
         }
         Ok(y)
     }
@@ -168,10 +183,17 @@ impl Layer for Sequential {
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
         let of_all = pass.needs_input_gradient();
         let mut gradient = Some(dy.clone());
-        for (layer, &begin) in self.layers.iter().zip(&self.begins).rev() {
+        let places = self.begins.iter().zip(&self.paths);
+        for (layer, (&begin, path)) in self.layers.iter().zip(places).rev() {
             let Some(dy) = gradient.take() else { break };
             let is_needed = of_all || pass.trains_between(self.begins[0], begin);
             gradient = pass.input_gradient(is_needed, |pass| layer.backward(pass, &dy))?;
+            if let Some(gradient) = &gradient {
+                observe(
+                    || format!("backward of {}", described(path, &**layer)),
+                    gradient,
+                )?;
+            }
         }
         let left = pass.rewind();
         assert!(

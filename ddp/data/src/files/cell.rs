@@ -2,8 +2,6 @@
 
 use std::borrow::Cow;
 
-use serde::{Deserialize, Serialize};
-
 use crate::error::Result;
 
 /// A cell as its format types it.
@@ -151,55 +149,24 @@ pub(crate) fn some_of(most: usize, all: impl Iterator<Item = String>) -> Option<
     (!all.is_empty()).then(|| all[..all.len().min(most)].join(", ") + more)
 }
 
-/// What keeps a text from being a number. Of both in one column, the greatest is what to mend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) enum Written {
-    /// Signs, spaces or commas.
-    Number,
-    /// `2026-11-22` or `22.11.2026`, perhaps with a time of day.
-    Date,
-}
+/// What to do about texts that are numbers or dates to people.
+pub(crate) const PLAIN_HELP: &str = "write plain numbers with a point, as 1234.5, and dates as numbers: days from the first one, or year, \
+     month and weekday (pandas: read_csv(…, thousands=\",\", decimal=\".\"); d.dt.year, d.dt.month, d.dt.weekday)";
 
-impl Written {
-    /// How such a text writes a number; `None` if it is a number, or none in these ways either.
-    pub(crate) fn of(text: &str) -> Option<Written> {
-        let is_sign = |character: char| "$€£¥₹%,".contains(character) || character.is_whitespace();
-        let begins = |character: char| {
-            character.is_ascii_digit() || "+-.".contains(character) || is_sign(character)
-        };
-        // Most texts begin otherwise, and a table may have millions.
-        if !text.starts_with(begins) {
-            return None;
-        }
-        if is_date(text) {
-            return Some(Written::Date);
-        }
-        let plain = text.replace(is_sign, "");
-        let is_number = plain.contains(|digit: char| digit.is_ascii_digit())
-            && number(plain.as_bytes()).is_some();
-        (plain != text && is_number).then_some(Written::Number)
+/// Whether a text is no number for programs but is one for people, with signs, spaces or commas, or
+/// is a date: `2026-11-22` or `22.11.2026`, perhaps with a time of day.
+pub(crate) fn is_written_otherwise(text: &str) -> bool {
+    let is_sign = |character: char| "$€£¥₹%,".contains(character) || character.is_whitespace();
+    let begins = |character: char| {
+        character.is_ascii_digit() || "+-.".contains(character) || is_sign(character)
+    };
+    // Most texts begin otherwise, and a table may have millions.
+    if !text.starts_with(begins) || is_date(text) {
+        return text.starts_with(begins);
     }
-
-    /// What such texts have.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Written::Number => "numbers with signs, spaces or commas",
-            Written::Date => "dates",
-        }
-    }
-
-    /// What to do about it.
-    pub(crate) fn help(self) -> &'static str {
-        match self {
-            Written::Number => {
-                "write plain numbers with a point, as 1234.5 (pandas: read_csv(…, thousands=\",\", decimal=\".\"))"
-            }
-            Written::Date => {
-                "turn dates into numbers: the day, counted from the first one, or year, month and weekday (pandas: \
-                 d = pandas.to_datetime(dates); (d - d.min()).dt.days, d.dt.year, d.dt.month, d.dt.weekday)"
-            }
-        }
-    }
+    let plain = text.replace(is_sign, "");
+    let has_digit = plain.contains(|digit: char| digit.is_ascii_digit());
+    plain != text && has_digit && number(plain.as_bytes()).is_some()
 }
 
 /// Whether a text is a date by its digits: year, month and day, or the other way round.
@@ -239,29 +206,24 @@ mod tests {
 
     #[test]
     fn numbers_and_dates_are_known_by_their_characters() {
-        let cases = [
-            ("1,000", Some(Written::Number)),
-            ("-12,037.25", Some(Written::Number)),
-            ("$1,000,000", Some(Written::Number)),
-            ("0,125", Some(Written::Number)),
-            ("2,5", Some(Written::Number)),
-            ("1234,567", Some(Written::Number)),
-            ("$12", Some(Written::Number)),
-            ("45 %", Some(Written::Number)),
-            ("12 000", Some(Written::Number)),
-            ("2026-11-22", Some(Written::Date)),
-            ("22.11.2026 10:00", Some(Written::Date)),
-            ("2026-11-22T10:00:00Z", Some(Written::Date)),
-            ("1.10.2", None),
-            ("555-12-3456", None),
-            ("--2026", None),
-            ("12", None),
-            ("$", None),
-            ("Bern", None),
-            ("1,x", None),
-        ];
-        for (text, expected) in cases {
-            assert_eq!(Written::of(text), expected, "{text}");
+        for text in [
+            "1,000",
+            "-12,037.25",
+            "$1,000,000",
+            "0,125",
+            "2,5",
+            "1234,567",
+            "$12",
+            "45 %",
+            "12 000",
+            "2026-11-22",
+            "22.11.2026 10:00",
+            "2026-11-22T10:00:00Z",
+        ] {
+            assert!(is_written_otherwise(text), "{text}");
+        }
+        for text in ["1.10.2", "555-12-3456", "--2026", "12", "$", "Bern", "1,x"] {
+            assert!(!is_written_otherwise(text), "{text}");
         }
     }
 }

@@ -30,7 +30,7 @@ pub(super) static TSV: Format = Format {
 };
 
 /// What to do about a table without a header.
-pub(super) const HEADER_HELP: &str = "help: put a line with names above it (pandas: read_csv(path, header=None).add_prefix(\"x\")\
+const HEADER_HELP: &str = "help: put a line with names above it (pandas: read_csv(path, header=None).add_prefix(\"x\")\
      .to_csv(other, index=False)); if numbers are names, put a letter before each";
 
 /// A table of text that is being read.
@@ -112,19 +112,12 @@ fn check_row(names: &[String], row: &Records<Box<dyn Read>>) -> Result<(), Strin
 fn names(first: &Records<Box<dyn Read>>) -> Result<Vec<String>, String> {
     let (cells, line) = (first.len(), first.first_line());
     let (name, is_alone) = (shown(first.cell(0)), cells == 1);
-    let begins = |what: &str, help: &str| {
-        format!("line {line}: expected the names of columns, got \"{name}\", {what}; help: {help}")
-    };
-    if name.starts_with("# ") || is_alone && name.starts_with(['#', '%']) {
-        let help = "remove lines of comments, or the sign before the first name";
-        return Err(begins("as a comment begins", help));
-    }
-    if name.starts_with("sep=") {
-        return Err(begins(
-            "which tells Excel the delimiter",
-            "remove this line",
-        ));
-    }
+    let is_comment = name.starts_with("# ") || is_alone && name.starts_with(['#', '%']);
+    ensure!(
+        !is_comment && !name.starts_with("sep="),
+        "line {line}: expected the names of columns, got \"{name}\"; help: remove lines above the names, or the sign before \
+         the first one"
+    );
     ensure!(
         !first.cell(0).contains(&0),
         "line {line}: expected UTF-8, got NUL bytes, as UTF-16 has; help: save the file as UTF-8"

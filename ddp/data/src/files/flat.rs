@@ -31,7 +31,6 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use ddp_kernels::heartbeat::{self, Work};
@@ -41,10 +40,10 @@ use std::hash::Hasher as _;
 use twox_hash::XxHash3_64;
 
 use super::array::ArrayPlace;
+use super::cache;
 pub(crate) use super::format::About;
 use super::format::{Contents, Entry, Format, Holds};
 use super::io::{map, refuse, writing};
-use super::{cache, llm_c};
 use crate::element::Element;
 use crate::error::{Error, Result, bail, ensure};
 use crate::spec::TOKENS_MAX;
@@ -137,7 +136,6 @@ fn header(mapped: &Mapped) -> Result<About, String> {
     let mut first = [0; ALIGNMENT as usize];
     read(0, &mut first)?;
     if !first.starts_with(MAGIC) {
-        llm_c::check_no_header(mapped)?;
         let got = first[..8].escape_ascii();
         bail!(
             "expected a flat .bin file, which begins with \"DDPFLAT1\", got \"{got}\"; help: numbers without a header \
@@ -165,8 +163,7 @@ fn header(mapped: &Mapped) -> Result<About, String> {
     );
     let header: About = serde_json::from_slice(&json)
         .map_err(|error| format!("its header cannot be read: {error}"))?;
-    check_places(&header, start..end, length)?;
-    check_names(&header)?;
+    check_names(&header, length)?;
     let vocabulary = header.vocabulary.unwrap_or(1) as u64;
     ensure!(
         (1..=TOKENS_MAX).contains(&vocabulary),
@@ -186,57 +183,37 @@ fn crc_of(bytes: &[u8]) -> u32 {
     crc.sum()
 }
 
-/// Checks that names are unique, and that arrays and the header (`own`) are in the file without
-/// overlap.
-fn check_places(header: &About, own: Range<u64>, length: u64) -> Result<(), String> {
-    let mut names = HashSet::new();
-    let mut places = vec![(own.start, own.end, "the header")];
+/// Checks that arrays, columns and classes have different names, and that arrays are in the file.
+fn check_names(header: &About, length: u64) -> Result<(), String> {
     for entry in &header.arrays {
-        let (name, offset, end) = (&entry.name, entry.offset, entry.end()?);
-        let Entry { element, shape, .. } = entry;
-        ensure!(names.insert(name), "two arrays are called {name}");
+        let (
+            Entry {
+                name,
+                element,
+                shape,
+                ..
+            },
+            end,
+        ) = (entry, entry.end()?);
         ensure!(
             end <= length,
             "its header claims {name}, {element}{shape:?}, up to byte {end}, but the file has {length} bytes: it is cut \
              short or damaged"
         );
-        ensure!(
-            offset > 0 && offset.is_multiple_of(ALIGNMENT),
-            "{name} begins at byte {offset}: expected a multiple of {ALIGNMENT}, and not 0"
-        );
-        places.push((offset, end, name));
     }
-    places.sort_unstable();
-    match places.windows(2).find(|pair| pair[0].1 > pair[1].0) {
-        Some(pair) => bail!("{} and {} overlap", pair[0].2, pair[1].2),
-        None => Ok(()),
-    }
-}
-
-/// Checks that columns and classes have different names, and that an array has these columns.
-fn check_names(header: &About) -> Result<(), String> {
-    for (what, names) in [("columns", &header.columns), ("classes", &header.classes)] {
+    let arrays = header.arrays.iter().map(|entry| &entry.name).collect();
+    let [columns, classes] = [&header.columns, &header.classes].map(|names| names.iter().flatten());
+    let (columns, classes): (Vec<_>, Vec<_>) = (columns.collect(), classes.collect());
+    for (what, names) in [
+        ("arrays", arrays),
+        ("columns", columns),
+        ("classes", classes),
+    ] {
         let mut seen = HashSet::new();
-        let twice = names.iter().flatten().find(|name| !seen.insert(*name));
-        ensure!(
-            twice.is_none(),
-            "two of its {what} are called {:?}",
-            twice.unwrap_or(&String::new())
-        );
+        if let Some(twice) = names.into_iter().find(|name| !seen.insert(*name)) {
+            bail!("two of its {what} are called {twice:?}");
+        }
     }
-    let count = header.columns.as_ref().map_or(0, Vec::len);
-    let times = |width: usize, dim: &usize| width.saturating_mul(*dim);
-    let width = |entry: &Entry| entry.shape.iter().skip(1).fold(1, times);
-    let features = header.arrays.iter().find(|entry| entry.name == "features");
-    let fits = match features {
-        Some(features) => width(features) == count,
-        None => header.arrays.iter().any(|entry| width(entry) == count),
-    };
-    ensure!(
-        count == 0 || fits,
-        "it names {count} columns: expected as many as its features have, got {}",
-        features.map_or("no such array".into(), |entry| width(entry).to_string())
-    );
     Ok(())
 }
 
@@ -385,11 +362,6 @@ impl Writer {
         self.position += bytes.len() as u64;
         Ok(())
     }
-}
-
-/// The bytes of a text in the header.
-pub(super) fn text_bytes(text: &str) -> usize {
-    serde_json::to_string(text).map_or(usize::MAX, |json| json.len() + 1)
 }
 
 /// Makes a flat file at `path` with what `fill` writes.

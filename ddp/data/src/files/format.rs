@@ -133,20 +133,10 @@ pub(crate) struct About {
     pub(crate) tokenizer: Option<String>,
 }
 
-impl About {
-    /// Only where it was made from.
-    pub(super) fn from_source(file: &str) -> About {
-        About {
-            source: Some(file.into()),
-            ..About::default()
-        }
-    }
-}
-
 /// How many unknown values of a column are kept for messages.
 pub(super) const EXAMPLES_MAX: usize = 3;
 
-/// Cells of a column that had no number or category of their own when a table was converted.
+/// Cells of a column that were missing or had an unknown category when a table was converted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OddCells {

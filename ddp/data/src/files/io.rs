@@ -11,6 +11,7 @@ use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::mapped::Mapped;
 
 use crate::error::{Error, Result};
+use crate::setting::CACHE_DIR;
 use ddp_kernels::files::{FileError, limit_help};
 
 /// Maps a file for reading.
@@ -33,8 +34,10 @@ pub(crate) fn reading(path: &Path) -> impl FnOnce(io::Error) -> Error {
 
 /// The error of a file in the cache that cannot be written.
 pub(crate) fn writing(path: &Path) -> impl FnOnce(io::Error) -> Error {
-    let help = "check the folder's permissions and the space left on its disk, or set `cache-dir` to another folder";
-    move |source| failed("write", path, source, help)
+    let help = format!(
+        "check the folder's permissions and the space left on its disk, or set {CACHE_DIR} to another folder"
+    );
+    move |source| failed("write", path, source, &help)
 }
 
 fn failed(action: &'static str, path: &Path, source: io::Error, help: &str) -> Error {

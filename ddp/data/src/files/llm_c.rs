@@ -8,7 +8,7 @@ use ddp_kernels::mapped::Mapped;
 use super::array::{Array, ArrayPlace};
 use super::format::{DataFile, Format, Holds, TokenFile};
 use crate::element::Element;
-use crate::error::{Result, bail, ensure};
+use crate::error::{Result, ensure};
 
 pub(super) static LLM_C: Format = Format {
     name: "tokens of llm.c",
@@ -58,25 +58,18 @@ impl Header {
     }
 }
 
-/// What a header says at most: 16 numbers. The rest is 0.
-const SAID_BYTES: usize = 64;
-
-/// Refuses a file that begins with a header like those of llm.c, but of an unknown format.
+/// Refuses a file that begins as llm.c's do, with zeros after 64 bytes of its header, but with
+/// another magic number.
 pub(super) fn check_no_header(mapped: &Mapped) -> Result<(), String> {
     let mut header = [0; HEADER_BYTES as usize];
-    let is_long = mapped.len() >= HEADER_BYTES && mapped.read(0, &mut header).is_ok();
-    let (said, rest) = header.split_at(SAID_BYTES);
-    let is_zero = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0);
-    if !is_long || is_zero(&said[..4]) || !is_zero(rest) {
-        return Ok(());
-    }
-    let got = u32::from_le_bytes(*header.first_chunk().expect("1024 bytes"));
-    let [gpt2, llama3] = HEADERS.each_ref().map(|format| format.magic);
-    bail!(
-        "expected tokens, got a header of {HEADER_BYTES} bytes as llm.c writes with the magic number {got}, not {gpt2} \
-         (GPT-2) or {llama3} (Llama 3); help: write the file again with llm.c's scripts, or give tokens:FILE,type=u16 \
-         if these bytes are tokens"
-    )
+    let is_read = mapped.len() >= HEADER_BYTES && mapped.read(0, &mut header).is_ok();
+    let magic = u32::from_le_bytes(*header.first_chunk().expect("1024 bytes"));
+    ensure!(
+        !is_read || magic == 0 || header[64..].iter().any(|&byte| byte != 0),
+        "expected tokens, got a header of {HEADER_BYTES} bytes as llm.c writes, with the unknown magic number {magic}; help: \
+         write the file again with llm.c's scripts, or give tokens:FILE,type=u16 if these bytes are tokens"
+    );
+    Ok(())
 }
 
 fn open(file: &DataFile<'_>) -> Result<TokenFile> {

@@ -78,7 +78,7 @@ fn open(file: &DataFile<'_>) -> Result<Contents> {
             true => (&mapped, member.start),
             false => (&unpacked, end),
         };
-        npy::add(&mut contents, file, place, header, &member.key)?;
+        npy::add(&mut contents, file.name, place, header, &member.key);
         end += if member.is_stored {
             0
         } else {

@@ -9,6 +9,7 @@ use super::cell::{TableReader, Value};
 use super::format::{Format, Holds};
 use super::io::refuse;
 use crate::error::Result;
+use crate::setting::FIELD;
 
 pub(super) static PARQUET: Format = Format {
     name: "a .parquet file",
@@ -46,7 +47,7 @@ pub(crate) fn texts(path: &Path, name: &str, each: TextSink<'_>) -> Result<()> {
     let names = table.names();
     let Some(column) = names.iter().position(|known| known == name) else {
         let got = names.join(", ");
-        let why = format!("expected a column {name:?}, got [{got}]; help: name one as `field`");
+        let why = format!("expected a column {name:?}, got [{got}]; help: name one as {FIELD}");
         return Err(refuse(path, why));
     };
     table.select(&[column])?;
@@ -55,7 +56,9 @@ pub(crate) fn texts(path: &Path, name: &str, each: TextSink<'_>) -> Result<()> {
             Value::Text(text) => text,
             Value::Null => b"",
             _ => {
-                let why = "expected a column of texts, got numbers; help: name another as `field`";
+                let why = format!(
+                    "expected a column of texts, got numbers; help: name another as {FIELD}"
+                );
                 return Err(refuse(path, why));
             }
         };

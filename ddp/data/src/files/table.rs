@@ -104,7 +104,7 @@ pub(crate) fn survey(
     categorical: &[String],
     cache_dir: Option<&Path>,
 ) -> Result<Survey> {
-    let asked = serde_json::json!(["survey 3", features, categorical]);
+    let asked = serde_json::json!(["survey 4", features, categorical]);
     let made = converted(path, cache_dir, &asked, |to| {
         let request = TableRequest {
             features: Some(features),

@@ -117,14 +117,7 @@ fn bits(values: &[f64]) -> Vec<u64> {
 fn every_element_of_every_format_is_read_as_it_was_written() {
     let (expected, scratch) = (expected(), Scratch::new());
     let elements: Vec<&str> = Element::ALL.iter().map(|(_, name, _)| *name).collect();
-    for archive in [
-        "little.npz",
-        "big.npz",
-        "packed.npz",
-        "columns.npz",
-        "packed-columns.npz",
-        "all.safetensors",
-    ] {
+    for archive in ["little.npz", "big.npz", "packed.npz", "all.safetensors"] {
         let contents = open(&golden(archive), Some(scratch.path())).unwrap();
         assert!(
             contents.others.is_empty(),
@@ -162,13 +155,8 @@ fn every_element_of_every_format_is_read_as_it_was_written() {
             &expected,
         );
     }
-    check(
-        &open(&golden("columns.npy"), Some(scratch.path()))
-            .unwrap()
-            .arrays[0],
-        "f64",
-        &expected,
-    );
+    let columns = refused(&golden("columns.npy"));
+    assert!(columns.contains("np.ascontiguousarray"), "{columns}");
     for packed in ["f32-idx3-ubyte.gz", "f32.npy.gz"] {
         check(
             &open(&golden(packed), Some(scratch.path())).unwrap().arrays[0],
@@ -358,10 +346,9 @@ fn first_bytes_say_what_a_file_is_whatever_it_is_called() {
 }
 
 /// The small files that are damaged in turn.
-const SMALL: [&str; 7] = [
+const SMALL: [&str; 6] = [
     "f32.npy",
     "bool.npy",
-    "columns.npy",
     "mixed.npz",
     "packed.npz",
     "all.safetensors",
@@ -403,7 +390,7 @@ fn every_changed_byte_gives_no_more_numbers_than_the_file_has_or_is_refused() {
         let cache = scratch.path().join("cache");
         let most = read_all(&golden(name), &cache).unwrap();
         // Converted files are slow, because each change is converted and synced: fewer positions.
-        let is_converted = matches!(name, "packed.npz" | "columns.npy");
+        let is_converted = name == "packed.npz";
         let some = whole.len() / if is_converted { 20 } else { 4 };
         for position in ddp_slice::of(name, whole.len(), some) {
             let byte = whole[position];

@@ -17,6 +17,7 @@ use super::batch::{first_rows, made};
 use super::lanes::{CopyStreams, SlotTransfers};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result, bail};
+use crate::setting::DATA_ON_DEVICE;
 
 /// The rows of a dataset for one device or two. Clones share the data kept there.
 #[derive(Clone, Debug)]
@@ -112,7 +113,7 @@ impl BatchCopier {
         self.transfers[slot].wait_for_host_side()
     }
 
-    /// Copies `host` to `batch`, which is in slot `slot`, and goes on to the next piece.
+    /// Copies `host` to `batch`, which is in slot `slot`, and moves to the next piece.
     pub(super) fn copy(&mut self, slot: usize, batch: &[Tensor; 2]) -> Result<()> {
         let (streams, transfers) = (&self.streams, &mut self.transfers[slot]);
         let host = first_rows(&self.ring[self.turn], batch[0].shape()[0])?;
@@ -152,8 +153,7 @@ ddp_kernels::choices! {
 /// The most bytes of rows, inputs and targets together, that are gathered at a time for the
 /// upload.
 const STAGE_BYTES: usize = 8 << 20;
-const NAME: &str =
-    "the training data, kept on the device (`data-on-device` on; auto and off train without)";
+const NAME: &str = "the training data, kept on the device";
 
 /// All rows of a dataset on GPUs.
 #[derive(Clone, Debug)]
@@ -189,7 +189,7 @@ impl Tables {
                         [needed, free].map(|bytes| bytes as f64 / f64::from(1 << 20));
                     bail!(
                         Limit,
-                        "out of memory on {device}: expected {needed:.1} MiB for {NAME}, got {free:.1} MiB that are free"
+                        "out of memory on {device}: expected {needed:.1} MiB for {NAME}, got {free:.1} MiB that are free; help: {DATA_ON_DEVICE} auto and off train without"
                     )
                 }
                 _ => {}

@@ -19,6 +19,7 @@ use super::devices::{BatchCopier, DeviceGatherer, Source};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::sampler::{Sampler, Shards};
+use crate::setting::BATCH_SIZE;
 
 /// Memory for one batch of this rank.
 #[derive(Debug)]
@@ -70,7 +71,7 @@ impl Slots {
         } = source;
         let rows_max = usize::try_from(rows_max).map_err(|_| {
             Error::Usage(format!(
-                "`batch-size`: expected a batch that fits memory, got {rows_max} rows a rank"
+                "{BATCH_SIZE}: expected a batch that fits memory, got {rows_max} rows a rank"
             ))
         })?;
         let on =

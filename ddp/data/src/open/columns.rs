@@ -4,12 +4,15 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use ddp_kernels::setting::SettingName;
+
 use super::{Opening, difference};
 use crate::error::{Error, Result, bail, ensure};
 use crate::feature_plan::{AUTO, ColumnPlan};
 use crate::files::{self, listed, table};
 use crate::guess;
 use crate::resolve::LabelPlace;
+use crate::setting::{CATEGORICAL, DROP};
 use crate::task::LabelName;
 
 impl Opening<'_> {
@@ -30,7 +33,7 @@ impl Opening<'_> {
         ensure!(
             is_part && is_whole,
             Usage,
-            "`{}` {}#{}: expected the columns that the model was trained on: {}; help: leave out #{}: columns are \
+            "{} {}#{}: expected the columns that the model was trained on: {}; help: leave out #{}: columns are \
              found by their names",
             self.wanted.setting,
             self.wanted.spec.path,
@@ -69,7 +72,7 @@ impl Opening<'_> {
         ensure!(
             last.is_some(),
             Data,
-            "{}: expected a column of labels besides the features, got none; help: give `{}` FILE",
+            "{}: expected a column of labels besides the features, got none; help: give {} FILE",
             path.display(),
             self.wanted.labels_setting()
         );
@@ -97,13 +100,13 @@ impl Opening<'_> {
         let (settings, paths) = (self.wanted.table, &self.files.paths);
         let (setting, names) = match (&settings.drop[..], &settings.categorical[..]) {
             ([], []) => return Ok(None),
-            ([], names) => ("categorical", names),
-            (names, _) => ("drop", names),
+            ([], names) => (CATEGORICAL, names),
+            (names, _) => (DROP, names),
         };
         ensure!(
             paths.iter().all(|path| files::is_table(path)),
             Usage,
-            "`{setting}` {}: expected tables (.csv, .tsv, .parquet) as `{}`, got {}; help: leave out `{setting}`",
+            "{setting} {}: expected tables (.csv, .tsv, .parquet) as {}, got {}; help: leave out {setting}",
             names.join(","),
             self.wanted.setting,
             self.wanted.spec.path
@@ -118,7 +121,7 @@ impl Opening<'_> {
         let is_known = |name: &&String| *name == AUTO || known.contains(name);
         if let Some(name) = categorical.iter().find(|name| !is_known(name)) {
             return Err(not_a_column(
-                "categorical",
+                CATEGORICAL,
                 name,
                 &paths[0],
                 "feature",
@@ -137,7 +140,7 @@ impl Opening<'_> {
     fn kept_columns(&self, path: &Path) -> Result<Vec<ColumnPlan>> {
         let (columns, drop) = (table::columns(path)?, &self.wanted.table.drop);
         if let Some(name) = drop.iter().find(|name| !columns.contains(name)) {
-            return Err(not_a_column("drop", name, path, "column", &columns));
+            return Err(not_a_column(DROP, name, path, "column", &columns));
         }
         let named = self.wanted.named_columns();
         let features = named.iter().flatten().map(String::as_str).collect();
@@ -149,7 +152,7 @@ impl Opening<'_> {
         if let Some(label) = drop.iter().find(|name| labels.contains(&***name)) {
             bail!(
                 Usage,
-                "`drop` {label}: expected columns of features, got the label; help: leave it out of `drop`"
+                "{DROP} {label}: expected columns of features, got the label; help: leave it out of {DROP}"
             );
         }
         let drop: HashSet<&String> = drop.iter().collect();
@@ -162,7 +165,7 @@ impl Opening<'_> {
     fn no_label(&self, path: &Path, name: &str, columns: &[String]) -> Error {
         Error::Data(format!(
             "{}: expected labels in a column \"{name}\", as in the other files for this model, got the columns {}; \
-             help: if they have another name, give `{}` '#COLUMN' or FILE#COLUMN; a file without labels can only be \
+             help: if they have another name, give {} '#COLUMN' or FILE#COLUMN; a file without labels can only be \
              predicted",
             path.display(),
             listed(columns),
@@ -171,15 +174,15 @@ impl Opening<'_> {
     }
 }
 
-fn not_a_column(setting: &str, name: &str, path: &Path, what: &str, columns: &[String]) -> Error {
-    let help = match columns.iter().any(|column| column.contains(',')) {
-        true => {
-            "give one of these; commas separate names, so a column with a comma in its name has to be renamed"
-        }
-        false => "give one of these",
-    };
+fn not_a_column(
+    setting: SettingName<'_>,
+    name: &str,
+    path: &Path,
+    what: &str,
+    columns: &[String],
+) -> Error {
     Error::Usage(format!(
-        "`{setting}` {name}: no such {what}: {} has {}; help: {help}",
+        "{setting} {name}: no such {what}: {} has {}; help: give one of these, without commas in their names",
         path.display(),
         listed(columns)
     ))

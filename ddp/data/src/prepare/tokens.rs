@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use ddp_kernels::setting::SettingName;
 use twox_hash::XxHash3_64;
 
 use crate::dataset::{Dataset, NoRows};
@@ -14,6 +15,7 @@ use crate::ranks::{Alone, Ranks, SameFiles, agree, in_turn};
 use crate::request::{Data, DataRequest};
 use crate::resolve;
 use crate::scan;
+use crate::setting::{DATA, MODEL, VAL_DATA, VAL_SPLIT};
 use crate::spec::{DataSpec, FilesSpec, TOKENS_MAX, TokensSpec};
 use crate::task::{TaskSpec, TokenizerId};
 use crate::text::{TOKENIZER_FILE, Vocabulary};
@@ -43,26 +45,26 @@ pub struct TokenSummary {
     pub dropped: u64,
 }
 
-const SAME_FILES: &str = "compare the files on the hosts: all ranks need the same data";
-
 /// A model of so many tokens, more than the 256 bytes with padding, most likely has a tokenizer.
 const TOKENIZED_MIN: usize = 512;
+
+const SAME_FILES: &str = "compare the files on the hosts: all ranks need the same data";
 
 /// Files of tokens as a user names them.
 pub(super) struct Named {
     /// The setting that names them, for messages.
-    setting: &'static str,
+    setting: SettingName<'static>,
     spec: TokensSpec,
 }
 
 /// The task that tokens are for, if it is known before they are read, and what has it, for
 /// messages.
-type Known<'a> = Option<(&'a TaskSpec, &'static str)>;
+type Known<'a> = Option<(&'a TaskSpec, &'a str)>;
 
 /// The files of tokens that `spec` names; None if it names rows of features.
 pub(super) fn named(
     spec: &DataSpec,
-    setting: &'static str,
+    setting: SettingName<'static>,
     ranks: &dyn Ranks,
 ) -> Result<Option<Named>> {
     let path = match spec {
@@ -82,7 +84,7 @@ pub(super) fn named(
     } else {
         "rows of features"
     };
-    let what = format!("what the files of `{setting}` hold");
+    let what = format!("what the files of {setting} hold");
     ranks.must_match(&[(what, kind.to_string())], SAME_FILES)?;
     let spec = TokensSpec {
         path: path.clone(),
@@ -94,7 +96,7 @@ pub(super) fn named(
 /// Looks at the tokens of a request, in one process; None if its data are not tokens.
 pub fn summarize(request: &DataRequest) -> Result<Option<TokenSummary>> {
     request.check()?;
-    let Some(named) = named(&request.data, "data", &Alone)? else {
+    let Some(named) = named(&request.data, DATA, &Alone)? else {
         return Ok(None);
     };
     request.check_tokens()?;
@@ -145,24 +147,23 @@ fn task(files: &TokenFiles, summary: &TokenSummary) -> TaskSpec {
     }
 }
 
-/// What made the tokens. Warns if it is missing, or if a model of bytes has a vocabulary as large
-/// as a tokenizer's.
+/// What made the tokens. Warns if it is missing.
 fn tokenizer(
     request: &DataRequest,
     files: &TokenFiles,
     ranks: &dyn Ranks,
 ) -> Result<Option<Vocabulary>> {
-    let (data, coding) = (&request.data, &files.coding);
+    let data = &request.data;
     let found = in_turn(ranks, || files.tokenizer())?;
-    let model = request.vocabulary.unwrap_or(0);
-    if coding.tokenizer.is_some() && found.is_none() && ranks.rank() == 0 {
+    if files.coding.tokenizer.is_some() && found.is_none() && ranks.rank() == 0 {
         tracing::warn!(
-            "`data` {data}: no {TOKENIZER_FILE} beside the tokens, so the run will have none"
+            "{DATA} {data}: no {TOKENIZER_FILE} beside the tokens, so the run will have none"
         );
     }
-    if coding.are_bytes && model >= TOKENIZED_MIN && ranks.rank() == 0 {
+    let model = request.vocabulary.unwrap_or(0);
+    if files.coding.are_bytes && model >= TOKENIZED_MIN && ranks.rank() == 0 {
         tracing::warn!(
-            "`data` {data}: each byte is a token, but the model has {model} tokens: if it has a \
+            "{DATA} {data}: each byte is a token, but the model has {model} tokens: if it has a \
              tokenizer, make the tokens with that"
         );
     }
@@ -176,7 +177,7 @@ fn task_of_model(request: &DataRequest) -> Result<Known<'_>> {
         Some(task @ TaskSpec::NextToken { .. }) => Ok(Some((task, "the model"))),
         Some(task) => bail!(
             Data,
-            "`data` {}: expected rows of features for a model of {task}, got tokens; help: give data like those it was \
+            "{DATA} {}: expected rows of features for a model of {task}, got tokens; help: give data like those it was \
              trained on",
             request.data
         ),
@@ -198,13 +199,13 @@ fn context(request: &DataRequest, named: &Named) -> Result<usize> {
     match (named.spec.context, of_model) {
         (Some(given), Some(context)) if given != context => bail!(
             Usage,
-            "`data` {data}: expected a context of {context}, which the model has, got {given}; help: leave out context="
+            "{DATA} {data}: expected a context of {context}, which the model has, got {given}; help: leave out context="
         ),
         (Some(context), _) | (None, Some(context)) => Ok(context),
         (None, None) => bail!(
             Usage,
-            "`data` {data}: expected a context, the number of tokens that a model sees at once, got none; help: \
-             choose a `model` of tokens, such as gpt, or give tokens:{path},context=N; if it is a table, rename it to .csv"
+            "{DATA} {data}: expected a context, the number of tokens that a model sees at once, got none; help: \
+             choose a {MODEL} of tokens, such as gpt, or give tokens:{path},context=N; if it is a table, rename it to .csv"
         ),
     }
 }
@@ -219,8 +220,8 @@ fn training_windows(request: &DataRequest, windows: u64) -> Result<Range<u64>> {
     ensure!(
         windows >= 2,
         Data,
-        "`val-split` {fraction}: expected at least 2 windows of tokens to split, got {windows}; help: give more data, a \
-         smaller context, or leave out `val-split`"
+        "{VAL_SPLIT} {fraction}: expected at least 2 windows of tokens to split, got {windows}; help: give more data, a \
+         smaller context, or leave out {VAL_SPLIT}"
     );
     let held_out = ((windows as f64 * fraction).round() as u64).clamp(1, windows - 1);
     Ok(0..windows - held_out)
@@ -234,25 +235,26 @@ fn open_val(
     ranks: &dyn Ranks,
 ) -> Result<Windows> {
     let context = train.row_shape()[0];
-    let Some(named) = named(spec, "val-data", ranks)? else {
+    let Some(named) = named(spec, VAL_DATA, ranks)? else {
         bail!(
             Data,
-            "`val-data` {spec}: expected tokens, as `data` has, got another file; help: give tokens:{spec} if its numbers are \
+            "{VAL_DATA} {spec}: expected tokens, as {DATA} has, got another file; help: give tokens:{spec} if its numbers are \
              u16 tokens without a header"
         );
     };
     ensure!(
         named.spec.context.is_none_or(|given| given == context),
         Usage,
-        "`val-data` {spec}: expected a context of {context}, as `data` has; help: leave out context="
+        "{VAL_DATA} {spec}: expected a context of {context}, as {DATA} has; help: leave out context="
     );
-    let known = Some((train.task(), "`data`"));
+    let owner = DATA.to_string();
+    let known = Some((train.task(), &*owner));
     let (files, summary) = open(&named, Some(context), known, request, ranks)?;
     let trained_on = &train.files.arrays;
     let is_trained_on = |array: &&Array| trained_on.iter().any(|own| own.is_same(array));
     if let (Some(array), 0) = (files.arrays.iter().find(is_trained_on), ranks.rank()) {
         tracing::warn!(
-            "`val-data` {spec}: {} is trained on too: it says nothing about new text",
+            "{VAL_DATA} {spec}: {} is trained on too: it says nothing about new text",
             array.name()
         );
     }
@@ -270,7 +272,7 @@ fn open(
 ) -> Result<(Arc<TokenFiles>, TokenSummary)> {
     let Named { setting, spec } = named;
     let files = in_turn(ranks, || {
-        let files = TokenFiles::open(spec, setting, request.cache_dir.as_deref())?;
+        let files = TokenFiles::open(spec, *setting, request.cache_dir.as_deref())?;
         context.map_or(Ok(Vec::new()), |context| files.windows(context))?;
         check_coding(&files, known)?;
         Ok(files)
@@ -283,7 +285,7 @@ fn open(
         ("the kind of tokens", files.kind.clone()),
         ("the number of tokens in each file", format!("{lengths:?}")),
     ];
-    let of_files = |what: &str| format!("{what} of `{setting}` {}", spec.path);
+    let of_files = |what: &str| format!("{what} of {setting} {}", spec.path);
     ranks.must_match(
         &values.map(|(what, value)| (of_files(what), value)),
         SAME_FILES,
@@ -294,8 +296,8 @@ fn open(
         (None, None, Some(own)) => (Some(own), "the vocabulary of its format".into()),
         (None, None, None) => (None, "the largest vocabulary".into()),
     };
-    let untrained = request.untrained_token.filter(|_| *setting == "data");
-    let mut summary = read(&files, setting, (below, &why, untrained), context, ranks)?;
+    let untrained = request.untrained_token.filter(|_| *setting == DATA);
+    let mut summary = read(&files, *setting, (below, &why, untrained), context, ranks)?;
     read_in_any_order(&files.arrays);
     let of_model = request.vocabulary.unwrap_or(0);
     if summary.is_vocabulary_guessed && of_model >= summary.vocabulary {
@@ -308,7 +310,7 @@ fn open(
 /// number, if one is known, and not the one that is `untrained`; `why` says what the number is.
 pub(super) fn read(
     files: &TokenFiles,
-    setting: &str,
+    setting: SettingName<'_>,
     (below, why, untrained): (Option<usize>, &str, Option<u64>),
     context: Option<usize>,
     ranks: &dyn Ranks,
@@ -321,7 +323,7 @@ pub(super) fn read(
     let bad = found.bad.map(|place| bad_token(arrays, place, (most, why)));
     agree(&ranks, bad.map_or(Ok(()), Err))?;
     let field = format!(
-        "the content of the tokens of `{setting}` ({})",
+        "the content of the tokens of {setting} ({})",
         arrays[0].name()
     );
     ranks.must_match(&[(field, format!("{:016x}", found.hash))], SAME_FILES)?;
@@ -362,31 +364,22 @@ fn check_coding(files: &TokenFiles, known: Known<'_>) -> Result<()> {
     else {
         return Ok(());
     };
-    let coding = &files.coding;
-    let [bytes, tokens] = ["bytes of a text", "tokens of a tokenizer"];
+    let (coding, place) = (&files.coding, files.arrays[0].name());
     let both = tokenizer.as_ref().zip(coding.tokenizer.as_ref());
-    let (expected, got, help) = match (are_bytes, coding.are_bytes) {
-        (true, false) => (
-            format!("{bytes}, as {owner} has"),
-            tokens,
-            "give the text itself, a .txt file",
-        ),
-        (false, true) => (
-            format!("{tokens}, as {owner} has"),
-            bytes,
-            "make tokens of the text with the tokenizer.json that the model has",
-        ),
+    let [bytes, tokens] = ["bytes of a text", "tokens of a tokenizer"];
+    let (expected, got) = match (are_bytes, coding.are_bytes) {
+        (true, false) => (format!("{bytes}, as {owner} has"), tokens),
+        (false, true) => (format!("{tokens}, as {owner} has"), bytes),
         _ if both.is_some_and(|(expected, got)| expected.hash != *got) => (
             format!("tokens of the tokenizer of {owner}"),
             "tokens of another",
-            "tokenize the texts with its tokenizer.json",
         ),
         _ => return Ok(()),
     };
-    let place = files.arrays[0].name();
     bail!(
         Data,
-        "{place}: expected {expected}, got {got}; help: {help}"
+        "{place}: expected {expected}, got {got}; help: give the text itself to a model of bytes, else make \
+         tokens of it with the tokenizer.json that the model has"
     )
 }
 

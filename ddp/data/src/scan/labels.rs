@@ -8,8 +8,8 @@ use ddp_kernels::heartbeat::{self, Work};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-use super::{IsTrainedOn, first_nonfinite, in_segments};
-use crate::error::{Error, Result};
+use super::{IsTrainedOn, first_nonfinite, merged};
+use crate::error::Result;
 use crate::labels::Labels;
 use crate::ranks::Ranks;
 use crate::sampler::share;
@@ -82,12 +82,10 @@ pub(crate) fn labels(
     is_trained_on: IsTrainedOn<'_>,
     ranks: &dyn Ranks,
 ) -> Result<LabelsFound> {
-    let internal = |error: serde_json::Error| Error::Internal(error.to_string());
     let rows = labels.count();
     let block_rows = (BLOCK_NUMBERS / labels.width() as u64).max(1);
     let segments = SEGMENTS.min(rows.div_ceil(block_rows)).max(1);
-    let mine = share(&(0..segments), ranks.rank(), ranks.size());
-    let found = in_segments(mine, |segment| {
+    let read = |segment| {
         let rows = share(&(0..rows), segment as usize, segments as usize);
         let mut found = LabelsFound::default();
         let mut first = rows.start;
@@ -101,17 +99,8 @@ pub(crate) fn labels(
             }
         }
         Ok(found)
-    });
-    let bytes = found.and_then(|segments| {
-        let mut mine = LabelsFound::default();
-        segments.into_iter().for_each(|segment| mine.merge(segment));
-        serde_json::to_vec(&mine).map_err(internal)
-    });
-    let mut all = LabelsFound::default();
-    for bytes in ranks.share(bytes)? {
-        all.merge(serde_json::from_slice(&bytes).map_err(internal)?);
-    }
-    Ok(all)
+    };
+    merged(segments, ranks, read, LabelsFound::merge)
 }
 
 fn read_classes(

@@ -168,8 +168,9 @@ proptest! {
                 next = block.end;
             }
         }
+        let bytes = (8 + 24 * width) as u64;
         prop_assert_eq!(next, rows);
-        prop_assert!(Moments::bytes(width) as u64 * plan.segments <= SEGMENTS_BYTES.max(Moments::bytes(width) as u64));
+        prop_assert!(bytes * plan.segments <= SEGMENTS_BYTES.max(bytes));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use ddp_kernels::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-use super::in_segments;
+use super::merged;
 use crate::error::{Error, Result};
 use crate::files::Array;
 use crate::ranks::Ranks;
@@ -52,8 +52,7 @@ pub(crate) fn tokens(
     }
     let all = 0..blocks[files.len()];
     let segments = SEGMENTS.min(all.end);
-    let mine = share(&(0..segments), ranks.rank(), ranks.size());
-    let found = in_segments(mine, |segment| {
+    let read = |segment| {
         let mut found = TokensFound::default();
         // A tensor, because it lends its bytes.
         let block = Tensor::zeros(&[BLOCK_TOKENS as usize], DType::I64, Device::Cpu)?;
@@ -68,18 +67,8 @@ pub(crate) fn tokens(
             }
         }
         Ok(found)
-    });
-    let merged = |all: Vec<TokensFound>| {
-        let mut total = TokensFound::default();
-        all.into_iter().for_each(|found| total.merge(found));
-        total
     };
-    // Each rank's segments follow those of the rank before.
-    let internal = |error: serde_json::Error| Error::Internal(error.to_string());
-    let mine = found.and_then(|found| serde_json::to_vec(&merged(found)).map_err(internal));
-    let all = ranks.share(mine)?;
-    let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
-    Ok(merged(all.collect::<Result<_, _>>().map_err(internal)?))
+    merged(segments, ranks, read, TokensFound::merge)
 }
 
 /// Reads block `number` into `block`: it begins with token `first` of file `file`.

@@ -14,12 +14,13 @@ use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use serde_json::{Map, Value};
 
-use super::encoder::{Encoder, gap, gap_refusal};
+use super::encoder::Encoder;
 use crate::error::{Error, Result, bail};
 use crate::files::gzip::{Bounded, unpacking, unreadable};
 use crate::files::io::{reading, refuse};
 use crate::files::parquet;
 use crate::files::text::BYTE_ORDER_MARK;
+use crate::setting::{FIELD, LOSSY};
 
 /// The most text that is not cut: a document of `.jsonl` or `.parquet`, or a text that the
 /// tokenizer does not let be cut.
@@ -47,17 +48,8 @@ pub struct ReadOptions<'a> {
     pub encoder: Option<&'a Encoder>,
     /// Texts are cut into pieces of about this size.
     pub piece_bytes: usize,
-    /// What is counted.
-    pub counts: &'a Counts,
-}
-
-/// What is counted while files are read.
-#[derive(Debug, Default)]
-pub struct Counts {
-    /// Bytes read from files.
-    pub bytes: AtomicU64,
-    /// Byte-order marks that were dropped.
-    pub marks: AtomicU64,
+    /// Counts bytes read from files.
+    pub read_bytes: &'a AtomicU64,
 }
 
 /// What takes pieces.
@@ -91,18 +83,17 @@ pub fn documents(path: &Path, options: &ReadOptions<'_>, sink: Sink<'_>) -> Resu
                    an object, to .txt to take it as it is";
         return Err(refuse(path, why));
     }
-    let mut bytes = reader(path, &options.counts.bytes)?;
+    let mut bytes = reader(path, options.read_bytes)?;
     let mut first = Vec::new();
     let mark = BYTE_ORDER_MARK.len() as u64;
     let read = (&mut bytes).take(mark).read_to_end(&mut first);
     if read.map_err(|error| unreadable(path, error))? == 0 {
-        return file.give(String::new(), true, &|_| String::new());
+        return file.give(String::new(), true);
     }
     let mut start = 0;
     if first == BYTE_ORDER_MARK {
         first.clear();
         start = mark;
-        options.counts.marks.fetch_add(1, Ordering::Relaxed);
     }
     let bytes = Cursor::new(first).chain(bytes);
     match ends(&[".jsonl", ".ndjson"]) {
@@ -123,20 +114,8 @@ impl TextFile<'_> {
         refuse(self.path, why.into())
     }
 
-    /// Hands out a piece, unless the tokenizer would give up on it; `place` names a byte of it.
-    fn give(
-        &mut self,
-        text: String,
-        ends_document: bool,
-        place: &dyn Fn(usize) -> String,
-    ) -> Result<()> {
-        let found = self
-            .options
-            .encoder
-            .map_or_else(|| gap(&text), |encoder| encoder.gap(&text));
-        if let Some(at) = found {
-            return Err(self.bad(gap_refusal(&place(at))));
-        }
+    /// Hands out a piece.
+    fn give(&mut self, text: String, ends_document: bool) -> Result<()> {
         (self.sink)(Piece {
             text,
             ends_document,
@@ -146,8 +125,8 @@ impl TextFile<'_> {
     /// A text from byte `start` on, in pieces.
     fn text(&mut self, mut bytes: impl Read, start: u64) -> Result<()> {
         let piece_bytes = self.options.piece_bytes;
-        // The first bytes that are not text yet, and of the text that is not given out yet.
-        let (mut at_byte, mut piece_at) = (start, start);
+        // The first byte that is not text yet.
+        let mut at_byte = start;
         let (mut chunk, mut pending, mut size) = (Vec::new(), String::new(), piece_bytes);
         loop {
             // Whole chunks, however few bytes a read gives: cuts depend on the text alone.
@@ -160,9 +139,8 @@ impl TextFile<'_> {
             pending.push_str(&self.decode(&chunk[..whole], at_byte)?);
             chunk.drain(..whole);
             at_byte += whole as u64;
-            let place = |at: usize| format!("byte {}", piece_at + at as u64);
             if is_end {
-                return self.give(pending, true, &place);
+                return self.give(pending, true);
             }
             if pending.len() < size {
                 continue;
@@ -174,8 +152,7 @@ impl TextFile<'_> {
             };
             let rest = pending.split_off(at);
             size = piece_bytes;
-            self.give(std::mem::replace(&mut pending, rest), false, &place)?;
-            piece_at += at as u64;
+            self.give(std::mem::replace(&mut pending, rest), false)?;
         }
     }
 
@@ -208,7 +185,7 @@ impl TextFile<'_> {
             }
             let text = field(&text, self.options.field);
             let text = text.map_err(|why| self.bad(format!("line {number}: {why}")))?;
-            self.give(text, true, &|at| format!("line {number}: byte {at}"))?;
+            self.give(text, true)?;
         }
         Ok(())
     }
@@ -220,12 +197,15 @@ impl TextFile<'_> {
             let valid = std::str::from_utf8(bytes);
             let at = valid.map_or_else(|error| error.valid_up_to(), str::len);
             if valid.is_err() && !options.lossy {
-                return Err(refuse(path, format!("{}, byte {at}: {NOT_UTF_8}", place())));
+                return Err(refuse(
+                    path,
+                    format!("{}, byte {at}: {}", place(), not_utf_8()),
+                ));
             }
             let text = String::from_utf8_lossy(bytes).into_owned();
-            self.give(text, true, &|at| format!("{}, byte {at}", place()))
+            self.give(text, true)
         })?;
-        options.counts.bytes.fetch_add(bytes, Ordering::Relaxed);
+        options.read_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
 
@@ -247,14 +227,18 @@ impl TextFile<'_> {
             Err(_) if self.options.lossy => Ok(String::from_utf8_lossy(bytes)),
             Err(error) => {
                 let at = start + error.valid_up_to() as u64;
-                Err(self.bad(format!("byte {at}: {NOT_UTF_8}")))
+                Err(self.bad(format!("byte {at}: {}", not_utf_8())))
             }
         }
     }
 }
 
-const NOT_UTF_8: &str = "expected UTF-8, got other bytes; help: convert the file (iconv -t UTF-8), \
-                         or give `lossy` to replace them by U+FFFD";
+fn not_utf_8() -> String {
+    format!(
+        "expected UTF-8, got other bytes; help: convert the file (iconv -t UTF-8), \
+                         or give {LOSSY} to replace them by U+FFFD"
+    )
+}
 
 /// How many bytes at the end are the beginning of a character.
 fn begun_bytes(bytes: &[u8]) -> usize {
@@ -273,10 +257,10 @@ fn field(line: &str, name: &str) -> Result<String, String> {
     let others: Vec<_> = object.keys().take(20).cloned().collect();
     let (got, help) = match object.remove(name) {
         Some(Value::String(text)) => return Ok(text),
-        Some(_) => ("another value".to_string(), "name another `field`"),
+        Some(_) => ("another value".to_string(), format!("name another {FIELD}")),
         None => (
             format!("[{}]", others.join(", ")),
-            "name one of these as `field`",
+            format!("name one of these as {FIELD}"),
         ),
     };
     bail!("expected a text in the field {name:?}, got {got}; help: {help}, or correct the line")

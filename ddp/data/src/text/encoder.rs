@@ -1,11 +1,12 @@
 //! From text to tokens and back: bytes, or the crate `tokenizers` with a `tokenizer.json`.
 
 use super::vocabulary::{END, Vocabulary};
+use crate::error::ensure;
 
 /// Bytes on either side of a cut that decide whether it changes tokens.
 const AROUND_CUT: usize = 256;
-/// Whitespace characters in a row that are refused. `fancy_regex` keeps a state or two for each and
-/// gives up at a million.
+/// Whitespace in a row that is refused. The regexes of the crate `tokenizers` give up at a million
+/// states, one or two for each character, and the rest of the text would be one word.
 const GAP_MAX: usize = 500_000;
 
 /// Turns text into tokens. Each thread has its own, since it may cache words.
@@ -21,20 +22,11 @@ pub enum Encoder {
 impl Encoder {
     /// The tokens of a text. An error says what is wrong with the text or the tokenizer.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
-        if let Some(at) = self.gap(text) {
-            return Err(gap_refusal(&format!("byte {at}")));
-        }
         match self {
             Encoder::Bytes => Ok(bytes(text)),
             #[cfg(feature = "tokenizers")]
             Encoder::Tokenizer(tokenizer) => built::encode(tokenizer, text),
         }
-    }
-
-    /// Where so many whitespace characters follow each other that the tokenizer gives up.
-    pub(super) fn gap(&self, text: &str) -> Option<usize> {
-        let is_tokenizer = !matches!(self, Encoder::Bytes);
-        is_tokenizer.then(|| gap(text)).flatten()
     }
 
     /// The text of tokens, without special ones. Bytes that are not UTF-8 become U+FFFD.
@@ -63,30 +55,14 @@ impl Encoder {
     }
 }
 
-/// The first byte of `GAP_MAX` whitespace characters in a row. There the crate's regexes give up,
-/// and it would take the rest of the text as one word, without an error.
-pub(super) fn gap(text: &str) -> Option<usize> {
-    if text.len() < GAP_MAX {
-        return None;
-    }
-    let mut count = 0;
-    let ends = |(_, character): &(usize, char)| {
-        count = if character.is_whitespace() {
-            count + 1
-        } else {
-            0
-        };
-        count == GAP_MAX
-    };
-    let (last, _) = text.char_indices().find(ends)?;
-    Some(text[..last].trim_end().len())
-}
-
-pub(super) fn gap_refusal(place: &str) -> String {
-    format!(
-        "{place}: expected fewer than {GAP_MAX} whitespace characters in a row, where \
-         tokenizers give up; help: shorten them"
-    )
+/// Refuses a text with so much whitespace in a row.
+pub(super) fn check_gaps(text: &str) -> Result<(), String> {
+    let mut gaps = text.split(|character: char| !character.is_whitespace());
+    ensure!(
+        text.len() < GAP_MAX || gaps.all(|gap| gap.len() < GAP_MAX),
+        "expected fewer than {GAP_MAX} bytes of whitespace in a row, where tokenizers give up; help: shorten them"
+    );
+    Ok(())
 }
 
 /// A token a byte; a text that says itself where documents end is taken at its word.
@@ -112,7 +88,7 @@ mod built {
     use tokenizers::pre_tokenizers::byte_level::ByteLevel;
     use tokenizers::{AddedToken, Tokenizer};
 
-    use super::{END, Encoder, Vocabulary};
+    use super::{END, Encoder, Vocabulary, check_gaps};
 
     impl Encoder {
         /// That of a `tokenizer.json`.
@@ -128,6 +104,7 @@ mod built {
     }
 
     pub(super) fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, String> {
+        check_gaps(text)?;
         let encoded = guarded(|| Ok(tokenizer.encode_fast(text, false)?.get_ids().to_vec()));
         encoded.map_err(|error| format!("the tokenizer: {error}"))
     }

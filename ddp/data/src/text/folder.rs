@@ -7,17 +7,14 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use twox_hash::XxHash3_64;
 
-use super::vocabulary::{TOKENIZER_FILE, Vocabulary};
 use crate::error::{Error, Result, bail};
 use crate::files::io::{self, reading};
+use crate::setting::OUT;
 use ddp_kernels::files as disk;
 
 /// The folder of held-out documents.
 const VAL: &str = "val";
-/// What the tokenizer of an unfinished folder was learned from.
-const LEARNED_FROM: &str = ".learned-from";
 /// What a finished folder has.
 const CONTENTS_FILE: &str = "shards.json";
 /// Longer files are damaged.
@@ -106,21 +103,6 @@ impl Folder {
         Ok(disk::replace_file(&path, |file| {
             file.write_all(bytes).map_err(disk::failed("write", &path))
         })?)
-    }
-
-    /// The vocabulary that a run before this one learned from the same files.
-    pub(super) fn learned_from(&self, from: &str) -> Option<Vocabulary> {
-        let vocabulary = Vocabulary::read(&self.work.join(TOKENIZER_FILE)).ok()?;
-        let note = fs::read_to_string(self.work.join(LEARNED_FROM)).ok()?;
-        (note == learned_note(&vocabulary, from)).then_some(vocabulary)
-    }
-
-    pub(super) fn keep_learned(&self, vocabulary: &Vocabulary, from: &str) -> Result<()> {
-        self.put(0, TOKENIZER_FILE, &vocabulary.file)?;
-        match self.is_whole {
-            true => Ok(()),
-            false => self.put(0, LEARNED_FROM, learned_note(vocabulary, from).as_bytes()),
-        }
     }
 
     /// Writes into each side's folder what it has, by which a missing shard is noticed.
@@ -215,10 +197,6 @@ fn shard_name(number: usize) -> String {
     format!("{SHARD}{number:06}.bin")
 }
 
-fn learned_note(vocabulary: &Vocabulary, from: &str) -> String {
-    format!("{:016x} {from}", XxHash3_64::oneshot(&vocabulary.file))
-}
-
 fn names(folder: &Path) -> Result<impl Iterator<Item = String>> {
     let entries = fs::read_dir(folder).map_err(reading(folder))?;
     Ok(entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned())))
@@ -226,7 +204,7 @@ fn names(folder: &Path) -> Result<impl Iterator<Item = String>> {
 
 fn refuse(out: &Path, expected_got: &str) -> Error {
     Error::Usage(format!(
-        "`out` {}: expected {expected_got}; help: give another",
+        "{OUT} {}: expected {expected_got}; help: give another",
         out.display()
     ))
 }

@@ -12,14 +12,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::thread;
 
-use ddp_kernels::mapped::Identity;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use super::documents::{Counts, Piece, ReadOptions, documents};
+use super::documents::{Piece, ReadOptions, documents};
 use super::encoder::{self, Encoder};
 use super::folder::{Folder, Side};
 use super::vocabulary::{TOKENIZER_FILE, Vocabulary};
@@ -28,6 +27,7 @@ use crate::files::flat;
 use crate::files::io::reading;
 use crate::files::tokens::{self, write_shard};
 use crate::scan::in_segments;
+use crate::setting::{TOKENIZER, VAL_SPLIT};
 use ddp_kernels::files as disk;
 
 /// Part of every shard's hash: those of another version are made again.
@@ -101,8 +101,6 @@ pub struct Tokenized {
     pub sides: [Side; 2],
     /// Documents without text, which were skipped.
     pub empty_documents: u64,
-    /// Byte-order marks at the beginnings of files, which were dropped.
-    pub marks: u64,
     /// Shards that were there already.
     pub known_shards: usize,
     /// Bytes of text that were tokenized, without those of shards that were there.
@@ -137,12 +135,11 @@ pub fn tokenize(options: &TokenizeOptions, progress: Report<'_>) -> Result<Token
 }
 
 fn fill(options: &TokenizeOptions, folder: &Folder, progress: Report<'_>) -> Result<Tokenized> {
-    let identities = identities(&options.files)?;
-    let file_bytes = identities.iter().map(|identity| identity.bytes).sum();
-    let mut report = |is_learning, counts: &Counts| {
+    let file_bytes = file_bytes(&options.files)?;
+    let mut report = |is_learning, read_bytes: &AtomicU64| {
         progress(Progress {
             is_learning,
-            read_bytes: counts.bytes.load(Ordering::Relaxed),
+            read_bytes: read_bytes.load(Ordering::Relaxed),
             file_bytes,
         });
     };
@@ -153,15 +150,7 @@ fn fill(options: &TokenizeOptions, folder: &Folder, progress: Report<'_>) -> Res
             false => path.clone(),
         })?,
         TokenizerChoice::Learned(size) => {
-            let from = format!("{size} {} {} {identities:?}", options.field, options.lossy);
-            match folder.learned_from(&from) {
-                Some(vocabulary) => vocabulary,
-                None => {
-                    let learned = learned(options, *size, &mut |counts| report(true, counts))?;
-                    folder.keep_learned(&learned, &from)?;
-                    learned
-                }
-            }
+            learned(options, *size, &mut |bytes| report(true, bytes))?
         }
     };
     let encoder = match &options.tokenizer {
@@ -178,21 +167,20 @@ fn fill(options: &TokenizeOptions, folder: &Folder, progress: Report<'_>) -> Res
             ..Tokenized::default()
         },
     };
-    let counts = Counts::default();
-    let read_options = options.read(Some(&encoder), &counts);
+    let read_bytes = AtomicU64::new(0);
+    let read_options = options.read(Some(&encoder), &read_bytes);
     thread::scope(|scope| {
         // One group is read while another is tokenized.
         let (sender, groups) = mpsc::sync_channel(1);
         let reader = scope.spawn(|| read_groups(options, &read_options, sender));
         for group in groups {
             work.shard(&group)?;
-            report(false, &counts);
+            report(false, &read_bytes);
         }
         work.done.empty_documents = reader.join().map_err(|_| ended())??;
         Ok::<_, Error>(())
     })?;
-    let mut done = work.done;
-    done.marks = counts.marks.into_inner();
+    let done = work.done;
     check_sides(options, &done)?;
     folder.put(0, TOKENIZER_FILE, &vocabulary.file)?;
     folder.check_shards(done.sides.map(|side| side.shards))?;
@@ -202,13 +190,17 @@ fn fill(options: &TokenizeOptions, folder: &Folder, progress: Report<'_>) -> Res
 
 impl TokenizeOptions {
     /// How its files are read.
-    fn read<'a>(&'a self, encoder: Option<&'a Encoder>, counts: &'a Counts) -> ReadOptions<'a> {
+    fn read<'a>(
+        &'a self,
+        encoder: Option<&'a Encoder>,
+        read_bytes: &'a AtomicU64,
+    ) -> ReadOptions<'a> {
         ReadOptions {
             field: &self.field,
             lossy: self.lossy,
             encoder,
             piece_bytes: self.sizes.piece_bytes,
-            counts,
+            read_bytes,
         }
     }
 }
@@ -223,28 +215,29 @@ fn bad_tokenizer(options: &TokenizeOptions, why: String) -> Error {
         TokenizerChoice::Bytes => "bytes".into(),
         TokenizerChoice::Learned(_) => "the learned one".into(),
     };
-    Error::Data(format!("`tokenizer` {what}: {why}; help: give another"))
+    Error::Data(format!("{TOKENIZER} {what}: {why}; help: give another"))
 }
 
-/// Size, times and inode of each file. All are looked at before any is read.
-fn identities(files: &[PathBuf]) -> Result<Vec<Identity>> {
-    let of = |path: &PathBuf| Ok(Identity::of(&fs::metadata(path).map_err(reading(path))?));
-    files.iter().map(of).collect()
+/// The bytes of all files. All are looked at before any is read.
+fn file_bytes(files: &[PathBuf]) -> Result<u64> {
+    let of = |path: &PathBuf| Ok(fs::metadata(path).map_err(reading(path))?.len());
+    files.iter().map(of).sum()
 }
 
 /// Learns a vocabulary of `size` tokens from all texts, also from those that are held out.
 fn learned(
     options: &TokenizeOptions,
     size: usize,
-    report: &mut (dyn FnMut(&Counts) + Send),
+    report: &mut (dyn FnMut(&AtomicU64) + Send),
 ) -> Result<Vocabulary> {
-    let counts = Counts::default();
-    let read_options = &options.read(None, &counts);
+    let read_bytes = AtomicU64::new(0);
+    let read_options = &options.read(None, &read_bytes);
     let (sender, texts) = mpsc::sync_channel(16);
     let file = thread::scope(|scope| {
         let reader = scope.spawn(move || {
             let mut send = |piece: Piece| {
-                report(read_options.counts);
+                report(read_options.read_bytes);
+                encoder::check_gaps(&piece.text).map_err(Error::Data)?;
                 let gone = |_| Error::Internal("the vocabulary could not be learned".into());
                 sender.send(piece.text).map_err(gone)
             };
@@ -331,8 +324,8 @@ fn check_sides(options: &TokenizeOptions, done: &Tokenized) -> Result<()> {
     ensure!(
         options.val_split == 0.0 || (train.documents > 0 && val.documents > 0),
         Data,
-        "`val-split` {}: expected documents on both sides, got {} to train on and {} held out; \
-         help: leave it out, and hold out the end of the tokens by `val-split` in training",
+        "{VAL_SPLIT} {}: expected documents on both sides, got {} to train on and {} held out; \
+         help: leave it out, and hold out the end of the tokens by {VAL_SPLIT} in training",
         options.val_split,
         train.documents,
         val.documents

@@ -7,11 +7,11 @@ use std::io::Read;
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
 use twox_hash::XxHash3_128;
 
 use crate::error::{Result, bail, ensure};
 use crate::files::io::{reading, refuse};
+use crate::setting::{END_TOKEN, TOKENIZER};
 use crate::spec::TOKENS_MAX;
 
 /// The name of the file beside shards, in runs and in checkpoints.
@@ -88,11 +88,8 @@ impl Vocabulary {
         let what = "expected a tokenizer.json of Hugging Face";
         let help =
             "help: save it with tokenizer.save(path), or save_pretrained of a fast tokenizer";
-        let read: TokenizerJson = serde_json::from_slice(&file).map_err(|error| {
-            // Names in backticks are settings.
-            let error = error.to_string().replace('`', "'");
-            format!("{what}: {error}; {help}")
-        })?;
+        let read: TokenizerJson =
+            serde_json::from_slice(&file).map_err(|error| format!("{what}: {error}; {help}"))?;
         let mut tokens: Vec<(u32, String)> = match read.model.vocab {
             Vocab::Numbers(numbers) => numbers.into_iter().map(|(text, id)| (id, text)).collect(),
             Vocab::List(list) => (0..).zip(list.into_iter().map(|(text, _)| text)).collect(),
@@ -123,31 +120,7 @@ impl Vocabulary {
 
     /// One in which each byte is a token of this number, and 256 ends a document.
     pub fn bytes() -> Vocabulary {
-        let vocab: Map<String, Value> = (0..=255)
-            .map(|byte| (visible(byte).to_string(), byte.into()))
-            .collect();
-        let byte_level = json!({
-            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true
-        });
-        let file = json!({
-            "version": "1.0",
-            "truncation": null,
-            "padding": null,
-            "added_tokens": [{
-                "id": 256, "content": END, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": true
-            }],
-            "normalizer": null,
-            "pre_tokenizer": byte_level,
-            "post_processor": null,
-            "decoder": byte_level,
-            "model": {
-                "type": "BPE", "dropout": null, "unk_token": null,
-                "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false,
-                "byte_fallback": false, "ignore_merges": false, "vocab": vocab, "merges": []
-            }
-        });
-        Vocabulary::of_bytes(format!("{file:#}\n").into_bytes()).expect("it has 257 tokens")
+        Vocabulary::of_bytes(include_bytes!("bytes.json").into()).expect("it has 257 tokens")
     }
 
     /// The token after each document: `named`, else one that usually is.
@@ -161,12 +134,12 @@ impl Vocabulary {
             let all: Vec<_> = self.special.keys().map(String::as_str).collect();
             let expected = named.map_or(END_TOKENS.join(", "), |name| format!("{name:?}"));
             let help = match all.is_empty() {
-                true => "add one to the tokenizer, or give another tokenizer",
-                false => "name one of these as `end-token`",
+                true => "add one to the tokenizer, or give another tokenizer".to_string(),
+                false => format!("name one of these as {END_TOKEN}"),
             };
             bail!(
                 Usage,
-                "`tokenizer`: expected a special token that ends documents ({expected}), got [{}]; help: {help}",
+                "{TOKENIZER}: expected a special token that ends documents ({expected}), got [{}]; help: {help}",
                 all.join(", ")
             );
         };
@@ -178,17 +151,5 @@ impl Vocabulary {
         let mut all = self.special.iter();
         let found = all.find(|(_, id)| **id as usize == token);
         found.map(|(text, _)| text.as_str())
-    }
-}
-
-/// The character that stands for a byte in byte-level vocabularies: itself if it is visible.
-fn visible(byte: u8) -> char {
-    let is_visible = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
-    match is_visible(byte) {
-        true => char::from(byte),
-        false => {
-            let before = (0..byte).filter(|&other| !is_visible(other)).count() as u32;
-            char::from_u32(256 + before).expect("it is below 324")
-        }
     }
 }

@@ -8,8 +8,9 @@
 
 use ddp_kernels::choices;
 
-use super::family::refuse;
+use super::family::{check_size, refuse};
 use crate::error::Result;
+use crate::setting::{HEADS, WIDTH};
 use crate::{
     Activate, Dropout, Gate, Layer, Linear, Normalize, Recompute, Residual, SelfAttention,
     Sequential,
@@ -71,7 +72,7 @@ pub(super) struct Blocks {
     pub(super) layers: usize,
     /// Heads of attention.
     pub(super) heads: usize,
-    /// Heads that have keys and values of their own.
+    /// Heads that have separate keys and values.
     pub(super) kv_heads: usize,
     /// Columns of the residual stream.
     pub(super) width: usize,
@@ -100,7 +101,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Refuses sizes and numbers that no transformer has. The errors name settings in backquotes.
+    /// Refuses sizes and numbers that no transformer has. The errors name settings.
     pub(super) fn check(&self) -> Result<()> {
         check_size("layers", self.layers, LAYERS_MAX)?;
         // `mlp_width` may follow from `width`, which is then the setting to name.
@@ -112,12 +113,12 @@ impl Blocks {
             check_size(name, size, most)?;
         }
         if !self.width.is_multiple_of(self.heads) {
-            let expected = format!("a divisor of `width`, which is {}", self.width);
+            let expected = format!("a divisor of {WIDTH}, which is {}", self.width);
             let help = "each head has an equal part of the columns";
             return Err(refuse("heads", self.heads, &expected, help));
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
-            let expected = format!("a divisor of `heads`, which is {}", self.heads);
+            let expected = format!("a divisor of {HEADS}, which is {}", self.heads);
             let help = "equally many heads share each head of keys and values";
             return Err(refuse("kv-heads", self.kv_heads, &expected, help));
         }
@@ -250,13 +251,4 @@ impl Blocks {
             layers.push_named("dropout", Box::new(Dropout::new(self.dropout)));
         }
     }
-}
-
-/// Refuses a size that is 0 or too large.
-pub(super) fn check_size(name: &str, size: usize, most: usize) -> Result<()> {
-    if (1..=most).contains(&size) {
-        return Ok(());
-    }
-    let expected = format!("a whole number from 1 to {most}");
-    Err(refuse(name, size, &expected, "give another"))
 }

@@ -31,7 +31,7 @@ pub trait Family: Settings {
         Vec::new()
     }
 
-    /// Checks the settings. The error names a setting in backquotes; see `refuse`.
+    /// Checks the settings. The error names a setting; see `refuse`.
     fn check(&self) -> Result<()>;
 
     /// The layers for these data. A family that cannot use the data refuses them here.
@@ -218,7 +218,17 @@ macro_rules! family_settings {
 
 /// The error of a setting with a wrong value.
 pub fn refuse(setting: &str, got: impl fmt::Display, expected: &str, help: &str) -> Error {
-    Error::Usage(format!(
-        "`{setting}` {got}: expected {expected}; help: {help}"
-    ))
+    Error::Setting {
+        setting: setting.to_string(),
+        text: format!("{got}: expected {expected}; help: {help}"),
+    }
+}
+
+/// Refuses a setting that is 0 or too large.
+pub fn check_size(setting: &str, size: usize, most: usize) -> Result<()> {
+    if (1..=most).contains(&size) {
+        return Ok(());
+    }
+    let expected = format!("a whole number from 1 to {most}");
+    Err(refuse(setting, size, &expected, "give another"))
 }

@@ -52,8 +52,8 @@ impl Model {
         Model::with_shares(root, input_shape, format, device, seed, frozen, 1)
     }
 
-    /// As `new`, laid out so that `shares` ranks can share the trained part, for ZeRO-1. The
-    /// reducer's options tell how many.
+    /// As `new`, laid out so that any number of ranks up to `shares` can share the trained part,
+    /// for ZeRO-1. The reducer's options tell how many.
     pub fn with_shares(
         mut root: Box<dyn Layer>,
         input_shape: &[usize],

@@ -17,6 +17,7 @@ use super::model::Model;
 use crate::build::{Declarations, UseIndex};
 use crate::error::{Error, Result};
 use crate::params::Params;
+use crate::setting::DEVICES_PER_RANK;
 use crate::{Build, Layer, Sequential};
 
 impl Model {
@@ -60,7 +61,7 @@ fn split(mut layers: Sequential, input_shape: &[usize], parts: usize) -> Result<
         let count = units.len();
         return Err(Error::Usage(format!(
             "a model over {parts} devices: expected from 1 to {count}, because it has {count} layers \
-             with parameters, got {parts}; help: lower `devices-per-rank`, or add layers"
+             with parameters, got {parts}; help: lower {DEVICES_PER_RANK}, or add layers"
         )));
     }
     let weights: Vec<usize> = units.iter().map(|unit| unit.elements).collect();

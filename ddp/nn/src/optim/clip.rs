@@ -90,6 +90,13 @@ impl Clip {
         })
     }
 
+    /// The same for other ranges, with the scale and norm so far.
+    pub fn cut_anew(&self, params: &Params, ranges: &[Range<usize>]) -> Result<Clip> {
+        let new = Clip::of_slices(self.max_norm, params, ranges)?;
+        let out = self.out.clone();
+        Ok(Clip { out, ..new })
+    }
+
     /// Whether a norm to clip at was given.
     pub fn is_on(&self) -> bool {
         self.max_norm > 0.0

@@ -8,7 +8,9 @@
 //! iteration. X is G divided by its Frobenius norm; in each step A = X·Xᵀ (or Xᵀ·X if G is taller
 //! than wide), B = b·A + c·A², and X becomes a·X + B·X (or a·X + X·B).
 //!
-//! One rank does all of a matrix, so its bits do not depend on the number of ranks.
+//! On a GPU matrices of one shape are multiplied in groups, as batches: one alone does not fill it.
+//! The groups follow from the model, and one rank does all of a group, so bits do not depend on the
+//! number of ranks.
 
 use ddp_kernels::ops::{self, ChunkTable, SgdConstants};
 use ddp_kernels::{DType, Tensor};
@@ -21,6 +23,9 @@ use crate::params::Params;
 
 /// Steps of the iteration.
 const STEPS: usize = 5;
+/// The elements of A of a group, at most, unless it is of one matrix: 256 tiles of 128 × 128, two
+/// for each of 132 multiprocessors.
+const GROUP_SQUARES_MAX: usize = 4 << 20;
 /// a, b and c.
 const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
 
@@ -103,7 +108,7 @@ impl Exchange for Alone {
     }
 }
 
-/// A matrix that is orthogonalised by itself.
+/// A matrix that is orthogonalised.
 #[derive(Debug)]
 struct Matrix {
     /// (R, C), a part of the gradients' arena.
@@ -112,7 +117,8 @@ struct Matrix {
     flat: Tensor,
     /// All of `flat`.
     chunks: ChunkTable,
-    /// The rank that does it.
+    /// Its group, and the rank that does that.
+    group: usize,
     owner: usize,
 }
 
@@ -122,10 +128,11 @@ impl Matrix {
     }
 }
 
-/// The matrices of a model, and the memory for the largest of this rank's. Letters: E elements of
-/// that one, S its shorter side, Q its quanta.
+/// The matrices of a model, and memory for this rank's largest group. Letters: E elements of that
+/// group, S² of its squares, Q quanta of its largest matrix.
 #[derive(Debug)]
 pub(super) struct Matrices {
+    /// Group by group.
     all: Vec<Matrix>,
     rank: usize,
     /// (E) each, in the layers' dtype.
@@ -154,19 +161,36 @@ impl Matrices {
                     flat: gradient.reshape(&[count])?,
                     gradient: gradient.named(&parameter.name),
                     chunks: ChunkTable::whole(count, false),
+                    group: 0,
                     owner: 0,
                 });
                 start += rows;
             }
         }
         let sides: Vec<_> = all.iter().map(Matrix::sides).collect();
-        for (matrix, owner) in all.iter_mut().zip(owners(&sides, ranks)) {
-            matrix.owner = owner;
+        let squares_max = match params.device().is_accelerator() {
+            true => GROUP_SQUARES_MAX,
+            false => 0,
+        };
+        let groups = groups(&sides, squares_max);
+        for (matrix, &group) in all.iter_mut().zip(&groups) {
+            matrix.group = group;
         }
+        let owners = owners(&sides, &groups, ranks);
+        for matrix in &mut all {
+            matrix.owner = owners[matrix.group];
+        }
+        all.sort_by_key(|matrix| matrix.group);
         let own = all.iter().filter(|matrix| matrix.owner == rank);
         let most = |size: fn(&Matrix) -> usize| own.clone().map(size).max().unwrap_or(0);
-        let elements = most(|matrix| matrix.flat.count());
-        let square = most(|matrix| matrix.sides().into_iter().min().unwrap_or(0).pow(2));
+        let of_group = |size: fn(&Matrix) -> usize| {
+            let mut sizes = vec![0; groups.len()];
+            own.clone()
+                .for_each(|matrix| sizes[matrix.group] += size(matrix));
+            sizes.into_iter().max().unwrap_or(0)
+        };
+        let elements = of_group(|matrix| matrix.flat.count());
+        let square = of_group(|matrix| matrix.sides().into_iter().min().unwrap_or(0).pow(2));
         let quanta = most(|matrix| matrix.chunks.quanta());
         let (device, masters) = (params.device(), params.master_dtype());
         let scratch = |count: usize| -> Result<Tensor> {
@@ -190,34 +214,38 @@ impl Matrices {
     /// Replaces this rank's matrices, in the gradients' arena, by their steps: nearly orthogonal,
     /// times √max(1, R / C).
     pub(super) fn orthogonalize(&self) -> Result<()> {
-        let own = self.all.iter().filter(|matrix| matrix.owner == self.rank);
-        own.into_iter()
-            .try_for_each(|matrix| self.orthogonalize_one(matrix))
+        let mut groups = self.all.chunk_by(|a, b| a.group == b.group);
+        groups.try_for_each(|group| match group[0].owner == self.rank {
+            true => self.orthogonalize_group(group),
+            false => Ok(()),
+        })
     }
 
-    fn orthogonalize_one(&self, matrix: &Matrix) -> Result<()> {
-        let [rows, columns] = matrix.sides();
-        let side = rows.min(columns);
+    /// Letters: N matrices of one shape.
+    fn orthogonalize_group(&self, group: &[Matrix]) -> Result<()> {
+        let [rows, columns] = group[0].sides();
+        let (count, side) = (group.len(), rows.min(columns));
         let view = |of: &Tensor, [rows, columns]: [usize; 2]| -> Result<Tensor> {
-            Ok(of.slice(0..rows * columns)?.reshape(&[rows, columns])?)
+            let all = of.slice(0..count * rows * columns)?;
+            Ok(all.reshape(&[count, rows, columns])?)
         };
         let x = [
             view(&self.x[0], [rows, columns])?,
             view(&self.x[1], [rows, columns])?,
         ];
-        let turned = [x[0].t()?, x[1].t()?];
         let a = view(&self.squares[0], [side, side])?;
         let b = view(&self.squares[1], [side, side])?;
 
-        let partials = self.partials.slice(0..matrix.chunks.quanta())?;
-        ops::grad_norm_partials(&partials, &matrix.flat, &matrix.chunks)?;
-        ops::clip_scale(&self.norm, Some(&partials), 0.0, None)?;
-        ops::divide_by_norm(&matrix.flat, &self.norm)?;
-        ops::cast_into(&x[0], &matrix.gradient)?;
+        for (index, matrix) in group.iter().enumerate() {
+            let partials = self.partials.slice(0..matrix.chunks.quanta())?;
+            ops::grad_norm_partials(&partials, &matrix.flat, &matrix.chunks)?;
+            ops::clip_scale(&self.norm, Some(&partials), 0.0, None)?;
+            ops::divide_by_norm(&matrix.flat, &self.norm)?;
+            ops::cast_into(&x[0].index(index)?, &matrix.gradient)?;
+        }
         let [ca, cb, cc] = COEFFICIENTS;
         for step in 0..STEPS {
-            let (from, to) = (step % 2, 1 - step % 2);
-            let (here, there) = (&x[from], &x[to]);
+            let (here, there) = (&x[step % 2], &x[1 - step % 2]);
             let last = step + 1 == STEPS;
             let factor = if last {
                 (rows as f64 / columns as f64).max(1.0).sqrt()
@@ -225,31 +253,59 @@ impl Matrices {
                 1.0
             };
             let is_wide = rows <= columns;
-            let [left, right] = if is_wide {
-                [here, &turned[from]]
-            } else {
-                [&turned[from], here]
+            let turned = here.t()?;
+            let [left, right] = match is_wide {
+                true => [here, &turned],
+                false => [&turned, here],
             };
             ops::addmm_into(&a, &a, left, right, 1.0, 0.0)?;
             ops::addmm_into(&b, &a, &a, &a, cc, cb)?;
             let [left, right] = if is_wide { [&b, here] } else { [here, &b] };
             ops::addmm_into(there, here, left, right, factor, factor * ca)?;
         }
-        Ok(ops::cast_into(&matrix.gradient, &x[STEPS % 2])?)
+        for (index, matrix) in group.iter().enumerate() {
+            ops::cast_into(&matrix.gradient, &x[STEPS % 2].index(index)?)?;
+        }
+        Ok(())
     }
 }
 
-/// The rank of each matrix, given rows and columns: the most expensive first, each to the rank with
-/// the least to do so far.
-pub fn owners(sides: &[[usize; 2]], ranks: usize) -> Vec<usize> {
-    let cost = |&[rows, columns]: &[usize; 2]| (rows * columns) as u128 * rows.min(columns) as u128;
-    let mut order: Vec<_> = (0..sides.len()).collect();
-    order.sort_by_key(|&index| std::cmp::Reverse(cost(&sides[index])));
-    let (mut owners, mut busy) = (vec![0; sides.len()], vec![0; ranks]);
-    for index in order {
+/// The group of each matrix, given rows and columns: those of one shape, in groups of nearly equal
+/// size of which each has at most `squares_max` elements of A, or one matrix.
+fn groups(sides: &[[usize; 2]], squares_max: usize) -> Vec<usize> {
+    let (mut groups, mut next) = (vec![usize::MAX; sides.len()], 0);
+    for first in 0..sides.len() {
+        if groups[first] != usize::MAX {
+            continue;
+        }
+        let [rows, columns] = sides[first];
+        let alike: Vec<_> = (first..sides.len())
+            .filter(|&at| sides[at] == sides[first])
+            .collect();
+        let most = (squares_max / rows.min(columns).pow(2).max(1)).max(1);
+        let count = alike.len().div_ceil(most);
+        for (number, at) in alike.iter().enumerate() {
+            groups[*at] = next + number * count / alike.len();
+        }
+        next += count;
+    }
+    groups
+}
+
+/// The rank of each group, given rows and columns of all matrices and their groups: the most
+/// expensive first, each to the rank with the least to do so far.
+fn owners(sides: &[[usize; 2]], groups: &[usize], ranks: usize) -> Vec<usize> {
+    let mut costs = vec![0; groups.iter().max().map_or(0, |last| last + 1)];
+    for ([rows, columns], &group) in sides.iter().zip(groups) {
+        costs[group] += (rows * columns) as u128 * *rows.min(columns) as u128;
+    }
+    let mut order: Vec<_> = (0..costs.len()).collect();
+    order.sort_by_key(|&group| std::cmp::Reverse(costs[group]));
+    let (mut owners, mut busy) = (vec![0; costs.len()], vec![0; ranks]);
+    for group in order {
         let rank = (0..ranks).min_by_key(|&rank| busy[rank]).unwrap_or(0);
-        owners[index] = rank;
-        busy[rank] += cost(&sides[index]);
+        owners[group] = rank;
+        busy[rank] += costs[group];
     }
     owners
 }

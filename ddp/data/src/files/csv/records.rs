@@ -31,52 +31,10 @@ pub(super) enum CsvProblem {
     Unreadable(io::Error),
 }
 
-/// How far a cell has come, with regard to quotes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Quote {
-    /// At its beginning.
-    Start,
-    /// In text without quotes, where a quote is a letter.
-    Plain,
-    Open,
-    /// After a quote that closes the cell, unless another one follows.
-    Closed,
-    /// In spaces after the closing quote.
-    After,
-}
-
-impl Quote {
-    /// The state after these bytes, or how many of them come before text that follows a closing
-    /// quote: `csv-core` would add it to the cell.
-    fn follow(mut self, bytes: &[u8], delimiter: u8) -> Result<Quote, usize> {
-        let is_end = |byte: u8| byte == delimiter || byte == b'\n' || byte == b'\r';
-        if matches!(self, Quote::Start | Quote::Plain) && !bytes.contains(&b'"') {
-            return Ok(match bytes.last() {
-                None => self,
-                Some(&byte) if is_end(byte) => Quote::Start,
-                Some(_) => Quote::Plain,
-            });
-        }
-        for (index, &byte) in bytes.iter().enumerate() {
-            self = match (self, byte) {
-                (Quote::Open, b'"') => Quote::Closed,
-                (Quote::Open, _) | (Quote::Start | Quote::Closed, b'"') => Quote::Open,
-                (_, byte) if is_end(byte) => Quote::Start,
-                (Quote::Start | Quote::Plain, _) => Quote::Plain,
-                (_, byte) if byte.is_ascii_whitespace() => Quote::After,
-                _ => return Err(index),
-            };
-        }
-        Ok(self)
-    }
-}
-
 /// The records of a stream, one after another.
 pub(super) struct Records<R> {
     input: BufReader<Chain<Cursor<Vec<u8>>, R>>,
     parser: csv_core::Reader,
-    delimiter: u8,
-    quote: Quote,
     /// The text of all cells of the current record, and where each cell ends in it.
     text: Vec<u8>,
     ends: Vec<usize>,
@@ -136,8 +94,6 @@ impl<R: Read> Records<R> {
         Records {
             input: BufReader::with_capacity(buffer_bytes, Cursor::new(start).chain(reader)),
             parser: csv_core::ReaderBuilder::new().delimiter(delimiter).build(),
-            delimiter,
-            quote: Quote::Start,
             text: vec![0; buffer_bytes],
             ends: vec![0; 64],
             line: 1,
@@ -167,11 +123,6 @@ impl<R: Read> Records<R> {
                 &mut self.ends[cells..],
             );
             if !at_end {
-                let quote = self.quote.follow(&input[..read], self.delimiter);
-                self.quote = quote.map_err(|at| text_after_quote(self.line, &input[..at]))?;
-                if result == ReadRecordResult::Record {
-                    self.quote = Quote::Start;
-                }
                 self.after_cr =
                     read > 0 && input[read - 1] == b'\r' && result == ReadRecordResult::Record;
                 let ends = input[..read].iter().filter(|&&byte| byte == b'\n').count();
@@ -258,13 +209,6 @@ impl<R: Read> Records<R> {
     }
 }
 
-/// The problem of text after a closing quote; `before` begins on this line.
-fn text_after_quote(line: u64, before: &[u8]) -> CsvProblem {
-    let lines = before.iter().filter(|&&byte| byte == b'\n').count() as u64;
-    let what = "expected the end of a cell after its closing quote, got text; help: write a quote within quotes twice (\"\")";
-    CsvProblem::Malformed(line + lines, what.into())
-}
-
 /// The next bytes of `input`, none at the end.
 fn fill(input: &mut impl BufRead) -> Result<&[u8], CsvProblem> {
     heartbeat::beat(Work::ConvertsData);
@@ -304,7 +248,7 @@ fn delimiter_of(start: &[u8], is_cut: bool) -> Result<u8, CsvProblem> {
 }
 
 /// How many cells each record of the first bytes of a file has with this delimiter. A malformed
-/// record, as where another delimiter follows a quote, has 0 and is the last.
+/// record has 0 and is the last.
 fn cells(delimiter: u8, start: &[u8]) -> impl Iterator<Item = usize> {
     let mut records = Records::split_at(delimiter, Vec::new(), start, (1 << 12, RECORD_BYTES_MAX));
     let mut is_malformed = false;

@@ -19,10 +19,11 @@ use ::parquet::schema::types::ColumnDescriptor;
 use ddp_kernels::dtype::f16;
 use ddp_kernels::panics;
 
-use super::super::cell::{TableReader, Value, Written};
+use super::super::cell::{TableReader, Value};
 use super::super::gzip::RATIO_MAX;
 use super::super::io::{reading, refuse};
 use crate::error::{Error, Result, bail};
+use crate::setting::DROP;
 
 /// Values of all columns together that are in memory.
 const VALUES: usize = 1 << 18;
@@ -34,8 +35,8 @@ pub(super) struct ParquetTable {
     path: PathBuf,
     file: SerializedFileReader<File>,
     names: Vec<String>,
-    /// The columns that are read.
-    selected: Vec<(usize, ColumnKind)>,
+    /// The columns that are read, and whether their values are unsigned.
+    selected: Vec<(usize, bool)>,
     /// The row group that is read next.
     next_group: usize,
     /// Of the current row group: a reader for each selected column, and the rows not read yet.
@@ -117,16 +118,12 @@ impl ParquetTable {
         let rows_max = (VALUES / self.selected.len().max(1)).clamp(1, 8192) as u64;
         let (row, count) = (self.first_row, self.rows_left.min(rows_max) as usize);
         self.values = self.names.iter().map(|_| Vec::new()).collect();
-        for (reader, &(column, kind)) in self.readers.iter_mut().zip(&self.selected) {
-            let values = read_values(reader, kind, count);
-            self.values[column] = values.map_err(|problem| match problem {
-                ReadProblem::Short => {
-                    let name = &self.names[column];
-                    let what = format!("row {row}, column \"{name}\" is missing");
-                    refuse(&self.path, format!("{what}: the file is damaged"))
-                }
-                ReadProblem::Reader(error) => damaged(&self.path, &error),
-            })?;
+        for (reader, &(column, is_unsigned)) in self.readers.iter_mut().zip(&self.selected) {
+            let values = read_values(reader, is_unsigned, count);
+            let name = &self.names[column];
+            let values = values.map_err(|error| damaged(&self.path, &error))?;
+            let what = || format!("row {row}, column \"{name}\" is missing: the file is damaged");
+            self.values[column] = values.ok_or_else(|| refuse(&self.path, what()))?;
         }
         self.rows_left -= count as u64;
         self.count = count;
@@ -141,12 +138,11 @@ impl TableReader for ParquetTable {
 
     fn select(&mut self, columns: &[usize]) -> Result<()> {
         let schema = self.file.metadata().file_metadata().schema_descr();
-        let kind = |&column: &usize| {
-            let (kind, name) = (kind_of(&schema.column(column)), &self.names[column]);
-            let bad = |what| self.bad(format!("column \"{name}\" {what}"));
-            Ok((column, kind.map_err(bad)?))
+        let read = |&column: &usize| {
+            let bad = |what| self.bad(format!("column \"{}\" {what}", self.names[column]));
+            Ok((column, is_unsigned(&schema.column(column)).map_err(bad)?))
         };
-        self.selected = columns.iter().map(kind).collect::<Result<_>>()?;
+        self.selected = columns.iter().map(read).collect::<Result<_>>()?;
         Ok(())
     }
 
@@ -228,62 +224,40 @@ fn damaged(path: &Path, error: &ParquetError) -> Error {
     refuse(path, format!("{why} ({text})"))
 }
 
-/// How the values of a column become numbers.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ColumnKind {
-    Signed,
-    Unsigned,
-    Half,
-    Text,
-}
-
-/// The kind of a column, or why it is not read.
-fn kind_of(column: &ColumnDescriptor) -> Result<ColumnKind, String> {
+/// Whether the values of a column are unsigned, or why it is not read.
+fn is_unsigned(column: &ColumnDescriptor) -> Result<bool, String> {
     use ConvertedType as C;
     if column.max_rep_level() > 0 || column.path().parts().len() > 1 {
         bail!(
-            "is nested: expected one value a row; help: give each value its own column, or leave it out: `drop`"
+            "is nested: expected one value a row; help: give each value its own column, or leave it out: {DROP}"
         );
     }
     if column.name() == "__index_level_0__" {
         bail!(
-            "is an index that pandas wrote; help: leave it out: `drop` __index_level_0__, or save without it: \
+            "is an index that pandas wrote; help: leave it out: {DROP} __index_level_0__, or save without it: \
              to_parquet(path, index=False)"
         );
     }
     let (logical, converted) = (column.logical_type_ref(), column.converted_type());
-    let is_plain = logical.is_none() && converted == C::NONE;
     match (column.physical_type(), logical, converted) {
         (Type::BYTE_ARRAY, Some(LogicalType::String | LogicalType::Enum), _)
-        | (Type::BYTE_ARRAY, _, C::UTF8 | C::ENUM) => Ok(ColumnKind::Text),
-        (Type::BYTE_ARRAY, _, _) if is_plain => Ok(ColumnKind::Text),
-        (Type::FIXED_LEN_BYTE_ARRAY, Some(LogicalType::Float16), _) => Ok(ColumnKind::Half),
-        (Type::BOOLEAN | Type::FLOAT | Type::DOUBLE, _, _) => Ok(ColumnKind::Signed),
-        (Type::INT32 | Type::INT64, Some(LogicalType::Integer(kind)), _) => match kind.is_signed {
-            true => Ok(ColumnKind::Signed),
-            false => Ok(ColumnKind::Unsigned),
-        },
+        | (Type::BYTE_ARRAY, _, C::UTF8 | C::ENUM)
+        | (Type::BYTE_ARRAY, None, C::NONE)
+        | (Type::FIXED_LEN_BYTE_ARRAY, Some(LogicalType::Float16), _)
+        | (Type::BOOLEAN | Type::FLOAT | Type::DOUBLE, _, _) => Ok(false),
+        (Type::INT32 | Type::INT64, Some(LogicalType::Integer(kind)), _) => Ok(!kind.is_signed),
+        (Type::INT32 | Type::INT64, None, C::UINT_8 | C::UINT_16 | C::UINT_32 | C::UINT_64) => {
+            Ok(true)
+        }
         (
             Type::INT32 | Type::INT64,
             None,
             C::NONE | C::INT_8 | C::INT_16 | C::INT_32 | C::INT_64,
-        ) => Ok(ColumnKind::Signed),
-        (Type::INT32 | Type::INT64, None, C::UINT_8 | C::UINT_16 | C::UINT_32 | C::UINT_64) => {
-            Ok(ColumnKind::Unsigned)
-        }
-        (_, Some(LogicalType::Unknown), _) => {
-            Err("holds no values at all; help: leave it out: `drop`".into())
-        }
-        (_, Some(LogicalType::Decimal(_)), _) | (_, _, C::DECIMAL) => bail!(
-            "holds decimals; help: turn them into floats, or ids into texts (pandas: .astype(float), .astype(str)), or leave \
-             it out: `drop`"
-        ),
-        (Type::INT32 | Type::INT64, _, _) => {
-            let help = Written::Date.help();
-            bail!("holds dates or times; help: {help}; or leave it out: `drop`")
-        }
+        ) => Ok(false),
         (other, _, _) => bail!(
-            "holds {other}: expected integers, floats, bools or texts; help: leave it out: `drop`"
+            "holds {other} {}: expected integers, floats, bools or texts; help: cast it before it is saved (pandas: \
+             .astype(float), .astype(str), dates to days by (d - d.min()).dt.days), or leave it out: {DROP}",
+            logical.map_or(String::new(), |kind| format!("{kind:?}"))
         ),
     }
 }
@@ -338,32 +312,16 @@ impl Iterator for CheckedPages {
     }
 }
 
-/// What can be wrong with values.
-enum ReadProblem {
-    /// The column has fewer values than the others.
-    Short,
-    Reader(ParquetError),
-}
-
-/// The next `count` values of a column.
-fn read_values(
-    reader: &mut ColumnReader,
-    kind: ColumnKind,
-    count: usize,
-) -> Result<Vec<Owned>, ReadProblem> {
+/// The next `count` values of a column; `None` if it has fewer.
+fn read_values(reader: &mut ColumnReader, is_unsigned: bool, count: usize) -> ReadValues {
     use ColumnReader as R;
-    let is_unsigned = kind == ColumnKind::Unsigned;
     let float = |number: f64| Owned::Float(number);
     let whole = |number: i64| Owned::Whole(number.into());
-    let half = |bytes: &[u8]| {
-        bytes
-            .try_into()
-            .map(|bytes| f16::from_le_bytes(bytes).to_f64())
-    };
+    let half = |bytes: &[u8]| Some(float(f16::from_le_bytes(bytes.try_into().ok()?).to_f64()));
     match reader {
         R::ByteArrayColumnReader(reader) => values(reader, count, Owned::Text),
         R::FixedLenByteArrayColumnReader(reader) => values(reader, count, |value| {
-            half(value.data()).map_or(Owned::Null, float)
+            half(value.data()).unwrap_or(Owned::Null)
         }),
         R::FloatColumnReader(reader) => values(reader, count, |value| float(value.into())),
         R::DoubleColumnReader(reader) => values(reader, count, float),
@@ -376,39 +334,39 @@ fn read_values(
             true => Owned::Whole(value.cast_unsigned().into()),
             false => whole(value),
         }),
-        R::Int96ColumnReader(_) => Err(ReadProblem::Short),
+        R::Int96ColumnReader(_) => Ok(None),
     }
 }
+
+type ReadValues = Result<Option<Vec<Owned>>, ParquetError>;
 
 /// The next `count` values, converted.
 fn values<T: DataType>(
     reader: &mut ColumnReaderImpl<T>,
     count: usize,
     convert: impl Fn(T::T) -> Owned,
-) -> Result<Vec<Owned>, ReadProblem> {
-    let (mut values, mut levels) = (Vec::new(), Vec::new());
-    let mut rows = 0;
+) -> ReadValues {
+    let (mut values, mut levels, mut rows) = (Vec::new(), Vec::new(), 0);
     while rows < count {
-        let read = reader.read_records(count - rows, Some(&mut levels), None, &mut values);
-        let (records, _, _) = read.map_err(ReadProblem::Reader)?;
+        let most = count - rows;
+        let (records, _, _) = reader.read_records(most, Some(&mut levels), None, &mut values)?;
         if records == 0 {
-            return Err(ReadProblem::Short);
+            return Ok(None);
         }
         rows += records;
     }
     // Columns without nulls have no levels; in others level 0 is a null.
     let nulls = levels.iter().filter(|&&level| level == 0).count();
     if values.len() + nulls != count || !(levels.is_empty() || levels.len() == count) {
-        return Err(ReadProblem::Short);
+        return Ok(None);
     }
     let mut values = values.into_iter();
     let mut value = || values.next().map_or(Owned::Null, &convert);
-    Ok((0..count)
-        .map(|row| match levels.get(row) {
-            Some(0) => Owned::Null,
-            _ => value(),
-        })
-        .collect())
+    let row = |row: usize| match levels.get(row) {
+        Some(0) => Owned::Null,
+        _ => value(),
+    };
+    Ok(Some((0..count).map(row).collect()))
 }
 
 #[cfg(test)]

@@ -1,10 +1,9 @@
 //! Rows of a table, written into a flat file: `features`, f32 of all columns except the label's,
 //! and `labels`. A missing number is NaN.
 //!
-//! What labels are follows from all of them: whole numbers are i64, other
-//! numbers f64, and if one is a text, all are: i64 codes of the texts sorted by their bytes, which
-//! are the classes. A whole number that does not fit i64 is a text. Until the last row is known,
-//! they are kept in a file, one a line.
+//! What labels are follows from all of them: whole numbers are i64, other numbers f64, and if one
+//! is a text, all are: i64 codes of the texts sorted by their bytes, which are the classes. Until
+//! the last row is known, they are kept in a file, one a line.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -13,14 +12,12 @@ use std::num::IntErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::super::cell::{Cell, TableReader, Value, number, shown};
-use super::super::csv::HEADER_HELP;
 use super::super::flat;
 use super::super::format::{EXAMPLES_MAX, OddCells};
 use super::super::io::writing;
 use super::columns::{Columns, Feature};
 use crate::element::Element;
 use crate::error::{Error, Result, ensure};
-use crate::guess::{self, Ends};
 use crate::task::CLASSES_MAX;
 
 /// Numbers written at once.
@@ -31,8 +28,6 @@ pub(super) struct RowWriter<'a> {
     columns: &'a Columns<'a>,
     out: &'a mut flat::Writer,
     features: Vec<f32>,
-    /// Of each column of numbers, before rounding.
-    ends: Vec<Ends>,
     /// Of each column.
     odd: Vec<OddCells>,
     /// Whether a cell was refused that other settings would allow.
@@ -42,8 +37,6 @@ pub(super) struct RowWriter<'a> {
     unlabelled: u64,
     first_unlabelled: String,
     rows: u64,
-    /// Whether some columns are called like numbers.
-    any_number: bool,
 }
 
 impl<'a> RowWriter<'a> {
@@ -60,19 +53,16 @@ impl<'a> RowWriter<'a> {
         let (are_texts, targets) = (columns.request.labels_are_texts, columns.labels.len());
         let labels = (targets > 0).then(|| LabelColumn::beside(to, are_texts, targets));
         let count = columns.features.len();
-        let is_number = |name: &String| number(name.as_bytes()).is_some();
         Ok(RowWriter {
             columns,
             out,
             features: Vec::with_capacity(PIECE_COUNT + width),
-            ends: vec![Ends::NONE; count],
             odd: vec![OddCells::default(); count],
             refused_cell: false,
             labels: labels.transpose()?,
             unlabelled: 0,
             first_unlabelled: String::new(),
             rows: 0,
-            any_number: columns.names.iter().any(is_number),
         })
     }
 
@@ -110,7 +100,6 @@ impl<'a> RowWriter<'a> {
                 }
             }
             (Cell::Number(number), None) if (number as f32).is_finite() => {
-                self.ends[index].add(number);
                 self.features.push(number as f32);
             }
             (Cell::Number(number), None) => {
@@ -136,22 +125,13 @@ impl<'a> RowWriter<'a> {
 
     fn label(&mut self, table: &dyn TableReader, column: usize) -> Result<()> {
         let (columns, value) = (self.columns, table.value(column));
-        let (text, name) = (value.text(), &columns.names[column]);
+        let text = value.text();
         if text.is_empty() {
             if self.unlabelled == 0 {
                 self.first_unlabelled = columns.cell_place(table, column);
             }
             self.unlabelled += 1;
             return Ok(());
-        }
-        let is_name = *text == *name.as_bytes() && number(&text).is_none();
-        if is_name && self.any_number && matches!(value, Value::Written(_)) {
-            let text = shown(&text);
-            let what = format!(
-                "the label \"{text}\" is the column's name, and other names are numbers, as if the first line were a row; \
-                 {HEADER_HELP}"
-            );
-            return Err(columns.bad_cell(table, column, &what));
         }
         let is_text = matches!(value, Value::Text(_));
         let bad = |what: String| columns.bad_cell(table, column, &what);
@@ -180,14 +160,6 @@ impl<'a> RowWriter<'a> {
         }
         if !self.features.is_empty() {
             self.write_piece()?;
-        }
-        let ends = self.ends.iter().enumerate();
-        let close = ends.filter(|(_, ends)| ends.are_too_close());
-        let close: Vec<_> = close
-            .map(|(index, ends)| (format!("\"{}\"", columns.name(index)), *ends))
-            .collect();
-        if let Some(warning) = guess::rounding_warning(&close) {
-            tracing::warn!("{}: {warning}", columns.path.display());
         }
         let labels = self.labels.map(|labels| labels.finish(self.out));
         for (index, odd) in self.odd.iter_mut().enumerate() {
@@ -226,11 +198,8 @@ impl OddCells {
     }
 }
 
-/// The longest name of a class, and of all together in a flat file's header.
-const TEXT_BYTES_MAX: usize = 4 << 10;
+/// The names of all classes together in a flat file's header.
 const TEXTS_BYTES_MAX: usize = 16 << 20;
-
-const WRONG_COLUMN: &str = "help: is this column the label?";
 
 struct LabelColumn {
     aside: BufWriter<File>,
@@ -239,15 +208,14 @@ struct LabelColumn {
     texts: Option<HashSet<Box<[u8]>>>,
     texts_bytes: usize,
     any_text: bool,
-    /// Whole numbers, also those that do not fit i64.
     all_whole: bool,
-    any_long: bool,
     /// Labels of a row: several are numbers.
     width: usize,
 }
 
 impl LabelColumn {
-    /// No labels yet. They are kept in a file beside `to`. `are_texts`: whatever they look like.
+    /// A column without labels yet, which are kept in a file beside `to`. `are_texts`: labels are
+    /// texts even if all look like numbers.
     fn beside(to: &Path, are_texts: bool, width: usize) -> Result<LabelColumn> {
         let path = to.with_extension("labels");
         let mut options = File::options();
@@ -262,20 +230,16 @@ impl LabelColumn {
             texts_bytes: 0,
             any_text: are_texts,
             all_whole: width == 1,
-            any_long: false,
             width,
         })
     }
 
-    /// Adds the label of the next row. `bad` makes an error of what is wrong with it.
-    /// `is_text`: a text even if it looks like a number.
+    /// Adds the label of the next row. `bad` turns a description into the error of this cell.
+    /// `is_text`: the format says that it is a text, even if it looks like a number.
     fn push(&mut self, cell: &[u8], is_text: bool, bad: impl Fn(String) -> Error) -> Result<()> {
         let value = number(cell);
         self.any_text |= is_text || value.is_none();
-        let is_whole = self.all_whole && whole(cell).is_some();
-        let is_long = self.all_whole && !is_whole && is_long(cell);
-        self.any_long |= is_long;
-        self.all_whole = is_whole || is_long;
+        self.all_whole = self.all_whole && whole(cell).is_some();
         let noted = check(cell, value).and_then(|()| self.note(cell));
         noted.map_err(bad)?;
         let written = self.aside.write_all(cell);
@@ -283,23 +247,13 @@ impl LabelColumn {
         written.map_err(writing(&self.path))
     }
 
-    /// Whether the labels so far are texts. A later fraction makes numbers of long whole ones.
-    fn are_texts(&self) -> bool {
-        self.any_text || self.all_whole && self.any_long
-    }
-
     /// Notes a text that may be a class, or says why it cannot be a label.
     fn note(&mut self, text: &[u8]) -> Result<(), String> {
-        let are_texts = self.are_texts();
         let Some(texts) = &mut self.texts else {
             ensure!(
-                !are_texts || self.width == 1,
-                "expected a number, as each of several labels is, got \"{}\"; help: correct it or remove the row",
-                shown(text)
-            );
-            ensure!(
-                !are_texts,
-                "expected a number as label, got \"{}\"; more than {CLASSES_MAX} different numbers came before",
+                !self.any_text,
+                "expected a number as label, got \"{}\", after more than {CLASSES_MAX} different numbers or beside other \
+                 labels; help: correct it or remove the row",
                 shown(text)
             );
             return Ok(());
@@ -307,24 +261,16 @@ impl LabelColumn {
         if texts.contains(text) {
             return Ok(());
         }
-        let bytes = text.len();
-        ensure!(
-            bytes <= TEXT_BYTES_MAX,
-            "expected a label of at most {TEXT_BYTES_MAX} bytes, got {bytes}; {WRONG_COLUMN}"
-        );
-        self.texts_bytes += flat::text_bytes(&String::from_utf8_lossy(text));
+        self.texts_bytes += text.len();
         if texts.len() < CLASSES_MAX && self.texts_bytes <= TEXTS_BYTES_MAX {
             texts.insert(text.into());
             return Ok(());
         }
         ensure!(
-            !are_texts || texts.len() < CLASSES_MAX,
-            "expected at most {CLASSES_MAX} different texts as labels, got \"{}\" after as many; {WRONG_COLUMN}",
+            !self.any_text,
+            "expected at most {CLASSES_MAX} different texts of {TEXTS_BYTES_MAX} bytes together as labels, got more: \
+             \"{}\"; help: is this column the label?",
             shown(text)
-        );
-        ensure!(
-            !are_texts,
-            "expected different labels of at most {TEXTS_BYTES_MAX} bytes together, got more; {WRONG_COLUMN}"
         );
         self.texts = None;
         Ok(())
@@ -333,7 +279,7 @@ impl LabelColumn {
     /// Writes all labels as the type they turned out to be, and returns the classes if they are
     /// texts.
     fn finish(self, out: &mut flat::Writer) -> Result<Option<Vec<String>>> {
-        let (are_texts, failed) = (self.are_texts(), writing(&self.path));
+        let (are_texts, failed) = (self.any_text, writing(&self.path));
         let file = self.aside.into_inner();
         let mut file = file.map_err(|error| failed(error.into_error()))?;
         file.rewind().map_err(writing(&self.path))?;
@@ -395,6 +341,11 @@ fn check(cell: &[u8], value: Option<f64>) -> Result<(), String> {
     ensure!(
         value.is_none_or(f64::is_finite),
         "expected a number or a text as label, got {}; help: remove the row, or give the class another name",
+        got()
+    );
+    ensure!(
+        !is_long(cell),
+        "expected a label that 64 bits hold, got {}; help: put a letter before each if they are names",
         got()
     );
     ensure!(

@@ -9,19 +9,18 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::cell::{Cell, TableReader, Written, shown};
+use super::super::cell::{Cell, PLAIN_HELP, TableReader, is_written_otherwise, shown, some_of};
 use super::super::io::{reading, refuse, writing};
 use super::columns::Columns;
 use crate::error::{Error, Result, bail};
 use crate::feature_plan::{AUTO, ColumnPlan};
 use crate::guess::{self, AUTO_VALUES_MAX};
+use crate::setting::{CATEGORICAL, DROP, LABELS, MISSING};
 
 /// The most different values of a column that is named as categorical.
 const NAMED_VALUES_MAX: usize = 1 << 16;
 /// The longest value.
 const VALUE_BYTES_MAX: usize = 4 << 10;
-/// How many columns a message describes. It names all of them.
-const DESCRIBED: usize = 20;
 
 /// What the cells of some columns are.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -39,19 +38,17 @@ pub(crate) struct SurveyedColumn {
     /// The first text and the first missing cell, with their places.
     first_text: Option<String>,
     first_missing: Option<String>,
-    /// What keeps texts from being numbers, and how many of them are such texts.
-    written: Option<Written>,
+    /// Texts that are numbers or dates to people.
     written_texts: u64,
     /// The different values; `None` if they cannot all be categories.
     values: Option<BTreeSet<String>>,
-    /// Why they cannot, if not because there are more than `values_max`, and whether that is since
-    /// a text is not UTF-8.
-    bad_value: Option<(String, bool)>,
+    /// Why they cannot, if not because there are more than `values_max`.
+    bad_value: Option<String>,
     values_max: usize,
 }
 
 impl Survey {
-    /// Of no rows yet.
+    /// A survey before its first row.
     pub(super) fn of(columns: &Columns<'_>, categorical: &[String]) -> Survey {
         let categorical: HashSet<&String> = categorical.iter().collect();
         let column = |index| {
@@ -83,9 +80,8 @@ impl Survey {
                     if column.texts == 0 {
                         column.first_text = Some(format!("{}: \"{}\"", place(), shown(text)));
                     }
-                    let written = Written::of(&String::from_utf8_lossy(text));
-                    column.written = column.written.max(written);
-                    column.written_texts += u64::from(written.is_some());
+                    let written = is_written_otherwise(&String::from_utf8_lossy(text));
+                    column.written_texts += u64::from(written);
                     column.texts += 1;
                 }
                 Cell::Missing => {
@@ -121,7 +117,6 @@ impl Survey {
             column.missing += later.missing;
             column.first_text = column.first_text.take().or(later.first_text);
             column.first_missing = column.first_missing.take().or(later.first_missing);
-            column.written = column.written.max(later.written);
             column.written_texts += later.written_texts;
             column.bad_value = column.bad_value.take().or(later.bad_value);
             let both = column.values.take().zip(later.values);
@@ -155,17 +150,16 @@ impl Survey {
             problems.push(format!("missing cells in {what}"));
         }
         let help = match request.is_for_model {
-            true => "correct these cells: the model was trained on rows without such cells (if it was trained with `missing` \
+            true => format!(
+                "correct these cells: the model was trained on rows without such cells (if it was trained with {MISSING} \
                      mean or zero, it takes missing ones)"
-                .to_string(),
+            ),
             false => help(&texts, !missing.is_empty()),
         };
         let problems = (!problems.is_empty()).then(|| problems.join("; "))?;
         Some(columns.bad(format!("{problems}; help: {help}")))
     }
 }
-
-const UTF8_HELP: &str = "save the file as UTF-8 (iconv -f latin1 -t utf8)";
 
 /// What to do about columns of texts and missing cells.
 fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
@@ -174,39 +168,33 @@ fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
     let mut help = how_to_write(texts);
     if !few.is_empty() {
         help.push(format!(
-            "`categorical` {} one-hot encodes the texts",
+            "{CATEGORICAL} {} one-hot encodes the texts",
             list(&few)
         ));
     }
     if !many.is_empty() {
         help.push(format!(
-            "`drop` {} leaves out columns with too many or nearly all different values; if a column is mostly numbers, \
+            "{DROP} {} leaves out columns with too many or nearly all different values; if a column is mostly numbers, \
              correct its texts",
             list(&many)
         ));
     }
     if any_missing {
-        help.push("`missing` mean or zero fills in missing cells".into());
+        help.push(format!("{MISSING} mean or zero fills in missing cells"));
     }
     if !texts.is_empty() {
-        help.push("if one of these columns is the label, name it in `labels`".into());
+        help.push(format!(
+            "if one of these columns is the label, name it in {LABELS}"
+        ));
     }
     help.join("; ")
 }
 
-/// What to do about columns whose texts are numbers, dates or not UTF-8, each said once.
+/// What to do about columns whose texts are numbers or dates to people.
 fn how_to_write(columns: &[&SurveyedColumn]) -> Vec<String> {
-    let written = columns.iter().filter(|column| column.are_written());
-    let written: BTreeSet<_> = written.filter_map(|column| column.written).collect();
-    let mut help: Vec<_> = written.iter().map(|way| way.help().to_string()).collect();
-    let is_not_utf8 = |column: &&SurveyedColumn| matches!(column.bad_value, Some((_, true)));
-    help.extend(
-        columns
-            .iter()
-            .any(is_not_utf8)
-            .then(|| UTF8_HELP.to_string()),
-    );
-    help
+    let mut written = columns.iter().filter(|column| column.are_written());
+    let help = written.next().map(|_| PLAIN_HELP.to_string());
+    help.into_iter().collect()
 }
 
 /// The names of columns as a value of a setting.
@@ -220,16 +208,15 @@ fn list(columns: &[&SurveyedColumn]) -> String {
     }
 }
 
-/// A few columns described, and how many more there are.
+/// A few columns described.
 fn described(columns: &[&SurveyedColumn], describe: impl Fn(&SurveyedColumn) -> String) -> String {
-    let some = columns.iter().take(DESCRIBED);
-    let some: Vec<String> = some.map(|column| describe(column)).collect();
-    let (count, some) = (columns.len(), some.join(", "));
-    match count {
-        1 => format!("1 column: {some}"),
-        ..=DESCRIBED => format!("{count} columns: {some}"),
-        _ => format!("{count} columns: {some} and {} more", count - DESCRIBED),
-    }
+    let all = columns.iter().map(|column| describe(column));
+    let columns = if columns.len() == 1 {
+        "1 column".into()
+    } else {
+        format!("{} columns", columns.len())
+    };
+    format!("{columns}: {}", some_of(20, all).unwrap_or_default())
 }
 
 impl SurveyedColumn {
@@ -254,7 +241,7 @@ impl SurveyedColumn {
         let first = self.first_text.as_deref().unwrap_or_default();
         let cells = self.texts + self.numbers;
         let what = match (&self.bad_value, self.numbers, &self.values) {
-            (Some((why, true)), ..) | (Some((why, false)), 0, _) => why.clone(),
+            (Some(why), ..) => why.clone(),
             (_, 1.., _) => format!("{} of {cells} cells", self.texts),
             (_, 0, Some(values)) if self.is_nearly_unique() => {
                 format!("{} different in {cells} cells", values.len())
@@ -262,11 +249,11 @@ impl SurveyedColumn {
             (_, 0, Some(values)) => format!("{} different", values.len()),
             (_, 0, None) => format!("more than {} different", self.values_max),
         };
-        let what = match self.written.filter(|_| self.are_written()) {
-            Some(written) => format!("{}, {what}", written.name()),
-            None => what,
+        let kind = match self.are_written() {
+            true => "numbers or dates for people, ",
+            false => "",
         };
-        format!("\"{}\" ({what}, the first in {first})", self.name)
+        format!("\"{}\" ({kind}{what}, the first in {first})", self.name)
     }
 
     fn describe_missing(&self) -> String {
@@ -281,8 +268,7 @@ impl SurveyedColumn {
         match std::str::from_utf8(text) {
             Ok(text) if values.contains(text) => return,
             Ok(text) if text.len() > VALUE_BYTES_MAX => {
-                let why = format!("more than {VALUE_BYTES_MAX} bytes in {}", place());
-                self.bad_value = Some((why, false));
+                self.bad_value = Some(format!("more than {VALUE_BYTES_MAX} bytes in {}", place()));
             }
             Ok(text) if values.len() < self.values_max => {
                 values.insert(text.to_string());
@@ -291,8 +277,10 @@ impl SurveyedColumn {
             Ok(_) => {}
             Err(_) => {
                 let shown: String = text.escape_ascii().take(40).map(char::from).collect();
-                let why = format!("not UTF-8: \"{shown}\" in {}", place());
-                self.bad_value = Some((why, true));
+                self.bad_value = Some(format!(
+                    "not UTF-8 (save the file as UTF-8: iconv -f latin1 -t utf8): \"{shown}\" in {}",
+                    place()
+                ));
             }
         }
         self.values = None;
@@ -329,17 +317,17 @@ pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Resul
     let names = list(&refused);
     let mut help = how_to_write(&refused);
     help.push(format!(
-        "leave these out with `drop` {names}, or correct the texts if these are columns of numbers"
+        "leave these out with {DROP} {names}, or correct the texts if these are columns of numbers"
     ));
     if is_auto && refused.iter().all(|column| column.bad_value.is_none()) {
         help.push(format!(
-            "to encode their texts as they are: `categorical` {AUTO},{names}"
+            "to encode their texts as they are: {CATEGORICAL} {AUTO},{names}"
         ));
     }
     bail!(
         Data,
         "{path}: expected categories: at most {AUTO_VALUES_MAX} different texts (or {NAMED_VALUES_MAX} in a column that \
-         `categorical` names) of at most {VALUE_BYTES_MAX} bytes each, in UTF-8, that are neither numbers nor dates, nor \
+         {CATEGORICAL} names) of at most {VALUE_BYTES_MAX} bytes each, in UTF-8, that are neither numbers nor dates, nor \
          different in nearly every row; got {what}; help: {}",
         help.join("; ")
     )

@@ -55,7 +55,10 @@ fn write(file: &DataFile<'_>, out: &mut flat::Writer) -> Result<flat::About> {
         out.write(&row)?;
         at += 4 + row.len() as u64;
     }
-    Ok(flat::About::from_source(file.name))
+    Ok(flat::About {
+        source: Some(file.name.into()),
+        ..flat::About::default()
+    })
 }
 
 fn vectors(rows: &[&[f32]]) -> Vec<u8> {

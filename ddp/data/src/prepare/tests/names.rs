@@ -316,18 +316,23 @@ fn a_name_is_a_column_before_it_is_a_folder() {
 }
 
 #[test]
-fn texts_in_one_table_make_texts_of_numbers_in_the_others() {
+fn labels_of_tables_are_all_texts_or_all_numbers() {
     let scratch = Scratch::new();
     put(&scratch, "d/a.csv", "x,kind\n1,1\n2,K\n");
     put(&scratch, "d/b.csv", "x,kind\n3,1\n4,2\n5,02\n");
-    let shards = alone(&request(&scratch.path().join("d"), None)).unwrap();
+    let shards = request(&scratch.path().join("d"), None);
+    refused(
+        &shards,
+        65,
+        &[
+            "b.csv",
+            "expected texts as labels, as in",
+            "join the tables",
+        ],
+    );
     let one = put(&scratch, "one.csv", "x,kind\n1,1\n2,K\n3,1\n4,2\n5,02\n");
     let one = alone(&request(&one, None)).unwrap();
-    assert_eq!(
-        (all(&*shards.train), shards.train.task()),
-        (all(&*one.train), one.train.task())
-    );
-    // And where a model has learned texts: 02, 1, 2, K.
+    // A model that has learned texts, 02, 1, 2 and K, takes numbers for such.
     let val = put(&scratch, "v.csv", "x,kind\n1,2\n2,02\n");
     let trained = trained_on(&one);
     assert_eq!(
@@ -389,39 +394,35 @@ fn labels_go_with_the_features_file_by_file() {
         65,
         &["`labels`", "one for each of the 2 files", "got 3"],
     );
-    // Names that are sorted otherwise: 1, 10, 2 against 01, 02, 10.
+    // In the order of their numbers: 1, 2, 10 go with 01, 02, 10, and not with 1, 3, 10.
     x(&[("02", 10), ("10", 10)]);
     y(&[("z-1", 10), ("z-2", 10), ("z-10", 10)]);
-    refused(
-        &asked("z-*.npy"),
-        65,
-        &["`labels`", "z-10.npy", "x-02.npy", "zeros"],
-    );
+    assert_eq!(alone(&asked("z-*.npy")).unwrap().train.rows(), 30);
+    y(&[("u-1", 10), ("u-3", 10), ("u-10", 10)]);
+    let parts = [
+        "`labels`",
+        "u-3.npy",
+        "x-02.npy",
+        "give both the same numbers",
+    ];
+    refused(&asked("u-*.npy"), 65, &parts);
     y(&[("w64-0001", 10), ("w64-0002", 10), ("w64-0010", 10)]);
     assert_eq!(alone(&asked("w64-*.npy")).unwrap().train.rows(), 30);
 }
 
 #[test]
-fn one_file_of_labels_goes_with_files_in_the_order_of_their_numbers() {
+fn files_are_in_the_order_of_their_numbers() {
     let scratch = Scratch::new();
     for number in 0..12 {
-        let row = [number as f32];
-        floats(&scratch, &format!("x-{number}.npy"), &[&row, &row]);
-        floats(&scratch, &format!("z{number:02}.npy"), &[&row, &row]);
-        put(&scratch, &format!("t-{number}.csv"), "a,y\n1,0\n2,1\n");
+        floats(&scratch, &format!("x-{number}.npy"), &[&[number as f32]]);
     }
-    let path = |name: &str| scratch.path().join(name);
-    let y = whole(&scratch, "y.npy", &[0, 1].repeat(12));
-    let parts = ["x-11.npy before", "x-2.npy; help", "leading zeros"];
-    refused(&request(&path("x-*.npy"), Some(&y)), 65, &parts);
-    let data = alone(&request(&path("z*.npy"), Some(&y))).unwrap();
-    assert_eq!(data.train.rows(), 24);
-    // Predictions are written in the order of the files; where labels are in them, it is free.
-    let tables = request(&path("t-*.csv"), None);
-    let mut predicted = later(&trained_on(&alone(&tables).unwrap()), &path("t-*.csv"));
-    alone(&predicted).unwrap();
-    predicted.trained.as_mut().unwrap().needs_labels = false;
-    refused(&predicted, 65, &["t-11.csv before", "leading zeros"]);
+    let labels: Vec<i64> = (0..12).map(|number| number % 2).collect();
+    let y = whole(&scratch, "y.npy", &labels);
+    let data = alone(&request(&scratch.path().join("x-*.npy"), Some(&y))).unwrap();
+    let expected: Vec<_> = (0..12)
+        .map(|number| (vec![number as f32], i64::from(number % 2)))
+        .collect();
+    assert_eq!(all(&*data.train), expected);
 }
 
 #[test]

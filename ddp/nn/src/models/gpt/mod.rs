@@ -10,10 +10,11 @@ use ddp_kernels::DType;
 pub use super::blocks::{MlpKind, NormKind, RecomputeKind};
 pub use spec::{GptSpec, PositionKind};
 
-use super::blocks::{SIZE_MAX, check_size};
-use super::family::{DataShape, Family, refuse};
+use super::blocks::SIZE_MAX;
+use super::family::{DataShape, Family, check_size, refuse};
 use crate::Sequential;
 use crate::error::Result;
+use crate::setting::WIDTH;
 
 impl Family for GptSpec {
     fn name(&self) -> &'static str {
@@ -78,7 +79,7 @@ impl Family for GptSpec {
         check_size("context", self.context, SIZE_MAX)?;
         check_size("vocab", self.vocab.max(1), SIZE_MAX)?;
         if self.position == PositionKind::Rope && !(self.width / self.heads).is_multiple_of(2) {
-            let expected = format!("half a divisor of `width`, which is {}", self.width);
+            let expected = format!("half a divisor of {WIDTH}, which is {}", self.width);
             let help = "rotary positions turn pairs of a head's columns";
             return Err(refuse("heads", self.heads, &expected, help));
         }

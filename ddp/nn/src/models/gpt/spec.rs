@@ -14,7 +14,7 @@ family_settings! {
         layers "N": usize = 4;
         /// Heads of attention
         heads "N": usize = 4;
-        /// Heads that have keys and values of their own; 0 for all
+        /// Heads of keys and values, each shared by equally many heads; 0 for one per head
         kv_heads "N": usize = 0;
         /// Columns of the residual stream
         width "N": usize = 128;

@@ -8,10 +8,11 @@ use ddp_kernels::ops::Patches;
 use ddp_kernels::{DType, choices};
 
 pub use super::blocks::RecomputeKind;
-use super::blocks::{Blocks, MlpKind, NormKind, SIZE_MAX, check_size};
-use super::family::{DataShape, Family, refuse};
+use super::blocks::{Blocks, MlpKind, NormKind, SIZE_MAX};
+use super::family::{DataShape, Family, check_size, refuse};
 use crate::error::Result;
 use crate::family_settings;
+use crate::setting::IMAGE;
 use crate::{Linear, Sequential};
 use layers::{MeanOfTokens, PatchEmbedding};
 
@@ -163,8 +164,8 @@ impl VitSpec {
         }
         if self::layout(data.image).is_some_and(|of_data| of_data != layout) {
             let expected = format!("the shape that the data have, {:?}", data.image);
-            let help = "leave `image` out, or give images of this shape";
-            return Err(refuse("image", text, &expected, help));
+            let help = format!("leave {IMAGE} out, or give images of this shape");
+            return Err(refuse("image", text, &expected, &help));
         }
         let (channels, height, width, channels_last) = layout;
         if !(height.is_multiple_of(self.patch) && width.is_multiple_of(self.patch)) {
@@ -200,8 +201,10 @@ fn layout(shape: &[usize]) -> Option<(usize, usize, usize, bool)> {
 fn no_image(text: &str, pixels: usize) -> crate::error::Error {
     let side = pixels.isqrt();
     let help = match side * side == pixels {
-        true => format!("if they are square, grey images, give `image` {side}x{side}"),
-        false => "give `image` HEIGHTxWIDTH, CHANNELSxHEIGHTxWIDTH or HEIGHTxWIDTHxCHANNELS".into(),
+        true => format!("if they are square, grey images, give {IMAGE} {side}x{side}"),
+        false => {
+            format!("give {IMAGE} HEIGHTxWIDTH, CHANNELSxHEIGHTxWIDTH or HEIGHTxWIDTHxCHANNELS")
+        }
     };
     let expected = "the shape of an image of one channel or three";
     refuse("image", text, expected, &help)

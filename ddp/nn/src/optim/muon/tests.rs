@@ -290,7 +290,7 @@ fn a_group_changes_the_numbers_of_its_parameters_alone() {
                 ops::fill_into(params.gradient(p.id).unwrap(), 0.5).unwrap();
             });
             let all = 0..params.gradients().count();
-            let mut optimizer = Optimizer::of_groups(rule, groups, &params, &[all]).unwrap();
+            let mut optimizer = Optimizer::of_groups(rule, groups, &params, [&[all], &[]]).unwrap();
             optimizer.update(&params, 1, RATE, None, None).unwrap();
             ["0.weight", "0.bias", "1.weight", "1.bias"]
                 .map(|name| numbers(params.master(params.find(name).unwrap().id)))
@@ -347,9 +347,32 @@ fn groups_that_nothing_belongs_to_are_refused() {
 }
 
 #[test]
-fn the_most_expensive_matrices_are_dealt_first_to_the_rank_with_the_least() {
-    assert_eq!(owners(&[[2, 2], [4, 4], [3, 3], [3, 3]], 2), [1, 0, 1, 1]);
-    assert_eq!(owners(&[[5, 5]; 5], 3), [0, 1, 2, 0, 1]);
-    assert_eq!(owners(&[[1, 9], [9, 1]], 1), [0, 0]);
-    assert_eq!(owners(&[], 4), [0usize; 0]);
+fn the_most_expensive_groups_are_dealt_first_to_the_rank_with_the_least() {
+    let apart = |sides: &[[usize; 2]], ranks| owners(sides, &groups(sides, 0), ranks);
+    assert_eq!(apart(&[[2, 2], [4, 4], [3, 3], [3, 3]], 2), [1, 0, 1, 1]);
+    assert_eq!(apart(&[[5, 5]; 5], 3), [0, 1, 2, 0, 1]);
+    assert_eq!(apart(&[[1, 9], [9, 1]], 1), [0, 0]);
+    assert_eq!(apart(&[], 4), [0usize; 0]);
+    // Two of 4 × 4 cost 128, more than one of 5 × 5 with 125.
+    assert_eq!(owners(&[[4, 4], [5, 5], [4, 4]], &[0, 1, 0], 2), [0, 1]);
+}
+
+#[test]
+fn groups_have_one_shape_and_nearly_equal_sizes() {
+    // 9 matrices of 2 × 2 elements in A, at most 16 of them: 3 groups of 3 and not 4, 4 and 1.
+    assert_eq!(groups(&[[2, 5]; 9], 16), [0, 0, 0, 1, 1, 1, 2, 2, 2]);
+    let mixed = [[3, 2], [2, 3], [3, 2], [9, 9], [2, 3], [9, 9]];
+    assert_eq!(groups(&mixed, 8), [0, 1, 0, 2, 1, 3]);
+    assert_eq!(groups(&mixed, 0), [0, 2, 1, 4, 3, 5]);
+    assert_eq!(groups(&[], 8), [0usize; 0]);
+    // GPT-2 124M: 48 squares of 768 and 12 each of the two others, 7 at once at most.
+    let mut gpt2 = vec![[768, 768]; 48];
+    gpt2.extend([[3072, 768]; 12]);
+    gpt2.extend([[768, 3072]; 12]);
+    let found = groups(&gpt2, GROUP_SQUARES_MAX);
+    let size = |group: usize| found.iter().filter(|&&other| other == group).count();
+    assert_eq!(
+        (0..11).map(size).collect::<Vec<_>>(),
+        [7, 7, 7, 7, 7, 7, 6, 6, 6, 6, 6]
+    );
 }

@@ -88,6 +88,8 @@ fn quotes_hold_delimiters_quotes_and_ends_of_lines() {
         &[(1, &["x", "y"]), (2, &["1\n2\r\n3", "4"]), (5, &["5", "6"])],
     );
     assert_reads("\"end\"", &[(1, &["end"])]);
+    // What follows a quoted part belongs to the cell, as pandas has it.
+    assert_reads("a,\"b\"c\n", &[(1, &["a", "bc"])]);
     // In the middle of a cell a quote is a letter like any other.
     assert_reads("5\" pipe,a\"b\"\n", &[(1, &["5\" pipe", "a\"b\""])]);
 }
@@ -163,9 +165,6 @@ fn what_is_no_csv_is_named_with_its_line() {
             ["line 2", "the quote that opens cell 2 is never closed"],
         ),
         (b"\xff\xfea\0,\0", ["line 1", "UTF-16"]),
-        (b"a,b\n1,\"2\"oops\n", ["line 2", "after its closing quote"]),
-        (b"a,b\n\"x\ny\" z,1\n", ["line 3", "got text"]),
-        (b"a,\"b\"\"\" \"c\"\n", ["line 1", "got text"]),
     ] {
         for buffer_bytes in [8, 1 << 12] {
             let error = read_with(text, false, buffer_bytes).unwrap_err();
