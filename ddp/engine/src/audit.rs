@@ -104,15 +104,13 @@ impl RankSums {
             bytes: a_step(amount.bytes),
         };
         let in_steps = phases.get(STEP).filter(|_| steps > 0).into_iter().flatten();
-        let per_step = in_steps
-            .map(|(kind, amount)| (kind.clone(), per_step(amount)))
-            .collect();
+        let per_step = in_steps.map(|(kind, amount)| (kind.clone(), per_step(amount)));
         RankSums {
             rank,
             devices: ledger.devices.clone(),
             rows: ledger.workload.rows,
             passes: ledger.workload.passes,
-            per_step,
+            per_step: per_step.collect(),
             phases,
         }
     }

@@ -10,6 +10,7 @@ mod settings;
 mod table;
 pub mod values;
 
+use ddp_kernels::setting::SettingName;
 use serde_json::{Map, Value};
 
 pub use derived::Length;
@@ -17,7 +18,7 @@ pub use settings::{Config, MODEL, SETTINGS, Scope, Setting, find, model_names, m
 pub use table::ReadConfig;
 pub use values::{
     ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, GroupSetting, Groups, List,
-    LogLevel, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision, ProductChoice,
+    LogLevel, MatmulChoice, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision,
     Resident, Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind, When,
 };
 
@@ -54,18 +55,13 @@ impl Config {
     /// The settings that a checkpoint was saved with, checked.
     pub fn of_checkpoint(opened: &Opened) -> Result<Config> {
         let State { config, task, .. } = &opened.state;
-        let config = Config::from_checkpoint(config);
-        config
-            .and_then(|config| {
-                let checked = tasks::of(task).check(&config.loss_options(), config.data.name());
-                checked.map(|()| config).map_err(|error| error.to_string())
-            })
-            .map_err(|why| {
-                damaged(
-                    &opened.folder,
-                    format!("{STATE_FILE} cannot be read: {why}"),
-                )
-            })
+        let checked = |config: Config| {
+            let checked = tasks::of(task).check(&config.loss_options(), config.data.name());
+            checked.map(|()| config).map_err(|error| error.to_string())
+        };
+        let config = Config::from_checkpoint(config).and_then(checked);
+        let text = |why| format!("{STATE_FILE} cannot be read: {why}");
+        config.map_err(|why| damaged(&opened.folder, text(why)))
     }
 
     /// The settings of a checkpoint or of a metrics log, checked.
@@ -86,11 +82,20 @@ impl Config {
             .filter(|setting| setting.scope == Scope::Fixed);
         let describe = |name: &str| match (now.get(name), then.get(name)) {
             (now, then) if now == then => None,
-            (Some(now), Some(then)) => {
-                Some(format!("`{name}` {} (was {})", as_flag(now), as_flag(then)))
+            (Some(now), Some(then)) => Some(format!(
+                "{} {} (was {})",
+                SettingName(name),
+                as_flag(now),
+                as_flag(then)
+            )),
+            (Some(now), None) => Some(format!(
+                "{} {} (was not given)",
+                SettingName(name),
+                as_flag(now)
+            )),
+            (None, then) => {
+                then.map(|then| format!("{} not given (was {})", SettingName(name), as_flag(then)))
             }
-            (Some(now), None) => Some(format!("`{name}` {} (was not given)", as_flag(now))),
-            (None, then) => then.map(|then| format!("`{name}` not given (was {})", as_flag(then))),
         };
         fixed.map(Setting::name).filter_map(describe).collect()
     }

@@ -13,11 +13,8 @@ pub fn name_of(device: Device) -> Option<&'static str> {
     let Device::Cuda(index) = device else {
         return None;
     };
-    discover()
-        .gpus
-        .iter()
-        .find(|gpu| gpu.index == index)
-        .map(|gpu| gpu.name.as_str())
+    let gpu = discover().gpus.iter().find(|gpu| gpu.index == index);
+    gpu.map(|gpu| gpu.name.as_str())
 }
 
 /// Whether no such device exists: its name says so.

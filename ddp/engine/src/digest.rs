@@ -71,34 +71,36 @@ impl Digests {
         Ok(Digests { quanta })
     }
 
-    /// Digests the gradients, in the slices that `clip` measures.
-    pub(crate) fn take_gradients(&self, params: &Params, clip: &Clip) -> Result<()> {
-        self.take(0, params.gradients(), clip)
+    /// i64 (2 · 3 · Q): all of them.
+    pub(crate) fn quanta(&self) -> &Tensor {
+        &self.quanta
     }
 
-    /// Digests the weights. Under ZeRO-1 calls `sum_over_ranks` to complete all digests.
-    pub(crate) fn take_weights(
+    /// Digests the gradients, or the `weights`, in the slices that `clip` measures. Under ZeRO-1
+    /// calls `sum_over_ranks` to complete the digests.
+    pub(crate) fn take(
         &self,
+        weights: bool,
         params: &Params,
         clip: &Clip,
         sum_over_ranks: impl FnOnce(&Tensor) -> Result<()>,
     ) -> Result<()> {
-        self.take(self.quanta.count() / 2, params.trained_values(), clip)?;
-        match clip.is_shared() && self.quanta.count() > 0 {
-            true => sum_over_ranks(&self.quanta),
-            false => Ok(()),
-        }
-    }
-
-    fn take(&self, start: usize, arena: &Tensor, clip: &Clip) -> Result<()> {
+        let half = self.quanta.count() / 2;
+        let (arena, all) = match weights {
+            false => (params.gradients(), self.quanta.slice(0..half)?),
+            true => (params.trained_values(), self.quanta.slice(half..2 * half)?),
+        };
         if clip.is_shared() {
-            ops::zero(&self.quanta.slice(start..start + self.quanta.count() / 2)?)?;
+            ops::zero(&all)?;
         }
         for (range, chunks, quanta) in clip.slices() {
-            let quanta = start + DIGEST * quanta.start..start + DIGEST * quanta.end;
-            ops::digest_quanta(&self.quanta.slice(quanta)?, &arena.slice(range)?, chunks)?;
+            let quanta = DIGEST * quanta.start..DIGEST * quanta.end;
+            ops::digest_quanta(&all.slice(quanta)?, &arena.slice(range)?, chunks)?;
         }
-        Ok(())
+        match clip.is_shared() && half > 0 {
+            true => sum_over_ranks(&all.named("digests")),
+            false => Ok(()),
+        }
     }
 
     /// The gradients and the weights by layer. `divisor` is what makes sums of gradients means.
@@ -143,12 +145,8 @@ fn by_layer(
         }
     }
     let layer = |(name, hash, sum, squares): (&str, u64, f64, f64)| {
-        LayerDigest(
-            name.into(),
-            text(hash),
-            squares.sqrt() / divisor,
-            sum / divisor,
-        )
+        let (norm, sum) = (squares.sqrt() / divisor, sum / divisor);
+        LayerDigest(name.into(), text(hash), norm, sum)
     };
     layers.into_iter().map(layer).collect()
 }

@@ -1,11 +1,12 @@
 //! The error type of this crate, and the exit code of each error.
 //!
-//! Texts name settings in backquotes (`graph`); the program replaces them with its flags.
+//! Texts name settings by `SettingName`; the program spells these as flags.
 
 use std::fmt;
 use std::path::Path;
 
 use ddp_kernels::files::FileError;
+use ddp_kernels::setting::SettingName;
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -17,17 +18,13 @@ pub enum Error {
     /// Invalid settings.
     #[error("{0}")]
     Usage(String),
-    /// A model that cannot be built as described.
-    #[error("{layer}: expected {expected}, got {got}; help: {help}")]
-    Model {
-        /// The layer's name in the model.
-        layer: String,
-        /// What it requires.
-        expected: String,
-        /// What it got.
-        got: String,
-        /// How to fix it.
-        help: String,
+    /// A setting with a value that it cannot have.
+    #[error("{} {text}", SettingName(.setting))]
+    Setting {
+        /// Its name.
+        setting: String,
+        /// Its value, what was expected and what helps.
+        text: String,
     },
     /// Data that cannot be trained on.
     #[error("{0}")]
@@ -78,17 +75,7 @@ impl From<ddp_nn::Error> for Error {
     fn from(error: ddp_nn::Error) -> Error {
         match error {
             ddp_nn::Error::Usage(text) => Error::Usage(text),
-            ddp_nn::Error::Model {
-                layer,
-                expected,
-                got,
-                help,
-            } => Error::Model {
-                layer,
-                expected,
-                got,
-                help,
-            },
+            ddp_nn::Error::Setting { setting, text } => Error::Setting { setting, text },
             ddp_nn::Error::Outside { source, .. } => from_outside(source),
             ddp_nn::Error::Tensor(error) => Error::Tensor(error),
             other => Error::Internal(other.to_string()),
@@ -122,14 +109,9 @@ impl From<ddp_data::Error> for Error {
 
 /// The error that a callback of this crate gave to a library.
 fn from_outside(source: Box<dyn std::error::Error + Send + Sync>) -> Error {
-    match source
-        .downcast::<Error>()
-        .map(|error| *error)
-        .or_else(|other| other.downcast().map(|error| Error::Comm(*error)))
-    {
-        Ok(error) => error,
-        Err(other) => Error::Internal(other.to_string()),
-    }
+    let own = source.downcast::<Error>().map(|error| *error);
+    let own = own.or_else(|other| other.downcast().map(|error| Error::Comm(*error)));
+    own.unwrap_or_else(|other| Error::Internal(other.to_string()))
 }
 
 impl From<Error> for ddp_nn::Error {
@@ -172,15 +154,12 @@ impl Error {
     /// The exit code of a process that ends with this error.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Error::Usage(_) | Error::Model { .. } => 2,
+            Error::Usage(_) | Error::Setting { .. } => 2,
             Error::Parted(_) => 1,
             Error::Data(_) | Error::OtherVersion(_) => 65,
             Error::Limit(_) => 71,
-            Error::Tensor(error) | Error::Comm(ddp_comm::Error::Tensor(error))
-                if is_out_of_memory(error) =>
-            {
-                71
-            }
+            Error::Tensor(ddp_kernels::Error::OutOfMemory(_)) => 71,
+            Error::Comm(ddp_comm::Error::Tensor(ddp_kernels::Error::OutOfMemory(_))) => 71,
             Error::Internal(_) | Error::Tensor(_) => 70,
             Error::Io(_) => 74,
             Error::Remote { exit_code, .. } => *exit_code,
@@ -189,6 +168,11 @@ impl Error {
             Error::NonFinite(_) => 76,
             Error::Comm(error) => error.exit_code(),
         }
+    }
+
+    /// Whether a rank was lost that a call waited for, in a job that continues without it.
+    pub fn is_rank_lost(&self) -> bool {
+        matches!(self, Error::Comm(error) if error.is_rank_lost())
     }
 
     /// The rank that reports this error, if all ranks have it or it happened on another rank.
@@ -201,10 +185,6 @@ impl Error {
             _ => None,
         }
     }
-}
-
-fn is_out_of_memory(error: &ddp_kernels::Error) -> bool {
-    matches!(error, ddp_kernels::Error::OutOfMemory(_))
 }
 
 impl ddp_comm::HasExitCode for Error {

@@ -43,11 +43,9 @@ impl Coding {
             false => Encoder::of(tokenizer).map_err(Error::Data)?,
         };
         let end = end.and_then(|end| u32::try_from(end).ok());
-        Ok(Coding {
-            encoder,
-            end: end.or_else(|| tokenizer.end_of_text(None).ok()),
-            size: tokenizer.size,
-        })
+        let end = end.or_else(|| tokenizer.end_of_text(None).ok());
+        let size = tokenizer.size;
+        Ok(Coding { encoder, end, size })
     }
 
     /// The one in which each byte is a token.
@@ -168,10 +166,10 @@ pub fn generate(
         let size = coding.size.min(logits.len());
         let chosen = options.sampling.choose(&logits[..size], uniform);
         let Some(token) = chosen.and_then(|token| u32::try_from(token).ok()) else {
-            return Err(Error::NonFinite(format!(
-                "token {tokens} of the text: the model gives a number that is not finite; help: \
-                 use an earlier checkpoint"
-            )));
+            let what = "the model gives a number that is not finite";
+            let text =
+                format!("token {tokens} of the text: {what}; help: use an earlier checkpoint");
+            return Err(Error::NonFinite(text));
         };
         times[tokens.min(1)] += began.elapsed();
         tokens += 1;

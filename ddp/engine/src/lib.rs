@@ -1,4 +1,4 @@
-//! The training step and what surrounds it: reducer, trainer, checkpoints, record, audit.
+//! The training step and what surrounds it: reducer, trainer, checkpoints, metrics log, audit.
 //!
 //! Start reading at `step.rs`, then `trainer/training.rs`, the loop around it.
 
@@ -20,6 +20,7 @@ pub mod ranks;
 pub mod record;
 pub mod reducer;
 pub mod samples;
+pub mod setting;
 pub mod shown;
 pub mod step;
 pub mod tasks;

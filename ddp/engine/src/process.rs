@@ -20,9 +20,8 @@ pub fn peak_mb() -> Option<f64> {
 /// The most memory of `device` that this process has had, in MB: tensors, and memory kept for
 /// reuse. None on the CPU, whose memory is the process's.
 pub fn device_peak_mb(device: Device) -> Option<f64> {
-    device
-        .is_accelerator()
-        .then(|| memory::stats(device).reserved_bytes_peak as f64 / 1e6)
+    let is_apart = device.is_accelerator();
+    is_apart.then(|| memory::stats(device).reserved_bytes_peak as f64 / 1e6)
 }
 
 /// The unit of start times in /proc, on every machine.

@@ -11,6 +11,7 @@ mod cut;
 pub(crate) use self::cut::{LockedRecord, checkpoints};
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
@@ -18,13 +19,14 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ddp_kernels::files as disk;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::audit::Audit;
 use crate::digest::{LayerDigest, StepDigests};
 use crate::error::{Error, Result};
 use crate::samples::Confusion;
+use crate::setting::{OUT, RESUME};
 use crate::tasks::ColumnErrors;
 
 /// The file of events.
@@ -57,10 +59,19 @@ pub enum Event<'a> {
     },
     /// The run was resumed.
     Resume(ResumeEvent<'a>),
+    /// The run continues with other ranks.
+    Ranks(RanksEvent),
     /// What a successful run moved between devices.
     Placement(&'a Audit),
     /// The last line.
     End(End<'a>),
+}
+
+impl Event<'_> {
+    /// As JSON.
+    pub(crate) fn to_line(&self) -> String {
+        serde_json::to_string(self).expect("events are structs of texts and numbers")
+    }
 }
 
 /// What is known before the first step.
@@ -139,7 +150,7 @@ pub struct StepEvent {
     pub tflops: Option<f64>,
     /// The same as a fraction of what large matmuls reach on these devices.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub product_share: Option<f64>,
+    pub matmul_share: Option<f64>,
     /// Milliseconds a step, since the event before; null as well.
     pub step_ms: f64,
     /// The part of it that rank 0 waited for rows.
@@ -204,6 +215,54 @@ pub struct ResumeEvent<'a> {
     pub overridden: &'a [String],
 }
 
+/// The run continues with other ranks, because some were lost or came.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RanksEvent {
+    /// The time, in seconds since 1970.
+    pub time_unix_s: f64,
+    /// After this step.
+    pub step: u64,
+    /// How often the ranks have met, the start included.
+    pub generation: u64,
+    /// The number of ranks from here on.
+    pub ranks: usize,
+    /// Who was lost, by the number that the rank was started with.
+    pub lost: Vec<LostEvent>,
+    /// Who came.
+    pub joined: Vec<usize>,
+    /// Seconds since rank 0 noticed.
+    pub seconds: f64,
+}
+
+/// A rank that was lost.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LostEvent {
+    /// Its number when the run was started.
+    pub rank: usize,
+    /// Why, as far as it is known.
+    pub why: String,
+}
+
+impl fmt::Display for RanksEvent {
+    /// `lost rank 2 (killed by signal 9), rank 1 joined: 3 ranks continue`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lost = self.lost.iter();
+        let lost = lost.map(|it| format!("lost rank {} ({})", it.rank, it.why));
+        let joined = self.joined.iter().map(|rank| format!("rank {rank} joined"));
+        let mut parts: Vec<String> = lost.chain(joined).collect();
+        if parts.is_empty() {
+            parts.push("the ranks met again".into());
+        }
+        let (parts, ranks) = (parts.join(", "), self.ranks);
+        let continues = if ranks == 1 {
+            " continues"
+        } else {
+            "s continue"
+        };
+        write!(f, "{parts}: {ranks} rank{continues}")
+    }
+}
+
 /// How a run ended.
 #[derive(Clone, Debug, Serialize)]
 pub struct End<'a> {
@@ -245,7 +304,27 @@ pub struct Record {
     path: PathBuf,
     /// The length of the complete lines.
     length: u64,
-    line: Vec<u8>,
+    written: Written,
+}
+
+/// The step of the last line of each kind that a step has at most once.
+#[derive(Debug, Default)]
+pub(crate) struct Written([u64; KINDS.len()]);
+
+/// These kinds, by the names of their events. There is no line for step 0.
+const KINDS: [&str; 5] = ["step", "eval", "sample", "checkpoint", "confusion"];
+
+impl Written {
+    fn note(&mut self, kind: &str, step: u64) {
+        if let Some(index) = KINDS.iter().position(|it| *it == kind) {
+            self.0[index] = step;
+        }
+    }
+
+    fn has(&self, kind: &str, step: u64) -> bool {
+        let index = KINDS.iter().position(|it| *it == kind);
+        step > 0 && index.is_some_and(|index| self.0[index] >= step)
+    }
 }
 
 impl Record {
@@ -285,22 +364,54 @@ impl Record {
         Ok(synced.map_err(disk::failed("make durable", &self.path))?)
     }
 
-    /// Writes a line.
+    /// Whether there is a line of this kind for step `step`: after the loss of a rank, others
+    /// repeat what belongs to a step.
+    pub(crate) fn has(&self, kind: &str, step: u64) -> bool {
+        self.written.has(kind, step)
+    }
+
+    /// Writes a line, unless it is there.
     pub fn write(&mut self, event: &Event<'_>) -> Result<()> {
+        let key = match event {
+            Event::Step(event) => Some(("step", event.step)),
+            Event::Eval(event) => Some(("eval", event.step)),
+            Event::Sample(event) => Some(("sample", event.step)),
+            Event::Checkpoint { step, .. } => Some(("checkpoint", *step)),
+            Event::Confusion(confusion) => Some(("confusion", confusion.step)),
+            _ => None,
+        };
+        if key.is_some_and(|(kind, step)| self.has(kind, step)) {
+            return Ok(());
+        }
+        self.write_line(event.to_line())?;
+        if let Some((kind, step)) = key {
+            self.written.note(kind, step);
+        }
+        Ok(())
+    }
+
+    /// Writes the line of the step `step`, which another rank may have made, unless it is there.
+    pub(crate) fn write_step(&mut self, step: u64, line: &str) -> Result<()> {
+        if self.has("step", step) {
+            return Ok(());
+        }
+        self.write_line(line.to_string())?;
+        self.written.note("step", step);
+        Ok(())
+    }
+
+    fn write_line(&mut self, mut line: String) -> Result<()> {
         let length = self.file.metadata();
         // Writing after its end would fill what was cut with zeros.
         if length.map_err(disk::failed("look at", &self.path))?.len() < self.length {
             return self.check_present();
         }
-        self.line.clear();
-        serde_json::to_writer(&mut self.line, event)
-            .expect("events are structs of texts and numbers");
-        self.line.push(b'\n');
-        if let Err(error) = self.file.write_all(&self.line) {
+        line.push('\n');
+        if let Err(error) = self.file.write_all(line.as_bytes()) {
             self.cut_back();
             return Err(disk::failed("write", &self.path)(error).into());
         }
-        self.length += self.line.len() as u64;
+        self.length += line.len() as u64;
         Ok(())
     }
 
@@ -341,8 +452,8 @@ fn taken(out: &Path) -> Error {
     let free = numbers.find_map(|number| Some(named(number)).filter(|folder| !folder.exists()));
     let free = free.unwrap_or_else(|| out.to_path_buf());
     Error::Usage(format!(
-        "`out` {}: it holds a run already, and no run is overwritten; help: give another folder, \
-         as in `out` {}, or `resume` auto to continue that run",
+        "{OUT} {}: it holds a run already, and no run is overwritten; help: give another folder, \
+         as in {OUT} {}, or {RESUME} auto to continue that run",
         out.display(),
         free.display()
     ))

@@ -11,101 +11,44 @@
 //! bucket by bucket in the order in which forward uses them, and a layer's first use of a parameter
 //! waits for its buckets (`Listener::needed`).
 
-mod along_tree;
+mod cut;
 mod device_queue;
 mod host_queue;
 mod job;
+mod options;
 pub mod plan;
 mod queue;
+mod reduced;
 
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ddp_comm::{Group, SumTree, World};
+use ddp_comm::Group;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::{DType, Device, Tensor, ops};
 use ddp_nn::optim::Optimizer;
 use ddp_nn::optim::muon::Exchange;
-use ddp_nn::params::{ParamId, Parameter, Params};
+use ddp_nn::params::{ParamId, Params};
 use ddp_nn::pass::Listener;
 
-use self::along_tree::{AlongTree, received};
+pub(crate) use self::cut::{Cut, Move, moves};
 use self::device_queue::DeviceQueue;
 use self::host_queue::HostQueue;
-use self::job::{Job, Reduced};
-use self::plan::{Bucket, BucketSizes};
+use self::job::Job;
+pub use self::options::{Overlap, ReducerOptions, SHARDS_MAX, check_ranks, overlaps, owned};
+use self::options::{check_shards, jobs, plan_of, trained};
+use self::plan::Bucket;
 use self::queue::CommQueue;
+use self::reduced::Reduced;
 use crate::error::{Error, Result};
 
 /// The optimizer waits for reductions.
 const WAIT: Label = Label::new(Lane::Waiting, "wait for reductions");
 /// Layers wait for gathered values.
 const WAIT_VALUES: Label = Label::new(Lane::Waiting, "wait for values");
-
-/// How gradients are reduced.
-#[derive(Clone, Copy, Debug)]
-pub struct ReducerOptions {
-    /// The maximum size of buckets; None for that of the device.
-    pub sizes: Option<BucketSizes>,
-    /// What travels: F32, or BF16, which is half the bytes and rounds each rank's gradients before
-    /// they are added, and the sum again.
-    pub dtype: DType,
-    /// Whether to reduce while backward continues: on a separate thread, or on a GPU on a separate
-    /// stream.
-    pub overlap: bool,
-    /// ZeRO-1: whether each rank owns a slice of every bucket, and keeps moments only for that.
-    pub zero: bool,
-    /// Into how many shards each batch is cut, so that the bits are the same on any number of
-    /// ranks up to it; None for a sum of what each rank adds up.
-    pub shards: Option<usize>,
-}
-
-impl ReducerOptions {
-    /// How many of `ranks` share the trained parameters: an argument of
-    /// [`Model::with_shares`](ddp_nn::models::Model::with_shares).
-    pub fn shares(&self, ranks: usize) -> usize {
-        if self.zero { ranks } else { 1 }
-    }
-}
-
-impl Default for ReducerOptions {
-    /// f32, reduced while backward continues.
-    fn default() -> ReducerOptions {
-        ReducerOptions {
-            sizes: None,
-            dtype: DType::F32,
-            overlap: true,
-            zero: false,
-            shards: None,
-        }
-    }
-}
-
-ddp_kernels::choices! {
-    /// Whether gradients are reduced during the backward pass.
-    #[derive(Default)]
-    pub enum Overlap {
-        /// If there are several ranks
-        #[default]
-        Auto = "auto",
-        /// Always
-        On = "on",
-        /// Never
-        Off = "off",
-    }
-}
-
-/// Whether to reduce while backward continues: by default if there are several ranks.
-pub fn overlaps(wanted: Overlap, world: &World) -> bool {
-    match wanted {
-        Overlap::On => true,
-        Overlap::Off => false,
-        Overlap::Auto => world.size() > 1,
-    }
-}
 
 /// When a bucket was reduced, as times since the step began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,17 +83,17 @@ pub struct Reducer {
     queue: Box<dyn CommQueue>,
     group: Group,
     device: Device,
-    /// By bucket: the gradients, f32.
-    parts: Vec<Tensor>,
+    /// By bucket: its gradients, and how they are summed.
+    sums: Vec<Arc<Reduced>>,
     /// See `owned`.
     owned: Vec<Range<usize>>,
     /// Whether ranks own slices.
     is_shared: bool,
     /// Whether layers read bf16 copies of the values.
     reads_copies: bool,
-    /// With `ReducerOptions::shards`: the sum of each bucket over the shards.
-    along_tree: Vec<Arc<AlongTree>>,
-    shards: Option<usize>,
+    pub(crate) options: ReducerOptions,
+    /// The first of the jobs that copy a slice of each bucket to its keeper, if ranks keep slices.
+    copies: Option<usize>,
     /// The job that gives all ranks the buffers of rank 0, if there are any.
     buffers: Option<usize>,
     /// By bucket, under ZeRO-1: whether layers have waited for its values in this step.
@@ -171,7 +114,7 @@ impl Reducer {
             check_shards(params, &group, shards)?;
         }
         let shares = options.shares(group.size());
-        if !params.shares().is_multiple_of(shares) {
+        if shares > params.shares() {
             return Err(Error::Usage(format!(
                 "ZeRO-1 with {shares} ranks: expected a model laid out for as many shares, got one for {}; help: make \
                  it with Model::with_shares(…, reducer_options.shares({shares}))",
@@ -187,29 +130,14 @@ impl Reducer {
             let last = buckets.partition_point(|bucket| bucket.parameters.start <= place);
             buckets_of[parameter.id.0] = first..last;
         }
-        let gradients = params.gradients();
-        let part = |(index, bucket): (usize, &Bucket)| -> Result<Tensor> {
-            Ok(gradients
-                .slice(bucket.range.clone())?
-                .named(&format!("gradients, bucket {index}")))
-        };
-        let parts = buckets
-            .iter()
-            .enumerate()
-            .map(part)
-            .collect::<Result<Vec<_>>>()?;
-        let mut jobs = jobs(params, &buckets, &parts, &group, options)?;
-        let along_tree = jobs.iter().filter_map(|job| match job {
-            Job::SumAlong(sum) => Some(Arc::clone(sum)),
-            _ => None,
-        });
-        let along_tree = along_tree.collect();
+        let (sums, mut jobs) = jobs(params, &buckets, &group, options)?;
+        let copies = jobs.iter().position(|job| matches!(job, Job::Copy(_)));
         let shared_buffers = params.buffers()?.filter(|_| group.size() > 1);
         let buffers = shared_buffers.map(|buffers| {
             jobs.push(Job::Broadcast(buffers));
             jobs.len() - 1
         });
-        let (device, now) = (gradients.device(), Instant::now());
+        let (device, now) = (params.device(), Instant::now());
         let (queue_group, overlap) = (group.clone(), options.overlap);
         let queue: Box<dyn CommQueue> = match device {
             Device::Cpu => Box::new(HostQueue::new(queue_group, jobs, overlap)?),
@@ -222,15 +150,15 @@ impl Reducer {
             owned: owned(params, &group, options),
             is_shared: shares > 1,
             reads_copies: params.dtype() != params.master_dtype(),
-            along_tree,
-            shards: options.shards,
+            sums,
+            options,
+            copies,
             buffers,
             waited: vec![Cell::new(true); buckets.len()],
-            is_stale: false,
+            is_stale: shares > 1,
             wait: Cell::new(Duration::ZERO),
             group,
             device,
-            parts,
             ready_at: vec![now; buckets.len()],
             buckets,
             buckets_of,
@@ -253,6 +181,14 @@ impl Reducer {
     /// updates, in ascending order: a slice of each bucket under ZeRO-1, otherwise all.
     pub fn owned(&self) -> &[Range<usize>] {
         &self.owned
+    }
+
+    /// What this rank owns of each bucket, and what it keeps for another rank; None if no other
+    /// rank has its slices.
+    pub(crate) fn cut(&self, number: u64) -> Option<Cut> {
+        let can_be_lost = self.options.zero && self.options.keeper > 0;
+        let place = [self.group.rank(), self.group.size()];
+        can_be_lost.then(|| Cut::of(number, place, self.options))
     }
 
     /// Whether the ranks own slices: ZeRO-1, and more than one rank.
@@ -278,34 +214,42 @@ impl Reducer {
 
     /// Into how many shards each batch is cut, if the bits are the same on any number of ranks.
     pub fn shards(&self) -> Option<usize> {
-        self.shards
+        self.options.shards
     }
 
-    /// Bytes of partial sums over shards, besides the gradients.
+    /// Bytes of partial sums over shards, besides the gradients: this rank's, and on a GPU what
+    /// arrives from the others.
     pub fn partial_sum_bytes(&self) -> usize {
-        self.along_tree.iter().map(|sum| sum.bytes()).sum()
+        let lengths = self.buckets.iter().map(|bucket| bucket.range.len());
+        let (all, longest) = (lengths.clone().sum(), lengths.max().unwrap_or(0));
+        let of = (self.group.rank(), self.group.size(), self.device);
+        self.options.partial_sum_bytes(of, all, longest)
     }
 
-    /// Bytes of gradients, and of partial sums, that this rank gives for the sums of a step, if
-    /// they are of this dtype.
-    pub(crate) fn given_bytes(&self, dtype: DType) -> usize {
-        match self.shards {
-            Some(_) => self.along_tree.iter().map(|sum| sum.given_bytes()).sum(),
-            None => self
-                .parts
-                .iter()
-                .map(|part| part.count() * dtype.bytes())
-                .sum(),
-        }
+    /// Bytes of gradients, and of partial sums, that this rank gives for the sums of a step.
+    pub(crate) fn given_bytes(&self) -> usize {
+        let gradients: usize = self.sums.iter().map(|sum| sum.given_bytes()).sum();
+        let owned: usize = self.owned.iter().map(Range::len).sum();
+        gradients + self.copies.map_or(0, |_| owned * DType::F32.bytes())
     }
 
     /// Keeps the gradients of shard `index` of this rank, which is not its last: they are complete,
     /// or zeros for a shard without rows.
     pub(crate) fn close_shard(&mut self, index: usize, has_rows: bool) -> Result<()> {
-        if !has_rows {
-            self.parts.iter().try_for_each(ops::zero)?;
+        for sum in &self.sums {
+            if !has_rows {
+                ops::zero(&sum.gradients)?;
+            }
+            if let Some(along) = &sum.along {
+                sum.close(along, index)?;
+            }
         }
-        self.along_tree.iter().try_for_each(|sum| sum.close(index))
+        Ok(())
+    }
+
+    /// Ends its thread, after the ranks have lost one.
+    pub(crate) fn halt(&mut self) {
+        self.queue.halt();
     }
 
     /// Whether communication overlaps with layers.
@@ -319,7 +263,7 @@ impl Reducer {
         let slices = self
             .is_shared
             .then(|| format!("{} slices each\n", self.group.size()));
-        let shards = self.shards.map(|shards| format!("{shards} shards\n"));
+        let shards = self.shards().map(|shards| format!("{shards} shards\n"));
         let lines = self.buckets.iter().map(line);
         lines.chain(slices).chain(shards).collect()
     }
@@ -411,7 +355,8 @@ impl Reducer {
 
     /// Completes all gradients with zeros, for a rank without rows.
     pub(crate) fn all_ready_with_zeros(&mut self) -> Result<()> {
-        self.parts.iter().try_for_each(ops::zero)?;
+        let mut sums = self.sums.iter();
+        sums.try_for_each(|sum| ops::zero(&sum.gradients))?;
         self.ready_at.fill(Instant::now());
         self.waiting.fill(0);
         while self.next < self.buckets.len() {
@@ -423,7 +368,11 @@ impl Reducer {
     /// Starts the sum of the next bucket.
     fn start_next(&mut self) -> Result<()> {
         let is_followed = self.next + 1 < self.buckets.len();
-        self.queue.start(self.next, is_followed)?;
+        let copy = self.copies.map(|first| first + self.next);
+        self.queue.start(self.next, is_followed || copy.is_some())?;
+        if let Some(copy) = copy {
+            self.queue.start(copy, is_followed)?;
+        }
         self.next += 1;
         Ok(())
     }
@@ -431,16 +380,13 @@ impl Reducer {
     /// Waits until all gradients are sums over the ranks.
     pub fn join(&mut self) -> Result<()> {
         if self.next < self.buckets.len() {
-            return Err(Error::Model {
-                layer: "model".into(),
-                expected: "complete gradients of all trained parameters after backward".into(),
-                got: format!(
-                    "an incomplete bucket {} of {}",
-                    self.next,
-                    self.buckets.len()
-                ),
-                help: "call pass.finished for each parameter in the layer's backward".into(),
-            });
+            return Err(Error::Usage(format!(
+                "model: expected complete gradients of all trained parameters after backward, got \
+                 an incomplete bucket {} of {}; help: call pass.finished for each parameter in the \
+                 layer's backward",
+                self.next,
+                self.buckets.len()
+            )));
         }
         let joined = Instant::now();
         trace::record_on(self.device, WAIT, || self.queue.join())?;
@@ -513,10 +459,10 @@ impl Listener for Reducer {
 /// For whole matrices. After the join, so on the stream of the layers.
 impl Exchange for Reducer {
     fn gather(&mut self) -> ddp_nn::Result<()> {
-        let parts = self.parts.iter().filter(|_| self.is_shared);
         let stream = Stream::current(self.device)?;
-        for part in parts {
-            self.group.all_gather(part, &stream).map_err(Error::from)?;
+        for sum in self.sums.iter().filter(|_| self.is_shared) {
+            let gathered = self.group.all_gather(&sum.gradients, &stream);
+            gathered.map_err(Error::from)?;
         }
         Ok(())
     }
@@ -525,7 +471,7 @@ impl Exchange for Reducer {
         &mut self,
         matrices: &mut dyn Iterator<Item = (&Tensor, usize)>,
     ) -> ddp_nn::Result<()> {
-        if self.group.size() == 1 {
+        if self.group.size() == 1 || self.options.updates_alone {
             return Ok(());
         }
         let (started, stream) = (Instant::now(), Stream::current(self.device)?);
@@ -538,114 +484,4 @@ impl Exchange for Reducer {
         self.last.exposed += started.elapsed();
         Ok(given.map_err(Error::from)?)
     }
-}
-
-/// Refuses shards of which some ranks would have none.
-pub fn check_ranks(shards: usize, ranks: usize) -> Result<()> {
-    if shards >= ranks {
-        return Ok(());
-    }
-    Err(Error::Usage(format!(
-        "`same-bits` {shards}: expected at least {ranks}, a shard for each rank; help: give \
-         `same-bits` {ranks} or more, or start at most {shards} ranks"
-    )))
-}
-
-/// Refuses shards that cannot make the same bits on any number of ranks.
-fn check_shards(params: &Params, group: &Group, shards: usize) -> Result<()> {
-    if params.buffers()?.is_some() {
-        return Err(Error::Usage(format!(
-            "`same-bits` {shards}: expected a model without buffers: what layers write to them \
-             depends on a rank's rows; help: train without `same-bits`"
-        )));
-    }
-    check_ranks(shards, group.size())
-}
-
-/// The trained parameters, in the order of the arenas.
-fn trained(params: &Params) -> Vec<&Parameter> {
-    params.list().iter().filter(|p| p.is_trained()).collect()
-}
-
-/// The plan of buckets for parameters that `shares` ranks share.
-fn plan_of(params: &Params, options: ReducerOptions, shares: usize) -> Vec<Bucket> {
-    let trained = trained(params);
-    let of_device = || BucketSizes::of_device(params.device());
-    let sizes = options.sizes.unwrap_or_else(of_device);
-    let ranges: Vec<_> = trained.iter().map(|p| p.range.clone()).collect();
-    let layer_of = |p: &Parameter| {
-        p.name
-            .rsplit_once('.')
-            .map_or(String::new(), |(layer, _)| layer.to_string())
-    };
-    let layers: Vec<usize> = trained
-        .chunk_by(|a, b| layer_of(a) == layer_of(b))
-        .map(<[_]>::len)
-        .collect();
-    plan::plan(&ranges, &layers, sizes, plan::grain(shares))
-}
-
-/// The elements of the gradients' arena of `params` that this rank of `group` owns: see
-/// [`Reducer::owned`].
-pub fn owned(params: &Params, group: &Group, options: ReducerOptions) -> Vec<Range<usize>> {
-    match options.shares(group.size()) {
-        1 => std::iter::once(0..params.gradients().count()).collect(),
-        shares => {
-            let buckets = plan_of(params, options, shares);
-            buckets
-                .iter()
-                .map(|bucket| bucket.slice(group.rank(), shares))
-                .collect()
-        }
-    }
-}
-
-/// A reduction for each bucket. If ranks share buckets, also a gather of what layers read for each
-/// bucket, and if that is a bf16 copy, a gather of the values for each bucket.
-fn jobs(
-    params: &Params,
-    buckets: &[Bucket],
-    parts: &[Tensor],
-    group: &Group,
-    options: ReducerOptions,
-) -> Result<Vec<Job>> {
-    let shares = options.shares(group.size());
-    let mut jobs = Vec::new();
-    let along = |shards: usize| -> Result<_> {
-        let tree = Arc::new(SumTree::new(shards, group.size()));
-        let longest = parts.iter().map(Tensor::count).max().unwrap_or(0);
-        let device = params.device();
-        let received = received(&tree, group.rank(), longest, options.dtype, device)?;
-        Ok((tree, received))
-    };
-    let along = options.shards.map(along).transpose()?;
-    for (bucket, part) in buckets.iter().zip(parts) {
-        let (part, dtype) = (part.clone(), options.dtype);
-        jobs.push(if let Some((tree, received)) = &along {
-            let scatters = shares > 1;
-            let sum = AlongTree::new(tree, group.rank(), part, dtype, scatters, received)?;
-            Job::SumAlong(Arc::new(sum))
-        } else if shares == 1 {
-            let all = 0..part.count();
-            Job::Sum(Reduced::new(part, all, dtype)?)
-        } else {
-            let own = bucket.slice(group.rank(), shares);
-            let own = own.start - bucket.range.start..own.end - bucket.range.start;
-            Job::SumSlice(Reduced::new(part, own, dtype)?)
-        });
-    }
-    let mut gather = |arena: &Tensor, name: &str| -> Result<()> {
-        for (index, bucket) in buckets.iter().enumerate() {
-            let part = arena.slice(bucket.range.clone())?;
-            jobs.push(Job::Gather(part.named(&format!("{name}, bucket {index}"))));
-        }
-        Ok(())
-    };
-    if shares > 1 {
-        gather(params.read_arena(), "values")?;
-        if params.dtype() != params.master_dtype() {
-            gather(params.values(), "masters")?;
-        }
-    }
-    Ok(jobs)
 }

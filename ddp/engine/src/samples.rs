@@ -159,13 +159,12 @@ impl Samples {
             return Ok(None);
         };
         if !about.is_file() || about.len() > BYTES_MAX {
-            return Err(refused(
-                "expected a plain file of the size that a run writes",
-            ));
+            let expected = "expected a plain file of the size that a run writes";
+            return Err(refused(expected));
         }
         let bytes = fs::read(&path).map_err(|error| refused(&error.to_string()))?;
-        let samples: Samples =
-            serde_json::from_slice(&bytes).map_err(|error| refused(&error.to_string()))?;
+        let samples = serde_json::from_slice::<Samples>(&bytes);
+        let samples = samples.map_err(|error| refused(&error.to_string()))?;
         if samples.samples.len() > SAMPLES_MAX {
             return Err(refused(&format!("expected at most {SAMPLES_MAX} samples")));
         }
@@ -277,14 +276,13 @@ impl SampleCollector {
 
     fn count(&mut self, row: u64, truth: usize, logits: &[f32]) {
         let predicted = self.counts.count(truth, logits);
-        let seen = if truth == predicted {
-            &mut self.seen.right
-        } else {
-            &mut self.seen.wrong
+        let seen = match truth == predicted {
+            true => &mut self.seen.right,
+            false => &mut self.seen.wrong,
         };
         if seen.len() < SAMPLES_MAX {
-            let confidence =
-                Some(confidence(logits, predicted)).filter(|confidence| confidence.is_finite());
+            let confidence = Some(confidence(logits, predicted));
+            let confidence = confidence.filter(|part| part.is_finite());
             seen.push(SampleRow {
                 row,
                 truth,
@@ -453,14 +451,10 @@ impl HeldOut {
 /// Whether columns may be pixels: they have no names, or names that differ only in numbers, as
 /// `pixel17` and `3x12`.
 fn are_like_pixels(columns: &[String]) -> bool {
-    let letters = |name: &String| {
-        name.chars()
-            .filter(|character| !character.is_ascii_digit())
-            .collect::<String>()
-    };
-    columns
-        .split_first()
-        .is_none_or(|(first, others)| others.iter().all(|other| letters(other) == letters(first)))
+    let letters = |name: &String| name.replace(|character: char| character.is_ascii_digit(), "");
+    let mut names = columns.iter().map(letters);
+    let first = names.next();
+    names.all(|name| Some(&name) == first.as_ref())
 }
 
 #[cfg(test)]

@@ -4,8 +4,6 @@
 //! A control character in a name could move the cursor, colour what follows or forge a line, and
 //! some characters reverse the direction of writing.
 
-use std::fmt::Write;
-
 /// Whether it is a control character, is invisible, or changes the direction of writing.
 pub fn is_unseen(character: char) -> bool {
     character.is_control()
@@ -25,11 +23,8 @@ pub fn shown_lines(text: &str) -> String {
 /// Names, shown: all of at most `most`, else the first and how many more there are.
 pub fn some_of<S: AsRef<str>>(names: &[S], most: usize) -> String {
     let count = if names.len() > most { most - 1 } else { most };
-    let first: Vec<String> = names
-        .iter()
-        .take(count)
-        .map(|name| shown(name.as_ref()))
-        .collect();
+    let first = names.iter().take(count);
+    let first: Vec<String> = first.map(|name| shown(name.as_ref())).collect();
     match names.len().saturating_sub(count) {
         0 => first.join(", "),
         more => format!("{} and {more} more", first.join(", ")),
@@ -43,13 +38,11 @@ pub fn table(rows: &[Vec<String>], left: usize) -> Vec<String> {
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
     let line = |row: &Vec<String>| {
-        let cells = row
-            .iter()
-            .enumerate()
-            .map(|(column, cell)| match column < left {
-                true => format!("{cell:0$}", width(column)),
-                false => format!("{cell:>0$}", width(column)),
-            });
+        let cells = row.iter().enumerate();
+        let cells = cells.map(|(column, cell)| match column < left {
+            true => format!("{cell:0$}", width(column)),
+            false => format!("{cell:>0$}", width(column)),
+        });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_string()
     };
     rows.iter().map(line).collect()
@@ -71,11 +64,9 @@ pub fn significant(value: f64, digits: usize) -> String {
 fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
     let mut line = String::with_capacity(text.len());
     for character in text.chars() {
-        if is_escaped(character) {
-            write!(line, "{}", character.escape_default())
-                .expect("writing to a String never fails");
-        } else {
-            line.push(character);
+        match is_escaped(character) {
+            true => line.extend(character.escape_default()),
+            false => line.push(character),
         }
     }
     line

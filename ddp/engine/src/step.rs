@@ -20,15 +20,17 @@ mod stats;
 use std::sync::{Arc, Weak};
 
 use ddp_comm::{Field, Group, Reduce};
+use ddp_data::sampler::Shards;
 use ddp_data::{Batch, InOrder, Origin};
 use ddp_kernels::graph::Graph;
-use ddp_kernels::stream::Stream;
+use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::trace;
 use ddp_kernels::transfer::{Phase, announced, forbid_transfers, in_phase};
 use ddp_kernels::{DType, Device, Tensor, ops};
 use ddp_nn::Loss;
 use ddp_nn::models::Model;
-use ddp_nn::optim::Optimizer;
+use ddp_nn::observe::observe;
+use ddp_nn::optim::{Optimizer, UpdatePart};
 
 pub use self::builder::StepBuilder;
 use self::graphs::{CAPTURED, StepGraphs, StepMode};
@@ -40,7 +42,7 @@ pub use self::stats::{Stats, StepReport};
 use crate::digest::LayerDigest;
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
-use crate::reducer::ReducerOptions;
+use crate::reducer::{Cut, ReducerOptions};
 
 /// How steps are taken.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +84,13 @@ pub struct Step {
     /// Origins of batches that all ranks have alike, while their loaders live. None if the ranks
     /// compare their data elsewhere.
     compared: Option<Vec<Weak<Origin>>>,
+    /// Under ZeRO-1 where ranks may be lost: the slices that this rank has, and those that it will
+    /// have when all ranks have theirs.
+    cut: Option<Cut>,
+    next_cut: Option<Cut>,
+    /// Some within an update that all ranks make or none (`reducer/cut.rs`); the rows of its batch
+    /// when this rank has all that it reads.
+    update: Option<Option<u64>>,
 }
 
 impl Step {
@@ -141,7 +150,136 @@ impl Step {
             model,
             measures_norm: false,
             compared: None,
+            cut: None,
+            next_cut: None,
+            update: None,
         })
+    }
+
+    /// Ends its threads, and waits for its devices, after the ranks have lost one. Returns the last
+    /// step that is complete on a GPU, 0 for none: weights and moments are those after it. On the
+    /// CPU, None: a step is complete when it returns.
+    pub(crate) fn halt(&mut self) -> Result<Option<u64>> {
+        let stages = self.model.stages.iter_mut();
+        stages.for_each(|stage| stage.reducer.halt());
+        for stage in &self.model.stages {
+            synchronize(stage.device())?;
+        }
+        // They hold calls of the group.
+        self.graphs.forget();
+        let flags = &self.model.last().bad_step;
+        if !flags.device().is_accelerator() {
+            return Ok(None);
+        }
+        announced("the last complete step", || {
+            let now = flags.to_vec::<i64>()?;
+            if let [-1, found, step] = now[..] {
+                flags.copy_from(&Tensor::from_slice(&[0, found, step], &[3], Device::Cpu)?)?;
+            }
+            Ok(Some(now[2] as u64))
+        })
+    }
+
+    /// Waits for the steps so far. An error if a rank was lost, so that some may be none.
+    pub(crate) fn settle(&self) -> Result<()> {
+        for stage in &self.model.stages {
+            synchronize(stage.device())?;
+        }
+        Ok(self.model.group().check_ranks()?)
+    }
+
+    /// Continues with the ranks of `groups`, one for each stage.
+    pub(crate) fn regroup(&mut self, groups: Vec<Group>, options: &StepOptions) -> Result<()> {
+        let device = self.model.last().device();
+        let stages = &mut self.model.stages;
+        let devices = stages.len();
+        for (stage, group) in stages.iter_mut().zip(groups) {
+            stage.regroup(group, options.reducer)?;
+        }
+        let ranks = self.model.shards().unwrap_or(self.model.group().size());
+        self.graphs = StepGraphs::new(options.graph, device, devices, ranks)?;
+        Ok(())
+    }
+
+    /// The slices that this rank has, if they survive the loss of a rank.
+    pub(crate) fn cut(&self) -> Option<Cut> {
+        self.cut
+    }
+
+    /// What this rank can do without the others: an update, of a batch of so many rows, or take
+    /// these slices.
+    pub(crate) fn can_do(&self) -> Option<(Option<u64>, Cut)> {
+        match self.update.flatten() {
+            Some(rows) => self.cut.map(|cut| (Some(rows), cut)),
+            None => self.next_cut.map(|cut| (None, cut)),
+        }
+    }
+
+    /// Completes an update for which this rank is ready.
+    pub(crate) fn complete_update(&mut self) -> Result<()> {
+        self.model.update(&[UpdatePart::Finish])?;
+        self.update = None;
+        Ok(())
+    }
+
+    /// Undoes what was prepared and no rank has completed: an update, and slices cut anew.
+    pub(crate) fn undo(&mut self) -> Result<()> {
+        let has_begun = self.update.take().is_some();
+        self.next_cut = None;
+        for stage in &mut self.model.stages {
+            stage.next = None;
+            if has_begun {
+                stage.optimizer.undo()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the ranks of `group` the values and moments of the slices that they will have, from
+    /// ranks that have them now: `held`, by rank.
+    pub(crate) fn cut_anew(&mut self, group: &Group, held: &[Option<Cut>]) -> Result<()> {
+        let mut stages = self.model.stages.iter_mut();
+        stages.try_for_each(|stage| stage.cut_anew(group, held))
+    }
+
+    /// This rank has all that it needs of its slices in this generation of ranks.
+    pub(crate) fn can_have_slices(&mut self, generation: u64) {
+        self.next_cut = self.model.last().reducer.cut(generation);
+    }
+
+    /// All ranks have all that they need of their slices.
+    pub(crate) fn take_slices(&mut self) {
+        self.cut = self.next_cut.take();
+        for stage in &mut self.model.stages {
+            if let Some(mut next) = stage.next.take() {
+                next.count_from(stage.optimizer.since());
+                stage.optimizer = next;
+            }
+        }
+    }
+
+    /// Gives all ranks of `group` the state of rank `source` after its last step: to those that are
+    /// `behind`. What a rank has is replaced only when all has arrived.
+    pub(crate) fn share_state(&mut self, group: &Group, source: usize, behind: bool) -> Result<()> {
+        let stream = Stream::default_of(Device::Cpu)?;
+        let mut received = Vec::new();
+        let state = || self.model.stages.iter().flat_map(Stage::state);
+        for tensor in state().filter(|tensor| tensor.count() > 0) {
+            let target = match behind {
+                true => Tensor::zeros(tensor.shape(), tensor.dtype(), Device::Cpu)?,
+                false => tensor.to(Device::Cpu)?,
+            };
+            group.broadcast(&target, source, &stream)?;
+            received.push((tensor, target));
+        }
+        for (tensor, target) in received.into_iter().filter(|_| behind) {
+            tensor.copy_from(&target)?;
+        }
+        for stage in &self.model.stages {
+            let params = &stage.model().params;
+            params.refresh(0..params.values().count())?;
+        }
+        Ok(())
     }
 
     /// Ends all ranks of `group` if they load batches from different data: compared at the first
@@ -172,6 +310,7 @@ impl Step {
         if let Some(origin) = batch.origin() {
             self.compare_data(origin, &self.model.group().clone())?;
         }
+        self.model.group().check_ranks()?;
         in_phase(Phase::Step, || {
             forbid_transfers(|| self.run_planned(batch, learning_rate))
         })
@@ -185,9 +324,11 @@ impl Step {
             seed,
             own_bad_step,
             graphs,
+            cut,
+            update,
             ..
         } = self;
-        check_shards(batch, model.shards())?;
+        check_shards(batch.shards(), model.shards())?;
         faults::begin(batch.step + 1);
         if model.send_scalars(batch, learning_rate)? {
             graphs.forget();
@@ -207,14 +348,18 @@ impl Step {
         let mut work = || -> Result<()> {
             let own = (!is_alone).then_some(&*own_bad_step);
             model.begin()?;
+            model.observe("value of", true)?;
             for shard in batch.shards().numbers() {
                 for pass in passes(batch, shard, *seed) {
                     faults::at(FaultPoint::Forward)?;
                     let micro = batch.micro(pass.micro_batch)?;
                     let x = model.aligned(&micro, batch)?;
+                    observe(|| format!("inputs of micro-batch {}", pass.micro_batch), &x)?;
+                    observe(|| "targets".into(), &micro.targets)?;
                     let output = model.forward(&pass, &x)?;
                     let of = [&output, &micro.targets, &model.stats_of(shard)?];
                     let gradient = model.loss_gradient(&pass, &**loss, of)?;
+                    observe(|| "gradient of the loss".into(), &gradient)?;
                     if pass.last {
                         model.reduce_stats(own)?;
                     }
@@ -223,13 +368,24 @@ impl Step {
                 model.close_shard(batch, shard, own)?;
             }
             model.join()?;
+            model.observe("sum of gradients of", false)?;
             let own_bad_step = is_alone.then_some(&*own_bad_step);
             model.decide(stats, own_bad_step, measure_norm)?;
             if measure_norm {
                 model.digest_gradients()?;
             }
             faults::at(FaultPoint::Optimizer)?;
-            model.update()
+            match cut {
+                None => model.update(&[UpdatePart::Prepare, UpdatePart::Finish])?,
+                Some(_) => {
+                    prepare_update(model, update, batch.rows)?;
+                    group.barrier(&Stream::default_of(Device::Cpu)?)?;
+                    faults::at(FaultPoint::Agreed)?;
+                    model.update(&[UpdatePart::Finish])?;
+                }
+            }
+            *update = None;
+            model.observe("updated value of", true)
         };
         match mode {
             StepMode::Capture(kind) => graphs.capture(kind, &group, work),
@@ -246,19 +402,25 @@ impl Step {
                 true => Some(stats::read(last.clip.out())?[1]),
                 false => None,
             };
-            Ok(StepReport {
+            let report = StepReport {
                 stats,
                 grad_norm,
                 bad_step: stats::read_step(&last.bad_step)?,
                 own_bad_step: stats::read_step(&self.own_bad_step)?,
-            })
+            };
+            // If a rank was lost by now, this means nothing.
+            self.model.group().check_ranks()?;
+            Ok(report)
         })
     }
 
     /// The gradients and the trained weights of the last step, whose norm was measured, by layer,
-    /// on rank 0; nothing on others. `divisor` is its `weight_sum`. All ranks call it together.
-    pub(crate) fn digests(&mut self, divisor: f64) -> Result<[Vec<LayerDigest>; 2]> {
-        announced("digests for the log", || self.model.digests(divisor))
+    /// on rank 0 or on all ranks; nothing on others. `divisor` is its `weight_sum`. All ranks call
+    /// it together.
+    pub(crate) fn digests(&mut self, divisor: f64, on_all: bool) -> Result<[Vec<LayerDigest>; 2]> {
+        announced("digests for the log", || {
+            self.model.digests(divisor, on_all)
+        })
     }
 
     /// Makes the values of all parameters current on this rank. All ranks call it together before
@@ -269,17 +431,18 @@ impl Step {
 
     /// Evaluates the model on held-out rows, over all ranks.
     pub fn evaluate(&mut self, batches: &mut InOrder, group: &Group) -> Result<Stats> {
-        self.evaluate_with(batches, group, &mut |_, _| Ok(()))
+        self.evaluate_with(batches, group, &mut |_, _, _| Ok(()))
     }
 
-    /// As `evaluate`, and calls `each` with every batch of this rank and the model's output for it,
-    /// on the last device.
+    /// As `evaluate`, and calls `each` with every batch of this rank, its shard before it, and the
+    /// model's output for it, on the last device.
     pub fn evaluate_with(
         &mut self,
         batches: &mut InOrder,
         group: &Group,
-        each: &mut dyn FnMut(&Batch, &Tensor) -> Result<()>,
+        each: &mut dyn FnMut(usize, &Batch, &Tensor) -> Result<()>,
     ) -> Result<Stats> {
+        check_shards(batches.shards(), self.model.shards())?;
         self.compare_data(batches.origin(), group)?;
         self.gather()?;
         self.model.lend_values()?;
@@ -293,7 +456,7 @@ impl Step {
                 index += 1;
                 let rows = (&batch.x, &batch.targets);
                 let (output, _) = self.losses(false, 0, rows, &shard_stats)?;
-                each(batch, &output)?;
+                each(shard, batch, &output)?;
             }
         }
         // A group for host memory sums there.
@@ -375,6 +538,20 @@ impl Step {
     }
 }
 
+/// Prepares an update that all ranks make, or undo.
+fn prepare_update(
+    model: &mut TrainedModel,
+    update: &mut Option<Option<u64>>,
+    rows: u64,
+) -> Result<()> {
+    let mut stages = model.stages.iter();
+    stages.try_for_each(|stage| stage.optimizer.keep_old())?;
+    *update = Some(None);
+    model.update(&[UpdatePart::Prepare])?;
+    *update = Some(Some(rows));
+    Ok(())
+}
+
 /// The micro-batches of a shard. The last one of all completes the gradients.
 fn passes(batch: &Batch, shard: usize, seed: u64) -> impl Iterator<Item = StagePass> {
     let (micros, is_last) = (batch.micros_of(shard), shard + 1 == batch.shards().end);
@@ -388,21 +565,20 @@ fn passes(batch: &Batch, shard: usize, seed: u64) -> impl Iterator<Item = StageP
     })
 }
 
-/// Refuses a batch that is not cut into the shards of the step.
-fn check_shards(batch: &Batch, shards: Option<usize>) -> Result<()> {
-    let of = batch.shards();
-    match shards {
-        Some(shards) if of.of != shards => Err(Error::Usage(format!(
-            "a step with `shards` {shards}: expected a batch in as many shards, got {}; help: make \
-             the loader with .shards({shards})",
-            of.of
-        ))),
-        None if of.count() != 1 => Err(Error::Usage(format!(
-            "a step without `shards`: expected a rank's batch as a whole, got {} shards; help: \
-             give ReducerOptions {{ shards: Some({}), … }}",
-            of.count(),
-            of.of
-        ))),
-        _ => Ok(()),
+/// Refuses batches, cut as `of` says, that are not cut into the shards of the step.
+fn check_shards(of: Shards, shards: Option<usize>) -> Result<()> {
+    let fits = shards.map_or(of.count() == 1, |shards| of.of == shards);
+    if fits {
+        return Ok(());
     }
+    let wanted = shards.map_or("no shards".into(), |shards| format!("{shards} shards"));
+    Err(Error::Usage(format!(
+        "a step with {wanted}: expected a batch in as many shards, got {} of {}; help: give the \
+         loader's .shards(…) and `shards` of ReducerOptions the same number",
+        of.count(),
+        of.of
+    )))
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -10,11 +10,12 @@ mod task;
 
 use ddp_data::TaskSpec;
 
+pub use self::cells::cell;
 pub use self::classes::ClassWeights;
 pub use self::differences::{ColumnErrors, mean_r2, numbers_figures};
 pub use self::task::{
-    Evaluation, Format, LossOptions, PredictionOptions, Predictions, Survey, SurveyText, Task,
-    Totals, figures_text,
+    Evaluation, Format, LossOptions, PredictionOptions, Predictions, Survey, Task, Totals,
+    figures_text,
 };
 
 /// The task that `spec` describes.

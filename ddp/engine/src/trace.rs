@@ -24,6 +24,7 @@ use self::spans::{RankTrace, Readings};
 use self::summary::Summary;
 use crate::error::Result;
 use crate::exchange;
+use crate::setting::TRACE;
 
 /// The file, in the folder of the run.
 pub const TRACE_FILE: &str = "trace.json";
@@ -54,7 +55,7 @@ impl TraceSteps {
             _ => return None,
         };
         Some(format!(
-            "`trace` {self}: the run takes steps {next} to {last}, so {reaches}"
+            "{TRACE} {self}: the run takes steps {next} to {last}, so {reaches}"
         ))
     }
 }

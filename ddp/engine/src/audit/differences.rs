@@ -57,10 +57,8 @@ pub(super) fn find(ledgers: &[RankLedger]) -> Vec<Difference> {
         }
     }
     let workloads: Vec<Workload> = ledgers.iter().map(|ledger| ledger.workload).collect();
-    let mut found: Vec<Difference> = lines
-        .into_values()
-        .filter(|line| !is_explained(line, &workloads))
-        .collect();
+    let mut found: Vec<Difference> = lines.into_values().collect();
+    found.retain(|line| !is_explained(line, &workloads));
     found.sort_by_key(|difference| std::cmp::Reverse(difference.size()));
     found
 }
@@ -77,15 +75,11 @@ fn is_explained(line: &Difference, workloads: &[Workload]) -> bool {
     // Whether values differ by no larger a part than their reason. Integers make this exact.
     let is_within =
         |[least, most]: [u128; 2], reason: &[u128; 2]| least * reason[1] >= most * reason[0];
-    [
-        range(|amount, _| amount.bytes),
-        range(|amount, _| amount.count),
-    ]
-    .into_iter()
-    .all(|amount| {
-        let may_vary = line.kind != BETWEEN_RANKS;
+    let may_vary = line.kind != BETWEEN_RANKS;
+    let is_explained = |amount: [u128; 2]| {
         amount[0] == amount[1] || may_vary && reasons.iter().any(|reason| is_within(amount, reason))
-    })
+    };
+    is_explained(range(|amount, _| amount.bytes)) && is_explained(range(|amount, _| amount.count))
 }
 
 #[cfg(test)]

@@ -42,11 +42,8 @@ impl Audit {
 
     /// What moved in a step, over how many; of several ranks, what the table shows.
     pub fn title(&self) -> String {
-        let on = if self.simulated {
-            " on simulated GPUs"
-        } else {
-            ""
-        };
+        let on = Some(" on simulated GPUs").filter(|_| self.simulated);
+        let on = on.unwrap_or_default();
         let steps = format!("{}{on}", plural(self.steps, "step"));
         match &self.ranks[..] {
             [own] if own.per_step.is_empty() => {
@@ -106,10 +103,8 @@ impl Audit {
         let more = self.sets_of_ranks().into_iter().skip(RANK_LINES_MAX);
         let more: usize = more.map(|(_, ranks)| ranks.len()).sum();
         if more > 0 {
-            notes.push(format!(
-                "and {}, in the metrics log",
-                plural(more as u64, "rank")
-            ));
+            let more = plural(more as u64, "rank");
+            notes.push(format!("and {more}, in the metrics log"));
         }
         let phases = OTHER_PHASES.iter().filter_map(|phase| {
             let parts = self.moved_in(&phase.to_string());
@@ -163,27 +158,19 @@ impl Audit {
             let amount = difference.amounts[ranks[0]];
             Reverse((amount.bytes, amount.count))
         });
-        let middle = match sets.len() {
-            4.. => sets
-                .drain(1..sets.len() - 1)
-                .map(|(_, ranks)| ranks.len())
-                .sum(),
-            _ => 0,
-        };
-        let sets = sets
-            .iter()
-            .map(|(text, ranks)| format!("{} {text}", ranks_text(ranks)));
-        let mut sets: Vec<String> = sets.collect();
-        if middle > 0 {
-            sets.insert(1, format!("{} between", plural(middle as u64, "rank")));
+        let text = |(text, ranks): &(String, Vec<usize>)| format!("{} {text}", ranks_text(ranks));
+        let mut texts: Vec<String> = sets.iter().map(text).collect();
+        if let [_, middle @ .., _] = &sets[..]
+            && middle.len() > 1
+        {
+            let ranks: usize = middle.iter().map(|(_, ranks)| ranks.len()).sum();
+            let between = format!("{} between", plural(ranks as u64, "rank"));
+            texts.splice(1..texts.len() - 1, [between]);
         }
         let Difference { kind, at, .. } = difference;
-        let moved = if difference.implicit {
-            ", moved by policy"
-        } else {
-            ""
-        };
-        format!("{kind} at {at}{moved}: {}", sets.join(", "))
+        let moved = Some(", moved by policy").filter(|_| difference.implicit);
+        let moved = moved.unwrap_or_default();
+        format!("{kind} at {at}{moved}: {}", texts.join(", "))
     }
 }
 
@@ -204,10 +191,8 @@ fn parts<T>(amounts: &BTreeMap<String, T>, amount: impl Fn(&T) -> PerStep) -> St
     let part = |kind: TransferKind| {
         let cell = cell(kind, amount(amounts.get(&kind.to_string())?));
         let is_several = kind == TransferKind::ScalarRead && cell != "1";
-        Some(format!(
-            "{cell} {kind}{}",
-            if is_several { "s" } else { "" }
-        ))
+        let ending = if is_several { "s" } else { "" };
+        Some(format!("{cell} {kind}{ending}"))
     };
     list(&KINDS.into_iter().filter_map(part).collect::<Vec<_>>())
 }
@@ -252,10 +237,9 @@ fn list(parts: &[String]) -> String {
 
 /// `rank 1`, `ranks 0, 2 and 3`
 fn ranks_text(ranks: &[usize]) -> String {
-    if let [only] = ranks {
-        format!("rank {only}")
-    } else {
-        format!("ranks {}", pieces(ranks))
+    match ranks {
+        [only] => format!("rank {only}"),
+        _ => format!("ranks {}", pieces(ranks)),
     }
 }
 
@@ -268,11 +252,8 @@ fn pieces(numbers: &[usize]) -> String {
             _ => runs.push((number, number)),
         }
     }
-    let left: usize = runs
-        .iter()
-        .skip(PIECES_MAX)
-        .map(|(first, last)| last - first + 1)
-        .sum();
+    let left = runs.iter().skip(PIECES_MAX);
+    let left: usize = left.map(|(first, last)| last - first + 1).sum();
     let mut parts: Vec<String> = Vec::new();
     for &(first, last) in runs.iter().take(PIECES_MAX) {
         match last - first {
@@ -290,10 +271,8 @@ fn pieces(numbers: &[usize]) -> String {
 /// Devices without the names of models.
 fn short_names<'a>(devices: impl Iterator<Item = &'a String>) -> String {
     let names = devices.map(|device| device.split_whitespace().next().unwrap_or(device));
-    let names: Vec<&str> = alike(names.zip(0..))
-        .into_iter()
-        .map(|(name, _)| name)
-        .collect();
+    let names = alike(names.zip(0..)).into_iter();
+    let names: Vec<&str> = names.map(|(name, _)| name).collect();
     match &names[..] {
         [first, .., last] if names.len() > PIECES_MAX => format!("{first} … {last}"),
         _ => names.join(", "),

@@ -12,6 +12,7 @@ use super::files::{ReadFrom, mismatch, unreadable};
 use super::manifest::{self, Opened};
 use super::tensors::{self, FileDType};
 use crate::error::{Error, Result};
+use crate::setting::MODEL;
 use ddp_data::safetensors::{Entry, Header};
 use ddp_nn::params::{Parameter, Params};
 
@@ -195,7 +196,7 @@ fn check(header: &Header, list: &[&Parameter], is_foreign: bool) -> Result<(), S
     let others: Vec<&str> = found.filter(|name| !is_known(name)).collect();
     if let Some(why) = mismatch(&missing, &others, "the model") {
         return Err(format!(
-            "it is of another model: {why}; help: give the `model` and the settings it was trained \
+            "it is of another model: {why}; help: give the {MODEL} and the settings it was trained \
              with"
         ));
     }
@@ -204,7 +205,7 @@ fn check(header: &Header, list: &[&Parameter], is_foreign: bool) -> Result<(), S
         let fits = entry.shape == parameter.shape;
         if !(fits || is_foreign && has_more_positions(entry, &parameter.shape)) {
             return Err(format!(
-                "{} has the shape {:?}, and {:?} in the model; help: give the `model` and the \
+                "{} has the shape {:?}, and {:?} in the model; help: give the {MODEL} and the \
                  settings it was trained with",
                 entry.name, entry.shape, parameter.shape
             ));

@@ -11,6 +11,7 @@ use super::model::{ModelFile, load_opened};
 use super::optimizer::{SavedMoments, SavedPiece};
 use super::tensors::{FileDType, read_into};
 use crate::error::{Error, Result};
+use crate::setting::{FREEZE, MOMENTUM, OPTIMIZER};
 use crate::step::{Stage, Step};
 use ddp_nn::optim::Piece;
 use ddp_nn::params::Params;
@@ -24,7 +25,7 @@ pub fn restore(opened: &Opened, step: &mut Step) -> Result<()> {
             let folder = opened.folder.display();
             Err(Error::Data(format!(
                 "cannot resume from {folder}: its optimizer's moments are of another run: {why}; \
-                 help: give the `optimizer`, `momentum` and `freeze` that the run started with"
+                 help: give the {OPTIMIZER}, {MOMENTUM} and {FREEZE} that the run started with"
             )))
         }
     }
@@ -95,10 +96,10 @@ fn restore_moments(saved: &SavedMoments, stage: &Stage) -> Result<()> {
         open: None,
         bytes: Vec::new(),
     };
-    for (name, moment) in optimizer.moments() {
+    for (name, moment) in optimizer.all_moments() {
         read_into(moment, "the optimizer's moments", |values| {
-            let owned = optimizer.owned_pieces().iter();
-            let mut having = owned.filter(|piece| piece.moments.contains(&name));
+            let all = optimizer.all_pieces().iter();
+            let mut having = all.filter(|piece| piece.moments.contains(&name));
             having.try_for_each(|piece| {
                 let pieces = saved.pieces(&params.parameter(piece.parameter).name, name);
                 let values = &mut values[piece.at..piece.at + piece.length];

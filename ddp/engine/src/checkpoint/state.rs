@@ -13,7 +13,7 @@ use super::files::{of_other_version, other_format, read_all};
 use super::folders::STATE_FILE;
 use crate::error::Result;
 use ddp_data::{FeaturePlan, LabelName, Normalization, TaskSpec};
-use ddp_kernels::products::Algorithms;
+use ddp_kernels::matmuls::Algorithms;
 
 /// The version of this file that is written.
 pub(super) const FORMAT: u32 = 1;

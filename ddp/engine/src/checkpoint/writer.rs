@@ -20,6 +20,7 @@ use super::state::State;
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
+use crate::setting::{OUT, ZERO};
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
 use ddp_kernels::files;
 
@@ -56,6 +57,10 @@ impl Writer {
         let aside = self.checkpoints.join(format!("{UNFINISHED}{name}"));
         let folder = self.checkpoints.join(name);
         let attempt = self.attempt(job, &aside, &folder);
+        if attempt.as_ref().is_err_and(Error::is_rank_lost) && self.is_first() && folder.is_dir() {
+            // It is whole: only the other ranks could not be told.
+            return Ok(folder);
+        }
         if attempt.is_err() && self.is_first() {
             // The first error is the one to report.
             let _ = files::remove_folder(&aside);
@@ -190,7 +195,9 @@ fn is_seen(look: impl Fn() -> bool) -> bool {
 }
 
 fn not_seen(path: &Path) -> Error {
-    let help = "with `zero` 1 all ranks write to `out`: give a folder that all hosts share, or use `zero` 0";
+    let help = format!(
+        "with {ZERO} 1 all ranks write to {OUT}: give a folder that all hosts share, or use {ZERO} 0"
+    );
     let why = "another rank has written it, but this rank does not see it";
-    Error::io("see", path, help)(std::io::Error::other(why))
+    Error::io("see", path, &help)(std::io::Error::other(why))
 }

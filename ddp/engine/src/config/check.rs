@@ -1,10 +1,11 @@
 //! Checks of settings against each other; the list of settings has their limits. An error names the
-//! setting in backquotes, what was expected and what helps.
+//! setting, what was expected and what helps.
 
 use std::fmt::Display;
 use std::path::Path;
 
 use ddp_kernels::choice::Choice;
+use ddp_kernels::setting::SettingName;
 
 use super::derived::{CONSTANTS, Length};
 use super::settings::{Config, SETTINGS};
@@ -13,6 +14,10 @@ use super::values::{
     Schedule,
 };
 use crate::error::{Error, Result};
+use crate::setting::{
+    BATCH_SIZE, BATCH_TOKENS, DEVICE, DEVICES_PER_RANK, EPOCHS, FREEZE, GRAPH, GROUP, LR, MIN_LR,
+    MOMENTUM, NESTEROV, OPTIMIZER, SCHEDULE, STEPS,
+};
 
 impl Config {
     /// Checks every setting, as far as that is possible without the data.
@@ -34,7 +39,7 @@ impl Config {
     pub fn check_limits(&self) -> Result<()> {
         let mut copy = self.clone();
         let refusal = SETTINGS.iter().find_map(|one| one.refusal(&mut copy));
-        refusal.map_or(Ok(()), |text| Err(Error::Usage(text)))
+        refusal.map_or(Ok(()), Err)
     }
 
     fn check_length(&self) -> Result<()> {
@@ -42,11 +47,11 @@ impl Config {
             self.check_tokens(tokens)?;
         }
         if let (Some(steps), Some(epochs)) = (self.steps, self.epochs) {
-            let text = format!("either `steps` or `epochs`; help: leave `epochs` {epochs} out");
+            let text = format!("either {STEPS} or {EPOCHS}; help: leave {EPOCHS} {epochs} out");
             require(false, "steps", steps, &text)?;
         }
-        let text = "a whole number, 1 or more; help: `steps` 0 saves the untrained model";
-        require(self.epochs != Some(0), "epochs", 0, text)?;
+        let text = format!("a whole number, 1 or more; help: {STEPS} 0 saves the untrained model");
+        require(self.epochs != Some(0), "epochs", 0, &text)?;
         if let (Some(warmup), Length::Steps(steps)) = (self.warmup_steps, self.length()) {
             let text = format!(
                 "at most the {steps} steps of the run; help: warm up for less, or train for more"
@@ -62,10 +67,10 @@ impl Config {
         let above = below.saturating_add(context);
         let text = match (self.batch_size, below) {
             (Some(rows), _) => format!(
-                "either `batch-size` or `batch-tokens`; help: leave `batch-size` {rows} out"
+                "either {BATCH_SIZE} or {BATCH_TOKENS}; help: leave {BATCH_SIZE} {rows} out"
             ),
             _ if context == 0 => {
-                "a model of tokens, such as gpt; help: give `batch-size` ROWS".to_string()
+                format!("a model of tokens, such as gpt; help: give {BATCH_SIZE} ROWS")
             }
             (None, 0) => {
                 format!("a multiple of the model's context, {context} tokens; help: give {above}")
@@ -90,22 +95,26 @@ impl Config {
                 require(expected.is_none(), "group", got, &text)?;
             }
             let says = group.lr.is_some() || group.weight_decay.is_some();
-            let text = "an lr or a weight-decay; help: as in `group` '*.bias:weight-decay=0'";
-            require(says, "group", got, text)?;
+            let text =
+                format!("an lr or a weight-decay; help: as in {GROUP} '*.bias:weight-decay=0'");
+            require(says, "group", got, &text)?;
             let has_scale = group.lr.is_none() || self.peak_lr() != 0.0;
-            let text = "an `lr` above 0; help: rates of groups follow the schedule of `lr`";
-            require(has_scale, "group", got, text)?;
+            let text =
+                format!("an {LR} above 0; help: rates of groups follow the schedule of {LR}");
+            require(has_scale, "group", got, &text)?;
         }
         self.groups().map(|_| ())
     }
 
     fn check_optimization(&self) -> Result<()> {
         let (lr, min_lr) = (self.peak_lr(), self.min_lr);
-        let text = format!("at most `lr` {lr}; help: the schedule ends there");
+        let text = format!("at most {LR} {lr}; help: the schedule ends there");
         require(min_lr <= lr, "min-lr", min_lr, &text)?;
-        let text = "a schedule that goes down; help: give `schedule` cosine, or leave `min-lr` out";
+        let text = format!(
+            "a schedule that goes down; help: give {SCHEDULE} cosine, or leave {MIN_LR} out"
+        );
         let goes_down = self.schedule != Schedule::Constant || min_lr == 0.0;
-        require(goes_down, "min-lr", min_lr, text)?;
+        require(goes_down, "min-lr", min_lr, &text)?;
         self.check_optimizer()?;
         self.check_groups()?;
         let eps = self.eps.unwrap_or(1.0);
@@ -122,8 +131,8 @@ impl Config {
         let text = "a weight above 0; help: with weights of 0 nothing is learned";
         require(learns, name, got, text)?;
         let are_names = !self.freeze.iter().any(String::is_empty);
-        let text = "names of layers or parameters; help: as in `freeze` 0,2.bias";
-        require(are_names, "freeze", "an empty name", text)
+        let text = format!("names of layers or parameters; help: as in {FREEZE} 0,2.bias");
+        require(are_names, "freeze", "an empty name", &text)
     }
 
     /// Refuses constants of other optimizers, and constants with which this one does nothing.
@@ -133,18 +142,21 @@ impl Config {
         for (name, field) in CONSTANTS {
             let (default, value) = (kind.default_of(name), *field(&mut given));
             let owners = owners(name);
-            let text = format!("`optimizer` {owners}; help: leave `{name}` out");
+            let text = format!(
+                "{OPTIMIZER} {owners}; help: leave {} out",
+                SettingName(name)
+            );
             let applies = value.is_none() || default.is_some();
             require(applies, name, value.unwrap_or_default(), &text)?;
             let can_be = *field(&mut settled) != Some(0.0) || !declared.above_zero.contains(&name);
             let (kind, usual) = (kind.name(), default.unwrap_or_default());
             let text =
-                format!("a number above 0 with `optimizer` {kind}; help: a usual value is {usual}");
+                format!("a number above 0 with {OPTIMIZER} {kind}; help: a usual value is {usual}");
             require(can_be, name, 0, &text)?;
         }
         let owners = owners("nesterov");
         let text =
-            format!("`optimizer` {owners} with a `momentum` above 0; help: leave `nesterov` out");
+            format!("{OPTIMIZER} {owners} with a {MOMENTUM} above 0; help: leave {NESTEROV} out");
         let can_be = kind.default_of("nesterov").is_some() && settled.momentum != Some(0.0);
         require(!self.nesterov || can_be, "nesterov", true, &text)
     }
@@ -152,17 +164,21 @@ impl Config {
     /// Refuses settings of devices that exclude each other on any machine.
     fn check_devices(&self) -> Result<()> {
         let (device, per_rank) = (self.device, self.devices_per_rank);
-        let text = "`devices-per-rank` 1: a step over several GPUs of a rank is not captured; \
-                    help: leave `graph` out, or give each rank one GPU";
-        let can_capture = per_rank == 1 || self.graph != GraphChoice::On;
-        require(can_capture, "graph", "on", text)?;
-        let is_on_cpu = device == DeviceChoice::Cpu;
-        let text = "GPUs to train on: `device` auto or cuda; help: leave it out: ranks on the CPU \
-                    share nothing";
-        require(!is_on_cpu || !self.share_gpus, "share-gpus", true, text)?;
         let text = format!(
-            "`device` cuda with `devices-per-rank` {per_rank}; help: give `device` cuda: each \
-             rank then takes as many as it needs; or leave `devices-per-rank` out"
+            "{DEVICES_PER_RANK} 1: a step over several GPUs of a rank is not captured; \
+                    help: leave {GRAPH} out, or give each rank one GPU"
+        );
+        let can_capture = per_rank == 1 || self.graph != GraphChoice::On;
+        require(can_capture, "graph", "on", &text)?;
+        let is_on_cpu = device == DeviceChoice::Cpu;
+        let text = format!(
+            "GPUs to train on: {DEVICE} auto or cuda; help: leave it out: ranks on the CPU \
+                    share nothing"
+        );
+        require(!is_on_cpu || !self.share_gpus, "share-gpus", true, &text)?;
+        let text = format!(
+            "{DEVICE} cuda with {DEVICES_PER_RANK} {per_rank}; help: give {DEVICE} cuda: each \
+             rank then takes as many as it needs; or leave {DEVICES_PER_RANK} out"
         );
         let can_split = per_rank == 1 || !matches!(device, DeviceChoice::CudaAt(_));
         require(can_split, "device", device, &text)?;
@@ -173,8 +189,9 @@ impl Config {
     pub fn check_cpu(&self) -> Result<()> {
         let cpu_only = |is_right, name, got: &dyn Display, why| {
             let text = format!(
-                "`device` cuda: {why}; help: leave `{name}` out, or train on GPUs: this run is on \
-                 the CPU"
+                "{DEVICE} cuda: {why}; help: leave {} out, or train on GPUs: this run is on \
+                 the CPU",
+                SettingName(name)
             );
             require(is_right, name, got, &text)
         };
@@ -205,7 +222,10 @@ fn owners(name: &str) -> String {
 fn require(is_right: bool, name: &str, got: impl Display, text: &str) -> Result<()> {
     match is_right {
         true => Ok(()),
-        false => Err(Error::Usage(format!("`{name}` {got}: expected {text}"))),
+        false => Err(Error::Setting {
+            setting: name.to_string(),
+            text: format!("{got}: expected {text}"),
+        }),
     }
 }
 

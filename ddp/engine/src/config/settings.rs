@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use ddp_data::DataSpec;
+use ddp_kernels::setting::SettingName;
 use ddp_kernels::threads;
 use ddp_nn::models::ModelSpec;
 use ddp_nn::models::family::{Field, Setting as FamilySetting};
@@ -18,9 +19,11 @@ use serde_json::Value;
 
 use super::values::{
     ClassWeights, Decayed, DeviceChoice, FloatType, Form, GraphChoice, Groups, Limits, LogLevel,
-    Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision, ProductChoice, Resident,
+    MatmulChoice, Missing, NcclChoice, Normalize, OptimizerKind, Overlap, Precision, Resident,
     Resume, Schedule, TIMEOUT_S, TaskKind, TraceSteps, WHOLE_MAX, When,
 };
+use crate::error::Error;
+use crate::reducer::SHARDS_MAX;
 
 /// Where a setting must be equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,14 +112,11 @@ impl Setting {
         if value.is_null() {
             return Err("expected a finite number".into());
         }
-        let families = self
-            .families
-            .iter()
-            .filter_map(|name| default_of(name).ok());
-        let models: Vec<_> = match self.families.is_empty() {
-            true => vec![ModelSpec::default()],
-            false => families.collect(),
-        };
+        let families = self.families.iter();
+        let mut models: Vec<_> = families.filter_map(|name| default_of(name).ok()).collect();
+        if models.is_empty() {
+            models.push(ModelSpec::default());
+        }
         let mut tried = Err(String::new());
         for model in models {
             let mut config = Config {
@@ -129,17 +129,21 @@ impl Setting {
     }
 
     /// The refusal of a number outside of its limits.
-    pub(super) fn refusal(&self, config: &mut Config) -> Option<String> {
+    pub(super) fn refusal(&self, config: &mut Config) -> Option<Error> {
         let number = (self.field)(config)?.number()?;
         let expected = self.limits.refusal(number)?;
-        Some(format!("`{}` {number}: expected {expected}", self.name))
+        Some(Error::Setting {
+            setting: self.name.clone(),
+            text: format!("{number}: expected {expected}"),
+        })
     }
 
     fn field_of<'a>(&self, config: &'a mut Config) -> Result<&'a mut dyn Field, String> {
         let (name, got) = (&self.name, config.model.name());
         let owners = self.families.join(" or ");
         (self.field)(config).ok_or_else(|| {
-            format!("requires `model` {owners}, got `model` {got}; help: leave `{name}` out")
+            let (model, name) = (SettingName(MODEL), SettingName(name));
+            format!("requires {model} {owners}, got {model} {got}; help: leave {name} out")
         })
     }
 }
@@ -207,8 +211,6 @@ macro_rules! settings {
 
 /// Whole numbers from 1 on.
 const COUNT: Limits = Limits::Whole(1, WHOLE_MAX);
-/// The most shards of a batch.
-const SHARDS_MAX: u64 = 1024;
 /// Finite numbers from 0 on.
 const POSITIVE: Limits = Limits::Real(0.0, f64::MAX);
 
@@ -296,7 +298,7 @@ settings! {
     Fixed momentum "X": Option<f64> = None, Limits::BelowOne;
     /// sgd: Nesterov's momentum
     Fixed nesterov "BOOL": bool = false;
-    /// Parameters with a learning rate or weight decay of their own, by name, as in
+    /// Parameters with another learning rate or weight decay, by name, as in
     /// *.bias:weight-decay=0,head.*:lr=0.003; in TOML, tables called group with match, lr and
     /// weight-decay. The first group that matches a name counts
     Fixed group "GROUPS": Groups = Groups::default();
@@ -329,7 +331,7 @@ settings! {
     Job graph "WHEN": GraphChoice = GraphChoice::Auto;
     /// Algorithms of matmuls on GPUs: first uses cuBLASLt's first one; timed tries several
     /// after the first step and keeps the fastest, whose bits may differ on another machine
-    Job products "HOW": ProductChoice = ProductChoice::First;
+    Job products "HOW": MatmulChoice = MatmulChoice::First;
     /// CPU threads of a rank [default: its share of the cores]
     Rank threads "N" [eval predict generate bench]: Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);
 
@@ -341,7 +343,7 @@ settings! {
     Fixed reduce_dtype "TYPE": FloatType = FloatType::F32;
     /// Make the bits of the model the same on any number of ranks up to V: each batch is cut into V
     /// shards, which are worked on one by one and summed along one tree. See docs/same-bits.md
-    Fixed same_bits "V": Option<usize> = None, Limits::Whole(1, SHARDS_MAX);
+    Fixed same_bits "V": Option<usize> = None, Limits::Whole(1, SHARDS_MAX as u64);
     /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the
     /// ranks
     Job zero "STAGE": u64 = 0, Limits::Whole(0, 1);
@@ -376,7 +378,7 @@ settings! {
     /// Steps between evaluations on held-out rows; 0 for one at the end only [default: an epoch]
     Job eval_every "N": Option<u64> = None;
     /// gpt: a text to continue at each evaluation and at the end, with up to 64 tokens, for the
-    /// record and the report
+    /// metrics log and the report
     Job sample "PROMPT": Option<String> = None;
     /// Steps between entries in metrics.jsonl
     Job log_every "N": u64 = 10, COUNT;

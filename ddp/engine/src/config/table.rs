@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use ddp_kernels::setting::SettingName;
 use ddp_nn::models::ModelSpec;
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value};
@@ -68,7 +69,7 @@ fn of_values(mut values: Map<String, Value>, base: ModelSpec) -> Result<Config, 
     for (name, value) in values {
         let setting = find(&name).ok_or("a name is known")?;
         let set = setting.set_value(&mut config, value);
-        set.map_err(|why| format!("`{name}` {why}"))?;
+        set.map_err(|why| format!("{} {why}", SettingName(&name)))?;
     }
     Ok(config)
 }

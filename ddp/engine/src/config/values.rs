@@ -18,7 +18,7 @@ pub use crate::trace::TraceSteps;
 pub use ddp_comm::NcclChoice;
 pub use ddp_data::{Missing, Normalize, Resident, TaskKind};
 pub use ddp_kernels::choice::{Form, List, Number, SettingValue};
-pub use ddp_kernels::products::ProductChoice;
+pub use ddp_kernels::matmuls::MatmulChoice;
 pub use ddp_nn::optim::{Decayed, OptimizerKind, Shape as Schedule};
 pub use ddp_nn::params::Precision;
 
@@ -59,16 +59,13 @@ impl Limits {
                 (least..=most).contains(&number),
                 format!("a number from {least} to {most}"),
             ),
-            (Limits::BelowOne, Number::Real(number)) => (
-                (0.0..1.0).contains(&number),
-                match number > 1.0 && number < 100.0 {
-                    true => format!(
-                        "a number, at least 0 and less than 1 ({number}% is {})",
-                        number / 100.0
-                    ),
-                    false => "a number, at least 0 and less than 1".to_string(),
-                },
-            ),
+            (Limits::BelowOne, Number::Real(number)) => {
+                let percent = format!(" ({number}% is {})", number / 100.0);
+                let percent = Some(percent).filter(|_| number > 1.0 && number < 100.0);
+                let expected = "a number, at least 0 and less than 1".to_string();
+                let expected = expected + &percent.unwrap_or_default();
+                ((0.0..1.0).contains(&number), expected)
+            }
             (_, Number::Real(_)) => return None,
         };
         (!is_within).then_some(expected)

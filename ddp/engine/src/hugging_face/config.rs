@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use ddp_kernels::setting::SettingName;
 use ddp_nn::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -11,6 +12,7 @@ use serde_json::{Map, Value, json};
 use super::{Architecture, CONFIG_FILE, is_folder};
 use crate::checkpoint::{refuse, unreadable};
 use crate::error::{Error, Result};
+use crate::setting::{BIAS, DROPOUT, MLP, NORM, POSITION};
 
 /// Where transformers finds weights that it adds to those of the folder.
 const ADAPTER_FILE: &str = "adapter_config.json";
@@ -86,6 +88,11 @@ pub fn untrained_token(path: &Path) -> Option<u64> {
 type Settings = (GptSpec, Option<String>);
 
 fn gpt2(keys: &mut Keys) -> Result<Settings> {
+    let activations = [
+        ("gelu_new", MlpKind::GeluTanh),
+        ("gelu_pytorch_tanh", MlpKind::GeluTanh),
+        ("gelu", MlpKind::Gelu),
+    ];
     let width = keys.take("n_embd", Some(768))?;
     let heads = keys.take("n_head", Some(12))?;
     let spec = GptSpec {
@@ -98,15 +105,7 @@ fn gpt2(keys: &mut Keys) -> Result<Settings> {
         vocab: keys.vocabulary(50257)?,
         norm: NormKind::Layer,
         position: PositionKind::Learned,
-        mlp: keys.choose(
-            "activation_function",
-            "gelu_new",
-            &[
-                ("gelu_new", MlpKind::GeluTanh),
-                ("gelu_pytorch_tanh", MlpKind::GeluTanh),
-                ("gelu", MlpKind::Gelu),
-            ],
-        )?,
+        mlp: keys.choose("activation_function", "gelu_new", &activations)?,
         bias: true,
         tied: keys.take("tie_word_embeddings", Some(true))?,
         norm_epsilon: keys.take("layer_norm_epsilon", Some(1e-5))?,
@@ -120,7 +119,7 @@ fn gpt2(keys: &mut Keys) -> Result<Settings> {
     } else if embedding != rest {
         let why = format!(
             "resid_pdrop {rest}: expected {embedding}, the same as embd_pdrop: ddp-train has \
-             one `dropout` for both; help: give `dropout` to choose it"
+             one {DROPOUT} for both; help: give {DROPOUT} to choose it"
         );
         (spec, Some(keys.text(&why)))
     } else {
@@ -226,13 +225,11 @@ impl Keys {
         };
         let all = vocabulary as i64;
         let token = if given < 0 { given + all } else { given };
-        match (0..all).contains(&token) {
-            true => Ok(Some(token as u64)),
-            false => {
-                let expected = format!("a token below {all}, as vocab_size says");
-                Err(self.unknown("pad_token_id", &given.into(), &expected))
-            }
+        if (0..all).contains(&token) {
+            return Ok(Some(token as u64));
         }
+        let expected = format!("a token below {all}, as vocab_size says");
+        Err(self.unknown("pad_token_id", &given.into(), &expected))
     }
 
     /// Refuses another value of `key` than `only`, its default.
@@ -247,13 +244,11 @@ impl Keys {
     /// What the text of `key` stands for.
     fn choose<T: Copy>(&mut self, key: &str, default: &str, all: &[(&str, T)]) -> Result<T> {
         let got: String = self.take(key, Some(default.to_string()))?;
-        match all.iter().find(|(name, _)| *name == got) {
-            Some((_, value)) => Ok(*value),
-            None => {
-                let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
-                Err(self.unknown(key, &got.into(), &names.join(" or ")))
-            }
+        if let Some((_, value)) = all.iter().find(|(name, _)| *name == got) {
+            return Ok(*value);
         }
+        let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
+        Err(self.unknown(key, &got.into(), &names.join(" or ")))
     }
 
     /// The base of rotary positions. Before version 5 of transformers it was a key beside
@@ -265,14 +260,12 @@ impl Keys {
         let base = rope.remove("rope_theta").unwrap_or(before.into());
         let kind = rope.remove("rope_type").unwrap_or("default".into());
         let is_plain = kind == "default" && rope.values().all(Value::is_null);
-        match base.as_f64() {
-            Some(base) if is_plain => Ok(base),
-            _ => {
-                rope.insert("rope_type".into(), kind);
-                let expected = "rope_type default, and no scaling";
-                Err(self.unknown("rope_parameters", &rope.into(), expected))
-            }
+        if let Some(base) = base.as_f64().filter(|_| is_plain) {
+            return Ok(base);
         }
+        rope.insert("rope_type".into(), kind);
+        let expected = "rope_type default, and no scaling";
+        Err(self.unknown("rope_parameters", &rope.into(), expected))
     }
 
     /// Refuses keys that are left and that matter, as far as this program knows.
@@ -307,7 +300,7 @@ impl Keys {
 
     fn no_dropout(&self, key: &str, got: f64) -> String {
         self.text(&format!(
-            "{key} {got}: expected 0, since attention has no dropout here; help: give `dropout`, \
+            "{key} {got}: expected 0, since attention has no dropout here; help: give {DROPOUT}, \
              which then replaces all of the folder's"
         ))
     }
@@ -334,10 +327,11 @@ pub(super) fn architecture_of(spec: &GptSpec) -> Result<Architecture> {
     match checks.iter().find(|(_, fits)| !fits) {
         None => Ok(architecture),
         Some((setting, _)) => Err(Error::Usage(format!(
-            "`{setting}` of the model: expected as in {name} (GPT2LMHeadModel: `position` learned, \
-             `norm` layer, `mlp` gelu or gelu-tanh, `bias`; LlamaForCausalLM: `position` rope, \
-             `norm` rms, `mlp` swiglu, no `bias`), got another; help: transformers has no such \
-             class: use the checkpoint's model.safetensors"
+            "{} of the model: expected as in {name} (GPT2LMHeadModel: {POSITION} learned, \
+             {NORM} layer, {MLP} gelu or gelu-tanh, {BIAS}; LlamaForCausalLM: {POSITION} rope, \
+             {NORM} rms, {MLP} swiglu, no {BIAS}), got another; help: transformers has no such \
+             class: use the checkpoint's model.safetensors",
+            SettingName(setting)
         ))),
     }
 }
@@ -386,11 +380,9 @@ pub(super) fn text(
         "bos_token_id": null,
         "eos_token_id": end_of_text,
     });
-    let mut all = Map::new();
-    for value in [both, value] {
-        if let Value::Object(map) = value {
-            all.extend(map);
-        }
-    }
-    format!("{:#}\n", Value::Object(all))
+    let maps = [&both, &value].into_iter().filter_map(Value::as_object);
+    let all = maps
+        .flatten()
+        .map(|(key, value)| (key.clone(), value.clone()));
+    format!("{:#}\n", all.collect::<Value>())
 }

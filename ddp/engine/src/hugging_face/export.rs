@@ -50,9 +50,8 @@ pub fn export(
         return Err(refused("a new or empty folder, got one with files"));
     }
     let folder = std::path::absolute(folder).map_err(unreadable(folder))?;
-    let name = folder
-        .file_name()
-        .ok_or_else(|| refused("the name of a folder"))?;
+    let name = folder.file_name();
+    let name = name.ok_or_else(|| refused("the name of a folder"))?;
     // In the same folder, so that it can be renamed.
     let aside = folder.with_file_name(format!(".{}.exporting", name.to_string_lossy()));
     let Some(_lock) = disk::lock_folder(&aside)? else {
@@ -119,17 +118,14 @@ fn write(
             start += count;
         }
     }
-    let shapes: Vec<_> = tensors
-        .iter()
-        .map(|(_, _, part)| part.shape_there())
-        .collect();
-    let names = tensors.iter().map(|(_, _, part)| part.name.as_str());
+    let parts = || tensors.iter().map(|(_, _, part)| part);
+    let shapes: Vec<_> = parts().map(Part::shape_there).collect();
+    let names = parts().map(|part| part.name.as_str());
     let header = Header::of(names.zip(shapes.iter().map(Vec::as_slice)));
-    let values = tensors
-        .iter()
-        .map(|(parameter, range, part)| -> Result<Tensor> {
-            parameter.with_slice(|all: &[f32]| there(&all[range.clone()], part))?
-        });
+    let values = tensors.iter();
+    let values = values.map(|(parameter, range, part)| -> Result<Tensor> {
+        parameter.with_slice(|all: &[f32]| there(&all[range.clone()], part))?
+    });
     write_file(&folder.join(MODEL_FILE), &header, values)?;
     Ok(disk::sync_folder(folder)?)
 }

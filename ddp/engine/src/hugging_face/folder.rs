@@ -68,17 +68,12 @@ impl Tensors {
             start: data_start + entry.start,
             file: self.files.len(),
         };
-        match self.found.insert(name, found) {
-            None => Ok(()),
-            Some(_) => {
-                let why = format!(
-                    "expected {} in one of the files, got it twice; help: give a folder that \
-                     save_pretrained wrote",
-                    entry.name
-                );
-                Err(refuse(path, why))
-            }
+        if self.found.insert(name, found).is_none() {
+            return Ok(());
         }
+        let what = format!("expected {} in one of the files, got it twice", entry.name);
+        let help = "give a folder that save_pretrained wrote";
+        Err(refuse(path, format!("{what}; help: {help}")))
     }
 
     /// Reads the first values of a tensor. `bytes` is a scratch buffer.
@@ -120,13 +115,10 @@ fn files(folder: &Path) -> Result<BTreeSet<String>> {
         refuse(&path, why)
     })?;
     let names: BTreeSet<String> = index.weight_map.into_values().collect();
-    match names.iter().find(|name| name.contains('/')) {
-        None => Ok(names),
-        Some(name) => {
-            let why = format!(
-                "expected names of files in the same folder, got {name:?}; help: move it there"
-            );
-            Err(refuse(&path, why))
-        }
-    }
+    let Some(name) = names.iter().find(|name| name.contains('/')) else {
+        return Ok(names);
+    };
+    let expected = "expected names of files in the same folder";
+    let why = format!("{expected}, got {name:?}; help: move it there");
+    Err(refuse(&path, why))
 }

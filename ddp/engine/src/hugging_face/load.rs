@@ -71,10 +71,8 @@ fn check(
     positions: usize,
 ) -> Result<(), String> {
     let parts = || sources.iter().flatten();
-    let missing: Vec<&str> = parts()
-        .map(|part| part.name.as_str())
-        .filter(|name| !tensors.found.contains_key(*name))
-        .collect();
+    let mut missing: Vec<&str> = parts().map(|part| part.name.as_str()).collect();
+    missing.retain(|name| !tensors.found.contains_key(*name));
     if !missing.is_empty() {
         let missing = some_of(&missing, 4);
         return Err(format!("it lacks {missing}; help: give a whole folder"));

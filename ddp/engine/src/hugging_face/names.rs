@@ -96,10 +96,9 @@ pub(super) fn with_prefix(architecture: Architecture, name: &str) -> String {
         Architecture::Gpt2 => "transformer.",
         Architecture::Llama => "model.",
     };
-    if name.starts_with(prefix) || name.starts_with("lm_head.") {
-        name.to_string()
-    } else {
-        format!("{prefix}{name}")
+    match name.starts_with(prefix) || name.starts_with("lm_head.") {
+        true => name.to_string(),
+        false => format!("{prefix}{name}"),
     }
 }
 
@@ -109,8 +108,7 @@ pub(super) fn is_constant(architecture: Architecture, name: &str) -> bool {
         Architecture::Gpt2 => ("transformer.h.", &["attn.bias", "attn.masked_bias"]),
         Architecture::Llama => ("model.layers.", &["self_attn.rotary_emb.inv_freq"]),
     };
-    let of_block = name
-        .strip_prefix(start)
-        .and_then(|rest| rest.split_once('.'));
+    let of_block = name.strip_prefix(start);
+    let of_block = of_block.and_then(|rest| rest.split_once('.'));
     of_block.is_some_and(|(_, rest)| ends.contains(&rest))
 }

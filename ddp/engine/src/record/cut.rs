@@ -7,7 +7,7 @@
 //! until the run ends.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -15,8 +15,9 @@ use ddp_kernels::files as disk;
 use ddp_kernels::heartbeat::{self, Work};
 use serde::Deserialize;
 
-use super::{CONFIG_FILE, EVENTS_FILE, Record, check_free, taken, write_settings};
+use super::{CONFIG_FILE, EVENTS_FILE, Record, Written, check_free, taken, write_settings};
 use crate::error::{Error, Result};
+use crate::setting::OUT;
 
 /// How long to wait for a run that is ending to release its metrics log.
 const ENDING_MAX: Duration = Duration::from_secs(3);
@@ -46,7 +47,8 @@ impl LockedRecord {
         }
     }
 
-    /// Locks the metrics log in `out`, a new one if there is none. Some file systems have no locks.
+    /// Locks the metrics log in `out`, creating it if needed. On a file system without locks it
+    /// does not exclude other processes.
     fn open(out: &Path) -> Result<LockedRecord> {
         let path = out.join(EVENTS_FILE);
         let mut options = OpenOptions::new();
@@ -54,7 +56,7 @@ impl LockedRecord {
         let file = options.open(&path).map_err(disk::failed("open", &path))?;
         if !disk::is_ours(&file, &path) {
             return Err(Error::Usage(format!(
-                "`out` {}: a run is writing in it; help: wait until it ends",
+                "{OUT} {}: a run is writing in it; help: wait until it ends",
                 out.display()
             )));
         }
@@ -84,7 +86,7 @@ impl Record {
         // Without a metrics log next to it, a config.toml is the user's own.
         if !path.exists() && fs::read(&config).is_ok_and(|there| there != settings.as_bytes()) {
             return Err(Error::Usage(format!(
-                "`out` {}: it holds a {CONFIG_FILE} that no run wrote, which would be overwritten; \
+                "{OUT} {}: it holds a {CONFIG_FILE} that no run wrote, which would be overwritten; \
                  help: give another folder",
                 out.display()
             )));
@@ -97,7 +99,7 @@ impl Record {
             file,
             path,
             length: 0,
-            line: Vec::with_capacity(1024),
+            written: Written::default(),
         })
     }
 
@@ -113,20 +115,19 @@ impl Record {
         let mut copied = None;
         disk::replace_file(&path, |copy| {
             // It is locked already, so that no other process locks it first.
-            let (length, has_start) =
-                copy_lines(&mut file, copy, step).map_err(disk::failed("write", &path))?;
+            let lines = copy_lines(&mut file, copy, step);
+            let lines = lines.map_err(disk::failed("write", &path))?;
             let copy = copy.try_clone().map_err(disk::failed("open", &path))?;
-            copied = Some((copy, length, has_start));
+            copied = Some((copy, lines));
             Ok::<_, disk::FileError>(())
         })?;
-        let (file, length, has_start) = copied.expect("the file was written");
+        let (file, (length, has_start, written)) = copied.expect("the file was written");
         write_settings(out, settings)?;
-        let line = Vec::with_capacity(1024);
         let record = Record {
             file,
             path,
             length,
-            line,
+            written,
         };
         Ok((record, has_start))
     }
@@ -160,11 +161,12 @@ pub(crate) fn checkpoints(out: &Path) -> Vec<u64> {
 }
 
 /// Copies the lines that belong to the run up to step `step`. How it ended before is not one of
-/// them. Returns their length, and whether the first line is one of them.
-fn copy_lines(from: &mut File, to: &mut File, step: u64) -> std::io::Result<(u64, bool)> {
+/// them. Returns their length, whether the first line is one of them, and the last of each kind.
+fn copy_lines(from: &mut File, to: &mut File, step: u64) -> io::Result<(u64, bool, Written)> {
     from.seek(SeekFrom::Start(0))?;
     let (mut reader, mut writer) = (BufReader::new(from), BufWriter::new(to));
     let (mut text, mut length, mut has_start) = (Vec::new(), 0, false);
+    let mut written = Written::default();
     while reader.read_until(b'\n', &mut text)? > 0 {
         heartbeat::beat(Work::Writes);
         let line = text.strip_suffix(b"\n");
@@ -176,11 +178,12 @@ fn copy_lines(from: &mut File, to: &mut File, step: u64) -> std::io::Result<(u64
             writer.write_all(&text)?;
             length += text.len() as u64;
             has_start |= line.event == "start";
+            written.note(&line.event, line.step.unwrap_or(0));
         }
         text.clear();
     }
     writer.flush()?;
-    Ok((length, has_start))
+    Ok((length, has_start, written))
 }
 
 #[cfg(test)]
@@ -280,6 +283,29 @@ mod tests {
             Some(r#"{"event":"checkpoint","step":1,"folder":"a"}"#)
         );
         assert_eq!(text.lines().count(), 3);
+    }
+
+    #[test]
+    fn what_a_step_has_at_most_once_is_not_written_again_also_by_another_rank() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join(EVENTS_FILE);
+        fs::write(&path, LINES).unwrap();
+        let (mut record, _) = Record::resume(scratch.path(), "", find(scratch.path()), 4).unwrap();
+        let before = fs::read_to_string(&path).unwrap();
+        let checkpoint = |step| Event::Checkpoint { step, folder: "a" };
+        assert!(record.has("step", 4) && record.has("eval", 4) && !record.has("step", 5));
+        record.write_step(4, "other").unwrap();
+        record.write(&checkpoint(3)).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), before);
+        record
+            .write_step(5, r#"{"event":"step","step":5}"#)
+            .unwrap();
+        for _ in 0..2 {
+            record.write(&checkpoint(5)).unwrap();
+        }
+        let after = fs::read_to_string(&path).unwrap();
+        let added = after.strip_prefix(&before).unwrap();
+        assert_eq!(added.lines().count(), 2, "{added}");
     }
 
     #[test]

@@ -56,7 +56,7 @@ fn step(step: u64, loss: f64) -> StepEvent {
         samples_per_s,
         tokens_per_s: None,
         tflops: None,
-        product_share: None,
+        matmul_share: None,
         step_ms,
         data_ms,
         reduce_ms: Some(0.125),
@@ -252,7 +252,7 @@ fn a_disk_that_is_full_is_an_error_of_its_own_that_names_the_file() {
         file,
         path: "out/metrics.jsonl".into(),
         length: 0,
-        line: Vec::new(),
+        written: Written::default(),
     };
     let error = record.write(&Event::Step(step(1, 1.0))).unwrap_err();
     assert_eq!(error.exit_code(), 74);

@@ -95,13 +95,14 @@ impl CommQueue for DeviceQueue {
     fn start(&self, job: usize, is_followed: bool) -> Result<()> {
         let (index, job, stream) = (job, &self.jobs[job], self.stream()?);
         // Messages between pairs of ranks have marks apart from the collectives that follow.
-        let group = match is_followed && !matches!(job, Job::SumAlong(_)) {
+        let along_tree = matches!(job, Job::Sum(bucket) if bucket.along.is_some());
+        let group = match is_followed && !along_tree {
             true => &self.followed,
             false => &self.group,
         };
         let (mut small, mut held) = (self.small.borrow_mut(), self.held.borrow_mut());
         let first = held.len();
-        if job.is_sum() {
+        if matches!(job, Job::Sum(_)) {
             held.append(&mut small);
         }
         let run = || job.run(group, &held[first..], &stream);

@@ -3,6 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ddp_comm::Group;
@@ -63,6 +64,7 @@ pub(super) struct HostQueue {
     shared: Arc<Shared>,
     /// Whether a separate thread runs the jobs; otherwise `wait_for` and `join` do.
     threaded: bool,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl HostQueue {
@@ -87,12 +89,17 @@ impl HostQueue {
             group,
             stream,
         });
-        if threaded {
+        let serve = || {
             let shared = shared.clone();
             transfer::spawn("reducer", move || shared.serve())
-                .map_err(|error| ddp_comm::Error::no_thread("reducer", &error))?;
-        }
-        Ok(HostQueue { shared, threaded })
+                .map_err(|error| ddp_comm::Error::no_thread("reducer", &error))
+        };
+        let thread = threaded.then(serve).transpose()?;
+        Ok(HostQueue {
+            shared,
+            threaded,
+            thread,
+        })
     }
 
     fn push(&self, entry: Entry) -> Result<()> {
@@ -159,6 +166,14 @@ impl CommQueue for HostQueue {
         queue.error.take().map_or(Ok(()), Err)
     }
 
+    fn halt(&mut self) {
+        self.shared.close();
+        if let Some(thread) = self.thread.take() {
+            // It handles panics itself.
+            _ = thread.join();
+        }
+    }
+
     fn busy(&self) -> Duration {
         std::mem::take(&mut self.shared.lock().busy)
     }
@@ -171,12 +186,16 @@ impl CommQueue for HostQueue {
 impl Drop for HostQueue {
     fn drop(&mut self) {
         // Not joined: after an error the thread may wait for ranks that have ended.
-        self.shared.lock().closed = true;
-        self.shared.more.notify_one();
+        self.shared.close();
     }
 }
 
 impl Shared {
+    fn close(&self) {
+        self.lock().closed = true;
+        self.more.notify_one();
+    }
+
     fn lock(&self) -> MutexGuard<'_, Queue> {
         // Nothing panics under this lock.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)

@@ -31,6 +31,9 @@ pub(super) trait CommQueue: Debug + Send {
     /// Orders later work of the device's current stream after all jobs. On the CPU this waits.
     fn join(&self) -> Result<()>;
 
+    /// Ends its thread, after the ranks have lost one: its job has failed, or fails soon.
+    fn halt(&mut self) {}
+
     /// How long the jobs since the last call took. Zero if only the device knows.
     fn busy(&self) -> Duration {
         Duration::ZERO

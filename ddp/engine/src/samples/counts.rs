@@ -75,11 +75,8 @@ impl ClassCounts {
 
     /// For each class its rows by answer; None if there are many classes.
     pub fn table(&self) -> Option<Vec<Vec<u64>>> {
-        (self.classes <= TABLE_CLASSES_MAX).then(|| {
-            (0..self.classes)
-                .map(|class| self.part(3 + class))
-                .collect()
-        })
+        let row = |class| self.part(3 + class);
+        (self.classes <= TABLE_CLASSES_MAX).then(|| (0..self.classes).map(row).collect())
     }
 
     /// The most frequent mistakes: class, answer, rows. None if there are many classes.

@@ -17,6 +17,7 @@ use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::{Device, Error as TensorError};
 
 use crate::error::{Error, Result};
+use crate::setting::{DEVICE, GRAPH};
 
 ddp_kernels::choices! {
     /// Whether steps are captured as CUDA graphs.
@@ -38,8 +39,10 @@ pub(super) const CAPTURED: Label = Label::new(Lane::Captured, "captured step");
 /// Refuses graphs on the CPU.
 pub fn check_graph(choice: GraphChoice, device: Device) -> Result<()> {
     if choice == GraphChoice::On && !device.is_accelerator() {
-        let text = "`graph` on: expected `device` cuda: graphs are CUDA's; help: leave `graph` out, or train on a GPU";
-        return Err(Error::Usage(text.into()));
+        let text = format!(
+            "{GRAPH} on: expected {DEVICE} cuda: graphs are CUDA's; help: leave {GRAPH} out, or train on a GPU"
+        );
+        return Err(Error::Usage(text));
     }
     Ok(())
 }
@@ -91,8 +94,8 @@ impl StepGraphs {
         // Captured collectives of several devices of one process can deadlock in NCCL.
         if devices > 1 && choice == GraphChoice::On {
             return Err(Error::Usage(format!(
-                "`graph` on: expected a step on one device, got {devices} devices in one process; \
-                 help: use `graph` auto, which runs such steps eagerly, or one device per rank"
+                "{GRAPH} on: expected a step on one device, got {devices} devices in one process; \
+                 help: use {GRAPH} auto, which runs such steps eagerly, or one device per rank"
             )));
         }
         check_graph(choice, device)?;
@@ -167,7 +170,7 @@ impl StepGraphs {
         };
         tracing::warn!(
             "the step cannot be captured as a graph and runs eagerly from here on: {why}; \
-             help: use `graph` off if that is intended"
+             help: use {GRAPH} off if that is intended"
         );
         self.device = None;
         self.known.clear();

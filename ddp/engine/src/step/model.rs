@@ -8,6 +8,8 @@ use ddp_kernels::ops::{self, StepMarks};
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::{DType, Tensor};
 use ddp_nn::Loss;
+use ddp_nn::observe::observe;
+use ddp_nn::optim::UpdatePart;
 use ddp_nn::params::ALIGNMENT_BYTES;
 
 use super::scalars::StepScalars;
@@ -299,6 +301,7 @@ impl TrainedModel {
                 own: own_bad_step,
                 stats,
                 step: self.step(),
+                stop: self.group().stop_word(),
             };
             last.clip.finish(squares, Some(&weights), Some(marks))?;
             self.share_outcome()
@@ -306,27 +309,30 @@ impl TrainedModel {
     }
 
     /// Digests the gradients, which some optimizers overwrite.
-    pub(super) fn digest_gradients(&self) -> Result<()> {
-        let digest = |stage: &Stage| {
-            stage
-                .digests
-                .take_gradients(&stage.model.params, &stage.clip)
-        };
-        self.stages.iter().try_for_each(digest)
+    pub(super) fn digest_gradients(&mut self) -> Result<()> {
+        // In the order of a backward: collectives have the same order on all ranks.
+        for stage in self.stages.iter_mut().rev() {
+            let (params, reducer) = (&stage.model.params, &mut stage.reducer);
+            let sum = |quanta: &Tensor| reducer.sum(quanta);
+            stage.digests.take(false, params, &stage.clip, sum)?;
+        }
+        Ok(())
     }
 
-    /// Completes the digests of a step. Rank 0 gets the gradients and weights by layer.
-    pub(super) fn digests(&mut self, divisor: f64) -> Result<[Vec<LayerDigest>; 2]> {
+    /// Completes the digests of a step. Rank 0, or every rank, gets the gradients and weights by
+    /// layer.
+    pub(super) fn digests(&mut self, divisor: f64, on_all: bool) -> Result<[Vec<LayerDigest>; 2]> {
         let mut all = [Vec::new(), Vec::new()];
         // In the order of a backward: collectives have the same order on all ranks.
         for stage in self.stages.iter_mut().rev() {
             let (params, reducer) = (&stage.model.params, &mut stage.reducer);
-            if reducer.group().rank() > 0 && !stage.clip.is_shared() {
+            let reads = reducer.group().rank() == 0 || on_all;
+            if !reads && !stage.clip.is_shared() {
                 continue;
             }
             let sum = |quanta: &Tensor| reducer.sum(quanta);
-            stage.digests.take_weights(params, &stage.clip, sum)?;
-            if reducer.group().rank() == 0 {
+            stage.digests.take(true, params, &stage.clip, sum)?;
+            if reads {
                 let read = stage.digests.read(params, divisor)?;
                 all = [0, 1].map(|of| [&read[of][..], &all[of]].concat());
             }
@@ -334,16 +340,31 @@ impl TrainedModel {
         Ok(all)
     }
 
-    /// Updates the parameters. After a bad step the optimizer does nothing.
-    pub(super) fn update(&mut self) -> Result<()> {
+    /// Shows the gradients, or with `values` the values, of all parameters that are trained.
+    pub(super) fn observe(&self, what: &str, values: bool) -> Result<()> {
+        for params in self.stages.iter().map(|stage| &stage.model.params) {
+            // The arena has the last layers first.
+            for p in params.list().iter().rev().filter(|p| p.is_trained()) {
+                let gradient = params.gradient(p.id).filter(|_| !values);
+                let tensor = gradient.unwrap_or_else(|| params.master(p.id));
+                observe(|| format!("{what} {}", p.name), tensor)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Updates the parameters: these parts of it. After a bad step the optimizer does nothing.
+    pub(super) fn update(&mut self, parts: &[UpdatePart]) -> Result<()> {
         trace::record_on(self.last().device(), UPDATE, || {
-            let stages = self.stages.iter_mut().filter(|stage| stage.trains());
-            for stage in stages {
-                let (params, reducer) = (&stage.model.params, &mut stage.reducer);
-                let (scale, flags) = (Some(stage.clip.out()), Some(&stage.bad_step));
-                ops::with_f32_math(stage.model.f32_math(), || {
-                    stage.optimizer.apply(params, reducer, scale, flags)
-                })?;
+            for part in parts {
+                for stage in self.stages.iter_mut().filter(|stage| stage.trains()) {
+                    let (params, reducer) = (&stage.model.params, &mut stage.reducer);
+                    let (scale, flags) = (Some(stage.clip.out()), Some(&stage.bad_step));
+                    ops::with_f32_math(stage.model.f32_math(), || {
+                        let optimizer = &stage.optimizer;
+                        optimizer.apply_part(*part, params, reducer, [scale, flags])
+                    })?;
+                }
             }
             Ok(())
         })

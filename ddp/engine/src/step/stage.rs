@@ -2,6 +2,7 @@
 //! Usually there is one, the whole model.
 
 use ddp_comm::{Field, Group};
+use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::ops::STEP_FLAGS;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::trace::{self, Label, Lane};
@@ -14,7 +15,7 @@ use ddp_nn::{Pass, PassOptions, Saved, Scratch};
 use super::scalars::StepScalars;
 use crate::digest::Digests;
 use crate::error::Result;
-use crate::reducer::{Reducer, ReducerOptions};
+use crate::reducer::{Cut, Move, Reducer, ReducerOptions, moves};
 
 /// What a stage is made from.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ pub struct Part {
 pub struct Stage {
     pub(super) model: Model,
     pub(super) optimizer: Optimizer,
+    /// The optimizer of slices that are cut anew, until all ranks have theirs.
+    pub(super) next: Option<Optimizer>,
     pub(super) reducer: Reducer,
     pub(super) scalars: StepScalars,
     /// Measures the gradients; scale and norm of those of the whole model.
@@ -76,7 +79,9 @@ impl Stage {
         let mut optimizer = part.optimizer;
         reducer.check_optimizer(&optimizer)?;
         let group = reducer.group();
-        optimizer.share(&part.model.params, group.rank(), group.size())?;
+        if !options.updates_alone {
+            optimizer.share(&part.model.params, group.rank(), group.size())?;
+        }
         let clip = Clip::of_slices(clip_norm, &part.model.params, reducer.owned())?;
         Ok(Stage {
             digests: Digests::new(&part.model.params)?,
@@ -85,10 +90,72 @@ impl Stage {
             bad_step: Tensor::zeros(&[STEP_FLAGS], DType::I64, device)?.named("first bad step"),
             scalars: StepScalars::new(&mut optimizer, 1, options.shards)?,
             optimizer,
+            next: None,
             reducer,
             scratch: Scratch::new(device),
             saved: Saved::default(),
         })
+    }
+
+    /// Trains with the ranks of `group` from now on.
+    pub(super) fn regroup(&mut self, group: Group, options: ReducerOptions) -> Result<()> {
+        self.reducer.halt();
+        let params = &self.model.params;
+        self.reducer = Reducer::new(params, group, options)?;
+        self.clip = self.clip.cut_anew(params, self.reducer.owned())?;
+        self.saved = Saved::default();
+        Ok(())
+    }
+
+    /// Gets values and moments of this rank's slices among the ranks of `group`, from ranks that
+    /// have them: `held`, by rank. Then all ranks have all values.
+    pub(super) fn cut_anew(&mut self, group: &Group, held: &[Option<Cut>]) -> Result<()> {
+        let (params, rank, ranks) = (&self.model.params, group.rank(), group.size());
+        let options = self.reducer.options;
+        let new = |rank: usize| Cut::of(0, [rank, ranks], options).ranges(params, options);
+        let old = |cut: &Option<Cut>| cut.map(|cut| cut.ranges(params, options).concat());
+        let held: Vec<_> = held
+            .iter()
+            .map(|cut| old(cut).unwrap_or_default())
+            .collect();
+        let wanted: Vec<_> = (0..ranks).map(|rank| new(rank).concat()).collect();
+        let [owned, kept] = &new(rank);
+        let next = self.optimizer.cut_anew(params, [owned, kept])?;
+        let stream = Stream::default_of(Device::Cpu)?;
+        for Move { from, to, range } in moves(&held, &wanted) {
+            heartbeat::beat(Work::Starts);
+            let values = params.trained_values().slice(range.clone())?;
+            let moments = |of: &Optimizer| of.moments_of(params, &range);
+            if (from, to) == (rank, rank) {
+                for (new, old) in moments(&next)?.iter().zip(moments(&self.optimizer)?) {
+                    new.copy_from(&old)?;
+                }
+            } else if from == rank {
+                let mut all = moments(&self.optimizer)?.into_iter().chain([values]);
+                all.try_for_each(|tensor| group.send(&tensor, to, &stream))?;
+            } else if to == rank {
+                let mut all = moments(&next)?.into_iter().chain([values]);
+                all.try_for_each(|tensor| group.receive(&tensor, from, &stream))?;
+            }
+        }
+        self.next = Some(next);
+        self.reducer.gather_all(params)
+    }
+
+    /// What a rank has to get that joins, or is a step behind: everything that steps change and
+    /// later ones, or the log, read. Without slices, which are cut anew.
+    pub(super) fn state(&self) -> impl Iterator<Item = &Tensor> {
+        let has_slices = self.reducer.cut(0).is_some();
+        let moments = self.optimizer.moments().filter(move |_| !has_slices);
+        let moments = moments.map(|(_, moment)| moment);
+        let of_step = [
+            self.model.params.values(),
+            self.scalars.all_stats(),
+            self.clip.out(),
+            &self.bad_step,
+            self.digests.quanta(),
+        ];
+        moments.chain(of_step)
     }
 
     /// Compares with the other ranks what all must have alike, and gives all of them the values of

@@ -10,13 +10,12 @@ pub(super) fn put(into: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
 
 /// Appends each number after a comma, with as few digits as read back as the same number.
 pub(super) fn put_numbers(into: &mut Vec<u8>, values: &[f32]) {
-    values
-        .iter()
-        .for_each(|value| put(into, format_args!(",{value:?}")));
+    let each = values.iter();
+    each.for_each(|value| put(into, format_args!(",{value:?}")));
 }
 
 /// A text as a cell: in quotes if it needs them.
-pub(super) fn cell(text: &str) -> String {
+pub fn cell(text: &str) -> String {
     let needs = text.is_empty() || text.contains([',', '"', '\n', '\r']) || text.trim() != text;
     match needs {
         true => format!("\"{}\"", text.replace('"', "\"\"")),

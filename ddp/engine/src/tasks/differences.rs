@@ -1,5 +1,7 @@
 //! How far numbers are from their targets, by column, in the units of the labels.
 
+use std::collections::BTreeMap;
+
 use ddp_comm::World;
 use ddp_data::{Batch, Normalization};
 use ddp_kernels::transfer::announced;
@@ -12,8 +14,9 @@ use crate::exchange;
 /// Differences of outputs and targets, by column.
 pub struct Differences {
     pub(super) names: Vec<String>,
-    /// Of training, by this rank; an evaluation of a saved model keeps its own.
-    pub(super) sums: Vec<f64>,
+    /// Of training, by shard of this rank, so that they are added in the same order on any number
+    /// of ranks; an evaluation of a saved model keeps its own.
+    sums: BTreeMap<usize, Vec<f64>>,
 }
 
 /// How far a column's outputs are from its targets, in the units of the labels.
@@ -29,6 +32,11 @@ pub struct ColumnErrors {
     pub r2: Option<f64>,
 }
 
+fn add(all: &mut [f64], sums: &[f64]) {
+    let all = all.iter_mut().zip(sums);
+    all.for_each(|(all, sum)| *all += sum);
+}
+
 /// Sums of a column: absolute and squared differences, targets and their squares.
 const SUMS: usize = 4;
 
@@ -37,13 +45,19 @@ impl Differences {
         let names = names.filter(|names| names.len() == outputs);
         Differences {
             names: names.unwrap_or_else(|| (0..outputs).map(|index| index.to_string()).collect()),
-            sums: vec![0.0; 1 + SUMS * outputs],
+            sums: BTreeMap::new(),
         }
     }
 
-    /// Adds a batch in training, whose targets were divided by `normalization`.
+    /// The number of rows, and the sums of each column.
+    pub(super) fn sum_count(&self) -> usize {
+        1 + SUMS * self.names.len()
+    }
+
+    /// Adds a batch of a shard in training, whose targets were divided by `normalization`.
     pub(crate) fn see(
         &mut self,
+        shard: usize,
         batch: &Batch,
         output: &Tensor,
         normalization: Option<&Normalization>,
@@ -56,41 +70,36 @@ impl Differences {
         };
         let both = || -> Result<_> { Ok([host(output)?, host(&batch.targets)?]) };
         let [output, targets] = announced("the errors of held-out rows", both)?;
-        self.add(&self.sums_of(&output, &targets));
+        let sums = self.sums_of(&output, &targets);
+        let all = self.sums.entry(shard).or_default();
+        all.resize(sums.len(), 0.0);
+        add(all, &sums);
         Ok(())
-    }
-
-    fn add(&mut self, sums: &[f64]) {
-        let all = self.sums.iter_mut().zip(sums);
-        all.for_each(|(all, sum)| *all += sum);
     }
 
     /// The errors over all ranks' rows. All ranks call it together.
     pub(crate) fn together(mut self, world: &World) -> Result<Vec<ColumnErrors>> {
-        let of_ranks = exchange::gather_numbers(world, &self.sums)?;
-        self.sums.fill(0.0);
-        of_ranks.iter().for_each(|sums| self.add(sums));
-        Ok(self.errors(&self.sums))
+        let mut all = vec![0.0; self.sum_count()];
+        let own = std::mem::take(&mut self.sums).into_values().flatten();
+        for of_rank in exchange::gather_numbers(world, &own.collect::<Vec<_>>())? {
+            of_rank
+                .chunks(all.len())
+                .for_each(|sums| add(&mut all, sums));
+        }
+        Ok(self.errors(&all))
     }
 
     /// The number of rows, then the sums of each column.
     pub(super) fn sums_of(&self, output: &[f32], targets: &[f32]) -> Vec<f64> {
         let outputs = self.names.len();
-        let mut sums = vec![0.0; 1 + SUMS * outputs];
+        let mut sums = vec![0.0; self.sum_count()];
         sums[0] = (targets.len() / outputs) as f64;
         for (index, (&a, &b)) in output.iter().zip(targets).enumerate() {
             let (target, difference) = (f64::from(b), f64::from(a) - f64::from(b));
-            let terms = [
-                difference.abs(),
-                difference * difference,
-                target,
-                target * target,
-            ];
-            let of_column = &mut sums[1 + SUMS * (index % outputs)..];
-            of_column
-                .iter_mut()
-                .zip(terms)
-                .for_each(|(sum, term)| *sum += term);
+            let squares = [difference, target].map(|value| value * value);
+            let terms = [difference.abs(), squares[0], target, squares[1]];
+            let of_column = sums[1 + SUMS * (index % outputs)..].iter_mut();
+            of_column.zip(terms).for_each(|(sum, term)| *sum += term);
         }
         sums
     }
@@ -109,11 +118,8 @@ impl Differences {
                 r2: finite(1.0 - mean(1) / variance).filter(|_| varies),
             }
         };
-        self.names
-            .iter()
-            .zip(sums[1..].chunks(SUMS))
-            .map(column)
-            .collect()
+        let columns = self.names.iter().zip(sums[1..].chunks(SUMS));
+        columns.map(column).collect()
     }
 }
 
@@ -131,7 +137,6 @@ pub fn numbers_figures(columns: &[ColumnErrors]) -> Vec<(&'static str, f64)> {
         _ => vec![("mean_r2", mean_r2(columns))],
     };
     let known = figures.into_iter();
-    known
-        .filter_map(|(name, figure)| Some((name, figure?)))
-        .collect()
+    let known = known.filter_map(|(name, figure)| Some((name, figure?)));
+    known.collect()
 }

@@ -74,12 +74,9 @@ impl Evaluation for Tokens {
     }
 
     fn text(&self, totals: &Totals) -> String {
-        let (tokens, figures) = (totals.sums[0], self.0.figures(totals.loss));
-        format!(
-            "loss {:.4}{} ({tokens} tokens)",
-            totals.loss,
-            figures_text(&figures)
-        )
+        let (tokens, loss) = (totals.sums[0], totals.loss);
+        let figures = figures_text(&self.0.figures(loss));
+        format!("loss {loss:.4}{figures} ({tokens} tokens)")
     }
 
     fn json(&self, totals: &Totals) -> Value {

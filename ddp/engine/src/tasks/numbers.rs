@@ -1,5 +1,7 @@
 //! Learning numbers: the squared error.
 
+use ddp_data::TaskSpec;
+use ddp_kernels::setting::SettingName;
 use ddp_kernels::{DType, Device, Tensor, npy};
 use ddp_nn::{Loss, Mse};
 use serde_json::{Value, json};
@@ -7,8 +9,7 @@ use serde_json::{Value, json};
 use super::cells::{cell, put, put_numbers};
 use super::differences::{ColumnErrors, Differences, mean_r2};
 use super::task::{
-    Evaluation, Format, LossOptions, PredictionOptions, Predictions, Survey, SurveyText, Task,
-    Totals,
+    Evaluation, Format, LossOptions, PredictionOptions, Predictions, Survey, Task, Totals,
 };
 use crate::error::{Error, Result};
 use crate::shown::{shown, significant, table};
@@ -37,14 +38,15 @@ impl Task for LearnNumbers {
     }
 
     fn predictions(&self, options: PredictionOptions) -> Result<Box<dyn Predictions>> {
-        let asked = [
-            ("probabilities", options.probabilities),
-            ("logits", options.logits),
-        ];
-        if let Some((setting, _)) = asked.iter().find(|(_, asked)| *asked) {
+        let asked = match (options.probabilities, options.logits) {
+            (true, _) => Some("probabilities"),
+            (_, is_asked) => is_asked.then_some("logits"),
+        };
+        if let Some(setting) = asked {
+            let setting = SettingName(setting);
             return Err(Error::Usage(format!(
-                "`{setting}`: expected a model for classification, got one for regression; \
-                 help: leave `{setting}` out: the numbers are written anyway"
+                "{setting}: expected a model for classification, got one for regression; \
+                 help: leave {setting} out: the numbers are written anyway"
             )));
         }
         Ok(Box::new(NumbersOfRows {
@@ -64,7 +66,7 @@ impl Task for LearnNumbers {
 
 impl Evaluation for Differences {
     fn width(&self) -> usize {
-        self.sums.len()
+        self.sum_count()
     }
 
     fn count(&mut self, output: &Tensor, targets: &Tensor) -> Result<Vec<f64>> {
@@ -76,14 +78,12 @@ impl Evaluation for Differences {
         let columns = self.errors(&totals.sums);
         let number = |value: Option<f64>| value.map_or("–".into(), |value| significant(value, 6));
         if let [one] = &columns[..] {
-            let [squared, root, absolute] =
-                [one.rmse.map(|root| root * root), one.rmse, one.mae].map(number);
-            let r2 = one
-                .r2
-                .map_or(String::new(), |r2| format!(", R² {}", significant(r2, 6)));
-            return format!(
-                "mean squared error {squared} (RMSE {root}), mean absolute error {absolute}{r2}"
-            );
+            let squared = one.rmse.map(|root| root * root);
+            let [squared, root, absolute] = [squared, one.rmse, one.mae].map(number);
+            let r2 = one.r2.map(|r2| format!(", R² {}", significant(r2, 6)));
+            let squared = format!("mean squared error {squared} (RMSE {root})");
+            let r2 = r2.unwrap_or_default();
+            return format!("{squared}, mean absolute error {absolute}{r2}");
         }
         let mut rows = vec![["column", "RMSE", "MAE", "R²"].map(String::from).to_vec()];
         for column in &columns {
@@ -172,17 +172,12 @@ impl Survey for Range {
         Ok(())
     }
 
-    fn text(&self) -> SurveyText {
+    fn text(&self) -> String {
         let range = self.ends.map_or(String::new(), |[least, greatest]| {
             format!(", from {least:?} to {greatest:?}")
         });
-        let task = ddp_data::TaskSpec::Regression {
-            outputs: self.outputs,
-        };
-        SurveyText {
-            head: format!("{task}{range}"),
-            ..SurveyText::default()
-        }
+        let outputs = self.outputs;
+        format!("{}{range}", TaskSpec::Regression { outputs })
     }
 
     fn json(&self) -> (&'static str, Value) {

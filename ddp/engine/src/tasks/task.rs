@@ -6,6 +6,7 @@ use std::fmt::Debug;
 
 use ddp_comm::Group;
 use ddp_data::{Data, TensorSpec};
+use ddp_kernels::setting::SettingName;
 use ddp_kernels::{Device, Tensor};
 use ddp_nn::Loss;
 use serde_json::Value;
@@ -104,7 +105,8 @@ impl LossOptions {
             return Ok(());
         };
         Err(Error::Usage(format!(
-            "`{setting}` {got}: expected classes, and {data} are learned as {how}; help: leave it out"
+            "{} {got}: expected classes, and {data} are learned as {how}; help: leave it out",
+            SettingName(setting)
         )))
     }
 }
@@ -182,20 +184,9 @@ pub trait Survey {
     /// Counts the targets of rows from `first` on, in host memory.
     fn count(&mut self, first: u64, targets: &Tensor) -> Result<()>;
 
-    /// The result, for people.
-    fn text(&self) -> SurveyText;
+    /// The result, for people: a line, which a table may follow.
+    fn text(&self) -> String;
 
     /// The same as a field of JSON.
     fn json(&self) -> (&'static str, Value);
-}
-
-/// The result of a survey, for people.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct SurveyText {
-    /// A summary.
-    pub head: String,
-    /// Rows of a table.
-    pub table: Vec<Vec<String>>,
-    /// A line after the table; may be empty.
-    pub rest: String,
 }

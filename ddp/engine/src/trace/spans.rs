@@ -31,11 +31,11 @@ pub(super) struct TracedSpan {
     pub(super) end_ns: i64,
 }
 
-/// Lane, name, index, step, begin, end.
-pub(super) type SpanRow = (usize, usize, Option<usize>, u64, i64, i64);
+/// Lane, name, index, step, begin and end.
+pub(super) type SpanRow = (usize, usize, Option<usize>, u64, [i64; 2]);
 
 impl From<SpanRow> for TracedSpan {
-    fn from((lane, name, index, step, begin_ns, end_ns): SpanRow) -> TracedSpan {
+    fn from((lane, name, index, step, [begin_ns, end_ns]): SpanRow) -> TracedSpan {
         TracedSpan {
             lane: Lane::ALL[lane.min(Lane::ALL.len() - 1)],
             name,
@@ -49,15 +49,9 @@ impl From<SpanRow> for TracedSpan {
 
 impl From<TracedSpan> for SpanRow {
     fn from(span: TracedSpan) -> SpanRow {
-        let TracedSpan {
-            lane,
-            name,
-            index,
-            step,
-            begin_ns,
-            end_ns,
-        } = span;
-        (lane as usize, name, index, step, begin_ns, end_ns)
+        let TracedSpan { index, step, .. } = span;
+        let (lane, times) = (span.lane as usize, [span.begin_ns, span.end_ns]);
+        (lane, span.name, index, step, times)
     }
 }
 

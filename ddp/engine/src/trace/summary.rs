@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ddp_kernels::trace::Lane;
 
 use super::spans::{RankTrace, TracedSpan};
+use crate::setting::GRAPH;
 
 /// A rank is late in a step if the others wait for it longer than this part of a step.
 const LATE_PART: f64 = 0.05;
@@ -41,18 +42,15 @@ impl Summary {
                 .iter()
                 .flat_map(|rank| rank.spans.iter().map(move |span| (rank, span)))
         };
-        let steps: BTreeSet<u64> = all()
-            .filter(|(_, span)| span.lane == Lane::Step)
-            .map(|(_, span)| span.step)
-            .collect();
+        let steps = all().filter(|(_, span)| span.lane == Lane::Step);
+        let steps: BTreeSet<u64> = steps.map(|(_, span)| span.step).collect();
         let total_ns: i64 = ranks.iter().map(traced_ns).sum();
         let (mut parts, mut beside) = (BTreeMap::new(), BTreeMap::new());
         for (rank, span) in all() {
             let name = rank.name(span);
-            let map = if is_beside(span.lane, name) {
-                &mut beside
-            } else {
-                &mut parts
+            let map = match is_beside(span.lane, name) {
+                true => &mut beside,
+                false => &mut parts,
             };
             let length_ns = span.end_ns - span.begin_ns;
             for (part, sign) in part_of(span.lane, name) {
@@ -61,10 +59,8 @@ impl Summary {
         }
         let shares = |parts: BTreeMap<String, i64>| {
             let share = |ns: i64| ns.max(0) as f64 / total_ns.max(1) as f64;
-            let mut parts: Vec<_> = parts
-                .into_iter()
-                .map(|(name, ns)| (name, share(ns)))
-                .collect();
+            let parts = parts.into_iter().map(|(name, ns)| (name, share(ns)));
+            let mut parts: Vec<_> = parts.collect();
             parts.sort_by(|a, b| b.1.total_cmp(&a.1));
             parts
         };
@@ -94,35 +90,28 @@ impl Summary {
             let text = |(name, share): &(String, f64)| format!("{name} {:.0}%", share * 100.0);
             large.map(text).collect::<Vec<_>>().join(", ")
         };
-        let mut lines = vec![format!(
-            "trace of steps {first} to {last}: {:.2} ms a step, of which {}",
-            self.step_ns / 1e6,
-            list(&parts)
-        )];
+        let (step_ms, parts) = (self.step_ns / 1e6, list(&parts));
+        let steps = format!("trace of steps {first} to {last}");
+        let mut lines = vec![format!("{steps}: {step_ms:.2} ms a step, of which {parts}")];
         if let Some((part, _)) = self.parts.first() {
-            let beside = list(&self.beside);
-            let beside = match beside.is_empty() {
-                true => String::new(),
-                false => format!("; beside it: {beside}"),
-            };
+            let beside = Some(list(&self.beside)).filter(|list| !list.is_empty());
+            let beside = beside.map(|list| format!("; beside it: {list}"));
+            let beside = beside.unwrap_or_default();
             lines.push(format!("the largest part is {part}{beside}"));
         }
         lines.extend(self.late_lines());
         if self.missed > 0 {
-            lines.push(format!(
-                "{} spans did not fit into the trace: its last steps are incomplete",
-                self.missed
-            ));
+            let why = "spans did not fit into the trace: its last steps are incomplete";
+            lines.push(format!("{} {why}", self.missed));
         }
         lines
     }
 
     fn late_lines(&self) -> Vec<String> {
         let Some(late) = &self.late else {
-            return vec![
-                "captured steps do not show which ranks are late; help: trace with `graph` off"
-                    .into(),
-            ];
+            return vec![format!(
+                "captured steps do not show which ranks are late; help: trace with {GRAPH} off"
+            )];
         };
         let bound_ms = self.bound_ns as f64 / 1e6;
         if late.is_empty() {
@@ -131,10 +120,9 @@ impl Summary {
                 LATE_PART * 100.0
             )];
         }
-        late.iter()
-            .take(NAMED_MAX)
-            .map(|one| one.line(self.steps.len(), bound_ms))
-            .collect()
+        let late = late.iter().take(NAMED_MAX);
+        let late = late.map(|one| one.line(self.steps.len(), bound_ms));
+        late.collect()
     }
 }
 
@@ -176,10 +164,8 @@ fn part_of(lane: Lane, name: &str) -> Vec<(&str, i64)> {
 
 /// From the first span of a rank's layers to the last.
 fn traced_ns(rank: &RankTrace) -> i64 {
-    let spans = || {
-        let spans = rank.spans.iter();
-        spans.filter(|span| !is_beside(span.lane, rank.name(span)))
-    };
+    let is_in_step = |span: &&TracedSpan| !is_beside(span.lane, rank.name(span));
+    let spans = || rank.spans.iter().filter(is_in_step);
     let begin = spans().map(|span| span.begin_ns).min().unwrap_or(0);
     let end = spans().map(|span| span.end_ns).max().unwrap_or(0);
     end - begin
@@ -195,13 +181,10 @@ fn late(ranks: &[RankTrace], steps: &BTreeSet<u64>, least_ns: i64) -> Option<Vec
     let bound_ns = ranks.iter().map(|rank| rank.bound_ns).max().unwrap_or(0);
     let by_ns = |rank: usize, step: u64| {
         let own = arrivals[rank].get(&step)?;
-        let others = arrivals
-            .iter()
-            .enumerate()
-            .filter(|(other, _)| *other != rank);
-        let mut others: Vec<i64> = others
-            .filter_map(|(_, at)| at.get(&step).copied())
-            .collect();
+        let others = arrivals.iter().enumerate();
+        let others = others.filter(|(other, _)| *other != rank);
+        let others = others.filter_map(|(_, at)| at.get(&step).copied());
+        let mut others: Vec<i64> = others.collect();
         others.sort_unstable();
         let by_ns = own - others.get(others.len() / 2)?;
         (by_ns > least_ns.max(2 * bound_ns)).then_some((step, by_ns))

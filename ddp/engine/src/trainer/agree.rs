@@ -15,6 +15,7 @@ use crate::checkpoint::unreadable;
 use crate::devices::{is_simulated, name_of};
 use crate::error::Result;
 use crate::faults;
+use crate::setting::INIT_FROM;
 use crate::step::{Stage, Step};
 
 /// Help for ranks of different programs, and of different settings.
@@ -64,8 +65,9 @@ fn program_bytes(world: &World) -> Result<String> {
 /// The fields of the handshake. A field that must match ends all ranks if it differs.
 pub(super) fn fields(data: &Data, step: &Step) -> Result<Vec<Field>> {
     let (program, flags) = (SAME_PROGRAM, SAME_SETTINGS);
-    let same_values = "start every rank with the same build of ddp-train, and the same `init-from`: \
-                       compare the files on the hosts";
+    let same_values = format!(
+        "start every rank with the same build of ddp-train, and the same {INIT_FROM}: compare the files on the hosts"
+    );
     let same_data = "give every rank the same data: compare the files on the hosts";
     let bits = "products of matrices may differ in their last bits between these ranks";
     let device = step.stages()[0].device();

@@ -9,6 +9,7 @@ use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor, ops};
 
 use crate::error::{Error, Result};
+use crate::setting::{GRAD_CLIP, LR, WARMUP_STEPS};
 use crate::step::{Step, StepReport};
 use crate::tasks::Task;
 
@@ -44,8 +45,8 @@ pub(super) fn explain(
     };
     Ok(Some(Error::NonFinite(format!(
         "step {bad_step}: the loss or its gradient is not finite: {cause}. The model \
-         {model}, and nothing was saved since; help: if training diverged, use a lower `lr`, a \
-         longer `warmup-steps` or `grad-clip` 1; else look at those rows"
+         {model}, and nothing was saved since; help: if training diverged, use a lower {LR}, a \
+         longer {WARMUP_STEPS} or {GRAD_CLIP} 1; else look at those rows"
     ))))
 }
 
@@ -108,7 +109,7 @@ pub(super) fn check_values(step: &Step, number: u64) -> Result<()> {
     }
     Err(Error::NonFinite(format!(
         "after step {number}: the model has non-finite values and is not saved; help: use a lower \
-         `lr`, or `grad-clip` 1"
+         {LR}, or {GRAD_CLIP} 1"
     )))
 }
 

@@ -37,7 +37,7 @@ impl Settings {
             override_: false,
             ..options.settled()
         };
-        let (captured, kept) = (run.step.graphs().is_some(), run.kept_bytes.is_some());
+        let (captured, kept) = (run.kept.step.graphs().is_some(), run.kept_bytes.is_some());
         let chosen = Config {
             graph: [GraphChoice::Off, GraphChoice::On][usize::from(captured)],
             data_on_device: [Resident::Off, Resident::On][usize::from(kept)],
@@ -115,6 +115,28 @@ pub(super) fn state(
     })
 }
 
+/// Opens the record of a run that continues with this rank as rank 0: another one wrote it. Lines
+/// after the steps taken are cut.
+pub(super) fn take_over(
+    options: &Config,
+    program: &mut dyn Program,
+    settings: &Settings,
+    run: &Assembled,
+    world: &World,
+) -> Result<Record> {
+    let (out, taken) = (&options.out, run.taken());
+    checkpoint::put_aside_after(out, taken)?;
+    let (mut record, has_start) = match LockedRecord::find(out)? {
+        Some(locked) => Record::resume(out, &settings.file, locked, taken)?,
+        None => (Record::create(out, &settings.file)?, false),
+    };
+    if !has_start {
+        write_start(&mut record, settings, run, world)?;
+    }
+    program.begin(out, taken, run.plan.steps)?;
+    Ok(record)
+}
+
 /// Opens the record of a new or resumed run, on rank 0.
 pub(super) fn open_record(
     options: &Config,
@@ -164,7 +186,7 @@ pub(super) fn open_record(
     }
     program.begin(out, run.taken(), run.plan.steps)?;
     if let Some(opened) = &run.resumed {
-        write_resume(&mut record, options, program, run, opened)?;
+        write_resume(&mut record, options, run, opened)?;
     }
     Ok(record)
 }
@@ -172,17 +194,12 @@ pub(super) fn open_record(
 fn write_resume(
     record: &mut Record,
     options: &Config,
-    program: &dyn Program,
     run: &Assembled,
     opened: &Opened,
 ) -> Result<()> {
     let (step, folder) = (opened.state.step, &opened.folder);
     let from = folder.strip_prefix(&options.out).unwrap_or(folder);
-    let overridden: Vec<String> = run
-        .overridden
-        .iter()
-        .map(|text| program.named(text))
-        .collect();
+    let overridden = &run.overridden;
     tracing::info!("resuming after step {step}, from {}", folder.display());
     if !overridden.is_empty() {
         tracing::warn!(
@@ -196,7 +213,7 @@ fn write_resume(
         from: &from.to_string_lossy(),
         ranks: run.places.len(),
         devices: &run.places,
-        overridden: &overridden,
+        overridden,
     }))
 }
 
@@ -207,7 +224,7 @@ fn write_start(
     run: &Assembled,
     world: &World,
 ) -> Result<()> {
-    let (step, data, plan) = (&run.step, &run.data, &run.plan);
+    let (step, data, plan) = (&run.kept.step, &run.data, &run.plan);
     let stages = step.stages();
     // Reducers of all stages communicate in the same way.
     let reducer = stages[0].reducer();
@@ -259,7 +276,7 @@ fn log_places(places: &[String]) {
 
 /// The size of the model, how long it is trained, and where results go.
 fn log_plan(options: &Config, run: &Assembled) {
-    let stages = run.step.stages().iter();
+    let stages = run.kept.step.stages().iter();
     let parameters: usize = stages.map(|stage| stage.model().params.count()).sum();
     let (steps, out) = (run.plan.steps, options.out.display().to_string());
     tracing::info!(
@@ -268,7 +285,7 @@ fn log_plan(options: &Config, run: &Assembled) {
         shown(&out)
     );
     if let Some([name, other]) = options.rule().hidden_and_rest() {
-        let stages = run.step.stages().iter();
+        let stages = run.kept.step.stages().iter();
         let trained = stages.flat_map(|stage| stage.model().params.list());
         let trained = trained.filter(|parameter| parameter.is_trained());
         let (hidden, others): (Vec<_>, Vec<_>) = trained.partition(|p| !p.matrices.is_empty());

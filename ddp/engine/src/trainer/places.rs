@@ -22,7 +22,7 @@ pub(super) fn of_ranks(world: &World, devices: &[Device]) -> Result<Vec<String>>
 }
 
 /// This program, with the version of this library.
-pub(super) fn program(world: &World) -> String {
+pub fn program(world: &World) -> String {
     format!("{} {}", world.program(), env!("CARGO_PKG_VERSION"))
 }
 

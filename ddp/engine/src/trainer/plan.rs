@@ -5,6 +5,7 @@ use ddp_nn::optim::Schedule;
 
 use crate::config::{Config, Length};
 use crate::error::{Error, Result};
+use crate::setting::{BATCH_SIZE, DATA, DROP_LAST, EPOCHS, FREEZE, WARMUP_STEPS};
 use crate::tasks;
 
 /// The largest number of steps: TOML has no larger whole number.
@@ -44,7 +45,7 @@ impl Config {
                 .ok_or_else(|| {
                     let epochs_max = STEPS_MAX / per_epoch;
                     Error::Usage(format!(
-                        "`epochs` {epochs}: expected at most {epochs_max} times {per_epoch} \
+                        "{EPOCHS} {epochs}: expected at most {epochs_max} times {per_epoch} \
                          steps; help: give fewer"
                     ))
                 })?,
@@ -52,7 +53,7 @@ impl Config {
         let warmup_steps = self.warmup_steps.unwrap_or_else(|| (steps / 10).min(100));
         if warmup_steps > steps {
             return Err(Error::Usage(format!(
-                "`warmup-steps` {warmup_steps}: expected at most the {steps} steps of the run; \
+                "{WARMUP_STEPS} {warmup_steps}: expected at most the {steps} steps of the run; \
                  help: warm up for less, or train for more"
             )));
         }
@@ -80,9 +81,9 @@ impl Config {
             return Ok(());
         }
         Err(Error::Data(format!(
-            "`data` {data}: expected at least {batch} rows, one `batch-size`, because of \
-             `drop-last`, got {rows}; help: give `batch-size` {} or less, or more data, or leave \
-             `drop-last` out",
+            "{DATA} {data}: expected at least {batch} rows, one {BATCH_SIZE}, because of \
+             {DROP_LAST}, got {rows}; help: give {BATCH_SIZE} {} or less, or more data, or leave \
+             {DROP_LAST} out",
             rows.max(1)
         )))
     }
@@ -99,7 +100,7 @@ impl Config {
         match self.freeze.iter().find(is_unknown) {
             None => Ok(()),
             Some(prefix) => Err(Error::Usage(format!(
-                "`freeze` {prefix}: expected the name of a layer or parameter of the model; \
+                "{FREEZE} {prefix}: expected the name of a layer or parameter of the model; \
                  help: the model has {}",
                 names.join(", ")
             ))),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use ddp_comm::{Signal, StopSignals, World};
 
+use super::carried::{Carried, Standings};
 use super::program::Program;
 use super::setup::{self, Assembled, Prepared};
 use super::{agree, resume};
@@ -23,22 +24,32 @@ const ON_INTERRUPT: [&str; 2] = [
 ];
 
 /// What a run needs, before its folder is changed, and its record if there is one. None for a
-/// resumed run that is already finished.
+/// resumed run that is already finished. In a later world of ranks the run is what they `carried`.
 pub(super) fn prepare(
     options: &Config,
     program: &dyn Program,
     world: &World,
     stops: &StopSignals,
+    carried: &mut Carried,
 ) -> Result<Option<(Assembled, Option<LockedRecord>)>> {
     let say = |texts| (world.rank() == 0).then(|| stops.say_on_interrupt(texts));
     // Reading data may take long, and there is nothing to save yet.
-    say(&ON_EARLY_INTERRUPT);
+    let is_first = world.generation() < 2;
+    if is_first {
+        say(&ON_EARLY_INTERRUPT);
+    }
     let exit_code = stopped_early(Signal::User1).exit_code();
     let text = |signal| stopped_early(signal).to_string();
-    let ending = world.fail_when_asked(stops, exit_code, text)?;
+    let ending = is_first.then(|| world.fail_when_asked(stops, exit_code, text));
+    let ending = ending.transpose()?;
     agree::compare_programs(&options.equal_on_all_ranks(), world)?;
-    let locked = resume::lock(options, world)?;
-    let prepared = setup::assemble(options, program, world, u64::MAX)?;
+    let standings = carried.standings(world, options.zero == 1)?;
+    let standings = standings.as_ref();
+    let locked = match standings.and_then(Standings::source) {
+        Some(_) => None,
+        None => resume::lock(options, world)?,
+    };
+    let prepared = setup::assemble(options, program, world, u64::MAX, carried, standings)?;
     say(&ON_INTERRUPT);
     drop(ending);
     // The folder is changed only when no rank can end the job any more.

@@ -25,9 +25,6 @@ pub trait Program {
         None
     }
 
-    /// The text with the names of settings in backquotes replaced by what users type.
-    fn named(&self, text: &str) -> String;
-
     /// The record is open: `taken` of `steps` steps are done.
     fn begin(&mut self, out: &Path, taken: u64, steps: u64) -> Result<()>;
 

@@ -17,6 +17,10 @@ use crate::config::{Config, Length, Resume};
 use crate::devices::{is_simulated, name_of};
 use crate::error::{Error, Result};
 use crate::record::{self, LockedRecord};
+use crate::setting::{
+    CONFIG, DATA, DEVICE, EPOCHS, INIT_FROM, LABELS, OUT, OVERRIDE, RESUME, SAME_BITS, SCHEDULE,
+    STEPS, WARMUP_STEPS,
+};
 use crate::shown::some_of;
 use crate::step::Step;
 
@@ -55,17 +59,17 @@ fn newest(out: &Path) -> Result<Option<Opened>> {
     let has_run = record::check_free(out).is_err();
     if let Some((_, why)) = damaged.first() {
         return Err(Error::Data(format!(
-            "`resume` auto: expected an intact checkpoint in {}, got none: {why}; help: repair it, \
-             or start over with another `out`",
+            "{RESUME} auto: expected an intact checkpoint in {}, got none: {why}; help: repair it, \
+             or start over with another {OUT}",
             out.display()
         )));
     }
     let known = record::checkpoints(out);
     if let Some(last) = known.last() {
         return Err(Error::Data(format!(
-            "`resume` auto: expected a checkpoint in {}, because {} there knows {} of them, the \
+            "{RESUME} auto: expected a checkpoint in {}, because {} there knows {} of them, the \
              last of step {last}, got none; help: put the folder checkpoints back, or start over \
-             with another `out`",
+             with another {OUT}",
             out.display(),
             record::EVENTS_FILE,
             known.len()
@@ -86,8 +90,8 @@ fn at(path: &Path, out: &Path) -> Result<Opened> {
     let is_of_run = parent.is_some() && parent == real(&out.join("checkpoints"));
     if !is_of_run {
         return Err(Error::Usage(format!(
-            "`resume` {}: expected never, auto, or the folder of a checkpoint in {}; help: give \
-             one of these, or the run of that checkpoint as `out`",
+            "{RESUME} {}: expected never, auto, or the folder of a checkpoint in {}; help: give \
+             one of these, or the run of that checkpoint as {OUT}",
             path.display(),
             out.join("checkpoints").display()
         )));
@@ -96,7 +100,7 @@ fn at(path: &Path, out: &Path) -> Result<Opened> {
     let named = checkpoint::folder(out, opened.state.step);
     if real(path) != real(&named) {
         return Err(Error::Usage(format!(
-            "`resume` {}: expected a checkpoint with the name of its step; help: rename it to {}",
+            "{RESUME} {}: expected a checkpoint with the name of its step; help: rename it to {}",
             path.display(),
             named.display()
         )));
@@ -110,8 +114,8 @@ pub(super) fn check_length(plan: &Plan, state: &State) -> Result<()> {
         return Ok(());
     }
     Err(Error::Usage(format!(
-        "`resume`: the checkpoint has taken {} steps: expected a run of as many or more, got {}; \
-         help: give a larger number of `steps` or `epochs`, which count from the start of the run",
+        "{RESUME}: the checkpoint has taken {} steps: expected a run of as many or more, got {}; \
+         help: give a larger number of {STEPS} or {EPOCHS}, which count from the start of the run",
         state.step, plan.steps
     )))
 }
@@ -138,9 +142,9 @@ pub(super) fn check(options: &Config, state: &State, changes: &[String]) -> Resu
     }
     let changes: Vec<&str> = changes.iter().map(String::as_str).collect();
     Err(Error::Usage(format!(
-        "`resume` {}: expected the settings that step {} was saved with, got others that change \
-         the results: {}; help: give them as they were, as `config` {} does, start a new run in \
-         another `out` (`init-from` takes over the weights), or resume with these by `override`, \
+        "{RESUME} {}: expected the settings that step {} was saved with, got others that change \
+         the results: {}; help: give them as they were, as {CONFIG} {} does, start a new run in \
+         another {OUT} ({INIT_FROM} takes over the weights), or resume with these by {OVERRIDE}, \
          which cannot change the shape of the model",
         options.resume,
         state.step,
@@ -157,7 +161,7 @@ fn changed_device(device: Device, state: &State) -> Option<String> {
         "cpu"
     };
     let then = state.world.devices.first()?.split([':', ' ']).next()?;
-    (then != now).then(|| format!("`device` {now} (was {then})"))
+    (then != now).then(|| format!("{DEVICE} {now} (was {then})"))
 }
 
 /// Says that another model of GPU has other bits, in a run that promises the same ones.
@@ -168,7 +172,7 @@ pub(super) fn warn_of_another_gpu(options: &Config, device: Device, state: &Stat
     };
     if options.same_bits.is_some() && !then.contains(name) {
         tracing::warn!(
-            "`same-bits`: the checkpoint is of a run on {then}, and this is {name}: bits are not \
+            "{SAME_BITS}: the checkpoint is of a run on {then}, and this is {name}: bits are not \
              promised across models of GPU"
         );
     }
@@ -190,18 +194,18 @@ fn changed_data(data: &Data, state: &State) -> Result<Vec<String>> {
             true => format!("the same {now}, but other values"),
             false => format!("{now} (was {then})"),
         };
-        changes.push(format!("`data` with other rows: {how}"));
+        changes.push(format!("{DATA} with other rows: {how}"));
     }
     let (now, then) = (data.train.task(), &state.task);
     if now != then {
         changes.push(format!(
-            "`labels` with other classes or numbers: {now} (was {then})"
+            "{LABELS} with other classes or numbers: {now} (was {then})"
         ));
     }
     let names = |columns: &Option<Vec<String>>| columns.clone().unwrap_or_default();
     let (now, then) = (names(&data.columns), names(&state.columns));
     if now != then {
-        changes.push(format!("`data` with {}", other_columns(&now, &then)));
+        changes.push(format!("{DATA} with {}", other_columns(&now, &then)));
     }
     if data.label != state.label {
         let name = |label: &Option<LabelName>| match label {
@@ -209,7 +213,7 @@ fn changed_data(data: &Data, state: &State) -> Result<Vec<String>> {
             None => "without a name".to_string(),
         };
         let (now, then) = (name(&data.label), name(&state.label));
-        changes.push(format!("`labels` {now} (was {then})"));
+        changes.push(format!("{LABELS} {now} (was {then})"));
     }
     Ok(changes)
 }
@@ -248,12 +252,12 @@ fn changed_schedule(options: &Config, plan: &Plan, state: &State) -> Vec<String>
     let (steps, warmup_steps) = (state.schedule.steps, state.schedule.warmup_steps);
     if plan.steps != steps && shape != Shape::Constant {
         let setting = match options.length() {
-            Length::Steps(_) => "`steps`",
-            Length::Epochs(_) => "`epochs`, in steps",
+            Length::Steps(_) => STEPS.to_string(),
+            Length::Epochs(_) => format!("{EPOCHS}, in steps"),
         };
         let (steps_now, shape) = (plan.steps, shape.name());
         changes.push(format!(
-            "{setting} {steps_now} (was {steps}; `schedule` {shape} depends on it)"
+            "{setting} {steps_now} (was {steps}; {SCHEDULE} {shape} depends on it)"
         ));
     }
     if plan.warmup_steps != warmup_steps {
@@ -262,7 +266,7 @@ fn changed_schedule(options: &Config, plan: &Plan, state: &State) -> Vec<String>
             None => ", by default a tenth of all steps",
         };
         changes.push(format!(
-            "`warmup-steps` {}{why} (was {warmup_steps})",
+            "{WARMUP_STEPS} {}{why} (was {warmup_steps})",
             plan.warmup_steps
         ));
     }
@@ -283,7 +287,7 @@ pub(super) fn changed_formula(
     Ok(((now - then).abs() > 1e-12 * peak).then(|| {
         let (shape, program) = (shape.name(), &state.program);
         format!(
-            "`schedule` {shape}: step {next} has the learning rate {now} (was {then}, in {program})"
+            "{SCHEDULE} {shape}: step {next} has the learning rate {now} (was {then}, in {program})"
         )
     }))
 }

@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::generate::{Coding, GenerateOptions, generate};
 use crate::model::{ModelOptions, data_shape};
+use crate::setting::SAMPLE;
 use crate::step::Step;
 
 /// The most tokens of a sample.
@@ -34,7 +35,7 @@ impl Sample {
         let Some(prompt) = options.sample.clone() else {
             return Ok(None);
         };
-        let refused = |text: &str| Err(Error::Usage(format!("`sample`: {text}")));
+        let refused = |text: &str| Err(Error::Usage(format!("{SAMPLE}: {text}")));
         let name = options.model.name();
         if !options.model.generates() {
             let expected = ModelSpec::that_generate();

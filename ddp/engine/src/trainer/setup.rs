@@ -15,19 +15,25 @@ use ddp_nn::optim::Optimizer;
 use ddp_nn::optim::groups::check_groups;
 use ddp_nn::params::{Parameter, Params};
 
+use super::carried::{self, Carried, Kept, Standings};
 use super::plan::Plan;
 use super::program::Program;
 use super::sample::Sample;
+use super::totals::Totals;
 use super::{agree, places, resume};
 use crate::checkpoint::{self, Opened};
 use crate::config::Config;
+use crate::devices::is_simulated;
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
 use crate::hugging_face;
 use crate::model::data_shape;
 use crate::ranks::WorldRanks;
 use crate::reducer::plan::BucketSizes;
-use crate::reducer::{self, ReducerOptions};
+use crate::reducer::{self, Cut, ReducerOptions};
+use crate::setting::{
+    BATCH_SIZE, DATA, DEVICE, DEVICES_PER_RANK, FREEZE, GRAPH, INIT_FROM, OPTIMIZER, SAME_BITS,
+};
 use crate::step::{GraphChoice, Part, Step, StepOptions};
 use crate::tasks;
 
@@ -49,7 +55,9 @@ pub(super) struct Assembled {
     pub(super) data: Data,
     pub(super) plan: Plan,
     pub(super) main: Group,
-    pub(super) step: Step,
+    pub(super) kept: Kept,
+    /// Whether it was trained before, with other ranks.
+    pub(super) continues: bool,
     pub(super) loader: Loader,
     pub(super) held_out: InOrder,
     /// On rank 0.
@@ -63,7 +71,7 @@ pub(super) struct Assembled {
 impl Assembled {
     /// Steps that are done.
     pub(super) fn taken(&self) -> u64 {
-        self.resumed.as_ref().map_or(0, |opened| opened.state.step)
+        self.kept.totals.steps
     }
 }
 
@@ -89,22 +97,42 @@ pub(super) struct Unbuilt {
 }
 
 /// Opens data and checkpoint, builds the step, and compares all of it between ranks. A model of
-/// more than `parameters_max` parameters is not built.
+/// more than `parameters_max` parameters is not built. In a later world of ranks, `standings` say
+/// where they stand, and what this one has `carried` is used again.
 pub(super) fn assemble(
     options: &Config,
     program: &dyn Program,
     world: &World,
     parameters_max: u64,
+    carried: &mut Carried,
+    standings: Option<&Standings>,
 ) -> Result<Prepared> {
-    let mut resumed = resume::find(options, world)?;
+    let source = standings.and_then(Standings::source);
+    let mut resumed = match source {
+        Some(_) => None,
+        None => resume::find(options, world)?,
+    };
     faults::at_step(FaultPoint::Setup, 0)?;
     threads::set_count(options.threads.unwrap_or_else(|| world.default_threads()))?;
     let devices = program.devices(world)?;
     let device = devices[0];
-    let data = match program.data() {
+    let before = carried.devices();
+    if !before.is_empty() && before != devices {
+        let names = |devices: &[Device]| -> Vec<String> {
+            devices.iter().map(ToString::to_string).collect()
+        };
+        let [expected, got] = [&before, &devices].map(|devices| names(devices).join(", "));
+        return Err(Error::Usage(format!(
+            "{DEVICE}: expected {expected}, on which this rank has trained so far, got {got}; help: \
+             look for a GPU of another rank that cannot be used any more"
+        )));
+    }
+    let is_open = standings.is_some_and(|standings| standings.have_data);
+    let data = match carried.data.take().filter(|_| is_open) {
         Some(data) => data,
-        None => open(options, world, resumed.as_ref())?,
+        None => data(options, program, world, resumed.as_ref())?,
     };
+    carried.data = Some(data.clone());
     let plan = options.plan(&data)?;
     let mut overridden = Vec::new();
     if let Some(opened) = &resumed {
@@ -140,13 +168,35 @@ pub(super) fn assemble(
         _ => None,
     };
     let main = world.group("main")?;
-    let mut step = step(options, world, &data, &devices, program.loss())?;
-    match &resumed {
-        Some(opened) => resume::restore(options, opened, &mut step, &mut overridden)?,
-        None => load_initial(options, world, &step, &data)?,
+    let mut fresh = None;
+    let kept = match &mut carried.kept {
+        Some(kept) => {
+            let groups = (0..devices.len()).map(|index| group(world, index, devices[index]));
+            let groups = groups.collect::<Result<_>>()?;
+            kept.step.regroup(groups, &step_options(options, world))?;
+            kept
+        }
+        None => {
+            let step = step(options, world, &data, &devices, program.loss())?;
+            carried::check(&step, world)?;
+            let before = resumed.as_ref().map(|opened| &opened.state);
+            let saved = before.map_or(0, |state| state.step);
+            let totals = Totals::new(before, !is_simulated(device));
+            fresh.insert(Kept::new(step, totals, saved))
+        }
+    };
+    match (source, &resumed) {
+        (Some(source), _) => kept.level(world, &main, standings.expect("a source"), source)?,
+        (_, Some(opened)) => resume::restore(options, opened, &mut kept.step, &mut overridden)?,
+        (_, None) => load_initial(options, world, &kept.step, &data)?,
     }
+    kept.step.can_have_slices(world.generation());
+    // From here on it is not lost with this world.
+    carried.kept = fresh.or(carried.kept.take());
     world.barrier()?;
-    let mut fields = agree::fields(&data, &step)?;
+    let kept = carried.kept.as_mut().expect("kept above");
+    kept.step.take_slices();
+    let mut fields = agree::fields(&data, &kept.step)?;
     faults::disagree(&mut fields);
     world.handshake(&fields)?;
 
@@ -160,13 +210,26 @@ pub(super) fn assemble(
         data,
         plan,
         main,
-        step,
+        kept: carried.kept.take().expect("kept above"),
+        continues: source.is_some(),
         loader,
         held_out,
         sample,
         kept_bytes,
         places,
     })))
+}
+
+/// The data of the program itself, or those that the settings name. All ranks call it together.
+pub(super) fn data(
+    options: &Config,
+    program: &dyn Program,
+    world: &World,
+    resumed: Option<&Opened>,
+) -> Result<Data> {
+    program
+        .data()
+        .map_or_else(|| open(options, world, resumed), Ok)
 }
 
 /// Opens the data that the settings name. All ranks call it together.
@@ -229,8 +292,8 @@ fn check_batches(options: &Config, world: &World, data: &Data) -> Result<()> {
     let full_batch = batch.min(rows);
     if options.graph == GraphChoice::On && full_batch < ranks as u64 {
         return Err(Error::Usage(format!(
-            "`graph` on: expected a row for each of {ranks} ranks in every batch, got batches of \
-             {full_batch}; help: give a larger `batch-size`, or `graph` auto"
+            "{GRAPH} on: expected a row for each of {ranks} ranks in every batch, got batches of \
+             {full_batch}; help: give a larger {BATCH_SIZE}, or {GRAPH} auto"
         )));
     }
     if let Some(shards) = options.same_bits {
@@ -238,7 +301,7 @@ fn check_batches(options: &Config, world: &World, data: &Data) -> Result<()> {
     }
     if batch > rows && world.rank() == 0 {
         tracing::warn!(
-            "`batch-size` {batch} is more than the {rows} rows of the data: every step is a whole \
+            "{BATCH_SIZE} {batch} is more than the {rows} rows of the data: every step is a whole \
              epoch"
         );
     }
@@ -250,8 +313,8 @@ fn check_shards(shards: usize, ranks: usize, rows: u64) -> Result<()> {
     reducer::check_ranks(shards, ranks)?;
     if rows < shards as u64 {
         return Err(Error::Usage(format!(
-            "`same-bits` {shards}: expected at most {rows}, a row of every full batch for each \
-             shard; help: give `same-bits` {rows} or less, or a larger `batch-size` (of at most \
+            "{SAME_BITS} {shards}: expected at most {rows}, a row of every full batch for each \
+             shard; help: give {SAME_BITS} {rows} or less, or a larger {BATCH_SIZE} (of at most \
              the rows of the data)"
         )));
     }
@@ -295,11 +358,46 @@ fn check_tokenizer(path: &Path, data: &Data) -> Result<()> {
         return Ok(());
     }
     Err(Error::Data(format!(
-        "`init-from` {}: expected a model with the tokenizer of `data`, got another; help: \
+        "{INIT_FROM} {}: expected a model with the tokenizer of {DATA}, got another; help: \
          tokenize the texts with {}",
         path.display(),
         file.display()
     )))
+}
+
+/// How steps are taken.
+pub(super) fn step_options(options: &Config, world: &World) -> StepOptions {
+    let reducer = ReducerOptions {
+        sizes: options
+            .bucket_mb
+            .map(|mb| BucketSizes::of_bytes((mb * 1e6) as usize)),
+        dtype: options.reduce_dtype.dtype(),
+        overlap: reducer::overlaps(options.overlap, world),
+        zero: options.zero == 1,
+        shards: options.same_bits,
+        updates_alone: world.is_elastic(),
+        keeper: match (world.is_elastic(), world.hosts()) {
+            (false, _) => 0,
+            (true, 1) => 1,
+            // Hosts have neighbouring ranks.
+            (true, hosts) => world.size().div_ceil(hosts),
+        },
+    };
+    StepOptions {
+        reducer,
+        clip_norm: options.grad_clip,
+        seed: options.seed,
+        graph: options.graph,
+    }
+}
+
+/// The group in which the ranks reduce the gradients of their device number `index`.
+fn group(world: &World, index: usize, device: Device) -> Result<Group> {
+    let name = GROUPS[index.min(GROUPS.len() - 1)];
+    Ok(match device.is_accelerator() {
+        true => world.gpu_group(name, device)?,
+        false => world.group(name)?,
+    })
 }
 
 /// The model in training on this rank's devices: its layers are split over several.
@@ -310,18 +408,11 @@ pub(super) fn step(
     devices: &[Device],
     own_loss: Option<Box<dyn Loss>>,
 ) -> Result<Step> {
-    let reducer = ReducerOptions {
-        sizes: options
-            .bucket_mb
-            .map(|mb| BucketSizes::of_bytes((mb * 1e6) as usize)),
-        dtype: options.reduce_dtype.dtype(),
-        overlap: reducer::overlaps(options.overlap, world),
-        zero: options.zero == 1,
-        shards: options.same_bits,
-    };
+    let step_options = step_options(options, world);
+    let reducer = step_options.reducer;
     if world.size() > 1 && devices.len() > GROUPS.len() {
         return Err(Error::Usage(format!(
-            "`devices-per-rank` {}: expected from 1 to {} where there are several ranks; help: \
+            "{DEVICES_PER_RANK} {}: expected from 1 to {} where there are several ranks; help: \
              use fewer devices per rank",
             devices.len(),
             GROUPS.len()
@@ -329,22 +420,17 @@ pub(super) fn step(
     }
     let (task, shape) = (data.train.task(), data_shape(data.train.spec()));
     let frozen = |name: &str| options.is_frozen(name);
-    let shares = reducer.shares(world.size());
+    let shares = reducer.shares(world.ranks_max());
     let (rule, groups) = (options.rule(), options.groups()?);
     let models = options
         .model_options()
         .models(&shape, devices, &frozen, shares)?;
     check_trained(options, &models)?;
     let part = |(index, model): (usize, Model)| -> Result<Part> {
-        let device = devices[index];
-        let name = GROUPS[index.min(GROUPS.len() - 1)];
-        let group = if device.is_accelerator() {
-            world.gpu_group(name, device)?
-        } else {
-            world.group(name)?
-        };
-        let owned = reducer::owned(&model.params, &group, reducer);
-        let optimizer = Optimizer::of_groups(rule, &groups, &model.params, &owned)?;
+        let group = group(world, index, devices[index])?;
+        let cut = Cut::of(0, [group.rank(), group.size()], reducer);
+        let [owned, kept] = &cut.ranges(&model.params, reducer);
+        let optimizer = Optimizer::of_groups(rule, &groups, &model.params, [owned, kept])?;
         Ok(Part {
             model,
             optimizer,
@@ -352,12 +438,6 @@ pub(super) fn step(
         })
     };
     let parts = models.into_iter().enumerate().map(part);
-    let step_options = StepOptions {
-        reducer,
-        clip_norm: options.grad_clip,
-        seed: options.seed,
-        graph: options.graph,
-    };
     let last = devices[devices.len() - 1];
     let task = tasks::of(task);
     let loss = match own_loss {
@@ -404,7 +484,7 @@ fn check_trained(options: &Config, models: &[Model]) -> Result<()> {
         && !parameters().any(is_hidden)
     {
         return Err(Error::Usage(format!(
-            "`optimizer` {name}: expected a model with hidden layers that are trained, got none; \
+            "{OPTIMIZER} {name}: expected a model with hidden layers that are trained, got none; \
              help: use {other}"
         )));
     }
@@ -414,7 +494,7 @@ fn check_trained(options: &Config, models: &[Model]) -> Result<()> {
         .sum();
     if !options.freeze.is_empty() && trained == 0 {
         return Err(Error::Usage(format!(
-            "`freeze` {}: expected some parameters that are not frozen, got none; help: freeze \
+            "{FREEZE} {}: expected some parameters that are not frozen, got none; help: freeze \
              fewer",
             options.freeze.join(",")
         )));

@@ -25,7 +25,8 @@ pub(super) struct StopPoll {
     stops: StopSignals,
     /// None for a single rank.
     group: Option<Group>,
-    /// f64 (2): the signal received, and the seconds since the last poll.
+    /// f64 (3): the signal received, the seconds since the last poll, and 1 if a process waits to
+    /// be taken in.
     message: Tensor,
     /// The step of the next poll.
     next: u64,
@@ -33,6 +34,8 @@ pub(super) struct StopPoll {
     interval: u64,
     /// When the last poll was, and after which step.
     last: (Instant, u64),
+    /// What the last poll said.
+    has_newcomers: bool,
 }
 
 impl StopPoll {
@@ -43,7 +46,7 @@ impl StopPoll {
         } else {
             None
         };
-        let message = Tensor::zeros(&[2], DType::F64, Device::Cpu)?.named("stop poll");
+        let message = Tensor::zeros(&[3], DType::F64, Device::Cpu)?.named("stop poll");
         Ok(StopPoll {
             stops,
             group,
@@ -51,22 +54,31 @@ impl StopPoll {
             next: taken + 1,
             interval: 1,
             last: (Instant::now(), taken),
+            has_newcomers: false,
         })
     }
 
     /// Whether any rank was asked to stop: the same answer on all ranks, which all call this after
     /// every step. `now` polls even if no poll is due.
-    pub(super) fn requested(&mut self, step: u64, now: bool) -> Result<Option<Signal>> {
+    pub(super) fn requested(
+        &mut self,
+        step: u64,
+        now: bool,
+        world: &World,
+    ) -> Result<Option<Signal>> {
         let own = self.stops.requested();
         let Some(group) = &self.group else {
+            self.has_newcomers = world.has_newcomers();
             return Ok(own);
         };
+        self.has_newcomers = false;
         if step < self.next && !now {
             return Ok(None);
         }
         let elapsed_s = self.last.0.elapsed().as_secs_f64();
         let code = own.map_or(0.0, |signal| f64::from(signal.code()));
-        let mut values = [code, elapsed_s];
+        let newcomers = f64::from(u8::from(world.has_newcomers()));
+        let mut values = [code, elapsed_s, newcomers];
         self.message
             .with_slice_mut(|message: &mut [f64]| message.copy_from_slice(&values))?;
         group.all_reduce(
@@ -76,7 +88,8 @@ impl StopPoll {
         )?;
         self.message
             .with_slice(|message: &[f64]| values.copy_from_slice(message))?;
-        let [code, elapsed_s] = values;
+        let [code, elapsed_s, newcomers] = values;
+        self.has_newcomers = newcomers > 0.0;
         let steps = step - self.last.1;
         if steps > 0 {
             self.interval = next_interval(self.interval, steps, elapsed_s);
@@ -84,6 +97,12 @@ impl StopPoll {
         self.next = step + self.interval;
         self.last = (Instant::now(), step);
         Ok(Signal::of_code(code as u8))
+    }
+
+    /// Whether a process waited to be taken in when the ranks polled just now: the same answer on
+    /// all ranks.
+    pub(super) fn has_newcomers(&self) -> bool {
+        self.has_newcomers
     }
 }
 
@@ -140,7 +159,7 @@ mod tests {
                 for step in 11..200 {
                     std::thread::sleep(Duration::from_millis(world.rank() as u64));
                     let before = poll.next;
-                    assert_eq!(poll.requested(step, step % 50 == 0).unwrap(), None);
+                    assert_eq!(poll.requested(step, step % 50 == 0, &world).unwrap(), None);
                     polls.extend((poll.next != before).then_some(step));
                 }
                 polls

@@ -12,6 +12,8 @@ pub(super) struct Totals {
     /// Of the whole run, including before it was resumed.
     pub(super) steps: u64,
     pub(super) samples: u64,
+    /// The steps that were complete when this process got the state of the run.
+    pub(super) began: u64,
     /// Since the run was resumed.
     pub(super) samples_here: u64,
     pub(super) last_loss: Option<f64>,
@@ -21,6 +23,9 @@ pub(super) struct Totals {
     pub(super) last: Option<Best>,
     /// The step after which ranks were last found to have the same model.
     pub(super) compared: Option<u64>,
+    /// The steps that were last logged and evaluated, as far as they were due.
+    pub(super) logged: u64,
+    pub(super) evaluated: u64,
     /// Since the rates were last read: the time, steps, rows.
     since: Instant,
     steps_since: u64,
@@ -51,10 +56,11 @@ pub(super) struct Rates {
 impl Totals {
     /// The totals of a new run, or of one that resumes from `state`.
     pub(super) fn new(state: Option<&State>, has_rates: bool) -> Totals {
-        let now = Instant::now();
+        let (now, steps) = (Instant::now(), state.map_or(0, |state| state.step));
         Totals {
             started: now,
-            steps: state.map_or(0, |state| state.step),
+            steps,
+            began: steps,
             samples: state.map_or(0, |state| state.samples),
             samples_here: 0,
             last_loss: None,
@@ -62,12 +68,21 @@ impl Totals {
             best: state.and_then(|state| state.best),
             last: state.and_then(|state| state.last),
             compared: None,
+            // A step is saved after it was logged and evaluated.
+            logged: steps,
+            evaluated: steps,
             since: now,
             steps_since: 0,
             samples_since: 0,
             waits: Waits::default(),
             has_rates,
         }
+    }
+
+    /// The first step begins now.
+    pub(super) fn begin(&mut self) {
+        self.started = Instant::now();
+        self.restart_clock();
     }
 
     /// Counts a step over so many rows.
@@ -80,11 +95,13 @@ impl Totals {
     }
 
     /// Notes an evaluation. Returns whether it is the best so far.
-    pub(super) fn evaluated(&mut self, evaluation: Best) -> bool {
+    pub(super) fn note_evaluation(&mut self, evaluation: Best) -> bool {
         let is_finite = evaluation.loss.is_finite();
         // JSON, and so a checkpoint, has no other numbers.
         self.last = is_finite.then_some(evaluation);
-        let is_best = is_finite && self.best.is_none_or(|best| evaluation.loss < best.loss);
+        // After the loss of a rank a step may be evaluated again.
+        let is_better = |best: Best| best.step == evaluation.step || evaluation.loss < best.loss;
+        let is_best = is_finite && self.best.is_none_or(is_better);
         if is_best {
             self.best = Some(evaluation);
         }
@@ -136,7 +153,7 @@ mod tests {
             .iter()
             .zip(1..)
             .map(|(&loss, step)| {
-                totals.evaluated(Best {
+                totals.note_evaluation(Best {
                     step,
                     loss,
                     accuracy: None,

@@ -1,42 +1,41 @@
-//! A training run on one rank: steps, log, and the end. `evaluation.rs` has the evaluations,
-//! `saving.rs` the checkpoints.
+//! A training run on one rank: steps, log, and the end. `begin.rs` has what comes before the first
+//! step, `evaluation.rs` the evaluations, `saving.rs` the checkpoints.
 
+mod begin;
 mod evaluation;
 mod saving;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ddp_comm::{Group, StopSignals, World};
-use ddp_data::{DataSpec, InOrder, Loader};
+use ddp_comm::{Group, World};
+use ddp_data::{InOrder, Loader};
 use ddp_kernels::Device;
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Ledger, Phase, in_phase};
 use ddp_nn::optim::Schedule;
 
-use super::opening::Settings;
+use super::carried::{self, Carried};
 use super::plan::Plan;
-use super::prepare::{prepare, report};
+use super::prepare::report;
 use super::program::Program;
 use super::sample::Sample;
-use super::setup::Assembled;
 use super::stop_poll::StopPoll;
 use super::totals::{Rates, Totals};
-use super::{nonfinite, opening, products, resume};
+use super::{matmuls, nonfinite};
 use crate::audit::{self, Workload};
 use crate::checkpoint::{self, Best, MODEL_FILE, Saver, State};
 use crate::config::Config;
-use crate::devices::is_simulated;
 use crate::digest::{self, StepDigests};
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
-use crate::model::data_shape;
 use crate::process;
 use crate::record::{self, EVENTS_FILE, End, Event, Record, StepEvent};
 use crate::samples::HeldOut;
+use crate::setting::RESUME;
 use crate::shown::significant;
 use crate::step::{Stage, Step};
-use crate::tasks::{self, Task};
+use crate::tasks::Task;
 use crate::trace::RunTrace;
 
 /// How long the record and the report may delay the message of what failed.
@@ -69,8 +68,10 @@ pub(super) struct Trainer<'a> {
     saver: Saver,
     /// What every checkpoint of this run says; the step and what depends on it are filled in.
     state: State,
-    /// The step of the last checkpoint.
-    saved: Option<u64>,
+    /// The step of the last checkpoint; 0 for none.
+    saved: u64,
+    /// Whether it was lost with the rank that wrote it.
+    lost_checkpoint: bool,
     /// On rank 0.
     record: Option<Record>,
     totals: Totals,
@@ -78,107 +79,29 @@ pub(super) struct Trainer<'a> {
     trace: RunTrace,
     /// This rank's part of the steps.
     workload: Workload,
+    /// In an elastic world: the last logged step, and its line for the record.
+    line: (u64, String),
     /// Multiplications and additions of a row in training, if the model's family says so.
     flop_of_a_row: Option<f64>,
     /// What large products reach on all devices, in 10¹² a second; measured at the first log.
     product_tflops: Option<f64>,
 }
 
-impl<'a> Trainer<'a> {
-    /// Everything up to the first step. None for a resumed run that is already finished.
-    pub(super) fn new(
-        options: &'a Config,
-        program: &'a mut dyn Program,
-        world: &'a World,
-        stops: StopSignals,
-    ) -> Result<Option<Trainer<'a>>> {
-        let Some((run, locked)) = prepare(options, program, world, &stops)? else {
-            return Ok(None);
-        };
-        let settings = Settings::of(options, &run);
-        let mut state = opening::state(options, &settings, &run, world)?;
-        let times_products = products::are_timed(options.products, run.devices[0], world);
-        if !times_products {
-            state.products = None;
-        }
-        let record = if world.rank() == 0 {
-            let record = opening::open_record(options, program, &settings, &run, world, locked)?;
-            Some(record)
-        } else {
-            None
-        };
-        if let (Some(bytes), 0) = (run.kept_bytes, world.rank()) {
-            let mb = bytes as f64 / 1e6;
-            tracing::info!("the training data, {mb:.1} MB, are kept on the GPU");
-        }
-        let Assembled {
-            resumed,
-            devices,
-            data,
-            plan,
-            main,
-            step,
-            loader,
-            held_out,
-            sample,
-            ..
-        } = run;
-        let before = resumed.as_ref().map(|opened| &opened.state);
-        let mut totals = Totals::new(before, !is_simulated(devices[0]));
-        if let Some(before) = before {
-            if resume::has_other_held_out_rows(state.held_out.as_ref(), before) {
-                (totals.best, totals.last) = (None, None);
+impl Trainer<'_> {
+    /// Trains. The record's last line says how the run ended, also after an error. Whether the run
+    /// is over: if not, or if a rank was lost, it is `carried`.
+    pub(super) fn run(mut self, carried: &mut Carried) -> Result<bool> {
+        let mut trained = self.train_steps();
+        if matches!(trained, Ok(false)) {
+            // All steps are complete on all ranks, so none is repeated.
+            let settled = self.step.settle().and_then(|()| Ok(self.world.barrier()?));
+            if settled.is_ok() {
+                self.leave(None, carried);
+                return Ok(false);
             }
-            // The best stays what it was while there is nothing to compare.
-            state.held_out = state.held_out.or_else(|| before.held_out.clone());
+            trained = settled.map(|()| false);
         }
-        let stop_poll = StopPoll::new(world, stops, totals.steps)?;
-        let taken = totals.steps;
-        let trace = RunTrace::new(options.trace, [taken + 1, plan.steps], &devices, world);
-        // No rank trains before the record is open.
-        world.barrier()?;
-        let mut saver = Saver::new(world, &options.out, options.keep)?;
-        if let Some(record) = &record {
-            let (record, path) = record.handle()?;
-            saver.write_behind(record, path);
-        }
-        let shape = data_shape(data.train.spec());
-        let flop_of_a_row = options.model.flop_of_a_row(&shape);
-        if let Some(tokenizer) = &data.tokenizer {
-            saver.write_tokenizer(tokenizer.clone());
-        }
-        Ok(Some(Trainer {
-            options,
-            program,
-            world,
-            schedule: options.learning_rate(&plan)?,
-            plan,
-            task: tasks::of(data.train.task()),
-            times_products,
-            loader,
-            held_out,
-            held_out_rows: data.held_out.rows(),
-            sample,
-            samples: HeldOut::of(&data, !matches!(options.data, DataSpec::Synthetic(_))),
-            step,
-            main,
-            saver,
-            state,
-            saved: resumed.map(|opened| opened.state.step),
-            record,
-            totals,
-            stop_poll,
-            trace,
-            workload: Workload::default(),
-            flop_of_a_row,
-            product_tflops: None,
-        }))
-    }
-
-    /// Trains. The record's last line says how the run ended, also after an error.
-    pub(super) fn run(mut self) -> Result<()> {
-        let trained = self.train_steps();
-        let trained = trained.and_then(|()| self.save_last(self.plan.steps));
+        let trained = trained.and_then(|_| self.save_last(self.plan.steps));
         let trained = trained.and_then(|saved| self.finish_trace().map(|()| saved));
         if matches!(trained, Err(Error::NonFinite(_))) {
             // A checkpoint from before the bad step may still be being written.
@@ -186,10 +109,17 @@ impl<'a> Trainer<'a> {
         }
         // Only after a successful run can all ranks be asked.
         let result = trained.and_then(|saved| self.audit().map(|()| saved));
+        if let Err(error) = &result
+            && carried::continues_after(error, self.world, &self.devices())
+        {
+            carried.noticed = Some(Instant::now());
+            self.leave(Some(error), carried);
+            return result.map(|_| true);
+        }
         let (reason, exit_code) = match &result {
             Ok(_) => ("done".to_string(), 0),
             Err(error) => {
-                let text = self.program.named(&error.to_string());
+                let text = error.to_string();
                 let text = match error {
                     Error::Remote { rank, .. } if *rank > 0 => format!("rank {rank}: {text}"),
                     _ => text,
@@ -208,7 +138,7 @@ impl<'a> Trainer<'a> {
             // Threads of the run may wait forever: the caller reports the error and ends the
             // process without waiting for them.
             std::mem::forget(self);
-            return result.map(drop);
+            return result.map(|_| true);
         }
         if all_know {
             // The first rank to leave ends the others, so all close their files first. The first
@@ -233,52 +163,102 @@ impl<'a> Trainer<'a> {
             }
             self.program.finish();
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// All steps, with evaluations and checkpoints between them.
-    fn train_steps(&mut self) -> Result<()> {
-        let (steps, eval_every) = (self.plan.steps, self.plan.eval_every);
+    /// All steps, with evaluations and checkpoints between them. False if processes have come that
+    /// are to be taken in.
+    fn train_steps(&mut self) -> Result<bool> {
+        let steps = self.plan.steps;
         let taken = self.totals.steps;
         if taken < steps {
             // A stop may have been requested during set-up.
             self.stop_if_asked(taken, true)?;
         }
         if let Some(saved) = self.state.products.take() {
-            let reuse = || products::reuse(&saved, &self.devices(), self.world);
+            let reuse = || matmuls::reuse(&saved, &self.devices(), self.world);
             self.state.products = in_phase(Phase::Setup, reuse)?;
         }
+        if self.world.generation() > 1 && taken > 0 {
+            // What belongs to the last step, as far as it is not done.
+            if self.logs(taken) && self.totals.logged != taken {
+                self.step.measure_norm(true);
+                self.log_step(taken)?;
+            }
+            self.finish_step(taken)?;
+        }
+        self.check_ranks()?;
         for step0 in taken..steps {
             let number = step0 + 1;
-            let logs = number == 1 || number == steps || number % self.options.log_every == 0;
             self.trace.before(number, self.world)?;
-            trace::record(STEP, || self.take_step(step0, logs))?;
-            if number == steps {
-                break;
+            trace::record(STEP, || self.take_step(step0))?;
+            if !self.finish_step(number)? {
+                return Ok(false);
             }
-            let evaluates = eval_every > 0 && number % eval_every == 0;
-            let is_best = evaluates && self.evaluate(number)?;
-            let save_every = self.plan.checkpoint_every;
-            let saves = save_every > 0 && (number.is_multiple_of(save_every) || is_best);
-            if saves {
-                self.save(number)?;
-            }
-            if self.trace.ends_after(number) {
-                self.finish_trace()?;
-            }
-            self.stop_if_asked(number, evaluates || saves)?;
         }
-        self.evaluate(steps).map(drop)
+        self.evaluate(steps).map(|_| true)
+    }
+
+    /// Whether step `number` is logged.
+    fn logs(&self, number: u64) -> bool {
+        number == 1 || number == self.plan.steps || number.is_multiple_of(self.options.log_every)
+    }
+
+    /// Ends a run that has lost too many ranks, after it has saved.
+    fn check_ranks(&mut self) -> Result<()> {
+        let (ranks, least) = (self.world.size(), self.world.min_ranks());
+        if ranks >= least {
+            return Ok(());
+        }
+        let step = self.totals.steps;
+        let folder = self.save_last(step)?;
+        let folder = folder.unwrap_or_else(|| checkpoint::folder(&self.options.out, step));
+        Err(Error::Remote {
+            rank: 0,
+            text: format!(
+                "{ranks} of the ranks are left after step {step}: expected at least {least} \
+                 (`min-ranks`); the run is saved in {}; help: continue with the same command and \
+                 {RESUME} auto",
+                folder.display()
+            ),
+            exit_code: carried::EXIT_LOST,
+        })
+    }
+
+    /// What follows step `number`, but for its line in the record: its evaluation, its checkpoint.
+    /// False if processes have come that are to be taken in. The last step is evaluated later.
+    fn finish_step(&mut self, number: u64) -> Result<bool> {
+        let is_multiple = |every: u64| every > 0 && number.is_multiple_of(every);
+        if number == self.plan.steps {
+            return Ok(true);
+        }
+        let evaluates = is_multiple(self.plan.eval_every);
+        if evaluates && self.totals.evaluated != number {
+            self.evaluate(number)?;
+        }
+        let is_best = evaluates && self.totals.best.is_some_and(|best| best.step == number);
+        let is_lost = std::mem::take(&mut self.lost_checkpoint);
+        let saves = self.plan.checkpoint_every > 0
+            && (is_multiple(self.plan.checkpoint_every) || is_best || is_lost);
+        if saves {
+            self.save(number)?;
+        }
+        if self.trace.ends_after(number) {
+            self.finish_trace()?;
+        }
+        self.stop_if_asked(number, evaluates || saves)?;
+        Ok(!self.stop_poll.has_newcomers())
     }
 
     /// One step, from its rows to its line in the record.
-    fn take_step(&mut self, step0: u64, logs: bool) -> Result<()> {
+    fn take_step(&mut self, step0: u64) -> Result<()> {
         let number = step0 + 1;
+        let logs = self.logs(number);
         let learning_rate = self.schedule.learning_rate(step0);
         let began = Instant::now();
         let batch = in_phase(Phase::Step, || self.loader.load(step0))?;
         self.totals.waits.data += began.elapsed();
-        let (rows, epoch) = (batch.rows, batch.epoch);
+        let rows = batch.rows;
         // The products of a short batch are not those of the other steps.
         let has_usual_size = batch.slot().is_some();
         self.workload.count(batch);
@@ -296,9 +276,18 @@ impl<'a> Trainer<'a> {
             self.program.step(number);
         }
         if logs {
-            let log = || self.log(number, epoch, learning_rate);
-            trace::record(LOG, || in_phase(Phase::Log, log))?;
+            self.log_step(number)?;
         }
+        Ok(())
+    }
+
+    /// Logs step `number`, which was taken last.
+    fn log_step(&mut self, number: u64) -> Result<()> {
+        let epoch = self.loader.sampler().at(number - 1).epoch;
+        let learning_rate = self.schedule.learning_rate(number - 1);
+        let log = || self.log(number, epoch, learning_rate);
+        trace::record(LOG, || in_phase(Phase::Log, log))?;
+        self.totals.logged = number;
         Ok(())
     }
 
@@ -306,7 +295,7 @@ impl<'a> Trainer<'a> {
     fn choose_products(&mut self) -> Result<()> {
         if self.times_products && self.state.products.is_none() {
             let devices = self.devices();
-            let choose = || products::choose(&devices, self.world);
+            let choose = || matmuls::choose(&devices, self.world);
             self.state.products = Some(in_phase(Phase::Setup, choose)?);
             self.totals.restart_clock();
         }
@@ -320,7 +309,7 @@ impl<'a> Trainer<'a> {
     /// Ends the run after step `number` if it was asked to stop: saves it, so that it can be
     /// resumed. `now` polls even if no poll is due.
     fn stop_if_asked(&mut self, number: u64, now: bool) -> Result<()> {
-        let Some(signal) = self.stop_poll.requested(number, now)? else {
+        let Some(signal) = self.stop_poll.requested(number, now, self.world)? else {
             return Ok(());
         };
         let folder = self.save_last(number)?;
@@ -328,7 +317,7 @@ impl<'a> Trainer<'a> {
         let folder = folder.unwrap_or_else(|| checkpoint::folder(&self.options.out, number));
         Err(Error::Stopped(format!(
             "stopped at step {number} of {} by {signal}, and saved in {}; help: continue with the \
-             same command and `resume` auto",
+             same command and {RESUME} auto",
             self.plan.steps,
             folder.display()
         )))
@@ -338,7 +327,7 @@ impl<'a> Trainer<'a> {
     fn finish_trace(&mut self) -> Result<()> {
         let lines = self.trace.finish(self.world, &self.options.out)?;
         for line in &lines {
-            self.program.note(&self.program.named(line));
+            self.program.note(line);
             self.totals.restart_clock();
         }
         Ok(())
@@ -350,7 +339,9 @@ impl<'a> Trainer<'a> {
         self.record_saved()?;
         let report = self.step.report()?;
         self.check_finite(&report)?;
-        let [gradients, weights] = self.step.digests(report.stats.weight_sum)?;
+        // If rank 0 is lost before it has written the line, another one does.
+        let is_elastic = self.world.is_elastic();
+        let [gradients, weights] = self.step.digests(report.stats.weight_sum, is_elastic)?;
         let rates = self.totals.rates();
         let Rates {
             step_ms,
@@ -362,16 +353,16 @@ impl<'a> Trainer<'a> {
         let tflops = self.flop_of_a_row.map(|flop| samples_per_s * flop / 1e12);
         if tflops.is_some() && self.totals.has_rates && self.product_tflops.is_none() {
             // After the algorithms of the model's own products were chosen.
-            let measure = || products::tflops(self.step.stages(), self.world);
+            let measure = || matmuls::tflops(self.step.stages(), self.world);
             self.product_tflops = Some(in_phase(Phase::Setup, measure)?);
             self.totals.restart_clock();
         }
         let loss = report.stats.loss();
         self.totals.last_loss = Some(loss);
         let tokens_per_s = self.tokens_per_s(samples_per_s);
-        let Some(record) = &mut self.record else {
+        if self.record.is_none() && !is_elastic {
             return Ok(());
-        };
+        }
         let devices = self.step.stages().iter().map(Stage::device);
         let device_peak_mb = devices.filter_map(process::device_peak_mb).reduce(f64::max);
         let mut stages = self.step.stages().iter();
@@ -387,7 +378,7 @@ impl<'a> Trainer<'a> {
             samples_per_s,
             tokens_per_s,
             tflops,
-            product_share: tflops
+            matmul_share: tflops
                 .zip(self.product_tflops)
                 .map(|(own, of)| own / of)
                 .filter(|share| share.is_finite()),
@@ -403,8 +394,14 @@ impl<'a> Trainer<'a> {
                 weights,
             }),
         };
-        self.program.logged(&event)?;
-        record.write(&Event::Step(event))
+        if let Some(record) = &mut self.record {
+            self.program.logged(&event)?;
+            record.write(&Event::Step(event.clone()))?;
+        }
+        if is_elastic {
+            self.line = (number, Event::Step(event).to_line());
+        }
+        Ok(())
     }
 
     fn check_finite(&mut self, report: &crate::step::StepReport) -> Result<()> {

@@ -3,12 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use ddp_comm::{SumTree, World};
+use ddp_comm::World;
 use ddp_kernels::stream::synchronize;
 use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
 use ddp_nn::params::Precision;
 
+use super::carried::Carried;
 use super::plan::Plan;
 use super::program::Program;
 use super::setup::{self, Assembled, Prepared, Unbuilt};
@@ -69,6 +70,8 @@ pub struct ModelBytes {
     pub gradients: u64,
     /// The optimizer's moments.
     pub moments: u64,
+    /// Those that it keeps for another rank, and what can be undone.
+    pub kept_moments: u64,
     /// Partial sums of gradients over shards.
     pub partial_sums: u64,
 }
@@ -91,7 +94,8 @@ pub fn rehearse(
     program: &dyn Program,
     world: &World,
 ) -> Result<Option<Rehearsal>> {
-    let assemble = || setup::assemble(options, program, world, PARAMETERS_MAX);
+    let mut carried = Carried::default();
+    let assemble = || setup::assemble(options, program, world, PARAMETERS_MAX, &mut carried, None);
     let prepared = in_phase(Phase::Setup, assemble)?;
     if options.resume == Resume::Never && world.rank() == 0 {
         record::check_free(&options.out)?;
@@ -107,14 +111,14 @@ pub fn rehearse(
         false => None,
     };
     let (host_peak_mb, device_peak_mb) = peaks(&run, world)?;
-    let model_bytes = ModelBytes::of(&run.step);
+    let model_bytes = ModelBytes::of(&run.kept.step);
     // The trial saves nothing.
     let host_peak_mb = host_peak_mb + model_bytes.saved() as f64 / 1e6;
     Ok(Some(Rehearsal {
         taken,
         model_bytes,
-        between_ranks_bytes: Some(bytes_between_ranks(&run.step, options)),
-        checkpoint_bytes: checkpoint_bytes(&run.step, world)?,
+        between_ranks_bytes: Some(bytes_between_ranks(&run.kept.step)),
+        checkpoint_bytes: checkpoint_bytes(&run.kept.step, world)?,
         host_peak_mb: Some(host_peak_mb),
         device_peak_mb,
         trial,
@@ -130,10 +134,20 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Rehearsal {
     let values = run.parameters.saturating_mul(4);
     let moments = options.rule().moment_count(run.parameters, run.hidden);
     let moments = moments.saturating_mul(4);
+    // Directions of whole matrices can be undone, of two slices.
+    let hidden = options.rule().hidden.map_or(0, |_| run.hidden);
+    let undone = hidden.saturating_mul(8);
     let shares = match options.zero == 1 {
         true => world.size() as u64,
         false => 1,
     };
+    let reducer = setup::step_options(options, world).reducer;
+    let of = (world.rank(), world.size(), run.devices[0]);
+    // Of its share of each device, in buckets that are full.
+    let parameters = run.parameters as usize / run.devices.len();
+    let longest = reducer.sizes_on(of.2).elements.min(parameters);
+    let partial_sums = run.devices.len() * reducer.partial_sum_bytes(of, parameters, longest);
+    let keeps = u64::from(shares > 1 && world.is_elastic());
     Rehearsal {
         model_bytes: ModelBytes {
             values,
@@ -145,7 +159,8 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Rehearsal {
             tied: 0,
             gradients: values,
             moments: moments / shares,
-            partial_sums: values.saturating_mul(partial_sums(options, world)),
+            kept_moments: keeps * (moments.saturating_add(undone) / shares),
+            partial_sums: partial_sums as u64,
         },
         checkpoint_bytes: values.saturating_add(moments),
         between_ranks_bytes: None,
@@ -163,7 +178,7 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Rehearsal {
 impl ModelBytes {
     /// Everything, with the copy that is being saved.
     pub fn total(&self) -> u64 {
-        let kept = self.gradients + self.partial_sums + self.moments;
+        let kept = self.gradients + self.partial_sums + self.moments + self.kept_moments;
         self.values + self.copies + self.tied + kept + self.saved()
     }
 
@@ -187,29 +202,22 @@ impl ModelBytes {
                 bytes.tied += (params.value(loan.id).bytes() + gradient) as u64;
             }
             let moments = stage.optimizer().moments();
-            bytes.moments += moments
-                .map(|(_, moment)| moment.bytes() as u64)
-                .sum::<u64>();
+            let owned = moments.map(|(_, moment)| moment.bytes()).sum::<usize>();
+            bytes.moments += owned as u64;
+            bytes.kept_moments += (stage.optimizer().moment_bytes() - owned) as u64;
         }
         bytes
     }
 }
 
-/// How many partial sums of all gradients this rank keeps.
-fn partial_sums(options: &Config, world: &World) -> u64 {
-    let (rank, ranks) = (world.rank(), world.size());
-    let trees = options.same_bits.filter(|shards| *shards >= ranks);
-    trees.map_or(0, |shards| SumTree::new(shards, ranks).kept_by(rank) as u64)
-}
-
 /// Bytes of gradients, and under ZeRO-1 of values, that a rank gives to the others in a step.
-fn bytes_between_ranks(step: &Step, options: &Config) -> u64 {
+fn bytes_between_ranks(step: &Step) -> u64 {
     let of_stage = |stage: &Stage| {
         let (params, reducer) = (&stage.model().params, stage.reducer());
         if reducer.group().size() == 1 {
             return 0;
         }
-        let gradients = reducer.given_bytes(options.reduce_dtype.dtype());
+        let gradients = reducer.given_bytes();
         let values = match reducer.is_shared() {
             true => params.gradients().count() * params.read_arena().dtype().bytes(),
             false => 0,
@@ -254,7 +262,7 @@ fn trial(run: &mut Assembled, world: &World, taken: u64) -> Result<Option<Trial>
         let began = Instant::now();
         let batch = in_phase(Phase::Step, || run.loader.load(next))?;
         next = (next + 1).min(run.plan.steps - 1);
-        run.step.run(batch, 0.0)?;
+        run.kept.step.run(batch, 0.0)?;
         synchronize(device)?;
         Ok(began.elapsed())
     };
@@ -275,7 +283,7 @@ fn trial(run: &mut Assembled, world: &World, taken: u64) -> Result<Option<Trial>
     let began = Instant::now();
     if run.data.held_out.rows() > 0 {
         in_phase(Phase::Evaluation, || {
-            run.step.evaluate(&mut run.held_out, &run.main)
+            run.kept.step.evaluate(&mut run.held_out, &run.main)
         })?;
     }
     let evaluation = (run.data.held_out.rows() > 0).then(|| began.elapsed());

@@ -33,26 +33,20 @@ impl ClassesOfRows {
 
     /// The first line of a table.
     fn columns(&self) -> String {
-        let mut columns = ["row", "prediction", "probability"]
-            .map(String::from)
-            .to_vec();
-        let each = [
-            ("p", self.options.probabilities),
-            ("logit", self.options.logits),
-        ];
-        for (prefix, _) in each.iter().filter(|(_, asked)| *asked) {
-            let names = self.names.iter();
-            columns.extend(names.map(|name| cell(&format!("{prefix}:{name}"))));
+        let mut line = "row,prediction,probability".to_string();
+        let PredictionOptions { logits, .. } = self.options;
+        for (prefix, asked) in [("p", self.options.probabilities), ("logit", logits)] {
+            for name in self.names.iter().filter(|_| asked) {
+                line += &format!(",{}", cell(&format!("{prefix}:{name}")));
+            }
         }
-        columns.join(",") + "\n"
+        line + "\n"
     }
 
     fn line(&self, row: u64, logits: &[f32], into: &mut Vec<u8>) {
         let (answer, p) = (first_largest(logits), probabilities(logits));
-        put(
-            into,
-            format_args!("{row},{},{:?}", self.cells[answer], p[answer]),
-        );
+        let (name, p_of_answer) = (&self.cells[answer], p[answer]);
+        put(into, format_args!("{row},{name},{p_of_answer:?}"));
         if self.options.probabilities {
             put_numbers(into, &p);
         }
@@ -96,10 +90,8 @@ fn probabilities(logits: &[f32]) -> Vec<f32> {
     let largest = f64::from(logits[first_largest(logits)]);
     let part = |&logit: &f32| (f64::from(logit) - largest).exp();
     let sum: f64 = logits.iter().map(part).sum();
-    logits
-        .iter()
-        .map(|logit| (part(logit) / sum) as f32)
-        .collect()
+    let rounded = |logit| (part(logit) / sum) as f32;
+    logits.iter().map(rounded).collect()
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ use ddp_kernels::{DType, Tensor};
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
-use crate::tasks::task::{Survey, SurveyText};
+use crate::shown::{shown, table};
+use crate::tasks::task::Survey;
 
 /// Classes that are listed for people.
 const CLASSES_SHOWN: usize = 20;
@@ -43,7 +44,7 @@ impl Survey for RowsOfClasses {
     }
 
     /// The most frequent first, if there are many.
-    fn text(&self) -> SurveyText {
+    fn text(&self) -> String {
         let mut classes: Vec<usize> = (0..self.rows.len()).collect();
         let left_out = classes.len().saturating_sub(CLASSES_SHOWN);
         if left_out > 0 {
@@ -52,17 +53,16 @@ impl Survey for RowsOfClasses {
         }
         let line = |&class: &usize| {
             let rows = format!("{} rows", self.rows[class]);
-            vec![self.classes.name(class), rows]
+            vec![shown(&self.classes.name(class)), rows]
         };
-        let rest = match left_out {
-            0 => String::new(),
-            _ => format!("and {left_out} more classes, with no more rows each"),
-        };
-        SurveyText {
-            head: TaskSpec::Classification(self.classes.clone()).to_string(),
-            table: classes.iter().map(line).collect(),
-            rest,
+        let mut lines = vec![TaskSpec::Classification(self.classes.clone()).to_string()];
+        lines.extend(table(&classes.iter().map(line).collect::<Vec<_>>(), 1));
+        if left_out > 0 {
+            lines.push(format!(
+                "and {left_out} more classes, with no more rows each"
+            ));
         }
+        lines.join("\n")
     }
 
     fn json(&self) -> (&'static str, Value) {

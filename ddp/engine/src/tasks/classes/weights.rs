@@ -8,6 +8,7 @@ use ddp_nn::models::family::List;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::setting::CLASS_WEIGHTS;
 
 /// How much each class counts in the loss.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -51,20 +52,21 @@ impl ClassWeights {
         data: &str,
     ) -> Result<Option<Vec<f64>>> {
         let refused = |expected: String, help: &str| {
-            let text = format!("`class-weights` {self}: expected {expected}; help: {help}");
+            let text = format!("{CLASS_WEIGHTS} {self}: expected {expected}; help: {help}");
             Err(Error::Usage(text))
         };
         let count = classes.count();
         match self {
             ClassWeights::Equal => Ok(None),
             ClassWeights::InOrder(weights) if weights.len() == count => Ok(Some(weights.clone())),
-            ClassWeights::InOrder(weights) => refused(
-                format!(
-                    "{count} weights, one for each class of {data}, got {}",
-                    weights.len()
-                ),
-                "give as many, or leave `class-weights` out",
-            ),
+            ClassWeights::InOrder(weights) => {
+                let got = weights.len();
+                let expected = format!("{count} weights, one for each class of {data}, got {got}");
+                refused(
+                    expected,
+                    &format!("give as many, or leave {CLASS_WEIGHTS} out"),
+                )
+            }
             ClassWeights::Named(weights) => {
                 let names = classes.names();
                 let mut all = vec![None; count];
@@ -83,13 +85,11 @@ impl ClassWeights {
                 let all = all.iter().map(|weight| weight.unwrap_or(1.0));
                 let all: Vec<f64> = all.collect();
                 // Weights are used as f32.
-                match all.iter().any(|&weight| weight as f32 > 0.0) {
-                    true => Ok(Some(all)),
-                    false => refused(
-                        "a weight above 0".into(),
-                        "with weights of 0 nothing is learned",
-                    ),
+                if all.iter().all(|&weight| weight as f32 <= 0.0) {
+                    let help = "with weights of 0 nothing is learned";
+                    return refused("a weight above 0".into(), help);
                 }
+                Ok(Some(all))
             }
             ClassWeights::Balanced => {
                 let Some(rows) = rows else {
@@ -114,10 +114,10 @@ impl fmt::Display for ClassWeights {
             ClassWeights::Equal => return f.write_str("none"),
             ClassWeights::Balanced => return f.write_str("balanced"),
             ClassWeights::InOrder(weights) => weights.iter().map(f64::to_string).collect(),
-            ClassWeights::Named(weights) => weights
-                .iter()
-                .map(|(name, weight)| format!("{name}={weight}"))
-                .collect(),
+            ClassWeights::Named(weights) => {
+                let one = |(name, weight): &(String, f64)| format!("{name}={weight}");
+                weights.iter().map(one).collect()
+            }
         };
         f.write_str(&text.join(","))
     }
@@ -136,9 +136,7 @@ impl FromStr for ClassWeights {
             _ if text.contains('=') => {
                 let pairs: Option<Vec<_>> = text.split(',').map(named).collect();
                 let expected = "expected a name and a number for each class, as in stays=1,moves=4";
-                pairs
-                    .map(ClassWeights::Named)
-                    .ok_or_else(|| expected.to_string())
+                Ok(ClassWeights::Named(pairs.ok_or(expected)?))
             }
             _ => {
                 let expected =

@@ -20,10 +20,15 @@ impl Trainer<'_> {
     /// is the best so far.
     pub(super) fn evaluate(&mut self, number: u64) -> Result<bool> {
         let evaluate = || in_phase(Phase::Evaluation, || self.evaluate_now(number));
-        trace::record(EVALUATE, evaluate)
+        let is_best = trace::record(EVALUATE, evaluate)?;
+        self.totals.evaluated = number;
+        Ok(is_best)
     }
 
     fn evaluate_now(&mut self, number: u64) -> Result<bool> {
+        if self.world.is_elastic() {
+            self.step.settle()?;
+        }
         self.sample(number)?;
         if self.held_out_rows == 0 {
             return Ok(false);
@@ -37,13 +42,13 @@ impl Trainer<'_> {
         let stats = match (&mut collector, &mut differences) {
             (None, None) => self.step.evaluate(&mut self.held_out, &self.main)?,
             (collector, differences) => {
-                let mut see = |batch: &_, output: &_| {
+                let mut see = |shard, batch: &_, output: &_| {
                     if let Some(collector) = collector {
                         collector.see(batch, output)?;
                     }
                     if let Some(differences) = differences {
                         let normalization = self.samples.target_normalization();
-                        differences.see(batch, output, normalization)?;
+                        differences.see(shard, batch, output, normalization)?;
                     }
                     Ok(())
                 };
@@ -69,12 +74,14 @@ impl Trainer<'_> {
                 _ => columns,
             },
         };
-        let is_best = self.totals.evaluated(Best {
+        let is_best = self.totals.note_evaluation(Best {
             step: number,
             loss: event.loss,
             accuracy: event.accuracy,
         });
-        if let Some(record) = &mut self.record {
+        if let Some(record) = &mut self.record
+            && !record.has("eval", number)
+        {
             let result = describe(&event) + &figures_text(&figures);
             self.program
                 .note(&format!("step {number}: held-out {result}"));
@@ -94,7 +101,9 @@ impl Trainer<'_> {
             return Ok(());
         }
         self.step.gather()?;
-        if let (Some(sample), Some(record)) = (&self.sample, &mut self.record) {
+        if let (Some(sample), Some(record)) = (&self.sample, &mut self.record)
+            && !record.has("sample", number)
+        {
             match sample.text(&self.step) {
                 Ok(text) => {
                     let prompt = sample.prompt();

@@ -20,14 +20,15 @@ impl Trainer<'_> {
     /// Saves the run as it is after step `number`, unless it is saved. A thread writes the files
     /// while training continues.
     pub(super) fn save(&mut self, number: u64) -> Result<()> {
-        if self.saved == Some(number) {
+        // 0 stands for no checkpoint.
+        if number > 0 && self.saved == number {
             return Ok(());
         }
         let began = Instant::now();
         trace::record(SNAPSHOT, || {
             in_phase(Phase::Checkpoint, || self.save_now(number))
         })?;
-        self.saved = Some(number);
+        self.saved = number;
         self.totals.waits.saving += began.elapsed();
         self.record_saved()
     }

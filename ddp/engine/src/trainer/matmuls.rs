@@ -1,33 +1,34 @@
-//! Algorithms of matrix products, where they are timed: those that rank 0 measures hold for all
-//! ranks, and for the run that resumes a checkpoint. Also how fast a large product is, which a
+//! Algorithms of matmuls, where they are timed: those that rank 0 measures hold for all
+//! ranks, and for the run that resumes a checkpoint. Also how fast a large matmul is, which a
 //! run's speed is compared with.
 
 use ddp_comm::World;
-use ddp_kernels::products::{self, Algorithms, Kind, ProductChoice};
+use ddp_kernels::matmuls::{self, Algorithms, Kind, MatmulChoice};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Random, Tensor, ops};
 use ddp_nn::models::Model;
 
 use crate::devices::is_simulated;
 use crate::error::{Error, Result};
+use crate::setting::PRODUCTS;
 use crate::step::Stage;
 
-/// Rows and columns of the large product: on the CPU its operands fit into the caches.
+/// Rows and columns of the large matmul: on the CPU its operands fit into the caches.
 const SIDE_CPU: usize = 768;
 const SIDE_GPU: usize = 4096;
 /// Repetitions, of which the fastest counts.
 const TIMINGS: usize = 6;
 
 /// Whether a run times algorithms: only tests do on simulated GPUs, whose times mean nothing.
-pub(super) fn are_timed(choice: ProductChoice, device: Device, world: &World) -> bool {
-    if choice == ProductChoice::First || !device.is_accelerator() {
+pub(super) fn are_timed(choice: MatmulChoice, device: Device, world: &World) -> bool {
+    if choice == MatmulChoice::First || !device.is_accelerator() {
         return false;
     }
     let forced = std::env::var_os("DDP_TEST_PRODUCTS").is_some_and(|value| value == "simulated");
     let is_timed = forced || !is_simulated(device);
     if !is_timed && world.rank() == 0 {
         tracing::warn!(
-            "`products` is timed, but the speed of simulated GPUs means nothing: matrix products use \
+            "{PRODUCTS} is timed, but the speed of simulated GPUs means nothing: matmuls use \
              cuBLASLt's first algorithms"
         );
     }
@@ -41,7 +42,7 @@ pub(super) fn reuse(
     devices: &[Device],
     world: &World,
 ) -> Result<Option<Algorithms>> {
-    let mut here = products::measured_on(devices[0])?.into_bytes();
+    let mut here = matmuls::measured_on(devices[0])?.into_bytes();
     world.broadcast_bytes(&mut here, 0)?;
     let then = saved.measured_on();
     if here == then.as_bytes() {
@@ -51,19 +52,19 @@ pub(super) fn reuse(
     if world.rank() == 0 {
         let here = String::from_utf8_lossy(&here);
         tracing::warn!(
-            "the checkpoint's algorithms of matrix products were timed on {then}; this is {here}: \
+            "the checkpoint's algorithms of matmuls were timed on {then}; this is {here}: \
              they are timed anew, and from here on bits differ from those of the run before"
         );
     }
     Ok(None)
 }
 
-/// Times all kinds of products that any rank has made, on rank 0, and uses the fastest algorithms
+/// Times all kinds of matmuls that any rank has made, on rank 0, and uses the fastest algorithms
 /// from here on. All ranks call it together, between steps.
 pub(super) fn choose(devices: &[Device], world: &World) -> Result<Algorithms> {
     let mut mine = Vec::new();
     for &device in devices {
-        mine.extend(products::kinds(device)?);
+        mine.extend(matmuls::kinds(device)?);
     }
     let mine = serde_json::to_vec(&mine).map_err(unreadable)?;
     let all = world.all_gather_bytes(&mine)?;
@@ -78,9 +79,9 @@ pub(super) fn choose(devices: &[Device], world: &World) -> Result<Algorithms> {
                 .collect();
             kinds.extend(new);
         }
-        let fastest = products::fastest(devices[0], kinds)?;
+        let fastest = matmuls::fastest(devices[0], kinds)?;
         tracing::info!(
-            "matrix products of {} kinds use their fastest algorithm",
+            "matmuls of {} kinds use their fastest algorithm",
             fastest.count()
         );
         chosen = serde_json::to_vec(&fastest).map_err(unreadable)?;
@@ -96,8 +97,8 @@ fn use_on(algorithms: &Algorithms, devices: &[Device]) -> Result<()> {
         let refused = algorithms.use_on(device)?;
         if refused > 0 {
             tracing::warn!(
-                "{device} cannot use {refused} of the {} algorithms of matrix products that rank 0 \
-                 has timed: it keeps cuBLASLt's first ones for these products",
+                "{device} cannot use {refused} of the {} algorithms of matmuls that rank 0 \
+                 has timed: it keeps cuBLASLt's first ones for these matmuls",
                 algorithms.count()
             );
         }
@@ -105,7 +106,7 @@ fn use_on(algorithms: &Algorithms, devices: &[Device]) -> Result<()> {
     Ok(())
 }
 
-/// 10¹² multiplications and additions a second of a large product, on all devices of all ranks at
+/// 10¹² multiplications and additions a second of a large matmul, on all devices of all ranks at
 /// once; NaN if one lacks the memory. All ranks call it together.
 pub(super) fn tflops(stages: &[Stage], world: &World) -> Result<f64> {
     world.barrier()?;
@@ -133,13 +134,13 @@ fn tflops_of(model: &Model) -> ddp_kernels::Result<f64> {
     let (stream, mut least_s) = (Stream::current(device)?, f64::INFINITY);
     for _ in 0..TIMINGS {
         let start = stream.record_timed()?;
-        let product = || ops::addmm_into(&out, &out, &factor, &factor, 1.0, 0.0);
-        ops::with_f32_math(model.f32_math(), product)?;
+        let matmul = || ops::addmm_into(&out, &out, &factor, &factor, 1.0, 0.0);
+        ops::with_f32_math(model.f32_math(), matmul)?;
         least_s = least_s.min(stream.record_timed()?.since(&start)?.as_secs_f64());
     }
     Ok(2.0 * (side as f64).powi(3) / least_s / 1e12)
 }
 
 fn unreadable(error: serde_json::Error) -> Error {
-    Error::Internal(format!("the ranks' algorithms of matrix products: {error}"))
+    Error::Internal(format!("the ranks' algorithms of matmuls: {error}"))
 }

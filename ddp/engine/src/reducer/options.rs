@@ -1,0 +1,280 @@
+//! How gradients are reduced: what options are refused, and how a model's parameters become
+//! buckets, the slices of them that a rank owns, and what is communicated of each.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use ddp_comm::{Group, SumTree, World};
+use ddp_kernels::{DType, Device, Tensor};
+use ddp_nn::params::{Parameter, Params};
+
+use super::job::{Copies, Job};
+use super::plan::{self, Bucket, BucketSizes};
+use super::reduced::{Reduced, received};
+use crate::error::{Error, Result};
+use crate::setting::SAME_BITS;
+
+/// How gradients are reduced.
+#[derive(Clone, Copy, Debug)]
+pub struct ReducerOptions {
+    /// The maximum size of buckets; None for that of the device.
+    pub sizes: Option<BucketSizes>,
+    /// What travels: F32, or BF16, which is half the bytes and rounds each rank's gradients before
+    /// they are added, and the sum again.
+    pub dtype: DType,
+    /// Whether to reduce while backward continues: on a separate thread, or on a GPU on a separate
+    /// stream.
+    pub overlap: bool,
+    /// ZeRO-1: whether each rank owns a slice of every bucket, and keeps moments only for that.
+    pub zero: bool,
+    /// Into how many shards each batch is cut, so that the bits are the same on any number of
+    /// ranks up to it; None for a sum of what each rank adds up.
+    pub shards: Option<usize>,
+    /// Whether every rank makes its whole update by itself, so that the loss of a rank leaves none
+    /// half updated: with Muon every rank orthogonalises all matrices.
+    pub updates_alone: bool,
+    /// Under ZeRO-1: the rank so many after a slice's owner keeps the slice, too (`cut.rs`); 0 if
+    /// none does.
+    pub keeper: usize,
+}
+
+impl ReducerOptions {
+    /// How many of `ranks` share the trained parameters: an argument of
+    /// [`Model::with_shares`](ddp_nn::models::Model::with_shares).
+    pub fn shares(&self, ranks: usize) -> usize {
+        if self.zero { ranks } else { 1 }
+    }
+
+    /// The maximum size of buckets on `device`.
+    pub(crate) fn sizes_on(&self, device: Device) -> BucketSizes {
+        self.sizes.unwrap_or_else(|| BucketSizes::of_device(device))
+    }
+
+    /// Bytes of partial sums over shards on a rank of several: its own of so many elements, and on
+    /// a GPU what arrives from the others of the `longest` bucket.
+    pub(crate) fn partial_sum_bytes(
+        &self,
+        (rank, ranks, device): (usize, usize, Device),
+        elements: usize,
+        longest: usize,
+    ) -> usize {
+        let Some(shards) = self.shards.filter(|shards| *shards >= ranks) else {
+            return 0;
+        };
+        let (tree, bytes) = (SumTree::new(shards, ranks), self.dtype.bytes());
+        let kept = tree.kept_by(rank) * DType::F32.bytes();
+        let given = match self.dtype {
+            DType::F32 => 0,
+            _ => tree.given_by(rank) * bytes,
+        };
+        let arrives = match device {
+            Device::Cpu => 0,
+            _ => received(&tree, rank, longest) * bytes,
+        };
+        elements
+            .saturating_mul(kept + given)
+            .saturating_add(arrives)
+    }
+
+    /// Whose slices `rank` of `ranks` keeps.
+    pub(super) fn kept_by(&self, rank: usize, ranks: usize) -> Option<usize> {
+        let has_keepers = self.zero && !self.keeper.is_multiple_of(ranks);
+        has_keepers.then(|| (rank + ranks - self.keeper % ranks) % ranks)
+    }
+}
+
+impl Default for ReducerOptions {
+    /// f32, reduced while backward continues.
+    fn default() -> ReducerOptions {
+        ReducerOptions {
+            sizes: None,
+            dtype: DType::F32,
+            overlap: true,
+            zero: false,
+            shards: None,
+            updates_alone: false,
+            keeper: 0,
+        }
+    }
+}
+
+ddp_kernels::choices! {
+    /// Whether gradients are reduced during the backward pass.
+    #[derive(Default)]
+    pub enum Overlap {
+        /// If there are several ranks
+        #[default]
+        Auto = "auto",
+        /// Always
+        On = "on",
+        /// Never
+        Off = "off",
+    }
+}
+
+/// Whether to reduce while backward continues: by default if there are several ranks.
+pub fn overlaps(wanted: Overlap, world: &World) -> bool {
+    wanted == Overlap::On || wanted == Overlap::Auto && world.size() > 1
+}
+
+/// The most shards of a batch.
+pub const SHARDS_MAX: usize = 1024;
+
+/// Refuses shards of which some ranks would have none.
+pub fn check_ranks(shards: usize, ranks: usize) -> Result<()> {
+    if shards >= ranks {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "{SAME_BITS} {shards}: expected at least {ranks}, a shard for each rank; help: give \
+         {SAME_BITS} {ranks} or more, or start at most {shards} ranks"
+    )))
+}
+
+/// Refuses shards that cannot make the same bits on any number of ranks.
+pub(super) fn check_shards(params: &Params, group: &Group, shards: usize) -> Result<()> {
+    if params.buffers()?.is_some() {
+        return Err(Error::Usage(format!(
+            "{SAME_BITS} {shards}: expected a model without buffers: what layers write to them \
+             depends on a rank's rows; help: train without {SAME_BITS}"
+        )));
+    }
+    if shards > SHARDS_MAX {
+        return Err(Error::Usage(format!(
+            "{SAME_BITS} {shards}: expected at most {SHARDS_MAX}; help: cut batches into fewer shards"
+        )));
+    }
+    check_ranks(shards, group.size())
+}
+
+/// The trained parameters, in the order of the arenas.
+pub(super) fn trained(params: &Params) -> Vec<&Parameter> {
+    params.list().iter().filter(|p| p.is_trained()).collect()
+}
+
+/// The plan of buckets for parameters that `shares` ranks share.
+pub(super) fn plan_of(params: &Params, options: ReducerOptions, shares: usize) -> Vec<Bucket> {
+    let trained = trained(params);
+    let ranges: Vec<_> = trained.iter().map(|p| p.range.clone()).collect();
+    let layer_of = |p: &Parameter| p.name.rsplit_once('.').map(|(layer, _)| layer.to_string());
+    let layers: Vec<usize> = trained
+        .chunk_by(|a, b| layer_of(a) == layer_of(b))
+        .map(<[_]>::len)
+        .collect();
+    let sizes = options.sizes_on(params.device());
+    plan::plan(&ranges, &layers, sizes, plan::grain(shares))
+}
+
+/// The elements of the gradients' arena of `params` that this rank of `group` owns: see
+/// [`Reducer::owned`](super::Reducer::owned).
+pub fn owned(params: &Params, group: &Group, options: ReducerOptions) -> Vec<Range<usize>> {
+    slices(params, [group.rank(), group.size()], options)
+}
+
+/// The slices with the number `slice` if `ranks` share the buckets.
+pub(super) fn slices(
+    params: &Params,
+    [slice, ranks]: [usize; 2],
+    options: ReducerOptions,
+) -> Vec<Range<usize>> {
+    match options.shares(ranks) {
+        1 => std::iter::once(0..params.gradients().count()).collect(),
+        shares => {
+            let of_bucket = |bucket: &Bucket| bucket.slice(slice, shares);
+            plan_of(params, options, shares)
+                .iter()
+                .map(of_bucket)
+                .collect()
+        }
+    }
+}
+
+/// A sum for each bucket, and all jobs: these sums. If ranks share buckets, also a gather of what
+/// layers read for each bucket, and if that is a bf16 copy, a gather of the values for each bucket.
+/// If ranks also keep slices of others, a copy of the sums for each bucket.
+pub(super) fn jobs(
+    params: &Params,
+    buckets: &[Bucket],
+    group: &Group,
+    options: ReducerOptions,
+) -> Result<(Vec<Arc<Reduced>>, Vec<Job>)> {
+    let shares = options.shares(group.size());
+    let (dtype, rank) = (options.dtype, group.rank());
+    let along = |shards: usize| -> Result<_> {
+        let tree = Arc::new(SumTree::new(shards, group.size()));
+        let longest = buckets.iter().map(|bucket| bucket.range.len()).max();
+        let count = match params.device() {
+            Device::Cpu => 0,
+            _ => received(&tree, rank, longest.unwrap_or(0)),
+        };
+        let received = Tensor::empty(&[count], dtype, params.device())?;
+        Ok((tree, received.named("partial sums of others")))
+    };
+    let along = options.shards.map(along).transpose()?;
+    let sum = |(index, bucket): (usize, &Bucket)| -> Result<Arc<Reduced>> {
+        let gradients = params.gradients().slice(bucket.range.clone())?;
+        let gradients = gradients.named(&format!("gradients, bucket {index}"));
+        let own = match shares {
+            1 => bucket.range.clone(),
+            _ => bucket.slice(rank, shares),
+        };
+        let own = own.start - bucket.range.start..own.end - bucket.range.start;
+        let sum = Reduced::new(gradients, own, dtype, rank, along.as_ref())?;
+        Ok(Arc::new(sum))
+    };
+    let sums = buckets.iter().enumerate().map(sum);
+    let sums = sums.collect::<Result<Vec<_>>>()?;
+    let mut jobs: Vec<Job> = sums.iter().cloned().map(Job::Sum).collect();
+    let mut gather = |arena: &Tensor, name: &str| -> Result<()> {
+        for (index, bucket) in buckets.iter().enumerate() {
+            let part = arena.slice(bucket.range.clone())?;
+            jobs.push(Job::Gather(part.named(&format!("{name}, bucket {index}"))));
+        }
+        Ok(())
+    };
+    if shares > 1 {
+        gather(params.read_arena(), "values")?;
+        if params.dtype() != params.master_dtype() {
+            gather(params.values(), "masters")?;
+        }
+    }
+    let rank = group.rank();
+    let kept = options.kept_by(rank, shares);
+    for (bucket, from) in buckets.iter().filter_map(|it| Some((it, kept?))) {
+        let slice = |of: usize| params.gradients().slice(bucket.slice(of, shares));
+        jobs.push(Job::Copy(Copies {
+            own: slice(rank)?,
+            kept: slice(from)?,
+            from,
+            to: (rank + options.keeper) % shares,
+            // In a ring of ranks that all send first, none would receive.
+            sends_first: (rank / options.keeper).is_multiple_of(2),
+        }));
+    }
+    Ok((sums, jobs))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of five shards, rank 1 of 2 has three: it keeps one sum, gives two, and gets one of rank 0.
+    #[test]
+    fn partial_sums_are_what_a_rank_keeps_gives_in_bf16_and_gets_on_a_gpu() {
+        let bytes = |dtype, device| {
+            let options = ReducerOptions {
+                dtype,
+                shards: Some(5),
+                ..ReducerOptions::default()
+            };
+            options.partial_sum_bytes((1, 2, device), 1000, 640)
+        };
+        let (kept, given, slice) = (4 * 1000, 2 * 2 * 1000, 320);
+        assert_eq!(bytes(DType::F32, Device::Cpu), kept);
+        assert_eq!(bytes(DType::F32, Device::Cuda(0)), kept + 4 * slice);
+        assert_eq!(
+            bytes(DType::BF16, Device::Cuda(0)),
+            kept + given + 2 * slice
+        );
+    }
+}

@@ -1,0 +1,332 @@
+//! How a bucket of gradients is summed: over the ranks, in one call, or over the shards of the
+//! batch along their tree (`ddp_comm::SumTree`), whose additions have the same operands on any
+//! number of ranks.
+//!
+//! After the backward of a shard, a rank adds its gradients to the partial sums that it has kept,
+//! as far as the tree allows within its range (`close`). After the last shard it gives what is left
+//! to the owners of the slices, which make the remaining additions. In host memory ddp-comm does
+//! that. On a GPU each slice is sent to its owner, added there, and sent to all (`exchange`); all
+//! of it can be captured.
+//!
+//! If bf16 travels, every shard's gradients and every sum are rounded to bf16, so that it does not
+//! matter which of them travel.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use ddp_comm::{Group, Reduce, SumTree};
+use ddp_kernels::stream::Stream;
+use ddp_kernels::{DType, Device, Tensor, ops};
+
+use crate::error::Result;
+use crate::faults::{self, FaultPoint};
+
+/// Slices begin at multiples of so many elements.
+const GRAIN: usize = 64;
+/// The most messages that start together: `Group::grouped`.
+const MESSAGES_MAX: usize = 64;
+
+/// How many elements arrive on a GPU for a bucket of so many: a slice of each partial sum.
+pub(super) fn received(tree: &SumTree, rank: usize, elements: usize) -> usize {
+    let slice = slice(elements, 0, tree.ranks()).len().max(GRAIN);
+    slice * (tree.order().len() - tree.given_by(rank))
+}
+
+/// The elements of a bucket of so many that `rank` adds.
+fn slice(count: usize, rank: usize, ranks: usize) -> Range<usize> {
+    if count.is_multiple_of(ranks * GRAIN) {
+        return rank * count / ranks..(rank + 1) * count / ranks;
+    }
+    let grains = count.div_ceil(GRAIN);
+    // The first slice is the longest.
+    let edge = |rank: usize| ((grains * rank).div_ceil(ranks) * GRAIN).min(count);
+    edge(rank)..edge(rank + 1)
+}
+
+/// A bucket of gradients. Letters: E elements of the bucket, O that this rank gets the sums of.
+#[derive(Debug)]
+pub(super) struct Reduced {
+    /// f32 (E).
+    pub(super) gradients: Tensor,
+    /// f32 (O), a part of `gradients`. The rest is left unspecified.
+    own: Tensor,
+    /// (E), what travels: the gradients, or their copy in another dtype.
+    pub(super) travels: Tensor,
+    /// (O), a part of that.
+    own_travels: Tensor,
+    /// If the sum is one over the shards of the batch.
+    pub(super) along: Option<AlongTree>,
+}
+
+impl Reduced {
+    /// This rank gets the sums of the elements in `own`. `dtype` is what travels. With a tree of
+    /// shards, and memory for what arrives, sums are made along that.
+    pub(super) fn new(
+        gradients: Tensor,
+        own: Range<usize>,
+        dtype: DType,
+        rank: usize,
+        along: Option<&(Arc<SumTree>, Tensor)>,
+    ) -> Result<Reduced> {
+        let travels = match dtype == gradients.dtype() {
+            true => gradients.clone(),
+            false => {
+                let name = gradients.name().unwrap_or("gradients");
+                Tensor::empty(&[gradients.count()], dtype, gradients.device())?.named(name)
+            }
+        };
+        let along = along
+            .map(|(tree, received)| AlongTree::new(tree, rank, [&gradients, &travels], received));
+        Ok(Reduced {
+            own: gradients.slice(own.clone())?,
+            own_travels: travels.slice(own)?,
+            along: along.transpose()?,
+            gradients,
+            travels,
+        })
+    }
+
+    /// Whether each rank gets only its slice.
+    pub(super) fn scatters(&self) -> bool {
+        self.own.count() < self.gradients.count()
+    }
+
+    /// Whether another tensor travels.
+    fn is_narrow(&self) -> bool {
+        self.travels.dtype() != self.gradients.dtype()
+    }
+
+    /// Bytes that this rank gives in a step.
+    pub(super) fn given_bytes(&self) -> usize {
+        let of_tree = self.along.as_ref().map(AlongTree::given_bytes);
+        of_tree.unwrap_or(self.travels.bytes())
+    }
+
+    /// Copies the gradients to what travels.
+    fn pack(&self, stream: &Stream) -> Result<()> {
+        match self.is_narrow() {
+            true => Ok(stream.scope(|| ops::cast_into(&self.travels, &self.gradients))?),
+            false => Ok(()),
+        }
+    }
+
+    /// Copies the sums to the gradients.
+    fn unpack(&self, stream: &Stream) -> Result<()> {
+        match self.is_narrow() {
+            true => Ok(stream.scope(|| ops::cast_into(&self.own, &self.own_travels))?),
+            false => Ok(()),
+        }
+    }
+
+    /// The sum with other ranks' gradients, and those of the `small` tensors: NCCL runs such calls
+    /// in one launch.
+    pub(super) fn sum(&self, group: &Group, small: &[Tensor], stream: &Stream) -> Result<()> {
+        faults::at(FaultPoint::Reduction)?;
+        faults::flip(&self.gradients)?;
+        let sum = |tensor: &Tensor| group.all_reduce(tensor, Reduce::Sum, stream);
+        if let Some(along) = &self.along {
+            small.iter().try_for_each(sum)?;
+            return self.sum_along(along, group, stream);
+        }
+        self.pack(stream)?;
+        group.grouped(|| {
+            match self.scatters() {
+                true => group.reduce_scatter(&self.travels, Reduce::Sum, stream)?,
+                false => sum(&self.travels)?,
+            }
+            small.iter().try_for_each(sum)
+        })?;
+        self.unpack(stream)
+    }
+
+    /// Adds the gradients of shard `index` of this rank, from 0, to the partial sums.
+    pub(super) fn close(&self, along: &AlongTree, index: usize) -> Result<()> {
+        let before = along.additions[..index].iter();
+        let left = before.fold(0, |left, additions| left + 1 - additions);
+        let (additions, is_last) = (along.additions[index], index + 1 == along.additions.len());
+        self.round(&self.gradients)?;
+        for number in 0..additions {
+            let kept = &along.kept[left - 1 - number];
+            // The last sum stays where it is kept, unless it is about to be given.
+            let stays = !is_last && number + 1 == additions;
+            let [sum, added] = match stays {
+                true => [kept, &self.gradients],
+                false => [&self.gradients, kept],
+            };
+            ops::axpy(sum, 1.0, added)?;
+            self.round(sum)?;
+        }
+        if additions == 0 && !is_last {
+            along.kept[left].copy_from(&self.gradients)?;
+        }
+        Ok(())
+    }
+
+    /// Rounds to what travels.
+    fn round(&self, sum: &Tensor) -> Result<()> {
+        if sum.dtype() != self.travels.dtype() {
+            ops::cast_into(&self.travels, sum)?;
+            ops::cast_into(sum, &self.travels)?;
+        }
+        Ok(())
+    }
+
+    /// Closes the last shard, and completes the sum with the other ranks.
+    fn sum_along(&self, along: &AlongTree, group: &Group, stream: &Stream) -> Result<()> {
+        stream.scope(|| self.close(along, along.additions.len() - 1))?;
+        if group.size() == 1 {
+            return Ok(());
+        }
+        if self.is_narrow() {
+            let mut given = along.given[..along.given.len() - 1].iter().zip(&along.kept);
+            stream.scope(|| given.try_for_each(|(given, kept)| ops::cast_into(given, kept)))?;
+        }
+        self.pack(stream)?;
+        let (travels, scatters) = (&self.travels, self.scatters());
+        match travels.device() {
+            Device::Cpu => group.sum_along(travels, &along.rows, &along.tree, scatters, stream)?,
+            _ => along.exchange(group, travels, scatters, stream)?,
+        }
+        self.unpack(stream)
+    }
+}
+
+/// The partial sums of a bucket. Letters: E elements of the bucket, K partial sums that are kept, G
+/// that are given.
+#[derive(Debug)]
+pub(super) struct AlongTree {
+    tree: Arc<SumTree>,
+    rank: usize,
+    /// f32 (E) each, K of them: the partial sums so far, in order.
+    kept: Vec<Tensor>,
+    /// (E) each, G of them: what travels. The last is that of the bucket, the others are `rows`.
+    given: Vec<Tensor>,
+    /// ((G - 1) · E): kept ones, if f32 travels.
+    rows: Tensor,
+    /// What arrives on a GPU, which all buckets share: they are summed one at a time.
+    received: Tensor,
+    /// By shard of this rank: how many additions follow it.
+    additions: Vec<usize>,
+}
+
+impl AlongTree {
+    /// For the sum of `gradients`, of which `travels` is what travels of the last partial sum.
+    pub(super) fn new(
+        tree: &Arc<SumTree>,
+        rank: usize,
+        [gradients, travels]: [&Tensor; 2],
+        received: &Tensor,
+    ) -> Result<AlongTree> {
+        let (count, before_last) = (gradients.count(), tree.given_by(rank) - 1);
+        let rows_of = |rows: usize, like: &Tensor| -> Result<Tensor> {
+            let all = Tensor::empty(&[rows * count], like.dtype(), like.device())?;
+            Ok(all.named("partial sums of gradients"))
+        };
+        let all_kept = rows_of(tree.kept_by(rank), gradients)?;
+        let rows = match gradients.dtype() == travels.dtype() {
+            true => all_kept.slice(0..before_last * count)?,
+            false => rows_of(before_last, travels)?,
+        };
+        let each = |all: &Tensor| -> Result<Vec<Tensor>> {
+            let starts = (0..all.count()).step_by(count);
+            Ok(starts
+                .map(|start| all.slice(start..start + count))
+                .collect::<Result<_, _>>()?)
+        };
+        let given = [each(&rows)?, vec![travels.clone()]].concat();
+        Ok(AlongTree {
+            tree: Arc::clone(tree),
+            rank,
+            kept: each(&all_kept)?,
+            given,
+            rows,
+            received: received.clone(),
+            additions: tree.additions(rank),
+        })
+    }
+}
+
+impl AlongTree {
+    /// Bytes that this rank gives in a step.
+    pub(super) fn given_bytes(&self) -> usize {
+        self.given.iter().map(Tensor::bytes).sum()
+    }
+
+    /// On GPUs: `last`, what this rank gives last, becomes the sum or, if it `scatters`, this
+    /// rank's slice of it. Ranks at the same distance exchange at the same time.
+    fn exchange(
+        &self,
+        group: &Group,
+        last: &Tensor,
+        scatters: bool,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (order, me) = (self.tree.order(), self.rank);
+        let slice = |rank: usize| slice(last.count(), rank, group.size());
+        let mine = slice(me);
+        // Partial sums of others arrive in the order of the tree.
+        let theirs = |rank: usize, row: usize| {
+            let before = order
+                .iter()
+                .filter(|part| part.rank < rank && part.rank != me);
+            let start = (before.count() + row) * mine.len();
+            self.received.slice(start..start + mine.len())
+        };
+        let most = order.iter().map(|part| part.row + 1).max().unwrap_or(1);
+        self.by_distance(group, most, &|to, from| {
+            for given in &self.given {
+                group.send(&given.slice(slice(to))?, to, stream)?;
+            }
+            for row in 0..self.tree.given_by(from) {
+                group.receive(&theirs(from, row)?, from, stream)?;
+            }
+            Ok(())
+        })?;
+        stream.scope(|| -> Result<()> {
+            let mut left: Vec<Tensor> = Vec::new();
+            for part in order {
+                let mut sum = match part.rank == me {
+                    true => self.given[part.row].slice(mine.clone())?,
+                    false => theirs(part.rank, part.row)?,
+                };
+                for _ in 0..part.additions {
+                    let before = left.pop().expect("the tree adds what is left");
+                    ops::axpy(&before, 1.0, &sum)?;
+                    sum = before;
+                }
+                left.push(sum);
+            }
+            let (sum, target) = (left.remove(0), last.slice(mine.clone())?);
+            match sum.shares_memory_with(&target) {
+                true => Ok(()),
+                false => Ok(target.copy_from(&sum)?),
+            }
+        })?;
+        if scatters {
+            return Ok(());
+        }
+        self.by_distance(group, 1, &|to, from| {
+            group.send(&last.slice(mine.clone())?, to, stream)?;
+            group.receive(&last.slice(slice(from))?, from, stream)
+        })
+    }
+
+    /// Calls `exchange` with every other rank to send to and to receive from: at most `each`
+    /// messages each way, as many of them at a time as may start together.
+    fn by_distance(
+        &self,
+        group: &Group,
+        each: usize,
+        exchange: &dyn Fn(usize, usize) -> ddp_comm::Result<()>,
+    ) -> Result<()> {
+        let (ranks, me) = (group.size(), self.rank);
+        let distances: Vec<usize> = (1..ranks).collect();
+        for distances in distances.chunks((MESSAGES_MAX / (2 * each)).max(1)) {
+            group.grouped(|| {
+                let mut distances = distances.iter();
+                distances.try_for_each(|at| exchange((me + at) % ranks, (me + ranks - at) % ranks))
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,13 @@
+//! The settings that messages of a run name.
+
+pub use ddp_data::setting::{BATCH_SIZE, DATA, DROP_LAST, LABELS, MODEL, OUT};
+
+ddp_kernels::setting_names! {
+    STEPS "steps" EPOCHS "epochs" BATCH_TOKENS "batch-tokens" OPTIMIZER "optimizer" LR "lr"
+    MIN_LR "min-lr" SCHEDULE "schedule" WARMUP_STEPS "warmup-steps" MOMENTUM "momentum"
+    NESTEROV "nesterov" GRAD_CLIP "grad-clip" GROUP "group" FREEZE "freeze" DROPOUT "dropout"
+    LABEL_SMOOTHING "label-smoothing" CLASS_WEIGHTS "class-weights" DEVICE "device" GRAPH "graph"
+    DEVICES_PER_RANK "devices-per-rank" SAME_BITS "same-bits" ZERO "zero" PRODUCTS "products"
+    RESUME "resume" OVERRIDE "override" INIT_FROM "init-from" CONFIG "config" SAMPLE "sample" MIN_RANKS "min-ranks"
+    TRACE "trace" POSITION "position" NORM "norm" MLP "mlp" BIAS "bias"
+}

@@ -1,0 +1,338 @@
+//! Slices that survive the loss of a rank.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use ddp_comm::World;
+use ddp_kernels::ops::Activation;
+use ddp_nn::Mse;
+use ddp_nn::models::Mlp;
+use ddp_nn::optim::Rule;
+use proptest::prelude::*;
+
+use super::*;
+use crate::reducer::plan::BucketSizes;
+
+/// The most ranks of these tests.
+const RANKS_MAX: usize = 5;
+
+fn step_options() -> StepOptions {
+    let reducer = ReducerOptions {
+        sizes: Some(BucketSizes::of_bytes(20_000)),
+        zero: true,
+        updates_alone: true,
+        keeper: 1,
+        ..ReducerOptions::default()
+    };
+    StepOptions {
+        reducer,
+        ..StepOptions::default()
+    }
+}
+
+/// A small model whose slices survive the loss of a rank of `world`.
+pub(crate) fn sliced(world: &World, rule: Rule) -> Step {
+    let (options, group) = (step_options(), world.group("gradients").unwrap());
+    let mlp = Mlp {
+        hidden: vec![70, 60, 30],
+        outputs: 4,
+        activation: Activation::Relu,
+        dropout: 0.0,
+    };
+    let shares = options.reducer.shares(RANKS_MAX);
+    let layers = Box::new(mlp.layers());
+    let frozen = |name: &str| name.starts_with("2.");
+    let model = Model::with_shares(layers, &[6], DType::F32, Device::Cpu, 3, &frozen, shares);
+    let model = model.unwrap();
+    let ranges = Cut::of(0, [group.rank(), group.size()], options.reducer)
+        .ranges(&model.params, options.reducer);
+    let [owned, kept] = &ranges;
+    let optimizer = Optimizer::of_groups(rule, &[], &model.params, [owned, kept]).unwrap();
+    let part = Part {
+        model,
+        optimizer,
+        group,
+    };
+    Step::of_agreeing(vec![part], Box::new(Mse), &options).unwrap()
+}
+
+impl Step {
+    /// Prepares an update with all ranks, with gradients that are all `number`.
+    pub(crate) fn prepare_for_test(&mut self, number: f64, rows: u64) {
+        let stage = &self.stages()[0];
+        ops::fill_into(stage.model.params.gradients(), number).unwrap();
+        ops::fill_into(stage.clip.out(), 1.0).unwrap();
+        ops::fill_into(stage.optimizer.numbers(), 0.01).unwrap();
+        prepare_update(&mut self.model, &mut self.update, rows).unwrap();
+    }
+
+    /// Values, then moments of all slices that this rank has.
+    pub(crate) fn numbers_for_test(&self) -> Vec<Vec<f32>> {
+        let stage = &self.stages()[0];
+        let moments = stage.optimizer.all_moments().map(|(_, moment)| moment);
+        let all = [stage.model.params.values()].into_iter().chain(moments);
+        all.map(|tensor| tensor.to_vec().unwrap()).collect()
+    }
+
+    /// The elements that this rank has, and whether it owns them.
+    fn ranges(&self) -> Vec<Range<usize>> {
+        let stage = &self.stages()[0];
+        let options = step_options().reducer;
+        let ranges = self.cut().unwrap().ranges(&stage.model.params, options);
+        ranges.concat()
+    }
+}
+
+/// The value of an element, and its moments.
+fn value(element: usize) -> f32 {
+    0.5 + element as f32
+}
+
+fn moment(element: usize, which: usize) -> f32 {
+    0.25 - element as f32 + 100_000.0 * which as f32
+}
+
+/// The trained elements of ranges, without padding.
+fn trained(step: &Step, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
+    let params = step.stages()[0].model.params.list().iter();
+    let trained: Vec<_> = params.filter(|p| p.is_trained()).collect();
+    let part = |of: &Range<usize>, p: &Range<usize>| of.start.max(p.start)..of.end.min(p.end);
+    let parts = ranges
+        .iter()
+        .flat_map(|range| trained.iter().map(move |p| part(range, &p.range)));
+    parts.filter(|part| !part.is_empty()).collect()
+}
+
+/// Fills what this rank has with numbers that follow from the element, and all else with -1.
+fn fill(step: &Step) {
+    let stage = &step.stages()[0];
+    let params = &stage.model.params;
+    for tensor in stage.optimizer.all_moments().map(|(_, moment)| moment) {
+        ops::fill_into(tensor, -1.0).unwrap();
+    }
+    ops::fill_into(params.trained_values(), -1.0).unwrap();
+    for part in trained(step, &step.ranges()) {
+        let numbers: Vec<f32> = part.clone().map(value).collect();
+        let of = |numbers: &[f32]| Tensor::from_slice(numbers, &[part.len()], Device::Cpu).unwrap();
+        let values = params.trained_values().slice(part.clone()).unwrap();
+        values.copy_from(&of(&numbers)).unwrap();
+        let moments = stage.optimizer.moments_of(params, &part).unwrap();
+        for (which, tensor) in moments.iter().enumerate() {
+            let numbers: Vec<f32> = part.clone().map(|it| moment(it, which)).collect();
+            tensor.copy_from(&of(&numbers)).unwrap();
+        }
+    }
+}
+
+fn check(step: &Step) {
+    let stage = &step.stages()[0];
+    let params = &stage.model.params;
+    let values = params.trained_values().to_vec::<f32>().unwrap();
+    for part in trained(step, std::slice::from_ref(&(0..values.len()))) {
+        for element in part {
+            assert_eq!(values[element], value(element), "element {element}");
+        }
+    }
+    for part in trained(step, &step.ranges()) {
+        let moments = stage.optimizer.moments_of(params, &part).unwrap();
+        assert!(!moments.is_empty());
+        for (which, tensor) in moments.iter().enumerate() {
+            let numbers = tensor.to_vec::<f32>().unwrap();
+            let expected: Vec<f32> = part.clone().map(|it| moment(it, which)).collect();
+            assert_eq!(numbers, expected, "moment {which} of {part:?}");
+        }
+    }
+}
+
+/// `ranks` ranks lose some, and others join them. Each then has its slices of the new cut.
+fn cut_anew(rule: Rule, ranks: usize, lost: &[usize], joined: usize) {
+    let timeout = Duration::from_secs(60);
+    let left: Vec<usize> = (0..ranks).filter(|rank| !lost.contains(rank)).collect();
+    let size = left.len() + joined;
+    let mut now: Vec<_> = World::threads(size, Some(1), timeout).unwrap();
+    let mut before: Vec<_> = World::threads(ranks, Some(2), timeout)
+        .unwrap()
+        .into_iter()
+        .map(Some)
+        .collect();
+    let run = |before: Option<World>, now: Option<World>| {
+        let mut held = None;
+        let mut step = before.map(|before| {
+            let mut step = sliced(&before, rule);
+            step.can_have_slices(1);
+            step.take_slices();
+            fill(&step);
+            held = step.cut();
+            step
+        });
+        let Some(now) = now else {
+            return;
+        };
+        let step = match &mut step {
+            Some(step) => {
+                let group = now.group("gradients").unwrap();
+                step.regroup(vec![group], &step_options()).unwrap();
+                step
+            }
+            None => step.insert(sliced(&now, rule)),
+        };
+        let main = now.group("main").unwrap();
+        let cuts = crate::exchange::gather(&now, &held).unwrap();
+        assert!(Cut::are_whole(&cuts));
+        step.cut_anew(&main, &cuts).unwrap();
+        step.can_have_slices(2);
+        assert_eq!(step.cut(), held, "not before all have theirs");
+        step.take_slices();
+        check(step);
+    };
+    std::thread::scope(|scope| {
+        for world in now.drain(left.len()..) {
+            scope.spawn(|| run(None, Some(world)));
+        }
+        for (rank, now) in left.iter().zip(now) {
+            let before = before[*rank].take();
+            scope.spawn(|| run(before, Some(now)));
+        }
+        for before in before {
+            scope.spawn(|| run(before, None));
+        }
+    });
+}
+
+#[test]
+fn slices_are_cut_anew_for_any_number_of_ranks() {
+    for rule in [Rule::adamw(), Rule::sgd(0.9), Rule::muon()] {
+        for (ranks, lost, joined) in [
+            (2, &[1][..], 0),
+            (1, &[], 1),
+            (1, &[], 4),
+            (3, &[0], 0),
+            (3, &[], 0),
+            (5, &[1, 3], 0),
+            (4, &[0, 2], 3),
+            (5, &[4], 1),
+        ] {
+            cut_anew(rule, ranks, lost, joined);
+        }
+    }
+}
+
+#[test]
+fn an_update_is_completed_or_undone_without_the_others() {
+    for rule in [Rule::adamw(), Rule::sgd(0.9), Rule::muon()] {
+        let worlds = World::threads(3, Some(3), Duration::from_secs(60)).unwrap();
+        let run = |world: World| {
+            let mut step = sliced(&world, rule);
+            step.can_have_slices(1);
+            step.take_slices();
+            for number in [0.5, 0.25] {
+                step.prepare_for_test(number, 8);
+                step.complete_update().unwrap();
+            }
+            let before = step.numbers_for_test();
+            step.prepare_for_test(2.0, 8);
+            assert_eq!(step.can_do().unwrap().0, Some(8));
+            step.undo().unwrap();
+            assert!(step.can_do().is_none() && step.numbers_for_test() == before);
+            // Nothing is undone that has not begun.
+            step.undo().unwrap();
+            assert!(step.numbers_for_test() == before);
+            step.prepare_for_test(2.0, 8);
+            step.complete_update().unwrap();
+            let after = step.numbers_for_test();
+            assert!(after.iter().zip(&before).all(|(new, old)| new != old));
+            step.undo().unwrap();
+            assert!(step.numbers_for_test() == after);
+            // Owner and keeper have the same: all that a rank has is what it gets from the others.
+            let cuts = crate::exchange::gather(&world, &step.cut()).unwrap();
+            let moments = |step: &Step| {
+                let (stage, all) = (&step.stages()[0], step.ranges());
+                let of = |part: &Range<usize>| {
+                    let moments = stage.optimizer.moments_of(&stage.model.params, part);
+                    let numbers = moments.unwrap().into_iter().map(|it| it.to_vec().unwrap());
+                    numbers.collect::<Vec<Vec<f32>>>()
+                };
+                all.iter().map(of).collect::<Vec<_>>()
+            };
+            let own = moments(&step);
+
+            let main = world.group("main").unwrap();
+            // Each rank in turn has nothing itself, and gets all from owners and keepers.
+            for rank in 0..3 {
+                let mut held = cuts.clone();
+                held[rank] = None;
+                step.cut_anew(&main, &held).unwrap();
+                step.can_have_slices(1);
+                step.take_slices();
+                assert!(moments(&step) == own, "rank {rank}");
+            }
+        };
+        std::thread::scope(|scope| {
+            worlds
+                .into_iter()
+                .for_each(|it| _ = scope.spawn(|| run(it)))
+        });
+    }
+}
+
+proptest! {
+    #[test]
+    fn each_element_is_moved_once_from_a_rank_that_has_it(
+        cuts in prop::collection::vec(prop::collection::vec((0usize..40, 1usize..9), 0..5), 1..5),
+        wanted in prop::collection::vec(prop::collection::vec((0usize..40, 1usize..9), 0..5), 1..5),
+    ) {
+        let ranges = |all: Vec<Vec<(usize, usize)>>| -> Vec<Vec<Range<usize>>> {
+            let of = |(start, length)| start..start + length;
+            all.into_iter().map(|one| one.into_iter().map(of).collect()).collect()
+        };
+        let (held, wanted) = (ranges(cuts), ranges(wanted));
+        let has = |ranges: &[Range<usize>], at| ranges.iter().any(|range| range.contains(&at));
+        let moves = crate::reducer::moves(&held, &wanted);
+        for (to, ranges) in wanted.iter().enumerate() {
+            for at in 0..50 {
+                let to_it = moves.iter().filter(|it| it.to == to && it.range.contains(&at));
+                let from: Vec<usize> = to_it.map(|it| it.from).collect();
+                let is_held = held.iter().any(|ranges| has(ranges, at));
+                prop_assert_eq!(from.len(), usize::from(has(ranges, at) && is_held));
+                for from in from {
+                    prop_assert!(has(&held[from], at));
+                    let itself = held.get(to).is_some_and(|ranges| has(ranges, at));
+                    prop_assert!(!itself || from == to);
+                }
+            }
+        }
+        for it in moves {
+            let within = |ranges: &[Range<usize>]| {
+                ranges.iter().any(|of| of.start <= it.range.start && it.range.end <= of.end)
+            };
+            prop_assert!(within(&held[it.from]) && within(&wanted[it.to]));
+        }
+    }
+}
+
+#[test]
+fn each_slice_has_one_owner_and_one_keeper_elsewhere() {
+    for ranks in 3..9 {
+        for keeper in 1..ranks {
+            let options = ReducerOptions {
+                keeper,
+                ..step_options().reducer
+            };
+            let all: Vec<_> = (0..ranks)
+                .map(|rank| Some(Cut::of(1, [rank, ranks], options)))
+                .collect();
+            for lost in 0..ranks {
+                let keeper = (lost + keeper) % ranks;
+                assert_eq!(all[keeper].unwrap().keeps, Some(lost));
+                let mut left = all.clone();
+                left[lost] = None;
+                assert!(Cut::are_whole(&left));
+                left[keeper] = None;
+                assert!(!Cut::are_whole(&left));
+            }
+        }
+    }
+    assert!(Cut::are_whole(&[None, None]), "no rank has a run");
+    let alone = Cut::of(1, [0, 1], step_options().reducer);
+    assert!(alone.keeps.is_none() && Cut::are_whole(&[Some(alone), None]));
+}

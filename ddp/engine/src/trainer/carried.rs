@@ -1,0 +1,683 @@
+//! What a rank carries from one world of ranks to the next, and how ranks agree where they
+//! continue.
+//!
+//! After the loss of a rank, or when one comes, the ranks meet in a new world. All that they share
+//! is made anew. Each says which step it has completed, and those that are behind, or new, get
+//! weights, moments and counts from the first rank that is furthest. Without ZeRO-1 an update is
+//! local and follows the last collective of its step, so a rank is at most one step behind, and
+//! never within an update. Under ZeRO-1 a rank that is behind completes its update itself, and
+//! slices are cut anew (`reducer/cut.rs`). A GPU may have been given steps that it does not
+//! complete: what it has counted is what was taken. Nothing is read from disk.
+
+use std::ops::Range;
+use std::path::Path;
+use std::time::Instant;
+
+use ddp_comm::{Change, Group, LostRank, World};
+use ddp_data::Data;
+use ddp_data::sampler::Sampler;
+use ddp_kernels::matmuls::Algorithms;
+use ddp_kernels::stream::Stream;
+use ddp_kernels::{Device, Error as TensorError};
+use serde::{Deserialize, Serialize};
+
+use super::totals::Totals;
+use crate::audit::Workload;
+use crate::checkpoint::{self, Best};
+use crate::error::{Error, Result};
+use crate::exchange;
+use crate::faults::{self, FaultPoint};
+use crate::record::{self, Event, LostEvent, RanksEvent, Record};
+use crate::reducer::Cut;
+use crate::setting::{DEVICES_PER_RANK, MIN_RANKS, ZERO};
+use crate::step::{Stage, Stats, Step};
+
+/// What a rank carries.
+#[derive(Default)]
+pub(super) struct Carried {
+    /// Once they are open.
+    pub(super) data: Option<Data>,
+    /// Once its step has its first weights. A trainer takes it while it trains.
+    pub(super) kept: Option<Kept>,
+    /// On rank 0, once it is open.
+    pub(super) record: Option<Record>,
+    /// After which step ranks last met although none was lost or came.
+    stalled: Option<u64>,
+    /// When it noticed that the ranks have to meet again.
+    pub(super) noticed: Option<Instant>,
+}
+
+/// A run, on one rank.
+pub(super) struct Kept {
+    pub(super) step: Step,
+    pub(super) totals: Totals,
+    pub(super) workload: Workload,
+    /// The step of the last checkpoint; 0 for none.
+    pub(super) saved: u64,
+    /// The fingerprint of the held-out rows that `totals.best` was determined on.
+    pub(super) held_out: Option<String>,
+    /// In a job that continues without lost ranks: the last logged step, and its line.
+    pub(super) line: (u64, String),
+    /// The algorithms of matmuls, if they are timed.
+    pub(super) products: Option<Algorithms>,
+}
+
+/// The exit code of a job that ends because a rank was lost or hangs.
+pub(super) const EXIT_LOST: u8 = 77;
+
+/// The last step that was taken, logged, evaluated, saved.
+type Progress = [u64; 4];
+
+/// Under ZeRO-1: how many updates a rank has made, and its slices.
+type Version = (u64, Cut);
+
+/// The same for all ranks of a version; greater for a later one.
+fn number((steps, cut): &Version) -> [u64; 2] {
+    [*steps, cut.number]
+}
+
+/// The version that ranks continue with: the furthest that one has, or that all can have. By rank,
+/// what it has and what it can have.
+fn agreed(ranks: &[[Option<Version>; 2]]) -> Option<[u64; 2]> {
+    let has_run = |versions: &&[Option<Version>; 2]| versions.iter().any(Option::is_some);
+    let next: Vec<_> = ranks.iter().filter(has_run).map(|it| it[1]).collect();
+    let common = next.first()?.as_ref().map(number);
+    let is_common = next.iter().all(|it| it.as_ref().map(number) == common);
+    let cuts: Vec<_> = next.iter().map(|it| it.map(|(_, cut)| cut)).collect();
+    let made = ranks.iter().filter_map(|it| it[0].as_ref().map(number));
+    let common = common.filter(|_| is_common && Cut::are_whole(&cuts));
+    common.or(made.max())
+}
+
+/// What a rank gets that is behind, besides tensors.
+#[derive(Serialize, Deserialize)]
+struct Given {
+    progress: Progress,
+    samples: u64,
+    last_loss: Option<f64>,
+    evaluation: Option<[f64; 4]>,
+    best: Option<Best>,
+    last: Option<Best>,
+    optimizer_since: u64,
+    held_out: Option<String>,
+    line: (u64, String),
+    products: Option<Algorithms>,
+}
+
+/// Where the ranks of a new world stand. They all have the same.
+pub(super) struct Standings {
+    /// By rank; None without a run.
+    progress: Vec<Option<Progress>>,
+    /// By rank: its slices, under ZeRO-1.
+    cuts: Vec<Option<Cut>>,
+    /// Whether all have opened the data.
+    pub(super) have_data: bool,
+}
+
+impl Standings {
+    /// The first of the ranks that are furthest; None if no rank has a run.
+    pub(super) fn source(&self) -> Option<usize> {
+        let most = self.progress.iter().max()?;
+        let source = self.progress.iter().position(|it| it == most);
+        source.filter(|_| most.is_some())
+    }
+}
+
+impl Carried {
+    /// The devices of its run.
+    pub(super) fn devices(&self) -> Vec<Device> {
+        let stages = self.kept.iter().flat_map(|kept| kept.step.stages());
+        stages.map(Stage::device).collect()
+    }
+
+    /// Asks the ranks of a new world where they stand. None in the first one, where all begin.
+    pub(super) fn standings(&mut self, world: &World, zero: bool) -> Result<Option<Standings>> {
+        if world.rank() > 0 {
+            // A rank that was started before this one writes it now.
+            self.record = None;
+        }
+        if world.generation() < 2 {
+            return Ok(None);
+        }
+        if zero {
+            let mine = self.kept.as_ref().map_or([None; 2], Kept::versions);
+            let version = agreed(&exchange::gather(world, &mine)?);
+            // A rank that cannot come along has nothing that counts.
+            if let Some(kept) = &mut self.kept
+                && !version.map_or(Ok(false), |version| kept.come_to(version))?
+            {
+                self.kept = None;
+            }
+        }
+        let kept = self.kept.as_ref();
+        let progress = kept.map(|kept| (kept.progress(), kept.step.cut()));
+        let all = exchange::gather(world, &(progress, self.data.is_some()))?;
+        let have_data = all.iter().all(|(_, has_data)| *has_data);
+        let kept = || all.iter().map(|(kept, _)| kept);
+        let cuts: Vec<_> = kept().map(|it| it.and_then(|(_, cut)| cut)).collect();
+        let mut progress: Vec<_> = kept().map(|it| it.map(|(progress, _)| progress)).collect();
+        let most = progress.iter().max().copied().flatten();
+        self.check_stall(world, most.map_or(0, |[step, ..]| step))?;
+        if !Cut::are_whole(&cuts) {
+            if world.rank() == 0 {
+                tracing::warn!(
+                    "values and moments were lost with the ranks that had them, neighbours in \
+                     {ZERO} 1: the run continues from its last checkpoint"
+                );
+            }
+            // The run is opened again, and so is its record.
+            (self.kept, self.record) = (None, None);
+            progress.fill(None);
+        }
+        Ok(Some(Standings {
+            progress,
+            cuts,
+            have_data,
+        }))
+    }
+
+    /// Ends a job whose ranks have met twice after the same step although none was lost or came.
+    fn check_stall(&mut self, world: &World, step: u64) -> Result<()> {
+        let now = world.change();
+        let are_on_gpus = self.devices().iter().any(|it| it.is_accelerator());
+        if !are_on_gpus || !now.lost.is_empty() || !now.joined.is_empty() {
+            return Ok(());
+        }
+        if self.stalled.replace(step) != Some(step) {
+            return Ok(());
+        }
+        Err(Error::Remote {
+            rank: 0,
+            text: format!(
+                "step {} has failed twice in NCCL, with all ranks in it; help: NCCL_DEBUG=INFO \
+                 shows what NCCL does, nvidia-smi -q the GPUs",
+                step + 1
+            ),
+            exit_code: EXIT_LOST,
+        })
+    }
+}
+
+impl Kept {
+    pub(super) fn new(step: Step, totals: Totals, saved: u64) -> Kept {
+        Kept {
+            step,
+            totals,
+            workload: Workload::default(),
+            saved,
+            held_out: None,
+            line: Default::default(),
+            products: None,
+        }
+    }
+
+    /// Under ZeRO-1: what this rank has, and what it can have without the others.
+    fn versions(&self) -> [Option<Version>; 2] {
+        let steps = self.totals.steps;
+        let next = self.step.can_do();
+        let next = next.map(|(rows, cut)| (steps + u64::from(rows.is_some()), cut));
+        [self.step.cut().map(|cut| (steps, cut)), next]
+    }
+
+    /// Completes what ranks prepare together if that makes it what they have `agreed` on, or else
+    /// undoes it. Whether this rank then has that.
+    fn come_to(&mut self, agreed: [u64; 2]) -> Result<bool> {
+        let can_come = self.versions()[1].as_ref().map(number) == Some(agreed);
+        match self.step.can_do().filter(|_| can_come) {
+            None => self.step.undo()?,
+            Some((None, _)) => self.step.take_slices(),
+            Some((Some(rows), _)) => {
+                self.step.complete_update()?;
+                self.totals.count(rows);
+            }
+        }
+        Ok(self.versions()[0].as_ref().map(number) == Some(agreed))
+    }
+
+    /// Gives the ranks that are behind the state of rank `source`. This one's is replaced only when
+    /// all has arrived: if `source` is lost meanwhile, the ranks continue from what they have.
+    pub(super) fn level(
+        &mut self,
+        world: &World,
+        group: &Group,
+        standings: &Standings,
+        source: usize,
+    ) -> Result<()> {
+        // What ranks do together does not depend on what one of them did alone before.
+        self.totals.compared = None;
+        let most = &standings.progress[source];
+        if standings.cuts[source].is_some() {
+            self.step.cut_anew(group, &standings.cuts)?;
+            faults::at_step(FaultPoint::Slices, world.generation())?;
+        }
+        if standings.progress.iter().all(|it| it == most) {
+            return Ok(());
+        }
+        let unreadable = |error| Error::Internal(format!("the state of a rank: {error}"));
+        let is_behind = standings.progress[world.rank()] != *most;
+        let mut given = match world.rank() == source {
+            true => serde_json::to_vec(&self.given()).map_err(unreadable)?,
+            false => Vec::new(),
+        };
+        world.broadcast_bytes(&mut given, source)?;
+        let given = serde_json::from_slice(&given).map_err(unreadable)?;
+        self.step.share_state(group, source, is_behind)?;
+        if is_behind {
+            self.take(given);
+        }
+        Ok(())
+    }
+
+    /// Ends what it does, of which only complete steps count: a GPU may have been given more.
+    pub(super) fn halt(&mut self, sampler: &Sampler) -> Result<()> {
+        let Some(counted) = self.step.halt()? else {
+            return Ok(());
+        };
+        // It counts from the first step of this process on.
+        let totals = &mut self.totals;
+        let complete = counted.max(totals.began);
+        let rows = |steps: Range<u64>| -> u64 {
+            let places = steps.map(|step| sampler.at(step).positions);
+            places
+                .map(|positions| positions.end - positions.start)
+                .sum()
+        };
+        totals.samples -= rows(complete..totals.steps);
+        totals.samples += rows(totals.steps..complete);
+        totals.steps = complete;
+        Ok(())
+    }
+
+    fn progress(&self) -> Progress {
+        let totals = &self.totals;
+        [totals.steps, totals.logged, totals.evaluated, self.saved]
+    }
+
+    fn given(&self) -> Given {
+        let totals = &self.totals;
+        let numbers = |of: Stats| [of.loss_sum, of.weight_sum, of.correct, of.rows];
+        let is_finite = |numbers: &[f64; 4]| numbers.iter().all(|number| number.is_finite());
+        Given {
+            progress: self.progress(),
+            samples: totals.samples,
+            last_loss: totals.last_loss,
+            evaluation: totals.evaluation.map(numbers).filter(is_finite),
+            best: totals.best,
+            last: totals.last,
+            optimizer_since: self.step.stages()[0].optimizer().since(),
+            held_out: self.held_out.clone(),
+            line: self.line.clone(),
+            products: self.products.clone(),
+        }
+    }
+
+    fn take(&mut self, given: Given) {
+        let totals = &mut self.totals;
+        [totals.steps, totals.logged, totals.evaluated, self.saved] = given.progress;
+        (totals.began, totals.samples) = (totals.steps, given.samples);
+        totals.last_loss = given.last_loss;
+        let stats = |[loss_sum, weight_sum, correct, rows]: [f64; 4]| Stats {
+            loss_sum,
+            weight_sum,
+            correct,
+            rows,
+        };
+        totals.evaluation = given.evaluation.map(stats);
+        (totals.best, totals.last) = (given.best, given.last);
+        self.step.count_moments_from(given.optimizer_since);
+        (self.held_out, self.line) = (given.held_out, given.line);
+        self.products = given.products;
+    }
+
+    /// Completes the record for the steps so far, on rank 0, and says what has to be repeated, the
+    /// same on all ranks: whether a checkpoint was lost.
+    pub(super) fn complete_record(
+        &mut self,
+        record: Option<&mut Record>,
+        out: &Path,
+        world: &World,
+    ) -> Result<bool> {
+        let mut there = Vec::new();
+        if let Some(record) = record {
+            let (step, line) = &self.line;
+            if *step > 0 && *step == self.totals.steps {
+                record.write_step(*step, line)?;
+            }
+            let folder = |step| checkpoint::folder(out, step);
+            let step = self.saved;
+            let is_saved = step == 0 || folder(step).is_dir();
+            if step > 0 && is_saved {
+                let folder = folder(step);
+                let folder = &folder
+                    .strip_prefix(out)
+                    .unwrap_or(&folder)
+                    .to_string_lossy();
+                record.write(&Event::Checkpoint { step, folder })?;
+            }
+            let is_evaluated = record.has("eval", self.totals.steps);
+            there = [is_evaluated, is_saved].map(u8::from).to_vec();
+        }
+        world.broadcast_bytes(&mut there, 0)?;
+        let [is_evaluated, is_saved] = there[..] else {
+            return Err(Error::Internal("what rank 0 has written".into()));
+        };
+        if is_evaluated == 0 {
+            self.totals.evaluated = 0;
+        }
+        if is_saved == 0 {
+            self.saved = 0;
+        }
+        Ok(is_saved == 0)
+    }
+}
+
+/// Says on rank 0 with whom the run continues after step `step`, and since when it is known that
+/// it does not continue with all.
+pub(super) fn say_change(
+    record: &mut Record,
+    world: &World,
+    step: u64,
+    noticed: Option<Instant>,
+) -> Result<()> {
+    let Change { lost, joined } = world.change();
+    let lost_event = |it: LostRank| LostEvent {
+        rank: it.rank,
+        why: it.why,
+    };
+    let event = RanksEvent {
+        time_unix_s: record::unix_s(),
+        step,
+        generation: world.generation(),
+        ranks: world.size(),
+        lost: lost.into_iter().map(lost_event).collect(),
+        joined,
+        seconds: noticed.map_or(0.0, |noticed| noticed.elapsed().as_secs_f64()),
+    };
+    let text = format!("{event} after step {step}, {:.2} s later", event.seconds);
+    match event.lost.is_empty() {
+        true => tracing::info!("{text}"),
+        false => tracing::warn!("{text}"),
+    }
+    record.write(&Event::Ranks(event))
+}
+
+/// Whether the ranks of `world` continue after this error. If a GPU of this rank has failed, this
+/// ends the process, and the others continue.
+pub(super) fn continues_after(error: &Error, world: &World, devices: &[Device]) -> bool {
+    if !world.is_elastic() {
+        return false;
+    }
+    if let Error::Comm(error) = error
+        && (error.is_rank_lost() || matches!(error, ddp_comm::Error::Timeout { .. }))
+    {
+        return true;
+    }
+    // After a failure that stays, a GPU refuses any work.
+    let refuses = |device: &Device| Stream::current(*device)?.record().map(drop);
+    if devices.iter().any(|device| refuses(device).is_err()) {
+        world.leave(error);
+    }
+    if let Error::Comm(lost @ ddp_comm::Error::Nccl(_)) = error
+        && lost.exit_code() == EXIT_LOST
+    {
+        // NCCL missed another rank, or the network: if that lasts, the step does not end again.
+        return true;
+    }
+    // The end of calls that wait for a lost rank is an error for some of them.
+    let is_of_calls = match error {
+        Error::Tensor(error) | Error::Comm(ddp_comm::Error::Tensor(error)) => {
+            matches!(error, TensorError::Cuda(_) | TensorError::Capture(_))
+        }
+        Error::Comm(error) => {
+            matches!(error, ddp_comm::Error::Nccl(_) | ddp_comm::Error::Broken(_))
+        }
+        _ => false,
+    };
+    is_of_calls && world.ends_generation()
+}
+
+/// Refuses what does not survive the loss of a rank yet.
+pub(super) fn check(step: &Step, world: &World) -> Result<()> {
+    let refuse = |text: &str| Err(Error::Usage(format!("{MIN_RANKS}: {text}")));
+    if !world.is_elastic() {
+        return Ok(());
+    }
+    for stage in step.stages() {
+        let params = &stage.model().params;
+        let is_on_gpu = params.device().is_accelerator();
+        if is_on_gpu && stage.reducer().cut(0).is_some() {
+            return refuse(&format!(
+                "expected {ZERO} 0 on GPUs, where slices of lost ranks have no copy yet; help: \
+                 leave out one of the two"
+            ));
+        }
+        if is_on_gpu && step.stages().len() > 1 {
+            return refuse(&format!(
+                "expected {DEVICES_PER_RANK} 1 on GPUs, because the calls of several GPUs of a rank \
+                 do not end together; help: leave out one of the two"
+            ));
+        }
+        if params.buffers()?.is_some() {
+            return refuse(
+                "expected a model without buffers, because a step that is repeated would update \
+                 them twice; help: use layers without running statistics",
+            );
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ddp_kernels::{Device, Tensor, ops};
+    use ddp_nn::optim::Rule;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::step::tests::sliced;
+    use crate::trainer::setup;
+
+    fn standings(progress: &[Option<Progress>]) -> Standings {
+        Standings {
+            progress: progress.to_vec(),
+            cuts: vec![None; progress.len()],
+            have_data: true,
+        }
+    }
+
+    #[test]
+    fn the_first_rank_that_is_furthest_gives_its_state() {
+        let at = |step, logged| Some([step, logged, 0, 0]);
+        for (progress, source) in [
+            (&[None, None][..], None),
+            (&[None, at(0, 0)], Some(1)),
+            (&[at(6, 5), at(7, 5), at(7, 5)], Some(1)),
+            (&[at(6, 5), at(6, 6), None], Some(1)),
+            (&[at(6, 6), at(6, 6)], Some(0)),
+        ] {
+            assert_eq!(standings(progress).source(), source, "{progress:?}");
+        }
+    }
+
+    /// A run after `step` steps, with values and moments of which all elements are `number`.
+    fn kept(world: &World, step: u64, number: f64) -> Kept {
+        let options = Config {
+            data: "glyphs,rows=64,held-out=16".parse().unwrap(),
+            ..Config::default()
+        };
+        let data = setup::open(&options, world, None).unwrap();
+        let built = setup::step(&options, world, &data, &[Device::Cpu], None).unwrap();
+        let mut kept = Kept::new(built, Totals::new(None, true), step);
+        for tensor in state(&kept) {
+            ops::fill_into(&tensor, number).unwrap();
+        }
+        kept.totals.steps = step;
+        kept.totals.samples = 10 * step;
+        kept.line = (step, format!("line {step}"));
+        kept
+    }
+
+    fn state(kept: &Kept) -> Vec<Tensor> {
+        let stages = kept.step.stages().iter();
+        let of_stage = |stage: &crate::step::Stage| {
+            let moments = stage
+                .optimizer()
+                .moments()
+                .map(|(_, moment)| moment.clone());
+            moments
+                .chain([stage.model().params.values().clone()])
+                .collect::<Vec<_>>()
+        };
+        stages.flat_map(of_stage).collect()
+    }
+
+    #[test]
+    fn ranks_that_are_behind_or_new_get_the_state_of_the_one_that_is_furthest() {
+        let worlds = World::threads(4, Some(5), Duration::from_secs(60)).unwrap();
+        // Rank 3 is new.
+        let steps = [6, 7, 7, 0];
+        let progress = |step: u64| (step > 0).then_some([step, 0, 0, step]);
+        let standings = standings(&steps.map(progress));
+        let run = |world: World| {
+            let step = steps[world.rank()];
+            let mut kept = kept(&world, step, step as f64);
+            let group = world.group("main").unwrap();
+            kept.level(&world, &group, &standings, 1).unwrap();
+            for tensor in state(&kept) {
+                assert_eq!(tensor.to_vec::<f32>().unwrap(), vec![7.0; tensor.count()]);
+            }
+            assert_eq!(kept.progress(), [7, 0, 0, 7]);
+            assert_eq!((kept.totals.samples, &*kept.line.1), (70, "line 7"));
+        };
+        std::thread::scope(|scope| {
+            worlds
+                .into_iter()
+                .for_each(|world| _ = scope.spawn(|| run(world)));
+        });
+    }
+
+    #[test]
+    fn ranks_agree_on_what_one_has_or_all_can_have() {
+        let version = |steps, number, ranks, owns: usize| {
+            let keeps = (ranks > 1).then(|| (owns + ranks - 1) % ranks);
+            let cut = Cut {
+                number,
+                ranks,
+                owns,
+                keeps,
+            };
+            Some((steps, cut))
+        };
+        let v = version;
+        for (ranks, expected) in [
+            // None has a run.
+            (vec![[None, None], [None, None]], None),
+            // All have the same, one is new.
+            (
+                vec![[v(6, 1, 2, 0), None], [v(6, 1, 2, 1), None], [None, None]],
+                Some([6, 1]),
+            ),
+            // One has made the update, and the other can.
+            (
+                vec![[v(6, 1, 3, 0), v(7, 1, 3, 0)], [v(7, 1, 3, 2), None]],
+                Some([7, 1]),
+            ),
+            // One cannot.
+            (
+                vec![[v(6, 1, 3, 0), v(7, 1, 3, 0)], [v(6, 1, 3, 2), None]],
+                Some([6, 1]),
+            ),
+            // All can.
+            (
+                vec![
+                    [v(6, 1, 3, 0), v(7, 1, 3, 0)],
+                    [v(6, 1, 3, 2), v(7, 1, 3, 2)],
+                ],
+                Some([7, 1]),
+            ),
+            // One has its new slices for good, and the other can.
+            (
+                vec![[v(6, 1, 4, 1), v(6, 2, 3, 1)], [v(6, 2, 3, 2), None]],
+                Some([6, 2]),
+            ),
+            // Both can, and one of them is new.
+            (
+                vec![[v(6, 1, 4, 1), v(6, 2, 3, 1)], [None, v(6, 2, 3, 2)]],
+                Some([6, 2]),
+            ),
+            // Both can, but not all slices of the new cut are left.
+            (
+                vec![
+                    [v(6, 1, 2, 0), v(6, 2, 4, 0)],
+                    [v(6, 1, 2, 1), v(6, 2, 4, 1)],
+                ],
+                Some([6, 1]),
+            ),
+            // One can, and one that is new cannot.
+            (
+                vec![[v(6, 1, 1, 0), v(6, 2, 2, 0)], [None, None]],
+                Some([6, 2]),
+            ),
+        ] {
+            assert_eq!(agreed(&ranks), expected, "{ranks:?}");
+        }
+    }
+
+    #[test]
+    fn a_rank_completes_or_undoes_what_was_agreed() {
+        let worlds = World::threads(2, Some(4), Duration::from_secs(60)).unwrap();
+        let run = |world: World| {
+            let step = || {
+                let mut step = sliced(&world, Rule::muon());
+                step.can_have_slices(3);
+                let mut kept = Kept::new(step, Totals::new(None, true), 0);
+                kept.totals.steps = 6;
+                kept
+            };
+            let numbers = |kept: &Kept| kept.versions().map(|it| it.as_ref().map(number));
+            // Not before all ranks have their slices, or one knows that they do.
+            let mut kept = step();
+            assert_eq!(numbers(&kept), [None, Some([6, 3])]);
+            assert!(!kept.come_to([6, 2]).unwrap());
+            let mut kept = step();
+            assert!(kept.come_to([6, 3]).unwrap());
+            assert_eq!(numbers(&kept), [Some([6, 3]), None]);
+
+            // No rank has made the update.
+            let before = kept.step.numbers_for_test();
+            kept.step.prepare_for_test(0.5, 32);
+            assert!(kept.come_to([6, 3]).unwrap());
+            assert!(kept.step.numbers_for_test() == before);
+            assert_eq!((kept.totals.steps, kept.totals.samples), (6, 0));
+
+            // Another one has, or this one.
+            kept.step.prepare_for_test(0.5, 32);
+            assert_eq!(numbers(&kept), [Some([6, 3]), Some([7, 3])]);
+            assert!(kept.come_to([7, 3]).unwrap());
+            let after = kept.step.numbers_for_test();
+            assert!(after != before);
+            assert_eq!((kept.totals.steps, kept.totals.samples), (7, 32));
+            assert!(kept.come_to([7, 3]).unwrap() && kept.step.numbers_for_test() == after);
+
+            // Slices that some rank has already, and slices that none has.
+            kept.step.can_have_slices(4);
+            assert!(kept.come_to([7, 4]).unwrap());
+            kept.step.can_have_slices(5);
+            assert!(kept.come_to([7, 4]).unwrap());
+            assert_eq!(numbers(&kept), [Some([7, 4]), None]);
+            assert!(kept.step.numbers_for_test() == after);
+
+            // What this rank cannot make whole does not count.
+            assert!(!kept.come_to([8, 4]).unwrap());
+            kept.step.prepare_for_test(0.5, 32);
+            assert!(!kept.come_to([9, 4]).unwrap());
+        };
+        std::thread::scope(|scope| {
+            worlds
+                .into_iter()
+                .for_each(|it| _ = scope.spawn(|| run(it)))
+        });
+    }
+}
