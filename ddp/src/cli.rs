@@ -96,12 +96,10 @@ fn of_another_program(error: &clap::Error, words: &[OsString]) -> Option<String>
         _ => None,
     };
     let flag = text(ContextKind::InvalidArg)?.split(['=', ' ']).next()?;
+    let value = text(ContextKind::InvalidValue).unwrap_or_default();
     let (given, what) = match error.kind() {
         ErrorKind::UnknownArgument => (flag.to_string(), "flag"),
-        ErrorKind::InvalidValue => (
-            format!("{flag}={}", text(ContextKind::InvalidValue)?),
-            "value",
-        ),
+        ErrorKind::InvalidValue => (format!("{flag}={value}"), "value"),
         _ => return None,
     };
     let command = words.get(1)?.to_string_lossy();
@@ -117,13 +115,10 @@ fn of_variable(error: &clap::Error, words: &[OsString]) -> String {
     };
     let flag = argument.split([' ', '=', '[']).next().unwrap_or_default();
     let name = variable(flag.trim_start_matches('-'));
-    let is_given = words
-        .iter()
-        .any(|word| word.to_string_lossy().split('=').next() == Some(flag));
-    if is_given || std::env::var_os(&name).is_none() {
-        String::new()
-    } else {
-        format!("{name} in the environment: ")
+    let is_flag = |word: &OsString| word.to_string_lossy().split('=').next() == Some(flag);
+    match words.iter().any(is_flag) || std::env::var_os(&name).is_none() {
+        true => String::new(),
+        false => format!("{name} in the environment: "),
     }
 }
 
@@ -222,11 +217,9 @@ fn command() -> clap::Command {
     let About { name, version } = *about();
     let command = Cli::command().name(name).bin_name(name).version(version);
     let command = command.mut_args(short);
-    ["train", "resume"]
-        .into_iter()
-        .fold(command, |command, name| {
-            command.mut_subcommand(name, |command| command.mut_args(short))
-        })
+    let of_training = |command: clap::Command| command.mut_args(short);
+    let command = command.mut_subcommand("train", of_training);
+    command.mut_subcommand("resume", of_training)
 }
 
 /// The completion script for a shell.

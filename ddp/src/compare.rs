@@ -1,24 +1,27 @@
 //! `ddp-train compare A B`: at which step, and in which layer, two runs part, and what differs
-//! between them. It reads only their metrics logs.
+//! between them. It reads their metrics logs; with `--replay` it repeats steps of both.
 //!
-//! `part.rs` finds the first difference, `differences.rs` what the runs were started with, and
-//! `logged.rs` reads the logs.
+//! `part.rs` finds the first difference, `differences.rs` what the runs were started with,
+//! `logged.rs` reads the logs, and `replay.rs` finds the operation.
 
 mod differences;
 mod logged;
 mod part;
+mod replay;
 
 use std::fmt::Display;
 
 use ddp_comm::World;
 use serde_json::json;
 
-use self::differences::differences;
-use self::logged::Logged;
+use self::differences::{Difference, differences};
+use self::logged::{Logged, Steps};
 use self::part::{Parting, apart_text, common, parting};
+use self::replay::replay;
 use crate::cli::CompareFlags;
 use crate::error::{Error, Result};
 use crate::shown::shown;
+use crate::trainer::program_version;
 use crate::units::{plural, relative};
 
 /// Compares two runs, on rank 0. Runs that part are an error with exit code 1.
@@ -31,10 +34,10 @@ pub fn compare(
         return Ok(());
     }
     let (a, b) = (Logged::read(&flags.first)?, Logged::read(&flags.second)?);
-    let steps = || common(&a, &b).filter(|(a, _)| a.step > 0);
+    let steps = || common(&a.steps, &b.steps).filter(|(a, _)| a.step > 0);
     let with_digests = steps().filter(|(a, b)| a.digests.is_some() && b.digests.is_some());
     let (steps, with_digests) = (steps().count(), with_digests.count());
-    let (parting, differences) = (parting(&a, &b), differences(&a.run, &b.run));
+    let (parting, differences) = (parting(&a.steps, &b.steps), differences(&a.run, &b.run));
     if steps == 0 && parting.is_none() {
         return Err(Error::Usage(format!(
             "compare {} {}: expected a step that both runs logged, got none; help: compare runs \
@@ -43,6 +46,9 @@ pub fn compare(
             flags.second.display()
         )));
     }
+    let replayed = parting.as_ref().filter(|_| flags.replay);
+    let replayed = replayed.map(|parting| replay([&a, &b], parting, &program_version(world)));
+    let replayed = replayed.transpose()?;
     if flags.json {
         say(&json!({
             "same": parting.is_none(),
@@ -50,43 +56,34 @@ pub fn compare(
             "differences": differences,
             "steps": steps,
             "steps_with_digests": with_digests,
+            "replay": replayed,
         }))?;
     } else {
-        let mut say = |line: String| say(&shown(&line));
-        say(format!(
-            "A {}, B {}",
-            flags.first.display(),
-            flags.second.display()
-        ))?;
-        match &parting {
-            None => say(format!(
-                "the same in all {} that both logged",
-                plural(steps as u64, "step")
-            ))?,
-            Some(parting) => {
-                say(format!("they part in {parting}"))?;
-                let lines = parting
-                    .details()
-                    .into_iter()
-                    .chain(distance(&a, &b, parting));
-                lines
-                    .into_iter()
-                    .try_for_each(|line| say(format!("  {line}")))?;
-            }
+        let [a_name, b_name] = [&flags.first, &flags.second].map(|folder| folder.display());
+        let mut lines = vec![format!("A {a_name}, B {b_name}")];
+        if let Some(parting) = &parting {
+            lines.push(format!("they part in {parting}"));
+            let details = parting.details().into_iter();
+            let details = details.chain(distance(&a.steps, &b.steps, parting));
+            let details = details.chain(replayed.unwrap_or_default());
+            lines.extend(details.map(|line| format!("  {line}")));
+        } else {
+            let steps = plural(steps as u64, "step");
+            lines.push(format!("the same in all {steps} that both logged"));
         }
         if with_digests < steps {
             let without = plural((steps - with_digests) as u64, "step");
-            say(format!(
+            lines.push(format!(
                 "{without} without digests, of an older version: only losses are compared"
-            ))?;
+            ));
         }
-        match &differences[..] {
-            [] => say("settings, data, devices, ranks and versions are the same".into())?,
-            _ => say("what differs between them:".into())?,
-        }
-        for it in &differences {
-            say(format!("  {}: {} in A, {} in B", it.name, it.a, it.b))?;
-        }
+        lines.push(match differences.is_empty() {
+            true => "settings, data, devices, ranks and versions are the same".into(),
+            false => "what differs between them:".into(),
+        });
+        let difference = |it: &Difference| format!("  {}: {} in A, {} in B", it.name, it.a, it.b);
+        lines.extend(differences.iter().map(difference));
+        lines.iter().try_for_each(|line| say(&shown(line)))?;
     }
     match parting {
         None => Ok(()),
@@ -95,12 +92,13 @@ pub fn compare(
 }
 
 /// How far apart the runs are at the last step that both logged, if they trained on.
-fn distance(a: &Logged, b: &Logged, parting: &Parting) -> Option<String> {
+fn distance(a: &Steps, b: &Steps, parting: &Parting) -> Option<String> {
     let (a, b) = common(a, b).last().filter(|(a, _)| a.step > parting.step)?;
     let loss = apart_text(relative(a.loss?, b.loss?));
-    let (step, layers) = (a.step, a.digests.iter().zip(&b.digests));
-    let layers = layers.flat_map(|(a, b)| a.weights.iter().zip(&b.weights));
-    let norms = layers.filter_map(|(a, b)| Some(relative(a.2?, b.2?)));
+    let step = a.step;
+    let of_a = a.digests.iter().flat_map(|of| &of.weights);
+    let of_b = |name: &str| b.digests.as_ref()?.weights.iter().find(|b| b.0 == name);
+    let norms = of_a.filter_map(|a| Some(relative(a.2?, of_b(&a.0)?.2?)));
     let norms = norms.reduce(f64::max).map_or(String::new(), |norms| {
         format!(", norms of layers {}", apart_text(norms))
     });

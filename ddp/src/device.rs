@@ -11,6 +11,7 @@ use ddp_kernels::stream::Stream;
 use crate::config::{Config, DeviceChoice, Precision};
 use crate::error::{Error, Result, refuse};
 use crate::exchange;
+use crate::units::plural;
 
 /// What all ranks know of all ranks' GPUs.
 struct Facts {
@@ -23,11 +24,7 @@ struct Facts {
 }
 
 /// Whether to train on GPUs, and a warning.
-#[derive(Clone, Debug, PartialEq)]
-struct Decision {
-    on_gpus: bool,
-    warning: Option<String>,
-}
+type Decision = (bool, Option<String>);
 
 /// The devices of this rank: `per_rank` GPUs, or the CPU. All ranks call it together: if one cannot
 /// use its GPUs, none trains on GPUs. Rank 0 warns if `auto` does not use GPUs that exist, or
@@ -56,27 +53,23 @@ pub(crate) fn find_devices(
         (_, Ok(table)) => table.devices_of(world.rank()),
         (_, Err(_)) => Vec::new(),
     };
-    let trouble = devices
-        .iter()
-        .find_map(|&device| trouble(device))
-        .or_else(|| {
-            let several = world.size() > 1 && !devices.is_empty();
-            several.then(|| missing(&discover().nccl)).flatten()
-        })
-        .or_else(|| {
-            let lacks_gpus = devices.is_empty() && !are_hidden();
-            discover()
-                .why_unusable()
-                .filter(|_| lacks_gpus)
-                .map(String::from)
-        });
+    let trouble = match devices.is_empty() {
+        true => discover().why_unusable().filter(|_| !are_hidden()),
+        false => None,
+    };
+    let trouble = trouble.map(String::from);
+    let trouble = trouble.or_else(|| devices.iter().find_map(|&device| self::trouble(device)));
+    let trouble = trouble.or_else(|| {
+        let several = world.size() > 1 && !devices.is_empty();
+        several.then(|| missing(&discover().nccl)).flatten()
+    });
     let facts = Facts {
         per_rank,
         gpus,
         troubles: exchange::gather(world, &trouble)?,
     };
 
-    let Decision { on_gpus, warning } = decide(choice, &facts)?;
+    let (on_gpus, warning) = decide(choice, &facts)?;
     if let Some(warning) = warning.filter(|_| world.rank() == 0) {
         tracing::warn!("{warning}");
     }
@@ -124,16 +117,12 @@ pub(crate) fn too_old(gpu: &Gpu) -> Option<String> {
 
 /// What is wrong with a required library.
 fn missing(library: &Library) -> Option<String> {
-    let advice = || library.advice.as_deref().unwrap_or("it cannot be used");
+    let (what, advice) = (&library.what, library.advice.as_deref());
+    let advice = advice.unwrap_or("it cannot be used");
     match &library.found {
         _ if library.is_sound() => None,
-        Some(path) => Some(format!(
-            "{} ({}) is {}",
-            library.what,
-            path.display(),
-            advice()
-        )),
-        None => Some(format!("{} is not found: {}", library.what, advice())),
+        Some(path) => Some(format!("{what} ({}) is {advice}", path.display())),
+        None => Some(format!("{what} is not found: {advice}")),
     }
 }
 
@@ -157,24 +146,15 @@ fn decide(choice: DeviceChoice, facts: &Facts) -> Result<Decision> {
         Err(shortage) if !is_named => {
             let is_bare = choice == DeviceChoice::Auto && !shortage.table.has_gpus();
             if is_bare && trouble.is_none() {
-                return Ok(Decision {
-                    on_gpus: false,
-                    warning: None,
-                });
+                return Ok((false, None));
             }
-            Some(
-                trouble
-                    .filter(|_| is_bare)
-                    .unwrap_or_else(|| describe(shortage)),
-            )
+            let trouble = trouble.filter(|_| is_bare);
+            Some(trouble.unwrap_or_else(|| describe(shortage)))
         }
         _ => trouble,
     };
     let Some((problem, help)) = found else {
-        return Ok(Decision {
-            on_gpus: true,
-            warning: sharing(choice, facts),
-        });
+        return Ok((true, sharing(choice, facts)));
     };
     // The CPU cannot take the place of several GPUs.
     if choice == DeviceChoice::Auto && facts.per_rank == 1 {
@@ -184,10 +164,7 @@ fn decide(choice: DeviceChoice, facts: &Facts) -> Result<Decision> {
             _ => "although there are GPUs",
         };
         let warning = format!("training on the CPU {why}: {problem}{help}");
-        return Ok(Decision {
-            on_gpus: false,
-            warning: Some(warning),
-        });
+        return Ok((false, Some(warning)));
     }
     let expected = match facts.troubles.len() {
         1 => "a device that can be used here".to_string(),
@@ -204,11 +181,8 @@ fn describe(shortage: &Shortage) -> (String, Option<String>) {
     match &shortage.table.ranks[..] {
         // There is nothing to show in a table.
         [only] if only.visible.uuids.is_empty() => {
-            let why = only
-                .visible
-                .why_none
-                .as_deref()
-                .unwrap_or("this process sees no GPU");
+            let why = only.visible.why_none.as_deref();
+            let why = why.unwrap_or("this process sees no GPU");
             (why.trim_end_matches('.').to_string(), None)
         }
         _ => (
@@ -221,13 +195,11 @@ fn describe(shortage: &Shortage) -> (String, Option<String>) {
 /// What to do about a shortage of GPUs: a sentence.
 pub(crate) fn help_for(shortage: &Shortage) -> String {
     let (fit, per_rank) = (shortage.ranks_that_fit(), shortage.per_rank);
-    let fewer = match fit {
-        0 => None,
-        1 if shortage.lacking.len() == shortage.table.ranks.len() => Some("start one rank".into()),
-        _ if shortage.lacking.len() == shortage.table.ranks.len() => {
-            Some(format!("start {fit} ranks (-n {fit})"))
-        }
-        _ => Some(format!("start at most {fit} of these ranks there")),
+    let fewer = match (fit, shortage.lacking.len() == shortage.table.ranks.len()) {
+        (0, _) => None,
+        (1, true) => Some("start one rank".into()),
+        (_, true) => Some(format!("start {fit} ranks (-n {fit})")),
+        (_, false) => Some(format!("start at most {fit} of these ranks there")),
     };
     let smaller = (per_rank > 1).then(|| format!("lower --devices-per-rank {per_rank}"));
     let share = (shortage.seen > 0 && shortage.lacking.len() > 1)
@@ -241,11 +213,8 @@ pub(crate) fn help_for(shortage: &Shortage) -> String {
 
 /// Which ranks cannot use their devices, and why.
 fn trouble_of_ranks(facts: &Facts) -> Option<String> {
-    let mut all = facts
-        .troubles
-        .iter()
-        .enumerate()
-        .filter_map(|(rank, trouble)| Some((rank, trouble.as_ref()?)));
+    let all = facts.troubles.iter().enumerate();
+    let mut all = all.filter_map(|(rank, trouble)| Some((rank, trouble.as_ref()?)));
     let (rank, first) = all.next()?;
     let others: Vec<_> = all.collect();
     let ranks = facts.troubles.len();
@@ -255,28 +224,21 @@ fn trouble_of_ranks(facts: &Facts) -> Option<String> {
     if others.len() + 1 == ranks && others.iter().all(|(_, other)| *other == first) {
         return Some(format!("on every rank: {first}"));
     }
-    let table = facts
-        .gpus
-        .as_ref()
-        .unwrap_or_else(|shortage| &shortage.table);
-    let more = match others.len() {
+    let table = facts.gpus.as_ref();
+    let table = table.unwrap_or_else(|shortage| &shortage.table);
+    let more = match others.len() as u64 {
         0 => String::new(),
-        1 => ", and 1 rank more".to_string(),
-        more => format!(", and {more} ranks more"),
+        more => format!(", and {} more", plural(more, "rank")),
     };
-    Some(format!(
-        "on rank {rank} ({}{more}): {first}",
-        table.ranks[rank].visible.host
-    ))
+    let host = &table.ranks[rank].visible.host;
+    Some(format!("on rank {rank} ({host}{more}): {first}"))
 }
 
 /// The warning if several ranks share a GPU.
 fn sharing(choice: DeviceChoice, facts: &Facts) -> Option<String> {
     let named = matches!(choice, DeviceChoice::CudaAt(_)) && facts.troubles.len() > 1;
-    let in_turn = facts
-        .gpus
-        .as_ref()
-        .is_ok_and(|table| !table.sharing.is_empty());
+    let gpus = facts.gpus.as_ref();
+    let in_turn = gpus.is_ok_and(|table| !table.sharing.is_empty());
     (named || in_turn).then(|| {
         "several ranks have the same GPU (--share-gpus): this is for tests, and slow".into()
     })

@@ -92,20 +92,18 @@ impl Printer<'_> {
     fn end(self) -> Result<()> {
         let [fine, notes, bad] = self.counts;
         let counts = format!("{fine} ok, {notes} to note, {bad} bad");
-        if self.json {
-            let healthy = bad == 0;
-            let summary = json!({ "healthy": healthy, "fine": fine, "notes": notes, "bad": bad });
-            (self.say)(&summary)?;
+        match (self.json, bad) {
+            (true, _) => (self.say)(
+                &json!({ "healthy": bad == 0, "fine": fine, "notes": notes, "bad": bad }),
+            )?,
+            (false, 0) => (self.say)(&format!("healthy: {counts}"))?,
+            (false, _) => {}
         }
-        if bad > 0 {
-            return Err(Error::Unhealthy(format!(
+        match bad {
+            0 => Ok(()),
+            _ => Err(Error::Unhealthy(format!(
                 "doctor: {counts}; help: fix what is marked BAD, as the line after it says"
-            )));
-        }
-        if self.json {
-            Ok(())
-        } else {
-            (self.say)(&format!("healthy: {counts}"))
+            ))),
         }
     }
 }

@@ -1,5 +1,5 @@
 //! `--dry-run`: checks a run without training, and says what it would take in memory, disk space
-//! and time. No folder, record or checkpoint is written.
+//! and time. No folder, metrics log or checkpoint is written.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -19,10 +19,9 @@ use crate::units::{duration, megabytes};
 /// Checks everything that can be checked without training. All ranks call it together.
 pub fn dry_run(config: &Config, world: &World, say: Say<'_>) -> Result<()> {
     let Some(run) = trainer::rehearse(config, &TrainProgram::new(config), world)? else {
-        return say(&format!(
-            "{}: the run is finished already, and nothing would be done",
-            config.out.display()
-        ));
+        let out = config.out.display();
+        let text = "the run is finished already, and nothing would be done";
+        return say(&format!("{out}: {text}"));
     };
     if world.rank() == 0 {
         check_out(&config.out)?;
@@ -47,18 +46,14 @@ pub fn dry_run(config: &Config, world: &World, say: Say<'_>) -> Result<()> {
         }
     }
     if let Some(bytes) = run.between_ranks_bytes.filter(|bytes| *bytes > 0) {
-        say(&format!(
-            "a rank sends {} to the others in a step",
-            mb(bytes)
-        ))?;
+        let sent = mb(bytes);
+        say(&format!("a rank sends {sent} to the others in a step"))?;
     }
-    let needed = (config.keep + 2).saturating_mul(run.checkpoint_bytes);
-    say(&format!(
-        "a checkpoint: {}; kept at a time with --keep {}: up to {}",
-        mb(run.checkpoint_bytes),
-        config.keep,
-        mb(needed)
-    ))?;
+    let (keep, one) = (config.keep, run.checkpoint_bytes);
+    let needed = (keep + 2).saturating_mul(one);
+    let [one, all] = [one, needed].map(mb);
+    let text = format!("a checkpoint: {one}; kept at a time with --keep {keep}: up to {all}");
+    say(&text)?;
     if let Some(trial) = &run.trial {
         say(&time(trial, &run.plan, run.plan.steps - run.taken))?;
     }
@@ -66,9 +61,10 @@ pub fn dry_run(config: &Config, world: &World, say: Say<'_>) -> Result<()> {
     if world.rank() == 0 {
         check_disk(&config.out, needed)?;
     }
-    say(
-        &"all checks passed; nothing was trained, and nothing written but caches of tables and kernels (--dry-run)",
-    )
+    let written = "nothing written but caches of tables and kernels (--dry-run)";
+    say(&format!(
+        "all checks passed; nothing was trained, and {written}"
+    ))
 }
 
 fn length(plan: &Plan, taken: u64) -> String {
@@ -80,14 +76,14 @@ fn length(plan: &Plan, taken: u64) -> String {
         0 => format!("{what} at the end"),
         _ => format!("{what} every {steps}"),
     };
-    format!(
-        "{} steps{done}, {} an epoch; warm-up {}; {}, {}",
+    let (steps, epoch, warmup) = (
         plan.steps,
         plan.sampler.steps_per_epoch(),
         plan.warmup_steps,
-        every("evaluated", plan.eval_every),
-        every("saved", plan.checkpoint_every)
-    )
+    );
+    let evaluated = every("evaluated", plan.eval_every);
+    let saved = every("saved", plan.checkpoint_every);
+    format!("{steps} steps{done}, {epoch} an epoch; warm-up {warmup}; {evaluated}, {saved}")
 }
 
 fn mb(bytes: u64) -> String {
@@ -102,6 +98,7 @@ fn model(bytes: &ModelBytes) -> String {
         tied,
         gradients,
         moments,
+        kept_moments,
         partial_sums,
     } = *bytes;
     let also = |what: &str, bytes: u64| match bytes {
@@ -110,12 +107,11 @@ fn model(bytes: &ModelBytes) -> String {
     };
     let (rounded, tied) = (also("rounded copies", copies), also("tied copies", tied));
     let partial = also("partial sums of gradients", partial_sums);
+    let kept = also("kept for another rank", kept_moments);
+    let [values, gradients, moments, saved] = [values, gradients, moments, bytes.saved()].map(mb);
     format!(
-        "parameters {}{rounded}{tied}, gradients {}{partial}, moments {}, the copy being saved {}; together {total}",
-        mb(values),
-        mb(gradients),
-        mb(moments),
-        mb(bytes.saved())
+        "parameters {values}{rounded}{tied}, gradients {gradients}{partial}, moments {moments}{kept}, \
+         the copy being saved {saved}; together {total}"
     )
 }
 
@@ -135,12 +131,10 @@ fn time(trial: &Trial, plan: &Plan, left: u64) -> String {
     let evaluation_s = trial.evaluation.unwrap_or_default().as_secs_f64();
     let step_s = trial.step.as_secs_f64();
     let seconds = step_s * left as f64 + evaluation_s * evaluations as f64;
+    let ([step, all], median_of) = ([step_s, seconds].map(duration), trial.steps);
     format!(
-        "time: {} a step (median of {}), {evaluations} evaluations: about {} for {left} \
-         steps; checkpoints are written in the background",
-        duration(step_s),
-        trial.steps,
-        duration(seconds)
+        "time: {step} a step (median of {median_of}), {evaluations} evaluations: about {all} for \
+         {left} steps; checkpoints are written in the background"
     )
 }
 
@@ -167,11 +161,8 @@ fn check_disk(out: &Path, needed: u64) -> Result<()> {
     if free >= needed {
         return Ok(());
     }
-    let text = format!(
-        "{} are free and up to {} are kept at a time",
-        mb(free),
-        mb(needed)
-    );
+    let [free, needed] = [free, needed].map(mb);
+    let text = format!("{free} are free and up to {needed} are kept at a time");
     let full = io::Error::new(io::ErrorKind::StorageFull, text);
     let help = "make room, give --out on another disk, or keep fewer (--keep)";
     Err(Error::io("save checkpoints below", out, help)(full))

@@ -5,17 +5,16 @@ use std::fmt;
 use ddp_comm::Remedy;
 pub use ddp_engine::error::{Error, Result};
 
-use crate::config::{SETTINGS, Setting};
 use crate::shown::{shown, shown_lines};
 
-/// An error as `ddp-train` prints it: with flags, and with control characters escaped, which names
+/// An error as `ddp-train` prints it: with control characters escaped, which names
 /// from data and files may contain.
 #[derive(Debug)]
 pub struct ShownError(pub Error);
 
 impl fmt::Display for ShownError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = with_flags(&self.0.to_string());
+        let mut text = self.0.to_string();
         if let Error::Comm(error) = &self.0
             && let Some(remedy) = error.remedy().map(remedy_text)
             && !remedy.is_empty()
@@ -27,34 +26,14 @@ impl fmt::Display for ShownError {
             | Error::OtherVersion(_)
             | Error::Remote { .. }
             | Error::Io(_)
-            | Error::Model { .. }
             | Error::Stopped(_) => f.write_str(&shown(&text)),
             // Lists of flags, ranks and tensors have several lines: all but the first are indented.
-            _ => f.write_str(
-                &shown_lines(&text)
-                    .replace('\n', "\n  ")
-                    .replace("\n  \n", "\n\n"),
-            ),
+            _ => {
+                let text = shown_lines(&text).replace('\n', "\n  ");
+                f.write_str(&text.replace("\n  \n", "\n\n"))
+            }
         }
     }
-}
-
-/// Replaces the names of settings in backquotes, as libraries write them, with flags.
-pub(crate) fn with_flags(text: &str) -> String {
-    let of_others = [
-        "probabilities",
-        "logits",
-        "tokenizer",
-        "end-token",
-        "field",
-        "lossy",
-        "config",
-    ];
-    let of_others = of_others.map(Into::into);
-    let names = SETTINGS.iter().map(Setting::name).chain(of_others);
-    names.fold(text.to_string(), |text, name| {
-        text.replace(&format!("`{name}`"), &format!("--{name}"))
-    })
 }
 
 /// The error of a flag with a wrong value.

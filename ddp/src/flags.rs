@@ -16,6 +16,8 @@ use ddp_comm::spawn::HostList;
 use ddp_kernels::choice::{self, Choice};
 
 pub use self::layers::SettingFlags;
+#[cfg(test)]
+pub(crate) use self::layers::with_flags;
 pub use self::taken::Taken;
 
 /// How many ranks `--ranks` asks for.

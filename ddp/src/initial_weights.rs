@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{self, STATE_FILE};
 use crate::config::Config;
-use crate::error::{Error, Result, refuse, with_flags};
+use crate::error::{Error, Result, refuse};
 use crate::hugging_face;
 use crate::models::ModelSpec;
 
@@ -76,7 +76,7 @@ impl InitialWeights {
         given.write_out(outputs);
         // JSON has no NaN.
         if let (true, Some(why)) = (given.value("dropout").is_null(), self.dropout_refusal) {
-            return Err(Error::Data(with_flags(&why)));
+            return Err(Error::Data(why));
         }
         for (name, there) in saved.values() {
             let here = given.value(&name);

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use crate::audit::Audit;
 use crate::checkpoint::Best;
 use crate::error::{Error, Result};
-use crate::record::EVENTS_FILE;
+use crate::record::{EVENTS_FILE, RanksEvent};
 use crate::samples::Confusion;
 use crate::shown::significant;
 use crate::tasks::{ColumnErrors, figures_text};
@@ -32,6 +32,10 @@ pub(crate) struct Run {
     pub(crate) column_errors: Vec<ColumnErrors>,
     pub(crate) texts: Vec<TextLine>,
     pub(crate) resumes: Vec<ResumeLine>,
+    /// Who was lost and who came.
+    pub(crate) changes: Vec<RanksEvent>,
+    /// From which step on how many ranks trained.
+    pub(crate) ranks: Vec<(u64, u64)>,
     /// The steps after which a checkpoint was saved.
     pub(crate) checkpoints: Vec<u64>,
     pub(crate) placement: Option<Audit>,
@@ -75,12 +79,10 @@ pub(crate) struct WorldLine {
 impl WorldLine {
     /// Why another run may have other bits. Empty if it has the same.
     pub(crate) fn why_bits_may_differ(&self) -> String {
-        match &self.bits_may_differ[..] {
-            [] => String::new(),
-            names => format!(
-                "may differ from run to run, since these are not 0: {}",
-                names.join(", ")
-            ),
+        let names = self.bits_may_differ.join(", ");
+        match names.is_empty() {
+            true => names,
+            false => format!("may differ from run to run, since these are not 0: {names}"),
         }
     }
 }
@@ -117,10 +119,8 @@ impl Columns {
         let at = self.steps.partition_point(|known| *known <= step);
         let fields = line.as_object().into_iter().flatten();
         for (name, _) in fields.filter(|(_, value)| value.is_number()) {
-            if !self.columns.contains_key(name) {
-                let missing = vec![f64::NAN; self.steps.len()];
-                self.columns.insert(name.clone(), missing);
-            }
+            let missing = || vec![f64::NAN; self.steps.len()];
+            self.columns.entry(name.clone()).or_insert_with(missing);
         }
         self.steps.insert(at, step);
         for (name, column) in &mut self.columns {
@@ -242,17 +242,18 @@ impl Run {
             step: u64,
         }
         let mut event: Value = serde_json::from_slice(line)?;
-        // Digests are large: `compare` reads them by itself.
-        if let Some(digests) = event
-            .as_object_mut()
-            .and_then(|event| event.remove("digests"))
-        {
+        // Digests are large, and only `compare` reads them.
+        let fields = event.as_object_mut();
+        if let Some(digests) = fields.and_then(|fields| fields.remove("digests")) {
             event["weight_norm"] = norm_of(&digests["weights"]).into();
         }
         let name = String::deserialize(&event["event"])?;
         let step = || Ok(Stepped::deserialize(&event)?.step);
         match &*name {
-            "start" => self.start = Start::deserialize(&event)?,
+            "start" => {
+                self.start = Start::deserialize(&event)?;
+                self.ranks = vec![(0, self.start.world.ranks)];
+            }
             "step" => self.steps.add(step()?, &event),
             "eval" => {
                 if !event["columns"].is_null() {
@@ -261,7 +262,17 @@ impl Run {
                 self.evals.add(step()?, &event);
             }
             "sample" => self.texts.push(TextLine::deserialize(&event)?),
-            "resume" => self.resumes.push(ResumeLine::deserialize(&event)?),
+            "resume" => {
+                let resume = ResumeLine::deserialize(&event)?;
+                let ranks = resume.ranks.map(|ranks| (resume.step, ranks));
+                self.ranks.extend(ranks);
+                self.resumes.push(resume);
+            }
+            "ranks" => {
+                let change = RanksEvent::deserialize(&event)?;
+                self.ranks.push((change.step, change.ranks as u64));
+                self.changes.push(change);
+            }
             "checkpoint" => self.checkpoints.push(step()?),
             "placement" => self.placement = Some(Audit::deserialize(&event)?),
             "confusion" => {
@@ -306,15 +317,14 @@ impl Run {
     /// The evaluation with the lowest loss, the first of several.
     pub(crate) fn best(&self) -> Option<Best> {
         let (losses, accuracies) = (self.evals.values("loss"), self.evals.values("accuracy"));
-        let known = losses
-            .zip(accuracies)
-            .filter_map(|((step, loss), (_, accuracy))| {
-                Some(Best {
-                    step,
-                    loss: loss?,
-                    accuracy,
-                })
-            });
+        let known = losses.zip(accuracies);
+        let known = known.filter_map(|((step, loss), (_, accuracy))| {
+            Some(Best {
+                step,
+                loss: loss?,
+                accuracy,
+            })
+        });
         known.reduce(|best, next| if next.loss < best.loss { next } else { best })
     }
 
@@ -344,16 +354,15 @@ impl Run {
         resumed.unwrap_or(&self.start.devices)
     }
 
-    /// The number of ranks, after the last resume.
+    /// The number of ranks at the end.
     pub(crate) fn ranks(&self) -> u64 {
-        let resumed = self.resumes.last().and_then(|resume| resume.ranks);
-        resumed.unwrap_or(self.start.world.ranks)
+        self.ranks.last().map_or(0, |(_, ranks)| *ranks)
     }
 
     /// Whether the run used simulated GPUs, whose times mean nothing.
     pub(crate) fn is_simulated(&self) -> bool {
-        let is_simulated = |device: &String| device.contains("Simulated");
+        let mut devices = self.devices().iter();
         self.placement.as_ref().is_some_and(|audit| audit.simulated)
-            || self.devices().iter().any(is_simulated)
+            || devices.any(|device| device.contains("Simulated"))
     }
 }

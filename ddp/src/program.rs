@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ddp_comm::{Field, NcclChoice, Options, World};
+use ddp_kernels::setting::spell_settings;
 
 use crate::about::{self, About};
 use crate::cli::{self, Command};
@@ -62,6 +63,7 @@ impl Program {
     /// Runs the command line of this process. Returns its exit code.
     pub fn run(self) -> ExitCode {
         about::set(self.0);
+        spell_settings(|name| format!("--{name}"));
         match ddp_comm::check_stack() {
             Ok(()) => start_or_join(),
             Err(error) => World::refuse(self.0.name, &error),
@@ -129,7 +131,11 @@ fn of_ranks(command: &Command) -> (LogLevel, f64, bool) {
 fn run(command: Command, world: &World) -> Result<()> {
     // Ranks with different commands would wait for each other in different places.
     let help = "start every rank with the same command";
-    world.handshake(&[Field::must_match("the command", command.name(), help)])?;
+    match world.handshake(&[Field::must_match("the command", command.name(), help)]) {
+        // A job that continues without that rank meets again when it trains.
+        Err(error) if error.is_rank_lost() => {}
+        compared => compared?,
+    }
     let mut say = |line: &dyn Display| say(line, world);
     match command {
         Command::Show(text) => say(&text.trim_end()),

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, WeakProgressBar};
+use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 
 use crate::config::{LogLevel, When};
-use crate::error::with_flags;
 use crate::record::StepEvent;
 use crate::shown::significant;
 use crate::units;
@@ -225,33 +225,42 @@ fn describe(figures: &StepEvent) -> String {
         Some(tokens) => (tokens, "tokens/s"),
         None => (figures.samples_per_s, "samples/s"),
     };
-    let rate = if rate.is_nan() {
-        "simulated".to_string()
-    } else {
-        let tflops = figures.tflops.map_or(String::new(), |tflops| {
-            let percent = |share| format!(" ({:.0}% of a large matmul)", share * 100.0);
-            let share = figures.product_share.map_or(String::new(), percent);
-            format!(", {} TFLOP/s{share}", significant(tflops, 3))
-        });
-        format!("{} {unit}{tflops}", units::count(rate.round() as u64))
-    };
-    format!("{}  {rate}", describe_loss(figures))
+    let loss = describe_loss(figures);
+    if rate.is_nan() {
+        return format!("{loss}  simulated");
+    }
+    let percent = |share| format!(" ({:.0}% of a large matmul)", share * 100.0);
+    let share = figures.matmul_share.map(percent).unwrap_or_default();
+    let tflops = figures.tflops.map(|tflops| significant(tflops, 3));
+    let tflops = tflops.map(|tflops| format!(", {tflops} TFLOP/s{share}"));
+    let rate = units::count(rate.round() as u64);
+    format!("{loss}  {rate} {unit}{}", tflops.unwrap_or_default())
 }
 
 /// `training loss 0.3124, accuracy 93.1%  epoch 1`
 fn describe_loss(figures: &StepEvent) -> String {
-    let accuracy = figures.accuracy.map_or(String::new(), |accuracy| {
-        format!(", accuracy {:.1}%", accuracy * 100.0)
-    });
-    let (epoch, loss) = (figures.epoch, significant(figures.loss, 4));
-    format!("training loss {loss}{accuracy}  epoch {epoch}")
+    let (epoch, loss, accuracy) = (
+        figures.epoch,
+        significant(figures.loss, 4),
+        figures.accuracy,
+    );
+    let accuracy = accuracy.map(|part| format!(", accuracy {:.1}%", part * 100.0));
+    format!(
+        "training loss {loss}{}  epoch {epoch}",
+        accuracy.unwrap_or_default()
+    )
 }
 
 /// `loss 0.3124  93.1%`
 fn describe_shortly(figures: &StepEvent) -> String {
-    let accuracy = figures.accuracy;
-    let accuracy = accuracy.map_or(String::new(), |part| format!("  {:.1}%", part * 100.0));
-    format!("loss {}{accuracy}", significant(figures.loss, 4))
+    let accuracy = figures
+        .accuracy
+        .map(|part| format!("  {:.1}%", part * 100.0));
+    format!(
+        "loss {}{}",
+        significant(figures.loss, 4),
+        accuracy.unwrap_or_default()
+    )
 }
 
 /// The time for the remaining steps at the same speed; None if that is unknown or nothing is left.
@@ -277,7 +286,6 @@ fn write(line: &[u8]) {
 /// Sends the log of this process to standard error: from `level` on rank 0, only errors on others.
 /// Does nothing if there is a subscriber already.
 pub fn start_log(level: LogLevel, rank: usize) {
-    let level = if rank == 0 { level } else { LogLevel::Error };
     let colours = io::stderr().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let subscriber = tracing_subscriber::fmt()
@@ -309,19 +317,30 @@ impl<'a> MakeWriter<'a> for Stderr {
     type Writer = Event;
 
     fn make_writer(&'a self) -> Event {
-        Event(match self.rank {
+        let text = match self.rank {
             0 => Vec::new(),
             rank => format!("rank {rank}: ").into_bytes(),
-        })
+        };
+        let is_silent = false;
+        Event { text, is_silent }
+    }
+
+    fn make_writer_for(&'a self, about: &Metadata<'_>) -> Event {
+        let mut event = self.make_writer();
+        event.is_silent = *about.level() > Level::ERROR && !ddp_comm::is_rank_0();
+        event
     }
 }
 
 /// One event: written at once, so that lines of several ranks do not mix, while the bar is cleared.
-struct Event(Vec<u8>);
+struct Event {
+    text: Vec<u8>,
+    is_silent: bool,
+}
 
 impl Write for Event {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.extend_from_slice(bytes);
+        self.text.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -332,7 +351,10 @@ impl Write for Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let show = || write(with_flags(&String::from_utf8_lossy(&self.0)).as_bytes());
+        if std::mem::take(&mut self.is_silent) {
+            return;
+        }
+        let show = || write(&self.text);
         let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner);
         match bar.as_ref().and_then(WeakProgressBar::upgrade) {
             Some(bar) => bar.suspend(show),
@@ -379,7 +401,7 @@ mod tests {
         let tokens = StepEvent {
             tokens_per_s: Some(999.4),
             tflops: Some(0.14159),
-            product_share: Some(0.783),
+            matmul_share: Some(0.783),
             ..event(120)
         };
         let text = describe(&tokens);

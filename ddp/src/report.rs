@@ -51,11 +51,10 @@ pub fn report(flags: &ReportFlags, world: &World, say: Say<'_>) -> Result<()> {
     let path = match (&folders[..], out, csv) {
         ([folder], _, Some(csv)) => return export(folder, csv, say),
         (_, _, Some(csv)) => {
-            return Err(Error::Usage(format!(
-                "--csv {}: expected one run, got {}; help: export one at a time",
-                csv.display(),
-                folders.len()
-            )));
+            let (csv, got) = (csv.display(), folders.len());
+            let help = "export one at a time";
+            let text = format!("--csv {csv}: expected one run, got {got}; help: {help}");
+            return Err(Error::Usage(text));
         }
         ([folder], None, None) => make(folder)?,
         ([folder], Some(out), None) => {
@@ -80,18 +79,16 @@ pub fn report(flags: &ReportFlags, world: &World, say: Say<'_>) -> Result<()> {
 
 /// The runs in these folders, under the names of the folders: with their paths if names are equal.
 fn several(folders: &[PathBuf]) -> Result<Vec<(String, Run)>> {
-    if folders.len() > compare::RUNS_MAX {
+    let (got, most) = (folders.len(), compare::RUNS_MAX);
+    if got > most {
         return Err(Error::Usage(format!(
-            "a report of {} runs: expected at most {}; help: leave some out",
-            folders.len(),
-            compare::RUNS_MAX
+            "a report of {got} runs: expected at most {most}; help: leave some out"
         )));
     }
     let name = |folder: &PathBuf| {
         let last = folder.components().next_back();
-        last.map_or(String::new(), |last| {
-            last.as_os_str().to_string_lossy().into_owned()
-        })
+        let name = last.map(|last| last.as_os_str().to_string_lossy().into_owned());
+        name.unwrap_or_default()
     };
     let names: BTreeSet<String> = folders.iter().map(name).collect();
     let is_unique = names.len() == folders.len();

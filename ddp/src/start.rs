@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use ddp_comm::spawn::serve;
-use ddp_comm::spawn::{Host, HostList, Spawner, StartedBy, Task, started_by};
+use ddp_comm::spawn::{Host, HostList, Losses, Spawner, StartedBy, Task, started_by};
 use ddp_kernels::device::discover;
 
 use crate::about::about;
@@ -26,9 +26,10 @@ pub fn start(ranks: &StartRanks, timeout: Duration) -> Result<Option<u8>> {
         StartedBy::NoLauncher => {}
         StartedBy::Spawner => return Ok(None),
         StartedBy::Launcher => {
+            let flag = ranks.min_ranks.map_or("--ranks", |_| "--min-ranks");
             return Err(Error::Usage(format!(
-                "--ranks: a launcher has started this process as one of several ranks; help: leave \
-                 out --ranks and --hosts, or start {} without the launcher",
+                "{flag}: a launcher has started this process as one of several ranks; help: leave \
+                 out --ranks, --hosts and --min-ranks, or start {} without the launcher",
                 about().name
             )));
         }
@@ -40,6 +41,7 @@ pub fn start(ranks: &StartRanks, timeout: Duration) -> Result<Option<u8>> {
         program,
         arguments: std::env::args_os().skip(1).collect(),
         agent: HOST_AGENT,
+        losses: losses(ranks, &hosts)?,
     };
     let mut spawner = Spawner::new(about().name, ranks.grace, timeout);
     for restart in 0.. {
@@ -49,6 +51,8 @@ pub fn start(ranks: &StartRanks, timeout: Duration) -> Result<Option<u8>> {
             Err(error) => error.exit_code(),
         };
         let is_lost = OF_LOST_RANKS.contains(&code) && !spawner.was_stopped();
+        // Such a job has started its ranks again one by one.
+        let is_lost = is_lost && task.losses.is_none();
         if !is_lost || restart == ranks.restarts {
             return Ok(Some(ended?));
         }
@@ -67,6 +71,24 @@ pub fn start(ranks: &StartRanks, timeout: Duration) -> Result<Option<u8>> {
         }
     }
     unreachable!("the loop ends at the last restart")
+}
+
+/// How the job continues without lost ranks, if it does.
+fn losses(ranks: &StartRanks, hosts: &[Host]) -> Result<Option<Losses>> {
+    let Some(min_ranks) = ranks.min_ranks else {
+        return Ok(None);
+    };
+    let (count, restarts) = (hosts.iter().map(|host| host.ranks).sum(), ranks.restarts);
+    let wrong = match min_ranks {
+        1.. if min_ranks <= count => {
+            return Ok(Some(Losses {
+                min_ranks,
+                restarts,
+            }));
+        }
+        _ => "expected from 1 to the number of ranks; help: give fewer",
+    };
+    Err(Error::Usage(format!("--min-ranks {min_ranks}: {wrong}")))
 }
 
 /// Where to start ranks, and how many.
@@ -106,10 +128,10 @@ fn count(ranks: &StartRanks) -> usize {
             (config.device, config.devices_per_rank)
         }
         Command::Doctor(_) => (DeviceChoice::Auto, 1),
-        other => {
-            let device = other.ranks().map(|ranks| ranks.settings.device);
-            (device.unwrap_or(DeviceChoice::Cpu), 1)
-        }
+        other => match other.ranks() {
+            Some(ranks) => (ranks.settings.device, 1),
+            None => (DeviceChoice::Cpu, 1),
+        },
     };
     match (ranks.places.ranks, device) {
         (Some(RankCount::Of(count)), _) => count,

@@ -55,26 +55,19 @@ impl EventFile {
         let now = wall_time_s();
         // TensorBoard reads files in the order of their names. This one must come last, even within
         // the same second or on a host with a slow clock.
-        let second =
-            newest_second(&folder).map_or(now as u64, |newest| (newest + 1).max(now as u64));
-        let path = folder.join(format!(
-            "{PREFIX}{second:010}.ddp-train.{}",
-            std::process::id()
-        ));
-        let file = OpenOptions::new()
-            .append(true)
-            .create_new(true)
-            .open(&path)
-            .map_err(files::failed("make", &path))?;
+        let newest = newest_second(&folder).map_or(0, |newest| newest + 1);
+        let (second, process) = (newest.max(now as u64), std::process::id());
+        let path = folder.join(format!("{PREFIX}{second:010}.ddp-train.{process}"));
+        let file = OpenOptions::new().append(true).create_new(true).open(&path);
+        let file = file.map_err(files::failed("make", &path))?;
         let mut events = EventFile {
             file,
             path,
             event: Vec::new(),
             record: Vec::new(),
         };
-        events.write(now, |event| {
-            bytes_field(event, FILE_VERSION, VERSION.as_bytes())
-        })?;
+        let version = VERSION.as_bytes();
+        events.write(now, |event| bytes_field(event, FILE_VERSION, version))?;
         if next_step > 1 {
             events.write(now, |event| {
                 varint_field(event, STEP, next_step);
@@ -86,20 +79,18 @@ impl EventFile {
 
     /// The curves of a step.
     pub fn step(&mut self, event: &StepEvent) -> Result<()> {
-        self.scalars(
-            event.step,
-            &[
-                ("train/loss", event.loss),
-                ("train/accuracy", event.accuracy.unwrap_or(f64::NAN)),
-                ("train/lr", event.lr),
-                ("train/grad_norm", event.grad_norm.unwrap_or(f64::NAN)),
-                ("speed/samples_per_s", event.samples_per_s),
-                ("speed/tokens_per_s", event.tokens_per_s.unwrap_or(f64::NAN)),
-                ("speed/tflops", event.tflops.unwrap_or(f64::NAN)),
-                ("speed/step_ms", event.step_ms),
-                ("speed/data_ms", event.data_ms),
-            ],
-        )
+        let points = [
+            ("train/loss", event.loss),
+            ("train/accuracy", event.accuracy.unwrap_or(f64::NAN)),
+            ("train/lr", event.lr),
+            ("train/grad_norm", event.grad_norm.unwrap_or(f64::NAN)),
+            ("speed/samples_per_s", event.samples_per_s),
+            ("speed/tokens_per_s", event.tokens_per_s.unwrap_or(f64::NAN)),
+            ("speed/tflops", event.tflops.unwrap_or(f64::NAN)),
+            ("speed/step_ms", event.step_ms),
+            ("speed/data_ms", event.data_ms),
+        ];
+        self.scalars(event.step, &points)
     }
 
     /// The curves of an evaluation.
@@ -111,10 +102,8 @@ impl EventFile {
 
     /// Adds a point to each of these curves. Non-finite numbers are left out.
     pub fn scalars(&mut self, step: u64, points: &[(&str, f64)]) -> Result<()> {
-        let points = points
-            .iter()
-            .filter(|(_, value)| value.is_finite())
-            .collect::<Vec<_>>();
+        let is_finite = |(_, value): &&(&str, f64)| value.is_finite();
+        let points: Vec<_> = points.iter().filter(is_finite).collect();
         if points.is_empty() {
             return Ok(());
         }
@@ -162,9 +151,8 @@ fn newest_second(folder: &Path) -> Option<u64> {
 }
 
 fn wall_time_s() -> f64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0.0, |since| since.as_secs_f64())
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// The key of a field: its number and wire type (0 varint, 1 eight bytes, 2 length and bytes, 5
@@ -202,9 +190,8 @@ fn message_field(out: &mut Vec<u8>, field: u32, fill: impl FnOnce(&mut Vec<u8>))
 /// CRC-32 with Castagnoli's polynomial, bit by bit: events are short.
 fn crc32c(bytes: &[u8]) -> u32 {
     let bit = |crc: u32, _| crc >> 1 ^ (0x82f6_3b78 & (crc & 1).wrapping_neg());
-    !bytes
-        .iter()
-        .fold(!0, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), bit))
+    let byte = |crc, &byte: &u8| (0..8).fold(crc ^ u32::from(byte), bit);
+    !bytes.iter().fold(!0, byte)
 }
 
 /// Masks a checksum as TensorFlow does.

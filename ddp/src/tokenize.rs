@@ -77,7 +77,6 @@ fn describe_work(done: &Tokenized, seconds: f64) -> String {
     for (what, count) in [
         ("shards that were there", done.known_shards as u64),
         ("documents without text, skipped", done.empty_documents),
-        ("byte-order marks, dropped", done.marks),
     ] {
         if count > 0 {
             text += &format!("; {what}: {count}");

@@ -4,12 +4,13 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use ddp_comm::World;
+use ddp_engine::setting::{CLASS_WEIGHTS, LABEL_SMOOTHING};
 use ddp_kernels::Device;
 
 use crate::config::{ClassWeights, Config};
 use crate::data::Data;
 use crate::device::{check_device, find_devices};
-use crate::error::{Error, Result, with_flags};
+use crate::error::{Error, Result};
 use crate::models::{self, ModelSpec, OwnLayers};
 use crate::nn::Loss;
 use crate::progress::Progress;
@@ -88,11 +89,10 @@ impl Trainer {
         };
         config.check()?;
         if config.label_smoothing != 0.0 || config.class_weights != ClassWeights::Equal {
-            return Err(Error::Usage(
-                "`label-smoothing` and `class-weights`: expected the defaults, since the trainer \
-                 is given its loss; help: give them to the loss"
-                    .into(),
-            ));
+            return Err(Error::Usage(format!(
+                "{LABEL_SMOOTHING} and {CLASS_WEIGHTS}: expected the defaults, since the trainer is given its loss; help: \
+                 give them to the loss"
+            )));
         }
         let mut program = TrainProgram {
             data: Some(self.data),
@@ -147,10 +147,6 @@ impl Program for TrainProgram<'_> {
         self.data.clone()
     }
 
-    fn named(&self, text: &str) -> String {
-        with_flags(text)
-    }
-
     fn begin(&mut self, out: &Path, taken: u64, steps: u64) -> Result<()> {
         if self.config.tensorboard {
             self.curves = Some(EventFile::create(out, taken + 1)?);
@@ -164,15 +160,13 @@ impl Program for TrainProgram<'_> {
     }
 
     fn step(&mut self, step: u64) {
-        if let Some(progress) = &self.progress {
-            progress.step(step);
-        }
+        self.progress.iter().for_each(|shown| shown.step(step));
     }
 
     fn logged(&mut self, event: &StepEvent) -> Result<()> {
-        if let Some(progress) = &mut self.progress {
-            progress.figures(event);
-        }
+        self.progress
+            .iter_mut()
+            .for_each(|shown| shown.figures(event));
         let curves = self.curves.as_mut();
         curves.map_or(Ok(()), |curves| curves.step(event))
     }
@@ -183,15 +177,11 @@ impl Program for TrainProgram<'_> {
     }
 
     fn note(&mut self, line: &str) {
-        if let Some(progress) = &self.progress {
-            progress.note(line);
-        }
+        self.progress.iter().for_each(|shown| shown.note(line));
     }
 
     fn finish(&mut self) {
-        if let Some(progress) = &mut self.progress {
-            progress.finish();
-        }
+        self.progress.iter_mut().for_each(Progress::finish);
     }
 
     fn report(&self, out: &Path) -> Result<PathBuf> {
@@ -202,6 +192,7 @@ impl Program for TrainProgram<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flags::with_flags;
 
     fn config(flags: &str) -> Config {
         let words = ["ddp-train"].into_iter().chain(flags.split_whitespace());

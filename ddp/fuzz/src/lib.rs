@@ -163,7 +163,7 @@ pub fn texts(name: &str, bytes: &[u8]) -> Result<usize> {
                 lossy,
                 encoder: Some(&text::Encoder::Bytes),
                 piece_bytes: 64,
-                counts: &text::Counts::default(),
+                read_bytes: &Default::default(),
             };
             text::documents(path, &options, &mut |piece| {
                 count += piece.text.len();

@@ -153,10 +153,8 @@ impl Operands {
     }
 
     fn bytes(&self) -> usize {
-        [&self.x, &self.weight, &self.bias, &self.y]
-            .iter()
-            .map(|tensor| tensor.bytes())
-            .sum()
+        let all = [&self.x, &self.weight, &self.bias, &self.y];
+        all.iter().map(|tensor| tensor.bytes()).sum()
     }
 }
 
@@ -171,14 +169,8 @@ fn measure_shape(
     let times = ops::with_f32_math(math, || {
         rounds(main, device, &flags.common, |repetition| {
             let Operands { x, weight, bias, y } = &sets[repetition as usize % sets.len()];
-            Ok(ops::linear_into(
-                y,
-                x,
-                weight,
-                Some(bias),
-                Activation::Identity,
-                None,
-            )?)
+            let plain = Activation::Identity;
+            Ok(ops::linear_into(y, x, weight, Some(bias), plain, None)?)
         })
     })?;
     let ranks_s = of_all_ranks(main, times.own_median_s())?;

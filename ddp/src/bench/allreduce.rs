@@ -82,10 +82,8 @@ impl FromStr for Sweep {
 
     fn from_str(text: &str) -> Result<Sweep, String> {
         let size = number(MB_MIN..=MB_MAX);
-        let ends = text
-            .split_once(':')
-            .map(|(from, to)| (size(from), size(to)));
-        match ends {
+        let ends = text.split_once(':');
+        match ends.map(|(from, to)| (size(from), size(to))) {
             Some((Ok(from_mb), Ok(to_mb))) if from_mb <= to_mb => Ok(Sweep { from_mb, to_mb }),
             _ => Err(format!(
                 "expected two sizes from {MB_MIN} to {MB_MAX} MB, the smaller first, as in 0.001:64"
@@ -129,10 +127,8 @@ impl BenchOperation {
         let aligned = ranks * 16 / dtype.bytes();
         let unit = match self {
             BenchOperation::AllReduce | BenchOperation::Broadcast => 1,
-            BenchOperation::ReduceScatter | BenchOperation::AllGather if count >= aligned => {
-                aligned
-            }
-            BenchOperation::ReduceScatter | BenchOperation::AllGather => ranks,
+            _ if count >= aligned => aligned,
+            _ => ranks,
         };
         (count / unit).max(1) * unit
     }
@@ -156,10 +152,9 @@ pub(super) fn measure(flags: &AllreduceFlags, world: &World, say: Say<'_>) -> Re
         tracing::warn!("one rank has no others to exchange with; help: start it with mpirun -n 2");
     }
     // As the reducer has it.
-    let stream = if device.is_accelerator() {
-        Stream::urgent(device)?
-    } else {
-        Stream::default_of(device)?
+    let stream = match device.is_accelerator() {
+        true => Stream::urgent(device)?,
+        false => Stream::default_of(device)?,
     };
     let bench = Bench {
         flags,
@@ -169,8 +164,8 @@ pub(super) fn measure(flags: &AllreduceFlags, world: &World, say: Say<'_>) -> Re
         stream,
     };
     for mb in flags.sizes_mb() {
-        let tensor =
-            bench.checked_tensor(flags.operation.count(mb, flags.dtype.dtype(), world.size()))?;
+        let count = flags.operation.count(mb, flags.dtype.dtype(), world.size());
+        let tensor = bench.checked_tensor(count)?;
         if flags.buckets.is_empty() {
             say(&bench.measure(&tensor, tensor.bytes())?)?;
         }

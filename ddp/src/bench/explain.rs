@@ -6,7 +6,7 @@
 //! blocks than the GPU has multiprocessors.
 
 use ddp_kernels::graph::{Graph, GraphNode, NodeKind};
-use ddp_kernels::{Device, products};
+use ddp_kernels::{Device, matmuls};
 use serde_json::json;
 
 use super::measure::{Say, line, round};
@@ -51,28 +51,21 @@ pub(super) fn print(graph: &Graph, device: Device, say: Say<'_>) -> Result<()> {
         }
         say(&row)?;
     }
-    let of_kind = |kind| {
-        graph
-            .nodes()
-            .iter()
-            .filter(|node| node.kind == kind)
-            .count()
-    };
-    let (products, all) = (of_kind(NodeKind::Product), graph.nodes().len());
-    let bytes: usize = graph.nodes().iter().map(moved).sum();
-    let driver = graph.counts();
-    let width = if is_simulated(device) {
-        "a simulated GPU's bandwidth"
-    } else {
-        "the bandwidth of this GPU's clock and width"
+    let (nodes, driver) = (graph.nodes(), graph.counts());
+    let is_matmul = |node: &&GraphNode| node.kind == NodeKind::Matmul;
+    let (count, all) = (nodes.iter().filter(is_matmul).count(), nodes.len());
+    let bytes: usize = nodes.iter().map(moved).sum();
+    let width = match is_simulated(device) {
+        true => "a simulated GPU's bandwidth",
+        false => "the bandwidth of this GPU's clock and width",
     };
     let fields = json!({
         "nodes": all,
-        "products": products,
-        "besides_products": all - products,
+        "matmuls": count,
+        "besides_matmuls": all - count,
         "multiprocessors": multiprocessors,
-        "gelu": products::gelu(device)?,
-        "few_blocks": graph.nodes().iter().filter(|node| is_narrow(node)).count(),
+        "gelu": matmuls::gelu(device)?,
+        "few_blocks": nodes.iter().filter(|node| is_narrow(node)).count(),
         "driver_counts": {
             "kernels": driver.kernels, "copies": driver.copies, "fills": driver.fills,
             "others": driver.others,
@@ -87,7 +80,7 @@ pub(super) fn print(graph: &Graph, device: Device, say: Say<'_>) -> Result<()> {
 pub(super) fn name_of(kind: NodeKind) -> &'static str {
     match kind {
         NodeKind::Kernel => "kernel",
-        NodeKind::Product => "product",
+        NodeKind::Matmul => "matmul",
         NodeKind::Copy => "copy",
         NodeKind::Fill => "fill",
         NodeKind::Foreign => "library",
@@ -121,6 +114,6 @@ mod tests {
         assert!(has(NodeKind::Kernel, 1_000_001, 131));
         assert!(!has(NodeKind::Kernel, 1_000_001, 132));
         assert!(!has(NodeKind::Kernel, 1_000_000, 3));
-        assert!(!has(NodeKind::Product, 1_000_001, 0));
+        assert!(!has(NodeKind::Matmul, 1_000_001, 0));
     }
 }

@@ -78,10 +78,8 @@ pub(super) fn start(bench: &BenchFlags, flags: &str, world: &World) -> Result<De
 /// Pins this rank's threads and finds its device. `flags` is the text of all flags, which must be
 /// the same on all ranks.
 pub(super) fn begin(bench: &BenchFlags, flags: &str, world: &World) -> Result<Device> {
-    threads::set_count_pinned_from(
-        world.core_offset(),
-        bench.ranks.settings.thread_count(world),
-    )?;
+    let count = bench.ranks.settings.thread_count(world);
+    threads::set_count_pinned_from(world.core_offset(), count)?;
     let help = "start every rank with the same program and the same flags";
     world.handshake(&[
         Field::must_match("the program's version", env!("CARGO_PKG_VERSION"), help),
@@ -104,11 +102,10 @@ fn no_figures(bench: &BenchFlags, device: Device, why: &str) -> Error {
 }
 
 /// A group that moves tensors of `device`.
-pub(super) fn group_on(device: Device, name: &'static str, world: &World) -> Result<Group> {
-    Ok(if device.is_accelerator() {
-        world.gpu_group(name, device)?
-    } else {
-        world.group(name)?
+pub(crate) fn group_on(device: Device, name: &'static str, world: &World) -> Result<Group> {
+    Ok(match device.is_accelerator() {
+        true => world.gpu_group(name, device)?,
+        false => world.group(name)?,
     })
 }
 

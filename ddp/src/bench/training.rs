@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use ddp_comm::World;
-use ddp_kernels::products::{self, ProductChoice};
+use ddp_kernels::matmuls::{self, MatmulChoice};
 use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{Device, Random, threads};
 use serde_json::json;
@@ -56,8 +56,8 @@ pub struct StepFlags {
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<GraphChoice>())]
     pub graph: GraphChoice,
     /// Algorithms of matmuls on GPUs: cuBLASLt's first, or the fastest, measured after one step
-    #[arg(long, value_name = "WHICH", default_value = "first", value_parser = choice::<ProductChoice>())]
-    pub products: ProductChoice,
+    #[arg(long, value_name = "WHICH", default_value = "first", value_parser = choice::<MatmulChoice>())]
+    pub products: MatmulChoice,
     /// List the nodes of a captured step and what each moves, instead of timing steps
     #[arg(long)]
     pub explain: bool,
@@ -86,12 +86,10 @@ pub(super) fn measure(
     say: Say<'_>,
     subject: Subject,
 ) -> Result<()> {
-    let begin = if flags.explain && !flags.timed {
-        begin
-    } else {
-        start
+    let device = match flags.explain && !flags.timed {
+        true => begin(&flags.common, key, world)?,
+        false => start(&flags.common, key, world)?,
     };
-    let device = begin(&flags.common, key, world)?;
     crate::step::check_graph(flags.graph, device)?;
     let precision = precision(flags.dtype, device)?;
     let began = Instant::now();
@@ -110,8 +108,8 @@ pub(super) fn measure(
     };
     take(&mut step)?;
     synchronize(device)?;
-    if flags.products == ProductChoice::Timed {
-        products::fastest(device, products::kinds(device)?)?.use_on(device)?;
+    if flags.products == MatmulChoice::Timed {
+        matmuls::fastest(device, matmuls::kinds(device)?)?.use_on(device)?;
     }
     // The second step, which is eager still, has its kernels compiled.
     let nodes = match flags.timed {
@@ -208,12 +206,9 @@ fn optimizer_s(step: &Step, device: Device) -> Result<f64> {
     for _ in 0..=UPDATE_ROUNDS {
         let start = stream.record_timed()?;
         for _ in 0..UPDATES {
-            step.stages()[0].optimizer().apply(
-                &step.stages()[0].model().params,
-                &mut Alone,
-                None,
-                None,
-            )?;
+            let (stage, alone) = (&step.stages()[0], &mut Alone);
+            let (params, optimizer) = (&stage.model().params, stage.optimizer());
+            optimizer.apply(params, alone, None, None)?;
         }
         let took = stream.record_timed()?.since(&start)?;
         takes.push(took.as_secs_f64() / UPDATES as f64);
@@ -225,15 +220,16 @@ fn optimizer_s(step: &Step, device: Device) -> Result<f64> {
 }
 
 fn step(flags: &StepFlags, subject: Subject, device: Device, world: &World) -> Result<Step> {
-    let sizes = flags
-        .bucket_mb
-        .map(|mb| BucketSizes::of_bytes((mb * 1e6) as usize));
+    let sizes = |mb| BucketSizes::of_bytes((mb * 1e6) as usize);
+    let sizes = flags.bucket_mb.map(sizes);
     let reducer = ReducerOptions {
         sizes,
         dtype: flags.reduce_dtype.dtype(),
         overlap: reducer::overlaps(flags.overlap, world),
         zero: flags.zero == 1,
         shards: flags.same_bits,
+        updates_alone: false,
+        keeper: 0,
     };
     let model = Model::with_shares(
         Box::new(subject.layers),
@@ -279,14 +275,9 @@ fn batches(
         of_all => rows.min(of_all as usize),
     };
     let make = |_| -> Result<Batch> {
-        let x = subject
-            .inputs
-            .make(rows, device, &mut random)?
-            .named("batch");
-        let targets = subject
-            .targets
-            .make(rows, device, &mut random)?
-            .named("targets");
+        let x = subject.inputs.make(rows, device, &mut random)?;
+        let targets = subject.targets.make(rows, device, &mut random)?;
+        let (x, targets) = (x.named("batch"), targets.named("targets"));
         let (all, first, micro) = (subject.batch, mine.start, micro_rows.max(1));
         let batch = Batch::new(0, 0, all, first, x, targets, micro);
         Ok(batch.in_shards(shards).in_slot(SlotId::unique()))

@@ -79,6 +79,8 @@ pub struct StartRanks {
     pub places: PlaceFlags,
     /// How often to start again after a rank was lost.
     pub restarts: u32,
+    /// With how many ranks the job continues when it loses some.
+    pub min_ranks: Option<usize>,
     /// How long ranks have to save after a signal.
     pub grace: Duration,
     /// What each rank does.

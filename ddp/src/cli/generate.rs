@@ -48,12 +48,8 @@ pub struct GenerateFlags {
     #[arg(long, value_name = "N", default_value = "1")]
     pub seed: u64,
     /// End the text before this one
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true
-    )]
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    #[arg(hide_default_value = true)]
     pub stop: String,
     /// tokenizer.json of Hugging Face, or bytes, for a model that has none
     #[arg(long, value_name = "TOKENIZER")]
@@ -64,9 +60,7 @@ pub struct GenerateFlags {
 }
 
 fn share(text: &str) -> Result<f64, String> {
-    let share = text
-        .parse()
-        .ok()
-        .filter(|share| *share > 0.0 && *share <= 1.0);
+    let share = text.parse().ok();
+    let share = share.filter(|share| *share > 0.0 && *share <= 1.0);
     share.ok_or_else(|| "expected a number above 0, up to 1".into())
 }

@@ -14,6 +14,10 @@ pub struct StartFlags {
     #[command(flatten, next_help_heading = RANKS)]
     #[allow(missing_docs)]
     pub places: PlaceFlags,
+    /// Continue without lost ranks while at least N are left; --restarts then counts ranks
+    #[arg(long, value_name = "N", help_heading = RANKS, requires = "places")]
+    #[arg(allow_negative_numbers = true)]
+    pub min_ranks: Option<usize>,
     /// How often to start again, with --resume auto, after a rank was lost
     #[arg(long, value_name = "N", help_heading = RANKS, requires = "places", default_value = "0")]
     #[arg(value_parser = whole(0..=u32::MAX), allow_negative_numbers = true)]
@@ -32,7 +36,8 @@ impl StartRanks {
         match command {
             Command::Train(_) | Command::DryRun(_) => {
                 let grace = Duration::from_secs_f64(flags.grace_s);
-                StartRanks::at(flags.places.clone(), flags.restarts, grace, command)
+                let losses = (flags.restarts, flags.min_ranks);
+                StartRanks::at(flags.places.clone(), losses, grace, command)
             }
             _ => command,
         }
@@ -41,28 +46,29 @@ impl StartRanks {
     /// What the flags of other commands ask for.
     pub(crate) fn asked_for_elsewhere(command: Command) -> Command {
         let places = match &command {
-            Command::Doctor(flags) => flags.places.clone(),
-            other => other
-                .ranks()
-                .map_or_else(PlaceFlags::default, |ranks| ranks.places.clone()),
+            Command::Doctor(flags) => Some(&flags.places),
+            other => other.ranks().map(|ranks| &ranks.places),
         };
-        StartRanks::at(places, 0, Duration::from_secs(60), command)
+        let places = places.cloned().unwrap_or_default();
+        StartRanks::at(places, (0, None), Duration::from_secs(60), command)
     }
 
-    fn at(places: PlaceFlags, restarts: u32, grace: Duration, command: Command) -> Command {
-        match places {
-            PlaceFlags {
-                ranks: None,
-                hosts: None,
-                hostfile: None,
-            } => command,
-            places => Command::Start(StartRanks {
-                places,
-                restarts,
-                grace,
-                command: Box::new(command),
-            }),
+    fn at(
+        places: PlaceFlags,
+        (restarts, min_ranks): (u32, Option<usize>),
+        grace: Duration,
+        command: Command,
+    ) -> Command {
+        if places == PlaceFlags::default() {
+            return command;
         }
+        Command::Start(StartRanks {
+            places,
+            restarts,
+            min_ranks,
+            grace,
+            command: Box::new(command),
+        })
     }
 }
 

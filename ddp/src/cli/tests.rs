@@ -21,7 +21,7 @@ fn train(line: &str) -> Config {
 fn refusal(line: &str) -> String {
     let error = parse(words(line)).expect_err(line);
     assert_eq!(error.exit_code(), 2, "{line}");
-    crate::error::with_flags(&error.to_string())
+    crate::flags::with_flags(&error.to_string())
 }
 
 fn words(line: &str) -> Vec<String> {
@@ -126,7 +126,7 @@ fn every_flag_of_training_arrives() {
         dtype: Precision::Bf16,
         data_on_device: Resident::On,
         graph: GraphChoice::Off,
-        products: ProductChoice::Timed,
+        products: MatmulChoice::Timed,
         threads: Some(3),
         seed: 7,
         out: "a/b".into(),
@@ -184,6 +184,7 @@ fn every_flag_of_training_arrives() {
             "--ranks",
             "--hosts",
             "--hostfile",
+            "--min-ranks",
             "--restarts",
             "--grace-s",
         ]
@@ -565,7 +566,7 @@ const WHOLE: [(&str, &str); 10] = [
         "--mb 3 --operation broadcast --dtype bf16 --captured --buckets 1,4 --threads 2 --device cuda --share-gpus --seconds 1 \
          --rounds 3 --timeout-s 5",
     ),
-    ("compare", "one two --json"),
+    ("compare", "one two --json --replay"),
 ];
 
 #[test]

@@ -148,35 +148,28 @@ fn initial_weights(
         Some(OsString::from(table.get(NAME)?.as_str()?))
     };
     let flag = flag.map(|(_, path)| path.clone());
-    let path = flag
-        .or_else(|| set.map(|(_, path)| path.clone()))
-        .or_else(in_file);
+    let path = flag.or_else(|| set.map(|(_, path)| path.clone()));
+    let path = path.or_else(in_file);
     path.map_or(Ok(None), |path| InitialWeights::of(Path::new(&path)))
 }
 
 /// `how`, with what the environment says; a --config flag wins over DDP_CONFIG.
 fn how_also(how: &LayerFlags, variables: &[(OsString, OsString)]) -> Result<LayerFlags> {
     let variable = |name: &str| {
-        variables
-            .iter()
-            .find(|(known, _)| known == name)
-            .map(|(_, value)| value)
+        let variable = variables.iter().find(|(known, _)| known == name);
+        variable.map(|(_, value)| value)
     };
-    let is_set = |name: &str| match variable(name)
-        .map(|value| value.to_string_lossy())
-        .as_deref()
-    {
-        None | Some("false") => Ok(false),
-        Some("true") => Ok(true),
+    let is_set = |name: &str| match variable(name).map(|value| value.to_str()) {
+        None | Some(Some("false")) => Ok(false),
+        Some(Some("true")) => Ok(true),
         Some(other) => Err(Error::Usage(format!(
-            "{name} in the environment: expected true or false, got {other:?}"
+            "{name} in the environment: expected true or false, got {:?}",
+            other.unwrap_or("another text")
         ))),
     };
+    let config = || variable(CONFIG).map(PathBuf::from);
     Ok(LayerFlags {
-        config: how
-            .config
-            .clone()
-            .or_else(|| variable(CONFIG).map(PathBuf::from)),
+        config: how.config.clone().or_else(config),
         print_config: how.print_config | is_set(PRINT_CONFIG)?,
         dry_run: how.dry_run | is_set(DRY_RUN)?,
     })

@@ -1,7 +1,7 @@
 //! What `compare` reads of a metrics log: the digests of each logged step.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
@@ -21,19 +21,23 @@ pub(super) struct Digests {
     pub(super) weights: Vec<Layer>,
 }
 
-/// A logged step, or the initial weights as step 0. Versions up to 0.7 wrote no digests.
-#[derive(Debug, Deserialize)]
+/// A logged step, or the initial weights as step 0. Version 0.6 and older wrote no digests.
+#[derive(Debug, Default, Deserialize)]
 pub(super) struct Step {
     pub(super) step: u64,
     pub(super) loss: Option<f64>,
     pub(super) digests: Option<Digests>,
 }
 
+/// Steps by number.
+pub(super) type Steps = BTreeMap<u64, Step>;
+
 /// A run to compare.
 #[derive(Debug)]
 pub(super) struct Logged {
+    pub(super) folder: PathBuf,
     pub(super) run: Run,
-    pub(super) steps: BTreeMap<u64, Step>,
+    pub(super) steps: Steps,
 }
 
 impl Logged {
@@ -48,20 +52,11 @@ impl Logged {
             step.map(|step| steps.insert(step.step, step)).is_err()
         })?;
         if let Ok(weights) = Vec::deserialize(&run.last["start"]["initial_weights"]) {
-            let digests = Some(Digests {
-                weights,
-                ..Digests::default()
-            });
-            let (step, loss) = (0, None);
-            steps.insert(
-                0,
-                Step {
-                    step,
-                    loss,
-                    digests,
-                },
-            );
+            let mut first = Step::default();
+            first.digests.get_or_insert_default().weights = weights;
+            steps.insert(first.step, first);
         }
-        Ok(Logged { run, steps })
+        let folder = folder.to_path_buf();
+        Ok(Logged { folder, run, steps })
     }
 }

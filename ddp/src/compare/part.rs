@@ -4,21 +4,13 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::logged::{Logged, Step};
+use super::logged::{Digests, Layer, Step, Steps};
 use crate::shown::significant;
 use crate::units::relative;
 
-/// Something that a step read or computed.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct Thing {
-    thing: &'static str,
-    /// Of a gradient or of weights.
-    layer: Option<String>,
-    #[serde(skip)]
-    bits: String,
-    /// The loss, or the norm of the layer.
-    value: Option<f64>,
-}
+/// A tensor or number that a step read or computed: the layer of a gradient or of weights, the
+/// bits, and the loss or the norm of the layer.
+type Value = (Option<String>, String, Option<f64>);
 
 /// The first difference between two runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -26,18 +18,22 @@ pub(super) struct Parting {
     /// 0 before the first step.
     pub(super) step: u64,
     /// The last step before it that both logged, in which nothing differs.
-    same_until: Option<u64>,
-    #[serde(flatten)]
-    a: Thing,
+    pub(super) same_until: Option<u64>,
+    thing: &'static str,
+    layer: Option<String>,
+    value: Option<f64>,
     value_in_b: Option<f64>,
-    /// In how many layers that thing differs.
+    /// In how many layers of both runs that thing differs.
     layers: usize,
+    /// Layers that have that thing in one run only.
+    only_in_a: Vec<String>,
+    only_in_b: Vec<String>,
 }
 
 impl fmt::Display for Parting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the {}", self.a.thing)?;
-        if let Some(layer) = &self.a.layer {
+        write!(f, "the {}", self.thing)?;
+        if let Some(layer) = &self.layer {
             write!(f, " of layer {layer}")?;
         }
         match self.step {
@@ -54,16 +50,24 @@ impl Parting {
         if self.layers > 1 {
             lines.push(format!("it differs in {} layers", self.layers));
         }
-        if let Some((a, b)) = self.a.value.zip(self.value_in_b) {
-            let what = self.a.layer.as_ref().map_or("value", |_| "norm");
+        for (layers, run) in [(&self.only_in_a, 'A'), (&self.only_in_b, 'B')] {
+            if !layers.is_empty() {
+                lines.push(format!("layers only in {run}: {}", layers.join(", ")));
+            }
+        }
+        if let Some((a, b)) = self.value.zip(self.value_in_b) {
+            let what = self.layer.as_ref().map_or("value", |_| "norm");
             let apart = apart_text(relative(a, b));
             let [a, b] = [a, b].map(|value| significant(value, 9));
             lines.push(format!("{what} {a} in A, {b} in B: {apart}"));
         }
         if let Some(step) = self.same_until.filter(|step| step + 1 < self.step) {
+            let same = match step {
+                0 => "the initial weights are".into(),
+                step => format!("step {step} is"),
+            };
             lines.push(format!(
-                "step {step} is the same; no step between them is in both logs (--log-every 1 logs \
-                 all)"
+                "{same} the same; no step between them is in both logs (--log-every 1 logs all)"
             ));
         }
         lines
@@ -79,63 +83,68 @@ pub(super) fn apart_text(relative: f64) -> String {
 }
 
 /// What a step read and computed, in this order: only the loss without `digests`.
-fn things(step: &Step, digests: bool) -> Vec<Thing> {
-    let thing = |thing, layer, bits: &str, value| Thing {
-        thing,
-        layer,
-        bits: bits.into(),
-        value,
-    };
-    let bits = format!("{:?}", step.loss.map(f64::to_bits));
-    let loss = thing("loss", None, &bits, step.loss);
-    let Some(digests) = step.digests.as_ref().filter(|_| digests) else {
-        return vec![loss];
-    };
+fn things(step: &Step, digests: bool) -> [(&'static str, Vec<Value>); 4] {
+    let none = Digests::default();
+    let digests = step.digests.as_ref().filter(|_| digests).unwrap_or(&none);
     let weights = match step.step {
         0 => "initial weights",
         _ => "update",
     };
-    let batch = thing("batch", None, &digests.batch, None);
+    let bits = format!("{:?}", step.loss.map(f64::to_bits));
+    let layer = |of: &Layer| (Some(of.0.clone()), of.1.clone(), of.2);
     // Backward goes from the output to the input.
-    let gradients = digests
-        .gradients
-        .iter()
-        .rev()
-        .map(|layer| ("gradient", layer));
-    let layers = gradients.chain(digests.weights.iter().map(|layer| (weights, layer)));
-    let layers = layers.map(|(name, of)| thing(name, Some(of.0.clone()), &of.1, of.2));
-    [batch, loss].into_iter().chain(layers).collect()
+    let gradients = digests.gradients.iter().rev().map(layer).collect();
+    [
+        ("batch", vec![(None, digests.batch.clone(), None)]),
+        ("loss", vec![(None, bits, step.loss)]),
+        ("gradient", gradients),
+        (weights, digests.weights.iter().map(layer).collect()),
+    ]
 }
 
 /// The first difference between two runs, in the steps that both logged.
-pub(super) fn parting(a: &Logged, b: &Logged) -> Option<Parting> {
+pub(super) fn parting(a: &Steps, b: &Steps) -> Option<Parting> {
     let mut same_until = None;
-    for (own, other) in common(a, b) {
+    common(a, b).find_map(|(own, other)| {
         let both = own.digests.is_some() && other.digests.is_some();
-        let (a, b) = (things(own, both), things(other, both));
-        // A layer may be in one model only.
-        let mut differing = (0..a.len().max(b.len())).filter(|&at| a.get(at) != b.get(at));
-        if let Some(at) = differing.next() {
-            let thing = a.get(at).or(b.get(at)).expect("one of them has it");
-            let same_thing = |&at: &usize| a.get(at).is_some_and(|a| a.thing == thing.thing);
-            return Some(Parting {
-                step: own.step,
-                same_until,
-                value_in_b: b.get(at).and_then(|thing| thing.value),
-                layers: 1 + differing.filter(same_thing).count(),
-                a: thing.clone(),
-            });
-        }
-        same_until = Some(own.step);
+        let until = same_until.replace(own.step);
+        let mut pairs = things(own, both).into_iter().zip(things(other, both));
+        pairs.find_map(|((thing, a), (_, b))| parting_of((until, own.step), thing, [&a, &b]))
+    })
+}
+
+/// The first difference between a thing that a step, after another, read or computed in one run and
+/// in the other. Their models may have different layers.
+fn parting_of(
+    (same_until, step): (Option<u64>, u64),
+    thing: &'static str,
+    [a, b]: [&[Value]; 2],
+) -> Option<Parting> {
+    fn alike<'a>(of: &'a [Value], one: &Value) -> Option<&'a Value> {
+        of.iter().find(|other| other.0 == one.0)
     }
-    None
+    let differing = || a.iter().filter(|one| alike(b, one) != Some(one));
+    let only_in = |of: &[Value], other: &[Value]| -> Vec<String> {
+        let only = of.iter().filter(|one| alike(other, one).is_none());
+        only.filter_map(|one| one.0.clone()).collect()
+    };
+    let mut only_b = b.iter().filter(|one| alike(a, one).is_none());
+    let first = differing().next().or_else(|| only_b.next())?;
+    Some(Parting {
+        step,
+        same_until,
+        thing,
+        layer: first.0.clone(),
+        value: alike(a, first).and_then(|one| one.2),
+        value_in_b: alike(b, first).and_then(|one| one.2),
+        layers: differing().filter(|one| alike(b, one).is_some()).count(),
+        only_in_a: only_in(a, b),
+        only_in_b: only_in(b, a),
+    })
 }
 
 /// The steps that both runs logged, in order.
-pub(super) fn common<'a>(
-    a: &'a Logged,
-    b: &'a Logged,
-) -> impl Iterator<Item = (&'a Step, &'a Step)> {
-    let steps = a.steps.values();
-    steps.filter_map(|own| Some((own, b.steps.get(&own.step)?)))
+pub(super) fn common<'a>(a: &'a Steps, b: &'a Steps) -> impl Iterator<Item = (&'a Step, &'a Step)> {
+    let steps = a.values();
+    steps.filter_map(|own| Some((own, b.get(&own.step)?)))
 }

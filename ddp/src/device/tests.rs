@@ -28,26 +28,20 @@ fn troubled(sees: &[usize], troubles: &[&str]) -> Facts {
     }
 }
 
-const ON_GPUS: Decision = Decision {
-    on_gpus: true,
-    warning: None,
-};
-const ON_CPU: Decision = Decision {
-    on_gpus: false,
-    warning: None,
-};
+const ON_GPUS: Decision = (true, None);
+const ON_CPU: Decision = (false, None);
 
 #[track_caller]
 fn refusal<T>(outcome: Result<T>) -> String {
     let error = outcome.err().expect("it is refused");
     assert_eq!(error.exit_code(), 2, "{error}");
-    assert!(matches!(error, Error::Usage(_)));
+    assert!(matches!(error, Error::Usage(_) | Error::Setting { .. }));
     error.to_string()
 }
 
 #[track_caller]
 fn warning(choice: DeviceChoice, facts: &Facts) -> String {
-    let Decision { on_gpus, warning } = decide(choice, facts).unwrap();
+    let (on_gpus, warning) = decide(choice, facts).unwrap();
     assert_eq!(on_gpus, choice != DeviceChoice::Auto);
     warning.expect("something is said")
 }

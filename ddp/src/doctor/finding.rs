@@ -70,14 +70,10 @@ impl Display for Finding {
             Health::Note => "note",
             Health::Bad => "BAD ",
         };
-        write!(
-            f,
-            "{mark}  {:<12} {}",
-            self.topic,
-            self.text.replace('\n', "\n                    ")
-        )?;
-        self.help
-            .as_ref()
-            .map_or(Ok(()), |help| write!(f, "\n                    -> {help}"))
+        const INDENT: &str = "\n                    ";
+        let (topic, text) = (&self.topic, self.text.replace('\n', INDENT));
+        write!(f, "{mark}  {topic:<12} {text}")?;
+        let mut help = self.help.iter();
+        help.try_for_each(|help| write!(f, "{INDENT}-> {help}"))
     }
 }

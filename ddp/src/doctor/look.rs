@@ -89,12 +89,8 @@ fn huge_pages() -> Option<Finding> {
         "never" => "off: allocating large tensors takes longer",
         other => other,
     };
-    Some(Finding::note_if(
-        chosen == "never",
-        "huge pages",
-        text.into(),
-        help,
-    ))
+    let is_off = chosen == "never";
+    Some(Finding::note_if(is_off, "huge pages", text.into(), help))
 }
 
 /// Shared memory, which NCCL needs between the ranks of a host.
@@ -109,10 +105,8 @@ fn shared_memory() -> Option<Finding> {
 
 /// The nearest folder above that exists.
 pub(super) fn nearest(out: &Path) -> &Path {
-    let mut above = out.ancestors();
-    above
-        .find(|folder| folder.is_dir())
-        .unwrap_or(Path::new("."))
+    let existing = out.ancestors().find(|folder| folder.is_dir());
+    existing.unwrap_or(Path::new("."))
 }
 
 fn disk(out: &Path) -> Finding {
@@ -134,13 +128,11 @@ fn mpi() -> Finding {
         let text = "this program was built without it: --ranks, torchrun or srun start ranks";
         return Finding::fine("MPI", text);
     }
+    let missing = "mpirun is not in PATH: --ranks, torchrun or srun start ranks";
+    let help = "for mpirun: run launch/setup, or module load openmpi";
     match first_line("mpirun", &["--version"]) {
         Some(line) => Finding::fine("MPI", line),
-        None => Finding::note(
-            "MPI",
-            "mpirun is not in PATH: --ranks, torchrun or srun start ranks",
-            "for mpirun: run launch/setup, or module load openmpi",
-        ),
+        None => Finding::note("MPI", missing, help),
     }
 }
 
@@ -160,24 +152,19 @@ fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
 pub(super) fn cuda(ranks: usize) -> Vec<Finding> {
     let found = discover();
     let several = ranks > 1 || found.gpus.len() > 1;
+    let repair = "repair the driver, or train with --device cpu";
     let mut findings = vec![match (&found.why_no_gpu, found.why_unusable()) {
         (None, _) => library(&found.driver, true, &[]),
         // No GPU is fine; a GPU that cannot be used is not.
-        (_, Some(why)) => Finding::bad(
-            "GPU",
-            format!("none can be used: {why}"),
-            "repair the driver, or train with --device cpu",
-        ),
+        (_, Some(why)) => Finding::bad("GPU", format!("none can be used: {why}"), repair),
         _ => Finding::fine("GPU", "none, and no driver: training runs on the CPU"),
     }];
     if found.gpus.is_empty() {
         return findings;
     }
     if let Some((major, minor)) = found.driver_version {
-        findings.push(Finding::fine(
-            "CUDA",
-            format!("the driver supports {major}.{minor} at most"),
-        ));
+        let text = format!("the driver supports {major}.{minor} at most");
+        findings.push(Finding::fine("CUDA", text));
     }
     // Loads the libraries, so that those that fail are known.
     let usable = found.gpus.iter().find(|gpu| too_old(gpu).is_none());
@@ -200,10 +187,9 @@ pub(super) fn cuda(ranks: usize) -> Vec<Finding> {
                 None => Finding::bad("GPU", why, help),
             };
         }
-        let simulated = if gpu.name.contains("Simulated") {
-            " (SIMULATED: its speed means nothing)"
-        } else {
-            ""
+        let simulated = match gpu.name.contains("Simulated") {
+            true => " (SIMULATED: its speed means nothing)",
+            false => "",
         };
         Finding::fine("GPU", format!("{gpu}{simulated}"))
     }));

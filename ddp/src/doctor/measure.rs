@@ -13,6 +13,7 @@ use ddp_kernels::{DType, Device, Tensor};
 
 use super::finding::Finding;
 use super::look::{Devices, nearest};
+use crate::bench::group_on;
 use crate::devices::is_simulated;
 use crate::error::{Error, Result};
 
@@ -75,13 +76,10 @@ fn tried(topic: &str, device: Device, measure: impl FnOnce() -> Result<String>) 
 
 /// `12.3 GB/s`; no rate for simulated GPUs.
 fn rate(bytes: usize, took: Duration, device: Device) -> String {
-    if is_simulated(device) {
-        "works (simulated)".into()
-    } else {
-        match bytes as f64 / took.as_secs_f64() / 1e9 {
-            slow @ ..0.1 => format!("{:.1} MB/s", slow * 1e3),
-            rate => format!("{rate:.1} GB/s"),
-        }
+    match bytes as f64 / took.as_secs_f64() / 1e9 {
+        _ if is_simulated(device) => "works (simulated)".into(),
+        slow @ ..0.1 => format!("{:.1} MB/s", slow * 1e3),
+        rate => format!("{rate:.1} GB/s"),
     }
 }
 
@@ -112,13 +110,9 @@ fn pinned(device: Device) -> Result<String> {
             Ok(began.elapsed())
         })
     };
-    let (up, down) = (copy(&here, &host)?, copy(&host, &here)?);
-    let bytes = here.bytes();
-    Ok(format!(
-        "{device}: {} up, {} down",
-        rate(bytes, up, device),
-        rate(bytes, down, device)
-    ))
+    let both = [copy(&here, &host)?, copy(&host, &here)?];
+    let [up, down] = both.map(|took| rate(here.bytes(), took, device));
+    Ok(format!("{device}: {up} up, {down} down"))
 }
 
 fn peer(from: Device, to: Device) -> Result<String> {
@@ -134,20 +128,15 @@ fn peer(from: Device, to: Device) -> Result<String> {
         synchronize(to)?;
         Ok(began.elapsed())
     })?;
-    Ok(format!(
-        "{from} to {to}: {}",
-        rate(source.bytes(), took, from)
-    ))
+    let rate = rate(source.bytes(), took, from);
+    Ok(format!("{from} to {to}: {rate}"))
 }
 
 /// A finding about the job: a checked sum over all ranks. All ranks call it together.
 pub(super) fn reductions(devices: &Devices, world: &World) -> Result<Finding> {
     let mine = devices.mine;
-    let group = if mine.is_accelerator() {
-        world.gpu_group("doctor", mine)?
-    } else {
-        world.group("doctor")?
-    };
+    let group = group_on(mine, "doctor", world)?;
+    let (rank, ranks) = (world.rank(), world.size());
     let count = floats(mine, SUM_FLOATS);
     let stream = Stream::default_of(mine)?;
     let mut took = Duration::MAX;
@@ -160,24 +149,14 @@ pub(super) fn reductions(devices: &Devices, world: &World) -> Result<Finding> {
         synchronize(mine)?;
         took = took.min(began.elapsed());
         let sums: Vec<f32> = announced("doctor", || ones.to(Device::Cpu))?.to_vec()?;
-        if let Some(wrong) = sums.iter().find(|&&sum| sum != world.size() as f32) {
-            let text = format!(
-                "doctor: the sum of {} ones is {wrong} on rank {}",
-                world.size(),
-                world.rank()
-            );
+        if let Some(wrong) = sums.iter().find(|&&sum| sum != ranks as f32) {
+            let text = format!("doctor: the sum of {ranks} ones is {wrong} on rank {rank}");
             return Err(Error::Internal(text));
         }
     }
     // The bytes that cross each rank's link, as nccl-tests counts them.
-    let crossing = 2.0 * (world.size() - 1) as f64 / world.size() as f64;
-    let text = rate((4.0 * count as f64 * crossing) as usize, took, mine);
-    Ok(Finding::fine(
-        "all-reduce",
-        format!(
-            "{text} over {} ranks, by {}",
-            world.size(),
-            group.transport()
-        ),
-    ))
+    let crossing = 2.0 * (ranks - 1) as f64 / ranks as f64;
+    let rate = rate((4.0 * count as f64 * crossing) as usize, took, mine);
+    let text = format!("{rate} over {ranks} ranks, by {}", group.transport());
+    Ok(Finding::fine("all-reduce", text))
 }

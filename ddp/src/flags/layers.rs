@@ -9,12 +9,13 @@ use std::path::Path;
 use clap::builder::{PossibleValue, PossibleValuesParser, ValueParser};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, FromArgMatches};
+use ddp_kernels::setting::SettingName;
 use serde::de::DeserializeSeed;
 use toml::{Table, Value};
 
 use super::meant::meant;
 use crate::config::{Config, Form, MODEL, ReadConfig, SETTINGS, Setting, as_flag, find};
-use crate::error::{Error, Result, refuse, with_flags};
+use crate::error::{Error, Result, refuse};
 use crate::initial_weights::InitialWeights;
 use crate::models::ModelSpec;
 use crate::shown::{is_unseen, shown};
@@ -39,10 +40,8 @@ impl FromArgMatches for SettingFlags {
             let name = setting.name();
             let mut values = matches.try_get_raw(name).ok()??;
             let is_flag = matches.value_source(name) == Some(ValueSource::CommandLine);
-            Some((
-                setting,
-                values.next_back().filter(|_| is_flag)?.to_os_string(),
-            ))
+            let value = values.next_back().filter(|_| is_flag)?;
+            Some((setting, value.to_os_string()))
         };
         Ok(SettingFlags(SETTINGS.iter().filter_map(given).collect()))
     }
@@ -51,6 +50,14 @@ impl FromArgMatches for SettingFlags {
         *self = SettingFlags::from_arg_matches(matches)?;
         Ok(())
     }
+}
+
+/// The help of a setting, which has the names of others in backquotes, with flags.
+pub(crate) fn with_flags(help: &str) -> String {
+    SETTINGS.iter().fold(help.to_string(), |help, setting| {
+        let name = setting.name();
+        help.replace(&format!("`{name}`"), &format!("--{name}"))
+    })
 }
 
 /// The flag of a setting.
@@ -66,22 +73,18 @@ pub(crate) fn flag(setting: &'static Setting) -> Arg {
         serde_json::Value::String(none) if none.is_empty() => String::new(),
         default => format!(" [default: {}]", as_flag(default)),
     };
-    let (short, help) = (
-        format!("{short}{found}{default}"),
-        format!("{help}{default}"),
-    );
+    let short = format!("{short}{found}{default}");
     let value = |(name, help): &(&'static str, &'static str)| PossibleValue::new(*name).help(*help);
-    let parser = if setting.choices.is_empty() {
-        ValueParser::os_string()
-    } else {
-        PossibleValuesParser::new(setting.choices.iter().map(value)).into()
+    let parser = match setting.choices.is_empty() {
+        true => ValueParser::os_string(),
+        false => PossibleValuesParser::new(setting.choices.iter().map(value)).into(),
     };
     let flag = Arg::new(name)
         .long(name)
         .value_name(setting.value_name)
         .help_heading(setting.group.as_str())
         .help(short)
-        .long_help(help)
+        .long_help(format!("{help}{default}"))
         .value_parser(parser)
         .allow_negative_numbers(true);
     match setting.form {
@@ -224,9 +227,8 @@ impl Layers {
     pub(crate) fn read_environment(&mut self, variables: &[(OsString, OsString)]) -> Result<()> {
         // The model comes first: it decides which other settings there are.
         let model = variable(MODEL);
-        let (first, rest): (Vec<_>, Vec<_>) = variables
-            .iter()
-            .partition(|(name, _)| name == model.as_str());
+        let is_model = |(name, _): &&(OsString, OsString)| name == model.as_str();
+        let (first, rest): (Vec<_>, Vec<_>) = variables.iter().partition(is_model);
         for (name, value) in first.into_iter().chain(rest) {
             let name = name.to_string_lossy().into_owned();
             match SETTINGS.iter().find(|one| variable(one.name()) == name) {
@@ -240,16 +242,13 @@ impl Layers {
     /// Checks the settings. An error about one that is not a flag says where it is set.
     pub(crate) fn check(&self) -> Result<()> {
         self.config.check().map_err(|error| {
-            let text = error.to_string();
-            let name = text
-                .strip_prefix('`')
-                .and_then(|text| text.split('`').next());
-            match name.and_then(|name| self.origins.get_key_value(name)) {
-                Some((name, (layer, origin))) if *layer != Layer::Flag => {
-                    Error::Usage(format!("{text} (`{name}` is set in {origin})"))
-                }
-                _ => error,
+            if let Error::Setting { setting, .. } = &error
+                && let Some((Layer::File | Layer::Variable, origin)) = self.origins.get(setting)
+            {
+                let name = SettingName(setting);
+                return Error::Usage(format!("{error} ({name} is set in {origin})"));
             }
+            error
         })
     }
 
@@ -280,14 +279,10 @@ impl Layers {
 fn on_one_line(value: &Value) -> String {
     match value {
         Value::String(text) => in_quotes(text),
-        Value::Array(values) => format!(
-            "[{}]",
-            values
-                .iter()
-                .map(on_one_line)
-                .collect::<Vec<_>>()
-                .join(", ")
-        ),
+        Value::Array(values) => {
+            let values: Vec<_> = values.iter().map(on_one_line).collect();
+            format!("[{}]", values.join(", "))
+        }
         other => other.to_string(),
     }
 }
@@ -318,19 +313,15 @@ fn check_unknown(name: &str) -> Result<()> {
              another program uses it"
         )));
     }
-    let near = |known: &str| {
+    let near = |known: String| {
         // In short names two letters are too many: DDP_RANK, DDP_PORT and DDP_LOG belong to others.
-        let most = if known.len().min(name.len()) < PREFIX.len() + 6 {
-            1
-        } else {
-            2
-        };
-        let distance = strsim::levenshtein(name, known);
-        (distance <= most).then(|| (distance, known.to_string()))
+        let is_short = known.len().min(name.len()) < PREFIX.len() + 6;
+        let distance = strsim::levenshtein(name, &known);
+        (distance <= if is_short { 1 } else { 2 }).then_some((distance, known))
     };
     let known = SETTINGS.iter().map(|setting| variable(setting.name()));
     let known = known.chain(how.map(String::from));
-    match known.filter_map(|known| near(&known)).min() {
+    match known.filter_map(near).min() {
         Some((_, known)) => Err(Error::Usage(format!(
             "{name} in the environment: no such setting; help: write {known} if that was meant, \
              else unset {name}"

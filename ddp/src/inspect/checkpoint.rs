@@ -46,9 +46,9 @@ fn sheet(
     tensors: &Tensors,
     files: &[(String, u64)],
 ) -> Result<Sheet> {
+    let folder = folder.display();
     let mut sheet = Sheet::new(format!(
-        "checkpoint {}: intact, every checksum is right",
-        folder.display()
+        "checkpoint {folder}: intact, every checksum is right"
     ));
     let (step, steps, samples) = (state.step, state.schedule.steps, state.samples);
     let position = &state.position;
@@ -57,76 +57,59 @@ fn sheet(
         true => format!("; next batch {batch} of epoch {epoch}"),
         false => String::new(),
     };
-    sheet.add(
-        "step",
-        format!("{step} of {steps}, {samples} rows trained on{next}"),
-    );
+    let step = format!("{step} of {steps}, {samples} rows trained on{next}");
+    sheet.add("step", step);
     let best = state
         .best
         .filter(|best| state.last.is_none_or(|last| best.step != last.step));
-    let best = best.map_or(String::new(), |best| {
-        format!("\nbest {}", evaluation(&best))
-    });
-    sheet.add(
-        "evaluation",
-        match &state.last {
-            None => "none so far".to_string(),
-            Some(last) => evaluation(last) + &best,
-        },
-    );
+    let best = best.map(|best| format!("\nbest {}", evaluation(&best)));
+    let last = state.last.as_ref().map(evaluation);
+    let last = last.unwrap_or_else(|| "none so far".into());
+    sheet.add("evaluation", last + &best.unwrap_or_default());
     sheet.add("task", task(&state.task));
     sheet.add("rows", rows(state, config));
-    if let Some(normalization) = &state.target_normalization {
-        sheet.add(
-            "labels",
-            format!("standardized: {}", targets(normalization).0),
-        );
+    let normalized = state.target_normalization.as_ref().map(targets);
+    if let Some((done, _)) = &normalized {
+        sheet.add("labels", format!("standardized: {done}"));
     }
-    let (data, count) = (shown(&config.data.to_string()), position.rows);
-    sheet.add(
-        "data",
-        format!("{data}: {count} rows, batches of {}", position.batch),
+    let (data, count, batch) = (
+        shown(&config.data.to_string()),
+        position.rows,
+        position.batch,
     );
-    let (elements, dtype) = (tensors.elements(), config.dtype);
-    let names = tensors.table();
-    sheet.add(
-        "model",
-        format!("{elements} parameters in {dtype:?}\n{names}"),
-    );
-    let (frozen, count) = frozen(config, tensors);
+    sheet.add("data", format!("{data}: {count} rows, batches of {batch}"));
+    let (elements, dtype, names) = (tensors.elements(), config.dtype, tensors.table());
+    let model = format!("{elements} parameters in {dtype:?}\n{names}");
+    sheet.add("model", model);
+    let (frozen, count) = tensors.those(|name| config.is_frozen(name));
     if count > 0 {
         let names = some_of(&frozen);
-        sheet.add(
-            "frozen",
-            format!("{names}: {count} parameters were not trained"),
-        );
+        let text = format!("{names}: {count} parameters were not trained");
+        sheet.add("frozen", text);
     }
     if let Some(torch) = torch(state, config) {
-        let units = state.target_normalization.as_ref().map(targets);
-        let units = units.map_or(String::new(), |(_, undone)| {
-            format!("\nin the units of the labels: {undone}")
-        });
-        sheet.add("torch", torch + &units);
+        let undone = normalized.map(|(_, text)| format!("\nin the units of the labels: {text}"));
+        sheet.add("torch", torch + &undone.unwrap_or_default());
     }
     sheet.add("optimizer", optimizer(state, config));
     let devices: Vec<String> = state.world.devices.iter().map(|text| shown(text)).collect();
     let ranks = plural(state.world.ranks as u64, "rank");
     sheet.add("trained on", format!("{ranks}\n{}", devices.join("\n")));
-    let rows: Vec<Vec<String>> = files
-        .iter()
-        .map(|(name, bytes)| vec![name.clone(), format!("{bytes} bytes")])
-        .collect();
-    sheet.add("files", table(&rows));
+    let row = |(name, bytes): &(String, u64)| vec![name.clone(), format!("{bytes} bytes")];
+    sheet.add("files", table(&files.iter().map(row).collect::<Vec<_>>()));
     Ok(sheet)
 }
 
 /// `loss 0.0312, accuracy 99.10%, after step 790`
 pub(super) fn evaluation(best: &Best) -> String {
-    let accuracy = best.accuracy.map_or(String::new(), |accuracy| {
-        format!(", accuracy {:.2}%", 100.0 * accuracy)
-    });
-    let loss = significant(best.loss, 4);
-    format!("loss {loss}{accuracy}, after step {}", best.step)
+    let (loss, step) = (significant(best.loss, 4), best.step);
+    let accuracy = best
+        .accuracy
+        .map(|part| format!(", accuracy {:.2}%", 100.0 * part));
+    format!(
+        "loss {loss}{}, after step {step}",
+        accuracy.unwrap_or_default()
+    )
 }
 
 pub(super) fn task(task: &TaskSpec) -> String {
@@ -191,24 +174,15 @@ fn optimizer(state: &State, config: &Config) -> String {
     let values = config.to_json();
     let constants = config.optimizer.declared().defaults.iter();
     let constants = constants.filter(|(name, _)| !["lr", "weight-decay"].contains(name));
-    let constants: Vec<_> = constants
-        .map(|(name, _)| format!("{name} {}", as_flag(&values[*name])))
-        .collect();
+    let constant = |(name, _): &(&str, f64)| format!("{name} {}", as_flag(&values[*name]));
+    let constants: Vec<_> = constants.map(constant).collect();
     let rule = format!("{} ({})", config.optimizer.name(), constants.join(", "));
     let parts = match state.world.optimizer_parts {
         1 => "moments in 1 file".to_string(),
         parts => format!("moments in {parts} files, one for each rank (ZeRO-1)"),
     };
-    format!(
-        "{rule}, next learning rate {:?} of {:?}, {parts}",
-        state.schedule.learning_rate,
-        config.peak_lr()
-    )
-}
-
-/// The tensors that were not trained, and their elements.
-fn frozen(config: &Config, tensors: &Tensors) -> (Vec<String>, usize) {
-    tensors.those(|name| config.is_frozen(name))
+    let (rate, peak) = (state.schedule.learning_rate, config.peak_lr());
+    format!("{rule}, next learning rate {rate:?} of {peak:?}, {parts}")
 }
 
 /// The model in PyTorch.
@@ -224,7 +198,7 @@ fn model_json(state: &State, config: &Config, tensors: &Tensors) -> Value {
         "dtype": config.dtype,
         "parameters": tensors.elements(),
         "tensors": tensors.to_json(),
-        "frozen": frozen(config, tensors).0,
+        "frozen": tensors.those(|name| config.is_frozen(name)).0,
         "torch": torch(state, config),
     });
     let settings = json!(config.model);

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use ddp_data::setting::DATA;
 use serde_json::{Value, json};
 
 use super::sheet::{Inspected, Sheet, some_of, table};
@@ -13,7 +14,7 @@ use crate::data::resolve;
 use crate::data::{self, Alone, Data, DataRequest, DataSpec, Dataset, TokenSummary};
 use crate::error::{Error, Result, ShownError};
 use crate::shown::{shown, significant};
-use crate::tasks::{self, Survey, SurveyText};
+use crate::tasks::{self, Survey};
 
 /// Rows that are read at a time.
 const ROWS_AT_A_TIME: u64 = 1024;
@@ -39,7 +40,7 @@ fn rows(spec: DataSpec, request: &DataRequest, flags: &InspectFlags) -> Result<I
     let mut sheet = Sheet::new(format!("data {spec}"));
     let mut json = json!({ "kind": "data", "path": flags.path });
     if let DataSpec::Files(spec) = &spec {
-        let files = resolve::files(&spec.path, "data").map_err(|error| renamed(error, flags))?;
+        let files = resolve::files(&spec.path, DATA).map_err(|error| renamed(error, flags))?;
         let (text, files) = contents(&files, flags)?;
         sheet.add("files", text);
         json["files"] = files;
@@ -75,30 +76,22 @@ fn tokens(summary: &TokenSummary, flags: &InspectFlags) -> Result<Inspected> {
     let mut sheet = Sheet::new(format!("tokens {}", flags.path));
     let line = |(name, tokens): &(String, u64)| vec![name.clone(), format!("{tokens} tokens")];
     sheet.add("files", first_lines(files.iter().map(line).collect()));
-    sheet.add(
-        "tokens",
-        format!("{}: {}", summary.tokens(), summary.coding),
-    );
+    let text = format!("{}: {}", summary.tokens(), summary.coding);
+    sheet.add("tokens", text);
     let guess = match summary.is_vocabulary_guessed {
         true => ", so the vocabulary is taken as one more",
         false => "",
     };
-    sheet.add(
-        "vocabulary",
-        format!(
-            "{}; the largest token is {}{guess}",
-            summary.vocabulary, summary.largest
+    let (vocabulary, largest) = (summary.vocabulary, summary.largest);
+    let text = format!("{vocabulary}; the largest token is {largest}{guess}");
+    sheet.add("vocabulary", text);
+    let text = match summary.context {
+        Some(context) => format!(
+            "{windows} with a context of {context}; {dropped} tokens at the end of files are in none"
         ),
-    );
-    sheet.add(
-        "windows",
-        match summary.context {
-            Some(context) => format!(
-                "{windows} with a context of {context}; {dropped} tokens at the end of files are in none"
-            ),
-            None => "not counted; give a context to count them, as in tokens:FILE,context=64".into(),
-        },
-    );
+        None => "not counted; give a context to count them, as in tokens:FILE,context=64".into(),
+    };
+    sheet.add("windows", text);
     sheet.add("content", &*content);
     let file = |(name, tokens): &(String, u64)| json!({ "path": name, "tokens": tokens });
     let json = json!({
@@ -124,9 +117,8 @@ fn contents(files: &[PathBuf], flags: &InspectFlags) -> Result<(String, Value)> 
     let mut lines = Vec::new();
     let mut json = Vec::new();
     for path in files {
-        let bytes = std::fs::metadata(path)
-            .map_err(crate::files::failed("read", path))?
-            .len();
+        let about = std::fs::metadata(path);
+        let bytes = about.map_err(crate::files::failed("read", path))?.len();
         let (mut arrays, holds) = arrays_of(path, flags)?;
         lines.push(vec![path.display().to_string(), format!("{bytes} bytes")]);
         lines.append(&mut arrays);
@@ -149,11 +141,8 @@ fn first_lines(mut lines: Vec<Vec<String>>) -> String {
 fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Value)> {
     if files::is_table(path) {
         let columns = files::table::columns(path)?;
-        let line = vec![format!(
-            "  {} columns: {}",
-            columns.len(),
-            some_of(&columns)
-        )];
+        let (count, names) = (columns.len(), some_of(&columns));
+        let line = vec![format!("  {count} columns: {names}")];
         return Ok((vec![line], json!({ "columns": columns })));
     }
     let contents = files::open(path, flags.settings.cache_dir.as_deref())?;
@@ -179,12 +168,12 @@ fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Val
 
 /// An error about these data without the setting `data`, since `inspect` takes them as an argument.
 fn renamed(error: data::Error, flags: &InspectFlags) -> Error {
-    let rename = |text: String| text.replace(&format!("`data` {}", flags.path), &flags.path);
+    let rename = |text: String| text.replace(&format!("{DATA} {}", flags.path), &flags.path);
     match error.into() {
         Error::Usage(text) => Error::Usage(rename(text)),
         Error::Data(text) => Error::Data(rename(text)),
         Error::Io(mut error) => {
-            error.help = error.help.replace("it was given as `data`: ", "");
+            error.help = error.help.replace(&format!("it was given as {DATA}: "), "");
             Error::Io(error)
         }
         other => other,
@@ -195,11 +184,9 @@ fn describe(data: &Data, sheet: &mut Sheet, json: &mut Value) -> Result<()> {
     let rows = &*data.train;
     let (features, labels) = survey(rows)?;
     let (count, held_out, shape) = (rows.rows(), data.held_out.rows(), rows.row_shape());
-    let also = match held_out {
-        0 => String::new(),
-        held_out => format!(", and {held_out} held out"),
-    };
-    sheet.add("rows", format!("{count} of shape {shape:?}{also}"));
+    let also = Some(format!(", and {held_out} held out")).filter(|_| held_out > 0);
+    let text = format!("{count} of shape {shape:?}{}", also.unwrap_or_default());
+    sheet.add("rows", text);
     if let Some(columns) = &data.columns {
         sheet.add("columns", some_of(columns));
     }
@@ -207,11 +194,9 @@ fn describe(data: &Data, sheet: &mut Sheet, json: &mut Value) -> Result<()> {
     let [least, largest, mean] = features;
     let average = significant(mean, 6);
     let (from, to) = (least as f32, largest as f32);
-    sheet.add(
-        "features",
-        format!("from {from:?} to {to:?}, {average} on average"),
-    );
-    sheet.add("labels", labels_text(&labels.text()));
+    let text = format!("from {from:?} to {to:?}, {average} on average");
+    sheet.add("features", text);
+    sheet.add("labels", labels.text());
     sheet.add("fingerprint", rows.fingerprint()?);
     let (name, value) = labels.json();
     for (name, value) in [
@@ -231,13 +216,6 @@ fn describe(data: &Data, sheet: &mut Sheet, json: &mut Value) -> Result<()> {
         json[name] = value;
     }
     Ok(())
-}
-
-/// The task and the targets.
-fn labels_text(found: &SurveyText) -> String {
-    let parts = [found.head.clone(), table(&found.table), found.rest.clone()];
-    let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-    parts.join("\n")
 }
 
 /// Reads all rows once. The least and the largest feature, and their mean; and the labels.

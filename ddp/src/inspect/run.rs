@@ -23,10 +23,8 @@ pub(super) fn found(out: &Path) -> Result<Inspected> {
     };
     let checkpoints = checkpoints(out)?;
     let mut sheet = Sheet::new(format!("run {}", out.display()));
-    let last = checkpoints
-        .iter()
-        .rev()
-        .find_map(|(_, opened)| opened.as_ref().ok());
+    let mut newest = checkpoints.iter().rev();
+    let last = newest.find_map(|(_, opened)| opened.as_ref().ok());
     // A resumed run may have more steps than it started with.
     let steps = last.map_or(run.start.steps, |last| Some(last.state.schedule.steps));
     describe(&run, steps, &mut sheet);
@@ -43,11 +41,8 @@ pub(super) fn found(out: &Path) -> Result<Inspected> {
         shown(&format!("{name}  {}", condition(opened)))
     };
     let lines: Vec<String> = checkpoints.iter().map(line).collect();
-    let lines = match lines.is_empty() {
-        true => "none".to_string(),
-        false => lines.join("\n"),
-    };
-    sheet.add("checkpoints", lines);
+    let lines = Some(lines.join("\n")).filter(|lines| !lines.is_empty());
+    sheet.add("checkpoints", lines.unwrap_or_else(|| "none".into()));
     let problem = problem(out, &run, &checkpoints);
     let bad_line = |(line, why): &(u64, String)| json!({ "line": line, "why": why });
     let json = json!({
@@ -76,26 +71,22 @@ fn checkpoints(out: &Path) -> Result<Vec<(PathBuf, Result<Opened>)>> {
         return Ok(Vec::new());
     }
     let names = sizes(&folder)?.into_iter().map(|(name, _)| name);
-    let folders = names
-        .filter(|name| name.starts_with("step-"))
-        .map(|name| folder.join(name));
-    let opened = folders.map(|folder| (folder.clone(), checkpoint::open(&folder)));
+    let names = names.filter(|name| name.starts_with("step-"));
+    let opened = names.map(|name| folder.join(name));
+    let opened = opened.map(|folder| (folder.clone(), checkpoint::open(&folder)));
     // A run in progress may have removed some since they were listed.
-    Ok(opened
-        .filter(|(folder, opened)| opened.is_ok() || !checkpoint::is_gone(folder))
-        .collect())
+    let is_there = |(folder, opened): &(PathBuf, Result<Opened>)| {
+        opened.is_ok() || !checkpoint::is_gone(folder)
+    };
+    Ok(opened.filter(is_there).collect())
 }
 
 fn condition(opened: &Result<Opened>) -> String {
     match opened {
-        Ok(opened) => {
-            let last = opened
-                .state
-                .last
-                .as_ref()
-                .filter(|last| last.step == opened.state.step);
-            let last = last.map_or(String::new(), |last| format!(", {}", evaluation(last)));
-            format!("intact{last}")
+        Ok(Opened { state, .. }) => {
+            let last = state.last.as_ref().filter(|last| last.step == state.step);
+            let last = last.map(|last| format!(", {}", evaluation(last)));
+            format!("intact{}", last.unwrap_or_default())
         }
         Err(error) => format!("DAMAGED: {error}"),
     }
@@ -119,20 +110,14 @@ fn checkpoint_json((folder, opened): &(PathBuf, Result<Opened>)) -> Value {
 fn problem(out: &Path, run: &Run, checkpoints: &[(PathBuf, Result<Opened>)]) -> Option<Error> {
     let damaged = checkpoints
         .iter()
-        .filter_map(|(_, opened)| opened.as_ref().err())
-        .map(ToString::to_string);
-    let record = out.join(EVENTS_FILE);
-    let bad = run
-        .bad_lines
-        .iter()
-        .map(|(line, why)| format!("{}, line {line}: {why}", record.display()));
-    let all: Vec<String> = damaged.chain(bad).collect();
-    let first = all.first()?;
-    let more = match all.len() {
-        1 => String::new(),
-        count => format!(" (and {} more, shown above)", count - 1),
-    };
-    Some(Error::Data(format!("{first}{more}")))
+        .filter_map(|(_, opened)| opened.as_ref().err());
+    let log = out.join(EVENTS_FILE);
+    let bad = |(line, why): &(u64, String)| format!("{}, line {line}: {why}", log.display());
+    let bad = run.bad_lines.iter().map(bad);
+    let all: Vec<String> = damaged.map(ToString::to_string).chain(bad).collect();
+    let (first, more) = (all.first()?, all.len() - 1);
+    let more = Some(format!(" (and {more} more, shown above)")).filter(|_| more > 0);
+    Some(Error::Data(format!("{first}{}", more.unwrap_or_default())))
 }
 
 /// Adds what the metrics log says of a run of `steps` steps.
@@ -152,24 +137,19 @@ fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
     sheet.add("parameters", start.parameters.unwrap_or(0).to_string());
     if let Some(last) = run.last.get("step") {
         let rates = [("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")];
-        let rate = rates
-            .iter()
-            .find_map(|(name, unit)| Some((last[name].as_f64()?, unit)));
-        let rate = rate.map_or(String::new(), |(rate, unit)| format!(", {rate:.0} {unit}"));
+        let rate = |(name, unit)| Some(format!(", {:.0} {unit}", last[name].as_f64()?));
+        let rate = rates.into_iter().find_map(rate).unwrap_or_default();
         let (number, steps) = (run.last_step(), steps.unwrap_or(0));
         let loss = significant(last["loss"].as_f64().unwrap_or(f64::NAN), 4);
         let epoch = shown(&last["epoch"].to_string());
-        sheet.add(
-            "last logged",
-            format!("step {number} of {steps}, epoch {epoch}: loss {loss}{rate}"),
-        );
+        let text = format!("step {number} of {steps}, epoch {epoch}: loss {loss}{rate}");
+        sheet.add("last logged", text);
     }
     if let Some((step, text)) = run.eval_texts().next_back() {
         let best = run.best().filter(|best| best.step != step);
-        let best = best.map_or(String::new(), |best| {
-            format!("\nbest {}", evaluation(&best))
-        });
-        sheet.add("evaluation", format!("{text}, after step {step}{best}"));
+        let best = best.map(|best| format!("\nbest {}", evaluation(&best)));
+        let text = format!("{text}, after step {step}{}", best.unwrap_or_default());
+        sheet.add("evaluation", text);
     }
     if !run.resumes.is_empty() {
         let times = plural(run.resumes.len() as u64, "time");

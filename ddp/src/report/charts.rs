@@ -6,12 +6,13 @@ use serde_json::{Value, json};
 
 use super::html::{count, escaped, figure, percent, plural, shortened, table};
 use crate::metrics::{ResumeLine, Run};
+use crate::record::RanksEvent;
 use crate::units::relative;
 
 /// The most points of a curve: what a screen can show.
 const POINTS_MAX: usize = 1000;
-/// The most resumes that are marked.
-const RESUMES_MAX: usize = 100;
+/// The most resumes and changes of ranks that are marked.
+const MARKS_MAX: usize = 100;
 
 /// A step and a value; no value where it was missing or not finite.
 pub(crate) type Point = (u64, Option<f64>);
@@ -59,7 +60,7 @@ const CURVES: [CurvePlan; 15] = [
     ("Throughput", "samples a second", "", Step("samples_per_s")),
     ("Learning rate", "", "", Step("lr")),
     ("Gradient norm", "before clipping", "", Step("grad_norm")),
-    ("Speed", "of a large matmul", "", Step("product_share")),
+    ("Speed", "of a large matmul", "", Step("matmul_share")),
     ("Time of a step", "ms", "whole step", Step("step_ms")),
     ("Time of a step", "ms", "waiting for rows", Step("data_ms")),
     ("Time of a step", "ms", "reductions", Step("reduce_ms")),
@@ -87,7 +88,27 @@ pub(crate) fn of_run(run: &Run) -> Vec<Chart> {
             }
         }
     }
+    charts.extend(ranks(run));
     charts
+}
+
+/// The number of ranks over time, if it changed.
+fn ranks(run: &Run) -> Option<Chart> {
+    let mut points: Vec<Point> = Vec::new();
+    for &(step, ranks) in &run.ranks {
+        points.extend(points.last().map(|(_, before)| (step, *before)));
+        points.push((step, Some(ranks as f64)));
+    }
+    let (step, now) = *points.last()?;
+    points.push((step.max(run.last_step()), now));
+    let has_changed = run.ranks.windows(2).any(|pair| pair[0].1 != pair[1].1);
+    let curve = Curve {
+        name: String::new(),
+        color: 0,
+        has_dots: false,
+        points: thinned(points.into_iter()),
+    };
+    has_changed.then(|| Chart::new("Ranks", String::new(), Step("ranks"), vec![curve]))
 }
 
 /// The charts of several runs: one for each curve, in which each run has a color. Evaluations come
@@ -132,10 +153,8 @@ fn apart_of(runs: &[(String, Run)], (title, field): (&'static str, &'static str)
         })
     };
     let curves: Vec<Curve> = others.iter().enumerate().filter_map(curve).collect();
-    let unit = format!(
-        "from {}, relative to the larger value",
-        shortened(first, 60)
-    );
+    let first = shortened(first, 60);
+    let unit = format!("from {first}, relative to the larger value");
     (!curves.is_empty()).then(|| Chart::new(title, unit, Step(field), curves))
 }
 
@@ -166,7 +185,7 @@ impl Chart {
         Chart {
             title,
             unit,
-            is_percent: matches!(field, "accuracy" | "product_share"),
+            is_percent: matches!(field, "accuracy" | "matmul_share"),
             curves,
         }
     }
@@ -202,7 +221,7 @@ pub(super) fn html(charts: &[Chart]) -> String {
 }
 
 /// What `script.js` draws.
-pub(super) fn json(charts: &[Chart], resumes: &[ResumeLine], several: bool) -> Value {
+pub(super) fn json(charts: &[Chart], marks: &[(u64, String)], several: bool) -> Value {
     let curve = |of: &Curve| {
         let (x, y): (Vec<u64>, Vec<Option<f64>>) = of.points.iter().copied().unzip();
         json!({"name": of.name, "color": of.color, "dots": of.has_dots, "x": x, "y": y})
@@ -211,12 +230,23 @@ pub(super) fn json(charts: &[Chart], resumes: &[ResumeLine], several: bool) -> V
         let curves: Value = of.curves.iter().map(curve).collect();
         json!({"title": of.title, "unit": of.unit, "percent": of.is_percent, "series": curves})
     };
-    let resumes = resumes.iter().take(RESUMES_MAX).map(resumed);
     json!({
         "several": several,
         "charts": charts.iter().map(chart).collect::<Value>(),
-        "resumes": resumes.collect::<Vec<_>>(),
+        "marked": &marks[..marks.len().min(MARKS_MAX)],
     })
+}
+
+/// Where the run was resumed, and where ranks were lost or came.
+pub(super) fn marks(run: &Run) -> Vec<(u64, String)> {
+    let changed = |change: &RanksEvent| {
+        let (step, change) = (change.step, shortened(&change.to_string(), 200));
+        (step, format!("{change} after step {}", count(step)))
+    };
+    let resumes = run.resumes.iter().map(resumed);
+    let mut marks: Vec<_> = resumes.chain(run.changes.iter().map(changed)).collect();
+    marks.sort_by_key(|(step, _)| *step);
+    marks
 }
 
 fn resumed(resume: &ResumeLine) -> (u64, String) {

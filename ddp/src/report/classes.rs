@@ -28,22 +28,17 @@ fn part(of: u64, whole: u64) -> Option<f64> {
 pub(super) fn confusion(confusion: &Confusion) -> String {
     let rows = confusion.rows.iter().sum();
     let right = confusion.right.iter().sum();
-    let largest = largest_class(&confusion.rows).map_or(String::new(), |part| {
-        format!(
-            "; the largest class has {} of the rows",
-            percent(Some(part))
-        )
-    });
+    let largest = largest_class(&confusion.rows).map(|part| percent(Some(part)));
+    let largest = largest.map(|part| format!("; the largest class has {part} of the rows"));
     let tables = match &confusion.counts {
         Some(counts) => heat(confusion, counts),
         None => lists(confusion),
     };
+    let (accuracy, largest) = (percent(part(right, rows)), largest.unwrap_or_default());
+    let [step, right, rows] = [confusion.step, right, rows].map(count);
     note(&format!(
-        "After step {}: {} of {} held-out rows are classified correctly, {}{largest}.",
-        count(confusion.step),
-        count(right),
-        count(rows),
-        percent(part(right, rows))
+        "After step {step}: {right} of {rows} held-out rows are classified correctly, \
+         {accuracy}{largest}."
     )) + &tables
 }
 
@@ -62,11 +57,8 @@ fn heat(confusion: &Confusion, counts: &[Vec<u64>]) -> String {
         for (predicted, &number) in counts.iter().enumerate() {
             rows += &heat_cell(number, confusion.rows[class], class == predicted);
         }
-        rows += &format!(
-            "{}{}</tr>",
-            cell(scores[class].recall),
-            cell(scores[class].f1)
-        );
+        let [recall, f1] = [scores[class].recall, scores[class].f1].map(cell);
+        rows += &format!("{recall}{f1}</tr>");
     }
     let precisions: String = scores.iter().map(|scores| cell(scores.precision)).collect();
     let table = format!(
@@ -153,18 +145,15 @@ fn pictured(sample: &Sample) -> Option<String> {
     let picture = sample.picture.as_ref()?;
     let (truth, predicted) = (escaped(&sample.truth), escaped(&sample.predicted));
     let source = BASE64_STANDARD.encode(png(picture));
-    let confidence = sample.confidence.map_or(String::new(), |part| {
-        format!("<small>{:.0}\u{a0}% confident</small>", part * 100.0)
-    });
+    let percent = |part| format!("<small>{:.0}\u{a0}% confident</small>", part * 100.0);
+    let confidence = sample.confidence.map(percent).unwrap_or_default();
+    let wrong = format!(
+        "<small>predicted as</small> <b>{}</b>",
+        named(&sample.predicted)
+    );
     let (class, text) = match sample.is_right {
         true => ("right", "<small>correct</small>".to_string()),
-        false => {
-            let predicted = named(&sample.predicted);
-            (
-                "wrong",
-                format!("<small>predicted as</small> <b>{predicted}</b>"),
-            )
-        }
+        false => ("wrong", wrong),
     };
     Some(format!(
         "<li class=\"{class}\"><img src=\"data:image/png;base64,{source}\" width=\"{}\" height=\"{}\" \
@@ -214,14 +203,14 @@ fn features(samples: &Samples) -> String {
             false => format!("<b class=\"bad\">{predicted}</b>"),
         };
         let confidence = percent(sample.confidence.map(f64::from));
-        let mut cells = vec![
+        let first = [
             count(sample.row),
             named(&sample.truth),
             predicted,
             confidence,
         ];
-        cells.extend(sample.values.iter().map(value));
-        cells
+        let values = sample.values.iter().map(value);
+        first.into_iter().chain(values).collect()
     };
     let html = table("Samples", &headings, 3, samples.samples.iter().map(row));
     match samples.features.saturating_sub(shown) as u64 {

@@ -7,10 +7,12 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-/// Writes the metrics of the metrics log at `record` to `out`.
-pub(super) fn write(record: &Path, out: &mut dyn Write) -> io::Result<()> {
+use crate::tasks;
+
+/// Writes the metrics of the metrics log at `log` to `out`.
+pub(super) fn write(log: &Path, out: &mut dyn Write) -> io::Result<()> {
     let mut columns: Vec<String> = vec!["event".into(), "step".into()];
-    for_each_metric(record, |line| {
+    for_each_metric(log, |line| {
         // Digests are for `compare`.
         let new = line
             .keys()
@@ -19,9 +21,9 @@ pub(super) fn write(record: &Path, out: &mut dyn Write) -> io::Result<()> {
         columns.extend(new);
         Ok(())
     })?;
-    let names: Vec<String> = columns.iter().map(|name| quoted(name)).collect();
+    let names: Vec<String> = columns.iter().map(|name| tasks::cell(name)).collect();
     writeln!(out, "{}", names.join(","))?;
-    for_each_metric(record, |line| {
+    for_each_metric(log, |line| {
         let cells: Vec<String> = columns.iter().map(|name| cell(line.get(name))).collect();
         writeln!(out, "{}", cells.join(","))
     })
@@ -29,10 +31,10 @@ pub(super) fn write(record: &Path, out: &mut dyn Write) -> io::Result<()> {
 
 /// Calls `each` with every step and every evaluation. Other lines are skipped.
 fn for_each_metric(
-    record: &Path,
+    log: &Path,
     mut each: impl FnMut(&Map<String, Value>) -> io::Result<()>,
 ) -> io::Result<()> {
-    for line in BufReader::new(File::open(record)?).split(b'\n') {
+    for line in BufReader::new(File::open(log)?).split(b'\n') {
         if let Ok(Value::Object(line)) = serde_json::from_slice(&line?)
             && matches!(
                 line.get("event").and_then(Value::as_str),
@@ -48,16 +50,8 @@ fn for_each_metric(
 fn cell(value: Option<&Value>) -> String {
     match value {
         None | Some(Value::Null) => String::new(),
-        Some(Value::String(text)) => quoted(text),
+        Some(Value::String(text)) => tasks::cell(text),
         Some(Value::Number(number)) => number.to_string(),
-        Some(other) => quoted(&other.to_string()),
-    }
-}
-
-/// A text as a cell, in quotes where CSV needs them.
-fn quoted(text: &str) -> String {
-    match text.contains(['"', ',', '\n', '\r']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text.to_string(),
+        Some(other) => tasks::cell(&other.to_string()),
     }
 }

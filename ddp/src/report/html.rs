@@ -26,10 +26,8 @@ pub(super) fn shortened(text: &str, chars_max: usize) -> String {
     if text.chars().count() <= chars_max {
         return text.to_string();
     }
-    text.chars()
-        .take(chars_max.saturating_sub(1))
-        .chain(['…'])
-        .collect()
+    let start = text.chars().take(chars_max.saturating_sub(1));
+    start.chain(['…']).collect()
 }
 
 /// Four significant digits: `0.9280`, `11,604`, `2.310`, `1.234e-7`; a dash if missing or not
@@ -48,11 +46,8 @@ pub(crate) fn figure(value: Option<f64>) -> String {
             format!("{size:.decimals$}")
         }
     };
-    if value < 0.0 {
-        format!("−{text}")
-    } else {
-        text
-    }
+    let sign = if value < 0.0 { "−" } else { "" };
+    format!("{sign}{text}")
 }
 
 /// A fraction as `97.35 %`.
@@ -95,15 +90,10 @@ pub(super) fn table(
         format!("<tr>{cells}</tr>")
     };
     let rows: String = rows.map(row).collect();
-    let stacked = if headings.len() > 3 {
-        " class=\"stack\""
-    } else {
-        ""
-    };
-    scrolling(
-        label,
-        &format!("<table{stacked}>{head}<tbody>{rows}</tbody></table>"),
-    )
+    let stacked = Some(" class=\"stack\"").filter(|_| headings.len() > 3);
+    let stacked = stacked.unwrap_or_default();
+    let table = format!("<table{stacked}>{head}<tbody>{rows}</tbody></table>");
+    scrolling(label, &table)
 }
 
 /// A box that scrolls sideways where the screen is too narrow for its content.

@@ -30,7 +30,7 @@ pub(super) fn of(run: &Run, samples: Result<Option<Samples>, String>) -> String 
         is_simulated: run.is_simulated(),
         skipped: run.bad_lines.len(),
         again: "DIR",
-        numbers: charts::json(&charts, &run.resumes, false),
+        numbers: charts::json(&charts, &charts::marks(run), false),
         sections: sections(run, &charts, samples),
     }
     .html()
@@ -66,12 +66,10 @@ impl Page {
                  <h2 id=\"{id}-title\">{title}</h2>{html}</section>"
             );
         }
-        let skipped = match self.skipped as u64 {
+        let lines = plural(self.skipped as u64, "line");
+        let skipped = match self.skipped {
             0 => String::new(),
-            lines => format!(
-                "<p>{} of the metrics log could not be read.</p>",
-                plural(lines, "line")
-            ),
+            _ => format!("<p>{lines} of the metrics log could not be read.</p>"),
         };
         let simulated = match self.is_simulated {
             true => {
@@ -152,22 +150,18 @@ fn texts(run: &Run) -> String {
         format!("<h3>After step {step}</h3><p class=\"message\"><b>{prompt}</b>{text}</p>")
     };
     let texts: String = run.texts.iter().rev().take(TEXTS_MAX).map(text).collect();
+    let about = "The prompt (bold) and what the model wrote after it, at the latest evaluations.";
     match texts.is_empty() {
         true => texts,
-        false => {
-            note("The prompt (bold) and what the model wrote after it, at the latest evaluations.")
-                + &texts
-        }
+        false => note(about) + &texts,
     }
 }
 
 /// How a run ended: a class of the style sheet, a sign, a word, and why it did not succeed.
 pub(super) fn ending(run: &Run) -> [String; 4] {
     let Some((reason, code)) = run.ending() else {
-        let last = count(run.last_step());
-        let message = format!(
-            "The metrics log ends after step {last}: the run is still going, or was killed."
-        );
+        let log = format!("The metrics log ends after step {}", count(run.last_step()));
+        let message = format!("{log}: the run is still going, or was killed.");
         return ["open", "…", "not ended", &message].map(String::from);
     };
     let (class, sign) = match code {
@@ -183,10 +177,9 @@ pub(super) fn ending(run: &Run) -> [String; 4] {
 fn figures(run: &Run) -> String {
     let mut all = results(run);
     let seconds = run.of_end("seconds").filter(|_| !run.is_simulated());
-    let since = run.resumes.last().map_or(String::new(), |resume| {
-        format!("since it was resumed after step {}", count(resume.step))
-    });
-    all.add("Time", seconds.map(duration), since);
+    let since = run.resumes.last().map(|resume| count(resume.step));
+    let since = since.map(|step| format!("since it was resumed after step {step}"));
+    all.add("Time", seconds.map(duration), since.unwrap_or_default());
     let whole = |name: &str| run.end().and_then(|end| end[name].as_u64());
     let steps = whole("steps").unwrap_or(0).max(run.last_step());
     let of_steps = run.start.steps.filter(|all| *all != steps);
@@ -195,19 +188,15 @@ fn figures(run: &Run) -> String {
         None => "samples",
         Some(_) => "windows of tokens",
     };
-    let samples = whole("samples").map_or(String::new(), |samples| {
-        format!("{} {unit}", count(samples))
-    });
+    let samples = whole("samples").map(|samples| format!("{} {unit}", count(samples)));
+    let samples = samples.unwrap_or_default();
     all.add("Steps", Some(count(steps) + &of_steps), samples);
     let hosts = match run.start.world.hosts {
         0 | 1 => String::new(),
         hosts => format!(" on {}", plural(hosts, "host")),
     };
-    all.add(
-        "Ranks",
-        Some(count(run.ranks()) + &hosts),
-        kinds_of_devices(run),
-    );
+    let ranks = count(run.ranks()) + &hosts;
+    all.add("Ranks", Some(ranks), kinds_of_devices(run));
     all.add("Parameters", run.start.parameters.map(count), "");
     let html = |Figure { name, value, note }: &Figure| {
         let (value, note) = (escaped(value), escaped(note));

@@ -24,8 +24,8 @@ impl Figures {
         note: impl Into<String>,
     ) {
         let note = note.into();
-        self.0
-            .extend(value.map(|value| Figure { name, value, note }));
+        let figure = value.map(|value| Figure { name, value, note });
+        self.0.extend(figure);
     }
 }
 
@@ -40,26 +40,20 @@ pub(crate) fn results(run: &Run) -> Figures {
     // The confusion matrix is of the last evaluation of the run.
     let confusion = run.confusion.as_ref().filter(|_| has_ended);
     let balanced = confusion.map(|confusion| balanced_accuracy(&confusion.scores()));
-    all.add(
-        "Balanced accuracy",
-        part(balanced),
-        "the mean recall of the classes",
-    );
+    let note = "the mean recall of the classes";
+    all.add("Balanced accuracy", part(balanced), note);
     let of_eval = |field: &str| number(evals.newest(field));
-    all.add(
-        "RMSE",
-        of_eval("rmse"),
-        "held out, in the units of the labels",
-    );
+    let note = "held out, in the units of the labels";
+    all.add("RMSE", of_eval("rmse"), note);
     all.add("R²", of_eval("r2"), "of the held-out rows");
     let columns = format!("over {} columns, held out", run.column_errors.len());
     all.add("Mean R²", of_eval("mean_r2"), columns);
     let held_out = run.of_end("eval_loss").or_else(|| evals.newest("loss"));
-    let best = run.best().map_or(String::new(), |best| {
-        let (loss, step) = (figure(Some(best.loss)), count(best.step));
-        format!("lowest {loss}, after step {step}")
-    });
-    all.add("Held-out loss", number(held_out), best);
+    let best = run
+        .best()
+        .map(|best| (figure(Some(best.loss)), count(best.step)));
+    let best = best.map(|(loss, step)| format!("lowest {loss}, after step {step}"));
+    all.add("Held-out loss", number(held_out), best.unwrap_or_default());
     all.add("Perplexity", of_eval("perplexity"), "held out");
     all.add("Bits per byte", of_eval("bits_per_byte"), "held out");
     let loss = run.of_end("loss").or_else(|| steps.last("loss"));
@@ -76,7 +70,7 @@ pub(crate) fn results(run: &Run) -> Figures {
         None => all.add("Samples a second", rate("samples_per_s"), note),
         tokens => all.add("Tokens a second", tokens, note),
     }
-    let share = part(steps.last("product_share"));
+    let share = part(steps.last("matmul_share"));
     all.add("Speed of a step", share, "of what a large matmul reaches");
     all
 }
@@ -90,8 +84,7 @@ fn accuracy_note(run: &Run) -> String {
         }
         None => (String::new(), run.evals.newest("largest_class")),
     };
-    let largest = largest.map_or(String::new(), |part| {
-        format!("; the largest class has {} of them", percent(Some(part)))
-    });
-    format!("on {rows}held-out rows{largest}")
+    let largest = largest.map(|part| percent(Some(part)));
+    let largest = largest.map(|part| format!("; the largest class has {part} of them"));
+    format!("on {rows}held-out rows{}", largest.unwrap_or_default())
 }

@@ -2,7 +2,7 @@
 // Draws the charts. Values show under the pointer, or step by step with the arrow keys. Dragging
 // zooms all charts to these steps; a double click or Escape shows all steps again. A switch makes
 // the vertical axis logarithmic where all values are above 0.
-const { several, resumes, charts } = JSON.parse(document.getElementById("numbers").textContent);
+const { several, marked, charts } = JSON.parse(document.getElementById("numbers").textContent);
 const parent = document.querySelector(".charts");
 const [first, last] = extent(charts.flatMap(({ series }) => series.flatMap(({ x }) => [x[0], x.at(-1)])));
 const whole = [first < 0.05 * last ? 0 : first, last > first ? last : first + 1];
@@ -89,7 +89,7 @@ for (const [index, { title, unit, percent, series }] of charts.entries()) {
   const legend = add(caption, "ul", "legend");
   if (series.length > 1) for (const { name, color } of series) add(legend, "li", "s" + color, name);
   const paths = series.map(({ color }) => `<path class="line s${color}"/><path class="dots s${color}"/>`).join("");
-  plot.innerHTML = `<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" aria-hidden="true"><path class="grid"/><path class="resume"/>${paths}</svg>`;
+  plot.innerHTML = `<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" aria-hidden="true"><path class="grid"/><path class="mark"/>${paths}</svg>`;
   const [grid, marks, ...curves] = plot.querySelectorAll("path");
   const cursor = add(plot, "div", "cursor"), band = add(plot, "div", "band"), tip = add(plot, "div", "tip");
   const dots = series.map(({ color }) => add(plot, "div", "dot s" + color));
@@ -118,7 +118,7 @@ for (const [index, { title, unit, percent, series }] of charts.entries()) {
     for (const step of ticks(view)) add(xs, "span", "", step < 1e5 ? step.toLocaleString("en") : short(step, 6)).style.left = part(step, view) * 100 + "%";
     add(xs, "i", "", "step");
     grid.setAttribute("d", rows.map((value) => `M0 ${top(value)}h1000`).join(""));
-    marks.setAttribute("d", resumes.map(([step]) => `M${left(step)} 0V1000`).join(""));
+    marks.setAttribute("d", marked.map(([step]) => `M${left(step)} 0V1000`).join(""));
     for (const [number, { x, y, dots }] of series.entries()) {
       const at = (place) => left(x[place]).toFixed(1) + " " + top(height(y[place])).toFixed(1);
       const points = (write) => y.map((value, place) => (value === null ? "" : write(place))).join("");
@@ -212,7 +212,7 @@ if (charts.length > 0) {
   const help = "Drag over a chart to zoom, double-click to see all steps; with keys, the arrows and Escape.";
   parent.before(add(parent, "p", "note", help));
   const marks = add(parent.parentElement, "ul", "legend marks");
-  for (const [, text] of resumes) add(marks, "li", "resume", text);
+  for (const [, text] of marked) add(marks, "li", "mark", text);
   parent.after(marks);
 }
 

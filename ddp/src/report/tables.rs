@@ -44,12 +44,7 @@ pub(super) fn memory(run: &Run) -> String {
 
 /// The errors of each column of numbers.
 pub(super) fn columns(run: &Run) -> String {
-    let Some(step) = run
-        .evals
-        .steps
-        .last()
-        .filter(|_| run.column_errors.len() > 1)
-    else {
+    let (Some(step), 2..) = (run.evals.steps.last(), run.column_errors.len()) else {
         return String::new();
     };
     let row = |column: &ColumnErrors| {
@@ -57,10 +52,9 @@ pub(super) fn columns(run: &Run) -> String {
         std::iter::once(cell(&column.name)).chain(numbers).collect()
     };
     let headings = ["column", "RMSE", "mean absolute error", "R²"];
-    let step = count(*step);
-    note(&format!(
-        "After step {step}, on held-out rows, in the units of the labels."
-    )) + &table("Columns", &headings, 1, run.column_errors.iter().map(row))
+    let about = "on held-out rows, in the units of the labels";
+    let note = note(&format!("After step {}, {about}.", count(*step)));
+    note + &table("Columns", &headings, 1, run.column_errors.iter().map(row))
 }
 
 /// Settings: those that differ from the defaults, then the rest, folded away.
@@ -81,11 +75,8 @@ pub(super) fn settings(config: &Map<String, Value>) -> String {
         table("Settings", &headings, 3, settings.into_iter().map(row))
     };
     let summary = plural(defaulted.len() as u64, "setting");
-    format!(
-        "{}<details><summary>{summary} at the default</summary>{}</details>",
-        rows(changed),
-        rows(defaulted)
-    )
+    let (changed, rest) = (rows(changed), rows(defaulted));
+    format!("{changed}<details><summary>{summary} at the default</summary>{rest}</details>")
 }
 
 /// The default of a setting of a model family, or of one whose default follows from others.
@@ -112,12 +103,8 @@ fn cell(text: &str) -> String {
 /// Data, ranks, devices, programs.
 pub(super) fn versions(run: &Run) -> String {
     let (start, world) = (&run.start, &run.start.world);
-    let ranks = format!(
-        "{}, {}, {} each",
-        plural(run.ranks(), "rank"),
-        plural(world.hosts, "host"),
-        plural(world.threads, "thread")
-    );
+    let (hosts, threads) = (plural(world.hosts, "host"), plural(world.threads, "thread"));
+    let ranks = format!("{}, {hosts}, {threads} each", plural(run.ranks(), "rank"));
     let mut rows = vec![
         ("data".to_string(), start.data.clone()),
         ("fingerprint".to_string(), start.fingerprint.clone()),

@@ -73,6 +73,8 @@ fn a_successful_run_is_summarised_in_reading_order() {
     lines.extend((1..=20).map(step));
     lines.push(json!({"event": "checkpoint", "step": 10}));
     lines.push(json!({"event": "resume", "step": 10, "from": "step-00000010", "ranks": 3, "devices": ["cpu on a", "cpu on a", "cpu on b"], "overridden": ["--lr 0.5 (was 0.1)"]}));
+    lines.push(json!({"event": "ranks", "time_unix_s": 1.0, "step": 15, "generation": 2, "ranks": 2, "lost": [{"rank": 1, "why": "killed by signal 9"}],
+                      "joined": [], "seconds": 0.1}));
     lines.push(json!({"event": "eval", "step": 20, "loss": 0.25, "accuracy": 0.975}));
     lines.push(json!({"event": "confusion", "step": 20, "names": ["cat", "dog"], "rows": [30, 10], "predicted": [29, 11], "right": [29, 10],
                       "counts": [[29, 1], [0, 10]], "mistakes": [[0, 1, 1]]}));
@@ -123,6 +125,10 @@ fn a_successful_run_is_summarised_in_reading_order() {
     ];
     assert_in_order(&page, &order);
     assert!(page.contains("resumed after step 10 on 3 ranks, with --lr 0.5 (was 0.1)"));
+    assert!(page.contains("lost rank 1 (killed by signal 9): 2 ranks continue after step 15"));
+    assert!(page.contains(r#""title":"Ranks""#));
+    let ranks = r#""x":[0,10,10,15,15,20],"y":[2.0,2.0,3.0,3.0,2.0,2.0]"#;
+    assert!(page.contains(ranks), "{page}");
     assert!(!page.contains("imulated"), "these are real");
 }
 
@@ -131,7 +137,7 @@ fn a_successful_run_is_summarised_in_reading_order() {
 fn results_are_in_the_units_of_what_is_learned() {
     let tokens = |number: u64| {
         let mut line = step(number);
-        (line["tokens_per_s"], line["product_share"]) = (json!(64_000.0), json!(0.4125));
+        (line["tokens_per_s"], line["matmul_share"]) = (json!(64_000.0), json!(0.4125));
         line
     };
     let mut last = end("done", 0);

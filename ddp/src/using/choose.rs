@@ -1,12 +1,13 @@
 //! The checkpoint that a path means: its own folder, or in a run's folder the best by validation,
 //! else the newest intact one; and whether it is of the run in whose folder it is.
 
+use ddp_data::setting::DATA;
 use std::fs;
 use std::path::Path;
 
 use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, STATE_FILE};
 use crate::config::Config;
-use crate::error::{Error, Result, with_flags};
+use crate::error::{Error, Result};
 use crate::hugging_face;
 use crate::metrics::Run;
 use crate::record::EVENTS_FILE;
@@ -50,9 +51,8 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
 /// a job in training may remove it while the log is read.
 pub(crate) fn check_run(opened: &Opened) -> Result<()> {
     let folder = opened.folder.canonicalize().unwrap_or_default();
-    let checkpoints = folder
-        .parent()
-        .filter(|parent| parent.ends_with(CHECKPOINTS));
+    let parent = folder.parent();
+    let checkpoints = parent.filter(|parent| parent.ends_with(CHECKPOINTS));
     let Some(out) = checkpoints.and_then(Path::parent) else {
         return Ok(());
     };
@@ -69,11 +69,10 @@ pub(crate) fn check_run(opened: &Opened) -> Result<()> {
     };
     let mut changes = Config::of_checkpoint(opened)?.changes(&then);
     if !is_same_data(&opened.state.fingerprint, &run.start.fingerprint) {
-        changes.push("`data` with other rows".to_string());
+        changes.push(format!("{DATA} with other rows"));
     }
     // A resume with --override may have changed them.
     let overridden = || run.resumes.iter().flat_map(|resume| &resume.overridden);
-    let changes = changes.iter().map(|change| with_flags(change));
     let change = changes.into_iter().find(|change| {
         let name = change.split_inclusive(' ').next().unwrap_or_default();
         !overridden().any(|known| known.starts_with(name))
@@ -90,9 +89,8 @@ pub(crate) fn check_run(opened: &Opened) -> Result<()> {
 
 /// Whether the folder has files of a checkpoint.
 pub(crate) fn is_checkpoint(folder: &Path) -> bool {
-    [MODEL_FILE, STATE_FILE]
-        .iter()
-        .any(|name| folder.join(name).exists())
+    let names = [MODEL_FILE, STATE_FILE];
+    names.iter().any(|name| folder.join(name).exists())
 }
 
 /// The checkpoint in `folder`.
@@ -107,12 +105,9 @@ fn named(folder: &Path) -> Result<Chosen> {
 
 /// The checkpoint that a file of it belongs to.
 fn of_file(path: &Path) -> Result<Chosen> {
-    let folder = path
-        .parent()
-        .filter(|folder| folder.join(STATE_FILE).exists());
-    match folder {
-        Some(folder) => named(folder),
-        None => Err(Error::Usage(format!(
+    match path.parent() {
+        Some(folder) if folder.join(STATE_FILE).exists() => named(folder),
+        _ => Err(Error::Usage(format!(
             "--checkpoint {}: expected the folder of a checkpoint, got a file without {STATE_FILE} \
              next to it, which has the layers, classes and normalization; help: give the folder \
              that training wrote",

@@ -4,7 +4,7 @@
 use ddp_comm::World;
 use ddp_kernels::Device;
 use ddp_kernels::transfer::{Phase, announced, in_phase};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::load::{self, Asked, Ready};
 use super::outputs::{check_finite, rescaled};
@@ -37,9 +37,8 @@ pub fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()> {
     if flags.json {
         let mut json =
             json!({ "checkpoint": folder, "step": step, "data": data, "rows": rows, "loss": loss });
-        if let Value::Object(fields) = evaluation.json(&totals) {
-            let fields = fields.into_iter();
-            fields.for_each(|(name, value)| json[name] = value);
+        for (name, value) in evaluation.json(&totals).as_object().into_iter().flatten() {
+            json[name] = value.clone();
         }
         return say(&json);
     }
@@ -79,10 +78,9 @@ fn totals(world: &World, ready: &mut Ready) -> Result<(Totals, Box<dyn Evaluatio
     let task_sums = sums.split_off(2);
     let (loss_sum, weight_sum) = (sums[0], sums[1]);
     if !loss_sum.is_finite() || weight_sum == 0.0 {
-        let why = if weight_sum == 0.0 {
-            "every row has the weight 0"
-        } else {
-            "the sum of losses overflows"
+        let why = match weight_sum == 0.0 {
+            true => "every row has the weight 0",
+            false => "the sum of losses overflows",
         };
         return Err(Error::NonFinite(format!(
             "the loss over all rows is not finite: {why}"

@@ -30,8 +30,8 @@ impl Forward {
     pub(super) fn new(model: Model) -> Result<Forward> {
         let device = model.params.device();
         let position = Tensor::zeros(&[2], DType::I64, device)?.named("position");
-        let stats =
-            Tensor::zeros(&[STATS], DType::F64, Device::Cpu)?.named("statistics of a batch");
+        let stats = Tensor::zeros(&[STATS], DType::F64, Device::Cpu)?;
+        let stats = stats.named("statistics of a batch");
         let device_stats = Tensor::zeros(&[STATS], DType::F32, device)?;
         let (scratch, host) = (Scratch::new(device), Scratch::new(Device::Cpu));
         Ok(Forward {
@@ -48,9 +48,8 @@ impl Forward {
     /// The model's output for the rows `x`: f32 (B, O) in host memory.
     pub(super) fn run(&mut self, x: &Tensor) -> Result<Tensor> {
         let output = self.in_pass(|model, mut pass| model.forward(&mut pass, x))?;
-        Ok(announced("the model's output", || {
-            output.to((Device::Cpu, DType::F32))
-        })?)
+        let copy = || output.to((Device::Cpu, DType::F32));
+        Ok(announced("the model's output", copy)?)
     }
 
     /// The loss of each target for the rows `x`, f32 in host memory. A last layer with many classes
@@ -67,9 +66,8 @@ impl Forward {
             let output = model.forward(&mut pass, x)?;
             model.losses(&mut pass, loss, [&output, targets, &stats])
         })?;
-        Ok(announced("the losses", || {
-            losses.to((Device::Cpu, DType::F32))
-        })?)
+        let copy = || losses.to((Device::Cpu, DType::F32));
+        Ok(announced("the losses", copy)?)
     }
 
     /// Calls `body` with the model and a pass that trains nothing.
@@ -79,13 +77,9 @@ impl Forward {
     ) -> Result<Tensor> {
         heartbeat::beat(Work::Computes);
         let mut ignored = |_: ParamId| Ok(());
-        let pass = Pass::new(
-            &self.model.params,
-            &mut self.scratch,
-            &mut self.saved,
-            options(&self.position),
-            &mut ignored,
-        );
+        let (params, options) = (&self.model.params, options(&self.position));
+        let (scratch, saved) = (&mut self.scratch, &mut self.saved);
+        let pass = Pass::new(params, scratch, saved, options, &mut ignored);
         Ok(body(&self.model, pass)?)
     }
 
@@ -98,14 +92,9 @@ impl Forward {
         targets: &Tensor,
     ) -> Result<[f64; 2]> {
         let mut ignored = |_: ParamId| Ok(());
-        let options = options(&self.position);
-        let mut pass = Pass::new(
-            &self.model.params,
-            &mut self.host,
-            &mut self.saved,
-            options,
-            &mut ignored,
-        );
+        let (params, options) = (&self.model.params, options(&self.position));
+        let (scratch, saved) = (&mut self.host, &mut self.saved);
+        let mut pass = Pass::new(params, scratch, saved, options, &mut ignored);
         ops::zero(&self.stats)?;
         loss.compute(&mut pass, [output, targets, &self.stats], None)?;
         let stats = self.stats.to_vec::<f64>()?;

@@ -86,12 +86,10 @@ pub fn prompts(path: &Path) -> Result<Vec<(usize, String)>> {
              file to UTF-8"
         ))
     })?;
-    let lines = (1..)
-        .zip(text.trim_start_matches('\u{feff}').lines())
-        .filter(|(_, line)| !line.trim().is_empty());
-    let prompts: Vec<_> = lines
-        .map(|(number, line)| (number, line.to_string()))
-        .collect();
+    let lines = (1..).zip(text.trim_start_matches('\u{feff}').lines());
+    let lines = lines.filter(|(_, line)| !line.trim().is_empty());
+    let prompts = lines.map(|(number, line)| (number, line.to_string()));
+    let prompts: Vec<_> = prompts.collect();
     if prompts.is_empty() {
         return Err(Error::Data(format!(
             "{name}: expected a prompt a line, got none; help: give a file with text"
@@ -125,12 +123,9 @@ fn model_and_coding(flags: &GenerateFlags) -> Result<(Model, Coding)> {
         return Ok((model, coding));
     }
     let loaded = on_cpu::load(path)?;
-    let (folder, step) = (loaded.opened.folder.display(), loaded.opened.state.step);
-    tracing::info!(
-        "{} ({}), after step {step}",
-        shown(&folder.to_string()),
-        loaded.why
-    );
+    let folder = shown(&loaded.opened.folder.to_string_lossy());
+    let (why, step) = (&loaded.why, loaded.opened.state.step);
+    tracing::info!("{folder} ({why}), after step {step}");
     let coding = match given {
         Some(given) => Some(given),
         None => {

@@ -14,7 +14,7 @@ use crate::config::{Config, Precision};
 use crate::data::{
     self, DataRequest, DataSpec, Dataset, InOrder, RowSpec, Source, TaskSpec, Trained,
 };
-use crate::error::{Error, Result, with_flags};
+use crate::error::{Error, Result};
 use crate::models::{DataShape, Model};
 use crate::ranks::WorldRanks;
 use crate::shown::shown;
@@ -61,10 +61,8 @@ pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
         TaskSpec::NextToken { .. } => (EVAL_TOKENS_MAX / rows.spec().positions().max(1)).max(1),
         _ => usize::MAX,
     };
-    let batch = using
-        .batch_size
-        .min(usize::try_from(rows.rows()).unwrap_or(usize::MAX))
-        .min(most);
+    let all = usize::try_from(rows.rows()).unwrap_or(usize::MAX);
+    let batch = using.batch_size.min(all).min(most);
     let (count, source) = (rows.rows(), Source::new(rows, [device; 2]));
     let batches = InOrder::in_turns(source, world.rank(), world.size(), batch)?;
     Ok(Ready {
@@ -112,10 +110,9 @@ fn rows(asked: &Asked<'_>, world: &World, state: &State, seed: u64) -> Result<Ar
         tracing::info!("{}", shown(&data.description));
     }
     // Only built-in data have held-out rows here.
-    let rows = if data.held_out.rows() > 0 {
-        data.held_out
-    } else {
-        data.train
+    let rows = match data.held_out.rows() {
+        0 => data.train,
+        _ => data.held_out,
     };
     check_rows(&asked.using.data, &*rows, state)?;
     Ok(rows)
@@ -155,14 +152,12 @@ fn model(
     } else if !shape.image.is_empty() {
         // The model was given a shape, which these images may contradict.
         let counted = config.model.parameter_count(&shape);
-        counted.map_err(|error| Error::Data(with_flags(&error.to_string())))?;
+        counted.map_err(|error| Error::Data(error.to_string()))?;
     }
     if !device.is_accelerator() && config.dtype != Precision::F32 {
         if world.rank() == 0 {
-            tracing::info!(
-                "the model was trained in {:?} and is used in f32, since this is a CPU",
-                config.dtype
-            );
+            let dtype = config.dtype;
+            tracing::info!("the model was trained in {dtype:?} and is used in f32: this is a CPU");
         }
         config.dtype = Precision::F32;
     }
@@ -192,11 +187,9 @@ pub(super) fn empty(config: &Config, shape: &DataShape<'_>, device: Device) -> R
 /// Refuses a configuration that claims a larger model than the file holds, before memory is
 /// allocated for it.
 fn check_size(opened: &Opened, config: &Config, shape: &DataShape<'_>) -> Result<()> {
-    let files = &opened.files;
-    let bytes = files
-        .iter()
-        .find(|entry| entry.name == MODEL_FILE)
-        .map_or(0, |entry| entry.bytes);
+    let mut files = opened.files.iter();
+    let file = files.find(|entry| entry.name == MODEL_FILE);
+    let bytes = file.map_or(0, |entry| entry.bytes);
     let claimed = config.model.parameter_count(shape);
     match &claimed {
         Ok(elements) if elements * 4 <= u128::from(bytes) => Ok(()),

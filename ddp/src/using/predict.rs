@@ -6,6 +6,7 @@ use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use ddp_comm::World;
+use ddp_data::setting::DATA;
 use ddp_kernels::transfer::{Phase, in_phase};
 
 use super::load::{self, Asked, Ready};
@@ -53,11 +54,9 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     world.barrier()?;
     if world.rank() == 0 {
         let path = |path: &Path| shown(&path.to_string_lossy());
-        let (rows, out, model) = (ready.rows, path(&out.path), path(&ready.opened.folder));
-        tracing::info!(
-            "wrote {rows} predictions to {out}, from {model} ({})",
-            ready.why
-        );
+        let (out, model) = (path(&out.path), path(&ready.opened.folder));
+        let (rows, why) = (ready.rows, &ready.why);
+        tracing::info!("wrote {rows} predictions to {out}, from {model} ({why})");
     }
     Ok(())
 }
@@ -79,7 +78,7 @@ fn check_out(flags: &PredictFlags) -> Result<()> {
         return Ok(());
     };
     let is_out = |path: &&PathBuf| std::fs::canonicalize(path).is_ok_and(|path| path == file);
-    let files = resolve::files(&spec.path, "data")?;
+    let files = resolve::files(&spec.path, DATA)?;
     files.iter().find(is_out).map_or(Ok(()), |path| {
         let expected = format!("another file than {}, which --data reads", path.display());
         refused(&expected, "give another name: the rows would be lost")
@@ -91,23 +90,17 @@ fn check_folder(out: &Path) -> Result<()> {
     if folder.as_os_str().is_empty() || folder.is_dir() {
         return Ok(());
     }
+    let make = format!("make the folder: mkdir -p {}", folder.display());
     let (kind, help) = match folder.exists() {
         true => (ErrorKind::NotADirectory, "give another --out".to_string()),
-        false => (
-            ErrorKind::NotFound,
-            format!("make the folder: mkdir -p {}", folder.display()),
-        ),
+        false => (ErrorKind::NotFound, make),
     };
     Err(Error::io("write", out, help)(kind.into()))
 }
 
 fn taken(out: &Path) -> Error {
-    refuse(
-        "--out",
-        out.display(),
-        "the name of a new file",
-        "it exists: give another, or --overwrite",
-    )
+    let help = "it exists: give another, or --overwrite";
+    refuse("--out", out.display(), "the name of a new file", help)
 }
 
 /// The error for a file that another process has created since.
@@ -165,10 +158,8 @@ fn write_all(
         }
         let of_ranks = world.all_gather_bytes(&bytes)?;
         if let Some(file) = &mut file {
-            let mut of_ranks = of_ranks.iter();
-            of_ranks
-                .try_for_each(|bytes| file.write_all(bytes))
-                .map_err(failed())?;
+            let written = of_ranks.iter().try_for_each(|bytes| file.write_all(bytes));
+            written.map_err(failed())?;
         }
     }
     file.map_or(Ok(()), |mut file| Ok(file.flush().map_err(failed())?))

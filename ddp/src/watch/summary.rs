@@ -12,20 +12,13 @@ const EVENTS_MAX: usize = 8;
 /// A summary for a program or a file.
 pub(super) fn lines(followed: &Followed) -> Vec<String> {
     let run = &followed.run;
-    let mut lines = vec![
-        format!(
-            "run {}: {}",
-            shown(&followed.folder.to_string_lossy()),
-            state(followed)
-        ),
-        progress(run),
-    ];
-    lines.extend(figures(run).into_iter().map(
-        |Figure { name, value, note }| match note.is_empty() {
-            true => format!("{name}: {value}"),
-            false => format!("{name}: {value} ({note})"),
-        },
-    ));
+    let folder = shown(&followed.folder.to_string_lossy());
+    let mut lines = vec![format!("run {folder}: {}", state(followed)), progress(run)];
+    let line = |Figure { name, value, note }| match String::is_empty(&note) {
+        true => format!("{name}: {value}"),
+        false => format!("{name}: {value} ({note})"),
+    };
+    lines.extend(figures(run).into_iter().map(line));
     lines.extend(events(run));
     let text = run.texts.last();
     lines.extend(text.map(|text| format!("sample: {}", sample(text))));
@@ -41,11 +34,8 @@ pub(super) fn state(followed: &Followed) -> String {
         Some((reason, 0)) => shown(reason),
         Some((reason, code)) => shown(&format!("exit code {code}: {reason}")),
         None => {
-            let age = followed.age().map(|age| duration(age.as_secs_f64()));
-            format!(
-                "no end yet, last written {} ago",
-                age.unwrap_or_else(|| "–".into())
-            )
+            let age = followed.age().map_or(f64::NAN, |age| age.as_secs_f64());
+            format!("no end yet, last written {} ago", duration(age))
         }
     }
 }
@@ -64,15 +54,12 @@ pub(super) fn steps(run: &Run) -> (u64, u64) {
 /// `step 120 of 600, about 3.10 s left`
 pub(super) fn progress(run: &Run) -> String {
     let (step, steps) = steps(run);
-    let left_s = run
-        .steps
-        .last("step_ms")
-        .map(|ms| ms / 1e3 * (steps - step) as f64);
-    let left = left_s.filter(|_| run.end().is_none() && step < steps);
-    let left = left.map_or(String::new(), |left| {
-        format!(", about {} left", duration(left))
-    });
-    format!("step {} of {}{left}", count(step), count(steps))
+    let step_ms = run.steps.last("step_ms");
+    let step_ms = step_ms.filter(|_| run.end().is_none() && step < steps);
+    let left = step_ms.map(|ms| duration(ms / 1e3 * (steps - step) as f64));
+    let left = left.map(|left| format!(", about {left} left"));
+    let (step, steps) = (count(step), count(steps));
+    format!("step {step} of {steps}{}", left.unwrap_or_default())
 }
 
 /// Results, rates, ranks, memory.
@@ -102,31 +89,25 @@ pub(super) fn figures(run: &Run) -> Vec<Figure> {
     let peak_mb = run.of_end("device_peak_mb");
     let peak_mb = peak_mb.or_else(|| run.steps.last("device_peak_mb"));
     all.add("GPU memory", peak_mb.map(megabytes), "of rank 0");
-    all.add(
-        "Host memory",
-        run.of_end("peak_mb").map(megabytes),
-        "of rank 0",
-    );
+    let peak_mb = run.of_end("peak_mb").map(megabytes);
+    all.add("Host memory", peak_mb, "of rank 0");
     all.0
 }
 
-/// The last evaluations, checkpoints, resumes and the end, the newest last.
+/// The last evaluations, checkpoints, resumes, changes of ranks and the end, the newest last.
 pub(super) fn events(run: &Run) -> Vec<String> {
-    let mut all: Vec<(u64, String)> = Vec::new();
-    for (step, text) in run.eval_texts() {
-        all.push((step, format!("held-out {text}")));
-    }
-    all.extend(
-        run.checkpoints
-            .iter()
-            .map(|step| (*step, "checkpoint saved".into())),
-    );
+    let evals = run.eval_texts();
+    let mut all: Vec<(u64, String)> = evals
+        .map(|(step, text)| (step, format!("held-out {text}")))
+        .collect();
+    let saved = run.checkpoints.iter();
+    all.extend(saved.map(|step| (*step, "checkpoint saved".into())));
     for resume in &run.resumes {
-        all.push((
-            resume.step,
-            format!("resumed on {}", plural(resume.ranks.unwrap_or(1), "rank")),
-        ));
+        let ranks = plural(resume.ranks.unwrap_or(1), "rank");
+        all.push((resume.step, format!("resumed on {ranks}")));
     }
+    let changes = run.changes.iter();
+    all.extend(changes.map(|change| (change.step, shown(&change.to_string()))));
     all.sort_by_key(|(step, _)| *step);
     if let (Some((reason, _)), Some(end)) = (run.ending(), run.end()) {
         all.push((end["steps"].as_u64().unwrap_or(0), shown(reason)));

@@ -114,6 +114,31 @@ fn a_record_that_a_resumed_run_has_cut_is_read_again() {
 }
 
 #[test]
+fn ranks_that_were_lost_and_came_are_listed_and_counted() {
+    let scratch = Scratch::new();
+    let change = |step: u64, ranks: u64, lost: Value, joined: Value| json!({"event": "ranks", "time_unix_s": 1.0, "step": step, "generation": 2, "ranks": ranks, "lost": lost, "joined": joined, "seconds": 0.1});
+    let lost = json!([{"rank": 1, "why": "killed by signal 9"}]);
+    let lines = [
+        start(),
+        step(1),
+        change(1, 1, lost, json!([])),
+        step(2),
+        change(2, 2, json!([]), json!([1])),
+        step(3),
+        change(3, 3, json!([]), json!([2])),
+    ];
+    add(scratch.path(), &lines);
+    let text = summary::lines(&open(scratch.path()).unwrap()).join("\n");
+    for part in [
+        "step 1: lost rank 1 (killed by signal 9): 1 rank continues",
+        "step 2: rank 1 joined: 2 ranks continue",
+        "Ranks: 3 ",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
 fn half_a_line_is_read_when_it_is_whole() {
     let scratch = Scratch::new();
     add(scratch.path(), &[start()]);
@@ -148,7 +173,7 @@ fn every_size_of_a_screen_can_be_drawn() {
 fn no_word_is_cut_and_the_last_sample_is_shown_at_80_by_24_and_120_by_40() {
     let scratch = Scratch::new();
     let mut line = step(20);
-    (line["tokens_per_s"], line["product_share"]) = (json!(316_000.0), json!(0.41));
+    (line["tokens_per_s"], line["matmul_share"]) = (json!(316_000.0), json!(0.41));
     line["accuracy"] = Value::Null;
     let eval = json!({"event": "eval", "step": 20, "loss": 0.25, "accuracy": null, "perplexity": 1.284, "bits_per_byte": 0.3607});
     let text =

@@ -35,28 +35,20 @@ pub(super) fn draw(frame: &mut Frame<'_>, followed: &Followed) {
         Some(_) => 3 + BORDERS,
     };
     // Three lines are the title, the bar and the keys.
-    let room = screen
-        .height
-        .saturating_sub(3 + CHART_ROWS_MIN + sample_rows + BORDERS);
+    let others = 3 + CHART_ROWS_MIN + sample_rows + BORDERS;
+    let room = screen.height.saturating_sub(others);
     let now = now(run, inside.into(), room.into(), is_tall);
-    let events = summary::events(run).into_iter();
-    let events: Vec<String> = events
-        .flat_map(|event| wrapped(&event, inside.into()))
-        .collect();
+    let lines = |event: &String| wrapped(event, inside.into());
+    let events: Vec<String> = summary::events(run).iter().flat_map(lines).collect();
     let rows = match is_tall {
         true => now.len().max(events.len()) as u16,
         false => now.len() as u16,
     };
     let rows = rows.min(room);
-    let [top, bar, charts, below, sample_area, keys] = Layout::vertical([
-        Constraint::Length(1),
-        Constraint::Length(1),
-        Constraint::Fill(1),
-        Constraint::Length(rows + BORDERS),
-        Constraint::Length(sample_rows),
-        Constraint::Length(1),
-    ])
-    .areas(screen);
+    let line = Constraint::Length(1);
+    let [below, sample_area] = [rows + BORDERS, sample_rows].map(Constraint::Length);
+    let areas = [line, line, Constraint::Fill(1), below, sample_area, line];
+    let [top, bar, charts, below, sample_area, keys] = Layout::vertical(areas).areas(screen);
 
     let name = shown(&followed.folder.to_string_lossy());
     let title = format!("{name}: {}", summary::state(followed));
@@ -103,14 +95,13 @@ fn now(run: &Run, width: usize, rows: usize, has_notes: bool) -> Vec<Line<'stati
                 true => format!("{name} {value}, {note}"),
                 false => format!("{name} {value}"),
             };
-            let (name, mut lines) = (*name, wrapped(&text, width).into_iter());
-            let first = lines.next().unwrap_or_default();
-            let first = match first.strip_prefix(name) {
+            let line = |line: String| match line.strip_prefix(*name) {
                 Some(rest) => Line::from(vec![name.dim(), rest.to_string().into()]),
-                None => Line::from(first),
+                None => Line::from(line),
             };
-            std::iter::once(first)
-                .chain(lines.map(Line::from))
+            wrapped(&text, width)
+                .into_iter()
+                .map(line)
                 .collect::<Vec<_>>()
         };
         figures.iter().flat_map(line).collect()
@@ -153,13 +144,11 @@ pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
 fn draw_charts(frame: &mut Frame<'_>, area: Rect, run: &Run) {
     let areas: [Rect; 2] = Layout::horizontal([Constraint::Fill(1); 2]).areas(area);
     let charts = charts::of_run(run);
+    let none = Paragraph::new("no values yet").block(Block::bordered());
     for (index, area) in areas.into_iter().enumerate() {
         match charts.get(index) {
             Some(chart) => draw_chart(frame, area, chart),
-            None => {
-                let block = Block::bordered();
-                frame.render_widget(Paragraph::new("no values yet").block(block), area);
-            }
+            None => frame.render_widget(&none, area),
         }
     }
 }
@@ -183,10 +172,8 @@ fn draw_chart(frame: &mut Frame<'_>, area: Rect, chart: &charts::Chart) {
     }
     let range = |of: fn(&(f64, f64)) -> f64| {
         let values = || series.iter().flatten().map(of);
-        let (low, high) = (
-            values().fold(f64::INFINITY, f64::min),
-            values().fold(f64::NEG_INFINITY, f64::max),
-        );
+        let low = values().fold(f64::INFINITY, f64::min);
+        let high = values().fold(f64::NEG_INFINITY, f64::max);
         match high > low {
             true => [low, high],
             false => [low - 0.5, high + 0.5],

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ddp::Result;
 use ddp::checkpoint;
 use ddp::config::GraphChoice;
+use ddp::data::sampler::Shards;
 use ddp::data::{Batch, Dataset, InOrder, Loader, Sampler, Source, TaskSpec};
 use ddp::models::{Mlp, Model};
 use ddp::nn::{Activate, Dropout, Linear, Sequential, Tie};
@@ -53,6 +54,8 @@ pub(crate) struct Recipe {
     pub(crate) tied: bool,
     /// Of values and gradients.
     pub(crate) dtype: DType,
+    /// Into how many shards batches are cut.
+    pub(crate) shards: Option<usize>,
 }
 
 const GROUPS: [&str; 4] = ["part 0", "part 1", "part 2", "part 3"];
@@ -78,6 +81,7 @@ impl Recipe {
             zero: false,
             tied: false,
             dtype: DType::F32,
+            shards: None,
         }
     }
 
@@ -151,7 +155,8 @@ impl Recipe {
             dtype: self.reduce_dtype,
             overlap: true,
             zero: self.zero,
-            shards: None,
+            shards: self.shards,
+            ..ReducerOptions::default()
         };
         let shares = reducer.shares(world.size());
         let frozen = |name: &str| self.frozen.split(',').any(|layer| name.starts_with(layer));
@@ -192,13 +197,13 @@ impl Recipe {
 
     pub(crate) fn loader(&self, devices: &[Device], world: &World) -> Result<Loader> {
         let sampler = Sampler::new(self.data.rows(), self.batch, 7, false)?;
-        Ok(Loader::new(
-            self.source(devices),
-            sampler,
-            world.rank(),
-            world.size(),
-            self.micro,
-        )?)
+        let (source, shards) = (self.source(devices), self.shards_of(world));
+        Ok(Loader::in_shards(source, sampler, shards, self.micro)?)
+    }
+
+    fn shards_of(&self, world: &World) -> Shards {
+        let (rank, size) = (world.rank(), world.size());
+        Shards::of_rank(self.shards.unwrap_or(size), rank, size)
     }
 
     fn source(&self, devices: &[Device]) -> Source {
@@ -218,7 +223,7 @@ impl Recipe {
         step.gather()?;
         let row_losses = step.losses_of(&loader.load(STEPS)?.clone())?;
         step.run(loader.load(STEPS)?, RATE)?;
-        let mut in_order = InOrder::new(self.source(devices), world.rank(), world.size(), 9)?;
+        let mut in_order = InOrder::in_shards(self.source(devices), self.shards_of(world), 9)?;
         // Evaluation runs on a new stream: the sum over ranks must wait for it.
         let last = devices[devices.len() - 1];
         let group = match last {
@@ -321,6 +326,38 @@ fn everywhere_the_same_bits(what: &str, recipe: &Recipe) {
             assert_eq!(split.row_losses, whole.row_losses, "{}", place());
             assert_eq!(split.values.len(), 8);
             assert!(split == whole, "{}: values or moments differ", place());
+        }
+    }
+}
+
+/// With shards also those of the whole model on one rank.
+#[test]
+fn shards_of_a_split_model_have_the_bits_of_one_rank_and_device() {
+    let Some(_turn) = turn() else { return };
+    let plain = Recipe {
+        shards: Some(5),
+        clip_norm: 0.25,
+        ..Recipe::classification()
+    };
+    let more = Recipe {
+        zero: true,
+        dropout: 0.25,
+        micro: Some(2),
+        reduce_dtype: DType::BF16,
+        ..plain.clone()
+    };
+    for recipe in [plain.clone().tied(), plain, more] {
+        for place in places() {
+            let alone = Place {
+                ranks: 1,
+                devices: place.devices.clone(),
+            };
+            let one = &seen(&recipe, &alone, true)[0];
+            for (rank, split) in seen(&recipe, &place, false).iter().enumerate() {
+                assert!(split.values == one.values, "rank {rank} of {place:?}");
+                let figures = |of: &Seen| (of.reports.clone(), of.evaluation);
+                assert_eq!(figures(split), figures(one), "rank {rank} of {place:?}");
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ const SMALL: &str = "--data synthetic:classification,rows=72,held-out=0,features
 
 /// What `compare` finds in two runs of so many ranks.
 #[track_caller]
-fn compared(ranks: usize, flags: [&str; 2]) -> Value {
+fn compared(ranks: usize, flags: [&str; 2], how: &str) -> Value {
     let folder = Folder::new("compare");
     for (name, flags) in ["one", "two"].into_iter().zip(flags) {
         let words = format!("{SMALL} {flags} --out {name}");
@@ -21,7 +21,10 @@ fn compared(ranks: usize, flags: [&str; 2]) -> Value {
         };
         job.on_gpus().run().assert_well();
     }
-    let ended = folder.alone("compare one two --json").run();
+    let ended = folder
+        .alone(&format!("compare one two --json {how}"))
+        .on_gpus()
+        .run();
     serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{ended}"))
 }
 
@@ -43,7 +46,7 @@ fn the_same_bits_have_the_same_digests_captured_split_and_sliced() {
     ];
     let cases = cases.into_iter().take(if gpus > 1 { 4 } else { 2 });
     all_at_once(cases, |(ranks, flags)| {
-        let value = compared(ranks, flags);
+        let value = compared(ranks, flags, "");
         assert_eq!(value["same"], true, "{ranks} ranks, {flags:?}: {value}");
         assert_eq!(value["steps_with_digests"], 9, "{value}");
     });
@@ -52,7 +55,7 @@ fn the_same_bits_have_the_same_digests_captured_split_and_sliced() {
 #[test]
 fn tf32_parts_from_f32_in_the_loss_of_the_first_step() {
     let Some(_gpu) = gpu() else { return };
-    let value = compared(1, ["--dtype f32", "--dtype tf32"]);
+    let value = compared(1, ["--dtype f32", "--dtype tf32"], "--replay");
     let first = &value["first"];
     assert_eq!(
         (&first["thing"], &first["step"]),
@@ -60,4 +63,10 @@ fn tf32_parts_from_f32_in_the_loss_of_the_first_step() {
         "{value}"
     );
     assert_eq!(value["differences"][0]["name"], "--dtype", "{value}");
+    let found = value["replay"].to_string();
+    let layer = "the first difference is in step 1: forward of layer 0 (Linear) (micro-batch 0): ";
+    assert!(
+        found.contains(layer) && !found.contains("its log"),
+        "{found}"
+    );
 }

@@ -282,7 +282,7 @@ fn data_are_kept_where_they_leave_as_much_room_as_they_take() {
         assert_eq!(error.exit_code(), 71);
         for part in [
             "out of memory on cuda:0: ",
-            "`data-on-device` on; auto and off train without",
+            "`data-on-device` auto and off train without",
             "4.0 MiB",
         ] {
             assert!(told.contains(part), "{part}: {told}");

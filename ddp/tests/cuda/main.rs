@@ -22,6 +22,7 @@ mod golden;
 mod jobs;
 mod libraries;
 mod loader;
+mod losing;
 mod nonfinite;
 mod older;
 #[cfg(feature = "mpi")]

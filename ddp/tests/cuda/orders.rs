@@ -63,6 +63,16 @@ const SPLIT_ALONE: [Way; 2] = [
     way(1, 2, "--devices-per-rank 2 --data-on-device off"),
 ];
 
+// Ways of the same shards.
+const SHARDS_ALONE: Way = way(1, 4, "--same-bits 4 --graph off");
+const SHARDS: [Way; 5] = [
+    way(2, 4, "--same-bits 4 --graph off"),
+    way(3, 4, "--same-bits 4 --graph on --data-on-device on"),
+    way(4, 4, "--same-bits 4 --graph on --zero 1"),
+    way(3, 4, "--same-bits 4 --zero 1 --data-on-device off"),
+    way(2, 4, "--same-bits 4 --devices-per-rank 2"),
+];
+
 impl Way {
     /// The job. Rank 0 has `variables` (NAME=VALUE) in its environment.
     pub(crate) fn job(&self, folder: &Folder, variables: &str) -> Job {
@@ -125,9 +135,9 @@ pub(crate) fn machine_of(gpus: usize) -> Option<Gpu> {
     None
 }
 
-/// The seeds that this commit runs.
-fn seeds() -> Vec<u64> {
-    let seeds = ddp_slice::of(&test_name(), 1000, 3);
+/// The seeds, of so many, that this commit runs.
+fn seeds(all: usize) -> Vec<u64> {
+    let seeds = ddp_slice::of(&test_name(), all, 3);
     seeds.into_iter().map(|seed| seed as u64).collect()
 }
 
@@ -141,11 +151,15 @@ pub(crate) fn side_by_side<C: Sync>(cases: &[C], body: impl Fn(&C) + Sync) {
     });
 }
 
-/// Trains in the order of each seed, in one way of each of `kinds`, and expects the model that
-/// `before` gives, without a finding of the simulator.
+/// Trains in the order of each of 1000 seeds, in one way of each of `kinds`, and expects the model
+/// that `before` gives, without a finding of the simulator.
 fn come_to_one_model(before: &Way, kinds: &[&[Way]]) {
+    come_to_one_model_in(before, kinds, &seeds(1000));
+}
+
+/// The same in the orders of these seeds.
+fn come_to_one_model_in(before: &Way, kinds: &[&[Way]], seeds: &[u64]) {
     let model = before.model(0);
-    let seeds = seeds();
     let of_seed = |&seed: &u64| {
         kinds
             .iter()
@@ -183,4 +197,10 @@ fn a_split_model_is_the_unsplit_one_in_any_order() {
 fn split_models_of_two_ranks_are_the_unsplit_one_in_any_order() {
     let Some(_gpu) = machine_of(4) else { return };
     come_to_one_model(&EAGER[0], &[&SPLIT]);
+}
+
+#[test]
+fn with_shards_any_number_of_ranks_comes_to_the_model_of_one_in_any_order() {
+    let Some(_gpu) = machine_of(4) else { return };
+    come_to_one_model_in(&SHARDS_ALONE, &[&SHARDS], &seeds(100));
 }

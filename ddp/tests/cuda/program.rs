@@ -257,8 +257,8 @@ fn a_step_is_explained_node_by_node_on_simulated_gpus_too() {
     let (nodes, sums) = explained("--layers 64,48,32,10 --batch 128");
     assert_eq!(sums["nodes"], nodes.len(), "{sums}");
     // Three forward, three for weights, two for inputs.
-    assert_eq!(sums["products"], 8, "{nodes:#?}");
-    assert_eq!(sums["besides_products"], 8, "{nodes:#?}");
+    assert_eq!(sums["matmuls"], 8, "{nodes:#?}");
+    assert_eq!(sums["besides_matmuls"], 8, "{nodes:#?}");
     assert_eq!(sums["device"], format!("cuda:0 {}", name()), "{sums}");
     if is_simulated() {
         // Each product is one kernel there, so that the driver counts what we note.
@@ -306,7 +306,7 @@ fn regression_sgd_and_bf16_have_no_more_nodes_and_many_rows_one_more() {
     let bench = |flags: &str| {
         let (nodes, sums) = explained(&format!("--layers 64,48,32,10 {flags}"));
         let sums_rows = nodes.iter().any(|node| node["op"] == "row_block_sums");
-        (sums["besides_products"].as_u64().unwrap(), sums_rows)
+        (sums["besides_matmuls"].as_u64().unwrap(), sums_rows)
     };
     for flags in [
         "--task classification",
@@ -340,7 +340,7 @@ fn an_update_moves_28_bytes_of_a_parameter_and_30_with_the_copy_in_bf16() {
         };
         let of_all = nodes
             .iter()
-            .filter(|node| node["kind"] != "product" && moved(node) > 2.0 * parameters);
+            .filter(|node| node["kind"] != "matmul" && moved(node) > 2.0 * parameters);
         let updates: Vec<_> = of_all.collect();
         assert_eq!(updates.len(), 1, "{dtype}: {nodes:#?}");
         let of_each = moved(updates[0]) / parameters;

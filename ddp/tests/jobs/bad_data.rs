@@ -114,21 +114,28 @@ fn bad() -> Vec<Bad> {
             2,
             &[
                 "--data d: expected files for one purpose",
-                "give --data d/flowers-train.csv",
-                "--val-data d/flowers_test.csv",
+                "got flowers_test.csv beside flowers-train.csv",
+                "give one as --data and the other as --val-data",
             ],
         ),
         (
             vec![("d/train.bin", vec![7; 64]), ("d/val.bin", vec![7; 64])],
             "d",
             2,
-            &["give --data tokens:d/train.bin and, for evaluation, --val-data tokens:d/val.bin"],
+            &["got val.bin beside train.bin; help: give one as --data"],
         ),
         (
             vec![("d/validation-0.npy", vec![]), ("d/t10k-0.npy", vec![])],
             "d",
             2,
-            &["got validation-0.npy beside t10k-0.npy; help: give --data d/t10k-0.npy"],
+            &["got validation-0.npy beside t10k-0.npy; help: give one as --data"],
+        ),
+        (
+            // The name of a setting in what a user wrote stays as it is.
+            vec![],
+            "`lr`.csv",
+            74,
+            &["open `lr`.csv", "it was given as --data"],
         ),
         (
             table("a,b,kind\n1,2,0\n3,4,1\n"),
@@ -336,7 +343,7 @@ fn bad() -> Vec<Bad> {
             table("sep=;\na;kind\n1;0\n3;1\n"),
             "d.csv",
             65,
-            &["which tells Excel the delimiter"],
+            &["got \"sep=\"; help: remove lines above the names"],
         ),
         (
             table("a,kind\n1;0\n3;1\n"),

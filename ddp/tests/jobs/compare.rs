@@ -43,6 +43,16 @@ fn compared(folder: &Folder) -> Value {
     value
 }
 
+/// What the replay of `one` and `two` finds.
+#[track_caller]
+fn replayed(folder: &Folder) -> Vec<String> {
+    let ended = folder.alone("compare one two --replay --json").run();
+    let value: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{ended}"));
+    assert_eq!(ended.exit_code(), Some(1), "{ended}");
+    let lines = value["replay"].as_array().unwrap().iter();
+    lines.map(|line| line.as_str().unwrap().into()).collect()
+}
+
 /// Both runs, compared.
 #[track_caller]
 fn pair(first: How<'_>, second: How<'_>) -> (Folder, Value) {
@@ -187,6 +197,55 @@ fn with_the_same_shards_other_ranks_are_the_same_and_a_flipped_bit_is_found() {
     );
 }
 
+/// Layers are paired by name, also where one model has more of them, or trains fewer.
+#[test]
+fn models_of_other_layers_part_in_a_layer_and_name_what_only_one_has() {
+    let deeper = SMALL.replace("--hidden 6", "--hidden 6,6");
+    let frozen = format!("{SMALL} --freeze 0");
+    let cases = [
+        (
+            SMALL,
+            &*deeper,
+            "initial weights",
+            "2",
+            0,
+            [&[][..], &["4"]],
+        ),
+        (&deeper, SMALL, "initial weights", "2", 0, [&["4"][..], &[]]),
+        (SMALL, &*frozen, "gradient", "0", 1, [&["0"][..], &[]]),
+        (&frozen, SMALL, "gradient", "0", 1, [&[][..], &["0"]]),
+    ];
+    all_at_once(cases, |(first, second, thing, layer, step, only)| {
+        let (folder, value) = pair((1, first, ""), (1, second, ""));
+        let found = &value["first"];
+        assert_eq!(
+            (&found["thing"], &found["layer"]),
+            (&thing.into(), &layer.into()),
+            "{value}"
+        );
+        assert_eq!(found["step"], step, "{value}");
+        assert_eq!(
+            [&found["only_in_a"], &found["only_in_b"]],
+            only.map(Value::from).each_ref()
+        );
+        let ended = compare(&folder);
+        for (layers, run) in only
+            .iter()
+            .zip(["A", "B"])
+            .filter(|(only, _)| !only.is_empty())
+        {
+            let line = format!("layers only in {run}: {}", layers.join(", "));
+            assert!(ended.stdout.contains(&line), "{ended}");
+        }
+        // Of the layers that both have, the last norms are compared.
+        let distance = ended
+            .stdout
+            .lines()
+            .find(|line| line.contains("norms of layers"));
+        assert!(distance.unwrap().ends_with("apart"), "{ended}");
+    });
+}
+
 #[test]
 fn one_changed_label_shows_in_the_step_that_reads_its_row() {
     let folder = Folder::new("label");
@@ -226,15 +285,18 @@ fn one_changed_label_shows_in_the_step_that_reads_its_row() {
         ["--data", "content of the data"],
         "{value}"
     );
+    let found = replayed(&folder);
+    let expected = format!("is in step {step}: targets (micro-batch 0): 1 of 8 rows, from row ");
+    assert!(
+        found[0].contains(&expected) && found.len() == 1,
+        "{found:?}"
+    );
 }
 
 #[test]
 fn one_changed_initial_weight_shows_before_the_first_step() {
     let folder = Folder::new("weight");
-    folder
-        .alone(&format!("{SMALL} --out base"))
-        .run()
-        .assert_well();
+    train(&folder, "base", (1, SMALL, ""));
     let model = folder
         .path()
         .join("base/checkpoints/step-00000040/model.safetensors");
@@ -259,6 +321,94 @@ fn one_changed_initial_weight_shows_before_the_first_step() {
         "{value}"
     );
     assert_eq!(first["layers"], 1, "{value}");
+    let found = replayed(&folder);
+    let layer = first["layer"].as_str().unwrap();
+    let expected = format!("0: the first difference is in step 1: value of {layer}.");
+    assert!(
+        found[0].contains(&expected) && found.len() == 1,
+        "{found:?}"
+    );
+}
+
+/// Of runs that log each tenth step, with a checkpoint at each twentieth.
+#[test]
+fn a_replay_finds_the_step_and_the_operation_and_what_no_run_computes_again() {
+    let words = SMALL.replace(
+        "--log-every 1",
+        "--log-every 10 --checkpoint-every 20 --keep 9",
+    );
+    let with = |flags: &str| format!("{words} {flags}");
+    let flipped = |words: &str| (with(words), with(words), "0:reduction:37:flip");
+    let differs =
+        |step: u64, what: &str| format!("0: the first difference is in step {step}: {what}");
+    let same = || "20: all outputs have the same bits".to_string();
+    let (narrow, deep) = (
+        words.replace("size 24", "size 23"),
+        words.replace("--hidden 6", "--hidden 6,6"),
+    );
+    let cases = [
+        (
+            1,
+            (with(""), narrow, ""),
+            differs(1, "inputs of micro-batch 0: its shape is "),
+        ),
+        (
+            1,
+            (with(""), with("--eps 1e-6"), ""),
+            differs(1, "updated value of 0.weight: "),
+        ),
+        (1, (with(""), deep, ""), differs(1, "value of ")),
+        (2, flipped(""), same()),
+        (3, (with(""), with(""), "1:reduction:37:flip"), same()),
+        (3, flipped("--same-bits 4 --zero 1 --micro-batch 2"), same()),
+    ];
+    all_at_once(cases, |(ranks, (first, second, fault), expected)| {
+        let (folder, _) = pair((ranks, &first, ""), (ranks, &second, fault));
+        let found = replayed(&folder);
+        let expected = format!("replayed after step {expected}");
+        assert!(found[0].starts_with(&expected), "{found:?}");
+        // What a fault of the machine changed is not computed again.
+        let unlike = "the replay of B is not what its log says of the ";
+        let is_unlike = |line: &String| line.starts_with(unlike) && line.contains(" of step 40: ");
+        let is_unlike = found.len() == 2 && is_unlike(&found[1]);
+        assert!(is_unlike != fault.is_empty(), "{found:?}");
+        assert!(is_unlike || found.len() == 1, "{found:?}");
+    });
+}
+
+#[test]
+fn a_replay_refuses_what_it_cannot_repeat() {
+    let folder = Folder::new("replay");
+    let rows: String = (0..96)
+        .map(|row| format!("{},{},c{}\n", row % 5, row % 7, row % 2))
+        .collect();
+    fs::write(folder.path().join("data.csv"), format!("a,b,y\n{rows}")).unwrap();
+    let words = "--data data.csv --labels y --hidden 6 --batch-size 24 --steps 2 --log-every 1";
+    train(&folder, "one", (1, words, ""));
+    train(&folder, "two", (1, &format!("{words} --seed 1"), ""));
+    let refused = |code: i32, expected: &str| {
+        let ended = folder.alone("compare one two --replay").run();
+        let text = ended.assert_fails(code);
+        assert!(text.contains(expected), "{text}");
+    };
+    let data = folder.path().join("data.csv");
+    fs::write(&data, format!("a,b,y\n{}", rows.replace("4,", "5,"))).unwrap();
+    let found = replayed(&folder);
+    for (line, run) in found[1..].iter().zip(["A", "B"]) {
+        let unlike =
+            format!("the replay of {run} is not what its log says of the loss of step 1: ");
+        assert!(line.starts_with(&unlike) && found.len() == 3, "{found:?}");
+    }
+    fs::remove_file(&data).unwrap();
+    refused(74, "data.csv");
+    let log = folder.path().join("one/metrics.jsonl");
+    let text = fs::read_to_string(&log).unwrap();
+    fs::write(
+        &log,
+        text.replacen("\"program\":\"ddp-train ", "\"program\":\"ddp-train 0.", 1),
+    )
+    .unwrap();
+    refused(2, "compare --replay one: expected a run of this program");
 }
 
 #[test]

@@ -79,7 +79,7 @@ fn a_panic_ends_all_with_70_and_its_source_line() {
         let (ended, _) = fault(2, rank, place, "panic", &format!("--timeout-s {FAR}"));
         let cause = assert_over(&ended, 70, rank, END_MAX);
         assert!(
-            cause.starts_with("panicked at ") && cause.contains("src/faults/injected.rs:"),
+            cause.starts_with("panicked at ") && cause.contains("src/faults.rs:"),
             "{ended}"
         );
         assert!(cause.ends_with(&on_purpose(place)), "{ended}");
@@ -129,18 +129,22 @@ fn assert_missed(ended: &Ended, rank: usize, speaker: usize, place: &str) {
         )),
         "{ended}"
     );
+    let (file, source) = match place {
+        "reduction" => (
+            "reduced",
+            include_str!("../../engine/src/reducer/reduced.rs"),
+        ),
+        _ => ("job", include_str!("../../engine/src/reducer/job.rs")),
+    };
     let (_, rest) = cause
-        .split_once("src/reducer/job.rs:")
+        .split_once(&format!("src/reducer/{file}.rs:"))
         .unwrap_or_else(|| panic!("it names a line: {ended}"));
     let line: usize = rest
         .split(')')
         .next()
         .and_then(|line| line.parse().ok())
         .expect("a number");
-    let source = include_str!("../../engine/src/reducer/job.rs")
-        .lines()
-        .nth(line - 1)
-        .unwrap_or_default();
+    let source = source.lines().nth(line - 1).unwrap_or_default();
     assert!(source.contains(".all_reduce("), "line {line} is {source}");
 }
 

@@ -36,7 +36,7 @@ fn a_transformer_learns_a_text_and_eval_computes_its_loss() {
         "{step}"
     );
     let large_product = |step: &serde_json::Value| {
-        ["tflops", "product_share"].map(|name| step[name].as_f64().unwrap())
+        ["tflops", "matmul_share"].map(|name| step[name].as_f64().unwrap())
     };
     let [first, last] = [step, record.all("step").last().unwrap()].map(large_product);
     let of_products = first[0] / first[1];

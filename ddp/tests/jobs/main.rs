@@ -26,6 +26,7 @@ mod handshake;
 mod hosts;
 mod hugging_face;
 mod inspect;
+mod losing;
 mod made;
 mod options;
 mod prices;

@@ -1,13 +1,13 @@
 //! Ranks that the program itself starts (`--ranks`): signals, exit codes, restarts. What holds for
 //! all ranks, however they were started, is in the other files.
 
-use crate::support::job::{Folder, QUICK, all_at_once};
+use crate::support::job::{Ended, Folder, Job, QUICK, all_at_once};
 use crate::support::record::model_bytes;
 
 /// Steps of some milliseconds, without end.
-const ENDLESS: &str = "--data glyphs,rows=2048,held-out=64 --hidden 64 --batch-size 256 --steps 1000000 \
+pub(crate) const ENDLESS: &str = "--data glyphs,rows=2048,held-out=64 --hidden 64 --batch-size 256 --steps 1000000 \
                        --log-every 1 --checkpoint-every 0 --threads 1 --out OUT";
-const STEP_2: &str = r#"{"event":"step","step":2,"#;
+pub(crate) const STEP_2: &str = r#"{"event":"step","step":2,"#;
 
 #[cfg(feature = "mpi")]
 #[test]
@@ -86,24 +86,25 @@ fn no_rank_outlives_a_starter_that_is_killed() {
 
 #[test]
 fn a_job_that_lost_a_rank_starts_again_and_resumes() {
+    start_again_after_a_kill("started", |folder, words| folder.started(2, words));
+}
+
+/// A job of two ranks that `job` makes of a folder and words loses rank 1, starts again and trains
+/// the model of a job that lost none. Returns how it ended.
+pub(crate) fn start_again_after_a_kill(name: &str, job: impl Fn(&Folder, &str) -> Job) -> Ended {
     let words = ENDLESS.replace("--steps 1000000", "--steps 60");
     let words = words.replace("--checkpoint-every 0", "--checkpoint-every 1");
-    let expected = Folder::new("started-whole");
-    expected.started(2, &words).run().assert_well();
-
-    let folder = Folder::new("started-again");
-    let job = folder.started(2, &format!("{words} --restarts 1"));
-    let mut running = job.start();
+    let [whole, again] = ["whole", "again"].map(|end| Folder::new(&format!("{name}-{end}")));
+    whole.started(2, &words).run().assert_well();
+    let mut running = job(&again, &format!("{words} --restarts 1")).start();
     running.wait_for(STEP_2);
     running.signal_rank(1, "KILL");
     let ended = running.wait();
     assert_eq!(ended.exit_code(), Some(0), "{ended}");
     let told = "ddp-train: the job ended with 137: starting again with --resume auto (1 of 1)";
     assert!(ended.causes().contains(&told), "{ended}");
-    assert_eq!(
-        model_bytes(&folder.out(), 60),
-        model_bytes(&expected.out(), 60)
-    );
+    assert_eq!(model_bytes(&again.out(), 60), model_bytes(&whole.out(), 60));
+    ended
 }
 
 #[test]

@@ -17,6 +17,7 @@ use ddp::models::{self, DataShape, ModelSpec};
 use ddp::nn::CrossEntropy;
 use ddp::train;
 use ddp::{Error, Result, ShownError};
+use ddp_kernels::setting::spell_settings;
 use ddp_kernels::{DType, Tensor};
 
 use crate::positions::PositionsSpec;
@@ -212,6 +213,8 @@ fn parameters_are_counted_without_data() {
 }
 
 fn parse(line: &str) -> Result<Config> {
+    // As the program does before it parses.
+    spell_settings(|name| format!("--{name}"));
     models::register::<PositionsSpec>();
     let words = std::iter::once("ddp-train").chain(line.split_ascii_whitespace());
     match cli::parse(words)? {
@@ -248,6 +251,7 @@ fn its_flags_follow_from_its_settings() {
 
 #[test]
 fn a_setting_of_another_family_is_refused() {
+    spell_settings(|name| format!("--{name}"));
     for (line, parts) in [
         (
             "--hidden 5 --model positions",

@@ -4,7 +4,7 @@
 //! W width, C classes.
 
 use ddp::family_settings;
-use ddp::models::family::{DataShape, Family, refuse};
+use ddp::models::family::{DataShape, Family, check_size, refuse};
 use ddp::nn::{Activate, Build, Dropout, Error, Layer, Linear, Pass, Result, Sequential};
 use ddp_kernels::{DType, Tensor};
 
@@ -30,12 +30,8 @@ impl Family for PositionsSpec {
     }
 
     fn check(&self) -> Result<()> {
-        for (name, value) in [("values", self.values), ("width", self.width)] {
-            if !(1..=1024).contains(&value) {
-                let expected = "a whole number from 1 to 1024";
-                return Err(refuse(name, value, expected, "give another"));
-            }
-        }
+        check_size("values", self.values, 1024)?;
+        check_size("width", self.width, 1024)?;
         if !(0.0..1.0).contains(&self.dropout) {
             let expected = "a number, at least 0 and less than 1";
             return Err(refuse("dropout", self.dropout, expected, "give another"));
@@ -69,12 +65,12 @@ impl Layer for Count {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
         match shape {
             [positions] | [positions, _] => Ok(vec![*positions, self.values]),
-            _ => Err(Error::Model {
-                layer: build.path().to_string(),
-                expected: "rows of one or two dimensions".into(),
-                got: format!("{shape:?}"),
-                help: "give rows of [positions], or of [positions, integers at each]".into(),
-            }),
+            _ => Err(Error::model(
+                build.path(),
+                "rows of one or two dimensions",
+                format!("{shape:?}"),
+                "give rows of [positions], or of [positions, integers at each]",
+            )),
         }
     }
 

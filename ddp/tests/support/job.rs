@@ -16,6 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::support::processes::*;
+use crate::support::random::mixed;
 use crate::support::record::Record;
 
 /// How long a job may take to end after a fault, as this project promises.
@@ -469,6 +470,17 @@ impl Running {
         }
     }
 
+    /// Sends a signal to the agents that start ranks on other hosts. How many there are.
+    pub(crate) fn signal_agents(&self, signal: &str) -> usize {
+        let mut agents = processes_of(&self.mark);
+        agents.retain(|pid| {
+            let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            words.ends_with(b"ddp-train\0host-agent\0")
+        });
+        send(signal, &agents);
+        agents.len()
+    }
+
     /// The processes of its ranks, by rank.
     pub(crate) fn ranks(&self) -> Vec<(usize, u32)> {
         let rank_of = |pid: u32| {
@@ -692,4 +704,19 @@ pub(crate) fn host() -> String {
         .expect("this is Linux")
         .trim()
         .to_string()
+}
+
+/// Kills random ranks at random times, up to `most` apart, until the job is over. How many.
+pub(crate) fn kill_ranks(running: &mut Running, seed: u64, most: Duration) -> u64 {
+    let mut kills = 0;
+    while running.goes_on() {
+        std::thread::sleep(most.mul_f64(mixed(seed, 2 * kills) as f64 / u64::MAX as f64));
+        let ranks = running.ranks();
+        if !ranks.is_empty() {
+            let (rank, _) = ranks[mixed(seed, 2 * kills + 1) as usize % ranks.len()];
+            running.signal_rank(rank, "KILL");
+            kills += 1;
+        }
+    }
+    kills
 }

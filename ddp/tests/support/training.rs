@@ -287,6 +287,7 @@ impl Case {
             overlap: self.overlap,
             zero: self.zero,
             shards: self.shards,
+            ..ReducerOptions::default()
         };
         let (features, shares) = (self.data.row_shape(), reducer.shares(world.size()));
         let precision = if device == Device::Cpu {

@@ -9,10 +9,15 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ddp::config::{Config, find, model_of};
+use ddp::data::sampler::Shards;
+use ddp::data::{InOrder, Source};
 use ddp::{Result, checkpoint, train};
+use ddp_comm::Group;
+use ddp_kernels::Device;
 use serde_json::Value;
 
-use crate::support::training::{on_ranks, try_on_ranks};
+use crate::support::random::uniform;
+use crate::support::training::{Case, on_ranks, try_on_ranks};
 
 /// Settings of all runs: batches of 26 rows, so that shards have 2 or 3, and of 9 at the end of
 /// each epoch, so that some have none.
@@ -23,7 +28,7 @@ const TOKENS: &str = "data=tokens:TEXT val-split=0.2";
 const SIZES: [usize; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 12];
 
 /// Runs: a name, the hash of its model, its model, and its settings.
-const CASES: [(&str, &str, &str, &str); 8] = [
+const CASES: [(&str, &str, &str, &str); 9] = [
     (
         "mlp, adamw, clipping, dropout, micro-batches",
         "b2d161d7bcd45fa9",
@@ -71,6 +76,12 @@ const CASES: [(&str, &str, &str, &str); 8] = [
         "414506b186f18183",
         "vit,layers=1,width=16,heads=2,patch=7,dropout=0.1",
         "zero=1 grad-clip=0.5",
+    ),
+    (
+        "mlp that learns two numbers",
+        "45488a4d2f99329e",
+        "mlp",
+        "data=synthetic:regression,rows=61,held-out=700,features=5,outputs=2 hidden=24",
     ),
 ];
 
@@ -125,6 +136,41 @@ fn config(model: &str, settings: &str, folder: &Path) -> Config {
     config
 }
 
+/// Batches of 8 rows in 4 shards.
+fn in_fours() -> Case {
+    Case {
+        batch: 8,
+        shards: Some(4),
+        ..Case::regression(24, uniform)
+    }
+}
+
+#[test]
+fn steps_refuse_more_shards_than_there_may_be_and_rows_in_other_shards() {
+    let _turn = TURN.lock().unwrap();
+    let refused = |result: Result<()>, expected: &str| {
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains(expected), "{text}");
+    };
+    on_ranks(1, None, |world| {
+        let many = Case {
+            shards: Some(1025),
+            ..in_fours()
+        };
+        refused(many.step(world).map(drop), "expected at most 1024");
+        let mut step = in_fours().step(world)?;
+        let group = Group::alone();
+        for shards in [None, Some(5)] {
+            let shards = Shards::of_rank(shards.unwrap_or(1), 0, 1);
+            let source = Source::new(in_fours().data, [Device::Cpu; 2]);
+            let mut rows = InOrder::in_shards(source, shards, 9)?;
+            let evaluated = step.evaluate(&mut rows, &group).map(drop);
+            refused(evaluated, "expected a batch in as many shards");
+        }
+        Ok(())
+    });
+}
+
 /// Runs of threads in one process take turns: signals and settings of threads are the process's.
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -143,7 +189,15 @@ fn computed(config: &Config) -> Computed {
     let lines = log.lines().filter_map(|line| {
         let event: Value = serde_json::from_str(line).unwrap();
         let kind = event["event"].as_str()?.to_string();
-        let names = ["step", "loss", "accuracy", "grad_norm", "figures"];
+        let names = [
+            "step",
+            "loss",
+            "accuracy",
+            "grad_norm",
+            "mean_r2",
+            "columns",
+            "perplexity",
+        ];
         let values = names.map(|name| event[name].to_string());
         matches!(&kind[..], "step" | "eval").then(|| format!("{kind} {}", values.join(" ")))
     });

@@ -3,7 +3,7 @@
 use super::super::Cli;
 use super::*;
 use crate::config::{Config, Length};
-use crate::error::with_flags;
+use crate::flags::with_flags;
 use crate::models::ModelSpec;
 use crate::models::gpt::GptSpec;
 use crate::models::mlp::MlpSpec;

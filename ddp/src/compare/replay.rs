@@ -1,0 +1,168 @@
+//! `compare --replay`: repeats the steps in which two runs part, and finds the first tensor that
+//! differs.
+//!
+//! Both runs are repeated side by side, each on a thread, from the newest checkpoint that both have
+//! before they part, or from the seed. Each shows what it computes, tensor after tensor. A run of
+//! several ranks without `--same-bits` is repeated with a shard for each rank.
+
+use std::panic::resume_unwind;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
+
+use ddp_comm::World;
+use ddp_kernels::transfer::announced;
+use ddp_kernels::{DType, Device};
+use ddp_nn::observe::Observer;
+
+use super::logged::{Logged, Step};
+use super::part::{Parting, parting};
+use crate::checkpoint;
+use crate::config::{Config, GraphChoice, Resume};
+use crate::error::{Error, Result};
+use crate::shown::significant;
+use crate::train::TrainProgram;
+use crate::trainer;
+
+/// The most steps that are repeated.
+const STEPS_MAX: u64 = 1000;
+
+/// What a step computes of micro-batches.
+const OF_BATCH: [&str; 4] = [": targets", ": forward", ": gradient", ": backward"];
+
+/// A tensor that a step computed.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    /// What computed it, in which step.
+    name: String,
+    shape: Vec<usize>,
+    /// Of its elements, as f64.
+    bits: Vec<u64>,
+}
+
+/// Repeats both runs up to where they part. Returns what was found, as lines.
+pub(super) fn replay(
+    runs: [&Logged; 2],
+    parting_of_logs: &Parting,
+    program: &str,
+) -> Result<Vec<String>> {
+    let last = parting_of_logs.step.max(1);
+    let is_of = |step| move |run: &&Logged| checkpoint::folder(&run.folder, step).is_dir();
+    let saved = runs[0].run.checkpoints.iter().copied();
+    let saved = saved.filter(|&step| runs.iter().all(is_of(step)));
+    let before = saved.filter(|step| Some(*step) <= parting_of_logs.same_until);
+    let from = before.max().unwrap_or(0);
+    if last - from > STEPS_MAX {
+        return Err(Error::Usage(format!(
+            "compare --replay: expected a checkpoint of both runs at most {STEPS_MAX} steps before \
+             step {last}, got {from}; help: train both again with --checkpoint-every and --keep"
+        )));
+    }
+    let mut found = "all outputs have the same bits".to_string();
+    let ended = thread::scope(|scope| {
+        let spawn = |index: usize| {
+            let (sender, receiver) = sync_channel(1);
+            let run = runs[index];
+            let body = move || repeated(run, [from, last], program, &sender);
+            (receiver, scope.spawn(body))
+        };
+        let ((seen_a, a), (seen_b, b)) = (spawn(0), spawn(1));
+        let mut batch = String::new();
+        for (a, b) in seen_a.into_iter().zip(seen_b) {
+            if a != b {
+                let is_of_batch = OF_BATCH.iter().any(|what| a.name.contains(what));
+                let batch = if is_of_batch { &*batch } else { "" };
+                let (name, how) = (&a.name, difference(&a, &b));
+                found = format!("the first difference is in {name}{batch}: {how}");
+                break;
+            }
+            if let Some((_, of)) = a.name.split_once("inputs of ") {
+                batch = format!(" ({of})");
+            }
+        }
+        [a, b].map(|run| run.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    let mut lines = vec![format!("replayed after step {from}: {found}")];
+    for ((name, run), steps) in ["A", "B"].into_iter().zip(runs).zip(ended) {
+        let steps = steps?.into_iter().map(|line| {
+            let step: Step = serde_json::from_str(&line).expect("it is as a log has it");
+            (step.step, step)
+        });
+        if let Some(parting) = parting(&run.steps, &steps.collect()) {
+            lines.push(format!(
+                "the replay of {name} is not what its log says of {parting}: a fault of the machine \
+                 then, another machine or other data now, or more than 3 ranks without --same-bits"
+            ));
+        }
+    }
+    Ok(lines)
+}
+
+/// How two tensors differ.
+fn difference(a: &Seen, b: &Seen) -> String {
+    if a.name != b.name {
+        return format!("in B it is {}", b.name);
+    }
+    if a.shape != b.shape {
+        return format!("its shape is {:?} in A, {:?} in B", a.shape, b.shape);
+    }
+    let rows = a.shape.first().map_or(1, |rows| *rows);
+    let columns = a.bits.len() / rows;
+    let differing = (0..a.bits.len()).filter(|&at| a.bits[at] != b.bits[at]);
+    let differing: Vec<usize> = differing.collect();
+    let of_row = differing.chunk_by(|at, next| at / columns == next / columns);
+    let [in_a, in_b] = [a, b].map(|of| significant(f64::from_bits(of.bits[differing[0]]), 9));
+    format!(
+        "{} of {rows} rows, from row {} on: {in_a} in A, {in_b} in B",
+        of_row.count(),
+        differing[0] / columns
+    )
+}
+
+/// Repeats the steps of a run from one to another, and sends what it computes for as long as there
+/// is a receiver. Returns what a log says of each step.
+fn repeated(
+    run: &Logged,
+    [from, last]: [u64; 2],
+    program: &str,
+    sender: &SyncSender<Seen>,
+) -> Result<Vec<String>> {
+    let (start, out) = (&run.run.start, &run.folder);
+    if start.versions.get("program").is_none_or(|of| of != program) {
+        return Err(Error::Usage(format!(
+            "compare --replay {}: expected a run of this program, which is {program}, got one of \
+             another; help: replay it with the program that trained it",
+            out.display()
+        )));
+    }
+    let config = Config::from_checkpoint(&start.config).map_err(Error::Usage)?;
+    let ranks = run.run.ranks() as usize;
+    // A run from the seed wants a folder without one.
+    let (resume, own) = match from {
+        0 => (Resume::Never, out.join("replay")),
+        _ => (Resume::From(checkpoint::folder(out, from)), out.clone()),
+    };
+    let config = Config {
+        same_bits: config.same_bits.or((ranks > 1).then_some(ranks)),
+        graph: GraphChoice::Off,
+        override_: true,
+        resume,
+        out: own,
+        ..config
+    };
+    let observer = |step: u64| -> Observer {
+        let sender = sender.clone();
+        Box::new(move |name, tensor| {
+            let host = announced("a replay", || tensor.to(Device::Cpu))?;
+            let values = host.to_dtype(DType::F64)?.to_vec::<f64>()?;
+            // After a difference was found there is no receiver.
+            _ = sender.send(Seen {
+                name: format!("step {step}: {name}"),
+                shape: tensor.shape().to_vec(),
+                bits: values.into_iter().map(f64::to_bits).collect(),
+            });
+            Ok(())
+        })
+    };
+    let (program, world) = (TrainProgram::new(&config), World::single()?);
+    trainer::replay(&config, &program, &world, last, &observer)
+}

@@ -1,0 +1,277 @@
+//! Ranks with GPUs that are lost (`--min-ranks`): the others end their calls of NCCL, which then
+//! have no results, and continue. With `--same-bits` the model is, to the bit, that of the run that
+//! was never disturbed. In these runs the host is several steps ahead of the GPU.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use crate::gpu;
+use crate::support::job::{Ended, Folder, Job, all_at_once, kill_ranks};
+use crate::support::record::model_bytes;
+use crate::support::test_name;
+
+const STEPS: u64 = 24;
+const RUN: &str = "--data glyphs,rows=512,held-out=32 --hidden 16 --batch-size 32 --steps 24 --log-every 5 \
+                   --eval-every 11 --checkpoint-every 9 --same-bits 4 --dropout 0.1 --grad-clip 1 --micro-batch 4 \
+                   --threads 1 --device cuda --out OUT";
+
+/// What a run leaves that must not depend on its ranks.
+#[derive(PartialEq)]
+struct Left {
+    model: Vec<u8>,
+    steps: Vec<f64>,
+    losses: Vec<f64>,
+    /// None if the last rank was killed when all was done.
+    samples: Option<f64>,
+}
+
+fn left(folder: &Folder) -> Left {
+    let record = folder.record();
+    Left {
+        model: model_bytes(&folder.out(), STEPS),
+        steps: record.of_steps("step"),
+        losses: record.losses(),
+        samples: record.end().map(|end| end["samples"].as_f64().unwrap()),
+    }
+}
+
+/// The run that nothing disturbs.
+fn undisturbed() -> &'static Left {
+    static LEFT: OnceLock<Left> = OnceLock::new();
+    LEFT.get_or_init(|| {
+        let folder = Folder::new("losing-none");
+        folder.started(2, RUN).on_gpus().run().assert_well();
+        left(&folder)
+    })
+}
+
+/// Faults can only be planned for simulated GPUs, and each rank has its own.
+fn has_gpus() -> bool {
+    let gpus = ddp_kernels::Device::usable().len() - 1;
+    gpus >= 3
+        && ddp_kernels::device::discover().gpus[0]
+            .name
+            .contains("Simulated")
+}
+
+/// A job of three ranks that may lose some, with this seed of its GPUs.
+fn job(folder: &Folder, flags: &str, seed: usize) -> Job {
+    let job = folder.started(3, &format!("{RUN} --min-ranks 1 {flags}"));
+    job.on_gpus().env("SIMCUDA_SEED", &seed.to_string())
+}
+
+/// The job did all its work, with the same bits, and lost these ranks.
+#[track_caller]
+fn assert_undisturbed(folder: &Folder, ended: &Ended, lost: &[u64]) {
+    let record = folder.record();
+    let events = record.all("ranks").into_iter();
+    let names = events.flat_map(|event| event["lost"].as_array().unwrap().clone());
+    let mut names: Vec<u64> = names.map(|it| it["rank"].as_u64().unwrap()).collect();
+    names.sort_unstable();
+    assert_eq!(names, lost, "{ended}");
+    assert!(record.end().is_some(), "{ended}");
+    assert_same(folder, ended);
+}
+
+/// The job did all its work, with the same bits.
+#[track_caller]
+fn assert_same(folder: &Folder, ended: &Ended) {
+    assert_eq!(ended.exit_code(), Some(0), "{ended}");
+    let (left, expected) = (left(folder), undisturbed());
+    assert_eq!(left.steps, expected.steps, "{ended}");
+    assert!(left.losses == expected.losses, "{ended}");
+    let is_same = left.samples.is_none_or(|it| Some(it) == expected.samples);
+    assert!(is_same, "{ended}");
+    assert!(left.model == expected.model, "{ended}");
+}
+
+const GRAPHS: [&str; 2] = ["on", "off"];
+const POINTS: [&str; 3] = ["forward", "reduction", "optimizer"];
+
+#[test]
+fn a_killed_rank_costs_no_bit_in_any_order_of_the_work() {
+    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+        return;
+    };
+    undisturbed();
+    // Steps 1 and 2 are eager, 3 to 6 are captured, later ones launched.
+    let steps = [1, 3, 4, 12, 13, 14, 18];
+    let cases = (0..10_usize).flat_map(|seed| {
+        let step = move |step| POINTS.map(|point| (seed, point, step));
+        steps.into_iter().flat_map(step)
+    });
+    let cases = ddp_slice::from(&test_name(), cases, 3);
+    // No step is complete by then.
+    let first = [(1, "reduction", 1)];
+    all_at_once(cases.into_iter().chain(first), |(seed, point, step)| {
+        let (folder, rank) = (Folder::new("losing-one"), seed % 3);
+        let graph = GRAPHS[step % 7 / 5];
+        let fault = format!("{rank}:{point}:{step}:kill");
+        let job = job(&folder, &format!("--graph {graph}"), seed);
+        let ended = job.env("DDP_TEST_FAULT", &fault).run();
+        assert_undisturbed(&folder, &ended, &[rank as u64]);
+    });
+}
+
+#[test]
+fn a_rank_whose_gpu_fails_says_so_and_the_others_continue() {
+    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+        return;
+    };
+    undisturbed();
+    let errors = ["illegal_address", "ecc_uncorrectable", "launch_failure"];
+    let cases = (0..30_usize).map(|case| (case, errors[case % 3], 250 + 27 * (case % 10)));
+    all_at_once(
+        ddp_slice::from(&test_name(), cases, 2),
+        |(case, error, kernel)| {
+            let (folder, rank) = (Folder::new("losing-gpu"), case % 2);
+            let plan = format!("rank{rank}:kernel@{kernel}={error}");
+            let job = job(&folder, &format!("--graph {}", GRAPHS[case / 15]), case);
+            let ended = job.env("SIMCUDA_FAULTS", &plan).run();
+            let said = ["CUDA_ERROR_", "the other ranks continue without this one"];
+            let line = ended
+                .stderr
+                .lines()
+                .find(|line| said.iter().all(|part| line.contains(part)));
+            assert!(line.is_some(), "{plan}: {ended}");
+            assert_undisturbed(&folder, &ended, &[rank as u64]);
+        },
+    );
+}
+
+#[test]
+fn a_kernel_that_hangs_costs_its_rank_and_a_collective_that_hangs_costs_none() {
+    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+        return;
+    };
+    undisturbed();
+    let kernels = (0..10_usize).map(|case| (case, format!("kernel@{}=hang", 250 + 27 * case)));
+    let calls = (0..10_usize).map(|case| (case, format!("nccl@{}=hang", 40 + 9 * case)));
+    let of = |cases: Vec<_>, name| ddp_slice::from(&(test_name() + name), cases, 1);
+    let cases = [
+        of(kernels.collect(), "kernels"),
+        of(calls.collect(), "calls"),
+    ]
+    .concat();
+    all_at_once(cases, |(case, plan)| {
+        let (folder, rank) = (Folder::new("losing-hang"), case % 3);
+        let flags = format!("--timeout-s 3 --graph {}", GRAPHS[case / 5]);
+        let job = job(&folder, &flags, case);
+        let ended = job
+            .env("SIMCUDA_FAULTS", &format!("rank{rank}:{plan}"))
+            .run();
+        let lost = [rank as u64];
+        let is_kernel = plan.starts_with("kernel");
+        assert_undisturbed(&folder, &ended, &lost[..usize::from(is_kernel)]);
+        // Which rank a send or receive lacks, only the rank itself knows, which then leaves.
+        let told = match is_kernel {
+            true => &[
+                "did not arrive within 3 s",
+                "the GPU has not done its work after 3 s",
+            ][..],
+            false => &["not done within 3 s"],
+        };
+        assert!(
+            told.iter().any(|told| ended.stderr.contains(told)),
+            "{plan}: {ended}"
+        );
+    });
+}
+
+#[test]
+fn a_rank_that_cannot_end_its_calls_is_lost_too_and_says_so() {
+    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+        return;
+    };
+    undisturbed();
+    for graph in ddp_slice::from(&test_name(), GRAPHS, 1) {
+        let folder = Folder::new("losing-abort");
+        let job = job(&folder, &format!("--timeout-s 2 --graph {graph}"), 1);
+        let job = job.env("SIMCUDA_FAULTS", "rank1:ncclCommAbort@1=hang");
+        let ended = job.env("DDP_TEST_FAULT", "0:forward:14:kill").run();
+        assert_undisturbed(&folder, &ended, &[0, 1]);
+        let told =
+            "cannot end the calls of group gradients: ncclCommAbort has not returned after 2 s";
+        assert!(ended.stderr.contains(told), "{ended}");
+    }
+}
+
+#[test]
+fn a_rank_that_comes_back_gets_the_gpu_that_was_its_own() {
+    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+        return;
+    };
+    undisturbed();
+    let cases = (0..8_usize).map(|case| (case, GRAPHS[case / 4]));
+    all_at_once(ddp_slice::from(&test_name(), cases, 1), |(seed, graph)| {
+        let (folder, rank) = (Folder::new("losing-again"), seed % 3);
+        let flags = format!("--restarts 1 --graph {graph}");
+        // The others take their time, in which the rank comes back.
+        let other = (rank + 1) % 3;
+        let slow: Vec<_> = (6..=24)
+            .map(|step| format!("{other}:forward:{step}:slow"))
+            .collect();
+        let job = job(&folder, &flags, seed).env("DDP_TEST_FAULT", &slow.join(","));
+        let mut running = job.start();
+        running.wait_for(r#""event":"step","step":5,"#);
+        running.signal_rank(rank, "KILL");
+        let ended = running.wait();
+        assert_undisturbed(&folder, &ended, &[rank as u64]);
+        let record = folder.record();
+        let joined = record.all("ranks").into_iter();
+        let joined: Vec<_> = joined
+            .flat_map(|it| it["joined"].as_array().unwrap().clone())
+            .collect();
+        assert_eq!(joined, [rank], "{ended}");
+    });
+}
+
+#[test]
+fn ranks_that_are_killed_at_any_time_come_back_and_change_no_bit() {
+    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+        return;
+    };
+    undisturbed();
+    let cases = (0..12_usize).map(|case| (case, GRAPHS[case / 6]));
+    all_at_once(ddp_slice::from(&test_name(), cases, 1), |(seed, graph)| {
+        let folder = Folder::new("losing-often");
+        let job = job(&folder, &format!("--restarts 1000 --graph {graph}"), seed);
+        let slow = |step| POINTS.map(|point| format!("0:{point}:{step}:slow"));
+        let slow: Vec<_> = (1..=24).flat_map(slow).collect();
+        // Kills hit ranks that make communicators, too.
+        let job = job
+            .env("SIMCUDA_JOIN_MS", "100")
+            .env("DDP_TEST_FAULT", &slow.join(","));
+        let mut running = job.start();
+        running.wait_for(r#""event":"step","step":1,"#);
+        let kills = kill_ranks(&mut running, seed as u64, Duration::from_secs(2));
+        let ended = running.wait();
+        assert!(kills > 0, "{ended}");
+        assert_same(&folder, &ended);
+    });
+}
+
+#[test]
+fn an_error_of_nccl_repeats_the_step_and_one_that_lasts_ends_the_job() {
+    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+        return;
+    };
+    undisturbed();
+    let calls = (20..40).map(|call| format!("rank1:ncclSend@{call}=remote_error"));
+    let one = ddp_slice::from(&test_name(), calls, 1).remove(0);
+    // NCCL's own calls of all communicators count.
+    let all: Vec<_> = (30..60)
+        .map(|call| format!("rank1:ncclSend@{call}=remote_error"))
+        .collect();
+    all_at_once([(one, 0), (all.join(";"), 77)], |(plan, exit_code)| {
+        let folder = Folder::new("losing-error");
+        let ended = job(&folder, "--graph off", 0)
+            .env("SIMCUDA_FAULTS", &plan)
+            .run();
+        assert!(ended.stderr.contains("ncclRemoteError"), "{ended}");
+        match exit_code {
+            0 => assert_undisturbed(&folder, &ended, &[]),
+            _ => assert_eq!(ended.exit_code(), Some(exit_code), "{ended}"),
+        }
+    });
+}

@@ -1,0 +1,514 @@
+//! A job that continues without ranks that it loses, and takes in those that come (`--min-ranks`):
+//! with `--same-bits` its model is, to the bit, that of the run that was never disturbed.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::job::{Ended, Folder, Running, all_at_once};
+use crate::support::random::mixed;
+use crate::support::record::{Record, model_bytes};
+
+/// 40 steps of some milliseconds, with everything that lies between two steps.
+const RUN: &str = "--data glyphs,rows=1024,held-out=64 --hidden 32 --batch-size 64 --steps 40 \
+                   --log-every 1 --eval-every 7 --checkpoint-every 9 --same-bits 4 --dropout 0.1 \
+                   --grad-clip 1 --micro-batch 8 --threads 1 --out OUT";
+
+/// What a run leaves that must not depend on its ranks: its model, and the steps, losses and
+/// evaluations of its metrics log.
+#[derive(PartialEq)]
+struct Left {
+    model: Vec<u8>,
+    steps: Vec<f64>,
+    evaluated: Vec<f64>,
+    losses: Vec<f64>,
+    digests: Vec<Value>,
+}
+
+fn left(folder: &Folder, steps: u64) -> Left {
+    let record = folder.record();
+    let evaluated = record.all("eval").into_iter();
+    let logged = record.all("step").into_iter();
+    Left {
+        model: model_bytes(&folder.out(), steps),
+        steps: record.of_steps("step"),
+        evaluated: evaluated.map(|it| it["step"].as_f64().unwrap()).collect(),
+        losses: record.losses(),
+        digests: logged.map(|step| step["digests"].clone()).collect(),
+    }
+}
+
+/// Of more ranks, and their optimizers: AdamW, SGD with momentum, and Muon.
+const OPTIMIZERS: [&str; 3] = [
+    "--same-bits 8",
+    "--same-bits 8 --optimizer sgd --momentum 0.9",
+    "--same-bits 8 --optimizer muon --hidden 32,32",
+];
+
+/// The run that nothing disturbs, without ZeRO-1.
+fn undisturbed() -> &'static Left {
+    undisturbed_with("")
+}
+
+/// The same with these words.
+fn undisturbed_with(words: &'static str) -> &'static Left {
+    static LEFT: Mutex<BTreeMap<&str, &OnceLock<Left>>> = Mutex::new(BTreeMap::new());
+    let left_by = *(LEFT.lock().unwrap())
+        .entry(words)
+        .or_insert_with(|| Box::leak(Box::default()));
+    left_by.get_or_init(|| {
+        let folder = Folder::new("losing-none");
+        folder.started(2, &with(RUN, words)).run().assert_well();
+        let left = left(&folder, 40);
+        assert_eq!(left.steps, (1..=40).map(f64::from).collect::<Vec<_>>());
+        left
+    })
+}
+
+/// The words of a run with others, which replace those of the same names.
+fn with(run: &str, words: &str) -> String {
+    let all: Vec<&str> = run.split_whitespace().collect();
+    let others = all.chunks(2).filter(|pair| !words.contains(pair[0]));
+    let others: Vec<String> = others.map(|pair| pair.join(" ")).collect();
+    format!("{} {words}", others.join(" "))
+}
+
+#[track_caller]
+fn assert_undisturbed(folder: &Folder, ended: &Ended) {
+    assert_as(undisturbed(), folder, ended);
+}
+
+#[track_caller]
+fn assert_as(expected: &Left, folder: &Folder, ended: &Ended) {
+    assert_eq!(ended.exit_code(), Some(0), "{ended}");
+    let left = left(folder, 40);
+    assert_eq!(left.steps, expected.steps, "{ended}");
+    assert_eq!(left.evaluated, expected.evaluated, "{ended}");
+    assert!(left.losses == expected.losses, "{ended}");
+    assert!(left.digests == expected.digests, "{ended}");
+    assert!(left.model == expected.model, "{ended}");
+}
+
+/// The ranks that the metrics log says were lost.
+fn lost(record: &Record) -> Vec<u64> {
+    let events = record.all("ranks").into_iter();
+    let lost = events.flat_map(|event| event["lost"].as_array().unwrap().clone());
+    lost.map(|it| it["rank"].as_u64().unwrap()).collect()
+}
+
+#[test]
+fn any_rank_can_be_lost_at_any_point_of_a_step() {
+    let points = [
+        "forward:14",
+        "reduction:14",
+        "optimizer:14",
+        "log:14",
+        "snapshot:18",
+        "save:18",
+    ];
+    let faults = points.map(|point| [0, 2].map(|rank| format!("{rank}:{point}:kill")));
+    undisturbed();
+    all_at_once(faults.into_iter().flatten(), |fault| {
+        let folder = Folder::new("losing-one");
+        let job = folder.started(3, &format!("{RUN} --min-ranks 2"));
+        let ended = job.env("DDP_TEST_FAULT", &fault).run();
+        let expected: Vec<u64> = fault[..1].parse().into_iter().collect();
+        assert_eq!(lost(&folder.record()), expected, "{fault}: {ended}");
+        assert_undisturbed(&folder, &ended);
+    });
+}
+
+#[test]
+fn several_ranks_can_be_lost_at_once_and_all_but_one() {
+    undisturbed();
+    let faults = [
+        "0:forward:3:kill,1:forward:3:kill",
+        "1:reduction:9:kill,2:reduction:9:kill,3:reduction:9:kill",
+        "0:forward:2:kill,1:forward:3:kill,2:forward:4:kill",
+    ];
+    all_at_once(faults, |faults| {
+        let folder = Folder::new("losing-many");
+        let job = folder.started(4, &format!("{RUN} --min-ranks 1"));
+        let ended = job.env("DDP_TEST_FAULT", faults).run();
+        assert_eq!(
+            lost(&folder.record()).len(),
+            faults.split(',').count(),
+            "{ended}"
+        );
+        assert_undisturbed(&folder, &ended);
+    });
+}
+
+/// Steps of 50 ms or more leave time to kill.
+fn slow_steps() -> String {
+    let slow = |step| [0, 1].map(|rank| format!("{rank}:optimizer:{step}:slow"));
+    (1..=40).flat_map(slow).collect::<Vec<_>>().join(",")
+}
+
+/// What trains while ranks are lost and come, each with all that lies between two steps.
+const STORMS: [&str; 6] = [
+    "--data glyphs,rows=1024,held-out=64 --hidden 32 --batch-size 64 --micro-batch 8 --dropout 0.1",
+    "--data glyphs,rows=1024,held-out=64 --hidden 32,24 --batch-size 64 --optimizer muon",
+    "--data book.txt --val-split 0.1 --model gpt,layers=1,heads=2,width=16,context=16 \
+     --batch-size 8 --dropout 0.1 --sample to",
+    "--data book.txt --val-split 0.1 --model gpt,layers=1,heads=2,width=16,context=16 \
+     --batch-size 8 --micro-batch 2 --optimizer sgd --momentum 0.9 --lr 0.05",
+    "--data glyphs,rows=1024,held-out=64 --hidden 32 --batch-size 64 --zero 1",
+    "--data book.txt --val-split 0.1 --model gpt,layers=1,heads=2,width=16,context=16 \
+     --batch-size 8 --optimizer muon --zero 1",
+];
+
+fn storm(which: usize) -> String {
+    let storm = STORMS[which];
+    format!(
+        "{storm} --steps 40 --log-every 1 --eval-every 7 --checkpoint-every 9 --grad-clip 1 \
+         --threads 1 --out OUT"
+    )
+}
+
+fn with_book(name: &str) -> Folder {
+    let folder = Folder::new(name);
+    let text = "To be is to do, to do is to be, do be do be do. ".repeat(40);
+    std::fs::write(folder.path().join("book.txt"), text).unwrap();
+    folder
+}
+
+/// What the storm's run leaves if nothing disturbs it.
+fn calm(which: usize) -> &'static Left {
+    static LEFT: [OnceLock<Left>; STORMS.len()] = [const { OnceLock::new() }; STORMS.len()];
+    LEFT[which].get_or_init(|| {
+        let folder = with_book("losing-calm");
+        let words = format!("{} --same-bits 8", storm(which));
+        folder.started(2, &words).run().assert_well();
+        left(&folder, 40)
+    })
+}
+
+/// Kills and stops random ranks at random times, also while they start, meet and join. How often.
+fn disturb(running: &mut Running, seed: u64) -> u64 {
+    let mut times = 0;
+    while running.goes_on() && times < 8 {
+        let drawn = mixed(seed, times);
+        std::thread::sleep(Duration::from_millis(drawn % 300));
+        let ranks = running.ranks();
+        let at_once = [1, 1, 1, 2, ranks.len().saturating_sub(1)][drawn as usize / 300 % 5];
+        // One that stops while all start is waited for by all, for a minute.
+        let stops = !seed.is_multiple_of(3) && (drawn / 1500).is_multiple_of(4);
+        let signal = if stops { "STOP" } else { "KILL" };
+        for at in 0..at_once.min(ranks.len()) {
+            // The same one again and again, or any.
+            let which = match seed % 5 {
+                0 => at,
+                _ => (drawn / 6000) as usize + at,
+            };
+            running.signal_rank(ranks[which % ranks.len()].0, signal);
+        }
+        times += 1;
+    }
+    times
+}
+
+#[test]
+fn ranks_that_are_lost_at_any_moment_come_back_and_change_no_bit() {
+    let seeds = ddp_slice::of("ranks that are lost at any moment", 126, 4);
+    for pair in seeds.chunks(2) {
+        all_at_once(pair, |&seed| {
+            let (which, ranks) = (seed % STORMS.len(), 2 + seed / STORMS.len() % 7);
+            let is_exact = seed % 9 != 8;
+            let folder = with_book("losing-storm");
+            let bits = if is_exact { " --same-bits 8" } else { "" };
+            let words = format!("--min-ranks 1 --restarts 1000 --timeout-s 3{bits}");
+            let job = folder.started(ranks, &format!("{} {words}", storm(which)));
+            let mut running = job.env("DDP_TEST_FAULT", &slow_steps()).start();
+            if seed % 3 > 0 {
+                running.wait_for(r#""event":"step","step":1,"#);
+            }
+            let times = disturb(&mut running, seed as u64);
+            let ended = running.wait();
+            println!("seed {seed}: {ranks} ranks were disturbed {times} times");
+            assert_eq!(ended.exit_code(), Some(0), "seed {seed}: {ended}");
+            let (left, expected) = (left(&folder, 40), calm(which));
+            assert_eq!(left.steps, expected.steps, "seed {seed}: {ended}");
+            assert_eq!(left.evaluated, expected.evaluated, "seed {seed}: {ended}");
+            if is_exact {
+                assert!(left.losses == expected.losses, "seed {seed}: {ended}");
+                assert!(left.model == expected.model, "seed {seed}: {ended}");
+            }
+            // Without --same-bits sums have another order.
+            let pairs = left.losses.iter().zip(&expected.losses);
+            let apart = pairs.map(|(loss, calm)| (loss / calm - 1.0).abs());
+            assert!(apart.fold(0.0, f64::max) < 1e-3, "seed {seed}: {ended}");
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_stops_is_left_out_and_one_that_comes_takes_its_place() {
+    undisturbed();
+    let folder = Folder::new("losing-stopped");
+    let words = format!("{RUN} --min-ranks 1 --restarts 1 --timeout-s 1");
+    let mut running = folder
+        .started(2, &words)
+        .env("DDP_TEST_FAULT", "1:forward:7:stop,0:log:9:work")
+        .start();
+    running.wait_for(r#""joined":[1]"#);
+    let ended = running.wait();
+    let text = std::fs::read_to_string(folder.out().join("metrics.jsonl")).unwrap();
+    let told = r#""lost":[{"rank":1,"why":"killed because it showed no progress"}]"#;
+    assert!(
+        text.contains(told) && text.contains(r#""joined":[1]"#),
+        "{ended}"
+    );
+    assert_undisturbed(&folder, &ended);
+}
+
+#[test]
+fn with_too_few_ranks_the_job_saves_and_ends_and_can_be_resumed() {
+    undisturbed();
+    let folder = Folder::new("losing-too-many");
+    let job = folder.started(3, &format!("{RUN} --min-ranks 2"));
+    let faults = "0:forward:5:kill,2:forward:11:kill";
+    let ended = job.env("DDP_TEST_FAULT", faults).run();
+    assert_eq!(ended.exit_code(), Some(77), "{ended}");
+    assert_eq!(
+        folder.checkpoints().last().unwrap(),
+        "step-00000010",
+        "{ended}"
+    );
+    let resumed = folder.started(2, &format!("{RUN} --resume auto")).run();
+    assert_undisturbed(&folder, &resumed);
+}
+
+/// What is said when a slice was lost.
+const FROM_CHECKPOINT: &str = "the run continues from its last checkpoint";
+
+/// Runs with `--zero 1` and these faults, each with 5 ranks and every optimizer.
+fn lose_with_zero(faults: &[&str], restarts: bool, check: impl Fn(&str, &Folder, &Ended) + Sync) {
+    OPTIMIZERS
+        .iter()
+        .for_each(|words| _ = undisturbed_with(words));
+    let jobs = faults
+        .iter()
+        .flat_map(|faults| OPTIMIZERS.map(|words| (*faults, words)));
+    all_at_once(jobs, |(faults, words)| {
+        let folder = Folder::new("losing-zero");
+        let restarts = if restarts { " --restarts 9" } else { "" };
+        let run = format!("{RUN} --zero 1 --min-ranks 1{restarts}");
+        let job = folder.started(5, &with(&run, words));
+        let ended = job.env("DDP_TEST_FAULT", faults).run();
+        check(faults, &folder, &ended);
+        assert_as(undisturbed_with(words), &folder, &ended);
+    });
+}
+
+#[test]
+fn slices_of_lost_ranks_are_kept_by_their_neighbours() {
+    let faults = [
+        "0:forward:14:kill",
+        "2:reduction:14:kill",
+        // The keeper has no sums, and the others have theirs.
+        "2:copy:14:kill",
+        "0:copy:1:kill",
+        "4:optimizer:14:kill",
+        "3:agreed:14:kill",
+        "0:agreed:14:kill",
+        "0:log:14:kill",
+        "1:snapshot:18:kill",
+        "0:save:18:kill",
+        // Two that are not neighbours, at once.
+        "0:forward:9:kill,2:forward:9:kill",
+        "1:agreed:9:kill,4:optimizer:9:kill",
+        // One after the other: the keeper of the first, too.
+        "1:forward:9:kill,2:forward:10:kill,3:reduction:11:kill,4:agreed:12:kill",
+        // Another one while slices are cut anew.
+        "2:forward:9:kill,0:slices:2:kill",
+        "2:agreed:9:kill,4:slices:2:kill,1:forward:9:kill",
+        "2:copy:9:kill,0:slices:2:kill",
+    ];
+    lose_with_zero(&faults, false, |faults, folder, ended| {
+        let expected = faults.split(',').count();
+        let lost = lost(&folder.record());
+        assert!(
+            lost.len() <= expected && !lost.is_empty(),
+            "{faults}: {ended}"
+        );
+        assert!(
+            !ended.to_string().contains(FROM_CHECKPOINT),
+            "{faults}: {ended}"
+        );
+    });
+}
+
+#[test]
+fn ranks_that_leave_an_update_complete_it_or_the_others_undo_it() {
+    // Owner and keeper of a slice: before and after the point from which the others go on.
+    let faults = [
+        "2:optimizer:14:leave,3:optimizer:14:leave",
+        "2:agreed:14:leave,3:agreed:14:leave",
+        "0:agreed:1:leave,1:agreed:1:leave",
+        "0:optimizer:14:leave,1:agreed:14:leave,4:agreed:15:leave",
+        "0:slices:2:leave,1:slices:2:leave,4:agreed:14:leave",
+        "4:agreed:9:kill,2:agreed:9:leave",
+    ];
+    lose_with_zero(&faults, false, |faults, folder, ended| {
+        let met = folder.record().all("ranks").len();
+        let text = ended.to_string();
+        assert!(
+            met > 0 && !text.contains(FROM_CHECKPOINT),
+            "{faults}: {ended}"
+        );
+    });
+}
+
+#[test]
+fn slices_that_were_lost_with_owner_and_keeper_come_from_the_last_checkpoint() {
+    let faults = [
+        "2:forward:14:kill,3:forward:14:kill",
+        "4:optimizer:14:kill,0:optimizer:14:kill",
+        "1:forward:14:kill,2:slices:2:kill",
+        // Before the first checkpoint.
+        "0:agreed:4:kill,1:agreed:4:kill",
+    ];
+    lose_with_zero(&faults, false, |faults, _, ended| {
+        // If all others had their new slices, nothing is lost.
+        let may_be_whole = faults.contains("slices");
+        assert!(
+            may_be_whole || ended.to_string().contains(FROM_CHECKPOINT),
+            "{faults}: {ended}"
+        );
+    });
+}
+
+#[test]
+fn any_rank_can_be_lost_on_any_of_several_hosts() {
+    undisturbed();
+    // Rank 0 on the launcher's host and on another, the first of a host and a later one, all of a
+    // host, and the same again while it comes back.
+    let cases = [
+        ("localhost:1,far:2", "0:forward:14:kill", ""),
+        ("far:1,localhost:2", "0:reduction:14:kill", ""),
+        ("far:2,off:1", "0:optimizer:14:kill", "--restarts 3"),
+        ("localhost:1,far:2", "1:reduction:14:kill", "--restarts 1"),
+        ("far:1,off:2", "2:save:18:kill", ""),
+        ("localhost:1,far:2", "1:log:9:kill,2:log:9:kill", ""),
+        (
+            "far:2,off:1",
+            "0:forward:9:kill,1:forward:9:kill",
+            "--restarts 2",
+        ),
+        (
+            "far:1,off:2",
+            "0:forward:9:kill,1:forward:12:kill",
+            "--restarts 4",
+        ),
+    ];
+    all_at_once(cases, |(hosts, faults, words)| {
+        let folder = Folder::new("losing-hosts");
+        let words = format!("{RUN} --min-ranks 1 {words}");
+        let job = folder.started_on(&format!("--hosts {hosts}"), "", &words);
+        let ended = job.env("DDP_TEST_FAULT", faults).run();
+        let lost = lost(&folder.record());
+        assert!(
+            lost.len() >= faults.split(',').count(),
+            "{hosts} {faults}: {ended}"
+        );
+        assert_undisturbed(&folder, &ended);
+    });
+}
+
+#[test]
+fn ranks_of_several_hosts_that_are_killed_again_and_again_change_no_bit() {
+    undisturbed();
+    all_at_once(
+        [(0, "far:2,off:1"), (1, "localhost:2,far:2")],
+        |(seed, hosts)| {
+            let folder = Folder::new("losing-hosts-again");
+            let words = format!("{RUN} --min-ranks 1 --restarts 1000");
+            let job = folder.started_on(&format!("--hosts {hosts}"), "", &words);
+            let mut running = job.env("DDP_TEST_FAULT", &slow_steps()).start();
+            running.wait_for(r#""event":"step","step":1,"#);
+            let times = disturb(&mut running, seed);
+            let ended = running.wait();
+            assert!(times > 1, "{ended}");
+            assert_undisturbed(&folder, &ended);
+        },
+    );
+}
+
+#[test]
+fn a_host_whose_agent_is_killed_is_lost_with_its_ranks() {
+    undisturbed();
+    let folder = Folder::new("losing-agent");
+    let words = format!("{RUN} --min-ranks 2 --timeout-s 3");
+    let job = folder.started_on("--hosts localhost:2,far:2", "", &words);
+    let running = job.env("DDP_TEST_FAULT", &slow_steps()).start();
+    running.wait_for_step_2();
+    assert_eq!(running.signal_agents("KILL"), 1);
+    let ended = running.wait();
+    assert_eq!(lost(&folder.record()), [2, 3], "{ended}");
+    let told = "host far, with ranks 2 and 3: it was silent for 4 s";
+    assert!(ended.stderr.contains(told), "{ended}");
+    assert_undisturbed(&folder, &ended);
+}
+
+#[test]
+fn stopped_ranks_of_another_host_are_left_out() {
+    undisturbed();
+    // One of them, which its host's other rank misses; all, which only the launcher can leave out.
+    let faults = ["3:forward:7:stop", "2:forward:7:stop,3:forward:7:stop"];
+    all_at_once(faults, |faults| {
+        let folder = Folder::new("losing-hosts-stopped");
+        let words = format!("{RUN} --min-ranks 2 --timeout-s 2");
+        let job = folder.started_on("--hosts localhost:2,far:2", "", &words);
+        let ended = job.env("DDP_TEST_FAULT", faults).run();
+        let mut lost = lost(&folder.record());
+        lost.sort_unstable();
+        let all: Vec<u64> = vec![2, 3];
+        assert_eq!(lost, all[2 - faults.split(',').count()..], "{ended}");
+        assert_undisturbed(&folder, &ended);
+    });
+}
+
+#[test]
+fn an_error_on_one_host_ends_all_and_too_few_ranks_save() {
+    undisturbed();
+    let folder = Folder::new("losing-hosts-too-many");
+    let words = format!("{RUN} --min-ranks 2");
+    let job = folder.started_on("--hosts localhost:1,far:2", "", &words);
+    let faults = "0:forward:5:kill,2:forward:11:kill";
+    let ended = job.env("DDP_TEST_FAULT", faults).run();
+    assert_eq!(ended.exit_code(), Some(77), "{ended}");
+    let saved = folder.checkpoints();
+    assert_eq!(saved.last().unwrap(), "step-00000010", "{ended}");
+    let resumed = folder.started(2, &format!("{RUN} --resume auto")).run();
+    assert_undisturbed(&folder, &resumed);
+}
+
+#[test]
+fn without_the_flag_a_lost_rank_ends_the_job() {
+    let folder = Folder::new("losing-off");
+    let ended = folder
+        .started(2, RUN)
+        .env("DDP_TEST_FAULT", "1:forward:7:kill")
+        .run();
+    assert_eq!(ended.exit_code(), Some(137), "{ended}");
+}
+
+#[test]
+fn what_cannot_go_on_is_refused_by_name() {
+    let refused = [
+        ("--min-ranks 3", "from 1 to the number of ranks"),
+        ("--min-ranks 0", "from 1 to the number of ranks"),
+    ];
+    all_at_once(refused, |(words, told)| {
+        let folder = Folder::new("losing-refused");
+        let ended = folder.started(2, &format!("{RUN} {words}")).run();
+        assert!(ended.assert_fails(2).contains(told), "{words}: {ended}");
+    });
+    let ended = Folder::new("losing-alone")
+        .alone(&format!("{RUN} --min-ranks 1"))
+        .run();
+    assert_eq!(ended.exit_code(), Some(2), "{ended}");
+}
