@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use ddp::family_settings;
 use ddp::kernels::DType;
-use ddp::models::family::{DataShape, Family, refuse};
+use ddp::models::family::{DataShape, Family, check_size};
 use ddp::nn::{Activate, Linear, Normalize, Result, Sequential};
 
 family_settings! {
@@ -33,13 +33,8 @@ impl Family for Mine {
     }
 
     fn check(&self) -> Result<()> {
-        for (name, value) in [("depth", self.depth), ("width", self.width)] {
-            if !(1..=4096).contains(&value) {
-                let expected = "a whole number from 1 to 4096";
-                return Err(refuse(name, value, expected, "give another"));
-            }
-        }
-        Ok(())
+        check_size("depth", self.depth, 4096)?;
+        check_size("width", self.width, 4096)
     }
 
     fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {

@@ -83,7 +83,7 @@ fn ring(group: &Group, device: Device, stream: &Stream) -> Result<()> {
 fn exchange(world: &World) -> Result<()> {
     if world.size() == 1 {
         println!(
-            "one rank has nobody to send to. Start several: mpirun -n 4 target/release/examples/send_receive"
+            "a single rank has no other to send to. Start several: mpirun -n 4 target/release/examples/send_receive"
         );
         return Ok(());
     }

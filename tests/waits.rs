@@ -13,7 +13,7 @@ use ddp_kernels::graph::Graph;
 use ddp_kernels::ops::{self, Chunk, ChunkTable};
 use ddp_kernels::stream::{self, Stream, Timer};
 use ddp_kernels::transfer::{self, Scalars};
-use ddp_kernels::{DType, Device, Tensor, memory, products};
+use ddp_kernels::{DType, Device, Tensor, matmuls, memory};
 
 const FIRST: Device = Device::Cuda(0);
 const SECOND: Device = Device::Cuda(1);
@@ -266,7 +266,7 @@ const SCENES: [(&str, fn()); 21] = [
                 std::fs::remove_file(file.path()).unwrap();
             }
         }
-        products::fastest(FIRST, products::kinds(FIRST).unwrap()).unwrap();
+        matmuls::fastest(FIRST, matmuls::kinds(FIRST).unwrap()).unwrap();
     }),
     ("a message is overwritten after it was read", || {
         let (mut ring, number) = (

@@ -1,5 +1,5 @@
-//! Programs of one's own train on two ranks, and a run of which a rank was killed resumes to the
-//! model of one that never stopped.
+//! Programs that use the library train on two ranks, and a run of which a rank was killed resumes
+//! to the model of one that never stopped.
 
 use std::fs;
 use std::net::TcpListener;

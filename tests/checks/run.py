@@ -79,12 +79,12 @@ class Checks:
         examples.run(self.built, self.examples, self.steps.folder(), is_verbose=self.name != "")
 
     def on_simulated_gpus(self):
-        """What GPUs do: all operations and half of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""
+        """What GPUs do: all operations and a third of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""
         beside, on_gpus, some = self.steps.beside, self.programs.on_gpus, self.programs.some_on_gpus
         # 4 GPUs are enough for these.
         apart = [] if self.is_long else ["--skip", "ranks::", "--skip", "zero::", "--skip", "split::"]
-        for which in self.selected("trainer", 2):
-            beside(f"trainer, 2 simulated GPUs, part {which + 1} of 2", some, "ddp", 2, 2, which, *apart)
+        for which in self.selected("trainer", 3):
+            beside(f"trainer, 2 simulated GPUs, part {which + 1} of 3", some, "ddp", 2, 3, which, *apart)
         # Every kernel, in every commit: each case of a test is run on one of the GPUs.
         beside("operations, 2 simulated GPUs", lambda: on_gpus(2, "cuda", package="kernels"))
         which = "0/1" if self.is_long else f"{self.selected('wrong kernels', 85)[0]}/85"

@@ -181,7 +181,7 @@ def print_nodes(nodes):
 
 def print_gains(nodes):
     """The matmuls that the fastest of eight algorithms makes faster than the heuristic's first."""
-    first, timed = (groups_of([node for node in nodes[how] if node["kind"] == "product"]) for how in ("first", "timed"))
+    first, timed = (groups_of([node for node in nodes[how] if node["kind"] == "matmul"]) for how in ("first", "timed"))
     both = {key: (first[key][1], timed[key][1]) for key in first if key in timed}
     if not both:
         return

@@ -7,6 +7,7 @@
 //! | `kernel@K[/DEVICE]=…`, `copy@K[/DEVICE]=…` | the same for kernels, for copies |
 //! | `…=hang` (of an operation) | it never ends: waits block, queries return "not ready" |
 //! | `ncclFUNCTION@K[/DEVICE]=NCCL` | the K-th call returns this NCCL code and does nothing |
+//! | `ncclFUNCTION@K[/DEVICE]=hang` | the K-th call never returns |
 //! | `nccl@K[/DEVICE]=hang` | the K-th NCCL call to run hangs until ncclCommAbort |
 //! | `nccl@K=async_error`, `async_error(NCCL)` | so, and ncclCommGetAsyncError reports it |
 //! | `nccl@K=slow(NS)` | it is delayed by so many nanoseconds, in wall time and simulated time |
@@ -44,6 +45,9 @@ pub use self::injected::Injected;
 pub(crate) use self::injected::Struck;
 pub(crate) use self::nccl::NcclEffect;
 use crate::error;
+
+/// Stands for a code of a call of NCCL that never returns.
+pub(crate) const NEVER_RETURNS: i32 = -1;
 
 /// The effect of a fault on the call or operation that it hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -270,6 +274,9 @@ fn parse_effect(kind: &str, target: &Target) -> Result<Effect, String> {
         Target::Nccl => return nccl::parse_effect(kind).map(Effect::Nccl),
         Target::Heuristic => return heuristic::parse_effect(kind).map(Effect::Heuristic),
         Target::Function(name) if name.starts_with("nccl") => {
+            if kind == "hang" {
+                return Ok(Effect::NcclCode(NEVER_RETURNS));
+            }
             return nccl::parse_code(kind).map(Effect::NcclCode);
         }
         Target::Function(_) | Target::Operation(_) => {}

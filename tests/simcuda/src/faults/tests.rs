@@ -241,7 +241,7 @@ fn an_entry_with_a_rank_counts_only_there() {
         ("nccl@1=async_error(7)", "is no code of NCCL"),
         ("nccl@1=slow(fast)", "`fast` is not a whole number"),
         ("nccl@1=flip(3", "expected a `)`"),
-        ("ncclSend@1=hang", "is no code of NCCL"),
+        ("ncclSend@1=flip", "is no code of NCCL"),
     ] {
         let message = Plan::parse_for(text, Some(0)).unwrap_err();
         assert!(

@@ -101,7 +101,7 @@ fn step(
             let ranges = piece.ranges();
             check_memory(machine, &ranges, operation)?;
             memory::begin(machine, operation, &ranges)?;
-            Step::Nccl(nccl::flight(machine, piece, stream)?)
+            Step::Nccl(nccl::flight(machine, piece, stream))
         }
         Captured::Host(function) => Step::Host(*function),
         Captured::Record(_) => Step::Record(Arc::new(Record::new(stream))),

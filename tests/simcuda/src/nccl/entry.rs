@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::comm::Comm;
 use super::refusal::{Refusal, code};
+use crate::faults::NEVER_RETURNS;
 use crate::handle::{HandleKind, decode};
 use crate::machine::{LockedMachine, Machine, current};
 use crate::report::{self, FindingKind};
@@ -39,6 +40,11 @@ pub(super) fn call(
     let mut held = LockedMachine::take();
     held.nccl.has_called(name);
     let outcome = match refusal(&mut held, name) {
+        Some(refusal) if refusal.code == NEVER_RETURNS => held.without(|| {
+            loop {
+                std::thread::park();
+            }
+        }),
         Some(refusal) => Err(refusal),
         None => body(&mut held),
     };

@@ -13,12 +13,15 @@ use crate::event::Completion;
 use crate::faults::{NcclEffect, Struck};
 use crate::handle::StreamId;
 use crate::machine::Machine;
-use crate::memory::{self, Moment, POISON};
+use crate::memory::{self, POISON};
 use crate::race::Clock;
 use crate::report::{self, FindingKind, Stack};
 use crate::stream::Operation;
 use crate::timeline::Part;
 use crate::work::{Failure, Memory, Reads};
+
+/// As f32 and as bf16 0.75.
+const FINITE_GARBAGE: u8 = 0x3f;
 
 /// What came of running it.
 pub(crate) enum Ran {
@@ -30,17 +33,11 @@ pub(crate) enum Ran {
     Failed(Failure),
 }
 
-/// A turn of a captured piece, for a launch in `stream` that may still fail.
-pub(crate) fn flight(
-    machine: &mut Machine,
-    piece: &Arc<Piece>,
-    stream: StreamId,
-) -> Result<Arc<Flight>, CUresult> {
-    if piece.comm.is_aborted() {
-        return Err(CUresult::CUDA_ERROR_LAUNCH_FAILED);
-    }
+/// A turn of a captured piece, for a launch in `stream` that may still fail. After an abort it ends
+/// at once, without a result: the graph keeps what its kernels need.
+pub(crate) fn flight(machine: &mut Machine, piece: &Arc<Piece>, stream: StreamId) -> Arc<Flight> {
     let struck = machine.faults.strike_queued_nccl(piece.comm.device);
-    Ok(Flight::new(piece.clone(), stream, struck))
+    Flight::new(piece.clone(), stream, struck)
 }
 
 /// A turn that is certain: it is the next one of its communicator.
@@ -60,7 +57,7 @@ impl Flight {
     ) -> Ran {
         let mut state = self.state();
         if self.comm().is_aborted() {
-            return self.give_up(machine, state, operation, begin_ns);
+            return self.give_up(machine, state, actor, operation, begin_ns);
         }
         if state.phase == Phase::Queued {
             match self.begin(machine, &mut state, operation, begin_ns) {
@@ -280,34 +277,36 @@ impl Flight {
         self.comm().leave(&self.end);
     }
 
-    /// The communicator was aborted: its outputs are filled with NaN.
+    /// The communicator was aborted: its outputs are filled with garbage, also where it has not
+    /// begun. With every other seed the garbage is finite, so that no check for NaN finds it.
     fn give_up(
         &self,
         machine: &mut Machine,
         mut state: MutexGuard<'_, State>,
+        actor: usize,
         operation: &Operation,
         begin_ns: u64,
     ) -> Ran {
-        for range in self.piece.ranges().writes {
-            if machine
-                .memory
-                .violation(self.comm().device, &range, Moment::Runs)
-                .is_none()
-            {
-                let to = machine.memory.host_pointer(range.start);
-                // SAFETY: the range lies in a live allocation, which was asked for just now, and
-                // nothing else runs.
-                unsafe { std::ptr::write_bytes(to, POISON, (range.end - range.start) as usize) };
+        let ranges = self.piece.ranges();
+        if let Some(failure) = memory::freed_meanwhile(machine, operation, &ranges) {
+            return Ran::Failed(failure);
+        }
+        if state.phase != Phase::Begun {
+            if let Some(race) = machine.race.access(actor, operation.id, &ranges) {
+                report::race(machine, &race);
             }
+            memory::follow_contents(machine, operation, Reads::Used, &ranges);
+        }
+        let garbage = [POISON, FINITE_GARBAGE][machine.config.seed as usize % 2];
+        for range in ranges.writes {
+            let to = machine.memory.host_pointer(range.start);
+            // SAFETY: the range lies in live memory, which was asked for just now, and nothing else
+            // runs.
+            unsafe { std::ptr::write_bytes(to, garbage, (range.end - range.start) as usize) };
         }
         state.phase = Phase::Over;
         drop(state);
-        memory::finish(machine, operation.id, Clock::default());
-        self.end.complete(Completion {
-            clock: Clock::default(),
-            time_ns: begin_ns,
-        });
-        self.comm().leave(&self.end);
+        self.end(machine, actor, operation, begin_ns);
         Ran::Over(begin_ns)
     }
 
