@@ -39,6 +39,8 @@ impl Cause {
     }
 }
 
+/// The exit code of a job that lost a rank, and of a rank that leaves its job.
+pub(crate) const EXIT_PEER_LOST: u8 = 77;
 /// Stands for an exit code where the job continues. No failure has it.
 const JOB_CONTINUES: u8 = 0;
 

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use crate::error::{Cause, Error, Remedy, RemoteError};
+use crate::error::{Cause, EXIT_PEER_LOST, Error, Remedy, RemoteError};
 use crate::identity::Identity;
 use crate::process::{Peer, Process};
 use crate::roster::Roster;
@@ -23,8 +23,6 @@ use crate::shared::Board;
 
 /// The exit code of a panic.
 pub(crate) const EXIT_PANIC: u8 = 70;
-/// The exit code of a job that lost a rank, and of a rank that leaves its job.
-pub(crate) const EXIT_PEER_LOST: u8 = 77;
 /// How long a rank has to end by itself once the job has failed.
 pub(crate) const GRACE: Duration = Duration::from_millis(300);
 /// How long a rank may take to report its error: it closes its files first.

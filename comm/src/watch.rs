@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::background::{Background, Cancelled};
-use crate::error::{Cause, Result};
+use crate::error::{Cause, EXIT_PEER_LOST, Result};
 use crate::failure::lifeline::{Lifeline, WorkNews};
-use crate::failure::{EXIT_PEER_LOST, Failure, GRACE};
+use crate::failure::{Failure, GRACE};
 use crate::launcher;
 use crate::process::{Peer, Process, wait_for_end};
 use crate::stop::{self, Termination};

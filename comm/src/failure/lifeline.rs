@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::EXIT_PEER_LOST;
-use crate::error::Cause;
+use crate::error::{Cause, EXIT_PEER_LOST};
 use crate::messages::{Comm, MESSAGE_BYTES_MAX, Request};
 use crate::shared::Board;
 use crate::waited::wait_until;

@@ -16,8 +16,7 @@ use super::remote::{Remote, text_of};
 use super::task::{
     ENDING, EXIT_STOPPED, Losses, SILENCE, SILENCE_MARGIN, Seating, Task, VERSION, of_signal,
 };
-use crate::error::{Ranks, Result, Seconds};
-use crate::failure::EXIT_PEER_LOST;
+use crate::error::{EXIT_PEER_LOST, Ranks, Result, Seconds};
 use crate::identity::host_name;
 use crate::roster::described;
 use crate::say::print_line;

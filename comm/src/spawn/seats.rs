@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::task::Seating;
-use crate::error::{Error, Result};
-use crate::failure::EXIT_PEER_LOST;
+use crate::error::{EXIT_PEER_LOST, Error, Result};
 use crate::roster::Roster;
 use crate::roster::across::PageState;
 
