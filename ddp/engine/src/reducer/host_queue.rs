@@ -213,11 +213,11 @@ impl Shared {
                 self.idle.notify_one();
             }
             let mut queue = self.lock();
-            while queue.done == queue.started.len() || queue.error.is_some() {
-                if queue.closed {
-                    return;
-                }
+            while !queue.closed && (queue.done == queue.started.len() || queue.error.is_some()) {
                 queue = wait(&self.more, queue);
+            }
+            if queue.closed {
+                return;
             }
         }
     }
@@ -260,4 +260,38 @@ impl Shared {
 
 fn wait<'a>(signal: &Condvar, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
     signal.wait(queue).unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use ddp_comm::World;
+    use ddp_kernels::DType;
+
+    use super::*;
+
+    #[test]
+    fn a_queue_that_is_halted_ends_its_thread_although_jobs_are_left() {
+        let worlds = World::threads(2, None, Duration::from_secs(60)).unwrap();
+        let [first, second] = <[World; 2]>::try_from(worlds).unwrap();
+        let mut queue =
+            HostQueue::new(first.group("gradients").unwrap(), Vec::new(), true).unwrap();
+        let tensors = [(); 3].map(|()| Tensor::zeros(&[3], DType::F32, Device::Cpu).unwrap());
+        queue.start_sum(&tensors[0]).unwrap();
+        queue.start_sum(&tensors[1]).unwrap();
+        // The first of them ends well once the queue is closed.
+        let (done, is_done) = mpsc::channel();
+        let shared = Arc::clone(&queue.shared);
+        std::thread::spawn(move || {
+            queue.halt();
+            _ = done.send(());
+        });
+        while !shared.lock().closed {
+            std::thread::yield_now();
+        }
+        let stream = Stream::default_of(Device::Cpu).unwrap();
+        job::sum(&tensors[2], &second.group("gradients").unwrap(), &stream).unwrap();
+        is_done.recv_timeout(Duration::from_secs(30)).unwrap();
+    }
 }
