@@ -182,12 +182,12 @@ impl Failure {
 
     /// In a job that continues without lost ranks: ends this process because of what happened on
     /// this rank. The others continue.
-    pub(crate) fn leave(&self, text: &str) -> ! {
+    pub(crate) fn leave(&self, text: &str, exit_code: u8) -> ! {
         let text = format!("{text}; the other ranks continue without this one");
-        self.print(&self.own_cause(text, EXIT_PEER_LOST));
+        self.print(&self.own_cause(text, exit_code));
         within(BOUND, || _ = std::io::stdout().flush());
         // SAFETY: as in `end`. The page of this rank does not say that it has left: it is lost.
-        unsafe { libc::_exit(i32::from(EXIT_PEER_LOST)) }
+        unsafe { libc::_exit(i32::from(exit_code)) }
     }
 
     /// Ends this generation because of `error`, and with it `ranks`; or the job, if it does not

@@ -1,7 +1,7 @@
 //! `ddp-train train`: a run with its settings, progress, curves and report.
 
-use std::cell::Cell;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ddp_comm::World;
 use ddp_engine::setting::{CLASS_WEIGHTS, LABEL_SMOOTHING};
@@ -59,7 +59,7 @@ pub fn train(config: &Config, world: &World) -> Result<()> {
 pub struct Trainer {
     config: Config,
     model: ModelSpec,
-    loss: Box<dyn Loss>,
+    loss: Arc<dyn Loss>,
     data: Data,
 }
 
@@ -71,7 +71,7 @@ impl Trainer {
         Trainer {
             config: Config::default(),
             model: model.into(),
-            loss: Box::new(loss),
+            loss: Arc::new(loss),
             data,
         }
     }
@@ -96,7 +96,7 @@ impl Trainer {
         }
         let mut program = TrainProgram {
             data: Some(self.data),
-            loss: Cell::new(Some(self.loss)),
+            loss: Some(self.loss),
             ..TrainProgram::new(&config)
         };
         trainer::train(&config, &mut program, world)
@@ -109,7 +109,7 @@ pub(crate) struct TrainProgram<'a> {
     /// In place of what the settings name.
     data: Option<Data>,
     /// In place of the one that follows from the data.
-    loss: Cell<Option<Box<dyn Loss>>>,
+    loss: Option<Arc<dyn Loss>>,
     /// Once the run has begun, on rank 0.
     progress: Option<Progress>,
     /// With `--tensorboard`.
@@ -121,7 +121,7 @@ impl TrainProgram<'_> {
         TrainProgram {
             config,
             data: None,
-            loss: Cell::default(),
+            loss: None,
             progress: None,
             curves: None,
         }
@@ -139,8 +139,8 @@ impl Program for TrainProgram<'_> {
         Ok(devices)
     }
 
-    fn loss(&self) -> Option<Box<dyn Loss>> {
-        self.loss.take()
+    fn loss(&self) -> Option<Arc<dyn Loss>> {
+        self.loss.clone()
     }
 
     fn data(&self) -> Option<Data> {

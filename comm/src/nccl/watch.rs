@@ -15,7 +15,7 @@ use super::communicator::Communicator;
 use super::compare;
 use super::hang::View;
 use crate::background::{Background, Cancelled};
-use crate::error::{Result, Seconds};
+use crate::error::{EXIT_PEER_LOST, Result, Seconds};
 use crate::failure::GRACE;
 use crate::shared::{COLLECTIVES, LANES, LaneMarks, Marks};
 use crate::waited::{Waited, wait_until};
@@ -144,10 +144,11 @@ impl Watch {
                     false => "ncclCommAbort has not returned",
                 };
                 let (group, within) = (common.group, Seconds(common.timeout()));
-                common.failure.leave(&format!(
+                let text = format!(
                     "cannot end the calls of group {group}: {what} after {within}; help: test this \
                      GPU (nvidia-smi -q, dcgmi diag)"
-                ));
+                );
+                common.failure.leave(&text, EXIT_PEER_LOST);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! A job that continues without lost ranks, as its launcher sees it. On several hosts the launcher
 //! says who takes part in each generation, by the roster of its host; agents pass on what is said.
 
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use super::agent::Order;
@@ -12,6 +13,9 @@ use crate::launcher::HOST_ADDRESSES;
 use crate::roster::Roster;
 use crate::roster::across::PageState;
 use crate::tcp::{self, SECRET};
+
+/// The exit code of a rank whose program, settings or data are not those of the others.
+const EXIT_DISAGREES: i32 = 78;
 
 /// A job that continues without lost ranks.
 pub(super) struct Elastic {
@@ -78,8 +82,9 @@ impl Elastic {
     }
 
     /// A lost rank is to be started again: how often that has happened. None if it is not.
-    pub(super) fn again(&mut self, rank: usize) -> Option<String> {
-        if self.restarted == self.restarts {
+    pub(super) fn again(&mut self, rank: usize, ended: ExitStatus) -> Option<String> {
+        // One that does not agree with the others will not agree later.
+        if self.restarted == self.restarts || ended.code() == Some(EXIT_DISAGREES) {
             self.roster.stays_empty(rank);
             return None;
         }

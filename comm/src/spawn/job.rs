@@ -225,7 +225,7 @@ impl Job {
         }
         let (program, how) = (&self.program, described(status));
         let has_others = self.ranks.iter().any(|rank| rank.is_running);
-        let Some(count) = elastic.again(rank) else {
+        let Some(count) = elastic.again(rank, status) else {
             print_line(&format!("{program}: rank {rank} {how}\n"));
             return has_others;
         };

@@ -229,11 +229,6 @@ impl Elastic {
         launcher::set_rank_0(rank == 0);
         (start, self.of(generation))
     }
-
-    /// The job has done its work.
-    pub(super) fn finish(&self) {
-        self.roster.end(0);
-    }
 }
 
 fn own_rank(members: &[(usize, u32)], own: usize) -> usize {

@@ -209,9 +209,7 @@ impl Drop for World {
             Err(error) => self.failure.fail_with(&error),
             Ok(()) => {}
         }
-        if let Some(elastic) = &self.elastic {
-            elastic.finish();
-        }
+        self.finish();
         // They use messages between hosts, which end below.
         self.gpu_watches.stop();
         self.failure.board.leave(self.failure.identity.local_rank);

@@ -71,10 +71,15 @@ impl World {
         cause.is_some_and(|cause| cause.ends_generation())
     }
 
+    /// The job has done its work: a rank that is lost from now on changes nothing.
+    pub fn finish(&self) {
+        self.elastic.iter().for_each(|it| it.roster.end(0));
+    }
+
     /// Ends this process because it cannot go on, for example because its GPU has failed. The other
-    /// ranks continue.
-    pub fn leave(&self, error: &dyn Display) -> ! {
-        self.failure.leave(&error.to_string())
+    /// ranks continue. After an exit code of 78 it is not started again.
+    pub fn leave(&self, error: &dyn Display, exit_code: u8) -> ! {
+        self.failure.leave(&error.to_string(), exit_code)
     }
 
     /// Meets the ranks that are left and those that came, after [`Error::is_rank_lost`], after

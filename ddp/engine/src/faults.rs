@@ -50,6 +50,8 @@ pub(crate) enum FaultPoint {
     Snapshot,
     /// While a thread writes a checkpoint.
     Save,
+    /// Before the record is closed.
+    End,
 }
 
 /// What happens at a point.

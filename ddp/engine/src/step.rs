@@ -73,7 +73,7 @@ impl Default for StepOptions {
 #[derive(Debug)]
 pub struct Step {
     model: TrainedModel,
-    loss: Box<dyn Loss>,
+    loss: Arc<dyn Loss>,
     seed: u64,
     /// (4), on the last device: [`Stats`] of held-out rows.
     held_out_stats: Tensor,
@@ -116,7 +116,7 @@ impl Step {
     /// the layers, as [`Model::split`](ddp_nn::models::Model::split) returns them. Inputs are on
     /// the first device, targets on the last. Ranks are compared as in `new`.
     pub fn over(parts: Vec<Part>, loss: Box<dyn Loss>, options: &StepOptions) -> Result<Step> {
-        let mut step = Step::of_agreeing(parts, loss, options)?;
+        let mut step = Step::of_agreeing(parts, loss.into(), options)?;
         step.stages().iter().try_for_each(Stage::begin_alike)?;
         step.compared = Some(Vec::new());
         Ok(step)
@@ -125,7 +125,7 @@ impl Step {
     /// As `over`, for ranks that compare models and data themselves.
     pub(crate) fn of_agreeing(
         parts: Vec<Part>,
-        loss: Box<dyn Loss>,
+        loss: Arc<dyn Loss>,
         options: &StepOptions,
     ) -> Result<Step> {
         let model = TrainedModel::new(parts, options.reducer, options.clip_norm)?;

@@ -69,7 +69,10 @@ pub fn train(options: &Config, program: &mut dyn Program, world: &World) -> Resu
             _ => &from_checkpoint,
         };
         let why = match train_with(options, program, now, &mut carried) {
-            Ok(true) => return Ok(()),
+            Ok(true) => {
+                now.finish();
+                return Ok(());
+            }
             Ok(false) => None,
             Err(error) if carried::continues_after(&error, now, &carried.devices()) => {
                 match error {
@@ -100,6 +103,7 @@ fn train_with(
     let stops = world.catch_stop();
     let trainer = in_phase(Phase::Setup, || {
         training::Trainer::new(options, program, world, stops, carried)
-    })?;
+    });
+    let trainer = trainer.inspect_err(|error| carried::leave_if_other(error, world))?;
     trainer.map_or(Ok(true), |trainer| trainer.run(carried))
 }

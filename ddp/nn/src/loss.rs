@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::pass::Pass;
 
 /// What training minimizes.
-pub trait Loss: fmt::Debug + Send {
+pub trait Loss: fmt::Debug + Send + Sync {
     /// The loss (B) of each row of `output` (B, …), in the dtype of the model's values; 0 for
     /// ignored rows. Writes the gradient of their SUM to `gradient`, if given, which has the shape
     /// and dtype of `output` and may be `output`. Adds to `stats`, f32 or f64 `[4]` on the model's

@@ -110,7 +110,8 @@ fn any_rank_can_be_lost_at_any_point_of_a_step() {
     ];
     let faults = points.map(|point| [0, 2].map(|rank| format!("{rank}:{point}:kill")));
     undisturbed();
-    all_at_once(faults.into_iter().flatten(), |fault| {
+    let faults = ddp_slice::from("points of a step", faults.into_iter().flatten(), 4);
+    all_at_once(faults, |fault| {
         let folder = Folder::new("losing-one");
         let job = folder.started(3, &format!("{RUN} --min-ranks 2"));
         let ended = job.env("DDP_TEST_FAULT", &fault).run();
@@ -118,6 +119,33 @@ fn any_rank_can_be_lost_at_any_point_of_a_step() {
         assert_eq!(lost(&folder.record()), expected, "{fault}: {ended}");
         assert_undisturbed(&folder, &ended);
     });
+}
+
+#[test]
+fn a_rank_0_that_is_lost_at_the_end_is_replaced_by_the_next_one() {
+    undisturbed();
+    let folder = Folder::new("losing-end");
+    let job = folder.started(3, &format!("{RUN} --min-ranks 3"));
+    let ended = job.env("DDP_TEST_FAULT", "0:end:40:kill").run();
+    assert_undisturbed(&folder, &ended);
+    let record = folder.record();
+    assert_eq!(
+        (lost(&record), record.all("end").len()),
+        (vec![0], 1),
+        "{ended}"
+    );
+    assert!(folder.out().join("report.html").exists(), "{ended}");
+    // Any other one is missed by nobody.
+    let folder = Folder::new("losing-end-of-another");
+    let job = folder.started(3, &format!("{RUN} --min-ranks 3"));
+    let ended = job.env("DDP_TEST_FAULT", "1:end:40:kill").run();
+    assert_undisturbed(&folder, &ended);
+    let record = folder.record();
+    assert_eq!(
+        (lost(&record).len(), record.all("end").len()),
+        (0, 1),
+        "{ended}"
+    );
 }
 
 #[test]
@@ -212,7 +240,7 @@ fn disturb(running: &mut Running, seed: u64) -> u64 {
 
 #[test]
 fn ranks_that_are_lost_at_any_moment_come_back_and_change_no_bit() {
-    let seeds = ddp_slice::of("ranks that are lost at any moment", 126, 4);
+    let seeds = ddp_slice::of("ranks that are lost at any moment", 126, 2);
     for pair in seeds.chunks(2) {
         all_at_once(pair, |&seed| {
             let (which, ranks) = (seed % STORMS.len(), 2 + seed / STORMS.len() % 7);
@@ -284,7 +312,7 @@ fn with_too_few_ranks_the_job_saves_and_ends_and_can_be_resumed() {
 /// What is said when a slice was lost.
 const FROM_CHECKPOINT: &str = "the run continues from its last checkpoint";
 
-/// Runs with `--zero 1` and these faults, each with 5 ranks and every optimizer.
+/// Runs with `--zero 1` and these faults, each with 5 ranks and every optimizer: a third of them.
 fn lose_with_zero(faults: &[&str], restarts: bool, check: impl Fn(&str, &Folder, &Ended) + Sync) {
     OPTIMIZERS
         .iter()
@@ -292,6 +320,7 @@ fn lose_with_zero(faults: &[&str], restarts: bool, check: impl Fn(&str, &Folder,
     let jobs = faults
         .iter()
         .flat_map(|faults| OPTIMIZERS.map(|words| (*faults, words)));
+    let jobs = ddp_slice::from(faults[0], jobs, faults.len());
     all_at_once(jobs, |(faults, words)| {
         let folder = Folder::new("losing-zero");
         let restarts = if restarts { " --restarts 9" } else { "" };
@@ -404,6 +433,7 @@ fn any_rank_can_be_lost_on_any_of_several_hosts() {
             "--restarts 4",
         ),
     ];
+    let cases = ddp_slice::from("ranks lost on several hosts", cases, 3);
     all_at_once(cases, |(hosts, faults, words)| {
         let folder = Folder::new("losing-hosts");
         let words = format!("{RUN} --min-ranks 1 {words}");
@@ -484,6 +514,29 @@ fn an_error_on_one_host_ends_all_and_too_few_ranks_save() {
     assert_eq!(saved.last().unwrap(), "step-00000010", "{ended}");
     let resumed = folder.started(2, &format!("{RUN} --resume auto")).run();
     assert_undisturbed(&folder, &resumed);
+}
+
+#[test]
+fn a_rank_that_comes_back_with_other_settings_leaves_and_the_others_continue() {
+    undisturbed();
+    let folder = Folder::new("losing-other-settings");
+    let file = folder.path().join("run.toml");
+    std::fs::write(&file, "seed = 0\n").unwrap();
+    let words = format!("--config run.toml {RUN} --min-ranks 1 --restarts 5");
+    let job = folder.started(2, &words);
+    let mut running = job.env("DDP_TEST_FAULT", &slow_steps()).start();
+    running.wait_for(r#""event":"step","step":1,"#);
+    std::fs::write(&file, "seed = 1\n").unwrap();
+    running.signal_rank(1, "KILL");
+    let ended = running.wait();
+    assert_undisturbed(&folder, &ended);
+    let told = "the other ranks continue without this one";
+    assert_eq!(ended.stderr.matches(told).count(), 1, "{ended}");
+    assert_eq!(
+        ended.stderr.matches("starting it again").count(),
+        1,
+        "{ended}"
+    );
 }
 
 #[test]

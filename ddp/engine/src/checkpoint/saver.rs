@@ -33,7 +33,7 @@ const LOGGED_EVERY: Duration = Duration::from_secs(60);
 const WRITE: Label = Label::new(Lane::Saving, "write checkpoint");
 
 /// Saves checkpoints. All ranks make the same calls at the same steps. Its thread has a group of
-/// ranks, "saving". Dropping it waits for the thread, at most as long as ranks wait for each other.
+/// ranks, "saving". Dropping it waits for the thread as long as that makes progress.
 #[derive(Debug)]
 pub struct Saver {
     rank: usize,
@@ -257,17 +257,10 @@ fn ended() -> Error {
 impl Drop for Saver {
     fn drop(&mut self) {
         self.jobs = None;
-        if let Some((step, _)) = self.writing
-            && matches!(
-                self.done.recv_timeout(self.patience),
-                Err(RecvTimeoutError::Timeout)
-            )
+        if let Err(error) = self.wait()
+            && self.writing.is_some()
         {
-            let folder = self.checkpoints.join(folders::name(step));
-            tracing::warn!(
-                "{} is still being written, but the process does not wait any longer",
-                folder.display()
-            );
+            tracing::warn!("{error}; the process does not wait any longer");
             return;
         }
         if let Some(thread) = self.thread.take() {

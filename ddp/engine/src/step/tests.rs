@@ -1,6 +1,7 @@
 //! Slices that survive the loss of a rank.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ddp_comm::World;
@@ -53,7 +54,7 @@ pub(crate) fn sliced(world: &World, rule: Rule) -> Step {
         optimizer,
         group,
     };
-    Step::of_agreeing(vec![part], Box::new(Mse), &options).unwrap()
+    Step::of_agreeing(vec![part], Arc::new(Mse), &options).unwrap()
 }
 
 impl Step {

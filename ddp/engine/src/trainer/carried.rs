@@ -165,9 +165,12 @@ impl Carried {
                      {ZERO} 1: the run continues from its last checkpoint"
                 );
             }
-            // The run is opened again, and so is its record.
-            (self.kept, self.record) = (None, None);
+            self.kept = None;
             progress.fill(None);
+        }
+        if progress.iter().all(Option::is_none) {
+            // The run is opened again, and so is its record.
+            self.record = None;
         }
         Ok(Some(Standings {
             progress,
@@ -415,7 +418,7 @@ pub(super) fn continues_after(error: &Error, world: &World, devices: &[Device]) 
     // After a failure that stays, a GPU refuses any work.
     let refuses = |device: &Device| Stream::current(*device)?.record().map(drop);
     if devices.iter().any(|device| refuses(device).is_err()) {
-        world.leave(error);
+        world.leave(error, EXIT_LOST);
     }
     if let Error::Comm(lost @ ddp_comm::Error::Nccl(_)) = error
         && lost.exit_code() == EXIT_LOST
@@ -429,11 +432,21 @@ pub(super) fn continues_after(error: &Error, world: &World, devices: &[Device]) 
             matches!(error, TensorError::Cuda(_) | TensorError::Capture(_))
         }
         Error::Comm(error) => {
-            matches!(error, ddp_comm::Error::Nccl(_) | ddp_comm::Error::Broken(_))
+            // A rank that joins with other settings leaves.
+            use ddp_comm::Error::{Broken, Disagree, Nccl};
+            matches!(error, Nccl(_) | Broken(_) | Disagree(_))
         }
         _ => false,
     };
     is_of_calls && world.ends_generation()
+}
+
+/// Ends this process if it joins ranks of another program, other settings or data. They continue.
+pub(super) fn leave_if_other(error: &Error, world: &World) {
+    let is_new = || world.change().joined.contains(&world.seat(world.rank()));
+    if matches!(error, Error::Comm(ddp_comm::Error::Disagree(_))) && is_new() {
+        world.leave(error, error.exit_code());
+    }
 }
 
 /// Refuses what does not survive the loss of a rank yet.

@@ -53,7 +53,12 @@ pub(super) fn prepare(
     say(&ON_INTERRUPT);
     drop(ending);
     // The folder is changed only when no rank can end the job any more.
-    world.barrier()?;
+    if let Err(error) = world.barrier() {
+        if let Prepared::Ready(run) = prepared {
+            carried.kept = Some(run.kept);
+        }
+        return Err(error.into());
+    }
     match prepared {
         Prepared::Ready(run) => Ok(Some((*run, locked))),
         Prepared::TooLarge(_) => Err(Error::Internal(

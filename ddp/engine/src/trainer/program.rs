@@ -1,6 +1,7 @@
 //! What the trainer needs of the program around it: devices, progress, the report.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ddp_comm::World;
 use ddp_data::Data;
@@ -16,7 +17,7 @@ pub trait Program {
     fn devices(&self, world: &World) -> Result<Vec<Device>>;
 
     /// A loss of the program itself, in place of the one that follows from the data.
-    fn loss(&self) -> Option<Box<dyn Loss>> {
+    fn loss(&self) -> Option<Arc<dyn Loss>> {
         None
     }
 

@@ -2,6 +2,7 @@
 //! same.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use ddp_comm::{Group, World};
 use ddp_data::sampler::Shards;
@@ -406,7 +407,7 @@ pub(super) fn step(
     world: &World,
     data: &Data,
     devices: &[Device],
-    own_loss: Option<Box<dyn Loss>>,
+    own_loss: Option<Arc<dyn Loss>>,
 ) -> Result<Step> {
     let step_options = step_options(options, world);
     let reducer = step_options.reducer;
@@ -444,7 +445,7 @@ pub(super) fn step(
         Some(loss) => loss,
         None => {
             let settled = task.settled(&options.loss_options(), data, options.data.name())?;
-            task.loss(&settled, last)?
+            task.loss(&settled, last)?.into()
         }
     };
     // The handshake compares the ranks, after values are loaded.

@@ -151,7 +151,16 @@ impl Trainer<'_> {
         }
         let saved = result?;
         closed?;
-        if let (0, Some(folder)) = (self.world.rank(), &saved) {
+        if self.world.is_elastic()
+            && let Err(error) = self.world.barrier().map_err(Error::from)
+            && self.record.is_none()
+        {
+            // Rank 0 may be lost before it has closed the record: another one does it then.
+            self.leave(Some(&error), carried);
+            return Err(error);
+        }
+        if self.world.rank() == 0 {
+            let folder = &saved;
             let (model, record) = (folder.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
             let line = format!("model {}, record {}", model.display(), record.display());
             self.program.note(&line);
@@ -175,8 +184,8 @@ impl Trainer<'_> {
             // A stop may have been requested during set-up.
             self.stop_if_asked(taken, true)?;
         }
-        if let Some(saved) = self.state.products.take() {
-            let reuse = || matmuls::reuse(&saved, &self.devices(), self.world);
+        if let Some(saved) = &self.state.products {
+            let reuse = || matmuls::reuse(saved, &self.devices(), self.world);
             self.state.products = in_phase(Phase::Setup, reuse)?;
         }
         if self.world.generation() > 1 && taken > 0 {
@@ -207,12 +216,11 @@ impl Trainer<'_> {
     /// Ends a run that has lost too many ranks, after it has saved.
     fn check_ranks(&mut self) -> Result<()> {
         let (ranks, least) = (self.world.size(), self.world.min_ranks());
-        if ranks >= least {
+        let step = self.totals.steps;
+        if ranks >= least || step == self.plan.steps {
             return Ok(());
         }
-        let step = self.totals.steps;
         let folder = self.save_last(step)?;
-        let folder = folder.unwrap_or_else(|| checkpoint::folder(&self.options.out, step));
         Err(Error::Remote {
             rank: 0,
             text: format!(
@@ -314,7 +322,6 @@ impl Trainer<'_> {
         };
         let folder = self.save_last(number)?;
         self.finish_trace()?;
-        let folder = folder.unwrap_or_else(|| checkpoint::folder(&self.options.out, number));
         Err(Error::Stopped(format!(
             "stopped at step {number} of {} by {signal}, and saved in {}; help: continue with the \
              same command and {RESUME} auto",
@@ -434,6 +441,7 @@ impl Trainer<'_> {
 
     /// Writes the record's last line.
     fn close(&mut self, reason: &str, exit_code: u8) -> Result<()> {
+        faults::at(FaultPoint::End)?;
         let accuracy = self.accuracy();
         let totals = &self.totals;
         let seconds = totals.started.elapsed().as_secs_f64();

@@ -64,7 +64,7 @@ impl Begun {
         let mut lost_checkpoint = false;
         match &run.resumed {
             _ if run.continues => {
-                state.products = kept.products.take();
+                state.products = kept.products.clone();
                 let record = carried.record.as_mut();
                 lost_checkpoint = kept.complete_record(record, &options.out, world)?;
                 kept.totals.restart_clock();
@@ -80,7 +80,7 @@ impl Begun {
             None => kept.totals.begin(),
         }
         // The best stays what it was while there is nothing to compare.
-        state.held_out = state.held_out.or(kept.held_out.take());
+        state.held_out = state.held_out.or(kept.held_out.clone());
         let (taken, plan) = (kept.totals.steps, &run.plan);
         let stop_poll = StopPoll::new(world, stops, taken)?;
         let traced = options.trace.filter(|_| !run.continues);
@@ -204,7 +204,7 @@ impl<'a> Trainer<'a> {
         };
         world.end_generation(why);
         if let Err(error) = kept.halt(loader.sampler()) {
-            world.leave(&error);
+            world.leave(&error, carried::EXIT_LOST);
         }
         // Both wait for threads.
         drop((saver, loader));

@@ -7,7 +7,7 @@ use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Phase, in_phase};
 
 use super::Trainer;
-use crate::checkpoint::State;
+use crate::checkpoint::{self, State};
 use crate::error::Result;
 use crate::faults::{self, FaultPoint};
 use crate::record::Event;
@@ -79,11 +79,11 @@ impl Trainer<'_> {
 
     /// Saves after the last step, and waits until the files are durable. All ranks wait, because
     /// the first to end ends the job.
-    pub(super) fn save_last(&mut self, number: u64) -> Result<Option<PathBuf>> {
+    pub(super) fn save_last(&mut self, number: u64) -> Result<PathBuf> {
         self.save(number)?;
         let folder = self.saver.finish()?;
         self.record_saved()?;
         self.world.barrier()?;
-        Ok(folder)
+        Ok(folder.unwrap_or_else(|| checkpoint::folder(&self.options.out, number)))
     }
 }
