@@ -60,8 +60,8 @@ class Checks:
         for check in ("hosts", "report"):
             beside(f"tests/{check}", [f"tests/{check}/run"])
         beside("examples", self.run_examples)
-        # The gates are for sm_90; the slice selects another one, --long takes all.
-        architectures = ",".join(["sm_90", *(["sm_75", "sm_80", "sm_100"][which] for which in self.selected("architectures", 3))])
+        # The gates are for sm_90; in half of the commits the slice selects another one, --long takes all.
+        architectures = ",".join(["sm_90", *(["sm_75", "sm_80", "sm_100"][which // 2] for which in self.selected("architectures", 6) if self.is_long or which % 2 == 0)])
         beside(f"kernels, through the compiler for {architectures}", ["launch/check-kernels", f"--for={architectures}"])
         beside("documentation", documentation)
         if 0 in self.selected("clippy without MPI", 2):
@@ -79,12 +79,12 @@ class Checks:
         examples.run(self.built, self.examples, self.steps.folder(), is_verbose=self.name != "")
 
     def on_simulated_gpus(self):
-        """What GPUs do: all operations and a third of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""
+        """What GPUs do: all operations and a sixth of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""
         beside, on_gpus, some = self.steps.beside, self.programs.on_gpus, self.programs.some_on_gpus
         # 4 GPUs are enough for these.
         apart = [] if self.is_long else ["--skip", "ranks::", "--skip", "zero::", "--skip", "split::"]
-        for which in self.selected("trainer", 3):
-            beside(f"trainer, 2 simulated GPUs, part {which + 1} of 3", some, "ddp", 2, 3, which, *apart)
+        for which in self.selected("trainer", 6):
+            beside(f"trainer, 2 simulated GPUs, part {which + 1} of 6", some, "ddp", 2, 6, which, *apart)
         # Every kernel, in every commit: each case of a test is run on one of the GPUs.
         beside("operations, 2 simulated GPUs", lambda: on_gpus(2, "cuda", package="kernels"))
         which = "0/1" if self.is_long else f"{self.selected('wrong kernels', 85)[0]}/85"
@@ -94,7 +94,9 @@ class Checks:
         step = "--model gpt,layers=2,heads=2,width=64,vocab=512,context=64 --batch 17 --dtype bf16 --explain --device cuda"
         plan = f'file=$(mktemp) && trap \'rm -f "$file"\' EXIT && "$DDP_TRAIN" bench gpt {step} >"$file" && python3 -B tests/evidence/gpt2_plan.py --check "$file"'
         beside("the plan of GPT-2's step has the program's nodes and bytes", ["launch/with-simulated-gpus", "1", "bash", "-c", plan])
-        beside("ranks and split models, 4 simulated GPUs", on_gpus, 4, "cuda", "ranks::", "zero::", "split", "golden::four")
+        for which in self.selected("ranks", 2):
+            what = ["ranks::", "zero::", "split", "golden::four"]
+            beside(f"ranks and split models, 4 simulated GPUs, part {which + 1} of 2", some, "ddp", 4, 2, which, *what)
         beside("one rank in any order, 1 simulated GPU", on_gpus, 1, "cuda", "orders::")
         targets = "transfers warnings faults planted waits"
         beside("transfers, faults, planted bugs and waits, 2 simulated GPUs", on_gpus, 2, targets)
@@ -110,7 +112,9 @@ class Checks:
             env = {f"SIMCUDA_{name}": value}
             order = f"SIMCUDA_{name}={value}"
             beside(f"copies, streams and ranks, 2 simulated GPUs, {order}", on_gpus, 2, "cuda", "copies", "streams", "graphs", "ranks::", env=env)
-            beside(f"ZeRO-1 and split models, 4 simulated GPUs, {order}", on_gpus, 4, "cuda", "zero::", "split::", env=env)
+            for part in self.selected(f"ZeRO-1, {order}", 3):
+                what = f"ZeRO-1 and split models, 4 simulated GPUs, {order}, part {part + 1} of 3"
+                beside(what, some, "ddp", 4, 3, part, "zero::", "split::", env=env)
 
     def operations_again(self, package, third, way):
         """A third of the GPU tests of one package, with other GPUs or in another order."""
