@@ -18,7 +18,7 @@ use crate::shared::futex;
 const SAID: [usize; 6] = [MEMBER, MEMBER + 8, ENDED, PORT, WAITS, PID];
 /// What of it the launcher's page decides, adds for seats of other hosts, and takes from them.
 const DECIDED: Range<usize> = 0..2;
-const PASSED_ON: Range<usize> = 0..4;
+const PASSED_ON: Range<usize> = 0..6;
 const TAKEN: Range<usize> = 2..6;
 
 /// What a page says to those of other hosts.

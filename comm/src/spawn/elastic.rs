@@ -34,8 +34,8 @@ pub(super) struct Elastic {
     left: Option<Instant>,
     /// Seats that ranks of other hosts miss.
     missed: Vec<usize>,
-    /// What other hosts were told last.
-    told: [u32; 3],
+    /// What other hosts were told last, and whether a process waited to be taken in.
+    told: ([u32; 3], bool),
 }
 
 impl Elastic {
@@ -57,7 +57,7 @@ impl Elastic {
             hosts,
             left: None,
             missed: Vec::new(),
-            told: [0; 3],
+            told: Default::default(),
         })
     }
 
@@ -134,8 +134,9 @@ impl Elastic {
         }
         self.leave_out(&missed, others);
         let state = self.roster.state();
-        if state.numbers != self.told {
-            self.told = state.numbers;
+        let news = (state.numbers, self.roster.has_newcomers());
+        if news != self.told {
+            self.told = news;
             let order = Order::Job(state);
             others.iter_mut().for_each(|other| other.send(&order));
         }

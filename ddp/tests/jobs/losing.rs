@@ -449,6 +449,21 @@ fn any_rank_can_be_lost_on_any_of_several_hosts() {
 }
 
 #[test]
+fn a_rank_that_comes_back_to_an_empty_host_is_taken_in() {
+    undisturbed();
+    let folder = Folder::new("losing-hosts-back");
+    let words = format!("{RUN} --min-ranks 1 --restarts 1");
+    // The launcher's host has no ranks.
+    let job = folder.started_on("--hosts far:2,off:1", "", &words);
+    let faults = format!("{},2:forward:9:kill", slow_steps());
+    let ended = job.env("DDP_TEST_FAULT", &faults).run();
+    let record = folder.record();
+    let last = *record.all("ranks").last().unwrap();
+    assert_eq!(last["joined"][0], 2, "{ended}");
+    assert_undisturbed(&folder, &ended);
+}
+
+#[test]
 fn ranks_of_several_hosts_that_are_killed_again_and_again_change_no_bit() {
     undisturbed();
     all_at_once(

@@ -76,6 +76,25 @@ fn hosts_see_the_generations_that_the_launcher_forms() {
 }
 
 #[test]
+fn a_process_that_waits_on_one_host_is_seen_on_all() {
+    let pages = pages();
+    let [launcher, host] = &pages;
+    wait(launcher, &[0], 0);
+    wait(host, &[1, 2], 0);
+    exchange(&pages);
+    launcher.has_ended(0, ExitStatus::from_raw(9));
+    wait(host, &[1, 2], 1);
+    exchange(&pages);
+    assert_eq!(seen(host).1, [1, 2]);
+    launcher.clear(0);
+    exchange(&pages);
+    assert!(!host.has_newcomers());
+    wait(launcher, &[0], 0);
+    assert_eq!(exchange(&pages).0, [1, 2]);
+    assert!(host.has_newcomers());
+}
+
+#[test]
 fn a_host_that_was_cut_off_is_not_heard_again() {
     let pages = pages();
     let [launcher, host] = &pages;
