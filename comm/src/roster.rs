@@ -223,17 +223,16 @@ impl Roster {
 
     /// For the launcher: the process of a seat has ended.
     pub(crate) fn has_ended(&self, seat: usize, status: ExitStatus) {
-        self.write(seat, PID, 0);
-        if !self.is_here(seat) {
-            // Its agent says how.
-            return;
+        // Of a seat elsewhere its agent says how.
+        if self.is_here(seat) {
+            let word = self.word(seat, ENDED);
+            // Of the end before this one, nothing is kept.
+            let silent = word.load(Ordering::Acquire) & (WAS_SILENT | HAS_ENDED) == WAS_SILENT;
+            let status = HAS_ENDED | u64::from(status.into_raw().cast_unsigned());
+            let silent = if silent { WAS_SILENT } else { 0 };
+            word.store(status | silent, Ordering::Release);
         }
-        let word = self.word(seat, ENDED);
-        // Of the end before this one, nothing is kept.
-        let silent = word.load(Ordering::Acquire) & (WAS_SILENT | HAS_ENDED) == WAS_SILENT;
-        let status = HAS_ENDED | u64::from(status.into_raw().cast_unsigned());
-        let silent = if silent { WAS_SILENT } else { 0 };
-        word.store(status | silent, Ordering::Release);
+        self.write(seat, PID, 0);
     }
 
     /// For the launcher: no process comes to this seat any more.

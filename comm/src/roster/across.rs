@@ -14,7 +14,8 @@ use super::{
 use crate::error::{Cause, Result};
 use crate::shared::futex;
 
-/// What pages say of a seat. The process comes last: with it the others count.
+/// What pages say of a seat, in the order in which it is written. It is read in the opposite one:
+/// so a process that waits has its own port, and an empty seat the reason.
 const SAID: [usize; 6] = [MEMBER, MEMBER + 8, ENDED, PORT, WAITS, PID];
 /// What of it the launcher's page decides, adds for seats of other hosts, and takes from them.
 const DECIDED: Range<usize> = 0..2;
@@ -110,7 +111,12 @@ impl Roster {
         let is_launchers = self.page.u64_at(HOST_AT).load(Ordering::Acquire) == 1;
         let numbers = [GENERATION_AT, BROKEN_AT, OVER_AT];
         let numbers = numbers.map(|at| self.page.u32_at(at).load(Ordering::Acquire));
-        let words = |seat| SAID.map(|word| self.read(seat, word));
+        let words = |seat| {
+            let mut words = [0; SAID.len()];
+            let backwards = words.iter_mut().zip(SAID).rev();
+            backwards.for_each(|(value, word)| *value = self.read(seat, word));
+            words
+        };
         let is_missed = |&seat: &usize| {
             let missed = self.read(seat, MISSED);
             missed > 0 && missed == u64::from(numbers[0])
