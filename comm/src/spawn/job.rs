@@ -220,11 +220,16 @@ impl Job {
             return false;
         };
         elastic.roster.has_ended(rank, status);
-        if elastic.roster.over().is_some() || self.stopped_by.is_some() || status.success() {
+        if elastic.roster.over().is_some() || status.success() {
             return false;
         }
         let (program, how) = (&self.program, described(status));
         let has_others = self.ranks.iter().any(|rank| rank.is_running);
+        if self.stopped_by.is_some() {
+            // The others save.
+            elastic.roster.stays_empty(rank);
+            return has_others;
+        }
         let Some(count) = elastic.again(rank, status) else {
             print_line(&format!("{program}: rank {rank} {how}\n"));
             return has_others;
@@ -418,7 +423,7 @@ impl Job {
             self.others[index].is_lost = true;
             self.others[index].leave();
             let has_others = self.ranks.iter().any(|rank| rank.is_running);
-            if has_others && elastic.roster.over().is_none() && self.stopped_by.is_none() {
+            if has_others && elastic.roster.over().is_none() {
                 return;
             }
         }

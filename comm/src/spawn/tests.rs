@@ -71,6 +71,29 @@ fn a_rank_that_stays_after_the_others_have_ended_well_is_killed_and_lost() {
 }
 
 #[test]
+fn a_rank_that_is_lost_while_the_others_save_leaves_them_their_time() {
+    let script = "test ${DDP_JOB%%/*} = 1 && kill -9 $$; sleep 4; exit 75";
+    let losses = Losses {
+        min_ranks: 1,
+        restarts: 9,
+    };
+    let task = Task {
+        losses: Some(losses),
+        ..task("bash", &["-c", script])
+    };
+    let limits = [Duration::from_secs(60); 2];
+    let children = Children::new(Signals::block());
+    let mut job = Job::new("test", children, limits, mpsc::channel().1);
+    job.add(&here(2)[0], None);
+    job.stopped_by = Some(libc::SIGTERM);
+    job.start_elastic(&task, losses).unwrap();
+    while job.goes_on() {
+        std::thread::sleep(PERIOD);
+    }
+    assert_eq!(job.first_failure, Some(EXIT_STOPPED));
+}
+
+#[test]
 fn a_program_that_cannot_be_started_is_an_error() {
     let missing = task("/missing/program", &[]);
     let error = spawner().run(&here(2), &missing).unwrap_err();
