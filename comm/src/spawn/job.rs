@@ -239,6 +239,8 @@ impl Job {
         ));
         if let Err(error) = self.start_seat(rank) {
             print_line(&format!("{program}: {error}\n", program = self.program));
+            let elastic = self.elastic.as_ref();
+            elastic.inspect(|elastic| elastic.roster.stays_empty(rank));
             return has_others;
         }
         true
@@ -427,7 +429,9 @@ impl Job {
                 return;
             }
         }
-        self.first_failure.get_or_insert(EXIT_PEER_LOST);
+        if !self.is_done() {
+            self.first_failure.get_or_insert(EXIT_PEER_LOST);
+        }
         self.end_within(ENDING);
     }
 
