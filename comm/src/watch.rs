@@ -37,16 +37,17 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
         if let Some(lifeline) = &failure.lifeline {
             lifeline.tell_of_work(&mut told, &failure.board);
         }
-        if let Some(cause) = news(failure) {
-            // Leaves this rank a moment to end by itself.
-            if !cancelled.within(GRACE) {
-                failure.end(cause.exit_code);
-            }
-            return;
-        }
-        if failure.ended().is_some() {
+        match news(failure) {
             // The job continues in another generation, which has its own watch.
-            return;
+            Some(cause) if cause.ends_generation() => return,
+            Some(cause) => {
+                // Leaves this rank a moment to end by itself.
+                if !cancelled.within(GRACE) {
+                    failure.end(cause.exit_code);
+                }
+                return;
+            }
+            None => {}
         }
         let roster = failure.roster.as_ref();
         if let Some(cause) = roster.and_then(|roster| roster.ended()) {
@@ -71,12 +72,12 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
     }
 }
 
-/// Why the job ends, if it does, according to this host or another.
+/// Why the job or this generation ends, if it does, according to this host or another.
 fn news(failure: &Failure) -> Option<Cause> {
     if let Some(lifeline) = &failure.lifeline {
         lifeline.listen(&failure.board);
     }
-    failure.cause()
+    failure.ended()
 }
 
 /// SIGTERM has come, and no rank of this host has died. If one of another host has, news of it is
@@ -87,7 +88,7 @@ fn asked_to_end(failure: &Failure, sigterm: Termination, cancelled: &Cancelled) 
         if cancelled.within(Duration::from_millis(20)) {
             return;
         }
-        if let Some(cause) = news(failure) {
+        if let Some(cause) = news(failure).filter(|cause| !cause.ends_generation()) {
             if !cancelled.within(GRACE) {
                 failure.end(cause.exit_code);
             }
