@@ -2,19 +2,20 @@
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::failure::Failure;
 
 const EXIT_MEMORY: u8 = 71;
 
-static FAILURE: OnceLock<Arc<Failure>> = OnceLock::new();
+static FAILURE: Mutex<Option<Arc<Failure>>> = Mutex::new(None);
 /// The thread that reports.
 static REPORTER: AtomicI32 = AtomicI32::new(0);
 
 /// From now on a process that aborts because an allocation failed ends as a rank that fails.
 pub(crate) fn report_failures_to(failure: &Arc<Failure>) {
-    if FAILURE.set(Arc::clone(failure)).is_ok() {
+    let mut known = FAILURE.lock().unwrap_or_else(PoisonError::into_inner);
+    if known.replace(Arc::clone(failure)).is_none() {
         let handler: extern "C" fn(c_int) = on_abort;
         // SAFETY: the handler runs on the thread that aborts and argues for itself.
         unsafe { libc::signal(libc::SIGABRT, handler as libc::sighandler_t) };
@@ -26,10 +27,8 @@ pub(crate) fn report_failures_to(failure: &Arc<Failure>) {
 extern "C" fn on_abort(_: c_int) {
     // The allocator's, unless another error came after it, as a backtrace's (`World::run`).
     let error = std::io::Error::last_os_error();
-    let Some(failure) = FAILURE
-        .get()
-        .filter(|_| error.kind() == std::io::ErrorKind::OutOfMemory)
-    else {
+    let known = FAILURE.try_lock().ok().and_then(|known| known.clone());
+    let Some(failure) = known.filter(|_| error.kind() == std::io::ErrorKind::OutOfMemory) else {
         return;
     };
     // SAFETY: the call takes nothing, touches nothing and cannot fail. glibc has a function for it

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 
 use super::World;
+use crate::allocation;
 use crate::error::{Error, Result};
 use crate::failure::GRACE;
 use crate::roster::Change;
@@ -99,6 +100,7 @@ impl World {
         let (start, elastic) = elastic.next(self.timeout)?;
         let world = World::of_generation(start, elastic)?;
         world.install_panic_hook();
+        allocation::report_failures_to(&world.failure);
         world.watch()?;
         Ok(world)
     }
