@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
+use crate::error::{EXIT_PEER_LOST, Error, Result};
 use crate::process::Process;
 use crate::shared::{Mapping, futex, map, memfd};
 
@@ -44,6 +44,8 @@ const SEGMENT_AT: usize = 32;
 const BROKEN_AT: usize = 44;
 /// In a job on several hosts: 1 + the number of this page's host. 0 on one host.
 const HOST_AT: usize = 48;
+/// The process that starts this page's ranks: the launcher, or its agent.
+const LAUNCHER_AT: usize = 56;
 
 /// A seat: its process, for which generation it waits, how its last process ended, whether it stays
 /// empty, its process in the current and the last generation, and its signs of progress. On several
@@ -121,7 +123,13 @@ impl Roster {
         let made = memfd(bytes).and_then(|file| Roster::of(file, bytes, seats));
         let failed = |error| Error::no_memory("make the roster of the ranks".into(), &error);
         let roster = made.map_err(failed)?;
-        for (at, value) in [(SEATS_AT, seats), (MIN_RANKS_AT, min_ranks)] {
+        let own = std::process::id() as usize;
+        let words = [
+            (SEATS_AT, seats),
+            (MIN_RANKS_AT, min_ranks),
+            (LAUNCHER_AT, own),
+        ];
+        for (at, value) in words {
             roster
                 .page
                 .u64_at(at)
@@ -178,6 +186,11 @@ impl Roster {
     /// With fewer ranks the job ends.
     pub(crate) fn min_ranks(&self) -> usize {
         self.page.u64_at(MIN_RANKS_AT).load(Ordering::Relaxed) as usize
+    }
+
+    /// The process that starts the ranks of this host.
+    pub(crate) fn launcher(&self) -> Process {
+        Process::open(self.page.u64_at(LAUNCHER_AT).load(Ordering::Relaxed) as u32)
     }
 
     fn word(&self, seat: usize, of_seat: usize) -> &AtomicU64 {
@@ -275,7 +288,11 @@ impl Roster {
         let waits = self.word(seat, WAITS);
         waits.store(u64::from(after) + 1, Ordering::Release);
         let mut silent: Vec<(usize, [u64; 2], Instant)> = Vec::new();
+        let launcher = self.launcher();
         loop {
+            if launcher.has_ended() {
+                self.end(EXIT_PEER_LOST);
+            }
             if let Some(code) = self.over() {
                 return Ok(Meeting::Over(code));
             }

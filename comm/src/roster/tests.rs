@@ -218,6 +218,22 @@ fn a_job_that_ends_ends_every_wait_with_the_first_exit_code() {
 }
 
 #[test]
+fn ranks_that_meet_end_when_the_launcher_has() {
+    let mut seats = Seats::new(2);
+    let launcher = u64::from(seats.processes[1].id());
+    let page = &seats.roster.page;
+    page.u64_at(LAUNCHER_AT).store(launcher, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let roster = &seats.roster;
+        let met = scope.spawn(|| roster.meet(0, 0, Duration::from_secs(600)));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!met.is_finished());
+        seats.processes[1].kill().unwrap();
+        assert!(matches!(met.join(), Ok(Ok(Meeting::Over(EXIT_PEER_LOST)))));
+    });
+}
+
+#[test]
 fn a_rank_that_never_comes_is_killed_and_started_again_or_left_out() {
     let mut seats = Seats::new(2);
     seats.roster.take(0, std::process::id());

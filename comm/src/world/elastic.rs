@@ -160,6 +160,7 @@ impl Elastic {
         let roster = Some(Arc::clone(&self.roster));
         let mut meeting = Star::over_tcp(place, listener, (secret, roster), &self.options)?;
         let mut start = bootstrap::join(&self.options, Launcher::Own, &mut meeting, limits)?;
+        start.failure.launcher = Some(self.roster.launcher());
         start.failure.roster = Some(Arc::clone(&self.roster));
         start.mesh = meeting.into_mesh();
         launcher::set_rank_0(rank == 0);
@@ -225,6 +226,7 @@ impl Elastic {
                 between_hosts: None,
             },
         );
+        start.failure.launcher = Some(self.roster.launcher());
         start.failure.roster = Some(Arc::clone(&self.roster));
         launcher::set_rank_0(rank == 0);
         (start, self.of(generation))
