@@ -17,7 +17,7 @@
 
 pub(crate) mod across;
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::ExitStatusExt;
@@ -46,6 +46,8 @@ const BROKEN_AT: usize = 44;
 const HOST_AT: usize = 48;
 /// The process that starts this page's ranks: the launcher, or its agent.
 const LAUNCHER_AT: usize = 56;
+/// The last process that had the lock.
+const LOCKED_BY_AT: usize = 64;
 
 /// A seat: its process, for which generation it waits, how its last process ended, whether it stays
 /// empty, its process in the current and the last generation, and its signs of progress. On several
@@ -369,10 +371,25 @@ impl Roster {
     }
 
     /// Forms the next generation, if all of this one that live wait for it. Returns the seats that
-    /// are waited for.
+    /// are waited for: while another process has the lock, also its seat, because it may be stopped.
     pub(crate) fn form(&self) -> Result<Vec<usize>> {
-        let locked = self.lock.lock();
-        locked.map_err(|error| Error::setup("lock the roster of the ranks", error, "see dmesg"))?;
+        let locked_by = self.page.u64_at(LOCKED_BY_AT);
+        match self.lock.try_lock() {
+            Ok(()) => locked_by.store(std::process::id().into(), Ordering::Relaxed),
+            Err(TryLockError::WouldBlock) => {
+                let (mut absent, next) = self.survey(|_| true);
+                let has_lock = |pid: &u64| *pid == locked_by.load(Ordering::Relaxed);
+                absent.extend(next.iter().position(has_lock));
+                return Ok(absent);
+            }
+            Err(TryLockError::Error(error)) => {
+                return Err(Error::setup(
+                    "lock the roster of the ranks",
+                    error,
+                    "see dmesg",
+                ));
+            }
+        }
         let absent = self.form_locked();
         _ = self.lock.unlock();
         Ok(absent)

@@ -234,6 +234,27 @@ fn ranks_that_meet_end_when_the_launcher_has() {
 }
 
 #[test]
+fn a_rank_that_stops_while_it_has_the_lock_is_killed() {
+    let mut seats = Seats::new(2);
+    seats.roster.take(0, std::process::id());
+    seats.wait(1);
+    seats.roster.stays_empty(1);
+    let stopped = u64::from(seats.processes[1].id());
+    let page = &seats.roster.page;
+    page.u64_at(LOCKED_BY_AT).store(stopped, Ordering::Relaxed);
+    let page = page.duplicate().unwrap();
+    let lock = File::open(format!("/proc/self/fd/{}", page.as_raw_fd())).unwrap();
+    lock.lock().unwrap();
+    std::thread::scope(|scope| {
+        let roster = &seats.roster;
+        let met = scope.spawn(|| roster.meet(0, 0, TIMEOUT));
+        assert!(!seats.processes[1].wait().unwrap().success());
+        drop(lock);
+        assert!(matches!(met.join(), Ok(Ok(Meeting::Formed(it))) if it.members.len() == 1));
+    });
+}
+
+#[test]
 fn a_rank_that_never_comes_is_killed_and_started_again_or_left_out() {
     let mut seats = Seats::new(2);
     seats.roster.take(0, std::process::id());
