@@ -121,6 +121,11 @@ pub(crate) enum Meeting {
 impl Roster {
     /// The roster of a job that is about to be started.
     pub(crate) fn new(seats: usize, min_ranks: usize) -> Result<Roster> {
+        if !Process::open(std::process::id()).can_be_killed() {
+            let action = "start ranks of which some may be lost";
+            let reason = "this system has no pidfd_open, so a silent rank cannot be killed safely";
+            return Err(Error::setup(action, reason, "use Linux 5.3 or later"));
+        }
         let bytes = FIRST_SEAT_AT + seats * SEAT_BYTES;
         let made = memfd(bytes).and_then(|file| Roster::of(file, bytes, seats));
         let failed = |error| Error::no_memory("make the roster of the ranks".into(), &error);
