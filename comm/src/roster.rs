@@ -24,11 +24,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::error::{EXIT_PEER_LOST, Error, Result};
 use crate::process::Process;
 use crate::shared::{Mapping, futex, map, memfd};
+use crate::waited::Waited;
 
 /// The first word. Its last byte is the version of this layout.
 const MAGIC: u64 = u64::from_be_bytes(*b"ddpseat\x02");
@@ -109,6 +110,10 @@ pub struct LostRank {
     /// Why, as far as it is known: "killed by signal 9".
     pub why: String,
 }
+
+/// Seats that are waited for, each with its process and the last sign of that, and since when there
+/// has been no other.
+type Silent = Vec<(usize, [u64; 2], Duration)>;
 
 /// How a wait for the next generation ended.
 #[derive(Debug)]
@@ -294,7 +299,7 @@ impl Roster {
         let own = u64::from(std::process::id());
         let waits = self.word(seat, WAITS);
         waits.store(u64::from(after) + 1, Ordering::Release);
-        let mut silent: Vec<(usize, [u64; 2], Instant)> = Vec::new();
+        let (mut silent, mut waited) = (Silent::new(), Waited::new());
         let launcher = self.launcher();
         loop {
             if launcher.has_ended() {
@@ -319,22 +324,22 @@ impl Roster {
                 true => timeout,
                 false => 3 * timeout,
             };
+            let now = waited.after(PERIOD);
             silent.retain(|(seat, ..)| absent.contains(seat));
-            absent
-                .iter()
-                .for_each(|&seat| self.judge(seat, &mut silent, limit));
+            for seat in absent {
+                self.judge(seat, &mut silent, now, limit);
+            }
             futex::wait(self.generation(), current, PERIOD);
         }
     }
 
     /// Kills the process of a seat that has shown no progress for `timeout`.
-    fn judge(&self, seat: usize, silent: &mut Vec<(usize, [u64; 2], Instant)>, timeout: Duration) {
+    fn judge(&self, seat: usize, silent: &mut Silent, now: Duration, timeout: Duration) {
         let shown = [PID, PULSE].map(|of_seat| self.read(seat, of_seat));
-        let now = (seat, shown, Instant::now());
         match silent.iter_mut().find(|(of, ..)| *of == seat) {
-            None => silent.push(now),
-            Some(last) if last.1 != now.1 => *last = now,
-            Some(last) if last.2.elapsed() > timeout => self.leave_out(&[(seat, shown[0] as u32)]),
+            None => silent.push((seat, shown, now)),
+            Some(last) if last.1 != shown => *last = (seat, shown, now),
+            Some(last) if now - last.2 > timeout => self.leave_out(&[(seat, shown[0] as u32)]),
             Some(_) => {}
         }
     }

@@ -17,13 +17,13 @@ def names():
     return re.findall(r'^\[\[example\]\]\n(?:[^\[]*\n)?name *= *"([^"]+)"', read("examples/Cargo.toml"), re.MULTILINE)
 
 
-def run(programs, examples, folder, is_verbose):
+def run(programs, examples, folder, is_verbose, tours_on=(1, 2, 4)):
     # Launchers that start and end at the same time may remove each other's session folder.
     os.environ.update(OMPI_MCA_orte_tmpdir_base=folder, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     for example in examples:
         program = f"{programs}/examples/{example}"
         if example == "placement":
-            tours(program, is_verbose)
+            tours(program, is_verbose, tours_on)
             continue
         # Runs are not overwritten: these begin in a new folder.
         words = {"my_train": f"--model mine,depth=3 --steps 20 --out {folder}/mine", "own_model": f"{folder}/spirals"}
@@ -50,7 +50,7 @@ def said(is_verbose, *words, **options):
     return text
 
 
-def tours(program, is_verbose):
+def tours(program, is_verbose, devices_of):
     """The placement tour without GPUs and on simulated ones; docs/placement.md shows lines of both."""
     text, skipped = tour(program, 0, is_verbose)
     # What is skipped, and so what docs/placement.md shows, depends on the GPUs there are.
@@ -58,7 +58,7 @@ def tours(program, is_verbose):
         readme_is_real("placement", text)
     if skipped:
         print(f"skipped: {plural(skipped, 'situation')} that need CUDA devices")
-    for devices in (1, 2, 4):
+    for devices in devices_of:
         text, skipped = tour(program, devices, is_verbose)
         if devices != 1 and skipped:
             raise Failure(f"{skipped} of the tour were not shown on {devices} simulated GPUs")

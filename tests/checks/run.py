@@ -78,7 +78,9 @@ class Checks:
             self.run_long()
 
     def run_examples(self):
-        examples.run(self.built, self.examples, self.steps.folder(), is_verbose=self.name != "")
+        # docs/placement.md shows the tour on 4 GPUs.
+        tours_on = [*(which + 1 for which in self.selected("tours", 2)), 4]
+        examples.run(self.built, self.examples, self.steps.folder(), self.name != "", tours_on)
 
     def on_simulated_gpus(self):
         """What GPUs do: all operations and a sixth of the trainer's tests on 2 GPUs, and some once more in another way. The slice selects both."""

@@ -1,4 +1,5 @@
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
 use super::*;
 

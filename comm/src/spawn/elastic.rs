@@ -2,7 +2,7 @@
 //! says who takes part in each generation, by the roster of its host; agents pass on what is said.
 
 use std::process::ExitStatus;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::agent::Order;
 use super::children::Children;
@@ -31,7 +31,7 @@ pub(super) struct Elastic {
     /// The host of each seat: 0 for this one, else 1 + the index of the other.
     hosts: Vec<usize>,
     /// Since when it is known that the current generation is not whole.
-    left: Option<Instant>,
+    left: Option<Duration>,
     /// Seats that ranks of other hosts miss.
     missed: Vec<usize>,
     /// What other hosts were told last, and whether a process waited to be taken in.
@@ -110,7 +110,7 @@ impl Elastic {
 
     /// On several hosts: forms the next generation when its ranks are there, and tells the other
     /// hosts what is new.
-    pub(super) fn arbitrate(&mut self, others: &mut [Remote], timeout: Duration) {
+    pub(super) fn arbitrate(&mut self, others: &mut [Remote], now: Duration, timeout: Duration) {
         if !self.roster.is_across() {
             return;
         }
@@ -125,8 +125,8 @@ impl Elastic {
             self.left = None;
         } else if self.roster.has_left(&absent) || !missed.is_empty() {
             self.roster.end_current();
-            let left = *self.left.get_or_insert_with(Instant::now);
-            if left.elapsed() > timeout.saturating_mul(2) {
+            let left = *self.left.get_or_insert(now);
+            if now - left > timeout.saturating_mul(2) {
                 // No rank of their hosts is left to say that they show no progress.
                 missed = absent;
                 self.left = None;

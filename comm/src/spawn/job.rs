@@ -14,13 +14,15 @@ use super::elastic::Elastic;
 use super::hosts::Host;
 use super::remote::{Remote, text_of};
 use super::task::{
-    ENDING, EXIT_STOPPED, Losses, SILENCE, SILENCE_MARGIN, Seating, Task, VERSION, of_signal,
+    ENDING, EXIT_STOPPED, Losses, PERIOD, SILENCE, SILENCE_MARGIN, Seating, Task, VERSION,
+    of_signal,
 };
 use crate::error::{EXIT_PEER_LOST, Ranks, Result, Seconds};
 use crate::identity::host_name;
 use crate::roster::described;
 use crate::say::print_line;
 use crate::tcp::{self, SECRET};
+use crate::waited::Waited;
 
 /// How long other hosts may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
@@ -48,6 +50,9 @@ pub(super) struct Job {
     /// Whether they were.
     has_killed: bool,
     elastic: Option<Elastic>,
+    /// How long the job has lasted, without the time in which this process was stopped.
+    waited: Waited,
+    now: Duration,
     /// How long ranks have to save.
     grace: Duration,
     /// How long ranks have to end after one has ended well.
@@ -79,6 +84,8 @@ impl Job {
             stopped_by: None,
             end_by: None,
             elastic: None,
+            waited: Waited::new(),
+            now: Duration::ZERO,
             has_killed: false,
             grace,
             timeout,
@@ -200,8 +207,6 @@ impl Job {
         let addresses = hosts().map(reached_from).collect();
         let elastic = Elastic::new(self.hosts(), task, losses, addresses)?;
         self.elastic = Some(elastic);
-        let now = Instant::now();
-        self.others.iter_mut().for_each(|other| other.heard = now);
         (0..self.ranks.len()).try_for_each(|rank| self.start_seat(rank))
     }
 
@@ -251,12 +256,12 @@ impl Job {
     fn arbitrate(&mut self) {
         let silence = self.silence() + SILENCE_MARGIN;
         for index in 0..self.others.len() {
-            if self.elastic.is_some() && self.others[index].heard.elapsed() > silence {
+            if self.elastic.is_some() && self.now - self.others[index].heard > silence {
                 self.lost(index, &format!("it was silent for {}", Seconds(silence)));
             }
         }
         if let Some(elastic) = &mut self.elastic {
-            elastic.arbitrate(&mut self.others, self.timeout);
+            elastic.arbitrate(&mut self.others, self.now, self.timeout);
         }
     }
 
@@ -333,6 +338,7 @@ impl Job {
 
     /// Takes note of what has happened. Whether any ranks are left.
     pub(super) fn goes_on(&mut self) -> bool {
+        self.now = self.waited.after(PERIOD);
         for (rank, status) in self.here.collect() {
             self.has_ended(rank, status);
         }
@@ -355,7 +361,7 @@ impl Job {
                 News::Refused(why) => self.lost(index, &why),
                 News::Ready(_) | News::Printed(_) => {}
             }
-            self.others[index].heard = Instant::now();
+            self.others[index].heard = self.now;
         }
         self.arbitrate();
         if let Some((_, limit)) = self.end_by.take_if(|(by, _)| Instant::now() >= *by) {

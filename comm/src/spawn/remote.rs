@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::agent::{Greeting, News, Order, SSH_CONNECTION, Setup};
 use super::hosts::Host;
@@ -46,7 +46,7 @@ pub(super) struct Remote {
     /// What the agent said first; None until then.
     pub(super) answer: Option<Result<Greeting>>,
     /// When the launcher last heard of it.
-    pub(super) heard: Instant,
+    pub(super) heard: Duration,
     /// The job continues without it.
     pub(super) is_lost: bool,
 }
@@ -89,7 +89,7 @@ impl Remote {
             readers: Vec::new(),
             words: Arc::clone(&words),
             answer: None,
-            heard: Instant::now(),
+            heard: Duration::ZERO,
             is_lost: false,
         };
         if let (Some(output), Some(errors)) = (output, errors) {

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::task::Seating;
+use super::task::{SILENCE_MARGIN, Seating};
 use crate::error::{EXIT_PEER_LOST, Error, Result};
 use crate::roster::Roster;
 use crate::roster::across::PageState;
+use crate::waited::Waited;
 
 /// How often an agent asks the launcher for a sign of life.
 const ASKED_EVERY: Duration = Duration::from_millis(250);
@@ -21,7 +22,8 @@ const NEVER: u64 = u64::MAX;
 /// The ranks of a host, seen from its agent.
 pub(super) struct Seats {
     pub(super) roster: Arc<Roster>,
-    began: Instant,
+    /// For how long this process has run, without the time in which it was stopped.
+    now_ms: Arc<AtomicU64>,
     told: PageState,
     asked: Instant,
     /// When the question was asked that the launcher answered last, in milliseconds.
@@ -33,23 +35,29 @@ impl Seats {
         let roster = Roster::of_host(seating.own, &seating.hosts, seating.min_ranks)?;
         let seats = Seats {
             roster: Arc::new(roster),
-            began: Instant::now(),
+            now_ms: Arc::default(),
             told: PageState::default(),
             asked: Instant::now(),
             answered_ms: Arc::new(AtomicU64::new(NEVER)),
         };
         let (roster, answered_ms) = (Arc::clone(&seats.roster), Arc::clone(&seats.answered_ms));
-        let (began, silence_ms) = (seats.began, seating.silence.as_millis() as u64);
+        let (clock, silence_ms) = (
+            Arc::clone(&seats.now_ms),
+            seating.silence.as_millis() as u64,
+        );
         // On another thread, because a connection that has stalled blocks the agent.
         let watch = move || {
-            while began.elapsed().as_millis() as u64
-                <= answered_ms
-                    .load(Ordering::Relaxed)
-                    .saturating_add(silence_ms)
-            {
+            let mut waited = Waited::new();
+            loop {
+                // Half a second more than that: this process was stopped.
+                let now_ms = waited.after(SILENCE_MARGIN / 4).as_millis() as u64;
+                clock.store(now_ms, Ordering::Relaxed);
+                let answered_ms = answered_ms.load(Ordering::Relaxed);
+                if now_ms > answered_ms.saturating_add(silence_ms) {
+                    give_up(&roster)
+                }
                 std::thread::sleep(PERIOD);
             }
-            give_up(&roster)
         };
         let thread = std::thread::Builder::new().name("silence".into());
         let thread = thread.spawn(watch);
@@ -75,7 +83,7 @@ impl Seats {
         let is_time = self.asked.elapsed() >= ASKED_EVERY;
         is_time.then(|| {
             self.asked = Instant::now();
-            self.began.elapsed().as_millis() as u64
+            self.now_ms.load(Ordering::Relaxed)
         })
     }
 }

@@ -526,6 +526,11 @@ impl Running {
         send(signal, &[self.child.id()]);
     }
 
+    /// Sends a signal to all its processes.
+    pub(crate) fn signal_all(&self, signal: &str) {
+        send(signal, &processes_of(&self.mark));
+    }
+
     /// Whether it is not over.
     pub(crate) fn goes_on(&mut self) -> bool {
         self.child
