@@ -455,8 +455,19 @@ fn a_rank_that_comes_back_to_an_empty_host_is_taken_in() {
     let words = format!("{RUN} --min-ranks 1 --restarts 1");
     // The launcher's host has no ranks.
     let job = folder.started_on("--hosts far:2,off:1", "", &words);
-    let faults = format!("{},2:forward:9:kill", slow_steps());
-    let ended = job.env("DDP_TEST_FAULT", &faults).run();
+    let mut running = job.env("DDP_TEST_FAULT", &slow_steps()).start();
+    running.wait_for_step_2();
+    let process = |running: &Running| running.ranks().into_iter().find(|it| it.0 == 2);
+    let before = process(&running);
+    running.signal_rank(2, "KILL");
+    while process(&running).is_none_or(|it| Some(it) == before) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Until the others have met without it.
+    running.signal_rank(2, "STOP");
+    running.wait_for(r#""lost":[{"rank":2"#);
+    running.signal_rank(2, "CONT");
+    let ended = running.wait();
     let record = folder.record();
     let last = *record.all("ranks").last().unwrap();
     assert_eq!(last["joined"][0], 2, "{ended}");
@@ -514,6 +525,22 @@ fn stopped_ranks_of_another_host_are_left_out() {
         assert_eq!(lost, all[2 - faults.split(',').count()..], "{ended}");
         assert_undisturbed(&folder, &ended);
     });
+}
+
+#[test]
+fn a_job_that_is_suspended_and_resumed_loses_nothing() {
+    undisturbed();
+    let folder = Folder::new("losing-suspended");
+    let words = format!("{RUN} --min-ranks 1 --timeout-s 3");
+    let job = folder.started_on("--hosts localhost:1,far:2", "", &words);
+    let running = job.env("DDP_TEST_FAULT", &slow_steps()).start();
+    running.wait_for_step_2();
+    running.signal_all("STOP");
+    std::thread::sleep(Duration::from_secs(6));
+    running.signal_all("CONT");
+    let ended = running.wait();
+    assert_eq!(lost(&folder.record()), [0; 0], "{ended}");
+    assert_undisturbed(&folder, &ended);
 }
 
 #[test]
