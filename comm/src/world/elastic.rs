@@ -87,9 +87,11 @@ pub(super) fn connect(
             },
         ));
     }
-    limits::check(elastic.roster.seats())?;
-    let (start, elastic) = elastic.next(options.join_timeout.max(options.timeout))?;
-    Ok((Some(start), elastic))
+    let start = limits::check(elastic.roster.seats())
+        .and_then(|_| elastic.next(options.join_timeout.max(options.timeout)));
+    // Ranks that were started again would find the same.
+    let start = start.inspect_err(|error| elastic.roster.end(error.exit_code()));
+    start.map(|(start, elastic)| (Some(start), elastic))
 }
 
 impl Elastic {

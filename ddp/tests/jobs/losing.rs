@@ -592,6 +592,16 @@ fn without_the_flag_a_lost_rank_ends_the_job() {
 }
 
 #[test]
+fn what_all_ranks_find_while_they_connect_ends_the_job_at_once() {
+    let words = format!("{RUN} --ranks 2 --min-ranks 1 --restarts 9");
+    let folder = Folder::new("losing-limit");
+    let ended = folder.in_shell("ulimit -f 1000", &words).run();
+    assert_eq!(ended.exit_code(), Some(71), "{ended}");
+    assert!(ended.stderr.contains("(ulimit -f)"), "{ended}");
+    assert!(!ended.stderr.contains("starting it again"), "{ended}");
+}
+
+#[test]
 fn what_cannot_go_on_is_refused_by_name() {
     let refused = [
         ("--min-ranks 3", "from 1 to the number of ranks"),
