@@ -58,30 +58,35 @@ pub struct Beats<'a> {
 
 static OWN: AtomicU64 = AtomicU64::new(0);
 static SEEN: AtomicU64 = AtomicU64::new(0);
-static COUNTED: RwLock<Beats<'static>> = RwLock::new(Beats {
-    own: &OWN,
-    seen: &SEEN,
-});
+static COUNTED: RwLock<Option<Box<dyn HasBeats>>> = RwLock::new(None);
 
-/// The counters of this process.
-fn beats() -> Beats<'static> {
-    *COUNTED.read().unwrap_or_else(PoisonError::into_inner)
+/// What has the counters of a process.
+pub trait HasBeats: Send + Sync {
+    /// The counters.
+    fn beats(&self) -> Beats<'_>;
 }
 
-/// Counts in `beats` from now on, where other processes can read.
-pub fn share(beats: Beats<'static>) {
-    *COUNTED.write().unwrap_or_else(PoisonError::into_inner) = beats;
+/// Calls `body` with the counters of this process.
+fn with_beats<R>(body: impl FnOnce(Beats<'_>) -> R) -> R {
+    let counted = COUNTED.read().unwrap_or_else(PoisonError::into_inner);
+    let (own, seen) = (&OWN, &SEEN);
+    body((counted.as_ref()).map_or(Beats { own, seen }, |counted| counted.beats()))
+}
+
+/// Counts in `counted` from now on, where other processes can read.
+pub fn share(counted: impl HasBeats + 'static) {
+    *COUNTED.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(counted));
 }
 
 /// Some work is done.
 #[inline]
 pub fn beat(work: Work) {
-    count(beats().own, work as u64);
+    with_beats(|beats| count(beats.own, work as u64));
 }
 
 /// Another rank, for which this one waits, has made progress.
 pub fn see() {
-    count(beats().seen, 0);
+    with_beats(|beats| count(beats.seen, 0));
 }
 
 fn count(word: &AtomicU64, kind: u64) {
@@ -92,7 +97,7 @@ fn count(word: &AtomicU64, kind: u64) {
 
 /// A number that changes with each beat of this process and each progress that it has seen.
 pub fn total() -> u64 {
-    beats().total()
+    with_beats(|beats| beats.total())
 }
 
 impl Beats<'_> {

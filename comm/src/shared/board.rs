@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ddp_kernels::heartbeat::{self, Beats};
+use ddp_kernels::heartbeat::{self, Beats, HasBeats};
 
 use super::activity::{Activity, RECORD_BYTES, Record, cut};
 use super::futex;
@@ -47,6 +47,15 @@ const SLOT_WAIT: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub(crate) struct Board {
     segment: Segment,
+}
+
+/// The signs of progress of this process, which is a local rank, on its board.
+struct OwnBeats(Board, usize);
+
+impl HasBeats for OwnBeats {
+    fn beats(&self) -> Beats<'_> {
+        self.0.beats(self.1)
+    }
 }
 
 impl Board {
@@ -211,9 +220,7 @@ impl Board {
 
     /// From now on this process, which is `local_rank`, shows its signs of progress here.
     pub(crate) fn show_beats(&self, local_rank: usize) {
-        // Leaked: any thread may beat until the process ends.
-        let board: &'static Board = Box::leak(Box::new(self.clone()));
-        heartbeat::share(board.beats(local_rank));
+        heartbeat::share(OwnBeats(self.clone(), local_rank));
     }
 
     /// Signs of progress of another host.

@@ -1,3 +1,5 @@
+use std::os::unix::fs::MetadataExt;
+
 use super::*;
 
 fn board(ranks: usize) -> Board {
@@ -11,6 +13,20 @@ fn cause(rank: usize, text: &str) -> Cause {
         exit_code: 76,
         text: text.to_string(),
     }
+}
+
+#[test]
+fn the_memory_of_a_generation_is_freed_when_the_next_one_shows_the_beats() {
+    let show = || {
+        let segment = Segment::create(1).unwrap();
+        Board::new(&segment).show_beats(0);
+        let file = format!("/proc/self/fd/{}", segment.fd());
+        std::fs::metadata(file).unwrap().ino().to_string()
+    };
+    let (first, _) = (show(), show());
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mut inodes = maps.lines().map(|line| line.split_whitespace().nth(4));
+    assert!(inodes.all(|inode| inode != Some(&*first)));
 }
 
 #[test]
