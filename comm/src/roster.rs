@@ -381,7 +381,7 @@ impl Roster {
     }
 
     /// Forms the next generation, if all of this one that live wait for it. Returns the seats that
-    /// are waited for: while another process has the lock, also its seat, because it may be stopped.
+    /// are waited for: also that of another process that has the lock, because it may be stopped.
     pub(crate) fn form(&self) -> Result<Vec<usize>> {
         let locked_by = self.page.u64_at(LOCKED_BY_AT);
         match self.lock.try_lock() {
