@@ -144,7 +144,7 @@ Exit codes: 0 done, 1 compared runs part, 2 wrong flags, 65 bad data, 69 doctor 
 76 loss not finite, 77 a rank lost or hung, 78 ranks disagree, 130 Ctrl-C twice
 
 -h shows the flags that most people use, --help all. Every setting can also be an environment
-variable: DDP_BATCH_SIZE=64. Variables of other flags stand in their help.";
+variable: DDP_BATCH_SIZE=64. The help of other flags names their variables.";
 
 #[derive(Parser, Debug)]
 #[command(about = ABOUT, after_help = EXAMPLES, args_conflicts_with_subcommands = true)]

@@ -25,7 +25,7 @@ pub use self::taken::Taken;
 pub enum RankCount {
     /// One for each GPU of this machine, else one.
     Auto,
-    /// So many.
+    /// This many.
     Of(usize),
 }
 
@@ -47,11 +47,12 @@ impl FromStr for RankCount {
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 #[group(id = "places", multiple = true)]
 pub struct PlaceFlags {
-    /// Start so many ranks on this machine, without MPI; auto: one for each GPU, else one. With
-    /// --hosts: only so many of them
+    /// Start N ranks on this machine, without MPI; auto: one for each GPU, else one. With --hosts:
+    /// only the first N
     #[arg(long, value_name = "N")]
     pub ranks: Option<RankCount>,
-    /// Start ranks on these hosts over ssh, so many on each: node1:4,node2:4
+    /// Start ranks on these hosts over ssh, with the number of ranks after each host:
+    /// node1:4,node2:4
     #[arg(long, value_name = "HOST:N,…")]
     pub hosts: Option<HostList>,
     /// The same, from a file with a host in each line: node1 slots=4, or node1:4

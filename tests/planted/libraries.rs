@@ -160,7 +160,7 @@ pub(crate) const LIBRARIES: &[Bug] = &[
             "cuModuleGetFunction",
             "stream 0",
             "what it means",
-            "way out",
+            "help: ",
         ],
     },
 ];

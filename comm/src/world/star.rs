@@ -387,7 +387,7 @@ pub(super) fn inherited(fd: RawFd) -> Result<OwnedFd> {
     let kind = std::fs::metadata(format!("/proc/self/fd/{fd}"));
     let kind = kind.map_err(|error| refused(format!("descriptor {fd}: {error}")))?;
     if !kind.file_type().is_socket() {
-        return Err(refused(format!("descriptor {fd}, which is no socket")));
+        return Err(refused(format!("descriptor {fd}, which is not a socket")));
     }
     taken.push(fd);
     // SAFETY: the variable gives this process the descriptor, which is open, a socket and above the

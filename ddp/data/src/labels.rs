@@ -343,7 +343,7 @@ impl Labels {
         Ok(found)
     }
 
-    /// The error of texts where numbers are expected: names the first one that is no number.
+    /// The error of texts where numbers are expected: names the first one that is not a number.
     fn why_texts(&self, why: &str) -> Error {
         let is_odd =
             |label: Label<'_>| label.is_text_like(|text| number(text.as_bytes()).is_none());

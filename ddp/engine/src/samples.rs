@@ -36,7 +36,7 @@ const PAIRS_MAX: usize = 50;
 const SAMPLES_MAX: usize = 24;
 /// Features of all rows that are looked at for them: a row of more than this is not shown.
 const FEATURES_MAX: usize = 1 << 24;
-/// Columns of a row that is no picture, as they are shown.
+/// Columns of a row that is not a picture, as they are shown.
 const VALUES_MAX: usize = 12;
 /// The largest file of samples that is read: many times what a run writes.
 const BYTES_MAX: u64 = 32 << 20;

@@ -102,7 +102,7 @@ pub(crate) const CONFIG: &str = "DDP_CONFIG";
 pub(crate) const PRINT_CONFIG: &str = "DDP_PRINT_CONFIG";
 pub(crate) const DRY_RUN: &str = "DDP_DRY_RUN";
 
-/// Variables that are no settings: of other parts, and what other programs use.
+/// Variables that are not settings: of other parts, and what other programs use.
 const OTHERS: [&str; 7] = [
     "DDP_JOB",
     "DDP_JOB_SECRET",

@@ -20,7 +20,7 @@ struct Tokens {
     u32 bytes;
     u64 rows, vocabulary;
 
-    /// The row's token; `vocabulary` for one that is no row of the table.
+    /// The row's token; `vocabulary` for one outside of the table.
     INLINE u32 key(u64 row) const {
         u64 token;
         if (bytes == 1) {

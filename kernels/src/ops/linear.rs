@@ -154,7 +154,7 @@ pub fn linear_backward_input_summed_into(
     let [weight_rows, inputs] = call.dims::<2>(weight, "[outputs, inputs]")?;
     if weight_rows != outputs {
         let expected = format!("shape [{outputs}, inputs], since dy has {outputs} columns");
-        let help = "pass the weight that the forward product used";
+        let help = "pass the weight that forward used";
         return Err(call.operand_error(weight, expected, help));
     }
     call.has_shape(dx, &[rows, inputs], "[rows of dy, columns of weight]")?;
@@ -280,7 +280,7 @@ pub fn linear_backward_weight_into(
     let [x_rows, inputs] = call.dims::<2>(x, "[rows, inputs]")?;
     if x_rows != rows {
         let expected = format!("shape [{rows}, inputs], since dy has {rows} rows");
-        let help = "pass the x that the forward product used";
+        let help = "pass the x that forward used";
         return Err(call.operand_error(x, expected, help));
     }
     call.has_shape(dw, &[outputs, inputs], "[columns of dy, columns of x]")?;

@@ -147,7 +147,7 @@ pub unsafe extern "C" fn cublasLtMatmul(
         };
         fits(&problem, algorithm).inspect_err(|refused| {
             let message = format!(
-                "cublasLtMatmul {}: {}\n  way out: ask cublasLtMatmulAlgoGetHeuristic for this product",
+                "cublasLtMatmul {}: {}\n  help: ask cublasLtMatmulAlgoGetHeuristic for this product",
                 problem.describe(),
                 refused.why.as_deref().unwrap_or_default()
             );
@@ -192,7 +192,7 @@ fn check_overlap(machine: &mut Machine, matmul: &Matmul) -> Result<(), Refused> 
         return Ok(());
     };
     let message = format!(
-        "{}: {first} and {second} share bytes, which leaves the result undefined\n  bytes: {}\n  way out: separate memory; only C may be D, with beta and the same layout",
+        "{}: {first} and {second} share bytes, which leaves the result undefined\n  bytes: {}\n  help: separate memory; only C may be D, with beta and the same layout",
         matmul.describe(),
         machine.memory.describe(&range)
     );

@@ -296,7 +296,7 @@ fn parse_effect(kind: &str, target: &Target) -> Result<Effect, String> {
                 .map_or_else(|_| error::from_name(other), |number| Some(CUresult(number)));
             code.filter(|code| *code != CUresult::CUDA_SUCCESS)
                 .map(Effect::Code)
-                .ok_or_else(|| format!("`{other}` is no kind of fault"))
+                .ok_or_else(|| format!("`{other}` is not a kind of fault"))
         }
     }
 }

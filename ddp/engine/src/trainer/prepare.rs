@@ -82,7 +82,7 @@ pub(super) fn prepare(
 pub(super) fn report(program: &dyn Program, options: &Config) -> Option<PathBuf> {
     let report = program.report(&options.out);
     report
-        .inspect_err(|error| tracing::warn!("there is no report: {error}"))
+        .inspect_err(|error| tracing::warn!("cannot write the report: {error}"))
         .ok()
 }
 

@@ -106,7 +106,7 @@ fn heuristic(
         .find(|alignment| !alignment.is_power_of_two())
     {
         return Err(invalid(format!(
-            "a minimal alignment of {wrong} bytes is no power of two"
+            "a minimal alignment of {wrong} bytes is not a power of two"
         )));
     }
     let problem = objects::problem(operation, layouts)?;

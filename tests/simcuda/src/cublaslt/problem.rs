@@ -335,7 +335,7 @@ impl Problem {
         let batch_stride = batch_stride("aux", operation.aux_batch_stride)?;
         if activation == Activation::Relu && !batch_stride.is_multiple_of(8) {
             return Err(Refusal::Invalid(format!(
-                "the aux batch stride of {batch_stride} bits is no whole number of bytes"
+                "the aux batch stride of {batch_stride} bits is not a whole number of bytes"
             )));
         }
         Ok(Some(Aux {

@@ -35,5 +35,5 @@ pub(super) fn parse_shape(text: &str) -> Result<[u64; 3], String> {
         .collect();
     lengths
         .and_then(|lengths| lengths.try_into().ok())
-        .ok_or_else(|| format!("`{text}` is no shape like 64x32x16"))
+        .ok_or_else(|| format!("`{text}` is not a shape like 64x32x16"))
 }

@@ -43,7 +43,7 @@ pub(super) fn parse_code(text: &str) -> Result<i32, String> {
     let code = by_name.or_else(|| text.parse().ok().filter(|code| (1..=6).contains(code)));
     code.ok_or_else(|| {
         format!(
-            "`{text}` is no code of NCCL (1 to 6, or {})",
+            "`{text}` is not an NCCL code (1 to 6, or {})",
             NAMES.join(", ")
         )
     })

@@ -104,7 +104,7 @@ pub(crate) fn check_current(
         return Ok(());
     }
     let message = format!(
-        "{} is for device {device}, but the current context is that of device {current}\n  way out: make the context of device {device} current on this thread before the call (cuCtxSetCurrent)",
+        "{} is for device {device}, but the current context is that of device {current}\n  help: make the context of device {device} current on this thread before the call (cuCtxSetCurrent)",
         what()
     );
     report::finding(machine, FindingKind::WrongDevice, message);

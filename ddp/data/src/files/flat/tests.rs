@@ -169,7 +169,7 @@ fn every_truncation_and_every_changed_byte_is_found() {
             Ok(_) => {
                 assert!(
                     (64..header).contains(&position),
-                    "byte {position} is no number of an array"
+                    "byte {position} is not a number of an array"
                 );
                 // Between the arrays nothing means anything.
                 assert!(
