@@ -16,8 +16,7 @@ use ddp_comm::spawn::HostList;
 use ddp_kernels::choice::{self, Choice};
 
 pub use self::layers::SettingFlags;
-#[cfg(test)]
-pub(crate) use self::layers::with_flags;
+pub(crate) use self::layers::spell_settings_as_flags;
 pub use self::taken::Taken;
 
 /// How many ranks `--ranks` asks for.
