@@ -408,7 +408,7 @@ fn an_operation_under_allow_is_done_whole_or_not_at_all() {
         let [values, momentum] =
             [1.0, 0.0].map(|v| Tensor::full(&[4], v, DType::F32, Device::Cpu).unwrap());
         let gradients = Tensor::ones(&[4], DType::F32, GPU).unwrap();
-        let chunks = ops::ChunkTable::whole(4, false);
+        let chunks = ops::ChunkTable::whole(4).without_decay();
         let step = || {
             ops::sgd(
                 &values,

@@ -19,7 +19,6 @@ use ddp_comm::World;
 
 pub use addmm::{AddmmFlags, ProductShape};
 pub use allreduce::{AllreduceFlags, BenchOperation, Sweep};
-pub(crate) use measure::group_on;
 pub use measure::{BenchFlags, Say};
 pub use models::{GptFlags, MlpFlags};
 

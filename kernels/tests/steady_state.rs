@@ -54,7 +54,7 @@ impl Net {
         let count = HIDDEN * INPUTS + CLASSES * HIDDEN;
         let values = Tensor::randn(&[count], DType::F32, cpu, &mut random)?;
         ops::scale_into(&values, &values, 0.05)?;
-        let chunks = ChunkTable::whole(count, true);
+        let chunks = ChunkTable::whole(count);
         let constants = AdamwConstants::default();
         let scalars = AdamwScalars {
             learning_rate: 1e-3,

@@ -33,6 +33,7 @@ use ddp_nn::observe::observe;
 use ddp_nn::optim::{Optimizer, UpdatePart};
 
 pub use self::builder::StepBuilder;
+pub(crate) use self::builder::{GRADIENT_GROUPS, gradient_group};
 use self::graphs::{CAPTURED, StepGraphs, StepMode};
 pub use self::graphs::{GraphChoice, check_graph};
 use self::model::TrainedModel;

@@ -14,7 +14,7 @@ use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{DType, Device, Tensor, ops};
 use serde_json::{Value, json};
 
-use super::measure::{BenchFlags, Say, group_on, line, round, rounds, start};
+use super::measure::{BenchFlags, Say, line, round, rounds, start};
 use crate::config::FloatType;
 use crate::error::{Error, Result};
 use crate::flags::{choice, number};
@@ -160,7 +160,7 @@ pub(super) fn measure(flags: &AllreduceFlags, world: &World, say: Say<'_>) -> Re
         flags,
         device,
         main: world.group("main")?,
-        group: group_on(device, "bench", world)?,
+        group: world.group_on(device, "bench")?,
         stream,
     };
     for mb in flags.sizes_mb() {

@@ -10,7 +10,7 @@ use ddp_kernels::{Device, Random, threads};
 use serde_json::json;
 
 use super::measure::{
-    BenchFlags, Say, begin, group_on, largest, line, precision, round, round_or_null, rounds, start,
+    BenchFlags, Say, begin, largest, line, precision, round, round_or_null, rounds, start,
 };
 use super::subject::Subject;
 use super::{explain, timed};
@@ -240,7 +240,7 @@ fn step(flags: &StepFlags, subject: Subject, device: Device, world: &World) -> R
         &|_| false,
         reducer.shares(world.size()),
     )?;
-    let gradients = group_on(device, "gradients", world)?;
+    let gradients = world.group_on(device, "gradients")?;
     let owned = reducer::owned(&model.params, &gradients, reducer);
     let rule = flags.optimizer.rule(&|_| None);
     let optimizer = Optimizer::of_slices(rule, &model.params, &owned)?;

@@ -310,11 +310,7 @@ impl Case {
             value.copy_from(&cpu(&values.collect::<Vec<f32>>(), value.shape()))?;
         }
         model.params.refresh(0..model.params.values().count())?;
-        let group = if self.on_gpus {
-            world.gpu_group("gradients", device)?
-        } else {
-            world.group("gradients")?
-        };
+        let group = world.group_on(device, "gradients")?;
         let optimizer = Optimizer::of_slices(
             self.rule,
             &model.params,

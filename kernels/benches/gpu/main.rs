@@ -223,7 +223,7 @@ impl Bench {
         }
         .to_array(&constants)?;
         let scalars = Tensor::from_slice(&scalars, &[4], GPU)?;
-        let chunks = ChunkTable::whole(count, true);
+        let chunks = ChunkTable::whole(count);
         let step = || {
             ops::adamw(
                 &values, &grads, &first, &second, None, &chunks, &constants, &scalars, None, None,

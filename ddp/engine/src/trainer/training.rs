@@ -162,7 +162,11 @@ impl Trainer<'_> {
         if self.world.rank() == 0 {
             let folder = &saved;
             let (model, record) = (folder.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
-            let line = format!("model {}, metrics log {}", model.display(), record.display());
+            let line = format!(
+                "model {}, metrics log {}",
+                model.display(),
+                record.display()
+            );
             self.program.note(&line);
             if let Some(best) = self.totals.best.filter(|best| best.step < self.plan.steps) {
                 self.program.note(&describe_best(&self.options.out, best));

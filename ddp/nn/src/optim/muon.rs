@@ -160,7 +160,7 @@ impl Matrices {
                 all.push(Matrix {
                     flat: gradient.reshape(&[count])?,
                     gradient: gradient.named(&parameter.name),
-                    chunks: ChunkTable::whole(count, false),
+                    chunks: ChunkTable::whole(count).without_decay(),
                     group: 0,
                     owner: 0,
                 });
