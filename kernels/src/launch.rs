@@ -67,7 +67,8 @@ impl Grid {
         }
     }
 
-    /// A thread loads so often before it can go on, one load (or several at once) after another.
+    /// A thread loads this often before it can continue, one load (or several at once) after
+    /// another.
     pub(crate) fn waits(self, dependent_loads: usize) -> Grid {
         Grid {
             dependent_loads: Some(dependent_loads),

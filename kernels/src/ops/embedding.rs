@@ -44,7 +44,7 @@ pub struct EmbeddingScratch<'a> {
     pub sums: &'a Tensor,
 }
 
-/// Rows of `EmbeddingScratch::sums` for so many rows.
+/// Rows of `EmbeddingScratch::sums` for this many rows.
 pub fn embedding_sums_of(rows: usize) -> usize {
     2 * rows.div_ceil(RUN)
 }

@@ -1,4 +1,4 @@
-// linear: what cuBLASLt's products do not cover. See linear/gpu.rs.
+// linear: what cuBLASLt's matmuls do not cover. See linear/gpu.rs.
 #include "common.cuh"
 
 // ---- bias, activation and its derivative ----
@@ -84,7 +84,7 @@ FOR_F32_AND_BF16(FOLD_BELOW)
 /// before those are: as in linear.rs, for the CPU's bits in f32.
 constexpr u32 ROW_BLOCK = 64;
 constexpr u32 GROUP = 64;
-/// A warp sums so many packs of columns.
+/// The packs of columns that a warp sums.
 constexpr u32 LANES = 32;
 /// Rows that a thread loads before it stores the first.
 constexpr u32 ROWS_IN_FLIGHT = 8;
