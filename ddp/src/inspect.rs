@@ -16,8 +16,8 @@ use self::sheet::Inspected;
 use crate::checkpoint::MODEL_FILE;
 use crate::cli::InspectFlags;
 use crate::error::Result;
+use crate::metrics_log::EVENTS_FILE;
 use crate::output::Say;
-use crate::record::EVENTS_FILE;
 use crate::using::choose::is_checkpoint;
 
 /// Prints what is in a file or folder.

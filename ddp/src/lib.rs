@@ -43,7 +43,7 @@
 //! | [`step`] | [`Step`](step::Step): forward, loss, backward, reduction, update |
 //! | [`train`], [`trainer`], [`config`] | around the step: checkpoints, logs, evaluation, resume |
 //! | [`checkpoint`], [`hugging_face`], [`export`] | models in files |
-//! | [`record`], [`report`], [`inspect`], [`watch`] | what a run has logged, and how it is shown |
+//! | [`metrics_log`], [`report`], [`inspect`], [`watch`] | what a run has logged, and how it is shown |
 //! | [`using`], [`generate`] | trained models: `eval`, `predict`, `generate` |
 //!
 //! Start reading at `program.rs` for the program, at `ddp_engine::step` for training.
@@ -78,8 +78,8 @@ pub mod watch;
 pub use ddp_comm as comm;
 pub use ddp_data as data;
 pub use ddp_engine::{
-    audit, checkpoint, config, devices, generate, hugging_face, process, ranks, record, reducer,
-    samples, step, tasks, trace, trainer,
+    audit, checkpoint, config, devices, generate, hugging_face, metrics_log, process, ranks,
+    reducer, samples, step, tasks, trace, trainer,
 };
 use ddp_engine::{exchange, shown};
 pub use ddp_kernels as kernels;

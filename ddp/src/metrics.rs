@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use crate::audit::Audit;
 use crate::checkpoint::Best;
 use crate::error::{Error, Result};
-use crate::record::{EVENTS_FILE, RanksEvent};
+use crate::metrics_log::{EVENTS_FILE, RanksEvent};
 use crate::samples::Confusion;
 use crate::shown::significant;
 use crate::tasks::{ColumnErrors, figures_text};

@@ -16,7 +16,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 
 use crate::config::{LogLevel, When};
-use crate::record::StepEvent;
+use crate::metrics_log::StepEvent;
 use crate::shown::significant;
 use crate::units;
 
@@ -422,7 +422,7 @@ mod tests {
         assert_eq!(time_left(Duration::MAX, 1, u64::MAX), None);
     }
 
-    /// Keeps what is drawn on so many columns.
+    /// Keeps what is drawn on this many columns.
     #[derive(Clone, Debug)]
     struct Paper(Arc<Mutex<String>>, u16);
 
@@ -464,7 +464,7 @@ mod tests {
         }
     }
 
-    /// The last line that a run of 785 steps draws on so many columns.
+    /// The last line that a run of 785 steps draws on this many columns.
     fn drawn(columns: u16) -> String {
         let paper = Paper(Arc::default(), columns);
         let target = ProgressDrawTarget::term_like(Box::new(paper.clone()));

@@ -27,8 +27,8 @@ use crate::cli::ReportFlags;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::metrics::Run;
+use crate::metrics_log::{EVENTS_FILE, REPORT_FILE};
 use crate::output::{self, Say};
-use crate::record::{EVENTS_FILE, REPORT_FILE};
 use crate::samples::Samples;
 
 /// Makes the report of the run in `folder` and returns its path.
@@ -104,17 +104,17 @@ fn several(folders: &[PathBuf]) -> Result<Vec<(String, Run)>> {
 
 /// Writes the metrics of the run in `folder` as CSV; `-` is standard output.
 fn export(folder: &Path, csv: &Path, say: Say<'_>) -> Result<()> {
-    // Refuses what is no metrics log, and says how to fix it.
+    // Refuses what is not a metrics log, and says how to fix it.
     Run::read(folder)?;
-    let record = folder.join(EVENTS_FILE);
+    let log = folder.join(EVENTS_FILE);
     if csv == Path::new("-") {
         let mut out = BufWriter::new(std::io::stdout().lock());
-        let written = csv::write(&record, &mut out).and_then(|()| out.flush());
+        let written = csv::write(&log, &mut out).and_then(|()| out.flush());
         return output::unless_reader_left(written.map_err(output::unprinted));
     }
     files::replace_file(csv, |file| {
         let mut out = BufWriter::new(file);
-        let written = csv::write(&record, &mut out).and_then(|()| out.flush());
+        let written = csv::write(&log, &mut out).and_then(|()| out.flush());
         written.map_err(files::failed("write", csv))
     })?;
     output::warn_unprinted(say(&format!("metrics {}", csv.display())));

@@ -50,7 +50,7 @@ pub(crate) enum FaultPoint {
     Snapshot,
     /// While a thread writes a checkpoint.
     Save,
-    /// Before the record is closed.
+    /// Before the metrics log is closed.
     End,
 }
 

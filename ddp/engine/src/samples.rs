@@ -336,7 +336,7 @@ fn confusion(step: u64, names: &[String], counts: &ClassCounts) -> Confusion {
 }
 
 impl SampleRows {
-    /// The rows that are shown, at most so many: two wrong ones, then a right one, and so on.
+    /// The rows that are shown, at most this many: two wrong ones, then a right one, and so on.
     fn mixed(mut self, most: usize) -> Vec<SampleRow> {
         self.wrong.sort_by_key(|seen| seen.row);
         self.right.sort_by_key(|seen| seen.row);
@@ -395,7 +395,7 @@ impl SampleRows {
     }
 }
 
-/// A column of samples: where its features begin, and the words that they stand for.
+/// A column of samples: where its features begin, and the words that they mean.
 struct SampleColumn {
     name: String,
     first: usize,

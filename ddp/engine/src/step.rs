@@ -207,7 +207,7 @@ impl Step {
         self.cut
     }
 
-    /// What this rank can do without the others: an update, of a batch of so many rows, or take
+    /// What this rank can do without the others: an update, of a batch of this many rows, or take
     /// these slices.
     pub(crate) fn can_do(&self) -> Option<(Option<u64>, Cut)> {
         match self.update.flatten() {

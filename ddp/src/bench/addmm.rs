@@ -1,4 +1,4 @@
-//! `ddp-train bench addmm`: products of random rows with a weight, plus a bias, as in the forward
+//! `ddp-train bench addmm`: matmuls of random rows with a weight, plus a bias, as in the forward
 //! pass of a linear layer.
 
 use std::fmt;
@@ -15,12 +15,12 @@ use crate::config::{List, Precision};
 use crate::error::Result;
 use crate::flags::{choice, whole};
 
-/// Bytes of all sets of operands, several times the largest cache (60 MB on a large GPU). A product
+/// Bytes of all sets of operands, several times the largest cache (60 MB on a large GPU). A matmul
 /// then reads memory, as a layer does, whose operands were last used a step ago.
 const ROTATED_BYTES: usize = 256 << 20;
 /// The most sets of operands.
 const SETS_MAX: usize = 1024;
-/// The longest side of a product.
+/// The longest side of a matmul.
 const SIDE_MAX: usize = 1 << 24;
 
 /// The flags of `bench addmm`.
@@ -37,7 +37,7 @@ pub struct AddmmFlags {
     pub k: usize,
     /// Several shapes in turn, as MxNxK with commas between; instead of --m, --n and --k
     #[arg(long, value_name = "SHAPES", value_parser = shapes, conflicts_with_all = ["m", "n", "k"])]
-    pub shapes: Option<List<ProductShape>>,
+    pub shapes: Option<List<MatmulShape>>,
     /// Precision; tf32 and bf16 need a GPU
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = choice::<Precision>())]
     pub dtype: Precision,
@@ -47,26 +47,26 @@ pub struct AddmmFlags {
 }
 
 impl AddmmFlags {
-    pub(crate) fn shapes(&self) -> Vec<ProductShape> {
+    pub(crate) fn shapes(&self) -> Vec<MatmulShape> {
         let AddmmFlags { m, n, k, .. } = *self;
         match &self.shapes {
             Some(List(shapes)) => shapes.clone(),
-            None => vec![ProductShape { m, n, k }],
+            None => vec![MatmulShape { m, n, k }],
         }
     }
 }
 
-fn shapes(text: &str) -> Result<List<ProductShape>, String> {
-    let shapes: List<ProductShape> = text.parse()?;
+fn shapes(text: &str) -> Result<List<MatmulShape>, String> {
+    let shapes: List<MatmulShape> = text.parse()?;
     if shapes.0.is_empty() {
         return Err("expected at least one shape, as in 2048x2048x2048,128x1024x784".into());
     }
     Ok(shapes)
 }
 
-/// One product: `[m, k]` rows times a weight `[n, k]`. Reads and prints as `MxNxK`.
+/// One matmul: `[m, k]` rows times a weight `[n, k]`. Reads and prints as `MxNxK`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProductShape {
+pub struct MatmulShape {
     /// Rows.
     pub m: usize,
     /// Outputs of a row.
@@ -75,26 +75,26 @@ pub struct ProductShape {
     pub k: usize,
 }
 
-impl ProductShape {
+impl MatmulShape {
     /// Its multiplications and additions.
     fn flop(self) -> f64 {
         2.0 * self.m as f64 * self.n as f64 * self.k as f64
     }
 }
 
-impl fmt::Display for ProductShape {
+impl fmt::Display for MatmulShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}x{}x{}", self.m, self.n, self.k)
     }
 }
 
-impl FromStr for ProductShape {
+impl FromStr for MatmulShape {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<ProductShape, String> {
+    fn from_str(text: &str) -> Result<MatmulShape, String> {
         let sides: Result<Vec<usize>, _> = text.split('x').map(whole(1..=SIDE_MAX)).collect();
         match sides.as_deref() {
-            Ok(&[m, n, k]) => Ok(ProductShape { m, n, k }),
+            Ok(&[m, n, k]) => Ok(MatmulShape { m, n, k }),
             _ => Err("expected MxNxK, as in 128x1024x784".into()),
         }
     }
@@ -111,7 +111,7 @@ pub(super) fn measure(flags: &AddmmFlags, world: &World, say: Say<'_>) -> Result
     Ok(())
 }
 
-/// The operands of one product.
+/// The operands of one matmul.
 struct Operands {
     x: Tensor,      // [m, k]
     weight: Tensor, // [n, k]
@@ -120,14 +120,14 @@ struct Operands {
 }
 
 impl Operands {
-    /// Filled with random numbers, since products of zeros are faster.
+    /// Filled with random numbers, since matmuls of zeros are faster.
     fn random(
-        shape: ProductShape,
+        shape: MatmulShape,
         dtype: DType,
         device: Device,
         random: &mut Random,
     ) -> Result<Operands> {
-        let ProductShape { m, n, k } = shape;
+        let MatmulShape { m, n, k } = shape;
         Ok(Operands {
             x: Tensor::randn(&[m, k], dtype, device, random)?.named("input"),
             weight: Tensor::randn(&[n, k], dtype, device, random)?.named("weight"),
@@ -138,13 +138,13 @@ impl Operands {
 
     /// As many sets as `ROTATED_BYTES` hold, so that none is in a cache when it is used again.
     fn sets(
-        shape: ProductShape,
+        shape: MatmulShape,
         dtype: DType,
         device: Device,
         rank: usize,
     ) -> Result<Vec<Operands>> {
         let mut random = Random::new(rank as u64);
-        let ProductShape { m, n, k } = shape;
+        let MatmulShape { m, n, k } = shape;
         let bytes = (m * k + n * k + n + m * n) * dtype.bytes();
         let count = ROTATED_BYTES.div_ceil(bytes).min(SETS_MAX);
         (0..count)
@@ -160,7 +160,7 @@ impl Operands {
 
 fn measure_shape(
     flags: &AddmmFlags,
-    shape: ProductShape,
+    shape: MatmulShape,
     device: Device,
     main: &Group,
 ) -> Result<Value> {
@@ -185,7 +185,7 @@ fn measure_shape(
         "dtype": flags.dtype,
         "ranks": main.size(),
         "threads": threads::count(),
-        // The slowest rank's; each computes its own products.
+        // The slowest rank's; each computes its own matmuls.
         "ms": round(slowest_s * 1e3, 5),
         "ms_of_ranks": ranks_ms,
         "tflop_per_s": round(shape.flop() / slowest_s / 1e12, 4),
@@ -202,13 +202,13 @@ mod tests {
 
     #[test]
     fn a_shape_reads_back_as_it_prints() {
-        let shape: ProductShape = "128x1024x784".parse().unwrap();
+        let shape: MatmulShape = "128x1024x784".parse().unwrap();
         let (m, n, k) = (128, 1024, 784);
-        assert_eq!(shape, ProductShape { m, n, k });
+        assert_eq!(shape, MatmulShape { m, n, k });
         assert_eq!(shape.to_string(), "128x1024x784");
         assert_eq!(shape.flop(), 2.0 * 128.0 * 1024.0 * 784.0);
         for text in ["", "1x2", "1x2x3x4", "1x2x", "1x2x-3", "1x0x3", "1×2×3"] {
-            assert!(text.parse::<ProductShape>().is_err(), "{text:?}");
+            assert!(text.parse::<MatmulShape>().is_err(), "{text:?}");
         }
     }
 }

@@ -249,7 +249,8 @@ impl Bench<'_> {
         match first_wrong(self.flags.operation, rank, ranks, &got) {
             None => {
                 if self.flags.operation == BenchOperation::AllReduce {
-                    // Random numbers would grow to infinity over so many sums. Zeros take as long.
+                    // Random numbers would grow to infinity over that many sums. Zeros take as
+                    // long.
                     self.stream.scope(|| ops::zero(&tensor))?;
                 }
                 Ok(tensor)

@@ -13,7 +13,7 @@ use crate::config::find;
 use crate::error::{Error, Result};
 use crate::flags::layers::{CONFIG, DRY_RUN, Layers, PREFIX, PRINT_CONFIG, SettingFlags, variable};
 use crate::initial_weights::InitialWeights;
-use crate::record::CONFIG_FILE;
+use crate::metrics_log::CONFIG_FILE;
 
 /// Where settings come from, and what to do with them instead of training.
 #[derive(Args, Clone, Debug, Default, PartialEq)]

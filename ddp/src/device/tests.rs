@@ -361,7 +361,7 @@ fn several_gpus_of_a_rank_are_not_captured_and_not_named() {
 }
 
 #[test]
-fn old_gpus_are_not_used_and_bf16_is_refused_on_those_whose_products_have_none() {
+fn old_gpus_are_not_used_and_bf16_is_refused_on_those_whose_matmuls_have_none() {
     let gpu = |compute_capability| Gpu {
         index: 1,
         name: "Old GPU".to_string(),

@@ -10,15 +10,15 @@ use crate::checkpoint::{self, Opened};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::metrics::Run;
-use crate::record::EVENTS_FILE;
+use crate::metrics_log::EVENTS_FILE;
 use crate::shown::{shown, significant};
 use crate::units::{duration, plural};
 
 /// Inspects the run in `out`.
 pub(super) fn found(out: &Path) -> Result<Inspected> {
-    let record = out.join(EVENTS_FILE);
-    let run = match record.exists() {
-        true => Run::read_log(&record, |_| true)?,
+    let log = out.join(EVENTS_FILE);
+    let run = match log.exists() {
+        true => Run::read_log(&log, |_| true)?,
         false => Run::default(),
     };
     let checkpoints = checkpoints(out)?;

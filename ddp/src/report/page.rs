@@ -133,7 +133,7 @@ fn sections(
 
 fn curves(run: &Run, charts: &[charts::Chart]) -> String {
     let about = if run.is_simulated() {
-        note("Times on simulated GPUs mean nothing and are not recorded.")
+        note("Times on simulated GPUs mean nothing and are not logged.")
     } else if run.steps.has("step_ms") && !run.steps.has("reduce_ms") {
         note("On GPUs the host does not wait for reductions: the step's time contains them.")
     } else {

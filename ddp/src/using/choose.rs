@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::hugging_face;
 use crate::metrics::Run;
-use crate::record::EVENTS_FILE;
+use crate::metrics_log::EVENTS_FILE;
 use crate::trainer::is_same_data;
 
 /// The folder of a run that holds its checkpoints.
@@ -56,12 +56,12 @@ pub(crate) fn check_run(opened: &Opened) -> Result<()> {
     let Some(out) = checkpoints.and_then(Path::parent) else {
         return Ok(());
     };
-    let record = out.join(EVENTS_FILE);
-    if !record.exists() {
+    let log = out.join(EVENTS_FILE);
+    if !log.exists() {
         return Ok(());
     }
     // There may be millions of steps.
-    let run = Run::read_log(&record, |line| !line.starts_with(b"{\"event\":\"step\""))?;
+    let run = Run::read_log(&log, |line| !line.starts_with(b"{\"event\":\"step\""))?;
     // Without its first line, or with one of another version, a log says nothing.
     let settings = Some(&run.start.config).filter(|settings| !settings.is_empty());
     let Some(then) = settings.and_then(|settings| Config::from_checkpoint(settings).ok()) else {

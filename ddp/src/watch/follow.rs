@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::error::{Error, Result};
 use crate::metrics::Run;
-use crate::record::EVENTS_FILE;
+use crate::metrics_log::EVENTS_FILE;
 
 /// A run whose log is read as it grows. A run that resumes cuts it: then it is read again.
 pub(super) struct Followed {

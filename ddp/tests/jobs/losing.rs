@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::support::job::{Ended, Folder, Running, all_at_once};
+use crate::support::metrics_log::{MetricsLog, model_bytes};
 use crate::support::random::mixed;
-use crate::support::record::{Record, model_bytes};
 
 /// 40 steps of some milliseconds, with everything that lies between two steps.
 const RUN: &str = "--data glyphs,rows=1024,held-out=64 --hidden 32 --batch-size 64 --steps 40 \
@@ -28,14 +28,14 @@ struct Left {
 }
 
 fn left(folder: &Folder, steps: u64) -> Left {
-    let record = folder.record();
-    let evaluated = record.all("eval").into_iter();
-    let logged = record.all("step").into_iter();
+    let log = folder.metrics_log();
+    let evaluated = log.all("eval").into_iter();
+    let logged = log.all("step").into_iter();
     Left {
         model: model_bytes(&folder.out(), steps),
-        steps: record.of_steps("step"),
+        steps: log.of_steps("step"),
         evaluated: evaluated.map(|it| it["step"].as_f64().unwrap()).collect(),
-        losses: record.losses(),
+        losses: log.losses(),
         digests: logged.map(|step| step["digests"].clone()).collect(),
     }
 }
@@ -92,8 +92,8 @@ fn assert_as(expected: &Left, folder: &Folder, ended: &Ended) {
 }
 
 /// The ranks that the metrics log says were lost.
-fn lost(record: &Record) -> Vec<u64> {
-    let events = record.all("ranks").into_iter();
+fn lost(log: &MetricsLog) -> Vec<u64> {
+    let events = log.all("ranks").into_iter();
     let lost = events.flat_map(|event| event["lost"].as_array().unwrap().clone());
     lost.map(|it| it["rank"].as_u64().unwrap()).collect()
 }
@@ -116,7 +116,7 @@ fn any_rank_can_be_lost_at_any_point_of_a_step() {
         let job = folder.started(3, &format!("{RUN} --min-ranks 2"));
         let ended = job.env("DDP_TEST_FAULT", &fault).run();
         let expected: Vec<u64> = fault[..1].parse().into_iter().collect();
-        assert_eq!(lost(&folder.record()), expected, "{fault}: {ended}");
+        assert_eq!(lost(&folder.metrics_log()), expected, "{fault}: {ended}");
         assert_undisturbed(&folder, &ended);
     });
 }
@@ -128,24 +128,16 @@ fn a_rank_0_that_is_lost_at_the_end_is_replaced_by_the_next_one() {
     let job = folder.started(3, &format!("{RUN} --min-ranks 3"));
     let ended = job.env("DDP_TEST_FAULT", "0:end:40:kill").run();
     assert_undisturbed(&folder, &ended);
-    let record = folder.record();
-    assert_eq!(
-        (lost(&record), record.all("end").len()),
-        (vec![0], 1),
-        "{ended}"
-    );
+    let log = folder.metrics_log();
+    assert_eq!((lost(&log), log.all("end").len()), (vec![0], 1), "{ended}");
     assert!(folder.out().join("report.html").exists(), "{ended}");
-    // Any other one is missed by nobody.
+    // Any other one does not matter.
     let folder = Folder::new("losing-end-of-another");
     let job = folder.started(3, &format!("{RUN} --min-ranks 3"));
     let ended = job.env("DDP_TEST_FAULT", "1:end:40:kill").run();
     assert_undisturbed(&folder, &ended);
-    let record = folder.record();
-    assert_eq!(
-        (lost(&record).len(), record.all("end").len()),
-        (0, 1),
-        "{ended}"
-    );
+    let log = folder.metrics_log();
+    assert_eq!((lost(&log).len(), log.all("end").len()), (0, 1), "{ended}");
 }
 
 #[test]
@@ -161,7 +153,7 @@ fn several_ranks_can_be_lost_at_once_and_all_but_one() {
         let job = folder.started(4, &format!("{RUN} --min-ranks 1"));
         let ended = job.env("DDP_TEST_FAULT", faults).run();
         assert_eq!(
-            lost(&folder.record()).len(),
+            lost(&folder.metrics_log()).len(),
             faults.split(',').count(),
             "{ended}"
         );
@@ -358,7 +350,7 @@ fn slices_of_lost_ranks_are_kept_by_their_neighbours() {
     ];
     lose_with_zero(&faults, false, |faults, folder, ended| {
         let expected = faults.split(',').count();
-        let lost = lost(&folder.record());
+        let lost = lost(&folder.metrics_log());
         assert!(
             lost.len() <= expected && !lost.is_empty(),
             "{faults}: {ended}"
@@ -372,7 +364,7 @@ fn slices_of_lost_ranks_are_kept_by_their_neighbours() {
 
 #[test]
 fn ranks_that_leave_an_update_complete_it_or_the_others_undo_it() {
-    // Owner and keeper of a slice: before and after the point from which the others go on.
+    // Owner and keeper of a slice: before and after the point from which the others continue.
     let faults = [
         "2:optimizer:14:leave,3:optimizer:14:leave",
         "2:agreed:14:leave,3:agreed:14:leave",
@@ -382,7 +374,7 @@ fn ranks_that_leave_an_update_complete_it_or_the_others_undo_it() {
         "4:agreed:9:kill,2:agreed:9:leave",
     ];
     lose_with_zero(&faults, false, |faults, folder, ended| {
-        let met = folder.record().all("ranks").len();
+        let met = folder.metrics_log().all("ranks").len();
         let text = ended.to_string();
         assert!(
             met > 0 && !text.contains(FROM_CHECKPOINT),
@@ -439,7 +431,7 @@ fn any_rank_can_be_lost_on_any_of_several_hosts() {
         let words = format!("{RUN} --min-ranks 1 {words}");
         let job = folder.started_on(&format!("--hosts {hosts}"), "", &words);
         let ended = job.env("DDP_TEST_FAULT", faults).run();
-        let lost = lost(&folder.record());
+        let lost = lost(&folder.metrics_log());
         assert!(
             lost.len() >= faults.split(',').count(),
             "{hosts} {faults}: {ended}"
@@ -468,8 +460,8 @@ fn a_rank_that_comes_back_to_an_empty_host_is_taken_in() {
     running.wait_for(r#""lost":[{"rank":2"#);
     running.signal_rank(2, "CONT");
     let ended = running.wait();
-    let record = folder.record();
-    let last = *record.all("ranks").last().unwrap();
+    let log = folder.metrics_log();
+    let last = *log.all("ranks").last().unwrap();
     assert_eq!(last["joined"][0], 2, "{ended}");
     assert_undisturbed(&folder, &ended);
 }
@@ -503,7 +495,7 @@ fn a_host_whose_agent_is_killed_is_lost_with_its_ranks() {
     running.wait_for_step_2();
     assert_eq!(running.signal_agents("KILL"), 1);
     let ended = running.wait();
-    assert_eq!(lost(&folder.record()), [2, 3], "{ended}");
+    assert_eq!(lost(&folder.metrics_log()), [2, 3], "{ended}");
     let told = "host far, with ranks 2 and 3: it was silent for 4 s";
     assert!(ended.stderr.contains(told), "{ended}");
     assert_undisturbed(&folder, &ended);
@@ -519,7 +511,7 @@ fn stopped_ranks_of_another_host_are_left_out() {
         let words = format!("{RUN} --min-ranks 2 --timeout-s 2");
         let job = folder.started_on("--hosts localhost:2,far:2", "", &words);
         let ended = job.env("DDP_TEST_FAULT", faults).run();
-        let mut lost = lost(&folder.record());
+        let mut lost = lost(&folder.metrics_log());
         lost.sort_unstable();
         let all: Vec<u64> = vec![2, 3];
         assert_eq!(lost, all[2 - faults.split(',').count()..], "{ended}");
@@ -539,7 +531,7 @@ fn a_job_that_is_suspended_and_resumed_loses_nothing() {
     std::thread::sleep(Duration::from_secs(6));
     running.signal_all("CONT");
     let ended = running.wait();
-    assert_eq!(lost(&folder.record()), [0; 0], "{ended}");
+    assert_eq!(lost(&folder.metrics_log()), [0; 0], "{ended}");
     assert_undisturbed(&folder, &ended);
 }
 

@@ -4,20 +4,26 @@
 use ddp::data::{self, DataSpec};
 
 use crate::support::job::{Folder, QUICK, all_at_once};
-use crate::support::record::{Record, model, model_bytes};
+use crate::support::metrics_log::{MetricsLog, model, model_bytes};
 
 /// A run alone: its losses, and the bytes of its model after step `step`.
 fn alone(words: &str, step: u64) -> (Vec<f64>, Vec<u8>) {
     let folder = Folder::new("alone");
     folder.alone(words).run().assert_well();
-    (folder.record().losses(), model_bytes(&folder.out(), step))
+    (
+        folder.metrics_log().losses(),
+        model_bytes(&folder.out(), step),
+    )
 }
 
 /// The same on ranks.
 fn ranks(count: usize, words: &str, step: u64) -> (Vec<f64>, Vec<u8>) {
     let folder = Folder::new("ranks");
     folder.ranks(count, words).run().assert_well();
-    (folder.record().losses(), model_bytes(&folder.out(), step))
+    (
+        folder.metrics_log().losses(),
+        model_bytes(&folder.out(), step),
+    )
 }
 
 #[test]
@@ -42,9 +48,9 @@ fn narrower_instructions_are_on_record_and_train_the_same_model() {
         let words = format!("{QUICK} --dropout 0.1 --grad-clip 1");
         let job = folder.alone(&words).env("DDP_SIMD", allowed);
         job.run().assert_well();
-        let record = folder.record();
-        let simd = record.start()["versions"]["simd"].as_str().unwrap();
-        let result = (record.losses(), model_bytes(&folder.out(), 8));
+        let log = folder.metrics_log();
+        let simd = log.start()["versions"]["simd"].as_str().unwrap();
+        let result = (log.losses(), model_bytes(&folder.out(), 8));
         (simd.to_string(), result)
     };
     let (widest, result) = run("avx512");
@@ -180,14 +186,14 @@ pub(crate) fn bound(updates: usize) -> f64 {
 
 #[test]
 fn however_the_work_is_shared_the_losses_are_equal_within_rounding() {
-    let record_of = |count: usize, flags: &str| -> Record {
+    let log_of = |count: usize, flags: &str| -> MetricsLog {
         let folder = Folder::new("shared");
         folder.ranks(count, &convex(flags)).run().assert_well();
-        folder.record()
+        folder.metrics_log()
     };
     let folder = Folder::new("reference");
     folder.alone(&convex("")).run().assert_well();
-    let one = folder.record();
+    let one = folder.metrics_log();
     let losses = one.of_steps("loss");
     assert_eq!((losses.len(), one.all("eval").len()), (STEPS, 3));
     // The bound says something: the loss falls by far more.
@@ -208,8 +214,8 @@ fn however_the_work_is_shared_the_losses_are_equal_within_rounding() {
         (3, "--threads 2 --micro-batch 1"),
     ];
     all_at_once(ways, |(count, flags)| {
-        let record = record_of(count, flags);
-        for (step, (got, want)) in record.of_steps("loss").iter().zip(&losses).enumerate() {
+        let log = log_of(count, flags);
+        for (step, (got, want)) in log.of_steps("loss").iter().zip(&losses).enumerate() {
             let bound = bound(step);
             assert!(
                 (got - want).abs() <= bound,
@@ -217,7 +223,7 @@ fn however_the_work_is_shared_the_losses_are_equal_within_rounding() {
                 step + 1
             );
         }
-        for (got, want) in record.all("eval").into_iter().zip(one.all("eval")) {
+        for (got, want) in log.all("eval").into_iter().zip(one.all("eval")) {
             let (updates, got, want) = (got["step"].as_u64().unwrap(), &got["loss"], &want["loss"]);
             let difference = got.as_f64().unwrap() - want.as_f64().unwrap();
             assert!(
@@ -225,8 +231,8 @@ fn however_the_work_is_shared_the_losses_are_equal_within_rounding() {
                 "{count} ranks, {flags}, evaluation {updates}"
             );
         }
-        assert_eq!(record.of_steps("step").len(), STEPS);
-        let same_rows = |name: &str| record.end().unwrap()[name] == one.end().unwrap()[name];
+        assert_eq!(log.of_steps("step").len(), STEPS);
+        let same_rows = |name: &str| log.end().unwrap()[name] == one.end().unwrap()[name];
         assert!(same_rows("steps") && same_rows("samples"));
     });
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use crate::support::job::{Ended, Folder, QUICK};
-use crate::support::record::model_bytes;
+use crate::support::metrics_log::model_bytes;
 
 /// The events of the trace of the run in `out`. The file is what viewers expect.
 #[track_caller]

@@ -49,7 +49,7 @@ pub struct Saver {
     /// The step that is being written, and when that began.
     writing: Option<(u64, Instant)>,
     /// The file that must be durable before a checkpoint is, and its path.
-    record: Option<(Arc<File>, PathBuf)>,
+    metrics_log: Option<(Arc<File>, PathBuf)>,
     /// How long it waits without progress.
     patience: Duration,
     checkpoints: PathBuf,
@@ -99,7 +99,7 @@ impl Saver {
             is_at_work,
             snapshot: None,
             writing: None,
-            record: None,
+            metrics_log: None,
             patience: world.timeout(),
             checkpoints,
             tokenizer: None,
@@ -108,10 +108,10 @@ impl Saver {
         })
     }
 
-    /// Makes `record` durable before each checkpoint. A lock on the file lasts as long as this
+    /// Makes `log` durable before each checkpoint. A lock on the file lasts as long as this
     /// handle.
-    pub(crate) fn write_behind(&mut self, record: File, path: &Path) {
-        self.record = Some((Arc::new(record), path.to_path_buf()));
+    pub(crate) fn write_behind(&mut self, log: File, path: &Path) {
+        self.metrics_log = Some((Arc::new(log), path.to_path_buf()));
     }
 
     /// Puts this tokenizer into each checkpoint.
@@ -148,7 +148,7 @@ impl Saver {
         jobs.send(Job {
             snapshot,
             state,
-            record: self.record.clone(),
+            metrics_log: self.metrics_log.clone(),
             tokenizer: self.tokenizer.clone(),
         })
         .map_err(|_| ended())?;

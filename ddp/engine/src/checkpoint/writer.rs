@@ -33,7 +33,7 @@ pub(super) struct Job {
     pub(super) snapshot: Snapshot,
     pub(super) state: State,
     /// On rank 0: the file that must be durable first, and its path.
-    pub(super) record: Option<(Arc<File>, PathBuf)>,
+    pub(super) metrics_log: Option<(Arc<File>, PathBuf)>,
     pub(super) tokenizer: Option<Arc<Vocabulary>>,
 }
 
@@ -137,8 +137,8 @@ impl Writer {
                 return Err(not_seen(&path));
             }
         }
-        if let Some((record, path)) = &job.record {
-            let synced = record.sync_data();
+        if let Some((log, path)) = &job.metrics_log {
+            let synced = log.sync_data();
             synced.map_err(files::failed("make durable", path))?;
         }
         if let Some(tokenizer) = &job.tokenizer {

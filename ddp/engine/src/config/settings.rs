@@ -476,8 +476,8 @@ fn family_setting(family: &'static str, setting: FamilySetting<'_>) -> Setting {
     }
 }
 
-/// The model that `gpt` or `gpt2,context=512` stands for. The name of a `current` model's family
-/// keeps its settings.
+/// The model that `gpt` or `gpt2,context=512` means. The name of a `current` model's family keeps
+/// its settings.
 pub fn model_of(text: &str, current: Option<&ModelSpec>) -> Result<ModelSpec, String> {
     let mut parts = text.split(',');
     let name = parts.next().unwrap_or_default();

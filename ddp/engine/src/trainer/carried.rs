@@ -27,7 +27,7 @@ use crate::checkpoint::{self, Best};
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
-use crate::record::{self, Event, LostEvent, RanksEvent, Record};
+use crate::metrics_log::{self, Event, LostEvent, MetricsLog, RanksEvent};
 use crate::reducer::Cut;
 use crate::setting::{DEVICES_PER_RANK, MIN_RANKS, ZERO};
 use crate::step::{Stage, Stats, Step};
@@ -40,7 +40,7 @@ pub(super) struct Carried {
     /// Once its step has its first weights. A trainer takes it while it trains.
     pub(super) kept: Option<Kept>,
     /// On rank 0, once it is open.
-    pub(super) record: Option<Record>,
+    pub(super) metrics_log: Option<MetricsLog>,
     /// After which step ranks last met although none was lost or came.
     stalled: Option<u64>,
     /// When it noticed that the ranks have to meet again.
@@ -59,7 +59,7 @@ pub(super) struct Kept {
     /// In a job that continues without lost ranks: the last logged step, and its line.
     pub(super) line: (u64, String),
     /// The algorithms of matmuls, if they are timed.
-    pub(super) products: Option<Algorithms>,
+    pub(super) matmuls: Option<Algorithms>,
 }
 
 /// The exit code of a job that ends because a rank was lost or hangs.
@@ -101,7 +101,7 @@ struct Given {
     optimizer_since: u64,
     held_out: Option<String>,
     line: (u64, String),
-    products: Option<Algorithms>,
+    matmuls: Option<Algorithms>,
 }
 
 /// Where the ranks of a new world stand. They all have the same.
@@ -134,7 +134,7 @@ impl Carried {
     pub(super) fn standings(&mut self, world: &World, zero: bool) -> Result<Option<Standings>> {
         if world.rank() > 0 {
             // A rank that was started before this one writes it now.
-            self.record = None;
+            self.metrics_log = None;
         }
         if world.generation() < 2 {
             return Ok(None);
@@ -169,8 +169,8 @@ impl Carried {
             progress.fill(None);
         }
         if progress.iter().all(Option::is_none) {
-            // The run is opened again, and so is its record.
-            self.record = None;
+            // The run is opened again, and so is its metrics log.
+            self.metrics_log = None;
         }
         Ok(Some(Standings {
             progress,
@@ -210,7 +210,7 @@ impl Kept {
             saved,
             held_out: None,
             line: Default::default(),
-            products: None,
+            matmuls: None,
         }
     }
 
@@ -310,7 +310,7 @@ impl Kept {
             optimizer_since: self.step.stages()[0].optimizer().since(),
             held_out: self.held_out.clone(),
             line: self.line.clone(),
-            products: self.products.clone(),
+            matmuls: self.matmuls.clone(),
         }
     }
 
@@ -329,22 +329,22 @@ impl Kept {
         (totals.best, totals.last) = (given.best, given.last);
         self.step.count_moments_from(given.optimizer_since);
         (self.held_out, self.line) = (given.held_out, given.line);
-        self.products = given.products;
+        self.matmuls = given.matmuls;
     }
 
-    /// Completes the record for the steps so far, on rank 0, and says what has to be repeated, the
-    /// same on all ranks: whether a checkpoint was lost.
-    pub(super) fn complete_record(
+    /// Completes the metrics log for the steps so far, on rank 0, and says what has to be repeated,
+    /// the same on all ranks: whether a checkpoint was lost.
+    pub(super) fn complete_log(
         &mut self,
-        record: Option<&mut Record>,
+        log: Option<&mut MetricsLog>,
         out: &Path,
         world: &World,
     ) -> Result<bool> {
         let mut there = Vec::new();
-        if let Some(record) = record {
+        if let Some(log) = log {
             let (step, line) = &self.line;
             if *step > 0 && *step == self.totals.steps {
-                record.write_step(*step, line)?;
+                log.write_step(*step, line)?;
             }
             let folder = |step| checkpoint::folder(out, step);
             let step = self.saved;
@@ -355,9 +355,9 @@ impl Kept {
                     .strip_prefix(out)
                     .unwrap_or(&folder)
                     .to_string_lossy();
-                record.write(&Event::Checkpoint { step, folder })?;
+                log.write(&Event::Checkpoint { step, folder })?;
             }
-            let is_evaluated = record.has("eval", self.totals.steps);
+            let is_evaluated = log.has("eval", self.totals.steps);
             there = [is_evaluated, is_saved].map(u8::from).to_vec();
         }
         world.broadcast_bytes(&mut there, 0)?;
@@ -377,7 +377,7 @@ impl Kept {
 /// Says on rank 0 with whom the run continues after step `step`, and since when it is known that
 /// it does not continue with all.
 pub(super) fn say_change(
-    record: &mut Record,
+    log: &mut MetricsLog,
     world: &World,
     step: u64,
     noticed: Option<Instant>,
@@ -388,7 +388,7 @@ pub(super) fn say_change(
         why: it.why,
     };
     let event = RanksEvent {
-        time_unix_s: record::unix_s(),
+        time_unix_s: metrics_log::unix_s(),
         step,
         generation: world.generation(),
         ranks: world.size(),
@@ -401,7 +401,7 @@ pub(super) fn say_change(
         true => tracing::info!("{text}"),
         false => tracing::warn!("{text}"),
     }
-    record.write(&Event::Ranks(event))
+    log.write(&Event::Ranks(event))
 }
 
 /// Whether the ranks of `world` continue after this error. If a GPU of this rank has failed, this

@@ -1,5 +1,5 @@
-//! The folder of a run before its first step: settings, the first line of the record or the line
-//! that it resumes, and what every checkpoint says.
+//! The folder of a run before its first step: settings, the first line of the metrics log or the
+//! line that it resumes, and what every checkpoint says.
 
 use std::io::Write;
 
@@ -17,13 +17,13 @@ use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState
 use crate::config::{Config, GraphChoice, Resident, Resume};
 use crate::digest;
 use crate::error::Result;
-use crate::record::{self, Event, LockedRecord, Record, ResumeEvent, Start, StartWorld};
+use crate::metrics_log::{self, Event, LockedLog, MetricsLog, ResumeEvent, Start, StartWorld};
 use crate::shown::shown;
 use crate::tasks;
 
 /// The settings of a run, as given and as chosen.
 pub(super) struct Settings {
-    /// With the run's choices in place of defaults, for the record and checkpoints.
+    /// With the run's choices in place of defaults, for the metrics log and checkpoints.
     pub(super) values: Map<String, Value>,
     /// The content of the settings' file.
     pub(super) file: String,
@@ -31,7 +31,7 @@ pub(super) struct Settings {
 
 impl Settings {
     pub(super) fn of(options: &Config, run: &Assembled) -> Settings {
-        // How a run was started is no property of the run.
+        // How a run was started is not a property of the run.
         let given = Config {
             resume: Resume::Never,
             override_: false,
@@ -70,7 +70,7 @@ pub(super) fn state(
     let saved = run.resumed.as_ref().map(|opened| &opened.state);
     let loss =
         tasks::of(data.train.task()).settled(&options.loss_options(), data, options.data.name())?;
-    // Another number of ranks makes products of other shapes.
+    // Another number of ranks makes matmuls of other shapes.
     let saved = saved.filter(|state| state.world.ranks == ranks);
     Ok(State {
         // The saver fills it in.
@@ -109,66 +109,66 @@ pub(super) fn state(
         class_weights: loss.class_weights.numbers(),
         fingerprint: data.train.fingerprint()?,
         held_out,
-        products: saved.and_then(|state| state.products.clone()),
+        matmuls: saved.and_then(|state| state.matmuls.clone()),
         best: None,
         last: None,
     })
 }
 
-/// Opens the record of a run that continues with this rank as rank 0: another one wrote it. Lines
-/// after the steps taken are cut.
+/// Opens the metrics log of a run that continues with this rank as rank 0: another one wrote it.
+/// Lines after the steps taken are cut.
 pub(super) fn take_over(
     options: &Config,
     program: &mut dyn Program,
     settings: &Settings,
     run: &Assembled,
     world: &World,
-) -> Result<Record> {
+) -> Result<MetricsLog> {
     let (out, taken) = (&options.out, run.taken());
     checkpoint::put_aside_after(out, taken)?;
-    let (mut record, has_start) = match LockedRecord::find(out)? {
-        Some(locked) => Record::resume(out, &settings.file, locked, taken)?,
-        None => (Record::create(out, &settings.file)?, false),
+    let (mut log, has_start) = match LockedLog::find(out)? {
+        Some(locked) => MetricsLog::resume(out, &settings.file, locked, taken)?,
+        None => (MetricsLog::create(out, &settings.file)?, false),
     };
     if !has_start {
-        write_start(&mut record, settings, run, world)?;
+        write_start(&mut log, settings, run, world)?;
     }
     program.begin(out, taken, run.plan.steps)?;
-    Ok(record)
+    Ok(log)
 }
 
-/// Opens the record of a new or resumed run, on rank 0.
-pub(super) fn open_record(
+/// Opens the metrics log of a new or resumed run, on rank 0.
+pub(super) fn open_log(
     options: &Config,
     program: &mut dyn Program,
     settings: &Settings,
     run: &Assembled,
     world: &World,
-    locked: Option<LockedRecord>,
-) -> Result<Record> {
+    locked: Option<LockedLog>,
+) -> Result<MetricsLog> {
     let (out, file) = (&options.out, &settings.file);
-    let (mut record, has_start) = match &run.resumed {
+    let (mut log, has_start) = match &run.resumed {
         Some(opened) => {
-            // A record that another process began meanwhile is refused.
-            let locked = locked.map_or_else(|| LockedRecord::empty(out), Ok)?;
-            // Newer checkpoints are put aside before the record is cut, so that the record always
+            // A metrics log that another process began meanwhile is refused.
+            let locked = locked.map_or_else(|| LockedLog::empty(out), Ok)?;
+            // Newer checkpoints are put aside before the metrics log is cut, so that it always
             // reaches as far as the newest checkpoint.
             let step = opened.state.step;
             checkpoint::put_aside_after(out, step)?;
-            Record::resume(out, file, locked, step)?
+            MetricsLog::resume(out, file, locked, step)?
         }
-        None if options.resume == Resume::Auto && record::check_free(out).is_err() => {
-            // Nothing was saved: the run starts over, and its record so far is put aside, unless
-            // another process has begun it since this one looked.
+        None if options.resume == Resume::Auto && metrics_log::check_free(out).is_err() => {
+            // Nothing was saved: the run starts over, and its metrics log so far is put aside,
+            // unless another process has begun it since this one looked.
             if locked.is_some() {
-                checkpoint::put_aside(&out.join(record::EVENTS_FILE))?;
+                checkpoint::put_aside(&out.join(metrics_log::EVENTS_FILE))?;
             }
             drop(locked);
-            Record::resume(out, file, LockedRecord::empty(out)?, 0)?
+            MetricsLog::resume(out, file, LockedLog::empty(out)?, 0)?
         }
         None => {
             drop(locked);
-            (Record::create(out, file)?, false)
+            (MetricsLog::create(out, file)?, false)
         }
     };
     if let Some(tokenizer) = &run.data.tokenizer {
@@ -182,17 +182,17 @@ pub(super) fn open_record(
     log_places(&run.places);
     log_plan(options, run);
     if !has_start {
-        write_start(&mut record, settings, run, world)?;
+        write_start(&mut log, settings, run, world)?;
     }
     program.begin(out, run.taken(), run.plan.steps)?;
     if let Some(opened) = &run.resumed {
-        write_resume(&mut record, options, run, opened)?;
+        write_resume(&mut log, options, run, opened)?;
     }
-    Ok(record)
+    Ok(log)
 }
 
 fn write_resume(
-    record: &mut Record,
+    log: &mut MetricsLog,
     options: &Config,
     run: &Assembled,
     opened: &Opened,
@@ -207,8 +207,8 @@ fn write_resume(
             overridden.join(", ")
         );
     }
-    record.write(&Event::Resume(ResumeEvent {
-        time_unix_s: record::unix_s(),
+    log.write(&Event::Resume(ResumeEvent {
+        time_unix_s: metrics_log::unix_s(),
         step,
         from: &from.to_string_lossy(),
         ranks: run.places.len(),
@@ -217,9 +217,9 @@ fn write_resume(
     }))
 }
 
-/// The first line of the record.
+/// The first line of the metrics log.
 fn write_start(
-    record: &mut Record,
+    log: &mut MetricsLog,
     settings: &Settings,
     run: &Assembled,
     world: &World,
@@ -237,8 +237,8 @@ fn write_start(
         "nccl" => ddp_comm::settings_of_free_order(),
         _ => Vec::new(),
     };
-    record.write(&Event::Start(Start {
-        time_unix_s: record::unix_s(),
+    log.write(&Event::Start(Start {
+        time_unix_s: metrics_log::unix_s(),
         config: &settings.values,
         versions,
         devices: &run.places,

@@ -10,7 +10,7 @@ use super::setup::{self, Assembled, Prepared};
 use super::{agree, resume};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::record::{LockedRecord, REPORT_FILE};
+use crate::metrics_log::{LockedLog, REPORT_FILE};
 
 /// What rank 0 prints at the first and the second Ctrl-C while the run is set up.
 const ON_EARLY_INTERRUPT: [&str; 2] = [
@@ -23,7 +23,7 @@ const ON_INTERRUPT: [&str; 2] = [
     "\nCtrl-C again: ended without saving\n",
 ];
 
-/// What a run needs, before its folder is changed, and its record if there is one. None for a
+/// What a run needs, before its folder is changed, and its metrics log if there is one. None for a
 /// resumed run that is already finished. In a later world of ranks the run is what they `carried`.
 pub(super) fn prepare(
     options: &Config,
@@ -31,7 +31,7 @@ pub(super) fn prepare(
     world: &World,
     stops: &StopSignals,
     carried: &mut Carried,
-) -> Result<Option<(Assembled, Option<LockedRecord>)>> {
+) -> Result<Option<(Assembled, Option<LockedLog>)>> {
     let say = |texts| (world.rank() == 0).then(|| stops.say_on_interrupt(texts));
     // Reading data may take long, and there is nothing to save yet.
     let is_first = world.generation() < 2;

@@ -30,7 +30,7 @@ pub fn replay(
         return Err(Error::Usage(text));
     };
     if let Some(opened) = &run.resumed
-        && let Some(saved) = &opened.state.products
+        && let Some(saved) = &opened.state.matmuls
     {
         in_phase(Phase::Setup, || matmuls::reuse(saved, &run.devices, world))?;
     }

@@ -85,7 +85,7 @@ impl Totals {
         self.restart_clock();
     }
 
-    /// Counts a step over so many rows.
+    /// Counts a step over this many rows.
     pub(super) fn count(&mut self, rows: u64) {
         self.steps += 1;
         self.samples += rows;

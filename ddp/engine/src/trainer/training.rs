@@ -29,8 +29,8 @@ use crate::config::Config;
 use crate::digest::{self, StepDigests};
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
+use crate::metrics_log::{self, EVENTS_FILE, End, Event, MetricsLog, StepEvent};
 use crate::process;
-use crate::record::{self, EVENTS_FILE, End, Event, Record, StepEvent};
 use crate::samples::HeldOut;
 use crate::setting::RESUME;
 use crate::shown::significant;
@@ -38,7 +38,7 @@ use crate::step::{Stage, Step};
 use crate::tasks::Task;
 use crate::trace::RunTrace;
 
-/// How long the record and the report may delay the message of what failed.
+/// How long the metrics log and the report may delay the message of what failed.
 const CLOSING_MAX: Duration = Duration::from_secs(10);
 
 /// What a trace shows of the loop.
@@ -53,8 +53,8 @@ pub(super) struct Trainer<'a> {
     plan: Plan,
     task: Box<dyn Task>,
     schedule: Schedule,
-    /// Whether algorithms of products are timed.
-    times_products: bool,
+    /// Whether algorithms of matmuls are timed.
+    times_matmuls: bool,
     loader: Loader,
     held_out: InOrder,
     held_out_rows: u64,
@@ -64,7 +64,7 @@ pub(super) struct Trainer<'a> {
     samples: HeldOut,
     step: Step,
     main: Group,
-    /// Dropped before the record, whose lock keeps other processes out of the folder.
+    /// Dropped before the metrics log, whose lock keeps other processes out of the folder.
     saver: Saver,
     /// What every checkpoint of this run says; the step and what depends on it are filled in.
     state: State,
@@ -73,23 +73,23 @@ pub(super) struct Trainer<'a> {
     /// Whether it was lost with the rank that wrote it.
     lost_checkpoint: bool,
     /// On rank 0.
-    record: Option<Record>,
+    metrics_log: Option<MetricsLog>,
     totals: Totals,
     stop_poll: StopPoll,
     trace: RunTrace,
     /// This rank's part of the steps.
     workload: Workload,
-    /// In an elastic world: the last logged step, and its line for the record.
+    /// In an elastic world: the last logged step, and its line for the metrics log.
     line: (u64, String),
     /// Multiplications and additions of a row in training, if the model's family says so.
     flop_of_a_row: Option<f64>,
-    /// What large products reach on all devices, in 10¹² a second; measured at the first log.
-    product_tflops: Option<f64>,
+    /// What large matmuls reach on all devices, in 10¹² a second; measured at the first log.
+    matmul_tflops: Option<f64>,
 }
 
 impl Trainer<'_> {
-    /// Trains. The record's last line says how the run ended, also after an error. Whether the run
-    /// is over: if not, or if a rank was lost, it is `carried`.
+    /// Trains. The metrics log's last line says how the run ended, also after an error. Whether the
+    /// run is over: if not, or if a rank was lost, it is `carried`.
     pub(super) fn run(mut self, carried: &mut Carried) -> Result<bool> {
         let mut trained = self.train_steps();
         if matches!(trained, Ok(false)) {
@@ -129,7 +129,7 @@ impl Trainer<'_> {
         };
         let all_know = matches!(result, Err(Error::Stopped(_) | Error::NonFinite(_)));
         let has_failed = result.is_err() && !all_know;
-        // The cause, such as a disk that does not answer, may hold up the record too.
+        // The cause, such as a disk that does not answer, may hold up the metrics log too.
         let ending = has_failed.then(|| self.world.fail_after(CLOSING_MAX, &reason, exit_code));
         let closed = self.close(&reason, exit_code);
         let report = self.report();
@@ -153,20 +153,16 @@ impl Trainer<'_> {
         closed?;
         if self.world.is_elastic()
             && let Err(error) = self.world.barrier().map_err(Error::from)
-            && self.record.is_none()
+            && self.metrics_log.is_none()
         {
-            // Rank 0 may be lost before it has closed the record: another one does it then.
+            // Rank 0 may be lost before it has closed the metrics log: another one does it then.
             self.leave(Some(&error), carried);
             return Err(error);
         }
         if self.world.rank() == 0 {
             let folder = &saved;
-            let (model, record) = (folder.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
-            let line = format!(
-                "model {}, metrics log {}",
-                model.display(),
-                record.display()
-            );
+            let (model, log) = (folder.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
+            let line = format!("model {}, metrics log {}", model.display(), log.display());
             self.program.note(&line);
             if let Some(best) = self.totals.best.filter(|best| best.step < self.plan.steps) {
                 self.program.note(&describe_best(&self.options.out, best));
@@ -188,9 +184,9 @@ impl Trainer<'_> {
             // A stop may have been requested during set-up.
             self.stop_if_asked(taken, true)?;
         }
-        if let Some(saved) = &self.state.products {
+        if let Some(saved) = &self.state.matmuls {
             let reuse = || matmuls::reuse(saved, &self.devices(), self.world);
-            self.state.products = in_phase(Phase::Setup, reuse)?;
+            self.state.matmuls = in_phase(Phase::Setup, reuse)?;
         }
         if self.world.generation() > 1 && taken > 0 {
             // What belongs to the last step, as far as it is not done.
@@ -237,8 +233,9 @@ impl Trainer<'_> {
         })
     }
 
-    /// What follows step `number`, but for its line in the record: its evaluation, its checkpoint.
-    /// False if processes have come that are to be taken in. The last step is evaluated later.
+    /// What follows step `number`, but for its line in the metrics log: its evaluation, its
+    /// checkpoint. False if processes have come that are to be taken in. The last step is evaluated
+    /// later.
     fn finish_step(&mut self, number: u64) -> Result<bool> {
         let is_multiple = |every: u64| every > 0 && number.is_multiple_of(every);
         if number == self.plan.steps {
@@ -262,7 +259,7 @@ impl Trainer<'_> {
         Ok(!self.stop_poll.has_newcomers())
     }
 
-    /// One step, from its rows to its line in the record.
+    /// One step, from its rows to its line in the metrics log.
     fn take_step(&mut self, step0: u64) -> Result<()> {
         let number = step0 + 1;
         let logs = self.logs(number);
@@ -271,20 +268,20 @@ impl Trainer<'_> {
         let batch = in_phase(Phase::Step, || self.loader.load(step0))?;
         self.totals.waits.data += began.elapsed();
         let rows = batch.rows;
-        // The products of a short batch are not those of the other steps.
+        // The matmuls of a short batch are not those of the other steps.
         let has_usual_size = batch.slot().is_some();
         self.workload.count(batch);
         self.step.measure_norm(logs);
         self.step.run(batch, learning_rate)?;
         if has_usual_size {
-            self.choose_products()?;
+            self.choose_matmuls()?;
         }
         let stages = self.step.stages().iter();
         let exposed = stages.map(|stage| stage.reducer().last_time().exposed);
         self.totals.waits.reductions += exposed.sum::<Duration>();
         self.totals.count(rows);
         faults::rows(number, self.loader.rows());
-        if self.record.is_some() {
+        if self.metrics_log.is_some() {
             self.program.step(number);
         }
         if logs {
@@ -303,12 +300,12 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// After the first step, which has made every product once, and before any is captured.
-    fn choose_products(&mut self) -> Result<()> {
-        if self.times_products && self.state.products.is_none() {
+    /// After the first step, which has made every matmul once, and before any is captured.
+    fn choose_matmuls(&mut self) -> Result<()> {
+        if self.times_matmuls && self.state.matmuls.is_none() {
             let devices = self.devices();
             let choose = || matmuls::choose(&devices, self.world);
-            self.state.products = Some(in_phase(Phase::Setup, choose)?);
+            self.state.matmuls = Some(in_phase(Phase::Setup, choose)?);
             self.totals.restart_clock();
         }
         Ok(())
@@ -362,16 +359,16 @@ impl Trainer<'_> {
             save_ms,
         } = rates;
         let tflops = self.flop_of_a_row.map(|flop| samples_per_s * flop / 1e12);
-        if tflops.is_some() && self.totals.has_rates && self.product_tflops.is_none() {
-            // After the algorithms of the model's own products were chosen.
+        if tflops.is_some() && self.totals.has_rates && self.matmul_tflops.is_none() {
+            // After the algorithms of the model's own matmuls were chosen.
             let measure = || matmuls::tflops(self.step.stages(), self.world);
-            self.product_tflops = Some(in_phase(Phase::Setup, measure)?);
+            self.matmul_tflops = Some(in_phase(Phase::Setup, measure)?);
             self.totals.restart_clock();
         }
         let loss = report.stats.loss();
         self.totals.last_loss = Some(loss);
         let tokens_per_s = self.tokens_per_s(samples_per_s);
-        if self.record.is_none() && !is_elastic {
+        if self.metrics_log.is_none() && !is_elastic {
             return Ok(());
         }
         let devices = self.step.stages().iter().map(Stage::device);
@@ -390,7 +387,7 @@ impl Trainer<'_> {
             tokens_per_s,
             tflops,
             matmul_share: tflops
-                .zip(self.product_tflops)
+                .zip(self.matmul_tflops)
                 .map(|(own, of)| own / of)
                 .filter(|share| share.is_finite()),
             step_ms,
@@ -405,9 +402,9 @@ impl Trainer<'_> {
                 weights,
             }),
         };
-        if let Some(record) = &mut self.record {
+        if let Some(log) = &mut self.metrics_log {
             self.program.logged(&event)?;
-            record.write(&Event::Step(event.clone()))?;
+            log.write(&Event::Step(event.clone()))?;
         }
         if is_elastic {
             self.line = (number, Event::Step(event).to_line());
@@ -426,11 +423,11 @@ impl Trainer<'_> {
     /// Sums up what all ranks moved between devices and between each other.
     fn audit(&mut self) -> Result<()> {
         let audit = audit::audit(self.world, self.workload, &self.devices())?;
-        if let (Some(audit), Some(record)) = (audit, &mut self.record) {
+        if let (Some(audit), Some(log)) = (audit, &mut self.metrics_log) {
             if audit.is_worth_a_line() {
                 self.program.note(&audit.to_string());
             }
-            record.write(&Event::Placement(&audit))?;
+            log.write(&Event::Placement(&audit))?;
         }
         Ok(())
     }
@@ -443,7 +440,7 @@ impl Trainer<'_> {
         (!tokens.is_empty()).then_some(samples_per_s * in_row as f64)
     }
 
-    /// Writes the record's last line.
+    /// Writes the metrics log's last line.
     fn close(&mut self, reason: &str, exit_code: u8) -> Result<()> {
         faults::at(FaultPoint::End)?;
         let accuracy = self.accuracy();
@@ -455,12 +452,12 @@ impl Trainer<'_> {
             f64::NAN
         };
         let tokens_per_s = self.tokens_per_s(samples_per_s);
-        let Some(record) = &mut self.record else {
+        let Some(log) = &mut self.metrics_log else {
             return Ok(());
         };
         let devices = self.step.stages().iter().map(Stage::device);
-        record.end(End {
-            time_unix_s: record::unix_s(),
+        log.end(End {
+            time_unix_s: metrics_log::unix_s(),
             reason,
             exit_code,
             steps: totals.steps,
@@ -479,7 +476,7 @@ impl Trainer<'_> {
 
     /// Makes the report, however the run ended. A report that fails is only warned of.
     fn report(&self) -> Option<PathBuf> {
-        self.record.as_ref()?;
+        self.metrics_log.as_ref()?;
         report(self.program, self.options)
     }
 }

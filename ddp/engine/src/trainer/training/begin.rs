@@ -8,8 +8,8 @@ use super::Trainer;
 use crate::checkpoint::{Saver, State};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::metrics_log::LockedLog;
 use crate::model::data_shape;
-use crate::record::LockedRecord;
 use crate::samples::HeldOut;
 use crate::tasks;
 use crate::trace::RunTrace;
@@ -24,7 +24,7 @@ use crate::trainer::{matmuls, resume};
 /// What a run shares with the ranks of a world, once its folder is open.
 struct Begun {
     schedule: Schedule,
-    times_products: bool,
+    times_matmuls: bool,
     state: State,
     lost_checkpoint: bool,
     stop_poll: StopPoll,
@@ -33,28 +33,28 @@ struct Begun {
 }
 
 impl Begun {
-    /// Opens the record, which stays in `carried`, and what else a run needs besides `run`.
+    /// Opens the metrics log, which stays in `carried`, and what else a run needs besides `run`.
     fn new(
         options: &Config,
         program: &mut dyn Program,
         world: &World,
         stops: StopSignals,
         run: &mut Assembled,
-        locked: Option<LockedRecord>,
+        locked: Option<LockedLog>,
         carried: &mut Carried,
     ) -> Result<Begun> {
         let settings = Settings::of(options, run);
         let mut state = opening::state(options, &settings, run, world)?;
-        let times_products = matmuls::are_timed(options.products, run.devices[0], world);
-        if !times_products {
-            state.products = None;
+        let times_matmuls = matmuls::are_timed(options.products, run.devices[0], world);
+        if !times_matmuls {
+            state.matmuls = None;
         }
-        if world.rank() == 0 && carried.record.is_none() {
-            let record = match run.continues {
+        if world.rank() == 0 && carried.metrics_log.is_none() {
+            let log = match run.continues {
                 true => opening::take_over(options, program, &settings, run, world)?,
-                false => opening::open_record(options, program, &settings, run, world, locked)?,
+                false => opening::open_log(options, program, &settings, run, world, locked)?,
             };
-            carried.record = Some(record);
+            carried.metrics_log = Some(log);
         }
         if let (Some(bytes), 0, false) = (run.kept_bytes, world.rank(), run.continues) {
             let mb = bytes as f64 / 1e6;
@@ -64,9 +64,9 @@ impl Begun {
         let mut lost_checkpoint = false;
         match &run.resumed {
             _ if run.continues => {
-                state.products = kept.products.clone();
-                let record = carried.record.as_mut();
-                lost_checkpoint = kept.complete_record(record, &options.out, world)?;
+                state.matmuls = kept.matmuls.clone();
+                let log = carried.metrics_log.as_mut();
+                lost_checkpoint = kept.complete_log(log, &options.out, world)?;
                 kept.totals.restart_clock();
             }
             Some(opened) => {
@@ -85,14 +85,14 @@ impl Begun {
         let stop_poll = StopPoll::new(world, stops, taken)?;
         let traced = options.trace.filter(|_| !run.continues);
         let trace = RunTrace::new(traced, [taken + 1, plan.steps], &run.devices, world);
-        // No rank trains before the record is open.
+        // No rank trains before the metrics log is open.
         world.barrier()?;
         let mut saver = Saver::new(world, &options.out, options.keep)?;
-        if let Some(record) = &mut carried.record {
-            let (file, path) = record.handle()?;
+        if let Some(log) = &mut carried.metrics_log {
+            let (file, path) = log.handle()?;
             saver.write_behind(file, path);
             if world.generation() > 1 {
-                carried::say_change(record, world, taken, carried.noticed)?;
+                carried::say_change(log, world, taken, carried.noticed)?;
             }
         }
         carried.noticed = None;
@@ -101,7 +101,7 @@ impl Begun {
         }
         Ok(Begun {
             schedule: options.learning_rate(plan)?,
-            times_products,
+            times_matmuls,
             state,
             lost_checkpoint,
             stop_poll,
@@ -150,7 +150,7 @@ impl<'a> Trainer<'a> {
             schedule: begun.schedule,
             plan,
             task: tasks::of(data.train.task()),
-            times_products: begun.times_products,
+            times_matmuls: begun.times_matmuls,
             loader,
             held_out,
             held_out_rows: data.held_out.rows(),
@@ -162,14 +162,14 @@ impl<'a> Trainer<'a> {
             state: begun.state,
             saved: kept.saved,
             lost_checkpoint: begun.lost_checkpoint,
-            record: carried.record.take(),
+            metrics_log: carried.metrics_log.take(),
             totals: kept.totals,
             stop_poll: begun.stop_poll,
             trace: begun.trace,
             workload: kept.workload,
             line: kept.line,
             flop_of_a_row: options.model.flop_of_a_row(&shape),
-            product_tflops: None,
+            matmul_tflops: None,
         }))
     }
 
@@ -190,7 +190,7 @@ impl<'a> Trainer<'a> {
             saved,
             state,
             line,
-            record,
+            metrics_log,
             ..
         } = self;
         let mut kept = Kept {
@@ -200,7 +200,7 @@ impl<'a> Trainer<'a> {
             saved,
             held_out: state.held_out,
             line,
-            products: state.products,
+            matmuls: state.matmuls,
         };
         world.end_generation(why);
         if let Err(error) = kept.halt(loader.sampler()) {
@@ -208,7 +208,7 @@ impl<'a> Trainer<'a> {
         }
         // Both wait for threads.
         drop((saver, loader));
-        carried.record = record;
+        carried.metrics_log = metrics_log;
         carried.kept = Some(kept);
     }
 }

@@ -10,7 +10,7 @@ use super::Trainer;
 use crate::checkpoint::{self, State};
 use crate::error::Result;
 use crate::faults::{self, FaultPoint};
-use crate::record::Event;
+use crate::metrics_log::Event;
 use crate::trainer::nonfinite;
 
 /// What a trace shows.
@@ -20,7 +20,7 @@ impl Trainer<'_> {
     /// Saves the run as it is after step `number`, unless it is saved. A thread writes the files
     /// while training continues.
     pub(super) fn save(&mut self, number: u64) -> Result<()> {
-        // 0 stands for no checkpoint.
+        // 0 means no checkpoint.
         if number > 0 && self.saved == number {
             return Ok(());
         }
@@ -65,14 +65,14 @@ impl Trainer<'_> {
     pub(super) fn record_saved(&mut self) -> Result<()> {
         self.saver.check()?;
         let written = self.saver.written();
-        let Some(record) = &mut self.record else {
+        let Some(log) = &mut self.metrics_log else {
             return Ok(());
         };
         for (step, folder) in written {
-            record.check_present()?;
+            log.check_present()?;
             let folder = folder.strip_prefix(&self.options.out).unwrap_or(&folder);
             let folder = &folder.to_string_lossy();
-            record.write(&Event::Checkpoint { step, folder })?;
+            log.write(&Event::Checkpoint { step, folder })?;
         }
         Ok(())
     }
