@@ -352,7 +352,7 @@ impl Roster {
                 self.write(seat, MISSED, u64::from(self.current()));
             } else if pid != 0 && self.read(seat, PID) == u64::from(pid) {
                 self.write(seat, ENDED, WAS_SILENT);
-                // The launcher has not waited for it, so the number is no other process's.
+                // The launcher has not waited for it, so the number is not another process's.
                 Process::open(pid).kill();
             }
         }

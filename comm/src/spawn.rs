@@ -2,9 +2,9 @@
 //! ends ranks that stay when another has failed, and returns the job's exit code. What `mpirun`
 //! does, without MPI.
 //!
-//! On one host rank 0 gets a socket to every other rank, by which they meet. On several an agent on
-//! each host starts the ranks (`agent.rs`), which meet over TCP. Ranks are not in this process's
-//! group, so that Ctrl-C reaches them once: through this process.
+//! On one host rank 0 gets a socket to every other rank, through which they meet. On several an
+//! agent on each host starts the ranks (`agent.rs`), which meet over TCP. Ranks are not in this
+//! process's group, so that Ctrl-C reaches them once: through this process.
 
 use std::ffi::c_int;
 use std::sync::mpsc;

@@ -385,7 +385,7 @@ impl Job {
     /// A rank has ended.
     fn has_ended(&mut self, rank: usize, status: ExitStatus) {
         self.ranks[rank].is_running = false;
-        // Those that this process kills are no cause.
+        // Those that this process kills are not a cause.
         if self.has_killed || self.continue_without(rank, status) {
             return;
         }

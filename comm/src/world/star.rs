@@ -144,7 +144,7 @@ impl Star {
         Ok(Star { network, ..star })
     }
 
-    /// The sockets between hosts, if there are any. Those by which ranks met are closed.
+    /// The sockets between hosts, if there are any. Those through which ranks met are closed.
     pub(super) fn into_mesh(self) -> Option<Arc<Mesh>> {
         self.mesh
     }

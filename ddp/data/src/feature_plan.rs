@@ -55,7 +55,7 @@ pub struct ColumnPlan {
 pub struct FeaturePlan {
     /// The columns of a table, in the order of their features; `None` if each is a number.
     pub columns: Option<Vec<ColumnPlan>>,
-    /// What stands for missing numbers, one for each feature; `None` if none may be missing.
+    /// What replaces missing numbers, one for each feature; `None` if none may be missing.
     pub fill: Option<Vec<f32>>,
 }
 
@@ -94,7 +94,7 @@ impl FeaturePlan {
         *self == FeaturePlan::default()
     }
 
-    /// What is wrong with a plan for rows of so many features.
+    /// What is wrong with a plan for rows of this many features.
     pub fn check(&self, features: usize) -> Result<(), String> {
         let columns = || self.columns.iter().flatten();
         let width = match self.columns {

@@ -25,7 +25,7 @@ pub(crate) struct FileData {
     pub(crate) labels: Option<Arc<Labels>>,
     pub(crate) side: Side,
     pub(crate) spec: RowSpec,
-    /// What stands for missing numbers.
+    /// What replaces missing numbers.
     pub(crate) fill: Option<Arc<[f32]>>,
     pub(crate) normalization: Option<Normalization>,
     pub(crate) target_normalization: Option<Normalization>,

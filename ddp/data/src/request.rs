@@ -260,8 +260,8 @@ impl DataRequest {
         Ok(())
     }
 
-    /// Which of so many rows are held out; `None` if none are. An error if too few are left for the
-    /// ranks.
+    /// Which of this many rows are held out; `None` if none are. An error if too few are left for
+    /// the ranks.
     pub(crate) fn split(&self, rows: u64, ranks: &dyn Ranks) -> Result<Option<Split>> {
         let is_split = self.val_split > 0.0;
         let split = is_split

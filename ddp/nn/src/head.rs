@@ -34,7 +34,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// A head of so many classes.
+    /// A head of this many classes.
     pub fn new(classes: usize) -> Head {
         Head {
             linear: Linear::new(classes).without_bias().outer(),

@@ -52,7 +52,7 @@ fn converted(
 
 /// The table at `path` as a mapped file of arrays.
 pub fn open(path: &Path, request: &TableRequest<'_>) -> Result<Contents> {
-    // What is no table is not looked for in the cache.
+    // A file that is not a table is not looked for in the cache.
     reader(path)?;
     let asked = serde_json::json!({
         "label": request.label,

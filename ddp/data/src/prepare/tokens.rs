@@ -45,7 +45,7 @@ pub struct TokenSummary {
     pub dropped: u64,
 }
 
-/// A model of so many tokens, more than the 256 bytes with padding, most likely has a tokenizer.
+/// A model of this many tokens, more than the 256 bytes with padding, most likely has a tokenizer.
 const TOKENIZED_MIN: usize = 512;
 
 const SAME_FILES: &str = "compare the files on the hosts: all ranks need the same data";

@@ -48,7 +48,7 @@ impl Model {
     }
 }
 
-/// Cuts `layers`, for rows of `input_shape`, into so many parts.
+/// Cuts `layers`, for rows of `input_shape`, into this many parts.
 fn split(mut layers: Sequential, input_shape: &[usize], parts: usize) -> Result<Vec<Sequential>> {
     if parts == 1 {
         return Ok(vec![layers]);

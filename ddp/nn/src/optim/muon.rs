@@ -146,7 +146,7 @@ pub(super) struct Matrices {
 }
 
 impl Matrices {
-    /// Those of the trained parameters, shared by so many ranks.
+    /// Those of the trained parameters, shared by this many ranks.
     pub(super) fn new(params: &Params, rank: usize, ranks: usize) -> Result<Matrices> {
         let mut all = Vec::new();
         for parameter in params.list().iter().filter(|p| p.is_trained()) {

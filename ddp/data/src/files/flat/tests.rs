@@ -81,7 +81,7 @@ fn every_element_survives_a_round_trip() {
     let scratch = Scratch::new();
     for (index, &(element, name, _)) in Element::ALL.iter().enumerate() {
         let path = scratch.path().join(format!("{index}.bin"));
-        // Patterns that are small whole numbers, in pieces that are no whole numbers.
+        // Patterns that are small whole numbers, in pieces that are not whole numbers.
         let values: Vec<u8> = (0..3000).map(|value| (value % 2) as u8).collect();
         let bytes: Vec<u8> = values
             .iter()
