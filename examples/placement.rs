@@ -202,10 +202,10 @@ fn addmm_across_devices() -> Result<String> {
 fn moved_first() -> Result<String> {
     let acc = Tensor::zeros(&[64, 64], DType::F32, Device::Cpu)?;
     let (mat1, mat2) = (randn(&[64, 64], Device::Cpu)?, randn(&[64, 64], GPU)?);
-    let product = ops::addmm(&acc.to(GPU)?, &mat1.to(GPU)?, &mat2, 1.0, 1.0)?;
-    assert_eq!(product.device(), GPU);
+    let out = ops::addmm(&acc.to(GPU)?, &mat1.to(GPU)?, &mat2, 1.0, 1.0)?;
+    assert_eq!(out.device(), GPU);
     assert_eq!(ledger().crossed(), (2, 2 * 64 * 64 * 4));
-    Ok(format!("{product}\n{}", ledger()))
+    Ok(format!("{out}\n{}", ledger()))
 }
 
 fn operand_on_second_gpu() -> Result<String> {
@@ -214,8 +214,8 @@ fn operand_on_second_gpu() -> Result<String> {
         randn(&[64, 64], GPU)?,
     );
     let mat2 = randn(&[64, 64], OTHER_GPU)?;
-    let product = ops::addmm(&acc, &mat1, &mat2.to(GPU)?, 1.0, 1.0)?;
-    assert_eq!(product.device(), GPU);
+    let out = ops::addmm(&acc, &mat1, &mat2.to(GPU)?, 1.0, 1.0)?;
+    assert_eq!(out.device(), GPU);
     let rows = ledger().rows();
     assert!(
         matches!(&rows[..], [row] if row.bytes == 16384 && matches!(row.kind, TransferKind::Peer | TransferKind::Staged))

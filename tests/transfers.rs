@@ -289,7 +289,7 @@ fn patterns_are_found_and_clean_code_gets_no_hint() {
         assert!(hint.to_string().contains("data left cuda:0") && hint.lines.len() == 2);
         ledger.clear();
 
-        // Weights that are uploaded, trained and downloaded for saving are no ping-pong.
+        // Weights that are uploaded, trained and downloaded for saving are not a ping-pong.
         let weights = Tensor::from_slice(&[1.0f32; 4], &[4], GPU).unwrap();
         ops::scale_into(&weights, &weights, 0.9).unwrap();
         let _saved = weights.to(Device::Cpu).unwrap();

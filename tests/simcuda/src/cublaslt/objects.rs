@@ -367,7 +367,7 @@ pub unsafe extern "C" fn cublasLtMatmulPreferenceGetAttribute(
     }
 }
 
-/// The product that descriptors describe, checked.
+/// The matmul that descriptors describe, checked.
 pub(super) fn problem(operation_handle: usize, layouts: [usize; 4]) -> Result<Problem, Refused> {
     let operation = operation(operation_handle)?;
     let [a, b, c, d] = layouts.map(layout);

@@ -1,4 +1,4 @@
-//! Products compared with explicit sums, on memory that is a plain vector.
+//! Matmuls compared with explicit sums, on memory that is a plain vector.
 
 mod calls;
 mod overlaps;

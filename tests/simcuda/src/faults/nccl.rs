@@ -7,7 +7,7 @@ pub(crate) enum NcclEffect {
     Hang,
     /// The same, and this code of NCCL is the asynchronous error of the communicator.
     AsyncError(i32),
-    /// It is delayed by so many nanoseconds.
+    /// It is delayed by this many nanoseconds.
     Slow(u64),
     /// This bit of the result is inverted, or one in the middle.
     Flip(Option<u64>),
