@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use ddp_comm::spawn::HostList;
+
 use clap::Subcommand;
 
 use super::compare::{self, CompareFlags};
@@ -81,6 +83,8 @@ pub struct StartRanks {
     pub restarts: u32,
     /// With how many ranks the job continues when it loses some.
     pub min_ranks: Option<usize>,
+    /// Hosts that take over the ranks of a lost one.
+    pub spares: Option<HostList>,
     /// How long ranks have to save after a signal.
     pub grace: Duration,
     /// What each rank does.

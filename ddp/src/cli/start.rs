@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use ddp_comm::spawn::HostList;
 
 use super::command::{Command, StartRanks};
 use crate::config::TIMEOUT_S;
@@ -14,10 +15,14 @@ pub struct StartFlags {
     #[command(flatten, next_help_heading = RANKS)]
     #[allow(missing_docs)]
     pub places: PlaceFlags,
-    /// Continue without lost ranks while at least N are left; --restarts then counts ranks
-    #[arg(long, value_name = "N", help_heading = RANKS, requires = "places")]
+    /// Continue without lost ranks while at least N are left; --restarts then counts ranks. Also
+    /// for processes that srun or the variables RANK and WORLD_SIZE start, one on each host
+    #[arg(long, value_name = "N", help_heading = RANKS, group = "places")]
     #[arg(allow_negative_numbers = true)]
     pub min_ranks: Option<usize>,
+    /// Hosts that take over the ranks of a lost one, with the number of ranks each has room for
+    #[arg(long, value_name = "HOST:N,…", help_heading = RANKS, requires = "min_ranks")]
+    pub spares: Option<HostList>,
     /// How often to start again, with --resume auto, after a rank was lost
     #[arg(long, value_name = "N", help_heading = RANKS, requires = "places", default_value = "0")]
     #[arg(value_parser = whole(0..=u32::MAX), allow_negative_numbers = true)]
@@ -36,8 +41,17 @@ impl StartRanks {
         match command {
             Command::Train(_) | Command::DryRun(_) => {
                 let grace = Duration::from_secs_f64(flags.grace_s);
-                let losses = (flags.restarts, flags.min_ranks);
-                StartRanks::at(flags.places.clone(), losses, grace, command)
+                if flags.places == PlaceFlags::default() && flags.min_ranks.is_none() {
+                    return command;
+                }
+                Command::Start(StartRanks {
+                    places: flags.places.clone(),
+                    restarts: flags.restarts,
+                    min_ranks: flags.min_ranks,
+                    spares: flags.spares.clone(),
+                    grace,
+                    command: Box::new(command),
+                })
             }
             _ => command,
         }
@@ -50,23 +64,15 @@ impl StartRanks {
             other => other.ranks().map(|ranks| &ranks.places),
         };
         let places = places.cloned().unwrap_or_default();
-        StartRanks::at(places, (0, None), Duration::from_secs(60), command)
-    }
-
-    fn at(
-        places: PlaceFlags,
-        (restarts, min_ranks): (u32, Option<usize>),
-        grace: Duration,
-        command: Command,
-    ) -> Command {
         if places == PlaceFlags::default() {
             return command;
         }
         Command::Start(StartRanks {
             places,
-            restarts,
-            min_ranks,
-            grace,
+            restarts: 0,
+            min_ranks: None,
+            spares: None,
+            grace: Duration::from_secs(60),
             command: Box::new(command),
         })
     }
