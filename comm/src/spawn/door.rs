@@ -14,7 +14,7 @@ use super::hosts::Host;
 use crate::error::{Error, Result};
 use crate::frames::Frames;
 use crate::launcher::{Launch, Launcher};
-use crate::rendezvous::Rendezvous;
+use crate::rendezvous::{Lookup, Rendezvous};
 use crate::tcp::{self, Guests, Pass, Secret};
 
 /// The most bytes of a message of the hello.
@@ -28,14 +28,17 @@ impl Place {
     /// By this process's variables. The error names the launcher if it ends all processes when one
     /// is lost.
     pub fn of_this_process() -> Result<Place, String> {
-        let lookup = |name: &str| std::env::var(name).ok();
-        let launch = Launch::detect(&lookup).map_err(|error| error.to_string())?;
+        Place::of(&|name| std::env::var(name).ok())
+    }
+
+    fn of(lookup: Lookup<'_>) -> Result<Place, String> {
+        let launch = Launch::detect(lookup).map_err(|error| error.to_string())?;
         let launcher = launch
-            .or_else(|| Launch::of_mpi(&lookup))
+            .or_else(|| Launch::of_mpi(lookup))
             .map(|it| it.launcher);
         let found = match launcher {
-            Some(Launcher::Variables) => Rendezvous::of_torch(&lookup),
-            Some(Launcher::Slurm) => Rendezvous::of_slurm(&lookup),
+            Some(Launcher::Variables) => Rendezvous::of_torch(lookup),
+            Some(Launcher::Slurm) => Rendezvous::of_slurm(lookup),
             other => {
                 return Err(format!(
                     "{} ends all ranks when one is lost",
@@ -171,5 +174,48 @@ impl Guest {
             socket: File::from(OwnedFd::from(stream)),
             address,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(variables: &str) -> Result<(usize, usize, String), String> {
+        let pairs = variables.split(' ').filter_map(|pair| pair.split_once('='));
+        let pairs: Vec<(&str, &str)> = pairs.collect();
+        let value = |name: &str| pairs.iter().find(|pair| pair.0 == name);
+        let found = Place::of(&|name| value(name).map(|pair| pair.1.to_string()));
+        found.map(|Place(it)| (it.rank, it.size, it.host))
+    }
+
+    #[test]
+    fn processes_are_one_on_each_host_and_their_launcher_lets_them_live() {
+        let variables = "RANK=1 WORLD_SIZE=3 MASTER_ADDR=a MASTER_PORT=9";
+        let slurm = "SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NODELIST=n[1-4]";
+        assert_eq!(place(variables), Ok((1, 3, "a".into())));
+        let one = format!("{slurm} SLURM_STEP_NUM_NODES=4");
+        assert_eq!(place(&one), Ok((2, 4, "n1".into())));
+        for (wrong, told) in [
+            (
+                format!("{variables} LOCAL_WORLD_SIZE=3"),
+                "several processes on a host",
+            ),
+            (
+                format!("{slurm} SLURM_STEP_NUM_NODES=2"),
+                "several processes on a host",
+            ),
+            (
+                format!("{variables} TORCHELASTIC_RUN_ID=a"),
+                "torchrun ends all",
+            ),
+            (
+                "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2".into(),
+                "mpirun ends all",
+            ),
+        ] {
+            let error = place(&wrong).unwrap_err();
+            assert!(error.contains(told), "{wrong}: {error}");
+        }
     }
 }
