@@ -16,6 +16,8 @@ use ddp_comm::spawn::HostList;
 use ddp_kernels::choice::{self, Choice};
 
 pub use self::layers::SettingFlags;
+use crate::config::TIMEOUT_S;
+
 #[cfg(test)]
 pub(crate) use self::layers::with_flags;
 pub use self::taken::Taken;
@@ -57,6 +59,44 @@ pub struct PlaceFlags {
     /// The same, from a file with a host in each line: node1 slots=4, or node1:4
     #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
     pub hostfile: Option<PathBuf>,
+}
+
+/// How ranks are started, if no launcher starts them, and how the job goes on without some.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+pub struct StartFlags {
+    #[command(flatten, next_help_heading = RANKS)]
+    #[allow(missing_docs)]
+    pub places: PlaceFlags,
+    /// Continue without lost ranks while at least N are left; --restarts then counts ranks
+    #[arg(long, value_name = "N", help_heading = RANKS, requires = "places")]
+    #[arg(allow_negative_numbers = true)]
+    pub min_ranks: Option<usize>,
+    /// How often to start again, with --resume auto, after a rank was lost
+    #[arg(long, value_name = "N", help_heading = RANKS, requires = "places", default_value = "0")]
+    #[arg(value_parser = whole(0..=u32::MAX), allow_negative_numbers = true)]
+    pub restarts: u32,
+    /// Seconds that ranks have to save after a signal to stop
+    #[arg(long, value_name = "S", help_heading = RANKS, requires = "places", default_value = "60")]
+    #[arg(value_parser = number(TIMEOUT_S), allow_negative_numbers = true)]
+    pub grace_s: f64,
+}
+
+const RANKS: &str = "Ranks started here";
+
+impl StartFlags {
+    /// Ranks in these places, of a command that does not train.
+    pub(crate) fn at(places: &PlaceFlags) -> StartFlags {
+        StartFlags {
+            places: places.clone(),
+            grace_s: 60.0,
+            ..StartFlags::default()
+        }
+    }
+
+    /// Whether there are ranks to start.
+    pub(crate) fn starts(&self) -> bool {
+        self.places != PlaceFlags::default()
+    }
 }
 
 /// The ranks of a command that computes.

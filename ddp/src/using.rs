@@ -10,14 +10,12 @@
 //! on any number of ranks.
 
 pub(crate) mod choose;
-mod eval;
+pub mod eval;
 mod forward;
-mod generate;
+pub mod generate;
 pub(crate) mod load;
 pub(crate) mod on_cpu;
 mod outputs;
-mod predict;
+pub mod predict;
 
-pub use eval::eval;
-pub use generate::{generate, prompts};
-pub use predict::predict;
+pub use generate::prompts;

@@ -1,14 +1,14 @@
 //! `ddp-train eval`: how good a model is on rows with labels. Losses are computed as in training's
 //! evaluation and added in the order of batches.
 
+use clap::Args;
 use ddp_comm::World;
 use ddp_kernels::Device;
 use ddp_kernels::transfer::{Phase, announced, in_phase};
 use serde_json::json;
 
-use super::load::{self, Asked, Ready};
+use super::load::{self, Asked, Ready, UsingFlags};
 use super::outputs::{check_finite, rescaled};
-use crate::cli::EvalFlags;
 use crate::config::Config;
 use crate::data::{LabelName, Normalization};
 use crate::error::{Error, Result};
@@ -17,6 +17,30 @@ use crate::nn::Loss;
 use crate::output::Say;
 use crate::shown::shown;
 use crate::tasks::{self, Evaluation, Totals};
+
+/// Printed after the help of `eval`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  ddp-train eval --checkpoint out --data test.npz
+  ddp-train eval --checkpoint out/checkpoints/step-00000785 --data glyphs --json
+  mpirun -n 4 ddp-train eval --checkpoint out --data test.csv --labels species
+
+Normalization, columns, class names and the loss (class weights, label smoothing) are those of training. The result does not \
+depend on the number of ranks. Of built-in data (glyphs, synthetic:…) the held-out rows are used, if there are any.";
+
+/// The flags of `eval`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct EvalFlags {
+    /// The flags of both commands.
+    #[command(flatten)]
+    pub using: UsingFlags,
+    /// Labels, in the form of --labels in training [default: the label it was trained on, by name]
+    #[arg(long, value_name = "SPEC")]
+    pub labels: Option<String>,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// Rounds between two exchanges of sums.
 const ROUNDS_A_TIME: u64 = 1024;

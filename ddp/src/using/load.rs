@@ -1,24 +1,45 @@
 //! Loads model and rows on all ranks: the same checkpoint, and data like those it was trained on.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use clap::Args;
 use ddp_comm::{Field, World};
 use ddp_kernels::{Device, threads};
 
 use super::choose::{check_run, choose};
 use super::forward::Forward;
 use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, State};
-use crate::cli::UsingFlags;
-use crate::config::{Config, Precision};
+use crate::config::{Config, Precision, SettingValue};
 use crate::data::{
     self, DataRequest, DataSpec, Dataset, InOrder, RowSpec, Source, TaskSpec, Trained,
 };
 use crate::error::{Error, Result};
+use crate::flags::{RankFlags, whole};
 use crate::models::{DataShape, Model};
 use crate::ranks::WorldRanks;
 use crate::shown::shown;
 use crate::trainer::{EVAL_TOKENS_MAX, data_shape};
+
+/// The most rows that go through a model at a time.
+const BATCH_MAX: usize = 1 << 32;
+
+/// The flags of both commands.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct UsingFlags {
+    /// Folder of a checkpoint, or of a run: its best checkpoint by validation, else its newest
+    #[arg(long, value_name = "PATH")]
+    pub checkpoint: PathBuf,
+    /// Rows, in the form of --data in training
+    #[arg(long, value_name = "SPEC", value_parser = DataSpec::read)]
+    pub data: DataSpec,
+    /// Rows that pass through the model at a time; of tokens, at most 16384 tokens
+    #[arg(long, value_name = "ROWS", default_value = "512", value_parser = whole(1..=BATCH_MAX), allow_negative_numbers = true)]
+    pub batch_size: usize,
+    /// Its ranks.
+    #[command(flatten)]
+    pub ranks: RankFlags,
+}
 
 /// The requests of both commands.
 pub(super) struct Asked<'a> {
