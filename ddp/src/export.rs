@@ -11,7 +11,7 @@ use crate::flags::choice;
 use crate::hugging_face;
 use crate::output::{Say, warn_unprinted};
 use crate::shown::shown;
-use crate::using::on_cpu;
+use crate::using::load;
 
 /// Printed after the help of `export`.
 pub(crate) const EXAMPLES: &str = "\
@@ -48,7 +48,7 @@ pub fn export(flags: &ExportFlags, world: &World, say: Say<'_>) -> Result<()> {
     if world.rank() > 0 {
         return Ok(());
     }
-    let loaded = on_cpu::load(&flags.checkpoint)?;
+    let loaded = load::on_cpu(&flags.checkpoint)?;
     let (opened, state) = (&loaded.opened, &loaded.opened.state);
     let tokenizer = opened.tokenizer()?;
     let tokenizer = tokenizer.as_ref().map(|known| (known, state.end_of_text()));

@@ -11,12 +11,13 @@ use std::str::FromStr;
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use ddp_comm::RANKS_MAX;
 use ddp_comm::spawn::HostList;
+use ddp_comm::{RANKS_MAX, World};
 use ddp_kernels::choice::{self, Choice};
 
 pub use self::layers::SettingFlags;
 use crate::config::TIMEOUT_S;
+use crate::error::Error;
 
 #[cfg(test)]
 pub(crate) use self::layers::with_flags;
@@ -127,10 +128,31 @@ fn in_range<T: FromStr + PartialOrd + Display + Clone>(
     range: RangeInclusive<T>,
 ) -> impl Fn(&str) -> Result<T, String> + Clone {
     move |text| {
-        let value = text.parse().ok().filter(|value| range.contains(value));
         let (start, end) = (range.start(), range.end());
-        value.ok_or_else(|| format!("expected {what} from {start} to {end}"))
+        let expected = || format!("expected {what} from {start} to {end}");
+        parsed(text, |value| range.contains(value), expected)
     }
+}
+
+/// The value that a text stands for, if it is a right one.
+pub(crate) fn parsed<T: FromStr>(
+    text: &str,
+    is_right: impl Fn(&T) -> bool,
+    expected: impl FnOnce() -> String,
+) -> Result<T, String> {
+    text.parse().ok().filter(is_right).ok_or_else(expected)
+}
+
+/// Refuses several ranks for a command that has no use for them.
+pub(crate) fn check_alone(command: &str, world: &World) -> Result<(), Error> {
+    let ranks = world.size();
+    if ranks == 1 {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "{command}: expected one process, which uses all cores, got {ranks} ranks; help: start it \
+         without mpirun"
+    )))
 }
 
 /// A parser of a few names, which help lists.

@@ -11,7 +11,7 @@ use crate::config::When;
 use crate::data::spec::TOKENS_MAX;
 use crate::data::text::{self, Side, Sizes, TokenizeOptions, Tokenized, TokenizerChoice};
 use crate::error::{Error, Result};
-use crate::flags::{choice, whole};
+use crate::flags::{check_alone, choice, parsed, whole};
 use crate::output::{Say, warn_unprinted};
 use crate::progress::ReadProgress;
 use crate::shown::{shown, significant};
@@ -69,20 +69,13 @@ pub struct TokenizeFlags {
 }
 
 fn share(text: &str) -> Result<f64, String> {
-    let share = text.parse().ok();
-    let share = share.filter(|share| (0.0..1.0).contains(share));
-    share.ok_or_else(|| "expected a number, at least 0 and less than 1 (20% is 0.2)".into())
+    let expected = "expected a number, at least 0 and less than 1 (20% is 0.2)";
+    parsed(text, |share| (0.0..1.0).contains(share), || expected.into())
 }
 
 /// Writes a folder of shards.
 pub fn tokenize(flags: &TokenizeFlags, world: &World, say: Say<'_>) -> Result<()> {
-    if world.size() > 1 {
-        return Err(Error::Usage(format!(
-            "tokenize: expected one process, which uses all cores, got {} ranks; help: start it \
-             without mpirun",
-            world.size()
-        )));
-    }
+    check_alone("tokenize", world)?;
     let options = TokenizeOptions {
         files: flags.files.clone(),
         tokenizer: match (&flags.tokenizer, flags.train_bpe) {

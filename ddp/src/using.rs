@@ -1,8 +1,7 @@
 //! Using a saved model: `ddp-train eval`, `ddp-train predict` and `ddp-train generate`.
 //!
 //! `choose.rs` finds the checkpoint, `load.rs` loads model and rows, `forward.rs` runs the model;
-//! `eval.rs` counts the outputs, `predict.rs` writes them. `on_cpu.rs` loads a transformer alone,
-//! and `generate.rs` continues texts with it.
+//! `eval.rs` counts the outputs, `predict.rs` writes them, and `generate.rs` continues texts.
 //!
 //! Batch k belongs to rank k mod N. A batch then has the same rows for any number of ranks, and the
 //! bits of a matmul depend on its rows. Sums are added in the order of batches, and rank 0 writes
@@ -14,7 +13,6 @@ pub mod eval;
 mod forward;
 pub mod generate;
 pub(crate) mod load;
-pub(crate) mod on_cpu;
 mod outputs;
 pub mod predict;
 

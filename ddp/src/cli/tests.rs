@@ -494,7 +494,7 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         ("bench", &["mlp", "addmm", "allreduce"]),
         ("bench mlp --layers 3", &["'3'", "--layers", "two widths"]),
         ("bench mlp --dtype f16", &["'f16'", "f32, tf32, bf16"]),
-        ("bench mlp --zero 2", &["'2'", "--zero", "0 to 1"]),
+        ("bench mlp --zero 2", &["--zero 2:", "0 to 1"]),
         ("bench mlp --batch 0", &["'0'", "--batch", "from 1"]),
         ("bench addmm --m 0", &["'0'", "--m", "from 1"]),
         ("bench addmm --shapes 2x3", &["2x3"]),
