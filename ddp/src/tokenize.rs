@@ -10,7 +10,7 @@ use ddp_kernels::threads::{self, COUNT_MAX};
 use crate::config::When;
 use crate::data::spec::TOKENS_MAX;
 use crate::data::text::{self, Side, Sizes, TokenizeOptions, Tokenized, TokenizerChoice};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::flags::{check_alone, choice, parsed, whole};
 use crate::output::{Say, warn_unprinted};
 use crate::progress::ReadProgress;
