@@ -32,7 +32,7 @@ pub use self::plan::Plan;
 pub use self::program::Program;
 pub use self::replay::replay;
 pub use self::resume::is_same_data;
-pub use self::setup::EVAL_TOKENS_MAX;
+pub use self::setup::{EVAL_TOKENS_MAX, step_options};
 pub use self::trial::{ModelBytes, Rehearsal, Trial, rehearse};
 use crate::config::{Config, Resume};
 use crate::error::{Error, Result};

@@ -367,7 +367,7 @@ fn check_tokenizer(path: &Path, data: &Data) -> Result<()> {
 }
 
 /// How steps are taken.
-pub(super) fn step_options(options: &Config, world: &World) -> StepOptions {
+pub fn step_options(options: &Config, world: &World) -> StepOptions {
     let reducer = ReducerOptions {
         sizes: options
             .bucket_mb
