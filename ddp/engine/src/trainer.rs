@@ -68,42 +68,55 @@ pub fn train(options: &Config, program: &mut dyn Program, world: &World) -> Resu
             1 => options,
             _ => &from_checkpoint,
         };
-        let why = match train_with(options, program, now, &mut carried) {
-            Ok(true) => {
+        match train_with(options, program, now, &mut carried) {
+            Ok(Next::End) => {
+                drop(carried);
                 now.finish();
                 return Ok(());
             }
-            Ok(false) => None,
-            Err(error) if carried::continues_after(&error, now, &carried.devices()) => {
-                match error {
-                    Error::Comm(error) => Some(error),
-                    _ => None,
-                }
+            Ok(Next::Meet(why)) => {
+                carried.noticed.get_or_insert_with(Instant::now);
+                let next = now.next_generation(why.as_ref().and_then(Error::of_ranks))?;
+                later = Some(next);
             }
             Err(error) => {
-                // Dropped, it would wait for the other ranks.
+                // Dropped, they would wait for other ranks, or for threads that do not end.
                 std::mem::forget(later);
+                if !matches!(error, Error::Stopped(_) | Error::NonFinite(_)) {
+                    std::mem::forget(carried);
+                }
                 return Err(error);
             }
-        };
-        carried.noticed.get_or_insert_with(Instant::now);
-        let next = now.next_generation(why.as_ref())?;
-        later = Some(next);
+        }
     }
 }
 
-/// Trains with the ranks of `world`. Whether the run is over: if not, processes have come that are
-/// to be taken in.
+/// What follows the training with the ranks of a world.
+enum Next {
+    /// The run is over.
+    End,
+    /// The ranks meet again: because of this error, or to take in processes that have come.
+    Meet(Option<Error>),
+}
+
+/// Trains with the ranks of `world`.
 fn train_with(
     options: &Config,
     program: &mut dyn Program,
     world: &World,
     carried: &mut Carried,
-) -> Result<bool> {
+) -> Result<Next> {
     let stops = world.catch_stop();
     let trainer = in_phase(Phase::Setup, || {
         training::Trainer::new(options, program, world, stops, carried)
     });
-    let trainer = trainer.inspect_err(|error| carried::leave_if_other(error, world))?;
-    trainer.map_or(Ok(true), |trainer| trainer.run(carried))
+    let error = match trainer {
+        Ok(trainer) => return trainer.map_or(Ok(Next::End), training::Trainer::train),
+        Err(error) => error,
+    };
+    carried::leave_if_other(&error, world);
+    match carried::continues_after(&error, world, &carried.devices()) {
+        true => Ok(Next::Meet(Some(error))),
+        false => Err(error),
+    }
 }

@@ -32,9 +32,6 @@ const SEEN_MAX: Duration = Duration::from_secs(5);
 pub(super) struct Job {
     pub(super) snapshot: Snapshot,
     pub(super) state: State,
-    /// On rank 0: the file that must be durable first, and its path.
-    pub(super) record: Option<(Arc<File>, PathBuf)>,
-    pub(super) tokenizer: Option<Arc<Vocabulary>>,
 }
 
 /// Writes checkpoints, on one rank.
@@ -48,6 +45,10 @@ pub(super) struct Writer {
     pub(super) group: Group,
     /// Whether it works, and does not wait for other ranks.
     pub(super) is_at_work: Arc<AtomicBool>,
+    /// On rank 0: the file that must be durable first, and its path.
+    pub(super) record: Option<(File, PathBuf)>,
+    /// What made the tokens that the model takes.
+    pub(super) tokenizer: Option<Arc<Vocabulary>>,
 }
 
 impl Writer {
@@ -131,28 +132,28 @@ impl Writer {
         folder: &Path,
         mut entries: Vec<FileEntry>,
     ) -> Result<()> {
+        let write = |name: &str, bytes: &[u8], entries: &mut Vec<FileEntry>| -> Result<()> {
+            let contents = files::write_file(&aside.join(name), |output| output.write(bytes))?;
+            entries.push(FileEntry::new(name, contents));
+            Ok(())
+        };
         for entry in &entries {
             let path = aside.join(&entry.name);
             if !is_seen(|| fs::metadata(&path).is_ok_and(|about| about.len() == entry.bytes)) {
                 return Err(not_seen(&path));
             }
         }
-        if let Some((record, path)) = &job.record {
+        if let Some((record, path)) = &self.record {
             let synced = record.sync_data();
             synced.map_err(files::failed("make durable", path))?;
         }
-        if let Some(tokenizer) = &job.tokenizer {
-            let path = aside.join(TOKENIZER_FILE);
-            let contents = files::write_file(&path, |output| output.write(&tokenizer.file))?;
-            entries.push(FileEntry::new(TOKENIZER_FILE, contents));
+        if let Some(tokenizer) = &self.tokenizer {
+            write(TOKENIZER_FILE, &tokenizer.file, &mut entries)?;
         }
         let state = &job.state;
-        let path = aside.join(STATE_FILE);
-        let contents = files::write_file(&path, |output| output.write(&state.to_bytes()))?;
-        entries.push(FileEntry::new(STATE_FILE, contents));
+        write(STATE_FILE, &state.to_bytes(), &mut entries)?;
         let manifest = Manifest::new(state.step, entries);
-        let path = aside.join(MANIFEST_FILE);
-        files::write_file(&path, |output| output.write(&manifest.to_bytes()))?;
+        write(MANIFEST_FILE, &manifest.to_bytes(), &mut Vec::new())?;
         files::sync_folder(aside)?;
         self.put_in_place(&manifest, aside, folder)?;
         let best = state.best.map(|best| best.step);

@@ -112,8 +112,8 @@ pub(super) fn compare_replicas(step: &mut Step, world: &World, number: u64) -> R
     }
     step.gather()?;
     let mut hashes = String::new();
-    for stage in step.stages() {
-        for (name, hash) in stage.model().params.value_hashes()? {
+    for params in step.params() {
+        for (name, hash) in params.value_hashes()? {
             hashes += &format!("{name} with the hash {hash:016x}\n");
         }
     }

@@ -7,6 +7,7 @@ use ddp_comm::World;
 use ddp_data::Loader;
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor, ops};
+use ddp_nn::params::Params;
 
 use crate::error::{Error, Result};
 use crate::setting::{GRAD_CLIP, LR, WARMUP_STEPS};
@@ -96,8 +97,7 @@ fn check_numbers(bad_step: u64, what: &str, numbers: &Tensor, rows: &[u64]) -> R
 /// Refuses to save a model with non-finite values after step `number`.
 pub(super) fn check_values(step: &Step, number: u64) -> Result<()> {
     let mut is_bad = false;
-    for stage in step.stages() {
-        let values = stage.model().params.values();
+    for values in step.params().map(Params::values) {
         let flag = Tensor::zeros(&[1], DType::I64, values.device())?;
         let one = Tensor::ones(&[1], DType::I64, values.device())?;
         ops::mark_nonfinite(&flag, values, &one)?;

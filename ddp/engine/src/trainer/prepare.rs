@@ -53,12 +53,7 @@ pub(super) fn prepare(
     say(&ON_INTERRUPT);
     drop(ending);
     // The folder is changed only when no rank can end the job any more.
-    if let Err(error) = world.barrier() {
-        if let Prepared::Ready(run) = prepared {
-            carried.kept = Some(run.kept);
-        }
-        return Err(error.into());
-    }
+    world.barrier()?;
     match prepared {
         Prepared::Ready(run) => Ok(Some((*run, locked))),
         Prepared::TooLarge(_) => Err(Error::Internal(

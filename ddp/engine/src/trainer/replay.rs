@@ -35,13 +35,14 @@ pub fn replay(
         in_phase(Phase::Setup, || matmuls::reuse(saved, &run.devices, world))?;
     }
     let schedule = options.learning_rate(&run.plan)?;
-    run.kept.step.measure_norm(true);
-    let steps = run.taken()..last;
+    let kept = carried.kept();
+    kept.step.measure_norm(true);
+    let steps = kept.totals.steps..last;
     let mut take = |step0: u64| -> Result<String> {
         let batch = in_phase(Phase::Step, || run.loader.load(step0))?;
-        run.kept.step.run(batch, schedule.learning_rate(step0))?;
-        let report = run.kept.step.report()?;
-        let [gradients, weights] = run.kept.step.digests(report.stats.weight_sum, false)?;
+        kept.step.run(batch, schedule.learning_rate(step0))?;
+        let report = kept.step.report()?;
+        let [gradients, weights] = kept.step.digests(report.stats.weight_sum, false)?;
         let digests = StepDigests {
             batch: digest::of_batch(run.loader.sampler(), step0),
             gradients,

@@ -20,7 +20,6 @@ use super::carried::{self, Carried, Kept, Standings};
 use super::plan::Plan;
 use super::program::Program;
 use super::sample::Sample;
-use super::totals::Totals;
 use super::{agree, places, resume};
 use crate::checkpoint::{self, Opened};
 use crate::config::Config;
@@ -46,7 +45,7 @@ const EVAL_ELEMENTS_MAX: usize = 1 << 27;
 /// MB for them, and its outputs are never whole.
 pub const EVAL_TOKENS_MAX: usize = 1 << 14;
 
-/// A run that is ready to train, before it has a folder.
+/// A run that is ready to train, before it has a folder. Its step is `Carried::kept`.
 pub(super) struct Assembled {
     /// The checkpoint that the run resumes from.
     pub(super) resumed: Option<Opened>,
@@ -56,7 +55,6 @@ pub(super) struct Assembled {
     pub(super) data: Data,
     pub(super) plan: Plan,
     pub(super) main: Group,
-    pub(super) kept: Kept,
     /// Whether it was trained before, with other ranks.
     pub(super) continues: bool,
     pub(super) loader: Loader,
@@ -67,13 +65,6 @@ pub(super) struct Assembled {
     pub(super) kept_bytes: Option<usize>,
     /// Where each rank trains.
     pub(super) places: Vec<String>,
-}
-
-impl Assembled {
-    /// Steps that are done.
-    pub(super) fn taken(&self) -> u64 {
-        self.kept.totals.steps
-    }
 }
 
 /// A run, or the last checkpoint of a run that is resumed and already finished.
@@ -181,9 +172,7 @@ pub(super) fn assemble(
             let step = step(options, world, &data, &devices, program.loss())?;
             carried::check(&step, world)?;
             let before = resumed.as_ref().map(|opened| &opened.state);
-            let saved = before.map_or(0, |state| state.step);
-            let totals = Totals::new(before, !is_simulated(device));
-            fresh.insert(Kept::new(step, totals, saved))
+            fresh.insert(Kept::new(step, before, !is_simulated(device)))
         }
     };
     match (source, &resumed) {
@@ -195,7 +184,7 @@ pub(super) fn assemble(
     // From here on it is not lost with this world.
     carried.kept = fresh.or(carried.kept.take());
     world.barrier()?;
-    let kept = carried.kept.as_mut().expect("kept above");
+    let kept = carried.kept();
     kept.step.take_slices();
     let mut fields = agree::fields(&data, &kept.step)?;
     faults::disagree(&mut fields);
@@ -211,7 +200,6 @@ pub(super) fn assemble(
         data,
         plan,
         main,
-        kept: carried.kept.take().expect("kept above"),
         continues: source.is_some(),
         loader,
         held_out,
@@ -329,8 +317,7 @@ fn load_initial(options: &Config, world: &World, step: &Step, data: &Data) -> Re
         return Ok(());
     };
     check_tokenizer(path, data)?;
-    let stages = step.stages().iter();
-    let parts: Vec<&Params> = stages.map(|stage| &stage.model().params).collect();
+    let parts: Vec<&Params> = step.params().collect();
     if hugging_face::is_folder(path) {
         return hugging_face::load(path, &parts);
     }

@@ -105,20 +105,21 @@ pub fn rehearse(
         Prepared::TooLarge(run) => return Ok(Some(without_model(options, *run, world))),
         Prepared::Ready(run) => run,
     };
-    let taken = run.taken();
+    let kept = carried.kept();
+    let (step, taken) = (&mut kept.step, kept.totals.steps);
     let trial = match taken < run.plan.steps {
-        true => trial(&mut run, world, taken)?,
+        true => trial(&mut run, step, world, taken)?,
         false => None,
     };
     let (host_peak_mb, device_peak_mb) = peaks(&run, world)?;
-    let model_bytes = ModelBytes::of(&run.kept.step);
+    let model_bytes = ModelBytes::of(step);
     // The trial saves nothing.
     let host_peak_mb = host_peak_mb + model_bytes.saved() as f64 / 1e6;
     Ok(Some(Rehearsal {
         taken,
         model_bytes,
-        between_ranks_bytes: Some(bytes_between_ranks(&run.kept.step)),
-        checkpoint_bytes: checkpoint_bytes(&run.kept.step, world)?,
+        between_ranks_bytes: Some(bytes_between_ranks(step)),
+        checkpoint_bytes: checkpoint_bytes(step, world)?,
         host_peak_mb: Some(host_peak_mb),
         device_peak_mb,
         trial,
@@ -255,35 +256,35 @@ fn checkpoint_bytes(step: &Step, world: &World) -> Result<u64> {
 
 /// Takes a few steps and evaluates, so that memory reaches its peak. On GPUs it takes steps for
 /// about a second, the same number on all ranks, and returns their times.
-fn trial(run: &mut Assembled, world: &World, taken: u64) -> Result<Option<Trial>> {
+fn trial(run: &mut Assembled, step: &mut Step, world: &World, taken: u64) -> Result<Option<Trial>> {
     let device = run.devices[0];
     let mut next = taken;
-    let mut take_step = |run: &mut Assembled| -> Result<Duration> {
+    let mut take_step = || -> Result<Duration> {
         let began = Instant::now();
         let batch = in_phase(Phase::Step, || run.loader.load(next))?;
         next = (next + 1).min(run.plan.steps - 1);
-        run.kept.step.run(batch, 0.0)?;
+        step.run(batch, 0.0)?;
         synchronize(device)?;
         Ok(began.elapsed())
     };
-    let mut last = take_step(run)?;
+    let mut last = take_step()?;
     let mut times = Vec::new();
     if device.is_accelerator() && !is_simulated(device) {
         for _ in 1..WARM_UP {
-            last = take_step(run)?;
+            last = take_step()?;
         }
         let count = (TRIAL.as_secs_f64() / last.as_secs_f64().max(1e-6)) as u64;
         // All ranks take rank 0's number.
         let steps = exchange::gather(world, &count.clamp(STEPS_MIN, STEPS_MAX))?[0];
-        let all = (0..steps).map(|_| take_step(run));
+        let all = (0..steps).map(|_| take_step());
         times = all.collect::<Result<Vec<_>>>()?;
     } else {
-        take_step(run)?;
+        take_step()?;
     }
     let began = Instant::now();
     if run.data.held_out.rows() > 0 {
         in_phase(Phase::Evaluation, || {
-            run.kept.step.evaluate(&mut run.held_out, &run.main)
+            step.evaluate(&mut run.held_out, &run.main)
         })?;
     }
     let evaluation = (run.data.held_out.rows() > 0).then(|| began.elapsed());
@@ -297,8 +298,7 @@ fn trial(run: &mut Assembled, world: &World, taken: u64) -> Result<Option<Trial>
 
 /// The most memory of the host and of a GPU that any rank had, in MB.
 fn peaks(run: &Assembled, world: &World) -> Result<(f64, Option<f64>)> {
-    let devices = run.devices.iter().copied();
-    let device = devices.filter_map(process::device_peak_mb).reduce(f64::max);
+    let device = process::devices_peak_mb(&run.devices);
     let mine = [process::peak_mb().unwrap_or(0.0), device.unwrap_or(0.0)];
     let all = exchange::gather(world, &mine)?;
     let peak = |index: usize| all.iter().map(|peaks| peaks[index]).fold(0.0, f64::max);
