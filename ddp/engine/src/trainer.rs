@@ -8,7 +8,6 @@ mod carried;
 mod matmuls;
 mod nonfinite;
 mod opening;
-mod places;
 mod plan;
 mod prepare;
 mod program;
@@ -27,7 +26,6 @@ use ddp_comm::World;
 use ddp_kernels::transfer::{Phase, in_phase};
 
 use self::carried::Carried;
-pub use self::places::program as program_version;
 pub use self::plan::Plan;
 pub use self::program::Program;
 pub use self::replay::replay;
@@ -35,6 +33,7 @@ pub use self::resume::is_same_data;
 pub use self::setup::EVAL_TOKENS_MAX;
 pub use self::trial::{ModelBytes, Rehearsal, Trial, rehearse};
 use crate::config::{Config, Resume};
+pub use crate::devices::program as program_version;
 use crate::error::{Error, Result};
 pub use crate::model::{ModelOptions, data_shape};
 

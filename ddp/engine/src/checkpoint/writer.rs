@@ -15,7 +15,7 @@ use super::folders::{
     self, MANIFEST_FILE, MODEL_FILE, REPLACED, STATE_FILE, UNFINISHED, optimizer_file, prune,
 };
 use super::manifest::{FileEntry, Manifest, open};
-use super::snapshot::Snapshot;
+use super::snapshot::{Part, Snapshot};
 use super::state::State;
 use crate::error::{Error, Result};
 use crate::exchange;
@@ -113,15 +113,14 @@ impl Writer {
         if !self.is_first() && !is_seen(|| aside.is_dir()) {
             return Err(not_seen(aside));
         }
-        let moments = optimizer_file(self.group.rank(), job.state.world.optimizer_parts);
-        let mut files = Vec::new();
-        if let Some(contents) = job.snapshot.write_model(&aside.join(MODEL_FILE))? {
-            files.push(FileEntry::new(MODEL_FILE, contents));
-        }
-        if let Some(contents) = job.snapshot.write_moments(&aside.join(&moments))? {
-            files.push(FileEntry::new(&moments, contents));
-        }
-        Ok(files)
+        let name = optimizer_file(self.group.rank(), job.state.world.optimizer_parts);
+        let Snapshot { model, moments } = &job.snapshot;
+        let parts = [(MODEL_FILE, model), (&*name, moments)].into_iter();
+        let parts = parts.filter_map(|(name, part)| Some((name, part.as_ref()?)));
+        let entry = |(name, part): (&str, &Part)| -> Result<FileEntry> {
+            Ok(FileEntry::new(name, part.write(&aside.join(name))?))
+        };
+        parts.map(entry).collect()
     }
 
     /// On rank 0: writes state and manifest, renames the folder, and removes old checkpoints.

@@ -79,12 +79,12 @@ impl TrainedModel {
     /// (4), on the last device: [`Stats`](super::Stats) of this rank's rows, and after the join of
     /// all rows.
     pub(super) fn stats(&self) -> &Tensor {
-        self.last().scalars.stats()
+        &self.last().scalars.stats
     }
 
     /// (4), on the last device: the statistics of a shard.
     pub(super) fn stats_of(&self, shard: usize) -> Result<Tensor> {
-        stats::row_of(self.last().scalars.all_stats(), shard)
+        stats::row_of(&self.last().scalars.all_stats, shard)
     }
 
     /// Into how many shards each batch is cut, if the bits are the same on any number of ranks.
@@ -108,7 +108,7 @@ impl TrainedModel {
 
     /// i64 (1), on the last device: the number of the step.
     pub(super) fn step(&self) -> &Tensor {
-        self.last().scalars.step()
+        &self.last().scalars.step
     }
 
     /// Sends what the work of the step on `batch` reads. Returns whether the memory for it moved.
@@ -223,7 +223,7 @@ impl TrainedModel {
     /// Sums the statistics over the ranks with the next gradients. Before that, when they are those
     /// of this rank's rows, marks `own_bad_step` if they are not finite.
     pub(super) fn reduce_stats(&mut self, own_bad_step: Option<&Tensor>) -> Result<()> {
-        let stats = self.last().scalars.all_stats().clone();
+        let stats = self.last().scalars.all_stats.clone();
         if let Some(flag) = own_bad_step {
             ops::mark_nonfinite(flag, &stats, self.step())?;
         }
@@ -258,7 +258,7 @@ impl TrainedModel {
     pub(super) fn join(&mut self) -> Result<()> {
         let mut stages = self.stages.iter_mut();
         stages.try_for_each(|stage| stage.reducer.join())?;
-        stats::add_rows(self.last().scalars.all_stats())
+        stats::add_rows(&self.last().scalars.all_stats)
     }
 
     /// Computes the number to multiply gradients by, their norm, and whether the step was finite,

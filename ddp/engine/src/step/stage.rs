@@ -150,7 +150,7 @@ impl Stage {
         let moments = moments.map(|(_, moment)| moment);
         let of_step = [
             self.model.params.values(),
-            self.scalars.all_stats(),
+            &self.scalars.all_stats,
             self.clip.out(),
             &self.bad_step,
             self.digests.quanta(),

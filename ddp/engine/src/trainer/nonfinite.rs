@@ -10,6 +10,7 @@ use ddp_kernels::{DType, Device, Tensor, ops};
 use ddp_nn::params::Params;
 
 use crate::error::{Error, Result};
+use crate::exchange;
 use crate::setting::{GRAD_CLIP, LR, WARMUP_STEPS};
 use crate::step::{Step, StepReport};
 use crate::tasks::Task;
@@ -34,9 +35,9 @@ pub(super) fn explain(
     } else {
         String::new()
     };
-    let all = world.all_gather_bytes(mine.as_bytes())?;
+    let all = exchange::gather(world, &mine)?;
     let named = all.iter().enumerate().filter(|(_, text)| !text.is_empty());
-    let named = named.map(|(rank, text)| format!("rank {rank}, {}", String::from_utf8_lossy(text)));
+    let named = named.map(|(rank, text)| format!("rank {rank}, {text}"));
     let named: Vec<String> = named.collect();
     let (cause, model) = if named.is_empty() {
         let cause = "a gradient, with every row's loss finite".to_string();

@@ -9,11 +9,11 @@ use ddp_nn::params::{Parameter, Params};
 use serde_json::{Map, Value};
 
 use super::carried::Kept;
-use super::places;
 use super::program::Program;
 use super::setup::Assembled;
 use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState};
 use crate::config::{Config, GraphChoice, Resident, Resume};
+use crate::devices;
 use crate::digest;
 use crate::error::Result;
 use crate::record::{self, Event, LockedRecord, Record, ResumeEvent, Start, StartWorld};
@@ -82,7 +82,7 @@ impl<'a> Opening<'a> {
         Ok(State {
             // The saver and the trainer fill in zeros and None.
             format: 0,
-            program: places::program(self.world),
+            program: devices::program(self.world),
             step: 0,
             samples: 0,
             config: self.config.clone(),
@@ -208,8 +208,8 @@ impl<'a> Opening<'a> {
         // Reducers of all stages communicate in the same way.
         let reducer = stages[0].reducer();
         let buckets = stages.iter().map(|stage| stage.reducer().buckets().len());
-        let mut versions = places::versions(run.devices[0]);
-        versions.insert("program", places::program(world));
+        let mut versions = devices::versions(run.devices[0]);
+        versions.insert("program", devices::program(world));
         let transport = reducer.group().transport();
         let bits_may_differ = match transport {
             "nccl" => ddp_comm::settings_of_free_order(),

@@ -20,10 +20,10 @@ use super::carried::{self, Carried, Kept, Standings};
 use super::plan::Plan;
 use super::program::Program;
 use super::sample::Sample;
-use super::{agree, places, resume};
+use super::{agree, resume};
 use crate::checkpoint::{self, Opened};
 use crate::config::Config;
-use crate::devices::is_simulated;
+use crate::devices::{self, is_simulated};
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
 use crate::hugging_face;
@@ -128,8 +128,7 @@ pub(super) fn assemble(
     let plan = options.plan(&data)?;
     let mut overridden = Vec::new();
     if let Some(opened) = &resumed {
-        overridden = changed(options, &plan, (&data, device), opened)?;
-        resume::check(options, &opened.state, &overridden)?;
+        overridden = resume::changes(options, &plan, &data, device, opened)?;
         if world.rank() == 0 {
             resume::warn_of_another_gpu(options, device, &opened.state);
         }
@@ -147,7 +146,7 @@ pub(super) fn assemble(
         return Ok(Prepared::TooLarge(Box::new(Unbuilt {
             data,
             plan,
-            places: places::of_ranks(world, &devices)?,
+            places: devices::of_ranks(world, &devices)?,
             devices,
             parameters,
             hidden,
@@ -192,7 +191,7 @@ pub(super) fn assemble(
 
     // After the model's memory: data may take what is left.
     let (loader, held_out, kept_bytes) = loaders(options, world, &data, &plan, &devices)?;
-    let places = places::of_ranks(world, &devices)?;
+    let places = devices::of_ranks(world, &devices)?;
     Ok(Prepared::Ready(Box::new(Assembled {
         resumed,
         overridden,
@@ -228,23 +227,6 @@ pub(super) fn open(options: &Config, world: &World, resumed: Option<&Opened>) ->
     request.normalizes_targets =
         resumed.is_none_or(|opened| opened.state.target_normalization.is_some());
     Ok(ddp_data::prepare(&request, &WorldRanks(world))?)
-}
-
-/// What differs from the checkpoint `opened` and changes what is computed.
-fn changed(
-    options: &Config,
-    plan: &Plan,
-    (data, device): (&Data, Device),
-    opened: &Opened,
-) -> Result<Vec<String>> {
-    let state = &opened.state;
-    resume::check_length(plan, state)?;
-    let mut changed = options.changes(&Config::of_checkpoint(opened)?);
-    changed.extend(resume::changes(options, plan, data, device, state)?);
-    if changed.is_empty() {
-        changed.extend(resume::changed_formula(options, plan, state)?);
-    }
-    Ok(changed)
 }
 
 /// The loaders of training and of held-out rows, and the bytes of training data in GPU memory.
@@ -286,26 +268,20 @@ fn check_batches(options: &Config, world: &World, data: &Data) -> Result<()> {
         )));
     }
     if let Some(shards) = options.same_bits {
-        check_shards(shards, ranks, full_batch)?;
+        reducer::check_ranks(shards, ranks)?;
+        if full_batch < shards as u64 {
+            return Err(Error::Usage(format!(
+                "{SAME_BITS} {shards}: expected at most {full_batch}, a row of every full batch \
+                 for each shard; help: give {SAME_BITS} {full_batch} or less, or a larger \
+                 {BATCH_SIZE} (of at most the rows of the data)"
+            )));
+        }
     }
     if batch > rows && world.rank() == 0 {
         tracing::warn!(
             "{BATCH_SIZE} {batch} is more than the {rows} rows of the data: every step is a whole \
              epoch"
         );
-    }
-    Ok(())
-}
-
-/// Refuses shards without a rank or a row for each.
-fn check_shards(shards: usize, ranks: usize, rows: u64) -> Result<()> {
-    reducer::check_ranks(shards, ranks)?;
-    if rows < shards as u64 {
-        return Err(Error::Usage(format!(
-            "{SAME_BITS} {shards}: expected at most {rows}, a row of every full batch for each \
-             shard; help: give {SAME_BITS} {rows} or less, or a larger {BATCH_SIZE} (of at most \
-             the rows of the data)"
-        )));
     }
     Ok(())
 }
