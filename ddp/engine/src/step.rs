@@ -13,7 +13,6 @@ mod builder;
 mod graphs;
 mod model;
 mod scalars;
-mod split;
 mod stage;
 mod stats;
 

@@ -9,9 +9,7 @@ mod matmuls;
 mod nonfinite;
 mod opening;
 mod plan;
-mod prepare;
 mod program;
-mod replay;
 mod resume;
 mod sample;
 mod setup;
@@ -25,13 +23,12 @@ use std::time::Instant;
 use ddp_comm::World;
 use ddp_kernels::transfer::{Phase, in_phase};
 
-use self::carried::Carried;
+use self::carried::{Carried, Next};
 pub use self::plan::Plan;
 pub use self::program::Program;
-pub use self::replay::replay;
 pub use self::resume::is_same_data;
 pub use self::setup::EVAL_TOKENS_MAX;
-pub use self::trial::{ModelBytes, Rehearsal, Trial, rehearse};
+pub use self::trial::{ModelBytes, Rehearsal, Trial, rehearse, replay};
 use crate::config::{Config, Resume};
 pub use crate::devices::program as program_version;
 use crate::error::{Error, Result};
@@ -88,14 +85,6 @@ pub fn train(options: &Config, program: &mut dyn Program, world: &World) -> Resu
             }
         }
     }
-}
-
-/// What follows the training with the ranks of a world.
-enum Next {
-    /// The run is over.
-    End,
-    /// The ranks meet again: because of this error, or to take in processes that have come.
-    Meet(Option<Error>),
 }
 
 /// Trains with the ranks of `world`.

@@ -13,7 +13,6 @@
 
 mod adamw;
 pub mod clip;
-pub mod groups;
 pub mod muon;
 mod rule;
 pub mod schedule;
@@ -21,8 +20,7 @@ mod sgd;
 
 pub use adamw::AdamW;
 pub use clip::Clip;
-pub use groups::Group;
-pub use rule::{Decayed, Declared, Method, Muon, Rule, SettingOf};
+pub use rule::{Decayed, Declared, Group, Method, Muon, Rule, SettingOf, check_groups};
 pub use schedule::{Schedule, Shape};
 
 use std::ops::Range;
@@ -532,7 +530,7 @@ impl Optimizer {
 fn variant_of(rule: &Rule, groups: &[Group], parameter: &Parameter) -> (Variant, bool) {
     let method = rule.method(parameter);
     let decays = rule.decayed == Decayed::All || parameter.decays;
-    let group = groups::group_of(groups, &parameter.name).map(|index| &groups[index]);
+    let group = rule::group_of(groups, &parameter.name).map(|index| &groups[index]);
     let rate = group.and_then(|group| group.rate);
     let own_decay = group.and_then(|group| group.weight_decay);
     let variant = Variant {

@@ -58,6 +58,14 @@ pub(super) struct Kept {
     pub(super) compared: Option<u64>,
 }
 
+/// What follows the training with the ranks of a world.
+pub(super) enum Next {
+    /// The run is over.
+    End,
+    /// The ranks meet again: because of this error, or to take in processes that have come.
+    Meet(Option<Error>),
+}
+
 /// The exit code of a job that ends because a rank was lost or hangs.
 pub(super) const EXIT_LOST: u8 = 77;
 

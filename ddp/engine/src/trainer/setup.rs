@@ -12,8 +12,7 @@ use ddp_kernels::{Device, threads};
 use ddp_nn::Loss;
 use ddp_nn::models::Model;
 use ddp_nn::models::family::refuse;
-use ddp_nn::optim::Optimizer;
-use ddp_nn::optim::groups::check_groups;
+use ddp_nn::optim::{Optimizer, check_groups};
 use ddp_nn::params::{Parameter, Params};
 
 use super::carried::{self, Carried, Kept, Standings};

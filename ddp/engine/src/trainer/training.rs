@@ -14,12 +14,11 @@ use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Ledger, Phase, in_phase};
 use ddp_nn::optim::Schedule;
 
-use super::carried::{self, Kept};
-use super::prepare::report;
+use super::carried::{self, Kept, Next};
 use super::program::Program;
 use super::setup::Assembled;
 use super::stop_poll::StopPoll;
-use super::{Next, matmuls, nonfinite};
+use super::{matmuls, nonfinite};
 use crate::audit;
 use crate::checkpoint::{self, Best, MODEL_FILE, Saver, State};
 use crate::config::Config;
@@ -28,7 +27,6 @@ use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
 use crate::process;
 use crate::record::{self, EVENTS_FILE, End, Event, Record, StepEvent};
-use crate::samples::HeldOut;
 use crate::setting::RESUME;
 use crate::shown::significant;
 use crate::tasks::Task;
@@ -57,8 +55,6 @@ pub(super) struct Trainer<'a> {
     schedule: Schedule,
     /// Whether algorithms of products are timed.
     times_products: bool,
-    /// Held-out rows for the report.
-    samples: HeldOut,
     saver: Saver,
     /// What every checkpoint of this run says; the step and what depends on it are filled in.
     state: State,
@@ -453,6 +449,14 @@ impl Trainer<'_> {
         self.record.as_ref()?;
         report(self.program, self.options)
     }
+}
+
+/// Makes the report. One that fails is only warned of.
+fn report(program: &dyn Program, options: &Config) -> Option<PathBuf> {
+    let report = program.report(&options.out);
+    report
+        .inspect_err(|error| tracing::warn!("there is no report: {error}"))
+        .ok()
 }
 
 /// Where the best checkpoint is, and its loss.

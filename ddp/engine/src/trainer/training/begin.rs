@@ -1,25 +1,23 @@
-//! Everything up to the first step with the ranks of a world.
+//! Everything up to the first step with the ranks of a world. A request to stop ends it at once,
+//! until the folder of the run is changed.
 
-use ddp_comm::{StopSignals, World};
-use ddp_data::DataSpec;
+use ddp_comm::{Signal, StopSignals, World};
 
-use super::Trainer;
+use super::{Trainer, report};
 use crate::checkpoint::Saver;
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::data_shape;
-use crate::record::Record;
-use crate::samples::HeldOut;
+use crate::record::{LockedRecord, REPORT_FILE, Record};
 use crate::tasks;
 use crate::trace::RunTrace;
-use crate::trainer::carried::{self, Carried, Kept};
+use crate::trainer::carried::{self, Carried, Kept, Standings};
 use crate::trainer::opening::Opening;
-use crate::trainer::prepare::prepare;
 use crate::trainer::program::Program;
-use crate::trainer::setup::Assembled;
+use crate::trainer::setup::{self, Assembled, Prepared};
 use crate::trainer::stop_poll::StopPoll;
 use crate::trainer::totals::Clock;
-use crate::trainer::{matmuls, resume};
+use crate::trainer::{agree, matmuls, resume};
 
 impl<'a> Trainer<'a> {
     /// Everything up to the first step. None for a resumed run that is already finished.
@@ -79,7 +77,6 @@ impl<'a> Trainer<'a> {
             task: tasks::of(run.data.train.task()),
             schedule: options.learning_rate(&run.plan)?,
             times_products,
-            samples: HeldOut::of(&run.data, !matches!(options.data, DataSpec::Synthetic(_))),
             saver,
             state,
             lost_checkpoint,
@@ -110,4 +107,73 @@ fn begin(run: &Assembled, kept: &mut Kept, held_out: Option<&String>, times_prod
     if times_products && before.world.ranks == run.places.len() {
         totals.products = before.products.clone();
     }
+}
+
+/// What rank 0 prints at the first and the second Ctrl-C while the run is set up.
+const ON_EARLY_INTERRUPT: [&str; 2] = [
+    "\nCtrl-C: ending at once: there is nothing to save during set-up.\n",
+    "\nCtrl-C again: ended\n",
+];
+/// The same from then on.
+const ON_INTERRUPT: [&str; 2] = [
+    "\nCtrl-C: finishing this step, then saving. Ctrl-C again ends at once, without saving.\n",
+    "\nCtrl-C again: ended without saving\n",
+];
+
+/// What a run needs, before its folder is changed, and its record if there is one. None for a
+/// resumed run that is already finished. In a later world of ranks the run is what they `carried`.
+fn prepare(
+    options: &Config,
+    program: &dyn Program,
+    world: &World,
+    stops: &StopSignals,
+    carried: &mut Carried,
+) -> Result<Option<(Assembled, Option<LockedRecord>)>> {
+    let say = |texts| (world.rank() == 0).then(|| stops.say_on_interrupt(texts));
+    // Reading data may take long, and there is nothing to save yet.
+    let is_first = world.generation() < 2;
+    if is_first {
+        say(&ON_EARLY_INTERRUPT);
+    }
+    let exit_code = stopped_early(Signal::User1).exit_code();
+    let text = |signal| stopped_early(signal).to_string();
+    let ending = is_first.then(|| world.fail_when_asked(stops, exit_code, text));
+    let ending = ending.transpose()?;
+    agree::compare_programs(&options.equal_on_all_ranks(), world)?;
+    let standings = carried.standings(world, options.zero == 1)?;
+    let standings = standings.as_ref();
+    let locked = match standings.and_then(Standings::source) {
+        Some(_) => None,
+        None => resume::lock(options, world)?,
+    };
+    let prepared = setup::assemble(options, program, world, u64::MAX, carried, standings)?;
+    say(&ON_INTERRUPT);
+    drop(ending);
+    // The folder is changed only when no rank can end the job any more.
+    world.barrier()?;
+    match prepared {
+        Prepared::Ready(run) => Ok(Some((*run, locked))),
+        Prepared::TooLarge(_) => Err(Error::Internal(
+            "training sets no limit to the size of the model".into(),
+        )),
+        Prepared::Finished(opened) => {
+            tracing::info!(
+                "the run in {} has taken all its {} steps: nothing is left to do",
+                options.out.display(),
+                opened.state.step
+            );
+            if world.rank() == 0 && !options.out.join(REPORT_FILE).exists() {
+                report(program, options);
+            }
+            Ok(None)
+        }
+    }
+}
+
+/// The end of a run that is asked to stop before its first step.
+fn stopped_early(signal: Signal) -> Error {
+    Error::Stopped(format!(
+        "stopped by {signal} during set-up, before any step: nothing is lost; help: run the same \
+         command again"
+    ))
 }

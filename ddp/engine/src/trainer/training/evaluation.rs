@@ -1,5 +1,6 @@
 //! Evaluations between steps, and the text that a sample continues.
 
+use ddp_data::{DataSpec, LabelName};
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Phase, in_phase};
 
@@ -7,7 +8,7 @@ use super::Trainer;
 use crate::checkpoint::Best;
 use crate::error::Result;
 use crate::record::{EvalEvent, Event, SampleEvent};
-use crate::samples::SampleCollector;
+use crate::samples::{SampleCollector, largest_class};
 use crate::shown::{shown, significant};
 use crate::tasks::{figures_text, numbers_figures};
 use crate::trainer::agree;
@@ -36,9 +37,11 @@ impl Trainer<'_> {
         self.compare_replicas(number)?;
         // The report shows the last evaluation.
         let is_last = number == self.run.plan.steps;
-        let targets = self.samples.targets();
+        let data = &self.run.data;
+        let targets = &data.held_out.spec().targets;
         let mut collector = self.task.sample_collector(targets).filter(|_| is_last);
-        let mut differences = self.task.differences(self.samples.label_columns());
+        let labels = data.label.as_ref().map(LabelName::columns);
+        let mut differences = self.task.differences(labels);
         let step = &mut self.kept.step;
         let stats = match (&mut collector, &mut differences) {
             (None, None) => step.evaluate(&mut self.run.held_out, &self.run.main)?,
@@ -48,7 +51,7 @@ impl Trainer<'_> {
                         collector.see(batch, output)?;
                     }
                     if let Some(differences) = differences {
-                        let normalization = self.samples.target_normalization();
+                        let normalization = data.target_normalization.as_ref();
                         differences.see(shard, batch, output, normalization)?;
                     }
                     Ok(())
@@ -61,13 +64,14 @@ impl Trainer<'_> {
             None => Vec::new(),
         };
         self.kept.totals.evaluation = Some(stats);
+        let rows_of_classes = data.held_out.rows_of_classes();
         let mut figures = self.task.figures(stats.loss());
         figures.extend(numbers_figures(&columns));
         let event = EvalEvent {
             step: number,
             loss: stats.loss(),
             accuracy: self.accuracy(),
-            largest_class: self.samples.largest_class(),
+            largest_class: rows_of_classes.and_then(|rows| largest_class(&rows)),
             figures: figures.iter().copied().collect(),
             columns: match &columns[..] {
                 [_] => Vec::new(),
@@ -125,7 +129,9 @@ impl Trainer<'_> {
 
     /// Gathers what all ranks saw in the last evaluation, and keeps it for the report.
     fn keep(&mut self, collector: SampleCollector, number: u64) -> Result<()> {
-        let kept = collector.together(number, &self.samples, &self.run.main, self.world)?;
+        let (run, data) = (&self.run, &self.options.data);
+        let may_be_pictures = !matches!(data, DataSpec::Synthetic(_));
+        let kept = collector.together(number, &run.data, may_be_pictures, &run.main, self.world)?;
         if let (Some((confusion, samples)), Some(record)) = (kept, &mut *self.record) {
             record.write(&Event::Confusion(&confusion))?;
             // The report can do without samples.
