@@ -44,6 +44,7 @@ mod sgd;
 mod sum;
 mod swiglu;
 mod targets;
+#[path = "ops/tests/testing.rs"]
 #[cfg(test)]
 pub(crate) mod testing;
 mod token_mean;

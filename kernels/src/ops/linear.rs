@@ -329,12 +329,7 @@ const COLUMN_BLOCK: usize = 64;
 /// of a group of these, and the groups, in order. The first group is added to `db` block by block.
 pub(super) fn add_rows<T: Real>(db: &mut [T], x: &[T], block_rows: usize, accumulate: bool) {
     let columns = db.len();
-    let pieces = if x.len() < threads::PARALLEL_MIN {
-        1
-    } else {
-        threads::count()
-    };
-    threads::split_mut_in(db, COLUMN_BLOCK, pieces, |first, db| {
+    threads::split_sums(db, COLUMN_BLOCK, x.len(), |first, db| {
         if !accumulate {
             db.fill(T::ZERO);
         }
