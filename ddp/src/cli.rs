@@ -1,7 +1,7 @@
 //! The command line: what it asks for.
 //!
-//! `command.rs` has the commands, whose flags are in their own files; `train.rs` has the settings of
-//! commands that train. `flags/` has what commands share.
+//! `command.rs` has the commands, whose flags are in their own files; `train.rs` has the settings
+//! of commands that train. `flags/` has what commands share.
 
 mod command;
 mod train;

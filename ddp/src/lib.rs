@@ -43,7 +43,7 @@
 //! | [`step`] | [`Step`](step::Step): forward, loss, backward, reduction, update |
 //! | [`train`], [`trainer`], [`config`] | around the step: checkpoints, logs, evaluation, resume |
 //! | [`checkpoint`], [`hugging_face`], [`export`] | models in files |
-//! | [`metrics_log`], [`report`], [`inspect`], [`watch`] | what a run has logged, and how it is shown |
+//! | [`metrics_log`], [`report`], [`inspect`], [`watch`] | what a run logs, and how it is shown |
 //! | [`using`], [`generate`] | trained models: `eval`, `predict`, `generate` |
 //!
 //! Start reading at `program.rs` for the program, at `ddp_engine::step` for training.

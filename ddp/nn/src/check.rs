@@ -49,7 +49,8 @@ pub struct DerivativeCheck<'a> {
     pub shape: &'a [usize],
     /// How many random rows there are. Where the layer takes integers, they are from 0 to 6.
     pub rows: usize,
-    /// The seed of the rows, of initial values, and of what dropout drops, always the same elements.
+    /// The seed of the rows, of initial values, and of what dropout drops, always the same
+    /// elements.
     pub seed: u64,
     /// What is differentiated.
     pub objective: Objective<'a>,

@@ -192,6 +192,7 @@ fn every_flag_of_training_arrives() {
             "--ranks",
             "--hosts",
             "--hostfile",
+            "--spares",
             "--min-ranks",
             "--restarts",
             "--grace-s",

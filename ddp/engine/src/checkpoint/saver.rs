@@ -71,8 +71,8 @@ impl Saver {
         Saver::of_run(world, out, keep, None, None)
     }
 
-    /// The same. `metrics_log`, a file and its path, is made durable before each checkpoint; a lock on
-    /// it lasts as long as this handle. `tokenizer` is put into each.
+    /// The same. `metrics_log`, a file and its path, is made durable before each checkpoint; a lock
+    /// on it lasts as long as this handle. `tokenizer` is put into each.
     pub(crate) fn of_run(
         world: &World,
         out: &Path,

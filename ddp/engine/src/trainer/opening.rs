@@ -26,7 +26,8 @@ pub(super) struct Opening<'a> {
     run: &'a Assembled,
     kept: &'a Kept,
     world: &'a World,
-    /// The settings with the run's choices in place of defaults, for the metrics log and checkpoints.
+    /// The settings with the run's choices in place of defaults, for the metrics log and
+    /// checkpoints.
     config: Map<String, Value>,
     /// The content of the settings' file.
     file: String,
@@ -151,7 +152,8 @@ impl<'a> Opening<'a> {
             }
         };
         if run.continues || run.resumed.is_some() {
-            // Before the metrics log is cut, so that it always reaches as far as the newest checkpoint.
+            // Before the metrics log is cut, so that it always reaches as far as the newest
+            // checkpoint.
             checkpoint::put_aside_after(out, taken)?;
         }
         let (mut log, has_start) = match there {
