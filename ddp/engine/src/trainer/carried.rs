@@ -17,7 +17,7 @@ use ddp_comm::{Change, Group, LostRank, World};
 use ddp_data::Data;
 use ddp_data::sampler::Sampler;
 use ddp_kernels::stream::Stream;
-use ddp_kernels::{Device, Error as TensorError};
+use ddp_kernels::{Device, Error as TensorError, Tensor};
 
 use super::totals::{Clock, Totals};
 use crate::audit::Workload;
@@ -56,6 +56,10 @@ pub(super) struct Kept {
     began: u64,
     /// The step after which ranks were last found to have the same model.
     pub(super) compared: Option<u64>,
+    /// Which rank gives its state to which new ones, while the others train already.
+    pub(super) gives: Option<(usize, Vec<usize>)>,
+    /// Whether this rank is one of the new ones, and has no state yet.
+    awaits_state: bool,
 }
 
 /// What follows the training with the ranks of a world.
@@ -139,6 +143,9 @@ impl Carried {
         if world.generation() < 2 {
             return Ok(None);
         }
+        // A new rank that did not get its state is as one that has just come.
+        self.kept.take_if(|kept| kept.awaits_state);
+        self.kept.iter_mut().for_each(|kept| kept.gives = None);
         if zero {
             let mine = self.kept.as_ref().map_or([None; 2], Kept::versions);
             let version = agreed(&exchange::gather(world, &mine)?);
@@ -209,6 +216,8 @@ impl Kept {
             clock: Clock::new(has_rates),
             workload: Workload::default(),
             compared: None,
+            gives: None,
+            awaits_state: false,
         }
     }
 
@@ -243,7 +252,8 @@ impl Kept {
     }
 
     /// Gives the ranks that are behind the state of rank `source`. This one's is replaced only when
-    /// all has arrived: if `source` is lost meanwhile, the ranks continue from what they have.
+    /// all has arrived: if `source` is lost meanwhile, the ranks continue from what they have. New
+    /// ranks get it later (`give_state`), unless others are behind, too.
     pub(super) fn level(
         &mut self,
         world: &World,
@@ -269,12 +279,45 @@ impl Kept {
             Ok((totals, self.step.stages()[0].optimizer().since()))
         };
         let (totals, since): (Totals, u64) = exchange::broadcast(world, source, given)?;
-        self.step.share_state(group, source, is_behind)?;
+        let is_new = |rank: &usize| standings.progress[*rank].is_none();
+        let new: Vec<usize> = (0..world.size()).filter(is_new).collect();
+        let old = standings.progress.iter().flatten();
+        // Under ZeRO-1 a new rank has slices by now, which must not be lost.
+        let has_slices = standings.cuts[source].is_some();
+        if !has_slices && old.map(Some).all(|it| it == most.as_ref()) {
+            self.awaits_state = new.contains(&world.rank());
+            self.gives = Some((source, new));
+        } else {
+            let stream = Stream::default_of(Device::Cpu)?;
+            let pass_on = |tensor: &Tensor| group.broadcast(tensor, source, &stream);
+            self.step.share_state(is_behind, pass_on)?;
+        }
         if is_behind {
             self.began = totals.steps;
             self.totals = totals;
             self.step.count_moments_from(since);
         }
+        Ok(())
+    }
+
+    /// Gives new ranks the state of the run, if there are any. The other ranks do not wait: they meet
+    /// these at the end of the next step.
+    pub(super) fn give_state(&mut self, group: &Group) -> Result<()> {
+        let Some((source, new)) = &self.gives else {
+            return Ok(());
+        };
+        let (stream, rank) = (Stream::default_of(Device::Cpu)?, group.rank());
+        if rank == *source {
+            let give = |tensor: &Tensor| {
+                new.iter()
+                    .try_for_each(|to| group.send(tensor, *to, &stream))
+            };
+            self.step.share_state(false, give)?;
+        } else if new.contains(&rank) {
+            let take = |tensor: &Tensor| group.receive(tensor, *source, &stream);
+            self.step.share_state(true, take)?;
+        }
+        (self.gives, self.awaits_state) = (None, false);
         Ok(())
     }
 
@@ -443,7 +486,7 @@ pub(super) fn check(step: &Step, world: &World) -> Result<()> {
 mod tests {
     use std::time::Duration;
 
-    use ddp_kernels::{Device, Tensor, ops};
+    use ddp_kernels::ops;
     use ddp_nn::optim::Rule;
 
     use super::*;
@@ -508,9 +551,14 @@ mod tests {
 
     #[test]
     fn ranks_that_are_behind_or_new_get_the_state_of_the_one_that_is_furthest() {
+        // Rank 3 is new; then two are, and no other is behind.
+        for steps in [[6, 7, 7, 0], [7, 7, 0, 0]] {
+            get_the_state(steps);
+        }
+    }
+
+    fn get_the_state(steps: [u64; 4]) {
         let worlds = World::threads(4, Some(5), Duration::from_secs(60)).unwrap();
-        // Rank 3 is new.
-        let steps = [6, 7, 7, 0];
         let progress = |step: u64| (step > 0).then_some([step, 0, 0, step]);
         let standings = standings(&steps.map(progress));
         let run = |world: World| {
@@ -518,6 +566,7 @@ mod tests {
             let mut kept = kept(&world, step, step as f64);
             let group = world.group("main").unwrap();
             kept.level(&world, &group, &standings, 1).unwrap();
+            kept.give_state(&group).unwrap();
             for tensor in state(&kept) {
                 assert_eq!(tensor.to_vec::<f32>().unwrap(), vec![7.0; tensor.count()]);
             }

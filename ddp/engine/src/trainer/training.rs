@@ -177,6 +177,7 @@ impl Trainer<'_> {
             // A stop may have been requested during set-up.
             self.stop_if_asked(taken, true)?;
         }
+        self.kept.give_state(&self.run.main)?;
         if let Some(saved) = &self.kept.totals.products {
             let reuse = || matmuls::reuse(saved, &self.run.devices, self.world);
             self.kept.totals.products = in_phase(Phase::Setup, reuse)?;
