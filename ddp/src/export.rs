@@ -3,11 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use ddp_comm::World;
-use ddp_kernels::choices;
 
 use crate::error::Result;
-use crate::flags::choice;
 use crate::hugging_face;
 use crate::output::{Say, warn_unprinted};
 use crate::shown::shown;
@@ -21,20 +18,12 @@ Examples:
 
 Models of the family gpt become GPT2LMHeadModel or LlamaForCausalLM; one that is neither is refused.";
 
-choices! {
-    /// A format of exported models.
-    pub enum ExportFormat {
-        /// A folder of Hugging Face: config.json and model.safetensors
-        HuggingFace = "hf",
-    }
-}
-
 /// The flags of `export`.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub struct ExportFlags {
-    /// What is written
-    #[arg(long, value_name = "FORMAT", value_parser = choice::<ExportFormat>())]
-    pub format: ExportFormat,
+    /// What is written: hf, a folder of Hugging Face (config.json and model.safetensors)
+    #[arg(long, value_name = "FORMAT", value_parser = ["hf"])]
+    pub format: String,
     /// Folder of a checkpoint, or of a run: its best checkpoint by validation, else its newest
     #[arg(long, value_name = "PATH")]
     pub checkpoint: PathBuf,
@@ -44,10 +33,7 @@ pub struct ExportFlags {
 }
 
 /// Writes a folder of Hugging Face, on rank 0.
-pub fn export(flags: &ExportFlags, world: &World, say: Say<'_>) -> Result<()> {
-    if world.rank() > 0 {
-        return Ok(());
-    }
+pub(crate) fn export(flags: &ExportFlags, say: Say<'_>) -> Result<()> {
     let loaded = load::on_cpu(&flags.checkpoint)?;
     let (opened, state) = (&loaded.opened, &loaded.opened.state);
     let tokenizer = opened.tokenizer()?;

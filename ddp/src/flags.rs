@@ -15,7 +15,7 @@ use ddp_comm::spawn::HostList;
 use ddp_comm::{RANKS_MAX, World};
 use ddp_kernels::choice::{self, Choice};
 
-pub use self::layers::SettingFlags;
+pub(crate) use self::layers::SettingFlags;
 use crate::config::TIMEOUT_S;
 use crate::error::Error;
 

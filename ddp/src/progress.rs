@@ -37,7 +37,7 @@ static BAR: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 
 /// Progress of one run.
 #[derive(Debug)]
-pub struct Progress {
+pub(crate) struct Progress {
     shown: Shown,
     steps: u64,
     /// The width of the terminal.
@@ -64,7 +64,7 @@ const LINES: Shown = Shown::Lines {
 
 impl Progress {
     /// Progress of a run of `steps` steps, for rank 0.
-    pub fn new(when: When, steps: u64) -> Progress {
+    pub(crate) fn new(when: When, steps: u64) -> Progress {
         let (_, columns) = Term::stderr().size();
         let shown = match when {
             When::Never => Shown::Nothing,
@@ -80,14 +80,14 @@ impl Progress {
     }
 
     /// Called after every step: it is cheap.
-    pub fn step(&self, step: u64) {
+    pub(crate) fn step(&self, step: u64) {
         if let Shown::Bar(bar) = &self.shown {
             bar.set_position(step);
         }
     }
 
     /// Shows figures: in the bar, or as a line now and then.
-    pub fn figures(&mut self, figures: &StepEvent) {
+    pub(crate) fn figures(&mut self, figures: &StepEvent) {
         let (step, steps) = (figures.step, self.steps);
         let text = format!("step {step} of {steps}  {}", describe(figures, u16::MAX));
         match &mut self.shown {
@@ -109,14 +109,14 @@ impl Progress {
     }
 
     /// Prints a line that stays.
-    pub fn note(&self, line: &str) {
+    pub(crate) fn note(&self, line: &str) {
         if !matches!(self.shown, Shown::Nothing) {
             show(line);
         }
     }
 
     /// Removes the bar. Later output is lines.
-    pub fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         if let Shown::Bar(_) = &self.shown {
             clear_bar();
             self.shown = LINES;
@@ -196,7 +196,7 @@ fn styled(length: Option<u64>, target: ProgressDrawTarget, template: &str) -> Pr
 }
 
 /// Removes the bar, if there is one, before the process prints its last error.
-pub fn clear_bar() {
+pub(crate) fn clear_bar() {
     let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(bar) = bar.and_then(|bar| bar.upgrade()) {
         bar.finish_and_clear();
@@ -258,7 +258,7 @@ fn show(line: &str) {
 
 /// Sends the log of this process to standard error: from `level` on rank 0, only errors on others.
 /// Does nothing if there is a subscriber already.
-pub fn start_log(level: LogLevel, rank: usize) {
+pub(crate) fn start_log(level: LogLevel, rank: usize) {
     let colours = io::stderr().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let is_shown = |about: &Metadata<'_>| *about.level() == Level::ERROR || ddp_comm::is_rank_0();

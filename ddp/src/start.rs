@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use ddp_comm::spawn::serve;
+pub(crate) use ddp_comm::spawn::serve;
 use ddp_comm::spawn::{Host, HostList, Losses, Spawner, StartedBy, Task, started_by};
 use ddp_kernels::device::discover;
 
@@ -22,7 +22,11 @@ const OF_LOST_RANKS: [u8; 6] = [77, 134, 135, 136, 137, 139];
 
 /// Starts the ranks of `command`, which wait for each other for `timeout`, and stays with them.
 /// Returns their exit code; None if this process is one of them.
-pub fn start(ranks: &StartFlags, command: &Command, timeout: Duration) -> Result<Option<u8>> {
+pub(crate) fn start(
+    ranks: &StartFlags,
+    command: &Command,
+    timeout: Duration,
+) -> Result<Option<u8>> {
     match started_by()? {
         StartedBy::NoLauncher => {}
         StartedBy::Spawner => return Ok(None),
@@ -44,32 +48,25 @@ pub fn start(ranks: &StartFlags, command: &Command, timeout: Duration) -> Result
         agent: HOST_AGENT,
         losses: losses(ranks, &hosts)?,
     };
-    let mut spawner = Spawner::new(
-        about().name,
-        Duration::from_secs_f64(ranks.grace_s),
-        timeout,
-    );
+    let grace = Duration::from_secs_f64(ranks.grace_s);
+    let mut spawner = Spawner::new(about().name, grace, timeout);
     for restart in 0.. {
         let ended = spawner.run(&hosts, &task);
-        let code = match &ended {
-            Ok(code) => *code,
-            Err(error) => error.exit_code(),
-        };
-        let is_lost = OF_LOST_RANKS.contains(&code) && !spawner.was_stopped();
-        // Such a job has started its ranks again one by one.
-        let is_lost = is_lost && task.losses.is_none();
+        let code = ended
+            .as_ref()
+            .map_or_else(|error| error.exit_code(), |code| *code);
+        // A job that continues without lost ranks has started them again one by one.
+        let is_lost = OF_LOST_RANKS.contains(&code) && task.losses.is_none();
+        let is_lost = is_lost && !spawner.was_stopped();
         if !is_lost || restart == ranks.restarts {
             return Ok(Some(ended?));
         }
+        let (program, number, of) = (about().name, restart + 1, ranks.restarts);
         if let Err(error) = ended {
-            eprintln!("{}: {error}", about().name);
+            eprintln!("{program}: {error}");
         }
-        eprintln!(
-            "{}: the job ended with {code}: starting again with --resume auto ({} of {})",
-            about().name,
-            restart + 1,
-            ranks.restarts
-        );
+        let again = "starting again with --resume auto";
+        eprintln!("{program}: the job ended with {code}: {again} ({number} of {of})");
         task.arguments = resuming(task.arguments);
         if let Some(code) = spawner.pause(PAUSE) {
             return Ok(Some(code));
@@ -83,16 +80,15 @@ fn losses(ranks: &StartFlags, hosts: &[Host]) -> Result<Option<Losses>> {
     let Some(min_ranks) = ranks.min_ranks else {
         return Ok(None);
     };
-    let count = hosts.iter().map(|host| host.ranks).sum();
-    if (1..=count).contains(&min_ranks) {
-        let restarts = ranks.restarts;
-        return Ok(Some(Losses {
-            min_ranks,
-            restarts,
-        }));
+    let (count, restarts) = (hosts.iter().map(|host| host.ranks).sum(), ranks.restarts);
+    if !(1..=count).contains(&min_ranks) {
+        let wrong = "expected from 1 to the number of ranks; help: give fewer";
+        return Err(Error::Usage(format!("--min-ranks {min_ranks}: {wrong}")));
     }
-    let wrong = "expected from 1 to the number of ranks; help: give fewer";
-    Err(Error::Usage(format!("--min-ranks {min_ranks}: {wrong}")))
+    Ok(Some(Losses {
+        min_ranks,
+        restarts,
+    }))
 }
 
 /// Where to start ranks, and how many.

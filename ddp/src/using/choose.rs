@@ -56,12 +56,11 @@ pub(crate) fn check_run(opened: &Opened) -> Result<()> {
     let Some(out) = checkpoints.and_then(Path::parent) else {
         return Ok(());
     };
-    let record = out.join(EVENTS_FILE);
-    if !record.exists() {
+    if !out.join(EVENTS_FILE).exists() {
         return Ok(());
     }
     // There may be millions of steps.
-    let run = Run::read_log(&record, |line| !line.starts_with(b"{\"event\":\"step\""))?;
+    let run = Run::read_log(out, |line| !line.starts_with(b"{\"event\":\"step\""))?;
     // Without its first line, or with one of another version, a log says nothing.
     let settings = Some(&run.start.config).filter(|settings| !settings.is_empty());
     let Some(then) = settings.and_then(|settings| Config::from_checkpoint(settings).ok()) else {

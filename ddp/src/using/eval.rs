@@ -46,7 +46,7 @@ pub struct EvalFlags {
 const ROUNDS_A_TIME: u64 = 1024;
 
 /// Says how good the model is on data with labels.
-pub fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()> {
+pub(crate) fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()> {
     let asked = Asked {
         using: &flags.using,
         labels: flags.labels.as_deref(),
@@ -113,11 +113,8 @@ fn totals(world: &World, ready: &mut Ready) -> Result<(Totals, Box<dyn Evaluatio
         return Err(Error::NonFinite(text));
     }
     evaluation.add_up(&world.group("evaluation")?)?;
-    let totals = Totals {
-        rows: ready.rows,
-        loss: loss_sum / weight_sum,
-        sums: task_sums,
-    };
+    let (rows, loss, sums) = (ready.rows, loss_sum / weight_sum, task_sums);
+    let totals = Totals { rows, loss, sums };
     Ok((totals, evaluation))
 }
 

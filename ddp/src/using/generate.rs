@@ -83,7 +83,7 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 /// Writes the texts to standard output, and how fast that was to the log.
-pub fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
+pub(crate) fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
     check_alone("generate", world)?;
     threads::set_count(flags.settings.thread_count(world))?;
     let prompts = flags.prompts.as_deref().map(prompts).transpose()?;
