@@ -21,7 +21,7 @@ use crate::error::Error;
 
 #[cfg(test)]
 pub(crate) use self::layers::with_flags;
-pub use self::taken::Taken;
+pub(crate) use self::taken::Taken;
 
 /// How many ranks `--ranks` asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
