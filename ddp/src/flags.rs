@@ -68,10 +68,14 @@ pub struct StartFlags {
     #[command(flatten, next_help_heading = RANKS)]
     #[allow(missing_docs)]
     pub places: PlaceFlags,
-    /// Continue without lost ranks while at least N are left; --restarts then counts ranks
-    #[arg(long, value_name = "N", help_heading = RANKS, requires = "places")]
+    /// Continue without lost ranks while at least N are left; --restarts then counts ranks. Also
+    /// for processes that srun or the variables RANK and WORLD_SIZE start, one on each host
+    #[arg(long, value_name = "N", help_heading = RANKS, group = "places")]
     #[arg(allow_negative_numbers = true)]
     pub min_ranks: Option<usize>,
+    /// Hosts that take over the ranks of a lost one, with the number of ranks each has room for
+    #[arg(long, value_name = "HOST:N,…", help_heading = RANKS, requires = "min_ranks")]
+    pub spares: Option<HostList>,
     /// How often to start again, with --resume auto, after a rank was lost
     #[arg(long, value_name = "N", help_heading = RANKS, requires = "places", default_value = "0")]
     #[arg(value_parser = whole(0..=u32::MAX), allow_negative_numbers = true)]
@@ -96,7 +100,7 @@ impl StartFlags {
 
     /// Whether there are ranks to start.
     pub(crate) fn starts(&self) -> bool {
-        self.places != PlaceFlags::default()
+        self.places != PlaceFlags::default() || self.min_ranks.is_some()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tests of relu.
 
-use super::*;
+use super::super::*;
 use crate::DType;
 use crate::ops::testing::{SIZES, cpu, random_f32};
 

@@ -1,6 +1,6 @@
 //! Tests of sub.
 
-use super::*;
+use super::super::*;
 use crate::ops::testing::{SIZES, cpu, random_f32};
 
 #[test]

@@ -1,6 +1,6 @@
 //! Tests of relu_squared.
 
-use super::*;
+use super::super::*;
 use crate::ops::testing::{SIZES, assert_close, cpu, cpu_of, random_f32};
 
 /// Half the distance from 1 to the next f32.
