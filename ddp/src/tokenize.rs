@@ -13,7 +13,7 @@ use crate::data::text::{self, Side, Sizes, TokenizeOptions, Tokenized, Tokenizer
 use crate::error::Result;
 use crate::flags::{check_alone, choice, parsed, whole};
 use crate::output::{Say, warn_unprinted};
-use crate::progress::ReadProgress;
+use crate::progress::Progress;
 use crate::shown::{shown, significant};
 use crate::units::count;
 
@@ -91,14 +91,14 @@ pub(crate) fn tokenize(flags: &TokenizeFlags, world: &World, say: Say<'_>) -> Re
         sizes: Sizes::default(),
     };
     threads::set_count(flags.threads.unwrap_or_else(|| world.default_threads()))?;
-    let mut progress = ReadProgress::new(flags.progress);
+    let mut progress = Progress::of_files(flags.progress);
     let began = Instant::now();
     let done = text::tokenize(&options, &mut |at| {
         let what = match at.is_learning {
             true => "learning the vocabulary",
             false => "tokenizing",
         };
-        progress.at(what, at.read_bytes, at.file_bytes);
+        progress.read(what, at.read_bytes, at.file_bytes);
     });
     drop(progress);
     let done = done?;
