@@ -4,10 +4,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::config::Config;
 use crate::error::Result;
 use crate::hugging_face;
 use crate::output::{Say, warn_unprinted};
 use crate::shown::shown;
+use crate::using::choose::described;
 use crate::using::load;
 
 /// Printed after the help of `export`.
@@ -34,16 +36,13 @@ pub struct ExportFlags {
 
 /// Writes a folder of Hugging Face, on rank 0.
 pub(crate) fn export(flags: &ExportFlags, say: Say<'_>) -> Result<()> {
-    let loaded = load::on_cpu(&flags.checkpoint)?;
-    let (opened, state) = (&loaded.opened, &loaded.opened.state);
+    let (chosen, model) = load::on_cpu(&flags.checkpoint)?;
+    let (opened, state) = (&chosen.opened, &chosen.opened.state);
+    let (spec, vocabulary) = (Config::of_checkpoint(opened)?.model, state.task.outputs());
     let tokenizer = opened.tokenizer()?;
     let tokenizer = tokenizer.as_ref().map(|known| (known, state.end_of_text()));
-    let (params, vocabulary) = (&loaded.model.params, state.task.outputs());
-    let class = hugging_face::export(&flags.folder, &loaded.spec, vocabulary, params, tokenizer)?;
-    let [folder, of] = [&flags.folder, &opened.folder].map(|path| shown(&path.to_string_lossy()));
-    let (why, step) = (&loaded.why, state.step);
-    warn_unprinted(say(&format!(
-        "{folder} is {class} of {of} ({why}), after step {step}"
-    )));
+    let class = hugging_face::export(&flags.folder, &spec, vocabulary, &model.params, tokenizer)?;
+    let (folder, of) = (shown(&flags.folder.to_string_lossy()), described(&chosen));
+    warn_unprinted(say(&format!("{folder} is {class} of {of}")));
     Ok(())
 }

@@ -102,16 +102,16 @@ fn layered(flags: &SettingFlags, how: &LayerFlags, variables: &Variables) -> Res
             path.display()
         )));
     }
-    if let Some(first) = initial_weights(flags, variables, text.as_deref())? {
+    let first = initial_weights(flags, variables, text.as_deref())?;
+    if let Some(first) = &first {
         layers.config.model = first.model.clone();
-        layers.initial_weights = Some(first);
     }
     if let Some((path, text)) = how.config.as_ref().zip(text) {
         layers.read_file(path, &text)?;
     }
     layers.read_environment(variables)?;
     layers.set_flags(flags)?;
-    if let Some(first) = layers.initial_weights.take() {
+    if let Some(first) = first {
         first.settle(&mut layers.config)?;
     }
     layers.check()?;

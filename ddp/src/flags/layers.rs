@@ -16,8 +16,6 @@ use toml::{Table, Value};
 use super::meant::meant;
 use crate::config::{Config, Form, MODEL, ReadConfig, SETTINGS, Setting, as_flag, find};
 use crate::error::{Error, Result, refuse};
-use crate::initial_weights::InitialWeights;
-use crate::models::ModelSpec;
 use crate::shown::{is_unseen, shown};
 
 /// The flags of training that were given: one flag for each setting.
@@ -129,8 +127,6 @@ pub(crate) struct Layers {
     pub(crate) config: Config,
     /// Where settings come from, with the name of the file, variable or flag.
     origins: BTreeMap<String, (Layer, String)>,
-    /// What `--init-from` names, if the model follows from it.
-    pub(crate) initial_weights: Option<InitialWeights>,
 }
 
 impl Layers {
@@ -207,8 +203,7 @@ impl Layers {
                 None => refused(error),
             }
         };
-        let first = self.initial_weights.as_ref();
-        let base = first.map_or_else(ModelSpec::default, |first| first.model.clone());
+        let base = self.config.model.clone();
         let table = toml::Deserializer::parse(text).map_err(refused)?;
         self.config = ReadConfig(base).deserialize(table).map_err(refused)?;
         for (name, value) in names {

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::hugging_face;
 use crate::metrics::Run;
 use crate::record::EVENTS_FILE;
+use crate::shown::shown;
 use crate::trainer::is_same_data;
 
 /// The folder of a run that holds its checkpoints.
@@ -44,6 +45,12 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
             path.display()
         ))),
     }
+}
+
+/// `out/checkpoints/step-00000007 (the best by validation), after step 7`
+pub(crate) fn described(Chosen { opened, why }: &Chosen) -> String {
+    let (folder, step) = (shown(&opened.folder.to_string_lossy()), opened.state.step);
+    format!("{folder} ({why}), after step {step}")
 }
 
 /// Refuses a checkpoint of another run: settings or data that its run never had, according to the

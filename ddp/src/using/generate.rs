@@ -10,6 +10,7 @@ use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{DType, Device, threads};
 use serde_json::json;
 
+use super::choose::described;
 use super::load;
 use crate::config::Config;
 use crate::data::text::{TOKENIZER_FILE, Vocabulary};
@@ -177,15 +178,14 @@ fn model_and_coding(flags: &GenerateFlags) -> Result<(Model, Coding)> {
         };
         (of_hugging_face(path)?, coding)
     } else {
-        let loaded = load::on_cpu(path)?;
-        let (opened, why) = (&loaded.opened, &loaded.why);
-        let folder = shown(&opened.folder.to_string_lossy());
-        tracing::info!("{folder} ({why}), after step {}", opened.state.step);
+        let (chosen, model) = load::on_cpu(path)?;
+        tracing::info!("{}", described(&chosen));
+        let opened = &chosen.opened;
         let coding = match given {
             None => Coding::of_task(&opened.state.task, opened.tokenizer()?.as_ref())?,
             given => given,
         };
-        (loaded.model, coding)
+        (model, coding)
     };
     let coding = coding.ok_or_else(|| {
         Error::Usage(format!(

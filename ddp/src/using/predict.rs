@@ -105,12 +105,18 @@ pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
         output: format!("out = {out:?}\nprobabilities = {probabilities}\nlogits = {logits}"),
     };
     let mut ready = in_phase(Phase::Setup, || load::ready(&asked, world))?;
-    let task = tasks::of(&ready.opened.state.task);
+    let task = tasks::of(&ready.chosen.opened.state.task);
     let encoder = &*task.predictions(PredictionOptions {
         format: out.format,
         probabilities,
         logits,
-        names: ready.opened.state.label.as_ref().map(LabelName::columns),
+        names: ready
+            .chosen
+            .opened
+            .state
+            .label
+            .as_ref()
+            .map(LabelName::columns),
     })?;
     in_phase(Phase::Evaluation, || {
         if world.rank() > 0 {
@@ -127,8 +133,8 @@ pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     world.barrier()?;
     if world.rank() == 0 {
         let path = |path: &Path| shown(&path.to_string_lossy());
-        let (out, model) = (path(&out.path), path(&ready.opened.folder));
-        let (rows, why) = (ready.rows, &ready.why);
+        let (out, model) = (path(&out.path), path(&ready.chosen.opened.folder));
+        let (rows, why) = (ready.rows, &ready.chosen.why);
         tracing::info!("wrote {rows} predictions to {out}, from {model} ({why})");
     }
     Ok(())
@@ -189,7 +195,7 @@ fn part(ready: &mut Ready, encoder: &dyn Predictions, round: u64) -> Result<Vec<
     let batch = ready.batches.load(round)?;
     let (first, mut bytes) = (batch.first, Vec::new());
     let output = ready.forward.run(&batch.x)?;
-    let normalization = ready.opened.state.target_normalization.as_ref();
+    let normalization = ready.chosen.opened.state.target_normalization.as_ref();
     let output = rescaled(&output, normalization, Normalization::undo)?;
     let outputs = output.count() / batch.mine.max(1);
     let encode = |values: &[f32]| -> Result<()> {
