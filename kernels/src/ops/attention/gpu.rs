@@ -159,7 +159,7 @@ impl Kernels {
         } else {
             sizes.time
         };
-        let grid = Grid::blocks(blocks, self.threads).waits(others.div_ceil(32));
+        let grid = Grid::blocks(blocks, self.threads, others.div_ceil(32));
         let grid = (grid, self.shared_bytes);
         let (causal, scale) = (sizes.causal, sizes.scale as f32);
         let (heads, kv_heads, width) = (sizes.heads, sizes.kv_heads, sizes.head_size);
