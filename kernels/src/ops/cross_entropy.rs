@@ -211,7 +211,7 @@ fn launch(gpu: &Launcher, of: &Operands<'_>, options: &CrossEntropyOptions<'_>) 
     let smooths = options.label_smoothing > 0.0;
     // The rows and threads of a block are those of `cross_entropy.cu`.
     let (name, blocks, threads, loads) = if classes <= narrow::CLASSES_MAX {
-        let loads = 1 + (32 * classes).div_ceil(128);
+        let loads = 1 + (32 * classes).div_ceil(4 * 128);
         ("cross_entropy_narrow", rows.div_ceil(32), 128, loads)
     } else {
         // A block loops over rows; there are two blocks on each multiprocessor.

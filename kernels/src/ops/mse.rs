@@ -42,7 +42,7 @@ impl<T: Float> Binary<T> for ScaledDifference<T> {
 /// given `dpred` (B, …) `= 2 gradient_scale (pred − target)`; `dpred` may be `pred`.
 ///
 /// On a GPU `pred` and `dpred` may also be bf16, with all else in f32: the math is that of f32, and
-/// `dpred` is rounded once.
+/// `dpred` is rounded once, except that four squares at a time go to a lane.
 ///
 /// Adds to `stats` (4), if given: the sum of losses, the number of elements of `pred`, nothing,
 /// and the number of rows.
