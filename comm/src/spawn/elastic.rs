@@ -1,6 +1,7 @@
 //! A job that continues without lost ranks, as its launcher sees it. On several hosts the launcher
 //! says who takes part in each generation, by the roster of its host; agents pass on what is said.
 
+use std::collections::BTreeMap;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -10,8 +11,8 @@ use super::remote::Remote;
 use super::task::{Losses, Task};
 use crate::error::{EXIT_PEER_LOST, Result};
 use crate::launcher::HOST_ADDRESSES;
-use crate::roster::Roster;
 use crate::roster::across::PageState;
+use crate::roster::{Roster, Silent};
 use crate::tcp::{self, SECRET};
 
 /// The exit code of a rank whose program, settings or data are not those of the others.
@@ -30,10 +31,12 @@ pub(super) struct Elastic {
     addresses: Vec<String>,
     /// The host of each seat: 0 for this one, else 1 + the index of the other.
     hosts: Vec<usize>,
-    /// Since when it is known that the current generation is not whole.
-    left: Option<Duration>,
-    /// Seats that ranks of other hosts miss.
-    missed: Vec<usize>,
+    /// The ranks that are waited for, once the current generation is known to be over.
+    silent: Silent,
+    /// For hosts, the seats elsewhere that their ranks miss.
+    missed: BTreeMap<usize, Vec<usize>>,
+    /// Seats whose process came and was missed at once by another host: it does not come again.
+    isolated: Vec<usize>,
     /// What other hosts were told last, and whether a process waited to be taken in.
     told: ([u32; 3], bool),
 }
@@ -55,8 +58,9 @@ impl Elastic {
             secret: tcp::job_secret()?,
             addresses,
             hosts,
-            left: None,
-            missed: Vec::new(),
+            silent: Silent::default(),
+            missed: BTreeMap::new(),
+            isolated: Vec::new(),
             told: Default::default(),
         })
     }
@@ -84,7 +88,8 @@ impl Elastic {
     /// A lost rank is to be started again: how often that has happened. None if it is not.
     pub(super) fn again(&mut self, rank: usize, ended: ExitStatus) -> Option<String> {
         // One that does not agree with the others will not agree later.
-        if self.restarted == self.restarts || ended.code() == Some(EXIT_DISAGREES) {
+        let is_other = ended.code() == Some(EXIT_DISAGREES) || self.isolated.contains(&rank);
+        if self.restarted == self.restarts || is_other {
             self.roster.stays_empty(rank);
             return None;
         }
@@ -92,47 +97,54 @@ impl Elastic {
         Some(format!("({} of {})", self.restarted, self.restarts))
     }
 
-    /// Leaves out these seats of the current generation.
-    fn leave_out(&self, seats: &[usize], others: &mut [Remote]) {
-        let members = self.roster.members().into_iter();
-        for (seat, pid) in members.filter(|(seat, _)| seats.contains(seat)) {
+    /// What the page of a host says.
+    pub(super) fn hear(&mut self, host: usize, state: PageState) {
+        let missed = self.roster.hear_host(host, state);
+        self.missed.insert(host, missed);
+    }
+
+    /// Forms the next generation when its ranks are there. Returns the processes that it leaves out.
+    fn decide(&mut self, now: Duration, timeout: Duration) -> Vec<(usize, u32)> {
+        let before = self.roster.current();
+        let Ok(absent) = self.roster.form() else {
+            self.roster.end(EXIT_PEER_LOST);
+            return Vec::new();
+        };
+        self.missed.insert(0, self.roster.state().missed);
+        let mut all = std::mem::take(&mut self.missed).into_values();
+        // Hosts that do not hear each other miss each other: the first one is believed.
+        let missed = all.find(|missed| missed.iter().any(|seat| absent.contains(seat)));
+        let mut left_out = Vec::new();
+        if self.roster.current() != before {
+            self.silent = Silent::default();
+        } else if self.roster.is_broken() {
+            // A host of which no rank is left to say that others show no progress.
+            let limit = timeout.saturating_mul(2);
+            left_out = (self.roster).silent(&absent, &mut self.silent, now, limit);
+        } else if self.roster.has_left(&absent) || missed.is_some() {
+            self.roster.end_current();
+            let missed = missed.unwrap_or_default();
+            left_out = self.roster.members();
+            left_out.retain(|(seat, _)| absent.contains(seat) && missed.contains(seat));
+            let left_out = left_out.iter().map(|&(seat, _)| seat);
+            let isolated = left_out.filter(|&seat| self.roster.has_just_joined(seat));
+            self.isolated.extend(isolated);
+        }
+        left_out
+    }
+
+    /// On several hosts: decides who takes part in the next generation, and tells the other hosts
+    /// what is new.
+    pub(super) fn arbitrate(&mut self, others: &mut [Remote], now: Duration, timeout: Duration) {
+        if !self.roster.is_across() {
+            return;
+        }
+        for (seat, pid) in self.decide(now, timeout) {
             match self.hosts[seat].checked_sub(1) {
                 None => self.roster.leave_out(&[(seat, pid)]),
                 Some(index) => others[index].send(&Order::LeaveOut(seat, pid)),
             }
         }
-    }
-
-    /// What the page of a host says.
-    pub(super) fn hear(&mut self, host: usize, state: PageState) {
-        self.missed.append(&mut self.roster.hear_host(host, state));
-    }
-
-    /// On several hosts: forms the next generation when its ranks are there, and tells the other
-    /// hosts what is new.
-    pub(super) fn arbitrate(&mut self, others: &mut [Remote], now: Duration, timeout: Duration) {
-        if !self.roster.is_across() {
-            return;
-        }
-        let before = self.roster.current();
-        let Ok(absent) = self.roster.form() else {
-            return self.roster.end(EXIT_PEER_LOST);
-        };
-        let mut missed = std::mem::take(&mut self.missed);
-        missed.append(&mut self.roster.state().missed);
-        missed.retain(|seat| absent.contains(seat) && !self.roster.is_broken());
-        if self.roster.current() != before {
-            self.left = None;
-        } else if self.roster.has_left(&absent) || !missed.is_empty() {
-            self.roster.end_current();
-            let left = *self.left.get_or_insert(now);
-            if now - left > timeout.saturating_mul(2) {
-                // No rank of their hosts is left to say that they show no progress.
-                missed = absent;
-                self.left = None;
-            }
-        }
-        self.leave_out(&missed, others);
         let state = self.roster.state();
         let news = (state.numbers, self.roster.has_newcomers());
         if news != self.told {
@@ -142,3 +154,6 @@ impl Elastic {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,8 +14,8 @@ use super::elastic::Elastic;
 use super::hosts::Host;
 use super::remote::{Remote, text_of};
 use super::task::{
-    ENDING, EXIT_STOPPED, Losses, PERIOD, SILENCE, SILENCE_MARGIN, Seating, Task, VERSION,
-    of_signal,
+    ENDING, EXIT_STOPPED, Losses, PERIOD, SILENCE_MARGIN, Seating, Task, VERSION, of_signal,
+    silence,
 };
 use crate::error::{EXIT_PEER_LOST, Ranks, Result, Seconds};
 use crate::identity::host_name;
@@ -125,7 +125,7 @@ impl Job {
                     hosts: self.hosts(),
                     own: index + 1,
                     min_ranks: losses.min_ranks,
-                    silence: self.silence(),
+                    silence: silence(self.timeout),
                 }),
             };
             let other = Remote::connect(host, index, task, setup, sender.clone())?;
@@ -192,11 +192,6 @@ impl Job {
         self.ranks.iter().map(number).collect()
     }
 
-    /// How long another host may be silent in a job that continues without lost ranks.
-    fn silence(&self) -> Duration {
-        self.timeout.clamp(SILENCE[0], SILENCE[1])
-    }
-
     /// Starts all ranks on their hosts, in a job that continues without lost ranks.
     pub(super) fn start_elastic(&mut self, task: &Task, losses: Losses) -> Result<()> {
         let hosts = || std::iter::once(None).chain((0..self.others.len()).map(Some));
@@ -254,7 +249,7 @@ impl Job {
     /// In a job that continues without lost ranks: takes note of hosts that are out of reach, and
     /// forms the next generation when its ranks are there.
     fn arbitrate(&mut self) {
-        let silence = self.silence() + SILENCE_MARGIN;
+        let silence = silence(self.timeout) + SILENCE_MARGIN;
         for index in 0..self.others.len() {
             if self.elastic.is_some() && self.now - self.others[index].heard > silence {
                 self.lost(index, &format!("it was silent for {}", Seconds(silence)));

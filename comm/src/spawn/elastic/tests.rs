@@ -1,0 +1,80 @@
+use std::os::unix::process::ExitStatusExt;
+
+use serde_json::json;
+
+use super::*;
+
+const TIMEOUT: Duration = Duration::from_secs(4);
+
+/// A job of rank 0 on host 1 and rank 1 on host 2; its launcher's host has none.
+fn job() -> Elastic {
+    let task = Task {
+        losses: None,
+        program: "none".into(),
+        arguments: Vec::new(),
+        agent: "",
+    };
+    let losses = Losses {
+        min_ranks: 1,
+        restarts: 9,
+    };
+    Elastic::new(vec![1, 2], &task, losses, Vec::new()).unwrap()
+}
+
+/// Host `host` says in this generation for which its process `pid` waits, and whom it misses.
+fn hear(job: &mut Elastic, host: usize, generation: u32, [pid, waits]: [u64; 2], missed: &[usize]) {
+    let words = [0, 0, 0, 0, waits, pid, 0];
+    let numbers = [generation, 0, 0];
+    let state = json!({"numbers": numbers, "seats": [(host - 1, words)], "missed": missed});
+    job.hear(host, serde_json::from_value(state).unwrap());
+}
+
+fn decide(job: &mut Elastic, seconds: u64) -> Vec<(usize, u32)> {
+    job.decide(Duration::from_secs(seconds), TIMEOUT)
+}
+
+fn both_train() -> Elastic {
+    let mut job = job();
+    hear(&mut job, 1, 0, [70, 1], &[]);
+    assert!(decide(&mut job, 0).is_empty());
+    assert_eq!(job.roster.current(), 0, "the first generation needs all");
+    hear(&mut job, 2, 0, [80, 1], &[]);
+    assert!(decide(&mut job, 0).is_empty());
+    assert_eq!(job.roster.members(), [(0, 70), (1, 80)]);
+    job
+}
+
+#[test]
+fn of_two_hosts_that_miss_each_other_one_is_left_out() {
+    let mut job = both_train();
+    hear(&mut job, 2, 1, [80, 0], &[0]);
+    hear(&mut job, 1, 1, [70, 0], &[1]);
+    assert_eq!(decide(&mut job, 1), [(1, 80)]);
+    // What the other one says later has no effect on who is left.
+    hear(&mut job, 2, 1, [80, 0], &[0]);
+    assert!(decide(&mut job, 1).is_empty());
+    // One that shows no progress while the others wait is left out, too.
+    hear(&mut job, 1, 1, [70, 2], &[]);
+    assert!(decide(&mut job, 2).is_empty() && decide(&mut job, 9).is_empty());
+    assert_eq!(decide(&mut job, 10), [(1, 80)]);
+}
+
+#[test]
+fn a_process_that_comes_and_is_missed_at_once_is_not_started_again() {
+    let mut job = both_train();
+    let killed = ExitStatus::from_raw(9);
+    hear(&mut job, 2, 1, [0, 0], &[]);
+    hear(&mut job, 1, 1, [70, 2], &[]);
+    decide(&mut job, 1);
+    assert_eq!(job.roster.members(), [(0, 70)]);
+    assert!(job.again(1, killed).is_some());
+    hear(&mut job, 2, 2, [81, 1], &[]);
+    hear(&mut job, 1, 2, [70, 3], &[]);
+    decide(&mut job, 2);
+    assert_eq!(job.roster.members(), [(0, 70), (1, 81)]);
+    hear(&mut job, 2, 3, [81, 0], &[]);
+    hear(&mut job, 1, 3, [70, 0], &[1]);
+    assert_eq!(decide(&mut job, 3), [(1, 81)]);
+    assert!(job.again(1, killed).is_none());
+    assert!(job.again(0, killed).is_some());
+}
