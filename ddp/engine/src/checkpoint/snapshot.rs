@@ -8,6 +8,7 @@
 use std::ops::Range;
 use std::path::Path;
 
+use ddp_comm::Group;
 use ddp_kernels::transfer::{Phase, announced, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
 
@@ -65,17 +66,16 @@ impl Snapshot {
         })
     }
 
-    /// Writes the model's file, if this rank does.
-    pub(super) fn write_model(&self, path: &Path) -> Result<Option<Contents>> {
-        self.model.as_ref().map(|part| part.write(path)).transpose()
+    /// Writes the model's file, if this rank does. It gives up when a rank of `group` is lost.
+    pub(super) fn write_model(&self, path: &Path, group: &Group) -> Result<Option<Contents>> {
+        let model = self.model.as_ref();
+        model.map(|part| part.write(path, group)).transpose()
     }
 
-    /// Writes this rank's file of moments, if it has one.
-    pub(super) fn write_moments(&self, path: &Path) -> Result<Option<Contents>> {
-        self.moments
-            .as_ref()
-            .map(|part| part.write(path))
-            .transpose()
+    /// The same for this rank's file of moments, if it has one.
+    pub(super) fn write_moments(&self, path: &Path, group: &Group) -> Result<Option<Contents>> {
+        let moments = self.moments.as_ref();
+        moments.map(|part| part.write(path, group)).transpose()
     }
 }
 
@@ -127,8 +127,9 @@ impl Part {
         })
     }
 
-    fn write(&self, path: &Path) -> Result<Contents> {
+    fn write(&self, path: &Path, group: &Group) -> Result<Contents> {
         let tensor = |(copy, range): &(usize, Range<usize>)| -> Result<Tensor> {
+            group.check_ranks()?;
             Ok(self.copies[*copy].slice(range.clone())?)
         };
         tensors::write_file(path, &self.header, self.list.iter().map(tensor))

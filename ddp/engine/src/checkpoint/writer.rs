@@ -114,10 +114,16 @@ impl Writer {
         }
         let moments = optimizer_file(self.group.rank(), job.state.world.optimizer_parts);
         let mut files = Vec::new();
-        if let Some(contents) = job.snapshot.write_model(&aside.join(MODEL_FILE))? {
+        if let Some(contents) = job
+            .snapshot
+            .write_model(&aside.join(MODEL_FILE), &self.group)?
+        {
             files.push(FileEntry::new(MODEL_FILE, contents));
         }
-        if let Some(contents) = job.snapshot.write_moments(&aside.join(&moments))? {
+        if let Some(contents) = job
+            .snapshot
+            .write_moments(&aside.join(&moments), &self.group)?
+        {
             files.push(FileEntry::new(&moments, contents));
         }
         Ok(files)
