@@ -36,6 +36,7 @@ pub use self::setup::EVAL_TOKENS_MAX;
 pub use self::trial::{ModelBytes, Rehearsal, Trial, rehearse};
 use crate::config::{Config, Resume};
 use crate::error::{Error, Result};
+use crate::faults::{self, FaultPoint};
 pub use crate::model::{ModelOptions, data_shape};
 
 /// Trains as one of the ranks of `world`. Results are in the folder `options.out`. A run that is
@@ -55,6 +56,7 @@ pub fn train(options: &Config, program: &mut dyn Program, world: &World) -> Resu
         program.devices(world)?;
         let open = || setup::data(options, program, world, None);
         carried.data = Some(in_phase(Phase::Setup, open)?);
+        faults::at_step(FaultPoint::Joining, 0)?;
         later = Some(world.next_generation(None)?);
     }
     // If no rank has the run any more, it continues from its last checkpoint.
@@ -101,9 +103,10 @@ fn train_with(
     carried: &mut Carried,
 ) -> Result<bool> {
     let stops = world.catch_stop();
+    carried.untold.extend(world.change());
     let trainer = in_phase(Phase::Setup, || {
         training::Trainer::new(options, program, world, stops, carried)
     });
-    let trainer = trainer.inspect_err(|error| carried::leave_if_other(error, world))?;
+    let trainer = trainer.inspect_err(|error| carried::leave_if_new(error, world))?;
     trainer.map_or(Ok(true), |trainer| trainer.run(carried))
 }

@@ -126,7 +126,7 @@ pub(super) fn take_over(
 ) -> Result<Record> {
     let (out, taken) = (&options.out, run.taken());
     checkpoint::put_aside_after(out, taken)?;
-    let (mut record, has_start) = match LockedRecord::find(out)? {
+    let (mut record, has_start) = match LockedRecord::find(out, true)? {
         Some(locked) => Record::resume(out, &settings.file, locked, taken)?,
         None => (Record::create(out, &settings.file)?, false),
     };

@@ -116,6 +116,9 @@ impl Trainer<'_> {
             self.leave(Some(error), carried);
             return result.map(|_| true);
         }
+        if let Err(error) = &result {
+            carried::leave_if_alone(error, self.world);
+        }
         let (reason, exit_code) = match &result {
             Ok(_) => ("done".to_string(), 0),
             Err(error) => {

@@ -85,17 +85,15 @@ impl Begun {
         let stop_poll = StopPoll::new(world, stops, taken)?;
         let traced = options.trace.filter(|_| !run.continues);
         let trace = RunTrace::new(traced, [taken + 1, plan.steps], &run.devices, world);
+        carried::say_change(carried, world, taken)?;
         // No rank trains before the record is open.
         world.barrier()?;
+        (carried.untold, carried.noticed) = Default::default();
         let mut saver = Saver::new(world, &options.out, options.keep)?;
         if let Some(record) = &mut carried.record {
             let (file, path) = record.handle()?;
             saver.write_behind(file, path);
-            if world.generation() > 1 {
-                carried::say_change(record, world, taken, carried.noticed)?;
-            }
         }
-        carried.noticed = None;
         if let Some(tokenizer) = &run.data.tokenizer {
             saver.write_tokenizer(tokenizer.clone());
         }

@@ -6,6 +6,7 @@ use ddp_kernels::transfer::{Phase, in_phase};
 use super::Trainer;
 use crate::checkpoint::Best;
 use crate::error::Result;
+use crate::faults::{self, FaultPoint};
 use crate::record::{EvalEvent, Event, SampleEvent};
 use crate::samples::SampleCollector;
 use crate::shown::{shown, significant};
@@ -26,6 +27,7 @@ impl Trainer<'_> {
     }
 
     fn evaluate_now(&mut self, number: u64) -> Result<bool> {
+        faults::at(FaultPoint::Evaluation)?;
         if self.world.is_elastic() {
             self.step.settle()?;
         }
