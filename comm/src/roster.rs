@@ -436,7 +436,16 @@ impl Roster {
 
     fn form_locked(&self) -> Vec<usize> {
         let current = self.current();
-        let (absent, next) = self.survey(|_| true);
+        let (mut absent, next) = self.survey(|_| true);
+        let here = next.iter().filter(|&&pid| pid != 0).count();
+        if here + absent.len() < self.min_ranks() {
+            // Lost ranks that are started again are needed.
+            let comes = |&seat: &usize| next[seat] == 0 && self.read(seat, GONE) == 0;
+            let comes = (0..self.seats).filter(comes);
+            absent = comes.chain(absent.iter().copied()).collect();
+            absent.sort_unstable();
+            absent.dedup();
+        }
         if absent.is_empty() && next.iter().any(|&pid| pid != 0) {
             for (seat, pid) in next.into_iter().enumerate() {
                 self.member(seat, current + 1).store(pid, Ordering::Relaxed);

@@ -187,8 +187,11 @@ impl Roster {
     /// one. The others are `absent`.
     pub(crate) fn has_left(&self, absent: &[usize]) -> bool {
         let current = self.current();
-        let is_member = |seat: usize| self.member(seat, current).load(Ordering::Relaxed) != 0;
-        current > 0 && (0..self.seats).any(|seat| is_member(seat) && !absent.contains(&seat))
+        let has_left = |seat: usize| match self.member(seat, current).load(Ordering::Relaxed) {
+            0 => false,
+            pid => pid != self.read(seat, PID) || !absent.contains(&seat),
+        };
+        current > 0 && (0..self.seats).any(has_left)
     }
 }
 

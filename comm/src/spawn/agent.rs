@@ -19,6 +19,7 @@ use super::signals::Signals;
 use super::task::{PERIOD, Seating, VERSION};
 use crate::error::Result;
 use crate::roster::across::PageState;
+use crate::say::print_line;
 use crate::tcp;
 
 /// How long an agent without ranks stays: a launcher that cannot be reached does not end it.
@@ -125,7 +126,15 @@ pub fn serve() {
                         .map(|(listener, _)| listener);
                     idle_since = None;
                     if let Err(error) = ranks.start(&setup, rank, variables, listener) {
-                        tell(&News::Refused(error.to_string()));
+                        match &ranks.seats {
+                            None => tell(&News::Refused(error.to_string())),
+                            // The host has others.
+                            Some(_) => {
+                                print_line(&format!("{error}\n"));
+                                let code = c_int::from(error.exit_code());
+                                tell(&News::Ended(rank, code << 8));
+                            }
+                        }
                     }
                 }
                 Some(Order::Signal(signal)) => ranks.children.signal(signal),

@@ -18,6 +18,10 @@ use crate::tcp::{self, SECRET};
 /// The exit code of a rank whose program, settings or data are not those of the others.
 const EXIT_DISAGREES: i32 = 78;
 
+/// By how much the start of a rank that ends again and again is put off.
+const PUT_OFF_MIN: Duration = Duration::from_millis(20);
+const PUT_OFF_MAX: Duration = Duration::from_secs(10);
+
 /// A job that continues without lost ranks.
 pub(super) struct Elastic {
     pub(super) roster: Roster,
@@ -25,6 +29,10 @@ pub(super) struct Elastic {
     /// How many lost ranks may be started again, and how many were.
     restarts: u32,
     restarted: u32,
+    /// By seat: when its last process was started, or is to be, and how long that was put off.
+    started: Vec<(Duration, Duration)>,
+    /// The ranks that are to be started again.
+    waiting: Vec<usize>,
     /// By this ranks of several hosts recognise each other.
     secret: String,
     /// For each host the addresses of all.
@@ -35,8 +43,10 @@ pub(super) struct Elastic {
     silent: Silent,
     /// For hosts, the seats elsewhere that their ranks miss.
     missed: BTreeMap<usize, Vec<usize>>,
-    /// Seats whose process came and was missed at once by another host: it does not come again.
+    /// Seats whose process came and could not connect to another host: it does not come again.
     isolated: Vec<usize>,
+    /// When the current generation was formed.
+    formed: Duration,
     /// What other hosts were told last, and whether a process waited to be taken in.
     told: ([u32; 3], bool),
 }
@@ -55,12 +65,15 @@ impl Elastic {
             task: task.clone(),
             restarts: losses.restarts,
             restarted: 0,
+            started: vec![Default::default(); hosts.len()],
+            waiting: Vec::new(),
             secret: tcp::job_secret()?,
             addresses,
             hosts,
             silent: Silent::default(),
             missed: BTreeMap::new(),
             isolated: Vec::new(),
+            formed: Duration::ZERO,
             told: Default::default(),
         })
     }
@@ -85,8 +98,14 @@ impl Elastic {
         started.map(|_| ())
     }
 
-    /// A lost rank is to be started again: how often that has happened. None if it is not.
-    pub(super) fn again(&mut self, rank: usize, ended: ExitStatus) -> Option<String> {
+    /// A lost rank is to be started again: how often that has happened. None if it is not. One that
+    /// ends again and again waits longer each time.
+    pub(super) fn again(
+        &mut self,
+        rank: usize,
+        ended: ExitStatus,
+        now: Duration,
+    ) -> Option<String> {
         // One that does not agree with the others will not agree later.
         let is_other = ended.code() == Some(EXIT_DISAGREES) || self.isolated.contains(&rank);
         if self.restarted == self.restarts || is_other {
@@ -94,7 +113,20 @@ impl Elastic {
             return None;
         }
         self.restarted += 1;
+        let (started, put_off) = self.started[rank];
+        let put_off = match now.saturating_sub(started) > PUT_OFF_MAX {
+            true => Duration::ZERO,
+            false => (2 * put_off).clamp(PUT_OFF_MIN, PUT_OFF_MAX),
+        };
+        self.started[rank] = (now + put_off, put_off);
+        self.waiting.push(rank);
         Some(format!("({} of {})", self.restarted, self.restarts))
+    }
+
+    /// The ranks that are to be started now, or not at all because the job ends.
+    pub(super) fn due(&mut self, now: Duration, is_ending: bool) -> Vec<usize> {
+        let is_due = |rank: &mut usize| is_ending || now >= self.started[*rank].0;
+        self.waiting.extract_if(.., is_due).collect()
     }
 
     /// What the page of a host says.
@@ -111,24 +143,33 @@ impl Elastic {
             return Vec::new();
         };
         self.missed.insert(0, self.roster.state().missed);
-        let mut all = std::mem::take(&mut self.missed).into_values();
+        let mut all = std::mem::take(&mut self.missed).into_iter();
         // Hosts that do not hear each other miss each other: the first one is believed.
-        let missed = all.find(|missed| missed.iter().any(|seat| absent.contains(seat)));
+        let missed = all.find(|(_, missed)| missed.iter().any(|seat| absent.contains(seat)));
         let mut left_out = Vec::new();
         if self.roster.current() != before {
-            self.silent = Silent::default();
+            (self.silent, self.formed) = (Silent::default(), now);
         } else if self.roster.is_broken() {
             // A host of which no rank is left to say that others show no progress.
             let limit = timeout.saturating_mul(2);
             left_out = (self.roster).silent(&absent, &mut self.silent, now, limit);
         } else if self.roster.has_left(&absent) || missed.is_some() {
             self.roster.end_current();
-            let missed = missed.unwrap_or_default();
+            let (host, mut missed) = missed.unwrap_or_default();
+            missed.retain(|seat| absent.contains(seat));
             left_out = self.roster.members();
-            left_out.retain(|(seat, _)| absent.contains(seat) && missed.contains(seat));
-            let left_out = left_out.iter().map(|&(seat, _)| seat);
-            let isolated = left_out.filter(|&seat| self.roster.has_just_joined(seat));
-            self.isolated.extend(isolated);
+            // Of two that could not connect, the one that has just come stays out.
+            let is_soon = now.saturating_sub(self.formed) < timeout.saturating_mul(2);
+            let is_new = |seat: &usize| is_soon && self.roster.has_just_joined(*seat);
+            if !missed.is_empty() && !missed.iter().any(is_new) {
+                let came = left_out.iter().map(|it| it.0);
+                let came: Vec<_> = came
+                    .filter(|it| self.hosts[*it] == host && is_new(it))
+                    .collect();
+                missed = if came.is_empty() { missed } else { came };
+            }
+            left_out.retain(|(seat, _)| missed.contains(seat));
+            self.isolated.extend(missed.into_iter().filter(is_new));
         }
         left_out
     }

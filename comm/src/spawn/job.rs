@@ -230,20 +230,42 @@ impl Job {
             elastic.roster.stays_empty(rank);
             return has_others;
         }
-        let Some(count) = elastic.again(rank, status) else {
+        let Some(count) = elastic.again(rank, status, self.now) else {
             print_line(&format!("{program}: rank {rank} {how}\n"));
             return has_others;
         };
         print_line(&format!(
             "{program}: rank {rank} {how}: starting it again {count}\n"
         ));
-        if let Err(error) = self.start_seat(rank) {
-            print_line(&format!("{program}: {error}\n", program = self.program));
-            let elastic = self.elastic.as_ref();
-            elastic.inspect(|elastic| elastic.roster.stays_empty(rank));
-            return has_others;
-        }
+        self.ranks[rank].is_running = true;
         true
+    }
+
+    /// Starts the lost ranks again for which it is time, unless the job ends.
+    fn start_again(&mut self) {
+        let Some(elastic) = &mut self.elastic else {
+            return;
+        };
+        let is_ending = self.stopped_by.is_some() || elastic.roster.over().is_some();
+        for rank in elastic.due(self.now, is_ending) {
+            // A host may have been lost meanwhile.
+            let is_awaited = std::mem::take(&mut self.ranks[rank].is_running);
+            let starts = is_awaited && !is_ending;
+            let started = if starts {
+                self.start_seat(rank)
+            } else {
+                Ok(())
+            };
+            if let Err(error) = &started {
+                print_line(&format!("{}: {error}\n", self.program));
+            }
+            if let (Some(elastic), false) = (&self.elastic, self.ranks[rank].is_running) {
+                elastic.roster.stays_empty(rank);
+                let is_over = !self.ranks.iter().any(|rank| rank.is_running);
+                let lost = (is_over && !self.is_done()).then_some(EXIT_PEER_LOST);
+                self.first_failure = self.first_failure.or(lost);
+            }
+        }
     }
 
     /// In a job that continues without lost ranks: takes note of hosts that are out of reach, and
@@ -358,6 +380,7 @@ impl Job {
             }
             self.others[index].heard = self.now;
         }
+        self.start_again();
         self.arbitrate();
         if let Some((_, limit)) = self.end_by.take_if(|(by, _)| Instant::now() >= *by) {
             match self.has_killed {

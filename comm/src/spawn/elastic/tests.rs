@@ -33,6 +33,11 @@ fn decide(job: &mut Elastic, seconds: u64) -> Vec<(usize, u32)> {
     job.decide(Duration::from_secs(seconds), TIMEOUT)
 }
 
+fn again(job: &mut Elastic, rank: usize, seconds: u64) -> bool {
+    let now = Duration::from_secs(seconds);
+    job.again(rank, ExitStatus::from_raw(9), now).is_some()
+}
+
 fn both_train() -> Elastic {
     let mut job = job();
     hear(&mut job, 1, 0, [70, 1], &[]);
@@ -60,21 +65,64 @@ fn of_two_hosts_that_miss_each_other_one_is_left_out() {
 }
 
 #[test]
-fn a_process_that_comes_and_is_missed_at_once_is_not_started_again() {
+fn a_process_that_comes_and_cannot_connect_is_not_started_again() {
+    for (reporter, seconds, left_out, comes_again) in [
+        (1, 6, (1, 81), false),
+        (2, 6, (1, 81), false),
+        // They had connected.
+        (1, 60, (1, 81), true),
+        (2, 60, (0, 70), true),
+    ] {
+        let mut job = joined();
+        let hosts = [(70, [1]), (81, [0])];
+        for (index, (pid, other)) in hosts.into_iter().enumerate() {
+            let missed = if reporter == index + 1 {
+                &other[..]
+            } else {
+                &[]
+            };
+            hear(&mut job, index + 1, 3, [pid, 0], missed);
+        }
+        assert_eq!(
+            decide(&mut job, seconds),
+            [left_out],
+            "{reporter} {seconds}"
+        );
+        assert_eq!(
+            again(&mut job, 1, seconds),
+            comes_again,
+            "{reporter} {seconds}"
+        );
+    }
+}
+
+/// Rank 1 was lost and has come again.
+fn joined() -> Elastic {
     let mut job = both_train();
-    let killed = ExitStatus::from_raw(9);
     hear(&mut job, 2, 1, [0, 0], &[]);
     hear(&mut job, 1, 1, [70, 2], &[]);
     decide(&mut job, 1);
     assert_eq!(job.roster.members(), [(0, 70)]);
-    assert!(job.again(1, killed).is_some());
+    assert!(again(&mut job, 1, 1));
     hear(&mut job, 2, 2, [81, 1], &[]);
     hear(&mut job, 1, 2, [70, 3], &[]);
     decide(&mut job, 2);
     assert_eq!(job.roster.members(), [(0, 70), (1, 81)]);
-    hear(&mut job, 2, 3, [81, 0], &[]);
-    hear(&mut job, 1, 3, [70, 0], &[1]);
-    assert_eq!(decide(&mut job, 3), [(1, 81)]);
-    assert!(job.again(1, killed).is_none());
-    assert!(job.again(0, killed).is_some());
+    job
+}
+
+#[test]
+fn a_rank_that_ends_again_and_again_waits_longer_each_time() {
+    let mut job = job();
+    for put_off_ms in [20, 40, 80] {
+        assert!(again(&mut job, 1, 0));
+        let at = Duration::from_millis(put_off_ms);
+        assert!(job.due(at - Duration::from_millis(1), false).is_empty());
+        assert_eq!(job.due(at, false), [1]);
+    }
+    // One that has run for long does not.
+    assert!(again(&mut job, 1, 60));
+    assert_eq!(job.due(Duration::from_secs(60), false), [1]);
+    assert!(again(&mut job, 1, 60));
+    assert_eq!(job.due(Duration::ZERO, true), [1], "the job ends");
 }
