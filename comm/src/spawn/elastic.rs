@@ -2,7 +2,6 @@
 //! says who takes part in each generation, by the roster of its host; agents pass on what is said.
 
 use std::collections::BTreeMap;
-use std::process::ExitStatus;
 use std::time::Duration;
 
 use super::agent::Order;
@@ -18,9 +17,10 @@ use crate::tcp::{self, SECRET};
 /// The exit code of a rank whose program, settings or data are not those of the others.
 const EXIT_DISAGREES: i32 = 78;
 
-/// By how much the start of a rank that ends again and again is put off.
-const PUT_OFF_MIN: Duration = Duration::from_millis(20);
-const PUT_OFF_MAX: Duration = Duration::from_secs(10);
+/// How often in a row a rank may end before it takes part, and by how much its start is put off
+/// after the first time; after each other one by twice as much.
+const TRIES_MAX: u32 = 9;
+const PUT_OFF: Duration = Duration::from_millis(20);
 
 /// A job that continues without lost ranks.
 pub(super) struct Elastic {
@@ -29,10 +29,11 @@ pub(super) struct Elastic {
     /// How many lost ranks may be started again, and how many were.
     restarts: u32,
     restarted: u32,
-    /// By seat: when its last process was started, or is to be, and how long that was put off.
-    started: Vec<(Duration, Duration)>,
-    /// The ranks that are to be started again.
-    waiting: Vec<usize>,
+    /// By seat: how many of its processes in a row have not taken part, and the generation when the
+    /// next one was to be started.
+    tries: Vec<(u32, u32)>,
+    /// The ranks that are to be started again, and when.
+    waiting: Vec<(usize, Duration)>,
     /// By this ranks of several hosts recognise each other.
     secret: String,
     /// For each host the addresses of all.
@@ -65,7 +66,7 @@ impl Elastic {
             task: task.clone(),
             restarts: losses.restarts,
             restarted: 0,
-            started: vec![Default::default(); hosts.len()],
+            tries: vec![Default::default(); hosts.len()],
             waiting: Vec::new(),
             secret: tcp::job_secret()?,
             addresses,
@@ -76,6 +77,14 @@ impl Elastic {
             formed: Duration::ZERO,
             told: Default::default(),
         })
+    }
+
+    /// A seat is on this host from now on, and a process may come to it.
+    pub(super) fn seat(&mut self, seat: usize, host: usize, address: &str) {
+        self.hosts[seat] = host;
+        self.roster.seat_at(seat, host, address.parse().ok());
+        // All hosts hear the whole state again.
+        self.told = Default::default();
     }
 
     /// Starts a rank, for the first time or again.
@@ -89,6 +98,8 @@ impl Elastic {
         let addresses = (HOST_ADDRESSES.into(), self.addresses[host].clone());
         let variables = vec![addresses, (SECRET.into(), self.secret.clone())];
         if let Some(index) = host.checked_sub(1) {
+            // An agent that has just come knows of no generation yet.
+            others[index].send(&Order::Job(self.roster.state()));
             others[index].send(&Order::Start(rank, variables));
             return Ok(());
         }
@@ -99,34 +110,45 @@ impl Elastic {
     }
 
     /// A lost rank is to be started again: how often that has happened. None if it is not. One that
-    /// ends again and again waits longer each time.
+    /// ends again and again before it takes part waits longer each time, and then stays out.
     pub(super) fn again(
         &mut self,
         rank: usize,
-        ended: ExitStatus,
+        ended: Option<i32>,
         now: Duration,
     ) -> Option<String> {
+        let (tries, began) = self.tries[rank];
+        let current = self.roster.current();
+        let is_member = self.roster.members().iter().any(|it| it.0 == rank);
+        let tries = if current > began && is_member {
+            0
+        } else {
+            tries + 1
+        };
         // One that does not agree with the others will not agree later.
-        let is_other = ended.code() == Some(EXIT_DISAGREES) || self.isolated.contains(&rank);
-        if self.restarted == self.restarts || is_other {
+        let is_other = ended == Some(EXIT_DISAGREES) || self.isolated.contains(&rank);
+        if self.restarted == self.restarts || is_other || tries > TRIES_MAX {
             self.roster.stays_empty(rank);
             return None;
         }
         self.restarted += 1;
-        let (started, put_off) = self.started[rank];
-        let put_off = match now.saturating_sub(started) > PUT_OFF_MAX {
-            true => Duration::ZERO,
-            false => (2 * put_off).clamp(PUT_OFF_MIN, PUT_OFF_MAX),
-        };
-        self.started[rank] = (now + put_off, put_off);
-        self.waiting.push(rank);
+        self.tries[rank] = (tries, current);
+        let put_off = PUT_OFF * ((1 << tries) - 1);
+        self.waiting.push((rank, now + put_off));
         Some(format!("({} of {})", self.restarted, self.restarts))
+    }
+
+    /// The host of a rank is lost.
+    pub(super) fn cut_off(&mut self, rank: usize) {
+        self.roster.cut_off(rank);
+        self.waiting.retain(|waiting| waiting.0 != rank);
     }
 
     /// The ranks that are to be started now, or not at all because the job ends.
     pub(super) fn due(&mut self, now: Duration, is_ending: bool) -> Vec<usize> {
-        let is_due = |rank: &mut usize| is_ending || now >= self.started[*rank].0;
-        self.waiting.extract_if(.., is_due).collect()
+        let is_due = |waiting: &mut (usize, Duration)| is_ending || now >= waiting.1;
+        let due = self.waiting.extract_if(.., is_due);
+        due.map(|(rank, _)| rank).collect()
     }
 
     /// What the page of a host says.

@@ -1,5 +1,3 @@
-use std::os::unix::process::ExitStatusExt;
-
 use serde_json::json;
 
 use super::*;
@@ -10,20 +8,21 @@ const TIMEOUT: Duration = Duration::from_secs(4);
 fn job() -> Elastic {
     let task = Task {
         losses: None,
+        place: None,
         program: "none".into(),
         arguments: Vec::new(),
         agent: "",
     };
     let losses = Losses {
         min_ranks: 1,
-        restarts: 9,
+        restarts: 99,
     };
     Elastic::new(vec![1, 2], &task, losses, Vec::new()).unwrap()
 }
 
 /// Host `host` says in this generation for which its process `pid` waits, and whom it misses.
 fn hear(job: &mut Elastic, host: usize, generation: u32, [pid, waits]: [u64; 2], missed: &[usize]) {
-    let words = [0, 0, 0, 0, waits, pid, 0];
+    let words = [0, 0, 0, 0, 0, 0, 0, waits, pid, 0];
     let numbers = [generation, 0, 0];
     let state = json!({"numbers": numbers, "seats": [(host - 1, words)], "missed": missed});
     job.hear(host, serde_json::from_value(state).unwrap());
@@ -35,7 +34,7 @@ fn decide(job: &mut Elastic, seconds: u64) -> Vec<(usize, u32)> {
 
 fn again(job: &mut Elastic, rank: usize, seconds: u64) -> bool {
     let now = Duration::from_secs(seconds);
-    job.again(rank, ExitStatus::from_raw(9), now).is_some()
+    job.again(rank, None, now).is_some()
 }
 
 fn both_train() -> Elastic {
@@ -114,15 +113,21 @@ fn joined() -> Elastic {
 #[test]
 fn a_rank_that_ends_again_and_again_waits_longer_each_time() {
     let mut job = job();
-    for put_off_ms in [20, 40, 80] {
+    for put_off_ms in [20, 60, 140] {
         assert!(again(&mut job, 1, 0));
         let at = Duration::from_millis(put_off_ms);
         assert!(job.due(at - Duration::from_millis(1), false).is_empty());
         assert_eq!(job.due(at, false), [1]);
     }
-    // One that has run for long does not.
-    assert!(again(&mut job, 1, 60));
-    assert_eq!(job.due(Duration::from_secs(60), false), [1]);
-    assert!(again(&mut job, 1, 60));
+    for _ in 3..TRIES_MAX {
+        assert!(again(&mut job, 1, 0));
+    }
+    assert!(!again(&mut job, 1, 0), "it stays out");
+    // One that has taken part is started at once.
+    let mut job = both_train();
+    assert!(again(&mut job, 1, 0));
+    assert_eq!(job.due(Duration::ZERO, false), [1]);
+    assert!(again(&mut job, 1, 0));
+    assert!(job.due(Duration::ZERO, false).is_empty());
     assert_eq!(job.due(Duration::ZERO, true), [1], "the job ends");
 }
