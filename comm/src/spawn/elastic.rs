@@ -109,6 +109,11 @@ impl Elastic {
         started.map(|_| ())
     }
 
+    /// Whether a lost rank may be started again.
+    pub(super) fn restarts(&self) -> bool {
+        self.restarted < self.restarts && self.roster.over().is_none()
+    }
+
     /// A lost rank is to be started again: how often that has happened. None if it is not. One that
     /// ends again and again before it takes part waits longer each time, and then stays out.
     pub(super) fn again(
