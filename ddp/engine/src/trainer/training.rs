@@ -95,6 +95,9 @@ impl Trainer<'_> {
             }
             result => result,
         };
+        if let Err(error) = &result {
+            carried::leave_if_alone(error, self.world);
+        }
         let (reason, exit_code) = match &result {
             Ok(_) => ("done".to_string(), 0),
             Err(Error::Remote(error)) if error.rank > 0 => {
