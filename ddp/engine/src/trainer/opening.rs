@@ -1,6 +1,7 @@
 //! The folder of a run before its first step: settings, the first line of the record or the line
 //! that it resumes, and what every checkpoint says.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
 use ddp_comm::World;
@@ -10,9 +11,9 @@ use ddp_kernels::threads;
 use ddp_nn::params::Parameter;
 use serde_json::{Map, Value};
 
-use super::places;
 use super::program::Program;
 use super::setup::Assembled;
+use super::{places, resume};
 use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState};
 use crate::config::{Config, GraphChoice, Resident, Resume};
 use crate::digest;
@@ -27,10 +28,12 @@ pub(super) struct Settings {
     pub(super) values: Map<String, Value>,
     /// The content of the settings' file.
     pub(super) file: String,
+    /// Of the program and of libraries, by name.
+    versions: BTreeMap<String, String>,
 }
 
 impl Settings {
-    pub(super) fn of(options: &Config, run: &Assembled) -> Settings {
+    pub(super) fn of(options: &Config, run: &Assembled, world: &World) -> Settings {
         // How a run was started is no property of the run.
         let given = Config {
             resume: Resume::Never,
@@ -47,10 +50,13 @@ impl Settings {
             threads: Some(threads::count()),
             ..given.clone()
         };
+        let mut versions = places::versions(run.devices[0]);
+        versions.insert("program".into(), places::program(world));
         Settings {
             values: chosen.to_json(),
             // Another run may have other ranks, devices or steps: it makes its own choices.
             file: given.to_toml(),
+            versions,
         }
     }
 }
@@ -70,12 +76,13 @@ pub(super) fn state(
     let saved = run.resumed.as_ref().map(|opened| &opened.state);
     let loss =
         tasks::of(data.train.task()).settled(&options.loss_options(), data, options.data.name())?;
-    // Another number of ranks makes products of other shapes.
-    let saved = saved.filter(|state| state.world.ranks == ranks);
+    // Another number of ranks has matmuls of other shapes, unless each has whole shards.
+    let saved = saved.filter(|it| options.same_bits.is_some() || it.world.ranks == ranks);
     Ok(State {
         // The saver fills it in.
         format: 0,
         program: places::program(world),
+        versions: settings.versions.clone(),
         step: 0,
         samples: 0,
         config: settings.values.clone(),
@@ -186,7 +193,7 @@ pub(super) fn open_record(
     }
     program.begin(out, run.taken(), run.plan.steps)?;
     if let Some(opened) = &run.resumed {
-        write_resume(&mut record, options, run, opened)?;
+        write_resume(&mut record, options, settings, run, opened)?;
     }
     Ok(record)
 }
@@ -194,6 +201,7 @@ pub(super) fn open_record(
 fn write_resume(
     record: &mut Record,
     options: &Config,
+    settings: &Settings,
     run: &Assembled,
     opened: &Opened,
 ) -> Result<()> {
@@ -207,12 +215,15 @@ fn write_resume(
             overridden.join(", ")
         );
     }
+    let versions = &settings.versions;
+    resume::warn_of_other_bits(options, (&run.places, versions), &opened.state);
     record.write(&Event::Resume(ResumeEvent {
         time_unix_s: record::unix_s(),
         step,
         from: &from.to_string_lossy(),
         ranks: run.places.len(),
         devices: &run.places,
+        versions,
         overridden,
     }))
 }
@@ -230,8 +241,6 @@ fn write_start(
     let reducer = stages[0].reducer();
     let buckets = stages.iter().map(|stage| stage.reducer().buckets().len());
     let parameters = stages.iter().map(|stage| stage.model().params.count());
-    let mut versions = places::versions(run.devices[0]);
-    versions.insert("program", places::program(world));
     let transport = reducer.group().transport();
     let bits_may_differ = match transport {
         "nccl" => ddp_comm::settings_of_free_order(),
@@ -240,7 +249,7 @@ fn write_start(
     record.write(&Event::Start(Start {
         time_unix_s: record::unix_s(),
         config: &settings.values,
-        versions,
+        versions: &settings.versions,
         devices: &run.places,
         world: StartWorld {
             ranks: world.size(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ddp_comm::World;
 use ddp_kernels::device::discover;
-use ddp_kernels::{Device, simd, threads};
+use ddp_kernels::{Device, matmuls, simd, threads};
 
 use crate::devices::described;
 use crate::error::Result;
@@ -27,9 +27,9 @@ pub fn program(world: &World) -> String {
 }
 
 /// Versions by name: the processor's vector instructions, and on a GPU CUDA's libraries.
-pub(super) fn versions(device: Device) -> BTreeMap<&'static str, String> {
+pub(super) fn versions(device: Device) -> BTreeMap<String, String> {
     let simd = format!("{:?}", simd::level()).to_lowercase();
-    let mut versions = BTreeMap::from([("simd", simd)]);
+    let mut versions = BTreeMap::from([("simd".into(), simd)]);
     if device.is_accelerator() {
         let found = discover();
         let driver = found
@@ -38,12 +38,13 @@ pub(super) fn versions(device: Device) -> BTreeMap<&'static str, String> {
         let libraries = [
             ("cuda-driver", driver),
             ("nvrtc", found.nvrtc.version.clone()),
-            ("cublaslt", found.cublaslt.version.clone()),
+            // A file's name says less than the library.
+            ("cublaslt", matmuls::version(device).ok().flatten()),
             ("nccl", found.nccl.version.clone()),
         ];
         let known = libraries
             .into_iter()
-            .filter_map(|(name, version)| Some((name, version?)));
+            .filter_map(|(name, version)| Some((name.into(), version?)));
         versions.extend(known);
     }
     versions

@@ -139,9 +139,6 @@ pub(super) fn assemble(
     if let Some(opened) = &resumed {
         overridden = changed(options, &plan, (&data, device), opened)?;
         resume::check(options, &opened.state, &overridden)?;
-        if world.rank() == 0 {
-            resume::warn_of_another_gpu(options, device, &opened.state);
-        }
     }
     if let Some(opened) = resumed.take_if(|opened| opened.state.step == plan.steps) {
         return Ok(Prepared::Finished(Box::new(opened)));

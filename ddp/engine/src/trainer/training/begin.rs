@@ -43,7 +43,7 @@ impl Begun {
         locked: Option<LockedRecord>,
         carried: &mut Carried,
     ) -> Result<Begun> {
-        let settings = Settings::of(options, run);
+        let settings = Settings::of(options, run, world);
         let mut state = opening::state(options, &settings, run, world)?;
         let times_products = matmuls::are_timed(options.products, run.devices[0], world);
         if !times_products {
