@@ -12,6 +12,7 @@ mod replay;
 use std::fmt::Display;
 
 use ddp_comm::World;
+use serde::Serialize;
 use serde_json::json;
 
 use self::differences::{Difference, differences};
@@ -46,6 +47,8 @@ pub fn compare(
             flags.second.display()
         )));
     }
+    let apart = parting.as_ref();
+    let apart = apart.and_then(|parting| Apart::since(parting, &a.steps, &b.steps));
     let replayed = parting.as_ref().filter(|_| flags.replay);
     let replayed = replayed.map(|parting| replay([&a, &b], parting, &program_version(world)));
     let replayed = replayed.transpose()?;
@@ -53,6 +56,7 @@ pub fn compare(
         say(&json!({
             "same": parting.is_none(),
             "first": parting,
+            "apart": apart,
             "differences": differences,
             "steps": steps,
             "steps_with_digests": with_digests,
@@ -64,7 +68,7 @@ pub fn compare(
         if let Some(parting) = &parting {
             lines.push(format!("they part in {parting}"));
             let details = parting.details().into_iter();
-            let details = details.chain(distance(&a.steps, &b.steps, parting));
+            let details = details.chain(apart.map(|apart| apart.text()));
             let details = details.chain(replayed.unwrap_or_default());
             lines.extend(details.map(|line| format!("  {line}")));
         } else {
@@ -91,18 +95,36 @@ pub fn compare(
     }
 }
 
-/// How far apart the runs are at the last step that both logged, if they trained on.
-fn distance(a: &Steps, b: &Steps, parting: &Parting) -> Option<String> {
-    let (a, b) = common(a, b).last().filter(|(a, _)| a.step > parting.step)?;
-    let loss = apart_text(relative(a.loss?, b.loss?));
-    let step = a.step;
-    let of_a = a.digests.iter().flat_map(|of| &of.weights);
-    let of_b = |name: &str| b.digests.as_ref()?.weights.iter().find(|b| b.0 == name);
-    let norms = of_a.filter_map(|a| Some(relative(a.2?, of_b(&a.0)?.2?)));
-    let norms = norms.reduce(f64::max).map_or(String::new(), |norms| {
-        format!(", norms of layers {}", apart_text(norms))
-    });
-    Some(format!(
-        "at step {step}, relative to the larger value: losses {loss}{norms}"
-    ))
+/// How far apart the runs are at the last step that both logged, relative to the larger value.
+#[derive(Serialize)]
+struct Apart {
+    step: u64,
+    loss: f64,
+    /// The most that the norms of a layer are apart; None without digests.
+    norms: Option<f64>,
+}
+
+impl Apart {
+    /// Of runs that trained on after they parted.
+    fn since(parting: &Parting, a: &Steps, b: &Steps) -> Option<Apart> {
+        let (a, b) = common(a, b).last().filter(|(a, _)| a.step > parting.step)?;
+        let of_a = a.digests.iter().flat_map(|of| &of.weights);
+        let of_b = |name: &str| b.digests.as_ref()?.weights.iter().find(|b| b.0 == name);
+        let norms = of_a.filter_map(|a| Some(relative(a.2?, of_b(&a.0)?.2?)));
+        Some(Apart {
+            step: a.step,
+            loss: relative(a.loss?, b.loss?),
+            norms: norms.reduce(f64::max),
+        })
+    }
+
+    fn text(&self) -> String {
+        let norms = |norms| format!(", norms of layers {}", apart_text(norms));
+        format!(
+            "at step {}, relative to the larger value: losses {}{}",
+            self.step,
+            apart_text(self.loss),
+            self.norms.map_or(String::new(), norms)
+        )
+    }
 }
