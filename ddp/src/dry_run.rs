@@ -47,7 +47,9 @@ pub fn dry_run(config: &Config, world: &World, say: Say<'_>) -> Result<()> {
     }
     if let Some(bytes) = run.between_ranks_bytes.filter(|bytes| *bytes > 0) {
         let sent = mb(bytes);
-        say(&format!("a rank sends {sent} to the others in a step"))?;
+        say(&format!(
+            "a rank sends at most {sent} to the others in a step"
+        ))?;
     }
     let (keep, one) = (config.keep, run.checkpoint_bytes);
     let needed = (keep + 2).saturating_mul(one);
