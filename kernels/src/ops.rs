@@ -12,6 +12,7 @@ mod accuracy;
 mod activation;
 mod adamw;
 mod add;
+mod add_in_order;
 mod addmm;
 mod attention;
 mod axpy;
@@ -61,6 +62,7 @@ pub use crate::precision::{F32Math, f32_math, with_f32_math};
 pub use activation::Activation;
 pub use adamw::{AdamwConstants, AdamwScalars, adamw};
 pub use add::{add, add_into};
+pub use add_in_order::{AddOrder, add_in_order};
 pub use addmm::{addmm, addmm_into};
 pub use attention::{
     Attention, Qkv, attention_backward_into, attention_cached_into, attention_into,
