@@ -4,11 +4,13 @@
 /// Sums that are left at a time: DEPTH of add_in_order.rs.
 constexpr int DEPTH = 10;
 
-/// Adds pack `i` of N elements of all parts. `left` are this thread's sums, a block apart.
+/// Adds pack `i` of N elements of all parts. A word of `order` is as in add_in_order.rs. `memory`
+/// is for the sums that are left in each thread.
 template <int N, class T>
 INLINE void add_pack(T* out, const T* others, const T* rows, const i32* order, u64 parts, u64 count, u64 stride, u64 i,
-                     Pack<T>* left) {
+                     void* memory) {
     typedef Pack<T, N> P;
+    P* left = static_cast<P*>(memory) + threadIdx.x;
     P sum;
     u32 depth = 0;
     for (u64 part = 0; part < parts; part++) {
@@ -17,15 +19,11 @@ INLINE void add_pack(T* out, const T* others, const T* rows, const i32* order, u
         if (source == 0) others += count;
         if (source == 1) rows += stride;
         for (i32 additions = word >> 2; additions > 0; additions--) {
-            depth--;
+            const P before = load_pack<P>(left, --depth * BLOCK_THREADS);
 #pragma unroll
-            for (int k = 0; k < N; k++) {
-                sum.values[k] = narrow<T>(wide(left[depth * BLOCK_THREADS].values[k]) + wide(sum.values[k]));
-            }
+            for (int k = 0; k < N; k++) sum.values[k] = narrow<T>(wide(before.values[k]) + wide(sum.values[k]));
         }
-#pragma unroll
-        for (int k = 0; k < N; k++) left[depth * BLOCK_THREADS].values[k] = sum.values[k];
-        depth++;
+        store_pack(left, depth++ * BLOCK_THREADS, sum);
     }
     store_pack(out, i, sum);
 }
@@ -35,12 +33,13 @@ INLINE void add_pack(T* out, const T* others, const T* rows, const i32* order, u
     add_in_order_##NAME(T* out, const T* others, const T* rows, const i32* order, u64 parts, u64 count, u64 stride) {  \
         constexpr u64 PACK = Pack<T>::COUNT;                                                                           \
         __shared__ Pack<T> left[DEPTH * BLOCK_THREADS];                                                                \
-        Pack<T>* mine = left + threadIdx.x;                                                                            \
         const bool packed = aligned(out, others, rows) && count % PACK == 0 && stride % PACK == 0;                     \
-        const u64 packs = packed ? count / PACK : 0;                                                                   \
-        for (u64 i = first_index(); i < packs; i += grid_threads())                                                    \
-            add_pack<PACK>(out, others, rows, order, parts, count, stride, i, mine);                                   \
-        for (u64 i = packs * PACK + first_index(); i < count; i += grid_threads())                                     \
-            add_pack<1>(out, others, rows, order, parts, count, stride, i, mine);                                      \
+        if (packed) {                                                                                                  \
+            for (u64 i = first_index(); i < count / PACK; i += grid_threads())                                         \
+                add_pack<PACK>(out, others, rows, order, parts, count, stride, i, left);                               \
+        } else {                                                                                                       \
+            for (u64 i = first_index(); i < count; i += grid_threads())                                                \
+                add_pack<1>(out, others, rows, order, parts, count, stride, i, left);                                  \
+        }                                                                                                              \
     }
 FOR_F32_AND_BF16(ADD_IN_ORDER)

@@ -11,22 +11,19 @@ static SOURCE: Source = Source::new("add_in_order.cu", include_str!("add_in_orde
 /// The most sums that are left at a time: of 2¹⁰ shards.
 const DEPTH: usize = 10;
 
+/// Where a part is, in the lowest bits of its word: what another gave, one of the rows, or the last
+/// of this rank, which the sum replaces.
+const OTHER: i32 = 0;
+const ROW: i32 = 1;
+const OUT: i32 = 2;
+
 /// In what order partial sums are added, on one device.
 #[derive(Clone, Debug)]
 pub struct AddOrder {
-    /// Of each part: where it is, and how many additions follow it.
-    parts: Vec<(Place, usize)>,
-    /// i32 (O + G): the same in one number each.
-    words: Tensor,
-}
-
-/// Where a part is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    Others,
-    Rows,
-    /// The last of this rank, which the sum replaces.
-    Out,
+    /// (O + G): where each part is, and four times the number of additions that follow it.
+    words: Vec<i32>,
+    /// i32 (O + G): the same on the device.
+    on_device: Tensor,
 }
 
 impl AddOrder {
@@ -36,26 +33,21 @@ impl AddOrder {
     pub fn new(parts: &[(bool, usize)], device: Device) -> Result<AddOrder> {
         let last = parts.iter().rposition(|(is_own, _)| *is_own);
         let last = last.expect("a part of this rank");
-        let place = |(index, &(is_own, additions)): (usize, &(bool, usize))| match is_own {
-            true if index == last => (Place::Out, additions),
-            true => (Place::Rows, additions),
-            false => (Place::Others, additions),
-        };
-        let parts: Vec<_> = parts.iter().enumerate().map(place).collect();
         let mut left = 0;
-        for (_, additions) in &parts {
-            assert!(left >= *additions && left < DEPTH + *additions, "{parts:?}");
+        let word = |(index, &(is_own, additions)): (usize, &(bool, usize))| {
+            assert!(left >= additions && left < DEPTH + additions, "{parts:?}");
             left = left + 1 - additions;
-        }
+            let own = if index == last { OUT } else { ROW };
+            4 * additions as i32 + if is_own { own } else { OTHER }
+        };
+        let words: Vec<i32> = parts.iter().enumerate().map(word).collect();
         assert_eq!(left, 1, "{parts:?}");
-        let word = |&(place, additions): &(Place, usize)| (4 * additions + place as usize) as i32;
-        let words: Vec<i32> = parts.iter().map(word).collect();
-        let words = Tensor::from_slice(&words, &[words.len()], device)?;
-        Ok(AddOrder { parts, words })
+        let on_device = Tensor::from_slice(&words, &[words.len()], device)?;
+        Ok(AddOrder { words, on_device })
     }
 
-    fn count(&self, place: Place) -> usize {
-        self.parts.iter().filter(|part| part.0 == place).count()
+    fn count(&self, place: i32) -> usize {
+        self.words.iter().filter(|word| *word & 3 == place).count()
     }
 }
 
@@ -73,14 +65,14 @@ pub fn add_in_order(
     order: &AddOrder,
 ) -> Result<()> {
     let mut call = Call::new("add_in_order");
-    let (count, own) = (out.count(), order.count(Place::Rows));
-    let stride = (rows.count() / own.max(1)).max(1);
+    let (count, own) = (out.count(), order.count(ROW));
+    let stride = rows.count() / own.max(1);
     let out = call.updates("out", out);
     let others = call.reads("others", others);
     let rows = call.reads("rows", rows);
-    let words = call.reads("order", &order.words);
+    let words = call.reads("order", &order.on_device);
     let expected = "a part of each other that the order has";
-    call.has_shape(others, &[order.count(Place::Others) * count], expected)?;
+    call.has_shape(others, &[order.count(OTHER) * count], expected)?;
     call.has_shape(rows, &[own * stride], "as many rows as the order has")?;
     if own > 0 && start + count > stride {
         let expected = format!("rows of {} elements or more", start + count);
@@ -93,7 +85,7 @@ pub fn add_in_order(
         if let Some(gpu) = placed.launcher() {
             let row = rows.address() + (start * rows.dtype.bytes()) as u64;
             let grid = Grid::packs(count, out.dtype);
-            let args = args![out, others, row, words, order.parts.len(), count, stride];
+            let args = args![out, others, row, words, order.words.len(), count, stride];
             return gpu.launch(&SOURCE, ("add_in_order", placed.dtype), grid, args);
         }
         with_float!(placed.dtype, T => {
@@ -101,15 +93,15 @@ pub fn add_in_order(
             threads::split_mut(out.elements_mut::<T>(), GRAIN, |first, out| {
                 for (index, out) in (first..).zip(out) {
                     let mut others = others.iter().skip(index).step_by(count);
-                    let mut rows = rows.iter().skip(start + index).step_by(stride);
+                    let mut rows = rows.iter().skip(start + index).step_by(stride.max(1));
                     let mut left = Vec::with_capacity(DEPTH);
-                    for &(place, additions) in &order.parts {
-                        let mut sum = match place {
-                            Place::Others => *others.next().expect("as many as there are"),
-                            Place::Rows => *rows.next().expect("as many as there are"),
-                            Place::Out => *out,
+                    for word in &order.words {
+                        let mut sum = match word & 3 {
+                            OTHER => *others.next().expect("checked above"),
+                            ROW => *rows.next().expect("checked above"),
+                            _ => *out,
                         };
-                        for _ in 0..additions {
+                        for _ in 0..word >> 2 {
                             sum = left.pop().expect("checked by the order") + sum;
                         }
                         left.push(sum);

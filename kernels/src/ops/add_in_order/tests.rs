@@ -49,7 +49,7 @@ fn operands_that_do_not_fit_are_named() {
 }
 
 #[test]
-#[should_panic(expected = "[(Others, 0), (Out, 2)]")]
+#[should_panic(expected = "[(false, 0), (true, 2)]")]
 fn an_order_adds_what_there_is() {
     _ = AddOrder::new(&[(false, 0), (true, 2)], Device::Cpu);
 }
