@@ -32,7 +32,7 @@ use crate::shared::{Mapping, futex, map, memfd};
 use crate::waited::Waited;
 
 /// The first word. Its last byte is the version of this layout.
-const MAGIC: u64 = u64::from_be_bytes(*b"ddpseat\x02");
+const MAGIC: u64 = u64::from_be_bytes(*b"ddpseat\x03");
 const SEATS_AT: usize = 8;
 const MIN_RANKS_AT: usize = 16;
 /// The number of the current generation; 0 before the first.
@@ -52,10 +52,10 @@ const LOCKED_BY_AT: usize = 64;
 
 /// A seat: its process, for which generation it waits, how its last process ended, whether it stays
 /// empty, its process in the current and the last generation, and its signs of progress. On several
-/// hosts also the port where its process listens while it waits, its host, and the generation in
-/// which a rank of another host has missed it.
+/// hosts also the port where its process listens while it waits, its host and where that is reached,
+/// and the generation in which a rank of another host has missed it.
 const FIRST_SEAT_AT: usize = 128;
-const SEAT_BYTES: usize = 80;
+const SEAT_BYTES: usize = 96;
 const PID: usize = 0;
 const WAITS: usize = 8;
 const ENDED: usize = 16;
@@ -65,6 +65,7 @@ const PORT: usize = 48;
 const HOST: usize = 56;
 const MISSED: usize = 64;
 const PULSE: usize = 72;
+const ADDRESS: usize = 80;
 
 /// How a seat's process ended, besides its status: others killed it, because it was silent.
 const WAS_SILENT: u64 = 1 << 40;

@@ -10,7 +10,9 @@ mod part;
 mod replay;
 
 use std::fmt::Display;
+use std::path::PathBuf;
 
+use clap::Args;
 use ddp_comm::World;
 use serde::Serialize;
 use serde_json::json;
@@ -19,11 +21,40 @@ use self::differences::{Difference, differences};
 use self::logged::{Logged, Steps};
 use self::part::{Parting, apart_text, common, parting};
 use self::replay::replay;
-use crate::cli::CompareFlags;
 use crate::error::{Error, Result};
 use crate::shown::shown;
 use crate::trainer::program_version;
 use crate::units::{plural, relative};
+
+/// Printed after the help of `compare`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  ddp-train compare one two                        the first step and layer in which they part
+  ddp-train compare one two --json                 the same as one line of JSON
+  ddp-train compare one two --replay               the first operation whose output differs
+  ddp-train report one two --out both.html         a page with curves of how far they are apart
+
+Only steps that both runs logged are compared: --log-every 1 names the very step.
+
+Exit codes: 0 the same, 1 they part, 2 wrong flags, 65 a damaged log, 74 unreadable.";
+
+/// The flags of `compare`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct CompareFlags {
+    /// The folder of a run: what --out was
+    #[arg(value_name = "A")]
+    pub first: PathBuf,
+    /// The folder of the run to compare it with
+    #[arg(value_name = "B")]
+    pub second: PathBuf,
+    /// Repeat the steps in which they part, from the last checkpoint of both before it, and find
+    /// the first operation whose output differs
+    #[arg(long)]
+    pub replay: bool,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// Compares two runs, on rank 0. Runs that part are an error with exit code 1.
 pub fn compare(

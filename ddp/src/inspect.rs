@@ -12,13 +12,42 @@ mod sheet;
 
 use std::path::Path;
 
+use clap::Args;
+
 use self::sheet::Inspected;
 use crate::checkpoint::MODEL_FILE;
-use crate::cli::InspectFlags;
 use crate::error::Result;
+use crate::flags::Taken;
 use crate::output::Say;
 use crate::record::EVENTS_FILE;
 use crate::using::choose::is_checkpoint;
+
+/// Printed after the help of `inspect`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  ddp-train inspect out                                   a run: how it ended, its checkpoints
+  ddp-train inspect out/checkpoints/step-00000785         a checkpoint: every byte is checked
+  ddp-train inspect out/checkpoints/step-00000785/model.safetensors
+  ddp-train inspect train.csv --labels species            data: would training accept them?
+  ddp-train inspect digits.npz#x_train --json
+
+All data are read, and nothing is changed; files that cannot be memory-mapped are converted once and cached, as in training.
+
+Exit codes: 0 all is well, 65 damaged or refused, 74 unreadable.";
+
+/// The flags of `inspect`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct InspectFlags {
+    /// A run's folder, a checkpoint, a model file, or data (as --data takes them)
+    #[arg(value_name = "PATH")]
+    pub path: String,
+    /// How the data are read, as in training.
+    #[command(flatten)]
+    pub settings: Taken,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// Prints what is in a file or folder.
 pub fn inspect(flags: &InspectFlags, say: Say<'_>) -> Result<()> {
@@ -48,5 +77,5 @@ fn find(flags: &InspectFlags) -> Result<Inspected> {
             return run::found(path);
         }
     }
-    dataset::found(flags)
+    dataset::found(&flags.path, &flags.settings)
 }

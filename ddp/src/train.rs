@@ -196,7 +196,7 @@ mod tests {
 
     fn config(flags: &str) -> Config {
         let words = ["ddp-train"].into_iter().chain(flags.split_whitespace());
-        let crate::cli::Command::Train(config) = crate::cli::parse(words).unwrap() else {
+        let (crate::cli::Command::Train(config), _) = crate::cli::parse(words).unwrap() else {
             panic!("{flags} is a run")
         };
         *config

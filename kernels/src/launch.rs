@@ -1,7 +1,7 @@
 //! How operations run kernels and, by cuBLASLt (`blaslt.rs`), matmuls.
 //!
 //! ```text
-//! static SOURCE: Source = Source::new("relu.cu", include_str!("relu.cu"));
+//! static SOURCE: Source = Source::new("activation.cu", include_str!("activation.cu"));
 //!
 //! gpu.launch(&SOURCE, ("relu", dtype), Grid::elements(count), args![out, x, count])?;
 //! ```

@@ -2,25 +2,36 @@
 //! it what the pages of other hosts say of their seats, and they copy what it says of generations.
 //! Both sides say the whole state, so that nothing depends on what was said before.
 
+use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BROKEN_AT, ENDED, GENERATION_AT, GONE, HAS_ENDED, HOST, HOST_AT, MEMBER, MISSED, OVER_AT, PID,
-    PORT, Roster, WAITS, WAS_CUT_OFF,
+    ADDRESS, BROKEN_AT, ENDED, GENERATION_AT, GONE, HAS_ENDED, HOST, HOST_AT, MEMBER, MISSED,
+    OVER_AT, PID, PORT, Roster, WAITS, WAS_CUT_OFF,
 };
 use crate::error::{Cause, Result};
 use crate::shared::futex;
 
 /// What pages say of a seat, in the order in which it is written. It is read in the opposite one:
 /// so a process that waits has its own port, and an empty seat the reason.
-const SAID: [usize; 6] = [MEMBER, MEMBER + 8, ENDED, PORT, WAITS, PID];
+const SAID: [usize; 9] = [
+    MEMBER,
+    MEMBER + 8,
+    ADDRESS,
+    ADDRESS + 8,
+    HOST,
+    ENDED,
+    PORT,
+    WAITS,
+    PID,
+];
 /// What of it the launcher's page decides, adds for seats of other hosts, and takes from them.
-const DECIDED: Range<usize> = 0..2;
-const PASSED_ON: Range<usize> = 0..6;
-const TAKEN: Range<usize> = 2..6;
+const DECIDED: Range<usize> = 0..5;
+const PASSED_ON: Range<usize> = 0..9;
+const TAKEN: Range<usize> = 5..9;
 
 /// What a page says to those of other hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -53,6 +64,11 @@ impl Roster {
         self.page.u64_at(HOST_AT).load(Ordering::Acquire) != 0
     }
 
+    /// Whether an agent, and not the launcher, has started this host's ranks.
+    pub(crate) fn is_of_agent(&self) -> bool {
+        self.page.u64_at(HOST_AT).load(Ordering::Acquire) > 1
+    }
+
     /// The number of a seat's host.
     pub(crate) fn host_of(&self, seat: usize) -> usize {
         self.read(seat, HOST) as usize
@@ -72,6 +88,25 @@ impl Roster {
     /// The port of a rank of the current generation.
     pub(crate) fn port_of(&self, seat: usize) -> u16 {
         self.read(seat, PORT) as u16
+    }
+
+    /// For the launcher: a seat is on this host, at this address, and a process may come to it.
+    pub(crate) fn seat_at(&self, seat: usize, host: usize, address: Option<IpAddr>) {
+        let address = address.map_or(0, |address| match address {
+            IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
+            IpAddr::V6(address) => address.to_bits(),
+        });
+        self.write(seat, ADDRESS, (address >> 64) as u64);
+        self.write(seat, ADDRESS + 8, address as u64);
+        self.write(seat, HOST, host as u64);
+        self.write(seat, GONE, 0);
+    }
+
+    /// Where other hosts reach the host of a seat, if that has an address.
+    pub(crate) fn address_of(&self, seat: usize) -> Option<IpAddr> {
+        let [high, low] = [ADDRESS, ADDRESS + 8].map(|word| u128::from(self.read(seat, word)));
+        let address = Ipv6Addr::from_bits(high << 64 | low);
+        (!address.is_unspecified()).then(|| address.to_canonical())
     }
 
     /// Whether the current generation is over, as the launcher says.

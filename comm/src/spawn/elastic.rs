@@ -1,7 +1,6 @@
 //! A job that continues without lost ranks, as its launcher sees it. On several hosts the launcher
 //! says who takes part in each generation, by the roster of its host; agents pass on what is said.
 
-use std::process::ExitStatus;
 use std::time::Duration;
 
 use super::agent::Order;
@@ -61,6 +60,14 @@ impl Elastic {
         })
     }
 
+    /// A seat is on this host from now on, and a process may come to it.
+    pub(super) fn seat(&mut self, seat: usize, host: usize, address: &str) {
+        self.hosts[seat] = host;
+        self.roster.seat_at(seat, host, address.parse().ok());
+        // All hosts hear the whole state again.
+        self.told = Default::default();
+    }
+
     /// Starts a rank, for the first time or again.
     pub(super) fn start(
         &self,
@@ -72,6 +79,8 @@ impl Elastic {
         let addresses = (HOST_ADDRESSES.into(), self.addresses[host].clone());
         let variables = vec![addresses, (SECRET.into(), self.secret.clone())];
         if let Some(index) = host.checked_sub(1) {
+            // An agent that has just come knows of no generation yet.
+            others[index].send(&Order::Job(self.roster.state()));
             others[index].send(&Order::Start(rank, variables));
             return Ok(());
         }
@@ -82,9 +91,9 @@ impl Elastic {
     }
 
     /// A lost rank is to be started again: how often that has happened. None if it is not.
-    pub(super) fn again(&mut self, rank: usize, ended: ExitStatus) -> Option<String> {
+    pub(super) fn again(&mut self, rank: usize, ended: Option<i32>) -> Option<String> {
         // One that does not agree with the others will not agree later.
-        if self.restarted == self.restarts || ended.code() == Some(EXIT_DISAGREES) {
+        if self.restarted == self.restarts || ended == Some(EXIT_DISAGREES) {
             self.roster.stays_empty(rank);
             return None;
         }

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::door::Place;
+
 /// The version that launcher and agents must share.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// How long ranks have to end after another has failed: only a stopped one needs more than one.
@@ -22,7 +24,7 @@ pub(super) const SILENCE_MARGIN: Duration = Duration::from_secs(1);
 pub(super) const PERIOD: Duration = Duration::from_millis(20);
 
 /// What every rank runs.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Task {
     /// The program.
     pub program: PathBuf,
@@ -32,6 +34,8 @@ pub struct Task {
     pub agent: &'static str,
     /// In a job that continues without lost ranks: how.
     pub losses: Option<Losses>,
+    /// Where other hosts come to, if variables and not this launcher start their agents.
+    pub place: Option<Place>,
 }
 
 /// How a job continues without lost ranks.

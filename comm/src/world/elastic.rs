@@ -144,12 +144,19 @@ impl Elastic {
         let lookup = |name: &str| std::env::var(name).ok();
         let addresses = lookup(HOST_ADDRESSES).unwrap_or_default();
         let first = members[0].0;
-        let host = addresses.split(',').nth(roster.host_of(first));
+        let host = match roster.address_of(first) {
+            Some(address) => address.to_string(),
+            None => addresses
+                .split(',')
+                .nth(roster.host_of(first))
+                .unwrap_or_default()
+                .into(),
+        };
         let place = Rendezvous {
             rank: own_rank(members, self.seat),
             size: members.len(),
             local_size: None,
-            host: host.unwrap_or_default().to_string(),
+            host,
             ports: vec![roster.port_of(first)],
             job: format!("generation {}", generation.number),
             is_of_torchrun: false,

@@ -13,7 +13,6 @@ mod builder;
 mod graphs;
 mod model;
 mod scalars;
-mod split;
 mod stage;
 mod stats;
 
@@ -31,6 +30,7 @@ use ddp_nn::Loss;
 use ddp_nn::models::Model;
 use ddp_nn::observe::observe;
 use ddp_nn::optim::{Optimizer, UpdatePart};
+use ddp_nn::params::Params;
 
 pub use self::builder::StepBuilder;
 use self::graphs::{CAPTURED, StepGraphs, StepMode};
@@ -515,6 +515,16 @@ impl Step {
     /// The stages of the model, one per device, from the input to the output: at least one.
     pub fn stages(&self) -> &[Stage] {
         &self.model.stages
+    }
+
+    /// The device of each stage.
+    pub fn devices(&self) -> Vec<Device> {
+        self.stages().iter().map(Stage::device).collect()
+    }
+
+    /// The parameters of each stage.
+    pub fn params(&self) -> impl Iterator<Item = &Params> {
+        self.stages().iter().map(|stage| &stage.model.params)
     }
 
     /// Sets the step after which the optimizers' moments were 0.

@@ -196,7 +196,8 @@ impl Bench<'_> {
         let starts = (0..count).step_by(bucket);
         let buckets = starts.map(|start| tensor.slice(start..count.min(start + bucket)));
         let buckets = buckets.collect::<Result<Vec<_>, _>>()?;
-        let reduce = || buckets.iter().try_for_each(|bucket| self.call(bucket));
+        let call = |bucket: &Tensor| call(operation, &self.group, bucket, &self.stream);
+        let reduce = || buckets.iter().try_for_each(call);
         let (main, common) = (&self.main, &self.flags.common);
         let (times, calls) = if self.flags.captured {
             let capture = || (0..CAPTURED).try_for_each(|_| reduce());
@@ -206,7 +207,7 @@ impl Bench<'_> {
         } else {
             (rounds(main, self.device, common, |_| reduce())?, 1)
         };
-        let seconds = times.median_s() / calls as f64;
+        let seconds = times.median_s / calls as f64;
         let alg_gb_per_s = tensor.bytes() as f64 / seconds / 1e9;
         let fields = json!({
             "bench": "allreduce",
@@ -220,7 +221,7 @@ impl Bench<'_> {
             "captured": self.flags.captured,
             "in_place": true,
             "ms": round(seconds * 1e3, 5),
-            "ms_best": round(times.least_s() / calls as f64 * 1e3, 5),
+            "ms_best": round(times.least_s / calls as f64 * 1e3, 5),
             "time_us": round(seconds * 1e6, 2),
             "alg_gb_per_s": round(alg_gb_per_s, 3),
             "bus_gb_per_s": round(alg_gb_per_s * operation.bus_factor(ranks), 3),
@@ -229,39 +230,33 @@ impl Bench<'_> {
         Ok(line(self.device, &[fields]))
     }
 
-    fn call(&self, tensor: &Tensor) -> Result<()> {
-        call(self.flags.operation, &self.group, tensor, &self.stream)
-    }
-
     /// A tensor on which one call has been made, whose result was right.
     fn checked_tensor(&self, count: usize) -> Result<Tensor> {
         let (rank, ranks) = (self.group.rank(), self.group.size());
-        let dtype = self.flags.dtype.dtype();
+        let (operation, dtype) = (self.flags.operation, self.flags.dtype.dtype());
         let given: Vec<f32> = (0..count).map(|index| given(rank, ranks, index)).collect();
         // Made on the stream that uses it, so that it waits for no other.
         let tensor = self.stream.scope(|| -> Result<Tensor> {
             let given = Tensor::from_slice(&given, &[count], self.device)?;
             Ok(given.to_dtype(dtype)?.named("bench"))
         })?;
-        self.call(&tensor)?;
+        call(operation, &self.group, &tensor, &self.stream)?;
         synchronize(self.device)?;
         let got: Vec<f32> = tensor.to(Device::Cpu)?.to_dtype(DType::F32)?.to_vec()?;
-        match first_wrong(self.flags.operation, rank, ranks, &got) {
-            None => {
-                if self.flags.operation == BenchOperation::AllReduce {
-                    // Random numbers would grow to infinity over so many sums. Zeros take as long.
-                    self.stream.scope(|| ops::zero(&tensor))?;
-                }
-                Ok(tensor)
-            }
-            Some((index, expected)) => Err(Error::Internal(format!(
+        if let Some((index, expected)) = first_wrong(operation, rank, ranks, &got) {
+            return Err(Error::Internal(format!(
                 "bench allreduce: {} of {count} elements of {dtype} over {ranks} ranks ({}): \
                  expected {expected} at element {index} on rank {rank}, got {}",
-                self.flags.operation.name(),
+                operation.name(),
                 self.group.transport(),
                 got[index],
-            ))),
+            )));
         }
+        if operation == BenchOperation::AllReduce {
+            // Random numbers would grow to infinity over so many sums. Zeros take as long.
+            self.stream.scope(|| ops::zero(&tensor))?;
+        }
+        Ok(tensor)
     }
 }
 
@@ -288,25 +283,8 @@ fn given(rank: usize, ranks: usize, index: usize) -> f32 {
     ((mixed ^ (mixed >> 15)).wrapping_mul(0x2c1b_3c6d) >> 16) as f32 % (most + 1) as f32
 }
 
-/// What an element must be after one call; None where the operation promises nothing.
-fn expected(
-    operation: BenchOperation,
-    rank: usize,
-    ranks: usize,
-    count: usize,
-    index: usize,
-) -> Option<f32> {
-    let sum = || (0..ranks).map(|rank| given(rank, ranks, index)).sum();
-    let slice = index / (count / ranks).max(1);
-    match operation {
-        BenchOperation::AllReduce => Some(sum()),
-        BenchOperation::ReduceScatter => (slice == rank).then(sum),
-        BenchOperation::AllGather => Some(given(slice, ranks, index)),
-        BenchOperation::Broadcast => Some(given(0, ranks, index)),
-    }
-}
-
-/// The first element that is not what it must be after one call, and what that is.
+/// The first element that is not what it must be after one call, and what that is. An operation may
+/// promise nothing of an element.
 fn first_wrong(
     operation: BenchOperation,
     rank: usize,
@@ -314,7 +292,15 @@ fn first_wrong(
     got: &[f32],
 ) -> Option<(usize, f32)> {
     let wrong = |(index, &value): (usize, &f32)| {
-        let expected = expected(operation, rank, ranks, got.len(), index)?;
+        let sum = || (0..ranks).map(|rank| given(rank, ranks, index)).sum();
+        let slice = index / (got.len() / ranks).max(1);
+        let expected = match operation {
+            BenchOperation::AllReduce => sum(),
+            BenchOperation::ReduceScatter if slice != rank => return None,
+            BenchOperation::ReduceScatter => sum(),
+            BenchOperation::AllGather => given(slice, ranks, index),
+            BenchOperation::Broadcast => given(0, ranks, index),
+        };
         (value != expected).then_some((index, expected))
     };
     got.iter().enumerate().find_map(wrong)

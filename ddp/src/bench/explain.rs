@@ -7,7 +7,7 @@
 
 use ddp_kernels::graph::{Graph, GraphNode, NodeKind};
 use ddp_kernels::{Device, matmuls};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::measure::{Say, line, round};
 use crate::devices::is_simulated;
@@ -32,15 +32,10 @@ pub(super) fn print(graph: &Graph, device: Device, say: Say<'_>) -> Result<()> {
     let multiprocessors = graph.multiprocessors();
     let is_narrow = |node: &GraphNode| has_few_blocks(node, multiprocessors);
     for (index, node) in graph.nodes().iter().enumerate() {
-        let mut row = json!({
-            "node": index + 1,
-            "kind": name_of(node.kind),
-            "op": node.op,
-            "name": node.name,
-            "read_bytes": node.read_bytes,
-            "written_bytes": node.written_bytes,
-            "model_us": model_us(moved(node)),
-        });
+        let mut row = row(index, node);
+        row["read_bytes"] = json!(node.read_bytes);
+        row["written_bytes"] = json!(node.written_bytes);
+        row["model_us"] = json!(model_us(moved(node)));
         if node.kind == NodeKind::Kernel {
             row["blocks"] = json!(node.work.blocks);
             row["threads"] = json!(node.work.threads);
@@ -77,14 +72,16 @@ pub(super) fn print(graph: &Graph, device: Device, say: Say<'_>) -> Result<()> {
     say(&line(device, &[fields]))
 }
 
-pub(super) fn name_of(kind: NodeKind) -> &'static str {
-    match kind {
+/// What a node is: the begin of its line.
+pub(super) fn row(index: usize, node: &GraphNode) -> Value {
+    let kind = match node.kind {
         NodeKind::Kernel => "kernel",
         NodeKind::Matmul => "matmul",
         NodeKind::Copy => "copy",
         NodeKind::Fill => "fill",
         NodeKind::Foreign => "library",
-    }
+    };
+    json!({ "node": index + 1, "kind": kind, "op": node.op, "name": node.name })
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::config::Precision;
 use crate::devices::{described, is_simulated};
 use crate::error::{Error, Result};
+use crate::exchange::gather_numbers;
 use crate::flags::{RankFlags, number, whole};
 
 /// Repetitions of the first run, which compiles, allocates and captures.
@@ -40,29 +41,14 @@ pub struct BenchFlags {
 /// Times of one repetition, from several rounds.
 #[derive(Debug)]
 pub(super) struct Rounds {
-    /// Seconds of one repetition in each round, until all ranks were done, ascending.
-    sorted_s: Vec<f64>,
-    /// The same, until this rank was done.
-    own_sorted_s: Vec<f64>,
+    /// Seconds in the median round, until all ranks were done.
+    pub(super) median_s: f64,
+    /// Seconds in the fastest round.
+    pub(super) least_s: f64,
+    /// As `median_s`, without the wait for other ranks.
+    pub(super) own_median_s: f64,
     /// Repetitions in all rounds together.
     pub(super) repetitions: u64,
-}
-
-impl Rounds {
-    /// Seconds of one repetition in the median round.
-    pub(super) fn median_s(&self) -> f64 {
-        self.sorted_s[self.sorted_s.len() / 2]
-    }
-
-    /// Seconds of one repetition in the fastest round.
-    pub(super) fn least_s(&self) -> f64 {
-        self.sorted_s[0]
-    }
-
-    /// As `median_s`, without the wait for other ranks.
-    pub(super) fn own_median_s(&self) -> f64 {
-        self.own_sorted_s[self.own_sorted_s.len() / 2]
-    }
 }
 
 /// As `begin`, to measure: simulated GPUs are refused.
@@ -162,33 +148,24 @@ pub(super) fn rounds(
     }
     let [warm_s, _] = run(count_in(bench.seconds / 4.0, first_s, WARM_UP_MAX)?)?;
     let count = count_in(bench.seconds / bench.rounds as f64, warm_s, 1e9)?;
-    let (mut sorted_s, mut own_sorted_s) = (Vec::new(), Vec::new());
+    let mut times = [Vec::new(), Vec::new()];
     for _ in 0..bench.rounds {
-        let [all_s, own_s] = run(count)?;
-        sorted_s.push(all_s);
-        own_sorted_s.push(own_s);
+        let round = times.iter_mut().zip(run(count)?);
+        round.for_each(|(times, took_s)| times.push(took_s));
     }
-    sorted_s.sort_by(f64::total_cmp);
-    own_sorted_s.sort_by(f64::total_cmp);
+    times.iter_mut().for_each(|of| of.sort_by(f64::total_cmp));
+    let [all, own] = times;
     Ok(Rounds {
-        sorted_s,
-        own_sorted_s,
+        median_s: all[bench.rounds / 2],
+        least_s: all[0],
+        own_median_s: own[bench.rounds / 2],
         repetitions: count * bench.rounds as u64,
     })
 }
 
-/// Every rank's number, by rank. `group` is one of host memory.
-pub(super) fn of_all_ranks(group: &Group, value: f64) -> Result<Vec<f64>> {
-    let mut all = vec![0.0; group.size()];
-    all[group.rank()] = value;
-    let tensor = Tensor::from_slice(&all, &[group.size()], Device::Cpu)?.named("a measurement");
-    group.all_gather(&tensor, &Stream::default_of(Device::Cpu)?)?;
-    Ok(tensor.to_vec::<f64>()?)
-}
-
 /// The largest of the ranks' numbers.
-pub(super) fn largest(group: &Group, value: f64) -> Result<f64> {
-    let all = of_all_ranks(group, value)?;
+pub(super) fn largest(world: &World, value: f64) -> Result<f64> {
+    let all = gather_numbers(world, &[value])?.concat();
     Ok(all.into_iter().fold(f64::NEG_INFINITY, f64::max))
 }
 

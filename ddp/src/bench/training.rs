@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use ddp_comm::World;
+use ddp_kernels::graph;
 use ddp_kernels::matmuls::{self, MatmulChoice};
 use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{Device, Random, threads};
@@ -14,50 +15,21 @@ use super::measure::{
 };
 use super::subject::Subject;
 use super::{explain, timed};
-use crate::config::{FloatType, GraphChoice, OptimizerKind, Overlap, Precision};
+use crate::config::Config;
 use crate::data::sampler::Shards;
 use crate::data::{Batch, SlotId};
 use crate::error::{Error, Result};
-use crate::flags::{choice, number, whole};
 use crate::models::Model;
 use crate::optim::Optimizer;
 use crate::optim::muon::Alone;
 use crate::process;
-use crate::reducer::plan::BucketSizes;
-use crate::reducer::{self, ReducerOptions};
+use crate::reducer;
 use crate::step::{Step, StepOptions};
+use crate::trainer::step_options;
 
-/// The flags of all benchmarks of training steps.
+/// The flags of all benchmarks of training steps, beside the settings of a run that they take.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub struct StepFlags {
-    /// Precision of the model's computation; parameters, gradients and moments stay f32
-    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = choice::<Precision>())]
-    pub dtype: Precision,
-    /// Optimizer
-    #[arg(long, value_name = "NAME", default_value = "adamw", value_parser = choice::<OptimizerKind>())]
-    pub optimizer: OptimizerKind,
-    /// Size of a bucket of gradients, in MB [default: 25 on GPUs, 4 on the CPU]
-    #[arg(long, value_name = "MB", value_parser = number(0.001..=65_536.0), allow_negative_numbers = true)]
-    pub bucket_mb: Option<f64>,
-    /// Type of gradients in transit
-    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = choice::<FloatType>())]
-    pub reduce_dtype: FloatType,
-    /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the
-    /// ranks
-    #[arg(long, value_name = "LEVEL", default_value = "0", value_parser = whole(0..=1u64), allow_negative_numbers = true)]
-    pub zero: u64,
-    /// Cut each batch into V shards, for the same bits on any number of ranks
-    #[arg(long, value_name = "V", value_parser = whole(1..=1024usize), allow_negative_numbers = true)]
-    pub same_bits: Option<usize>,
-    /// Reduce gradients while the backward pass still runs
-    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<Overlap>())]
-    pub overlap: Overlap,
-    /// Capture a step as a CUDA graph and replay it
-    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<GraphChoice>())]
-    pub graph: GraphChoice,
-    /// Algorithms of matmuls on GPUs: cuBLASLt's first, or the fastest, measured after one step
-    #[arg(long, value_name = "WHICH", default_value = "first", value_parser = choice::<MatmulChoice>())]
-    pub products: MatmulChoice,
     /// List the nodes of a captured step and what each moves, instead of timing steps
     #[arg(long)]
     pub explain: bool,
@@ -90,15 +62,16 @@ pub(super) fn measure(
         true => begin(&flags.common, key, world)?,
         false => start(&flags.common, key, world)?,
     };
-    crate::step::check_graph(flags.graph, device)?;
-    let precision = precision(flags.dtype, device)?;
+    let config: &Config = &flags.common.ranks.settings;
+    crate::step::check_graph(config.graph, device)?;
+    let precision = precision(config.dtype, device)?;
     let began = Instant::now();
     let main = &world.group("main")?;
-    let batches = batches(&subject, device, world, flags.same_bits)?;
+    let batches = batches(&subject, device, world, config.same_bits)?;
     let described = subject.described.clone();
     let ((unit, of_row), batch, flop) = (subject.unit, subject.batch, subject.flop);
     let units = (batch * of_row) as f64;
-    let mut step = step(flags, subject, device, world)?;
+    let mut step = step(config, subject, device, world)?;
     let mut number = 0;
     let mut take = |step: &mut Step| -> Result<()> {
         let mut batch = batches[number as usize % batches.len()].clone();
@@ -108,12 +81,12 @@ pub(super) fn measure(
     };
     take(&mut step)?;
     synchronize(device)?;
-    if flags.products == MatmulChoice::Timed {
+    if config.products == MatmulChoice::Timed {
         matmuls::fastest(device, matmuls::kinds(device)?)?.use_on(device)?;
     }
     // The second step, which is eager still, has its kernels compiled.
     let nodes = match flags.timed {
-        true => timed::eager(device, || take(&mut step))?,
+        true => graph::timed(device, || take(&mut step))?,
         false => Vec::new(),
     };
     if flags.explain && !flags.timed {
@@ -136,18 +109,18 @@ pub(super) fn measure(
     if flags.timed {
         let rates = timed::Rates::measure(device, precision)?;
         let is_captured = step.graphs().is_some();
-        return timed::print(&nodes, &rates, times.median_s(), is_captured, device, say);
+        return timed::print(&nodes, &rates, times.median_s, is_captured, device, say);
     }
     // Before anything else takes memory.
     let (peak_mb, device_peak_mb) = (process::peak_mb(), process::device_peak_mb(device));
-    let optimizer_s = largest(main, optimizer_s(&step, device)?)?;
-    let largest_of = |value: Option<f64>| value.map(|value| largest(main, value)).transpose();
+    let optimizer_s = largest(world, optimizer_s(&step, device)?)?;
+    let largest_of = |value: Option<f64>| value.map(|value| largest(world, value)).transpose();
     let stage = &step.stages()[0];
-    let (reducer, median_s) = (stage.reducer(), times.median_s());
+    let (reducer, median_s) = (stage.reducer(), times.median_s);
     let moments = stage.optimizer().moments();
     let moments: usize = moments.map(|(_, moment)| moment.bytes()).sum();
     let gradients = reducer.buckets().iter().map(|bucket| bucket.range.len());
-    let gradients = gradients.sum::<usize>() * flags.reduce_dtype.dtype().bytes();
+    let gradients = gradients.sum::<usize>() * config.reduce_dtype.dtype().bytes();
     // On a GPU the host does not know when a reduction ran.
     let is_known = !device.is_accelerator();
     let per_step_ms = |time: Duration| {
@@ -159,11 +132,11 @@ pub(super) fn measure(
         "batch": batch,
         "ranks": main.size(),
         "threads": threads::count(),
-        "dtype": flags.dtype,
-        "optimizer": flags.optimizer,
+        "dtype": config.dtype,
+        "optimizer": config.optimizer,
         "step_ms": round(median_s * 1e3, 4),
         format!("{unit}_per_s"): (units / median_s).round() as u64,
-        format!("{unit}_per_s_best"): (units / times.least_s()).round() as u64,
+        format!("{unit}_per_s_best"): (units / times.least_s).round() as u64,
         "tflops": round(flop / median_s / 1e12, 4),
         "optimizer_ms": round(optimizer_s * 1e3, 4),
         "optimizer_share": round(optimizer_s / median_s, 4),
@@ -172,14 +145,14 @@ pub(super) fn measure(
         "peak_mb": round_or_null(largest_of(peak_mb)?, 1),
         "device_peak_mb": round_or_null(largest_of(device_peak_mb)?, 1),
         "graph": step.graphs().is_some(),
-        "zero": flags.zero,
-        "same_bits": flags.same_bits,
+        "zero": config.zero,
+        "same_bits": config.same_bits,
         "moments_mb": round(moments as f64 / 1e6, 6),
         "steps": times.repetitions,
         "transport": reducer.group().transport(),
         "buckets": reducer.buckets().len(),
         "gradient_mb": round(gradients as f64 / 1e6, 6),
-        "reduce_dtype": flags.reduce_dtype.dtype().to_string(),
+        "reduce_dtype": config.reduce_dtype.dtype().to_string(),
         "overlap": reducer.overlaps(),
         "reduce_ms": per_step_ms(busy),
         "exposed_ms": per_step_ms(exposed),
@@ -219,37 +192,23 @@ fn optimizer_s(step: &Step, device: Device) -> Result<f64> {
     Ok(takes[takes.len() / 2])
 }
 
-fn step(flags: &StepFlags, subject: Subject, device: Device, world: &World) -> Result<Step> {
-    let sizes = |mb| BucketSizes::of_bytes((mb * 1e6) as usize);
-    let sizes = flags.bucket_mb.map(sizes);
-    let reducer = ReducerOptions {
-        sizes,
-        dtype: flags.reduce_dtype.dtype(),
-        overlap: reducer::overlaps(flags.overlap, world),
-        zero: flags.zero == 1,
-        shards: flags.same_bits,
-        updates_alone: false,
-        keeper: 0,
+fn step(config: &Config, subject: Subject, device: Device, world: &World) -> Result<Step> {
+    let options = StepOptions {
+        clip_norm: subject.clip_norm,
+        ..step_options(config, world)
     };
     let model = Model::with_shares(
         Box::new(subject.layers),
         subject.inputs.row_shape(),
-        flags.dtype,
+        config.dtype,
         device,
         0,
         &|_| false,
-        reducer.shares(world.size()),
+        options.reducer.shares(world.size()),
     )?;
     let gradients = group_on(device, "gradients", world)?;
-    let owned = reducer::owned(&model.params, &gradients, reducer);
-    let rule = flags.optimizer.rule(&|_| None);
-    let optimizer = Optimizer::of_slices(rule, &model.params, &owned)?;
-    let options = StepOptions {
-        reducer,
-        clip_norm: subject.clip_norm,
-        seed: 0,
-        graph: flags.graph,
-    };
+    let owned = reducer::owned(&model.params, &gradients, options.reducer);
+    let optimizer = Optimizer::of_slices(config.rule(), &model.params, &owned)?;
     Step::new(model, subject.loss, optimizer, gradients, &options)
 }
 

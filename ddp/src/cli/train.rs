@@ -17,18 +17,18 @@ use crate::record::CONFIG_FILE;
 
 /// Where settings come from, and what to do with them instead of training.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
-pub struct LayerFlags {
+pub(super) struct LayerFlags {
     /// Read settings from this TOML file (or DDP_CONFIG), as in batch-size = 64; the environment
     /// (DDP_BATCH_SIZE=64) wins over it, and flags over both
     #[arg(long, value_name = "FILE", help_heading = HEADING)]
-    pub config: Option<PathBuf>,
+    pub(super) config: Option<PathBuf>,
     /// Print every setting as TOML with its origin, and exit
     #[arg(long, help_heading = HEADING)]
-    pub print_config: bool,
+    pub(super) print_config: bool,
     /// Check everything, print the memory and disk space (on GPUs also the time) that the
     /// run will take, and exit
     #[arg(long, help_heading = HEADING)]
-    pub dry_run: bool,
+    pub(super) dry_run: bool,
 }
 
 const HEADING: &str = "Settings";

@@ -44,10 +44,7 @@ impl Taken {
 
 impl Args for Taken {
     fn augment_args(command: clap::Command) -> clap::Command {
-        let name = match command.get_name() {
-            "mlp" | "gpt" | "addmm" | "allreduce" => "bench".to_string(),
-            name => name.to_string(),
-        };
+        let name = command.get_name().to_string();
         let taken = SETTINGS.iter().filter(|one| one.is_taken_by(&name));
         command.args(taken.map(|one| flag(one).help_heading(None)))
     }

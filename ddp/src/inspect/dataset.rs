@@ -7,7 +7,6 @@ use ddp_data::setting::DATA;
 use serde_json::{Value, json};
 
 use super::sheet::{Inspected, Sheet, some_of, table};
-use crate::cli::InspectFlags;
 use crate::config::Config;
 use crate::data::files;
 use crate::data::resolve;
@@ -22,30 +21,30 @@ const ROWS_AT_A_TIME: u64 = 1024;
 const LINES_SHOWN: usize = 24;
 
 /// Inspects the data that `flags` name.
-pub(super) fn found(flags: &InspectFlags) -> Result<Inspected> {
-    let spec: DataSpec = flags.path.parse().map_err(|error| renamed(error, flags))?;
+pub(super) fn found(path: &str, settings: &Config) -> Result<Inspected> {
+    let spec: DataSpec = path.parse().map_err(|error| renamed(error, path))?;
     let config = Config {
         data: spec.clone(),
-        ..Config::clone(&flags.settings)
+        ..settings.clone()
     };
     let request = config.data_request();
-    match data::summarize_tokens(&request).map_err(|error| renamed(error, flags))? {
-        Some(summary) => tokens(&summary, flags),
-        None => rows(spec, &request, flags),
+    match data::summarize_tokens(&request).map_err(|error| renamed(error, path))? {
+        Some(summary) => tokens(&summary, path),
+        None => rows(spec, &request, path),
     }
 }
 
 /// Inspects rows of features.
-fn rows(spec: DataSpec, request: &DataRequest, flags: &InspectFlags) -> Result<Inspected> {
+fn rows(spec: DataSpec, request: &DataRequest, path: &str) -> Result<Inspected> {
     let mut sheet = Sheet::new(format!("data {spec}"));
-    let mut json = json!({ "kind": "data", "path": flags.path });
+    let mut json = json!({ "kind": "data", "path": path });
     if let DataSpec::Files(spec) = &spec {
-        let files = resolve::files(&spec.path, DATA).map_err(|error| renamed(error, flags))?;
-        let (text, files) = contents(&files, flags)?;
+        let files = resolve::files(&spec.path, DATA).map_err(|error| renamed(error, path))?;
+        let (text, files) = contents(&files, request.cache_dir.as_deref())?;
         sheet.add("files", text);
         json["files"] = files;
     }
-    let prepared = data::prepare(request, &Alone).map_err(|error| renamed(error, flags));
+    let prepared = data::prepare(request, &Alone).map_err(|error| renamed(error, path));
     let problem = match prepared.and_then(|data| describe(&data, &mut sheet, &mut json)) {
         Ok(()) => {
             sheet.add("training", "usable");
@@ -70,10 +69,10 @@ fn rows(spec: DataSpec, request: &DataRequest, flags: &InspectFlags) -> Result<I
 }
 
 /// The sheet of tokens, all of which were read and checked.
-fn tokens(summary: &TokenSummary, flags: &InspectFlags) -> Result<Inspected> {
+fn tokens(summary: &TokenSummary, path: &str) -> Result<Inspected> {
     let (content, files) = (format!("{:016x}", summary.content), &summary.files);
     let (windows, dropped) = (summary.windows, summary.dropped);
-    let mut sheet = Sheet::new(format!("tokens {}", flags.path));
+    let mut sheet = Sheet::new(format!("tokens {path}"));
     let line = |(name, tokens): &(String, u64)| vec![name.clone(), format!("{tokens} tokens")];
     sheet.add("files", first_lines(files.iter().map(line).collect()));
     let text = format!("{}: {}", summary.tokens(), summary.coding);
@@ -96,7 +95,7 @@ fn tokens(summary: &TokenSummary, flags: &InspectFlags) -> Result<Inspected> {
     let file = |(name, tokens): &(String, u64)| json!({ "path": name, "tokens": tokens });
     let json = json!({
         "kind": "tokens",
-        "path": flags.path,
+        "path": path,
         "files": files.iter().map(file).collect::<Value>(),
         "tokens": summary.tokens(),
         "coding": summary.coding,
@@ -113,13 +112,13 @@ fn tokens(summary: &TokenSummary, flags: &InspectFlags) -> Result<Inspected> {
 }
 
 /// The contents of the files, whether or not training would accept them.
-fn contents(files: &[PathBuf], flags: &InspectFlags) -> Result<(String, Value)> {
+fn contents(files: &[PathBuf], cache: Option<&Path>) -> Result<(String, Value)> {
     let mut lines = Vec::new();
     let mut json = Vec::new();
     for path in files {
         let about = std::fs::metadata(path);
         let bytes = about.map_err(crate::files::failed("read", path))?.len();
-        let (mut arrays, holds) = arrays_of(path, flags)?;
+        let (mut arrays, holds) = arrays_of(path, cache)?;
         lines.push(vec![path.display().to_string(), format!("{bytes} bytes")]);
         lines.append(&mut arrays);
         json.push(json!({ "path": path.to_string_lossy(), "bytes": bytes, "holds": holds }));
@@ -138,14 +137,14 @@ fn first_lines(mut lines: Vec<Vec<String>>) -> String {
 }
 
 /// A line for each array, or one for the columns of a table; and the same as JSON.
-fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Value)> {
+fn arrays_of(path: &Path, cache: Option<&Path>) -> Result<(Vec<Vec<String>>, Value)> {
     if files::is_table(path) {
         let columns = files::table::columns(path)?;
         let (count, names) = (columns.len(), some_of(&columns));
         let line = vec![format!("  {count} columns: {names}")];
         return Ok((vec![line], json!({ "columns": columns })));
     }
-    let contents = files::open(path, flags.settings.cache_dir.as_deref())?;
+    let contents = files::open(path, cache)?;
     let (mut lines, mut json) = (Vec::new(), Vec::new());
     let mut add = |key: &str, text: String, value: Value| {
         let key = if key.is_empty() { "its array" } else { key };
@@ -167,8 +166,8 @@ fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Val
 }
 
 /// An error about these data without the setting `data`, since `inspect` takes them as an argument.
-fn renamed(error: data::Error, flags: &InspectFlags) -> Error {
-    let rename = |text: String| text.replace(&format!("{DATA} {}", flags.path), &flags.path);
+fn renamed(error: data::Error, path: &str) -> Error {
+    let rename = |text: String| text.replace(&format!("{DATA} {path}"), path);
     match error.into() {
         Error::Usage(text) => Error::Usage(rename(text)),
         Error::Data(text) => Error::Data(rename(text)),

@@ -102,13 +102,9 @@ fn ranks(run: &Run) -> Option<Chart> {
     let (step, now) = *points.last()?;
     points.push((step.max(run.last_step()), now));
     let has_changed = run.ranks.windows(2).any(|pair| pair[0].1 != pair[1].1);
-    let curve = Curve {
-        name: String::new(),
-        color: 0,
-        has_dots: false,
-        points: thinned(points.into_iter()),
-    };
-    has_changed.then(|| Chart::new("Ranks", String::new(), Step("ranks"), vec![curve]))
+    let curve = Curve::of("", 0, false, points.into_iter());
+    let curve = curve.filter(|_| has_changed);
+    curve.map(|curve| Chart::new("Ranks", String::new(), Step("ranks"), vec![curve]))
 }
 
 /// The charts of several runs: one for each curve, in which each run has a color. Evaluations come
@@ -143,14 +139,9 @@ fn apart_of(runs: &[(String, Run)], (title, field): (&'static str, &'static str)
     let ((first, own), others) = runs.split_first()?;
     let own: BTreeMap<u64, Option<f64>> = own.steps.values(field).collect();
     let curve = |(index, (name, run)): (usize, &(String, Run))| {
-        let common = |(step, value)| Some((step, relative((*own.get(&step)?)?, value?)));
-        let points: Vec<_> = run.steps.values(field).filter_map(common).collect();
-        (!points.is_empty()).then(|| Curve {
-            name: shortened(name, 60),
-            color: index + 1,
-            has_dots: points.len() == 1,
-            points: thinned(points.into_iter().map(|(step, value)| (step, Some(value)))),
-        })
+        let common = |(step, value)| Some((step, Some(relative((*own.get(&step)?)?, value?))));
+        let points = run.steps.values(field).filter_map(common);
+        Curve::of(name, index + 1, false, points)
     };
     let curves: Vec<Curve> = others.iter().enumerate().filter_map(curve).collect();
     let first = shortened(first, 60);
@@ -160,21 +151,33 @@ fn apart_of(runs: &[(String, Run)], (title, field): (&'static str, &'static str)
 
 /// The curve of a run, if it has values.
 fn curve(run: &Run, field: Field, name: &str, color: usize) -> Option<Curve> {
-    let points = match field {
-        Step(field) => thinned(run.steps.values(field)),
-        Eval(field) => thinned(run.evals.values(field)),
-    };
-    let has_values = points.iter().any(|point| point.1.is_some());
-    has_values.then(|| Curve {
-        name: shortened(name, 60),
-        color,
-        has_dots: matches!(field, Eval(_)) || points.len() == 1,
-        points,
-    })
+    match field {
+        Step(field) => Curve::of(name, color, false, run.steps.values(field)),
+        Eval(field) => Curve::of(name, color, true, run.evals.values(field)),
+    }
+}
+
+impl Curve {
+    /// A curve, if it has values.
+    fn of(
+        name: &str,
+        color: usize,
+        has_dots: bool,
+        points: impl Iterator<Item = Point>,
+    ) -> Option<Curve> {
+        let points = thinned(points);
+        let has_values = points.iter().any(|point| point.1.is_some());
+        has_values.then(|| Curve {
+            name: shortened(name, 60),
+            color,
+            has_dots: has_dots || points.len() == 1,
+            points,
+        })
+    }
 }
 
 /// The parts that are not empty, with commas between.
-fn joined(parts: &[&str]) -> String {
+pub(crate) fn joined(parts: &[&str]) -> String {
     let parts = parts.iter().filter(|part| !part.is_empty());
     parts.copied().collect::<Vec<_>>().join(", ")
 }
@@ -254,9 +257,10 @@ fn resumed(resume: &ResumeLine) -> (u64, String) {
     if let Some(ranks) = resume.ranks {
         text += &format!(" on {}", plural(ranks, "rank"));
     }
-    for (index, change) in resume.overridden.iter().take(12).enumerate() {
-        text += if index == 0 { ", with " } else { ", " };
-        text += &shortened(change, 100);
+    let changes = resume.overridden.iter().take(12);
+    let changes: Vec<String> = changes.map(|change| shortened(change, 100)).collect();
+    if !changes.is_empty() {
+        text += &format!(", with {}", changes.join(", "));
     }
     (resume.step, text)
 }

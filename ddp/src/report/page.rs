@@ -66,17 +66,19 @@ impl Page {
                  <h2 id=\"{id}-title\">{title}</h2>{html}</section>"
             );
         }
-        let lines = plural(self.skipped as u64, "line");
-        let skipped = match self.skipped {
+        let skipped = match self.skipped as u64 {
             0 => String::new(),
-            _ => format!("<p>{lines} of the metrics log could not be read.</p>"),
+            lines => {
+                let lines = plural(lines, "line");
+                format!("<p>{lines} of the metrics log could not be read.</p>")
+            }
         };
         let simulated = match self.is_simulated {
+            false => "",
             true => {
                 "<p class=\"loud\"><strong>On simulated GPUs.</strong> The results are real; times \
                  and rates would mean nothing and are left out.</p>"
             }
-            false => "",
         };
         format!(
             include_str!("page.html"),
@@ -115,11 +117,19 @@ fn sections(
         Ok(samples) => samples.as_ref().map_or(String::new(), classes::samples),
         Err(problem) => note(&format!("No samples: {}.", escaped(&problem))),
     };
+    let about_curves = if run.is_simulated() {
+        note("Times on simulated GPUs mean nothing and are not recorded.")
+    } else if run.steps.has("step_ms") && !run.steps.has("reduce_ms") {
+        note("On GPUs the host does not wait for reductions: the step's time contains them.")
+    } else {
+        String::new()
+    };
+    let curves = about_curves + &charts::html(charts);
     let classes = run.confusion.as_ref().map(classes::confusion);
     let transfers = run.placement.as_ref().map(tables::transfers);
     let settings = tables::settings(&run.start.config);
     vec![
-        ("curves", "Curves", curves(run, charts)),
+        ("curves", "Curves", curves),
         ("classes", "Classes", classes.unwrap_or_default()),
         ("columns", "Columns", tables::columns(run)),
         ("samples", "Samples", samples),
@@ -129,17 +139,6 @@ fn sections(
         ("settings", "Configuration", settings),
         ("versions", "Versions", tables::versions(run)),
     ]
-}
-
-fn curves(run: &Run, charts: &[charts::Chart]) -> String {
-    let about = if run.is_simulated() {
-        note("Times on simulated GPUs mean nothing and are not recorded.")
-    } else if run.steps.has("step_ms") && !run.steps.has("reduce_ms") {
-        note("On GPUs the host does not wait for reductions: the step's time contains them.")
-    } else {
-        String::new()
-    };
-    about + &charts::html(charts)
 }
 
 /// The last texts that the model made, the newest first.

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use ddp_comm::World;
 
+use super::ReportFlags;
 use super::make;
-use crate::cli::ReportFlags;
 use crate::files::testing::Scratch;
 use crate::record::{EVENTS_FILE, REPORT_FILE};
 use crate::samples::SAMPLES_FILE;

@@ -1,24 +1,45 @@
 //! Loads model and rows on all ranks: the same checkpoint, and data like those it was trained on.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use clap::Args;
 use ddp_comm::{Field, World};
-use ddp_kernels::{Device, threads};
+use ddp_kernels::{DType, Device, threads};
 
 use super::choose::{check_run, choose};
 use super::forward::Forward;
-use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, State};
-use crate::cli::UsingFlags;
-use crate::config::{Config, Precision};
+use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, STATE_FILE, State};
+use crate::config::{Config, Precision, SettingValue};
 use crate::data::{
     self, DataRequest, DataSpec, Dataset, InOrder, RowSpec, Source, TaskSpec, Trained,
 };
 use crate::error::{Error, Result};
-use crate::models::{DataShape, Model};
+use crate::flags::{RankFlags, whole};
+use crate::models::{DataShape, Model, ModelSpec};
 use crate::ranks::WorldRanks;
 use crate::shown::shown;
 use crate::trainer::{EVAL_TOKENS_MAX, data_shape};
+
+/// The most rows that go through a model at a time.
+const BATCH_MAX: usize = 1 << 32;
+
+/// The flags of both commands.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct UsingFlags {
+    /// Folder of a checkpoint, or of a run: its best checkpoint by validation, else its newest
+    #[arg(long, value_name = "PATH")]
+    pub checkpoint: PathBuf,
+    /// Rows, in the form of --data in training
+    #[arg(long, value_name = "SPEC", value_parser = DataSpec::read)]
+    pub data: DataSpec,
+    /// Rows that pass through the model at a time; of tokens, at most 16384 tokens
+    #[arg(long, value_name = "ROWS", default_value = "512", value_parser = whole(1..=BATCH_MAX), allow_negative_numbers = true)]
+    pub batch_size: usize,
+    /// Its ranks.
+    #[command(flatten)]
+    pub ranks: RankFlags,
+}
 
 /// The requests of both commands.
 pub(super) struct Asked<'a> {
@@ -125,15 +146,13 @@ fn check_rows(spec: &DataSpec, rows: &dyn Dataset, state: &State) -> Result<()> 
     if RowSpec::images_differ(image, &state.image) {
         (got, expected) = (image, &state.image);
     }
-    let refused = if rows.rows() == 0 {
-        "expected rows, got none; help: give data that have some".to_string()
-    } else if got != expected {
-        format!(
+    let refused = match rows.rows() {
+        0 => "expected rows, got none; help: give data that have some".to_string(),
+        _ if got == expected => return Ok(()),
+        _ => format!(
             "expected rows of shape {expected:?}, as the model was trained on, got {got:?}; help: \
              give data like those it was trained on, or another --checkpoint"
-        )
-    } else {
-        return Ok(());
+        ),
     };
     Err(Error::Data(format!("--data {spec}: {refused}")))
 }
@@ -164,14 +183,23 @@ fn model(
     saved(opened, &config, &shape, device)
 }
 
-/// The model of a checkpoint, in the precision of `config`.
-pub(super) fn saved(
-    opened: &Opened,
-    config: &Config,
-    shape: &DataShape<'_>,
-    device: Device,
-) -> Result<Model> {
-    check_size(opened, config, shape)?;
+/// The model of a checkpoint, in the precision of `config`. Refuses a configuration that claims a
+/// larger model than the file holds, before memory is allocated for it.
+fn saved(opened: &Opened, config: &Config, shape: &DataShape<'_>, device: Device) -> Result<Model> {
+    let file = opened.files.iter().find(|entry| entry.name == MODEL_FILE);
+    let bytes = file.map_or(0, |entry| entry.bytes);
+    let claimed = config.model.parameter_count(shape);
+    if !claimed
+        .as_ref()
+        .is_ok_and(|elements| elements * 4 <= u128::from(bytes))
+    {
+        return Err(Error::Data(format!(
+            "{}: expected a model of {} parameters, as {STATE_FILE} says, got a file of {bytes} \
+             bytes; help: the checkpoint is damaged: use another",
+            opened.model_file().display(),
+            claimed.map_or("too many".to_string(), |claimed| claimed.to_string()),
+        )));
+    }
     let model = empty(config, shape, device)?;
     checkpoint::load_opened(opened, &[&model.params])?;
     Ok(model)
@@ -184,23 +212,45 @@ pub(super) fn empty(config: &Config, shape: &DataShape<'_>, device: Device) -> R
     Ok(models.pop().expect("a model for one device"))
 }
 
-/// Refuses a configuration that claims a larger model than the file holds, before memory is
-/// allocated for it.
-fn check_size(opened: &Opened, config: &Config, shape: &DataShape<'_>) -> Result<()> {
-    let mut files = opened.files.iter();
-    let file = files.find(|entry| entry.name == MODEL_FILE);
-    let bytes = file.map_or(0, |entry| entry.bytes);
-    let claimed = config.model.parameter_count(shape);
-    match &claimed {
-        Ok(elements) if elements * 4 <= u128::from(bytes) => Ok(()),
-        _ => Err(Error::Data(format!(
-            "{}: expected a model of {} parameters, as {} says, got a file of {bytes} bytes; help: \
-             the checkpoint is damaged: use another",
-            opened.model_file().display(),
-            claimed.map_or("too many".to_string(), |claimed| claimed.to_string()),
-            crate::checkpoint::STATE_FILE,
-        ))),
+/// A saved transformer on the CPU, in f32 and without gradients.
+pub(crate) struct OnCpu {
+    pub(crate) opened: Opened,
+    /// Why this checkpoint, for people.
+    pub(crate) why: String,
+    pub(crate) spec: ModelSpec,
+    pub(crate) model: Model,
+}
+
+/// The transformer of the checkpoint that `path` means.
+pub(crate) fn on_cpu(path: &Path) -> Result<OnCpu> {
+    let Chosen { opened, why } = choose(path)?;
+    check_run(&opened)?;
+    let mut config = Config::of_checkpoint(&opened)?;
+    config.dtype = Precision::F32;
+    let spec = config.model.clone();
+    if !spec.generates() {
+        return Err(Error::Usage(format!(
+            "--checkpoint {}: expected a model of the family {}, got {}; help: for other models \
+             there are eval, predict and model.safetensors",
+            path.display(),
+            ModelSpec::that_generate(),
+            spec.name()
+        )));
     }
+    let state = &opened.state;
+    let shape = DataShape {
+        row_shape: &state.row_shape,
+        image: &state.image,
+        dtype: DType::I64,
+        outputs: state.task.outputs(),
+    };
+    let model = saved(&opened, &config, &shape, Device::Cpu)?;
+    Ok(OnCpu {
+        opened,
+        why,
+        spec,
+        model,
+    })
 }
 
 /// Ends all ranks, with an error that names what differs, unless they use the same model and rows.
@@ -209,12 +259,9 @@ fn agree(asked: &Asked<'_>, world: &World, opened: &Opened, rows: &dyn Dataset) 
     let program = "start every rank with the same build of ddp-train";
     let same_model = "give every rank the same checkpoint: compare the folders on the hosts";
     let same_data = "give every rank the same data: compare the files on the hosts";
-    let settings = format!(
-        "batch-size = {}\nlabels = {:?}\n{}\n",
-        asked.using.batch_size, asked.labels, asked.output
-    );
-    let state =
-        serde_json::to_string(&opened.state).map_err(|error| Error::Internal(error.to_string()))?;
+    let (size, labels, output) = (asked.using.batch_size, asked.labels, &asked.output);
+    let settings = format!("batch-size = {size}\nlabels = {labels:?}\n{output}\n");
+    let state = serde_json::json!(opened.state).to_string();
     Ok(world.handshake(&[
         Field::must_match("the program's version", env!("CARGO_PKG_VERSION"), program),
         Field::must_match("what is asked for", settings, flags),

@@ -5,18 +5,91 @@ use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use clap::Args;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use ddp_comm::World;
 use ddp_data::setting::DATA;
 use ddp_kernels::transfer::{Phase, in_phase};
 
-use super::load::{self, Asked, Ready};
+use super::load::{self, Asked, Ready, UsingFlags};
 use super::outputs::{check_finite, rescaled};
-use crate::cli::PredictFlags;
 use crate::data::{DataSpec, LabelName, Normalization, resolve};
 use crate::error::{Error, Result, refuse};
 use crate::files;
 use crate::shown::shown;
-use crate::tasks::{self, PredictionOptions, Predictions};
+use crate::tasks::{self, Format, PredictionOptions, Predictions};
+
+/// Printed after the help of `predict`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  ddp-train predict --checkpoint out --data new.csv --out answers.csv
+  ddp-train predict --checkpoint out --data new.npy --out answers.npy --probabilities
+  mpirun -n 4 ddp-train predict --checkpoint out --data 'shards/*.npy' --out answers.csv --logits
+
+A .csv has the columns row (from 0), prediction and probability; with --probabilities and --logits also p:CLASS and \
+logit:CLASS. For regression: row and prediction (prediction:COLUMN for each of several, by number if the data gave no names).
+
+A .npy holds each row's class as i64: its name if all names are whole numbers, else its index in the sorted names (from 0); \
+with --probabilities or --logits f32 [rows, classes]; for regression f32 [rows, outputs].
+
+The file does not depend on the number of ranks. Labels are not needed. Of built-in data (glyphs, synthetic:…) the held-out \
+rows are used, if there are any.";
+
+/// The flags of `predict`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct PredictFlags {
+    /// The flags of both commands.
+    #[command(flatten)]
+    pub using: UsingFlags,
+    /// File to write: .npy or .csv
+    #[arg(long, value_name = "FILE", value_parser = PathBufValueParser::new().try_map(PredictionsFile::new))]
+    pub out: PredictionsFile,
+    /// Write the probability of every class
+    #[arg(long)]
+    pub probabilities: bool,
+    /// Write the model's output for every class, before softmax
+    #[arg(long)]
+    pub logits: bool,
+    /// Replace an existing file
+    #[arg(long)]
+    pub overwrite: bool,
+}
+
+impl PredictFlags {
+    /// Refuses what does not fit into one array.
+    pub(crate) fn check(&self) -> Result<()> {
+        let is_npy = self.out.format == Format::Npy;
+        if is_npy && self.probabilities && self.logits {
+            return Err(Error::Usage(format!(
+                "--out {}: expected --probabilities or --logits, since a .npy holds one array; \
+                 help: leave one of them out, or write a .csv",
+                self.out.path.display()
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// A file of predictions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PredictionsFile {
+    /// Its path.
+    pub path: PathBuf,
+    /// Its format, by the ending of its name.
+    pub format: Format,
+}
+
+impl PredictionsFile {
+    pub(crate) fn new(path: PathBuf) -> Result<PredictionsFile, String> {
+        let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
+        let format = match ending.to_str() {
+            Some("csv") => Format::Csv,
+            Some("npy") => Format::Npy,
+            _ => return Err("expected a name that ends in .csv or .npy".into()),
+        };
+        Ok(PredictionsFile { path, format })
+    }
+}
 
 /// Writes the predictions for all rows.
 pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {

@@ -162,9 +162,7 @@ fn draw_chart(frame: &mut Frame<'_>, area: Rect, chart: &charts::Chart) {
     let series: Vec<Vec<(f64, f64)>> = chart.curves.iter().map(known).collect();
     let colors = [Color::Cyan, Color::LightRed];
     // The names of the curves are in the title, where they cover nothing.
-    let parts = [chart.title, &chart.unit];
-    let parts = parts.into_iter().filter(|part| !part.is_empty());
-    let mut title = vec![Span::from(parts.collect::<Vec<_>>().join(", "))];
+    let mut title = vec![Span::from(charts::joined(&[chart.title, &chart.unit]))];
     for (curve, color) in chart.curves.iter().zip(colors) {
         if !curve.name.is_empty() {
             title.push(format!(" – {}", curve.name).fg(color));

@@ -2,11 +2,13 @@
 //! with `--same-bits` its model is, to the bit, that of the run that was never disturbed.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use serde_json::Value;
 
+use super::tcp;
 use crate::support::job::{Ended, Folder, Running, all_at_once};
 use crate::support::random::mixed;
 use crate::support::record::{Record, model_bytes};
@@ -96,6 +98,13 @@ fn lost(record: &Record) -> Vec<u64> {
     let events = record.all("ranks").into_iter();
     let lost = events.flat_map(|event| event["lost"].as_array().unwrap().clone());
     lost.map(|it| it["rank"].as_u64().unwrap()).collect()
+}
+
+/// The ranks that it says came.
+fn joined(record: &Record) -> Vec<u64> {
+    let events = record.all("ranks").into_iter();
+    let joined = events.flat_map(|event| event["joined"].as_array().unwrap().clone());
+    joined.map(|rank| rank.as_u64().unwrap()).collect()
 }
 
 #[test]
@@ -509,6 +518,63 @@ fn a_host_whose_agent_is_killed_is_lost_with_its_ranks() {
     assert_undisturbed(&folder, &ended);
 }
 
+/// Kills the process whose number is in this file, and its children.
+fn kill_all_of(folder: &Folder, file: &str) {
+    let script = format!("pid=$(cat {file}); kill -KILL $pid $(pgrep -P $pid)");
+    let mut command = Command::new("sh");
+    let killed = command.args(["-c", &script]).current_dir(folder.path());
+    assert!(killed.status().expect("there is a shell").success());
+}
+
+#[test]
+fn ranks_of_a_lost_host_start_on_a_spare_one() {
+    undisturbed();
+    let folder = Folder::new("losing-spare");
+    let words = format!("{RUN} --min-ranks 2 --timeout-s 3 --restarts 2 --spares off:1,spare:2");
+    let hosts = "--hosts localhost:2,far:2";
+    let job = folder.started_on(hosts, "echo $$ >agent-$host", &words);
+    let running = job.env("DDP_TEST_FAULT", &slow_steps()).start();
+    running.wait_for_step_2();
+    kill_all_of(&folder, "agent-far");
+    let ended = running.wait();
+    let record = folder.record();
+    assert_eq!(lost(&record), [2, 3], "{ended}");
+    for told in [
+        "rank 2 is started on spare",
+        "rank 3 is started on spare",
+        "(2 of 2)",
+    ] {
+        assert!(ended.stderr.contains(told), "{told}: {ended}");
+    }
+    assert_eq!(joined(&record), [2, 3], "{ended}");
+    assert_undisturbed(&folder, &ended);
+}
+
+#[test]
+fn processes_that_variables_start_come_back_with_the_number_they_had() {
+    undisturbed();
+    let folder = Folder::new("losing-variables");
+    // What restarts a process that fails, as pods and scripts under srun do.
+    let restarting = "until sh -c 'echo $$ >process-$RANK; exec \"$@\"' sh \"$@\"; do :; done";
+    let pod = folder.script("pod", restarting);
+    let of_rank = |rank: usize| match rank {
+        0 => String::new(),
+        _ => pod.display().to_string(),
+    };
+    let words = format!("{RUN} --min-ranks 1 --restarts 9 --timeout-s 3");
+    // A rank is killed, and later a process with its rank.
+    let faults = format!("1:forward:7:kill,{}", slow_steps());
+    let job = tcp::ranks(&folder, 3, &words, &of_rank).env("DDP_TEST_FAULT", &faults);
+    let mut running = job.start();
+    running.wait_for(r#""joined":[1]"#);
+    kill_all_of(&folder, "process-2");
+    let ended = running.wait();
+    let record = folder.record();
+    assert_eq!(lost(&record), [1, 2], "{ended}");
+    assert_eq!(joined(&record), [1, 2], "{ended}");
+    assert_undisturbed(&folder, &ended);
+}
+
 #[test]
 fn stopped_ranks_of_another_host_are_left_out() {
     undisturbed();
@@ -612,8 +678,27 @@ fn what_cannot_go_on_is_refused_by_name() {
         let ended = folder.started(2, &format!("{RUN} {words}")).run();
         assert!(ended.assert_fails(2).contains(told), "{words}: {ended}");
     });
-    let ended = Folder::new("losing-alone")
-        .alone(&format!("{RUN} --min-ranks 1"))
-        .run();
-    assert_eq!(ended.exit_code(), Some(2), "{ended}");
+    let ended_by = [
+        ("", "expected --ranks, --hosts"),
+        (
+            "TORCHELASTIC_RUN_ID=a RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1",
+            "torchrun ends",
+        ),
+        (
+            "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2",
+            "Open MPI's mpirun ends",
+        ),
+        (
+            "RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1",
+            "start one on each",
+        ),
+    ];
+    all_at_once(ended_by, |(variables, told)| {
+        let folder = Folder::new("losing-launcher");
+        let before = format!("export A=1 {variables}");
+        let ended = folder
+            .in_shell(&before, &format!("{RUN} --min-ranks 1"))
+            .run();
+        assert!(ended.assert_fails(2).contains(told), "{variables}: {ended}");
+    });
 }

@@ -17,7 +17,7 @@ use crate::ops::cross_entropy;
 use crate::ops::float::Float;
 use crate::ops::loops::{self, Binary};
 use crate::simd::multiversion;
-use crate::threads::{self, PARALLEL_MIN};
+use crate::threads;
 
 static SOURCE: Source = Source::new("mse.cu", include_str!("mse.cu"));
 
@@ -77,7 +77,9 @@ pub fn mse_into(
     call.has_shape(losses, &[rows], "[rows of pred]")?;
     call.math_dtype(losses, pred)?;
     if !gradient_scale.is_finite() {
-        return Err(call.value_error("gradient_scale", "a finite number", gradient_scale));
+        return Err(call
+            .by
+            .value("gradient_scale", "a finite number", gradient_scale));
     }
     let slope = 2.0 * gradient_scale;
     call.run(pred, &FLOATS_AND_BF16, |placed| {
@@ -85,11 +87,10 @@ pub fn mse_into(
         let (mut dpred, mut stats) = (placed.enter_some(dpred)?, placed.enter_some(stats)?);
         if let Some(gpu) = placed.launcher() {
             let features = pred.count.checked_div(rows).unwrap_or(0);
-            let input = pred.address_or(dpred.as_ref().unwrap_or(&pred));
             let slope = slope as f32;
             let counters = stats.as_ref().map(|_| gpu.counters()).transpose()?;
             let args = args![
-                losses, dpred, input, target, rows, features, slope, stats, counters
+                losses, dpred, pred, target, rows, features, slope, stats, counters
             ];
             let (name, blocks) = if features <= BLOCK {
                 ("mse_narrow", rows.div_ceil(ROWS_PER_BLOCK))
@@ -130,12 +131,7 @@ fn all_rows<T: Float>(
 
 fn sum_rows<T: Float>(losses: &mut [T], pred: &[T], target: &[T]) {
     let features = pred.len() / losses.len().max(1);
-    let pieces = if pred.len() < PARALLEL_MIN {
-        1
-    } else {
-        threads::count().min(losses.len())
-    };
-    threads::split_mut_in(losses, 1, pieces, |first, losses| {
+    threads::split_sums(losses, 1, pred.len(), |first, losses| {
         for (row, loss) in losses.iter_mut().enumerate() {
             let range = (first + row) * features..(first + row + 1) * features;
             *loss = T::from_f64(squared_distance(&pred[range.clone()], &target[range]));

@@ -85,14 +85,13 @@ fn rotate_into<'a>(
     let turned = heads.saturating_mul(head_size);
     if turned > columns {
         let expected = format!("at most {columns} columns in heads of {head_size}");
-        return Err(call.value_error("heads", expected, heads));
+        return Err(call.by.value("heads", expected, heads));
     }
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut out, x, table] = placed.enter([out, x, table])?;
         if let Some(gpu) = placed.launcher() {
-            let from = x.address_or(&out);
             let args = args![
-                out, from, table, rows, columns, heads, head_size, positions, direction
+                out, x, table, rows, columns, heads, head_size, positions, direction
             ];
             let grid = Grid::blocks(rows.min(BLOCKS_MAX), BLOCK_THREADS);
             return gpu.launch(&SOURCE, ("rope", out.dtype), grid, args);

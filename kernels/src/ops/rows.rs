@@ -10,7 +10,7 @@ use crate::launch::{BLOCK_THREADS, Grid, Source, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
 use crate::ops::float::Float;
 use crate::ops::sum::run_total;
-use crate::threads::{self, PARALLEL_MIN};
+use crate::threads;
 
 static SOURCE: Source = Source::new("rows.cu", include_str!("rows.cu"));
 
@@ -68,12 +68,7 @@ fn reduce(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
 
 /// `out[row] = f(the row of x)`.
 fn each_row<T: Float>(out: &mut [T], x: &[T], columns: usize, f: impl Fn(&[T]) -> T + Sync) {
-    let pieces = if x.len() < PARALLEL_MIN {
-        1
-    } else {
-        threads::count().min(out.len())
-    };
-    threads::split_mut_in(out, 1, pieces, |first, out| {
+    threads::split_sums(out, 1, x.len(), |first, out| {
         for (row, out) in (first..).zip(out) {
             *out = f(&x[row * columns..][..columns]);
         }

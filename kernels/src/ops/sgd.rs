@@ -194,7 +194,7 @@ pub(super) fn check_constants(
     } else {
         return Ok(());
     };
-    Err(call.value_error("momentum", expected, momentum))
+    Err(call.by.value("momentum", expected, momentum))
 }
 
 fn run<T: Float>(

@@ -15,7 +15,7 @@ use crate::ops::call::{Buffer, Call, FLOATS, Placed, with_float};
 use crate::ops::float::{Float, LANES, tree_sum};
 use crate::simd::multiversion;
 use crate::storage::Origin;
-use crate::threads::{self, PARALLEL_MIN};
+use crate::threads;
 use crate::{DType, Shape, Tensor};
 
 static SOURCE: Source = Source::new("sum.cu", include_str!("sum.cu"));
@@ -129,12 +129,7 @@ pub(super) fn total<T: Float>(x: &[T]) -> f64 {
     }
     let runs = x.len().div_ceil(run_len);
     let mut sums = [0f64; RUNS_MAX];
-    let pieces = if x.len() < PARALLEL_MIN {
-        1
-    } else {
-        threads::count().min(runs)
-    };
-    threads::split_mut_in(&mut sums[..runs], 1, pieces, |first, sums| {
+    threads::split_sums(&mut sums[..runs], 1, x.len(), |first, sums| {
         for (run, sum) in sums.iter_mut().enumerate() {
             let start = (first + run) * run_len;
             *sum = run_total(&x[start..x.len().min(start + run_len)]);

@@ -178,7 +178,7 @@ fn copy_lines(from: &mut File, to: &mut File, step: u64) -> io::Result<(u64, boo
             writer.write_all(&text)?;
             length += text.len() as u64;
             has_start |= line.event == "start";
-            written.note(&line.event, line.step.unwrap_or(0));
+            written.insert(line.event, line.step.unwrap_or(0));
         }
         text.clear();
     }

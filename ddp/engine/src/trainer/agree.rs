@@ -10,9 +10,8 @@ use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::mapped::Identity;
 use ddp_kernels::simd;
 
-use super::places::versions;
 use crate::checkpoint::unreadable;
-use crate::devices::{is_simulated, name_of};
+use crate::devices::{name_of_real, versions};
 use crate::error::Result;
 use crate::faults;
 use crate::setting::INIT_FROM;
@@ -77,13 +76,7 @@ pub(super) fn fields(data: &Data, step: &Step) -> Result<Vec<Field>> {
     let shapes = of_stages(&|stage| Ok(stage.shapes()))?;
     let values = of_stages(&|stage| Ok(format!("{:016x}", stage.model().params.values_hash()?)))?;
     let buckets = of_stages(&|stage| Ok(stage.reducer().plan_text()))?;
-    // Names of simulated GPUs are numbered.
-    let name = |stage: &Stage| {
-        let device = stage.device();
-        name_of(device)
-            .filter(|_| !is_simulated(device))
-            .unwrap_or("none")
-    };
+    let name = |stage: &Stage| name_of_real(stage.device()).unwrap_or("none");
     let gpus: Vec<&str> = step.stages().iter().map(name).collect();
     let cuda = versions(device)
         .into_iter()
@@ -112,8 +105,8 @@ pub(super) fn compare_replicas(step: &mut Step, world: &World, number: u64) -> R
     }
     step.gather()?;
     let mut hashes = String::new();
-    for stage in step.stages() {
-        for (name, hash) in stage.model().params.value_hashes()? {
+    for params in step.params() {
+        for (name, hash) in params.value_hashes()? {
             hashes += &format!("{name} with the hash {hash:016x}\n");
         }
     }

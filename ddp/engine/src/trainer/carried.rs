@@ -16,28 +16,26 @@ use std::time::Instant;
 use ddp_comm::{Change, Group, LostRank, World};
 use ddp_data::Data;
 use ddp_data::sampler::Sampler;
-use ddp_kernels::matmuls::Algorithms;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Error as TensorError};
-use serde::{Deserialize, Serialize};
 
-use super::totals::Totals;
+use super::totals::{Clock, Totals};
 use crate::audit::Workload;
-use crate::checkpoint::{self, Best};
+use crate::checkpoint::{self, State};
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
 use crate::record::{self, Event, LostEvent, RanksEvent, Record};
 use crate::reducer::Cut;
 use crate::setting::{DEVICES_PER_RANK, MIN_RANKS, ZERO};
-use crate::step::{Stage, Stats, Step};
+use crate::step::{Stats, Step};
 
 /// What a rank carries.
 #[derive(Default)]
 pub(super) struct Carried {
     /// Once they are open.
     pub(super) data: Option<Data>,
-    /// Once its step has its first weights. A trainer takes it while it trains.
+    /// Once its step has its first weights.
     pub(super) kept: Option<Kept>,
     /// On rank 0, once it is open.
     pub(super) record: Option<Record>,
@@ -51,15 +49,21 @@ pub(super) struct Carried {
 pub(super) struct Kept {
     pub(super) step: Step,
     pub(super) totals: Totals,
+    pub(super) clock: Clock,
+    /// This rank's part of the steps.
     pub(super) workload: Workload,
-    /// The step of the last checkpoint; 0 for none.
-    pub(super) saved: u64,
-    /// The fingerprint of the held-out rows that `totals.best` was determined on.
-    pub(super) held_out: Option<String>,
-    /// In a job that continues without lost ranks: the last logged step, and its line.
-    pub(super) line: (u64, String),
-    /// The algorithms of matmuls, if they are timed.
-    pub(super) products: Option<Algorithms>,
+    /// The steps that were complete when this process got the state of the run.
+    began: u64,
+    /// The step after which ranks were last found to have the same model.
+    pub(super) compared: Option<u64>,
+}
+
+/// What follows the training with the ranks of a world.
+pub(super) enum Next {
+    /// The run is over.
+    End,
+    /// The ranks meet again: because of this error, or to take in processes that have come.
+    Meet(Option<Error>),
 }
 
 /// The exit code of a job that ends because a rank was lost or hangs.
@@ -89,21 +93,6 @@ fn agreed(ranks: &[[Option<Version>; 2]]) -> Option<[u64; 2]> {
     common.or(made.max())
 }
 
-/// What a rank gets that is behind, besides tensors.
-#[derive(Serialize, Deserialize)]
-struct Given {
-    progress: Progress,
-    samples: u64,
-    last_loss: Option<f64>,
-    evaluation: Option<[f64; 4]>,
-    best: Option<Best>,
-    last: Option<Best>,
-    optimizer_since: u64,
-    held_out: Option<String>,
-    line: (u64, String),
-    products: Option<Algorithms>,
-}
-
 /// Where the ranks of a new world stand. They all have the same.
 pub(super) struct Standings {
     /// By rank; None without a run.
@@ -126,8 +115,19 @@ impl Standings {
 impl Carried {
     /// The devices of its run.
     pub(super) fn devices(&self) -> Vec<Device> {
-        let stages = self.kept.iter().flat_map(|kept| kept.step.stages());
-        stages.map(Stage::device).collect()
+        let kept = self.kept.as_ref();
+        kept.map_or(Vec::new(), |kept| kept.step.devices())
+    }
+
+    /// The run that is assembled.
+    pub(super) fn kept(&mut self) -> &mut Kept {
+        self.parts().0
+    }
+
+    /// That, its record, and when this rank noticed that the ranks have to meet again.
+    pub(super) fn parts(&mut self) -> (&mut Kept, &mut Option<Record>, &mut Option<Instant>) {
+        let kept = self.kept.as_mut().expect("a run is assembled");
+        (kept, &mut self.record, &mut self.noticed)
     }
 
     /// Asks the ranks of a new world where they stand. None in the first one, where all begin.
@@ -189,29 +189,34 @@ impl Carried {
         if self.stalled.replace(step) != Some(step) {
             return Ok(());
         }
-        Err(Error::Remote {
-            rank: 0,
-            text: format!(
-                "step {} has failed twice in NCCL, with all ranks in it; help: NCCL_DEBUG=INFO \
-                 shows what NCCL does, nvidia-smi -q the GPUs",
-                step + 1
-            ),
-            exit_code: EXIT_LOST,
-        })
+        let text = format!(
+            "step {} has failed twice in NCCL, with all ranks in it; help: NCCL_DEBUG=INFO shows \
+             what NCCL does, nvidia-smi -q the GPUs",
+            step + 1
+        );
+        Err(Error::remote(0, text, EXIT_LOST))
     }
 }
 
 impl Kept {
-    pub(super) fn new(step: Step, totals: Totals, saved: u64) -> Kept {
+    /// A new run, or one that resumes from `state`.
+    pub(super) fn new(step: Step, state: Option<&State>, has_rates: bool) -> Kept {
+        let totals = Totals::new(state);
         Kept {
             step,
+            began: totals.steps,
             totals,
+            clock: Clock::new(has_rates),
             workload: Workload::default(),
-            saved,
-            held_out: None,
-            line: Default::default(),
-            products: None,
+            compared: None,
         }
+    }
+
+    /// Counts a step over so many rows.
+    pub(super) fn count(&mut self, rows: u64) {
+        self.totals.steps += 1;
+        self.totals.samples += rows;
+        self.clock.count(rows);
     }
 
     /// Under ZeRO-1: what this rank has, and what it can have without the others.
@@ -231,7 +236,7 @@ impl Kept {
             Some((None, _)) => self.step.take_slices(),
             Some((Some(rows), _)) => {
                 self.step.complete_update()?;
-                self.totals.count(rows);
+                self.count(rows);
             }
         }
         Ok(self.versions()[0].as_ref().map(number) == Some(agreed))
@@ -247,7 +252,7 @@ impl Kept {
         source: usize,
     ) -> Result<()> {
         // What ranks do together does not depend on what one of them did alone before.
-        self.totals.compared = None;
+        self.compared = None;
         let most = &standings.progress[source];
         if standings.cuts[source].is_some() {
             self.step.cut_anew(group, &standings.cuts)?;
@@ -256,17 +261,19 @@ impl Kept {
         if standings.progress.iter().all(|it| it == most) {
             return Ok(());
         }
-        let unreadable = |error| Error::Internal(format!("the state of a rank: {error}"));
         let is_behind = standings.progress[world.rank()] != *most;
-        let mut given = match world.rank() == source {
-            true => serde_json::to_vec(&self.given()).map_err(unreadable)?,
-            false => Vec::new(),
+        let given = || {
+            let mut totals = self.totals.clone();
+            // JSON has no other numbers.
+            totals.evaluation = totals.evaluation.filter(Stats::is_finite);
+            Ok((totals, self.step.stages()[0].optimizer().since()))
         };
-        world.broadcast_bytes(&mut given, source)?;
-        let given = serde_json::from_slice(&given).map_err(unreadable)?;
+        let (totals, since): (Totals, u64) = exchange::broadcast(world, source, given)?;
         self.step.share_state(group, source, is_behind)?;
         if is_behind {
-            self.take(given);
+            self.began = totals.steps;
+            self.totals = totals;
+            self.step.count_moments_from(since);
         }
         Ok(())
     }
@@ -277,13 +284,10 @@ impl Kept {
             return Ok(());
         };
         // It counts from the first step of this process on.
-        let totals = &mut self.totals;
-        let complete = counted.max(totals.began);
+        let (totals, complete) = (&mut self.totals, counted.max(self.began));
         let rows = |steps: Range<u64>| -> u64 {
-            let places = steps.map(|step| sampler.at(step).positions);
-            places
-                .map(|positions| positions.end - positions.start)
-                .sum()
+            let rows = steps.map(|step| sampler.at(step).positions);
+            rows.map(|rows| rows.end - rows.start).sum()
         };
         totals.samples -= rows(complete..totals.steps);
         totals.samples += rows(totals.steps..complete);
@@ -292,44 +296,8 @@ impl Kept {
     }
 
     fn progress(&self) -> Progress {
-        let totals = &self.totals;
-        [totals.steps, totals.logged, totals.evaluated, self.saved]
-    }
-
-    fn given(&self) -> Given {
-        let totals = &self.totals;
-        let numbers = |of: Stats| [of.loss_sum, of.weight_sum, of.correct, of.rows];
-        let is_finite = |numbers: &[f64; 4]| numbers.iter().all(|number| number.is_finite());
-        Given {
-            progress: self.progress(),
-            samples: totals.samples,
-            last_loss: totals.last_loss,
-            evaluation: totals.evaluation.map(numbers).filter(is_finite),
-            best: totals.best,
-            last: totals.last,
-            optimizer_since: self.step.stages()[0].optimizer().since(),
-            held_out: self.held_out.clone(),
-            line: self.line.clone(),
-            products: self.products.clone(),
-        }
-    }
-
-    fn take(&mut self, given: Given) {
-        let totals = &mut self.totals;
-        [totals.steps, totals.logged, totals.evaluated, self.saved] = given.progress;
-        (totals.began, totals.samples) = (totals.steps, given.samples);
-        totals.last_loss = given.last_loss;
-        let stats = |[loss_sum, weight_sum, correct, rows]: [f64; 4]| Stats {
-            loss_sum,
-            weight_sum,
-            correct,
-            rows,
-        };
-        totals.evaluation = given.evaluation.map(stats);
-        (totals.best, totals.last) = (given.best, given.last);
-        self.step.count_moments_from(given.optimizer_since);
-        (self.held_out, self.line) = (given.held_out, given.line);
-        self.products = given.products;
+        let of = &self.totals;
+        [of.steps, of.logged, of.evaluated, of.saved]
     }
 
     /// Completes the record for the steps so far, on rank 0, and says what has to be repeated, the
@@ -340,37 +308,28 @@ impl Kept {
         out: &Path,
         world: &World,
     ) -> Result<bool> {
-        let mut there = Vec::new();
-        if let Some(record) = record {
-            let (step, line) = &self.line;
-            if *step > 0 && *step == self.totals.steps {
+        let totals = &mut self.totals;
+        let written = || {
+            let record = record.ok_or_else(|| Error::Internal("rank 0 has no record".into()))?;
+            let (step, line) = &totals.line;
+            if *step > 0 && *step == totals.steps {
                 record.write_step(*step, line)?;
             }
-            let folder = |step| checkpoint::folder(out, step);
-            let step = self.saved;
-            let is_saved = step == 0 || folder(step).is_dir();
+            let (step, folder) = (totals.saved, checkpoint::folder(out, totals.saved));
+            let is_saved = step == 0 || folder.is_dir();
             if step > 0 && is_saved {
-                let folder = folder(step);
-                let folder = &folder
-                    .strip_prefix(out)
-                    .unwrap_or(&folder)
-                    .to_string_lossy();
-                record.write(&Event::Checkpoint { step, folder })?;
+                record.write_checkpoint(step, &folder)?;
             }
-            let is_evaluated = record.has("eval", self.totals.steps);
-            there = [is_evaluated, is_saved].map(u8::from).to_vec();
-        }
-        world.broadcast_bytes(&mut there, 0)?;
-        let [is_evaluated, is_saved] = there[..] else {
-            return Err(Error::Internal("what rank 0 has written".into()));
+            Ok((record.has("eval", totals.steps), is_saved))
         };
-        if is_evaluated == 0 {
-            self.totals.evaluated = 0;
+        let (is_evaluated, is_saved) = exchange::broadcast(world, 0, written)?;
+        if !is_evaluated {
+            totals.evaluated = 0;
         }
-        if is_saved == 0 {
-            self.saved = 0;
+        if !is_saved {
+            totals.saved = 0;
         }
-        Ok(is_saved == 0)
+        Ok(!is_saved)
     }
 }
 
@@ -522,13 +481,14 @@ mod tests {
         };
         let data = setup::open(&options, world, None).unwrap();
         let built = setup::step(&options, world, &data, &[Device::Cpu], None).unwrap();
-        let mut kept = Kept::new(built, Totals::new(None, true), step);
+        let mut kept = Kept::new(built, None, true);
         for tensor in state(&kept) {
             ops::fill_into(&tensor, number).unwrap();
         }
         kept.totals.steps = step;
         kept.totals.samples = 10 * step;
-        kept.line = (step, format!("line {step}"));
+        kept.totals.saved = step;
+        kept.totals.line = (step, format!("line {step}"));
         kept
     }
 
@@ -562,7 +522,7 @@ mod tests {
                 assert_eq!(tensor.to_vec::<f32>().unwrap(), vec![7.0; tensor.count()]);
             }
             assert_eq!(kept.progress(), [7, 0, 0, 7]);
-            assert_eq!((kept.totals.samples, &*kept.line.1), (70, "line 7"));
+            assert_eq!((kept.totals.samples, &*kept.totals.line.1), (70, "line 7"));
         };
         std::thread::scope(|scope| {
             worlds
@@ -645,7 +605,7 @@ mod tests {
             let step = || {
                 let mut step = sliced(&world, Rule::muon());
                 step.can_have_slices(3);
-                let mut kept = Kept::new(step, Totals::new(None, true), 0);
+                let mut kept = Kept::new(step, None, true);
                 kept.totals.steps = 6;
                 kept
             };

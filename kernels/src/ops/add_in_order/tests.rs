@@ -3,7 +3,7 @@
 use super::*;
 use crate::ops::testing::{SIZES, cpu, random_f32};
 
-/// Shards 0 to 4 of five, of which this rank has 2 and 3 as two rows and gives their sum apart.
+/// Four parts. This rank's are the second, in a row, and the third, in the output.
 const PARTS: [(bool, usize); 4] = [(false, 0), (true, 0), (true, 2), (false, 1)];
 
 #[test]

@@ -17,10 +17,9 @@ use crate::DType;
 use crate::error::Result;
 use crate::launch::blaslt::{Epilogue, Function, Matmul, Side};
 use crate::launch::{Grid, Launcher, Source, args};
-use crate::ops::activation::Activation;
+use crate::ops::activation::{Activation, Gelu};
 use crate::ops::call::Buffer;
 use crate::ops::fill::zero_on;
-use crate::ops::gelu::Gelu;
 use crate::ops::{F32Math, f32_math};
 
 static SOURCE: Source = Source::new("linear.cu", include_str!("../linear.cu"));
