@@ -90,6 +90,11 @@ impl Elastic {
         started.map(|_| ())
     }
 
+    /// Whether a lost rank may be started again.
+    pub(super) fn restarts(&self) -> bool {
+        self.restarted < self.restarts && self.roster.over().is_none()
+    }
+
     /// A lost rank is to be started again: how often that has happened. None if it is not.
     pub(super) fn again(&mut self, rank: usize, ended: Option<i32>) -> Option<String> {
         // One that does not agree with the others will not agree later.

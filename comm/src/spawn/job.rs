@@ -27,6 +27,8 @@ use crate::waited::Waited;
 
 /// How long other hosts may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
+/// How often the launcher looks whether a lost host is there again.
+const CALLED_EVERY: Duration = Duration::from_secs(5);
 /// How long agents that others start may take to come, at least.
 const GATHERING_MAX: Duration = Duration::from_secs(60);
 /// How long other hosts may take to say their last words once their ranks have ended.
@@ -129,7 +131,7 @@ impl Job {
         for (index, host) in others.iter().enumerate() {
             let (setup, sender) = (self.setup(index)?, self.sender.clone());
             let other = match &self.door {
-                None => Remote::connect(host, index, &self.task, setup, sender)?,
+                None => Remote::connect(&host.name, index, &self.task, setup, sender)?,
                 Some(_) => Remote::absent(host.name.clone(), index),
             };
             self.others.push(other);
@@ -164,7 +166,7 @@ impl Job {
     /// Lets agents in that others have started, for the first time or again.
     fn let_in(&mut self) -> Result<()> {
         let Some(door) = &mut self.door else {
-            return Ok(());
+            return self.call_again();
         };
         let others = &self.others;
         let (guests, launcher) = (
@@ -177,6 +179,30 @@ impl Job {
             let (setup, sender) = (self.setup(index)?, self.sender.clone());
             self.others[index] = Remote::of_guest(guest, number, launcher.clone(), setup, sender)?;
             self.others[index].heard = self.now;
+        }
+        Ok(())
+    }
+
+    /// Starts an agent again on a host that was lost, if it is there again.
+    fn call_again(&mut self) -> Result<()> {
+        let restarts = self.elastic.as_ref().is_some_and(Elastic::restarts);
+        if !restarts || self.stopped_by.is_some() {
+            return Ok(());
+        }
+        let is_due = |other: &Remote| other.is_lost && self.now - other.heard > CALLED_EVERY;
+        let has_ranks = |index| self.ranks.iter().any(|rank| rank.other == Some(index));
+        let others = self.others.iter().enumerate();
+        let due = others.filter(|(index, other)| is_due(other) && has_ranks(*index));
+        for (index, name) in due
+            .map(|(index, other)| (index, other.name.clone()))
+            .collect::<Vec<_>>()
+        {
+            let number = self.connections;
+            self.connections += 1;
+            let (setup, sender) = (self.setup(index)?, self.sender.clone());
+            let other = Remote::connect(&name, number, &self.task, setup, sender)?;
+            self.others[index] = other;
+            (self.others[index].heard, self.others[index].is_lost) = (self.now, true);
         }
         Ok(())
     }
@@ -438,7 +464,7 @@ impl Job {
                 continue;
             };
             let is_elastic = self.elastic.is_some();
-            if is_elastic && self.others[index].is_lost {
+            if is_elastic && self.others[index].is_lost && !matches!(news, News::Ready(_)) {
                 continue;
             }
             match news {
@@ -510,13 +536,16 @@ impl Job {
     /// A host has come again, and its ranks are started.
     fn is_back(&mut self, index: usize, greeting: Greeting) {
         self.others[index].is_ready(greeting);
+        self.others[index].is_lost = false;
         let (program, name) = (&self.program, &self.others[index].name);
         print_line(&format!("{program}: {name} has come: starting its ranks\n"));
         self.seat(index);
         let ranks = self.ranks.iter().enumerate();
         let of_host = ranks.filter(|(_, rank)| rank.other == Some(index));
         for rank in of_host.map(|(rank, _)| rank).collect::<Vec<_>>() {
-            if let Err(error) = self.start_seat(rank) {
+            if self.door.is_none() {
+                self.start_again(rank, None, "can come back");
+            } else if let Err(error) = self.start_seat(rank) {
                 print_line(&format!("{}: {error}\n", self.program));
             }
         }

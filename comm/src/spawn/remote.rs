@@ -15,7 +15,6 @@ use std::time::Duration;
 
 use super::agent::{Greeting, News, Order, SSH_CONNECTION, Setup};
 use super::door::Guest;
-use super::hosts::Host;
 use super::signals::Signals;
 use super::task::{Task, VERSION};
 use crate::error::{Error, Problem, Result};
@@ -105,9 +104,9 @@ impl Remote {
         Ok(remote)
     }
 
-    /// Connects to `host`. Its news go to `sender`, with this `number`.
+    /// Connects to `host` by ssh. Its news go to `sender`, with this `number`.
     pub(super) fn connect(
-        host: &Host,
+        host: &str,
         number: usize,
         task: &Task,
         setup: Setup,
@@ -127,7 +126,7 @@ impl Remote {
             Error::setup(format!("start {program}"), error, help)
         })?;
         let (output, errors) = (ssh.stdout.take(), ssh.stderr.take());
-        let mut remote = Remote::absent(host.name.clone(), number);
+        let mut remote = Remote::absent(host.into(), number);
         let orders = ssh.stdin.take();
         remote.orders = orders.map(|orders| File::from(OwnedFd::from(orders)));
         remote.ssh = Some(ssh);
@@ -256,7 +255,7 @@ impl Drop for Remote {
 }
 
 /// The command that starts an agent on `host`.
-fn ssh(host: &Host, task: &Task) -> Result<Command> {
+fn ssh(host: &str, task: &Task) -> Result<Command> {
     let text = std::env::var(SSH).unwrap_or_else(|_| "ssh".into());
     let mut words = text.split_whitespace();
     let program = words.next().unwrap_or("ssh");
@@ -265,7 +264,7 @@ fn ssh(host: &Host, task: &Task) -> Result<Command> {
     if program.rsplit('/').next() == Some("ssh") {
         command.args(SSH_OPTIONS).arg("-T");
     }
-    command.arg(&host.name);
+    command.arg(host);
     // Without it the agent may not find MPI's library, and not start.
     if let Ok(libraries) = std::env::var("LD_LIBRARY_PATH") {
         let libraries = quoted(&libraries);

@@ -527,6 +527,27 @@ fn kill_all_of(folder: &Folder, file: &str) {
 }
 
 #[test]
+fn ranks_that_lost_one_trace_the_steps_that_are_left() {
+    undisturbed();
+    let folder = Folder::new("losing-trace");
+    let job = folder.started(3, &format!("{RUN} --min-ranks 2 --trace 5..20"));
+    let ended = job.env("DDP_TEST_FAULT", "2:forward:14:kill").run();
+    assert_undisturbed(&folder, &ended);
+    let text = std::fs::read_to_string(folder.out().join("trace.json")).expect("it is written");
+    let trace: Value = serde_json::from_str(&text).expect("it is JSON");
+    let spans = trace["traceEvents"].as_array().unwrap().iter();
+    let steps =
+        spans.filter_map(|span| Some((span["pid"].as_u64()?, span["args"]["step"].as_u64()?)));
+    let mut traced: Vec<(u64, u64)> = steps.collect();
+    traced.sort_unstable();
+    traced.dedup();
+    let expected: Vec<(u64, u64)> = (0..2)
+        .flat_map(|rank| (14..=20).map(move |step| (rank, step)))
+        .collect();
+    assert_eq!(traced, expected, "{ended}");
+}
+
+#[test]
 fn ranks_of_a_lost_host_start_on_a_spare_one() {
     undisturbed();
     let folder = Folder::new("losing-spare");
@@ -546,6 +567,27 @@ fn ranks_of_a_lost_host_start_on_a_spare_one() {
     ] {
         assert!(ended.stderr.contains(told), "{told}: {ended}");
     }
+    assert_eq!(joined(&record), [2, 3], "{ended}");
+    assert_undisturbed(&folder, &ended);
+}
+
+#[test]
+fn a_host_that_is_lost_and_comes_back_gets_its_ranks_again() {
+    undisturbed();
+    let folder = Folder::new("losing-return");
+    let words = format!("{RUN} --min-ranks 2 --timeout-s 3 --restarts 2");
+    let hosts = "--hosts localhost:2,far:2";
+    let job = folder.started_on(hosts, "echo $$ >agent-$host", &words);
+    // So that steps are left when it comes back.
+    let points = ["forward", "reduction", "optimizer"];
+    let slow = (3..=40).flat_map(|step| points.map(|point| format!("0:{point}:{step}:slow")));
+    let faults: Vec<String> = slow.collect();
+    let running = job.env("DDP_TEST_FAULT", &faults.join(",")).start();
+    running.wait_for_step_2();
+    kill_all_of(&folder, "agent-far");
+    let ended = running.wait();
+    let record = folder.record();
+    assert_eq!(lost(&record), [2, 3], "{ended}");
     assert_eq!(joined(&record), [2, 3], "{ended}");
     assert_undisturbed(&folder, &ended);
 }

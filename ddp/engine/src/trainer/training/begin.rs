@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::model::data_shape;
 use crate::record::{LockedRecord, REPORT_FILE, Record};
 use crate::tasks;
-use crate::trace::RunTrace;
+use crate::trace::{RunTrace, TraceSteps};
 use crate::trainer::carried::{self, Carried, Kept, Standings};
 use crate::trainer::opening::Opening;
 use crate::trainer::program::Program;
@@ -56,7 +56,9 @@ impl<'a> Trainer<'a> {
         totals.held_out = held_out.or(totals.held_out.take());
         let taken = totals.steps;
         let stop_poll = StopPoll::new(world, stops, taken)?;
-        let traced = options.trace.filter(|_| !run.continues);
+        // Ranks that met again trace what is left.
+        let is_left = |steps: &TraceSteps| !run.continues || steps.reach(taken + 1);
+        let traced = options.trace.filter(is_left);
         let trace = RunTrace::new(traced, [taken + 1, run.plan.steps], &run.devices, world);
         // No rank trains before the record is open.
         world.barrier()?;
