@@ -102,7 +102,7 @@ pub fn add_in_order(
                             _ => *out,
                         };
                         for _ in 0..word >> 2 {
-                            sum = left.pop().expect("checked by the order") + sum;
+                            sum += left.pop().expect("checked by the order");
                         }
                         left.push(sum);
                     }
