@@ -15,12 +15,11 @@ use ddp_comm::spawn::HostList;
 use ddp_comm::{RANKS_MAX, World};
 use ddp_kernels::choice::{self, Choice};
 
-pub use self::layers::SettingFlags;
+pub(crate) use self::layers::{SettingFlags, spell_settings_as_flags};
 use crate::config::TIMEOUT_S;
 use crate::error::Error;
 
-pub(crate) use self::layers::spell_settings_as_flags;
-pub use self::taken::Taken;
+pub(crate) use self::taken::Taken;
 
 /// How many ranks `--ranks` asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

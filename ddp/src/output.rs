@@ -6,10 +6,10 @@ use std::io::{self, ErrorKind, Write};
 use crate::error::{Error, Result};
 
 /// Prints a line on rank 0.
-pub type Say<'a> = &'a mut dyn FnMut(&dyn Display) -> Result<()>;
+pub(crate) type Say<'a> = &'a mut dyn FnMut(&dyn Display) -> Result<()>;
 
 /// Prints text, at once.
-pub fn print(text: &dyn Display) -> Result<()> {
+pub(crate) fn print(text: &dyn Display) -> Result<()> {
     let mut output = io::stdout().lock();
     let written = write!(output, "{text}").and_then(|()| output.flush());
     written.map_err(unprinted)
@@ -21,8 +21,8 @@ pub(crate) fn unprinted(source: io::Error) -> Error {
     Error::io("write to", "standard output", help)(source)
 }
 
-/// A reader that has left, as in `ddp-train inspect RUN | head`, is not a failure.
-pub fn unless_reader_left(printed: Result<()>) -> Result<()> {
+/// A reader that has left, as in `ddp-train inspect RUN | head`, is no failure.
+pub(crate) fn unless_reader_left(printed: Result<()>) -> Result<()> {
     match printed {
         Err(Error::Io(error)) if error.source.kind() == ErrorKind::BrokenPipe => Ok(()),
         printed => printed,

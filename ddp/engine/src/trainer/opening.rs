@@ -1,6 +1,8 @@
 //! The folder of a run before its first step: settings, the first line of the metrics log or the
 //! line that it resumes, and what every checkpoint says.
 
+use std::collections::BTreeMap;
+
 use ddp_comm::World;
 use ddp_data::text::TOKENIZER_FILE;
 use ddp_kernels::files as disk;
@@ -10,6 +12,7 @@ use serde_json::{Map, Value};
 
 use super::carried::Kept;
 use super::program::Program;
+use super::resume;
 use super::setup::Assembled;
 use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState};
 use crate::config::{Config, GraphChoice, Resident, Resume};
@@ -31,6 +34,8 @@ pub(super) struct Opening<'a> {
     config: Map<String, Value>,
     /// The content of the settings' file.
     file: String,
+    /// Of the program and of libraries, by name.
+    versions: BTreeMap<String, String>,
 }
 
 impl<'a> Opening<'a> {
@@ -56,6 +61,8 @@ impl<'a> Opening<'a> {
             threads: Some(threads::count()),
             ..given.clone()
         };
+        let mut versions = devices::versions(run.devices[0]);
+        versions.insert("program".into(), devices::program(world));
         Opening {
             options,
             run,
@@ -64,6 +71,7 @@ impl<'a> Opening<'a> {
             config: chosen.to_json(),
             // Another run may have other ranks, devices or steps: it makes its own choices.
             file: given.to_toml(),
+            versions,
         }
     }
 
@@ -84,6 +92,7 @@ impl<'a> Opening<'a> {
             // The saver and the trainer fill in zeros and None.
             format: 0,
             program: devices::program(self.world),
+            versions: self.versions.clone(),
             step: 0,
             samples: 0,
             config: self.config.clone(),
@@ -134,7 +143,7 @@ impl<'a> Opening<'a> {
             || self.options.resume == Resume::Auto && metrics_log::check_free(out).is_err();
         let there = match &run.resumed {
             // Another rank wrote it.
-            _ if run.continues => LockedLog::find(out)?,
+            _ if run.continues => LockedLog::find(out, true)?,
             // A metrics log that another process began meanwhile is refused.
             Some(_) => Some(locked.map_or_else(|| LockedLog::empty(out), Ok)?),
             None if is_lost() => {
@@ -193,12 +202,15 @@ impl<'a> Opening<'a> {
             let overridden = overridden.join(", ");
             tracing::warn!("what is computed changes from here on: {overridden}");
         }
+        let versions = &self.versions;
+        resume::warn_of_other_bits(self.options, (&run.places, versions), &opened.state);
         log.write(&Event::Resume(ResumeEvent {
             time_unix_s: metrics_log::unix_s(),
             step,
             from: &from.to_string_lossy(),
             ranks: run.places.len(),
             devices: &run.places,
+            versions,
             overridden,
         }))
     }
@@ -211,8 +223,6 @@ impl<'a> Opening<'a> {
         // Reducers of all stages communicate in the same way.
         let reducer = stages[0].reducer();
         let buckets = stages.iter().map(|stage| stage.reducer().buckets().len());
-        let mut versions = devices::versions(run.devices[0]);
-        versions.insert("program", devices::program(world));
         let transport = reducer.group().transport();
         let bits_may_differ = match transport {
             "nccl" => ddp_comm::settings_of_free_order(),
@@ -221,7 +231,7 @@ impl<'a> Opening<'a> {
         log.write(&Event::Start(Start {
             time_unix_s: metrics_log::unix_s(),
             config: &self.config,
-            versions,
+            versions: &self.versions,
             devices: &run.places,
             world: StartWorld {
                 ranks: world.size(),

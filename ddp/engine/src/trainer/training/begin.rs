@@ -11,7 +11,7 @@ use crate::metrics_log::{LockedLog, MetricsLog, REPORT_FILE};
 use crate::model::data_shape;
 use crate::tasks;
 use crate::trace::{RunTrace, TraceSteps};
-use crate::trainer::carried::{self, Carried, Kept, Standings};
+use crate::trainer::carried::{self, Carried, Kept, Standings, Untold};
 use crate::trainer::opening::Opening;
 use crate::trainer::program::Program;
 use crate::trainer::setup::{self, Assembled, Prepared};
@@ -32,7 +32,7 @@ impl<'a> Trainer<'a> {
             return Ok(None);
         };
         let times_matmuls = matmuls::are_timed(options.products, run.devices[0], world);
-        let (kept, log, noticed) = carried.parts();
+        let (kept, log, untold) = carried.parts();
         let opening = Opening::new(options, &run, kept, world);
         let mut state = opening.state()?;
         if world.rank() == 0 && log.is_none() {
@@ -46,7 +46,7 @@ impl<'a> Trainer<'a> {
         let lost_checkpoint = match run.continues {
             true => kept.complete_log(log.as_mut(), &options.out, world)?,
             false => {
-                begin(&run, kept, held_out.as_ref(), times_matmuls);
+                begin(options, &run, kept, held_out.as_ref(), times_matmuls);
                 false
             }
         };
@@ -60,17 +60,15 @@ impl<'a> Trainer<'a> {
         let is_left = |steps: &TraceSteps| !run.continues || steps.reach(taken + 1);
         let traced = options.trace.filter(is_left);
         let trace = RunTrace::new(traced, [taken + 1, run.plan.steps], &run.devices, world);
+        if let Some(log) = log.as_mut().filter(|_| world.generation() > 1) {
+            carried::say_change(log, untold, world, taken)?;
+        }
         // No rank trains before the metrics log is open.
         world.barrier()?;
+        *untold = Untold::default();
         let behind = log.as_ref().map(MetricsLog::handle).transpose()?;
         let tokenizer = run.data.tokenizer.clone();
         let saver = Saver::of_run(world, &options.out, options.keep, behind, tokenizer)?;
-        if let Some(log) = log
-            && world.generation() > 1
-        {
-            carried::say_change(log, world, taken, *noticed)?;
-        }
-        *noticed = None;
         let shape = data_shape(run.data.train.spec());
         Ok(Some(Trainer {
             options,
@@ -89,13 +87,19 @@ impl<'a> Trainer<'a> {
             run,
             kept,
             metrics_log: log,
-            noticed,
+            noticed: &mut untold.noticed,
         }))
     }
 }
 
 /// Begins a new run, or one that resumes a checkpoint.
-fn begin(run: &Assembled, kept: &mut Kept, held_out: Option<&String>, times_matmuls: bool) {
+fn begin(
+    options: &Config,
+    run: &Assembled,
+    kept: &mut Kept,
+    held_out: Option<&String>,
+    times_matmuls: bool,
+) {
     kept.clock = Clock::new(kept.clock.has_rates);
     let Some(before) = run.resumed.as_ref().map(|opened| &opened.state) else {
         return;
@@ -105,8 +109,9 @@ fn begin(run: &Assembled, kept: &mut Kept, held_out: Option<&String>, times_matm
         (totals.best, totals.last) = (None, None);
     }
     totals.held_out = before.held_out.clone();
-    // Another number of ranks makes matmuls of other shapes.
-    if times_matmuls && before.world.ranks == run.places.len() {
+    // Another number of ranks has matmuls of other shapes, unless each has whole shards.
+    let has_as_many = || before.world.ranks == run.places.len();
+    if times_matmuls && (options.same_bits.is_some() || has_as_many()) {
         totals.matmuls = before.matmuls.clone();
     }
 }
