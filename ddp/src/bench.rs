@@ -17,7 +17,6 @@ use ddp_comm::World;
 
 use self::addmm::AddmmFlags;
 use self::allreduce::AllreduceFlags;
-pub(crate) use self::measure::group_on;
 use self::models::{GptFlags, MlpFlags};
 use crate::error::Result;
 use crate::flags::RankFlags;

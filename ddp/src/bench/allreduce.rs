@@ -14,7 +14,7 @@ use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{DType, Device, Tensor, ops};
 use serde_json::{Value, json};
 
-use super::measure::{BenchFlags, group_on, line, round, rounds, start};
+use super::measure::{BenchFlags, line, round, rounds, start};
 use crate::config::FloatType;
 use crate::error::{Error, Result};
 use crate::flags::{choice, number};

@@ -10,7 +10,7 @@ use ddp_kernels::{DType, Device, Random, Tensor, graph, threads};
 use serde_json::{Value, json};
 
 use super::measure::{
-    BenchFlags, begin, group_on, largest, line, precision, round, round_or_null, rounds, start,
+    BenchFlags, begin, largest, line, precision, round, round_or_null, rounds, start,
 };
 use super::{explain, timed};
 use crate::config::Config;

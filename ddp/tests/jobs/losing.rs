@@ -953,7 +953,7 @@ fn what_cannot_go_on_is_refused_by_name() {
         ),
         (
             "RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1",
-            "start one on each",
+            "start one process on each host",
         ),
     ];
     all_at_once(ended_by, |(variables, told)| {
