@@ -56,8 +56,8 @@ const AGENT_AT: usize = 72;
 
 /// A seat: its process, for which generation it waits, how its last process ended, whether it stays
 /// empty, its process in the current and the last generation, and its signs of progress. On several
-/// hosts also the port where its process listens while it waits, its host and where that is reached,
-/// and the generation in which a rank of another host has missed it.
+/// hosts also the port where its process listens while it waits, its host and where that is
+/// reached, and the generation in which a rank of another host has missed it.
 const FIRST_SEAT_AT: usize = 128;
 const SEAT_BYTES: usize = 96;
 const PID: usize = 0;

@@ -44,7 +44,7 @@ pub(crate) enum FaultPoint {
     Agreed,
     /// When this rank has its new slices, and others may not: the generation instead of a step.
     Slices,
-    /// When ranks have met, before they agree where they continue: the generation instead of a step.
+    /// When ranks have met, before they agree where they continue: the generation, as `Slices`.
     Meeting,
     /// Before a process that comes waits to be taken in: step 0.
     Joining,
