@@ -323,8 +323,8 @@ impl Kept {
         Ok(())
     }
 
-    /// Gives new ranks the state of the run, if there are any. The other ranks do not wait: they meet
-    /// these at the end of the next step.
+    /// Gives new ranks the state of the run, if there are any. The other ranks do not wait: they
+    /// meet these at the end of the next step.
     pub(super) fn give_state(&mut self, group: &Group) -> Result<()> {
         let Some((source, new)) = &self.gives else {
             return Ok(());
