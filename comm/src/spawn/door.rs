@@ -19,9 +19,8 @@ use crate::tcp::{self, Guests};
 /// The most bytes of a message of the hello.
 const BYTES_MAX: usize = 1024;
 
-/// Serves the launcher of the processes that meet at `place`, which has `limit` to be there, until it
-/// is gone. Returns the exit code.
-/// Call it while the process has one thread.
+/// Serves the launcher of the processes that meet at `place`, until it is gone. Waits for it for
+/// `limit`. Returns the exit code. Call it while the process has one thread.
 pub fn serve_at(place: &Place, limit: Duration) -> Result<u8> {
     let Rendezvous { host, ports, .. } = &place.0;
     let addresses = || {

@@ -1,5 +1,5 @@
-//! A job that continues without lost ranks, and whose processes something else starts: which of them
-//! this one is, and where they meet.
+//! A job that continues without lost ranks, and whose processes something else starts: which of
+//! them this one is, and where they meet.
 
 use super::hosts::Host;
 use crate::error::Result;
