@@ -11,6 +11,7 @@
 mod accuracy;
 mod activation;
 mod adamw;
+mod add_in_order;
 mod addmm;
 mod arithmetic;
 mod attention;
@@ -56,6 +57,7 @@ pub use activation::{
     relu_squared, relu_squared_backward_into, relu_squared_into,
 };
 pub use adamw::{AdamwConstants, AdamwScalars, adamw};
+pub use add_in_order::{AddOrder, add_in_order};
 pub use addmm::{addmm, addmm_into};
 pub use arithmetic::{
     add, add_into, axpy, mul, mul_into, rsqrt_backward_into, rsqrt_into, scale, scale_into, sub,

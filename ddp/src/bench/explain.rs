@@ -9,9 +9,10 @@ use ddp_kernels::graph::{Graph, GraphNode, NodeKind};
 use ddp_kernels::{Device, matmuls};
 use serde_json::{Value, json};
 
-use super::measure::{Say, line, round};
+use super::measure::{line, round};
 use crate::devices::is_simulated;
 use crate::error::Result;
+use crate::output::Say;
 
 fn moved(node: &GraphNode) -> usize {
     node.read_bytes + node.written_bytes
