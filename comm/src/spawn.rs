@@ -16,6 +16,7 @@ pub use self::door::Place;
 pub use self::hosts::{Host, HostList};
 use self::job::Job;
 use self::signals::{STOPS, Signals};
+pub(crate) use self::task::silence;
 use self::task::{ENDING, EXIT_STOPPED, PERIOD, of_signal};
 pub use self::task::{Losses, Task};
 use crate::error::Result;

@@ -177,26 +177,14 @@ enum Mode {
 }
 
 /// What `-h` shows of the flags that train; `--help` shows all.
-const OFTEN: [&str; 12] = [
-    "model",
-    "data",
-    "labels",
-    "batch-size",
-    "steps",
-    "epochs",
-    "lr",
-    "device",
-    "resume",
-    "out",
-    "config",
-    "ranks",
-];
+const OFTEN: &str = "model data labels batch-size steps epochs lr device resume out config ranks";
 
 /// The whole command line.
 fn command() -> clap::Command {
     let short = |flag: clap::Arg| {
-        let is_often = flag.get_long().is_none_or(|name| OFTEN.contains(&name));
-        flag.hide_short_help(!is_often)
+        let is_often = |name| OFTEN.split(' ').any(|often| often == name);
+        let is_shown = flag.get_long().is_none_or(is_often);
+        flag.hide_short_help(!is_shown)
     };
     let About { name, version } = *about();
     let command = Cli::command().name(name).bin_name(name).version(version);

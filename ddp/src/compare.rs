@@ -1,27 +1,24 @@
 //! `ddp-train compare A B`: at which step, and in which layer, two runs part, and what differs
 //! between them. It reads their metrics logs; with `--replay` it repeats steps of both.
 //!
-//! `part.rs` finds the first difference, `differences.rs` what the runs were started with,
-//! `logged.rs` reads the logs, and `replay.rs` finds the operation.
+//! `logged.rs` reads the logs, `part.rs` finds the first difference, and `replay.rs` the operation.
 
-mod differences;
 mod logged;
 mod part;
 mod replay;
 
-use std::fmt::Display;
 use std::path::PathBuf;
 
 use clap::Args;
 use ddp_comm::World;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use self::differences::{Difference, differences};
-use self::logged::{Logged, Steps};
+use self::logged::{Logged, Steps, differences};
 use self::part::{Parting, apart_text, common, parting};
 use self::replay::replay;
 use crate::error::{Error, Result};
+use crate::output::Say;
 use crate::shown::shown;
 use crate::trainer::program_version;
 use crate::units::{plural, relative};
@@ -56,15 +53,8 @@ pub struct CompareFlags {
     pub json: bool,
 }
 
-/// Compares two runs, on rank 0. Runs that part are an error with exit code 1.
-pub fn compare(
-    flags: &CompareFlags,
-    world: &World,
-    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
-) -> Result<()> {
-    if world.rank() > 0 {
-        return Ok(());
-    }
+/// Compares two runs. Runs that part are an error with exit code 1.
+pub(crate) fn compare(flags: &CompareFlags, world: &World, say: Say<'_>) -> Result<()> {
     let (a, b) = (Logged::read(&flags.first)?, Logged::read(&flags.second)?);
     let steps = || common(&a.steps, &b.steps).filter(|(a, _)| a.step > 0);
     let with_digests = steps().filter(|(a, b)| a.digests.is_some() && b.digests.is_some());
@@ -84,11 +74,12 @@ pub fn compare(
     let replayed = replayed.map(|parting| replay([&a, &b], parting, &program_version(world)));
     let replayed = replayed.transpose()?;
     if flags.json {
+        let difference = |[name, a, b]: &[String; 3]| json!({ "name": name, "a": a, "b": b });
         say(&json!({
             "same": parting.is_none(),
             "first": parting,
             "apart": apart,
-            "differences": differences,
+            "differences": differences.iter().map(difference).collect::<Value>(),
             "steps": steps,
             "steps_with_digests": with_digests,
             "replay": replayed,
@@ -96,34 +87,33 @@ pub fn compare(
     } else {
         let [a_name, b_name] = [&flags.first, &flags.second].map(|folder| folder.display());
         let mut lines = vec![format!("A {a_name}, B {b_name}")];
+        let all = plural(steps as u64, "step");
+        lines.push(match &parting {
+            Some(parting) => format!("they part in {parting}"),
+            None => format!("the same in all {all} that both logged"),
+        });
         if let Some(parting) = &parting {
-            lines.push(format!("they part in {parting}"));
             let details = parting.details().into_iter();
             let details = details.chain(apart.map(|apart| apart.text()));
             let details = details.chain(replayed.unwrap_or_default());
             lines.extend(details.map(|line| format!("  {line}")));
-        } else {
-            let steps = plural(steps as u64, "step");
-            lines.push(format!("the same in all {steps} that both logged"));
         }
         if with_digests < steps {
             let without = plural((steps - with_digests) as u64, "step");
-            lines.push(format!(
-                "{without} without digests, of an older version: only losses are compared"
-            ));
+            let text = "without digests, of an older version: only losses are compared";
+            lines.push(format!("{without} {text}"));
         }
         lines.push(match differences.is_empty() {
             true => "settings, data, devices, ranks and versions are the same".into(),
             false => "what differs between them:".into(),
         });
-        let difference = |it: &Difference| format!("  {}: {} in A, {} in B", it.name, it.a, it.b);
+        let difference = |[name, a, b]: &[String; 3]| format!("  {name}: {a} in A, {b} in B");
         lines.extend(differences.iter().map(difference));
         lines.iter().try_for_each(|line| say(&shown(line)))?;
     }
-    match parting {
-        None => Ok(()),
-        Some(parting) => Err(Error::Parted(format!("the runs part in {parting}"))),
-    }
+    parting.map_or(Ok(()), |parting| {
+        Err(Error::Parted(format!("the runs part in {parting}")))
+    })
 }
 
 /// How far apart the runs are at the last step that both logged, relative to the larger value.

@@ -37,11 +37,8 @@ pub(crate) fn find_devices(
 ) -> Result<Vec<Device>> {
     // Ranks on the CPU do not take part in assigning GPUs, so all must want the same first.
     let kind = format!("device = {}\n", choice.kind());
-    world.handshake(&[Field::must_match(
-        "the configuration",
-        kind,
-        "start every rank with the same flags",
-    )])?;
+    let help = "start every rank with the same flags";
+    world.handshake(&[Field::must_match("the configuration", kind, help)])?;
     if choice == DeviceChoice::Cpu {
         // Without starting the driver.
         return Ok(vec![Device::Cpu]);

@@ -54,7 +54,7 @@ struct Found {
 }
 
 /// Examines the machines of all ranks of `world`.
-pub fn examine(flags: &DoctorFlags, world: &World, say: Say<'_>) -> Result<()> {
+pub(crate) fn examine(flags: &DoctorFlags, world: &World, say: Say<'_>) -> Result<()> {
     let (mut of_host, mut of_rank) = (Vec::new(), look::rank(world));
     if world.local_rank() == 0 {
         of_host = look::host(&flags.out);

@@ -15,13 +15,13 @@ use ddp_comm::spawn::HostList;
 use ddp_comm::{RANKS_MAX, World};
 use ddp_kernels::choice::{self, Choice};
 
-pub use self::layers::SettingFlags;
+pub(crate) use self::layers::SettingFlags;
 use crate::config::TIMEOUT_S;
 use crate::error::Error;
 
 #[cfg(test)]
 pub(crate) use self::layers::with_flags;
-pub use self::taken::Taken;
+pub(crate) use self::taken::Taken;
 
 /// How many ranks `--ranks` asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

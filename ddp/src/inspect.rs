@@ -50,32 +50,27 @@ pub struct InspectFlags {
 }
 
 /// Prints what is in a file or folder.
-pub fn inspect(flags: &InspectFlags, say: Say<'_>) -> Result<()> {
-    let found = find(flags)?;
-    if flags.json {
-        say(&found.json)?
-    } else {
-        say(&found.sheet)?
+pub(crate) fn inspect(flags: &InspectFlags, say: Say<'_>) -> Result<()> {
+    let Inspected(sheet, json, problem) = find(flags)?;
+    match flags.json {
+        true => say(&json)?,
+        false => say(&sheet)?,
     }
-    found.problem.map_or(Ok(()), Err)
+    problem.map_or(Ok(()), Err)
 }
 
 fn find(flags: &InspectFlags) -> Result<Inspected> {
     let path = Path::new(&flags.path);
     let is_named_model = path.file_name().is_some_and(|name| name == MODEL_FILE);
-    if path.is_file()
-        && flags.settings.labels.is_none()
-        && (is_named_model || model::is_model(path))
-    {
+    let has_labels = flags.settings.labels.is_some();
+    if path.is_file() && !has_labels && (is_named_model || model::is_model(path)) {
         return model::found(path);
     }
-    if path.is_dir() {
-        if is_checkpoint(path) {
-            return checkpoint::found(path);
-        }
-        if path.join(EVENTS_FILE).exists() || path.join("checkpoints").is_dir() {
-            return run::found(path);
-        }
+    if path.is_dir() && is_checkpoint(path) {
+        return checkpoint::found(path);
+    }
+    if path.join(EVENTS_FILE).exists() || path.join("checkpoints").is_dir() {
+        return run::found(path);
     }
     dataset::found(&flags.path, &flags.settings)
 }

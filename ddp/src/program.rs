@@ -135,6 +135,18 @@ fn run(command: Command, world: &World) -> Result<()> {
         compared => compared?,
     }
     let mut say = |line: &dyn Display| say(line, world);
+    let is_alone = matches!(
+        command,
+        Command::Export(_)
+            | Command::Inspect(_)
+            | Command::Report(_)
+            | Command::Compare(_)
+            | Command::Watch(_)
+    );
+    // Rank 0 does these alone.
+    if is_alone && world.rank() > 0 {
+        return Ok(());
+    }
     match command {
         Command::Show(text) => say(&text.trim_end()),
         Command::HostAgent => unreachable!("it has no world"),
@@ -145,10 +157,10 @@ fn run(command: Command, world: &World) -> Result<()> {
         Command::Generate(flags) => {
             output::unless_reader_left(using::generate::generate(&flags, world))
         }
-        Command::Export(flags) => export::export(&flags, world, &mut say),
+        Command::Export(flags) => export::export(&flags, &mut say),
         Command::Tokenize(flags) => tokenize::tokenize(&flags, world, &mut say),
         Command::Inspect(flags) => inspect::inspect(&flags, &mut say),
-        Command::Report(flags) => report::report(&flags, world, &mut say),
+        Command::Report(flags) => report::report(&flags, &mut say),
         Command::Compare(flags) => compare::compare(&flags, world, &mut say),
         Command::Watch(flags) => watch::watch(&flags, world, &mut say),
         Command::Doctor(flags) => doctor::examine(&flags, world, &mut say),

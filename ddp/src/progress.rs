@@ -35,9 +35,9 @@ const REDRAWS_PER_S: u8 = 20;
 /// The bar on the screen.
 static BAR: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 
-/// Progress of one run.
+/// Progress of one run, or through files.
 #[derive(Debug)]
-pub struct Progress {
+pub(crate) struct Progress {
     shown: Shown,
     steps: u64,
     /// The width of the terminal.
@@ -64,13 +64,24 @@ const LINES: Shown = Shown::Lines {
 
 impl Progress {
     /// Progress of a run of `steps` steps, for rank 0.
-    pub fn new(when: When, steps: u64) -> Progress {
+    pub(crate) fn new(when: When, steps: u64) -> Progress {
+        Progress::with_bar(when, steps, |columns| bar(steps, on_terminal(), columns))
+    }
+
+    /// Progress through files that are read.
+    pub(crate) fn of_files(when: When) -> Progress {
+        let template = "{msg}  {bar:10} {decimal_bytes}/{decimal_total_bytes}  \
+                        {decimal_bytes_per_sec}  {eta} left";
+        Progress::with_bar(when, 0, |_| styled(None, on_terminal(), template))
+    }
+
+    fn with_bar(when: When, steps: u64, bar: impl FnOnce(u16) -> ProgressBar) -> Progress {
         let (_, columns) = Term::stderr().size();
         let shown = match when {
             When::Never => Shown::Nothing,
             When::Auto if !io::stderr().is_terminal() => LINES,
             // indicatif's own target draws nothing without a terminal.
-            When::Auto | When::Always => Shown::Bar(bar(steps, on_terminal(), columns)),
+            When::Auto | When::Always => Shown::Bar(bar(columns)),
         };
         Progress {
             shown,
@@ -80,14 +91,14 @@ impl Progress {
     }
 
     /// Called after every step: it is cheap.
-    pub fn step(&self, step: u64) {
+    pub(crate) fn step(&self, step: u64) {
         if let Shown::Bar(bar) = &self.shown {
             bar.set_position(step);
         }
     }
 
     /// Shows figures: in the bar, or as a line now and then.
-    pub fn figures(&mut self, figures: &StepEvent) {
+    pub(crate) fn figures(&mut self, figures: &StepEvent) {
         let (step, steps) = (figures.step, self.steps);
         let text = format!("step {step} of {steps}  {}", describe(figures, u16::MAX));
         match &mut self.shown {
@@ -108,15 +119,35 @@ impl Progress {
         }
     }
 
+    /// So many of all bytes are read.
+    pub(crate) fn read(&mut self, what: &'static str, bytes: u64, of: u64) {
+        match &mut self.shown {
+            Shown::Nothing => {}
+            Shown::Bar(bar) => {
+                bar.set_message(what);
+                bar.set_length(of);
+                bar.set_position(bytes);
+            }
+            Shown::Lines { last, .. } => {
+                let last = last.get_or_insert_with(Instant::now);
+                if last.elapsed() >= LINE_EVERY {
+                    *last = Instant::now();
+                    let [read, of] = [bytes, of].map(|bytes| bytes as f64 / 1e6);
+                    show(&format!("{what}: {read:.0} of {of:.0} MB read"));
+                }
+            }
+        }
+    }
+
     /// Prints a line that stays.
-    pub fn note(&self, line: &str) {
+    pub(crate) fn note(&self, line: &str) {
         if !matches!(self.shown, Shown::Nothing) {
             show(line);
         }
     }
 
     /// Removes the bar. Later output is lines.
-    pub fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         if let Shown::Bar(_) = &self.shown {
             clear_bar();
             self.shown = LINES;
@@ -127,49 +158,6 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.finish();
-    }
-}
-
-/// Progress through files that are read.
-#[derive(Debug)]
-pub(crate) struct ReadProgress {
-    bar: Option<ProgressBar>,
-    /// Without a bar, when the next line is shown; None to show nothing.
-    next: Option<Instant>,
-}
-
-impl ReadProgress {
-    pub(crate) fn new(when: When) -> ReadProgress {
-        let is_bar = when == When::Always || when == When::Auto && io::stderr().is_terminal();
-        let template = "{msg}  {bar:10} {decimal_bytes}/{decimal_total_bytes}  \
-                        {decimal_bytes_per_sec}  {eta} left";
-        let bar = is_bar.then(|| styled(None, on_terminal(), template));
-        ReadProgress {
-            next: (bar.is_none() && when == When::Auto).then(|| Instant::now() + LINE_EVERY),
-            bar,
-        }
-    }
-
-    /// So many of all bytes are read.
-    pub(crate) fn at(&mut self, what: &'static str, bytes: u64, of: u64) {
-        if let Some(bar) = &self.bar {
-            bar.set_message(what);
-            bar.set_length(of);
-            bar.set_position(bytes);
-        }
-        if self.next.is_some_and(|next| Instant::now() >= next) {
-            self.next = Some(Instant::now() + LINE_EVERY);
-            let [read, of] = [bytes, of].map(|bytes| bytes as f64 / 1e6);
-            show(&format!("{what}: {read:.0} of {of:.0} MB read"));
-        }
-    }
-}
-
-impl Drop for ReadProgress {
-    fn drop(&mut self) {
-        if self.bar.is_some() {
-            clear_bar();
-        }
     }
 }
 
@@ -196,7 +184,7 @@ fn styled(length: Option<u64>, target: ProgressDrawTarget, template: &str) -> Pr
 }
 
 /// Removes the bar, if there is one, before the process prints its last error.
-pub fn clear_bar() {
+pub(crate) fn clear_bar() {
     let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(bar) = bar.and_then(|bar| bar.upgrade()) {
         bar.finish_and_clear();
@@ -258,7 +246,7 @@ fn show(line: &str) {
 
 /// Sends the log of this process to standard error: from `level` on rank 0, only errors on others.
 /// Does nothing if there is a subscriber already.
-pub fn start_log(level: LogLevel, rank: usize) {
+pub(crate) fn start_log(level: LogLevel, rank: usize) {
     let colours = io::stderr().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let is_shown = |about: &Metadata<'_>| *about.level() == Level::ERROR || ddp_comm::is_rank_0();

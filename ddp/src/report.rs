@@ -21,7 +21,6 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use ddp_comm::World;
 
 use crate::error::{Error, Result};
 use crate::files;
@@ -65,10 +64,7 @@ fn page_of(folder: &Path) -> Result<String> {
 }
 
 /// `ddp-train report`, on rank 0.
-pub fn report(flags: &ReportFlags, world: &World, say: Say<'_>) -> Result<()> {
-    if world.rank() > 0 {
-        return Ok(());
-    }
+pub(crate) fn report(flags: &ReportFlags, say: Say<'_>) -> Result<()> {
     let ReportFlags { folders, out, csv } = flags;
     let count = folders.len();
     if let Some(csv) = csv {

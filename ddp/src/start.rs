@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use ddp_comm::spawn::serve;
+pub(crate) use ddp_comm::spawn::serve;
 use ddp_comm::spawn::{Host, HostList, Losses, Place, Spawner, StartedBy, Task, started_by};
 use ddp_kernels::device::discover;
 
@@ -24,7 +24,11 @@ const OF_LOST_RANKS: [u8; 6] = [77, 134, 135, 136, 137, 139];
 
 /// Starts the ranks of `command`, which wait for each other for `timeout`, and stays with them.
 /// Returns their exit code; None if this process is one of them.
-pub fn start(ranks: &StartFlags, command: &Command, timeout: Duration) -> Result<Option<u8>> {
+pub(crate) fn start(
+    ranks: &StartFlags,
+    command: &Command,
+    timeout: Duration,
+) -> Result<Option<u8>> {
     let has_places = ranks.places != PlaceFlags::default();
     let place = match (started_by()?, ranks.min_ranks) {
         (StartedBy::Spawner, _) => return Ok(None),
@@ -67,11 +71,8 @@ pub fn start(ranks: &StartFlags, command: &Command, timeout: Duration) -> Result
         losses: losses(ranks, &hosts)?,
         place,
     };
-    let mut spawner = Spawner::new(
-        about().name,
-        Duration::from_secs_f64(ranks.grace_s),
-        timeout,
-    );
+    let grace = Duration::from_secs_f64(ranks.grace_s);
+    let mut spawner = Spawner::new(about().name, grace, timeout);
     for restart in 0.. {
         let ended = spawner.run(&hosts, &task);
         let code = match &ended {
@@ -84,15 +85,12 @@ pub fn start(ranks: &StartFlags, command: &Command, timeout: Duration) -> Result
         if !is_lost || restart == ranks.restarts {
             return Ok(Some(ended?));
         }
+        let (program, number, of) = (about().name, restart + 1, ranks.restarts);
         if let Err(error) = ended {
-            eprintln!("{}: {error}", about().name);
+            eprintln!("{program}: {error}");
         }
-        eprintln!(
-            "{}: the job ended with {code}: starting again with --resume auto ({} of {})",
-            about().name,
-            restart + 1,
-            ranks.restarts
-        );
+        let again = "starting again with --resume auto";
+        eprintln!("{program}: the job ended with {code}: {again} ({number} of {of})");
         task.arguments = resuming(task.arguments);
         if let Some(code) = spawner.pause(PAUSE) {
             return Ok(Some(code));

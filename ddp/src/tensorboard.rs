@@ -14,7 +14,7 @@ use crate::files;
 use crate::record::{EvalEvent, StepEvent};
 
 /// The folder of these files in a run's folder.
-pub const FOLDER: &str = "tensorboard";
+pub(crate) const FOLDER: &str = "tensorboard";
 
 /// The start of files' names; ten digits follow, the second in which the file was made.
 const PREFIX: &str = "events.out.tfevents.";
@@ -39,7 +39,7 @@ const START: u64 = 1;
 
 /// A file of events that is being written.
 #[derive(Debug)]
-pub struct EventFile {
+pub(crate) struct EventFile {
     file: File,
     path: PathBuf,
 }
@@ -47,7 +47,7 @@ pub struct EventFile {
 impl EventFile {
     /// A new file for the run in `out`. Its next step is `next_step`, more than 1 if it is resumed:
     /// points of earlier files from that step on are then no longer shown.
-    pub fn create(out: &Path, next_step: u64) -> Result<EventFile> {
+    pub(crate) fn create(out: &Path, next_step: u64) -> Result<EventFile> {
         let folder = out.join(FOLDER);
         files::make_folder(&folder)?;
         let now = wall_time_s();
@@ -68,7 +68,7 @@ impl EventFile {
     }
 
     /// The curves of a step.
-    pub fn step(&mut self, event: &StepEvent) -> Result<()> {
+    pub(crate) fn step(&mut self, event: &StepEvent) -> Result<()> {
         let points = [
             ("train/loss", event.loss),
             ("train/accuracy", event.accuracy.unwrap_or(f64::NAN)),
@@ -84,14 +84,14 @@ impl EventFile {
     }
 
     /// The curves of an evaluation.
-    pub fn evaluation(&mut self, event: &EvalEvent) -> Result<()> {
+    pub(crate) fn evaluation(&mut self, event: &EvalEvent) -> Result<()> {
         let accuracy = event.accuracy.unwrap_or(f64::NAN);
         let points = [("eval/loss", event.loss), ("eval/accuracy", accuracy)];
         self.scalars(event.step, &points)
     }
 
     /// Adds a point to each of these curves. Non-finite numbers are left out.
-    pub fn scalars(&mut self, step: u64, points: &[(&str, f64)]) -> Result<()> {
+    pub(crate) fn scalars(&mut self, step: u64, points: &[(&str, f64)]) -> Result<()> {
         let points = points.iter().filter(|(_, value)| value.is_finite());
         let values = points.flat_map(|(tag, value)| {
             let value = (*value as f32).to_le_bytes();

@@ -13,7 +13,7 @@ use crate::data::text::{self, Side, Sizes, TokenizeOptions, Tokenized, Tokenizer
 use crate::error::Result;
 use crate::flags::{check_alone, choice, parsed, whole};
 use crate::output::{Say, warn_unprinted};
-use crate::progress::ReadProgress;
+use crate::progress::Progress;
 use crate::shown::{shown, significant};
 use crate::units::count;
 
@@ -74,7 +74,7 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 /// Writes a folder of shards.
-pub fn tokenize(flags: &TokenizeFlags, world: &World, say: Say<'_>) -> Result<()> {
+pub(crate) fn tokenize(flags: &TokenizeFlags, world: &World, say: Say<'_>) -> Result<()> {
     check_alone("tokenize", world)?;
     let options = TokenizeOptions {
         files: flags.files.clone(),
@@ -91,14 +91,14 @@ pub fn tokenize(flags: &TokenizeFlags, world: &World, say: Say<'_>) -> Result<()
         sizes: Sizes::default(),
     };
     threads::set_count(flags.threads.unwrap_or_else(|| world.default_threads()))?;
-    let mut progress = ReadProgress::new(flags.progress);
+    let mut progress = Progress::of_files(flags.progress);
     let began = Instant::now();
     let done = text::tokenize(&options, &mut |at| {
         let what = match at.is_learning {
             true => "learning the vocabulary",
             false => "tokenizing",
         };
-        progress.at(what, at.read_bytes, at.file_bytes);
+        progress.read(what, at.read_bytes, at.file_bytes);
     });
     drop(progress);
     let done = done?;
@@ -127,10 +127,10 @@ fn describe_work(done: &Tokenized, seconds: f64) -> String {
     let mb = done.text_bytes as f64 / 1e6;
     let (size, rate) = (significant(mb, 3), significant(mb / seconds, 3));
     let mut text = format!("{size} MB of text in {seconds:.1} s: {rate} MB/s");
-    for (what, count) in [
-        ("shards that were there", done.known_shards as u64),
-        ("documents without text, skipped", done.empty_documents),
-    ] {
+    let known = done.known_shards as u64;
+    let empty = done.empty_documents;
+    let skipped = "documents without text, skipped";
+    for (what, count) in [("shards that were there", known), (skipped, empty)] {
         if count > 0 {
             text += &format!("; {what}: {count}");
         }

@@ -9,11 +9,11 @@
 //! on any number of ranks.
 
 pub(crate) mod choose;
-pub mod eval;
+pub(crate) mod eval;
 mod forward;
-pub mod generate;
+pub(crate) mod generate;
 pub(crate) mod load;
 mod outputs;
-pub mod predict;
+pub(crate) mod predict;
 
 pub use generate::prompts;

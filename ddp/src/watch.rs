@@ -3,7 +3,6 @@
 //!
 //! `summary.rs` says what the log holds in words, `view.rs` draws.
 
-mod follow;
 mod summary;
 mod view;
 
@@ -15,7 +14,7 @@ use clap::Args;
 use ddp_comm::{Signal, StopSignals, World};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
 
-use self::follow::{Followed, open};
+use self::summary::{Followed, open};
 use crate::error::{Error, Result};
 use crate::output::Say;
 
@@ -39,12 +38,8 @@ const READ_EVERY: Duration = Duration::from_secs(1);
 /// How often keys are looked for.
 const KEYS_EVERY: Duration = Duration::from_millis(200);
 
-/// Shows the run until q is pressed or a signal comes. Without a terminal prints one summary. On
-/// rank 0.
-pub fn watch(flags: &WatchFlags, world: &World, say: Say<'_>) -> Result<()> {
-    if world.rank() > 0 {
-        return Ok(());
-    }
+/// Shows the run until q is pressed or a signal comes. Without a terminal prints one summary.
+pub(crate) fn watch(flags: &WatchFlags, world: &World, say: Say<'_>) -> Result<()> {
     let mut followed = open(&flags.folder)?;
     if !io::stdout().is_terminal() {
         let lines = summary::lines(&followed);

@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     ADDRESS, BROKEN_AT, ENDED, GENERATION_AT, GONE, HAS_ENDED, HOST, HOST_AT, MEMBER, MISSED,
-    OVER_AT, PID, PORT, Roster, WAITS, WAS_CUT_OFF,
+    OVER_AT, PID, PORT, PULSE, Roster, WAITS, WAS_CUT_OFF,
 };
 use crate::error::{Cause, Result};
 use crate::shared::futex;
 
 /// What pages say of a seat, in the order in which it is written. It is read in the opposite one:
 /// so a process that waits has its own port, and an empty seat the reason.
-const SAID: [usize; 9] = [
+const SAID: [usize; 10] = [
     MEMBER,
     MEMBER + 8,
     ADDRESS,
@@ -27,11 +27,12 @@ const SAID: [usize; 9] = [
     PORT,
     WAITS,
     PID,
+    PULSE,
 ];
 /// What of it the launcher's page decides, adds for seats of other hosts, and takes from them.
 const DECIDED: Range<usize> = 0..5;
 const PASSED_ON: Range<usize> = 0..9;
-const TAKEN: Range<usize> = 5..9;
+const TAKEN: Range<usize> = 5..10;
 
 /// What a page says to those of other hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -146,9 +147,11 @@ impl Roster {
         let is_launchers = self.page.u64_at(HOST_AT).load(Ordering::Acquire) == 1;
         let numbers = [GENERATION_AT, BROKEN_AT, OVER_AT];
         let numbers = numbers.map(|at| self.page.u32_at(at).load(Ordering::Acquire));
+        // Signs of progress are news only while ranks meet.
+        let unsaid = usize::from(!self.is_broken());
         let words = |seat| {
             let mut words = [0; SAID.len()];
-            let backwards = words.iter_mut().zip(SAID).rev();
+            let backwards = words.iter_mut().zip(SAID).rev().skip(unsaid);
             backwards.for_each(|(value, word)| *value = self.read(seat, word));
             words
         };
@@ -207,12 +210,24 @@ impl Roster {
         }
     }
 
+    /// Whether a seat's process is new in the current generation, and came while others trained.
+    pub(crate) fn has_just_joined(&self, seat: usize) -> bool {
+        let [before, now] = [1, 0].map(|back| {
+            let generation = self.current().saturating_sub(back);
+            self.member(seat, generation).load(Ordering::Relaxed)
+        });
+        self.current() > 1 && before != now
+    }
+
     /// For the launcher: whether ranks of the current generation have ended, or wait for the next
     /// one. The others are `absent`.
     pub(crate) fn has_left(&self, absent: &[usize]) -> bool {
         let current = self.current();
-        let is_member = |seat: usize| self.member(seat, current).load(Ordering::Relaxed) != 0;
-        current > 0 && (0..self.seats).any(|seat| is_member(seat) && !absent.contains(&seat))
+        let has_left = |seat: usize| match self.member(seat, current).load(Ordering::Relaxed) {
+            0 => false,
+            pid => pid != self.read(seat, PID) || !absent.contains(&seat),
+        };
+        current > 0 && (0..self.seats).any(has_left)
     }
 }
 

@@ -19,6 +19,7 @@ use super::signals::{STOPS, Signals};
 use super::task::{PERIOD, Seating, VERSION, of_signal};
 use crate::error::{EXIT_PEER_LOST, Result};
 use crate::roster::across::PageState;
+use crate::say::print_line;
 use crate::tcp;
 
 /// How long an agent without ranks stays: a launcher that cannot be reached does not end it.
@@ -135,7 +136,15 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
                         .map(|(listener, _)| listener);
                     idle_since = None;
                     if let Err(error) = ranks.start(&setup, rank, variables, listener) {
-                        tell(&News::Refused(error.to_string()));
+                        match &ranks.seats {
+                            None => tell(&News::Refused(error.to_string())),
+                            // The host has others.
+                            Some(_) => {
+                                print_line(&format!("{error}\n"));
+                                let code = c_int::from(error.exit_code());
+                                tell(&News::Ended(rank, code << 8));
+                            }
+                        }
                     }
                 }
                 Some(Order::Signal(signal)) => ranks.children.signal(signal),

@@ -15,8 +15,8 @@ use super::elastic::Elastic;
 use super::hosts::Host;
 use super::remote::{Remote, text_of};
 use super::task::{
-    ENDING, EXIT_STOPPED, Losses, PERIOD, SILENCE, SILENCE_MARGIN, Seating, Task, VERSION,
-    of_signal,
+    ENDING, EXIT_STOPPED, Losses, PERIOD, SILENCE_MARGIN, Seating, Task, VERSION, of_signal,
+    silence,
 };
 use crate::error::{EXIT_PEER_LOST, Ranks, Result, Seconds};
 use crate::identity::host_name;
@@ -158,7 +158,7 @@ impl Job {
                 hosts: self.hosts(),
                 own: index + 1,
                 min_ranks: losses.min_ranks,
-                silence: self.silence(),
+                silence: silence(self.timeout),
             }),
         })
     }
@@ -285,11 +285,6 @@ impl Job {
         self.ranks.iter().map(number).collect()
     }
 
-    /// How long another host may be silent in a job that continues without lost ranks.
-    fn silence(&self) -> Duration {
-        self.timeout.clamp(SILENCE[0], SILENCE[1])
-    }
-
     /// Starts all ranks on their hosts, in a job that continues without lost ranks.
     pub(super) fn start_elastic(&mut self, losses: Losses) -> Result<()> {
         let hosts = || std::iter::once(None).chain((0..self.others.len()).map(Some));
@@ -342,33 +337,43 @@ impl Job {
         self.start_again(rank, status.code(), &described(status)) || has_others
     }
 
-    /// Starts a lost rank again, if the job may: whether it does.
+    /// A lost rank is to be started again, if the job may: whether it is.
     fn start_again(&mut self, rank: usize, code: Option<i32>, how: &str) -> bool {
-        let count = self
-            .elastic
-            .as_mut()
-            .and_then(|elastic| elastic.again(rank, code));
+        let now = self.now;
+        let count = (self.elastic.as_mut()).and_then(|elastic| elastic.again(rank, code, now));
         let again = count.as_ref().map_or(String::new(), |count| {
             format!(": starting it again {count}")
         });
-        let program = &self.program;
-        print_line(&format!("{program}: rank {rank} {how}{again}\n"));
-        if count.is_none() {
-            return false;
+        print_line(&format!("{}: rank {rank} {how}{again}\n", self.program));
+        self.ranks[rank].is_running = count.is_some();
+        count.is_some()
+    }
+
+    /// Starts the lost ranks for which it is time, unless the job ends.
+    fn start_waiting(&mut self) {
+        let Some(elastic) = &mut self.elastic else {
+            return;
+        };
+        let is_ending = self.stopped_by.is_some() || elastic.roster.over().is_some();
+        for rank in elastic.due(self.now, is_ending) {
+            self.ranks[rank].is_running = false;
+            let started = (!is_ending).then(|| self.start_seat(rank));
+            if let Some(Err(error)) = &started {
+                print_line(&format!("{}: {error}\n", self.program));
+            }
+            if let (Some(elastic), false) = (&self.elastic, self.ranks[rank].is_running) {
+                elastic.roster.stays_empty(rank);
+                let is_over = !self.ranks.iter().any(|rank| rank.is_running);
+                let lost = (is_over && !self.is_done()).then_some(EXIT_PEER_LOST);
+                self.first_failure = self.first_failure.or(lost);
+            }
         }
-        let started = self.start_seat(rank);
-        if let Err(error) = &started {
-            print_line(&format!("{}: {error}\n", self.program));
-            let elastic = self.elastic.as_ref();
-            elastic.inspect(|elastic| elastic.roster.stays_empty(rank));
-        }
-        started.is_ok()
     }
 
     /// In a job that continues without lost ranks: takes note of hosts that are out of reach, and
     /// forms the next generation when its ranks are there.
     fn arbitrate(&mut self) {
-        let silence = self.silence() + SILENCE_MARGIN;
+        let silence = silence(self.timeout) + SILENCE_MARGIN;
         for index in 0..self.others.len() {
             if self.elastic.is_some() && self.now - self.others[index].heard > silence {
                 self.lost(index, &format!("it was silent for {}", Seconds(silence)));
@@ -484,6 +489,7 @@ impl Job {
             }
             self.others[index].heard = self.now;
         }
+        self.start_waiting();
         self.arbitrate();
         if let Some((_, limit)) = self.end_by.take_if(|(by, _)| Instant::now() >= *by) {
             match self.has_killed {
@@ -569,8 +575,8 @@ impl Job {
         }
         let (program, host, lost) = (&self.program, &self.others[index].name, Ranks(&lost));
         print_line(&format!("{program}: host {host}, with {lost}: {why}\n"));
-        if let Some(elastic) = &self.elastic {
-            lost.0.iter().for_each(|&rank| elastic.roster.cut_off(rank));
+        if let Some(elastic) = &mut self.elastic {
+            lost.0.iter().for_each(|&rank| elastic.cut_off(rank));
             let has_others = self.ranks.iter().any(|rank| rank.is_running);
             if has_others && elastic.roster.over().is_none() {
                 return self.replace(index, lost.0.to_vec());

@@ -17,7 +17,7 @@ pub(super) const EXIT_STOPPED: u8 = 75;
 /// After which silence launcher and agent count each other as lost: the timeout within these
 /// bounds. The launcher waits longer by the margin: when the others continue, a host's ranks have
 /// ended.
-pub(super) const SILENCE: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(20)];
+const SILENCE: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(20)];
 pub(super) const SILENCE_MARGIN: Duration = Duration::from_secs(1);
 /// How often to look at the clock and the roster. Signals, orders and news, and the end of a rank
 /// wake this process earlier.
@@ -56,6 +56,11 @@ pub(super) struct Seating {
     pub(super) min_ranks: usize,
     /// An agent that has not heard of the launcher for so long ends its ranks.
     pub(super) silence: Duration,
+}
+
+/// How long hosts of a job that continues without lost ranks may be silent.
+pub(crate) fn silence(timeout: Duration) -> Duration {
+    timeout.clamp(SILENCE[0], SILENCE[1])
 }
 
 /// The exit code that shells give to the end by a signal.

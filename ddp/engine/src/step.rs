@@ -258,10 +258,13 @@ impl Step {
         }
     }
 
-    /// Gives all ranks of `group` the state of rank `source` after its last step: to those that are
-    /// `behind`. What a rank has is replaced only when all has arrived.
-    pub(crate) fn share_state(&mut self, group: &Group, source: usize, behind: bool) -> Result<()> {
-        let stream = Stream::default_of(Device::Cpu)?;
+    /// Passes on, by `pass_on`, each tensor of the state after the last step: that of this rank, or
+    /// where it is `behind` what arrives. What a rank has is replaced only when all has arrived.
+    pub(crate) fn share_state(
+        &mut self,
+        behind: bool,
+        pass_on: impl Fn(&Tensor) -> Result<(), ddp_comm::Error>,
+    ) -> Result<()> {
         let mut received = Vec::new();
         let state = || self.model.stages.iter().flat_map(Stage::state);
         for tensor in state().filter(|tensor| tensor.count() > 0) {
@@ -269,7 +272,7 @@ impl Step {
                 true => Tensor::zeros(tensor.shape(), tensor.dtype(), Device::Cpu)?,
                 false => tensor.to(Device::Cpu)?,
             };
-            group.broadcast(&target, source, &stream)?;
+            pass_on(&target)?;
             received.push((tensor, target));
         }
         for (tensor, target) in received.into_iter().filter(|_| behind) {

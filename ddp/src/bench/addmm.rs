@@ -5,16 +5,17 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::Args;
-use ddp_comm::World;
+use ddp_comm::{Group, World};
 use ddp_kernels::ops::{self, Activation};
-use ddp_kernels::{DType, Device, Random, Tensor, threads};
+use ddp_kernels::{Device, Random, Tensor, threads};
 use serde_json::{Value, json};
 
-use super::measure::{BenchFlags, Say, line, precision, round, rounds, start};
+use super::measure::{BenchFlags, line, precision, round, rounds, start};
 use crate::config::List;
 use crate::error::Result;
 use crate::exchange::gather_numbers;
-use crate::flags::whole;
+use crate::flags::{parsed, whole};
+use crate::output::Say;
 
 /// Bytes of all sets of operands, several times the largest cache (60 MB on a large GPU). A product
 /// then reads memory, as a layer does, whose operands were last used a step ago.
@@ -55,11 +56,9 @@ impl AddmmFlags {
 }
 
 fn shapes(text: &str) -> Result<List<ProductShape>, String> {
-    let shapes: List<ProductShape> = text.parse()?;
-    if shapes.0.is_empty() {
-        return Err("expected at least one shape, as in 2048x2048x2048,128x1024x784".into());
-    }
-    Ok(shapes)
+    let expected = "expected at least one shape MxNxK, as in 2048x2048x2048,128x1024x784";
+    let has_some = |shapes: &List<ProductShape>| !shapes.0.is_empty();
+    parsed(text, has_some, || expected.into())
 }
 
 /// One product: `[m, k]` rows times a weight `[n, k]`. Reads and prints as `MxNxK`.
@@ -101,54 +100,40 @@ impl FromStr for ProductShape {
 /// Measures on all ranks: a line for each shape.
 pub(super) fn measure(flags: &AddmmFlags, world: &World, say: Say<'_>) -> Result<()> {
     let device = start(&flags.common, &format!("{flags:?}"), world)?;
+    let main = &world.group("main")?;
     for shape in flags.shapes() {
-        say(&measure_shape(flags, shape, device, world)?)?;
+        say(&measure_shape(flags, shape, device, main, world)?)?;
     }
     Ok(())
-}
-
-/// The operands of one product.
-struct Operands {
-    x: Tensor,      // [m, k]
-    weight: Tensor, // [n, k]
-    bias: Tensor,   // [n]
-    y: Tensor,      // [m, n]
-}
-
-impl Operands {
-    /// Filled with random numbers, since products of zeros are faster.
-    fn random(
-        ProductShape { m, n, k }: ProductShape,
-        dtype: DType,
-        device: Device,
-        random: &mut Random,
-    ) -> Result<Operands> {
-        Ok(Operands {
-            x: Tensor::randn(&[m, k], dtype, device, random)?.named("input"),
-            weight: Tensor::randn(&[n, k], dtype, device, random)?.named("weight"),
-            bias: Tensor::randn(&[n], dtype, device, random)?.named("bias"),
-            y: Tensor::zeros(&[m, n], dtype, device)?.named("output"),
-        })
-    }
 }
 
 fn measure_shape(
     flags: &AddmmFlags,
     shape: ProductShape,
     device: Device,
+    main: &Group,
     world: &World,
 ) -> Result<Value> {
     let wanted = flags.common.ranks.settings.dtype;
-    let ((dtype, math), ProductShape { m, n, k }) = (precision(wanted, device)?, shape);
+    let (format, ProductShape { m, n, k }) = (precision(wanted, device)?, shape);
+    let dtype = format.layers;
     // As many sets as fill `ROTATED_BYTES`, so that none is in a cache when it is used again.
     let bytes = (m * k + n * k + n + m * n) * dtype.bytes();
     let mut random = Random::new(world.rank() as u64);
-    let sets = (0..ROTATED_BYTES.div_ceil(bytes).min(SETS_MAX))
-        .map(|_| Operands::random(shape, dtype, device, &mut random))
-        .collect::<Result<Vec<_>>>()?;
-    let times = ops::with_f32_math(math, || {
-        rounds(&world.group("main")?, device, &flags.common, |repetition| {
-            let Operands { x, weight, bias, y } = &sets[repetition as usize % sets.len()];
+    // Random numbers, since products of zeros are faster.
+    let operands = |_| -> Result<[Tensor; 4]> {
+        Ok([
+            Tensor::randn(&[m, k], dtype, device, &mut random)?.named("input"),
+            Tensor::randn(&[n, k], dtype, device, &mut random)?.named("weight"),
+            Tensor::randn(&[n], dtype, device, &mut random)?.named("bias"),
+            Tensor::zeros(&[m, n], dtype, device)?.named("output"),
+        ])
+    };
+    let count = ROTATED_BYTES.div_ceil(bytes).min(SETS_MAX);
+    let sets = (0..count).map(operands).collect::<Result<Vec<_>>>()?;
+    let times = ops::with_f32_math(format.f32_math, || {
+        rounds(main, device, &flags.common, |repetition| {
+            let [x, weight, bias, y] = &sets[repetition as usize % sets.len()];
             let plain = Activation::Identity;
             Ok(ops::linear_into(y, x, weight, Some(bias), plain, None)?)
         })

@@ -14,10 +14,11 @@ use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{DType, Device, Tensor, ops};
 use serde_json::{Value, json};
 
-use super::measure::{BenchFlags, Say, group_on, line, round, rounds, start};
+use super::measure::{BenchFlags, group_on, line, round, rounds, start};
 use crate::config::FloatType;
 use crate::error::{Error, Result};
 use crate::flags::{choice, number};
+use crate::output::Say;
 
 /// Calls in one graph.
 const CAPTURED: usize = 20;
@@ -55,27 +56,17 @@ pub struct AllreduceFlags {
 
 impl AllreduceFlags {
     pub(crate) fn sizes_mb(&self) -> Vec<f64> {
-        let otherwise = if self.buckets.is_empty() { 7.4 } else { 100.0 };
-        let one = || vec![self.mb.unwrap_or(otherwise)];
-        self.sweep.map_or_else(one, Sweep::sizes_mb)
+        let default = if self.buckets.is_empty() { 7.4 } else { 100.0 };
+        match &self.sweep {
+            Some(Sweep(sizes)) => sizes.clone(),
+            None => vec![self.mb.unwrap_or(default)],
+        }
     }
 }
 
 /// `--sweep`: sizes in MB, each twice the one before.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sweep {
-    from_mb: f64,
-    to_mb: f64,
-}
-
-impl Sweep {
-    fn sizes_mb(self) -> Vec<f64> {
-        let sizes = std::iter::successors(Some(self.from_mb), |size| Some(size * 2.0));
-        // Doubling may round up the last size.
-        let most = self.to_mb * 1.000_001;
-        sizes.take_while(|&size| size <= most).collect()
-    }
-}
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sweep(Vec<f64>);
 
 impl FromStr for Sweep {
     type Err = String;
@@ -84,7 +75,12 @@ impl FromStr for Sweep {
         let size = number(MB_MIN..=MB_MAX);
         let ends = text.split_once(':');
         match ends.map(|(from, to)| (size(from), size(to))) {
-            Some((Ok(from_mb), Ok(to_mb))) if from_mb <= to_mb => Ok(Sweep { from_mb, to_mb }),
+            Some((Ok(from), Ok(to))) if from <= to => {
+                let sizes = std::iter::successors(Some(from), |size| Some(size * 2.0));
+                // Doubling may round up the last size.
+                let sizes = sizes.take_while(|&size| size <= to * 1.000_001);
+                Ok(Sweep(sizes.collect()))
+            }
             _ => Err(format!(
                 "expected two sizes from {MB_MIN} to {MB_MAX} MB, the smaller first, as in 0.001:64"
             )),
@@ -137,15 +133,15 @@ impl BenchOperation {
 /// Measures on all ranks: a line for each size.
 pub(super) fn measure(flags: &AllreduceFlags, world: &World, say: Say<'_>) -> Result<()> {
     let device = start(&flags.common, &format!("{flags:?}"), world)?;
+    let operation = flags.operation;
     if flags.captured && !device.is_accelerator() {
-        return Err(Error::Usage(
-            "--captured: expected --device cuda; help: leave it out, or measure on a GPU".into(),
-        ));
+        let text = "--captured: expected --device cuda; help: leave it out, or measure on a GPU";
+        return Err(Error::Usage(text.into()));
     }
-    if !flags.buckets.is_empty() && flags.operation != BenchOperation::AllReduce {
+    if !flags.buckets.is_empty() && operation != BenchOperation::AllReduce {
         return Err(Error::Usage(format!(
             "--buckets: expected --operation all_reduce, got {}; help: leave one of them out",
-            flags.operation.name()
+            operation.name()
         )));
     }
     if world.size() == 1 {
@@ -164,13 +160,12 @@ pub(super) fn measure(flags: &AllreduceFlags, world: &World, say: Say<'_>) -> Re
         stream,
     };
     for mb in flags.sizes_mb() {
-        let count = flags.operation.count(mb, flags.dtype.dtype(), world.size());
+        let count = operation.count(mb, flags.dtype.dtype(), world.size());
         let tensor = bench.checked_tensor(count)?;
-        if flags.buckets.is_empty() {
-            say(&bench.measure(&tensor, tensor.bytes())?)?;
-        }
-        for bucket_mb in &flags.buckets {
-            say(&bench.measure(&tensor, (bucket_mb * 1e6) as usize)?)?;
+        let whole = flags.buckets.is_empty().then_some(tensor.bytes());
+        let buckets = flags.buckets.iter().map(|mb| (mb * 1e6) as usize);
+        for bytes in buckets.chain(whole) {
+            say(&bench.measure(&tensor, bytes)?)?;
         }
     }
     Ok(())
@@ -404,7 +399,7 @@ mod tests {
 
     #[test]
     fn a_sweep_doubles_up_to_its_end() {
-        let sizes = |text: &str| text.parse::<Sweep>().unwrap().sizes_mb();
+        let sizes = |text: &str| text.parse::<Sweep>().unwrap().0;
         assert_eq!(sizes("1:8"), [1.0, 2.0, 4.0, 8.0]);
         assert_eq!(sizes("3:11.9"), [3.0, 6.0]);
         assert_eq!(sizes("0.1:0.8"), [0.1, 0.2, 0.4, 0.8]);

@@ -1,17 +1,18 @@
 //! `ddp-train bench mlp --explain`: the nodes of a captured step, one line of JSON each, with the
 //! bytes that each moves and the time that the memory's bandwidth allows for them. The times are a
 //! model, not a measurement: operands are counted once, and neither caches, nor arithmetic, nor the
-//! start of a node takes part. So it also works on simulated GPUs. A kernel has its blocks, and its
-//! longest chain of dependent loads where it declares one; it is marked if it moves much with fewer
+//! start of a node takes part. So it also works on simulated GPUs. A kernel has its blocks, and the
+//! longest chain of dependent loads, which each declares; it is marked if it moves much with fewer
 //! blocks than the GPU has multiprocessors.
 
 use ddp_kernels::graph::{Graph, GraphNode, NodeKind};
 use ddp_kernels::{Device, matmuls};
 use serde_json::{Value, json};
 
-use super::measure::{Say, line, round};
+use super::measure::{line, round};
 use crate::devices::is_simulated;
 use crate::error::Result;
+use crate::output::Say;
 
 fn moved(node: &GraphNode) -> usize {
     node.read_bytes + node.written_bytes

@@ -5,9 +5,8 @@ use std::time::Instant;
 use clap::Args;
 use ddp_comm::{Field, Group, World};
 use ddp_kernels::choice::Choice;
-use ddp_kernels::ops::F32Math;
 use ddp_kernels::stream::{Stream, synchronize};
-use ddp_kernels::{DType, Device, Tensor, threads};
+use ddp_kernels::{Device, Tensor, threads};
 use serde_json::{Value, json};
 
 use crate::config::Precision;
@@ -15,14 +14,12 @@ use crate::devices::{described, is_simulated};
 use crate::error::{Error, Result};
 use crate::exchange::gather_numbers;
 use crate::flags::{RankFlags, number, whole};
+use crate::params::Format;
 
 /// Repetitions of the first run, which compiles, allocates and captures.
 const COLD: u64 = 4;
 /// The most repetitions of the second run, before anything is timed.
 const WARM_UP_MAX: f64 = 20.0;
-
-/// Prints a line of the results. On ranks other than 0 it may do nothing.
-pub use crate::output::Say;
 
 /// The flags of all benchmarks.
 #[derive(Args, Clone, Debug, PartialEq)]
@@ -95,19 +92,15 @@ pub(crate) fn group_on(device: Device, name: &'static str, world: &World) -> Res
     })
 }
 
-/// The dtype of tensors for a `--dtype`, and how f32 is multiplied.
-pub(super) fn precision(wanted: Precision, device: Device) -> Result<(DType, F32Math)> {
-    if wanted != Precision::F32 && !device.is_accelerator() {
-        let name = wanted.name();
-        return Err(Error::Usage(format!(
-            "--dtype {name}: expected --device cuda; help: leave --dtype out, or measure on a GPU"
-        )));
+/// The format of tensors for a `--dtype`.
+pub(super) fn precision(wanted: Precision, device: Device) -> Result<Format> {
+    if wanted == Precision::F32 || device.is_accelerator() {
+        return Ok(wanted.into());
     }
-    Ok(match wanted {
-        Precision::F32 => (DType::F32, F32Math::Strict),
-        Precision::Tf32 => (DType::F32, F32Math::Tf32),
-        Precision::Bf16 => (DType::BF16, F32Math::Strict),
-    })
+    let name = wanted.name();
+    Err(Error::Usage(format!(
+        "--dtype {name}: expected --device cuda; help: leave --dtype out, or measure on a GPU"
+    )))
 }
 
 /// Repeats `body`, which is given the number of the repetition, for about `--seconds` in `--rounds`

@@ -2,14 +2,15 @@
 //! longest first, beside the rates of a large copy and a large matmul, and the captured step.
 
 use ddp_kernels::graph::GraphNode;
-use ddp_kernels::ops::{self, F32Math};
 use ddp_kernels::stream::Stream;
-use ddp_kernels::{DType, Device, Random, Tensor};
+use ddp_kernels::{DType, Device, Random, Tensor, ops};
 use serde_json::{Value, json};
 
 use super::explain;
-use super::measure::{Say, line, round, round_or_null};
+use super::measure::{line, round, round_or_null};
 use crate::error::Result;
+use crate::output::Say;
+use crate::params::Format;
 
 /// Sides of the large matmul, and bytes of the large copy: neither fits into a cache.
 const SIDE: usize = 8192;
@@ -29,15 +30,15 @@ pub(super) struct Rates {
 }
 
 impl Rates {
-    pub(super) fn measure(device: Device, (dtype, math): (DType, F32Math)) -> Result<Rates> {
+    pub(super) fn measure(device: Device, format: Format) -> Result<Rates> {
         let from = Tensor::zeros(&[COPIED], DType::U8, device)?;
         let to = from.new_zeros(&[COPIED])?;
         let copy_s = fastest_s(device, || Ok(to.copy_from(&from)?))?;
         drop((from, to));
-        let factor = Tensor::randn(&[SIDE, SIDE], dtype, device, &mut Random::new(0))?;
+        let factor = Tensor::randn(&[SIDE, SIDE], format.layers, device, &mut Random::new(0))?;
         let out = factor.new_zeros(&[SIDE, SIDE])?;
         let matmul = || Ok(ops::addmm_into(&out, &out, &factor, &factor, 1.0, 0.0)?);
-        let matmul_s = ops::with_f32_math(math, || fastest_s(device, matmul))?;
+        let matmul_s = ops::with_f32_math(format.f32_math, || fastest_s(device, matmul))?;
         Ok(Rates {
             copy: 2.0 * COPIED as f64 / copy_s,
             matmul: 2.0 * (SIDE as f64).powi(3) / matmul_s,

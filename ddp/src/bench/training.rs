@@ -4,28 +4,27 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use ddp_comm::World;
-use ddp_kernels::graph;
 use ddp_kernels::matmuls::{self, MatmulChoice};
 use ddp_kernels::stream::{Stream, synchronize};
-use ddp_kernels::{Device, Random, threads};
-use serde_json::json;
+use ddp_kernels::{DType, Device, Random, Tensor, graph, threads};
+use serde_json::{Value, json};
 
 use super::measure::{
-    BenchFlags, Say, begin, group_on, largest, line, precision, round, round_or_null, rounds, start,
+    BenchFlags, begin, group_on, largest, line, precision, round, round_or_null, rounds, start,
 };
-use super::subject::Subject;
 use super::{explain, timed};
 use crate::config::Config;
 use crate::data::sampler::Shards;
 use crate::data::{Batch, SlotId};
 use crate::error::{Error, Result};
 use crate::models::Model;
+use crate::nn::{Loss, Sequential};
 use crate::optim::Optimizer;
 use crate::optim::muon::Alone;
-use crate::process;
-use crate::reducer;
+use crate::output::Say;
 use crate::step::{Step, StepOptions};
 use crate::trainer::step_options;
+use crate::{process, reducer};
 
 /// The flags of all benchmarks of training steps, beside the settings of a run that they take.
 #[derive(Args, Clone, Debug, PartialEq)]
@@ -40,6 +39,51 @@ pub struct StepFlags {
     /// The flags of all benchmarks.
     #[command(flatten)]
     pub common: BenchFlags,
+}
+
+/// A model that is trained on random rows.
+pub(super) struct Subject {
+    pub(super) layers: Sequential,
+    pub(super) loss: Box<dyn Loss>,
+    pub(super) inputs: RandomRows,
+    pub(super) targets: RandomRows,
+    /// Rows of a step, over all ranks.
+    pub(super) batch: u64,
+    /// Rows of a micro-batch; 0 for all.
+    pub(super) micro_batch: u64,
+    /// The norm to which gradients are clipped; 0 for no clipping.
+    pub(super) clip_norm: f64,
+    /// Multiplications and additions of a step.
+    pub(super) flop: f64,
+    /// The first fields of the line.
+    pub(super) described: Value,
+    /// What a row counts as, and how often: `samples`, 1.
+    pub(super) unit: (&'static str, u64),
+}
+
+/// Random values of a row, by its shape.
+pub(super) enum RandomRows {
+    /// Numbers of mean 0 and variance 1.
+    Normal(Vec<usize>),
+    /// Whole numbers below this one.
+    Below(usize, Vec<usize>),
+}
+
+impl RandomRows {
+    pub(super) fn row_shape(&self) -> &[usize] {
+        let (RandomRows::Normal(shape) | RandomRows::Below(_, shape)) = self;
+        shape
+    }
+
+    pub(super) fn make(&self, rows: usize, device: Device, random: &mut Random) -> Result<Tensor> {
+        let shape = [&[rows], self.row_shape()].concat();
+        Ok(match self {
+            RandomRows::Normal(_) => Tensor::randn(&shape, DType::F32, device, random)?,
+            RandomRows::Below(end, _) => {
+                Tensor::randint(*end as u32, &shape, DType::I64, device, random)?
+            }
+        })
+    }
 }
 
 /// Each rank steps through about this many rows, so that a batch is not in cache from the step
@@ -123,9 +167,8 @@ pub(super) fn measure(
     let gradients = gradients.sum::<usize>() * config.reduce_dtype.dtype().bytes();
     // On a GPU the host does not know when a reduction ran.
     let is_known = !device.is_accelerator();
-    let per_step_ms = |time: Duration| {
-        is_known.then(|| round(time.as_secs_f64() * 1e3 / f64::from(steps.max(1)), 4))
-    };
+    let steps = f64::from(steps.max(1));
+    let per_step_ms = |time: Duration| is_known.then(|| round(time.as_secs_f64() * 1e3 / steps, 4));
     let is_reduced = main.size() > 1 && is_known && !busy.is_zero();
     let hidden = || (1.0 - exposed.as_secs_f64() / busy.as_secs_f64()).max(0.0);
     let fields = json!({
@@ -162,26 +205,25 @@ pub(super) fn measure(
 }
 
 fn explained(step: &Step, device: Device, say: Say<'_>) -> Result<()> {
-    let Some(graph) = step.any_graph() else {
-        return Err(Error::Usage(format!(
+    let graph = step.any_graph().ok_or_else(|| {
+        Error::Usage(format!(
             "--explain: expected a step captured as a CUDA graph, got an eager one on {device}; \
              help: give --device cuda, and leave --graph out"
-        )));
-    };
-    explain::print(graph, device, say)
+        ))
+    });
+    explain::print(graph?, device, say)
 }
 
 /// Seconds of one update, measured separately after the steps, between two events around many of
 /// them. It repeats the last step's update, so the model is useless afterwards.
 fn optimizer_s(step: &Step, device: Device) -> Result<f64> {
     let stream = Stream::default_of(device)?;
-    let mut takes = Vec::with_capacity(UPDATE_ROUNDS);
+    let (stage, mut takes) = (&step.stages()[0], Vec::new());
+    let (params, optimizer) = (&stage.model().params, stage.optimizer());
     for _ in 0..=UPDATE_ROUNDS {
         let start = stream.record_timed()?;
         for _ in 0..UPDATES {
-            let (stage, alone) = (&step.stages()[0], &mut Alone);
-            let (params, optimizer) = (&stage.model().params, stage.optimizer());
-            optimizer.apply(params, alone, None, None)?;
+            optimizer.apply(params, &mut Alone, None, None)?;
         }
         let took = stream.record_timed()?.since(&start)?;
         takes.push(took.as_secs_f64() / UPDATES as f64);
@@ -219,10 +261,11 @@ fn batches(
     same_bits: Option<usize>,
 ) -> Result<Vec<Batch>> {
     let (rank, ranks) = (world.rank(), world.size());
-    reducer::check_ranks(same_bits.unwrap_or(ranks), ranks)?;
-    let shards = Shards::of_rank(same_bits.unwrap_or(ranks), rank, ranks);
+    let count = same_bits.unwrap_or(ranks);
+    reducer::check_ranks(count, ranks)?;
+    let shards = Shards::of_rank(count, rank, ranks);
     let mine = shards.share(&(0..subject.batch));
-    let mut random = Random::new(world.rank() as u64);
+    let mut random = Random::new(rank as u64);
     let rows = (mine.end - mine.start) as usize;
     // On a GPU two, like the slots of a loader.
     let count = match device.is_accelerator() {

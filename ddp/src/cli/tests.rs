@@ -6,7 +6,7 @@ use super::*;
 use crate::bench::Bench;
 use crate::config::*;
 use crate::doctor::DoctorFlags;
-use crate::flags::PlaceFlags;
+use crate::flags::{PlaceFlags, Taken};
 use crate::inspect::InspectFlags;
 use crate::models::ModelSpec;
 use crate::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind, RecomputeKind};
@@ -642,7 +642,7 @@ fn every_flag_of_the_other_commands_arrives() {
         inspect,
         InspectFlags {
             path,
-            settings: Config {
+            settings: Taken(Config {
                 labels,
                 task,
                 drop: vec!["id".into()],
@@ -650,8 +650,7 @@ fn every_flag_of_the_other_commands_arrives() {
                 missing: Missing::Zero,
                 cache_dir: Some("kept".into()),
                 ..Config::default()
-            }
-            .into(),
+            }),
             json: true
         }
     );

@@ -46,26 +46,20 @@ fn rows(spec: DataSpec, request: &DataRequest, path: &str) -> Result<Inspected> 
     }
     let prepared = data::prepare(request, &Alone).map_err(|error| renamed(error, path));
     let problem = match prepared.and_then(|data| describe(&data, &mut sheet, &mut json)) {
-        Ok(()) => {
-            sheet.add("training", "usable");
-            None
-        }
+        Ok(()) => None,
         // Unreadable files are not bad data.
         Err(error @ Error::Io(_)) => return Err(error),
-        Err(error) => {
-            let error = ShownError(error);
-            // The error itself is the last line.
-            sheet.add("training", "not usable");
-            json["refused"] = json!(error.to_string());
-            Some(error.0)
-        }
+        Err(error) => Some(ShownError(error)),
     };
+    if let Some(error) = &problem {
+        json["refused"] = json!(error.to_string());
+    }
+    // The error itself is the last line.
+    let usable = problem.as_ref().map_or("usable", |_| "not usable");
+    sheet.add("training", usable);
+    let problem = problem.map(|error| error.0);
     json["is_sound"] = json!(problem.is_none());
-    Ok(Inspected {
-        sheet,
-        json,
-        problem,
-    })
+    Ok(Inspected(sheet, json, problem))
 }
 
 /// The sheet of tokens, all of which were read and checked.
@@ -108,7 +102,7 @@ fn tokens(summary: &TokenSummary, path: &str) -> Result<Inspected> {
         "content": content,
         "is_sound": true,
     });
-    Inspected::intact(sheet, json)
+    Ok(Inspected(sheet, json, None))
 }
 
 /// The contents of the files, whether or not training would accept them.
@@ -153,9 +147,8 @@ fn arrays_of(path: &Path, cache: Option<&Path>) -> Result<(Vec<Vec<String>>, Val
     };
     for array in &contents.arrays {
         let shape = [&[array.rows() as usize], array.row_shape()].concat();
-        let (key, element) = (array.key(), array.element());
-        let value =
-            json!({ "key": key, "element": element.name(), "shape": shape, "is_usable": true });
+        let (key, element, name) = (array.key(), array.element(), array.element().name());
+        let value = json!({ "key": key, "element": name, "shape": shape, "is_usable": true });
         add(key, format!("{element} {shape:?}"), value);
     }
     for (key, why) in &contents.others {
@@ -181,8 +174,9 @@ fn renamed(error: data::Error, path: &str) -> Error {
 
 fn describe(data: &Data, sheet: &mut Sheet, json: &mut Value) -> Result<()> {
     let rows = &*data.train;
-    let (features, labels) = survey(rows)?;
+    let ([least, largest, mean], labels) = survey(rows)?;
     let (count, held_out, shape) = (rows.rows(), data.held_out.rows(), rows.row_shape());
+    let (least, largest, fingerprint) = (least as f32, largest as f32, rows.fingerprint()?);
     let also = Some(format!(", and {held_out} held out")).filter(|_| held_out > 0);
     let text = format!("{count} of shape {shape:?}{}", also.unwrap_or_default());
     sheet.add("rows", text);
@@ -190,30 +184,21 @@ fn describe(data: &Data, sheet: &mut Sheet, json: &mut Value) -> Result<()> {
         sheet.add("columns", some_of(columns));
     }
     sheet.add("taken as", shown(&data.description));
-    let [least, largest, mean] = features;
     let average = significant(mean, 6);
-    let (from, to) = (least as f32, largest as f32);
-    let text = format!("from {from:?} to {to:?}, {average} on average");
+    let text = format!("from {least:?} to {largest:?}, {average} on average");
     sheet.add("features", text);
     sheet.add("labels", labels.text());
-    sheet.add("fingerprint", rows.fingerprint()?);
+    sheet.add("fingerprint", &*fingerprint);
+    json["rows"] = json!(count);
+    json["held_out_rows"] = json!(held_out);
+    json["row_shape"] = json!(shape);
+    json["columns"] = json!(data.columns);
+    json["features"] = json!({ "least": least, "largest": largest, "mean": mean });
+    json["taken_as"] = json!(data.description);
+    json["task"] = json!(rows.task());
+    json["fingerprint"] = json!(fingerprint);
     let (name, value) = labels.json();
-    for (name, value) in [
-        ("rows", json!(count)),
-        ("held_out_rows", json!(held_out)),
-        ("row_shape", json!(shape)),
-        ("columns", json!(data.columns)),
-        (
-            "features",
-            json!({ "least": from, "largest": to, "mean": mean }),
-        ),
-        ("taken_as", json!(data.description)),
-        ("task", json!(rows.task())),
-        ("fingerprint", json!(rows.fingerprint()?)),
-        (name, value),
-    ] {
-        json[name] = value;
-    }
+    json[name] = value;
     Ok(())
 }
 
@@ -226,11 +211,8 @@ fn survey(rows: &dyn Dataset) -> Result<([f64; 3], Box<dyn Survey>)> {
         let numbers: Vec<u64> = (first..(first + ROWS_AT_A_TIME).min(rows.rows())).collect();
         let [x, targets] = data::read_rows(rows, &numbers)?;
         labels.count(first, &targets)?;
-        for value in x.to_vec::<f32>()? {
-            let value = f64::from(value);
-            least = least.min(value);
-            largest = largest.max(value);
-            sum += value;
+        for value in x.to_vec::<f32>()?.into_iter().map(f64::from) {
+            (least, largest, sum) = (least.min(value), largest.max(value), sum + value);
         }
     }
     let mean = sum / (rows.rows() as f64 * rows.spec().inputs.elements() as f64);

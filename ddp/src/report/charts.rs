@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+pub(crate) use super::html::joined;
 use super::html::{count, escaped, figure, percent, plural, shortened, table};
 use crate::metrics::{ResumeLine, Run};
 use crate::record::RanksEvent;
@@ -70,22 +71,19 @@ const CURVES: [CurvePlan; 15] = [
 /// The charts of a run.
 pub(crate) fn of_run(run: &Run) -> Vec<Chart> {
     let mut charts: Vec<Chart> = Vec::new();
-    for plan in CURVES {
-        let (title, unit, name, field) = plan;
-        let known = charts.iter().position(|chart| chart.title == title);
-        let color = match (field, known) {
-            (Eval(_), _) => 1,
-            (Step(_), known) => known.map_or(0, |at| charts[at].curves.len()),
+    for (title, unit, name, field) in CURVES {
+        let known = charts.iter_mut().find(|chart| chart.title == title);
+        let color = match field {
+            Eval(_) => 1,
+            Step(_) => known.as_ref().map_or(0, |chart| chart.curves.len()),
         };
-        match (curve(run, field, name, color), known) {
-            (None, _) => {}
-            (Some(curve), None) => charts.push(Chart::new(title, unit.into(), field, vec![curve])),
-            (Some(curve), Some(at)) => {
-                let curves = &mut charts[at].curves;
-                if curves.iter().all(|known| known.name != name) {
-                    curves.push(curve);
-                }
-            }
+        let Some(curve) = curve(run, field, name, color) else {
+            continue;
+        };
+        match known {
+            None => charts.push(Chart::new(title, unit.into(), field, vec![curve])),
+            Some(chart) if chart.curves.iter().any(|known| known.name == name) => {}
+            Some(chart) => chart.curves.push(curve),
         }
     }
     charts.extend(ranks(run));
@@ -176,12 +174,6 @@ impl Curve {
     }
 }
 
-/// The parts that are not empty, with commas between.
-pub(crate) fn joined(parts: &[&str]) -> String {
-    let parts = parts.iter().filter(|part| !part.is_empty());
-    parts.copied().collect::<Vec<_>>().join(", ")
-}
-
 impl Chart {
     fn new(title: &'static str, unit: String, field: Field, curves: Vec<Curve>) -> Chart {
         let (Step(field) | Eval(field)) = field;
@@ -200,18 +192,14 @@ pub(super) fn html(charts: &[Chart]) -> String {
         return "<p class=\"none\">No step was recorded.</p>".to_string();
     }
     let row = |(chart, curve): (&Chart, &Curve)| {
-        let text = match chart.is_percent {
-            true => percent,
-            false => figure,
-        };
+        let text = if chart.is_percent { percent } else { figure };
         let values = || curve.points.iter().filter_map(|point| point.1);
-        vec![
-            escaped(&joined(&[chart.title, &chart.unit, &curve.name])),
-            text(values().next()),
-            text(values().next_back()),
-            text(values().reduce(f64::min)),
-            text(values().reduce(f64::max)),
-        ]
+        let (first, last) = (values().next(), values().next_back());
+        let (low, high) = (values().reduce(f64::min), values().reduce(f64::max));
+        let name = escaped(&joined(&[chart.title, &chart.unit, &curve.name]));
+        let mut cells = vec![name];
+        cells.extend([first, last, low, high].map(text));
+        cells
     };
     let curves = charts.iter();
     let curves = curves.flat_map(|chart| chart.curves.iter().map(move |curve| (chart, curve)));
@@ -246,8 +234,8 @@ pub(super) fn marks(run: &Run) -> Vec<(u64, String)> {
         let (step, change) = (change.step, shortened(&change.to_string(), 200));
         (step, format!("{change} after step {}", count(step)))
     };
-    let resumes = run.resumes.iter().map(resumed);
-    let mut marks: Vec<_> = resumes.chain(run.changes.iter().map(changed)).collect();
+    let mut marks: Vec<_> = run.resumes.iter().map(resumed).collect();
+    marks.extend(run.changes.iter().map(changed));
     marks.sort_by_key(|(step, _)| *step);
     marks
 }

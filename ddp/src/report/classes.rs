@@ -91,19 +91,14 @@ fn lists(confusion: &Confusion) -> String {
     let scores = confusion.scores();
     let mut classes: Vec<(usize, &ClassScores)> = scores.iter().enumerate().collect();
     classes.retain(|(_, scores)| scores.recall.is_some());
-    classes.sort_by(|(a, scores_a), (b, scores_b)| {
-        let recall = |scores: &ClassScores| scores.recall.unwrap_or(1.0);
-        let by_rows = confusion.rows[*b].cmp(&confusion.rows[*a]);
-        recall(scores_a).total_cmp(&recall(scores_b)).then(by_rows)
+    classes.sort_by(|(a, of_a), (b, of_b)| {
+        let by_recall = of_a.recall.partial_cmp(&of_b.recall).expect("finite");
+        by_recall.then(confusion.rows[*b].cmp(&confusion.rows[*a]))
     });
     let row = |(class, scores): (usize, &ClassScores)| {
-        vec![
-            named(&confusion.name(class)),
-            count(confusion.rows[class]),
-            percent(scores.recall),
-            percent(scores.precision),
-            percent(scores.f1),
-        ]
+        let mut cells = vec![named(&confusion.name(class)), count(confusion.rows[class])];
+        cells.extend([scores.recall, scores.precision, scores.f1].map(percent));
+        cells
     };
     let worst = classes.into_iter().take(LIST_MAX).map(row);
     let headings = ["class", "rows", "recall", "precision", "F1"];

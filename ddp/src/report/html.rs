@@ -1,7 +1,7 @@
 //! Text, numbers and tables as HTML.
 
 use crate::shown::is_unseen;
-pub(super) use crate::units::{count, duration, grouped, megabytes, plural};
+pub(super) use crate::units::{count, duration, grouped, plural};
 
 /// Escapes a text for HTML content and quoted attributes. Invisible characters become U+FFFD.
 pub(super) fn escaped(text: &str) -> String {
@@ -28,6 +28,12 @@ pub(super) fn shortened(text: &str, chars_max: usize) -> String {
     }
     let start = text.chars().take(chars_max.saturating_sub(1));
     start.chain(['…']).collect()
+}
+
+/// The parts that are not empty, with commas between.
+pub(crate) fn joined(parts: &[&str]) -> String {
+    let parts = parts.iter().filter(|part| !part.is_empty());
+    parts.copied().collect::<Vec<_>>().join(", ")
 }
 
 /// Four significant digits: `0.9280`, `11,604`, `2.310`, `1.234e-7`; a dash if missing or not

@@ -7,6 +7,7 @@ use ddp_kernels::Device;
 use ddp_kernels::transfer::{Phase, announced, in_phase};
 use serde_json::json;
 
+use super::choose::described;
 use super::load::{self, Asked, Ready, UsingFlags};
 use super::outputs::{check_finite, rescaled};
 use crate::config::Config;
@@ -46,7 +47,7 @@ pub struct EvalFlags {
 const ROUNDS_A_TIME: u64 = 1024;
 
 /// Says how good the model is on data with labels.
-pub fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()> {
+pub(crate) fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()> {
     let asked = Asked {
         using: &flags.using,
         labels: flags.labels.as_deref(),
@@ -55,10 +56,10 @@ pub fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()> {
     };
     let mut ready = in_phase(Phase::Setup, || load::ready(&asked, world))?;
     let (totals, evaluation) = in_phase(Phase::Evaluation, || totals(world, &mut ready))?;
-    let (folder, data) = (&ready.opened.folder, flags.using.data.to_string());
-    let (folder, step) = (folder.to_string_lossy(), ready.opened.state.step);
+    let (opened, data) = (&ready.chosen.opened, flags.using.data.to_string());
     let (rows, loss) = (totals.rows, totals.loss);
     if flags.json {
+        let (folder, step) = (opened.folder.to_string_lossy(), opened.state.step);
         let mut json =
             json!({ "checkpoint": folder, "step": step, "data": data, "rows": rows, "loss": loss });
         for (name, value) in evaluation.json(&totals).as_object().into_iter().flatten() {
@@ -66,18 +67,16 @@ pub fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()> {
         }
         return say(&json);
     }
-    let (folder, data, why) = (shown(&folder), shown(&data), &ready.why);
+    let (model, data) = (described(&ready.chosen), shown(&data));
     let text = evaluation.text(&totals);
-    say(&format!(
-        "{folder} ({why}), after step {step}\n{data}: {rows} rows\n{text}"
-    ))
+    say(&format!("{model}\n{data}: {rows} rows\n{text}"))
 }
 
 /// The sums of all batches, on all ranks.
 fn totals(world: &World, ready: &mut Ready) -> Result<(Totals, Box<dyn Evaluation>)> {
-    let state = ready.opened.state.clone();
+    let state = ready.chosen.opened.state.clone();
     let task = tasks::of(&state.task);
-    let mut options = Config::of_checkpoint(&ready.opened)?.model_options();
+    let mut options = Config::of_checkpoint(&ready.chosen.opened)?.model_options();
     if !state.class_weights.is_empty() {
         options.loss.class_weights = state.class_weights.clone().into();
         task.check(&options.loss, "the training data")?;
@@ -113,11 +112,8 @@ fn totals(world: &World, ready: &mut Ready) -> Result<(Totals, Box<dyn Evaluatio
         return Err(Error::NonFinite(text));
     }
     evaluation.add_up(&world.group("evaluation")?)?;
-    let totals = Totals {
-        rows: ready.rows,
-        loss: loss_sum / weight_sum,
-        sums: task_sums,
-    };
+    let (rows, loss, sums) = (ready.rows, loss_sum / weight_sum, task_sums);
+    let totals = Totals { rows, loss, sums };
     Ok((totals, evaluation))
 }
 
@@ -147,7 +143,7 @@ fn batch(
     output
         .with_slice(|values: &[f32]| check_finite("the model gives", values, outputs, first))??;
     // The loss is that of training; errors are in the units of the labels.
-    let normalization = ready.opened.state.target_normalization.as_ref();
+    let normalization = ready.chosen.opened.state.target_normalization.as_ref();
     let learned = rescaled(&targets, normalization, Normalization::apply)?;
     let mut sums = ready.forward.losses(loss, &output, &learned)?.to_vec();
     let output = rescaled(&output, normalization, Normalization::undo)?;

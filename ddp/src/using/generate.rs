@@ -10,6 +10,7 @@ use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{DType, Device, threads};
 use serde_json::json;
 
+use super::choose::described;
 use super::load;
 use crate::config::Config;
 use crate::data::text::{TOKENIZER_FILE, Vocabulary};
@@ -83,7 +84,7 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 /// Writes the texts to standard output, and how fast that was to the log.
-pub fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
+pub(crate) fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
     check_alone("generate", world)?;
     threads::set_count(flags.settings.thread_count(world))?;
     let prompts = flags.prompts.as_deref().map(prompts).transpose()?;
@@ -177,15 +178,14 @@ fn model_and_coding(flags: &GenerateFlags) -> Result<(Model, Coding)> {
         };
         (of_hugging_face(path)?, coding)
     } else {
-        let loaded = load::on_cpu(path)?;
-        let (opened, why) = (&loaded.opened, &loaded.why);
-        let folder = shown(&opened.folder.to_string_lossy());
-        tracing::info!("{folder} ({why}), after step {}", opened.state.step);
+        let (chosen, model) = load::on_cpu(path)?;
+        tracing::info!("{}", described(&chosen));
+        let opened = &chosen.opened;
         let coding = match given {
             None => Coding::of_task(&opened.state.task, opened.tokenizer()?.as_ref())?,
             given => given,
         };
-        (loaded.model, coding)
+        (model, coding)
     };
     let coding = coding.ok_or_else(|| {
         Error::Usage(format!(

@@ -54,9 +54,7 @@ pub(super) struct Asked<'a> {
 /// A model and the rows it is used on, on one rank.
 #[derive(Debug)]
 pub(super) struct Ready {
-    pub(super) opened: Opened,
-    /// Why this checkpoint, for people.
-    pub(super) why: String,
+    pub(super) chosen: Chosen,
     pub(super) forward: Forward,
     /// Rows of all ranks.
     pub(super) rows: u64,
@@ -69,15 +67,16 @@ pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
     let using = asked.using;
     threads::set_count(using.ranks.settings.thread_count(world))?;
     let device = using.ranks.settings.find_device(world)?;
-    let Chosen { opened, why } = choose_together(&using.checkpoint, world)?;
+    let chosen = choose_together(&using.checkpoint, world)?;
+    let opened = &chosen.opened;
     if world.rank() == 0 {
-        check_run(&opened)?;
+        check_run(opened)?;
     }
-    let trained = Config::of_checkpoint(&opened)?;
+    let trained = Config::of_checkpoint(opened)?;
     let rows = rows(asked, world, &opened.state, trained.seed)?;
-    let forward = Forward::new(model(&opened, trained, rows.spec(), device, world)?)?;
+    let forward = Forward::new(model(opened, trained, rows.spec(), device, world)?)?;
     world.barrier()?;
-    agree(asked, world, &opened, &*rows)?;
+    agree(asked, world, opened, &*rows)?;
     let most = match rows.task() {
         TaskSpec::NextToken { .. } => (EVAL_TOKENS_MAX / rows.spec().positions().max(1)).max(1),
         _ => usize::MAX,
@@ -87,8 +86,7 @@ pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
     let (count, source) = (rows.rows(), Source::new(rows, [device; 2]));
     let batches = InOrder::in_turns(source, world.rank(), world.size(), batch)?;
     Ok(Ready {
-        opened,
-        why,
+        chosen,
         forward,
         rows: count,
         batches,
@@ -212,29 +210,20 @@ pub(super) fn empty(config: &Config, shape: &DataShape<'_>, device: Device) -> R
     Ok(models.pop().expect("a model for one device"))
 }
 
-/// A saved transformer on the CPU, in f32 and without gradients.
-pub(crate) struct OnCpu {
-    pub(crate) opened: Opened,
-    /// Why this checkpoint, for people.
-    pub(crate) why: String,
-    pub(crate) spec: ModelSpec,
-    pub(crate) model: Model,
-}
-
-/// The transformer of the checkpoint that `path` means.
-pub(crate) fn on_cpu(path: &Path) -> Result<OnCpu> {
-    let Chosen { opened, why } = choose(path)?;
-    check_run(&opened)?;
-    let mut config = Config::of_checkpoint(&opened)?;
+/// The transformer of the checkpoint that `path` means, on the CPU, in f32 and without gradients.
+pub(crate) fn on_cpu(path: &Path) -> Result<(Chosen, Model)> {
+    let chosen = choose(path)?;
+    let opened = &chosen.opened;
+    check_run(opened)?;
+    let mut config = Config::of_checkpoint(opened)?;
     config.dtype = Precision::F32;
-    let spec = config.model.clone();
-    if !spec.generates() {
+    if !config.model.generates() {
         return Err(Error::Usage(format!(
             "--checkpoint {}: expected a model of the family {}, got {}; help: for other models \
              there are eval, predict and model.safetensors",
             path.display(),
             ModelSpec::that_generate(),
-            spec.name()
+            config.model.name()
         )));
     }
     let state = &opened.state;
@@ -244,13 +233,8 @@ pub(crate) fn on_cpu(path: &Path) -> Result<OnCpu> {
         dtype: DType::I64,
         outputs: state.task.outputs(),
     };
-    let model = saved(&opened, &config, &shape, Device::Cpu)?;
-    Ok(OnCpu {
-        opened,
-        why,
-        spec,
-        model,
-    })
+    let model = saved(opened, &config, &shape, Device::Cpu)?;
+    Ok((chosen, model))
 }
 
 /// Ends all ranks, with an error that names what differs, unless they use the same model and rows.

@@ -92,7 +92,7 @@ impl PredictionsFile {
 }
 
 /// Writes the predictions for all rows.
-pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
+pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     if world.rank() == 0 {
         check_out(flags)?;
     }
@@ -105,12 +105,18 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
         output: format!("out = {out:?}\nprobabilities = {probabilities}\nlogits = {logits}"),
     };
     let mut ready = in_phase(Phase::Setup, || load::ready(&asked, world))?;
-    let task = tasks::of(&ready.opened.state.task);
+    let task = tasks::of(&ready.chosen.opened.state.task);
     let encoder = &*task.predictions(PredictionOptions {
         format: out.format,
         probabilities,
         logits,
-        names: ready.opened.state.label.as_ref().map(LabelName::columns),
+        names: ready
+            .chosen
+            .opened
+            .state
+            .label
+            .as_ref()
+            .map(LabelName::columns),
     })?;
     in_phase(Phase::Evaluation, || {
         if world.rank() > 0 {
@@ -127,8 +133,8 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     world.barrier()?;
     if world.rank() == 0 {
         let path = |path: &Path| shown(&path.to_string_lossy());
-        let (out, model) = (path(&out.path), path(&ready.opened.folder));
-        let (rows, why) = (ready.rows, &ready.why);
+        let (out, model) = (path(&out.path), path(&ready.chosen.opened.folder));
+        let (rows, why) = (ready.rows, &ready.chosen.why);
         tracing::info!("wrote {rows} predictions to {out}, from {model} ({why})");
     }
     Ok(())
@@ -160,13 +166,13 @@ fn check_out(flags: &PredictFlags) -> Result<()> {
 
 fn check_folder(out: &Path) -> Result<()> {
     let folder = out.parent().unwrap_or(Path::new(""));
-    if folder.as_os_str().is_empty() || folder.is_dir() {
-        return Ok(());
-    }
-    let make = format!("make the folder: mkdir -p {}", folder.display());
     let (kind, help) = match folder.exists() {
-        true => (ErrorKind::NotADirectory, "give another --out".to_string()),
-        false => (ErrorKind::NotFound, make),
+        _ if folder.as_os_str().is_empty() || folder.is_dir() => return Ok(()),
+        true => (ErrorKind::NotADirectory, "give another --out".into()),
+        false => {
+            let make = format!("make the folder: mkdir -p {}", folder.display());
+            (ErrorKind::NotFound, make)
+        }
     };
     Err(Error::io("write", out, help)(kind.into()))
 }
@@ -185,26 +191,22 @@ fn is_taken(error: Error, out: &Path) -> Error {
 }
 
 /// Encodes this rank's batch of round `round`.
-fn part(
-    ready: &mut Ready,
-    encoder: &dyn Predictions,
-    round: u64,
-    bytes: &mut Vec<u8>,
-) -> Result<()> {
+fn part(ready: &mut Ready, encoder: &dyn Predictions, round: u64) -> Result<Vec<u8>> {
     let batch = ready.batches.load(round)?;
-    let first = batch.first;
+    let (first, mut bytes) = (batch.first, Vec::new());
     let output = ready.forward.run(&batch.x)?;
-    let normalization = ready.opened.state.target_normalization.as_ref();
+    let normalization = ready.chosen.opened.state.target_normalization.as_ref();
     let output = rescaled(&output, normalization, Normalization::undo)?;
     let outputs = output.count() / batch.mine.max(1);
-    let encode = |values: &[f32]| {
+    let encode = |values: &[f32]| -> Result<()> {
         check_finite("the model gives", values, outputs, first)?;
         for (row, values) in (first..).zip(values.chunks(outputs)) {
-            encoder.row(row, values, bytes);
+            encoder.row(row, values, &mut bytes);
         }
         Ok(())
     };
-    output.with_slice(encode)?
+    output.with_slice(encode)??;
+    Ok(bytes)
 }
 
 /// Predicts this rank's batches. Rank 0 writes those of all ranks to `file`, in the order of rows,
@@ -223,12 +225,11 @@ fn write_all(
     if let Some(file) = &mut file {
         file.write_all(&encoder.head(rows)?).map_err(failed())?;
     }
-    let mut bytes = Vec::new();
     for round in 0..ready.batches.rounds() {
-        bytes.clear();
-        if round < ready.batches.count() {
-            part(ready, encoder, round, &mut bytes)?;
-        }
+        let bytes = match round < ready.batches.count() {
+            true => part(ready, encoder, round)?,
+            false => Vec::new(),
+        };
         let of_ranks = world.all_gather_bytes(&bytes)?;
         if let Some(file) = &mut file {
             let written = of_ranks.iter().try_for_each(|bytes| file.write_all(bytes));

@@ -23,7 +23,7 @@ pub fn token_mean_into(out: &Tensor, x: &Tensor, tokens: usize) -> Result<()> {
         let [mut out, x] = placed.enter([out, x])?;
         if let Some(gpu) = placed.launcher() {
             let args = args![out, x, out.count, columns, time, tokens];
-            let grid = Grid::elements(out.count);
+            let grid = Grid::elements(out.count).rounds_of(tokens);
             return gpu.launch(&SOURCE, ("token_mean", out.dtype), grid, args);
         }
         with_float!(placed.dtype, T => {

@@ -141,7 +141,7 @@ impl<'a> Opening<'a> {
         let is_lost = || self.options.resume == Resume::Auto && record::check_free(out).is_err();
         let there = match &run.resumed {
             // Another rank wrote it.
-            _ if run.continues => LockedRecord::find(out)?,
+            _ if run.continues => LockedRecord::find(out, true)?,
             // A record that another process began meanwhile is refused.
             Some(_) => Some(locked.map_or_else(|| LockedRecord::empty(out), Ok)?),
             None if is_lost() => {

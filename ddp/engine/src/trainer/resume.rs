@@ -31,7 +31,7 @@ pub(super) fn lock(options: &Config, world: &World) -> Result<Option<LockedRecor
     if world.rank() > 0 || options.resume == Resume::Never {
         return Ok(None);
     }
-    let locked = LockedRecord::find(&options.out)?;
+    let locked = LockedRecord::find(&options.out, world.generation() > 1)?;
     checkpoint::clear_up(&options.out)?;
     Ok(locked)
 }

@@ -181,7 +181,7 @@ pub(super) fn assemble(
     world.barrier()?;
     let kept = carried.kept();
     kept.step.take_slices();
-    let mut fields = agree::fields(&data, &kept.step)?;
+    let mut fields = agree::fields(&data, &kept.step, kept.gives.is_none())?;
     faults::disagree(&mut fields);
     world.handshake(&fields)?;
 

@@ -11,7 +11,7 @@ use crate::model::data_shape;
 use crate::record::{LockedRecord, REPORT_FILE, Record};
 use crate::tasks;
 use crate::trace::{RunTrace, TraceSteps};
-use crate::trainer::carried::{self, Carried, Kept, Standings};
+use crate::trainer::carried::{self, Carried, Kept, Standings, Untold};
 use crate::trainer::opening::Opening;
 use crate::trainer::program::Program;
 use crate::trainer::setup::{self, Assembled, Prepared};
@@ -32,7 +32,7 @@ impl<'a> Trainer<'a> {
             return Ok(None);
         };
         let times_products = matmuls::are_timed(options.products, run.devices[0], world);
-        let (kept, record, noticed) = carried.parts();
+        let (kept, record, untold) = carried.parts();
         let opening = Opening::new(options, &run, kept, world);
         let mut state = opening.state()?;
         if world.rank() == 0 && record.is_none() {
@@ -60,17 +60,15 @@ impl<'a> Trainer<'a> {
         let is_left = |steps: &TraceSteps| !run.continues || steps.reach(taken + 1);
         let traced = options.trace.filter(is_left);
         let trace = RunTrace::new(traced, [taken + 1, run.plan.steps], &run.devices, world);
+        if let Some(record) = record.as_mut().filter(|_| world.generation() > 1) {
+            carried::say_change(record, untold, world, taken)?;
+        }
         // No rank trains before the record is open.
         world.barrier()?;
+        *untold = Untold::default();
         let behind = record.as_ref().map(Record::handle).transpose()?;
         let tokenizer = run.data.tokenizer.clone();
         let saver = Saver::of_run(world, &options.out, options.keep, behind, tokenizer)?;
-        if let Some(record) = record
-            && world.generation() > 1
-        {
-            carried::say_change(record, world, taken, *noticed)?;
-        }
-        *noticed = None;
         let shape = data_shape(run.data.train.spec());
         Ok(Some(Trainer {
             options,
@@ -89,7 +87,7 @@ impl<'a> Trainer<'a> {
             run,
             kept,
             record,
-            noticed,
+            noticed: &mut untold.noticed,
         }))
     }
 }
