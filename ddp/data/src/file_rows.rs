@@ -313,23 +313,26 @@ impl ChangeWatch {
             return Ok(());
         }
         self.next_ms.store(now_ms + PAUSE_MS, Ordering::Relaxed);
-        self.files.iter().try_for_each(|file| check_file(file))
-    }
-}
-
-fn check_file(file: &Mapped) -> Result<()> {
-    let path = file.path();
-    match file.change() {
-        Ok(None) => Ok(()),
-        Ok(Some(change)) => bail!(
-            "{} {change} while it is in use; help: start again once nothing writes to it; new data need a file of another name",
-            path.display()
-        ),
-        Err(source) => Err(Error::Io(FileError {
-            action: "check",
-            path: path.into(),
-            source,
-            help: "it is in use as data: see whether its disk or network is available".into(),
-        })),
+        for file in &self.files {
+            let path = file.path();
+            match file.change() {
+                Ok(None) => {}
+                Ok(Some(change)) => bail!(
+                    "{} {change} while it is in use; help: start again once nothing writes to it; new data need a file of \
+                     another name",
+                    path.display()
+                ),
+                Err(source) => {
+                    let help = "it is in use as data: see whether its disk or network is available";
+                    return Err(Error::Io(FileError {
+                        action: "check",
+                        path: path.into(),
+                        source,
+                        help: help.into(),
+                    }));
+                }
+            }
+        }
+        Ok(())
     }
 }

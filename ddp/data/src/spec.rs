@@ -14,7 +14,7 @@ use ddp_kernels::choice::{Choice, SettingValue};
 use serde::{Deserialize, Serialize};
 
 use crate::element::Element;
-use crate::error::{Error, Result, bail};
+use crate::error::{Error, Result, bail, ensure};
 use crate::setting::DATA;
 
 /// The most rows of generated data.
@@ -117,13 +117,8 @@ impl DataSpec {
 }
 
 impl SettingValue for DataSpec {
-    fn read(text: &str) -> std::result::Result<DataSpec, String> {
-        text.parse().map_err(|error: Error| {
-            // The caller names the setting and its value already.
-            let error = error.to_string();
-            let start = format!("{DATA} {text}: ");
-            error.strip_prefix(&start).unwrap_or(&error).to_string()
-        })
+    fn read(text: &str) -> Result<DataSpec, String> {
+        parse(text)
     }
 }
 
@@ -273,54 +268,46 @@ impl FromStr for DataSpec {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<DataSpec> {
-        let (mut name, options) = text.split_once(',').unwrap_or((text, ""));
-        let mut spec = match (name.strip_prefix("tokens:"), name.parse()) {
-            (Some(path), _) if !path.is_empty() => {
-                name = "tokens";
-                DataSpec::Tokens(TokensSpec {
-                    path: path.to_string(),
-                    ..TokensSpec::default()
-                })
-            }
-            (_, Ok(kind)) => DataSpec::Synthetic(SyntheticSpec::new(kind)),
-            _ if name == "glyphs" => DataSpec::Glyphs(GlyphsSpec::default()),
-            (None, _) if !text.is_empty() && !name.starts_with("synthetic:") => {
-                return Ok(DataSpec::Files(FilesSpec::split(text)));
-            }
-            _ => {
-                bail!(
-                    Usage,
-                    "{DATA} {text}: expected a path, tokens:PATH, glyphs, synthetic:classification, \
-                     synthetic:regression, got {name:?}"
-                );
-            }
-        };
-        let mut given = BTreeSet::new();
-        for option in options.split(',').filter(|option| !option.is_empty()) {
-            let Some((key, value)) = option.split_once('=') else {
-                bail!(
-                    Usage,
-                    "{DATA} {text}: expected options NAME=VALUE, got {option:?}"
-                );
-            };
-            if !given.insert(key) {
-                bail!(Usage, "{DATA} {text}: {key} is given twice");
-            }
-            let mut all = spec.options();
-            let Some(at) = all.iter().position(|(known, _)| *known == key) else {
-                let known: Vec<&str> = all.iter().map(|(known, _)| *known).collect();
-                let known = known.join(", ");
-                bail!(
-                    Usage,
-                    "{DATA} {text}: {name}: expected the options {known}, got {key:?}"
-                );
-            };
-            if let Err(why) = all.swap_remove(at).1.read(value) {
-                bail!(Usage, "{DATA} {text}: {key}: {why}, got {value:?}");
-            }
-        }
-        Ok(spec)
+        parse(text).map_err(|why| Error::Usage(format!("{DATA} {text}: {why}")))
     }
+}
+
+/// What `text` names, or what is wrong with it.
+fn parse(text: &str) -> Result<DataSpec, String> {
+    let (mut name, options) = text.split_once(',').unwrap_or((text, ""));
+    let mut spec = match (name.strip_prefix("tokens:"), name.parse()) {
+        (Some(path), _) if !path.is_empty() => {
+            name = "tokens";
+            DataSpec::Tokens(TokensSpec {
+                path: path.to_string(),
+                ..TokensSpec::default()
+            })
+        }
+        (_, Ok(kind)) => DataSpec::Synthetic(SyntheticSpec::new(kind)),
+        _ if name == "glyphs" => DataSpec::Glyphs(GlyphsSpec::default()),
+        (None, _) if !text.is_empty() && !name.starts_with("synthetic:") => {
+            return Ok(DataSpec::Files(FilesSpec::split(text)));
+        }
+        _ => bail!(
+            "expected a path, tokens:PATH, glyphs, synthetic:classification, synthetic:regression, got {name:?}"
+        ),
+    };
+    let mut given = BTreeSet::new();
+    for option in options.split(',').filter(|option| !option.is_empty()) {
+        let Some((key, value)) = option.split_once('=') else {
+            bail!("expected options NAME=VALUE, got {option:?}");
+        };
+        ensure!(given.insert(key), "{key} is given twice");
+        let mut all = spec.options();
+        let Some(at) = all.iter().position(|(known, _)| *known == key) else {
+            let known: Vec<&str> = all.iter().map(|(known, _)| *known).collect();
+            let known = known.join(", ");
+            bail!("{name}: expected the options {known}, got {key:?}");
+        };
+        let read = all.swap_remove(at).1.read(value);
+        read.map_err(|why| format!("{key}: {why}, got {value:?}"))?;
+    }
+    Ok(spec)
 }
 
 impl FilesSpec {

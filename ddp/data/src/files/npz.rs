@@ -10,6 +10,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use ddp_kernels::mapped::Mapped;
+use zip::result::ZipError;
 use zip::{CompressionMethod, ZipArchive};
 
 use super::format::{Contents, DataFile, Format, Holds, PLAIN};
@@ -53,7 +54,7 @@ fn open(file: &DataFile<'_>) -> Result<Contents> {
     let mapped = file.map()?;
     let bad = |why| file.bad(why);
     let archive = ZipArchive::new(MappedReader::new(&mapped));
-    let mut archive = archive.map_err(|error| bad(broken(&error)))?;
+    let mut archive = archive.map_err(|error| bad(broken(error)))?;
     check(&mut archive).map_err(bad)?;
     check_stored(file, &mut archive)?;
     let (mut contents, mut members) = (Contents::default(), Vec::new());
@@ -96,7 +97,7 @@ fn unpacked(
             let (key, expected) = (&member.key, member.unpacked_bytes);
             let bad = |error: io::Error| file.bad(format!("{key}: {error}"));
             let packed = archive.by_index(member.index);
-            let packed = packed.map_err(|error| file.bad(broken(&error)))?;
+            let packed = packed.map_err(|error| file.bad(broken(error)))?;
             // At its end the reader compares the checksum.
             let got = append((to, &mut out), packed.take(expected + 1), bad)?;
             if got != expected {
@@ -126,9 +127,7 @@ fn check(archive: &mut Archive<'_>) -> Result<(), String> {
         // As torch.save writes it.
         ensure!(!name.ends_with(b"/data.pkl"), "{PICKLE}");
     }
-    let overlaps = archive
-        .has_overlapping_entries()
-        .map_err(|error| broken(&error))?;
+    let overlaps = archive.has_overlapping_entries().map_err(broken)?;
     ensure!(
         !overlaps,
         "its members share bytes: it is damaged or a zip bomb"
@@ -164,9 +163,7 @@ fn member(
     index: usize,
     file_bytes: u64,
 ) -> Result<Result<Member, (String, String)>, String> {
-    let entry = archive
-        .by_index_raw(index)
-        .map_err(|error| broken(&error))?;
+    let entry = archive.by_index_raw(index).map_err(broken)?;
     let name = String::from_utf8_lossy(entry.name_raw()).into_owned();
     let (unpacked_bytes, packed_bytes) = (entry.size(), entry.compressed_size());
     let Some(start) = entry.data_start() else {
@@ -219,13 +216,13 @@ fn header(
         npy::header(MappedReader::part(mapped, part))?
     } else {
         let member = archive.by_index(member.index);
-        npy::header(member.map_err(|error| broken(&error))?)?
+        npy::header(member.map_err(broken)?)?
     };
     npy::check_bytes(&header, member.unpacked_bytes)?;
     Ok(header)
 }
 
-fn broken(error: &zip::result::ZipError) -> String {
+fn broken(error: ZipError) -> String {
     format!("it is not a whole zip archive ({error}): it is cut short or damaged")
 }
 
