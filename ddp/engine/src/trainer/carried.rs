@@ -150,7 +150,7 @@ impl Carried {
             }
         }
         let kept = self.kept.as_ref();
-        let progress = kept.map(|kept| (kept.progress(), kept.step.cut()));
+        let progress = kept.map(|kept| (kept.progress(), kept.step.cut));
         let all = exchange::gather(world, &(progress, self.data.is_some()))?;
         let have_data = all.iter().all(|(_, has_data)| *has_data);
         let kept = || all.iter().map(|(kept, _)| kept);
@@ -224,7 +224,7 @@ impl Kept {
         let steps = self.totals.steps;
         let next = self.step.can_do();
         let next = next.map(|(rows, cut)| (steps + u64::from(rows.is_some()), cut));
-        [self.step.cut().map(|cut| (steps, cut)), next]
+        [self.step.cut.map(|cut| (steps, cut)), next]
     }
 
     /// Completes what ranks prepare together if that makes it what they have `agreed` on, or else
@@ -313,7 +313,7 @@ impl Kept {
             let record = record.ok_or_else(|| Error::Internal("rank 0 has no record".into()))?;
             let (step, line) = &totals.line;
             if *step > 0 && *step == totals.steps {
-                record.write_step(*step, line)?;
+                record.write_once(line.clone())?;
             }
             let (step, folder) = (totals.saved, checkpoint::folder(out, totals.saved));
             let is_saved = step == 0 || folder.is_dir();

@@ -184,9 +184,7 @@ pub(super) fn assemble(
     world.barrier()?;
     let kept = carried.kept();
     kept.step.take_slices();
-    let mut fields = agree::fields(&data, &kept.step)?;
-    faults::disagree(&mut fields);
-    world.handshake(&fields)?;
+    agree::compare(agree::fields(&data, &kept.step)?, world)?;
 
     // After the model's memory: data may take what is left.
     let (loader, held_out, kept_bytes) = loaders(options, world, &data, &plan, &devices)?;

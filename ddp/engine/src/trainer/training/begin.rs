@@ -55,7 +55,6 @@ impl<'a> Trainer<'a> {
         let totals = &mut kept.totals;
         totals.held_out = held_out.or(totals.held_out.take());
         let taken = totals.steps;
-        let stop_poll = StopPoll::new(world, stops, taken)?;
         let traced = options.trace.filter(|_| !run.continues);
         let trace = RunTrace::new(traced, [taken + 1, run.plan.steps], &run.devices, world);
         // No rank trains before the record is open.
@@ -80,7 +79,7 @@ impl<'a> Trainer<'a> {
             saver,
             state,
             lost_checkpoint,
-            stop_poll,
+            stop_poll: StopPoll::new(stops, taken),
             trace,
             flop_of_a_row: options.model.flop_of_a_row(&shape),
             product_tflops: None,
