@@ -15,9 +15,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::atomic::{Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use self::bus::Region;
 use crate::Element;
 
 /// A file mapped for reading. Never gives out slices, because other programs may write to the file.
@@ -214,7 +213,8 @@ pub(crate) fn refusal(metadata: &Metadata) -> Option<String> {
 struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
-    region: &'static Region,
+    /// Whether a read met a missing page.
+    cut: AtomicBool,
 }
 
 // SAFETY: nothing writes through the pointer, and the pages stay mapped until the drop. Reads only
@@ -245,12 +245,10 @@ impl Mapping {
         Ok(Mapping {
             start,
             bytes,
-            region: Region::watch(start.addr().get(), bytes),
+            cut: AtomicBool::new(false),
         })
     }
-}
 
-impl Mapping {
     /// Copies from `offset` on; false if pages were missing. Never inlined: the compiler could omit
     /// a copy whose result is unused, and with it the error.
     #[inline(never)]
@@ -260,26 +258,23 @@ impl Mapping {
             offset <= self.bytes && bytes <= self.bytes - offset,
             "bytes of the mapping alone"
         );
-        // SAFETY: the bytes from `offset` on are within the mapping, as just checked, and it stays
-        // while `self` is borrowed; `into` is exclusive, so the two do not overlap. No reference to
-        // the mapped bytes is made, so other programs may change them meanwhile; any bytes are a
-        // valid `Element`. If the file became shorter, the handler of `bus.rs` puts zeros there and
-        // records it.
-        unsafe {
-            let from = self.start.as_ptr().add(offset);
-            libc::memcpy(into.as_mut_ptr().cast(), from.cast(), bytes);
-        }
-        // The handler runs during the copy without the compiler's knowledge, so the check must come
-        // after.
-        compiler_fence(Ordering::SeqCst);
-        !self.region.was_cut()
+        // SAFETY: within the mapping, as just checked.
+        let from = unsafe { self.start.add(offset) };
+        let addresses = from.addr().get()..from.addr().get() + bytes;
+        bus::watched(addresses, &self.cut, || {
+            let (from, into) = (from.as_ptr().cast(), into.as_mut_ptr().cast());
+            // SAFETY: the mapping stays while `self` is borrowed; `into` is exclusive, so the two do
+            // not overlap. No reference to the mapped bytes is made, so other programs may change
+            // them meanwhile; any bytes are a valid `Element`. If the file became shorter, the
+            // handler of `bus.rs` puts zeros there and sets the mark.
+            unsafe { libc::memcpy(into, from, bytes) };
+        });
+        !self.cut.load(Ordering::Acquire)
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // First, because another mapping may get these addresses.
-        self.region.forget();
         // SAFETY: `new` made it with this length, and no read borrows it any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }

@@ -11,10 +11,10 @@
 mod accuracy;
 mod activation;
 mod adamw;
-mod add;
+mod add_in_order;
 mod addmm;
+mod arithmetic;
 mod attention;
-mod axpy;
 mod call;
 mod cast;
 mod chunks;
@@ -29,43 +29,43 @@ mod embedding;
 mod fill;
 mod float;
 mod gather;
-mod gelu;
 mod grad_norm;
 mod linear;
 mod loops;
 mod matmul;
 mod mse;
-mod mul;
 mod muon;
 mod nonfinite;
 mod norm;
 mod patches;
 mod random;
-mod relu;
-mod relu_squared;
 mod rope;
 mod rows;
-mod rsqrt;
-mod scale;
 mod sgd;
-mod sub;
 mod sum;
 mod swiglu;
 mod targets;
+#[path = "ops/tests/testing.rs"]
 #[cfg(test)]
 pub(crate) mod testing;
 mod token_mean;
 mod transpose;
 
 pub use crate::precision::{F32Math, f32_math, with_f32_math};
-pub use activation::Activation;
+pub use activation::{
+    Activation, Gelu, gelu, gelu_backward_into, gelu_into, relu, relu_backward_into, relu_into,
+    relu_squared, relu_squared_backward_into, relu_squared_into,
+};
 pub use adamw::{AdamwConstants, AdamwScalars, adamw};
-pub use add::{add, add_into};
+pub use add_in_order::{AddOrder, add_in_order};
 pub use addmm::{addmm, addmm_into};
+pub use arithmetic::{
+    add, add_into, axpy, mul, mul_into, rsqrt_backward_into, rsqrt_into, scale, scale_into, sub,
+    sub_into,
+};
 pub use attention::{
     Attention, Qkv, attention_backward_into, attention_cached_into, attention_into,
 };
-pub use axpy::axpy;
 pub use cast::{cast, cast_into};
 pub use chunks::{Chunk, ChunkTable, QUANTUM};
 pub use column_sum::column_sum_into;
@@ -79,28 +79,21 @@ pub use embedding::{
 };
 pub use fill::{fill_into, zero};
 pub use gather::gather_rows;
-pub use gelu::{Gelu, gelu, gelu_backward_into, gelu_into};
 pub use grad_norm::{StepMarks, clip_scale, decide_step, grad_norm_partials};
 pub use linear::{
     Below, add_row_sums_into, linear_backward_input_into, linear_backward_input_summed_into,
     linear_backward_weight_into, linear_into, prefers_row_sums, row_block_sums_into, row_sums_of,
 };
 pub use mse::mse_into;
-pub use mul::{mul, mul_into};
 pub use muon::{divide_by_norm, muon_direction};
 pub use nonfinite::{STEP_FLAGS, mark_nonfinite};
 pub use norm::{
     Norm, NormGradients, NormOptions, add_norm_into, norm_backward_into, norm_blocks_of, norm_into,
 };
 pub use patches::{Patches, patches_backward_into, patches_into};
-pub use relu::{relu, relu_backward_into, relu_into};
-pub use relu_squared::{relu_squared, relu_squared_backward_into, relu_squared_into};
 pub use rope::{rope_backward_into, rope_into, rope_table};
 pub use rows::{row_mean_into, row_sum_into};
-pub use rsqrt::{rsqrt_backward_into, rsqrt_into};
-pub use scale::{scale, scale_into};
 pub use sgd::{SgdConstants, SgdScalars, sgd};
-pub use sub::{sub, sub_into};
 pub use sum::{mean, mean_into, sum, sum_into};
 pub use swiglu::{swiglu_backward_into, swiglu_into};
 pub use token_mean::{token_mean_backward_into, token_mean_into};

@@ -160,6 +160,12 @@ impl Tensor {
         start..start + self.bytes()
     }
 
+    /// Where the elements begin in the device's memory.
+    pub(crate) fn address(&self) -> u64 {
+        let start = self.storage.block().pointer().addr().get();
+        (start + self.byte_range().start) as u64
+    }
+
     /// Enters the elements' bytes for reading or writing, or returns the clash as an error.
     pub(crate) fn borrow(
         &self,

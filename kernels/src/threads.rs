@@ -98,6 +98,11 @@ fn pieces(len: usize, grain: usize) -> usize {
         .clamp(1, len.div_ceil(grain))
 }
 
+/// A piece for each thread, or one where there are few elements.
+pub(crate) fn pieces_of(work: usize) -> usize {
+    if work < PARALLEL_MIN { 1 } else { count() }
+}
+
 /// Runs `body` on cuts of `0..len` at multiples of `grain`, in parallel if that is faster.
 pub(crate) fn split(len: usize, grain: usize, body: impl Fn(Range<usize>) + Sync) {
     let pieces = pieces(len, grain);
@@ -117,14 +122,15 @@ pub(crate) fn split_mut<T: Send>(
     });
 }
 
-/// As `split_mut`, into this number of pieces.
-pub(crate) fn split_mut_in<T: Send>(
+/// As `split_mut`, for an `out` that is computed from `work` elements: a piece for each thread.
+pub(crate) fn split_sums<T: Send>(
     out: &mut [T],
     grain: usize,
-    pieces: usize,
+    work: usize,
     body: impl Fn(usize, &mut [T]) + Sync,
 ) {
     let parts = Shares::new(out);
+    let pieces = pieces_of(work).min(parts.len().div_ceil(grain));
     run(pieces, |index| {
         let range = cut(parts.len(), grain, pieces, index);
         // SAFETY: the cuts of `0..len` do not overlap, and each index runs once.

@@ -18,6 +18,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use ddp_comm::LostRank;
 use ddp_kernels::files as disk;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -82,7 +83,7 @@ pub struct Start<'a> {
     /// All settings, by name.
     pub config: &'a Map<String, Value>,
     /// Versions of this program and of the libraries that it uses, by name.
-    pub versions: BTreeMap<&'static str, String>,
+    pub versions: &'a BTreeMap<String, String>,
     /// The devices of each rank.
     pub devices: &'a [String],
     /// The ranks.
@@ -211,6 +212,8 @@ pub struct ResumeEvent<'a> {
     pub ranks: usize,
     /// The devices of each rank.
     pub devices: &'a [String],
+    /// As in the first line.
+    pub versions: &'a BTreeMap<String, String>,
     /// Changes that alter what is computed, each as `--lr 0.01 (was 0.001)`.
     pub overridden: &'a [String],
 }
@@ -227,20 +230,11 @@ pub struct RanksEvent {
     /// The number of ranks from here on.
     pub ranks: usize,
     /// Who was lost, by the number that the rank was started with.
-    pub lost: Vec<LostEvent>,
+    pub lost: Vec<LostRank>,
     /// Who came.
     pub joined: Vec<usize>,
     /// Seconds since rank 0 noticed.
     pub seconds: f64,
-}
-
-/// A rank that was lost.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct LostEvent {
-    /// Its number when the run was started.
-    pub rank: usize,
-    /// Why, as far as it is known.
-    pub why: String,
 }
 
 impl fmt::Display for RanksEvent {

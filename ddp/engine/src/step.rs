@@ -254,10 +254,13 @@ impl Step {
         }
     }
 
-    /// Gives all ranks of `group` the state of rank `source` after its last step: to those that are
-    /// `behind`. What a rank has is replaced only when all has arrived.
-    pub(crate) fn share_state(&mut self, group: &Group, source: usize, behind: bool) -> Result<()> {
-        let stream = Stream::default_of(Device::Cpu)?;
+    /// Passes on, by `pass_on`, each tensor of the state after the last step: that of this rank, or
+    /// where it is `behind` what arrives. What a rank has is replaced only when all has arrived.
+    pub(crate) fn share_state(
+        &mut self,
+        behind: bool,
+        pass_on: impl Fn(&Tensor) -> Result<(), ddp_comm::Error>,
+    ) -> Result<()> {
         let mut received = Vec::new();
         let state = || self.model.stages.iter().flat_map(Stage::state);
         for tensor in state().filter(|tensor| tensor.count() > 0) {
@@ -265,7 +268,7 @@ impl Step {
                 true => Tensor::zeros(tensor.shape(), tensor.dtype(), Device::Cpu)?,
                 false => tensor.to(Device::Cpu)?,
             };
-            group.broadcast(&target, source, &stream)?;
+            pass_on(&target)?;
             received.push((tensor, target));
         }
         for (tensor, target) in received.into_iter().filter(|_| behind) {
@@ -455,15 +458,17 @@ impl Step {
                 each(shard, batch, &output)?;
             }
         }
-        // A group for host memory sums there.
+        let in_f64 = |stats: &Tensor, device| {
+            let to = || stats.to((device, DType::F64));
+            announced("the evaluation's result", to)
+        };
+        // A group of GPUs sums there.
         let device = group.device().unwrap_or(Device::Cpu);
-        let stats = announced("the evaluation's result", || match device {
-            Device::Cpu => stats.to((device, DType::F64)),
-            _ => Ok(stats),
-        })?;
+        let stats = in_f64(&stats, device)?;
         group.all_reduce(&stats, Reduce::Sum, &Stream::current(device)?)?;
+        let stats = in_f64(&stats, Device::Cpu)?;
         stats::add_rows(&stats)?;
-        announced("the evaluation's result", || Stats::read(&stats))
+        Stats::read(&stats)
     }
 
     /// The loss of each of this rank's rows in the step of `batch`, dropout included, with the

@@ -45,6 +45,11 @@ impl TraceSteps {
         (self.first..=self.last).contains(&step)
     }
 
+    /// Whether one of them is `next` or later.
+    pub(crate) fn reach(self, next: u64) -> bool {
+        next <= self.last
+    }
+
     /// What is wrong with these steps for a run that takes steps `next` to `last`, if anything.
     fn problem(self, next: u64, last: u64) -> Option<String> {
         let reaches = match (self.first > last, self.last < next) {
@@ -98,6 +103,15 @@ pub struct RunTrace {
     /// While it records: the clock of this rank beside those of the others.
     readings: Option<Readings>,
     devices: Vec<Device>,
+}
+
+impl Drop for RunTrace {
+    fn drop(&mut self) {
+        if self.readings.is_some() {
+            // The ranks meet again: what they record then has another clock.
+            _ = trace::stop();
+        }
+    }
 }
 
 impl RunTrace {

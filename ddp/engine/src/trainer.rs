@@ -27,11 +27,12 @@ use self::carried::{Carried, Next};
 pub use self::plan::Plan;
 pub use self::program::Program;
 pub use self::resume::is_same_data;
-pub use self::setup::EVAL_TOKENS_MAX;
+pub use self::setup::{EVAL_TOKENS_MAX, step_options};
 pub use self::trial::{ModelBytes, Rehearsal, Trial, rehearse, replay};
 use crate::config::{Config, Resume};
 pub use crate::devices::program as program_version;
 use crate::error::{Error, Result};
+use crate::faults::{self, FaultPoint};
 pub use crate::model::{ModelOptions, data_shape};
 
 /// Trains as one of the ranks of `world`. Results are in the folder `options.out`. A run that is
@@ -51,6 +52,7 @@ pub fn train(options: &Config, program: &mut dyn Program, world: &World) -> Resu
         program.devices(world)?;
         let open = || setup::data(options, program, world, None);
         carried.data = Some(in_phase(Phase::Setup, open)?);
+        faults::at_step(FaultPoint::Joining, 0)?;
         later = Some(world.next_generation(None)?);
     }
     // If no rank has the run any more, it continues from its last checkpoint.
@@ -71,7 +73,7 @@ pub fn train(options: &Config, program: &mut dyn Program, world: &World) -> Resu
                 return Ok(());
             }
             Ok(Next::Meet(why)) => {
-                carried.noticed.get_or_insert_with(Instant::now);
+                carried.untold.noticed.get_or_insert_with(Instant::now);
                 let next = now.next_generation(why.as_ref().and_then(Error::of_ranks))?;
                 later = Some(next);
             }
@@ -95,6 +97,7 @@ fn train_with(
     carried: &mut Carried,
 ) -> Result<Next> {
     let stops = world.catch_stop();
+    carried.untold.change.extend(world.change());
     let trainer = in_phase(Phase::Setup, || {
         training::Trainer::new(options, program, world, stops, carried)
     });
@@ -102,7 +105,7 @@ fn train_with(
         Ok(trainer) => return trainer.map_or(Ok(Next::End), training::Trainer::train),
         Err(error) => error,
     };
-    carried::leave_if_other(&error, world);
+    carried::leave_if_new(&error, world);
     match carried::continues_after(&error, world, &carried.devices()) {
         true => Ok(Next::Meet(Some(error))),
         false => Err(error),

@@ -1,10 +1,14 @@
-//! What `compare` reads of a metrics log: the digests of each logged step.
+//! What `compare` reads of a metrics log: the digests of each logged step, and what the run was
+//! started with.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde_json::Value;
 
+use crate::config::as_flag;
+use crate::devices::models;
 use crate::error::Result;
 use crate::metrics::Run;
 
@@ -44,13 +48,14 @@ impl Logged {
     /// Reads the run in `folder`.
     pub(super) fn read(folder: &Path) -> Result<Logged> {
         let mut steps = BTreeMap::new();
-        let run = Run::read_begun(folder, |line| {
+        let run = Run::read_log(folder, |line| {
             if !line.starts_with(b"{\"event\":\"step\"") {
                 return true;
             }
             let step = serde_json::from_slice::<Step>(line);
             step.map(|step| steps.insert(step.step, step)).is_err()
-        })?;
+        });
+        let run = run?.begun()?;
         if let Ok(weights) = Vec::deserialize(&run.last["start"]["initial_weights"]) {
             let mut first = Step::default();
             first.digests.get_or_insert_default().weights = weights;
@@ -59,4 +64,44 @@ impl Logged {
         let folder = folder.to_path_buf();
         Ok(Logged { folder, run, steps })
     }
+}
+
+/// What differs between the starts of two runs: its name, and what it is in each.
+pub(super) fn differences(a: &Run, b: &Run) -> Vec<[String; 3]> {
+    let [a, b] = [a, b].map(facts);
+    let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+    let of = |facts: &BTreeMap<String, String>, name: &String| {
+        facts.get(name).map_or("none", String::as_str).to_string()
+    };
+    let all = names.into_iter();
+    let all = all.map(|name| [name.clone(), of(&a, name), of(&b, name)]);
+    all.filter(|[_, a, b]| a != b).collect()
+}
+
+/// What a run was started with, by name: settings, data, devices, ranks, versions.
+fn facts(run: &Run) -> BTreeMap<String, String> {
+    let (start, world) = (&run.start, &run.start.world);
+    // Where a run writes changes nothing.
+    let settings = start.config.iter().filter(|(name, _)| *name != "out");
+    let settings = settings.map(|(name, value)| (format!("--{name}"), as_flag(value)));
+    let versions = start.versions.iter();
+    let versions = versions.map(|(name, value)| (format!("version of {name}"), as_flag(value)));
+    let devices = Vec::from_iter(models(run.devices())).join(", ");
+    let resumes = run.resumes.iter().map(|resume| {
+        let is_other = |(name, now): &(&String, &Value)| start.versions.get(*name) != Some(*now);
+        let others = resume.versions.iter().filter(is_other);
+        let others = others.map(|(name, now)| format!("{name} {}", as_flag(now)));
+        let changes: Vec<String> = resume.overridden.iter().cloned().chain(others).collect();
+        format!("after step {} {}", resume.step, changes.join(", "))
+    });
+    let others = [
+        ("content of the data", start.fingerprint.clone()),
+        ("ranks", run.ranks().to_string()),
+        ("hosts", world.hosts.to_string()),
+        ("transport", world.transport.clone()),
+        ("devices", devices),
+        ("resumed", Vec::from_iter(resumes).join("; ")),
+    ];
+    let others = others.map(|(name, value)| (name.to_string(), value));
+    settings.chain(versions).chain(others).collect()
 }

@@ -28,14 +28,15 @@ pub(super) struct Parting {
     /// Layers that have that thing in one run only.
     only_in_a: Vec<String>,
     only_in_b: Vec<String>,
+    /// The first step, if initial weights differ and its batch does too.
+    batch_too: Option<u64>,
 }
 
 impl fmt::Display for Parting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the {}", self.thing)?;
-        if let Some(layer) = &self.layer {
-            write!(f, " of layer {layer}")?;
-        }
+        let mut layer = self.layer.iter();
+        layer.try_for_each(|layer| write!(f, " of layer {layer}"))?;
         match self.step {
             0 => write!(f, ", before the first step"),
             step => write!(f, " of step {step}"),
@@ -49,6 +50,9 @@ impl Parting {
         let mut lines = Vec::new();
         if self.layers > 1 {
             lines.push(format!("it differs in {} layers", self.layers));
+        }
+        if let Some(step) = self.batch_too {
+            lines.push(format!("the batch of step {step} differs too"));
         }
         for (layers, run) in [(&self.only_in_a, 'A'), (&self.only_in_b, 'B')] {
             if !layers.is_empty() {
@@ -66,9 +70,8 @@ impl Parting {
                 0 => "the initial weights are".into(),
                 step => format!("step {step} is"),
             };
-            lines.push(format!(
-                "{same} the same; no step between them is in both logs (--log-every 1 logs all)"
-            ));
+            let text = "the same; no step between them is in both logs (--log-every 1 logs all)";
+            lines.push(format!("{same} {text}"));
         }
         lines
     }
@@ -105,12 +108,18 @@ fn things(step: &Step, digests: bool) -> [(&'static str, Vec<Value>); 4] {
 /// The first difference between two runs, in the steps that both logged.
 pub(super) fn parting(a: &Steps, b: &Steps) -> Option<Parting> {
     let mut same_until = None;
-    common(a, b).find_map(|(own, other)| {
+    let mut parting = common(a, b).find_map(|(own, other)| {
         let both = own.digests.is_some() && other.digests.is_some();
         let until = same_until.replace(own.step);
         let mut pairs = things(own, both).into_iter().zip(things(other, both));
         pairs.find_map(|((thing, a), (_, b))| parting_of((until, own.step), thing, [&a, &b]))
-    })
+    })?;
+    let mut steps = common(a, b).filter(|(own, _)| own.step > 0);
+    if let Some((own, other)) = steps.next().filter(|_| parting.step == 0) {
+        let batch = |step: &Step| step.digests.as_ref().map(|of| of.batch.clone());
+        parting.batch_too = (batch(own) != batch(other)).then_some(own.step);
+    }
+    Some(parting)
 }
 
 /// The first difference between a thing that a step, after another, read or computed in one run and
@@ -124,12 +133,13 @@ fn parting_of(
         of.iter().find(|other| other.0 == one.0)
     }
     let differing = || a.iter().filter(|one| alike(b, one) != Some(one));
-    let only_in = |of: &[Value], other: &[Value]| -> Vec<String> {
+    let only_in = |of: &'_ [Value], other: &[Value]| -> Vec<Value> {
         let only = of.iter().filter(|one| alike(other, one).is_none());
-        only.filter_map(|one| one.0.clone()).collect()
+        only.cloned().collect()
     };
-    let mut only_b = b.iter().filter(|one| alike(a, one).is_none());
-    let first = differing().next().or_else(|| only_b.next())?;
+    let (only_a, only_b) = (only_in(a, b), only_in(b, a));
+    let first = differing().next().or(only_b.first())?;
+    let layers = |of: &[Value]| of.iter().filter_map(|one| one.0.clone()).collect();
     Some(Parting {
         step,
         same_until,
@@ -137,9 +147,10 @@ fn parting_of(
         layer: first.0.clone(),
         value: alike(a, first).and_then(|one| one.2),
         value_in_b: alike(b, first).and_then(|one| one.2),
-        layers: differing().filter(|one| alike(b, one).is_some()).count(),
-        only_in_a: only_in(a, b),
-        only_in_b: only_in(b, a),
+        layers: differing().count() - only_a.len(),
+        only_in_a: layers(&only_a),
+        only_in_b: layers(&only_b),
+        batch_too: None,
     })
 }
 

@@ -2,118 +2,41 @@
 //! zeros there and marks the mapping, so that the interrupted copy ends and its caller checks. Any
 //! other SIGBUS goes to the previous handler.
 //!
-//! The handler takes no lock and allocates nothing: it searches a table that only grows. A
-//! generation number guards the two numbers of an entry; it is odd while they change. An entry that
-//! is changing cannot be the one in question, because the interrupted read borrows that mapping.
+//! The signal comes to the thread that copies, which has noted what it reads. So the handler takes no
+//! lock, allocates nothing and searches nothing.
 
+use std::cell::Cell;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence};
+use std::sync::{Mutex, OnceLock};
 
 use libc::{c_int, c_void, siginfo_t};
 
-/// An entry for one mapping, or a free one.
-pub(super) struct Region {
-    /// Odd while the next two change.
-    generation: AtomicUsize,
-    start: AtomicUsize,
-    /// 0 while there is no mapping.
-    bytes: AtomicUsize,
-    cut: AtomicBool,
+use crate::sync::lock;
+
+/// What a thread reads: addresses, and what to mark if a page is missing there.
+#[derive(Clone, Copy)]
+struct Reading {
+    first: usize,
+    end: usize,
+    cut: *const AtomicBool,
 }
 
-/// How many mappings the table grows by.
-const BLOCK: usize = 64;
-
-struct Block {
-    regions: [Region; BLOCK],
-    next: OnceLock<Box<Block>>,
+thread_local! {
+    static READING: Cell<Option<Reading>> = const { Cell::new(None) };
 }
 
-impl Block {
-    const fn new() -> Block {
-        Block {
-            regions: [const { Region::new() }; BLOCK],
-            next: OnceLock::new(),
-        }
-    }
-}
-
-static TABLE: Block = Block::new();
-/// Free entries; `None` before the first block was added.
-static FREE: Mutex<Option<Vec<&'static Region>>> = Mutex::new(None);
-
-impl Region {
-    const fn new() -> Region {
-        Region {
-            generation: AtomicUsize::new(0),
-            start: AtomicUsize::new(0),
-            bytes: AtomicUsize::new(0),
-            cut: AtomicBool::new(false),
-        }
-    }
-
-    /// Watches `bytes` bytes from the address `start` on.
-    pub(super) fn watch(start: usize, bytes: usize) -> &'static Region {
-        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
-        let list = free.get_or_insert_with(|| TABLE.regions.iter().collect());
-        if list.is_empty() {
-            let mut last = &TABLE;
-            while let Some(next) = last.next.get() {
-                last = next;
-            }
-            list.extend(&last.next.get_or_init(|| Box::new(Block::new())).regions);
-        }
-        let region = list.pop().expect("just filled");
-        region.cut.store(false, Ordering::Relaxed);
-        region.set(start, bytes);
-        region
-    }
-
-    /// Ends the watch; called before the mapping is removed.
-    pub(super) fn forget(&'static self) {
-        self.set(0, 0);
-        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
-        free.get_or_insert_default().push(self);
-    }
-
-    /// Whether a read met a missing page.
-    pub(super) fn was_cut(&self) -> bool {
-        self.cut.load(Ordering::Acquire)
-    }
-
-    fn set(&self, start: usize, bytes: usize) {
-        // One thread at a time owns this entry.
-        let generation = self.generation.load(Ordering::Relaxed);
-        self.generation.store(generation + 1, Ordering::Relaxed);
-        fence(Ordering::Release);
-        self.start.store(start, Ordering::Relaxed);
-        self.bytes.store(bytes, Ordering::Relaxed);
-        self.generation.store(generation + 2, Ordering::Release);
-    }
-
-    fn holds(&self, address: usize) -> bool {
-        let before = self.generation.load(Ordering::Acquire);
-        let (start, bytes) = (
-            self.start.load(Ordering::Relaxed),
-            self.bytes.load(Ordering::Relaxed),
-        );
-        fence(Ordering::Acquire);
-        let same = before.is_multiple_of(2) && self.generation.load(Ordering::Relaxed) == before;
-        // A mapping's last page exists as a whole, also what follows the end of the file.
-        let pages = bytes.next_multiple_of(PAGE_BYTES.load(Ordering::Relaxed));
-        same && address.wrapping_sub(start) < pages
-    }
-}
-
-fn region_at(address: usize) -> Option<&'static Region> {
-    let mut block = &TABLE;
-    loop {
-        if let Some(region) = block.regions.iter().find(|region| region.holds(address)) {
-            return Some(region);
-        }
-        block = block.next.get()?;
-    }
+/// Runs `copy`, which reads a mapping at these addresses. If a page is missing there, `cut` is set.
+pub(super) fn watched(addresses: Range<usize>, cut: &AtomicBool, copy: impl FnOnce()) {
+    let Range { start, end } = addresses;
+    let first = start - start % PAGE_BYTES.load(Ordering::Relaxed);
+    READING.set(Some(Reading { first, end, cut }));
+    // The handler runs during the copy without the compiler's knowledge.
+    compiler_fence(Ordering::SeqCst);
+    copy();
+    compiler_fence(Ordering::SeqCst);
+    READING.set(None);
 }
 
 /// Set before the handler can run.
@@ -124,7 +47,7 @@ static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 /// Installs the handler of SIGBUS, once.
 pub(super) fn catch() -> io::Result<()> {
     static CAUGHT: Mutex<bool> = Mutex::new(false);
-    let mut caught = CAUGHT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut caught = lock(&CAUGHT);
     if *caught {
         return Ok(());
     }
@@ -160,10 +83,12 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut siginfo_t, context: *mut c_
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
     // Codes up to 0 mark signals that a program sent.
     if code > 0
-        && let Some(region) = region_at(address)
+        && let Some(reading) = READING.get()
+        && (reading.first..reading.end).contains(&address)
     {
         // Set the mark before the zeros exist, so that every reader of them finds it.
-        region.cut.store(true, Ordering::Release);
+        // SAFETY: the copy that was interrupted borrows its mapping, and so the mark.
+        unsafe { &*reading.cut }.store(true, Ordering::Release);
         if put_zeros(address) {
             return;
         }

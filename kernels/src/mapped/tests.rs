@@ -115,7 +115,7 @@ fn a_file_cut_short_while_it_is_mapped_is_an_error_and_stays_one() {
         .expect("the other file is whole");
     assert_eq!(into, counting(64 << 10)[60 << 10..]);
     drop(mapped);
-    // The place in the table is free again, and not marked any more.
+    // A new mapping has a mark of its own.
     let again = Mapped::open(&path).unwrap();
     again.read(0, &mut into).unwrap();
 }
@@ -147,7 +147,7 @@ fn many_threads_meet_the_cut_and_each_is_told() {
 }
 
 #[test]
-fn more_files_than_a_block_are_watched_and_forgotten() {
+fn only_those_of_many_files_that_were_cut_fail() {
     let scratch = Scratch::new();
     for round in 0..2 {
         let paths: Vec<_> = (0..200)

@@ -137,7 +137,7 @@ impl Operands {
         });
         gpu.multiply(&Matmul {
             batch: self.batch,
-            existing: acc.address_or(&out),
+            existing: acc.address(),
             dtype: out.dtype,
             out_dtype: out.dtype,
             alpha: self.alpha as f32,

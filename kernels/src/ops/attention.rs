@@ -120,7 +120,9 @@ pub fn attention_cached_into(
     let sizes = attention.check_numbers(&call)?;
     let time = sizes.time;
     if !attention.causal {
-        return Err(call.value_error("causal", "true: later tokens are not known yet", false));
+        return Err(call
+            .by
+            .value("causal", "true: later tokens are not known yet", false));
     }
     let [rows, _] = call.dims::<2>(qkv, "[new tokens, columns]")?;
     if rows > time {
@@ -323,20 +325,20 @@ impl Attention {
         } = self;
         for (what, value) in [("time", time), ("heads", heads), ("kv_heads", kv_heads)] {
             if value == 0 {
-                return Err(call.value_error(what, "at least 1", value));
+                return Err(call.by.value(what, "at least 1", value));
             }
         }
         if !heads.is_multiple_of(kv_heads) {
             let expected = format!("a divisor of heads, which is {heads}");
-            return Err(call.value_error("kv_heads", expected, kv_heads));
+            return Err(call.by.value("kv_heads", expected, kv_heads));
         }
         if !(1..=HEAD_SIZE_MAX).contains(&head_size) {
             let expected = format!("1 to {HEAD_SIZE_MAX}");
-            return Err(call.value_error("head_size", expected, head_size));
+            return Err(call.by.value("head_size", expected, head_size));
         }
         let scale = scale.unwrap_or(1.0 / (head_size as f64).sqrt());
         if !scale.is_finite() {
-            return Err(call.value_error("scale", "a finite number", scale));
+            return Err(call.by.value("scale", "a finite number", scale));
         }
         Ok(Sizes {
             batch: 1,

@@ -207,16 +207,6 @@ impl<'a> Call<'a> {
         self.by.operand(operand, expected, help)
     }
 
-    /// An error about a number or an element.
-    pub(crate) fn value_error(
-        &self,
-        what: impl std::fmt::Display,
-        expected: impl std::fmt::Display,
-        got: impl std::fmt::Display,
-    ) -> Error {
-        self.by.value(what, expected, got)
-    }
-
     /// The operand has exactly these dimensions. `meaning` explains them, for example
     /// `[rows of mat1, columns of mat2]`.
     pub(crate) fn has_shape(&self, slot: Slot, dims: &[usize], meaning: &str) -> Result<()> {
@@ -513,11 +503,11 @@ impl Placed<'_> {
         let operand = self.call.operand(slot);
         let in_place = operand.in_place_of.is_some();
         let buffer = self.enter_as(self.tensor(slot), operand.role, operand.writes, in_place)?;
-        if let (Some(borrow), Some(_)) = (&buffer.borrow, &self.queue) {
+        if self.queue.is_some() && !in_place {
             nodes::note(|notes| {
                 let is_read_in_place = self.call.all().any(|it| it.in_place_of == Some(slot));
                 let reads = !operand.writes || operand.updates || is_read_in_place;
-                notes.operand(borrow.address(), buffer.bytes(), [reads, operand.writes]);
+                notes.operand(buffer.address, buffer.bytes(), [reads, operand.writes]);
             });
         }
         Ok(buffer)
@@ -538,6 +528,7 @@ impl Placed<'_> {
         };
         Ok(Buffer {
             borrow,
+            address: tensor.address(),
             dtype: tensor.dtype(),
             count: tensor.count(),
         })
@@ -560,6 +551,7 @@ const IN_PLACE: &str = "only operands declared with may_be_in_place are ever in 
 /// An operand's memory, entered, unless the operand is in place of an output, which is entered.
 pub(crate) struct Buffer<'a> {
     borrow: Option<Borrow<'a>>,
+    address: u64,
     pub(crate) dtype: DType,
     /// Elements.
     pub(crate) count: usize,
@@ -585,15 +577,9 @@ impl Buffer<'_> {
         self.borrow.as_mut().expect(IN_PLACE).elements_mut()
     }
 
-    /// The address in the device's memory of an operand that cannot be in place.
+    /// The address in the device's memory: that of the output for an operand in place of it.
     pub(crate) fn address(&self) -> u64 {
-        self.borrow.as_ref().expect(IN_PLACE).address()
-    }
-
-    /// The address of an operand that may be in place of `output`.
-    pub(crate) fn address_or(&self, output: &Buffer<'_>) -> u64 {
-        let borrow = self.borrow.as_ref().or(output.borrow.as_ref());
-        borrow.expect(IN_PLACE).address()
+        self.address
     }
 
     pub(crate) fn is_in_place(&self) -> bool {

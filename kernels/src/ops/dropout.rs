@@ -91,10 +91,10 @@ pub fn dropout_into(
             }
             // A thread handles the columns of 16 bytes.
             let grid = Grid::elements(rows * columns.div_ceil(16 / out.dtype.bytes()));
-            let (input, scale) = (x.address_or(&out), scale as f32);
             let ([key_0, key_1], from) = (pattern.key, pattern.kept_from);
+            let scale = scale as f32;
             let args = args![
-                out, input, position, rows, columns, scale, from, key.layer, key_0, key_1
+                out, x, position, rows, columns, scale, from, key.layer, key_0, key_1
             ];
             return gpu.launch(&SOURCE, ("dropout", out.dtype), grid, args);
         }
@@ -105,7 +105,7 @@ pub fn dropout_into(
         let Some(step) = u32::try_from(step).ok().filter(|_| fits) else {
             let expected = "a step from 0 to 4294967295 and rows from 0 to 2⁴⁰ − 1";
             let got = format!("[{step}, {first_row}] for {rows} rows");
-            return Err(placed.call.value_error("position", expected, got));
+            return Err(placed.call.by.value("position", expected, got));
         };
         pattern.step = step;
         if probability == 0.0 {
@@ -134,10 +134,12 @@ fn check(call: &Call<'_>, x: Slot, probability: f64, layer: u32) -> Result<[usiz
         return Err(call.operand_error(x, expected, "reshape it to more rows"));
     }
     if !(0.0..1.0).contains(&probability) {
-        return Err(call.value_error("probability", "0 up to but not 1", probability));
+        return Err(call
+            .by
+            .value("probability", "0 up to but not 1", probability));
     }
     if layer >= LAYERS_MAX {
-        return Err(call.value_error("layer", format!("below {LAYERS_MAX}"), layer));
+        return Err(call.by.value("layer", format!("below {LAYERS_MAX}"), layer));
     }
     Ok([*rows, columns])
 }

@@ -29,7 +29,7 @@ pub(crate) fn unary_op(
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
         if let Some(gpu) = placed.launcher() {
-            let args = args![out, x.address_or(&out), out.count, number];
+            let args = args![out, x, out.count, number];
             let args = &args[..3 + usize::from(number.is_some())];
             let grid = Grid::packs(out.count, out.dtype);
             return gpu.launch(source, (name, out.dtype), grid, args);
@@ -56,7 +56,7 @@ pub(crate) fn binary_op(
     call.run(a, &FLOATS_AND_BF16, |placed| {
         let [mut out, a, b] = placed.enter([out, a, b])?;
         if let Some(gpu) = placed.launcher() {
-            let args = args![out, a.address_or(&out), b, out.count];
+            let args = args![out, a, b, out.count];
             let grid = Grid::packs(out.count, out.dtype);
             return gpu.launch(source, (name, out.dtype), grid, args);
         }
@@ -103,14 +103,7 @@ pub(crate) fn broadcast_op(
                 None => (name, Grid::packs(count, dtype)),
                 Some(_) => (vector, Grid::elements(count)),
             };
-            let args = args![
-                out,
-                a.address_or(&out),
-                b,
-                count,
-                columns,
-                by_row == Some(true)
-            ];
+            let args = args![out, a, b, count, columns, by_row == Some(true)];
             let args = if by_row.is_some() { args } else { &args[..4] };
             return gpu.launch(source, (name, dtype), grid, args);
         }

@@ -115,6 +115,22 @@ pub(crate) fn lane_sum_of<T: Float, S: Float>(x: &[T], of: impl Fn(T) -> S) -> S
     tree_sum(lanes)
 }
 
+/// The sum of products, fused, in lanes.
+#[inline(always)]
+pub(crate) fn lane_dot<T: Float>(a: &[T], b: &[T]) -> T {
+    let mut lanes = [T::ZERO; LANES];
+    let ((a, a_tail), (b, b_tail)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for (a, b) in a.iter().zip(b) {
+        for ((lane, &a), &b) in lanes.iter_mut().zip(a).zip(b) {
+            *lane = a.fused(b, *lane);
+        }
+    }
+    for ((lane, &a), &b) in lanes.iter_mut().zip(a_tail).zip(b_tail) {
+        *lane = a.fused(b, *lane);
+    }
+    tree_sum(lanes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -60,7 +60,8 @@ pub fn gather_rows(out: &Tensor, table: &Tensor, rows: &Tensor) -> Result<()> {
             let expected = format!("a row of the table, in 0..{table_rows}");
             return Err(placed
                 .call
-                .value_error(format!("rows[{bad}]"), expected, rows[bad]));
+                .by
+                .value(format!("rows[{bad}]"), expected, rows[bad]));
         }
         gather(out.elements_mut(), table.elements(), rows, row_bytes);
         Ok(())
@@ -100,7 +101,9 @@ fn grid(count: usize, words: usize) -> Grid {
     Grid {
         blocks: [row_blocks as u32, column_blocks as u32, 1],
         threads: [across as u32, down as u32, 1],
-        dependent_loads: None,
+        // A row's number, then its words.
+        dependent_loads: count.div_ceil(down * row_blocks.max(1))
+            * (1 + words.div_ceil(across * column_blocks.max(1))),
     }
 }
 

@@ -16,12 +16,11 @@ mod tests;
 
 use crate::Tensor;
 use crate::error::Result;
-use crate::ops::activation::Activation;
+use crate::ops::activation::{Activation, Gelu, GeluErf, GeluTanh, Relu};
+use crate::ops::arithmetic::Add;
 use crate::ops::call::{Buffer, Call, FLOATS, FLOATS_AND_BF16, Slot, with_float};
-use crate::ops::gelu::{Gelu, GeluErf, GeluTanh};
-use crate::ops::loops::{Binary, Unary};
+use crate::ops::loops::{Binary, Unary, binary_in_place, unary_in_place};
 use crate::ops::matmul::{self, AsIs, Finish, Matrix, Real, Tile};
-use crate::ops::relu::Relu;
 use crate::simd::multiversion;
 use crate::threads;
 
@@ -330,12 +329,7 @@ const COLUMN_BLOCK: usize = 64;
 /// of a group of these, and the groups, in order. The first group is added to `db` block by block.
 pub(super) fn add_rows<T: Real>(db: &mut [T], x: &[T], block_rows: usize, accumulate: bool) {
     let columns = db.len();
-    let pieces = if x.len() < threads::PARALLEL_MIN {
-        1
-    } else {
-        threads::count()
-    };
-    threads::split_mut_in(db, COLUMN_BLOCK, pieces, |first, db| {
+    threads::split_sums(db, COLUMN_BLOCK, x.len(), |first, db| {
         if !accumulate {
             db.fill(T::ZERO);
         }
@@ -374,30 +368,6 @@ multiversion! {
     }
 }
 
-multiversion! {
-    fn add_row[T: Real](z: &mut [T], bias: &[T]) {
-        for (z, &bias) in z.iter_mut().zip(bias) {
-            *z = *z + bias;
-        }
-    }
-}
-
-multiversion! {
-    fn activate_row[T: Real, F: Unary<T>](z: &mut [T], f: F) {
-        for z in z {
-            *z = f.apply(*z);
-        }
-    }
-}
-
-multiversion! {
-    fn fold_row[T: Real, F: Binary<T>](dx: &mut [T], saved: &[T], f: F) {
-        for (dx, &saved) in dx.iter_mut().zip(saved) {
-            *dx = f.apply(*dx, saved);
-        }
-    }
-}
-
 /// What is done to the tiles of forward.
 struct Forward<'a, T> {
     /// (O)
@@ -422,7 +392,7 @@ where
         for row in tile.rows.clone() {
             let z = tile.row(row);
             if let Some(bias) = self.bias {
-                add_row(z, &bias[columns.clone()]);
+                binary_in_place(z, &bias[columns.clone()], Add);
             }
             if let Some(pre) = self.pre {
                 // SAFETY: the pre-activation has the output's shape (checked) and is entered for
@@ -435,9 +405,9 @@ where
             }
             match self.activation {
                 Activation::Identity => {}
-                Activation::Relu => activate_row(z, Relu),
-                Activation::Gelu(Gelu::Tanh) => activate_row(z, GeluTanh),
-                Activation::Gelu(Gelu::Erf) => activate_row(z, GeluErf),
+                Activation::Relu => unary_in_place(z, Relu),
+                Activation::Gelu(Gelu::Tanh) => unary_in_place(z, GeluTanh),
+                Activation::Gelu(Gelu::Erf) => unary_in_place(z, GeluErf),
             }
         }
     }
@@ -466,9 +436,9 @@ where
             let dx = tile.row(row);
             match self.activation {
                 Activation::Identity => {}
-                Activation::Relu => fold_row(dx, saved, Relu),
-                Activation::Gelu(Gelu::Tanh) => fold_row(dx, saved, GeluTanh),
-                Activation::Gelu(Gelu::Erf) => fold_row(dx, saved, GeluErf),
+                Activation::Relu => binary_in_place(dx, saved, Relu),
+                Activation::Gelu(Gelu::Tanh) => binary_in_place(dx, saved, GeluTanh),
+                Activation::Gelu(Gelu::Erf) => binary_in_place(dx, saved, GeluErf),
             }
         }
     }

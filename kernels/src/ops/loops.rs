@@ -27,8 +27,41 @@ pub(crate) trait Binary<T>: Copy + Send + Sync {
     fn apply(self, a: T, b: T) -> T;
 }
 
+/// Declares functions of elements as types that are `Unary`, `Binary` or both; a number in brackets
+/// is f64, and T the type of elements: `of_elements! { Scale(factor): (x) => x * T::from_f64(factor); }`.
+macro_rules! of_elements {
+    (@struct [$($head:tt)*] ()) => { $($head)*; };
+    (@struct [$($head:tt)*] ($number:ident)) => { $($head)*(f64); };
+    (@impl $Name:ident ($($number:ident)?) ($x:ident) => $value:expr) => {
+        impl<T: $crate::ops::float::Float> $crate::ops::loops::Unary<T> for $Name {
+            #[inline(always)]
+            fn apply(self, $x: T) -> T {
+                $(let $Name($number) = self;)?
+                $value
+            }
+        }
+    };
+    (@impl $Name:ident ($($number:ident)?) ($a:ident, $b:ident) => $value:expr) => {
+        impl<T: $crate::ops::float::Float> $crate::ops::loops::Binary<T> for $Name {
+            #[inline(always)]
+            fn apply(self, $a: T, $b: T) -> T {
+                $(let $Name($number) = self;)?
+                $value
+            }
+        }
+    };
+    ($($(#[$meta:meta])* $seen:vis $Name:ident $number:tt: $($args:tt => $value:expr),+;)*) => {$(
+        $crate::ops::loops::of_elements! {
+            @struct [$(#[$meta])* #[derive(Clone, Copy)] $seen struct $Name] $number
+        }
+        $($crate::ops::loops::of_elements! { @impl $Name $number $args => $value })+
+    )*};
+}
+pub(crate) use of_elements;
+
 multiversion! {
-    fn unary_in_place[T: Element, F: Unary<T>](out: &mut [T], f: F) {
+    /// `out = f(out)`.
+    pub(crate) fn unary_in_place[T: Element, F: Unary<T>](out: &mut [T], f: F) {
         for out in out {
             *out = f.apply(*out);
         }
@@ -42,7 +75,8 @@ multiversion! {
 }
 
 multiversion! {
-    fn binary_onto_a[T: Element, F: Binary<T>](out: &mut [T], b: &[T], f: F) {
+    /// `out = f(out, b)`.
+    pub(crate) fn binary_in_place[T: Element, F: Binary<T>](out: &mut [T], b: &[T], f: F) {
         for (out, &b) in out.iter_mut().zip(b) {
             *out = f.apply(*out, b);
         }
@@ -81,7 +115,7 @@ pub(crate) fn binary<T: Element, F: Binary<T>>(
     let large = F::MEMORY_BOUND && std::mem::size_of_val(out) >= STREAMING_BYTES_MIN;
     match a.unless_in_place::<T>() {
         None => threads::split_mut(out, GRAIN, |first, out| {
-            binary_onto_a(out, &b[first..first + out.len()], f)
+            binary_in_place(out, &b[first..first + out.len()], f)
         }),
         Some(a) => write(out, large, BinaryOf { a, b, f }),
     }
@@ -109,7 +143,7 @@ pub(crate) fn broadcast<T: Element, F: Binary<T>>(
             if by_row {
                 unary_in_place(part, With(f, b[row]));
             } else {
-                binary_onto_a(part, &b[column..column + length], f);
+                binary_in_place(part, &b[column..column + length], f);
             }
             (first, out) = (first + length, rest);
         }

@@ -6,7 +6,7 @@ use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS, with_float};
 use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;
-use crate::ops::loops::GRAIN;
+use crate::ops::loops::{GRAIN, of_elements, unary_in_place};
 use crate::ops::sgd::{SgdConstants, check_constants};
 use crate::ops::{grad_norm, nonfinite};
 use crate::simd::multiversion;
@@ -40,12 +40,8 @@ multiversion! {
     }
 }
 
-multiversion! {
-    fn divide_run[T: Float](x: &mut [T], divisor: T) {
-        for x in x.iter_mut() {
-            *x = *x / divisor;
-        }
-    }
+of_elements! {
+    DivideBy(divisor): (x) => x / T::from_f64(divisor);
 }
 
 /// Moves `momentum` towards the gradients, `m += (1 − β)(g − m)`, and replaces these by the
@@ -78,12 +74,17 @@ pub fn muon_direction(
         let (scale, flag) = (placed.enter_some(scale)?, placed.enter_some(flag)?);
         let beta = constants.momentum;
         if let Some(gpu) = placed.launcher() {
-            let grid = Grid::blocks(chunks.quanta(), QUANTUM_THREADS);
             let weights = [beta as f32, (1.0 - beta) as f32];
             let [beta, weight] = weights;
             let nesterov = constants.nesterov;
             let args = args![grads, momentum, scale, flag, beta, weight, nesterov];
-            return chunks.launch(&gpu, &SOURCE, "muon_direction_f32", grid, args);
+            return chunks.launch(
+                &gpu,
+                &SOURCE,
+                "muon_direction_f32",
+                (QUANTUM_THREADS, 4),
+                args,
+            );
         }
         if !nonfinite::is_set(flag.as_ref()) {
             with_float!(placed.dtype, T => {
@@ -127,7 +128,9 @@ fn divide_on_cpu<T: Float>(x: &mut Buffer<'_>, norm: &Buffer<'_>) {
     let (norm, least) = (norm.elements::<T>()[1], T::from_f64(EPSILON));
     // NaN stays.
     let divisor = if norm < least { least } else { norm };
-    threads::split_mut(x.elements_mut(), GRAIN, |_, x| divide_run(x, divisor));
+    threads::split_mut(x.elements_mut(), GRAIN, |_, x| {
+        unary_in_place::<T, _>(x, DivideBy(divisor.widened()))
+    });
 }
 
 #[cfg(test)]

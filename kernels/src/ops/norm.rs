@@ -142,13 +142,12 @@ fn forward<'a>(
         let [weight, bias] = [placed.enter_some(weight)?, placed.enter_some(bias)?];
         let [rows, columns] = sizes;
         if let Some(gpu) = placed.launcher() {
-            let output = sum.as_ref().unwrap_or(&out);
             let args = args![
                 out,
                 sum,
                 stats,
-                x.address_or(output),
-                residual.as_ref().map(|of| of.address_or(output)),
+                x,
+                residual,
                 weight,
                 bias,
                 rows,
@@ -246,11 +245,11 @@ pub fn norm_backward_into(
         if let Some(gpu) = placed.launcher() {
             let args = args![
                 dx,
-                dy.address_or(&dx),
+                dy,
                 x,
                 stats,
                 weight,
-                dresidual.as_ref().map(|of| of.address_or(&dx)),
+                dresidual,
                 weight_sums,
                 bias_sums,
                 rows,
@@ -340,7 +339,9 @@ fn check<'a>(
         call.same_dtype(vector, x)?;
     }
     if !(options.epsilon >= 0.0 && options.epsilon.finite()) {
-        return Err(call.value_error("epsilon", "a finite number from 0 up", options.epsilon));
+        return Err(call
+            .by
+            .value("epsilon", "a finite number from 0 up", options.epsilon));
     }
     Ok(([rows, columns], [weight, bias]))
 }
@@ -389,7 +390,7 @@ fn launch(
     let aligned = row_bytes.is_multiple_of(16) && args[..addresses].iter().all(|at| at % 16 == 0);
     let warps = row_bytes.div_ceil(WARP_BYTES).min(cpu::WARPS_MAX);
     let rows_of_block = (out.count / columns.max(1)).div_ceil(blocks.max(1));
-    let grid = Grid::blocks(blocks, 32 * warps as u32).waits(rows_of_block);
+    let grid = Grid::blocks(blocks, 32 * warps as u32, rows_of_block);
     let name = names[usize::from(!aligned)];
     gpu.launch(&SOURCE, (name, out.dtype), grid, args)
 }

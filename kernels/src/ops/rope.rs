@@ -85,16 +85,19 @@ fn rotate_into<'a>(
     let turned = heads.saturating_mul(head_size);
     if turned > columns {
         let expected = format!("at most {columns} columns in heads of {head_size}");
-        return Err(call.value_error("heads", expected, heads));
+        return Err(call.by.value("heads", expected, heads));
     }
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut out, x, table] = placed.enter([out, x, table])?;
         if let Some(gpu) = placed.launcher() {
-            let from = x.address_or(&out);
             let args = args![
-                out, from, table, rows, columns, heads, head_size, positions, direction
+                out, x, table, rows, columns, heads, head_size, positions, direction
             ];
-            let grid = Grid::blocks(rows.min(BLOCKS_MAX), BLOCK_THREADS);
+            let blocks = rows.min(BLOCKS_MAX);
+            // A thread turns four points, and as many half a head further on.
+            let of_row = turned.div_ceil(8 * BLOCK_THREADS as usize);
+            let loads = rows.div_ceil(blocks.max(1)) * of_row;
+            let grid = Grid::blocks(blocks, BLOCK_THREADS, loads);
             return gpu.launch(&SOURCE, ("rope", out.dtype), grid, args);
         }
         let table = table.elements::<f32>();

@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::launch::{BLOCK_THREADS, Grid, Source, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
 use crate::ops::float::Float;
-use crate::ops::sum::run_total;
-use crate::threads::{self, PARALLEL_MIN};
+use crate::ops::sum::{self, run_total};
+use crate::threads;
 
 static SOURCE: Source = Source::new("rows.cu", include_str!("rows.cu"));
 
@@ -54,7 +54,8 @@ fn reduce(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
             1.0
         };
         if let Some(gpu) = placed.launcher() {
-            let grid = Grid::blocks(out.count.div_ceil(ROWS_PER_BLOCK), BLOCK_THREADS);
+            let blocks = out.count.div_ceil(ROWS_PER_BLOCK);
+            let grid = Grid::blocks(blocks, BLOCK_THREADS, sum::loads(columns, 32));
             let args = args![out, x, out.count, columns, divisor];
             return gpu.launch(&SOURCE, ("row_sum", placed.dtype), grid, args);
         }
@@ -68,12 +69,7 @@ fn reduce(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
 
 /// `out[row] = f(the row of x)`.
 fn each_row<T: Float>(out: &mut [T], x: &[T], columns: usize, f: impl Fn(&[T]) -> T + Sync) {
-    let pieces = if x.len() < PARALLEL_MIN {
-        1
-    } else {
-        threads::count().min(out.len())
-    };
-    threads::split_mut_in(out, 1, pieces, |first, out| {
+    threads::split_sums(out, 1, x.len(), |first, out| {
         for (row, out) in (first..).zip(out) {
             *out = f(&x[row * columns..][..columns]);
         }

@@ -15,7 +15,7 @@ use crate::ops::call::{Buffer, Call, FLOATS, Placed, with_float};
 use crate::ops::float::{Float, LANES, tree_sum};
 use crate::simd::multiversion;
 use crate::storage::Origin;
-use crate::threads::{self, PARALLEL_MIN};
+use crate::threads;
 use crate::{DType, Shape, Tensor};
 
 static SOURCE: Source = Source::new("sum.cu", include_str!("sum.cu"));
@@ -92,7 +92,8 @@ fn launch(
         // Every run is one block, so the runs in order are the blocks in order.
         let threads = 32 * blocks.clamp(1, ONE_RUN_WARPS_MAX) as u32;
         let args = args![out, x, x.count, divisor];
-        return gpu.launch(&SOURCE, "sum_f32", Grid::blocks(1, threads), args);
+        let grid = Grid::blocks(1, threads, loads(x.count, threads));
+        return gpu.launch(&SOURCE, "sum_f32", grid, args);
     }
     let run_len = run_len(x.count);
     let runs = x.count.div_ceil(run_len);
@@ -100,20 +101,19 @@ fn launch(
     let (device, origin) = (gpu.gpu.device(), Origin::Computed);
     let sums = Tensor::allocate(shape, DType::F64, device, origin, gpu.by)?;
     let sums = placed.enter_new(&sums)?;
-    let grid = Grid::blocks(runs, RUN_THREADS);
-    gpu.launch(
-        &SOURCE,
-        "sum_runs_f32",
-        grid,
-        args![sums, x, x.count, run_len],
-    )?;
+    let grid = Grid::blocks(runs, RUN_THREADS, loads(run_len, RUN_THREADS));
+    let args = args![sums, x, x.count, run_len];
+    gpu.launch(&SOURCE, "sum_runs_f32", grid, args)?;
     let args = args![out, sums, runs as u32, divisor];
-    gpu.launch(
-        &SOURCE,
-        "sum_of_runs_f32",
-        Grid::blocks(1, RUNS_MAX as u32),
-        args,
-    )
+    let grid = Grid::blocks(1, RUNS_MAX as u32, 1);
+    gpu.launch(&SOURCE, "sum_of_runs_f32", grid, args)
+}
+
+/// Loads, one after another, of a thread of so many that sum `count` elements: those of a whole
+/// block of elements are under way at once, of a part four.
+pub(super) fn loads(count: usize, threads: u32) -> usize {
+    let part = (count % BLOCK).div_ceil(4 * 32);
+    count.div_ceil(BLOCK * (threads / 32) as usize).max(1) + part
 }
 
 /// Elements of a run, a multiple of BLOCK; 0 if there are no elements.
@@ -129,12 +129,7 @@ pub(super) fn total<T: Float>(x: &[T]) -> f64 {
     }
     let runs = x.len().div_ceil(run_len);
     let mut sums = [0f64; RUNS_MAX];
-    let pieces = if x.len() < PARALLEL_MIN {
-        1
-    } else {
-        threads::count().min(runs)
-    };
-    threads::split_mut_in(&mut sums[..runs], 1, pieces, |first, sums| {
+    threads::split_sums(&mut sums[..runs], 1, x.len(), |first, sums| {
         for (run, sum) in sums.iter_mut().enumerate() {
             let start = (first + run) * run_len;
             *sum = run_total(&x[start..x.len().min(start + run_len)]);

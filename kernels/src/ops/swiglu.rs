@@ -83,7 +83,7 @@ pub fn swiglu_backward_into(dx: &Tensor, dout: &Tensor, x: &Tensor) -> Result<()
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut dx, dout, x] = placed.enter([dx, dout, x])?;
         if let Some(gpu) = placed.launcher() {
-            let args = args![dx, dout, x.address_or(&dx), dout.count, columns];
+            let args = args![dx, dout, x, dout.count, columns];
             return launch(&gpu, "swiglu_backward", &dout, columns, args);
         }
         with_float!(placed.dtype, T => {

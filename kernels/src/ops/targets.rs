@@ -1,9 +1,9 @@
 //! Class indices as the losses read them: u8, i32 or i64. They are checked before anything is
 //! written; on a GPU by the kernels, each of which documents what an invalid target does.
 
+use crate::DType;
 use crate::error::Result;
 use crate::ops::call::{Buffer, Call, Slot};
-use crate::{DType, Element};
 
 /// The dtypes that class indices may have.
 pub(crate) const TARGET_DTYPES: [DType; 3] = [DType::U8, DType::I32, DType::I64];
@@ -26,28 +26,33 @@ impl<'a> Targets<'a> {
         }
     }
 
-    /// The class of `row`, or None if the row is to be ignored.
     #[inline(always)]
-    pub(crate) fn class(self, row: usize, ignore_index: Option<i64>) -> Option<usize> {
-        let target = match self {
+    fn at(self, row: usize) -> i64 {
+        match self {
             Targets::U8(targets) => i64::from(targets[row]),
             Targets::I32(targets) => i64::from(targets[row]),
             Targets::I64(targets) => targets[row],
-        };
+        }
+    }
+
+    /// The class of `row`, or None if the row is to be ignored.
+    #[inline(always)]
+    pub(crate) fn class(self, row: usize, ignore_index: Option<i64>) -> Option<usize> {
+        let target = self.at(row);
         (Some(target) != ignore_index).then_some(target as usize)
     }
 
     /// The first target that is neither a class nor `ignore_index`, with its row.
-    pub(crate) fn first_bad(
-        self,
-        classes: usize,
-        ignore_index: Option<i64>,
-    ) -> Option<(usize, i64)> {
-        match self {
-            Targets::U8(targets) => first_bad(targets, classes, ignore_index),
-            Targets::I32(targets) => first_bad(targets, classes, ignore_index),
-            Targets::I64(targets) => first_bad(targets, classes, ignore_index),
-        }
+    pub(crate) fn first_bad(self, classes: usize, ignore: Option<i64>) -> Option<(usize, i64)> {
+        let is_bad = |&(_, target): &(usize, i64)| {
+            !u64::try_from(target).is_ok_and(|it| it < classes as u64) && Some(target) != ignore
+        };
+        let rows = match self {
+            Targets::U8(targets) => targets.len(),
+            Targets::I32(targets) => targets.len(),
+            Targets::I64(targets) => targets.len(),
+        };
+        (0..rows).map(|row| (row, self.at(row))).find(is_bad)
     }
 
     /// Refuses the first target that is neither a class nor `ignore_index`.
@@ -62,20 +67,8 @@ impl<'a> Targets<'a> {
         };
         let or = ignore_index.map_or(String::new(), |index| format!(" or ignore_index {index}"));
         let expected = format!("a class in 0..{classes}{or}");
-        Err(call.value_error(format!("targets[{row}]"), expected, target))
+        Err(call.by.value(format!("targets[{row}]"), expected, target))
     }
-}
-
-fn first_bad<T: Element + Into<i64>>(
-    targets: &[T],
-    classes: usize,
-    ignore: Option<i64>,
-) -> Option<(usize, i64)> {
-    let good = |target: i64| {
-        u64::try_from(target).is_ok_and(|t| t < classes as u64) || Some(target) == ignore
-    };
-    let row = targets.iter().position(|&target| !good(target.into()))?;
-    Some((row, targets[row].into()))
 }
 
 /// Checks `logits` (B, C), with at least one class, and `targets` (B). Gives B and C.

@@ -23,7 +23,7 @@ pub fn token_mean_into(out: &Tensor, x: &Tensor, tokens: usize) -> Result<()> {
         let [mut out, x] = placed.enter([out, x])?;
         if let Some(gpu) = placed.launcher() {
             let args = args![out, x, out.count, columns, time, tokens];
-            let grid = Grid::elements(out.count);
+            let grid = Grid::elements(out.count).rounds_of(tokens);
             return gpu.launch(&SOURCE, ("token_mean", out.dtype), grid, args);
         }
         with_float!(placed.dtype, T => {
@@ -69,7 +69,7 @@ fn check(call: &Call<'_>, [mean, all]: [Slot; 2], tokens: usize) -> Result<[usiz
     call.all_row_major()?;
     if !(1..=time).contains(&tokens) {
         let expected = format!("from 1 to {time}, all tokens of a sequence");
-        return Err(call.value_error("tokens", expected, tokens));
+        return Err(call.by.value("tokens", expected, tokens));
     }
     Ok([time, columns])
 }

@@ -101,7 +101,7 @@ impl Folder {
         files
     }
 
-    /// The one file there that was compiled of relu.cu.
+    /// The one file there that was compiled of activation.cu.
     #[track_caller]
     fn relu(&self) -> PathBuf {
         let files = self.files();
@@ -115,9 +115,9 @@ impl Folder {
             file.file_name()
                 .unwrap()
                 .to_string_lossy()
-                .starts_with("relu-")
+                .starts_with("activation-")
         });
-        let only = relu.next().expect("relu.cu was compiled").clone();
+        let only = relu.next().expect("activation.cu was compiled").clone();
         assert!(relu.next().is_none(), "{files:?}");
         only
     }

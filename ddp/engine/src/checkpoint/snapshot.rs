@@ -8,6 +8,7 @@
 use std::ops::Range;
 use std::path::Path;
 
+use ddp_comm::Group;
 use ddp_kernels::transfer::{Phase, announced, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
 
@@ -99,9 +100,10 @@ impl Part {
         })
     }
 
-    /// Writes the file.
-    pub(super) fn write(&self, path: &Path) -> Result<Contents> {
+    /// Writes the file. It gives up when a rank of `group` is lost.
+    pub(super) fn write(&self, path: &Path, group: &Group) -> Result<Contents> {
         let tensor = |(copy, range): &(usize, Range<usize>)| -> Result<Tensor> {
+            group.check_ranks()?;
             Ok(self.copies[*copy].slice(range.clone())?)
         };
         tensors::write_file(path, &self.header, self.list.iter().map(tensor))

@@ -118,7 +118,10 @@ impl Writer {
         let parts = [(MODEL_FILE, model), (&*name, moments)].into_iter();
         let parts = parts.filter_map(|(name, part)| Some((name, part.as_ref()?)));
         let entry = |(name, part): (&str, &Part)| -> Result<FileEntry> {
-            Ok(FileEntry::new(name, part.write(&aside.join(name))?))
+            Ok(FileEntry::new(
+                name,
+                part.write(&aside.join(name), &self.group)?,
+            ))
         };
         parts.map(entry).collect()
     }

@@ -13,11 +13,11 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
 
-use ddp_comm::{Change, Group, LostRank, World};
+use ddp_comm::{Change, Group, World};
 use ddp_data::Data;
 use ddp_data::sampler::Sampler;
 use ddp_kernels::stream::Stream;
-use ddp_kernels::{Device, Error as TensorError};
+use ddp_kernels::{Device, Error as TensorError, Tensor};
 
 use super::totals::{Clock, Totals};
 use crate::audit::Workload;
@@ -25,7 +25,7 @@ use crate::checkpoint::{self, State};
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
-use crate::record::{self, Event, LostEvent, RanksEvent, Record};
+use crate::record::{self, Event, RanksEvent, Record};
 use crate::reducer::Cut;
 use crate::setting::{DEVICES_PER_RANK, MIN_RANKS, ZERO};
 use crate::step::{Stats, Step};
@@ -41,7 +41,15 @@ pub(super) struct Carried {
     pub(super) record: Option<Record>,
     /// After which step ranks last met although none was lost or came.
     stalled: Option<u64>,
-    /// When it noticed that the ranks have to meet again.
+    pub(super) untold: Untold,
+}
+
+/// What the metrics log does not tell yet.
+#[derive(Default)]
+pub(super) struct Untold {
+    /// Who was lost and came.
+    pub(super) change: Change,
+    /// When this rank noticed that the ranks have to meet again.
     pub(super) noticed: Option<Instant>,
 }
 
@@ -56,6 +64,10 @@ pub(super) struct Kept {
     began: u64,
     /// The step after which ranks were last found to have the same model.
     pub(super) compared: Option<u64>,
+    /// Which rank gives its state to which new ones, while the others train already.
+    pub(super) gives: Option<(usize, Vec<usize>)>,
+    /// Whether this rank is one of the new ones, and has no state yet.
+    awaits_state: bool,
 }
 
 /// What follows the training with the ranks of a world.
@@ -66,6 +78,9 @@ pub(super) enum Next {
     Meet(Option<Error>),
 }
 
+/// Exit codes: no memory, and a file that cannot be read or written.
+const EXIT_MEMORY: u8 = 71;
+const EXIT_IO: u8 = 74;
 /// The exit code of a job that ends because a rank was lost or hangs.
 pub(super) const EXIT_LOST: u8 = 77;
 
@@ -124,10 +139,10 @@ impl Carried {
         self.parts().0
     }
 
-    /// That, its record, and when this rank noticed that the ranks have to meet again.
-    pub(super) fn parts(&mut self) -> (&mut Kept, &mut Option<Record>, &mut Option<Instant>) {
+    /// That, its record, and what the record does not tell yet.
+    pub(super) fn parts(&mut self) -> (&mut Kept, &mut Option<Record>, &mut Untold) {
         let kept = self.kept.as_mut().expect("a run is assembled");
-        (kept, &mut self.record, &mut self.noticed)
+        (kept, &mut self.record, &mut self.untold)
     }
 
     /// Asks the ranks of a new world where they stand. None in the first one, where all begin.
@@ -139,6 +154,10 @@ impl Carried {
         if world.generation() < 2 {
             return Ok(None);
         }
+        // A new rank that did not get its state is as one that has just come.
+        self.kept.take_if(|kept| kept.awaits_state);
+        self.kept.iter_mut().for_each(|kept| kept.gives = None);
+        faults::at_step(FaultPoint::Meeting, world.generation())?;
         if zero {
             let mine = self.kept.as_ref().map_or([None; 2], Kept::versions);
             let version = agreed(&exchange::gather(world, &mine)?);
@@ -151,9 +170,20 @@ impl Carried {
         }
         let kept = self.kept.as_ref();
         let progress = kept.map(|kept| (kept.progress(), kept.step.cut));
-        let all = exchange::gather(world, &(progress, self.data.is_some()))?;
-        let have_data = all.iter().all(|(_, has_data)| *has_data);
-        let kept = || all.iter().map(|(kept, _)| kept);
+        let mine = (
+            progress,
+            [self.data.is_some(), self.record.is_some()],
+            self.untold.change.clone(),
+        );
+        let all = exchange::gather(world, &mine)?;
+        let have_data = all.iter().all(|(_, [has_data, _], _)| *has_data);
+        let kept = || all.iter().map(|(kept, ..)| kept);
+        // A rank 0 that wrote the metrics log knows what it tells; else those know most that have
+        // been there longest.
+        let known = all.iter().map(|(.., untold)| untold);
+        let most = known.max_by_key(|it| it.lost.len() + it.joined.len());
+        let (_, [_, has_record], of_first) = &all[0];
+        self.untold.change = most.filter(|_| !has_record).unwrap_or(of_first).clone();
         let cuts: Vec<_> = kept().map(|it| it.and_then(|(_, cut)| cut)).collect();
         let mut progress: Vec<_> = kept().map(|it| it.map(|(progress, _)| progress)).collect();
         let most = progress.iter().max().copied().flatten();
@@ -209,6 +239,8 @@ impl Kept {
             clock: Clock::new(has_rates),
             workload: Workload::default(),
             compared: None,
+            gives: None,
+            awaits_state: false,
         }
     }
 
@@ -243,7 +275,8 @@ impl Kept {
     }
 
     /// Gives the ranks that are behind the state of rank `source`. This one's is replaced only when
-    /// all has arrived: if `source` is lost meanwhile, the ranks continue from what they have.
+    /// all has arrived: if `source` is lost meanwhile, the ranks continue from what they have. New
+    /// ranks get it later (`give_state`), unless others are behind, too.
     pub(super) fn level(
         &mut self,
         world: &World,
@@ -269,12 +302,45 @@ impl Kept {
             Ok((totals, self.step.stages()[0].optimizer().since()))
         };
         let (totals, since): (Totals, u64) = exchange::broadcast(world, source, given)?;
-        self.step.share_state(group, source, is_behind)?;
+        let is_new = |rank: &usize| standings.progress[*rank].is_none();
+        let new: Vec<usize> = (0..world.size()).filter(is_new).collect();
+        let old = standings.progress.iter().flatten();
+        // Under ZeRO-1 a new rank has slices by now, which must not be lost.
+        let has_slices = standings.cuts[source].is_some();
+        if !has_slices && old.map(Some).all(|it| it == most.as_ref()) {
+            self.awaits_state = new.contains(&world.rank());
+            self.gives = Some((source, new));
+        } else {
+            let stream = Stream::default_of(Device::Cpu)?;
+            let pass_on = |tensor: &Tensor| group.broadcast(tensor, source, &stream);
+            self.step.share_state(is_behind, pass_on)?;
+        }
         if is_behind {
             self.began = totals.steps;
             self.totals = totals;
             self.step.count_moments_from(since);
         }
+        Ok(())
+    }
+
+    /// Gives new ranks the state of the run, if there are any. The other ranks do not wait: they meet
+    /// these at the end of the next step.
+    pub(super) fn give_state(&mut self, group: &Group) -> Result<()> {
+        let Some((source, new)) = &self.gives else {
+            return Ok(());
+        };
+        let (stream, rank) = (Stream::default_of(Device::Cpu)?, group.rank());
+        if rank == *source {
+            let give = |tensor: &Tensor| {
+                new.iter()
+                    .try_for_each(|to| group.send(tensor, *to, &stream))
+            };
+            self.step.share_state(false, give)?;
+        } else if new.contains(&rank) {
+            let take = |tensor: &Tensor| group.receive(tensor, *source, &stream);
+            self.step.share_state(true, take)?;
+        }
+        (self.gives, self.awaits_state) = (None, false);
         Ok(())
     }
 
@@ -337,22 +403,17 @@ impl Kept {
 /// it does not continue with all.
 pub(super) fn say_change(
     record: &mut Record,
+    Untold { change, noticed }: &mut Untold,
     world: &World,
     step: u64,
-    noticed: Option<Instant>,
 ) -> Result<()> {
-    let Change { lost, joined } = world.change();
-    let lost_event = |it: LostRank| LostEvent {
-        rank: it.rank,
-        why: it.why,
-    };
     let event = RanksEvent {
         time_unix_s: record::unix_s(),
         step,
         generation: world.generation(),
         ranks: world.size(),
-        lost: lost.into_iter().map(lost_event).collect(),
-        joined,
+        lost: std::mem::take(&mut change.lost),
+        joined: std::mem::take(&mut change.joined),
         seconds: noticed.map_or(0.0, |noticed| noticed.elapsed().as_secs_f64()),
     };
     let text = format!("{event} after step {step}, {:.2} s later", event.seconds);
@@ -369,8 +430,14 @@ pub(super) fn continues_after(error: &Error, world: &World, devices: &[Device]) 
     if !world.is_elastic() {
         return false;
     }
+    use ddp_comm::Error::{Broken, Disagree, Nccl, Timeout};
     if let Error::Comm(error) = error
-        && (error.is_rank_lost() || matches!(error, ddp_comm::Error::Timeout { .. }))
+        && match error {
+            Timeout { .. } => true,
+            // A rank that joins with other settings leaves.
+            Disagree(_) => !world.change().joined.is_empty(),
+            error => error.is_rank_lost(),
+        }
     {
         return true;
     }
@@ -379,7 +446,7 @@ pub(super) fn continues_after(error: &Error, world: &World, devices: &[Device]) 
     if devices.iter().any(|device| refuses(device).is_err()) {
         world.leave(error, EXIT_LOST);
     }
-    if let Error::Comm(lost @ ddp_comm::Error::Nccl(_)) = error
+    if let Error::Comm(lost @ Nccl(_)) = error
         && lost.exit_code() == EXIT_LOST
     {
         // NCCL missed another rank, or the network: if that lasts, the step does not end again.
@@ -390,20 +457,32 @@ pub(super) fn continues_after(error: &Error, world: &World, devices: &[Device]) 
         Error::Tensor(error) | Error::Comm(ddp_comm::Error::Tensor(error)) => {
             matches!(error, TensorError::Cuda(_) | TensorError::Capture(_))
         }
-        Error::Comm(error) => {
-            // A rank that joins with other settings leaves.
-            use ddp_comm::Error::{Broken, Disagree, Nccl};
-            matches!(error, Nccl(_) | Broken(_) | Disagree(_))
-        }
+        Error::Comm(error) => matches!(error, Nccl(_) | Broken(_)),
         _ => false,
     };
     is_of_calls && world.ends_generation()
 }
 
-/// Ends this process if it joins ranks of another program, other settings or data. They continue.
-pub(super) fn leave_if_other(error: &Error, world: &World) {
-    let is_new = || world.change().joined.contains(&world.seat(world.rank()));
-    if matches!(error, Error::Comm(ddp_comm::Error::Disagree(_))) && is_new() {
+/// Ends this process if it has just come and cannot take part: it has another program, other
+/// settings or data, or an error of its own. The others continue.
+pub(super) fn leave_if_new(error: &Error, world: &World) {
+    let is_new = world.change().joined.contains(&world.seat(world.rank()));
+    let is_other = matches!(error, Error::Comm(ddp_comm::Error::Disagree(_)));
+    let is_own = || error.reporter().is_none() && !continues_after(error, world, &[]);
+    if is_new && (is_other || is_own()) {
+        world.leave(error, error.exit_code());
+    }
+}
+
+/// Ends this process after an error that no other rank need find: no memory, or data that this rank
+/// cannot read. Rank 0 writes the run's folder: what is wrong there ends the job.
+pub(super) fn leave_if_alone(error: &Error, world: &World) {
+    let is_own = match error.exit_code() {
+        EXIT_MEMORY => true,
+        EXIT_IO => world.rank() > 0,
+        _ => false,
+    };
+    if is_own && error.reporter().is_none() && world.is_elastic() && world.size() > 1 {
         world.leave(error, error.exit_code());
     }
 }
@@ -443,7 +522,7 @@ pub(super) fn check(step: &Step, world: &World) -> Result<()> {
 mod tests {
     use std::time::Duration;
 
-    use ddp_kernels::{Device, Tensor, ops};
+    use ddp_kernels::ops;
     use ddp_nn::optim::Rule;
 
     use super::*;
@@ -508,9 +587,14 @@ mod tests {
 
     #[test]
     fn ranks_that_are_behind_or_new_get_the_state_of_the_one_that_is_furthest() {
+        // Rank 3 is new; then two are, and no other is behind.
+        for steps in [[6, 7, 7, 0], [7, 7, 0, 0]] {
+            get_the_state(steps);
+        }
+    }
+
+    fn get_the_state(steps: [u64; 4]) {
         let worlds = World::threads(4, Some(5), Duration::from_secs(60)).unwrap();
-        // Rank 3 is new.
-        let steps = [6, 7, 7, 0];
         let progress = |step: u64| (step > 0).then_some([step, 0, 0, step]);
         let standings = standings(&steps.map(progress));
         let run = |world: World| {
@@ -518,6 +602,7 @@ mod tests {
             let mut kept = kept(&world, step, step as f64);
             let group = world.group("main").unwrap();
             kept.level(&world, &group, &standings, 1).unwrap();
+            kept.give_state(&group).unwrap();
             for tensor in state(&kept) {
                 assert_eq!(tensor.to_vec::<f32>().unwrap(), vec![7.0; tensor.count()]);
             }

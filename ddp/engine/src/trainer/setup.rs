@@ -128,9 +128,6 @@ pub(super) fn assemble(
     let mut overridden = Vec::new();
     if let Some(opened) = &resumed {
         overridden = resume::changes(options, &plan, &data, device, opened)?;
-        if world.rank() == 0 {
-            resume::warn_of_another_gpu(options, device, &opened.state);
-        }
     }
     if let Some(opened) = resumed.take_if(|opened| opened.state.step == plan.steps) {
         return Ok(Prepared::Finished(Box::new(opened)));
@@ -184,7 +181,8 @@ pub(super) fn assemble(
     world.barrier()?;
     let kept = carried.kept();
     kept.step.take_slices();
-    agree::compare(agree::fields(&data, &kept.step)?, world)?;
+    let fields = agree::fields(&data, &kept.step, kept.gives.is_none())?;
+    agree::compare(fields, world)?;
 
     // After the model's memory: data may take what is left.
     let (loader, held_out, kept_bytes) = loaders(options, world, &data, &plan, &devices)?;
@@ -327,7 +325,7 @@ fn check_tokenizer(path: &Path, data: &Data) -> Result<()> {
 }
 
 /// How steps are taken.
-pub(super) fn step_options(options: &Config, world: &World) -> StepOptions {
+pub fn step_options(options: &Config, world: &World) -> StepOptions {
     let reducer = ReducerOptions {
         sizes: options
             .bucket_mb

@@ -95,6 +95,9 @@ impl Trainer<'_> {
             }
             result => result,
         };
+        if let Err(error) = &result {
+            carried::leave_if_alone(error, self.world);
+        }
         let (reason, exit_code) = match &result {
             Ok(_) => ("done".to_string(), 0),
             Err(Error::Remote(error)) if error.rank > 0 => {
@@ -177,6 +180,7 @@ impl Trainer<'_> {
             // A stop may have been requested during set-up.
             self.stop_if_asked(taken, true)?;
         }
+        self.kept.give_state(&self.run.main)?;
         if let Some(saved) = &self.kept.totals.products {
             let reuse = || matmuls::reuse(saved, &self.run.devices, self.world);
             self.kept.totals.products = in_phase(Phase::Setup, reuse)?;

@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::matmuls::{Extent, Head, Lines, Room, add_over_keys, add_over_queries, padded, scores};
 use super::sizes::{Columns, Sizes};
 use super::softmax::{BLOCK, GROUP, Part, soften_backward};
-use crate::ops::float::{Float, LANES, tree_sum};
+use crate::ops::float::{Float, lane_dot};
 use crate::ops::matmul::{Kernel, Real};
 use crate::simd::multiversion;
 use crate::threads::{self, Shares};
@@ -58,10 +58,7 @@ pub(super) struct Rooms<T> {
 pub(super) fn write_delta<T: Real>(delta: &mut [T], dout: &[T], out: &[T], sizes: Sizes) {
     let Sizes { time, heads, .. } = sizes;
     let width = heads * sizes.head_size;
-    let pieces = match dout.len() < threads::PARALLEL_MIN {
-        true => 1,
-        false => threads::count(),
-    };
+    let pieces = threads::pieces_of(dout.len());
     let delta = Shares::new(delta);
     threads::run(pieces, |index| {
         for row in threads::cut(sizes.batch * time, 1, pieces, index) {
@@ -80,17 +77,7 @@ pub(super) fn write_delta<T: Real>(delta: &mut [T], dout: &[T], out: &[T], sizes
 
 multiversion! {
     fn dot[T: Float](a: &[T], b: &[T]) -> T {
-        let mut lanes = [T::ZERO; LANES];
-        let ((whole_a, rest_a), (whole_b, rest_b)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-        for (a, b) in whole_a.iter().zip(whole_b) {
-            for ((lane, &a), &b) in lanes.iter_mut().zip(a).zip(b) {
-                *lane = a.fused(b, *lane);
-            }
-        }
-        for ((lane, &a), &b) in lanes.iter_mut().zip(rest_a).zip(rest_b) {
-            *lane = a.fused(b, *lane);
-        }
-        tree_sum(lanes)
+        lane_dot(a, b)
     }
 }
 

@@ -131,30 +131,3 @@ attends!(
     [Avx2, Avx2F32]
 );
 attends!(f64, FORWARD_F64, BACKWARD_F64, [Avx2, Avx2F64]);
-
-#[cfg(test)]
-type ForwardPiece = unsafe fn(&Forward<'_, f32>, usize, Range<usize>, &mut forward::Rooms<f32>);
-#[cfg(test)]
-type BackwardPiece = unsafe fn(&Backward<'_, f32>, usize, &Sweep, &mut backward::Rooms<f32>);
-
-/// Both directions with each f32 kernel that this processor can run, by name.
-#[cfg(test)]
-pub(super) fn f32_kernels() -> Vec<(&'static str, ForwardPiece, BackwardPiece)> {
-    let mut kernels: Vec<(&'static str, ForwardPiece, BackwardPiece)> = vec![(
-        "plain",
-        forward::piece::<f32, Plain>,
-        backward::piece::<f32, Plain>,
-    )];
-    #[cfg(target_arch = "x86_64")]
-    {
-        if simd::level() >= Level::Avx2 {
-            let (forward, backward) = (forward::piece::<_, Avx2F32>, backward::piece::<_, Avx2F32>);
-            kernels.push(("AVX2", forward, backward));
-        }
-        if simd::level() >= Level::Avx512 {
-            let forward = forward::piece::<_, Avx512F32>;
-            kernels.push(("AVX-512", forward, backward::piece::<_, Avx512F32>));
-        }
-    }
-    kernels
-}

@@ -2,11 +2,42 @@
 
 mod reference;
 
+use std::ops::Range;
+
 use super::backward::Sweep;
 use super::*;
+use crate::ops::matmul::Plain;
+#[cfg(target_arch = "x86_64")]
+use crate::ops::matmul::{Avx2F32, Avx512F32};
 use crate::ops::testing::{alone_with_the_pool, cpu_of, random_f32};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{self, Level};
 use crate::{Element, threads};
 use reference::Reference;
+
+type ForwardPiece = unsafe fn(&Forward<'_, f32>, usize, Range<usize>, &mut forward::Rooms<f32>);
+type BackwardPiece = unsafe fn(&Backward<'_, f32>, usize, &Sweep, &mut backward::Rooms<f32>);
+
+/// Both directions with each f32 kernel that this processor can run, by name.
+fn f32_kernels() -> Vec<(&'static str, ForwardPiece, BackwardPiece)> {
+    let mut kernels: Vec<(&'static str, ForwardPiece, BackwardPiece)> = vec![(
+        "plain",
+        forward::piece::<f32, Plain>,
+        backward::piece::<f32, Plain>,
+    )];
+    #[cfg(target_arch = "x86_64")]
+    {
+        if simd::level() >= Level::Avx2 {
+            let (forward, backward) = (forward::piece::<_, Avx2F32>, backward::piece::<_, Avx2F32>);
+            kernels.push(("AVX2", forward, backward));
+        }
+        if simd::level() >= Level::Avx512 {
+            let forward = forward::piece::<_, Avx512F32>;
+            kernels.push(("AVX-512", forward, backward::piece::<_, Avx512F32>));
+        }
+    }
+    kernels
+}
 
 fn attention(time: usize, [heads, kv_heads, head_size]: [usize; 3], causal: bool) -> Attention {
     Attention {
@@ -236,7 +267,7 @@ fn every_kernel_has_the_same_bits() {
         let blocks = 0..sizes.time.div_ceil(softmax::BLOCK);
         let mut delta = vec![0.0; expected_lse.len()];
         write_delta(&mut delta, &run.dout, &expected_out, sizes);
-        for (name, forward, backward) in cpu::f32_kernels() {
+        for (name, forward, backward) in f32_kernels() {
             let mut out = vec![f32::NAN; expected_out.len()];
             let mut lse = vec![f32::NAN; expected_lse.len()];
             let work = Forward {

@@ -40,7 +40,7 @@ pub(crate) trait Real: Turn {
 /// # Safety
 /// The rows and columns lie within the output, and no other thread reads or writes them. The
 /// processor has the instructions of `K`.
-unsafe fn piece<T: Real, K: Kernel<T>>(
+pub(super) unsafe fn piece<T: Real, K: Kernel<T>>(
     work: &Matmul<'_, T>,
     rows: Range<usize>,
     columns: Range<usize>,
@@ -176,29 +176,4 @@ impl Real for f64 {
             }
         });
     }
-}
-
-#[cfg(test)]
-type Piece = unsafe fn(
-    &Matmul<'_, f32>,
-    Range<usize>,
-    Range<usize>,
-    &super::parts::AsIs,
-    &mut (Panels<f32>, Panels<f32>),
-);
-
-/// The f32 kernels that this processor can run, by name.
-#[cfg(test)]
-pub(super) fn f32_kernels() -> Vec<(&'static str, Piece)> {
-    let mut kernels: Vec<(&str, Piece)> = vec![("plain", piece::<f32, Plain>)];
-    #[cfg(target_arch = "x86_64")]
-    {
-        if simd::level() >= Level::Avx2 {
-            kernels.push(("AVX2", piece::<f32, Avx2F32>));
-        }
-        if simd::level() >= Level::Avx512 {
-            kernels.push(("AVX-512", piece::<f32, Avx512F32>));
-        }
-    }
-    kernels
 }

@@ -1,8 +1,31 @@
 //! Tests of matmul.
 
+use std::ops::Range;
+
+use super::pack::Panels;
 use super::parts::ALONG_MAX;
 use super::*;
 use crate::ops::testing::random_f32;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{self, Level};
+
+type Piece =
+    unsafe fn(&Matmul<'_, f32>, Range<usize>, Range<usize>, &AsIs, &mut (Panels<f32>, Panels<f32>));
+
+/// The f32 kernels that this processor can run, by name.
+fn f32_kernels() -> Vec<(&'static str, Piece)> {
+    let mut kernels: Vec<(&str, Piece)> = vec![("plain", piece::piece::<f32, Plain>)];
+    #[cfg(target_arch = "x86_64")]
+    {
+        if simd::level() >= Level::Avx2 {
+            kernels.push(("AVX2", piece::piece::<f32, Avx2F32>));
+        }
+        if simd::level() >= Level::Avx512 {
+            kernels.push(("AVX-512", piece::piece::<f32, Avx512F32>));
+        }
+    }
+    kernels
+}
 
 /// The matmuls of training steps, and awkward ones around tiles, blocks and pieces.
 const SHAPES: [(usize, usize, usize); 17] = [
@@ -115,7 +138,7 @@ fn every_kernel_has_the_same_bits() {
         for layout in LAYOUTS {
             let case = Case::new(shape, layout);
             let expected = case.run(|work| in_pieces(work, 1, &AsIs));
-            for (name, piece) in piece::f32_kernels() {
+            for (name, piece) in f32_kernels() {
                 let mut panels = Default::default();
                 // SAFETY: the whole output, on this thread alone, with a kernel that exists here.
                 let bits = case.run(|work| unsafe {

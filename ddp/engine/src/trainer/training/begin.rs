@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 use crate::model::data_shape;
 use crate::record::{LockedRecord, REPORT_FILE, Record};
 use crate::tasks;
-use crate::trace::RunTrace;
-use crate::trainer::carried::{self, Carried, Kept, Standings};
+use crate::trace::{RunTrace, TraceSteps};
+use crate::trainer::carried::{self, Carried, Kept, Standings, Untold};
 use crate::trainer::opening::Opening;
 use crate::trainer::program::Program;
 use crate::trainer::setup::{self, Assembled, Prepared};
@@ -32,7 +32,7 @@ impl<'a> Trainer<'a> {
             return Ok(None);
         };
         let times_products = matmuls::are_timed(options.products, run.devices[0], world);
-        let (kept, record, noticed) = carried.parts();
+        let (kept, record, untold) = carried.parts();
         let opening = Opening::new(options, &run, kept, world);
         let mut state = opening.state()?;
         if world.rank() == 0 && record.is_none() {
@@ -46,7 +46,7 @@ impl<'a> Trainer<'a> {
         let lost_checkpoint = match run.continues {
             true => kept.complete_record(record.as_mut(), &options.out, world)?,
             false => {
-                begin(&run, kept, held_out.as_ref(), times_products);
+                begin(options, &run, kept, held_out.as_ref(), times_products);
                 false
             }
         };
@@ -55,19 +55,19 @@ impl<'a> Trainer<'a> {
         let totals = &mut kept.totals;
         totals.held_out = held_out.or(totals.held_out.take());
         let taken = totals.steps;
-        let traced = options.trace.filter(|_| !run.continues);
+        // Ranks that met again trace what is left.
+        let is_left = |steps: &TraceSteps| !run.continues || steps.reach(taken + 1);
+        let traced = options.trace.filter(is_left);
         let trace = RunTrace::new(traced, [taken + 1, run.plan.steps], &run.devices, world);
+        if let Some(record) = record.as_mut().filter(|_| world.generation() > 1) {
+            carried::say_change(record, untold, world, taken)?;
+        }
         // No rank trains before the record is open.
         world.barrier()?;
+        *untold = Untold::default();
         let behind = record.as_ref().map(Record::handle).transpose()?;
         let tokenizer = run.data.tokenizer.clone();
         let saver = Saver::of_run(world, &options.out, options.keep, behind, tokenizer)?;
-        if let Some(record) = record
-            && world.generation() > 1
-        {
-            carried::say_change(record, world, taken, *noticed)?;
-        }
-        *noticed = None;
         let shape = data_shape(run.data.train.spec());
         Ok(Some(Trainer {
             options,
@@ -86,13 +86,19 @@ impl<'a> Trainer<'a> {
             run,
             kept,
             record,
-            noticed,
+            noticed: &mut untold.noticed,
         }))
     }
 }
 
 /// Begins a new run, or one that resumes a checkpoint.
-fn begin(run: &Assembled, kept: &mut Kept, held_out: Option<&String>, times_products: bool) {
+fn begin(
+    options: &Config,
+    run: &Assembled,
+    kept: &mut Kept,
+    held_out: Option<&String>,
+    times_products: bool,
+) {
     kept.clock = Clock::new(kept.clock.has_rates);
     let Some(before) = run.resumed.as_ref().map(|opened| &opened.state) else {
         return;
@@ -102,8 +108,9 @@ fn begin(run: &Assembled, kept: &mut Kept, held_out: Option<&String>, times_prod
         (totals.best, totals.last) = (None, None);
     }
     totals.held_out = before.held_out.clone();
-    // Another number of ranks makes products of other shapes.
-    if times_products && before.world.ranks == run.places.len() {
+    // Another number of ranks has matmuls of other shapes, unless each has whole shards.
+    let has_as_many = || before.world.ranks == run.places.len();
+    if times_products && (options.same_bits.is_some() || has_as_many()) {
         totals.products = before.products.clone();
     }
 }

@@ -7,6 +7,7 @@ use ddp_kernels::transfer::{Phase, in_phase};
 use super::Trainer;
 use crate::checkpoint::Best;
 use crate::error::Result;
+use crate::faults::{self, FaultPoint};
 use crate::record::{EvalEvent, Event, SampleEvent};
 use crate::samples::{SampleCollector, largest_class};
 use crate::shown::{shown, significant};
@@ -27,6 +28,7 @@ impl Trainer<'_> {
     }
 
     fn evaluate_now(&mut self, number: u64) -> Result<bool> {
+        faults::at(FaultPoint::Evaluation)?;
         if self.world.is_elastic() {
             self.kept.step.settle()?;
         }

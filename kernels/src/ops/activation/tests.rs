@@ -1,0 +1,5 @@
+//! Tests of activations.
+
+mod gelu;
+mod relu;
+mod relu_squared;

@@ -1,0 +1,156 @@
+//! add, sub, mul, scale, rsqrt and axpy, element by element. The second operand of the first three
+//! may be a vector along the rows or columns of the first. Factors, and ε of rsqrt, are first
+//! rounded to the dtype of the math: f32, or f64 for f64.
+
+use crate::error::{Caller, Result};
+use crate::launch::{Grid, Source, args};
+use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
+use crate::ops::elementwise::{binary_op, broadcast_op, unary_op};
+use crate::ops::loops::{GRAIN, binary_in_place, of_elements};
+use crate::{Tensor, threads, transfer};
+
+static SOURCE: Source = Source::new("arithmetic.cu", include_str!("arithmetic.cu"));
+
+of_elements! {
+    pub(crate) Add(): (a, b) => a + b;
+    Sub(): (a, b) => a - b;
+    Mul(): (a, b) => a * b;
+    Scale(factor): (x) => x * T::from_f64(factor);
+    Rsqrt(epsilon): (x) => T::ONE / (x + T::from_f64(epsilon)).root();
+    /// The derivative times `dy`, from rsqrt's output.
+    RsqrtBackward(): (dy, y) => T::from_f64(-0.5) * dy * (y * y * y);
+    Axpy(factor): (y, x) => T::from_f64(factor).fused(x, y);
+}
+
+/// An output for an elementwise operation on two tensors, on the device where they meet.
+#[track_caller]
+fn empty_where_they_meet(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let device = transfer::meeting_place(&[("a", a), ("b", b)], Caller::new(op))?;
+    Tensor::empty(a.shape(), a.dtype(), device)
+}
+
+/// `a + b` in a new tensor, on the device where the transfer policy in force brings them together.
+#[track_caller]
+pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let out = empty_where_they_meet("add", a, b)?;
+    add_into(&out, a, b)?;
+    Ok(out)
+}
+
+/// `out = a + b`, all of one shape; `out` may be `a`. For `a` (…, C), `b` may also be (C), which is
+/// added to each row, or (…, 1), a number for each row.
+///
+/// Backward: `da = db = dout`; for a vector `b`, `column_sum_into` or `row_sum_into` of `dout`.
+#[track_caller]
+pub fn add_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
+    broadcast_op("add", [out, a, b], Add, (&SOURCE, "add"), "add_vector")
+}
+
+/// `a - b` in a new tensor, on the device where the transfer policy in force brings them together.
+#[track_caller]
+pub fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let out = empty_where_they_meet("sub", a, b)?;
+    sub_into(&out, a, b)?;
+    Ok(out)
+}
+
+/// `out = a - b`, all of one shape; `out` may be `a`. For `a` (…, C), `b` may also be (C), which is
+/// taken from each row, or (…, 1), a number for each row.
+///
+/// Backward: `da = dout`, `db = -dout` (`scale_into`); for a vector `b` then summed as for
+/// `add_into`.
+#[track_caller]
+pub fn sub_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
+    broadcast_op("sub", [out, a, b], Sub, (&SOURCE, "sub"), "sub_vector")
+}
+
+/// `a b` in a new tensor, on the device where the transfer policy in force brings them together.
+#[track_caller]
+pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let out = empty_where_they_meet("mul", a, b)?;
+    mul_into(&out, a, b)?;
+    Ok(out)
+}
+
+/// `out = a b`, all of one shape; `out` may be `a`. For `a` (…, C), `b` may also be (C), by which
+/// each row is multiplied, or (…, 1), a number for each row.
+///
+/// Backward: `da = dout b`, `db = dout a` (`mul_into`); for a vector `b` then summed as for
+/// `add_into`.
+#[track_caller]
+pub fn mul_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
+    broadcast_op("mul", [out, a, b], Mul, (&SOURCE, "mul"), "mul_vector")
+}
+
+/// `factor · x` in a new tensor.
+#[track_caller]
+pub fn scale(x: &Tensor, factor: f64) -> Result<Tensor> {
+    let out = x.empty_like()?;
+    scale_into(&out, x, factor)?;
+    Ok(out)
+}
+
+/// `out = factor · x`; `out` may be `x`.
+///
+/// Backward: `dx = factor · dout`, with `scale_into`.
+#[track_caller]
+pub fn scale_into(out: &Tensor, x: &Tensor, factor: f64) -> Result<()> {
+    let kernel = (&SOURCE, "scale");
+    unary_op("scale", out, x, Scale(factor), kernel, Some(factor as f32))
+}
+
+/// `out = 1 / √(x + epsilon)`, as normalizing layers need it; `out` may be `x`. ∞ at −epsilon, NaN
+/// below.
+#[track_caller]
+pub fn rsqrt_into(out: &Tensor, x: &Tensor, epsilon: f64) -> Result<()> {
+    let (op, kernel) = (Rsqrt(epsilon), (&SOURCE, "rsqrt"));
+    unary_op("rsqrt", out, x, op, kernel, Some(epsilon as f32))
+}
+
+/// `dx = -dy · y³ / 2`; `y` is rsqrt's output, `dx` may be `dy`.
+#[track_caller]
+pub fn rsqrt_backward_into(dx: &Tensor, dy: &Tensor, y: &Tensor) -> Result<()> {
+    let operands = [("dx", dx), ("dy", dy), ("y", y)];
+    let kernel = (&SOURCE, "rsqrt_backward");
+    binary_op("rsqrt_backward", operands, RsqrtBackward, kernel)
+}
+
+/// `y += a x`, of one shape, each element with one fused multiply-add and so one rounding. `x` may
+/// not be `y`: that is `scale_into(y, y, 1.0 + a)`. On a GPU `y` may be f32 where `x` is bf16, to
+/// sum without loss.
+///
+/// Backward: the gradient of `y` stays, `dx = a · dy`, with `scale_into`.
+#[track_caller]
+pub fn axpy(y: &Tensor, a: f64, x: &Tensor) -> Result<()> {
+    let mut call = Call::new("axpy");
+    let y = call.updates("y", y);
+    let x = call.reads("x", x);
+    call.same_shape(x, y)?;
+    call.all_row_major()?;
+    let same = call.same_or_wider(y, x);
+    same.or_else(|_| call.same_dtype(x, y))?;
+    call.run(x, &FLOATS_AND_BF16, |placed| {
+        let [mut y, x] = placed.enter([y, x])?;
+        if let Some(gpu) = placed.launcher() {
+            let name = match y.dtype == x.dtype {
+                true => "axpy",
+                false => "axpy_to_f32",
+            };
+            let (grid, args) = (
+                Grid::packs(y.count, y.dtype),
+                args![y, x, y.count, a as f32],
+            );
+            return gpu.launch(&SOURCE, (name, x.dtype), grid, args);
+        }
+        with_float!(placed.dtype, T => {
+            let x = x.elements::<T>();
+            threads::split_mut(y.elements_mut(), GRAIN, |first, y| {
+                binary_in_place(y, &x[first..first + y.len()], Axpy(a));
+            });
+        });
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests;
