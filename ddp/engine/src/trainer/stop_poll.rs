@@ -1,15 +1,16 @@
 //! Whether any rank was asked to stop, decided by all ranks at the same step.
 //!
 //! A signal reaches ranks at different steps. So about four times a second the ranks compare what
-//! they have received. How many steps lie between two polls is computed by all ranks from the same
-//! numbers.
+//! they have received, in a separate group. How many steps lie between two polls is computed
+//! by all ranks from the same numbers.
 
 use std::time::{Duration, Instant};
 
-use ddp_comm::{Signal, StopSignals, World};
+use ddp_comm::{Group, Reduce, Signal, StopSignals, World};
+use ddp_kernels::stream::Stream;
+use ddp_kernels::{DType, Device, Tensor};
 
 use crate::error::Result;
-use crate::exchange;
 
 /// The time between two polls, and so how late a stop may come.
 const POLL_EVERY: Duration = Duration::from_millis(250);
@@ -22,6 +23,11 @@ const GROWTH_MAX: u64 = 8;
 #[derive(Debug)]
 pub(super) struct StopPoll {
     stops: StopSignals,
+    /// None for a single rank.
+    group: Option<Group>,
+    /// f64 (3): the signal received, the seconds since the last poll, and 1 if a process waits to
+    /// be taken in.
+    message: Tensor,
     /// The step of the next poll.
     next: u64,
     /// Steps between the last poll and the next.
@@ -34,15 +40,23 @@ pub(super) struct StopPoll {
 }
 
 impl StopPoll {
-    /// Polls for `stops` in a run of which `taken` steps are done.
-    pub(super) fn new(stops: StopSignals, taken: u64) -> StopPoll {
-        StopPoll {
+    /// Polls for `stops` in a run of which `taken` steps are done. All ranks call it together.
+    pub(super) fn new(world: &World, stops: StopSignals, taken: u64) -> Result<StopPoll> {
+        let group = if world.size() > 1 {
+            Some(world.group("pulse")?)
+        } else {
+            None
+        };
+        let message = Tensor::zeros(&[3], DType::F64, Device::Cpu)?.named("stop poll");
+        Ok(StopPoll {
             stops,
+            group,
+            message,
             next: taken + 1,
             interval: 1,
             last: (Instant::now(), taken),
             has_newcomers: false,
-        }
+        })
     }
 
     /// Whether any rank was asked to stop: the same answer on all ranks, which all call this after
@@ -54,31 +68,36 @@ impl StopPoll {
         world: &World,
     ) -> Result<Option<Signal>> {
         let own = self.stops.requested();
-        if world.size() == 1 {
+        let Some(group) = &self.group else {
             self.has_newcomers = world.has_newcomers();
             return Ok(own);
-        }
+        };
         self.has_newcomers = false;
         if step < self.next && !now {
             return Ok(None);
         }
         let elapsed_s = self.last.0.elapsed().as_secs_f64();
-        let mine = (
-            own.map(|signal| signal.code()),
-            elapsed_s,
-            world.has_newcomers(),
-        );
-        let all = exchange::gather(world, &mine)?;
-        let code = all.iter().filter_map(|it| it.0).max();
-        let elapsed_s = all.iter().map(|it| it.1).fold(0.0, f64::max);
-        self.has_newcomers = all.iter().any(|it| it.2);
+        let code = own.map_or(0.0, |signal| f64::from(signal.code()));
+        let newcomers = f64::from(u8::from(world.has_newcomers()));
+        let mut values = [code, elapsed_s, newcomers];
+        self.message
+            .with_slice_mut(|message: &mut [f64]| message.copy_from_slice(&values))?;
+        group.all_reduce(
+            &self.message,
+            Reduce::Max,
+            &Stream::default_of(Device::Cpu)?,
+        )?;
+        self.message
+            .with_slice(|message: &[f64]| values.copy_from_slice(message))?;
+        let [code, elapsed_s, newcomers] = values;
+        self.has_newcomers = newcomers > 0.0;
         let steps = step - self.last.1;
         if steps > 0 {
             self.interval = next_interval(self.interval, steps, elapsed_s);
         }
         self.next = step + self.interval;
         self.last = (Instant::now(), step);
-        Ok(code.and_then(Signal::of_code))
+        Ok(Signal::of_code(code as u8))
     }
 }
 
@@ -130,7 +149,7 @@ mod tests {
         let worlds = World::threads(3, Some(7), Duration::from_secs(60)).unwrap();
         let heard: Vec<Vec<u64>> = std::thread::scope(|scope| {
             let run = |world: World| {
-                let mut poll = StopPoll::new(world.catch_stop(), 10);
+                let mut poll = StopPoll::new(&world, world.catch_stop(), 10).unwrap();
                 let mut polls = vec![];
                 for step in 11..200 {
                     std::thread::sleep(Duration::from_millis(world.rank() as u64));

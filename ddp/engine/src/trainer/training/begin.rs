@@ -55,6 +55,7 @@ impl<'a> Trainer<'a> {
         let totals = &mut kept.totals;
         totals.held_out = held_out.or(totals.held_out.take());
         let taken = totals.steps;
+        let stop_poll = StopPoll::new(world, stops, taken)?;
         // Ranks that met again trace what is left.
         let is_left = |steps: &TraceSteps| !run.continues || steps.reach(taken + 1);
         let traced = options.trace.filter(is_left);
@@ -79,7 +80,7 @@ impl<'a> Trainer<'a> {
             saver,
             state,
             lost_checkpoint,
-            stop_poll: StopPoll::new(stops, taken),
+            stop_poll,
             trace,
             flop_of_a_row: options.model.flop_of_a_row(&shape),
             product_tflops: None,
