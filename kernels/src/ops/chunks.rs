@@ -86,17 +86,24 @@ impl ChunkTable {
         })
     }
 
-    /// One chunk: the first `len` elements.
-    pub fn whole(len: usize, decay: bool) -> ChunkTable {
+    /// One chunk that decays: the first `len` elements.
+    pub fn whole(len: usize) -> ChunkTable {
         ChunkTable {
             chunks: vec![Chunk {
                 offset: 0,
                 len,
-                decay,
+                decay: true,
             }],
             quanta_before: vec![0, len.div_ceil(QUANTUM)],
             copies: Arc::default(),
         }
+    }
+
+    /// The same chunks, none of which decays.
+    pub fn without_decay(mut self) -> ChunkTable {
+        self.chunks.iter_mut().for_each(|chunk| chunk.decay = false);
+        self.copies = Arc::default();
+        self
     }
 
     /// The chunks.

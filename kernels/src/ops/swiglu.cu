@@ -43,17 +43,10 @@ INLINE void swiglu_backward(T* dx, const T* __restrict__ dout, const T* x, u64 c
 
 #define SWIGLU(NAME, T)                                                                                                \
     KERNEL(BLOCK_THREADS) swiglu_##NAME(T* out, const T* x, u64 count, u64 columns) {                                  \
-        if (columns % PACK == 0 && aligned<PACK * sizeof(T)>(out, x)) {                                                \
-            swiglu<PACK>(out, x, count, columns);                                                                      \
-        } else {                                                                                                       \
-            swiglu<1>(out, x, count, columns);                                                                         \
-        }                                                                                                              \
+        IN_PACKS(PACK, columns % PACK == 0 && aligned<PACK * sizeof(T)>(out, x), swiglu<N>(out, x, count, columns);)   \
     }                                                                                                                  \
     KERNEL(BLOCK_THREADS) swiglu_backward_##NAME(T* dx, const T* dout, const T* x, u64 count, u64 columns) {           \
-        if (columns % PACK == 0 && aligned<PACK * sizeof(T)>(dx, dout, x)) {                                           \
-            swiglu_backward<PACK>(dx, dout, x, count, columns);                                                        \
-        } else {                                                                                                       \
-            swiglu_backward<1>(dx, dout, x, count, columns);                                                           \
-        }                                                                                                              \
+        IN_PACKS(PACK, columns % PACK == 0 && aligned<PACK * sizeof(T)>(dx, dout, x),                                  \
+                 swiglu_backward<N>(dx, dout, x, count, columns);)                                                     \
     }
 FOR_F32_AND_BF16(SWIGLU)
