@@ -60,7 +60,7 @@ pub(crate) fn of_weights<'a>(parts: impl Iterator<Item = &'a Params>) -> Result<
 #[derive(Debug)]
 pub(crate) struct Digests {
     /// i64 (2 · 3 · Q): of the gradients, then of the weights.
-    quanta: Tensor,
+    pub(crate) quanta: Tensor,
 }
 
 impl Digests {
@@ -69,11 +69,6 @@ impl Digests {
         let count = 2 * DIGEST * params.chunks()?.quanta();
         let quanta = Tensor::zeros(&[count], DType::I64, params.device())?.named("digests");
         Ok(Digests { quanta })
-    }
-
-    /// i64 (2 · 3 · Q): all of them.
-    pub(crate) fn quanta(&self) -> &Tensor {
-        &self.quanta
     }
 
     /// Digests the gradients, or the `weights`, in the slices that `clip` measures. Under ZeRO-1

@@ -301,9 +301,18 @@ pub struct MetricsLog {
     written: Written,
 }
 
-/// By the names of events that a step has at most once: the step of the last line. There is no line
-/// for step 0.
+/// By the names of events: the step of the last line. There is no line for step 0.
 pub(crate) type Written = BTreeMap<String, u64>;
+
+/// The events that a step has at most once.
+const ONCE: [&str; 5] = ["step", "eval", "sample", "checkpoint", "confusion"];
+
+/// The fields that tell lines apart.
+#[derive(Deserialize)]
+struct Line {
+    event: String,
+    step: Option<u64>,
+}
 
 impl MetricsLog {
     /// Another handle of the file, and its path, to make the metrics log durable. It holds the lock
@@ -347,29 +356,19 @@ impl MetricsLog {
 
     /// Writes a line, unless it is there.
     pub fn write(&mut self, event: &Event<'_>) -> Result<()> {
-        let key = match event {
-            Event::Step(event) => Some(("step", event.step)),
-            Event::Eval(event) => Some(("eval", event.step)),
-            Event::Sample(event) => Some(("sample", event.step)),
-            Event::Checkpoint { step, .. } => Some(("checkpoint", *step)),
-            Event::Confusion(confusion) => Some(("confusion", confusion.step)),
-            _ => None,
-        };
-        if key.is_some_and(|(kind, step)| self.has(kind, step)) {
-            return Ok(());
-        }
-        self.write_line(event.to_line())?;
-        self.written
-            .extend(key.map(|(kind, step)| (kind.to_string(), step)));
-        Ok(())
+        self.write_once(event.to_line())
     }
 
-    /// Writes the line of the step `step`, which another rank may have made, unless it is there.
-    pub(crate) fn write_step(&mut self, step: u64, line: &str) -> Result<()> {
-        if !self.has("step", step) {
-            self.write_line(line.to_string())?;
-            self.written.insert("step".into(), step);
+    /// Writes the line of an event, which another rank may have made, unless it is there.
+    pub(crate) fn write_once(&mut self, line: String) -> Result<()> {
+        let parsed = serde_json::from_str(&line);
+        let Line { event, step } = parsed.expect("the line of an event");
+        let step = step.filter(|_| ONCE.contains(&&*event));
+        if step.is_some_and(|step| self.has(&event, step)) {
+            return Ok(());
         }
+        self.write_line(line)?;
+        self.written.extend(step.map(|step| (event, step)));
         Ok(())
     }
 

@@ -87,7 +87,7 @@ pub struct Step {
     compared: Option<Vec<Weak<Origin>>>,
     /// Under ZeRO-1 where ranks may be lost: the slices that this rank has, and those that it will
     /// have when all ranks have theirs.
-    cut: Option<Cut>,
+    pub(crate) cut: Option<Cut>,
     next_cut: Option<Cut>,
     /// Some within an update that all ranks make or none (`reducer/cut.rs`); the rows of its batch
     /// when this rank has all that it reads.
@@ -163,9 +163,7 @@ impl Step {
     pub(crate) fn halt(&mut self) -> Result<Option<u64>> {
         let stages = self.model.stages.iter_mut();
         stages.for_each(|stage| stage.reducer.halt());
-        for stage in &self.model.stages {
-            synchronize(stage.device())?;
-        }
+        self.synchronize()?;
         // They hold calls of the group.
         self.graphs.forget();
         let flags = &self.model.last().bad_step;
@@ -183,10 +181,13 @@ impl Step {
 
     /// Waits for the steps so far. An error if a rank was lost, so that some may be none.
     pub(crate) fn settle(&self) -> Result<()> {
-        for stage in &self.model.stages {
-            synchronize(stage.device())?;
-        }
+        self.synchronize()?;
         Ok(self.model.group().check_ranks()?)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        let mut devices = self.devices().into_iter();
+        Ok(devices.try_for_each(synchronize)?)
     }
 
     /// Continues with the ranks of `groups`, one for each stage.
@@ -200,11 +201,6 @@ impl Step {
         let ranks = self.model.shards().unwrap_or(self.model.group().size());
         self.graphs = StepGraphs::new(options.graph, device, devices, ranks)?;
         Ok(())
-    }
-
-    /// The slices that this rank has, if they survive the loss of a rank.
-    pub(crate) fn cut(&self) -> Option<Cut> {
-        self.cut
     }
 
     /// What this rank can do without the others: an update, of a batch of this many rows, or take

@@ -153,7 +153,7 @@ impl Layer for SelfAttention {
         let width = x.shape()[2];
         let qkv = self.qkv.forward(pass, x)?;
         let rows = x.count() / width;
-        let qkv = qkv.reshape(&[rows, self.qkv.outputs()])?;
+        let qkv = qkv.reshape(&[rows, self.qkv.outputs])?;
         if pass.cache().is_some() {
             let mixed = self.mix_new(pass, &qkv)?;
             return self.out.forward(pass, &mixed.reshape(x.shape())?);

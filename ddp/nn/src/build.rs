@@ -13,13 +13,6 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParamId(pub usize);
 
-impl ParamId {
-    /// The number in the order of declaration, from 0.
-    pub fn number(self) -> usize {
-        self.0
-    }
-}
-
 /// The initial weights of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {

@@ -64,13 +64,13 @@ impl Head {
     /// What is added to the logits of a row, for logits of `x`; None without padding. Made when it
     /// is first needed.
     fn mask(&self, x: &Tensor) -> Result<Option<&Tensor>> {
-        if self.classes >= self.linear.outputs() {
+        if self.classes >= self.linear.outputs {
             return Ok(None);
         }
         if let Some(mask) = self.mask.get() {
             return Ok(Some(mask));
         }
-        let mut values = vec![0.0f32; self.linear.outputs()];
+        let mut values = vec![0.0f32; self.linear.outputs];
         values[self.classes..].fill(f32::NEG_INFINITY);
         let mask = Tensor::from_slice(&values, &[values.len()], Device::Cpu)?;
         let mask = announced("the mask of padded classes", || {
@@ -98,7 +98,7 @@ impl Head {
         for start in (0..rows.max(1)).step_by(piece) {
             let rows = start..rows.min(start + piece);
             let (x, targets) = (x.slice(rows.clone())?, targets.slice(rows.clone())?);
-            let logits = pass.take(&[rows.len(), self.linear.outputs()])?;
+            let logits = pass.take(&[rows.len(), self.linear.outputs])?;
             let weight = pass.value(weight)?;
             ops::linear_into(&logits, &x, weight, mask, Activation::Identity, None)?;
             body(pass, rows, [&x, &targets, &logits])?;

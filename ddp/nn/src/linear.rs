@@ -14,7 +14,8 @@ use crate::pass::Pass;
 /// in `torch.nn.Linear`.
 #[derive(Debug)]
 pub struct Linear {
-    outputs: usize,
+    /// O
+    pub(crate) outputs: usize,
     has_bias: bool,
     /// Its name in the model once built, for messages.
     name: String,
@@ -28,7 +29,7 @@ pub struct Linear {
     pub(crate) below: Activation,
     /// Whether it is a model's first or last layer.
     is_outer: bool,
-    /// The outputs of each layer that is merged into this one; empty if there is only one.
+    /// The outputs of each layer that is merged into this one.
     parts: Vec<usize>,
     built: Option<Built>,
 }
@@ -53,7 +54,7 @@ impl Linear {
             above: Activation::Identity,
             below: Activation::Identity,
             is_outer: false,
-            parts: Vec::new(),
+            parts: vec![outputs],
             built: None,
         }
     }
@@ -102,11 +103,6 @@ impl Linear {
     /// I, once built.
     pub(crate) fn inputs(&self) -> usize {
         self.built().inputs
-    }
-
-    /// O.
-    pub(crate) fn outputs(&self) -> usize {
-        self.outputs
     }
 
     /// `x` (…, I), reshaped to (B, I).
@@ -219,16 +215,14 @@ pub(crate) fn with_last_of(matrix: &Tensor, like: &Tensor, last: usize) -> Resul
 
 impl Layer for Linear {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
-        let Some(&inputs) = shape
-            .last()
-            .filter(|&&inputs| inputs > 0 && self.outputs > 0)
-        else {
+        let inputs = shape.last().copied().unwrap_or(0);
+        if inputs == 0 || self.outputs == 0 {
             return Err(build.refuse(
                 "at least one input and one output",
                 format!("rows of shape {shape:?} and {} outputs", self.outputs),
                 "a linear layer works on the last dimension of a row: [inputs]",
             ));
-        };
+        }
         let bound = 1.0 / (inputs as f64).sqrt();
         let [init, bias_init] = self.init.unwrap_or([Init::Uniform { bound }; 2]);
         let weight = match &self.tie {
@@ -236,10 +230,7 @@ impl Layer for Linear {
             None => build.parameter("weight", &[self.outputs, inputs], init)?,
         };
         if !self.is_outer {
-            let whole = [self.outputs];
-            let is_whole = self.parts.is_empty();
-            let parts: &[usize] = if is_whole { &whole } else { &self.parts };
-            build.hidden_matrices(weight, parts);
+            build.hidden_matrices(weight, &self.parts);
         }
         let bias = self
             .has_bias
@@ -252,10 +243,7 @@ impl Layer for Linear {
         });
         (self.above, self.below) = (Activation::Identity, Activation::Identity);
         self.name = build.path().to_string();
-        let mut shape = shape.to_vec();
-        shape.pop();
-        shape.push(self.outputs);
-        Ok(shape)
+        Ok([&shape[..shape.len() - 1], &[self.outputs]].concat())
     }
 
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
@@ -297,10 +285,8 @@ impl Layer for Linear {
             Activation::Identity => None,
             _ => Some(pass.top().reshape(&shape)?),
         };
-        let row_sums = match kept {
-            Some(_) => pass.take_row_sums(&dx)?,
-            None => None,
-        };
+        let row_sums = kept.as_ref().map(|_| pass.take_row_sums(&dx));
+        let row_sums = row_sums.transpose()?.flatten();
         let below = match (self.below, &kept) {
             (Activation::Relu, Some(y)) => Below::Relu(y),
             (Activation::Gelu(kind), Some(z)) => Below::Gelu(kind, z),

@@ -11,6 +11,7 @@ use ddp_kernels::ops::{self, CrossEntropyOptions, CrossEntropyOut};
 use ddp_kernels::{DType, Tensor};
 
 use crate::error::{Error, Result};
+use crate::params::Format;
 use crate::pass::Pass;
 
 /// What training minimizes.
@@ -134,9 +135,5 @@ fn wrong_output(loss: &str, expected: &str, output: &Tensor) -> Error {
 
 /// The dtype in which losses, statistics and sums of this tensor are computed.
 pub(crate) fn math_dtype(output: &Tensor) -> DType {
-    if output.dtype() == DType::BF16 {
-        DType::F32
-    } else {
-        output.dtype()
-    }
+    Format::from(output.dtype()).masters()
 }

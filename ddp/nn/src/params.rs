@@ -95,7 +95,7 @@ pub struct Params {
     /// By `ParamId`: how many layers use it, here and in later parts.
     uses: Vec<usize>,
     /// By `ParamId`: how many layers of later parts use it.
-    uses_above: Vec<usize>,
+    pub(crate) uses_above: Vec<usize>,
     /// Element k: how many of the first k uses, in the order of a forward pass, are of trained
     /// parameters.
     trained_uses_before: Vec<usize>,
@@ -439,11 +439,6 @@ impl Params {
     /// Whether layers of later parts of a split model use it.
     pub fn is_used_above(&self, id: ParamId) -> bool {
         self.uses_above[id.0] > 0
-    }
-
-    /// By `ParamId`: how many layers of later parts of a split model use it.
-    pub(crate) fn uses_above(&self) -> &[usize] {
-        &self.uses_above
     }
 
     /// Whether any use of a parameter between two points of the model is of a trained one.

@@ -46,8 +46,7 @@ pub struct Pass<'a> {
 /// which communicates during the pass. A closure over a `ParamId` learns of gradients only.
 pub trait Listener {
     /// The values of this parameter are about to be read. Returns when they are those of this step.
-    fn needed(&self, parameter: ParamId) -> Result<()> {
-        let _ = parameter;
+    fn needed(&self, _parameter: ParamId) -> Result<()> {
         Ok(())
     }
 
@@ -112,7 +111,7 @@ impl<'a> Pass<'a> {
         saved.marks.clear();
         saved.row_sums = None;
         saved.uses_done.clear();
-        saved.uses_done.extend_from_slice(params.uses_above());
+        saved.uses_done.extend_from_slice(&params.uses_above);
         Pass::resume(params, scratch, saved, options, listener)
     }
 

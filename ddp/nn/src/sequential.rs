@@ -24,7 +24,7 @@ use crate::residual::Residual;
 pub struct Sequential {
     layers: Vec<Box<dyn Layer>>,
     /// (L + 1), once built: where in the model each layer begins, and where the last one ends.
-    begins: Vec<UseIndex>,
+    pub(crate) begins: Vec<UseIndex>,
     /// (L + 1), once built: how many layers that draw random numbers come before each.
     random_before: Vec<u32>,
     /// (L), the name of each layer. The numbers of a split model's upper parts do not start at 0.
@@ -80,11 +80,6 @@ impl Sequential {
     /// The last layer.
     pub(crate) fn last(&self) -> Option<&dyn Layer> {
         self.layers.last().map(|last| &**last)
-    }
-
-    /// (L + 1), once built: where in the model each layer begins, and where the last one ends.
-    pub(crate) fn begins(&self) -> &[UseIndex] {
-        &self.begins
     }
 
     /// Cuts the built layers into consecutive parts that cover them. Layers keep their names and

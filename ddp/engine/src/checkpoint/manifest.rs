@@ -35,7 +35,7 @@ const OPEN_MAX: usize = 256;
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
     format: u32,
-    step: u64,
+    pub(super) step: u64,
     files: Vec<FileEntry>,
 }
 
@@ -132,10 +132,6 @@ impl Manifest {
         }
     }
 
-    pub(super) fn step(&self) -> u64 {
-        self.step
-    }
-
     /// Whether a checkpoint with the files `others` has the same model and moments.
     pub(super) fn has_tensors_of(&self, others: &[FileEntry]) -> bool {
         let of = |files: &[FileEntry]| -> BTreeSet<(String, String)> {
@@ -222,15 +218,10 @@ pub(super) fn open_reading(folder: &Path, is_read: impl Fn(usize) -> bool) -> Re
 
 /// Opens model and state, and as many of the other files as may be open.
 fn open_first<'a>(folder: &Path, manifest: &'a Manifest) -> Result<BTreeMap<&'a str, File>> {
-    let others = manifest
-        .files
-        .iter()
-        .map(|entry| &*entry.name)
-        .filter(|name| ![MODEL_FILE, STATE_FILE].contains(name));
-    let names = [MODEL_FILE, STATE_FILE]
-        .into_iter()
-        .chain(others)
-        .take(OPEN_MAX);
+    let first = [MODEL_FILE, STATE_FILE];
+    let names = manifest.files.iter().map(|entry| &*entry.name);
+    let others = names.filter(|name| !first.contains(name));
+    let names = first.into_iter().chain(others).take(OPEN_MAX);
     names
         .map(|name| Ok((name, open_file(folder, name)?)))
         .collect()
@@ -240,15 +231,12 @@ fn open_first<'a>(folder: &Path, manifest: &'a Manifest) -> Result<BTreeMap<&'a 
 pub(super) fn open_model(path: &Path) -> Result<File> {
     // A link to a file of a checkpoint counts as that file.
     let real = path.canonicalize().map_err(unreadable(path))?;
-    let (Some(folder), Some(name)) = (real.parent(), real.file_name()) else {
+    let has = |folder: &Path, name| folder.join(name).exists();
+    let is_checkpoint = |folder: &Path| has(folder, MANIFEST_FILE) || has(folder, STATE_FILE);
+    let parent = real.parent().filter(|folder| is_checkpoint(folder));
+    let (Some(folder), Some(name)) = (parent, real.file_name()) else {
         return File::open(path).map_err(unreadable(path));
     };
-    if ![MANIFEST_FILE, STATE_FILE]
-        .iter()
-        .any(|name| folder.join(name).exists())
-    {
-        return File::open(path).map_err(unreadable(path));
-    }
     let name = name.to_string_lossy();
     let refuse = |why: String| {
         Error::Data(format!(
@@ -271,11 +259,8 @@ pub(super) fn open_model(path: &Path) -> Result<File> {
 }
 
 fn names(manifest: &Manifest) -> BTreeSet<String> {
-    manifest
-        .files
-        .iter()
-        .map(|entry| entry.name.clone())
-        .collect()
+    let files = manifest.files.iter();
+    files.map(|entry| entry.name.clone()).collect()
 }
 
 /// Refuses a folder whose files are not those of the manifest.
@@ -289,14 +274,11 @@ fn check_names(folder: &Path, manifest: &Manifest) -> Result<()> {
     }
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(folder).map_err(unreadable(folder))? {
-        let name = entry
-            .map_err(unreadable(folder))?
-            .file_name()
-            .to_string_lossy()
-            .into_owned();
+        let name = entry.map_err(unreadable(folder))?.file_name();
+        let name = name.to_string_lossy();
         // File managers leave hidden files.
         if !name.starts_with('.') {
-            found.insert(name);
+            found.insert(name.into_owned());
         }
     }
     found.remove(MANIFEST_FILE);

@@ -176,7 +176,7 @@ impl Writer {
             return Ok(files::remove_folder(aside)?);
         }
         // If the process is killed between the two renames, the next run undoes the first.
-        let name = folders::name(manifest.step());
+        let name = folders::name(manifest.step);
         let replaced = self.checkpoints.join(format!("{REPLACED}{name}"));
         files::remove_folder(&replaced)?;
         files::rename(folder, &replaced)?;

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use ddp_kernels::files as disk;
 use ddp_kernels::heartbeat::{self, Work};
-use serde::Deserialize;
 
-use super::{CONFIG_FILE, EVENTS_FILE, MetricsLog, Written, check_free, taken, write_settings};
+use super::{
+    CONFIG_FILE, EVENTS_FILE, Line, MetricsLog, Written, check_free, taken, write_settings,
+};
 use crate::error::{Error, Result};
 use crate::setting::OUT;
 
@@ -152,13 +153,6 @@ fn check_plain(out: &Path) -> Result<()> {
         ))),
         _ => Ok(()),
     }
-}
-
-/// The fields of a line that decide whether it stays.
-#[derive(Deserialize)]
-struct Line {
-    event: String,
-    step: Option<u64>,
 }
 
 /// The steps of the checkpoints that the metrics log in `out` knows.
@@ -303,10 +297,11 @@ mod tests {
         let before = fs::read_to_string(&path).unwrap();
         let checkpoint = |step| Event::Checkpoint { step, folder: "a" };
         assert!(log.has("step", 4) && log.has("eval", 4) && !log.has("step", 5));
-        log.write_step(4, "other").unwrap();
+        let step = |step| format!(r#"{{"event":"step","step":{step},"of":"another rank"}}"#);
+        log.write_once(step(4)).unwrap();
         log.write(&checkpoint(3)).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), before);
-        log.write_step(5, r#"{"event":"step","step":5}"#).unwrap();
+        log.write_once(step(5)).unwrap();
         for _ in 0..2 {
             log.write(&checkpoint(5)).unwrap();
         }

@@ -375,7 +375,7 @@ impl TrainedModel {
                 for stage in self.stages.iter_mut().filter(|stage| stage.trains()) {
                     let (params, reducer) = (&stage.model.params, &mut stage.reducer);
                     let (scale, flags) = (Some(stage.clip.out()), Some(&stage.bad_step));
-                    ops::with_f32_math(stage.model.f32_math(), || {
+                    ops::with_f32_math(stage.model.f32_math, || {
                         let optimizer = &stage.optimizer;
                         optimizer.apply_part(*part, params, reducer, [scale, flags])
                     })?;

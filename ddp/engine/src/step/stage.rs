@@ -154,7 +154,7 @@ impl Stage {
             &self.scalars.all_stats,
             self.clip.out(),
             &self.bad_step,
-            self.digests.quanta(),
+            &self.digests.quanta,
         ];
         moments.chain(of_step)
     }

@@ -79,7 +79,7 @@ impl Step {
     fn ranges(&self) -> Vec<Range<usize>> {
         let stage = &self.stages()[0];
         let options = step_options().reducer;
-        let ranges = self.cut().unwrap().ranges(&stage.model.params, options);
+        let ranges = self.cut.unwrap().ranges(&stage.model.params, options);
         ranges.concat()
     }
 }
@@ -163,7 +163,7 @@ fn cut_anew(rule: Rule, ranks: usize, lost: &[usize], joined: usize) {
             step.can_have_slices(1);
             step.take_slices();
             fill(&step);
-            held = step.cut();
+            held = step.cut;
             step
         });
         let Some(now) = now else {
@@ -182,7 +182,7 @@ fn cut_anew(rule: Rule, ranks: usize, lost: &[usize], joined: usize) {
         assert!(Cut::are_whole(&cuts));
         step.cut_anew(&main, &cuts).unwrap();
         step.can_have_slices(2);
-        assert_eq!(step.cut(), held, "not before all have theirs");
+        assert_eq!(step.cut, held, "not before all have theirs");
         step.take_slices();
         check(step);
     };
@@ -245,7 +245,7 @@ fn an_update_is_completed_or_undone_without_the_others() {
             step.undo().unwrap();
             assert!(step.numbers_for_test() == after);
             // Owner and keeper have the same: all that a rank has is what it gets from the others.
-            let cuts = crate::exchange::gather(&world, &step.cut()).unwrap();
+            let cuts = crate::exchange::gather(&world, &step.cut).unwrap();
             let moments = |step: &Step| {
                 let (stage, all) = (&step.stages()[0], step.ranges());
                 let of = |part: &Range<usize>| {

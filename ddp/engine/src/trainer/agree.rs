@@ -25,18 +25,17 @@ const SAME_SETTINGS: &str = "start every rank with the same settings";
 /// would wait for each other in different places.
 pub(super) fn compare_programs(settings: &str, world: &World) -> Result<()> {
     let version = env!("CARGO_PKG_VERSION");
-    let mut fields = vec![
+    let fields = vec![
         Field::must_match("the program's version", version, SAME_PROGRAM),
         Field::must_match("the configuration", settings, SAME_SETTINGS),
     ];
-    faults::disagree(&mut fields);
-    world.handshake(&fields)?;
-    let bytes = program_bytes(world)?;
-    let mut fields = [Field::must_match(
-        "the program's bytes",
-        bytes,
-        SAME_PROGRAM,
-    )];
+    compare(fields, world)?;
+    let (name, bytes) = ("the program's bytes", program_bytes(world)?);
+    compare(vec![Field::must_match(name, bytes, SAME_PROGRAM)], world)
+}
+
+/// Ends all ranks if a field that must match differs.
+pub(super) fn compare(mut fields: Vec<Field>, world: &World) -> Result<()> {
     faults::disagree(&mut fields);
     Ok(world.handshake(&fields)?)
 }

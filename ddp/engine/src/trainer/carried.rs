@@ -169,7 +169,7 @@ impl Carried {
             }
         }
         let kept = self.kept.as_ref();
-        let progress = kept.map(|kept| (kept.progress(), kept.step.cut()));
+        let progress = kept.map(|kept| (kept.progress(), kept.step.cut));
         let mine = (
             progress,
             [self.data.is_some(), self.metrics_log.is_some()],
@@ -256,7 +256,7 @@ impl Kept {
         let steps = self.totals.steps;
         let next = self.step.can_do();
         let next = next.map(|(rows, cut)| (steps + u64::from(rows.is_some()), cut));
-        [self.step.cut().map(|cut| (steps, cut)), next]
+        [self.step.cut.map(|cut| (steps, cut)), next]
     }
 
     /// Completes what ranks prepare together if that makes it what they have `agreed` on, or else
@@ -379,7 +379,7 @@ impl Kept {
             let log = log.ok_or_else(|| Error::Internal("rank 0 has no log".into()))?;
             let (step, line) = &totals.line;
             if *step > 0 && *step == totals.steps {
-                log.write_step(*step, line)?;
+                log.write_once(line.clone())?;
             }
             let (step, folder) = (totals.saved, checkpoint::folder(out, totals.saved));
             let is_saved = step == 0 || folder.is_dir();

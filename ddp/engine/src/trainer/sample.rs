@@ -22,7 +22,7 @@ const TEMPERATURE: f64 = 0.8;
 /// Continues a prompt with the model as it is.
 #[derive(Debug)]
 pub(super) struct Sample {
-    prompt: String,
+    pub(super) prompt: String,
     coding: Coding,
     options: GenerateOptions,
     /// The whole model in f32 on the CPU, into which values are copied.
@@ -76,10 +76,6 @@ impl Sample {
             },
             copy,
         }))
-    }
-
-    pub(super) fn prompt(&self) -> &str {
-        &self.prompt
     }
 
     /// What follows the prompt, with the gathered values of `step`.

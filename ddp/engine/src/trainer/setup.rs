@@ -182,9 +182,8 @@ pub(super) fn assemble(
     world.barrier()?;
     let kept = carried.kept();
     kept.step.take_slices();
-    let mut fields = agree::fields(&data, &kept.step, kept.gives.is_none())?;
-    faults::disagree(&mut fields);
-    world.handshake(&fields)?;
+    let fields = agree::fields(&data, &kept.step, kept.gives.is_none())?;
+    agree::compare(fields, world)?;
 
     // After the model's memory: data may take what is left.
     let (loader, held_out, kept_bytes) = loaders(options, world, &data, &plan, &devices)?;

@@ -34,8 +34,9 @@ pub(super) struct StopPoll {
     interval: u64,
     /// When the last poll was, and after which step.
     last: (Instant, u64),
-    /// What the last poll said.
-    has_newcomers: bool,
+    /// Whether a process waited to be taken in when the ranks polled just now: the same answer on
+    /// all ranks.
+    pub(super) has_newcomers: bool,
 }
 
 impl StopPoll {
@@ -97,12 +98,6 @@ impl StopPoll {
         self.next = step + self.interval;
         self.last = (Instant::now(), step);
         Ok(Signal::of_code(code as u8))
-    }
-
-    /// Whether a process waited to be taken in when the ranks polled just now: the same answer on
-    /// all ranks.
-    pub(super) fn has_newcomers(&self) -> bool {
-        self.has_newcomers
     }
 }
 

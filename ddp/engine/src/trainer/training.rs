@@ -257,7 +257,7 @@ impl Trainer<'_> {
             self.finish_trace()?;
         }
         self.stop_if_asked(number, evaluates || saves)?;
-        Ok(!self.stop_poll.has_newcomers())
+        Ok(!self.stop_poll.has_newcomers)
     }
 
     /// One step, from its rows to its line in the metrics log.

@@ -26,7 +26,7 @@ pub struct Model {
     /// The shape of one row of the output.
     pub output_shape: Vec<usize>,
     /// How a GPU multiplies f32.
-    f32_math: F32Math,
+    pub f32_math: F32Math,
 }
 
 impl Sequential {
@@ -103,11 +103,6 @@ impl Model {
             x = rounded;
         }
         ops::with_f32_math(self.f32_math, || self.root.forward(pass, &x))
-    }
-
-    /// How a GPU multiplies f32 in its layers.
-    pub fn f32_math(&self) -> F32Math {
-        self.f32_math
     }
 
     /// The dtypes of inputs: as the layers take them, and another that is rounded to that.

@@ -98,7 +98,7 @@ fn units(layers: &Sequential, declarations: &Declarations) -> Vec<Unit> {
             .position(|id| *id == uses[at])
             .expect("each use is in the list")
     };
-    let begins = layers.begins();
+    let begins = &layers.begins;
     let mut units: Vec<Unit> = Vec::new();
     for (index, ends) in begins.windows(2).enumerate() {
         let layer_uses = ends[0].range_to(ends[1]);

@@ -284,7 +284,7 @@ fn quanta_of(rank: usize, params: &Params) -> Vec<std::ops::Range<usize>> {
 fn draw_gradients(params: &Params) {
     for p in params.list().iter().filter(|p| p.is_trained()) {
         let gradient = params.gradient(p.id).unwrap();
-        let draw = |at: usize| ((at * 7919 + p.id.number() * 104_729) % 1009) as f32 / 512.0 - 1.0;
+        let draw = |at: usize| ((at * 7919 + p.id.0 * 104_729) % 1009) as f32 / 512.0 - 1.0;
         let numbers: Vec<f32> = (0..gradient.count()).map(draw).collect();
         gradient
             .copy_from(&Tensor::from_slice(&numbers, gradient.shape(), Device::Cpu).unwrap())
@@ -342,11 +342,11 @@ fn optimizers_of_slices_together_do_what_one_of_all_does_to_the_bit() {
             optimizer
                 .owned_pieces()
                 .iter()
-                .for_each(|piece| counts[piece.parameter.number()] += piece.length);
+                .for_each(|piece| counts[piece.parameter.0] += piece.length);
         }
         for p in shared.list() {
             assert_eq!(
-                counts[p.id.number()],
+                counts[p.id.0],
                 if p.is_trained() { p.range.len() } else { 0 },
                 "{}",
                 p.name

@@ -167,14 +167,14 @@ fn names_shapes_uses_and_views_are_those_declared() {
 fn writing_a_view_writes_the_arena_and_padding_stays_zero() {
     let params = params(DType::F32, 1, &|_| false);
     for p in params.list() {
-        ddp_kernels::ops::fill_into(params.value(p.id), 1.0 + p.id.number() as f64).unwrap();
+        ddp_kernels::ops::fill_into(params.value(p.id), 1.0 + p.id.0 as f64).unwrap();
     }
     let values = params.values().to_vec::<f32>().unwrap();
     for (index, value) in values.into_iter().enumerate() {
         let owner = params.list().iter().find(|p| p.range.contains(&index));
         assert_eq!(
             value,
-            owner.map_or(0.0, |p| 1.0 + p.id.number() as f32),
+            owner.map_or(0.0, |p| 1.0 + p.id.0 as f32),
             "element {index}"
         );
     }

@@ -112,7 +112,7 @@ impl Trainer<'_> {
         {
             match sample.text(&self.kept.step) {
                 Ok(text) => {
-                    let prompt = sample.prompt();
+                    let prompt = &sample.prompt;
                     let line = shown(&format!("{prompt}{text}"));
                     self.program.note(&format!("step {number}: sample {line}"));
                     let step = number;

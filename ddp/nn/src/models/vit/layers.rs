@@ -74,7 +74,7 @@ impl Layer for PatchEmbedding {
     }
 
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
-        let columns = self.linear.outputs();
+        let columns = self.linear.outputs;
         if let Some(Gradient { tensor, accumulate }) = pass.gradient(self.positions()) {
             let dy = dy.reshape(&[dy.count() / columns, columns])?;
             ops::embedding_positions_backward_into(tensor, &dy, accumulate)?;
