@@ -18,13 +18,11 @@ INLINE double squared_distance(T* dpred, const T* pred, const float* target, u64
     double sum = 0.0;
     for (u64 start = threadIdx.x % LANES; start < len; start += IN_FLIGHT * LANES) {
         float difference[IN_FLIGHT];
-#pragma unroll
-        for (u32 k = 0; k < IN_FLIGHT; k++) {
+        UNROLLED for (u32 k = 0; k < IN_FLIGHT; k++) {
             const u64 i = start + k * LANES;
             difference[k] = i < len ? wide(pred[i]) - target[i] : 0.0f;
         }
-#pragma unroll
-        for (u32 k = 0; k < IN_FLIGHT; k++) {
+        UNROLLED for (u32 k = 0; k < IN_FLIGHT; k++) {
             const u64 i = start + k * LANES;
             if (i >= len) break;
             sum = fma((double)difference[k], (double)difference[k], sum);
@@ -36,8 +34,8 @@ INLINE double squared_distance(T* dpred, const T* pred, const float* target, u64
 
 /// Adds the lanes of each group pairwise. The whole warp must call it.
 INLINE double over_lanes(double sum) {
-#pragma unroll
-    for (u32 distance = LANES / 2; distance > 0; distance /= 2) sum = sum + __shfl_xor_sync(WHOLE_WARP, sum, distance);
+    UNROLLED for (u32 distance = LANES / 2; distance > 0; distance /= 2)
+        sum = sum + __shfl_xor_sync(WHOLE_WARP, sum, distance);
     return sum;
 }
 

@@ -19,8 +19,7 @@ INLINE void rope(
             P left = load_pack<P>(x, at / N), right = load_pack<P>(x, (at + half) / N);
             const Angles cosines = load_pack<Angles>(angles, point / N);
             const Angles sines = load_pack<Angles>(angles, (point + half) / N);
-#pragma unroll
-            for (int k = 0; k < N; k++) {
+            UNROLLED for (int k = 0; k < N; k++) {
                 const float a = wide(left.values[k]), b = wide(right.values[k]);
                 const float cosine = cosines.values[k], sine = direction * sines.values[k];
                 left.values[k] = narrow<T>(fmaf(a, cosine, 0.0f - b * sine));
@@ -41,10 +40,7 @@ INLINE void rope(
     rope_##NAME(T* out, const T* x, const float* table, u64 rows, u64 columns, u64 heads, u64 head_size,               \
                 u64 positions, float direction) {                                                                      \
         const bool whole = head_size / 2 % PACK == 0 && columns % PACK == 0;                                           \
-        if (whole && aligned<PACK * sizeof(T)>(out, x) && aligned<PACK * sizeof(float)>(table)) {                      \
-            rope<PACK>(out, x, table, rows, columns, heads, head_size, positions, direction);                          \
-        } else {                                                                                                       \
-            rope<1>(out, x, table, rows, columns, heads, head_size, positions, direction);                             \
-        }                                                                                                              \
+        BY_PACKS(whole && aligned<PACK * sizeof(T)>(out, x) && aligned<PACK * sizeof(float)>(table),                   \
+                 rope, out, x, table, rows, columns, heads, head_size, positions, direction)                           \
     }
 FOR_F32_AND_BF16(ROPE)

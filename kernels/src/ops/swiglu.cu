@@ -11,8 +11,7 @@ template <int N, class T> INLINE void swiglu(T* __restrict__ out, const T* __res
         const u64 at = 2 * row * packs + pack;
         P gate = load_pack<P>(x, at);
         const P up = load_pack<P>(x, at + packs);
-#pragma unroll
-        for (int k = 0; k < N; k++) {
+        UNROLLED for (int k = 0; k < N; k++) {
             float slope;
             gate.values[k] = narrow<T>(silu(wide(gate.values[k]), slope) * wide(up.values[k]));
         }
@@ -29,8 +28,7 @@ INLINE void swiglu_backward(T* dx, const T* __restrict__ dout, const T* x, u64 c
         const u64 at = 2 * row * packs + pack;
         P gate = load_pack<P>(x, at), up = load_pack<P>(x, at + packs);
         const P gradient = load_pack<P>(dout, i);
-#pragma unroll
-        for (int k = 0; k < N; k++) {
+        UNROLLED for (int k = 0; k < N; k++) {
             float slope;
             const float value = silu(wide(gate.values[k]), slope), dy = wide(gradient.values[k]);
             gate.values[k] = narrow<T>(dy * wide(up.values[k]) * slope);
@@ -43,17 +41,10 @@ INLINE void swiglu_backward(T* dx, const T* __restrict__ dout, const T* x, u64 c
 
 #define SWIGLU(NAME, T)                                                                                                \
     KERNEL(BLOCK_THREADS) swiglu_##NAME(T* out, const T* x, u64 count, u64 columns) {                                  \
-        if (columns % PACK == 0 && aligned<PACK * sizeof(T)>(out, x)) {                                                \
-            swiglu<PACK>(out, x, count, columns);                                                                      \
-        } else {                                                                                                       \
-            swiglu<1>(out, x, count, columns);                                                                         \
-        }                                                                                                              \
+        BY_PACKS(columns % PACK == 0 && aligned<PACK * sizeof(T)>(out, x), swiglu, out, x, count, columns)             \
     }                                                                                                                  \
     KERNEL(BLOCK_THREADS) swiglu_backward_##NAME(T* dx, const T* dout, const T* x, u64 count, u64 columns) {           \
-        if (columns % PACK == 0 && aligned<PACK * sizeof(T)>(dx, dout, x)) {                                           \
-            swiglu_backward<PACK>(dx, dout, x, count, columns);                                                        \
-        } else {                                                                                                       \
-            swiglu_backward<1>(dx, dout, x, count, columns);                                                           \
-        }                                                                                                              \
+        BY_PACKS(columns % PACK == 0 && aligned<PACK * sizeof(T)>(dx, dout, x),                                        \
+                 swiglu_backward, dx, dout, x, count, columns)                                                         \
     }
 FOR_F32_AND_BF16(SWIGLU)

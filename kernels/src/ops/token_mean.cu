@@ -14,15 +14,12 @@ INLINE void token_mean(
         const u64 first = sequence * time * packs + pack;
         const P start = load_pack<P>(x, first);
         float sum[N];
-#pragma unroll
-        for (int k = 0; k < N; k++) sum[k] = wide(start.values[k]);
+        UNROLLED for (int k = 0; k < N; k++) sum[k] = wide(start.values[k]);
         for (u64 token = 1; token < tokens; token++) {
             const P value = load_pack<P>(x, first + token * packs);
-#pragma unroll
-            for (int k = 0; k < N; k++) sum[k] += wide(value.values[k]);
+            UNROLLED for (int k = 0; k < N; k++) sum[k] += wide(value.values[k]);
         }
-#pragma unroll
-        for (int k = 0; k < N; k++) sum[k] = sum[k] / (float)tokens;
+        UNROLLED for (int k = 0; k < N; k++) sum[k] = sum[k] / (float)tokens;
         store_pack(out, i, narrow_pack<T>(sum));
     });
 }
@@ -36,8 +33,8 @@ INLINE void token_mean_backward(
     over_matrix(count / N, packs, [=](u64 i, u64 row, u64 pack) {
         const P of_mean = load_pack<P>(dout, row / time * packs + pack);
         float gradient[N];
-#pragma unroll
-        for (int k = 0; k < N; k++) gradient[k] = row % time < tokens ? wide(of_mean.values[k]) / (float)tokens : 0.0f;
+        UNROLLED for (int k = 0; k < N; k++)
+            gradient[k] = row % time < tokens ? wide(of_mean.values[k]) / (float)tokens : 0.0f;
         store_pack(dx, i, narrow_pack<T>(gradient));
     });
 }
@@ -45,11 +42,8 @@ INLINE void token_mean_backward(
 #define TOKEN_MEAN(NAME, T, FUNCTION)                                                                                  \
     KERNEL(BLOCK_THREADS)                                                                                              \
     FUNCTION##_##NAME(T* out, const T* x, u64 count, u64 columns, u64 time, u64 tokens) {                              \
-        if (columns % PACK == 0 && aligned<PACK * sizeof(T)>(out, x)) {                                                \
-            FUNCTION<PACK>(out, x, count, columns, time, tokens);                                                      \
-        } else {                                                                                                       \
-            FUNCTION<1>(out, x, count, columns, time, tokens);                                                         \
-        }                                                                                                              \
+        BY_PACKS(columns % PACK == 0 && aligned<PACK * sizeof(T)>(out, x),                                             \
+                 FUNCTION, out, x, count, columns, time, tokens)                                                       \
     }
 #define TOKEN_MEANS(NAME, T) TOKEN_MEAN(NAME, T, token_mean) TOKEN_MEAN(NAME, T, token_mean_backward)
 FOR_F32_AND_BF16(TOKEN_MEANS)
