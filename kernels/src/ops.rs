@@ -8,7 +8,6 @@
 //!
 //! `call.rs` has what all operations do before their math, `loops.rs` the elementwise loops.
 
-mod accuracy;
 mod activation;
 mod adamw;
 mod addmm;
@@ -17,7 +16,6 @@ mod attention;
 mod call;
 mod cast;
 mod chunks;
-mod column_sum;
 mod copy;
 mod create;
 mod cross_entropy;
@@ -39,7 +37,6 @@ mod norm;
 mod patches;
 mod random;
 mod rope;
-mod rows;
 mod sgd;
 mod sum;
 mod swiglu;
@@ -66,7 +63,6 @@ pub use attention::{
 };
 pub use cast::{cast, cast_into};
 pub use chunks::{Chunk, ChunkTable, QUANTUM};
-pub use column_sum::column_sum_into;
 pub use copy::Destination;
 pub use cross_entropy::{CrossEntropyOptions, CrossEntropyOut, cross_entropy};
 pub use digest::{DIGEST, digest_mix, digest_quanta};
@@ -90,8 +86,7 @@ pub use norm::{
 };
 pub use patches::{Patches, patches_backward_into, patches_into};
 pub use rope::{rope_backward_into, rope_into, rope_table};
-pub use rows::{row_mean_into, row_sum_into};
 pub use sgd::{SgdConstants, SgdScalars, sgd};
-pub use sum::{mean, mean_into, sum, sum_into};
+pub use sum::{column_sum_into, mean, mean_into, row_mean_into, row_sum_into, sum, sum_into};
 pub use swiglu::{swiglu_backward_into, swiglu_into};
 pub use token_mean::{token_mean_backward_into, token_mean_into};
