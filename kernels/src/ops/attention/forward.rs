@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::matmuls::{Extent, Head, Room, add_over_keys, padded, scores};
 use super::sizes::{Columns, Sizes};
-use super::softmax::{BLOCK, GROUP, Part, Running, finish, soften};
+use super::softmax::{BLOCK, Running, finish, soften};
 use crate::ops::matmul::{Kernel, Real};
 use crate::threads::Shares;
 
@@ -41,11 +41,8 @@ pub(super) unsafe fn piece<T: Real, K: Kernel<T>>(
 ) {
     let sizes = work.sizes;
     let (sequence, kv_head) = (unit / sizes.kv_heads, unit % sizes.kv_heads);
-    let first_row = sequence * sizes.time;
     let head = |operand: usize, rows: Range<usize>, head: usize| {
-        let (elements, columns) = work.inputs[operand];
-        let place = (first_row + rows.start, rows.len());
-        Head::new(elements, columns, place, (head, sizes.head_size))
+        Head::new(work.inputs[operand], sizes, (sequence, head), rows)
     };
     let keys_end = match sizes.causal {
         true => sizes.time.min(blocks.end * BLOCK),
@@ -73,7 +70,9 @@ pub(super) unsafe fn piece<T: Real, K: Kernel<T>>(
                 unsafe {
                     let k = k.from(first_key);
                     scores::<T, K>(block, k, q, extent, T::from_f64(sizes.scale));
-                    soften_block(block, extent, &mut running);
+                    extent
+                        .parts()
+                        .for_each(|part| soften(block, part, &mut running));
                     if first_key > 0 {
                         rescale(sums, &running.rescale);
                     }
@@ -84,17 +83,6 @@ pub(super) unsafe fn piece<T: Real, K: Kernel<T>>(
             // SAFETY: the caller's promise about the blocks.
             unsafe { work.write((sequence, q_head), rows, sums, &running) };
         }
-    }
-}
-
-fn soften_block<T: Real>(block: &mut [T], extent: Extent, running: &mut Running<T>) {
-    for first in (0..extent.queries).step_by(GROUP) {
-        let part = Part {
-            keys: extent.keys,
-            first,
-            diagonal: extent.diagonal,
-        };
-        soften(block, part, running);
     }
 }
 
