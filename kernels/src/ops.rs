@@ -17,7 +17,7 @@ mod call;
 mod cast;
 mod chunks;
 mod copy;
-mod create;
+pub(crate) mod create;
 mod cross_entropy;
 mod digest;
 mod dropout;
@@ -58,9 +58,7 @@ pub use arithmetic::{
     add, add_into, axpy, mul, mul_into, rsqrt_backward_into, rsqrt_into, scale, scale_into, sub,
     sub_into,
 };
-pub use attention::{
-    Attention, Qkv, attention_backward_into, attention_cached_into, attention_into,
-};
+pub use attention::{Attention, attention_backward_into, attention_cached_into, attention_into};
 pub use cast::{cast, cast_into};
 pub use chunks::{Chunk, ChunkTable, QUANTUM};
 pub use copy::Destination;

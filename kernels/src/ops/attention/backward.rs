@@ -17,17 +17,16 @@ use crate::threads::{self, Shares};
 /// The operands of a backward pass.
 pub(super) struct Backward<'a, T> {
     pub(super) sizes: Sizes,
-    /// The memory of dq, dk and dv: three tensors, or one.
-    pub(super) gradients: &'a [Shares<'a, T>],
-    pub(super) gradient_columns: [Columns; 3],
+    /// (B·T, (heads + 2·kv_heads)·head_size)
+    pub(super) dqkv: Shares<'a, T>,
     /// (B·heads, T)
     pub(super) delta: &'a [T],
     /// (B·T, heads·head_size)
     pub(super) dout: &'a [T],
     /// (B·heads, T)
     pub(super) log_sum_exp: &'a [T],
-    /// q, k and v
-    pub(super) inputs: [(&'a [T], Columns); 3],
+    /// (B·T, (heads + 2·kv_heads)·head_size)
+    pub(super) qkv: &'a [T],
 }
 
 /// Which blocks of queries meet which blocks of keys, and what that is for.
@@ -56,7 +55,7 @@ pub(super) struct Rooms<T> {
 
 /// `delta[head][time] = Σ dout ∘ out` of the head's columns.
 pub(super) fn write_delta<T: Real>(delta: &mut [T], dout: &[T], out: &[T], sizes: Sizes) {
-    let Sizes { time, heads, .. } = sizes;
+    let (time, heads) = (sizes.time, sizes.heads);
     let width = heads * sizes.head_size;
     let pieces = threads::pieces_of(dout.len());
     let delta = Shares::new(delta);
@@ -96,8 +95,9 @@ pub(super) unsafe fn piece<T: Real, K: Kernel<T>>(
     let place = (unit / sizes.kv_heads, unit % sizes.kv_heads);
     let rows_of = |blocks: &Range<usize>| blocks.start * BLOCK..sizes.time.min(blocks.end * BLOCK);
     let keys = rows_of(&sweep.keys);
-    let [dout_columns, ..] = sizes.columns(false);
-    let [q, k, v] = work.inputs;
+    let [stride, ..] = sizes.widths();
+    let dout_columns = Columns { first: 0, stride };
+    let [q, k, v] = sizes.columns().map(|columns| (work.qkv, columns));
     let k = Head::new(k, sizes, place, keys.clone());
     let keys_of = Keys {
         first: keys.start,
@@ -248,14 +248,13 @@ impl<T: Real> Backward<'_, T> {
         rows: Range<usize>,
         sums: &[T],
     ) {
-        let shares = &self.gradients[operand.min(self.gradients.len() - 1)];
-        let (columns, head_size) = (self.gradient_columns[operand], self.sizes.head_size);
+        let (columns, head_size) = (self.sizes.columns()[operand], self.sizes.head_size);
         let width = sums.len() / rows.len().next_multiple_of(BLOCK);
         for (row, sums) in rows.zip(sums.chunks(width)) {
             let row = (sequence * self.sizes.time + row) * columns.stride;
             let start = row + columns.first + head * head_size;
             // SAFETY: the columns of this head in this row, by the caller's promise.
-            let to = unsafe { shares.part(start..start + head_size) };
+            let to = unsafe { self.dqkv.part(start..start + head_size) };
             to.copy_from_slice(&sums[..head_size]);
         }
     }

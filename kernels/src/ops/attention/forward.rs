@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::matmuls::{Extent, Head, Room, add_over_keys, padded, scores};
-use super::sizes::{Columns, Sizes};
+use super::sizes::Sizes;
 use super::softmax::{BLOCK, Running, finish, soften};
 use crate::ops::matmul::{Kernel, Real};
 use crate::threads::Shares;
@@ -15,8 +15,8 @@ pub(super) struct Forward<'a, T> {
     pub(super) out: Shares<'a, T>,
     /// (B·heads, T)
     pub(super) log_sum_exp: Shares<'a, T>,
-    /// q, k and v
-    pub(super) inputs: [(&'a [T], Columns); 3],
+    /// (B·T, (heads + 2·kv_heads)·head_size)
+    pub(super) qkv: &'a [T],
 }
 
 /// The buffers of a thread.
@@ -41,8 +41,9 @@ pub(super) unsafe fn piece<T: Real, K: Kernel<T>>(
 ) {
     let sizes = work.sizes;
     let (sequence, kv_head) = (unit / sizes.kv_heads, unit % sizes.kv_heads);
+    let columns = sizes.columns();
     let head = |operand: usize, rows: Range<usize>, head: usize| {
-        Head::new(work.inputs[operand], sizes, (sequence, head), rows)
+        Head::new((work.qkv, columns[operand]), sizes, (sequence, head), rows)
     };
     let keys_end = match sizes.causal {
         true => sizes.time.min(blocks.end * BLOCK),
@@ -108,12 +109,7 @@ impl<T: Real> Forward<'_, T> {
         sums: &[T],
         running: &Running<T>,
     ) {
-        let Sizes {
-            time,
-            heads,
-            head_size,
-            ..
-        } = self.sizes;
+        let (time, heads, head_size) = (self.sizes.time, self.sizes.heads, self.sizes.head_size);
         let line = (sequence * heads + head) * time;
         // SAFETY: the rows of this head, by the caller's promise.
         let logs = unsafe { self.log_sum_exp.part(line + rows.start..line + rows.end) };

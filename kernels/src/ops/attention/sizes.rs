@@ -1,5 +1,7 @@
 //! What the CPU's and the GPU's attention share: sizes, and where q, k and v lie.
 
+use super::Attention;
+
 /// The widest head.
 pub(super) const HEAD_SIZE_MAX: usize = 256;
 
@@ -7,16 +9,20 @@ pub(super) const HEAD_SIZE_MAX: usize = 256;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     pub(super) batch: usize,
-    pub(super) time: usize,
-    pub(super) heads: usize,
-    pub(super) kv_heads: usize,
-    pub(super) head_size: usize,
-    pub(super) causal: bool,
+    pub(super) attention: Attention,
     /// What q·k is multiplied by.
     pub(super) scale: f64,
 }
 
-/// Where the columns of q, k or v lie in a row-major tensor.
+impl std::ops::Deref for Sizes {
+    type Target = Attention;
+
+    fn deref(&self) -> &Attention {
+        &self.attention
+    }
+}
+
+/// Where the columns of q, k, v or the output lie in a row-major tensor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Columns {
     pub(super) first: usize,
@@ -35,14 +41,10 @@ impl Sizes {
         self.widths().into_iter().fold(0, usize::saturating_add)
     }
 
-    /// Where q, k and v lie: beside each other, or in three tensors.
-    pub(super) fn columns(&self, packed: bool) -> [Columns; 3] {
-        let [q, k, v] = self.widths();
-        if packed {
-            let stride = self.packed_width();
-            return [0, q, q + k].map(|first| Columns { first, stride });
-        }
-        [q, k, v].map(|stride| Columns { first: 0, stride })
+    /// Where q, k and v lie.
+    pub(super) fn columns(&self) -> [Columns; 3] {
+        let ([q, k, _], stride) = (self.widths(), self.packed_width());
+        [0, q, q + k].map(|first| Columns { first, stride })
     }
 
     /// Heads of q that share one head of k and v.
