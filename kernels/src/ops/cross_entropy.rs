@@ -124,13 +124,11 @@ pub fn cross_entropy(
         call.may_be_in_place(logits, dlogits);
     }
     if !(0.0..=1.0).contains(&options.label_smoothing) {
-        return Err(call
-            .by
-            .value("label_smoothing", "0 to 1", options.label_smoothing));
+        return Err(call.value("label_smoothing", "0 to 1", options.label_smoothing));
     }
     if !options.gradient_scale.is_finite() {
         let got = options.gradient_scale;
-        return Err(call.by.value("gradient_scale", "a finite number", got));
+        return Err(call.value("gradient_scale", "a finite number", got));
     }
     call.run(logits, &FLOATS_AND_BF16, |placed| {
         let [losses, logits, targets] = placed.enter([losses, logits, targets])?;

@@ -120,16 +120,14 @@ pub fn decide_step(
     };
     call.has_shape(out, &[2], "scale and norm")?;
     if !(0.0..f64::INFINITY).contains(&max_norm) {
-        return Err(call
-            .by
-            .value("max_norm", "0 (no clipping) or more", max_norm));
+        return Err(call.value("max_norm", "0 (no clipping) or more", max_norm));
     }
     if let Some(partials) = partials {
         call.dims::<1>(partials, "what grad_norm_partials wrote")?;
         call.has_dtype(partials, &[DType::F64])?;
     } else if max_norm > 0.0 {
         let expected = "0, since there are no partials to clip by";
-        return Err(call.by.value("max_norm", expected, max_norm));
+        return Err(call.value("max_norm", expected, max_norm));
     }
     check_scale(&call, divisor, out)?;
     call.run(out, &FLOATS, |placed| {

@@ -70,9 +70,7 @@ pub fn mse_into(
     call.has_shape(losses, &[rows], "[rows of pred]")?;
     call.math_dtype(losses, pred)?;
     if !gradient_scale.is_finite() {
-        return Err(call
-            .by
-            .value("gradient_scale", "a finite number", gradient_scale));
+        return Err(call.value("gradient_scale", "a finite number", gradient_scale));
     }
     let slope = 2.0 * gradient_scale;
     call.run(pred, &FLOATS_AND_BF16, |placed| {

@@ -132,7 +132,7 @@ fn check(call: &Call<'_>, [image, tokens]: [Slot; 2], patches: &Patches) -> Resu
     let fits = |side: &usize| *side > 0 && side.is_multiple_of(patches.patch);
     if patches.channels == 0 || patches.patch == 0 || !sides.iter().all(fits) {
         let expected = format!("a divisor of the sides of an image, {sides:?}, with channels");
-        return Err(call.by.value("patch", expected, patches.patch));
+        return Err(call.value("patch", expected, patches.patch));
     }
     let [images, _] = call.dims::<2>(image, "[images, pixels]")?;
     call.has_shape(image, &[images, patches.pixels()], "[images, pixels]")?;

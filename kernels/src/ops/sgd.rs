@@ -194,7 +194,7 @@ pub(super) fn check_constants(
     } else {
         return Ok(());
     };
-    Err(call.by.value("momentum", expected, momentum))
+    Err(call.value("momentum", expected, momentum))
 }
 
 fn run<T: Float>(

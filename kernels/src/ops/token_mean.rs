@@ -68,7 +68,7 @@ fn check(call: &Call<'_>, [mean, all]: [Slot; 2], tokens: usize) -> Result<[usiz
     call.all_row_major()?;
     if !(1..=time).contains(&tokens) {
         let expected = format!("from 1 to {time}, all tokens of a sequence");
-        return Err(call.by.value("tokens", expected, tokens));
+        return Err(call.value("tokens", expected, tokens));
     }
     Ok([time, columns])
 }
