@@ -37,7 +37,7 @@ extern "C" fn on_abort(_: c_int) {
     match REPORTER.compare_exchange(0, this, SeqCst, SeqCst) {
         Ok(_) => {
             let help = "help: free memory, or raise the limit on virtual memory (ulimit -v)";
-            failure.fail(
+            failure.fail_alone(
                 format!("out of memory outside tensors; {help}"),
                 EXIT_MEMORY,
             )

@@ -194,7 +194,8 @@ impl<'a> Call<'a> {
 /// arrive within `call.timeout`, [`Error::OutOfStep`](crate::Error::OutOfStep) if ranks make
 /// different calls, and [`Error::PeerFailed`](crate::Error::PeerFailed) soon after a rank failed.
 pub(crate) trait Collective: Send + Sync + fmt::Debug {
-    /// An error if calls that have been made may have no result, because the generation has ended.
+    /// An error if the generation has ended: calls that return before they are done may have no
+    /// result.
     fn check_ranks(&self) -> Result<()> {
         Ok(())
     }

@@ -229,6 +229,15 @@ impl Failure {
         self.end(self.cause().map_or(exit_code, |cause| cause.exit_code))
     }
 
+    /// As `fail`, for what no other rank need find: in a job that continues without lost ranks the
+    /// others do.
+    pub(crate) fn fail_alone(&self, text: String, exit_code: u8) -> ! {
+        match self.roster.is_some() && self.identity.size > 1 {
+            true => self.leave(&text, exit_code),
+            false => self.fail(text, exit_code),
+        }
+    }
+
     /// Ends the process because of an error of `rank`, which reports it itself. If it does not,
     /// this rank does.
     pub(crate) fn fail_for(&self, rank: usize, text: String, exit_code: u8) -> ! {
@@ -315,7 +324,7 @@ impl Failure {
         if trace.status() == std::backtrace::BacktraceStatus::Captured {
             text += &format!("\n{trace}");
         }
-        self.fail(text, EXIT_PANIC)
+        self.fail_alone(text, EXIT_PANIC)
     }
 }
 

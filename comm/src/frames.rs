@@ -51,6 +51,13 @@ impl Frames {
         })
     }
 
+    /// The socket, which blocks from now on, and what it has received after the last message.
+    pub(crate) fn into_parts(self) -> io::Result<(File, Vec<u8>)> {
+        let socket = UnixStream::from(OwnedFd::from(self.socket));
+        socket.set_nonblocking(false)?;
+        Ok((File::from(OwnedFd::from(socket)), self.received))
+    }
+
     /// Adds a message to those that are sent by `advance`.
     pub(crate) fn queue(&mut self, message: &[u8]) {
         self.queue_parts(&[message]);

@@ -97,8 +97,9 @@ impl Group {
         )
     }
 
-    /// On GPUs calls return before they are done. An error if those so far may have no result,
-    /// because a rank was lost ([`Error::is_rank_lost`]).
+    /// An error if no call on this group has a result any more, because a rank was lost
+    /// ([`Error::is_rank_lost`]). On GPUs, where calls return before they are done, those so far may
+    /// have none either.
     pub fn check_ranks(&self) -> Result<()> {
         self.ranks.check_ranks()
     }

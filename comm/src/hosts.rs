@@ -280,6 +280,10 @@ fn in_terms_of(call: &Call<'_>, mut error: Error) -> Error {
 }
 
 impl Collective for Hosts {
+    fn check_ranks(&self) -> Result<()> {
+        self.local.check_ranks()
+    }
+
     fn transport(&self) -> &'static str {
         match self.everyone.network() {
             "tcp" => "shared memory and tcp",

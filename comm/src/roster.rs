@@ -26,13 +26,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::{EXIT_PEER_LOST, Error, Result};
 use crate::process::Process;
 use crate::shared::{Mapping, futex, map, memfd};
 use crate::waited::Waited;
 
 /// The first word. Its last byte is the version of this layout.
-const MAGIC: u64 = u64::from_be_bytes(*b"ddpseat\x02");
+const MAGIC: u64 = u64::from_be_bytes(*b"ddpseat\x03");
 const SEATS_AT: usize = 8;
 const MIN_RANKS_AT: usize = 16;
 /// The number of the current generation; 0 before the first.
@@ -49,13 +51,15 @@ const HOST_AT: usize = 48;
 const LAUNCHER_AT: usize = 56;
 /// The last process that had the lock.
 const LOCKED_BY_AT: usize = 64;
+/// A counter of this page's agent; 0 on the launcher's host.
+const AGENT_AT: usize = 72;
 
 /// A seat: its process, for which generation it waits, how its last process ended, whether it stays
 /// empty, its process in the current and the last generation, and its signs of progress. On several
-/// hosts also the port where its process listens while it waits, its host, and the generation in
-/// which a rank of another host has missed it.
+/// hosts also the port where its process listens while it waits, its host and where that is reached,
+/// and the generation in which a rank of another host has missed it.
 const FIRST_SEAT_AT: usize = 128;
-const SEAT_BYTES: usize = 80;
+const SEAT_BYTES: usize = 96;
 const PID: usize = 0;
 const WAITS: usize = 8;
 const ENDED: usize = 16;
@@ -65,6 +69,7 @@ const PORT: usize = 48;
 const HOST: usize = 56;
 const MISSED: usize = 64;
 const PULSE: usize = 72;
+const ADDRESS: usize = 80;
 
 /// How a seat's process ended, besides its status: others killed it, because it was silent.
 const WAS_SILENT: u64 = 1 << 40;
@@ -94,7 +99,7 @@ pub(crate) struct Generation {
 
 /// Who was lost and who came since the generation before. Ranks have the numbers with which the
 /// job was started.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
     /// Who was lost.
     pub lost: Vec<LostRank>,
@@ -102,8 +107,16 @@ pub struct Change {
     pub joined: Vec<usize>,
 }
 
+impl Change {
+    /// Adds what changed after that.
+    pub fn extend(&mut self, later: Change) {
+        self.lost.extend(later.lost);
+        self.joined.extend(later.joined);
+    }
+}
+
 /// A rank that was lost.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostRank {
     /// Its number when the job was started.
     pub rank: usize,
@@ -113,7 +126,8 @@ pub struct LostRank {
 
 /// Seats that are waited for, each with its process and the last sign of that, and since when there
 /// has been no other.
-type Silent = Vec<(usize, [u64; 2], Duration)>;
+#[derive(Default)]
+pub(crate) struct Silent(Vec<(usize, [u64; 2], Duration)>);
 
 /// How a wait for the next generation ended.
 #[derive(Debug)]
@@ -203,6 +217,16 @@ impl Roster {
     /// The process that starts the ranks of this host.
     pub(crate) fn launcher(&self) -> Process {
         Process::open(self.page.u64_at(LAUNCHER_AT).load(Ordering::Relaxed) as u32)
+    }
+
+    /// For an agent: it works.
+    pub(crate) fn show_agent(&self) {
+        self.page.u64_at(AGENT_AT).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A number that changes while the agent of this host works; 0 on the launcher's host.
+    pub(crate) fn agent(&self) -> u64 {
+        self.page.u64_at(AGENT_AT).load(Ordering::Relaxed)
     }
 
     fn word(&self, seat: usize, of_seat: usize) -> &AtomicU64 {
@@ -299,7 +323,7 @@ impl Roster {
         let own = u64::from(std::process::id());
         let waits = self.word(seat, WAITS);
         waits.store(u64::from(after) + 1, Ordering::Release);
-        let (mut silent, mut waited) = (Silent::new(), Waited::new());
+        let (mut silent, mut waited) = (Silent::default(), Waited::new());
         let launcher = self.launcher();
         loop {
             if launcher.has_ended() {
@@ -325,23 +349,29 @@ impl Roster {
                 false => 3 * timeout,
             };
             let now = waited.after(PERIOD);
-            silent.retain(|(seat, ..)| absent.contains(seat));
-            for seat in absent {
-                self.judge(seat, &mut silent, now, limit);
-            }
+            self.leave_out(&self.silent(&absent, &mut silent, now, limit));
             futex::wait(self.generation(), current, PERIOD);
         }
     }
 
-    /// Kills the process of a seat that has shown no progress for `timeout`.
-    fn judge(&self, seat: usize, silent: &mut Silent, now: Duration, timeout: Duration) {
-        let shown = [PID, PULSE].map(|of_seat| self.read(seat, of_seat));
-        match silent.iter_mut().find(|(of, ..)| *of == seat) {
-            None => silent.push((seat, shown, now)),
-            Some(last) if last.1 != shown => *last = (seat, shown, now),
-            Some(last) if now - last.2 > timeout => self.leave_out(&[(seat, shown[0] as u32)]),
-            Some(_) => {}
-        }
+    /// Of seats that are waited for, those whose processes have shown no progress for `limit`.
+    pub(crate) fn silent(
+        &self,
+        absent: &[usize],
+        Silent(before): &mut Silent,
+        now: Duration,
+        limit: Duration,
+    ) -> Vec<(usize, u32)> {
+        let seen = |seat| {
+            let shown = [PID, PULSE].map(|of_seat| self.read(seat, of_seat));
+            let mut last = before.iter().filter(|it| (it.0, it.1) == (seat, shown));
+            (seat, shown, last.next().map_or(now, |it| it.2))
+        };
+        *before = absent.iter().map(|&seat| seen(seat)).collect();
+        let silent = before.iter().filter(|(.., since)| now - *since > limit);
+        silent
+            .map(|&(seat, [pid, _], _)| (seat, pid as u32))
+            .collect()
     }
 
     /// Kills processes that show no progress, each with its seat. Another process may have taken
@@ -407,7 +437,16 @@ impl Roster {
 
     fn form_locked(&self) -> Vec<usize> {
         let current = self.current();
-        let (absent, next) = self.survey(|_| true);
+        let (mut absent, next) = self.survey(|_| true);
+        let here = next.iter().filter(|&&pid| pid != 0).count();
+        if here + absent.len() < self.min_ranks() {
+            // Lost ranks that are started again are needed.
+            let comes = |&seat: &usize| next[seat] == 0 && self.read(seat, GONE) == 0;
+            let comes = (0..self.seats).filter(comes);
+            absent = comes.chain(absent.iter().copied()).collect();
+            absent.sort_unstable();
+            absent.dedup();
+        }
         if absent.is_empty() && next.iter().any(|&pid| pid != 0) {
             for (seat, pid) in next.into_iter().enumerate() {
                 self.member(seat, current + 1).store(pid, Ordering::Relaxed);

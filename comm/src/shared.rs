@@ -322,6 +322,10 @@ impl Shared {
 }
 
 impl Collective for Shared {
+    fn check_ranks(&self) -> Result<()> {
+        self.channel.check_abort()
+    }
+
     fn transport(&self) -> &'static str {
         "shared memory"
     }

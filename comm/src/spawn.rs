@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 
 pub use self::agent::serve;
 use self::children::Children;
+pub use self::door::Place;
 pub use self::hosts::{Host, HostList};
 use self::job::Job;
 use self::signals::{STOPS, Signals};
+pub(crate) use self::task::silence;
 use self::task::{ENDING, EXIT_STOPPED, PERIOD, of_signal};
 pub use self::task::{Losses, Task};
 use crate::error::Result;
@@ -22,6 +24,7 @@ use crate::launcher::{Launch, Launcher};
 
 mod agent;
 mod children;
+mod door;
 mod elastic;
 mod hosts;
 mod job;
@@ -108,23 +111,28 @@ impl Spawner {
     pub fn run(&mut self, hosts: &[Host], task: &Task) -> Result<u8> {
         let (sender, news) = mpsc::channel();
         let here = Children::new(self.signals);
-        let mut job = Job::new(&self.program, here, [self.grace, self.timeout], news);
+        let limits = [self.grace, self.timeout];
+        let mut job = Job::new(&self.program, here, limits, task, (sender, news));
         let mut others = Vec::new();
-        for host in hosts {
-            let other = (!host.is_here()).then_some(others.len());
+        for (number, host) in hosts.iter().enumerate() {
+            let is_here = task
+                .place
+                .as_ref()
+                .map_or_else(|| host.is_here(), |_| number == 0);
+            let other = (!is_here).then_some(others.len());
             others.extend(other.map(|_| host));
             job.add(host, other);
         }
         if !others.is_empty() {
-            job.connect(&others, task, &sender)?;
-            if let Some(code) = self.wait_for_answers(&mut job, task)? {
+            job.connect(&others)?;
+            if let Some(code) = self.wait_for_answers(&mut job)? {
                 return Ok(code);
             }
         }
         match task.losses {
-            Some(losses) => job.start_elastic(task, losses)?,
-            None if others.is_empty() => job.start_here(task)?,
-            None => job.start_across(task)?,
+            Some(losses) => job.start_elastic(losses)?,
+            None if others.is_empty() => job.start_here()?,
+            None => job.start_across()?,
         }
         self.has_run = true;
         while job.goes_on() {
@@ -138,9 +146,9 @@ impl Spawner {
 
     /// Waits until all other hosts are ready. Returns the exit code if a signal asks the job to
     /// stop.
-    fn wait_for_answers(&mut self, job: &mut Job, task: &Task) -> Result<Option<u8>> {
+    fn wait_for_answers(&mut self, job: &mut Job) -> Result<Option<u8>> {
         let started = Instant::now();
-        while !job.are_all_ready(task, started.elapsed())? {
+        while !job.are_all_ready(started.elapsed())? {
             if let Some(code) = self.pause(Duration::from_millis(20)) {
                 return Ok(Some(code));
             }

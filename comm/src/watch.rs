@@ -119,6 +119,10 @@ fn lost(failure: &Failure, peers: &mut Vec<&Peer>, index: usize) -> Option<Cause
         (peer.rank, text)
     } else {
         let pid = failure.launcher.as_ref()?.pid;
+        if failure.roster.as_ref().is_some_and(|it| it.is_of_agent()) {
+            let text = format!("what started the ranks of this host (process {pid}) has ended");
+            failure.leave(&text, EXIT_PEER_LOST);
+        }
         let text = format!("the launcher of this job (process {pid}) has ended");
         (failure.identity.rank, text)
     };

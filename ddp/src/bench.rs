@@ -10,21 +10,19 @@ mod allreduce;
 mod explain;
 mod measure;
 mod models;
-mod subject;
 mod timed;
 mod training;
 
 use clap::Subcommand;
 use ddp_comm::World;
 
-pub use addmm::{AddmmFlags, ProductShape};
-pub use allreduce::{AllreduceFlags, BenchOperation, Sweep};
-pub(crate) use measure::group_on;
-pub use measure::{BenchFlags, Say};
-pub use models::{GptFlags, MlpFlags};
-
+use self::addmm::AddmmFlags;
+use self::allreduce::AllreduceFlags;
+pub(crate) use self::measure::group_on;
+use self::models::{GptFlags, MlpFlags};
 use crate::error::Result;
 use crate::flags::RankFlags;
+use crate::output::Say;
 
 /// A benchmark and its flags.
 #[derive(Subcommand, Clone, Debug, PartialEq)]

@@ -1,20 +1,10 @@
-//! The command line: flags, their help, and the commands they become.
+//! The command line: what it asks for.
 //!
-//! `flags/` has what commands share: settings as flags. `train.rs` has the commands that train; the
-//! flags of others are in their own files, those of benchmarks in `bench/`.
+//! `command.rs` has the commands, whose flags are in their own files; `train.rs` has the settings of
+//! commands that train. `flags/` has what commands share.
 
 mod command;
-mod compare;
-mod doctor;
-mod export;
-mod generate;
-mod inspect;
-mod report;
-mod start;
-mod tokenize;
 mod train;
-mod using;
-mod watch;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -23,49 +13,45 @@ use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-pub use self::command::{Command, HOST_AGENT, StartRanks};
-pub use self::compare::CompareFlags;
-pub use self::doctor::DoctorFlags;
-pub use self::export::{ExportFlags, ExportFormat};
-pub use self::generate::GenerateFlags;
-pub use self::inspect::InspectFlags;
-pub use self::report::ReportFlags;
-pub use self::start::StartFlags;
-pub use self::tokenize::TokenizeFlags;
-pub use self::train::LayerFlags;
-pub use self::using::{EvalFlags, PredictFlags, PredictionsFile, UsingFlags};
-pub use self::watch::WatchFlags;
+pub use self::command::{Command, HOST_AGENT};
+use self::train::LayerFlags;
 use crate::about::{About, about};
 use crate::config::model_names;
 use crate::error::{Error, Result};
 use crate::flags::layers::variable;
 use crate::flags::meant::meant;
-pub use crate::flags::{PlaceFlags, RankCount, RankFlags, SettingFlags, Taken};
+use crate::flags::{SettingFlags, StartFlags};
 
-/// Reads a command line, the program's name first. Mistakes in it are an `Error::Usage`.
-pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Command> {
+/// Reads a command line, the program's name first: the command, and the ranks to start for it.
+/// Mistakes in it are an `Error::Usage`.
+pub fn parse(
+    arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+) -> Result<(Command, StartFlags)> {
     let words: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
     let matches = command().try_get_matches_from(&words);
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) => return shown_by_clap(&error, &words),
+        Err(error) => return Ok((shown_by_clap(&error, &words)?, StartFlags::default())),
     };
-    let command = match cli.command.unwrap_or(Mode::Train(cli.train)) {
-        Mode::Train(given) => {
-            let command = train::train(&given.flags, &given.layers)?;
-            return Ok(StartRanks::asked_for(&given.start, command));
-        }
+    let (command, start) = match cli.command.unwrap_or(Mode::Train(cli.train)) {
+        Mode::Train(given) => (train::train(&given.flags, &given.layers)?, given.start),
         Mode::Resume { folder, given } => {
             let command = train::resume(&folder, given.flags, given.layers)?;
-            return Ok(StartRanks::asked_for(&given.start, command));
+            (command, given.start)
         }
-        Mode::Completions { shell } => Command::Show(completions(shell)),
-        Mode::Other(command) => match *command {
-            Command::Predict(flags) => Command::Predict(flags.check()?),
-            other => other,
-        },
+        Mode::Completions { shell } => (Command::Show(completions(shell)), StartFlags::default()),
+        Mode::Other(command) => {
+            if let Command::Predict(flags) = &*command {
+                flags.check()?;
+            }
+            let start = command.places().map(StartFlags::at).unwrap_or_default();
+            (*command, start)
+        }
     };
-    Ok(StartRanks::asked_for_elsewhere(command))
+    match command {
+        Command::Show(_) => Ok((command, StartFlags::default())),
+        _ => Ok((command, start)),
+    }
 }
 
 /// Help and the version are texts to show; everything else is wrong usage.
@@ -191,28 +177,14 @@ enum Mode {
 }
 
 /// What `-h` shows of the flags that train; `--help` shows all.
-const OFTEN: [&str; 14] = [
-    "model",
-    "data",
-    "labels",
-    "val-split",
-    "batch-size",
-    "steps",
-    "epochs",
-    "optimizer",
-    "lr",
-    "device",
-    "resume",
-    "out",
-    "config",
-    "ranks",
-];
+const OFTEN: &str = "model data labels batch-size steps epochs lr device resume out config ranks";
 
 /// The whole command line.
 fn command() -> clap::Command {
     let short = |flag: clap::Arg| {
-        let is_often = flag.get_long().is_none_or(|name| OFTEN.contains(&name));
-        flag.hide_short_help(!is_often)
+        let is_often = |name| OFTEN.split(' ').any(|often| often == name);
+        let is_shown = flag.get_long().is_none_or(is_often);
+        flag.hide_short_help(!is_shown)
     };
     let About { name, version } = *about();
     let command = Cli::command().name(name).bin_name(name).version(version);

@@ -1,38 +1,59 @@
 //! `ddp-train compare A B`: at which step, and in which layer, two runs part, and what differs
 //! between them. It reads their metrics logs; with `--replay` it repeats steps of both.
 //!
-//! `part.rs` finds the first difference, `differences.rs` what the runs were started with,
-//! `logged.rs` reads the logs, and `replay.rs` finds the operation.
+//! `logged.rs` reads the logs, `part.rs` finds the first difference, and `replay.rs` the operation.
 
-mod differences;
 mod logged;
 mod part;
 mod replay;
 
-use std::fmt::Display;
+use std::path::PathBuf;
 
+use clap::Args;
 use ddp_comm::World;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use self::differences::{Difference, differences};
-use self::logged::{Logged, Steps};
+use self::logged::{Logged, Steps, differences};
 use self::part::{Parting, apart_text, common, parting};
 use self::replay::replay;
-use crate::cli::CompareFlags;
 use crate::error::{Error, Result};
+use crate::output::Say;
 use crate::shown::shown;
 use crate::trainer::program_version;
 use crate::units::{plural, relative};
 
-/// Compares two runs, on rank 0. Runs that part are an error with exit code 1.
-pub fn compare(
-    flags: &CompareFlags,
-    world: &World,
-    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
-) -> Result<()> {
-    if world.rank() > 0 {
-        return Ok(());
-    }
+/// Printed after the help of `compare`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  ddp-train compare one two                        the first step and layer in which they part
+  ddp-train compare one two --json                 the same as one line of JSON
+  ddp-train compare one two --replay               the first operation whose output differs
+  ddp-train report one two --out both.html         a page with curves of how far they are apart
+
+Only steps that both runs logged are compared: --log-every 1 names the very step.
+
+Exit codes: 0 the same, 1 they part, 2 wrong flags, 65 a damaged log, 74 unreadable.";
+
+/// The flags of `compare`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct CompareFlags {
+    /// The folder of a run: what --out was
+    #[arg(value_name = "A")]
+    pub first: PathBuf,
+    /// The folder of the run to compare it with
+    #[arg(value_name = "B")]
+    pub second: PathBuf,
+    /// Repeat the steps in which they part, from the last checkpoint of both before it, and find
+    /// the first operation whose output differs
+    #[arg(long)]
+    pub replay: bool,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Compares two runs. Runs that part are an error with exit code 1.
+pub(crate) fn compare(flags: &CompareFlags, world: &World, say: Say<'_>) -> Result<()> {
     let (a, b) = (Logged::read(&flags.first)?, Logged::read(&flags.second)?);
     let steps = || common(&a.steps, &b.steps).filter(|(a, _)| a.step > 0);
     let with_digests = steps().filter(|(a, b)| a.digests.is_some() && b.digests.is_some());
@@ -50,10 +71,11 @@ pub fn compare(
     let replayed = replayed.map(|parting| replay([&a, &b], parting, &program_version(world)));
     let replayed = replayed.transpose()?;
     if flags.json {
+        let difference = |[name, a, b]: &[String; 3]| json!({ "name": name, "a": a, "b": b });
         say(&json!({
             "same": parting.is_none(),
             "first": parting,
-            "differences": differences,
+            "differences": differences.iter().map(difference).collect::<Value>(),
             "steps": steps,
             "steps_with_digests": with_digests,
             "replay": replayed,
@@ -61,34 +83,33 @@ pub fn compare(
     } else {
         let [a_name, b_name] = [&flags.first, &flags.second].map(|folder| folder.display());
         let mut lines = vec![format!("A {a_name}, B {b_name}")];
+        let all = plural(steps as u64, "step");
+        lines.push(match &parting {
+            Some(parting) => format!("they part in {parting}"),
+            None => format!("the same in all {all} that both logged"),
+        });
         if let Some(parting) = &parting {
-            lines.push(format!("they part in {parting}"));
             let details = parting.details().into_iter();
             let details = details.chain(distance(&a.steps, &b.steps, parting));
             let details = details.chain(replayed.unwrap_or_default());
             lines.extend(details.map(|line| format!("  {line}")));
-        } else {
-            let steps = plural(steps as u64, "step");
-            lines.push(format!("the same in all {steps} that both logged"));
         }
         if with_digests < steps {
             let without = plural((steps - with_digests) as u64, "step");
-            lines.push(format!(
-                "{without} without digests, of an older version: only losses are compared"
-            ));
+            let text = "without digests, of an older version: only losses are compared";
+            lines.push(format!("{without} {text}"));
         }
         lines.push(match differences.is_empty() {
             true => "settings, data, devices, ranks and versions are the same".into(),
             false => "what differs between them:".into(),
         });
-        let difference = |it: &Difference| format!("  {}: {} in A, {} in B", it.name, it.a, it.b);
+        let difference = |[name, a, b]: &[String; 3]| format!("  {name}: {a} in A, {b} in B");
         lines.extend(differences.iter().map(difference));
         lines.iter().try_for_each(|line| say(&shown(line)))?;
     }
-    match parting {
-        None => Ok(()),
-        Some(parting) => Err(Error::Parted(format!("the runs part in {parting}"))),
-    }
+    parting.map_or(Ok(()), |parting| {
+        Err(Error::Parted(format!("the runs part in {parting}")))
+    })
 }
 
 /// How far apart the runs are at the last step that both logged, if they trained on.
@@ -99,9 +120,8 @@ fn distance(a: &Steps, b: &Steps, parting: &Parting) -> Option<String> {
     let of_a = a.digests.iter().flat_map(|of| &of.weights);
     let of_b = |name: &str| b.digests.as_ref()?.weights.iter().find(|b| b.0 == name);
     let norms = of_a.filter_map(|a| Some(relative(a.2?, of_b(&a.0)?.2?)));
-    let norms = norms.reduce(f64::max).map_or(String::new(), |norms| {
-        format!(", norms of layers {}", apart_text(norms))
-    });
+    let norms = norms.reduce(f64::max).map(apart_text);
+    let norms = norms.map_or(String::new(), |norms| format!(", norms of layers {norms}"));
     Some(format!(
         "at step {step}, relative to the larger value: losses {loss}{norms}"
     ))

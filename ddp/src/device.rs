@@ -37,11 +37,8 @@ pub(crate) fn find_devices(
 ) -> Result<Vec<Device>> {
     // Ranks on the CPU do not take part in assigning GPUs, so all must want the same first.
     let kind = format!("device = {}\n", choice.kind());
-    world.handshake(&[Field::must_match(
-        "the configuration",
-        kind,
-        "start every rank with the same flags",
-    )])?;
+    let help = "start every rank with the same flags";
+    world.handshake(&[Field::must_match("the configuration", kind, help)])?;
     if choice == DeviceChoice::Cpu {
         // Without starting the driver.
         return Ok(vec![Device::Cpu]);
@@ -54,15 +51,12 @@ pub(crate) fn find_devices(
         (_, Err(_)) => Vec::new(),
     };
     let trouble = match devices.is_empty() {
-        true => discover().why_unusable().filter(|_| !are_hidden()),
-        false => None,
+        true if are_hidden() => None,
+        true => discover().why_unusable().map(String::from),
+        false => devices.iter().find_map(|&device| self::trouble(device)),
     };
-    let trouble = trouble.map(String::from);
-    let trouble = trouble.or_else(|| devices.iter().find_map(|&device| self::trouble(device)));
-    let trouble = trouble.or_else(|| {
-        let several = world.size() > 1 && !devices.is_empty();
-        several.then(|| missing(&discover().nccl)).flatten()
-    });
+    let several = world.size() > 1 && !devices.is_empty();
+    let trouble = trouble.or_else(|| missing(&discover().nccl).filter(|_| several));
     let facts = Facts {
         per_rank,
         gpus,
@@ -93,13 +87,11 @@ fn trouble(device: Device) -> Option<String> {
     if let Some(why) = &discover().why_no_gpu {
         return Some(why.clone());
     }
-    match Stream::default_of(device) {
-        Ok(_) => match device {
-            Device::Cuda(index) => discover().gpus.get(index).and_then(too_old),
-            Device::Cpu => None,
-        },
-        Err(ddp_kernels::Error::DeviceAbsent { why, .. }) => Some(why),
-        Err(other) => Some(other.to_string()),
+    match (Stream::default_of(device), device) {
+        (Ok(_), Device::Cpu) => None,
+        (Ok(_), Device::Cuda(index)) => discover().gpus.get(index).and_then(too_old),
+        (Err(ddp_kernels::Error::DeviceAbsent { why, .. }), _) => Some(why),
+        (Err(other), _) => Some(other.to_string()),
     }
 }
 
@@ -178,6 +170,7 @@ fn decide(choice: DeviceChoice, facts: &Facts) -> Result<Decision> {
 
 /// A shortage of GPUs in words, and its help if it has one.
 fn describe(shortage: &Shortage) -> (String, Option<String>) {
+    let help = help_for(shortage).trim_end_matches('.').to_string();
     match &shortage.table.ranks[..] {
         // There is nothing to show in a table.
         [only] if only.visible.uuids.is_empty() => {
@@ -185,10 +178,7 @@ fn describe(shortage: &Shortage) -> (String, Option<String>) {
             let why = why.unwrap_or("this process sees no GPU");
             (why.trim_end_matches('.').to_string(), None)
         }
-        _ => (
-            format!("{shortage}\n"),
-            Some(help_for(shortage).trim_end_matches('.').to_string()),
-        ),
+        _ => (format!("{shortage}\n"), Some(help)),
     }
 }
 
@@ -214,22 +204,20 @@ pub(crate) fn help_for(shortage: &Shortage) -> String {
 /// Which ranks cannot use their devices, and why.
 fn trouble_of_ranks(facts: &Facts) -> Option<String> {
     let all = facts.troubles.iter().enumerate();
-    let mut all = all.filter_map(|(rank, trouble)| Some((rank, trouble.as_ref()?)));
-    let (rank, first) = all.next()?;
-    let others: Vec<_> = all.collect();
-    let ranks = facts.troubles.len();
-    if ranks == 1 {
-        return Some(first.clone());
-    }
-    if others.len() + 1 == ranks && others.iter().all(|(_, other)| *other == first) {
-        return Some(format!("on every rank: {first}"));
+    let mut others = all.filter_map(|(rank, trouble)| Some((rank, trouble.as_ref()?)));
+    let (rank, first) = others.next()?;
+    let others: Vec<&String> = others.map(|(_, other)| other).collect();
+    match facts.troubles.len() {
+        1 => return Some(first.clone()),
+        ranks if others.len() + 1 == ranks && others.iter().all(|other| *other == first) => {
+            return Some(format!("on every rank: {first}"));
+        }
+        _ => {}
     }
     let table = facts.gpus.as_ref();
     let table = table.unwrap_or_else(|shortage| &shortage.table);
-    let more = match others.len() as u64 {
-        0 => String::new(),
-        more => format!(", and {} more", plural(more, "rank")),
-    };
+    let more = (!others.is_empty()).then(|| plural(others.len() as u64, "rank"));
+    let more = more.map_or(String::new(), |more| format!(", and {more} more"));
     let host = &table.ranks[rank].visible.host;
     Some(format!("on rank {rank} ({host}{more}): {first}"))
 }

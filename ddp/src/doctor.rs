@@ -8,18 +8,43 @@ mod finding;
 mod look;
 mod measure;
 
+use std::path::PathBuf;
+
+use clap::Args;
 use ddp_comm::World;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use self::finding::Finding;
-use crate::cli::DoctorFlags;
+use self::finding::{Finding, Health};
+use crate::config::TIMEOUT_S;
 use crate::error::{Error, Result};
 use crate::exchange;
+use crate::flags::{PlaceFlags, number};
 use crate::output::Say;
 
+/// The flags of `doctor`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct DoctorFlags {
+    /// Print lines of JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Folder for runs, whose disk is tested
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub out: PathBuf,
+    /// Skip the measurements
+    #[arg(long)]
+    pub quick: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub places: PlaceFlags,
+    /// Seconds that a rank waits for the others
+    #[arg(long, value_name = "S", default_value = "60", value_parser = number(TIMEOUT_S), allow_negative_numbers = true)]
+    #[arg(env = "DDP_TIMEOUT_S", hide_env_values = true)]
+    pub timeout_s: f64,
+}
+
 /// The findings of one rank.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Found {
     host: String,
     /// About its host, from the first rank there.
@@ -29,82 +54,77 @@ struct Found {
 }
 
 /// Examines the machines of all ranks of `world`.
-pub fn examine(flags: &DoctorFlags, world: &World, say: Say<'_>) -> Result<()> {
-    let mut found = Found::default();
+pub(crate) fn examine(flags: &DoctorFlags, world: &World, say: Say<'_>) -> Result<()> {
+    let (mut of_host, mut of_rank) = (Vec::new(), look::rank(world));
     if world.local_rank() == 0 {
-        found.of_host = look::host(&flags.out);
-        found.of_host.extend(look::cuda(world.size()));
+        of_host = look::host(&flags.out);
+        of_host.extend(look::cuda(world.size()));
         if !flags.quick {
-            found.of_host.push(measure::disk(&flags.out));
+            of_host.push(measure::disk(&flags.out));
         }
     }
-    found.of_rank = look::rank(world);
-    let devices = look::devices(world)?;
+    let (mine, assignment) = look::devices(world)?;
     if !flags.quick {
-        found.of_rank.extend(measure::rank(&devices));
+        of_rank.extend(measure::rank(mine));
     }
-    found.host = world.host().to_string();
-    let all = exchange::gather(world, &found)?;
-    let mut of_job = vec![devices.assignment.clone()];
-    if !flags.quick && world.size() > 1 {
-        of_job.push(measure::reductions(&devices, world)?);
-    }
-    let mut printer = Printer {
-        say,
-        json: flags.json,
-        counts: [0; 3],
+    let host = world.host().to_string();
+    let found = Found {
+        host,
+        of_host,
+        of_rank,
     };
-    for (rank, found) in all.iter().enumerate() {
-        let host = &found.host;
-        printer.print(&format!("host {host}"), &found.of_host)?;
-        printer.print(&format!("rank {rank} on {host}"), &found.of_rank)?;
+    let all = exchange::gather(world, &found)?;
+    let mut of_job = vec![assignment];
+    if !flags.quick && world.size() > 1 {
+        of_job.push(measure::reductions(mine, world)?);
     }
-    printer.print("the job", &of_job)?;
-    printer.end()
+    let mut of_all = Vec::new();
+    for (
+        rank,
+        Found {
+            host,
+            of_host,
+            of_rank,
+        },
+    ) in all.into_iter().enumerate()
+    {
+        of_all.push((format!("host {host}"), of_host));
+        of_all.push((format!("rank {rank} on {host}"), of_rank));
+    }
+    of_all.push(("the job".into(), of_job));
+    print(&of_all, flags.json, say)
 }
 
-/// Prints findings and counts them.
-struct Printer<'a> {
-    say: Say<'a>,
-    json: bool,
-    counts: [usize; 3],
-}
-
-impl Printer<'_> {
-    fn print(&mut self, of: &str, findings: &[Finding]) -> Result<()> {
-        if !self.json && !findings.is_empty() {
-            (self.say)(&format!("{of}:"))?;
+/// Prints findings and what they are about, then their counts. An error if something is bad.
+fn print(all: &[(String, Vec<Finding>)], json: bool, say: Say<'_>) -> Result<()> {
+    for (of, findings) in all.iter().filter(|(_, findings)| !findings.is_empty()) {
+        if !json {
+            say(&format!("{of}:"))?;
         }
         for finding in findings {
-            self.counts[finding.health as usize] += 1;
-            if self.json {
-                let mut line = serde_json::to_value(finding).unwrap_or_default();
-                line["of"] = of.into();
-                (self.say)(&line)?;
+            if json {
+                let mut line = json!(finding);
+                line["of"] = json!(of);
+                say(&line)?;
             } else {
-                (self.say)(&format!("  {finding}"))?;
+                say(&format!("  {finding}"))?;
             }
         }
-        Ok(())
     }
-
-    /// Prints the summary; an error if something is bad.
-    fn end(self) -> Result<()> {
-        let [fine, notes, bad] = self.counts;
-        let counts = format!("{fine} ok, {notes} to note, {bad} bad");
-        match (self.json, bad) {
-            (true, _) => (self.say)(
-                &json!({ "healthy": bad == 0, "fine": fine, "notes": notes, "bad": bad }),
-            )?,
-            (false, 0) => (self.say)(&format!("healthy: {counts}"))?,
-            (false, _) => {}
-        }
-        match bad {
-            0 => Ok(()),
-            _ => Err(Error::Unhealthy(format!(
-                "doctor: {counts}; help: fix what is marked BAD, as the line after it says"
-            ))),
-        }
+    let findings = || all.iter().flat_map(|(_, findings)| findings);
+    let count = |health| findings().filter(|it| it.health == health).count();
+    let [fine, notes, bad] = [Health::Fine, Health::Note, Health::Bad].map(count);
+    let counts = format!("{fine} ok, {notes} to note, {bad} bad");
+    if json {
+        say(&json!({ "healthy": bad == 0, "fine": fine, "notes": notes, "bad": bad }))?;
+    } else if bad == 0 {
+        say(&format!("healthy: {counts}"))?;
+    }
+    match bad {
+        0 => Ok(()),
+        _ => Err(Error::Unhealthy(format!(
+            "doctor: {counts}; help: fix what is marked BAD, as the line after it says"
+        ))),
     }
 }
 
@@ -118,13 +138,7 @@ mod tests {
             text += &format!("{line}\n");
             Ok(())
         };
-        let mut printer = Printer {
-            say: &mut say,
-            json,
-            counts: [0; 3],
-        };
-        printer.print("host a", findings).unwrap();
-        let end = printer.end();
+        let end = print(&[("host a".into(), findings.to_vec())], json, &mut say);
         (end, text)
     }
 

@@ -17,7 +17,7 @@ use crate::trainer::{self, ModelBytes, Plan, Rehearsal, Trial};
 use crate::units::{duration, megabytes};
 
 /// Checks everything that can be checked without training. All ranks call it together.
-pub fn dry_run(config: &Config, world: &World, say: Say<'_>) -> Result<()> {
+pub(crate) fn dry_run(config: &Config, world: &World, say: Say<'_>) -> Result<()> {
     let Some(run) = trainer::rehearse(config, &TrainProgram::new(config), world)? else {
         let out = config.out.display();
         let text = "the run is finished already, and nothing would be done";
@@ -26,37 +26,9 @@ pub fn dry_run(config: &Config, world: &World, say: Say<'_>) -> Result<()> {
     if world.rank() == 0 {
         check_out(&config.out)?;
     }
-    say(&shown(&run.data))?;
-    say(&length(&run.plan, run.taken))?;
-    for (rank, place) in run.places.iter().enumerate() {
-        say(&format!("rank {rank}: {place}"))?;
-    }
-    say(&format!("the model of a rank: {}", model(&run.model_bytes)))?;
-    match run.host_peak_mb {
-        Some(host) => say(&format!("memory of a rank: {}", peaks(host, &run)))?,
-        None => {
-            let tied = match config.devices_per_rank {
-                1 => "",
-                _ => ", copies of tied weights",
-            };
-            say(&format!(
-                "the model was not made, since it is large: activations, batches{tied} and the \
-                 program come on top"
-            ))?
-        }
-    }
-    if let Some(bytes) = run.between_ranks_bytes.filter(|bytes| *bytes > 0) {
-        let sent = mb(bytes);
-        say(&format!("a rank sends {sent} to the others in a step"))?;
-    }
-    let (keep, one) = (config.keep, run.checkpoint_bytes);
-    let needed = (keep + 2).saturating_mul(one);
-    let [one, all] = [one, needed].map(mb);
-    let text = format!("a checkpoint: {one}; kept at a time with --keep {keep}: up to {all}");
-    say(&text)?;
-    if let Some(trial) = &run.trial {
-        say(&time(trial, &run.plan, run.plan.steps - run.taken))?;
-    }
+    let needed = (config.keep + 2).saturating_mul(run.checkpoint_bytes);
+    let lines = lines(config, &run, needed);
+    lines.iter().try_for_each(|line| say(line))?;
     // Last, after everything else was printed.
     if world.rank() == 0 {
         check_disk(&config.out, needed)?;
@@ -67,22 +39,49 @@ pub fn dry_run(config: &Config, world: &World, say: Say<'_>) -> Result<()> {
     ))
 }
 
-fn length(plan: &Plan, taken: u64) -> String {
-    let done = match taken {
-        0 => String::new(),
-        _ => format!(", of which {taken} are done"),
+fn lines(config: &Config, run: &Rehearsal, needed: u64) -> Vec<String> {
+    let mut lines = vec![shown(&run.data), length(&run.plan, run.taken)];
+    let places = run.places.iter().enumerate();
+    lines.extend(places.map(|(rank, place)| format!("rank {rank}: {place}")));
+    lines.push(format!("the model of a rank: {}", model(&run.model_bytes)));
+    let tied = match config.devices_per_rank {
+        1 => "",
+        _ => ", copies of tied weights",
     };
+    let gpu = |peak_mb: f64| format!(", {} of GPU memory", megabytes(peak_mb));
+    let gpu = run.device_peak_mb.map(gpu).unwrap_or_default();
+    lines.push(match run.host_peak_mb.map(megabytes) {
+        Some(host) => format!(
+            "memory of a rank: about {host} of host memory at the peak{gpu}, as measured in a few \
+             steps"
+        ),
+        None => format!(
+            "the model was not made, since it is large: activations, batches{tied} and the program \
+             come on top"
+        ),
+    });
+    let sent = run.between_ranks_bytes.filter(|bytes| *bytes > 0).map(mb);
+    let sent = sent.map(|sent| format!("a rank sends {sent} to the others in a step"));
+    lines.extend(sent);
+    let ([one, all], keep) = ([run.checkpoint_bytes, needed].map(mb), config.keep);
+    let text = format!("a checkpoint: {one}; kept at a time with --keep {keep}: up to {all}");
+    lines.push(text);
+    let left = run.plan.steps - run.taken;
+    lines.extend(run.trial.as_ref().map(|trial| time(trial, &run.plan, left)));
+    lines
+}
+
+fn length(plan: &Plan, taken: u64) -> String {
+    let done = (taken > 0).then(|| format!(", of which {taken} are done"));
     let every = |what: &str, steps: u64| match steps {
         0 => format!("{what} at the end"),
         _ => format!("{what} every {steps}"),
     };
-    let (steps, epoch, warmup) = (
-        plan.steps,
-        plan.sampler.steps_per_epoch(),
-        plan.warmup_steps,
-    );
+    let (steps, warmup) = (plan.steps, plan.warmup_steps);
+    let epoch = plan.sampler.steps_per_epoch();
     let evaluated = every("evaluated", plan.eval_every);
     let saved = every("saved", plan.checkpoint_every);
+    let done = done.unwrap_or_default();
     format!("{steps} steps{done}, {epoch} an epoch; warm-up {warmup}; {evaluated}, {saved}")
 }
 
@@ -91,42 +90,28 @@ fn mb(bytes: u64) -> String {
 }
 
 fn model(bytes: &ModelBytes) -> String {
-    let total = mb(bytes.total());
-    let ModelBytes {
-        values,
-        copies,
-        tied,
-        gradients,
-        moments,
-        kept_moments,
-        partial_sums,
-    } = *bytes;
-    let also = |what: &str, bytes: u64| match bytes {
-        0 => String::new(),
-        _ => format!(", {what} {}", mb(bytes)),
+    let parts = [
+        ("parameters", bytes.values, true),
+        ("rounded copies", bytes.copies, false),
+        ("tied copies", bytes.tied, false),
+        ("gradients", bytes.gradients, true),
+        ("partial sums of gradients", bytes.partial_sums, false),
+        ("moments", bytes.moments, true),
+        ("kept for another rank", bytes.kept_moments, false),
+        ("the copy being saved", bytes.saved(), true),
+    ];
+    let shown = |(what, bytes, always): (&str, u64, bool)| {
+        (always || bytes > 0).then(|| format!("{what} {}", mb(bytes)))
     };
-    let (rounded, tied) = (also("rounded copies", copies), also("tied copies", tied));
-    let partial = also("partial sums of gradients", partial_sums);
-    let kept = also("kept for another rank", kept_moments);
-    let [values, gradients, moments, saved] = [values, gradients, moments, bytes.saved()].map(mb);
-    format!(
-        "parameters {values}{rounded}{tied}, gradients {gradients}{partial}, moments {moments}{kept}, \
-         the copy being saved {saved}; together {total}"
-    )
-}
-
-fn peaks(host_mb: f64, run: &Rehearsal) -> String {
-    let gpu = |peak_mb: f64| format!(", {} of GPU memory", megabytes(peak_mb));
-    let gpu = run.device_peak_mb.map_or(String::new(), gpu);
-    let host = megabytes(host_mb);
-    format!("about {host} of host memory at the peak{gpu}, as measured in a few steps")
+    let parts: Vec<String> = parts.into_iter().filter_map(shown).collect();
+    format!("{}; together {}", parts.join(", "), mb(bytes.total()))
 }
 
 fn time(trial: &Trial, plan: &Plan, left: u64) -> String {
-    let evaluations = match trial.evaluation {
-        None => 0,
-        Some(_) if plan.eval_every == 0 => 1,
-        Some(_) => left.div_ceil(plan.eval_every),
+    let evaluations = match (trial.evaluation, plan.eval_every) {
+        (None, _) => 0,
+        (Some(_), 0) => 1,
+        (Some(_), every) => left.div_ceil(every),
     };
     let evaluation_s = trial.evaluation.unwrap_or_default().as_secs_f64();
     let step_s = trial.step.as_secs_f64();

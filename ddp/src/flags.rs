@@ -11,14 +11,17 @@ use std::str::FromStr;
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use ddp_comm::RANKS_MAX;
 use ddp_comm::spawn::HostList;
+use ddp_comm::{RANKS_MAX, World};
 use ddp_kernels::choice::{self, Choice};
 
-pub use self::layers::SettingFlags;
+pub(crate) use self::layers::SettingFlags;
+use crate::config::TIMEOUT_S;
+use crate::error::Error;
+
 #[cfg(test)]
 pub(crate) use self::layers::with_flags;
-pub use self::taken::Taken;
+pub(crate) use self::taken::Taken;
 
 /// How many ranks `--ranks` asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +62,48 @@ pub struct PlaceFlags {
     pub hostfile: Option<PathBuf>,
 }
 
+/// How ranks are started, if no launcher starts them, and how the job goes on without some.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+pub struct StartFlags {
+    #[command(flatten, next_help_heading = RANKS)]
+    #[allow(missing_docs)]
+    pub places: PlaceFlags,
+    /// Continue without lost ranks while at least N are left; --restarts then counts ranks. Also
+    /// for processes that srun or the variables RANK and WORLD_SIZE start, one on each host
+    #[arg(long, value_name = "N", help_heading = RANKS, group = "places")]
+    #[arg(allow_negative_numbers = true)]
+    pub min_ranks: Option<usize>,
+    /// Hosts that take over the ranks of a lost one, with the number of ranks each has room for
+    #[arg(long, value_name = "HOST:N,…", help_heading = RANKS, requires = "min_ranks")]
+    pub spares: Option<HostList>,
+    /// How often to start again, with --resume auto, after a rank was lost
+    #[arg(long, value_name = "N", help_heading = RANKS, requires = "places", default_value = "0")]
+    #[arg(value_parser = whole(0..=u32::MAX), allow_negative_numbers = true)]
+    pub restarts: u32,
+    /// Seconds that ranks have to save after a signal to stop
+    #[arg(long, value_name = "S", help_heading = RANKS, requires = "places", default_value = "60")]
+    #[arg(value_parser = number(TIMEOUT_S), allow_negative_numbers = true)]
+    pub grace_s: f64,
+}
+
+const RANKS: &str = "Ranks started here";
+
+impl StartFlags {
+    /// Ranks in these places, of a command that does not train.
+    pub(crate) fn at(places: &PlaceFlags) -> StartFlags {
+        StartFlags {
+            places: places.clone(),
+            grace_s: 60.0,
+            ..StartFlags::default()
+        }
+    }
+
+    /// Whether there are ranks to start.
+    pub(crate) fn starts(&self) -> bool {
+        self.places != PlaceFlags::default() || self.min_ranks.is_some()
+    }
+}
+
 /// The ranks of a command that computes.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub struct RankFlags {
@@ -87,10 +132,31 @@ fn in_range<T: FromStr + PartialOrd + Display + Clone>(
     range: RangeInclusive<T>,
 ) -> impl Fn(&str) -> Result<T, String> + Clone {
     move |text| {
-        let value = text.parse().ok().filter(|value| range.contains(value));
         let (start, end) = (range.start(), range.end());
-        value.ok_or_else(|| format!("expected {what} from {start} to {end}"))
+        let expected = || format!("expected {what} from {start} to {end}");
+        parsed(text, |value| range.contains(value), expected)
     }
+}
+
+/// The value that a text stands for, if it is a right one.
+pub(crate) fn parsed<T: FromStr>(
+    text: &str,
+    is_right: impl Fn(&T) -> bool,
+    expected: impl FnOnce() -> String,
+) -> Result<T, String> {
+    text.parse().ok().filter(is_right).ok_or_else(expected)
+}
+
+/// Refuses several ranks for a command that has no use for them.
+pub(crate) fn check_alone(command: &str, world: &World) -> Result<(), Error> {
+    let ranks = world.size();
+    if ranks == 1 {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "{command}: expected one process, which uses all cores, got {ranks} ranks; help: start it \
+         without mpirun"
+    )))
 }
 
 /// A parser of a few names, which help lists.

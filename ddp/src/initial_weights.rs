@@ -32,7 +32,7 @@ impl InitialWeights {
                         of Hugging Face";
             return Err(Error::io("open", path, help)(source));
         }
-        let opened = if hugging_face::is_folder(path) {
+        if hugging_face::is_folder(path) {
             let mut described = hugging_face::describe(path)?;
             if described.dropout_refusal.is_some() {
                 described.spec.dropout = f64::NAN;
@@ -42,12 +42,11 @@ impl InitialWeights {
                 model: described.spec.into(),
                 dropout_refusal: described.dropout_refusal,
             }));
-        } else if path.join(STATE_FILE).exists() {
-            checkpoint::open(path)?
-        } else if path.join("checkpoints").is_dir() {
-            checkpoint::best(path)?.opened
-        } else {
-            return Ok(None);
+        }
+        let opened = match path.join(STATE_FILE).exists() {
+            true => checkpoint::open(path)?,
+            false if path.join("checkpoints").is_dir() => checkpoint::best(path)?.opened,
+            false => return Ok(None),
         };
         let mut model = Config::of_checkpoint(&opened)?.model;
         model.write_out(opened.state.task.outputs());

@@ -12,41 +12,65 @@ mod sheet;
 
 use std::path::Path;
 
+use clap::Args;
+
 use self::sheet::Inspected;
 use crate::checkpoint::MODEL_FILE;
-use crate::cli::InspectFlags;
 use crate::error::Result;
+use crate::flags::Taken;
 use crate::output::Say;
 use crate::record::EVENTS_FILE;
 use crate::using::choose::is_checkpoint;
 
+/// Printed after the help of `inspect`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  ddp-train inspect out                                   a run: how it ended, its checkpoints
+  ddp-train inspect out/checkpoints/step-00000785         a checkpoint: every byte is checked
+  ddp-train inspect out/checkpoints/step-00000785/model.safetensors
+  ddp-train inspect train.csv --labels species            data: would training accept them?
+  ddp-train inspect digits.npz#x_train --json
+
+All data are read, and nothing is changed; files that cannot be memory-mapped are converted once and cached, as in training.
+
+Exit codes: 0 all is well, 65 damaged or refused, 74 unreadable.";
+
+/// The flags of `inspect`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct InspectFlags {
+    /// A run's folder, a checkpoint, a model file, or data (as --data takes them)
+    #[arg(value_name = "PATH")]
+    pub path: String,
+    /// How the data are read, as in training.
+    #[command(flatten)]
+    pub settings: Taken,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Prints what is in a file or folder.
-pub fn inspect(flags: &InspectFlags, say: Say<'_>) -> Result<()> {
-    let found = find(flags)?;
-    if flags.json {
-        say(&found.json)?
-    } else {
-        say(&found.sheet)?
+pub(crate) fn inspect(flags: &InspectFlags, say: Say<'_>) -> Result<()> {
+    let Inspected(sheet, json, problem) = find(flags)?;
+    match flags.json {
+        true => say(&json)?,
+        false => say(&sheet)?,
     }
-    found.problem.map_or(Ok(()), Err)
+    problem.map_or(Ok(()), Err)
 }
 
 fn find(flags: &InspectFlags) -> Result<Inspected> {
     let path = Path::new(&flags.path);
     let is_named_model = path.file_name().is_some_and(|name| name == MODEL_FILE);
-    if path.is_file()
-        && flags.settings.labels.is_none()
-        && (is_named_model || model::is_model(path))
-    {
+    let has_labels = flags.settings.labels.is_some();
+    if path.is_file() && !has_labels && (is_named_model || model::is_model(path)) {
         return model::found(path);
     }
-    if path.is_dir() {
-        if is_checkpoint(path) {
-            return checkpoint::found(path);
-        }
-        if path.join(EVENTS_FILE).exists() || path.join("checkpoints").is_dir() {
-            return run::found(path);
-        }
+    if path.is_dir() && is_checkpoint(path) {
+        return checkpoint::found(path);
     }
-    dataset::found(flags)
+    if path.join(EVENTS_FILE).exists() || path.join("checkpoints").is_dir() {
+        return run::found(path);
+    }
+    dataset::found(&flags.path, &flags.settings)
 }

@@ -42,38 +42,37 @@
 //! | [`nn`] | layers, losses; [`models`], [`params`], [`optim`] |
 //! | [`step`] | [`Step`](step::Step): forward, loss, backward, reduction, update |
 //! | [`train`], [`trainer`], [`config`] | around the step: checkpoints, logs, evaluation, resume |
-//! | [`checkpoint`], [`hugging_face`], [`export`] | models in files |
-//! | [`record`], [`report`], [`inspect`], [`watch`] | what a run has logged, and how it is shown |
-//! | [`using`], [`generate`] | trained models: `eval`, `predict`, `generate` |
+//! | [`checkpoint`], [`hugging_face`], [`generate`] | models in files, and texts that they make |
+//! | [`record`], [`report`] | what a run has logged, and its page |
 //!
 //! Start reading at `program.rs` for the program, at `ddp_engine::step` for training.
 
 #![forbid(unsafe_code)]
 
 mod about;
-pub mod bench;
+mod bench;
 pub mod cli;
-pub mod compare;
+mod compare;
 mod device;
-pub mod doctor;
-pub mod dry_run;
+mod doctor;
+mod dry_run;
 pub mod error;
-pub mod export;
-pub mod flags;
+mod export;
+mod flags;
 mod initial_weights;
-pub mod inspect;
+mod inspect;
 mod metrics;
-pub mod output;
+mod output;
 mod program;
-pub mod progress;
+mod progress;
 pub mod report;
-pub mod start;
-pub mod tensorboard;
-pub mod tokenize;
+mod start;
+mod tensorboard;
+mod tokenize;
 pub mod train;
 mod units;
 pub mod using;
-pub mod watch;
+mod watch;
 
 pub use ddp_comm as comm;
 pub use ddp_data as data;

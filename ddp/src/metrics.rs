@@ -164,28 +164,28 @@ fn norm_of(layers: &Value) -> Option<f64> {
 impl Run {
     /// Reads the log of the run in `folder`, which must have begun.
     pub(crate) fn read(folder: &Path) -> Result<Run> {
-        Run::read_begun(folder, |_| true)
+        Run::read_log(folder, |_| true)?.begun()
     }
 
-    /// The same, without the lines that are not `wanted`.
-    pub(crate) fn read_begun(folder: &Path, wanted: impl FnMut(&[u8]) -> bool) -> Result<Run> {
-        let run = Run::read_log(&folder.join(EVENTS_FILE), wanted)?;
-        if !run.last.contains_key("start") {
-            return Err(Error::Data(format!(
-                "{}: expected the metrics log of a run, which has a \"start\" event, got none and \
-                 {} lines that are not events; help: give the folder of a run that has begun",
-                run.path.display(),
-                run.bad_lines.len()
-            )));
+    /// Refuses a log without a start.
+    pub(crate) fn begun(self) -> Result<Run> {
+        if self.last.contains_key("start") {
+            return Ok(self);
         }
-        Ok(run)
+        Err(Error::Data(format!(
+            "{}: expected the metrics log of a run, which has a \"start\" event, got none and {} \
+             lines that are not events; help: give the folder of a run that has begun",
+            self.path.display(),
+            self.bad_lines.len()
+        )))
     }
 
-    /// Reads the log at `path`, without the lines that are not `wanted`.
-    pub(crate) fn read_log(path: &Path, wanted: impl FnMut(&[u8]) -> bool) -> Result<Run> {
+    /// Reads the log of the run in `folder`, without the lines that are not `wanted`.
+    pub(crate) fn read_log(folder: &Path, wanted: impl FnMut(&[u8]) -> bool) -> Result<Run> {
+        let path = folder.join(EVENTS_FILE);
         let help = format!("give the folder of a run, its --out: {EVENTS_FILE} is in it");
-        let failed = || Error::io("read", path, &*help);
-        if !fs::metadata(path).map_err(failed())?.is_file() {
+        let failed = || Error::io("read", &path, &*help);
+        if !fs::metadata(&path).map_err(failed())?.is_file() {
             return Err(Error::Data(format!(
                 "{}: expected a plain file, the metrics log of a run, got another kind; help: \
                  remove it",
@@ -193,19 +193,16 @@ impl Run {
             )));
         }
         let mut run = Run {
-            path: path.to_path_buf(),
+            path: path.clone(),
             ..Run::default()
         };
-        run.refresh_with(wanted).map_err(failed())?;
+        run.refresh(wanted).map_err(failed())?;
         Ok(run)
     }
 
-    /// Reads the lines that were added. Reads all again if what was read has changed.
-    pub(crate) fn refresh(&mut self) -> io::Result<()> {
-        self.refresh_with(|_| true)
-    }
-
-    fn refresh_with(&mut self, mut wanted: impl FnMut(&[u8]) -> bool) -> io::Result<()> {
+    /// Reads the lines that were added, but for those that are not `wanted`. Reads all again if what
+    /// was read has changed.
+    pub(crate) fn refresh(&mut self, mut wanted: impl FnMut(&[u8]) -> bool) -> io::Result<()> {
         let mut file = BufReader::new(File::open(&self.path)?);
         let mut last_line = vec![0; self.last_line.len()];
         file.seek(SeekFrom::Start(self.length - last_line.len() as u64))?;
@@ -225,22 +222,19 @@ impl Run {
             }
             self.lines += 1;
             self.length += line.len() as u64;
-            if wanted(&line)
-                && let Err(error) = self.take(&line)
-            {
-                let why = format!("not an event: {error}");
-                self.bad_lines.push((self.lines, why));
-            }
+            let taken = if wanted(&line) {
+                self.take(&line)
+            } else {
+                Ok(())
+            };
+            let why = taken.err().map(|error| format!("not an event: {error}"));
+            self.bad_lines.extend(why.map(|why| (self.lines, why)));
             self.last_line = line;
         }
     }
 
     /// Takes in one line.
     fn take(&mut self, line: &[u8]) -> serde_json::Result<()> {
-        #[derive(Deserialize)]
-        struct Stepped {
-            step: u64,
-        }
         let mut event: Value = serde_json::from_slice(line)?;
         // Digests are large, and only `compare` reads them.
         let fields = event.as_object_mut();
@@ -248,7 +242,7 @@ impl Run {
             event["weight_norm"] = norm_of(&digests["weights"]).into();
         }
         let name = String::deserialize(&event["event"])?;
-        let step = || Ok(Stepped::deserialize(&event)?.step);
+        let step = || u64::deserialize(&event["step"]);
         match &*name {
             "start" => {
                 self.start = Start::deserialize(&event)?;
@@ -316,12 +310,12 @@ impl Run {
 
     /// The evaluation with the lowest loss, the first of several.
     pub(crate) fn best(&self) -> Option<Best> {
-        let (losses, accuracies) = (self.evals.values("loss"), self.evals.values("accuracy"));
-        let known = losses.zip(accuracies);
-        let known = known.filter_map(|((step, loss), (_, accuracy))| {
+        let both = self.evals.values("loss").zip(self.evals.values("accuracy"));
+        let known = both.filter_map(|((step, loss), (_, accuracy))| {
+            let loss = loss?;
             Some(Best {
                 step,
-                loss: loss?,
+                loss,
                 accuracy,
             })
         });
@@ -331,10 +325,8 @@ impl Run {
     /// The step and the figures of each evaluation: `loss 0.3124, accuracy 93.10%`.
     pub(crate) fn eval_texts(&self) -> impl DoubleEndedIterator<Item = (u64, String)> {
         let text = |at: usize| {
-            let value = |name: &str| {
-                let value = self.evals.columns.get(name)?[at];
-                Some(value).filter(|value| value.is_finite())
-            };
+            let finite = |value: &f64| value.is_finite();
+            let value = |name| Some(self.evals.columns.get(name)?[at]).filter(finite);
             let mut text = format!("loss {}", significant(value("loss").unwrap_or(f64::NAN), 4));
             if let Some(part) = value("accuracy") {
                 text += &format!(", accuracy {:.2}%", 100.0 * part);

@@ -6,10 +6,10 @@ use std::io::{self, ErrorKind, Write};
 use crate::error::{Error, Result};
 
 /// Prints a line on rank 0.
-pub type Say<'a> = &'a mut dyn FnMut(&dyn Display) -> Result<()>;
+pub(crate) type Say<'a> = &'a mut dyn FnMut(&dyn Display) -> Result<()>;
 
 /// Prints text, at once.
-pub fn print(text: &dyn Display) -> Result<()> {
+pub(crate) fn print(text: &dyn Display) -> Result<()> {
     let mut output = io::stdout().lock();
     let written = write!(output, "{text}").and_then(|()| output.flush());
     written.map_err(unprinted)
@@ -22,7 +22,7 @@ pub(crate) fn unprinted(source: io::Error) -> Error {
 }
 
 /// A reader that has left, as in `ddp-train inspect RUN | head`, is no failure.
-pub fn unless_reader_left(printed: Result<()>) -> Result<()> {
+pub(crate) fn unless_reader_left(printed: Result<()>) -> Result<()> {
     match printed {
         Err(Error::Io(error)) if error.source.kind() == ErrorKind::BrokenPipe => Ok(()),
         printed => printed,

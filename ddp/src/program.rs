@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use ddp_comm::{Field, NcclChoice, Options, World};
+use ddp_comm::{Field, Options, World};
 use ddp_kernels::setting::spell_settings;
 
 use crate::about::{self, About};
@@ -75,37 +75,33 @@ impl Program {
 #[inline(never)]
 fn start_or_join() -> ExitCode {
     let program = about::about().name;
-    let mut command = cli::parse(std::env::args_os());
-    if let Ok(Command::Start(ranks)) = command {
-        let (_, timeout_s, _) = of_ranks(&ranks.command);
-        command = match start::start(&ranks, Duration::from_secs_f64(timeout_s)) {
+    let parsed = cli::parse(std::env::args_os());
+    let settings = settings(parsed.as_ref().ok().map(|(command, _)| command));
+    let timeout = Duration::from_secs_f64(settings.timeout_s);
+    if let Ok((command, flags)) = &parsed
+        && flags.starts()
+    {
+        match start::start(flags, command, timeout) {
             Ok(Some(exit_code)) => return ExitCode::from(exit_code),
-            Ok(None) => Ok(*ranks.command),
+            Ok(None) => {}
             Err(error) => return World::refuse(program, &ShownError(error)),
-        };
+        }
     }
+    let command = parsed.map(|(command, _)| command);
     if let Ok(Command::HostAgent) = command {
         start::serve();
         return ExitCode::SUCCESS;
     }
-    let (level, timeout_s, share_gpus) = match &command {
-        Ok(command) => of_ranks(command),
-        Err(_) => (LogLevel::default(), SHORT_S, false),
-    };
-    let nccl = match &command {
-        Ok(Command::Train(config)) => config.nccl,
-        _ => NcclChoice::Fixed,
-    };
     let options = Options {
         program: program.to_string(),
-        timeout: Duration::from_secs_f64(timeout_s),
-        share_gpus,
+        timeout,
+        share_gpus: settings.share_gpus,
         catches_stop: matches!(command, Ok(Command::Train(_))),
-        nccl,
+        nccl: settings.nccl,
         remedy_text,
         ..Default::default()
     };
-    progress::start_log(level, ddp_comm::likely_rank());
+    progress::start_log(settings.log_level, ddp_comm::likely_rank());
     World::run(&options, |world| {
         command
             .and_then(|command| run(command, world))
@@ -114,16 +110,18 @@ fn start_or_join() -> ExitCode {
     })
 }
 
-/// What a command logs, how many seconds its ranks wait for each other, and whether they may share
-/// GPUs.
-fn of_ranks(command: &Command) -> (LogLevel, f64, bool) {
-    let of = |config: &Config| (config.log_level, config.timeout_s, config.share_gpus);
+/// What the ranks of a command log, share, and how long they wait for each other.
+fn settings(command: Option<&Command>) -> Config {
+    let otherwise = |log_level, timeout_s| Config {
+        log_level,
+        timeout_s,
+        ..Config::default()
+    };
     match command {
-        Command::Train(config) | Command::DryRun(config) => of(config),
-        Command::Doctor(flags) => (LogLevel::Warn, flags.timeout_s, false),
+        Some(Command::Doctor(flags)) => otherwise(LogLevel::Warn, flags.timeout_s),
         other => {
-            let default = (LogLevel::default(), SHORT_S, false);
-            other.ranks().map_or(default, |ranks| of(&ranks.settings))
+            let config = other.and_then(Command::config).cloned();
+            config.unwrap_or_else(|| otherwise(LogLevel::default(), SHORT_S))
         }
     }
 }
@@ -137,19 +135,32 @@ fn run(command: Command, world: &World) -> Result<()> {
         compared => compared?,
     }
     let mut say = |line: &dyn Display| say(line, world);
+    let is_alone = matches!(
+        command,
+        Command::Export(_)
+            | Command::Inspect(_)
+            | Command::Report(_)
+            | Command::Compare(_)
+            | Command::Watch(_)
+    );
+    // Rank 0 does these alone.
+    if is_alone && world.rank() > 0 {
+        return Ok(());
+    }
     match command {
         Command::Show(text) => say(&text.trim_end()),
-        Command::Start(ranks) => run(*ranks.command, world),
         Command::HostAgent => unreachable!("it has no world"),
         Command::Train(config) => train::train(&config, world),
         Command::DryRun(config) => dry_run::dry_run(&config, world, &mut say),
-        Command::Eval(flags) => using::eval(&flags, world, &mut say),
-        Command::Predict(flags) => using::predict(&flags, world),
-        Command::Generate(flags) => output::unless_reader_left(using::generate(&flags, world)),
-        Command::Export(flags) => export::export(&flags, world, &mut say),
+        Command::Eval(flags) => using::eval::eval(&flags, world, &mut say),
+        Command::Predict(flags) => using::predict::predict(&flags, world),
+        Command::Generate(flags) => {
+            output::unless_reader_left(using::generate::generate(&flags, world))
+        }
+        Command::Export(flags) => export::export(&flags, &mut say),
         Command::Tokenize(flags) => tokenize::tokenize(&flags, world, &mut say),
         Command::Inspect(flags) => inspect::inspect(&flags, &mut say),
-        Command::Report(flags) => report::report(&flags, world, &mut say),
+        Command::Report(flags) => report::report(&flags, &mut say),
         Command::Compare(flags) => compare::compare(&flags, world, &mut say),
         Command::Watch(flags) => watch::watch(&flags, world, &mut say),
         Command::Doctor(flags) => doctor::examine(&flags, world, &mut say),

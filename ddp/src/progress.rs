@@ -2,7 +2,7 @@
 //! elsewhere.
 //!
 //! Only rank 0 shows progress. Other ranks log only errors, with their number in front. The bar is
-//! cleared while a log line is written.
+//! cleared while a line is written.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, WeakProgressBar};
+use tracing::level_filters::LevelFilter;
 use tracing::{Level, Metadata};
-use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
+use tracing_subscriber::fmt::writer::MakeWriterExt;
 
 use crate::config::{LogLevel, When};
 use crate::record::StepEvent;
@@ -31,12 +32,12 @@ const MEDIUM_COLUMNS: u16 = 72;
 /// How often a bar is drawn.
 const REDRAWS_PER_S: u8 = 20;
 
-/// The bar on the screen, which the log clears while it writes.
+/// The bar on the screen.
 static BAR: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 
-/// Progress of one run.
+/// Progress of one run, or through files.
 #[derive(Debug)]
-pub struct Progress {
+pub(crate) struct Progress {
     shown: Shown,
     steps: u64,
     /// The width of the terminal.
@@ -63,14 +64,24 @@ const LINES: Shown = Shown::Lines {
 
 impl Progress {
     /// Progress of a run of `steps` steps, for rank 0.
-    pub fn new(when: When, steps: u64) -> Progress {
-        let terminal = io::stderr().is_terminal();
+    pub(crate) fn new(when: When, steps: u64) -> Progress {
+        Progress::with_bar(when, steps, |columns| bar(steps, on_terminal(), columns))
+    }
+
+    /// Progress through files that are read.
+    pub(crate) fn of_files(when: When) -> Progress {
+        let template = "{msg}  {bar:10} {decimal_bytes}/{decimal_total_bytes}  \
+                        {decimal_bytes_per_sec}  {eta} left";
+        Progress::with_bar(when, 0, |_| styled(None, on_terminal(), template))
+    }
+
+    fn with_bar(when: When, steps: u64, bar: impl FnOnce(u16) -> ProgressBar) -> Progress {
         let (_, columns) = Term::stderr().size();
         let shown = match when {
             When::Never => Shown::Nothing,
-            When::Auto if !terminal => LINES,
+            When::Auto if !io::stderr().is_terminal() => LINES,
             // indicatif's own target draws nothing without a terminal.
-            When::Auto | When::Always => Shown::Bar(bar(steps, on_terminal(), columns)),
+            When::Auto | When::Always => Shown::Bar(bar(columns)),
         };
         Progress {
             shown,
@@ -80,113 +91,67 @@ impl Progress {
     }
 
     /// Called after every step: it is cheap.
-    pub fn step(&self, step: u64) {
+    pub(crate) fn step(&self, step: u64) {
         if let Shown::Bar(bar) = &self.shown {
             bar.set_position(step);
         }
     }
 
     /// Shows figures: in the bar, or as a line now and then.
-    pub fn figures(&mut self, figures: &StepEvent) {
-        let steps = self.steps;
+    pub(crate) fn figures(&mut self, figures: &StepEvent) {
+        let (step, steps) = (figures.step, self.steps);
+        let text = format!("step {step} of {steps}  {}", describe(figures, u16::MAX));
         match &mut self.shown {
             Shown::Nothing => {}
-            Shown::Bar(bar) if figures.step == steps => {
-                bar.suspend(|| say(&format!("step {steps} of {steps}  {}", describe(figures))));
-            }
-            Shown::Bar(bar) => bar.set_message(match self.columns {
-                WIDE_COLUMNS.. => describe(figures),
-                MEDIUM_COLUMNS.. => describe_loss(figures),
-                _ => describe_shortly(figures),
-            }),
+            Shown::Bar(_) if step == steps => show(&text),
+            Shown::Bar(bar) => bar.set_message(describe(figures, self.columns)),
             Shown::Lines { first, last } => {
-                let (began, first_step) =
-                    *first.get_or_insert_with(|| (Instant::now(), figures.step));
-                let is_soon = last.is_some_and(|last| last.elapsed() < LINE_EVERY);
-                if is_soon && figures.step < steps {
+                let (began, first) = *first.get_or_insert_with(|| (Instant::now(), step));
+                if step < steps && last.is_some_and(|last| last.elapsed() < LINE_EVERY) {
                     return;
                 }
                 *last = Some(Instant::now());
-                let step = figures.step;
-                let (done, left) = (step.saturating_sub(first_step), steps.saturating_sub(step));
-                let left = time_left(began.elapsed(), done, left);
-                let left = left.map_or(String::new(), |left| {
-                    format!("  {} left", units::duration(left.as_secs_f64()))
-                });
-                say(&format!(
-                    "step {step} of {steps}  {}{left}",
-                    describe(figures)
-                ));
+                let (done, left) = (step.saturating_sub(first), steps.saturating_sub(step));
+                let left_s = time_left_s(began.elapsed(), done, left).map(units::duration);
+                let left = left_s.map_or(String::new(), |left| format!("  {left} left"));
+                show(&format!("{text}{left}"));
+            }
+        }
+    }
+
+    /// So many of all bytes are read.
+    pub(crate) fn read(&mut self, what: &'static str, bytes: u64, of: u64) {
+        match &mut self.shown {
+            Shown::Nothing => {}
+            Shown::Bar(bar) => {
+                bar.set_message(what);
+                bar.set_length(of);
+                bar.set_position(bytes);
+            }
+            Shown::Lines { last, .. } => {
+                let last = last.get_or_insert_with(Instant::now);
+                if last.elapsed() >= LINE_EVERY {
+                    *last = Instant::now();
+                    let [read, of] = [bytes, of].map(|bytes| bytes as f64 / 1e6);
+                    show(&format!("{what}: {read:.0} of {of:.0} MB read"));
+                }
             }
         }
     }
 
     /// Prints a line that stays.
-    pub fn note(&self, line: &str) {
-        match &self.shown {
-            Shown::Nothing => {}
-            Shown::Bar(bar) => bar.suspend(|| say(line)),
-            Shown::Lines { .. } => say(line),
+    pub(crate) fn note(&self, line: &str) {
+        if !matches!(self.shown, Shown::Nothing) {
+            show(line);
         }
     }
 
     /// Removes the bar. Later output is lines.
-    pub fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         if let Shown::Bar(_) = &self.shown {
             clear_bar();
             self.shown = LINES;
         }
-    }
-}
-
-/// Progress through files that are read.
-#[derive(Debug)]
-pub(crate) struct ReadProgress {
-    bar: Option<ProgressBar>,
-    /// Without a bar, when the next line is shown; None to show nothing.
-    next: Option<Instant>,
-}
-
-impl ReadProgress {
-    pub(crate) fn new(when: When) -> ReadProgress {
-        let is_bar = when == When::Always || when == When::Auto && io::stderr().is_terminal();
-        let template = "{msg}  {bar:10} {decimal_bytes}/{decimal_total_bytes}  \
-                        {decimal_bytes_per_sec}  {eta} left";
-        let bar = is_bar.then(|| styled(None, on_terminal(), template));
-        ReadProgress {
-            next: (bar.is_none() && when == When::Auto).then(|| Instant::now() + LINE_EVERY),
-            bar,
-        }
-    }
-
-    /// So many of all bytes are read.
-    pub(crate) fn at(&mut self, what: &'static str, bytes: u64, of: u64) {
-        if let Some(bar) = &self.bar {
-            bar.set_message(what);
-            bar.set_length(of);
-            bar.set_position(bytes);
-        }
-        if self.next.is_some_and(|next| Instant::now() >= next) {
-            self.next = Some(Instant::now() + LINE_EVERY);
-            let [read, of] = [bytes, of].map(|bytes| bytes as f64 / 1e6);
-            say(&format!("{what}: {read:.0} of {of:.0} MB read"));
-        }
-    }
-}
-
-impl Drop for ReadProgress {
-    fn drop(&mut self) {
-        if self.bar.is_some() {
-            clear_bar();
-        }
-    }
-}
-
-/// Removes the bar, if there is one, before the process prints its last error.
-pub fn clear_bar() {
-    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(bar) = bar.and_then(|bar| bar.upgrade()) {
-        bar.finish_and_clear();
     }
 }
 
@@ -209,7 +174,7 @@ fn on_terminal() -> ProgressDrawTarget {
     ProgressDrawTarget::term_like_with_hz(Box::new(Term::stderr()), REDRAWS_PER_S)
 }
 
-/// A bar that the log clears while it writes.
+/// The bar that is cleared while a line is written.
 fn styled(length: Option<u64>, target: ProgressDrawTarget, template: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(template).expect("the template is right");
     let style = style.progress_chars("━╸─");
@@ -218,82 +183,79 @@ fn styled(length: Option<u64>, target: ProgressDrawTarget, template: &str) -> Pr
     bar
 }
 
-/// `training loss 0.3124, accuracy 93.1%  epoch 1  41,200 samples/s`; without a rate the GPU is
-/// simulated.
-fn describe(figures: &StepEvent) -> String {
+/// Removes the bar, if there is one, before the process prints its last error.
+pub(crate) fn clear_bar() {
+    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(bar) = bar.and_then(|bar| bar.upgrade()) {
+        bar.finish_and_clear();
+    }
+}
+
+/// `training loss 0.3124, accuracy 93.1%  epoch 1  41,200 samples/s`, or less of it on a narrow
+/// terminal; without a rate the GPU is simulated.
+fn describe(figures: &StepEvent, columns: u16) -> String {
+    let (epoch, loss) = (figures.epoch, significant(figures.loss, 4));
+    let accuracy = figures.accuracy.map(|part| part * 100.0);
+    let accuracy = |before: &str| accuracy.map_or(String::new(), |it| format!("{before}{it:.1}%"));
+    if columns < MEDIUM_COLUMNS {
+        return format!("loss {loss}{}", accuracy("  "));
+    }
+    let text = format!(
+        "training loss {loss}{}  epoch {epoch}",
+        accuracy(", accuracy ")
+    );
     let (rate, unit) = match figures.tokens_per_s {
         Some(tokens) => (tokens, "tokens/s"),
         None => (figures.samples_per_s, "samples/s"),
     };
-    let loss = describe_loss(figures);
+    if columns < WIDE_COLUMNS {
+        return text;
+    }
     if rate.is_nan() {
-        return format!("{loss}  simulated");
+        return format!("{text}  simulated");
     }
     let percent = |share| format!(" ({:.0}% of a large matmul)", share * 100.0);
     let share = figures.matmul_share.map(percent).unwrap_or_default();
     let tflops = figures.tflops.map(|tflops| significant(tflops, 3));
     let tflops = tflops.map(|tflops| format!(", {tflops} TFLOP/s{share}"));
     let rate = units::count(rate.round() as u64);
-    format!("{loss}  {rate} {unit}{}", tflops.unwrap_or_default())
-}
-
-/// `training loss 0.3124, accuracy 93.1%  epoch 1`
-fn describe_loss(figures: &StepEvent) -> String {
-    let (epoch, loss, accuracy) = (
-        figures.epoch,
-        significant(figures.loss, 4),
-        figures.accuracy,
-    );
-    let accuracy = accuracy.map(|part| format!(", accuracy {:.1}%", part * 100.0));
-    format!(
-        "training loss {loss}{}  epoch {epoch}",
-        accuracy.unwrap_or_default()
-    )
-}
-
-/// `loss 0.3124  93.1%`
-fn describe_shortly(figures: &StepEvent) -> String {
-    let accuracy = figures
-        .accuracy
-        .map(|part| format!("  {:.1}%", part * 100.0));
-    format!(
-        "loss {}{}",
-        significant(figures.loss, 4),
-        accuracy.unwrap_or_default()
-    )
+    format!("{text}  {rate} {unit}{}", tflops.unwrap_or_default())
 }
 
 /// The time for the remaining steps at the same speed; None if that is unknown or nothing is left.
-fn time_left(gone: Duration, steps_done: u64, steps_left: u64) -> Option<Duration> {
-    if steps_done == 0 || steps_left == 0 {
-        return None;
-    }
-    Duration::try_from_secs_f64(gone.as_secs_f64() * steps_left as f64 / steps_done as f64).ok()
+fn time_left_s(gone: Duration, steps_done: u64, steps_left: u64) -> Option<f64> {
+    let is_known = steps_done > 0 && steps_left > 0;
+    is_known.then(|| gone.as_secs_f64() * steps_left as f64 / steps_done as f64)
 }
 
-fn say(line: &str) {
-    write(format!("{line}\n").as_bytes());
-}
-
-/// One write, so that lines of several ranks do not mix. A closed standard error, and a full one
-/// that is not read, must not hold up the run: what does not fit is dropped.
-fn write(line: &[u8]) {
-    if ddp_comm::stderr_has_reader() {
-        let _ = io::stderr().write_all(line);
+/// Writes a line while the bar is cleared, at once, so that lines of several ranks do not mix. A
+/// closed standard error, and a full one that is not read, must not hold up the run: what does not
+/// fit is dropped.
+fn show(line: &str) {
+    let write = || {
+        if ddp_comm::stderr_has_reader() {
+            let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
+        }
+    };
+    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner);
+    match bar.as_ref().and_then(WeakProgressBar::upgrade) {
+        Some(bar) => bar.suspend(write),
+        None => write(),
     }
 }
 
 /// Sends the log of this process to standard error: from `level` on rank 0, only errors on others.
 /// Does nothing if there is a subscriber already.
-pub fn start_log(level: LogLevel, rank: usize) {
+pub(crate) fn start_log(level: LogLevel, rank: usize) {
     let colours = io::stderr().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let is_shown = |about: &Metadata<'_>| *about.level() == Level::ERROR || ddp_comm::is_rank_0();
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(level.filter())
         .with_ansi(colours)
-        .with_target(level.filter() > tracing::level_filters::LevelFilter::INFO)
+        .with_target(level.filter() > LevelFilter::INFO)
         .with_timer(Uptime(Instant::now()))
-        .with_writer(Stderr { rank });
+        .with_writer((move || Event { rank }).with_filter(is_shown));
     // A program's own subscriber stays.
     let _ = subscriber.try_init();
 }
@@ -307,59 +269,23 @@ impl FormatTime for Uptime {
     }
 }
 
-/// Where the log goes.
-#[derive(Clone, Copy, Debug)]
-struct Stderr {
-    rank: usize,
-}
-
-impl<'a> MakeWriter<'a> for Stderr {
-    type Writer = Event;
-
-    fn make_writer(&'a self) -> Event {
-        let text = match self.rank {
-            0 => Vec::new(),
-            rank => format!("rank {rank}: ").into_bytes(),
-        };
-        let is_silent = false;
-        Event { text, is_silent }
-    }
-
-    fn make_writer_for(&'a self, about: &Metadata<'_>) -> Event {
-        let mut event = self.make_writer();
-        event.is_silent = *about.level() > Level::ERROR && !ddp_comm::is_rank_0();
-        event
-    }
-}
-
-/// One event: written at once, so that lines of several ranks do not mix, while the bar is cleared.
+/// Shows an event of this rank, which is written as a whole.
 struct Event {
-    text: Vec<u8>,
-    is_silent: bool,
+    rank: usize,
 }
 
 impl Write for Event {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.text.extend_from_slice(bytes);
+        let text = String::from_utf8_lossy(bytes);
+        match self.rank {
+            0 => show(text.trim_end()),
+            rank => show(&format!("rank {rank}: {}", text.trim_end())),
+        }
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        if std::mem::take(&mut self.is_silent) {
-            return;
-        }
-        let show = || write(&self.text);
-        let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner);
-        match bar.as_ref().and_then(WeakProgressBar::upgrade) {
-            Some(bar) => bar.suspend(show),
-            None => show(),
-        }
     }
 }
 
@@ -385,7 +311,7 @@ mod tests {
     #[test]
     fn figures_read_as_people_write_them() {
         assert_eq!(
-            describe(&event(120)),
+            describe(&event(120), u16::MAX),
             "training loss 0.3124, accuracy 93.1%  epoch 1  41,235 samples/s"
         );
         let without = StepEvent {
@@ -395,7 +321,7 @@ mod tests {
             ..event(120)
         };
         assert_eq!(
-            describe(&without),
+            describe(&without, u16::MAX),
             "training loss NaN  epoch 1  999 samples/s"
         );
         let tokens = StepEvent {
@@ -404,7 +330,7 @@ mod tests {
             matmul_share: Some(0.783),
             ..event(120)
         };
-        let text = describe(&tokens);
+        let text = describe(&tokens, u16::MAX);
         assert!(
             text.ends_with("  999 tokens/s, 0.142 TFLOP/s (78% of a large matmul)"),
             "{text}"
@@ -413,13 +339,10 @@ mod tests {
 
     #[test]
     fn time_left_is_the_time_gone_by_rule_of_three() {
-        assert_eq!(
-            time_left(Duration::from_secs(10), 20, 60),
-            Some(Duration::from_secs(30))
-        );
-        assert_eq!(time_left(Duration::from_secs(10), 0, 60), None);
-        assert_eq!(time_left(Duration::from_secs(10), 20, 0), None);
-        assert_eq!(time_left(Duration::MAX, 1, u64::MAX), None);
+        let ten = Duration::from_secs(10);
+        assert_eq!(time_left_s(ten, 20, 60), Some(30.0));
+        assert_eq!(time_left_s(ten, 0, 60), None);
+        assert_eq!(time_left_s(ten, 20, 0), None);
     }
 
     /// Keeps what is drawn on so many columns.

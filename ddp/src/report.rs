@@ -18,18 +18,39 @@ pub(crate) mod results;
 mod tables;
 
 use std::collections::BTreeSet;
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use ddp_comm::World;
+use clap::Args;
 
-use crate::cli::ReportFlags;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::metrics::Run;
 use crate::output::{self, Say};
 use crate::record::{EVENTS_FILE, REPORT_FILE};
 use crate::samples::Samples;
+
+/// Printed after the help of `report`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  ddp-train report out                            make out/report.html again
+  ddp-train report one two three --out page.html  one page with the curves of three runs
+  ddp-train report out --csv metrics.csv          a row for each logged step and each evaluation
+  ddp-train report out --csv -                    the same on standard output";
+
+/// The flags of `report`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct ReportFlags {
+    /// Folders of runs: what --out was
+    #[arg(value_name = "DIR", required = true)]
+    pub folders: Vec<PathBuf>,
+    /// File for the page; of several runs it shows the curves over one another
+    /// [default: report.html in the folder of the run]
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Write the metrics of a run to this CSV file instead; - for standard output
+    #[arg(long, value_name = "FILE", conflicts_with = "out")]
+    pub csv: Option<PathBuf>,
+}
 
 /// Makes the report of the run in `folder` and returns its path.
 pub fn make(folder: &Path) -> Result<PathBuf> {
@@ -43,36 +64,29 @@ fn page_of(folder: &Path) -> Result<String> {
 }
 
 /// `ddp-train report`, on rank 0.
-pub fn report(flags: &ReportFlags, world: &World, say: Say<'_>) -> Result<()> {
-    if world.rank() > 0 {
-        return Ok(());
-    }
+pub(crate) fn report(flags: &ReportFlags, say: Say<'_>) -> Result<()> {
     let ReportFlags { folders, out, csv } = flags;
-    let path = match (&folders[..], out, csv) {
-        ([folder], _, Some(csv)) => return export(folder, csv, say),
-        (_, _, Some(csv)) => {
-            let (csv, got) = (csv.display(), folders.len());
-            let help = "export one at a time";
-            let text = format!("--csv {csv}: expected one run, got {got}; help: {help}");
-            return Err(Error::Usage(text));
-        }
-        ([folder], None, None) => make(folder)?,
-        ([folder], Some(out), None) => {
-            files::replace_with(out, page_of(folder)?.as_bytes())?;
-            out.clone()
-        }
-        (_, Some(out), None) => {
-            files::replace_with(out, compare::of(&several(folders)?).as_bytes())?;
-            out.clone()
-        }
-        (_, None, None) => {
+    let count = folders.len();
+    if let Some(csv) = csv {
+        let [folder] = &folders[..] else {
+            let csv = csv.display();
+            let text = format!("--csv {csv}: expected one run, got {count}");
+            return Err(Error::Usage(text + "; help: export one at a time"));
+        };
+        return export(folder, csv, say);
+    }
+    let (path, page) = match (&folders[..], out) {
+        ([folder], None) => (folder.join(REPORT_FILE), page_of(folder)?),
+        ([folder], Some(out)) => (out.clone(), page_of(folder)?),
+        (_, Some(out)) => (out.clone(), compare::of(&several(folders)?)),
+        (_, None) => {
             return Err(Error::Usage(format!(
-                "a report of {} runs: expected --out with a file, got none; help: add --out \
-                 runs.html",
-                folders.len()
+                "a report of {count} runs: expected --out with a file, got none; help: add --out \
+                 runs.html"
             )));
         }
     };
+    files::replace_with(&path, page.as_bytes())?;
     output::warn_unprinted(say(&format!("report {}", path.display())));
     Ok(())
 }
@@ -85,19 +99,14 @@ fn several(folders: &[PathBuf]) -> Result<Vec<(String, Run)>> {
             "a report of {got} runs: expected at most {most}; help: leave some out"
         )));
     }
-    let name = |folder: &PathBuf| {
-        let last = folder.components().next_back();
-        let name = last.map(|last| last.as_os_str().to_string_lossy().into_owned());
-        name.unwrap_or_default()
-    };
-    let names: BTreeSet<String> = folders.iter().map(name).collect();
-    let is_unique = names.len() == folders.len();
+    let names = folders
+        .iter()
+        .map(|folder| folder.file_name().unwrap_or_default());
+    let is_unique = BTreeSet::from_iter(names).len() == got;
     let read = |folder: &PathBuf| {
-        let name = match is_unique {
-            true => name(folder),
-            false => folder.display().to_string(),
-        };
-        Ok((name, Run::read(folder)?))
+        let name = folder.file_name().filter(|_| is_unique);
+        let name = name.unwrap_or(folder.as_os_str()).to_string_lossy();
+        Ok((name.into_owned(), Run::read(folder)?))
     };
     folders.iter().map(read).collect()
 }
@@ -106,16 +115,13 @@ fn several(folders: &[PathBuf]) -> Result<Vec<(String, Run)>> {
 fn export(folder: &Path, csv: &Path, say: Say<'_>) -> Result<()> {
     // Refuses what is no metrics log, and says how to fix it.
     Run::read(folder)?;
-    let record = folder.join(EVENTS_FILE);
+    let log = folder.join(EVENTS_FILE);
     if csv == Path::new("-") {
-        let mut out = BufWriter::new(std::io::stdout().lock());
-        let written = csv::write(&record, &mut out).and_then(|()| out.flush());
+        let written = csv::write(&log, &mut std::io::stdout().lock());
         return output::unless_reader_left(written.map_err(output::unprinted));
     }
     files::replace_file(csv, |file| {
-        let mut out = BufWriter::new(file);
-        let written = csv::write(&record, &mut out).and_then(|()| out.flush());
-        written.map_err(files::failed("write", csv))
+        csv::write(&log, file).map_err(files::failed("write", csv))
     })?;
     output::warn_unprinted(say(&format!("metrics {}", csv.display())));
     Ok(())

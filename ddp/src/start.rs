@@ -5,36 +5,63 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use ddp_comm::spawn::serve;
-use ddp_comm::spawn::{Host, HostList, Losses, Spawner, StartedBy, Task, started_by};
+pub(crate) use ddp_comm::spawn::serve;
+use ddp_comm::spawn::{Host, HostList, Losses, Place, Spawner, StartedBy, Task, started_by};
 use ddp_kernels::device::discover;
 
 use crate::about::about;
-use crate::cli::{Command, HOST_AGENT, RankCount, StartRanks};
+use crate::cli::{Command, HOST_AGENT};
 use crate::config::DeviceChoice;
 use crate::error::{Error, Result};
+use crate::flags::{PlaceFlags, RankCount, StartFlags};
 
 /// How long to wait before a job starts again.
 const PAUSE: Duration = Duration::from_secs(2);
+/// How long processes that something else starts may take to find the first one, at least.
+const GATHERING_MAX: Duration = Duration::from_secs(60);
 /// Exit codes of a job that lost a rank: 77, or 128 plus the signal of a crash or a kill.
 const OF_LOST_RANKS: [u8; 6] = [77, 134, 135, 136, 137, 139];
 
-/// Starts the ranks, which wait for each other for `timeout`, and stays with them. Returns their
-/// exit code; None if this process is one of them.
-pub fn start(ranks: &StartRanks, timeout: Duration) -> Result<Option<u8>> {
-    match started_by()? {
-        StartedBy::NoLauncher => {}
-        StartedBy::Spawner => return Ok(None),
-        StartedBy::Launcher => {
-            let flag = ranks.min_ranks.map_or("--ranks", |_| "--min-ranks");
+/// Starts the ranks of `command`, which wait for each other for `timeout`, and stays with them.
+/// Returns their exit code; None if this process is one of them.
+pub(crate) fn start(
+    ranks: &StartFlags,
+    command: &Command,
+    timeout: Duration,
+) -> Result<Option<u8>> {
+    let has_places = ranks.places != PlaceFlags::default();
+    let place = match (started_by()?, ranks.min_ranks) {
+        (StartedBy::Spawner, _) => return Ok(None),
+        (StartedBy::NoLauncher, Some(_)) if !has_places => {
+            let text = "--min-ranks: expected --ranks, --hosts, --hostfile, or RANK, WORLD_SIZE, \
+                MASTER_ADDR and MASTER_PORT, got none";
+            return Err(Error::Usage(text.into()));
+        }
+        (StartedBy::NoLauncher, _) => None,
+        (StartedBy::Launcher, Some(_)) => Some(Place::of_this_process().map_err(|why| {
+            Error::Usage(format!(
+                "--min-ranks: {why}; help: leave out the launcher, and give --ranks or --hosts"
+            ))
+        })?),
+        (StartedBy::Launcher, None) => {
             return Err(Error::Usage(format!(
-                "{flag}: a launcher has started this process as one of several ranks; help: leave \
-                 out --ranks, --hosts and --min-ranks, or start {} without the launcher",
+                "--ranks: a launcher has started this process as one of several ranks; help: leave \
+                 out --ranks and --hosts, or start {} without the launcher",
                 about().name
             )));
         }
+    };
+    if let Some(place) = place.as_ref().filter(|place| !place.is_first()) {
+        return Ok(Some(place.serve(timeout.max(GATHERING_MAX))?));
     }
-    let hosts = hosts(ranks)?;
+    let hosts = match &place {
+        None => hosts(ranks, command)?,
+        Some(_) if ranks.places.hosts.is_some() || ranks.places.hostfile.is_some() => {
+            let text = "--hosts: the processes of this job are started already; help: leave it out";
+            return Err(Error::Usage(text.into()));
+        }
+        Some(place) => place.hosts(ranks.places.ranks.map_or(1, |_| count(ranks, command))),
+    };
     let failed = Error::io("find", "this program", "start it by its path");
     let program = std::env::current_exe().map_err(failed)?;
     let mut task = Task {
@@ -42,8 +69,10 @@ pub fn start(ranks: &StartRanks, timeout: Duration) -> Result<Option<u8>> {
         arguments: std::env::args_os().skip(1).collect(),
         agent: HOST_AGENT,
         losses: losses(ranks, &hosts)?,
+        place,
     };
-    let mut spawner = Spawner::new(about().name, ranks.grace, timeout);
+    let grace = Duration::from_secs_f64(ranks.grace_s);
+    let mut spawner = Spawner::new(about().name, grace, timeout);
     for restart in 0.. {
         let ended = spawner.run(&hosts, &task);
         let code = match &ended {
@@ -56,15 +85,12 @@ pub fn start(ranks: &StartRanks, timeout: Duration) -> Result<Option<u8>> {
         if !is_lost || restart == ranks.restarts {
             return Ok(Some(ended?));
         }
+        let (program, number, of) = (about().name, restart + 1, ranks.restarts);
         if let Err(error) = ended {
-            eprintln!("{}: {error}", about().name);
+            eprintln!("{program}: {error}");
         }
-        eprintln!(
-            "{}: the job ended with {code}: starting again with --resume auto ({} of {})",
-            about().name,
-            restart + 1,
-            ranks.restarts
-        );
+        let again = "starting again with --resume auto";
+        eprintln!("{program}: the job ended with {code}: {again} ({number} of {of})");
         task.arguments = resuming(task.arguments);
         if let Some(code) = spawner.pause(PAUSE) {
             return Ok(Some(code));
@@ -74,25 +100,25 @@ pub fn start(ranks: &StartRanks, timeout: Duration) -> Result<Option<u8>> {
 }
 
 /// How the job continues without lost ranks, if it does.
-fn losses(ranks: &StartRanks, hosts: &[Host]) -> Result<Option<Losses>> {
+fn losses(ranks: &StartFlags, hosts: &[Host]) -> Result<Option<Losses>> {
     let Some(min_ranks) = ranks.min_ranks else {
         return Ok(None);
     };
-    let (count, restarts) = (hosts.iter().map(|host| host.ranks).sum(), ranks.restarts);
-    let wrong = match min_ranks {
-        1.. if min_ranks <= count => {
-            return Ok(Some(Losses {
-                min_ranks,
-                restarts,
-            }));
-        }
-        _ => "expected from 1 to the number of ranks; help: give fewer",
-    };
+    let of_job = hosts.iter().filter(|host| !host.is_spare);
+    let count = of_job.map(|host| host.ranks).sum();
+    if (1..=count).contains(&min_ranks) {
+        let restarts = ranks.restarts;
+        return Ok(Some(Losses {
+            min_ranks,
+            restarts,
+        }));
+    }
+    let wrong = "expected from 1 to the number of ranks; help: give fewer";
     Err(Error::Usage(format!("--min-ranks {min_ranks}: {wrong}")))
 }
 
 /// Where to start ranks, and how many.
-fn hosts(ranks: &StartRanks) -> Result<Vec<Host>> {
+fn hosts(ranks: &StartFlags, command: &Command) -> Result<Vec<Host>> {
     let places = &ranks.places;
     let of_file = |path: &PathBuf| {
         let wrong = |why: String| Error::Usage(format!("--hostfile {}: {why}", path.display()));
@@ -104,35 +130,47 @@ fn hosts(ranks: &StartRanks) -> Result<Vec<Host>> {
         (Some(list), _) => list.clone(),
         (None, Some(path)) => of_file(path)?,
         (None, None) => {
-            let (name, ranks) = ("localhost".into(), count(ranks));
-            return Ok(vec![Host { name, ranks }]);
+            let (name, ranks) = ("localhost".into(), count(ranks, command));
+            let is_spare = false;
+            return Ok(vec![Host {
+                name,
+                ranks,
+                is_spare,
+            }]);
         }
     };
-    match places.ranks {
-        None => Ok(list.0),
+    let mut hosts = match places.ranks {
+        None => list.0,
         Some(RankCount::Of(count)) => list
             .first(count)
-            .map_err(|why| Error::Usage(format!("--ranks with hosts: {why}"))),
+            .map_err(|why| Error::Usage(format!("--ranks with hosts: {why}")))?,
         Some(RankCount::Auto) => {
             let text = "--ranks auto counts the GPUs of this machine only; help: give each host \
                 its number of ranks, as in node1:4";
-            Err(Error::Usage(text.into()))
+            return Err(Error::Usage(text.into()));
         }
+    };
+    for spare in ranks.spares.iter().flat_map(|list| &list.0) {
+        if spare.is_here() || hosts.iter().any(|host| host.name == spare.name) {
+            return Err(Error::Usage(format!(
+                "--spares {}: expected another host than those of the job",
+                spare.name
+            )));
+        }
+        hosts.push(Host {
+            is_spare: true,
+            ..spare.clone()
+        });
     }
+    Ok(hosts)
 }
 
 /// How many ranks to start on this machine.
-fn count(ranks: &StartRanks) -> usize {
-    let (device, per_rank) = match &*ranks.command {
-        Command::Train(config) | Command::DryRun(config) => {
-            (config.device, config.devices_per_rank)
-        }
-        Command::Doctor(_) => (DeviceChoice::Auto, 1),
-        other => match other.ranks() {
-            Some(ranks) => (ranks.settings.device, 1),
-            None => (DeviceChoice::Cpu, 1),
-        },
-    };
+fn count(ranks: &StartFlags, command: &Command) -> usize {
+    let config = command.config();
+    let (device, per_rank) = config.map_or((DeviceChoice::Auto, 1), |config| {
+        (config.device, config.devices_per_rank)
+    });
     match (ranks.places.ranks, device) {
         (Some(RankCount::Of(count)), _) => count,
         (_, DeviceChoice::Auto | DeviceChoice::Cuda) => (discover().gpus.len() / per_rank).max(1),

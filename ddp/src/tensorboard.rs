@@ -14,7 +14,7 @@ use crate::files;
 use crate::record::{EvalEvent, StepEvent};
 
 /// The folder of these files in a run's folder.
-pub const FOLDER: &str = "tensorboard";
+pub(crate) const FOLDER: &str = "tensorboard";
 
 /// The start of files' names; ten digits follow, the second in which the file was made.
 const PREFIX: &str = "events.out.tfevents.";
@@ -24,32 +24,30 @@ const SECOND_MAX: u64 = 9_999_999_998;
 const VERSION: &str = "brain.Event:2";
 
 /// Fields of `Event`.
-const WALL_TIME: u32 = 1;
-const STEP: u32 = 2;
-const FILE_VERSION: u32 = 3;
-const SUMMARY: u32 = 5;
-const SESSION_LOG: u32 = 7;
+const WALL_TIME: u64 = 1;
+const STEP: u64 = 2;
+const FILE_VERSION: u64 = 3;
+const SUMMARY: u64 = 5;
+const SESSION_LOG: u64 = 7;
 /// `Summary.value`, and the tag and number of a value.
-const VALUE: u32 = 1;
-const TAG: u32 = 1;
-const SIMPLE_VALUE: u32 = 2;
+const VALUE: u64 = 1;
+const TAG: u64 = 1;
+const SIMPLE_VALUE: u64 = 2;
 /// `SessionLog.status`, and its value that discards what was written for this and later steps.
-const STATUS: u32 = 1;
+const STATUS: u64 = 1;
 const START: u64 = 1;
 
 /// A file of events that is being written.
 #[derive(Debug)]
-pub struct EventFile {
+pub(crate) struct EventFile {
     file: File,
     path: PathBuf,
-    event: Vec<u8>,
-    record: Vec<u8>,
 }
 
 impl EventFile {
     /// A new file for the run in `out`. Its next step is `next_step`, more than 1 if it is resumed:
     /// points of earlier files from that step on are then no longer shown.
-    pub fn create(out: &Path, next_step: u64) -> Result<EventFile> {
+    pub(crate) fn create(out: &Path, next_step: u64) -> Result<EventFile> {
         let folder = out.join(FOLDER);
         files::make_folder(&folder)?;
         let now = wall_time_s();
@@ -60,25 +58,17 @@ impl EventFile {
         let path = folder.join(format!("{PREFIX}{second:010}.ddp-train.{process}"));
         let file = OpenOptions::new().append(true).create_new(true).open(&path);
         let file = file.map_err(files::failed("make", &path))?;
-        let mut events = EventFile {
-            file,
-            path,
-            event: Vec::new(),
-            record: Vec::new(),
-        };
-        let version = VERSION.as_bytes();
-        events.write(now, |event| bytes_field(event, FILE_VERSION, version))?;
+        let mut events = EventFile { file, path };
+        events.write(now, &bytes(FILE_VERSION, VERSION.as_bytes()))?;
         if next_step > 1 {
-            events.write(now, |event| {
-                varint_field(event, STEP, next_step);
-                message_field(event, SESSION_LOG, |log| varint_field(log, STATUS, START));
-            })?;
+            let log = bytes(SESSION_LOG, &number(STATUS, START));
+            events.write(now, &[number(STEP, next_step), log].concat())?;
         }
         Ok(events)
     }
 
     /// The curves of a step.
-    pub fn step(&mut self, event: &StepEvent) -> Result<()> {
+    pub(crate) fn step(&mut self, event: &StepEvent) -> Result<()> {
         let points = [
             ("train/loss", event.loss),
             ("train/accuracy", event.accuracy.unwrap_or(f64::NAN)),
@@ -94,47 +84,37 @@ impl EventFile {
     }
 
     /// The curves of an evaluation.
-    pub fn evaluation(&mut self, event: &EvalEvent) -> Result<()> {
+    pub(crate) fn evaluation(&mut self, event: &EvalEvent) -> Result<()> {
         let accuracy = event.accuracy.unwrap_or(f64::NAN);
         let points = [("eval/loss", event.loss), ("eval/accuracy", accuracy)];
         self.scalars(event.step, &points)
     }
 
     /// Adds a point to each of these curves. Non-finite numbers are left out.
-    pub fn scalars(&mut self, step: u64, points: &[(&str, f64)]) -> Result<()> {
-        let is_finite = |(_, value): &&(&str, f64)| value.is_finite();
-        let points: Vec<_> = points.iter().filter(is_finite).collect();
-        if points.is_empty() {
+    pub(crate) fn scalars(&mut self, step: u64, points: &[(&str, f64)]) -> Result<()> {
+        let points = points.iter().filter(|(_, value)| value.is_finite());
+        let values = points.flat_map(|(tag, value)| {
+            let value = (*value as f32).to_le_bytes();
+            let value = [&varint(SIMPLE_VALUE << 3 | 5)[..], &value].concat();
+            bytes(VALUE, &[bytes(TAG, tag.as_bytes()), value].concat())
+        });
+        let summary: Vec<u8> = values.collect();
+        if summary.is_empty() {
             return Ok(());
         }
-        self.write(wall_time_s(), |event| {
-            varint_field(event, STEP, step);
-            message_field(event, SUMMARY, |summary| {
-                for (tag, value) in points {
-                    message_field(summary, VALUE, |point| {
-                        bytes_field(point, TAG, tag.as_bytes());
-                        key(point, SIMPLE_VALUE, 5);
-                        point.extend((*value as f32).to_le_bytes());
-                    });
-                }
-            });
-        })
+        let fields = [number(STEP, step), bytes(SUMMARY, &summary)].concat();
+        self.write(wall_time_s(), &fields)
     }
 
-    /// Writes an event; `fill` adds its fields after the time.
-    fn write(&mut self, wall_time_s: f64, fill: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
-        self.event.clear();
-        key(&mut self.event, WALL_TIME, 1);
-        self.event.extend(wall_time_s.to_le_bytes());
-        fill(&mut self.event);
-        let length = (self.event.len() as u64).to_le_bytes();
-        self.record.clear();
-        self.record.extend(length);
-        self.record.extend(masked(crc32c(&length)).to_le_bytes());
-        self.record.extend(&self.event);
-        self.record
-            .extend(masked(crc32c(&self.event)).to_le_bytes());
-        let written = self.file.write_all(&self.record);
+    /// Writes an event: its time, then these fields.
+    fn write(&mut self, wall_time_s: f64, fields: &[u8]) -> Result<()> {
+        let time = varint(WALL_TIME << 3 | 1);
+        let event = [&time, &wall_time_s.to_le_bytes()[..], fields].concat();
+        let length = (event.len() as u64).to_le_bytes();
+        let [of_length, of_event] =
+            [&length[..], &event].map(|it| masked(crc32c(it)).to_le_bytes());
+        let record = [&length[..], &of_length, &event, &of_event].concat();
+        let written = self.file.write_all(&record);
         Ok(written.map_err(files::failed("write", &self.path))?)
     }
 }
@@ -155,36 +135,27 @@ fn wall_time_s() -> f64 {
     since.map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// The key of a field: its number and wire type (0 varint, 1 eight bytes, 2 length and bytes, 5
-/// four bytes).
-fn key(out: &mut Vec<u8>, field: u32, wire: u32) {
-    varint(out, u64::from(field << 3 | wire));
-}
-
-/// Seven bits a byte, the lowest first; all but the last have the eighth set.
-fn varint(out: &mut Vec<u8>, mut value: u64) {
+/// Seven bits a byte, the lowest first; all but the last have the eighth set. A field begins with
+/// its number times 8 and its wire type: 0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes.
+fn varint(mut value: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
     while value >= 0x80 {
-        out.push(value as u8 | 0x80);
+        bytes.push(value as u8 | 0x80);
         value >>= 7;
     }
-    out.push(value as u8);
+    bytes.push(value as u8);
+    bytes
 }
 
-fn varint_field(out: &mut Vec<u8>, field: u32, value: u64) {
-    key(out, field, 0);
-    varint(out, value);
+/// A field with a whole number.
+fn number(field: u64, value: u64) -> Vec<u8> {
+    [varint(field << 3), varint(value)].concat()
 }
 
-fn bytes_field(out: &mut Vec<u8>, field: u32, bytes: &[u8]) {
-    key(out, field, 2);
-    varint(out, bytes.len() as u64);
-    out.extend(bytes);
-}
-
-fn message_field(out: &mut Vec<u8>, field: u32, fill: impl FnOnce(&mut Vec<u8>)) {
-    let mut message = Vec::new();
-    fill(&mut message);
-    bytes_field(out, field, &message);
+/// A field with a text or a message.
+fn bytes(field: u64, content: &[u8]) -> Vec<u8> {
+    let length = varint(content.len() as u64);
+    [&varint(field << 3 | 2), &length, content].concat()
 }
 
 /// CRC-32 with Castagnoli's polynomial, bit by bit: events are short.

@@ -1,28 +1,81 @@
 //! `ddp-train tokenize`: from texts to files of tokens.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use clap::{ArgGroup, Args};
 use ddp_comm::World;
-use ddp_kernels::threads;
+use ddp_kernels::threads::{self, COUNT_MAX};
 
-use crate::cli::TokenizeFlags;
+use crate::config::When;
+use crate::data::spec::TOKENS_MAX;
 use crate::data::text::{self, Side, Sizes, TokenizeOptions, Tokenized, TokenizerChoice};
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::flags::{check_alone, choice, parsed, whole};
 use crate::output::{Say, warn_unprinted};
-use crate::progress::ReadProgress;
+use crate::progress::Progress;
 use crate::shown::{shown, significant};
 use crate::units::count;
 
+/// Printed after the help of `tokenize`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  ddp-train tokenize books/*.txt --train-bpe 8192 --val-split 0.05 --out books
+  ddp-train tokenize web.jsonl.zst --tokenizer gpt2/tokenizer.json --out web
+  ddp-train --model gpt --data books --val-data books/val
+
+A text is one document, a line of .jsonl is one, a row of .parquet is one. OUT gets shards of tokens, tokenizer.json and, \
+with --val-split, the folder val; it appears when all is done. After a kill the same command continues where it was.";
+
+/// A byte-level vocabulary has 256 bytes and the end of documents.
+const BPE_MIN: usize = 257;
+
+/// The flags of `tokenize`.
+#[derive(Args, Clone, Debug, PartialEq)]
+#[command(group = ArgGroup::new("vocabulary").required(true))]
+pub struct TokenizeFlags {
+    /// Texts, .jsonl or .parquet; .gz and .zst are unpacked
+    #[arg(value_name = "FILES", required = true)]
+    pub files: Vec<PathBuf>,
+    /// bytes, or a tokenizer.json of Hugging Face
+    #[arg(long, value_name = "TOKENIZER", group = "vocabulary")]
+    pub tokenizer: Option<PathBuf>,
+    /// Learn a byte-level BPE vocabulary of N tokens from the texts instead
+    #[arg(long, value_name = "N", group = "vocabulary")]
+    #[arg(value_parser = whole(BPE_MIN..=TOKENS_MAX as usize))]
+    pub train_bpe: Option<usize>,
+    /// New folder to write
+    #[arg(long, value_name = "FOLDER")]
+    pub out: PathBuf,
+    /// The field of .jsonl, or the column of .parquet, that has the text
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    pub field: String,
+    /// The special token after each document
+    /// [default: a usual one of the tokenizer, such as <|endoftext|>]
+    #[arg(long, value_name = "TOKEN")]
+    pub end_token: Option<String>,
+    /// The share of documents that is held out, at random
+    #[arg(long, value_name = "FRACTION", default_value = "0", value_parser = share)]
+    pub val_split: f64,
+    /// Replace bytes that are not UTF-8 by U+FFFD
+    #[arg(long)]
+    pub lossy: bool,
+    /// Threads that tokenize [default: all cores]
+    #[arg(long, value_name = "N", value_parser = whole(1..=COUNT_MAX))]
+    pub threads: Option<usize>,
+    /// When to show progress on standard error
+    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<When>())]
+    pub progress: When,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let expected = "expected a number, at least 0 and less than 1 (20% is 0.2)";
+    parsed(text, |share| (0.0..1.0).contains(share), || expected.into())
+}
+
 /// Writes a folder of shards.
-pub fn tokenize(flags: &TokenizeFlags, world: &World, say: Say<'_>) -> Result<()> {
-    if world.size() > 1 {
-        return Err(Error::Usage(format!(
-            "tokenize: expected one process, which uses all cores, got {} ranks; help: start it \
-             without mpirun",
-            world.size()
-        )));
-    }
+pub(crate) fn tokenize(flags: &TokenizeFlags, world: &World, say: Say<'_>) -> Result<()> {
+    check_alone("tokenize", world)?;
     let options = TokenizeOptions {
         files: flags.files.clone(),
         tokenizer: match (&flags.tokenizer, flags.train_bpe) {
@@ -38,14 +91,14 @@ pub fn tokenize(flags: &TokenizeFlags, world: &World, say: Say<'_>) -> Result<()
         sizes: Sizes::default(),
     };
     threads::set_count(flags.threads.unwrap_or_else(|| world.default_threads()))?;
-    let mut progress = ReadProgress::new(flags.progress);
+    let mut progress = Progress::of_files(flags.progress);
     let began = Instant::now();
     let done = text::tokenize(&options, &mut |at| {
         let what = match at.is_learning {
             true => "learning the vocabulary",
             false => "tokenizing",
         };
-        progress.at(what, at.read_bytes, at.file_bytes);
+        progress.read(what, at.read_bytes, at.file_bytes);
     });
     drop(progress);
     let done = done?;
@@ -74,10 +127,10 @@ fn describe_work(done: &Tokenized, seconds: f64) -> String {
     let mb = done.text_bytes as f64 / 1e6;
     let (size, rate) = (significant(mb, 3), significant(mb / seconds, 3));
     let mut text = format!("{size} MB of text in {seconds:.1} s: {rate} MB/s");
-    for (what, count) in [
-        ("shards that were there", done.known_shards as u64),
-        ("documents without text, skipped", done.empty_documents),
-    ] {
+    let known = done.known_shards as u64;
+    let empty = done.empty_documents;
+    let skipped = "documents without text, skipped";
+    for (what, count) in [("shards that were there", known), (skipped, empty)] {
         if count > 0 {
             text += &format!("; {what}: {count}");
         }

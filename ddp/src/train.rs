@@ -58,7 +58,6 @@ pub fn train(config: &Config, world: &World) -> Result<()> {
 #[derive(Debug)]
 pub struct Trainer {
     config: Config,
-    model: ModelSpec,
     loss: Arc<dyn Loss>,
     data: Data,
 }
@@ -68,25 +67,24 @@ impl Trainer {
     pub fn builder(model: impl Into<ModelSpec>, loss: impl Loss + 'static, data: Data) -> Trainer {
         // Checkpoints name the model's family.
         models::register::<OwnLayers>();
-        Trainer {
-            config: Config::default(),
+        let config = Config {
             model: model.into(),
-            loss: Arc::new(loss),
-            data,
-        }
+            ..Config::default()
+        };
+        let loss = Arc::new(loss);
+        Trainer { config, loss, data }
     }
 
     /// With these settings: those of `ddp-train`, without the model's, the data's and the loss's.
     pub fn config(self, config: Config) -> Trainer {
+        let model = self.config.model;
+        let config = Config { model, ..config };
         Trainer { config, ..self }
     }
 
     /// Trains, as one of the ranks of `world`. Every rank calls it alike.
     pub fn run(self, world: &World) -> Result<()> {
-        let config = Config {
-            model: self.model,
-            ..self.config
-        };
+        let config = &self.config;
         config.check()?;
         if config.label_smoothing != 0.0 || config.class_weights != ClassWeights::Equal {
             return Err(Error::Usage(format!(
@@ -97,9 +95,9 @@ impl Trainer {
         let mut program = TrainProgram {
             data: Some(self.data),
             loss: Some(self.loss),
-            ..TrainProgram::new(&config)
+            ..TrainProgram::new(config)
         };
-        trainer::train(&config, &mut program, world)
+        trainer::train(config, &mut program, world)
     }
 }
 
@@ -152,9 +150,7 @@ impl Program for TrainProgram<'_> {
             self.curves = Some(EventFile::create(out, taken + 1)?);
         }
         let progress = Progress::new(self.config.progress, steps);
-        if taken > 0 {
-            progress.step(taken);
-        }
+        progress.step(taken);
         self.progress = Some(progress);
         Ok(())
     }
@@ -164,16 +160,14 @@ impl Program for TrainProgram<'_> {
     }
 
     fn logged(&mut self, event: &StepEvent) -> Result<()> {
-        self.progress
-            .iter_mut()
-            .for_each(|shown| shown.figures(event));
-        let curves = self.curves.as_mut();
-        curves.map_or(Ok(()), |curves| curves.step(event))
+        self.progress.iter_mut().for_each(|it| it.figures(event));
+        self.curves.iter_mut().try_for_each(|it| it.step(event))
     }
 
     fn evaluated(&mut self, event: &EvalEvent) -> Result<()> {
-        let curves = self.curves.as_mut();
-        curves.map_or(Ok(()), |curves| curves.evaluation(event))
+        self.curves
+            .iter_mut()
+            .try_for_each(|it| it.evaluation(event))
     }
 
     fn note(&mut self, line: &str) {
@@ -196,7 +190,7 @@ mod tests {
 
     fn config(flags: &str) -> Config {
         let words = ["ddp-train"].into_iter().chain(flags.split_whitespace());
-        let crate::cli::Command::Train(config) = crate::cli::parse(words).unwrap() else {
+        let (crate::cli::Command::Train(config), _) = crate::cli::parse(words).unwrap() else {
             panic!("{flags} is a run")
         };
         *config

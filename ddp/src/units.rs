@@ -7,14 +7,9 @@ pub(crate) fn count(value: u64) -> String {
 
 /// Digits with a comma after each thousand.
 pub(crate) fn grouped(digits: &str) -> String {
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    let groups = digits.as_bytes().rchunks(3).rev();
+    let groups: Vec<_> = groups.map(String::from_utf8_lossy).collect();
+    groups.join(",")
 }
 
 /// `1 rank`, `2 ranks`
@@ -41,13 +36,10 @@ pub(crate) fn duration(seconds: f64) -> String {
 
 /// `34.3 MB`, `70.25 GB`, of 10⁶ bytes.
 pub(crate) fn megabytes(value: f64) -> String {
-    if !value.is_finite() {
-        return "–".to_string();
-    }
-    if value.abs() >= 1000.0 {
-        format!("{:.2} GB", value / 1e3)
-    } else {
-        format!("{value:.1} MB")
+    match value.abs() {
+        ..1000.0 => format!("{value:.1} MB"),
+        size if size.is_finite() => format!("{:.2} GB", value / 1e3),
+        _ => "–".to_string(),
     }
 }
 

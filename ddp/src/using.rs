@@ -1,8 +1,7 @@
 //! Using a saved model: `ddp-train eval`, `ddp-train predict` and `ddp-train generate`.
 //!
 //! `choose.rs` finds the checkpoint, `load.rs` loads model and rows, `forward.rs` runs the model;
-//! `eval.rs` counts the outputs, `predict.rs` writes them. `on_cpu.rs` loads a transformer alone,
-//! and `generate.rs` continues texts with it.
+//! `eval.rs` counts the outputs, `predict.rs` writes them, and `generate.rs` continues texts.
 //!
 //! Batch k belongs to rank k mod N. A batch then has the same rows for any number of ranks, and the
 //! bits of a matmul depend on its rows. Sums are added in the order of batches, and rank 0 writes
@@ -10,14 +9,11 @@
 //! on any number of ranks.
 
 pub(crate) mod choose;
-mod eval;
+pub(crate) mod eval;
 mod forward;
-mod generate;
+pub(crate) mod generate;
 pub(crate) mod load;
-pub(crate) mod on_cpu;
 mod outputs;
-mod predict;
+pub(crate) mod predict;
 
-pub use eval::eval;
-pub use generate::{generate, prompts};
-pub use predict::predict;
+pub use generate::prompts;

@@ -3,32 +3,43 @@
 //!
 //! `summary.rs` says what the log holds in words, `view.rs` draws.
 
-mod follow;
 mod summary;
 mod view;
 
 use std::io::{self, IsTerminal};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use ddp_comm::{Signal, StopSignals, World};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
 
-use self::follow::{Followed, open};
-use crate::cli::WatchFlags;
+use self::summary::{Followed, open};
 use crate::error::{Error, Result};
 use crate::output::Say;
+
+/// Printed after the help of `watch`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  ddp-train watch out                   a live view; q ends it, and the run continues
+  ssh gpu-box -t ddp-train watch out    the same over ssh
+  ddp-train watch out | cat             one summary, since there is no terminal";
+
+/// The flags of `watch`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct WatchFlags {
+    /// The folder of a run, during the run or after: what --out was
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+}
 
 /// How often the log is read.
 const READ_EVERY: Duration = Duration::from_secs(1);
 /// How often keys are looked for.
 const KEYS_EVERY: Duration = Duration::from_millis(200);
 
-/// Shows the run until q is pressed or a signal comes. Without a terminal prints one summary. On
-/// rank 0.
-pub fn watch(flags: &WatchFlags, world: &World, say: Say<'_>) -> Result<()> {
-    if world.rank() > 0 {
-        return Ok(());
-    }
+/// Shows the run until q is pressed or a signal comes. Without a terminal prints one summary.
+pub(crate) fn watch(flags: &WatchFlags, world: &World, say: Say<'_>) -> Result<()> {
     let mut followed = open(&flags.folder)?;
     if !io::stdout().is_terminal() {
         let lines = summary::lines(&followed);

@@ -39,8 +39,8 @@ pub(crate) const BLOCKS_MAX: usize = 16 * 132;
 pub(crate) struct Grid {
     pub(crate) blocks: [u32; 3],
     pub(crate) threads: [u32; 3],
-    /// What the kernel declares, for `bench --explain`: see `NodeWork::dependent_loads`.
-    pub(crate) dependent_loads: Option<usize>,
+    /// For `bench --explain`: see `NodeWork::dependent_loads`.
+    pub(crate) dependent_loads: usize,
 }
 
 impl Grid {
@@ -49,7 +49,7 @@ impl Grid {
     pub(crate) fn elements(count: usize) -> Grid {
         let all = count.div_ceil(BLOCK_THREADS as usize);
         let blocks = all.min(BLOCKS_MAX);
-        Grid::blocks(blocks, BLOCK_THREADS).waits(all.div_ceil(blocks.max(1)))
+        Grid::blocks(blocks, BLOCK_THREADS, all.div_ceil(blocks.max(1)))
     }
 
     /// As `elements`, for threads that handle 16 bytes each.
@@ -57,22 +57,21 @@ impl Grid {
         Grid::elements((count * dtype.bytes()).div_ceil(16))
     }
 
-    /// This many blocks of this many threads, in one dimension.
-    pub(crate) fn blocks(blocks: usize, threads: u32) -> Grid {
+    /// This many blocks of this many threads, in one dimension. A thread loads so often before it
+    /// can go on, one load (or several at once) after another.
+    pub(crate) fn blocks(blocks: usize, threads: u32, dependent_loads: usize) -> Grid {
         let blocks = blocks.min(i32::MAX as usize) as u32;
         Grid {
             blocks: [blocks, 1, 1],
             threads: [threads, 1, 1],
-            dependent_loads: None,
+            dependent_loads,
         }
     }
 
-    /// A thread loads so often before it can go on, one load (or several at once) after another.
-    pub(crate) fn waits(self, dependent_loads: usize) -> Grid {
-        Grid {
-            dependent_loads: Some(dependent_loads),
-            ..self
-        }
+    /// Each round of a thread has so many loads, one after another.
+    pub(crate) fn rounds_of(mut self, loads: usize) -> Grid {
+        self.dependent_loads *= loads;
+        self
     }
 
     fn work(&self) -> NodeWork {

@@ -150,7 +150,7 @@ impl Progress {
             launcher.launch(
                 &SOURCE,
                 "progress_begin",
-                Grid::blocks(1, 1),
+                Grid::blocks(1, 1, 1),
                 args![lane_counts, lane_words, RING, STRIDE, SPARSE, call, place],
             )
         })
@@ -161,7 +161,7 @@ impl Progress {
         self.mark(lane, stream, at, |launcher, lane_counts, lane_words| {
             let ended = lane_words + 8 * ENDED_AT as u64;
             let args = args![lane_counts, ended];
-            launcher.launch(&SOURCE, "progress_end", Grid::blocks(1, 1), args)
+            launcher.launch(&SOURCE, "progress_end", Grid::blocks(1, 1, 1), args)
         })
     }
 

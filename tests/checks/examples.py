@@ -20,6 +20,9 @@ def names():
 def run(programs, examples, folder, is_verbose, tours_on=(1, 2, 4)):
     # Launchers that start and end at the same time may remove each other's session folder.
     os.environ.update(OMPI_MCA_orte_tmpdir_base=folder, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    if not is_verbose:
+        # In a build without optimization, whose steps are slow.
+        said(is_verbose, "examples/kill-ranks", f"{folder}/kill-ranks", env={**os.environ, "STEPS": "300"})
     for example in examples:
         program = f"{programs}/examples/{example}"
         if example == "placement":

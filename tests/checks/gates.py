@@ -83,9 +83,12 @@ def judge(figures):
                 if not list(failures(old, before)):
                     wrong.append(f"{TABLE.name}: gate {gate['aim']!r} lets {figure} of the kernels of 0.7 pass")
         for architecture, files in figures.items():
-            if architecture not in gate.get("for", ["sm_80", "sm_90", "sm_100"]) or gate["file"] not in files:
+            names = [gate["file"]] if "file" in gate else files
+            kernels = {name: kernel for file in names for name, kernel in files.get(file, {}).items()}
+            is_meant = any(re.fullmatch(gate["kernels"], name) for name in kernels) if "file" not in gate else kernels
+            if architecture not in gate.get("for", ["sm_80", "sm_90", "sm_100"]) or not is_meant:
                 continue
-            found = [f"gate {gate['aim']!r}, {architecture}: {why}" for why in failures(gate, files[gate["file"]])]
+            found = [f"gate {gate['aim']!r}, {architecture}: {why}" for why in failures(gate, kernels)]
             wrong += found
             passed += not found
     return passed, wrong

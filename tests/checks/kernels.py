@@ -1,7 +1,7 @@
 """Compiles the kernels with NVRTC, and prints what each takes and what its loops do; launch/check-kernels starts it: FOLDER NAME
 ARCHITECTURES LOOPS ('loops' to print them). Without NAME the figures go to FOLDER/figures.json, too."""
 
-import concurrent.futures, ctypes, hashlib, json, pathlib, re, subprocess, sys, sysconfig
+import concurrent.futures, ctypes, hashlib, json, math, pathlib, re, subprocess, sys, sysconfig
 
 import gates
 import machine_code
@@ -19,6 +19,8 @@ COLUMNS = {"registers": "registers", "shared": "shared bytes", "warps": "warps",
 # Of a multiprocessor: registers, and the most warps, blocks and bytes of shared memory.
 REGISTERS, BLOCKS_MAX = 65536, {"sm_75": 16}
 WARPS_MAX, SHARED_MAX = {"sm_75": 32}, {"sm_75": 64 << 10, "sm_80": 164 << 10}
+# Where launches declare dynamic shared memory, for the kernels of forward and backward: see attention/gpu.rs.
+DYNAMIC = re.compile(r'shared_bytes: ([\d *+]+),\s+forward: "(\w+)",\s+backward: &\[([^]]*)\]')
 # Blocks have shared memory in these units, and each one KiB that is the system's.
 SHARED_UNIT, SHARED_OWN = 128, 1024
 
@@ -35,6 +37,16 @@ def load_nvrtc():
 def product_options():
     text = (SOURCES / "cuda/nvrtc/compiler.rs").read_text()
     return re.findall(r'"([^"]+)"', re.search(r"const OPTIONS: \[&str; \d+\] = \[([^]]*)]", text)[1])
+
+
+def dynamic_shared():
+    """Bytes of dynamic shared memory that the product's launches give to blocks, by kernel."""
+    found = {}
+    for source in SOURCES.glob("**/*.rs"):
+        for bytes_of, forward, backward in DYNAMIC.findall(source.read_text()):
+            size = sum(math.prod(map(int, factors.split("*"))) for factors in bytes_of.split("+"))
+            found |= {f"{name}_{dtype}": size for name in re.findall(r"\w+", f"{forward} {backward}") for dtype in ("f32", "bf16")}
+    return found
 
 
 def compile_source(nvrtc, source, architecture, options):
@@ -68,7 +80,7 @@ def disassembled(source, image):
 
 
 def resident_warps(takes, architecture):
-    """The most warps of a kernel that a multiprocessor holds at once, by registers, static shared memory and threads."""
+    """The most warps of a kernel that a multiprocessor holds at once, by registers, shared memory and threads."""
     if "threads" not in takes:
         return 0
     warps = -(-takes["threads"] // 32)
@@ -119,17 +131,20 @@ def check(nvrtc, source, architecture, options):
         image.write_bytes(bytes_of)
         return code, log
 
+    dynamic = dynamic_shared()
+
     def analyse():
         code, log = kept(FOLDER / f"{stem}.log.json", key, compile_it)
         said = [line for line in log.splitlines() if line.strip() and not line.startswith("ptxas ")]
         kernels, does = kernels_of(log), disassembled(source, image) if code == 0 else {}
         for kernel, takes in kernels.items():
+            takes["shared"] += dynamic.get(kernel, 0)
             takes.update(does.get(kernel, {"tensor": 0, "loops": []}))
             takes["warps"] = resident_warps(takes, architecture)
         return {"failed": code != 0, "said": said, "kernels": kernels}
 
     tools = [pathlib.Path(module.__file__).read_text() for module in (machine_code, sys.modules[__name__])]
-    return kept(FOLDER / f"{stem}.json", key + tools, analyse)
+    return kept(FOLDER / f"{stem}.json", [*key, *tools, str(dynamic)], analyse)
 
 
 def one_or_all(values):
@@ -176,6 +191,8 @@ def main():
             for kernel, takes in result["kernels"].items():
                 if takes["spills"]:
                     problems.append(f"{kernel} of {source} spills {takes['spills']} bytes on {architecture}")
+                if takes["shared"] == 0 and "extern __shared__" in source.read_text():
+                    problems.append(f"{kernel} of {source} has dynamic shared memory, expected its bytes in what {SOURCES} launches: see DYNAMIC")
         for kernel in sorted({kernel for result in by_architecture for kernel in result["kernels"]}):
             takes = [result["kernels"][kernel] for result in by_architecture if kernel in result["kernels"]]
             columns = [one_or_all([each[column] for each in takes]) for column in COLUMNS]

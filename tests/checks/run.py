@@ -97,7 +97,7 @@ class Checks:
         beside("steady state, 2 simulated GPUs", on_gpus, 2, "cuda_steady_state")
         step = "--model gpt,layers=2,heads=2,width=64,vocab=512,context=64 --batch 17 --dtype bf16 --explain --device cuda"
         plan = f'file=$(mktemp) && trap \'rm -f "$file"\' EXIT && "$DDP_TRAIN" bench gpt {step} >"$file" && python3 -B tests/evidence/gpt2_plan.py --check "$file"'
-        beside("the plan of GPT-2's step has the program's nodes and bytes", ["launch/with-simulated-gpus", "1", "bash", "-c", plan])
+        beside("the plan of GPT-2's step has the program's nodes, bytes and blocks", ["launch/with-simulated-gpus", "1", "bash", "-c", plan])
         for which in self.selected("ranks", 2):
             what = ["ranks::", "zero::", "split", "golden::four"]
             beside(f"ranks and split models, 4 simulated GPUs, part {which + 1} of 2", some, "ddp", 4, 2, which, *what)

@@ -5,7 +5,7 @@ allow. cuBLASLt's matmuls take their multiply-adds or bytes.
 
 launch/check-kernels && python3 tests/evidence/gpt2_plan.py      GPT-2 124M, 64 sequences of 1,024 tokens, on an H100
 python3 tests/evidence/gpt2_plan.py --gpu h200
-python3 tests/evidence/gpt2_plan.py --check FILE                 compares nodes and bytes with what
+python3 tests/evidence/gpt2_plan.py --check FILE                 compares nodes, bytes and blocks with what
     ddp-train bench gpt --model gpt,layers=2,heads=2,width=64,vocab=512,context=64 --batch 17 \\
       --dtype bf16 --explain >FILE
 printed, on a GPU or a simulated one.
@@ -53,6 +53,7 @@ parameters = V * C + T * C + L * (12 * C * C + 13 * C) + 2 * C
 # Rows of partial sums: of biases 64 rows each, of norms at most 1,024.
 sums = -(-R // 64)
 norm_sums = -(-R // max(16, -(-R // 1024)))
+blocks_of = {}  # of each kernel, for --check
 nodes = []  # (group, how many, bytes of each, FLOP of each, ms of each, what limits it)
 
 
@@ -66,6 +67,7 @@ def kernel(group, count, bytes, file, name, work, blocks=1 << 20, serial=0):
     """`work` gives, from the loops of the kernel, a list of (loop, how often a warp runs it). A thread loads `serial` bytes from L2, one
     batch of loads after the other."""
     if a.check:
+        blocks_of.setdefault(name, set()).add(blocks)
         return nodes.append((group, count, bytes, 0, 0, ""))
     found = figures[file][name]
     runs = work(found["loops"])
@@ -185,7 +187,12 @@ if a.check:
     # and dv, and the gradient whose bias is summed.
     moved += L * (14 * R * C + 2 * R * F)
     print(f"nodes: plan {ours}, program {total['nodes']}; bytes: plan {moved:,}, program {total['moved_bytes']:,}")
-    raise SystemExit(0 if ours == total["nodes"] and abs(moved / total["moved_bytes"] - 1) < 0.04 else 1)
+    is_same = ours == total["nodes"] and abs(moved / total["moved_bytes"] - 1) < 0.04
+    for name in ("add_row_sums_f32", "norm_backward_bf16", "fold_and_sum_bf16"):
+        found = {line["blocks"] for line in lines if line.get("name") == name}
+        print(f"blocks of {name}: plan {sorted(blocks_of[name])}, program {sorted(found)}")
+        is_same &= found == blocks_of[name]
+    raise SystemExit(0 if is_same else 1)
 
 rows_of = {}
 for group, count, bytes, flop, ms, limit in nodes:

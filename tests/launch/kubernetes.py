@@ -184,7 +184,7 @@ def wrong_in_pod(what, pod):
                 yield f"{where}: the pod is killed before its ranks' {grace} s to save are over"
             if "--resume=auto" not in container.get("args", []):
                 yield f"{where}: started again, it would not resume"
-            flags = text("ddp/src/cli/start.rs") + text("ddp/src/flags.rs")
+            flags = text("ddp/src/flags.rs")
             unknown = [word for word in command if word.startswith("--") and f"pub {word[2:].replace('-', '_')}:" not in flags]
             if unknown:
                 yield f"{where}: ddp-train starts no ranks with {', '.join(unknown)}"

@@ -27,6 +27,8 @@ PROBE = [BIN / "ddp-train", *"bench addmm --m 1 --n 1 --k 1 --seconds 0.01 --dev
 GPT2 = "gpt --model gpt,layers=12,heads=12,width=768,vocab=50304,context=1024 --batch 32 --dtype bf16"
 # What a GPT's step is made of, on a GPU that has never run it: one layer, and a head of 50,257 tokens, which is padded.
 FIRST = "gpt --model gpt,layers=1,heads=12,width=768,vocab=50257,context=1024 --batch 1 --dtype bf16 --explain"
+# The same of a Llama, whose heads have 128 columns.
+LLAMA = FIRST.replace("heads=12,width=768", "heads=12,kv-heads=4,width=1536,norm=rms,position=rope,mlp=swiglu,bias=false")
 # Kernels that ncu looks at, and what it says of them.
 PROFILED = "regex:attention|cross_entropy|row_sums|norm"
 PROFILE = "--clock-control none --section SpeedOfLight --section WarpStateStats --launch-count 40 --kernel-name".split()
@@ -191,7 +193,9 @@ class Check:
         if self.step("a bias of minus infinity in an epilogue", "epilogue", *words).startswith("FAILED"):
             os.environ["DDP_EPILOGUES"] = "off"
             self.record("epilogues, from here on", "epilogue", "not run: DDP_EPILOGUES=off, kernels of ours add biases", 0)
-        self.step("each kernel compiles and each matmul of a GPT runs", "gpt-first", BIN / "ddp-train", "bench", *FIRST.split(), "--device", "cuda")
+        for name, words in (("gpt", FIRST), ("llama", LLAMA)):
+            title = f"each kernel compiles and each matmul of a {name.upper()} runs"
+            self.step(title, f"{name}-first", BIN / "ddp-train", "bench", *words.split(), "--device", "cuda")
         if self.simulated:
             words = ["bash", "-c", REFUSES, "figures of simulated GPUs mean nothing", BIN / "ddp-train", "bench"]
             self.step("timed nodes are refused on simulated GPUs", "refused-timed", *words, *f"{FIRST} --timed --device cuda".split())
@@ -248,7 +252,7 @@ class Check:
                 self.on_ranks(f"{name} of all GPUs", f"collectives-{name}", self.gpu_count(), *words)
 
     def one_round(self, turn):
-        """Everything once, perceptrons last."""
+        """Operations and matmuls, then steps of perceptrons: the most telling first, and last what takes PyTorch minutes to compile."""
         if self.has_torch:
             self.step(f"PyTorch ({turn})", f"torch-{turn}", "python3", "--", HERE / "gpu_torch.py", "operations", "steps")
         self.bench(f"products in bf16 ({turn})", f"addmm-bf16-{turn}", "addmm --dtype bf16 --shapes 8192x8192x8192,128x1024x784")

@@ -152,9 +152,12 @@ def print_gpt(folder, theirs):
     clocks = folder / "clocks.log"
     if clocks.exists():
         rows = [row.split() for row in clocks.read_text(errors="replace").splitlines() if row.strip() and not row.startswith("#")]
-        numbers = [[float(cell) for cell in row[1:] if cell.replace(".", "").isdigit()] for row in rows]
-        if numbers and numbers[0]:
-            print(f"\nPower meanwhile: {statistics.median(row[0] for row in numbers if row):.0f} W (median of {len(numbers)} s); clocks are in logs/clocks.log.")
+        # The second column is power; the last two, after temperatures that may be "-", are clocks.
+        numbers = [[float(cell) for cell in (row[1], *row[-2:])] for row in rows if len(row) > 3 and "-" not in (row[1], *row[-2:])]
+        if numbers:
+            watts, memory, cores = map(statistics.median, zip(*numbers))
+            lowest = min(row[2] for row in numbers)
+            print(f"\nMeanwhile: {watts:.0f} W, memory at {memory:.0f} MHz, cores at {cores:.0f} MHz, {lowest:.0f} at least (medians of {len(numbers)} s).")
 
 
 def lines_of(folder, name):
@@ -179,10 +182,26 @@ def print_nodes(nodes):
         print(f"| {op}: {name} | {count} | {ms:.3f} | {' | '.join(map(median, ('gb_per_s', 'of_copy', 'tflop_per_s', 'of_matmul')))} |")
 
 
+# Kernels that do what an epilogue may do, after their matmul.
+PASSES = ("activate_", "bias_activate_", "fold_below_", "fold_and_sum_")
+
+
+def matmuls_of(nodes):
+    """ms by operation and shape, with the passes after a matmul: another algorithm may have another epilogue."""
+    found, last = {}, ("", "")
+    for node in nodes:
+        if node["kind"] == "matmul":
+            last = node["op"], node["name"].split(", epilogue")[0]
+        elif node["op"] != last[0] or not node["name"].startswith(PASSES):
+            continue
+        found[last] = found.get(last, 0.0) + node["ms"]
+    return found
+
+
 def print_gains(nodes):
     """The matmuls that the fastest of eight algorithms makes faster than the heuristic's first."""
-    first, timed = (groups_of([node for node in nodes[how] if node["kind"] == "matmul"]) for how in ("first", "timed"))
-    both = {key: (first[key][1], timed[key][1]) for key in first if key in timed}
+    first, timed = matmuls_of(nodes["first"]), matmuls_of(nodes["timed"])
+    both = {key: (first[key], timed[key]) for key in first if key in timed}
     if not both:
         return
     gains = {key: 1 - after / before for key, (before, after) in both.items() if 1 - after / before >= GAIN_MIN}

@@ -3,7 +3,7 @@
 python tests/peers/gpu_torch.py [PART…]     one JSON line a case: {"case", "value", "unit"}
 python tests/peers/gpu_torch.py --check …   goes through all that needs no GPU, on small shapes on the CPU, and prints no figure
 
-PART is attention (SDPA), gpt (GPT-2 124M, eager and compiled), operations, steps (of perceptrons, eager and as a CUDA graph) or compiled
+PART is gpt (GPT-2 124M, eager and compiled), attention (SDPA), operations, steps (of perceptrons, eager and as a CUDA graph) or compiled
 (these steps, compiled, eagerly and as a graph); all by default.
 """
 import json
@@ -17,7 +17,7 @@ from torch import nn
 
 ROUNDS = 7
 CHECK = "--check" in sys.argv[1:]
-PARTS = [name for name in sys.argv[1:] if name != "--check"] or ["attention", "gpt", "operations", "steps", "compiled"]
+PARTS = [name for name in sys.argv[1:] if name != "--check"] or ["gpt", "attention", "operations", "steps", "compiled"]
 DEVICE = "cpu" if CHECK else "cuda"
 
 SMALL = [784, 1024, 1024, 10]
@@ -298,10 +298,10 @@ def step_times(hows):
 if __name__ == "__main__":
     name = "the CPU" if CHECK else torch.cuda.get_device_name(0)
     print(json.dumps({"case": "device", "name": name, "torch": torch.__version__}))
-    if "attention" in PARTS:
-        attention()
     if "gpt" in PARTS:
         gpt()
+    if "attention" in PARTS:
+        attention()
     if "operations" in PARTS:
         products()
         memory_bound()

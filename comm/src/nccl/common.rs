@@ -79,7 +79,7 @@ impl Common {
     pub(super) fn enter(&self, call: &Call<'_>) {
         let (board, channel) = (&self.failure.board, self.pages.channel());
         board.enter(self.local_rank(), channel, call);
-        self.in_nccl.fetch_add(1, Ordering::Relaxed);
+        self.in_nccl.fetch_add(1, Ordering::SeqCst);
     }
 
     pub(super) fn exit(&self) {

@@ -154,9 +154,12 @@ impl Collective for Nccl {
         }
         let (communicator, ranks) = (&self.communicator, (self.rank, self.size));
         let (name, stream, site) = (first.operation.name(), first.stream, first.site);
-        // The watches of other ranks report which call this host is in.
+        // The watches of other ranks report which call this host is in, and that of this rank does
+        // not abort the communicator before it has looked: so the generation is checked after that.
         self.common.enter(first);
-        let outcome = self.begin(&mut state, calls).and_then(|turn| {
+        let checked = self.common.failure.check();
+        let begun = checked.and_then(|()| self.begin(&mut state, calls));
+        let outcome = begun.and_then(|turn| {
             let entered = match calls {
                 [call] => foreign::enter(name, stream, site, &[operand(call)])?,
                 calls => {

@@ -2,7 +2,7 @@
 //! all join on a thread that is waited for no longer than the deadline.
 
 use std::ffi::{c_char, c_int};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, RecvTimeoutError, SendError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -179,8 +179,11 @@ impl Join<'_> {
                     .map_err(|fault| functions.error(action, fault))?;
                 Ok(Raw(raw))
             });
-            // After the deadline there is no receiver, and the process ends.
-            _ = answer.send(joined);
+            // After the deadline, or when a rank was lost meanwhile, there is no receiver.
+            if let Err(SendError(Ok(Raw(raw)))) = answer.send(joined) {
+                // SAFETY: the communicator was made above, and nothing else knows it.
+                _ = unsafe { nccl!(functions, ncclCommAbort(raw)) };
+            }
         };
         let name = "nccl start";
         let thread = std::thread::Builder::new().name(name.into());

@@ -119,7 +119,7 @@ impl Watch {
         self.board.stop_word().set();
         let (common, own) = (&self.common, self.common.local_rank());
         // A call that this rank's host is in may return by itself.
-        let is_idle = || Ok(common.in_nccl.load(Ordering::Relaxed).is_multiple_of(2));
+        let is_idle = || Ok(common.in_nccl.load(Ordering::SeqCst).is_multiple_of(2));
         _ = wait_until(GRACE, is_idle);
         let (communicator, (done, is_done)) = (Arc::clone(&self.communicator), mpsc::channel());
         // Not joined: it may never end.

@@ -2,25 +2,37 @@
 //! it what the pages of other hosts say of their seats, and they copy what it says of generations.
 //! Both sides say the whole state, so that nothing depends on what was said before.
 
+use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BROKEN_AT, ENDED, GENERATION_AT, GONE, HAS_ENDED, HOST, HOST_AT, MEMBER, MISSED, OVER_AT, PID,
-    PORT, Roster, WAITS, WAS_CUT_OFF,
+    ADDRESS, BROKEN_AT, ENDED, GENERATION_AT, GONE, HAS_ENDED, HOST, HOST_AT, MEMBER, MISSED,
+    OVER_AT, PID, PORT, PULSE, Roster, WAITS, WAS_CUT_OFF,
 };
 use crate::error::{Cause, Result};
 use crate::shared::futex;
 
 /// What pages say of a seat, in the order in which it is written. It is read in the opposite one:
 /// so a process that waits has its own port, and an empty seat the reason.
-const SAID: [usize; 6] = [MEMBER, MEMBER + 8, ENDED, PORT, WAITS, PID];
+const SAID: [usize; 10] = [
+    MEMBER,
+    MEMBER + 8,
+    ADDRESS,
+    ADDRESS + 8,
+    HOST,
+    ENDED,
+    PORT,
+    WAITS,
+    PID,
+    PULSE,
+];
 /// What of it the launcher's page decides, adds for seats of other hosts, and takes from them.
-const DECIDED: Range<usize> = 0..2;
-const PASSED_ON: Range<usize> = 0..6;
-const TAKEN: Range<usize> = 2..6;
+const DECIDED: Range<usize> = 0..5;
+const PASSED_ON: Range<usize> = 0..9;
+const TAKEN: Range<usize> = 5..10;
 
 /// What a page says to those of other hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -53,6 +65,11 @@ impl Roster {
         self.page.u64_at(HOST_AT).load(Ordering::Acquire) != 0
     }
 
+    /// Whether an agent, and not the launcher, has started this host's ranks.
+    pub(crate) fn is_of_agent(&self) -> bool {
+        self.page.u64_at(HOST_AT).load(Ordering::Acquire) > 1
+    }
+
     /// The number of a seat's host.
     pub(crate) fn host_of(&self, seat: usize) -> usize {
         self.read(seat, HOST) as usize
@@ -72,6 +89,25 @@ impl Roster {
     /// The port of a rank of the current generation.
     pub(crate) fn port_of(&self, seat: usize) -> u16 {
         self.read(seat, PORT) as u16
+    }
+
+    /// For the launcher: a seat is on this host, at this address, and a process may come to it.
+    pub(crate) fn seat_at(&self, seat: usize, host: usize, address: Option<IpAddr>) {
+        let address = address.map_or(0, |address| match address {
+            IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
+            IpAddr::V6(address) => address.to_bits(),
+        });
+        self.write(seat, ADDRESS, (address >> 64) as u64);
+        self.write(seat, ADDRESS + 8, address as u64);
+        self.write(seat, HOST, host as u64);
+        self.write(seat, GONE, 0);
+    }
+
+    /// Where other hosts reach the host of a seat, if that has an address.
+    pub(crate) fn address_of(&self, seat: usize) -> Option<IpAddr> {
+        let [high, low] = [ADDRESS, ADDRESS + 8].map(|word| u128::from(self.read(seat, word)));
+        let address = Ipv6Addr::from_bits(high << 64 | low);
+        (!address.is_unspecified()).then(|| address.to_canonical())
     }
 
     /// Whether the current generation is over, as the launcher says.
@@ -111,9 +147,11 @@ impl Roster {
         let is_launchers = self.page.u64_at(HOST_AT).load(Ordering::Acquire) == 1;
         let numbers = [GENERATION_AT, BROKEN_AT, OVER_AT];
         let numbers = numbers.map(|at| self.page.u32_at(at).load(Ordering::Acquire));
+        // Signs of progress are news only while ranks meet.
+        let unsaid = usize::from(!self.is_broken());
         let words = |seat| {
             let mut words = [0; SAID.len()];
-            let backwards = words.iter_mut().zip(SAID).rev();
+            let backwards = words.iter_mut().zip(SAID).rev().skip(unsaid);
             backwards.for_each(|(value, word)| *value = self.read(seat, word));
             words
         };
@@ -172,12 +210,24 @@ impl Roster {
         }
     }
 
+    /// Whether a seat's process is new in the current generation, and came while others trained.
+    pub(crate) fn has_just_joined(&self, seat: usize) -> bool {
+        let [before, now] = [1, 0].map(|back| {
+            let generation = self.current().saturating_sub(back);
+            self.member(seat, generation).load(Ordering::Relaxed)
+        });
+        self.current() > 1 && before != now
+    }
+
     /// For the launcher: whether ranks of the current generation have ended, or wait for the next
     /// one. The others are `absent`.
     pub(crate) fn has_left(&self, absent: &[usize]) -> bool {
         let current = self.current();
-        let is_member = |seat: usize| self.member(seat, current).load(Ordering::Relaxed) != 0;
-        current > 0 && (0..self.seats).any(|seat| is_member(seat) && !absent.contains(&seat))
+        let has_left = |seat: usize| match self.member(seat, current).load(Ordering::Relaxed) {
+            0 => false,
+            pid => pid != self.read(seat, PID) || !absent.contains(&seat),
+        };
+        current > 0 && (0..self.seats).any(has_left)
     }
 }
 

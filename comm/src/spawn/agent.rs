@@ -1,8 +1,8 @@
 //! A process on another host that starts ranks there for a launcher. The launcher's orders come on
-//! its standard input, a line of JSON each; its standard output has news of the ranks.
+//! its standard input or a socket, a line of JSON each; its standard output has news of the ranks.
 
 use std::ffi::c_int;
-use std::io::{BufRead, BufReader, Write, stdin, stdout};
+use std::io::{BufRead, BufReader, Read, Write, stdin, stdout};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
@@ -15,10 +15,11 @@ use serde::{Deserialize, Serialize};
 
 use super::children::{Children, cannot_start};
 use super::seats::{Seats, give_up};
-use super::signals::Signals;
-use super::task::{PERIOD, Seating, VERSION};
-use crate::error::Result;
+use super::signals::{STOPS, Signals};
+use super::task::{PERIOD, Seating, VERSION, of_signal};
+use crate::error::{EXIT_PEER_LOST, Result};
 use crate::roster::across::PageState;
+use crate::say::print_line;
 use crate::tcp;
 
 /// How long an agent without ranks stays: a launcher that cannot be reached does not end it.
@@ -92,15 +93,21 @@ pub(super) struct Greeting {
 
 /// Serves a launcher until it is gone. Call it while the process has one thread.
 pub fn serve() {
-    let orders = read_orders();
+    serve_from(stdin(), false);
+}
+
+/// Serves the launcher of these orders until it is gone. Returns the exit code. `has_signals`: the
+/// launcher does not get the signals that this process gets.
+pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) -> u8 {
+    let orders = read_orders(orders);
     let Ok(Some(Order::Prepare(setup))) = orders.receiver.recv() else {
-        return;
+        return EXIT_PEER_LOST;
     };
     let mut listener = match prepare(&setup) {
         Ok(listener) => listener,
         Err(why) => {
             tell(&News::Refused(why));
-            return;
+            return EXIT_PEER_LOST;
         }
     };
     let port = listener.as_ref().map_or(0, |(_, port)| *port);
@@ -111,8 +118,12 @@ pub fn serve() {
             children: Children::new(orders.signals),
             printers: Vec::new(),
             seats,
+            last_code: 0,
         },
-        Err(error) => return tell(&News::Refused(error.to_string())),
+        Err(error) => {
+            tell(&News::Refused(error.to_string()));
+            return EXIT_PEER_LOST;
+        }
     };
     // When ranks that are left are killed, and when the last rank ended.
     let (mut end_by, mut idle_since) = (None, None);
@@ -125,7 +136,15 @@ pub fn serve() {
                         .map(|(listener, _)| listener);
                     idle_since = None;
                     if let Err(error) = ranks.start(&setup, rank, variables, listener) {
-                        tell(&News::Refused(error.to_string()));
+                        match &ranks.seats {
+                            None => tell(&News::Refused(error.to_string())),
+                            // The host has others.
+                            Some(_) => {
+                                print_line(&format!("{error}\n"));
+                                let code = c_int::from(error.exit_code());
+                                tell(&News::Ended(rank, code << 8));
+                            }
+                        }
                     }
                 }
                 Some(Order::Signal(signal)) => ranks.children.signal(signal),
@@ -133,6 +152,9 @@ pub fn serve() {
                 Some(order) => ranks.hear(&order),
                 None => {
                     if let Some(seats) = &ranks.seats {
+                        if ranks.children.is_empty() {
+                            return seats.roster.over().unwrap_or(ranks.last_code);
+                        }
                         give_up(&seats.roster);
                     }
                     ranks.children.signal(libc::SIGTERM);
@@ -146,11 +168,13 @@ pub fn serve() {
         let is_idle = idle_since.is_some_and(|since| since.elapsed() > IDLE_MAX);
         let is_gone = end_by.is_some_and(|by| ranks.children.is_empty() || Instant::now() >= by);
         if is_idle || is_gone {
-            return;
+            return ranks.last_code;
         }
         ranks.say();
-        // The launcher has the signals of users.
-        orders.signals.next(PERIOD);
+        let signal = orders.signals.next(PERIOD);
+        if let Some(signal) = signal.filter(|signal| has_signals && STOPS.contains(signal)) {
+            ranks.children.signal(signal);
+        }
     }
 }
 
@@ -160,11 +184,11 @@ struct Orders {
 }
 
 /// The launcher's orders; None once it is gone.
-fn read_orders() -> Orders {
+fn read_orders(orders: impl Read + Send + 'static) -> Orders {
     let signals = Signals::block();
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
-        for line in stdin().lines().map_while(Result::ok) {
+        for line in BufReader::new(orders).lines().map_while(Result::ok) {
             if let Ok(order) = serde_json::from_str(&line) {
                 _ = sender.send(Some(order));
                 Signals::wake();
@@ -216,6 +240,8 @@ struct Ranks {
     printers: Vec<(usize, JoinHandle<()>)>,
     /// In a job that continues without lost ranks.
     seats: Option<Seats>,
+    /// How the last rank ended.
+    last_code: u8,
 }
 
 impl Ranks {
@@ -268,6 +294,8 @@ impl Ranks {
         let ended = self.children.collect();
         let is_last = !ended.is_empty() && self.children.is_empty();
         for (rank, status) in ended {
+            let signal = status.signal().map(of_signal);
+            self.last_code = signal.unwrap_or(status.code().unwrap_or_default() as u8);
             // What it has printed comes first.
             let printers = self.printers.extract_if(.., |(of, _)| *of == rank);
             printers.for_each(|(_, printer)| _ = printer.join());

@@ -1,7 +1,7 @@
 //! A job that continues without lost ranks, as its launcher sees it. On several hosts the launcher
 //! says who takes part in each generation, by the roster of its host; agents pass on what is said.
 
-use std::process::ExitStatus;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::agent::Order;
@@ -10,12 +10,17 @@ use super::remote::Remote;
 use super::task::{Losses, Task};
 use crate::error::{EXIT_PEER_LOST, Result};
 use crate::launcher::HOST_ADDRESSES;
-use crate::roster::Roster;
 use crate::roster::across::PageState;
+use crate::roster::{Roster, Silent};
 use crate::tcp::{self, SECRET};
 
 /// The exit code of a rank whose program, settings or data are not those of the others.
 const EXIT_DISAGREES: i32 = 78;
+
+/// How often in a row a rank may end before it takes part, and by how much its start is put off
+/// after the first time; after each other one by twice as much.
+const TRIES_MAX: u32 = 9;
+const PUT_OFF: Duration = Duration::from_millis(20);
 
 /// A job that continues without lost ranks.
 pub(super) struct Elastic {
@@ -24,16 +29,25 @@ pub(super) struct Elastic {
     /// How many lost ranks may be started again, and how many were.
     restarts: u32,
     restarted: u32,
+    /// By seat: how many of its processes in a row have not taken part, and the generation when the
+    /// next one was to be started.
+    tries: Vec<(u32, u32)>,
+    /// The ranks that are to be started again, and when.
+    waiting: Vec<(usize, Duration)>,
     /// By this ranks of several hosts recognise each other.
     secret: String,
     /// For each host the addresses of all.
     addresses: Vec<String>,
     /// The host of each seat: 0 for this one, else 1 + the index of the other.
     hosts: Vec<usize>,
-    /// Since when it is known that the current generation is not whole.
-    left: Option<Duration>,
-    /// Seats that ranks of other hosts miss.
-    missed: Vec<usize>,
+    /// The ranks that are waited for, once the current generation is known to be over.
+    silent: Silent,
+    /// For hosts, the seats elsewhere that their ranks miss.
+    missed: BTreeMap<usize, Vec<usize>>,
+    /// Seats whose process came and could not connect to another host: it does not come again.
+    isolated: Vec<usize>,
+    /// When the current generation was formed.
+    formed: Duration,
     /// What other hosts were told last, and whether a process waited to be taken in.
     told: ([u32; 3], bool),
 }
@@ -52,13 +66,25 @@ impl Elastic {
             task: task.clone(),
             restarts: losses.restarts,
             restarted: 0,
+            tries: vec![Default::default(); hosts.len()],
+            waiting: Vec::new(),
             secret: tcp::job_secret()?,
             addresses,
             hosts,
-            left: None,
-            missed: Vec::new(),
+            silent: Silent::default(),
+            missed: BTreeMap::new(),
+            isolated: Vec::new(),
+            formed: Duration::ZERO,
             told: Default::default(),
         })
+    }
+
+    /// A seat is on this host from now on, and a process may come to it.
+    pub(super) fn seat(&mut self, seat: usize, host: usize, address: &str) {
+        self.hosts[seat] = host;
+        self.roster.seat_at(seat, host, address.parse().ok());
+        // All hosts hear the whole state again.
+        self.told = Default::default();
     }
 
     /// Starts a rank, for the first time or again.
@@ -72,6 +98,8 @@ impl Elastic {
         let addresses = (HOST_ADDRESSES.into(), self.addresses[host].clone());
         let variables = vec![addresses, (SECRET.into(), self.secret.clone())];
         if let Some(index) = host.checked_sub(1) {
+            // An agent that has just come knows of no generation yet.
+            others[index].send(&Order::Job(self.roster.state()));
             others[index].send(&Order::Start(rank, variables));
             return Ok(());
         }
@@ -81,58 +109,110 @@ impl Elastic {
         started.map(|_| ())
     }
 
-    /// A lost rank is to be started again: how often that has happened. None if it is not.
-    pub(super) fn again(&mut self, rank: usize, ended: ExitStatus) -> Option<String> {
+    /// Whether a lost rank may be started again.
+    pub(super) fn restarts(&self) -> bool {
+        self.restarted < self.restarts && self.roster.over().is_none()
+    }
+
+    /// A lost rank is to be started again: how often that has happened. None if it is not. One that
+    /// ends again and again before it takes part waits longer each time, and then stays out.
+    pub(super) fn again(
+        &mut self,
+        rank: usize,
+        ended: Option<i32>,
+        now: Duration,
+    ) -> Option<String> {
+        let (tries, began) = self.tries[rank];
+        let current = self.roster.current();
+        let is_member = self.roster.members().iter().any(|it| it.0 == rank);
+        let tries = if current > began && is_member {
+            0
+        } else {
+            tries + 1
+        };
         // One that does not agree with the others will not agree later.
-        if self.restarted == self.restarts || ended.code() == Some(EXIT_DISAGREES) {
+        let is_other = ended == Some(EXIT_DISAGREES) || self.isolated.contains(&rank);
+        if self.restarted == self.restarts || is_other || tries > TRIES_MAX {
             self.roster.stays_empty(rank);
             return None;
         }
         self.restarted += 1;
+        self.tries[rank] = (tries, current);
+        let put_off = PUT_OFF * ((1 << tries) - 1);
+        self.waiting.push((rank, now + put_off));
         Some(format!("({} of {})", self.restarted, self.restarts))
     }
 
-    /// Leaves out these seats of the current generation.
-    fn leave_out(&self, seats: &[usize], others: &mut [Remote]) {
-        let members = self.roster.members().into_iter();
-        for (seat, pid) in members.filter(|(seat, _)| seats.contains(seat)) {
+    /// The host of a rank is lost.
+    pub(super) fn cut_off(&mut self, rank: usize) {
+        self.roster.cut_off(rank);
+        self.waiting.retain(|waiting| waiting.0 != rank);
+    }
+
+    /// The ranks that are to be started now, or not at all because the job ends.
+    pub(super) fn due(&mut self, now: Duration, is_ending: bool) -> Vec<usize> {
+        let is_due = |waiting: &mut (usize, Duration)| is_ending || now >= waiting.1;
+        let due = self.waiting.extract_if(.., is_due);
+        due.map(|(rank, _)| rank).collect()
+    }
+
+    /// What the page of a host says.
+    pub(super) fn hear(&mut self, host: usize, state: PageState) {
+        let missed = self.roster.hear_host(host, state);
+        self.missed.insert(host, missed);
+    }
+
+    /// Forms the next generation when its ranks are there. Returns the processes that it leaves out.
+    fn decide(&mut self, now: Duration, timeout: Duration) -> Vec<(usize, u32)> {
+        let before = self.roster.current();
+        let Ok(absent) = self.roster.form() else {
+            self.roster.end(EXIT_PEER_LOST);
+            return Vec::new();
+        };
+        self.missed.insert(0, self.roster.state().missed);
+        let mut all = std::mem::take(&mut self.missed).into_iter();
+        // Hosts that do not hear each other miss each other: the first one is believed.
+        let missed = all.find(|(_, missed)| missed.iter().any(|seat| absent.contains(seat)));
+        let mut left_out = Vec::new();
+        if self.roster.current() != before {
+            (self.silent, self.formed) = (Silent::default(), now);
+        } else if self.roster.is_broken() {
+            // A host of which no rank is left to say that others show no progress.
+            let limit = timeout.saturating_mul(2);
+            left_out = (self.roster).silent(&absent, &mut self.silent, now, limit);
+        } else if self.roster.has_left(&absent) || missed.is_some() {
+            self.roster.end_current();
+            let (host, mut missed) = missed.unwrap_or_default();
+            missed.retain(|seat| absent.contains(seat));
+            left_out = self.roster.members();
+            // Of two that could not connect, the one that has just come stays out.
+            let is_soon = now.saturating_sub(self.formed) < timeout.saturating_mul(2);
+            let is_new = |seat: &usize| is_soon && self.roster.has_just_joined(*seat);
+            if !missed.is_empty() && !missed.iter().any(is_new) {
+                let came = left_out.iter().map(|it| it.0);
+                let came: Vec<_> = came
+                    .filter(|it| self.hosts[*it] == host && is_new(it))
+                    .collect();
+                missed = if came.is_empty() { missed } else { came };
+            }
+            left_out.retain(|(seat, _)| missed.contains(seat));
+            self.isolated.extend(missed.into_iter().filter(is_new));
+        }
+        left_out
+    }
+
+    /// On several hosts: decides who takes part in the next generation, and tells the other hosts
+    /// what is new.
+    pub(super) fn arbitrate(&mut self, others: &mut [Remote], now: Duration, timeout: Duration) {
+        if !self.roster.is_across() {
+            return;
+        }
+        for (seat, pid) in self.decide(now, timeout) {
             match self.hosts[seat].checked_sub(1) {
                 None => self.roster.leave_out(&[(seat, pid)]),
                 Some(index) => others[index].send(&Order::LeaveOut(seat, pid)),
             }
         }
-    }
-
-    /// What the page of a host says.
-    pub(super) fn hear(&mut self, host: usize, state: PageState) {
-        self.missed.append(&mut self.roster.hear_host(host, state));
-    }
-
-    /// On several hosts: forms the next generation when its ranks are there, and tells the other
-    /// hosts what is new.
-    pub(super) fn arbitrate(&mut self, others: &mut [Remote], now: Duration, timeout: Duration) {
-        if !self.roster.is_across() {
-            return;
-        }
-        let before = self.roster.current();
-        let Ok(absent) = self.roster.form() else {
-            return self.roster.end(EXIT_PEER_LOST);
-        };
-        let mut missed = std::mem::take(&mut self.missed);
-        missed.append(&mut self.roster.state().missed);
-        missed.retain(|seat| absent.contains(seat) && !self.roster.is_broken());
-        if self.roster.current() != before {
-            self.left = None;
-        } else if self.roster.has_left(&absent) || !missed.is_empty() {
-            self.roster.end_current();
-            let left = *self.left.get_or_insert(now);
-            if now - left > timeout.saturating_mul(2) {
-                // No rank of their hosts is left to say that they show no progress.
-                missed = absent;
-                self.left = None;
-            }
-        }
-        self.leave_out(&missed, others);
         let state = self.roster.state();
         let news = (state.numbers, self.roster.has_newcomers());
         if news != self.told {
@@ -142,3 +222,6 @@ impl Elastic {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

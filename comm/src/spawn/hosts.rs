@@ -12,6 +12,8 @@ pub struct Host {
     pub name: String,
     /// How many ranks it gets.
     pub ranks: usize,
+    /// Whether it gets them only when another host is lost.
+    pub is_spare: bool,
 }
 
 /// Distinct hosts, at least one.
@@ -105,6 +107,7 @@ fn host(entry: &str, slots: Option<&str>) -> Result<Host, String> {
         .filter(|ranks| (1..=RANKS_MAX).contains(ranks));
     Ok(Host {
         name: name.to_string(),
+        is_spare: false,
         ranks: ranks.ok_or_else(|| {
             format!("{name}: expected a number of ranks from 1 to {RANKS_MAX}, got {count:?}")
         })?,
@@ -192,6 +195,7 @@ mod tests {
         let host = |name: &str| Host {
             name: name.into(),
             ranks: 1,
+            is_spare: false,
         };
         for own in ["localhost", &host_name(), "127.0.0.1"] {
             assert!(host(own).is_here(), "{own}");

@@ -8,14 +8,15 @@ use std::process::{Command, ExitStatus};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use super::agent::{News, Order, Setup};
+use super::agent::{Greeting, News, Order, Setup};
 use super::children::{Children, cannot_start};
+use super::door::Door;
 use super::elastic::Elastic;
 use super::hosts::Host;
 use super::remote::{Remote, text_of};
 use super::task::{
-    ENDING, EXIT_STOPPED, Losses, PERIOD, SILENCE, SILENCE_MARGIN, Seating, Task, VERSION,
-    of_signal,
+    ENDING, EXIT_STOPPED, Losses, PERIOD, SILENCE_MARGIN, Seating, Task, VERSION, of_signal,
+    silence,
 };
 use crate::error::{EXIT_PEER_LOST, Ranks, Result, Seconds};
 use crate::identity::host_name;
@@ -26,6 +27,10 @@ use crate::waited::Waited;
 
 /// How long other hosts may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
+/// How often the launcher looks whether a lost host is there again.
+const CALLED_EVERY: Duration = Duration::from_secs(5);
+/// How long agents that others start may take to come, at least.
+const GATHERING_MAX: Duration = Duration::from_secs(60);
 /// How long other hosts may take to say their last words once their ranks have ended.
 const LEAVING: Duration = Duration::from_secs(1);
 /// Beginnings and names of variables that ranks of other hosts get, too.
@@ -36,12 +41,20 @@ const PASSED_NAMES: [&str; 4] = ["PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "COND
 pub(super) struct Job {
     /// The program's name, for messages.
     program: String,
+    task: Task,
     ranks: Vec<Rank>,
     /// The ranks of this host.
     here: Children,
     others: Vec<Remote>,
-    /// What other hosts say, each by its index.
+    /// Hosts without ranks, each by its index, and how many they have room for.
+    spares: Vec<(usize, usize)>,
+    /// What other hosts say, each by its number.
     news: Receiver<(usize, News)>,
+    sender: Sender<(usize, News)>,
+    /// Where agents come that others start.
+    door: Option<Door>,
+    /// How many connections to other hosts there were.
+    connections: usize,
     /// The exit code of the first rank that failed.
     pub(super) first_failure: Option<u8>,
     pub(super) stopped_by: Option<c_int>,
@@ -72,14 +85,20 @@ impl Job {
         program: &str,
         here: Children,
         [grace, timeout]: [Duration; 2],
-        news: Receiver<(usize, News)>,
+        task: &Task,
+        (sender, news): (Sender<(usize, News)>, Receiver<(usize, News)>),
     ) -> Job {
         Job {
             program: program.to_string(),
+            task: task.clone(),
             ranks: Vec::new(),
             here,
             others: Vec::new(),
+            spares: Vec::new(),
             news,
+            sender,
+            door: None,
+            connections: 0,
             first_failure: None,
             stopped_by: None,
             end_by: None,
@@ -94,6 +113,10 @@ impl Job {
 
     /// Adds the ranks of `host`; `other` is its index, None for this one.
     pub(super) fn add(&mut self, host: &Host, other: Option<usize>) {
+        if host.is_spare {
+            self.spares.extend(other.map(|index| (index, host.ranks)));
+            return;
+        }
         self.ranks.extend((0..host.ranks).map(|_| Rank {
             other,
             local_size: host.ranks,
@@ -101,61 +124,130 @@ impl Job {
         }));
     }
 
-    /// Starts an agent on each of the other hosts.
-    pub(super) fn connect(
-        &mut self,
-        others: &[&Host],
-        task: &Task,
-        sender: &Sender<(usize, News)>,
-    ) -> Result<()> {
-        let directory = std::env::current_dir().unwrap_or_default();
-        let directory = text_of(directory.as_os_str())?;
-        let arguments = task.arguments.iter().map(|word| text_of(word));
-        let arguments = arguments.collect::<Result<Vec<String>>>()?;
+    /// Starts an agent on each of the other hosts, or waits for those that others start.
+    pub(super) fn connect(&mut self, others: &[&Host]) -> Result<()> {
+        self.door = self.task.place.as_ref().map(Door::open).transpose()?;
+        self.connections = others.len();
         for (index, host) in others.iter().enumerate() {
-            let setup = Setup {
-                version: VERSION.into(),
-                directory: directory.clone(),
-                arguments: arguments.clone(),
-                environment: passed_variables(),
-                size: self.ranks.len(),
-                has_rank_0: self.ranks[0].other == Some(index),
-                grace: self.grace,
-                seating: task.losses.map(|losses| Seating {
-                    hosts: self.hosts(),
-                    own: index + 1,
-                    min_ranks: losses.min_ranks,
-                    silence: self.silence(),
-                }),
+            let (setup, sender) = (self.setup(index)?, self.sender.clone());
+            let other = match &self.door {
+                None => Remote::connect(&host.name, index, &self.task, setup, sender)?,
+                Some(_) => Remote::absent(host.name.clone(), index),
             };
-            let other = Remote::connect(host, index, task, setup, sender.clone())?;
             self.others.push(other);
         }
         Ok(())
     }
 
+    fn setup(&self, index: usize) -> Result<Setup> {
+        let directory = std::env::current_dir().unwrap_or_default();
+        let arguments = self.task.arguments.iter().map(|word| text_of(word));
+        Ok(Setup {
+            version: VERSION.into(),
+            directory: text_of(directory.as_os_str())?,
+            arguments: arguments.collect::<Result<_>>()?,
+            environment: match &self.task.place {
+                None => passed_variables(),
+                // What starts the agents gives each its own.
+                Some(_) => Vec::new(),
+            },
+            size: self.ranks.len(),
+            has_rank_0: self.ranks[0].other == Some(index),
+            grace: self.grace,
+            seating: self.task.losses.map(|losses| Seating {
+                hosts: self.hosts(),
+                own: index + 1,
+                min_ranks: losses.min_ranks,
+                silence: silence(self.timeout),
+            }),
+        })
+    }
+
+    /// Lets agents in that others have started, for the first time or again.
+    fn let_in(&mut self) -> Result<()> {
+        let Some(door) = &mut self.door else {
+            return self.call_again();
+        };
+        let others = &self.others;
+        let (guests, launcher) = (
+            door.guests(|number| others[number - 1].is_free())?,
+            door.host(),
+        );
+        for guest in guests {
+            let (index, number) = (guest.number - 1, self.connections);
+            self.connections += 1;
+            let (setup, sender) = (self.setup(index)?, self.sender.clone());
+            self.others[index] = Remote::of_guest(guest, number, launcher.clone(), setup, sender)?;
+            self.others[index].heard = self.now;
+        }
+        Ok(())
+    }
+
+    /// Starts an agent again on a host that was lost, if it is there again.
+    fn call_again(&mut self) -> Result<()> {
+        let restarts = self.elastic.as_ref().is_some_and(Elastic::restarts);
+        if !restarts || self.stopped_by.is_some() {
+            return Ok(());
+        }
+        let is_due = |other: &Remote| other.is_lost && self.now - other.heard > CALLED_EVERY;
+        let has_ranks = |index| self.ranks.iter().any(|rank| rank.other == Some(index));
+        let others = self.others.iter().enumerate();
+        let due = others.filter(|(index, other)| is_due(other) && has_ranks(*index));
+        for (index, name) in due
+            .map(|(index, other)| (index, other.name.clone()))
+            .collect::<Vec<_>>()
+        {
+            let number = self.connections;
+            self.connections += 1;
+            let (setup, sender) = (self.setup(index)?, self.sender.clone());
+            let other = Remote::connect(&name, number, &self.task, setup, sender)?;
+            self.others[index] = other;
+            (self.others[index].heard, self.others[index].is_lost) = (self.now, true);
+        }
+        Ok(())
+    }
+
+    /// The index of the host whose news have this number. None if it has come again since.
+    fn other_of(&self, number: usize) -> Option<usize> {
+        self.others.iter().position(|other| other.number == number)
+    }
+
     /// Whether all other hosts have answered. An error if one cannot start ranks; the others that
     /// cannot are printed.
-    pub(super) fn are_all_ready(&mut self, task: &Task, waited: Duration) -> Result<bool> {
-        while let Ok((index, news)) = self.news.try_recv() {
+    pub(super) fn are_all_ready(&mut self, waited: Duration) -> Result<bool> {
+        self.let_in()?;
+        while let Ok((number, news)) = self.news.try_recv() {
+            let Some(index) = self.other_of(number) else {
+                continue;
+            };
             let other = &mut self.others[index];
             match news {
-                News::Ready(greeting) => other.answer = Some(Ok(greeting)),
+                News::Ready(greeting) => other.is_ready(greeting),
                 News::Refused(why) => other.answer = Some(Err(other.refused(&why))),
+                // It may come again.
+                News::Gone if self.door.is_some() => other.leave(),
                 News::Gone if other.answer.is_none() => {
-                    other.answer = Some(Err(other.why_no_answer(task)));
+                    other.answer = Some(Err(other.why_no_answer(&self.task)));
                 }
                 _ => {}
             }
         }
-        let mut silent = self
-            .others
-            .iter_mut()
-            .filter(|other| other.answer.is_none());
-        match waited > ANSWER_MAX {
-            true => silent.for_each(|other| other.answer = Some(Err(other.silent(ANSWER_MAX)))),
-            false if silent.next().is_some() => return Ok(false),
-            false => {}
+        let others = self.others.iter_mut().enumerate();
+        let mut silent = others.filter(|(_, other)| other.answer.is_none());
+        let limit = match &self.task.place {
+            None => ANSWER_MAX,
+            Some(_) => self.timeout.max(GATHERING_MAX),
+        };
+        match (waited > limit, &self.door) {
+            (true, Some(door)) => {
+                let missing: Vec<usize> = silent.map(|(index, _)| index + 1).collect();
+                if !missing.is_empty() {
+                    return Err(door.too_late(&missing, limit));
+                }
+            }
+            (true, None) => silent.for_each(|(_, it)| it.answer = Some(Err(it.silent(limit)))),
+            _ if silent.next().is_some() => return Ok(false),
+            _ => {}
         }
         let answers = self
             .others
@@ -170,7 +262,7 @@ impl Job {
     }
 
     /// Starts all ranks on this host, each with its sockets.
-    pub(super) fn start_here(&mut self, task: &Task) -> Result<()> {
+    pub(super) fn start_here(&mut self) -> Result<()> {
         let size = self.ranks.len();
         let mut sockets: Vec<Vec<OwnedFd>> = vec![Vec::new()];
         for rank in 1..size {
@@ -180,7 +272,8 @@ impl Job {
             sockets.push(vec![own.into()]);
         }
         for (rank, sockets) in sockets.into_iter().enumerate() {
-            self.here.start(rank, size, ':', &sockets, task.command())?;
+            let command = self.task.command();
+            self.here.start(rank, size, ':', &sockets, command)?;
             self.ranks[rank].is_running = true;
         }
         Ok(())
@@ -192,22 +285,29 @@ impl Job {
         self.ranks.iter().map(number).collect()
     }
 
-    /// How long another host may be silent in a job that continues without lost ranks.
-    fn silence(&self) -> Duration {
-        self.timeout.clamp(SILENCE[0], SILENCE[1])
-    }
-
     /// Starts all ranks on their hosts, in a job that continues without lost ranks.
-    pub(super) fn start_elastic(&mut self, task: &Task, losses: Losses) -> Result<()> {
+    pub(super) fn start_elastic(&mut self, losses: Losses) -> Result<()> {
         let hosts = || std::iter::once(None).chain((0..self.others.len()).map(Some));
         let reached_from = |from| {
             let places = hosts().map(|host| self.address_of(host, from));
             places.collect::<Vec<_>>().join(",")
         };
         let addresses = hosts().map(reached_from).collect();
-        let elastic = Elastic::new(self.hosts(), task, losses, addresses)?;
+        let elastic = Elastic::new(self.hosts(), &self.task, losses, addresses)?;
         self.elastic = Some(elastic);
+        (0..self.others.len()).for_each(|index| self.seat(index));
         (0..self.ranks.len()).try_for_each(|rank| self.start_seat(rank))
+    }
+
+    /// Tells the roster where the ranks of a host are.
+    fn seat(&mut self, index: usize) {
+        let address = self.others[index].address();
+        let ranks = self.ranks.iter().enumerate();
+        for (seat, _) in ranks.filter(|(_, rank)| rank.other == Some(index)) {
+            if let Some(elastic) = &mut self.elastic {
+                elastic.seat(seat, index + 1, &address);
+            }
+        }
     }
 
     fn start_seat(&mut self, rank: usize) -> Result<()> {
@@ -228,33 +328,52 @@ impl Job {
         if elastic.roster.over().is_some() || status.success() {
             return false;
         }
-        let (program, how) = (&self.program, described(status));
         let has_others = self.ranks.iter().any(|rank| rank.is_running);
         if self.stopped_by.is_some() {
             // The others save.
             elastic.roster.stays_empty(rank);
             return has_others;
         }
-        let Some(count) = elastic.again(rank, status) else {
-            print_line(&format!("{program}: rank {rank} {how}\n"));
-            return has_others;
+        self.start_again(rank, status.code(), &described(status)) || has_others
+    }
+
+    /// A lost rank is to be started again, if the job may: whether it is.
+    fn start_again(&mut self, rank: usize, code: Option<i32>, how: &str) -> bool {
+        let now = self.now;
+        let count = (self.elastic.as_mut()).and_then(|elastic| elastic.again(rank, code, now));
+        let again = count.as_ref().map_or(String::new(), |count| {
+            format!(": starting it again {count}")
+        });
+        print_line(&format!("{}: rank {rank} {how}{again}\n", self.program));
+        self.ranks[rank].is_running = count.is_some();
+        count.is_some()
+    }
+
+    /// Starts the lost ranks for which it is time, unless the job ends.
+    fn start_waiting(&mut self) {
+        let Some(elastic) = &mut self.elastic else {
+            return;
         };
-        print_line(&format!(
-            "{program}: rank {rank} {how}: starting it again {count}\n"
-        ));
-        if let Err(error) = self.start_seat(rank) {
-            print_line(&format!("{program}: {error}\n", program = self.program));
-            let elastic = self.elastic.as_ref();
-            elastic.inspect(|elastic| elastic.roster.stays_empty(rank));
-            return has_others;
+        let is_ending = self.stopped_by.is_some() || elastic.roster.over().is_some();
+        for rank in elastic.due(self.now, is_ending) {
+            self.ranks[rank].is_running = false;
+            let started = (!is_ending).then(|| self.start_seat(rank));
+            if let Some(Err(error)) = &started {
+                print_line(&format!("{}: {error}\n", self.program));
+            }
+            if let (Some(elastic), false) = (&self.elastic, self.ranks[rank].is_running) {
+                elastic.roster.stays_empty(rank);
+                let is_over = !self.ranks.iter().any(|rank| rank.is_running);
+                let lost = (is_over && !self.is_done()).then_some(EXIT_PEER_LOST);
+                self.first_failure = self.first_failure.or(lost);
+            }
         }
-        true
     }
 
     /// In a job that continues without lost ranks: takes note of hosts that are out of reach, and
     /// forms the next generation when its ranks are there.
     fn arbitrate(&mut self) {
-        let silence = self.silence() + SILENCE_MARGIN;
+        let silence = silence(self.timeout) + SILENCE_MARGIN;
         for index in 0..self.others.len() {
             if self.elastic.is_some() && self.now - self.others[index].heard > silence {
                 self.lost(index, &format!("it was silent for {}", Seconds(silence)));
@@ -266,7 +385,7 @@ impl Job {
     }
 
     /// Starts all ranks on their hosts.
-    pub(super) fn start_across(&mut self, task: &Task) -> Result<()> {
+    pub(super) fn start_across(&mut self) -> Result<()> {
         let size = self.ranks.len();
         let mut listener = None;
         let port = match self.ranks[0].other {
@@ -292,7 +411,7 @@ impl Job {
             ];
             match other {
                 None => {
-                    let mut command = task.command();
+                    let mut command = self.task.command();
                     command.envs(variables);
                     let sockets: Vec<OwnedFd> =
                         listener.take_if(|_| rank == 0).into_iter().collect();
@@ -342,9 +461,15 @@ impl Job {
         for (rank, status) in self.here.collect() {
             self.has_ended(rank, status);
         }
-        while let Ok((index, news)) = self.news.try_recv() {
+        if let Err(error) = self.let_in() {
+            print_line(&format!("{}: {error}\n", self.program));
+        }
+        while let Ok((number, news)) = self.news.try_recv() {
+            let Some(index) = self.other_of(number) else {
+                continue;
+            };
             let is_elastic = self.elastic.is_some();
-            if is_elastic && self.others[index].is_lost {
+            if is_elastic && self.others[index].is_lost && !matches!(news, News::Ready(_)) {
                 continue;
             }
             match news {
@@ -359,10 +484,12 @@ impl Job {
                 News::Ended(rank, status) => self.has_ended(rank, ExitStatus::from_raw(status)),
                 News::Gone => self.lost(index, "the connection to it was lost"),
                 News::Refused(why) => self.lost(index, &why),
-                News::Ready(_) | News::Printed(_) => {}
+                News::Ready(greeting) => self.is_back(index, greeting),
+                News::Printed(_) => {}
             }
             self.others[index].heard = self.now;
         }
+        self.start_waiting();
         self.arbitrate();
         if let Some((_, limit)) = self.end_by.take_if(|(by, _)| Instant::now() >= *by) {
             match self.has_killed {
@@ -412,8 +539,30 @@ impl Job {
         }
     }
 
+    /// A host has come again, and its ranks are started.
+    fn is_back(&mut self, index: usize, greeting: Greeting) {
+        self.others[index].is_ready(greeting);
+        self.others[index].is_lost = false;
+        let (program, name) = (&self.program, &self.others[index].name);
+        print_line(&format!("{program}: {name} has come: starting its ranks\n"));
+        self.seat(index);
+        let ranks = self.ranks.iter().enumerate();
+        let of_host = ranks.filter(|(_, rank)| rank.other == Some(index));
+        for rank in of_host.map(|(rank, _)| rank).collect::<Vec<_>>() {
+            if self.door.is_none() {
+                self.start_again(rank, None, "can come back");
+            } else if let Err(error) = self.start_seat(rank) {
+                print_line(&format!("{}: {error}\n", self.program));
+            }
+        }
+    }
+
     /// A host is lost, and with it its ranks that run.
     fn lost(&mut self, index: usize, why: &str) {
+        if self.elastic.is_some() {
+            self.others[index].is_lost = true;
+            self.others[index].leave();
+        }
         let of_host = self.ranks.iter_mut().enumerate();
         let mut lost = Vec::new();
         for (rank, it) in of_host.filter(|(_, rank)| rank.other == Some(index)) {
@@ -426,19 +575,41 @@ impl Job {
         }
         let (program, host, lost) = (&self.program, &self.others[index].name, Ranks(&lost));
         print_line(&format!("{program}: host {host}, with {lost}: {why}\n"));
-        if let Some(elastic) = &self.elastic {
-            lost.0.iter().for_each(|&rank| elastic.roster.cut_off(rank));
-            self.others[index].is_lost = true;
-            self.others[index].leave();
+        if let Some(elastic) = &mut self.elastic {
+            lost.0.iter().for_each(|&rank| elastic.cut_off(rank));
             let has_others = self.ranks.iter().any(|rank| rank.is_running);
             if has_others && elastic.roster.over().is_none() {
-                return;
+                return self.replace(index, lost.0.to_vec());
             }
         }
         if !self.is_done() {
             self.first_failure.get_or_insert(EXIT_PEER_LOST);
         }
         self.end_within(ENDING);
+    }
+
+    /// Starts the lost ranks of a host on a spare one, if there is one with room for them.
+    fn replace(&mut self, index: usize, lost: Vec<usize>) {
+        let has_room = |&(spare, room): &(usize, usize)| {
+            room >= lost.len() && !self.others[spare].is_lost && self.stopped_by.is_none()
+        };
+        let Some(found) = self.spares.iter().position(has_room) else {
+            return;
+        };
+        let (spare, _) = self.spares.remove(found);
+        let of_host = |rank: &&mut Rank| rank.other == Some(index);
+        self.ranks
+            .iter_mut()
+            .filter(of_host)
+            .for_each(|rank| rank.other = Some(spare));
+        self.seat(spare);
+        for rank in lost {
+            self.start_again(
+                rank,
+                None,
+                &format!("is started on {}", self.others[spare].name),
+            );
+        }
     }
 
     /// Kills the ranks that are left after `limit`.

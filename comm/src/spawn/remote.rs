@@ -1,8 +1,12 @@
-//! Another host, seen from the launcher: an ssh session with an agent, which starts ranks there.
+//! Another host, seen from the launcher: an agent, which starts ranks there, at the other end of an
+//! ssh session or of a connection that it made.
 
-use std::io::{BufRead, BufReader, Write, stdout};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write, stdout};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +14,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use super::agent::{Greeting, News, Order, SSH_CONNECTION, Setup};
-use super::hosts::Host;
+use super::door::Guest;
 use super::signals::Signals;
 use super::task::{Task, VERSION};
 use crate::error::{Error, Problem, Result};
@@ -38,8 +42,13 @@ const NOT_FOUND: [i32; 2] = [126, 127];
 /// A host on which an agent starts ranks.
 pub(super) struct Remote {
     pub(super) name: String,
-    ssh: Child,
-    orders: Option<ChildStdin>,
+    /// None if its agent comes by itself.
+    ssh: Option<Child>,
+    orders: Option<File>,
+    /// Its news have this number.
+    pub(super) number: usize,
+    /// Where hosts reach it and the launcher, if that is known without its agent.
+    reached: Option<[String; 2]>,
     /// The threads that read what it says.
     readers: Vec<JoinHandle<()>>,
     words: Arc<Words>,
@@ -59,10 +68,46 @@ struct Words {
 }
 
 impl Remote {
-    /// Connects to `host`. Its news go to `sender`, with this `index`.
+    /// A host whose agent has not come yet.
+    pub(super) fn absent(name: String, number: usize) -> Remote {
+        Remote {
+            name,
+            ssh: None,
+            orders: None,
+            number,
+            reached: None,
+            readers: Vec::new(),
+            words: Arc::default(),
+            answer: None,
+            heard: Duration::ZERO,
+            is_lost: false,
+        }
+    }
+
+    /// The host of an agent that has come to `launcher`.
+    pub(super) fn of_guest(
+        guest: Guest,
+        number: usize,
+        launcher: String,
+        setup: Setup,
+        sender: Sender<(usize, News)>,
+    ) -> Result<Remote> {
+        let address = guest.address.to_string();
+        let mut remote = Remote::absent(address.clone(), number);
+        let output = guest.socket.try_clone();
+        let output = output.map_err(|error| Error::setup(remote.action(), error, "see dmesg"))?;
+        remote.orders = Some(guest.socket);
+        remote.reached = Some([address, launcher]);
+        let words = Arc::clone(&remote.words);
+        remote.read(move || listen(output, number, &sender, &words))?;
+        remote.send(&Order::Prepare(setup));
+        Ok(remote)
+    }
+
+    /// Connects to `host` by ssh. Its news go to `sender`, with this `number`.
     pub(super) fn connect(
-        host: &Host,
-        index: usize,
+        host: &str,
+        number: usize,
         task: &Task,
         setup: Setup,
         sender: Sender<(usize, News)>,
@@ -80,21 +125,14 @@ impl Remote {
             let help = format!("install an ssh client, or set {SSH} to one");
             Error::setup(format!("start {program}"), error, help)
         })?;
-        let words = Arc::new(Words::default());
         let (output, errors) = (ssh.stdout.take(), ssh.stderr.take());
-        let mut remote = Remote {
-            name: host.name.clone(),
-            orders: ssh.stdin.take(),
-            ssh,
-            readers: Vec::new(),
-            words: Arc::clone(&words),
-            answer: None,
-            heard: Duration::ZERO,
-            is_lost: false,
-        };
+        let mut remote = Remote::absent(host.into(), number);
+        let orders = ssh.stdin.take();
+        remote.orders = orders.map(|orders| File::from(OwnedFd::from(orders)));
+        remote.ssh = Some(ssh);
         if let (Some(output), Some(errors)) = (output, errors) {
-            let shown = Arc::clone(&words);
-            remote.read(move || listen(output, index, &sender, &words))?;
+            let [words, shown] = [(); 2].map(|()| Arc::clone(&remote.words));
+            remote.read(move || listen(output, number, &sender, &words))?;
             remote.read(move || show(errors, &shown))?;
         }
         remote.send(&Order::Prepare(setup));
@@ -114,6 +152,19 @@ impl Remote {
             let text = serde_json::to_string(order).expect("orders are JSON");
             _ = writeln!(orders, "{text}");
         }
+    }
+
+    /// The agent has answered.
+    pub(super) fn is_ready(&mut self, mut greeting: Greeting) {
+        if let Some([own, launcher]) = self.reached.clone() {
+            (greeting.own, greeting.launcher) = (Some(own), Some(launcher));
+        }
+        self.answer = Some(Ok(greeting));
+    }
+
+    /// Whether its agent may come, for the first time or again.
+    pub(super) fn is_free(&self) -> bool {
+        self.orders.is_none()
     }
 
     pub(super) fn greeting(&self) -> Greeting {
@@ -142,7 +193,8 @@ impl Remote {
 
     /// Why the agent did not answer, once ssh has ended.
     pub(super) fn why_no_answer(&mut self, task: &Task) -> Error {
-        let (status, program) = (self.ssh.wait(), task.program.display());
+        let status = self.ssh.as_mut().map(Child::wait).and_then(Result::ok);
+        let program = task.program.display();
         std::thread::sleep(LAST_WORDS);
         let kept = self
             .words
@@ -152,7 +204,7 @@ impl Remote {
         let said = kept.lines().rfind(|line| !line.trim().is_empty());
         let said = said.map_or("no reason given", str::trim);
         let same = format!("every host needs version {VERSION} of it at this path");
-        match status.ok().and_then(|status| status.code()) {
+        match status.and_then(|status| status.code()) {
             Some(code) if NOT_FOUND.contains(&code) => {
                 let reason = format!("cannot run {program} there: {said}");
                 Error::Launch(Problem::new(self.action(), reason, same))
@@ -179,24 +231,31 @@ impl Remote {
 
     /// Lets the agent end, and ssh with it.
     pub(super) fn leave(&mut self) {
-        drop(self.orders.take());
+        if let Some(orders) = self.orders.take() {
+            // A thread reads the same socket. A pipe is closed by being dropped.
+            _ = TcpStream::from(OwnedFd::from(orders)).shutdown(Shutdown::Write);
+        }
     }
 
     /// Whether ssh has ended, and all that it said is read.
     pub(super) fn has_left(&mut self) -> bool {
-        !matches!(self.ssh.try_wait(), Ok(None)) && self.readers.iter().all(JoinHandle::is_finished)
+        let mut ssh = self.ssh.iter_mut();
+        ssh.all(|ssh| !matches!(ssh.try_wait(), Ok(None)))
+            && self.readers.iter().all(JoinHandle::is_finished)
     }
 }
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        _ = self.ssh.kill();
-        _ = self.ssh.wait();
+        if let Some(ssh) = &mut self.ssh {
+            _ = ssh.kill();
+            _ = ssh.wait();
+        }
     }
 }
 
 /// The command that starts an agent on `host`.
-fn ssh(host: &Host, task: &Task) -> Result<Command> {
+fn ssh(host: &str, task: &Task) -> Result<Command> {
     let text = std::env::var(SSH).unwrap_or_else(|_| "ssh".into());
     let mut words = text.split_whitespace();
     let program = words.next().unwrap_or("ssh");
@@ -205,7 +264,7 @@ fn ssh(host: &Host, task: &Task) -> Result<Command> {
     if program.rsplit('/').next() == Some("ssh") {
         command.args(SSH_OPTIONS).arg("-T");
     }
-    command.arg(&host.name);
+    command.arg(host);
     // Without it the agent may not find MPI's library, and not start.
     if let Ok(libraries) = std::env::var("LD_LIBRARY_PATH") {
         let libraries = quoted(&libraries);
@@ -242,7 +301,7 @@ pub(super) fn text_of(text: &std::ffi::OsStr) -> Result<String> {
 }
 
 /// Reads the agent's news, and skips what a login shell prints.
-fn listen(output: ChildStdout, index: usize, sender: &Sender<(usize, News)>, words: &Words) {
+fn listen(output: impl Read, number: usize, sender: &Sender<(usize, News)>, words: &Words) {
     for line in BufReader::new(output).lines().map_while(Result::ok) {
         match serde_json::from_str(&line) {
             Err(_) => continue,
@@ -253,12 +312,12 @@ fn listen(output: ChildStdout, index: usize, sender: &Sender<(usize, News)>, wor
             }
             Ok(news) => {
                 words.are_shown.store(true, Ordering::Relaxed);
-                _ = sender.send((index, news));
+                _ = sender.send((number, news));
             }
         }
         Signals::wake();
     }
-    _ = sender.send((index, News::Gone));
+    _ = sender.send((number, News::Gone));
     Signals::wake();
 }
 

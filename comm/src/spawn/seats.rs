@@ -52,6 +52,7 @@ impl Seats {
                 // Half a second more than that: this process was stopped.
                 let now_ms = waited.after(SILENCE_MARGIN / 4).as_millis() as u64;
                 clock.store(now_ms, Ordering::Relaxed);
+                roster.show_agent();
                 let answered_ms = answered_ms.load(Ordering::Relaxed);
                 if now_ms > answered_ms.saturating_add(silence_ms) {
                     give_up(&roster)
@@ -93,4 +94,30 @@ pub(super) fn give_up(roster: &Roster) -> ! {
     roster.end(EXIT_PEER_LOST);
     roster.kill_all();
     std::process::exit(EXIT_PEER_LOST.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_shows_that_it_works_and_tells_what_is_new_once() {
+        let seating = Seating {
+            hosts: vec![0, 1],
+            own: 1,
+            min_ranks: 1,
+            silence: Duration::from_secs(600),
+        };
+        let mut seats = Seats::new(&seating).unwrap();
+        assert!(seats.news().is_some() && seats.news().is_none());
+        seats.roster.take(1, 70);
+        assert!(seats.news().is_some() && seats.news().is_none());
+        let began = Instant::now();
+        for sign in [0, seats.roster.agent() + 1] {
+            while seats.roster.agent() <= sign {
+                assert!(began.elapsed() < Duration::from_secs(60));
+                std::thread::sleep(PERIOD / 10);
+            }
+        }
+    }
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::door::Place;
+
 /// The version that launcher and agents must share.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// How long ranks have to end after another has failed: only a stopped one needs more than one.
@@ -15,14 +17,14 @@ pub(super) const EXIT_STOPPED: u8 = 75;
 /// After which silence launcher and agent count each other as lost: the timeout within these
 /// bounds. The launcher waits longer by the margin: when the others continue, a host's ranks have
 /// ended.
-pub(super) const SILENCE: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(20)];
+const SILENCE: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(20)];
 pub(super) const SILENCE_MARGIN: Duration = Duration::from_secs(1);
 /// How often to look at the clock and the roster. Signals, orders and news, and the end of a rank
 /// wake this process earlier.
 pub(super) const PERIOD: Duration = Duration::from_millis(20);
 
 /// What every rank runs.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Task {
     /// The program.
     pub program: PathBuf,
@@ -32,6 +34,8 @@ pub struct Task {
     pub agent: &'static str,
     /// In a job that continues without lost ranks: how.
     pub losses: Option<Losses>,
+    /// Where other hosts come to, if variables and not this launcher start their agents.
+    pub place: Option<Place>,
 }
 
 /// How a job continues without lost ranks.
@@ -52,6 +56,11 @@ pub(super) struct Seating {
     pub(super) min_ranks: usize,
     /// An agent that has not heard of the launcher for so long ends its ranks.
     pub(super) silence: Duration,
+}
+
+/// How long hosts of a job that continues without lost ranks may be silent.
+pub(crate) fn silence(timeout: Duration) -> Duration {
+    timeout.clamp(SILENCE[0], SILENCE[1])
 }
 
 /// The exit code that shells give to the end by a signal.

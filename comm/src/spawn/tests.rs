@@ -7,6 +7,7 @@ fn spawner() -> Spawner {
 fn task(program: &str, arguments: &[&str]) -> Task {
     Task {
         losses: None,
+        place: None,
         program: program.into(),
         arguments: arguments.iter().map(Into::into).collect(),
         agent: "",
@@ -15,7 +16,11 @@ fn task(program: &str, arguments: &[&str]) -> Task {
 
 fn here(ranks: usize) -> [Host; 1] {
     let name = "localhost".into();
-    [Host { name, ranks }]
+    [Host {
+        name,
+        ranks,
+        is_spare: false,
+    }]
 }
 
 /// The exit code of `size` ranks that run `script` in a shell, where `$rank` and `$sockets` are.
@@ -83,10 +88,10 @@ fn a_rank_that_is_lost_while_the_others_save_leaves_them_their_time() {
     };
     let limits = [Duration::from_secs(60); 2];
     let children = Children::new(Signals::block());
-    let mut job = Job::new("test", children, limits, mpsc::channel().1);
+    let mut job = Job::new("test", children, limits, &task, mpsc::channel());
     job.add(&here(2)[0], None);
     job.stopped_by = Some(libc::SIGTERM);
-    job.start_elastic(&task, losses).unwrap();
+    job.start_elastic(losses).unwrap();
     while job.goes_on() {
         std::thread::sleep(PERIOD);
     }

@@ -175,6 +175,13 @@ impl Guests {
         }
     }
 
+    /// Those of `expected` that have come since the last call. Does not wait.
+    pub(crate) fn come(&mut self, expected: &[usize]) -> Result<Vec<Joined>> {
+        self.accept();
+        self.talk(expected)?;
+        Ok(std::mem::take(&mut self.joined))
+    }
+
     /// Those of `expected` that have not joined.
     pub(crate) fn missing(&self, expected: &[usize]) -> Vec<usize> {
         let has_joined = |rank: &usize| self.joined.iter().any(|joined| joined.rank == *rank);
@@ -182,7 +189,7 @@ impl Guests {
         expected.filter(|rank| !has_joined(rank)).collect()
     }
 
-    fn too_late(&self, missing: &[usize], limit: Duration, place: &str) -> Error {
+    pub(crate) fn too_late(&self, missing: &[usize], limit: Duration, place: &str) -> Error {
         let mut reason = format!(
             "{} did not come to {place} within {}{}",
             Ranks(missing),

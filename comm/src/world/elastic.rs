@@ -23,7 +23,9 @@ use crate::process::Process;
 use crate::rendezvous::Rendezvous;
 use crate::roster::{Change, Generation, Meeting, Roster};
 use crate::shared::Segment;
+use crate::spawn::silence;
 use crate::tcp::{self, Secret};
+use crate::waited::Waited;
 
 /// How often the same ranks try to connect to each other.
 const ATTEMPTS_MAX: usize = 3;
@@ -55,10 +57,19 @@ pub(super) fn connect(
 ) -> Result<(Option<Start>, Elastic)> {
     let roster = Arc::new(Roster::inherited(fd)?);
     roster.take(job.rank, std::process::id());
-    let (shown, seat) = (Arc::clone(&roster), job.rank);
+    let (shown, seat, limit) = (Arc::clone(&roster), job.rank, silence(options.timeout));
     let pulse = Background::start("pulse", move |cancelled| {
+        let (mut waited, mut last) = (Waited::new(), (0, Duration::ZERO));
         while !cancelled.within(PULSE_PERIOD) {
             shown.show_pulse(seat, heartbeat::total());
+            let (agent, now) = (shown.agent(), waited.after(PULSE_PERIOD));
+            if agent != last.0 {
+                last = (agent, now);
+            }
+            if agent > 0 && now - last.1 > limit {
+                // The others are about to continue without this host.
+                shown.kill_all();
+            }
         }
     })?;
     let elastic = Elastic {
@@ -116,8 +127,7 @@ impl Elastic {
                 return Err(failures.remove(0));
             }
             // What changed before ranks that then could not connect.
-            before.lost.append(&mut generation.change.lost);
-            before.joined.append(&mut generation.change.joined);
+            before.extend(std::mem::take(&mut generation.change));
             generation.change = before.clone();
             let Some((listener, _)) = listener else {
                 if let Some(segment) = self.segment(&generation, timeout)? {
@@ -144,12 +154,19 @@ impl Elastic {
         let lookup = |name: &str| std::env::var(name).ok();
         let addresses = lookup(HOST_ADDRESSES).unwrap_or_default();
         let first = members[0].0;
-        let host = addresses.split(',').nth(roster.host_of(first));
+        let host = match roster.address_of(first) {
+            Some(address) => address.to_string(),
+            None => addresses
+                .split(',')
+                .nth(roster.host_of(first))
+                .unwrap_or_default()
+                .into(),
+        };
         let place = Rendezvous {
             rank: own_rank(members, self.seat),
             size: members.len(),
             local_size: None,
-            host: host.unwrap_or_default().to_string(),
+            host,
             ports: vec![roster.port_of(first)],
             job: format!("generation {}", generation.number),
             is_of_torchrun: false,

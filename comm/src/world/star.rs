@@ -95,17 +95,8 @@ impl Star {
             let others: Vec<usize> = (1..place.size).collect();
             let gathered = guests.gather(&others, limit, &place.address());
             guests.joined.sort_by_key(|joined| joined.rank);
-            if let Err(mut error) = gathered {
-                let missing = guests.missing(&others);
-                if roster.is_some() && !error.is_rank_lost() && !missing.is_empty() {
-                    // The launcher leaves them out.
-                    error = Error::Timeout {
-                        call: ACTION.into(),
-                        missing,
-                        waited: limit,
-                        total: limit,
-                    };
-                }
+            if let Err(error) = gathered {
+                let error = misses(&roster, guests.missing(&others), limit, error);
                 let mut sockets: Vec<Frames> = guests
                     .joined
                     .into_iter()
@@ -320,7 +311,8 @@ impl Star {
             rank,
             names.len(),
         );
-        let pass = pass.with(network.roster.clone());
+        let roster = network.roster.clone();
+        let pass = pass.with(roster.clone());
         let listener = tcp::listen_anywhere(own)?;
         let port = listener.local_addr().map_or(0, |address| address.port());
         let addresses = self.exchange(&json!(SocketAddr::new(own, port).to_string()))?;
@@ -331,17 +323,14 @@ impl Star {
             let address = addresses[other].as_str().unwrap_or_default();
             let parsed = || address.parse().ok().into_iter().collect();
             let place = format!("{address} on {}", names[other]);
-            joined.push(tcp::connect(
-                other,
-                parsed,
-                &place,
-                &pass,
-                tcp::FRAME_BYTES_MAX,
-                limit,
-            )?);
+            // The one below says first whom it misses.
+            let limit = limit.saturating_add(patience(rank));
+            let connected = tcp::connect(other, parsed, &place, &pass, tcp::FRAME_BYTES_MAX, limit);
+            joined.push(connected.map_err(|error| misses(&roster, vec![other], limit, error))?);
         }
         let mut guests = Guests::new(listener, pass, tcp::FRAME_BYTES_MAX)?;
-        guests.gather(&above, limit, &format!("{own} on {}", names[rank]))?;
+        let gathered = guests.gather(&above, limit, &format!("{own} on {}", names[rank]));
+        gathered.map_err(|error| misses(&roster, guests.missing(&above), limit, error))?;
         joined.append(&mut guests.joined);
         let mut peers: Vec<Option<(Frames, String)>> = names.iter().map(|_| None).collect();
         for it in joined {
@@ -371,6 +360,24 @@ impl Star {
         let address = all[chosen].as_str().and_then(|text| text.parse().ok());
         let help = "give MASTER_ADDR as an address that all hosts reach";
         address.ok_or_else(|| Error::setup(ACTION, "this host has no address", help))
+    }
+}
+
+/// The error of a rank to which others did not connect: with a roster the launcher leaves them out.
+fn misses(
+    roster: &Option<Arc<Roster>>,
+    missing: Vec<usize>,
+    limit: Duration,
+    error: Error,
+) -> Error {
+    if roster.is_none() || error.is_rank_lost() || missing.is_empty() {
+        return error;
+    }
+    Error::Timeout {
+        call: ACTION.into(),
+        missing,
+        waited: limit,
+        total: limit,
     }
 }
 

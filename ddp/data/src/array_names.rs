@@ -39,8 +39,8 @@ pub(crate) fn arrays(
     files: &FoundFiles<'_>,
     label: Option<&LabelName>,
 ) -> Result<(usize, Option<usize>)> {
-    let (keys, wanted) = (keys(contents), &files.wanted);
-    let to_evaluate = wanted.model.is_some();
+    let keys = keys(contents);
+    let to_evaluate = files.model.is_some();
     let looks_for_labels = files.labels == LabelPlace::Default;
     let pairs = || pairs(&keys, to_evaluate);
     let like_elsewhere = |features: usize| match label {
@@ -48,7 +48,7 @@ pub(crate) fn arrays(
         _ => None,
     };
     check_usable(contents, path, files)?;
-    let features = match &wanted.spec.part {
+    let features = match &files.spec.part {
         Some(name) => named(contents, path, name)?,
         None if keys.len() == 1 => 0,
         None => {
@@ -74,14 +74,14 @@ pub(crate) fn arrays(
         labels.is_some(),
         Usage,
         "{} {}: expected labels of {} in the file, got {}; help: give {} FILE{}",
-        wanted.setting,
+        files.setting,
         path.display(),
         match keys[features] {
             "" => "its rows",
             key => key,
         },
         listed(contents),
-        wanted.labels_setting(),
+        files.labels_setting(),
         match keys.len() {
             1 => "",
             _ => ", or '#NAME' for an array of this file",
@@ -102,10 +102,9 @@ fn check_usable(contents: &Contents, path: &Path, files: &FoundFiles<'_>) -> Res
         .iter()
         .map(|(key, _)| key.as_str())
         .collect();
-    let wanted = &files.wanted;
-    let mut pairs = pairs(&others, wanted.model.is_some());
+    let mut pairs = pairs(&others, files.model.is_some());
     let is_wanted = |(features, labels): (Option<usize>, Option<usize>)| {
-        let features = features.filter(|_| wanted.spec.part.is_none());
+        let features = features.filter(|_| files.spec.part.is_none());
         features.or(labels.filter(|_| files.labels == LabelPlace::Default))
     };
     match pairs.find_map(is_wanted) {

@@ -295,7 +295,6 @@ fn check_all<T: ddp_kernels::Element + Display>(
     };
     let width = tensor.count() / tensor.shape()[0];
     bail!(
-        Data,
         "data in memory: {what}: expected {expected}, got {got} in row {}, element {}; help: repair or leave out that row",
         index / width,
         index % width

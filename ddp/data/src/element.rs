@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ddp_kernels::choice::{self, Choice};
+use ddp_kernels::choice::Choice;
 
 ddp_kernels::choices! {
     /// The type of the numbers in a file, with its name in messages and in our own format.
@@ -56,11 +56,6 @@ impl Element {
     /// Its name.
     pub fn name(self) -> &'static str {
         Choice::name(self)
-    }
-
-    /// The type of this name.
-    pub fn named(name: &str) -> Option<Element> {
-        choice::named(name).ok()
     }
 }
 

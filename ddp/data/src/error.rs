@@ -9,14 +9,14 @@ use ddp_kernels::files::FileError;
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Returns an error with the text of `format!`: `bail!(Data, "…")` as `Error::Data`, `bail!("…")`
-/// as a `String`.
+/// Returns an error with the text of `format!`: `bail!(Usage, "…")` as `Error::Usage`, `bail!("…")`
+/// as a `String`, or as `Error::Data` where the function returns an `Error`.
 macro_rules! bail {
     ($kind:ident, $($text:tt)+) => {
         return Err($crate::error::Error::$kind(format!($($text)+)))
     };
     ($($text:tt)+) => {
-        return Err(format!($($text)+))
+        return Err(format!($($text)+).into())
     };
 }
 
@@ -85,6 +85,13 @@ impl Error {
             Error::Io(_) => 74,
             Error::Outside { exit_code, .. } | Error::Remote { exit_code, .. } => *exit_code,
         }
+    }
+}
+
+/// A text without a kind says what is wrong with data.
+impl From<String> for Error {
+    fn from(text: String) -> Error {
+        Error::Data(text)
     }
 }
 

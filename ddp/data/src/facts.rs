@@ -5,13 +5,12 @@ use twox_hash::XxHash3_64;
 
 use crate::error::{Error, Result, ensure};
 use crate::feature_plan::Missing;
-use crate::file_rows::{fill_in, nonfinite};
 use crate::files::Element;
 use crate::normalize::Normalize;
 use crate::open::Source;
-use crate::ranks::{Ranks, SameFiles, agree};
+use crate::ranks::{Ranks, SameFiles, agree, must_be_alike};
 use crate::request::{DataRequest, Trained};
-use crate::rows::Rows;
+use crate::rows::fill_in;
 use crate::sampler::Split;
 use crate::scan::{self, Found, IsTrainedOn, LabelsFound, Moments, RowReader};
 use crate::setting::{DROP, MISSING};
@@ -21,6 +20,7 @@ use crate::task::Classes;
 const SAMPLED_BYTES_MAX: u64 = 1 << 20;
 
 /// What was found in rows.
+#[derive(Debug)]
 pub(crate) struct Facts {
     /// Which rows are held out; `None` if none are.
     pub(crate) split: Option<Split>,
@@ -45,10 +45,10 @@ pub(crate) fn scan(
     model: Option<&Trained>,
     ranks: &dyn Ranks,
 ) -> Result<Facts> {
-    let split = match model {
-        None => request.split(source.features.rows(), ranks)?,
-        Some(_) => None,
-    };
+    let (rows, fraction) = (source.features.rows(), request.val_split);
+    let is_split = model.is_none() && fraction > 0.0;
+    let split = is_split.then(|| Split::new(rows, fraction, request.seed));
+    let split = split.transpose()?;
     let is_trained_on = |row| split.as_ref().is_none_or(|split| split.is_trained_on(row));
     let scan = Scan {
         request,
@@ -101,8 +101,20 @@ impl Scan<'_> {
         {
             return Ok(given.clone());
         }
-        let filled = Filled { rows, fill: None };
-        let found = scan::features(&filled, self.is_trained_on, &self.same, scan::BYTES_MAX)?;
+        // Of F features 2F numbers: each, 0 where it is missing, then 1 where it is there.
+        let read = |first: u64, into: &mut [f32]| {
+            for (row, into) in (first..).zip(into.chunks_exact_mut(2 * width)) {
+                let (x, is_there) = into.split_at_mut(width);
+                rows.read_f32(row, x)?;
+                for (x, is_there) in x.iter_mut().zip(is_there) {
+                    *is_there = f32::from(u8::from(!x.is_nan()));
+                    *x = if x.is_nan() { 0.0 } else { *x };
+                }
+            }
+            Ok(())
+        };
+        let reader = RowReader::new(rows.rows(), 2 * width, &read);
+        let found = scan::features(reader, self.is_trained_on, &self.same, scan::BYTES_MAX)?;
         // The scan that follows names an infinite number.
         if found.bad.is_some() {
             return Ok(given.unwrap_or(zeros));
@@ -123,7 +135,6 @@ impl Scan<'_> {
         let empty = parts.iter().position(|part| *part == 0.0);
         ensure!(
             empty.is_none(),
-            Data,
             "{}: column \"{}\": {MISSING} mean: expected a number in some row that is trained on, got none; help: leave the \
              column out with {DROP}",
             source.place(),
@@ -167,7 +178,9 @@ impl Scan<'_> {
                 Normalize::Standard => scan::BYTES_MAX,
                 _ => SAMPLED_BYTES_MAX,
             };
-            let found = scan::features(&labels.rows, self.is_trained_on, &self.same, bytes_max)?;
+            let read = |first, into: &mut [f32]| labels.rows.read_f32(first, into);
+            let reader = RowReader::new(labels.count(), labels.width(), &read);
+            let found = scan::features(reader, self.is_trained_on, &self.same, bytes_max)?;
             facts.targets = Some(found.moments);
         }
         // Without rows to train on only the content is hashed.
@@ -177,15 +190,20 @@ impl Scan<'_> {
             false => scan::HASHED_BYTES_MAX,
         };
         let rows = &self.source.features;
-        let fill = facts.fill.as_deref();
-        let filled = Filled { rows, fill };
-        let rows: &dyn RowReader = if fill.is_some() { &filled } else { rows };
-        let found = scan::features(rows, &is_trained_on, &self.same, bytes_max)?;
+        let read = |first, into: &mut [f32]| {
+            rows.read_f32(first, into)?;
+            if let Some(fill) = &facts.fill {
+                fill_in(fill, into);
+            }
+            Ok(())
+        };
+        let reader = RowReader::new(rows.rows(), rows.width(), &read);
+        let found = scan::features(reader, &is_trained_on, &self.same, bytes_max)?;
         // From a rank that sees it, should files differ between hosts.
         let columns = self.source.columns.as_deref();
         let bad = found
             .bad
-            .map(|(row, column)| nonfinite(&self.source.features, row, column as usize, columns));
+            .map(|(row, column)| rows.nonfinite(row, column as usize, columns));
         agree(&self.same, bad.map_or(Ok(()), Err))?;
         self.must_match("features", found.hash)?;
         let part = if found.is_complete {
@@ -204,45 +222,10 @@ impl Scan<'_> {
     /// An error on all ranks unless this hash is the same on all of them.
     fn must_match(&self, what: &str, hash: u64) -> Result<()> {
         let (setting, file) = (self.source.setting, self.source.place());
-        let field = format!("the content of the {what} of {setting} ({file})");
-        let help = "give every rank the same data: compare the files on the hosts";
-        self.same
-            .must_match(&[(field, format!("{hash:016x}"))], help)
-    }
-}
-
-/// Rows of F features whose missing numbers are filled in. Without a fill they are rows of 2F
-/// numbers: each number, 0 where it is missing, then 1 where it is there.
-struct Filled<'a> {
-    rows: &'a Rows,
-    /// One for each feature.
-    fill: Option<&'a [f32]>,
-}
-
-impl RowReader for Filled<'_> {
-    fn rows(&self) -> u64 {
-        self.rows.rows()
-    }
-
-    fn width(&self) -> usize {
-        self.rows.width() * if self.fill.is_some() { 1 } else { 2 }
-    }
-
-    fn read(&self, first: u64, into: &mut [f32]) -> Result<()> {
-        let width = self.rows.width();
-        if let Some(fill) = self.fill {
-            self.rows.read_f32(first, into)?;
-            fill_in(fill, into);
-            return Ok(());
-        }
-        for (row, into) in (first..).zip(into.chunks_exact_mut(2 * width)) {
-            let (x, is_there) = into.split_at_mut(width);
-            self.rows.read_f32(row, x)?;
-            for (x, is_there) in x.iter_mut().zip(is_there) {
-                *is_there = f32::from(u8::from(!x.is_nan()));
-                *x = if x.is_nan() { 0.0 } else { *x };
-            }
-        }
-        Ok(())
+        let value = (
+            &*format!("the content of the {what}"),
+            format!("{hash:016x}"),
+        );
+        must_be_alike(&self.same, &format!("{setting} ({file})"), &[value])
     }
 }

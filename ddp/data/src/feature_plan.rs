@@ -33,13 +33,6 @@ pub struct TableSettings {
     pub missing: Missing,
 }
 
-/// Nothing is asked for.
-pub(crate) static PLAIN: TableSettings = TableSettings {
-    drop: Vec::new(),
-    categorical: Vec::new(),
-    missing: Missing::Error,
-};
-
 /// A column of a table that is read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ColumnPlan {

@@ -7,85 +7,84 @@ use std::time::Instant;
 use ddp_kernels::files::FileError;
 use ddp_kernels::mapped::Mapped;
 use ddp_kernels::{Device, Tensor, memory, ops};
+use twox_hash::XxHash3_64;
 
-use crate::dataset::{Dataset, RowSpec, check_gather, sampled_hash};
+use crate::dataset::{Dataset, NoRows, RowSpec, check_gather, sampled_hash};
 use crate::error::{Error, Result, bail};
-use crate::files::{Array, shown_number};
+use crate::facts::Facts;
+use crate::files::{Array, listed_up_to};
 use crate::labels::Labels;
-use crate::normalize::Normalization;
-use crate::rows::Rows;
+use crate::normalize::{Normalization, Normalize};
+use crate::open::Source;
+use crate::request::{Data, DataRequest, Trained};
+use crate::rows::fill_in;
 use crate::sampler::Split;
 use crate::scan::first_nonfinite;
+use crate::task::{LabelName, TaskSpec};
 
 /// Rows of files.
 #[derive(Clone, Debug)]
 pub(crate) struct FileData {
-    pub(crate) features: Arc<Rows>,
-    /// `None` if targets are not needed: each is 0.
-    pub(crate) labels: Option<Arc<Labels>>,
-    pub(crate) side: Side,
-    pub(crate) spec: RowSpec,
-    /// What stands for missing numbers.
-    pub(crate) fill: Option<Arc<[f32]>>,
-    pub(crate) normalization: Option<Normalization>,
-    pub(crate) target_normalization: Option<Normalization>,
-    /// Whether features are checked when they are read, since not all were before.
-    pub(crate) checks: bool,
-    /// Of the files, the rows of each class, and those that are trained on; empty if labels are
-    /// no classes.
-    pub(crate) class_rows: Arc<[Vec<u64>; 2]>,
-    /// A hash of the rows of each class, and of the names of classes.
-    pub(crate) labels_hash: u64,
-    /// A hash of all labels and features, if they were read before training.
-    pub(crate) content: Option<String>,
-    pub(crate) watch: Arc<ChangeWatch>,
-}
-
-/// Which of the rows of files these are.
-#[derive(Clone, Debug)]
-pub(crate) enum Side {
-    All,
-    TrainedOn(Split),
-    HeldOut(Split),
-}
-
-impl Side {
-    /// The row of the files that is row `index` of these.
-    #[inline]
-    fn row(&self, index: u64) -> u64 {
-        match self {
-            Side::All => index,
-            Side::TrainedOn(split) => split.training_row(index),
-            Side::HeldOut(split) => split.held_out_row(index),
-        }
-    }
+    source: Arc<Source>,
+    facts: Arc<Facts>,
+    /// How the rows become inputs and targets.
+    model: Arc<Trained>,
+    target_normalization: Option<Normalization>,
+    /// If these are not all rows: the split, and whether they are those held out.
+    side: Option<(Split, bool)>,
+    spec: RowSpec,
+    watch: Arc<ChangeWatch>,
 }
 
 impl FileData {
-    /// Other rows of the same files.
-    pub(crate) fn on_side(&self, side: Side) -> FileData {
+    /// All rows of `source`, as a model takes them.
+    pub(crate) fn new(source: Source, facts: Facts, model: Trained) -> FileData {
+        let features = &source.features;
+        read_in_any_order(features.arrays());
+        let image = match features.arrays()[0].row_shape() {
+            [_] => Vec::new(),
+            shape => shape.to_vec(),
+        };
         FileData {
-            side,
-            ..self.clone()
+            spec: RowSpec {
+                image,
+                ..RowSpec::features(features.width(), model.task.clone())
+            },
+            watch: Arc::new(ChangeWatch::over(source.watched.clone())),
+            target_normalization: None,
+            side: None,
+            source: Arc::new(source),
+            facts: Arc::new(facts),
+            model: Arc::new(model),
+        }
+    }
+
+    /// The row of the files that is row `index` of these.
+    #[inline]
+    fn row(&self, index: u64) -> u64 {
+        match &self.side {
+            None => index,
+            Some((split, is_held_out)) => split.row(*is_held_out, index),
         }
     }
 
     /// Features of a row.
     fn width(&self) -> usize {
-        self.features.width()
+        self.source.features.width()
     }
 
     fn read_features(&self, row: u64, x: &mut [f32]) -> Result<()> {
-        self.features.read_f32(row, x)?;
-        if let Some(numbers) = &self.fill {
+        let features = &self.source.features;
+        features.read_f32(row, x)?;
+        if let Some(numbers) = &self.model.plan.fill {
             fill_in(numbers, x);
         }
-        if self.checks
+        if self.facts.has_unread_features
             && let Some(column) = first_nonfinite(x)
         {
-            return Err(nonfinite(&self.features, row, column, None));
+            return Err(features.nonfinite(row, column, None));
         }
-        if let Some(normalization) = &self.normalization {
+        if let Some(normalization) = &self.model.normalization {
             normalization.apply(x, self.width());
         }
         Ok(())
@@ -101,52 +100,17 @@ impl FileData {
             return Ok(class[0]);
         }
         let why = labels.why_no_class(row, Some(classes))?;
-        bail!(Data, "{why}: the file has changed since the start")
+        bail!("{why}: the file has changed since the start")
     }
-}
-
-/// Puts the numbers of `fill` (F) where rows of F features have NaN.
-pub(crate) fn fill_in(fill: &[f32], x: &mut [f32]) {
-    for row in x.chunks_exact_mut(fill.len()) {
-        for (x, &fill) in row.iter_mut().zip(fill) {
-            *x = if x.is_nan() { fill } else { *x };
-        }
-    }
-}
-
-/// The error of a non-finite feature.
-pub(crate) fn nonfinite(
-    features: &Rows,
-    row: u64,
-    column: usize,
-    columns: Option<&[String]>,
-) -> Error {
-    let place = features.place(row);
-    let number = match features.number(row, column) {
-        Ok(number) if !(number as f32).is_finite() => number,
-        Ok(_) => {
-            return Error::Data(format!(
-                "{place}: it changed while it was read; help: start again"
-            ));
-        }
-        Err(error) => return error,
-    };
-    let name = columns.and_then(|columns| columns.get(column));
-    let name = name.map_or(String::new(), |name| format!(" ({name})"));
-    Error::Data(format!(
-        "{place}, feature {column}{name}: expected a finite f32, got {} (rows and features are counted from 0); help: \
-         leave out such rows, or replace the number",
-        shown_number(number)
-    ))
 }
 
 impl Dataset for FileData {
     fn rows_of_classes(&self) -> Option<Vec<u64>> {
-        let [all, trained] = &*self.class_rows;
+        let (all, trained) = (&self.facts.labels.counts, &self.facts.labels.trained);
         let mut rows = match self.side {
-            Side::All => all.clone(),
-            Side::TrainedOn(_) => trained.clone(),
-            Side::HeldOut(_) => all
+            None => all.clone(),
+            Some((_, false)) => trained.clone(),
+            Some((_, true)) => all
                 .iter()
                 .zip(trained)
                 .map(|(all, trained)| all - trained)
@@ -159,9 +123,8 @@ impl Dataset for FileData {
 
     fn rows(&self) -> u64 {
         match &self.side {
-            Side::All => self.features.rows(),
-            Side::TrainedOn(split) => split.training_rows(),
-            Side::HeldOut(split) => split.held_out_rows(),
+            None => self.source.features.rows(),
+            Some((split, is_held_out)) => split.rows(*is_held_out),
         }
     }
 
@@ -173,19 +136,24 @@ impl Dataset for FileData {
     /// data. Versions up to 0.6 had no content.
     fn fingerprint(&self) -> Result<String> {
         let side = match &self.side {
-            Side::All => "all",
-            Side::TrainedOn(_) => "trained on",
-            Side::HeldOut(_) => "held out",
+            None => "all",
+            Some((_, false)) => "trained on",
+            Some((_, true)) => "held out",
         };
-        let content = self.content.as_ref();
+        let counts = self.facts.labels.counts.iter();
+        let counts: Vec<u8> = counts.flat_map(|count| count.to_le_bytes()).collect();
+        let names = self.spec.task.classes();
+        let names = names.map_or(String::new(), |classes| classes.names().join("\n"));
+        let names = XxHash3_64::oneshot(names.as_bytes()).rotate_left(1);
+        let content = self.facts.content.as_ref();
         let content = content.map_or(String::new(), |hash| format!(", content {hash}"));
         Ok(format!(
             "{} rows ({side} of {}) of {} features, {}, labels {:016x}, sampled {:016x}{content}",
             self.rows(),
-            self.features.rows(),
+            self.source.features.rows(),
             self.width(),
             self.spec.task,
-            self.labels_hash,
+            XxHash3_64::oneshot(&counts) ^ names,
             sampled_hash(self)?
         ))
     }
@@ -195,23 +163,21 @@ impl Dataset for FileData {
         self.watch.check()?;
         inputs.with_slice_mut(|x: &mut [f32]| {
             let mut rows = rows.iter().zip(x.chunks_exact_mut(self.width()));
-            rows.try_for_each(|(&row, x)| self.read_features(self.side.row(row), x))
+            rows.try_for_each(|(&row, x)| self.read_features(self.row(row), x))
         })??;
-        match &self.labels {
+        match &self.source.labels {
             None => Ok(ops::zero(targets)?),
             Some(labels) if labels.are_classes() => {
                 targets.with_slice_mut(|classes: &mut [i64]| {
                     for (&row, class) in rows.iter().zip(classes) {
-                        *class = self.class(labels, self.side.row(row))?;
+                        *class = self.class(labels, self.row(row))?;
                     }
                     Ok(())
                 })?
             }
             Some(labels) => targets.with_slice_mut(|values: &mut [f32]| {
                 let mut rows = rows.iter().zip(values.chunks_exact_mut(labels.width()));
-                rows.try_for_each(|(&row, values)| {
-                    labels.rows.read_f32(self.side.row(row), values)
-                })?;
+                rows.try_for_each(|(&row, values)| labels.rows.read_f32(self.row(row), values))?;
                 if let Some(normalization) = &self.target_normalization {
                     normalization.apply(values, labels.width());
                 }
@@ -219,6 +185,93 @@ impl Dataset for FileData {
             })?,
         }
     }
+}
+
+/// The rows to train on or to use a model on, and those to evaluate on. `val` are rows of other
+/// files.
+pub(crate) fn dataset(
+    request: &DataRequest,
+    source: Source,
+    facts: Facts,
+    model: Trained,
+    val: Option<FileData>,
+) -> Data {
+    let description = describe(&source, &facts, &model.task);
+    let is_standard = request.normalize == Normalize::Standard && request.normalizes_targets;
+    let targets = facts.targets.as_ref().filter(|_| is_standard);
+    let target_normalization = targets.map(Normalization::standard);
+    let (columns, label, split) = (
+        source.columns.clone(),
+        source.label.clone(),
+        facts.split.clone(),
+    );
+    let mut train = FileData::new(source, facts, model.clone());
+    train.target_normalization.clone_from(&target_normalization);
+    let held_out: Arc<dyn Dataset> = match (split, val) {
+        (Some(split), _) => {
+            let held_out = FileData {
+                side: Some((split.clone(), true)),
+                ..train.clone()
+            };
+            train.side = Some((split, false));
+            Arc::new(held_out)
+        }
+        (None, Some(mut val)) => {
+            val.target_normalization.clone_from(&target_normalization);
+            Arc::new(val)
+        }
+        (None, None) => Arc::new(NoRows(train.spec.clone())),
+    };
+    Data {
+        normalization: model.normalization,
+        target_normalization,
+        plan: model.plan,
+        columns: columns.or(model.columns),
+        label,
+        ..Data::new(Arc::new(train), held_out, description)
+    }
+}
+
+/// Names that are shown.
+const SHOWN: usize = 8;
+
+/// The label, the task, and the features used and left out, for people: said at the start of a run,
+/// by `inspect` and in the metrics log.
+fn describe(source: &Source, facts: &Facts, task: &TaskSpec) -> String {
+    let label = match (&source.label, &source.labels) {
+        (_, None) => String::new(),
+        (Some(name @ LabelName::Column(_)), _) => match &*name.columns() {
+            [one] => format!("label column \"{one}\", "),
+            all => format!("label columns {}, ", listed_up_to(SHOWN, all)),
+        },
+        (Some(LabelName::Array(name)), _) => format!("label array \"{name}\", "),
+        (None, Some(labels)) => format!("labels {}, ", labels.name()),
+    };
+    let names = task.classes().and_then(|classes| classes.texts());
+    let learned = match (names, facts.labels.range) {
+        (Some(names), _) => format!(" ({})", listed_up_to(SHOWN, names)),
+        // Of several columns the units may differ.
+        (None, Some((least, greatest))) if task.outputs() == 1 => {
+            format!(" ({least:?} to {greatest:?})")
+        }
+        (None, _) => String::new(),
+    };
+    let width = match source.features.width() {
+        1 => "1 feature".to_string(),
+        width => format!("{width} features"),
+    };
+    let features = match &source.columns {
+        Some(columns) => format!("{width}: {}", listed_up_to(SHOWN, columns)),
+        None => format!("{width} a row"),
+    };
+    let left_out = match source.left_out.len() {
+        0 => String::new(),
+        count => format!(
+            " ({count} left out: {})",
+            listed_up_to(SHOWN, &source.left_out)
+        ),
+    };
+    format!("{label}{task}{learned}, {features}{left_out}")
 }
 
 /// Tells the system that files larger than memory are read in any order: reading ahead would be
@@ -269,7 +322,6 @@ fn check_file(file: &Mapped) -> Result<()> {
     match file.change() {
         Ok(None) => Ok(()),
         Ok(Some(change)) => bail!(
-            Data,
             "{} {change} while it is in use; help: start again once nothing writes to it; new data need a file of another name",
             path.display()
         ),

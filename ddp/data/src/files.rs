@@ -17,6 +17,7 @@ pub(crate) mod gzip;
 mod idx;
 pub(crate) mod io;
 mod llm_c;
+mod nanogpt;
 mod npy;
 mod npz;
 pub(crate) mod parquet;
@@ -32,8 +33,9 @@ pub(crate) use self::cell::{
     PLAIN_HELP, is_missing, is_written_otherwise, listed, listed_up_to, number, shown_number,
     some_of,
 };
+pub(crate) use self::format::DataFile;
+use self::format::Holds;
 pub use self::format::{Coding, Contents, Format, OddCells, TokenFile};
-use self::format::{DataFile, Holds};
 pub(crate) use self::formats::{endings, named};
 pub use self::formats::{format, is_table};
 pub use crate::element::Element;
@@ -42,37 +44,31 @@ use crate::error::Result;
 /// The arrays of the file at `path`, of any format with arrays. Converted copies go to `cache_dir`,
 /// if given.
 pub fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
-    let name = path.display().to_string();
-    let file = DataFile {
-        path,
-        name: &name,
-        cache_dir,
-    };
-    let format = format(path)?;
-    match format.holds {
-        Holds::Arrays(open) => open(&file),
+    read(&DataFile::new(path, &path.display().to_string(), cache_dir))
+}
+
+/// The arrays of a file, or those that a table becomes.
+pub(crate) fn read(file: &DataFile<'_>) -> Result<Contents> {
+    let format = format(file.path)?;
+    let (expected, got) = match format.holds {
+        Holds::Arrays(arrays) if !format.is_table() || file.table.is_some() => return arrays(file),
         Holds::Packed(unpack) => {
-            let path = &unpack(&file)?;
+            let path = &unpack(file)?;
             let inner = formats::format(path)?;
             match inner.holds {
-                Holds::Arrays(open) if !inner.is(&flat::FLAT) => open(&DataFile { path, ..file }),
-                _ => Err(file.bad(format!(
-                    "expected .npy, IDX or .csv in a .gz file, got {}",
-                    inner.name
-                ))),
+                Holds::Arrays(arrays) if !inner.is(&flat::FLAT) && !inner.is_table() => {
+                    return arrays(&DataFile { path, ..*file });
+                }
+                _ => (".npy, IDX or .csv in a .gz file", inner),
             }
         }
-        _ => {
-            let help = match format.is(&text::TEXT) {
-                true => "; help: rename a table of text to .csv",
-                false => "",
-            };
-            Err(file.bad(format!(
-                "expected a file of arrays, got {}{help}",
-                format.name
-            )))
-        }
-    }
+        _ => ("a file of arrays", format),
+    };
+    let help = match got.is(&text::TEXT) {
+        true => "; help: rename a table of text to .csv",
+        false => "",
+    };
+    Err(file.bad(format!("expected {expected}, got {}{help}", got.name)))
 }
 
 #[cfg(test)]

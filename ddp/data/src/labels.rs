@@ -48,9 +48,8 @@ impl FileLabels {
 pub(crate) struct Labels {
     /// The numbers of their files.
     pub(crate) rows: Rows,
+    files: Vec<FileLabels>,
     coding: Coding,
-    /// Of each file, the table and column.
-    columns: Vec<Option<(PathBuf, String)>>,
     /// Whether the task follows from what labels look like.
     pub(crate) is_guessed: bool,
     /// The names of classes that are to be learned, if labels are texts or numbers that do not
@@ -65,11 +64,8 @@ enum Coding {
     Classes,
     /// These whole numbers, sorted, are the names of the classes.
     Numbers(Vec<i64>),
-    /// Texts are the classes: of each file, the class of each code, and the texts.
-    Texts {
-        classes: Vec<Vec<i64>>,
-        names: Vec<Vec<String>>,
-    },
+    /// Texts are the classes: of each file, the class of each code.
+    Texts(Vec<Vec<i64>>),
     /// Numbers are the targets.
     Values,
 }
@@ -99,6 +95,8 @@ impl fmt::Display for Label<'_> {
     }
 }
 
+/// Odd labels that are shown.
+const SHOWN: usize = 3;
 /// Marks a label that is not a class.
 const NO_CLASS: i64 = i64::MIN;
 
@@ -140,7 +138,6 @@ impl Labels {
             let (place, got) = (labels.rows.arrays()[0].name(), labels.width());
             ensure!(
                 got == outputs,
-                Data,
                 "{place}: expected {outputs} numbers as the label of each row, as the model was trained on, got {got}; \
                  help: give other {LABELS}"
             );
@@ -150,7 +147,6 @@ impl Labels {
             _ if are_texts => Labels::of_texts(files, |text| classes.find(text)),
             (Some(numbers), _) => Labels::with(files, Coding::Numbers(numbers)),
             (None, Some(names)) => bail!(
-                Data,
                 "{}: expected texts as labels, such as {:?}, as the model was trained on, got numbers; \
                  help: give a table, in which labels are texts",
                 files[0].array.name(),
@@ -164,23 +160,17 @@ impl Labels {
         files: Vec<FileLabels>,
         class_of: impl Fn(&String) -> Option<usize>,
     ) -> Result<Labels> {
-        let names = files
-            .iter()
-            .map(|file| file.names.clone().unwrap_or_default());
-        let names: Vec<Vec<String>> = names.collect();
         let class = |text: &String| class_of(text).map_or(NO_CLASS, |class| class as i64);
-        let classes = names.iter().map(|names| names.iter().map(class).collect());
-        let classes = classes.collect();
-        Labels::with(files, Coding::Texts { classes, names })
+        let classes = |file: &FileLabels| file.names.iter().flatten().map(class).collect();
+        let classes = files.iter().map(classes).collect();
+        Labels::with(files, Coding::Texts(classes))
     }
 
     fn with(files: Vec<FileLabels>, coding: Coding) -> Result<Labels> {
-        let columns = files.iter().map(|file| file.column.clone()).collect();
-        let rows = Rows::new(files.into_iter().map(|file| file.array).collect())?;
+        let rows = Rows::new(files.iter().map(|file| file.array.clone()).collect())?;
         let array = &rows.arrays()[0];
         ensure!(
             rows.width() == 1 || matches!(coding, Coding::Values),
-            Data,
             "{}: expected one label for each row, got {} (shape {:?}); help: of one-hot rows save the argmax; for numbers \
              set {TASK} to regression",
             array.name(),
@@ -189,8 +179,8 @@ impl Labels {
         );
         Ok(Labels {
             rows,
+            files,
             coding,
-            columns,
             is_guessed: false,
             class_names: None,
         })
@@ -221,9 +211,7 @@ impl Labels {
                 false => array.read_i64(row, into)?,
             }
             let class_of = |code: i64| match &self.coding {
-                Coding::Texts { classes, .. } => {
-                    classes[file].get(usize::try_from(code).ok()?).copied()
-                }
+                Coding::Texts(classes) => classes[file].get(usize::try_from(code).ok()?).copied(),
                 Coding::Numbers(numbers) => Some(numbers.binary_search(&code).ok()? as i64),
                 Coding::Classes | Coding::Values => Some(code),
             };
@@ -245,7 +233,7 @@ impl Labels {
         match &self.coding {
             Coding::Numbers(numbers) => Some(numbers.iter().copied().zip(counts).collect()),
             Coding::Classes => Some((0..).zip(counts).filter(|(_, rows)| *rows > 0).collect()),
-            Coding::Texts { .. } | Coding::Values => None,
+            Coding::Texts(_) | Coding::Values => None,
         }
     }
 
@@ -292,7 +280,7 @@ impl Labels {
 
     /// The first file, and the column in it, for messages.
     pub(crate) fn name(&self) -> String {
-        match &self.columns[0] {
+        match &self.files[0].column {
             Some((path, column)) => format!("{}, column \"{column}\"", path.display()),
             None => self.rows.arrays()[0].name().to_string(),
         }
@@ -301,7 +289,7 @@ impl Labels {
     /// The file and the position of a label in it, for messages.
     pub(crate) fn place(&self, row: u64) -> String {
         let (file, in_file) = self.rows.find(row);
-        match &self.columns[file] {
+        match &self.files[file].column {
             Some((path, column)) => table::place(path, column, in_file),
             None => format!("{} (counted from 0)", self.rows.place(row)),
         }
@@ -316,13 +304,9 @@ impl Labels {
         }
         let mut numbers = vec![0; self.rows.width()];
         array.read_i64(in_file, &mut numbers)?;
-        let code = usize::try_from(numbers[0]).unwrap_or(usize::MAX);
-        Ok(match &self.coding {
-            Coding::Texts { names, .. } if code < names[file].len() => {
-                Label::Text(&names[file][code])
-            }
-            _ => Label::Whole(numbers[0]),
-        })
+        let (code, names) = (usize::try_from(numbers[0]).ok(), &self.files[file].names);
+        let text = names.as_ref().and_then(|names| names.get(code?));
+        Ok(text.map_or(Label::Whole(numbers[0]), |text| Label::Text(text)))
     }
 
     /// The first rows, at most `most`, whose label satisfies `is_wanted`.
@@ -341,6 +325,25 @@ impl Labels {
             }
         }
         Ok(found)
+    }
+
+    /// The error of `count` labels that are unlike the `usual` ones.
+    pub(crate) fn refuse_odd(
+        &self,
+        usual: &str,
+        count: u64,
+        is_odd: impl Fn(Label<'_>) -> bool,
+        help: &str,
+    ) -> Result<()> {
+        let rows = self.find(SHOWN, is_odd)?.into_iter();
+        let shown = rows.map(|row| Ok(format!("{}: {}", self.place(row), self.label(row)?)));
+        let shown = shown.collect::<Result<Vec<_>>>()?.join("; ");
+        let more = if count > SHOWN as u64 { "; …" } else { "" };
+        let are = if count == 1 { "is" } else { "are" };
+        bail!(
+            "expected labels that are all {usual}, but {count} of {} {are} not: {shown}{more}; help: {help}, or give other {LABELS}",
+            self.count()
+        )
     }
 
     /// The error of texts where numbers are expected: names the first one that is no number.
@@ -375,7 +378,6 @@ fn texts_in(files: &[FileLabels]) -> Result<Option<Vec<String>>> {
     let (with, without): (Vec<_>, Vec<_>) = files.iter().partition(|file| file.names.is_some());
     if let ([with, ..], [without, ..]) = (&with[..], &without[..]) {
         bail!(
-            Data,
             "{}: expected texts as labels, as in {}, got numbers; help: give labels of one kind, or join the tables",
             without.array.name(),
             with.array.name()

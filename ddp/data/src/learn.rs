@@ -1,7 +1,7 @@
 //! What is learned from rows: the task that their labels show, unless that guess is likely wrong,
 //! and how features become a model's inputs.
 
-use crate::error::{Error, Result, bail, ensure};
+use crate::error::{Error, Result, ensure};
 use crate::facts::Facts;
 use crate::feature_plan::FeaturePlan;
 use crate::files::{Element, PLAIN_HELP, is_missing, is_written_otherwise, number};
@@ -13,9 +13,6 @@ use crate::request::{DataRequest, Trained};
 use crate::scan::LabelsFound;
 use crate::setting::{LABELS, TASK};
 use crate::task::{Classes, TaskSpec};
-
-/// Odd labels that are shown.
-const SHOWN: usize = 3;
 
 /// What a model of these rows is to expect of others.
 pub(crate) fn learn(request: &DataRequest, source: &Source, facts: &Facts) -> Result<Trained> {
@@ -52,7 +49,6 @@ fn task(labels: &Labels, found: &LabelsFound) -> Result<TaskSpec> {
         let (least, greatest) = found.range.unwrap_or_default();
         ensure!(
             least != greatest || rows == 1,
-            Data,
             "{place}: expected labels that differ, got {least:?} as f32 in all {rows} rows; help: give other {LABELS}, or if \
              they differ by little for their size, subtract an offset before saving them"
         );
@@ -68,7 +64,6 @@ fn task(labels: &Labels, found: &LabelsFound) -> Result<TaskSpec> {
     };
     ensure!(
         classes.count() > 1,
-        Data,
         "{place}: expected labels of at least 2 classes, got {} in {rows} rows; help: give other {LABELS}{or_else}",
         classes.count()
     );
@@ -97,7 +92,7 @@ fn check_guess(labels: &Labels, found: &LabelsFound) -> Result<()> {
         let help = format!(
             "correct or remove these rows, or set {TASK} to classification if this is a class"
         );
-        return refuse_odd(labels, &usual, rows, is_odd, &help);
+        return labels.refuse_odd(&usual, rows, is_odd, &help);
     }
     let or_numbers = "to regression to predict numbers, or ";
     check_count(labels, count, "whole numbers", or_numbers)
@@ -117,7 +112,7 @@ fn check_texts(labels: &Labels, names: &[String], counts: &[u64]) -> Result<()> 
     let odd = |usual, is_odd: &dyn Fn(&str) -> bool, help: &str| {
         let help = format!("{help}, or set {TASK} to classification if every text is a class");
         let is_odd_label = |label: Label<'_>| label.is_text_like(is_odd);
-        refuse_odd(labels, usual, rows_of(is_odd), is_odd_label, &help)
+        labels.refuse_odd(usual, rows_of(is_odd), is_odd_label, &help)
     };
     let is_name = |text: &str| is_text(text) && !is_missing(text);
     let is_other_name = |text: &str| is_name(text) && !is_written_otherwise(text);
@@ -142,7 +137,6 @@ fn check_numbers(labels: &Labels, found: &LabelsFound) -> Result<()> {
     let (width, rows) = (labels.width(), labels.count());
     ensure!(
         width == 1 || found.one_hot < rows,
-        Data,
         "{}: every label is a single 1 among {width} numbers, as one-hot rows of classes are; help: save the argmax \
          of each row, or set {TASK} to regression to learn the {width} numbers",
         labels.name()
@@ -157,13 +151,7 @@ fn check_numbers(labels: &Labels, found: &LabelsFound) -> Result<()> {
         format!("correct or remove these rows, or set {TASK} to regression if labels are numbers");
     let has_fraction =
         |label: Label<'_>| matches!(label, Label::Number(number) if number.fract() != 0.0);
-    refuse_odd(
-        labels,
-        "whole numbers",
-        found.fractions,
-        has_fraction,
-        &help,
-    )
+    labels.refuse_odd("whole numbers", found.fractions, has_fraction, &help)
 }
 
 /// An error if so many classes are unlikely.
@@ -171,29 +159,8 @@ fn check_count(labels: &Labels, classes: usize, what: &str, or_numbers: &str) ->
     let (place, rows) = (labels.name(), labels.count());
     ensure!(
         !guess::are_too_many(classes as u64, rows),
-        Data,
         "{place}: the labels are {what}, and would make {classes} classes for {rows} rows; help: set {TASK} {or_numbers}to \
          classification if they are classes, or give other {LABELS}"
     );
     Ok(())
-}
-
-/// The error of `count` labels that are unlike the `usual` ones.
-fn refuse_odd(
-    labels: &Labels,
-    usual: &str,
-    count: u64,
-    is_odd: impl Fn(Label<'_>) -> bool,
-    help: &str,
-) -> Result<()> {
-    let rows = labels.find(SHOWN, is_odd)?.into_iter();
-    let shown = rows.map(|row| Ok(format!("{}: {}", labels.place(row), labels.label(row)?)));
-    let shown = shown.collect::<Result<Vec<_>>>()?.join("; ");
-    let more = if count > SHOWN as u64 { "; …" } else { "" };
-    let are = if count == 1 { "is" } else { "are" };
-    bail!(
-        Data,
-        "expected labels that are all {usual}, but {count} of {} {are} not: {shown}{more}; help: {help}, or give other {LABELS}",
-        labels.count()
-    )
 }

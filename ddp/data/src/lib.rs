@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod array_names;
+mod built_in;
 mod dataset;
 mod element;
 pub mod error;
@@ -18,7 +19,7 @@ mod facts;
 mod feature_plan;
 mod file_rows;
 pub mod files;
-pub mod glyphs;
+mod glyphs;
 mod guess;
 mod labels;
 mod learn;
@@ -35,7 +36,7 @@ pub mod sampler;
 mod scan;
 pub mod setting;
 pub mod spec;
-pub mod synthetic;
+mod synthetic;
 mod task;
 pub mod text;
 mod tokens;

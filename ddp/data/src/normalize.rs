@@ -48,12 +48,9 @@ impl Normalization {
 
     /// Scales all features together to 0 to 1.
     fn unit(moments: &Moments) -> Normalization {
-        let least = moments.least.iter().copied().fold(f32::INFINITY, f32::min);
-        let greatest = moments
-            .greatest
-            .iter()
-            .copied()
-            .fold(f32::NEG_INFINITY, f32::max);
+        let (least, greatest) = (moments.least.iter(), moments.greatest.iter());
+        let least = least.copied().fold(f32::INFINITY, f32::min);
+        let greatest = greatest.copied().fold(f32::NEG_INFINITY, f32::max);
         // In f64 the difference of two f32 is finite.
         let width = f64::from(greatest) - f64::from(least);
         Normalization {

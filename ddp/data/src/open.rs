@@ -16,16 +16,18 @@ use ddp_kernels::mapped::{Identity, Mapped};
 use ddp_kernels::setting::SettingName;
 
 use crate::array_names;
-use crate::error::{Result, bail, ensure};
+use crate::dataset::RowSpec;
+use crate::error::{Error, Result, bail, ensure};
 use crate::feature_plan::ColumnPlan;
 use crate::files::table::{self, TableRequest};
-use crate::files::{self, Array, Contents, OddCells};
+use crate::files::{self, Array, Contents, DataFile, OddCells};
 use crate::labels::{FileLabels, Labels};
+use crate::ranks::{Ranks, must_be_alike};
 use crate::request::Trained;
-use crate::resolve::{FoundFiles, LabelPlace, Wanted, mismatched};
+use crate::resolve::{FoundFiles, LabelPlace, mismatched};
 use crate::rows::Rows;
 use crate::setting::{DATA, VAL_DATA};
-use crate::task::{LabelName, TaskKind};
+use crate::task::LabelName;
 
 /// Open files of features and labels.
 #[derive(Debug)]
@@ -83,6 +85,17 @@ impl Source {
         shared.map(|(_, array)| array.name())
     }
 
+    /// An error unless these rows have the shape of those to train on.
+    pub(crate) fn check_shape(&self, train: &Source) -> Result<()> {
+        let [expected, got] = [train, self].map(|source| source.features.arrays()[0].row_shape());
+        ensure!(
+            !RowSpec::images_differ(expected, got),
+            "{}: expected rows of shape {expected:?}, as those to train on, got {got:?}; help: give {VAL_DATA} of the same shape",
+            self.place()
+        );
+        Ok(())
+    }
+
     /// Identifies the open files: equal on ranks that have the same ones open.
     pub(crate) fn identity(&self) -> String {
         let labels = self.labels.iter();
@@ -90,8 +103,8 @@ impl Source {
         identity_of(self.features.arrays().iter().chain(labels))
     }
 
-    /// What has to be alike on all ranks, each with its name.
-    pub(crate) fn traits(&self) -> Result<Vec<(String, String)>> {
+    /// An error on all ranks unless they have opened the same: from here on they share the work.
+    pub(crate) fn check_alike(&self, ranks: &dyn Ranks) -> Result<()> {
         let names = self.labels.as_ref().and_then(Labels::class_names);
         let labels = match (&self.labels, names) {
             (None, _) => "none".to_string(),
@@ -116,8 +129,7 @@ impl Source {
             ("the labels", labels),
             ("the classes", names.unwrap_or_default().join("\n")),
         ];
-        let of_files = |what: &str| format!("{what} of {} {}", self.setting, self.path);
-        Ok(values.map(|(what, value)| (of_files(what), value)).into())
+        must_be_alike(ranks, &format!("{} {}", self.setting, self.path), &values)
     }
 }
 
@@ -131,10 +143,18 @@ pub(crate) fn identity_of<'a>(arrays: impl Iterator<Item = &'a Array>) -> String
     identities.map(|identity| format!("{identity:?}")).collect()
 }
 
+/// The columns of a table that are read.
+struct TableColumns {
+    label: Option<String>,
+    /// `None` for all but the label.
+    features: Option<Vec<ColumnPlan>>,
+    /// The columns that are neither.
+    left_out: Vec<String>,
+}
+
 /// What is known of columns and label, by the model or by the first file, and what was opened.
 struct Opening<'a> {
     files: &'a FoundFiles<'a>,
-    wanted: &'a Wanted<'a>,
     /// The names of the features, in this order.
     columns: Option<Vec<String>>,
     /// The columns of tables that they come from.
@@ -147,13 +167,11 @@ struct Opening<'a> {
     odd_cells: Vec<OddCells>,
 }
 
-/// Opens all of it. Only headers are read, unless files have to be converted first. `task` is what
-/// the user says of the labels.
-pub(crate) fn open(files: &FoundFiles<'_>, task: Option<TaskKind>) -> Result<Source> {
-    let (wanted, model) = (&files.wanted, files.wanted.model);
+/// Opens all of it. Only headers are read, unless files have to be converted first.
+pub(crate) fn open_files(files: &FoundFiles<'_>) -> Result<Source> {
+    let model = files.model;
     let mut opening = Opening {
         files,
-        wanted,
         columns: model.and_then(|model| model.columns.clone()),
         plan: model.and_then(|model| model.plan.columns.clone()),
         label: model.and_then(|model| model.label.clone()),
@@ -165,15 +183,24 @@ pub(crate) fn open(files: &FoundFiles<'_>, task: Option<TaskKind>) -> Result<Sou
     if model.is_none() {
         opening.plan = opening.plan_of_settings()?;
     }
-    for path in &files.paths {
-        match files::is_table(path) {
-            true => opening.table(path)?,
-            false => opening.arrays(path)?,
+    let (label_files, part) = files.labels.files();
+    let features = files.paths.iter().map(|path| (path, false));
+    for (path, is_labels) in features.chain(label_files.iter().map(|path| (path, true))) {
+        let columns = match (files::is_table(path), is_labels) {
+            (true, false) => Some(opening.columns_of(path)?),
+            (true, true) => Some(opening.column_of_labels(path, part)?),
+            (false, _) => None,
+        };
+        let name = path.display().to_string();
+        let mut file = DataFile::new(path, &name, files.request.cache_dir.as_deref());
+        let request = columns.as_ref().map(|columns| opening.request(columns));
+        file.table = request.as_ref();
+        let contents = files::read(&file)?;
+        match (columns, is_labels) {
+            (Some(columns), _) => opening.add_table(path, contents, columns)?,
+            (None, false) => opening.add_arrays(path, contents)?,
+            (None, true) => opening.add_labels(path, contents, part)?,
         }
-    }
-    let (label_files, part_of_each) = files.labels.files();
-    for path in label_files {
-        opening.label_file(path, part_of_each)?;
     }
     opening.check_labels()?;
     let given: HashSet<&Path> = files
@@ -188,15 +215,15 @@ pub(crate) fn open(files: &FoundFiles<'_>, task: Option<TaskKind>) -> Result<Sou
     let (columns, left_out) = opening.first.take().unwrap_or_default();
     let is_categorical = |plan: &Vec<ColumnPlan>| plan.iter().any(ColumnPlan::is_categorical);
     let source = Source {
-        setting: wanted.setting,
-        path: wanted.spec.path.clone(),
+        setting: files.setting,
+        path: files.spec.path.clone(),
         watched: watched.collect(),
         features: Rows::new(opening.features)?,
         label: opening.labels.first().and_then(FileLabels::name),
         labels: match (&files.labels, model) {
             (LabelPlace::Unwanted, _) => None,
             (_, Some(model)) => Some(Labels::of_task(opening.labels, &model.task)?),
-            (_, None) => Some(Labels::new(opening.labels, task)?),
+            (_, None) => Some(Labels::new(opening.labels, files.request.task)?),
         },
         paths: files.paths.clone(),
         columns,
@@ -223,7 +250,6 @@ fn check_width(source: &Source, model: &Trained) -> Result<()> {
     };
     ensure!(
         expected == got,
-        Data,
         "{place}: expected {expected} features a row, {like}, got {got}{help}"
     );
     Ok(())
@@ -233,7 +259,7 @@ impl Opening<'_> {
     /// Takes what a file has. What the first one names is known for the others.
     fn add(
         &mut self,
-        features: Array,
+        features: Option<Array>,
         labels: Option<FileLabels>,
         columns: Option<Vec<String>>,
         left_out: Vec<String>,
@@ -241,13 +267,13 @@ impl Opening<'_> {
         self.columns = self.columns.take().or_else(|| columns.clone());
         let name = labels.as_ref().and_then(FileLabels::name);
         self.label = name.or(self.label.take());
-        self.features.push(features);
+        self.features.extend(features);
         self.labels.extend(labels);
         self.first.get_or_insert((columns, left_out));
     }
 
-    /// A table: its columns except the label.
-    fn table(&mut self, path: &Path) -> Result<()> {
+    /// The columns of a table to read: its features and the label.
+    fn columns_of(&self, path: &Path) -> Result<TableColumns> {
         let features = self.feature_columns()?;
         let names: HashSet<&str> = features.iter().flatten().map(|plan| &*plan.name).collect();
         let mut left_out = table::columns(path)?;
@@ -259,36 +285,80 @@ impl Opening<'_> {
                 Usage,
                 "{} {label}: the label must not be a feature of {} as well: a model that sees it learns \
                  nothing; help: give another label, or other features as in {} {}#a,b",
-                self.wanted.labels_setting(),
+                self.files.labels_setting(),
                 path.display(),
-                self.wanted.setting,
-                self.wanted.spec.path
+                self.files.setting,
+                self.files.spec.path
             );
         }
         left_out.retain(|name| !labels.contains(&&**name) && !names.contains(&**name));
         let count = features.as_ref().map_or(left_out.len(), Vec::len);
         let may_hold_label = features.is_none() && self.files.labels == LabelPlace::Unwanted;
         self.check_unnamed(path, count, may_hold_label)?;
-        let request = TableRequest {
-            label: label.as_deref(),
-            features: features.as_deref(),
-            allows_missing: self.wanted.allows_missing,
-            labels_are_texts: self.wanted.has_text_classes(),
-            is_for_model: self.wanted.model.is_some(),
-            cache_dir: self.wanted.cache_dir,
-        };
-        let contents = table::open(path, &request)?;
         if features.is_none() {
             left_out.clear();
         }
-        let labels = label.map(|label| labels_of(path, &contents, label));
-        let features = array_of(&contents, path, "features")?;
-        self.add(
+        Ok(TableColumns {
+            label,
             features,
-            labels.transpose()?,
-            contents.about.columns,
             left_out,
-        );
+        })
+    }
+
+    /// The column of a table that holds only labels.
+    fn column_of_labels(&self, path: &Path, part: Option<&str>) -> Result<TableColumns> {
+        let named = part.map(String::from);
+        Ok(TableColumns {
+            label: Some(named.map_or_else(|| self.only_column(path), Ok)?),
+            features: Some(Vec::new()),
+            left_out: Vec::new(),
+        })
+    }
+
+    /// What is wanted of a table.
+    fn request<'b>(&self, columns: &'b TableColumns) -> TableRequest<'b> {
+        let features = columns.features.as_deref();
+        let has_features = features.is_none_or(|features| !features.is_empty());
+        TableRequest {
+            label: columns.label.as_deref(),
+            features,
+            allows_missing: self.files.allows_missing() && has_features,
+            labels_are_texts: self.files.has_text_classes(),
+            is_for_model: self.files.model.is_some() && has_features,
+            cache_dir: None,
+        }
+    }
+
+    /// Takes the features and labels of a converted table, or only labels.
+    fn add_table(&mut self, path: &Path, contents: Contents, columns: TableColumns) -> Result<()> {
+        let array_of = |key: &str| match contents.find(key) {
+            Ok(Some(array)) => Ok(array.clone()),
+            Ok(None) => Err(format!(
+                "{}: no columns of {key} are left; help: leave out fewer columns",
+                path.display()
+            )),
+            Err(why) => Err(format!("{}: {why}", path.display())),
+        };
+        let labels = columns.label.map(|column| {
+            Ok::<_, Error>(FileLabels {
+                array: array_of("labels")?,
+                names: contents.about.classes.clone(),
+                column: Some((path.into(), column)),
+            })
+        });
+        let labels = labels.transpose()?;
+        match columns.features.is_some_and(|features| features.is_empty()) {
+            true => self.add(None, labels, None, Vec::new()),
+            false => {
+                let features = array_of("features")?;
+                self.add(
+                    Some(features),
+                    labels,
+                    contents.about.columns,
+                    columns.left_out,
+                );
+            }
+        }
         OddCells::add(contents.about.odd_cells, &mut self.odd_cells);
         Ok(())
     }
@@ -296,7 +366,7 @@ impl Opening<'_> {
     /// An error if `count` columns of a table are not the features of a model that was trained on
     /// rows without names, or may be something else.
     fn check_unnamed(&self, path: &Path, count: usize, may_hold_label: bool) -> Result<()> {
-        let (Some(model), None) = (self.wanted.model, &self.columns) else {
+        let (Some(model), None) = (self.files.model, &self.columns) else {
             return Ok(());
         };
         let width: usize = model.row_shape.iter().product();
@@ -309,16 +379,14 @@ impl Opening<'_> {
                 .into(),
             false => return Ok(()),
         };
-        let (path, setting) = (path.display(), self.wanted.setting);
+        let (path, setting) = (path.display(), self.files.setting);
         bail!(
-            Data,
             "{setting} {path}: expected {what}; help: name the columns in the model's order, as in {path}#a,b"
         )
     }
 
-    /// A file of arrays.
-    fn arrays(&mut self, path: &Path) -> Result<()> {
-        let mut contents = files::open(path, self.wanted.cache_dir)?;
+    /// Takes the features and labels of a file of arrays.
+    fn add_arrays(&mut self, path: &Path, mut contents: Contents) -> Result<()> {
         let (features, labels) =
             array_names::arrays(&contents, path, self.files, self.label.as_ref())?;
         let others = contents.arrays.iter().enumerate();
@@ -333,60 +401,33 @@ impl Opening<'_> {
         if let (Some(expected), Some(got)) = (&self.columns, &columns) {
             ensure!(
                 expected == got,
-                Data,
                 "{}: expected the columns that the model was trained on, in their order: {}; help: save them in that order, or \
                  give a table, whose columns are found by their names",
                 path.display(),
                 difference(expected, got)
             );
         }
-        self.add(features, labels, columns, left_out);
+        self.add(Some(features), labels, columns, left_out);
         Ok(())
     }
 
-    /// A file that holds only labels. All have the name of the first one.
-    fn label_file(&mut self, path: &Path, part: Option<&str>) -> Result<()> {
-        let labels = match files::is_table(path) {
-            true => {
-                let column = match part {
-                    Some(name) => name.to_string(),
-                    None => self.only_column(path)?,
-                };
-                self.column_of_labels(path, column)?
-            }
-            false => {
-                let contents = files::open(path, self.wanted.cache_dir)?;
-                let to_evaluate = self.wanted.model.is_some();
-                let index = array_names::labels_alone(&contents, path, part, to_evaluate)?;
-                FileLabels::new(&contents.arrays[index], contents.about.classes)
-            }
-        };
-        self.label = labels.name().or(self.label.take());
-        self.labels.push(labels);
+    /// Takes a file of arrays that holds only labels.
+    fn add_labels(&mut self, path: &Path, contents: Contents, part: Option<&str>) -> Result<()> {
+        let to_evaluate = self.files.model.is_some();
+        let index = array_names::labels_alone(&contents, path, part, to_evaluate)?;
+        let labels = FileLabels::new(&contents.arrays[index], contents.about.classes);
+        self.add(None, Some(labels), None, Vec::new());
         Ok(())
-    }
-
-    /// One column of a table as labels.
-    fn column_of_labels(&self, path: &Path, column: String) -> Result<FileLabels> {
-        let request = TableRequest {
-            label: Some(&column),
-            features: Some(&[]),
-            labels_are_texts: self.wanted.has_text_classes(),
-            cache_dir: self.wanted.cache_dir,
-            ..TableRequest::default()
-        };
-        labels_of(path, &table::open(path, &request)?, column)
     }
 
     /// Checks that there are as many labels as rows, in all if one file has them, else file by
     /// file, and that no array is both.
     fn check_labels(&self) -> Result<()> {
         let (features, labels) = (&self.features[..], &self.labels[..]);
-        let given = format!("{} {}", self.wanted.setting, self.wanted.spec.path);
-        let setting = self.wanted.labels_setting();
+        let given = format!("{} {}", self.files.setting, self.files.spec.path);
+        let setting = self.files.labels_setting();
         ensure!(
             labels.len() <= 1 || labels.len() == features.len(),
-            Data,
             "{setting}: expected one file of labels, or one for each of the {} files of {given}, got {}",
             features.len(),
             labels.len()
@@ -403,7 +444,6 @@ impl Opening<'_> {
             };
             ensure!(
                 labels.rows() == rows,
-                Data,
                 "{}: expected a label for each of the {rows} rows of {name}, got {}; help: give the \
                  labels of these rows, in their order",
                 labels.name(),
@@ -415,7 +455,7 @@ impl Opening<'_> {
                 "{setting} {}: expected other numbers than the features of {}, got the same ones: a model that sees its \
                  labels learns nothing; help: give another file or array",
                 labels.name(),
-                self.wanted.setting
+                self.files.setting
             );
         }
         if let (LabelPlace::Files(files, _), [_, _, ..]) = (&self.files.labels, labels) {
@@ -424,7 +464,6 @@ impl Opening<'_> {
             let (features, files): (Vec<_>, Vec<_>) = (features.collect(), files.collect());
             if let Some(index) = mismatched(&features, &files) {
                 bail!(
-                    Data,
                     "{setting} {}: expected labels with the number of their features, {}; help: files are sorted by the \
                      numbers in their names: give both the same numbers",
                     files[index],
@@ -433,28 +472,6 @@ impl Opening<'_> {
             }
         }
         Ok(())
-    }
-}
-
-/// The labels of a converted table, from this column.
-fn labels_of(path: &Path, contents: &Contents, column: String) -> Result<FileLabels> {
-    Ok(FileLabels {
-        array: array_of(contents, path, "labels")?,
-        names: contents.about.classes.clone(),
-        column: Some((path.into(), column)),
-    })
-}
-
-/// The features or labels of a converted table.
-fn array_of(contents: &Contents, path: &Path, key: &str) -> Result<Array> {
-    let path = path.display();
-    match contents.find(key) {
-        Ok(Some(array)) => Ok(array.clone()),
-        Ok(None) => bail!(
-            Data,
-            "{path}: no columns of {key} are left; help: leave out fewer columns"
-        ),
-        Err(why) => bail!(Data, "{path}: {why}"),
     }
 }
 

@@ -22,6 +22,20 @@ pub trait Ranks {
     fn must_match(&self, values: &[(String, String)], help: &str) -> Result<()>;
 }
 
+/// What to do about ranks with different data.
+pub(crate) const SAME_FILES: &str = "compare the files on the hosts: all ranks need the same data";
+
+/// An error on all ranks if one of these values, which they found in `files`, differs between them.
+pub(crate) fn must_be_alike(
+    ranks: &dyn Ranks,
+    files: &str,
+    values: &[(&str, String)],
+) -> Result<()> {
+    let values = values.iter();
+    let values = values.map(|(what, value)| (format!("{what} of {files}"), value.clone()));
+    ranks.must_match(&values.collect::<Vec<_>>(), SAME_FILES)
+}
+
 /// One process.
 #[derive(Clone, Copy, Debug)]
 pub struct Alone;

@@ -3,14 +3,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ddp_kernels::setting::SettingName;
-
 use crate::dataset::Dataset;
 use crate::error::{Result, bail, ensure};
 use crate::feature_plan::{FeaturePlan, Missing, TableSettings};
 use crate::normalize::{Normalization, Normalize};
 use crate::ranks::Ranks;
-use crate::sampler::Split;
 use crate::setting::{
     CATEGORICAL, DATA, DROP, LABELS, MISSING, NORMALIZE, TASK, VAL_DATA, VAL_LABELS, VAL_SPLIT,
 };
@@ -124,24 +121,6 @@ impl Data {
             tokenizer: None,
         }
     }
-
-    /// A line for people: what these data are and how much.
-    pub(crate) fn describe(
-        request: &DataRequest,
-        train: &dyn Dataset,
-        held_out: &dyn Dataset,
-        understood: &str,
-    ) -> String {
-        let (rows, others) = (train.rows(), held_out.rows());
-        let (name, is_built_in) = match &request.data {
-            data @ (DataSpec::Files(_) | DataSpec::Tokens(_)) => (data.to_string(), false),
-            data => (data.name().to_string(), true),
-        };
-        match request.trained.is_some() && !is_built_in {
-            true => format!("{name}: {rows} rows, {understood}"),
-            false => format!("{name}: {rows} rows to train on, {others} held out, {understood}"),
-        }
-    }
 }
 
 impl Trained {
@@ -149,12 +128,11 @@ impl Trained {
     fn check_features(&self) -> Result<()> {
         let width = self.row_shape.iter().product();
         if let Err(why) = self.plan.check(width) {
-            bail!(Data, "the model has {why}: the checkpoint is damaged");
+            bail!("the model has {why}: the checkpoint is damaged");
         }
         if let Some(normalization) = &self.normalization {
             ensure!(
                 normalization.fits(width),
-                Data,
                 "the model's normalization: expected one number or {width}, got {} and {}: the checkpoint is damaged",
                 normalization.shift.len(),
                 normalization.scale.len()
@@ -174,18 +152,16 @@ impl DataRequest {
         }
     }
 
-    /// Everything that has to be the same on all ranks, one setting a line.
-    pub(crate) fn text(&self) -> String {
+    /// Refuses requests that differ between ranks, which would wait for each other in different
+    /// places, and settings that contradict each other.
+    pub(crate) fn check(&self, ranks: &dyn Ranks) -> Result<()> {
         let same = DataRequest {
             cache_dir: None,
             trained: None,
             ..self.clone()
         };
-        format!("{same:#?}")
-    }
-
-    /// Refuses settings that contradict each other.
-    pub(crate) fn check(&self) -> Result<()> {
+        let asked = [("the configuration".to_string(), format!("{same:#?}"))];
+        ranks.must_match(&asked, "start every rank with the same settings")?;
         if let Some(data) = &self.val_data {
             ensure!(
                 self.val_split <= 0.0,
@@ -205,47 +181,46 @@ impl DataRequest {
                 "{VAL_LABELS} {labels}: expected {VAL_DATA}, the rows that these labels are for; help: give both or none"
             );
         }
-        if matches!(self.data, DataSpec::Files(_) | DataSpec::Tokens(_)) {
-            return Ok(());
-        }
-        let held_out = [
-            (VAL_DATA, self.val_data.is_some()),
-            (VAL_SPLIT, self.val_split > 0.0),
+        Ok(())
+    }
+
+    /// Refuses settings, a model and `val-data` that are for data of another kind.
+    pub(crate) fn check_kind(&self, are_tokens: bool) -> Result<()> {
+        let data = &self.data;
+        let is_built_in = matches!(data, DataSpec::Glyphs(_) | DataSpec::Synthetic(_));
+        let only_for_rows_of_files = [
+            (LABELS, self.labels.is_some()),
+            (NORMALIZE, self.normalize != Normalize::None),
+            (DROP, !self.table.drop.is_empty()),
+            (CATEGORICAL, !self.table.categorical.is_empty()),
+            (MISSING, self.table.missing != Missing::Error),
+            // A trained model brings its task.
+            (TASK, self.task.is_some() && self.trained.is_none()),
+            (VAL_LABELS, self.val_labels.is_some()),
+            (VAL_DATA, self.val_data.is_some() && is_built_in),
+            (VAL_SPLIT, self.val_split > 0.0 && is_built_in),
         ];
-        let mut given = self.given_for_rows().into_iter().chain(held_out);
-        if let Some((setting, _)) = given.find(|(_, is_given)| *is_given) {
-            bail!(
+        let mut given = only_for_rows_of_files
+            .iter()
+            .filter(|(_, is_given)| *is_given);
+        match given.next() {
+            Some((setting, _)) if are_tokens => bail!(
+                Usage,
+                "{setting}: expected rows with features as {DATA}, got tokens: {data}; help: leave out {setting}, \
+                 since the target of each token is the next one; if it is a table, rename it to .csv"
+            ),
+            Some((setting, _)) if is_built_in => bail!(
                 Usage,
                 "{setting}: expected files as {DATA}, got {}; help: leave out {setting}: built-in data have labels \
                  and held-out rows, and are normalized",
-                self.data.name()
-            );
+                data.name()
+            ),
+            _ if are_tokens => return Ok(()),
+            _ => {}
         }
-        Ok(())
-    }
-
-    /// Refuses settings that are for rows of features, since `data` are tokens.
-    pub(crate) fn check_tokens(&self) -> Result<()> {
-        let labels = [(VAL_LABELS, self.val_labels.is_some())];
-        let mut given = self.given_for_rows().into_iter().chain(labels);
-        if let Some((setting, _)) = given.find(|(_, is_given)| *is_given) {
-            bail!(
-                Usage,
-                "{setting}: expected rows with features as {DATA}, got tokens: {}; help: leave out {setting}, \
-                 since the target of each token is the next one; if it is a table, rename it to .csv",
-                self.data
-            );
-        }
-        Ok(())
-    }
-
-    /// Refuses to use rows of features together with tokens.
-    pub(crate) fn check_rows_of_features(&self) -> Result<()> {
-        let data = &self.data;
         if let Some(trained) = &self.trained {
             ensure!(
                 !matches!(trained.task, TaskSpec::NextToken { .. }),
-                Data,
                 "{DATA} {data}: expected tokens, as the model was trained on, got rows of features; help: give tokens:FILE if \
                  its numbers are u16 tokens without a header"
             );
@@ -258,42 +233,5 @@ impl DataRequest {
             );
         }
         Ok(())
-    }
-
-    /// Which of so many rows are held out; `None` if none are. An error if too few are left for the
-    /// ranks.
-    pub(crate) fn split(&self, rows: u64, ranks: &dyn Ranks) -> Result<Option<Split>> {
-        let is_split = self.val_split > 0.0;
-        let split = is_split
-            .then(|| Split::new(rows, self.val_split, self.seed))
-            .transpose()?;
-        self.check_rows(split.as_ref().map_or(rows, Split::training_rows), ranks)?;
-        Ok(split)
-    }
-
-    /// An error if there are too few rows to train on for the ranks.
-    pub(crate) fn check_rows(&self, training_rows: u64, ranks: &dyn Ranks) -> Result<()> {
-        ensure!(
-            training_rows >= ranks.size() as u64,
-            Data,
-            "{DATA} {}: expected a row to train on for each of {} ranks, got {training_rows}; help: start fewer ranks, or \
-             give more data",
-            self.data,
-            ranks.size()
-        );
-        Ok(())
-    }
-
-    /// The settings that only rows of features have, and whether they are given.
-    fn given_for_rows(&self) -> [(SettingName<'static>, bool); 6] {
-        [
-            (LABELS, self.labels.is_some()),
-            (NORMALIZE, self.normalize != Normalize::None),
-            (DROP, !self.table.drop.is_empty()),
-            (CATEGORICAL, !self.table.categorical.is_empty()),
-            (MISSING, self.table.missing != Missing::Error),
-            // A trained model brings its task.
-            (TASK, self.task.is_some() && self.trained.is_none()),
-        ]
     }
 }

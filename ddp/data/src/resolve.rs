@@ -9,11 +9,13 @@ use ddp_kernels::setting::SettingName;
 use glob::MatchOptions;
 
 use crate::error::{Error, Result, bail, ensure};
-use crate::feature_plan::TableSettings;
+use crate::feature_plan::Missing;
+use crate::files::tokens::says_tokens;
 use crate::files::{self, gzip, table};
-use crate::request::Trained;
+use crate::ranks::{Ranks, SAME_FILES, in_turn};
+use crate::request::{DataRequest, Trained};
 use crate::setting::{DATA, LABELS, VAL_DATA, VAL_LABELS};
-use crate::spec::FilesSpec;
+use crate::spec::{DataSpec, FilesSpec, TokensSpec};
 
 const HELP: &str = "give a file, a folder of files, a pattern, or built-in data: glyphs, synthetic:classification, \
                     synthetic:regression";
@@ -25,24 +27,21 @@ const PURPOSES: [&[&str]; 3] = [
     &["val", "valid", "validation", "dev", "eval"],
 ];
 
-/// Which rows are wanted, and for what.
-#[derive(Clone, Debug)]
-pub(crate) struct Wanted<'a> {
+/// Files that were found, and what is wanted of their rows.
+#[derive(Debug)]
+pub(crate) struct FoundFiles<'a> {
     /// The setting that names the files, for messages.
     pub(crate) setting: SettingName<'static>,
     pub(crate) spec: &'a FilesSpec,
-    /// What the user says of the labels: `#NAME`, the name of a column or an array, or files.
-    pub(crate) labels: Option<&'a str>,
-    /// Which columns of tables become features, and how; of no use for a model.
-    pub(crate) table: &'a TableSettings,
+    pub(crate) paths: Vec<PathBuf>,
+    pub(crate) labels: LabelPlace,
     /// The model that the rows are for, or what was learned from the rows that are trained on.
     pub(crate) model: Option<&'a Trained>,
-    /// Whether numbers in tables may be missing.
-    pub(crate) allows_missing: bool,
-    pub(crate) cache_dir: Option<&'a Path>,
+    /// What the user asks for besides.
+    pub(crate) request: &'a DataRequest,
 }
 
-impl Wanted<'_> {
+impl FoundFiles<'_> {
     /// The setting that names the labels.
     pub(crate) fn labels_setting(&self) -> SettingName<'static> {
         match self.setting == DATA {
@@ -58,20 +57,23 @@ impl Wanted<'_> {
         classes.is_some_and(|classes| classes.texts().is_some() && classes.whole_names().is_none())
     }
 
+    /// The columns of tables that are left out; a model says itself what it reads.
+    pub(crate) fn dropped(&self) -> &[String] {
+        self.model.map_or(&self.request.table.drop, |_| &[])
+    }
+
+    /// Whether numbers in tables may be missing.
+    pub(crate) fn allows_missing(&self) -> bool {
+        let asked = self.request.table.missing != Missing::Error;
+        self.model.map_or(asked, |model| model.plan.fill.is_some())
+    }
+
     /// The columns that the name of the data has: `table.csv#a,b`.
     pub(crate) fn named_columns(&self) -> Option<Vec<String>> {
         let part = self.spec.part.as_ref()?;
         let names = part.split(',').map(|name| name.trim().to_string());
         Some(names.collect())
     }
-}
-
-/// Files that were found.
-#[derive(Clone, Debug)]
-pub(crate) struct FoundFiles<'a> {
-    pub(crate) wanted: Wanted<'a>,
-    pub(crate) paths: Vec<PathBuf>,
-    pub(crate) labels: LabelPlace,
 }
 
 /// Where labels are.
@@ -100,55 +102,94 @@ impl LabelPlace {
     }
 }
 
-/// Finds the files of features and of labels.
-pub(crate) fn resolve<'a>(wanted: &Wanted<'a>) -> Result<FoundFiles<'a>> {
-    let paths = files(&wanted.spec.path, wanted.setting)?;
-    let labels = match wanted.labels {
-        _ if wanted.model.is_some_and(|model| !model.needs_labels) => LabelPlace::Unwanted,
+/// The files of tokens that `spec` names; `None` if it names rows of features.
+pub(crate) fn names_tokens(
+    spec: &DataSpec,
+    setting: SettingName<'static>,
+    ranks: &dyn Ranks,
+) -> Result<Option<TokensSpec>> {
+    let path = match spec {
+        DataSpec::Tokens(spec) => return Ok(Some(spec.clone())),
+        DataSpec::Files(FilesSpec { path, part: None }) => path,
+        _ => return Ok(None),
+    };
+    let are_tokens = in_turn(ranks, || says_tokens(&files(path, setting)?[0]))?;
+    // Ranks with other files would wait for each other in different places.
+    let kind = if are_tokens {
+        "tokens"
+    } else {
+        "rows of features"
+    };
+    let what = format!("what the files of {setting} hold");
+    ranks.must_match(&[(what, kind.to_string())], SAME_FILES)?;
+    Ok(are_tokens.then(|| TokensSpec {
+        path: path.clone(),
+        ..TokensSpec::default()
+    }))
+}
+
+/// Finds the files of features and of labels that `setting` names. `model` is that of the rows, or
+/// what was learned from other rows.
+pub(crate) fn resolve<'a>(
+    request: &'a DataRequest,
+    setting: SettingName<'static>,
+    spec: &'a FilesSpec,
+    model: Option<&'a Trained>,
+) -> Result<FoundFiles<'a>> {
+    let mut found = FoundFiles {
+        setting,
+        spec,
+        paths: files(&spec.path, setting)?,
+        labels: LabelPlace::Default,
+        model,
+        request,
+    };
+    let labels = match setting == DATA {
+        true => &request.labels,
+        false => &request.val_labels,
+    };
+    found.labels = match labels {
+        _ if model.is_some_and(|model| !model.needs_labels) => LabelPlace::Unwanted,
         None => {
-            let beside = paths.iter().map(|path| labels_beside(path));
+            let beside = found.paths.iter().map(|path| labels_beside(path));
             let beside: Option<Vec<PathBuf>> = beside.collect();
             beside.map_or(LabelPlace::Default, LabelPlace::Beside)
         }
         Some(text) => match text.strip_prefix('#') {
             Some(name) => LabelPlace::Named(name.to_string()),
-            None => named_or_files(wanted, text, &paths)?,
+            None => named_or_files(&found, text)?,
         },
     };
-    Ok(FoundFiles {
-        wanted: wanted.clone(),
-        paths,
-        labels,
-    })
+    Ok(found)
 }
 
-/// What `text` means. A column or an array of this name comes before a folder, since folders have
-/// many words as names.
-fn named_or_files(wanted: &Wanted<'_>, text: &str, paths: &[PathBuf]) -> Result<LabelPlace> {
+/// What `text` means as labels. A column or an array of this name comes before a folder, since
+/// folders have many words as names.
+fn named_or_files(found: &FoundFiles<'_>, text: &str) -> Result<LabelPlace> {
     let FilesSpec { path, part } = FilesSpec::split(text);
     let ends_as_data = ending(Path::new(&path)).is_some();
-    let is_file = ends_as_data || Path::new(&path).exists();
-    if !is_file || !ends_as_data && has_part(wanted, &paths[0], text)? {
+    let (is_file, first) = (ends_as_data || Path::new(&path).exists(), &found.paths[0]);
+    if !is_file || !ends_as_data && has_part(first, text, found.request.cache_dir.as_deref())? {
         return Ok(LabelPlace::Named(text.to_string()));
     }
-    let files = files(&path, wanted.labels_setting())?;
+    let files = files(&path, found.labels_setting())?;
     // The table of the features itself: its other columns are the features.
     let real = |paths: &[PathBuf]| -> Option<Vec<PathBuf>> {
         let real = paths.iter().map(|path| fs::canonicalize(path).ok());
         real.collect()
     };
-    if files::is_table(&paths[0]) && real(&files) == real(paths) {
+    if files::is_table(first) && real(&files) == real(&found.paths) {
         return Ok(part.map_or(LabelPlace::Default, LabelPlace::Named));
     }
     Ok(LabelPlace::Files(files, part))
 }
 
 /// Whether the file has a column or an array of this name.
-fn has_part(wanted: &Wanted<'_>, path: &Path, name: &str) -> Result<bool> {
+fn has_part(path: &Path, name: &str, cache_dir: Option<&Path>) -> Result<bool> {
     if files::is_table(path) {
         return Ok(table::columns(path)?.iter().any(|column| column == name));
     }
-    let arrays = files::open(path, wanted.cache_dir)?.arrays;
+    let arrays = files::open(path, cache_dir)?.arrays;
     Ok(arrays.iter().any(|array| array.key() == name))
 }
 
@@ -210,7 +251,6 @@ pub fn files(path: &str, setting: SettingName<'_>) -> Result<Vec<PathBuf>> {
         let plain = packed.with_extension("");
         ensure!(
             !found.contains(&plain),
-            Data,
             "{setting} {path}: expected every row once, got {} and {}; help: remove one, or give a pattern that \
              matches only one",
             name_of(&plain),
@@ -275,7 +315,6 @@ fn in_folder(folder: &Path, setting: SettingName<'_>) -> Result<Vec<PathBuf>> {
             false => String::new(),
         };
         bail!(
-            Data,
             "{setting} {shown}: expected a folder with files that end in {}, got none; help: give another folder, or \
              for texts a pattern, as in {shown}/*.txt{as_name}",
             files::endings().collect::<Vec<_>>().join(", ")
@@ -283,7 +322,6 @@ fn in_folder(folder: &Path, setting: SettingName<'_>) -> Result<Vec<PathBuf>> {
     };
     if let Some(other) = found.iter().find(|path| ending(path) != ending(first)) {
         bail!(
-            Data,
             "{setting} {shown}: expected files of one kind in the folder, got {} and {}; help: give a pattern, \
              as in {shown}/*.npy",
             name_of(first),

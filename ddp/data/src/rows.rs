@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::files::array::WIDTH_MAX;
-use super::files::{Array, Element};
+use super::files::{Array, Element, shown_number};
 use crate::error::{Error, Result, ensure};
 
 /// Arrays whose rows have the same shape, one after another.
@@ -26,7 +26,6 @@ impl Rows {
             let (name, as_in) = (array.name(), first.name());
             ensure!(
                 got == expected,
-                Data,
                 "{name}: expected rows of shape {expected:?}, as in {as_in}, got {got:?}"
             );
             let sum = rows.checked_add(array.rows());
@@ -37,7 +36,6 @@ impl Rows {
         let width = first.row_elements();
         ensure!(
             width <= WIDTH_MAX,
-            Data,
             "{}: expected at most {WIDTH_MAX} numbers a row, got {width} (shape {:?}); the first dimension counts rows",
             first.name(),
             first.row_shape()
@@ -71,7 +69,6 @@ impl Rows {
             let (name, got) = (array.name(), array.element());
             ensure!(
                 got == expected,
-                Data,
                 "{name}: expected elements of type {expected}, as in {}, got {got}; help: save all files with the same type",
                 first.name()
             );
@@ -144,9 +141,38 @@ impl Rows {
         Ok(numbers[column])
     }
 
+    /// The error of a non-finite number; `columns` are the names of features.
+    pub(crate) fn nonfinite(&self, row: u64, column: usize, columns: Option<&[String]>) -> Error {
+        let place = self.place(row);
+        let number = match self.number(row, column) {
+            Ok(number) if !(number as f32).is_finite() => number,
+            Ok(_) => {
+                return format!("{place}: it changed while it was read; help: start again").into();
+            }
+            Err(error) => return error,
+        };
+        let name = columns.and_then(|columns| columns.get(column));
+        let name = name.map_or(String::new(), |name| format!(" ({name})"));
+        format!(
+            "{place}, feature {column}{name}: expected a finite f32, got {} (rows and features are counted from 0); help: \
+             leave out such rows, or replace the number",
+            shown_number(number)
+        )
+        .into()
+    }
+
     /// Reads one row as f64.
     pub(crate) fn read_f64(&self, row: u64, into: &mut [f64]) -> Result<()> {
         let (index, row) = self.find(row);
         self.arrays[index].read_f64(row, into)
+    }
+}
+
+/// Puts the numbers of `fill` (F) where rows of F features have NaN.
+pub(crate) fn fill_in(fill: &[f32], x: &mut [f32]) {
+    for row in x.chunks_exact_mut(fill.len()) {
+        for (x, &fill) in row.iter_mut().zip(fill) {
+            *x = if x.is_nan() { fill } else { *x };
+        }
     }
 }

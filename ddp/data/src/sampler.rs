@@ -55,7 +55,6 @@ impl Sampler {
         );
         ensure!(
             rows > 0,
-            Data,
             "the training data: expected at least one row, got none"
         );
         ensure!(
@@ -294,7 +293,6 @@ impl Split {
     pub(crate) fn new(rows: u64, fraction: f64, seed: u64) -> Result<Split> {
         ensure!(
             rows >= 2,
-            Data,
             "{VAL_SPLIT} {fraction}: expected at least 2 rows to split, got {rows}; help: give more data, or leave out \
              {VAL_SPLIT}"
         );
@@ -306,24 +304,18 @@ impl Split {
         })
     }
 
-    /// How many rows are held out.
-    pub(crate) fn held_out_rows(&self) -> u64 {
-        self.held_out
+    /// How many rows are held out, or are not.
+    pub(crate) fn rows(&self, are_held_out: bool) -> u64 {
+        match are_held_out {
+            true => self.held_out,
+            false => self.rows - self.held_out,
+        }
     }
 
-    /// How many are trained on.
-    pub(crate) fn training_rows(&self) -> u64 {
-        self.rows - self.held_out
-    }
-
-    /// Row `index` of the held-out rows.
-    pub(crate) fn held_out_row(&self, index: u64) -> u64 {
-        self.order.row(index)
-    }
-
-    /// Row `index` of the rows trained on.
-    pub(crate) fn training_row(&self, index: u64) -> u64 {
-        self.order.row(self.held_out + index)
+    /// Row `index` of these.
+    pub(crate) fn row(&self, is_held_out: bool, index: u64) -> u64 {
+        let first = if is_held_out { 0 } else { self.held_out };
+        self.order.row(first + index)
     }
 
     /// Whether this row is trained on.

@@ -30,7 +30,6 @@ pub(crate) use self::labels::{LabelsFound, labels};
 pub(crate) use self::tokens::tokens;
 use crate::error::{Error, Result};
 use crate::ranks::Ranks;
-use crate::rows::Rows;
 use crate::sampler::share;
 
 /// The most bytes of features, as f32, that are read before training.
@@ -49,24 +48,22 @@ const SEGMENTS: u64 = 240;
 const SEGMENTS_BYTES: u64 = 64 << 20;
 
 /// Rows of one width that can be read in order.
-pub(crate) trait RowReader: Sync {
-    fn rows(&self) -> u64;
-    fn width(&self) -> usize;
-    /// Reads whole rows from `first` on.
-    fn read(&self, first: u64, into: &mut [f32]) -> Result<()>;
+#[derive(Clone, Copy)]
+pub(crate) struct RowReader<'a> {
+    rows: u64,
+    width: usize,
+    /// Reads whole rows from this one on.
+    read: &'a (dyn Fn(u64, &mut [f32]) -> Result<()> + Sync),
 }
 
-impl RowReader for Rows {
-    fn rows(&self) -> u64 {
-        Rows::rows(self)
-    }
-
-    fn width(&self) -> usize {
-        Rows::width(self)
-    }
-
-    fn read(&self, first: u64, into: &mut [f32]) -> Result<()> {
-        self.read_f32(first, into)
+impl<'a> RowReader<'a> {
+    /// So many rows of this width.
+    pub(crate) fn new(
+        rows: u64,
+        width: usize,
+        read: &'a (dyn Fn(u64, &mut [f32]) -> Result<()> + Sync),
+    ) -> RowReader<'a> {
+        RowReader { rows, width, read }
     }
 }
 
@@ -140,15 +137,15 @@ impl BlockPlan {
 
 /// Reads features; all ranks share the work. Moments are of those rows that `is_trained_on`.
 pub(crate) fn features(
-    rows: &dyn RowReader,
+    rows: RowReader<'_>,
     is_trained_on: IsTrainedOn<'_>,
     ranks: &dyn Ranks,
     bytes_max: u64,
 ) -> Result<Found> {
-    let plan = BlockPlan::new(rows.rows(), rows.width(), bytes_max);
+    let plan = BlockPlan::new(rows.rows, rows.width, bytes_max);
     let read = |segment| Ok(vec![read_segment(rows, is_trained_on, plan, segment)?]);
     let add = |all: &mut Vec<Found>, mut later: Vec<Found>| all.append(&mut later);
-    let mut total = Found::none(rows.width());
+    let mut total = Found::none(rows.width);
     total.is_complete = plan.taken == plan.blocks;
     for segment in merged(plan.segments, ranks, read, add)? {
         total.moments.merge(&segment.moments);
@@ -159,19 +156,19 @@ pub(crate) fn features(
 }
 
 fn read_segment(
-    rows: &dyn RowReader,
+    rows: RowReader<'_>,
     is_trained_on: IsTrainedOn<'_>,
     plan: BlockPlan,
     segment: u64,
 ) -> Result<Found> {
-    let width = rows.width();
+    let width = rows.width;
     let mut total = Found::none(width);
     // A tensor, because it lends its bytes.
     let x = Tensor::zeros(&[plan.block_rows as usize * width], DType::F32, Device::Cpu)?;
     for block in plan.blocks_of(segment) {
         heartbeat::beat(Work::ReadsData);
         let count = (block.end - block.start) as usize * width;
-        x.with_slice_mut(|x: &mut [f32]| rows.read(block.start, &mut x[..count]))??;
+        x.with_slice_mut(|x: &mut [f32]| (rows.read)(block.start, &mut x[..count]))??;
         let hash = |bytes: &[u8]| XxHash3_64::oneshot_with_seed(block.start, &bytes[..4 * count]);
         let hash = x.with_bytes("hash", Location::caller(), hash)?;
         total.hash = total.hash.wrapping_add(hash);
@@ -304,28 +301,23 @@ impl Moments {
     /// do not cancel.
     pub(crate) fn of_rows(x: &[f32], width: usize) -> Moments {
         let mut moments = Moments::none(width);
-        let Moments {
-            count,
-            mean,
-            squares,
-            least,
-            greatest,
-        } = &mut moments;
-        *count = (x.len() / width) as u64;
-        if *count == 0 {
+        moments.count = (x.len() / width) as u64;
+        if moments.count == 0 {
             return moments;
         }
         for row in x.chunks_exact(width) {
-            let ends = least.iter_mut().zip(&mut *greatest);
-            for ((mean, (least, greatest)), &x) in mean.iter_mut().zip(ends).zip(row) {
+            let ends = moments.least.iter_mut().zip(&mut moments.greatest);
+            for ((mean, (least, greatest)), &x) in moments.mean.iter_mut().zip(ends).zip(row) {
                 *mean += f64::from(x);
                 *least = if x < *least { x } else { *least };
                 *greatest = if x > *greatest { x } else { *greatest };
             }
         }
-        mean.iter_mut().for_each(|mean| *mean /= *count as f64);
+        let count = moments.count as f64;
+        moments.mean.iter_mut().for_each(|mean| *mean /= count);
         for row in x.chunks_exact(width) {
-            for ((squares, mean), &x) in squares.iter_mut().zip(&*mean).zip(row) {
+            let means = moments.squares.iter_mut().zip(&moments.mean);
+            for ((squares, mean), &x) in means.zip(row) {
                 let off = f64::from(x) - mean;
                 *squares += off * off;
             }
@@ -340,19 +332,12 @@ impl Moments {
         }
         let (here, there) = (self.count as f64, later.count as f64);
         let part = there / (here + there);
-        let own = self.mean.iter_mut().zip(&mut self.squares);
-        for ((mean, squares), (later_mean, later_squares)) in
-            own.zip(later.mean.iter().zip(&later.squares))
-        {
-            let apart = later_mean - *mean;
-            *mean += apart * part;
-            *squares += later_squares + apart * apart * (here * part);
-        }
-        for (least, &later) in self.least.iter_mut().zip(&later.least) {
-            *least = least.min(later);
-        }
-        for (greatest, &later) in self.greatest.iter_mut().zip(&later.greatest) {
-            *greatest = greatest.max(later);
+        for at in 0..self.mean.len() {
+            let apart = later.mean[at] - self.mean[at];
+            self.mean[at] += apart * part;
+            self.squares[at] += later.squares[at] + apart * apart * (here * part);
+            self.least[at] = self.least[at].min(later.least[at]);
+            self.greatest[at] = self.greatest[at].max(later.greatest[at]);
         }
         self.count += later.count;
     }

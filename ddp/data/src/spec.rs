@@ -193,7 +193,7 @@ impl Place<'_> {
             Place::Tokens(into) => *into = Some(within(value, whole, &(1..=TOKENS_MAX as usize))?),
             Place::Type(into) => {
                 let known = |one: &Element| matches!(one, Element::U16 | Element::U32);
-                let found = Element::named(value).filter(known);
+                let found = value.parse().ok().filter(known);
                 *into = Some(found.ok_or("expected u16 or u32")?);
             }
         }

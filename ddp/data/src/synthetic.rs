@@ -6,21 +6,15 @@
 
 use ddp_kernels::Tensor;
 
-use super::dataset::{Dataset, RowSpec, check_gather, sampled_hash};
-use super::mix::{Draws, derive, normal_of};
-use super::spec::{DataSpec, SyntheticKind, SyntheticSpec};
-use super::task::TaskSpec;
 use crate::error::Result;
+use crate::mix::{Draws, derive, normal_of};
+use crate::spec::{SyntheticKind, SyntheticSpec};
 
 /// Rows made from a formula.
 #[derive(Debug)]
-pub struct Synthetic {
+pub(crate) struct Synthetic {
     spec: SyntheticSpec,
-    /// "train" or "held-out".
-    split: &'static str,
-    rows: u64,
-    row_key: u64,
-    row_spec: RowSpec,
+    key: u64,
     teacher: Teacher,
 }
 
@@ -81,45 +75,19 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().fold(rest, |sum, lane| sum + lane)
 }
 
-/// The purpose of a key derived from the seed.
-#[derive(Clone, Copy)]
-enum Purpose {
-    Teacher,
-    Train,
-    HeldOut,
-}
-
 impl Synthetic {
-    /// Training rows and held-out rows of the same teacher.
-    pub fn pair(spec: &SyntheticSpec) -> (Synthetic, Synthetic) {
-        (
-            Synthetic::new(spec, "train", spec.rows, Purpose::Train),
-            Synthetic::new(spec, "held-out", spec.held_out, Purpose::HeldOut),
-        )
-    }
-
-    fn new(spec: &SyntheticSpec, split: &'static str, rows: u64, purpose: Purpose) -> Synthetic {
-        let task = match spec.kind {
-            SyntheticKind::Classification => TaskSpec::numbered_classes(spec.outputs),
-            SyntheticKind::Regression => TaskSpec::Regression {
-                outputs: spec.outputs,
-            },
-        };
-        let teacher_key = derive(spec.seed, Purpose::Teacher as u64);
-        let row_key = derive(spec.seed, purpose as u64);
+    /// Rows of this key, all of them with the teacher of the seed.
+    pub(crate) fn new(spec: &SyntheticSpec, key: u64) -> Synthetic {
         Synthetic {
             spec: spec.clone(),
-            split,
-            rows,
-            row_key,
-            row_spec: RowSpec::features(spec.features, task),
-            teacher: Teacher::new(teacher_key, spec.features, spec.outputs),
+            key,
+            teacher: Teacher::new(derive(spec.seed, 0), spec.features, spec.outputs),
         }
     }
 
     /// Writes one row's features, and returns the random numbers that follow for its noise.
     fn features(&self, row: u64, x: &mut [f32]) -> Draws {
-        let mut draws = Draws::new(derive(self.row_key, row));
+        let mut draws = Draws::new(derive(self.key, row));
         x.iter_mut().for_each(|x| *x = normal_of(draws.bits()));
         draws
     }
@@ -146,31 +114,10 @@ impl Synthetic {
             *value = self.teacher.output(&hidden, index) + noise * draws.normal();
         }
     }
-}
 
-impl Dataset for Synthetic {
-    fn rows(&self) -> u64 {
-        self.rows
-    }
-
-    fn spec(&self) -> &RowSpec {
-        &self.row_spec
-    }
-
-    fn fingerprint(&self) -> Result<String> {
-        let spec = DataSpec::Synthetic(self.spec.clone());
-        Ok(format!(
-            "{spec} {} {:016x}",
-            self.split,
-            sampled_hash(self)?
-        ))
-    }
-
-    fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
-        check_gather(self, rows, inputs, targets);
-        let SyntheticSpec {
-            features, outputs, ..
-        } = self.spec;
+    /// Writes the features and targets of these rows.
+    pub(crate) fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
+        let (features, outputs) = (self.spec.features, self.spec.outputs);
         inputs.with_slice_mut(|x: &mut [f32]| {
             let rows = rows.iter().zip(x.chunks_exact_mut(features));
             match self.spec.kind {

@@ -22,6 +22,10 @@ use crate::spec::TokensSpec;
 use crate::task::{TaskSpec, TensorSpec};
 use crate::text::{TOKENIZER_FILE, Vocabulary, check_whole};
 
+/// The task that tokens are for, if it is known before they are read, and what has it, for
+/// messages.
+pub(crate) type Known<'a> = Option<(&'a TaskSpec, &'a str)>;
+
 /// Open files of tokens of one kind.
 #[derive(Debug)]
 pub(crate) struct TokenFiles {
@@ -48,7 +52,6 @@ impl TokenFiles {
         };
         if let Some(other) = files.iter().find(differs) {
             bail!(
-                Data,
                 "{}: expected {kind}, as in {}, got {}; help: give files of one tokenizer and format",
                 other.tokens.name(),
                 first.tokens.name(),
@@ -65,6 +68,37 @@ impl TokenFiles {
         })
     }
 
+    /// An error if these tokens are not those of the task that is known.
+    pub(crate) fn check(&self, known: Known<'_>) -> Result<()> {
+        let Some((
+            TaskSpec::NextToken {
+                are_bytes,
+                tokenizer,
+                ..
+            },
+            owner,
+        )) = known
+        else {
+            return Ok(());
+        };
+        let (coding, place) = (&self.coding, self.arrays[0].name());
+        let both = tokenizer.as_ref().zip(coding.tokenizer.as_ref());
+        let [bytes, tokens] = ["bytes of a text", "tokens of a tokenizer"];
+        let (expected, got) = match (are_bytes, coding.are_bytes) {
+            (true, false) => (format!("{bytes}, as {owner} has"), tokens),
+            (false, true) => (format!("{tokens}, as {owner} has"), bytes),
+            _ if both.is_some_and(|(expected, got)| expected.hash != *got) => (
+                format!("tokens of the tokenizer of {owner}"),
+                "tokens of another",
+            ),
+            _ => return Ok(()),
+        };
+        bail!(
+            "{place}: expected {expected}, got {got}; help: give the text itself to a model of bytes, else make \
+             tokens of it with the tokenizer.json that the model has"
+        )
+    }
+
     /// What made these tokens, if the files name it and it is beside them.
     pub(crate) fn tokenizer(&self) -> Result<Option<Vocabulary>> {
         let first = &self.arrays[0];
@@ -75,7 +109,6 @@ impl TokenFiles {
         let found = Vocabulary::read(&path)?;
         ensure!(
             found.hash == *hash,
-            Data,
             "{}: expected the tokenizer of {}, got another; help: put that one back, or tokenize the texts with this one",
             path.display(),
             first.name()
@@ -90,7 +123,6 @@ impl TokenFiles {
             let windows = (array.rows() - 1) / context as u64;
             ensure!(
                 windows > 0,
-                Data,
                 "{}: expected at least {} tokens, one more than the context, got {}; help: give a smaller context, or \
                  leave this file out",
                 array.name(),
@@ -110,7 +142,7 @@ pub(crate) struct Windows {
     /// As `TokenFiles::windows` returns it.
     firsts: Arc<[u64]>,
     /// Which of all windows these are.
-    range: Range<u64>,
+    pub(crate) range: Range<u64>,
     spec: RowSpec,
     /// A hash of all tokens.
     content: u64,
@@ -142,14 +174,6 @@ impl Windows {
         })
     }
 
-    /// Other windows of the same files.
-    pub(crate) fn others(&self, range: Range<u64>) -> Windows {
-        Windows {
-            range,
-            ..self.clone()
-        }
-    }
-
     /// Reads a window: `inputs` and `targets` (context).
     fn read(&self, row: u64, inputs: &mut [i64], targets: &mut [i64]) -> Result<()> {
         let (window, context) = (self.range.start + row, inputs.len());
@@ -165,7 +189,6 @@ impl Windows {
         let is_bad = |token: &i64| !(0..vocabulary as i64).contains(token);
         if let Some(index) = inputs.iter().chain(&*last).position(is_bad) {
             bail!(
-                Data,
                 "{}, token {}: expected a token below {vocabulary}, as at the start: the file has changed since the start",
                 array.name(),
                 first + index as u64,

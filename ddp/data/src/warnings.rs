@@ -7,7 +7,7 @@ use crate::guess;
 use crate::normalize::{Normalization, Normalize};
 use crate::open::Source;
 use crate::request::DataRequest;
-use crate::scan::{self, LabelsFound, Moments};
+use crate::scan::{self, Moments};
 use crate::setting::{DATA, LABELS, NORMALIZE, SEED, VAL_SPLIT};
 use crate::task::TaskSpec;
 
@@ -34,6 +34,16 @@ pub(crate) fn log_table(source: &Source) {
     if let Some(unseen) = some_of(20, unseen) {
         tracing::warn!(
             "{setting} {path}: cells with values that were not trained on, which count as none of the categories: {unseen}"
+        );
+    }
+}
+
+/// Warns of files to evaluate on that are trained on.
+pub(crate) fn warn_of_shared(val: &Source, train: &Source) {
+    if let Some(name) = val.shared_with(train) {
+        let Source { setting, path, .. } = val;
+        tracing::warn!(
+            "{setting} {path}: {name} is trained on too: it says nothing about new rows"
         );
     }
 }
@@ -134,10 +144,8 @@ fn warn_of_classes(request: &DataRequest, source: &Source, facts: &Facts, task: 
     let (Some(classes), Some(labels)) = (task.classes(), &source.labels) else {
         return;
     };
-    let LabelsFound {
-        counts, trained, ..
-    } = &facts.labels;
-    let rows = counts.iter().zip(trained).enumerate();
+    let counts = &facts.labels.counts;
+    let rows = counts.iter().zip(&facts.labels.trained).enumerate();
     let unseen = rows.filter(|(_, (all, trained))| **all > 0 && **trained == 0);
     let unseen: Vec<_> = unseen.map(|(class, _)| classes.name(class)).collect();
     if !unseen.is_empty() {

@@ -80,22 +80,12 @@ impl Config {
         let fixed = SETTINGS
             .iter()
             .filter(|setting| setting.scope == Scope::Fixed);
-        let describe = |name: &str| match (now.get(name), then.get(name)) {
-            (now, then) if now == then => None,
-            (Some(now), Some(then)) => Some(format!(
-                "{} {} (was {})",
-                SettingName(name),
-                as_flag(now),
-                as_flag(then)
-            )),
-            (Some(now), None) => Some(format!(
-                "{} {} (was not given)",
-                SettingName(name),
-                as_flag(now)
-            )),
-            (None, then) => {
-                then.map(|then| format!("{} not given (was {})", SettingName(name), as_flag(then)))
-            }
+        let shown = |value: Option<&Value>| value.map_or("not given".into(), as_flag);
+        let describe = |name: &str| {
+            let (now, then) = (now.get(name), then.get(name));
+            let text =
+                |[now, then]: [String; 2]| format!("{} {now} (was {then})", SettingName(name));
+            (now != then).then(|| text([now, then].map(shown)))
         };
         fixed.map(Setting::name).filter_map(describe).collect()
     }

@@ -1,7 +1,13 @@
-//! Names of devices.
+//! Names of devices and versions, and where ranks train.
 
-use ddp_kernels::Device;
+use std::collections::BTreeMap;
+
+use ddp_comm::World;
 use ddp_kernels::device::discover;
+use ddp_kernels::{Device, simd, threads};
+
+use crate::error::Result;
+use crate::exchange;
 
 /// The device as people know it: `cuda:0 NVIDIA H200`.
 pub fn described(device: Device) -> String {
@@ -17,7 +23,50 @@ pub fn name_of(device: Device) -> Option<&'static str> {
     gpu.map(|gpu| gpu.name.as_str())
 }
 
+/// The same of a real GPU: names of simulated ones are numbered.
+pub(crate) fn name_of_real(device: Device) -> Option<&'static str> {
+    name_of(device).filter(|_| !is_simulated(device))
+}
+
 /// Whether no such device exists: its name says so.
 pub fn is_simulated(device: Device) -> bool {
     name_of(device).is_some_and(|name| name.contains("Simulated"))
+}
+
+/// Where each rank trains: `cuda:0 NVIDIA H200 on node7, 8 threads`.
+pub(crate) fn of_ranks(world: &World, devices: &[Device]) -> Result<Vec<String>> {
+    let devices: Vec<String> = devices.iter().map(|&device| described(device)).collect();
+    let devices = devices.join(" and ");
+    let count = threads::count();
+    let (host, s) = (world.host(), if count == 1 { "" } else { "s" });
+    let mine = format!("{devices} on {host}, {count} thread{s}");
+    exchange::gather(world, &mine)
+}
+
+/// This program, with the version of this library.
+pub fn program(world: &World) -> String {
+    format!("{} {}", world.program(), env!("CARGO_PKG_VERSION"))
+}
+
+/// Versions by name: the processor's vector instructions, and on a GPU CUDA's libraries.
+pub(crate) fn versions(device: Device) -> BTreeMap<&'static str, String> {
+    let simd = format!("{:?}", simd::level()).to_lowercase();
+    let mut versions = BTreeMap::from([("simd", simd)]);
+    if device.is_accelerator() {
+        let found = discover();
+        let driver = found
+            .driver_version
+            .map(|(major, minor)| format!("{major}.{minor}"));
+        let libraries = [
+            ("cuda-driver", driver),
+            ("nvrtc", found.nvrtc.version.clone()),
+            ("cublaslt", found.cublaslt.version.clone()),
+            ("nccl", found.nccl.version.clone()),
+        ];
+        let known = libraries
+            .into_iter()
+            .filter_map(|(name, version)| Some((name, version?)));
+        versions.extend(known);
+    }
+    versions
 }

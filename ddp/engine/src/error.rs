@@ -5,6 +5,7 @@
 use std::fmt;
 use std::path::Path;
 
+use ddp_comm::RemoteError;
 use ddp_kernels::files::FileError;
 use ddp_kernels::setting::SettingName;
 
@@ -51,15 +52,8 @@ pub enum Error {
     #[error("{0}")]
     Parted(String),
     /// An error that happened on another rank.
-    #[error("{text}")]
-    Remote {
-        /// That rank.
-        rank: usize,
-        /// Its text.
-        text: String,
-        /// Its exit code.
-        exit_code: u8,
-    },
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
     /// A bug in this program.
     #[error("{0}. This is a bug in ddp: please report it.")]
     Internal(String),
@@ -94,11 +88,7 @@ impl From<ddp_data::Error> for Error {
                 rank,
                 text,
                 exit_code,
-            } => Error::Remote {
-                rank,
-                text,
-                exit_code,
-            },
+            } => Error::remote(rank, text, exit_code),
             ddp_data::Error::Internal(text) => Error::Internal(text),
             ddp_data::Error::Outside { source, .. } => from_outside(source),
             ddp_data::Error::Tensor(error) => Error::Tensor(error),
@@ -133,6 +123,15 @@ impl From<Error> for ddp_data::Error {
 }
 
 impl Error {
+    /// An error that rank `rank` reports.
+    pub(crate) fn remote(rank: usize, text: String, exit_code: u8) -> Error {
+        Error::Remote(RemoteError {
+            rank,
+            exit_code,
+            text,
+        })
+    }
+
     /// The error of a file or folder that the system refused, with this help.
     pub fn io(
         action: &'static str,
@@ -162,7 +161,7 @@ impl Error {
             Error::Comm(ddp_comm::Error::Tensor(ddp_kernels::Error::OutOfMemory(_))) => 71,
             Error::Internal(_) | Error::Tensor(_) => 70,
             Error::Io(_) => 74,
-            Error::Remote { exit_code, .. } => *exit_code,
+            Error::Remote(error) => error.exit_code,
             Error::Unhealthy(_) => 69,
             Error::Stopped(_) => 75,
             Error::NonFinite(_) => 76,
@@ -170,15 +169,23 @@ impl Error {
         }
     }
 
+    /// The error between ranks that it is, if it is one.
+    pub(crate) fn of_ranks(&self) -> Option<&ddp_comm::Error> {
+        match self {
+            Error::Comm(error) => Some(error),
+            _ => None,
+        }
+    }
+
     /// Whether a rank was lost that a call waited for, in a job that continues without it.
     pub fn is_rank_lost(&self) -> bool {
-        matches!(self, Error::Comm(error) if error.is_rank_lost())
+        self.of_ranks().is_some_and(|error| error.is_rank_lost())
     }
 
     /// The rank that reports this error, if all ranks have it or it happened on another rank.
     pub fn reporter(&self) -> Option<usize> {
         match self {
-            Error::Remote { rank, .. } => Some(*rank),
+            Error::Remote(error) => Some(error.rank),
             // All ranks stop after the same step.
             Error::Stopped(_) => Some(0),
             Error::Comm(error) => error.reporter(),

@@ -6,16 +6,22 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
 
+fn written<T: Serialize>(value: &T) -> Result<Vec<u8>> {
+    serde_json::to_vec(value).map_err(unreadable)
+}
+
+fn read_all<T: DeserializeOwned>(all: &[Vec<u8>]) -> Result<Vec<T>> {
+    let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
+    all.collect::<Result<_, _>>().map_err(unreadable)
+}
+
 fn unreadable(error: serde_json::Error) -> Error {
     Error::Internal(format!("a message between ranks: {error}"))
 }
 
 /// Every rank's `mine` in rank order, on all ranks, which call it together.
 pub fn gather<T: Serialize + DeserializeOwned>(world: &World, mine: &T) -> Result<Vec<T>> {
-    let mine = serde_json::to_vec(mine).map_err(unreadable)?;
-    let all = world.all_gather_bytes(&mine)?;
-    let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
-    all.collect::<serde_json::Result<_>>().map_err(unreadable)
+    read_all(&world.all_gather_bytes(&written(mine)?)?)
 }
 
 /// The same of numbers that need not be finite.
@@ -25,7 +31,21 @@ pub fn gather_numbers(world: &World, mine: &[f64]) -> Result<Vec<Vec<f64>>> {
     Ok(gather(world, &bits)?.into_iter().map(numbers).collect())
 }
 
-/// The same where a rank may have failed: the error of the first that did.
+/// What rank `source` has, on all ranks, which call it together. Only that rank calls `own`.
+pub(crate) fn broadcast<T: Serialize + DeserializeOwned>(
+    world: &World,
+    source: usize,
+    own: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let mut bytes = match world.rank() == source {
+        true => written(&own()?)?,
+        false => Vec::new(),
+    };
+    world.broadcast_bytes(&mut bytes, source)?;
+    serde_json::from_slice(&bytes).map_err(unreadable)
+}
+
+/// As `gather` where a rank may have failed: the error of the first that did.
 pub(crate) fn outcomes<T: Serialize + DeserializeOwned>(
     group: &Group,
     mine: Result<T>,
@@ -34,19 +54,9 @@ pub(crate) fn outcomes<T: Serialize + DeserializeOwned>(
         return mine.map(|mine| vec![mine]);
     }
     let outcome = match mine {
-        Ok(mine) => Ok(serde_json::to_vec(&mine).map_err(unreadable)?),
+        Ok(mine) => Ok(written(&mine)?),
         Err(error) => Err((error.exit_code(), error.to_string())),
     };
     let outcome = outcome.as_ref().map(Vec::as_slice).map_err(Clone::clone);
-    match group.share_outcome(outcome)? {
-        Ok(all) => {
-            let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
-            all.collect::<serde_json::Result<_>>().map_err(unreadable)
-        }
-        Err(remote) => Err(Error::Remote {
-            rank: remote.rank,
-            text: remote.text,
-            exit_code: remote.exit_code,
-        }),
-    }
+    read_all(&group.share_outcome(outcome)??)
 }

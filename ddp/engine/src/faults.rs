@@ -44,8 +44,14 @@ pub(crate) enum FaultPoint {
     Agreed,
     /// When this rank has its new slices, and others may not: the generation instead of a step.
     Slices,
+    /// When ranks have met, before they agree where they continue: the generation instead of a step.
+    Meeting,
+    /// Before a process that comes waits to be taken in: step 0.
+    Joining,
     /// Before the log.
     Log,
+    /// Before an evaluation.
+    Evaluation,
     /// Before the tensors of a checkpoint are copied aside.
     Snapshot,
     /// While a thread writes a checkpoint.

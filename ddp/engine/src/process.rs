@@ -24,6 +24,12 @@ pub fn device_peak_mb(device: Device) -> Option<f64> {
     is_apart.then(|| memory::stats(device).reserved_bytes_peak as f64 / 1e6)
 }
 
+/// The most that one of these devices has had.
+pub fn devices_peak_mb(devices: &[Device]) -> Option<f64> {
+    let peaks = devices.iter().filter_map(|device| device_peak_mb(*device));
+    peaks.reduce(f64::max)
+}
+
 /// The unit of start times in /proc, on every machine.
 const TICKS_PER_S: f64 = 100.0;
 

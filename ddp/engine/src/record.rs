@@ -18,6 +18,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use ddp_comm::LostRank;
 use ddp_kernels::files as disk;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -227,20 +228,11 @@ pub struct RanksEvent {
     /// The number of ranks from here on.
     pub ranks: usize,
     /// Who was lost, by the number that the rank was started with.
-    pub lost: Vec<LostEvent>,
+    pub lost: Vec<LostRank>,
     /// Who came.
     pub joined: Vec<usize>,
     /// Seconds since rank 0 noticed.
     pub seconds: f64,
-}
-
-/// A rank that was lost.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct LostEvent {
-    /// Its number when the run was started.
-    pub rank: usize,
-    /// Why, as far as it is known.
-    pub why: String,
 }
 
 impl fmt::Display for RanksEvent {
@@ -307,36 +299,17 @@ pub struct Record {
     written: Written,
 }
 
-/// The step of the last line of each kind that a step has at most once.
-#[derive(Debug, Default)]
-pub(crate) struct Written([u64; KINDS.len()]);
-
-/// These kinds, by the names of their events. There is no line for step 0.
-const KINDS: [&str; 5] = ["step", "eval", "sample", "checkpoint", "confusion"];
-
-impl Written {
-    fn note(&mut self, kind: &str, step: u64) {
-        if let Some(index) = KINDS.iter().position(|it| *it == kind) {
-            self.0[index] = step;
-        }
-    }
-
-    fn has(&self, kind: &str, step: u64) -> bool {
-        let index = KINDS.iter().position(|it| *it == kind);
-        step > 0 && index.is_some_and(|index| self.0[index] >= step)
-    }
-}
+/// By the names of events that a step has at most once: the step of the last line. There is no line
+/// for step 0.
+pub(crate) type Written = BTreeMap<String, u64>;
 
 impl Record {
     /// Another handle of the file, and its path, to make the metrics log durable. It holds the lock
     /// too.
-    pub fn handle(&self) -> Result<(File, &Path)> {
-        Ok((
-            self.file
-                .try_clone()
-                .map_err(disk::failed("open", &self.path))?,
-            &self.path,
-        ))
+    pub fn handle(&self) -> Result<(File, PathBuf)> {
+        let file = self.file.try_clone();
+        let file = file.map_err(disk::failed("open", &self.path))?;
+        Ok((file, self.path.clone()))
     }
 
     /// Refuses a metrics log that was removed, replaced or cut while it is written.
@@ -367,7 +340,7 @@ impl Record {
     /// Whether there is a line of this kind for step `step`: after the loss of a rank, others
     /// repeat what belongs to a step.
     pub(crate) fn has(&self, kind: &str, step: u64) -> bool {
-        self.written.has(kind, step)
+        step > 0 && self.written.get(kind).is_some_and(|last| *last >= step)
     }
 
     /// Writes a line, unless it is there.
@@ -384,20 +357,26 @@ impl Record {
             return Ok(());
         }
         self.write_line(event.to_line())?;
-        if let Some((kind, step)) = key {
-            self.written.note(kind, step);
-        }
+        self.written
+            .extend(key.map(|(kind, step)| (kind.to_string(), step)));
         Ok(())
     }
 
     /// Writes the line of the step `step`, which another rank may have made, unless it is there.
     pub(crate) fn write_step(&mut self, step: u64, line: &str) -> Result<()> {
-        if self.has("step", step) {
-            return Ok(());
+        if !self.has("step", step) {
+            self.write_line(line.to_string())?;
+            self.written.insert("step".into(), step);
         }
-        self.write_line(line.to_string())?;
-        self.written.note("step", step);
         Ok(())
+    }
+
+    /// Writes that the checkpoint of step `step` is durable.
+    pub(crate) fn write_checkpoint(&mut self, step: u64, folder: &Path) -> Result<()> {
+        let out = self.path.parent().unwrap_or(Path::new(""));
+        let folder = folder.strip_prefix(out).unwrap_or(folder);
+        let folder = &folder.to_string_lossy();
+        self.write(&Event::Checkpoint { step, folder })
     }
 
     fn write_line(&mut self, mut line: String) -> Result<()> {

@@ -17,7 +17,6 @@ mod host_queue;
 mod job;
 mod options;
 pub mod plan;
-mod queue;
 mod reduced;
 
 use std::cell::Cell;
@@ -37,11 +36,10 @@ use ddp_nn::pass::Listener;
 pub(crate) use self::cut::{Cut, Move, moves};
 use self::device_queue::DeviceQueue;
 use self::host_queue::HostQueue;
-use self::job::Job;
+use self::job::{CommQueue, Job};
 pub use self::options::{Overlap, ReducerOptions, SHARDS_MAX, check_ranks, overlaps, owned};
 use self::options::{check_shards, jobs, plan_of, trained};
 use self::plan::Bucket;
-use self::queue::CommQueue;
 use self::reduced::Reduced;
 use crate::error::{Error, Result};
 
@@ -260,9 +258,8 @@ impl Reducer {
     /// The plan as text, for the handshake: ranks with different plans would deadlock.
     pub(crate) fn plan_text(&self) -> String {
         let line = |bucket: &Bucket| format!("{}..{}\n", bucket.range.start, bucket.range.end);
-        let slices = self
-            .is_shared
-            .then(|| format!("{} slices each\n", self.group.size()));
+        let ranks = self.is_shared.then(|| self.group.size());
+        let slices = ranks.map(|ranks| format!("{ranks} slices each\n"));
         let shards = self.shards().map(|shards| format!("{shards} shards\n"));
         let lines = self.buckets.iter().map(line);
         lines.chain(slices).chain(shards).collect()
@@ -299,12 +296,7 @@ impl Reducer {
 
     /// The job that gathers the values of a bucket. Layers read these, or bf16 copies.
     fn value_gather(&self, bucket: usize) -> usize {
-        let copies = if self.reads_copies {
-            self.buckets.len()
-        } else {
-            0
-        };
-        self.read_gather(bucket) + copies
+        self.read_gather(bucket) + usize::from(self.reads_copies) * self.buckets.len()
     }
 
     /// Makes the values current on this rank and buffers those of rank 0, for evaluation, hashes
@@ -314,15 +306,10 @@ impl Reducer {
         if !std::mem::take(&mut self.is_stale) {
             return Ok(());
         }
-        let gathered = if self.is_shared {
-            self.buckets.len()
-        } else {
-            0
-        };
-        let gathers = (0..gathered).map(|bucket| self.value_gather(bucket));
-        gathers
-            .chain(self.buffers)
-            .try_for_each(|job| self.queue.start(job, false))?;
+        let shared = (0..self.buckets.len()).filter(|_| self.is_shared);
+        let gathers = shared.map(|bucket| self.value_gather(bucket));
+        let mut jobs = gathers.chain(self.buffers);
+        jobs.try_for_each(|job| self.queue.start(job, false))?;
         self.queue.join()?;
         match self.is_shared {
             true => Ok(params.refresh(0..params.gradients().count())?),

@@ -20,9 +20,7 @@ pub use self::counts::{ClassCounts, ClassScores, balanced_accuracy, first_larges
 pub use self::picture::Picture;
 use crate::error::{Error, Result};
 use crate::exchange;
-use ddp_data::{
-    self as data, Batch, Classes, ColumnPlan, Data, LabelName, Normalization, TensorSpec,
-};
+use ddp_data::{Batch, Classes, ColumnPlan, Data, read_rows};
 use ddp_kernels::files;
 
 /// The samples that a run keeps for its report.
@@ -176,45 +174,6 @@ impl Samples {
     }
 }
 
-/// The held-out rows, of which samples are shown.
-#[derive(Clone, Debug)]
-pub struct HeldOut {
-    data: Data,
-    /// False for rows made from a formula.
-    may_be_pictures: bool,
-}
-
-impl HeldOut {
-    /// The held-out rows of `data`.
-    pub fn of(data: &Data, may_be_pictures: bool) -> HeldOut {
-        let data = data.clone();
-        HeldOut {
-            data,
-            may_be_pictures,
-        }
-    }
-
-    /// The targets of a row.
-    pub fn targets(&self) -> &TensorSpec {
-        &self.data.held_out.spec().targets
-    }
-
-    /// How numeric targets were normalized.
-    pub fn target_normalization(&self) -> Option<&Normalization> {
-        self.data.target_normalization.as_ref()
-    }
-
-    /// The names of the targets, if they have names.
-    pub fn label_columns(&self) -> Option<Vec<String>> {
-        self.data.label.as_ref().map(LabelName::columns)
-    }
-
-    /// The part of the rows that the largest class has; None if all have about the same.
-    pub fn largest_class(&self) -> Option<f64> {
-        largest_class(&self.data.held_out.rows_of_classes()?)
-    }
-}
-
 /// The part of the rows that the largest class has; None if it is at most a tenth of all rows above
 /// an equal part, so that accuracy says enough.
 pub fn largest_class(rows: &[u64]) -> Option<f64> {
@@ -293,10 +252,12 @@ impl SampleCollector {
     }
 
     /// Gathers the counts and samples of all ranks, which call it together. Returns them on rank 0.
+    /// Rows that are made from a formula are no pictures.
     pub fn together(
         mut self,
         step: u64,
-        held_out: &HeldOut,
+        data: &Data,
+        may_be_pictures: bool,
         group: &Group,
         world: &World,
     ) -> Result<Option<(Confusion, Result<Samples>)>> {
@@ -312,7 +273,8 @@ impl SampleCollector {
         }
         let names = self.classes.names();
         let confusion = confusion(step, &names, &self.counts);
-        Ok(Some((confusion, shown.samples(step, &names, held_out))))
+        let samples = shown.samples(step, &names, data, may_be_pictures);
+        Ok(Some((confusion, samples)))
     }
 }
 
@@ -354,19 +316,28 @@ impl SampleRows {
     }
 
     /// The samples, with their features.
-    fn samples(self, step: u64, names: &[String], held_out: &HeldOut) -> Result<Samples> {
-        let features: usize = held_out.data.held_out.row_shape().iter().product();
+    fn samples(
+        self,
+        step: u64,
+        names: &[String],
+        data: &Data,
+        may_be_pictures: bool,
+    ) -> Result<Samples> {
+        let features: usize = data.held_out.row_shape().iter().product();
         let seen = self.mixed(SAMPLES_MAX.min(FEATURES_MAX / features.max(1)));
         let rows: Vec<u64> = seen.iter().map(|seen| seen.row).collect();
-        let [x, _] = data::read_rows(&*held_out.data.held_out, &rows)?;
+        let [x, _] = read_rows(&*data.held_out, &rows)?;
         let mut x = x.to_dtype(DType::F32)?.to_vec::<f32>()?;
-        if let Some(normalization) = &held_out.data.normalization {
+        if let Some(normalization) = &data.normalization {
             normalization.undo(&mut x, features);
         }
-        let pictures = held_out.pictures(&x);
+        let column_names = data.columns.as_deref().unwrap_or_default();
+        let may_be_pictures = may_be_pictures && are_like_pixels(column_names);
+        let pictures = Picture::of_rows(data.held_out.row_shape(), &x);
+        let pictures = pictures.filter(|_| may_be_pictures);
         let mut columns = match pictures {
             Some(_) => Vec::new(),
-            None => held_out.sample_columns(features),
+            None => sample_columns(data, column_names, features),
         };
         let all_columns = columns.len();
         columns.truncate(VALUES_MAX);
@@ -415,37 +386,27 @@ impl SampleColumn {
     }
 }
 
-impl HeldOut {
-    /// The rows in `x` as pictures, if they look like some.
-    fn pictures(&self, x: &[f32]) -> Option<Vec<Picture>> {
-        let columns = self.data.columns.as_deref().unwrap_or_default();
-        let may_be = self.may_be_pictures && are_like_pixels(columns);
-        Picture::of_rows(self.data.held_out.row_shape(), x).filter(|_| may_be)
-    }
-
-    /// The columns of tables, each category as one; of other rows the features.
-    fn sample_columns(&self, features: usize) -> Vec<SampleColumn> {
-        let names = self.data.columns.as_deref().unwrap_or_default();
-        let Some(plan) = &self.data.plan.columns else {
-            let column = |first: usize| SampleColumn {
-                name: names.get(first).cloned().unwrap_or_default(),
-                first,
-                words: None,
-            };
-            return (0..features).map(column).collect();
+/// The columns of tables, each category as one; of other rows the features.
+fn sample_columns(data: &Data, names: &[String], features: usize) -> Vec<SampleColumn> {
+    let Some(plan) = &data.plan.columns else {
+        let column = |first: usize| SampleColumn {
+            name: names.get(first).cloned().unwrap_or_default(),
+            first,
+            words: None,
         };
-        let mut first = 0;
-        let column = |plan: &ColumnPlan| {
-            let begin = first;
-            first += plan.values.as_ref().map_or(1, Vec::len);
-            SampleColumn {
-                name: plan.name.clone(),
-                first: begin,
-                words: plan.values.clone(),
-            }
-        };
-        plan.iter().map(column).collect()
-    }
+        return (0..features).map(column).collect();
+    };
+    let mut next = 0;
+    let column = |plan: &ColumnPlan| {
+        let first = next;
+        next += plan.values.as_ref().map_or(1, Vec::len);
+        SampleColumn {
+            name: plan.name.clone(),
+            first,
+            words: plan.values.clone(),
+        }
+    };
+    plan.iter().map(column).collect()
 }
 
 /// Whether columns may be pixels: they have no names, or names that differ only in numbers, as

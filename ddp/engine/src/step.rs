@@ -13,7 +13,6 @@ mod builder;
 mod graphs;
 mod model;
 mod scalars;
-mod split;
 mod stage;
 mod stats;
 
@@ -31,6 +30,7 @@ use ddp_nn::Loss;
 use ddp_nn::models::Model;
 use ddp_nn::observe::observe;
 use ddp_nn::optim::{Optimizer, UpdatePart};
+use ddp_nn::params::Params;
 
 pub use self::builder::StepBuilder;
 use self::graphs::{CAPTURED, StepGraphs, StepMode};
@@ -258,10 +258,13 @@ impl Step {
         }
     }
 
-    /// Gives all ranks of `group` the state of rank `source` after its last step: to those that are
-    /// `behind`. What a rank has is replaced only when all has arrived.
-    pub(crate) fn share_state(&mut self, group: &Group, source: usize, behind: bool) -> Result<()> {
-        let stream = Stream::default_of(Device::Cpu)?;
+    /// Passes on, by `pass_on`, each tensor of the state after the last step: that of this rank, or
+    /// where it is `behind` what arrives. What a rank has is replaced only when all has arrived.
+    pub(crate) fn share_state(
+        &mut self,
+        behind: bool,
+        pass_on: impl Fn(&Tensor) -> Result<(), ddp_comm::Error>,
+    ) -> Result<()> {
         let mut received = Vec::new();
         let state = || self.model.stages.iter().flat_map(Stage::state);
         for tensor in state().filter(|tensor| tensor.count() > 0) {
@@ -269,7 +272,7 @@ impl Step {
                 true => Tensor::zeros(tensor.shape(), tensor.dtype(), Device::Cpu)?,
                 false => tensor.to(Device::Cpu)?,
             };
-            group.broadcast(&target, source, &stream)?;
+            pass_on(&target)?;
             received.push((tensor, target));
         }
         for (tensor, target) in received.into_iter().filter(|_| behind) {
@@ -513,6 +516,16 @@ impl Step {
     /// The stages of the model, one per device, from the input to the output: at least one.
     pub fn stages(&self) -> &[Stage] {
         &self.model.stages
+    }
+
+    /// The device of each stage.
+    pub fn devices(&self) -> Vec<Device> {
+        self.stages().iter().map(Stage::device).collect()
+    }
+
+    /// The parameters of each stage.
+    pub fn params(&self) -> impl Iterator<Item = &Params> {
+        self.stages().iter().map(|stage| &stage.model.params)
     }
 
     /// Sets the step after which the optimizers' moments were 0.

@@ -1,10 +1,9 @@
 //! A timeline of some steps of a run, on all ranks, as a file for Perfetto or chrome://tracing.
 //!
 //! Each rank records its spans (`ddp_kernels::trace`). When the last of the steps is done, all
-//! ranks gather them, rank 0 puts them on one clock (`trace/clocks.rs`), writes the file
+//! ranks gather them, rank 0 puts them on one clock (`trace/spans.rs`), writes the file
 //! (`trace/file.rs`) and sums them up (`trace/summary.rs`).
 
-mod clocks;
 mod file;
 mod spans;
 mod summary;
@@ -20,7 +19,7 @@ use ddp_kernels::Device;
 use ddp_kernels::trace;
 use serde::{Deserialize, Serialize};
 
-use self::spans::{RankTrace, Readings};
+use self::spans::{RankTrace, Readings, align, read_clock};
 use self::summary::Summary;
 use crate::error::Result;
 use crate::exchange;
@@ -44,6 +43,11 @@ pub struct TraceSteps {
 impl TraceSteps {
     fn contains(self, step: u64) -> bool {
         (self.first..=self.last).contains(&step)
+    }
+
+    /// Whether one of them is `next` or later.
+    pub(crate) fn reach(self, next: u64) -> bool {
+        next <= self.last
     }
 
     /// What is wrong with these steps for a run that takes steps `next` to `last`, if anything.
@@ -101,6 +105,15 @@ pub struct RunTrace {
     devices: Vec<Device>,
 }
 
+impl Drop for RunTrace {
+    fn drop(&mut self) {
+        if self.readings.is_some() {
+            // The ranks meet again: what they record then has another clock.
+            _ = trace::stop();
+        }
+    }
+}
+
 impl RunTrace {
     /// A trace of `steps`, on this rank's `devices`, in a run that takes steps `next` to `last`.
     /// Rank 0 warns of steps that the run does not take.
@@ -128,7 +141,7 @@ impl RunTrace {
         trace::begin_step(step);
         if self.readings.is_none() && steps.contains(step) {
             let began = trace::start(&self.devices, SPANS_MAX)?;
-            self.readings = Some(clocks::read(began, world)?);
+            self.readings = Some(read_clock(began, world)?);
         }
         Ok(())
     }
@@ -150,7 +163,7 @@ impl RunTrace {
         if world.rank() != 0 {
             return Ok(Vec::new());
         }
-        let ranks = clocks::align(ranks);
+        let ranks = align(ranks);
         let path: PathBuf = out.join(TRACE_FILE);
         // Training continues without it.
         if let Err(error) = file::write(&path, &ranks) {

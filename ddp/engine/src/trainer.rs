@@ -8,11 +8,8 @@ mod carried;
 mod matmuls;
 mod nonfinite;
 mod opening;
-mod places;
 mod plan;
-mod prepare;
 mod program;
-mod replay;
 mod resume;
 mod sample;
 mod setup;
@@ -26,16 +23,16 @@ use std::time::Instant;
 use ddp_comm::World;
 use ddp_kernels::transfer::{Phase, in_phase};
 
-use self::carried::Carried;
-pub use self::places::program as program_version;
+use self::carried::{Carried, Next};
 pub use self::plan::Plan;
 pub use self::program::Program;
-pub use self::replay::replay;
 pub use self::resume::is_same_data;
-pub use self::setup::EVAL_TOKENS_MAX;
-pub use self::trial::{ModelBytes, Rehearsal, Trial, rehearse};
+pub use self::setup::{EVAL_TOKENS_MAX, step_options};
+pub use self::trial::{ModelBytes, Rehearsal, Trial, rehearse, replay};
 use crate::config::{Config, Resume};
+pub use crate::devices::program as program_version;
 use crate::error::{Error, Result};
+use crate::faults::{self, FaultPoint};
 pub use crate::model::{ModelOptions, data_shape};
 
 /// Trains as one of the ranks of `world`. Results are in the folder `options.out`. A run that is
@@ -55,6 +52,7 @@ pub fn train(options: &Config, program: &mut dyn Program, world: &World) -> Resu
         program.devices(world)?;
         let open = || setup::data(options, program, world, None);
         carried.data = Some(in_phase(Phase::Setup, open)?);
+        faults::at_step(FaultPoint::Joining, 0)?;
         later = Some(world.next_generation(None)?);
     }
     // If no rank has the run any more, it continues from its last checkpoint.
@@ -68,42 +66,48 @@ pub fn train(options: &Config, program: &mut dyn Program, world: &World) -> Resu
             1 => options,
             _ => &from_checkpoint,
         };
-        let why = match train_with(options, program, now, &mut carried) {
-            Ok(true) => {
+        match train_with(options, program, now, &mut carried) {
+            Ok(Next::End) => {
+                drop(carried);
                 now.finish();
                 return Ok(());
             }
-            Ok(false) => None,
-            Err(error) if carried::continues_after(&error, now, &carried.devices()) => {
-                match error {
-                    Error::Comm(error) => Some(error),
-                    _ => None,
-                }
+            Ok(Next::Meet(why)) => {
+                carried.untold.noticed.get_or_insert_with(Instant::now);
+                let next = now.next_generation(why.as_ref().and_then(Error::of_ranks))?;
+                later = Some(next);
             }
             Err(error) => {
-                // Dropped, it would wait for the other ranks.
+                // Dropped, they would wait for other ranks, or for threads that do not end.
                 std::mem::forget(later);
+                if !matches!(error, Error::Stopped(_) | Error::NonFinite(_)) {
+                    std::mem::forget(carried);
+                }
                 return Err(error);
             }
-        };
-        carried.noticed.get_or_insert_with(Instant::now);
-        let next = now.next_generation(why.as_ref())?;
-        later = Some(next);
+        }
     }
 }
 
-/// Trains with the ranks of `world`. Whether the run is over: if not, processes have come that are
-/// to be taken in.
+/// Trains with the ranks of `world`.
 fn train_with(
     options: &Config,
     program: &mut dyn Program,
     world: &World,
     carried: &mut Carried,
-) -> Result<bool> {
+) -> Result<Next> {
     let stops = world.catch_stop();
+    carried.untold.change.extend(world.change());
     let trainer = in_phase(Phase::Setup, || {
         training::Trainer::new(options, program, world, stops, carried)
     });
-    let trainer = trainer.inspect_err(|error| carried::leave_if_other(error, world))?;
-    trainer.map_or(Ok(true), |trainer| trainer.run(carried))
+    let error = match trainer {
+        Ok(trainer) => return trainer.map_or(Ok(Next::End), training::Trainer::train),
+        Err(error) => error,
+    };
+    carried::leave_if_new(&error, world);
+    match carried::continues_after(&error, world, &carried.devices()) {
+        true => Ok(Next::Meet(Some(error))),
+        false => Err(error),
+    }
 }

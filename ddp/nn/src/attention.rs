@@ -94,7 +94,7 @@ impl SelfAttention {
         let (rows, columns) = (qkv.shape()[0], built.heads * built.head_size);
         let mixed = pass.take(&[rows, columns])?;
         let cache = pass.cache().expect("the caller decodes");
-        let before = cache.tokens();
+        let before = cache.tokens;
         if let Some(table) = self.rotary_table(qkv)? {
             let table = table.slice(before..before + rows)?;
             ops::rope_into(qkv, qkv, &table, self.heads + self.kv_heads)?;

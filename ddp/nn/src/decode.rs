@@ -5,11 +5,10 @@
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::build::ParamId;
-use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::models::Model;
 use crate::pass::{Pass, PassOptions, Saved};
-use crate::scratch::Scratch;
+use crate::scratch::{Cache, Scratch};
 
 /// A model on the CPU that continues one text.
 #[derive(Debug)]

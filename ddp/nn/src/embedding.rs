@@ -103,7 +103,7 @@ impl Layer for Embedding {
         let table = pass.value(tokens)?;
         let mut positions = positions.map(|id| pass.value(id).cloned()).transpose()?;
         if let (Some(all), Some(cache)) = (&mut positions, pass.cache()) {
-            *all = all.slice(cache.tokens()..cache.tokens() + ids.count())?;
+            *all = all.slice(cache.tokens..cache.tokens + ids.count())?;
         }
         ops::embedding_into(&y, table, &ids, positions.as_ref())?;
         if pass.is_training() {

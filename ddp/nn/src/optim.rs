@@ -13,7 +13,6 @@
 
 mod adamw;
 pub mod clip;
-pub mod groups;
 pub mod muon;
 mod rule;
 pub mod schedule;
@@ -21,8 +20,7 @@ mod sgd;
 
 pub use adamw::AdamW;
 pub use clip::Clip;
-pub use groups::Group;
-pub use rule::{Decayed, Declared, Method, Muon, Rule, SettingOf};
+pub use rule::{Decayed, Declared, Group, Method, Muon, Rule, SettingOf, check_groups};
 pub use schedule::{Schedule, Shape};
 
 use std::ops::Range;
@@ -170,8 +168,8 @@ pub struct Optimizer {
     numbers: Tensor,
     /// Sends `numbers` in `update`; made by its first call.
     sender: Option<Scalars>,
-    /// (4·N), what `update` sends, and the same in f32.
-    message: (Vec<f64>, Vec<f32>),
+    /// What `update` sends.
+    message: Vec<u8>,
     /// The step after which the moments were 0.
     since: u64,
 }
@@ -217,7 +215,7 @@ impl Optimizer {
                 .transpose()?,
             numbers: numbers.named("numbers of the step"),
             sender: None,
-            message: Default::default(),
+            message: Vec::new(),
             since: 0,
             rule,
         };
@@ -378,7 +376,7 @@ impl Optimizer {
 
     /// Updates in step number `step`, counted from 1. Gradients are multiplied by element 0 of
     /// `gradient_scale`. Does nothing if the first element of `first_bad_step` is not 0, and may
-    /// mark it (`ops::adamw`). Same as `numbers_of`, sent, and `apply`.
+    /// mark it (`ops::adamw`). Same as `append_numbers`, sent, and `apply`.
     pub fn update(
         &mut self,
         params: &Params,
@@ -391,35 +389,34 @@ impl Optimizer {
             Some(sender) => sender,
             None => Scalars::with_room(self.numbers.device(), 1, self.numbers.bytes())?,
         };
-        let (mut wide, mut narrow) = std::mem::take(&mut self.message);
-        wide.clear();
-        narrow.clear();
-        for numbers in self.numbers_of(step, learning_rate) {
-            wide.extend(numbers?);
-        }
-        narrow.extend(wide.iter().map(|&number| number as f32));
-        let sent = match self.numbers.dtype() {
-            DType::F64 => sender.send(&self.numbers, &wide[..]),
-            _ => sender.send(&self.numbers, &narrow[..]),
-        };
-        self.message = (wide, narrow);
+        let mut message = std::mem::take(&mut self.message);
+        message.clear();
+        self.append_numbers(step, learning_rate, &mut message)?;
+        let sent = sender.send(&self.numbers.bits_as(DType::U8)?, &message[..]);
+        self.message = message;
         self.sender = Some(sender);
         sent?;
         self.apply(params, &mut Alone, gradient_scale, first_bad_step)
     }
 
-    /// What `apply` reads in step number `step`, counted from 1, in the order of `numbers`.
-    pub fn numbers_of(
+    /// Appends what `apply` reads in step number `step`, counted from 1: the bytes of `numbers`.
+    pub fn append_numbers(
         &self,
         step: u64,
         learning_rate: f64,
-    ) -> impl Iterator<Item = Result<[f64; NUMBERS]>> {
-        let step = step.saturating_sub(self.since);
-        self.variants.iter().map(move |variant| {
-            let rate = learning_rate * variant.rate;
-            let method = variant.method.update();
-            method.numbers(step, rate, variant.weight_decay)
-        })
+        message: &mut Vec<u8>,
+    ) -> Result<()> {
+        let (step, dtype) = (step.saturating_sub(self.since), self.numbers.dtype());
+        for variant in &self.variants {
+            let (update, rate) = (variant.method.update(), learning_rate * variant.rate);
+            for number in update.numbers(step, rate, variant.weight_decay)? {
+                match dtype {
+                    DType::F64 => message.extend(number.to_ne_bytes()),
+                    _ => message.extend((number as f32).to_ne_bytes()),
+                }
+            }
+        }
+        Ok(())
     }
 
     /// (4·N), in the masters' dtype on the device: the numbers that `apply` reads.
@@ -428,7 +425,7 @@ impl Optimizer {
     }
 
     /// Lets `apply` read its numbers from here, a tensor like `numbers`, into which the caller
-    /// sends `numbers_of` each step.
+    /// sends what `append_numbers` appends in each step.
     pub fn read_numbers_from(&mut self, numbers: Tensor) {
         let kind = |it: &Tensor| (it.count(), it.dtype(), it.device());
         assert_eq!(kind(&numbers), kind(&self.numbers), "like `numbers`");
@@ -533,7 +530,7 @@ impl Optimizer {
 fn variant_of(rule: &Rule, groups: &[Group], parameter: &Parameter) -> (Variant, bool) {
     let method = rule.method(parameter);
     let decays = rule.decayed == Decayed::All || parameter.decays;
-    let group = groups::group_of(groups, &parameter.name).map(|index| &groups[index]);
+    let group = rule::group_of(groups, &parameter.name).map(|index| &groups[index]);
     let rate = group.and_then(|group| group.rate);
     let own_decay = group.and_then(|group| group.weight_decay);
     let variant = Variant {

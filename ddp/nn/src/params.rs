@@ -424,15 +424,8 @@ impl Params {
         let hash = |parameter: &Parameter| -> Result<u64> {
             let values = self.master(parameter.id);
             let values = announced("hashing the model", || values.to(Device::Cpu))?;
-            Ok(match values.dtype() {
-                DType::F32 => {
-                    values.with_slice(|v: &[f32]| hash_of(v, |v| v.to_bits().to_le_bytes()))
-                }
-                // f64 holds the values of every other float dtype exactly.
-                _ => values
-                    .to_dtype(DType::F64)?
-                    .with_slice(|v: &[f64]| hash_of(v, |v| v.to_bits().to_le_bytes())),
-            }?)
+            let bytes = values.bits_as(DType::U8)?;
+            Ok(bytes.with_slice(|bytes: &[u8]| XxHash3_64::oneshot(bytes))?)
         };
         let list = self.in_order().into_iter();
         list.map(|p| Ok((p.name.as_str(), hash(p)?))).collect()
@@ -458,18 +451,6 @@ impl Params {
         let range = start.range_to(end);
         self.trained_uses_before[range.end] > self.trained_uses_before[range.start]
     }
-}
-
-fn hash_of<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) -> u64 {
-    let mut hash = XxHash3_64::new();
-    let mut block = [[0; N]; 512];
-    for values in values.chunks(block.len()) {
-        for (block, &value) in block.iter_mut().zip(values) {
-            *block = bytes(value);
-        }
-        hash.write(block[..values.len()].as_flattened());
-    }
-    hash.finish()
 }
 
 /// Lays out trained parameters in reverse order of declaration, because backward completes a

@@ -5,11 +5,10 @@ use ddp_kernels::ops;
 use ddp_kernels::{DType, Tensor};
 
 use crate::build::{ParamId, UseIndex};
-use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::observe::observe;
 use crate::params::Params;
-use crate::scratch::{Pool, Scratch};
+use crate::scratch::{Cache, Pool, Scratch};
 
 /// The settings of a pass.
 #[derive(Clone, Copy, Debug)]

@@ -7,13 +7,15 @@ use std::str::FromStr;
 use clap::Args;
 use ddp_comm::{Group, World};
 use ddp_kernels::ops::{self, Activation};
-use ddp_kernels::{DType, Device, Random, Tensor, threads};
+use ddp_kernels::{Device, Random, Tensor, threads};
 use serde_json::{Value, json};
 
-use super::measure::{BenchFlags, Say, line, of_all_ranks, precision, round, rounds, start};
-use crate::config::{List, Precision};
+use super::measure::{BenchFlags, line, precision, round, rounds, start};
+use crate::config::List;
 use crate::error::Result;
-use crate::flags::{choice, whole};
+use crate::exchange::gather_numbers;
+use crate::flags::{parsed, whole};
+use crate::output::Say;
 
 /// Bytes of all sets of operands, several times the largest cache (60 MB on a large GPU). A product
 /// then reads memory, as a layer does, whose operands were last used a step ago.
@@ -38,9 +40,6 @@ pub struct AddmmFlags {
     /// Several shapes in turn, as MxNxK with commas between; instead of --m, --n and --k
     #[arg(long, value_name = "SHAPES", value_parser = shapes, conflicts_with_all = ["m", "n", "k"])]
     pub shapes: Option<List<ProductShape>>,
-    /// Precision; tf32 and bf16 need a GPU
-    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = choice::<Precision>())]
-    pub dtype: Precision,
     /// The flags of all benchmarks.
     #[command(flatten)]
     pub common: BenchFlags,
@@ -57,11 +56,9 @@ impl AddmmFlags {
 }
 
 fn shapes(text: &str) -> Result<List<ProductShape>, String> {
-    let shapes: List<ProductShape> = text.parse()?;
-    if shapes.0.is_empty() {
-        return Err("expected at least one shape, as in 2048x2048x2048,128x1024x784".into());
-    }
-    Ok(shapes)
+    let expected = "expected at least one shape MxNxK, as in 2048x2048x2048,128x1024x784";
+    let has_some = |shapes: &List<ProductShape>| !shapes.0.is_empty();
+    parsed(text, has_some, || expected.into())
 }
 
 /// One product: `[m, k]` rows times a weight `[n, k]`. Reads and prints as `MxNxK`.
@@ -103,59 +100,11 @@ impl FromStr for ProductShape {
 /// Measures on all ranks: a line for each shape.
 pub(super) fn measure(flags: &AddmmFlags, world: &World, say: Say<'_>) -> Result<()> {
     let device = start(&flags.common, &format!("{flags:?}"), world)?;
-    precision(flags.dtype, device)?;
     let main = &world.group("main")?;
     for shape in flags.shapes() {
-        say(&measure_shape(flags, shape, device, main)?)?;
+        say(&measure_shape(flags, shape, device, main, world)?)?;
     }
     Ok(())
-}
-
-/// The operands of one product.
-struct Operands {
-    x: Tensor,      // [m, k]
-    weight: Tensor, // [n, k]
-    bias: Tensor,   // [n]
-    y: Tensor,      // [m, n]
-}
-
-impl Operands {
-    /// Filled with random numbers, since products of zeros are faster.
-    fn random(
-        shape: ProductShape,
-        dtype: DType,
-        device: Device,
-        random: &mut Random,
-    ) -> Result<Operands> {
-        let ProductShape { m, n, k } = shape;
-        Ok(Operands {
-            x: Tensor::randn(&[m, k], dtype, device, random)?.named("input"),
-            weight: Tensor::randn(&[n, k], dtype, device, random)?.named("weight"),
-            bias: Tensor::randn(&[n], dtype, device, random)?.named("bias"),
-            y: Tensor::zeros(&[m, n], dtype, device)?.named("output"),
-        })
-    }
-
-    /// As many sets as `ROTATED_BYTES` hold, so that none is in a cache when it is used again.
-    fn sets(
-        shape: ProductShape,
-        dtype: DType,
-        device: Device,
-        rank: usize,
-    ) -> Result<Vec<Operands>> {
-        let mut random = Random::new(rank as u64);
-        let ProductShape { m, n, k } = shape;
-        let bytes = (m * k + n * k + n + m * n) * dtype.bytes();
-        let count = ROTATED_BYTES.div_ceil(bytes).min(SETS_MAX);
-        (0..count)
-            .map(|_| Operands::random(shape, dtype, device, &mut random))
-            .collect()
-    }
-
-    fn bytes(&self) -> usize {
-        let all = [&self.x, &self.weight, &self.bias, &self.y];
-        all.iter().map(|tensor| tensor.bytes()).sum()
-    }
 }
 
 fn measure_shape(
@@ -163,34 +112,50 @@ fn measure_shape(
     shape: ProductShape,
     device: Device,
     main: &Group,
+    world: &World,
 ) -> Result<Value> {
-    let (dtype, math) = precision(flags.dtype, device)?;
-    let sets = Operands::sets(shape, dtype, device, main.rank())?;
-    let times = ops::with_f32_math(math, || {
+    let wanted = flags.common.ranks.settings.dtype;
+    let (format, ProductShape { m, n, k }) = (precision(wanted, device)?, shape);
+    let dtype = format.layers;
+    // As many sets as fill `ROTATED_BYTES`, so that none is in a cache when it is used again.
+    let bytes = (m * k + n * k + n + m * n) * dtype.bytes();
+    let mut random = Random::new(world.rank() as u64);
+    // Random numbers, since products of zeros are faster.
+    let operands = |_| -> Result<[Tensor; 4]> {
+        Ok([
+            Tensor::randn(&[m, k], dtype, device, &mut random)?.named("input"),
+            Tensor::randn(&[n, k], dtype, device, &mut random)?.named("weight"),
+            Tensor::randn(&[n], dtype, device, &mut random)?.named("bias"),
+            Tensor::zeros(&[m, n], dtype, device)?.named("output"),
+        ])
+    };
+    let count = ROTATED_BYTES.div_ceil(bytes).min(SETS_MAX);
+    let sets = (0..count).map(operands).collect::<Result<Vec<_>>>()?;
+    let times = ops::with_f32_math(format.f32_math, || {
         rounds(main, device, &flags.common, |repetition| {
-            let Operands { x, weight, bias, y } = &sets[repetition as usize % sets.len()];
+            let [x, weight, bias, y] = &sets[repetition as usize % sets.len()];
             let plain = Activation::Identity;
             Ok(ops::linear_into(y, x, weight, Some(bias), plain, None)?)
         })
     })?;
-    let ranks_s = of_all_ranks(main, times.own_median_s())?;
+    let ranks_s = gather_numbers(world, &[times.own_median_s])?.concat();
     let slowest_s = ranks_s.iter().copied().fold(0.0, f64::max);
     let ranks_ms: Vec<f64> = ranks_s.iter().map(|s| round(s * 1e3, 5)).collect();
     let fields = json!({
         "bench": "addmm",
         "shape": shape.to_string(),
-        "m": shape.m,
-        "n": shape.n,
-        "k": shape.k,
-        "dtype": flags.dtype,
-        "ranks": main.size(),
+        "m": m,
+        "n": n,
+        "k": k,
+        "dtype": wanted,
+        "ranks": world.size(),
         "threads": threads::count(),
         // The slowest rank's; each computes its own products.
         "ms": round(slowest_s * 1e3, 5),
         "ms_of_ranks": ranks_ms,
         "tflop_per_s": round(shape.flop() / slowest_s / 1e12, 4),
         "gflop_per_s": round(shape.flop() / slowest_s / 1e9, 2),
-        "rotated_mb": round((sets.len() * sets[0].bytes()) as f64 / 1e6, 2),
+        "rotated_mb": round((sets.len() * bytes) as f64 / 1e6, 2),
         "repetitions": times.repetitions,
     });
     Ok(line(device, &[fields]))

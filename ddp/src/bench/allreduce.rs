@@ -14,10 +14,11 @@ use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{DType, Device, Tensor, ops};
 use serde_json::{Value, json};
 
-use super::measure::{BenchFlags, Say, group_on, line, round, rounds, start};
+use super::measure::{BenchFlags, group_on, line, round, rounds, start};
 use crate::config::FloatType;
 use crate::error::{Error, Result};
 use crate::flags::{choice, number};
+use crate::output::Say;
 
 /// Calls in one graph.
 const CAPTURED: usize = 20;
@@ -55,27 +56,17 @@ pub struct AllreduceFlags {
 
 impl AllreduceFlags {
     pub(crate) fn sizes_mb(&self) -> Vec<f64> {
-        let otherwise = if self.buckets.is_empty() { 7.4 } else { 100.0 };
-        let one = || vec![self.mb.unwrap_or(otherwise)];
-        self.sweep.map_or_else(one, Sweep::sizes_mb)
+        let default = if self.buckets.is_empty() { 7.4 } else { 100.0 };
+        match &self.sweep {
+            Some(Sweep(sizes)) => sizes.clone(),
+            None => vec![self.mb.unwrap_or(default)],
+        }
     }
 }
 
 /// `--sweep`: sizes in MB, each twice the one before.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sweep {
-    from_mb: f64,
-    to_mb: f64,
-}
-
-impl Sweep {
-    fn sizes_mb(self) -> Vec<f64> {
-        let sizes = std::iter::successors(Some(self.from_mb), |size| Some(size * 2.0));
-        // Doubling may round up the last size.
-        let most = self.to_mb * 1.000_001;
-        sizes.take_while(|&size| size <= most).collect()
-    }
-}
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sweep(Vec<f64>);
 
 impl FromStr for Sweep {
     type Err = String;
@@ -84,7 +75,12 @@ impl FromStr for Sweep {
         let size = number(MB_MIN..=MB_MAX);
         let ends = text.split_once(':');
         match ends.map(|(from, to)| (size(from), size(to))) {
-            Some((Ok(from_mb), Ok(to_mb))) if from_mb <= to_mb => Ok(Sweep { from_mb, to_mb }),
+            Some((Ok(from), Ok(to))) if from <= to => {
+                let sizes = std::iter::successors(Some(from), |size| Some(size * 2.0));
+                // Doubling may round up the last size.
+                let sizes = sizes.take_while(|&size| size <= to * 1.000_001);
+                Ok(Sweep(sizes.collect()))
+            }
             _ => Err(format!(
                 "expected two sizes from {MB_MIN} to {MB_MAX} MB, the smaller first, as in 0.001:64"
             )),
@@ -137,15 +133,15 @@ impl BenchOperation {
 /// Measures on all ranks: a line for each size.
 pub(super) fn measure(flags: &AllreduceFlags, world: &World, say: Say<'_>) -> Result<()> {
     let device = start(&flags.common, &format!("{flags:?}"), world)?;
+    let operation = flags.operation;
     if flags.captured && !device.is_accelerator() {
-        return Err(Error::Usage(
-            "--captured: expected --device cuda; help: leave it out, or measure on a GPU".into(),
-        ));
+        let text = "--captured: expected --device cuda; help: leave it out, or measure on a GPU";
+        return Err(Error::Usage(text.into()));
     }
-    if !flags.buckets.is_empty() && flags.operation != BenchOperation::AllReduce {
+    if !flags.buckets.is_empty() && operation != BenchOperation::AllReduce {
         return Err(Error::Usage(format!(
             "--buckets: expected --operation all_reduce, got {}; help: leave one of them out",
-            flags.operation.name()
+            operation.name()
         )));
     }
     if world.size() == 1 {
@@ -164,13 +160,12 @@ pub(super) fn measure(flags: &AllreduceFlags, world: &World, say: Say<'_>) -> Re
         stream,
     };
     for mb in flags.sizes_mb() {
-        let count = flags.operation.count(mb, flags.dtype.dtype(), world.size());
+        let count = operation.count(mb, flags.dtype.dtype(), world.size());
         let tensor = bench.checked_tensor(count)?;
-        if flags.buckets.is_empty() {
-            say(&bench.measure(&tensor, tensor.bytes())?)?;
-        }
-        for bucket_mb in &flags.buckets {
-            say(&bench.measure(&tensor, (bucket_mb * 1e6) as usize)?)?;
+        let whole = flags.buckets.is_empty().then_some(tensor.bytes());
+        let buckets = flags.buckets.iter().map(|mb| (mb * 1e6) as usize);
+        for bytes in buckets.chain(whole) {
+            say(&bench.measure(&tensor, bytes)?)?;
         }
     }
     Ok(())
@@ -196,7 +191,8 @@ impl Bench<'_> {
         let starts = (0..count).step_by(bucket);
         let buckets = starts.map(|start| tensor.slice(start..count.min(start + bucket)));
         let buckets = buckets.collect::<Result<Vec<_>, _>>()?;
-        let reduce = || buckets.iter().try_for_each(|bucket| self.call(bucket));
+        let call = |bucket: &Tensor| call(operation, &self.group, bucket, &self.stream);
+        let reduce = || buckets.iter().try_for_each(call);
         let (main, common) = (&self.main, &self.flags.common);
         let (times, calls) = if self.flags.captured {
             let capture = || (0..CAPTURED).try_for_each(|_| reduce());
@@ -206,7 +202,7 @@ impl Bench<'_> {
         } else {
             (rounds(main, self.device, common, |_| reduce())?, 1)
         };
-        let seconds = times.median_s() / calls as f64;
+        let seconds = times.median_s / calls as f64;
         let alg_gb_per_s = tensor.bytes() as f64 / seconds / 1e9;
         let fields = json!({
             "bench": "allreduce",
@@ -220,7 +216,7 @@ impl Bench<'_> {
             "captured": self.flags.captured,
             "in_place": true,
             "ms": round(seconds * 1e3, 5),
-            "ms_best": round(times.least_s() / calls as f64 * 1e3, 5),
+            "ms_best": round(times.least_s / calls as f64 * 1e3, 5),
             "time_us": round(seconds * 1e6, 2),
             "alg_gb_per_s": round(alg_gb_per_s, 3),
             "bus_gb_per_s": round(alg_gb_per_s * operation.bus_factor(ranks), 3),
@@ -229,39 +225,33 @@ impl Bench<'_> {
         Ok(line(self.device, &[fields]))
     }
 
-    fn call(&self, tensor: &Tensor) -> Result<()> {
-        call(self.flags.operation, &self.group, tensor, &self.stream)
-    }
-
     /// A tensor on which one call has been made, whose result was right.
     fn checked_tensor(&self, count: usize) -> Result<Tensor> {
         let (rank, ranks) = (self.group.rank(), self.group.size());
-        let dtype = self.flags.dtype.dtype();
+        let (operation, dtype) = (self.flags.operation, self.flags.dtype.dtype());
         let given: Vec<f32> = (0..count).map(|index| given(rank, ranks, index)).collect();
         // Made on the stream that uses it, so that it waits for no other.
         let tensor = self.stream.scope(|| -> Result<Tensor> {
             let given = Tensor::from_slice(&given, &[count], self.device)?;
             Ok(given.to_dtype(dtype)?.named("bench"))
         })?;
-        self.call(&tensor)?;
+        call(operation, &self.group, &tensor, &self.stream)?;
         synchronize(self.device)?;
         let got: Vec<f32> = tensor.to(Device::Cpu)?.to_dtype(DType::F32)?.to_vec()?;
-        match first_wrong(self.flags.operation, rank, ranks, &got) {
-            None => {
-                if self.flags.operation == BenchOperation::AllReduce {
-                    // Random numbers would grow to infinity over so many sums. Zeros take as long.
-                    self.stream.scope(|| ops::zero(&tensor))?;
-                }
-                Ok(tensor)
-            }
-            Some((index, expected)) => Err(Error::Internal(format!(
+        if let Some((index, expected)) = first_wrong(operation, rank, ranks, &got) {
+            return Err(Error::Internal(format!(
                 "bench allreduce: {} of {count} elements of {dtype} over {ranks} ranks ({}): \
                  expected {expected} at element {index} on rank {rank}, got {}",
-                self.flags.operation.name(),
+                operation.name(),
                 self.group.transport(),
                 got[index],
-            ))),
+            )));
         }
+        if operation == BenchOperation::AllReduce {
+            // Random numbers would grow to infinity over so many sums. Zeros take as long.
+            self.stream.scope(|| ops::zero(&tensor))?;
+        }
+        Ok(tensor)
     }
 }
 
@@ -288,25 +278,8 @@ fn given(rank: usize, ranks: usize, index: usize) -> f32 {
     ((mixed ^ (mixed >> 15)).wrapping_mul(0x2c1b_3c6d) >> 16) as f32 % (most + 1) as f32
 }
 
-/// What an element must be after one call; None where the operation promises nothing.
-fn expected(
-    operation: BenchOperation,
-    rank: usize,
-    ranks: usize,
-    count: usize,
-    index: usize,
-) -> Option<f32> {
-    let sum = || (0..ranks).map(|rank| given(rank, ranks, index)).sum();
-    let slice = index / (count / ranks).max(1);
-    match operation {
-        BenchOperation::AllReduce => Some(sum()),
-        BenchOperation::ReduceScatter => (slice == rank).then(sum),
-        BenchOperation::AllGather => Some(given(slice, ranks, index)),
-        BenchOperation::Broadcast => Some(given(0, ranks, index)),
-    }
-}
-
-/// The first element that is not what it must be after one call, and what that is.
+/// The first element that is not what it must be after one call, and what that is. An operation may
+/// promise nothing of an element.
 fn first_wrong(
     operation: BenchOperation,
     rank: usize,
@@ -314,7 +287,15 @@ fn first_wrong(
     got: &[f32],
 ) -> Option<(usize, f32)> {
     let wrong = |(index, &value): (usize, &f32)| {
-        let expected = expected(operation, rank, ranks, got.len(), index)?;
+        let sum = || (0..ranks).map(|rank| given(rank, ranks, index)).sum();
+        let slice = index / (got.len() / ranks).max(1);
+        let expected = match operation {
+            BenchOperation::AllReduce => sum(),
+            BenchOperation::ReduceScatter if slice != rank => return None,
+            BenchOperation::ReduceScatter => sum(),
+            BenchOperation::AllGather => given(slice, ranks, index),
+            BenchOperation::Broadcast => given(0, ranks, index),
+        };
         (value != expected).then_some((index, expected))
     };
     got.iter().enumerate().find_map(wrong)
@@ -418,7 +399,7 @@ mod tests {
 
     #[test]
     fn a_sweep_doubles_up_to_its_end() {
-        let sizes = |text: &str| text.parse::<Sweep>().unwrap().sizes_mb();
+        let sizes = |text: &str| text.parse::<Sweep>().unwrap().0;
         assert_eq!(sizes("1:8"), [1.0, 2.0, 4.0, 8.0]);
         assert_eq!(sizes("3:11.9"), [3.0, 6.0]);
         assert_eq!(sizes("0.1:0.8"), [0.1, 0.2, 0.4, 0.8]);

@@ -1,17 +1,18 @@
 //! `ddp-train bench mlp --explain`: the nodes of a captured step, one line of JSON each, with the
 //! bytes that each moves and the time that the memory's bandwidth allows for them. The times are a
 //! model, not a measurement: operands are counted once, and neither caches, nor arithmetic, nor the
-//! start of a node takes part. So it also works on simulated GPUs. A kernel has its blocks, and its
-//! longest chain of dependent loads where it declares one; it is marked if it moves much with fewer
+//! start of a node takes part. So it also works on simulated GPUs. A kernel has its blocks, and the
+//! longest chain of dependent loads, which each declares; it is marked if it moves much with fewer
 //! blocks than the GPU has multiprocessors.
 
 use ddp_kernels::graph::{Graph, GraphNode, NodeKind};
 use ddp_kernels::{Device, matmuls};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::measure::{Say, line, round};
+use super::measure::{line, round};
 use crate::devices::is_simulated;
 use crate::error::Result;
+use crate::output::Say;
 
 fn moved(node: &GraphNode) -> usize {
     node.read_bytes + node.written_bytes
@@ -32,15 +33,10 @@ pub(super) fn print(graph: &Graph, device: Device, say: Say<'_>) -> Result<()> {
     let multiprocessors = graph.multiprocessors();
     let is_narrow = |node: &GraphNode| has_few_blocks(node, multiprocessors);
     for (index, node) in graph.nodes().iter().enumerate() {
-        let mut row = json!({
-            "node": index + 1,
-            "kind": name_of(node.kind),
-            "op": node.op,
-            "name": node.name,
-            "read_bytes": node.read_bytes,
-            "written_bytes": node.written_bytes,
-            "model_us": model_us(moved(node)),
-        });
+        let mut row = row(index, node);
+        row["read_bytes"] = json!(node.read_bytes);
+        row["written_bytes"] = json!(node.written_bytes);
+        row["model_us"] = json!(model_us(moved(node)));
         if node.kind == NodeKind::Kernel {
             row["blocks"] = json!(node.work.blocks);
             row["threads"] = json!(node.work.threads);
@@ -77,14 +73,16 @@ pub(super) fn print(graph: &Graph, device: Device, say: Say<'_>) -> Result<()> {
     say(&line(device, &[fields]))
 }
 
-pub(super) fn name_of(kind: NodeKind) -> &'static str {
-    match kind {
+/// What a node is: the begin of its line.
+pub(super) fn row(index: usize, node: &GraphNode) -> Value {
+    let kind = match node.kind {
         NodeKind::Kernel => "kernel",
         NodeKind::Matmul => "matmul",
         NodeKind::Copy => "copy",
         NodeKind::Fill => "fill",
         NodeKind::Foreign => "library",
-    }
+    };
+    json!({ "node": index + 1, "kind": kind, "op": node.op, "name": node.name })
 }
 
 #[cfg(test)]

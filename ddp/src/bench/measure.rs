@@ -5,23 +5,21 @@ use std::time::Instant;
 use clap::Args;
 use ddp_comm::{Field, Group, World};
 use ddp_kernels::choice::Choice;
-use ddp_kernels::ops::F32Math;
 use ddp_kernels::stream::{Stream, synchronize};
-use ddp_kernels::{DType, Device, Tensor, threads};
+use ddp_kernels::{Device, Tensor, threads};
 use serde_json::{Value, json};
 
 use crate::config::Precision;
 use crate::devices::{described, is_simulated};
 use crate::error::{Error, Result};
+use crate::exchange::gather_numbers;
 use crate::flags::{RankFlags, number, whole};
+use crate::params::Format;
 
 /// Repetitions of the first run, which compiles, allocates and captures.
 const COLD: u64 = 4;
 /// The most repetitions of the second run, before anything is timed.
 const WARM_UP_MAX: f64 = 20.0;
-
-/// Prints a line of the results. On ranks other than 0 it may do nothing.
-pub use crate::output::Say;
 
 /// The flags of all benchmarks.
 #[derive(Args, Clone, Debug, PartialEq)]
@@ -40,29 +38,14 @@ pub struct BenchFlags {
 /// Times of one repetition, from several rounds.
 #[derive(Debug)]
 pub(super) struct Rounds {
-    /// Seconds of one repetition in each round, until all ranks were done, ascending.
-    sorted_s: Vec<f64>,
-    /// The same, until this rank was done.
-    own_sorted_s: Vec<f64>,
+    /// Seconds in the median round, until all ranks were done.
+    pub(super) median_s: f64,
+    /// Seconds in the fastest round.
+    pub(super) least_s: f64,
+    /// As `median_s`, without the wait for other ranks.
+    pub(super) own_median_s: f64,
     /// Repetitions in all rounds together.
     pub(super) repetitions: u64,
-}
-
-impl Rounds {
-    /// Seconds of one repetition in the median round.
-    pub(super) fn median_s(&self) -> f64 {
-        self.sorted_s[self.sorted_s.len() / 2]
-    }
-
-    /// Seconds of one repetition in the fastest round.
-    pub(super) fn least_s(&self) -> f64 {
-        self.sorted_s[0]
-    }
-
-    /// As `median_s`, without the wait for other ranks.
-    pub(super) fn own_median_s(&self) -> f64 {
-        self.own_sorted_s[self.own_sorted_s.len() / 2]
-    }
 }
 
 /// As `begin`, to measure: simulated GPUs are refused.
@@ -109,19 +92,15 @@ pub(crate) fn group_on(device: Device, name: &'static str, world: &World) -> Res
     })
 }
 
-/// The dtype of tensors for a `--dtype`, and how f32 is multiplied.
-pub(super) fn precision(wanted: Precision, device: Device) -> Result<(DType, F32Math)> {
-    if wanted != Precision::F32 && !device.is_accelerator() {
-        let name = wanted.name();
-        return Err(Error::Usage(format!(
-            "--dtype {name}: expected --device cuda; help: leave --dtype out, or measure on a GPU"
-        )));
+/// The format of tensors for a `--dtype`.
+pub(super) fn precision(wanted: Precision, device: Device) -> Result<Format> {
+    if wanted == Precision::F32 || device.is_accelerator() {
+        return Ok(wanted.into());
     }
-    Ok(match wanted {
-        Precision::F32 => (DType::F32, F32Math::Strict),
-        Precision::Tf32 => (DType::F32, F32Math::Tf32),
-        Precision::Bf16 => (DType::BF16, F32Math::Strict),
-    })
+    let name = wanted.name();
+    Err(Error::Usage(format!(
+        "--dtype {name}: expected --device cuda; help: leave --dtype out, or measure on a GPU"
+    )))
 }
 
 /// Repeats `body`, which is given the number of the repetition, for about `--seconds` in `--rounds`
@@ -162,33 +141,24 @@ pub(super) fn rounds(
     }
     let [warm_s, _] = run(count_in(bench.seconds / 4.0, first_s, WARM_UP_MAX)?)?;
     let count = count_in(bench.seconds / bench.rounds as f64, warm_s, 1e9)?;
-    let (mut sorted_s, mut own_sorted_s) = (Vec::new(), Vec::new());
+    let mut times = [Vec::new(), Vec::new()];
     for _ in 0..bench.rounds {
-        let [all_s, own_s] = run(count)?;
-        sorted_s.push(all_s);
-        own_sorted_s.push(own_s);
+        let round = times.iter_mut().zip(run(count)?);
+        round.for_each(|(times, took_s)| times.push(took_s));
     }
-    sorted_s.sort_by(f64::total_cmp);
-    own_sorted_s.sort_by(f64::total_cmp);
+    times.iter_mut().for_each(|of| of.sort_by(f64::total_cmp));
+    let [all, own] = times;
     Ok(Rounds {
-        sorted_s,
-        own_sorted_s,
+        median_s: all[bench.rounds / 2],
+        least_s: all[0],
+        own_median_s: own[bench.rounds / 2],
         repetitions: count * bench.rounds as u64,
     })
 }
 
-/// Every rank's number, by rank. `group` is one of host memory.
-pub(super) fn of_all_ranks(group: &Group, value: f64) -> Result<Vec<f64>> {
-    let mut all = vec![0.0; group.size()];
-    all[group.rank()] = value;
-    let tensor = Tensor::from_slice(&all, &[group.size()], Device::Cpu)?.named("a measurement");
-    group.all_gather(&tensor, &Stream::default_of(Device::Cpu)?)?;
-    Ok(tensor.to_vec::<f64>()?)
-}
-
 /// The largest of the ranks' numbers.
-pub(super) fn largest(group: &Group, value: f64) -> Result<f64> {
-    let all = of_all_ranks(group, value)?;
+pub(super) fn largest(world: &World, value: f64) -> Result<f64> {
+    let all = gather_numbers(world, &[value])?.concat();
     Ok(all.into_iter().fold(f64::NEG_INFINITY, f64::max))
 }
 

@@ -5,11 +5,10 @@ use ddp_kernels::DType;
 use ddp_kernels::ops::Activation;
 use serde_json::json;
 
-use super::subject::{RandomRows, Subject};
-use super::training::StepFlags;
+use super::training::{RandomRows, StepFlags, Subject};
 use crate::config::{List, TaskKind, model_of};
 use crate::error::{Error, Result};
-use crate::flags::{choice, whole};
+use crate::flags::{choice, parsed, whole};
 use crate::models::mlp::WIDTH_MAX;
 use crate::models::{DataShape, Mlp, ModelSpec};
 use crate::nn::{CrossEntropy, Loss, Mse};
@@ -32,14 +31,11 @@ pub struct MlpFlags {
 }
 
 fn widths(text: &str) -> Result<List<usize>, String> {
-    let widths: List<usize> = text.parse()?;
-    let are_valid = widths.0.iter().all(|width| (1..=WIDTH_MAX).contains(width));
-    if widths.0.len() < 2 || !are_valid {
-        return Err(format!(
-            "expected two widths or more, from 1 to {WIDTH_MAX}, as in 784,1024,10"
-        ));
-    }
-    Ok(widths)
+    let is_width = |width: &usize| (1..=WIDTH_MAX).contains(width);
+    let are_valid = |it: &List<usize>| it.0.len() >= 2 && it.0.iter().all(is_width);
+    parsed(text, are_valid, || {
+        format!("expected two widths or more, from 1 to {WIDTH_MAX}, as in 784,1024,10")
+    })
 }
 
 impl MlpFlags {

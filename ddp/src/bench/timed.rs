@@ -1,15 +1,16 @@
 //! `ddp-train bench gpt --explain --timed`: what each node of an eager step took on the GPU, the
 //! longest first, beside the rates of a large copy and a large matmul, and the captured step.
 
-use ddp_kernels::graph::{self, GraphNode};
-use ddp_kernels::ops::{self, F32Math};
+use ddp_kernels::graph::GraphNode;
 use ddp_kernels::stream::Stream;
-use ddp_kernels::{DType, Device, Random, Tensor};
+use ddp_kernels::{DType, Device, Random, Tensor, ops};
 use serde_json::{Value, json};
 
-use super::explain::name_of;
-use super::measure::{Say, line, round, round_or_null};
+use super::explain;
+use super::measure::{line, round, round_or_null};
 use crate::error::Result;
+use crate::output::Say;
+use crate::params::Format;
 
 /// Sides of the large matmul, and bytes of the large copy: neither fits into a cache.
 const SIDE: usize = 8192;
@@ -20,11 +21,6 @@ const ROUNDS: usize = 5;
 /// A node of the eager step, and the milliseconds that it took; None for another library's.
 pub(super) type TimedNode = (GraphNode, Option<f32>);
 
-/// The nodes that `step` launches, timed.
-pub(super) fn eager(device: Device, step: impl FnOnce() -> Result<()>) -> Result<Vec<TimedNode>> {
-    graph::timed(device, step)
-}
-
 /// What the device reaches where nothing else is in the way.
 pub(super) struct Rates {
     /// Bytes a second that a copy reads and writes.
@@ -34,15 +30,15 @@ pub(super) struct Rates {
 }
 
 impl Rates {
-    pub(super) fn measure(device: Device, (dtype, math): (DType, F32Math)) -> Result<Rates> {
+    pub(super) fn measure(device: Device, format: Format) -> Result<Rates> {
         let from = Tensor::zeros(&[COPIED], DType::U8, device)?;
         let to = from.new_zeros(&[COPIED])?;
         let copy_s = fastest_s(device, || Ok(to.copy_from(&from)?))?;
         drop((from, to));
-        let factor = Tensor::randn(&[SIDE, SIDE], dtype, device, &mut Random::new(0))?;
+        let factor = Tensor::randn(&[SIDE, SIDE], format.layers, device, &mut Random::new(0))?;
         let out = factor.new_zeros(&[SIDE, SIDE])?;
         let matmul = || Ok(ops::addmm_into(&out, &out, &factor, &factor, 1.0, 0.0)?);
-        let matmul_s = ops::with_f32_math(math, || fastest_s(device, matmul))?;
+        let matmul_s = ops::with_f32_math(format.f32_math, || fastest_s(device, matmul))?;
         Ok(Rates {
             copy: 2.0 * COPIED as f64 / copy_s,
             matmul: 2.0 * (SIDE as f64).powi(3) / matmul_s,
@@ -95,17 +91,17 @@ fn rows(nodes: &[TimedNode], rates: &Rates) -> Vec<Value> {
         let bytes_per_s = seconds.map(|seconds| bytes / seconds);
         let flop = Some(node.work.flop).filter(|&flop| flop > 0.0);
         let flop_per_s = seconds.zip(flop).map(|(seconds, flop)| flop / seconds);
-        json!({
-            "node": index + 1,
-            "kind": name_of(node.kind),
-            "op": node.op,
-            "name": node.name,
-            "ms": round_or_null(ms.map(f64::from), 4),
-            "gb_per_s": round_or_null(bytes_per_s.map(|rate| rate / 1e9), 1),
-            "of_copy": round_or_null(bytes_per_s.map(|rate| rate / rates.copy), 3),
-            "tflop_per_s": round_or_null(flop_per_s.map(|rate| rate / 1e12), 2),
-            "of_matmul": round_or_null(flop_per_s.map(|rate| rate / rates.matmul), 3),
-        })
+        let mut row = explain::row(index, node);
+        for (name, value, digits) in [
+            ("ms", ms.map(f64::from), 4),
+            ("gb_per_s", bytes_per_s.map(|rate| rate / 1e9), 1),
+            ("of_copy", bytes_per_s.map(|rate| rate / rates.copy), 3),
+            ("tflop_per_s", flop_per_s.map(|rate| rate / 1e12), 2),
+            ("of_matmul", flop_per_s.map(|rate| rate / rates.matmul), 3),
+        ] {
+            row[name] = round_or_null(value, digits);
+        }
+        row
     };
     order.into_iter().map(row).collect()
 }

@@ -6,58 +6,29 @@ use clap::Args;
 use ddp_comm::World;
 use ddp_kernels::matmuls::{self, MatmulChoice};
 use ddp_kernels::stream::{Stream, synchronize};
-use ddp_kernels::{Device, Random, threads};
-use serde_json::json;
+use ddp_kernels::{DType, Device, Random, Tensor, graph, threads};
+use serde_json::{Value, json};
 
 use super::measure::{
-    BenchFlags, Say, begin, group_on, largest, line, precision, round, round_or_null, rounds, start,
+    BenchFlags, begin, group_on, largest, line, precision, round, round_or_null, rounds, start,
 };
-use super::subject::Subject;
 use super::{explain, timed};
-use crate::config::{FloatType, GraphChoice, OptimizerKind, Overlap, Precision};
+use crate::config::Config;
 use crate::data::sampler::Shards;
 use crate::data::{Batch, SlotId};
 use crate::error::{Error, Result};
-use crate::flags::{choice, number, whole};
 use crate::models::Model;
+use crate::nn::{Loss, Sequential};
 use crate::optim::Optimizer;
 use crate::optim::muon::Alone;
-use crate::process;
-use crate::reducer::plan::BucketSizes;
-use crate::reducer::{self, ReducerOptions};
+use crate::output::Say;
 use crate::step::{Step, StepOptions};
+use crate::trainer::step_options;
+use crate::{process, reducer};
 
-/// The flags of all benchmarks of training steps.
+/// The flags of all benchmarks of training steps, beside the settings of a run that they take.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub struct StepFlags {
-    /// Precision of the model's computation; parameters, gradients and moments stay f32
-    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = choice::<Precision>())]
-    pub dtype: Precision,
-    /// Optimizer
-    #[arg(long, value_name = "NAME", default_value = "adamw", value_parser = choice::<OptimizerKind>())]
-    pub optimizer: OptimizerKind,
-    /// Size of a bucket of gradients, in MB [default: 25 on GPUs, 4 on the CPU]
-    #[arg(long, value_name = "MB", value_parser = number(0.001..=65_536.0), allow_negative_numbers = true)]
-    pub bucket_mb: Option<f64>,
-    /// Type of gradients in transit
-    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = choice::<FloatType>())]
-    pub reduce_dtype: FloatType,
-    /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the
-    /// ranks
-    #[arg(long, value_name = "LEVEL", default_value = "0", value_parser = whole(0..=1u64), allow_negative_numbers = true)]
-    pub zero: u64,
-    /// Cut each batch into V shards, for the same bits on any number of ranks
-    #[arg(long, value_name = "V", value_parser = whole(1..=1024usize), allow_negative_numbers = true)]
-    pub same_bits: Option<usize>,
-    /// Reduce gradients while the backward pass still runs
-    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<Overlap>())]
-    pub overlap: Overlap,
-    /// Capture a step as a CUDA graph and replay it
-    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<GraphChoice>())]
-    pub graph: GraphChoice,
-    /// Algorithms of matmuls on GPUs: cuBLASLt's first, or the fastest, measured after one step
-    #[arg(long, value_name = "WHICH", default_value = "first", value_parser = choice::<MatmulChoice>())]
-    pub products: MatmulChoice,
     /// List the nodes of a captured step and what each moves, instead of timing steps
     #[arg(long)]
     pub explain: bool,
@@ -68,6 +39,51 @@ pub struct StepFlags {
     /// The flags of all benchmarks.
     #[command(flatten)]
     pub common: BenchFlags,
+}
+
+/// A model that is trained on random rows.
+pub(super) struct Subject {
+    pub(super) layers: Sequential,
+    pub(super) loss: Box<dyn Loss>,
+    pub(super) inputs: RandomRows,
+    pub(super) targets: RandomRows,
+    /// Rows of a step, over all ranks.
+    pub(super) batch: u64,
+    /// Rows of a micro-batch; 0 for all.
+    pub(super) micro_batch: u64,
+    /// The norm to which gradients are clipped; 0 for no clipping.
+    pub(super) clip_norm: f64,
+    /// Multiplications and additions of a step.
+    pub(super) flop: f64,
+    /// The first fields of the line.
+    pub(super) described: Value,
+    /// What a row counts as, and how often: `samples`, 1.
+    pub(super) unit: (&'static str, u64),
+}
+
+/// Random values of a row, by its shape.
+pub(super) enum RandomRows {
+    /// Numbers of mean 0 and variance 1.
+    Normal(Vec<usize>),
+    /// Whole numbers below this one.
+    Below(usize, Vec<usize>),
+}
+
+impl RandomRows {
+    pub(super) fn row_shape(&self) -> &[usize] {
+        let (RandomRows::Normal(shape) | RandomRows::Below(_, shape)) = self;
+        shape
+    }
+
+    pub(super) fn make(&self, rows: usize, device: Device, random: &mut Random) -> Result<Tensor> {
+        let shape = [&[rows], self.row_shape()].concat();
+        Ok(match self {
+            RandomRows::Normal(_) => Tensor::randn(&shape, DType::F32, device, random)?,
+            RandomRows::Below(end, _) => {
+                Tensor::randint(*end as u32, &shape, DType::I64, device, random)?
+            }
+        })
+    }
 }
 
 /// Each rank steps through about this many rows, so that a batch is not in cache from the step
@@ -90,15 +106,16 @@ pub(super) fn measure(
         true => begin(&flags.common, key, world)?,
         false => start(&flags.common, key, world)?,
     };
-    crate::step::check_graph(flags.graph, device)?;
-    let precision = precision(flags.dtype, device)?;
+    let config: &Config = &flags.common.ranks.settings;
+    crate::step::check_graph(config.graph, device)?;
+    let precision = precision(config.dtype, device)?;
     let began = Instant::now();
     let main = &world.group("main")?;
-    let batches = batches(&subject, device, world, flags.same_bits)?;
+    let batches = batches(&subject, device, world, config.same_bits)?;
     let described = subject.described.clone();
     let ((unit, of_row), batch, flop) = (subject.unit, subject.batch, subject.flop);
     let units = (batch * of_row) as f64;
-    let mut step = step(flags, subject, device, world)?;
+    let mut step = step(config, subject, device, world)?;
     let mut number = 0;
     let mut take = |step: &mut Step| -> Result<()> {
         let mut batch = batches[number as usize % batches.len()].clone();
@@ -108,12 +125,12 @@ pub(super) fn measure(
     };
     take(&mut step)?;
     synchronize(device)?;
-    if flags.products == MatmulChoice::Timed {
+    if config.products == MatmulChoice::Timed {
         matmuls::fastest(device, matmuls::kinds(device)?)?.use_on(device)?;
     }
     // The second step, which is eager still, has its kernels compiled.
     let nodes = match flags.timed {
-        true => timed::eager(device, || take(&mut step))?,
+        true => graph::timed(device, || take(&mut step))?,
         false => Vec::new(),
     };
     if flags.explain && !flags.timed {
@@ -136,34 +153,33 @@ pub(super) fn measure(
     if flags.timed {
         let rates = timed::Rates::measure(device, precision)?;
         let is_captured = step.graphs().is_some();
-        return timed::print(&nodes, &rates, times.median_s(), is_captured, device, say);
+        return timed::print(&nodes, &rates, times.median_s, is_captured, device, say);
     }
     // Before anything else takes memory.
     let (peak_mb, device_peak_mb) = (process::peak_mb(), process::device_peak_mb(device));
-    let optimizer_s = largest(main, optimizer_s(&step, device)?)?;
-    let largest_of = |value: Option<f64>| value.map(|value| largest(main, value)).transpose();
+    let optimizer_s = largest(world, optimizer_s(&step, device)?)?;
+    let largest_of = |value: Option<f64>| value.map(|value| largest(world, value)).transpose();
     let stage = &step.stages()[0];
-    let (reducer, median_s) = (stage.reducer(), times.median_s());
+    let (reducer, median_s) = (stage.reducer(), times.median_s);
     let moments = stage.optimizer().moments();
     let moments: usize = moments.map(|(_, moment)| moment.bytes()).sum();
     let gradients = reducer.buckets().iter().map(|bucket| bucket.range.len());
-    let gradients = gradients.sum::<usize>() * flags.reduce_dtype.dtype().bytes();
+    let gradients = gradients.sum::<usize>() * config.reduce_dtype.dtype().bytes();
     // On a GPU the host does not know when a reduction ran.
     let is_known = !device.is_accelerator();
-    let per_step_ms = |time: Duration| {
-        is_known.then(|| round(time.as_secs_f64() * 1e3 / f64::from(steps.max(1)), 4))
-    };
+    let steps = f64::from(steps.max(1));
+    let per_step_ms = |time: Duration| is_known.then(|| round(time.as_secs_f64() * 1e3 / steps, 4));
     let is_reduced = main.size() > 1 && is_known && !busy.is_zero();
     let hidden = || (1.0 - exposed.as_secs_f64() / busy.as_secs_f64()).max(0.0);
     let fields = json!({
         "batch": batch,
         "ranks": main.size(),
         "threads": threads::count(),
-        "dtype": flags.dtype,
-        "optimizer": flags.optimizer,
+        "dtype": config.dtype,
+        "optimizer": config.optimizer,
         "step_ms": round(median_s * 1e3, 4),
         format!("{unit}_per_s"): (units / median_s).round() as u64,
-        format!("{unit}_per_s_best"): (units / times.least_s()).round() as u64,
+        format!("{unit}_per_s_best"): (units / times.least_s).round() as u64,
         "tflops": round(flop / median_s / 1e12, 4),
         "optimizer_ms": round(optimizer_s * 1e3, 4),
         "optimizer_share": round(optimizer_s / median_s, 4),
@@ -172,14 +188,14 @@ pub(super) fn measure(
         "peak_mb": round_or_null(largest_of(peak_mb)?, 1),
         "device_peak_mb": round_or_null(largest_of(device_peak_mb)?, 1),
         "graph": step.graphs().is_some(),
-        "zero": flags.zero,
-        "same_bits": flags.same_bits,
+        "zero": config.zero,
+        "same_bits": config.same_bits,
         "moments_mb": round(moments as f64 / 1e6, 6),
         "steps": times.repetitions,
         "transport": reducer.group().transport(),
         "buckets": reducer.buckets().len(),
         "gradient_mb": round(gradients as f64 / 1e6, 6),
-        "reduce_dtype": flags.reduce_dtype.dtype().to_string(),
+        "reduce_dtype": config.reduce_dtype.dtype().to_string(),
         "overlap": reducer.overlaps(),
         "reduce_ms": per_step_ms(busy),
         "exposed_ms": per_step_ms(exposed),
@@ -189,26 +205,25 @@ pub(super) fn measure(
 }
 
 fn explained(step: &Step, device: Device, say: Say<'_>) -> Result<()> {
-    let Some(graph) = step.any_graph() else {
-        return Err(Error::Usage(format!(
+    let graph = step.any_graph().ok_or_else(|| {
+        Error::Usage(format!(
             "--explain: expected a step captured as a CUDA graph, got an eager one on {device}; \
              help: give --device cuda, and leave --graph out"
-        )));
-    };
-    explain::print(graph, device, say)
+        ))
+    });
+    explain::print(graph?, device, say)
 }
 
 /// Seconds of one update, measured separately after the steps, between two events around many of
 /// them. It repeats the last step's update, so the model is useless afterwards.
 fn optimizer_s(step: &Step, device: Device) -> Result<f64> {
     let stream = Stream::default_of(device)?;
-    let mut takes = Vec::with_capacity(UPDATE_ROUNDS);
+    let (stage, mut takes) = (&step.stages()[0], Vec::new());
+    let (params, optimizer) = (&stage.model().params, stage.optimizer());
     for _ in 0..=UPDATE_ROUNDS {
         let start = stream.record_timed()?;
         for _ in 0..UPDATES {
-            let (stage, alone) = (&step.stages()[0], &mut Alone);
-            let (params, optimizer) = (&stage.model().params, stage.optimizer());
-            optimizer.apply(params, alone, None, None)?;
+            optimizer.apply(params, &mut Alone, None, None)?;
         }
         let took = stream.record_timed()?.since(&start)?;
         takes.push(took.as_secs_f64() / UPDATES as f64);
@@ -219,37 +234,23 @@ fn optimizer_s(step: &Step, device: Device) -> Result<f64> {
     Ok(takes[takes.len() / 2])
 }
 
-fn step(flags: &StepFlags, subject: Subject, device: Device, world: &World) -> Result<Step> {
-    let sizes = |mb| BucketSizes::of_bytes((mb * 1e6) as usize);
-    let sizes = flags.bucket_mb.map(sizes);
-    let reducer = ReducerOptions {
-        sizes,
-        dtype: flags.reduce_dtype.dtype(),
-        overlap: reducer::overlaps(flags.overlap, world),
-        zero: flags.zero == 1,
-        shards: flags.same_bits,
-        updates_alone: false,
-        keeper: 0,
+fn step(config: &Config, subject: Subject, device: Device, world: &World) -> Result<Step> {
+    let options = StepOptions {
+        clip_norm: subject.clip_norm,
+        ..step_options(config, world)
     };
     let model = Model::with_shares(
         Box::new(subject.layers),
         subject.inputs.row_shape(),
-        flags.dtype,
+        config.dtype,
         device,
         0,
         &|_| false,
-        reducer.shares(world.size()),
+        options.reducer.shares(world.size()),
     )?;
     let gradients = group_on(device, "gradients", world)?;
-    let owned = reducer::owned(&model.params, &gradients, reducer);
-    let rule = flags.optimizer.rule(&|_| None);
-    let optimizer = Optimizer::of_slices(rule, &model.params, &owned)?;
-    let options = StepOptions {
-        reducer,
-        clip_norm: subject.clip_norm,
-        seed: 0,
-        graph: flags.graph,
-    };
+    let owned = reducer::owned(&model.params, &gradients, options.reducer);
+    let optimizer = Optimizer::of_slices(config.rule(), &model.params, &owned)?;
     Step::new(model, subject.loss, optimizer, gradients, &options)
 }
 
@@ -260,10 +261,11 @@ fn batches(
     same_bits: Option<usize>,
 ) -> Result<Vec<Batch>> {
     let (rank, ranks) = (world.rank(), world.size());
-    reducer::check_ranks(same_bits.unwrap_or(ranks), ranks)?;
-    let shards = Shards::of_rank(same_bits.unwrap_or(ranks), rank, ranks);
+    let count = same_bits.unwrap_or(ranks);
+    reducer::check_ranks(count, ranks)?;
+    let shards = Shards::of_rank(count, rank, ranks);
     let mine = shards.share(&(0..subject.batch));
-    let mut random = Random::new(world.rank() as u64);
+    let mut random = Random::new(rank as u64);
     let rows = (mine.end - mine.start) as usize;
     // On a GPU two, like the slots of a loader.
     let count = match device.is_accelerator() {

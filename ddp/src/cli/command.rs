@@ -1,30 +1,29 @@
 //! What a command line asks for.
 
-use std::time::Duration;
-
 use clap::Subcommand;
 
-use super::compare::{self, CompareFlags};
-use super::doctor::DoctorFlags;
-use super::export::{self, ExportFlags};
-use super::generate::{self, GenerateFlags};
-use super::inspect::{self, InspectFlags};
-use super::report::{self, ReportFlags};
-use super::tokenize::{self, TokenizeFlags};
-use super::using::{self, EvalFlags, PredictFlags};
-use super::watch::{self, WatchFlags};
 use crate::bench::Bench;
+use crate::compare::{self, CompareFlags};
 use crate::config::Config;
+use crate::doctor::DoctorFlags;
+use crate::export::{self, ExportFlags};
 use crate::flags::{PlaceFlags, RankFlags};
+use crate::inspect::{self, InspectFlags};
+use crate::report::{self, ReportFlags};
+use crate::tokenize::{self, TokenizeFlags};
+use crate::using::eval::{self, EvalFlags};
+use crate::using::generate::{self, GenerateFlags};
+use crate::using::predict::{self, PredictFlags};
+use crate::watch::{self, WatchFlags};
 
 /// What a command line asks for.
 #[derive(Subcommand, Clone, Debug, PartialEq)]
 pub enum Command {
     /// Evaluate a saved model on labelled data
-    #[command(after_help = using::EVAL_EXAMPLES, max_term_width = 120)]
+    #[command(after_help = eval::EXAMPLES, max_term_width = 120)]
     Eval(EvalFlags),
     /// Write a saved model's prediction for each row
-    #[command(after_help = using::PREDICT_EXAMPLES, max_term_width = 120)]
+    #[command(after_help = predict::EXAMPLES, max_term_width = 120)]
     Predict(PredictFlags),
     /// Continue texts with a saved transformer
     #[command(after_help = generate::EXAMPLES, max_term_width = 120)]
@@ -55,9 +54,6 @@ pub enum Command {
     /// Start the ranks of another host's launcher, which speaks to it
     #[command(hide = true)]
     HostAgent,
-    /// Start ranks that do what a command asks for.
-    #[command(skip)]
-    Start(StartRanks),
     /// Train.
     #[command(skip)]
     Train(Box<Config>),
@@ -72,24 +68,9 @@ pub enum Command {
 /// The command of a process that starts ranks for another host's launcher.
 pub const HOST_AGENT: &str = "host-agent";
 
-/// The ranks to start, and what for.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StartRanks {
-    /// How many, and where.
-    pub places: PlaceFlags,
-    /// How often to start again after a rank was lost.
-    pub restarts: u32,
-    /// With how many ranks the job continues when it loses some.
-    pub min_ranks: Option<usize>,
-    /// How long ranks have to save after a signal.
-    pub grace: Duration,
-    /// What each rank does.
-    pub command: Box<Command>,
-}
-
 impl Command {
     /// The ranks of a command that computes and does not train.
-    pub(crate) fn ranks(&self) -> Option<&RankFlags> {
+    fn ranks(&self) -> Option<&RankFlags> {
         match self {
             Command::Eval(flags) => Some(&flags.using.ranks),
             Command::Predict(flags) => Some(&flags.using.ranks),
@@ -98,10 +79,25 @@ impl Command {
         }
     }
 
+    /// Where a command that does not train starts ranks.
+    pub(super) fn places(&self) -> Option<&PlaceFlags> {
+        match self {
+            Command::Doctor(flags) => Some(&flags.places),
+            other => Some(&other.ranks()?.places),
+        }
+    }
+
+    /// The settings of a command that takes some of a run's.
+    pub(crate) fn config(&self) -> Option<&Config> {
+        match self {
+            Command::Train(config) | Command::DryRun(config) => Some(config),
+            other => Some(&other.ranks()?.settings),
+        }
+    }
+
     /// What it does, for people.
     pub fn name(&self) -> &'static str {
         match self {
-            Command::Start(start) => start.command.name(),
             Command::HostAgent => HOST_AGENT,
             Command::Train(_) => "train",
             Command::DryRun(_) => "--dry-run",

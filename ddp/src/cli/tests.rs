@@ -5,6 +5,9 @@ mod help;
 use super::*;
 use crate::bench::Bench;
 use crate::config::*;
+use crate::doctor::DoctorFlags;
+use crate::flags::{PlaceFlags, Taken};
+use crate::inspect::InspectFlags;
 use crate::models::ModelSpec;
 use crate::models::gpt::{GptSpec, MlpKind, NormKind, PositionKind, RecomputeKind};
 use crate::models::mlp::{Activation, MlpSpec};
@@ -22,6 +25,10 @@ fn refusal(line: &str) -> String {
     let error = parse(words(line)).expect_err(line);
     assert_eq!(error.exit_code(), 2, "{line}");
     crate::flags::with_flags(&error.to_string())
+}
+
+fn parse(words: Vec<String>) -> Result<Command> {
+    super::parse(words).map(|(command, _)| command)
 }
 
 fn words(line: &str) -> Vec<String> {
@@ -487,7 +494,7 @@ fn invalid_flags_name_the_flag_the_value_and_the_choices() {
         ("bench", &["mlp", "addmm", "allreduce"]),
         ("bench mlp --layers 3", &["'3'", "--layers", "two widths"]),
         ("bench mlp --dtype f16", &["'f16'", "f32, tf32, bf16"]),
-        ("bench mlp --zero 2", &["'2'", "--zero", "0 to 1"]),
+        ("bench mlp --zero 2", &["--zero 2:", "0 to 1"]),
         ("bench mlp --batch 0", &["'0'", "--batch", "from 1"]),
         ("bench addmm --m 0", &["'0'", "--m", "from 1"]),
         ("bench addmm --shapes 2x3", &["2x3"]),
@@ -635,7 +642,7 @@ fn every_flag_of_the_other_commands_arrives() {
         inspect,
         InspectFlags {
             path,
-            settings: Config {
+            settings: Taken(Config {
                 labels,
                 task,
                 drop: vec!["id".into()],
@@ -643,8 +650,7 @@ fn every_flag_of_the_other_commands_arrives() {
                 missing: Missing::Zero,
                 cache_dir: Some("kept".into()),
                 ..Config::default()
-            }
-            .into(),
+            }),
             json: true
         }
     );
@@ -662,10 +668,10 @@ fn benches_have_their_own_flags() {
         panic!("not that bench")
     };
     assert_eq!((flags.layers.0, flags.batch), (vec![784, 32, 10], 64));
-    let flags = flags.step;
-    assert_eq!((flags.dtype, flags.zero), (Precision::Bf16, 1));
-    assert_eq!(flags.bucket_mb, None);
-    let (common, ranks) = (&flags.common, &flags.common.ranks.settings);
+    let common = &flags.step.common;
+    let ranks = &common.ranks.settings;
+    assert_eq!((ranks.dtype, ranks.zero), (Precision::Bf16, 1));
+    assert_eq!(ranks.bucket_mb, None);
     assert_eq!((common.seconds, common.rounds), (1.0, 5));
     assert_eq!((ranks.threads, ranks.device), (Some(2), DeviceChoice::Cpu));
     assert_eq!((ranks.share_gpus, ranks.timeout_s), (false, 600.0));

@@ -11,24 +11,26 @@ use toml::Table;
 use super::command::Command;
 use crate::config::find;
 use crate::error::{Error, Result};
-use crate::flags::layers::{CONFIG, DRY_RUN, Layers, PREFIX, PRINT_CONFIG, SettingFlags, variable};
+use crate::flags::layers::{
+    CONFIG, DRY_RUN, Layers, PREFIX, PRINT_CONFIG, SettingFlags, Variables, variable,
+};
 use crate::initial_weights::InitialWeights;
 use crate::record::CONFIG_FILE;
 
 /// Where settings come from, and what to do with them instead of training.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
-pub struct LayerFlags {
+pub(super) struct LayerFlags {
     /// Read settings from this TOML file (or DDP_CONFIG), as in batch-size = 64; the environment
     /// (DDP_BATCH_SIZE=64) wins over it, and flags over both
     #[arg(long, value_name = "FILE", help_heading = HEADING)]
-    pub config: Option<PathBuf>,
+    pub(super) config: Option<PathBuf>,
     /// Print every setting as TOML with its origin, and exit
     #[arg(long, help_heading = HEADING)]
-    pub print_config: bool,
+    pub(super) print_config: bool,
     /// Check everything, print the memory and disk space (on GPUs also the time) that the
     /// run will take, and exit
     #[arg(long, help_heading = HEADING)]
-    pub dry_run: bool,
+    pub(super) dry_run: bool,
 }
 
 const HEADING: &str = "Settings";
@@ -79,15 +81,11 @@ pub(super) fn resume(
 pub(super) fn train(flags: &SettingFlags, how: &LayerFlags) -> Result<Command> {
     let is_ours = |name: &OsString| name.as_encoded_bytes().starts_with(PREFIX.as_bytes());
     let variables = std::env::vars_os().filter(|(name, _)| is_ours(name));
-    layered(flags, how, variables.collect())
+    layered(flags, how, &variables.collect())
 }
 
-fn layered(
-    flags: &SettingFlags,
-    how: &LayerFlags,
-    variables: Vec<(OsString, OsString)>,
-) -> Result<Command> {
-    let how = how_also(how, &variables)?;
+fn layered(flags: &SettingFlags, how: &LayerFlags, variables: &Variables) -> Result<Command> {
+    let how = how_also(how, variables)?;
     let mut layers = Layers::default();
     // Once: it may be a pipe.
     let text = how.config.as_ref().map(|path| {
@@ -104,16 +102,16 @@ fn layered(
             path.display()
         )));
     }
-    if let Some(first) = initial_weights(flags, &variables, text.as_deref())? {
+    let first = initial_weights(flags, variables, text.as_deref())?;
+    if let Some(first) = &first {
         layers.config.model = first.model.clone();
-        layers.initial_weights = Some(first);
     }
     if let Some((path, text)) = how.config.as_ref().zip(text) {
         layers.read_file(path, &text)?;
     }
-    layers.read_environment(&variables)?;
+    layers.read_environment(variables)?;
     layers.set_flags(flags)?;
-    if let Some(first) = layers.initial_weights.take() {
+    if let Some(first) = first {
         first.settle(&mut layers.config)?;
     }
     layers.check()?;
@@ -135,30 +133,25 @@ fn is_pipe(path: &Path) -> bool {
 /// What `--init-from` names. It is read before other settings, which start from its model.
 fn initial_weights(
     flags: &SettingFlags,
-    variables: &[(OsString, OsString)],
+    variables: &Variables,
     text: Option<&str>,
 ) -> Result<Option<InitialWeights>> {
     const NAME: &str = "init-from";
     let flag = flags.0.iter().find(|(setting, _)| setting.name() == NAME);
-    let name = variable(NAME);
-    let set = variables.iter().find(|(known, _)| *known == *name);
+    let flag = flag.map(|(_, path)| path.clone());
     // Mistakes in the file are reported when all of it is read.
     let in_file = || {
         let table: Table = toml::from_str(text?).ok()?;
         Some(OsString::from(table.get(NAME)?.as_str()?))
     };
-    let flag = flag.map(|(_, path)| path.clone());
-    let path = flag.or_else(|| set.map(|(_, path)| path.clone()));
-    let path = path.or_else(in_file);
+    let set = || variables.get(OsStr::new(&variable(NAME))).cloned();
+    let path = flag.or_else(set).or_else(in_file);
     path.map_or(Ok(None), |path| InitialWeights::of(Path::new(&path)))
 }
 
 /// `how`, with what the environment says; a --config flag wins over DDP_CONFIG.
-fn how_also(how: &LayerFlags, variables: &[(OsString, OsString)]) -> Result<LayerFlags> {
-    let variable = |name: &str| {
-        let variable = variables.iter().find(|(known, _)| known == name);
-        variable.map(|(_, value)| value)
-    };
+fn how_also(how: &LayerFlags, variables: &Variables) -> Result<LayerFlags> {
+    let variable = |name: &str| variables.get(OsStr::new(name));
     let is_set = |name: &str| match variable(name).map(|value| value.to_str()) {
         None | Some(Some("false")) => Ok(false),
         Some(Some("true")) => Ok(true),

@@ -1,10 +1,12 @@
-//! What `compare` reads of a metrics log: the digests of each logged step.
+//! What `compare` reads of a metrics log: the digests of each logged step, and what the run was
+//! started with.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::config::as_flag;
 use crate::error::Result;
 use crate::metrics::Run;
 
@@ -44,13 +46,14 @@ impl Logged {
     /// Reads the run in `folder`.
     pub(super) fn read(folder: &Path) -> Result<Logged> {
         let mut steps = BTreeMap::new();
-        let run = Run::read_begun(folder, |line| {
+        let run = Run::read_log(folder, |line| {
             if !line.starts_with(b"{\"event\":\"step\"") {
                 return true;
             }
             let step = serde_json::from_slice::<Step>(line);
             step.map(|step| steps.insert(step.step, step)).is_err()
-        })?;
+        });
+        let run = run?.begun()?;
         if let Ok(weights) = Vec::deserialize(&run.last["start"]["initial_weights"]) {
             let mut first = Step::default();
             first.digests.get_or_insert_default().weights = weights;
@@ -59,4 +62,46 @@ impl Logged {
         let folder = folder.to_path_buf();
         Ok(Logged { folder, run, steps })
     }
+}
+
+/// What differs between the starts of two runs: its name, and what it is in each.
+pub(super) fn differences(a: &Run, b: &Run) -> Vec<[String; 3]> {
+    let [a, b] = [a, b].map(facts);
+    let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+    let of = |facts: &BTreeMap<String, String>, name: &String| {
+        facts.get(name).map_or("none", String::as_str).to_string()
+    };
+    let all = names.into_iter();
+    let all = all.map(|name| [name.clone(), of(&a, name), of(&b, name)]);
+    all.filter(|[_, a, b]| a != b).collect()
+}
+
+/// What a run was started with, by name: settings, data, devices, ranks, versions.
+fn facts(run: &Run) -> BTreeMap<String, String> {
+    let (start, world) = (&run.start, &run.start.world);
+    // Where a run writes changes nothing.
+    let settings = start.config.iter().filter(|(name, _)| *name != "out");
+    let settings = settings.map(|(name, value)| (format!("--{name}"), as_flag(value)));
+    let versions = start.versions.iter();
+    let versions = versions.map(|(name, value)| (format!("version of {name}"), as_flag(value)));
+    // The models of devices: their hosts and numbers change nothing.
+    let device = |device: &String| {
+        let device = device.split(" on ").next().unwrap_or_default();
+        device.split_once(' ').map_or(device, |it| it.1).to_string()
+    };
+    let devices: BTreeSet<String> = run.devices().iter().map(device).collect();
+    let resumes = run.resumes.iter().map(|resume| {
+        let changes = resume.overridden.join(", ");
+        format!("after step {} {changes}", resume.step)
+    });
+    let others = [
+        ("content of the data", start.fingerprint.clone()),
+        ("ranks", run.ranks().to_string()),
+        ("hosts", world.hosts.to_string()),
+        ("transport", world.transport.clone()),
+        ("devices", Vec::from_iter(devices).join(", ")),
+        ("resumed", Vec::from_iter(resumes).join("; ")),
+    ];
+    let others = others.map(|(name, value)| (name.to_string(), value));
+    settings.chain(versions).chain(others).collect()
 }

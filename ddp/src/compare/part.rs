@@ -33,9 +33,8 @@ pub(super) struct Parting {
 impl fmt::Display for Parting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the {}", self.thing)?;
-        if let Some(layer) = &self.layer {
-            write!(f, " of layer {layer}")?;
-        }
+        let mut layer = self.layer.iter();
+        layer.try_for_each(|layer| write!(f, " of layer {layer}"))?;
         match self.step {
             0 => write!(f, ", before the first step"),
             step => write!(f, " of step {step}"),
@@ -66,9 +65,8 @@ impl Parting {
                 0 => "the initial weights are".into(),
                 step => format!("step {step} is"),
             };
-            lines.push(format!(
-                "{same} the same; no step between them is in both logs (--log-every 1 logs all)"
-            ));
+            let text = "the same; no step between them is in both logs (--log-every 1 logs all)";
+            lines.push(format!("{same} {text}"));
         }
         lines
     }
@@ -124,12 +122,13 @@ fn parting_of(
         of.iter().find(|other| other.0 == one.0)
     }
     let differing = || a.iter().filter(|one| alike(b, one) != Some(one));
-    let only_in = |of: &[Value], other: &[Value]| -> Vec<String> {
+    let only_in = |of: &'_ [Value], other: &[Value]| -> Vec<Value> {
         let only = of.iter().filter(|one| alike(other, one).is_none());
-        only.filter_map(|one| one.0.clone()).collect()
+        only.cloned().collect()
     };
-    let mut only_b = b.iter().filter(|one| alike(a, one).is_none());
-    let first = differing().next().or_else(|| only_b.next())?;
+    let (only_a, only_b) = (only_in(a, b), only_in(b, a));
+    let first = differing().next().or(only_b.first())?;
+    let layers = |of: &[Value]| of.iter().filter_map(|one| one.0.clone()).collect();
     Some(Parting {
         step,
         same_until,
@@ -137,9 +136,9 @@ fn parting_of(
         layer: first.0.clone(),
         value: alike(a, first).and_then(|one| one.2),
         value_in_b: alike(b, first).and_then(|one| one.2),
-        layers: differing().filter(|one| alike(b, one).is_some()).count(),
-        only_in_a: only_in(a, b),
-        only_in_b: only_in(b, a),
+        layers: differing().count() - only_a.len(),
+        only_in_a: layers(&only_a),
+        only_in_b: layers(&only_b),
     })
 }
 

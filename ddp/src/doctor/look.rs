@@ -244,36 +244,29 @@ pub(super) fn rank(world: &World) -> Vec<Finding> {
     findings
 }
 
-/// The device of each rank.
-pub(super) struct Devices {
-    /// This rank's device.
-    pub(super) mine: Device,
-    /// A finding about the job: which rank has which GPU, or why there are too few.
-    pub(super) assignment: Finding,
-}
-
-pub(super) fn devices(world: &World) -> Result<Devices> {
+/// This rank's device, and a finding about the job: which rank has which GPU, or why there are too
+/// few.
+pub(super) fn devices(world: &World) -> Result<(Device, Finding)> {
     const TOPIC: &str = "GPU of rank";
-    let mut mine = Device::Cpu;
     let on_cpu = match world.size() {
         1 => "none: it trains on the CPU",
         _ => "none: all ranks train on the CPU",
     };
-    let mut assignment = Finding::fine(TOPIC, on_cpu);
-    match world.assign_gpus(1, world.share_gpus())? {
-        Ok(table) => {
-            if let Some(first) = table.devices_of(world.rank()).first() {
-                mine = *first;
-                assignment = Finding::fine(TOPIC, table.to_string().trim_end());
-            }
+    let assigned = world.assign_gpus(1, world.share_gpus())?;
+    let mine = assigned
+        .as_ref()
+        .ok()
+        .map(|table| table.devices_of(world.rank()));
+    Ok(match (assigned, mine.as_deref()) {
+        (Ok(table), Some([mine, ..])) => {
+            (*mine, Finding::fine(TOPIC, table.to_string().trim_end()))
         }
-        Err(shortage) if shortage.table.has_gpus() => {
+        (Err(shortage), _) if shortage.table.has_gpus() => {
             let help = crate::device::help_for(&shortage);
-            assignment = Finding::bad(TOPIC, shortage.to_string(), help);
+            (Device::Cpu, Finding::bad(TOPIC, shortage.to_string(), help))
         }
-        Err(_) => {}
-    }
-    Ok(Devices { mine, assignment })
+        _ => (Device::Cpu, Finding::fine(TOPIC, on_cpu)),
+    })
 }
 
 #[cfg(test)]

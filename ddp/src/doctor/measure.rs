@@ -12,7 +12,7 @@ use ddp_kernels::transfer::{self, announced};
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::finding::Finding;
-use super::look::{Devices, nearest};
+use super::look::nearest;
 use crate::bench::group_on;
 use crate::devices::is_simulated;
 use crate::error::{Error, Result};
@@ -51,16 +51,15 @@ pub(super) fn disk(out: &Path) -> Finding {
 }
 
 /// Copies to and from a rank's GPU, and to the other GPUs that it sees.
-pub(super) fn rank(devices: &Devices) -> Vec<Finding> {
-    if !devices.mine.is_accelerator() {
+pub(super) fn rank(mine: Device) -> Vec<Finding> {
+    if !mine.is_accelerator() {
         return Vec::new();
     }
-    let mut findings = vec![tried("pinned", devices.mine, || pinned(devices.mine))];
-    for device in Device::usable() {
-        if device != devices.mine && device.is_accelerator() {
-            findings.push(tried("peer", devices.mine, || peer(devices.mine, device)));
-        }
-    }
+    let others = Device::usable().into_iter();
+    let others = others.filter(|device| *device != mine && device.is_accelerator());
+    let peers = others.map(|device| tried("peer", mine, || peer(mine, device)));
+    let mut findings = vec![tried("pinned", mine, || pinned(mine))];
+    findings.extend(peers);
     findings
 }
 
@@ -85,11 +84,7 @@ fn rate(bytes: usize, took: Duration, device: Device) -> String {
 
 /// The fastest of a few attempts.
 fn fastest(mut once: impl FnMut() -> Result<Duration>) -> Result<Duration> {
-    let mut least = once()?;
-    for _ in 1..TRIES {
-        least = least.min(once()?);
-    }
-    Ok(least)
+    (0..TRIES).try_fold(Duration::MAX, |least, _| Ok(least.min(once()?)))
 }
 
 /// Simulated GPUs are slow.
@@ -133,27 +128,26 @@ fn peer(from: Device, to: Device) -> Result<String> {
 }
 
 /// A finding about the job: a checked sum over all ranks. All ranks call it together.
-pub(super) fn reductions(devices: &Devices, world: &World) -> Result<Finding> {
-    let mine = devices.mine;
+pub(super) fn reductions(mine: Device, world: &World) -> Result<Finding> {
     let group = group_on(mine, "doctor", world)?;
     let (rank, ranks) = (world.rank(), world.size());
     let count = floats(mine, SUM_FLOATS);
     let stream = Stream::default_of(mine)?;
-    let mut took = Duration::MAX;
-    for _ in 0..TRIES {
+    let took = fastest(|| {
         let ones = Tensor::ones(&[count], DType::F32, mine)?;
         synchronize(mine)?;
         world.barrier()?;
         let began = Instant::now();
         group.all_reduce(&ones, Reduce::Sum, &stream)?;
         synchronize(mine)?;
-        took = took.min(began.elapsed());
+        let took = began.elapsed();
         let sums: Vec<f32> = announced("doctor", || ones.to(Device::Cpu))?.to_vec()?;
-        if let Some(wrong) = sums.iter().find(|&&sum| sum != ranks as f32) {
+        let wrong = sums.into_iter().find(|&sum| sum != ranks as f32);
+        wrong.map_or(Ok(took), |wrong| {
             let text = format!("doctor: the sum of {ranks} ones is {wrong} on rank {rank}");
-            return Err(Error::Internal(text));
-        }
-    }
+            Err(Error::Internal(text))
+        })
+    })?;
     // The bytes that cross each rank's link, as nccl-tests counts them.
     let crossing = 2.0 * (ranks - 1) as f64 / ranks as f64;
     let rate = rate((4.0 * count as f64 * crossing) as usize, took, mine);

@@ -16,13 +16,11 @@ use toml::{Table, Value};
 use super::meant::meant;
 use crate::config::{Config, Form, MODEL, ReadConfig, SETTINGS, Setting, as_flag, find};
 use crate::error::{Error, Result, refuse};
-use crate::initial_weights::InitialWeights;
-use crate::models::ModelSpec;
 use crate::shown::{is_unseen, shown};
 
 /// The flags of training that were given: one flag for each setting.
 #[derive(Clone, Debug, Default)]
-pub struct SettingFlags(pub(crate) Vec<(&'static Setting, OsString)>);
+pub(crate) struct SettingFlags(pub(crate) Vec<(&'static Setting, OsString)>);
 
 impl Args for SettingFlags {
     fn augment_args(command: clap::Command) -> clap::Command {
@@ -103,15 +101,10 @@ pub(crate) const PRINT_CONFIG: &str = "DDP_PRINT_CONFIG";
 pub(crate) const DRY_RUN: &str = "DDP_DRY_RUN";
 
 /// Variables that are no settings: of other parts, and what other programs use.
-const OTHERS: [&str; 7] = [
-    "DDP_JOB",
-    "DDP_JOB_SECRET",
-    "DDP_SSH",
-    "DDP_KERNEL_CACHE",
-    "DDP_SIMD",
-    "DDP_TRAIN",
-    "DDP_PATH",
-];
+const OTHERS: &str = "DDP_JOB DDP_JOB_SECRET DDP_SSH DDP_KERNEL_CACHE DDP_SIMD DDP_TRAIN DDP_PATH";
+
+/// Environment variables.
+pub(crate) type Variables = BTreeMap<OsString, OsString>;
 
 /// Settings that exclude each other: in a higher layer, one drops the other below.
 const EXCLUSIVE: [[&str; 2]; 3] = [
@@ -134,8 +127,6 @@ pub(crate) struct Layers {
     pub(crate) config: Config,
     /// Where settings come from, with the name of the file, variable or flag.
     origins: BTreeMap<String, (Layer, String)>,
-    /// What `--init-from` names, if the model follows from it.
-    pub(crate) initial_weights: Option<InitialWeights>,
 }
 
 impl Layers {
@@ -193,11 +184,14 @@ impl Layers {
     pub(crate) fn read_file(&mut self, path: &Path, text: &str) -> Result<()> {
         let refused = |error: toml::de::Error| {
             // The parser names types of Rust.
-            let error = error
-                .to_string()
-                .replace("expected f64", "expected a number");
-            let error = error.replace("expected u64", "expected a whole number");
-            let error = error.replace("expected usize", "expected a whole number");
+            let mut error = error.to_string();
+            for (kind, name) in [
+                ("f64", "number"),
+                ("u64", "whole number"),
+                ("usize", "whole number"),
+            ] {
+                error = error.replace(&format!("expected {kind}"), &format!("expected a {name}"));
+            }
             let path = path.display();
             Error::Usage(format!("--config {path}: {}", error.trim_end()))
         };
@@ -209,8 +203,7 @@ impl Layers {
                 None => refused(error),
             }
         };
-        let first = self.initial_weights.as_ref();
-        let base = first.map_or_else(ModelSpec::default, |first| first.model.clone());
+        let base = self.config.model.clone();
         let table = toml::Deserializer::parse(text).map_err(refused)?;
         self.config = ReadConfig(base).deserialize(table).map_err(refused)?;
         for (name, value) in names {
@@ -224,12 +217,12 @@ impl Layers {
     }
 
     /// Reads the environment. Unknown variables that resemble ours are refused.
-    pub(crate) fn read_environment(&mut self, variables: &[(OsString, OsString)]) -> Result<()> {
+    pub(crate) fn read_environment(&mut self, variables: &Variables) -> Result<()> {
         // The model comes first: it decides which other settings there are.
         let model = variable(MODEL);
-        let is_model = |(name, _): &&(OsString, OsString)| name == model.as_str();
-        let (first, rest): (Vec<_>, Vec<_>) = variables.iter().partition(is_model);
-        for (name, value) in first.into_iter().chain(rest) {
+        let first = variables.get_key_value(OsStr::new(&model)).into_iter();
+        let rest = variables.iter().filter(|(name, _)| **name != *model);
+        for (name, value) in first.chain(rest) {
             let name = name.to_string_lossy().into_owned();
             match SETTINGS.iter().find(|one| variable(one.name()) == name) {
                 Some(setting) => self.set(setting, value, (Layer::Variable, name))?,
@@ -254,20 +247,19 @@ impl Layers {
 
     /// Every setting as TOML with its origin, then those that are not set.
     pub(crate) fn describe(&self) -> Result<String> {
-        let mut text = String::from(
-            "# Read back by --config. Flags win over DDP_… variables, and these over the file.\n",
-        );
         let values = Table::try_from(self.config.settled())
             .map_err(|error| Error::Internal(format!("settings do not fit TOML: {error}")))?;
-        let mut unset = String::new();
+        let head =
+            "# Read back by --config. Flags win over DDP_… variables, and these over the file.";
+        let (mut text, mut unset) = (format!("{head}\n"), String::new());
         let apply = |setting: &&Setting| setting.applies_to(&self.config.model);
         for name in SETTINGS.iter().filter(apply).map(Setting::name) {
-            let origin = self.origins.get(name).map(|(_, origin)| origin.as_str());
-            match values.get(name) {
-                Some(value) => {
-                    let origin = shown(origin.unwrap_or("default")).to_string();
-                    text += &format!("{name} = {}  # {origin}\n", on_one_line(value));
-                }
+            let origin = self
+                .origins
+                .get(name)
+                .map_or("default", |(_, origin)| origin);
+            match values.get(name).map(on_one_line) {
+                Some(value) => text += &format!("{name} = {value}  # {}\n", shown(origin)),
                 None => unset += &format!("# {name} is not set\n"),
             }
         }
@@ -287,32 +279,29 @@ fn on_one_line(value: &Value) -> String {
     }
 }
 
+/// As JSON has it, which TOML also reads, without what cannot be seen.
 fn in_quotes(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for character in text.chars() {
-        match character {
-            '"' | '\\' => quoted.extend(['\\', character]),
-            other if is_unseen(other) => quoted += &format!("\\U{:08X}", u32::from(other)),
-            other => quoted.push(other),
-        }
-    }
-    quoted + "\""
+    let escaped = |character: char| match is_unseen(character) {
+        true => format!("\\U{:08X}", u32::from(character)),
+        false => character.into(),
+    };
+    let quoted = serde_json::Value::from(text).to_string();
+    quoted.chars().map(escaped).collect()
 }
 
 /// Refuses a variable whose name is nearly that of a setting, or what another program calls one.
 fn check_unknown(name: &str) -> Result<()> {
     let how = [CONFIG, PRINT_CONFIG, DRY_RUN];
-    if OTHERS.contains(&name) || how.contains(&name) || name.starts_with("DDP_TEST_") {
+    if OTHERS.split(' ').any(|other| other == name)
+        || how.contains(&name)
+        || name.starts_with("DDP_TEST_")
+    {
         return Ok(());
     }
     // What starts ranks elsewhere may set DDP_WORLD_SIZE and the like.
     let here = meant(name.trim_start_matches(PREFIX)).filter(|here| here.starts_with("write"));
-    if let Some(here) = here {
-        return Err(Error::Usage(format!(
-            "{name} in the environment: no such setting; help: as a flag, {here}; unset {name} if \
-             another program uses it"
-        )));
-    }
+    let here =
+        here.map(|here| format!("as a flag, {here}; unset {name} if another program uses it"));
     let near = |known: String| {
         // In short names two letters are too many: DDP_RANK, DDP_PORT and DDP_LOG belong to others.
         let is_short = known.len().min(name.len()) < PREFIX.len() + 6;
@@ -320,14 +309,13 @@ fn check_unknown(name: &str) -> Result<()> {
         (distance <= if is_short { 1 } else { 2 }).then_some((distance, known))
     };
     let known = SETTINGS.iter().map(|setting| variable(setting.name()));
-    let known = known.chain(how.map(String::from));
-    match known.filter_map(near).min() {
-        Some((_, known)) => Err(Error::Usage(format!(
-            "{name} in the environment: no such setting; help: write {known} if that was meant, \
-             else unset {name}"
-        ))),
-        None => Ok(()),
-    }
+    let nearest = known.chain(how.map(String::from)).filter_map(near).min();
+    let nearest =
+        nearest.map(|(_, known)| format!("write {known} if that was meant, else unset {name}"));
+    here.or(nearest).map_or(Ok(()), |help| {
+        let text = format!("{name} in the environment: no such setting; help: {help}");
+        Err(Error::Usage(text))
+    })
 }
 
 /// The variable of a setting: `DDP_BATCH_SIZE` of `batch-size`.

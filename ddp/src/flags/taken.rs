@@ -8,25 +8,19 @@ use ddp_comm::World;
 use ddp_kernels::Device;
 
 use super::layers::{Layer, Layers, SettingFlags, flag, variable};
-use crate::config::{Config, SETTINGS};
+use crate::config::{Config, SETTINGS, Setting};
 use crate::device::find_devices;
 use crate::error::{Error, Result};
 
 /// The settings of a run that another command takes, from its flags and the environment.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Taken(Config);
+pub struct Taken(pub(crate) Config);
 
 impl Deref for Taken {
     type Target = Config;
 
     fn deref(&self) -> &Config {
         &self.0
-    }
-}
-
-impl From<Config> for Taken {
-    fn from(config: Config) -> Taken {
-        Taken(config)
     }
 }
 
@@ -44,10 +38,7 @@ impl Taken {
 
 impl Args for Taken {
     fn augment_args(command: clap::Command) -> clap::Command {
-        let name = match command.get_name() {
-            "mlp" | "gpt" | "addmm" | "allreduce" => "bench".to_string(),
-            name => name.to_string(),
-        };
+        let name = command.get_name().to_string();
         let taken = SETTINGS.iter().filter(|one| one.is_taken_by(&name));
         command.args(taken.map(|one| flag(one).help_heading(None)))
     }
@@ -62,16 +53,14 @@ impl FromArgMatches for Taken {
         let mut layers = Layers::default();
         let flags = SettingFlags::from_arg_matches(matches)?;
         let mut read = || {
-            for setting in SETTINGS.iter() {
+            // A flag wins over the variable, even over a wrong one.
+            let is_open = |it: &&Setting| matches!(matches.try_get_raw(it.name()), Ok(None));
+            for setting in SETTINGS.iter().filter(is_open) {
                 let name = variable(setting.name());
-                // A flag wins over the variable, even over a wrong one.
-                let is_open = matches!(matches.try_get_raw(setting.name()), Ok(None));
-                if let Some(value) = std::env::var_os(&name).filter(|_| is_open) {
+                if let Some(value) = std::env::var_os(&name) {
                     layers.set(setting, &value, (Layer::Variable, name.clone()))?;
-                    let checked = layers.config.check_limits();
-                    checked.map_err(|error| {
-                        Error::Usage(format!("{name} in the environment: {error}"))
-                    })?;
+                    let wrong = |error| Error::Usage(format!("{name} in the environment: {error}"));
+                    layers.config.check_limits().map_err(wrong)?;
                 }
             }
             layers.set_flags(&flags)?;

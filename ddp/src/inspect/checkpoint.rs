@@ -4,7 +4,7 @@ use std::path::Path;
 use std::{fs, io};
 
 use ddp_kernels::choice::Choice;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::model::Tensors;
 use super::sheet::{Inspected, Sheet, some_of, table};
@@ -19,64 +19,24 @@ use crate::units::plural;
 /// Inspects the checkpoint in `folder`.
 pub(super) fn found(folder: &Path) -> Result<Inspected> {
     let opened = checkpoint::open(folder)?;
-    let state = &opened.state;
-    let config = Config::of_checkpoint(&opened)?;
+    let (state, config) = (&opened.state, Config::of_checkpoint(&opened)?);
     let tensors = Tensors::read(&folder.join(MODEL_FILE))?;
-    let files = sizes(folder)?;
-    let sheet = sheet(folder, state, &config, &tensors, &files)?;
-    let file = |(name, bytes): &(String, u64)| json!({ "name": name, "bytes": bytes });
-    let mut json = json!(state);
-    for (name, value) in [
-        ("kind", "checkpoint".into()),
-        ("path", folder.to_string_lossy().into()),
-        ("is_whole", true.into()),
-        ("model", model_json(state, &config, &tensors)),
-        ("config", config.to_json().into()),
-        ("files", files.iter().map(file).collect()),
-    ] {
-        json[name] = value;
-    }
-    Inspected::intact(sheet, json)
-}
-
-fn sheet(
-    folder: &Path,
-    state: &State,
-    config: &Config,
-    tensors: &Tensors,
-    files: &[(String, u64)],
-) -> Result<Sheet> {
-    let folder = folder.display();
+    let (outputs, position) = (state.task.outputs(), &state.position);
+    let path = folder.display();
     let mut sheet = Sheet::new(format!(
-        "checkpoint {folder}: intact, every checksum is right"
+        "checkpoint {path}: intact, every checksum is right"
     ));
-    let (step, steps, samples) = (state.step, state.schedule.steps, state.samples);
-    let position = &state.position;
-    let (batch, epoch) = (position.in_epoch + 1, position.epoch + 1);
-    let next = match step < steps {
-        true => format!("; next batch {batch} of epoch {epoch}"),
-        false => String::new(),
-    };
-    let step = format!("{step} of {steps}, {samples} rows trained on{next}");
-    sheet.add("step", step);
-    let best = state
-        .best
-        .filter(|best| state.last.is_none_or(|last| best.step != last.step));
-    let best = best.map(|best| format!("\nbest {}", evaluation(&best)));
-    let last = state.last.as_ref().map(evaluation);
-    let last = last.unwrap_or_else(|| "none so far".into());
-    sheet.add("evaluation", last + &best.unwrap_or_default());
+
+    sheet.add("step", progress(state));
+    sheet.add("evaluation", evaluations(state));
     sheet.add("task", task(&state.task));
-    sheet.add("rows", rows(state, config));
+    sheet.add("rows", rows(state, &config));
     let normalized = state.target_normalization.as_ref().map(targets);
     if let Some((done, _)) = &normalized {
         sheet.add("labels", format!("standardized: {done}"));
     }
-    let (data, count, batch) = (
-        shown(&config.data.to_string()),
-        position.rows,
-        position.batch,
-    );
+    let data = shown(&config.data.to_string());
+    let (count, batch) = (position.rows, position.batch);
     sheet.add("data", format!("{data}: {count} rows, batches of {batch}"));
     let (elements, dtype, names) = (tensors.elements(), config.dtype, tensors.table());
     let model = format!("{elements} parameters in {dtype:?}\n{names}");
@@ -87,29 +47,68 @@ fn sheet(
         let text = format!("{names}: {count} parameters were not trained");
         sheet.add("frozen", text);
     }
-    if let Some(torch) = torch(state, config) {
+    let torch = config.model.torch(&state.row_shape, outputs);
+    if let Some(torch) = &torch {
         let undone = normalized.map(|(_, text)| format!("\nin the units of the labels: {text}"));
-        sheet.add("torch", torch + &undone.unwrap_or_default());
+        sheet.add("torch", torch.clone() + &undone.unwrap_or_default());
     }
-    sheet.add("optimizer", optimizer(state, config));
+    sheet.add("optimizer", optimizer(state, &config));
     let devices: Vec<String> = state.world.devices.iter().map(|text| shown(text)).collect();
     let ranks = plural(state.world.ranks as u64, "rank");
     sheet.add("trained on", format!("{ranks}\n{}", devices.join("\n")));
+    let files = sizes(folder)?;
     let row = |(name, bytes): &(String, u64)| vec![name.clone(), format!("{bytes} bytes")];
     sheet.add("files", table(&files.iter().map(row).collect::<Vec<_>>()));
-    Ok(sheet)
+
+    let mut json = json!(state);
+    json["kind"] = "checkpoint".into();
+    json["path"] = folder.to_string_lossy().into();
+    json["is_whole"] = true.into();
+    json["config"] = config.to_json().into();
+    let file = |(name, bytes): &(String, u64)| json!({ "name": name, "bytes": bytes });
+    json["files"] = files.iter().map(file).collect();
+    json["model"] = json!({
+        "kind": config.model.name(),
+        "inputs": state.row_shape.last(),
+        "outputs": outputs,
+        "dtype": config.dtype,
+        "parameters": elements,
+        "tensors": tensors.to_json(),
+        "frozen": frozen,
+        "torch": torch,
+    });
+    for (name, value) in config.model.values() {
+        json["model"][name] = value;
+    }
+    Ok(Inspected(sheet, json, None))
+}
+
+fn progress(state: &State) -> String {
+    let (step, steps, samples) = (state.step, state.schedule.steps, state.samples);
+    let text = format!("{step} of {steps}, {samples} rows trained on");
+    if step == steps {
+        return text;
+    }
+    let (batch, epoch) = (state.position.in_epoch + 1, state.position.epoch + 1);
+    format!("{text}; next batch {batch} of epoch {epoch}")
+}
+
+/// The last evaluation, and the best one if it is another.
+fn evaluations(state: &State) -> String {
+    let Some(last) = &state.last else {
+        return "none so far".into();
+    };
+    let best = state.best.filter(|best| best.step != last.step);
+    let best = best.map(|best| format!("\nbest {}", evaluation(&best)));
+    evaluation(last) + &best.unwrap_or_default()
 }
 
 /// `loss 0.0312, accuracy 99.10%, after step 790`
 pub(super) fn evaluation(best: &Best) -> String {
     let (loss, step) = (significant(best.loss, 4), best.step);
-    let accuracy = best
-        .accuracy
-        .map(|part| format!(", accuracy {:.2}%", 100.0 * part));
-    format!(
-        "loss {loss}{}, after step {step}",
-        accuracy.unwrap_or_default()
-    )
+    let accuracy = |part: f64| format!(", accuracy {:.2}%", 100.0 * part);
+    let accuracy = best.accuracy.map(accuracy).unwrap_or_default();
+    format!("loss {loss}{accuracy}, after step {step}")
 }
 
 pub(super) fn task(task: &TaskSpec) -> String {
@@ -119,17 +118,12 @@ pub(super) fn task(task: &TaskSpec) -> String {
     }
 }
 
-/// `28x28`
-fn lengths(shape: &[usize]) -> String {
-    let lengths: Vec<String> = shape.iter().map(usize::to_string).collect();
-    lengths.join("x")
-}
-
 fn rows(state: &State, config: &Config) -> String {
     let mut text = format!("of shape {:?}", state.row_shape);
+    let lengths: Vec<String> = state.image.iter().map(usize::to_string).collect();
     match config.model.value("image").as_str() {
         Some(image) if !image.is_empty() => text += &format!(", images {image}"),
-        _ if !state.image.is_empty() => text += &format!(", images {}", lengths(&state.image)),
+        _ if !lengths.is_empty() => text += &format!(", images {}", lengths.join("x")),
         _ => {}
     }
     if let Some(columns) = &state.columns {
@@ -147,12 +141,11 @@ fn rows(state: &State, config: &Config) -> String {
     if state.plan.fill.is_some() {
         text += "; missing numbers are filled in";
     }
-    match &state.normalization {
-        None => text + "; not normalized",
-        Some(Normalization { shift, scale }) => match (&shift[..], &scale[..]) {
-            ([shift], [scale]) => text + &format!("; normalized: (x - {shift:?}) * {scale:?}"),
-            _ => text + &format!("; normalized: {} features, each separately", shift.len()),
-        },
+    let normalized = state.normalization.as_ref();
+    text + &match normalized.map(|Normalization { shift, scale }| (&shift[..], &scale[..])) {
+        None => "; not normalized".to_string(),
+        Some(([shift], [scale])) => format!("; normalized: (x - {shift:?}) * {scale:?}"),
+        Some((all, _)) => format!("; normalized: {} features, each separately", all.len()),
     }
 }
 
@@ -183,31 +176,6 @@ fn optimizer(state: &State, config: &Config) -> String {
     };
     let (rate, peak) = (state.schedule.learning_rate, config.peak_lr());
     format!("{rule}, next learning rate {rate:?} of {peak:?}, {parts}")
-}
-
-/// The model in PyTorch.
-fn torch(state: &State, config: &Config) -> Option<String> {
-    config.model.torch(&state.row_shape, state.task.outputs())
-}
-
-fn model_json(state: &State, config: &Config, tensors: &Tensors) -> Value {
-    let mut model = json!({
-        "kind": config.model.name(),
-        "inputs": state.row_shape.last(),
-        "outputs": state.task.outputs(),
-        "dtype": config.dtype,
-        "parameters": tensors.elements(),
-        "tensors": tensors.to_json(),
-        "frozen": tensors.those(|name| config.is_frozen(name)).0,
-        "torch": torch(state, config),
-    });
-    let settings = json!(config.model);
-    for (name, value) in settings.as_object().into_iter().flatten() {
-        if name != "model" {
-            model[name] = value.clone();
-        }
-    }
-    model
 }
 
 /// The files of a folder by name, with their sizes in bytes. Those that a running job removes

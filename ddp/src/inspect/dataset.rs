@@ -7,7 +7,6 @@ use ddp_data::setting::DATA;
 use serde_json::{Value, json};
 
 use super::sheet::{Inspected, Sheet, some_of, table};
-use crate::cli::InspectFlags;
 use crate::config::Config;
 use crate::data::files;
 use crate::data::resolve;
@@ -22,58 +21,52 @@ const ROWS_AT_A_TIME: u64 = 1024;
 const LINES_SHOWN: usize = 24;
 
 /// Inspects the data that `flags` name.
-pub(super) fn found(flags: &InspectFlags) -> Result<Inspected> {
-    let spec: DataSpec = flags.path.parse().map_err(|error| renamed(error, flags))?;
+pub(super) fn found(path: &str, settings: &Config) -> Result<Inspected> {
+    let spec: DataSpec = path.parse().map_err(|error| renamed(error, path))?;
     let config = Config {
         data: spec.clone(),
-        ..Config::clone(&flags.settings)
+        ..settings.clone()
     };
     let request = config.data_request();
-    match data::summarize_tokens(&request).map_err(|error| renamed(error, flags))? {
-        Some(summary) => tokens(&summary, flags),
-        None => rows(spec, &request, flags),
+    match data::summarize_tokens(&request).map_err(|error| renamed(error, path))? {
+        Some(summary) => tokens(&summary, path),
+        None => rows(spec, &request, path),
     }
 }
 
 /// Inspects rows of features.
-fn rows(spec: DataSpec, request: &DataRequest, flags: &InspectFlags) -> Result<Inspected> {
+fn rows(spec: DataSpec, request: &DataRequest, path: &str) -> Result<Inspected> {
     let mut sheet = Sheet::new(format!("data {spec}"));
-    let mut json = json!({ "kind": "data", "path": flags.path });
+    let mut json = json!({ "kind": "data", "path": path });
     if let DataSpec::Files(spec) = &spec {
-        let files = resolve::files(&spec.path, DATA).map_err(|error| renamed(error, flags))?;
-        let (text, files) = contents(&files, flags)?;
+        let files = resolve::files(&spec.path, DATA).map_err(|error| renamed(error, path))?;
+        let (text, files) = contents(&files, request.cache_dir.as_deref())?;
         sheet.add("files", text);
         json["files"] = files;
     }
-    let prepared = data::prepare(request, &Alone).map_err(|error| renamed(error, flags));
+    let prepared = data::prepare(request, &Alone).map_err(|error| renamed(error, path));
     let problem = match prepared.and_then(|data| describe(&data, &mut sheet, &mut json)) {
-        Ok(()) => {
-            sheet.add("training", "usable");
-            None
-        }
+        Ok(()) => None,
         // Unreadable files are not bad data.
         Err(error @ Error::Io(_)) => return Err(error),
-        Err(error) => {
-            let error = ShownError(error);
-            // The error itself is the last line.
-            sheet.add("training", "not usable");
-            json["refused"] = json!(error.to_string());
-            Some(error.0)
-        }
+        Err(error) => Some(ShownError(error)),
     };
+    if let Some(error) = &problem {
+        json["refused"] = json!(error.to_string());
+    }
+    // The error itself is the last line.
+    let usable = problem.as_ref().map_or("usable", |_| "not usable");
+    sheet.add("training", usable);
+    let problem = problem.map(|error| error.0);
     json["is_sound"] = json!(problem.is_none());
-    Ok(Inspected {
-        sheet,
-        json,
-        problem,
-    })
+    Ok(Inspected(sheet, json, problem))
 }
 
 /// The sheet of tokens, all of which were read and checked.
-fn tokens(summary: &TokenSummary, flags: &InspectFlags) -> Result<Inspected> {
+fn tokens(summary: &TokenSummary, path: &str) -> Result<Inspected> {
     let (content, files) = (format!("{:016x}", summary.content), &summary.files);
     let (windows, dropped) = (summary.windows, summary.dropped);
-    let mut sheet = Sheet::new(format!("tokens {}", flags.path));
+    let mut sheet = Sheet::new(format!("tokens {path}"));
     let line = |(name, tokens): &(String, u64)| vec![name.clone(), format!("{tokens} tokens")];
     sheet.add("files", first_lines(files.iter().map(line).collect()));
     let text = format!("{}: {}", summary.tokens(), summary.coding);
@@ -96,7 +89,7 @@ fn tokens(summary: &TokenSummary, flags: &InspectFlags) -> Result<Inspected> {
     let file = |(name, tokens): &(String, u64)| json!({ "path": name, "tokens": tokens });
     let json = json!({
         "kind": "tokens",
-        "path": flags.path,
+        "path": path,
         "files": files.iter().map(file).collect::<Value>(),
         "tokens": summary.tokens(),
         "coding": summary.coding,
@@ -109,17 +102,17 @@ fn tokens(summary: &TokenSummary, flags: &InspectFlags) -> Result<Inspected> {
         "content": content,
         "is_sound": true,
     });
-    Inspected::intact(sheet, json)
+    Ok(Inspected(sheet, json, None))
 }
 
 /// The contents of the files, whether or not training would accept them.
-fn contents(files: &[PathBuf], flags: &InspectFlags) -> Result<(String, Value)> {
+fn contents(files: &[PathBuf], cache: Option<&Path>) -> Result<(String, Value)> {
     let mut lines = Vec::new();
     let mut json = Vec::new();
     for path in files {
         let about = std::fs::metadata(path);
         let bytes = about.map_err(crate::files::failed("read", path))?.len();
-        let (mut arrays, holds) = arrays_of(path, flags)?;
+        let (mut arrays, holds) = arrays_of(path, cache)?;
         lines.push(vec![path.display().to_string(), format!("{bytes} bytes")]);
         lines.append(&mut arrays);
         json.push(json!({ "path": path.to_string_lossy(), "bytes": bytes, "holds": holds }));
@@ -138,14 +131,14 @@ fn first_lines(mut lines: Vec<Vec<String>>) -> String {
 }
 
 /// A line for each array, or one for the columns of a table; and the same as JSON.
-fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Value)> {
+fn arrays_of(path: &Path, cache: Option<&Path>) -> Result<(Vec<Vec<String>>, Value)> {
     if files::is_table(path) {
         let columns = files::table::columns(path)?;
         let (count, names) = (columns.len(), some_of(&columns));
         let line = vec![format!("  {count} columns: {names}")];
         return Ok((vec![line], json!({ "columns": columns })));
     }
-    let contents = files::open(path, flags.settings.cache_dir.as_deref())?;
+    let contents = files::open(path, cache)?;
     let (mut lines, mut json) = (Vec::new(), Vec::new());
     let mut add = |key: &str, text: String, value: Value| {
         let key = if key.is_empty() { "its array" } else { key };
@@ -154,9 +147,8 @@ fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Val
     };
     for array in &contents.arrays {
         let shape = [&[array.rows() as usize], array.row_shape()].concat();
-        let (key, element) = (array.key(), array.element());
-        let value =
-            json!({ "key": key, "element": element.name(), "shape": shape, "is_usable": true });
+        let (key, element, name) = (array.key(), array.element(), array.element().name());
+        let value = json!({ "key": key, "element": name, "shape": shape, "is_usable": true });
         add(key, format!("{element} {shape:?}"), value);
     }
     for (key, why) in &contents.others {
@@ -167,8 +159,8 @@ fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Val
 }
 
 /// An error about these data without the setting `data`, since `inspect` takes them as an argument.
-fn renamed(error: data::Error, flags: &InspectFlags) -> Error {
-    let rename = |text: String| text.replace(&format!("{DATA} {}", flags.path), &flags.path);
+fn renamed(error: data::Error, path: &str) -> Error {
+    let rename = |text: String| text.replace(&format!("{DATA} {path}"), path);
     match error.into() {
         Error::Usage(text) => Error::Usage(rename(text)),
         Error::Data(text) => Error::Data(rename(text)),
@@ -182,8 +174,9 @@ fn renamed(error: data::Error, flags: &InspectFlags) -> Error {
 
 fn describe(data: &Data, sheet: &mut Sheet, json: &mut Value) -> Result<()> {
     let rows = &*data.train;
-    let (features, labels) = survey(rows)?;
+    let ([least, largest, mean], labels) = survey(rows)?;
     let (count, held_out, shape) = (rows.rows(), data.held_out.rows(), rows.row_shape());
+    let (least, largest, fingerprint) = (least as f32, largest as f32, rows.fingerprint()?);
     let also = Some(format!(", and {held_out} held out")).filter(|_| held_out > 0);
     let text = format!("{count} of shape {shape:?}{}", also.unwrap_or_default());
     sheet.add("rows", text);
@@ -191,30 +184,21 @@ fn describe(data: &Data, sheet: &mut Sheet, json: &mut Value) -> Result<()> {
         sheet.add("columns", some_of(columns));
     }
     sheet.add("taken as", shown(&data.description));
-    let [least, largest, mean] = features;
     let average = significant(mean, 6);
-    let (from, to) = (least as f32, largest as f32);
-    let text = format!("from {from:?} to {to:?}, {average} on average");
+    let text = format!("from {least:?} to {largest:?}, {average} on average");
     sheet.add("features", text);
     sheet.add("labels", labels.text());
-    sheet.add("fingerprint", rows.fingerprint()?);
+    sheet.add("fingerprint", &*fingerprint);
+    json["rows"] = json!(count);
+    json["held_out_rows"] = json!(held_out);
+    json["row_shape"] = json!(shape);
+    json["columns"] = json!(data.columns);
+    json["features"] = json!({ "least": least, "largest": largest, "mean": mean });
+    json["taken_as"] = json!(data.description);
+    json["task"] = json!(rows.task());
+    json["fingerprint"] = json!(fingerprint);
     let (name, value) = labels.json();
-    for (name, value) in [
-        ("rows", json!(count)),
-        ("held_out_rows", json!(held_out)),
-        ("row_shape", json!(shape)),
-        ("columns", json!(data.columns)),
-        (
-            "features",
-            json!({ "least": from, "largest": to, "mean": mean }),
-        ),
-        ("taken_as", json!(data.description)),
-        ("task", json!(rows.task())),
-        ("fingerprint", json!(rows.fingerprint()?)),
-        (name, value),
-    ] {
-        json[name] = value;
-    }
+    json[name] = value;
     Ok(())
 }
 
@@ -227,11 +211,8 @@ fn survey(rows: &dyn Dataset) -> Result<([f64; 3], Box<dyn Survey>)> {
         let numbers: Vec<u64> = (first..(first + ROWS_AT_A_TIME).min(rows.rows())).collect();
         let [x, targets] = data::read_rows(rows, &numbers)?;
         labels.count(first, &targets)?;
-        for value in x.to_vec::<f32>()? {
-            let value = f64::from(value);
-            least = least.min(value);
-            largest = largest.max(value);
-            sum += value;
+        for value in x.to_vec::<f32>()?.into_iter().map(f64::from) {
+            (least, largest, sum) = (least.min(value), largest.max(value), sum + value);
         }
     }
     let mean = sum / (rows.rows() as f64 * rows.spec().inputs.elements() as f64);

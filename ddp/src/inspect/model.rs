@@ -3,17 +3,17 @@
 use std::fs::File;
 use std::path::Path;
 
+use ddp_data::safetensors::{Entry, Header};
 use serde_json::{Value, json};
 
 use super::sheet::{Inspected, Sheet, table};
 use crate::checkpoint::unreadable;
 use crate::error::{Error, Result};
-use ddp_data::safetensors::{Entry, Header};
 
 /// The tensors of a file.
 #[derive(Debug)]
 pub(super) struct Tensors {
-    header: Header,
+    entries: Vec<Entry>,
     bytes: u64,
 }
 
@@ -25,46 +25,43 @@ impl Tensors {
         let bytes = file.metadata().map_err(failed())?.len();
         let header = Header::read(&mut file, bytes).map_err(failed())?;
         let header = header.map_err(|why| Error::Data(format!("{}: {why}", path.display())))?;
-        Ok(Tensors { header, bytes })
+        let entries = header.entries;
+        Ok(Tensors { entries, bytes })
     }
 
     /// Elements of all tensors.
     pub(super) fn elements(&self) -> usize {
-        self.header.entries.iter().map(Entry::count).sum()
+        self.entries.iter().map(Entry::count).sum()
     }
 
     /// The names of the tensors that `is_wanted` accepts, and their elements.
     pub(super) fn those(&self, is_wanted: impl Fn(&str) -> bool) -> (Vec<String>, usize) {
-        let entries = self.header.entries.iter();
-        let wanted: Vec<&Entry> = entries.filter(|entry| is_wanted(&entry.name)).collect();
-        let names = wanted.iter().map(|entry| entry.name.clone()).collect();
-        (names, wanted.iter().map(|entry| entry.count()).sum())
+        let wanted = || self.entries.iter().filter(|entry| is_wanted(&entry.name));
+        let names = wanted().map(|entry| entry.name.clone()).collect();
+        (names, wanted().map(Entry::count).sum())
     }
 
     /// A line for each tensor.
     pub(super) fn table(&self) -> String {
         let row = |entry: &Entry| {
-            let shape = format!("{:?}", entry.shape);
-            let count = entry.count().to_string();
+            let (shape, count) = (format!("{:?}", entry.shape), entry.count().to_string());
             vec![entry.name.clone(), shape, entry.dtype.to_lowercase(), count]
         };
-        let rows: Vec<Vec<String>> = self.header.entries.iter().map(row).collect();
-        table(&rows)
+        table(&self.entries.iter().map(row).collect::<Vec<_>>())
     }
 
     /// The same as JSON.
     pub(super) fn to_json(&self) -> Value {
         let tensor = |entry: &Entry| json!({ "name": entry.name, "shape": entry.shape, "dtype": entry.dtype });
-        self.header.entries.iter().map(tensor).collect()
+        self.entries.iter().map(tensor).collect()
     }
 }
 
 /// Whether the file holds a model and not data, by the names of its tensors.
 pub(super) fn is_model(path: &Path) -> bool {
-    let named = |entry: &Entry| entry.name.ends_with(".weight") || entry.name.ends_with(".bias");
-    path.extension()
-        .is_some_and(|ending| ending == "safetensors")
-        && Tensors::read(path).is_ok_and(|tensors| tensors.header.entries.iter().any(named))
+    let is_parameter = |name: &str| name.ends_with(".weight") || name.ends_with(".bias");
+    let is_safetensors = path.extension().is_some_and(|it| it == "safetensors");
+    is_safetensors && Tensors::read(path).is_ok_and(|it| !it.those(is_parameter).0.is_empty())
 }
 
 /// Inspects the file at `path`.
@@ -82,5 +79,5 @@ pub(super) fn found(path: &Path) -> Result<Inspected> {
         "tensors": tensors.to_json(),
         "elements": tensors.elements(),
     });
-    Inspected::intact(sheet, json)
+    Ok(Inspected(sheet, json, None))
 }

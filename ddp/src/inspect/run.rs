@@ -16,9 +16,9 @@ use crate::units::{duration, plural};
 
 /// Inspects the run in `out`.
 pub(super) fn found(out: &Path) -> Result<Inspected> {
-    let record = out.join(EVENTS_FILE);
-    let run = match record.exists() {
-        true => Run::read_log(&record, |_| true)?,
+    let log = out.join(EVENTS_FILE);
+    let run = match log.exists() {
+        true => Run::read_log(out, |_| true)?,
         false => Run::default(),
     };
     let checkpoints = checkpoints(out)?;
@@ -36,14 +36,8 @@ pub(super) fn found(out: &Path) -> Result<Inspected> {
             sheet.add("frozen", some_of(&config.freeze));
         }
     }
-    let line = |(folder, opened): &(PathBuf, Result<Opened>)| {
-        let name = folder.file_name().unwrap_or_default().to_string_lossy();
-        shown(&format!("{name}  {}", condition(opened)))
-    };
-    let lines: Vec<String> = checkpoints.iter().map(line).collect();
-    let lines = Some(lines.join("\n")).filter(|lines| !lines.is_empty());
-    sheet.add("checkpoints", lines.unwrap_or_else(|| "none".into()));
-    let problem = problem(out, &run, &checkpoints);
+    let (lines, listed) = listed(&checkpoints);
+    sheet.add("checkpoints", lines);
     let bad_line = |(line, why): &(u64, String)| json!({ "line": line, "why": why });
     let json = json!({
         "kind": "run",
@@ -54,18 +48,18 @@ pub(super) fn found(out: &Path) -> Result<Inspected> {
         "best": run.best(),
         "end": run.last.get("end"),
         "resumed": run.resumes.len(),
-        "checkpoints": checkpoints.iter().map(checkpoint_json).collect::<Value>(),
+        "checkpoints": listed,
         "bad_lines": run.bad_lines.iter().map(bad_line).collect::<Value>(),
     });
-    Ok(Inspected {
-        sheet,
-        json,
-        problem,
-    })
+    let problem = problem(&log, &run, &checkpoints);
+    Ok(Inspected(sheet, json, problem))
 }
 
-/// The checkpoints in the order of steps, each opened with all its bytes checked.
-fn checkpoints(out: &Path) -> Result<Vec<(PathBuf, Result<Opened>)>> {
+/// A checkpoint's folder, and the checkpoint with all its bytes checked.
+type Checked = (PathBuf, Result<Opened>);
+
+/// The checkpoints in the order of steps.
+fn checkpoints(out: &Path) -> Result<Vec<Checked>> {
     let folder = out.join("checkpoints");
     if !folder.exists() {
         return Ok(Vec::new());
@@ -75,49 +69,51 @@ fn checkpoints(out: &Path) -> Result<Vec<(PathBuf, Result<Opened>)>> {
     let opened = names.map(|name| folder.join(name));
     let opened = opened.map(|folder| (folder.clone(), checkpoint::open(&folder)));
     // A run in progress may have removed some since they were listed.
-    let is_there = |(folder, opened): &(PathBuf, Result<Opened>)| {
-        opened.is_ok() || !checkpoint::is_gone(folder)
-    };
+    let is_there = |(folder, opened): &Checked| opened.is_ok() || !checkpoint::is_gone(folder);
     Ok(opened.filter(is_there).collect())
 }
 
-fn condition(opened: &Result<Opened>) -> String {
-    match opened {
-        Ok(Opened { state, .. }) => {
-            let last = state.last.as_ref().filter(|last| last.step == state.step);
-            let last = last.map(|last| format!(", {}", evaluation(last)));
-            format!("intact{}", last.unwrap_or_default())
+/// The checkpoints and their condition, as lines and as JSON.
+fn listed(checkpoints: &[Checked]) -> (String, Value) {
+    let (mut lines, mut json) = (Vec::new(), Vec::new());
+    for (folder, opened) in checkpoints {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let path = folder.to_string_lossy();
+        match opened {
+            Ok(Opened { state, .. }) => {
+                let (step, last) = (state.step, &state.last);
+                json.push(json!({ "path": path, "is_whole": true, "step": step, "last": last }));
+                let last = last.as_ref().filter(|last| last.step == step);
+                let last = last.map(|last| format!(", {}", evaluation(last)));
+                lines.push(format!("{name}  intact{}", last.unwrap_or_default()));
+            }
+            Err(error) => {
+                let why = error.to_string();
+                json.push(json!({ "path": path, "is_whole": false, "why": why }));
+                lines.push(format!("{name}  DAMAGED: {why}"));
+            }
         }
-        Err(error) => format!("DAMAGED: {error}"),
     }
-}
-
-fn checkpoint_json((folder, opened): &(PathBuf, Result<Opened>)) -> Value {
-    match opened {
-        Ok(opened) => json!({
-            "path": folder.to_string_lossy(),
-            "is_whole": true,
-            "step": opened.state.step,
-            "last": opened.state.last,
-        }),
-        Err(error) => {
-            json!({ "path": folder.to_string_lossy(), "is_whole": false, "why": error.to_string() })
-        }
+    let lines: Vec<String> = lines.iter().map(|line| shown(line)).collect();
+    match lines.is_empty() {
+        true => ("none".into(), json.into()),
+        false => (lines.join("\n"), json.into()),
     }
 }
 
 /// The first problem, and the number of others.
-fn problem(out: &Path, run: &Run, checkpoints: &[(PathBuf, Result<Opened>)]) -> Option<Error> {
+fn problem(log: &Path, run: &Run, checkpoints: &[Checked]) -> Option<Error> {
     let damaged = checkpoints
         .iter()
         .filter_map(|(_, opened)| opened.as_ref().err());
-    let log = out.join(EVENTS_FILE);
     let bad = |(line, why): &(u64, String)| format!("{}, line {line}: {why}", log.display());
     let bad = run.bad_lines.iter().map(bad);
     let all: Vec<String> = damaged.map(ToString::to_string).chain(bad).collect();
-    let (first, more) = (all.first()?, all.len() - 1);
-    let more = Some(format!(" (and {more} more, shown above)")).filter(|_| more > 0);
-    Some(Error::Data(format!("{first}{}", more.unwrap_or_default())))
+    let more = match all.len() {
+        0 | 1 => String::new(),
+        all => format!(" (and {} more, shown above)", all - 1),
+    };
+    Some(Error::Data(format!("{}{more}", all.first()?)))
 }
 
 /// Adds what the metrics log says of a run of `steps` steps.

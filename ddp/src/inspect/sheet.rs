@@ -4,35 +4,16 @@ use std::fmt;
 
 use serde_json::Value;
 
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::shown::{self, shown, shown_lines};
 
-/// The result of an inspection.
+/// The result of an inspection, for people and as JSON, and the damage if there is any.
 #[derive(Debug)]
-pub(super) struct Inspected {
-    pub(super) sheet: Sheet,
-    pub(super) json: Value,
-    /// The damage, if there is any.
-    pub(super) problem: Option<Error>,
-}
-
-impl Inspected {
-    /// The result without damage.
-    pub(super) fn intact(sheet: Sheet, json: Value) -> Result<Inspected> {
-        Ok(Inspected {
-            sheet,
-            json,
-            problem: None,
-        })
-    }
-}
+pub(super) struct Inspected(pub(super) Sheet, pub(super) Value, pub(super) Option<Error>);
 
 /// A title and facts.
 #[derive(Debug, Default)]
-pub(super) struct Sheet {
-    title: String,
-    lines: Vec<(String, String)>,
-}
+pub(super) struct Sheet(String);
 
 /// The column in which facts start.
 const INDENT: usize = 12;
@@ -40,27 +21,21 @@ const INDENT: usize = 12;
 impl Sheet {
     /// The title is one line.
     pub(super) fn new(title: impl AsRef<str>) -> Sheet {
-        Sheet {
-            title: shown(title.as_ref()),
-            lines: Vec::new(),
-        }
+        Sheet(shown(title.as_ref()))
     }
 
     /// Adds a fact of one or more lines. Names in it must be `shown`, or they could forge a line.
     pub(super) fn add(&mut self, word: &str, fact: impl Into<String>) {
-        self.lines.push((word.into(), shown_lines(&fact.into())));
+        let words = std::iter::once(word).chain(std::iter::repeat(""));
+        for (word, line) in words.zip(shown_lines(&fact.into()).lines()) {
+            self.0 += &format!("\n{word:INDENT$}{line}");
+        }
     }
 }
 
 impl fmt::Display for Sheet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.title)?;
-        for (word, fact) in &self.lines {
-            for (index, line) in fact.lines().enumerate() {
-                write!(f, "\n{:INDENT$}{line}", if index == 0 { word } else { "" })?;
-            }
-        }
-        Ok(())
+        f.write_str(&self.0)
     }
 }
 

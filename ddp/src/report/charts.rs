@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+pub(crate) use super::html::joined;
 use super::html::{count, escaped, figure, percent, plural, shortened, table};
 use crate::metrics::{ResumeLine, Run};
 use crate::record::RanksEvent;
@@ -70,22 +71,19 @@ const CURVES: [CurvePlan; 15] = [
 /// The charts of a run.
 pub(crate) fn of_run(run: &Run) -> Vec<Chart> {
     let mut charts: Vec<Chart> = Vec::new();
-    for plan in CURVES {
-        let (title, unit, name, field) = plan;
-        let known = charts.iter().position(|chart| chart.title == title);
-        let color = match (field, known) {
-            (Eval(_), _) => 1,
-            (Step(_), known) => known.map_or(0, |at| charts[at].curves.len()),
+    for (title, unit, name, field) in CURVES {
+        let known = charts.iter_mut().find(|chart| chart.title == title);
+        let color = match field {
+            Eval(_) => 1,
+            Step(_) => known.as_ref().map_or(0, |chart| chart.curves.len()),
         };
-        match (curve(run, field, name, color), known) {
-            (None, _) => {}
-            (Some(curve), None) => charts.push(Chart::new(title, unit.into(), field, vec![curve])),
-            (Some(curve), Some(at)) => {
-                let curves = &mut charts[at].curves;
-                if curves.iter().all(|known| known.name != name) {
-                    curves.push(curve);
-                }
-            }
+        let Some(curve) = curve(run, field, name, color) else {
+            continue;
+        };
+        match known {
+            None => charts.push(Chart::new(title, unit.into(), field, vec![curve])),
+            Some(chart) if chart.curves.iter().any(|known| known.name == name) => {}
+            Some(chart) => chart.curves.push(curve),
         }
     }
     charts.extend(ranks(run));
@@ -102,13 +100,9 @@ fn ranks(run: &Run) -> Option<Chart> {
     let (step, now) = *points.last()?;
     points.push((step.max(run.last_step()), now));
     let has_changed = run.ranks.windows(2).any(|pair| pair[0].1 != pair[1].1);
-    let curve = Curve {
-        name: String::new(),
-        color: 0,
-        has_dots: false,
-        points: thinned(points.into_iter()),
-    };
-    has_changed.then(|| Chart::new("Ranks", String::new(), Step("ranks"), vec![curve]))
+    let curve = Curve::of("", 0, false, points.into_iter());
+    let curve = curve.filter(|_| has_changed);
+    curve.map(|curve| Chart::new("Ranks", String::new(), Step("ranks"), vec![curve]))
 }
 
 /// The charts of several runs: one for each curve, in which each run has a color. Evaluations come
@@ -143,14 +137,9 @@ fn apart_of(runs: &[(String, Run)], (title, field): (&'static str, &'static str)
     let ((first, own), others) = runs.split_first()?;
     let own: BTreeMap<u64, Option<f64>> = own.steps.values(field).collect();
     let curve = |(index, (name, run)): (usize, &(String, Run))| {
-        let common = |(step, value)| Some((step, relative((*own.get(&step)?)?, value?)));
-        let points: Vec<_> = run.steps.values(field).filter_map(common).collect();
-        (!points.is_empty()).then(|| Curve {
-            name: shortened(name, 60),
-            color: index + 1,
-            has_dots: points.len() == 1,
-            points: thinned(points.into_iter().map(|(step, value)| (step, Some(value)))),
-        })
+        let common = |(step, value)| Some((step, Some(relative((*own.get(&step)?)?, value?))));
+        let points = run.steps.values(field).filter_map(common);
+        Curve::of(name, index + 1, false, points)
     };
     let curves: Vec<Curve> = others.iter().enumerate().filter_map(curve).collect();
     let first = shortened(first, 60);
@@ -160,23 +149,29 @@ fn apart_of(runs: &[(String, Run)], (title, field): (&'static str, &'static str)
 
 /// The curve of a run, if it has values.
 fn curve(run: &Run, field: Field, name: &str, color: usize) -> Option<Curve> {
-    let points = match field {
-        Step(field) => thinned(run.steps.values(field)),
-        Eval(field) => thinned(run.evals.values(field)),
-    };
-    let has_values = points.iter().any(|point| point.1.is_some());
-    has_values.then(|| Curve {
-        name: shortened(name, 60),
-        color,
-        has_dots: matches!(field, Eval(_)) || points.len() == 1,
-        points,
-    })
+    match field {
+        Step(field) => Curve::of(name, color, false, run.steps.values(field)),
+        Eval(field) => Curve::of(name, color, true, run.evals.values(field)),
+    }
 }
 
-/// The parts that are not empty, with commas between.
-fn joined(parts: &[&str]) -> String {
-    let parts = parts.iter().filter(|part| !part.is_empty());
-    parts.copied().collect::<Vec<_>>().join(", ")
+impl Curve {
+    /// A curve, if it has values.
+    fn of(
+        name: &str,
+        color: usize,
+        has_dots: bool,
+        points: impl Iterator<Item = Point>,
+    ) -> Option<Curve> {
+        let points = thinned(points);
+        let has_values = points.iter().any(|point| point.1.is_some());
+        has_values.then(|| Curve {
+            name: shortened(name, 60),
+            color,
+            has_dots: has_dots || points.len() == 1,
+            points,
+        })
+    }
 }
 
 impl Chart {
@@ -197,18 +192,14 @@ pub(super) fn html(charts: &[Chart]) -> String {
         return "<p class=\"none\">No step was recorded.</p>".to_string();
     }
     let row = |(chart, curve): (&Chart, &Curve)| {
-        let text = match chart.is_percent {
-            true => percent,
-            false => figure,
-        };
+        let text = if chart.is_percent { percent } else { figure };
         let values = || curve.points.iter().filter_map(|point| point.1);
-        vec![
-            escaped(&joined(&[chart.title, &chart.unit, &curve.name])),
-            text(values().next()),
-            text(values().next_back()),
-            text(values().reduce(f64::min)),
-            text(values().reduce(f64::max)),
-        ]
+        let (first, last) = (values().next(), values().next_back());
+        let (low, high) = (values().reduce(f64::min), values().reduce(f64::max));
+        let name = escaped(&joined(&[chart.title, &chart.unit, &curve.name]));
+        let mut cells = vec![name];
+        cells.extend([first, last, low, high].map(text));
+        cells
     };
     let curves = charts.iter();
     let curves = curves.flat_map(|chart| chart.curves.iter().map(move |curve| (chart, curve)));
@@ -243,8 +234,8 @@ pub(super) fn marks(run: &Run) -> Vec<(u64, String)> {
         let (step, change) = (change.step, shortened(&change.to_string(), 200));
         (step, format!("{change} after step {}", count(step)))
     };
-    let resumes = run.resumes.iter().map(resumed);
-    let mut marks: Vec<_> = resumes.chain(run.changes.iter().map(changed)).collect();
+    let mut marks: Vec<_> = run.resumes.iter().map(resumed).collect();
+    marks.extend(run.changes.iter().map(changed));
     marks.sort_by_key(|(step, _)| *step);
     marks
 }
@@ -254,9 +245,10 @@ fn resumed(resume: &ResumeLine) -> (u64, String) {
     if let Some(ranks) = resume.ranks {
         text += &format!(" on {}", plural(ranks, "rank"));
     }
-    for (index, change) in resume.overridden.iter().take(12).enumerate() {
-        text += if index == 0 { ", with " } else { ", " };
-        text += &shortened(change, 100);
+    let changes = resume.overridden.iter().take(12);
+    let changes: Vec<String> = changes.map(|change| shortened(change, 100)).collect();
+    if !changes.is_empty() {
+        text += &format!(", with {}", changes.join(", "));
     }
     (resume.step, text)
 }

@@ -28,8 +28,10 @@ fn part(of: u64, whole: u64) -> Option<f64> {
 pub(super) fn confusion(confusion: &Confusion) -> String {
     let rows = confusion.rows.iter().sum();
     let right = confusion.right.iter().sum();
-    let largest = largest_class(&confusion.rows).map(|part| percent(Some(part)));
-    let largest = largest.map(|part| format!("; the largest class has {part} of the rows"));
+    let largest = largest_class(&confusion.rows).map(|part| {
+        let part = percent(Some(part));
+        format!("; the largest class has {part} of the rows")
+    });
     let tables = match &confusion.counts {
         Some(counts) => heat(confusion, counts),
         None => lists(confusion),
@@ -89,19 +91,14 @@ fn lists(confusion: &Confusion) -> String {
     let scores = confusion.scores();
     let mut classes: Vec<(usize, &ClassScores)> = scores.iter().enumerate().collect();
     classes.retain(|(_, scores)| scores.recall.is_some());
-    classes.sort_by(|(a, scores_a), (b, scores_b)| {
-        let recall = |scores: &ClassScores| scores.recall.unwrap_or(1.0);
-        let by_rows = confusion.rows[*b].cmp(&confusion.rows[*a]);
-        recall(scores_a).total_cmp(&recall(scores_b)).then(by_rows)
+    classes.sort_by(|(a, of_a), (b, of_b)| {
+        let by_recall = of_a.recall.partial_cmp(&of_b.recall).expect("finite");
+        by_recall.then(confusion.rows[*b].cmp(&confusion.rows[*a]))
     });
     let row = |(class, scores): (usize, &ClassScores)| {
-        vec![
-            named(&confusion.name(class)),
-            count(confusion.rows[class]),
-            percent(scores.recall),
-            percent(scores.precision),
-            percent(scores.f1),
-        ]
+        let mut cells = vec![named(&confusion.name(class)), count(confusion.rows[class])];
+        cells.extend([scores.recall, scores.precision, scores.f1].map(percent));
+        cells
     };
     let worst = classes.into_iter().take(LIST_MAX).map(row);
     let headings = ["class", "rows", "recall", "precision", "F1"];
@@ -147,21 +144,19 @@ fn pictured(sample: &Sample) -> Option<String> {
     let source = BASE64_STANDARD.encode(png(picture));
     let percent = |part| format!("<small>{:.0}\u{a0}% confident</small>", part * 100.0);
     let confidence = sample.confidence.map(percent).unwrap_or_default();
-    let wrong = format!(
-        "<small>predicted as</small> <b>{}</b>",
-        named(&sample.predicted)
-    );
+    let (named_truth, named_predicted) = (named(&sample.truth), named(&sample.predicted));
     let (class, text) = match sample.is_right {
         true => ("right", "<small>correct</small>".to_string()),
-        false => ("wrong", wrong),
+        false => (
+            "wrong",
+            format!("<small>predicted as</small> <b>{named_predicted}</b>"),
+        ),
     };
+    let (Picture { width, height, .. }, row) = (picture, sample.row);
     Some(format!(
-        "<li class=\"{class}\"><img src=\"data:image/png;base64,{source}\" width=\"{}\" height=\"{}\" \
-         alt=\"Row {}: class {truth}, predicted as {predicted}\"><span><b>{}</b> {text}{confidence}</span></li>",
-        picture.width,
-        picture.height,
-        sample.row,
-        named(&sample.truth)
+        "<li class=\"{class}\"><img src=\"data:image/png;base64,{source}\" width=\"{width}\" \
+         height=\"{height}\" alt=\"Row {row}: class {truth}, predicted as {predicted}\"><span>\
+         <b>{named_truth}</b> {text}{confidence}</span></li>"
     ))
 }
 
@@ -184,33 +179,32 @@ fn png(picture: &Picture) -> Vec<u8> {
 fn features(samples: &Samples) -> String {
     let lengths = samples.samples.iter().map(|sample| sample.values.len());
     let shown = lengths.max().unwrap_or(0);
-    let headings = ["row", "class", "predicted as", "confidence"].map(String::from);
     let column = |index: usize| match samples.columns.get(index) {
         Some(name) => shortened(name, NAME_CHARS_MAX),
         None => index.to_string(),
     };
-    let headings: Vec<String> = headings.into_iter().chain((0..shown).map(column)).collect();
-    let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
+    let columns: Vec<String> = (0..shown).map(column).collect();
+    let mut headings = vec!["row", "class", "predicted as", "confidence"];
+    headings.extend(columns.iter().map(String::as_str));
     let value = |value: &Option<SampleValue>| match value {
         Some(SampleValue::Word(word)) => named(word),
         Some(SampleValue::Number(number)) => figure(Some(f64::from(*number))),
         None => figure(None),
     };
     let row = |sample: &Sample| {
-        let predicted = named(&sample.predicted);
-        let predicted = match sample.is_right {
-            true => predicted,
-            false => format!("<b class=\"bad\">{predicted}</b>"),
+        let predicted = match (sample.is_right, named(&sample.predicted)) {
+            (true, predicted) => predicted,
+            (false, predicted) => format!("<b class=\"bad\">{predicted}</b>"),
         };
         let confidence = percent(sample.confidence.map(f64::from));
-        let first = [
+        let mut cells = vec![
             count(sample.row),
             named(&sample.truth),
             predicted,
             confidence,
         ];
-        let values = sample.values.iter().map(value);
-        first.into_iter().chain(values).collect()
+        cells.extend(sample.values.iter().map(value));
+        cells
     };
     let html = table("Samples", &headings, 3, samples.samples.iter().map(row));
     match samples.features.saturating_sub(shown) as u64 {

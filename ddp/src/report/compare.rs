@@ -80,8 +80,8 @@ fn settings(runs: &[(String, Run)]) -> String {
     if differing.peek().is_none() {
         return note("All settings are the same.");
     }
-    let titles = runs.iter().map(|(name, _)| shortened(name, 60));
-    let headings: Vec<String> = std::iter::once("setting".into()).chain(titles).collect();
-    let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
+    let titles: Vec<String> = runs.iter().map(|(name, _)| shortened(name, 60)).collect();
+    let mut headings = vec!["setting"];
+    headings.extend(titles.iter().map(String::as_str));
     table("Settings that differ", &headings, headings.len(), differing)
 }

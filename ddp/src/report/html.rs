@@ -1,7 +1,7 @@
 //! Text, numbers and tables as HTML.
 
 use crate::shown::is_unseen;
-pub(super) use crate::units::{count, duration, grouped, megabytes, plural};
+pub(super) use crate::units::{count, duration, grouped, plural};
 
 /// Escapes a text for HTML content and quoted attributes. Invisible characters become U+FFFD.
 pub(super) fn escaped(text: &str) -> String {
@@ -28,6 +28,12 @@ pub(super) fn shortened(text: &str, chars_max: usize) -> String {
     }
     let start = text.chars().take(chars_max.saturating_sub(1));
     start.chain(['…']).collect()
+}
+
+/// The parts that are not empty, with commas between.
+pub(crate) fn joined(parts: &[&str]) -> String {
+    let parts = parts.iter().filter(|part| !part.is_empty());
+    parts.copied().collect::<Vec<_>>().join(", ")
 }
 
 /// Four significant digits: `0.9280`, `11,604`, `2.310`, `1.234e-7`; a dash if missing or not
@@ -69,20 +75,20 @@ pub(super) fn table(
 ) -> String {
     let class = |column: usize| if column >= texts { " class=\"n\"" } else { "" };
     let headings: Vec<String> = headings.iter().map(|heading| escaped(heading)).collect();
-    let heads = headings.iter().enumerate().map(|(column, heading)| {
-        let class = class(column);
-        format!("<th scope=\"col\"{class}>{heading}</th>")
-    });
-    let head = match headings.is_empty() {
-        true => String::new(),
-        false => format!("<thead><tr>{}</tr></thead>", heads.collect::<String>()),
+    let head = |(column, heading): (usize, &String)| {
+        format!("<th scope=\"col\"{}>{heading}</th>", class(column))
     };
+    let mut head: String = headings.iter().enumerate().map(head).collect();
+    if !head.is_empty() {
+        head = format!("<thead><tr>{head}</tr></thead>");
+    }
     let cell = |(column, cell): (usize, String)| {
         let heading = headings.get(column);
         let heading = heading.map_or(String::new(), |heading| format!(" data-h=\"{heading}\""));
+        let class = class(column);
         match column {
-            0 => format!("<th scope=\"row\"{}{heading}>{cell}</th>", class(column)),
-            _ => format!("<td{}{heading}>{cell}</td>", class(column)),
+            0 => format!("<th scope=\"row\"{class}{heading}>{cell}</th>"),
+            _ => format!("<td{class}{heading}>{cell}</td>"),
         }
     };
     let row = |row: Vec<String>| {
@@ -90,8 +96,11 @@ pub(super) fn table(
         format!("<tr>{cells}</tr>")
     };
     let rows: String = rows.map(row).collect();
-    let stacked = Some(" class=\"stack\"").filter(|_| headings.len() > 3);
-    let stacked = stacked.unwrap_or_default();
+    let stacked = if headings.len() > 3 {
+        " class=\"stack\""
+    } else {
+        ""
+    };
     let table = format!("<table{stacked}>{head}<tbody>{rows}</tbody></table>");
     scrolling(label, &table)
 }

@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::charts;
-use super::html::{count, duration, escaped, note, plural, shortened};
-use super::results::{Figure, results};
+use super::html::{count, escaped, note, plural, shortened};
+use super::results::{Figure, figures};
 use super::{classes, tables};
 use crate::metrics::{Run, TextLine};
 use crate::samples::Samples;
@@ -26,7 +26,7 @@ pub(super) fn of(run: &Run, samples: Result<Option<Samples>, String>) -> String 
         data: shortened(&run.start.data, 400),
         name,
         ending,
-        figures: figures(run),
+        figures: tiles(run),
         is_simulated: run.is_simulated(),
         skipped: run.bad_lines.len(),
         again: "DIR",
@@ -66,17 +66,19 @@ impl Page {
                  <h2 id=\"{id}-title\">{title}</h2>{html}</section>"
             );
         }
-        let lines = plural(self.skipped as u64, "line");
-        let skipped = match self.skipped {
+        let skipped = match self.skipped as u64 {
             0 => String::new(),
-            _ => format!("<p>{lines} of the metrics log could not be read.</p>"),
+            lines => {
+                let lines = plural(lines, "line");
+                format!("<p>{lines} of the metrics log could not be read.</p>")
+            }
         };
         let simulated = match self.is_simulated {
+            false => "",
             true => {
                 "<p class=\"loud\"><strong>On simulated GPUs.</strong> The results are real; times \
                  and rates would mean nothing and are left out.</p>"
             }
-            false => "",
         };
         format!(
             include_str!("page.html"),
@@ -115,31 +117,27 @@ fn sections(
         Ok(samples) => samples.as_ref().map_or(String::new(), classes::samples),
         Err(problem) => note(&format!("No samples: {}.", escaped(&problem))),
     };
-    let classes = run.confusion.as_ref().map(classes::confusion);
-    let transfers = run.placement.as_ref().map(tables::transfers);
-    let settings = tables::settings(&run.start.config);
-    vec![
-        ("curves", "Curves", curves(run, charts)),
-        ("classes", "Classes", classes.unwrap_or_default()),
-        ("columns", "Columns", tables::columns(run)),
-        ("samples", "Samples", samples),
-        ("texts", "Text", texts(run)),
-        ("transfers", "Transfers", transfers.unwrap_or_default()),
-        ("memory", "Memory", tables::memory(run)),
-        ("settings", "Configuration", settings),
-        ("versions", "Versions", tables::versions(run)),
-    ]
-}
-
-fn curves(run: &Run, charts: &[charts::Chart]) -> String {
-    let about = if run.is_simulated() {
+    let about_curves = if run.is_simulated() {
         note("Times on simulated GPUs mean nothing and are not recorded.")
     } else if run.steps.has("step_ms") && !run.steps.has("reduce_ms") {
         note("On GPUs the host does not wait for reductions: the step's time contains them.")
     } else {
         String::new()
     };
-    about + &charts::html(charts)
+    let curves = about_curves + &charts::html(charts);
+    let classes = run.confusion.as_ref().map(classes::confusion);
+    let transfers = run.placement.as_ref().map(tables::transfers);
+    let settings = tables::settings(&run.start.config);
+    vec![
+        ("curves", "Curves", curves),
+        ("classes", "Classes", classes.unwrap_or_default()),
+        ("columns", "Columns", tables::columns(run)),
+        ("samples", "Samples", samples),
+        ("texts", "Text", texts(run)),
+        ("transfers", "Transfers", transfers.unwrap_or_default()),
+        ("settings", "Configuration", settings),
+        ("versions", "Versions", tables::versions(run)),
+    ]
 }
 
 /// The last texts that the model made, the newest first.
@@ -173,56 +171,11 @@ pub(super) fn ending(run: &Run) -> [String; 4] {
     [class, sign, class, &message].map(String::from)
 }
 
-/// The results of a run in a few numbers.
-fn figures(run: &Run) -> String {
-    let mut all = results(run);
-    let seconds = run.of_end("seconds").filter(|_| !run.is_simulated());
-    let since = run.resumes.last().map(|resume| count(resume.step));
-    let since = since.map(|step| format!("since it was resumed after step {step}"));
-    all.add("Time", seconds.map(duration), since.unwrap_or_default());
-    let whole = |name: &str| run.end().and_then(|end| end[name].as_u64());
-    let steps = whole("steps").unwrap_or(0).max(run.last_step());
-    let of_steps = run.start.steps.filter(|all| *all != steps);
-    let of_steps = of_steps.map_or(String::new(), |all| format!(" of {}", count(all)));
-    let unit = match run.of_end("tokens_per_s") {
-        None => "samples",
-        Some(_) => "windows of tokens",
-    };
-    let samples = whole("samples").map(|samples| format!("{} {unit}", count(samples)));
-    let samples = samples.unwrap_or_default();
-    all.add("Steps", Some(count(steps) + &of_steps), samples);
-    let hosts = match run.start.world.hosts {
-        0 | 1 => String::new(),
-        hosts => format!(" on {}", plural(hosts, "host")),
-    };
-    let ranks = count(run.ranks()) + &hosts;
-    all.add("Ranks", Some(ranks), kinds_of_devices(run));
-    all.add("Parameters", run.start.parameters.map(count), "");
+/// The run in a few numbers.
+fn tiles(run: &Run) -> String {
     let html = |Figure { name, value, note }: &Figure| {
         let (value, note) = (escaped(value), escaped(note));
         format!("<div><dt>{name}</dt><dd>{value}</dd><dd class=\"about\">{note}</dd></div>")
     };
-    all.0.iter().map(html).collect()
-}
-
-/// `2 × NVIDIA H200`, `4 × cpu`: devices without their numbers and hosts.
-fn kinds_of_devices(run: &Run) -> String {
-    let mut kinds: Vec<(String, u64)> = Vec::new();
-    for devices in run.devices() {
-        let without_host = devices.split(" on ").next().unwrap_or_default();
-        for device in without_host.split(" and ") {
-            let kind = match device.split_once(' ') {
-                Some((number, name)) if number.starts_with("cuda:") => name,
-                _ => device,
-            };
-            let kind = shortened(kind, 60);
-            match kinds.iter_mut().find(|(known, _)| *known == kind) {
-                Some((_, number)) => *number += 1,
-                None => kinds.push((kind, 1)),
-            }
-        }
-    }
-    let text = |(kind, number): &(String, u64)| format!("{number} × {kind}");
-    let kinds = kinds.iter().take(4).map(text);
-    kinds.collect::<Vec<_>>().join(", ")
+    figures(run).iter().map(html).collect()
 }

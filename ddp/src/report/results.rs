@@ -1,9 +1,11 @@
 //! What a run reached, in a few figures: for its page, `watch`, and the page of several runs.
 
 pub(crate) use super::html::figure;
-use super::html::{count, percent};
+use super::html::{joined, percent, shortened};
 use crate::metrics::Run;
 use crate::samples::{Confusion, balanced_accuracy, largest_class};
+use crate::shown::shown;
+use crate::units::{count, duration, megabytes, plural};
 
 /// A figure: what it is, its value, and what it is of; the last may be empty.
 pub(crate) struct Figure {
@@ -49,11 +51,11 @@ pub(crate) fn results(run: &Run) -> Figures {
     let columns = format!("over {} columns, held out", run.column_errors.len());
     all.add("Mean R²", of_eval("mean_r2"), columns);
     let held_out = run.of_end("eval_loss").or_else(|| evals.newest("loss"));
-    let best = run
-        .best()
-        .map(|best| (figure(Some(best.loss)), count(best.step)));
-    let best = best.map(|(loss, step)| format!("lowest {loss}, after step {step}"));
-    all.add("Held-out loss", number(held_out), best.unwrap_or_default());
+    let best = run.best().map_or(String::new(), |best| {
+        let (loss, step) = (figure(Some(best.loss)), count(best.step));
+        format!("lowest {loss}, after step {step}")
+    });
+    all.add("Held-out loss", number(held_out), best);
     all.add("Perplexity", of_eval("perplexity"), "held out");
     all.add("Bits per byte", of_eval("bits_per_byte"), "held out");
     let loss = run.of_end("loss").or_else(|| steps.last("loss"));
@@ -73,6 +75,78 @@ pub(crate) fn results(run: &Run) -> Figures {
     let share = part(steps.last("matmul_share"));
     all.add("Speed of a step", share, "of what a large matmul reaches");
     all
+}
+
+/// The same, then what a step takes, where the run is and how far it came.
+pub(crate) fn figures(run: &Run) -> Vec<Figure> {
+    let (mut all, last) = (results(run), |field| run.steps.last(field));
+    let wait = |name: &str, field| {
+        let ms = last(field).filter(|ms| *ms >= 0.01);
+        ms.map_or(String::new(), |ms| format!("{name} {ms:.2}"))
+    };
+    let rows = wait("rows", "data_ms");
+    let (reductions, saving) = (wait("reductions", "reduce_ms"), wait("saving", "save_ms"));
+    let mut waits = joined(&[&rows, &reductions, &saving]);
+    if !waits.is_empty() {
+        waits.insert_str(0, "waiting for ");
+    }
+    all.add(
+        "Step",
+        last("step_ms").map(|ms| format!("{ms:.2} ms")),
+        waits,
+    );
+    all.add("Learning rate", last("lr").map(|lr| figure(Some(lr))), "");
+    let mut ranks = count(run.ranks());
+    if run.start.world.hosts > 1 {
+        ranks += &format!(" on {}", plural(run.start.world.hosts, "host"));
+    }
+    all.add("Ranks", Some(ranks), kinds_of_devices(run));
+    let peak_mb = run.of_end("device_peak_mb").or(last("device_peak_mb"));
+    let note = "of rank 0, at the peak";
+    all.add("GPU memory", peak_mb.map(megabytes), note);
+    let peak_mb = run.of_end("peak_mb").map(megabytes);
+    all.add("Host memory", peak_mb, note);
+    let seconds = run.of_end("seconds").filter(|_| !run.is_simulated());
+    let since = run.resumes.last().map(|resume| count(resume.step));
+    let since = since.map(|step| format!("since it was resumed after step {step}"));
+    all.add("Time", seconds.map(duration), since.unwrap_or_default());
+    let whole = |name: &str| run.end().and_then(|end| end[name].as_u64());
+    let steps = whole("steps").unwrap_or(0).max(run.last_step());
+    let mut of_all = count(steps);
+    if let Some(all) = run.start.steps.filter(|all| *all != steps) {
+        of_all += &format!(" of {}", count(all));
+    }
+    let unit = match run.of_end("tokens_per_s") {
+        None => "samples",
+        Some(_) => "windows of tokens",
+    };
+    let samples = whole("samples").map(|samples| format!("{} {unit}", count(samples)));
+    let samples = samples.unwrap_or_default();
+    all.add("Steps", Some(of_all), samples);
+    all.add("Parameters", run.start.parameters.map(count), "");
+    all.0
+}
+
+/// `2 × NVIDIA H200`, `4 × cpu`: devices without their numbers and hosts.
+fn kinds_of_devices(run: &Run) -> String {
+    let mut kinds: Vec<(String, u64)> = Vec::new();
+    for devices in run.devices() {
+        let without_host = devices.split(" on ").next().unwrap_or_default();
+        for device in without_host.split(" and ") {
+            let kind = match device.split_once(' ') {
+                Some((number, name)) if number.starts_with("cuda:") => name,
+                _ => device,
+            };
+            let kind = shown(&shortened(kind, 60));
+            match kinds.iter_mut().find(|(known, _)| *known == kind) {
+                Some((_, number)) => *number += 1,
+                None => kinds.push((kind, 1)),
+            }
+        }
+    }
+    let text = |(kind, number): &(String, u64)| format!("{number} × {kind}");
+    let kinds = kinds.iter().take(4).map(text);
+    kinds.collect::<Vec<_>>().join(", ")
 }
 
 /// `on 500 held-out rows; the largest class has 85.10 % of them`

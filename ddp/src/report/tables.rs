@@ -1,8 +1,8 @@
-//! The tables of the page: transfers, memory, settings, versions.
+//! The tables of the page: transfers, settings, versions.
 
 use serde_json::{Map, Value};
 
-use super::html::{count, escaped, figure, megabytes, note, plural, shortened, table};
+use super::html::{count, escaped, figure, note, plural, shortened, table};
 use crate::audit::Audit;
 use crate::config::{Config, as_flag, find};
 use crate::metrics::Run;
@@ -19,27 +19,12 @@ pub(super) fn transfers(audit: &Audit) -> String {
     let mut rows = audit.table().into_iter();
     let headings = rows.next().unwrap_or_default();
     let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
-    let table = match headings.is_empty() {
-        true => String::new(),
-        false => table("What each rank moved", &headings, 2, rows.map(cells)),
-    };
+    let rows = rows.map(cells);
+    let table = Some(table("What each rank moved", &headings, 2, rows));
+    let table = table.filter(|_| !headings.is_empty()).unwrap_or_default();
     let line = |text: &String| format!("<li>{}</li>", escaped(text));
     let notes: String = audit.notes().iter().map(line).collect();
     format!("{}{table}<ul>{notes}</ul>", note(&escaped(&audit.title())))
-}
-
-/// The most memory that rank 0 used.
-pub(super) fn memory(run: &Run) -> String {
-    let rows = [
-        ("peak host memory of rank 0", run.of_end("peak_mb")),
-        ("peak GPU memory of rank 0", run.of_end("device_peak_mb")),
-    ];
-    let row = |(name, value): (&str, Option<f64>)| Some(vec![name.to_string(), megabytes(value?)]);
-    let mut rows = rows.into_iter().filter_map(row).peekable();
-    match rows.peek() {
-        None => String::new(),
-        Some(_) => table("Memory", &[], 1, rows),
-    }
 }
 
 /// The errors of each column of numbers.
@@ -48,8 +33,9 @@ pub(super) fn columns(run: &Run) -> String {
         return String::new();
     };
     let row = |column: &ColumnErrors| {
-        let numbers = [column.rmse, column.mae, column.r2].map(figure);
-        std::iter::once(cell(&column.name)).chain(numbers).collect()
+        let mut cells = vec![cell(&column.name)];
+        cells.extend([column.rmse, column.mae, column.r2].map(figure));
+        cells
     };
     let headings = ["column", "RMSE", "mean absolute error", "R²"];
     let about = "on held-out rows, in the units of the labels";
@@ -120,18 +106,16 @@ pub(super) fn versions(run: &Run) -> String {
         rows.push(("gradients".to_string(), text));
         rows.push(("bits".to_string(), world.why_bits_may_differ()));
     }
-    let devices = run.devices();
-    for (rank, device) in devices.iter().enumerate().take(RANKS_MAX) {
+    let devices = run.devices().iter().enumerate();
+    for (rank, device) in devices.take(RANKS_MAX) {
         rows.push((format!("rank {rank}"), device.clone()));
     }
-    if devices.len() > RANKS_MAX {
-        let more = count((devices.len() - RANKS_MAX) as u64);
+    if run.devices().len() > RANKS_MAX {
+        let more = count((run.devices().len() - RANKS_MAX) as u64);
         rows.push((format!("{more} more ranks"), "see metrics.jsonl".into()));
     }
-    for (name, version) in &start.versions {
-        let text = version.as_str().map(str::to_string);
-        rows.push((name.clone(), text.unwrap_or_else(|| version.to_string())));
-    }
+    let versions = start.versions.iter();
+    rows.extend(versions.map(|(name, version)| (name.clone(), as_flag(version))));
     let rows = rows.iter().filter(|(_, value)| !value.is_empty());
     let rows = rows.map(|(name, value)| vec![cell(name), cell(value)]);
     table("Versions", &[], 2, rows)

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::hugging_face;
 use crate::metrics::Run;
 use crate::record::EVENTS_FILE;
+use crate::shown::shown;
 use crate::trainer::is_same_data;
 
 /// The folder of a run that holds its checkpoints.
@@ -46,6 +47,12 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
     }
 }
 
+/// `out/checkpoints/step-00000007 (the best by validation), after step 7`
+pub(crate) fn described(Chosen { opened, why }: &Chosen) -> String {
+    let (folder, step) = (shown(&opened.folder.to_string_lossy()), opened.state.step);
+    format!("{folder} ({why}), after step {step}")
+}
+
 /// Refuses a checkpoint of another run: settings or data that its run never had, according to the
 /// metrics log of the run in whose folder it is. Call it when all ranks have opened the checkpoint:
 /// a job in training may remove it while the log is read.
@@ -56,12 +63,11 @@ pub(crate) fn check_run(opened: &Opened) -> Result<()> {
     let Some(out) = checkpoints.and_then(Path::parent) else {
         return Ok(());
     };
-    let record = out.join(EVENTS_FILE);
-    if !record.exists() {
+    if !out.join(EVENTS_FILE).exists() {
         return Ok(());
     }
     // There may be millions of steps.
-    let run = Run::read_log(&record, |line| !line.starts_with(b"{\"event\":\"step\""))?;
+    let run = Run::read_log(out, |line| !line.starts_with(b"{\"event\":\"step\""))?;
     // Without its first line, or with one of another version, a log says nothing.
     let settings = Some(&run.start.config).filter(|settings| !settings.is_empty());
     let Some(then) = settings.and_then(|settings| Config::from_checkpoint(settings).ok()) else {

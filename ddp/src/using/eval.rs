@@ -1,14 +1,15 @@
 //! `ddp-train eval`: how good a model is on rows with labels. Losses are computed as in training's
 //! evaluation and added in the order of batches.
 
+use clap::Args;
 use ddp_comm::World;
 use ddp_kernels::Device;
 use ddp_kernels::transfer::{Phase, announced, in_phase};
 use serde_json::json;
 
-use super::load::{self, Asked, Ready};
+use super::choose::described;
+use super::load::{self, Asked, Ready, UsingFlags};
 use super::outputs::{check_finite, rescaled};
-use crate::cli::EvalFlags;
 use crate::config::Config;
 use crate::data::{LabelName, Normalization};
 use crate::error::{Error, Result};
@@ -18,11 +19,35 @@ use crate::output::Say;
 use crate::shown::shown;
 use crate::tasks::{self, Evaluation, Totals};
 
+/// Printed after the help of `eval`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  ddp-train eval --checkpoint out --data test.npz
+  ddp-train eval --checkpoint out/checkpoints/step-00000785 --data glyphs --json
+  mpirun -n 4 ddp-train eval --checkpoint out --data test.csv --labels species
+
+Normalization, columns, class names and the loss (class weights, label smoothing) are those of training. The result does not \
+depend on the number of ranks. Of built-in data (glyphs, synthetic:…) the held-out rows are used, if there are any.";
+
+/// The flags of `eval`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct EvalFlags {
+    /// The flags of both commands.
+    #[command(flatten)]
+    pub using: UsingFlags,
+    /// Labels, in the form of --labels in training [default: the label it was trained on, by name]
+    #[arg(long, value_name = "SPEC")]
+    pub labels: Option<String>,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Rounds between two exchanges of sums.
 const ROUNDS_A_TIME: u64 = 1024;
 
 /// Says how good the model is on data with labels.
-pub fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()> {
+pub(crate) fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()> {
     let asked = Asked {
         using: &flags.using,
         labels: flags.labels.as_deref(),
@@ -31,10 +56,10 @@ pub fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()> {
     };
     let mut ready = in_phase(Phase::Setup, || load::ready(&asked, world))?;
     let (totals, evaluation) = in_phase(Phase::Evaluation, || totals(world, &mut ready))?;
-    let (folder, data) = (&ready.opened.folder, flags.using.data.to_string());
-    let (folder, step) = (folder.to_string_lossy(), ready.opened.state.step);
+    let (opened, data) = (&ready.chosen.opened, flags.using.data.to_string());
     let (rows, loss) = (totals.rows, totals.loss);
     if flags.json {
+        let (folder, step) = (opened.folder.to_string_lossy(), opened.state.step);
         let mut json =
             json!({ "checkpoint": folder, "step": step, "data": data, "rows": rows, "loss": loss });
         for (name, value) in evaluation.json(&totals).as_object().into_iter().flatten() {
@@ -42,21 +67,16 @@ pub fn eval(flags: &EvalFlags, world: &World, say: Say<'_>) -> Result<()> {
         }
         return say(&json);
     }
-    let (folder, data, why) = (shown(&folder), shown(&data), &ready.why);
+    let (model, data) = (described(&ready.chosen), shown(&data));
     let text = evaluation.text(&totals);
-    say(&format!(
-        "{folder} ({why}), after step {step}\n{data}: {rows} rows\n{text}"
-    ))
+    say(&format!("{model}\n{data}: {rows} rows\n{text}"))
 }
-
-/// Sums over a batch: losses, the weights to divide them by, and the task's own sums.
-type Sums = Vec<f64>;
 
 /// The sums of all batches, on all ranks.
 fn totals(world: &World, ready: &mut Ready) -> Result<(Totals, Box<dyn Evaluation>)> {
-    let state = ready.opened.state.clone();
+    let state = ready.chosen.opened.state.clone();
     let task = tasks::of(&state.task);
-    let mut options = Config::of_checkpoint(&ready.opened)?.model_options();
+    let mut options = Config::of_checkpoint(&ready.chosen.opened)?.model_options();
     if !state.class_weights.is_empty() {
         options.loss.class_weights = state.class_weights.clone().into();
         task.check(&options.loss, "the training data")?;
@@ -64,44 +84,47 @@ fn totals(world: &World, ready: &mut Ready) -> Result<(Totals, Box<dyn Evaluatio
     let loss = task.loss(&options.loss, Device::Cpu)?;
     let mut evaluation = task.evaluation(state.label.as_ref().map(LabelName::columns));
     let width = 2 + evaluation.width();
-    let mut sums = vec![0.0; width];
-    let mut mine = Vec::new();
+    let (mut sums, mut mine) = (vec![0.0; width], Vec::new());
     let rounds = ready.batches.rounds();
     for round in 0..rounds {
         if round < ready.batches.count() {
-            mine.push(batch(ready, round, &*loss, &mut *evaluation)?);
+            mine.extend(batch(ready, round, &*loss, &mut *evaluation)?);
         }
         if (round + 1) % ROUNDS_A_TIME == 0 || round + 1 == rounds {
-            add_up(world, &mut mine, &mut sums)?;
+            let numbers = exchange::gather_numbers(world, &std::mem::take(&mut mine))?;
+            // In the order of batches. No rank has more of them than rank 0.
+            for first in (0..numbers[0].len()).step_by(width) {
+                let batches = numbers.iter().filter_map(|of| of.get(first..first + width));
+                for (sum, part) in batches.flat_map(|batch| (0..width).zip(batch)) {
+                    sums[sum] += part;
+                }
+            }
         }
     }
     let task_sums = sums.split_off(2);
     let (loss_sum, weight_sum) = (sums[0], sums[1]);
     if !loss_sum.is_finite() || weight_sum == 0.0 {
-        let why = match weight_sum == 0.0 {
-            true => "every row has the weight 0",
-            false => "the sum of losses overflows",
+        let why = match weight_sum {
+            0.0 => "every row has the weight 0",
+            _ => "the sum of losses overflows",
         };
-        return Err(Error::NonFinite(format!(
-            "the loss over all rows is not finite: {why}"
-        )));
+        let text = format!("the loss over all rows is not finite: {why}");
+        return Err(Error::NonFinite(text));
     }
     evaluation.add_up(&world.group("evaluation")?)?;
-    let totals = Totals {
-        rows: ready.rows,
-        loss: loss_sum / weight_sum,
-        sums: task_sums,
-    };
+    let (rows, loss, sums) = (ready.rows, loss_sum / weight_sum, task_sums);
+    let totals = Totals { rows, loss, sums };
     Ok((totals, evaluation))
 }
 
-/// The sums of this rank's batch in round `round`.
+/// The sums of this rank's batch in round `round`: losses, the weights to divide them by, and the
+/// task's own sums.
 fn batch(
     ready: &mut Ready,
     round: u64,
     loss: &dyn Loss,
     evaluation: &mut dyn Evaluation,
-) -> Result<Sums> {
+) -> Result<Vec<f64>> {
     let batch = ready.batches.load(round)?;
     let first = batch.first;
     let targets = announced("the labels", || batch.targets.to(Device::Cpu))?;
@@ -120,27 +143,10 @@ fn batch(
     output
         .with_slice(|values: &[f32]| check_finite("the model gives", values, outputs, first))??;
     // The loss is that of training; errors are in the units of the labels.
-    let normalization = ready.opened.state.target_normalization.as_ref();
+    let normalization = ready.chosen.opened.state.target_normalization.as_ref();
     let learned = rescaled(&targets, normalization, Normalization::apply)?;
     let mut sums = ready.forward.losses(loss, &output, &learned)?.to_vec();
     let output = rescaled(&output, normalization, Normalization::undo)?;
     sums.extend(evaluation.count(&output, &targets)?);
     Ok(sums)
-}
-
-/// Adds the sums of all ranks' batches since the last call, in the order of batches. Empties
-/// `mine`.
-fn add_up(world: &World, mine: &mut Vec<Sums>, sums: &mut Sums) -> Result<()> {
-    let numbers = exchange::gather_numbers(world, &mine.concat())?;
-    mine.clear();
-    let of_ranks = numbers.iter().map(|of_rank| of_rank.chunks(sums.len()));
-    let of_ranks: Vec<Vec<&[f64]>> = of_ranks.map(Iterator::collect).collect();
-    let turns = of_ranks.iter().map(Vec::len).max().unwrap_or(0);
-    for turn in 0..turns {
-        for batch in of_ranks.iter().filter_map(|batches| batches.get(turn)) {
-            let both = sums.iter_mut().zip(*batch);
-            both.for_each(|(sum, part)| *sum += part);
-        }
-    }
-    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::transfer::announced;
-use ddp_kernels::{DType, Device, Tensor, ops};
+use ddp_kernels::{DType, Device, Tensor};
 
 use crate::error::Result;
 use crate::models::Model;
@@ -18,10 +18,6 @@ pub(super) struct Forward {
     saved: Saved,
     /// For losses, which are computed in host memory.
     host: Scratch,
-    /// f64 (4): the statistics of one batch.
-    stats: Tensor,
-    /// f32 (4) on the model's device: statistics that are not read.
-    device_stats: Tensor,
     /// i64 (2): the position of random numbers, which only training draws.
     position: Tensor,
 }
@@ -29,25 +25,18 @@ pub(super) struct Forward {
 impl Forward {
     pub(super) fn new(model: Model) -> Result<Forward> {
         let device = model.params.device();
-        let position = Tensor::zeros(&[2], DType::I64, device)?.named("position");
-        let stats = Tensor::zeros(&[STATS], DType::F64, Device::Cpu)?;
-        let stats = stats.named("statistics of a batch");
-        let device_stats = Tensor::zeros(&[STATS], DType::F32, device)?;
-        let (scratch, host) = (Scratch::new(device), Scratch::new(Device::Cpu));
         Ok(Forward {
             model,
-            scratch,
+            scratch: Scratch::new(device),
             saved: Saved::default(),
-            host,
-            stats,
-            device_stats,
-            position,
+            host: Scratch::new(Device::Cpu),
+            position: Tensor::zeros(&[2], DType::I64, device)?.named("position"),
         })
     }
 
     /// The model's output for the rows `x`: f32 (B, O) in host memory.
     pub(super) fn run(&mut self, x: &Tensor) -> Result<Tensor> {
-        let output = self.in_pass(|model, mut pass| model.forward(&mut pass, x))?;
+        let output = self.in_pass(false, |model, mut pass| model.forward(&mut pass, x))?;
         let copy = || output.to((Device::Cpu, DType::F32));
         Ok(announced("the model's output", copy)?)
     }
@@ -60,27 +49,15 @@ impl Forward {
         x: &Tensor,
         targets: &Tensor,
     ) -> Result<Tensor> {
-        let stats = self.device_stats.clone();
-        let losses = self.in_pass(|model, pass| {
+        // f32 (4): statistics that are not read.
+        let stats = Tensor::zeros(&[STATS], DType::F32, self.model.params.device())?;
+        let losses = self.in_pass(false, |model, pass| {
             let mut pass = pass.leaving_head();
             let output = model.forward(&mut pass, x)?;
             model.losses(&mut pass, loss, [&output, targets, &stats])
         })?;
         let copy = || losses.to((Device::Cpu, DType::F32));
         Ok(announced("the losses", copy)?)
-    }
-
-    /// Calls `body` with the model and a pass that trains nothing.
-    fn in_pass(
-        &mut self,
-        body: impl FnOnce(&Model, Pass<'_>) -> crate::nn::Result<Tensor>,
-    ) -> Result<Tensor> {
-        heartbeat::beat(Work::Computes);
-        let mut ignored = |_: ParamId| Ok(());
-        let (params, options) = (&self.model.params, options(&self.position));
-        let (scratch, saved) = (&mut self.scratch, &mut self.saved);
-        let pass = Pass::new(params, scratch, saved, options, &mut ignored);
-        Ok(body(&self.model, pass)?)
     }
 
     /// The sum of the losses of a batch, and the weight to divide it by. `output` (B, O) and
@@ -91,24 +68,37 @@ impl Forward {
         output: &Tensor,
         targets: &Tensor,
     ) -> Result<[f64; 2]> {
-        let mut ignored = |_: ParamId| Ok(());
-        let (params, options) = (&self.model.params, options(&self.position));
-        let (scratch, saved) = (&mut self.host, &mut self.saved);
-        let mut pass = Pass::new(params, scratch, saved, options, &mut ignored);
-        ops::zero(&self.stats)?;
-        loss.compute(&mut pass, [output, targets, &self.stats], None)?;
-        let stats = self.stats.to_vec::<f64>()?;
+        let stats = Tensor::zeros(&[STATS], DType::F64, Device::Cpu)?;
+        let stats = stats.named("statistics of a batch");
+        self.in_pass(true, |_, mut pass| {
+            loss.compute(&mut pass, [output, targets, &stats], None)
+        })?;
+        let stats = stats.to_vec::<f64>()?;
         Ok([stats[0], stats[1]])
     }
-}
 
-fn options(position: &Tensor) -> PassOptions<'_> {
-    PassOptions {
-        training: false,
-        accumulate: false,
-        last: true,
-        seed: 0,
-        position,
+    /// Calls `body` with the model and a pass that trains nothing.
+    fn in_pass<T>(
+        &mut self,
+        is_on_host: bool,
+        body: impl FnOnce(&Model, Pass<'_>) -> crate::nn::Result<T>,
+    ) -> Result<T> {
+        heartbeat::beat(Work::Computes);
+        let mut ignored = |_: ParamId| Ok(());
+        let options = PassOptions {
+            training: false,
+            accumulate: false,
+            last: true,
+            seed: 0,
+            position: &self.position,
+        };
+        let scratch = match is_on_host {
+            true => &mut self.host,
+            false => &mut self.scratch,
+        };
+        let (params, saved) = (&self.model.params, &mut self.saved);
+        let pass = Pass::new(params, scratch, saved, options, &mut ignored);
+        Ok(body(&self.model, pass)?)
     }
 }
 

@@ -1,20 +1,21 @@
 //! `ddp-train generate`: continues texts with a saved transformer.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::{ArgGroup, Args};
 use ddp_comm::World;
-use ddp_kernels::threads;
 use ddp_kernels::transfer::{Phase, in_phase};
-use ddp_kernels::{DType, Device};
+use ddp_kernels::{DType, Device, threads};
 use serde_json::json;
 
-use super::{load, on_cpu};
-use crate::cli::GenerateFlags;
+use super::choose::described;
+use super::load;
 use crate::config::Config;
 use crate::data::text::{TOKENIZER_FILE, Vocabulary};
 use crate::error::{Error, Result};
+use crate::flags::{Taken, check_alone, number, parsed, whole};
 use crate::generate::{self, Coding, GenerateOptions, Generated};
 use crate::hugging_face;
 use crate::models::{DataShape, Model};
@@ -23,15 +24,68 @@ use crate::output::print;
 use crate::shown::{shown, significant};
 use crate::units::plural;
 
+/// Printed after the help of `generate`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  ddp-train generate --checkpoint out --prompt 'Once upon a time'
+  ddp-train generate --checkpoint gpt2 --prompt 'The answer is' --temperature 0 --max-tokens 20
+  ddp-train generate --checkpoint out --prompts prompts.txt --seed 7 >answers.jsonl
+
+The text goes to standard output as it is made, without the prompt. With --prompts, a line of JSON for each prompt: prompt, text, \
+tokens, and why the text ended. It is made on the CPU. The same seed gives the same text, for any number of threads.";
+
+/// The flags of `generate`.
+#[derive(Args, Clone, Debug, PartialEq)]
+#[command(group = ArgGroup::new("text").required(true))]
+pub struct GenerateFlags {
+    /// Folder of a checkpoint, of a run (its best checkpoint by validation, else its newest) or of
+    /// Hugging Face
+    #[arg(long, value_name = "PATH")]
+    pub checkpoint: PathBuf,
+    /// The text to continue; an empty one begins a document
+    #[arg(long, value_name = "TEXT", group = "text")]
+    pub prompt: Option<String>,
+    /// A file with a prompt a line
+    #[arg(long, value_name = "FILE", group = "text")]
+    pub prompts: Option<PathBuf>,
+    /// The most tokens to make
+    #[arg(long, value_name = "N", default_value = "200", value_parser = whole(1..=usize::MAX), allow_negative_numbers = true)]
+    pub max_tokens: usize,
+    /// What logits are divided by: less than 1 prefers probable tokens, 0 takes the most probable
+    /// one
+    #[arg(long, value_name = "T", default_value = "0.8", value_parser = number(0.0..=1e6), allow_negative_numbers = true)]
+    pub temperature: f64,
+    /// Choose among the K most probable tokens [default: all]
+    #[arg(long, value_name = "K", value_parser = whole(1..=usize::MAX), allow_negative_numbers = true)]
+    pub top_k: Option<usize>,
+    /// Choose among the most probable tokens whose probabilities add up to P
+    #[arg(long, value_name = "P", default_value = "1", value_parser = share, allow_negative_numbers = true)]
+    pub top_p: f64,
+    /// Seed of the random numbers that choose tokens
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub seed: u64,
+    /// End the text before this one
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    #[arg(hide_default_value = true)]
+    pub stop: String,
+    /// tokenizer.json of Hugging Face, or bytes, for a model that has none
+    #[arg(long, value_name = "TOKENIZER")]
+    pub tokenizer: Option<PathBuf>,
+    /// Its CPU threads.
+    #[command(flatten)]
+    pub settings: Taken,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let is_share = |share: &f64| *share > 0.0 && *share <= 1.0;
+    parsed(text, is_share, || {
+        "expected a number above 0, up to 1".into()
+    })
+}
+
 /// Writes the texts to standard output, and how fast that was to the log.
-pub fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
-    if world.size() > 1 {
-        return Err(Error::Usage(format!(
-            "generate: expected one process, which uses all cores, got {} ranks; help: start it \
-             without mpirun",
-            world.size()
-        )));
-    }
+pub(crate) fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
+    check_alone("generate", world)?;
     threads::set_count(flags.settings.thread_count(world))?;
     let prompts = flags.prompts.as_deref().map(prompts).transpose()?;
     let (model, coding) = in_phase(Phase::Setup, || model_and_coding(flags))?;
@@ -88,8 +142,7 @@ pub fn prompts(path: &Path) -> Result<Vec<(usize, String)>> {
     })?;
     let lines = (1..).zip(text.trim_start_matches('\u{feff}').lines());
     let lines = lines.filter(|(_, line)| !line.trim().is_empty());
-    let prompts = lines.map(|(number, line)| (number, line.to_string()));
-    let prompts: Vec<_> = prompts.collect();
+    let prompts: Vec<_> = lines.map(|(number, line)| (number, line.into())).collect();
     if prompts.is_empty() {
         return Err(Error::Data(format!(
             "{name}: expected a prompt a line, got none; help: give a file with text"
@@ -111,45 +164,37 @@ fn of_line(error: Error, flags: &GenerateFlags, line: usize) -> Error {
 /// The model, and what its tokens mean.
 fn model_and_coding(flags: &GenerateFlags) -> Result<(Model, Coding)> {
     let path = &flags.checkpoint;
-    let given = flags.tokenizer.as_deref().map(given_coding).transpose()?;
-    if hugging_face::is_folder(path) {
-        let model = of_hugging_face(path)?;
-        let file = path.join(TOKENIZER_FILE);
-        let coding = match (given, file.exists()) {
-            (Some(given), _) => given,
-            (None, true) => Coding::of_tokenizer(&Vocabulary::read(&file)?, None)?,
-            (None, false) => return Err(no_tokenizer(path)),
-        };
-        return Ok((model, coding));
-    }
-    let loaded = on_cpu::load(path)?;
-    let folder = shown(&loaded.opened.folder.to_string_lossy());
-    let (why, step) = (&loaded.why, loaded.opened.state.step);
-    tracing::info!("{folder} ({why}), after step {step}");
-    let coding = match given {
-        Some(given) => Some(given),
-        None => {
-            let tokenizer = loaded.opened.tokenizer()?;
-            Coding::of_task(&loaded.opened.state.task, tokenizer.as_ref())?
-        }
-    };
-    Ok((loaded.model, coding.ok_or_else(|| no_tokenizer(path))?))
-}
-
-/// The coding of --tokenizer.
-fn given_coding(path: &Path) -> Result<Coding> {
-    match path.to_str() {
+    let of_file = |path: &Path| Coding::of_tokenizer(&Vocabulary::read(path)?, None);
+    let given = flags.tokenizer.as_deref().map(|path| match path.to_str() {
         Some("bytes") => Ok(Coding::of_bytes()),
-        _ => Coding::of_tokenizer(&Vocabulary::read(path)?, None),
-    }
-}
-
-fn no_tokenizer(path: &Path) -> Error {
-    Error::Usage(format!(
-        "--checkpoint {}: expected a model with a tokenizer, got one without; help: give the \
-         tokenizer.json that made its tokens as --tokenizer, or bytes",
-        path.display()
-    ))
+        _ => of_file(path),
+    });
+    let given = given.transpose()?;
+    let (model, coding) = if hugging_face::is_folder(path) {
+        let file = path.join(TOKENIZER_FILE);
+        let coding = match given {
+            None if file.exists() => Some(of_file(&file)?),
+            given => given,
+        };
+        (of_hugging_face(path)?, coding)
+    } else {
+        let (chosen, model) = load::on_cpu(path)?;
+        tracing::info!("{}", described(&chosen));
+        let opened = &chosen.opened;
+        let coding = match given {
+            None => Coding::of_task(&opened.state.task, opened.tokenizer()?.as_ref())?,
+            given => given,
+        };
+        (model, coding)
+    };
+    let coding = coding.ok_or_else(|| {
+        Error::Usage(format!(
+            "--checkpoint {}: expected a model with a tokenizer, got one without; help: give the \
+             tokenizer.json that made its tokens as --tokenizer, or bytes",
+            path.display()
+        ))
+    });
+    Ok((model, coding?))
 }
 
 /// The model of a folder of Hugging Face.

@@ -1,24 +1,45 @@
 //! Loads model and rows on all ranks: the same checkpoint, and data like those it was trained on.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use clap::Args;
 use ddp_comm::{Field, World};
-use ddp_kernels::{Device, threads};
+use ddp_kernels::{DType, Device, threads};
 
 use super::choose::{check_run, choose};
 use super::forward::Forward;
-use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, State};
-use crate::cli::UsingFlags;
-use crate::config::{Config, Precision};
+use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, STATE_FILE, State};
+use crate::config::{Config, Precision, SettingValue};
 use crate::data::{
     self, DataRequest, DataSpec, Dataset, InOrder, RowSpec, Source, TaskSpec, Trained,
 };
 use crate::error::{Error, Result};
-use crate::models::{DataShape, Model};
+use crate::flags::{RankFlags, whole};
+use crate::models::{DataShape, Model, ModelSpec};
 use crate::ranks::WorldRanks;
 use crate::shown::shown;
 use crate::trainer::{EVAL_TOKENS_MAX, data_shape};
+
+/// The most rows that go through a model at a time.
+const BATCH_MAX: usize = 1 << 32;
+
+/// The flags of both commands.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct UsingFlags {
+    /// Folder of a checkpoint, or of a run: its best checkpoint by validation, else its newest
+    #[arg(long, value_name = "PATH")]
+    pub checkpoint: PathBuf,
+    /// Rows, in the form of --data in training
+    #[arg(long, value_name = "SPEC", value_parser = DataSpec::read)]
+    pub data: DataSpec,
+    /// Rows that pass through the model at a time; of tokens, at most 16384 tokens
+    #[arg(long, value_name = "ROWS", default_value = "512", value_parser = whole(1..=BATCH_MAX), allow_negative_numbers = true)]
+    pub batch_size: usize,
+    /// Its ranks.
+    #[command(flatten)]
+    pub ranks: RankFlags,
+}
 
 /// The requests of both commands.
 pub(super) struct Asked<'a> {
@@ -33,9 +54,7 @@ pub(super) struct Asked<'a> {
 /// A model and the rows it is used on, on one rank.
 #[derive(Debug)]
 pub(super) struct Ready {
-    pub(super) opened: Opened,
-    /// Why this checkpoint, for people.
-    pub(super) why: String,
+    pub(super) chosen: Chosen,
     pub(super) forward: Forward,
     /// Rows of all ranks.
     pub(super) rows: u64,
@@ -48,15 +67,16 @@ pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
     let using = asked.using;
     threads::set_count(using.ranks.settings.thread_count(world))?;
     let device = using.ranks.settings.find_device(world)?;
-    let Chosen { opened, why } = choose_together(&using.checkpoint, world)?;
+    let chosen = choose_together(&using.checkpoint, world)?;
+    let opened = &chosen.opened;
     if world.rank() == 0 {
-        check_run(&opened)?;
+        check_run(opened)?;
     }
-    let trained = Config::of_checkpoint(&opened)?;
+    let trained = Config::of_checkpoint(opened)?;
     let rows = rows(asked, world, &opened.state, trained.seed)?;
-    let forward = Forward::new(model(&opened, trained, rows.spec(), device, world)?)?;
+    let forward = Forward::new(model(opened, trained, rows.spec(), device, world)?)?;
     world.barrier()?;
-    agree(asked, world, &opened, &*rows)?;
+    agree(asked, world, opened, &*rows)?;
     let most = match rows.task() {
         TaskSpec::NextToken { .. } => (EVAL_TOKENS_MAX / rows.spec().positions().max(1)).max(1),
         _ => usize::MAX,
@@ -66,8 +86,7 @@ pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
     let (count, source) = (rows.rows(), Source::new(rows, [device; 2]));
     let batches = InOrder::in_turns(source, world.rank(), world.size(), batch)?;
     Ok(Ready {
-        opened,
-        why,
+        chosen,
         forward,
         rows: count,
         batches,
@@ -125,15 +144,13 @@ fn check_rows(spec: &DataSpec, rows: &dyn Dataset, state: &State) -> Result<()> 
     if RowSpec::images_differ(image, &state.image) {
         (got, expected) = (image, &state.image);
     }
-    let refused = if rows.rows() == 0 {
-        "expected rows, got none; help: give data that have some".to_string()
-    } else if got != expected {
-        format!(
+    let refused = match rows.rows() {
+        0 => "expected rows, got none; help: give data that have some".to_string(),
+        _ if got == expected => return Ok(()),
+        _ => format!(
             "expected rows of shape {expected:?}, as the model was trained on, got {got:?}; help: \
              give data like those it was trained on, or another --checkpoint"
-        )
-    } else {
-        return Ok(());
+        ),
     };
     Err(Error::Data(format!("--data {spec}: {refused}")))
 }
@@ -164,14 +181,23 @@ fn model(
     saved(opened, &config, &shape, device)
 }
 
-/// The model of a checkpoint, in the precision of `config`.
-pub(super) fn saved(
-    opened: &Opened,
-    config: &Config,
-    shape: &DataShape<'_>,
-    device: Device,
-) -> Result<Model> {
-    check_size(opened, config, shape)?;
+/// The model of a checkpoint, in the precision of `config`. Refuses a configuration that claims a
+/// larger model than the file holds, before memory is allocated for it.
+fn saved(opened: &Opened, config: &Config, shape: &DataShape<'_>, device: Device) -> Result<Model> {
+    let file = opened.files.iter().find(|entry| entry.name == MODEL_FILE);
+    let bytes = file.map_or(0, |entry| entry.bytes);
+    let claimed = config.model.parameter_count(shape);
+    if !claimed
+        .as_ref()
+        .is_ok_and(|elements| elements * 4 <= u128::from(bytes))
+    {
+        return Err(Error::Data(format!(
+            "{}: expected a model of {} parameters, as {STATE_FILE} says, got a file of {bytes} \
+             bytes; help: the checkpoint is damaged: use another",
+            opened.model_file().display(),
+            claimed.map_or("too many".to_string(), |claimed| claimed.to_string()),
+        )));
+    }
     let model = empty(config, shape, device)?;
     checkpoint::load_opened(opened, &[&model.params])?;
     Ok(model)
@@ -184,23 +210,31 @@ pub(super) fn empty(config: &Config, shape: &DataShape<'_>, device: Device) -> R
     Ok(models.pop().expect("a model for one device"))
 }
 
-/// Refuses a configuration that claims a larger model than the file holds, before memory is
-/// allocated for it.
-fn check_size(opened: &Opened, config: &Config, shape: &DataShape<'_>) -> Result<()> {
-    let mut files = opened.files.iter();
-    let file = files.find(|entry| entry.name == MODEL_FILE);
-    let bytes = file.map_or(0, |entry| entry.bytes);
-    let claimed = config.model.parameter_count(shape);
-    match &claimed {
-        Ok(elements) if elements * 4 <= u128::from(bytes) => Ok(()),
-        _ => Err(Error::Data(format!(
-            "{}: expected a model of {} parameters, as {} says, got a file of {bytes} bytes; help: \
-             the checkpoint is damaged: use another",
-            opened.model_file().display(),
-            claimed.map_or("too many".to_string(), |claimed| claimed.to_string()),
-            crate::checkpoint::STATE_FILE,
-        ))),
+/// The transformer of the checkpoint that `path` means, on the CPU, in f32 and without gradients.
+pub(crate) fn on_cpu(path: &Path) -> Result<(Chosen, Model)> {
+    let chosen = choose(path)?;
+    let opened = &chosen.opened;
+    check_run(opened)?;
+    let mut config = Config::of_checkpoint(opened)?;
+    config.dtype = Precision::F32;
+    if !config.model.generates() {
+        return Err(Error::Usage(format!(
+            "--checkpoint {}: expected a model of the family {}, got {}; help: for other models \
+             there are eval, predict and model.safetensors",
+            path.display(),
+            ModelSpec::that_generate(),
+            config.model.name()
+        )));
     }
+    let state = &opened.state;
+    let shape = DataShape {
+        row_shape: &state.row_shape,
+        image: &state.image,
+        dtype: DType::I64,
+        outputs: state.task.outputs(),
+    };
+    let model = saved(opened, &config, &shape, Device::Cpu)?;
+    Ok((chosen, model))
 }
 
 /// Ends all ranks, with an error that names what differs, unless they use the same model and rows.
@@ -209,12 +243,9 @@ fn agree(asked: &Asked<'_>, world: &World, opened: &Opened, rows: &dyn Dataset) 
     let program = "start every rank with the same build of ddp-train";
     let same_model = "give every rank the same checkpoint: compare the folders on the hosts";
     let same_data = "give every rank the same data: compare the files on the hosts";
-    let settings = format!(
-        "batch-size = {}\nlabels = {:?}\n{}\n",
-        asked.using.batch_size, asked.labels, asked.output
-    );
-    let state =
-        serde_json::to_string(&opened.state).map_err(|error| Error::Internal(error.to_string()))?;
+    let (size, labels, output) = (asked.using.batch_size, asked.labels, &asked.output);
+    let settings = format!("batch-size = {size}\nlabels = {labels:?}\n{output}\n");
+    let state = serde_json::json!(opened.state).to_string();
     Ok(world.handshake(&[
         Field::must_match("the program's version", env!("CARGO_PKG_VERSION"), program),
         Field::must_match("what is asked for", settings, flags),

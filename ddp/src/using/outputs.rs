@@ -31,11 +31,8 @@ pub(super) fn rescaled(
     };
     let mut numbers = tensor.to_vec::<f32>()?;
     change(normalization, &mut numbers, normalization.shift.len());
-    Ok(Tensor::from_slice(
-        &numbers,
-        tensor.shape().dims(),
-        Device::Cpu,
-    )?)
+    let shape = tensor.shape().dims();
+    Ok(Tensor::from_slice(&numbers, shape, Device::Cpu)?)
 }
 
 #[cfg(test)]

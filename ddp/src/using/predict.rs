@@ -5,21 +5,94 @@ use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use clap::Args;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use ddp_comm::World;
 use ddp_data::setting::DATA;
 use ddp_kernels::transfer::{Phase, in_phase};
 
-use super::load::{self, Asked, Ready};
+use super::load::{self, Asked, Ready, UsingFlags};
 use super::outputs::{check_finite, rescaled};
-use crate::cli::PredictFlags;
 use crate::data::{DataSpec, LabelName, Normalization, resolve};
 use crate::error::{Error, Result, refuse};
 use crate::files;
 use crate::shown::shown;
-use crate::tasks::{self, PredictionOptions, Predictions};
+use crate::tasks::{self, Format, PredictionOptions, Predictions};
+
+/// Printed after the help of `predict`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  ddp-train predict --checkpoint out --data new.csv --out answers.csv
+  ddp-train predict --checkpoint out --data new.npy --out answers.npy --probabilities
+  mpirun -n 4 ddp-train predict --checkpoint out --data 'shards/*.npy' --out answers.csv --logits
+
+A .csv has the columns row (from 0), prediction and probability; with --probabilities and --logits also p:CLASS and \
+logit:CLASS. For regression: row and prediction (prediction:COLUMN for each of several, by number if the data gave no names).
+
+A .npy holds each row's class as i64: its name if all names are whole numbers, else its index in the sorted names (from 0); \
+with --probabilities or --logits f32 [rows, classes]; for regression f32 [rows, outputs].
+
+The file does not depend on the number of ranks. Labels are not needed. Of built-in data (glyphs, synthetic:…) the held-out \
+rows are used, if there are any.";
+
+/// The flags of `predict`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct PredictFlags {
+    /// The flags of both commands.
+    #[command(flatten)]
+    pub using: UsingFlags,
+    /// File to write: .npy or .csv
+    #[arg(long, value_name = "FILE", value_parser = PathBufValueParser::new().try_map(PredictionsFile::new))]
+    pub out: PredictionsFile,
+    /// Write the probability of every class
+    #[arg(long)]
+    pub probabilities: bool,
+    /// Write the model's output for every class, before softmax
+    #[arg(long)]
+    pub logits: bool,
+    /// Replace an existing file
+    #[arg(long)]
+    pub overwrite: bool,
+}
+
+impl PredictFlags {
+    /// Refuses what does not fit into one array.
+    pub(crate) fn check(&self) -> Result<()> {
+        let is_npy = self.out.format == Format::Npy;
+        if is_npy && self.probabilities && self.logits {
+            return Err(Error::Usage(format!(
+                "--out {}: expected --probabilities or --logits, since a .npy holds one array; \
+                 help: leave one of them out, or write a .csv",
+                self.out.path.display()
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// A file of predictions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PredictionsFile {
+    /// Its path.
+    pub path: PathBuf,
+    /// Its format, by the ending of its name.
+    pub format: Format,
+}
+
+impl PredictionsFile {
+    pub(crate) fn new(path: PathBuf) -> Result<PredictionsFile, String> {
+        let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
+        let format = match ending.to_str() {
+            Some("csv") => Format::Csv,
+            Some("npy") => Format::Npy,
+            _ => return Err("expected a name that ends in .csv or .npy".into()),
+        };
+        Ok(PredictionsFile { path, format })
+    }
+}
 
 /// Writes the predictions for all rows.
-pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
+pub(crate) fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     if world.rank() == 0 {
         check_out(flags)?;
     }
@@ -32,12 +105,18 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
         output: format!("out = {out:?}\nprobabilities = {probabilities}\nlogits = {logits}"),
     };
     let mut ready = in_phase(Phase::Setup, || load::ready(&asked, world))?;
-    let task = tasks::of(&ready.opened.state.task);
+    let task = tasks::of(&ready.chosen.opened.state.task);
     let encoder = &*task.predictions(PredictionOptions {
         format: out.format,
         probabilities,
         logits,
-        names: ready.opened.state.label.as_ref().map(LabelName::columns),
+        names: ready
+            .chosen
+            .opened
+            .state
+            .label
+            .as_ref()
+            .map(LabelName::columns),
     })?;
     in_phase(Phase::Evaluation, || {
         if world.rank() > 0 {
@@ -54,8 +133,8 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     world.barrier()?;
     if world.rank() == 0 {
         let path = |path: &Path| shown(&path.to_string_lossy());
-        let (out, model) = (path(&out.path), path(&ready.opened.folder));
-        let (rows, why) = (ready.rows, &ready.why);
+        let (out, model) = (path(&out.path), path(&ready.chosen.opened.folder));
+        let (rows, why) = (ready.rows, &ready.chosen.why);
         tracing::info!("wrote {rows} predictions to {out}, from {model} ({why})");
     }
     Ok(())
@@ -87,13 +166,13 @@ fn check_out(flags: &PredictFlags) -> Result<()> {
 
 fn check_folder(out: &Path) -> Result<()> {
     let folder = out.parent().unwrap_or(Path::new(""));
-    if folder.as_os_str().is_empty() || folder.is_dir() {
-        return Ok(());
-    }
-    let make = format!("make the folder: mkdir -p {}", folder.display());
     let (kind, help) = match folder.exists() {
-        true => (ErrorKind::NotADirectory, "give another --out".to_string()),
-        false => (ErrorKind::NotFound, make),
+        _ if folder.as_os_str().is_empty() || folder.is_dir() => return Ok(()),
+        true => (ErrorKind::NotADirectory, "give another --out".into()),
+        false => {
+            let make = format!("make the folder: mkdir -p {}", folder.display());
+            (ErrorKind::NotFound, make)
+        }
     };
     Err(Error::io("write", out, help)(kind.into()))
 }
@@ -112,26 +191,22 @@ fn is_taken(error: Error, out: &Path) -> Error {
 }
 
 /// Encodes this rank's batch of round `round`.
-fn part(
-    ready: &mut Ready,
-    encoder: &dyn Predictions,
-    round: u64,
-    bytes: &mut Vec<u8>,
-) -> Result<()> {
+fn part(ready: &mut Ready, encoder: &dyn Predictions, round: u64) -> Result<Vec<u8>> {
     let batch = ready.batches.load(round)?;
-    let first = batch.first;
+    let (first, mut bytes) = (batch.first, Vec::new());
     let output = ready.forward.run(&batch.x)?;
-    let normalization = ready.opened.state.target_normalization.as_ref();
+    let normalization = ready.chosen.opened.state.target_normalization.as_ref();
     let output = rescaled(&output, normalization, Normalization::undo)?;
     let outputs = output.count() / batch.mine.max(1);
-    let encode = |values: &[f32]| {
+    let encode = |values: &[f32]| -> Result<()> {
         check_finite("the model gives", values, outputs, first)?;
         for (row, values) in (first..).zip(values.chunks(outputs)) {
-            encoder.row(row, values, bytes);
+            encoder.row(row, values, &mut bytes);
         }
         Ok(())
     };
-    output.with_slice(encode)?
+    output.with_slice(encode)??;
+    Ok(bytes)
 }
 
 /// Predicts this rank's batches. Rank 0 writes those of all ranks to `file`, in the order of rows,
@@ -150,12 +225,11 @@ fn write_all(
     if let Some(file) = &mut file {
         file.write_all(&encoder.head(rows)?).map_err(failed())?;
     }
-    let mut bytes = Vec::new();
     for round in 0..ready.batches.rounds() {
-        bytes.clear();
-        if round < ready.batches.count() {
-            part(ready, encoder, round, &mut bytes)?;
-        }
+        let bytes = match round < ready.batches.count() {
+            true => part(ready, encoder, round)?,
+            false => Vec::new(),
+        };
         let of_ranks = world.all_gather_bytes(&bytes)?;
         if let Some(file) = &mut file {
             let written = of_ranks.iter().try_for_each(|bytes| file.write_all(bytes));

@@ -1,13 +1,59 @@
-//! What a metrics log holds, in words.
+//! A run whose metrics log is read as it grows, and what the log holds, in words.
 
-use super::follow::Followed;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use crate::error::{Error, Result};
 use crate::metrics::{Run, TextLine};
-use crate::report::results::{Figure, figure, results};
+use crate::record::EVENTS_FILE;
+use crate::report::results::{Figure, figures};
 use crate::shown::shown;
-use crate::units::{count, duration, megabytes, plural};
+use crate::units::{count, duration, plural};
 
 /// The last events that are listed.
 const EVENTS_MAX: usize = 8;
+
+/// A run whose log is read as it grows. A run that resumes cuts it: then it is read again.
+pub(super) struct Followed {
+    pub(super) folder: PathBuf,
+    pub(super) run: Run,
+    /// Why the log cannot be read at the moment.
+    pub(super) problem: Option<String>,
+}
+
+impl Followed {
+    /// Reads what was added. A log that cannot be read leaves what is known.
+    pub(super) fn refresh(&mut self) {
+        self.problem = self
+            .run
+            .refresh(|_| true)
+            .err()
+            .map(|error| error.to_string());
+    }
+
+    /// How long ago the log was written to.
+    pub(super) fn age(&self) -> Option<Duration> {
+        let written = fs::metadata(self.folder.join(EVENTS_FILE)).and_then(|file| file.modified());
+        SystemTime::now().duration_since(written.ok()?).ok()
+    }
+}
+
+/// The run in `folder`. Its log must be there and have a start.
+pub(super) fn open(folder: &Path) -> Result<Followed> {
+    if !folder.join(EVENTS_FILE).exists() {
+        return Err(Error::Usage(format!(
+            "watch {}: expected the folder of a run, which has {EVENTS_FILE}, got none; help: give \
+             what its --out was, once it has begun",
+            folder.display()
+        )));
+    }
+    Ok(Followed {
+        folder: folder.to_path_buf(),
+        run: Run::read(folder)?,
+        problem: None,
+    })
+}
 
 /// A summary for a program or a file.
 pub(super) fn lines(followed: &Followed) -> Vec<String> {
@@ -62,46 +108,13 @@ pub(super) fn progress(run: &Run) -> String {
     format!("step {step} of {steps}{}", left.unwrap_or_default())
 }
 
-/// Results, rates, ranks, memory.
-pub(super) fn figures(run: &Run) -> Vec<Figure> {
-    let mut all = results(run);
-    let parts = [
-        ("rows", "data_ms"),
-        ("reductions", "reduce_ms"),
-        ("saving", "save_ms"),
-    ];
-    let part = |(name, field): (&str, &str)| {
-        let ms = run.steps.last(field).filter(|ms| *ms >= 0.01)?;
-        Some(format!("{name} {ms:.2}"))
-    };
-    let parts: Vec<String> = parts.into_iter().filter_map(part).collect();
-    let waits = match parts.is_empty() {
-        true => String::new(),
-        false => format!("waiting for {}", parts.join(", ")),
-    };
-    let step_ms = run.steps.last("step_ms");
-    all.add("Step", step_ms.map(|step| format!("{step:.2} ms")), waits);
-    let lr = run.steps.last("lr").map(|lr| figure(Some(lr)));
-    all.add("Learning rate", lr, "");
-    if let Some(device) = run.devices().first() {
-        all.add("Ranks", Some(count(run.ranks())), shown(device));
-    }
-    let peak_mb = run.of_end("device_peak_mb");
-    let peak_mb = peak_mb.or_else(|| run.steps.last("device_peak_mb"));
-    all.add("GPU memory", peak_mb.map(megabytes), "of rank 0");
-    let peak_mb = run.of_end("peak_mb").map(megabytes);
-    all.add("Host memory", peak_mb, "of rank 0");
-    all.0
-}
-
 /// The last evaluations, checkpoints, resumes, changes of ranks and the end, the newest last.
 pub(super) fn events(run: &Run) -> Vec<String> {
     let evals = run.eval_texts();
-    let mut all: Vec<(u64, String)> = evals
-        .map(|(step, text)| (step, format!("held-out {text}")))
-        .collect();
+    let evals = evals.map(|(step, text)| (step, format!("held-out {text}")));
     let saved = run.checkpoints.iter();
-    all.extend(saved.map(|step| (*step, "checkpoint saved".into())));
+    let saved = saved.map(|step| (*step, "checkpoint saved".into()));
+    let mut all: Vec<(u64, String)> = evals.chain(saved).collect();
     for resume in &run.resumes {
         let ranks = plural(resume.ranks.unwrap_or(1), "rank");
         all.push((resume.step, format!("resumed on {ranks}")));

@@ -55,7 +55,7 @@ fn the_view_shows_curves_rates_ranks_memory_and_events_and_follows_the_record() 
         "Accuracy",
         "1,234",
         "Ranks 2",
-        "NVIDIA H200 on a",
+        "2 × NVIDIA H200",
         "2.05 GB",
         "training",
         "q ends",

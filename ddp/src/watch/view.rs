@@ -8,11 +8,10 @@ use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph};
 
-use super::follow::Followed;
-use super::summary;
+use super::summary::{self, Followed};
 use crate::metrics::Run;
 use crate::report::charts;
-use crate::report::results::Figure;
+use crate::report::results::{Figure, figures};
 use crate::shown::{shown, significant};
 use crate::units::count;
 
@@ -87,24 +86,19 @@ pub(super) fn draw(frame: &mut Frame<'_>, followed: &Followed) {
 
 /// The figures in lines of `width`, at most `rows` of them: with notes if wanted and there is room.
 fn now(run: &Run, width: usize, rows: usize, has_notes: bool) -> Vec<Line<'static>> {
-    let figures = summary::figures(run);
+    let all = figures(run);
     let lines = |has_notes: bool| -> Vec<Line<'static>> {
-        let line = |figure: &Figure| {
-            let Figure { name, value, note } = figure;
-            let text = match has_notes && !note.is_empty() {
-                true => format!("{name} {value}, {note}"),
-                false => format!("{name} {value}"),
-            };
+        let mut lines = Vec::new();
+        for Figure { name, value, note } in &all {
+            let note = Some(format!(", {note}")).filter(|_| has_notes && !note.is_empty());
+            let text = format!("{name} {value}{}", note.unwrap_or_default());
             let line = |line: String| match line.strip_prefix(*name) {
                 Some(rest) => Line::from(vec![name.dim(), rest.to_string().into()]),
                 None => Line::from(line),
             };
-            wrapped(&text, width)
-                .into_iter()
-                .map(line)
-                .collect::<Vec<_>>()
-        };
-        figures.iter().flat_map(line).collect()
+            lines.extend(wrapped(&text, width).into_iter().map(line));
+        }
+        lines
     };
     let mut shown = lines(has_notes);
     if shown.len() > rows {
@@ -162,9 +156,7 @@ fn draw_chart(frame: &mut Frame<'_>, area: Rect, chart: &charts::Chart) {
     let series: Vec<Vec<(f64, f64)>> = chart.curves.iter().map(known).collect();
     let colors = [Color::Cyan, Color::LightRed];
     // The names of the curves are in the title, where they cover nothing.
-    let parts = [chart.title, &chart.unit];
-    let parts = parts.into_iter().filter(|part| !part.is_empty());
-    let mut title = vec![Span::from(parts.collect::<Vec<_>>().join(", "))];
+    let mut title = vec![Span::from(charts::joined(&[chart.title, &chart.unit]))];
     for (curve, color) in chart.curves.iter().zip(colors) {
         if !curve.name.is_empty() {
             title.push(format!(" – {}", curve.name).fg(color));

@@ -47,8 +47,12 @@ fn undisturbed() -> &'static Left {
 
 /// Faults can only be planned for simulated GPUs, and each rank has its own.
 fn has_gpus() -> bool {
+    has_gpus_for(3)
+}
+
+fn has_gpus_for(ranks: usize) -> bool {
     let gpus = ddp_kernels::Device::usable().len() - 1;
-    gpus >= 3
+    gpus >= ranks
         && ddp_kernels::device::discover().gpus[0]
             .name
             .contains("Simulated")
@@ -56,7 +60,11 @@ fn has_gpus() -> bool {
 
 /// A job of three ranks that may lose some, with this seed of its GPUs.
 fn job(folder: &Folder, flags: &str, seed: usize) -> Job {
-    let job = folder.started(3, &format!("{RUN} --min-ranks 1 {flags}"));
+    job_of(3, folder, flags, seed)
+}
+
+fn job_of(ranks: usize, folder: &Folder, flags: &str, seed: usize) -> Job {
+    let job = folder.started(ranks, &format!("{RUN} --min-ranks 1 {flags}"));
     job.on_gpus().env("SIMCUDA_SEED", &seed.to_string())
 }
 
@@ -111,6 +119,35 @@ fn a_killed_rank_costs_no_bit_in_any_order_of_the_work() {
         let ended = job.env("DDP_TEST_FAULT", &fault).run();
         assert_undisturbed(&folder, &ended, &[rank as u64]);
     });
+}
+
+#[test]
+fn of_two_ranks_and_of_four_all_but_one_can_be_lost() {
+    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+        return;
+    };
+    undisturbed();
+    let cases = [
+        (2, "1:reduction:12:kill", &[1][..]),
+        (2, "0:forward:4:kill", &[0]),
+        (4, "0:optimizer:13:kill", &[0]),
+        (4, "1:forward:12:kill,3:reduction:14:kill", &[1, 3]),
+        (
+            4,
+            "0:forward:12:kill,1:forward:12:kill,2:forward:12:kill",
+            &[0, 1, 2],
+        ),
+    ];
+    let cases = cases.into_iter().filter(|(ranks, ..)| has_gpus_for(*ranks));
+    all_at_once(
+        ddp_slice::from(&test_name(), cases, 3),
+        |(ranks, faults, lost)| {
+            let folder = Folder::new("losing-number");
+            let job = job_of(ranks, &folder, "", ranks);
+            let ended = job.env("DDP_TEST_FAULT", faults).run();
+            assert_undisturbed(&folder, &ended, lost);
+        },
+    );
 }
 
 #[test]

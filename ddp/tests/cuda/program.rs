@@ -353,13 +353,15 @@ fn an_update_moves_28_bytes_of_a_parameter_and_30_with_the_copy_in_bf16() {
 }
 
 #[test]
-fn a_kernel_says_how_many_blocks_it_has() {
+fn a_kernel_says_how_many_blocks_it_has_and_how_often_it_waits_for_loads() {
     let Some(_gpu) = gpu() else { return };
     let (nodes, sums) = explained("--layers 64,48,32,10 --batch 128");
     let kernels = nodes.iter().filter(|node| node["kind"] == "kernel");
     assert!(kernels.clone().count() > 0);
     for kernel in kernels {
-        assert!(number(kernel, "blocks") >= 1.0 && number(kernel, "threads") >= 1.0);
+        for field in ["blocks", "threads", "dependent_loads"] {
+            assert!(number(kernel, field) >= 1.0, "{kernel}");
+        }
         // So small that no block more is needed.
         assert!(kernel.get("few_blocks").is_none(), "{kernel}");
     }

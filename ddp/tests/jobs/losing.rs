@@ -2,11 +2,16 @@
 //! with `--same-bits` its model is, to the bit, that of the run that was never disturbed.
 
 use std::collections::BTreeMap;
+use std::io::Write;
+use std::net::TcpStream;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::tcp;
 use crate::support::job::{Ended, Folder, Running, all_at_once};
 use crate::support::random::mixed;
 use crate::support::record::{Record, model_bytes};
@@ -98,6 +103,26 @@ fn lost(record: &Record) -> Vec<u64> {
     lost.map(|it| it["rank"].as_u64().unwrap()).collect()
 }
 
+/// Where each rank writes which steps it has taken.
+fn rows(folder: &Folder) -> String {
+    folder.path().join("rows").to_str().unwrap().into()
+}
+
+/// The steps that processes of a rank have completed, in order.
+fn taken(folder: &Folder, rank: usize) -> Vec<u64> {
+    let text = std::fs::read_to_string(format!("{}-{rank}", rows(folder))).unwrap_or_default();
+    // The last line of a killed one may be cut.
+    let steps = text.lines().filter_map(|line| line.split_once(": "));
+    steps.map(|(step, _)| step.parse().unwrap()).collect()
+}
+
+/// The ranks that it says came.
+fn joined(record: &Record) -> Vec<u64> {
+    let events = record.all("ranks").into_iter();
+    let joined = events.flat_map(|event| event["joined"].as_array().unwrap().clone());
+    joined.map(|rank| rank.as_u64().unwrap()).collect()
+}
+
 #[test]
 fn any_rank_can_be_lost_at_any_point_of_a_step() {
     let points = [
@@ -105,6 +130,7 @@ fn any_rank_can_be_lost_at_any_point_of_a_step() {
         "reduction:14",
         "optimizer:14",
         "log:14",
+        "evaluation:14",
         "snapshot:18",
         "save:18",
     ];
@@ -114,9 +140,75 @@ fn any_rank_can_be_lost_at_any_point_of_a_step() {
     all_at_once(faults, |fault| {
         let folder = Folder::new("losing-one");
         let job = folder.started(3, &format!("{RUN} --min-ranks 2"));
+        let job = job.env("DDP_TEST_ROWS", &rows(&folder));
         let ended = job.env("DDP_TEST_FAULT", &fault).run();
         let expected: Vec<u64> = fault[..1].parse().into_iter().collect();
         assert_eq!(lost(&folder.record()), expected, "{fault}: {ended}");
+        assert_undisturbed(&folder, &ended);
+        for rank in 0..3 {
+            // Only the step in progress, which no rank had completed, is taken again.
+            let steps = taken(&folder, rank);
+            let last = if expected == [rank as u64] {
+                steps.len() as u64
+            } else {
+                40
+            };
+            assert_eq!(
+                steps,
+                (1..=last).collect::<Vec<_>>(),
+                "rank {rank}, {fault}: {ended}"
+            );
+        }
+    });
+}
+
+#[test]
+fn ranks_can_be_lost_while_others_meet_or_join() {
+    undisturbed();
+    let faults = [
+        ("0:forward:14:kill,1:meeting:2:kill", vec![0, 1]),
+        (
+            "3:forward:14:kill,0:meeting:2:kill,2:meeting:3:kill",
+            vec![0, 2, 3],
+        ),
+        ("2:forward:14:kill,0:meeting:2:stop", vec![0, 2]),
+        // Each process that comes, before the others know of it and when they have met.
+        ("1:forward:14:kill,1:joining:0:kill", vec![1]),
+        ("0:forward:14:kill,0:joining:0:stop", vec![0]),
+        ("0:forward:14:kill,0:meeting:3:kill", vec![0, 0]),
+    ];
+    all_at_once(faults, |(faults, expected)| {
+        let folder = Folder::new("losing-meeting");
+        let comes = faults.contains("joining") || expected == [0, 0];
+        let restarts = if comes { " --restarts 1" } else { "" };
+        let words = format!("{RUN} --min-ranks 1 --timeout-s 2{restarts}");
+        let slow = if comes { slow_steps() } else { String::new() };
+        let job = folder.started(4, &words);
+        let ended = job.env("DDP_TEST_FAULT", &format!("{faults},{slow}")).run();
+        let mut lost = lost(&folder.record());
+        lost.sort_unstable();
+        assert_eq!(lost, expected, "{faults}: {ended}");
+        assert_undisturbed(&folder, &ended);
+    });
+}
+
+#[test]
+fn what_goes_wrong_on_one_rank_alone_does_not_end_the_others() {
+    undisturbed();
+    // Data that one rank finds bad end the job: the others would find them, too.
+    let kinds = [("panic", 70), ("memory", 71), ("error", 65)];
+    let faults = [0, 2].map(|rank| kinds.map(|(kind, code)| (rank, kind, code)));
+    all_at_once(faults.into_iter().flatten(), |(rank, kind, code)| {
+        let folder = Folder::new("losing-wrong");
+        let job = folder.started(3, &format!("{RUN} --min-ranks 2"));
+        let fault = format!("{rank}:forward:14:{kind}");
+        let ended = job.env("DDP_TEST_FAULT", &fault).run();
+        if kind == "error" {
+            return assert_eq!(ended.exit_code(), Some(code), "{ended}");
+        }
+        let text = std::fs::read_to_string(folder.out().join("metrics.jsonl")).unwrap();
+        let told = format!(r#""lost":[{{"rank":{rank},"why":"ended with exit code {code}"}}]"#);
+        assert!(text.contains(&told), "{ended}");
         assert_undisturbed(&folder, &ended);
     });
 }
@@ -241,6 +333,7 @@ fn disturb(running: &mut Running, seed: u64) -> u64 {
 #[test]
 fn ranks_that_are_lost_at_any_moment_come_back_and_change_no_bit() {
     let seeds = ddp_slice::of("ranks that are lost at any moment", 126, 2);
+    let all_times = AtomicU64::new(0);
     for pair in seeds.chunks(2) {
         all_at_once(pair, |&seed| {
             let (which, ranks) = (seed % STORMS.len(), 2 + seed / STORMS.len() % 7);
@@ -249,6 +342,7 @@ fn ranks_that_are_lost_at_any_moment_come_back_and_change_no_bit() {
             let bits = if is_exact { " --same-bits 8" } else { "" };
             let words = format!("--min-ranks 1 --restarts 1000 --timeout-s 3{bits}");
             let job = folder.started(ranks, &format!("{} {words}", storm(which)));
+            let job = job.env("DDP_TEST_ROWS", &rows(&folder));
             let mut running = job.env("DDP_TEST_FAULT", &slow_steps()).start();
             if seed % 3 > 0 {
                 running.wait_for(r#""event":"step","step":1,"#);
@@ -256,6 +350,7 @@ fn ranks_that_are_lost_at_any_moment_come_back_and_change_no_bit() {
             let times = disturb(&mut running, seed as u64);
             let ended = running.wait();
             println!("seed {seed}: {ranks} ranks were disturbed {times} times");
+            all_times.fetch_add(times, Relaxed);
             assert_eq!(ended.exit_code(), Some(0), "seed {seed}: {ended}");
             let (left, expected) = (left(&folder, 40), calm(which));
             assert_eq!(left.steps, expected.steps, "seed {seed}: {ended}");
@@ -268,8 +363,18 @@ fn ranks_that_are_lost_at_any_moment_come_back_and_change_no_bit() {
             let pairs = left.losses.iter().zip(&expected.losses);
             let apart = pairs.map(|(loss, calm)| (loss / calm - 1.0).abs());
             assert!(apart.fold(0.0, f64::max) < 1e-3, "seed {seed}: {ended}");
+            // Unless all ranks were lost at once, none goes back further than to its last step.
+            let text = ended.to_string();
+            let again = [FROM_CHECKPOINT, "resuming after step", "aside as"];
+            let goes_back = again.iter().any(|it| text.contains(it));
+            for steps in (0..ranks).map(|rank| taken(&folder, rank)) {
+                let is_well = goes_back || steps.is_sorted();
+                assert!(is_well, "seed {seed}: {steps:?}: {ended}");
+            }
         });
     }
+    let (count, times) = (seeds.len(), all_times.into_inner());
+    assert!(count < 126 || times >= 500, "{times} in {count} runs");
 }
 
 #[test]
@@ -307,6 +412,39 @@ fn with_too_few_ranks_the_job_saves_and_ends_and_can_be_resumed() {
     );
     let resumed = folder.started(2, &format!("{RUN} --resume auto")).run();
     assert_undisturbed(&folder, &resumed);
+}
+
+#[test]
+fn ranks_that_are_needed_are_waited_for_when_they_are_started_again() {
+    undisturbed();
+    all_at_once(["", "--hosts far:2,off:1"], |hosts| {
+        let folder = Folder::new("losing-needed");
+        let words = format!("{RUN} --min-ranks 3 --restarts 2");
+        let job = match hosts {
+            "" => folder.started(3, &words),
+            hosts => folder.started_on(hosts, "", &words),
+        };
+        let mut running = job.env("DDP_TEST_FAULT", &slow_steps()).start();
+        running.wait_for(r#""event":"step","step":1,"#);
+        running.signal_rank(1, "KILL");
+        running.wait_for(r#""joined":[1]"#);
+        running.signal_rank(0, "KILL");
+        let ended = running.wait();
+        assert_eq!(lost(&folder.record()), [1, 0], "{ended}");
+        assert_undisturbed(&folder, &ended);
+    });
+}
+
+#[test]
+fn a_rank_that_is_needed_and_does_not_come_back_ends_the_job() {
+    let folder = Folder::new("losing-gone");
+    let words = format!("{RUN} --min-ranks 3 --restarts 2 --timeout-s 3");
+    let job = folder.started(3, &words);
+    let faults = "2:forward:5:kill,2:joining:0:kill";
+    let ended = job.env("DDP_TEST_FAULT", faults).run();
+    assert_eq!(ended.exit_code(), Some(77), "{ended}");
+    let saved = folder.checkpoints();
+    assert_eq!(saved.last().unwrap(), "step-00000004", "{ended}");
 }
 
 /// What is said when a slice was lost.
@@ -358,11 +496,7 @@ fn slices_of_lost_ranks_are_kept_by_their_neighbours() {
     ];
     lose_with_zero(&faults, false, |faults, folder, ended| {
         let expected = faults.split(',').count();
-        let lost = lost(&folder.record());
-        assert!(
-            lost.len() <= expected && !lost.is_empty(),
-            "{faults}: {ended}"
-        );
+        assert_eq!(lost(&folder.record()).len(), expected, "{faults}: {ended}");
         assert!(
             !ended.to_string().contains(FROM_CHECKPOINT),
             "{faults}: {ended}"
@@ -493,6 +627,66 @@ fn ranks_of_several_hosts_that_are_killed_again_and_again_change_no_bit() {
     );
 }
 
+/// Connects to the ports where ranks listen, as processes that are none of them: how often.
+fn pester(running: &Running) -> usize {
+    let mut inodes = Vec::new();
+    for (_, pid) in running.ranks() {
+        let sockets = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter();
+        let sockets = sockets
+            .flatten()
+            .filter_map(|it| it.ok()?.path().read_link().ok());
+        inodes.extend(sockets.filter_map(|it| {
+            let socket = it.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+            Some(socket.to_string())
+        }));
+    }
+    let tables = ["tcp", "tcp6"].map(|it| std::fs::read_to_string(format!("/proc/net/{it}")));
+    let tables = tables.map(Result::unwrap_or_default);
+    let lines = tables.iter().flat_map(|table| table.lines());
+    let port = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let is_its = words.get(3) == Some(&"0A") && inodes.iter().any(|it| *it == words[9]);
+        u16::from_str_radix(words.get(1)?.rsplit(':').next()?, 16)
+            .ok()
+            .filter(|_| is_its)
+    };
+    let old = br#"{"job":"generation 1","rank":1,"size":3}"#;
+    let calls = lines.filter_map(port).map(|port| {
+        let address = ([127, 0, 0, 1], port).into();
+        let socket = TcpStream::connect_timeout(&address, Duration::from_millis(50));
+        let words = [
+            &[0xff; 64][..],
+            b"GET / HTTP/1.1\r\n\r\n",
+            old,
+            &[0, 0, 0, 40],
+            old,
+        ];
+        let written = socket.map(|mut it| words.iter().any(|word| it.write_all(word).is_ok()));
+        usize::from(written.is_ok_and(|any| any))
+    });
+    calls.sum()
+}
+
+#[test]
+fn strangers_that_call_ranks_while_they_meet_disturb_nothing() {
+    undisturbed();
+    let folder = Folder::new("losing-hosts-strangers");
+    let words = format!("{RUN} --min-ranks 1 --restarts 1000");
+    let job = folder.started_on("--hosts far:2,off:1", "", &words);
+    let mut running = job.env("DDP_TEST_FAULT", &slow_steps()).start();
+    let (mut times, mut calls, started) = (0, 0, Instant::now());
+    while running.goes_on() {
+        calls += pester(&running);
+        if started.elapsed() > Duration::from_millis(500) * times && times < 6 {
+            running.signal_rank(times as usize % 3, "KILL");
+            times += 1;
+        }
+    }
+    let ended = running.wait();
+    assert!(calls > 10, "{calls} calls: {ended}");
+    assert_undisturbed(&folder, &ended);
+}
+
 #[test]
 fn a_host_whose_agent_is_killed_is_lost_with_its_ranks() {
     undisturbed();
@@ -506,6 +700,130 @@ fn a_host_whose_agent_is_killed_is_lost_with_its_ranks() {
     assert_eq!(lost(&folder.record()), [2, 3], "{ended}");
     let told = "host far, with ranks 2 and 3: it was silent for 4 s";
     assert!(ended.stderr.contains(told), "{ended}");
+    assert_undisturbed(&folder, &ended);
+}
+
+/// Kills the process whose number is in this file, and its children.
+fn kill_all_of(folder: &Folder, file: &str) {
+    let script = format!("pid=$(cat {file}); kill -KILL $pid $(pgrep -P $pid)");
+    let mut command = Command::new("sh");
+    let killed = command.args(["-c", &script]).current_dir(folder.path());
+    assert!(killed.status().expect("there is a shell").success());
+}
+
+#[test]
+fn ranks_that_lost_one_trace_the_steps_that_are_left() {
+    undisturbed();
+    let folder = Folder::new("losing-trace");
+    let job = folder.started(3, &format!("{RUN} --min-ranks 2 --trace 5..20"));
+    let ended = job.env("DDP_TEST_FAULT", "2:forward:14:kill").run();
+    assert_undisturbed(&folder, &ended);
+    let text = std::fs::read_to_string(folder.out().join("trace.json")).expect("it is written");
+    let trace: Value = serde_json::from_str(&text).expect("it is JSON");
+    let spans = trace["traceEvents"].as_array().unwrap().iter();
+    let steps =
+        spans.filter_map(|span| Some((span["pid"].as_u64()?, span["args"]["step"].as_u64()?)));
+    let mut traced: Vec<(u64, u64)> = steps.collect();
+    traced.sort_unstable();
+    traced.dedup();
+    let expected: Vec<(u64, u64)> = (0..2)
+        .flat_map(|rank| (14..=20).map(move |step| (rank, step)))
+        .collect();
+    assert_eq!(traced, expected, "{ended}");
+}
+
+#[test]
+fn ranks_of_a_lost_host_start_on_a_spare_one() {
+    undisturbed();
+    let folder = Folder::new("losing-spare");
+    let words = format!("{RUN} --min-ranks 2 --timeout-s 3 --restarts 2 --spares off:1,spare:2");
+    let hosts = "--hosts localhost:2,far:2";
+    let job = folder.started_on(hosts, "echo $$ >agent-$host", &words);
+    let running = job.env("DDP_TEST_FAULT", &slow_steps()).start();
+    running.wait_for_step_2();
+    kill_all_of(&folder, "agent-far");
+    let ended = running.wait();
+    let record = folder.record();
+    assert_eq!(lost(&record), [2, 3], "{ended}");
+    for told in [
+        "rank 2 is started on spare",
+        "rank 3 is started on spare",
+        "(2 of 2)",
+    ] {
+        assert!(ended.stderr.contains(told), "{told}: {ended}");
+    }
+    let mut joined = joined(&record);
+    joined.sort_unstable();
+    assert_eq!(joined, [2, 3], "{ended}");
+    assert_undisturbed(&folder, &ended);
+}
+
+#[test]
+fn a_host_that_is_lost_and_comes_back_gets_its_ranks_again() {
+    undisturbed();
+    let folder = Folder::new("losing-return");
+    let words = format!("{RUN} --min-ranks 2 --timeout-s 3 --restarts 2");
+    let hosts = "--hosts localhost:2,far:2";
+    let job = folder.started_on(hosts, "echo $$ >agent-$host", &words);
+    // So that steps are left when it comes back.
+    let points = ["forward", "reduction", "optimizer"];
+    let slow = (3..=40).flat_map(|step| points.map(|point| format!("0:{point}:{step}:slow")));
+    let faults: Vec<String> = slow.collect();
+    let running = job.env("DDP_TEST_FAULT", &faults.join(",")).start();
+    running.wait_for_step_2();
+    kill_all_of(&folder, "agent-far");
+    let ended = running.wait();
+    let record = folder.record();
+    assert_eq!(lost(&record), [2, 3], "{ended}");
+    assert_eq!(joined(&record), [2, 3], "{ended}");
+    assert_undisturbed(&folder, &ended);
+}
+
+#[test]
+fn processes_that_variables_start_come_back_with_the_number_they_had() {
+    undisturbed();
+    let folder = Folder::new("losing-variables");
+    // What restarts a process that fails, as pods and scripts under srun do.
+    let restarting = "until sh -c 'echo $$ >process-$RANK; exec \"$@\"' sh \"$@\"; do :; done";
+    let pod = folder.script("pod", restarting);
+    let of_rank = |rank: usize| match rank {
+        0 => String::new(),
+        _ => pod.display().to_string(),
+    };
+    let words = format!("{RUN} --min-ranks 1 --restarts 9 --timeout-s 3");
+    // A rank is killed, and later a process with its rank.
+    let faults = format!("1:forward:7:kill,{}", slow_steps());
+    let job = tcp::ranks(&folder, 3, &words, &of_rank).env("DDP_TEST_FAULT", &faults);
+    let mut running = job.start();
+    running.wait_for(r#""joined":[1]"#);
+    kill_all_of(&folder, "process-2");
+    let ended = running.wait();
+    let record = folder.record();
+    assert_eq!(lost(&record), [1, 2], "{ended}");
+    assert_eq!(joined(&record), [1, 2], "{ended}");
+    assert_undisturbed(&folder, &ended);
+}
+
+#[test]
+fn a_host_whose_agent_is_stopped_is_lost_with_its_ranks() {
+    undisturbed();
+    let folder = Folder::new("losing-agent-stopped");
+    let words = format!("{RUN} --min-ranks 1 --timeout-s 3");
+    let slow: Vec<_> = (1..=40)
+        .map(|step| format!("2:optimizer:{step}:slow"))
+        .collect();
+    // It is silent for longer than all that is left to do takes.
+    let slow = format!("2:optimizer:9:work,{},{}", slow_steps(), slow.join(","));
+    let job = folder.started_on("--hosts far:2,localhost:1", "", &words);
+    let mut running = job.env("DDP_TEST_FAULT", &slow).start();
+    running.wait_for_step_2();
+    assert_eq!(running.signal_agents("STOP"), 1);
+    running.wait_for(r#""lost":[{"rank":0"#);
+    let ranks: Vec<_> = running.ranks().into_iter().map(|it| it.0).collect();
+    assert_eq!(ranks, [2], "the others have ended before the run continues");
+    running.signal_agents("CONT");
+    let ended = running.wait();
+    assert_eq!(lost(&folder.record()), [0, 1], "{ended}");
     assert_undisturbed(&folder, &ended);
 }
 
@@ -523,6 +841,21 @@ fn stopped_ranks_of_another_host_are_left_out() {
         lost.sort_unstable();
         let all: Vec<u64> = vec![2, 3];
         assert_eq!(lost, all[2 - faults.split(',').count()..], "{ended}");
+        assert_undisturbed(&folder, &ended);
+    });
+}
+
+#[test]
+fn a_rank_that_writes_a_checkpoint_while_another_is_lost_is_waited_for() {
+    undisturbed();
+    // It takes 8 s, twice as long as the launcher waits for a rank that shows no progress.
+    all_at_once(["far:1,off:2", "localhost:1,far:2"], |hosts| {
+        let folder = Folder::new("losing-hosts-writing");
+        let words = format!("{RUN} --min-ranks 2 --timeout-s 2");
+        let job = folder.started_on(&format!("--hosts {hosts}"), "", &words);
+        let faults = "0:save:18:work,1:forward:20:kill";
+        let ended = job.env("DDP_TEST_FAULT", faults).run();
+        assert_eq!(lost(&folder.record()), [1], "{ended}");
         assert_undisturbed(&folder, &ended);
     });
 }
@@ -612,8 +945,27 @@ fn what_cannot_go_on_is_refused_by_name() {
         let ended = folder.started(2, &format!("{RUN} {words}")).run();
         assert!(ended.assert_fails(2).contains(told), "{words}: {ended}");
     });
-    let ended = Folder::new("losing-alone")
-        .alone(&format!("{RUN} --min-ranks 1"))
-        .run();
-    assert_eq!(ended.exit_code(), Some(2), "{ended}");
+    let ended_by = [
+        ("", "expected --ranks, --hosts"),
+        (
+            "TORCHELASTIC_RUN_ID=a RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1",
+            "torchrun ends",
+        ),
+        (
+            "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2",
+            "Open MPI's mpirun ends",
+        ),
+        (
+            "RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1",
+            "start one on each",
+        ),
+    ];
+    all_at_once(ended_by, |(variables, told)| {
+        let folder = Folder::new("losing-launcher");
+        let before = format!("export A=1 {variables}");
+        let ended = folder
+            .in_shell(&before, &format!("{RUN} --min-ranks 1"))
+            .run();
+        assert!(ended.assert_fails(2).contains(told), "{variables}: {ended}");
+    });
 }

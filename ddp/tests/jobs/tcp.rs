@@ -9,7 +9,12 @@ use crate::support::job::{END_MAX, Folder, Job, QUICK, host};
 
 /// Ranks that a shell starts with these variables, each with what `of_rank` adds. The job's exit
 /// code is that of rank 0.
-fn ranks(folder: &Folder, count: usize, words: &str, of_rank: &dyn Fn(usize) -> String) -> Job {
+pub(super) fn ranks(
+    folder: &Folder,
+    count: usize,
+    words: &str,
+    of_rank: &dyn Fn(usize) -> String,
+) -> Job {
     let taken = TcpListener::bind(("127.0.0.1", 0)).expect("the loopback interface is there");
     let port = taken.local_addr().expect("it is bound").port();
     drop(taken);

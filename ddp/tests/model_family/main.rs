@@ -217,7 +217,7 @@ fn parse(line: &str) -> Result<Config> {
     spell_settings(|name| format!("--{name}"));
     models::register::<PositionsSpec>();
     let words = std::iter::once("ddp-train").chain(line.split_ascii_whitespace());
-    match cli::parse(words)? {
+    match cli::parse(words)?.0 {
         Command::Train(config) => Ok(*config),
         Command::Show(text) => Err(Error::Usage(text)),
         other => panic!("{line}: {other:?}"),

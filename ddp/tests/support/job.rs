@@ -177,7 +177,8 @@ impl Folder {
         self.script(name, &format!("{before}\nexec {} \"$@\"", program()))
     }
 
-    fn script(&self, name: &str, text: &str) -> PathBuf {
+    /// An executable shell script in this folder.
+    pub(crate) fn script(&self, name: &str, text: &str) -> PathBuf {
         let path = self.0.join(name);
         let text = format!("#!/bin/sh\n{text}\n");
         std::fs::write(&path, text).expect("the temporary folder can be written");

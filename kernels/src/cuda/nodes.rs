@@ -49,8 +49,8 @@ pub struct NodeWork {
     pub blocks: usize,
     /// Threads of each block.
     pub threads: usize,
-    /// The most loads of a thread of which each waits for the one before, if the kernel says so.
-    pub dependent_loads: Option<usize>,
+    /// The most loads of a thread of a kernel of which each waits for the one before.
+    pub dependent_loads: usize,
     /// Multiplications and additions, of matmuls.
     pub flop: f64,
 }

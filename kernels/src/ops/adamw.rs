@@ -6,7 +6,7 @@
 //! flag) is read from small tensors on the device, so that a captured graph can be replayed.
 
 use crate::error::{Error, Result};
-use crate::launch::{Grid, Source, args};
+use crate::launch::{Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
 use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;
@@ -226,12 +226,11 @@ pub fn adamw(
             let of = constants;
             let weights = [1.0 - of.beta1, of.beta2, 1.0 - of.beta2, of.epsilon];
             let [weight_1, beta_2, weight_2, epsilon] = weights.map(|weight| weight as f32);
-            let grid = Grid::blocks(chunks.quanta(), QUANTUM_THREADS);
             let args = args![
                 values, grads, first, second, copies, scalars, scale, flag, guards, weight_1,
                 beta_2, weight_2, epsilon
             ];
-            return chunks.launch(&gpu, &SOURCE, "adamw_f32", grid, args);
+            return chunks.launch(&gpu, &SOURCE, "adamw_f32", (QUANTUM_THREADS, 1), args);
         }
         if !nonfinite::is_set(flag.as_ref()) {
             with_float!(placed.dtype, T => {

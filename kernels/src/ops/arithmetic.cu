@@ -40,5 +40,5 @@ FOR_F32_AND_BF16(ARITHMETIC)
 
 /// y += a x. The sum is in f32, which keeps what bf16 would lose.
 KERNEL(BLOCK_THREADS) axpy_to_f32_bf16(float* y, const bf16* x, u64 count, float a) {
-    for (u64 i = first_index(); i < count; i += grid_threads()) y[i] = fmaf(a, wide(x[i]), y[i]);
+    map(y, y, x, count, [=](float y, float x) { return fmaf(a, x, y); });
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::error::{Caller, Error, Result};
-use crate::launch::{Argument, Grid, Launcher, PARAMETERS_MAX, Source};
+use crate::launch::{Argument, BLOCK_THREADS, Grid, Launcher, PARAMETERS_MAX, Source};
 use crate::ops::call::{Call, Slot};
 use crate::sync::lock;
 use crate::threads::Shares;
@@ -26,7 +26,7 @@ use crate::{Device, Tensor, threads};
 pub const QUANTUM: usize = 1024;
 
 /// Threads of a block with a quantum: 16 bytes each.
-pub(crate) const QUANTUM_THREADS: u32 = 256;
+pub(crate) const QUANTUM_THREADS: usize = 256;
 
 /// A range of a flat buffer, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,13 +169,14 @@ impl ChunkTable {
     }
 
     /// Launches a kernel whose parameters are `args` and then the four of the table (`piece_of` in
-    /// common.cuh).
+    /// common.cuh), with so many threads for each quantum. A thread loads so often, one load after
+    /// another.
     pub(crate) fn launch(
         &self,
         gpu: &Launcher,
         source: &'static Source,
         name: &'static str,
-        grid: Grid,
+        (threads, loads): (usize, usize),
         args: &[u64],
     ) -> Result<()> {
         if self.quanta() == 0 {
@@ -200,6 +201,10 @@ impl ChunkTable {
             chunk.map_or(0, |chunk| chunk.offset as u64),
             chunk.map_or(0, |chunk| length_word(&chunk)),
         ]);
+        let blocks = (self.quanta() * threads).div_ceil(BLOCK_THREADS as usize);
+        // The chunk of a quantum is found by halving.
+        let search = chunks.next_power_of_two().ilog2() + u32::from(chunks > 1);
+        let grid = Grid::blocks(blocks, BLOCK_THREADS, loads + search as usize);
         gpu.launch(source, name, grid, &words[..args.len() + 4])
     }
 

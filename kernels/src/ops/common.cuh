@@ -238,16 +238,18 @@ template <int BYTES = 16, class... Pointers> INLINE bool aligned(Pointers... poi
 constexpr int PACKS_IN_FLIGHT = 2;
 
 /// out[i] = f(a[i], b[i]) in f32, rounded once; a, b or both may be out.
-template <class T, class F> INLINE void map(T* out, const T* a, const T* b, u64 count, F f) {
+template <class T, class B, class F> INLINE void map(T* out, const T* a, const B* b, u64 count, F f) {
     typedef Pack<T> P;
-    const u64 packs = aligned(out, a, b) ? count / P::COUNT : 0;
+    typedef Pack<B, P::COUNT> Right;
+    const u64 packs = aligned(out, a) && aligned<sizeof(Right)>(b) ? count / P::COUNT : 0;
     const u64 stride = grid_threads();
     for (u64 first = first_index(); first < packs; first += PACKS_IN_FLIGHT * stride) {
-        P left[PACKS_IN_FLIGHT], right[PACKS_IN_FLIGHT];
+        P left[PACKS_IN_FLIGHT];
+        Right right[PACKS_IN_FLIGHT];
         UNROLLED for (int k = 0; k < PACKS_IN_FLIGHT; k++) {
             if (first + k * stride >= packs) break;
             left[k] = load_pack<P>(a, first + k * stride);
-            right[k] = load_pack<P>(b, first + k * stride);
+            right[k] = load_pack<Right>(b, first + k * stride);
         }
         UNROLLED for (int k = 0; k < PACKS_IN_FLIGHT; k++) {
             if (first + k * stride >= packs) break;

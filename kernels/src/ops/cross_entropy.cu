@@ -156,14 +156,19 @@ constexpr u32 NARROW_CLASSES_MAX = 64;
 constexpr u32 NARROW_ROWS = WARP;
 constexpr u32 NARROW_THREADS = 128;
 
-/// Calls `body(index, row, class)` for all elements of `rows` rows of `classes`, in memory order.
+/// Elements that a thread has at a time. The rows of a whole block are whole packs.
+constexpr u32 NARROW_PACK = 4;
+
+/// Calls `body(index of the first, rows, classes)` for packs of elements of `rows` rows of
+/// `classes`, in memory order. The last one of some rows may have elements of the next row.
 template <class F> INLINE void each_narrow(u32 rows, u32 classes, F body) {
-    u32 row = threadIdx.x / classes, column = threadIdx.x % classes;
-    const u32 row_step = NARROW_THREADS / classes, column_step = NARROW_THREADS % classes;
-    for (u32 i = threadIdx.x; i < rows * classes; i += NARROW_THREADS) {
+    for (u32 i = threadIdx.x * NARROW_PACK; i < rows * classes; i += NARROW_THREADS * NARROW_PACK) {
+        u32 row[NARROW_PACK] = {i / classes}, column[NARROW_PACK] = {i % classes};
+        UNROLLED for (u32 k = 1; k < NARROW_PACK; k++) {
+            const bool ends = column[k - 1] + 1 == classes;
+            row[k] = row[k - 1] + ends, column[k] = ends ? 0 : column[k - 1] + 1;
+        }
         body(i, row, column);
-        row += row_step, column += column_step;
-        if (column >= classes) column -= classes, row++;
     }
 }
 
@@ -189,7 +194,17 @@ INLINE void narrow_rows(Problem problem, const Totals totals, u64 rows, T* dlogi
     const u64 row = first_row + threadIdx.x;
     float* own = tile + threadIdx.x * pitch;
 
-    each_narrow(count, columns, [&](u32 i, u32 row, u32 column) { tile[row * pitch + column] = wide(logits[first + i]); });
+    typedef Pack<T, NARROW_PACK> P;
+    const bool packed = aligned<sizeof(P)>(dlogits, logits);
+    each_narrow(count, columns, [&](u32 i, const u32(&row)[NARROW_PACK], const u32(&column)[NARROW_PACK]) {
+        P pack = {};
+        if (packed && i + NARROW_PACK <= count * columns) {
+            pack = load_pack<P>(logits + first, i / NARROW_PACK);
+        } else {
+            for (u32 k = 0; k < NARROW_PACK && i + k < count * columns; k++) pack.values[k] = logits[first + i + k];
+        }
+        UNROLLED for (u32 k = 0; k < NARROW_PACK; k++) tile[row[k] * pitch + column[k]] = wide(pack.values[k]);
+    });
     if (threadIdx.x / WARP == 1) {
         const float sum = weight_sum_of(problem);
         if (threadIdx.x % WARP == 0) shared_weight_sum = sum;
@@ -216,10 +231,10 @@ INLINE void narrow_rows(Problem problem, const Totals totals, u64 rows, T* dlogi
     }
     __syncthreads();
     problem.weight_sum = shared_weight_sum;
-    each_narrow(count, columns, [&](u32, u32 row, u32 column) {
-        float& x = tile[row * pitch + column];
-        x = exponential(x - shared_rows[row].largest);
-    });
+    for (u32 i = threadIdx.x; i < count * columns; i += NARROW_THREADS) {
+        float& x = tile[i / columns * pitch + i % columns];
+        x = exponential(x - shared_rows[i / columns].largest);
+    }
     __syncthreads();
     if (has_row) {
         float sum = 0.0f;
@@ -231,10 +246,17 @@ INLINE void narrow_rows(Problem problem, const Totals totals, u64 rows, T* dlogi
     }
     if (dlogits != nullptr) {
         __syncthreads();
-        each_narrow(count, columns, [&](u32 i, u32 row, u32 column) {
-            const NarrowRow& of = shared_rows[row];
-            const float gradient = gradient_of(problem, tile[row * pitch + column], column, of.factors, of.target);
-            dlogits[first + i] = narrow<T>(gradient);
+        each_narrow(count, columns, [&](u32 i, const u32(&row)[NARROW_PACK], const u32(&column)[NARROW_PACK]) {
+            float gradients[NARROW_PACK] = {};
+            UNROLLED for (u32 k = 0; k < NARROW_PACK; k++) {
+                if (i + k >= count * columns) break;
+                const NarrowRow& of = shared_rows[row[k]];
+                const float e = tile[row[k] * pitch + column[k]];
+                gradients[k] = gradient_of(problem, e, column[k], of.factors, of.target);
+            }
+            const P pack = narrow_pack<T>(gradients);
+            if (packed && i + NARROW_PACK <= count * columns) return store_pack(dlogits + first, i / NARROW_PACK, pack);
+            for (u32 k = 0; k < NARROW_PACK && i + k < count * columns; k++) dlogits[first + i + k] = pack.values[k];
         });
     }
     // The first warp has all rows of the block.

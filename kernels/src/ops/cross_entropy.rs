@@ -213,16 +213,24 @@ fn launch(gpu: &Launcher, of: &Operands<'_>, options: &CrossEntropyOptions<'_>) 
     let [rows, classes] = of.sizes;
     let smooths = options.label_smoothing > 0.0;
     // The rows and threads of a block are those of `cross_entropy.cu`.
-    let (name, blocks, threads) = if classes <= NARROW_CLASSES_MAX {
-        ("cross_entropy_narrow", rows.div_ceil(32), 128)
+    let (name, blocks, threads, loads) = if classes <= NARROW_CLASSES_MAX {
+        let loads = 1 + (32 * classes).div_ceil(4 * 128);
+        ("cross_entropy_narrow", rows.div_ceil(32), 128, loads)
     } else {
         // A block loops over rows; there are two blocks on each multiprocessor.
         let blocks = rows.min(2 * gpu.gpu.multiprocessors as usize);
-        let name = match of.logits.dtype {
-            DType::BF16 if smooths => "cross_entropy_smooth",
-            _ => "cross_entropy_wide",
+        // Of each row the target, its logit, and passes, in each of which a thread has so many
+        // elements under way.
+        let (name, at_once) = match of.logits.dtype {
+            DType::BF16 if smooths => ("cross_entropy_smooth", &[32, 32][..]),
+            DType::BF16 => ("cross_entropy_wide", &[32, 32][..]),
+            _ => ("cross_entropy_wide", &[8, 16, 4][..]),
         };
-        (name, blocks, 512)
+        let of_row = at_once
+            .iter()
+            .map(|at_once| classes.div_ceil(512 * at_once));
+        let loads = rows.div_ceil(blocks.max(1)) * (2 + of_row.sum::<usize>());
+        (name, blocks, 512, loads)
     };
     let switches = u32::from(options.ignore_index.is_some()) + 2 * u32::from(smooths);
     let args = args![
@@ -243,10 +251,7 @@ fn launch(gpu: &Launcher, of: &Operands<'_>, options: &CrossEntropyOptions<'_>) 
         of.stats,
         of.stats.as_ref().map(|_| gpu.counters()).transpose()?,
     ];
-    // For many classes in bf16: two passes, in which a thread loads 64 bytes at once.
-    let at_once = threads as usize * 64 / of.logits.dtype.bytes();
-    let rounds = rows.div_ceil(blocks.max(1)) * 2 * classes.div_ceil(at_once);
-    let grid = Grid::blocks(blocks, threads).waits(rounds);
+    let grid = Grid::blocks(blocks, threads, loads);
     gpu.launch(&SOURCE, (name, of.logits.dtype), grid, args)
 }
 

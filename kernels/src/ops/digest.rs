@@ -5,7 +5,7 @@
 //! the CPU and GPUs get the same bits, but for NaN, and so do ranks that each hold some quanta.
 
 use crate::error::Result;
-use crate::launch::{BLOCK_THREADS, Grid, Source, args};
+use crate::launch::{Source, args};
 use crate::ops::call::{Call, FLOATS, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable, QUANTUM};
 use crate::ops::float::{Float, lane_sum_of};
@@ -13,8 +13,6 @@ use crate::simd::multiversion;
 use crate::{DType, Tensor};
 
 static SOURCE: Source = Source::new("digest.cu", include_str!("digest.cu"));
-/// Quanta of a block, which has a warp for each.
-const QUANTA_PER_BLOCK: usize = BLOCK_THREADS as usize / 32;
 
 /// The numbers of a digest: hash, bits of the sum (f64), bits of the sum of squares (f64).
 pub const DIGEST: usize = 3;
@@ -72,14 +70,8 @@ pub fn digest_quanta(out: &Tensor, x: &Tensor, chunks: &ChunkTable) -> Result<()
     call.run(x, &FLOATS, |placed| {
         let [mut out, x] = placed.enter([out, x])?;
         if let Some(gpu) = placed.launcher() {
-            let grid = Grid::blocks(quanta.div_ceil(QUANTA_PER_BLOCK), BLOCK_THREADS);
-            return chunks.launch(
-                &gpu,
-                &SOURCE,
-                "digest_quanta_f32",
-                grid,
-                args![out, x, quanta],
-            );
+            let args = args![out, x, quanta];
+            return chunks.launch(&gpu, &SOURCE, "digest_quanta_f32", (32, 1), args);
         }
         let (out, _) = out.elements_mut::<i64>().as_chunks_mut::<DIGEST>();
         with_float!(placed.dtype, T => {

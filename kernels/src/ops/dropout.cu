@@ -23,7 +23,7 @@ struct Pattern {
 /// x and out [rows, columns]; position is [step, global row of the first row]. A thread handles the
 /// columns of one pack of one row, which are whole blocks of random bits. A position out of range
 /// makes all of out NaN, because a kernel cannot refuse it.
-template <class T>
+template <bool PACKED, class T>
 INLINE void dropout(T* out, const T* x, const i64* position, u64 rows, u64 columns, float scale, Pattern pattern) {
     typedef Pack<T> P;
     const i64 step = position[0];
@@ -33,7 +33,6 @@ INLINE void dropout(T* out, const T* x, const i64* position, u64 rows, u64 colum
     pattern.kept_from = valid ? pattern.kept_from : 0;
     pattern.step = (u32)step;
 
-    const bool packed = aligned(out, x) && columns % P::COUNT == 0;
     const u64 groups = (columns + P::COUNT - 1) / P::COUNT, stride = grid_threads();
     // One division, then only additions.
     const u64 rows_on = stride / groups, groups_on = stride % groups;
@@ -42,20 +41,20 @@ INLINE void dropout(T* out, const T* x, const i64* position, u64 rows, u64 colum
         const u64 first = row * columns + group * P::COUNT;
         const u64 left = columns - group * P::COUNT;
         P pack;
-        if (packed) pack = load_pack<P>(x, first / P::COUNT);
+        if (PACKED) pack = load_pack<P>(x, first / P::COUNT);
         UNROLLED for (int block = 0; block < P::COUNT / 4; block++) {
             const uint4 words = pattern.bits(first_row + row, group * (P::COUNT / 4) + block);
             const u32 bits[4] = {words.x, words.y, words.z, words.w};
             UNROLLED for (int k = 0; k < 4; k++) {
                 const int i = 4 * block + k;
-                if (packed) {
+                if (PACKED) {
                     pack.values[i] = narrow<T>(pattern.apply(wide(pack.values[i]), bits[k], scale));
                 } else if (i < left) {
                     out[first + i] = narrow<T>(pattern.apply(wide(x[first + i]), bits[k], scale));
                 }
             }
         }
-        if (packed) store_pack(out, first / P::COUNT, pack);
+        if (PACKED) store_pack(out, first / P::COUNT, pack);
         row += rows_on;
         group += groups_on;
         const bool over = group >= groups;
@@ -68,6 +67,11 @@ INLINE void dropout(T* out, const T* x, const i64* position, u64 rows, u64 colum
     KERNEL(BLOCK_THREADS)                                                                                              \
     dropout_##NAME(T* out, const T* x, const i64* position, u64 rows, u64 columns, float scale, i32 kept_from,         \
                    u32 layer, u32 key_0, u32 key_1) {                                                                  \
-        dropout(out, x, position, rows, columns, scale, Pattern{key_0, key_1, 0, layer, kept_from});                   \
+        const Pattern pattern{key_0, key_1, 0, layer, kept_from};                                                      \
+        if (aligned(out, x) && columns % Pack<T>::COUNT == 0) {                                                        \
+            dropout<true>(out, x, position, rows, columns, scale, pattern);                                            \
+        } else {                                                                                                       \
+            dropout<false>(out, x, position, rows, columns, scale, pattern);                                           \
+        }                                                                                                              \
     }
 FOR_F32_AND_BF16(DROPOUT)

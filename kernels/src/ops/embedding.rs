@@ -84,7 +84,8 @@ pub fn embedding_into(
             let args = args![
                 out, table, positions, tokens, width, rows, columns, vocabulary, context
             ];
-            let grid = Grid::packs(out.count, out.dtype);
+            // The token, then its row.
+            let grid = Grid::packs(out.count, out.dtype).rounds_of(2);
             return gpu.launch(&SOURCE, ("embedding", out.dtype), grid, args);
         }
         let tokens = Targets::of(&tokens);
@@ -329,10 +330,17 @@ fn backward(
         zero_on(gpu, dtable)?;
     }
     let width = tokens.dtype.bytes() as u32;
-    let placed = Grid::blocks(rows.div_ceil(PLACED_ROWS).min(BLOCKS_MAX), BLOCK_THREADS);
+    // A thread loads four tokens at a time, twice in a tile of 2,048.
+    let all = rows.div_ceil(PLACED_ROWS);
+    let blocks = all.min(BLOCKS_MAX);
+    let loads = all.div_ceil(blocks.max(1)) * 2 * rows.div_ceil(2048);
+    let placed = Grid::blocks(blocks, BLOCK_THREADS, loads);
     let place = args![order, tokens, width, rows, vocabulary];
     gpu.launch(&SOURCE, "embedding_order", placed, place)?;
-    let mut grid = Grid::blocks(rows.div_ceil(RUN), BLOCK_THREADS);
+    let runs = rows.div_ceil(RUN);
+    // The order, tokens, eight rows at a time, and the entry of each token, which may be another in
+    // each row.
+    let mut grid = Grid::blocks(runs, BLOCK_THREADS, 2 + RUN / 8 + RUN);
     let column_blocks = columns.div_ceil(PACK * BLOCK_THREADS as usize);
     grid.blocks[1] = column_blocks.min(COLUMN_BLOCKS_MAX) as u32;
     let add = args![
@@ -342,5 +350,7 @@ fn backward(
     let join = args![
         dtable, sums, order, tokens, width, rows, columns, vocabulary
     ];
+    // A token's last run is found by halving; all may be one token's.
+    grid.dependent_loads = 2 * (2 + runs.next_power_of_two().ilog2() as usize) + runs.div_ceil(8);
     gpu.launch(&SOURCE, "embedding_join", grid, join)
 }

@@ -100,7 +100,9 @@ fn grid(count: usize, words: usize) -> Grid {
     Grid {
         blocks: [row_blocks as u32, column_blocks as u32, 1],
         threads: [across as u32, down as u32, 1],
-        dependent_loads: None,
+        // A row's number, then its words.
+        dependent_loads: count.div_ceil(down * row_blocks.max(1))
+            * (1 + words.div_ceil(across * column_blocks.max(1))),
     }
 }
 

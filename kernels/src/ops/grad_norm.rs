@@ -7,7 +7,7 @@
 //! alone would.
 
 use crate::error::Result;
-use crate::launch::{BLOCK_THREADS, Grid, Source, args};
+use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable};
 use crate::ops::float::{Float, lane_sum, lane_sum_of};
@@ -19,8 +19,6 @@ use crate::{DType, Tensor};
 static SOURCE: Source = Source::new("grad_norm.cu", include_str!("grad_norm.cu"));
 /// Threads of the one block that adds the partials.
 const CLIP_THREADS: u32 = 512;
-/// Quanta of a block, which has a warp for each.
-const QUANTA_PER_BLOCK: usize = BLOCK_THREADS as usize / 32;
 
 multiversion! {
     /// Σ x². The square of an f32 is exact in f64, so fusing it with the sum changes nothing.
@@ -52,9 +50,8 @@ pub fn grad_norm_partials(partials: &Tensor, grads: &Tensor, chunks: &ChunkTable
     call.run(grads, &FLOATS, |placed| {
         let [mut partials, grads] = placed.enter([partials, grads])?;
         if let Some(gpu) = placed.launcher() {
-            let grid = Grid::blocks(quanta.div_ceil(QUANTA_PER_BLOCK), BLOCK_THREADS);
             let args = args![partials, grads, quanta];
-            return chunks.launch(&gpu, &SOURCE, "grad_norm_partials_f32", grid, args);
+            return chunks.launch(&gpu, &SOURCE, "grad_norm_partials_f32", (32, 1), args);
         }
         with_float!(placed.dtype, T => {
             let grads = grads.elements::<T>();
@@ -151,12 +148,10 @@ pub fn decide_step(
                 step,
                 stop.map_or(0, StopWord::address),
             ];
-            return gpu.launch(
-                &SOURCE,
-                "clip_scale_f32",
-                Grid::blocks(1, CLIP_THREADS),
-                args,
-            );
+            // Tiles of eight partials a thread, then the statistics.
+            let loads = count.div_ceil(8 * CLIP_THREADS as usize) + stats_count.max(1);
+            let grid = Grid::blocks(1, CLIP_THREADS, loads);
+            return gpu.launch(&SOURCE, "clip_scale_f32", grid, args);
         }
         let sum = partials.map_or(0.0, |partials| sum(partials.elements()));
         with_float!(placed.dtype, T => {

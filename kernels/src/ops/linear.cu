@@ -55,18 +55,26 @@ FOR_F32_AND_BF16(ACTIVATE)
 
 /// y = activation(y + bias), and y + bias itself to `pre`; bias and pre may be null. The activation
 /// applies to the stored, rounded value.
-template <class F, class T> INLINE void bias_activate(T* y, T* pre, const T* bias, u64 count, u64 columns) {
-    over_matrix(count, columns, [=](u64 i, u64, u64 column) {
-        const float sum = bias == nullptr ? wide(y[i]) : wide(y[i]) + wide(bias[column]);
-        const T z = narrow<T>(sum);
-        if (pre != nullptr) pre[i] = z;
-        y[i] = narrow<T>(F::value(wide(z)));
+template <class F, int N, class T> INLINE void bias_activate(T* y, T* pre, const T* bias, u64 count, u64 columns) {
+    typedef Pack<T, N> P;
+    over_matrix(count / N, columns / N, [=](u64 i, u64, u64 column) {
+        const P x = load_pack<P>(y, i), added = bias == nullptr ? P{} : load_pack<P>(bias, column);
+        float sum[N];
+        UNROLLED for (int k = 0; k < N; k++) sum[k] = wide(x.values[k]) + (bias == nullptr ? -0.0f : wide(added.values[k]));
+        const P z = narrow_pack<T>(sum);
+        if (pre != nullptr) store_pack(pre, i, z);
+        UNROLLED for (int k = 0; k < N; k++) sum[k] = F::value(wide(z.values[k]));
+        store_pack(y, i, narrow_pack<T>(sum));
     });
 }
 #define BIAS_ACTIVATE(NAME, T)                                                                                         \
     KERNEL(BLOCK_THREADS)                                                                                              \
     bias_activate_##NAME(T* y, T* pre, const T* bias, u64 count, u64 columns, u32 activation) {                        \
-        WITH_ACTIVATION(activation, T, F, bias_activate<F>(y, pre, bias, count, columns);)                             \
+        constexpr int N = Pack<T>::COUNT;                                                                              \
+        const bool packed = columns % N == 0 && aligned(y, pre, bias);                                                 \
+        WITH_ACTIVATION(activation, T, F,                                                                              \
+                        if (packed) bias_activate<F, N>(y, pre, bias, count, columns);                                 \
+                        else bias_activate<F, 1>(y, pre, bias, count, columns);)                                       \
     }
 FOR_F32_AND_BF16(BIAS_ACTIVATE)
 

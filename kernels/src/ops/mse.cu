@@ -8,25 +8,34 @@ constexpr u32 LANES = 8;
 constexpr u32 BLOCK = 1024;
 /// Lanes side by side in a thread block.
 constexpr u32 GROUPS = BLOCK_THREADS / LANES;
-/// Elements that a thread loads before it stores the first.
-constexpr u32 IN_FLIGHT = 4;
+/// Packs that a thread loads before it stores the first.
+template <int N> constexpr u32 IN_FLIGHT = N == 1 ? 4 : 2;
+/// Elements of a pack, which one lane adds: of bf16, whose sums have an order of their own.
+constexpr int PACK = 4;
 
-/// Σ (pred − target)² of at most BLOCK elements, in all lanes of a group, and dpred, if wanted,
-/// which may be pred itself.
-template <class T>
+/// Σ (pred − target)² of at most BLOCK elements, N of them at a time in each lane of a group, and
+/// dpred, if wanted, which may be pred itself.
+template <int N, class T>
 INLINE double squared_distance(T* dpred, const T* pred, const float* target, u64 len, float slope) {
+    const u64 packs = len / N;
     double sum = 0.0;
-    for (u64 start = threadIdx.x % LANES; start < len; start += IN_FLIGHT * LANES) {
-        float difference[IN_FLIGHT];
-        UNROLLED for (u32 k = 0; k < IN_FLIGHT; k++) {
-            const u64 i = start + k * LANES;
-            difference[k] = i < len ? wide(pred[i]) - target[i] : 0.0f;
+    for (u64 start = threadIdx.x % LANES; start < packs; start += IN_FLIGHT<N> * LANES) {
+        Pack<T, N> x[IN_FLIGHT<N>];
+        Pack<float, N> y[IN_FLIGHT<N>];
+        UNROLLED for (u32 k = 0; k < IN_FLIGHT<N>; k++) {
+            // Beyond the last pack the thread's first again, which is not used.
+            const u64 i = start + k * LANES < packs ? start + k * LANES : start;
+            x[k] = load_pack<Pack<T, N>>(pred, i), y[k] = load_pack<Pack<float, N>>(target, i);
         }
-        UNROLLED for (u32 k = 0; k < IN_FLIGHT; k++) {
-            const u64 i = start + k * LANES;
-            if (i >= len) break;
-            sum = fma((double)difference[k], (double)difference[k], sum);
-            if (dpred != nullptr) dpred[i] = narrow<T>(slope * difference[k]);
+        UNROLLED for (u32 k = 0; k < IN_FLIGHT<N>; k++) {
+            if (start + k * LANES >= packs) break;
+            float slopes[N];
+            UNROLLED for (int j = 0; j < N; j++) {
+                const float difference = wide(x[k].values[j]) - y[k].values[j];
+                sum = fma((double)difference, (double)difference, sum);
+                slopes[j] = slope * difference;
+            }
+            if (dpred != nullptr) store_pack(dpred, start + k * LANES, narrow_pack<T>(slopes));
         }
     }
     return sum;
@@ -40,7 +49,7 @@ INLINE double over_lanes(double sum) {
 }
 
 /// Rows of at most BLOCK features, one per group.
-template <class T>
+template <int N, class T>
 INLINE void narrow_rows(
     float* __restrict__ losses, T* dpred, const T* pred, const float* __restrict__ target, u64 rows, u64 features,
     float slope) {
@@ -49,7 +58,7 @@ INLINE void narrow_rows(
     double sum = 0.0;
     if (row < rows) {
         T* slopes = dpred == nullptr ? nullptr : dpred + start;
-        sum = squared_distance(slopes, pred + start, target + start, features, slope);
+        sum = squared_distance<N>(slopes, pred + start, target + start, features, slope);
     }
     sum = over_lanes(sum);
     if (row < rows && threadIdx.x % LANES == 0) losses[row] = (float)sum;
@@ -57,7 +66,7 @@ INLINE void narrow_rows(
 
 /// Longer rows, one per thread block: its groups take blocks of features, and their sums are added
 /// in order.
-template <class T>
+template <int N, class T>
 INLINE void wide_rows(
     float* __restrict__ losses, T* dpred, const T* pred, const float* __restrict__ target, u64 features,
     float slope) {
@@ -74,7 +83,7 @@ INLINE void wide_rows(
             const u64 len = features - own < BLOCK ? features - own : BLOCK;
             const u64 at = row_start + own;
             T* slopes = dpred == nullptr ? nullptr : dpred + at;
-            sum = squared_distance(slopes, pred + at, target + at, len, slope);
+            sum = squared_distance<N>(slopes, pred + at, target + at, len, slope);
         }
         sum = over_lanes(sum);
         if (threadIdx.x % LANES == 0) sums[half][group] = sum;
@@ -99,17 +108,18 @@ INLINE void add_totals(const float* losses, u64 rows, u64 features, float* stats
     stats[3] = stats[3] + (float)rows;
 }
 
-#define MSE(NAME, T)                                                                                                   \
-    KERNEL(BLOCK_THREADS) mse_narrow_##NAME(                                                                           \
+#define MSE_ROWS(NAME, T, ROWS, ...)                                                                                   \
+    KERNEL(BLOCK_THREADS) mse_##NAME(                                                                                  \
         float* losses, T* dpred, const T* pred, const float* target, u64 rows, u64 features, float slope,              \
         float* stats, u64* counters) {                                                                                 \
-        narrow_rows(losses, dpred, pred, target, rows, features, slope);                                               \
-        add_totals(losses, rows, features, stats, counters);                                                           \
-    }                                                                                                                  \
-    KERNEL(BLOCK_THREADS) mse_wide_##NAME(                                                                             \
-        float* losses, T* dpred, const T* pred, const float* target, u64 rows, u64 features, float slope,              \
-        float* stats, u64* counters) {                                                                                 \
-        wide_rows(losses, dpred, pred, target, features, slope);                                                       \
+        if (sizeof(T) == 2 && features % PACK == 0 && aligned<PACK * sizeof(T)>(dpred, pred) && aligned(target)) {     \
+            ROWS<PACK>(__VA_ARGS__);                                                                                   \
+        } else {                                                                                                       \
+            ROWS<1>(__VA_ARGS__);                                                                                      \
+        }                                                                                                              \
         add_totals(losses, rows, features, stats, counters);                                                           \
     }
+#define MSE(NAME, T)                                                                                                   \
+    MSE_ROWS(narrow_##NAME, T, narrow_rows, losses, dpred, pred, target, rows, features, slope)                        \
+    MSE_ROWS(wide_##NAME, T, wide_rows, losses, dpred, pred, target, features, slope)
 FOR_F32_AND_BF16(MSE)

@@ -35,7 +35,7 @@ of_elements! {
 /// given `dpred` (B, …) `= 2 gradient_scale (pred − target)`; `dpred` may be `pred`.
 ///
 /// On a GPU `pred` and `dpred` may also be bf16, with all else in f32: the math is that of f32, and
-/// `dpred` is rounded once.
+/// `dpred` is rounded once, except that four squares at a time go to a lane.
 ///
 /// Adds to `stats` (4), if given: the sum of losses, the number of elements of `pred`, nothing,
 /// and the number of rows.
@@ -83,12 +83,15 @@ pub fn mse_into(
             let args = args![
                 losses, dpred, pred, target, rows, features, slope, stats, counters
             ];
-            let (name, blocks) = if features <= BLOCK {
-                ("mse_narrow", rows.div_ceil(ROWS_PER_BLOCK))
+            // Of a row, or of its blocks by groups side by side, four loads at once in each lane.
+            let (name, blocks, row_blocks) = if features <= BLOCK {
+                ("mse_narrow", rows.div_ceil(ROWS_PER_BLOCK), 1)
             } else {
-                ("mse_wide", rows)
+                let row_blocks = features.div_ceil(BLOCK * ROWS_PER_BLOCK);
+                ("mse_wide", rows, row_blocks)
             };
-            let grid = Grid::blocks(blocks, BLOCK_THREADS);
+            let loads = row_blocks * features.min(BLOCK).div_ceil(4 * LANES);
+            let grid = Grid::blocks(blocks, BLOCK_THREADS, loads);
             return gpu.launch(&SOURCE, (name, placed.dtype), grid, args);
         }
         with_float!(placed.dtype, T => {

@@ -74,12 +74,17 @@ pub fn muon_direction(
         let (scale, flag) = (placed.enter_some(scale)?, placed.enter_some(flag)?);
         let beta = constants.momentum;
         if let Some(gpu) = placed.launcher() {
-            let grid = Grid::blocks(chunks.quanta(), QUANTUM_THREADS);
             let weights = [beta as f32, (1.0 - beta) as f32];
             let [beta, weight] = weights;
             let nesterov = constants.nesterov;
             let args = args![grads, momentum, scale, flag, beta, weight, nesterov];
-            return chunks.launch(&gpu, &SOURCE, "muon_direction_f32", grid, args);
+            return chunks.launch(
+                &gpu,
+                &SOURCE,
+                "muon_direction_f32",
+                (QUANTUM_THREADS, 4),
+                args,
+            );
         }
         if !nonfinite::is_set(flag.as_ref()) {
             with_float!(placed.dtype, T => {

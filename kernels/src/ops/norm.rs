@@ -379,7 +379,7 @@ fn launch(
     let aligned = row_bytes.is_multiple_of(16) && args[..addresses].iter().all(|at| at % 16 == 0);
     let warps = row_bytes.div_ceil(WARP_BYTES).min(cpu::WARPS_MAX);
     let rows_of_block = (out.count / columns.max(1)).div_ceil(blocks.max(1));
-    let grid = Grid::blocks(blocks, 32 * warps as u32).waits(rows_of_block);
+    let grid = Grid::blocks(blocks, 32 * warps as u32, rows_of_block);
     let name = names[usize::from(!aligned)];
     gpu.launch(&SOURCE, (name, out.dtype), grid, args)
 }

@@ -28,27 +28,30 @@ INLINE void rearrange(T* image, T* tokens, u64 count, u32 channels, u32 height, 
     }
 }
 
-/// Whole packs where lines of patches are whole packs.
-template <bool BACK, class T>
+/// The widest packs, up to N elements, of which lines of patches are whole ones. Where the channels
+/// of a pixel lie together, neighbours in a token do not in the image.
+template <bool BACK, int N, class T>
 INLINE void rearrange(T* image, T* tokens, u64 count, u32 channels, u32 height, u32 width, u32 channels_last, u32 patch,
                       u32 leading) {
-    constexpr u32 PACK = Pack<T>::COUNT;
-    if (channels_last != 0 || patch % PACK != 0 || !aligned(image, tokens)) {
-        return rearrange<BACK>(image, tokens, count, channels, height, width, channels_last, patch, patch, leading);
+    typedef typename Pack<T, N>::Whole Whole;
+    if constexpr (N > 1) {
+        if (channels_last != 0 || patch % N != 0 || !aligned<sizeof(Whole)>(image, tokens)) {
+            return rearrange<BACK, N / 2>(image, tokens, count, channels, height, width, channels_last, patch, leading);
+        }
     }
-    rearrange<BACK>(reinterpret_cast<uint4*>(image), reinterpret_cast<uint4*>(tokens), count / PACK, channels, height,
-                    width / PACK, 0, patch, patch / PACK, leading);
+    rearrange<BACK>(reinterpret_cast<Whole*>(image), reinterpret_cast<Whole*>(tokens), count / N, channels, height,
+                    width / N, channels_last, patch, patch / N, leading);
 }
 
 #define PATCHES(NAME, T)                                                                                               \
     KERNEL(BLOCK_THREADS)                                                                                              \
     patches_##NAME(T* image, T* tokens, u64 count, u64 channels, u64 height, u64 width, u32 channels_last, u64 patch,  \
                    u64 leading) {                                                                                      \
-        rearrange<false>(image, tokens, count, channels, height, width, channels_last, patch, leading);                \
+        rearrange<false, Pack<T>::COUNT>(image, tokens, count, channels, height, width, channels_last, patch, leading);\
     }                                                                                                                  \
     KERNEL(BLOCK_THREADS)                                                                                              \
     patches_backward_##NAME(T* image, T* tokens, u64 count, u64 channels, u64 height, u64 width, u32 channels_last,    \
                             u64 patch, u64 leading) {                                                                  \
-        rearrange<true>(image, tokens, count, channels, height, width, channels_last, patch, leading);                 \
+        rearrange<true, Pack<T>::COUNT>(image, tokens, count, channels, height, width, channels_last, patch, leading); \
     }
 FOR_F32_AND_BF16(PATCHES)

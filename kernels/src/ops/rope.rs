@@ -93,7 +93,11 @@ fn rotate_into<'a>(
             let args = args![
                 out, x, table, rows, columns, heads, head_size, positions, direction
             ];
-            let grid = Grid::blocks(rows.min(BLOCKS_MAX), BLOCK_THREADS);
+            let blocks = rows.min(BLOCKS_MAX);
+            // A thread turns four points, and as many half a head further on.
+            let of_row = turned.div_ceil(8 * BLOCK_THREADS as usize);
+            let loads = rows.div_ceil(blocks.max(1)) * of_row;
+            let grid = Grid::blocks(blocks, BLOCK_THREADS, loads);
             return gpu.launch(&SOURCE, ("rope", out.dtype), grid, args);
         }
         let table = table.elements::<f32>();

@@ -7,7 +7,7 @@
 
 use crate::Tensor;
 use crate::error::Result;
-use crate::launch::{Grid, Source, args};
+use crate::launch::{Source, args};
 use crate::ops::adamw::{check_copies, check_finite};
 use crate::ops::call::{Buffer, Call, FLOATS, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable, QUANTUM_THREADS};
@@ -151,12 +151,11 @@ pub fn sgd(
                 (Some(_), false) => "sgd_momentum_f32",
                 (Some(_), true) => "sgd_nesterov_f32",
             };
-            let grid = Grid::blocks(chunks.quanta(), QUANTUM_THREADS);
             let factor = constants.momentum as f32;
             let args = args![
                 values, grads, momentum, copies, scalars, scale, flag, guards, factor
             ];
-            return chunks.launch(&gpu, &SOURCE, name, grid, args);
+            return chunks.launch(&gpu, &SOURCE, name, (QUANTUM_THREADS, 1), args);
         }
         if !nonfinite::is_set(flag.as_ref()) {
             with_float!(placed.dtype, T => {

@@ -99,7 +99,8 @@ fn launch(
         // Every run is one block, so the runs in order are the blocks in order.
         let threads = 32 * blocks.clamp(1, ONE_RUN_WARPS_MAX) as u32;
         let args = args![out, x, x.count, divisor];
-        return gpu.launch(&SOURCE, "sum_f32", Grid::blocks(1, threads), args);
+        let grid = Grid::blocks(1, threads, loads(x.count, threads));
+        return gpu.launch(&SOURCE, "sum_f32", grid, args);
     }
     let run_len = run_len(x.count);
     let runs = x.count.div_ceil(run_len);
@@ -107,20 +108,19 @@ fn launch(
     let (device, origin) = (gpu.gpu.device(), Origin::Computed);
     let sums = Tensor::allocate(shape, DType::F64, device, origin, gpu.by)?;
     let sums = placed.enter_new(&sums)?;
-    let grid = Grid::blocks(runs, RUN_THREADS);
-    gpu.launch(
-        &SOURCE,
-        "sum_runs_f32",
-        grid,
-        args![sums, x, x.count, run_len],
-    )?;
+    let grid = Grid::blocks(runs, RUN_THREADS, loads(run_len, RUN_THREADS));
+    let args = args![sums, x, x.count, run_len];
+    gpu.launch(&SOURCE, "sum_runs_f32", grid, args)?;
     let args = args![out, sums, runs as u32, divisor];
-    gpu.launch(
-        &SOURCE,
-        "sum_of_runs_f32",
-        Grid::blocks(1, RUNS_MAX as u32),
-        args,
-    )
+    let grid = Grid::blocks(1, RUNS_MAX as u32, 1);
+    gpu.launch(&SOURCE, "sum_of_runs_f32", grid, args)
+}
+
+/// Loads, one after another, of a thread of so many that sum `count` elements: those of a whole
+/// block of elements are under way at once, of a part four.
+pub(super) fn loads(count: usize, threads: u32) -> usize {
+    let part = (count % BLOCK).div_ceil(4 * 32);
+    count.div_ceil(BLOCK * (threads / 32) as usize).max(1) + part
 }
 
 /// Elements of a run, a multiple of BLOCK; 0 if there are no elements.
@@ -212,7 +212,8 @@ fn reduce_rows(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
             1.0
         };
         if let Some(gpu) = placed.launcher() {
-            let grid = Grid::blocks(out.count.div_ceil(ROWS_PER_BLOCK), BLOCK_THREADS);
+            let blocks = out.count.div_ceil(ROWS_PER_BLOCK);
+            let grid = Grid::blocks(blocks, BLOCK_THREADS, loads(columns, 32));
             let args = args![out, x, out.count, columns, divisor];
             return gpu.launch(&SOURCE, ("row_sum", placed.dtype), grid, args);
         }

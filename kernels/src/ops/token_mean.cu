@@ -31,10 +31,9 @@ INLINE void token_mean_backward(
     typedef Pack<T, N> P;
     const u64 packs = columns / N;
     over_matrix(count / N, packs, [=](u64 i, u64 row, u64 pack) {
-        const P of_mean = load_pack<P>(dout, row / time * packs + pack);
+        const P of_mean = row % time < tokens ? load_pack<P>(dout, row / time * packs + pack) : P{};
         float gradient[N];
-        UNROLLED for (int k = 0; k < N; k++)
-            gradient[k] = row % time < tokens ? wide(of_mean.values[k]) / (float)tokens : 0.0f;
+        UNROLLED for (int k = 0; k < N; k++) gradient[k] = wide(of_mean.values[k]) / (float)tokens;
         store_pack(dx, i, narrow_pack<T>(gradient));
     });
 }

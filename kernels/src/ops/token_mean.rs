@@ -41,7 +41,9 @@ fn run<'a>(
         let [mut to, from] = placed.enter([to, from])?;
         if let Some(gpu) = placed.launcher() {
             let args = args![to, from, to.count, columns, time, tokens];
-            let grid = Grid::elements(to.count);
+            // A token of the mean after the other, or the mean.
+            let loads = if is_backward { 1 } else { tokens };
+            let grid = Grid::elements(to.count).rounds_of(loads);
             return gpu.launch(&SOURCE, (placed.call.by.op, to.dtype), grid, args);
         }
         let (sizes, size) = ([time, columns, tokens], (time * columns).max(1));

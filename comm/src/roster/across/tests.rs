@@ -1,7 +1,9 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
+use std::time::Duration;
 
 use super::*;
+use crate::roster::Silent;
 
 /// The launcher's page, with seat 0, and that of another host, with seats 1 and 2.
 fn pages() -> [Roster; 2] {
@@ -143,6 +145,31 @@ fn who_is_missed_counts_in_one_generation_only() {
     exchange(&pages);
     assert!(exchange(&pages).1.is_empty());
     assert!(launcher.hear_host(1, late).is_empty());
+}
+
+#[test]
+fn a_launcher_sees_who_is_at_work_while_ranks_meet() {
+    let pages = pages();
+    let [launcher, host] = &pages;
+    wait(launcher, &[0], 0);
+    wait(host, &[1, 2], 0);
+    exchange(&pages);
+    let mut silent = Silent::default();
+    let mut seats = |pulse, seconds| {
+        host.show_pulse(1, pulse);
+        exchange(&pages);
+        let limit = Duration::from_secs(4);
+        let found = launcher.silent(&[1, 2], &mut silent, Duration::from_secs(seconds), limit);
+        found.into_iter().map(|it| it.0).collect::<Vec<_>>()
+    };
+    // While they train, nobody asks.
+    assert!(seats(1, 1).is_empty());
+    assert_eq!(launcher.read(1, PULSE), 0);
+    launcher.end_current();
+    for (pulse, seconds, expected) in [(2, 2, &[][..]), (3, 4, &[]), (4, 7, &[2]), (4, 9, &[2])] {
+        assert_eq!(seats(pulse, seconds), expected, "{seconds}");
+    }
+    assert_eq!(seats(4, 12), [1, 2]);
 }
 
 #[test]

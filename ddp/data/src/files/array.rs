@@ -74,13 +74,7 @@ impl Array {
         file: &str,
         place: &ArrayPlace<'_>,
     ) -> Result<Array, String> {
-        let ArrayPlace {
-            key,
-            offset,
-            element,
-            big_endian,
-            shape,
-        } = *place;
+        let (offset, element, shape) = (place.offset, place.element, place.shape);
         Array::check_shape(shape)?;
         let (rows, row_shape) = (shape[0], &shape[1..]);
         let bytes = shape.iter().product::<usize>() as u64 * element.bytes() as u64;
@@ -91,18 +85,14 @@ impl Array {
             "its header claims {element}{shape:?} = {bytes} bytes from byte {offset} on, but the file has {length} bytes: it is cut \
              short or damaged"
         );
-        let part = if key.is_empty() {
-            String::new()
-        } else {
-            format!("#{key}")
-        };
+        let hash = if place.key.is_empty() { "" } else { "#" };
         Ok(Array {
             mapped: mapped.clone(),
-            key: key.to_string(),
-            name: format!("{file}{part}"),
+            key: place.key.to_string(),
+            name: format!("{file}{hash}{}", place.key),
             offset,
             element,
-            big_endian,
+            big_endian: place.big_endian,
             rows: rows as u64,
             row_elements: row_shape.iter().product(),
             row_shape: row_shape.to_vec(),
@@ -183,7 +173,6 @@ impl Array {
         let (name, element, most) = (&self.name, self.element, i64::MAX);
         ensure!(
             !element.is_float(),
-            Data,
             "{name}: expected whole numbers, got {element}"
         );
         convert!(self, first_row, into, i64)?;
@@ -193,7 +182,6 @@ impl Array {
                 let row = first_row + (index / self.row_elements) as u64;
                 let value = into[index].cast_unsigned();
                 bail!(
-                    Data,
                     "{name}, row {row}: expected at most {most}, got {value}; help: save smaller numbers, as int64"
                 )
             }
@@ -243,7 +231,6 @@ impl Array {
         if let Some((index, value)) = bad {
             let row = first_row + (index / self.row_elements) as u64;
             bail!(
-                Data,
                 "{}, row {row}, number {}: expected a bool (0 or 1), got {value}; help: if these are not bools, \
                  save them as uint8",
                 self.name,

@@ -27,7 +27,7 @@ use ddp_kernels::mapped::Identity;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
 
-use super::io::{reading, refuse, writing};
+use super::io::{read_up_to, reading, refuse, writing};
 use crate::error::{Error, Result};
 use ddp_kernels::files::{first_free, replace_file, sync_folder};
 
@@ -319,10 +319,7 @@ impl Note {
 
     /// The note at `path`, if it is whole.
     fn read(path: &Path) -> Option<Note> {
-        let mut text = String::new();
-        let file = File::open(path).ok()?;
-        file.take(1 << 16).read_to_string(&mut text).ok()?;
-        serde_json::from_str(&text).ok()
+        serde_json::from_slice(&read_up_to(path, 1 << 16).ok()??).ok()
     }
 
     fn write(&self, path: &Path) -> Result<()> {

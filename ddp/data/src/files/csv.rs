@@ -3,31 +3,35 @@
 mod records;
 
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use self::records::{CsvProblem, Records};
+use self::records::Records;
 use super::cell::{TableReader, Value, number, shown};
-use super::format::{Format, Holds};
+use super::format::{Format, Holds, OpenTable, PLAIN};
 use super::gzip;
 use super::io::refuse;
-use crate::error::{Error, Result, bail, ensure};
+use super::table::convert;
+use crate::error::{Result, ensure};
 use crate::guess;
 
 pub(super) static CSV: Format = Format {
     name: "a table of text (.csv, .tsv)",
     endings: &[".csv"],
-    begins: |_| false,
-    must_begin: None,
-    holds: Holds::Table(|path| open(path, false)),
+    table: Some(COMMAS),
+    holds: Holds::Arrays(|file| convert::open(file, COMMAS)),
+    ..PLAIN
 };
 
 pub(super) static TSV: Format = Format {
     name: CSV.name,
     endings: &[".tsv"],
-    begins: |_| false,
-    must_begin: None,
-    holds: Holds::Table(|path| open(path, true)),
+    table: Some(TABS),
+    holds: Holds::Arrays(|file| convert::open(file, TABS)),
+    ..PLAIN
 };
+
+const COMMAS: OpenTable = |path| open(path, false);
+const TABS: OpenTable = |path| open(path, true);
 
 /// What to do about a table without a header.
 const HEADER_HELP: &str = "help: put a line with names above it (pandas: read_csv(path, header=None).add_prefix(\"x\")\
@@ -35,27 +39,19 @@ const HEADER_HELP: &str = "help: put a line with names above it (pandas: read_cs
 
 /// A table of text that is being read.
 struct CsvTable {
-    path: PathBuf,
     names: Vec<String>,
     records: Records<Box<dyn Read>>,
 }
 
 /// The table at `path`, after its line of names.
 fn open(path: &Path, has_tabs: bool) -> Result<Box<dyn TableReader>> {
-    let records = Records::new(gzip::reader(path)?, has_tabs);
-    let mut records = records.map_err(problem_in(path))?;
-    if !records.advance().map_err(problem_in(path))? {
-        return Err(refuse(
-            path,
-            "it is empty: expected a line with names, then rows",
-        ));
+    let mut records = Records::new(path, gzip::reader(path)?, has_tabs)?;
+    if !records.advance()? {
+        let why = "it is empty: expected a line with names, then rows";
+        return Err(refuse(path, why));
     }
     let names = names(&records).map_err(|why| refuse(path, why))?;
-    Ok(Box::new(CsvTable {
-        path: path.into(),
-        names,
-        records,
-    }))
+    Ok(Box::new(CsvTable { names, records }))
 }
 
 impl TableReader for CsvTable {
@@ -68,9 +64,10 @@ impl TableReader for CsvTable {
     }
 
     fn advance(&mut self) -> Result<bool> {
-        let more = self.records.advance().map_err(problem_in(&self.path))?;
+        let more = self.records.advance()?;
         if more {
-            check_row(&self.names, &self.records).map_err(|why| refuse(&self.path, why))?;
+            let checked = check_row(&self.names, &self.records);
+            checked.map_err(|why| refuse(&self.records.path, why))?;
         }
         Ok(more)
     }
@@ -81,13 +78,6 @@ impl TableReader for CsvTable {
 
     fn place(&self, column: usize) -> String {
         format!("line {}", self.records.line_of(column))
-    }
-}
-
-fn problem_in(path: &Path) -> impl FnOnce(CsvProblem) -> Error {
-    move |problem| match problem {
-        CsvProblem::Malformed(line, what) => refuse(path, format!("line {line}: {what}")),
-        CsvProblem::Unreadable(error) => gzip::unreadable(path, error),
     }
 }
 
@@ -134,15 +124,12 @@ fn names(first: &Records<Box<dyn Read>>) -> Result<Vec<String>, String> {
         "line {line}: expected the names of columns, got {} numbers in {cells} cells, as in a row; {HEADER_HELP}",
         numbers.len()
     );
-    let mut names = Vec::with_capacity(cells);
-    for column in 0..cells {
-        match std::str::from_utf8(first.cell(column)) {
-            Ok(name) => names.push(name.to_string()),
-            Err(_) => bail!(
-                "the name of column {} is not UTF-8; help: save the file as UTF-8",
-                column + 1
-            ),
-        }
-    }
-    Ok(names)
+    let name = |column: usize| match std::str::from_utf8(first.cell(column)) {
+        Ok(name) => Ok(name.to_string()),
+        Err(_) => Err(format!(
+            "the name of column {} is not UTF-8; help: save the file as UTF-8",
+            column + 1
+        )),
+    };
+    (0..cells).map(name).collect()
 }

@@ -42,7 +42,7 @@ use twox_hash::XxHash3_64;
 use super::array::ArrayPlace;
 use super::cache;
 pub(crate) use super::format::About;
-use super::format::{Contents, Entry, Format, Holds};
+use super::format::{Contents, Entry, Format, Holds, PLAIN};
 use super::io::{map, refuse, writing};
 use crate::element::Element;
 use crate::error::{Error, Result, bail, ensure};
@@ -52,11 +52,11 @@ pub(super) static FLAT: Format = Format {
     name: "a flat .bin file",
     endings: &[".bin"],
     begins: |file| file.start.starts_with(MAGIC),
-    must_begin: None,
     holds: Holds::Arrays(|file| {
         cache::checked(file.path, file.cache_dir, || verify(file.path))?;
         open(file.path, file.name)
     }),
+    ..PLAIN
 };
 
 /// The first bytes of every file.
@@ -186,15 +186,8 @@ fn crc_of(bytes: &[u8]) -> u32 {
 /// Checks that arrays, columns and classes have different names, and that arrays are in the file.
 fn check_names(header: &About, length: u64) -> Result<(), String> {
     for entry in &header.arrays {
-        let (
-            Entry {
-                name,
-                element,
-                shape,
-                ..
-            },
-            end,
-        ) = (entry, entry.end()?);
+        let (name, element, shape) = (&entry.name, entry.element, &entry.shape);
+        let end = entry.end()?;
         ensure!(
             end <= length,
             "its header claims {name}, {element}{shape:?}, up to byte {end}, but the file has {length} bytes: it is cut \
@@ -220,15 +213,9 @@ fn check_names(header: &About, length: u64) -> Result<(), String> {
 impl Entry {
     /// The first byte after the array.
     fn end(&self) -> Result<u64, String> {
-        let Entry {
-            name,
-            shape,
-            offset,
-            element,
-            ..
-        } = self;
+        let (name, shape, offset) = (&self.name, &self.shape, self.offset);
         let times = |bytes: u64, &dim: &usize| bytes.checked_mul(dim as u64);
-        let bytes = shape.iter().try_fold(element.bytes() as u64, times);
+        let bytes = shape.iter().try_fold(self.element.bytes() as u64, times);
         let end = bytes.and_then(|bytes| offset.checked_add(bytes));
         end.ok_or_else(|| format!("{name}: shape {shape:?} at byte {offset} is beyond any file"))
     }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::array::{Array, ArrayPlace};
 use super::cell::TableReader;
 use super::io::{map, refuse};
+use super::table::TableRequest;
 use crate::element::Element;
 use crate::error::{Error, Result};
 
@@ -25,21 +26,34 @@ pub struct Format {
     /// Why a file is refused that ends as names of this format do, and does not begin so; `None` if
     /// its name is enough.
     pub(crate) must_begin: Option<&'static str>,
+    /// Of a table: what reads its cells row after row.
+    pub(crate) table: Option<OpenTable>,
     pub(crate) holds: Holds,
 }
+
+/// Opens a table before its first row.
+pub(crate) type OpenTable = fn(&Path) -> Result<Box<dyn TableReader>>;
 
 /// What files of a format hold, and how that is read.
 #[derive(Debug)]
 pub(crate) enum Holds {
     /// Arrays of numbers: read by ranges of rows from a mapped file, or from a converted copy.
     Arrays(fn(&DataFile<'_>) -> Result<Contents>),
-    /// A table, whose cells are read row after row, once: then it is an array in a converted copy.
-    Table(fn(&Path) -> Result<Box<dyn TableReader>>),
     /// Tokens, and nothing else.
     Tokens(fn(&DataFile<'_>) -> Result<TokenFile>),
     /// A file of another format, which is unpacked.
     Packed(fn(&DataFile<'_>) -> Result<PathBuf>),
 }
+
+/// What most formats have in common.
+pub(crate) const PLAIN: Format = Format {
+    name: "",
+    endings: &[],
+    begins: |_| false,
+    must_begin: None,
+    table: None,
+    holds: Holds::Arrays(|file| Err(file.bad("it is not read".into()))),
+};
 
 /// The first bytes of a file, the last eight, and how many there are.
 #[derive(Debug)]
@@ -57,9 +71,23 @@ pub(crate) struct DataFile<'a> {
     pub(crate) name: &'a str,
     /// Where converted copies are kept, if not in the usual place.
     pub(crate) cache_dir: Option<&'a Path>,
+    /// The type of tokens without a header, if the user states it.
+    pub(crate) stated: Option<Element>,
+    /// Of a table: what is wanted of it.
+    pub(crate) table: Option<&'a TableRequest<'a>>,
 }
 
-impl DataFile<'_> {
+impl<'a> DataFile<'a> {
+    pub(crate) fn new(path: &'a Path, name: &'a str, cache_dir: Option<&'a Path>) -> DataFile<'a> {
+        DataFile {
+            path,
+            name,
+            cache_dir,
+            stated: None,
+            table: None,
+        }
+    }
+
     pub(crate) fn map(&self) -> Result<Arc<Mapped>> {
         map(self.path)
     }
@@ -78,7 +106,7 @@ impl Format {
 
     /// Whether its files are tables.
     pub(crate) fn is_table(&self) -> bool {
-        matches!(self.holds, Holds::Table(_))
+        self.table.is_some()
     }
 }
 

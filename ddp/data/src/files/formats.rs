@@ -9,7 +9,7 @@ use ddp_kernels::mapped::Mapped;
 use super::format::{Ends, Format, Holds};
 use super::io::{map, refuse};
 use super::npz::{PICKLE, WORKBOOK};
-use super::{csv, flat, gzip, idx, llm_c, npy, npz, parquet, safetensors, text};
+use super::{csv, flat, gzip, idx, llm_c, nanogpt, npy, npz, parquet, safetensors, text};
 use crate::error::{Result, bail, ensure};
 
 /// Every format. Where several begin alike, the first counts.
@@ -68,7 +68,7 @@ pub(crate) fn named(path: &Path) -> Option<(&'static Format, &'static str)> {
 
 /// The endings of files that are found in folders: texts and packed files have to be named.
 pub(crate) fn endings() -> impl Iterator<Item = &'static str> {
-    let are_rows = |format: &&&Format| matches!(format.holds, Holds::Arrays(_) | Holds::Table(_));
+    let are_rows = |format: &&&Format| matches!(format.holds, Holds::Arrays(_));
     let formats = FORMATS.iter().filter(are_rows);
     formats.flat_map(|format| format.endings.iter().copied())
 }
@@ -82,6 +82,16 @@ pub fn is_table(path: &Path) -> bool {
 /// The format of the file at `path`.
 pub fn format(path: &Path) -> Result<&'static Format> {
     recognised(path, &*map(path)?).map_err(|why| refuse(path, why))
+}
+
+/// The format of the file at `path`, which holds tokens: a .bin file may have no header.
+pub(super) fn format_of_tokens(path: &Path) -> Result<&'static Format> {
+    let mapped = map(path)?;
+    let format = recognised(path, &mapped).map_err(|why| refuse(path, why))?;
+    match format.is(&flat::FLAT) && !flat::begins(&mapped) {
+        true => Ok(&nanogpt::NANOGPT),
+        false => Ok(format),
+    }
 }
 
 fn recognised(path: &Path, mapped: &Mapped) -> Result<&'static Format, String> {

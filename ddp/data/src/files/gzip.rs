@@ -12,16 +12,15 @@ use ddp_kernels::heartbeat::{self, Work};
 use flate2::bufread::MultiGzDecoder;
 
 use super::cache;
-use super::format::{DataFile, Format, Holds};
+use super::format::{DataFile, Format, Holds, PLAIN};
 use super::io::{append, reading, refuse, writing};
 use crate::error::{Error, Result};
 
 pub(super) static GZIP: Format = Format {
     name: "a file compressed with gzip",
-    endings: &[],
     begins: |file| file.start.starts_with(b"\x1f\x8b"),
-    must_begin: None,
     holds: Holds::Packed(unpacked),
+    ..PLAIN
 };
 
 /// Deflate packs at most this many bytes into one.

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::array::ArrayPlace;
-use super::format::{Contents, DataFile, Format, Holds};
+use super::format::{Contents, DataFile, Format, Holds, PLAIN};
 use crate::element::Element;
 use crate::error::{Result, bail, ensure};
 
@@ -12,8 +12,8 @@ pub(super) static IDX: Format = Format {
     name: "an IDX file",
     endings: &[".idx", "-ubyte", ".ubyte", ".idx1", ".idx3"],
     begins: |file| matches!(file.start, [0, 0, 0x08 | 0x09 | 0x0b..=0x0e, 1..=8, ..]),
-    must_begin: None,
     holds: Holds::Arrays(open),
+    ..PLAIN
 };
 
 /// The most dimensions of a shape here.

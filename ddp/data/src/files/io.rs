@@ -16,7 +16,8 @@ use ddp_kernels::files::{FileError, limit_help};
 
 /// Maps a file for reading.
 pub(crate) fn map(path: &Path) -> Result<Arc<Mapped>> {
-    Mapped::open(path).map(Arc::new).map_err(reading(path))
+    let failed = reading(path);
+    Mapped::open(path).map(Arc::new).map_err(failed)
 }
 
 /// The error of a file whose content is not what it should be.
@@ -47,6 +48,13 @@ fn failed(action: &'static str, path: &Path, source: io::Error, help: &str) -> E
         help: limit_help(&source).unwrap_or(help).into(),
         source,
     })
+}
+
+/// The content of a file; `None` if it has more than `most` bytes.
+pub(crate) fn read_up_to(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
+    Ok(Some(bytes).filter(|bytes| bytes.len() as u64 <= most))
 }
 
 /// Appends all that `from` gives to the file at `path`, and returns how many bytes that is. `bad`

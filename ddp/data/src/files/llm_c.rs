@@ -6,16 +6,15 @@ use std::sync::Arc;
 use ddp_kernels::mapped::Mapped;
 
 use super::array::{Array, ArrayPlace};
-use super::format::{DataFile, Format, Holds, TokenFile};
+use super::format::{DataFile, Format, Holds, PLAIN, TokenFile};
 use crate::element::Element;
 use crate::error::{Result, ensure};
 
 pub(super) static LLM_C: Format = Format {
     name: "tokens of llm.c",
-    endings: &[],
     begins: |file| Header::of(file.start).is_some(),
-    must_begin: None,
     holds: Holds::Tokens(open),
+    ..PLAIN
 };
 
 const HEADER_BYTES: u64 = 256 * 4;

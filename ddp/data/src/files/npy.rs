@@ -9,7 +9,7 @@ use ddp_kernels::mapped::Mapped;
 use ddp_kernels::npy::{Described, describe};
 
 use super::array::ArrayPlace;
-use super::format::{Contents, DataFile, Format, Holds};
+use super::format::{Contents, DataFile, Format, Holds, PLAIN};
 use super::io::MappedReader;
 use crate::element::Element;
 use crate::error::{Result, bail, ensure};
@@ -18,8 +18,8 @@ pub(super) static NPY: Format = Format {
     name: "an .npy file",
     endings: &[".npy"],
     begins: |file| file.start.starts_with(b"\x93NUMPY"),
-    must_begin: None,
     holds: Holds::Arrays(open),
+    ..PLAIN
 };
 
 /// What a header says.
@@ -96,8 +96,8 @@ fn stored_as(descr: &[u8]) -> Result<Stored, String> {
             size @ (b'1' | b'2' | b'4' | b'8'),
         ] => {
             let name = format!("{}{}", char::from(*letter), 8 * (size - b'0'));
-            let element = Element::named(&name);
-            element.ok_or_else(|| unsupported(descr, Some(*letter)))?
+            name.parse()
+                .map_err(|_| unsupported(descr, Some(*letter)))?
         }
         _ => return Err(unsupported(descr, kind.first().copied())),
     };

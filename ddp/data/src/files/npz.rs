@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ddp_kernels::mapped::Mapped;
 use zip::{CompressionMethod, ZipArchive};
 
-use super::format::{Contents, DataFile, Format, Holds};
+use super::format::{Contents, DataFile, Format, Holds, PLAIN};
 use super::gzip::RATIO_MAX;
 use super::io::{MappedReader, append, map, writing};
 use super::{cache, npy};
@@ -22,8 +22,8 @@ pub(super) static NPZ: Format = Format {
     name: "a zip archive, as .npz and .xlsx are",
     endings: &[".npz"],
     begins: |file| matches!(file.start, [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..]),
-    must_begin: None,
     holds: Holds::Arrays(open),
+    ..PLAIN
 };
 
 /// The refusal of pickles, also for what `torch.save` writes.
@@ -79,11 +79,7 @@ fn open(file: &DataFile<'_>) -> Result<Contents> {
             false => (&unpacked, end),
         };
         npy::add(&mut contents, file.name, place, header, &member.key);
-        end += if member.is_stored {
-            0
-        } else {
-            member.unpacked_bytes
-        };
+        end += u64::from(!member.is_stored) * member.unpacked_bytes;
     }
     contents.checked(file.path)
 }

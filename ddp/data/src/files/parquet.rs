@@ -8,6 +8,7 @@ use std::path::Path;
 use super::cell::{TableReader, Value};
 use super::format::{Format, Holds};
 use super::io::refuse;
+use super::table::convert;
 use crate::error::Result;
 use crate::setting::FIELD;
 
@@ -23,7 +24,8 @@ pub(super) static PARQUET: Format = Format {
     must_begin: Some(
         "it does not begin and end as Parquet files do: it is cut short, damaged or of another format; help: write it again",
     ),
-    holds: Holds::Table(open),
+    table: Some(open),
+    holds: Holds::Arrays(|file| convert::open(file, open)),
 };
 
 /// What takes the texts of a column, with the place of each for messages.

@@ -12,9 +12,8 @@ use safetensors::tensor::Metadata;
 use serde_json::{Map, Value, json};
 
 use super::array::ArrayPlace;
-use super::format::{Contents, DataFile, Format, Holds};
+use super::format::{Contents, DataFile, Format, Holds, PLAIN};
 use super::io::{MappedReader, reading};
-use crate::element::Element;
 use crate::error::{Result, ensure};
 
 pub(super) static SAFETENSORS: Format = Format {
@@ -25,8 +24,8 @@ pub(super) static SAFETENSORS: Format = Format {
         (Some(length), Some(b'{')) => u64::from_le_bytes(*length) <= file.bytes,
         _ => false,
     },
-    must_begin: None,
     holds: Holds::Arrays(open),
+    ..PLAIN
 };
 
 fn open(file: &DataFile<'_>) -> Result<Contents> {
@@ -37,7 +36,7 @@ fn open(file: &DataFile<'_>) -> Result<Contents> {
     let mut contents = Contents::default();
     for entry in &header.entries {
         // Their names are ours in capitals.
-        let Some(element) = Element::named(&entry.dtype.to_ascii_lowercase()) else {
+        let Ok(element) = entry.dtype.to_ascii_lowercase().parse() else {
             let why = format!("elements of type {} are not read", entry.dtype);
             contents.others.push((entry.name.clone(), why));
             continue;

@@ -1,15 +1,14 @@
 //! Texts, whose bytes are tokens.
 
-use super::format::{DataFile, Format, Holds, TokenFile, whole_file};
+use super::format::{DataFile, Format, Holds, PLAIN, TokenFile, whole_file};
 use crate::element::Element;
 use crate::error::Result;
 
 pub(super) static TEXT: Format = Format {
     name: "a text",
     endings: &[".txt"],
-    begins: |_| false,
-    must_begin: None,
     holds: Holds::Tokens(open),
+    ..PLAIN
 };
 
 /// What some editors write before a text: U+FEFF in UTF-8.

@@ -9,11 +9,11 @@ use std::sync::LazyLock;
 use crate::mix::Draws;
 
 /// Pixels along a side of an image.
-pub const SIDE: usize = 28;
+pub(crate) const SIDE: usize = 28;
 /// Pixels of an image.
-pub const PIXELS: usize = SIDE * SIDE;
+pub(crate) const PIXELS: usize = SIDE * SIDE;
 /// One image: grey levels row by row, 0 for paper and 255 for the darkest ink.
-pub type Image = [u8; PIXELS];
+pub(crate) type Image = [u8; PIXELS];
 
 /// Segments between two points of a curve.
 const SEGMENTS: usize = 4;

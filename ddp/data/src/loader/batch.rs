@@ -208,9 +208,9 @@ type Make<'a> = dyn Fn(usize, &[usize], DType) -> ddp_kernels::Result<Tensor> + 
 /// Memory for the inputs and targets of `rows` rows.
 pub(super) fn made(dataset: &dyn Dataset, rows: usize, make: &Make<'_>) -> Result<[Tensor; 2]> {
     let RowSpec {
-        inputs, targets, ..
+        inputs: x, targets, ..
     } = dataset.spec();
-    let x = make(0, &inputs.shape_of(rows), inputs.dtype)?.named("batch");
+    let x = make(0, &x.shape_of(rows), x.dtype)?.named("batch");
     let targets = make(1, &targets.shape_of(rows), targets.dtype)?.named("targets");
     Ok([x, targets])
 }

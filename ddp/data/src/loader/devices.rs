@@ -182,7 +182,9 @@ impl Tables {
             let (device, free) = (stream.device(), memory::free_bytes(stream.device()));
             let needed = needed_bytes(dataset, streams.parts(index));
             match choice {
-                Resident::Auto if !fits(needed, free) => return Ok(None),
+                // Activations, batches and workspaces are not known before the first step, so the
+                // data leave three times as much as they take.
+                Resident::Auto if needed > free / 4 => return Ok(None),
                 // Before anything is allocated.
                 Resident::On if needed > free => {
                     let [needed, free] =
@@ -263,13 +265,6 @@ fn needed_bytes(dataset: &dyn Dataset, parts: Range<usize>) -> usize {
     row_bytes.saturating_mul(rows)
 }
 
-/// Whether data of `needed` bytes are kept if `free` bytes are left beside the model, its gradients
-/// and the optimizer's moments. Activations, batches and workspaces are not known before the first
-/// step, so the data leave three times as much as they take.
-fn fits(needed: usize, free: usize) -> bool {
-    needed <= free / 4
-}
-
 /// Gathers batches from the tables into two slots.
 #[derive(Debug)]
 pub(super) struct DeviceGatherer {
@@ -316,29 +311,25 @@ impl DeviceGatherer {
     pub(super) fn fill(&mut self, slot: usize, rows: &[u64], batch: &[Tensor; 2]) -> Result<()> {
         let Tables { parts, streams } = &self.tables;
         streams.leave(&mut self.slots[1 - slot].transfers)?;
-        let RowNumbers {
-            host,
-            there,
-            transfers,
-        } = &mut self.slots[slot];
-        transfers.wait_for_host_side()?;
-        let host = host.slice(0..rows.len())?;
+        let numbers = &mut self.slots[slot];
+        numbers.transfers.wait_for_host_side()?;
+        let host = numbers.host.slice(0..rows.len())?;
         // A tensor has no more rows than fit i64.
         host.with_slice_mut(|numbers: &mut [i64]| {
             for (number, &row) in numbers.iter_mut().zip(rows) {
                 *number = row as i64;
             }
         })?;
-        streams.free_slot(transfers)?;
+        streams.free_slot(&numbers.transfers)?;
         for (index, stream) in streams.all().iter().enumerate() {
-            let numbers = there[index].slice(0..rows.len())?;
+            let there = numbers.there[index].slice(0..rows.len())?;
             let copy = announced("the row numbers of this step", || {
-                transfer::copy_async(&numbers, &host, stream)
+                transfer::copy_async(&there, &host, stream)
             })?;
-            transfers.copied[index] = Some(copy);
+            numbers.transfers.copied[index] = Some(copy);
             stream.scope(|| {
                 let mut own = streams.parts(index);
-                own.try_for_each(|part| ops::gather_rows(&batch[part], &parts[part], &numbers))
+                own.try_for_each(|part| ops::gather_rows(&batch[part], &parts[part], &there))
             })?;
             CopyStreams::hand_over(&stream.record()?)?;
         }

@@ -64,11 +64,7 @@ impl Slots {
         rows_max: u64,
         (micro, shards): (Option<usize>, Shards),
     ) -> Result<Slots> {
-        let Source {
-            dataset,
-            devices,
-            tables,
-        } = source;
+        let (dataset, devices) = (source.dataset, source.devices);
         let rows_max = usize::try_from(rows_max).map_err(|_| {
             Error::Usage(format!(
                 "{BATCH_SIZE}: expected a batch that fits memory, got {rows_max} rows a rank"
@@ -84,7 +80,7 @@ impl Slots {
             })
         };
         let slots = [slot()?, slot()?];
-        let path = match tables {
+        let path = match source.tables {
             Some(tables) => FillPath::Resident(DeviceGatherer::new(tables, rows_max)?),
             None if devices[0].is_accelerator() => {
                 FillPath::Copied(BatchCopier::new(&*dataset, rows_max, devices)?)

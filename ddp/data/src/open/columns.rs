@@ -22,21 +22,21 @@ impl Opening<'_> {
             names.iter().map(|name| ColumnPlan::number(name)).collect()
         };
         let known = self.plan.clone().or(self.columns.as_ref().map(numbers));
-        let named = self.wanted.named_columns();
+        let named = self.files.named_columns();
         let (Some(plan), Some(named)) = (&known, &named) else {
             return Ok(known.or(named.as_ref().map(numbers)));
         };
         let known: Vec<String> = plan.iter().map(|plan| plan.name.clone()).collect();
         // The settings leave out some of those that are named.
         let is_part = known.iter().all(|name| named.contains(name));
-        let is_whole = known.len() == named.len() || self.wanted.model.is_none();
+        let is_whole = known.len() == named.len() || self.files.model.is_none();
         ensure!(
             is_part && is_whole,
             Usage,
             "{} {}#{}: expected the columns that the model was trained on: {}; help: leave out #{}: columns are \
              found by their names",
-            self.wanted.setting,
-            self.wanted.spec.path,
+            self.files.setting,
+            self.files.spec.path,
             named.join(","),
             difference(&known, named),
             named.join(",")
@@ -66,15 +66,14 @@ impl Opening<'_> {
             (LabelPlace::Default, _) => {}
             _ => return Ok(None),
         }
-        let drop = &self.wanted.table.drop;
+        let drop = self.files.dropped();
         let is_other = |name: &str| features.contains(name) || drop.iter().any(|one| one == name);
         let last = guess::label_column(columns, is_other).cloned();
         ensure!(
             last.is_some(),
-            Data,
             "{}: expected a column of labels besides the features, got none; help: give {} FILE",
             path.display(),
-            self.wanted.labels_setting()
+            self.files.labels_setting()
         );
         Ok(last)
     }
@@ -97,8 +96,9 @@ impl Opening<'_> {
 
     /// The plan that the settings ask for; `None` if they leave columns as they are.
     pub(super) fn plan_of_settings(&self) -> Result<Option<Vec<ColumnPlan>>> {
-        let (settings, paths) = (self.wanted.table, &self.files.paths);
-        let (setting, names) = match (&settings.drop[..], &settings.categorical[..]) {
+        let (settings, paths) = (&self.files.request.table, &self.files.paths);
+        let (drop, categorical) = (&settings.drop[..], &settings.categorical[..]);
+        let (setting, names) = match (drop, categorical) {
             ([], []) => return Ok(None),
             ([], names) => (CATEGORICAL, names),
             (names, _) => (DROP, names),
@@ -108,11 +108,10 @@ impl Opening<'_> {
             Usage,
             "{setting} {}: expected tables (.csv, .tsv, .parquet) as {}, got {}; help: leave out {setting}",
             names.join(","),
-            self.wanted.setting,
-            self.wanted.spec.path
+            self.files.setting,
+            self.files.spec.path
         );
         let features = self.kept_columns(&paths[0])?;
-        let categorical = &settings.categorical;
         if categorical.is_empty() {
             return Ok(Some(features));
         }
@@ -128,21 +127,30 @@ impl Opening<'_> {
                 &names,
             ));
         }
-        let survey = |path| table::survey(path, &features, categorical, self.wanted.cache_dir);
+        let survey = |path: &Path| {
+            let open = table::opener(path)?;
+            table::survey(
+                path,
+                open,
+                &features,
+                categorical,
+                self.files.request.cache_dir.as_deref(),
+            )
+        };
         let mut all = survey(&paths[0])?;
         for path in &paths[1..] {
             all.merge(survey(path)?);
         }
-        table::plan(&all, categorical, &self.wanted.spec.path).map(Some)
+        table::plan(&all, categorical, &self.files.spec.path).map(Some)
     }
 
     /// The columns of the first table that are features, as numbers.
     fn kept_columns(&self, path: &Path) -> Result<Vec<ColumnPlan>> {
-        let (columns, drop) = (table::columns(path)?, &self.wanted.table.drop);
+        let (columns, drop) = (table::columns(path)?, self.files.dropped());
         if let Some(name) = drop.iter().find(|name| !columns.contains(name)) {
             return Err(not_a_column(DROP, name, path, "column", &columns));
         }
-        let named = self.wanted.named_columns();
+        let named = self.files.named_columns();
         let features = named.iter().flatten().map(String::as_str).collect();
         let label = self.label_of(path, &columns, &features)?;
         let labels = label
@@ -169,7 +177,7 @@ impl Opening<'_> {
              predicted",
             path.display(),
             listed(columns),
-            self.wanted.labels_setting()
+            self.files.labels_setting()
         ))
     }
 }

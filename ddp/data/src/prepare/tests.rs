@@ -11,10 +11,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::*;
-use crate::FeaturePlan;
-use crate::TaskKind;
+use crate::open::Source;
 use crate::ranks::tests::ranks;
-use crate::{LabelName, read_rows};
+use crate::{
+    Dataset, FeaturePlan, LabelName, Missing, Normalization, Normalize, TaskKind, TaskSpec,
+    Trained, read_rows,
+};
 use ddp_kernels::files::testing::Scratch;
 
 fn npy(scratch: &Scratch, name: &str, descr: &str, shape: &[usize], data: &[u8]) -> PathBuf {

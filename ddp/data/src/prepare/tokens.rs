@@ -9,17 +9,17 @@ use twox_hash::XxHash3_64;
 use crate::dataset::{Dataset, NoRows};
 use crate::error::{Error, Result, bail, ensure};
 use crate::file_rows::read_in_any_order;
-use crate::files::{self, Array};
+use crate::files::{Array, Coding};
 use crate::open::identity_of;
-use crate::ranks::{Alone, Ranks, SameFiles, agree, in_turn};
+use crate::ranks::{Alone, Ranks, SameFiles, agree, in_turn, must_be_alike};
 use crate::request::{Data, DataRequest};
-use crate::resolve;
+use crate::resolve::names_tokens;
 use crate::scan;
 use crate::setting::{DATA, MODEL, VAL_DATA, VAL_SPLIT};
-use crate::spec::{DataSpec, FilesSpec, TOKENS_MAX, TokensSpec};
+use crate::spec::{DataSpec, TOKENS_MAX, TokensSpec};
 use crate::task::{TaskSpec, TokenizerId};
 use crate::text::{TOKENIZER_FILE, Vocabulary};
-use crate::tokens::{TokenFiles, Windows};
+use crate::tokens::{Known, TokenFiles, Windows};
 
 /// What is known of tokens without a model.
 #[derive(Clone, Debug)]
@@ -48,88 +48,43 @@ pub struct TokenSummary {
 /// A model of so many tokens, more than the 256 bytes with padding, most likely has a tokenizer.
 const TOKENIZED_MIN: usize = 512;
 
-const SAME_FILES: &str = "compare the files on the hosts: all ranks need the same data";
-
-/// Files of tokens as a user names them.
-pub(super) struct Named {
-    /// The setting that names them, for messages.
-    setting: SettingName<'static>,
-    spec: TokensSpec,
-}
-
-/// The task that tokens are for, if it is known before they are read, and what has it, for
-/// messages.
-type Known<'a> = Option<(&'a TaskSpec, &'a str)>;
-
-/// The files of tokens that `spec` names; None if it names rows of features.
-pub(super) fn named(
-    spec: &DataSpec,
-    setting: SettingName<'static>,
-    ranks: &dyn Ranks,
-) -> Result<Option<Named>> {
-    let path = match spec {
-        DataSpec::Tokens(spec) => {
-            let spec = spec.clone();
-            return Ok(Some(Named { setting, spec }));
-        }
-        DataSpec::Files(FilesSpec { path, part: None }) => path,
-        _ => return Ok(None),
-    };
-    let are_tokens = in_turn(ranks, || {
-        files::tokens::says_tokens(&resolve::files(path, setting)?[0])
-    })?;
-    // Ranks with other files would wait for each other in different places.
-    let kind = if are_tokens {
-        "tokens"
-    } else {
-        "rows of features"
-    };
-    let what = format!("what the files of {setting} hold");
-    ranks.must_match(&[(what, kind.to_string())], SAME_FILES)?;
-    let spec = TokensSpec {
-        path: path.clone(),
-        ..TokensSpec::default()
-    };
-    Ok(are_tokens.then_some(Named { setting, spec }))
-}
-
 /// Looks at the tokens of a request, in one process; None if its data are not tokens.
 pub fn summarize(request: &DataRequest) -> Result<Option<TokenSummary>> {
-    request.check()?;
-    let Some(named) = named(&request.data, DATA, &Alone)? else {
+    request.check(&Alone)?;
+    let Some(spec) = names_tokens(&request.data, DATA, &Alone)? else {
         return Ok(None);
     };
-    request.check_tokens()?;
-    let context = named.spec.context.or(request.context);
-    let (_, summary) = open(&named, context, None, request, &Alone)?;
+    request.check_kind(true)?;
+    let context = spec.context.or(request.context);
+    let (_, summary, _) = open(request, (DATA, &spec), context, None, &Alone)?;
     Ok(Some(summary))
 }
 
 /// Windows to train on or to use a model on, and windows to evaluate on.
-pub(super) fn prepare(request: &DataRequest, named: &Named, ranks: &dyn Ranks) -> Result<Data> {
-    request.check_tokens()?;
+pub(super) fn prepare(request: &DataRequest, spec: &TokensSpec, ranks: &dyn Ranks) -> Result<Data> {
     let known = task_of_model(request)?;
-    let context = context(request, named)?;
-    let (files, summary) = open(named, Some(context), known, request, ranks)?;
+    let context = context(request, spec)?;
+    let (files, summary, tokenizer) = open(request, (DATA, spec), Some(context), known, ranks)?;
     let task = known.map_or_else(|| task(&files, &summary), |(task, _)| task.clone());
-    let tokenizer = match known {
-        Some(_) => None,
-        None => tokenizer(request, &files, ranks)?,
-    };
+    if known.is_none() && ranks.rank() == 0 {
+        warn_of_tokenizer(request, &files.coding, tokenizer.is_some());
+    }
     let training = training_windows(request, summary.windows)?;
-    request.check_rows(training.end, ranks)?;
     let rest = training.end..summary.windows;
     let train = Windows::new(files, summary.content, context, training, task)?;
     let held_out: Arc<dyn Dataset> = match &request.val_data {
         Some(spec) => Arc::new(open_val(request, spec, &train, ranks)?),
         None if rest.is_empty() => Arc::new(NoRows(train.spec().clone())),
-        None => Arc::new(train.others(rest)),
+        None => {
+            let mut held_out = train.clone();
+            held_out.range = rest;
+            Arc::new(held_out)
+        }
     };
     let understood = format!("{}, {}", train.task(), summary.text());
-    let description = Data::describe(request, &train, &*held_out, &understood);
     Ok(Data {
         tokenizer: tokenizer.map(Arc::new),
-        ..Data::new(Arc::new(train), held_out, description)
+        ..Data::new(Arc::new(train), held_out, understood)
     })
 }
 
@@ -147,27 +102,20 @@ fn task(files: &TokenFiles, summary: &TokenSummary) -> TaskSpec {
     }
 }
 
-/// What made the tokens. Warns if it is missing.
-fn tokenizer(
-    request: &DataRequest,
-    files: &TokenFiles,
-    ranks: &dyn Ranks,
-) -> Result<Option<Vocabulary>> {
-    let data = &request.data;
-    let found = in_turn(ranks, || files.tokenizer())?;
-    if files.coding.tokenizer.is_some() && found.is_none() && ranks.rank() == 0 {
+/// Warns of a tokenizer that is missing, or that was not used.
+fn warn_of_tokenizer(request: &DataRequest, coding: &Coding, is_found: bool) {
+    let (data, model) = (&request.data, request.vocabulary.unwrap_or(0));
+    if coding.tokenizer.is_some() && !is_found {
         tracing::warn!(
             "{DATA} {data}: no {TOKENIZER_FILE} beside the tokens, so the run will have none"
         );
     }
-    let model = request.vocabulary.unwrap_or(0);
-    if files.coding.are_bytes && model >= TOKENIZED_MIN && ranks.rank() == 0 {
+    if coding.are_bytes && model >= TOKENIZED_MIN {
         tracing::warn!(
             "{DATA} {data}: each byte is a token, but the model has {model} tokens: if it has a \
              tokenizer, make the tokens with that"
         );
     }
-    Ok(found)
 }
 
 /// The task of the model of a request, if it is trained already.
@@ -176,7 +124,6 @@ fn task_of_model(request: &DataRequest) -> Result<Known<'_>> {
         None => Ok(None),
         Some(task @ TaskSpec::NextToken { .. }) => Ok(Some((task, "the model"))),
         Some(task) => bail!(
-            Data,
             "{DATA} {}: expected rows of features for a model of {task}, got tokens; help: give data like those it was \
              trained on",
             request.data
@@ -185,18 +132,17 @@ fn task_of_model(request: &DataRequest) -> Result<Known<'_>> {
 }
 
 /// How many tokens the model sees at once.
-fn context(request: &DataRequest, named: &Named) -> Result<usize> {
-    let (data, path) = (&request.data, &named.spec.path);
+fn context(request: &DataRequest, spec: &TokensSpec) -> Result<usize> {
+    let (data, path) = (&request.data, &spec.path);
     let trained = request.trained.as_ref();
     let of_model = match trained.map(|trained| &trained.row_shape[..]) {
         Some(&[context]) if context > 0 => Some(context),
         Some(shape) => bail!(
-            Data,
             "the model has rows of the shape {shape:?}: expected a number of tokens: the checkpoint is damaged"
         ),
         None => request.context,
     };
-    match (named.spec.context, of_model) {
+    match (spec.context, of_model) {
         (Some(given), Some(context)) if given != context => bail!(
             Usage,
             "{DATA} {data}: expected a context of {context}, which the model has, got {given}; help: leave out context="
@@ -219,7 +165,6 @@ fn training_windows(request: &DataRequest, windows: u64) -> Result<Range<u64>> {
     }
     ensure!(
         windows >= 2,
-        Data,
         "{VAL_SPLIT} {fraction}: expected at least 2 windows of tokens to split, got {windows}; help: give more data, a \
          smaller context, or leave out {VAL_SPLIT}"
     );
@@ -235,21 +180,20 @@ fn open_val(
     ranks: &dyn Ranks,
 ) -> Result<Windows> {
     let context = train.row_shape()[0];
-    let Some(named) = named(spec, VAL_DATA, ranks)? else {
+    let Some(named) = names_tokens(spec, VAL_DATA, ranks)? else {
         bail!(
-            Data,
             "{VAL_DATA} {spec}: expected tokens, as {DATA} has, got another file; help: give tokens:{spec} if its numbers are \
              u16 tokens without a header"
         );
     };
     ensure!(
-        named.spec.context.is_none_or(|given| given == context),
+        named.context.is_none_or(|given| given == context),
         Usage,
         "{VAL_DATA} {spec}: expected a context of {context}, as {DATA} has; help: leave out context="
     );
     let owner = DATA.to_string();
     let known = Some((train.task(), &*owner));
-    let (files, summary) = open(&named, Some(context), known, request, ranks)?;
+    let (files, summary, _) = open(request, (VAL_DATA, &named), Some(context), known, ranks)?;
     let trained_on = &train.files.arrays;
     let is_trained_on = |array: &&Array| trained_on.iter().any(|own| own.is_same(array));
     if let (Some(array), 0) = (files.arrays.iter().find(is_trained_on), ranks.rank()) {
@@ -264,18 +208,18 @@ fn open_val(
 
 /// Opens files on one rank of a host first, and reads all of their tokens.
 fn open(
-    named: &Named,
+    request: &DataRequest,
+    (setting, spec): (SettingName<'static>, &TokensSpec),
     context: Option<usize>,
     known: Known<'_>,
-    request: &DataRequest,
     ranks: &dyn Ranks,
-) -> Result<(Arc<TokenFiles>, TokenSummary)> {
-    let Named { setting, spec } = named;
-    let files = in_turn(ranks, || {
-        let files = TokenFiles::open(spec, *setting, request.cache_dir.as_deref())?;
+) -> Result<(Arc<TokenFiles>, TokenSummary, Option<Vocabulary>)> {
+    let (files, tokenizer) = in_turn(ranks, || {
+        let files = TokenFiles::open(spec, setting, request.cache_dir.as_deref())?;
         context.map_or(Ok(Vec::new()), |context| files.windows(context))?;
-        check_coding(&files, known)?;
-        Ok(files)
+        files.check(known)?;
+        let tokenizer = known.map_or_else(|| files.tokenizer(), |_| Ok(None))?;
+        Ok((files, tokenizer))
     })?;
     let lengths: Vec<u64> = files.arrays.iter().map(Array::rows).collect();
     let names: Vec<&str> = files.arrays.iter().map(Array::name).collect();
@@ -285,25 +229,21 @@ fn open(
         ("the kind of tokens", files.kind.clone()),
         ("the number of tokens in each file", format!("{lengths:?}")),
     ];
-    let of_files = |what: &str| format!("{what} of {setting} {}", spec.path);
-    ranks.must_match(
-        &values.map(|(what, value)| (of_files(what), value)),
-        SAME_FILES,
-    )?;
+    must_be_alike(ranks, &format!("{setting} {}", spec.path), &values)?;
     let (below, why) = match (known, spec.vocabulary, files.coding.vocabulary) {
         (Some((task, owner)), ..) => (Some(task.outputs()), format!("the vocabulary of {owner}")),
         (None, Some(given), _) => (Some(given), "the option vocabulary".into()),
         (None, None, Some(own)) => (Some(own), "the vocabulary of its format".into()),
         (None, None, None) => (None, "the largest vocabulary".into()),
     };
-    let untrained = request.untrained_token.filter(|_| *setting == DATA);
-    let mut summary = read(&files, *setting, (below, &why, untrained), context, ranks)?;
+    let untrained = request.untrained_token.filter(|_| setting == DATA);
+    let mut summary = read(&files, setting, (below, &why, untrained), context, ranks)?;
     read_in_any_order(&files.arrays);
     let of_model = request.vocabulary.unwrap_or(0);
     if summary.is_vocabulary_guessed && of_model >= summary.vocabulary {
         (summary.vocabulary, summary.is_vocabulary_guessed) = (of_model, false);
     }
-    Ok((Arc::new(files), summary))
+    Ok((Arc::new(files), summary, tokenizer))
 }
 
 /// Reads all tokens, and compares them between ranks with different files. They must be `below` a
@@ -322,11 +262,12 @@ pub(super) fn read(
     // From a rank that sees it, should files differ between hosts.
     let bad = found.bad.map(|place| bad_token(arrays, place, (most, why)));
     agree(&ranks, bad.map_or(Ok(()), Err))?;
-    let field = format!(
-        "the content of the tokens of {setting} ({})",
-        arrays[0].name()
-    );
-    ranks.must_match(&[(field, format!("{:016x}", found.hash))], SAME_FILES)?;
+    let content = ("the content of the tokens", format!("{:016x}", found.hash));
+    must_be_alike(
+        &ranks,
+        &format!("{setting} ({})", arrays[0].name()),
+        &[content],
+    )?;
     let lengths = || arrays.iter().map(Array::rows);
     let words = [found.hash].into_iter().chain(lengths());
     let words: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
@@ -349,38 +290,6 @@ pub(super) fn read(
         windows: each(|targets, context| targets / context),
         dropped: each(|targets, context| targets % context),
     })
-}
-
-/// An error if these tokens are not those of the task that is known.
-fn check_coding(files: &TokenFiles, known: Known<'_>) -> Result<()> {
-    let Some((
-        TaskSpec::NextToken {
-            are_bytes,
-            tokenizer,
-            ..
-        },
-        owner,
-    )) = known
-    else {
-        return Ok(());
-    };
-    let (coding, place) = (&files.coding, files.arrays[0].name());
-    let both = tokenizer.as_ref().zip(coding.tokenizer.as_ref());
-    let [bytes, tokens] = ["bytes of a text", "tokens of a tokenizer"];
-    let (expected, got) = match (are_bytes, coding.are_bytes) {
-        (true, false) => (format!("{bytes}, as {owner} has"), tokens),
-        (false, true) => (format!("{tokens}, as {owner} has"), bytes),
-        _ if both.is_some_and(|(expected, got)| expected.hash != *got) => (
-            format!("tokens of the tokenizer of {owner}"),
-            "tokens of another",
-        ),
-        _ => return Ok(()),
-    };
-    bail!(
-        Data,
-        "{place}: expected {expected}, got {got}; help: give the text itself to a model of bytes, else make \
-         tokens of it with the tokenizer.json that the model has"
-    )
 }
 
 /// The error of a token that is not below `most`; `why` says what that is.

@@ -1,22 +1,20 @@
 //! Claims about generated rows.
 
-use super::*;
-use crate::read_rows;
+use crate::built_in::BuiltIn;
 use crate::spec::ROWS_MAX;
+use crate::{Dataset, read_rows};
 
-fn pair(text: &str) -> (Synthetic, Synthetic) {
-    match text.parse().unwrap() {
-        DataSpec::Synthetic(spec) => Synthetic::pair(&spec),
-        spec => panic!("{spec}"),
-    }
+fn pair(text: &str) -> (BuiltIn, BuiltIn) {
+    let [train, held_out] = BuiltIn::pair(&text.parse().unwrap()).unwrap();
+    (train, held_out)
 }
 
-fn classes(data: &Synthetic, rows: &[u64]) -> (Vec<f32>, Vec<i64>) {
+fn classes(data: &BuiltIn, rows: &[u64]) -> (Vec<f32>, Vec<i64>) {
     let [x, targets] = read_rows(data, rows).unwrap();
     (x.to_vec().unwrap(), targets.to_vec().unwrap())
 }
 
-fn values(data: &Synthetic, rows: &[u64]) -> (Vec<f32>, Vec<f32>) {
+fn values(data: &BuiltIn, rows: &[u64]) -> (Vec<f32>, Vec<f32>) {
     let [x, targets] = read_rows(data, rows).unwrap();
     (x.to_vec().unwrap(), targets.to_vec().unwrap())
 }

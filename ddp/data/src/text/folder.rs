@@ -3,13 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, bail};
-use crate::files::io::{self, reading};
+use crate::files::io::{self, read_up_to, reading};
 use crate::setting::OUT;
 use ddp_kernels::files as disk;
 
@@ -100,9 +99,7 @@ impl Folder {
             return Ok(());
         }
         self.check_may_change()?;
-        Ok(disk::replace_file(&path, |file| {
-            file.write_all(bytes).map_err(disk::failed("write", &path))
-        })?)
+        Ok(disk::replace_with(&path, bytes)?)
     }
 
     /// Writes into each side's folder what it has, by which a missing shard is noticed.
@@ -168,11 +165,8 @@ pub(crate) fn check_whole(folder: &Path, tokens: u64) -> Result<()> {
     if !path.is_file() {
         return Ok(());
     }
-    let mut text = String::new();
-    let file = File::open(&path).map_err(reading(&path))?;
-    let read = file.take(CONTENTS_BYTES_MAX).read_to_string(&mut text);
-    read.map_err(reading(&path))?;
-    let said: Side = serde_json::from_str(&text)
+    let text = read_up_to(&path, CONTENTS_BYTES_MAX).map_err(reading(&path))?;
+    let said: Side = serde_json::from_slice(&text.unwrap_or_default())
         .map_err(|error| io::refuse(&path, format!("{error}; help: {AGAIN}")))?;
     let names = (0..said.shards).map(shard_name);
     let missing = names.into_iter().find(|name| !folder.join(name).is_file());
@@ -183,7 +177,6 @@ pub(crate) fn check_whole(folder: &Path, tokens: u64) -> Result<()> {
     };
     let (folder, Side { shards, tokens, .. }) = (folder.display(), said);
     bail!(
-        Data,
         "{folder}: expected {shards} shards with {tokens} tokens, as {CONTENTS_FILE} says, got {got}; help: {AGAIN}"
     )
 }

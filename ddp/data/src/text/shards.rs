@@ -317,13 +317,11 @@ fn check_sides(options: &TokenizeOptions, done: &Tokenized) -> Result<()> {
     let [train, val] = done.sides;
     ensure!(
         train.documents + val.documents > 0,
-        Data,
         "expected text, got {} documents without any; help: give other files",
         done.empty_documents
     );
     ensure!(
         options.val_split == 0.0 || (train.documents > 0 && val.documents > 0),
-        Data,
         "{VAL_SPLIT} {}: expected documents on both sides, got {} to train on and {} held out; \
          help: leave it out, and hold out the end of the tokens by {VAL_SPLIT} in training",
         options.val_split,

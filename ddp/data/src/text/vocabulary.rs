@@ -2,15 +2,13 @@
 //! encoding needs the crate `tokenizers`.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use serde::Deserialize;
 use twox_hash::XxHash3_128;
 
 use crate::error::{Result, bail, ensure};
-use crate::files::io::{reading, refuse};
+use crate::files::io::{read_up_to, reading, refuse};
 use crate::setting::{END_TOKEN, TOKENIZER};
 use crate::spec::TOKENS_MAX;
 
@@ -69,18 +67,11 @@ enum Vocab {
 impl Vocabulary {
     /// That of the tokenizer in the file at `path`.
     pub fn read(path: &Path) -> Result<Vocabulary> {
-        let mut bytes = Vec::new();
-        let file = File::open(path).map_err(reading(path))?;
-        let read = file.take(BYTES_MAX + 1).read_to_end(&mut bytes);
-        read.map_err(reading(path))?;
+        let bytes = read_up_to(path, BYTES_MAX).map_err(reading(path))?;
         let long =
             || format!("expected a tokenizer of at most {BYTES_MAX} bytes, got a longer file");
-        let bytes = Some(bytes)
-            .filter(|bytes| bytes.len() as u64 <= BYTES_MAX)
-            .ok_or_else(long);
-        bytes
-            .and_then(Vocabulary::of_bytes)
-            .map_err(|why| refuse(path, why))
+        let read = bytes.ok_or_else(long).and_then(Vocabulary::of_bytes);
+        read.map_err(|why| refuse(path, why))
     }
 
     /// That of a tokenizer with this `tokenizer.json`.

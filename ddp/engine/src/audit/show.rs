@@ -51,7 +51,7 @@ impl Audit {
             }
             [own] => format!(
                 "placement, per step, mean of {steps}: {}",
-                parts(&own.per_step, |amount| *amount)
+                parts(&own.per_step)
             ),
             _ if self.columns().is_empty() => {
                 format!("placement: no rank moved anything in {steps}")
@@ -131,15 +131,14 @@ impl Audit {
 
     /// What all ranks moved in a phase of the run.
     fn moved_in(&self, phase: &str) -> String {
-        let mut sums: BTreeMap<String, Amount> = BTreeMap::new();
+        let mut sums: BTreeMap<String, PerStep> = BTreeMap::new();
         let of_ranks = self.ranks.iter().filter_map(|rank| rank.phases.get(phase));
         for (kind, amount) in of_ranks.flatten() {
-            sums.entry(kind.clone()).or_default().add(*amount);
+            let sum = sums.entry(kind.clone()).or_default();
+            sum.count += amount.count as f64;
+            sum.bytes += amount.bytes as f64;
         }
-        parts(&sums, |amount| PerStep {
-            count: amount.count as f64,
-            bytes: amount.bytes as f64,
-        })
+        parts(&sums)
     }
 
     /// `device to host at src/step.rs:12: rank 1 4.0 KiB a step, ranks 0, 2 and 3 none`
@@ -187,9 +186,9 @@ fn alike<T: PartialEq>(of_ranks: impl Iterator<Item = (T, usize)>) -> Vec<(T, Ve
 }
 
 /// `4.0 KiB host to device and 3 scalar reads`: all kinds that have an amount.
-fn parts<T>(amounts: &BTreeMap<String, T>, amount: impl Fn(&T) -> PerStep) -> String {
+fn parts(amounts: &BTreeMap<String, PerStep>) -> String {
     let part = |kind: TransferKind| {
-        let cell = cell(kind, amount(amounts.get(&kind.to_string())?));
+        let cell = cell(kind, *amounts.get(&kind.to_string())?);
         let is_several = kind == TransferKind::ScalarRead && cell != "1";
         let ending = if is_several { "s" } else { "" };
         Some(format!("{cell} {kind}{ending}"))

@@ -19,10 +19,6 @@ pub(crate) struct ReadFrom<'a> {
 }
 
 impl ReadFrom<'_> {
-    pub(crate) fn start(file: &File) -> ReadFrom<'_> {
-        ReadFrom::place(file, 0)
-    }
-
     pub(crate) fn place(file: &File, at: u64) -> ReadFrom<'_> {
         ReadFrom { file, at }
     }
@@ -58,7 +54,7 @@ pub(super) fn read_small(folder: &Path, name: &str, bytes_max: u64) -> Result<Ve
 /// The bytes of an open file that is at most `bytes_max` long.
 pub(super) fn read_all(folder: &Path, name: &str, file: &File, bytes_max: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let mut reader = ReadFrom::start(file).take(bytes_max + 1);
+    let mut reader = ReadFrom::place(file, 0).take(bytes_max + 1);
     let read = reader.read_to_end(&mut bytes);
     read.map_err(unreadable(&folder.join(name)))?;
     if bytes.len() as u64 > bytes_max {

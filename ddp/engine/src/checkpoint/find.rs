@@ -19,6 +19,7 @@ use super::files::reason;
 use super::folders::{checkpoints, name, steps};
 use super::manifest::{Opened, open, open_reading};
 use crate::error::{Error, Result};
+use crate::exchange;
 use ddp_kernels::files::FileError;
 
 /// Checkpoints that cannot be used, each with the reason.
@@ -232,8 +233,8 @@ pub fn open_together(
 
 /// Whether a rank could not open the folder because it was removed, which rank 0 sees too.
 fn is_removed(world: &World, folder: &Path, has_failed: bool) -> Result<bool> {
-    let all = world.all_gather_bytes(&[u8::from(has_failed), u8::from(is_gone(folder))])?;
-    Ok(all[0] == [0, 1] && all.iter().any(|rank| *rank == [1, 1]))
+    let all = exchange::gather(world, &[has_failed, is_gone(folder)])?;
+    Ok(all[0] == [false, true] && all.contains(&[true, true]))
 }
 
 /// Opens it on a rank other than 0.

@@ -113,7 +113,7 @@ impl FileEntry {
             return Ok(None);
         }
         let mut hash = blake3::Hasher::new();
-        hash.update_reader(ReadFrom::start(file))
+        hash.update_reader(ReadFrom::place(file, 0))
             .map_err(unreadable(&path))?;
         let differs = hash.finalize().to_hex().as_str() != self.blake3;
         Ok(differs.then(|| {

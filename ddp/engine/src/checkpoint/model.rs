@@ -138,7 +138,7 @@ pub(crate) fn check_plausible(name: &str, values: &[f32]) -> Result<(), String> 
 /// The header of a safetensors file that was opened at `path`.
 pub(crate) fn header_of(path: &Path, file: &File) -> Result<Header> {
     let length = file.metadata().map_err(unreadable(path))?.len();
-    Header::read(&mut ReadFrom::start(file), length)
+    Header::read(&mut ReadFrom::place(file, 0), length)
         .map_err(unreadable(path))?
         .map_err(|why| refuse(path, why))
 }

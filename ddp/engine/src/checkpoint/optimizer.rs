@@ -8,15 +8,15 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use super::files::{mismatch, unreadable};
 use super::model::{header_of, without_dropout};
+use crate::step::Step;
 use ddp_data::safetensors::{Entry, Header};
-use ddp_nn::optim::Optimizer;
-use ddp_nn::params::Params;
 
 /// The metadata entry that describes pieces.
 const PIECES: &str = "pieces";
@@ -37,24 +37,16 @@ struct Named {
 pub(super) struct Outgoing {
     named: Named,
     shape: Vec<usize>,
-    /// The part of the model.
-    pub(super) stage: usize,
-    /// Which of the optimizer's moments.
-    pub(super) moment: usize,
-    /// Where it starts in that moment.
-    pub(super) at: usize,
+    /// Which of the moments of all stages, and the range in it.
+    pub(super) source: (usize, Range<usize>),
 }
 
 impl Outgoing {
-    /// The number of elements.
-    pub(super) fn length(&self) -> usize {
-        self.named.length
-    }
-
-    /// This rank's part of the moments of `stages`, the input's stage first.
-    pub(super) fn of(stages: &[(&Params, &Optimizer)]) -> Vec<Outgoing> {
-        let mut all = Vec::new();
-        for (stage, (params, optimizer)) in stages.iter().enumerate() {
+    /// This rank's part of the moments of a model.
+    pub(super) fn of(step: &Step) -> Vec<Outgoing> {
+        let (mut all, mut before) = (Vec::new(), 0);
+        for stage in step.stages() {
+            let (params, optimizer) = (&stage.model().params, stage.optimizer());
             let mut pieces: Vec<_> = optimizer.owned_pieces().iter().collect();
             pieces.sort_by_key(|piece| (piece.parameter, piece.start));
             for piece in pieces {
@@ -64,8 +56,8 @@ impl Outgoing {
                     true => (String::new(), parameter.shape.clone()),
                     false => (format!("[{start}..{}]", start + length), vec![length]),
                 };
-                let moments = optimizer.moments().map(|(name, _)| name).enumerate();
-                for (moment, name) in moments.filter(|(_, name)| piece.moments.contains(name)) {
+                let moments = optimizer.moments().map(|(name, _)| name).zip(before..);
+                for (name, moment) in moments.filter(|(name, _)| piece.moments.contains(name)) {
                     all.push(Outgoing {
                         named: Named {
                             tensor: format!("{}.{name}{range}", parameter.name),
@@ -75,12 +67,11 @@ impl Outgoing {
                             length,
                         },
                         shape: shape.clone(),
-                        stage,
-                        moment,
-                        at: piece.at,
+                        source: (moment, piece.at..piece.at + length),
                     });
                 }
             }
+            before += optimizer.moments().count();
         }
         all
     }
@@ -88,19 +79,14 @@ impl Outgoing {
 
 /// The header of a file with these tensors.
 pub(super) fn header(list: &[Outgoing]) -> Header {
-    let pieces: Vec<&Named> = list
-        .iter()
-        .map(|outgoing| &outgoing.named)
-        .filter(|named| named.tensor.ends_with(']'))
-        .collect();
+    let named = list.iter().map(|outgoing| &outgoing.named);
+    let pieces: Vec<&Named> = named.filter(|it| it.tensor.ends_with(']')).collect();
     let mut metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     if !pieces.is_empty() {
         let pieces = serde_json::to_string(&pieces).expect("only names and numbers");
         metadata.insert(PIECES.into(), pieces);
     }
-    let tensors = list
-        .iter()
-        .map(|outgoing| (outgoing.named.tensor.as_str(), outgoing.shape.as_slice()));
+    let tensors = list.iter().map(|it| (&*it.named.tensor, &*it.shape));
     Header::with_metadata(tensors, metadata)
 }
 
@@ -134,10 +120,9 @@ impl SavedMoments {
                 return Ok(Err(format!("{}: {why}", name.display())));
             }
         }
-        saved
-            .moments
-            .values_mut()
-            .for_each(|pieces| pieces.sort_by_key(|piece| piece.start));
+        for pieces in saved.moments.values_mut() {
+            pieces.sort_by_key(|piece| piece.start);
+        }
         saved.files = files;
         Ok(Ok(saved))
     }
@@ -172,8 +157,7 @@ impl SavedMoments {
         &self,
         wanted: impl Iterator<Item = (&'a str, &'a str, usize)>,
     ) -> Result<(), String> {
-        let mut others: BTreeMap<&(String, String), &Vec<SavedPiece>> =
-            self.moments.iter().collect();
+        let mut others: BTreeMap<_, _> = self.moments.iter().collect();
         let mut missing = Vec::new();
         for (parameter, moment, count) in wanted {
             let key = (parameter.to_string(), moment.to_string());
@@ -183,9 +167,8 @@ impl SavedMoments {
                     .map_err(|why| format!("{parameter}.{moment} {why}"))?,
             }
         }
-        let others = others
-            .keys()
-            .map(|(parameter, moment)| format!("{parameter}.{moment}"));
+        let others = others.keys();
+        let others = others.map(|(parameter, moment)| format!("{parameter}.{moment}"));
         let others: Vec<String> = others.collect();
         mismatch(&missing, &others, "this run").map_or(Ok(()), Err)
     }

@@ -19,16 +19,13 @@ use ddp_nn::params::Params;
 /// Loads values and moments into `step`. Changes nothing if they do not fit. All ranks call it
 /// together.
 pub fn restore(opened: &Opened, step: &mut Step) -> Result<()> {
-    match restore_if_fits(opened, step)? {
-        Ok(()) => Ok(()),
-        Err(why) => {
-            let folder = opened.folder.display();
-            Err(Error::Data(format!(
-                "cannot resume from {folder}: its optimizer's moments are of another run: {why}; \
-                 help: give the {OPTIMIZER}, {MOMENTUM} and {FREEZE} that the run started with"
-            )))
-        }
-    }
+    let folder = opened.folder.display();
+    restore_if_fits(opened, step)?.map_err(|why| {
+        Error::Data(format!(
+            "cannot resume from {folder}: its optimizer's moments are of another run: {why}; \
+             help: give the {OPTIMIZER}, {MOMENTUM} and {FREEZE} that the run started with"
+        ))
+    })
 }
 
 /// The same. The inner error says which moments do not fit; then nothing has changed.
@@ -39,12 +36,8 @@ pub fn restore_if_fits(opened: &Opened, step: &mut Step) -> Result<Result<(), St
     let model = ModelFile::of(&model_file, opened.model.clone(), &parts, false)?;
     let wanted = stages.iter().flat_map(|stage| {
         let rule = stage.optimizer().rule();
-        let trained = stage
-            .model()
-            .params
-            .list()
-            .iter()
-            .filter(|p| p.is_trained());
+        let list = stage.model().params.list().iter();
+        let trained = list.filter(|p| p.is_trained());
         trained.flat_map(move |p| {
             let moments = rule.moments_of(p).iter();
             moments.map(move |name| (p.name.as_str(), *name, p.range.len()))
@@ -74,13 +67,9 @@ pub fn restore_values(opened: &Opened, step: &mut Step) -> Result<()> {
 
 /// The parts of the model. Refuses values that a checkpoint would round.
 pub(super) fn parts(step: &Step) -> Result<Vec<&Params>> {
-    let stages = step.stages().iter();
-    let parts: Vec<&Params> = stages.map(|stage| &stage.model().params).collect();
-    match parts
-        .iter()
-        .find(|params| params.master_dtype() != DType::F32)
-    {
-        None => Ok(parts),
+    let is_rounded = |params: &&Params| params.master_dtype() != DType::F32;
+    match step.params().find(is_rounded) {
+        None => Ok(step.params().collect()),
         Some(params) => Err(Error::Usage(format!(
             "a checkpoint of a model with {} values: expected f32 values; help: build the model \
              in f32 or bf16",

@@ -48,13 +48,9 @@ pub struct Saver {
     snapshot: Option<Snapshot>,
     /// The step that is being written, and when that began.
     writing: Option<(u64, Instant)>,
-    /// The file that must be durable before a checkpoint is, and its path.
-    record: Option<(Arc<File>, PathBuf)>,
     /// How long it waits without progress.
     patience: Duration,
     checkpoints: PathBuf,
-    /// What made the tokens that the model takes.
-    tokenizer: Option<Arc<Vocabulary>>,
     last: Option<PathBuf>,
     /// Durable checkpoints that `written` has not returned yet.
     written: Vec<(u64, PathBuf)>,
@@ -72,6 +68,18 @@ impl Saver {
     /// kept. Removes what a killed run left, so the caller must hold the metrics log's lock. All
     /// ranks call it together.
     pub fn new(world: &World, out: &Path, keep: u64) -> Result<Saver> {
+        Saver::of_run(world, out, keep, None, None)
+    }
+
+    /// The same. `record`, a file and its path, is made durable before each checkpoint; a lock on
+    /// it lasts as long as this handle. `tokenizer` is put into each.
+    pub(crate) fn of_run(
+        world: &World,
+        out: &Path,
+        keep: u64,
+        record: Option<(File, PathBuf)>,
+        tokenizer: Option<Arc<Vocabulary>>,
+    ) -> Result<Saver> {
         let (rank, ranks) = (world.rank(), world.size());
         let group = world.group("saving")?;
         let checkpoints = folders::checkpoints(out);
@@ -83,6 +91,8 @@ impl Saver {
             keep,
             group,
             is_at_work: Arc::clone(&is_at_work),
+            record,
+            tokenizer,
         };
         let (jobs, to_write) = mpsc::channel();
         let (written, done) = mpsc::channel();
@@ -99,24 +109,11 @@ impl Saver {
             is_at_work,
             snapshot: None,
             writing: None,
-            record: None,
             patience: world.timeout(),
             checkpoints,
-            tokenizer: None,
             last: None,
             written: Vec::new(),
         })
-    }
-
-    /// Makes `record` durable before each checkpoint. A lock on the file lasts as long as this
-    /// handle.
-    pub(crate) fn write_behind(&mut self, record: File, path: &Path) {
-        self.record = Some((Arc::new(record), path.to_path_buf()));
-    }
-
-    /// Puts this tokenizer into each checkpoint.
-    pub(crate) fn write_tokenizer(&mut self, tokenizer: Arc<Vocabulary>) {
-        self.tokenizer = Some(tokenizer);
     }
 
     /// Copies values and moments to the snapshot and starts writing them. Waits for the previous
@@ -145,13 +142,7 @@ impl Saver {
         snapshot.fill(step)?;
         let jobs = self.jobs.as_ref().expect("it is not dropped");
         let step = state.step;
-        jobs.send(Job {
-            snapshot,
-            state,
-            record: self.record.clone(),
-            tokenizer: self.tokenizer.clone(),
-        })
-        .map_err(|_| ended())?;
+        jobs.send(Job { snapshot, state }).map_err(|_| ended())?;
         self.writing = Some((step, Instant::now()));
         Ok(())
     }

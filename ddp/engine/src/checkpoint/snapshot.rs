@@ -8,6 +8,7 @@
 use std::ops::Range;
 use std::path::Path;
 
+use ddp_comm::Group;
 use ddp_kernels::transfer::{Phase, announced, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
 
@@ -19,17 +20,19 @@ use crate::error::Result;
 use crate::step::Step;
 use ddp_data::safetensors::Header;
 use ddp_kernels::files::Contents;
+use ddp_nn::params::Params;
 
 /// The part of a checkpoint that this rank writes.
 #[derive(Debug)]
 pub(super) struct Snapshot {
-    model: Option<Part>,
-    moments: Option<Part>,
+    pub(super) model: Option<Part>,
+    /// This rank's.
+    pub(super) moments: Option<Part>,
 }
 
 /// What a file is made of.
 #[derive(Debug)]
-struct Part {
+pub(super) struct Part {
     header: Header,
     /// In the order of the header: which copy, and the range in it.
     list: Vec<(usize, Range<usize>)>,
@@ -49,14 +52,10 @@ impl Snapshot {
 
     /// Copies the current values and moments of `step`.
     pub(super) fn fill(&mut self, step: &Step) -> Result<()> {
-        let of_model = self
-            .model
-            .iter()
-            .flat_map(|part| part.copies.iter().zip(values(step)));
-        let of_moments = self
-            .moments
-            .iter()
-            .flat_map(|part| part.copies.iter().zip(moments(step)));
+        let of_model = self.model.iter().map(|part| &part.copies);
+        let of_model = of_model.flat_map(|copies| copies.iter().zip(values(step)));
+        let of_moments = self.moments.iter().map(|part| &part.copies);
+        let of_moments = of_moments.flat_map(|copies| copies.iter().zip(moments(step)));
         let mut copies = of_model.chain(of_moments);
         in_phase(Phase::Checkpoint, || {
             announced("the snapshot for a checkpoint", || {
@@ -64,26 +63,11 @@ impl Snapshot {
             })
         })
     }
-
-    /// Writes the model's file, if this rank does.
-    pub(super) fn write_model(&self, path: &Path) -> Result<Option<Contents>> {
-        self.model.as_ref().map(|part| part.write(path)).transpose()
-    }
-
-    /// Writes this rank's file of moments, if it has one.
-    pub(super) fn write_moments(&self, path: &Path) -> Result<Option<Contents>> {
-        self.moments
-            .as_ref()
-            .map(|part| part.write(path))
-            .transpose()
-    }
 }
 
 /// All values, by stage.
 fn values(step: &Step) -> impl Iterator<Item = &Tensor> {
-    step.stages()
-        .iter()
-        .map(|stage| stage.model().params.values())
+    step.params().map(Params::values)
 }
 
 /// All moments, by stage.
@@ -108,27 +92,18 @@ impl Part {
     }
 
     fn of_moments(step: &Step) -> Result<Part> {
-        let stages = step.stages().iter();
-        let stages: Vec<_> = stages
-            .map(|stage| (&stage.model().params, stage.optimizer()))
-            .collect();
-        let outgoing = Outgoing::of(&stages);
-        let place = |it: &Outgoing| {
-            let before = stages[..it.stage].iter();
-            let before: usize = before
-                .map(|(_, optimizer)| optimizer.moments().count())
-                .sum();
-            (before + it.moment, it.at..it.at + it.length())
-        };
+        let outgoing = Outgoing::of(step);
         Ok(Part {
             header: optimizer::header(&outgoing),
-            list: outgoing.iter().map(place).collect(),
+            list: outgoing.into_iter().map(|it| it.source).collect(),
             copies: moments(step).map(copy_of).collect::<Result<_>>()?,
         })
     }
 
-    fn write(&self, path: &Path) -> Result<Contents> {
+    /// Writes the file. It gives up when a rank of `group` is lost.
+    pub(super) fn write(&self, path: &Path, group: &Group) -> Result<Contents> {
         let tensor = |(copy, range): &(usize, Range<usize>)| -> Result<Tensor> {
+            group.check_ranks()?;
             Ok(self.copies[*copy].slice(range.clone())?)
         };
         tensors::write_file(path, &self.header, self.list.iter().map(tensor))

@@ -9,7 +9,7 @@ use ddp_kernels::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 use ddp_data::safetensors::{Entry, Header};
-use ddp_kernels::files::{self, Contents, Output};
+use ddp_kernels::files::{self, Contents};
 
 /// Elements that are converted to or from bytes at a time.
 pub(crate) const PIECE: usize = 1 << 16;
@@ -24,7 +24,13 @@ pub(crate) fn write_file(
         output.write(&header.to_bytes())?;
         let mut bytes = Vec::with_capacity(4 * PIECE);
         for tensor in tensors {
-            write(output, &tensor?, &mut bytes)?;
+            tensor?.with_slice(|values: &[f32]| {
+                values.chunks(PIECE).try_for_each(|piece| {
+                    bytes.clear();
+                    bytes.extend(piece.iter().flat_map(|value| value.to_le_bytes()));
+                    output.write(&bytes)
+                })
+            })??;
         }
         Ok::<_, Error>(())
     })?;
@@ -34,19 +40,6 @@ pub(crate) fn write_file(
         "the header lists other tensors than were written"
     );
     Ok(contents)
-}
-
-fn write(output: &mut Output<'_>, values: &Tensor, bytes: &mut Vec<u8>) -> Result<()> {
-    let written = values.with_slice(|values: &[f32]| {
-        values.chunks(PIECE).try_for_each(|piece| {
-            bytes.clear();
-            piece
-                .iter()
-                .for_each(|value| bytes.extend(value.to_le_bytes()));
-            output.write(bytes)
-        })
-    })?;
-    Ok(written?)
 }
 
 /// Gives `target` the values that `read` writes. On the CPU in f32 they are read directly into it.

@@ -15,7 +15,7 @@ use super::folders::{
     self, MANIFEST_FILE, MODEL_FILE, REPLACED, STATE_FILE, UNFINISHED, optimizer_file, prune,
 };
 use super::manifest::{FileEntry, Manifest, open};
-use super::snapshot::Snapshot;
+use super::snapshot::{Part, Snapshot};
 use super::state::State;
 use crate::error::{Error, Result};
 use crate::exchange;
@@ -32,9 +32,6 @@ const SEEN_MAX: Duration = Duration::from_secs(5);
 pub(super) struct Job {
     pub(super) snapshot: Snapshot,
     pub(super) state: State,
-    /// On rank 0: the file that must be durable first, and its path.
-    pub(super) record: Option<(Arc<File>, PathBuf)>,
-    pub(super) tokenizer: Option<Arc<Vocabulary>>,
 }
 
 /// Writes checkpoints, on one rank.
@@ -48,6 +45,10 @@ pub(super) struct Writer {
     pub(super) group: Group,
     /// Whether it works, and does not wait for other ranks.
     pub(super) is_at_work: Arc<AtomicBool>,
+    /// On rank 0: the file that must be durable first, and its path.
+    pub(super) record: Option<(File, PathBuf)>,
+    /// What made the tokens that the model takes.
+    pub(super) tokenizer: Option<Arc<Vocabulary>>,
 }
 
 impl Writer {
@@ -112,15 +113,17 @@ impl Writer {
         if !self.is_first() && !is_seen(|| aside.is_dir()) {
             return Err(not_seen(aside));
         }
-        let moments = optimizer_file(self.group.rank(), job.state.world.optimizer_parts);
-        let mut files = Vec::new();
-        if let Some(contents) = job.snapshot.write_model(&aside.join(MODEL_FILE))? {
-            files.push(FileEntry::new(MODEL_FILE, contents));
-        }
-        if let Some(contents) = job.snapshot.write_moments(&aside.join(&moments))? {
-            files.push(FileEntry::new(&moments, contents));
-        }
-        Ok(files)
+        let name = optimizer_file(self.group.rank(), job.state.world.optimizer_parts);
+        let Snapshot { model, moments } = &job.snapshot;
+        let parts = [(MODEL_FILE, model), (&*name, moments)].into_iter();
+        let parts = parts.filter_map(|(name, part)| Some((name, part.as_ref()?)));
+        let entry = |(name, part): (&str, &Part)| -> Result<FileEntry> {
+            Ok(FileEntry::new(
+                name,
+                part.write(&aside.join(name), &self.group)?,
+            ))
+        };
+        parts.map(entry).collect()
     }
 
     /// On rank 0: writes state and manifest, renames the folder, and removes old checkpoints.
@@ -131,28 +134,28 @@ impl Writer {
         folder: &Path,
         mut entries: Vec<FileEntry>,
     ) -> Result<()> {
+        let write = |name: &str, bytes: &[u8], entries: &mut Vec<FileEntry>| -> Result<()> {
+            let contents = files::write_file(&aside.join(name), |output| output.write(bytes))?;
+            entries.push(FileEntry::new(name, contents));
+            Ok(())
+        };
         for entry in &entries {
             let path = aside.join(&entry.name);
             if !is_seen(|| fs::metadata(&path).is_ok_and(|about| about.len() == entry.bytes)) {
                 return Err(not_seen(&path));
             }
         }
-        if let Some((record, path)) = &job.record {
+        if let Some((record, path)) = &self.record {
             let synced = record.sync_data();
             synced.map_err(files::failed("make durable", path))?;
         }
-        if let Some(tokenizer) = &job.tokenizer {
-            let path = aside.join(TOKENIZER_FILE);
-            let contents = files::write_file(&path, |output| output.write(&tokenizer.file))?;
-            entries.push(FileEntry::new(TOKENIZER_FILE, contents));
+        if let Some(tokenizer) = &self.tokenizer {
+            write(TOKENIZER_FILE, &tokenizer.file, &mut entries)?;
         }
         let state = &job.state;
-        let path = aside.join(STATE_FILE);
-        let contents = files::write_file(&path, |output| output.write(&state.to_bytes()))?;
-        entries.push(FileEntry::new(STATE_FILE, contents));
+        write(STATE_FILE, &state.to_bytes(), &mut entries)?;
         let manifest = Manifest::new(state.step, entries);
-        let path = aside.join(MANIFEST_FILE);
-        files::write_file(&path, |output| output.write(&manifest.to_bytes()))?;
+        write(MANIFEST_FILE, &manifest.to_bytes(), &mut Vec::new())?;
         files::sync_folder(aside)?;
         self.put_in_place(&manifest, aside, folder)?;
         let best = state.best.map(|best| best.step);

@@ -272,7 +272,7 @@ settings! {
 
     ["Optimization"]
     /// Optimizer
-    Fixed optimizer "NAME": OptimizerKind = OptimizerKind::Adamw;
+    Fixed optimizer "NAME" [mlp gpt]: OptimizerKind = OptimizerKind::Adamw;
     /// Peak learning rate [default: 0.001 for adamw, 0.1 for sgd, 0.02 for muon]
     Fixed lr "RATE": Option<f64> = None, POSITIVE;
     /// muon: peak learning rate of the parameters that adamw updates, on the same schedule
@@ -316,45 +316,45 @@ settings! {
     ["Machine"]
     /// Device: cpu, cuda (each rank on its own GPU), cuda:N (one rank, on that GPU), or
     /// auto: cuda if every rank can, else cpu
-    Rank device "DEVICE" [eval predict bench]: DeviceChoice = DeviceChoice::Auto;
+    Rank device "DEVICE" [eval predict mlp gpt addmm allreduce]: DeviceChoice = DeviceChoice::Auto;
     /// GPUs of each rank, over which the layers are split: for models too large for one GPU
     Job devices_per_rank "N": usize = 1, Limits::Whole(1, 64);
     /// Let several ranks share a GPU if there are too few: for tests, slow
-    Rank share_gpus "BOOL" [eval predict bench]: bool = false;
+    Rank share_gpus "BOOL" [eval predict mlp gpt addmm allreduce]: bool = false;
     /// Precision of the model's computation; tf32 and bf16 need a GPU. Parameters, gradients and
     /// moments stay f32
-    Fixed dtype "TYPE": Precision = Precision::F32;
+    Fixed dtype "TYPE" [mlp gpt addmm]: Precision = Precision::F32;
     /// Keep all training data in GPU memory; auto: where it fits
     Job data_on_device "WHEN": Resident = Resident::Auto;
     /// Capture a step as a CUDA graph and replay it; auto: on a GPU, unless the layers are split
     /// over several
-    Job graph "WHEN": GraphChoice = GraphChoice::Auto;
+    Job graph "WHEN" [mlp gpt]: GraphChoice = GraphChoice::Auto;
     /// Algorithms of matmuls on GPUs: first uses cuBLASLt's first one; timed tries several
     /// after the first step and keeps the fastest, whose bits may differ on another machine
-    Job products "HOW": MatmulChoice = MatmulChoice::First;
+    Job products "HOW" [mlp gpt]: MatmulChoice = MatmulChoice::First;
     /// CPU threads of a rank [default: its share of the cores]
-    Rank threads "N" [eval predict generate bench]: Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);
+    Rank threads "N" [eval predict generate mlp gpt addmm allreduce]: Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);
 
     ["Between ranks"]
     /// Size of a gradient bucket, the unit of reduction, in MB; the first is at most 1 MB
     /// [default: 25 on GPUs, 4 on the CPU]
-    Job bucket_mb "MB": Option<f64> = None, Limits::Real(0.001, 65_536.0);
+    Job bucket_mb "MB" [mlp gpt]: Option<f64> = None, Limits::Real(0.001, 65_536.0);
     /// Type of gradients in transit
-    Fixed reduce_dtype "TYPE": FloatType = FloatType::F32;
+    Fixed reduce_dtype "TYPE" [mlp gpt]: FloatType = FloatType::F32;
     /// Make the bits of the model the same on any number of ranks up to V: each batch is cut into V
     /// shards, which are worked on one by one and summed along one tree. See docs/same-bits.md
-    Fixed same_bits "V": Option<usize> = None, Limits::Whole(1, SHARDS_MAX as u64);
+    Fixed same_bits "V" [mlp gpt]: Option<usize> = None, Limits::Whole(1, SHARDS_MAX as u64);
     /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the
     /// ranks
-    Job zero "STAGE": u64 = 0, Limits::Whole(0, 1);
+    Job zero "STAGE" [mlp gpt]: u64 = 0, Limits::Whole(0, 1);
     /// Reduce gradients while the backward pass still runs; auto: with several ranks
-    Job overlap "WHEN": Overlap = Overlap::Auto;
+    Job overlap "WHEN" [mlp gpt]: Overlap = Overlap::Auto;
     /// How NCCL adds up gradients: fixed has the same bits in every run; fast leaves the choice to
     /// NCCL, and bits may differ
     Job nccl "HOW": NcclChoice = NcclChoice::Fixed;
     /// Seconds without a sign of progress after which a rank counts as lost: the job ends with exit
     /// code 77
-    Rank timeout_s "S" [eval predict bench]: f64 = 600.0, Limits::Real(*TIMEOUT_S.start(), *TIMEOUT_S.end());
+    Rank timeout_s "S" [eval predict mlp gpt addmm allreduce]: f64 = 600.0, Limits::Real(*TIMEOUT_S.start(), *TIMEOUT_S.end());
 
     ["Checkpoints and resuming"]
     /// Steps between checkpoints; 0 for one at the end only [default: an epoch]

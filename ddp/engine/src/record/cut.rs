@@ -21,6 +21,9 @@ use crate::setting::OUT;
 
 /// How long to wait for a run that is ending to release its metrics log.
 const ENDING_MAX: Duration = Duration::from_secs(3);
+/// How long if its host may be lost: a file system of several hosts releases it after that. NFS
+/// servers take 90 s.
+const LOST_MAX: Duration = Duration::from_secs(120);
 
 /// The metrics log of a run, locked against other processes.
 #[derive(Debug)]
@@ -30,20 +33,27 @@ pub(crate) struct LockedRecord {
 }
 
 impl LockedRecord {
-    /// Locks the metrics log in `out`. None if `out` has no metrics log.
-    pub(crate) fn find(out: &Path) -> Result<Option<LockedRecord>> {
+    /// Locks the metrics log in `out`. None if `out` has no metrics log. It may be that of a rank
+    /// `was_lost`, whose host still has the lock.
+    pub(crate) fn find(out: &Path, was_lost: bool) -> Result<Option<LockedRecord>> {
         if !out.join(EVENTS_FILE).exists() {
             return Ok(None);
         }
         check_plain(out)?;
-        let began = Instant::now();
+        let (began, mut is_told) = (Instant::now(), false);
+        let limit = if was_lost { LOST_MAX } else { ENDING_MAX };
         loop {
             match LockedRecord::open(out) {
-                Err(Error::Usage(_)) if began.elapsed() < ENDING_MAX => {
-                    std::thread::sleep(Duration::from_millis(50))
-                }
+                Err(Error::Usage(_)) if began.elapsed() < limit => {}
                 locked => return locked.map(Some),
             }
+            if began.elapsed() > ENDING_MAX && !std::mem::replace(&mut is_told, true) {
+                let (path, limit) = (out.join(EVENTS_FILE), limit.as_secs());
+                let path = path.display();
+                tracing::warn!("{path}: waiting up to {limit} s until a lost host's lock ends");
+            }
+            heartbeat::beat(Work::Writes);
+            std::thread::sleep(Duration::from_millis(50));
         }
     }
 
@@ -178,7 +188,7 @@ fn copy_lines(from: &mut File, to: &mut File, step: u64) -> io::Result<(u64, boo
             writer.write_all(&text)?;
             length += text.len() as u64;
             has_start |= line.event == "start";
-            written.note(&line.event, line.step.unwrap_or(0));
+            written.insert(line.event, line.step.unwrap_or(0));
         }
         text.clear();
     }
@@ -204,7 +214,7 @@ mod tests {
 "#;
 
     fn find(out: &Path) -> LockedRecord {
-        LockedRecord::find(out).unwrap().unwrap()
+        LockedRecord::find(out, false).unwrap().unwrap()
     }
 
     /// What stays of `text` when a run resumes after step `step`.
@@ -323,7 +333,7 @@ mod tests {
             );
         };
         refused(LockedRecord::empty(scratch.path()).unwrap_err());
-        refused(LockedRecord::find(scratch.path()).unwrap_err());
+        refused(LockedRecord::find(scratch.path(), false).unwrap_err());
         let ends = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(300));
             drop(handle);
@@ -331,6 +341,15 @@ mod tests {
         let held = find(scratch.path());
         ends.join().unwrap();
         drop(Record::resume(scratch.path(), "", held, 1).unwrap());
+        // That of a lost host is released later.
+        let first = Record::resume(scratch.path(), "", find(scratch.path()), 1).unwrap();
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(ENDING_MAX + Duration::from_millis(500));
+            drop(first);
+        });
+        let held = LockedRecord::find(scratch.path(), true).unwrap().unwrap();
+        ends.join().unwrap();
+        drop(held);
         // Not locked any more, but it is not a new run's.
         let error = LockedRecord::empty(scratch.path()).unwrap_err();
         assert!(error.to_string().contains("holds a run already"), "{error}");

@@ -14,8 +14,7 @@ use ddp_kernels::stream::{Event, Stream};
 use ddp_kernels::trace;
 use ddp_kernels::{Device, Tensor};
 
-use super::job::{self, Job};
-use super::queue::CommQueue;
+use super::job::{self, CommQueue, Job};
 use crate::error::Result;
 
 /// Communication of a GPU's memory.
@@ -46,11 +45,8 @@ impl DeviceQueue {
         jobs: Vec<Job>,
         overlap: bool,
     ) -> Result<DeviceQueue> {
-        let own = if overlap && group.size() > 1 {
-            Some(Stream::urgent(device)?)
-        } else {
-            None
-        };
+        let has_own = overlap && group.size() > 1;
+        let own = has_own.then(|| Stream::urgent(device)).transpose()?;
         Ok(DeviceQueue {
             device,
             after: RefCell::new(vec![None; jobs.len()]),

@@ -12,17 +12,17 @@ use ddp_kernels::trace;
 use ddp_kernels::transfer::{self, Phase, current_phase, in_phase};
 use ddp_kernels::{Device, Tensor};
 
-use super::job::{self, Job};
-use super::queue::CommQueue;
+use super::job::{self, CommQueue, Job};
 use crate::error::{Error, Result};
 
 /// The most sums of small tensors between two joins.
 const SUMS_MAX: usize = 8;
 
 /// The jobs since the last join, in order.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Queue {
-    started: Vec<Started>,
+    /// Each with the phase of the run under which it is booked.
+    started: Vec<(Entry, Phase)>,
     /// How many are done.
     done: usize,
     /// When each job last began and ended.
@@ -30,13 +30,6 @@ struct Queue {
     busy: Duration,
     error: Option<Error>,
     closed: bool,
-}
-
-/// What was started, and the phase of the run under which it is booked.
-#[derive(Clone, Debug)]
-struct Started {
-    entry: Entry,
-    phase: Phase,
 }
 
 #[derive(Clone, Debug)]
@@ -73,18 +66,14 @@ impl HostQueue {
         let (now, stream) = (Instant::now(), Stream::default_of(Device::Cpu)?);
         let queue = Queue {
             started: Vec::with_capacity(jobs.len() + SUMS_MAX),
-            done: 0,
             times: vec![(now, now); jobs.len()],
-            busy: Duration::ZERO,
-            error: None,
-            closed: false,
+            ..Queue::default()
         };
         let threaded = overlap && group.size() > 1;
-        let (more, idle) = (Condvar::new(), Condvar::new());
         let shared = Arc::new(Shared {
             queue: Mutex::new(queue),
-            more,
-            idle,
+            more: Condvar::new(),
+            idle: Condvar::new(),
             jobs,
             group,
             stream,
@@ -110,10 +99,7 @@ impl HostQueue {
         if queue.started.len() == queue.started.capacity() {
             queue.started.reserve(SUMS_MAX);
         }
-        queue.started.push(Started {
-            entry,
-            phase: current_phase(),
-        });
+        queue.started.push((entry, current_phase()));
         drop(queue);
         if self.threaded {
             self.shared.more.notify_one();
@@ -137,8 +123,9 @@ impl CommQueue for HostQueue {
 
     fn wait_for(&self, job: usize) -> Result<()> {
         let mut queue = self.shared.lock();
-        let is_it = |started: &Started| matches!(started.entry, Entry::Job(index) if index == job);
-        let Some(position) = queue.started.iter().position(is_it) else {
+        let mut started = queue.started.iter();
+        let is_it = |entry: &Entry| matches!(entry, Entry::Job(index) if *index == job);
+        let Some(position) = started.position(|(entry, _)| is_it(entry)) else {
             return Ok(());
         };
         while queue.done <= position && queue.error.is_none() {
@@ -228,7 +215,7 @@ impl Shared {
         if queue.error.is_some() || queue.closed {
             return false;
         }
-        let Some(Started { entry, phase }) = queue.started.get(queue.done).cloned() else {
+        let Some((entry, phase)) = queue.started.get(queue.done).cloned() else {
             return false;
         };
         drop(queue);
@@ -290,8 +277,11 @@ mod tests {
         while !shared.lock().closed {
             std::thread::yield_now();
         }
-        let stream = Stream::default_of(Device::Cpu).unwrap();
-        job::sum(&tensors[2], &second.group("gradients").unwrap(), &stream).unwrap();
+        // On another thread: a queue that was closed before its first job began never takes part.
+        std::thread::spawn(move || {
+            let stream = Stream::default_of(Device::Cpu).unwrap();
+            job::sum(&tensors[2], &second.group("gradients").unwrap(), &stream)
+        });
         is_done.recv_timeout(Duration::from_secs(30)).unwrap();
     }
 }

@@ -102,18 +102,14 @@ impl Reduced {
         of_tree.unwrap_or(self.travels.bytes())
     }
 
-    /// Copies the gradients to what travels.
-    fn pack(&self, stream: &Stream) -> Result<()> {
+    /// Copies the gradients to what travels, before they are summed, or the sums back.
+    fn convert(&self, is_back: bool, stream: &Stream) -> Result<()> {
+        let [to, from] = match is_back {
+            true => [&self.own, &self.own_travels],
+            false => [&self.travels, &self.gradients],
+        };
         match self.is_narrow() {
-            true => Ok(stream.scope(|| ops::cast_into(&self.travels, &self.gradients))?),
-            false => Ok(()),
-        }
-    }
-
-    /// Copies the sums to the gradients.
-    fn unpack(&self, stream: &Stream) -> Result<()> {
-        match self.is_narrow() {
-            true => Ok(stream.scope(|| ops::cast_into(&self.own, &self.own_travels))?),
+            true => Ok(stream.scope(|| ops::cast_into(to, from))?),
             false => Ok(()),
         }
     }
@@ -128,7 +124,7 @@ impl Reduced {
             small.iter().try_for_each(sum)?;
             return self.sum_along(along, group, stream);
         }
-        self.pack(stream)?;
+        self.convert(false, stream)?;
         group.grouped(|| {
             match self.scatters() {
                 true => group.reduce_scatter(&self.travels, Reduce::Sum, stream)?,
@@ -136,7 +132,7 @@ impl Reduced {
             }
             small.iter().try_for_each(sum)
         })?;
-        self.unpack(stream)
+        self.convert(true, stream)
     }
 
     /// Adds the gradients of shard `index` of this rank, from 0, to the partial sums.
@@ -181,13 +177,13 @@ impl Reduced {
             let mut given = along.given[..along.given.len() - 1].iter().zip(&along.kept);
             stream.scope(|| given.try_for_each(|(given, kept)| ops::cast_into(given, kept)))?;
         }
-        self.pack(stream)?;
+        self.convert(false, stream)?;
         let (travels, scatters) = (&self.travels, self.scatters());
         match travels.device() {
             Device::Cpu => group.sum_along(travels, &along.rows, &along.tree, scatters, stream)?,
             _ => along.exchange(group, travels, scatters, stream)?,
         }
-        self.unpack(stream)
+        self.convert(true, stream)
     }
 }
 
@@ -244,9 +240,7 @@ impl AlongTree {
             additions: tree.additions(rank),
         })
     }
-}
 
-impl AlongTree {
     /// Bytes that this rank gives in a step.
     pub(super) fn given_bytes(&self) -> usize {
         self.given.iter().map(Tensor::bytes).sum()

@@ -1,16 +1,29 @@
 //! This rank's model in training. Its layers are on one device, or split over several: a stage for
-//! each, which a step does not see. What passes between the devices is in `split.rs`.
+//! each, which a step does not see.
+//!
+//! In a forward, activations go from each stage to the next, and in a backward their gradient goes
+//! back: one tensor per pair of neighbours. The host waits for neither.
+//!
+//! A tied parameter is owned by the first stage that uses it. Later ones borrow it: they get its
+//! values once a step. In a backward each adds to the sum so far, in the order of an unsplit model,
+//! and the owner, which is last, has it reduced.
+//!
+//! Each device sums the squares of its gradients by quantum, and these sums go to the last device:
+//! 8 bytes for 1,024 gradients. There they are in the order of a model on one device (the last
+//! layers first), so the norm has the same bits. Scale and flags of the step go back.
 
 use ddp_comm::Group;
 use ddp_data::{Batch, Micro};
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::ops::{self, StepMarks};
 use ddp_kernels::trace::{self, Label, Lane};
+use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Tensor};
 use ddp_nn::Loss;
 use ddp_nn::observe::observe;
 use ddp_nn::optim::UpdatePart;
 use ddp_nn::params::ALIGNMENT_BYTES;
+use ddp_nn::pass::Listener as _;
 
 use super::scalars::StepScalars;
 use super::stage::{Part, Stage, StagePass};
@@ -79,12 +92,12 @@ impl TrainedModel {
     /// (4), on the last device: [`Stats`](super::Stats) of this rank's rows, and after the join of
     /// all rows.
     pub(super) fn stats(&self) -> &Tensor {
-        self.last().scalars.stats()
+        &self.last().scalars.stats
     }
 
     /// (4), on the last device: the statistics of a shard.
     pub(super) fn stats_of(&self, shard: usize) -> Result<Tensor> {
-        stats::row_of(self.last().scalars.all_stats(), shard)
+        stats::row_of(&self.last().scalars.all_stats, shard)
     }
 
     /// Into how many shards each batch is cut, if the bits are the same on any number of ranks.
@@ -108,7 +121,7 @@ impl TrainedModel {
 
     /// i64 (1), on the last device: the number of the step.
     pub(super) fn step(&self) -> &Tensor {
-        self.last().scalars.step()
+        &self.last().scalars.step
     }
 
     /// Sends what the work of the step on `batch` reads. Returns whether the memory for it moved.
@@ -223,7 +236,7 @@ impl TrainedModel {
     /// Sums the statistics over the ranks with the next gradients. Before that, when they are those
     /// of this rank's rows, marks `own_bad_step` if they are not finite.
     pub(super) fn reduce_stats(&mut self, own_bad_step: Option<&Tensor>) -> Result<()> {
-        let stats = self.last().scalars.all_stats().clone();
+        let stats = self.last().scalars.all_stats.clone();
         if let Some(flag) = own_bad_step {
             ops::mark_nonfinite(flag, &stats, self.step())?;
         }
@@ -258,7 +271,7 @@ impl TrainedModel {
     pub(super) fn join(&mut self) -> Result<()> {
         let mut stages = self.stages.iter_mut();
         stages.try_for_each(|stage| stage.reducer.join())?;
-        stats::add_rows(self.last().scalars.all_stats())
+        stats::add_rows(&self.last().scalars.all_stats)
     }
 
     /// Computes the number to multiply gradients by, their norm, and whether the step was finite,
@@ -374,5 +387,70 @@ impl TrainedModel {
     pub(super) fn gather(&mut self) -> Result<()> {
         let mut stages = self.stages.iter_mut();
         stages.try_for_each(|stage| stage.reducer.gather_all(&stage.model.params))
+    }
+
+    /// Copies the values of tied parameters to the stages that borrow them. Call it before a
+    /// forward whenever values may have changed.
+    pub(super) fn lend_values(&self) -> Result<()> {
+        for stage in &self.stages {
+            for loan in stage.model.params.loans() {
+                let owner = &self.stages[loan.part];
+                owner.reducer.needed(loan.owner)?;
+                let values = owner.model.params.value(loan.owner);
+                announced("tied values to a later device", || {
+                    stage.model.params.value(loan.id).copy_from(values)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the gradients of tied parameters that stage `index` borrows: the sums so far from
+    /// their owners, or with `back` to them.
+    pub(super) fn move_gradients(&self, index: usize, how: &StagePass, back: bool) -> Result<()> {
+        let here = &self.stages[index].model.params;
+        for loan in here.loans() {
+            let there = &self.stages[loan.part].model.params;
+            let (Some(borrowed), Some(sum)) = (here.gradient(loan.id), there.gradient(loan.owner))
+            else {
+                continue;
+            };
+            if back {
+                let what = "tied gradients to the owner's device";
+                announced(what, || sum.copy_from(borrowed))?;
+            } else if how.accumulates || here.is_used_above(loan.id) {
+                let what = "tied gradients so far to a later device";
+                announced(what, || borrowed.copy_from(sum))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The sums of squares of all stages' gradients, in `all` on the last device.
+    pub(super) fn collect_squares<'a>(&self, all: &'a Tensor) -> Result<&'a Tensor> {
+        let mut end = all.count();
+        announced("squares of gradients to the last device", || {
+            for stage in &self.stages {
+                let squares = stage.clip.partials();
+                let start = end - squares.count();
+                if squares.count() > 0 {
+                    all.slice(start..end)?.copy_from(squares)?;
+                }
+                end = start;
+            }
+            Ok(all)
+        })
+    }
+
+    /// Copies scale and flags of the step from the last stage to the others.
+    pub(super) fn share_outcome(&self) -> Result<()> {
+        let (last, others) = self.stages.split_last().expect("a model has a stage");
+        announced("scale and first bad step to every device", || {
+            for stage in others {
+                stage.clip.out().copy_from(last.clip.out())?;
+                stage.bad_step.copy_from(&last.bad_step)?;
+            }
+            Ok(())
+        })
     }
 }

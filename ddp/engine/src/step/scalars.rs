@@ -21,14 +21,15 @@ const POSITION: usize = 2 * size_of::<i64>();
 pub(super) struct StepScalars {
     /// U8: the statistics and the optimizer's numbers, in whole positions, then the positions.
     all: Tensor,
-    /// (S, 4), flat: the first elements of `all`.
-    all_stats: Tensor,
-    /// (4): the first row of `all_stats`.
-    stats: Tensor,
+    /// (S, 4), flat: the first elements of `all`, the statistics of each shard in the rows that
+    /// `stats::row_of` says.
+    pub(super) all_stats: Tensor,
+    /// (4): the first row of `all_stats`, the [`Stats`](super::Stats) of this rank's rows.
+    pub(super) stats: Tensor,
     /// (2) each: the step, from 1, and the micro-batch's first row in the global batch.
     rows: Vec<Tensor>,
     /// i64 (1): the step, which is the first element of the first position.
-    step: Tensor,
+    pub(super) step: Tensor,
     /// What is sent, with room for `all`.
     message: Vec<u8>,
     sender: Scalars,
@@ -82,14 +83,8 @@ impl StepScalars {
     ) -> Result<()> {
         self.message.clear();
         self.message.resize(self.all_stats.bytes(), 0);
-        for numbers in optimizer.numbers_of(number_of(batch), learning_rate) {
-            for number in numbers? {
-                match optimizer.numbers().dtype() {
-                    DType::F64 => self.message.extend(number.to_ne_bytes()),
-                    _ => self.message.extend((number as f32).to_ne_bytes()),
-                }
-            }
-        }
+        let number = number_of(batch);
+        optimizer.append_numbers(number, learning_rate, &mut self.message)?;
         let first = self.message.len().next_multiple_of(POSITION);
         self.message.resize(first, 0);
         self.send_positions_from(first, batch)
@@ -114,21 +109,6 @@ impl StepScalars {
         let start = end - begun - count * POSITION;
         let target = self.all.slice(start..end)?;
         Ok(self.sender.send(&target, &self.message[..])?)
-    }
-
-    /// (S, 4), flat: those of each shard, in the rows that `stats::row_of` says.
-    pub(super) fn all_stats(&self) -> &Tensor {
-        &self.all_stats
-    }
-
-    /// (4): [`Stats`](super::Stats) of this rank's rows.
-    pub(super) fn stats(&self) -> &Tensor {
-        &self.stats
-    }
-
-    /// i64 (1): the step, from 1.
-    pub(super) fn step(&self) -> &Tensor {
-        &self.step
     }
 
     /// i64 (2): the step, and the micro-batch's first row in the global batch.

@@ -6,6 +6,7 @@ use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::ops::STEP_FLAGS;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::trace::{self, Label, Lane};
+use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor};
 use ddp_nn::models::Model;
 use ddp_nn::optim::{Clip, Optimizer};
@@ -150,7 +151,7 @@ impl Stage {
         let moments = moments.map(|(_, moment)| moment);
         let of_step = [
             self.model.params.values(),
-            self.scalars.all_stats(),
+            &self.scalars.all_stats,
             self.clip.out(),
             &self.bad_step,
             self.digests.quanta(),
@@ -222,6 +223,16 @@ impl Stage {
     /// Whether any of its parameters is trained.
     pub(super) fn trains(&self) -> bool {
         self.model.params.gradients().count() > 0
+    }
+
+    /// `tensor` of the neighbouring stage, on this device.
+    pub(super) fn bring(&mut self, tensor: Tensor, what: &'static str) -> Result<Tensor> {
+        if tensor.device() == self.device() {
+            return Ok(tensor);
+        }
+        let here = self.scratch.take(tensor.shape(), tensor.dtype())?;
+        announced(what, || here.copy_from(&tensor))?;
+        Ok(here)
     }
 
     /// The output for `x`, which is on this device.

@@ -2,11 +2,12 @@
 
 use ddp_kernels::{DType, Device, Tensor, ops};
 use ddp_nn::loss::STATS;
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 
 /// Totals over rows, of all ranks.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stats {
     /// The sum of the losses.
     pub loss_sum: f64,
@@ -55,23 +56,25 @@ impl Stats {
         })
     }
 
+    /// Whether all are finite.
+    pub(crate) fn is_finite(&self) -> bool {
+        let all = [self.loss_sum, self.weight_sum, self.correct, self.rows];
+        all.iter().all(|sum| sum.is_finite())
+    }
+
     /// The mean loss; NaN without rows.
     pub fn loss(&self) -> f64 {
-        if self.weight_sum == 0.0 {
-            f64::NAN
-        } else {
-            self.loss_sum / self.weight_sum
-        }
+        mean(self.loss_sum, self.weight_sum)
     }
 
     /// The share of correct predictions; NaN without rows.
     pub fn accuracy(&self) -> f64 {
-        if self.rows == 0.0 {
-            f64::NAN
-        } else {
-            self.correct / self.rows
-        }
+        mean(self.correct, self.rows)
     }
+}
+
+fn mean(sum: f64, count: f64) -> f64 {
+    if count == 0.0 { f64::NAN } else { sum / count }
 }
 
 /// How many rows of statistics there are: one, or with shards a power of two, zeros where there is

@@ -10,9 +10,8 @@ use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::mapped::Identity;
 use ddp_kernels::simd;
 
-use super::places::versions;
 use crate::checkpoint::unreadable;
-use crate::devices::{is_simulated, name_of};
+use crate::devices::{name_of_real, versions};
 use crate::error::Result;
 use crate::faults;
 use crate::setting::INIT_FROM;
@@ -63,7 +62,7 @@ fn program_bytes(world: &World) -> Result<String> {
 }
 
 /// The fields of the handshake. A field that must match ends all ranks if it differs.
-pub(super) fn fields(data: &Data, step: &Step) -> Result<Vec<Field>> {
+pub(super) fn fields(data: &Data, step: &Step, has_values: bool) -> Result<Vec<Field>> {
     let (program, flags) = (SAME_PROGRAM, SAME_SETTINGS);
     let same_values = format!(
         "start every rank with the same build of ddp-train, and the same {INIT_FROM}: compare the files on the hosts"
@@ -75,15 +74,13 @@ pub(super) fn fields(data: &Data, step: &Step) -> Result<Vec<Field>> {
         step.stages().iter().map(text).collect()
     };
     let shapes = of_stages(&|stage| Ok(stage.shapes()))?;
-    let values = of_stages(&|stage| Ok(format!("{:016x}", stage.model().params.values_hash()?)))?;
-    let buckets = of_stages(&|stage| Ok(stage.reducer().plan_text()))?;
-    // Names of simulated GPUs are numbered.
-    let name = |stage: &Stage| {
-        let device = stage.device();
-        name_of(device)
-            .filter(|_| !is_simulated(device))
-            .unwrap_or("none")
+    let values = |stage: &Stage| match has_values {
+        true => Ok(format!("{:016x}", stage.model().params.values_hash()?)),
+        false => Ok("given later".into()),
     };
+    let values = of_stages(&values)?;
+    let buckets = of_stages(&|stage| Ok(stage.reducer().plan_text()))?;
+    let name = |stage: &Stage| name_of_real(stage.device()).unwrap_or("none");
     let gpus: Vec<&str> = step.stages().iter().map(name).collect();
     let cuda = versions(device)
         .into_iter()
@@ -112,8 +109,8 @@ pub(super) fn compare_replicas(step: &mut Step, world: &World, number: u64) -> R
     }
     step.gather()?;
     let mut hashes = String::new();
-    for stage in step.stages() {
-        for (name, hash) in stage.model().params.value_hashes()? {
+    for params in step.params() {
+        for (name, hash) in params.value_hashes()? {
             hashes += &format!("{name} with the hash {hash:016x}\n");
         }
     }
@@ -145,7 +142,7 @@ mod tests {
         let world = World::single().unwrap();
         let data = setup::open(&options, &world, None).unwrap();
         let step = setup::step(&options, &world, &data, &[Device::Cpu], None).unwrap();
-        let fields = fields(&data, &step).unwrap();
+        let fields = fields(&data, &step, true).unwrap();
         let fields = fields.into_iter().map(|field| (field.name, field.value));
         fields.collect()
     }

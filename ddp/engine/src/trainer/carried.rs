@@ -13,37 +13,43 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
 
-use ddp_comm::{Change, Group, LostRank, World};
+use ddp_comm::{Change, Group, World};
 use ddp_data::Data;
 use ddp_data::sampler::Sampler;
-use ddp_kernels::matmuls::Algorithms;
 use ddp_kernels::stream::Stream;
-use ddp_kernels::{Device, Error as TensorError};
-use serde::{Deserialize, Serialize};
+use ddp_kernels::{Device, Error as TensorError, Tensor};
 
-use super::totals::Totals;
+use super::totals::{Clock, Totals};
 use crate::audit::Workload;
-use crate::checkpoint::{self, Best};
+use crate::checkpoint::{self, State};
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
-use crate::record::{self, Event, LostEvent, RanksEvent, Record};
+use crate::record::{self, Event, RanksEvent, Record};
 use crate::reducer::Cut;
 use crate::setting::{DEVICES_PER_RANK, MIN_RANKS, ZERO};
-use crate::step::{Stage, Stats, Step};
+use crate::step::{Stats, Step};
 
 /// What a rank carries.
 #[derive(Default)]
 pub(super) struct Carried {
     /// Once they are open.
     pub(super) data: Option<Data>,
-    /// Once its step has its first weights. A trainer takes it while it trains.
+    /// Once its step has its first weights.
     pub(super) kept: Option<Kept>,
     /// On rank 0, once it is open.
     pub(super) record: Option<Record>,
     /// After which step ranks last met although none was lost or came.
     stalled: Option<u64>,
-    /// When it noticed that the ranks have to meet again.
+    pub(super) untold: Untold,
+}
+
+/// What the metrics log does not tell yet.
+#[derive(Default)]
+pub(super) struct Untold {
+    /// Who was lost and came.
+    pub(super) change: Change,
+    /// When this rank noticed that the ranks have to meet again.
     pub(super) noticed: Option<Instant>,
 }
 
@@ -51,17 +57,30 @@ pub(super) struct Carried {
 pub(super) struct Kept {
     pub(super) step: Step,
     pub(super) totals: Totals,
+    pub(super) clock: Clock,
+    /// This rank's part of the steps.
     pub(super) workload: Workload,
-    /// The step of the last checkpoint; 0 for none.
-    pub(super) saved: u64,
-    /// The fingerprint of the held-out rows that `totals.best` was determined on.
-    pub(super) held_out: Option<String>,
-    /// In a job that continues without lost ranks: the last logged step, and its line.
-    pub(super) line: (u64, String),
-    /// The algorithms of matmuls, if they are timed.
-    pub(super) products: Option<Algorithms>,
+    /// The steps that were complete when this process got the state of the run.
+    began: u64,
+    /// The step after which ranks were last found to have the same model.
+    pub(super) compared: Option<u64>,
+    /// Which rank gives its state to which new ones, while the others train already.
+    pub(super) gives: Option<(usize, Vec<usize>)>,
+    /// Whether this rank is one of the new ones, and has no state yet.
+    awaits_state: bool,
 }
 
+/// What follows the training with the ranks of a world.
+pub(super) enum Next {
+    /// The run is over.
+    End,
+    /// The ranks meet again: because of this error, or to take in processes that have come.
+    Meet(Option<Error>),
+}
+
+/// Exit codes: no memory, and a file that cannot be read or written.
+const EXIT_MEMORY: u8 = 71;
+const EXIT_IO: u8 = 74;
 /// The exit code of a job that ends because a rank was lost or hangs.
 pub(super) const EXIT_LOST: u8 = 77;
 
@@ -89,21 +108,6 @@ fn agreed(ranks: &[[Option<Version>; 2]]) -> Option<[u64; 2]> {
     common.or(made.max())
 }
 
-/// What a rank gets that is behind, besides tensors.
-#[derive(Serialize, Deserialize)]
-struct Given {
-    progress: Progress,
-    samples: u64,
-    last_loss: Option<f64>,
-    evaluation: Option<[f64; 4]>,
-    best: Option<Best>,
-    last: Option<Best>,
-    optimizer_since: u64,
-    held_out: Option<String>,
-    line: (u64, String),
-    products: Option<Algorithms>,
-}
-
 /// Where the ranks of a new world stand. They all have the same.
 pub(super) struct Standings {
     /// By rank; None without a run.
@@ -126,8 +130,19 @@ impl Standings {
 impl Carried {
     /// The devices of its run.
     pub(super) fn devices(&self) -> Vec<Device> {
-        let stages = self.kept.iter().flat_map(|kept| kept.step.stages());
-        stages.map(Stage::device).collect()
+        let kept = self.kept.as_ref();
+        kept.map_or(Vec::new(), |kept| kept.step.devices())
+    }
+
+    /// The run that is assembled.
+    pub(super) fn kept(&mut self) -> &mut Kept {
+        self.parts().0
+    }
+
+    /// That, its record, and what the record does not tell yet.
+    pub(super) fn parts(&mut self) -> (&mut Kept, &mut Option<Record>, &mut Untold) {
+        let kept = self.kept.as_mut().expect("a run is assembled");
+        (kept, &mut self.record, &mut self.untold)
     }
 
     /// Asks the ranks of a new world where they stand. None in the first one, where all begin.
@@ -139,6 +154,10 @@ impl Carried {
         if world.generation() < 2 {
             return Ok(None);
         }
+        // A new rank that did not get its state is as one that has just come.
+        self.kept.take_if(|kept| kept.awaits_state);
+        self.kept.iter_mut().for_each(|kept| kept.gives = None);
+        faults::at_step(FaultPoint::Meeting, world.generation())?;
         if zero {
             let mine = self.kept.as_ref().map_or([None; 2], Kept::versions);
             let version = agreed(&exchange::gather(world, &mine)?);
@@ -151,9 +170,20 @@ impl Carried {
         }
         let kept = self.kept.as_ref();
         let progress = kept.map(|kept| (kept.progress(), kept.step.cut()));
-        let all = exchange::gather(world, &(progress, self.data.is_some()))?;
-        let have_data = all.iter().all(|(_, has_data)| *has_data);
-        let kept = || all.iter().map(|(kept, _)| kept);
+        let mine = (
+            progress,
+            [self.data.is_some(), self.record.is_some()],
+            self.untold.change.clone(),
+        );
+        let all = exchange::gather(world, &mine)?;
+        let have_data = all.iter().all(|(_, [has_data, _], _)| *has_data);
+        let kept = || all.iter().map(|(kept, ..)| kept);
+        // A rank 0 that wrote the metrics log knows what it tells; else those know most that have
+        // been there longest.
+        let known = all.iter().map(|(.., untold)| untold);
+        let most = known.max_by_key(|it| it.lost.len() + it.joined.len());
+        let (_, [_, has_record], of_first) = &all[0];
+        self.untold.change = most.filter(|_| !has_record).unwrap_or(of_first).clone();
         let cuts: Vec<_> = kept().map(|it| it.and_then(|(_, cut)| cut)).collect();
         let mut progress: Vec<_> = kept().map(|it| it.map(|(progress, _)| progress)).collect();
         let most = progress.iter().max().copied().flatten();
@@ -189,29 +219,36 @@ impl Carried {
         if self.stalled.replace(step) != Some(step) {
             return Ok(());
         }
-        Err(Error::Remote {
-            rank: 0,
-            text: format!(
-                "step {} has failed twice in NCCL, with all ranks in it; help: NCCL_DEBUG=INFO \
-                 shows what NCCL does, nvidia-smi -q the GPUs",
-                step + 1
-            ),
-            exit_code: EXIT_LOST,
-        })
+        let text = format!(
+            "step {} has failed twice in NCCL, with all ranks in it; help: NCCL_DEBUG=INFO shows \
+             what NCCL does, nvidia-smi -q the GPUs",
+            step + 1
+        );
+        Err(Error::remote(0, text, EXIT_LOST))
     }
 }
 
 impl Kept {
-    pub(super) fn new(step: Step, totals: Totals, saved: u64) -> Kept {
+    /// A new run, or one that resumes from `state`.
+    pub(super) fn new(step: Step, state: Option<&State>, has_rates: bool) -> Kept {
+        let totals = Totals::new(state);
         Kept {
             step,
+            began: totals.steps,
             totals,
+            clock: Clock::new(has_rates),
             workload: Workload::default(),
-            saved,
-            held_out: None,
-            line: Default::default(),
-            products: None,
+            compared: None,
+            gives: None,
+            awaits_state: false,
         }
+    }
+
+    /// Counts a step over so many rows.
+    pub(super) fn count(&mut self, rows: u64) {
+        self.totals.steps += 1;
+        self.totals.samples += rows;
+        self.clock.count(rows);
     }
 
     /// Under ZeRO-1: what this rank has, and what it can have without the others.
@@ -231,14 +268,15 @@ impl Kept {
             Some((None, _)) => self.step.take_slices(),
             Some((Some(rows), _)) => {
                 self.step.complete_update()?;
-                self.totals.count(rows);
+                self.count(rows);
             }
         }
         Ok(self.versions()[0].as_ref().map(number) == Some(agreed))
     }
 
     /// Gives the ranks that are behind the state of rank `source`. This one's is replaced only when
-    /// all has arrived: if `source` is lost meanwhile, the ranks continue from what they have.
+    /// all has arrived: if `source` is lost meanwhile, the ranks continue from what they have. New
+    /// ranks get it later (`give_state`), unless others are behind, too.
     pub(super) fn level(
         &mut self,
         world: &World,
@@ -247,7 +285,7 @@ impl Kept {
         source: usize,
     ) -> Result<()> {
         // What ranks do together does not depend on what one of them did alone before.
-        self.totals.compared = None;
+        self.compared = None;
         let most = &standings.progress[source];
         if standings.cuts[source].is_some() {
             self.step.cut_anew(group, &standings.cuts)?;
@@ -256,18 +294,53 @@ impl Kept {
         if standings.progress.iter().all(|it| it == most) {
             return Ok(());
         }
-        let unreadable = |error| Error::Internal(format!("the state of a rank: {error}"));
         let is_behind = standings.progress[world.rank()] != *most;
-        let mut given = match world.rank() == source {
-            true => serde_json::to_vec(&self.given()).map_err(unreadable)?,
-            false => Vec::new(),
+        let given = || {
+            let mut totals = self.totals.clone();
+            // JSON has no other numbers.
+            totals.evaluation = totals.evaluation.filter(Stats::is_finite);
+            Ok((totals, self.step.stages()[0].optimizer().since()))
         };
-        world.broadcast_bytes(&mut given, source)?;
-        let given = serde_json::from_slice(&given).map_err(unreadable)?;
-        self.step.share_state(group, source, is_behind)?;
-        if is_behind {
-            self.take(given);
+        let (totals, since): (Totals, u64) = exchange::broadcast(world, source, given)?;
+        let is_new = |rank: &usize| standings.progress[*rank].is_none();
+        let new: Vec<usize> = (0..world.size()).filter(is_new).collect();
+        let old = standings.progress.iter().flatten();
+        // Under ZeRO-1 a new rank has slices by now, which must not be lost.
+        let has_slices = standings.cuts[source].is_some();
+        if !has_slices && old.map(Some).all(|it| it == most.as_ref()) {
+            self.awaits_state = new.contains(&world.rank());
+            self.gives = Some((source, new));
+        } else {
+            let stream = Stream::default_of(Device::Cpu)?;
+            let pass_on = |tensor: &Tensor| group.broadcast(tensor, source, &stream);
+            self.step.share_state(is_behind, pass_on)?;
         }
+        if is_behind {
+            self.began = totals.steps;
+            self.totals = totals;
+            self.step.count_moments_from(since);
+        }
+        Ok(())
+    }
+
+    /// Gives new ranks the state of the run, if there are any. The other ranks do not wait: they meet
+    /// these at the end of the next step.
+    pub(super) fn give_state(&mut self, group: &Group) -> Result<()> {
+        let Some((source, new)) = &self.gives else {
+            return Ok(());
+        };
+        let (stream, rank) = (Stream::default_of(Device::Cpu)?, group.rank());
+        if rank == *source {
+            let give = |tensor: &Tensor| {
+                new.iter()
+                    .try_for_each(|to| group.send(tensor, *to, &stream))
+            };
+            self.step.share_state(false, give)?;
+        } else if new.contains(&rank) {
+            let take = |tensor: &Tensor| group.receive(tensor, *source, &stream);
+            self.step.share_state(true, take)?;
+        }
+        (self.gives, self.awaits_state) = (None, false);
         Ok(())
     }
 
@@ -277,13 +350,10 @@ impl Kept {
             return Ok(());
         };
         // It counts from the first step of this process on.
-        let totals = &mut self.totals;
-        let complete = counted.max(totals.began);
+        let (totals, complete) = (&mut self.totals, counted.max(self.began));
         let rows = |steps: Range<u64>| -> u64 {
-            let places = steps.map(|step| sampler.at(step).positions);
-            places
-                .map(|positions| positions.end - positions.start)
-                .sum()
+            let rows = steps.map(|step| sampler.at(step).positions);
+            rows.map(|rows| rows.end - rows.start).sum()
         };
         totals.samples -= rows(complete..totals.steps);
         totals.samples += rows(totals.steps..complete);
@@ -292,44 +362,8 @@ impl Kept {
     }
 
     fn progress(&self) -> Progress {
-        let totals = &self.totals;
-        [totals.steps, totals.logged, totals.evaluated, self.saved]
-    }
-
-    fn given(&self) -> Given {
-        let totals = &self.totals;
-        let numbers = |of: Stats| [of.loss_sum, of.weight_sum, of.correct, of.rows];
-        let is_finite = |numbers: &[f64; 4]| numbers.iter().all(|number| number.is_finite());
-        Given {
-            progress: self.progress(),
-            samples: totals.samples,
-            last_loss: totals.last_loss,
-            evaluation: totals.evaluation.map(numbers).filter(is_finite),
-            best: totals.best,
-            last: totals.last,
-            optimizer_since: self.step.stages()[0].optimizer().since(),
-            held_out: self.held_out.clone(),
-            line: self.line.clone(),
-            products: self.products.clone(),
-        }
-    }
-
-    fn take(&mut self, given: Given) {
-        let totals = &mut self.totals;
-        [totals.steps, totals.logged, totals.evaluated, self.saved] = given.progress;
-        (totals.began, totals.samples) = (totals.steps, given.samples);
-        totals.last_loss = given.last_loss;
-        let stats = |[loss_sum, weight_sum, correct, rows]: [f64; 4]| Stats {
-            loss_sum,
-            weight_sum,
-            correct,
-            rows,
-        };
-        totals.evaluation = given.evaluation.map(stats);
-        (totals.best, totals.last) = (given.best, given.last);
-        self.step.count_moments_from(given.optimizer_since);
-        (self.held_out, self.line) = (given.held_out, given.line);
-        self.products = given.products;
+        let of = &self.totals;
+        [of.steps, of.logged, of.evaluated, of.saved]
     }
 
     /// Completes the record for the steps so far, on rank 0, and says what has to be repeated, the
@@ -340,37 +374,28 @@ impl Kept {
         out: &Path,
         world: &World,
     ) -> Result<bool> {
-        let mut there = Vec::new();
-        if let Some(record) = record {
-            let (step, line) = &self.line;
-            if *step > 0 && *step == self.totals.steps {
+        let totals = &mut self.totals;
+        let written = || {
+            let record = record.ok_or_else(|| Error::Internal("rank 0 has no record".into()))?;
+            let (step, line) = &totals.line;
+            if *step > 0 && *step == totals.steps {
                 record.write_step(*step, line)?;
             }
-            let folder = |step| checkpoint::folder(out, step);
-            let step = self.saved;
-            let is_saved = step == 0 || folder(step).is_dir();
+            let (step, folder) = (totals.saved, checkpoint::folder(out, totals.saved));
+            let is_saved = step == 0 || folder.is_dir();
             if step > 0 && is_saved {
-                let folder = folder(step);
-                let folder = &folder
-                    .strip_prefix(out)
-                    .unwrap_or(&folder)
-                    .to_string_lossy();
-                record.write(&Event::Checkpoint { step, folder })?;
+                record.write_checkpoint(step, &folder)?;
             }
-            let is_evaluated = record.has("eval", self.totals.steps);
-            there = [is_evaluated, is_saved].map(u8::from).to_vec();
-        }
-        world.broadcast_bytes(&mut there, 0)?;
-        let [is_evaluated, is_saved] = there[..] else {
-            return Err(Error::Internal("what rank 0 has written".into()));
+            Ok((record.has("eval", totals.steps), is_saved))
         };
-        if is_evaluated == 0 {
-            self.totals.evaluated = 0;
+        let (is_evaluated, is_saved) = exchange::broadcast(world, 0, written)?;
+        if !is_evaluated {
+            totals.evaluated = 0;
         }
-        if is_saved == 0 {
-            self.saved = 0;
+        if !is_saved {
+            totals.saved = 0;
         }
-        Ok(is_saved == 0)
+        Ok(!is_saved)
     }
 }
 
@@ -378,22 +403,17 @@ impl Kept {
 /// it does not continue with all.
 pub(super) fn say_change(
     record: &mut Record,
+    Untold { change, noticed }: &mut Untold,
     world: &World,
     step: u64,
-    noticed: Option<Instant>,
 ) -> Result<()> {
-    let Change { lost, joined } = world.change();
-    let lost_event = |it: LostRank| LostEvent {
-        rank: it.rank,
-        why: it.why,
-    };
     let event = RanksEvent {
         time_unix_s: record::unix_s(),
         step,
         generation: world.generation(),
         ranks: world.size(),
-        lost: lost.into_iter().map(lost_event).collect(),
-        joined,
+        lost: std::mem::take(&mut change.lost),
+        joined: std::mem::take(&mut change.joined),
         seconds: noticed.map_or(0.0, |noticed| noticed.elapsed().as_secs_f64()),
     };
     let text = format!("{event} after step {step}, {:.2} s later", event.seconds);
@@ -410,8 +430,14 @@ pub(super) fn continues_after(error: &Error, world: &World, devices: &[Device]) 
     if !world.is_elastic() {
         return false;
     }
+    use ddp_comm::Error::{Broken, Disagree, Nccl, Timeout};
     if let Error::Comm(error) = error
-        && (error.is_rank_lost() || matches!(error, ddp_comm::Error::Timeout { .. }))
+        && match error {
+            Timeout { .. } => true,
+            // A rank that joins with other settings leaves.
+            Disagree(_) => !world.change().joined.is_empty(),
+            error => error.is_rank_lost(),
+        }
     {
         return true;
     }
@@ -420,7 +446,7 @@ pub(super) fn continues_after(error: &Error, world: &World, devices: &[Device]) 
     if devices.iter().any(|device| refuses(device).is_err()) {
         world.leave(error, EXIT_LOST);
     }
-    if let Error::Comm(lost @ ddp_comm::Error::Nccl(_)) = error
+    if let Error::Comm(lost @ Nccl(_)) = error
         && lost.exit_code() == EXIT_LOST
     {
         // NCCL missed another rank, or the network: if that lasts, the step does not end again.
@@ -431,20 +457,32 @@ pub(super) fn continues_after(error: &Error, world: &World, devices: &[Device]) 
         Error::Tensor(error) | Error::Comm(ddp_comm::Error::Tensor(error)) => {
             matches!(error, TensorError::Cuda(_) | TensorError::Capture(_))
         }
-        Error::Comm(error) => {
-            // A rank that joins with other settings leaves.
-            use ddp_comm::Error::{Broken, Disagree, Nccl};
-            matches!(error, Nccl(_) | Broken(_) | Disagree(_))
-        }
+        Error::Comm(error) => matches!(error, Nccl(_) | Broken(_)),
         _ => false,
     };
     is_of_calls && world.ends_generation()
 }
 
-/// Ends this process if it joins ranks of another program, other settings or data. They continue.
-pub(super) fn leave_if_other(error: &Error, world: &World) {
-    let is_new = || world.change().joined.contains(&world.seat(world.rank()));
-    if matches!(error, Error::Comm(ddp_comm::Error::Disagree(_))) && is_new() {
+/// Ends this process if it has just come and cannot take part: it has another program, other
+/// settings or data, or an error of its own. The others continue.
+pub(super) fn leave_if_new(error: &Error, world: &World) {
+    let is_new = world.change().joined.contains(&world.seat(world.rank()));
+    let is_other = matches!(error, Error::Comm(ddp_comm::Error::Disagree(_)));
+    let is_own = || error.reporter().is_none() && !continues_after(error, world, &[]);
+    if is_new && (is_other || is_own()) {
+        world.leave(error, error.exit_code());
+    }
+}
+
+/// Ends this process after an error that no other rank need find: no memory, or data that this rank
+/// cannot read. Rank 0 writes the run's folder: what is wrong there ends the job.
+pub(super) fn leave_if_alone(error: &Error, world: &World) {
+    let is_own = match error.exit_code() {
+        EXIT_MEMORY => true,
+        EXIT_IO => world.rank() > 0,
+        _ => false,
+    };
+    if is_own && error.reporter().is_none() && world.is_elastic() && world.size() > 1 {
         world.leave(error, error.exit_code());
     }
 }
@@ -484,7 +522,7 @@ pub(super) fn check(step: &Step, world: &World) -> Result<()> {
 mod tests {
     use std::time::Duration;
 
-    use ddp_kernels::{Device, Tensor, ops};
+    use ddp_kernels::ops;
     use ddp_nn::optim::Rule;
 
     use super::*;
@@ -522,13 +560,14 @@ mod tests {
         };
         let data = setup::open(&options, world, None).unwrap();
         let built = setup::step(&options, world, &data, &[Device::Cpu], None).unwrap();
-        let mut kept = Kept::new(built, Totals::new(None, true), step);
+        let mut kept = Kept::new(built, None, true);
         for tensor in state(&kept) {
             ops::fill_into(&tensor, number).unwrap();
         }
         kept.totals.steps = step;
         kept.totals.samples = 10 * step;
-        kept.line = (step, format!("line {step}"));
+        kept.totals.saved = step;
+        kept.totals.line = (step, format!("line {step}"));
         kept
     }
 
@@ -548,9 +587,14 @@ mod tests {
 
     #[test]
     fn ranks_that_are_behind_or_new_get_the_state_of_the_one_that_is_furthest() {
+        // Rank 3 is new; then two are, and no other is behind.
+        for steps in [[6, 7, 7, 0], [7, 7, 0, 0]] {
+            get_the_state(steps);
+        }
+    }
+
+    fn get_the_state(steps: [u64; 4]) {
         let worlds = World::threads(4, Some(5), Duration::from_secs(60)).unwrap();
-        // Rank 3 is new.
-        let steps = [6, 7, 7, 0];
         let progress = |step: u64| (step > 0).then_some([step, 0, 0, step]);
         let standings = standings(&steps.map(progress));
         let run = |world: World| {
@@ -558,11 +602,12 @@ mod tests {
             let mut kept = kept(&world, step, step as f64);
             let group = world.group("main").unwrap();
             kept.level(&world, &group, &standings, 1).unwrap();
+            kept.give_state(&group).unwrap();
             for tensor in state(&kept) {
                 assert_eq!(tensor.to_vec::<f32>().unwrap(), vec![7.0; tensor.count()]);
             }
             assert_eq!(kept.progress(), [7, 0, 0, 7]);
-            assert_eq!((kept.totals.samples, &*kept.line.1), (70, "line 7"));
+            assert_eq!((kept.totals.samples, &*kept.totals.line.1), (70, "line 7"));
         };
         std::thread::scope(|scope| {
             worlds
@@ -645,7 +690,7 @@ mod tests {
             let step = || {
                 let mut step = sliced(&world, Rule::muon());
                 step.can_have_slices(3);
-                let mut kept = Kept::new(step, Totals::new(None, true), 0);
+                let mut kept = Kept::new(step, None, true);
                 kept.totals.steps = 6;
                 kept
             };

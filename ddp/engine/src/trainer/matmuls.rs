@@ -9,7 +9,8 @@ use ddp_kernels::{Device, Random, Tensor, ops};
 use ddp_nn::models::Model;
 
 use crate::devices::is_simulated;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::exchange;
 use crate::setting::PRODUCTS;
 use crate::step::Stage;
 
@@ -42,15 +43,13 @@ pub(super) fn reuse(
     devices: &[Device],
     world: &World,
 ) -> Result<Option<Algorithms>> {
-    let mut here = matmuls::measured_on(devices[0])?.into_bytes();
-    world.broadcast_bytes(&mut here, 0)?;
+    let here = exchange::broadcast(world, 0, || Ok(matmuls::measured_on(devices[0])?))?;
     let then = saved.measured_on();
-    if here == then.as_bytes() {
+    if here == then {
         use_on(saved, devices)?;
         return Ok(Some(saved.clone()));
     }
     if world.rank() == 0 {
-        let here = String::from_utf8_lossy(&here);
         tracing::warn!(
             "the checkpoint's algorithms of matmuls were timed on {then}; this is {here}: \
              they are timed anew, and from here on bits differ from those of the run before"
@@ -66,28 +65,20 @@ pub(super) fn choose(devices: &[Device], world: &World) -> Result<Algorithms> {
     for &device in devices {
         mine.extend(matmuls::kinds(device)?);
     }
-    let mine = serde_json::to_vec(&mine).map_err(unreadable)?;
-    let all = world.all_gather_bytes(&mine)?;
-    let mut chosen = Vec::new();
-    if world.rank() == 0 {
+    let all: Vec<Vec<Kind>> = exchange::gather(world, &mine)?;
+    let fastest = || {
         let mut kinds: Vec<Kind> = Vec::new();
-        for of_rank in all {
-            let of_rank: Vec<Kind> = serde_json::from_slice(&of_rank).map_err(unreadable)?;
-            let new: Vec<Kind> = of_rank
-                .into_iter()
-                .filter(|it| !kinds.contains(it))
-                .collect();
-            kinds.extend(new);
+        for kind in all.into_iter().flatten() {
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
         }
         let fastest = matmuls::fastest(devices[0], kinds)?;
-        tracing::info!(
-            "matmuls of {} kinds use their fastest algorithm",
-            fastest.count()
-        );
-        chosen = serde_json::to_vec(&fastest).map_err(unreadable)?;
-    }
-    world.broadcast_bytes(&mut chosen, 0)?;
-    let chosen: Algorithms = serde_json::from_slice(&chosen).map_err(unreadable)?;
+        let count = fastest.count();
+        tracing::info!("matmuls of {count} kinds use their fastest algorithm");
+        Ok(fastest)
+    };
+    let chosen = exchange::broadcast(world, 0, fastest)?;
     use_on(&chosen, devices)?;
     Ok(chosen)
 }
@@ -118,9 +109,10 @@ pub(super) fn tflops(stages: &[Stage], world: &World) -> Result<f64> {
             measured => measured?,
         };
     }
-    let all = world.all_gather_bytes(&mine.to_le_bytes())?;
-    let numbers = all.iter().filter_map(|of| of.first_chunk());
-    Ok(numbers.map(|&of| f64::from_le_bytes(of)).sum())
+    Ok(exchange::gather_numbers(world, &[mine])?
+        .iter()
+        .flatten()
+        .sum())
 }
 
 fn tflops_of(model: &Model) -> ddp_kernels::Result<f64> {
@@ -139,8 +131,4 @@ fn tflops_of(model: &Model) -> ddp_kernels::Result<f64> {
         least_s = least_s.min(stream.record_timed()?.since(&start)?.as_secs_f64());
     }
     Ok(2.0 * (side as f64).powi(3) / least_s / 1e12)
-}
-
-fn unreadable(error: serde_json::Error) -> Error {
-    Error::Internal(format!("the ranks' algorithms of matmuls: {error}"))
 }

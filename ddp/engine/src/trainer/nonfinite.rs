@@ -7,8 +7,10 @@ use ddp_comm::World;
 use ddp_data::Loader;
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor, ops};
+use ddp_nn::params::Params;
 
 use crate::error::{Error, Result};
+use crate::exchange;
 use crate::setting::{GRAD_CLIP, LR, WARMUP_STEPS};
 use crate::step::{Step, StepReport};
 use crate::tasks::Task;
@@ -33,9 +35,9 @@ pub(super) fn explain(
     } else {
         String::new()
     };
-    let all = world.all_gather_bytes(mine.as_bytes())?;
+    let all = exchange::gather(world, &mine)?;
     let named = all.iter().enumerate().filter(|(_, text)| !text.is_empty());
-    let named = named.map(|(rank, text)| format!("rank {rank}, {}", String::from_utf8_lossy(text)));
+    let named = named.map(|(rank, text)| format!("rank {rank}, {text}"));
     let named: Vec<String> = named.collect();
     let (cause, model) = if named.is_empty() {
         let cause = "a gradient, with every row's loss finite".to_string();
@@ -96,8 +98,7 @@ fn check_numbers(bad_step: u64, what: &str, numbers: &Tensor, rows: &[u64]) -> R
 /// Refuses to save a model with non-finite values after step `number`.
 pub(super) fn check_values(step: &Step, number: u64) -> Result<()> {
     let mut is_bad = false;
-    for stage in step.stages() {
-        let values = stage.model().params.values();
+    for values in step.params().map(Params::values) {
         let flag = Tensor::zeros(&[1], DType::I64, values.device())?;
         let one = Tensor::ones(&[1], DType::I64, values.device())?;
         ops::mark_nonfinite(&flag, values, &one)?;

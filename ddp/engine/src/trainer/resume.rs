@@ -14,7 +14,7 @@ use ddp_nn::optim::Shape;
 use super::plan::Plan;
 use crate::checkpoint::{self, Opened, State};
 use crate::config::{Config, Length, Resume};
-use crate::devices::{is_simulated, name_of};
+use crate::devices::name_of_real;
 use crate::error::{Error, Result};
 use crate::record::{self, LockedRecord};
 use crate::setting::{
@@ -30,7 +30,7 @@ pub(super) fn lock(options: &Config, world: &World) -> Result<Option<LockedRecor
     if world.rank() > 0 || options.resume == Resume::Never {
         return Ok(None);
     }
-    let locked = LockedRecord::find(&options.out)?;
+    let locked = LockedRecord::find(&options.out, world.generation() > 1)?;
     checkpoint::clear_up(&options.out)?;
     Ok(locked)
 }
@@ -108,39 +108,34 @@ fn at(path: &Path, out: &Path) -> Result<Opened> {
     Ok(opened)
 }
 
-/// Refuses a plan with fewer steps than were taken.
-pub(super) fn check_length(plan: &Plan, state: &State) -> Result<()> {
-    if state.step <= plan.steps {
-        return Ok(());
-    }
-    Err(Error::Usage(format!(
-        "{RESUME}: the checkpoint has taken {} steps: expected a run of as many or more, got {}; \
-         help: give a larger number of {STEPS} or {EPOCHS}, which count from the start of the run",
-        state.step, plan.steps
-    )))
-}
-
-/// What else than settings has changed and alters the results.
+/// What has changed since the checkpoint `opened` and alters the results. Refuses that, unless
+/// `override` is given, and a plan with fewer steps than were taken.
 pub(super) fn changes(
     options: &Config,
     plan: &Plan,
     data: &Data,
     device: Device,
-    state: &State,
+    opened: &Opened,
 ) -> Result<Vec<String>> {
-    let mut changes = Vec::new();
+    let state = &opened.state;
+    if state.step > plan.steps {
+        return Err(Error::Usage(format!(
+            "{RESUME}: the checkpoint has taken {} steps: expected a run of as many or more, got \
+             {}; help: give a larger number of {STEPS} or {EPOCHS}, which count from the start of \
+             the run",
+            state.step, plan.steps
+        )));
+    }
+    let mut changes = options.changes(&Config::of_checkpoint(opened)?);
     changes.extend(changed_device(device, state));
     changes.extend(changed_data(data, state)?);
     changes.extend(changed_schedule(options, plan, state));
-    Ok(changes)
-}
-
-/// Refuses to resume with changes, unless that is asked for.
-pub(super) fn check(options: &Config, state: &State, changes: &[String]) -> Result<()> {
-    if changes.is_empty() || options.override_ {
-        return Ok(());
+    if changes.is_empty() {
+        changes.extend(changed_formula(options, plan, state)?);
     }
-    let changes: Vec<&str> = changes.iter().map(String::as_str).collect();
+    if changes.is_empty() || options.override_ {
+        return Ok(changes);
+    }
     Err(Error::Usage(format!(
         "{RESUME} {}: expected the settings that step {} was saved with, got others that change \
          the results: {}; help: give them as they were, as {CONFIG} {} does, start a new run in \
@@ -166,8 +161,7 @@ fn changed_device(device: Device, state: &State) -> Option<String> {
 
 /// Says that another model of GPU has other bits, in a run that promises the same ones.
 pub(super) fn warn_of_another_gpu(options: &Config, device: Device, state: &State) {
-    let name = name_of(device).filter(|_| !is_simulated(device));
-    let (Some(name), Some(then)) = (name, state.world.devices.first()) else {
+    let (Some(name), Some(then)) = (name_of_real(device), state.world.devices.first()) else {
         return;
     };
     if options.same_bits.is_some() && !then.contains(name) {
@@ -275,11 +269,7 @@ fn changed_schedule(options: &Config, plan: &Plan, state: &State) -> Vec<String>
 
 /// Versions up to 0.6 had other formulas for schedules that fall. Rates of one formula differ by
 /// roundings only, which depend on the machine.
-pub(super) fn changed_formula(
-    options: &Config,
-    plan: &Plan,
-    state: &State,
-) -> Result<Option<String>> {
+fn changed_formula(options: &Config, plan: &Plan, state: &State) -> Result<Option<String>> {
     let (shape, peak) = (options.schedule, options.peak_lr());
     let next = state.step + 1;
     let now = options.learning_rate(plan)?.learning_rate(state.step);

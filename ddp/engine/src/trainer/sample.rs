@@ -86,8 +86,7 @@ impl Sample {
     pub(super) fn text(&self, step: &Step) -> Result<String> {
         let copy = &self.copy.params;
         announced("the copy of the model that writes a sample", || {
-            for stage in step.stages() {
-                let params = &stage.model().params;
+            for params in step.params() {
                 for parameter in params.list() {
                     let target = copy.master(copy.find(&parameter.name)?.id);
                     target.copy_from(params.master(parameter.id))?;

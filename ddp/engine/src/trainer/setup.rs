@@ -12,19 +12,17 @@ use ddp_kernels::{Device, threads};
 use ddp_nn::Loss;
 use ddp_nn::models::Model;
 use ddp_nn::models::family::refuse;
-use ddp_nn::optim::Optimizer;
-use ddp_nn::optim::groups::check_groups;
+use ddp_nn::optim::{Optimizer, check_groups};
 use ddp_nn::params::{Parameter, Params};
 
 use super::carried::{self, Carried, Kept, Standings};
 use super::plan::Plan;
 use super::program::Program;
 use super::sample::Sample;
-use super::totals::Totals;
-use super::{agree, places, resume};
+use super::{agree, resume};
 use crate::checkpoint::{self, Opened};
 use crate::config::Config;
-use crate::devices::is_simulated;
+use crate::devices::{self, is_simulated};
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
 use crate::hugging_face;
@@ -46,7 +44,7 @@ const EVAL_ELEMENTS_MAX: usize = 1 << 27;
 /// MB for them, and its outputs are never whole.
 pub const EVAL_TOKENS_MAX: usize = 1 << 14;
 
-/// A run that is ready to train, before it has a folder.
+/// A run that is ready to train, before it has a folder. Its step is `Carried::kept`.
 pub(super) struct Assembled {
     /// The checkpoint that the run resumes from.
     pub(super) resumed: Option<Opened>,
@@ -56,7 +54,6 @@ pub(super) struct Assembled {
     pub(super) data: Data,
     pub(super) plan: Plan,
     pub(super) main: Group,
-    pub(super) kept: Kept,
     /// Whether it was trained before, with other ranks.
     pub(super) continues: bool,
     pub(super) loader: Loader,
@@ -67,13 +64,6 @@ pub(super) struct Assembled {
     pub(super) kept_bytes: Option<usize>,
     /// Where each rank trains.
     pub(super) places: Vec<String>,
-}
-
-impl Assembled {
-    /// Steps that are done.
-    pub(super) fn taken(&self) -> u64 {
-        self.kept.totals.steps
-    }
 }
 
 /// A run, or the last checkpoint of a run that is resumed and already finished.
@@ -137,8 +127,7 @@ pub(super) fn assemble(
     let plan = options.plan(&data)?;
     let mut overridden = Vec::new();
     if let Some(opened) = &resumed {
-        overridden = changed(options, &plan, (&data, device), opened)?;
-        resume::check(options, &opened.state, &overridden)?;
+        overridden = resume::changes(options, &plan, &data, device, opened)?;
         if world.rank() == 0 {
             resume::warn_of_another_gpu(options, device, &opened.state);
         }
@@ -156,7 +145,7 @@ pub(super) fn assemble(
         return Ok(Prepared::TooLarge(Box::new(Unbuilt {
             data,
             plan,
-            places: places::of_ranks(world, &devices)?,
+            places: devices::of_ranks(world, &devices)?,
             devices,
             parameters,
             hidden,
@@ -181,9 +170,7 @@ pub(super) fn assemble(
             let step = step(options, world, &data, &devices, program.loss())?;
             carried::check(&step, world)?;
             let before = resumed.as_ref().map(|opened| &opened.state);
-            let saved = before.map_or(0, |state| state.step);
-            let totals = Totals::new(before, !is_simulated(device));
-            fresh.insert(Kept::new(step, totals, saved))
+            fresh.insert(Kept::new(step, before, !is_simulated(device)))
         }
     };
     match (source, &resumed) {
@@ -195,15 +182,15 @@ pub(super) fn assemble(
     // From here on it is not lost with this world.
     carried.kept = fresh.or(carried.kept.take());
     world.barrier()?;
-    let kept = carried.kept.as_mut().expect("kept above");
+    let kept = carried.kept();
     kept.step.take_slices();
-    let mut fields = agree::fields(&data, &kept.step)?;
+    let mut fields = agree::fields(&data, &kept.step, kept.gives.is_none())?;
     faults::disagree(&mut fields);
     world.handshake(&fields)?;
 
     // After the model's memory: data may take what is left.
     let (loader, held_out, kept_bytes) = loaders(options, world, &data, &plan, &devices)?;
-    let places = places::of_ranks(world, &devices)?;
+    let places = devices::of_ranks(world, &devices)?;
     Ok(Prepared::Ready(Box::new(Assembled {
         resumed,
         overridden,
@@ -211,7 +198,6 @@ pub(super) fn assemble(
         data,
         plan,
         main,
-        kept: carried.kept.take().expect("kept above"),
         continues: source.is_some(),
         loader,
         held_out,
@@ -240,23 +226,6 @@ pub(super) fn open(options: &Config, world: &World, resumed: Option<&Opened>) ->
     request.normalizes_targets =
         resumed.is_none_or(|opened| opened.state.target_normalization.is_some());
     Ok(ddp_data::prepare(&request, &WorldRanks(world))?)
-}
-
-/// What differs from the checkpoint `opened` and changes what is computed.
-fn changed(
-    options: &Config,
-    plan: &Plan,
-    (data, device): (&Data, Device),
-    opened: &Opened,
-) -> Result<Vec<String>> {
-    let state = &opened.state;
-    resume::check_length(plan, state)?;
-    let mut changed = options.changes(&Config::of_checkpoint(opened)?);
-    changed.extend(resume::changes(options, plan, data, device, state)?);
-    if changed.is_empty() {
-        changed.extend(resume::changed_formula(options, plan, state)?);
-    }
-    Ok(changed)
 }
 
 /// The loaders of training and of held-out rows, and the bytes of training data in GPU memory.
@@ -298,26 +267,20 @@ fn check_batches(options: &Config, world: &World, data: &Data) -> Result<()> {
         )));
     }
     if let Some(shards) = options.same_bits {
-        check_shards(shards, ranks, full_batch)?;
+        reducer::check_ranks(shards, ranks)?;
+        if full_batch < shards as u64 {
+            return Err(Error::Usage(format!(
+                "{SAME_BITS} {shards}: expected at most {full_batch}, a row of every full batch \
+                 for each shard; help: give {SAME_BITS} {full_batch} or less, or a larger \
+                 {BATCH_SIZE} (of at most the rows of the data)"
+            )));
+        }
     }
     if batch > rows && world.rank() == 0 {
         tracing::warn!(
             "{BATCH_SIZE} {batch} is more than the {rows} rows of the data: every step is a whole \
              epoch"
         );
-    }
-    Ok(())
-}
-
-/// Refuses shards without a rank or a row for each.
-fn check_shards(shards: usize, ranks: usize, rows: u64) -> Result<()> {
-    reducer::check_ranks(shards, ranks)?;
-    if rows < shards as u64 {
-        return Err(Error::Usage(format!(
-            "{SAME_BITS} {shards}: expected at most {rows}, a row of every full batch for each \
-             shard; help: give {SAME_BITS} {rows} or less, or a larger {BATCH_SIZE} (of at most \
-             the rows of the data)"
-        )));
     }
     Ok(())
 }
@@ -329,8 +292,7 @@ fn load_initial(options: &Config, world: &World, step: &Step, data: &Data) -> Re
         return Ok(());
     };
     check_tokenizer(path, data)?;
-    let stages = step.stages().iter();
-    let parts: Vec<&Params> = stages.map(|stage| &stage.model().params).collect();
+    let parts: Vec<&Params> = step.params().collect();
     if hugging_face::is_folder(path) {
         return hugging_face::load(path, &parts);
     }
@@ -367,7 +329,7 @@ fn check_tokenizer(path: &Path, data: &Data) -> Result<()> {
 }
 
 /// How steps are taken.
-pub(super) fn step_options(options: &Config, world: &World) -> StepOptions {
+pub fn step_options(options: &Config, world: &World) -> StepOptions {
     let reducer = ReducerOptions {
         sizes: options
             .bucket_mb

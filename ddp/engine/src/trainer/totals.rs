@@ -1,97 +1,56 @@
-//! Counts and rates of a run.
+//! What a run counts, and how fast it is.
 
 use std::time::{Duration, Instant};
 
+use ddp_kernels::matmuls::Algorithms;
+use serde::{Deserialize, Serialize};
+
 use crate::checkpoint::{Best, State};
+use crate::record::StepEvent;
 use crate::step::Stats;
 
-/// Counts of a run.
-#[derive(Debug)]
+/// What is known of a run besides its tensors. A rank that is behind gets that of another one.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Totals {
-    pub(super) started: Instant,
     /// Of the whole run, including before it was resumed.
     pub(super) steps: u64,
     pub(super) samples: u64,
-    /// The steps that were complete when this process got the state of the run.
-    pub(super) began: u64,
-    /// Since the run was resumed.
-    pub(super) samples_here: u64,
     pub(super) last_loss: Option<f64>,
     pub(super) evaluation: Option<Stats>,
     /// The evaluation with the lowest loss, and the last one.
     pub(super) best: Option<Best>,
     pub(super) last: Option<Best>,
-    /// The step after which ranks were last found to have the same model.
-    pub(super) compared: Option<u64>,
+    /// The fingerprint of the held-out rows that `best` was determined on.
+    pub(super) held_out: Option<String>,
     /// The steps that were last logged and evaluated, as far as they were due.
     pub(super) logged: u64,
     pub(super) evaluated: u64,
-    /// Since the rates were last read: the time, steps, rows.
-    since: Instant,
-    steps_since: u64,
-    samples_since: u64,
-    /// How long the host waited since then.
-    pub(super) waits: Waits,
-    /// False on simulated GPUs, whose speed says nothing.
-    pub(super) has_rates: bool,
-}
-
-/// How long the host waited: for rows, for reductions, for checkpoints.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Waits {
-    pub(super) data: Duration,
-    pub(super) reductions: Duration,
-    pub(super) saving: Duration,
-}
-
-/// Times of a step in milliseconds, as means since the last reading; NaN on simulated GPUs.
-pub(super) struct Rates {
-    pub(super) step_ms: f64,
-    pub(super) samples_per_s: f64,
-    pub(super) data_ms: f64,
-    pub(super) reduce_ms: f64,
-    pub(super) save_ms: f64,
+    /// The step of the last checkpoint; 0 for none.
+    pub(super) saved: u64,
+    /// In a job that continues without lost ranks: the last logged step, and its line.
+    pub(super) line: (u64, String),
+    /// The algorithms of matmuls, if they are timed.
+    pub(super) products: Option<Algorithms>,
 }
 
 impl Totals {
     /// The totals of a new run, or of one that resumes from `state`.
-    pub(super) fn new(state: Option<&State>, has_rates: bool) -> Totals {
-        let (now, steps) = (Instant::now(), state.map_or(0, |state| state.step));
+    pub(super) fn new(state: Option<&State>) -> Totals {
+        let Some(state) = state else {
+            return Totals::default();
+        };
+        // A step is saved after it was logged and evaluated.
+        let [steps, logged, evaluated, saved] = [state.step; 4];
         Totals {
-            started: now,
             steps,
-            began: steps,
-            samples: state.map_or(0, |state| state.samples),
-            samples_here: 0,
-            last_loss: None,
-            evaluation: None,
-            best: state.and_then(|state| state.best),
-            last: state.and_then(|state| state.last),
-            compared: None,
-            // A step is saved after it was logged and evaluated.
-            logged: steps,
-            evaluated: steps,
-            since: now,
-            steps_since: 0,
-            samples_since: 0,
-            waits: Waits::default(),
-            has_rates,
+            logged,
+            evaluated,
+            saved,
+            samples: state.samples,
+            best: state.best,
+            last: state.last,
+            ..Totals::default()
         }
-    }
-
-    /// The first step begins now.
-    pub(super) fn begin(&mut self) {
-        self.started = Instant::now();
-        self.restart_clock();
-    }
-
-    /// Counts a step over so many rows.
-    pub(super) fn count(&mut self, rows: u64) {
-        self.steps += 1;
-        self.samples += rows;
-        self.samples_here += rows;
-        self.steps_since += 1;
-        self.samples_since += rows;
     }
 
     /// Notes an evaluation. Returns whether it is the best so far.
@@ -107,35 +66,89 @@ impl Totals {
         }
         is_best
     }
+}
 
-    /// The rates since the last reading.
-    pub(super) fn rates(&mut self) -> Rates {
-        let elapsed_s = if self.has_rates {
-            self.since.elapsed().as_secs_f64().max(1e-9)
-        } else {
-            f64::NAN
+/// The shortest time that is divided by.
+const TICK: Duration = Duration::from_nanos(1);
+
+/// How fast this process trains.
+#[derive(Debug)]
+pub(super) struct Clock {
+    /// False on simulated GPUs, whose speed says nothing.
+    pub(super) has_rates: bool,
+    /// When this process began its first step, and the rows since then.
+    began: Instant,
+    samples: u64,
+    /// Since the rates were last read: the time, steps, rows.
+    since: Instant,
+    steps_since: u64,
+    samples_since: u64,
+    /// How long the host waited since then.
+    pub(super) waits: Waits,
+}
+
+/// How long the host waited: for rows, for reductions, for checkpoints.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Waits {
+    pub(super) data: Duration,
+    pub(super) reductions: Duration,
+    pub(super) saving: Duration,
+}
+
+impl Clock {
+    /// The first step begins now.
+    pub(super) fn new(has_rates: bool) -> Clock {
+        let now = Instant::now();
+        Clock {
+            has_rates,
+            began: now,
+            samples: 0,
+            since: now,
+            steps_since: 0,
+            samples_since: 0,
+            waits: Waits::default(),
+        }
+    }
+
+    /// Counts a step over so many rows.
+    pub(super) fn count(&mut self, rows: u64) {
+        self.samples += rows;
+        self.steps_since += 1;
+        self.samples_since += rows;
+    }
+
+    /// NaN on simulated GPUs.
+    fn seconds(&self, time: Duration) -> f64 {
+        match self.has_rates {
+            true => time.as_secs_f64(),
+            false => f64::NAN,
+        }
+    }
+
+    /// Seconds since the first step of this process, and rows a second.
+    pub(super) fn total(&self) -> (f64, f64) {
+        let time = self.began.elapsed().max(TICK);
+        (time.as_secs_f64(), self.samples as f64 / self.seconds(time))
+    }
+
+    /// The times and rates of an event: means since the last reading.
+    pub(super) fn rates(&mut self) -> StepEvent {
+        let (steps, elapsed) = (self.steps_since.max(1), self.since.elapsed().max(TICK));
+        let a_step_ms = |time: Duration| self.seconds(time) * 1e3 / steps as f64;
+        let rates = StepEvent {
+            step_ms: a_step_ms(elapsed),
+            samples_per_s: self.samples_since as f64 / self.seconds(elapsed),
+            data_ms: a_step_ms(self.waits.data),
+            reduce_ms: Some(a_step_ms(self.waits.reductions)),
+            save_ms: a_step_ms(self.waits.saving),
+            ..StepEvent::default()
         };
-        let steps = self.steps_since.max(1) as f64;
-        let per_step_ms = |time: Duration| {
-            if self.has_rates {
-                time.as_secs_f64() * 1e3 / steps
-            } else {
-                f64::NAN
-            }
-        };
-        let rates = Rates {
-            step_ms: elapsed_s * 1e3 / steps,
-            samples_per_s: self.samples_since as f64 / elapsed_s,
-            data_ms: per_step_ms(self.waits.data),
-            reduce_ms: per_step_ms(self.waits.reductions),
-            save_ms: per_step_ms(self.waits.saving),
-        };
-        self.restart_clock();
+        self.restart();
         rates
     }
 
     /// Leaves out of the next rates what was not a step.
-    pub(super) fn restart_clock(&mut self) {
+    pub(super) fn restart(&mut self) {
         (self.since, self.steps_since, self.samples_since) = (Instant::now(), 0, 0);
         self.waits = Waits::default();
     }
@@ -147,7 +160,7 @@ mod tests {
 
     #[test]
     fn the_best_evaluation_is_the_first_with_the_least_loss() {
-        let mut totals = Totals::new(None, true);
+        let mut totals = Totals::default();
         let losses = [2.0, f64::NAN, 1.5, 1.5, 3.0, 1.0];
         let better: Vec<bool> = losses
             .iter()

@@ -8,22 +8,18 @@ mod saving;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ddp_comm::{Group, World};
-use ddp_data::{InOrder, Loader};
+use ddp_comm::World;
 use ddp_kernels::Device;
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Ledger, Phase, in_phase};
 use ddp_nn::optim::Schedule;
 
-use super::carried::{self, Carried};
-use super::plan::Plan;
-use super::prepare::report;
+use super::carried::{self, Kept, Next};
 use super::program::Program;
-use super::sample::Sample;
+use super::setup::Assembled;
 use super::stop_poll::StopPoll;
-use super::totals::{Rates, Totals};
 use super::{matmuls, nonfinite};
-use crate::audit::{self, Workload};
+use crate::audit;
 use crate::checkpoint::{self, Best, MODEL_FILE, Saver, State};
 use crate::config::Config;
 use crate::digest::{self, StepDigests};
@@ -31,10 +27,8 @@ use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
 use crate::process;
 use crate::record::{self, EVENTS_FILE, End, Event, Record, StepEvent};
-use crate::samples::HeldOut;
 use crate::setting::RESUME;
 use crate::shown::significant;
-use crate::step::{Stage, Step};
 use crate::tasks::Task;
 use crate::trace::RunTrace;
 
@@ -50,37 +44,24 @@ pub(super) struct Trainer<'a> {
     options: &'a Config,
     program: &'a mut dyn Program,
     world: &'a World,
-    plan: Plan,
+    run: Assembled,
+    /// What is kept when the ranks meet again.
+    kept: &'a mut Kept,
+    /// On rank 0.
+    record: &'a mut Option<Record>,
+    /// When this rank noticed that the ranks have to meet again.
+    noticed: &'a mut Option<Instant>,
     task: Box<dyn Task>,
     schedule: Schedule,
     /// Whether algorithms of products are timed.
     times_products: bool,
-    loader: Loader,
-    held_out: InOrder,
-    held_out_rows: u64,
-    /// On rank 0.
-    sample: Option<Sample>,
-    /// Held-out rows for the report.
-    samples: HeldOut,
-    step: Step,
-    main: Group,
-    /// Dropped before the record, whose lock keeps other processes out of the folder.
     saver: Saver,
     /// What every checkpoint of this run says; the step and what depends on it are filled in.
     state: State,
-    /// The step of the last checkpoint; 0 for none.
-    saved: u64,
-    /// Whether it was lost with the rank that wrote it.
+    /// Whether the last checkpoint was lost with the rank that wrote it.
     lost_checkpoint: bool,
-    /// On rank 0.
-    record: Option<Record>,
-    totals: Totals,
     stop_poll: StopPoll,
     trace: RunTrace,
-    /// This rank's part of the steps.
-    workload: Workload,
-    /// In an elastic world: the last logged step, and its line for the record.
-    line: (u64, String),
     /// Multiplications and additions of a row in training, if the model's family says so.
     flop_of_a_row: Option<f64>,
     /// What large products reach on all devices, in 10¹² a second; measured at the first log.
@@ -88,20 +69,19 @@ pub(super) struct Trainer<'a> {
 }
 
 impl Trainer<'_> {
-    /// Trains. The record's last line says how the run ended, also after an error. Whether the run
-    /// is over: if not, or if a rank was lost, it is `carried`.
-    pub(super) fn run(mut self, carried: &mut Carried) -> Result<bool> {
+    /// Trains. The record's last line says how the run ended, also after an error.
+    pub(super) fn train(mut self) -> Result<Next> {
         let mut trained = self.train_steps();
         if matches!(trained, Ok(false)) {
             // All steps are complete on all ranks, so none is repeated.
-            let settled = self.step.settle().and_then(|()| Ok(self.world.barrier()?));
+            let settled = self.kept.step.settle();
+            let settled = settled.and_then(|()| Ok(self.world.barrier()?));
             if settled.is_ok() {
-                self.leave(None, carried);
-                return Ok(false);
+                return Ok(self.leave(None));
             }
             trained = settled.map(|()| false);
         }
-        let trained = trained.and_then(|_| self.save_last(self.plan.steps));
+        let trained = trained.and_then(|_| self.save_last(self.run.plan.steps));
         let trained = trained.and_then(|saved| self.finish_trace().map(|()| saved));
         if matches!(trained, Err(Error::NonFinite(_))) {
             // A checkpoint from before the bad step may still be being written.
@@ -109,23 +89,21 @@ impl Trainer<'_> {
         }
         // Only after a successful run can all ranks be asked.
         let result = trained.and_then(|saved| self.audit().map(|()| saved));
-        if let Err(error) = &result
-            && carried::continues_after(error, self.world, &self.devices())
-        {
-            carried.noticed = Some(Instant::now());
-            self.leave(Some(error), carried);
-            return result.map(|_| true);
+        let result = match result {
+            Err(error) if carried::continues_after(&error, self.world, &self.run.devices) => {
+                return Ok(self.leave(Some(error)));
+            }
+            result => result,
+        };
+        if let Err(error) = &result {
+            carried::leave_if_alone(error, self.world);
         }
         let (reason, exit_code) = match &result {
             Ok(_) => ("done".to_string(), 0),
-            Err(error) => {
-                let text = error.to_string();
-                let text = match error {
-                    Error::Remote { rank, .. } if *rank > 0 => format!("rank {rank}: {text}"),
-                    _ => text,
-                };
-                (text, error.exit_code())
+            Err(Error::Remote(error)) if error.rank > 0 => {
+                (format!("rank {}: {error}", error.rank), error.exit_code)
             }
+            Err(error) => (error.to_string(), error.exit_code()),
         };
         let all_know = matches!(result, Err(Error::Stopped(_) | Error::NonFinite(_)));
         let has_failed = result.is_err() && !all_know;
@@ -138,7 +116,7 @@ impl Trainer<'_> {
             // Threads of the run may wait forever: the caller reports the error and ends the
             // process without waiting for them.
             std::mem::forget(self);
-            return result.map(|_| true);
+            return result.map(|_| Next::End);
         }
         if all_know {
             // The first rank to leave ends the others, so all close their files first. The first
@@ -156,42 +134,61 @@ impl Trainer<'_> {
             && self.record.is_none()
         {
             // Rank 0 may be lost before it has closed the record: another one does it then.
-            self.leave(Some(&error), carried);
-            return Err(error);
+            return match carried::continues_after(&error, self.world, &self.run.devices) {
+                true => Ok(self.leave(Some(error))),
+                false => Err(error),
+            };
         }
         if self.world.rank() == 0 {
-            let folder = &saved;
-            let (model, record) = (folder.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
-            let line = format!("model {}, record {}", model.display(), record.display());
-            self.program.note(&line);
-            if let Some(best) = self.totals.best.filter(|best| best.step < self.plan.steps) {
-                self.program.note(&describe_best(&self.options.out, best));
-            }
-            if let Some(report) = report {
-                self.program.note(&format!("report {}", report.display()));
-            }
-            self.program.finish();
+            self.say_end(&saved, report);
         }
-        Ok(true)
+        Ok(Next::End)
+    }
+
+    /// Says where the results are.
+    fn say_end(&mut self, saved: &Path, report: Option<PathBuf>) {
+        let (model, record) = (saved.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
+        let line = format!("model {}, record {}", model.display(), record.display());
+        self.program.note(&line);
+        let best = self.kept.totals.best;
+        if let Some(best) = best.filter(|best| best.step < self.run.plan.steps) {
+            self.program.note(&describe_best(&self.options.out, best));
+        }
+        if let Some(report) = report {
+            self.program.note(&format!("report {}", report.display()));
+        }
+        self.program.finish();
+    }
+
+    /// Ends what it shares with the ranks of this world, because of `why`. All else is kept.
+    fn leave(self, why: Option<Error>) -> Next {
+        *self.noticed = Some(Instant::now());
+        let of_ranks = why.as_ref().and_then(Error::of_ranks);
+        self.world.end_generation(of_ranks);
+        if let Err(error) = self.kept.halt(self.run.loader.sampler()) {
+            self.world.leave(&error, carried::EXIT_LOST);
+        }
+        Next::Meet(why)
     }
 
     /// All steps, with evaluations and checkpoints between them. False if processes have come that
     /// are to be taken in.
     fn train_steps(&mut self) -> Result<bool> {
-        let steps = self.plan.steps;
-        let taken = self.totals.steps;
+        let steps = self.run.plan.steps;
+        let taken = self.kept.totals.steps;
         if taken < steps {
             // A stop may have been requested during set-up.
             self.stop_if_asked(taken, true)?;
         }
-        if let Some(saved) = &self.state.products {
-            let reuse = || matmuls::reuse(saved, &self.devices(), self.world);
-            self.state.products = in_phase(Phase::Setup, reuse)?;
+        self.kept.give_state(&self.run.main)?;
+        if let Some(saved) = &self.kept.totals.products {
+            let reuse = || matmuls::reuse(saved, &self.run.devices, self.world);
+            self.kept.totals.products = in_phase(Phase::Setup, reuse)?;
         }
         if self.world.generation() > 1 && taken > 0 {
             // What belongs to the last step, as far as it is not done.
-            if self.logs(taken) && self.totals.logged != taken {
-                self.step.measure_norm(true);
+            if self.logs(taken) && self.kept.totals.logged != taken {
+                self.kept.step.measure_norm(true);
                 self.log_step(taken)?;
             }
             self.finish_step(taken)?;
@@ -210,44 +207,48 @@ impl Trainer<'_> {
 
     /// Whether step `number` is logged.
     fn logs(&self, number: u64) -> bool {
-        number == 1 || number == self.plan.steps || number.is_multiple_of(self.options.log_every)
+        number == 1
+            || number == self.run.plan.steps
+            || number.is_multiple_of(self.options.log_every)
     }
 
     /// Ends a run that has lost too many ranks, after it has saved.
     fn check_ranks(&mut self) -> Result<()> {
         let (ranks, least) = (self.world.size(), self.world.min_ranks());
-        let step = self.totals.steps;
-        if ranks >= least || step == self.plan.steps {
+        let step = self.kept.totals.steps;
+        if ranks >= least || step == self.run.plan.steps {
             return Ok(());
         }
         let folder = self.save_last(step)?;
-        Err(Error::Remote {
-            rank: 0,
-            text: format!(
-                "{ranks} of the ranks are left after step {step}: expected at least {least} \
-                 (`min-ranks`); the run is saved in {}; help: continue with the same command and \
-                 {RESUME} auto",
-                folder.display()
-            ),
-            exit_code: carried::EXIT_LOST,
-        })
+        let text = format!(
+            "{ranks} of the ranks are left after step {step}: expected at least {least} \
+             (`min-ranks`); the run is saved in {}; help: continue with the same command and \
+             {RESUME} auto",
+            folder.display()
+        );
+        Err(Error::remote(0, text, carried::EXIT_LOST))
     }
 
     /// What follows step `number`, but for its line in the record: its evaluation, its checkpoint.
     /// False if processes have come that are to be taken in. The last step is evaluated later.
     fn finish_step(&mut self, number: u64) -> Result<bool> {
         let is_multiple = |every: u64| every > 0 && number.is_multiple_of(every);
-        if number == self.plan.steps {
+        if number == self.run.plan.steps {
             return Ok(true);
         }
-        let evaluates = is_multiple(self.plan.eval_every);
-        if evaluates && self.totals.evaluated != number {
+        let evaluates = is_multiple(self.run.plan.eval_every);
+        if evaluates && self.kept.totals.evaluated != number {
             self.evaluate(number)?;
         }
-        let is_best = evaluates && self.totals.best.is_some_and(|best| best.step == number);
+        let is_best = evaluates
+            && self
+                .kept
+                .totals
+                .best
+                .is_some_and(|best| best.step == number);
         let is_lost = std::mem::take(&mut self.lost_checkpoint);
-        let saves = self.plan.checkpoint_every > 0
-            && (is_multiple(self.plan.checkpoint_every) || is_best || is_lost);
+        let saves = self.run.plan.checkpoint_every > 0
+            && (is_multiple(self.run.plan.checkpoint_every) || is_best || is_lost);
         if saves {
             self.save(number)?;
         }
@@ -264,22 +265,22 @@ impl Trainer<'_> {
         let logs = self.logs(number);
         let learning_rate = self.schedule.learning_rate(step0);
         let began = Instant::now();
-        let batch = in_phase(Phase::Step, || self.loader.load(step0))?;
-        self.totals.waits.data += began.elapsed();
+        let batch = in_phase(Phase::Step, || self.run.loader.load(step0))?;
+        self.kept.clock.waits.data += began.elapsed();
         let rows = batch.rows;
         // The products of a short batch are not those of the other steps.
         let has_usual_size = batch.slot().is_some();
-        self.workload.count(batch);
-        self.step.measure_norm(logs);
-        self.step.run(batch, learning_rate)?;
+        self.kept.workload.count(batch);
+        self.kept.step.measure_norm(logs);
+        self.kept.step.run(batch, learning_rate)?;
         if has_usual_size {
             self.choose_products()?;
         }
-        let stages = self.step.stages().iter();
+        let stages = self.kept.step.stages().iter();
         let exposed = stages.map(|stage| stage.reducer().last_time().exposed);
-        self.totals.waits.reductions += exposed.sum::<Duration>();
-        self.totals.count(rows);
-        faults::rows(number, self.loader.rows());
+        self.kept.clock.waits.reductions += exposed.sum::<Duration>();
+        self.kept.count(rows);
+        faults::rows(number, self.run.loader.rows());
         if self.record.is_some() {
             self.program.step(number);
         }
@@ -291,27 +292,22 @@ impl Trainer<'_> {
 
     /// Logs step `number`, which was taken last.
     fn log_step(&mut self, number: u64) -> Result<()> {
-        let epoch = self.loader.sampler().at(number - 1).epoch;
+        let epoch = self.run.loader.sampler().at(number - 1).epoch;
         let learning_rate = self.schedule.learning_rate(number - 1);
         let log = || self.log(number, epoch, learning_rate);
         trace::record(LOG, || in_phase(Phase::Log, log))?;
-        self.totals.logged = number;
+        self.kept.totals.logged = number;
         Ok(())
     }
 
     /// After the first step, which has made every product once, and before any is captured.
     fn choose_products(&mut self) -> Result<()> {
-        if self.times_products && self.state.products.is_none() {
-            let devices = self.devices();
-            let choose = || matmuls::choose(&devices, self.world);
-            self.state.products = Some(in_phase(Phase::Setup, choose)?);
-            self.totals.restart_clock();
+        if self.times_products && self.kept.totals.products.is_none() {
+            let choose = || matmuls::choose(&self.run.devices, self.world);
+            self.kept.totals.products = Some(in_phase(Phase::Setup, choose)?);
+            self.kept.clock.restart();
         }
         Ok(())
-    }
-
-    fn devices(&self) -> Vec<Device> {
-        self.step.stages().iter().map(Stage::device).collect()
     }
 
     /// Ends the run after step `number` if it was asked to stop: saves it, so that it can be
@@ -325,7 +321,7 @@ impl Trainer<'_> {
         Err(Error::Stopped(format!(
             "stopped at step {number} of {} by {signal}, and saved in {}; help: continue with the \
              same command and {RESUME} auto",
-            self.plan.steps,
+            self.run.plan.steps,
             folder.display()
         )))
     }
@@ -335,7 +331,7 @@ impl Trainer<'_> {
         let lines = self.trace.finish(self.world, &self.options.out)?;
         for line in &lines {
             self.program.note(line);
-            self.totals.restart_clock();
+            self.kept.clock.restart();
         }
         Ok(())
     }
@@ -344,36 +340,30 @@ impl Trainer<'_> {
     fn log(&mut self, number: u64, epoch: u64, learning_rate: f64) -> Result<()> {
         faults::at(FaultPoint::Log)?;
         self.record_saved()?;
-        let report = self.step.report()?;
+        let report = self.kept.step.report()?;
         self.check_finite(&report)?;
         // If rank 0 is lost before it has written the line, another one does.
         let is_elastic = self.world.is_elastic();
-        let [gradients, weights] = self.step.digests(report.stats.weight_sum, is_elastic)?;
-        let rates = self.totals.rates();
-        let Rates {
-            step_ms,
-            samples_per_s,
-            data_ms,
-            reduce_ms,
-            save_ms,
-        } = rates;
+        let [gradients, weights] = self
+            .kept
+            .step
+            .digests(report.stats.weight_sum, is_elastic)?;
+        let rates = self.kept.clock.rates();
+        let samples_per_s = rates.samples_per_s;
         let tflops = self.flop_of_a_row.map(|flop| samples_per_s * flop / 1e12);
-        if tflops.is_some() && self.totals.has_rates && self.product_tflops.is_none() {
+        if tflops.is_some() && self.kept.clock.has_rates && self.product_tflops.is_none() {
             // After the algorithms of the model's own products were chosen.
-            let measure = || matmuls::tflops(self.step.stages(), self.world);
+            let measure = || matmuls::tflops(self.kept.step.stages(), self.world);
             self.product_tflops = Some(in_phase(Phase::Setup, measure)?);
-            self.totals.restart_clock();
+            self.kept.clock.restart();
         }
         let loss = report.stats.loss();
-        self.totals.last_loss = Some(loss);
-        let tokens_per_s = self.tokens_per_s(samples_per_s);
+        self.kept.totals.last_loss = Some(loss);
         if self.record.is_none() && !is_elastic {
             return Ok(());
         }
-        let devices = self.step.stages().iter().map(Stage::device);
-        let device_peak_mb = devices.filter_map(process::device_peak_mb).reduce(f64::max);
-        let mut stages = self.step.stages().iter();
-        let is_on_cpu = stages.all(|stage| stage.device() == Device::Cpu);
+        let share = tflops.zip(self.product_tflops).map(|(own, of)| own / of);
+        let is_on_cpu = self.run.devices.iter().all(|it| *it == Device::Cpu);
         let event = StepEvent {
             step: number,
             epoch: epoch + 1,
@@ -382,47 +372,39 @@ impl Trainer<'_> {
             figures: self.task.figures(loss).into_iter().collect(),
             lr: learning_rate,
             grad_norm: report.grad_norm,
-            samples_per_s,
-            tokens_per_s,
+            tokens_per_s: self.tokens_per_s(samples_per_s),
             tflops,
-            matmul_share: tflops
-                .zip(self.product_tflops)
-                .map(|(own, of)| own / of)
-                .filter(|share| share.is_finite()),
-            step_ms,
-            data_ms,
+            matmul_share: share.filter(|share| share.is_finite()),
             // On GPUs the host does not wait for reductions.
-            reduce_ms: is_on_cpu.then_some(reduce_ms),
-            save_ms,
-            device_peak_mb,
+            reduce_ms: rates.reduce_ms.filter(|_| is_on_cpu),
+            device_peak_mb: process::devices_peak_mb(&self.run.devices),
             digests: Some(StepDigests {
-                batch: digest::of_batch(self.loader.sampler(), number - 1),
+                batch: digest::of_batch(self.run.loader.sampler(), number - 1),
                 gradients,
                 weights,
             }),
+            ..rates
         };
-        if let Some(record) = &mut self.record {
+        if let Some(record) = self.record {
             self.program.logged(&event)?;
             record.write(&Event::Step(event.clone()))?;
         }
         if is_elastic {
-            self.line = (number, Event::Step(event).to_line());
+            self.kept.totals.line = (number, Event::Step(event).to_line());
         }
         Ok(())
     }
 
     fn check_finite(&mut self, report: &crate::step::StepReport) -> Result<()> {
-        let (step, loader) = (&mut self.step, &mut self.loader);
-        match nonfinite::explain(report, step, loader, &*self.task, self.world)? {
-            None => Ok(()),
-            Some(error) => Err(error),
-        }
+        let (step, loader) = (&mut self.kept.step, &mut self.run.loader);
+        let error = nonfinite::explain(report, step, loader, &*self.task, self.world)?;
+        error.map_or(Ok(()), Err)
     }
 
     /// Sums up what all ranks moved between devices and between each other.
     fn audit(&mut self) -> Result<()> {
-        let audit = audit::audit(self.world, self.workload, &self.devices())?;
-        if let (Some(audit), Some(record)) = (audit, &mut self.record) {
+        let audit = audit::audit(self.world, self.kept.workload, &self.run.devices)?;
+        if let (Some(audit), Some(record)) = (audit, &mut *self.record) {
             if audit.is_worth_a_line() {
                 self.program.note(&audit.to_string());
             }
@@ -433,7 +415,7 @@ impl Trainer<'_> {
 
     /// Rows a second as tokens a second, if the model predicts at each token of a row.
     fn tokens_per_s(&self, samples_per_s: f64) -> Option<f64> {
-        let model = self.step.stages().last()?.model();
+        let model = self.kept.step.stages().last()?.model();
         let (_, tokens) = model.output_shape.split_last()?;
         let in_row: usize = tokens.iter().product();
         (!tokens.is_empty()).then_some(samples_per_s * in_row as f64)
@@ -442,19 +424,12 @@ impl Trainer<'_> {
     /// Writes the record's last line.
     fn close(&mut self, reason: &str, exit_code: u8) -> Result<()> {
         faults::at(FaultPoint::End)?;
-        let accuracy = self.accuracy();
-        let totals = &self.totals;
-        let seconds = totals.started.elapsed().as_secs_f64();
-        let samples_per_s = if totals.has_rates {
-            totals.samples_here as f64 / seconds.max(1e-9)
-        } else {
-            f64::NAN
-        };
+        let (seconds, samples_per_s) = self.kept.clock.total();
         let tokens_per_s = self.tokens_per_s(samples_per_s);
-        let Some(record) = &mut self.record else {
+        let (accuracy, totals) = (self.accuracy(), &self.kept.totals);
+        let Some(record) = self.record else {
             return Ok(());
         };
-        let devices = self.step.stages().iter().map(Stage::device);
         record.end(End {
             time_unix_s: record::unix_s(),
             reason,
@@ -468,7 +443,7 @@ impl Trainer<'_> {
             eval_loss: totals.evaluation.map(|stats| stats.loss()),
             accuracy,
             peak_mb: process::peak_mb(),
-            device_peak_mb: devices.filter_map(process::device_peak_mb).reduce(f64::max),
+            device_peak_mb: process::devices_peak_mb(&self.run.devices),
             transfers: Ledger::of_process().to_json(),
         })
     }
@@ -478,6 +453,14 @@ impl Trainer<'_> {
         self.record.as_ref()?;
         report(self.program, self.options)
     }
+}
+
+/// Makes the report. One that fails is only warned of.
+fn report(program: &dyn Program, options: &Config) -> Option<PathBuf> {
+    let report = program.report(&options.out);
+    report
+        .inspect_err(|error| tracing::warn!("there is no report: {error}"))
+        .ok()
 }
 
 /// Where the best checkpoint is, and its loss.

@@ -1,5 +1,6 @@
 //! A trial of a run: everything up to the first step, and a few steps on a model that is then
-//! dropped. Nothing of the run is written.
+//! dropped; and steps of a run that are repeated to look at what they compute. Nothing of the run
+//! is written.
 
 use std::time::{Duration, Instant};
 
@@ -7,15 +8,19 @@ use ddp_comm::World;
 use ddp_kernels::stream::synchronize;
 use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
+use ddp_nn::observe::{Observer, observed};
 use ddp_nn::params::Precision;
+use serde_json::json;
 
 use super::carried::Carried;
+use super::matmuls;
 use super::plan::Plan;
 use super::program::Program;
 use super::setup::{self, Assembled, Prepared, Unbuilt};
 use crate::config::{Config, Resume};
 use crate::devices::is_simulated;
-use crate::error::Result;
+use crate::digest::{self, StepDigests};
+use crate::error::{Error, Result};
 use crate::step::{Stage, Step};
 use crate::{exchange, process, record};
 
@@ -105,20 +110,21 @@ pub fn rehearse(
         Prepared::TooLarge(run) => return Ok(Some(without_model(options, *run, world))),
         Prepared::Ready(run) => run,
     };
-    let taken = run.taken();
+    let kept = carried.kept();
+    let (step, taken) = (&mut kept.step, kept.totals.steps);
     let trial = match taken < run.plan.steps {
-        true => trial(&mut run, world, taken)?,
+        true => trial(&mut run, step, world, taken)?,
         false => None,
     };
     let (host_peak_mb, device_peak_mb) = peaks(&run, world)?;
-    let model_bytes = ModelBytes::of(&run.kept.step);
+    let model_bytes = ModelBytes::of(step);
     // The trial saves nothing.
     let host_peak_mb = host_peak_mb + model_bytes.saved() as f64 / 1e6;
     Ok(Some(Rehearsal {
         taken,
         model_bytes,
-        between_ranks_bytes: Some(bytes_between_ranks(&run.kept.step)),
-        checkpoint_bytes: checkpoint_bytes(&run.kept.step, world)?,
+        between_ranks_bytes: Some(bytes_between_ranks(step)),
+        checkpoint_bytes: checkpoint_bytes(step, world)?,
         host_peak_mb: Some(host_peak_mb),
         device_peak_mb,
         trial,
@@ -255,35 +261,35 @@ fn checkpoint_bytes(step: &Step, world: &World) -> Result<u64> {
 
 /// Takes a few steps and evaluates, so that memory reaches its peak. On GPUs it takes steps for
 /// about a second, the same number on all ranks, and returns their times.
-fn trial(run: &mut Assembled, world: &World, taken: u64) -> Result<Option<Trial>> {
+fn trial(run: &mut Assembled, step: &mut Step, world: &World, taken: u64) -> Result<Option<Trial>> {
     let device = run.devices[0];
     let mut next = taken;
-    let mut take_step = |run: &mut Assembled| -> Result<Duration> {
+    let mut take_step = || -> Result<Duration> {
         let began = Instant::now();
         let batch = in_phase(Phase::Step, || run.loader.load(next))?;
         next = (next + 1).min(run.plan.steps - 1);
-        run.kept.step.run(batch, 0.0)?;
+        step.run(batch, 0.0)?;
         synchronize(device)?;
         Ok(began.elapsed())
     };
-    let mut last = take_step(run)?;
+    let mut last = take_step()?;
     let mut times = Vec::new();
     if device.is_accelerator() && !is_simulated(device) {
         for _ in 1..WARM_UP {
-            last = take_step(run)?;
+            last = take_step()?;
         }
         let count = (TRIAL.as_secs_f64() / last.as_secs_f64().max(1e-6)) as u64;
         // All ranks take rank 0's number.
         let steps = exchange::gather(world, &count.clamp(STEPS_MIN, STEPS_MAX))?[0];
-        let all = (0..steps).map(|_| take_step(run));
+        let all = (0..steps).map(|_| take_step());
         times = all.collect::<Result<Vec<_>>>()?;
     } else {
-        take_step(run)?;
+        take_step()?;
     }
     let began = Instant::now();
     if run.data.held_out.rows() > 0 {
         in_phase(Phase::Evaluation, || {
-            run.kept.step.evaluate(&mut run.held_out, &run.main)
+            step.evaluate(&mut run.held_out, &run.main)
         })?;
     }
     let evaluation = (run.data.held_out.rows() > 0).then(|| began.elapsed());
@@ -297,10 +303,52 @@ fn trial(run: &mut Assembled, world: &World, taken: u64) -> Result<Option<Trial>
 
 /// The most memory of the host and of a GPU that any rank had, in MB.
 fn peaks(run: &Assembled, world: &World) -> Result<(f64, Option<f64>)> {
-    let devices = run.devices.iter().copied();
-    let device = devices.filter_map(process::device_peak_mb).reduce(f64::max);
+    let device = process::devices_peak_mb(&run.devices);
     let mine = [process::peak_mb().unwrap_or(0.0), device.unwrap_or(0.0)];
     let all = exchange::gather(world, &mine)?;
     let peak = |index: usize| all.iter().map(|peaks| peaks[index]).fold(0.0, f64::max);
     Ok((peak(0), device.map(|_| peak(1))))
+}
+
+/// Repeats the steps up to `last` of the run with these settings, from the checkpoint that they
+/// resume, or else from the first. Each step has an `observer` of what it computes. Returns what a
+/// metrics log says of each step.
+pub fn replay(
+    options: &Config,
+    program: &dyn Program,
+    world: &World,
+    last: u64,
+    observer: &dyn Fn(u64) -> Observer,
+) -> Result<Vec<String>> {
+    let mut carried = Carried::default();
+    let assemble = || setup::assemble(options, program, world, u64::MAX, &mut carried, None);
+    let Prepared::Ready(mut run) = in_phase(Phase::Setup, assemble)? else {
+        let text = format!("a replay: expected a run of {last} steps or more");
+        return Err(Error::Usage(text));
+    };
+    if let Some(opened) = &run.resumed
+        && let Some(saved) = &opened.state.products
+    {
+        in_phase(Phase::Setup, || matmuls::reuse(saved, &run.devices, world))?;
+    }
+    let schedule = options.learning_rate(&run.plan)?;
+    let kept = carried.kept();
+    kept.step.measure_norm(true);
+    let steps = kept.totals.steps..last;
+    let mut take = |step0: u64| -> Result<String> {
+        let batch = in_phase(Phase::Step, || run.loader.load(step0))?;
+        kept.step.run(batch, schedule.learning_rate(step0))?;
+        let report = kept.step.report()?;
+        let [gradients, weights] = kept.step.digests(report.stats.weight_sum, false)?;
+        let digests = StepDigests {
+            batch: digest::of_batch(run.loader.sampler(), step0),
+            gradients,
+            weights,
+        };
+        let step = json!({ "step": step0 + 1, "loss": report.loss(), "digests": digests });
+        Ok(step.to_string())
+    };
+    steps
+        .map(|step0| observed(observer(step0 + 1), || take(step0)))
+        .collect()
 }

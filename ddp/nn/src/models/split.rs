@@ -146,63 +146,44 @@ fn even_parts(weights: &[usize], parts: usize) -> Vec<Range<usize>> {
         weights.len()
     );
     let mut before = vec![0u128];
-    weights
-        .iter()
-        .for_each(|&weight| before.push(before[before.len() - 1] + weight as u128));
-    let cap = lightest_cap(weights, parts);
-    // By number of parts and of pieces covered: the least sum of squares, and the last part's
-    // start.
-    let mut best: Vec<Vec<Option<(u128, usize)>>> = vec![vec![None; weights.len() + 1]; parts + 1];
+    for &weight in weights {
+        before.push(before[before.len() - 1] + weight as u128);
+    }
+    let weight = |part: Range<usize>| before[part.end] - before[part.start];
+    let heaviest = |below: u128, part| Some(below.max(weight(part)));
+    let (cap, _) = best_cuts(weights.len(), parts, &heaviest);
+    let squares = |below: u128, part| {
+        let weight = weight(part);
+        (weight <= cap).then(|| below + weight * weight)
+    };
+    best_cuts(weights.len(), parts, &squares).1
+}
+
+/// The cheapest cuts of so many pieces into parts, none empty, and their cost. `cost` is that of
+/// the parts so far and of one more; None if it may not be.
+fn best_cuts(
+    pieces: usize,
+    parts: usize,
+    cost: &dyn Fn(u128, Range<usize>) -> Option<u128>,
+) -> (u128, Vec<Range<usize>>) {
+    // By number of parts and of pieces covered: the least cost, and the last part's start.
+    let mut best: Vec<Vec<Option<(u128, usize)>>> = vec![vec![None; pieces + 1]; parts + 1];
     best[0][0] = Some((0, 0));
     for count in 1..=parts {
-        for end in count..=weights.len() {
-            for start in count - 1..end {
-                let weight = before[end] - before[start];
-                let Some((below, _)) = best[count - 1][start].filter(|_| weight <= cap) else {
-                    continue;
-                };
-                let squares = below + weight * weight;
-                if best[count][end].is_none_or(|(least, _)| squares < least) {
-                    best[count][end] = Some((squares, start));
-                }
-            }
+        for end in count..=pieces {
+            let with = |start: usize| Some((cost(best[count - 1][start]?.0, start..end)?, start));
+            best[count][end] = (count - 1..end).filter_map(with).min();
         }
     }
-    let mut end = weights.len();
-    let mut cuts: Vec<Range<usize>> = Vec::with_capacity(parts);
+    let last = |count: usize, end: usize| best[count][end].expect("there are enough pieces");
+    let (mut end, mut cuts) = (pieces, Vec::with_capacity(parts));
     for count in (1..=parts).rev() {
-        let (_, start) = best[count][end].expect("the cap can be kept");
+        let (_, start) = last(count, end);
         cuts.push(start..end);
         end = start;
     }
     cuts.reverse();
-    cuts
-}
-
-/// The least possible weight of the heaviest of `parts` runs. There are at least as many pieces as
-/// parts, so runs can be cut further until none is empty.
-fn lightest_cap(weights: &[usize], parts: usize) -> u128 {
-    let runs_within = |cap: u128| {
-        let (mut runs, mut filled) = (1, 0u128);
-        for &weight in weights {
-            filled += weight as u128;
-            if filled > cap {
-                (runs, filled) = (runs + 1, weight as u128);
-            }
-        }
-        runs
-    };
-    let (mut low, mut high) = (0, weights.iter().map(|&weight| weight as u128).sum());
-    low = low.max(weights.iter().copied().max().unwrap_or(0) as u128);
-    while low < high {
-        let middle = low + (high - low) / 2;
-        if runs_within(middle) <= parts {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    low
+    (last(parts, pieces).0, cuts)
 }
 
 #[cfg(test)]

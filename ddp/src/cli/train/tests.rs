@@ -29,7 +29,7 @@ fn asked(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> Result<C
     layered(
         &cli.train.flags,
         &how,
-        variables
+        &variables
             .iter()
             .map(|(name, value)| (name.into(), value.into()))
             .collect(),
@@ -241,11 +241,11 @@ fn names_that_are_no_text_are_refused() {
         ];
         let cli = <Cli as clap::Parser>::try_parse_from(words).unwrap();
         let errors = [
-            layered(&cli.train.flags, &cli.train.layers, Vec::new()).unwrap_err(),
+            layered(&cli.train.flags, &cli.train.layers, &Variables::new()).unwrap_err(),
             layered(
                 &SettingFlags::default(),
                 &LayerFlags::default(),
-                vec![(variable(flag).into(), odd())],
+                &Variables::from([(variable(flag).into(), odd())]),
             )
             .unwrap_err(),
         ];
@@ -322,7 +322,7 @@ fn what_is_printed_reads_back_whatever_stands_in_it() {
             print_config: true,
             ..LayerFlags::default()
         };
-        let Command::Show(printed) = layered(&flags, &how, Vec::new()).unwrap() else {
+        let Command::Show(printed) = layered(&flags, &how, &Variables::new()).unwrap() else {
             panic!("nothing printed")
         };
         assert!(
@@ -341,7 +341,8 @@ fn what_is_printed_reads_back_whatever_stands_in_it() {
         print_config: true,
         ..LayerFlags::default()
     };
-    let Command::Show(printed) = layered(&SettingFlags::default(), &how, Vec::new()).unwrap()
+    let Command::Show(printed) =
+        layered(&SettingFlags::default(), &how, &Variables::new()).unwrap()
     else {
         panic!("nothing printed")
     };
@@ -359,12 +360,12 @@ fn settings_may_come_through_a_pipe() {
         config: Some(format!("/proc/self/fd/{pipe}").into()),
         ..LayerFlags::default()
     };
-    match layered(&SettingFlags::default(), &how, Vec::new()).unwrap() {
+    match layered(&SettingFlags::default(), &how, &Variables::new()).unwrap() {
         Command::Train(config) => assert_eq!(config.seed, 4),
         other => panic!("{other:?}"),
     }
     // A rank that --ranks starts reads what its starter has read already.
-    let error = layered(&SettingFlags::default(), &how, Vec::new()).unwrap_err();
+    let error = layered(&SettingFlags::default(), &how, &Variables::new()).unwrap_err();
     assert!(error.to_string().contains("got an empty pipe"), "{error}");
 }
 

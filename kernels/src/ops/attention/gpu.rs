@@ -69,7 +69,17 @@ impl Kernels {
         static SAID: Once = Once::new();
         let (head_size, sharing) = (sizes.head_size, sizes.group());
         let is_aligned = |address: &u64| address.is_multiple_of(PACK_BYTES);
-        let reason = if !head_size.is_multiple_of(TENSOR_TILE) || head_size > TENSOR_HEAD_SIZE_MAX {
+        let (capability, scale) = (gpu.gpu.capability, sizes.scale as f32);
+        // A token's number is computed from that of its row in 32 bits; the largest score is found
+        // before the scale is applied.
+        let fits = sizes.time * sharing * sharing < 1 << 31 && scale > 0.0;
+        let reason = if capability < TENSOR_CAPABILITY {
+            Some(format!(
+                "this GPU has compute capability {}.{}, expected 8.0 or newer; help: train on a \
+                 newer GPU",
+                capability.0, capability.1
+            ))
+        } else if !head_size.is_multiple_of(TENSOR_TILE) || head_size > TENSOR_HEAD_SIZE_MAX {
             Some(format!(
                 "bf16 heads of {head_size} columns, expected a multiple of {TENSOR_TILE} up to \
                  {TENSOR_HEAD_SIZE_MAX}; help: choose a head size of 64 or 128"
@@ -79,21 +89,24 @@ impl Kernels {
                 "q, k, v, out or a gradient at an address that is not a multiple of {PACK_BYTES} \
                  bytes; help: begin views of tensors at multiples of {PACK_BYTES} bytes"
             ))
+        } else if !fits {
+            Some(format!(
+                "expected time·(heads/kv_heads)² below 2³¹ and a scale above 0, got {}·{sharing}² \
+                 and {scale}; help: choose more kv_heads, or a positive scale",
+                sizes.time
+            ))
         } else {
             None
         };
-        let can = dtype == DType::BF16 && gpu.gpu.capability >= TENSOR_CAPABILITY;
-        if let (true, Some(reason)) = (can, &reason) {
+        let is_bf16 = dtype == DType::BF16;
+        if let (true, Some(reason)) = (is_bf16, &reason) {
             let text = format!("attention does not run on tensor cores and is slow: {reason}");
             SAID.call_once(|| warn(&text));
         }
-        // A token's number is computed from that of its row in 32 bits; the largest score is found
-        // before the scale is applied.
-        let fits = sizes.time * sharing * sharing < 1 << 31 && sizes.scale as f32 > 0.0;
-        match (can && fits && reason.is_none(), head_size) {
+        match (is_bf16 && reason.is_none(), head_size) {
             (true, ..=64) => &TENSOR_64,
             (true, _) => &TENSOR_128,
-            (false, ..=64) if dtype == DType::F32 => &PLAIN_64,
+            (false, ..=64) if !is_bf16 => &PLAIN_64,
             (false, _) => &PLAIN_256,
         }
     }
@@ -122,7 +135,7 @@ impl Kernels {
         } else {
             sizes.time
         };
-        let grid = Grid::blocks(blocks, self.threads).waits(others.div_ceil(32));
+        let grid = Grid::blocks(blocks, self.threads, others.div_ceil(32));
         let grid = (grid, self.shared_bytes);
         let (causal, scale) = (sizes.causal, sizes.scale as f32);
         let (heads, kv_heads, width) = (sizes.heads, sizes.kv_heads, sizes.head_size);

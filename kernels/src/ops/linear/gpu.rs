@@ -161,8 +161,8 @@ pub(super) fn fold_and_sum(
     };
     /// Rows whose loads a thread starts at once, as in linear.cu.
     const AT_ONCE: usize = 8;
-    let grid = Grid::blocks(columns.div_ceil(LANES * pack), LANES as u32);
-    let mut grid = grid.waits(ROW_BLOCK / AT_ONCE);
+    let blocks = columns.div_ceil(LANES * pack);
+    let mut grid = Grid::blocks(blocks, LANES as u32, ROW_BLOCK / AT_ONCE);
     grid.blocks[1] = rows.div_ceil(ROW_BLOCK).min(BLOCKS_MAX) as u32;
     let args = args![row_sums, address, saved, rows, columns, activation];
     gpu.launch(&SOURCE, (name, dx.dtype), grid, args)
@@ -190,7 +190,7 @@ pub(super) fn add_row_sums(
     let blocks = row_sums.count.checked_div(columns).unwrap_or(0);
     // A thread adds 64 rows in order, 16 threads side by side, a few loads at once.
     let rounds = blocks.div_ceil(1024) * blocks.min(64).div_ceil(4);
-    let grid = Grid::blocks(columns.div_ceil(COLUMNS), THREADS).waits(rounds);
+    let grid = Grid::blocks(columns.div_ceil(COLUMNS), THREADS, rounds);
     let args = args![db, row_sums, blocks, columns, accumulate];
     gpu.launch(&SOURCE, "add_row_sums_f32", grid, args)
 }
@@ -276,9 +276,11 @@ pub(in crate::ops) fn sum_rows(
         (_, None) => "sum_rows_to_unaligned_f32",
     };
     let height = rows.div_ceil(ROW_BLOCK).clamp(1, ROW_BLOCKS_AT_ONCE);
+    // A thread loads eight rows of its block at once.
+    let loads = rows.div_ceil(height * ROW_BLOCK) * ROW_BLOCK.min(rows).div_ceil(8);
     let grid = Grid {
         threads: [LANES as u32, height as u32, 1],
-        ..Grid::blocks(columns.div_ceil(LANES * pack.unwrap_or(1)), 1)
+        ..Grid::blocks(columns.div_ceil(LANES * pack.unwrap_or(1)), 1, loads)
     };
     gpu.launch(
         &SOURCE,

@@ -8,9 +8,14 @@
 //! since gzip packs a thousand commas into a byte.
 
 use std::io::{self, BufRead, BufReader, Chain, Cursor, ErrorKind, Read};
+use std::path::{Path, PathBuf};
 
 use csv_core::ReadRecordResult;
 use ddp_kernels::heartbeat::{self, Work};
+
+use super::super::gzip::unreadable;
+use super::super::io::refuse;
+use crate::error::{Result, bail};
 
 /// The longest record. A row of a million numbers has about 20 MB.
 const RECORD_BYTES_MAX: usize = 64 << 20;
@@ -22,17 +27,10 @@ const BUFFER_BYTES: usize = 1 << 20;
 const AMBIGUOUS: &str = "expected one delimiter, got several of commas, semicolons and tabs, each of which splits \
      all rows alike; help: write quotes around names and cells that hold another one (\"a,b\"), or rename columns";
 
-/// Why a table cannot be read.
-#[derive(Debug)]
-pub(super) enum CsvProblem {
-    /// What is wrong on this line of the file.
-    Malformed(u64, String),
-    /// The system could not read the file.
-    Unreadable(io::Error),
-}
-
 /// The records of a stream, one after another.
 pub(super) struct Records<R> {
+    /// The file, for messages.
+    pub(super) path: PathBuf,
     input: BufReader<Chain<Cursor<Vec<u8>>, R>>,
     parser: csv_core::Reader,
     /// The text of all cells of the current record, and where each cell ends in it.
@@ -52,25 +50,26 @@ pub(super) struct Records<R> {
 impl<R: Read> Records<R> {
     /// Reads a stream with tabs as delimiters if `tabs`, else with the delimiter that its first
     /// lines show.
-    pub(super) fn new(reader: R, tabs: bool) -> Result<Records<R>, CsvProblem> {
-        Records::with_buffer(reader, tabs, BUFFER_BYTES, RECORD_BYTES_MAX)
+    pub(super) fn new(path: &Path, reader: R, tabs: bool) -> Result<Records<R>> {
+        Records::with_buffer(path, reader, tabs, (BUFFER_BYTES, RECORD_BYTES_MAX))
     }
 
     fn with_buffer(
+        path: &Path,
         mut reader: R,
         tabs: bool,
-        buffer_bytes: usize,
-        record_bytes_max: usize,
-    ) -> Result<Records<R>, CsvProblem> {
+        sizes: (usize, usize),
+    ) -> Result<Records<R>> {
+        let buffer_bytes = sizes.0;
         let mut start = Vec::new();
         let read = reader
             .by_ref()
             .take(buffer_bytes as u64)
             .read_to_end(&mut start);
-        read.map_err(CsvProblem::Unreadable)?;
+        read.map_err(|error| unreadable(path, error))?;
         if start.starts_with(b"\xff\xfe") || start.starts_with(b"\xfe\xff") {
-            let what = "expected UTF-8, got UTF-16; help: save the file as UTF-8";
-            return Err(CsvProblem::Malformed(1, what.into()));
+            let what = "line 1: expected UTF-8, got UTF-16; help: save the file as UTF-8";
+            return Err(refuse(path, what));
         }
         let is_cut = start.len() == buffer_bytes;
         if start.starts_with(b"\xef\xbb\xbf") {
@@ -78,20 +77,21 @@ impl<R: Read> Records<R> {
         }
         let delimiter = match tabs {
             true => b'\t',
-            false => delimiter_of(&start, is_cut)?,
+            false => delimiter_of(&start, is_cut).map_err(|why| refuse(path, why))?,
         };
-        let sizes = (buffer_bytes, record_bytes_max);
-        Ok(Records::split_at(delimiter, start, reader, sizes))
+        Ok(Records::split_at(path, delimiter, start, reader, sizes))
     }
 
     /// The records of `start` and then of `reader`.
     fn split_at(
+        path: &Path,
         delimiter: u8,
         start: Vec<u8>,
         reader: R,
         (buffer_bytes, record_bytes_max): (usize, usize),
     ) -> Records<R> {
         Records {
+            path: path.into(),
             input: BufReader::with_capacity(buffer_bytes, Cursor::new(start).chain(reader)),
             parser: csv_core::ReaderBuilder::new().delimiter(delimiter).build(),
             text: vec![0; buffer_bytes],
@@ -106,15 +106,15 @@ impl<R: Read> Records<R> {
     }
 
     /// Goes to the next record; false at the end.
-    pub(super) fn advance(&mut self) -> Result<bool, CsvProblem> {
+    pub(super) fn advance(&mut self) -> Result<bool> {
         if !self.skip_line_ends()? {
             return Ok(false);
         }
-        let line = self.line;
-        let malformed = |what| Err(CsvProblem::Malformed(line, what));
+        let (line, path) = (self.line, &self.path);
+        let malformed = |what| Err(refuse(path, format!("line {line}: {what}")));
         let (mut bytes, mut cells) = (0, 0);
         loop {
-            let input = fill(&mut self.input)?;
+            let input = fill(&mut self.input).map_err(|error| unreadable(path, error))?;
             let at_end = input.is_empty();
             // At the end of the file a line end completes the record, unless a quote is open.
             let (result, read, written, ended) = self.parser.read_record(
@@ -187,9 +187,10 @@ impl<R: Read> Records<R> {
     }
 
     /// Skips empty lines. Returns whether a record follows.
-    fn skip_line_ends(&mut self) -> Result<bool, CsvProblem> {
+    fn skip_line_ends(&mut self) -> Result<bool> {
         loop {
-            match fill(&mut self.input)?.first() {
+            let next = fill(&mut self.input).map_err(|error| unreadable(&self.path, error))?;
+            match next.first() {
                 None => return Ok(false),
                 Some(b'\n') => {
                     self.line += u64::from(!self.after_cr);
@@ -210,23 +211,21 @@ impl<R: Read> Records<R> {
 }
 
 /// The next bytes of `input`, none at the end.
-fn fill(input: &mut impl BufRead) -> Result<&[u8], CsvProblem> {
+fn fill(input: &mut impl BufRead) -> io::Result<&[u8]> {
     heartbeat::beat(Work::ConvertsData);
-    loop {
-        match input.fill_buf() {
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(CsvProblem::Unreadable(error)),
-            Ok(_) => break,
+    while let Err(error) = input.fill_buf() {
+        if error.kind() != ErrorKind::Interrupted {
+            return Err(error);
         }
     }
     // The buffer is filled by now: this reads nothing. The borrow checker refuses to return it from
     // the loop.
-    input.fill_buf().map_err(CsvProblem::Unreadable)
+    input.fill_buf()
 }
 
 /// The delimiter of a file that begins with these bytes: of those in the first line the one that
 /// splits the other lines alike. `is_cut`: the last line may be cut off.
-fn delimiter_of(start: &[u8], is_cut: bool) -> Result<u8, CsvProblem> {
+fn delimiter_of(start: &[u8], is_cut: bool) -> Result<u8, String> {
     let splits_header = |delimiter: &u8| cells(*delimiter, start).next() > Some(1);
     let mut found = [b',', b';', b'\t'].to_vec();
     found.retain(splits_header);
@@ -241,7 +240,7 @@ fn delimiter_of(start: &[u8], is_cut: bool) -> Result<u8, CsvProblem> {
             // Whichever is taken, a row will be refused.
             0 => {}
             1 => found = alike,
-            _ => return Err(CsvProblem::Malformed(1, AMBIGUOUS.into())),
+            _ => bail!("line 1: {AMBIGUOUS}"),
         }
     }
     Ok(found.first().copied().unwrap_or(b','))
@@ -250,7 +249,13 @@ fn delimiter_of(start: &[u8], is_cut: bool) -> Result<u8, CsvProblem> {
 /// How many cells each record of the first bytes of a file has with this delimiter. A malformed
 /// record has 0 and is the last.
 fn cells(delimiter: u8, start: &[u8]) -> impl Iterator<Item = usize> {
-    let mut records = Records::split_at(delimiter, Vec::new(), start, (1 << 12, RECORD_BYTES_MAX));
+    let mut records = Records::split_at(
+        Path::new(""),
+        delimiter,
+        Vec::new(),
+        start,
+        (1 << 12, RECORD_BYTES_MAX),
+    );
     let mut is_malformed = false;
     std::iter::from_fn(move || {
         let next = (!is_malformed).then(|| records.advance())?;

@@ -25,11 +25,11 @@ fn unpack_all(bytes: &[u8]) -> (Result<Vec<u8>>, Vec<String>) {
     let path = scratch.path().join("train-idx1-ubyte.gz");
     fs::write(&path, bytes).unwrap();
     let cache = scratch.path().join("cache");
-    let unpacked = unpacked(&DataFile {
-        path: &path,
-        name: &path.display().to_string(),
-        cache_dir: Some(&cache),
-    });
+    let unpacked = unpacked(&DataFile::new(
+        &path,
+        &path.display().to_string(),
+        Some(&cache),
+    ));
     let left = fs::read_dir(&cache).map_or(vec![], |entries| {
         entries
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())

@@ -10,6 +10,7 @@ use flate2::write::GzEncoder;
 
 use super::rows::PIECE_COUNT;
 use super::*;
+use crate::feature_plan::ColumnPlan;
 use crate::files::{Element, OddCells};
 use ddp_kernels::files::testing::Scratch;
 
@@ -473,7 +474,7 @@ fn a_converted_table_is_reused_unless_columns_differ() {
     assert_eq!(path(&table.labelled("y").unwrap()), first);
     assert_ne!(path(&table.labelled("x").unwrap()), first);
     assert_ne!(path(&table.with(Some("y"), Some(&["x"])).unwrap()), first);
-    flat::verify(&first).unwrap();
+    crate::files::flat::verify(&first).unwrap();
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::io::{BufReader, Read};
 use std::path::Path;
 
-use super::super::format::{Contents, DataFile, Format, Holds};
+use super::super::format::{Contents, DataFile, Format, Holds, PLAIN};
 use super::super::io::MappedReader;
 use super::super::{cache, flat, formats, open as open_file};
 use super::{file, refused};
@@ -15,9 +15,8 @@ use ddp_kernels::files::testing::Scratch;
 pub(crate) static FVECS: Format = Format {
     name: "an .fvecs file",
     endings: &[".fvecs"],
-    begins: |_| false,
-    must_begin: None,
     holds: Holds::Arrays(open),
+    ..PLAIN
 };
 
 fn open(file: &DataFile<'_>) -> Result<Contents> {

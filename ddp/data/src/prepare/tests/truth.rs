@@ -269,9 +269,7 @@ fn ranks_with_different_files_of_the_same_shape_are_refused() {
             panic!("it is a file");
         };
         let request = request(&path, None);
-        let wanted = wanted(&request, DATA, &spec, None);
-        let files = resolve(&wanted).unwrap();
-        open_alike(&request, &files, &crate::Alone).unwrap()
+        open_files(&resolve(&request, DATA, &spec, None).unwrap()).unwrap()
     };
     let one = opened(usize::MAX);
     let other = opened(777);

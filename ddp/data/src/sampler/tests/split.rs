@@ -9,18 +9,18 @@ proptest! {
     fn every_row_is_on_one_side(rows in 2u64..500, fraction in 0.001f64..0.999, seed: u64) {
         let split = Split::new(rows, fraction, seed).unwrap();
         let mut sides = vec![0; rows as usize];
-        for index in 0..split.held_out_rows() {
-            let row = split.held_out_row(index);
+        for index in 0..split.rows(true) {
+            let row = split.row(true, index);
             prop_assert!(!split.is_trained_on(row));
             sides[row as usize] += 1;
         }
-        for index in 0..split.training_rows() {
-            let row = split.training_row(index);
+        for index in 0..split.rows(false) {
+            let row = split.row(false, index);
             prop_assert!(split.is_trained_on(row));
             sides[row as usize] += 1;
         }
         prop_assert!(sides.iter().all(|&count| count == 1));
-        let off = split.held_out_rows() as f64 - rows as f64 * fraction;
+        let off = split.rows(true) as f64 - rows as f64 * fraction;
         prop_assert!(off.abs() <= 1.0, "{off}");
     }
 }
@@ -29,8 +29,8 @@ proptest! {
 fn another_seed_keeps_other_rows_and_one_row_cannot_be_split() {
     let held = |seed| -> Vec<u64> {
         let split = Split::new(1000, 0.1, seed).unwrap();
-        (0..split.held_out_rows())
-            .map(|index| split.held_out_row(index))
+        (0..split.rows(true))
+            .map(|index| split.row(true, index))
             .collect()
     };
     assert_eq!(held(1), held(1));

@@ -144,6 +144,26 @@ fn a_process_killed_while_it_replaces_a_step_loses_none() {
 }
 
 #[test]
+fn a_checkpoint_is_given_up_when_a_rank_is_lost() {
+    let scratch = Scratch::new();
+    save(scratch.path(), &[1]);
+    let worlds = ddp_comm::World::threads(2, None, std::time::Duration::from_secs(60)).unwrap();
+    let run = |world: ddp_comm::World| {
+        let (_, mut step) = run(2);
+        let mut saver = Saver::new(&world, scratch.path(), 2).unwrap();
+        world.barrier().unwrap();
+        world.end_generation(None);
+        saver.save(&mut step, state(2)).unwrap();
+        assert!(saver.finish().unwrap_err().is_rank_lost());
+    };
+    std::thread::scope(|scope| {
+        let all = worlds.into_iter();
+        all.for_each(|world| _ = scope.spawn(|| run(world)));
+    });
+    assert_eq!(names(scratch.path()), ["step-00000001"]);
+}
+
+#[test]
 fn a_saver_works_again_after_a_full_disk() {
     let scratch = Scratch::new();
     let (world, mut step) = run(1);

@@ -1,214 +1,179 @@
-//! Everything up to the first step with the ranks of a world, and what is carried to the next one.
+//! Everything up to the first step with the ranks of a world. A request to stop ends it at once,
+//! until the folder of the run is changed.
 
-use ddp_comm::{StopSignals, World};
-use ddp_data::DataSpec;
-use ddp_nn::optim::Schedule;
+use ddp_comm::{Signal, StopSignals, World};
 
-use super::Trainer;
-use crate::checkpoint::{Saver, State};
+use super::{Trainer, report};
+use crate::checkpoint::Saver;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::model::data_shape;
-use crate::record::LockedRecord;
-use crate::samples::HeldOut;
+use crate::record::{LockedRecord, REPORT_FILE, Record};
 use crate::tasks;
-use crate::trace::RunTrace;
-use crate::trainer::carried::{self, Carried, Kept};
-use crate::trainer::opening::{self, Settings};
-use crate::trainer::prepare::prepare;
+use crate::trace::{RunTrace, TraceSteps};
+use crate::trainer::carried::{self, Carried, Kept, Standings, Untold};
+use crate::trainer::opening::Opening;
 use crate::trainer::program::Program;
-use crate::trainer::setup::Assembled;
+use crate::trainer::setup::{self, Assembled, Prepared};
 use crate::trainer::stop_poll::StopPoll;
-use crate::trainer::{matmuls, resume};
-
-/// What a run shares with the ranks of a world, once its folder is open.
-struct Begun {
-    schedule: Schedule,
-    times_products: bool,
-    state: State,
-    lost_checkpoint: bool,
-    stop_poll: StopPoll,
-    trace: RunTrace,
-    saver: Saver,
-}
-
-impl Begun {
-    /// Opens the record, which stays in `carried`, and what else a run needs besides `run`.
-    fn new(
-        options: &Config,
-        program: &mut dyn Program,
-        world: &World,
-        stops: StopSignals,
-        run: &mut Assembled,
-        locked: Option<LockedRecord>,
-        carried: &mut Carried,
-    ) -> Result<Begun> {
-        let settings = Settings::of(options, run);
-        let mut state = opening::state(options, &settings, run, world)?;
-        let times_products = matmuls::are_timed(options.products, run.devices[0], world);
-        if !times_products {
-            state.products = None;
-        }
-        if world.rank() == 0 && carried.record.is_none() {
-            let record = match run.continues {
-                true => opening::take_over(options, program, &settings, run, world)?,
-                false => opening::open_record(options, program, &settings, run, world, locked)?,
-            };
-            carried.record = Some(record);
-        }
-        if let (Some(bytes), 0, false) = (run.kept_bytes, world.rank(), run.continues) {
-            let mb = bytes as f64 / 1e6;
-            tracing::info!("the training data, {mb:.1} MB, are kept on the GPU");
-        }
-        let kept = &mut run.kept;
-        let mut lost_checkpoint = false;
-        match &run.resumed {
-            _ if run.continues => {
-                state.products = kept.products.clone();
-                let record = carried.record.as_mut();
-                lost_checkpoint = kept.complete_record(record, &options.out, world)?;
-                kept.totals.restart_clock();
-            }
-            Some(opened) => {
-                let before = &opened.state;
-                if resume::has_other_held_out_rows(state.held_out.as_ref(), before) {
-                    (kept.totals.best, kept.totals.last) = (None, None);
-                }
-                kept.held_out = before.held_out.clone();
-                kept.totals.begin();
-            }
-            None => kept.totals.begin(),
-        }
-        // The best stays what it was while there is nothing to compare.
-        state.held_out = state.held_out.or(kept.held_out.clone());
-        let (taken, plan) = (kept.totals.steps, &run.plan);
-        let stop_poll = StopPoll::new(world, stops, taken)?;
-        let traced = options.trace.filter(|_| !run.continues);
-        let trace = RunTrace::new(traced, [taken + 1, plan.steps], &run.devices, world);
-        // No rank trains before the record is open.
-        world.barrier()?;
-        let mut saver = Saver::new(world, &options.out, options.keep)?;
-        if let Some(record) = &mut carried.record {
-            let (file, path) = record.handle()?;
-            saver.write_behind(file, path);
-            if world.generation() > 1 {
-                carried::say_change(record, world, taken, carried.noticed)?;
-            }
-        }
-        carried.noticed = None;
-        if let Some(tokenizer) = &run.data.tokenizer {
-            saver.write_tokenizer(tokenizer.clone());
-        }
-        Ok(Begun {
-            schedule: options.learning_rate(plan)?,
-            times_products,
-            state,
-            lost_checkpoint,
-            stop_poll,
-            trace,
-            saver,
-        })
-    }
-}
+use crate::trainer::totals::Clock;
+use crate::trainer::{agree, matmuls, resume};
 
 impl<'a> Trainer<'a> {
-    /// Everything up to the first step. None for a resumed run that is already finished. After an
-    /// error, what this rank has is `carried`.
+    /// Everything up to the first step. None for a resumed run that is already finished.
     pub(in crate::trainer) fn new(
         options: &'a Config,
         program: &'a mut dyn Program,
         world: &'a World,
         stops: StopSignals,
-        carried: &mut Carried,
+        carried: &'a mut Carried,
     ) -> Result<Option<Trainer<'a>>> {
-        let Some((mut run, locked)) = prepare(options, program, world, &stops, carried)? else {
+        let Some((run, locked)) = prepare(options, program, world, &stops, carried)? else {
             return Ok(None);
         };
-        let began = Begun::new(options, program, world, stops, &mut run, locked, carried);
-        let begun = match began {
-            Ok(begun) => begun,
-            Err(error) => {
-                carried.kept = Some(run.kept);
-                return Err(error);
+        let times_products = matmuls::are_timed(options.products, run.devices[0], world);
+        let (kept, record, untold) = carried.parts();
+        let opening = Opening::new(options, &run, kept, world);
+        let mut state = opening.state()?;
+        if world.rank() == 0 && record.is_none() {
+            *record = Some(opening.record(program, locked)?);
+        }
+        if let (Some(bytes), 0, false) = (run.kept_bytes, world.rank(), run.continues) {
+            let mb = bytes as f64 / 1e6;
+            tracing::info!("the training data, {mb:.1} MB, are kept on the GPU");
+        }
+        let held_out = state.held_out.take();
+        let lost_checkpoint = match run.continues {
+            true => kept.complete_record(record.as_mut(), &options.out, world)?,
+            false => {
+                begin(&run, kept, held_out.as_ref(), times_products);
+                false
             }
         };
-        let Assembled {
-            data,
-            plan,
-            main,
-            loader,
-            held_out,
-            sample,
-            kept,
-            ..
-        } = run;
-        let shape = data_shape(data.train.spec());
+        kept.clock.restart();
+        // The best stays what it was while there is nothing to compare.
+        let totals = &mut kept.totals;
+        totals.held_out = held_out.or(totals.held_out.take());
+        let taken = totals.steps;
+        let stop_poll = StopPoll::new(world, stops, taken)?;
+        // Ranks that met again trace what is left.
+        let is_left = |steps: &TraceSteps| !run.continues || steps.reach(taken + 1);
+        let traced = options.trace.filter(is_left);
+        let trace = RunTrace::new(traced, [taken + 1, run.plan.steps], &run.devices, world);
+        if let Some(record) = record.as_mut().filter(|_| world.generation() > 1) {
+            carried::say_change(record, untold, world, taken)?;
+        }
+        // No rank trains before the record is open.
+        world.barrier()?;
+        *untold = Untold::default();
+        let behind = record.as_ref().map(Record::handle).transpose()?;
+        let tokenizer = run.data.tokenizer.clone();
+        let saver = Saver::of_run(world, &options.out, options.keep, behind, tokenizer)?;
+        let shape = data_shape(run.data.train.spec());
         Ok(Some(Trainer {
             options,
             program,
             world,
-            schedule: begun.schedule,
-            plan,
-            task: tasks::of(data.train.task()),
-            times_products: begun.times_products,
-            loader,
-            held_out,
-            held_out_rows: data.held_out.rows(),
-            sample,
-            samples: HeldOut::of(&data, !matches!(options.data, DataSpec::Synthetic(_))),
-            step: kept.step,
-            main,
-            saver: begun.saver,
-            state: begun.state,
-            saved: kept.saved,
-            lost_checkpoint: begun.lost_checkpoint,
-            record: carried.record.take(),
-            totals: kept.totals,
-            stop_poll: begun.stop_poll,
-            trace: begun.trace,
-            workload: kept.workload,
-            line: kept.line,
+            task: tasks::of(run.data.train.task()),
+            schedule: options.learning_rate(&run.plan)?,
+            times_products,
+            saver,
+            state,
+            lost_checkpoint,
+            stop_poll,
+            trace,
             flop_of_a_row: options.model.flop_of_a_row(&shape),
             product_tflops: None,
+            run,
+            kept,
+            record,
+            noticed: &mut untold.noticed,
         }))
     }
+}
 
-    /// Ends what it shares with the ranks of this world, because of `why`. The rest is `carried` to
-    /// the next one.
-    pub(super) fn leave(self, why: Option<&Error>, carried: &mut Carried) {
-        let why = why.and_then(|error| match error {
-            Error::Comm(error) => Some(error),
-            _ => None,
-        });
-        let Trainer {
-            saver,
-            loader,
-            world,
-            step,
-            totals,
-            workload,
-            saved,
-            state,
-            line,
-            record,
-            ..
-        } = self;
-        let mut kept = Kept {
-            step,
-            totals,
-            workload,
-            saved,
-            held_out: state.held_out,
-            line,
-            products: state.products,
-        };
-        world.end_generation(why);
-        if let Err(error) = kept.halt(loader.sampler()) {
-            world.leave(&error, carried::EXIT_LOST);
-        }
-        // Both wait for threads.
-        drop((saver, loader));
-        carried.record = record;
-        carried.kept = Some(kept);
+/// Begins a new run, or one that resumes a checkpoint.
+fn begin(run: &Assembled, kept: &mut Kept, held_out: Option<&String>, times_products: bool) {
+    kept.clock = Clock::new(kept.clock.has_rates);
+    let Some(before) = run.resumed.as_ref().map(|opened| &opened.state) else {
+        return;
+    };
+    let totals = &mut kept.totals;
+    if resume::has_other_held_out_rows(held_out, before) {
+        (totals.best, totals.last) = (None, None);
     }
+    totals.held_out = before.held_out.clone();
+    // Another number of ranks makes products of other shapes.
+    if times_products && before.world.ranks == run.places.len() {
+        totals.products = before.products.clone();
+    }
+}
+
+/// What rank 0 prints at the first and the second Ctrl-C while the run is set up.
+const ON_EARLY_INTERRUPT: [&str; 2] = [
+    "\nCtrl-C: ending at once: there is nothing to save during set-up.\n",
+    "\nCtrl-C again: ended\n",
+];
+/// The same from then on.
+const ON_INTERRUPT: [&str; 2] = [
+    "\nCtrl-C: finishing this step, then saving. Ctrl-C again ends at once, without saving.\n",
+    "\nCtrl-C again: ended without saving\n",
+];
+
+/// What a run needs, before its folder is changed, and its record if there is one. None for a
+/// resumed run that is already finished. In a later world of ranks the run is what they `carried`.
+fn prepare(
+    options: &Config,
+    program: &dyn Program,
+    world: &World,
+    stops: &StopSignals,
+    carried: &mut Carried,
+) -> Result<Option<(Assembled, Option<LockedRecord>)>> {
+    let say = |texts| (world.rank() == 0).then(|| stops.say_on_interrupt(texts));
+    // Reading data may take long, and there is nothing to save yet.
+    let is_first = world.generation() < 2;
+    if is_first {
+        say(&ON_EARLY_INTERRUPT);
+    }
+    let exit_code = stopped_early(Signal::User1).exit_code();
+    let text = |signal| stopped_early(signal).to_string();
+    let ending = is_first.then(|| world.fail_when_asked(stops, exit_code, text));
+    let ending = ending.transpose()?;
+    agree::compare_programs(&options.equal_on_all_ranks(), world)?;
+    let standings = carried.standings(world, options.zero == 1)?;
+    let standings = standings.as_ref();
+    let locked = match standings.and_then(Standings::source) {
+        Some(_) => None,
+        None => resume::lock(options, world)?,
+    };
+    let prepared = setup::assemble(options, program, world, u64::MAX, carried, standings)?;
+    say(&ON_INTERRUPT);
+    drop(ending);
+    // The folder is changed only when no rank can end the job any more.
+    world.barrier()?;
+    match prepared {
+        Prepared::Ready(run) => Ok(Some((*run, locked))),
+        Prepared::TooLarge(_) => Err(Error::Internal(
+            "training sets no limit to the size of the model".into(),
+        )),
+        Prepared::Finished(opened) => {
+            tracing::info!(
+                "the run in {} has taken all its {} steps: nothing is left to do",
+                options.out.display(),
+                opened.state.step
+            );
+            if world.rank() == 0 && !options.out.join(REPORT_FILE).exists() {
+                report(program, options);
+            }
+            Ok(None)
+        }
+    }
+}
+
+/// The end of a run that is asked to stop before its first step.
+fn stopped_early(signal: Signal) -> Error {
+    Error::Stopped(format!(
+        "stopped by {signal} during set-up, before any step: nothing is lost; help: run the same \
+         command again"
+    ))
 }

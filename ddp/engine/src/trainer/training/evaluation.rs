@@ -1,13 +1,15 @@
 //! Evaluations between steps, and the text that a sample continues.
 
+use ddp_data::{DataSpec, LabelName};
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Phase, in_phase};
 
 use super::Trainer;
 use crate::checkpoint::Best;
 use crate::error::Result;
+use crate::faults::{self, FaultPoint};
 use crate::record::{EvalEvent, Event, SampleEvent};
-use crate::samples::SampleCollector;
+use crate::samples::{SampleCollector, largest_class};
 use crate::shown::{shown, significant};
 use crate::tasks::{figures_text, numbers_figures};
 use crate::trainer::agree;
@@ -21,65 +23,69 @@ impl Trainer<'_> {
     pub(super) fn evaluate(&mut self, number: u64) -> Result<bool> {
         let evaluate = || in_phase(Phase::Evaluation, || self.evaluate_now(number));
         let is_best = trace::record(EVALUATE, evaluate)?;
-        self.totals.evaluated = number;
+        self.kept.totals.evaluated = number;
         Ok(is_best)
     }
 
     fn evaluate_now(&mut self, number: u64) -> Result<bool> {
+        faults::at(FaultPoint::Evaluation)?;
         if self.world.is_elastic() {
-            self.step.settle()?;
+            self.kept.step.settle()?;
         }
         self.sample(number)?;
-        if self.held_out_rows == 0 {
+        if self.run.data.held_out.rows() == 0 {
             return Ok(false);
         }
         self.compare_replicas(number)?;
         // The report shows the last evaluation.
-        let is_last = number == self.plan.steps;
-        let targets = self.samples.targets();
+        let is_last = number == self.run.plan.steps;
+        let data = &self.run.data;
+        let targets = &data.held_out.spec().targets;
         let mut collector = self.task.sample_collector(targets).filter(|_| is_last);
-        let mut differences = self.task.differences(self.samples.label_columns());
+        let labels = data.label.as_ref().map(LabelName::columns);
+        let mut differences = self.task.differences(labels);
+        let step = &mut self.kept.step;
         let stats = match (&mut collector, &mut differences) {
-            (None, None) => self.step.evaluate(&mut self.held_out, &self.main)?,
+            (None, None) => step.evaluate(&mut self.run.held_out, &self.run.main)?,
             (collector, differences) => {
                 let mut see = |shard, batch: &_, output: &_| {
                     if let Some(collector) = collector {
                         collector.see(batch, output)?;
                     }
                     if let Some(differences) = differences {
-                        let normalization = self.samples.target_normalization();
+                        let normalization = data.target_normalization.as_ref();
                         differences.see(shard, batch, output, normalization)?;
                     }
                     Ok(())
                 };
-                self.step
-                    .evaluate_with(&mut self.held_out, &self.main, &mut see)?
+                step.evaluate_with(&mut self.run.held_out, &self.run.main, &mut see)?
             }
         };
         let columns = match differences {
             Some(differences) => differences.together(self.world)?,
             None => Vec::new(),
         };
-        self.totals.evaluation = Some(stats);
+        self.kept.totals.evaluation = Some(stats);
+        let rows_of_classes = data.held_out.rows_of_classes();
         let mut figures = self.task.figures(stats.loss());
         figures.extend(numbers_figures(&columns));
         let event = EvalEvent {
             step: number,
             loss: stats.loss(),
             accuracy: self.accuracy(),
-            largest_class: self.samples.largest_class(),
+            largest_class: rows_of_classes.and_then(|rows| largest_class(&rows)),
             figures: figures.iter().copied().collect(),
             columns: match &columns[..] {
                 [_] => Vec::new(),
                 _ => columns,
             },
         };
-        let is_best = self.totals.note_evaluation(Best {
+        let is_best = self.kept.totals.note_evaluation(Best {
             step: number,
             loss: event.loss,
             accuracy: event.accuracy,
         });
-        if let Some(record) = &mut self.record
+        if let Some(record) = &mut *self.record
             && !record.has("eval", number)
         {
             let result = describe(&event) + &figures_text(&figures);
@@ -91,7 +97,7 @@ impl Trainer<'_> {
         if let Some(collector) = collector {
             self.keep(collector, number)?;
         }
-        self.totals.restart_clock();
+        self.kept.clock.restart();
         Ok(is_best)
     }
 
@@ -100,11 +106,11 @@ impl Trainer<'_> {
         if self.options.sample.is_none() {
             return Ok(());
         }
-        self.step.gather()?;
-        if let (Some(sample), Some(record)) = (&self.sample, &mut self.record)
+        self.kept.step.gather()?;
+        if let (Some(sample), Some(record)) = (&self.run.sample, &mut *self.record)
             && !record.has("sample", number)
         {
-            match sample.text(&self.step) {
+            match sample.text(&self.kept.step) {
                 Ok(text) => {
                     let prompt = sample.prompt();
                     let line = shown(&format!("{prompt}{text}"));
@@ -119,14 +125,16 @@ impl Trainer<'_> {
                 Err(error) => tracing::warn!("step {number}: no sample: {error}"),
             }
         }
-        self.totals.restart_clock();
+        self.kept.clock.restart();
         Ok(())
     }
 
     /// Gathers what all ranks saw in the last evaluation, and keeps it for the report.
     fn keep(&mut self, collector: SampleCollector, number: u64) -> Result<()> {
-        let kept = collector.together(number, &self.samples, &self.main, self.world)?;
-        if let (Some((confusion, samples)), Some(record)) = (kept, &mut self.record) {
+        let (run, data) = (&self.run, &self.options.data);
+        let may_be_pictures = !matches!(data, DataSpec::Synthetic(_));
+        let kept = collector.together(number, &run.data, may_be_pictures, &run.main, self.world)?;
+        if let (Some((confusion, samples)), Some(record)) = (kept, &mut *self.record) {
             record.write(&Event::Confusion(&confusion))?;
             // The report can do without samples.
             if let Err(error) = samples.and_then(|samples| samples.save(&self.options.out)) {
@@ -137,13 +145,13 @@ impl Trainer<'_> {
     }
 
     pub(super) fn compare_replicas(&mut self, number: u64) -> Result<()> {
-        self.totals.compared = Some(number);
-        agree::compare_replicas(&mut self.step, self.world, number)
+        self.kept.compared = Some(number);
+        agree::compare_replicas(&mut self.kept.step, self.world, number)
     }
 
     /// That of the last evaluation.
     pub(super) fn accuracy(&self) -> Option<f64> {
-        let evaluation = self.totals.evaluation.as_ref();
+        let evaluation = self.kept.totals.evaluation.as_ref();
         evaluation.and_then(|stats| self.task.accuracy(stats))
     }
 }

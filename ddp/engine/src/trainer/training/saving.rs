@@ -10,7 +10,6 @@ use super::Trainer;
 use crate::checkpoint::{self, State};
 use crate::error::Result;
 use crate::faults::{self, FaultPoint};
-use crate::record::Event;
 use crate::trainer::nonfinite;
 
 /// What a trace shows.
@@ -21,43 +20,42 @@ impl Trainer<'_> {
     /// while training continues.
     pub(super) fn save(&mut self, number: u64) -> Result<()> {
         // 0 stands for no checkpoint.
-        if number > 0 && self.saved == number {
+        if number > 0 && self.kept.totals.saved == number {
             return Ok(());
         }
         let began = Instant::now();
         trace::record(SNAPSHOT, || {
             in_phase(Phase::Checkpoint, || self.save_now(number))
         })?;
-        self.saved = number;
-        self.totals.waits.saving += began.elapsed();
+        self.kept.totals.saved = number;
+        self.kept.clock.waits.saving += began.elapsed();
         self.record_saved()
     }
 
     fn save_now(&mut self, number: u64) -> Result<()> {
         // After a bad step the model is that of an earlier step.
-        let report = self.step.report()?;
+        let report = self.kept.step.report()?;
         self.check_finite(&report)?;
-        if self.totals.compared != Some(number) {
+        if self.kept.compared != Some(number) {
             self.compare_replicas(number)?;
         }
-        self.step.gather()?;
-        nonfinite::check_values(&self.step, number)?;
+        self.kept.step.gather()?;
+        nonfinite::check_values(&self.kept.step, number)?;
         faults::at(FaultPoint::Snapshot)?;
         let state = self.state_after(number);
-        self.saver.save(&mut self.step, state)
+        self.saver.save(&mut self.kept.step, state)
     }
 
     /// Everything but tensors after step `number`.
     fn state_after(&self, number: u64) -> State {
-        let next = self.loader.sampler().at(number);
+        let (next, totals) = (self.run.loader.sampler().at(number), &self.kept.totals);
         let mut state = self.state.clone();
-        state.step = number;
-        state.samples = self.totals.samples;
-        state.position.epoch = next.epoch;
-        state.position.in_epoch = next.in_epoch;
+        (state.step, state.samples) = (number, totals.samples);
+        (state.position.epoch, state.position.in_epoch) = (next.epoch, next.in_epoch);
         state.schedule.learning_rate = self.schedule.learning_rate(number);
-        state.best = self.totals.best;
-        state.last = self.totals.last;
+        (state.best, state.last) = (totals.best, totals.last);
+        state.held_out = totals.held_out.clone();
+        state.products = totals.products.clone();
         state
     }
 
@@ -65,14 +63,12 @@ impl Trainer<'_> {
     pub(super) fn record_saved(&mut self) -> Result<()> {
         self.saver.check()?;
         let written = self.saver.written();
-        let Some(record) = &mut self.record else {
+        let Some(record) = self.record else {
             return Ok(());
         };
         for (step, folder) in written {
             record.check_present()?;
-            let folder = folder.strip_prefix(&self.options.out).unwrap_or(&folder);
-            let folder = &folder.to_string_lossy();
-            record.write(&Event::Checkpoint { step, folder })?;
+            record.write_checkpoint(step, &folder)?;
         }
         Ok(())
     }

@@ -1,20 +1,22 @@
-//! The family `gpt`: a causal transformer over tokens, as GPT-2 or Llama.
+//! The family `gpt`: a causal transformer over tokens, as GPT-2 or Llama. Names of its layers:
+//! `embedding.tokens.weight`, `embedding.positions.weight`, those of the blocks, `norm` and `head`.
 
-mod layers;
-mod spec;
+pub(super) mod spec;
 #[cfg(test)]
 mod tests;
 
 use ddp_kernels::DType;
 
-pub use super::blocks::{MlpKind, NormKind, RecomputeKind};
-pub use spec::{GptSpec, PositionKind};
+pub use spec::{GptSpec, MlpKind, NormKind, PositionKind, RecomputeKind};
 
-use super::blocks::SIZE_MAX;
+use super::blocks::{Blocks, SIZE_MAX};
 use super::family::{DataShape, Family, check_size, refuse};
-use crate::Sequential;
 use crate::error::Result;
 use crate::setting::WIDTH;
+use crate::{Embedding, Head, Sequential, Tie};
+
+/// The standard deviation of initial weights in GPT-2.
+const DEVIATION: f64 = 0.02;
 
 impl Family for GptSpec {
     fn name(&self) -> &'static str {
@@ -108,6 +110,36 @@ impl Family for GptSpec {
             return Err(refuse("context", self.context, &expected, help));
         }
         let padded = self.vocab.max(data.outputs);
-        Ok(layers::layers(self, data.outputs, padded))
+        let tie = Tie::new();
+        let mut embedding = Embedding::new(padded, self.width).normal(DEVIATION);
+        if self.position == PositionKind::Learned {
+            embedding = embedding.with_positions(self.context);
+        }
+        // Of the padded tokens the first ones are some.
+        let mut head = Head::new(padded).of_classes(data.outputs).normal(DEVIATION);
+        if self.tied {
+            (embedding, head) = (embedding.tied(&tie), head.tied(&tie));
+        }
+        let (blocks, mut layers) = (self.blocks(), Sequential::new());
+        layers.push_named("embedding", Box::new(embedding));
+        blocks.push_dropout(&mut layers);
+        blocks.push(&mut layers);
+        Ok(layers.named("head", head))
+    }
+}
+
+impl GptSpec {
+    /// Multiplications and additions for a token in training: of matrices forward and twice
+    /// backward, and of causal attention as it is computed.
+    pub fn flop_of_a_token(&self, vocabulary: usize) -> f64 {
+        self.blocks().flop_of_a_token(self.context) + 6.0 * (vocabulary * self.width) as f64
+    }
+
+    fn blocks(&self) -> Blocks {
+        Blocks {
+            spec: self.clone(),
+            causal: true,
+            deviation: Some(DEVIATION),
+        }
     }
 }

@@ -1,11 +1,7 @@
 //! The settings of a transformer.
 
 use crate::family_settings;
-use crate::models::blocks::{Blocks, MlpKind, NormKind, RecomputeKind};
 use ddp_kernels::choices;
-
-/// The standard deviation of initial weights in GPT-2.
-pub(super) const DEVIATION: f64 = 0.02;
 
 family_settings! {
     /// Settings of a transformer.
@@ -46,6 +42,48 @@ family_settings! {
 }
 
 choices! {
+    /// A norm.
+    #[derive(Default)]
+    pub enum NormKind {
+        /// LayerNorm
+        #[default]
+        Layer = "layer",
+        /// RMSNorm
+        Rms = "rms",
+    }
+}
+
+choices! {
+    /// The activation function of a transformer's perceptrons.
+    #[derive(Default)]
+    pub enum MlpKind {
+        /// z·Φ(z), exact
+        Gelu = "gelu",
+        /// z·Φ(z), approximated with tanh
+        #[default]
+        GeluTanh = "gelu-tanh",
+        /// max(z, 0)²
+        Relu2 = "relu2",
+        /// silu(gate)·up, with one more matrix
+        Swiglu = "swiglu",
+    }
+}
+
+choices! {
+    /// What backward computes again.
+    #[derive(Default)]
+    pub enum RecomputeKind {
+        /// Nothing: all activations are kept
+        #[default]
+        None = "none",
+        /// Queries, keys, values and results of attention
+        Attention = "attention",
+        /// Whole blocks, of which only the inputs are kept
+        Block = "block",
+    }
+}
+
+choices! {
     /// How a transformer knows positions.
     #[derive(Default)]
     pub enum PositionKind {
@@ -66,37 +104,11 @@ impl GptSpec {
         }
     }
 
-    /// Multiplications and additions for a token in training: of matrices forward and twice
-    /// backward, and of causal attention as it is computed.
-    pub fn flop_of_a_token(&self, vocabulary: usize) -> f64 {
-        self.blocks().flop_of_a_token(self.context) + 6.0 * (vocabulary * self.width) as f64
-    }
-
     /// Heads of keys and values.
     pub fn kv_heads(&self) -> usize {
         match self.kv_heads {
             0 => self.heads,
             kv_heads => kv_heads,
-        }
-    }
-
-    /// Its blocks.
-    pub(super) fn blocks(&self) -> Blocks {
-        Blocks {
-            layers: self.layers,
-            heads: self.heads,
-            kv_heads: self.kv_heads(),
-            width: self.width,
-            mlp_width: self.mlp_width(),
-            norm: self.norm,
-            mlp: self.mlp,
-            bias: self.bias,
-            causal: true,
-            rope_base: (self.position == PositionKind::Rope).then_some(self.rope_base),
-            dropout: self.dropout,
-            norm_epsilon: self.norm_epsilon,
-            recompute: self.recompute,
-            deviation: Some(DEVIATION),
         }
     }
 }

@@ -7,9 +7,10 @@ mod tests;
 use ddp_kernels::ops::Patches;
 use ddp_kernels::{DType, choices};
 
-pub use super::blocks::RecomputeKind;
-use super::blocks::{Blocks, MlpKind, NormKind, SIZE_MAX};
+use super::blocks::{Blocks, SIZE_MAX};
 use super::family::{DataShape, Family, check_size, refuse};
+pub use super::gpt::spec::RecomputeKind;
+use super::gpt::spec::{GptSpec, MlpKind};
 use crate::error::Result;
 use crate::family_settings;
 use crate::setting::IMAGE;
@@ -97,23 +98,19 @@ impl Family for VitSpec {
 
 impl VitSpec {
     fn blocks(&self) -> Blocks {
-        Blocks {
+        let spec = GptSpec {
             layers: self.layers,
             heads: self.heads,
-            kv_heads: self.heads,
             width: self.width,
-            mlp_width: match self.mlp_width {
-                0 => 4 * self.width,
-                width => width,
-            },
-            norm: NormKind::Layer,
+            mlp_width: self.mlp_width,
             mlp: MlpKind::Gelu,
-            bias: true,
-            causal: false,
-            rope_base: None,
             dropout: self.dropout,
-            norm_epsilon: 1e-5,
             recompute: self.recompute,
+            ..GptSpec::default()
+        };
+        Blocks {
+            spec,
+            causal: false,
             deviation: None,
         }
     }

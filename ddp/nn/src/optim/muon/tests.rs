@@ -326,8 +326,7 @@ fn groups_that_nothing_belongs_to_are_refused() {
             .iter()
             .map(|pattern| Group::new(pattern, Some(2.0), None).unwrap());
         let groups: Vec<_> = groups.collect();
-        crate::optim::groups::check_groups(&groups, [&params].into_iter())
-            .map_err(|e| e.to_string())
+        crate::optim::check_groups(&groups, [&params].into_iter()).map_err(|e| e.to_string())
     };
     assert_eq!(refusal(&["0.*", "*.bias"]), Ok(()));
     let text = refusal(&["head.*"]).unwrap_err();

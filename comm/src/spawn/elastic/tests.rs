@@ -1,0 +1,133 @@
+use serde_json::json;
+
+use super::*;
+
+const TIMEOUT: Duration = Duration::from_secs(4);
+
+/// A job of rank 0 on host 1 and rank 1 on host 2; its launcher's host has none.
+fn job() -> Elastic {
+    let task = Task {
+        losses: None,
+        place: None,
+        program: "none".into(),
+        arguments: Vec::new(),
+        agent: "",
+    };
+    let losses = Losses {
+        min_ranks: 1,
+        restarts: 99,
+    };
+    Elastic::new(vec![1, 2], &task, losses, Vec::new()).unwrap()
+}
+
+/// Host `host` says in this generation for which its process `pid` waits, and whom it misses.
+fn hear(job: &mut Elastic, host: usize, generation: u32, [pid, waits]: [u64; 2], missed: &[usize]) {
+    let words = [0, 0, 0, 0, 0, 0, 0, waits, pid, 0];
+    let numbers = [generation, 0, 0];
+    let state = json!({"numbers": numbers, "seats": [(host - 1, words)], "missed": missed});
+    job.hear(host, serde_json::from_value(state).unwrap());
+}
+
+fn decide(job: &mut Elastic, seconds: u64) -> Vec<(usize, u32)> {
+    job.decide(Duration::from_secs(seconds), TIMEOUT)
+}
+
+fn again(job: &mut Elastic, rank: usize, seconds: u64) -> bool {
+    let now = Duration::from_secs(seconds);
+    job.again(rank, None, now).is_some()
+}
+
+fn both_train() -> Elastic {
+    let mut job = job();
+    hear(&mut job, 1, 0, [70, 1], &[]);
+    assert!(decide(&mut job, 0).is_empty());
+    assert_eq!(job.roster.current(), 0, "the first generation needs all");
+    hear(&mut job, 2, 0, [80, 1], &[]);
+    assert!(decide(&mut job, 0).is_empty());
+    assert_eq!(job.roster.members(), [(0, 70), (1, 80)]);
+    job
+}
+
+#[test]
+fn of_two_hosts_that_miss_each_other_one_is_left_out() {
+    let mut job = both_train();
+    hear(&mut job, 2, 1, [80, 0], &[0]);
+    hear(&mut job, 1, 1, [70, 0], &[1]);
+    assert_eq!(decide(&mut job, 1), [(1, 80)]);
+    // What the other one says later has no effect on who is left.
+    hear(&mut job, 2, 1, [80, 0], &[0]);
+    assert!(decide(&mut job, 1).is_empty());
+    // One that shows no progress while the others wait is left out, too.
+    hear(&mut job, 1, 1, [70, 2], &[]);
+    assert!(decide(&mut job, 2).is_empty() && decide(&mut job, 9).is_empty());
+    assert_eq!(decide(&mut job, 10), [(1, 80)]);
+}
+
+#[test]
+fn a_process_that_comes_and_cannot_connect_is_not_started_again() {
+    for (reporter, seconds, left_out, comes_again) in [
+        (1, 6, (1, 81), false),
+        (2, 6, (1, 81), false),
+        // They had connected.
+        (1, 60, (1, 81), true),
+        (2, 60, (0, 70), true),
+    ] {
+        let mut job = joined();
+        let hosts = [(70, [1]), (81, [0])];
+        for (index, (pid, other)) in hosts.into_iter().enumerate() {
+            let missed = if reporter == index + 1 {
+                &other[..]
+            } else {
+                &[]
+            };
+            hear(&mut job, index + 1, 3, [pid, 0], missed);
+        }
+        assert_eq!(
+            decide(&mut job, seconds),
+            [left_out],
+            "{reporter} {seconds}"
+        );
+        assert_eq!(
+            again(&mut job, 1, seconds),
+            comes_again,
+            "{reporter} {seconds}"
+        );
+    }
+}
+
+/// Rank 1 was lost and has come again.
+fn joined() -> Elastic {
+    let mut job = both_train();
+    hear(&mut job, 2, 1, [0, 0], &[]);
+    hear(&mut job, 1, 1, [70, 2], &[]);
+    decide(&mut job, 1);
+    assert_eq!(job.roster.members(), [(0, 70)]);
+    assert!(again(&mut job, 1, 1));
+    hear(&mut job, 2, 2, [81, 1], &[]);
+    hear(&mut job, 1, 2, [70, 3], &[]);
+    decide(&mut job, 2);
+    assert_eq!(job.roster.members(), [(0, 70), (1, 81)]);
+    job
+}
+
+#[test]
+fn a_rank_that_ends_again_and_again_waits_longer_each_time() {
+    let mut job = job();
+    for put_off_ms in [20, 60, 140] {
+        assert!(again(&mut job, 1, 0));
+        let at = Duration::from_millis(put_off_ms);
+        assert!(job.due(at - Duration::from_millis(1), false).is_empty());
+        assert_eq!(job.due(at, false), [1]);
+    }
+    for _ in 3..TRIES_MAX {
+        assert!(again(&mut job, 1, 0));
+    }
+    assert!(!again(&mut job, 1, 0), "it stays out");
+    // One that has taken part is started at once.
+    let mut job = both_train();
+    assert!(again(&mut job, 1, 0));
+    assert_eq!(job.due(Duration::ZERO, false), [1]);
+    assert!(again(&mut job, 1, 0));
+    assert!(job.due(Duration::ZERO, false).is_empty());
+    assert_eq!(job.due(Duration::ZERO, true), [1], "the job ends");
+}
