@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use ddp_comm::World;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::logged::{Logged, Steps, differences};
@@ -67,6 +68,8 @@ pub(crate) fn compare(flags: &CompareFlags, world: &World, say: Say<'_>) -> Resu
             flags.second.display()
         )));
     }
+    let apart = parting.as_ref();
+    let apart = apart.and_then(|parting| Apart::since(parting, &a.steps, &b.steps));
     let replayed = parting.as_ref().filter(|_| flags.replay);
     let replayed = replayed.map(|parting| replay([&a, &b], parting, &program_version(world)));
     let replayed = replayed.transpose()?;
@@ -75,6 +78,7 @@ pub(crate) fn compare(flags: &CompareFlags, world: &World, say: Say<'_>) -> Resu
         say(&json!({
             "same": parting.is_none(),
             "first": parting,
+            "apart": apart,
             "differences": differences.iter().map(difference).collect::<Value>(),
             "steps": steps,
             "steps_with_digests": with_digests,
@@ -90,7 +94,7 @@ pub(crate) fn compare(flags: &CompareFlags, world: &World, say: Say<'_>) -> Resu
         });
         if let Some(parting) = &parting {
             let details = parting.details().into_iter();
-            let details = details.chain(distance(&a.steps, &b.steps, parting));
+            let details = details.chain(apart.map(|apart| apart.text()));
             let details = details.chain(replayed.unwrap_or_default());
             lines.extend(details.map(|line| format!("  {line}")));
         }
@@ -112,17 +116,36 @@ pub(crate) fn compare(flags: &CompareFlags, world: &World, say: Say<'_>) -> Resu
     })
 }
 
-/// How far apart the runs are at the last step that both logged, if they trained on.
-fn distance(a: &Steps, b: &Steps, parting: &Parting) -> Option<String> {
-    let (a, b) = common(a, b).last().filter(|(a, _)| a.step > parting.step)?;
-    let loss = apart_text(relative(a.loss?, b.loss?));
-    let step = a.step;
-    let of_a = a.digests.iter().flat_map(|of| &of.weights);
-    let of_b = |name: &str| b.digests.as_ref()?.weights.iter().find(|b| b.0 == name);
-    let norms = of_a.filter_map(|a| Some(relative(a.2?, of_b(&a.0)?.2?)));
-    let norms = norms.reduce(f64::max).map(apart_text);
-    let norms = norms.map_or(String::new(), |norms| format!(", norms of layers {norms}"));
-    Some(format!(
-        "at step {step}, relative to the larger value: losses {loss}{norms}"
-    ))
+/// How far apart the runs are at the last step that both logged, relative to the larger value.
+#[derive(Serialize)]
+struct Apart {
+    step: u64,
+    loss: f64,
+    /// The most that the norms of a layer are apart; None without digests.
+    norms: Option<f64>,
+}
+
+impl Apart {
+    /// Of runs that trained on after they parted.
+    fn since(parting: &Parting, a: &Steps, b: &Steps) -> Option<Apart> {
+        let (a, b) = common(a, b).last().filter(|(a, _)| a.step > parting.step)?;
+        let of_a = a.digests.iter().flat_map(|of| &of.weights);
+        let of_b = |name: &str| b.digests.as_ref()?.weights.iter().find(|b| b.0 == name);
+        let norms = of_a.filter_map(|a| Some(relative(a.2?, of_b(&a.0)?.2?)));
+        Some(Apart {
+            step: a.step,
+            loss: relative(a.loss?, b.loss?),
+            norms: norms.reduce(f64::max),
+        })
+    }
+
+    fn text(&self) -> String {
+        let norms = |norms| format!(", norms of layers {}", apart_text(norms));
+        format!(
+            "at step {}, relative to the larger value: losses {}{}",
+            self.step,
+            apart_text(self.loss),
+            self.norms.map_or(String::new(), norms)
+        )
+    }
 }

@@ -61,7 +61,7 @@ fn lines(config: &Config, run: &Rehearsal, needed: u64) -> Vec<String> {
         ),
     });
     let sent = run.between_ranks_bytes.filter(|bytes| *bytes > 0).map(mb);
-    let sent = sent.map(|sent| format!("a rank sends {sent} to the others in a step"));
+    let sent = sent.map(|sent| format!("a rank sends at most {sent} to the others in a step"));
     lines.extend(sent);
     let ([one, all], keep) = ([run.checkpoint_bytes, needed].map(mb), config.keep);
     let text = format!("a checkpoint: {one}; kept at a time with --keep {keep}: up to {all}");

@@ -102,6 +102,9 @@ pub(crate) struct ResumeLine {
     /// The devices after the resume, by rank.
     #[serde(default)]
     pub(crate) devices: Vec<String>,
+    /// Those after the resume, by name.
+    #[serde(default)]
+    pub(crate) versions: Map<String, Value>,
     #[serde(default)]
     pub(crate) overridden: Vec<String>,
 }

@@ -75,6 +75,17 @@ pub fn measured_on(device: Device) -> Result<String> {
     ))
 }
 
+/// The version of cuBLASLt that a device uses: `13.1.0`. None for the CPU.
+#[track_caller]
+pub fn version(device: Device) -> Result<Option<String>> {
+    let Some(gpu) = launcher(device)? else {
+        return Ok(None);
+    };
+    let version = gpu.cublaslt_version()?;
+    let [major, minor, patch] = [version / 10_000, version / 100 % 100, version % 100];
+    Ok(Some(format!("{major}.{minor}.{patch}")))
+}
+
 /// Where the tanh form of gelu is computed in bf16 and TF32, unless `fastest` decides.
 #[track_caller]
 pub fn gelu(device: Device) -> Result<&'static str> {

@@ -10,6 +10,7 @@
 
 mod activation;
 mod adamw;
+mod add_in_order;
 mod addmm;
 mod arithmetic;
 mod attention;
@@ -53,6 +54,7 @@ pub use activation::{
     relu_squared, relu_squared_backward_into, relu_squared_into,
 };
 pub use adamw::{AdamwConstants, AdamwScalars, adamw};
+pub use add_in_order::{AddOrder, add_in_order};
 pub use addmm::{addmm, addmm_into};
 pub use arithmetic::{
     add, add_into, axpy, mul, mul_into, rsqrt_backward_into, rsqrt_into, scale, scale_into, sub,

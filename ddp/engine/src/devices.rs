@@ -1,10 +1,10 @@
 //! Names of devices and versions, and where ranks train.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ddp_comm::World;
 use ddp_kernels::device::discover;
-use ddp_kernels::{Device, simd, threads};
+use ddp_kernels::{Device, matmuls, simd, threads};
 
 use crate::error::Result;
 use crate::exchange;
@@ -43,15 +43,25 @@ pub(crate) fn of_ranks(world: &World, devices: &[Device]) -> Result<Vec<String>>
     exchange::gather(world, &mine)
 }
 
+/// The models of the devices of all ranks, which are given as `of_ranks` says: hosts and numbers
+/// change nothing.
+pub fn models(places: &[String]) -> BTreeSet<&str> {
+    let devices = places.iter().map(|place| place.split(" on ").next());
+    let devices = devices.flat_map(|devices| devices.unwrap_or_default().split(" and "));
+    devices
+        .map(|device| device.split_once(' ').map_or(device, |(_, model)| model))
+        .collect()
+}
+
 /// This program, with the version of this library.
 pub fn program(world: &World) -> String {
     format!("{} {}", world.program(), env!("CARGO_PKG_VERSION"))
 }
 
 /// Versions by name: the processor's vector instructions, and on a GPU CUDA's libraries.
-pub(crate) fn versions(device: Device) -> BTreeMap<&'static str, String> {
+pub(crate) fn versions(device: Device) -> BTreeMap<String, String> {
     let simd = format!("{:?}", simd::level()).to_lowercase();
-    let mut versions = BTreeMap::from([("simd", simd)]);
+    let mut versions = BTreeMap::from([("simd".into(), simd)]);
     if device.is_accelerator() {
         let found = discover();
         let driver = found
@@ -60,12 +70,13 @@ pub(crate) fn versions(device: Device) -> BTreeMap<&'static str, String> {
         let libraries = [
             ("cuda-driver", driver),
             ("nvrtc", found.nvrtc.version.clone()),
-            ("cublaslt", found.cublaslt.version.clone()),
+            // A file's name says less than the library.
+            ("cublaslt", matmuls::version(device).ok().flatten()),
             ("nccl", found.nccl.version.clone()),
         ];
         let known = libraries
             .into_iter()
-            .filter_map(|(name, version)| Some((name, version?)));
+            .filter_map(|(name, version)| Some((name.into(), version?)));
         versions.extend(known);
     }
     versions

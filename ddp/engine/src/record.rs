@@ -83,7 +83,7 @@ pub struct Start<'a> {
     /// All settings, by name.
     pub config: &'a Map<String, Value>,
     /// Versions of this program and of the libraries that it uses, by name.
-    pub versions: BTreeMap<&'static str, String>,
+    pub versions: &'a BTreeMap<String, String>,
     /// The devices of each rank.
     pub devices: &'a [String],
     /// The ranks.
@@ -212,6 +212,8 @@ pub struct ResumeEvent<'a> {
     pub ranks: usize,
     /// The devices of each rank.
     pub devices: &'a [String],
+    /// As in the first line.
+    pub versions: &'a BTreeMap<String, String>,
     /// Changes that alter what is computed, each as `--lr 0.01 (was 0.001)`.
     pub overridden: &'a [String],
 }

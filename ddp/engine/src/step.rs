@@ -462,15 +462,17 @@ impl Step {
                 each(shard, batch, &output)?;
             }
         }
-        // A group for host memory sums there.
+        let in_f64 = |stats: &Tensor, device| {
+            let to = || stats.to((device, DType::F64));
+            announced("the evaluation's result", to)
+        };
+        // A group of GPUs sums there.
         let device = group.device().unwrap_or(Device::Cpu);
-        let stats = announced("the evaluation's result", || match device {
-            Device::Cpu => stats.to((device, DType::F64)),
-            _ => Ok(stats),
-        })?;
+        let stats = in_f64(&stats, device)?;
         group.all_reduce(&stats, Reduce::Sum, &Stream::current(device)?)?;
+        let stats = in_f64(&stats, Device::Cpu)?;
         stats::add_rows(&stats)?;
-        announced("the evaluation's result", || Stats::read(&stats))
+        Stats::read(&stats)
     }
 
     /// The loss of each of this rank's rows in the step of `batch`, dropout included, with the

@@ -10,12 +10,15 @@ use crate::build::Build;
 use crate::error::Result;
 use crate::layer::Layer;
 use crate::norm::Normalize;
+use crate::observe::observe;
 use crate::pass::Pass;
+use crate::sequential::described;
 
 /// Adds its input to the output of the inner layer, whose names do not mention the residual.
 #[derive(Debug)]
 pub struct Residual {
     pub(crate) norm: Option<Normalize>,
+    norm_path: String,
     inner: Box<dyn Layer>,
     /// The norm with which the layer above begins: this layer computes it.
     pub(crate) above: Option<Normalize>,
@@ -26,6 +29,7 @@ impl Residual {
     pub fn new(inner: impl Layer + 'static) -> Residual {
         Residual {
             norm: None,
+            norm_path: String::new(),
             inner: Box::new(inner),
             above: None,
         }
@@ -41,7 +45,10 @@ impl Residual {
 impl Layer for Residual {
     fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
         if let Some(norm) = &mut self.norm {
-            build.scope("norm", |build| norm.build(build, shape))?;
+            build.scope("norm", |build| {
+                self.norm_path = build.path().to_string();
+                norm.build(build, shape)
+            })?;
         }
         self.above = None;
         let output = self.inner.build(build, shape)?;
@@ -57,7 +64,12 @@ impl Layer for Residual {
 
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
         let input = match &self.norm {
-            Some(norm) => norm.forward(pass, x)?,
+            Some(norm) => {
+                let normed = norm.forward(pass, x)?;
+                let name = || format!("forward of {}", described(&self.norm_path, norm));
+                observe(name, &normed)?;
+                normed
+            }
             None => x.clone(),
         };
         let inner = self.inner.forward(pass, &input)?;

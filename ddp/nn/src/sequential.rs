@@ -116,7 +116,7 @@ impl Sequential {
 }
 
 /// What a layer is called where it is observed: `layer 2 (Linear)`.
-fn described(path: &str, layer: &dyn Layer) -> String {
+pub(crate) fn described(path: &str, layer: &dyn Layer) -> String {
     let text = format!("{layer:?}");
     let kind = text.split(|c: char| !c.is_alphanumeric()).next();
     format!("layer {path} ({})", kind.unwrap_or_default())

@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::config::as_flag;
+use crate::devices::models;
 use crate::error::Result;
 use crate::metrics::Run;
 
@@ -84,22 +86,20 @@ fn facts(run: &Run) -> BTreeMap<String, String> {
     let settings = settings.map(|(name, value)| (format!("--{name}"), as_flag(value)));
     let versions = start.versions.iter();
     let versions = versions.map(|(name, value)| (format!("version of {name}"), as_flag(value)));
-    // The models of devices: their hosts and numbers change nothing.
-    let device = |device: &String| {
-        let device = device.split(" on ").next().unwrap_or_default();
-        device.split_once(' ').map_or(device, |it| it.1).to_string()
-    };
-    let devices: BTreeSet<String> = run.devices().iter().map(device).collect();
+    let devices = Vec::from_iter(models(run.devices())).join(", ");
     let resumes = run.resumes.iter().map(|resume| {
-        let changes = resume.overridden.join(", ");
-        format!("after step {} {changes}", resume.step)
+        let is_other = |(name, now): &(&String, &Value)| start.versions.get(*name) != Some(*now);
+        let others = resume.versions.iter().filter(is_other);
+        let others = others.map(|(name, now)| format!("{name} {}", as_flag(now)));
+        let changes: Vec<String> = resume.overridden.iter().cloned().chain(others).collect();
+        format!("after step {} {}", resume.step, changes.join(", "))
     });
     let others = [
         ("content of the data", start.fingerprint.clone()),
         ("ranks", run.ranks().to_string()),
         ("hosts", world.hosts.to_string()),
         ("transport", world.transport.clone()),
-        ("devices", Vec::from_iter(devices).join(", ")),
+        ("devices", devices),
         ("resumed", Vec::from_iter(resumes).join("; ")),
     ];
     let others = others.map(|(name, value)| (name.to_string(), value));

@@ -28,6 +28,8 @@ pub(super) struct Parting {
     /// Layers that have that thing in one run only.
     only_in_a: Vec<String>,
     only_in_b: Vec<String>,
+    /// The first step, if initial weights differ and its batch does too.
+    batch_too: Option<u64>,
 }
 
 impl fmt::Display for Parting {
@@ -48,6 +50,9 @@ impl Parting {
         let mut lines = Vec::new();
         if self.layers > 1 {
             lines.push(format!("it differs in {} layers", self.layers));
+        }
+        if let Some(step) = self.batch_too {
+            lines.push(format!("the batch of step {step} differs too"));
         }
         for (layers, run) in [(&self.only_in_a, 'A'), (&self.only_in_b, 'B')] {
             if !layers.is_empty() {
@@ -103,12 +108,18 @@ fn things(step: &Step, digests: bool) -> [(&'static str, Vec<Value>); 4] {
 /// The first difference between two runs, in the steps that both logged.
 pub(super) fn parting(a: &Steps, b: &Steps) -> Option<Parting> {
     let mut same_until = None;
-    common(a, b).find_map(|(own, other)| {
+    let mut parting = common(a, b).find_map(|(own, other)| {
         let both = own.digests.is_some() && other.digests.is_some();
         let until = same_until.replace(own.step);
         let mut pairs = things(own, both).into_iter().zip(things(other, both));
         pairs.find_map(|((thing, a), (_, b))| parting_of((until, own.step), thing, [&a, &b]))
-    })
+    })?;
+    let mut steps = common(a, b).filter(|(own, _)| own.step > 0);
+    if let Some((own, other)) = steps.next().filter(|_| parting.step == 0) {
+        let batch = |step: &Step| step.digests.as_ref().map(|of| of.batch.clone());
+        parting.batch_too = (batch(own) != batch(other)).then_some(own.step);
+    }
+    Some(parting)
 }
 
 /// The first difference between a thing that a step, after another, read or computed in one run and
@@ -139,6 +150,7 @@ fn parting_of(
         layers: differing().count() - only_a.len(),
         only_in_a: layers(&only_a),
         only_in_b: layers(&only_b),
+        batch_too: None,
     })
 }
 

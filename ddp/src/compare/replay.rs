@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::shown::significant;
 use crate::train::TrainProgram;
 use crate::trainer;
+use crate::units::plural;
 
 /// The most steps that are repeated.
 const STEPS_MAX: u64 = 1000;
@@ -89,8 +90,9 @@ pub(super) fn replay(
         });
         if let Some(parting) = parting(&run.steps, &steps.collect()) {
             lines.push(format!(
-                "the replay of {name} is not what its log says of {parting}: a fault of the machine \
-                 then, another machine or other data now, or more than 3 ranks without --same-bits"
+                "the replay of {name} is not what its log says of {parting}: other data or another \
+                 machine than then, more than 3 ranks without --same-bits, or a fault of the \
+                 machine then"
             ));
         }
     }
@@ -118,37 +120,68 @@ fn difference(a: &Seen, b: &Seen) -> String {
     )
 }
 
-/// Repeats the steps of a run from one to another, and sends what it computes for as long as there
-/// is a receiver. Returns what a log says of each step.
-fn repeated(
-    run: &Logged,
-    [from, last]: [u64; 2],
-    program: &str,
-    sender: &SyncSender<Seen>,
-) -> Result<Vec<String>> {
-    let (start, out) = (&run.run.start, &run.folder);
-    if start.versions.get("program").is_none_or(|of| of != program) {
-        return Err(Error::Usage(format!(
-            "compare --replay {}: expected a run of this program, which is {program}, got one of \
-             another; help: replay it with the program that trained it",
-            out.display()
-        )));
+/// The settings with which the steps of a run from one to another are repeated.
+fn config_of(run: &Logged, [from, last]: [u64; 2], program: &str) -> Result<Config> {
+    let (out, run) = (&run.folder, &run.run);
+    let refused = |expected: String, help: &str| {
+        let out = out.display();
+        let text = format!("compare --replay {out}: expected {expected}; help: {help}");
+        Err(Error::Usage(text))
+    };
+    let resumes = || run.resumes.iter().filter(|it| it.step < last);
+    let begun = run.start.versions.get("program");
+    let mut programs = resumes().filter_map(|it| it.versions.get("program"));
+    if begun.is_none_or(|of| of != program) || programs.any(|of| of != program) {
+        return refused(
+            format!("a run of this program, which is {program}, got one of another"),
+            "replay it with the program that trained it",
+        );
     }
-    let config = Config::from_checkpoint(&start.config).map_err(Error::Usage)?;
-    let ranks = run.run.ranks() as usize;
+    let config = Config::from_checkpoint(&run.start.config).map_err(Error::Usage)?;
+    let overridden = resumes().find(|it| !it.overridden.is_empty());
+    let overridden = overridden.map(|it| (it.step, it.overridden.join(", ")));
+    let since = run.ranks.partition_point(|(step, _)| *step <= from);
+    let mut ranks = run.ranks[since.saturating_sub(1)..].iter();
+    let first = ranks.next().map_or(1, |(_, ranks)| *ranks);
+    let others = ranks.find(|it| it.0 < last && it.1 != first && config.same_bits.is_none());
+    let others = others.map(|(step, ranks)| (*step, plural(*ranks, "rank")));
+    if let Some((step, change)) = overridden.or(others) {
+        return refused(
+            format!("a run that did not change before step {last}, got {change} after step {step}"),
+            "compare it without --replay; with --same-bits it may have had other ranks",
+        );
+    }
     // A run from the seed wants a folder without one.
     let (resume, own) = match from {
         0 => (Resume::Never, out.join("replay")),
         _ => (Resume::From(checkpoint::folder(out, from)), out.clone()),
     };
-    let config = Config {
-        same_bits: config.same_bits.or((ranks > 1).then_some(ranks)),
+    // A run that was resumed may have become longer.
+    let (steps, epochs) = match run.start.steps {
+        Some(steps) if steps < last => (Some(last), None),
+        _ => (config.steps, config.epochs),
+    };
+    Ok(Config {
+        steps,
+        epochs,
+        same_bits: config.same_bits.or((first > 1).then_some(first as usize)),
         graph: GraphChoice::Off,
         override_: true,
         resume,
         out: own,
         ..config
-    };
+    })
+}
+
+/// Repeats the steps of a run from one to another, and sends what it computes for as long as there
+/// is a receiver. Returns what a log says of each step.
+fn repeated(
+    run: &Logged,
+    steps: [u64; 2],
+    program: &str,
+    sender: &SyncSender<Seen>,
+) -> Result<Vec<String>> {
+    let config = config_of(run, steps, program)?;
     let observer = |step: u64| -> Observer {
         let sender = sender.clone();
         Box::new(move |name, tensor| {
@@ -164,5 +197,5 @@ fn repeated(
         })
     };
     let (program, world) = (TrainProgram::new(&config), World::single()?);
-    trainer::replay(&config, &program, &world, last, &observer)
+    trainer::replay(&config, &program, &world, steps[1], &observer)
 }

@@ -234,6 +234,11 @@ impl Recipe {
         let evaluation = stream.scope(|| step.evaluate(&mut in_order, &group))?;
         let again = stream.scope(|| step.evaluate(&mut in_order, &group))?;
         assert_eq!(again, evaluation, "a second evaluation");
+        if self.shards.is_some() {
+            let hosts = world.group("evaluation on the host")?;
+            let there = stream.scope(|| step.evaluate(&mut in_order, &hosts))?;
+            assert_eq!(there, evaluation, "added on the host");
+        }
         assert_eq!(
             evaluation.rows,
             self.data.rows() as f64,

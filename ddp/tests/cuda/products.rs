@@ -157,3 +157,52 @@ fn products_are_not_timed_unless_asked_for_nor_on_simulated_gpus() {
     assert!(used.iter().flatten().all(|&number| number == 0), "{used:?}");
     assert_eq!(ended.stderr.matches(said).count(), 1, "{ended}");
 }
+
+/// Shards have the same matmuls on any number of ranks, and so the same algorithms.
+#[test]
+fn with_the_same_bits_another_number_of_ranks_keeps_the_algorithms() {
+    let Some(_gpu) = gpu() else { return };
+    let gpus = &ddp_kernels::device::discover().gpus;
+    if gpus.len() < 2 || !gpus[0].name.contains("Simulated") {
+        return;
+    }
+    let (folder, whole) = (Folder::new("products"), Folder::new("products"));
+    let words = format!("{WORDS} --products timed --same-bits 4 --progress never");
+    let run = |folder: &Folder, ranks: usize, algorithms: &str, cublaslt: &str, words: &str| {
+        let cache = fresh_cache(folder, &format!("cache-{ranks}-{}", words.len()));
+        let job = folder.started(ranks, words).on_gpus();
+        let job = job.env("DDP_KERNEL_CACHE", cache.to_str().unwrap());
+        let job = job.env("DDP_TEST_PRODUCTS", "simulated");
+        let job = job.env("SIMCUDA_CUBLASLT", cublaslt);
+        let ended = job.env("SIMCUDA_ALGORITHMS", algorithms).run();
+        ended.assert_well();
+        ended.stderr
+    };
+    let (first, second, cublaslt) = ("50,100,200", "100,50,200", "130000");
+    let begun = format!("{words} --steps 4");
+    run(&folder, 2, second, cublaslt, &begun);
+    // Another algorithm would be chosen now.
+    let resumed = format!("{words} --steps 8 --resume auto");
+    let said = run(&folder, 1, first, cublaslt, &resumed);
+    assert!(!said.contains("bits are not promised"), "{said}");
+    let at_once = format!("{words} --steps 8");
+    run(&whole, 2, second, cublaslt, &at_once);
+    let of = |folder: &Folder, step: u64, name: &str| {
+        let path = format!("checkpoints/step-{step:08}/{name}");
+        std::fs::read(folder.out().join(path)).unwrap()
+    };
+    let products = |step: u64| -> serde_json::Value {
+        let state: serde_json::Value =
+            serde_json::from_slice(&of(&folder, step, "state.json")).unwrap();
+        state["products"].clone()
+    };
+    assert!(products(4).to_string().contains("measured_on"));
+    assert_eq!(products(4), products(8));
+    let [resumed, whole] = [&folder, &whole].map(|folder| of(folder, 8, "model.safetensors"));
+    assert!(resumed == whole);
+
+    let newer = format!("{words} --steps 12 --resume auto");
+    let said = run(&folder, 2, first, "130100", &newer);
+    let expected = "not those of the checkpoint: cublaslt 13.1.0 (was 13.0.0)";
+    assert_eq!(said.matches(expected).count(), 1, "{said}");
+}

@@ -85,6 +85,37 @@ fn every_rank_is_in_it_with_what_it_gave_to_the_others() {
     );
 }
 
+/// With shards ranks give different amounts, as `--dry-run` and the tree say.
+#[test]
+fn partial_sums_are_given_as_planned() {
+    let words = "--data glyphs,rows=64,held-out=0 --hidden 1500 --batch-size 24 --steps 2 \
+                 --same-bits 12 --out OUT";
+    let parameters = 785 * 1500 + 1501 * 10;
+    crate::support::job::all_at_once([2, 3, 5], |ranks| {
+        let folder = Folder::new("audit-shards");
+        let dry = folder.started(ranks, &format!("{words} --dry-run")).run();
+        let (_, stated) = dry.stdout.split_once("a rank sends at most ").unwrap();
+        let stated_mb: f64 = stated.split_once(" MB").unwrap().0.parse().unwrap();
+        folder.started(ranks, words).run().assert_well();
+        let record = folder.record();
+        let placement = placement(&record);
+        let tree = ddp_comm::SumTree::new(12, ranks);
+        let mut most = 0.0f64;
+        for (rank, entry) in placement["ranks"].as_array().unwrap().iter().enumerate() {
+            let counted = number(&entry["per_step"]["between ranks"], "bytes");
+            let planned = (tree.given_by(rank) * parameters * 4) as f64;
+            // Buckets are padded, and the losses are summed too.
+            let range = planned..planned * 1.001 + 1024.0;
+            assert!(range.contains(&counted), "{ranks} ranks: {placement}");
+            most = most.max(counted);
+        }
+        assert!(
+            (most / 1e6 - stated_mb).abs() < 0.06,
+            "{stated_mb}: {placement}"
+        );
+    });
+}
+
 #[test]
 fn uneven_shares_are_no_difference() {
     let words = "--data glyphs,rows=203,held-out=7 --hidden 16 --out OUT";

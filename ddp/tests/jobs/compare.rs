@@ -197,6 +197,22 @@ fn with_the_same_shards_other_ranks_are_the_same_and_a_flipped_bit_is_found() {
     );
 }
 
+#[test]
+fn a_run_that_continued_with_other_libraries_says_so() {
+    let folder = Folder::new("libraries");
+    let words = SMALL.replace("--steps 40", "--schedule constant --warmup-steps 0");
+    for (name, simd) in [("one", "avx512"), ("two", "plain")] {
+        train(&folder, name, (1, &format!("{words} --steps 4"), ""));
+        let words = format!("{words} --steps 8 --resume auto --out {name}");
+        let job = folder.alone(&words).env("DDP_SIMD", simd);
+        job.run().assert_well();
+    }
+    let value = compared(&folder);
+    assert_eq!(differing(&value), ["resumed"], "{value}");
+    let b = &value["differences"][0]["b"];
+    assert_eq!(b, "after step 4 simd baseline", "{value}");
+}
+
 /// Layers are paired by name, also where one model has more of them, or trains fewer.
 #[test]
 fn models_of_other_layers_part_in_a_layer_and_name_what_only_one_has() {
@@ -409,6 +425,111 @@ fn a_replay_refuses_what_it_cannot_repeat() {
     )
     .unwrap();
     refused(2, "compare --replay one: expected a run of this program");
+}
+
+/// Repeating it with the settings and ranks of its start would compute something else.
+#[test]
+fn a_replay_refuses_a_run_that_changed_on_the_way() {
+    let words = SMALL.replace("--steps 40", "--schedule constant --warmup-steps 0");
+    // The ranks and flags with which B is resumed after step 4, flags of A, and what is said.
+    let cases = [
+        (1, "--override --lr 0.01", "", Err("got --lr 0.01 (was ")),
+        (
+            3,
+            "",
+            "--checkpoint-every 12",
+            Err("got 3 ranks after step 4"),
+        ),
+        (
+            3,
+            "",
+            "",
+            Ok("after step 4: the first difference is in step 5: "),
+        ),
+        (
+            3,
+            "--same-bits 4",
+            "--same-bits 4 --seed 1",
+            Ok("in step 1: value of 0.weight: "),
+        ),
+    ];
+    all_at_once(cases, |(ranks, flags, of_a, expected)| {
+        let folder = Folder::new("changed");
+        train(
+            &folder,
+            "one",
+            (1, &format!("{words} --steps 12 {of_a}"), ""),
+        );
+        let begun = flags.replace("--override --lr 0.01", "");
+        train(
+            &folder,
+            "two",
+            (1, &format!("{words} --steps 4 {begun}"), ""),
+        );
+        let resumed = format!("{words} --steps 12 --resume auto {flags}");
+        train(&folder, "two", (ranks, &resumed, ""));
+        match expected {
+            Err(expected) => {
+                let ended = folder.alone("compare one two --replay").run();
+                let text = ended.assert_fails(2);
+                let before = "--replay two: expected a run that did not change before step ";
+                assert!(text.contains(before) && text.contains(expected), "{text}");
+            }
+            Ok(expected) => {
+                let found = replayed(&folder);
+                assert!(found[0].contains(expected) && found.len() == 1, "{found:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn another_seed_names_the_other_batch_too_and_how_far_runs_are_apart() {
+    let (folder, value) = pair((1, SMALL, ""), (1, &format!("{SMALL} --seed 1"), ""));
+    assert_eq!(value["first"]["thing"], "initial weights", "{value}");
+    assert_eq!(value["first"]["batch_too"], 1, "{value}");
+    let apart = &value["apart"];
+    assert_eq!(apart["step"], 40, "{value}");
+    assert!(apart["loss"].as_f64().unwrap() > 0.0, "{value}");
+    assert!(apart["norms"].as_f64().unwrap() > 0.0, "{value}");
+    let ended = compare(&folder);
+    assert!(
+        ended.stdout.contains("the batch of step 1 differs too"),
+        "{ended}"
+    );
+    let (_, value) = pair((1, SMALL, ""), (1, SMALL, ""));
+    assert_eq!(value["apart"], Value::Null, "{value}");
+}
+
+/// Down to what no layer computes, and to the norm within a residual.
+#[test]
+fn a_replay_names_the_clip_and_the_norm_of_a_residual() {
+    let gpt = "--data text.txt --val-split 0 --batch-size 4 --steps 2 --log-every 1 \
+               --model gpt,context=8,layers=1,width=16,heads=2";
+    let cases = [
+        (
+            SMALL.replace("--steps 40", "--steps 2"),
+            ["--grad-clip 0.05", "--grad-clip 0.1"],
+            "step 1: scale and norm of all gradients: 1 of 2 rows, from row 0 on: ",
+        ),
+        (
+            gpt.into(),
+            [",norm-epsilon=1e-5", ",norm-epsilon=1e-2"],
+            "step 1: forward of layer blocks.0.attention.norm (Normalize) (micro-batch 0): ",
+        ),
+    ];
+    all_at_once(cases, |(words, flags, expected)| {
+        let folder = Folder::new("operations");
+        let text = "the quick brown fox jumps over the lazy dog. ";
+        fs::write(folder.path().join("text.txt"), text.repeat(20)).unwrap();
+        for (name, flags) in ["one", "two"].into_iter().zip(flags) {
+            let space = if flags.starts_with(',') { "" } else { " " };
+            train(&folder, name, (1, &format!("{words}{space}{flags}"), ""));
+        }
+        let found = replayed(&folder);
+        assert!(found[0].contains(expected), "{found:?}");
+        assert_eq!(found.len(), 1, "{found:?}");
+    });
 }
 
 #[test]

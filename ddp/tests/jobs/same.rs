@@ -37,23 +37,59 @@ fn no_steps_save_the_model_as_the_seed_draws_it() {
 
 #[test]
 fn narrower_instructions_are_on_record_and_train_the_same_model() {
-    let run = |allowed: &str| {
+    let run = |words: &str, allowed: &str| {
         let folder = Folder::new("instructions");
-        let words = format!("{QUICK} --dropout 0.1 --grad-clip 1");
-        let job = folder.alone(&words).env("DDP_SIMD", allowed);
+        write_text(&folder);
+        let job = folder.alone(words).env("DDP_SIMD", allowed);
         job.run().assert_well();
         let record = folder.record();
         let simd = record.start()["versions"]["simd"].as_str().unwrap();
         let result = (record.losses(), model_bytes(&folder.out(), 8));
         (simd.to_string(), result)
     };
-    let (widest, result) = run("avx512");
     let widths = ["baseline", "avx2", "avx512"];
-    let widest = widths.iter().position(|&width| width == widest).unwrap();
-    for (allowed, width) in [("avx2", 1), ("plain", 0)] {
-        let (simd, narrower) = run(allowed);
-        assert_eq!(simd, widths[width.min(widest)], "{allowed}");
-        assert!(narrower == result, "{allowed}");
+    for words in [QUICK, GPT] {
+        let words = format!("{words} --dropout 0.1 --grad-clip 1");
+        let (widest, result) = run(&words, "avx512");
+        let widest = widths.iter().position(|&width| width == widest).unwrap();
+        for (allowed, width) in [("avx2", 1), ("plain", 0)] {
+            let (simd, narrower) = run(&words, allowed);
+            assert_eq!(simd, widths[width.min(widest)], "{allowed}");
+            assert!(narrower == result, "{allowed}: {words}");
+        }
+    }
+}
+
+/// A small transformer, whose embedding is also its head.
+const GPT: &str = "--data tokens:text.txt --val-split 0.1 --batch-size 24 --steps 8 --log-every 1 \
+                   --model gpt,context=16,layers=2,width=32,heads=2 --out OUT";
+
+fn write_text(folder: &Folder) {
+    let words = "the quick brown fox jumps over the lazy dog. pack my box with jugs. ";
+    std::fs::write(folder.path().join("text.txt"), words.repeat(50)).unwrap();
+}
+
+/// A slice of the numbers of ranks, all of them with `--long`. Ranks are processes.
+#[test]
+fn with_same_bits_any_number_of_processes_trains_the_model_of_one() {
+    let runs = [format!("{QUICK} --zero 1 --grad-clip 1"), GPT.to_string()];
+    let sizes = [2, 3, 5, 6, 7, 8, 12];
+    let all = (0..runs.len()).flat_map(|run| sizes.map(|size| (run, size)));
+    let slice = ddp_slice::from("same-bits, processes", all, 3);
+    let trained = |words: &str, ranks: usize| {
+        let folder = Folder::new("processes");
+        write_text(&folder);
+        let words = format!("{words} --same-bits 12 --threads 1");
+        folder.started(ranks, &words).run().assert_well();
+        (folder.record().losses(), model_bytes(&folder.out(), 8))
+    };
+    let one = runs.each_ref().map(|words| trained(words, 1));
+    for (run, ranks) in slice {
+        assert!(
+            trained(&runs[run], ranks) == one[run],
+            "{ranks}: {}",
+            runs[run]
+        );
     }
 }
 

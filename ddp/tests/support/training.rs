@@ -336,6 +336,7 @@ pub(crate) fn state(ranks: usize, rows: &Rows, step: u64) -> State {
     State {
         format: 1,
         program: "a test".into(),
+        versions: Default::default(),
         step,
         samples: 11 * step,
         config: Config::default().to_json(),

@@ -2,8 +2,9 @@
 //! and in place, on views that begin where 16 bytes at a time cannot be moved. The 16-bit dtypes,
 //! which the CPU does not compute with, are the f32 result of the widened operands, rounded once.
 
+use ddp_kernels::dtype::bf16;
 use ddp_kernels::ops::{self, DropoutKey, Gelu};
-use ddp_kernels::{DType, Device, Error, Tensor};
+use ddp_kernels::{DType, Device, Element, Error, Tensor};
 
 use crate::tiles::Odd;
 use crate::{SIZES, assert_same_bits, devices, next_device, random_f32};
@@ -149,6 +150,54 @@ fn axpy_adds_narrow_numbers_to_f32_without_losing_any() {
                     && error.contains(&format!("expected dtype {dtype}, as y has")),
                 "{error}"
             );
+        }
+    }
+}
+
+/// Sums of so many parts along a tree, of which this rank has three: its last one is replaced.
+fn check_add_in_order<T: Element>(dtype: DType, parts: usize, size: usize, skipped: usize) {
+    let Some(device) = next_device() else { return };
+    let all = input(parts * size, 21, dtype).to_vec::<T>().unwrap();
+    let part = |index: usize| &all[index * size..][..size];
+    let own = 4..7;
+    let (mut order, mut left) = (Vec::new(), Vec::<(usize, Vec<T>)>::new());
+    for index in 0..parts {
+        let (mut shards, mut sum, mut additions) = (1, part(index).to_vec(), 0);
+        while let Some((before, _)) = left.last()
+            && (*before == shards || index + 1 == parts)
+        {
+            let (before, halves) = left.pop().unwrap();
+            let add = |(sum, half): (&T, &T)| T::from_f64(half.to_f64() + sum.to_f64());
+            sum = sum.iter().zip(&halves).map(add).collect();
+            (shards, additions) = (shards + before, additions + 1);
+        }
+        order.push((own.contains(&index), additions));
+        left.push((shards, sum));
+    }
+    let tensor = |of: &[T]| Tensor::from_slice(of, &[of.len()], Device::Cpu).unwrap();
+    let others: Vec<T> = [&all[..own.start * size], &all[own.end * size..]].concat();
+    // Rows have `skipped` elements before those that are added.
+    let gap = vec![T::from_f64(3.0); skipped];
+    let rows = own.start..own.end - 1;
+    let rows: Vec<T> = rows
+        .flat_map(|row| [&gap[..], part(row)].concat())
+        .collect();
+    let rows = tensor(&rows).to(device).unwrap();
+    let (_buffer, others) = upload(&tensor(&others), device, skipped);
+    let (buffer, out) = upload(&tensor(part(own.end - 1)), device, skipped);
+    let order = ops::AddOrder::new(&order, device).unwrap();
+    ops::add_in_order(&out, &others, &rows, skipped, &order).unwrap();
+    let what = format!("{parts} parts of {size} {dtype}, {skipped} skipped");
+    assert_same_bits(&out, &tensor(&left[0].1), &what);
+    assert_untouched(&buffer, skipped, &what);
+}
+
+#[test]
+fn add_in_order_has_the_bits_of_one_addition_after_another() {
+    for (parts, sizes) in [(11, &SIZES[..]), (1024, &[1, 264, 500])] {
+        for (size, skipped) in sizes.iter().flat_map(|size| [(*size, 0), (*size, 3)]) {
+            check_add_in_order::<f32>(DType::F32, parts, size, skipped);
+            check_add_in_order::<bf16>(DType::BF16, parts, size, skipped);
         }
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! The file may come from anyone: unknown names and impossible numbers are refused.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
 
@@ -33,6 +34,9 @@ pub struct State {
     pub format: u32,
     /// The program that wrote it.
     pub program: String,
+    /// Versions of the program and of libraries, by name; up to 0.7 there were none.
+    #[serde(default)]
+    pub versions: BTreeMap<String, String>,
     /// Steps taken.
     pub step: u64,
     /// Rows trained on, over all ranks.

@@ -397,6 +397,7 @@ fn state(step: u64) -> State {
     State {
         format: 1,
         program: "a test".into(),
+        versions: Default::default(),
         step,
         samples: 4 * step,
         config: serde_json::Map::new(),

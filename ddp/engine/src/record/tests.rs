@@ -76,7 +76,7 @@ fn a_run_is_its_events_in_order() {
     let start = Start {
         time_unix_s: 1.5,
         config: config.as_object().unwrap(),
-        versions: BTreeMap::from([("ddp-train", "0.2.0".to_string())]),
+        versions: &BTreeMap::from([("ddp-train".into(), "0.2.0".into())]),
         devices: &devices,
         world: StartWorld {
             ranks: 1,

@@ -5,8 +5,8 @@
 //! After the backward of a shard, a rank adds its gradients to the partial sums that it has kept,
 //! as far as the tree allows within its range (`close`). After the last shard it gives what is left
 //! to the owners of the slices, which make the remaining additions. In host memory ddp-comm does
-//! that. On a GPU each slice is sent to its owner, added there, and sent to all (`exchange`); all
-//! of it can be captured.
+//! that. On a GPU each slice is sent to its owner, added there by one kernel, and sent to all
+//! (`exchange`); all of it can be captured.
 //!
 //! If bf16 travels, every shard's gradients and every sum are rounded to bf16, so that it does not
 //! matter which of them travel.
@@ -34,9 +34,6 @@ pub(super) fn received(tree: &SumTree, rank: usize, elements: usize) -> usize {
 
 /// The elements of a bucket of so many that `rank` adds.
 fn slice(count: usize, rank: usize, ranks: usize) -> Range<usize> {
-    if count.is_multiple_of(ranks * GRAIN) {
-        return rank * count / ranks..(rank + 1) * count / ranks;
-    }
     let grains = count.div_ceil(GRAIN);
     // The first slice is the longest.
     let edge = |rank: usize| ((grains * rank).div_ceil(ranks) * GRAIN).min(count);
@@ -192,7 +189,6 @@ impl Reduced {
 #[derive(Debug)]
 pub(super) struct AlongTree {
     tree: Arc<SumTree>,
-    rank: usize,
     /// f32 (E) each, K of them: the partial sums so far, in order.
     kept: Vec<Tensor>,
     /// (E) each, G of them: what travels. The last is that of the bucket, the others are `rows`.
@@ -203,6 +199,8 @@ pub(super) struct AlongTree {
     received: Tensor,
     /// By shard of this rank: how many additions follow it.
     additions: Vec<usize>,
+    /// What the owner of a slice adds on a GPU.
+    add_order: ops::AddOrder,
 }
 
 impl AlongTree {
@@ -230,19 +228,21 @@ impl AlongTree {
                 .collect::<Result<_, _>>()?)
         };
         let given = [each(&rows)?, vec![travels.clone()]].concat();
+        let order = tree.order().iter();
+        let order: Vec<_> = order.map(|it| (it.rank == rank, it.additions)).collect();
         Ok(AlongTree {
             tree: Arc::clone(tree),
-            rank,
             kept: each(&all_kept)?,
             given,
             rows,
             received: received.clone(),
             additions: tree.additions(rank),
+            add_order: ops::AddOrder::new(&order, travels.device())?,
         })
     }
 
     /// Bytes that this rank gives in a step.
-    pub(super) fn given_bytes(&self) -> usize {
+    fn given_bytes(&self) -> usize {
         self.given.iter().map(Tensor::bytes).sum()
     }
 
@@ -255,47 +255,28 @@ impl AlongTree {
         scatters: bool,
         stream: &Stream,
     ) -> Result<()> {
-        let (order, me) = (self.tree.order(), self.rank);
+        let (order, me) = (self.tree.order(), group.rank());
         let slice = |rank: usize| slice(last.count(), rank, group.size());
         let mine = slice(me);
         // Partial sums of others arrive in the order of the tree.
-        let theirs = |rank: usize, row: usize| {
-            let before = order
-                .iter()
-                .filter(|part| part.rank < rank && part.rank != me);
-            let start = (before.count() + row) * mine.len();
-            self.received.slice(start..start + mine.len())
-        };
+        let others = order.iter().map(|part| part.rank);
+        let others: Vec<usize> = others.filter(|rank| *rank != me).collect();
         let most = order.iter().map(|part| part.row + 1).max().unwrap_or(1);
         self.by_distance(group, most, &|to, from| {
             for given in &self.given {
                 group.send(&given.slice(slice(to))?, to, stream)?;
             }
-            for row in 0..self.tree.given_by(from) {
-                group.receive(&theirs(from, row)?, from, stream)?;
+            for (row, _) in others.iter().enumerate().filter(|it| *it.1 == from) {
+                let start = row * mine.len();
+                let place = self.received.slice(start..start + mine.len())?;
+                group.receive(&place, from, stream)?;
             }
             Ok(())
         })?;
-        stream.scope(|| -> Result<()> {
-            let mut left: Vec<Tensor> = Vec::new();
-            for part in order {
-                let mut sum = match part.rank == me {
-                    true => self.given[part.row].slice(mine.clone())?,
-                    false => theirs(part.rank, part.row)?,
-                };
-                for _ in 0..part.additions {
-                    let before = left.pop().expect("the tree adds what is left");
-                    ops::axpy(&before, 1.0, &sum)?;
-                    sum = before;
-                }
-                left.push(sum);
-            }
-            let (sum, target) = (left.remove(0), last.slice(mine.clone())?);
-            match sum.shares_memory_with(&target) {
-                true => Ok(()),
-                false => Ok(target.copy_from(&sum)?),
-            }
-        })?;
+        let others = self.received.slice(0..others.len() * mine.len())?;
+        let out = last.slice(mine.clone())?;
+        let add = || ops::add_in_order(&out, &others, &self.rows, mine.start, &self.add_order);
+        stream.scope(add)?;
         if scatters {
             return Ok(());
         }
@@ -313,7 +294,7 @@ impl AlongTree {
         each: usize,
         exchange: &dyn Fn(usize, usize) -> ddp_comm::Result<()>,
     ) -> Result<()> {
-        let (ranks, me) = (group.size(), self.rank);
+        let (ranks, me) = (group.size(), group.rank());
         let distances: Vec<usize> = (1..ranks).collect();
         for distances in distances.chunks((MESSAGES_MAX / (2 * each)).max(1)) {
             group.grouped(|| {

@@ -317,6 +317,8 @@ impl TrainedModel {
                 stop: self.group().stop_word(),
             };
             last.clip.finish(squares, Some(&weights), Some(marks))?;
+            observe(|| "sums of the loss".into(), stats)?;
+            observe(|| "scale and norm of all gradients".into(), last.clip.out())?;
             self.share_outcome()
         })
     }

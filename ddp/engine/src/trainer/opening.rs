@@ -1,6 +1,8 @@
 //! The folder of a run before its first step: settings, the first line of the record or the line
 //! that it resumes, and what every checkpoint says.
 
+use std::collections::BTreeMap;
+
 use ddp_comm::World;
 use ddp_data::text::TOKENIZER_FILE;
 use ddp_kernels::files as disk;
@@ -10,6 +12,7 @@ use serde_json::{Map, Value};
 
 use super::carried::Kept;
 use super::program::Program;
+use super::resume;
 use super::setup::Assembled;
 use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState};
 use crate::config::{Config, GraphChoice, Resident, Resume};
@@ -30,6 +33,8 @@ pub(super) struct Opening<'a> {
     config: Map<String, Value>,
     /// The content of the settings' file.
     file: String,
+    /// Of the program and of libraries, by name.
+    versions: BTreeMap<String, String>,
 }
 
 impl<'a> Opening<'a> {
@@ -55,6 +60,8 @@ impl<'a> Opening<'a> {
             threads: Some(threads::count()),
             ..given.clone()
         };
+        let mut versions = devices::versions(run.devices[0]);
+        versions.insert("program".into(), devices::program(world));
         Opening {
             options,
             run,
@@ -63,6 +70,7 @@ impl<'a> Opening<'a> {
             config: chosen.to_json(),
             // Another run may have other ranks, devices or steps: it makes its own choices.
             file: given.to_toml(),
+            versions,
         }
     }
 
@@ -83,6 +91,7 @@ impl<'a> Opening<'a> {
             // The saver and the trainer fill in zeros and None.
             format: 0,
             program: devices::program(self.world),
+            versions: self.versions.clone(),
             step: 0,
             samples: 0,
             config: self.config.clone(),
@@ -190,12 +199,15 @@ impl<'a> Opening<'a> {
             let overridden = overridden.join(", ");
             tracing::warn!("what is computed changes from here on: {overridden}");
         }
+        let versions = &self.versions;
+        resume::warn_of_other_bits(self.options, (&run.places, versions), &opened.state);
         record.write(&Event::Resume(ResumeEvent {
             time_unix_s: record::unix_s(),
             step,
             from: &from.to_string_lossy(),
             ranks: run.places.len(),
             devices: &run.places,
+            versions,
             overridden,
         }))
     }
@@ -208,8 +220,6 @@ impl<'a> Opening<'a> {
         // Reducers of all stages communicate in the same way.
         let reducer = stages[0].reducer();
         let buckets = stages.iter().map(|stage| stage.reducer().buckets().len());
-        let mut versions = devices::versions(run.devices[0]);
-        versions.insert("program", devices::program(world));
         let transport = reducer.group().transport();
         let bits_may_differ = match transport {
             "nccl" => ddp_comm::settings_of_free_order(),
@@ -218,7 +228,7 @@ impl<'a> Opening<'a> {
         record.write(&Event::Start(Start {
             time_unix_s: record::unix_s(),
             config: &self.config,
-            versions,
+            versions: &self.versions,
             devices: &run.places,
             world: StartWorld {
                 ranks: world.size(),

@@ -3,6 +3,7 @@
 //! A run resumes in its own folder, from a checkpoint in it. What changes the results must be as it
 //! was, unless `override` is given.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use ddp_comm::World;
@@ -14,7 +15,7 @@ use ddp_nn::optim::Shape;
 use super::plan::Plan;
 use crate::checkpoint::{self, Opened, State};
 use crate::config::{Config, Length, Resume};
-use crate::devices::name_of_real;
+use crate::devices::models;
 use crate::error::{Error, Result};
 use crate::record::{self, LockedRecord};
 use crate::setting::{
@@ -159,17 +160,39 @@ fn changed_device(device: Device, state: &State) -> Option<String> {
     (then != now).then(|| format!("{DEVICE} {now} (was {then})"))
 }
 
-/// Says that another model of GPU has other bits, in a run that promises the same ones.
-pub(super) fn warn_of_another_gpu(options: &Config, device: Device, state: &State) {
-    let (Some(name), Some(then)) = (name_of_real(device), state.world.devices.first()) else {
-        return;
-    };
-    if options.same_bits.is_some() && !then.contains(name) {
+/// Where each rank trains, and versions by name.
+type Machines<'a> = (&'a [String], &'a BTreeMap<String, String>);
+
+/// Says what bits depend on that is not as it was, in a run that promises the same ones.
+pub(super) fn warn_of_other_bits(options: &Config, now: Machines<'_>, state: &State) {
+    let others = others(now, (&state.world.devices, &state.versions));
+    if options.same_bits.is_some() && !others.is_empty() {
         tracing::warn!(
-            "{SAME_BITS}: the checkpoint is of a run on {then}, and this is {name}: bits are not \
-             promised across models of GPU"
+            "{SAME_BITS}: bits are not promised across models of GPU and versions, and these are \
+             not those of the checkpoint: {}",
+            others.join(", ")
         );
     }
+}
+
+/// Models of devices and versions that are not as they were.
+fn others((places, versions): Machines<'_>, then: Machines<'_>) -> Vec<String> {
+    let mut others = Vec::new();
+    let [now, models] = [places, then.0].map(|places| {
+        let mut models = models(places);
+        // Their names have numbers.
+        models.retain(|model| !model.contains("Simulated"));
+        Vec::from_iter(models).join(" and ")
+    });
+    if now != models {
+        others.push(format!("{now} (was {models})"));
+    }
+    // All vector instructions give the same bits.
+    for (name, now) in versions.iter().filter(|(name, _)| *name != "simd") {
+        let then = then.1.get(name).filter(|then| *then != now);
+        others.extend(then.map(|then| format!("{name} {now} (was {then})")));
+    }
+    others
 }
 
 fn changed_data(data: &Data, state: &State) -> Result<Vec<String>> {
@@ -319,6 +342,35 @@ pub(super) fn has_other_held_out_rows(held_out: Option<&String>, state: &State) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn models_of_all_ranks_and_versions_are_compared() {
+        let places = |models: &[&str]| -> Vec<String> {
+            let place =
+                |(rank, model): (usize, &&str)| format!("cuda:{rank} {model} on a, 8 threads");
+            models.iter().enumerate().map(place).collect()
+        };
+        let versions = |cublaslt: &str, simd: &str| {
+            let all = [("cublaslt", cublaslt), ("simd", simd)];
+            BTreeMap::from(all.map(|(name, version)| (name.into(), version.into())))
+        };
+        let (here, none) = (versions("13.1", "avx2"), BTreeMap::new());
+        let of = |now: &[&str], then: &[&str], before: &BTreeMap<String, String>| {
+            others((&places(now), &here), (&places(then), before))
+        };
+        let (h100, h200, nvl) = ("NVIDIA H100", "NVIDIA H200", "NVIDIA H200 NVL");
+        let same = versions("13.1", "avx512");
+        assert!(of(&[h200], &[h200; 3], &same).is_empty());
+        // Versions up to 0.7 did not say theirs.
+        assert!(of(&[h200], &[h200], &none).is_empty());
+        assert!(of(&["Simulated GPU 0"], &["Simulated GPU 1"], &same).is_empty());
+        assert_eq!(of(&[h200], &[nvl], &same), [format!("{h200} (was {nvl})")]);
+        assert_eq!(of(&[nvl], &[h200], &same), [format!("{nvl} (was {h200})")]);
+        let mixed = of(&[h200, h100], &[h200, h200], &same);
+        assert_eq!(mixed, [format!("{h100} and {h200} (was {h200})")]);
+        let older = of(&[h200], &[h200], &versions("13.0", "avx2"));
+        assert_eq!(older, ["cublaslt 13.1 (was 13.0)"]);
+    }
 
     #[test]
     fn fingerprints_of_0_6_are_compared_without_content() {

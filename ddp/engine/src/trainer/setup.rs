@@ -128,9 +128,6 @@ pub(super) fn assemble(
     let mut overridden = Vec::new();
     if let Some(opened) = &resumed {
         overridden = resume::changes(options, &plan, &data, device, opened)?;
-        if world.rank() == 0 {
-            resume::warn_of_another_gpu(options, device, &opened.state);
-        }
     }
     if let Some(opened) = resumed.take_if(|opened| opened.state.step == plan.steps) {
         return Ok(Prepared::Finished(Box::new(opened)));

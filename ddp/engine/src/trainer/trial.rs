@@ -47,9 +47,9 @@ pub struct Rehearsal {
     pub devices: Vec<Device>,
     /// Where each rank trains.
     pub places: Vec<String>,
-    /// Bytes of this rank's model.
+    /// Bytes of this rank's model, with the most partial sums that any rank has.
     pub model_bytes: ModelBytes,
-    /// Bytes that a rank gives to the others in a step; None if the model was not made.
+    /// The most bytes that a rank gives to the others in a step; None if the model was not made.
     pub between_ranks_bytes: Option<u64>,
     /// Bytes of a checkpoint, of all ranks together.
     pub checkpoint_bytes: u64,
@@ -117,13 +117,19 @@ pub fn rehearse(
         false => None,
     };
     let (host_peak_mb, device_peak_mb) = peaks(&run, world)?;
-    let model_bytes = ModelBytes::of(step);
+    // Ranks have other parts of the tree of shards.
+    let most = |mine: u64| -> Result<u64> {
+        let all = exchange::gather(world, &mine)?;
+        Ok(all.into_iter().max().unwrap_or(mine))
+    };
+    let mut model_bytes = ModelBytes::of(step);
+    model_bytes.partial_sums = most(model_bytes.partial_sums)?;
     // The trial saves nothing.
     let host_peak_mb = host_peak_mb + model_bytes.saved() as f64 / 1e6;
     Ok(Some(Rehearsal {
         taken,
         model_bytes,
-        between_ranks_bytes: Some(bytes_between_ranks(step)),
+        between_ranks_bytes: Some(most(bytes_between_ranks(step))?),
         checkpoint_bytes: checkpoint_bytes(step, world)?,
         host_peak_mb: Some(host_peak_mb),
         device_peak_mb,
@@ -148,11 +154,12 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Rehearsal {
         false => 1,
     };
     let reducer = setup::step_options(options, world).reducer;
-    let of = (world.rank(), world.size(), run.devices[0]);
+    let (ranks, device) = (world.size(), run.devices[0]);
     // Of its share of each device, in buckets that are full.
     let parameters = run.parameters as usize / run.devices.len();
-    let longest = reducer.sizes_on(of.2).elements.min(parameters);
-    let partial_sums = run.devices.len() * reducer.partial_sum_bytes(of, parameters, longest);
+    let longest = reducer.sizes_on(device).elements.min(parameters);
+    let of = |rank| reducer.partial_sum_bytes((rank, ranks, device), parameters, longest);
+    let partial_sums = run.devices.len() * (0..ranks).map(of).max().unwrap_or(0);
     let keeps = u64::from(shares > 1 && world.is_elastic());
     Rehearsal {
         model_bytes: ModelBytes {

@@ -46,7 +46,7 @@ impl<'a> Trainer<'a> {
         let lost_checkpoint = match run.continues {
             true => kept.complete_record(record.as_mut(), &options.out, world)?,
             false => {
-                begin(&run, kept, held_out.as_ref(), times_products);
+                begin(options, &run, kept, held_out.as_ref(), times_products);
                 false
             }
         };
@@ -93,7 +93,13 @@ impl<'a> Trainer<'a> {
 }
 
 /// Begins a new run, or one that resumes a checkpoint.
-fn begin(run: &Assembled, kept: &mut Kept, held_out: Option<&String>, times_products: bool) {
+fn begin(
+    options: &Config,
+    run: &Assembled,
+    kept: &mut Kept,
+    held_out: Option<&String>,
+    times_products: bool,
+) {
     kept.clock = Clock::new(kept.clock.has_rates);
     let Some(before) = run.resumed.as_ref().map(|opened| &opened.state) else {
         return;
@@ -103,8 +109,9 @@ fn begin(run: &Assembled, kept: &mut Kept, held_out: Option<&String>, times_prod
         (totals.best, totals.last) = (None, None);
     }
     totals.held_out = before.held_out.clone();
-    // Another number of ranks makes products of other shapes.
-    if times_products && before.world.ranks == run.places.len() {
+    // Another number of ranks has matmuls of other shapes, unless each has whole shards.
+    let has_as_many = || before.world.ranks == run.places.len();
+    if times_products && (options.same_bits.is_some() || has_as_many()) {
         totals.products = before.products.clone();
     }
 }
