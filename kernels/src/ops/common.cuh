@@ -118,7 +118,9 @@ template <class To, i64 LOWEST, i64 HIGHEST> struct ToInteger {
     static INLINE To from(double x) { return of_float(x); }
     static INLINE To from(bf16 x) { return from(bf16_wide(x)); }
     static INLINE To from(f16 x) { return from(f16_wide(x)); }
-    template <class From> static INLINE To from(From x) { return (To)(x < LOWEST ? LOWEST : x > HIGHEST ? HIGHEST : x); }
+    template <class From> static INLINE To from(From x) {
+        return (To)(x < LOWEST ? LOWEST : x > HIGHEST ? HIGHEST : x);
+    }
 };
 template <> struct Convert<u8> : ToInteger<u8, 0, 255> {};
 template <> struct Convert<i32> : ToInteger<i32, -2147483648ll, 2147483647> {};

@@ -60,7 +60,8 @@ template <class F, int N, class T> INLINE void bias_activate(T* y, T* pre, const
     over_matrix(count / N, columns / N, [=](u64 i, u64, u64 column) {
         const P x = load_pack<P>(y, i), added = bias == nullptr ? P{} : load_pack<P>(bias, column);
         float sum[N];
-        UNROLLED for (int k = 0; k < N; k++) sum[k] = wide(x.values[k]) + (bias == nullptr ? -0.0f : wide(added.values[k]));
+        UNROLLED for (int k = 0; k < N; k++)
+            sum[k] = wide(x.values[k]) + (bias == nullptr ? -0.0f : wide(added.values[k]));
         const P z = narrow_pack<T>(sum);
         if (pre != nullptr) store_pack(pre, i, z);
         UNROLLED for (int k = 0; k < N; k++) sum[k] = F::value(wide(z.values[k]));
