@@ -263,10 +263,10 @@ impl Mapping {
         let addresses = from.addr().get()..from.addr().get() + bytes;
         bus::watched(addresses, &self.cut, || {
             let (from, into) = (from.as_ptr().cast(), into.as_mut_ptr().cast());
-            // SAFETY: the mapping stays while `self` is borrowed; `into` is exclusive, so the two do
-            // not overlap. No reference to the mapped bytes is made, so other programs may change
-            // them meanwhile; any bytes are a valid `Element`. If the file became shorter, the
-            // handler of `bus.rs` puts zeros there and sets the mark.
+            // SAFETY: the mapping stays while `self` is borrowed; `into` is exclusive, so the two
+            // do not overlap. No reference to the mapped bytes is made, so other programs may
+            // change them meanwhile; any bytes are a valid `Element`. If the file became shorter,
+            // the handler of `bus.rs` puts zeros there and sets the mark.
             unsafe { libc::memcpy(into, from, bytes) };
         });
         !self.cut.load(Ordering::Acquire)

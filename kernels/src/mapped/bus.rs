@@ -2,8 +2,8 @@
 //! zeros there and marks the mapping, so that the interrupted copy ends and its caller checks. Any
 //! other SIGBUS goes to the previous handler.
 //!
-//! The signal comes to the thread that copies, which has noted what it reads. So the handler takes no
-//! lock, allocates nothing and searches nothing.
+//! The signal comes to the thread that copies, which has noted what it reads. So the handler takes
+//! no lock, allocates nothing and searches nothing.
 
 use std::cell::Cell;
 use std::io;

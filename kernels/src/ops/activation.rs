@@ -1,5 +1,5 @@
-//! relu, relu² and gelu, and their derivatives: functions that a linear layer can apply to its sums,
-//! and operations of their own. NaN stays NaN.
+//! relu, relu² and gelu, and their derivatives: functions that a linear layer can apply to its
+//! sums, and operations of their own. NaN stays NaN.
 //!
 //! gelu is `x Φ(x)` (`Erf`, PyTorch's default) or its tanh form (`Tanh`, as in GPT-2). f32 uses
 //! `math.rs`, with the same bits everywhere; f64, for checks, uses the C math library. −∞ gives −0

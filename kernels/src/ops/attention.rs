@@ -50,9 +50,10 @@ pub struct Attention {
     pub scale: Option<f64>,
 }
 
-/// Writes attention to `out` (B·T, heads·head_size) from `qkv`
-/// (B·T, (heads + 2·kv_heads)·head_size), whose columns are those of q, then k, then v. For backward
-/// it writes the logarithms of the sums of weights to `log_sum_exp` (B·heads, T), which is f32 where `out` is bf16.
+/// Writes attention to `out` (B·T, heads·head_size) from `qkv` (B·T, (heads +
+/// 2·kv_heads)·head_size), whose columns are those of q, then k, then v. For backward it writes the
+/// logarithms of the sums of weights to `log_sum_exp` (B·heads, T), which is f32 where `out` is
+/// bf16.
 #[track_caller]
 pub fn attention_into(
     out: &Tensor,
@@ -136,9 +137,9 @@ pub fn attention_cached_into(
     })
 }
 
-/// Writes the gradients by q, k and v to `dqkv`, from `dout` (B·T, heads·head_size) and what forward
-/// read and wrote. `delta` (B·heads, T), of the dtype of `log_sum_exp`, is overwritten: it holds the
-/// sums of `dout ∘ out` over each head's columns.
+/// Writes the gradients by q, k and v to `dqkv`, from `dout` (B·T, heads·head_size) and what
+/// forward read and wrote. `delta` (B·heads, T), of the dtype of `log_sum_exp`, is overwritten: it
+/// holds the sums of `dout ∘ out` over each head's columns.
 #[track_caller]
 pub fn attention_backward_into(
     dqkv: &Tensor,

@@ -28,7 +28,8 @@ pub(crate) trait Binary<T>: Copy + Send + Sync {
 }
 
 /// Declares functions of elements as types that are `Unary`, `Binary` or both; a number in brackets
-/// is f64, and T the type of elements: `of_elements! { Scale(factor): (x) => x * T::from_f64(factor); }`.
+/// is f64, and T the type of elements:
+/// `of_elements! { Scale(factor): (x) => x * T::from_f64(factor); }`.
 macro_rules! of_elements {
     (@struct [$($head:tt)*] ()) => { $($head)*; };
     (@struct [$($head:tt)*] ($number:ident)) => { $($head)*(f64); };

@@ -9,11 +9,11 @@
 //! that each run has a thread block, and the sums of the runs take 2 KiB of scratch memory, which
 //! cannot be allocated during capture.
 //!
-//! row_sum and row_mean go over the last dimension, which keeps the length 1, so that the result can
-//! be broadcast to the rows again (`add`, `sub`, `mul`). A row is added block by block as above, on
-//! a GPU by a warp. column_sum is the sum of the rows of a matrix, and so the gradient of a vector
-//! that was broadcast along them; its order is that of linear's bias gradient, whose loop and kernel
-//! these are.
+//! row_sum and row_mean go over the last dimension, which keeps the length 1, so that the result
+//! can be broadcast to the rows again (`add`, `sub`, `mul`). A row is added block by block as
+//! above, on a GPU by a warp. column_sum is the sum of the rows of a matrix, and so the gradient of
+//! a vector that was broadcast along them; its order is that of linear's bias gradient, whose loop
+//! and kernel these are.
 
 use crate::error::Result;
 use crate::launch::{BLOCK_THREADS, Grid, Launcher, Source, args};
