@@ -26,29 +26,13 @@ use crate::threads::Shares;
 use crate::{DType, Tensor};
 use backward::{Backward, write_delta};
 use forward::Forward;
+pub use sizes::Attention;
 use sizes::{HEAD_SIZE_MAX, Sizes};
 
 const CPU_ONLY: Versions = Versions {
     cpu: &[DType::F32, DType::F64],
     cuda: &[],
 };
-
-/// What kind of attention.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Attention {
-    /// Tokens of a sequence (T).
-    pub time: usize,
-    /// Heads of q.
-    pub heads: usize,
-    /// Heads of k and v: a divisor of `heads`.
-    pub kv_heads: usize,
-    /// Columns of a head: 1 to 256.
-    pub head_size: usize,
-    /// Whether a token attends only to itself and what is before it.
-    pub causal: bool,
-    /// What q·k is multiplied by; by default 1/√head_size.
-    pub scale: Option<f64>,
-}
 
 /// Writes attention to `out` (B·T, heads·head_size) from `qkv` (B·T, (heads +
 /// 2·kv_heads)·head_size), whose columns are those of q, then k, then v. For backward it writes the

@@ -1,9 +1,24 @@
 //! What the CPU's and the GPU's attention share: sizes, and where q, k and v lie.
 
-use super::Attention;
-
 /// The widest head.
 pub(super) const HEAD_SIZE_MAX: usize = 256;
+
+/// What kind of attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// Tokens of a sequence (T).
+    pub time: usize,
+    /// Heads of q.
+    pub heads: usize,
+    /// Heads of k and v: a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Columns of a head: 1 to 256.
+    pub head_size: usize,
+    /// Whether a token attends only to itself and what is before it.
+    pub causal: bool,
+    /// What q·k is multiplied by; by default 1/√head_size.
+    pub scale: Option<f64>,
+}
 
 /// The checked sizes of one attention.
 #[derive(Clone, Copy, Debug)]
