@@ -5,7 +5,7 @@
 use ddp::comm::World;
 use ddp::data::{InMemory, Loader};
 use ddp::kernels::{DType, Device, Random, Seed, Tensor, ops};
-use ddp::nn::check::{Objective, worst_derivative};
+use ddp::nn::check::DerivativeCheck;
 use ddp::nn::{
     Activate, Build, Init, Layer, Linear, Mse, Pass, PassOptions, Result, Saved, Scratch,
     Sequential,
@@ -103,8 +103,8 @@ fn gradients(device: Device) -> Result<[Vec<f32>; 2]> {
     let mut ready = |_| Ok(()); // A reducer would start to all-reduce this gradient here.
     let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
     model.forward(&mut pass, &x)?;
-    let dx = model.backward_to(&mut pass, &dy, true)?;
-    let dx = dx.expect("it was asked for");
+    let dx = model.backward_to_input(&mut pass, &dy)?;
+    let dx = dx.expect("the input is of floats");
     Ok([dx.to_vec()?, model.params.gradients().to_vec()?])
 }
 
@@ -115,7 +115,7 @@ fn main() -> ddp::Result<()> {
     let world = World::single()?;
     let device = world.device()?;
     let mut layer = LayerNorm::default();
-    let worst = worst_derivative(&mut layer, &[8], 4, 1, Objective::Projection, &|_| false)?;
+    let worst = DerivativeCheck::new(&[8]).worst(&mut layer)?;
     println!(
         "derivatives of layer normalization: within {:.0e} of finite differences (furthest by {})",
         worst.error(),

@@ -62,13 +62,14 @@ fn main() -> Result<()> {
     ]; // (B, C)
     let losses = x.new_zeros(&[BATCH])?; // (B)
     let constants = AdamwConstants::default();
-    let chunks = ChunkTable::whole(values.count(), true);
+    let chunks = ChunkTable::whole(values.count());
     let scalars = x.new_zeros(&[4])?;
     let options = CrossEntropyOptions {
         gradient_scale: 1.0 / BATCH as f64,
         ..Default::default()
     };
 
+    let accumulate = false; // Each step replaces the gradients of the one before.
     let (mut first_loss, mut last_loss) = (None, 0.0);
     for step in 1..=STEPS {
         let now = AdamwScalars {
@@ -89,9 +90,9 @@ fn main() -> Result<()> {
                     weights: None,
                 };
                 ops::cross_entropy(&logits, &labels, out, &options, None)?;
-                ops::linear_backward_weight_into(&dw2, None, &dlogits, &hidden, false)?;
+                ops::linear_backward_weight_into(&dw2, None, &dlogits, &hidden, accumulate)?;
                 ops::linear_backward_input_into(&dhidden, &dlogits, &w2, Below::Relu(&hidden))?;
-                ops::linear_backward_weight_into(&dw1, None, &dhidden, &x, false)?;
+                ops::linear_backward_weight_into(&dw1, None, &dhidden, &x, accumulate)?;
                 let moments = (&first_moments, &second_moments);
                 ops::adamw(
                     &values, &gradients, moments.0, moments.1, None, &chunks, &constants, &scalars,

@@ -16,14 +16,8 @@ use ddp::kernels::{Device, Tensor, ops};
 
 /// A group of all ranks and the device of its tensors. All ranks decide alike.
 fn group(world: &World) -> Result<(Group, Device)> {
-    match world.assign_gpus(1, false)? {
-        Ok(gpus) => {
-            let device = gpus.devices_of(world.rank())[0];
-            Ok((world.gpu_group("neighbours", device)?, device))
-        }
-        // No GPUs, or too few.
-        Err(_shortage) => Ok((world.group("neighbours")?, Device::Cpu)),
-    }
+    let device = world.device()?;
+    Ok((world.group_on(device, "neighbours")?, device))
 }
 
 /// Ranks 0 and 1, 2 and 3 …: the even rank asks, the odd rank answers. A last even rank does

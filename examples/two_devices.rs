@@ -8,15 +8,14 @@
 //!
 //! `ddp-train --devices-per-rank 2` does this in a full training run.
 
-use ddp::comm::{Group, World};
+use ddp::comm::World;
 use ddp::data::Loader;
 use ddp::kernels::device::discover;
 use ddp::kernels::transfer::{Ledger, Phase};
-use ddp::kernels::{DType, Device, Seed};
-use ddp::models::Model;
+use ddp::kernels::{Device, Seed};
 use ddp::nn::{Activate, CrossEntropy, Linear, Sequential};
-use ddp::optim::{Optimizer, Rule};
-use ddp::step::{Part, Step, StepOptions};
+use ddp::optim::AdamW;
+use ddp::step::Step;
 
 const STEPS: u64 = 60;
 const BATCH: u64 = 64;
@@ -49,31 +48,10 @@ fn main() -> ddp::Result<()> {
         .then(Linear::new(64))
         .then(Activate::relu())
         .then(Linear::new(4));
-    let models = Model::split(
-        layers,
-        data.row_shape(),
-        &devices,
-        |layers, shape, device| Model::new(layers, shape, DType::F32, device, 1, &|_name| false),
-    )?;
-
-    // Each half has an optimizer and a group of ranks for its gradients: here this process alone.
-    let part = |model: Model| -> ddp::Result<Part> {
-        let optimizer = Optimizer::new(Rule::adamw(), &model.params)?;
-        Ok(Part {
-            model,
-            optimizer,
-            group: Group::alone(),
-        })
-    };
-    let parts = models
-        .into_iter()
-        .map(part)
-        .collect::<ddp::Result<Vec<_>>>()?;
-    let mut step = Step::over(
-        parts,
-        Box::new(CrossEntropy::default()),
-        &StepOptions::default(),
-    )?;
+    let models = layers.build_over(data.row_shape(), &devices, Seed(1))?;
+    let world = World::single()?;
+    let mut step =
+        Step::builder_over(models, CrossEntropy::default(), AdamW::default()).build(&world)?;
     for stage in step.stages() {
         for parameter in stage.model().params.in_order() {
             println!("{}", stage.model().params.value(parameter.id));
@@ -85,7 +63,7 @@ fn main() -> ddp::Result<()> {
         .batch_size(BATCH)
         .shuffle(Seed(1))
         .devices(devices[0], devices[1])
-        .build(&World::single()?)?;
+        .build(&world)?;
     let mut losses = Vec::new();
     for step0 in 0..STEPS {
         step.run(loader.load(step0)?, 0.01)?;

@@ -27,7 +27,7 @@ fn ones() -> Result<Tensor> {
 fn some_work() -> Result<String> {
     let x = ones()?;
     let y = ops::relu(&ops::add(&x, &x)?)?;
-    let product = ops::addmm(
+    let out = ops::addmm(
         &y.slice(0..100)?.reshape(&[10, 10])?,
         &y.reshape(&[10, 100])?,
         &y.reshape(&[100, 10])?,
@@ -35,7 +35,7 @@ fn some_work() -> Result<String> {
         0.0,
     )?;
     stream::synchronize(GPU)?;
-    Ok(format!("sum {}", ops::sum(&product)?.item()?))
+    Ok(format!("sum {}", ops::sum(&out)?.item()?))
 }
 
 /// The error of `outcome`, and what a later call says.
@@ -451,7 +451,7 @@ const CASES: &[Case] = &[
         what: || Ok(some_work().expect_err("planned").to_string()),
         words: NO_ALGORITHM,
     },
-    // One byte more than the workspace that products may use.
+    // One byte more than the workspace that matmuls may use.
     Case {
         plan: "heuristic@1=workspace(33554433)",
         what: || Ok(some_work().expect_err("planned").to_string()),

@@ -274,12 +274,12 @@ caught! {
     batch_slot_reused_too_early
     race_that_nobody_waits_for
     wait_of_another_thread
-    product_over_its_operand
-    product_partly_over_c
-    mask_over_the_product
+    matmul_over_its_operand
+    matmul_partly_over_c
+    mask_over_the_matmul
     algorithm_of_another_shape
     launch_in_another_context
-    product_in_another_context
+    matmul_in_another_context
     counts_that_differ_between_ranks
     types_that_differ_between_ranks
     algorithms_that_differ_between_ranks

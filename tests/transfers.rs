@@ -289,7 +289,7 @@ fn patterns_are_found_and_clean_code_gets_no_hint() {
         assert!(hint.to_string().contains("data left cuda:0") && hint.lines.len() == 2);
         ledger.clear();
 
-        // Weights that are uploaded, trained and downloaded for saving are no ping-pong.
+        // Weights that are uploaded, trained and downloaded for saving are not a ping-pong.
         let weights = Tensor::from_slice(&[1.0f32; 4], &[4], GPU).unwrap();
         ops::scale_into(&weights, &weights, 0.9).unwrap();
         let _saved = weights.to(Device::Cpu).unwrap();
@@ -408,7 +408,7 @@ fn an_operation_under_allow_is_done_whole_or_not_at_all() {
         let [values, momentum] =
             [1.0, 0.0].map(|v| Tensor::full(&[4], v, DType::F32, Device::Cpu).unwrap());
         let gradients = Tensor::ones(&[4], DType::F32, GPU).unwrap();
-        let chunks = ops::ChunkTable::whole(4, false);
+        let chunks = ops::ChunkTable::whole(4).without_decay();
         let step = || {
             ops::sgd(
                 &values,

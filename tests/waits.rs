@@ -243,7 +243,7 @@ const SCENES: [(&str, fn()); 21] = [
             }
         },
     ),
-    ("a product with an activation", || {
+    ("a matmul with an activation", || {
         let x = filled(1.0, FIRST).reshape(&[30, 100]).unwrap();
         let (y, weight) = (
             x.new_zeros(&[30, 8]).unwrap(),

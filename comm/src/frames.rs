@@ -1,4 +1,4 @@
-//! Messages through a stream socket between two processes: a length of four bytes, then so many
+//! Messages through a stream socket between two processes: a length of four bytes, then that many
 //! bytes. Nothing blocks: callers wait with a deadline.
 
 use std::fs::File;
@@ -13,7 +13,7 @@ use crate::waited::Waited;
 const LENGTH_BYTES: usize = 4;
 /// How much is read at once.
 const READ_BYTES: usize = 64 << 10;
-/// Sent bytes are dropped when there are so many, or nothing else.
+/// Sent bytes are dropped when there are this many, or nothing else.
 const KEPT_BYTES_MAX: usize = 8 << 20;
 
 /// One end of a socket.
@@ -74,7 +74,7 @@ impl Frames {
             .for_each(|part| self.outgoing.extend_from_slice(part));
     }
 
-    /// From now on messages may have so many bytes.
+    /// From now on messages may have this many bytes.
     pub(crate) fn set_limit(&mut self, bytes_max: usize) {
         self.bytes_max = bytes_max;
     }
@@ -148,7 +148,7 @@ impl Frames {
         self.sent_before + self.sent as u64
     }
 
-    /// Whether the other end is closed or has sent what is no message. Whole messages that came
+    /// Whether the other end is closed or has sent what is not a message. Whole messages that came
     /// before can still be taken.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed

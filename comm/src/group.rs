@@ -98,8 +98,8 @@ impl Group {
     }
 
     /// An error if no call on this group has a result any more, because a rank was lost
-    /// ([`Error::is_rank_lost`]). On GPUs, where calls return before they are done, those so far may
-    /// have none either.
+    /// ([`Error::is_rank_lost`]). On GPUs, where calls return before they are done, those so far
+    /// may have none either.
     pub fn check_ranks(&self) -> Result<()> {
         self.ranks.check_ranks()
     }

@@ -2,8 +2,8 @@
 //! hosts, their leaders.
 //!
 //! A reduction goes along the hosts as a chain: a leader adds the result of the host before it to
-//! its own elements, then its host reduces. So sums add in rank order and have the bits of a single
-//! host. The last host sends the result to all.
+//! its own elements, then its host reduces. So sums add in rank order and are bit-identical to a
+//! single host. The last host sends the result to all.
 
 use std::ops::Range;
 use std::sync::{Arc, Once};
@@ -24,7 +24,7 @@ use crate::sums::{self, Sources};
 const LEADER_GRACE: Duration = Duration::from_millis(500);
 const LOCAL_GRACE: Duration = Duration::from_millis(2000);
 
-/// Sums of so many bytes take long enough to say that they go over TCP.
+/// Sums of this many bytes take long enough to say that they go over TCP.
 const LARGE_BYTES: usize = 64 << 10;
 const SLOW: &str = "sums in host memory go over TCP between hosts; help: start the ranks with \
     mpirun where MPI has a faster network";
@@ -53,7 +53,7 @@ impl Hosts {
         }
     }
 
-    /// Returns when all ranks have come to the same call, as far as a rank can know: it goes on
+    /// Returns when all ranks have come to the same call, as far as a rank can know: it continues
     /// alone only if its next step waits for its leader.
     fn meet<'a>(&self, call: &Call<'a>) -> Result<Met<'a>> {
         self.local.barrier(call)?;

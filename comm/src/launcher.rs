@@ -103,7 +103,7 @@ pub(crate) struct OwnJob {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) sockets: Vec<RawFd>,
-    /// The roster by which the ranks meet, in place of sockets.
+    /// The roster through which the ranks meet, in place of sockets.
     pub(crate) roster: Option<RawFd>,
     /// Whether all ranks are on this host.
     pub(crate) is_on_one_host: bool,

@@ -56,8 +56,8 @@ const AGENT_AT: usize = 72;
 
 /// A seat: its process, for which generation it waits, how its last process ended, whether it stays
 /// empty, its process in the current and the last generation, and its signs of progress. On several
-/// hosts also the port where its process listens while it waits, its host and where that is reached,
-/// and the generation in which a rank of another host has missed it.
+/// hosts also the port where its process listens while it waits, its host and where that is
+/// reached, and the generation in which a rank of another host has missed it.
 const FIRST_SEAT_AT: usize = 128;
 const SEAT_BYTES: usize = 96;
 const PID: usize = 0;
@@ -382,7 +382,7 @@ impl Roster {
                 self.write(seat, MISSED, u64::from(self.current()));
             } else if pid != 0 && self.read(seat, PID) == u64::from(pid) {
                 self.write(seat, ENDED, WAS_SILENT);
-                // The launcher has not waited for it, so the number is no other process's.
+                // The launcher has not waited for it, so the number is not another process's.
                 Process::open(pid).kill();
             }
         }

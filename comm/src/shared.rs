@@ -140,7 +140,7 @@ impl Shared {
         })
     }
 
-    /// Whether one round moves so many bytes of each rank.
+    /// Whether one round moves this many bytes of each rank.
     fn is_small(&self, bytes: usize) -> bool {
         bytes <= self.channel.segment.layout().small_bytes
     }

@@ -2,9 +2,9 @@
 //! ends ranks that stay when another has failed, and returns the job's exit code. What `mpirun`
 //! does, without MPI.
 //!
-//! On one host rank 0 gets a socket to every other rank, by which they meet. On several an agent on
-//! each host starts the ranks (`agent.rs`), which meet over TCP. Ranks are not in this process's
-//! group, so that Ctrl-C reaches them once: through this process.
+//! On one host rank 0 gets a socket to every other rank, through which they meet. On several an
+//! agent on each host starts the ranks (`agent.rs`), which meet over TCP. Ranks are not in this
+//! process's group, so that Ctrl-C reaches them once: through this process.
 
 use std::ffi::c_int;
 use std::sync::mpsc;
@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 pub use self::agent::serve;
 use self::children::Children;
-pub use self::door::Place;
+pub use self::door::serve_at;
 pub use self::hosts::{Host, HostList};
 use self::job::Job;
+pub use self::place::Place;
 use self::signals::{STOPS, Signals};
 pub(crate) use self::task::silence;
 use self::task::{ENDING, EXIT_STOPPED, PERIOD, of_signal};
@@ -28,6 +29,7 @@ mod door;
 mod elastic;
 mod hosts;
 mod job;
+mod place;
 mod remote;
 mod seats;
 mod signals;

@@ -26,7 +26,7 @@ pub struct Part {
     pub additions: usize,
 }
 
-/// The tree of so many shards over so many ranks.
+/// The tree of this many shards over this many ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SumTree {
     shards: usize,

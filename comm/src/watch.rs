@@ -81,7 +81,7 @@ fn news(failure: &Failure) -> Option<Cause> {
 }
 
 /// SIGTERM has come, and no rank of this host has died. If one of another host has, news of it is
-/// on its way; otherwise all were asked to end, and ending is no failure.
+/// on its way; otherwise all were asked to end, and ending is not a failure.
 fn asked_to_end(failure: &Failure, sigterm: Termination, cancelled: &Cancelled) {
     let started = Instant::now();
     while started.elapsed() < GRACE {

@@ -357,6 +357,16 @@ impl World {
         })
     }
 
+    /// A new group over all ranks for tensors on `device`: as [`World::gpu_group`] on a GPU, else
+    /// as [`World::group`].
+    #[track_caller]
+    pub fn group_on(&self, device: Device, name: &'static str) -> Result<Group> {
+        match device.is_accelerator() {
+            true => self.gpu_group(name, device),
+            false => self.group(name),
+        }
+    }
+
     /// The channel of the next group.
     fn take_channel(&self, name: &str) -> Result<usize> {
         let channel = self.next_channel.fetch_add(1, Ordering::Relaxed);

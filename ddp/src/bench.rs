@@ -1,7 +1,6 @@
-//! `ddp-train bench`: how fast training steps, matrix products and collectives are here, as lines
-//! of JSON.
+//! `ddp-train bench`: how fast training steps, matmuls and collectives are here, as lines of JSON.
 //!
-//! Benchmarks call what training calls: the engine's step, the product of linear layers, the groups
+//! Benchmarks call what training calls: the engine's step, the matmul of linear layers, the groups
 //! of the reducer. Rows are random and stay in memory, so reading data is not measured. A GPU is
 //! timed from the host: many calls are queued, and a round ends when the device has done them.
 
@@ -18,7 +17,6 @@ use ddp_comm::World;
 
 use self::addmm::AddmmFlags;
 use self::allreduce::AllreduceFlags;
-pub(crate) use self::measure::group_on;
 use self::models::{GptFlags, MlpFlags};
 use crate::error::Result;
 use crate::flags::RankFlags;
@@ -31,7 +29,7 @@ pub enum Bench {
     Mlp(MlpFlags),
     /// Training steps of a transformer with cross-entropy, clipping and AdamW
     Gpt(GptFlags),
-    /// Matrix products with a bias, as in a linear layer's forward pass
+    /// Matmuls with a bias, as in a linear layer's forward pass
     Addmm(AddmmFlags),
     /// All-reduce of a tensor over all ranks, or another collective
     Allreduce(AllreduceFlags),

@@ -1,7 +1,7 @@
 //! The command line: what it asks for.
 //!
-//! `command.rs` has the commands, whose flags are in their own files; `train.rs` has the settings of
-//! commands that train. `flags/` has what commands share.
+//! `command.rs` has the commands, whose flags are in their own files; `train.rs` has the settings
+//! of commands that train. `flags/` has what commands share.
 
 mod command;
 mod train;
@@ -130,7 +130,7 @@ Exit codes: 0 done, 1 compared runs part, 2 wrong flags, 65 bad data, 69 doctor 
 76 loss not finite, 77 a rank lost or hung, 78 ranks disagree, 130 Ctrl-C twice
 
 -h shows the flags that most people use, --help all. Every setting can also be an environment
-variable: DDP_BATCH_SIZE=64. Variables of other flags stand in their help.";
+variable: DDP_BATCH_SIZE=64. The help of other flags names their variables.";
 
 #[derive(Parser, Debug)]
 #[command(about = ABOUT, after_help = EXAMPLES, args_conflicts_with_subcommands = true)]

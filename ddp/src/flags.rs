@@ -15,12 +15,10 @@ use ddp_comm::spawn::HostList;
 use ddp_comm::{RANKS_MAX, World};
 use ddp_kernels::choice::{self, Choice};
 
-pub(crate) use self::layers::SettingFlags;
+pub(crate) use self::layers::{SettingFlags, spell_settings_as_flags};
 use crate::config::TIMEOUT_S;
 use crate::error::Error;
 
-#[cfg(test)]
-pub(crate) use self::layers::with_flags;
 pub(crate) use self::taken::Taken;
 
 /// How many ranks `--ranks` asks for.
@@ -28,7 +26,7 @@ pub(crate) use self::taken::Taken;
 pub enum RankCount {
     /// One for each GPU of this machine, else one.
     Auto,
-    /// So many.
+    /// This many.
     Of(usize),
 }
 
@@ -50,11 +48,12 @@ impl FromStr for RankCount {
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 #[group(id = "places", multiple = true)]
 pub struct PlaceFlags {
-    /// Start so many ranks on this machine, without MPI; auto: one for each GPU, else one. With
-    /// --hosts: only so many of them
+    /// Start N ranks on this machine, without MPI; auto: one for each GPU, else one. With --hosts:
+    /// only the first N
     #[arg(long, value_name = "N")]
     pub ranks: Option<RankCount>,
-    /// Start ranks on these hosts over ssh, so many on each: node1:4,node2:4
+    /// Start ranks on these hosts over ssh, with the number of ranks after each host:
+    /// node1:4,node2:4
     #[arg(long, value_name = "HOST:N,…")]
     pub hosts: Option<HostList>,
     /// The same, from a file with a host in each line: node1 slots=4, or node1:4
@@ -138,7 +137,7 @@ fn in_range<T: FromStr + PartialOrd + Display + Clone>(
     }
 }
 
-/// The value that a text stands for, if it is a right one.
+/// The value that a text names, if it is a right one.
 pub(crate) fn parsed<T: FromStr>(
     text: &str,
     is_right: impl Fn(&T) -> bool,

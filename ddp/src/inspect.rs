@@ -18,8 +18,8 @@ use self::sheet::Inspected;
 use crate::checkpoint::MODEL_FILE;
 use crate::error::Result;
 use crate::flags::Taken;
+use crate::metrics_log::EVENTS_FILE;
 use crate::output::Say;
-use crate::record::EVENTS_FILE;
 use crate::using::choose::is_checkpoint;
 
 /// Printed after the help of `inspect`.

@@ -43,7 +43,7 @@
 //! | [`step`] | [`Step`](step::Step): forward, loss, backward, reduction, update |
 //! | [`train`], [`trainer`], [`config`] | around the step: checkpoints, logs, evaluation, resume |
 //! | [`checkpoint`], [`hugging_face`], [`generate`] | models in files, and texts that they make |
-//! | [`record`], [`report`] | what a run has logged, and its page |
+//! | [`metrics_log`], [`report`] | what a run has logged, and its page |
 //!
 //! Start reading at `program.rs` for the program, at `ddp_engine::step` for training.
 
@@ -77,8 +77,8 @@ mod watch;
 pub use ddp_comm as comm;
 pub use ddp_data as data;
 pub use ddp_engine::{
-    audit, checkpoint, config, devices, generate, hugging_face, process, ranks, record, reducer,
-    samples, step, tasks, trace, trainer,
+    audit, checkpoint, config, devices, generate, hugging_face, metrics_log, process, ranks,
+    reducer, samples, step, tasks, trace, trainer,
 };
 use ddp_engine::{exchange, shown};
 pub use ddp_kernels as kernels;

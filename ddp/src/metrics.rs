@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use crate::audit::Audit;
 use crate::checkpoint::Best;
 use crate::error::{Error, Result};
-use crate::record::{EVENTS_FILE, RanksEvent};
+use crate::metrics_log::{EVENTS_FILE, RanksEvent};
 use crate::samples::Confusion;
 use crate::shown::significant;
 use crate::tasks::{ColumnErrors, figures_text};
@@ -203,8 +203,8 @@ impl Run {
         Ok(run)
     }
 
-    /// Reads the lines that were added, but for those that are not `wanted`. Reads all again if what
-    /// was read has changed.
+    /// Reads the lines that were added, but for those that are not `wanted`. Reads all again if
+    /// what was read has changed.
     pub(crate) fn refresh(&mut self, mut wanted: impl FnMut(&[u8]) -> bool) -> io::Result<()> {
         let mut file = BufReader::new(File::open(&self.path)?);
         let mut last_line = vec![0; self.last_line.len()];

@@ -8,12 +8,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ddp_comm::{Field, Options, World};
-use ddp_kernels::setting::spell_settings;
 
 use crate::about::{self, About};
 use crate::cli::{self, Command};
 use crate::config::{Config, LogLevel};
 use crate::error::{Result, ShownError, remedy_text};
+use crate::flags::spell_settings_as_flags;
 use crate::models::{self, Family};
 use crate::{
     compare, doctor, dry_run, export, inspect, output, progress, report, start, tokenize, train,
@@ -63,7 +63,7 @@ impl Program {
     /// Runs the command line of this process. Returns its exit code.
     pub fn run(self) -> ExitCode {
         about::set(self.0);
-        spell_settings(|name| format!("--{name}"));
+        spell_settings_as_flags();
         match ddp_comm::check_stack() {
             Ok(()) => start_or_join(),
             Err(error) => World::refuse(self.0.name, &error),

@@ -17,7 +17,7 @@ use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::fmt::writer::MakeWriterExt;
 
 use crate::config::{LogLevel, When};
-use crate::record::StepEvent;
+use crate::metrics_log::StepEvent;
 use crate::shown::significant;
 use crate::units;
 
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(time_left_s(ten, 20, 0), None);
     }
 
-    /// Keeps what is drawn on so many columns.
+    /// Keeps what is drawn on this many columns.
     #[derive(Clone, Debug)]
     struct Paper(Arc<Mutex<String>>, u16);
 
@@ -387,7 +387,7 @@ mod tests {
         }
     }
 
-    /// The last line that a run of 785 steps draws on so many columns.
+    /// The last line that a run of 785 steps draws on this many columns.
     fn drawn(columns: u16) -> String {
         let paper = Paper(Arc::default(), columns);
         let target = ProgressDrawTarget::term_like(Box::new(paper.clone()));

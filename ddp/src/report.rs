@@ -25,8 +25,8 @@ use clap::Args;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::metrics::Run;
+use crate::metrics_log::{EVENTS_FILE, REPORT_FILE};
 use crate::output::{self, Say};
-use crate::record::{EVENTS_FILE, REPORT_FILE};
 use crate::samples::Samples;
 
 /// Printed after the help of `report`.
@@ -113,7 +113,7 @@ fn several(folders: &[PathBuf]) -> Result<Vec<(String, Run)>> {
 
 /// Writes the metrics of the run in `folder` as CSV; `-` is standard output.
 fn export(folder: &Path, csv: &Path, say: Say<'_>) -> Result<()> {
-    // Refuses what is no metrics log, and says how to fix it.
+    // Refuses what is not a metrics log, and says how to fix it.
     Run::read(folder)?;
     let log = folder.join(EVENTS_FILE);
     if csv == Path::new("-") {

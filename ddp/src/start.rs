@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub(crate) use ddp_comm::spawn::serve;
-use ddp_comm::spawn::{Host, HostList, Losses, Place, Spawner, StartedBy, Task, started_by};
+use ddp_comm::spawn::{
+    Host, HostList, Losses, Place, Spawner, StartedBy, Task, serve_at, started_by,
+};
 use ddp_kernels::device::discover;
 
 use crate::about::about;
@@ -40,7 +42,8 @@ pub(crate) fn start(
         (StartedBy::NoLauncher, _) => None,
         (StartedBy::Launcher, Some(_)) => Some(Place::of_this_process().map_err(|why| {
             Error::Usage(format!(
-                "--min-ranks: {why}; help: leave out the launcher, and give --ranks or --hosts"
+                "--min-ranks: {why}; help: start one process on each host, with --ranks N for its \
+                 ranks, or leave out the launcher, and give --hosts"
             ))
         })?),
         (StartedBy::Launcher, None) => {
@@ -52,7 +55,7 @@ pub(crate) fn start(
         }
     };
     if let Some(place) = place.as_ref().filter(|place| !place.is_first()) {
-        return Ok(Some(place.serve(timeout.max(GATHERING_MAX))?));
+        return Ok(Some(serve_at(place, timeout.max(GATHERING_MAX))?));
     }
     let hosts = match &place {
         None => hosts(ranks, command)?,

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::error::Result;
 use crate::files;
-use crate::record::{EvalEvent, StepEvent};
+use crate::metrics_log::{EvalEvent, StepEvent};
 
 /// The folder of these files in a run's folder.
 pub(crate) const FOLDER: &str = "tensorboard";

@@ -11,10 +11,10 @@ use crate::config::{ClassWeights, Config};
 use crate::data::Data;
 use crate::device::{check_device, find_devices};
 use crate::error::{Error, Result};
+use crate::metrics_log::{EvalEvent, StepEvent};
 use crate::models::{self, ModelSpec, OwnLayers};
 use crate::nn::Loss;
 use crate::progress::Progress;
-use crate::record::{EvalEvent, StepEvent};
 use crate::report;
 use crate::tensorboard::EventFile;
 use crate::trainer::{self, Program};
@@ -186,7 +186,7 @@ impl Program for TrainProgram<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flags::with_flags;
+    use crate::flags::spell_settings_as_flags;
 
     fn config(flags: &str) -> Config {
         let words = ["ddp-train"].into_iter().chain(flags.split_whitespace());
@@ -198,8 +198,9 @@ mod tests {
 
     #[test]
     fn flags_that_alter_what_is_computed_are_named_with_what_they_were() {
+        spell_settings_as_flags();
         let then = config("--lr 0.001 --class-weights 1,2");
-        let changed = |flags: &str| with_flags(&config(flags).changes(&then).join("; "));
+        let changed = |flags: &str| config(flags).changes(&then).join("; ");
         assert_eq!(changed("--lr 0.001 --class-weights 1,2"), "");
         assert_eq!(
             changed("--lr 0.01 --class-weights 1,2"),

@@ -37,7 +37,8 @@ pub struct Kind(Matmul);
 pub struct Algorithms {
     measured_on: String,
     /// In the library's words.
-    products: Vec<(Kind, [u64; 8])>,
+    #[serde(rename = "products")]
+    matmuls: Vec<(Kind, [u64; 8])>,
 }
 
 #[track_caller]
@@ -101,7 +102,7 @@ pub fn gelu(device: Device) -> Result<&'static str> {
 pub fn fastest(device: Device, kinds: Vec<Kind>) -> Result<Algorithms> {
     let mut algorithms = Algorithms {
         measured_on: measured_on(device)?,
-        products: Vec::new(),
+        matmuls: Vec::new(),
     };
     let Some(gpu) = launcher(device)? else {
         return Ok(algorithms);
@@ -109,7 +110,7 @@ pub fn fastest(device: Device, kinds: Vec<Kind>) -> Result<Algorithms> {
     for kind in kinds {
         heartbeat::beat(Work::Computes);
         if let Some(words) = gpu.fastest(&kind.0, &algorithms.measured_on)? {
-            algorithms.products.push((kind, words));
+            algorithms.matmuls.push((kind, words));
         }
     }
     Ok(algorithms)
@@ -123,7 +124,7 @@ impl Algorithms {
 
     /// How many matmuls they are for.
     pub fn count(&self) -> usize {
-        self.products.len()
+        self.matmuls.len()
     }
 
     /// Uses these algorithms on `device` from here on. Returns how many cannot be used there:
@@ -134,7 +135,7 @@ impl Algorithms {
             return Ok(0);
         };
         let mut refused = 0;
-        for (kind, words) in &self.products {
+        for (kind, words) in &self.matmuls {
             refused += usize::from(!gpu.use_algorithm(&kind.0, *words)?);
         }
         Ok(refused)

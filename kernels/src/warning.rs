@@ -7,7 +7,7 @@ pub(crate) fn warn(text: &str) {
     if tracing::dispatcher::has_been_set() {
         tracing::warn!("{text}");
     } else {
-        // A closed standard error is no reason to fail.
+        // A closed standard error must not make it fail.
         let _ = writeln!(std::io::stderr(), "warning: {text}");
     }
 }

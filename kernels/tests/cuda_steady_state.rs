@@ -12,7 +12,7 @@ fn the_driver_is_asked_for_no_memory_after_the_first_rounds() {
         .filter(|device| device.is_accelerator())
         .collect();
     if gpus.is_empty() {
-        // Past the test harness; a closed standard error is no reason to fail.
+        // Past the test harness; a closed standard error must not make it fail.
         let _ = writeln!(std::io::stderr(), "skipped: no CUDA device");
     }
     for device in gpus {

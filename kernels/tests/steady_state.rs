@@ -54,7 +54,7 @@ impl Net {
         let count = HIDDEN * INPUTS + CLASSES * HIDDEN;
         let values = Tensor::randn(&[count], DType::F32, cpu, &mut random)?;
         ops::scale_into(&values, &values, 0.05)?;
-        let chunks = ChunkTable::whole(count, true);
+        let chunks = ChunkTable::whole(count);
         let constants = AdamwConstants::default();
         let scalars = AdamwScalars {
             learning_rate: 1e-3,
@@ -97,7 +97,7 @@ impl Net {
         Ok([first, second])
     }
 
-    fn products(&self) -> Result<()> {
+    fn matmuls(&self) -> Result<()> {
         let ([w1, w2], [dw1, dw2]) = (Net::weights(&self.values)?, Net::weights(&self.gradients)?);
         ops::linear_into(&self.hidden, &self.x, &w1, None, Activation::Relu, None)?;
         ops::linear_into(
@@ -175,7 +175,7 @@ impl Net {
     }
 }
 
-/// What a GPT's blocks use beside products, made once.
+/// What a GPT's blocks use beside matmuls, made once.
 struct Block {
     tokens: Tensor,
     /// (V, C)
@@ -252,7 +252,7 @@ impl Block {
 fn a_training_step_takes_nothing_from_the_system_after_the_first() {
     let (net, block) = (Net::new().unwrap(), Block::new().unwrap());
     let all = || {
-        net.products()?;
+        net.matmuls()?;
         net.attention()?;
         net.everything_else()?;
         block.run()

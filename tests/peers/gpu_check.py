@@ -16,7 +16,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 BIN = HERE / "bin"
-# The part of the whole time by which each part ends.
+# The part of the whole time at which each part ends.
 SHARES = {"gpt": 0.44, "tests": 0.62, "ranks": 0.78, "sanitize": 0.84, "figures": 1.0}
 # The most seconds of a step, so that a hang leaves time for the others. It has room for NCCL's joins, of 60 s each where ranks share a GPU.
 STEP_MAX = 240
@@ -52,7 +52,7 @@ class Check:
         for name in ("logs", "runs", "tmp"):
             (self.work / name).mkdir()
         self.part, self.why, self.outcomes = "", "out of time", []
-        # When steps are ended, and whether it is no loss if one does not run.
+        # When steps are ended, and whether it does not matter if one does not run.
         self.deadline, self.is_optional = 0.0, False
         self.simulated = self.has_torch = False
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -103,7 +103,7 @@ class Check:
         return outcome
 
     def within(self, seconds, name, *words, **env):
-        """Runs a command for so many seconds at most, in a session of its own, so that nothing of it outlives it. Its exit code, or LATE."""
+        """Runs a command for this many seconds at most, in a session of its own, so that nothing of it outlives it. Its exit code, or LATE."""
         end = self.now() + seconds
         # It ends if this program is killed.
         parent = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
@@ -255,10 +255,10 @@ class Check:
         """Operations and matmuls, then steps of perceptrons: the most telling first, and last what takes PyTorch minutes to compile."""
         if self.has_torch:
             self.step(f"PyTorch ({turn})", f"torch-{turn}", "python3", "--", HERE / "gpu_torch.py", "operations", "steps")
-        self.bench(f"products in bf16 ({turn})", f"addmm-bf16-{turn}", "addmm --dtype bf16 --shapes 8192x8192x8192,128x1024x784")
+        self.bench(f"matmuls in bf16 ({turn})", f"addmm-bf16-{turn}", "addmm --dtype bf16 --shapes 8192x8192x8192,128x1024x784")
         self.step(f"operations, ours ({turn})", f"ours-{turn}", BIN / "bench-gpu")
-        self.bench(f"products in tf32 ({turn})", f"addmm-tf32-{turn}", "addmm --dtype tf32 --shapes 4096x4096x4096")
-        self.bench(f"products in f32 ({turn})", f"addmm-f32-{turn}", "addmm --shapes 4096x4096x4096")
+        self.bench(f"matmuls in tf32 ({turn})", f"addmm-tf32-{turn}", "addmm --dtype tf32 --shapes 4096x4096x4096")
+        self.bench(f"matmuls in f32 ({turn})", f"addmm-f32-{turn}", "addmm --shapes 4096x4096x4096")
         self.steps_of(turn, "f32", 128)
         for graph in ("off", "on"):
             words = f"mlp --layers {LARGE} --batch 8192 --dtype bf16 --graph {graph}"
@@ -317,7 +317,7 @@ class Check:
         return self.step(title, name, *ON_RANKS, count, BIN / "ddp-train-mpi", *words)
 
     def ranks(self):
-        """Real NCCL: collectives, then trainings whose records gpu_ranks.py compares."""
+        """Real NCCL: collectives, then trainings whose metrics logs gpu_ranks.py compares."""
         end, first = self.deadline, ["gpus::every_operation", "gpus::a_graph_of_collectives"]
         if not self.find_mpirun():
             self.record("mpirun", "mpirun", "not run: no mpirun works here, and none is packed", 0)
@@ -338,7 +338,7 @@ class Check:
         self.step("trainings agree", "agree", "python3", "--", HERE / "gpu_ranks.py", self.work / "runs")
 
     def of_ranks(self, count, gpus):
-        """The values of collectives, and trainings, on so many ranks."""
+        """The values of collectives, and trainings, on this many ranks."""
         share = []
         if count > gpus:
             # On one shared GPU NCCL has loopback alone, and its kernels must leave room for those of the other ranks.

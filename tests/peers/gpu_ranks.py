@@ -5,7 +5,7 @@ python tests/peers/gpu_ranks.py RUNS        exits 1 if any does not; RUNS holds 
 What must hold, and why so closely:
 - eager and captured, of as many ranks: the same bits of every loss and of the model, since the same kernels ran in the same order.
 - any number of ranks, first step: the loss of the same rows under the same values. A mean of 128 losses in f32, summed in another order, moves by
-  at most 128 * 2^-24 = 8e-6 of it, and products over 784 inputs by less than that at these magnitudes: 2e-5 in all. In bf16 a logit (below 1
+  at most 128 * 2^-24 = 8e-6 of it, and matmuls over 784 inputs by less than that at these magnitudes: 2e-5 in all. In bf16 a logit (below 1
   at the start) may be rounded to its neighbour: 2^-8 = 4e-3.
 - ZeRO-1 beside none, of as many ranks, first step: the same bits, nothing having been updated.
 - from then on rounding grows from step to step, so that only what is learned can be compared: the mean loss of the last ten steps to 10%, the
@@ -57,7 +57,7 @@ def compare(runs):
                 wrong.append(f"{len(eager.losses)} and {len(run.losses)} steps")
             if eager.model != run.model:
                 wrong.append("the models differ")
-            yield f"{run.ranks} ranks: captured has the bits of eager", wrong
+            yield f"{run.ranks} ranks: captured is bit-identical to eager", wrong
         captured = by.get(("captured", run.ranks))
         if run.mode == "zero" and captured and captured.is_whole():
             yield f"{run.ranks} ranks: ZeRO-1 begins as none does", unequal(captured.losses[0], run.losses[0], 0.0)
@@ -70,7 +70,7 @@ def compare(runs):
 
 def unequal(expected, got, bound):
     away = abs(got - expected)
-    # Also where one of them is no number.
+    # Also where one of them is not a number.
     return [] if away <= bound * abs(expected) else [f"the first loss is {got!r}, expected {expected!r} to {bound:g} of it"]
 
 

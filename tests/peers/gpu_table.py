@@ -10,8 +10,8 @@ import statistics
 import sys
 
 # Targets on one H200-class GPU: the speed of a small step relative to PyTorch's, and the share of
-# its matrix products in a large step.
-AIM_EAGER, AIM_COMPILED, AIM_PRODUCT_SHARE = 3.0, 1.5, 0.8
+# its matmuls in a large step.
+AIM_EAGER, AIM_COMPILED, AIM_MATMUL_SHARE = 3.0, 1.5, 0.8
 
 HOWS = ("eager", "compiled", "graph", "compiled graph")
 
@@ -62,7 +62,7 @@ def steps(folder):
     return {case: Steps(entries) for case, entries in cases.items()}
 
 
-def products(folder):
+def matmuls(folder):
     """TFLOP/s of `bench addmm`, by dtype and shape."""
     cases = {}
     for path in sorted(folder.glob("addmm-*.log")):
@@ -85,10 +85,10 @@ def print_operations(ours, theirs, units):
         print(f"\nadamw reaches {100 * ours['adamw'] / copy:.0f}% of the copy's bandwidth.")
 
 
-def print_products(rates):
+def print_matmuls(rates):
     if not rates:
         return
-    print("\n| product with bias, as layers call it | TFLOP/s |")
+    print("\n| matmul with bias, as layers call it | TFLOP/s |")
     print("|---|---|")
     for case, rate in rates.items():
         print(f"| {case} | {rate:.4g} |")
@@ -118,9 +118,9 @@ def aims(ours, theirs, rates):
         ratio = other / small.us if small and other else None
         yield f"small MLP, batch 128, f32, captured: {aim} times as fast as PyTorch {how}", ratio, aim
     large = [step.tflops for (name, _), step in ours.items() if name == "large bf16"]
-    product = rates.get("addmm bf16 8192x8192x8192")
-    share = max(large) / product if large and product else None
-    yield f"large MLP in bf16: {100 * AIM_PRODUCT_SHARE:.0f}% of the rate of its products alone", share, AIM_PRODUCT_SHARE
+    matmul = rates.get("addmm bf16 8192x8192x8192")
+    share = max(large) / matmul if large and matmul else None
+    yield f"large MLP in bf16: {100 * AIM_MATMUL_SHARE:.0f}% of the rate of its matmuls alone", share, AIM_MATMUL_SHARE
 
 
 def print_aims(ours, theirs, rates):
@@ -307,12 +307,12 @@ def main(folder):
     ours, units = collect(logs, "ours-*.log")
     theirs, more_units = collect(logs, "torch-*.log")
     units |= more_units
-    our_steps, rates = steps(logs), products(logs)
+    our_steps, rates = steps(logs), matmuls(logs)
     print_gpt(logs, theirs)
     print()
     if ours or our_steps or rates:
         print_operations(ours, theirs, units)
-        print_products(rates)
+        print_matmuls(rates)
         print_steps(our_steps, theirs)
         print_aims(our_steps, theirs, rates)
         print_collectives(logs)

@@ -57,7 +57,7 @@ def one_take(count, body):
     return start.elapsed_time(end) / 1e3
 
 
-def products():
+def matmuls():
     side = lambda real: (size(real, 32),) * 3
     cases = [
         ("addmm bf16 8192", side(8192), torch.bfloat16, False),
@@ -219,7 +219,7 @@ class TrainingStep:
         self.forward = lambda: loss_of(self.net(self.x), self.y)
         if is_compiled and not CHECK:
             torch.compiler.reset()  # or the ninth model would run eagerly
-            # Large products are the library's in every mode, and autotuning them takes minutes.
+            # Large matmuls are the library's in every mode, and autotuning them takes minutes.
             mode = "default" if max(sizes) > 1024 else "max-autotune-no-cudagraphs"
             self.forward = torch.compile(self.forward, mode=mode)
 
@@ -303,7 +303,7 @@ if __name__ == "__main__":
     if "attention" in PARTS:
         attention()
     if "operations" in PARTS:
-        products()
+        matmuls()
         memory_bound()
         launches()
         uploads()

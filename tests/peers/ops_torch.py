@@ -44,7 +44,7 @@ def report(name, body, flops=0, size=0):
         print(json.dumps(line), flush=True)
 
 
-def products():
+def matmuls():
     cases = [
         ("addmm 2048x2048x2048", 2048, 2048, 2048, False, False),
         ("addmm 2048x2048x2048, weight as kept", 2048, 2048, 2048, False, True),
@@ -112,7 +112,7 @@ def losses():
         report(f"cross-entropy with gradient {rows}x{classes}", step, size=8 * rows * classes)
 
 
-products()
+matmuls()
 elementwise()
 optimizers()
 losses()

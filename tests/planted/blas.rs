@@ -1,4 +1,4 @@
-//! The part of cuBLASLt that the programs need: square f32 products with a workspace, and the mask
+//! The part of cuBLASLt that the programs need: square f32 matmuls with a workspace, and the mask
 //! of a ReLU if asked for.
 
 use std::ffi::c_void;
@@ -11,7 +11,7 @@ use crate::cuda::{Buffer, Gpu, Stream};
 pub(crate) const SIDE: usize = 64;
 /// Floats that the mask of SIDE columns takes, 128 bits each.
 pub(crate) const MASK_COUNT: usize = SIDE * 128 / 32;
-/// Bytes of workspace that a product may use.
+/// Bytes of workspace that a matmul may use.
 pub(crate) const WORKSPACE_BYTES: usize = 1 << 20;
 
 /// A handle and a plan; both live as long as the process.

@@ -12,9 +12,9 @@ use crate::nccl::{self, Call, Ranks};
 
 pub(crate) const LIBRARIES: &[Bug] = &[
     Bug {
-        name: "product_over_its_operand",
+        name: "matmul_over_its_operand",
         devices: 1,
-        program: product_over_its_operand,
+        program: matmul_over_its_operand,
         told: &[
             "RACE",
             "cublasLtMatmul 64x64x64",
@@ -23,9 +23,9 @@ pub(crate) const LIBRARIES: &[Bug] = &[
         ],
     },
     Bug {
-        name: "product_partly_over_c",
+        name: "matmul_partly_over_c",
         devices: 1,
-        program: product_partly_over_c,
+        program: matmul_partly_over_c,
         told: &[
             "RACE",
             "cublasLtMatmul 64x64x64",
@@ -34,9 +34,9 @@ pub(crate) const LIBRARIES: &[Bug] = &[
         ],
     },
     Bug {
-        name: "mask_over_the_product",
+        name: "mask_over_the_matmul",
         devices: 1,
-        program: mask_over_the_product,
+        program: mask_over_the_matmul,
         told: &["RACE", "RELU_AUX", "D and aux share", "cuMemAlloc"],
     },
     Bug {
@@ -52,9 +52,9 @@ pub(crate) const LIBRARIES: &[Bug] = &[
         told: &["WRONG DEVICE", "kernel add_one", "device 0", "device 1"],
     },
     Bug {
-        name: "product_in_another_context",
+        name: "matmul_in_another_context",
         devices: 2,
-        program: product_in_another_context,
+        program: matmul_in_another_context,
         told: &["WRONG DEVICE", "cublasLtMatmul", "device 0", "device 1"],
     },
     Bug {
@@ -160,7 +160,7 @@ pub(crate) const LIBRARIES: &[Bug] = &[
             "cuModuleGetFunction",
             "stream 0",
             "what it means",
-            "way out",
+            "help: ",
         ],
     },
 ];
@@ -174,7 +174,7 @@ fn ones(gpu: &Gpu) -> (Stream, Buffer, Buffer) {
     (stream, ones, gpu.allocate(blas::WORKSPACE_BYTES / 4))
 }
 
-fn product_over_its_operand(version: Version) {
+fn matmul_over_its_operand(version: Version) {
     let gpu = Gpu::new(0);
     let (blas, (stream, ones, workspace)) = (Blas::new(&gpu), ones(&gpu));
     let separate = gpu.allocate(SQUARE);
@@ -184,7 +184,7 @@ fn product_over_its_operand(version: Version) {
 }
 
 /// C may be D, but not begin one column later.
-fn product_partly_over_c(version: Version) {
+fn matmul_partly_over_c(version: Version) {
     let gpu = Gpu::new(0);
     let (blas, (stream, ones, workspace)) = (Blas::new(&gpu), ones(&gpu));
     let memory = gpu.allocate(SQUARE + blas::SIDE);
@@ -198,7 +198,7 @@ fn product_partly_over_c(version: Version) {
     gpu.expect(blas::SIDE as f32 + 1.0, output, SQUARE, stream);
 }
 
-fn mask_over_the_product(version: Version) {
+fn mask_over_the_matmul(version: Version) {
     let gpu = Gpu::new(0);
     let (stream, ones, workspace) = ones(&gpu);
     let memory = gpu.allocate(SQUARE + blas::MASK_COUNT);
@@ -231,7 +231,7 @@ fn launch_in_another_context(version: Version) {
     second.expect(2.0, buffer, COUNT, stream);
 }
 
-fn product_in_another_context(version: Version) {
+fn matmul_in_another_context(version: Version) {
     let (first, second) = (Gpu::new(0), Gpu::new(1));
     let (blas, (stream, ones, workspace)) = (Blas::new(&second), ones(&second));
     let output = second.allocate(SQUARE);

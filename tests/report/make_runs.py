@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes records of runs that are hard to come by, for the report to be made from: usage: make_runs.py FOLDER"""
+"""Writes metrics logs of runs that are hard to come by, for the report to be made from: usage: make_runs.py FOLDER"""
 
 import json
 import math
@@ -70,7 +70,7 @@ def main():
     resume = {"event": "resume", "step": 400, "from": "step-00000400", "ranks": 3, "devices": ["cpu on a, 1 threads"] * 3,
               "overridden": ["--lr 0.002 (was 0.001)"]}
     write(folder / "resumed", [start(), *steps(1, 400), *checkpoints, resume, *steps(401, 1000), *evals, placement(False), thirty_classes(), end()])
-    write(folder / "stopped", [start(steps=5000), *steps(1, 700, 10), end(reason="stopped by SIGTERM after step 700: go on with --resume auto", exit_code=75)])
+    write(folder / "stopped", [start(steps=5000), *steps(1, 700, 10), end(reason="stopped by SIGTERM after step 700: continue with --resume auto", exit_code=75)])
     write(folder / "failed", [start(), *steps(1, 30), step(31, loss=None, grad_norm=None),
                               end(reason="step 31: the loss is not finite. " + "Rows 1, 2, 3 of rank 1 made it. " * 8, exit_code=76, loss=None)])
     write(folder / "one-step", [start(), step(1), end(steps=1)])

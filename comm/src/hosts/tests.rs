@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_prefix_comes_first() {
-    // 2²⁴ + 1 is no f32: the order of the sum shows.
+    // 2²⁴ + 1 is not an f32: the order of the sum shows.
     let own = Tensor::from_slice(&[1.0f32, f32::NAN], &[2], ddp_kernels::Device::Cpu).unwrap();
     let before: Vec<u8> = [16_777_216.0f32, 1.0]
         .iter()

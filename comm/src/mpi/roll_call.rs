@@ -1,7 +1,8 @@
 //! Ranks that meet over MPI, and the names of those that do not come in time.
 //!
 //! Before a collective call of MPI, which cannot be cancelled, every rank tells rank 0 that it is
-//! here. Rank 0 lets all go on, or tells them who is missing; then the others need not report it.
+//! here. Rank 0 lets all continue, or tells them who is missing; then the others need not report
+//! it.
 
 use std::ffi::c_int;
 use std::sync::Arc;

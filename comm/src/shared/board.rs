@@ -235,7 +235,7 @@ impl Board {
         own.fold(0, u64::wrapping_add)
     }
 
-    /// Records that a rank ends in order: it makes no more calls, and its end is no failure.
+    /// Records that a rank ends in order: it makes no more calls, and its end is not a failure.
     pub(crate) fn leave(&self, local_rank: usize) {
         self.u32_at(local_rank, LEFT_AT).store(1, Ordering::Release);
         self.wake_all();

@@ -15,7 +15,7 @@
 //!   read it after the owner has counted `Made` past k, and before they count `Taken` past k.
 //!
 //! Counting is a release and waiting an acquire, so of any write and any other access to the same
-//! byte one happens before the other. Piece numbers go on from call to call, and at the end of a
+//! byte one happens before the other. Piece numbers continue from call to call, and at the end of a
 //! call each rank has counted all its pieces everywhere: so the same holds across calls.
 //!
 //! In all_reduce and reduce_scatter the waits for free slots never sleep: when the others have

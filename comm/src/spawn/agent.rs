@@ -84,7 +84,7 @@ pub(super) enum News {
 /// Where other hosts reach this one.
 #[derive(Clone, Default, Deserialize, Serialize)]
 pub(super) struct Greeting {
-    /// This host's address, by which the launcher reached it, and the launcher's, if ssh tells.
+    /// This host's address, at which the launcher reached it, and the launcher's, if ssh tells.
     pub(super) own: Option<String>,
     pub(super) launcher: Option<String>,
     /// Where rank 0 listens, if it is here.

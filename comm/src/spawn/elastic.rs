@@ -162,7 +162,8 @@ impl Elastic {
         self.missed.insert(host, missed);
     }
 
-    /// Forms the next generation when its ranks are there. Returns the processes that it leaves out.
+    /// Forms the next generation when its ranks are there. Returns the processes that it leaves
+    /// out.
     fn decide(&mut self, now: Duration, timeout: Duration) -> Vec<(usize, u32)> {
         let before = self.roster.current();
         let Ok(absent) = self.roster.form() else {

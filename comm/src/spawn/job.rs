@@ -37,6 +37,9 @@ const LEAVING: Duration = Duration::from_secs(1);
 const PASSED: [&str; 4] = ["DDP_", "NCCL_", "CUDA_", "RUST_"];
 const PASSED_NAMES: [&str; 4] = ["PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"];
 
+/// News, with the number of the connection on which they came.
+type Arrived = (usize, News);
+
 /// A job that runs.
 pub(super) struct Job {
     /// The program's name, for messages.
@@ -49,8 +52,8 @@ pub(super) struct Job {
     /// Hosts without ranks, each by its index, and how many they have room for.
     spares: Vec<(usize, usize)>,
     /// What other hosts say, each by its number.
-    news: Receiver<(usize, News)>,
-    sender: Sender<(usize, News)>,
+    news: Receiver<Arrived>,
+    sender: Sender<Arrived>,
     /// Where agents come that others start.
     door: Option<Door>,
     /// How many connections to other hosts there were.
@@ -86,7 +89,7 @@ impl Job {
         here: Children,
         [grace, timeout]: [Duration; 2],
         task: &Task,
-        (sender, news): (Sender<(usize, News)>, Receiver<(usize, News)>),
+        (sender, news): (Sender<Arrived>, Receiver<Arrived>),
     ) -> Job {
         Job {
             program: program.to_string(),
@@ -512,7 +515,7 @@ impl Job {
     /// A rank has ended.
     fn has_ended(&mut self, rank: usize, status: ExitStatus) {
         self.ranks[rank].is_running = false;
-        // Those that this process kills are no cause.
+        // Those that this process kills are not a cause.
         if self.has_killed || self.continue_without(rank, status) {
             return;
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::door::Place;
+use super::place::Place;
 
 /// The version that launcher and agents must share.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -66,7 +66,7 @@ pub(crate) fn listen(place: &Rendezvous) -> Result<TcpListener> {
 }
 
 fn listen_on(place: &Rendezvous, port: u16) -> io::Result<TcpListener> {
-    // A host's own name often stands for a loopback address in its own file of hosts.
+    // A host's own name often means a loopback address in its own file of hosts.
     let is_meant = |address: &SocketAddr| {
         let is_literal = place.host == "localhost" || place.host.parse::<IpAddr>().is_ok();
         is_literal || place.is_on_one_host() || !address.ip().is_loopback()

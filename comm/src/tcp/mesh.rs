@@ -226,7 +226,7 @@ pub(crate) struct Letter {
 
 #[derive(Debug)]
 enum Content {
-    /// Sent when the socket has taken so many bytes.
+    /// Sent when the socket has taken this many bytes.
     Sent {
         after: u64,
     },

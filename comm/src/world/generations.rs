@@ -77,8 +77,8 @@ impl World {
         self.elastic.iter().for_each(|it| it.roster.end(0));
     }
 
-    /// Ends this process because it cannot go on, for example because its GPU has failed. The other
-    /// ranks continue. After an exit code of 78 it is not started again.
+    /// Ends this process because it cannot continue, for example because its GPU has failed. The
+    /// other ranks continue. After an exit code of 78 it is not started again.
     pub fn leave(&self, error: &dyn Display, exit_code: u8) -> ! {
         self.failure.leave(&error.to_string(), exit_code)
     }

@@ -135,7 +135,7 @@ impl Star {
         Ok(Star { network, ..star })
     }
 
-    /// The sockets between hosts, if there are any. Those by which ranks met are closed.
+    /// The sockets between hosts, if there are any. Those through which ranks met are closed.
     pub(super) fn into_mesh(self) -> Option<Arc<Mesh>> {
         self.mesh
     }
@@ -394,7 +394,7 @@ pub(super) fn inherited(fd: RawFd) -> Result<OwnedFd> {
     let kind = std::fs::metadata(format!("/proc/self/fd/{fd}"));
     let kind = kind.map_err(|error| refused(format!("descriptor {fd}: {error}")))?;
     if !kind.file_type().is_socket() {
-        return Err(refused(format!("descriptor {fd}, which is no socket")));
+        return Err(refused(format!("descriptor {fd}, which is not a socket")));
     }
     taken.push(fd);
     // SAFETY: the variable gives this process the descriptor, which is open, a socket and above the

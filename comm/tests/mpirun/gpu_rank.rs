@@ -554,7 +554,7 @@ fn fault(world: &World, kind: &str, faulty: usize, captured: bool) -> Result<()>
                     std::thread::sleep(Duration::from_secs(60));
                 }
                 "tidy" => {
-                    // Ends in order while the others go on.
+                    // Ends in order while the others continue.
                     stream.synchronize()?;
                     return Ok(());
                 }

@@ -19,12 +19,12 @@ fn skip(why: &str) {
         static SAID: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
     }
     if !SAID.replace(true) {
-        // A closed standard error is no reason to fail.
+        // A closed standard error must not make it fail.
         let _ = writeln!(std::io::stderr(), "skipped: {why}");
     }
 }
 
-/// Whether there are so many CUDA devices.
+/// Whether there are this many CUDA devices.
 fn has_gpus(count: usize) -> bool {
     let usable = Device::usable()
         .into_iter()

@@ -189,7 +189,7 @@ pub struct InMemory {
 }
 
 impl InMemory {
-    /// Rows of `inputs` (N, I…), each of one of so many classes: `labels` (N), from 0.
+    /// Rows of `inputs` (N, I…), each of one of this many classes: `labels` (N), from 0.
     pub fn classes(inputs: Tensor, labels: impl AsRef<[i64]>, classes: usize) -> Result<InMemory> {
         let labels = labels.as_ref();
         let targets = Tensor::from_slice(labels, &[labels.len()], Device::Cpu)?;

@@ -24,7 +24,7 @@ const SAMPLED_BYTES_MAX: u64 = 1 << 20;
 pub(crate) struct Facts {
     /// Which rows are held out; `None` if none are.
     pub(crate) split: Option<Split>,
-    /// What stands for missing numbers, one for each feature.
+    /// What replaces missing numbers, one for each feature.
     pub(crate) fill: Option<Vec<f32>>,
     pub(crate) labels: LabelsFound,
     /// In features, if their numbers were looked at.
@@ -83,7 +83,7 @@ struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// What stands for missing numbers, as the model says or as the rows show that are trained on.
+    /// What replaces missing numbers, as the model says or as the rows show that are trained on.
     /// How many are missing in arrays is logged; of tables `log_table` does it.
     fn fill(&self) -> Result<Option<Vec<f32>>> {
         let (source, how) = (self.source, self.request.table.missing);

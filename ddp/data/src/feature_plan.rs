@@ -1,20 +1,20 @@
 //! How the cells of files become features: which columns are read, which of them are categories,
-//! and what stands for missing numbers. A model keeps its plan and applies it to other files.
+//! and how missing numbers are treated. A model keeps its plan and applies it to other files.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::ensure;
 
 ddp_kernels::choices! {
-    /// What happens where a number is missing.
+    /// How missing numbers are treated.
     #[derive(Default)]
     pub enum Missing {
         /// It is an error
         #[default]
         Error = "error",
-        /// The mean of the feature over the training rows stands for it
+        /// Replace it by the feature's mean over the training rows
         Mean = "mean",
-        /// 0 stands for it
+        /// Replace it by 0
         Zero = "zero",
     }
 }
@@ -29,7 +29,7 @@ pub struct TableSettings {
     pub drop: Vec<String>,
     /// Columns whose values are categories, or `AUTO`.
     pub categorical: Vec<String>,
-    /// What happens where a number is missing.
+    /// How missing numbers are treated.
     pub missing: Missing,
 }
 
@@ -48,7 +48,7 @@ pub struct ColumnPlan {
 pub struct FeaturePlan {
     /// The columns of a table, in the order of their features; `None` if each is a number.
     pub columns: Option<Vec<ColumnPlan>>,
-    /// What stands for missing numbers, one for each feature; `None` if none may be missing.
+    /// What replaces missing numbers, one for each feature; `None` if none may be missing.
     pub fill: Option<Vec<f32>>,
 }
 
@@ -87,7 +87,7 @@ impl FeaturePlan {
         *self == FeaturePlan::default()
     }
 
-    /// What is wrong with a plan for rows of so many features.
+    /// What is wrong with a plan for rows of this many features.
     pub fn check(&self, features: usize) -> Result<(), String> {
         let columns = || self.columns.iter().flatten();
         let width = match self.columns {

@@ -1,22 +1,22 @@
-//! Every rule by which something about data is guessed, with its threshold and the reason for it. A
-//! guess that changes what is trained is printed, and a suspicious one is refused with the setting
-//! that decides it. The rules are pure: callers count, and write the messages.
+//! Every rule with which something about data is guessed, with its threshold and the reason for it.
+//! A guess that changes what is trained is printed, and a suspicious one is refused with the
+//! setting that decides it. The rules are pure: callers count, and write the messages.
 
 use std::collections::BTreeSet;
 
 use crate::task::{CLASSES_MAX, TaskKind};
 
-/// One label in so many, or fewer, is odd among others of another kind: 5% is more than typing
+/// One label in this many, or fewer, is odd among others of another kind: 5% is more than typing
 /// errors and marks of missing values usually are, and less than a class that matters.
 const ODD: u64 = 20;
 /// A class number is far from the others only beyond this: a scale from 1 to 10 may lack its
 /// middle.
 const FAR: u64 = 9;
-/// So many classes are fine for any number of rows.
+/// This many classes are fine for any number of rows.
 const CLASSES: u64 = 100;
-/// More of them need so many rows each: with fewer the labels are prices or names.
+/// More of them need this many rows each: with fewer the labels are prices or names.
 const ROWS_OF_A_CLASS: u64 = 10;
-/// More classes than this with one row each are no classes: small examples have fewer.
+/// More classes than this with one row each are not classes: small examples have fewer.
 const SINGLE: u64 = 20;
 /// The most different texts of a column that is categorical without being named: each becomes a
 /// feature.
@@ -52,9 +52,9 @@ pub(crate) fn are_odd(count: u64, rows: u64) -> bool {
     count * ODD < rows
 }
 
-/// The class number that likely stands for a missing label, and the range of the others: 99 or -1
-/// among 0 to 2. It is the least or the greatest, rare, and far away or the only negative one.
-/// `classes` are sorted; each has its number of rows.
+/// The class number that likely marks a missing label, and the range of the others: 99 or -1 among
+/// 0 to 2. It is the least or the greatest, rare, and far away or the only negative one. `classes`
+/// are sorted; each has its number of rows.
 pub(crate) fn odd_class(classes: &[(i64, u64)], rows: u64) -> Option<((i64, u64), (i64, i64))> {
     let [least, .., greatest] = classes else {
         return None;
@@ -70,14 +70,14 @@ pub(crate) fn odd_class(classes: &[(i64, u64)], rows: u64) -> Option<((i64, u64)
         })
 }
 
-/// Whether so many classes in so many rows are none.
+/// Whether this many classes in this many rows are not classes.
 pub(crate) fn are_too_many(classes: u64, rows: u64) -> bool {
     let are_many = classes > CLASSES && classes * ROWS_OF_A_CLASS > rows;
     are_many || classes > SINGLE && classes == rows
 }
 
-/// Whether numbers with so many different whole ones look like classes, with a few fractions among
-/// them by mistake.
+/// Whether numbers with this many different whole ones look like classes, with a few fractions
+/// among them by mistake.
 pub(crate) fn look_like_classes(different: u64, fractions: u64, rows: u64) -> bool {
     let are_few = different <= CLASSES.max(rows / ROWS_OF_A_CLASS);
     different < CLASSES_MAX as u64 && are_few && are_odd(fractions, rows)
@@ -88,7 +88,7 @@ pub(crate) fn are_nearly_unique(different: u64, cells: u64) -> bool {
     different > SINGLE && different * 10 > 9 * cells
 }
 
-/// Whether the first line of a table, with these numbers in so many cells, is a row rather than
+/// Whether the first line of a table, with these numbers in this many cells, is a row rather than
 /// names, so that a row would be lost: half of it are numbers. Numbers in even steps beside a text
 /// are names: 0, 1, 2 … as pandas writes them, years, wavelengths.
 pub(crate) fn looks_like_a_row(numbers: &[f64], cells: usize) -> bool {

@@ -154,7 +154,7 @@ fn check_numbers(labels: &Labels, found: &LabelsFound) -> Result<()> {
     labels.refuse_odd("whole numbers", found.fractions, has_fraction, &help)
 }
 
-/// An error if so many classes are unlikely.
+/// An error if this many classes are unlikely.
 fn check_count(labels: &Labels, classes: usize, what: &str, or_numbers: &str) -> Result<()> {
     let (place, rows) = (labels.name(), labels.count());
     ensure!(

@@ -272,7 +272,7 @@ impl LoaderBuilder {
         self
     }
 
-    /// Cuts every batch into so many shards, for a step with as many: `ReducerOptions::shards`.
+    /// Cuts every batch into this many shards, for a step with as many: `ReducerOptions::shards`.
     pub fn shards(mut self, shards: usize) -> LoaderBuilder {
         self.shards = Some(shards);
         self

@@ -213,7 +213,7 @@ pub enum LabelName {
 }
 
 impl LabelName {
-    /// The columns that it stands for: `a,b` is two.
+    /// The columns that it names: `a,b` is two.
     pub fn columns(&self) -> Vec<String> {
         match self {
             LabelName::Column(names) => names.split(',').map(|name| name.trim().into()).collect(),

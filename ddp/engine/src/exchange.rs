@@ -24,7 +24,7 @@ pub fn gather<T: Serialize + DeserializeOwned>(world: &World, mine: &T) -> Resul
     read_all(&world.all_gather_bytes(&written(mine)?)?)
 }
 
-/// The same of numbers that need not be finite.
+/// As above, for numbers that need not be finite.
 pub fn gather_numbers(world: &World, mine: &[f64]) -> Result<Vec<Vec<f64>>> {
     let bits: Vec<u64> = mine.iter().map(|number| number.to_bits()).collect();
     let numbers = |bits: Vec<u64>| bits.into_iter().map(f64::from_bits).collect();

@@ -44,7 +44,8 @@ pub(crate) enum FaultPoint {
     Agreed,
     /// When this rank has its new slices, and others may not: the generation instead of a step.
     Slices,
-    /// When ranks have met, before they agree where they continue: the generation instead of a step.
+    /// When ranks have met, before they agree where they continue: the generation instead of a
+    /// step.
     Meeting,
     /// Before a process that comes waits to be taken in: step 0.
     Joining,
@@ -56,7 +57,7 @@ pub(crate) enum FaultPoint {
     Snapshot,
     /// While a thread writes a checkpoint.
     Save,
-    /// Before the record is closed.
+    /// Before the metrics log is closed.
     End,
 }
 

@@ -34,7 +34,7 @@ const PAIRS_MAX: usize = 50;
 const SAMPLES_MAX: usize = 24;
 /// Features of all rows that are looked at for them: a row of more than this is not shown.
 const FEATURES_MAX: usize = 1 << 24;
-/// Columns of a row that is no picture, as they are shown.
+/// Columns of a row that is not a picture, as they are shown.
 const VALUES_MAX: usize = 12;
 /// The largest file of samples that is read: many times what a run writes.
 const BYTES_MAX: u64 = 32 << 20;
@@ -298,7 +298,7 @@ fn confusion(step: u64, names: &[String], counts: &ClassCounts) -> Confusion {
 }
 
 impl SampleRows {
-    /// The rows that are shown, at most so many: two wrong ones, then a right one, and so on.
+    /// The rows that are shown, at most this many: two wrong ones, then a right one, and so on.
     fn mixed(mut self, most: usize) -> Vec<SampleRow> {
         self.wrong.sort_by_key(|seen| seen.row);
         self.right.sort_by_key(|seen| seen.row);
@@ -366,7 +366,7 @@ impl SampleRows {
     }
 }
 
-/// A column of samples: where its features begin, and the words that they stand for.
+/// A column of samples: where its features begin, and the words that they mean.
 struct SampleColumn {
     name: String,
     first: usize,

@@ -48,7 +48,7 @@ pub fn table(rows: &[Vec<String>], left: usize) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-/// A number with so many significant digits: `0.06312`, `2182`, `2.182e10`.
+/// A number with this many significant digits: `0.06312`, `2182`, `2.182e10`.
 pub fn significant(value: f64, digits: usize) -> String {
     let scientific = format!("{value:.*e}", digits - 1);
     let exponent = scientific.split_once('e');

@@ -33,6 +33,7 @@ use ddp_nn::optim::{Optimizer, UpdatePart};
 use ddp_nn::params::Params;
 
 pub use self::builder::StepBuilder;
+pub(crate) use self::builder::{GRADIENT_GROUPS, gradient_group};
 use self::graphs::{CAPTURED, StepGraphs, StepMode};
 pub use self::graphs::{GraphChoice, check_graph};
 use self::model::TrainedModel;
@@ -206,7 +207,7 @@ impl Step {
         self.cut
     }
 
-    /// What this rank can do without the others: an update, of a batch of so many rows, or take
+    /// What this rank can do without the others: an update, of a batch of this many rows, or take
     /// these slices.
     pub(crate) fn can_do(&self) -> Option<(Option<u64>, Cut)> {
         match self.update.flatten() {

@@ -53,7 +53,7 @@ impl TraceSteps {
     /// What is wrong with these steps for a run that takes steps `next` to `last`, if anything.
     fn problem(self, next: u64, last: u64) -> Option<String> {
         let reaches = match (self.first > last, self.last < next) {
-            (true, _) | (_, true) => "none of them is traced",
+            (true, _) | (_, true) => "no step is traced",
             _ if self.first < next => "the trace begins later",
             _ if self.last > last && self.last < u64::MAX => "the trace ends earlier",
             _ => return None,
@@ -108,7 +108,7 @@ pub struct RunTrace {
 impl Drop for RunTrace {
     fn drop(&mut self) {
         if self.readings.is_some() {
-            // The ranks meet again: what they record then has another clock.
+            // The ranks meet again: what they metrics log then has another clock.
             _ = trace::stop();
         }
     }
@@ -167,7 +167,7 @@ impl RunTrace {
         let path: PathBuf = out.join(TRACE_FILE);
         // Training continues without it.
         if let Err(error) = file::write(&path, &ranks) {
-            tracing::warn!("there is no trace: {error}");
+            tracing::warn!("cannot write the trace: {error}");
         }
         let mut lines = Summary::of(&ranks).lines();
         lines.push(format!("trace {}", path.display()));

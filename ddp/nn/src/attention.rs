@@ -30,8 +30,8 @@ pub struct SelfAttention {
 }
 
 impl SelfAttention {
-    /// Causal attention with so many heads, each of C / `heads` columns, of which `kv_heads` have
-    /// separate keys and values. `linear` makes a linear layer with so many outputs; the first
+    /// Causal attention with this many heads, each of C / `heads` columns, of which `kv_heads` have
+    /// separate keys and values. `linear` makes a linear layer with this many outputs; the first
     /// makes queries, keys and values, the second the output.
     pub fn causal(
         width: usize,

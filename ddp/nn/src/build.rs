@@ -152,7 +152,7 @@ impl<'a> Build<'a> {
         Ok(id)
     }
 
-    /// Says that `parameter` is a weight (O, I) of a hidden layer, made of matrices with so many
+    /// Says that `parameter` is a weight (O, I) of a hidden layer, made of matrices with this many
     /// rows, which Muon orthogonalises one by one. Embeddings and output layers are for AdamW.
     pub fn hidden_matrices(&mut self, parameter: ParamId, rows: &[usize]) {
         let declared = &mut self.declarations.list[parameter.0];

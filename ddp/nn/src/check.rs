@@ -42,77 +42,104 @@ pub enum Objective<'a> {
     Loss(&'a dyn Loss, &'a Tensor),
 }
 
-/// Computes the derivatives of `objective` by all trained parameters and all inputs of `layer`, for
-/// `rows` random rows of `shape`, with `backward` and as differences of `forward`, and returns the
-/// one where they differ most. `frozen` tells which parameters are not trained. Dropout always
-/// drops the same elements. Where the layer takes integers, they are from 0 to 6.
-pub fn worst_derivative(
-    layer: &mut dyn Layer,
-    shape: &[usize],
-    rows: usize,
-    seed: u64,
-    objective: Objective<'_>,
-    frozen: &dyn Fn(&str) -> bool,
-) -> Result<Derivative> {
-    let mut declarations = Declarations::new();
-    layer.build(&mut Build::new(&mut declarations), shape)?;
-    let format = DType::F64.into();
-    let params = Params::new(&declarations, format, Device::Cpu, seed, frozen, 1)?;
-    let mut random = Random::new(seed);
-    let x_shape: Vec<usize> = [rows].iter().chain(shape).copied().collect();
-    let x = match layer.input_dtype() {
-        None => Tensor::randn(&x_shape, DType::F64, Device::Cpu, &mut random)?,
-        Some(dtype) => {
-            let unit = Tensor::rand(&x_shape, DType::F64, Device::Cpu, &mut random)?;
-            ops::scale(&unit, 7.0)?.to_dtype(dtype)?
-        }
-    };
-    let mut trial = Trial {
-        layer,
-        params: &params,
-        x: &x,
-        objective,
-        scratch: Scratch::new(Device::Cpu),
-        saved: Saved::default(),
-        position: Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu)?,
-        seed,
-        multiples: None,
-    };
-    // Earlier contents must not matter.
-    ops::fill_into(params.gradients(), f64::NAN)?;
-    let dx = trial.run(true)?.1;
-    let mut worst = Derivative {
-        by: "nothing".into(),
-        backward: 0.0,
-        finite: 0.0,
-    };
-    let mut parts = Vec::new();
-    if let Some(dx) = dx {
-        parts.push(("input", &x, dx));
-    }
-    for parameter in params.list() {
-        if let Some(gradient) = params.gradient(parameter.id) {
-            parts.push((
-                &parameter.name,
-                params.value(parameter.id),
-                gradient.to_vec()?,
-            ));
+/// The rows that a layer is checked with, and what is differentiated.
+#[derive(Clone, Copy)]
+pub struct DerivativeCheck<'a> {
+    /// The shape of a row.
+    pub shape: &'a [usize],
+    /// How many random rows there are. Where the layer takes integers, they are from 0 to 6.
+    pub rows: usize,
+    /// The seed of the rows, of initial values, and of what dropout drops, always the same
+    /// elements.
+    pub seed: u64,
+    /// What is differentiated.
+    pub objective: Objective<'a>,
+    /// Tells by name which parameters are not trained.
+    pub frozen: &'a dyn Fn(&str) -> bool,
+}
+
+impl<'a> DerivativeCheck<'a> {
+    /// Of a projection, on four rows of this shape, with all parameters trained.
+    pub fn new(shape: &'a [usize]) -> DerivativeCheck<'a> {
+        DerivativeCheck {
+            shape,
+            rows: 4,
+            seed: 1,
+            objective: Objective::Projection,
+            frozen: &|_| false,
         }
     }
-    for (name, values, backward) in parts {
-        for (index, backward) in backward.into_iter().enumerate() {
-            let finite = trial.difference(values, index)?;
-            let derivative = Derivative {
-                by: format!("{name}[{index}]"),
-                backward,
-                finite,
-            };
-            if derivative.error() >= worst.error() {
-                worst = derivative;
+
+    /// Computes the derivatives by all trained parameters and all inputs of `layer`, with
+    /// `backward` and as differences of `forward`, and returns the one where they differ most.
+    pub fn worst(self, layer: &mut dyn Layer) -> Result<Derivative> {
+        let DerivativeCheck {
+            shape,
+            rows,
+            seed,
+            objective,
+            frozen,
+        } = self;
+        let mut declarations = Declarations::new();
+        layer.build(&mut Build::new(&mut declarations), shape)?;
+        let format = DType::F64.into();
+        let params = Params::new(&declarations, format, Device::Cpu, seed, frozen, 1)?;
+        let mut random = Random::new(seed);
+        let x_shape: Vec<usize> = [rows].iter().chain(shape).copied().collect();
+        let x = match layer.input_dtype() {
+            None => Tensor::randn(&x_shape, DType::F64, Device::Cpu, &mut random)?,
+            Some(dtype) => {
+                let unit = Tensor::rand(&x_shape, DType::F64, Device::Cpu, &mut random)?;
+                ops::scale(&unit, 7.0)?.to_dtype(dtype)?
+            }
+        };
+        let mut trial = Trial {
+            layer,
+            params: &params,
+            x: &x,
+            objective,
+            scratch: Scratch::new(Device::Cpu),
+            saved: Saved::default(),
+            position: Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu)?,
+            seed,
+            multiples: None,
+        };
+        // Earlier contents must not matter.
+        ops::fill_into(params.gradients(), f64::NAN)?;
+        let dx = trial.run(true)?.1;
+        let mut worst = Derivative {
+            by: "nothing".into(),
+            backward: 0.0,
+            finite: 0.0,
+        };
+        let mut parts = Vec::new();
+        if let Some(dx) = dx {
+            parts.push(("input", &x, dx));
+        }
+        for parameter in params.list() {
+            if let Some(gradient) = params.gradient(parameter.id) {
+                parts.push((
+                    &parameter.name,
+                    params.value(parameter.id),
+                    gradient.to_vec()?,
+                ));
             }
         }
+        for (name, values, backward) in parts {
+            for (index, backward) in backward.into_iter().enumerate() {
+                let finite = trial.difference(values, index)?;
+                let derivative = Derivative {
+                    by: format!("{name}[{index}]"),
+                    backward,
+                    finite,
+                };
+                if derivative.error() >= worst.error() {
+                    worst = derivative;
+                }
+            }
+        }
+        Ok(worst)
     }
-    Ok(worst)
 }
 
 /// One layer, run repeatedly on one input.

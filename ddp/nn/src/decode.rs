@@ -83,7 +83,7 @@ impl<'a> Decoder<'a> {
 pub struct Sampling {
     /// What logits are divided by; 0 takes the most probable token.
     pub temperature: f64,
-    /// Only so many tokens, the most probable ones; None for all.
+    /// Only this many tokens, the most probable ones; None for all.
     pub top_k: Option<usize>,
     /// Only the most probable tokens whose probabilities add up to this.
     pub top_p: f64,

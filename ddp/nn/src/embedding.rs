@@ -29,7 +29,7 @@ struct Built {
 }
 
 impl Embedding {
-    /// A row of so many columns for each of so many tokens.
+    /// A row of this many columns for each of this many tokens.
     pub fn new(vocabulary: usize, columns: usize) -> Embedding {
         Embedding {
             vocabulary,

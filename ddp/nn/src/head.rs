@@ -34,7 +34,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// A head of so many classes.
+    /// A head of this many classes.
     pub fn new(classes: usize) -> Head {
         Head {
             linear: Linear::new(classes).without_bias().outer(),
@@ -217,7 +217,7 @@ mod tests {
         let of = [&y, targets, &stats];
         let loss = CrossEntropy::default();
         let dy = model.loss_gradient(&mut pass, &loss, of).unwrap();
-        let dx = model.backward_to(&mut pass, &dy, true).unwrap();
+        let dx = model.backward_to_input(&mut pass, &dy).unwrap();
         let weight = params.gradient(params.list()[0].id).unwrap();
         [dx.unwrap(), weight.clone(), stats].map(|tensor| tensor.to_vec().unwrap())
     }

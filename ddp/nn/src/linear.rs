@@ -41,7 +41,7 @@ struct Built {
 }
 
 impl Linear {
-    /// A layer with so many outputs and a bias. The last dimension of its input is the number of
+    /// A layer with this many outputs and a bias. The last dimension of its input is the number of
     /// inputs.
     pub fn new(outputs: usize) -> Linear {
         Linear {
@@ -58,13 +58,13 @@ impl Linear {
         }
     }
 
-    /// The same layer as the first or last one of a model, whose weight is no hidden matrix.
+    /// The same layer as the first or last one of a model, whose weight is not a hidden matrix.
     pub fn outer(mut self) -> Linear {
         self.is_outer = true;
         self
     }
 
-    /// The same layer, standing for several that share their input: with so many outputs each.
+    /// The same layer, in place of several that share their input, with this many outputs each.
     pub fn in_parts(mut self, outputs: &[usize]) -> Linear {
         self.parts = outputs.to_vec();
         self
@@ -162,7 +162,7 @@ impl Linear {
         pass.trains(weight) || bias.is_some_and(|bias| pass.trains(bias))
     }
 
-    /// The GELU by which backward computes this layer's input again, instead of keeping it: GELU
+    /// The GELU with which backward computes this layer's input again, instead of keeping it: GELU
     /// already keeps its own input. On the CPU alone: there it costs little and has the same bits.
     fn gelu_again(&self, on_its_device: &Tensor) -> Option<Gelu> {
         match self.below {

@@ -62,7 +62,7 @@ pub struct FamilyInfo {
     pub help: &'static str,
     /// A model of this family with default settings.
     pub default: ModelSpec,
-    /// Names for settings that people use often, with what they stand for.
+    /// Names for settings that people use often, with what they mean.
     pub presets: Vec<(&'static str, ModelSpec)>,
 }
 

@@ -315,7 +315,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Shares the whole matrices with the other ranks: this one, number `rank` of so many, does
+    /// Shares the whole matrices with the other ranks: this one, number `rank` of this many, does
     /// some.
     pub fn share(&mut self, params: &Params, rank: usize, ranks: usize) -> Result<()> {
         if self.matrices.take().is_some() {

@@ -103,7 +103,7 @@ mod tests {
     use ddp_kernels::{DType, Device, Random};
 
     use super::*;
-    use crate::check::{Objective, worst_derivative};
+    use crate::check::DerivativeCheck;
     use crate::models::Model;
     use crate::{Linear, PassOptions, Saved, Scratch, Sequential};
 
@@ -155,8 +155,12 @@ mod tests {
         ];
         for (index, frozen) in frozen.into_iter().enumerate() {
             for mut layers in [layers(), layers().without_fusing()] {
-                let objective = Objective::Projection;
-                let worst = worst_derivative(&mut layers, &[4], 3, 1, objective, frozen).unwrap();
+                let check = DerivativeCheck {
+                    rows: 3,
+                    frozen,
+                    ..DerivativeCheck::new(&[4])
+                };
+                let worst = check.worst(&mut layers).unwrap();
                 assert!(worst.error() < 1e-7, "{index}: {worst:?}");
             }
         }

@@ -1,4 +1,4 @@
-//! `ddp-train bench addmm`: products of random rows with a weight, plus a bias, as in the forward
+//! `ddp-train bench addmm`: matmuls of random rows with a weight, plus a bias, as in the forward
 //! pass of a linear layer.
 
 use std::fmt;
@@ -17,12 +17,12 @@ use crate::exchange::gather_numbers;
 use crate::flags::{parsed, whole};
 use crate::output::Say;
 
-/// Bytes of all sets of operands, several times the largest cache (60 MB on a large GPU). A product
+/// Bytes of all sets of operands, several times the largest cache (60 MB on a large GPU). A matmul
 /// then reads memory, as a layer does, whose operands were last used a step ago.
 const ROTATED_BYTES: usize = 256 << 20;
 /// The most sets of operands.
 const SETS_MAX: usize = 1024;
-/// The longest side of a product.
+/// The longest side of a matmul.
 const SIDE_MAX: usize = 1 << 24;
 
 /// The flags of `bench addmm`.
@@ -39,31 +39,31 @@ pub struct AddmmFlags {
     pub k: usize,
     /// Several shapes in turn, as MxNxK with commas between; instead of --m, --n and --k
     #[arg(long, value_name = "SHAPES", value_parser = shapes, conflicts_with_all = ["m", "n", "k"])]
-    pub shapes: Option<List<ProductShape>>,
+    pub shapes: Option<List<MatmulShape>>,
     /// The flags of all benchmarks.
     #[command(flatten)]
     pub common: BenchFlags,
 }
 
 impl AddmmFlags {
-    pub(crate) fn shapes(&self) -> Vec<ProductShape> {
+    pub(crate) fn shapes(&self) -> Vec<MatmulShape> {
         let AddmmFlags { m, n, k, .. } = *self;
         match &self.shapes {
             Some(List(shapes)) => shapes.clone(),
-            None => vec![ProductShape { m, n, k }],
+            None => vec![MatmulShape { m, n, k }],
         }
     }
 }
 
-fn shapes(text: &str) -> Result<List<ProductShape>, String> {
+fn shapes(text: &str) -> Result<List<MatmulShape>, String> {
     let expected = "expected at least one shape MxNxK, as in 2048x2048x2048,128x1024x784";
-    let has_some = |shapes: &List<ProductShape>| !shapes.0.is_empty();
+    let has_some = |shapes: &List<MatmulShape>| !shapes.0.is_empty();
     parsed(text, has_some, || expected.into())
 }
 
-/// One product: `[m, k]` rows times a weight `[n, k]`. Reads and prints as `MxNxK`.
+/// One matmul: `[m, k]` rows times a weight `[n, k]`. Reads and prints as `MxNxK`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProductShape {
+pub struct MatmulShape {
     /// Rows.
     pub m: usize,
     /// Outputs of a row.
@@ -72,26 +72,26 @@ pub struct ProductShape {
     pub k: usize,
 }
 
-impl ProductShape {
+impl MatmulShape {
     /// Its multiplications and additions.
     fn flop(self) -> f64 {
         2.0 * self.m as f64 * self.n as f64 * self.k as f64
     }
 }
 
-impl fmt::Display for ProductShape {
+impl fmt::Display for MatmulShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}x{}x{}", self.m, self.n, self.k)
     }
 }
 
-impl FromStr for ProductShape {
+impl FromStr for MatmulShape {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<ProductShape, String> {
+    fn from_str(text: &str) -> Result<MatmulShape, String> {
         let sides: Result<Vec<usize>, _> = text.split('x').map(whole(1..=SIDE_MAX)).collect();
         match sides.as_deref() {
-            Ok(&[m, n, k]) => Ok(ProductShape { m, n, k }),
+            Ok(&[m, n, k]) => Ok(MatmulShape { m, n, k }),
             _ => Err("expected MxNxK, as in 128x1024x784".into()),
         }
     }
@@ -109,18 +109,18 @@ pub(super) fn measure(flags: &AddmmFlags, world: &World, say: Say<'_>) -> Result
 
 fn measure_shape(
     flags: &AddmmFlags,
-    shape: ProductShape,
+    shape: MatmulShape,
     device: Device,
     main: &Group,
     world: &World,
 ) -> Result<Value> {
     let wanted = flags.common.ranks.settings.dtype;
-    let (format, ProductShape { m, n, k }) = (precision(wanted, device)?, shape);
+    let (format, MatmulShape { m, n, k }) = (precision(wanted, device)?, shape);
     let dtype = format.layers;
     // As many sets as fill `ROTATED_BYTES`, so that none is in a cache when it is used again.
     let bytes = (m * k + n * k + n + m * n) * dtype.bytes();
     let mut random = Random::new(world.rank() as u64);
-    // Random numbers, since products of zeros are faster.
+    // Random numbers, since matmuls of zeros are faster.
     let operands = |_| -> Result<[Tensor; 4]> {
         Ok([
             Tensor::randn(&[m, k], dtype, device, &mut random)?.named("input"),
@@ -150,7 +150,7 @@ fn measure_shape(
         "dtype": wanted,
         "ranks": world.size(),
         "threads": threads::count(),
-        // The slowest rank's; each computes its own products.
+        // The slowest rank's; each computes its own matmuls.
         "ms": round(slowest_s * 1e3, 5),
         "ms_of_ranks": ranks_ms,
         "tflop_per_s": round(shape.flop() / slowest_s / 1e12, 4),
@@ -167,13 +167,13 @@ mod tests {
 
     #[test]
     fn a_shape_reads_back_as_it_prints() {
-        let shape: ProductShape = "128x1024x784".parse().unwrap();
+        let shape: MatmulShape = "128x1024x784".parse().unwrap();
         let (m, n, k) = (128, 1024, 784);
-        assert_eq!(shape, ProductShape { m, n, k });
+        assert_eq!(shape, MatmulShape { m, n, k });
         assert_eq!(shape.to_string(), "128x1024x784");
         assert_eq!(shape.flop(), 2.0 * 128.0 * 1024.0 * 784.0);
         for text in ["", "1x2", "1x2x3x4", "1x2x", "1x2x-3", "1x0x3", "1×2×3"] {
-            assert!(text.parse::<ProductShape>().is_err(), "{text:?}");
+            assert!(text.parse::<MatmulShape>().is_err(), "{text:?}");
         }
     }
 }

@@ -14,7 +14,7 @@ use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{DType, Device, Tensor, ops};
 use serde_json::{Value, json};
 
-use super::measure::{BenchFlags, group_on, line, round, rounds, start};
+use super::measure::{BenchFlags, line, round, rounds, start};
 use crate::config::FloatType;
 use crate::error::{Error, Result};
 use crate::flags::{choice, number};
@@ -156,7 +156,7 @@ pub(super) fn measure(flags: &AllreduceFlags, world: &World, say: Say<'_>) -> Re
         flags,
         device,
         main: world.group("main")?,
-        group: group_on(device, "bench", world)?,
+        group: world.group_on(device, "bench")?,
         stream,
     };
     for mb in flags.sizes_mb() {
@@ -248,7 +248,7 @@ impl Bench<'_> {
             )));
         }
         if operation == BenchOperation::AllReduce {
-            // Random numbers would grow to infinity over so many sums. Zeros take as long.
+            // Random numbers would grow to infinity over that many sums. Zeros take as long.
             self.stream.scope(|| ops::zero(&tensor))?;
         }
         Ok(tensor)

@@ -84,14 +84,6 @@ fn no_figures(bench: &BenchFlags, device: Device, why: &str) -> Error {
     ))
 }
 
-/// A group that moves tensors of `device`.
-pub(crate) fn group_on(device: Device, name: &'static str, world: &World) -> Result<Group> {
-    Ok(match device.is_accelerator() {
-        true => world.gpu_group(name, device)?,
-        false => world.group(name)?,
-    })
-}
-
 /// The format of tensors for a `--dtype`.
 pub(super) fn precision(wanted: Precision, device: Device) -> Result<Format> {
     if wanted == Precision::F32 || device.is_accelerator() {

@@ -10,7 +10,7 @@ use ddp_kernels::{DType, Device, Random, Tensor, graph, threads};
 use serde_json::{Value, json};
 
 use super::measure::{
-    BenchFlags, begin, group_on, largest, line, precision, round, round_or_null, rounds, start,
+    BenchFlags, begin, largest, line, precision, round, round_or_null, rounds, start,
 };
 use super::{explain, timed};
 use crate::config::Config;
@@ -248,7 +248,7 @@ fn step(config: &Config, subject: Subject, device: Device, world: &World) -> Res
         &|_| false,
         options.reducer.shares(world.size()),
     )?;
-    let gradients = group_on(device, "gradients", world)?;
+    let gradients = world.group_on(device, "gradients")?;
     let owned = reducer::owned(&model.params, &gradients, options.reducer);
     let optimizer = Optimizer::of_slices(config.rule(), &model.params, &owned)?;
     Step::new(model, subject.loss, optimizer, gradients, &options)

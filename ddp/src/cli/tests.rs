@@ -22,9 +22,10 @@ fn train(line: &str) -> Config {
 }
 
 fn refusal(line: &str) -> String {
+    crate::flags::spell_settings_as_flags();
     let error = parse(words(line)).expect_err(line);
     assert_eq!(error.exit_code(), 2, "{line}");
-    crate::flags::with_flags(&error.to_string())
+    error.to_string()
 }
 
 fn parse(words: Vec<String>) -> Result<Command> {
@@ -191,6 +192,7 @@ fn every_flag_of_training_arrives() {
             "--ranks",
             "--hosts",
             "--hostfile",
+            "--spares",
             "--min-ranks",
             "--restarts",
             "--grace-s",

@@ -15,7 +15,7 @@ use crate::flags::layers::{
     CONFIG, DRY_RUN, Layers, PREFIX, PRINT_CONFIG, SettingFlags, Variables, variable,
 };
 use crate::initial_weights::InitialWeights;
-use crate::record::CONFIG_FILE;
+use crate::metrics_log::CONFIG_FILE;
 
 /// Where settings come from, and what to do with them instead of training.
 #[derive(Args, Clone, Debug, Default, PartialEq)]

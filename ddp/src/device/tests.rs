@@ -277,6 +277,7 @@ fn the_cpu_is_used_only_if_all_ranks_choose_it() {
 }
 
 fn config(change: impl FnOnce(&mut Config)) -> Result<Config> {
+    crate::flags::spell_settings_as_flags();
     let mut config = Config::default();
     change(&mut config);
     config.check().map(|()| config)
@@ -287,23 +288,23 @@ type Change = (fn(&mut Config), &'static str);
 const OF_GPUS: [Change; 5] = [
     (
         |settings| settings.dtype = Precision::Bf16,
-        "`dtype` bf16: expected `device` cuda: ",
+        "--dtype bf16: expected --device cuda: ",
     ),
     (
         |settings| settings.dtype = Precision::Tf32,
-        "`dtype` tf32: expected `device` cuda: ",
+        "--dtype tf32: expected --device cuda: ",
     ),
     (
         |settings| settings.devices_per_rank = 2,
-        "`devices-per-rank` 2: expected `device` cuda: ",
+        "--devices-per-rank 2: expected --device cuda: ",
     ),
     (
         |settings| settings.data_on_device = Resident::On,
-        "`data-on-device` on: expected `device` cuda: ",
+        "--data-on-device on: expected --device cuda: ",
     ),
     (
         |settings| settings.graph = GraphChoice::On,
-        "`graph` on: expected `device` cuda: ",
+        "--graph on: expected --device cuda: ",
     ),
 ];
 
@@ -343,7 +344,7 @@ fn several_gpus_of_a_rank_are_not_captured_and_not_named() {
         (settings.devices_per_rank, settings.graph) = (2, GraphChoice::On)
     }));
     assert!(
-        text.starts_with("`graph` on: expected `devices-per-rank` 1: "),
+        text.starts_with("--graph on: expected --devices-per-rank 1: "),
         "{text}"
     );
     let at = DeviceChoice::CudaAt(1);
@@ -351,7 +352,7 @@ fn several_gpus_of_a_rank_are_not_captured_and_not_named() {
         (settings.devices_per_rank, settings.device) = (2, at)
     }));
     assert!(
-        text.starts_with("`device` cuda:1: expected `device` cuda with `devices-per-rank` 2"),
+        text.starts_with("--device cuda:1: expected --device cuda with --devices-per-rank 2"),
         "{text}"
     );
     config(|settings| (settings.devices_per_rank, settings.device) = (1, at)).unwrap();
@@ -360,7 +361,7 @@ fn several_gpus_of_a_rank_are_not_captured_and_not_named() {
 }
 
 #[test]
-fn old_gpus_are_not_used_and_bf16_is_refused_on_those_whose_products_have_none() {
+fn old_gpus_are_not_used_and_bf16_is_refused_on_those_whose_matmuls_have_none() {
     let gpu = |compute_capability| Gpu {
         index: 1,
         name: "Old GPU".to_string(),

@@ -169,13 +169,13 @@ pub(super) fn cuda(ranks: usize) -> Vec<Finding> {
     // Loads the libraries, so that those that fail are known.
     let usable = found.gpus.iter().find(|gpu| too_old(gpu).is_none());
     let device = Device::Cuda(usable.map_or(0, |gpu| gpu.index));
-    let product = Tensor::ones(&[16, 16], DType::F32, device)
+    let matmul = Tensor::ones(&[16, 16], DType::F32, device)
         .and_then(|ones| ops::addmm(&ones, &ones, &ones, 1.0, 0.0)?.to_vec::<f32>());
     let refused = ddp_kernels::foreign::Library::refused();
     findings.push(library(&found.cublaslt, true, &refused));
     findings.push(library(&found.nvrtc, true, &refused));
     findings.push(library(&found.nccl, several, &refused));
-    if let Some(error) = product.err().filter(|_| usable.is_some()) {
+    if let Some(error) = matmul.err().filter(|_| usable.is_some()) {
         let help = "install versions of the libraries that fit the driver";
         findings.push(Finding::bad("GPU", error.to_string(), help));
     }

@@ -13,7 +13,6 @@ use ddp_kernels::{DType, Device, Tensor};
 
 use super::finding::Finding;
 use super::look::nearest;
-use crate::bench::group_on;
 use crate::devices::is_simulated;
 use crate::error::{Error, Result};
 
@@ -129,7 +128,7 @@ fn peer(from: Device, to: Device) -> Result<String> {
 
 /// A finding about the job: a checked sum over all ranks. All ranks call it together.
 pub(super) fn reductions(mine: Device, world: &World) -> Result<Finding> {
-    let group = group_on(mine, "doctor", world)?;
+    let group = world.group_on(mine, "doctor")?;
     let (rank, ranks) = (world.rank(), world.size());
     let count = floats(mine, SUM_FLOATS);
     let stream = Stream::default_of(mine)?;

@@ -9,7 +9,7 @@ use std::path::Path;
 use clap::builder::{PossibleValue, PossibleValuesParser, ValueParser};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, FromArgMatches};
-use ddp_kernels::setting::SettingName;
+use ddp_kernels::setting::{SettingName, spell_settings};
 use serde::de::DeserializeSeed;
 use toml::{Table, Value};
 
@@ -50,8 +50,13 @@ impl FromArgMatches for SettingFlags {
     }
 }
 
-/// The help of a setting, which has the names of others in backquotes, with flags.
-pub(crate) fn with_flags(help: &str) -> String {
+/// Makes all messages of this process write the names of settings as flags.
+pub(crate) fn spell_settings_as_flags() {
+    spell_settings(|name| format!("--{name}"));
+}
+
+/// The help of a setting, with flags in place of the names in backquotes of other settings.
+fn flags_in_help(help: &str) -> String {
     SETTINGS.iter().fold(help.to_string(), |help, setting| {
         let name = setting.name();
         help.replace(&format!("`{name}`"), &format!("--{name}"))
@@ -61,7 +66,7 @@ pub(crate) fn with_flags(help: &str) -> String {
 /// The flag of a setting.
 pub(crate) fn flag(setting: &'static Setting) -> Arg {
     let name = setting.name();
-    let help = with_flags(&setting.help);
+    let help = flags_in_help(&setting.help);
     // The first sentence, and what follows from other settings.
     let end = help.find("; ").into_iter().chain(help.find(". ")).min();
     let (short, rest) = help.split_at(end.unwrap_or(help.len()));

@@ -10,7 +10,7 @@ use crate::checkpoint::{self, Opened};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::metrics::Run;
-use crate::record::EVENTS_FILE;
+use crate::metrics_log::EVENTS_FILE;
 use crate::shown::{shown, significant};
 use crate::units::{duration, plural};
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 pub(crate) use super::html::joined;
 use super::html::{count, escaped, figure, percent, plural, shortened, table};
 use crate::metrics::{ResumeLine, Run};
-use crate::record::RanksEvent;
+use crate::metrics_log::RanksEvent;
 use crate::units::relative;
 
 /// The most points of a curve: what a screen can show.
@@ -189,7 +189,7 @@ impl Chart {
 /// The section of the page: what `script.js` fills, and the values without it.
 pub(super) fn html(charts: &[Chart]) -> String {
     if charts.is_empty() {
-        return "<p class=\"none\">No step was recorded.</p>".to_string();
+        return "<p class=\"none\">No step was logged.</p>".to_string();
     }
     let row = |(chart, curve): (&Chart, &Curve)| {
         let text = if chart.is_percent { percent } else { figure };

@@ -10,7 +10,7 @@ use super::results::{Figures, results};
 use super::tables::written;
 use crate::metrics::Run;
 
-/// The most runs of a page: it has so many colors.
+/// The most runs of a page: it has that many colors.
 pub(super) const RUNS_MAX: usize = 8;
 
 /// The page of these runs, which have different names.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::ReportFlags;
 use super::make;
 use crate::files::testing::Scratch;
-use crate::record::{EVENTS_FILE, REPORT_FILE};
+use crate::metrics_log::{EVENTS_FILE, REPORT_FILE};
 use crate::samples::SAMPLES_FILE;
 
 fn start() -> Value {
@@ -49,8 +49,8 @@ fn report(lines: &[Value]) -> String {
     fs::read_to_string(make(scratch.path()).unwrap()).unwrap()
 }
 
-fn write(folder: &Path, record: &str) {
-    fs::write(folder.join(EVENTS_FILE), record).unwrap();
+fn write(folder: &Path, log: &str) {
+    fs::write(folder.join(EVENTS_FILE), log).unwrap();
 }
 
 /// Whether these texts stand in the page, in this order.
@@ -307,7 +307,7 @@ fn the_page_lets_no_other_script_run() {
 fn what_is_missing_is_left_out() {
     let page = report(&[start()]);
     assert!(
-        page.contains("No step was recorded") && !page.contains("<figure"),
+        page.contains("No step was logged") && !page.contains("<figure"),
         "{page}"
     );
     let page = report(&[start(), step(1)]);
@@ -363,7 +363,7 @@ fn lines_that_are_no_events_are_counted() {
 }
 
 #[test]
-fn without_a_record_there_is_no_report() {
+fn without_a_log_there_is_no_report() {
     let scratch = Scratch::new();
     let failed = |code: u8, word: &str| {
         let error = make(scratch.path()).unwrap_err();
@@ -401,7 +401,7 @@ fn invalid_samples_leave_the_rest_of_the_report() {
 }
 
 #[test]
-fn the_same_record_makes_the_same_bytes() {
+fn the_same_log_makes_the_same_bytes() {
     let lines = [start(), step(1), step(2), end("done", 0)];
     assert_eq!(report(&lines), report(&lines));
 }
@@ -409,11 +409,11 @@ fn the_same_record_makes_the_same_bytes() {
 #[test]
 fn a_long_run_makes_a_small_page() {
     let scratch = Scratch::new();
-    let mut record = format!("{}\n", start());
+    let mut log = format!("{}\n", start());
     for number in 1..=100_000 {
-        record += &format!("{}\n", step(number));
+        log += &format!("{}\n", step(number));
     }
-    write(scratch.path(), &record);
+    write(scratch.path(), &log);
     let page = fs::metadata(make(scratch.path()).unwrap()).unwrap();
     assert!(page.len() < 2_000_000, "{} bytes", page.len());
 }

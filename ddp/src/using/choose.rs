@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::hugging_face;
 use crate::metrics::Run;
-use crate::record::EVENTS_FILE;
+use crate::metrics_log::EVENTS_FILE;
 use crate::shown::shown;
 use crate::trainer::is_same_data;
 

@@ -42,7 +42,7 @@ pub struct GenerateFlags {
     /// Hugging Face
     #[arg(long, value_name = "PATH")]
     pub checkpoint: PathBuf,
-    /// The text to continue; an empty one begins a document
+    /// The text to continue; if it is empty, the model begins a document
     #[arg(long, value_name = "TEXT", group = "text")]
     pub prompt: Option<String>,
     /// A file with a prompt a line

@@ -248,7 +248,7 @@ fn agree(asked: &Asked<'_>, world: &World, opened: &Opened, rows: &dyn Dataset) 
     let state = serde_json::json!(opened.state).to_string();
     Ok(world.handshake(&[
         Field::must_match("the program's version", env!("CARGO_PKG_VERSION"), program),
-        Field::must_match("what is asked for", settings, flags),
+        Field::must_match("the flags of this command", settings, flags),
         Field::must_match("the checkpoint", state, same_model),
         Field::must_match("the data", rows.fingerprint()?, same_data),
     ])?)

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::error::{Error, Result};
 use crate::metrics::{Run, TextLine};
-use crate::record::EVENTS_FILE;
+use crate::metrics_log::EVENTS_FILE;
 use crate::report::results::{Figure, figures};
 use crate::shown::shown;
 use crate::units::{count, duration, plural};

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::files::testing::Scratch;
-use crate::record::EVENTS_FILE;
+use crate::metrics_log::EVENTS_FILE;
 
 fn start() -> Value {
     json!({"event": "start", "config": {}, "devices": ["cuda:0 NVIDIA H200 on a", "cuda:0 NVIDIA H200 on b"],
@@ -42,7 +42,7 @@ fn screen(followed: &Followed, width: u16, height: u16) -> String {
 }
 
 #[test]
-fn the_view_shows_curves_rates_ranks_memory_and_events_and_follows_the_record() {
+fn the_view_shows_curves_rates_ranks_memory_and_events_and_follows_the_log() {
     let scratch = Scratch::new();
     add(scratch.path(), &[start(), step(1), step(2)]);
     let mut followed = open(scratch.path()).unwrap();
@@ -94,7 +94,7 @@ fn the_view_shows_curves_rates_ranks_memory_and_events_and_follows_the_record() 
 }
 
 #[test]
-fn a_record_that_a_resumed_run_has_cut_is_read_again() {
+fn a_log_that_a_resumed_run_has_cut_is_read_again() {
     let scratch = Scratch::new();
     add(scratch.path(), &[start(), step(1), step(2), step(3)]);
     let mut followed = open(scratch.path()).unwrap();
@@ -219,7 +219,7 @@ fn no_word_is_cut_and_the_last_sample_is_shown_at_80_by_24_and_120_by_40() {
 }
 
 #[test]
-fn texts_of_the_record_cannot_control_the_terminal() {
+fn texts_of_the_log_cannot_control_the_terminal() {
     let scratch = Scratch::new();
     let end = json!({"event": "end", "reason": "a\u{1b}[2Jb", "exit_code": 70});
     add(scratch.path(), &[start(), step(1), end]);

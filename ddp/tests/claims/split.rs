@@ -139,7 +139,7 @@ impl Recipe {
     ) -> Result<Step> {
         let group = |index: usize| -> Result<Group> {
             match devices[index] {
-                // A world has only so many groups, and a test makes steps.
+                // A world has a limited number of groups, and a test makes steps.
                 _ if world.size() == 1 => Ok(Group::alone()),
                 Device::Cpu => Ok(world.group(GROUPS[index])?),
                 device => Ok(world.gpu_group(GROUPS[index], device)?),

@@ -44,7 +44,7 @@ fn sizes(way: Way) -> std::ops::RangeInclusive<usize> {
     }
 }
 
-/// Whether all-reduce and reduce-scatter add so many ranks in the same order. Simulated GPUs do
+/// Whether all-reduce and reduce-scatter add this many ranks in the same order. Simulated GPUs do
 /// not.
 fn sums_are_ordered(way: Way, ranks: usize) -> bool {
     way == Way::Cpu || ranks <= 2
@@ -244,7 +244,7 @@ fn on_exactly_summable_numbers_every_number_of_ranks_gives_the_bits_of_one() {
                     ..way.of(&zero)
                 };
                 let one = match rule.hidden.is_some() && way != Way::Cpu {
-                    // Muon's products are not exact: a GPU adds them in another order.
+                    // Muon's matmuls are not exact: a GPU adds them in another order.
                     true => Case {
                         zero: false,
                         ..zero.clone()

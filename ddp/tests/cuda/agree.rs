@@ -396,9 +396,9 @@ fn held_out_rows_are_judged_as_on_the_cpu() {
     // A prediction may differ if two logits are closer than their errors. No such row is in these
     // data.
     assert_eq!(there.correct, here.correct);
-    // Features and first values are at most 1 and 1/28 in the first layer, whose 786 roundings give
-    // an error of at most 784/28 · 786/2²⁴ < 1.4e-3. The second layer multiplies that by 24/√24,
-    // and a row's loss is off by twice a logit's error. On both devices: 2.8e-2.
+    // Features and initial weights are at most 1 and 1/28 in the first layer, whose 786 roundings
+    // give an error of at most 784/28 · 786/2²⁴ < 1.4e-3. The second layer multiplies that by
+    // 24/√24, and a row's loss is off by twice a logit's error. On both devices: 2.8e-2.
     assert!(
         (there.loss_sum - here.loss_sum).abs() <= 107.0 * 2.8e-2,
         "{there:?} {here:?}"

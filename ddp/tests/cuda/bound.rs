@@ -12,8 +12,8 @@
 //! Layers in bf16 store 8 bits: each such rounding adds 2⁻⁸ of the number (`Roundings::stored`).
 //! That happens to inputs, to parameters when they are copied for the layers, and to what a
 //! product, a bias, an activation, dropout or the loss's gradient writes. Sums, gradients of
-//! parameters and all that follows are in f32. In TF32, products cut their factors to 11 bits,
-//! which adds up to 2⁻¹⁰ of each (`Roundings::factors`).
+//! parameters and all that follows are in f32. In TF32, matmuls cut their factors to 11 bits, which
+//! adds up to 2⁻¹⁰ of each (`Roundings::factors`).
 //!
 //! Letters: B rows, I inputs, O outputs of a layer.
 
@@ -64,13 +64,13 @@ impl Roundings {
         }
     }
 
-    /// `x` as it is stored: rounded so many times.
+    /// `x` as it is stored: rounded this many times.
     fn stored(self, x: &Uncertain, times: usize) -> Uncertain {
         x.lost((1.0 + self.stored).powi(times as i32) - 1.0)
     }
 
     /// `a` · `b`, with `more` roundings to f32.
-    fn product(self, a: &Uncertain, b: &Uncertain, more: usize) -> Uncertain {
+    fn matmul(self, a: &Uncertain, b: &Uncertain, more: usize) -> Uncertain {
         a.lost(self.factors).times(&b.lost(self.factors), more)
     }
 }
@@ -138,7 +138,7 @@ impl Uncertain {
         }
     }
 
-    /// self · other, with `more` roundings beside those of the product.
+    /// self · other, with `more` roundings beside those of the matmul.
     fn times(&self, other: &Uncertain, more: usize) -> Uncertain {
         assert_eq!(self.columns, other.rows);
         let (rows, columns) = (self.rows, other.columns);
@@ -303,12 +303,12 @@ pub(crate) fn gradients(
         let (_, weight) = parameter(layer, "weight");
         let (_, bias) = parameter(layer, "bias");
         inputs.push(x.clone());
-        // Where the library does not add the bias the product is stored before.
-        let product = lost.stored(&lost.product(&x, &weight.t(), 1), 1);
-        let columns = product.columns;
+        // Where the library does not add the bias the matmul is stored before.
+        let matmul = lost.stored(&lost.matmul(&x, &weight.t(), 1), 1);
+        let columns = matmul.columns;
         // The bias is one more addend, of which the same roundings count.
         let rounding = gamma(x.columns + 2);
-        let z = product.map(|index, value, error| {
+        let z = matmul.map(|index, value, error| {
             let (bias, off) = (bias.value[index % columns], bias.error[index % columns]);
             (value + bias, error + off + rounding * (bias.abs() + off))
         });
@@ -334,13 +334,13 @@ pub(crate) fn gradients(
         // Sums over rows, a rounding more for each micro-batch that is added.
         found.push((
             parameter(layer, "weight").0,
-            lost.product(&dy.t(), &inputs[layer], micro_batches),
+            lost.matmul(&dy.t(), &inputs[layer], micro_batches),
         ));
         let ones = Uncertain::exact(1, dy.rows, vec![1.0; dy.rows]);
         found.push((parameter(layer, "bias").0, ones.times(&dy, micro_batches)));
         if layer > 0 {
-            let dx = lost.product(&dy, &parameter(layer, "weight").1, 0);
-            // By the product, by dropout and by the activation's derivative.
+            let dx = lost.matmul(&dy, &parameter(layer, "weight").1, 0);
+            // By the matmul, by dropout and by the activation's derivative.
             dy = lost.stored(
                 &scaled(&scaled(&dx, &masks[layer - 1]), &slopes[layer - 1]),
                 3,

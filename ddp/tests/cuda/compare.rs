@@ -9,7 +9,7 @@ use crate::support::job::{Folder, all_at_once};
 const SMALL: &str = "--data synthetic:classification,rows=72,held-out=0,features=20,classes=3 \
                      --hidden 40,9 --batch-size 24 --steps 9 --log-every 1 --device cuda";
 
-/// What `compare` finds in two runs of so many ranks.
+/// What `compare` finds in two runs of this many ranks.
 #[track_caller]
 fn compared(ranks: usize, flags: [&str; 2], how: &str) -> Value {
     let folder = Folder::new("compare");

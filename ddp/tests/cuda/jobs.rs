@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::gpu;
 use crate::support::job::{END_MAX, Ended, Folder, QUICK, all_at_once, host};
-use crate::support::record::{model_bytes, number};
+use crate::support::metrics_log::{model_bytes, number};
 use crate::support::test_name;
 
 /// Epochs of 8 steps of 32 rows and one of 5.
@@ -36,8 +36,8 @@ fn model_of(ranks: usize, flags: &str) -> (Vec<f64>, Vec<u8>) {
         .on_gpus()
         .run();
     ended.assert_well();
-    let record = folder.record();
-    let devices = record.start()["devices"].as_array().unwrap().clone();
+    let log = folder.metrics_log();
+    let devices = log.start()["devices"].as_array().unwrap().clone();
     for (rank, device) in devices.iter().enumerate() {
         let is_its_own = flags.contains("devices-per-rank")
             || device
@@ -46,8 +46,8 @@ fn model_of(ranks: usize, flags: &str) -> (Vec<f64>, Vec<u8>) {
                 .starts_with(&format!("cuda:{rank} "));
         assert!(is_its_own, "{devices:?}");
     }
-    assert_eq!(number(record.end().unwrap(), "samples"), 2.0 * 261.0);
-    (record.losses(), model_bytes(&folder.out(), UNEVEN_STEPS))
+    assert_eq!(number(log.end().unwrap(), "samples"), 2.0 * 261.0);
+    (log.losses(), model_bytes(&folder.out(), UNEVEN_STEPS))
 }
 
 #[test]
@@ -92,8 +92,8 @@ fn the_record_says_where_nccl_may_add_in_another_order() {
         // A run that asks for it gets no warning.
         let warned = ended.stderr.contains("so that bits differ");
         assert_eq!(warned, nvls == Some("1"), "{flags} {nvls:?}: {ended}");
-        let record = folder.record();
-        let world = &record.start()["world"];
+        let log = folder.metrics_log();
+        let world = &log.start()["world"];
         assert_eq!(world.get("bits_may_differ"), expected.as_ref(), "{world}");
         let seen = folder.alone("inspect OUT").run();
         seen.assert_well();
@@ -169,7 +169,7 @@ fn more_ranks_than_gpus_are_refused_with_the_table_and_auto_takes_the_cpu_and_sa
         1,
         "{ended}"
     );
-    let devices = folder.record().start()["devices"]
+    let devices = folder.metrics_log().start()["devices"]
         .as_array()
         .unwrap()
         .clone();
@@ -191,7 +191,7 @@ fn ranks_share_a_gpu_where_that_is_asked_for() {
         .on_gpus()
         .run();
     ended.assert_well();
-    let devices = folder.record().start()["devices"]
+    let devices = folder.metrics_log().start()["devices"]
         .as_array()
         .unwrap()
         .clone();
@@ -220,7 +220,7 @@ fn fault(rank: usize, place: &str, kind: &str, flags: &str) -> Ended {
     let ended = job
         .env("DDP_TEST_FAULT", &format!("{rank}:{place}:7:{kind}"))
         .run();
-    let steps = folder.record().of_steps("step");
+    let steps = folder.metrics_log().of_steps("step");
     assert!(
         steps.starts_with(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) && steps.len() <= 7,
         "{steps:?}: {ended}"
@@ -397,12 +397,12 @@ fn a_killed_job_resumes_to_the_same_losses_and_bytes() {
             .on_gpus()
             .run();
         ended.assert_well();
-        let from = folder.record().all("resume")[0]["step"].as_u64();
+        let from = folder.metrics_log().all("resume")[0]["step"].as_u64();
         // Every fourth step is saved, and the ninth, whose evaluation is the first and therefore
         // the best.
         assert!([4, 8, 9].map(Some).contains(&from), "{from:?}: {ended}");
         let got = (
-            folder.record().losses(),
+            folder.metrics_log().losses(),
             model_bytes(&folder.out(), UNEVEN_STEPS),
         );
         assert!(got == expected, "{ranks} ranks, {flags}: {ended}");
@@ -422,7 +422,7 @@ fn a_stopped_job_saves_and_resumes() {
     running.signal_rank(ranks - 1, "USR1");
     let ended = running.wait();
     assert_eq!(ended.exit_code(), Some(75), "{ended}");
-    let stopped = number(folder.record().end().unwrap(), "steps");
+    let stopped = number(folder.metrics_log().end().unwrap(), "steps");
     assert!((7.0..400.0).contains(&stopped), "{ended}");
     let steps = stopped as u64 + 5;
     let words = words.replace("--steps 400", &format!("--steps {steps} --override"));
@@ -431,7 +431,7 @@ fn a_stopped_job_saves_and_resumes() {
         .on_gpus()
         .run()
         .assert_well();
-    assert_eq!(folder.record().of_steps("step").len() as u64, steps);
+    assert_eq!(folder.metrics_log().of_steps("step").len() as u64, steps);
 }
 
 #[test]
@@ -476,7 +476,7 @@ fn as_many_ranks_as_there_are_gpus_learn_glyphs_as_one_rank_on_the_cpu_does() {
         "--data glyphs,rows=1024,held-out=512 --hidden 64 --batch-size 32 --epochs 5 --out OUT";
     let accuracy = |job: crate::support::job::Job, folder: &Folder| {
         job.run().assert_well();
-        number(folder.record().end().unwrap(), "accuracy")
+        number(folder.metrics_log().end().unwrap(), "accuracy")
     };
     let (one, many) = (Folder::new("cpu"), Folder::new("default"));
     let expected = accuracy(one.alone(&format!("{words} --device cpu")), &one);

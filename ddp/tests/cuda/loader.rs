@@ -158,7 +158,7 @@ fn training_on_resident_data_has_the_same_bits_eager_and_captured() {
             ferried.bits().unwrap() == resident.bits().unwrap(),
             "{graph:?}"
         );
-        // The rows of a step gone by, as for saying which of them made a loss that is no number.
+        // The rows of a step gone by, as for saying which of them made a loss that is not a number.
         let losses = [&mut ferried, &mut resident].map(|training| {
             let losses = training
                 .step

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::gpu;
 use crate::support::job::{Ended, Folder, Job, all_at_once, kill_ranks};
-use crate::support::record::model_bytes;
+use crate::support::metrics_log::model_bytes;
 use crate::support::test_name;
 
 const STEPS: u64 = 24;
@@ -26,12 +26,12 @@ struct Left {
 }
 
 fn left(folder: &Folder) -> Left {
-    let record = folder.record();
+    let log = folder.metrics_log();
     Left {
         model: model_bytes(&folder.out(), STEPS),
-        steps: record.of_steps("step"),
-        losses: record.losses(),
-        samples: record.end().map(|end| end["samples"].as_f64().unwrap()),
+        steps: log.of_steps("step"),
+        losses: log.losses(),
+        samples: log.end().map(|end| end["samples"].as_f64().unwrap()),
     }
 }
 
@@ -71,13 +71,13 @@ fn job_of(ranks: usize, folder: &Folder, flags: &str, seed: usize) -> Job {
 /// The job did all its work, with the same bits, and lost these ranks.
 #[track_caller]
 fn assert_undisturbed(folder: &Folder, ended: &Ended, lost: &[u64]) {
-    let record = folder.record();
-    let events = record.all("ranks").into_iter();
+    let log = folder.metrics_log();
+    let events = log.all("ranks").into_iter();
     let names = events.flat_map(|event| event["lost"].as_array().unwrap().clone());
     let mut names: Vec<u64> = names.map(|it| it["rank"].as_u64().unwrap()).collect();
     names.sort_unstable();
     assert_eq!(names, lost, "{ended}");
-    assert!(record.end().is_some(), "{ended}");
+    assert!(log.end().is_some(), "{ended}");
     assert_same(folder, ended);
 }
 
@@ -254,8 +254,8 @@ fn a_rank_that_comes_back_gets_the_gpu_that_was_its_own() {
         running.signal_rank(rank, "KILL");
         let ended = running.wait();
         assert_undisturbed(&folder, &ended, &[rank as u64]);
-        let record = folder.record();
-        let joined = record.all("ranks").into_iter();
+        let log = folder.metrics_log();
+        let joined = log.all("ranks").into_iter();
         let joined: Vec<_> = joined
             .flat_map(|it| it["joined"].as_array().unwrap().clone())
             .collect();

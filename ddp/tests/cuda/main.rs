@@ -23,13 +23,13 @@ mod jobs;
 mod libraries;
 mod loader;
 mod losing;
+mod matmuls;
 mod nonfinite;
 mod older;
 #[cfg(feature = "mpi")]
 mod orders;
 mod precision;
 #[cfg(feature = "mpi")]
-mod products;
 mod program;
 mod split;
 mod steady;

@@ -1,4 +1,4 @@
-//! A loss that is no number, found on the GPU: the model stays what it was, and the rows are named.
+//! A non-finite loss, found on the GPU: the model stays what it was, and the rows are named.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::support::lines::{LINES, Lines};
 use crate::support::random::uniform;
 use crate::{Setup, gpu};
 
-/// The row whose target is no class, and that target.
+/// The row whose target is not a class, and that target.
 const BAD: (u64, i64) = (37, 4);
 const STEPS: u64 = 12;
 

@@ -3,7 +3,7 @@
 
 use crate::gpu;
 use crate::support::job::{Ended, Folder};
-use crate::support::record::model_bytes;
+use crate::support::metrics_log::model_bytes;
 
 const WORDS: &str = "--data glyphs,rows=261,held-out=64 --hidden 16 --batch-size 32 --epochs 1 \
                      --log-every 3 --out OUT --threads 1";
@@ -40,8 +40,8 @@ fn gpus_below_7_5_are_refused_by_name_and_auto_says_how_to_leave_them_out() {
         let ended = run(&folder, ranks, capability, "--device auto");
         ended.assert_well();
         let said = ended.stderr.contains(&format!("{why} {help}"));
-        let record = folder.record();
-        let device = record.start()["devices"][0].as_str().unwrap();
+        let log = folder.metrics_log();
+        let device = log.start()["devices"][0].as_str().unwrap();
         assert!(said && device.starts_with("cpu "), "{device}: {ended}");
     }
     run(&Folder::new("old"), 1, "7.0,9.0", "--device cuda:1").assert_well();
@@ -60,11 +60,14 @@ fn gpus_of_7_5_make_the_model_of_newer_ones_and_have_no_bf16() {
     if simulated().is_none() {
         return;
     }
-    // Reducing in bf16 needs no bf16 product, so it is allowed.
+    // Reducing in bf16 needs no bf16 matmul, so it is allowed.
     let model = |capability: &str, ranks: usize, flags: &str| {
         let (folder, flags) = (Folder::new("turing"), format!("--device cuda {flags}"));
         run(&folder, ranks, capability, &flags).assert_well();
-        (folder.record().losses(), model_bytes(&folder.out(), STEPS))
+        (
+            folder.metrics_log().losses(),
+            model_bytes(&folder.out(), STEPS),
+        )
     };
     for (ranks, flags) in [(1, "--grad-clip 1"), (2, "--reduce-dtype bf16 --zero 1")] {
         assert!(

@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::support::job::{Folder, Job, all_at_once};
-use crate::support::record::model_bytes;
+use crate::support::metrics_log::model_bytes;
 use crate::support::test_name;
 use crate::{Gpu, gpu};
 
@@ -135,7 +135,7 @@ pub(crate) fn machine_of(gpus: usize) -> Option<Gpu> {
     None
 }
 
-/// The seeds, of so many, that this commit runs.
+/// The seeds, of this many, that this commit runs.
 fn seeds(all: usize) -> Vec<u64> {
     let seeds = ddp_slice::of(&test_name(), all, 3);
     seeds.into_iter().map(|seed| seed as u64).collect()

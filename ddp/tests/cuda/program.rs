@@ -2,7 +2,7 @@
 
 use crate::gpu;
 use crate::support::job::{Folder, QUICK};
-use crate::support::record::{model_bytes, number};
+use crate::support::metrics_log::{model_bytes, number};
 
 /// Epochs of 8 steps of 32 rows and one of 5.
 const UNEVEN: &str = "--data glyphs,rows=261,held-out=64 --hidden 16 --batch-size 32 --epochs 3 --log-every 4 --out OUT --threads 1";
@@ -32,20 +32,20 @@ fn one_process_trains_on_the_gpu_and_says_so() {
         "{ended}"
     );
     assert!(!ended.stderr.contains("WARN"), "{ended}");
-    let record = folder.record();
-    let device = record.start()["devices"][0].as_str().unwrap();
+    let log = folder.metrics_log();
+    let device = log.start()["devices"][0].as_str().unwrap();
     assert!(
         device.starts_with(&format!("cuda:0 {} on ", name())),
         "{device}"
     );
-    let end = record.end().unwrap();
+    let end = log.end().unwrap();
     assert!(
         number(end, "device_peak_mb") > 0.0 && number(end, "peak_mb") > 1.0,
         "{end}"
     );
     // Figures of simulated GPUs mean nothing.
     assert_eq!(end["samples_per_s"].is_null(), is_simulated(), "{end}");
-    let losses = record.losses();
+    let losses = log.losses();
     assert!(losses.last() < losses.first(), "{losses:?}");
     // A batch's features and targets and a message of numbers in each of 27 steps, and nothing
     // else.
@@ -80,8 +80,8 @@ fn data_kept_on_the_gpu_cross_once_and_leave_the_same_model() {
             choice != "off",
             "{ended}"
         );
-        let record = folder.record();
-        let rows = record.end().unwrap()["transfers"]["rows"]
+        let log = folder.metrics_log();
+        let rows = log.end().unwrap()["transfers"]["rows"]
             .as_array()
             .unwrap()
             .clone();
@@ -90,11 +90,7 @@ fn data_kept_on_the_gpu_cross_once_and_leave_the_same_model() {
             .filter(|row| row["phase"] == "step")
             .map(|row| number(row, "bytes"))
             .sum();
-        (
-            model_bytes(&folder.out(), 27),
-            record.losses(),
-            bytes_in_steps,
-        )
+        (model_bytes(&folder.out(), 27), log.losses(), bytes_in_steps)
     };
     let (ferried, kept, auto) = (run("off"), run("on"), run("auto"));
     assert!(
@@ -116,7 +112,7 @@ fn auto_takes_the_gpu_for_one_process() {
     let folder = Folder::new("auto");
     folder.alone(QUICK).on_gpus().run().assert_well();
     assert!(
-        folder.record().start()["devices"][0]
+        folder.metrics_log().start()["devices"][0]
             .as_str()
             .unwrap()
             .starts_with("cuda:0 ")
@@ -156,11 +152,11 @@ fn a_captured_run_leaves_the_same_model_and_the_same_losses_as_an_eager_one() {
             .on_gpus()
             .run();
         ended.assert_well();
-        let record = folder.record();
+        let log = folder.metrics_log();
         (
             model_bytes(&folder.out(), 27),
-            record.losses(),
-            record.of_steps("grad_norm"),
+            log.losses(),
+            log.of_steps("grad_norm"),
         )
     };
     let eager = run("off");
@@ -261,7 +257,7 @@ fn a_step_is_explained_node_by_node_on_simulated_gpus_too() {
     assert_eq!(sums["besides_matmuls"], 8, "{nodes:#?}");
     assert_eq!(sums["device"], format!("cuda:0 {}", name()), "{sums}");
     if is_simulated() {
-        // Each product is one kernel there, so that the driver counts what we note.
+        // Each matmul is one kernel there, so that the driver counts what we note.
         let count = |kind: &str| sums["driver_counts"][kind].as_u64().unwrap() as usize;
         let counted = ["kernels", "copies", "fills", "others"].map(count);
         assert_eq!(counted.iter().sum::<usize>(), nodes.len(), "{sums}");
@@ -455,7 +451,7 @@ fn a_fault_in_a_launched_step_ends_the_run_in_that_step() {
             "{place}: {ended}"
         );
         assert_eq!(
-            folder.record().of_steps("step"),
+            folder.metrics_log().of_steps("step"),
             [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
             "{place}"
         );

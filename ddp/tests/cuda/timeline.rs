@@ -20,7 +20,7 @@ impl Piece {
         self.start_ns < other.end_ns && other.start_ns < self.end_ns
     }
 
-    /// A product of a backward: of a gradient with activations, or with weights.
+    /// A matmul of a backward: of a gradient with activations, or with weights.
     fn is_of_backward(&self) -> bool {
         self.what.starts_with("cublasLtMatmul") && !self.what.contains(" TN ")
     }
@@ -70,7 +70,7 @@ fn timelines(flags: &str) -> Vec<Vec<Piece>> {
         .collect()
 }
 
-/// How many bucket reductions overlapped backward products, and how many batch copies overlapped a
+/// How many bucket reductions overlapped backward matmuls, and how many batch copies overlapped a
 /// step.
 fn overlaps(timeline: &[Piece]) -> [usize; 2] {
     let beside = |piece: &Piece, other: &dyn Fn(&Piece) -> bool| {
@@ -86,10 +86,10 @@ fn overlaps(timeline: &[Piece]) -> [usize; 2] {
     let is_batch = |piece: &Piece| {
         piece.part == "copy" && piece.bytes == BATCH_BYTES && piece.what.contains("HtoD")
     };
-    let is_product = |piece: &Piece| piece.what.starts_with("cublasLtMatmul");
+    let is_matmul = |piece: &Piece| piece.what.starts_with("cublasLtMatmul");
     [
         count(&is_reduction, &Piece::is_of_backward),
-        count(&is_batch, &is_product),
+        count(&is_batch, &is_matmul),
     ]
 }
 

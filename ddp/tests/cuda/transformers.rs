@@ -1,10 +1,10 @@
-//! Transformers on GPUs, through the program: a captured step has the bits of an eager one, also
-//! where backward computes activations again, and so has one over several devices. Losses are those
-//! of the CPU up to rounding.
+//! Transformers on GPUs, through the program: a captured step is bit-identical to an eager one,
+//! also where backward computes activations again, and so has one over several devices. Losses are
+//! those of the CPU up to rounding.
 
 use crate::gpu;
 use crate::support::job::{Folder, all_at_once};
-use crate::support::record::model_bytes;
+use crate::support::metrics_log::model_bytes;
 use crate::support::test_name;
 
 const VIT: &str = "--model vit,layers=1,heads=2,width=8,patch=14,pool=class \
@@ -18,7 +18,10 @@ fn run(words: &str) -> (Vec<f64>, Vec<u8>) {
     let folder = Folder::new("transformers");
     let ended = folder.alone(words).on_gpus().run();
     ended.assert_well();
-    (folder.record().losses(), model_bytes(&folder.out(), STEPS))
+    (
+        folder.metrics_log().losses(),
+        model_bytes(&folder.out(), STEPS),
+    )
 }
 
 #[test]
@@ -60,7 +63,7 @@ fn a_sample_is_what_generate_makes_of_the_checkpoint_also_of_split_layers_in_bf1
     let words = "generate --checkpoint OUT --prompt To --max-tokens 64 --seed 3";
     let made = folder.alone(words).run();
     let text = made.stdout.strip_suffix('\n').unwrap();
-    assert_eq!(folder.record().all("sample")[0]["text"], text);
+    assert_eq!(folder.metrics_log().all("sample")[0]["text"], text);
 }
 
 /// Its head is tied to the embedding.
@@ -85,7 +88,10 @@ fn trained(folder: &Folder, ranks: usize, steps: u64, words: &str) -> (Vec<f64>,
     let ended = job.on_gpus().run();
     ended.assert_well();
     assert!(!ended.stderr.contains("simcuda:"), "{ended}");
-    (folder.record().losses(), model_bytes(&folder.out(), steps))
+    (
+        folder.metrics_log().losses(),
+        model_bytes(&folder.out(), steps),
+    )
 }
 
 #[test]

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::gpu;
 use crate::support::job::{Folder, Job};
-use crate::support::record::{model, number};
+use crate::support::metrics_log::{model, number};
 
 const DATA: &str = "--data glyphs,rows=256,held-out=301";
 

@@ -1,8 +1,8 @@
 //! Every wait of the reducer, the step, the loader and the GPU groups is needed, as
 //! `tests/waits.rs` shows for `kernels/`. Jobs are repeated, and in each run one wait of rank 0 has
 //! no effect. That must be noticed: by a finding, an error, another model or another number in the
-//! record. A place in the source where no missing wait is noticed must be in the list of redundant
-//! ones, with the reason.
+//! metrics log. A place in the source where no missing wait is noticed must be in the list of
+//! redundant ones, with the reason.
 //!
 //! Waits inside `kernels/` (a stream's first use of memory, a copy that is complete when it
 //! returns) count for the place that called them: a caller may not rely on what happens to be
@@ -23,7 +23,7 @@ use ddp_kernels::{DType, Device, Tensor};
 
 use crate::orders::{STEPS, Way, machine_of, side_by_side};
 use crate::support::job::Folder;
-use crate::support::record::model_bytes;
+use crate::support::metrics_log::model_bytes;
 use crate::support::test_name;
 use crate::support::training::on_ranks;
 
@@ -83,7 +83,7 @@ const ROOMS: [&str; 4] = ["src/reducer", "src/step", "/loader", "comm/src/nccl"]
 #[derive(PartialEq)]
 struct Outcome {
     model: Vec<u8>,
-    /// What the record says of its steps and evaluations.
+    /// What the metrics log says of its steps and evaluations.
     numbers: Vec<String>,
 }
 
@@ -115,8 +115,8 @@ impl Case {
                 if ended.exit_code() != Some(0) {
                     return Err(ended.to_string());
                 }
-                let record = folder.record();
-                let events = record.all("step").into_iter().chain(record.all("eval"));
+                let log = folder.metrics_log();
+                let events = log.all("step").into_iter().chain(log.all("eval"));
                 let numbers = events.map(|event| {
                     ["loss", "accuracy", "grad_norm"]
                         .map(|name| event[name].to_string())
@@ -277,8 +277,8 @@ fn waits_of(case: &Case) -> (Vec<Wait>, Outcome) {
     (text.lines().filter_map(wait).collect(), outcome)
 }
 
-/// The smallest number of waits tried at a place, if it has so many: an earlier wait may cover what
-/// one of them waits for.
+/// The smallest number of waits tried at a place, if it has that many: an earlier wait may cover
+/// what one of them waits for.
 const TRIES_MIN: usize = 6;
 
 /// The places in which a commit leaves waits out.

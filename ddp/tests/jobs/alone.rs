@@ -25,7 +25,7 @@ fn a_process_that_a_scheduler_left_alone_is_warned_and_trains() {
         "start it with srun -n 4"
     };
     assert!(warning.contains(way_out), "{ended}");
-    assert_eq!(folder.record().start()["world"]["ranks"], 1);
+    assert_eq!(folder.metrics_log().start()["world"]["ranks"], 1);
     assert_eq!(folder.checkpoints(), ["step-00000008"]);
 }
 
@@ -78,7 +78,7 @@ fn threads_are_as_many_as_the_mask_has_cores() {
         .in_shell(&format!("set -- taskset -c {core} \"$@\""), QUICK)
         .run();
     ended.assert_well();
-    assert_eq!(folder.record().start()["world"]["threads"], 1);
+    assert_eq!(folder.metrics_log().start()["world"]["threads"], 1);
 }
 
 #[cfg(feature = "mpi")]
@@ -97,7 +97,7 @@ fn a_rank_that_is_bound_to_one_core_says_how_to_lift_it_and_trains() {
         "{ended}"
     );
     assert!(ended.stderr.contains("mpirun --bind-to none"), "{ended}");
-    assert_eq!(folder.record().start()["world"]["threads"], 1);
+    assert_eq!(folder.metrics_log().start()["world"]["threads"], 1);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn one_process_fails_in_its_own_words() {
             ended.after_step_2.is_some_and(|took| took <= END_MAX),
             "{ended}"
         );
-        assert_eq!(folder.record().of_steps("step"), [1.0, 2.0]);
+        assert_eq!(folder.metrics_log().of_steps("step"), [1.0, 2.0]);
         assert_eq!(folder.checkpoints(), [""; 0]);
     }
 }
@@ -138,9 +138,9 @@ fn a_killed_process_leaves_a_record_of_whole_lines() {
         (None, Some(9)),
         "{ended}"
     );
-    let record = folder.record();
-    assert_eq!(record.of_steps("step"), [1.0, 2.0]);
-    assert!(record.end().is_none());
+    let log = folder.metrics_log();
+    assert_eq!(log.of_steps("step"), [1.0, 2.0]);
+    assert!(log.end().is_none());
 }
 
 #[test]
@@ -169,5 +169,5 @@ fn a_full_pipe_without_a_reader_does_not_hold_up_training() {
     );
     let ended = folder.in_shell(&full, QUICK).run();
     ended.assert_well();
-    assert_eq!(folder.record().end().unwrap()["exit_code"], 0);
+    assert_eq!(folder.metrics_log().end().unwrap()["exit_code"], 0);
 }

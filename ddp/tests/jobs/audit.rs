@@ -4,13 +4,13 @@
 use serde_json::Value;
 
 use crate::support::job::{Folder, QUICK};
-use crate::support::record::{Record, number};
+use crate::support::metrics_log::{MetricsLog, number};
 
 /// The event, which is the last but one; and what the run said on standard error.
 #[track_caller]
-fn placement(record: &Record) -> &Value {
-    let [.., placement, end] = &record.0[..] else {
-        panic!("a record of two lines or more: {record:?}")
+fn placement(log: &MetricsLog) -> &Value {
+    let [.., placement, end] = &log.0[..] else {
+        panic!("a log of two lines or more: {log:?}")
     };
     assert_eq!(
         (&placement["event"], &end["event"]),
@@ -26,8 +26,8 @@ fn a_run_alone_on_the_cpu_moves_nothing() {
     ended.assert_well();
     // That is news only with GPUs or several ranks.
     assert!(!ended.stderr.contains("placement"), "{ended}");
-    let record = folder.record();
-    let placement = placement(&record);
+    let log = folder.metrics_log();
+    let placement = placement(&log);
     assert_eq!(
         (&placement["steps"], &placement["simulated"]),
         (&8.into(), &false.into())
@@ -47,9 +47,9 @@ fn every_rank_is_in_it_with_what_it_gave_to_the_others() {
     let folder = Folder::new("audit-ranks");
     let ended = folder.ranks(3, QUICK).run();
     ended.assert_well();
-    let record = folder.record();
-    let buckets = number(&record.start()["world"], "buckets");
-    let placement = placement(&record);
+    let log = folder.metrics_log();
+    let buckets = number(&log.start()["world"], "buckets");
+    let placement = placement(&log);
     let ranks = placement["ranks"].as_array().expect("one entry a rank");
     assert_eq!(ranks.len(), 3);
     for (rank, entry) in ranks.iter().enumerate() {
@@ -97,8 +97,8 @@ fn partial_sums_are_given_as_planned() {
         let (_, stated) = dry.stdout.split_once("a rank sends at most ").unwrap();
         let stated_mb: f64 = stated.split_once(" MB").unwrap().0.parse().unwrap();
         folder.started(ranks, words).run().assert_well();
-        let record = folder.record();
-        let placement = placement(&record);
+        let log = folder.metrics_log();
+        let placement = placement(&log);
         let tree = ddp_comm::SumTree::new(12, ranks);
         let mut most = 0.0f64;
         for (rank, entry) in placement["ranks"].as_array().unwrap().iter().enumerate() {
@@ -131,8 +131,8 @@ fn uneven_shares_are_no_difference() {
                 .ranks(4, &format!("{words} {flags}"))
                 .run()
                 .assert_well();
-            let record = folder.record();
-            let placement = placement(&record);
+            let log = folder.metrics_log();
+            let placement = placement(&log);
             let rows: Vec<f64> = placement["ranks"]
                 .as_array()
                 .unwrap()
@@ -160,7 +160,7 @@ fn a_failed_run_has_no_placement_audit() {
     let ended = folder.together(&words).run();
     ended.assert_fails(76);
     assert!(!ended.stderr.contains("placement"), "{ended}");
-    let record = folder.record();
-    assert!(record.all("placement").is_empty(), "{record:?}");
-    assert_eq!(record.end().expect("it says how it ended")["exit_code"], 76);
+    let log = folder.metrics_log();
+    assert!(log.all("placement").is_empty(), "{log:?}");
+    assert_eq!(log.end().expect("it says how it ended")["exit_code"], 76);
 }

@@ -489,7 +489,7 @@ fn ranks_whose_files_differ_say_in_what() {
     });
 }
 
-/// Each of the bad files is refused in a job of so many ranks, before anything is begun.
+/// Each of the bad files is refused in a job of this many ranks, before anything is begun.
 fn assert_bad_files_are_refused(ranks: usize, bad: Vec<Bad>) {
     all_at_once(bad, |(files, data, code, named)| {
         let folder = Folder::new("bad");

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::support::job::{Ended, Folder, all_at_once};
-use crate::support::record::{fields, number};
+use crate::support::metrics_log::{fields, number};
 
 /// The lines on standard output.
 #[track_caller]
@@ -29,7 +29,7 @@ fn on_one_and_two(words: &str, check: impl Fn(&Value, usize) + Sync) {
     });
 }
 
-/// The same of all lines.
+/// As above, for all lines.
 fn all_on_one_and_two(words: &str, check: impl Fn(&[Value], usize) + Sync) {
     all_at_once([1, 2], |ranks| {
         let folder = Folder::new("bench");
@@ -164,7 +164,7 @@ fn bench_addmm_prints_a_line_for_each_shape() {
 }
 
 #[test]
-fn operands_of_products_are_larger_than_caches_together() {
+fn operands_of_matmuls_are_larger_than_caches_together() {
     on_one_and_two(
         "bench addmm --m 2048 --n 256 --k 256 --seconds 0.02 --rounds 1 --threads 1 --device cpu",
         |line, _| {

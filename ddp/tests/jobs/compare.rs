@@ -10,7 +10,7 @@ use crate::support::job::{Ended, Folder, all_at_once};
 const SMALL: &str = "--data synthetic:classification,rows=96,held-out=0,features=5,classes=3 \
                      --hidden 6 --batch-size 24 --steps 40 --log-every 1";
 
-/// A run of so many ranks, and its fault.
+/// A run of this many ranks, and its fault.
 type How<'a> = (usize, &'a str, &'a str);
 
 /// Trains in the folder `name`.

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::made::{CLASSES, ROWS, csv, row};
 use crate::resuming::{SHORT, outcome, saved, undisturbed};
 use crate::support::job::{Ended, Folder};
-use crate::support::record::{model_bytes, number};
+use crate::support::metrics_log::{model_bytes, number};
 
 /// A run of which 7 steps are taken, at a constant rate.
 fn seven_steps(name: &str) -> Folder {
@@ -56,7 +56,7 @@ fn flags_that_alter_what_is_computed_are_refused_by_name_and_overridden_where_th
 
     let ended = folder.alone(&format!("{words} --override")).run();
     ended.assert_well();
-    let resume = folder.record().all("resume")[0].clone();
+    let resume = folder.metrics_log().all("resume")[0].clone();
     assert_eq!(
         resume["overridden"],
         serde_json::json!(["--lr 0.01 (was 0.001)", "--seed 7 (was 0)"]),
@@ -103,7 +103,8 @@ fn an_occupied_finished_or_missing_run_is_reported() {
     let ended = fresh.alone(&seven("--steps 2 --resume auto")).run();
     ended.assert_well();
     assert!(
-        ended.stderr.contains("holds no run to resume") && fresh.record().all("resume").is_empty(),
+        ended.stderr.contains("holds no run to resume")
+            && fresh.metrics_log().all("resume").is_empty(),
         "{ended}"
     );
 }
@@ -324,7 +325,7 @@ fn a_damaged_checkpoint_is_skipped_with_a_warning() {
         ended.stderr.contains("step-00000007: ") && ended.stderr.contains("model.safetensors"),
         "{ended}"
     );
-    assert_eq!(folder.record().all("resume")[0]["step"], 6);
+    assert_eq!(folder.metrics_log().all("resume")[0]["step"], 6);
     assert!(outcome(&folder, 8) == expected, "{ended}");
     // If it is named, there is no other.
     let path = folder.checkpoint(3);
@@ -346,9 +347,9 @@ fn what_a_crash_leaves_at_the_end_of_the_record_is_cut() {
     let expected = undisturbed(1, &seven("--steps 8"), 8);
     for tail in ["{\"event\":\"step\",\"step\":8,\"lo", "\0\0\0\0\0\0"] {
         let folder = seven_steps("half");
-        let record = folder.out().join("metrics.jsonl");
-        let text = std::fs::read_to_string(&record).unwrap();
-        std::fs::write(&record, format!("{text}{tail}")).unwrap();
+        let log = folder.out().join("metrics.jsonl");
+        let text = std::fs::read_to_string(&log).unwrap();
+        std::fs::write(&log, format!("{text}{tail}")).unwrap();
         folder
             .alone(&seven("--steps 8 --resume auto"))
             .run()
@@ -360,7 +361,7 @@ fn what_a_crash_leaves_at_the_end_of_the_record_is_cut() {
             "{tail:?}"
         );
     }
-    // A record that was lost begins anew.
+    // A metrics log that was lost begins anew.
     let folder = seven_steps("lost");
     std::fs::remove_file(folder.out().join("metrics.jsonl")).unwrap();
     folder
@@ -369,8 +370,8 @@ fn what_a_crash_leaves_at_the_end_of_the_record_is_cut() {
         .assert_well();
     assert_eq!(
         (
-            folder.record().of_steps("step"),
-            folder.record().all("resume").len()
+            folder.metrics_log().of_steps("step"),
+            folder.metrics_log().all("resume").len()
         ),
         (vec![8.0], 1)
     );
@@ -406,8 +407,8 @@ fn the_newest_are_kept_and_the_best() {
     let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --steps 24 --eval-every 3 --checkpoint-every 3 --keep 2 \
                  --optimizer sgd --momentum 0 --lr 30 --warmup-steps 24 --out OUT";
     folder.together(words).run().assert_well();
-    let record = folder.record();
-    let evals: Vec<(f64, u64)> = record
+    let log = folder.metrics_log();
+    let evals: Vec<(f64, u64)> = log
         .all("eval")
         .into_iter()
         .map(|eval| (number(eval, "loss"), number(eval, "step") as u64))

@@ -10,7 +10,7 @@ use crate::made::{
     self, CLASSES, FEATURES, ROWS, classes, csv, f32_le, features, gz, i64_le, idx, npy, npz,
 };
 use crate::support::job::{Ended, Folder, Running, all_at_once};
-use crate::support::record::model_bytes;
+use crate::support::metrics_log::model_bytes;
 
 /// A run of 18 steps over the files.
 pub(super) const TRAIN: &str =
@@ -176,7 +176,7 @@ fn the_same_rows_in_files_of_every_kind_give_the_same_model() {
             .iter()
             .for_each(|(name, bytes)| write(&folder, name, bytes.clone()));
         folder.alone(&format!("{TRAIN} {data}")).run().assert_well();
-        let losses = folder.record().losses();
+        let losses = folder.metrics_log().losses();
         assert!(
             losses[losses.len() - 1] < losses[0] / 2.0,
             "{name}: it learns: {losses:?}"
@@ -238,7 +238,7 @@ fn two_ranks_read_the_same_rows_as_one_from_files_of_every_kind() {
             .for_each(|(name, bytes)| write(&folder, name, bytes.clone()));
         let losses = |job: Ended, out: &str| {
             job.assert_well();
-            crate::support::record::Record::read(&folder.path().join(out)).of_steps("loss")
+            crate::support::metrics_log::MetricsLog::read(&folder.path().join(out)).of_steps("loss")
         };
         let one = losses(
             folder
@@ -295,8 +295,8 @@ fn numbers_are_learned_where_labels_are_numbers() {
             .alone(&format!("{TRAIN} d.npz {flags}").replace("OUT", &out))
             .run()
             .assert_well();
-        let record = crate::support::record::Record::read(&folder.path().join(out));
-        let data = record.start()["data"].to_string();
+        let log = crate::support::metrics_log::MetricsLog::read(&folder.path().join(out));
+        let data = log.start()["data"].to_string();
         assert!(
             data.contains(told)
                 && data.contains("d.npz: 60 rows to train on, 0 held out, label")
@@ -354,13 +354,13 @@ fn rows_are_kept_for_evaluation_or_come_from_files_of_their_own() {
             continue;
         }
         ended.assert_well();
-        let record = folder.record();
+        let log = folder.metrics_log();
         assert!(
-            record.start()["data"].to_string().contains(told),
+            log.start()["data"].to_string().contains(told),
             "{}",
-            record.start()
+            log.start()
         );
-        let evals: Vec<_> = record
+        let evals: Vec<_> = log
             .all("eval")
             .iter()
             .map(|eval| eval["step"].as_u64().unwrap())
@@ -383,7 +383,7 @@ fn a_pattern_takes_no_hidden_files_and_a_column_is_meant_before_a_folder() {
         .alone(&format!("{TRAIN} d/*.csv --labels kind"))
         .run()
         .assert_well();
-    let data = folder.record().start()["data"].to_string();
+    let data = folder.metrics_log().start()["data"].to_string();
     assert!(
         data.contains("60 rows to train on") && data.contains("into 3 classes"),
         "{data}"
@@ -510,15 +510,15 @@ fn files_larger_than_the_memory_limit_are_trained_on() {
     let limit = "ulimit -d 60000";
     let words = "--data x.npy --labels y.npy --val-split 0.0001 --hidden 8 --batch-size 64 --steps 20 --log-every 1 --out OUT";
     folder.in_shell(limit, words).run().assert_well();
-    let record = folder.record();
+    let log = folder.metrics_log();
     assert!(
-        record.start()["data"]
+        log.start()["data"]
             .to_string()
             .contains("599940 rows to train on, 60 held out"),
         "{}",
-        record.start()
+        log.start()
     );
-    assert_eq!(record.of_steps("step").len(), 20);
+    assert_eq!(log.of_steps("step").len(), 20);
     // The limit is one: the same in memory is refused.
     let words = words
         .replace(

@@ -5,7 +5,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use crate::support::job::{Ended, Folder, QUICK};
-use crate::support::record::model_bytes;
+use crate::support::metrics_log::model_bytes;
 
 #[test]
 fn a_file_in_the_way_is_named() {
@@ -56,16 +56,16 @@ fn an_unwritable_folder_is_named() {
     );
 }
 
-/// A run of 64 steps, each on record, with a model of 200 kB.
+/// A run of 64 steps, each logged, with a model of 200 kB.
 const LONG: &str = "--data glyphs,rows=256,held-out=0 --hidden 64 --batch-size 4 --epochs 1 --log-every 1 --out OUT";
 
-/// No file may have more than so many blocks, which are 512 bytes or 1024, as the shell likes.
+/// No file may have more than this many blocks, which are 512 bytes or 1024, as the shell likes.
 fn limit(blocks: u32) -> String {
     format!("ulimit -f {blocks}")
 }
 
-/// The disk filled up during training: the record has whole lines up to some step, and there is no
-/// checkpoint.
+/// The disk filled up during training: the metrics log has whole lines up to some step, and there
+/// is no checkpoint.
 #[track_caller]
 fn assert_stopped_in_training(folder: &Folder, ended: &Ended) {
     let cause = ended.assert_fails(74);
@@ -77,7 +77,7 @@ fn assert_stopped_in_training(folder: &Folder, ended: &Ended) {
                 .any(|help| cause.contains(help)),
         "{ended}"
     );
-    let steps = folder.record().of_steps("step");
+    let steps = folder.metrics_log().of_steps("step");
     assert!((1..64).contains(&steps.len()), "{steps:?}");
     assert!(
         steps
@@ -89,7 +89,7 @@ fn assert_stopped_in_training(folder: &Folder, ended: &Ended) {
     assert!(!folder.out().join("checkpoints").exists());
 }
 
-/// The disk filled up while the model was saved: training is in the record, and the model is
+/// The disk filled up while the model was saved: training is in the metrics log, and the model is
 /// absent.
 #[track_caller]
 fn assert_stopped_in_saving(folder: &Folder, ended: &Ended) {
@@ -98,9 +98,9 @@ fn assert_stopped_in_saving(folder: &Folder, ended: &Ended) {
         cause.contains("cannot write") && cause.contains("model.safetensors"),
         "{ended}"
     );
-    let record = folder.record();
-    assert_eq!(record.of_steps("step").len(), 64);
-    let end = record.end().expect("the run came to an end");
+    let log = folder.metrics_log();
+    assert_eq!(log.of_steps("step").len(), 64);
+    let end = log.end().expect("the run came to an end");
     assert!(
         end["exit_code"] == 74
             && end["reason"]
@@ -115,7 +115,7 @@ fn assert_stopped_in_saving(folder: &Folder, ended: &Ended) {
 #[test]
 fn a_disk_that_is_full_in_training_ends_the_run() {
     let folder = Folder::new("training");
-    // 4 or 8 kB, for a record of 13.
+    // 4 or 8 kB, for a metrics log of 13.
     let ended = folder.in_shell(&limit(8), LONG).run();
     assert_stopped_in_training(&folder, &ended);
 }
@@ -141,7 +141,7 @@ fn a_disk_that_is_full_from_the_start_leaves_the_folder_free() {
     folder.alone(QUICK).run().assert_well();
 }
 
-/// A job on a real file system of so many kB, seen by it alone; none where that may not be made.
+/// A job on a real file system of this many kB, seen by it alone; none where that may not be made.
 fn on_a_small_disk(folder: &Folder, size_kb: u32, words: &str) -> Option<Ended> {
     let root = std::fs::metadata("/proc/self")
         .expect("this is Linux")
@@ -173,7 +173,7 @@ fn on_a_small_disk(folder: &Folder, size_kb: u32, words: &str) -> Option<Ended> 
 
 #[test]
 fn a_small_disk_fills_up_in_training() {
-    // A page for the settings and two for the record, which needs four.
+    // A page for the settings and two for the metrics log, which needs four.
     let folder = Folder::new("small");
     let Some(ended) = on_a_small_disk(&folder, 12, LONG) else {
         return;
@@ -219,8 +219,8 @@ fn a_run_resumes_from_checkpoints_that_filled_the_disk() {
     undisturbed.together(&words).run().assert_well();
     assert!(model_bytes(&folder.out(), 64) == model_bytes(&undisturbed.out(), 64));
     assert_eq!(
-        folder.record().of_steps("loss"),
-        undisturbed.record().of_steps("loss")
+        folder.metrics_log().of_steps("loss"),
+        undisturbed.metrics_log().of_steps("loss")
     );
 }
 

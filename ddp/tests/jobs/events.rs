@@ -4,27 +4,27 @@ use ddp::models::ModelSpec;
 use ddp::models::mlp::MlpSpec;
 
 use crate::support::job::Folder;
-use crate::support::record::{Record, fields, number};
+use crate::support::metrics_log::{MetricsLog, fields, number};
 
 const RANKS: usize = 2;
 
-/// A run's record, of `steps` steps of 32 rows.
-fn record(flags: &str) -> Record {
+/// A run's metrics log, of `steps` steps of 32 rows.
+fn log_of(flags: &str) -> MetricsLog {
     let folder = Folder::new("events");
     let data = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --out OUT";
     let ended = folder.together(&format!("{data} {flags}")).run();
     ended.assert_well();
-    folder.record()
+    folder.metrics_log()
 }
 
-/// The events after the start, as `step 1`, without checkpoints: those enter the record when they
-/// are durable, which may be some steps later.
-fn order(record: &Record) -> Vec<String> {
+/// The events after the start, as `step 1`, without checkpoints: those enter the metrics log when
+/// they are durable, which may be some steps later.
+fn order(log: &MetricsLog) -> Vec<String> {
     let name = |event: &serde_json::Value| match event["event"].as_str() {
         Some(name @ ("step" | "eval")) => format!("{name} {}", event["step"]),
         name => name.unwrap_or("none").to_string(),
     };
-    record.0[1..]
+    log.0[1..]
         .iter()
         .filter(|event| event["event"] != "checkpoint")
         .map(name)
@@ -36,14 +36,14 @@ fn each_checkpoint_is_on_record_once_and_in_its_folder() {
     let folder = Folder::new("events");
     let words = "--data glyphs,rows=256,held-out=0 --hidden 16 --batch-size 32 --steps 10 --checkpoint-every 3 --keep 9 --out OUT";
     folder.together(words).run().assert_well();
-    let record = folder.record();
-    let steps: Vec<f64> = record
+    let log = folder.metrics_log();
+    let steps: Vec<f64> = log
         .all("checkpoint")
         .into_iter()
         .map(|event| number(event, "step"))
         .collect();
     assert_eq!(steps, [3.0, 6.0, 9.0, 10.0]);
-    for event in record.all("checkpoint") {
+    for event in log.all("checkpoint") {
         assert_eq!(fields(event).join(" "), "event step folder");
         assert!(
             folder
@@ -58,12 +58,12 @@ fn each_checkpoint_is_on_record_once_and_in_its_folder() {
 
 #[test]
 fn steps_and_evaluations_come_as_often_as_asked_for_and_at_the_end() {
-    let order_of = |flags: &str| order(&record(flags)).join(", ");
+    let order_of = |flags: &str| order(&log_of(flags)).join(", ");
     assert_eq!(
         order_of("--steps 10 --log-every 3 --eval-every 4"),
         "step 1, step 3, eval 4, step 6, eval 8, step 9, step 10, eval 10, confusion, placement, end"
     );
-    // By default every tenth step is on record, and an evaluation for each epoch of 8 steps.
+    // By default every tenth step is logged, and an evaluation for each epoch of 8 steps.
     assert_eq!(
         order_of("--steps 20"),
         "step 1, eval 8, step 10, eval 16, step 20, eval 20, confusion, placement, end"
@@ -85,11 +85,11 @@ fn steps_and_evaluations_come_as_often_as_asked_for_and_at_the_end() {
 
 #[test]
 fn every_event_has_exactly_its_fields() {
-    let record = record("--epochs 2 --log-every 1");
+    let log = log_of("--epochs 2 --log-every 1");
     let start = "event time_unix_s config versions devices world data fingerprint parameters steps steps_per_epoch initial_weights";
     let step = "event step epoch loss accuracy lr grad_norm samples_per_s step_ms data_ms reduce_ms save_ms digests";
     let end = "event time_unix_s reason exit_code steps samples seconds samples_per_s loss eval_loss accuracy peak_mb device_peak_mb transfers";
-    for event in &record.0 {
+    for event in &log.0 {
         let expected = match event["event"].as_str().unwrap() {
             "start" => start,
             "step" => step,
@@ -101,7 +101,7 @@ fn every_event_has_exactly_its_fields() {
         };
         assert_eq!(fields(event).join(" "), expected, "{event}");
     }
-    for (step, number_of) in record.all("step").into_iter().zip(1u64..) {
+    for (step, number_of) in log.all("step").into_iter().zip(1u64..) {
         assert_eq!(
             (step["step"].as_u64(), step["epoch"].as_u64()),
             (Some(number_of), Some(number_of.div_ceil(8)))
@@ -110,7 +110,7 @@ fn every_event_has_exactly_its_fields() {
             assert!(number(step, field) > 0.0, "{step}");
         }
     }
-    for eval in record.all("eval") {
+    for eval in log.all("eval") {
         assert!((0.0..=1.0).contains(&number(eval, "accuracy")), "{eval}");
         // Of 64 held-out rows.
         assert_eq!((number(eval, "accuracy") * 64.0).fract(), 0.0, "{eval}");
@@ -119,8 +119,8 @@ fn every_event_has_exactly_its_fields() {
 
 #[test]
 fn the_start_says_what_runs_where() {
-    let record = record("--epochs 2 --seed 7 --threads 1");
-    let start = record.start();
+    let log = log_of("--epochs 2 --seed 7 --threads 1");
+    let start = log.start();
     assert_eq!(
         (&start["config"]["seed"], &start["config"]["batch-size"]),
         (&7.into(), &32.into())
@@ -152,15 +152,15 @@ fn the_start_says_what_runs_where() {
 
 #[test]
 fn the_end_sums_up_what_came_before() {
-    let record = record("--epochs 2 --log-every 5");
-    let end = record.end().expect("the run came to its end");
+    let log = log_of("--epochs 2 --log-every 5");
+    let end = log.end().expect("the run came to its end");
     assert_eq!(
         (&end["reason"], &end["exit_code"]),
         (&"done".into(), &0.into())
     );
     assert_eq!((&end["steps"], &end["samples"]), (&16.into(), &512.into()));
-    assert_eq!(end["loss"], record.all("step").last().unwrap()["loss"]);
-    let eval = record.all("eval").pop().unwrap();
+    assert_eq!(end["loss"], log.all("step").last().unwrap()["loss"]);
+    let eval = log.all("eval").pop().unwrap();
     assert_eq!(
         (&end["eval_loss"], &end["accuracy"]),
         (&eval["loss"], &eval["accuracy"])
@@ -172,7 +172,7 @@ fn the_end_sums_up_what_came_before() {
     assert!(end["device_peak_mb"].is_null(), "{end}");
     // Nothing crosses between devices where there is one.
     assert_eq!(end["transfers"]["crossed"]["count"], 0, "{end}");
-    assert!(number(end, "time_unix_s") >= number(record.start(), "time_unix_s"));
+    assert!(number(end, "time_unix_s") >= number(log.start(), "time_unix_s"));
 }
 
 #[test]
@@ -182,9 +182,9 @@ fn without_held_out_rows_nothing_is_evaluated() {
         .alone("--data glyphs,rows=64,held-out=0 --hidden 16 --steps 2 --out OUT")
         .run()
         .assert_well();
-    let record = folder.record();
-    assert_eq!(order(&record).join(", "), "step 1, step 2, placement, end");
-    assert!(record.end().unwrap()["eval_loss"].is_null());
+    let log = folder.metrics_log();
+    assert_eq!(order(&log).join(", "), "step 1, step 2, placement, end");
+    assert!(log.end().unwrap()["eval_loss"].is_null());
 }
 
 #[test]

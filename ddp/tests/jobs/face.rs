@@ -6,7 +6,7 @@ use std::fs;
 use serde_json::Value;
 
 use crate::support::job::{Folder, QUICK, all_at_once, program};
-use crate::support::record::number;
+use crate::support::metrics_log::number;
 
 /// A run that can be resumed with more steps.
 const EXTENSIBLE: &str = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --schedule constant \
@@ -111,7 +111,7 @@ fn settings_come_from_a_file_the_environment_and_flags_in_this_order() {
         .env("DDP_SEED", "4")
         .env("DDP_LR", "0.125");
     job.run().assert_well();
-    let start = folder.record().all("start")[0].clone();
+    let start = folder.metrics_log().all("start")[0].clone();
     // Of QUICK's flags the batch size is one.
     assert_eq!(
         (&start["config"]["batch-size"], &start["config"]["seed"]),
@@ -164,7 +164,7 @@ fn a_dry_run_states_the_peak_memory_within_15_percent_and_no_time_on_the_cpu() {
     assert!(!ended.stdout.contains("a step ("), "{ended}");
     let stated_mb: f64 = stated_mb.parse().unwrap();
     folder.alone(words).run().assert_well();
-    let measured_mb = number(folder.record().all("end")[0], "peak_mb");
+    let measured_mb = number(folder.metrics_log().all("end")[0], "peak_mb");
     let ratio = measured_mb / stated_mb;
     assert!(
         (0.85..=1.15).contains(&ratio),
@@ -179,7 +179,7 @@ fn a_dry_run_of_a_resumed_run_states_the_remaining_steps() {
         .alone(&format!("{EXTENSIBLE} --steps 8"))
         .run()
         .assert_well();
-    let record = fs::read(folder.out().join("metrics.jsonl")).unwrap();
+    let log = fs::read(folder.out().join("metrics.jsonl")).unwrap();
     let ended = folder
         .alone(&format!("{EXTENSIBLE} --steps 20 --resume auto --dry-run"))
         .run();
@@ -188,10 +188,7 @@ fn a_dry_run_of_a_resumed_run_states_the_remaining_steps() {
         ended.stdout.contains("20 steps, of which 8 are done"),
         "{ended}"
     );
-    assert_eq!(
-        fs::read(folder.out().join("metrics.jsonl")).unwrap(),
-        record
-    );
+    assert_eq!(fs::read(folder.out().join("metrics.jsonl")).unwrap(), log);
 }
 
 #[test]
@@ -231,25 +228,19 @@ fn tensorboard_curves_continue_after_a_resume() {
 fn the_record_has_the_accuracy_in_training_and_on_held_out_rows() {
     let folder = Folder::new("accuracies");
     folder.alone(QUICK).run().assert_well();
-    let record = folder.record();
-    for accuracy in record.of_steps("accuracy") {
+    let log = folder.metrics_log();
+    for accuracy in log.of_steps("accuracy") {
         // A whole number of 32 rows is right.
         assert!((0.0..=1.0).contains(&accuracy) && accuracy * 32.0 % 1.0 == 0.0);
     }
-    assert_eq!(record.of_steps("accuracy").len(), 8);
-    assert!(
-        record
-            .all("eval")
-            .iter()
-            .all(|eval| eval["accuracy"].is_f64())
-    );
+    assert_eq!(log.of_steps("accuracy").len(), 8);
+    assert!(log.all("eval").iter().all(|eval| eval["accuracy"].is_f64()));
     let folder = Folder::new("no-accuracy");
     let words = QUICK.replace("glyphs", "synthetic:regression");
     folder.alone(&words).run().assert_well();
-    let record = folder.record();
+    let log = folder.metrics_log();
     assert!(
-        record
-            .all("step")
+        log.all("step")
             .iter()
             .all(|step| step["accuracy"].is_null())
     );
@@ -382,7 +373,10 @@ fn machines_settings_in_the_environment_count_for_every_command() {
         .alone(&format!("{QUICK} --model mlp"))
         .run()
         .assert_well();
-    assert_eq!(folder.record().all("start")[0]["config"]["model"], "mlp");
+    assert_eq!(
+        folder.metrics_log().all("start")[0]["config"]["model"],
+        "mlp"
+    );
     let ended = folder.alone(&format!("{QUICK} --model transformer")).run();
     assert!(ended.assert_fails(2).contains("--model"), "{ended}");
     let eval = "eval --checkpoint out --data glyphs,rows=256,held-out=64";

@@ -1,12 +1,12 @@
 //! When one rank dies, all end: a fault on each rank in each part of a step, under `mpirun`.
 //!
-//! The fault comes in step 3 of 8, when the record has step 2. `mpirun` ends with the code of the
-//! rank that failed first, or with 128 plus the signal's number if that rank was killed.
+//! The fault comes in step 3 of 8, when the metrics log has step 2. `mpirun` ends with the code of
+//! the rank that failed first, or with 128 plus the signal's number if that rank was killed.
 
 use std::time::Duration;
 
 use crate::support::job::{END_MAX, Ended, Folder, QUICK, all_at_once, host};
-use crate::support::record::Record;
+use crate::support::metrics_log::MetricsLog;
 
 const PLACES: [&str; 4] = ["forward", "reduction", "optimizer", "log"];
 /// For failures that need no timeout to be noticed: tests would fail if ranks waited this long.
@@ -14,23 +14,23 @@ const FAR: u64 = 50;
 /// For ranks that can only be noticed by the deadline.
 const NEAR: u64 = 2;
 
-/// What a job of `ranks` came to in which rank `rank` met its fault, and its record.
-fn fault(ranks: usize, rank: usize, place: &str, kind: &str, flags: &str) -> (Ended, Record) {
+/// What a job of `ranks` came to in which rank `rank` met its fault, and its metrics log.
+fn fault(ranks: usize, rank: usize, place: &str, kind: &str, flags: &str) -> (Ended, MetricsLog) {
     let folder = Folder::new(&format!("{kind}-{rank}-{place}"));
     let job = folder.ranks(ranks, &format!("{QUICK} {flags}"));
     let ended = job
         .env("DDP_TEST_FAULT", &format!("{rank}:{place}:3:{kind}"))
         .run();
-    let record = folder.record();
-    // Two steps are in the record and none after the fault, except one that rank 0 may log while
-    // another rank fails.
-    let steps = record.of_steps("step");
+    let log = folder.metrics_log();
+    // Two steps are in the metrics log and none after the fault, except one that rank 0 may log
+    // while another rank fails.
+    let steps = log.of_steps("step");
     assert!(
         steps.starts_with(&[1.0, 2.0]) && steps.len() <= 3,
         "{steps:?}: {ended}"
     );
     assert_eq!(folder.checkpoints(), [""; 0], "{ended}");
-    (ended, record)
+    (ended, log)
 }
 
 /// The job was over soon after its fault, and said why once, naming this rank.
@@ -89,15 +89,16 @@ fn a_panic_ends_all_with_70_and_its_source_line() {
 #[test]
 fn an_error_ends_all_with_its_code_and_in_its_words() {
     everywhere(|rank, place| {
-        let (ended, record) = fault(2, rank, place, "error", &format!("--timeout-s {FAR}"));
+        let (ended, log) = fault(2, rank, place, "error", &format!("--timeout-s {FAR}"));
         assert_eq!(
             assert_over(&ended, 65, rank, END_MAX),
             on_purpose(place),
             "{ended}"
         );
-        // The rank that keeps the record closes it with its own error. Another's may end it before.
-        assert!(rank != 0 || record.end().is_some(), "{record:?}");
-        if let Some(end) = record.end() {
+        // The rank that keeps the metrics log closes it with its own error. Another's may end it
+        // before.
+        assert!(rank != 0 || log.end().is_some(), "{log:?}");
+        if let Some(end) = log.end() {
             let reason = end["reason"].as_str().unwrap();
             assert!(
                 end["exit_code"] == 65 && reason.contains(&on_purpose(place)),
@@ -228,5 +229,5 @@ fn killing_the_launcher_ends_its_ranks() {
     let ended = running.wait();
     assert_eq!(ended.signal(), Some(9), "{ended}");
     assert!(ended.causes().len() <= 1, "{ended}");
-    folder.record();
+    folder.metrics_log();
 }

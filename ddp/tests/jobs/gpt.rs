@@ -1,7 +1,7 @@
 //! Transformers on texts, through the program.
 
 use crate::support::job::{Folder, all_at_once};
-use crate::support::record::Record;
+use crate::support::metrics_log::MetricsLog;
 use crate::using::evaluated;
 
 const MODEL: &str = "--model gpt,layers=1,heads=2,width=32,context=16 --batch-size 8 --threads 1";
@@ -18,11 +18,11 @@ fn a_transformer_learns_a_text_and_eval_computes_its_loss() {
     let folder = with_text("gpt");
     let flags = format!("{MODEL} --data book.txt --val-split 0.1 --epochs 6 --lr 0.01 --out OUT");
     folder.alone(&flags).run().assert_well();
-    let record = folder.record();
-    let held_out = record.all("eval").last().unwrap()["loss"].as_f64().unwrap();
+    let log = folder.metrics_log();
+    let held_out = log.all("eval").last().unwrap()["loss"].as_f64().unwrap();
     // ln 256 = 5.5 at first. Most letters of the text follow from the few before them.
     assert!(held_out < 1.0, "{held_out}");
-    let step = record.all("step")[0];
+    let step = log.all("step")[0];
     let tokens = step["samples_per_s"].as_f64().unwrap() * 16.0;
     assert!(
         (step["tokens_per_s"].as_f64().unwrap() / tokens - 1.0).abs() < 1e-9,
@@ -35,17 +35,17 @@ fn a_transformer_learns_a_text_and_eval_computes_its_loss() {
         (tflops / (tokens * flop / 1e12) - 1.0).abs() < 1e-9,
         "{step}"
     );
-    let large_product = |step: &serde_json::Value| {
+    let large_matmul = |step: &serde_json::Value| {
         ["tflops", "matmul_share"].map(|name| step[name].as_f64().unwrap())
     };
-    let [first, last] = [step, record.all("step").last().unwrap()].map(large_product);
-    let of_products = first[0] / first[1];
-    assert!(of_products > 1e-4, "{step}");
+    let [first, last] = [step, log.all("step").last().unwrap()].map(large_matmul);
+    let of_matmuls = first[0] / first[1];
+    assert!(of_matmuls > 1e-4, "{step}");
     assert!(
-        (last[0] / last[1] / of_products - 1.0).abs() < 1e-9,
+        (last[0] / last[1] / of_matmuls - 1.0).abs() < 1e-9,
         "measured once: {last:?}"
     );
-    for event in [step, record.all("eval").last().unwrap()] {
+    for event in [step, log.all("eval").last().unwrap()] {
         let [loss, perplexity, bits] =
             ["loss", "perplexity", "bits_per_byte"].map(|name| event[name].as_f64().unwrap());
         assert!((perplexity - loss.exp()).abs() < 1e-9, "{event}");
@@ -72,7 +72,7 @@ fn the_smallest_preset_learns_within_a_few_steps() {
         .alone(&format!("{flags} --threads 1 --out OUT"))
         .run()
         .assert_well();
-    let losses = folder.record().losses();
+    let losses = folder.metrics_log().losses();
     // ln 256 = 5.5 at first. It soon knows the 8 bytes of the text, ln 8 = 2.1.
     assert!(
         losses[0] > 5.0 && losses[losses.len() - 1] < 2.5,
@@ -93,7 +93,7 @@ fn padding_the_vocabulary_changes_neither_losses_nor_the_exported_model() {
         folder.alone(&export).run().assert_well();
         let config = std::fs::read_to_string(folder.path().join(there).join("config.json"));
         assert!(config.unwrap().contains("\"vocab_size\": 256"));
-        Record::read(&folder.path().join(out)).losses()
+        MetricsLog::read(&folder.path().join(out)).losses()
     });
     assert_eq!(losses[0].len(), 6);
     for (plain, padded) in losses[0].iter().zip(&losses[1]) {

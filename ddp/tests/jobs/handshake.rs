@@ -91,7 +91,7 @@ fn a_warning_is_given_once_and_the_job_trains() {
         );
         assert!(
             folder
-                .record()
+                .metrics_log()
                 .end()
                 .is_some_and(|end| end["exit_code"] == 0)
         );
@@ -138,7 +138,7 @@ fn what_is_a_ranks_own_may_differ() {
         .each(&[(1, &format!("{QUICK} --threads 1")), (1, &second)])
         .run();
     ended.assert_well();
-    assert_eq!(folder.record().start()["world"]["ranks"], 2);
+    assert_eq!(folder.metrics_log().start()["world"]["ranks"], 2);
     assert!(
         !folder.path().join("out-2").exists(),
         "the first rank alone writes"

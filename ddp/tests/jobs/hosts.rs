@@ -4,7 +4,7 @@
 
 use crate::started::{ENDLESS, STEP_2, start_again_after_a_kill};
 use crate::support::job::{Folder, QUICK};
-use crate::support::record::model_bytes;
+use crate::support::metrics_log::model_bytes;
 
 #[test]
 fn ranks_on_other_hosts_train_the_bits_of_one_host() {
@@ -17,7 +17,7 @@ fn ranks_on_other_hosts_train_the_bits_of_one_host() {
             .started_on(&format!("--hosts {hosts}"), "echo Welcome", QUICK)
             .run();
         ended.assert_well();
-        let world = folder.record().start()["world"].clone();
+        let world = folder.metrics_log().start()["world"].clone();
         assert_eq!((&world["ranks"], &world["hosts"]), (&3.into(), &2.into()));
         assert_eq!(model_bytes(&folder.out(), 8), model_bytes(&one.out(), 8));
     }

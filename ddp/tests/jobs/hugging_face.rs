@@ -173,7 +173,7 @@ fn models_come_back_from_hugging_face_as_they_went() {
         );
         // A run of ours brings its model along, too.
         import(&folder, &again, &format!("{name}-5")).assert_well();
-        // What an export that was killed left is no hindrance.
+        // What an export that was killed left does not matter.
         let left = folder.path().join(format!(".{there_again}.exporting"));
         fs::create_dir(&left).unwrap();
         fs::write(left.join("model.safetensors"), "half").unwrap();

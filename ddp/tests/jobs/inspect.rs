@@ -78,10 +78,10 @@ fn a_checkpoint_tells_what_it_is_and_how_to_build_it() {
         json!({ "name": "0.weight", "shape": [16, 784], "dtype": "F32" })
     );
     assert_eq!(model["parameters"], 784 * 16 + 16 + 16 * 10 + 10);
-    let record = folder.record();
+    let log = folder.metrics_log();
     assert_eq!(
         json["last"]["loss"],
-        record.all("eval").last().unwrap()["loss"]
+        log.all("eval").last().unwrap()["loss"]
     );
     let names: Vec<&str> = json["files"]
         .as_array()
@@ -206,9 +206,9 @@ fn a_run_tells_how_it_ended_and_what_it_kept() {
 
     // A kill may leave an incomplete last line; a bad line in the middle is damage.
     let path = folder.out().join("metrics.jsonl");
-    let record = std::fs::read_to_string(&path).unwrap();
-    let end = record.trim_end().rfind('\n').unwrap();
-    std::fs::write(&path, &record[..end + 10]).unwrap();
+    let log = std::fs::read_to_string(&path).unwrap();
+    let end = log.trim_end().rfind('\n').unwrap();
+    std::fs::write(&path, &log[..end + 10]).unwrap();
     assert_has(
         &told(&folder, "OUT"),
         &[
@@ -216,7 +216,7 @@ fn a_run_tells_how_it_ended_and_what_it_kept() {
             "ddp-train resume continues it",
         ],
     );
-    std::fs::write(&path, record.replacen("{\"event\":\"step\"", "{event", 1)).unwrap();
+    std::fs::write(&path, log.replacen("{\"event\":\"step\"", "{event", 1)).unwrap();
     let (json, ended) = seen(&folder, "OUT");
     assert_eq!(
         (ended.exit_code(), ended.causes().len()),
@@ -230,7 +230,7 @@ fn a_run_tells_how_it_ended_and_what_it_kept() {
 fn a_record_that_is_a_pipe_or_a_device_is_refused_at_once() {
     let folder = Folder::new("pipe");
     folder.alone(QUICK).run().assert_well();
-    // Beside OUT, whose record the tests themselves read.
+    // Beside OUT, whose metrics log the tests themselves read.
     std::fs::rename(folder.out(), folder.path().join("odd")).unwrap();
     for make in ["mkfifo", "ln -s /dev/zero"] {
         let before = format!("rm odd/metrics.jsonl; {make} odd/metrics.jsonl");

@@ -13,8 +13,8 @@ use serde_json::Value;
 
 use super::tcp;
 use crate::support::job::{Ended, Folder, Running, all_at_once};
+use crate::support::metrics_log::{MetricsLog, model_bytes};
 use crate::support::random::mixed;
-use crate::support::record::{Record, model_bytes};
 
 /// 40 steps of some milliseconds, with everything that lies between two steps.
 const RUN: &str = "--data glyphs,rows=1024,held-out=64 --hidden 32 --batch-size 64 --steps 40 \
@@ -33,14 +33,14 @@ struct Left {
 }
 
 fn left(folder: &Folder, steps: u64) -> Left {
-    let record = folder.record();
-    let evaluated = record.all("eval").into_iter();
-    let logged = record.all("step").into_iter();
+    let log = folder.metrics_log();
+    let evaluated = log.all("eval").into_iter();
+    let logged = log.all("step").into_iter();
     Left {
         model: model_bytes(&folder.out(), steps),
-        steps: record.of_steps("step"),
+        steps: log.of_steps("step"),
         evaluated: evaluated.map(|it| it["step"].as_f64().unwrap()).collect(),
-        losses: record.losses(),
+        losses: log.losses(),
         digests: logged.map(|step| step["digests"].clone()).collect(),
     }
 }
@@ -97,8 +97,8 @@ fn assert_as(expected: &Left, folder: &Folder, ended: &Ended) {
 }
 
 /// The ranks that the metrics log says were lost.
-fn lost(record: &Record) -> Vec<u64> {
-    let events = record.all("ranks").into_iter();
+fn lost(log: &MetricsLog) -> Vec<u64> {
+    let events = log.all("ranks").into_iter();
     let lost = events.flat_map(|event| event["lost"].as_array().unwrap().clone());
     lost.map(|it| it["rank"].as_u64().unwrap()).collect()
 }
@@ -117,8 +117,8 @@ fn taken(folder: &Folder, rank: usize) -> Vec<u64> {
 }
 
 /// The ranks that it says came.
-fn joined(record: &Record) -> Vec<u64> {
-    let events = record.all("ranks").into_iter();
+fn joined(log: &MetricsLog) -> Vec<u64> {
+    let events = log.all("ranks").into_iter();
     let joined = events.flat_map(|event| event["joined"].as_array().unwrap().clone());
     joined.map(|rank| rank.as_u64().unwrap()).collect()
 }
@@ -143,7 +143,7 @@ fn any_rank_can_be_lost_at_any_point_of_a_step() {
         let job = job.env("DDP_TEST_ROWS", &rows(&folder));
         let ended = job.env("DDP_TEST_FAULT", &fault).run();
         let expected: Vec<u64> = fault[..1].parse().into_iter().collect();
-        assert_eq!(lost(&folder.record()), expected, "{fault}: {ended}");
+        assert_eq!(lost(&folder.metrics_log()), expected, "{fault}: {ended}");
         assert_undisturbed(&folder, &ended);
         for rank in 0..3 {
             // Only the step in progress, which no rank had completed, is taken again.
@@ -185,7 +185,7 @@ fn ranks_can_be_lost_while_others_meet_or_join() {
         let slow = if comes { slow_steps() } else { String::new() };
         let job = folder.started(4, &words);
         let ended = job.env("DDP_TEST_FAULT", &format!("{faults},{slow}")).run();
-        let mut lost = lost(&folder.record());
+        let mut lost = lost(&folder.metrics_log());
         lost.sort_unstable();
         assert_eq!(lost, expected, "{faults}: {ended}");
         assert_undisturbed(&folder, &ended);
@@ -220,24 +220,16 @@ fn a_rank_0_that_is_lost_at_the_end_is_replaced_by_the_next_one() {
     let job = folder.started(3, &format!("{RUN} --min-ranks 3"));
     let ended = job.env("DDP_TEST_FAULT", "0:end:40:kill").run();
     assert_undisturbed(&folder, &ended);
-    let record = folder.record();
-    assert_eq!(
-        (lost(&record), record.all("end").len()),
-        (vec![0], 1),
-        "{ended}"
-    );
+    let log = folder.metrics_log();
+    assert_eq!((lost(&log), log.all("end").len()), (vec![0], 1), "{ended}");
     assert!(folder.out().join("report.html").exists(), "{ended}");
-    // Any other one is missed by nobody.
+    // Any other one does not matter.
     let folder = Folder::new("losing-end-of-another");
     let job = folder.started(3, &format!("{RUN} --min-ranks 3"));
     let ended = job.env("DDP_TEST_FAULT", "1:end:40:kill").run();
     assert_undisturbed(&folder, &ended);
-    let record = folder.record();
-    assert_eq!(
-        (lost(&record).len(), record.all("end").len()),
-        (0, 1),
-        "{ended}"
-    );
+    let log = folder.metrics_log();
+    assert_eq!((lost(&log).len(), log.all("end").len()), (0, 1), "{ended}");
 }
 
 #[test]
@@ -253,7 +245,7 @@ fn several_ranks_can_be_lost_at_once_and_all_but_one() {
         let job = folder.started(4, &format!("{RUN} --min-ranks 1"));
         let ended = job.env("DDP_TEST_FAULT", faults).run();
         assert_eq!(
-            lost(&folder.record()).len(),
+            lost(&folder.metrics_log()).len(),
             faults.split(',').count(),
             "{ended}"
         );
@@ -430,7 +422,7 @@ fn ranks_that_are_needed_are_waited_for_when_they_are_started_again() {
         running.wait_for(r#""joined":[1]"#);
         running.signal_rank(0, "KILL");
         let ended = running.wait();
-        assert_eq!(lost(&folder.record()), [1, 0], "{ended}");
+        assert_eq!(lost(&folder.metrics_log()), [1, 0], "{ended}");
         assert_undisturbed(&folder, &ended);
     });
 }
@@ -496,7 +488,11 @@ fn slices_of_lost_ranks_are_kept_by_their_neighbours() {
     ];
     lose_with_zero(&faults, false, |faults, folder, ended| {
         let expected = faults.split(',').count();
-        assert_eq!(lost(&folder.record()).len(), expected, "{faults}: {ended}");
+        assert_eq!(
+            lost(&folder.metrics_log()).len(),
+            expected,
+            "{faults}: {ended}"
+        );
         assert!(
             !ended.to_string().contains(FROM_CHECKPOINT),
             "{faults}: {ended}"
@@ -506,7 +502,7 @@ fn slices_of_lost_ranks_are_kept_by_their_neighbours() {
 
 #[test]
 fn ranks_that_leave_an_update_complete_it_or_the_others_undo_it() {
-    // Owner and keeper of a slice: before and after the point from which the others go on.
+    // Owner and keeper of a slice: before and after the point from which the others continue.
     let faults = [
         "2:optimizer:14:leave,3:optimizer:14:leave",
         "2:agreed:14:leave,3:agreed:14:leave",
@@ -516,7 +512,7 @@ fn ranks_that_leave_an_update_complete_it_or_the_others_undo_it() {
         "4:agreed:9:kill,2:agreed:9:leave",
     ];
     lose_with_zero(&faults, false, |faults, folder, ended| {
-        let met = folder.record().all("ranks").len();
+        let met = folder.metrics_log().all("ranks").len();
         let text = ended.to_string();
         assert!(
             met > 0 && !text.contains(FROM_CHECKPOINT),
@@ -573,7 +569,7 @@ fn any_rank_can_be_lost_on_any_of_several_hosts() {
         let words = format!("{RUN} --min-ranks 1 {words}");
         let job = folder.started_on(&format!("--hosts {hosts}"), "", &words);
         let ended = job.env("DDP_TEST_FAULT", faults).run();
-        let lost = lost(&folder.record());
+        let lost = lost(&folder.metrics_log());
         assert!(
             lost.len() >= faults.split(',').count(),
             "{hosts} {faults}: {ended}"
@@ -602,8 +598,8 @@ fn a_rank_that_comes_back_to_an_empty_host_is_taken_in() {
     running.wait_for(r#""lost":[{"rank":2"#);
     running.signal_rank(2, "CONT");
     let ended = running.wait();
-    let record = folder.record();
-    let last = *record.all("ranks").last().unwrap();
+    let log = folder.metrics_log();
+    let last = *log.all("ranks").last().unwrap();
     assert_eq!(last["joined"][0], 2, "{ended}");
     assert_undisturbed(&folder, &ended);
 }
@@ -697,7 +693,7 @@ fn a_host_whose_agent_is_killed_is_lost_with_its_ranks() {
     running.wait_for_step_2();
     assert_eq!(running.signal_agents("KILL"), 1);
     let ended = running.wait();
-    assert_eq!(lost(&folder.record()), [2, 3], "{ended}");
+    assert_eq!(lost(&folder.metrics_log()), [2, 3], "{ended}");
     let told = "host far, with ranks 2 and 3: it was silent for 4 s";
     assert!(ended.stderr.contains(told), "{ended}");
     assert_undisturbed(&folder, &ended);
@@ -743,8 +739,8 @@ fn ranks_of_a_lost_host_start_on_a_spare_one() {
     running.wait_for_step_2();
     kill_all_of(&folder, "agent-far");
     let ended = running.wait();
-    let record = folder.record();
-    assert_eq!(lost(&record), [2, 3], "{ended}");
+    let log = folder.metrics_log();
+    assert_eq!(lost(&log), [2, 3], "{ended}");
     for told in [
         "rank 2 is started on spare",
         "rank 3 is started on spare",
@@ -752,7 +748,7 @@ fn ranks_of_a_lost_host_start_on_a_spare_one() {
     ] {
         assert!(ended.stderr.contains(told), "{told}: {ended}");
     }
-    let mut joined = joined(&record);
+    let mut joined = joined(&log);
     joined.sort_unstable();
     assert_eq!(joined, [2, 3], "{ended}");
     assert_undisturbed(&folder, &ended);
@@ -773,9 +769,9 @@ fn a_host_that_is_lost_and_comes_back_gets_its_ranks_again() {
     running.wait_for_step_2();
     kill_all_of(&folder, "agent-far");
     let ended = running.wait();
-    let record = folder.record();
-    assert_eq!(lost(&record), [2, 3], "{ended}");
-    assert_eq!(joined(&record), [2, 3], "{ended}");
+    let log = folder.metrics_log();
+    assert_eq!(lost(&log), [2, 3], "{ended}");
+    assert_eq!(joined(&log), [2, 3], "{ended}");
     assert_undisturbed(&folder, &ended);
 }
 
@@ -798,9 +794,9 @@ fn processes_that_variables_start_come_back_with_the_number_they_had() {
     running.wait_for(r#""joined":[1]"#);
     kill_all_of(&folder, "process-2");
     let ended = running.wait();
-    let record = folder.record();
-    assert_eq!(lost(&record), [1, 2], "{ended}");
-    assert_eq!(joined(&record), [1, 2], "{ended}");
+    let log = folder.metrics_log();
+    assert_eq!(lost(&log), [1, 2], "{ended}");
+    assert_eq!(joined(&log), [1, 2], "{ended}");
     assert_undisturbed(&folder, &ended);
 }
 
@@ -823,7 +819,7 @@ fn a_host_whose_agent_is_stopped_is_lost_with_its_ranks() {
     assert_eq!(ranks, [2], "the others have ended before the run continues");
     running.signal_agents("CONT");
     let ended = running.wait();
-    assert_eq!(lost(&folder.record()), [0, 1], "{ended}");
+    assert_eq!(lost(&folder.metrics_log()), [0, 1], "{ended}");
     assert_undisturbed(&folder, &ended);
 }
 
@@ -837,7 +833,7 @@ fn stopped_ranks_of_another_host_are_left_out() {
         let words = format!("{RUN} --min-ranks 2 --timeout-s 2");
         let job = folder.started_on("--hosts localhost:2,far:2", "", &words);
         let ended = job.env("DDP_TEST_FAULT", faults).run();
-        let mut lost = lost(&folder.record());
+        let mut lost = lost(&folder.metrics_log());
         lost.sort_unstable();
         let all: Vec<u64> = vec![2, 3];
         assert_eq!(lost, all[2 - faults.split(',').count()..], "{ended}");
@@ -855,7 +851,7 @@ fn a_rank_that_writes_a_checkpoint_while_another_is_lost_is_waited_for() {
         let job = folder.started_on(&format!("--hosts {hosts}"), "", &words);
         let faults = "0:save:18:work,1:forward:20:kill";
         let ended = job.env("DDP_TEST_FAULT", faults).run();
-        assert_eq!(lost(&folder.record()), [1], "{ended}");
+        assert_eq!(lost(&folder.metrics_log()), [1], "{ended}");
         assert_undisturbed(&folder, &ended);
     });
 }
@@ -872,7 +868,7 @@ fn a_job_that_is_suspended_and_resumed_loses_nothing() {
     std::thread::sleep(Duration::from_secs(6));
     running.signal_all("CONT");
     let ended = running.wait();
-    assert_eq!(lost(&folder.record()), [0; 0], "{ended}");
+    assert_eq!(lost(&folder.metrics_log()), [0; 0], "{ended}");
     assert_undisturbed(&folder, &ended);
 }
 
@@ -957,7 +953,7 @@ fn what_cannot_go_on_is_refused_by_name() {
         ),
         (
             "RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1",
-            "start one on each",
+            "start one process on each host",
         ),
     ];
     all_at_once(ended_by, |(variables, told)| {

@@ -1,22 +1,22 @@
-//! Each flag of training, from the command line to what it does to the record and the model.
+//! Each flag of training, from the command line to what it does to the metrics log and the model.
 
 use crate::support::job::{Folder, all_at_once};
-use crate::support::record::{Record, model, model_bytes, number};
+use crate::support::metrics_log::{MetricsLog, model, model_bytes, number};
 
 /// 8 steps of 32 rows an epoch.
 const GLYPHS: &str = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --log-every 1 --eval-every 0 --out OUT";
 
 /// A run with these flags, on two ranks where there is MPI.
 #[track_caller]
-fn run(flags: &str) -> (Folder, Record) {
+fn run(flags: &str) -> (Folder, MetricsLog) {
     let folder = Folder::new("options");
     folder
         .together(&format!("{GLYPHS} {flags}"))
         .run()
         .assert_well();
-    let record = folder.record();
-    assert!(record.losses().iter().all(|loss| loss.is_finite()));
-    (folder, record)
+    let log = folder.metrics_log();
+    assert!(log.losses().iter().all(|loss| loss.is_finite()));
+    (folder, log)
 }
 
 /// What a run with these flags saved after its last step, `step`.
@@ -35,7 +35,7 @@ fn a_short_last_batch_is_kept_unless_it_is_to_be_dropped() {
             .together(&format!("{words} {flags}"))
             .run()
             .assert_well();
-        let end = folder.record().end().unwrap().clone();
+        let end = folder.metrics_log().end().unwrap().clone();
         (
             end["steps"].as_u64().unwrap(),
             end["samples"].as_u64().unwrap(),
@@ -162,8 +162,8 @@ fn each_optimizer_and_activation_learns() {
         "--lr 0.01 --micro-batch 3 --reduce-dtype bf16 --grad-clip 1",
     ];
     all_at_once(cases, |flags| {
-        let (_, record) = run(&format!("{learns} {flags}"));
-        let losses = record.of_steps("loss");
+        let (_, log) = run(&format!("{learns} {flags}"));
+        let losses = log.of_steps("loss");
         let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
         let (first, last) = (mean(&losses[..8]), mean(&losses[40..]));
         assert!(last < 0.8 * first, "{flags}: {first} became {last}");
@@ -195,10 +195,10 @@ fn each_schedule_gives_its_learning_rates() {
         ("constant", &constant),
     ];
     all_at_once(cases, |(schedule, expected)| {
-        let (_, record) = run(&format!(
+        let (_, log) = run(&format!(
             "--steps 20 --warmup-steps 5 --lr 0.01 --schedule {schedule}"
         ));
-        for (&rate, step) in record.of_steps("lr").iter().zip(1u32..) {
+        for (&rate, step) in log.of_steps("lr").iter().zip(1u32..) {
             let step = f64::from(step);
             let expected = if step <= 5.0 {
                 peak * step / 5.0
@@ -220,15 +220,14 @@ fn numbers_are_learned_without_counting_right_answers() {
     let words = "--data synthetic:regression,rows=256,held-out=64,features=8,outputs=2 --hidden 16 --batch-size 32 \
                  --epochs 6 --lr 0.02 --log-every 1 --out OUT";
     folder.together(words).run().assert_well();
-    let record = folder.record();
+    let log = folder.metrics_log();
     assert!(
-        record
-            .all("eval")
+        log.all("eval")
             .iter()
             .all(|eval| eval["accuracy"].is_null())
     );
-    assert!(record.end().unwrap()["accuracy"].is_null());
-    let evals: Vec<f64> = record
+    assert!(log.end().unwrap()["accuracy"].is_null());
+    let evals: Vec<f64> = log
         .all("eval")
         .into_iter()
         .map(|eval| number(eval, "loss"))
@@ -259,13 +258,13 @@ fn a_nan_loss_ends_the_run_naming_step_rank_and_rows() {
             "{ended}"
         );
         assert!(!folder.out().join("checkpoints").exists());
-        let record = folder.record();
+        let log = folder.metrics_log();
         assert_eq!(
-            record.of_steps("step"),
+            log.of_steps("step"),
             [1.0],
             "what came of step 3 is the end"
         );
-        if let Some(end) = record.end() {
+        if let Some(end) = log.end() {
             assert!(
                 end["exit_code"] == 76 && end["reason"].as_str().unwrap().contains("step 2"),
                 "{end}"

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::reading::forge;
 use crate::support::job::Folder;
-use crate::support::record::{model_bytes, number};
+use crate::support::metrics_log::{model_bytes, number};
 use crate::using::{bytes, evaluated, table};
 
 /// The flags of the README for a table with a number to learn.
@@ -176,9 +176,9 @@ fn a_run_of_a_version_that_scaled_features_only_goes_on_as_before() {
         let state = fs::read(checkpoint.join("state.json")).unwrap();
         forge(&checkpoint, &state, path, &value);
     }
-    let record = fs::read_to_string(old.join("metrics.jsonl")).unwrap();
-    let forged = record.replace(r#""normalize":"none""#, r#""normalize":"standard""#);
-    assert!(forged != record);
+    let log = fs::read_to_string(old.join("metrics.jsonl")).unwrap();
+    let forged = log.replace(r#""normalize":"none""#, r#""normalize":"standard""#);
+    assert!(forged != log);
     fs::write(old.join("metrics.jsonl"), forged).unwrap();
     let words = format!("{run} --normalize standard --steps 8 --out old --resume auto");
     folder.alone(&words).run().assert_well();

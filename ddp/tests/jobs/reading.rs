@@ -101,7 +101,7 @@ fn override_resets_the_optimizer_and_keeps_saved_values() {
         );
         let ended = folder.together(&format!("{words} --override")).run();
         ended.assert_well();
-        let resume = folder.record().all("resume")[0].clone();
+        let resume = folder.metrics_log().all("resume")[0].clone();
         let overridden = resume["overridden"]
             .as_array()
             .unwrap()
@@ -301,7 +301,7 @@ fn a_forged_state_is_refused_or_used_and_never_a_panic() {
                 let is_read = words.starts_with("eval") || words.starts_with("predict");
                 let expected: &[i32] = match code {
                     Some(code) if is_read => &[code],
-                    // A model can be forged whose answers are no numbers.
+                    // A model can be forged whose answers are not numbers.
                     _ => &[0, 2, 65, 76],
                 };
                 assert!(

@@ -1,7 +1,7 @@
 //! `--recompute`: the same bits as without, on any number of ranks and after resuming.
 
 use crate::support::job::{Folder, all_at_once};
-use crate::support::record::model_bytes;
+use crate::support::metrics_log::model_bytes;
 
 const GPT: &str = "--model gpt,layers=3,heads=2,width=16,context=16,tied=false --data book.txt";
 const VIT: &str = "--model vit,layers=3,heads=2,width=16,patch=7 --data glyphs,rows=60,held-out=16";
@@ -57,7 +57,7 @@ fn it_may_change_when_a_run_is_resumed_and_is_part_of_the_settings() {
     ended.assert_well();
     assert!(!ended.stderr.contains("WARN"), "{ended}");
     assert!(model_bytes(&folder.out(), 6) == model_of(1, GPT));
-    assert_eq!(folder.record().start()["config"]["recompute"], "block");
+    assert_eq!(folder.metrics_log().start()["config"]["recompute"], "block");
     let shown = folder
         .alone(&format!("{GPT} --recompute block --print-config"))
         .run();

@@ -70,7 +70,7 @@ fn metrics_are_exported_and_a_run_is_summarised_without_a_terminal() {
         .filter(|line| line.starts_with("step,"))
         .map(|line| line.split(',').nth(3).unwrap().parse().unwrap())
         .collect();
-    assert_eq!(losses, folder.record().of_steps("loss"));
+    assert_eq!(losses, folder.metrics_log().of_steps("loss"));
     let ended = folder.alone("watch OUT").run();
     ended.assert_well();
     assert!(ended.stdout.contains(": done\nstep 8 of 8\n"), "{ended}");
@@ -91,11 +91,11 @@ fn untrained(ranks: usize) -> (Value, Value, f64) {
     let words =
         "--data glyphs,rows=64,held-out=101 --hidden 16 --batch-size 32 --steps 0 --out OUT";
     folder.ranks(ranks, words).run().assert_well();
-    let record = folder.record();
-    let accuracy = crate::support::record::number(record.all("eval")[0], "accuracy");
+    let log = folder.metrics_log();
+    let accuracy = crate::support::metrics_log::number(log.all("eval")[0], "accuracy");
     let samples = std::fs::read(folder.out().join("samples.json")).expect("there are samples");
     (
-        record.all("confusion")[0].clone(),
+        log.all("confusion")[0].clone(),
         serde_json::from_slice(&samples).unwrap(),
         accuracy,
     )

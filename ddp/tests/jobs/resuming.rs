@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::same::{STEPS as CONVEX_STEPS, bound, convex};
 use crate::support::job::{Folder, Job, all_at_once};
+use crate::support::metrics_log::{model_bytes, number};
 use crate::support::random::mixed;
-use crate::support::record::{model_bytes, number};
 
 /// 20 steps, over epochs of 6 and a short batch; checkpoints after 3, 6, 9 …
 pub(super) const SHORT: &str = "--data glyphs,rows=210,held-out=64 --hidden 16 --batch-size 32 --steps 20 --log-every 1 --checkpoint-every 3 --eval-every 6 \
@@ -25,11 +25,11 @@ type Outcome = (Vec<Vec<f64>>, Vec<f64>, Vec<u8>);
 
 #[track_caller]
 pub(super) fn outcome(folder: &Folder, steps: u64) -> Outcome {
-    let record = folder.record();
+    let log = folder.metrics_log();
     let of_steps = ["step", "epoch", "loss", "lr", "grad_norm"]
-        .map(|field| record.of_steps(field))
+        .map(|field| log.of_steps(field))
         .to_vec();
-    let evals = record
+    let evals = log
         .all("eval")
         .into_iter()
         .map(|eval| number(eval, "loss"))
@@ -82,7 +82,7 @@ fn assert_survives(ranks: usize, rank: usize, place: &str, flags: &str, expected
     );
     let ended = job(&folder, ranks, &format!("{words} --resume auto")).run();
     ended.assert_well();
-    let resume = folder.record().all("resume")[0].clone();
+    let resume = folder.metrics_log().all("resume")[0].clone();
     assert!(
         resume["step"] == newest
             && resume["ranks"] == ranks
@@ -199,7 +199,7 @@ fn random_kills_lose_at_most_two_intervals_and_no_bits() {
             .max();
         assert!(
             told.unwrap_or(0) <= newest,
-            "what is on record is there, {told:?}, {newest}: {ended}"
+            "what is logged is there, {told:?}, {newest}: {ended}"
         );
         // Only the last checkpoint that was due may be incomplete: before it, training waited for
         // the previous one.
@@ -232,7 +232,7 @@ fn a_checkpoint_that_is_due_waits_for_the_one_before() {
     running.signal_rank(0, "KILL");
     let ended = running.wait();
     assert_eq!(
-        (folder.record().of_steps("step").last(), saved(&folder)),
+        (folder.metrics_log().of_steps("step").last(), saved(&folder)),
         (Some(&9.0), vec![3]),
         "{ended}"
     );
@@ -311,7 +311,7 @@ fn on_other_numbers_of_ranks_every_row_still_comes_once_an_epoch() {
         rows.sort_unstable();
         assert!(rows.iter().copied().eq(0..103), "epoch {epoch}: {rows:?}");
     }
-    let resumes = folder.record();
+    let resumes = folder.metrics_log();
     let ranks: Vec<f64> = resumes
         .all("resume")
         .into_iter()
@@ -324,7 +324,7 @@ fn on_other_numbers_of_ranks_every_row_still_comes_once_an_epoch() {
 fn on_other_numbers_of_ranks_losses_are_equal_within_rounding() {
     let one = Folder::new("one");
     one.alone(&convex("")).run().assert_well();
-    let expected = one.record().of_steps("loss");
+    let expected = one.metrics_log().of_steps("loss");
     let folder = Folder::new("resharded");
     for (ranks, steps, flags) in [
         (4, 8, "--zero 1"),
@@ -337,7 +337,7 @@ fn on_other_numbers_of_ranks_losses_are_equal_within_rounding() {
         );
         folder.ranks(ranks, &words).run().assert_well();
     }
-    let losses = folder.record().of_steps("loss");
+    let losses = folder.metrics_log().of_steps("loss");
     assert_eq!(losses.len(), CONVEX_STEPS);
     for (updates, (got, want)) in losses.iter().zip(&expected).enumerate() {
         assert!(

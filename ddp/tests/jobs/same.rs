@@ -4,20 +4,26 @@
 use ddp::data::{self, DataSpec};
 
 use crate::support::job::{Folder, QUICK, all_at_once};
-use crate::support::record::{Record, model, model_bytes};
+use crate::support::metrics_log::{MetricsLog, model, model_bytes};
 
 /// A run alone: its losses, and the bytes of its model after step `step`.
 fn alone(words: &str, step: u64) -> (Vec<f64>, Vec<u8>) {
     let folder = Folder::new("alone");
     folder.alone(words).run().assert_well();
-    (folder.record().losses(), model_bytes(&folder.out(), step))
+    (
+        folder.metrics_log().losses(),
+        model_bytes(&folder.out(), step),
+    )
 }
 
 /// The same on ranks.
 fn ranks(count: usize, words: &str, step: u64) -> (Vec<f64>, Vec<u8>) {
     let folder = Folder::new("ranks");
     folder.ranks(count, words).run().assert_well();
-    (folder.record().losses(), model_bytes(&folder.out(), step))
+    (
+        folder.metrics_log().losses(),
+        model_bytes(&folder.out(), step),
+    )
 }
 
 #[test]
@@ -42,9 +48,9 @@ fn narrower_instructions_are_on_record_and_train_the_same_model() {
         write_text(&folder);
         let job = folder.alone(words).env("DDP_SIMD", allowed);
         job.run().assert_well();
-        let record = folder.record();
-        let simd = record.start()["versions"]["simd"].as_str().unwrap();
-        let result = (record.losses(), model_bytes(&folder.out(), 8));
+        let log = folder.metrics_log();
+        let simd = log.start()["versions"]["simd"].as_str().unwrap();
+        let result = (log.losses(), model_bytes(&folder.out(), 8));
         (simd.to_string(), result)
     };
     let widths = ["baseline", "avx2", "avx512"];
@@ -81,7 +87,7 @@ fn with_same_bits_any_number_of_processes_trains_the_model_of_one() {
         write_text(&folder);
         let words = format!("{words} --same-bits 12 --threads 1");
         folder.started(ranks, &words).run().assert_well();
-        (folder.record().losses(), model_bytes(&folder.out(), 8))
+        (folder.metrics_log().losses(), model_bytes(&folder.out(), 8))
     };
     let one = runs.each_ref().map(|words| trained(words, 1));
     for (run, ranks) in slice {
@@ -216,14 +222,14 @@ pub(crate) fn bound(updates: usize) -> f64 {
 
 #[test]
 fn however_the_work_is_shared_the_losses_are_equal_within_rounding() {
-    let record_of = |count: usize, flags: &str| -> Record {
+    let log_of = |count: usize, flags: &str| -> MetricsLog {
         let folder = Folder::new("shared");
         folder.ranks(count, &convex(flags)).run().assert_well();
-        folder.record()
+        folder.metrics_log()
     };
     let folder = Folder::new("reference");
     folder.alone(&convex("")).run().assert_well();
-    let one = folder.record();
+    let one = folder.metrics_log();
     let losses = one.of_steps("loss");
     assert_eq!((losses.len(), one.all("eval").len()), (STEPS, 3));
     // The bound says something: the loss falls by far more.
@@ -244,8 +250,8 @@ fn however_the_work_is_shared_the_losses_are_equal_within_rounding() {
         (3, "--threads 2 --micro-batch 1"),
     ];
     all_at_once(ways, |(count, flags)| {
-        let record = record_of(count, flags);
-        for (step, (got, want)) in record.of_steps("loss").iter().zip(&losses).enumerate() {
+        let log = log_of(count, flags);
+        for (step, (got, want)) in log.of_steps("loss").iter().zip(&losses).enumerate() {
             let bound = bound(step);
             assert!(
                 (got - want).abs() <= bound,
@@ -253,7 +259,7 @@ fn however_the_work_is_shared_the_losses_are_equal_within_rounding() {
                 step + 1
             );
         }
-        for (got, want) in record.all("eval").into_iter().zip(one.all("eval")) {
+        for (got, want) in log.all("eval").into_iter().zip(one.all("eval")) {
             let (updates, got, want) = (got["step"].as_u64().unwrap(), &got["loss"], &want["loss"]);
             let difference = got.as_f64().unwrap() - want.as_f64().unwrap();
             assert!(
@@ -261,8 +267,8 @@ fn however_the_work_is_shared_the_losses_are_equal_within_rounding() {
                 "{count} ranks, {flags}, evaluation {updates}"
             );
         }
-        assert_eq!(record.of_steps("step").len(), STEPS);
-        let same_rows = |name: &str| record.end().unwrap()[name] == one.end().unwrap()[name];
+        assert_eq!(log.of_steps("step").len(), STEPS);
+        let same_rows = |name: &str| log.end().unwrap()[name] == one.end().unwrap()[name];
         assert!(same_rows("steps") && same_rows("samples"));
     });
 }

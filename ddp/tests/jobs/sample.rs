@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::Value;
 
 use crate::support::job::{Folder, all_at_once};
-use crate::support::record::model_bytes;
+use crate::support::metrics_log::model_bytes;
 
 const TRAIN: &str = "--model gpt,layers=1,heads=2,width=16,context=16 --batch-size 8 --lr 0.01 \
                      --schedule constant --warmup-steps 0 --threads 1 --seed 5 --eval-every 3 \
@@ -33,7 +33,12 @@ fn trained(ranks: usize, runs: &[&str]) -> Folder {
 }
 
 fn texts(folder: &Folder) -> Vec<Value> {
-    folder.record().all("sample").into_iter().cloned().collect()
+    folder
+        .metrics_log()
+        .all("sample")
+        .into_iter()
+        .cloned()
+        .collect()
 }
 
 #[test]

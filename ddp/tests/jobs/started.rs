@@ -2,7 +2,7 @@
 //! all ranks, however they were started, is in the other files.
 
 use crate::support::job::{Ended, Folder, Job, QUICK, all_at_once};
-use crate::support::record::model_bytes;
+use crate::support::metrics_log::model_bytes;
 
 /// Steps of some milliseconds, without end.
 pub(crate) const ENDLESS: &str = "--data glyphs,rows=2048,held-out=64 --hidden 64 --batch-size 256 --steps 1000000 \

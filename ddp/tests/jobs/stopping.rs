@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::support::job::{Ended, Folder, Job, all_at_once};
-use crate::support::record::{model_bytes, number};
+use crate::support::metrics_log::{model_bytes, number};
 
 /// 400 steps of some milliseconds: a stop comes in the middle of them.
 const LONG: &str = "--data glyphs,rows=2048,held-out=64 --hidden 64 --batch-size 256 --dropout 0.1 --steps 400 --log-every 1 --eval-every 50 \
@@ -22,11 +22,11 @@ fn job(folder: &Folder, ranks: usize, words: &str) -> Job {
 
 /// What must be the same of a run that was interrupted: every step and evaluation, and the model.
 fn outcome(folder: &Folder, steps: u64) -> (Vec<Vec<f64>>, Vec<f64>, Vec<u8>) {
-    let record = folder.record();
+    let log = folder.metrics_log();
     let of_steps = ["step", "epoch", "loss", "lr", "grad_norm"]
-        .map(|field| record.of_steps(field))
+        .map(|field| log.of_steps(field))
         .to_vec();
-    let evals = record
+    let evals = log
         .all("eval")
         .into_iter()
         .map(|eval| number(eval, "loss"))
@@ -37,7 +37,7 @@ fn outcome(folder: &Folder, steps: u64) -> (Vec<Vec<f64>>, Vec<f64>, Vec<u8>) {
 /// What is told of SIGUSR1.
 const USR1: &str = "SIGUSR1 (sent by schedulers, and by launchers on Ctrl-C)";
 
-/// The step at which a job was stopped, as its last line, its record and its checkpoints say.
+/// The step at which a job was stopped, as its last line, its metrics log and its checkpoints say.
 #[track_caller]
 fn stopped_at(ended: &Ended, folder: &Folder, by: &str) -> u64 {
     let [cause] = ended.causes()[..] else {
@@ -62,13 +62,9 @@ fn stopped_at(ended: &Ended, folder: &Folder, by: &str) -> u64 {
     );
     assert!(step < STEPS, "it came in the middle: {ended}");
     assert_eq!(folder.checkpoints(), [format!("step-{step:08}")], "{ended}");
-    let record = folder.record();
-    assert_eq!(
-        record.of_steps("step").last(),
-        Some(&(step as f64)),
-        "{ended}"
-    );
-    let end = record.end().unwrap_or_else(|| panic!("{record:?}"));
+    let log = folder.metrics_log();
+    assert_eq!(log.of_steps("step").last(), Some(&(step as f64)), "{ended}");
+    let end = log.end().unwrap_or_else(|| panic!("{log:?}"));
     assert!(end["exit_code"] == 75 && end["steps"] == step, "{end}");
     step
 }
@@ -83,8 +79,8 @@ fn assert_goes_on(
 ) {
     let ended = job(folder, ranks, &format!("{LONG} --resume auto")).run();
     ended.assert_well();
-    let record = folder.record();
-    let resumes: Vec<f64> = record
+    let log = folder.metrics_log();
+    let resumes: Vec<f64> = log
         .all("resume")
         .into_iter()
         .map(|event| number(event, "step"))
@@ -180,7 +176,7 @@ fn a_stop_during_an_evaluation_takes_effect_after_it() {
     assert_eq!(ended.exit_code(), Some(75), "{ended}");
     let step = stopped_at(&ended, &folder, "SIGTERM");
     let evals: Vec<f64> = folder
-        .record()
+        .metrics_log()
         .all("eval")
         .into_iter()
         .map(|eval| number(eval, "step"))
@@ -188,7 +184,7 @@ fn a_stop_during_an_evaluation_takes_effect_after_it() {
     assert_eq!(
         evals.last(),
         Some(&(step as f64)),
-        "its evaluation is on record: {evals:?}"
+        "its evaluation is logged: {evals:?}"
     );
 }
 
@@ -201,7 +197,7 @@ fn a_stop_in_the_last_step_lets_the_run_end() {
         .env("DDP_TEST_FAULT", "0:optimizer:6:term")
         .run();
     ended.assert_well();
-    assert_eq!(folder.record().end().unwrap()["exit_code"], 0);
+    assert_eq!(folder.metrics_log().end().unwrap()["exit_code"], 0);
     assert_eq!(folder.checkpoints(), ["step-00000006"]);
 }
 
@@ -222,7 +218,7 @@ fn a_stop_while_a_finished_job_leaves_changes_nothing() {
         .output();
     told.expect("there is a shell");
     running.wait().assert_well();
-    assert_eq!(folder.record().end().unwrap()["exit_code"], 0);
+    assert_eq!(folder.metrics_log().end().unwrap()["exit_code"], 0);
 }
 
 #[test]
@@ -354,7 +350,7 @@ fn the_launcher_forwards_sigusr1_and_ends_with_75() {
 #[cfg(feature = "mpi")]
 #[test]
 fn a_launcher_that_ends_its_ranks_by_sigterm_gives_them_time_to_save() {
-    // Open MPI 4 sends SIGTERM so many seconds after it was told to end, and SIGKILL as many later.
+    // Open MPI 4 sends SIGTERM some seconds after it was told to end, and SIGKILL as many later.
     // Its exit code is its own choice.
     let words = LONG.replace("--steps 400", "--steps 1000000");
     all_at_once(["TERM", "INT"], |signal| {
@@ -370,10 +366,8 @@ fn a_launcher_that_ends_its_ranks_by_sigterm_gives_them_time_to_save() {
             ended.exit_code() != Some(0) && folder.out().join("metrics.jsonl").exists(),
             "{ended}"
         );
-        let record = folder.record();
-        let end = record
-            .end()
-            .unwrap_or_else(|| panic!("{record:?}: {ended}"));
+        let log = folder.metrics_log();
+        let end = log.end().unwrap_or_else(|| panic!("{log:?}: {ended}"));
         assert!(
             end["exit_code"] == 75 && end["reason"].as_str().unwrap().contains("by SIGTERM"),
             "{end}: {ended}"

@@ -5,7 +5,7 @@ use ddp_kernels::{Device, Tensor};
 use crate::data::write;
 use crate::made::npy;
 use crate::support::job::Folder;
-use crate::support::record::number;
+use crate::support::metrics_log::number;
 use crate::using::{array, bytes, evaluated};
 
 /// Flowers as a table with these columns, `count` rows from `first` on. The two sizes determine the
@@ -40,8 +40,8 @@ fn a_tables_columns_are_found_by_name_and_its_classes_keep_their_names() {
     let words = "--data train.csv --labels kind --val-data test.csv --val-labels kind --normalize standard --hidden 8 --batch-size 16 --epochs 4 \
                  --lr 0.05 --out OUT --device cpu";
     folder.together(words).run().assert_well();
-    let record = folder.record();
-    let last = record
+    let log = folder.metrics_log();
+    let last = log
         .all("eval")
         .last()
         .map(|eval| (number(eval, "accuracy"), eval["step"].as_u64().unwrap()))
@@ -192,9 +192,10 @@ fn arrays_are_normalised_as_in_training() {
              --batch-size 16 --epochs 2 --out OUT{normalize} --device cpu"
         );
         folder.alone(&words).run().assert_well();
-        let record =
-            crate::support::record::Record::read(&folder.path().join(format!("out{normalize}")));
-        let last = *record.all("eval").last().unwrap();
+        let log = crate::support::metrics_log::MetricsLog::read(
+            &folder.path().join(format!("out{normalize}")),
+        );
+        let last = *log.all("eval").last().unwrap();
         let use_it = format!(
             "--checkpoint OUT{normalize}/checkpoints/step-00000012 --data test-x.npy --device cpu"
         );

@@ -46,10 +46,10 @@ fn ranks_on_one_host_and_on_several_train_to_the_same_bits() {
     let (one, several) = (Folder::new("tcp-one"), Folder::new("tcp-several"));
     let ended = ranks(&one, 3, QUICK, &plain).run();
     ended.assert_well();
-    assert_eq!(one.record().start()["world"]["ranks"], 3);
+    assert_eq!(one.metrics_log().start()["world"]["ranks"], 3);
     let ended = ranks(&several, 3, QUICK, &on_hosts).run();
     ended.assert_well();
-    assert_eq!(several.record().start()["world"]["ranks"], 3);
+    assert_eq!(several.metrics_log().start()["world"]["ranks"], 3);
     assert!(model(&one) == model(&several), "hosts change the bits");
     #[cfg(feature = "mpi")]
     {

@@ -45,7 +45,7 @@ fn a_tokenizer_goes_with_its_tokens_into_run_checkpoint_and_export() {
     ] {
         assert!(read(place) == tokenizer, "{place}");
     }
-    let held_out = folder.record().all("eval").last().unwrap()["loss"].as_f64();
+    let held_out = folder.metrics_log().all("eval").last().unwrap()["loss"].as_f64();
     let found = evaluated(folder.alone("eval --checkpoint OUT --data books/val --json"));
     assert!(
         (found["loss"].as_f64().unwrap() - held_out.unwrap()).abs() < 1e-6,
@@ -59,7 +59,7 @@ fn a_tokenizer_goes_with_its_tokens_into_run_checkpoint_and_export() {
     let about = |name: &str| fs::read_to_string(folder.path().join("exported").join(name)).unwrap();
     assert!(about("tokenizer_config.json").contains("\"eos_token\": \"<|endoftext|>\""));
     assert!(about("config.json").contains("\"eos_token_id\": 0"));
-    // It goes on from there, with tokens of the same tokenizer.
+    // It continues from there, with tokens of the same tokenizer.
     let tuned = "--init-from exported --data books --steps 1 --batch-size 8 --out tuned";
     folder.alone(tuned).run().assert_well();
     for (flags, exit_code, part) in [

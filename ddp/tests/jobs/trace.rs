@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use crate::support::job::{Ended, Folder, QUICK};
-use crate::support::record::model_bytes;
+use crate::support::metrics_log::model_bytes;
 
 /// The events of the trace of the run in `out`. The file is what viewers expect.
 #[track_caller]
@@ -188,7 +188,7 @@ fn steps_that_cannot_be_traced_are_refused_or_warned_of() {
     assert!(!folder.out().exists());
     let ended = folder.alone(&format!("{QUICK} --trace 100..110")).run();
     ended.assert_well();
-    let warning = "--trace 100..110: the run takes steps 1 to 8, so none of them is traced";
+    let warning = "--trace 100..110: the run takes steps 1 to 8, so no step is traced";
     assert!(ended.stderr.contains(warning), "{ended}");
     assert!(!folder.out().join("trace.json").exists());
 }

@@ -26,7 +26,7 @@ fn a_run_says_what_it_understood_at_its_start_and_in_its_record() {
     let said = "t.csv#a: 1000 rows to train on, 0 held out, label column \"price\", regression of 1 number (0.25 to 62.6875), \
                 1 feature: \"a\" (1 left out: \"b\")";
     assert!(ended.stderr.contains(said), "{ended}");
-    assert_eq!(folder.record().start()["data"], said);
+    assert_eq!(folder.metrics_log().start()["data"], said);
     let inspected = folder.alone("inspect t.csv#a").run();
     assert!(
         inspected

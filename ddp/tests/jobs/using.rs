@@ -8,7 +8,7 @@ use ddp_kernels::{Device, Tensor};
 use serde_json::Value;
 
 use crate::support::job::{Ended, Folder, Job, all_at_once};
-use crate::support::record::{Record, number};
+use crate::support::metrics_log::{MetricsLog, number};
 
 /// A short training on glyphs; more held-out rows than evaluation takes at a time.
 const GLYPHS: &str = "--data glyphs,rows=256,held-out=700 --hidden 16 --batch-size 32 --epochs 2 --lr 0.01 --log-every 1 --out OUT \
@@ -70,8 +70,8 @@ fn an_evaluation_has_the_bits_of_trainings_own() {
             "--checkpoint OUT/checkpoints/step-00000016",
         );
         let found = evaluated(folder.alone(&format!("eval {rows} --json")));
-        let record = folder.record();
-        let last = *record.all("eval").last().unwrap();
+        let log = folder.metrics_log();
+        let last = *log.all("eval").last().unwrap();
         assert_eq!(
             number(&found, "loss").to_bits(),
             number(last, "loss").to_bits(),
@@ -213,7 +213,7 @@ fn the_share_of_the_largest_class_stands_beside_accuracy_and_classes_can_be_bala
             .alone(&format!("{words} --steps 8 {weights} --out {out}"))
             .run();
         ended.assert_well();
-        (Record::read(&folder.path().join(out)), ended.stderr)
+        (MetricsLog::read(&folder.path().join(out)), ended.stderr)
     };
     let (plain, said) = train("plain", "");
     let rows: Vec<f64> = serde_json::from_value(plain.all("confusion")[0]["rows"].clone()).unwrap();
@@ -385,8 +385,8 @@ fn numbers_are_predicted_and_measured() {
     ));
     let use_it = format!("--checkpoint OUT {data} --device cpu");
     let found = evaluated(folder.alone(&format!("eval {use_it} --json")));
-    let record = folder.record();
-    let last = *record.all("eval").last().unwrap();
+    let log = folder.metrics_log();
+    let last = *log.all("eval").last().unwrap();
     assert_eq!(
         number(&found, "loss").to_bits(),
         number(last, "loss").to_bits()
@@ -474,8 +474,8 @@ fn a_run_folder_means_its_best_intact_checkpoint() {
     let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --epochs 6 --optimizer sgd --lr 1.5 --schedule constant \
                  --warmup-steps 0 --eval-every 8 --checkpoint-every 8 --keep 10 --out OUT --device cpu";
     let folder = trained(words);
-    let record = folder.record();
-    let evals = record.all("eval");
+    let log = folder.metrics_log();
+    let evals = log.all("eval");
     let best = evals
         .iter()
         .min_by(|a, b| number(a, "loss").total_cmp(&number(b, "loss")))

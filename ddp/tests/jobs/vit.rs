@@ -3,7 +3,7 @@
 use ddp_kernels::{Device, Tensor};
 
 use crate::support::job::{Folder, all_at_once};
-use crate::support::record::{Record, model_bytes, number};
+use crate::support::metrics_log::{MetricsLog, model_bytes, number};
 use crate::using::evaluated;
 
 const MODEL: &str = "--model vit,layers=1,heads=2,width=32,patch=7 --threads 1";
@@ -14,7 +14,7 @@ fn it_learns_digits_on_two_ranks_and_is_used_like_any_other_model() {
     let folder = Folder::new("vit");
     let train = format!("{MODEL} {GLYPHS} --pool class --epochs 6 --lr 0.006 --out OUT");
     folder.together(&train).run().assert_well();
-    let trained = number(folder.record().end().unwrap(), "accuracy");
+    let trained = number(folder.metrics_log().end().unwrap(), "accuracy");
     println!("{trained}");
     // One class in ten would be 0.1.
     assert!(trained > 0.4, "{trained}");
@@ -82,7 +82,7 @@ fn images_have_the_shape_of_their_file_or_the_one_that_is_given() {
     run("--data flat.npy --image 8x6 --out given").assert_well();
     let [known, given] = ["known", "given"].map(|out| folder.path().join(out));
     assert!(model_bytes(&known, 3) == model_bytes(&given, 3));
-    assert!(Record::read(&known).losses() == Record::read(&given).losses());
+    assert!(MetricsLog::read(&known).losses() == MetricsLog::read(&given).losses());
     // A model of images takes flat rows with as many pixels.
     let eval = "eval --checkpoint known --data flat.npy --labels labels.npy --json";
     evaluated(folder.alone(eval));

@@ -38,13 +38,13 @@ fn stopped_after(delay: Duration, rank: usize) -> (Ended, bool) {
         }
         if ranks.iter().all(|(number, _)| *number == rank) && !was_late {
             std::thread::sleep(Duration::from_secs(1));
-            let record = std::fs::read_to_string(folder.out().join("metrics.jsonl"));
-            let is_done = record.is_ok_and(|record| record.contains(r#""exit_code":0"#));
+            let log = std::fs::read_to_string(folder.out().join("metrics.jsonl"));
+            let is_done = log.is_ok_and(|log| log.contains(r#""exit_code":0"#));
             was_late = running.goes_on() && is_done;
             running.signal_rank(rank, if was_late { "CONT" } else { "STOP" });
         }
         let limit = Duration::from_secs(TIMEOUT_S) + LATER;
-        assert!(stopped_at.elapsed() < limit, "it goes on: {ranks:?}");
+        assert!(stopped_at.elapsed() < limit, "it continues: {ranks:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
     (running.wait(), was_late)

@@ -22,8 +22,8 @@ use ddp_kernels::{DType, Tensor};
 
 use crate::positions::PositionsSpec;
 use crate::support::job::Folder;
+use crate::support::metrics_log::{MetricsLog, model_bytes, number};
 use crate::support::random::mixed;
-use crate::support::record::{Record, model_bytes, number};
 use crate::support::training::{on_ranks, quietly};
 
 /// Positions of a row, integers at each, and classes.
@@ -121,8 +121,8 @@ fn it_learns_the_class_of_each_position_on_one_and_on_two_ranks() {
     for ranks in [1, 2] {
         let folder = Folder::new("positions");
         train(ranks, "--steps 300 --micro-batch 3", &folder.out());
-        let record = folder.record();
-        let end = record.end().unwrap();
+        let log = folder.metrics_log();
+        let end = log.end().unwrap();
         let (loss, accuracy) = (number(end, "eval_loss"), number(end, "accuracy"));
         assert!(
             loss < 0.2 && accuracy > 0.95,
@@ -189,8 +189,8 @@ fn the_next_byte_of_a_text_is_learned_and_a_run_resumes_to_the_same_bits() {
         );
         let bytes = [&whole, &resumed].map(|out| model_bytes(out, 60));
         assert!(bytes[0] == bytes[1], "{ranks} ranks");
-        let record = Record::read(&whole);
-        let loss = number(record.end().unwrap(), "eval_loss");
+        let log = MetricsLog::read(&whole);
+        let loss = number(log.end().unwrap(), "eval_loss");
         assert!(loss < 0.1, "{ranks} ranks: {loss}");
     }
 }

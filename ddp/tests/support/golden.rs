@@ -13,7 +13,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::support::job::{Ended, Folder, all_at_once};
-use crate::support::record::{Record, model};
+use crate::support::metrics_log::{MetricsLog, model};
 
 /// 3 steps of 36 rows and one of 27 in each epoch, and evaluations of 27 rows.
 pub(crate) const DATA: &str = "--data synthetic:classification,rows=135,held-out=27,features=20,classes=32 \
@@ -54,7 +54,7 @@ pub(crate) fn check(cases: &[Golden], run: impl Fn(&Golden, &Folder, &str) -> En
         let folder = Folder::new("golden");
         let flags = format!("{} {} {way} --log-every 1 --out OUT", case.data, case.flags);
         run(case, &folder, &flags).assert_well();
-        let bits = bits_of(&folder.record(), &folder.out());
+        let bits = bits_of(&folder.metrics_log(), &folder.out());
         let mut found = found.lock().unwrap();
         let first = found.entry(case.name).or_insert_with(|| bits.clone());
         assert!(*first == bits, "{} {way}: {bits} and {first}", case.name);
@@ -76,14 +76,14 @@ pub(crate) fn check(cases: &[Golden], run: impl Fn(&Golden, &Folder, &str) -> En
 }
 
 /// The bits of every loss (steps, then evaluations), and a hash of the trained weights.
-fn bits_of(record: &Record, out: &Path) -> Value {
-    let losses: Vec<String> = record
+fn bits_of(log: &MetricsLog, out: &Path) -> Value {
+    let losses: Vec<String> = log
         .losses()
         .iter()
         .map(|loss| format!("{:016x}", loss.to_bits()))
         .collect();
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    for (name, (shape, values)) in model(out, record.of_steps("step").len() as u64) {
+    for (name, (shape, values)) in model(out, log.of_steps("step").len() as u64) {
         let values = values.iter().flat_map(|value| value.to_le_bytes());
         let sizes = shape.iter().flat_map(|size| size.to_le_bytes());
         for byte in name.bytes().chain(sizes).chain(values) {

@@ -15,9 +15,9 @@ use std::sync::{Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::support::metrics_log::MetricsLog;
 use crate::support::processes::*;
 use crate::support::random::mixed;
-use crate::support::record::Record;
 
 /// How long a job may take to end after a fault, as this project promises.
 pub(crate) const END_MAX: Duration = Duration::from_secs(5);
@@ -105,7 +105,7 @@ impl Folder {
         job.env("DDP_SSH", ssh.to_str().expect("the folder's name is UTF-8"))
     }
 
-    /// Ranks under `mpirun`: so many with these words, so many with those.
+    /// Ranks under `mpirun`: this many with these words, that many with those.
     #[cfg(feature = "mpi")]
     pub(crate) fn each(&self, parts: &[(usize, &str)]) -> Job {
         let parts: Vec<_> = parts
@@ -254,9 +254,9 @@ impl Folder {
         }
     }
 
-    /// The record of the run in `out`, every line of which parses.
-    pub(crate) fn record(&self) -> Record {
-        Record::read(&self.out())
+    /// The metrics log of the run in `out`, every line of which parses.
+    pub(crate) fn metrics_log(&self) -> MetricsLog {
+        MetricsLog::read(&self.out())
     }
 
     /// The files below the folder with their bytes and modification times; folders have no bytes.
@@ -337,8 +337,8 @@ pub(crate) struct Ended {
     status: ExitStatus,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
-    /// The time from step 2, once it is in the record, until all processes were gone; a fault in
-    /// step 3 came later.
+    /// The time from step 2, once it is in the metrics log, until all processes were gone; a fault
+    /// in step 3 came later.
     pub(crate) after_step_2: Option<Duration>,
 }
 
@@ -413,11 +413,11 @@ fn reader(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
 }
 
 impl Running {
-    /// Whether step 2 is in the record.
+    /// Whether step 2 is in the metrics log.
     fn has_taken_step_2(&self) -> bool {
-        let record =
+        let log =
             std::fs::read_to_string(self.folder.join("out/metrics.jsonl")).unwrap_or_default();
-        record.contains(r#"{"event":"step","step":2,"#)
+        log.contains(r#"{"event":"step","step":2,"#)
     }
 
     fn look_for_step_2(&mut self) {
@@ -434,7 +434,7 @@ impl Running {
         }
     }
 
-    /// Waits until there is a line in the record that has `part`, or the job is over.
+    /// Waits until there is a line in the metrics log that has `part`, or the job is over.
     pub(crate) fn wait_for(&mut self, part: &str) {
         let started = Instant::now();
         let has = |folder: &Path| {
@@ -508,7 +508,7 @@ impl Running {
         }
     }
 
-    /// Waits until all its ranks, so many, listen to signals that ask to stop.
+    /// Waits until all its `ranks` listen to signals that ask to stop.
     pub(crate) fn wait_until_it_listens(&self, ranks: usize) {
         let started = Instant::now();
         while processes_of(&self.mark)

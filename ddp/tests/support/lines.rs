@@ -1,4 +1,5 @@
-//! Rows that are no list of features: whole numbers in two dimensions, and a class for each line.
+//! Rows that are not a list of features: whole numbers in two dimensions, and a class for each
+//! line.
 
 use ddp::data::{Dataset, RowSpec, TaskSpec, TensorSpec};
 use ddp::nn::{Build, Layer, Pass};
@@ -17,7 +18,7 @@ pub(crate) const CLASSES: usize = 5;
 #[derive(Debug)]
 pub(crate) struct Lines {
     pub(crate) rows: u64,
-    /// The row and the line whose target is no class.
+    /// The row and the line whose target is not a class.
     pub(crate) bad: Option<(u64, u64)>,
     pub(crate) spec: RowSpec,
 }

@@ -7,9 +7,9 @@
 pub(crate) mod golden;
 pub(crate) mod job;
 pub(crate) mod lines;
+pub(crate) mod metrics_log;
 mod processes;
 pub(crate) mod random;
-pub(crate) mod record;
 pub(crate) mod training;
 
 /// The name of the running test, which selects its slice. The harness names each test's thread.

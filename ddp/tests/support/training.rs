@@ -157,7 +157,7 @@ pub(crate) struct Case {
     pub(crate) zero: bool,
     /// `ReducerOptions::shards`.
     pub(crate) shards: Option<usize>,
-    /// Draws the model's first values.
+    /// Draws the model's initial weights.
     pub(crate) values: fn(u64, u64) -> f32,
     pub(crate) learning_rate: f64,
     pub(crate) device: Device,
@@ -310,11 +310,7 @@ impl Case {
             value.copy_from(&cpu(&values.collect::<Vec<f32>>(), value.shape()))?;
         }
         model.params.refresh(0..model.params.values().count())?;
-        let group = if self.on_gpus {
-            world.gpu_group("gradients", device)?
-        } else {
-            world.group("gradients")?
-        };
+        let group = world.group_on(device, "gradients")?;
         let optimizer = Optimizer::of_slices(
             self.rule,
             &model.params,
@@ -354,7 +350,7 @@ pub(crate) fn state(ranks: usize, rows: &Rows, step: u64) -> State {
             learning_rate: 0.1 + 0.2,
         },
         optimizer_since: 0,
-        products: None,
+        matmuls: None,
         world: WorldState {
             ranks,
             optimizer_parts: 1,

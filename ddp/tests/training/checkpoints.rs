@@ -139,8 +139,8 @@ fn together(ranks: Vec<Bits>) -> (BTreeMap<String, Vec<u32>>, BTreeMap<String, V
     (values, moments)
 }
 
-/// Trains for so many steps, saves, and takes three more during the write. Returns the state at the
-/// time of saving.
+/// Trains for this many steps, saves, and takes three more during the write. Returns the state at
+/// the time of saving.
 fn save(case: &Case, ranks: usize, steps: u64, out: &Path) -> Vec<Bits> {
     on_ranks(ranks, Some(1), |world| {
         let mut step = case.step(world)?;

@@ -3,7 +3,7 @@
 
 use crate::layers::Apart;
 use ddp::models::Mlp;
-use ddp::nn::check::{Objective, worst_derivative};
+use ddp::nn::check::{DerivativeCheck, Objective};
 use ddp::nn::{
     Activate, CrossEntropy, Dropout, Layer, Linear, Loss, Mse, Residual, Sequential, Tie,
 };
@@ -30,7 +30,14 @@ fn assert_derivatives_of(
 ) {
     // Several seeds, because one draw may hide a mistake. No draw lies on a kink.
     for seed in 1..4 {
-        let worst = worst_derivative(&mut layer, shape, ROWS, seed, objective, frozen).unwrap();
+        let check = DerivativeCheck {
+            shape,
+            rows: ROWS,
+            seed,
+            objective,
+            frozen,
+        };
+        let worst = check.worst(&mut layer).unwrap();
         assert!(worst.error() < BOUND, "seed {seed}: {worst:?} in {layer:?}");
     }
 }
@@ -297,8 +304,7 @@ fn a_wrong_derivative_is_found_and_named() {
             Ok(Some(dx))
         }
     }
-    let worst =
-        worst_derivative(&mut Wrong, &[3], 2, 1, Objective::Projection, &|_| false).unwrap();
+    let worst = DerivativeCheck::new(&[3]).worst(&mut Wrong).unwrap();
     assert!(
         worst.error() > 0.1 && worst.by.starts_with("input["),
         "{worst:?}"

@@ -42,7 +42,7 @@ fn number(case: &Value, key: &str) -> f64 {
     case[key].as_f64().unwrap_or(0.0)
 }
 
-/// The step that `case` describes, with the golden file's first values.
+/// The step that `case` describes, with the golden file's initial weights.
 fn step(golden: &Value, case: &Value, world: &World) -> Result<Step> {
     let sizes = sizes(golden);
     let activation = match case["activation"].as_str() {

@@ -116,7 +116,7 @@ fn buckets_of_upper_layers_are_reduced_while_the_lowest_still_computes() {
             assert!(bucket.started >= bucket.ready, "rank {rank}: {bucket:?}");
             assert!(
                 bucket.done < to,
-                "rank {rank}: reduced by {:?}, and the backward went on to {to:?}",
+                "rank {rank}: reduced by {:?}, and the backward continued to {to:?}",
                 bucket.done
             );
         }

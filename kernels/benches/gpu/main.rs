@@ -41,7 +41,7 @@ fn main() -> Result<()> {
     if part.as_deref() == Some("attention") {
         return Ok(());
     }
-    bench.products()?;
+    bench.matmuls()?;
     bench.memory_bound()?;
     bench.launches()?;
     bench.uploads()
@@ -86,8 +86,8 @@ impl Bench {
         Tensor::randn(shape, dtype, GPU, &mut Random::new(shape.len() as u64))
     }
 
-    /// TFLOP/s of products, of random numbers: zeros run faster than anything real.
-    fn products(&self) -> Result<()> {
+    /// TFLOP/s of matmuls, of random numbers: zeros run faster than anything real.
+    fn matmuls(&self) -> Result<()> {
         let square = |side: usize| [side; 3];
         let cases = [
             (
@@ -221,7 +221,7 @@ impl Bench {
         }
         .to_array(&constants)?;
         let scalars = Tensor::from_slice(&scalars, &[4], GPU)?;
-        let chunks = ChunkTable::whole(count, true);
+        let chunks = ChunkTable::whole(count);
         let step = || {
             ops::adamw(
                 &values, &grads, &first, &second, None, &chunks, &constants, &scalars, None, None,

@@ -3,14 +3,14 @@
 //! `cargo bench -p ddp-kernels --bench ops [-- FILTER] [--threads N] [--json]`
 //!
 //! First the machine: multiply-adds a second on all threads, and the bandwidth of a copy larger
-//! than the caches. Then each operation: products against the multiply-adds, the rest as bytes read
-//! and written a second against the copy.
-//! Threads are pinned, figures are medians. Inputs are random, never zeros.
+//! than the caches. Then each operation: matmuls against the multiply-adds, the rest as bytes read
+//! and written a second against the copy. Threads are pinned, figures are medians. Inputs are
+//! random, never zeros.
 
 mod attention;
 mod machine;
+mod matmuls;
 mod memory_bound;
-mod products;
 
 use std::time::Instant;
 
@@ -174,7 +174,7 @@ fn run(options: &Options) -> Result<()> {
         unit: "GB/s",
         shares: vec![],
     });
-    products::run(&machine, &wanted, &emit)?;
+    matmuls::run(&machine, &wanted, &emit)?;
     attention::run(&machine, &wanted, &emit)?;
     memory_bound::run(&machine, &wanted, &emit)
 }

@@ -158,7 +158,7 @@ fn optimizers(measure: &mut dyn FnMut(Vec<Body<'_>>)) -> Result<()> {
         momentum: 0.9,
         nesterov: false,
     };
-    let chunks = ChunkTable::whole(LARGE, true);
+    let chunks = ChunkTable::whole(LARGE);
     let partials = Tensor::zeros(&[chunks.quanta()], DType::F64, Device::Cpu)?;
     measure(vec![
         Body {

@@ -2,7 +2,7 @@
 //! `stream.rs` is what users see of them.
 //!
 //! A capture goes to a private stream of the driver's: while a thread captures, `Queue::raw` gives
-//! it the private stream in place of the one it names, and other threads go on using the stream
+//! it the private stream in place of the one it names, and other threads continue to use the stream
 //! itself. A stream joins a capture by waiting for one of its events, and gets a private stream
 //! too.
 

@@ -182,7 +182,11 @@ fn each_kind_of_change_is_told() {
     let mapped = Mapped::open(&path).unwrap();
     assert_eq!(mapped.change().unwrap(), None);
     fs::hard_link(&path, scratch.0.join("backup")).unwrap();
-    assert_eq!(mapped.change().unwrap(), None, "another name is no change");
+    assert_eq!(
+        mapped.change().unwrap(),
+        None,
+        "another name is not a change"
+    );
     // Times of some file systems advance in steps.
     std::thread::sleep(std::time::Duration::from_millis(20));
     let mut file = File::options().write(true).open(&path).unwrap();

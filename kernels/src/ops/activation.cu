@@ -1,9 +1,9 @@
 // relu, relu², both forms of gelu, and their derivatives: see activation.rs.
 #include "common.cuh"
 
+// relu is not fmaxf, which would turn NaN into 0.
 #define ACTIVATIONS(NAME, T)                                                                                           \
     KERNEL(BLOCK_THREADS) relu_##NAME(T* out, const T* x, u64 count) {                                                 \
-        /* Not fmaxf: that would turn NaN into 0. */ \
         map(out, x, count, [](float x) { return x < 0.0f ? 0.0f : x; });                                               \
     }                                                                                                                  \
     KERNEL(BLOCK_THREADS) relu_backward_##NAME(T* dx, const T* dy, const T* y, u64 count) {                            \

@@ -84,7 +84,8 @@ pub fn add_in_order(
         let [mut out, others, rows, words] = placed.enter([out, others, rows, words])?;
         if let Some(gpu) = placed.launcher() {
             let row = rows.address() + (start * rows.dtype.bytes()) as u64;
-            let grid = Grid::packs(count, out.dtype);
+            // Of each part its word, then its elements.
+            let grid = Grid::packs(count, out.dtype).rounds_of(2 * order.words.len());
             let args = args![out, others, row, words, order.words.len(), count, stride];
             return gpu.launch(&SOURCE, ("add_in_order", placed.dtype), grid, args);
         }

@@ -164,7 +164,7 @@ impl Operands {
             let of = |elements: usize| index * elements..(index + 1) * elements;
             let a = Matrix::new(&mat1[of(m * k)], m, k, mat1_transposed);
             let b = Matrix::new(&mat2[of(k * n)], k, n, mat2_transposed);
-            matmul::product(&mut out[of(m * n)], a, b, alpha, beta, &AsIs);
+            matmul::matmul(&mut out[of(m * n)], a, b, alpha, beta, &AsIs);
         }
     }
 }

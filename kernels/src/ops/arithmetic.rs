@@ -76,7 +76,7 @@ pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
-/// `out = a b`, all of one shape; `out` may be `a`. For `a` (…, C), `b` may also be (C), by which
+/// `out = a b`, all of one shape; `out` may be `a`. For `a` (…, C), `b` may also be (C), with which
 /// each row is multiplied, or (…, 1), a number for each row.
 ///
 /// Backward: `da = dout b`, `db = dout a` (`mul_into`); for a vector `b` then summed as for

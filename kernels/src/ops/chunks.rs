@@ -86,14 +86,21 @@ impl ChunkTable {
         })
     }
 
-    /// One chunk: the first `len` elements.
-    pub fn whole(len: usize, decay: bool) -> ChunkTable {
+    /// One chunk that decays: the first `len` elements.
+    pub fn whole(len: usize) -> ChunkTable {
         let chunk = Chunk {
             offset: 0,
             len,
-            decay,
+            decay: true,
         };
         ChunkTable::new(vec![chunk]).expect("one chunk is in order")
+    }
+
+    /// The same chunks, none of which decays.
+    pub fn without_decay(mut self) -> ChunkTable {
+        self.chunks.iter_mut().for_each(|chunk| chunk.decay = false);
+        self.copies = Arc::default();
+        self
     }
 
     /// The chunks.

@@ -228,12 +228,15 @@ template <int BYTES = 16, class... Pointers> INLINE bool aligned(Pointers... poi
     return ((... | reinterpret_cast<u64>(pointers)) & (BYTES - 1)) == 0;
 }
 
-/// FUNCTION for PACK neighbours at a time where that is `whole`, else for one.
-#define BY_PACKS(WHOLE, FUNCTION, ...)                                                                                 \
-    if (WHOLE) {                                                                                                       \
-        FUNCTION<PACK>(__VA_ARGS__);                                                                                   \
+/// The statements with N as COUNT where IS_WHOLE says that all is whole packs of so many elements,
+/// else with N as 1.
+#define IN_PACKS(COUNT, IS_WHOLE, ...)                                                                                 \
+    if (IS_WHOLE) {                                                                                                    \
+        constexpr int N = COUNT;                                                                                       \
+        __VA_ARGS__                                                                                                    \
     } else {                                                                                                           \
-        FUNCTION<1>(__VA_ARGS__);                                                                                      \
+        constexpr int N = 1;                                                                                           \
+        __VA_ARGS__                                                                                                    \
     }
 
 /// Packs that a thread loads before it stores the first, to keep the memory busy.

@@ -120,7 +120,7 @@ INLINE float add_weighted(const Problem& problem, float sum, u64 class_index, fl
     return problem.class_weights == nullptr ? sum + z : fmaf(problem.class_weights[class_index], z, sum);
 }
 
-/// Whether x is no reason for the target not to be the first of the largest, as in rows.rs.
+/// Whether x leaves the target the first of the largest, as in rows.rs.
 INLINE bool is_below(float x, u64 class_index, float target_x, u64 target) {
     if (class_index == target) return true;
     if (is_nan(target_x)) return class_index > target || !is_nan(x);

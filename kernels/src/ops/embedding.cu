@@ -20,7 +20,7 @@ struct Tokens {
     u32 bytes;
     u64 rows, vocabulary;
 
-    /// The row's token; `vocabulary` for one that is no row of the table.
+    /// The row's token; `vocabulary` for one outside of the table.
     INLINE u32 key(u64 row) const {
         // As unsigned numbers, negative ones are beyond every table.
         const u64 token = (u64)index_at(tokens, bytes, row);
@@ -61,8 +61,8 @@ INLINE void embedding(
     embedding_##NAME(T* out, const T* table, const T* positions, const void* tokens, u32 token_bytes, u64 rows,        \
                      u64 columns, u64 vocabulary, u64 context) {                                                       \
         const Tokens of{tokens, token_bytes, rows, vocabulary};                                                        \
-        BY_PACKS(columns % PACK == 0 && aligned<PACK * sizeof(T)>(out, table, positions),                              \
-                 embedding, out, table, positions, of, columns, context)                                               \
+        IN_PACKS(PACK, columns % PACK == 0 && aligned<PACK * sizeof(T)>(out, table, positions),                        \
+                 embedding<N>(out, table, positions, of, columns, context);)                                           \
     }
 FOR_F32_AND_BF16(EMBEDDING)
 
@@ -168,8 +168,8 @@ INLINE void embedding_add(
     embedding_add_##NAME(float* dtable, float* sums, const T* dout, const i32* order, const void* tokens,              \
                          u32 token_bytes, u64 rows, u64 columns, u64 vocabulary) {                                     \
         const Tokens of{tokens, token_bytes, rows, vocabulary};                                                        \
-        BY_PACKS(columns % PACK == 0 && aligned<PACK * sizeof(T)>(dout) && aligned(dtable, sums),                      \
-                 embedding_add, dtable, sums, dout, order, of, columns)                                                \
+        IN_PACKS(PACK, columns % PACK == 0 && aligned<PACK * sizeof(T)>(dout) && aligned(dtable, sums),                \
+                 embedding_add<N>(dtable, sums, dout, order, of, columns);)                                            \
     }
 FOR_F32_AND_BF16(EMBEDDING_ADD)
 

@@ -44,7 +44,7 @@ pub struct EmbeddingScratch<'a> {
     pub sums: &'a Tensor,
 }
 
-/// Rows of `EmbeddingScratch::sums` for so many rows.
+/// Rows of `EmbeddingScratch::sums` for this many rows.
 pub fn embedding_sums_of(rows: usize) -> usize {
     2 * rows.div_ceil(RUN)
 }
@@ -52,8 +52,8 @@ pub fn embedding_sums_of(rows: usize) -> usize {
 /// `out[r] = table[tokens[r]] + positions[r mod T]`: `out` (R, C), `table` (V, C), `positions`
 /// (T, C) of one dtype, R a multiple of T; `tokens` u8, i32 or i64 (R).
 ///
-/// A token that is no row of the table is an error on the CPU, before anything is written. A GPU
-/// makes its row NaN, and reads nothing outside the table.
+/// A token outside of the table is an error on the CPU, before anything is written. A GPU makes its
+/// row NaN, and reads nothing outside the table.
 #[track_caller]
 pub fn embedding_into(
     out: &Tensor,
@@ -106,7 +106,7 @@ pub fn embedding_into(
 /// what is there. A token that no row has gets 0, or stays as it is. `dout` is (R, C), `dtable`
 /// (V, C) of its dtype, or f32 if that is bf16, and `tokens` u8, i32 or i64 (R).
 ///
-/// A token that is no row of the table is an error on the CPU; a GPU ignores its row.
+/// A token outside of the table is an error on the CPU; a GPU ignores its row.
 #[track_caller]
 pub fn embedding_backward_into(
     dtable: &Tensor,
@@ -228,7 +228,7 @@ fn check_positions(call: &Call<'_>, positions: Slot, [rows, columns]: [usize; 2]
     Ok(context)
 }
 
-/// Refuses the first token that is no row of the table.
+/// Refuses the first token outside of the table.
 fn refuse_others(call: &Call<'_>, tokens: Targets<'_>, vocabulary: usize) -> Result<()> {
     let Some((row, token)) = tokens.first_bad(vocabulary, None) else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! f32 and f64 under one trait, so that one loop serves the product (f32) and its checks (f64).
+//! f32 and f64 under one trait, so that one loop serves training (f32) and its checks (f64).
 //! Methods are `#[inline(always)]`, so that each SIMD version of a loop compiles its own.
 
 use std::ops::{Add, Div, Mul, Sub};
@@ -99,7 +99,7 @@ pub(crate) fn lane_sum<T: Float>(x: &[T]) -> T {
     lane_sum_of(x, |x| x)
 }
 
-/// The same of a function of each element.
+/// As above, for a function of each element.
 #[inline(always)]
 pub(crate) fn lane_sum_of<T: Float, S: Float>(x: &[T], of: impl Fn(T) -> S) -> S {
     let mut lanes = [S::ZERO; LANES];

@@ -1,4 +1,4 @@
-// linear: what cuBLASLt's products do not cover. See linear/gpu.rs.
+// linear: what cuBLASLt's matmuls do not cover. See linear/gpu.rs.
 #include "common.cuh"
 
 // ---- bias, activation and its derivative ----
@@ -71,11 +71,9 @@ template <class F, int N, class T> INLINE void bias_activate(T* y, T* pre, const
 #define BIAS_ACTIVATE(NAME, T)                                                                                         \
     KERNEL(BLOCK_THREADS)                                                                                              \
     bias_activate_##NAME(T* y, T* pre, const T* bias, u64 count, u64 columns, u32 activation) {                        \
-        constexpr int N = Pack<T>::COUNT;                                                                              \
-        const bool packed = columns % N == 0 && aligned(y, pre, bias);                                                 \
-        WITH_ACTIVATION(activation, T, F,                                                                              \
-                        if (packed) bias_activate<F, N>(y, pre, bias, count, columns);                                 \
-                        else bias_activate<F, 1>(y, pre, bias, count, columns);)                                       \
+        constexpr int PACK = Pack<T>::COUNT;                                                                           \
+        IN_PACKS(PACK, columns % PACK == 0 && aligned(y, pre, bias),                                                   \
+                 WITH_ACTIVATION(activation, T, F, bias_activate<F, N>(y, pre, bias, count, columns);))                \
     }
 FOR_F32_AND_BF16(BIAS_ACTIVATE)
 
@@ -93,7 +91,7 @@ FOR_F32_AND_BF16(FOLD_BELOW)
 /// before those are: as in linear.rs, for the CPU's bits in f32.
 constexpr u32 ROW_BLOCK = 64;
 constexpr u32 GROUP = 64;
-/// A warp sums so many packs of columns.
+/// The packs of columns that a warp sums.
 constexpr u32 LANES = 32;
 /// Rows that a thread loads before it stores the first.
 constexpr u32 ROWS_IN_FLIGHT = 8;

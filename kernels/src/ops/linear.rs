@@ -1,11 +1,11 @@
-//! linear: `y = activation(x·Wᵀ + b)` with W as in PyTorch, (O, I), and the products of its
+//! linear: `y = activation(x·Wᵀ + b)` with W as in PyTorch, (O, I), and the matmuls of its
 //! backward.
 //!
 //! Letters: B rows of the batch, I inputs, O outputs. Backward passes the gradient at the
 //! *pre-activation* of each layer: `linear_backward_input_into` folds in the derivative of the
 //! activation of the layer BELOW, so no gradient is written before that derivative is applied.
-//! Bias, activation and derivative are applied to each tile of a product while it is in the cache
-//! of the thread that made it; on a GPU (`linear/gpu.rs`) by cuBLASLt where it can.
+//! Bias, activation and derivative are applied to each tile of a matmul while it is in the cache of
+//! the thread that made it; on a GPU (`linear/gpu.rs`) by cuBLASLt where it can.
 //!
 //! On a GPU operands may also be bf16, with sums in f32; f32 is strict unless `with_f32_math` says
 //! otherwise.
@@ -104,7 +104,7 @@ pub fn linear_into(
             };
             let x = Matrix::new(x.elements(), rows, inputs, false);
             let weight = Matrix::new(weight.elements(), outputs, inputs, false);
-            matmul::product(y.elements_mut(), x, weight.t(), T::ONE, T::ZERO, &finish);
+            matmul::matmul(y.elements_mut(), x, weight.t(), T::ONE, T::ZERO, &finish);
         });
         Ok(())
     })
@@ -127,7 +127,7 @@ pub fn linear_backward_input_into(
 /// The rounding error grows with 128 + B/4096, not with B, and a GPU adds many groups at a time.
 const GROUP: usize = 64;
 
-/// Rows of `row_sums` for so many rows: see [`linear_backward_input_summed_into`].
+/// Rows of `row_sums` for this many rows: see [`linear_backward_input_summed_into`].
 pub fn row_sums_of(rows: usize) -> usize {
     rows.div_ceil(gpu::ROW_BLOCK)
 }
@@ -153,7 +153,7 @@ pub fn linear_backward_input_summed_into(
     let [weight_rows, inputs] = call.dims::<2>(weight, "[outputs, inputs]")?;
     if weight_rows != outputs {
         let expected = format!("shape [{outputs}, inputs], since dy has {outputs} columns");
-        let help = "pass the weight that the forward product used";
+        let help = "pass the weight that forward used";
         return Err(call.operand_error(weight, expected, help));
     }
     call.has_shape(dx, &[rows, inputs], "[rows of dy, columns of weight]")?;
@@ -183,7 +183,7 @@ pub fn linear_backward_input_summed_into(
                 saved: saved.as_ref().map_or(&[][..], |saved| saved.elements::<T>()),
                 inputs,
             };
-            matmul::product(dx.elements_mut(), dy, weight, T::ONE, T::ZERO, &finish);
+            matmul::matmul(dx.elements_mut(), dy, weight, T::ONE, T::ZERO, &finish);
             if let Some(row_sums) = row_sums.as_mut() {
                 sum_blocks::<T>(row_sums, dx.elements(), inputs);
             }
@@ -192,8 +192,8 @@ pub fn linear_backward_input_summed_into(
     })
 }
 
-/// Whether the gradient of a bias of so many rows is faster from `row_block_sums_into`: on a GPU
-/// `linear_backward_weight_into` has few threads, which sum so many rows side by side.
+/// Whether the gradient of a bias over this many rows is faster from `row_block_sums_into`: on a
+/// GPU `linear_backward_weight_into` has few threads for that many rows.
 pub fn prefers_row_sums(rows: usize) -> bool {
     rows > gpu::ROW_BLOCKS_AT_ONCE * gpu::ROW_BLOCK
 }
@@ -279,7 +279,7 @@ pub fn linear_backward_weight_into(
     let [x_rows, inputs] = call.dims::<2>(x, "[rows, inputs]")?;
     if x_rows != rows {
         let expected = format!("shape [{rows}, inputs], since dy has {rows} rows");
-        let help = "pass the x that the forward product used";
+        let help = "pass the x that forward used";
         return Err(call.operand_error(x, expected, help));
     }
     call.has_shape(dw, &[outputs, inputs], "[columns of dy, columns of x]")?;
@@ -303,7 +303,7 @@ pub fn linear_backward_weight_into(
             let gradients = dy.elements::<T>();
             let dy = Matrix::new(gradients, rows, outputs, false);
             let x = Matrix::new(x.elements(), rows, inputs, false);
-            matmul::product(dw.elements_mut(), dy.t(), x, T::ONE, existing_scale, &AsIs);
+            matmul::matmul(dw.elements_mut(), dy.t(), x, T::ONE, existing_scale, &AsIs);
             if let Some(mut db) = db {
                 add_rows(db.elements_mut::<T>(), gradients, gpu::ROW_BLOCK, accumulate);
             }

@@ -26,16 +26,16 @@ pub(crate) use tile::{Kernel, Plain};
 
 /// Matmuls with fewer multiplications run on the calling thread.
 const PARALLEL_MATMUL_MIN: usize = 48 * 48 * 256;
-/// The same for a matmul of one row, whose speed is that of memory.
+/// As above, for a matmul of one row, whose speed is that of memory.
 const PARALLEL_ROW_MIN: usize = 1 << 16;
 
-/// `out = product_scale * a·b + existing_scale * out`, then `finish`. With an `existing_scale` of
+/// `out = matmul_scale * a·b + existing_scale * out`, then `finish`. With an `existing_scale` of
 /// 0, `out` is not read.
-pub(crate) fn product<T: Real>(
+pub(crate) fn matmul<T: Real>(
     out: &mut [T],
     a: Matrix<'_, T>,
     b: Matrix<'_, T>,
-    product_scale: T,
+    matmul_scale: T,
     existing_scale: T,
     finish: &impl Finish<T>,
 ) {
@@ -46,7 +46,7 @@ pub(crate) fn product<T: Real>(
         stride: n,
         a,
         b,
-        product_scale,
+        matmul_scale,
         existing_scale,
     };
     let parallel_min = match m {

@@ -112,11 +112,8 @@ INLINE void add_totals(const float* losses, u64 rows, u64 features, float* stats
     KERNEL(BLOCK_THREADS) mse_##NAME(                                                                                  \
         float* losses, T* dpred, const T* pred, const float* target, u64 rows, u64 features, float slope,              \
         float* stats, u64* counters) {                                                                                 \
-        if (sizeof(T) == 2 && features % PACK == 0 && aligned<PACK * sizeof(T)>(dpred, pred) && aligned(target)) {     \
-            ROWS<PACK>(__VA_ARGS__);                                                                                   \
-        } else {                                                                                                       \
-            ROWS<1>(__VA_ARGS__);                                                                                      \
-        }                                                                                                              \
+        IN_PACKS(PACK, sizeof(T) == 2 && features % PACK == 0 && aligned<2 * PACK>(dpred, pred) && aligned(target),    \
+                 ROWS<N>(__VA_ARGS__);)                                                                                \
         add_totals(losses, rows, features, stats, counters);                                                           \
     }
 #define MSE(NAME, T)                                                                                                   \

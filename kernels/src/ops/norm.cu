@@ -12,7 +12,7 @@ constexpr u32 WARPS_MAX = 8;
 constexpr u32 THREADS_MAX = WARPS_MAX * WARP;
 
 /// The columns of this lane. Not PACKED: the elements of a pack are accessed one by one, because
-/// rows of so many columns at these addresses are not aligned.
+/// rows of this many columns at these addresses are not aligned.
 template <class T, bool PACKED> struct Lane {
     typedef Pack<T> P;
     static constexpr u32 PACK = P::COUNT;
@@ -82,7 +82,7 @@ template <class T, bool PACKED> struct Lane {
     }
 };
 
-/// Whether so many columns are held in the registers of a block.
+/// Whether this many columns are held in the registers of a block.
 template <class T> INLINE bool held(u64 columns) { return columns <= blockDim.x * PACKS * Pack<T>::COUNT; }
 
 /// out = norm(x) · weight + bias; norm(x + residual), which goes to `sum`, if there is a residual.

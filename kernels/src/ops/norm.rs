@@ -77,8 +77,8 @@ pub struct NormGradients<'a> {
     pub bias_sums: Option<&'a Tensor>,
 }
 
-/// Rows of `weight_sums` and `bias_sums` for so many rows: at most 1,024, each the sum of at least
-/// 16 rows. They do not depend on the device.
+/// Rows of `weight_sums` and `bias_sums` for this many rows: at most 1,024, each the sum of at
+/// least 16 rows. They do not depend on the device.
 pub fn norm_blocks_of(rows: usize) -> usize {
     rows.div_ceil(block_rows_of(rows))
 }
@@ -335,7 +335,7 @@ fn check<'a>(
     Ok(([rows, columns], [weight, bias]))
 }
 
-/// The options for loops over so many rows and columns.
+/// The options for loops over this many rows and columns.
 fn scaling<'a, T: Float>(
     options: &NormOptions<'_>,
     [rows, columns]: [usize; 2],
@@ -363,9 +363,9 @@ fn split_rows<T: Float>(
     });
 }
 
-/// A kernel of `norm.cu`, with as many warps as rows of so many columns keep busy: the first of
+/// A kernel of `norm.cu`, with as many warps as rows of this many columns keep busy: the first of
 /// `names`, or the second where rows are not whole packs of 16 bytes at multiples of 16. The first
-/// so many of `args` are addresses.
+/// `addresses` of `args` are addresses.
 fn launch(
     gpu: &Launcher,
     names: [&'static str; 2],

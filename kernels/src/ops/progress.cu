@@ -27,7 +27,7 @@ KERNEL(1) progress_begin(Lane* lane, volatile u64* board, u64 slots, u64 stride,
     if (number % stride == 0u) {
         tell(board + (slots + number / stride % sparse_slots) * 3u, number, call, chain, place);
     }
-    // No fence: every word has the number, by which the host sees which slots are complete.
+    // No fence: every word has the number, from which the host sees which slots are complete.
     board[(slots + sparse_slots) * 3u] = number << 32 | call;
 }
 

@@ -40,7 +40,7 @@ INLINE void rope(
     rope_##NAME(T* out, const T* x, const float* table, u64 rows, u64 columns, u64 heads, u64 head_size,               \
                 u64 positions, float direction) {                                                                      \
         const bool whole = head_size / 2 % PACK == 0 && columns % PACK == 0;                                           \
-        BY_PACKS(whole && aligned<PACK * sizeof(T)>(out, x) && aligned<PACK * sizeof(float)>(table),                   \
-                 rope, out, x, table, rows, columns, heads, head_size, positions, direction)                           \
+        IN_PACKS(PACK, whole && aligned<PACK * sizeof(T)>(out, x) && aligned<PACK * sizeof(float)>(table),             \
+                 rope<N>(out, x, table, rows, columns, heads, head_size, positions, direction);)                       \
     }
 FOR_F32_AND_BF16(ROPE)

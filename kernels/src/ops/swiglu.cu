@@ -41,10 +41,10 @@ INLINE void swiglu_backward(T* dx, const T* __restrict__ dout, const T* x, u64 c
 
 #define SWIGLU(NAME, T)                                                                                                \
     KERNEL(BLOCK_THREADS) swiglu_##NAME(T* out, const T* x, u64 count, u64 columns) {                                  \
-        BY_PACKS(columns % PACK == 0 && aligned<PACK * sizeof(T)>(out, x), swiglu, out, x, count, columns)             \
+        IN_PACKS(PACK, columns % PACK == 0 && aligned<PACK * sizeof(T)>(out, x), swiglu<N>(out, x, count, columns);)   \
     }                                                                                                                  \
     KERNEL(BLOCK_THREADS) swiglu_backward_##NAME(T* dx, const T* dout, const T* x, u64 count, u64 columns) {           \
-        BY_PACKS(columns % PACK == 0 && aligned<PACK * sizeof(T)>(dx, dout, x),                                        \
-                 swiglu_backward, dx, dout, x, count, columns)                                                         \
+        IN_PACKS(PACK, columns % PACK == 0 && aligned<PACK * sizeof(T)>(dx, dout, x),                                  \
+                 swiglu_backward<N>(dx, dout, x, count, columns);)                                                     \
     }
 FOR_F32_AND_BF16(SWIGLU)

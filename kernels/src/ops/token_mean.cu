@@ -41,8 +41,8 @@ INLINE void token_mean_backward(
 #define TOKEN_MEAN(NAME, T, FUNCTION)                                                                                  \
     KERNEL(BLOCK_THREADS)                                                                                              \
     FUNCTION##_##NAME(T* out, const T* x, u64 count, u64 columns, u64 time, u64 tokens) {                              \
-        BY_PACKS(columns % PACK == 0 && aligned<PACK * sizeof(T)>(out, x),                                             \
-                 FUNCTION, out, x, count, columns, time, tokens)                                                       \
+        IN_PACKS(PACK, columns % PACK == 0 && aligned<PACK * sizeof(T)>(out, x),                                       \
+                 FUNCTION<N>(out, x, count, columns, time, tokens);)                                                   \
     }
 #define TOKEN_MEANS(NAME, T) TOKEN_MEAN(NAME, T, token_mean) TOKEN_MEAN(NAME, T, token_mean_backward)
 FOR_F32_AND_BF16(TOKEN_MEANS)

@@ -33,7 +33,7 @@ fn bits() -> Vec<u32> {
     }
     .to_array(&constants)
     .unwrap();
-    let chunks = ChunkTable::whole(COUNT, true);
+    let chunks = ChunkTable::whole(COUNT);
     ops::adamw(
         &values,
         &y,

@@ -132,12 +132,12 @@ pub(crate) struct Sums {
     pub(super) made_at: Option<Site>,
     /// Transfers of a tensor back to the device it came from, unchanged.
     pub(super) returned_count: u64,
-    /// The line by which one such tensor came.
+    /// The line that brought one such tensor.
     pub(super) came_by: Option<Site>,
 }
 
 impl Sums {
-    /// One transfer of so many bytes.
+    /// One transfer of this many bytes.
     pub(super) fn one(bytes: usize, announced: Option<&'static str>) -> Sums {
         Sums {
             count: 1,

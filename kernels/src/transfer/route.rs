@@ -74,7 +74,7 @@ impl<'a> Copy<'a> {
         let Some(queue) = stream.queue() else {
             return Ok((self.now(&mut target, &source)?, stream.record()?));
         };
-        // Host memory that the copy uses, and whether it may go on after this returns.
+        // Host memory that the copy uses, and whether it may continue after this returns.
         let (host, pinned) = if to == Device::Cpu {
             self.download(queue, &mut target, &source)?;
             (target, self.target.is_pinned())

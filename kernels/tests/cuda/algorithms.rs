@@ -1,5 +1,5 @@
-//! Which of cuBLASLt's algorithms products use. On simulated GPUs, where SIMCUDA_ALGORITHMS sets
-//! how the algorithms differ. Each case runs in its own process.
+//! Which of cuBLASLt's algorithms matmuls use. On simulated GPUs, where SIMCUDA_ALGORITHMS sets how
+//! the algorithms differ. Each case runs in its own process.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::skip;
 /// Set for the processes that `child` starts.
 const CHILD: &str = "DDP_TEST_ALGORITHMS";
 const GPU: Device = Device::Cuda(0);
-/// Larger than any product with which a library could be tried once for all.
+/// Larger than any matmul with which a library could be tried once for all.
 const SIDE: usize = 48;
 /// Epilogues: a bias, and relu after it.
 const BIAS: u64 = 4;
@@ -36,17 +36,17 @@ fn layer(value: f64) -> f32 {
     y.to_vec::<f32>().unwrap()[SIDE * SIDE - 1]
 }
 
-/// The algorithm of each kind of product: its epilogue, and its place in the heuristic's answer.
+/// The algorithm of each kind of matmul: its epilogue, and its place in the heuristic's answer.
 fn places(algorithms: &Value) -> Vec<(u64, u64)> {
-    let products = algorithms["products"].as_array().unwrap();
-    let place = |product: &Value| {
-        let (kind, words) = (&product[0], &product[1]);
+    let matmuls = algorithms["products"].as_array().unwrap();
+    let place = |matmul: &Value| {
+        let (kind, words) = (&matmul[0], &matmul[1]);
         (
             kind["epilogue"].as_u64().unwrap(),
             words[7].as_u64().unwrap(),
         )
     };
-    let mut places: Vec<(u64, u64)> = products.iter().map(place).collect();
+    let mut places: Vec<(u64, u64)> = matmuls.iter().map(place).collect();
     places.sort();
     places
 }
@@ -75,8 +75,8 @@ fn in_a_process_of_its_own() {
     assert!(layer(f64::NAN).is_nan() || !nan, "timing loses NaN");
     assert_eq!(layer(2.0), 2.0 * SIDE as f32);
     // Words that no library made, as a damaged file may have them.
-    for product in text["products"].as_array_mut().unwrap() {
-        product[1][0] = 7.into();
+    for matmul in text["products"].as_array_mut().unwrap() {
+        matmul[1][0] = 7.into();
     }
     let damaged: Algorithms = serde_json::from_value(text).unwrap();
     assert_eq!(damaged.use_on(GPU).unwrap(), damaged.count());
@@ -108,9 +108,9 @@ fn gelu_in_a_process_of_its_own() {
     said.push(nodes());
     // Timing that found gelu faster apart.
     let mut apart = serde_json::to_value(&fastest).unwrap();
-    for product in apart["products"].as_array_mut().unwrap() {
-        if product[0]["epilogue"].as_u64().unwrap() & GELU != 0 {
-            product[1] = vec![u64::MAX; 8].into();
+    for matmul in apart["products"].as_array_mut().unwrap() {
+        if matmul[0]["epilogue"].as_u64().unwrap() & GELU != 0 {
+            matmul[1] = vec![u64::MAX; 8].into();
         }
     }
     let apart: Algorithms = serde_json::from_value(apart).unwrap();
@@ -179,7 +179,7 @@ fn an_algorithm_whose_relu_hides_nan_is_never_used() {
         return;
     }
     let folder = Folder::new("nan");
-    // In small products it keeps NaN. The product only adds the bias, and relu is a pass of ours.
+    // In small matmuls it keeps NaN. The matmul only adds the bias, and relu is a pass of ours.
     let result = child(&folder.0, "100:nan", "130000");
     assert_eq!(result, format!("true [(1, 0), ({BIAS}, 0)]"));
 }

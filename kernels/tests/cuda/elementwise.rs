@@ -328,7 +328,7 @@ fn dropout_drops_the_same_elements_as_on_the_cpu() {
 
 #[test]
 fn more_rows_than_a_grid_takes_at_once_are_all_dropped_out() {
-    // 551 packs a row, 551,551 in all; a grid has at most 540,672 threads, which then go on 981
+    // 551 packs a row, 551,551 in all; a grid has at most 540,672 threads, which then continue 981
     // rows and some packs further.
     let [rows, columns] = [1001, 2204];
     for device in devices() {

@@ -135,7 +135,7 @@ fn a_graph_sorts_the_tokens_of_each_launch_and_ignores_those_outside_the_table()
         stream.synchronize().unwrap();
         let graph = Graph::capture(&stream, body).unwrap();
         for launch in 0..4 {
-            // Some tokens are no rows of the table, at last more than two runs of them.
+            // Some tokens are outside of the table, at last more than two runs of them.
             let mut tokens: Vec<i64> = tokens(ROWS, 6 - launch);
             let mut bad = vec![(3, 6), (70, -1), (71, i64::MIN), (149, 1 << 33)];
             bad.extend((0..ROWS - 10).map(|row| (row, 6)));

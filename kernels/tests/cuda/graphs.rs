@@ -178,7 +178,7 @@ fn a_graph_keeps_the_memory_of_tensors_that_are_gone() {
             stream.scope(body).unwrap();
             assert!(x.is_only_handle());
             let graph = Graph::capture(&stream, body).unwrap();
-            assert!(x.is_only_handle(), "a graph is no handle");
+            assert!(x.is_only_handle(), "a graph is not a handle");
             graph
         };
         // Whatever else is made gets other memory.
@@ -365,23 +365,23 @@ fn a_launch_comes_after_and_before_the_current_stream_s_work() {
 }
 
 #[test]
-fn products_of_a_joined_stream_and_its_own_do_not_meet() {
+fn matmuls_of_a_joined_stream_and_its_own_do_not_meet() {
     for device in devices() {
         let (main, side) = (stream_after_default(device), stream_after_default(device));
         let matrix = |value: f64| Tensor::full(&[40, 40], value, DType::F32, device).unwrap();
         let (a, b, c) = (matrix(1.0), matrix(0.0), matrix(0.0));
-        let product = |out: &Tensor| ops::addmm_into(out, out, &a, &a, 1.0, 0.0);
+        let matmul = |out: &Tensor| ops::addmm_into(out, out, &a, &a, 1.0, 0.0);
         let body = || {
             side.wait(&main.record()?)?;
-            side.scope(|| product(&b))?;
+            side.scope(|| matmul(&b))?;
             main.wait(&side.record()?)
         };
         main.scope(body).unwrap();
-        side.scope(|| product(&c)).unwrap();
+        side.scope(|| matmul(&c)).unwrap();
         let graph = Graph::capture(&main, body).unwrap();
         for _ in 0..3 {
             graph.launch().unwrap();
-            side.scope(|| product(&c)).unwrap();
+            side.scope(|| matmul(&c)).unwrap();
         }
         side.synchronize().unwrap();
         main.synchronize().unwrap();

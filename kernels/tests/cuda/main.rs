@@ -15,9 +15,9 @@ mod foreign;
 mod gather;
 mod graphs;
 mod losses;
+mod matmuls;
 mod norms;
 mod optimizers;
-mod products;
 mod reductions;
 mod rows;
 mod streams;
@@ -36,7 +36,7 @@ fn skip(why: &str) {
         static SAID: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
     }
     if !SAID.replace(true) {
-        // A closed standard error is no reason to fail.
+        // A closed standard error must not make it fail.
         let _ = writeln!(std::io::stderr(), "skipped: {why}");
     }
 }

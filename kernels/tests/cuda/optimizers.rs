@@ -217,7 +217,7 @@ fn buffers_that_begin_at_different_places_of_16_bytes_have_the_cpu_s_bits() {
     }
     .to_array()
     .unwrap();
-    let chunks = ChunkTable::whole(COUNT, true);
+    let chunks = ChunkTable::whole(COUNT);
     let step = |buffers: &[Tensor; 4]| {
         adamw(buffers, &chunks, 1, None, None);
         let [values, grads, momentum, _] = buffers;
@@ -275,7 +275,7 @@ fn the_table_goes_to_a_device_once_announced_and_clones_share_it() {
                     first,
                     second,
                     None,
-                    &ChunkTable::whole(3000, true),
+                    &ChunkTable::whole(3000),
                     &ADAMW,
                     &scalars,
                     None,
@@ -338,7 +338,7 @@ fn with_the_flags_of_a_step_updates_guard_against_bad_gradients_like_the_cpu() {
         let scalars = Tensor::from_slice(&[0.1f32, 0.05], &[2], values.device()).unwrap();
         let (buffer, chunks) = (
             momentum.then_some(buffer),
-            ChunkTable::whole(values.count(), true),
+            ChunkTable::whole(values.count()),
         );
         ops::sgd(
             values,
@@ -354,7 +354,7 @@ fn with_the_flags_of_a_step_updates_guard_against_bad_gradients_like_the_cpu() {
         .unwrap();
     };
     for size in SIZES {
-        let chunks = ChunkTable::whole(size, true);
+        let chunks = ChunkTable::whole(size);
         // One that is not in a warp's first thread, and one after the last 16 bytes.
         let last = size.saturating_sub(1);
         for (rule, bad) in (0..9).map(|case| (case % 3, [None, Some(21), Some(last)][case / 3])) {
@@ -425,7 +425,7 @@ fn sgd_rounds_into_the_copies_what_a_cast_would() {
     for (momentum, nesterov) in [(0.0, false), (0.9, false), (0.9, true)] {
         let constants = SgdConstants { momentum, nesterov };
         for size in SIZES {
-            let chunks = ChunkTable::whole(size, true);
+            let chunks = ChunkTable::whole(size);
             for (device, skipped) in next_device()
                 .into_iter()
                 .flat_map(|device| [0, 1, 4].map(|skipped| (device, skipped)))

@@ -36,7 +36,10 @@ pub(crate) fn upload(x: &Tensor, device: Device, skipped: usize) -> Tensor {
 /// Tables of every kind over a buffer of `count` elements: whole, with gaps, empty chunks, odd
 /// offsets, many small ones.
 pub(crate) fn tables(count: usize) -> Vec<ChunkTable> {
-    let whole = [true, false].map(|decay| ChunkTable::whole(count, decay));
+    let whole = [
+        ChunkTable::whole(count),
+        ChunkTable::whole(count).without_decay(),
+    ];
     let in_parts = |parts: &[(usize, usize)]| {
         let mut offset = 0;
         let chunk = |&(gap, len): &(usize, usize)| {

@@ -7,7 +7,7 @@ use ddp_kernels::{Device, Tensor};
 
 use crate::reductions::upload;
 
-/// The number that `constexpr … NAME = …;` in a kernel's file, or else in `common.cuh`, stands for.
+/// The number that `constexpr … NAME = …;` in a kernel's file, or else in `common.cuh`, means.
 macro_rules! constant {
     ($file:literal, $name:ident) => {
         $crate::tiles::number_of(
@@ -50,7 +50,7 @@ pub(crate) enum Odd {
 }
 
 impl Odd {
-    /// None of so many operands, each alone, and all.
+    /// None of this many operands, each alone, and all.
     pub(crate) fn each(operands: usize) -> impl Iterator<Item = Odd> {
         let alone = (0..operands).map(Odd::Only);
         [Odd::Nothing, Odd::Everything].into_iter().chain(alone)

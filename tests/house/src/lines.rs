@@ -24,7 +24,7 @@ enum State {
     Code,
     /// In `/* … */`, so deep.
     Comment(usize),
-    /// In a string that ends with `"` and so many `#`; `None` where `\` escapes.
+    /// In a string that ends with `"` and this many `#`; `None` where `\` escapes.
     Text(Option<usize>),
 }
 

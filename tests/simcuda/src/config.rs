@@ -71,7 +71,7 @@ pub struct Config {
     pub nvls: bool,
     /// How long ranks take to make a communicator, once all have come.
     pub join: Duration,
-    /// What cuBLASLt's heuristic returns for a product, best first.
+    /// What cuBLASLt's heuristic returns for a matmul, best first.
     pub algorithms: Vec<Variant>,
     /// The version of cuBLASLt.
     pub cublaslt_version: usize,

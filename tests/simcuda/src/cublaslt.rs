@@ -1,4 +1,4 @@
-//! cuBLASLt: descriptors, the heuristic, and matrix products as stream work. Modelled: COL and ROW
+//! cuBLASLt: descriptors, the heuristic, and matmuls as stream work. Modelled: COL and ROW
 //! layouts of f32, f64, f16 and bf16; COMPUTE_32F, 32F_FAST_TF32 and 64F; every documented epilogue
 //! except those of the scaled types; strided batches. Anything else is refused, and stderr says
 //! why, because a status code does not.
@@ -108,7 +108,7 @@ pub extern "C" fn cublasLtGetStatusString(status: u32) -> *const c_char {
     text.as_ptr()
 }
 
-/// Queues a product. It runs when its turn in `stream` comes.
+/// Queues a matmul. It runs when its turn in `stream` comes.
 ///
 /// # Safety
 /// `alpha` and `beta` are null, or point to a value of the operation's scale type, on the host or
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn cublasLtMatmul(
         };
         fits(&problem, algorithm).inspect_err(|refused| {
             let message = format!(
-                "cublasLtMatmul {}: {}\n  way out: ask cublasLtMatmulAlgoGetHeuristic for this product",
+                "cublasLtMatmul {}: {}\n  help: ask cublasLtMatmulAlgoGetHeuristic for this matmul",
                 problem.describe(),
                 refused.why.as_deref().unwrap_or_default()
             );
@@ -192,7 +192,7 @@ fn check_overlap(machine: &mut Machine, matmul: &Matmul) -> Result<(), Refused> 
         return Ok(());
     };
     let message = format!(
-        "{}: {first} and {second} share bytes, which leaves the result undefined\n  bytes: {}\n  way out: separate memory; only C may be D, with beta and the same layout",
+        "{}: {first} and {second} share bytes, which leaves the result undefined\n  bytes: {}\n  help: separate memory; only C may be D, with beta and the same layout",
         matmul.describe(),
         machine.memory.describe(&range)
     );

@@ -10,7 +10,7 @@
 //! | `ncclFUNCTION@K[/DEVICE]=hang` | the K-th call never returns |
 //! | `nccl@K[/DEVICE]=hang` | the K-th NCCL call to run hangs until ncclCommAbort |
 //! | `nccl@K=async_error`, `async_error(NCCL)` | so, and ncclCommGetAsyncError reports it |
-//! | `nccl@K=slow(NS)` | it is delayed by so many nanoseconds, in wall time and simulated time |
+//! | `nccl@K=slow(NS)` | it is delayed by this many nanoseconds, in wall time and simulated time |
 //! | `nccl@K=flip`, `flip(BIT)` | one bit of what this rank receives is inverted silently |
 //! | `heuristic@K[/DEVICE]=none` | the K-th search for an algorithm succeeds and finds none |
 //! | `heuristic@K=not_supported` | it returns CUBLAS_STATUS_NOT_SUPPORTED |
@@ -93,7 +93,7 @@ struct Entry {
 pub struct Plan {
     entries: Vec<Entry>,
     slow: Vec<usize>,
-    /// Products by shape whose searches are hit.
+    /// Matmuls by shape whose searches are hit.
     shapes: Vec<([u64; 3], HeuristicEffect)>,
     missing: Vec<String>,
     no_peer: bool,
@@ -296,7 +296,7 @@ fn parse_effect(kind: &str, target: &Target) -> Result<Effect, String> {
                 .map_or_else(|_| error::from_name(other), |number| Some(CUresult(number)));
             code.filter(|code| *code != CUresult::CUDA_SUCCESS)
                 .map(Effect::Code)
-                .ok_or_else(|| format!("`{other}` is no kind of fault"))
+                .ok_or_else(|| format!("`{other}` is not a kind of fault"))
         }
     }
 }

@@ -38,7 +38,7 @@ pub enum FindingKind {
     Unwritten,
     /// Diverging barriers of a kernel, or a misaligned access.
     Kernel,
-    /// A product with an algorithm that was chosen for another product.
+    /// A matmul with an algorithm that was chosen for another matmul.
     ForeignAlgorithm,
     /// Ranks of a communicator whose calls do not match.
     NcclMismatch,

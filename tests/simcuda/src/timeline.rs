@@ -1,7 +1,7 @@
 //! The simulated clock: when each piece of work starts and ends, and the file that lists it.
 //!
 //! A stream is a queue with its own time; events, launches and host waits carry times from one to
-//! another. Kernels and products of a device share one compute engine and never overlap, except
+//! another. Kernels and matmuls of a device share one compute engine and never overlap, except
 //! launches of so few blocks that another fits beside them. Copies, fills and collectives overlap
 //! with it and with each other. Pieces do not run in clock order, so a kernel takes the first gap
 //! of the engine that is long enough.
@@ -69,7 +69,7 @@ impl Engine {
 /// The engine that does a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// Kernels and products.
+    /// Kernels and matmuls.
     Compute,
     /// Copies and fills.
     Copy,

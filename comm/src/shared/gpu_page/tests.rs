@@ -65,7 +65,7 @@ fn every_nth_old_mark_is_kept() {
         let read = pages.read(0).ring;
         assert!(read.iter().all(|one| *one == told(one.number)) && read.contains(&told(last)));
         if last > length {
-            // Ranks that are at most so many collectives apart have a number in common.
+            // Ranks that are at most this many collectives apart have a number in common.
             for other in (last - length..last - STRIDE as u32).step_by(37) {
                 let common =
                     |one: &ReportedWork| (other..other + STRIDE as u32).contains(&one.number);

@@ -9,7 +9,8 @@ use super::*;
 use crate::collective::{Operation, REDUCIBLE};
 use crate::sums::tests::{bits, reference, same};
 
-/// One call that all ranks make; a send is made by one, the receive by another, and the rest go on.
+/// One call that all ranks make; a send is made by one, the receive by another, and the rest
+/// continue.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     operation: Operation,

@@ -35,7 +35,7 @@ fn messages_of_one_tag_and_channel_arrive_in_order_and_apart_from_others() {
         finish(&mut letter).unwrap();
         letter.into_bytes()
     };
-    // Both ranks are on this thread: sending goes on while the other end receives.
+    // Both ranks are on this thread: sending continues while the other end receives.
     let sender = std::thread::spawn(move || sent.iter_mut().try_for_each(finish));
     assert_eq!(receive(&more_ones, 5, 3), b"other");
     assert_eq!(receive(&ones, 5, 4), b"tag 4");

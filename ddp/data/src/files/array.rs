@@ -226,7 +226,7 @@ impl Array {
         Ok(())
     }
 
-    /// An error if the number at index `bad` of the rows from `first_row` on is no bool.
+    /// An error if the number at index `bad` of the rows from `first_row` on is not a bool.
     fn check_bools(&self, first_row: u64, bad: Option<(usize, u64)>) -> Result<()> {
         if let Some((index, value)) = bad {
             let row = first_row + (index / self.row_elements) as u64;

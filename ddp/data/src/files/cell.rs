@@ -93,7 +93,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// Whether a cell that is no number says that its value is missing.
+/// Whether a cell that is not a number says that its value is missing.
 pub(crate) fn is_missing(text: &[u8]) -> bool {
     let says = |word: &&str| text.eq_ignore_ascii_case(word.as_bytes());
     text.is_empty() || MISSING.iter().any(says)
@@ -153,8 +153,8 @@ pub(crate) fn some_of(most: usize, all: impl Iterator<Item = String>) -> Option<
 pub(crate) const PLAIN_HELP: &str = "write plain numbers with a point, as 1234.5, and dates as numbers: days from the first one, or year, \
      month and weekday (pandas: read_csv(…, thousands=\",\", decimal=\".\"); d.dt.year, d.dt.month, d.dt.weekday)";
 
-/// Whether a text is no number for programs but is one for people, with signs, spaces or commas, or
-/// is a date: `2026-11-22` or `22.11.2026`, perhaps with a time of day.
+/// Whether a text is not a number for programs but is one for people, with signs, spaces or commas,
+/// or is a date: `2026-11-22` or `22.11.2026`, perhaps with a time of day.
 pub(crate) fn is_written_otherwise(text: &str) -> bool {
     let is_sign = |character: char| "$€£¥₹%,".contains(character) || character.is_whitespace();
     let begins = |character: char| {

@@ -98,7 +98,7 @@ fn check_row(names: &[String], row: &Records<Box<dyn Read>>) -> Result<(), Strin
     Ok(())
 }
 
-/// The names in the first line, or why it is no line of names.
+/// The names in the first line, or why it is not a line of names.
 fn names(first: &Records<Box<dyn Read>>) -> Result<Vec<String>, String> {
     let (cells, line) = (first.len(), first.first_line());
     let (name, is_alone) = (shown(first.cell(0)), cells == 1);

@@ -46,7 +46,7 @@ pub(super) fn reader(path: &Path) -> Result<Box<dyn Read>> {
     Ok(unpacking(BufReader::with_capacity(1 << 18, file), bytes))
 }
 
-/// The unpacked bytes of a stream of so many.
+/// The unpacked bytes of a stream of this many packed ones.
 pub(crate) fn unpacking<'a>(packed: impl BufRead + 'a, bytes: u64) -> Box<dyn Read + 'a> {
     Box::new(Bounded::new(MultiGzDecoder::new(packed), bytes))
 }
@@ -58,7 +58,7 @@ pub(crate) struct Bounded<R> {
 }
 
 impl<R> Bounded<R> {
-    /// What a file of so many bytes unpacks to.
+    /// What a file of this many bytes unpacks to.
     pub(crate) fn new(inner: R, packed_bytes: u64) -> Bounded<R> {
         let left = (USUAL_RATIO_MAX * packed_bytes).max(UNPACKED_BYTES_MIN);
         Bounded { inner, left }

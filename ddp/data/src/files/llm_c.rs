@@ -49,7 +49,7 @@ static HEADERS: [Header; 2] = [
 ];
 
 impl Header {
-    /// That of a file with these first bytes. As u16 they are no GPT-2 tokens, so a file without a
+    /// That of a file with these first bytes. As u16 they are not GPT-2 tokens, so a file without a
     /// header does not begin with them.
     fn of(start: &[u8]) -> Option<&'static Header> {
         let magic = u32::from_le_bytes(*start.first_chunk()?);

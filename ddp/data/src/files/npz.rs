@@ -157,8 +157,8 @@ fn check_stored(file: &DataFile<'_>, archive: &mut Archive<'_>) -> Result<()> {
     })
 }
 
-/// A member of the directory, or the name of one that is no array and why. The outer error concerns
-/// the whole archive.
+/// A member of the directory, or the name of one that is not an array and why. The outer error
+/// concerns the whole archive.
 fn member(
     archive: &mut Archive<'_>,
     index: usize,
@@ -173,7 +173,7 @@ fn member(
         bail!("{name}: the archive does not say where it is");
     };
     let Some(key) = name.strip_suffix(".npy").map(String::from) else {
-        return Ok(Err((name, "it is no .npy file".into())));
+        return Ok(Err((name, "it is not an .npy file".into())));
     };
     ensure!(
         start.saturating_add(packed_bytes) <= file_bytes,

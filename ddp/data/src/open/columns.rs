@@ -45,7 +45,8 @@ impl Opening<'_> {
     }
 
     /// The column of labels in a table with these columns, if it has one: the one that is named,
-    /// else the one of the other files, else the last column that is no feature and not left out.
+    /// else the one of the other files, else the last column that is neither a feature nor left
+    /// out.
     pub(super) fn label_of(
         &self,
         path: &Path,

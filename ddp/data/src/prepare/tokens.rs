@@ -45,7 +45,7 @@ pub struct TokenSummary {
     pub dropped: u64,
 }
 
-/// A model of so many tokens, more than the 256 bytes with padding, most likely has a tokenizer.
+/// A model of this many tokens, more than the 256 bytes with padding, most likely has a tokenizer.
 const TOKENIZED_MIN: usize = 512;
 
 /// Looks at the tokens of a request, in one process; None if its data are not tokens.

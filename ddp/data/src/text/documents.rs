@@ -190,7 +190,7 @@ impl TextFile<'_> {
         Ok(())
     }
 
-    /// The rows of a column of a `.parquet` of so many bytes.
+    /// The rows of a column of a `.parquet` of this many bytes.
     fn rows(&mut self, bytes: u64) -> Result<()> {
         let (path, options) = (self.path, self.options);
         parquet::texts(path, options.field, &mut |bytes, place| {

@@ -168,7 +168,7 @@ mod not_built {
     }
 }
 
-/// What stands for bytes that are not UTF-8, and so at the end of text that ends in a character.
+/// What replaces bytes that are not UTF-8, and so at the end of text that ends in a character.
 const REPLACED: char = '\u{fffd}';
 /// Tokens before a new one that its text may depend on, as the space before a word does.
 const AROUND: usize = 8;

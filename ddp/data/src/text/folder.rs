@@ -102,7 +102,7 @@ impl Folder {
         Ok(disk::replace_with(&path, bytes)?)
     }
 
-    /// Writes into each side's folder what it has, by which a missing shard is noticed.
+    /// Writes into each side's folder what it has, so that a missing shard is noticed.
     pub(super) fn put_contents(&self, sides: &[Side; 2]) -> Result<()> {
         let mut sides = sides.iter().enumerate().filter(|(_, of)| of.shards > 0);
         sides.try_for_each(|(side, of)| {
@@ -159,7 +159,7 @@ impl Folder {
     }
 }
 
-/// An error if `folder`, of files with so many tokens, lacks shards that it says it has.
+/// An error if `folder`, of files with this many tokens, lacks shards that it says it has.
 pub(crate) fn check_whole(folder: &Path, tokens: u64) -> Result<()> {
     let path = folder.join(CONTENTS_FILE);
     if !path.is_file() {

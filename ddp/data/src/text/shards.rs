@@ -79,7 +79,7 @@ pub enum TokenizerChoice {
     Bytes,
     /// That of a `tokenizer.json`.
     File(PathBuf),
-    /// A byte-level BPE of so many tokens, learned from the texts.
+    /// A byte-level BPE of this many tokens, learned from the texts.
     Learned(usize),
 }
 
@@ -90,7 +90,7 @@ pub struct Progress {
     pub is_learning: bool,
     /// Bytes of files that were read.
     pub read_bytes: u64,
-    /// Of so many.
+    /// Of this many.
     pub file_bytes: u64,
 }
 

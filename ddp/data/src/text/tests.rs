@@ -1,5 +1,5 @@
 //! Texts in every format become the same tokens; what is wrong with one is named; a run that was
-//! killed goes on, and nothing of it is taken as whole.
+//! killed continues, and nothing of it is taken as whole.
 
 use std::fs;
 use std::io::Write;
@@ -499,7 +499,7 @@ fn the_rows_of_a_parquet_column_are_documents() {
     write_parquet(&path, &["first", "None", "", "12"]);
     let out = scratch.path().join("out");
     let done = run(&options(&path, out.clone())).unwrap();
-    // Words that stand for missing values in tables are texts here.
+    // Words that mark missing values in tables are texts here.
     assert_eq!(shards(&out), [as_bytes(&["first", "None", "12"])]);
     assert_eq!(done.empty_documents, 1);
     for (field, part) in [

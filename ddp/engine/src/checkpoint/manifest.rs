@@ -26,8 +26,8 @@ use ddp_kernels::files::Contents;
 const FORMAT: u32 = 1;
 /// Longer ones are refused unread: an entry takes less than 200 bytes, and there is one a rank.
 const BYTES_MAX: u64 = 16 << 20;
-/// Files that are opened before any is read. ZeRO-1 has one for each rank, and a process may open
-/// only so many.
+/// Files that are opened before any is read. ZeRO-1 has one for each rank, and a process may open a
+/// limited number.
 const OPEN_MAX: usize = 256;
 
 /// The files of a checkpoint.

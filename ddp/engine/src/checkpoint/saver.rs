@@ -71,13 +71,13 @@ impl Saver {
         Saver::of_run(world, out, keep, None, None)
     }
 
-    /// The same. `record`, a file and its path, is made durable before each checkpoint; a lock on
-    /// it lasts as long as this handle. `tokenizer` is put into each.
+    /// The same. `metrics_log`, a file and its path, is made durable before each checkpoint; a lock
+    /// on it lasts as long as this handle. `tokenizer` is put into each.
     pub(crate) fn of_run(
         world: &World,
         out: &Path,
         keep: u64,
-        record: Option<(File, PathBuf)>,
+        metrics_log: Option<(File, PathBuf)>,
         tokenizer: Option<Arc<Vocabulary>>,
     ) -> Result<Saver> {
         let (rank, ranks) = (world.rank(), world.size());
@@ -91,7 +91,7 @@ impl Saver {
             keep,
             group,
             is_at_work: Arc::clone(&is_at_work),
-            record,
+            metrics_log,
             tokenizer,
         };
         let (jobs, to_write) = mpsc::channel();

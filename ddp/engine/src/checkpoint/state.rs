@@ -82,8 +82,8 @@ pub struct State {
     #[serde(default)]
     pub held_out: Option<String>,
     /// The algorithms of matmuls, if they were timed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub products: Option<Algorithms>,
+    #[serde(default, rename = "products", skip_serializing_if = "Option::is_none")]
+    pub matmuls: Option<Algorithms>,
     /// The evaluation with the least loss so far.
     pub best: Option<Best>,
     /// The last evaluation.

@@ -46,7 +46,7 @@ pub(super) struct Writer {
     /// Whether it works, and does not wait for other ranks.
     pub(super) is_at_work: Arc<AtomicBool>,
     /// On rank 0: the file that must be durable first, and its path.
-    pub(super) record: Option<(File, PathBuf)>,
+    pub(super) metrics_log: Option<(File, PathBuf)>,
     /// What made the tokens that the model takes.
     pub(super) tokenizer: Option<Arc<Vocabulary>>,
 }
@@ -145,8 +145,8 @@ impl Writer {
                 return Err(not_seen(&path));
             }
         }
-        if let Some((record, path)) = &self.record {
-            let synced = record.sync_data();
+        if let Some((log, path)) = &self.metrics_log {
+            let synced = log.sync_data();
             synced.map_err(files::failed("make durable", path))?;
         }
         if let Some(tokenizer) = &self.tokenizer {

@@ -245,7 +245,7 @@ settings! {
     /// Columns of tables whose values are categories, separated by commas: each value becomes a
     /// feature that is 0 or 1. auto: every column of texts, with at most 256 values
     Fixed categorical "NAMES" [inspect]: Vec<String> = vec![];
-    /// What happens where a number is missing (an empty cell, NA, null, ?, - or NaN)
+    /// How missing numbers (empty cells, NA, null, ?, - or NaN) are treated
     Fixed missing "HOW" [inspect]: Missing = Missing::Error;
     /// How features are normalized: unit scales all of them to 0 to 1, standard gives each mean 0
     /// and standard deviation 1, and numeric labels, too
@@ -294,7 +294,7 @@ settings! {
     Fixed beta2 "X": Option<f64> = None, Limits::BelowOne;
     /// adamw, muon: added to the denominator [default: 1e-8, 1e-10 for muon]
     Fixed eps "X": Option<f64> = None;
-    /// sgd, muon: momentum, of muon always Nesterov's [default: 0.9, 0.95 for muon]
+    /// sgd, muon: momentum; muon always uses Nesterov's [default: 0.9, 0.95 for muon]
     Fixed momentum "X": Option<f64> = None, Limits::BelowOne;
     /// sgd: Nesterov's momentum
     Fixed nesterov "BOOL": bool = false;
@@ -342,7 +342,7 @@ settings! {
     /// Type of gradients in transit
     Fixed reduce_dtype "TYPE" [mlp gpt]: FloatType = FloatType::F32;
     /// Make the bits of the model the same on any number of ranks up to V: each batch is cut into V
-    /// shards, which are worked on one by one and summed along one tree. See docs/same-bits.md
+    /// shards, which are processed one by one and summed in a fixed tree. See docs/same-bits.md
     Fixed same_bits "V" [mlp gpt]: Option<usize> = None, Limits::Whole(1, SHARDS_MAX as u64);
     /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the
     /// ranks
@@ -476,8 +476,8 @@ fn family_setting(family: &'static str, setting: FamilySetting<'_>) -> Setting {
     }
 }
 
-/// The model that `gpt` or `gpt2,context=512` stands for. The name of a `current` model's family
-/// keeps its settings.
+/// The model that `gpt` or `gpt2,context=512` means. The name of a `current` model's family keeps
+/// its settings.
 pub fn model_of(text: &str, current: Option<&ModelSpec>) -> Result<ModelSpec, String> {
     let mut parts = text.split(',');
     let name = parts.next().unwrap_or_default();

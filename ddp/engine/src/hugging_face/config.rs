@@ -241,7 +241,7 @@ impl Keys {
         Err(self.unknown(key, &got, &format!("{only}: this program has nothing else")))
     }
 
-    /// What the text of `key` stands for.
+    /// What the text of `key` means.
     fn choose<T: Copy>(&mut self, key: &str, default: &str, all: &[(&str, T)]) -> Result<T> {
         let got: String = self.take(key, Some(default.to_string()))?;
         if let Some((_, value)) = all.iter().find(|(name, _)| *name == got) {

@@ -63,7 +63,8 @@ fn sources<'a>(
     parameters.map(of).collect()
 }
 
-/// Refuses a folder whose tensors are not exactly those of its config.json, with so many positions.
+/// Refuses a folder whose tensors are not exactly those of its config.json, with this many
+/// positions.
 fn check(
     architecture: Architecture,
     tensors: &Tensors,

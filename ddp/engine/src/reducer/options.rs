@@ -33,7 +33,7 @@ pub struct ReducerOptions {
     /// Whether every rank makes its whole update by itself, so that the loss of a rank leaves none
     /// half updated: with Muon every rank orthogonalises all matrices.
     pub updates_alone: bool,
-    /// Under ZeRO-1: the rank so many after a slice's owner keeps the slice, too (`cut.rs`); 0 if
+    /// Under ZeRO-1: the rank that many after a slice's owner keeps the slice, too (`cut.rs`); 0 if
     /// none does.
     pub keeper: usize,
 }
@@ -50,8 +50,8 @@ impl ReducerOptions {
         self.sizes.unwrap_or_else(|| BucketSizes::of_device(device))
     }
 
-    /// Bytes of partial sums over shards on a rank of several: its own of so many elements, and on
-    /// a GPU what arrives from the others of the `longest` bucket.
+    /// Bytes of partial sums over shards on a rank of several: its own of this many elements, and
+    /// on a GPU what arrives from the others of the `longest` bucket.
     pub(crate) fn partial_sum_bytes(
         &self,
         (rank, ranks, device): (usize, usize, Device),

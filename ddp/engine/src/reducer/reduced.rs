@@ -21,18 +21,18 @@ use ddp_kernels::{DType, Device, Tensor, ops};
 use crate::error::Result;
 use crate::faults::{self, FaultPoint};
 
-/// Slices begin at multiples of so many elements.
+/// Slices begin at multiples of this many elements.
 const GRAIN: usize = 64;
 /// The most messages that start together: `Group::grouped`.
 const MESSAGES_MAX: usize = 64;
 
-/// How many elements arrive on a GPU for a bucket of so many: a slice of each partial sum.
+/// How many elements arrive on a GPU for a bucket of this many: a slice of each partial sum.
 pub(super) fn received(tree: &SumTree, rank: usize, elements: usize) -> usize {
     let slice = slice(elements, 0, tree.ranks()).len().max(GRAIN);
     slice * (tree.order().len() - tree.given_by(rank))
 }
 
-/// The elements of a bucket of so many that `rank` adds.
+/// The elements of a bucket of `count` that `rank` adds.
 fn slice(count: usize, rank: usize, ranks: usize) -> Range<usize> {
     let grains = count.div_ceil(GRAIN);
     // The first slice is the longest.

@@ -1,19 +1,19 @@
 //! Says step by step how a model is trained.
 
-use ddp_comm::World;
-use ddp_kernels::Seed;
+use ddp_comm::{Group, World};
+use ddp_kernels::{Device, Seed};
 use ddp_nn::Loss;
 use ddp_nn::models::Model;
 use ddp_nn::optim::{Optimizer, Rule};
 
-use super::{GraphChoice, Step, StepOptions};
+use super::{GraphChoice, Part, Step, StepOptions};
 use crate::error::Result;
 use crate::reducer::{self, ReducerOptions};
 
 /// How a model is trained: with [`StepOptions::default`], unless it is told otherwise.
 #[derive(Debug)]
 pub struct StepBuilder {
-    model: Model,
+    models: Vec<Model>,
     loss: Box<dyn Loss>,
     rule: Rule,
     options: StepOptions,
@@ -22,8 +22,19 @@ pub struct StepBuilder {
 impl Step {
     /// Steps of `model` on this loss, with `AdamW` or another [`Rule`].
     pub fn builder(model: Model, loss: impl Loss + 'static, rule: impl Into<Rule>) -> StepBuilder {
+        Step::builder_over(vec![model], loss, rule)
+    }
+
+    /// Steps of a model that is split over several devices, as
+    /// [`Sequential::build_over`](ddp_nn::Sequential::build_over) returns it. Inputs are on the
+    /// first device, targets on the last.
+    pub fn builder_over(
+        models: Vec<Model>,
+        loss: impl Loss + 'static,
+        rule: impl Into<Rule>,
+    ) -> StepBuilder {
         StepBuilder {
-            model,
+            models,
             loss: Box::new(loss),
             rule: rule.into(),
             options: StepOptions::default(),
@@ -60,14 +71,40 @@ impl StepBuilder {
     /// values of rank 0.
     #[track_caller]
     pub fn build(self, world: &World) -> Result<Step> {
-        let (params, options) = (&self.model.params, &self.options);
-        let device = params.device();
-        let group = match device.is_accelerator() {
-            true => world.gpu_group("gradients", device)?,
-            false => world.group("gradients")?,
+        let StepBuilder {
+            models,
+            loss,
+            rule,
+            options,
+        } = self;
+        let part = |(index, model): (usize, Model)| -> Result<Part> {
+            let group = gradient_group(world, index, model.params.device())?;
+            let owned = reducer::owned(&model.params, &group, options.reducer);
+            let optimizer = Optimizer::of_slices(rule, &model.params, &owned)?;
+            Ok(Part {
+                model,
+                optimizer,
+                group,
+            })
         };
-        let owned = reducer::owned(params, &group, options.reducer);
-        let optimizer = Optimizer::of_slices(self.rule, params, &owned)?;
-        Step::new(self.model, self.loss, optimizer, group, options)
+        let parts = models.into_iter().enumerate().map(part);
+        Step::over(parts.collect::<Result<_>>()?, loss, &options)
     }
+}
+
+/// Names of the groups in which ranks reduce gradients, one for each of a rank's devices.
+pub(crate) const GRADIENT_GROUPS: [&str; 6] = [
+    "gradients",
+    "gradients of part 1",
+    "gradients of part 2",
+    "gradients of part 3",
+    "gradients of part 4",
+    "gradients of part 5",
+];
+
+/// The group in which the ranks reduce the gradients of their device number `index`.
+#[track_caller]
+pub(crate) fn gradient_group(world: &World, index: usize, device: Device) -> Result<Group> {
+    let name = GRADIENT_GROUPS[index.min(GRADIENT_GROUPS.len() - 1)];
+    Ok(world.group_on(device, name)?)
 }

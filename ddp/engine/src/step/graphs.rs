@@ -145,7 +145,7 @@ impl StepGraphs {
     }
 
     /// Captures `work` as the graph of `kind` and launches it. If a rank of `group` cannot capture
-    /// it, and that is no error, runs `work` eagerly and captures nothing any more.
+    /// it, and that is not an error, runs `work` eagerly and captures nothing any more.
     pub(super) fn capture(
         &mut self,
         kind: StepKind,

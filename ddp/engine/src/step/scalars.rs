@@ -36,7 +36,7 @@ pub(super) struct StepScalars {
 }
 
 impl StepScalars {
-    /// Room for this many micro-batches, at least one, and for the statistics of so many shards.
+    /// Room for this many micro-batches, at least one, and for the statistics of this many shards.
     /// `optimizer` reads its numbers there.
     pub(super) fn new(
         optimizer: &mut Optimizer,

@@ -255,7 +255,10 @@ impl Stage {
         let label = Label::new(Lane::Backward, "backward").at(how.micro_batch);
         let device = self.device();
         let (model, mut pass) = self.pass(how, false);
-        let backward = || model.backward_to(&mut pass, gradient, wants_input_gradient);
+        let backward = || match wants_input_gradient {
+            true => model.backward_to_input(&mut pass, gradient),
+            false => model.backward(&mut pass, gradient).map(|()| None),
+        };
         Ok(trace::record_on(device, label, backward)?)
     }
 

@@ -53,7 +53,7 @@ impl Task for LearnClasses {
     fn wrong_target(&self, target: f64) -> Option<String> {
         let count = self.0.count();
         let is_class = (0.0..count as f64).contains(&target);
-        (!is_class).then(|| format!("target {target} is no class: there are {count}, from 0"))
+        (!is_class).then(|| format!("target {target}: expected a class from 0 to {}", count - 1))
     }
 
     fn sample_collector(&self, targets: &TensorSpec) -> Option<SampleCollector> {

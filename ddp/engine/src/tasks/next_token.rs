@@ -41,7 +41,7 @@ impl Task for LearnNextToken {
     fn wrong_target(&self, target: f64) -> Option<String> {
         let count = self.vocabulary;
         let is_token = (0.0..count as f64).contains(&target);
-        (!is_token).then(|| format!("target {target} is no token: there are {count}, from 0"))
+        (!is_token).then(|| format!("target {target}: expected a token from 0 to {}", count - 1))
     }
 
     fn evaluation(&self, _columns: Option<Vec<String>>) -> Box<dyn Evaluation> {

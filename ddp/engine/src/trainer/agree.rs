@@ -68,7 +68,7 @@ pub(super) fn fields(data: &Data, step: &Step, has_values: bool) -> Result<Vec<F
         "start every rank with the same build of ddp-train, and the same {INIT_FROM}: compare the files on the hosts"
     );
     let same_data = "give every rank the same data: compare the files on the hosts";
-    let bits = "products of matrices may differ in their last bits between these ranks";
+    let bits = "matmuls may differ in their last bits between these ranks";
     let device = step.stages()[0].device();
     let of_stages = |text: &dyn Fn(&Stage) -> Result<String>| -> Result<String> {
         step.stages().iter().map(text).collect()

@@ -25,7 +25,7 @@ use crate::checkpoint::{self, State};
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
-use crate::record::{self, Event, RanksEvent, Record};
+use crate::metrics_log::{self, Event, MetricsLog, RanksEvent};
 use crate::reducer::Cut;
 use crate::setting::{DEVICES_PER_RANK, MIN_RANKS, ZERO};
 use crate::step::{Stats, Step};
@@ -38,7 +38,7 @@ pub(super) struct Carried {
     /// Once its step has its first weights.
     pub(super) kept: Option<Kept>,
     /// On rank 0, once it is open.
-    pub(super) record: Option<Record>,
+    pub(super) metrics_log: Option<MetricsLog>,
     /// After which step ranks last met although none was lost or came.
     stalled: Option<u64>,
     pub(super) untold: Untold,
@@ -139,17 +139,17 @@ impl Carried {
         self.parts().0
     }
 
-    /// That, its record, and what the record does not tell yet.
-    pub(super) fn parts(&mut self) -> (&mut Kept, &mut Option<Record>, &mut Untold) {
+    /// That, its metrics log, and what the metrics log does not tell yet.
+    pub(super) fn parts(&mut self) -> (&mut Kept, &mut Option<MetricsLog>, &mut Untold) {
         let kept = self.kept.as_mut().expect("a run is assembled");
-        (kept, &mut self.record, &mut self.untold)
+        (kept, &mut self.metrics_log, &mut self.untold)
     }
 
     /// Asks the ranks of a new world where they stand. None in the first one, where all begin.
     pub(super) fn standings(&mut self, world: &World, zero: bool) -> Result<Option<Standings>> {
         if world.rank() > 0 {
             // A rank that was started before this one writes it now.
-            self.record = None;
+            self.metrics_log = None;
         }
         if world.generation() < 2 {
             return Ok(None);
@@ -172,7 +172,7 @@ impl Carried {
         let progress = kept.map(|kept| (kept.progress(), kept.step.cut()));
         let mine = (
             progress,
-            [self.data.is_some(), self.record.is_some()],
+            [self.data.is_some(), self.metrics_log.is_some()],
             self.untold.change.clone(),
         );
         let all = exchange::gather(world, &mine)?;
@@ -199,8 +199,8 @@ impl Carried {
             progress.fill(None);
         }
         if progress.iter().all(Option::is_none) {
-            // The run is opened again, and so is its record.
-            self.record = None;
+            // The run is opened again, and so is its metrics log.
+            self.metrics_log = None;
         }
         Ok(Some(Standings {
             progress,
@@ -244,7 +244,7 @@ impl Kept {
         }
     }
 
-    /// Counts a step over so many rows.
+    /// Counts a step over this many rows.
     pub(super) fn count(&mut self, rows: u64) {
         self.totals.steps += 1;
         self.totals.samples += rows;
@@ -323,8 +323,8 @@ impl Kept {
         Ok(())
     }
 
-    /// Gives new ranks the state of the run, if there are any. The other ranks do not wait: they meet
-    /// these at the end of the next step.
+    /// Gives new ranks the state of the run, if there are any. The other ranks do not wait: they
+    /// meet these at the end of the next step.
     pub(super) fn give_state(&mut self, group: &Group) -> Result<()> {
         let Some((source, new)) = &self.gives else {
             return Ok(());
@@ -366,27 +366,27 @@ impl Kept {
         [of.steps, of.logged, of.evaluated, of.saved]
     }
 
-    /// Completes the record for the steps so far, on rank 0, and says what has to be repeated, the
-    /// same on all ranks: whether a checkpoint was lost.
-    pub(super) fn complete_record(
+    /// Completes the metrics log for the steps so far, on rank 0, and says what has to be repeated,
+    /// the same on all ranks: whether a checkpoint was lost.
+    pub(super) fn complete_log(
         &mut self,
-        record: Option<&mut Record>,
+        log: Option<&mut MetricsLog>,
         out: &Path,
         world: &World,
     ) -> Result<bool> {
         let totals = &mut self.totals;
         let written = || {
-            let record = record.ok_or_else(|| Error::Internal("rank 0 has no record".into()))?;
+            let log = log.ok_or_else(|| Error::Internal("rank 0 has no log".into()))?;
             let (step, line) = &totals.line;
             if *step > 0 && *step == totals.steps {
-                record.write_step(*step, line)?;
+                log.write_step(*step, line)?;
             }
             let (step, folder) = (totals.saved, checkpoint::folder(out, totals.saved));
             let is_saved = step == 0 || folder.is_dir();
             if step > 0 && is_saved {
-                record.write_checkpoint(step, &folder)?;
+                log.write_checkpoint(step, &folder)?;
             }
-            Ok((record.has("eval", totals.steps), is_saved))
+            Ok((log.has("eval", totals.steps), is_saved))
         };
         let (is_evaluated, is_saved) = exchange::broadcast(world, 0, written)?;
         if !is_evaluated {
@@ -402,13 +402,13 @@ impl Kept {
 /// Says on rank 0 with whom the run continues after step `step`, and since when it is known that
 /// it does not continue with all.
 pub(super) fn say_change(
-    record: &mut Record,
+    log: &mut MetricsLog,
     Untold { change, noticed }: &mut Untold,
     world: &World,
     step: u64,
 ) -> Result<()> {
     let event = RanksEvent {
-        time_unix_s: record::unix_s(),
+        time_unix_s: metrics_log::unix_s(),
         step,
         generation: world.generation(),
         ranks: world.size(),
@@ -421,7 +421,7 @@ pub(super) fn say_change(
         true => tracing::info!("{text}"),
         false => tracing::warn!("{text}"),
     }
-    record.write(&Event::Ranks(event))
+    log.write(&Event::Ranks(event))
 }
 
 /// Whether the ranks of `world` continue after this error. If a GPU of this rank has failed, this

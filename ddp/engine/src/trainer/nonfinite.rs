@@ -169,14 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn bad_rows_are_named_with_targets_that_are_no_classes() {
+    fn bad_rows_are_named_with_targets_that_are_not_classes() {
         let (nan, rows) = (f64::NAN, [40, 7, 1, 12]);
         assert_eq!(named_rows(&[0.5, nan, 0.5, 0.1], &rows, &|_| None), "row 7");
         let targets = [3, 10, 9, -1];
         assert_eq!(
             named_with(&targets, &[nan, nan, 0.5, f64::INFINITY], &rows),
-            "rows 40, 7 (target 10 is no class: there are 10, from 0), 12 (target -1 is no class: \
-             there are 10, from 0)"
+            "rows 40, 7 (target 10: expected a class from 0 to 9), 12 (target -1: expected a class \
+             from 0 to 9)"
         );
         assert!(named_with(&targets, &[0.5; 4], &rows).contains("their sum is not"));
         let many: Vec<u64> = (0..11).collect();
@@ -192,7 +192,7 @@ mod tests {
         let losses = [0.5, 0.5, nan, 0.1, nan, 0.2];
         assert_eq!(
             named_with(&[0, 1, 2, 3, 11, 5], &losses, &rows),
-            "rows 40 at position 2, 7 at position 1 (target 11 is no class: there are 10, from 0)"
+            "rows 40 at position 2, 7 at position 1 (target 11: expected a class from 0 to 9)"
         );
         let losses = [0.5, nan, nan, 0.1, 0.2, 0.2];
         assert_eq!(

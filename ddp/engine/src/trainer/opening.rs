@@ -1,5 +1,5 @@
-//! The folder of a run before its first step: settings, the first line of the record or the line
-//! that it resumes, and what every checkpoint says.
+//! The folder of a run before its first step: settings, the first line of the metrics log or the
+//! line that it resumes, and what every checkpoint says.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::config::{Config, GraphChoice, Resident, Resume};
 use crate::devices;
 use crate::digest;
 use crate::error::Result;
-use crate::record::{self, Event, LockedRecord, Record, ResumeEvent, Start, StartWorld};
+use crate::metrics_log::{self, Event, LockedLog, MetricsLog, ResumeEvent, Start, StartWorld};
 use crate::shown::shown;
 use crate::tasks;
 
@@ -29,7 +29,8 @@ pub(super) struct Opening<'a> {
     run: &'a Assembled,
     kept: &'a Kept,
     world: &'a World,
-    /// The settings with the run's choices in place of defaults, for the record and checkpoints.
+    /// The settings with the run's choices in place of defaults, for the metrics log and
+    /// checkpoints.
     config: Map<String, Value>,
     /// The content of the settings' file.
     file: String,
@@ -125,33 +126,34 @@ impl<'a> Opening<'a> {
             class_weights: loss.class_weights.numbers(),
             fingerprint: data.train.fingerprint()?,
             held_out,
-            products: None,
+            matmuls: None,
             best: None,
             last: None,
         })
     }
 
-    /// Opens the record on rank 0. Lines after the steps taken are cut.
-    pub(super) fn record(
+    /// Opens the metrics log on rank 0. Lines after the steps taken are cut.
+    pub(super) fn open_log(
         &self,
         program: &mut dyn Program,
-        locked: Option<LockedRecord>,
-    ) -> Result<Record> {
+        locked: Option<LockedLog>,
+    ) -> Result<MetricsLog> {
         let (out, run, taken) = (&self.options.out, self.run, self.kept.totals.steps);
-        let is_lost = || self.options.resume == Resume::Auto && record::check_free(out).is_err();
+        let is_lost =
+            || self.options.resume == Resume::Auto && metrics_log::check_free(out).is_err();
         let there = match &run.resumed {
             // Another rank wrote it.
-            _ if run.continues => LockedRecord::find(out, true)?,
-            // A record that another process began meanwhile is refused.
-            Some(_) => Some(locked.map_or_else(|| LockedRecord::empty(out), Ok)?),
+            _ if run.continues => LockedLog::find(out, true)?,
+            // A metrics log that another process began meanwhile is refused.
+            Some(_) => Some(locked.map_or_else(|| LockedLog::empty(out), Ok)?),
             None if is_lost() => {
-                // Nothing was saved: the run starts over, and its record so far is put aside,
+                // Nothing was saved: the run starts over, and its metrics log so far is put aside,
                 // unless another process has begun it since this one looked.
                 if locked.is_some() {
-                    checkpoint::put_aside(&out.join(record::EVENTS_FILE))?;
+                    checkpoint::put_aside(&out.join(metrics_log::EVENTS_FILE))?;
                 }
                 drop(locked);
-                Some(LockedRecord::empty(out)?)
+                Some(LockedLog::empty(out)?)
             }
             None => {
                 drop(locked);
@@ -159,12 +161,13 @@ impl<'a> Opening<'a> {
             }
         };
         if run.continues || run.resumed.is_some() {
-            // Before the record is cut, so that it always reaches as far as the newest checkpoint.
+            // Before the metrics log is cut, so that it always reaches as far as the newest
+            // checkpoint.
             checkpoint::put_aside_after(out, taken)?;
         }
-        let (mut record, has_start) = match there {
-            Some(there) => Record::resume(out, &self.file, there, taken)?,
-            None => (Record::create(out, &self.file)?, false),
+        let (mut log, has_start) = match there {
+            Some(there) => MetricsLog::resume(out, &self.file, there, taken)?,
+            None => (MetricsLog::create(out, &self.file)?, false),
         };
         if !run.continues {
             self.write_tokenizer()?;
@@ -173,13 +176,13 @@ impl<'a> Opening<'a> {
             self.log_plan();
         }
         if !has_start {
-            self.write_start(&mut record)?;
+            self.write_start(&mut log)?;
         }
         program.begin(out, taken, run.plan.steps)?;
         if let Some(opened) = &run.resumed {
-            self.write_resume(&mut record, opened)?;
+            self.write_resume(&mut log, opened)?;
         }
-        Ok(record)
+        Ok(log)
     }
 
     fn write_tokenizer(&self) -> Result<()> {
@@ -190,7 +193,7 @@ impl<'a> Opening<'a> {
         Ok(disk::replace_with(&path, &tokenizer.file)?)
     }
 
-    fn write_resume(&self, record: &mut Record, opened: &Opened) -> Result<()> {
+    fn write_resume(&self, log: &mut MetricsLog, opened: &Opened) -> Result<()> {
         let (step, folder, run) = (opened.state.step, &opened.folder, self.run);
         let from = folder.strip_prefix(&self.options.out).unwrap_or(folder);
         let overridden = &run.overridden;
@@ -201,8 +204,8 @@ impl<'a> Opening<'a> {
         }
         let versions = &self.versions;
         resume::warn_of_other_bits(self.options, (&run.places, versions), &opened.state);
-        record.write(&Event::Resume(ResumeEvent {
-            time_unix_s: record::unix_s(),
+        log.write(&Event::Resume(ResumeEvent {
+            time_unix_s: metrics_log::unix_s(),
             step,
             from: &from.to_string_lossy(),
             ranks: run.places.len(),
@@ -212,8 +215,8 @@ impl<'a> Opening<'a> {
         }))
     }
 
-    /// The first line of the record.
-    fn write_start(&self, record: &mut Record) -> Result<()> {
+    /// The first line of the metrics log.
+    fn write_start(&self, log: &mut MetricsLog) -> Result<()> {
         let (step, run, world) = (&self.kept.step, self.run, self.world);
         let (data, plan) = (&run.data, &run.plan);
         let stages = step.stages();
@@ -225,8 +228,8 @@ impl<'a> Opening<'a> {
             "nccl" => ddp_comm::settings_of_free_order(),
             _ => Vec::new(),
         };
-        record.write(&Event::Start(Start {
-            time_unix_s: record::unix_s(),
+        log.write(&Event::Start(Start {
+            time_unix_s: metrics_log::unix_s(),
             config: &self.config,
             versions: &self.versions,
             devices: &run.places,

@@ -94,7 +94,7 @@ impl Config {
         self.freeze.iter().any(|prefix| is_below(prefix, name))
     }
 
-    /// Refuses a name in `freeze` that is no layer and no parameter of the model.
+    /// Refuses a name in `freeze` that is neither a layer nor a parameter of the model.
     pub fn check_freeze(&self, names: &[&str]) -> Result<()> {
         let is_unknown = |prefix: &&String| !names.iter().any(|name| is_below(prefix, name));
         match self.freeze.iter().find(is_unknown) {

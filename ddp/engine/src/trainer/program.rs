@@ -9,7 +9,7 @@ use ddp_kernels::Device;
 use ddp_nn::Loss;
 
 use crate::error::Result;
-use crate::record::{EvalEvent, StepEvent};
+use crate::metrics_log::{EvalEvent, StepEvent};
 
 /// The program around a run. Only rank 0 shows anything.
 pub trait Program {
@@ -26,7 +26,7 @@ pub trait Program {
         None
     }
 
-    /// The record is open: `taken` of `steps` steps are done.
+    /// The metrics log is open: `taken` of `steps` steps are done.
     fn begin(&mut self, out: &Path, taken: u64, steps: u64) -> Result<()>;
 
     /// A step is done. Called after every step.

@@ -17,7 +17,7 @@ use crate::checkpoint::{self, Opened, State};
 use crate::config::{Config, Length, Resume};
 use crate::devices::models;
 use crate::error::{Error, Result};
-use crate::record::{self, LockedRecord};
+use crate::metrics_log::{self, LockedLog};
 use crate::setting::{
     CONFIG, DATA, DEVICE, EPOCHS, INIT_FROM, LABELS, OUT, OVERRIDE, RESUME, SAME_BITS, SCHEDULE,
     STEPS, WARMUP_STEPS,
@@ -25,13 +25,13 @@ use crate::setting::{
 use crate::shown::some_of;
 use crate::step::Step;
 
-/// Locks the record of a run that is to be resumed, on rank 0, so that no other process changes its
-/// folder, and removes unfinished files.
-pub(super) fn lock(options: &Config, world: &World) -> Result<Option<LockedRecord>> {
+/// Locks the metrics log of a run that is to be resumed, on rank 0, so that no other process
+/// changes its folder, and removes unfinished files.
+pub(super) fn lock(options: &Config, world: &World) -> Result<Option<LockedLog>> {
     if world.rank() > 0 || options.resume == Resume::Never {
         return Ok(None);
     }
-    let locked = LockedRecord::find(&options.out, world.generation() > 1)?;
+    let locked = LockedLog::find(&options.out, world.generation() > 1)?;
     checkpoint::clear_up(&options.out)?;
     Ok(locked)
 }
@@ -40,7 +40,7 @@ pub(super) fn lock(options: &Config, world: &World) -> Result<Option<LockedRecor
 pub(super) fn find(options: &Config, world: &World) -> Result<Option<Opened>> {
     let out = &options.out;
     match &options.resume {
-        Resume::Never if world.rank() == 0 => record::check_free(out).map(|()| None),
+        Resume::Never if world.rank() == 0 => metrics_log::check_free(out).map(|()| None),
         Resume::Never => Ok(None),
         // All ranks take what rank 0 finds.
         Resume::Auto => checkpoint::open_together(world, || newest(out)),
@@ -57,7 +57,7 @@ fn newest(out: &Path) -> Result<Option<Opened>> {
     if newest.is_some() {
         return Ok(newest);
     }
-    let has_run = record::check_free(out).is_err();
+    let has_run = metrics_log::check_free(out).is_err();
     if let Some((_, why)) = damaged.first() {
         return Err(Error::Data(format!(
             "{RESUME} auto: expected an intact checkpoint in {}, got none: {why}; help: repair it, \
@@ -65,14 +65,14 @@ fn newest(out: &Path) -> Result<Option<Opened>> {
             out.display()
         )));
     }
-    let known = record::checkpoints(out);
+    let known = metrics_log::checkpoints(out);
     if let Some(last) = known.last() {
         return Err(Error::Data(format!(
             "{RESUME} auto: expected a checkpoint in {}, because {} there knows {} of them, the \
              last of step {last}, got none; help: put the folder checkpoints back, or start over \
              with another {OUT}",
             out.display(),
-            record::EVENTS_FILE,
+            metrics_log::EVENTS_FILE,
             known.len()
         )));
     }
@@ -145,7 +145,7 @@ pub(super) fn changes(
         options.resume,
         state.step,
         some_of(&changes, 4),
-        options.out.join(record::CONFIG_FILE).display()
+        options.out.join(metrics_log::CONFIG_FILE).display()
     )))
 }
 

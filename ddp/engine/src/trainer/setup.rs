@@ -33,7 +33,7 @@ use crate::reducer::{self, Cut, ReducerOptions};
 use crate::setting::{
     BATCH_SIZE, DATA, DEVICE, DEVICES_PER_RANK, FREEZE, GRAPH, INIT_FROM, OPTIMIZER, SAME_BITS,
 };
-use crate::step::{GraphChoice, Part, Step, StepOptions};
+use crate::step::{GRADIENT_GROUPS, GraphChoice, Part, Step, StepOptions, gradient_group};
 use crate::tasks;
 
 /// The most rows that pass through the model at a time in evaluation.
@@ -158,7 +158,8 @@ pub(super) fn assemble(
     let mut fresh = None;
     let kept = match &mut carried.kept {
         Some(kept) => {
-            let groups = (0..devices.len()).map(|index| group(world, index, devices[index]));
+            let groups =
+                (0..devices.len()).map(|index| gradient_group(world, index, devices[index]));
             let groups = groups.collect::<Result<_>>()?;
             kept.step.regroup(groups, &step_options(options, world))?;
             kept
@@ -351,15 +352,6 @@ pub fn step_options(options: &Config, world: &World) -> StepOptions {
     }
 }
 
-/// The group in which the ranks reduce the gradients of their device number `index`.
-fn group(world: &World, index: usize, device: Device) -> Result<Group> {
-    let name = GROUPS[index.min(GROUPS.len() - 1)];
-    Ok(match device.is_accelerator() {
-        true => world.gpu_group(name, device)?,
-        false => world.group(name)?,
-    })
-}
-
 /// The model in training on this rank's devices: its layers are split over several.
 pub(super) fn step(
     options: &Config,
@@ -370,12 +362,12 @@ pub(super) fn step(
 ) -> Result<Step> {
     let step_options = step_options(options, world);
     let reducer = step_options.reducer;
-    if world.size() > 1 && devices.len() > GROUPS.len() {
+    if world.size() > 1 && devices.len() > GRADIENT_GROUPS.len() {
         return Err(Error::Usage(format!(
             "{DEVICES_PER_RANK} {}: expected from 1 to {} where there are several ranks; help: \
              use fewer devices per rank",
             devices.len(),
-            GROUPS.len()
+            GRADIENT_GROUPS.len()
         )));
     }
     let (task, shape) = (data.train.task(), data_shape(data.train.spec()));
@@ -387,7 +379,7 @@ pub(super) fn step(
         .models(&shape, devices, &frozen, shares)?;
     check_trained(options, &models)?;
     let part = |(index, model): (usize, Model)| -> Result<Part> {
-        let group = group(world, index, devices[index])?;
+        let group = gradient_group(world, index, devices[index])?;
         let cut = Cut::of(0, [group.rank(), group.size()], reducer);
         let [owned, kept] = &cut.ranges(&model.params, reducer);
         let optimizer = Optimizer::of_groups(rule, &groups, &model.params, [owned, kept])?;
@@ -420,16 +412,6 @@ fn eval_rows(rows: &RowSpec) -> usize {
     let elements = rows.inputs.elements().max(outputs);
     (EVAL_ELEMENTS_MAX / elements.max(1)).clamp(1, EVAL_ROWS_MAX)
 }
-
-/// Names of the groups in which ranks reduce gradients, one for each of a rank's devices.
-const GROUPS: [&str; 6] = [
-    "gradients",
-    "gradients of part 1",
-    "gradients of part 2",
-    "gradients of part 3",
-    "gradients of part 4",
-    "gradients of part 5",
-];
 
 /// Refuses to freeze unknown parameters, or all of them.
 fn check_trained(options: &Config, models: &[Model]) -> Result<()> {

@@ -106,7 +106,7 @@ impl StopPoll {
     }
 }
 
-/// Steps until the next poll, when the last `steps` took so many seconds on the slowest rank.
+/// Steps until the next poll, when the last `steps` took this many seconds on the slowest rank.
 fn next_interval(interval: u64, steps: u64, elapsed_s: f64) -> u64 {
     // NaN counts as 0, and infinity as the largest number.
     let wanted = POLL_EVERY.as_secs_f64() * steps as f64 / elapsed_s;

@@ -6,7 +6,7 @@ use ddp_kernels::matmuls::Algorithms;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{Best, State};
-use crate::record::StepEvent;
+use crate::metrics_log::StepEvent;
 use crate::step::Stats;
 
 /// What is known of a run besides its tensors. A rank that is behind gets that of another one.
@@ -30,7 +30,7 @@ pub(super) struct Totals {
     /// In a job that continues without lost ranks: the last logged step, and its line.
     pub(super) line: (u64, String),
     /// The algorithms of matmuls, if they are timed.
-    pub(super) products: Option<Algorithms>,
+    pub(super) matmuls: Option<Algorithms>,
 }
 
 impl Totals {
@@ -110,7 +110,7 @@ impl Clock {
         }
     }
 
-    /// Counts a step over so many rows.
+    /// Counts a step over this many rows.
     pub(super) fn count(&mut self, rows: u64) {
         self.samples += rows;
         self.steps_since += 1;

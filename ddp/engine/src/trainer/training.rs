@@ -25,14 +25,14 @@ use crate::config::Config;
 use crate::digest::{self, StepDigests};
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
+use crate::metrics_log::{self, EVENTS_FILE, End, Event, MetricsLog, StepEvent};
 use crate::process;
-use crate::record::{self, EVENTS_FILE, End, Event, Record, StepEvent};
 use crate::setting::RESUME;
 use crate::shown::significant;
 use crate::tasks::Task;
 use crate::trace::RunTrace;
 
-/// How long the record and the report may delay the message of what failed.
+/// How long the metrics log and the report may delay the message of what failed.
 const CLOSING_MAX: Duration = Duration::from_secs(10);
 
 /// What a trace shows of the loop.
@@ -48,13 +48,13 @@ pub(super) struct Trainer<'a> {
     /// What is kept when the ranks meet again.
     kept: &'a mut Kept,
     /// On rank 0.
-    record: &'a mut Option<Record>,
+    metrics_log: &'a mut Option<MetricsLog>,
     /// When this rank noticed that the ranks have to meet again.
     noticed: &'a mut Option<Instant>,
     task: Box<dyn Task>,
     schedule: Schedule,
-    /// Whether algorithms of products are timed.
-    times_products: bool,
+    /// Whether algorithms of matmuls are timed.
+    times_matmuls: bool,
     saver: Saver,
     /// What every checkpoint of this run says; the step and what depends on it are filled in.
     state: State,
@@ -64,12 +64,12 @@ pub(super) struct Trainer<'a> {
     trace: RunTrace,
     /// Multiplications and additions of a row in training, if the model's family says so.
     flop_of_a_row: Option<f64>,
-    /// What large products reach on all devices, in 10¹² a second; measured at the first log.
-    product_tflops: Option<f64>,
+    /// What large matmuls reach on all devices, in 10¹² a second; measured at the first log.
+    matmul_tflops: Option<f64>,
 }
 
 impl Trainer<'_> {
-    /// Trains. The record's last line says how the run ended, also after an error.
+    /// Trains. The metrics log's last line says how the run ended, also after an error.
     pub(super) fn train(mut self) -> Result<Next> {
         let mut trained = self.train_steps();
         if matches!(trained, Ok(false)) {
@@ -107,7 +107,7 @@ impl Trainer<'_> {
         };
         let all_know = matches!(result, Err(Error::Stopped(_) | Error::NonFinite(_)));
         let has_failed = result.is_err() && !all_know;
-        // The cause, such as a disk that does not answer, may hold up the record too.
+        // The cause, such as a disk that does not answer, may hold up the metrics log too.
         let ending = has_failed.then(|| self.world.fail_after(CLOSING_MAX, &reason, exit_code));
         let closed = self.close(&reason, exit_code);
         let report = self.report();
@@ -131,9 +131,9 @@ impl Trainer<'_> {
         closed?;
         if self.world.is_elastic()
             && let Err(error) = self.world.barrier().map_err(Error::from)
-            && self.record.is_none()
+            && self.metrics_log.is_none()
         {
-            // Rank 0 may be lost before it has closed the record: another one does it then.
+            // Rank 0 may be lost before it has closed the metrics log: another one does it then.
             return match carried::continues_after(&error, self.world, &self.run.devices) {
                 true => Ok(self.leave(Some(error))),
                 false => Err(error),
@@ -147,8 +147,8 @@ impl Trainer<'_> {
 
     /// Says where the results are.
     fn say_end(&mut self, saved: &Path, report: Option<PathBuf>) {
-        let (model, record) = (saved.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
-        let line = format!("model {}, record {}", model.display(), record.display());
+        let (model, log) = (saved.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
+        let line = format!("model {}, metrics log {}", model.display(), log.display());
         self.program.note(&line);
         let best = self.kept.totals.best;
         if let Some(best) = best.filter(|best| best.step < self.run.plan.steps) {
@@ -181,9 +181,9 @@ impl Trainer<'_> {
             self.stop_if_asked(taken, true)?;
         }
         self.kept.give_state(&self.run.main)?;
-        if let Some(saved) = &self.kept.totals.products {
+        if let Some(saved) = &self.kept.totals.matmuls {
             let reuse = || matmuls::reuse(saved, &self.run.devices, self.world);
-            self.kept.totals.products = in_phase(Phase::Setup, reuse)?;
+            self.kept.totals.matmuls = in_phase(Phase::Setup, reuse)?;
         }
         if self.world.generation() > 1 && taken > 0 {
             // What belongs to the last step, as far as it is not done.
@@ -229,8 +229,9 @@ impl Trainer<'_> {
         Err(Error::remote(0, text, carried::EXIT_LOST))
     }
 
-    /// What follows step `number`, but for its line in the record: its evaluation, its checkpoint.
-    /// False if processes have come that are to be taken in. The last step is evaluated later.
+    /// What follows step `number`, but for its line in the metrics log: its evaluation, its
+    /// checkpoint. False if processes have come that are to be taken in. The last step is evaluated
+    /// later.
     fn finish_step(&mut self, number: u64) -> Result<bool> {
         let is_multiple = |every: u64| every > 0 && number.is_multiple_of(every);
         if number == self.run.plan.steps {
@@ -259,7 +260,7 @@ impl Trainer<'_> {
         Ok(!self.stop_poll.has_newcomers())
     }
 
-    /// One step, from its rows to its line in the record.
+    /// One step, from its rows to its line in the metrics log.
     fn take_step(&mut self, step0: u64) -> Result<()> {
         let number = step0 + 1;
         let logs = self.logs(number);
@@ -268,20 +269,20 @@ impl Trainer<'_> {
         let batch = in_phase(Phase::Step, || self.run.loader.load(step0))?;
         self.kept.clock.waits.data += began.elapsed();
         let rows = batch.rows;
-        // The products of a short batch are not those of the other steps.
+        // The matmuls of a short batch are not those of the other steps.
         let has_usual_size = batch.slot().is_some();
         self.kept.workload.count(batch);
         self.kept.step.measure_norm(logs);
         self.kept.step.run(batch, learning_rate)?;
         if has_usual_size {
-            self.choose_products()?;
+            self.choose_matmuls()?;
         }
         let stages = self.kept.step.stages().iter();
         let exposed = stages.map(|stage| stage.reducer().last_time().exposed);
         self.kept.clock.waits.reductions += exposed.sum::<Duration>();
         self.kept.count(rows);
         faults::rows(number, self.run.loader.rows());
-        if self.record.is_some() {
+        if self.metrics_log.is_some() {
             self.program.step(number);
         }
         if logs {
@@ -301,10 +302,10 @@ impl Trainer<'_> {
     }
 
     /// After the first step, which has made every product once, and before any is captured.
-    fn choose_products(&mut self) -> Result<()> {
-        if self.times_products && self.kept.totals.products.is_none() {
+    fn choose_matmuls(&mut self) -> Result<()> {
+        if self.times_matmuls && self.kept.totals.matmuls.is_none() {
             let choose = || matmuls::choose(&self.run.devices, self.world);
-            self.kept.totals.products = Some(in_phase(Phase::Setup, choose)?);
+            self.kept.totals.matmuls = Some(in_phase(Phase::Setup, choose)?);
             self.kept.clock.restart();
         }
         Ok(())
@@ -351,18 +352,18 @@ impl Trainer<'_> {
         let rates = self.kept.clock.rates();
         let samples_per_s = rates.samples_per_s;
         let tflops = self.flop_of_a_row.map(|flop| samples_per_s * flop / 1e12);
-        if tflops.is_some() && self.kept.clock.has_rates && self.product_tflops.is_none() {
-            // After the algorithms of the model's own products were chosen.
+        if tflops.is_some() && self.kept.clock.has_rates && self.matmul_tflops.is_none() {
+            // After the algorithms of the model's own matmuls were chosen.
             let measure = || matmuls::tflops(self.kept.step.stages(), self.world);
-            self.product_tflops = Some(in_phase(Phase::Setup, measure)?);
+            self.matmul_tflops = Some(in_phase(Phase::Setup, measure)?);
             self.kept.clock.restart();
         }
         let loss = report.stats.loss();
         self.kept.totals.last_loss = Some(loss);
-        if self.record.is_none() && !is_elastic {
+        if self.metrics_log.is_none() && !is_elastic {
             return Ok(());
         }
-        let share = tflops.zip(self.product_tflops).map(|(own, of)| own / of);
+        let share = tflops.zip(self.matmul_tflops).map(|(own, of)| own / of);
         let is_on_cpu = self.run.devices.iter().all(|it| *it == Device::Cpu);
         let event = StepEvent {
             step: number,
@@ -385,9 +386,9 @@ impl Trainer<'_> {
             }),
             ..rates
         };
-        if let Some(record) = self.record {
+        if let Some(log) = self.metrics_log {
             self.program.logged(&event)?;
-            record.write(&Event::Step(event.clone()))?;
+            log.write(&Event::Step(event.clone()))?;
         }
         if is_elastic {
             self.kept.totals.line = (number, Event::Step(event).to_line());
@@ -404,11 +405,11 @@ impl Trainer<'_> {
     /// Sums up what all ranks moved between devices and between each other.
     fn audit(&mut self) -> Result<()> {
         let audit = audit::audit(self.world, self.kept.workload, &self.run.devices)?;
-        if let (Some(audit), Some(record)) = (audit, &mut *self.record) {
+        if let (Some(audit), Some(log)) = (audit, &mut *self.metrics_log) {
             if audit.is_worth_a_line() {
                 self.program.note(&audit.to_string());
             }
-            record.write(&Event::Placement(&audit))?;
+            log.write(&Event::Placement(&audit))?;
         }
         Ok(())
     }
@@ -421,17 +422,17 @@ impl Trainer<'_> {
         (!tokens.is_empty()).then_some(samples_per_s * in_row as f64)
     }
 
-    /// Writes the record's last line.
+    /// Writes the metrics log's last line.
     fn close(&mut self, reason: &str, exit_code: u8) -> Result<()> {
         faults::at(FaultPoint::End)?;
         let (seconds, samples_per_s) = self.kept.clock.total();
         let tokens_per_s = self.tokens_per_s(samples_per_s);
         let (accuracy, totals) = (self.accuracy(), &self.kept.totals);
-        let Some(record) = self.record else {
+        let Some(log) = self.metrics_log else {
             return Ok(());
         };
-        record.end(End {
-            time_unix_s: record::unix_s(),
+        log.end(End {
+            time_unix_s: metrics_log::unix_s(),
             reason,
             exit_code,
             steps: totals.steps,
@@ -450,7 +451,7 @@ impl Trainer<'_> {
 
     /// Makes the report, however the run ended. A report that fails is only warned of.
     fn report(&self) -> Option<PathBuf> {
-        self.record.as_ref()?;
+        self.metrics_log.as_ref()?;
         report(self.program, self.options)
     }
 }

@@ -22,7 +22,7 @@ use crate::devices::is_simulated;
 use crate::digest::{self, StepDigests};
 use crate::error::{Error, Result};
 use crate::step::{Stage, Step};
-use crate::{exchange, process, record};
+use crate::{exchange, metrics_log, process};
 
 /// About how long the steps of a trial take together, and the bounds of their number.
 const TRIAL: Duration = Duration::from_secs(1);
@@ -86,7 +86,7 @@ pub struct ModelBytes {
 pub struct Trial {
     /// The median time of a step.
     pub step: Duration,
-    /// Of so many steps.
+    /// Of this many steps.
     pub steps: u64,
     /// The time of an evaluation, if there are held-out rows.
     pub evaluation: Option<Duration>,
@@ -103,7 +103,7 @@ pub fn rehearse(
     let assemble = || setup::assemble(options, program, world, PARAMETERS_MAX, &mut carried, None);
     let prepared = in_phase(Phase::Setup, assemble)?;
     if options.resume == Resume::Never && world.rank() == 0 {
-        record::check_free(&options.out)?;
+        metrics_log::check_free(&options.out)?;
     }
     let mut run = match prepared {
         Prepared::Finished(_) => return Ok(None),
@@ -334,7 +334,7 @@ pub fn replay(
         return Err(Error::Usage(text));
     };
     if let Some(opened) = &run.resumed
-        && let Some(saved) = &opened.state.products
+        && let Some(saved) = &opened.state.matmuls
     {
         in_phase(Phase::Setup, || matmuls::reuse(saved, &run.devices, world))?;
     }

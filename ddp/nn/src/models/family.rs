@@ -23,7 +23,7 @@ pub trait Family: Settings {
     /// Its help, one line.
     fn help(&self) -> &'static str;
 
-    /// Names for settings that people use often, with what they stand for.
+    /// Names for settings that people use often, with what they mean.
     fn presets() -> Vec<(&'static str, Self)>
     where
         Self: Sized,
@@ -53,8 +53,8 @@ pub trait Family: Settings {
         false
     }
 
-    /// Writes out what 0 stands for in a setting, in a model of so many outputs, so that models can
-    /// be compared by their settings.
+    /// Writes out what 0 means in a setting, in a model of this many outputs, so that models can be
+    /// compared by their settings.
     fn write_out(&mut self, _outputs: usize) {}
 
     /// Multiplications and additions of a row in training, if they are known.

@@ -35,6 +35,18 @@ impl Sequential {
         let root = Box::new(self);
         Model::new(root, row_shape, DType::F32, device, seed.0, &|_| false)
     }
+
+    /// The models of these layers, split over `devices`: see [`Model::split`].
+    pub fn build_over(
+        self,
+        row_shape: &[usize],
+        devices: &[Device],
+        seed: Seed,
+    ) -> Result<Vec<Model>> {
+        Model::split(self, row_shape, devices, |layers, shape, device| {
+            Model::new(layers, shape, DType::F32, device, seed.0, &|_| false)
+        })
+    }
 }
 
 impl Model {
@@ -125,7 +137,7 @@ impl Model {
         ))
     }
 
-    /// The gradient, for `backward_to`, of the sum of `loss` of the forward's output. `of` is that
+    /// The gradient, for `backward`, of the sum of `loss` of the forward's output. `of` is that
     /// output, the targets, and the statistics, to which it adds as [`Loss::compute`] does.
     pub fn loss_gradient(
         &self,
@@ -160,19 +172,23 @@ impl Model {
     /// Computes the gradients of all trained parameters from `dy`, the gradient of the output of
     /// the forward before. The pass's listener learns of each when it is complete.
     pub fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<()> {
-        self.backward_to(pass, dy, false).map(drop)
+        self.backward_from(pass, dy, false).map(drop)
     }
 
-    /// As `backward`, and returns the gradient of the input if it `is_needed`, because the input is
-    /// the output of another model.
-    pub fn backward_to(
+    /// As `backward`, and returns the gradient of the input, which is the output of another model
+    /// or of interest itself. None for an input of integers.
+    pub fn backward_to_input(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<Option<Tensor>> {
+        self.backward_from(pass, dy, true)
+    }
+
+    fn backward_from(
         &self,
         pass: &mut Pass<'_>,
         dy: &Tensor,
-        is_needed: bool,
+        wants_input_gradient: bool,
     ) -> Result<Option<Tensor>> {
         let gradient = ops::with_f32_math(self.f32_math, || {
-            pass.input_gradient(is_needed, |pass| self.root.backward(pass, dy))
+            pass.input_gradient(wants_input_gradient, |pass| self.root.backward(pass, dy))
         })?;
         pass.check_complete()?;
         Ok(gradient)

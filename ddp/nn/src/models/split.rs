@@ -48,7 +48,7 @@ impl Model {
     }
 }
 
-/// Cuts `layers`, for rows of `input_shape`, into so many parts.
+/// Cuts `layers`, for rows of `input_shape`, into this many parts.
 fn split(mut layers: Sequential, input_shape: &[usize], parts: usize) -> Result<Vec<Sequential>> {
     if parts == 1 {
         return Ok(vec![layers]);
@@ -159,7 +159,7 @@ fn even_parts(weights: &[usize], parts: usize) -> Vec<Range<usize>> {
     best_cuts(weights.len(), parts, &squares).1
 }
 
-/// The cheapest cuts of so many pieces into parts, none empty, and their cost. `cost` is that of
+/// The cheapest cuts of this many pieces into parts, none empty, and their cost. `cost` is that of
 /// the parts so far and of one more; None if it may not be.
 fn best_cuts(
     pieces: usize,

@@ -1,5 +1,5 @@
 //! Clipping by the norm of all gradients, on the device: one pass over the gradients, and one
-//! number by which the optimizer multiplies them. That number also divides them by the global
+//! number with which the optimizer multiplies them. That number also divides them by the global
 //! batch.
 //!
 //! Squares are summed by quantum, then over the quanta of all parameters in the arena's order.

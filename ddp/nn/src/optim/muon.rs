@@ -146,7 +146,7 @@ pub(super) struct Matrices {
 }
 
 impl Matrices {
-    /// Those of the trained parameters, shared by so many ranks.
+    /// Those of the trained parameters, shared by this many ranks.
     pub(super) fn new(params: &Params, rank: usize, ranks: usize) -> Result<Matrices> {
         let mut all = Vec::new();
         for parameter in params.list().iter().filter(|p| p.is_trained()) {
@@ -160,7 +160,7 @@ impl Matrices {
                 all.push(Matrix {
                     flat: gradient.reshape(&[count])?,
                     gradient: gradient.named(&parameter.name),
-                    chunks: ChunkTable::whole(count, false),
+                    chunks: ChunkTable::whole(count).without_decay(),
                     group: 0,
                     owner: 0,
                 });

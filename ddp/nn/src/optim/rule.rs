@@ -144,7 +144,7 @@ impl Rule {
         self.method(parameter).update().moments()
     }
 
-    /// Elements of the moments of a model with so many `parameters`, of which `hidden` are in
+    /// Elements of the moments of a model with this many `parameters`, of which `hidden` are in
     /// matrices of hidden layers.
     pub fn moment_count(&self, parameters: u64, hidden: u64) -> u64 {
         let of = |method: Method| method.update().moments().len() as u64;

@@ -262,7 +262,7 @@ fn a_model_without_trained_parameters_can_be_stepped() {
     }
 }
 
-/// Two layers of a few thousand elements each, laid out for so many ranks; the first bias is
+/// Two layers of a few thousand elements each, laid out for this many ranks; the first bias is
 /// frozen.
 fn shared_params(ranks: usize) -> Params {
     let layers = Sequential::new()

@@ -12,7 +12,7 @@ ddp_kernels::choices! {
         /// 32 bits throughout
         #[default]
         F32 = "f32",
-        /// On a GPU: matmuls of numbers rounded to 10 bits behind the point, sums in 32 bits
+        /// On a GPU: matmuls of numbers rounded to 10 mantissa bits, sums in 32 bits
         Tf32 = "tf32",
         /// On a GPU: activations and the parameters that matmuls read in bf16
         Bf16 = "bf16",

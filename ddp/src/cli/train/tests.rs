@@ -3,7 +3,7 @@
 use super::super::Cli;
 use super::*;
 use crate::config::{Config, Length};
-use crate::flags::with_flags;
+use crate::flags::spell_settings_as_flags;
 use crate::models::ModelSpec;
 use crate::models::gpt::GptSpec;
 use crate::models::mlp::MlpSpec;
@@ -44,9 +44,10 @@ fn config(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> Config 
 }
 
 fn refusal(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> String {
+    spell_settings_as_flags();
     let error = asked(line, variables, file).expect_err(&format!("{line} {variables:?} {file:?}"));
     assert_eq!(error.exit_code(), 2);
-    with_flags(&error.to_string())
+    error.to_string()
 }
 
 #[test]
@@ -251,7 +252,7 @@ fn names_that_are_no_text_are_refused() {
         ];
         for error in errors {
             assert_eq!(error.exit_code(), 2, "{error}");
-            let text = with_flags(&error.to_string());
+            let text = error.to_string();
             assert!(
                 text.contains(&format!("--{flag} a")) && text.contains("UTF-8"),
                 "{text}"

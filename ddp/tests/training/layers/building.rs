@@ -1,4 +1,4 @@
-//! What models are when they are built: names, shapes and first values as PyTorch has them, and
+//! What models are when they are built: names, shapes and initial weights as PyTorch has them, and
 //! what is refused.
 
 use super::*;

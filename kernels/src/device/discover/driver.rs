@@ -271,7 +271,7 @@ fn why_no_device(environment: &SearchEnvironment) -> String {
                 .to_string();
         }
         return format!(
-            "CUDA_VISIBLE_DEVICES is {visible:?}, and its first entry is no GPU of this machine. Unset it, or name \
+            "CUDA_VISIBLE_DEVICES is {visible:?}, and its first entry is not a GPU of this machine. Unset it, or name \
              GPUs that `nvidia-smi -L` lists; in a batch job, ask the scheduler for GPUs"
         );
     }

@@ -132,7 +132,7 @@ fn pytorch_makes_the_same_three_steps() {
             step: step as u64 + 1,
         };
         let scalars = cpu(&scalars.to_array(&CONSTANTS).unwrap(), &[4]);
-        let chunks = ChunkTable::whole(4, true);
+        let chunks = ChunkTable::whole(4);
         adamw(
             &values,
             &cpu(grads, &[4]),
@@ -174,7 +174,7 @@ fn one_step(flag: Option<i64>) -> Vec<u32> {
     second.copy_from(&cpu(&squares, &[count])).unwrap();
     let scalars = cpu(&scalars(5).to_array(&CONSTANTS).unwrap(), &[4]);
     let flag = flag.map(|flag| cpu_of(&[flag], &[1]));
-    let chunks = ChunkTable::whole(count, true);
+    let chunks = ChunkTable::whole(count);
     adamw(
         values,
         grads,
@@ -224,7 +224,7 @@ fn arguments_that_do_not_fit_are_named() {
     let [values, grads, first, second] = [(); 4].map(|()| cpu(&[0.0; 3], &[3]));
     let four = cpu(&[0.0; 4], &[4]);
     let call = |grads: &Tensor, len: usize, constants: &AdamwConstants, scalars: &Tensor| {
-        let chunks = ChunkTable::whole(len, true);
+        let chunks = ChunkTable::whole(len);
         adamw(
             &values, grads, &first, &second, None, &chunks, constants, scalars, None, None,
         )
@@ -275,7 +275,7 @@ fn with_the_flags_of_a_step_a_bad_gradient_changes_nothing_of_its_own_and_is_mar
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let buffers = [[1.0f32, 2.0, 3.0], [0.5, bad, 0.5], [0.1; 3], [0.2; 3]];
         let [values, grads, first, second] = buffers.map(|buffer| cpu(&buffer, &[3]));
-        let chunks = ChunkTable::whole(3, true);
+        let chunks = ChunkTable::whole(3);
         let scalars = cpu(&scalars(1).to_array(&CONSTANTS).unwrap(), &[4]);
         let flags = cpu_of(&[0i64, 0, 7], &[3]);
         let step = || {

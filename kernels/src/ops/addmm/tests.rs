@@ -101,7 +101,7 @@ fn every_transposition_factor_and_odd_size_agrees_with_f64() {
 }
 
 #[test]
-fn empty_outputs_are_computed_without_a_product() {
+fn empty_outputs_are_computed_without_a_matmul() {
     for (m, n, k) in [(0, 3, 4), (3, 0, 4), (0, 0, 1)] {
         check(
             &Case {

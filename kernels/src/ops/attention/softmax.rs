@@ -1,4 +1,4 @@
-//! What happens to a block of scores between its products, vectorised across queries.
+//! What happens to a block of scores between its matmuls, vectorised across queries.
 //!
 //! A block is `scores[key][query]`, with rows of BLOCK queries, and these loops take GROUP of its
 //! queries at a time. On the diagonal of a causal attention, key `j` is masked for the queries
@@ -13,7 +13,7 @@ use crate::simd::multiversion;
 pub(super) const BLOCK: usize = 96;
 /// Queries of one pass.
 pub(super) const GROUP: usize = 32;
-/// No tile has more rows: so many keys after a group's last are read on the diagonal, as zeros.
+/// No tile has more rows: that many keys after a group's last are read on the diagonal, as zeros.
 pub(super) const ROWS_MAX: usize = 8;
 
 /// A group's part of a block.

@@ -12,7 +12,7 @@ fn cast_of<From: Element, To: Element>(x: &[From]) -> Vec<To> {
 }
 
 /// The nearest of all the finite values of a 16-bit float, given as (value, bits) in order; ties to
-/// even. What would follow the largest stands for infinity.
+/// even. What would follow the largest means infinity.
 fn nearest_of(all: &[(f64, u16)], x: f64) -> u16 {
     let above = all
         .partition_point(|&(value, _)| value < x)

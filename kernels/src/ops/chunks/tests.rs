@@ -83,5 +83,5 @@ fn chunks_that_overlap_or_overflow_are_refused_by_index() {
         "{error}"
     );
     assert_eq!(ChunkTable::new(Vec::new()).unwrap().quanta(), 0);
-    assert_eq!(ChunkTable::whole(2049, true).quanta(), 3);
+    assert_eq!(ChunkTable::whole(2049).quanta(), 3);
 }

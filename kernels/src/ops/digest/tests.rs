@@ -3,7 +3,7 @@ use crate::Device;
 use crate::ops::testing::SIZES;
 
 fn digests(x: &[f32]) -> Vec<i64> {
-    let chunks = ChunkTable::whole(x.len(), false);
+    let chunks = ChunkTable::whole(x.len()).without_decay();
     let x = Tensor::from_slice(x, &[x.len()], Device::Cpu).unwrap();
     let out = Tensor::zeros(&[DIGEST * chunks.quanta()], DType::I64, Device::Cpu).unwrap();
     digest_quanta(&out, &x, &chunks).unwrap();
@@ -56,7 +56,7 @@ fn a_part_of_whole_quanta_has_the_digests_that_it_has_in_the_whole() {
 #[test]
 fn wrong_calls_say_what_is_wrong() {
     let x = Tensor::zeros(&[2000], DType::F32, Device::Cpu).unwrap();
-    let chunks = ChunkTable::whole(2000, false);
+    let chunks = ChunkTable::whole(2000).without_decay();
     let out = |count, dtype| Tensor::zeros(&[count], dtype, Device::Cpu).unwrap();
     for (out, named) in [
         (out(5, DType::I64), "three numbers for each quantum"),

@@ -16,7 +16,7 @@ fn partials_are_the_sums_of_squares_of_each_quantum_for_any_number_of_threads() 
     let _alone = crate::ops::testing::alone_with_the_pool();
     for size in SIZES {
         let x = random_f32(size, 1);
-        let chunks = ChunkTable::whole(size, true);
+        let chunks = ChunkTable::whole(size);
         let square_sum = |piece: &[f32]| piece.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
         let want: Vec<f64> = x.chunks(QUANTUM).map(square_sum).collect();
         threads::set_count(1).unwrap();
@@ -38,7 +38,7 @@ fn partials_are_the_sums_of_squares_of_each_quantum_for_any_number_of_threads() 
 #[test]
 fn slices_of_two_ranks_in_order_give_the_norm_of_one() {
     let x = cpu(&random_f32(10 * QUANTUM, 2), &[10 * QUANTUM]);
-    let whole = partials(&x, &ChunkTable::whole(10 * QUANTUM, true));
+    let whole = partials(&x, &ChunkTable::whole(10 * QUANTUM));
     let chunk = |offset: usize, len: usize| Chunk {
         offset: offset * QUANTUM,
         len: len * QUANTUM,
@@ -116,7 +116,7 @@ fn arguments_that_do_not_fit_are_named() {
     let error = grad_norm_partials(
         &parts,
         &cpu(&[0.0; 2000], &[2000]),
-        &ChunkTable::whole(2000, true),
+        &ChunkTable::whole(2000),
     )
     .unwrap_err();
     assert!(
@@ -125,7 +125,7 @@ fn arguments_that_do_not_fit_are_named() {
             .contains("partials f64[1] on cpu: expected shape [2]"),
         "{error}"
     );
-    let error = grad_norm_partials(&parts, &out, &ChunkTable::whole(3, true))
+    let error = grad_norm_partials(&parts, &out, &ChunkTable::whole(3))
         .unwrap_err()
         .to_string();
     assert!(

@@ -168,8 +168,8 @@ pub(super) fn fold_and_sum(
     gpu.launch(&SOURCE, (name, dx.dtype), grid, args)
 }
 
-/// The elements of a pack of so many bytes, if rows of so many columns at these addresses are whole
-/// packs.
+/// The elements of a pack of this many bytes, if rows of this many columns at these addresses are
+/// whole packs.
 fn packs(columns: usize, dtype: DType, bytes: usize, addresses: &[u64]) -> Option<usize> {
     let pack = bytes / dtype.bytes();
     let fits = addresses.iter().all(|at| at.is_multiple_of(bytes as u64));

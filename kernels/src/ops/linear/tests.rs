@@ -104,10 +104,10 @@ fn the_gradient_below_is_dy_times_w_times_the_derivative_there() {
         let plain = saved.empty_like().unwrap();
         linear_backward_input_into(&plain, &dy, &w, Below::Identity).unwrap();
         let zero = saved.zeros_like().unwrap();
-        let product = crate::ops::addmm(&zero, &dy, &w, 1.0, 0.0).unwrap();
+        let matmul = crate::ops::addmm(&zero, &dy, &w, 1.0, 0.0).unwrap();
         assert_eq!(
             plain.to_vec::<f32>().unwrap(),
-            product.to_vec::<f32>().unwrap()
+            matmul.to_vec::<f32>().unwrap()
         );
         for below in [
             Below::Relu(&saved),

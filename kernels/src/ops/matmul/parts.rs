@@ -88,7 +88,7 @@ pub(crate) struct Matmul<'a, T> {
     pub(super) stride: usize,
     pub(super) a: Matrix<'a, T>,
     pub(super) b: Matrix<'a, T>,
-    pub(super) product_scale: T,
+    pub(super) matmul_scale: T,
     pub(super) existing_scale: T,
 }
 

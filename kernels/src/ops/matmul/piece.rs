@@ -94,7 +94,7 @@ unsafe fn tiles<T: Real, K: Kernel<T>>(
     left: &Panels<T>,
     right: &Panels<T>,
 ) {
-    let scales = (work.product_scale, existing_scale);
+    let scales = (work.matmul_scale, existing_scale);
     for (row_panel, row) in rows.clone().step_by(K::ROWS).enumerate() {
         let a = (left.panel(row_panel, along, K::ROWS_PACKED), 0, 0);
         let height = K::ROWS.min(rows.end - row);

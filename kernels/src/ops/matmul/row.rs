@@ -50,7 +50,7 @@ pub(super) unsafe fn piece(
                 // SAFETY: the column is within the output, and this thread's alone.
                 unsafe {
                     let out = work.out.add(start + index);
-                    store(out, work.product_scale * sum, existing_scale);
+                    store(out, work.matmul_scale * sum, existing_scale);
                 }
             }
         }
@@ -100,7 +100,7 @@ fn block_sums(x: &[f32], weights: &[f32], stride: usize, next: *const f32) -> [f
     out
 }
 
-/// The same of fewer rows.
+/// As above, for fewer rows.
 #[target_feature(enable = "avx2,fma")]
 fn plain_sums(x: &[f32], weights: &[f32], stride: usize) -> [f32; COLUMNS] {
     let mut out = [0.0; COLUMNS];

@@ -80,7 +80,7 @@ impl Case {
             stride: n,
             a: Matrix::new(&self.a, m, k, self.layout.0),
             b: Matrix::new(&self.b, k, n, self.layout.1),
-            product_scale: SCALES.0,
+            matmul_scale: SCALES.0,
             existing_scale: SCALES.1,
         });
         out.iter().map(|value| value.to_bits()).collect()

@@ -69,7 +69,7 @@ fn a_matrix_is_divided_by_its_norm_and_zeros_stay() {
 fn after_a_bad_step_nothing_moves() {
     let (grads, momentum) = (cpu(&[1.0, 2.0], &[2]), cpu(&[3.0, 4.0], &[2]));
     let flags = Tensor::from_slice(&[3i64, 0, 4], &[3], crate::Device::Cpu).unwrap();
-    let chunks = ChunkTable::whole(2, false);
+    let chunks = ChunkTable::whole(2).without_decay();
     muon_direction(&grads, &momentum, &chunks, &NESTEROV, None, Some(&flags)).unwrap();
     assert_eq!(grads.to_vec::<f32>().unwrap(), [1.0, 2.0]);
     assert_eq!(momentum.to_vec::<f32>().unwrap(), [3.0, 4.0]);
@@ -77,7 +77,7 @@ fn after_a_bad_step_nothing_moves() {
 
 #[test]
 fn wrong_operands_are_named() {
-    let (grads, chunks) = (cpu(&[1.0], &[1]), ChunkTable::whole(1, false));
+    let (grads, chunks) = (cpu(&[1.0], &[1]), ChunkTable::whole(1).without_decay());
     let plain = SgdConstants::default();
     let refusal = |constants| {
         let result = muon_direction(&grads, &cpu(&[0.0], &[1]), &chunks, constants, None, None);

@@ -134,14 +134,14 @@ fn normalize<T: Float>(of: &Scaling<'_, T>, out: &mut [T], stats: &mut [T], x: &
     }
 }
 
-/// What stands for a missing weight, and for a missing bias or residual: adding −0 changes nothing,
+/// What replaces a missing weight, and for a missing bias or residual: adding −0 changes nothing,
 /// not even the sign of a zero.
 #[inline(always)]
 fn absent<T: Float>() -> [[T; CHUNK]; 2] {
     [[T::ONE; CHUNK], [T::from_f64(-0.0); CHUNK]]
 }
 
-/// The elements from `first` on, as many as there are in `absent`, which stands for a missing row.
+/// The elements from `first` on, as many as there are in `absent`, which replaces a missing row.
 #[inline(always)]
 fn part<'a, T>(row: Option<&'a [T]>, first: usize, absent: &'a [T]) -> &'a [T] {
     match row {
@@ -188,7 +188,7 @@ impl<T: Float> Terms<T> for Deviations<'_, T> {
     }
 }
 
-/// The sum over a row of so many columns.
+/// The sum over a row of this many columns.
 #[inline(always)]
 fn row_sum<T: Float>(columns: usize, terms: impl Terms<T>) -> T {
     let warps = warps_of(columns);

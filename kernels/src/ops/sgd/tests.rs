@@ -118,7 +118,7 @@ fn pytorch_makes_the_same_three_steps() {
         ],
     ];
     let (chunks, scalars) = (
-        ChunkTable::whole(4, true),
+        ChunkTable::whole(4),
         cpu(&SCALARS.to_array().unwrap(), &[2]),
     );
     for (constants, want) in KINDS.into_iter().zip(golden) {
@@ -161,7 +161,7 @@ fn the_bits_do_not_depend_on_the_number_of_threads_and_a_set_flag_stops_everythi
             cpu(&SCALARS.to_array().unwrap(), &[2]),
             cpu_of(&[flag], &[1]),
         );
-        let chunks = ChunkTable::whole(count, true);
+        let chunks = ChunkTable::whole(count);
         sgd(
             &values,
             &grads,
@@ -200,7 +200,7 @@ fn the_bits_do_not_depend_on_the_number_of_threads_and_a_set_flag_stops_everythi
 fn arguments_that_contradict_each_other_are_named() {
     let [values, grads, momentum] = [(); 3].map(|()| cpu(&[0.0; 3], &[3]));
     let (chunks, scalars) = (
-        ChunkTable::whole(3, true),
+        ChunkTable::whole(3),
         cpu(&SCALARS.to_array().unwrap(), &[2]),
     );
     for (buffer, factor, nesterov, wanted) in [

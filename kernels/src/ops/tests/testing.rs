@@ -23,7 +23,7 @@ pub(crate) fn cpu_of<T: crate::Element>(data: &[T], shape: &[usize]) -> Tensor {
     Tensor::from_slice(data, shape, Device::Cpu).unwrap()
 }
 
-/// Both halves of so many elements, of which the first decays, with a gap of one between them.
+/// Both halves of this many elements, of which the first decays, with a gap of one between them.
 pub(crate) fn two_chunks(size: usize) -> ChunkTable {
     let chunk = |offset, len, decay| Chunk { offset, len, decay };
     let half = size / 2;

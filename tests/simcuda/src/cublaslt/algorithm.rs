@@ -106,7 +106,7 @@ fn heuristic(
         .find(|alignment| !alignment.is_power_of_two())
     {
         return Err(invalid(format!(
-            "a minimal alignment of {wrong} bytes is no power of two"
+            "a minimal alignment of {wrong} bytes is not a power of two"
         )));
     }
     let problem = objects::problem(operation, layouts)?;
@@ -140,7 +140,7 @@ fn heuristic_result(algorithm: Algorithm) -> cublasLtMatmulHeuristicResult_t {
     }
 }
 
-/// The algorithms for a product, or CUBLAS_STATUS_NOT_SUPPORTED.
+/// The algorithms for a matmul, or CUBLAS_STATUS_NOT_SUPPORTED.
 ///
 /// # Safety
 /// `results` is null or has room for `requested` results.
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     })
 }
 
-/// Whether an algorithm can do a product.
+/// Whether an algorithm can do a matmul.
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasLtMatmulAlgoCheck(
     handle: usize,
@@ -219,13 +219,13 @@ pub extern "C" fn cublasLtMatmulAlgoCheck(
     })
 }
 
-/// Whether an algorithm is for such a product.
+/// Whether an algorithm is for such a matmul.
 pub(super) fn fits(problem: &Problem, algorithm: Algorithm) -> Result<(), Refused> {
     if algorithm.key == problem.key() {
         return Ok(());
     }
     Err(Refusal::Unsupported(
-        "the algorithm is for another product: its shape, types, transposes, orders or epilogue differ"
+        "the algorithm is for another matmul: its shape, types, transposes, orders or epilogue differ"
             .into(),
     )
     .into())

@@ -1,4 +1,4 @@
-//! Number formats: how an element is stored, and the two precisions of products.
+//! Number formats: how an element is stored, and the two precisions of matmuls.
 
 use std::ops::{Add, Mul};
 

@@ -1,4 +1,4 @@
-//! What follows the product: bias, activation, auxiliary output, and their gradients. Pure f32
+//! What follows the matmul: bias, activation, auxiliary output, and their gradients. Pure f32
 //! arithmetic.
 
 /// The activation that an epilogue applies, or whose derivative it applies.

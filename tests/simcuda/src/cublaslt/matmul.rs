@@ -1,4 +1,4 @@
-//! The product itself as stream work: which bytes it touches, and the arithmetic.
+//! The matmul itself as stream work: which bytes it touches, and the arithmetic.
 //!
 //! One rounding at the end: sums accumulate in f32 (f64 for COMPUTE_64F); alpha, beta C, bias and
 //! activation follow in the same precision; only the stored value is rounded to D's type. The order
@@ -17,13 +17,13 @@ use crate::work::{Address, Failure, Memory, Touched, Work};
 /// alpha or beta.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scalar {
-    /// Read from the host when the product was queued.
+    /// Read from the host when the matmul was queued.
     Value(f64),
     /// Read from the device when it runs.
     At(Address),
 }
 
-/// One product, with all its pointers.
+/// One matmul, with all its pointers.
 #[derive(Clone, Debug)]
 pub(super) struct Matmul {
     pub(super) problem: Problem,
@@ -80,7 +80,7 @@ impl Matmul {
         touched
     }
 
-    fn scalar<T: Real>(&self, run: &ProductRun<'_>, scalar: Scalar) -> Result<T, Failure> {
+    fn scalar<T: Real>(&self, run: &MatmulRun<'_>, scalar: Scalar) -> Result<T, Failure> {
         let address = match scalar {
             Scalar::Value(value) => return Ok(T::from_f64(value)),
             Scalar::At(address) => address,
@@ -97,9 +97,9 @@ impl Matmul {
     }
 
     /// alpha op(A) op(B) + beta C of one member of the batch, column by column.
-    fn product<T: Real>(
+    fn sums<T: Real>(
         &self,
-        run: &ProductRun<'_>,
+        run: &MatmulRun<'_>,
         member: u64,
         alpha: T,
         beta: T,
@@ -128,9 +128,9 @@ impl Matmul {
 
     fn run_as<T: Real>(
         &self,
-        run: &ProductRun<'_>,
+        run: &MatmulRun<'_>,
         touched: &mut Touched,
-        epilogue: impl Fn(&Self, &ProductRun<'_>, u64, &mut [T]) -> Result<(), Failure>,
+        epilogue: impl Fn(&Self, &MatmulRun<'_>, u64, &mut [T]) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let (alpha, beta) = (
             self.scalar::<T>(run, self.alpha)?,
@@ -138,7 +138,7 @@ impl Matmul {
         );
         *touched = self.touches(beta != T::default());
         for member in 0..self.problem.d.batch {
-            let mut sums = self.product(run, member, alpha, beta)?;
+            let mut sums = self.sums(run, member, alpha, beta)?;
             epilogue(self, run, member, &mut sums)?;
             run.store("D", &self.problem.d, self.d, member, &sums)?;
         }
@@ -146,7 +146,7 @@ impl Matmul {
     }
 
     /// Bias and activation, in place on one column-major matrix of D's shape.
-    fn epilogue(&self, run: &ProductRun<'_>, member: u64, z: &mut [f32]) -> Result<(), Failure> {
+    fn epilogue(&self, run: &MatmulRun<'_>, member: u64, z: &mut [f32]) -> Result<(), Failure> {
         let problem = &self.problem;
         let rows = problem.d.rows as usize;
         if problem.epilogue.bias == Bias::Add {
@@ -191,7 +191,7 @@ impl Matmul {
 
     fn bias_gradient(
         &self,
-        run: &ProductRun<'_>,
+        run: &MatmulRun<'_>,
         member: u64,
         d: &[f32],
     ) -> Result<Option<Vec<f32>>, Failure> {
@@ -218,7 +218,7 @@ impl Matmul {
     /// Reads the bias, or writes it.
     fn bias(
         &self,
-        run: &ProductRun<'_>,
+        run: &MatmulRun<'_>,
         member: u64,
         values: Option<&[f32]>,
     ) -> Result<Vec<f32>, Failure> {
@@ -266,7 +266,7 @@ impl Matmul {
         })
     }
 
-    fn write_mask(&self, run: &ProductRun<'_>, member: u64, z: &[f32]) -> Result<(), Failure> {
+    fn write_mask(&self, run: &MatmulRun<'_>, member: u64, z: &[f32]) -> Result<(), Failure> {
         for (range, column) in self
             .mask_columns(member)
             .zip(z.chunks_exact(self.problem.d.rows as usize))
@@ -285,7 +285,7 @@ impl Matmul {
         Ok(())
     }
 
-    fn apply_mask(&self, run: &ProductRun<'_>, member: u64, z: &mut [f32]) -> Result<(), Failure> {
+    fn apply_mask(&self, run: &MatmulRun<'_>, member: u64, z: &mut [f32]) -> Result<(), Failure> {
         for (range, column) in self
             .mask_columns(member)
             .zip(z.chunks_exact_mut(self.problem.d.rows as usize))
@@ -325,7 +325,7 @@ impl Work for Matmul {
         memory: &dyn Memory,
         touched: &mut Touched,
     ) -> Result<(), Failure> {
-        let run = ProductRun {
+        let run = MatmulRun {
             device,
             memory,
             work: self,
@@ -356,14 +356,14 @@ impl Work for Matmul {
     }
 }
 
-/// Where a product runs.
-struct ProductRun<'a> {
+/// Where a matmul runs.
+struct MatmulRun<'a> {
     device: usize,
     memory: &'a dyn Memory,
     work: &'a Matmul,
 }
 
-impl ProductRun<'_> {
+impl MatmulRun<'_> {
     /// Where the bytes of `range` are, after a check that the device may access all of them.
     fn pointer(&self, what: &str, range: Range<Address>) -> Result<*mut u8, Failure> {
         self.memory

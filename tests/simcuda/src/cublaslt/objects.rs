@@ -57,7 +57,7 @@ pub(super) fn destroy(handle: usize, is_kind: impl Fn(&Object) -> bool) -> Resul
             Ok(())
         }
         _ => Err(invalid(format!(
-            "{handle:#x} is no such handle, or was destroyed already"
+            "{handle:#x} is not such a handle, or was destroyed already"
         ))),
     }
 }
@@ -148,7 +148,7 @@ fn with_attributes(
         Some(Object::Layout(object)) => body(object),
         Some(Object::Preference(object)) => body(object),
         _ => Err(invalid(format!(
-            "{handle:#x} is no descriptor, or was destroyed"
+            "{handle:#x} is not a descriptor, or was destroyed"
         ))),
     }
 }
@@ -367,7 +367,7 @@ pub unsafe extern "C" fn cublasLtMatmulPreferenceGetAttribute(
     }
 }
 
-/// The product that descriptors describe, checked.
+/// The matmul that descriptors describe, checked.
 pub(super) fn problem(operation_handle: usize, layouts: [usize; 4]) -> Result<Problem, Refused> {
     let operation = operation(operation_handle)?;
     let [a, b, c, d] = layouts.map(layout);

@@ -1,4 +1,4 @@
-//! Operands of one product that share bytes. cuBLASLt allows only two of them to: C and D at the
+//! Operands of one matmul that share bytes. cuBLASLt allows only two of them to: C and D at the
 //! same address with the same layout ("in-place"). Its kernels read and write in any order.
 
 use std::ops::Range;

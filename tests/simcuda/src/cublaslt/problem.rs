@@ -1,4 +1,4 @@
-//! Whether a product is valid: descriptors in, a checked [`Problem`] or a [`Refusal`] out. The
+//! Whether a matmul is valid: descriptors in, a checked [`Problem`] or a [`Refusal`] out. The
 //! rules are those of the cuBLASLt documentation (cublasLtMatmul: supported types;
 //! cublasLtEpilogue_t) plus two epilogues known not to exist (BGRADA with a transposed A, BGRADB
 //! with a B that is not).
@@ -19,7 +19,7 @@ pub(super) enum Refusal {
     Unsupported(String),
 }
 
-/// The precision of a product.
+/// The precision of a matmul.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Compute {
     F32,
@@ -186,7 +186,7 @@ pub(super) struct BiasVector {
     pub(super) batch_stride: u64,
 }
 
-/// A product that is supported: D = epilogue(alpha op(A) op(B) + beta C).
+/// A matmul that is supported: D = epilogue(alpha op(A) op(B) + beta C).
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Problem {
     pub(super) compute: Compute,
@@ -335,7 +335,7 @@ impl Problem {
         let batch_stride = batch_stride("aux", operation.aux_batch_stride)?;
         if activation == Activation::Relu && !batch_stride.is_multiple_of(8) {
             return Err(Refusal::Invalid(format!(
-                "the aux batch stride of {batch_stride} bits is no whole number of bytes"
+                "the aux batch stride of {batch_stride} bits is not a whole number of bytes"
             )));
         }
         Ok(Some(Aux {
@@ -465,7 +465,7 @@ impl Problem {
         ]
         .into_iter()
         .fold(1, |key, part| key * 8 + part);
-        // A hash of all (FNV-1a by words): two products with one key are unlikely enough.
+        // A hash of all (FNV-1a by words): two matmuls with one key are unlikely enough.
         shape.as_flattened().iter().fold(kind, |key: u64, part| {
             (key ^ part).wrapping_mul(0x0100_0000_01b3).rotate_left(29)
         })

@@ -1,4 +1,4 @@
-//! Products compared with explicit sums, on memory that is a plain vector.
+//! Matmuls compared with explicit sums, on memory that is a plain vector.
 
 mod calls;
 mod overlaps;
@@ -548,7 +548,7 @@ fn what_the_library_lacks_is_unsupported_and_what_contradicts_itself_is_invalid(
             },
             &dense
         ),
-        "a mask whose ld is no multiple of 128"
+        "a mask whose ld is not a multiple of 128"
     );
     assert!(
         invalid(
@@ -558,7 +558,7 @@ fn what_the_library_lacks_is_unsupported_and_what_contradicts_itself_is_invalid(
             },
             &dense
         ),
-        "an aux whose ld is no multiple of 8"
+        "an aux whose ld is not a multiple of 8"
     );
     assert!(
         invalid(&operation(3, [0, 0]), &dense),

@@ -1,4 +1,4 @@
-//! How the algorithms that the heuristic returns for one product differ: in time, and in faults.
+//! How the algorithms that the heuristic returns for one matmul differ: in time, and in faults.
 
 /// One of the heuristic's algorithms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub struct Variant {
     pub number: usize,
     /// Its duration, in percent of the usual one.
     pub percent: u64,
-    /// Whether its products are refused, although the heuristic returns it.
+    /// Whether its matmuls are refused, although the heuristic returns it.
     pub is_refused: bool,
     /// Whether its ReLU makes 0 of NaN, in matrices of more than 16 rows.
     pub hides_nan: bool,

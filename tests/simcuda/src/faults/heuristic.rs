@@ -27,7 +27,7 @@ pub(super) fn parse_effect(text: &str) -> Result<HeuristicEffect, String> {
     }
 }
 
-/// The shape of a product as reports write it: `64x32x16` is m, n, k.
+/// The shape of a matmul as reports write it: `64x32x16` is m, n, k.
 pub(super) fn parse_shape(text: &str) -> Result<[u64; 3], String> {
     let lengths: Option<Vec<u64>> = text
         .split('x')
@@ -35,5 +35,5 @@ pub(super) fn parse_shape(text: &str) -> Result<[u64; 3], String> {
         .collect();
     lengths
         .and_then(|lengths| lengths.try_into().ok())
-        .ok_or_else(|| format!("`{text}` is no shape like 64x32x16"))
+        .ok_or_else(|| format!("`{text}` is not a shape like 64x32x16"))
 }

@@ -152,7 +152,7 @@ impl Plan {
         }
     }
 
-    /// Counts a search for a product of this shape, and returns what the plan makes of it.
+    /// Counts a search for a matmul of this shape, and returns what the plan makes of it.
     pub(crate) fn strike_heuristic(
         &mut self,
         shape: [u64; 3],

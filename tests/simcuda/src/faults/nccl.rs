@@ -7,7 +7,7 @@ pub(crate) enum NcclEffect {
     Hang,
     /// The same, and this code of NCCL is the asynchronous error of the communicator.
     AsyncError(i32),
-    /// It is delayed by so many nanoseconds.
+    /// It is delayed by this many nanoseconds.
     Slow(u64),
     /// This bit of the result is inverted, or one in the middle.
     Flip(Option<u64>),
@@ -43,7 +43,7 @@ pub(super) fn parse_code(text: &str) -> Result<i32, String> {
     let code = by_name.or_else(|| text.parse().ok().filter(|code| (1..=6).contains(code)));
     code.ok_or_else(|| {
         format!(
-            "`{text}` is no code of NCCL (1 to 6, or {})",
+            "`{text}` is not an NCCL code (1 to 6, or {})",
             NAMES.join(", ")
         )
     })

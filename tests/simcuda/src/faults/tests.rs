@@ -74,8 +74,8 @@ fn what_cannot_be_read_says_which_entry_and_why() {
         ("cuInit=1", "expected `@K`"),
         ("cuInit@0=1", "counts from 1"),
         ("cuInit@x=1", "`x` is not a whole number"),
-        ("cuInit@1=broken", "`broken` is no kind of fault"),
-        ("cuInit@1=0", "`0` is no kind of fault"),
+        ("cuInit@1=broken", "`broken` is not a kind of fault"),
+        ("cuInit@1=0", "`0` is not a kind of fault"),
         ("cuInit@1=hang", "befalls operations"),
         ("launch@1=hang", "neither a function"),
         ("device/0=fast", "can be `slow`"),
@@ -238,10 +238,10 @@ fn an_entry_with_a_rank_counts_only_there() {
     for (text, reason) in [
         ("rank1:nccl@1=broken", "is none of hang"),
         ("rankx:nccl@1=hang", "`rankx` is not `rankR`"),
-        ("nccl@1=async_error(7)", "is no code of NCCL"),
+        ("nccl@1=async_error(7)", "is not an NCCL code"),
         ("nccl@1=slow(fast)", "`fast` is not a whole number"),
         ("nccl@1=flip(3", "expected a `)`"),
-        ("ncclSend@1=flip", "is no code of NCCL"),
+        ("ncclSend@1=flip", "is not an NCCL code"),
     ] {
         let message = Plan::parse_for(text, Some(0)).unwrap_err();
         assert!(

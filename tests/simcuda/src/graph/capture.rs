@@ -294,7 +294,7 @@ fn refuse(machine: &mut Machine, captures: &[CaptureId], call: &str, code: CUres
         "(another thread captures, in the mode GLOBAL: THREAD_LOCAL would let this thread alone)"
     };
     let message = format!(
-        "{call} is forbidden while stream {} captures, and breaks the capture\n  the capture ({:?}) was begun in {}\n  what it means: the work of a capture is recorded and has not run, so it cannot be waited for, queried, or ordered with what happens now; the call returns {code:?}, and cuStreamEndCapture will return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED\n  way out: make the call before cuStreamBeginCapture or after cuStreamEndCapture {others}",
+        "{call} is forbidden while stream {} captures, and breaks the capture\n  the capture ({:?}) was begun in {}\n  what it means: the work of a capture is recorded and has not run, so it cannot be waited for, queried, or ordered with what happens now; the call returns {code:?}, and cuStreamEndCapture will return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED\n  help: make the call before cuStreamBeginCapture or after cuStreamEndCapture {others}",
         capture.origin, capture.mode, capture.begun
     );
     for id in captures {

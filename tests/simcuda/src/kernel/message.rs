@@ -232,7 +232,7 @@ impl Scene<'_> {
             code: CUresult::CUDA_ERROR_LAUNCH_FAILED,
             message: format!(
                 "race inside kernel {}: it reads bytes by __ldg, or through a parameter `const T* __restrict__`, which may go \
-                 through a cache that is not coherent, and writes them in the same launch\n  bytes: {}\n  way out: \
+                 through a cache that is not coherent, and writes them in the same launch\n  bytes: {}\n  help: \
                  a plain pointer (no __restrict__, no __ldg), or another output",
                 self.kernel.name,
                 self.memory.describe(bytes)

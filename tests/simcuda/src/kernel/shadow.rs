@@ -21,8 +21,8 @@ const KEPT: usize = 128;
 /// Blocks are numbered in 22 bits, over all launches.
 const SERIAL_MAX: u64 = (1 << 22) - 1;
 
-/// The words for so many bytes, as `cells_of` in `shim/runtime.h`: the last write and the last read
-/// of each byte, and where they were made, for each 4 bytes.
+/// The words for this many bytes, as `cells_of` in `shim/runtime.h`: the last write and the last
+/// read of each byte, and where they were made, for each 4 bytes.
 pub(super) fn cells_of(bytes: u64) -> u64 {
     2 * bytes + 2 * (bytes / 4 + 1)
 }
@@ -218,7 +218,7 @@ pub(super) struct Pointers {
 }
 
 impl Shadows {
-    /// Starts a launch of so many blocks: the number of its first block; None if there are too
+    /// Starts a launch of this many blocks: the number of its first block; None if there are too
     /// many.
     pub(super) fn begin(&mut self, blocks: u64) -> Option<u32> {
         self.launch += 1;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// For threads that compute all the time.
 const LONGEST: Duration = Duration::from_millis(50);
-/// After the first waits of the process, one of so many lasts that long.
+/// After the first waits of the process, one of this many lasts that long.
 const RARELY: usize = 128;
 
 /// Waits, without the lock, until all other threads of the process sleep: the `first` times that

@@ -58,7 +58,7 @@ pub fn reserve(devices: usize, memory_bytes: u64) -> (Vec<Arena>, Range<Address>
     }
 }
 
-/// Sparse memory of so many bytes, once for each view.
+/// Sparse memory of this many bytes, once for each view.
 fn map_views(bytes: u64) -> Option<Views> {
     let each_bytes = bytes.next_power_of_two();
     let mut views = Views { low: 0, each_bytes };

@@ -47,7 +47,7 @@ fn free(space: &mut AddressSpace, allocation: &Arc<Allocation>) {
 fn told(space: &AddressSpace, device: usize, range: Range<Address>) -> Violation {
     space
         .violation(device, &range, Moment::Runs)
-        .expect("it is no range to be touched")
+        .expect("it is not a range to be touched")
 }
 
 #[test]

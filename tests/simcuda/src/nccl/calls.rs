@@ -121,7 +121,7 @@ fn check_pointers(machine: &mut Machine, call: &Call, comm: &Comm) -> Result<(),
             if range.start % call.element.bytes() != 0 {
                 let element = call.element.name();
                 return Err(Refusal::argument(format!(
-                    "{which} {:#x} is no address of an {element}",
+                    "{which} {:#x} is not the address of an {element}",
                     range.start
                 )));
             }
@@ -152,7 +152,7 @@ fn check_pointers(machine: &mut Machine, call: &Call, comm: &Comm) -> Result<(),
 fn reduction(raw: c_int) -> Result<Reduction, Refusal> {
     Reduction::from_raw(raw).ok_or_else(|| {
         Refusal::argument(if raw == 4 {
-            "ncclAvg is not simulated: it multiplies by 1/N before it sums, which is inexact where N is no power of two; use ncclSum and divide"
+            "ncclAvg is not simulated: it multiplies by 1/N before it sums, which is inexact where N is not a power of two; use ncclSum and divide"
                 .to_owned()
         } else {
             format!("op {raw}: expected 0 to 3 (sum, product, max, min); operators of one's own are not simulated")

@@ -123,7 +123,7 @@ fn crossing(machine: &Machine, comm: &Comm, link: usize, call: &Call) -> Option<
         };
         others().find(blocks)?;
         Some(format!(
-            "two ranks make the first collectives of two communicators in opposite orders, which hangs: each waits for the other's connection\n  rank {} first: {}\n  rank {rank} first: a call on another communicator of the same devices\n  way out: one order of all calls of a device, the same on all ranks",
+            "two ranks make the first collectives of two communicators in opposite orders, which hangs: each waits for the other's connection\n  rank {} first: {}\n  rank {rank} first: a call on another communicator of the same devices\n  help: one order of all calls of a device, the same on all ranks",
             comm.rank,
             call.describe(),
         ))
@@ -175,7 +175,7 @@ fn ask(
     if capture::of(machine, stream).is_some() {
         let message = format!(
             "{} within a capture is the first {} of {}: NCCL makes connections there, which \
-             takes memory and waits for all ranks\n  way out: make the same call once before",
+             takes memory and waits for all ranks\n  help: make the same call once before",
             call.describe(),
             name(link),
             comm.describe()

@@ -347,7 +347,7 @@ impl Flight {
         };
         let message = format!(
             "{cause} until the communicator is aborted\n  rank {} calls: {}, {}\n    called by {}\n  rank \
-             {rank} calls: {theirs}\n  way out: the same calls in the same order and groups on all ranks, with the same count, type, operation and root",
+             {rank} calls: {theirs}\n  help: the same calls in the same order and groups on all ranks, with the same count, type, operation and root",
             comm.rank,
             own.map_or_else(|| operation.describe.to_string(), Call::describe),
             number.map_or_else(

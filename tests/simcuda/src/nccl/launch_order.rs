@@ -88,7 +88,7 @@ fn against(comm: &Comm, made: &Made, other: &Comm) -> Option<String> {
         for earlier in latest.iter().filter(|earlier| earlier.place < made.place) {
             if place_of(other, same, earlier.number).is_some_and(|place| place > theirs) {
                 return Some(format!(
-                    "two ranks make collectives on two communicators in opposite orders, which can hang: each holds a part of its device until the other has come\n  rank {} first: {}\n    called by {}\n  and then, on the other communicator: {}\n    called by {}\n  rank {rank}: the second before the first\n  way out: one order of all calls of a device, the same on all ranks",
+                    "two ranks make collectives on two communicators in opposite orders, which can hang: each holds a part of its device until the other has come\n  rank {} first: {}\n    called by {}\n  and then, on the other communicator: {}\n    called by {}\n  rank {rank}: the second before the first\n  help: one order of all calls of a device, the same on all ranks",
                     comm.rank,
                     earlier.call.describe(),
                     earlier.stack,

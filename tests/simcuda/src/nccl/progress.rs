@@ -32,7 +32,7 @@ pub(super) fn spawn(comm: Arc<Comm>) {
     let thread = std::thread::Builder::new().name("simcuda-nccl".to_owned());
     if let Err(error) = thread.spawn(move || serve(&comm)) {
         eprintln!(
-            "simcuda: no thread for a communicator ({error}): other ranks may wait for this one for ever"
+            "simcuda: no thread for a communicator ({error}): other ranks may wait forever for this one"
         );
     }
 }

@@ -46,7 +46,7 @@ pub(super) fn enter(comm: usize, name: &'static str) {
     drop(users);
     if let Some(other) = other {
         let message = format!(
-            "two threads are inside calls on one communicator: NCCL is not thread-safe\n  one: {other}\n  the other: {name}\n  way out: a lock around the calls (of a group: around all of it), or a communicator for each thread"
+            "two threads are inside calls on one communicator: NCCL is not thread-safe\n  one: {other}\n  the other: {name}\n  help: a lock around the calls (of a group: around all of it), or a communicator for each thread"
         );
         report::finding(
             &mut LockedMachine::take(),

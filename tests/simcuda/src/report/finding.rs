@@ -40,7 +40,7 @@ pub fn race(machine: &mut Machine, race: &Race) {
         race.second,
     );
     message.push_str(
-        "\n  way out: an event recorded behind the first and waited for before the second, or both in one stream",
+        "\n  help: an event recorded behind the first and waited for before the second, or both in one stream",
     );
     finding(machine, FindingKind::Race, message);
 }

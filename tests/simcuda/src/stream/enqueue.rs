@@ -91,7 +91,7 @@ pub(crate) fn enqueue_host(
     Ok(())
 }
 
-/// A launch or product needs the context of its stream to be current: "a kernel launch will fail if
+/// A launch or matmul needs the context of its stream to be current: "a kernel launch will fail if
 /// it is issued to a stream that is not associated to the current device" (CUDA C++ Programming
 /// Guide, "Stream and Event Behavior").
 pub(crate) fn check_current(
@@ -104,7 +104,7 @@ pub(crate) fn check_current(
         return Ok(());
     }
     let message = format!(
-        "{} is for device {device}, but the current context is that of device {current}\n  way out: make the context of device {device} current on this thread before the call (cuCtxSetCurrent)",
+        "{} is for device {device}, but the current context is that of device {current}\n  help: make the context of device {device} current on this thread before the call (cuCtxSetCurrent)",
         what()
     );
     report::finding(machine, FindingKind::WrongDevice, message);

@@ -23,9 +23,9 @@ const RECORD_BYTES_MAX: usize = 64 << 20;
 const CELLS_MAX: usize = 4 << 20;
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// The refusal of a file that several delimiters split alike.
-const AMBIGUOUS: &str = "expected one delimiter, got several of commas, semicolons and tabs, each of which splits \
-     all rows alike; help: write quotes around names and cells that hold another one (\"a,b\"), or rename columns";
+/// The refusal of a file in which several delimiters fit.
+const AMBIGUOUS: &str = "expected one delimiter, got a header with several: several delimiters give every row the same \
+     number of cells; help: put quotes around names and cells that contain a delimiter (\"a,b\"), or rename columns";
 
 /// The records of a stream, one after another.
 pub(super) struct Records<R> {

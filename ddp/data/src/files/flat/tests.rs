@@ -81,7 +81,7 @@ fn every_element_survives_a_round_trip() {
     let scratch = Scratch::new();
     for (index, &(element, name, _)) in Element::ALL.iter().enumerate() {
         let path = scratch.path().join(format!("{index}.bin"));
-        // Patterns that are small whole numbers, in pieces that are no whole numbers.
+        // Patterns that are small whole numbers, in pieces that are not whole numbers.
         let values: Vec<u8> = (0..3000).map(|value| (value % 2) as u8).collect();
         let bytes: Vec<u8> = values
             .iter()
@@ -169,7 +169,7 @@ fn every_truncation_and_every_changed_byte_is_found() {
             Ok(_) => {
                 assert!(
                     (64..header).contains(&position),
-                    "byte {position} is no number of an array"
+                    "byte {position} is not a number of an array"
                 );
                 // Between the arrays nothing means anything.
                 assert!(

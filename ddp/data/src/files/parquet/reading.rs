@@ -262,7 +262,7 @@ fn is_unsigned(column: &ColumnDescriptor) -> Result<bool, String> {
     }
 }
 
-/// The pages of a column chunk, each of at most so many bytes.
+/// The pages of a column chunk, each of at most this many bytes.
 struct CheckedPages {
     pages: Box<dyn PageReader>,
     bytes_max: u64,

@@ -276,7 +276,7 @@ fn every_target_comes_once_an_epoch_on_any_number_of_ranks() {
     for size in [1, 2, 3, 7] {
         let mut counts: BTreeMap<i64, usize> = BTreeMap::new();
         for step0 in 0..steps {
-            // A run may stop after any step and go on with another number of ranks.
+            // A run may stop after any step and continue with another number of ranks.
             assert!(
                 of_step(step0, size) == of_step(step0, 1),
                 "{size} ranks, step {step0}"

@@ -19,7 +19,7 @@ fn line(phase: &str, kind: &str, at: &str, count: u64, bytes: u64) -> Line {
     }
 }
 
-/// A rank that trained on so many rows in so many passes, with these lines in its steps.
+/// A rank that trained on this many rows in this many passes, with these lines in its steps.
 fn rank(rows: u64, passes: u64, lines: &[(&str, &str, u64, u64)]) -> RankLedger {
     let lines = lines
         .iter()

@@ -43,7 +43,7 @@ impl ClassWeights {
         }
     }
 
-    /// The weight of each of these classes, which have so many rows to train on; None for equal
+    /// The weight of each of these classes, which have this many rows to train on; None for equal
     /// weights. `data` is the name of the data.
     pub(super) fn of(
         &self,

@@ -7,8 +7,8 @@ use super::{Trainer, report};
 use crate::checkpoint::Saver;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::metrics_log::{LockedLog, MetricsLog, REPORT_FILE};
 use crate::model::data_shape;
-use crate::record::{LockedRecord, REPORT_FILE, Record};
 use crate::tasks;
 use crate::trace::{RunTrace, TraceSteps};
 use crate::trainer::carried::{self, Carried, Kept, Standings, Untold};
@@ -31,12 +31,12 @@ impl<'a> Trainer<'a> {
         let Some((run, locked)) = prepare(options, program, world, &stops, carried)? else {
             return Ok(None);
         };
-        let times_products = matmuls::are_timed(options.products, run.devices[0], world);
-        let (kept, record, untold) = carried.parts();
+        let times_matmuls = matmuls::are_timed(options.products, run.devices[0], world);
+        let (kept, log, untold) = carried.parts();
         let opening = Opening::new(options, &run, kept, world);
         let mut state = opening.state()?;
-        if world.rank() == 0 && record.is_none() {
-            *record = Some(opening.record(program, locked)?);
+        if world.rank() == 0 && log.is_none() {
+            *log = Some(opening.open_log(program, locked)?);
         }
         if let (Some(bytes), 0, false) = (run.kept_bytes, world.rank(), run.continues) {
             let mb = bytes as f64 / 1e6;
@@ -44,9 +44,9 @@ impl<'a> Trainer<'a> {
         }
         let held_out = state.held_out.take();
         let lost_checkpoint = match run.continues {
-            true => kept.complete_record(record.as_mut(), &options.out, world)?,
+            true => kept.complete_log(log.as_mut(), &options.out, world)?,
             false => {
-                begin(options, &run, kept, held_out.as_ref(), times_products);
+                begin(options, &run, kept, held_out.as_ref(), times_matmuls);
                 false
             }
         };
@@ -60,13 +60,13 @@ impl<'a> Trainer<'a> {
         let is_left = |steps: &TraceSteps| !run.continues || steps.reach(taken + 1);
         let traced = options.trace.filter(is_left);
         let trace = RunTrace::new(traced, [taken + 1, run.plan.steps], &run.devices, world);
-        if let Some(record) = record.as_mut().filter(|_| world.generation() > 1) {
-            carried::say_change(record, untold, world, taken)?;
+        if let Some(log) = log.as_mut().filter(|_| world.generation() > 1) {
+            carried::say_change(log, untold, world, taken)?;
         }
-        // No rank trains before the record is open.
+        // No rank trains before the metrics log is open.
         world.barrier()?;
         *untold = Untold::default();
-        let behind = record.as_ref().map(Record::handle).transpose()?;
+        let behind = log.as_ref().map(MetricsLog::handle).transpose()?;
         let tokenizer = run.data.tokenizer.clone();
         let saver = Saver::of_run(world, &options.out, options.keep, behind, tokenizer)?;
         let shape = data_shape(run.data.train.spec());
@@ -76,17 +76,17 @@ impl<'a> Trainer<'a> {
             world,
             task: tasks::of(run.data.train.task()),
             schedule: options.learning_rate(&run.plan)?,
-            times_products,
+            times_matmuls,
             saver,
             state,
             lost_checkpoint,
             stop_poll,
             trace,
             flop_of_a_row: options.model.flop_of_a_row(&shape),
-            product_tflops: None,
+            matmul_tflops: None,
             run,
             kept,
-            record,
+            metrics_log: log,
             noticed: &mut untold.noticed,
         }))
     }
@@ -98,7 +98,7 @@ fn begin(
     run: &Assembled,
     kept: &mut Kept,
     held_out: Option<&String>,
-    times_products: bool,
+    times_matmuls: bool,
 ) {
     kept.clock = Clock::new(kept.clock.has_rates);
     let Some(before) = run.resumed.as_ref().map(|opened| &opened.state) else {
@@ -111,8 +111,8 @@ fn begin(
     totals.held_out = before.held_out.clone();
     // Another number of ranks has matmuls of other shapes, unless each has whole shards.
     let has_as_many = || before.world.ranks == run.places.len();
-    if times_products && (options.same_bits.is_some() || has_as_many()) {
-        totals.products = before.products.clone();
+    if times_matmuls && (options.same_bits.is_some() || has_as_many()) {
+        totals.matmuls = before.matmuls.clone();
     }
 }
 
@@ -127,7 +127,7 @@ const ON_INTERRUPT: [&str; 2] = [
     "\nCtrl-C again: ended without saving\n",
 ];
 
-/// What a run needs, before its folder is changed, and its record if there is one. None for a
+/// What a run needs, before its folder is changed, and its metrics log if there is one. None for a
 /// resumed run that is already finished. In a later world of ranks the run is what they `carried`.
 fn prepare(
     options: &Config,
@@ -135,7 +135,7 @@ fn prepare(
     world: &World,
     stops: &StopSignals,
     carried: &mut Carried,
-) -> Result<Option<(Assembled, Option<LockedRecord>)>> {
+) -> Result<Option<(Assembled, Option<LockedLog>)>> {
     let say = |texts| (world.rank() == 0).then(|| stops.say_on_interrupt(texts));
     // Reading data may take long, and there is nothing to save yet.
     let is_first = world.generation() < 2;

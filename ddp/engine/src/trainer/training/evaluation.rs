@@ -8,7 +8,7 @@ use super::Trainer;
 use crate::checkpoint::Best;
 use crate::error::Result;
 use crate::faults::{self, FaultPoint};
-use crate::record::{EvalEvent, Event, SampleEvent};
+use crate::metrics_log::{EvalEvent, Event, SampleEvent};
 use crate::samples::{SampleCollector, largest_class};
 use crate::shown::{shown, significant};
 use crate::tasks::{figures_text, numbers_figures};
@@ -85,14 +85,14 @@ impl Trainer<'_> {
             loss: event.loss,
             accuracy: event.accuracy,
         });
-        if let Some(record) = &mut *self.record
-            && !record.has("eval", number)
+        if let Some(log) = &mut *self.metrics_log
+            && !log.has("eval", number)
         {
             let result = describe(&event) + &figures_text(&figures);
             self.program
                 .note(&format!("step {number}: held-out {result}"));
             self.program.evaluated(&event)?;
-            record.write(&Event::Eval(event))?;
+            log.write(&Event::Eval(event))?;
         }
         if let Some(collector) = collector {
             self.keep(collector, number)?;
@@ -107,8 +107,8 @@ impl Trainer<'_> {
             return Ok(());
         }
         self.kept.step.gather()?;
-        if let (Some(sample), Some(record)) = (&self.run.sample, &mut *self.record)
-            && !record.has("sample", number)
+        if let (Some(sample), Some(log)) = (&self.run.sample, &mut *self.metrics_log)
+            && !log.has("sample", number)
         {
             match sample.text(&self.kept.step) {
                 Ok(text) => {
@@ -116,7 +116,7 @@ impl Trainer<'_> {
                     let line = shown(&format!("{prompt}{text}"));
                     self.program.note(&format!("step {number}: sample {line}"));
                     let step = number;
-                    record.write(&Event::Sample(SampleEvent {
+                    log.write(&Event::Sample(SampleEvent {
                         step,
                         prompt,
                         text: &text,
@@ -134,8 +134,8 @@ impl Trainer<'_> {
         let (run, data) = (&self.run, &self.options.data);
         let may_be_pictures = !matches!(data, DataSpec::Synthetic(_));
         let kept = collector.together(number, &run.data, may_be_pictures, &run.main, self.world)?;
-        if let (Some((confusion, samples)), Some(record)) = (kept, &mut *self.record) {
-            record.write(&Event::Confusion(&confusion))?;
+        if let (Some((confusion, samples)), Some(log)) = (kept, &mut *self.metrics_log) {
+            log.write(&Event::Confusion(&confusion))?;
             // The report can do without samples.
             if let Err(error) = samples.and_then(|samples| samples.save(&self.options.out)) {
                 tracing::warn!("the report will show no samples: {error}");

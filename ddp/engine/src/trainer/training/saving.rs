@@ -19,7 +19,7 @@ impl Trainer<'_> {
     /// Saves the run as it is after step `number`, unless it is saved. A thread writes the files
     /// while training continues.
     pub(super) fn save(&mut self, number: u64) -> Result<()> {
-        // 0 stands for no checkpoint.
+        // 0 means no checkpoint.
         if number > 0 && self.kept.totals.saved == number {
             return Ok(());
         }
@@ -55,7 +55,7 @@ impl Trainer<'_> {
         state.schedule.learning_rate = self.schedule.learning_rate(number);
         (state.best, state.last) = (totals.best, totals.last);
         state.held_out = totals.held_out.clone();
-        state.products = totals.products.clone();
+        state.matmuls = totals.matmuls.clone();
         state
     }
 
@@ -63,12 +63,12 @@ impl Trainer<'_> {
     pub(super) fn record_saved(&mut self) -> Result<()> {
         self.saver.check()?;
         let written = self.saver.written();
-        let Some(record) = self.record else {
+        let Some(log) = self.metrics_log else {
             return Ok(());
         };
         for (step, folder) in written {
-            record.check_present()?;
-            record.write_checkpoint(step, &folder)?;
+            log.check_present()?;
+            log.write_checkpoint(step, &folder)?;
         }
         Ok(())
     }

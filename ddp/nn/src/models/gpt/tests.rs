@@ -2,7 +2,7 @@ use ddp_kernels::{DType, Device, Tensor};
 
 use super::*;
 use crate::CrossEntropy;
-use crate::check::{Objective, worst_derivative};
+use crate::check::{DerivativeCheck, Objective};
 use crate::models::{Model, ModelSpec};
 
 fn tiny() -> GptSpec {
@@ -31,8 +31,14 @@ fn worst(spec: &GptSpec, frozen: &dyn Fn(&str) -> bool) -> f64 {
     let targets: Vec<i64> = (0..10).map(|index| index * 3 % 7).collect();
     let targets = Tensor::from_slice(&targets, &[2, 5], Device::Cpu).unwrap();
     let loss = CrossEntropy::default();
-    let objective = Objective::Loss(&loss, &targets);
-    let worst = worst_derivative(&mut layers, &[5], 2, 3, objective, frozen).unwrap();
+    let check = DerivativeCheck {
+        rows: 2,
+        seed: 3,
+        objective: Objective::Loss(&loss, &targets),
+        frozen,
+        ..DerivativeCheck::new(&[5])
+    };
+    let worst = check.worst(&mut layers).unwrap();
     println!("{worst:?}");
     worst.error()
 }

@@ -11,8 +11,8 @@ use crate::layer::Layer;
 use crate::pass::{Gradient, Pass};
 
 /// Cuts images into patches, of which a linear layer, "patches", makes tokens, and adds
-/// "positions.weight" (T, C). A leading token has a patch of zeros: what stands for it is learned
-/// by its position.
+/// "positions.weight" (T, C). A leading token has a patch of zeros: its content is learned by its
+/// position.
 #[derive(Debug)]
 pub(super) struct PatchEmbedding {
     patches: Patches,
@@ -23,7 +23,7 @@ pub(super) struct PatchEmbedding {
 }
 
 impl PatchEmbedding {
-    /// Tokens of so many columns.
+    /// Tokens of this many columns.
     pub(super) fn new(patches: Patches, columns: usize) -> PatchEmbedding {
         PatchEmbedding {
             patches,
@@ -101,7 +101,7 @@ pub(super) struct MeanOfTokens {
 }
 
 impl MeanOfTokens {
-    /// The mean of so many tokens.
+    /// The mean of this many tokens.
     pub(super) fn new(tokens: usize) -> MeanOfTokens {
         MeanOfTokens { tokens, time: 0 }
     }

@@ -194,7 +194,7 @@ fn layout(shape: &[usize]) -> Option<(usize, usize, usize, bool)> {
     }
 }
 
-/// The refusal of rows that are no images.
+/// The refusal of rows that are not images.
 fn no_image(text: &str, pixels: usize) -> crate::error::Error {
     let side = pixels.isqrt();
     let help = match side * side == pixels {

@@ -2,7 +2,7 @@ use ddp_kernels::{Device, Tensor};
 
 use super::*;
 use crate::CrossEntropy;
-use crate::check::{Objective, worst_derivative};
+use crate::check::{DerivativeCheck, Objective};
 use crate::models::{Model, ModelSpec};
 
 fn tiny() -> VitSpec {
@@ -31,8 +31,14 @@ fn derivatives_are_those_of_the_loss_in_every_variant() {
         let mut layers = spec.layers(&shape(row, &[])).unwrap();
         let targets = Tensor::from_slice(&[2i64, 0], &[2], Device::Cpu).unwrap();
         let loss = CrossEntropy::default();
-        let objective = Objective::Loss(&loss, &targets);
-        let worst = worst_derivative(&mut layers, row, 2, 3, objective, frozen).unwrap();
+        let check = DerivativeCheck {
+            rows: 2,
+            seed: 3,
+            objective: Objective::Loss(&loss, &targets),
+            frozen,
+            ..DerivativeCheck::new(row)
+        };
+        let worst = check.worst(&mut layers).unwrap();
         println!("{worst:?}");
         worst.error()
     };

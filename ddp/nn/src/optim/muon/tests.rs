@@ -24,7 +24,7 @@ fn rule() -> Rule {
     }
 }
 
-/// A hidden weight of so many rows and columns, and an output layer.
+/// A hidden weight of this many rows and columns, and an output layer.
 fn params(rows: usize, columns: usize, dtype: DType) -> Params {
     let layers = Sequential::new()
         .then(Linear::new(rows))
@@ -49,7 +49,7 @@ fn gradient(kind: &str, step: usize, row: usize, column: usize) -> f64 {
     }
 }
 
-fn product(a: &[f64], b: &[f64], [m, k, n]: [usize; 3]) -> Vec<f64> {
+fn matmul(a: &[f64], b: &[f64], [m, k, n]: [usize; 3]) -> Vec<f64> {
     let element = |i: usize| (0..k).map(|j| a[i / n * k + j] * b[j * n + i % n]).sum();
     (0..m * n).map(element).collect()
 }
@@ -69,14 +69,14 @@ fn orthogonal(g: &[f64], [rows, columns]: [usize; 2]) -> Vec<f64> {
     let norm = g.iter().map(|x| x * x).sum::<f64>().sqrt();
     let mut x: Vec<f64> = g.iter().map(|x| x / norm.max(1e-7)).collect();
     for _ in 0..5 {
-        let a = product(&x, &transposed(&x, [rows, columns]), [rows, columns, rows]);
-        let squared = product(&a, &a, [rows; 3]);
+        let a = matmul(&x, &transposed(&x, [rows, columns]), [rows, columns, rows]);
+        let squared = matmul(&a, &a, [rows; 3]);
         let b: Vec<f64> = a
             .iter()
             .zip(squared)
             .map(|(a, s)| -4.7750 * a + 2.0315 * s)
             .collect();
-        let added = product(&b, &x, [rows, rows, columns]);
+        let added = matmul(&b, &x, [rows, rows, columns]);
         x = x
             .iter()
             .zip(added)

@@ -1,4 +1,4 @@
-//! The entry points: handles, attributes, the search, and products on streams of a machine.
+//! The entry points: handles, attributes, the search, and matmuls on streams of a machine.
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -36,7 +36,7 @@ fn workspace_max(preference: usize, bytes: u64) -> Status {
     unsafe { cublasLtMatmulPreferenceSetAttribute(preference, 1, (&raw const bytes).cast(), 8) }
 }
 
-/// A handle of the device that is current, and what a square f32 product takes.
+/// A handle of the device that is current, and what a square f32 matmul takes.
 struct Plan {
     library: usize,
     operation: usize,
@@ -182,7 +182,7 @@ fn the_search_finds_one_algorithm_with_the_workspace_that_is_allowed_or_none() {
 }
 
 #[test]
-fn a_product_is_work_of_its_stream_and_must_be_of_its_device() {
+fn a_matmul_is_work_of_its_stream_and_must_be_of_its_device() {
     let machine = machine();
     let plan = Plan::new();
     assert_eq!(workspace_max(plan.preference, 1 << 20), DONE);

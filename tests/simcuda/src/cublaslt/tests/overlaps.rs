@@ -1,4 +1,4 @@
-//! Operands of one product that share bytes.
+//! Operands of one matmul that share bytes.
 
 use super::super::overlap::overlap;
 use super::*;
@@ -7,8 +7,8 @@ const RELU_AUX_BIAS: u32 = 128 | 4 | 2;
 const DRELU_BGRAD: u32 = 128 | 16 | 8;
 const ALL: [&str; 7] = ["D", "aux", "the bias", "the workspace", "A", "B", "C"];
 
-/// A product with every operand. None of them overlap.
-fn product(epilogue: u32) -> Matmul {
+/// A matmul with every operand. None of them overlap.
+fn matmul_of(epilogue: u32) -> Matmul {
     let layouts = layouts([F32, F32], 5, 4, 3, [0, 0]);
     let problem = problem_of(&operation(epilogue, [0, 0]), &layouts).unwrap();
     Matmul {
@@ -45,7 +45,7 @@ fn put(matmul: &mut Matmul, operand: &str, address: Address) {
 
 /// What is found where `second` begins in the last byte of `first`.
 fn found(epilogue: u32, first: &str, second: &str) -> Option<[&'static str; 2]> {
-    let mut matmul = product(epilogue);
+    let mut matmul = matmul_of(epilogue);
     assert_eq!(overlap(&matmul), None);
     let last = ranges(&matmul, first).last().unwrap().end - 1;
     put(&mut matmul, second, last);
@@ -78,7 +78,7 @@ fn no_operand_shares_a_byte_with_one_that_is_written() {
 
 #[test]
 fn c_may_be_d_and_is_not_read_where_beta_is_zero() {
-    let mut matmul = product(RELU_AUX_BIAS);
+    let mut matmul = matmul_of(RELU_AUX_BIAS);
     matmul.c = matmul.d;
     assert_eq!(overlap(&matmul), None);
     matmul.c += 4;

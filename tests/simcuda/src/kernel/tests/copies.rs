@@ -5,7 +5,7 @@ use crate::error::CUresult;
 
 const FAILED: CUresult = CUresult::CUDA_ERROR_LAUNCH_FAILED;
 
-/// Each thread copies 16 bytes in each of two groups, `WAITED` waits for all but so many groups,
+/// Each thread copies 16 bytes in each of two groups, `WAITED` waits for all but this many groups,
 /// and `BETWEEN` stands between that and the use.
 const SOURCE: &str = r#"
 struct Words { unsigned int at[4]; };

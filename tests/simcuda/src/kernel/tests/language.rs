@@ -334,7 +334,7 @@ fn kernels_made_by_macros_and_templates_are_exported() {
     assert_eq!(
         library_with(&program).kernels.len(),
         3,
-        "a template that nobody names is no kernel"
+        "a template that nobody names is not a kernel"
     );
 }
 

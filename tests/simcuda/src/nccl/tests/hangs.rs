@@ -274,7 +274,7 @@ fn a_host_that_hangs_does_not_keep_its_device_from_what_was_queued() {
         // Neither calls anything any more, so that neither waits for the other.
         let end = Instant::now() + Duration::from_secs(10);
         while !IS_DONE.load(Ordering::SeqCst) {
-            assert!(Instant::now() < end, "the device does not go on");
+            assert!(Instant::now() < end, "the device does not continue");
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(cuStreamSynchronize(stream), SUCCESS);

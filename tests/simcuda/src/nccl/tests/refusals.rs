@@ -40,7 +40,7 @@ cases! {
         refused(ncclAllReduce(at, at, usize::MAX, F32, SUM, comm, stream), 4, "more than there can be");
         refused(ncclBroadcast(at, at, 64, F32, 3, comm, stream), 4, "root 3: expected a rank, 0 to 2");
         refused(ncclSend(at, 64, F32, -1, comm, stream), 4, "peer -1: expected a rank, 0 to 2");
-        refused(ncclAllReduce(at.wrapping_byte_add(2), at, 8, F32, SUM, comm, stream), 4, "is no address of an f32");
+        refused(ncclAllReduce(at.wrapping_byte_add(2), at, 8, F32, SUM, comm, stream), 4, "is not the address of an f32");
         refused(ncclAllReduce(at, at, 64, F32, SUM, std::ptr::null_mut(), stream), 4, "the communicator is none");
         refused(ncclCommCount(comm, None), 4, "no place");
         done(ncclAllReduce(at, at, 0, F32, SUM, comm, stream));

@@ -148,7 +148,7 @@ fn of_several_delimiters_in_the_header_the_one_counts_that_splits_all_lines_alik
     assert_eq!(first(&long).len(), 2);
     for text in ["a;b,c\n", "a,b;c\n1,5;2\n"] {
         let error = read(text).unwrap_err();
-        let parts = ["line 1: expected one delimiter", "help: write quotes"];
+        let parts = ["line 1: expected one delimiter", "help: put quotes"];
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
     }
     assert_reads(

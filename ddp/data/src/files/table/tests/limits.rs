@@ -42,7 +42,7 @@ fn assert_passed(output: &Output) {
     );
 }
 
-/// A table of so many rows of eight numbers and a text.
+/// A table of this many rows of eight numbers and a text.
 fn write_table(path: &Path, rows: u32) {
     let mut out = BufWriter::new(fs::File::create(path).unwrap());
     writeln!(out, "a,b,c,d,e,f,g,h,kind").unwrap();
@@ -107,7 +107,7 @@ fn memory_does_not_grow_with_the_table() {
     );
 }
 
-/// Files may have so many blocks, of 512 bytes or 1024, as the shell likes. Ignored, the signal
+/// Files may have this many blocks, of 512 bytes or 1024, as the shell likes. Ignored, the signal
 /// becomes an error of the write.
 const DISK: &str = "trap '' XFSZ\nulimit -f 1000";
 

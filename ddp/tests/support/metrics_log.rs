@@ -1,4 +1,4 @@
-//! What a run leaves: its record and its model.
+//! What a run leaves: its metrics log and its model.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,20 +6,21 @@ use std::path::Path;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-/// A record that is well formed: whole lines, each an event, the start first.
+/// A metrics log that is well formed: whole lines, each an event, the start first.
 #[derive(Debug)]
-pub(crate) struct Record(pub(crate) Vec<Value>);
+pub(crate) struct MetricsLog(pub(crate) Vec<Value>);
 
-impl Record {
+impl MetricsLog {
     #[track_caller]
-    pub(crate) fn read(out: &Path) -> Record {
-        let text = std::fs::read_to_string(out.join("metrics.jsonl")).expect("there is a record");
+    pub(crate) fn read(out: &Path) -> MetricsLog {
+        let text =
+            std::fs::read_to_string(out.join("metrics.jsonl")).expect("there is a metrics log");
         assert!(text.ends_with('\n'), "the last line is whole: {text}");
         let parse = |line: &str| {
             serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))
         };
-        let record = Record(text.lines().map(parse).collect());
-        let starts: Vec<bool> = record
+        let log = MetricsLog(text.lines().map(parse).collect());
+        let starts: Vec<bool> = log
             .0
             .iter()
             .map(|event| event["event"] == "start")
@@ -28,7 +29,7 @@ impl Record {
             starts[0] && !starts[1..].contains(&true),
             "it starts once: {text}"
         );
-        record
+        log
     }
 
     pub(crate) fn start(&self) -> &Value {

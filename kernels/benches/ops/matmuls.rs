@@ -1,4 +1,4 @@
-//! Matrix products, and layers made of them.
+//! Matmuls, and layers made of them.
 
 use ddp_kernels::ops::{self, Activation, Below};
 use ddp_kernels::{DType, Device, Random, Result, Tensor};
@@ -6,17 +6,17 @@ use ddp_kernels::{DType, Device, Random, Result, Tensor};
 use crate::machine::Machine;
 use crate::{Line, against_multiply_adds};
 
-/// A product of `m` × `k` by `k` × `n`; `mat2_t` when mat2 lies in memory as its transpose, as
+/// A matmul of `m` × `k` by `k` × `n`; `mat2_t` when mat2 lies in memory as its transpose, as
 /// weights do.
-struct Product {
+struct Matmul {
     name: &'static str,
     mnk: [usize; 3],
     mat1_t: bool,
     mat2_t: bool,
 }
 
-const fn product(name: &'static str, mnk: [usize; 3], mat1_t: bool, mat2_t: bool) -> Product {
-    Product {
+const fn matmul(name: &'static str, mnk: [usize; 3], mat1_t: bool, mat2_t: bool) -> Matmul {
+    Matmul {
         name,
         mnk,
         mat1_t,
@@ -24,60 +24,60 @@ const fn product(name: &'static str, mnk: [usize; 3], mat1_t: bool, mat2_t: bool
     }
 }
 
-/// The two sizes that the goals are set for, and every product of a training step of
+/// The two sizes that the goals are set for, and every matmul of a training step of
 /// 784-1024-1024-10 at batch 128 and 1024.
-const PRODUCTS: [Product; 16] = [
-    product("addmm 2048x2048x2048", [2048, 2048, 2048], false, false),
-    product(
+const MATMULS: [Matmul; 16] = [
+    matmul("addmm 2048x2048x2048", [2048, 2048, 2048], false, false),
+    matmul(
         "addmm 2048x2048x2048, weight as kept",
         [2048, 2048, 2048],
         false,
         true,
     ),
-    product("addmm 128x1024x784", [128, 1024, 784], false, false),
-    product(
+    matmul("addmm 128x1024x784", [128, 1024, 784], false, false),
+    matmul(
         "addmm 128x1024x784, weight as kept",
         [128, 1024, 784],
         false,
         true,
     ),
-    product(
+    matmul(
         "addmm 128x1024x1024, weight as kept",
         [128, 1024, 1024],
         false,
         true,
     ),
-    product(
+    matmul(
         "addmm 128x10x1024, weight as kept",
         [128, 10, 1024],
         false,
         true,
     ),
-    product("addmm 128x1024x1024 (dx)", [128, 1024, 1024], false, false),
-    product("addmm 128x1024x10 (dx)", [128, 1024, 10], false, false),
-    product("addmm 1024x784x128 (dw)", [1024, 784, 128], true, false),
-    product("addmm 1024x1024x128 (dw)", [1024, 1024, 128], true, false),
-    product("addmm 10x1024x128 (dw)", [10, 1024, 128], true, false),
-    product(
+    matmul("addmm 128x1024x1024 (dx)", [128, 1024, 1024], false, false),
+    matmul("addmm 128x1024x10 (dx)", [128, 1024, 10], false, false),
+    matmul("addmm 1024x784x128 (dw)", [1024, 784, 128], true, false),
+    matmul("addmm 1024x1024x128 (dw)", [1024, 1024, 128], true, false),
+    matmul("addmm 10x1024x128 (dw)", [10, 1024, 128], true, false),
+    matmul(
         "addmm 1024x1024x784, weight as kept",
         [1024, 1024, 784],
         false,
         true,
     ),
-    product(
+    matmul(
         "addmm 1024x1024x1024 (dx)",
         [1024, 1024, 1024],
         false,
         false,
     ),
-    product("addmm 1024x784x1024 (dw)", [1024, 784, 1024], true, false),
-    product(
+    matmul("addmm 1024x784x1024 (dw)", [1024, 784, 1024], true, false),
+    matmul(
         "addmm 1x3072x768, weight as kept",
         [1, 3072, 768],
         false,
         true,
     ),
-    product(
+    matmul(
         "addmm 1x50257x768, weight as kept",
         [1, 50257, 768],
         false,
@@ -91,37 +91,37 @@ pub(crate) fn run(
     emit: &dyn Fn(Line),
 ) -> Result<()> {
     let mut random = Random::new(7);
-    for product in PRODUCTS.iter().filter(|product| wanted(product.name)) {
-        time(product, machine, &mut random, emit)?;
+    for matmul in MATMULS.iter().filter(|matmul| wanted(matmul.name)) {
+        time(matmul, machine, &mut random, emit)?;
     }
     layers(machine, wanted, emit, &mut random)
 }
 
 fn time(
-    product: &Product,
+    matmul: &Matmul,
     machine: &Machine,
     random: &mut Random,
     emit: &dyn Fn(Line),
 ) -> Result<()> {
-    let [m, n, k] = product.mnk;
+    let [m, n, k] = matmul.mnk;
     let mut matrix = |rows: usize, columns: usize, t: bool| {
         let shape = if t { [columns, rows] } else { [rows, columns] };
         Tensor::randn(&shape, DType::F32, Device::Cpu, random)
     };
-    let (stored1, stored2) = (matrix(m, k, product.mat1_t)?, matrix(k, n, product.mat2_t)?);
-    let mat1 = if product.mat1_t {
+    let (stored1, stored2) = (matrix(m, k, matmul.mat1_t)?, matrix(k, n, matmul.mat2_t)?);
+    let mat1 = if matmul.mat1_t {
         stored1.t()?
     } else {
         stored1.clone()
     };
-    let mat2 = if product.mat2_t {
+    let mat2 = if matmul.mat2_t {
         stored2.t()?
     } else {
         stored2.clone()
     };
     let out = mat1.new_zeros(&[m, n])?;
     let mut ours = || ops::addmm_into(&out, &out, &mat1, &mat2, 1.0, 0.0).expect("checked shapes");
-    let name = product.name.to_string();
+    let name = matmul.name.to_string();
     emit(against_multiply_adds(
         name,
         2 * m * n * k,
@@ -131,7 +131,7 @@ fn time(
     Ok(())
 }
 
-/// The fused layer, to compare with its product alone.
+/// The fused layer, to compare with its matmul alone.
 fn layers(
     machine: &Machine,
     wanted: &dyn Fn(&str) -> bool,

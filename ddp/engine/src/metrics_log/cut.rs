@@ -15,7 +15,7 @@ use ddp_kernels::files as disk;
 use ddp_kernels::heartbeat::{self, Work};
 use serde::Deserialize;
 
-use super::{CONFIG_FILE, EVENTS_FILE, Record, Written, check_free, taken, write_settings};
+use super::{CONFIG_FILE, EVENTS_FILE, MetricsLog, Written, check_free, taken, write_settings};
 use crate::error::{Error, Result};
 use crate::setting::OUT;
 
@@ -27,15 +27,15 @@ const LOST_MAX: Duration = Duration::from_secs(120);
 
 /// The metrics log of a run, locked against other processes.
 #[derive(Debug)]
-pub(crate) struct LockedRecord {
+pub(crate) struct LockedLog {
     pub(super) file: File,
     pub(super) path: PathBuf,
 }
 
-impl LockedRecord {
+impl LockedLog {
     /// Locks the metrics log in `out`. None if `out` has no metrics log. It may be that of a rank
     /// `was_lost`, whose host still has the lock.
-    pub(crate) fn find(out: &Path, was_lost: bool) -> Result<Option<LockedRecord>> {
+    pub(crate) fn find(out: &Path, was_lost: bool) -> Result<Option<LockedLog>> {
         if !out.join(EVENTS_FILE).exists() {
             return Ok(None);
         }
@@ -43,7 +43,7 @@ impl LockedRecord {
         let (began, mut is_told) = (Instant::now(), false);
         let limit = if was_lost { LOST_MAX } else { ENDING_MAX };
         loop {
-            match LockedRecord::open(out) {
+            match LockedLog::open(out) {
                 Err(Error::Usage(_)) if began.elapsed() < limit => {}
                 locked => return locked.map(Some),
             }
@@ -59,7 +59,7 @@ impl LockedRecord {
 
     /// Locks the metrics log in `out`, creating it if needed. On a file system without locks it
     /// does not exclude other processes.
-    fn open(out: &Path) -> Result<LockedRecord> {
+    fn open(out: &Path) -> Result<LockedLog> {
         let path = out.join(EVENTS_FILE);
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
@@ -70,12 +70,12 @@ impl LockedRecord {
                 out.display()
             )));
         }
-        Ok(LockedRecord { file, path })
+        Ok(LockedLog { file, path })
     }
 
-    /// Locks a new or empty record in `out`. Refuses one that another process has begun.
-    pub(crate) fn empty(out: &Path) -> Result<LockedRecord> {
-        let locked = LockedRecord::open(out)?;
+    /// Locks a new or empty metrics log in `out`. Refuses one that another process has begun.
+    pub(crate) fn empty(out: &Path) -> Result<LockedLog> {
+        let locked = LockedLog::open(out)?;
         let about = locked.file.metadata();
         let about = about.map_err(disk::failed("look at", &locked.path))?;
         if about.len() > 0 {
@@ -85,10 +85,10 @@ impl LockedRecord {
     }
 }
 
-impl Record {
+impl MetricsLog {
     /// Makes the run's folder with the settings and an empty metrics log. Refuses a folder that
     /// holds a run, or in which one is starting.
-    pub fn create(out: &Path, settings: &str) -> Result<Record> {
+    pub fn create(out: &Path, settings: &str) -> Result<MetricsLog> {
         check_free(out)?;
         disk::make_folder(out)?;
         let path = out.join(EVENTS_FILE);
@@ -103,9 +103,9 @@ impl Record {
         }
         check_plain(out)?;
         // The lock lasts as long as the metrics log is written.
-        let LockedRecord { file, path } = LockedRecord::empty(out)?;
+        let LockedLog { file, path } = LockedLog::empty(out)?;
         write_settings(out, settings)?;
-        Ok(Record {
+        Ok(MetricsLog {
             file,
             path,
             length: 0,
@@ -118,10 +118,10 @@ impl Record {
     pub(crate) fn resume(
         out: &Path,
         settings: &str,
-        locked: LockedRecord,
+        locked: LockedLog,
         step: u64,
-    ) -> Result<(Record, bool)> {
-        let LockedRecord { mut file, path } = locked;
+    ) -> Result<(MetricsLog, bool)> {
+        let LockedLog { mut file, path } = locked;
         let mut copied = None;
         disk::replace_file(&path, |copy| {
             // It is locked already, so that no other process locks it first.
@@ -133,13 +133,13 @@ impl Record {
         })?;
         let (file, (length, has_start, written)) = copied.expect("the file was written");
         write_settings(out, settings)?;
-        let record = Record {
+        let log = MetricsLog {
             file,
             path,
             length,
             written,
         };
-        Ok((record, has_start))
+        Ok((log, has_start))
     }
 }
 
@@ -199,7 +199,7 @@ fn copy_lines(from: &mut File, to: &mut File, step: u64) -> io::Result<(u64, boo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Event;
+    use crate::metrics_log::Event;
     use ddp_kernels::files::testing::Scratch;
 
     const LINES: &str = r#"{"event":"start","time_unix_s":1}
@@ -213,8 +213,8 @@ mod tests {
 {"event":"end","steps":6}
 "#;
 
-    fn find(out: &Path) -> LockedRecord {
-        LockedRecord::find(out, false).unwrap().unwrap()
+    fn find(out: &Path) -> LockedLog {
+        LockedLog::find(out, false).unwrap().unwrap()
     }
 
     /// What stays of `text` when a run resumes after step `step`.
@@ -223,13 +223,13 @@ mod tests {
         let path = scratch.path().join(EVENTS_FILE);
         fs::write(&path, text).unwrap();
         let locked = find(scratch.path());
-        let (_record, has_start) = Record::resume(scratch.path(), "", locked, step).unwrap();
+        let (_log, has_start) = MetricsLog::resume(scratch.path(), "", locked, step).unwrap();
         assert_eq!(scratch.names(), ["config.toml", EVENTS_FILE]);
         (fs::read(&path).unwrap(), has_start)
     }
 
     #[test]
-    fn resuming_cuts_the_record_at_the_checkpoint() {
+    fn resuming_cuts_the_log_at_the_checkpoint() {
         let lines: Vec<&str> = LINES.split_inclusive('\n').collect();
         for (step, expected) in [
             (6, &[0, 1, 2, 3, 4, 5][..]),
@@ -277,16 +277,15 @@ mod tests {
     fn what_is_written_next_follows_what_stayed_also_after_a_write_that_failed() {
         let scratch = Scratch::new();
         fs::write(scratch.path().join(EVENTS_FILE), LINES).unwrap();
-        let (mut record, _) = Record::resume(scratch.path(), "", find(scratch.path()), 1).unwrap();
+        let (mut log, _) = MetricsLog::resume(scratch.path(), "", find(scratch.path()), 1).unwrap();
         // As when the disk is full after some bytes.
-        record.file.write_all(b"half a li").unwrap();
-        record.cut_back();
-        record
-            .write(&Event::Checkpoint {
-                step: 1,
-                folder: "a",
-            })
-            .unwrap();
+        log.file.write_all(b"half a li").unwrap();
+        log.cut_back();
+        log.write(&Event::Checkpoint {
+            step: 1,
+            folder: "a",
+        })
+        .unwrap();
         let text = fs::read_to_string(scratch.path().join(EVENTS_FILE)).unwrap();
         assert_eq!(
             text.lines().last(),
@@ -300,18 +299,16 @@ mod tests {
         let scratch = Scratch::new();
         let path = scratch.path().join(EVENTS_FILE);
         fs::write(&path, LINES).unwrap();
-        let (mut record, _) = Record::resume(scratch.path(), "", find(scratch.path()), 4).unwrap();
+        let (mut log, _) = MetricsLog::resume(scratch.path(), "", find(scratch.path()), 4).unwrap();
         let before = fs::read_to_string(&path).unwrap();
         let checkpoint = |step| Event::Checkpoint { step, folder: "a" };
-        assert!(record.has("step", 4) && record.has("eval", 4) && !record.has("step", 5));
-        record.write_step(4, "other").unwrap();
-        record.write(&checkpoint(3)).unwrap();
+        assert!(log.has("step", 4) && log.has("eval", 4) && !log.has("step", 5));
+        log.write_step(4, "other").unwrap();
+        log.write(&checkpoint(3)).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), before);
-        record
-            .write_step(5, r#"{"event":"step","step":5}"#)
-            .unwrap();
+        log.write_step(5, r#"{"event":"step","step":5}"#).unwrap();
         for _ in 0..2 {
-            record.write(&checkpoint(5)).unwrap();
+            log.write(&checkpoint(5)).unwrap();
         }
         let after = fs::read_to_string(&path).unwrap();
         let added = after.strip_prefix(&before).unwrap();
@@ -319,10 +316,10 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_is_being_written_is_left_alone() {
+    fn a_log_that_is_being_written_is_left_alone() {
         let scratch = Scratch::new();
         fs::write(scratch.path().join(EVENTS_FILE), LINES).unwrap();
-        let first = Record::resume(scratch.path(), "", find(scratch.path()), 6).unwrap();
+        let first = MetricsLog::resume(scratch.path(), "", find(scratch.path()), 6).unwrap();
         // The thread that writes checkpoints has such a handle.
         let (handle, _) = first.0.handle().unwrap();
         drop(first);
@@ -332,26 +329,26 @@ mod tests {
                 "{error}"
             );
         };
-        refused(LockedRecord::empty(scratch.path()).unwrap_err());
-        refused(LockedRecord::find(scratch.path(), false).unwrap_err());
+        refused(LockedLog::empty(scratch.path()).unwrap_err());
+        refused(LockedLog::find(scratch.path(), false).unwrap_err());
         let ends = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(300));
             drop(handle);
         });
         let held = find(scratch.path());
         ends.join().unwrap();
-        drop(Record::resume(scratch.path(), "", held, 1).unwrap());
+        drop(MetricsLog::resume(scratch.path(), "", held, 1).unwrap());
         // That of a lost host is released later.
-        let first = Record::resume(scratch.path(), "", find(scratch.path()), 1).unwrap();
+        let first = MetricsLog::resume(scratch.path(), "", find(scratch.path()), 1).unwrap();
         let ends = std::thread::spawn(move || {
             std::thread::sleep(ENDING_MAX + Duration::from_millis(500));
             drop(first);
         });
-        let held = LockedRecord::find(scratch.path(), true).unwrap().unwrap();
+        let held = LockedLog::find(scratch.path(), true).unwrap().unwrap();
         ends.join().unwrap();
         drop(held);
         // Not locked any more, but it is not a new run's.
-        let error = LockedRecord::empty(scratch.path()).unwrap_err();
+        let error = LockedLog::empty(scratch.path()).unwrap_err();
         assert!(error.to_string().contains("holds a run already"), "{error}");
     }
 }

@@ -4,11 +4,11 @@
 //! Rank 0 writes it. A line is written whole or not at all: a full disk leaves the lines before it
 //! as they were. Non-finite numbers are `null`. Only the first line, the last one and those of a
 //! resume have times of the wall clock. When a run is resumed, lines after the checkpoint are cut
-//! (`record/cut.rs`).
+//! (`metrics_log/cut.rs`).
 
 mod cut;
 
-pub(crate) use self::cut::{LockedRecord, checkpoints};
+pub(crate) use self::cut::{LockedLog, checkpoints};
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -293,7 +293,7 @@ pub struct End<'a> {
 
 /// The metrics log that is being written.
 #[derive(Debug)]
-pub struct Record {
+pub struct MetricsLog {
     file: File,
     path: PathBuf,
     /// The length of the complete lines.
@@ -305,7 +305,7 @@ pub struct Record {
 /// for step 0.
 pub(crate) type Written = BTreeMap<String, u64>;
 
-impl Record {
+impl MetricsLog {
     /// Another handle of the file, and its path, to make the metrics log durable. It holds the lock
     /// too.
     pub fn handle(&self) -> Result<(File, PathBuf)> {

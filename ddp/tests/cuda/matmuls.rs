@@ -1,6 +1,6 @@
-//! Algorithms of products that are timed: one choice for all ranks, kept on disk and in
-//! checkpoints. The simulated cuBLASLt has algorithms whose times SIMCUDA_ALGORITHMS sets, and the
-//! list of its work names them.
+//! Algorithms of matmuls that are timed: one choice for all ranks, kept on disk and in checkpoints.
+//! The simulated cuBLASLt has algorithms whose times SIMCUDA_ALGORITHMS sets, and the list of its
+//! work names them.
 
 use std::path::{Path, PathBuf};
 
@@ -14,10 +14,10 @@ const FIRST: &str = "DDP_TEST_PRODUCTS=simulated SIMCUDA_ALGORITHMS=50,100,200";
 const SECOND: &str = "DDP_TEST_PRODUCTS=simulated SIMCUDA_ALGORITHMS=100,50,200";
 /// As SECOND, and without leave to time simulated GPUs.
 const UNTIMED: &str = "SIMCUDA_ALGORITHMS=100,50,200";
-/// The file that a kind of product's algorithm is kept in begins like this.
+/// The file that a kind of matmul's algorithm is kept in begins like this.
 const KEPT: &str = "algorithm-";
 
-/// The algorithms of the products that a rank made, in order.
+/// The algorithms of the matmuls that a rank made, in order.
 type Used = Vec<usize>;
 
 fn names_in(folder: &Path) -> Vec<PathBuf> {
@@ -59,12 +59,12 @@ fn run(folder: &Folder, variables: [&str; 2], cache: &Path, words: &str) -> (End
     ended.assert_well();
     let used = lists.map(|list| {
         let text = std::fs::read_to_string(list).unwrap();
-        let products = text.lines().filter(|line| line.contains("cublasLtMatmul"));
+        let matmuls = text.lines().filter(|line| line.contains("cublasLtMatmul"));
         let number = |line: &str| match line.split_once(", algorithm ") {
             None => 0,
             Some((_, number)) => number[..1].parse().unwrap(),
         };
-        products.map(number).collect()
+        matmuls.map(number).collect()
     });
     (ended, used)
 }
@@ -75,14 +75,14 @@ fn timed(used: &Used) -> bool {
 }
 
 #[test]
-fn rank_0_times_products_once_for_all_ranks_and_for_later_runs() {
+fn rank_0_times_matmuls_once_for_all_ranks_and_for_later_runs() {
     let Some(_gpu) = gpu() else { return };
     let gpus = &ddp_kernels::device::discover().gpus;
     if gpus.len() < 2 || !gpus[0].name.contains("Simulated") {
         return;
     }
     let last = |used: &Used| *used.last().unwrap();
-    let folder = Folder::new("products");
+    let folder = Folder::new("matmuls");
     let cache = fresh_cache(&folder, "cache");
     // Rank 1 would choose otherwise.
     let (_, used) = run(
@@ -97,7 +97,7 @@ fn rank_0_times_products_once_for_all_ranks_and_for_later_runs() {
     assert!(names_in(&cache).iter().any(|file| begins(file, KEPT)));
 
     // Another run finds the choice on disk, whatever would be the fastest now.
-    let other = Folder::new("products");
+    let other = Folder::new("matmuls");
     let (_, used) = run(&other, [FIRST, FIRST], &cache, "--products timed --steps 4");
     assert_eq!(used.each_ref().map(timed), [false, false]);
     assert_eq!(used.each_ref().map(last), [1, 1]);
@@ -133,13 +133,13 @@ fn rank_0_times_products_once_for_all_ranks_and_for_later_runs() {
 }
 
 #[test]
-fn products_are_not_timed_unless_asked_for_nor_on_simulated_gpus() {
+fn matmuls_are_not_timed_unless_asked_for_nor_on_simulated_gpus() {
     let Some(_gpu) = gpu() else { return };
     let gpus = &ddp_kernels::device::discover().gpus;
     if gpus.len() < 2 || !gpus[0].name.contains("Simulated") {
         return;
     }
-    let folder = Folder::new("products");
+    let folder = Folder::new("matmuls");
     let cache = fresh_cache(&folder, "cache");
     let (ended, used) = run(&folder, [SECOND, SECOND], &cache, "--steps 4");
     assert!(used.iter().flatten().all(|&number| number == 0), "{used:?}");
@@ -153,7 +153,7 @@ fn products_are_not_timed_unless_asked_for_nor_on_simulated_gpus() {
     );
 
     let words = "--steps 4 --products timed";
-    let (ended, used) = run(&Folder::new("products"), [UNTIMED; 2], &cache, words);
+    let (ended, used) = run(&Folder::new("matmuls"), [UNTIMED; 2], &cache, words);
     assert!(used.iter().flatten().all(|&number| number == 0), "{used:?}");
     assert_eq!(ended.stderr.matches(said).count(), 1, "{ended}");
 }

@@ -1,4 +1,4 @@
-//! Products in captures, on several streams and threads, and what is refused.
+//! Matmuls in captures, on several streams and threads, and what is refused.
 
 use ddp_kernels::graph::Graph;
 use ddp_kernels::ops::{self, Activation, Below, F32Math, Gelu, with_f32_math};
@@ -80,7 +80,7 @@ fn a_captured_step_has_the_eager_steps_bits_at_every_launch() {
 }
 
 #[test]
-fn a_new_product_in_a_capture_is_refused_with_help() {
+fn a_new_matmul_in_a_capture_is_refused_with_help() {
     for device in devices() {
         let stream = Stream::new(device).unwrap();
         stream
@@ -136,7 +136,7 @@ fn streams_at_work_at_the_same_time_do_not_share_a_workspace() {
 }
 
 #[test]
-fn threads_make_products_of_one_device_at_the_same_time() {
+fn threads_make_matmuls_of_one_device_at_the_same_time() {
     for device in devices() {
         let run = || {
             let (body, written) = step(device, DType::F32);
@@ -197,24 +197,24 @@ fn environment_variables_that_lower_f32_precision_are_refused() {
     let Some(&device) = devices().first() else {
         return;
     };
-    let product = |math| {
+    let matmul = |math| {
         let one = Tensor::ones(&[4, 4], DType::F32, device).unwrap();
         with_f32_math(math, || ops::addmm(&one, &one, &one, 1.0, 0.0))
     };
     if std::env::var_os(CHILD).is_some() {
-        let error = product(F32Math::Strict).unwrap_err().to_string();
+        let error = matmul(F32Math::Strict).unwrap_err().to_string();
         assert!(
             error.contains("CUBLAS_EMULATE_SINGLE_PRECISION") && error.contains("Unset it"),
             "{error}"
         );
-        product(F32Math::Tf32).unwrap();
+        matmul(F32Math::Tf32).unwrap();
         return;
     }
-    product(F32Math::Strict).unwrap();
+    matmul(F32Math::Strict).unwrap();
     let child = std::process::Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            "products::streams::environment_variables_that_lower_f32_precision_are_refused",
+            "matmuls::streams::environment_variables_that_lower_f32_precision_are_refused",
             "--nocapture",
         ])
         .env(CHILD, "1")

@@ -1,12 +1,12 @@
-//! Matrix products: addmm and linear against sums in f64, with bounds derived here; exactly, where
-//! all sums are whole numbers that every type holds; and against the CPU's bits where the order of
+//! Matmuls: addmm and linear against sums in f64, with bounds derived here; exactly, where all sums
+//! are whole numbers that every type holds; and against the CPU's bits where the order of
 //! operations is ours.
 //!
-//! A product of k terms is off by at most (k + 3) roundings of 2⁻²⁴ of the sum of magnitudes, in
+//! A matmul with k terms is off by at most (k + 3) roundings of 2⁻²⁴ of the sum of magnitudes, in
 //! any order (`sum_bound`), and by one rounding to what is stored, two where bias or activation are
-//! separate passes (`unit`). TF32 cuts each operand to 11 bits: another 2⁻⁹ of the magnitudes.
-//! The library's tanh form of gelu is off by up to 2.5·10⁻⁴ max(|z|, 1): half of what the
-//! hardware's tanh is off by, 2⁻¹¹. No |gelu′| is above 1.13.
+//! separate passes (`unit`). TF32 cuts each operand to 11 bits: another 2⁻⁹ of the magnitudes. The
+//! library's tanh form of gelu is off by up to 2.5·10⁻⁴ max(|z|, 1): half of what the hardware's
+//! tanh is off by, 2⁻¹¹. No |gelu′| is above 1.13.
 
 mod addmm;
 mod backward;

@@ -9,27 +9,27 @@ use serde_json::json;
 use super::*;
 
 #[test]
-fn a_record_that_is_cut_replaced_or_removed_while_it_is_written_is_an_error() {
+fn a_log_that_is_cut_replaced_or_removed_while_it_is_written_is_an_error() {
     let scratch = Scratch::new();
     let path = scratch.path().join(EVENTS_FILE);
-    let mut record = Record::create(scratch.path(), SETTINGS).unwrap();
-    record.write(&Event::Step(step(1, 0.5))).unwrap();
-    record.check_present().unwrap();
+    let mut log = MetricsLog::create(scratch.path(), SETTINGS).unwrap();
+    log.write(&Event::Step(step(1, 0.5))).unwrap();
+    log.check_present().unwrap();
     OpenOptions::new()
         .write(true)
         .truncate(true)
         .open(&path)
         .unwrap();
-    let problem = |record: &Record| record.check_present().unwrap_err().to_string();
-    assert!(problem(&record).contains("it was cut while this run was writing it"));
-    let written = record.write(&Event::Step(step(2, 0.5)));
+    let problem = |log: &MetricsLog| log.check_present().unwrap_err().to_string();
+    assert!(problem(&log).contains("it was cut while this run was writing it"));
+    let written = log.write(&Event::Step(step(2, 0.5)));
     assert!(written.unwrap_err().to_string().contains("it was cut"));
     assert_eq!(fs::metadata(&path).unwrap().len(), 0);
     fs::copy(&path, scratch.path().join("copy")).unwrap();
     fs::rename(scratch.path().join("copy"), &path).unwrap();
-    assert!(problem(&record).contains("it was replaced"));
+    assert!(problem(&log).contains("it was replaced"));
     fs::remove_file(&path).unwrap();
-    assert!(problem(&record).contains("No such file"));
+    assert!(problem(&log).contains("No such file"));
 }
 
 /// A settings' file.
@@ -70,7 +70,7 @@ fn step(step: u64, loss: f64) -> StepEvent {
 fn a_run_is_its_events_in_order() {
     let scratch = Scratch::new();
     let out = scratch.path().join("a/b");
-    let mut record = Record::create(&out, SETTINGS).unwrap();
+    let mut log = MetricsLog::create(&out, SETTINGS).unwrap();
     let config = json!({ "hidden": [256, 128] });
     let devices = ["cpu".to_string()];
     let start = Start {
@@ -104,7 +104,7 @@ fn a_run_is_its_events_in_order() {
     };
     let step = Event::Step(step(1, 2.25));
     for event in [Event::Start(start), step, Event::Eval(eval)] {
-        record.write(&event).unwrap();
+        log.write(&event).unwrap();
     }
     let end = End {
         time_unix_s: 2.5,
@@ -122,7 +122,7 @@ fn a_run_is_its_events_in_order() {
         device_peak_mb: None,
         transfers: Ledger::new().to_json(),
     };
-    record.end(end).unwrap();
+    log.end(end).unwrap();
     let lines = lines(&out);
     let events: Vec<_> = lines
         .iter()
@@ -164,13 +164,13 @@ fn a_run_is_its_events_in_order() {
 #[test]
 fn nan_is_written_as_null() {
     let scratch = Scratch::new();
-    let mut record = Record::create(scratch.path(), SETTINGS).unwrap();
+    let mut log = MetricsLog::create(scratch.path(), SETTINGS).unwrap();
     for loss in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
         let event = StepEvent {
             grad_norm: None,
             ..step(1, loss)
         };
-        record.write(&Event::Step(event)).unwrap();
+        log.write(&Event::Step(event)).unwrap();
     }
     for line in lines(scratch.path()) {
         assert_eq!(
@@ -184,13 +184,13 @@ fn nan_is_written_as_null() {
 fn a_folder_that_holds_a_run_is_refused_with_one_that_does_not() {
     let scratch = Scratch::new();
     let out = scratch.path().join("out");
-    Record::create(&out, SETTINGS)
+    MetricsLog::create(&out, SETTINGS)
         .unwrap()
         .write(&Event::Step(step(1, 1.0)))
         .unwrap();
     fs::create_dir(scratch.path().join("out-2")).unwrap();
     for out in [out.clone(), scratch.path().join("out/")] {
-        let error = Record::create(&out, SETTINGS).unwrap_err();
+        let error = MetricsLog::create(&out, SETTINGS).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         let text = error.to_string();
         let free = scratch.path().join("out-3");
@@ -202,20 +202,25 @@ fn a_folder_that_holds_a_run_is_refused_with_one_that_does_not() {
     assert_eq!(lines(&out).len(), 1, "the run that was there is whole");
     let other = scratch.path().join("only-checkpoints");
     fs::create_dir_all(other.join("checkpoints")).unwrap();
-    assert_eq!(Record::create(&other, SETTINGS).unwrap_err().exit_code(), 2);
+    assert_eq!(
+        MetricsLog::create(&other, SETTINGS)
+            .unwrap_err()
+            .exit_code(),
+        2
+    );
 }
 
 #[test]
 fn a_run_that_failed_before_it_began_does_not_block_the_folder() {
     let scratch = Scratch::new();
-    drop(Record::create(scratch.path(), SETTINGS).unwrap());
-    let mut again = Record::create(scratch.path(), "seed = 7\n").unwrap();
+    drop(MetricsLog::create(scratch.path(), SETTINGS).unwrap());
+    let mut again = MetricsLog::create(scratch.path(), "seed = 7\n").unwrap();
     assert!(
         fs::read_to_string(scratch.path().join(CONFIG_FILE))
             .unwrap()
             .contains("seed = 7")
     );
-    let error = Record::create(scratch.path(), SETTINGS).unwrap_err();
+    let error = MetricsLog::create(scratch.path(), SETTINGS).unwrap_err();
     assert!(
         error.to_string().contains("a run is writing in it"),
         "one that begins now does: {error}"
@@ -229,7 +234,7 @@ fn a_foreign_config_file_is_left_alone() {
     let scratch = Scratch::new();
     fs::write(scratch.path().join(CONFIG_FILE), "mine = 1\n").unwrap();
     for _ in 0..2 {
-        let error = Record::create(scratch.path(), SETTINGS).unwrap_err();
+        let error = MetricsLog::create(scratch.path(), SETTINGS).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         assert!(
             error.to_string().contains("config.toml that no run wrote"),
@@ -248,13 +253,13 @@ fn a_disk_that_is_full_is_an_error_of_its_own_that_names_the_file() {
     let Ok(file) = full else {
         return eprintln!("skipped: no /dev/full");
     };
-    let mut record = Record {
+    let mut log = MetricsLog {
         file,
         path: "out/metrics.jsonl".into(),
         length: 0,
         written: Written::default(),
     };
-    let error = record.write(&Event::Step(step(1, 1.0))).unwrap_err();
+    let error = log.write(&Event::Step(step(1, 1.0))).unwrap_err();
     assert_eq!(error.exit_code(), 74);
     let text = error.to_string();
     assert!(
@@ -268,7 +273,7 @@ fn a_folder_that_cannot_be_made_is_named() {
     let scratch = Scratch::new();
     let file = scratch.path().join("file");
     fs::write(&file, "").unwrap();
-    let error = Record::create(&file.join("out"), SETTINGS).unwrap_err();
+    let error = MetricsLog::create(&file.join("out"), SETTINGS).unwrap_err();
     assert_eq!(error.exit_code(), 74);
     assert!(error.to_string().contains("file/out"), "{error}");
 }
