@@ -23,26 +23,19 @@ pub enum Work {
 }
 
 impl Work {
-    const ALL: [Work; 6] = [
-        Work::Starts,
-        Work::ReadsData,
-        Work::ConvertsData,
-        Work::ReadsCheckpoint,
-        Work::Writes,
-        Work::Computes,
+    const ALL: [(Work, &'static str); 6] = [
+        (Work::Starts, "starts"),
+        (Work::ReadsData, "reads data"),
+        (Work::ConvertsData, "converts data"),
+        (Work::ReadsCheckpoint, "reads a checkpoint"),
+        (Work::Writes, "writes files"),
+        (Work::Computes, "computes"),
     ];
 }
 
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Work::Starts => "starts",
-            Work::ReadsData => "reads data",
-            Work::ConvertsData => "converts data",
-            Work::ReadsCheckpoint => "reads a checkpoint",
-            Work::Writes => "writes files",
-            Work::Computes => "computes",
-        })
+        f.write_str(Work::ALL[*self as usize].1)
     }
 }
 
@@ -110,8 +103,8 @@ impl Beats<'_> {
     /// The last work; None before the first.
     pub fn work(&self) -> Option<Work> {
         let word = self.own.load(Ordering::Relaxed);
-        let work = Work::ALL.get((word & 0xff) as usize).copied();
-        work.filter(|_| word >> 8 > 0)
+        let work = Work::ALL.get((word & 0xff) as usize);
+        work.filter(|_| word >> 8 > 0).map(|(work, _)| *work)
     }
 }
 
@@ -130,7 +123,7 @@ mod tests {
         count(seen, 0);
         assert_eq!((beats.total(), beats.work()), (2, Some(Work::ConvertsData)));
         for (index, work) in Work::ALL.into_iter().enumerate() {
-            assert_eq!(work as usize, index);
+            assert_eq!(work.0 as usize, index);
         }
     }
 }

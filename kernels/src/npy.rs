@@ -14,9 +14,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use self::header::MAGIC;
-use crate::error::{Caller, Error, Result, TensorInfo};
-use crate::storage::Origin;
-use crate::transfer::{self, Asked};
+use crate::error::{Caller, Error, Result};
+use crate::ops::create::host_data;
+use crate::transfer;
 use crate::{DType, Device, Shape, Tensor, files};
 
 /// The longest header that is read. numpy's have 118 bytes, except for long structured dtypes.
@@ -125,23 +125,13 @@ fn load(
     if left != bytes as u64 {
         return Err(bad(path, format!("{claims}, but {left} bytes follow it")));
     }
-    if device != Device::Cpu {
-        // Before the elements are read, to the host first.
-        let info = TensorInfo {
-            name: None,
-            dtype,
-            shape,
-            device: Device::Cpu,
-        };
-        transfer::check(&info, device, Asked::Explicitly, by)?;
-    }
-    let tensor = Tensor::allocate(shape, dtype, Device::Cpu, Origin::HostData, by)?;
-    let read = reader.read_exact(tensor.borrow("tensor", true, by)?.elements_mut());
-    read.map_err(|error| match error.kind() {
-        ErrorKind::UnexpectedEof => bad(path, format!("{claims}, but the file has shrunk")),
-        _ => failed(path, "reading")(error),
-    })?;
-    tensor.to_at(device, by)
+    host_data(shape, dtype, device, by, |mut memory| {
+        let read = reader.read_exact(memory.elements_mut());
+        read.map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => bad(path, format!("{claims}, but the file has shrunk")),
+            _ => failed(path, "reading")(error),
+        })
+    })
 }
 
 /// The text of the header, and how many bytes its end is from the start.

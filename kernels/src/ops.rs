@@ -8,7 +8,6 @@
 //!
 //! `call.rs` has what all operations do before their math, `loops.rs` the elementwise loops.
 
-mod accuracy;
 mod activation;
 mod adamw;
 mod add_in_order;
@@ -18,9 +17,8 @@ mod attention;
 mod call;
 mod cast;
 mod chunks;
-mod column_sum;
 mod copy;
-mod create;
+pub(crate) mod create;
 mod cross_entropy;
 mod digest;
 mod dropout;
@@ -40,7 +38,6 @@ mod norm;
 mod patches;
 mod random;
 mod rope;
-mod rows;
 mod sgd;
 mod sum;
 mod swiglu;
@@ -63,12 +60,9 @@ pub use arithmetic::{
     add, add_into, axpy, mul, mul_into, rsqrt_backward_into, rsqrt_into, scale, scale_into, sub,
     sub_into,
 };
-pub use attention::{
-    Attention, Qkv, attention_backward_into, attention_cached_into, attention_into,
-};
+pub use attention::{Attention, attention_backward_into, attention_cached_into, attention_into};
 pub use cast::{cast, cast_into};
 pub use chunks::{Chunk, ChunkTable, QUANTUM};
-pub use column_sum::column_sum_into;
 pub use copy::Destination;
 pub use cross_entropy::{CrossEntropyOptions, CrossEntropyOut, cross_entropy};
 pub use digest::{DIGEST, digest_mix, digest_quanta};
@@ -92,8 +86,7 @@ pub use norm::{
 };
 pub use patches::{Patches, patches_backward_into, patches_into};
 pub use rope::{rope_backward_into, rope_into, rope_table};
-pub use rows::{row_mean_into, row_sum_into};
 pub use sgd::{SgdConstants, SgdScalars, sgd};
-pub use sum::{mean, mean_into, sum, sum_into};
+pub use sum::{column_sum_into, mean, mean_into, row_mean_into, row_sum_into, sum, sum_into};
 pub use swiglu::{swiglu_backward_into, swiglu_into};
 pub use token_mean::{token_mean_backward_into, token_mean_into};

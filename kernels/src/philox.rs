@@ -99,26 +99,9 @@ impl Stream {
         )
     }
 
-    /// Elements from `first` on, as raw bits.
+    /// Elements from `first` on, made from blocks as `C` does.
     #[inline(always)]
-    pub(crate) fn fill_bits(&self, first: u64, out: &mut [u32]) {
-        self.fill::<Bits>(first, out);
-    }
-
-    /// Elements from `first` on, as uniforms in [0, 1).
-    #[inline(always)]
-    pub(crate) fn fill_uniform(&self, first: u64, out: &mut [f32]) {
-        self.fill::<Uniform>(first, out);
-    }
-
-    /// Elements from `first` on, as standard normals.
-    #[inline(always)]
-    pub(crate) fn fill_normal(&self, first: u64, out: &mut [f32]) {
-        self.fill::<Normal>(first, out);
-    }
-
-    #[inline(always)]
-    fn fill<C: Convert>(&self, first: u64, out: &mut [C::Element]) {
+    pub(crate) fn fill<C: Convert>(&self, first: u64, out: &mut [C::Element]) {
         let mut index = first / LANES as u64;
         let skipped = (first % LANES as u64) as usize;
         // `first` may lie inside a block, and so may the end. `index` stays near 2⁶² at most.
@@ -147,14 +130,17 @@ impl Stream {
 /// How to convert a block. A trait instead of a closure, because a closure that is not inlined is
 /// compiled without the caller's `#[target_feature]`: for normals that cost 32 ns instead of 1 per
 /// element (AVX-512).
-trait Convert {
+pub(crate) trait Convert {
     type Element: Copy;
     fn convert(bits: [u32; LANES]) -> [Self::Element; LANES];
 }
 
-struct Bits;
-struct Uniform;
-struct Normal;
+/// Raw bits.
+pub(crate) struct Bits;
+/// Uniforms in [0, 1).
+pub(crate) struct Uniform;
+/// Standard normals.
+pub(crate) struct Normal;
 
 impl Convert for Bits {
     type Element = u32;

@@ -3,7 +3,7 @@
 //! execution.
 
 use crate::dtype::{DType, Element};
-use crate::philox::{Stream, uniform_f64};
+use crate::philox::{Bits, Normal, Stream, Uniform, uniform_f64};
 use crate::simd::multiversion;
 use crate::threads;
 
@@ -57,13 +57,13 @@ const BLOCK: usize = 1024;
 
 multiversion! {
     fn fill_block[](stream: Stream, normal: bool, first: u64, out: &mut [f32]) {
-        if normal { stream.fill_normal(first, out) } else { stream.fill_uniform(first, out) }
+        if normal { stream.fill::<Normal>(first, out) } else { stream.fill::<Uniform>(first, out) }
     }
 }
 
 multiversion! {
     fn fill_bits[](stream: Stream, first: u64, out: &mut [u32]) {
-        stream.fill_bits(first, out)
+        stream.fill::<Bits>(first, out)
     }
 }
 

@@ -39,8 +39,8 @@ pub(crate) enum Origin {
 
 /// The bytes of one or more tensors.
 pub(crate) struct Storage {
-    block: Block,
-    bytes: usize,
+    pub(crate) block: Block,
+    pub(crate) bytes: usize,
     pub(crate) origin: Origin,
     pub(crate) made_at: Site,
     /// Whether any operation has used the contents since they were made; transfers do not count.
@@ -122,15 +122,7 @@ impl Storage {
     }
 
     pub(crate) fn device(&self) -> Device {
-        self.block.device()
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    pub(crate) fn block(&self) -> &Block {
-        &self.block
+        self.block.device
     }
 
     pub(crate) fn was_used(&self) -> bool {
@@ -227,7 +219,7 @@ impl Drop for Storage {
 
 impl fmt::Debug for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (id, bytes, device) = (self.block.id(), self.bytes, self.device());
+        let (id, bytes, device) = (self.block.id, self.bytes, self.device());
         write!(f, "Storage {id} of {bytes} bytes on {device}")
     }
 }
@@ -281,7 +273,7 @@ pub(crate) struct Borrow<'a> {
 impl Borrow<'_> {
     /// The address of the range in its device's memory.
     pub(crate) fn address(&self) -> u64 {
-        (self.storage.block.pointer().addr().get() + self.range.start) as u64
+        (self.storage.block.pointer.addr().get() + self.range.start) as u64
     }
 
     /// The range as elements. It must be in host memory.
@@ -319,7 +311,7 @@ impl Borrow<'_> {
         let size = size_of::<T>();
         assert!(self.range.start.is_multiple_of(size) && self.range.len().is_multiple_of(size));
         // SAFETY: the block is one host allocation, and `enter` got a range within its length.
-        let start = unsafe { self.storage.block.pointer().add(self.range.start) };
+        let start = unsafe { self.storage.block.pointer.add(self.range.start) };
         (start.cast(), self.range.len() / size)
     }
 }

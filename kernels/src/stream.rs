@@ -227,7 +227,7 @@ impl Event {
         let (Some(mark), Some(earlier_mark)) = (&self.mark, &earlier.mark) else {
             return Ok(self.at.saturating_duration_since(earlier.at));
         };
-        if !mark.is_timed() || !earlier_mark.is_timed() {
+        if !mark.is_timed || !earlier_mark.is_timed {
             let expected = "one recorded with record_timed()";
             return Err(by.value("event", expected, "one without timing"));
         }

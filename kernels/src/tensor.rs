@@ -80,7 +80,7 @@ impl Tensor {
 
     /// Whether the elements are in pinned host memory.
     pub fn is_pinned(&self) -> bool {
-        self.storage.block().is_pinned()
+        self.storage.block.is_pinned()
     }
 
     /// The same tensor with a name, which errors show. Lists of live tensors show it too if the
@@ -96,9 +96,9 @@ impl Tensor {
 
     fn with_name(mut self, name: Option<Arc<str>>) -> Tensor {
         if let Some(name) = &name
-            && self.bytes() == self.storage.bytes()
+            && self.bytes() == self.storage.bytes
         {
-            self.storage.block().set_name(name);
+            self.storage.block.set_name(name);
         }
         self.name = name;
         self
@@ -162,7 +162,7 @@ impl Tensor {
 
     /// Where the elements begin in the device's memory.
     pub(crate) fn address(&self) -> u64 {
-        let start = self.storage.block().pointer().addr().get();
+        let start = self.storage.block.pointer.addr().get();
         (start + self.byte_range().start) as u64
     }
 
@@ -212,7 +212,7 @@ impl Tensor {
             return Err(by.capture(queue.gpu.device(), why, help));
         }
         let borrow = self.enter(role, writes, by)?;
-        self.storage.block().visit(queue, by)?;
+        self.storage.block.visit(queue, by)?;
         self.join_capture(queue);
         Ok(borrow)
     }

@@ -94,14 +94,6 @@ pub struct Span {
     pub end: Duration,
 }
 
-/// A span of a GPU's work.
-#[derive(Debug)]
-struct DeviceSpan {
-    label: Label,
-    step: u64,
-    events: [Event; 2],
-}
-
 /// What was recorded.
 #[derive(Debug, Default)]
 pub struct Recorded {
@@ -117,7 +109,8 @@ pub struct Recorded {
 struct Recorder {
     began: Instant,
     spans: Vec<Span>,
-    of_devices: Vec<DeviceSpan>,
+    /// Of GPUs: the step, and events before and after the work.
+    of_devices: Vec<(Label, u64, [Event; 2])>,
     missed: u64,
     /// A point in each GPU's work, and the same point on the host's clock.
     anchors: Vec<(Event, Duration)>,
@@ -169,36 +162,28 @@ pub fn stop() -> Result<Recorded> {
     let Some(recorder) = lock(&RECORDER).take() else {
         return Ok(Recorded::default());
     };
-    let Recorder {
-        mut spans,
-        of_devices,
-        missed,
-        anchors,
-        device_bound,
-        ..
-    } = recorder;
-    for DeviceSpan {
-        label,
-        step,
-        events,
-    } in &of_devices
-    {
+    let mut spans = recorder.spans;
+    for (label, step, events) in recorder.of_devices {
         let device = events[0].device();
-        let Some((anchor, at)) = anchors.iter().find(|(event, _)| event.device() == device) else {
+        let Some((anchor, at)) = recorder
+            .anchors
+            .iter()
+            .find(|(event, _)| event.device() == device)
+        else {
             continue;
         };
         let [begin, end] = [events[0].since(anchor)?, events[1].since(anchor)?];
         spans.push(Span {
-            label: *label,
-            step: *step,
+            label,
+            step,
             begin: *at + begin,
             end: *at + end,
         });
     }
     Ok(Recorded {
         spans,
-        missed,
-        device_bound,
+        missed: recorder.missed,
+        device_bound: recorder.device_bound,
     })
 }
 
@@ -253,14 +238,7 @@ pub fn record_stream<R>(stream: &Stream, label: Label, work: impl FnOnce() -> R)
     let result = work();
     // An event that cannot be recorded is one that the work failed for too.
     if let (Ok(begin), Ok(end)) = (begin, stream.record_timed()) {
-        keep(|recorder| {
-            let span = DeviceSpan {
-                label,
-                step,
-                events: [begin, end],
-            };
-            push(&mut recorder.of_devices, span)
-        });
+        keep(|recorder| push(&mut recorder.of_devices, (label, step, [begin, end])));
     }
     result
 }

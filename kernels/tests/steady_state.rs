@@ -5,7 +5,7 @@ use counting::allocations;
 use ddp_kernels::ops::{
     self, Activation, AdamwConstants, AdamwScalars, Attention, Below, ChunkTable,
     CrossEntropyOptions, CrossEntropyOut, DropoutKey, EmbeddingScratch, Norm, NormGradients,
-    NormOptions, Qkv,
+    NormOptions,
 };
 use ddp_kernels::transfer::{self, Phase};
 use ddp_kernels::{DType, Device, Random, Result, Tensor, memory};
@@ -130,7 +130,7 @@ impl Net {
         };
         let [out, dout] = &self.attended;
         let [log_sum_exp, delta] = &self.lines;
-        let (qkv, dqkv) = (Qkv::Packed(&self.hidden), Qkv::Packed(&self.dhidden));
+        let (qkv, dqkv) = (&self.hidden, &self.dhidden);
         ops::attention_into(out, log_sum_exp, qkv, &attention)?;
         ops::attention_backward_into(dqkv, delta, [dout, out], log_sum_exp, qkv, &attention)
     }

@@ -5,7 +5,7 @@
 use std::sync::OnceLock;
 
 use ddp_kernels::Tensor;
-use ddp_kernels::ops::{self, Attention, Qkv};
+use ddp_kernels::ops::{self, Attention};
 use ddp_kernels::transfer::announced;
 
 use crate::build::Build;
@@ -163,7 +163,7 @@ impl Layer for SelfAttention {
         }
         let mixed = pass.take(&[rows, width])?;
         let sums = pass.take_as(&self.sums_shape(rows), math_dtype(x))?;
-        ops::attention_into(&mixed, &sums, Qkv::Packed(&qkv), self.built())?;
+        ops::attention_into(&mixed, &sums, &qkv, self.built())?;
         if pass.is_training() {
             for tensor in [&qkv, &mixed, &sums] {
                 pass.save(tensor);
@@ -179,14 +179,7 @@ impl Layer for SelfAttention {
         let dqkv = pass.take(qkv.shape())?;
         let delta = pass.take_as(sums.shape(), sums.dtype())?;
         let dmixed = dmixed.reshape(mixed.shape())?;
-        ops::attention_backward_into(
-            Qkv::Packed(&dqkv),
-            &delta,
-            [&dmixed, &mixed],
-            &sums,
-            Qkv::Packed(&qkv),
-            self.built(),
-        )?;
+        ops::attention_backward_into(&dqkv, &delta, [&dmixed, &mixed], &sums, &qkv, self.built())?;
         if let Some(table) = self.rotary_table(dy)? {
             ops::rope_backward_into(&dqkv, &dqkv, table, self.heads + self.kv_heads)?;
         }

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use ddp_kernels::graph::Graph;
-use ddp_kernels::ops::{self, AdamwConstants, AdamwScalars, Attention, ChunkTable, F32Math, Qkv};
+use ddp_kernels::ops::{self, AdamwConstants, AdamwScalars, Attention, ChunkTable, F32Math};
 use ddp_kernels::stream::{self, Stream};
 use ddp_kernels::{DType, Device, Random, Result, Tensor, device, transfer};
 use serde_json::json;
@@ -155,11 +155,9 @@ impl Bench {
                 causal: true,
                 scale: None,
             };
-            let inputs = Qkv::Packed(&qkv);
-            let forward = || ops::attention_into(&out, &lse, inputs, &attention);
-            let to = Qkv::Packed(&dqkv);
+            let forward = || ops::attention_into(&out, &lse, &qkv, &attention);
             let backward = || {
-                ops::attention_backward_into(to, &delta, [&dout, &out], &lse, inputs, &attention)
+                ops::attention_backward_into(&dqkv, &delta, [&dout, &out], &lse, &qkv, &attention)
             };
             let calls = self.size(10, 1);
             // Two matmuls forward and five backward, of half of all pairs.

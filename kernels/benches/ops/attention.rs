@@ -1,6 +1,6 @@
 //! Attention in both directions: the multiply-adds that are not masked, against the machine's.
 
-use ddp_kernels::ops::{self, Attention, Qkv};
+use ddp_kernels::ops::{self, Attention};
 use ddp_kernels::{DType, Device, Random, Result, Tensor};
 
 use crate::machine::Machine;
@@ -47,12 +47,9 @@ pub(crate) fn run(
             causal,
             scale: None,
         };
-        let inputs = Qkv::Packed(&qkv);
-        let forward = || ops::attention_into(&out, &lse, inputs, &attention);
-        let backward = || {
-            let to = Qkv::Packed(&dqkv);
-            ops::attention_backward_into(to, &delta, [&dout, &out], &lse, inputs, &attention)
-        };
+        let forward = || ops::attention_into(&out, &lse, &qkv, &attention);
+        let backward =
+            || ops::attention_backward_into(&dqkv, &delta, [&dout, &out], &lse, &qkv, &attention);
         let pairs = if causal {
             time * (time + 1) / 2
         } else {

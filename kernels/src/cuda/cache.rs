@@ -6,45 +6,38 @@
 //! none. Errors here are logged at debug level and change nothing else. The folder may be deleted
 //! at any time.
 //!
-//! ```text
-//! bytes 0..8    MAGIC
-//!       8..24   the key, as in the file's name
-//!       24..32  length of the image in bytes, little-endian
-//!       32..48  xxh3-128 of the image
-//!       48..    the image: what NVRTC made, or an algorithm
-//! ```
+//! A file is a hash of its key and image, then the image: what NVRTC made, or an algorithm.
 
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, Read, Write};
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use twox_hash::XxHash3_128;
+use crate::files;
 
-const MAGIC: &[u8; 8] = b"DDPKERN1";
-const HEADER_BYTES: usize = 48;
+const HEADER_BYTES: usize = blake3::OUT_LEN;
 /// No image is larger; a file that claims more is not read.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
 /// Hashes what an image is made from.
-pub(crate) struct Key(XxHash3_128);
+pub(crate) struct Key(blake3::Hasher);
 
 impl Key {
     pub(crate) fn new() -> Key {
-        Key(XxHash3_128::new())
+        Key(blake3::Hasher::new())
     }
 
     /// Each part is preceded by its length, so that parts cannot run into each other.
     pub(crate) fn part(mut self, bytes: &[u8]) -> Key {
-        self.0.write(&(bytes.len() as u64).to_le_bytes());
-        self.0.write(bytes);
+        self.0.update(&(bytes.len() as u64).to_le_bytes());
+        self.0.update(bytes);
         self
     }
 
     pub(crate) fn finish(self) -> u128 {
-        self.0.finish_128()
+        let hash = self.0.finalize();
+        u128::from_le_bytes(*hash.as_bytes().first_chunk().expect("32 bytes"))
     }
 }
 
@@ -134,46 +127,27 @@ fn read_image(path: &Path, key: u128) -> io::Result<Vec<u8>> {
         return Err(damaged("it is not a file"));
     }
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    let Some((header, image)) = bytes.split_at_checked(HEADER_BYTES) else {
-        return Err(damaged("it is too short"));
-    };
-    if header[..8] != MAGIC[..] || header[8..24] != key.to_le_bytes() {
-        return Err(damaged("it is of another kind"));
-    }
-    if header[24..32] != (image.len() as u64).to_le_bytes() {
-        return Err(damaged("it is not whole"));
-    }
-    if header[32..48] != XxHash3_128::oneshot(image).to_le_bytes() {
-        return Err(damaged("its checksum is wrong"));
+    match bytes.split_at_checked(HEADER_BYTES) {
+        Some((header, image)) if header == header_of(key, image) => {}
+        _ => return Err(damaged("it is damaged, or of another kind")),
     }
     bytes.drain(..HEADER_BYTES);
     Ok(bytes)
 }
 
+fn header_of(key: u128, image: &[u8]) -> [u8; HEADER_BYTES] {
+    *blake3::hash(&[&key.to_le_bytes(), image].concat()).as_bytes()
+}
+
 fn write_image(path: &Path, key: u128, image: &[u8]) -> io::Result<()> {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     // Code from this folder is run, so only this user may write to it.
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(folder)?;
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let temporary = folder.join(format!(".{key:032x}.{}.{count}.part", std::process::id()));
-    let written = File::create(&temporary).and_then(|mut file| {
-        file.write_all(MAGIC)?;
-        file.write_all(&key.to_le_bytes())?;
-        file.write_all(&(image.len() as u64).to_le_bytes())?;
-        file.write_all(&XxHash3_128::oneshot(image).to_le_bytes())?;
-        file.write_all(image)?;
-        file.sync_all()
-    });
-    let renamed = written.and_then(|()| fs::rename(&temporary, path));
-    if renamed.is_err() {
-        // A leftover file does no harm: no reader uses its name.
-        let _ = fs::remove_file(&temporary);
-    }
-    renamed
+    let written = files::replace_with(path, &[&header_of(key, image), image].concat());
+    written.map_err(|error| error.source)
 }
 
 #[cfg(test)]

@@ -266,7 +266,7 @@ fn outside_capture<R>(ask: impl FnOnce() -> Outcome<R>) -> Outcome<R> {
 pub(crate) struct Mark {
     gpu: &'static Gpu,
     event: CUevent,
-    timed: bool,
+    pub(crate) is_timed: bool,
     /// The number of the capture it was recorded in, and so never done; 0 for none.
     capture: u64,
 }
@@ -277,8 +277,8 @@ unsafe impl Send for Mark {}
 unsafe impl Sync for Mark {}
 
 impl Mark {
-    fn new(gpu: &'static Gpu, timed: bool, capture: u64) -> Outcome<Mark> {
-        let event = if timed {
+    fn new(gpu: &'static Gpu, is_timed: bool, capture: u64) -> Outcome<Mark> {
+        let event = if is_timed {
             let mut event = ptr::null_mut();
             let flags = sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32;
             // SAFETY: the caller bound the context; the pointer is to a local variable.
@@ -290,7 +290,7 @@ impl Mark {
         Ok(Mark {
             gpu,
             event,
-            timed,
+            is_timed,
             capture,
         })
     }
@@ -334,15 +334,11 @@ impl Mark {
         }?;
         Ok(milliseconds)
     }
-
-    pub(crate) fn is_timed(&self) -> bool {
-        self.timed
-    }
 }
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        if self.timed {
+        if self.is_timed {
             // SAFETY: no other handle is left; the driver frees a recorded event once it is done.
             let destroy = || unsafe { driver!(cuEventDestroy_v2(self.event)) };
             let _ = self.gpu.bind().and_then(|()| destroy());

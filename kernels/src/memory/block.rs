@@ -16,13 +16,13 @@ use crate::stream::Event;
 #[derive(Debug)]
 pub(crate) struct Block {
     /// Of GPU memory this is only an address: the host never follows it.
-    pointer: NonNull<u8>,
+    pub(crate) pointer: NonNull<u8>,
     /// 0 for a buffer that no pool knows.
     capacity_bytes: usize,
-    device: Device,
-    id: u64,
+    pub(crate) device: Device,
+    pub(crate) id: u64,
     /// Whether the bytes are known to be zero still.
-    fresh: bool,
+    pub(crate) is_fresh: bool,
     home: Home,
 }
 
@@ -53,7 +53,7 @@ impl Block {
             capacity_bytes: 0,
             device,
             id,
-            fresh: true,
+            is_fresh: true,
             home: if pinned {
                 Home::Pinned(Vec::new())
             } else {
@@ -69,7 +69,7 @@ impl Block {
             info,
             by,
         };
-        (block.pointer, block.capacity_bytes, block.fresh) = match device {
+        (block.pointer, block.capacity_bytes, block.is_fresh) = match device {
             Device::Cpu if pinned => pinned::allocate(wanted)?,
             Device::Cpu => host::allocate(wanted)?,
             Device::Cuda(index) => {
@@ -79,22 +79,6 @@ impl Block {
             }
         };
         Ok(block)
-    }
-
-    pub(crate) fn pointer(&self) -> NonNull<u8> {
-        self.pointer
-    }
-
-    pub(crate) fn device(&self) -> Device {
-        self.device
-    }
-
-    pub(crate) fn id(&self) -> u64 {
-        self.id
-    }
-
-    pub(crate) fn is_fresh(&self) -> bool {
-        self.fresh
     }
 
     pub(crate) fn is_pinned(&self) -> bool {

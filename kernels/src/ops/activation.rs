@@ -144,7 +144,7 @@ pub fn relu_into(out: &Tensor, x: &Tensor) -> Result<()> {
 pub fn relu_backward_into(dx: &Tensor, dy: &Tensor, y: &Tensor) -> Result<()> {
     let operands = [("dx", dx), ("dy", dy), ("y", y)];
     let kernel = (&SOURCE, "relu_backward");
-    binary_op("relu_backward", operands, Relu, kernel)
+    binary_op("relu_backward", operands, Relu, kernel, None)
 }
 
 /// relu² of `x` in a new tensor.
@@ -167,7 +167,7 @@ pub fn relu_squared_into(out: &Tensor, x: &Tensor) -> Result<()> {
 pub fn relu_squared_backward_into(dx: &Tensor, dy: &Tensor, x: &Tensor) -> Result<()> {
     let operands = [("dx", dx), ("dy", dy), ("x", x)];
     let kernel = (&SOURCE, "relu_squared_backward");
-    binary_op("relu_squared_backward", operands, ReluSquared, kernel)
+    binary_op("relu_squared_backward", operands, ReluSquared, kernel, None)
 }
 
 /// gelu of `x` in a new tensor.
@@ -194,8 +194,8 @@ pub fn gelu_backward_into(dx: &Tensor, dy: &Tensor, x: &Tensor, kind: Gelu) -> R
     let operands = [("dx", dx), ("dy", dy), ("x", x)];
     let (op, kernel) = ("gelu_backward", |name| (&SOURCE, name));
     match kind {
-        Gelu::Tanh => binary_op(op, operands, GeluTanh, kernel("gelu_tanh_backward")),
-        Gelu::Erf => binary_op(op, operands, GeluErf, kernel("gelu_erf_backward")),
+        Gelu::Tanh => binary_op(op, operands, GeluTanh, kernel("gelu_tanh_backward"), None),
+        Gelu::Erf => binary_op(op, operands, GeluErf, kernel("gelu_erf_backward"), None),
     }
 }
 

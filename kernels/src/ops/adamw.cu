@@ -44,8 +44,7 @@ KERNEL(QUANTUM_THREADS) adamw_f32(
                           first_weight, beta2, second_weight, epsilon, guards != 0};
     bool good = true;
     if (own < packs) {
-#pragma unroll
-        for (int i = 0; i < P::COUNT; i++) {
+        UNROLLED for (int i = 0; i < P::COUNT; i++) {
             good &= update.step(value.values[i], grad.values[i], first.values[i], second.values[i]);
         }
         store_pack(values, own, value), store_pack(first_moments, own, first), store_pack(second_moments, own, second);

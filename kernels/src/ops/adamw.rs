@@ -260,7 +260,7 @@ fn run<T: Float>(
         first.elements_mut(),
         second.elements_mut(),
     ];
-    chunks.update_all(buffers, |chunk, [values, first, second]| {
+    chunks.update(buffers, |chunk, [values, first, second]| {
         let update = if chunk.decay { &decaying } else { &keeping };
         adamw_run(values, &grads[chunk.range()], first, second, update)
     })

@@ -20,8 +20,8 @@ INLINE void add_pack(T* out, const T* others, const T* rows, const i32* order, u
         if (source == 1) rows += stride;
         for (i32 additions = word >> 2; additions > 0; additions--) {
             const P before = load_pack<P>(left, --depth * BLOCK_THREADS);
-#pragma unroll
-            for (int k = 0; k < N; k++) sum.values[k] = narrow<T>(wide(before.values[k]) + wide(sum.values[k]));
+            UNROLLED for (int k = 0; k < N; k++)
+                sum.values[k] = narrow<T>(wide(before.values[k]) + wide(sum.values[k]));
         }
         store_pack(left, depth++ * BLOCK_THREADS, sum);
     }

@@ -5,7 +5,7 @@
 use crate::error::{Caller, Result};
 use crate::launch::{Grid, Source, args};
 use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
-use crate::ops::elementwise::{binary_op, broadcast_op, unary_op};
+use crate::ops::elementwise::{binary_op, unary_op};
 use crate::ops::loops::{GRAIN, binary_in_place, of_elements};
 use crate::{Tensor, threads, transfer};
 
@@ -43,7 +43,9 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// Backward: `da = db = dout`; for a vector `b`, `column_sum_into` or `row_sum_into` of `dout`.
 #[track_caller]
 pub fn add_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
-    broadcast_op("add", [out, a, b], Add, (&SOURCE, "add"), "add_vector")
+    let operands = [("out", out), ("a", a), ("b", b)];
+    let vector = Some("add_vector");
+    binary_op("add", operands, Add, (&SOURCE, "add"), vector)
 }
 
 /// `a - b` in a new tensor, on the device where the transfer policy in force brings them together.
@@ -61,7 +63,9 @@ pub fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// `add_into`.
 #[track_caller]
 pub fn sub_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
-    broadcast_op("sub", [out, a, b], Sub, (&SOURCE, "sub"), "sub_vector")
+    let operands = [("out", out), ("a", a), ("b", b)];
+    let vector = Some("sub_vector");
+    binary_op("sub", operands, Sub, (&SOURCE, "sub"), vector)
 }
 
 /// `a b` in a new tensor, on the device where the transfer policy in force brings them together.
@@ -79,7 +83,9 @@ pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// `add_into`.
 #[track_caller]
 pub fn mul_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
-    broadcast_op("mul", [out, a, b], Mul, (&SOURCE, "mul"), "mul_vector")
+    let operands = [("out", out), ("a", a), ("b", b)];
+    let vector = Some("mul_vector");
+    binary_op("mul", operands, Mul, (&SOURCE, "mul"), vector)
 }
 
 /// `factor · x` in a new tensor.
@@ -112,7 +118,7 @@ pub fn rsqrt_into(out: &Tensor, x: &Tensor, epsilon: f64) -> Result<()> {
 pub fn rsqrt_backward_into(dx: &Tensor, dy: &Tensor, y: &Tensor) -> Result<()> {
     let operands = [("dx", dx), ("dy", dy), ("y", y)];
     let kernel = (&SOURCE, "rsqrt_backward");
-    binary_op("rsqrt_backward", operands, RsqrtBackward, kernel)
+    binary_op("rsqrt_backward", operands, RsqrtBackward, kernel, None)
 }
 
 /// `y += a x`, of one shape, each element with one fused multiply-add and so one rounding. `x` may

@@ -52,10 +52,8 @@ INLINE u32 first_column() { return threadIdx.x % SPAN; }
 template <class T>
 INLINE void scores(float (&tile)[FOUR][FOUR], Shared& shared, const Rows<T>& left, u64 left_start, const Rows<T>& right,
                    u64 right_start, u64 width) {
-#pragma unroll
-    for (u32 i = 0; i < FOUR; i++) {
-#pragma unroll
-        for (u32 j = 0; j < FOUR; j++) tile[i][j] = 0.0f;
+    UNROLLED for (u32 i = 0; i < FOUR; i++) {
+        UNROLLED for (u32 j = 0; j < FOUR; j++) tile[i][j] = 0.0f;
     }
     for (u64 column = 0; column < width; column += CHUNK) {
         // Others may still read the chunks of the round before.
@@ -66,14 +64,10 @@ INLINE void scores(float (&tile)[FOUR][FOUR], Shared& shared, const Rows<T>& lef
 #pragma unroll 4
         for (u32 step = 0; step < CHUNK; step++) {
             float a[FOUR], b[FOUR];
-#pragma unroll
-            for (u32 i = 0; i < FOUR; i++) a[i] = shared.left[first_row() + i][step];
-#pragma unroll
-            for (u32 j = 0; j < FOUR; j++) b[j] = shared.right[first_column() + j * SPAN][step];
-#pragma unroll
-            for (u32 i = 0; i < FOUR; i++) {
-#pragma unroll
-                for (u32 j = 0; j < FOUR; j++) tile[i][j] = fmaf(a[i], b[j], tile[i][j]);
+            UNROLLED for (u32 i = 0; i < FOUR; i++) a[i] = shared.left[first_row() + i][step];
+            UNROLLED for (u32 j = 0; j < FOUR; j++) b[j] = shared.right[first_column() + j * SPAN][step];
+            UNROLLED for (u32 i = 0; i < FOUR; i++) {
+                UNROLLED for (u32 j = 0; j < FOUR; j++) tile[i][j] = fmaf(a[i], b[j], tile[i][j]);
             }
         }
     }
@@ -84,28 +78,22 @@ template <int CHUNKS> struct Sums {
     float at[CHUNKS][FOUR][ACROSS];
 
     INLINE void clear() {
-#pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; chunk++) {
-#pragma unroll
-            for (u32 i = 0; i < FOUR; i++) {
-#pragma unroll
-                for (u32 j = 0; j < ACROSS; j++) at[chunk][i][j] = 0.0f;
+        UNROLLED for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            UNROLLED for (u32 i = 0; i < FOUR; i++) {
+                UNROLLED for (u32 j = 0; j < ACROSS; j++) at[chunk][i][j] = 0.0f;
             }
         }
     }
 
     INLINE void scale_row(u32 i, float factor) {
-#pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; chunk++) {
-#pragma unroll
-            for (u32 j = 0; j < ACROSS; j++) at[chunk][i][j] *= factor;
+        UNROLLED for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            UNROLLED for (u32 j = 0; j < ACROSS; j++) at[chunk][i][j] *= factor;
         }
     }
 
     /// Adds Σ weights[row][k] right[k][column], in the order of k.
     template <class T> INLINE void add(Shared& shared, const Rows<T>& right, u64 start, u64 width) {
-#pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        UNROLLED for (int chunk = 0; chunk < CHUNKS; chunk++) {
             if (chunk * CHUNK >= width) break;
             // The weights are written, and the chunk of the round before is no longer read.
             __syncthreads();
@@ -114,13 +102,11 @@ template <int CHUNKS> struct Sums {
 #pragma unroll 4
             for (u32 step = 0; step < SIDE; step++) {
                 float across[ACROSS];
-#pragma unroll
-                for (u32 j = 0; j < ACROSS; j++) across[j] = shared.right[step][first_column() + j * SPAN];
-#pragma unroll
-                for (u32 i = 0; i < FOUR; i++) {
+                UNROLLED for (u32 j = 0; j < ACROSS; j++) across[j] = shared.right[step][first_column() + j * SPAN];
+                UNROLLED for (u32 i = 0; i < FOUR; i++) {
                     const float weight = shared.weights[first_row() + i][step];
-#pragma unroll
-                    for (u32 j = 0; j < ACROSS; j++) at[chunk][i][j] = fmaf(weight, across[j], at[chunk][i][j]);
+                    UNROLLED for (u32 j = 0; j < ACROSS; j++)
+                        at[chunk][i][j] = fmaf(weight, across[j], at[chunk][i][j]);
                 }
             }
         }
@@ -128,10 +114,8 @@ template <int CHUNKS> struct Sums {
 
     /// Writes row i times a factor to `to`, the first column of that row.
     template <class T> INLINE void write_row(T* to, u32 i, float factor, u64 width) const {
-#pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; chunk++) {
-#pragma unroll
-            for (u32 j = 0; j < ACROSS; j++) {
+        UNROLLED for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            UNROLLED for (u32 j = 0; j < ACROSS; j++) {
                 const u64 column = chunk * CHUNK + first_column() + j * SPAN;
                 if (column < width) to[column] = narrow<T>(at[chunk][i][j] * factor);
             }
@@ -141,8 +125,8 @@ template <int CHUNKS> struct Sums {
 
 /// Reduces over the SPAN threads that share rows; all get the result.
 template <class F> INLINE float row_reduce(float x, F f) {
-#pragma unroll
-    for (u32 distance = SPAN / 2; distance > 0; distance /= 2) x = f(x, __shfl_xor_sync(WHOLE_WARP, x, distance));
+    UNROLLED for (u32 distance = SPAN / 2; distance > 0; distance /= 2)
+        x = f(x, __shfl_xor_sync(WHOLE_WARP, x, distance));
     return x;
 }
 
@@ -172,18 +156,15 @@ INLINE void forward(T* __restrict__ out, float* __restrict__ log_sum_exp, const 
     float largest[FOUR], sum[FOUR];
     Sums<CHUNKS> sums;
     sums.clear();
-#pragma unroll
-    for (u32 i = 0; i < FOUR; i++) largest[i] = -infinity(), sum[i] = 0.0f;
+    UNROLLED for (u32 i = 0; i < FOUR; i++) largest[i] = -infinity(), sum[i] = 0.0f;
     const u64 end = sizes.causal != 0 && start + SIDE < time ? start + SIDE : time;
     for (u64 keys = 0; keys < end; keys += SIDE) {
         float tile[FOUR][FOUR];
         scores(tile, shared, q, start, k, keys, width);
-#pragma unroll
-        for (u32 i = 0; i < FOUR; i++) {
+        UNROLLED for (u32 i = 0; i < FOUR; i++) {
             const u64 query = start + first_row() + i;
             float most = largest[i];
-#pragma unroll
-            for (u32 j = 0; j < FOUR; j++) {
+            UNROLLED for (u32 j = 0; j < FOUR; j++) {
                 const u64 key = keys + first_column() + j * SPAN;
                 // Rows after the last one have any weights.
                 const bool counts = key < time && (sizes.causal == 0 || key <= query);
@@ -192,8 +173,7 @@ INLINE void forward(T* __restrict__ out, float* __restrict__ log_sum_exp, const 
             }
             most = row_reduce(most, Largest());
             float of_row = 0.0f;
-#pragma unroll
-            for (u32 j = 0; j < FOUR; j++) {
+            UNROLLED for (u32 j = 0; j < FOUR; j++) {
                 const float weight = exponential(tile[i][j] - most);
                 shared.weights[first_row() + i][first_column() + j * SPAN] = weight;
                 of_row += weight;
@@ -205,8 +185,7 @@ INLINE void forward(T* __restrict__ out, float* __restrict__ log_sum_exp, const 
         }
         sums.add(shared, v, keys, width);
     }
-#pragma unroll
-    for (u32 i = 0; i < FOUR; i++) {
+    UNROLLED for (u32 i = 0; i < FOUR; i++) {
         const u64 query = start + first_row() + i;
         if (query >= time) break;
         sums.write_row(out + ((sequence * time + query) * sizes.heads + head) * width, i, 1.0f / sum[i], width);
@@ -256,10 +235,8 @@ INLINE void write_weights(Shared& shared, const Inputs<T>& in, const Sizes& size
         TURNED ? scores(gradient, shared, v, keys, dout, start, sizes.width)
                : scores(gradient, shared, dout, start, v, keys, sizes.width);
     }
-#pragma unroll
-    for (u32 i = 0; i < FOUR; i++) {
-#pragma unroll
-        for (u32 j = 0; j < FOUR; j++) {
+    UNROLLED for (u32 i = 0; i < FOUR; i++) {
+        UNROLLED for (u32 j = 0; j < FOUR; j++) {
             const u32 row = first_row() + i, column = first_column() + j * SPAN;
             const u64 query = start + (TURNED ? column : row), key = keys + (TURNED ? row : column);
             float weight = 0.0f;
@@ -287,8 +264,7 @@ INLINE void query_gradient(T* __restrict__ dq, u64 dq_stride, const Inputs<T>& i
         write_weights<false, true>(shared, in, sizes, sequence, head, start, keys);
         sums.add(shared, k, keys, width);
     }
-#pragma unroll
-    for (u32 i = 0; i < FOUR; i++) {
+    UNROLLED for (u32 i = 0; i < FOUR; i++) {
         const u64 query = start + first_row() + i;
         if (query >= time) break;
         sums.write_row(dq + (sequence * time + query) * dq_stride + head * width, i, sizes.scale, width);
@@ -313,8 +289,7 @@ INLINE void key_gradient(T* __restrict__ gradient, u64 gradient_stride, const In
             sums.add(shared, right, start, width);
         }
     }
-#pragma unroll
-    for (u32 i = 0; i < FOUR; i++) {
+    UNROLLED for (u32 i = 0; i < FOUR; i++) {
         const u64 key = keys + first_row() + i;
         if (key >= time) break;
         T* to = gradient + (sequence * time + key) * gradient_stride + kv_head * width;

@@ -83,10 +83,9 @@ template <u32 TILES, u32 COLUMNS> struct Sums {
 
     /// f(an element, its row of `lane_row`, its column of `lane_column`), known to the compiler.
     template <class F> INLINE void each(F f) {
-#pragma unroll
-        for (u32 row = 0; row < TILES * 2; row++) {
-#pragma unroll
-            for (u32 column = 0; column < COLUMNS * 2; column++) f(at[row / 2][column / 2][row % 2 * 2 + column % 2], row, column);
+        UNROLLED for (u32 row = 0; row < TILES * 2; row++) {
+            UNROLLED for (u32 column = 0; column < COLUMNS * 2; column++)
+                f(at[row / 2][column / 2][row % 2 * 2 + column % 2], row, column);
         }
     }
     INLINE void clear() {
@@ -106,8 +105,7 @@ template <u32 TILES, u32 DEPTH> struct Left {
 
     /// Sums as a left operand.
     INLINE void narrow(const Sums<TILES, DEPTH * 2>& sums) {
-#pragma unroll
-        for (u32 i = 0; i < TILES * DEPTH * 4; i++) {
+        UNROLLED for (u32 i = 0; i < TILES * DEPTH * 4; i++) {
             const float* from = sums.at[i / 4 / DEPTH][i / 4 % DEPTH * 2 + i % 4 / 2] + i % 2 * 2;
             at[i / 4 / DEPTH][i / 4 % DEPTH][i % 4] = narrow_pair(from[0], from[1]);
         }
@@ -129,28 +127,23 @@ template <u32 WIDTH, u32 TILES, bool HELD> struct OwnRows {
     /// The rows of the block begin at `first`.
     INLINE void begin(u32 first) {
         address = straight<WIDTH>(first + warp_row<TILES>() * pitch(WIDTH));
-#pragma unroll
-        for (u32 i = 0; HELD && i < WIDTH / 16 * TILES; i++) load_tiles(held.at[i % TILES][i / TILES], place(i % TILES, i / TILES));
+        UNROLLED for (u32 i = 0; HELD && i < WIDTH / 16 * TILES; i++)
+            load_tiles(held.at[i % TILES][i / TILES], place(i % TILES, i / TILES));
     }
     INLINE u32 place(u32 tile, u32 k) const { return address + tile * 16 * pitch(WIDTH) + k * 32; }
 
     /// sums += these rows · rightᵀ, where the rows of `right` begin at `right`.
     template <u32 COLUMNS> INLINE void add_scores(Sums<TILES, COLUMNS>& sums, u32 right) const {
-#pragma unroll
-        for (u32 k = 0; k < WIDTH / 16; k++) {
+        UNROLLED for (u32 k = 0; k < WIDTH / 16; k++) {
             u32 a[TILES][4];
-#pragma unroll
-            for (u32 t = 0; t < TILES; t++) {
+            UNROLLED for (u32 t = 0; t < TILES; t++) {
                 if (!HELD) load_tiles(a[t], place(t, k));
-#pragma unroll
-                for (u32 i = 0; HELD && i < 4; i++) a[t][i] = held.at[t][k][i];
+                UNROLLED for (u32 i = 0; HELD && i < 4; i++) a[t][i] = held.at[t][k][i];
             }
-#pragma unroll
-            for (u32 n = 0; n < COLUMNS; n += 2) {
+            UNROLLED for (u32 n = 0; n < COLUMNS; n += 2) {
                 u32 b[4];
                 load_tiles(b, across<WIDTH>(right) + n * 8 * pitch(WIDTH) + k * 32);
-#pragma unroll
-                for (u32 t = 0; t < TILES; t++) {
+                UNROLLED for (u32 t = 0; t < TILES; t++) {
                     multiply(sums.at[t][n], a[t], b[0], b[1]);
                     multiply(sums.at[t][n + 1], a[t], b[2], b[3]);
                 }
@@ -162,14 +155,11 @@ template <u32 WIDTH, u32 TILES, bool HELD> struct OwnRows {
 /// sums += left · right, whose rows begin at `right`.
 template <u32 WIDTH, u32 TILES, u32 DEPTH>
 INLINE void add_weighted(Sums<TILES, WIDTH / 8>& sums, const Left<TILES, DEPTH>& left, u32 right) {
-#pragma unroll
-    for (u32 k = 0; k < DEPTH; k++) {
-#pragma unroll
-        for (u32 n = 0; n < WIDTH / 8; n += 2) {
+    UNROLLED for (u32 k = 0; k < DEPTH; k++) {
+        UNROLLED for (u32 n = 0; n < WIDTH / 8; n += 2) {
             u32 b[4];
             load_turned(b, straight<WIDTH>(right) + k * 16 * pitch(WIDTH) + n * 16);
-#pragma unroll
-            for (u32 t = 0; t < TILES; t++) {
+            UNROLLED for (u32 t = 0; t < TILES; t++) {
                 multiply(sums.at[t][n], left.at[t][k], b[0], b[1]);
                 multiply(sums.at[t][n + 1], left.at[t][k], b[2], b[3]);
             }
@@ -195,8 +185,7 @@ template <class T, bool IS_SHARED> struct Rows {
     /// Starts to copy ROWS rows from `start` on to shared memory; zeros where there are none.
     template <u32 WIDTH, u32 ROWS> INLINE void copy(u32 to, u32 start) const {
         constexpr u32 CHUNKS = WIDTH / 8;
-#pragma unroll
-        for (u32 i = 0; i < ROWS * CHUNKS / THREADS; i++) {
+        UNROLLED for (u32 i = 0; i < ROWS * CHUNKS / THREADS; i++) {
             const u32 row = (i * THREADS + threadIdx.x) / CHUNKS, chunk = (i * THREADS + threadIdx.x) % CHUNKS;
             const bool inside = start + row < count && chunk * 8 < width;
             start_copy<16>(to + row * pitch(WIDTH) + chunk * 16, at(start + row) + chunk * 8, inside);
@@ -209,16 +198,14 @@ template <class T, bool IS_SHARED> struct Rows {
     INLINE void write(u32 start, const Sums<TILES, WIDTH / 8>& sums, const float (&factor)[TILES * 2], u8* memory) const {
         u8* rows = memory + warp_row<TILES>() * pitch(WIDTH);
         __syncwarp();
-#pragma unroll
-        for (u32 i = 0; i < TILES * WIDTH / 4; i++) {
+        UNROLLED for (u32 i = 0; i < TILES * WIDTH / 4; i++) {
             const u32 row = i % (TILES * 2), n = i / (TILES * 2);
             const float* from = sums.at[row / 2][n] + row % 2 * 2;
             u32* to = reinterpret_cast<u32*>(rows + lane_row(row) * pitch(WIDTH) + lane_column(n * 2) * 2);
             *to = narrow_pair(from[0] * factor[row], from[1] * factor[row]);
         }
         __syncwarp();
-#pragma unroll
-        for (u32 i = 0; i < TILES * 16 * WIDTH / 8 / WARP; i++) {
+        UNROLLED for (u32 i = 0; i < TILES * 16 * WIDTH / 8 / WARP; i++) {
             const u32 row = (i * WARP + lane()) / (WIDTH / 8), chunk = (i * WARP + lane()) % (WIDTH / 8);
             const uint4 eight = *reinterpret_cast<const uint4*>(rows + row * pitch(WIDTH) + chunk * 16);
             if (start + warp_row<TILES>() + row >= count || chunk * 8 >= width) continue;
@@ -265,8 +252,7 @@ template <u32 TILES, u32 STEP> struct Queries {
         line = blockIdx.x / blocks, start = (blocks - 1 - blockIdx.x % blocks) * ROWS, own = start + warp_row<TILES>();
         end = sizes.keys_of(rows.token(start + ROWS - 1)), whole = sizes.keys_of(rows.token(start)) / STEP * STEP;
         last = sizes.keys_of(rows.token(own + TILES * 16 - 1));
-#pragma unroll
-        for (u32 row = 0; row < TILES * 2; row++) keys[row] = sizes.keys_of(rows.token(own + lane_row(row)));
+        UNROLLED for (u32 row = 0; row < TILES * 2; row++) keys[row] = sizes.keys_of(rows.token(own + lane_row(row)));
     }
 };
 
@@ -283,8 +269,7 @@ template <u32 TILES> struct Softmax {
     float largest[TILES * 2], sum[TILES * 2];
 
     INLINE Softmax() {
-#pragma unroll
-        for (u32 row = 0; row < TILES * 2; row++) largest[row] = -infinity(), sum[row] = 0.0f;
+        UNROLLED for (u32 row = 0; row < TILES * 2; row++) largest[row] = -infinity(), sum[row] = 0.0f;
     }
 
     /// Turns scores into weights. While a row's are below 2^SLACK, they stay relative to an older
@@ -292,18 +277,15 @@ template <u32 TILES> struct Softmax {
     template <u32 KEYS, u32 COLUMNS> INLINE void add(Sums<TILES, KEYS>& scores, Sums<TILES, COLUMNS>& sums, float scale) {
         float most[TILES * 2];
         bool is_larger = false;
-#pragma unroll
-        for (u32 row = 0; row < TILES * 2; row++) most[row] = -infinity();
+        UNROLLED for (u32 row = 0; row < TILES * 2; row++) most[row] = -infinity();
         scores.each([&](float& score, u32 row, u32) { most[row] = fmaxf(most[row], score); });
-#pragma unroll
-        for (u32 row = 0; row < TILES * 2; row++) {
+        UNROLLED for (u32 row = 0; row < TILES * 2; row++) {
             most[row] = row_reduce(most[row], fmaxf) * scale;
             is_larger |= most[row] > largest[row] + SLACK;
         }
         if (__any_sync(WHOLE_WARP, is_larger)) {
             float rescale[TILES * 2];
-#pragma unroll
-            for (u32 row = 0; row < TILES * 2; row++) {
+            UNROLLED for (u32 row = 0; row < TILES * 2; row++) {
                 const float before = largest[row];
                 largest[row] = most[row] > before + SLACK ? most[row] : before;
                 rescale[row] = exp2_of(before - largest[row]);
@@ -379,8 +361,7 @@ INLINE void forward(bf16* out, float* log_sum_exp, const bf16* q_array, const bf
     });
     const auto logs = sizes.numbers(log_sum_exp, block.line);
     float factor[TILES * 2];
-#pragma unroll
-    for (u32 i = 0; i < TILES * 2; i++) {
+    UNROLLED for (u32 i = 0; i < TILES * 2; i++) {
         const u32 row = block.own + lane_row(i);
         const float total = row_reduce(softmax.sum[i], Sum());
         factor[i] = 1.0f / total;
@@ -419,13 +400,11 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void query_gradient(const Opera
     OwnRows<WIDTH, TILES, true> left, left_dout;
     left.begin(q_rows), left_dout.begin(dout_rows);
     float log[TILES * 2], delta[TILES * 2], factor[TILES * 2];
-#pragma unroll
-    for (u32 i = 0; i < TILES * 2; i++) {
+    UNROLLED for (u32 i = 0; i < TILES * 2; i++) {
         const u32 row = block.own + lane_row(i);
         log[i] = row < q.count ? *logs.at(row) * LOG2 : 0.0f;
         delta[i] = 0.0f, factor[i] = sizes.scale;
-#pragma unroll
-        for (u32 n = 0; n < WIDTH / 8; n++) {
+        UNROLLED for (u32 n = 0; n < WIDTH / 8; n++) {
             const u32 column = lane_column(n * 2), gradients = left_dout.held.at[i / 2][n / 2][n % 2 * 2 + i % 2];
             const bool inside = row < out.count && column < out.width;
             const u32 outputs = inside ? *reinterpret_cast<const u32*>(out.at(row) + column) : 0;
@@ -515,8 +494,7 @@ template <u32 WIDTH, u32 TILES, u32 STEP> INLINE void key_gradients(const Operan
     sweep(first, whole, true);
     sweep(whole, q.count, false);
     float one[TILES * 2], factor[TILES * 2];
-#pragma unroll
-    for (u32 row = 0; row < TILES * 2; row++) one[row] = 1.0f, factor[row] = sizes.scale;
+    UNROLLED for (u32 row = 0; row < TILES * 2; row++) one[row] = 1.0f, factor[row] = sizes.scale;
     sizes.rows<false>(in.dk, in.dkv_stride, line).template write<WIDTH>(start, dk_sums, factor, memory);
     sizes.rows<false>(in.dv, in.dkv_stride, line).template write<WIDTH>(start, dv_sums, one, memory);
 }

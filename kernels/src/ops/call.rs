@@ -195,6 +195,16 @@ impl<'a> Call<'a> {
         self.operands[..self.count].iter().flatten()
     }
 
+    /// An argument out of range.
+    pub(crate) fn value(
+        &self,
+        what: impl std::fmt::Display,
+        expected: impl std::fmt::Display,
+        got: impl std::fmt::Display,
+    ) -> Error {
+        self.by.value(what, expected, got)
+    }
+
     /// An error about one operand.
     pub(crate) fn operand_error(
         &self,

@@ -13,8 +13,7 @@ template <class To, class From> INLINE void cast(To* out, const From* x, u64 cou
     for (u64 i = first_index(); i < packs; i += grid_threads()) {
         const In in = load_pack<In>(x, i);
         Out converted;
-#pragma unroll
-        for (int k = 0; k < EACH; k++) converted.values[k] = Convert<To>::from(in.values[k]);
+        UNROLLED for (int k = 0; k < EACH; k++) converted.values[k] = Convert<To>::from(in.values[k]);
         store_pack(out, i, converted);
     }
     for (u64 i = packs * EACH + first_index(); i < count; i += grid_threads()) out[i] = Convert<To>::from(x[i]);

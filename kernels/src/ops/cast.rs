@@ -6,16 +6,14 @@
 //! rounding needs to know: whether anything was dropped. The conversions are integer arithmetic and
 //! selects, which vectorise.
 
-use std::marker::PhantomData;
-
 use crate::cuda::copies;
 use crate::dtype::round::{bf16_nearest, bf16_wide, f16_nearest, f16_wide, f32_to_odd};
 use crate::dtype::{DType, Element, bf16, f16, with_element};
 use crate::error::Result;
 use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, EVERY_DTYPE};
-use crate::ops::loops::write;
-use crate::streaming::{Make, STREAMING_BYTES_MIN, ask_ahead};
+use crate::ops::loops::{Unary, UnaryOf, write};
+use crate::streaming::STREAMING_BYTES_MIN;
 use crate::{Tensor, threads};
 
 static SOURCE: Source = Source::new("cast.cu", include_str!("cast.cu"));
@@ -87,28 +85,17 @@ fn run<From: Convert<To>, To: Element>(out: &mut Buffer<'_>, x: &Buffer<'_>) {
     let x = x.elements::<From>();
     let out = out.elements_mut::<To>();
     let large = size_of_val(out) >= STREAMING_BYTES_MIN;
-    let to = PhantomData::<To>;
-    write(out, large, Converted { x, to });
+    write(out, large, UnaryOf { x, f: Converted });
 }
 
-/// The elements of `x` in another type.
+/// A number in another type.
 #[derive(Clone, Copy)]
-struct Converted<'a, From, To> {
-    x: &'a [From],
-    to: PhantomData<To>,
-}
+struct Converted;
 
-impl<From: Convert<To>, To: Element> Make<To> for Converted<'_, From, To> {
+impl<From: Convert<To>, To: Element> Unary<From, To> for Converted {
     #[inline(always)]
-    fn make(self, first: usize, out: &mut [To]) {
-        let x = &self.x[first..first + out.len()];
-        for (out, &x) in out.iter_mut().zip(x) {
-            *out = x.convert();
-        }
-    }
-    #[inline(always)]
-    fn ask(self, first: usize) {
-        ask_ahead(self.x, first);
+    fn apply(self, x: From) -> To {
+        x.convert()
     }
 }
 

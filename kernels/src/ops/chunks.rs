@@ -88,15 +88,12 @@ impl ChunkTable {
 
     /// One chunk that decays: the first `len` elements.
     pub fn whole(len: usize) -> ChunkTable {
-        ChunkTable {
-            chunks: vec![Chunk {
-                offset: 0,
-                len,
-                decay: true,
-            }],
-            quanta_before: vec![0, len.div_ceil(QUANTUM)],
-            copies: Arc::default(),
-        }
+        let chunk = Chunk {
+            offset: 0,
+            len,
+            decay: true,
+        };
+        ChunkTable::new(vec![chunk]).expect("one chunk is in order")
     }
 
     /// The same chunks, none of which decays.
@@ -250,13 +247,14 @@ impl ChunkTable {
     }
 
     /// Runs `body(run, parts)` over all chunks, split over the threads; `parts` are the elements of
-    /// the run in each of `slices`. The result must not depend on where runs are split.
+    /// the run in each of `slices`. The result must not depend on where runs are split. Whether
+    /// `body` says of all runs that all is well.
     pub(crate) fn update<T: Send, const N: usize>(
         &self,
         slices: [&mut [T]; N],
-        body: impl Fn(Chunk, [&mut [T]; N]) + Sync,
-    ) {
-        let shares = slices.map(Shares::new);
+        body: impl Fn(Chunk, [&mut [T]; N]) -> bool + Sync,
+    ) -> bool {
+        let (shares, all) = (slices.map(Shares::new), AtomicBool::new(true));
         threads::split(self.quanta() * QUANTUM, QUANTUM, |range| {
             for run in self.runs_of(range.start / QUANTUM..range.end / QUANTUM) {
                 // SAFETY: `split` gives every quantum to one thread, once. Quanta do not overlap
@@ -264,21 +262,9 @@ impl ChunkTable {
                 let parts = shares
                     .each_ref()
                     .map(|share| unsafe { share.part(run.range()) });
-                body(run, parts);
-            }
-        });
-    }
-
-    /// As `update`, for a `body` that says whether all is well. Whether it was in all chunks.
-    pub(crate) fn update_all<T: Send, const N: usize>(
-        &self,
-        slices: [&mut [T]; N],
-        body: impl Fn(Chunk, [&mut [T]; N]) -> bool + Sync,
-    ) -> bool {
-        let all = AtomicBool::new(true);
-        self.update(slices, |chunk, parts| {
-            if !body(chunk, parts) {
-                all.store(false, Ordering::Relaxed);
+                if !body(run, parts) {
+                    all.store(false, Ordering::Relaxed);
+                }
             }
         });
         all.into_inner()

@@ -15,6 +15,8 @@ typedef int i32;
 typedef long long i64;
 
 #define INLINE __device__ __forceinline__
+/// Before a loop of a constant number of rounds, whose arrays are registers then.
+#define UNROLLED _Pragma("unroll")
 
 /// A kernel that Rust finds by its name, with at most THREADS threads per block.
 #define KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS)
@@ -106,40 +108,23 @@ template <class To> struct Convert {
     static INLINE To from(f16 x) { return from(f16_wide(x)); }
 };
 
-/// To an integer from `lowest` to `highest`. From `low` down and from `high` up it saturates.
-template <class To, class From> INLINE To saturated(From x, To lowest, To highest, From low, From high) {
-    return x >= high ? highest : x <= low ? lowest : x == x ? (To)x : (To)0;
-}
-
-template <> struct Convert<u8> {
-    static INLINE u8 from(float x) { return saturated<u8>(x, 0, 255, 0.0f, 255.0f); }
-    static INLINE u8 from(double x) { return saturated<u8>(x, 0, 255, 0.0, 255.0); }
-    static INLINE u8 from(i32 x) { return (u8)(x < 0 ? 0 : x > 255 ? 255 : x); }
-    static INLINE u8 from(i64 x) { return (u8)(x < 0 ? 0 : x > 255 ? 255 : x); }
-    static INLINE u8 from(bf16 x) { return from(bf16_wide(x)); }
-    static INLINE u8 from(f16 x) { return from(f16_wide(x)); }
+/// To an integer. From `low` down and from `high` up it saturates.
+template <class To, i64 LOWEST, i64 HIGHEST> struct ToInteger {
+    template <class F> static INLINE To of_float(F x) {
+        constexpr F low = (F)LOWEST, high = (F)HIGHEST;
+        return x >= high ? (To)HIGHEST : x <= low ? (To)LOWEST : x == x ? (To)x : (To)0;
+    }
+    static INLINE To from(float x) { return of_float(x); }
+    static INLINE To from(double x) { return of_float(x); }
+    static INLINE To from(bf16 x) { return from(bf16_wide(x)); }
+    static INLINE To from(f16 x) { return from(f16_wide(x)); }
+    template <class From> static INLINE To from(From x) {
+        return (To)(x < LOWEST ? LOWEST : x > HIGHEST ? HIGHEST : x);
+    }
 };
-
-template <> struct Convert<i32> {
-    static constexpr i32 LOWEST = -2147483647 - 1, HIGHEST = 2147483647;
-    static INLINE i32 from(u8 x) { return x; }
-    static INLINE i32 from(float x) { return saturated<i32>(x, LOWEST, HIGHEST, -2147483648.0f, 2147483648.0f); }
-    static INLINE i32 from(double x) { return saturated<i32>(x, LOWEST, HIGHEST, -2147483648.0, 2147483647.0); }
-    static INLINE i32 from(i64 x) { return (i32)(x < LOWEST ? LOWEST : x > HIGHEST ? HIGHEST : x); }
-    static INLINE i32 from(bf16 x) { return from(bf16_wide(x)); }
-    static INLINE i32 from(f16 x) { return from(f16_wide(x)); }
-};
-
-template <> struct Convert<i64> {
-    static constexpr i64 LOWEST = -9223372036854775807ll - 1, HIGHEST = 9223372036854775807ll;
-    static constexpr float BEYOND = 9223372036854775808.0f;
-    static INLINE i64 from(u8 x) { return x; }
-    static INLINE i64 from(i32 x) { return x; }
-    static INLINE i64 from(float x) { return saturated<i64>(x, LOWEST, HIGHEST, -BEYOND, BEYOND); }
-    static INLINE i64 from(double x) { return saturated<i64>(x, LOWEST, HIGHEST, -(double)BEYOND, (double)BEYOND); }
-    static INLINE i64 from(bf16 x) { return from(bf16_wide(x)); }
-    static INLINE i64 from(f16 x) { return from(f16_wide(x)); }
-};
+template <> struct Convert<u8> : ToInteger<u8, 0, 255> {};
+template <> struct Convert<i32> : ToInteger<i32, -2147483648ll, 2147483647> {};
+template <> struct Convert<i64> : ToInteger<i64, -9223372036854775807ll - 1, 9223372036854775807ll> {};
 
 /// An f32 that rounds to the same 16 bits as x.
 INLINE float sticky(float x) { return x; }
@@ -164,6 +149,13 @@ template <> struct Convert<f16> {
 };
 
 // ---- indices and memory ----
+
+/// The index in a row of class indices or tokens, of `bytes` each: u8, i32 or i64.
+INLINE i64 index_at(const void* indices, u32 bytes, u64 row) {
+    if (bytes == 1) return static_cast<const u8*>(indices)[row];
+    if (bytes == 4) return static_cast<const i32*>(indices)[row];
+    return static_cast<const i64*>(indices)[row];
+}
 
 /// This thread's number in a one-dimensional grid, and the number of threads: for (u64 i =
 /// first_index(); i < count; i += grid_threads()).
@@ -215,8 +207,7 @@ template <class T, int N> INLINE Pack<T, N> narrow_pack(const float (&x)[N]) {
         pack.whole = make_uint4(narrow_pair(x[0], x[1]), narrow_pair(x[2], x[3]), narrow_pair(x[4], x[5]),
                                 narrow_pair(x[6], x[7]));
     } else {
-#pragma unroll
-        for (int i = 0; i < N; i++) pack.values[i] = narrow<T>(x[i]);
+        UNROLLED for (int i = 0; i < N; i++) pack.values[i] = narrow<T>(x[i]);
     }
     return pack;
 }
@@ -225,8 +216,8 @@ template <class T, int N> INLINE Pack<T, N> narrow_pack(const float (&x)[N]) {
 INLINE void store_rounded(bf16* array, u64 index, const Pack<float>& pack) {
     constexpr int COUNT = Pack<float>::COUNT;
     u32 halves[COUNT / 2] = {};
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) halves[i / 2] |= (u32)Convert<bf16>::from(pack.values[i]).bits << (i % 2 * 16);
+    UNROLLED for (int i = 0; i < COUNT; i++)
+        halves[i / 2] |= (u32)Convert<bf16>::from(pack.values[i]).bits << (i % 2 * 16);
     Pack<bf16, COUNT> rounded;
     rounded.whole = make_uint2(halves[0], halves[1]);
     store_pack(array, index, rounded);
@@ -260,18 +251,16 @@ template <class T, class B, class F> INLINE void map(T* out, const T* a, const B
     for (u64 first = first_index(); first < packs; first += PACKS_IN_FLIGHT * stride) {
         P left[PACKS_IN_FLIGHT];
         Right right[PACKS_IN_FLIGHT];
-#pragma unroll
-        for (int k = 0; k < PACKS_IN_FLIGHT; k++) {
+        UNROLLED for (int k = 0; k < PACKS_IN_FLIGHT; k++) {
             if (first + k * stride >= packs) break;
             left[k] = load_pack<P>(a, first + k * stride);
             right[k] = load_pack<Right>(b, first + k * stride);
         }
-#pragma unroll
-        for (int k = 0; k < PACKS_IN_FLIGHT; k++) {
+        UNROLLED for (int k = 0; k < PACKS_IN_FLIGHT; k++) {
             if (first + k * stride >= packs) break;
             float result[P::COUNT];
-#pragma unroll
-            for (int i = 0; i < P::COUNT; i++) result[i] = f(wide(left[k].values[i]), wide(right[k].values[i]));
+            UNROLLED for (int i = 0; i < P::COUNT; i++)
+                result[i] = f(wide(left[k].values[i]), wide(right[k].values[i]));
             store_pack(out, first + k * stride, narrow_pack<T>(result));
         }
     }
@@ -309,8 +298,7 @@ INLINE void map_vector(T* out, const T* a, const T* b, u64 count, u64 columns, u
         return over_matrix(count / P::COUNT, columns / P::COUNT, [=](u64 i, u64 row, u64 column) {
             const P left = load_pack<P>(a, i), right = by_row != 0 ? P{} : load_pack<P>(b, column);
             float result[P::COUNT];
-#pragma unroll
-            for (int k = 0; k < P::COUNT; k++) {
+            UNROLLED for (int k = 0; k < P::COUNT; k++) {
                 result[k] = f(wide(left.values[k]), wide(by_row != 0 ? b[row] : right.values[k]));
             }
             store_pack(out, i, narrow_pack<T>(result));
@@ -339,8 +327,8 @@ struct Largest {
 /// one is left, in the order of `tree_sum` (ops/float.rs). Every lane gets the result, and all
 /// lanes must call it.
 template <class T, class F> INLINE T warp_reduce(T x, F f) {
-#pragma unroll
-    for (int distance = WARP / 2; distance > 0; distance /= 2) x = f(x, __shfl_xor_sync(WHOLE_WARP, x, distance));
+    UNROLLED for (int distance = WARP / 2; distance > 0; distance /= 2)
+        x = f(x, __shfl_xor_sync(WHOLE_WARP, x, distance));
     return x;
 }
 
@@ -372,10 +360,8 @@ template <class T> INLINE double warp_sum_of(const T* __restrict__ x, u64 length
     double sum = 0.0;
     if (length >= SUM_BLOCK) {
         T elements[SUM_BLOCK / WARP];
-#pragma unroll
-        for (u32 i = 0; i < SUM_BLOCK / WARP; i++) elements[i] = x[i * WARP + lane];
-#pragma unroll
-        for (u32 i = 0; i < SUM_BLOCK / WARP; i++) sum = sum + (double)wide(elements[i]);
+        UNROLLED for (u32 i = 0; i < SUM_BLOCK / WARP; i++) elements[i] = x[i * WARP + lane];
+        UNROLLED for (u32 i = 0; i < SUM_BLOCK / WARP; i++) sum = sum + (double)wide(elements[i]);
     } else {
         for (u32 i = lane; i < length; i += WARP) sum = sum + (double)wide(x[i]);
     }
@@ -483,10 +469,8 @@ INLINE void each_of_lane(const float* __restrict__ x, const Piece& piece, Each e
     x += piece.offset;
     if (piece.len == QUANTUM) {
         float elements[QUANTUM / WARP];
-#pragma unroll
-        for (u32 i = 0; i < QUANTUM / WARP; i++) elements[i] = x[i * WARP + lane];
-#pragma unroll
-        for (u32 i = 0; i < QUANTUM / WARP; i++) each(elements[i], i * WARP + lane);
+        UNROLLED for (u32 i = 0; i < QUANTUM / WARP; i++) elements[i] = x[i * WARP + lane];
+        UNROLLED for (u32 i = 0; i < QUANTUM / WARP; i++) each(elements[i], i * WARP + lane);
     } else {
         for (u32 i = lane; i < piece.len; i += WARP) each(x[i], i);
     }
@@ -515,8 +499,7 @@ template <class F> INLINE void each_element(u32 first, u32 len, F element) {
 /// Philox4x32-10: 128 random bits, a bijection of the counter for each key.
 INLINE uint4 philox4x32(uint4 counter, u32 key_0, u32 key_1) {
     u32 a = counter.x, b = counter.y, c = counter.z, d = counter.w;
-#pragma unroll
-    for (int round = 0; round < 10; round++) {
+    UNROLLED for (int round = 0; round < 10; round++) {
         const u64 product_a = (u64)a * 0xd2511f53u;
         const u64 product_c = (u64)c * 0xcd9e8d57u;
         a = (u32)(product_c >> 32) ^ b ^ key_0;

@@ -7,7 +7,7 @@ use super::random::{Distribution, draw_new};
 use crate::dtype::with_element;
 use crate::error::{Caller, Result, TensorInfo};
 use crate::random::Random;
-use crate::storage::Origin;
+use crate::storage::{Borrow, Origin};
 use crate::transfer::{self, Asked};
 use crate::{DType, Device, Element, Shape, Tensor};
 
@@ -28,6 +28,29 @@ fn made<T: Element>(
         launch(&tensor)?;
     }
     Ok(tensor)
+}
+
+/// A tensor whose elements `fill` writes on the CPU; if it is to be elsewhere, it is sent there.
+pub(crate) fn host_data(
+    shape: Shape,
+    dtype: DType,
+    device: Device,
+    by: Caller,
+    fill: impl FnOnce(Borrow<'_>) -> Result<()>,
+) -> Result<Tensor> {
+    if device != Device::Cpu {
+        // Before host memory is filled.
+        let info = TensorInfo {
+            name: None,
+            dtype,
+            shape,
+            device: Device::Cpu,
+        };
+        transfer::check(&info, device, Asked::Explicitly, by)?;
+    }
+    let here = Tensor::allocate(shape, dtype, Device::Cpu, Origin::HostData, by)?;
+    fill(here.borrow("tensor", true, by)?)?;
+    here.to_at(device, by)
 }
 
 /// All `value`, which an integer dtype must be able to hold.
@@ -170,21 +193,10 @@ impl Tensor {
             return Err(by.value(what, expected, data.len()));
         }
         device.check_usable(by)?;
-        if device != Device::Cpu {
-            // Before the data is copied to separate host memory.
-            let info = TensorInfo {
-                name: None,
-                dtype: T::DTYPE,
-                shape,
-                device: Device::Cpu,
-            };
-            transfer::check(&info, device, Asked::Explicitly, by)?;
-        }
-        let here = Tensor::allocate(shape, T::DTYPE, Device::Cpu, Origin::HostData, by)?;
-        let mut borrow = here.borrow("tensor", true, by)?;
-        borrow.elements_mut().copy_from_slice(data);
-        drop(borrow);
-        here.to_at(device, by)
+        host_data(shape, T::DTYPE, device, by, |mut memory| {
+            memory.elements_mut().copy_from_slice(data);
+            Ok(())
+        })
     }
 
     /// One number, as a tensor without dimensions.

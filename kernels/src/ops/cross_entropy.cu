@@ -1,5 +1,5 @@
-// cross_entropy: formulas in cross_entropy.rs; the order of sums in narrow.rs and wide.rs, which
-// the kernels follow to get the CPU's bits, except for many classes in bf16.
+// cross_entropy: formulas in cross_entropy.rs; the order of sums in rows.rs, which the kernels
+// follow to get the CPU's bits, except for many classes in bf16.
 //
 // Up to 64 classes: 32 rows per block, in shared memory. More: a row per block, read three times
 // (maximum, sum, gradient), mostly from caches; twice in bf16, where maximum and sum are found in
@@ -65,14 +65,7 @@ struct Target {
 };
 
 INLINE Target target_of(const Problem& problem, u64 row) {
-    i64 index;
-    if (problem.target_bytes == 1) {
-        index = static_cast<const u8*>(problem.targets)[row];
-    } else if (problem.target_bytes == 4) {
-        index = static_cast<const i32*>(problem.targets)[row];
-    } else {
-        index = static_cast<const i64*>(problem.targets)[row];
-    }
+    const i64 index = index_at(problem.targets, problem.target_bytes, row);
     const bool is_ignored = problem.ignores && index == problem.ignore_index;
     const bool is_class = !is_ignored && index >= 0 && (u64)index < problem.classes;
     float weight = is_ignored ? 0.0f : nan_f32();
@@ -127,7 +120,7 @@ INLINE float add_weighted(const Problem& problem, float sum, u64 class_index, fl
     return problem.class_weights == nullptr ? sum + z : fmaf(problem.class_weights[class_index], z, sum);
 }
 
-/// Whether x leaves the target the first of the largest, as in accuracy.rs.
+/// Whether x leaves the target the first of the largest, as in rows.rs.
 INLINE bool is_below(float x, u64 class_index, float target_x, u64 target) {
     if (class_index == target) return true;
     if (is_nan(target_x)) return class_index > target || !is_nan(x);
@@ -171,8 +164,7 @@ constexpr u32 NARROW_PACK = 4;
 template <class F> INLINE void each_narrow(u32 rows, u32 classes, F body) {
     for (u32 i = threadIdx.x * NARROW_PACK; i < rows * classes; i += NARROW_THREADS * NARROW_PACK) {
         u32 row[NARROW_PACK] = {i / classes}, column[NARROW_PACK] = {i % classes};
-#pragma unroll
-        for (u32 k = 1; k < NARROW_PACK; k++) {
+        UNROLLED for (u32 k = 1; k < NARROW_PACK; k++) {
             const bool ends = column[k - 1] + 1 == classes;
             row[k] = row[k - 1] + ends, column[k] = ends ? 0 : column[k - 1] + 1;
         }
@@ -211,8 +203,7 @@ INLINE void narrow_rows(Problem problem, const Totals totals, u64 rows, T* dlogi
         } else {
             for (u32 k = 0; k < NARROW_PACK && i + k < count * columns; k++) pack.values[k] = logits[first + i + k];
         }
-#pragma unroll
-        for (u32 k = 0; k < NARROW_PACK; k++) tile[row[k] * pitch + column[k]] = wide(pack.values[k]);
+        UNROLLED for (u32 k = 0; k < NARROW_PACK; k++) tile[row[k] * pitch + column[k]] = wide(pack.values[k]);
     });
     if (threadIdx.x / WARP == 1) {
         const float sum = weight_sum_of(problem);
@@ -257,8 +248,7 @@ INLINE void narrow_rows(Problem problem, const Totals totals, u64 rows, T* dlogi
         __syncthreads();
         each_narrow(count, columns, [&](u32 i, const u32(&row)[NARROW_PACK], const u32(&column)[NARROW_PACK]) {
             float gradients[NARROW_PACK] = {};
-#pragma unroll
-            for (u32 k = 0; k < NARROW_PACK; k++) {
+            UNROLLED for (u32 k = 0; k < NARROW_PACK; k++) {
                 if (i + k >= count * columns) break;
                 const NarrowRow& of = shared_rows[row[k]];
                 const float e = tile[row[k] * pitch + column[k]];
@@ -277,7 +267,7 @@ INLINE void narrow_rows(Problem problem, const Totals totals, u64 rows, T* dlogi
 
 // ---- more, in f32 ----
 
-/// Classes that are summed together in lanes: `BLOCK` of wide.rs.
+/// Classes that are summed together in lanes: `BLOCK` of rows.rs.
 constexpr u32 BLOCK = 512;
 constexpr u32 PER_LANE_OF_BLOCK = BLOCK / WARP;
 constexpr u32 WIDE_THREADS = 512;
@@ -297,14 +287,12 @@ INLINE void wide_block(
     const Problem& problem, const float* logits, u64 start, float largest, float& e_sum, float& z_sum) {
     const u32 lane = threadIdx.x % WARP;
     float x[PER_LANE_OF_BLOCK];
-#pragma unroll
-    for (u32 j = 0; j < PER_LANE_OF_BLOCK; j++) {
+    UNROLLED for (u32 j = 0; j < PER_LANE_OF_BLOCK; j++) {
         const u64 i = start + j * WARP + lane;
         x[j] = i < problem.classes ? logits[i] : 0.0f;
     }
     e_sum = 0.0f, z_sum = 0.0f;
-#pragma unroll
-    for (u32 j = 0; j < PER_LANE_OF_BLOCK; j++) {
+    UNROLLED for (u32 j = 0; j < PER_LANE_OF_BLOCK; j++) {
         const u64 i = start + j * WARP + lane;
         if (i >= problem.classes) break;
         const float z = x[j] - largest;
@@ -346,13 +334,11 @@ INLINE void wide_gradient(
     const Target& target) {
     for (u64 start = threadIdx.x; start < problem.classes; start += IN_FLIGHT * blockDim.x) {
         float x[IN_FLIGHT];
-#pragma unroll
-        for (u32 k = 0; k < IN_FLIGHT; k++) {
+        UNROLLED for (u32 k = 0; k < IN_FLIGHT; k++) {
             const u64 i = start + k * blockDim.x;
             x[k] = i < problem.classes ? logits[i] : 0.0f;
         }
-#pragma unroll
-        for (u32 k = 0; k < IN_FLIGHT; k++) {
+        UNROLLED for (u32 k = 0; k < IN_FLIGHT; k++) {
             const u64 i = start + k * blockDim.x;
             if (i >= problem.classes) break;
             dlogits[i] = gradient_of(problem, exponential(x[k] - largest), i, factors, target);
@@ -443,8 +429,7 @@ struct Row {
     template <class F> INLINE void each(u32 end, F f) const {
         for (u32 at = threadIdx.x; at < end; at += PACKS_AT_ONCE * blockDim.x) {
             Pack<bf16> pack[PACKS_AT_ONCE];
-#pragma unroll
-            for (u32 k = 0; k < PACKS_AT_ONCE; k++) {
+            UNROLLED for (u32 k = 0; k < PACKS_AT_ONCE; k++) {
                 pack[k].whole = make_uint4(0xff80ff80u, 0xff80ff80u, 0xff80ff80u, 0xff80ff80u);
                 if (at + k * blockDim.x < end) pack[k] = load_pack<Pack<bf16>>(logits + head, at + k * blockDim.x);
             }
@@ -455,8 +440,7 @@ struct Row {
 
 /// The largest of a pack and `largest`. Like all here it ignores NaN, which 2ˣ then propagates.
 INLINE float largest_of(const Pack<bf16>& pack, float largest) {
-#pragma unroll
-    for (u32 i = 0; i < PACK; i++) largest = fmaxf(largest, wide(pack.values[i]));
+    UNROLLED for (u32 i = 0; i < PACK; i++) largest = fmaxf(largest, wide(pack.values[i]));
     return largest;
 }
 
@@ -484,19 +468,15 @@ template <bool SMOOTHS> INLINE Online online(const Problem& problem, const Row& 
     Online online{LOWEST, 0.0f, 0.0f};
     row.each(row.packs, [&](u32 at, const Pack<bf16>(&pack)[PACKS_AT_ONCE]) {
         float largest = online.largest;
-#pragma unroll
-        for (u32 k = 0; k < PACKS_AT_ONCE; k++) largest = largest_of(pack[k], largest);
+        UNROLLED for (u32 k = 0; k < PACKS_AT_ONCE; k++) largest = largest_of(pack[k], largest);
         online.raise(largest);
-#pragma unroll
-        for (u32 k = 0; k < PACKS_AT_ONCE; k++) {
+        UNROLLED for (u32 k = 0; k < PACKS_AT_ONCE; k++) {
             float sum = 0.0f;
-#pragma unroll
-            for (u32 i = 0; i < PACK; i++) sum = sum + exp2_of(online.exponent(wide(pack[k].values[i])));
+            UNROLLED for (u32 i = 0; i < PACK; i++) sum = sum + exp2_of(online.exponent(wide(pack[k].values[i])));
             online.sum = online.sum + sum;
             const u32 number = at + k * blockDim.x;
             if (!SMOOTHS || number >= row.packs) continue;
-#pragma unroll
-            for (u32 i = 0; i < PACK; i++) {
+            UNROLLED for (u32 i = 0; i < PACK; i++) {
                 online.weighted_x = add_weighted(problem, online.weighted_x, row.first(number) + i, wide(pack[k].values[i]));
             }
         }
@@ -521,8 +501,7 @@ INLINE bool is_first_largest(const Row& row, const Online& online, float target_
     const u32 packs = before < row.packs ? before : row.packs;
     float largest = LOWEST;
     row.each(packs, [&](u32, const Pack<bf16>(&pack)[PACKS_AT_ONCE]) {
-#pragma unroll
-        for (u32 k = 0; k < PACKS_AT_ONCE; k++) largest = largest_of(pack[k], largest);
+        UNROLLED for (u32 k = 0; k < PACKS_AT_ONCE; k++) largest = largest_of(pack[k], largest);
     });
     // The elements before the target in its pack, and before all packs.
     const u32 near = row.first(packs) + threadIdx.x;
@@ -536,13 +515,11 @@ template <class F> INLINE void store_gradients(const Row& row, bf16* dlogits, F 
     // Whether packs of one are packs of the other.
     const bool together = aligned(dlogits + row.head);
     row.each(row.packs, [&](u32 at, const Pack<bf16>(&pack)[PACKS_AT_ONCE]) {
-#pragma unroll
-        for (u32 k = 0; k < PACKS_AT_ONCE; k++) {
+        UNROLLED for (u32 k = 0; k < PACKS_AT_ONCE; k++) {
             const u32 number = at + k * blockDim.x;
             if (number >= row.packs) break;
             float x[PACK];
-#pragma unroll
-            for (u32 i = 0; i < PACK; i++) x[i] = gradient(wide(pack[k].values[i]), row.first(number) + i);
+            UNROLLED for (u32 i = 0; i < PACK; i++) x[i] = gradient(wide(pack[k].values[i]), row.first(number) + i);
             const Pack<bf16> rounded = narrow_pack<bf16>(x);
             if (together) store_pack(dlogits + row.head, number, rounded);
             for (u32 i = 0; !together && i < PACK; i++) dlogits[row.first(number) + i] = rounded.values[i];

@@ -10,28 +10,31 @@
 //! dloss/dx_c = ((1 − a) w_y + a/C W) eᶻ_c/s − (1 − a) w_y [c = y] − a/C w_c
 //! ```
 //!
-//! Few classes: a group of rows at a time (`narrow.rs`). Many: row by row, in blocks (`wide.rs`).
-//! Which of the two depends on C alone, and the result of a row on that row alone. The kernels
-//! (`cross_entropy.cu`) add in the same order, except for many classes in bf16: there the order
-//! follows from how a row lies in memory, and 2ˣ is the GPU's, within 2 ulp.
+//! The order of sums depends on C alone (`rows.rs`), and the result of a row on that row alone. The
+//! kernels (`cross_entropy.cu`) add in the same order, except for many classes in bf16: there the
+//! order follows from how a row lies in memory, and 2ˣ is the GPU's, within 2 ulp.
 
-mod narrow;
 mod problem;
+mod rows;
 #[cfg(test)]
 mod tests;
-mod wide;
+
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use crate::error::Result;
 use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
 use crate::ops::float::{Float, lane_sum};
+use crate::ops::sum;
 use crate::ops::targets::{Targets, check_operands};
-use crate::ops::{accuracy, sum};
 use crate::threads::Shares;
 use crate::{DType, Tensor, threads};
 use problem::{Problem, Rows};
 
 static SOURCE: Source = Source::new("cross_entropy.cu", include_str!("cross_entropy.cu"));
+
+/// The most classes whose sums are in the order of classes.
+const NARROW_CLASSES_MAX: usize = 64;
 
 /// An element costs as much as this many of a simple loop, so threads pay off earlier.
 const COST: usize = 4;
@@ -121,13 +124,11 @@ pub fn cross_entropy(
         call.may_be_in_place(logits, dlogits);
     }
     if !(0.0..=1.0).contains(&options.label_smoothing) {
-        return Err(call
-            .by
-            .value("label_smoothing", "0 to 1", options.label_smoothing));
+        return Err(call.value("label_smoothing", "0 to 1", options.label_smoothing));
     }
     if !options.gradient_scale.is_finite() {
         let got = options.gradient_scale;
-        return Err(call.by.value("gradient_scale", "a finite number", got));
+        return Err(call.value("gradient_scale", "a finite number", got));
     }
     call.run(logits, &FLOATS_AND_BF16, |placed| {
         let [losses, logits, targets] = placed.enter([losses, logits, targets])?;
@@ -212,7 +213,7 @@ fn launch(gpu: &Launcher, of: &Operands<'_>, options: &CrossEntropyOptions<'_>) 
     let [rows, classes] = of.sizes;
     let smooths = options.label_smoothing > 0.0;
     // The rows and threads of a block are those of `cross_entropy.cu`.
-    let (name, blocks, threads, loads) = if classes <= narrow::CLASSES_MAX {
+    let (name, blocks, threads, loads) = if classes <= NARROW_CLASSES_MAX {
         let loads = 1 + (32 * classes).div_ceil(4 * 128);
         ("cross_entropy_narrow", rows.div_ceil(32), 128, loads)
     } else {
@@ -256,14 +257,6 @@ fn launch(gpu: &Launcher, of: &Operands<'_>, options: &CrossEntropyOptions<'_>) 
 
 fn run<T: Float>(mut of: Operands<'_>, options: &CrossEntropyOptions<'_>) {
     let [rows, classes] = of.sizes;
-    // Before the gradient may overwrite the logits.
-    let counts = of.stats.as_ref().map_or([0; 2], |_| {
-        let logits = of.logits.unless_in_place();
-        let logits = logits.or_else(|| of.dlogits.as_ref().map(Buffer::elements::<T>));
-        let logits = logits.expect("logits are in place of their gradient only");
-        let targets = Targets::of(&of.targets);
-        accuracy::count::<T>(logits, classes, targets, options.ignore_index)
-    });
     let class_weights = of
         .class_weights
         .as_ref()
@@ -275,7 +268,9 @@ fn run<T: Float>(mut of: Operands<'_>, options: &CrossEntropyOptions<'_>) {
         ignore_index: options.ignore_index,
         class_weights,
         classes,
+        is_narrow: classes <= NARROW_CLASSES_MAX,
         smooths,
+        counts: of.stats.is_some(),
         target_share: T::from_f64(1.0 - options.label_smoothing),
         class_share: T::from_f64(options.label_smoothing / classes as f64),
         weight_sum: class_weights
@@ -288,10 +283,9 @@ fn run<T: Float>(mut of: Operands<'_>, options: &CrossEntropyOptions<'_>) {
         let out = out.as_mut();
         out.map(|out| Shares::new(out.elements_mut::<T>()))
     });
-    let is_narrow = classes <= narrow::CLASSES_MAX;
-    let grain = if is_narrow { narrow::GROUP } else { 1 };
     let row_cost = classes * COST;
-    threads::split(rows * row_cost, grain * row_cost, |range| {
+    let counts = [const { AtomicI64::new(0) }; 2];
+    threads::split(rows * row_cost, row_cost, |range| {
         let range = range.start / row_cost..range.end / row_cost;
         let elements = range.start * classes..range.end * classes;
         // SAFETY: `split` hands out ranges that do not overlap, at multiples of the cost of a row:
@@ -304,11 +298,9 @@ fn run<T: Float>(mut of: Operands<'_>, options: &CrossEntropyOptions<'_>) {
                 weights: weights.as_ref().map(|share| share.part(range)),
             }
         };
-        if is_narrow {
-            narrow::rows(&problem, &mut rows)
-        } else {
-            wide::rows(&problem, &mut rows)
+        for (count, of_rows) in counts.iter().zip(rows::rows(&problem, &mut rows)) {
+            count.fetch_add(of_rows, Ordering::Relaxed);
         }
     });
-    add_totals::<T>(&mut of, counts);
+    add_totals::<T>(&mut of, counts.map(AtomicI64::into_inner));
 }

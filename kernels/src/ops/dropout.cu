@@ -42,12 +42,10 @@ INLINE void dropout(T* out, const T* x, const i64* position, u64 rows, u64 colum
         const u64 left = columns - group * P::COUNT;
         P pack;
         if (PACKED) pack = load_pack<P>(x, first / P::COUNT);
-#pragma unroll
-        for (int block = 0; block < P::COUNT / 4; block++) {
+        UNROLLED for (int block = 0; block < P::COUNT / 4; block++) {
             const uint4 words = pattern.bits(first_row + row, group * (P::COUNT / 4) + block);
             const u32 bits[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
+            UNROLLED for (int k = 0; k < 4; k++) {
                 const int i = 4 * block + k;
                 if (PACKED) {
                     pack.values[i] = narrow<T>(pattern.apply(wide(pack.values[i]), bits[k], scale));

@@ -105,7 +105,7 @@ pub fn dropout_into(
         let Some(step) = u32::try_from(step).ok().filter(|_| fits) else {
             let expected = "a step from 0 to 4294967295 and rows from 0 to 2⁴⁰ − 1";
             let got = format!("[{step}, {first_row}] for {rows} rows");
-            return Err(placed.call.by.value("position", expected, got));
+            return Err(placed.call.value("position", expected, got));
         };
         pattern.step = step;
         if probability == 0.0 {
@@ -134,12 +134,10 @@ fn check(call: &Call<'_>, x: Slot, probability: f64, layer: u32) -> Result<[usiz
         return Err(call.operand_error(x, expected, "reshape it to more rows"));
     }
     if !(0.0..1.0).contains(&probability) {
-        return Err(call
-            .by
-            .value("probability", "0 up to but not 1", probability));
+        return Err(call.value("probability", "0 up to but not 1", probability));
     }
     if layer >= LAYERS_MAX {
-        return Err(call.by.value("layer", format!("below {LAYERS_MAX}"), layer));
+        return Err(call.value("layer", format!("below {LAYERS_MAX}"), layer));
     }
     Ok([*rows, columns])
 }

@@ -40,54 +40,32 @@ pub(crate) fn unary_op(
 }
 
 /// `out = f(a, b)`, in f32, or f64 on the CPU; `a` may be `out`. Each operand comes with its role.
+///
+/// With a kernel `vector`, `b` may also be a vector for a matrix `a` (…, C): (C), a number for each
+/// column, or (…, 1), a number for each row.
 #[track_caller]
 pub(crate) fn binary_op(
     op: &'static str,
     [out, a, b]: [(&'static str, &Tensor); 3],
     f: impl Binary<f32> + Binary<f64>,
     (source, name): Kernel,
+    vector: Option<&'static str>,
 ) -> Result<()> {
     let mut call = Call::new(op);
+    let (a_dims, b_dims) = (a.1.shape().dims(), b.1.shape().dims());
     let out = call.writes(out.0, out.1);
     let a = call.reads(a.0, a.1);
     let b = call.reads(b.0, b.1);
     call.may_be_in_place(a, out);
-    call.elementwise(&[out, a, b])?;
-    call.run(a, &FLOATS_AND_BF16, |placed| {
-        let [mut out, a, b] = placed.enter([out, a, b])?;
-        if let Some(gpu) = placed.launcher() {
-            let args = args![out, a, b, out.count];
-            let grid = Grid::packs(out.count, out.dtype);
-            return gpu.launch(source, (name, out.dtype), grid, args);
-        }
-        with_float!(placed.dtype, T => loops::binary::<T, _>(&mut out, &a, &b, f));
-        Ok(())
-    })
-}
-
-/// As `binary_op`, where `b` may also be a vector for a matrix `a` (…, C): (C), a number for each
-/// column, or (…, 1), a number for each row. `vector` is the name of the kernel for these.
-#[track_caller]
-pub(crate) fn broadcast_op(
-    op: &'static str,
-    [out, a, b]: [&Tensor; 3],
-    f: impl Binary<f32> + Binary<f64>,
-    (source, name): Kernel,
-    vector: &'static str,
-) -> Result<()> {
-    let mut call = Call::new(op);
-    let (a_dims, b_dims) = (a.shape().dims(), b.shape().dims());
-    let out = call.writes("out", out);
-    let a = call.reads("a", a);
-    let b = call.reads("b", b);
-    call.may_be_in_place(a, out);
     call.elementwise(&[out, a])?;
-    call.same_dtype(b, a)?;
-    call.row_major(b)?;
-    let (columns, by_row) = match (a_dims, b_dims) {
-        _ if a_dims == b_dims => (0, None),
-        ([rows @ .., columns], [b_rows @ .., 1]) if rows == b_rows => (*columns, Some(true)),
-        ([.., columns], [count]) if columns == count => (*columns, Some(false)),
+    // The vector's kernel, the columns of a, and whether b has a number for each row.
+    let by_vector = match (vector, a_dims, b_dims) {
+        (None, ..) => None,
+        _ if a_dims == b_dims => None,
+        (Some(name), [rows @ .., columns], [b_rows @ .., 1]) if rows == b_rows => {
+            Some((name, *columns, true))
+        }
+        (Some(name), [.., columns], [count]) if columns == count => Some((name, *columns, false)),
         _ => {
             let expected = format!(
                 "shape {a_dims:?}, as a has, or a vector: [columns of a], or [rows of a, 1]"
@@ -95,21 +73,27 @@ pub(crate) fn broadcast_op(
             return Err(call.operand_error(b, expected, "reshape it: only b is broadcast"));
         }
     };
+    match by_vector {
+        None => call.elementwise(&[out, b])?,
+        Some(_) => call.same_dtype(b, a).and_then(|()| call.row_major(b))?,
+    }
     call.run(a, &FLOATS_AND_BF16, |placed| {
         let [mut out, a, b] = placed.enter([out, a, b])?;
         if let Some(gpu) = placed.launcher() {
             let (count, dtype) = (out.count, out.dtype);
-            let (name, grid) = match by_row {
-                None => (name, Grid::packs(count, dtype)),
-                Some(_) => (vector, Grid::elements(count)),
+            let (name, columns, by_row) = by_vector.unwrap_or((name, 0, false));
+            let args = args![out, a, b, count, columns, by_row];
+            let (grid, args) = match by_vector {
+                None => (Grid::packs(count, dtype), &args[..4]),
+                Some(_) => (Grid::elements(count), &args[..]),
             };
-            let args = args![out, a, b, count, columns, by_row == Some(true)];
-            let args = if by_row.is_some() { args } else { &args[..4] };
             return gpu.launch(source, (name, dtype), grid, args);
         }
-        with_float!(placed.dtype, T => match by_row {
+        with_float!(placed.dtype, T => match by_vector {
             None => loops::binary::<T, _>(&mut out, &a, &b, f),
-            Some(by_row) => loops::broadcast::<T, _>(&mut out, &a, &b, f, columns, by_row),
+            Some((_, columns, by_row)) => {
+                loops::broadcast::<T, _>(&mut out, &a, &b, f, columns, by_row);
+            }
         });
         Ok(())
     })

@@ -22,15 +22,8 @@ struct Tokens {
 
     /// The row's token; `vocabulary` for one outside of the table.
     INLINE u32 key(u64 row) const {
-        u64 token;
-        if (bytes == 1) {
-            token = static_cast<const u8*>(tokens)[row];
-        } else if (bytes == 4) {
-            token = (u64)(i64)static_cast<const i32*>(tokens)[row];
-        } else {
-            token = (u64)static_cast<const i64*>(tokens)[row];
-        }
         // As unsigned numbers, negative ones are beyond every table.
+        const u64 token = (u64)index_at(tokens, bytes, row);
         return (u32)(token < vocabulary ? token : vocabulary);
     }
 
@@ -54,12 +47,11 @@ INLINE void embedding(
             sum = load_pack<P>(table, token * packs + pack);
             if (positions != nullptr) {
                 const P position = load_pack<P>(positions, row % context * packs + pack);
-#pragma unroll
-                for (int k = 0; k < N; k++) sum.values[k] = narrow<T>(wide(sum.values[k]) + wide(position.values[k]));
+                UNROLLED for (int k = 0; k < N; k++)
+                    sum.values[k] = narrow<T>(wide(sum.values[k]) + wide(position.values[k]));
             }
         } else {
-#pragma unroll
-            for (int k = 0; k < N; k++) sum.values[k] = narrow<T>(nan_f32());
+            UNROLLED for (int k = 0; k < N; k++) sum.values[k] = narrow<T>(nan_f32());
         }
         store_pack(out, i, sum);
     });
@@ -147,18 +139,15 @@ INLINE void embedding_add(
         Sum sum = {};
         for (u32 first = 0; first < height; first += IN_FLIGHT) {
             P x[IN_FLIGHT];
-#pragma unroll
-            for (u32 k = 0; k < IN_FLIGHT; k++) {
+            UNROLLED for (u32 k = 0; k < IN_FLIGHT; k++) {
                 // Beyond the last row it again, which is not used.
                 const u32 i = first + k < height ? first + k : height - 1;
                 x[k] = load_pack<P>(dout, (u64)sorted[i] * packs + pack);
             }
-#pragma unroll
-            for (u32 k = 0; k < IN_FLIGHT; k++) {
+            UNROLLED for (u32 k = 0; k < IN_FLIGHT; k++) {
                 const u32 i = first + k;
                 if (i >= height) break;
-#pragma unroll
-                for (int c = 0; c < N; c++) sum.values[c] = sum.values[c] + wide(x[k].values[c]);
+                UNROLLED for (int c = 0; c < N; c++) sum.values[c] = sum.values[c] + wide(x[k].values[c]);
                 const bool ends_here = keys[i + 1] != keys[i + 2];
                 if (!ends_here && i + 1 < height) continue;
                 const u64 key = keys[i + 1];
@@ -166,8 +155,7 @@ INLINE void embedding_add(
                     store_pack(sums, (2 * run + begins_here) * packs + pack, sum);
                 } else if (key < tokens.vocabulary) {
                     Sum entry = load_pack<Sum>(dtable, key * packs + pack);
-#pragma unroll
-                    for (int c = 0; c < N; c++) entry.values[c] = entry.values[c] + sum.values[c];
+                    UNROLLED for (int c = 0; c < N; c++) entry.values[c] = entry.values[c] + sum.values[c];
                     store_pack(dtable, key * packs + pack, entry);
                 }
                 begins_here = true, sum = Sum{};

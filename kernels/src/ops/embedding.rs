@@ -206,7 +206,7 @@ fn check_tokens(call: &Call<'_>, tokens: Slot, vocabulary: usize) -> Result<usiz
     call.has_dtype(tokens, &TARGET_DTYPES)?;
     for (what, count) in [("rows of the table", vocabulary), ("tokens", rows)] {
         if count > MOST {
-            return Err(call.by.value(what, format!("at most {MOST}"), count));
+            return Err(call.value(what, format!("at most {MOST}"), count));
         }
     }
     Ok(rows)
@@ -234,7 +234,7 @@ fn refuse_others(call: &Call<'_>, tokens: Targets<'_>, vocabulary: usize) -> Res
         return Ok(());
     };
     let expected = format!("a token of the vocabulary, in 0..{vocabulary}");
-    Err(call.by.value(format!("tokens[{row}]"), expected, token))
+    Err(call.value(format!("tokens[{row}]"), expected, token))
 }
 
 multiversion! {

@@ -5,8 +5,7 @@
 template <class T> INLINE void fill(T* out, u64 count, T value) {
     typedef Pack<T> P;
     P pack;
-#pragma unroll
-    for (int i = 0; i < P::COUNT; i++) pack.values[i] = value;
+    UNROLLED for (int i = 0; i < P::COUNT; i++) pack.values[i] = value;
     const u64 packs = aligned(out) ? count / P::COUNT : 0;
     for (u64 i = first_index(); i < packs; i += grid_threads()) store_pack(out, i, pack);
     for (u64 i = packs * P::COUNT + first_index(); i < count; i += grid_threads()) out[i] = value;

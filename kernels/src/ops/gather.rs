@@ -60,7 +60,6 @@ pub fn gather_rows(out: &Tensor, table: &Tensor, rows: &Tensor) -> Result<()> {
             let expected = format!("a row of the table, in 0..{table_rows}");
             return Err(placed
                 .call
-                .by
                 .value(format!("rows[{bad}]"), expected, rows[bad]));
         }
         gather(out.elements_mut(), table.elements(), rows, row_bytes);

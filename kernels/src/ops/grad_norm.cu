@@ -21,8 +21,7 @@ constexpr u32 TILE = CLIP_THREADS * PER_THREAD;
 
 /// The next tile of partials, padded with zeros, which change no sum.
 INLINE void fetch(double (&tile)[PER_THREAD], const double* __restrict__ partials, u64 start, u64 count) {
-#pragma unroll
-    for (u32 i = 0; i < PER_THREAD; i++) {
+    UNROLLED for (u32 i = 0; i < PER_THREAD; i++) {
         const u64 index = start + i * CLIP_THREADS + threadIdx.x;
         tile[i] = index < count ? partials[index] : 0.0;
     }
@@ -53,8 +52,7 @@ KERNEL(CLIP_THREADS) clip_scale_f32(
     double lane = 0.0;
     fetch(next, partials, 0, count);
     for (u64 start = 0; start < count; start += TILE) {
-#pragma unroll
-        for (u32 i = 0; i < PER_THREAD; i++) tile[i * CLIP_THREADS + threadIdx.x] = next[i];
+        UNROLLED for (u32 i = 0; i < PER_THREAD; i++) tile[i * CLIP_THREADS + threadIdx.x] = next[i];
         __syncthreads();
         fetch(next, partials, start + TILE, count);
         if (threadIdx.x < WARP) {

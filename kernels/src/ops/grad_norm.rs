@@ -111,40 +111,27 @@ pub fn decide_step(
     let stop = marks.and_then(|marks| marks.stop);
     let partials = call.reads_some("partials", partials);
     let divisor = call.reads_some("divisor", divisor);
-    let marks = marks
-        .map(|marks| Marks::add(&mut call, marks, out))
-        .transpose()?;
+    let [flags, own, stats, step] = match marks {
+        Some(marks) => add_marks(&mut call, marks, out)?,
+        None => [None; 4],
+    };
     call.has_shape(out, &[2], "scale and norm")?;
     if !(0.0..f64::INFINITY).contains(&max_norm) {
-        return Err(call
-            .by
-            .value("max_norm", "0 (no clipping) or more", max_norm));
+        return Err(call.value("max_norm", "0 (no clipping) or more", max_norm));
     }
     if let Some(partials) = partials {
         call.dims::<1>(partials, "what grad_norm_partials wrote")?;
         call.has_dtype(partials, &[DType::F64])?;
     } else if max_norm > 0.0 {
         let expected = "0, since there are no partials to clip by";
-        return Err(call.by.value("max_norm", expected, max_norm));
+        return Err(call.value("max_norm", expected, max_norm));
     }
     check_scale(&call, divisor, out)?;
     call.run(out, &FLOATS, |placed| {
         let [mut out] = placed.enter([out])?;
         let (partials, divisor) = (placed.enter_some(partials)?, placed.enter_some(divisor)?);
-        let [mut flags, mut own, stats, step] = match marks {
-            Some(Marks {
-                flags,
-                own,
-                stats,
-                step,
-            }) => [
-                placed.enter_some(Some(flags))?,
-                placed.enter_some(own)?,
-                placed.enter_some(Some(stats))?,
-                placed.enter_some(Some(step))?,
-            ],
-            None => [const { None }; 4],
-        };
+        let (mut flags, mut own) = (placed.enter_some(flags)?, placed.enter_some(own)?);
+        let (stats, step) = (placed.enter_some(stats)?, placed.enter_some(step)?);
         if let Some(gpu) = placed.launcher() {
             let count = partials.as_ref().map_or(0, |partials| partials.count);
             let stats_count = stats.as_ref().map_or(0, |stats| stats.count);
@@ -181,34 +168,18 @@ pub fn decide_step(
     })
 }
 
-/// The operands of [`StepMarks`].
-#[derive(Clone, Copy)]
-struct Marks {
-    flags: Slot,
-    own: Option<Slot>,
-    stats: Slot,
-    step: Slot,
-}
-
-impl Marks {
-    fn add<'a>(call: &mut Call<'a>, of: StepMarks<'a>, out: Slot) -> Result<Marks> {
-        let marks = Marks {
-            flags: call.updates("flags", of.flags),
-            own: of.own.map(|own| call.updates("own", own)),
-            stats: call.reads("stats", of.stats),
-            step: call.reads("step", of.step),
-        };
-        call.has_shape(marks.flags, &[STEP_FLAGS], "the flags of a step")?;
-        call.has_shape(marks.step, &[1], "the number of this step")?;
-        for flag in [Some(marks.flags), marks.own, Some(marks.step)]
-            .into_iter()
-            .flatten()
-        {
-            call.has_dtype(flag, &[DType::I64])?;
-        }
-        call.same_dtype(marks.stats, out)?;
-        Ok(marks)
+/// The operands of `of`: flags, own, stats and step.
+fn add_marks<'a>(call: &mut Call<'a>, of: StepMarks<'a>, out: Slot) -> Result<[Option<Slot>; 4]> {
+    let flags = call.updates("flags", of.flags);
+    let own = of.own.map(|own| call.updates("own", own));
+    let (stats, step) = (call.reads("stats", of.stats), call.reads("step", of.step));
+    call.has_shape(flags, &[STEP_FLAGS], "the flags of a step")?;
+    call.has_shape(step, &[1], "the number of this step")?;
+    for flag in [Some(flags), own, Some(step)].into_iter().flatten() {
+        call.has_dtype(flag, &[DType::I64])?;
     }
+    call.same_dtype(stats, out)?;
+    Ok([Some(flags), own, Some(stats), Some(step)])
 }
 
 /// Marks step number `step` by whether its statistics, and its scale and norm, are good.

@@ -60,12 +60,11 @@ template <class F, int N, class T> INLINE void bias_activate(T* y, T* pre, const
     over_matrix(count / N, columns / N, [=](u64 i, u64, u64 column) {
         const P x = load_pack<P>(y, i), added = bias == nullptr ? P{} : load_pack<P>(bias, column);
         float sum[N];
-#pragma unroll
-        for (int k = 0; k < N; k++) sum[k] = wide(x.values[k]) + (bias == nullptr ? -0.0f : wide(added.values[k]));
+        UNROLLED for (int k = 0; k < N; k++)
+            sum[k] = wide(x.values[k]) + (bias == nullptr ? -0.0f : wide(added.values[k]));
         const P z = narrow_pack<T>(sum);
         if (pre != nullptr) store_pack(pre, i, z);
-#pragma unroll
-        for (int k = 0; k < N; k++) sum[k] = F::value(wide(z.values[k]));
+        UNROLLED for (int k = 0; k < N; k++) sum[k] = F::value(wide(z.values[k]));
         store_pack(y, i, narrow_pack<T>(sum));
     });
 }
@@ -110,29 +109,25 @@ INLINE void fold_and_sum(float* __restrict__ sums, T* dx, const T* saved, u64 ro
         float sum[N] = {};
         for (u32 row = 0; row < height; row += ROWS_IN_FLIGHT) {
             P x[ROWS_IN_FLIGHT], y[ROWS_IN_FLIGHT];
-#pragma unroll
-            for (u32 k = 0; k < ROWS_IN_FLIGHT; k++) {
+            UNROLLED for (u32 k = 0; k < ROWS_IN_FLIGHT; k++) {
                 // Beyond the last row it again, which is not used.
                 const u64 at = first + (row + k < height ? row + k : height - 1) * packs;
                 x[k] = load_pack<P>(dx, at);
                 if (saved != nullptr) y[k] = load_pack<P>(saved, at);
             }
-#pragma unroll
-            for (u32 k = 0; k < ROWS_IN_FLIGHT; k++) {
+            UNROLLED for (u32 k = 0; k < ROWS_IN_FLIGHT; k++) {
                 if (row + k >= height) break;
                 if (saved != nullptr) {
                     float chained[N];
-#pragma unroll
-                    for (int i = 0; i < N; i++) chained[i] = F::chain(wide(x[k].values[i]), wide(y[k].values[i]));
+                    UNROLLED for (int i = 0; i < N; i++)
+                        chained[i] = F::chain(wide(x[k].values[i]), wide(y[k].values[i]));
                     x[k] = narrow_pack<T>(chained);
                     store_pack(dx, first + (row + k) * packs, x[k]);
                 }
-#pragma unroll
-                for (int i = 0; i < N; i++) sum[i] += wide(x[k].values[i]);
+                UNROLLED for (int i = 0; i < N; i++) sum[i] += wide(x[k].values[i]);
             }
         }
-#pragma unroll
-        for (int i = 0; i < N; i++) sums[block * columns + pack * N + i] = sum[i];
+        UNROLLED for (int i = 0; i < N; i++) sums[block * columns + pack * N + i] = sum[i];
     }
 }
 #define FOLD_AND_SUM(NAME, T, N)                                                                                       \
@@ -186,8 +181,7 @@ INLINE void sum_rows(D* __restrict__ db, const T* __restrict__ dy, u64 rows, u64
     const u64 packs = columns / N, pack = (u64)blockIdx.x * LANES + threadIdx.x;
     const bool inside = pack < packs, is_first = inside && threadIdx.y == 0;
     float total[N], group[N] = {};
-#pragma unroll
-    for (int i = 0; i < N; i++) {
+    UNROLLED for (int i = 0; i < N; i++) {
         total[i] = -0.0f;
         if (is_first && accumulate) group[i] = wide(db[pack * N + i]);
     }
@@ -198,15 +192,12 @@ INLINE void sum_rows(D* __restrict__ db, const T* __restrict__ dy, u64 rows, u64
 #pragma unroll 8
         for (u32 row = 0; row < height; row++) {
             const P value = load_pack<P>(dy, (begin + row) * packs + pack);
-#pragma unroll
-            for (int i = 0; i < N; i++) sum[i] += wide(value.values[i]);
+            UNROLLED for (int i = 0; i < N; i++) sum[i] += wide(value.values[i]);
         }
-#pragma unroll
-        for (int i = 0; i < N; i++) sums[threadIdx.y][threadIdx.x][i] = sum[i];
+        UNROLLED for (int i = 0; i < N; i++) sums[threadIdx.y][threadIdx.x][i] = sum[i];
         __syncthreads();
         if (is_first) {
-#pragma unroll
-            for (int i = 0; i < N; i++) {
+            UNROLLED for (int i = 0; i < N; i++) {
                 if (first > 0 && first % (GROUP * ROW_BLOCK) == 0) total[i] += group[i], group[i] = 0.0f;
                 for (u32 block = 0; block < blockDim.y && first + (u64)block * ROW_BLOCK < rows; block++) {
                     group[i] += sums[block][threadIdx.x][i];
@@ -216,8 +207,7 @@ INLINE void sum_rows(D* __restrict__ db, const T* __restrict__ dy, u64 rows, u64
         // The next round overwrites the sums.
         __syncthreads();
     }
-#pragma unroll
-    for (int i = 0; i < N; i++) {
+    UNROLLED for (int i = 0; i < N; i++) {
         if (is_first) db[pack * N + i] = narrow<D>(total[i] + group[i]);
     }
 }

@@ -13,11 +13,11 @@ use crate::threads;
 /// Threads get pieces of a multiple of this many elements: whole cache lines and SIMD blocks.
 pub(crate) const GRAIN: usize = 1024;
 
-/// `out = f(x)` for one element.
-pub(crate) trait Unary<T>: Copy + Send + Sync {
+/// `out = f(x)` for one element, which may have another type.
+pub(crate) trait Unary<T, To = T>: Copy + Send + Sync {
     /// Whether memory is the bottleneck, not arithmetic: then streaming stores pay off.
     const MEMORY_BOUND: bool = true;
-    fn apply(self, x: T) -> T;
+    fn apply(self, x: T) -> To;
 }
 
 /// `out = f(a, b)` for one element.
@@ -174,15 +174,16 @@ pub(crate) fn write<T: Element>(out: &mut [T], large: bool, make: impl Make<T>) 
     });
 }
 
+/// A function of the elements of a slice.
 #[derive(Clone, Copy)]
-struct UnaryOf<'a, T, F> {
-    x: &'a [T],
-    f: F,
+pub(crate) struct UnaryOf<'a, T, F> {
+    pub(crate) x: &'a [T],
+    pub(crate) f: F,
 }
 
-impl<T: Element, F: Unary<T>> Make<T> for UnaryOf<'_, T, F> {
+impl<T: Element, To: Element, F: Unary<T, To>> Make<To> for UnaryOf<'_, T, F> {
     #[inline(always)]
-    fn make(self, first: usize, out: &mut [T]) {
+    fn make(self, first: usize, out: &mut [To]) {
         let x = &self.x[first..first + out.len()];
         for (out, &x) in out.iter_mut().zip(x) {
             *out = self.f.apply(x);

@@ -22,18 +22,15 @@ INLINE double squared_distance(T* dpred, const T* pred, const float* target, u64
     for (u64 start = threadIdx.x % LANES; start < packs; start += IN_FLIGHT<N> * LANES) {
         Pack<T, N> x[IN_FLIGHT<N>];
         Pack<float, N> y[IN_FLIGHT<N>];
-#pragma unroll
-        for (u32 k = 0; k < IN_FLIGHT<N>; k++) {
+        UNROLLED for (u32 k = 0; k < IN_FLIGHT<N>; k++) {
             // Beyond the last pack the thread's first again, which is not used.
             const u64 i = start + k * LANES < packs ? start + k * LANES : start;
             x[k] = load_pack<Pack<T, N>>(pred, i), y[k] = load_pack<Pack<float, N>>(target, i);
         }
-#pragma unroll
-        for (u32 k = 0; k < IN_FLIGHT<N>; k++) {
+        UNROLLED for (u32 k = 0; k < IN_FLIGHT<N>; k++) {
             if (start + k * LANES >= packs) break;
             float slopes[N];
-#pragma unroll
-            for (int j = 0; j < N; j++) {
+            UNROLLED for (int j = 0; j < N; j++) {
                 const float difference = wide(x[k].values[j]) - y[k].values[j];
                 sum = fma((double)difference, (double)difference, sum);
                 slopes[j] = slope * difference;
@@ -46,8 +43,8 @@ INLINE double squared_distance(T* dpred, const T* pred, const float* target, u64
 
 /// Adds the lanes of each group pairwise. The whole warp must call it.
 INLINE double over_lanes(double sum) {
-#pragma unroll
-    for (u32 distance = LANES / 2; distance > 0; distance /= 2) sum = sum + __shfl_xor_sync(WHOLE_WARP, sum, distance);
+    UNROLLED for (u32 distance = LANES / 2; distance > 0; distance /= 2)
+        sum = sum + __shfl_xor_sync(WHOLE_WARP, sum, distance);
     return sum;
 }
 

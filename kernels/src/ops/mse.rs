@@ -12,10 +12,10 @@
 use crate::Tensor;
 use crate::error::Result;
 use crate::launch::{BLOCK_THREADS, Grid, Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, with_float};
+use crate::ops::call::{Call, FLOATS_AND_BF16, with_float};
 use crate::ops::cross_entropy;
 use crate::ops::float::Float;
-use crate::ops::loops::{self, Binary};
+use crate::ops::loops::{self, of_elements};
 use crate::simd::multiversion;
 use crate::threads;
 
@@ -27,15 +27,8 @@ const BLOCK: usize = 1024;
 /// Rows of a thread block, where a row has a thread for each lane.
 const ROWS_PER_BLOCK: usize = BLOCK_THREADS as usize / LANES;
 
-/// `apply(pred, target)` is the factor times their difference.
-#[derive(Clone, Copy)]
-struct ScaledDifference<T>(T);
-
-impl<T: Float> Binary<T> for ScaledDifference<T> {
-    #[inline(always)]
-    fn apply(self, pred: T, target: T) -> T {
-        self.0 * (pred - target)
-    }
+of_elements! {
+    ScaledDifference(factor): (pred, target) => T::from_f64(factor) * (pred - target);
 }
 
 /// `losses` (B) `= Σ (pred − target)²` over each row of `pred` (B, …) and `target` (B, …), and if
@@ -77,9 +70,7 @@ pub fn mse_into(
     call.has_shape(losses, &[rows], "[rows of pred]")?;
     call.math_dtype(losses, pred)?;
     if !gradient_scale.is_finite() {
-        return Err(call
-            .by
-            .value("gradient_scale", "a finite number", gradient_scale));
+        return Err(call.value("gradient_scale", "a finite number", gradient_scale));
     }
     let slope = 2.0 * gradient_scale;
     call.run(pred, &FLOATS_AND_BF16, |placed| {
@@ -104,8 +95,14 @@ pub fn mse_into(
             return gpu.launch(&SOURCE, (name, placed.dtype), grid, args);
         }
         with_float!(placed.dtype, T => {
-            let slope = ScaledDifference(T::from_f64(slope));
-            all_rows(&mut losses, dpred.as_mut(), &pred, &target, slope);
+            let source = match &dpred {
+                Some(dpred) if pred.is_in_place() => dpred.elements::<T>(),
+                _ => pred.elements(),
+            };
+            sum_rows(losses.elements_mut::<T>(), source, target.elements());
+            if let Some(dpred) = &mut dpred {
+                loops::binary::<T, _>(dpred, &pred, &target, ScaledDifference(slope));
+            }
             if let Some(stats) = &mut stats {
                 let counts = [pred.count, 0, rows].map(|count| count as f64);
                 cross_entropy::add_to_stats::<T>(stats, &losses, counts);
@@ -113,23 +110,6 @@ pub fn mse_into(
         });
         Ok(())
     })
-}
-
-fn all_rows<T: Float>(
-    losses: &mut Buffer<'_>,
-    mut dpred: Option<&mut Buffer<'_>>,
-    pred: &Buffer<'_>,
-    target: &Buffer<'_>,
-    slope: ScaledDifference<T>,
-) {
-    let source = match &dpred {
-        Some(dpred) if pred.is_in_place() => dpred.elements::<T>(),
-        _ => pred.elements(),
-    };
-    sum_rows(losses.elements_mut::<T>(), source, target.elements());
-    if let Some(dpred) = &mut dpred {
-        loops::binary::<T, _>(dpred, pred, target, slope);
-    }
 }
 
 fn sum_rows<T: Float>(losses: &mut [T], pred: &[T], target: &[T]) {

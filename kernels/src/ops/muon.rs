@@ -96,7 +96,8 @@ pub fn muon_direction(
                 };
                 let buffers = [grads.elements_mut::<T>(), momentum.elements_mut()];
                 chunks.update(buffers, |_, [grads, momentum]| {
-                    direction_run(grads, momentum, &of)
+                    direction_run(grads, momentum, &of);
+                    true
                 });
             });
         }

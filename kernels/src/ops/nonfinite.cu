@@ -19,15 +19,12 @@ KERNEL(BLOCK_THREADS) mark_nonfinite_f32(
     u32 largest = 0;
     for (u64 at = first; at < packs; at += PACKS * stride) {
         P pack[PACKS];
-#pragma unroll
-        for (int k = 0; k < PACKS; k++) {
+        UNROLLED for (int k = 0; k < PACKS; k++) {
             // Past the end, this thread's first element again, which changes nothing.
             pack[k] = load_pack<P>(x + head, at + k * stride < packs ? at + k * stride : at);
         }
-#pragma unroll
-        for (int k = 0; k < PACKS; k++) {
-#pragma unroll
-            for (int i = 0; i < P::COUNT; i++) largest = larger(largest, magnitude(pack[k].values[i]));
+        UNROLLED for (int k = 0; k < PACKS; k++) {
+            UNROLLED for (int i = 0; i < P::COUNT; i++) largest = larger(largest, magnitude(pack[k].values[i]));
         }
     }
     if (first < head) largest = larger(largest, magnitude(x[first]));

@@ -45,7 +45,7 @@ pub fn mark_nonfinite(first_bad_step: &Tensor, values: &Tensor, step: &Tensor) -
         let step = step.elements::<i64>()[0];
         if step < 1 {
             let expected = "1 or more (steps count from 1)";
-            return Err(placed.call.by.value("step", expected, step));
+            return Err(placed.call.value("step", expected, step));
         }
         let flag = &mut flag.elements_mut::<i64>()[0];
         let fine = with_float!(placed.dtype, T => is_finite::<T>(values.elements()));

@@ -22,8 +22,7 @@ template <class T, bool PACKED> struct Lane {
 
     /// f(n, first column) for each pack of this lane in the warp's columns from `start` on.
     template <class F> INLINE void each(u32 start, F f) const {
-#pragma unroll
-        for (u32 n = 0; n < PACKS; n++) {
+        UNROLLED for (u32 n = 0; n < PACKS; n++) {
             const u32 column = start + (n * WARP + threadIdx.x % WARP) * PACK;
             if (column < columns) f(n, column);
         }
@@ -39,8 +38,7 @@ template <class T, bool PACKED> struct Lane {
                 packs[n] = load_pack<P>(row, column / PACK);
                 return;
             }
-#pragma unroll
-            for (u32 k = 0; k < PACK; k++) {
+            UNROLLED for (u32 k = 0; k < PACK; k++) {
                 packs[n].values[k] = row != nullptr && has(column, k) ? row[column + k] : narrow<T>(absent);
             }
         });
@@ -49,8 +47,7 @@ template <class T, bool PACKED> struct Lane {
     /// Stores a pack from `column` on.
     INLINE void store(T* row, u32 column, const P& pack) const {
         if (PACKED) return store_pack(row, column / PACK, pack);
-#pragma unroll
-        for (u32 k = 0; k < PACK; k++) {
+        UNROLLED for (u32 k = 0; k < PACK; k++) {
             if (has(column, k)) row[column + k] = pack.values[k];
         }
     }
@@ -62,8 +59,7 @@ template <class T, bool PACKED> struct Lane {
     template <bool STORES> INLINE void move_sums(Sums& sums, float* row, u32 start) const {
         if (row == nullptr) return;
         each(start, [&](u32 n, u32 column) {
-#pragma unroll
-            for (u32 k = 0; k < PACK; k++) {
+            UNROLLED for (u32 k = 0; k < PACK; k++) {
                 Pack<float>& pack = sums[n][k / 4];
                 if (PACKED && k % 4 == 0) {
                     if (STORES) store_pack(row + column, k / 4, pack);
@@ -79,10 +75,8 @@ template <class T, bool PACKED> struct Lane {
 
     /// The sum over a row from the lanes' sums of columns.
     static INLINE float row_sum(float (&sums)[PACK]) {
-#pragma unroll
-        for (u32 width = PACK / 2; width > 0; width /= 2) {
-#pragma unroll
-            for (u32 k = 0; k < width; k++) sums[k] = sums[2 * k] + sums[2 * k + 1];
+        UNROLLED for (u32 width = PACK / 2; width > 0; width /= 2) {
+            UNROLLED for (u32 k = 0; k < width; k++) sums[k] = sums[2 * k] + sums[2 * k + 1];
         }
         return block_sum(sums[0]);
     }
@@ -113,8 +107,7 @@ INLINE void norm(
     for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const u64 first = row * columns;
         if (HELD) {
-#pragma unroll
-            for (u32 n = 0; n < PACKS; n++) values[n] = next[n], others[n] = next_others[n];
+            UNROLLED for (u32 n = 0; n < PACKS; n++) values[n] = next[n], others[n] = next_others[n];
             if (row + gridDim.x < rows) fetch(next, next_others, row + gridDim.x, own);
         }
         float sums[PACK] = {};
@@ -123,24 +116,21 @@ INLINE void norm(
             lane.each(start, [&](u32 n, u32 column) {
                 if (residual != nullptr) {
                     float sum_of[P::COUNT];
-#pragma unroll
-                    for (u32 k = 0; k < PACK; k++) sum_of[k] = wide(values[n].values[k]) + wide(others[n].values[k]);
+                    UNROLLED for (u32 k = 0; k < PACK; k++)
+                        sum_of[k] = wide(values[n].values[k]) + wide(others[n].values[k]);
                     values[n] = narrow_pack<T>(sum_of);
                     lane.store(sum + first, column, values[n]);
                 }
-#pragma unroll
-                for (u32 k = 0; k < PACK; k++) sums[k] = sums[k] + wide(values[n].values[k]);
+                UNROLLED for (u32 k = 0; k < PACK; k++) sums[k] = sums[k] + wide(values[n].values[k]);
             });
         }
         const T* normed = (residual == nullptr ? x : sum) + first;
         const float mean = width == 2 ? L::row_sum(sums) / (float)columns : 0.0f;
-#pragma unroll
-        for (u32 k = 0; k < PACK; k++) sums[k] = 0.0f;
+        UNROLLED for (u32 k = 0; k < PACK; k++) sums[k] = 0.0f;
         for (u32 start = own; start < columns; start = after(start)) {
             if (!HELD) lane.load(values, normed, start, 0.0f);
             lane.each(start, [&](u32 n, u32 column) {
-#pragma unroll
-                for (u32 k = 0; k < PACK; k++) {
+                UNROLLED for (u32 k = 0; k < PACK; k++) {
                     const float centred = lane.has(column, k) ? wide(values[n].values[k]) - mean : 0.0f;
                     sums[k] = fmaf(centred, centred, sums[k]);
                 }
@@ -158,8 +148,7 @@ INLINE void norm(
             lane.load(added, bias, start, -0.0f);
             lane.each(start, [&](u32 n, u32 column) {
                 float result[P::COUNT];
-#pragma unroll
-                for (u32 k = 0; k < PACK; k++) {
+                UNROLLED for (u32 k = 0; k < PACK; k++) {
                     const float centred = (wide(values[n].values[k]) - mean) * scale;
                     result[k] = fmaf(centred, wide(others[n].values[k]), wide(added[n].values[k]));
                 }
@@ -206,8 +195,7 @@ INLINE void norm_backward(
         mean = next_mean, scale = next_scale;
         P others[PACKS];
         if (HELD) {
-#pragma unroll
-            for (u32 n = 0; n < PACKS; n++) gradients[n] = next_gradients[n], inputs[n] = next_inputs[n];
+            UNROLLED for (u32 n = 0; n < PACKS; n++) gradients[n] = next_gradients[n], inputs[n] = next_inputs[n];
             lane.load(others, dresidual == nullptr ? nullptr : dresidual + first, own, -0.0f);
             lane.load(weights, weight, own, 1.0f);
             if (row + 1 < end) fetch(next_gradients, next_inputs, row + 1, own);
@@ -217,8 +205,7 @@ INLINE void norm_backward(
         for (u32 start = own; start < columns; start = after(start)) {
             if (!HELD) fetch(gradients, inputs, row, start), lane.load(weights, weight, start, 1.0f);
             lane.each(start, [&](u32 n, u32 column) {
-#pragma unroll
-                for (u32 k = 0; k < PACK; k++) {
+                UNROLLED for (u32 k = 0; k < PACK; k++) {
                     const float normed = (wide(inputs[n].values[k]) - mean) * scale;
                     const float scaled = wide(gradients[n].values[k]) * wide(weights[n].values[k]);
                     sums[k] = sums[k] + scaled;
@@ -237,8 +224,7 @@ INLINE void norm_backward(
             }
             lane.each(start, [&](u32 n, u32 column) {
                 float result[P::COUNT];
-#pragma unroll
-                for (u32 k = 0; k < PACK; k++) {
+                UNROLLED for (u32 k = 0; k < PACK; k++) {
                     const float normed = (wide(inputs[n].values[k]) - mean) * scale;
                     const float gradient = wide(gradients[n].values[k]);
                     float &of_weight = dweight[n][k / 4].values[k % 4], &of_bias = dbias[n][k / 4].values[k % 4];

@@ -142,18 +142,9 @@ fn forward<'a>(
         let [weight, bias] = [placed.enter_some(weight)?, placed.enter_some(bias)?];
         let [rows, columns] = sizes;
         if let Some(gpu) = placed.launcher() {
+            let (statistics, epsilon) = (options.norm.statistics() as u32, options.epsilon as f32);
             let args = args![
-                out,
-                sum,
-                stats,
-                x,
-                residual,
-                weight,
-                bias,
-                rows,
-                columns,
-                options.norm.statistics() as u32,
-                options.epsilon as f32,
+                out, sum, stats, x, residual, weight, bias, rows, columns, statistics, epsilon
             ];
             // As many warps as registers allow at once take row after row.
             let blocks = rows.min(12 * gpu.gpu.multiprocessors as usize);
@@ -339,9 +330,7 @@ fn check<'a>(
         call.same_dtype(vector, x)?;
     }
     if !(options.epsilon >= 0.0 && options.epsilon.finite()) {
-        return Err(call
-            .by
-            .value("epsilon", "a finite number from 0 up", options.epsilon));
+        return Err(call.value("epsilon", "a finite number from 0 up", options.epsilon));
     }
     Ok(([rows, columns], [weight, bias]))
 }

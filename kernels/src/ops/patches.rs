@@ -5,8 +5,8 @@
 //! of a patch.
 
 use crate::error::Result;
-use crate::launch::{Grid, Launcher, Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
+use crate::launch::{Grid, Source, args};
+use crate::ops::call::{Call, FLOATS_AND_BF16, Slot, with_float};
 use crate::{Tensor, threads};
 
 static SOURCE: Source = Source::new("patches.cu", include_str!("patches.cu"));
@@ -66,52 +66,57 @@ impl Patches {
 /// tokens of zeros.
 #[track_caller]
 pub fn patches_into(out: &Tensor, x: &Tensor, patches: &Patches) -> Result<()> {
-    let mut call = Call::new("patches");
-    let out = call.writes("out", out);
-    let x = call.reads("x", x);
-    check(&call, [x, out], patches)?;
-    call.run(x, &FLOATS_AND_BF16, |placed| {
-        let [mut out, x] = placed.enter([out, x])?;
-        if let Some(gpu) = placed.launcher() {
-            return launch(&gpu, "patches", [&x, &out], patches);
-        }
-        let (pixels, places) = (patches.pixels(), patches.tokens() * patches.columns());
-        with_float!(placed.dtype, T => {
-            let x = x.elements::<T>();
-            threads::split_mut(out.elements_mut::<T>(), places, |first, out| {
-                let x = x[first / places * pixels..].chunks_exact(pixels);
-                for (out, x) in out.chunks_exact_mut(places).zip(x) {
-                    for (place, out) in out.iter_mut().enumerate() {
-                        *out = patches.pixel(place).map_or(T::ZERO, |pixel| x[pixel]);
-                    }
-                }
-            });
-        });
-        Ok(())
-    })
+    rearrange(
+        Call::new("patches"),
+        [("out", out), ("x", x)],
+        patches,
+        false,
+    )
 }
 
 /// The gradient `dx` (B, P) of `x` from `dout` (B, T, K).
 #[track_caller]
 pub fn patches_backward_into(dx: &Tensor, dout: &Tensor, patches: &Patches) -> Result<()> {
-    let mut call = Call::new("patches_backward");
-    let dx = call.writes("dx", dx);
-    let dout = call.reads("dout", dout);
-    check(&call, [dx, dout], patches)?;
-    call.run(dout, &FLOATS_AND_BF16, |placed| {
-        let [mut dx, dout] = placed.enter([dx, dout])?;
+    let call = Call::new("patches_backward");
+    rearrange(call, [("dx", dx), ("dout", dout)], patches, true)
+}
+
+/// From images to tokens, or back. The kernels have the names of the operations, and a thread for
+/// each element of the tokens.
+fn rearrange<'a>(
+    mut call: Call<'a>,
+    [to, from]: [(&'static str, &'a Tensor); 2],
+    patches: &Patches,
+    back: bool,
+) -> Result<()> {
+    let to = call.writes(to.0, to.1);
+    let from = call.reads(from.0, from.1);
+    let [image, tokens] = if back { [to, from] } else { [from, to] };
+    check(&call, [image, tokens], patches)?;
+    call.run(from, &FLOATS_AND_BF16, |placed| {
+        let [mut to, from] = placed.enter([to, from])?;
         if let Some(gpu) = placed.launcher() {
-            return launch(&gpu, "patches_backward", [&dx, &dout], patches);
+            let (image, tokens) = if back { (&to, &from) } else { (&from, &to) };
+            let &Patches { channels, height, width, channels_last, patch, leading } = patches;
+            let count = tokens.count;
+            let args = args![
+                image, tokens, count, channels, height, width, channels_last, patch, leading
+            ];
+            let name = (placed.call.by.op, tokens.dtype);
+            return gpu.launch(&SOURCE, name, Grid::elements(count), args);
         }
         let (pixels, places) = (patches.pixels(), patches.tokens() * patches.columns());
+        let [of_to, of_from] = if back { [pixels, places] } else { [places, pixels] };
         with_float!(placed.dtype, T => {
-            let dout = dout.elements::<T>();
-            threads::split_mut(dx.elements_mut::<T>(), pixels, |first, dx| {
-                let dout = dout[first / pixels * places..].chunks_exact(places);
-                for (dx, dout) in dx.chunks_exact_mut(pixels).zip(dout) {
-                    for (place, &dout) in dout.iter().enumerate() {
-                        if let Some(pixel) = patches.pixel(place) {
-                            dx[pixel] = dout;
+            let from = from.elements::<T>();
+            threads::split_mut(to.elements_mut::<T>(), of_to, |first, to| {
+                let from = from[first / of_to * of_from..].chunks_exact(of_from);
+                for (to, from) in to.chunks_exact_mut(of_to).zip(from) {
+                    for place in 0..places {
+                        match (back, patches.pixel(place)) {
+                            (false, pixel) => to[place] = pixel.map_or(T::ZERO, |pixel| from[pixel]),
+                            (true, Some(pixel)) => to[pixel] = from[place],
+                            (true, None) => {}
                         }
                     }
                 }
@@ -127,7 +132,7 @@ fn check(call: &Call<'_>, [image, tokens]: [Slot; 2], patches: &Patches) -> Resu
     let fits = |side: &usize| *side > 0 && side.is_multiple_of(patches.patch);
     if patches.channels == 0 || patches.patch == 0 || !sides.iter().all(fits) {
         let expected = format!("a divisor of the sides of an image, {sides:?}, with channels");
-        return Err(call.by.value("patch", expected, patches.patch));
+        return Err(call.value("patch", expected, patches.patch));
     }
     let [images, _] = call.dims::<2>(image, "[images, pixels]")?;
     call.has_shape(image, &[images, patches.pixels()], "[images, pixels]")?;
@@ -135,24 +140,6 @@ fn check(call: &Call<'_>, [image, tokens]: [Slot; 2], patches: &Patches) -> Resu
     call.has_shape(tokens, &shape, "[images, tokens, numbers of a patch]")?;
     call.same_dtype(tokens, image)?;
     call.all_row_major()
-}
-
-/// A kernel with a thread for each element of `tokens`.
-fn launch(
-    gpu: &Launcher,
-    name: &'static str,
-    [image, tokens]: [&Buffer<'_>; 2],
-    patches: &Patches,
-) -> Result<()> {
-    let &Patches { patch, leading, .. } = patches;
-    let sides = [patches.channels, patches.height, patches.width];
-    let ([channels, height, width], last) = (sides, patches.channels_last);
-    let count = tokens.count;
-    let args = args![
-        image, tokens, count, channels, height, width, last, patch, leading
-    ];
-    let grid = Grid::elements(tokens.count);
-    gpu.launch(&SOURCE, (name, tokens.dtype), grid, args)
 }
 
 #[cfg(test)]

@@ -61,24 +61,20 @@ template <class T, class M> INLINE void draw_all(T* out, u64 count, u32 key_0, u
     const bool packed = aligned(out);
     for (u64 group = first_index(); group * EACH < count; group += grid_threads()) {
         T values[EACH];
-#pragma unroll
-        for (int b = 0; b < BLOCKS; b++) {
+        UNROLLED for (int b = 0; b < BLOCKS; b++) {
             const u64 block = group * BLOCKS + b;
             const uint4 counter = make_uint4((u32)block, (u32)(block >> 32), (u32)draw, (u32)(draw >> 32));
             maker.make(philox4x32(counter, key_0, key_1), values + b * M::COUNT);
         }
         const u64 first = group * EACH, left = count - first;
         if (packed && left >= EACH) {
-#pragma unroll
-            for (int p = 0; p < EACH / P::COUNT; p++) {
+            UNROLLED for (int p = 0; p < EACH / P::COUNT; p++) {
                 P pack;
-#pragma unroll
-                for (int i = 0; i < P::COUNT; i++) pack.values[i] = values[p * P::COUNT + i];
+                UNROLLED for (int i = 0; i < P::COUNT; i++) pack.values[i] = values[p * P::COUNT + i];
                 store_pack(out, group * (EACH / P::COUNT) + p, pack);
             }
         } else {
-#pragma unroll
-            for (int i = 0; i < EACH; i++) {
+            UNROLLED for (int i = 0; i < EACH; i++) {
                 if (i < left) out[first + i] = values[i];
             }
         }

@@ -19,8 +19,7 @@ INLINE void rope(
             P left = load_pack<P>(x, at / N), right = load_pack<P>(x, (at + half) / N);
             const Angles cosines = load_pack<Angles>(angles, point / N);
             const Angles sines = load_pack<Angles>(angles, (point + half) / N);
-#pragma unroll
-            for (int k = 0; k < N; k++) {
+            UNROLLED for (int k = 0; k < N; k++) {
                 const float a = wide(left.values[k]), b = wide(right.values[k]);
                 const float cosine = cosines.values[k], sine = direction * sines.values[k];
                 left.values[k] = narrow<T>(fmaf(a, cosine, 0.0f - b * sine));

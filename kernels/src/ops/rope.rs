@@ -85,7 +85,7 @@ fn rotate_into<'a>(
     let turned = heads.saturating_mul(head_size);
     if turned > columns {
         let expected = format!("at most {columns} columns in heads of {head_size}");
-        return Err(call.by.value("heads", expected, heads));
+        return Err(call.value("heads", expected, heads));
     }
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut out, x, table] = placed.enter([out, x, table])?;

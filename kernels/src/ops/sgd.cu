@@ -41,8 +41,7 @@ template <bool MOMENTUM, bool NESTEROV> INLINE void sgd_piece(
     const Sgd update = {scale_of(scale), scalars[0], piece.decays ? scalars[1] : 0.0f, factor, guards != 0};
     bool good = true;
     if (own < packs) {
-#pragma unroll
-        for (int i = 0; i < P::COUNT; i++) {
+        UNROLLED for (int i = 0; i < P::COUNT; i++) {
             good &= update.step<MOMENTUM, NESTEROV>(value.values[i], grad.values[i], momentum.values[i]);
         }
         store_pack(values, own, value);

@@ -193,7 +193,7 @@ pub(super) fn check_constants(
     } else {
         return Ok(());
     };
-    Err(call.by.value("momentum", expected, momentum))
+    Err(call.value("momentum", expected, momentum))
 }
 
 fn run<T: Float>(
@@ -210,12 +210,12 @@ fn run<T: Float>(
     let update_of = |chunk: Chunk| if chunk.decay { &decaying } else { &keeping };
     let (grads, values) = (grads.elements::<T>(), values.elements_mut::<T>());
     match momentum {
-        None => chunks.update_all([values], |chunk, [values]| {
+        None => chunks.update([values], |chunk, [values]| {
             plain_run(values, &grads[chunk.range()], update_of(chunk))
         }),
         Some(mut momentum) => {
             let buffers = [values, momentum.elements_mut()];
-            chunks.update_all(buffers, |chunk, [values, momentum]| {
+            chunks.update(buffers, |chunk, [values, momentum]| {
                 let (grads, update) = (&grads[chunk.range()], update_of(chunk));
                 momentum_run(values, grads, momentum, nesterov, update)
             })

@@ -8,11 +8,18 @@
 //! On a GPU a warp adds a block of elements. Up to 256 blocks, one thread block does it all; beyond
 //! that each run has a thread block, and the sums of the runs take 2 KiB of scratch memory, which
 //! cannot be allocated during capture.
+//!
+//! row_sum and row_mean go over the last dimension, which keeps the length 1, so that the result
+//! can be broadcast to the rows again (`add`, `sub`, `mul`). A row is added block by block as
+//! above, on a GPU by a warp. column_sum is the sum of the rows of a matrix, and so the gradient of
+//! a vector that was broadcast along them; its order is that of linear's bias gradient, whose loop
+//! and kernel these are.
 
 use crate::error::Result;
-use crate::launch::{Grid, Launcher, Source, args};
-use crate::ops::call::{Buffer, Call, FLOATS, Placed, with_float};
+use crate::launch::{BLOCK_THREADS, Grid, Launcher, Source, args};
+use crate::ops::call::{Buffer, Call, FLOATS, FLOATS_AND_BF16, Placed, with_float};
 use crate::ops::float::{Float, LANES, tree_sum};
+use crate::ops::linear::{add_rows, gpu};
 use crate::simd::multiversion;
 use crate::storage::Origin;
 use crate::threads;
@@ -139,7 +146,7 @@ pub(super) fn total<T: Float>(x: &[T]) -> f64 {
 }
 
 multiversion! {
-    pub(super) fn run_total[T: Float](x: &[T]) -> f64 {
+    fn run_total[T: Float](x: &[T]) -> f64 {
         let mut sum = 0.0;
         for block in x.chunks(BLOCK) {
             let mut lanes = [0f64; LANES];
@@ -163,6 +170,98 @@ multiversion! {
 #[inline(never)]
 fn pairwise(lanes: [f64; LANES]) -> f64 {
     tree_sum(lanes)
+}
+
+/// Rows of a thread block: one a warp.
+const ROWS_PER_BLOCK: usize = BLOCK_THREADS as usize / 32;
+
+/// `out` (…, 1) `= Σ` of each row of `x` (…, C). 0 where C is 0.
+///
+/// Backward: each element of a row of `dx` is that of `dout`: `zero`, then `add_into`.
+#[track_caller]
+pub fn row_sum_into(out: &Tensor, x: &Tensor) -> Result<()> {
+    reduce_rows("row_sum", out, x)
+}
+
+/// `out` (…, 1) `=` the mean of each row of `x` (…, C). NaN where C is 0, as in PyTorch.
+///
+/// Backward: as for `row_sum_into`, times 1/C.
+#[track_caller]
+pub fn row_mean_into(out: &Tensor, x: &Tensor) -> Result<()> {
+    reduce_rows("row_mean", out, x)
+}
+
+#[track_caller]
+fn reduce_rows(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
+    let dims = x.shape().dims();
+    let mut call = Call::new(op);
+    let out = call.writes("out", out);
+    let x = call.reads("x", x);
+    let Some((&columns, rows)) = dims.split_last() else {
+        let expected = "at least one dimension, its columns";
+        return Err(call.operand_error(x, expected, "reshape it to [rows, columns]"));
+    };
+    call.has_shape(out, &[rows, &[1]].concat(), "a number for each row of x")?;
+    call.same_dtype(out, x)?;
+    call.all_row_major()?;
+    call.run(x, &FLOATS_AND_BF16, |placed| {
+        let [mut out, x] = placed.enter([out, x])?;
+        let divisor = if op == "row_mean" {
+            columns as f64
+        } else {
+            1.0
+        };
+        if let Some(gpu) = placed.launcher() {
+            let blocks = out.count.div_ceil(ROWS_PER_BLOCK);
+            let grid = Grid::blocks(blocks, BLOCK_THREADS, loads(columns, 32));
+            let args = args![out, x, out.count, columns, divisor];
+            return gpu.launch(&SOURCE, ("row_sum", placed.dtype), grid, args);
+        }
+        with_float!(placed.dtype, T => {
+            let of_row = |row: &[T]| T::from_f64(run_total(row) / divisor);
+            each_row(out.elements_mut(), x.elements(), columns, of_row);
+        });
+        Ok(())
+    })
+}
+
+/// `out[row] = f(the row of x)`.
+fn each_row<T: Float>(out: &mut [T], x: &[T], columns: usize, f: impl Fn(&[T]) -> T + Sync) {
+    threads::split_sums(out, 1, x.len(), |first, out| {
+        for (row, out) in (first..).zip(out) {
+            *out = f(&x[row * columns..][..columns]);
+        }
+    });
+}
+
+/// `out` (C) `= Σ` of the rows of `x` (…, C), or added to what is there with `accumulate`. On a GPU
+/// `out` may be f32 where `x` is bf16.
+///
+/// Backward: each row of `dx` is `dout`: `zero`, then `add_into`.
+#[track_caller]
+pub fn column_sum_into(out: &Tensor, x: &Tensor, accumulate: bool) -> Result<()> {
+    let columns = x.shape().dims().last().copied();
+    let mut call = Call::new("column_sum");
+    let out = call.writes("out", out);
+    let x = call.reads("x", x);
+    let Some(columns) = columns else {
+        let expected = "at least one dimension, its columns";
+        return Err(call.operand_error(x, expected, "reshape it to [rows, columns]"));
+    };
+    call.has_shape(out, &[columns], "a number for each column of x")?;
+    call.same_or_wider(out, x)?;
+    call.all_row_major()?;
+    call.run(x, &FLOATS_AND_BF16, |placed| {
+        let [mut out, x] = placed.enter([out, x])?;
+        if let Some(launcher) = placed.launcher() {
+            let rows = x.count.checked_div(columns).unwrap_or(0);
+            return gpu::sum_rows(&launcher, &out, &x, [rows, columns], accumulate);
+        }
+        with_float!(placed.dtype, T => {
+            add_rows(out.elements_mut::<T>(), x.elements(), gpu::ROW_BLOCK, accumulate)
+        });
+        Ok(())
+    })
 }
 
 #[cfg(test)]

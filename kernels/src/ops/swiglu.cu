@@ -11,8 +11,7 @@ template <int N, class T> INLINE void swiglu(T* __restrict__ out, const T* __res
         const u64 at = 2 * row * packs + pack;
         P gate = load_pack<P>(x, at);
         const P up = load_pack<P>(x, at + packs);
-#pragma unroll
-        for (int k = 0; k < N; k++) {
+        UNROLLED for (int k = 0; k < N; k++) {
             float slope;
             gate.values[k] = narrow<T>(silu(wide(gate.values[k]), slope) * wide(up.values[k]));
         }
@@ -29,8 +28,7 @@ INLINE void swiglu_backward(T* dx, const T* __restrict__ dout, const T* x, u64 c
         const u64 at = 2 * row * packs + pack;
         P gate = load_pack<P>(x, at), up = load_pack<P>(x, at + packs);
         const P gradient = load_pack<P>(dout, i);
-#pragma unroll
-        for (int k = 0; k < N; k++) {
+        UNROLLED for (int k = 0; k < N; k++) {
             float slope;
             const float value = silu(wide(gate.values[k]), slope), dy = wide(gradient.values[k]);
             gate.values[k] = narrow<T>(dy * wide(up.values[k]) * slope);

@@ -67,7 +67,7 @@ impl<'a> Targets<'a> {
         };
         let or = ignore_index.map_or(String::new(), |index| format!(" or ignore_index {index}"));
         let expected = format!("a class in 0..{classes}{or}");
-        Err(call.by.value(format!("targets[{row}]"), expected, target))
+        Err(call.value(format!("targets[{row}]"), expected, target))
     }
 }
 

@@ -14,15 +14,12 @@ INLINE void token_mean(
         const u64 first = sequence * time * packs + pack;
         const P start = load_pack<P>(x, first);
         float sum[N];
-#pragma unroll
-        for (int k = 0; k < N; k++) sum[k] = wide(start.values[k]);
+        UNROLLED for (int k = 0; k < N; k++) sum[k] = wide(start.values[k]);
         for (u64 token = 1; token < tokens; token++) {
             const P value = load_pack<P>(x, first + token * packs);
-#pragma unroll
-            for (int k = 0; k < N; k++) sum[k] += wide(value.values[k]);
+            UNROLLED for (int k = 0; k < N; k++) sum[k] += wide(value.values[k]);
         }
-#pragma unroll
-        for (int k = 0; k < N; k++) sum[k] = sum[k] / (float)tokens;
+        UNROLLED for (int k = 0; k < N; k++) sum[k] = sum[k] / (float)tokens;
         store_pack(out, i, narrow_pack<T>(sum));
     });
 }
@@ -36,8 +33,7 @@ INLINE void token_mean_backward(
     over_matrix(count / N, packs, [=](u64 i, u64 row, u64 pack) {
         const P of_mean = row % time < tokens ? load_pack<P>(dout, row / time * packs + pack) : P{};
         float gradient[N];
-#pragma unroll
-        for (int k = 0; k < N; k++) gradient[k] = wide(of_mean.values[k]) / (float)tokens;
+        UNROLLED for (int k = 0; k < N; k++) gradient[k] = wide(of_mean.values[k]) / (float)tokens;
         store_pack(dx, i, narrow_pack<T>(gradient));
     });
 }

@@ -15,47 +15,48 @@ static SOURCE: Source = Source::new("token_mean.cu", include_str!("token_mean.cu
 /// The mean `out` (B, C) of the first `tokens` tokens of each sequence of `x` (B, T, C).
 #[track_caller]
 pub fn token_mean_into(out: &Tensor, x: &Tensor, tokens: usize) -> Result<()> {
-    let mut call = Call::new("token_mean");
-    let out = call.writes("out", out);
-    let x = call.reads("x", x);
-    let [time, columns] = check(&call, [out, x], tokens)?;
-    call.run(x, &FLOATS_AND_BF16, |placed| {
-        let [mut out, x] = placed.enter([out, x])?;
-        if let Some(gpu) = placed.launcher() {
-            let args = args![out, x, out.count, columns, time, tokens];
-            let grid = Grid::elements(out.count).rounds_of(tokens);
-            return gpu.launch(&SOURCE, ("token_mean", out.dtype), grid, args);
-        }
-        with_float!(placed.dtype, T => {
-            let x = x.elements::<T>();
-            threads::split_mut(out.elements_mut::<T>(), columns.max(1), |first, out| {
-                forward(out, &x[first * time..], [time, columns, tokens]);
-            });
-        });
-        Ok(())
-    })
+    let call = Call::new("token_mean");
+    run(call, [("out", out), ("x", x)], tokens, false)
 }
 
 /// The gradient `dx` (B, T, C) from `dout` (B, C): 0 for tokens that are not in the mean.
 #[track_caller]
 pub fn token_mean_backward_into(dx: &Tensor, dout: &Tensor, tokens: usize) -> Result<()> {
-    let mut call = Call::new("token_mean_backward");
-    let dx = call.writes("dx", dx);
-    let dout = call.reads("dout", dout);
-    let [time, columns] = check(&call, [dout, dx], tokens)?;
-    call.run(dout, &FLOATS_AND_BF16, |placed| {
-        let [mut dx, dout] = placed.enter([dx, dout])?;
+    let call = Call::new("token_mean_backward");
+    run(call, [("dx", dx), ("dout", dout)], tokens, true)
+}
+
+/// Both directions, whose kernels have the names of the operations.
+fn run<'a>(
+    mut call: Call<'a>,
+    [to, from]: [(&'static str, &'a Tensor); 2],
+    tokens: usize,
+    is_backward: bool,
+) -> Result<()> {
+    let to = call.writes(to.0, to.1);
+    let from = call.reads(from.0, from.1);
+    let mean_and_all = if is_backward { [from, to] } else { [to, from] };
+    let [time, columns] = check(&call, mean_and_all, tokens)?;
+    call.run(from, &FLOATS_AND_BF16, |placed| {
+        let [mut to, from] = placed.enter([to, from])?;
         if let Some(gpu) = placed.launcher() {
-            let args = args![dx, dout, dx.count, columns, time, tokens];
-            let grid = Grid::elements(dx.count);
-            return gpu.launch(&SOURCE, ("token_mean_backward", dx.dtype), grid, args);
+            let args = args![to, from, to.count, columns, time, tokens];
+            // A token of the mean after the other, or the mean.
+            let loads = if is_backward { 1 } else { tokens };
+            let grid = Grid::elements(to.count).rounds_of(loads);
+            return gpu.launch(&SOURCE, (placed.call.by.op, to.dtype), grid, args);
         }
+        let (sizes, size) = ([time, columns, tokens], (time * columns).max(1));
         with_float!(placed.dtype, T => {
-            let dout = dout.elements::<T>();
-            let size = (time * columns).max(1);
-            threads::split_mut(dx.elements_mut::<T>(), size, |first, dx| {
-                backward(dx, &dout[first / time..], [time, columns, tokens]);
-            });
+            let (to, from) = (to.elements_mut::<T>(), from.elements());
+            match is_backward {
+                false => threads::split_mut(to, columns.max(1), |first, out| {
+                    forward(out, &from[first * time..], sizes);
+                }),
+                true => threads::split_mut(to, size, |first, dx| {
+                    backward(dx, &from[first / time..], sizes);
+                }),
+            }
         });
         Ok(())
     })
@@ -69,7 +70,7 @@ fn check(call: &Call<'_>, [mean, all]: [Slot; 2], tokens: usize) -> Result<[usiz
     call.all_row_major()?;
     if !(1..=time).contains(&tokens) {
         let expected = format!("from 1 to {time}, all tokens of a sequence");
-        return Err(call.by.value("tokens", expected, tokens));
+        return Err(call.value("tokens", expected, tokens));
     }
     Ok([time, columns])
 }

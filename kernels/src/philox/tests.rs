@@ -18,9 +18,9 @@ fn bits_of(values: &[f32]) -> Vec<u32> {
 fn every_fill(stream: &Stream, first: u64, count: usize) -> [Vec<u32>; 3] {
     let (mut bits, mut uniforms, mut normals) =
         (vec![0; count], vec![0.0; count], vec![0.0; count]);
-    stream.fill_bits(first, &mut bits);
-    stream.fill_uniform(first, &mut uniforms);
-    stream.fill_normal(first, &mut normals);
+    stream.fill::<Bits>(first, &mut bits);
+    stream.fill::<Uniform>(first, &mut uniforms);
+    stream.fill::<Normal>(first, &mut normals);
     [bits, bits_of(&uniforms), bits_of(&normals)]
 }
 
@@ -114,7 +114,7 @@ fn below_covers_every_value_evenly() {
         [0, 9, 0, 0, !0 - 1]
     );
     let mut bits = vec![0; COUNT];
-    STREAM.fill_bits(0, &mut bits);
+    STREAM.fill::<Bits>(0, &mut bits);
     let mut bins = [0; 10];
     bits.iter()
         .for_each(|&bits| bins[below(bits, 10) as usize] += 1);
@@ -124,7 +124,7 @@ fn below_covers_every_value_evenly() {
 #[test]
 fn uniforms_are_even_and_neighbours_are_independent() {
     let mut values = vec![0.0; COUNT];
-    STREAM.fill_uniform(0, &mut values);
+    STREAM.fill::<Uniform>(0, &mut values);
     let (mut bins, mut pair_bins) = ([0; 256], [0; 256]);
     values
         .iter()
@@ -142,7 +142,7 @@ fn uniforms_are_even_and_neighbours_are_independent() {
 #[test]
 fn normals_have_the_moments_of_a_normal() {
     let mut values = vec![0.0; COUNT];
-    STREAM.fill_normal(0, &mut values);
+    STREAM.fill::<Normal>(0, &mut values);
     let power_sum = |power| {
         values
             .iter()

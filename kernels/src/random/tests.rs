@@ -26,7 +26,7 @@ fn a_long_tensor_filled_by_many_threads_has_the_bits_of_its_pieces() {
     let long = long.to_vec::<f32>().unwrap();
     for first in [0, 1, 1023, 77_777, 100_002] {
         let mut one = [0f32];
-        stream.fill_normal(first as u64, &mut one);
+        stream.fill::<Normal>(first as u64, &mut one);
         assert_eq!(one[0].to_bits(), long[first].to_bits(), "element {first}");
     }
 }

@@ -43,10 +43,10 @@ fn a_range_that_is_never_left_stays_in_use_and_its_memory_is_not_reused() {
         (other.by.op == "copy" || other.by.op == "read") && !other.writes,
         "{other:?}"
     );
-    let address = storage.block.pointer();
+    let address = storage.block.pointer;
     drop(storage);
     let again: Vec<Arc<Storage>> = (0..64).map(|_| self::storage()).collect();
-    assert!(again.iter().all(|other| other.block.pointer() != address));
+    assert!(again.iter().all(|other| other.block.pointer != address));
 }
 
 #[test]

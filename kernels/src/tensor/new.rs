@@ -36,7 +36,7 @@ impl Tensor {
 
     /// Zeros new host memory, unless it is zero already.
     pub(crate) fn clear(&self, by: Caller) -> Result<()> {
-        if !self.storage().block().is_fresh() {
+        if !self.storage().block.is_fresh {
             // Zero in every dtype is all zero bits.
             let mut borrow = self.borrow("tensor", true, by)?;
             borrow.elements_mut::<u8>().fill(0);

@@ -143,7 +143,7 @@ impl<'a> Copy<'a> {
     }
 
     fn visit(&self, tensor: &Tensor, queue: &Arc<Queue>) -> Result<()> {
-        tensor.storage().block().visit(queue, self.by)
+        tensor.storage().block.visit(queue, self.by)
     }
 
     fn upload(&self, queue: &Arc<Queue>, target: &Borrow<'_>, source: &Borrow<'_>) -> Result<()> {

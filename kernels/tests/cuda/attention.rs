@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use ddp_kernels::device::{Gpu, discover};
 use ddp_kernels::dtype::bf16;
 use ddp_kernels::graph::Graph;
-use ddp_kernels::ops::{self, Attention, Qkv, attention_backward_into, attention_into};
+use ddp_kernels::ops::{self, Attention, attention_backward_into, attention_into};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Error, Random, Tensor};
 
@@ -69,9 +69,8 @@ impl Run {
 
     fn packed(&self) {
         let [qkv, dout, out, lse, delta, dqkv] = &self.tensors;
-        attention_into(out, lse, Qkv::Packed(qkv), &self.attention).unwrap();
-        let (to, inputs) = (Qkv::Packed(dqkv), Qkv::Packed(qkv));
-        attention_backward_into(to, delta, [dout, out], lse, inputs, &self.attention).unwrap();
+        attention_into(out, lse, qkv, &self.attention).unwrap();
+        attention_backward_into(dqkv, delta, [dout, out], lse, qkv, &self.attention).unwrap();
     }
 
     fn check(&self) {
@@ -181,34 +180,6 @@ fn odd_addresses_are_within_rounding_too() {
     for device in devices() {
         let attention = attention(20, [2, 1, 16], true);
         Run::new(1, attention, DType::BF16, (device, 1)).check();
-    }
-}
-
-#[test]
-fn three_tensors_have_the_bits_of_one() {
-    for device in devices() {
-        let run = Run::new(1, attention(20, [1, 1, 16], true), DType::BF16, (device, 0));
-        run.packed();
-        let [qkv, dout, out, lse, delta, dqkv] = &run.tensors;
-        let parts_of = |packed: &Tensor| {
-            let all = packed.to_vec::<bf16>().unwrap();
-            [0, 16, 32].map(|first| {
-                let rows = all.chunks(48).flat_map(|row| &row[first..first + 16]);
-                let part: Vec<bf16> = rows.copied().collect();
-                Tensor::from_slice(&part, &[20, 16], device).unwrap()
-            })
-        };
-        let ([q, k, v], expected) = (parts_of(qkv), parts_of(dqkv));
-        let got = [&q, &k, &v].map(|x| x.empty_like().unwrap());
-        let [q, k, v] = [&q, &k, &v];
-        let inputs = Qkv::Apart { q, k, v };
-        attention_into(out, lse, inputs, &run.attention).unwrap();
-        let [q, k, v] = &got;
-        let to = Qkv::Apart { q, k, v };
-        attention_backward_into(to, delta, [dout, out], lse, inputs, &run.attention).unwrap();
-        for (got, expected) in got.iter().zip(&expected) {
-            assert_same_bits(got, expected, "a gradient apart");
-        }
     }
 }
 

@@ -13,8 +13,8 @@ use crate::{assert_same_bits, devices, next_device, random_f32};
 /// gradient of a bias adds together, and more of both.
 fn shapes() -> Vec<[usize; 2]> {
     let mut shapes = vec![[0, 3], [3, 0], [7, 1], [300, 260], [2_001, 7]];
-    shapes.extend(around(constant!("rows.cu", WARP)).map(|columns| [9, columns]));
-    shapes.extend(around(constant!("rows.cu", SUM_BLOCK)).map(|columns| [4, columns]));
+    shapes.extend(around(constant!("sum.cu", WARP)).map(|columns| [9, columns]));
+    shapes.extend(around(constant!("sum.cu", SUM_BLOCK)).map(|columns| [4, columns]));
     shapes.extend(around(constant!("linear.cu", ROW_BLOCK)).map(|rows| [rows, 33]));
     shapes
 }

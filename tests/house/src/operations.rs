@@ -24,7 +24,7 @@ Arguments without a type are tensors; one with `?` may be missing. Operations th
 write into tensors that they are given, and allocate nothing. There is no autograd: a layer calls the
 functions under \"backward\", as [this one](../examples/custom_layer.rs) does. These functions are
 operations, too, with – in that column. `cargo doc -p ddp-kernels --open` describes the types,
-such as `Qkv`. [Adding an op](adding-an-op.md) says how to write another operation.
+such as `Attention`. [Adding an op](adding-an-op.md) says how to write another operation.
 
 | operation | what it does | backward |
 |---|---|---|

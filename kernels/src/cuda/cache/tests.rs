@@ -1,7 +1,9 @@
 //! The cache's files, and what is made of those that are not as they should be.
 
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 

@@ -130,11 +130,9 @@ impl SearchEnvironment {
     fn all_toolkits(&self) -> Vec<PathBuf> {
         let mut toolkits = self.toolkits.clone();
         toolkits.push(self.root.join("usr/local/cuda"));
-        toolkits.extend(
-            versioned_folders(&self.root.join("usr/local"), "cuda-")
-                .into_iter()
-                .map(|(_, path)| path),
-        );
+        toolkits.extend(newest_first(&self.root.join("usr/local"), "cuda-", |_| {
+            true
+        }));
         toolkits.push(self.root.join("opt/cuda"));
         toolkits
     }
@@ -147,17 +145,11 @@ impl SearchEnvironment {
         for prefix in prefixes {
             folders.extend(folders_of_prefix(&prefix, &[inner], inner));
             for lib in ["lib", "lib64"] {
-                let pythons = versioned_folders(&prefix.join(lib), "python");
-                for (_, python) in pythons
-                    .into_iter()
-                    .filter(|(version, _)| version.starts_with(&[3]))
-                {
+                let is_three = |version: &[u64]| version.starts_with(&[3]);
+                for python in newest_first(&prefix.join(lib), "python", is_three) {
                     for site in ["site-packages", "dist-packages"] {
-                        folders.extend(
-                            wheels(&python.join(site))
-                                .into_iter()
-                                .map(|wheel| wheel.join(inner)),
-                        );
+                        let wheels = wheels(&python.join(site)).into_iter();
+                        folders.extend(wheels.map(|wheel| wheel.join(inner)));
                     }
                 }
             }
@@ -210,10 +202,7 @@ fn folders_of_prefix(prefix: &Path, own: &[&str], inner: &str) -> Vec<PathBuf> {
 /// ones one part each.
 fn wheels(site_packages: &Path) -> Vec<PathBuf> {
     let nvidia = site_packages.join("nvidia");
-    let mut wheels: Vec<PathBuf> = versioned_folders(&nvidia, "cu")
-        .into_iter()
-        .map(|(_, path)| path)
-        .collect();
+    let mut wheels = newest_first(&nvidia, "cu", |_| true);
     let mut parts = children(&nvidia);
     parts.sort();
     parts.retain(|part| !wheels.contains(part));
@@ -231,34 +220,25 @@ fn children(folder: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The entries named `prefix` and a version, with the version, newest first.
-fn versioned_folders(folder: &Path, prefix: &str) -> Vec<(Vec<u64>, PathBuf)> {
-    let mut found: Vec<(Vec<u64>, PathBuf)> = children(folder)
-        .into_iter()
-        .filter_map(|path| {
-            Some((
-                numbers(path.file_name()?.to_str()?.strip_prefix(prefix)?)?,
-                path,
-            ))
-        })
+/// The entries named `prefix` and a version that is `wanted`, newest first.
+fn newest_first(folder: &Path, prefix: &str, wanted: impl Fn(&[u64]) -> bool) -> Vec<PathBuf> {
+    let version = |path: &PathBuf| {
+        let version = numbers(path.file_name()?.to_str()?.strip_prefix(prefix)?)?;
+        wanted(&version).then_some(version)
+    };
+    let found = children(folder).into_iter();
+    let mut found: Vec<_> = found
+        .filter_map(|path| Some((version(&path)?, path)))
         .collect();
     found.sort_by(|a, b| b.cmp(a));
-    found
+    found.into_iter().map(|(_, path)| path).collect()
 }
 
 /// `12.10` as [12, 10], so that 12.10 is newer than 12.9.
 fn numbers(version: &str) -> Option<Vec<u64>> {
-    let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
-    version
-        .split('.')
-        .map(|part| {
-            if is_number(part) {
-                part.parse().ok()
-            } else {
-                None
-            }
-        })
-        .collect()
+    let is_number = |part: &&str| part.bytes().all(|byte| byte.is_ascii_digit());
+    let number = |part: &str| Some(part).filter(is_number)?.parse().ok();
+    version.split('.').map(number).collect()
 }
 
 /// The files called `stem` (`libnccl.so`), with or without a version, each once. `refuse` says why

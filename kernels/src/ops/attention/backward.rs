@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::matmuls::{Extent, Head, Lines, Room, add_over_keys, add_over_queries, padded, scores};
 use super::sizes::{Columns, Sizes};
-use super::softmax::{BLOCK, GROUP, Part, soften_backward};
+use super::softmax::{BLOCK, soften_backward};
 use crate::ops::float::{Float, lane_dot};
 use crate::ops::matmul::{Kernel, Real};
 use crate::simd::multiversion;
@@ -17,17 +17,16 @@ use crate::threads::{self, Shares};
 /// The operands of a backward pass.
 pub(super) struct Backward<'a, T> {
     pub(super) sizes: Sizes,
-    /// The memory of dq, dk and dv: three tensors, or one.
-    pub(super) gradients: &'a [Shares<'a, T>],
-    pub(super) gradient_columns: [Columns; 3],
+    /// (B·T, (heads + 2·kv_heads)·head_size)
+    pub(super) dqkv: Shares<'a, T>,
     /// (B·heads, T)
     pub(super) delta: &'a [T],
     /// (B·T, heads·head_size)
     pub(super) dout: &'a [T],
     /// (B·heads, T)
     pub(super) log_sum_exp: &'a [T],
-    /// q, k and v
-    pub(super) inputs: [(&'a [T], Columns); 3],
+    /// (B·T, (heads + 2·kv_heads)·head_size)
+    pub(super) qkv: &'a [T],
 }
 
 /// Which blocks of queries meet which blocks of keys, and what that is for.
@@ -56,7 +55,7 @@ pub(super) struct Rooms<T> {
 
 /// `delta[head][time] = Σ dout ∘ out` of the head's columns.
 pub(super) fn write_delta<T: Real>(delta: &mut [T], dout: &[T], out: &[T], sizes: Sizes) {
-    let Sizes { time, heads, .. } = sizes;
+    let (time, heads) = (sizes.time, sizes.heads);
     let width = heads * sizes.head_size;
     let pieces = threads::pieces_of(dout.len());
     let delta = Shares::new(delta);
@@ -96,12 +95,15 @@ pub(super) unsafe fn piece<T: Real, K: Kernel<T>>(
     let place = (unit / sizes.kv_heads, unit % sizes.kv_heads);
     let rows_of = |blocks: &Range<usize>| blocks.start * BLOCK..sizes.time.min(blocks.end * BLOCK);
     let keys = rows_of(&sweep.keys);
-    let k = work.head(1, place, keys.clone(), place.1);
+    let [stride, ..] = sizes.widths();
+    let dout_columns = Columns { first: 0, stride };
+    let [q, k, v] = sizes.columns().map(|columns| (work.qkv, columns));
+    let k = Head::new(k, sizes, place, keys.clone());
     let keys_of = Keys {
         first: keys.start,
         end: keys.end,
         k,
-        v: work.head(2, place, keys.clone(), place.1),
+        v: Head::new(v, sizes, place, keys.clone()),
         k_copied: k.copy::<K>(&mut rooms.k),
     };
     let width = padded::<T, K>(sizes.head_size);
@@ -120,21 +122,22 @@ pub(super) unsafe fn piece<T: Real, K: Kernel<T>>(
             let rows = rows_of(&(q_block..q_block + 1));
             let [q_turned, q_copied] = &mut rooms.q;
             let [dout_turned, dout_copied] = &mut rooms.dout;
-            let q = work.head(0, place, rows.clone(), q_head);
-            let dout = work.dout_head(place.0, rows.clone(), q_head);
+            let of_head = (place.0, q_head);
+            let q = Head::new(q, sizes, of_head, rows.clone());
+            let dout = Head::new((work.dout, dout_columns), sizes, of_head, rows.clone());
             let queries = Queries {
                 q: q.turn::<K>(q_turned),
                 q_copied: q.copy::<K>(q_copied),
                 dout: dout.turn::<K>(dout_turned),
                 dout_copied: dout.copy::<K>(dout_copied),
-                log_sum_exp: work.line(work.log_sum_exp, (place.0, q_head), &rows),
-                delta: work.line(work.delta, (place.0, q_head), &rows),
+                log_sum_exp: work.line(work.log_sum_exp, of_head, &rows),
+                delta: work.line(work.delta, of_head, &rows),
             };
             // SAFETY: the caller's promises.
             unsafe {
                 over_keys::<T, K>(sizes, sweep, &rows, &keys_of, &queries, &mut sums);
                 if sweep.dq {
-                    work.write(0, (place.0, q_head), rows, sums.dq);
+                    work.write(0, of_head, rows, sums.dq);
                 }
             }
         }
@@ -208,12 +211,7 @@ unsafe fn over_keys<T: Real, K: Kernel<T>>(
             let (k, v) = (keys.k.from(index), keys.v.from(index));
             scores::<T, K>(sums.scores, k, queries.q, extent, scale);
             scores::<T, K>(sums.gradients, v, queries.dout, extent, T::ONE);
-            for first in (0..extent.queries).step_by(GROUP) {
-                let part = Part {
-                    keys: extent.keys,
-                    first,
-                    diagonal: extent.diagonal,
-                };
+            for part in extent.parts() {
                 let lines = (&queries.log_sum_exp, &queries.delta);
                 soften_backward(sums.scores, sums.gradients, part, lines);
             }
@@ -231,26 +229,6 @@ unsafe fn over_keys<T: Real, K: Kernel<T>>(
 }
 
 impl<T: Real> Backward<'_, T> {
-    /// Some rows of a head of q, k or v in a sequence; `place` begins with the sequence.
-    fn head(
-        &self,
-        operand: usize,
-        place: (usize, usize),
-        rows: Range<usize>,
-        head: usize,
-    ) -> Head<'_, T> {
-        let (elements, columns) = self.inputs[operand];
-        let rows = (place.0 * self.sizes.time + rows.start, rows.len());
-        Head::new(elements, columns, rows, (head, self.sizes.head_size))
-    }
-
-    /// As `head`, of `dout`.
-    fn dout_head(&self, sequence: usize, rows: Range<usize>, head: usize) -> Head<'_, T> {
-        let [columns, ..] = self.sizes.columns(false);
-        let rows = (sequence * self.sizes.time + rows.start, rows.len());
-        Head::new(self.dout, columns, rows, (head, self.sizes.head_size))
-    }
-
     /// The elements for some rows of (B·heads, T).
     fn line(&self, of: &[T], (sequence, head): (usize, usize), rows: &Range<usize>) -> [T; BLOCK] {
         let start = (sequence * self.sizes.heads + head) * self.sizes.time;
@@ -270,14 +248,13 @@ impl<T: Real> Backward<'_, T> {
         rows: Range<usize>,
         sums: &[T],
     ) {
-        let shares = &self.gradients[operand.min(self.gradients.len() - 1)];
-        let (columns, head_size) = (self.gradient_columns[operand], self.sizes.head_size);
+        let (columns, head_size) = (self.sizes.columns()[operand], self.sizes.head_size);
         let width = sums.len() / rows.len().next_multiple_of(BLOCK);
         for (row, sums) in rows.zip(sums.chunks(width)) {
             let row = (sequence * self.sizes.time + row) * columns.stride;
             let start = row + columns.first + head * head_size;
             // SAFETY: the columns of this head in this row, by the caller's promise.
-            let to = unsafe { shares.part(start..start + head_size) };
+            let to = unsafe { self.dqkv.part(start..start + head_size) };
             to.copy_from_slice(&sums[..head_size]);
         }
     }

@@ -22,21 +22,15 @@ pub(super) struct Work<'a, T> {
 
 /// All heads, cut among the threads.
 pub(super) fn run<T: Float>(work: &Work<'_, T>) {
-    let Sizes {
-        time,
-        heads,
-        kv_heads,
-        head_size,
-        ..
-    } = work.sizes;
-    let scale = T::from_f64(work.sizes.scale);
-    let (width, kv_width) = (heads * head_size, 2 * kv_heads * head_size);
+    let (sizes, scale) = (work.sizes, T::from_f64(work.sizes.scale));
+    let (time, heads, head_size) = (sizes.time, sizes.heads, sizes.head_size);
+    let (width, kv_width) = (heads * head_size, 2 * sizes.kv_heads * head_size);
     let elements = work.rows.saturating_mul(time).saturating_mul(width);
     let pieces = if elements < PARALLEL_MIN { 1 } else { heads };
     threads::run(pieces, |piece| {
         let mut weights = vec![T::ZERO; time];
         for head in threads::cut(heads, 1, pieces, piece) {
-            let key = head / (heads / kv_heads) * head_size;
+            let key = head / sizes.group() * head_size;
             for row in 0..work.rows {
                 let seen = time - work.rows + row + 1;
                 let q = &work.qkv[row * (width + kv_width) + head * head_size..][..head_size];

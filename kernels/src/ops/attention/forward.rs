@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::matmuls::{Extent, Head, Room, add_over_keys, padded, scores};
-use super::sizes::{Columns, Sizes};
-use super::softmax::{BLOCK, GROUP, Part, Running, finish, soften};
+use super::sizes::Sizes;
+use super::softmax::{BLOCK, Running, finish, soften};
 use crate::ops::matmul::{Kernel, Real};
 use crate::threads::Shares;
 
@@ -15,8 +15,8 @@ pub(super) struct Forward<'a, T> {
     pub(super) out: Shares<'a, T>,
     /// (B·heads, T)
     pub(super) log_sum_exp: Shares<'a, T>,
-    /// q, k and v
-    pub(super) inputs: [(&'a [T], Columns); 3],
+    /// (B·T, (heads + 2·kv_heads)·head_size)
+    pub(super) qkv: &'a [T],
 }
 
 /// The buffers of a thread.
@@ -41,11 +41,9 @@ pub(super) unsafe fn piece<T: Real, K: Kernel<T>>(
 ) {
     let sizes = work.sizes;
     let (sequence, kv_head) = (unit / sizes.kv_heads, unit % sizes.kv_heads);
-    let first_row = sequence * sizes.time;
+    let columns = sizes.columns();
     let head = |operand: usize, rows: Range<usize>, head: usize| {
-        let (elements, columns) = work.inputs[operand];
-        let place = (first_row + rows.start, rows.len());
-        Head::new(elements, columns, place, (head, sizes.head_size))
+        Head::new((work.qkv, columns[operand]), sizes, (sequence, head), rows)
     };
     let keys_end = match sizes.causal {
         true => sizes.time.min(blocks.end * BLOCK),
@@ -73,7 +71,9 @@ pub(super) unsafe fn piece<T: Real, K: Kernel<T>>(
                 unsafe {
                     let k = k.from(first_key);
                     scores::<T, K>(block, k, q, extent, T::from_f64(sizes.scale));
-                    soften_block(block, extent, &mut running);
+                    extent
+                        .parts()
+                        .for_each(|part| soften(block, part, &mut running));
                     if first_key > 0 {
                         rescale(sums, &running.rescale);
                     }
@@ -84,17 +84,6 @@ pub(super) unsafe fn piece<T: Real, K: Kernel<T>>(
             // SAFETY: the caller's promise about the blocks.
             unsafe { work.write((sequence, q_head), rows, sums, &running) };
         }
-    }
-}
-
-fn soften_block<T: Real>(block: &mut [T], extent: Extent, running: &mut Running<T>) {
-    for first in (0..extent.queries).step_by(GROUP) {
-        let part = Part {
-            keys: extent.keys,
-            first,
-            diagonal: extent.diagonal,
-        };
-        soften(block, part, running);
     }
 }
 
@@ -120,12 +109,7 @@ impl<T: Real> Forward<'_, T> {
         sums: &[T],
         running: &Running<T>,
     ) {
-        let Sizes {
-            time,
-            heads,
-            head_size,
-            ..
-        } = self.sizes;
+        let (time, heads, head_size) = (self.sizes.time, self.sizes.heads, self.sizes.head_size);
         let line = (sequence * heads + head) * time;
         // SAFETY: the rows of this head, by the caller's promise.
         let logs = unsafe { self.log_sum_exp.part(line + rows.start..line + rows.end) };

@@ -3,7 +3,7 @@
 
 use std::sync::Once;
 
-use super::sizes::{Columns, Sizes};
+use super::sizes::Sizes;
 use crate::DType;
 use crate::error::Result;
 use crate::launch::{Grid, Launcher, PARAMETERS_MAX, Source, args};
@@ -19,30 +19,6 @@ const TENSOR_HEAD_SIZE_MAX: usize = 128;
 const PACK_BYTES: u64 = 16;
 /// The oldest GPUs that multiply bf16 on tensor cores.
 const TENSOR_CAPABILITY: (u32, u32) = (8, 0);
-
-/// q, k and v, or their gradients: the address of the first element of each, and its rows' stride.
-#[derive(Clone, Copy)]
-pub(super) struct Heads {
-    pub(super) addresses: [u64; 3],
-    pub(super) strides: [usize; 3],
-}
-
-impl Heads {
-    /// `buffers` are three, or one that holds all.
-    pub(super) fn new(buffers: &[Option<Buffer<'_>>], columns: [Columns; 3]) -> Heads {
-        let mut heads = Heads {
-            addresses: [0; 3],
-            strides: columns.map(|columns| columns.stride),
-        };
-        for (operand, columns) in columns.iter().enumerate() {
-            if let Some(buffer) = &buffers[operand.min(buffers.len() - 1)] {
-                let bytes = columns.first * buffer.dtype.bytes();
-                heads.addresses[operand] = buffer.address() + bytes as u64;
-            }
-        }
-        heads
-    }
-}
 
 /// The kernels of one file for heads up to some width.
 struct Kernels {
@@ -171,17 +147,22 @@ impl Kernels {
     }
 }
 
+/// The addresses of q, k and v, or of their gradients.
+fn heads(buffer: &Buffer<'_>, sizes: Sizes) -> [u64; 3] {
+    let bytes = buffer.dtype.bytes();
+    let columns = sizes.columns();
+    columns.map(|columns| buffer.address() + (columns.first * bytes) as u64)
+}
+
 /// Writes `out` and `log_sum_exp`.
 pub(super) fn forward(
     gpu: &Launcher,
-    [out, log_sum_exp]: [&Buffer<'_>; 2],
-    inputs: Heads,
+    [out, log_sum_exp, qkv]: [&Buffer<'_>; 3],
     sizes: Sizes,
 ) -> Result<()> {
-    let ([q, k, v], [q_stride, kv_stride, _]) = (inputs.addresses, inputs.strides);
-    let addresses = [out.address(), q, k, v];
-    let kernels = Kernels::of(gpu, out.dtype, sizes, &addresses);
-    let args = args![out, log_sum_exp, q, k, v, q_stride, kv_stride];
+    let ([q, k, v], stride) = (heads(qkv, sizes), sizes.packed_width());
+    let kernels = Kernels::of(gpu, out.dtype, sizes, &[out.address(), q, k, v]);
+    let args = args![out, log_sum_exp, q, k, v, stride, stride];
     let name = (kernels.forward, out.dtype);
     kernels.launch(gpu, name, (sizes, false), kernels.rows[0], args)
 }
@@ -189,31 +170,16 @@ pub(super) fn forward(
 /// Writes dq, dk and dv; the kernel of dq, which comes first, writes `delta` too.
 pub(super) fn backward(
     gpu: &Launcher,
-    gradients: Heads,
-    delta: &Buffer<'_>,
-    [dout, out, log_sum_exp]: [&Buffer<'_>; 3],
-    inputs: Heads,
+    [dqkv, delta]: [&Buffer<'_>; 2],
+    [dout, out, sums, qkv]: [&Buffer<'_>; 4],
     sizes: Sizes,
 ) -> Result<()> {
-    let ([q, k, v], [q_stride, kv_stride, _]) = (inputs.addresses, inputs.strides);
-    let ([dq, dk, dv], [dq_stride, dkv_stride, _]) = (gradients.addresses, gradients.strides);
+    let ([q, k, v], stride) = (heads(qkv, sizes), sizes.packed_width());
+    let [dq, dk, dv] = heads(dqkv, sizes);
     let addresses = [dout.address(), out.address(), q, k, v, dq, dk, dv];
     let kernels = Kernels::of(gpu, out.dtype, sizes, &addresses);
     let args = args![
-        dq,
-        dk,
-        dv,
-        delta,
-        dq_stride,
-        dkv_stride,
-        q,
-        k,
-        v,
-        out,
-        dout,
-        log_sum_exp,
-        q_stride,
-        kv_stride
+        dq, dk, dv, delta, stride, stride, q, k, v, out, dout, sums, stride, stride
     ];
     for (index, kernel) in kernels.backward.iter().enumerate() {
         let of = (sizes, index > 0);

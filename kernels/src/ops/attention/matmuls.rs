@@ -9,8 +9,10 @@
 //! Buffers have room for whole tiles. What lies beyond the last row or column has any value and is
 //! never read.
 
-use super::sizes::{Columns, HEAD_SIZE_MAX};
-use super::softmax::{BLOCK, ROWS_MAX};
+use std::ops::Range;
+
+use super::sizes::{Columns, HEAD_SIZE_MAX, Sizes};
+use super::softmax::{BLOCK, GROUP, Part, ROWS_MAX};
 use crate::ops::matmul::{Kernel, Real};
 
 /// A buffer that grows to the largest use, aligned to cache lines.
@@ -42,19 +44,21 @@ pub(super) struct Head<'a, T> {
 }
 
 impl<'a, T: Real> Head<'a, T> {
-    /// The `rows` from `first_row` on of head number `head`.
+    /// These rows of head number `head` in a sequence.
     pub(super) fn new(
-        elements: &'a [T],
-        columns: Columns,
-        (first_row, rows): (usize, usize),
-        (head, width): (usize, usize),
+        (elements, columns): (&'a [T], Columns),
+        sizes: Sizes,
+        (sequence, head): (usize, usize),
+        rows: Range<usize>,
     ) -> Head<'a, T> {
-        let start = first_row * columns.stride + columns.first + head * width;
-        let len = (rows - 1) * columns.stride + width;
+        let (width, stride, rows_of) = (sizes.head_size, columns.stride, rows.len());
+        let first_row = sequence * sizes.time + rows.start;
+        let start = first_row * stride + columns.first + head * width;
+        let len = (rows_of - 1) * stride + width;
         Head {
             elements: &elements[start..start + len],
-            stride: columns.stride,
-            rows,
+            stride,
+            rows: rows_of,
             width,
         }
     }
@@ -143,6 +147,18 @@ pub(super) struct Extent {
     pub(super) queries: usize,
     /// Whether later keys than a query's own are masked.
     pub(super) diagonal: bool,
+}
+
+impl Extent {
+    /// The groups of its queries.
+    pub(super) fn parts(self) -> impl Iterator<Item = Part> {
+        let Extent { keys, diagonal, .. } = self;
+        (0..self.queries).step_by(GROUP).map(move |first| Part {
+            keys,
+            first,
+            diagonal,
+        })
+    }
 }
 
 /// A head's width in whole tiles.

@@ -3,20 +3,41 @@
 /// The widest head.
 pub(super) const HEAD_SIZE_MAX: usize = 256;
 
+/// What kind of attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// Tokens of a sequence (T).
+    pub time: usize,
+    /// Heads of q.
+    pub heads: usize,
+    /// Heads of k and v: a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Columns of a head: 1 to 256.
+    pub head_size: usize,
+    /// Whether a token attends only to itself and what is before it.
+    pub causal: bool,
+    /// What q·k is multiplied by; by default 1/√head_size.
+    pub scale: Option<f64>,
+}
+
 /// The checked sizes of one attention.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     pub(super) batch: usize,
-    pub(super) time: usize,
-    pub(super) heads: usize,
-    pub(super) kv_heads: usize,
-    pub(super) head_size: usize,
-    pub(super) causal: bool,
+    pub(super) attention: Attention,
     /// What q·k is multiplied by.
     pub(super) scale: f64,
 }
 
-/// Where the columns of q, k or v lie in a row-major tensor.
+impl std::ops::Deref for Sizes {
+    type Target = Attention;
+
+    fn deref(&self) -> &Attention {
+        &self.attention
+    }
+}
+
+/// Where the columns of q, k, v or the output lie in a row-major tensor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Columns {
     pub(super) first: usize,
@@ -35,14 +56,10 @@ impl Sizes {
         self.widths().into_iter().fold(0, usize::saturating_add)
     }
 
-    /// Where q, k and v lie: beside each other, or in three tensors.
-    pub(super) fn columns(&self, packed: bool) -> [Columns; 3] {
-        let [q, k, v] = self.widths();
-        if packed {
-            let stride = self.packed_width();
-            return [0, q, q + k].map(|first| Columns { first, stride });
-        }
-        [q, k, v].map(|stride| Columns { first: 0, stride })
+    /// Where q, k and v lie.
+    pub(super) fn columns(&self) -> [Columns; 3] {
+        let ([q, k, _], stride) = (self.widths(), self.packed_width());
+        [0, q, q + k].map(|first| Columns { first, stride })
     }
 
     /// Heads of q that share one head of k and v.

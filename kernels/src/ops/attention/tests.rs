@@ -71,7 +71,6 @@ fn cases() -> Vec<(usize, Attention)> {
 /// Inputs of one attention, and tensors for its outputs.
 struct Run<T> {
     attention: Attention,
-    batch: usize,
     qkv: Vec<T>,
     dout: Vec<T>,
     tensors: [Tensor; 6],
@@ -100,7 +99,6 @@ impl<T: Element> Run<T> {
         ];
         Run {
             attention,
-            batch,
             qkv,
             dout,
             tensors,
@@ -110,30 +108,9 @@ impl<T: Element> Run<T> {
     /// `out`, `log_sum_exp` and `dqkv`, from packed tensors.
     fn packed(&self) -> [Vec<T>; 3] {
         let [qkv, dout, out, lse, delta, dqkv] = &self.tensors;
-        attention_into(out, lse, Qkv::Packed(qkv), &self.attention).unwrap();
-        let (gradients, inputs) = (Qkv::Packed(dqkv), Qkv::Packed(qkv));
-        attention_backward_into(gradients, delta, [dout, out], lse, inputs, &self.attention)
-            .unwrap();
+        attention_into(out, lse, qkv, &self.attention).unwrap();
+        attention_backward_into(dqkv, delta, [dout, out], lse, qkv, &self.attention).unwrap();
         [out, lse, dqkv].map(|tensor| tensor.to_vec().unwrap())
-    }
-
-    /// The columns of q, k and v, or of their gradients, in tensors of their own.
-    fn split(&self, packed: &[T]) -> [Tensor; 3] {
-        let rows = self.batch * self.attention.time;
-        let all = packed.len().checked_div(rows).unwrap_or(0);
-        let mut first = 0;
-        let Attention {
-            heads, kv_heads, ..
-        } = self.attention;
-        [heads, kv_heads, kv_heads].map(|heads| {
-            let width = heads * self.attention.head_size;
-            let columns = first..first + width;
-            first += width;
-            let elements: Vec<T> = (0..rows)
-                .flat_map(|row| packed[row * all..][columns.clone()].to_vec())
-                .collect();
-            cpu_of(&elements, &[rows, width])
-        })
     }
 
     fn reference(&self) -> Reference {
@@ -174,7 +151,7 @@ fn gradients_are_the_slopes_of_the_output() {
         let [_, _, out, lse, ..] = &run.tensors;
         let loss = |qkv: &[f64]| -> f64 {
             let qkv = cpu_of(qkv, run.tensors[0].shape().dims());
-            attention_into(out, lse, Qkv::Packed(&qkv), &attention).unwrap();
+            attention_into(out, lse, &qkv, &attention).unwrap();
             let out = out.to_vec::<f64>().unwrap();
             out.iter()
                 .zip(&run.dout)
@@ -195,38 +172,6 @@ fn gradients_are_the_slopes_of_the_output() {
                 (slope - gradient).abs() < 1e-8,
                 "{index}: {slope} {gradient}"
             );
-        }
-    }
-}
-
-#[test]
-fn three_tensors_have_the_bits_of_one() {
-    for (batch, attention) in cases() {
-        let run = Run::<f32>::new(batch, attention, |x| x);
-        let [expected, _, dqkv] = run.packed();
-        let [q, k, v] = run.split(&run.qkv);
-        let expected_gradients = run.split(&dqkv);
-        let gradients = expected_gradients
-            .each_ref()
-            .map(|x| x.new_empty(x.shape().dims()).unwrap());
-        let [_, dout, out, lse, delta, _] = &run.tensors;
-        let inputs = Qkv::Apart {
-            q: &q,
-            k: &k,
-            v: &v,
-        };
-        attention_into(out, lse, inputs, &attention).unwrap();
-        assert_eq!(out.to_vec::<f32>().unwrap(), expected);
-        let [dq, dk, dv] = &gradients;
-        let to = Qkv::Apart {
-            q: dq,
-            k: dk,
-            v: dv,
-        };
-        attention_backward_into(to, delta, [dout, out], lse, inputs, &attention).unwrap();
-        for (got, expected) in gradients.iter().zip(&expected_gradients) {
-            let [got, expected] = [got, expected].map(|x| x.to_vec::<f32>().unwrap());
-            assert_eq!(got, expected, "{attention:?}");
         }
     }
 }
@@ -256,14 +201,7 @@ fn every_kernel_has_the_same_bits() {
         let attention = attention(203, [2, 1, 40], causal);
         let run = Run::<f32>::new(1, attention, |x| x);
         let [expected_out, expected_lse, expected_dqkv] = run.packed();
-        let call = Call::new("attention");
-        let sizes = {
-            let mut call = call;
-            let inputs =
-                Qkv::Packed(&run.tensors[0]).add(&mut call, ["qkv", "q", "k", "v"], Call::reads);
-            attention.check(&call, &inputs).unwrap()
-        };
-        let inputs = sizes.columns(true).map(|columns| (&run.qkv[..], columns));
+        let sizes = attention.check_numbers(&Call::new("attention")).unwrap();
         let blocks = 0..sizes.time.div_ceil(softmax::BLOCK);
         let mut delta = vec![0.0; expected_lse.len()];
         write_delta(&mut delta, &run.dout, &expected_out, sizes);
@@ -274,7 +212,7 @@ fn every_kernel_has_the_same_bits() {
                 sizes,
                 out: Shares::new(&mut out),
                 log_sum_exp: Shares::new(&mut lse),
-                inputs,
+                qkv: &run.qkv,
             };
             // SAFETY: all blocks, on this thread alone, with a kernel that exists here.
             unsafe { forward(&work, 0, blocks.clone(), &mut Default::default()) };
@@ -282,12 +220,11 @@ fn every_kernel_has_the_same_bits() {
             let mut dqkv = vec![f32::NAN; expected_dqkv.len()];
             let work = Backward {
                 sizes,
-                gradients: &[Shares::new(&mut dqkv)],
-                gradient_columns: sizes.columns(true),
+                dqkv: Shares::new(&mut dqkv),
                 delta: &delta,
                 dout: &run.dout,
                 log_sum_exp: &lse,
-                inputs,
+                qkv: &run.qkv,
             };
             let sweep = Sweep {
                 queries: blocks.clone(),
@@ -348,7 +285,7 @@ fn wrong_calls_name_what_is_wrong() {
     let run = Run::<f32>::new(2, good, |x| x);
     let [qkv, dout, out, lse, delta, dqkv] = &run.tensors;
     let message = |attention: Attention, out: &Tensor, lse: &Tensor, qkv: &Tensor| {
-        let result = attention_into(out, lse, Qkv::Packed(qkv), &attention);
+        let result = attention_into(out, lse, qkv, &attention);
         result.unwrap_err().to_string()
     };
     let cases = [
@@ -418,24 +355,12 @@ fn wrong_calls_name_what_is_wrong() {
     );
     let text = message(good, qkv, lse, qkv);
     assert!(text.contains("expected shape [8, 12]"), "{text}");
-    let apart = Qkv::Apart {
-        q: dout,
-        k: dout,
-        v: dout,
-    };
-    let text = attention_into(out, lse, apart, &good)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        text.contains("attention: k ") && text.contains("[8, 6]"),
-        "{text}"
-    );
-    let backward = |to: Qkv<'_>, dout: &Tensor| {
-        let result = attention_backward_into(to, delta, [dout, out], lse, Qkv::Packed(qkv), &good);
+    let backward = |to: &Tensor, dout: &Tensor| {
+        let result = attention_backward_into(to, delta, [dout, out], lse, qkv, &good);
         result.unwrap_err().to_string()
     };
-    let text = backward(Qkv::Packed(qkv), dout);
+    let text = backward(qkv, dout);
     assert!(text.contains("dqkv") && text.contains("overlap"), "{text}");
-    let text = backward(Qkv::Packed(dqkv), &narrow);
+    let text = backward(dqkv, &narrow);
     assert!(text.contains("dout") && text.contains("[8, 12]"), "{text}");
 }

@@ -50,6 +50,7 @@ fn an_update_visits_each_element_once_and_leaves_the_gaps() {
             assert_eq!(part.len(), run.len);
             part.iter_mut().for_each(|count| *count += 1);
         }
+        true
     });
     for (index, (&a, &b)) in a.iter().zip(&b).enumerate() {
         let inside = table

@@ -14,7 +14,11 @@ pub(super) struct Problem<'a, T> {
     /// (C)
     pub(super) class_weights: Option<&'a [T]>,
     pub(super) classes: usize,
+    /// Whether there are so few classes that sums are in their order.
+    pub(super) is_narrow: bool,
     pub(super) smooths: bool,
+    /// Whether correct rows are counted.
+    pub(super) counts: bool,
     /// 1 − label_smoothing
     pub(super) target_share: T,
     /// label_smoothing / C

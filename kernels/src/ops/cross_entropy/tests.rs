@@ -1,6 +1,8 @@
 //! cross_entropy against a plain f64 formula, against finite differences, and against PyTorch's
 //! numbers.
 
+mod accuracy;
+
 use super::*;
 use crate::DType;
 use crate::ops::testing::{assert_close, cpu, cpu_of, random_f32};

@@ -1,5 +1,8 @@
 //! Tests of sum.
 
+mod columns;
+mod rows;
+
 use super::*;
 use crate::Device;
 use crate::ops::testing::{SIZES, cpu, cpu_of, random_f32};

@@ -37,7 +37,7 @@ fn operands_that_do_not_fit_are_named_with_the_callers_line() {
         error.contains(r#"add: b "bias" f32[3] on cpu: expected shape [2], as a has"#),
         "{error}"
     );
-    assert!(error.contains(&format!("tests.rs:{line}")), "{error}");
+    assert!(error.contains(&format!("add.rs:{line}")), "{error}");
     let error = add(&a, &cpu_of(&[1.0f64; 2], &[2]))
         .unwrap_err()
         .to_string();

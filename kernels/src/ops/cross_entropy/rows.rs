@@ -1,8 +1,9 @@
-//! Many classes: row by row, with classes in SIMD lanes. A row is processed in blocks that fit the
-//! L1 cache; sums within a block are kept in lanes, and the blocks' sums are added in f64.
+//! The rows of one cross-entropy, with classes in SIMD lanes. A row is processed in blocks that fit
+//! the L1 cache, whose sums are added in f64. Sums within a block are kept in lanes; those of few
+//! classes are added class by class, as a thread of a GPU adds them.
 
 use super::problem::{Problem, Rows};
-use crate::ops::float::{Float, LANES, lane_sum, tree_sum};
+use crate::ops::float::{Float, LANES, lane_dot, lane_sum};
 use crate::simd::multiversion;
 
 /// Classes at a time. With LANES partial sums, the sum of a block, and so of a row, has 512 / 32 +
@@ -10,11 +11,15 @@ use crate::simd::multiversion;
 pub(super) const BLOCK: usize = 512;
 
 multiversion! {
-    pub(super) fn rows[T: Float](problem: &Problem<'_, T>, rows: &mut Rows<'_, T>) {
+    /// Returns how many rows have their first maximum at the target, where NaN is the largest, and
+    /// how many are not ignored; zeros if nobody `counts`.
+    pub(super) fn rows[T: Float](problem: &Problem<'_, T>, rows: &mut Rows<'_, T>) -> [i64; 2] {
         let mut buffer = [T::ZERO; BLOCK];
+        let mut counts = [0; 2];
         for index in 0..rows.losses.len() {
-            row(problem, rows, index, &mut buffer);
+            row(problem, rows, index, &mut buffer, &mut counts);
         }
+        counts
     }
 }
 
@@ -24,6 +29,7 @@ fn row<T: Float>(
     rows: &mut Rows<'_, T>,
     index: usize,
     buffer: &mut [T; BLOCK],
+    [correct, counted]: &mut [i64; 2],
 ) {
     let classes = problem.classes;
     let row = rows.first + index;
@@ -46,6 +52,10 @@ fn row<T: Float>(
         .logits
         .map(|all| &all[row * classes..(row + 1) * classes]);
     let source = logits.or(gradient.as_deref()).unwrap_or_default();
+    if problem.counts {
+        *counted += 1;
+        *correct += i64::from(is_argmax(source, class));
+    }
     let largest = maximum(source);
     let target_z = source[class] - largest;
     let weight = problem.weight(class);
@@ -64,19 +74,38 @@ fn row<T: Float>(
             None => z.iter_mut().for_each(|z| *z = *z - largest),
         }
         if problem.smooths {
-            weighted_z +=
-                weighted_sum(z, problem.class_weights.map(|weights| &weights[range])).widened();
+            let weights = problem.class_weights.map(|weights| &weights[range]);
+            weighted_z += weighted_sum(problem, z, weights).widened();
         }
         for z in z.iter_mut() {
             *z = z.exponential();
         }
-        sum += lane_sum(z).widened();
+        sum += match problem.is_narrow {
+            true => z.iter().fold(T::ZERO, |sum, &e| sum + e),
+            false => lane_sum(z),
+        }
+        .widened();
     }
     let sum = T::from_f64(sum);
     rows.losses[index] = problem.loss(sum.logarithm(), target_z, weight, T::from_f64(weighted_z));
     if let Some(gradient) = gradient {
         problem.finish_gradient(gradient, class, problem.factors(sum, weight));
     }
+}
+
+/// Whether `target` is the first of the largest: nothing before it is as large, nothing after it is
+/// larger. Comparisons with NaN are false, so a NaN elsewhere gives false.
+#[inline(always)]
+fn is_argmax<T: Float>(logits: &[T], target: usize) -> bool {
+    let (before, rest) = logits.split_at(target);
+    let (largest, after) = (rest[0], &rest[1..]);
+    #[allow(clippy::eq_op)]
+    let is_nan = |x: T| x != x;
+    if is_nan(largest) {
+        return before.iter().fold(true, |none, &x| none & !is_nan(x));
+    }
+    before.iter().fold(true, |all, &x| all & (x < largest))
+        & after.iter().fold(true, |all, &x| all & (x <= largest))
 }
 
 /// The largest, ignoring NaN, which eᶻ then propagates.
@@ -96,17 +125,16 @@ fn maximum<T: Float>(x: &[T]) -> T {
         .fold(T::NEG_INFINITY, larger)
 }
 
-/// Σ w z in lanes, or Σ z without weights.
+/// Σ w z, or Σ z without weights.
 #[inline(always)]
-fn weighted_sum<T: Float>(z: &[T], weights: Option<&[T]>) -> T {
-    let Some(weights) = weights else {
-        return lane_sum(z);
-    };
-    let mut lanes = [T::ZERO; LANES];
-    for (z, weights) in z.chunks(LANES).zip(weights.chunks(LANES)) {
-        for ((lane, &z), &weight) in lanes.iter_mut().zip(z).zip(weights) {
-            *lane = weight.fused(z, *lane);
+fn weighted_sum<T: Float>(problem: &Problem<'_, T>, z: &[T], weights: Option<&[T]>) -> T {
+    match (weights, problem.is_narrow) {
+        (Some(weights), true) => {
+            let terms = z.iter().zip(weights);
+            terms.fold(T::ZERO, |sum, (&z, &weight)| weight.fused(z, sum))
         }
+        (None, true) => z.iter().fold(T::ZERO, |sum, &z| sum + z),
+        (Some(weights), false) => lane_dot(weights, z),
+        (None, false) => lane_sum(z),
     }
-    tree_sum(lanes)
 }

@@ -1,6 +1,6 @@
 //! Tests of row_sum and row_mean.
 
-use super::*;
+use super::super::*;
 use crate::ops::testing::{SIZES, assert_close, cpu, cpu_of, random_f32};
 
 type Reduction = fn(&Tensor, &Tensor) -> Result<()>;

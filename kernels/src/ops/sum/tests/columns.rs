@@ -1,6 +1,6 @@
 //! Tests of column_sum.
 
-use super::*;
+use super::super::*;
 use crate::ops::testing::{assert_close, cpu, cpu_of, random_f32};
 
 #[test]

@@ -1,9 +1,8 @@
-//! Tests of accuracy.
+//! The statistics of correct rows.
 
-use super::*;
-use crate::Tensor;
 use crate::ops::testing::{cpu, cpu_of, random_f32};
 use crate::ops::{CrossEntropyOptions, CrossEntropyOut, cross_entropy};
+use crate::{Tensor, threads};
 
 /// Correct rows and rows, as cross-entropy adds them to the statistics of a step.
 fn counts(logits: &Tensor, targets: &Tensor, ignore_index: Option<i64>) -> [i64; 2] {
