@@ -8,7 +8,6 @@ use std::ffi::OsStr;
 use std::process::{Command, Output};
 
 use ddp_kernels::device::{Gpu, discover};
-use ddp_kernels::dtype::bf16;
 use ddp_kernels::graph::Graph;
 use ddp_kernels::ops::{self, Attention, attention_backward_into, attention_into};
 use ddp_kernels::stream::Stream;
