@@ -74,7 +74,7 @@ pub(crate) fn binary_op(
         }
     };
     match by_vector {
-        None => call.elementwise(&[out, b])?,
+        None => call.elementwise(&[a, b])?,
         Some(_) => call.same_dtype(b, a).and_then(|()| call.row_major(b))?,
     }
     call.run(a, &FLOATS_AND_BF16, |placed| {
