@@ -31,3 +31,10 @@ pub trait Layer: Any + fmt::Debug + Send {
         None
     }
 }
+
+/// What a layer is called where it is observed: `layer 2 (Linear)`.
+pub(crate) fn described(path: &str, layer: &dyn Layer) -> String {
+    let text = format!("{layer:?}");
+    let kind = text.split(|c: char| !c.is_alphanumeric()).next();
+    format!("layer {path} ({})", kind.unwrap_or_default())
+}

@@ -8,11 +8,10 @@ use ddp_kernels::{Tensor, ops};
 
 use crate::build::Build;
 use crate::error::Result;
-use crate::layer::Layer;
+use crate::layer::{Layer, described};
 use crate::norm::Normalize;
 use crate::observe::observe;
 use crate::pass::Pass;
-use crate::sequential::described;
 
 /// Adds its input to the output of the inner layer, whose names do not mention the residual.
 #[derive(Debug)]

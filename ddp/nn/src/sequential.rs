@@ -11,7 +11,7 @@ use ddp_kernels::{DType, Tensor};
 use crate::activate::Activate;
 use crate::build::{Build, UseIndex};
 use crate::error::Result;
-use crate::layer::Layer;
+use crate::layer::{Layer, described};
 use crate::linear::Linear;
 use crate::norm::Normalize;
 use crate::observe::observe;
@@ -108,13 +108,6 @@ impl Sequential {
         all.reverse();
         all
     }
-}
-
-/// What a layer is called where it is observed: `layer 2 (Linear)`.
-pub(crate) fn described(path: &str, layer: &dyn Layer) -> String {
-    let text = format!("{layer:?}");
-    let kind = text.split(|c: char| !c.is_alphanumeric()).next();
-    format!("layer {path} ({})", kind.unwrap_or_default())
 }
 
 /// Lets built neighbours share passes over memory. Their bits stay those of each alone.
