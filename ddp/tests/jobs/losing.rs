@@ -488,11 +488,10 @@ fn slices_of_lost_ranks_are_kept_by_their_neighbours() {
     ];
     lose_with_zero(&faults, false, |faults, folder, ended| {
         let expected = faults.split(',').count();
-        assert_eq!(
-            lost(&folder.metrics_log()).len(),
-            expected,
-            "{faults}: {ended}"
-        );
+        // Rank 1 may learn that rank 4 is lost before it gets there.
+        let least = expected - usize::from(faults.starts_with("1:agreed"));
+        let lost = lost(&folder.metrics_log()).len();
+        assert!((least..=expected).contains(&lost), "{faults}: {ended}");
         assert!(
             !ended.to_string().contains(FROM_CHECKPOINT),
             "{faults}: {ended}"

@@ -171,14 +171,17 @@ fn members_that_are_no_arrays_are_named() {
     );
     assert_eq!(
         contents.others,
-        [("readme.txt".to_string(), "it is no .npy file".to_string())]
+        [(
+            "readme.txt".to_string(),
+            "it is not an .npy file".to_string()
+        )]
     );
     let none = file(
         &scratch,
         "none.npz",
         &archive(CompressionMethod::Stored, &[("sheet.xml", b"<a/>")]),
     );
-    assert!(refused(&none).contains("sheet.xml: it is no .npy file"));
+    assert!(refused(&none).contains("sheet.xml: it is not an .npy file"));
     let empty = file(
         &scratch,
         "empty.npz",
