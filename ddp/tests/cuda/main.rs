@@ -23,13 +23,13 @@ mod jobs;
 mod libraries;
 mod loader;
 mod losing;
+#[cfg(feature = "mpi")]
 mod matmuls;
 mod nonfinite;
 mod older;
 #[cfg(feature = "mpi")]
 mod orders;
 mod precision;
-#[cfg(feature = "mpi")]
 mod program;
 mod split;
 mod steady;
