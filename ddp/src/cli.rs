@@ -13,7 +13,8 @@ use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-pub use self::command::{Command, HOST_AGENT};
+pub(crate) use self::command::HOST_AGENT;
+pub use self::command::Command;
 use self::train::LayerFlags;
 use crate::about::{About, about};
 use crate::config::model_names;

@@ -43,7 +43,7 @@ pub struct TokenizeFlags {
     /// Learn a byte-level BPE vocabulary of N tokens from the texts instead
     #[arg(long, value_name = "N", group = "vocabulary")]
     #[arg(value_parser = whole(BPE_MIN..=TOKENS_MAX as usize))]
-    pub train_bpe: Option<usize>,
+    pub(crate) train_bpe: Option<usize>,
     /// New folder to write
     #[arg(long, value_name = "FOLDER")]
     pub out: PathBuf,

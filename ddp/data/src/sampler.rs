@@ -135,7 +135,7 @@ pub struct Shards {
 
 impl Shards {
     /// A shard for each rank.
-    pub fn one_each(rank: usize, ranks: usize) -> Shards {
+    pub(crate) fn one_each(rank: usize, ranks: usize) -> Shards {
         Shards::of_rank(ranks, rank, ranks)
     }
 

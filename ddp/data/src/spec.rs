@@ -52,7 +52,7 @@ pub struct TokensSpec {
     /// The size of the vocabulary, unless the files say so.
     pub vocabulary: Option<usize>,
     /// The type of tokens without a header; u16 unless they look like another.
-    pub token_type: Option<Element>,
+    pub(crate) token_type: Option<Element>,
 }
 
 /// `PATH` or `PATH#PART`: a file, a pattern or a folder.

@@ -17,7 +17,7 @@ use ddp_kernels::transfer::Ledger;
 use serde::{Deserialize, Serialize};
 
 pub use self::differences::Difference;
-pub use self::ledger::{Amount, BETWEEN_RANKS, RankedHint, Workload};
+pub use self::ledger::{Amount, RankedHint, Workload};
 use self::ledger::{RankLedger, STEP};
 use crate::error::Result;
 use crate::exchange;

@@ -27,14 +27,15 @@ mod writer;
 
 pub(crate) use self::files::ReadFrom;
 pub use self::files::{damaged, unreadable, with_help};
-pub use self::find::{Chosen, Skipped, best, is_gone, newest, open_together};
-pub use self::folders::{
-    MANIFEST_FILE, MODEL_FILE, STATE_FILE, clear_up, folder, put_aside, put_aside_after,
-};
+pub use self::find::{Chosen, best, is_gone, newest, open_together};
+pub(crate) use self::folders::{MANIFEST_FILE, clear_up, put_aside, put_aside_after};
+pub use self::folders::{MODEL_FILE, STATE_FILE, folder};
 pub use self::manifest::{FileEntry, Opened, open};
 pub(crate) use self::model::{check_plausible, fill, header_of, in_order, refuse};
-pub use self::model::{load_initial, load_model, load_opened, write_model};
-pub use self::restore::{restore, restore_if_fits, restore_values};
+pub(crate) use self::model::load_initial;
+pub use self::model::{load_model, load_opened, write_model};
+pub(crate) use self::restore::restore_if_fits;
+pub use self::restore::{restore, restore_values};
 pub use self::saver::Saver;
 pub use self::state::{Best, Position, ScheduleState, State, WorldState};
 pub(crate) use self::tensors::{FileDType, write_file};

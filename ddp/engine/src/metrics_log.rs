@@ -412,7 +412,7 @@ fn write_settings(out: &Path, settings: &str) -> Result<()> {
 
 /// Refuses a folder that holds a run, and names a free one. An empty metrics log does not count:
 /// its run failed before it began.
-pub fn check_free(out: &Path) -> Result<()> {
+pub(crate) fn check_free(out: &Path) -> Result<()> {
     let begun = fs::metadata(out.join(EVENTS_FILE)).is_ok_and(|events| events.len() > 0);
     if begun || out.join("checkpoints").exists() {
         Err(taken(out))

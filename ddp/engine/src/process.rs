@@ -25,7 +25,7 @@ pub fn device_peak_mb(device: Device) -> Option<f64> {
 }
 
 /// The most that one of these devices has had.
-pub fn devices_peak_mb(devices: &[Device]) -> Option<f64> {
+pub(crate) fn devices_peak_mb(devices: &[Device]) -> Option<f64> {
     let peaks = devices.iter().filter_map(|device| device_peak_mb(*device));
     peaks.reduce(f64::max)
 }

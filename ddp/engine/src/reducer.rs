@@ -37,7 +37,8 @@ pub(crate) use self::cut::{Cut, Move, moves};
 use self::device_queue::DeviceQueue;
 use self::host_queue::HostQueue;
 use self::job::{CommQueue, Job};
-pub use self::options::{Overlap, ReducerOptions, SHARDS_MAX, check_ranks, overlaps, owned};
+pub(crate) use self::options::SHARDS_MAX;
+pub use self::options::{Overlap, ReducerOptions, check_ranks, overlaps, owned};
 use self::options::{check_shards, jobs, plan_of, trained};
 use self::plan::Bucket;
 use self::reduced::Reduced;
@@ -217,7 +218,7 @@ impl Reducer {
 
     /// Bytes of partial sums over shards, besides the gradients: this rank's, and on a GPU what
     /// arrives from the others.
-    pub fn partial_sum_bytes(&self) -> usize {
+    pub(crate) fn partial_sum_bytes(&self) -> usize {
         let lengths = self.buckets.iter().map(|bucket| bucket.range.len());
         let (all, longest) = (lengths.clone().sum(), lengths.max().unwrap_or(0));
         let of = (self.group.rank(), self.group.size(), self.device);

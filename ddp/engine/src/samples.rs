@@ -16,7 +16,8 @@ use ddp_kernels::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::counts::class_scores;
-pub use self::counts::{ClassCounts, ClassScores, balanced_accuracy, first_largest};
+pub(crate) use self::counts::first_largest;
+pub use self::counts::{ClassCounts, ClassScores, balanced_accuracy};
 pub use self::picture::Picture;
 use crate::error::{Error, Result};
 use crate::exchange;
@@ -27,7 +28,7 @@ use ddp_kernels::files;
 pub const SAMPLES_FILE: &str = "samples.json";
 
 /// With more classes the metrics log has no table, but the pairs that are mistaken most often.
-pub const SHOWN_CLASSES_MAX: usize = 30;
+pub(crate) const SHOWN_CLASSES_MAX: usize = 30;
 /// How many of those pairs.
 const PAIRS_MAX: usize = 50;
 /// Rows that are shown.

@@ -436,7 +436,7 @@ impl Step {
 
     /// As `evaluate`, and calls `each` with every batch of this rank, its shard before it, and the
     /// model's output for it, on the last device.
-    pub fn evaluate_with(
+    pub(crate) fn evaluate_with(
         &mut self,
         batches: &mut InOrder,
         group: &Group,

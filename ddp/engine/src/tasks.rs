@@ -12,7 +12,8 @@ use ddp_data::TaskSpec;
 
 pub use self::cells::cell;
 pub use self::classes::ClassWeights;
-pub use self::differences::{ColumnErrors, mean_r2, numbers_figures};
+pub(crate) use self::differences::numbers_figures;
+pub use self::differences::{ColumnErrors, mean_r2};
 pub use self::task::{
     Evaluation, Format, LossOptions, PredictionOptions, Predictions, Survey, Task, Totals,
     figures_text,

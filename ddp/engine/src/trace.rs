@@ -26,7 +26,7 @@ use crate::exchange;
 use crate::setting::TRACE;
 
 /// The file, in the folder of the run.
-pub const TRACE_FILE: &str = "trace.json";
+pub(crate) const TRACE_FILE: &str = "trace.json";
 
 /// The most spans of a rank: a few thousand steps.
 const SPANS_MAX: usize = 1 << 16;

@@ -175,7 +175,7 @@ impl<'a> Build<'a> {
     /// As `parameter`, but if `tie` already holds a parameter, this is another use of that one.
     /// Both must have the same shape. If an earlier part of a split model declares it, this part
     /// borrows it.
-    pub fn tied_parameter(
+    pub(crate) fn tied_parameter(
         &mut self,
         tie: &Tie,
         name: &str,
@@ -218,7 +218,7 @@ impl<'a> Build<'a> {
 
     /// A number for a layer that draws random numbers in its forward. No other layer of the model
     /// gets the same.
-    pub fn random_layer(&mut self) -> u32 {
+    pub(crate) fn random_layer(&mut self) -> u32 {
         self.declarations.random_layers += 1;
         self.declarations.random_layers - 1
     }
@@ -236,7 +236,7 @@ impl<'a> Build<'a> {
     }
 
     /// How far the model is built. Layers are built in the order of a forward pass.
-    pub fn use_index(&self) -> UseIndex {
+    pub(crate) fn use_index(&self) -> UseIndex {
         UseIndex(self.declarations.uses.len())
     }
 

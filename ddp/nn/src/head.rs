@@ -45,7 +45,7 @@ impl Head {
 
     /// The same head of which only the first `classes` outputs are classes. The others are padding:
     /// their logits are −∞, so their probability and their gradients are 0.
-    pub fn of_classes(self, classes: usize) -> Head {
+    pub(crate) fn of_classes(self, classes: usize) -> Head {
         Head { classes, ..self }
     }
 

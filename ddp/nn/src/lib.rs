@@ -27,7 +27,7 @@ pub mod pass;
 pub mod recompute;
 pub mod residual;
 pub mod scratch;
-pub mod sequential;
+pub(crate) mod sequential;
 mod setting;
 
 pub use activate::{Activate, Gate};

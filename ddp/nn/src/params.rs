@@ -395,7 +395,7 @@ impl Params {
     }
 
     /// The chunks of a part of the gradients' arena, with offsets from the part's start.
-    pub fn chunks_of(&self, part: Range<usize>) -> Result<ChunkTable> {
+    pub(crate) fn chunks_of(&self, part: Range<usize>) -> Result<ChunkTable> {
         let chunk = |p: &Parameter| -> Option<Chunk> {
             let (start, end) = (p.range.start.max(part.start), p.range.end.min(part.end));
             (start < end).then(|| Chunk {
@@ -442,7 +442,7 @@ impl Params {
     }
 
     /// Whether any use of a parameter between two points of the model is of a trained one.
-    pub fn trains_between(&self, start: UseIndex, end: UseIndex) -> bool {
+    pub(crate) fn trains_between(&self, start: UseIndex, end: UseIndex) -> bool {
         let range = start.range_to(end);
         self.trained_uses_before[range.end] > self.trained_uses_before[range.start]
     }

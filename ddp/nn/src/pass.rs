@@ -146,7 +146,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Whether the model's last layer is left to the loss, if that is a `Head`.
-    pub fn leaves_head(&self) -> bool {
+    pub(crate) fn leaves_head(&self) -> bool {
         self.leaves_head
     }
 
@@ -202,7 +202,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Whether any use of a parameter between two points of the model is of a trained one.
-    pub fn trains_between(&self, start: UseIndex, end: UseIndex) -> bool {
+    pub(crate) fn trains_between(&self, start: UseIndex, end: UseIndex) -> bool {
         self.params.trains_between(start, end)
     }
 
@@ -231,7 +231,7 @@ impl<'a> Pass<'a> {
 
     /// Checks after a backward of the whole model that the gradient of every trained parameter is
     /// complete: the reducer would wait forever for a missing one.
-    pub fn check_complete(&self) -> Result<()> {
+    pub(crate) fn check_complete(&self) -> Result<()> {
         let missing =
             |id: &ParamId| self.trains(*id) && self.saved.uses_done[id.0] < self.params.uses(*id);
         let Some(id) = (0..self.saved.uses_done.len()).map(ParamId).find(missing) else {
@@ -262,7 +262,7 @@ impl<'a> Pass<'a> {
 
     /// As `take`, for a tensor that only the next layer reads.
     #[track_caller]
-    pub fn take_brief(&mut self, shape: &[usize]) -> Result<Tensor> {
+    pub(crate) fn take_brief(&mut self, shape: &[usize]) -> Result<Tensor> {
         let before = self.scratch.take_from(Pool::Brief);
         let result = self.take(shape);
         self.scratch.take_from(before);
@@ -271,7 +271,7 @@ impl<'a> Pass<'a> {
 
     /// On a GPU: a tensor for the sums of blocks of rows of `dx` (B, I), which the layer that is
     /// about to write `dx` fills, and the layer below asks for by `row_sums_of`.
-    pub fn take_row_sums(&mut self, dx: &Tensor) -> Result<Option<Tensor>> {
+    pub(crate) fn take_row_sums(&mut self, dx: &Tensor) -> Result<Option<Tensor>> {
         let (rows, columns) = (dx.shape()[0], dx.shape()[1]);
         if !dx.device().is_accelerator() || rows == 0 {
             return Ok(None);
@@ -288,7 +288,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Makes these sums on a GPU, if the gradient of a bias is faster from them.
-    pub fn sum_row_blocks(&mut self, dy: &Tensor) -> Result<Option<Tensor>> {
+    pub(crate) fn sum_row_blocks(&mut self, dy: &Tensor) -> Result<Option<Tensor>> {
         let (rows, columns) = (dy.shape()[0], dy.shape()[1]);
         if !dy.device().is_accelerator() || !ops::prefers_row_sums(rows) {
             return Ok(None);
@@ -316,7 +316,7 @@ impl<'a> Pass<'a> {
 
     /// Runs `body`, the backward of a layer inside of another, and returns the gradient of that
     /// layer's input if it `is_needed`.
-    pub fn input_gradient(
+    pub(crate) fn input_gradient(
         &mut self,
         is_needed: bool,
         body: impl FnOnce(&mut Self) -> Result<Option<Tensor>>,
@@ -350,7 +350,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Runs `body`, a forward, and drops what it saves.
-    pub fn without_saving<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
+    pub(crate) fn without_saving<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
         let (saved, marks) = (self.saved.stack.len(), self.saved.marks.len());
         let result = body(self);
         self.saved.stack.truncate(saved);

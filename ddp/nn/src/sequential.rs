@@ -66,7 +66,7 @@ impl Sequential {
     }
 
     /// Adds a layer with this name instead of a number. It may have dots: `blocks.0`.
-    pub fn push_named(&mut self, name: &str, layer: Box<dyn Layer>) {
+    pub(crate) fn push_named(&mut self, name: &str, layer: Box<dyn Layer>) {
         self.names.push(name.to_string());
         self.layers.push(layer);
     }

@@ -66,7 +66,7 @@ pub enum Command {
 }
 
 /// The command of a process that starts ranks for another host's launcher.
-pub const HOST_AGENT: &str = "host-agent";
+pub(crate) const HOST_AGENT: &str = "host-agent";
 
 impl Command {
     /// The ranks of a command that computes and does not train.

@@ -26,12 +26,12 @@ impl Deref for Taken {
 
 impl Taken {
     /// This rank's CPU threads.
-    pub fn thread_count(&self, world: &World) -> usize {
+    pub(crate) fn thread_count(&self, world: &World) -> usize {
         self.threads.unwrap_or_else(|| world.default_threads())
     }
 
     /// This rank's device. All ranks call this together.
-    pub fn find_device(&self, world: &World) -> Result<Device> {
+    pub(crate) fn find_device(&self, world: &World) -> Result<Device> {
         Ok(find_devices(self.device, 1, self.share_gpus, world)?[0])
     }
 }

@@ -50,7 +50,7 @@ pub struct GenerateFlags {
     pub prompts: Option<PathBuf>,
     /// The most tokens to make
     #[arg(long, value_name = "N", default_value = "200", value_parser = whole(1..=usize::MAX), allow_negative_numbers = true)]
-    pub max_tokens: usize,
+    pub(crate) max_tokens: usize,
     /// What logits are divided by: less than 1 prefers probable tokens, 0 takes the most probable
     /// one
     #[arg(long, value_name = "T", default_value = "0.8", value_parser = number(0.0..=1e6), allow_negative_numbers = true)]

@@ -22,7 +22,7 @@ pub fn bf16_wide(x: bf16) -> f32 {
 
 /// The nearest f16, ties to even; NaN stays NaN and becomes quiet.
 #[inline(always)]
-pub fn f16_nearest(x: f32) -> f16 {
+pub(crate) fn f16_nearest(x: f32) -> f16 {
     /// 2⁻¹⁴, the smallest f16 that is not subnormal, and 2¹⁶, where infinity lies, as bits of f32.
     const NORMAL_MIN: u32 = 0x3880_0000;
     const BEYOND: u32 = 0x4780_0000;
@@ -47,7 +47,7 @@ pub fn f16_nearest(x: f32) -> f16 {
 
 /// The same number as f32.
 #[inline(always)]
-pub fn f16_wide(x: f16) -> f32 {
+pub(crate) fn f16_wide(x: f16) -> f32 {
     let bits = u32::from(x.to_bits());
     let sign = (bits & 0x8000) << 16;
     let shifted = (bits & 0x7fff) << 13;

@@ -21,7 +21,7 @@ pub struct MemoryStats {
     /// Bytes taken from the system: allocated plus kept for reuse.
     pub reserved_bytes: usize,
     /// The highest `allocated_bytes` since the start or `reset_peak`.
-    pub allocated_bytes_peak: usize,
+    pub(crate) allocated_bytes_peak: usize,
     /// The highest `reserved_bytes` since the start or `reset_peak`.
     pub reserved_bytes_peak: usize,
     /// Buffers alive now.

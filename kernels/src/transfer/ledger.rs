@@ -197,7 +197,7 @@ pub struct Row {
 
 impl Row {
     /// Where it went: a device, or `ranks`.
-    pub fn target_name(&self) -> String {
+    pub(crate) fn target_name(&self) -> String {
         match self.kind {
             TransferKind::Collective => "ranks".to_string(),
             _ => self.target.to_string(),

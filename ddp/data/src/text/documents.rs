@@ -34,7 +34,7 @@ pub struct Piece {
     /// Its text.
     pub text: String,
     /// Whether the document ends with it.
-    pub ends_document: bool,
+    pub(crate) ends_document: bool,
 }
 
 /// How files are read.

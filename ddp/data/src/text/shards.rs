@@ -60,7 +60,7 @@ pub struct Sizes {
     /// A long text is cut into pieces of about this size.
     pub piece_bytes: usize,
     /// A shard ends with the piece that makes its text this long.
-    pub shard_bytes: usize,
+    pub(crate) shard_bytes: usize,
 }
 
 impl Default for Sizes {

@@ -15,7 +15,7 @@ const HINTS_MAX: usize = 16;
 /// The name of `Phase::Step`.
 pub(super) const STEP: &str = "step";
 /// The name of `TransferKind::Collective`.
-pub const BETWEEN_RANKS: &str = "between ranks";
+pub(crate) const BETWEEN_RANKS: &str = "between ranks";
 
 /// The kinds in the order in which they are printed.
 pub(super) const KINDS: [TransferKind; 6] = [

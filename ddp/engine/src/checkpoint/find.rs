@@ -23,7 +23,7 @@ use crate::exchange;
 use ddp_kernels::files::FileError;
 
 /// Checkpoints that cannot be used, each with the reason.
-pub type Skipped = Vec<(PathBuf, String)>;
+pub(crate) type Skipped = Vec<(PathBuf, String)>;
 
 /// Why a checkpoint is skipped. An error if it may be intact but cannot be read: skipping it would
 /// lose work.

@@ -18,7 +18,7 @@ pub const MODEL_FILE: &str = "model.safetensors";
 /// The file with everything but tensors.
 pub const STATE_FILE: &str = "state.json";
 /// The file with sizes and checksums of the others.
-pub const MANIFEST_FILE: &str = "manifest.json";
+pub(crate) const MANIFEST_FILE: &str = "manifest.json";
 
 /// The optimizer's file of part `part` of `parts`.
 pub(super) fn optimizer_file(part: usize, parts: usize) -> String {
@@ -103,7 +103,7 @@ fn remove(checkpoints: &Path, name: &str) -> Result<()> {
 
 /// Removes what a killed run left, and restores the name of a checkpoint that was being replaced.
 /// The caller holds the lock of the metrics log.
-pub fn clear_up(out: &Path) -> Result<()> {
+pub(crate) fn clear_up(out: &Path) -> Result<()> {
     let checkpoints = checkpoints(out);
     if !checkpoints.is_dir() {
         return Ok(());
@@ -131,14 +131,14 @@ pub fn clear_up(out: &Path) -> Result<()> {
 
 /// Renames the checkpoints of the run in `out` after step `step`. The newest goes first, so that
 /// the newest that is left is never older than the metrics log.
-pub fn put_aside_after(out: &Path, step: u64) -> Result<()> {
+pub(crate) fn put_aside_after(out: &Path, step: u64) -> Result<()> {
     let steps = steps(&checkpoints(out))?;
     let mut newer = steps.range(step + 1..).rev();
     newer.try_for_each(|step| put_aside(&folder(out, *step)))
 }
 
 /// Renames a file or folder, if it exists, to a free name that starts with `superseded-`.
-pub fn put_aside(path: &Path) -> Result<()> {
+pub(crate) fn put_aside(path: &Path) -> Result<()> {
     if !path.exists() {
         return Ok(());
     }

@@ -61,7 +61,7 @@ pub struct Opened {
     /// Its files, without the manifest.
     pub files: Vec<FileEntry>,
     /// The BLAKE3 of its manifest: folders with the same one hold the same bytes.
-    pub manifest_blake3: String,
+    pub(crate) manifest_blake3: String,
     /// The file that was checked. It stays open even if the folder is removed.
     pub(super) model: Arc<File>,
 }

@@ -47,7 +47,7 @@ pub fn load_model(path: &Path, parts: &[&Params]) -> Result<()> {
 
 /// The same for a file of unknown origin to start from: values that are not finite or very large
 /// are refused, and a model may have fewer positions. The checksum is compared on rank 0.
-pub fn load_initial(path: &Path, parts: &[&Params], rank: usize) -> Result<()> {
+pub(crate) fn load_initial(path: &Path, parts: &[&Params], rank: usize) -> Result<()> {
     let file = match rank {
         0 => manifest::open_model(path)?,
         _ => File::open(path).map_err(unreadable(path))?,

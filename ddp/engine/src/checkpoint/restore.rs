@@ -29,7 +29,7 @@ pub fn restore(opened: &Opened, step: &mut Step) -> Result<()> {
 }
 
 /// The same. The inner error says which moments do not fit; then nothing has changed.
-pub fn restore_if_fits(opened: &Opened, step: &mut Step) -> Result<Result<(), String>> {
+pub(crate) fn restore_if_fits(opened: &Opened, step: &mut Step) -> Result<Result<(), String>> {
     let stages = step.stages();
     let parts = parts(step)?;
     let model_file = opened.model_file();

@@ -118,7 +118,7 @@ pub fn overlaps(wanted: Overlap, world: &World) -> bool {
 }
 
 /// The most shards of a batch.
-pub const SHARDS_MAX: usize = 1024;
+pub(crate) const SHARDS_MAX: usize = 1024;
 
 /// Refuses shards of which some ranks would have none.
 pub fn check_ranks(shards: usize, ranks: usize) -> Result<()> {

@@ -124,7 +124,7 @@ pub fn balanced_accuracy(scores: &[ClassScores]) -> f64 {
 
 /// The first of the largest logits (C), as cross-entropy counts correct rows: NaN is larger than
 /// all numbers.
-pub fn first_largest(logits: &[f32]) -> usize {
+pub(crate) fn first_largest(logits: &[f32]) -> usize {
     let larger = |a: f32, b: f32| a > b || (a.is_nan() && !b.is_nan());
     (1..logits.len()).fold(0, |best, index| match larger(logits[index], logits[best]) {
         true => index,

@@ -131,7 +131,7 @@ pub fn mean_r2(columns: &[ColumnErrors]) -> Option<f64> {
 
 /// What an evaluation in training says of these columns, by name: RMSE only of a single one, since
 /// several may have different units.
-pub fn numbers_figures(columns: &[ColumnErrors]) -> Vec<(&'static str, f64)> {
+pub(crate) fn numbers_figures(columns: &[ColumnErrors]) -> Vec<(&'static str, f64)> {
     let figures = match columns {
         [one] => vec![("rmse", one.rmse), ("r2", one.r2)],
         _ => vec![("mean_r2", mean_r2(columns))],

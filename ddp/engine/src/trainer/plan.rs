@@ -95,7 +95,7 @@ impl Config {
     }
 
     /// Refuses a name in `freeze` that is neither a layer nor a parameter of the model.
-    pub fn check_freeze(&self, names: &[&str]) -> Result<()> {
+    pub(crate) fn check_freeze(&self, names: &[&str]) -> Result<()> {
         let is_unknown = |prefix: &&String| !names.iter().any(|name| is_below(prefix, name));
         match self.freeze.iter().find(is_unknown) {
             None => Ok(()),

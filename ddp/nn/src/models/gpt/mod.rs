@@ -131,7 +131,7 @@ impl Family for GptSpec {
 impl GptSpec {
     /// Multiplications and additions for a token in training: of matrices forward and twice
     /// backward, and of causal attention as it is computed.
-    pub fn flop_of_a_token(&self, vocabulary: usize) -> f64 {
+    pub(crate) fn flop_of_a_token(&self, vocabulary: usize) -> f64 {
         self.blocks().flop_of_a_token(self.context) + 6.0 * (vocabulary * self.width) as f64
     }
 
