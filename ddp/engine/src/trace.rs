@@ -97,7 +97,7 @@ impl fmt::Display for TraceSteps {
 
 /// The trace of a run, on one rank. It costs one comparison a step while nothing is traced.
 #[derive(Debug)]
-pub struct RunTrace {
+pub(crate) struct RunTrace {
     /// None without a trace, and once it is written.
     steps: Option<TraceSteps>,
     /// While it records: the clock of this rank beside those of the others.
@@ -117,7 +117,7 @@ impl Drop for RunTrace {
 impl RunTrace {
     /// A trace of `steps`, on this rank's `devices`, in a run that takes steps `next` to `last`.
     /// Rank 0 warns of steps that the run does not take.
-    pub fn new(
+    pub(crate) fn new(
         steps: Option<TraceSteps>,
         [next, last]: [u64; 2],
         devices: &[Device],
@@ -134,7 +134,7 @@ impl RunTrace {
     }
 
     /// To be called before step `step`, by all ranks together.
-    pub fn before(&mut self, step: u64, world: &World) -> Result<()> {
+    pub(crate) fn before(&mut self, step: u64, world: &World) -> Result<()> {
         let Some(steps) = self.steps else {
             return Ok(());
         };
@@ -153,7 +153,7 @@ impl RunTrace {
 
     /// Gathers the spans of all ranks, if it records, and writes the file into `out`. Returns, on
     /// rank 0, lines for people. All ranks call it together.
-    pub fn finish(&mut self, world: &World, out: &Path) -> Result<Vec<String>> {
+    pub(crate) fn finish(&mut self, world: &World, out: &Path) -> Result<Vec<String>> {
         let Some(readings) = self.readings.take() else {
             return Ok(Vec::new());
         };

@@ -17,11 +17,11 @@ pub struct TableRequest<'a> {
     /// as numbers.
     pub features: Option<&'a [ColumnPlan]>,
     /// Whether numbers may be missing: they become NaN.
-    pub(crate) allows_missing: bool,
+    pub allows_missing: bool,
     /// Whether labels are texts even if all could be numbers.
-    pub(crate) labels_are_texts: bool,
+    pub labels_are_texts: bool,
     /// Whether a trained model says what the features are.
-    pub(crate) is_for_model: bool,
+    pub is_for_model: bool,
     /// The folder of the converted table, if not the usual one.
     pub cache_dir: Option<&'a Path>,
 }
