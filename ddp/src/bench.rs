@@ -24,7 +24,7 @@ use crate::output::Say;
 
 /// A benchmark and its flags.
 #[derive(Subcommand, Clone, Debug, PartialEq)]
-pub enum Bench {
+pub(crate) enum Bench {
     /// Training steps of a perceptron with ReLU, cross-entropy and AdamW
     Mlp(MlpFlags),
     /// Training steps of a transformer with cross-entropy, clipping and AdamW
@@ -37,7 +37,7 @@ pub enum Bench {
 
 impl Bench {
     /// What a rank has.
-    pub fn ranks(&self) -> &RankFlags {
+    pub(crate) fn ranks(&self) -> &RankFlags {
         match self {
             Bench::Mlp(flags) => &flags.step.common.ranks,
             Bench::Gpt(flags) => &flags.step.common.ranks,
@@ -47,7 +47,7 @@ impl Bench {
     }
 
     /// Measures on all ranks.
-    pub fn run(&self, world: &World, say: Say<'_>) -> Result<()> {
+    pub(crate) fn run(&self, world: &World, say: Say<'_>) -> Result<()> {
         match self {
             Bench::Mlp(flags) => {
                 let (step, key) = (&flags.step, format!("{flags:?}"));

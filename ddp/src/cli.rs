@@ -13,8 +13,8 @@ use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+pub(crate) use self::command::Command;
 pub(crate) use self::command::HOST_AGENT;
-pub use self::command::Command;
 use self::train::LayerFlags;
 use crate::about::{About, about};
 use crate::config::model_names;
@@ -25,7 +25,7 @@ use crate::flags::{SettingFlags, StartFlags};
 
 /// Reads a command line, the program's name first: the command, and the ranks to start for it.
 /// Mistakes in it are an `Error::Usage`.
-pub fn parse(
+pub(crate) fn parse(
     arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
 ) -> Result<(Command, StartFlags)> {
     let words: Vec<OsString> = arguments.into_iter().map(Into::into).collect();

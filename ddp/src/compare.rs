@@ -37,7 +37,7 @@ Exit codes: 0 the same, 1 they part, 2 wrong flags, 65 a damaged log, 74 unreada
 
 /// The flags of `compare`.
 #[derive(Args, Clone, Debug, PartialEq)]
-pub struct CompareFlags {
+pub(crate) struct CompareFlags {
     /// The folder of a run: what --out was
     #[arg(value_name = "A")]
     pub first: PathBuf,

@@ -24,7 +24,7 @@ use crate::output::Say;
 
 /// The flags of `doctor`.
 #[derive(Args, Clone, Debug, PartialEq)]
-pub struct DoctorFlags {
+pub(crate) struct DoctorFlags {
     /// Print lines of JSON
     #[arg(long)]
     pub json: bool,

@@ -22,7 +22,7 @@ Models of the family gpt become GPT2LMHeadModel or LlamaForCausalLM; one that is
 
 /// The flags of `export`.
 #[derive(Args, Clone, Debug, PartialEq)]
-pub struct ExportFlags {
+pub(crate) struct ExportFlags {
     /// What is written: hf, a folder of Hugging Face (config.json and model.safetensors)
     #[arg(long, value_name = "FORMAT", value_parser = ["hf"])]
     pub format: String,

@@ -23,7 +23,7 @@ pub(crate) use self::taken::Taken;
 
 /// How many ranks `--ranks` asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RankCount {
+pub(crate) enum RankCount {
     /// One for each GPU of this machine, else one.
     Auto,
     /// This many.
@@ -47,7 +47,7 @@ impl FromStr for RankCount {
 /// The ranks to start, if no launcher starts them.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 #[group(id = "places", multiple = true)]
-pub struct PlaceFlags {
+pub(crate) struct PlaceFlags {
     /// Start N ranks on this machine, without MPI; auto: one for each GPU, else one. With --hosts:
     /// only the first N
     #[arg(long, value_name = "N")]
@@ -63,7 +63,7 @@ pub struct PlaceFlags {
 
 /// How ranks are started, if no launcher starts them, and how the job goes on without some.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
-pub struct StartFlags {
+pub(crate) struct StartFlags {
     #[command(flatten, next_help_heading = RANKS)]
     #[allow(missing_docs)]
     pub places: PlaceFlags,
@@ -105,7 +105,7 @@ impl StartFlags {
 
 /// The ranks of a command that computes.
 #[derive(Args, Clone, Debug, PartialEq)]
-pub struct RankFlags {
+pub(crate) struct RankFlags {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub places: PlaceFlags,

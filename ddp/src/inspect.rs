@@ -37,7 +37,7 @@ Exit codes: 0 all is well, 65 damaged or refused, 74 unreadable.";
 
 /// The flags of `inspect`.
 #[derive(Args, Clone, Debug, PartialEq)]
-pub struct InspectFlags {
+pub(crate) struct InspectFlags {
     /// A run's folder, a checkpoint, a model file, or data (as --data takes them)
     #[arg(value_name = "PATH")]
     pub path: String,

@@ -51,7 +51,7 @@
 
 mod about;
 mod bench;
-pub mod cli;
+mod cli;
 mod compare;
 mod device;
 mod doctor;

@@ -3,6 +3,7 @@
 //! Flags become one checked configuration, and the process finds its place among the ranks of its
 //! job. Any error then ends all ranks, with one message and one exit code.
 
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use ddp_comm::{Field, Options, World};
 use crate::about::{self, About};
 use crate::cli::{self, Command};
 use crate::config::{Config, LogLevel};
-use crate::error::{Result, ShownError, remedy_text};
+use crate::error::{Error, Result, ShownError, remedy_text};
 use crate::flags::spell_settings_as_flags;
 use crate::models::{self, Family};
 use crate::{
@@ -58,6 +59,20 @@ impl Program {
     pub fn family<F: Family + Default>(self) -> Program {
         models::register::<F>();
         self
+    }
+
+    /// The settings that a command line of training gives, the program's name first: for tests.
+    pub fn settings(
+        self,
+        words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    ) -> Result<Config> {
+        about::set(self.0);
+        spell_settings_as_flags();
+        match cli::parse(words)?.0 {
+            Command::Train(config) => Ok(*config),
+            Command::Show(text) => Err(Error::Usage(text)),
+            other => Err(Error::Usage(format!("`{}` does not train", other.name()))),
+        }
     }
 
     /// Runs the command line of this process. Returns its exit code.

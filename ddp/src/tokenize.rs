@@ -33,7 +33,7 @@ const BPE_MIN: usize = 257;
 /// The flags of `tokenize`.
 #[derive(Args, Clone, Debug, PartialEq)]
 #[command(group = ArgGroup::new("vocabulary").required(true))]
-pub struct TokenizeFlags {
+pub(crate) struct TokenizeFlags {
     /// Texts, .jsonl or .parquet; .gz and .zst are unpacked
     #[arg(value_name = "FILES", required = true)]
     pub files: Vec<PathBuf>,

@@ -27,7 +27,7 @@ Examples:
 
 /// The flags of `watch`.
 #[derive(Args, Clone, Debug, PartialEq)]
-pub struct WatchFlags {
+pub(crate) struct WatchFlags {
     /// The folder of a run, during the run or after: what --out was
     #[arg(value_name = "DIR")]
     pub folder: PathBuf,

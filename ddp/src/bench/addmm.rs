@@ -27,7 +27,7 @@ const SIDE_MAX: usize = 1 << 24;
 
 /// The flags of `bench addmm`.
 #[derive(Args, Clone, Debug, PartialEq)]
-pub struct AddmmFlags {
+pub(crate) struct AddmmFlags {
     /// Rows of the input
     #[arg(long, value_name = "ROWS", default_value = "2048", value_parser = whole(1..=SIDE_MAX), allow_negative_numbers = true)]
     pub m: usize,
@@ -63,7 +63,7 @@ fn shapes(text: &str) -> Result<List<MatmulShape>, String> {
 
 /// One matmul: `[m, k]` rows times a weight `[n, k]`. Reads and prints as `MxNxK`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MatmulShape {
+pub(crate) struct MatmulShape {
     /// Rows.
     pub m: usize,
     /// Outputs of a row.

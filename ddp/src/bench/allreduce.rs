@@ -28,7 +28,7 @@ const MB_MAX: f64 = 1e6;
 
 /// The flags of `bench allreduce`.
 #[derive(Args, Clone, Debug, PartialEq)]
-pub struct AllreduceFlags {
+pub(crate) struct AllreduceFlags {
     /// Size of the tensor on each rank, in MB (10⁶ bytes); for reduce_scatter and all_gather, of
     /// all slices together [default: 7.4; 100 with --buckets]
     #[arg(long, value_name = "MB", value_parser = number(MB_MIN..=MB_MAX), allow_negative_numbers = true)]
@@ -66,7 +66,7 @@ impl AllreduceFlags {
 
 /// `--sweep`: sizes in MB, each twice the one before.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sweep(Vec<f64>);
+pub(crate) struct Sweep(Vec<f64>);
 
 impl FromStr for Sweep {
     type Err = String;

@@ -23,7 +23,7 @@ const WARM_UP_MAX: f64 = 20.0;
 
 /// The flags of all benchmarks.
 #[derive(Args, Clone, Debug, PartialEq)]
-pub struct BenchFlags {
+pub(crate) struct BenchFlags {
     /// What a rank has.
     #[command(flatten)]
     pub ranks: RankFlags,

@@ -15,7 +15,7 @@ use crate::nn::{CrossEntropy, Loss, Mse};
 
 /// The flags of `bench mlp`.
 #[derive(Args, Clone, Debug, PartialEq)]
-pub struct MlpFlags {
+pub(crate) struct MlpFlags {
     /// Widths of the input, the hidden layers and the output
     #[arg(long, value_name = "WIDTHS", default_value = "784,1024,1024,10", value_parser = widths)]
     pub layers: List<usize>,
@@ -79,7 +79,7 @@ const VOCABULARY: usize = 50_304;
 
 /// The flags of `bench gpt`.
 #[derive(Args, Clone, Debug, PartialEq)]
-pub struct GptFlags {
+pub(crate) struct GptFlags {
     /// The model, as train takes it
     #[arg(long, value_name = "MODEL", default_value = "gpt,layers=4,heads=4,width=256,vocab=50304,context=256", value_parser = |text: &str| model_of(text, None))]
     pub model: ModelSpec,

@@ -28,7 +28,7 @@ use crate::{process, reducer};
 
 /// The flags of all benchmarks of training steps, beside the settings of a run that they take.
 #[derive(Args, Clone, Debug, PartialEq)]
-pub struct StepFlags {
+pub(crate) struct StepFlags {
     /// List the nodes of a captured step and what each moves, instead of timing steps
     #[arg(long)]
     pub explain: bool,

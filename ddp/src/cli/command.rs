@@ -18,7 +18,7 @@ use crate::watch::{self, WatchFlags};
 
 /// What a command line asks for.
 #[derive(Subcommand, Clone, Debug, PartialEq)]
-pub enum Command {
+pub(crate) enum Command {
     /// Evaluate a saved model on labelled data
     #[command(after_help = eval::EXAMPLES, max_term_width = 120)]
     Eval(EvalFlags),
@@ -96,7 +96,7 @@ impl Command {
     }
 
     /// What it does, for people.
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             Command::HostAgent => HOST_AGENT,
             Command::Train(_) => "train",

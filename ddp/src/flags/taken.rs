@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 
 /// The settings of a run that another command takes, from its flags and the environment.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Taken(pub(crate) Config);
+pub(crate) struct Taken(pub(crate) Config);
 
 impl Deref for Taken {
     type Target = Config;

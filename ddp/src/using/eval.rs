@@ -31,7 +31,7 @@ depend on the number of ranks. Of built-in data (glyphs, synthetic:…) the held
 
 /// The flags of `eval`.
 #[derive(Args, Clone, Debug, PartialEq)]
-pub struct EvalFlags {
+pub(crate) struct EvalFlags {
     /// The flags of both commands.
     #[command(flatten)]
     pub using: UsingFlags,

@@ -37,7 +37,7 @@ tokens, and why the text ended. It is made on the CPU. The same seed gives the s
 /// The flags of `generate`.
 #[derive(Args, Clone, Debug, PartialEq)]
 #[command(group = ArgGroup::new("text").required(true))]
-pub struct GenerateFlags {
+pub(crate) struct GenerateFlags {
     /// Folder of a checkpoint, of a run (its best checkpoint by validation, else its newest) or of
     /// Hugging Face
     #[arg(long, value_name = "PATH")]

@@ -26,7 +26,7 @@ const BATCH_MAX: usize = 1 << 32;
 
 /// The flags of both commands.
 #[derive(Args, Clone, Debug, PartialEq)]
-pub struct UsingFlags {
+pub(crate) struct UsingFlags {
     /// Folder of a checkpoint, or of a run: its best checkpoint by validation, else its newest
     #[arg(long, value_name = "PATH")]
     pub checkpoint: PathBuf,

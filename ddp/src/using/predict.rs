@@ -37,7 +37,7 @@ rows are used, if there are any.";
 
 /// The flags of `predict`.
 #[derive(Args, Clone, Debug, PartialEq)]
-pub struct PredictFlags {
+pub(crate) struct PredictFlags {
     /// The flags of both commands.
     #[command(flatten)]
     pub using: UsingFlags,
@@ -72,7 +72,7 @@ impl PredictFlags {
 
 /// A file of predictions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PredictionsFile {
+pub(crate) struct PredictionsFile {
     /// Its path.
     pub path: PathBuf,
     /// Its format, by the ending of its name.

@@ -9,14 +9,13 @@ use std::path::Path;
 
 use ddp::Trainer;
 use ddp::checkpoint;
-use ddp::cli::{self, Command};
 use ddp::config::Config;
 use ddp::data::{Data, Dataset, RowSpec, TaskSpec, TensorSpec};
 use ddp::models::mlp::MlpSpec;
-use ddp::models::{self, DataShape, ModelSpec};
+use ddp::models::{DataShape, ModelSpec};
 use ddp::nn::CrossEntropy;
 use ddp::train;
-use ddp::{Error, Result, ShownError};
+use ddp::{Result, ShownError};
 use ddp_kernels::setting::spell_settings;
 use ddp_kernels::{DType, Tensor};
 
@@ -213,15 +212,10 @@ fn parameters_are_counted_without_data() {
 }
 
 fn parse(line: &str) -> Result<Config> {
-    // As the program does before it parses.
-    spell_settings(|name| format!("--{name}"));
-    models::register::<PositionsSpec>();
     let words = std::iter::once("ddp-train").chain(line.split_ascii_whitespace());
-    match cli::parse(words)?.0 {
-        Command::Train(config) => Ok(*config),
-        Command::Show(text) => Err(Error::Usage(text)),
-        other => panic!("{line}: {other:?}"),
-    }
+    ddp::program("ddp-train")
+        .family::<PositionsSpec>()
+        .settings(words)
 }
 
 fn refusal(line: &str) -> String {
