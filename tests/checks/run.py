@@ -47,7 +47,7 @@ class Checks:
         beside("structure: cycles, comments, rooms, lines", [f"{self.built}/ddp-house", "all"])
         beside("lock files of the fuzz targets", fuzz_locks)
         # What takes longest, and what mostly waits, comes first.
-        launchers = ["slurm", "kubernetes", "gpu-check"] if self.is_long else ["kubernetes", "gpu-check"]
+        launchers = ["slurm"] * (self.is_long or shutil.which("slurmctld") is not None) + ["kubernetes", "gpu-check"]
         beside(f"tests/launch: {' '.join(launchers)}", ["tests/launch/run", *launchers])
         beside("tests/launch: scripts docker", ["tests/launch/run", "scripts", "docker"])
         for package, target in self.programs.slow():
