@@ -72,7 +72,16 @@ pub(crate) fn compare(flags: &CompareFlags, world: &World, say: Say<'_>) -> Resu
     let apart = apart.and_then(|parting| Apart::since(parting, &a.steps, &b.steps));
     let replayed = parting.as_ref().filter(|_| flags.replay);
     let replayed = replayed.map(|parting| replay([&a, &b], parting, &program_version(world)));
-    let replayed = replayed.transpose()?;
+    // The comparison comes first, also where a replay is refused.
+    let (replayed, refusal) = match replayed.transpose() {
+        Ok(replayed) => (replayed, None),
+        Err(error) => (None, Some(error)),
+    };
+    let only_in = |of: &Steps, other: &Steps| {
+        let own = of.keys().filter(|step| **step > 0);
+        own.filter(|step| !other.contains_key(step)).count()
+    };
+    let [only_a, only_b] = [only_in(&a.steps, &b.steps), only_in(&b.steps, &a.steps)];
     if flags.json {
         let difference = |[name, a, b]: &[String; 3]| json!({ "name": name, "a": a, "b": b });
         say(&json!({
@@ -82,6 +91,8 @@ pub(crate) fn compare(flags: &CompareFlags, world: &World, say: Say<'_>) -> Resu
             "differences": differences.iter().map(difference).collect::<Value>(),
             "steps": steps,
             "steps_with_digests": with_digests,
+            "steps_only_in_a": only_a,
+            "steps_only_in_b": only_b,
             "replay": replayed,
         }))?;
     } else {
@@ -98,6 +109,12 @@ pub(crate) fn compare(flags: &CompareFlags, world: &World, say: Say<'_>) -> Resu
             let details = details.chain(replayed.unwrap_or_default());
             lines.extend(details.map(|line| format!("  {line}")));
         }
+        for (count, run) in [(only_a, 'A'), (only_b, 'B')] {
+            if count > 0 {
+                let steps = plural(count as u64, "step");
+                lines.push(format!("{steps} that only {run} logged: not compared"));
+            }
+        }
         if with_digests < steps {
             let without = plural((steps - with_digests) as u64, "step");
             let text = "without digests, of an older version: only losses are compared";
@@ -110,6 +127,9 @@ pub(crate) fn compare(flags: &CompareFlags, world: &World, say: Say<'_>) -> Resu
         let difference = |[name, a, b]: &[String; 3]| format!("  {name}: {a} in A, {b} in B");
         lines.extend(differences.iter().map(difference));
         lines.iter().try_for_each(|line| say(&shown(line)))?;
+    }
+    if let Some(refusal) = refusal {
+        return Err(refusal);
     }
     parting.map_or(Ok(()), |parting| {
         Err(Error::Parted(format!("the runs part in {parting}")))

@@ -98,7 +98,7 @@ pub struct Start<'a> {
     pub steps: u64,
     /// Steps of an epoch.
     pub steps_per_epoch: u64,
-    /// The layers before the first step.
+    /// The layers before the first step; none where the log of a resumed run was lost.
     pub initial_weights: Vec<LayerDigest>,
 }
 

@@ -9,8 +9,9 @@ use serde_json::Value;
 
 use crate::config::as_flag;
 use crate::devices::models;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::metrics::Run;
+use crate::metrics_log::EVENTS_FILE;
 
 /// A layer: its name, a hash of its bits, its norm and its sum. The numbers are null where they
 /// are not finite.
@@ -28,6 +29,9 @@ pub(super) struct Digests {
 /// A logged step, or the initial weights as step 0. Version 0.6 and older wrote no digests.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Step {
+    /// Empty for what a replay computes.
+    #[serde(default)]
+    event: String,
     pub(super) step: u64,
     pub(super) loss: Option<f64>,
     pub(super) digests: Option<Digests>,
@@ -49,14 +53,20 @@ impl Logged {
     pub(super) fn read(folder: &Path) -> Result<Logged> {
         let mut steps = BTreeMap::new();
         let run = Run::read_log(folder, |line| {
-            if !line.starts_with(b"{\"event\":\"step\"") {
-                return true;
-            }
-            let step = serde_json::from_slice::<Step>(line);
-            step.map(|step| steps.insert(step.step, step)).is_err()
+            let step = serde_json::from_slice::<Step>(line).ok();
+            let step = step.filter(|step| step.event == "step");
+            step.map(|step| steps.insert(step.step, step)).is_none()
         });
         let run = run?.begun()?;
-        if let Ok(weights) = Vec::deserialize(&run.last["start"]["initial_weights"]) {
+        if let Some((line, why)) = run.bad_lines.first() {
+            return Err(Error::Data(format!(
+                "compare {}: line {line} of {EVENTS_FILE} is {why}; help: remove that line, and \
+                 know that its step is not compared",
+                folder.display()
+            )));
+        }
+        let weights = Vec::deserialize(&run.last["start"]["initial_weights"]);
+        if let Some(weights) = weights.ok().filter(|layers: &Vec<_>| !layers.is_empty()) {
             let mut first = Step::default();
             first.digests.get_or_insert_default().weights = weights;
             steps.insert(first.step, first);
@@ -86,22 +96,42 @@ fn facts(run: &Run) -> BTreeMap<String, String> {
     let settings = settings.map(|(name, value)| (format!("--{name}"), as_flag(value)));
     let versions = start.versions.iter();
     let versions = versions.map(|(name, value)| (format!("version of {name}"), as_flag(value)));
-    let devices = Vec::from_iter(models(run.devices())).join(", ");
-    let resumes = run.resumes.iter().map(|resume| {
+    let models = |places: &[String]| Vec::from_iter(models(places)).join(", ");
+    let resumed = run.resumes.iter();
+    let devices = resumed.clone().filter(|it| !it.devices.is_empty());
+    let devices = devices.map(|it| (it.step, models(&it.devices)));
+    let resumes = resumed.map(|resume| {
         let is_other = |(name, now): &(&String, &Value)| start.versions.get(*name) != Some(*now);
         let others = resume.versions.iter().filter(is_other);
         let others = others.map(|(name, now)| format!("{name} {}", as_flag(now)));
         let changes: Vec<String> = resume.overridden.iter().cloned().chain(others).collect();
-        format!("after step {} {}", resume.step, changes.join(", "))
+        let with = if changes.is_empty() { "" } else { " with " };
+        format!("after step {}{with}{}", resume.step, changes.join(", "))
     });
+    let resumes = Vec::from_iter(resumes).join("; ");
     let others = [
         ("content of the data", start.fingerprint.clone()),
-        ("ranks", run.ranks().to_string()),
+        ("ranks", over_time(run.ranks.iter().cloned())),
         ("hosts", world.hosts.to_string()),
         ("transport", world.transport.clone()),
-        ("devices", devices),
-        ("resumed", Vec::from_iter(resumes).join("; ")),
+        (
+            "devices",
+            over_time([(0, models(&start.devices))].into_iter().chain(devices)),
+        ),
+        ("resumed", resumes),
     ];
+    let others = others.into_iter().filter(|(_, value)| !value.is_empty());
     let others = others.map(|(name, value)| (name.to_string(), value));
     settings.chain(versions).chain(others).collect()
+}
+
+/// What was so from the start, and what after which step: `3, 2 after step 8`.
+fn over_time<T: PartialEq + ToString>(values: impl Iterator<Item = (u64, T)>) -> String {
+    let mut values: Vec<_> = values.collect();
+    values.dedup_by(|(_, now), (_, before)| now == before);
+    let text = |(step, value): (u64, T)| match step {
+        0 => value.to_string(),
+        step => format!("{} after step {step}", value.to_string()),
+    };
+    Vec::from_iter(values.into_iter().map(text)).join(", ")
 }

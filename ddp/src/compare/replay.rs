@@ -91,8 +91,8 @@ pub(super) fn replay(
         if let Some(parting) = parting(&run.steps, &steps.collect()) {
             lines.push(format!(
                 "the replay of {name} is not what its log says of {parting}: other data or another \
-                 machine than then, more than 3 ranks without --same-bits, or a fault of the \
-                 machine then"
+                 machine than then, more than 2 ranks without --same-bits (they may have added in \
+                 another order), or a fault of the machine then"
             ));
         }
     }
@@ -149,6 +149,13 @@ fn config_of(run: &Logged, [from, last]: [u64; 2], program: &str) -> Result<Conf
         return refused(
             format!("a run that did not change before step {last}, got {change} after step {step}"),
             "compare it without --replay; with --same-bits it may have had other ranks",
+        );
+    }
+    let rows = config.batch_rows();
+    if config.same_bits.is_none() && first > rows {
+        return refused(
+            format!("a run with a row of each batch for each rank, got {rows} for {first} ranks"),
+            "compare it without --replay",
         );
     }
     // A run from the seed wants a folder without one.

@@ -183,6 +183,15 @@ fn with_the_same_bits_another_number_of_ranks_keeps_the_algorithms() {
     run(&folder, 2, second, cublaslt, &begun);
     // Another algorithm would be chosen now.
     let resumed = format!("{words} --steps 8 --resume auto");
+    // Other algorithms have other bits, so `--products` belongs to the run.
+    let untimed = resumed.replace("--products timed ", "");
+    let refused = folder.alone(&untimed).on_gpus().run();
+    assert!(
+        refused
+            .assert_fails(2)
+            .contains("--products first (was timed)"),
+        "{refused}"
+    );
     let said = run(&folder, 1, first, cublaslt, &resumed);
     assert!(!said.contains("bits are not promised"), "{said}");
     let at_once = format!("{words} --steps 8");

@@ -53,6 +53,15 @@ fn replayed(folder: &Folder) -> Vec<String> {
     lines.map(|line| line.as_str().unwrap().into()).collect()
 }
 
+/// Why the replay of `one` and `two` is refused, which are compared all the same.
+#[track_caller]
+fn refusal(folder: &Folder, code: i32) -> String {
+    let ended = folder.alone("compare one two --replay").run();
+    assert_eq!(ended.exit_code(), Some(code), "{ended}");
+    assert!(ended.stdout.contains("they part in the "), "{ended}");
+    ended.causes().concat()
+}
+
 /// Both runs, compared.
 #[track_caller]
 fn pair(first: How<'_>, second: How<'_>) -> (Folder, Value) {
@@ -210,7 +219,82 @@ fn a_run_that_continued_with_other_libraries_says_so() {
     let value = compared(&folder);
     assert_eq!(differing(&value), ["resumed"], "{value}");
     let b = &value["differences"][0]["b"];
-    assert_eq!(b, "after step 4 simd baseline", "{value}");
+    assert_eq!(b, "after step 4 with simd baseline", "{value}");
+}
+
+/// `compare one two`, after `change` of B's log.
+fn changed_log(folder: &Folder, change: impl Fn(&str) -> String) -> Ended {
+    let log = folder.path().join("two/metrics.jsonl");
+    let text = fs::read_to_string(&log).unwrap();
+    fs::write(&log, change(&text)).unwrap();
+    let ended = compare(folder);
+    fs::write(&log, text).unwrap();
+    ended
+}
+
+#[test]
+fn a_log_that_is_cut_damaged_or_lost_is_not_called_the_same_for_nothing() {
+    let words = SMALL.replace("--steps 40", "--schedule constant --warmup-steps 0");
+    let whole = format!("{words} --steps 12");
+    let (folder, _) = pair((1, &whole, ""), (1, &whole, ""));
+    let cut = changed_log(&folder, |text| {
+        let lines: Vec<_> = text.lines().take(6).collect();
+        lines.join("\n") + "\n"
+    });
+    cut.assert_well();
+    for expected in [
+        "the same in all 5 steps that both logged",
+        "7 steps that only A logged: not compared",
+    ] {
+        assert!(cut.stdout.contains(expected), "{cut}");
+    }
+    let damaged = changed_log(&folder, |text| {
+        text.replacen(
+            "}}\n{\"event\":\"step\",\"step\":8,",
+            "}\n{\"event\":\"step\",\"step\":8,",
+            1,
+        )
+    });
+    let text = damaged.assert_fails(65);
+    assert!(
+        text.contains("line 8 of metrics.jsonl is not an event"),
+        "{text}"
+    );
+    // Written by another program, with spaces.
+    let spaced = changed_log(&folder, |text| {
+        text.replace("\"event\":\"step\"", "\"event\": \"step\"")
+    });
+    spaced.assert_well();
+    assert!(
+        spaced.stdout.contains("the same in all 12 steps"),
+        "{spaced}"
+    );
+    // Without its log a run that is resumed does not know its initial weights.
+    for (name, steps) in [("one", 16), ("two", 16)] {
+        if name == "two" {
+            fs::remove_file(folder.path().join("two/metrics.jsonl")).unwrap();
+        }
+        let words = format!("{words} --steps {steps} --resume auto");
+        train(&folder, name, (1, &words, ""));
+    }
+    let value = compared(&folder);
+    assert_eq!(value["same"], true, "{value}");
+    assert_eq!(value["steps"], 4, "{value}");
+    assert_eq!(value["steps_only_in_a"], 12, "{value}");
+}
+
+#[test]
+fn other_ranks_before_a_resume_are_named() {
+    let words = SMALL.replace("--steps 40", "--schedule constant --warmup-steps 0");
+    let folder = Folder::new("ranks");
+    for (name, ranks) in [("one", 2), ("two", 3)] {
+        train(&folder, name, (ranks, &format!("{words} --steps 4"), ""));
+        let resumed = format!("{words} --steps 8 --resume auto");
+        train(&folder, name, (2, &resumed, ""));
+    }
+    let value = compared(&folder);
+    assert_eq!(differing(&value), ["ranks"], "{value}");
+    assert_eq!(value["differences"][0]["b"], "3, 2 after step 4", "{value}");
 }
 
 /// Layers are paired by name, also where one model has more of them, or trains fewer.
@@ -403,8 +487,7 @@ fn a_replay_refuses_what_it_cannot_repeat() {
     train(&folder, "one", (1, words, ""));
     train(&folder, "two", (1, &format!("{words} --seed 1"), ""));
     let refused = |code: i32, expected: &str| {
-        let ended = folder.alone("compare one two --replay").run();
-        let text = ended.assert_fails(code);
+        let text = refusal(&folder, code);
         assert!(text.contains(expected), "{text}");
     };
     let data = folder.path().join("data.csv");
@@ -470,8 +553,7 @@ fn a_replay_refuses_a_run_that_changed_on_the_way() {
         train(&folder, "two", (ranks, &resumed, ""));
         match expected {
             Err(expected) => {
-                let ended = folder.alone("compare one two --replay").run();
-                let text = ended.assert_fails(2);
+                let text = refusal(&folder, 2);
                 let before = "--replay two: expected a run that did not change before step ";
                 assert!(text.contains(before) && text.contains(expected), "{text}");
             }

@@ -133,22 +133,28 @@ impl Batch {
 
     /// The micro-batches of a shard; none if it has no rows.
     pub fn micros_of(&self, shard: usize) -> Range<usize> {
-        let count = |shard: usize| self.rows_of(shard).len().div_ceil(self.micro);
-        let first = (self.shards.first..shard).map(count).sum();
-        first..first + count(shard)
+        let (own, before) = (self.rows_of(shard), shard - self.shards.first);
+        // All shards have as many rows, but for some that have one more.
+        let rows = (self.rows / self.shards.of as u64) as usize;
+        let longer = own.start - before * rows;
+        let micros = |rows: usize| rows.div_ceil(self.micro);
+        let first = longer * micros(rows + 1) + (before - longer) * micros(rows);
+        first..first + micros(own.len())
     }
 
     /// The rows of micro-batch `index`, as positions among this rank's.
-    fn rows_of_micro(&self, mut index: usize) -> Range<usize> {
-        for shard in self.shards.numbers() {
-            let (rows, count) = (self.rows_of(shard), self.micros_of(shard).len());
-            if index < count {
-                let start = rows.start + index * self.micro;
-                return start..(start + self.micro).min(rows.end);
+    fn rows_of_micro(&self, index: usize) -> Range<usize> {
+        let (mut shard, mut last) = (self.shards.first, self.shards.end - 1);
+        while shard < last {
+            let middle = shard.midpoint(last);
+            match self.micros_of(middle).end <= index {
+                true => shard = middle + 1,
+                false => last = middle,
             }
-            index -= count;
         }
-        self.mine..self.mine
+        let (rows, first) = (self.rows_of(shard), self.micros_of(shard).start);
+        let start = (rows.start + (index - first) * self.micro).min(rows.end);
+        start..(start + self.micro).min(rows.end)
     }
 
     /// Where its rows are from; None for a batch of given tensors.

@@ -6,6 +6,7 @@ use ddp_kernels::{DType, Device, Member, Seed, Tensor};
 
 use super::*;
 use crate::dataset::{Dataset, check_gather, sampled_hash};
+use crate::sampler::share;
 use crate::{Data, InMemory, RowSpec, TaskSpec, TensorSpec, open, read_rows};
 
 /// Rows whose only feature and whose target are the number of the row.
@@ -408,6 +409,50 @@ fn inputs_may_be_integers_in_two_dimensions_with_a_target_for_each_position() {
             let batch = batches.load(index).unwrap();
             let rows: Vec<u64> = (batch.first..batch.first + batch.mine as u64).collect();
             check(batch, &rows);
+        }
+    }
+}
+
+#[test]
+fn micro_batches_of_shards_have_each_row_once_and_in_order() {
+    for (of, ranks, rows, micro) in [
+        (12, 1, 100, 3),
+        (12, 5, 100, 1),
+        (7, 3, 5, 2),
+        (8, 3, 64, 8),
+        (9, 2, 1000, 40),
+        (1024, 1, 1500, 1),
+        (5, 5, 12, 2),
+    ] {
+        for rank in 0..ranks {
+            let shards = Shards::of_rank(of, rank, ranks);
+            let own = shards.share(&(0..rows));
+            let x = || {
+                Tensor::zeros(
+                    &[(own.end - own.start) as usize, 1],
+                    DType::F32,
+                    Device::Cpu,
+                )
+            };
+            let batch = Batch::new(0, 0, rows, own.start, x().unwrap(), x().unwrap(), micro);
+            let batch = batch.in_shards(shards);
+            let (mut next, mut micros) = (own.start, 0);
+            for shard in shards.numbers() {
+                assert_eq!(
+                    batch.micros_of(shard).start,
+                    micros,
+                    "shard {shard} of {of}"
+                );
+                let end = share(&(0..rows), shard, of).end;
+                while next < end {
+                    let part = batch.micro(micros).unwrap();
+                    assert_eq!(part.first, next, "micro-batch {micros}");
+                    assert_eq!(part.rows as u64, (end - next).min(micro as u64));
+                    (next, micros) = (next + part.rows as u64, micros + 1);
+                }
+                assert_eq!(batch.micros_of(shard).end, micros, "shard {shard} of {of}");
+            }
+            assert_eq!((next, batch.micro_count()), (own.end, micros));
         }
     }
 }

@@ -331,7 +331,7 @@ settings! {
     Job graph "WHEN" [mlp gpt]: GraphChoice = GraphChoice::Auto;
     /// Algorithms of matmuls on GPUs: first uses cuBLASLt's first one; timed tries several
     /// after the first step and keeps the fastest, whose bits may differ on another machine
-    Job products "HOW" [mlp gpt]: MatmulChoice = MatmulChoice::First;
+    Fixed products "HOW" [mlp gpt]: MatmulChoice = MatmulChoice::First;
     /// CPU threads of a rank [default: its share of the cores]
     Rank threads "N" [eval predict generate mlp gpt addmm allreduce]: Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);
 

@@ -286,9 +286,13 @@ impl TrainedModel {
         trace::record_on(stats.device(), DECIDE, || {
             let weights = stats.slice(1..2)?;
             // With several devices always: the norm tells the last one of a non-finite gradient.
-            // With whole matrices always: one such gradient would reach all of its matrix.
-            let has_whole = |stage: &Stage| stage.optimizer.rule().hidden.is_some();
-            let wants_norm = measure_norm || self.stages.iter().any(has_whole);
+            // With whole matrices always: one such gradient would reach all of its matrix. With
+            // ZeRO-1 and the same bits always: several ranks, of which each has a slice, do.
+            let always = |stage: &Stage| {
+                let ReducerOptions { zero, shards, .. } = stage.reducer.options;
+                stage.optimizer.rule().hidden.is_some() || zero && shards.is_some()
+            };
+            let wants_norm = measure_norm || self.stages.iter().any(always);
             let measured = self.squares.is_some() || self.last().clip.measures(wants_norm);
             if measured {
                 // In the order of a backward: collectives have the same order on all ranks.

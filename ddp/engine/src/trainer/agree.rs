@@ -8,7 +8,6 @@ use ddp_comm::{Field, World};
 use ddp_data::Data;
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::mapped::Identity;
-use ddp_kernels::simd;
 
 use crate::checkpoint::unreadable;
 use crate::devices::{name_of_real, versions};
@@ -87,14 +86,12 @@ pub(super) fn fields(data: &Data, step: &Step, has_values: bool) -> Result<Vec<F
     let cuda: Vec<String> = cuda
         .map(|(name, version)| format!("{name} {version}"))
         .collect();
-    let vectors = format!("{:?}", simd::level());
     Ok(vec![
         Field::must_match("the parameters' names and shapes", shapes, program),
         Field::must_match("the model's initial weights", values, same_values),
         Field::must_match("the plan of buckets", buckets, flags),
         Field::must_match("the training data", data.train.fingerprint()?, same_data),
         Field::must_match("the held-out data", data.held_out.fingerprint()?, same_data),
-        Field::warn("the processor's vector instructions", vectors, bits),
         Field::warn("the model of GPU", gpus.join(", "), bits),
         Field::warn("the versions of CUDA's parts", cuda.join(", "), bits),
     ])

@@ -247,7 +247,10 @@ impl<'a> Opening<'a> {
             parameters: step.params().map(Params::count).sum(),
             steps: plan.steps,
             steps_per_epoch: plan.sampler.steps_per_epoch(),
-            initial_weights: digest::of_weights(step.params())?,
+            initial_weights: match self.kept.totals.steps {
+                0 => digest::of_weights(step.params())?,
+                _ => Vec::new(),
+            },
         }))
     }
 
