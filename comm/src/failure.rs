@@ -185,9 +185,8 @@ impl Failure {
     pub(crate) fn leave(&self, text: &str, exit_code: u8) -> ! {
         let text = format!("{text}; the other ranks continue without this one");
         self.print(&self.own_cause(text, exit_code));
-        within(BOUND, || _ = std::io::stdout().flush());
-        // SAFETY: as in `end`. The page of this rank does not say that it has left: it is lost.
-        unsafe { libc::_exit(i32::from(exit_code)) }
+        // The page of this rank does not say that it has left: it is lost.
+        leave_at_once(exit_code)
     }
 
     /// Ends this generation because of `error`, and with it `ranks`; or the job, if it does not
@@ -341,7 +340,6 @@ fn within(bound: Duration, body: impl FnOnce() + Send + 'static) {
 }
 
 /// Ends the process, whatever its other threads do.
-#[cfg(feature = "mpi")]
 pub(crate) fn leave_at_once(exit_code: u8) -> ! {
     within(BOUND, || _ = std::io::stdout().flush());
     // SAFETY: as in `Failure::end`.

@@ -18,7 +18,7 @@ mod star;
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use ddp_kernels::device::discover;
@@ -189,8 +189,17 @@ impl World {
     fn of_generation(start: Start, elastic: Elastic) -> Result<World> {
         let mut world = World::new(start, &elastic.options)?;
         world.of_processes = true;
+        let latest = elastic.latest.lock();
+        *latest.unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&world.failure));
         world.elastic = Some(elastic);
         Ok(world)
+    }
+
+    /// How this process's job fails: as its latest generation does.
+    fn latest_failure(&self) -> Arc<Failure> {
+        let latest = self.elastic.as_ref().map(|it| it.latest.lock());
+        let latest = latest.and_then(|it| it.unwrap_or_else(PoisonError::into_inner).clone());
+        latest.unwrap_or_else(|| Arc::clone(&self.failure))
     }
 
     fn new(start: Start, options: &Options) -> Result<World> {

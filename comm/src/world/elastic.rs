@@ -2,7 +2,7 @@
 //! generation starts with.
 
 use std::net::TcpListener;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ddp_kernels::heartbeat;
@@ -14,6 +14,7 @@ use super::star::Star;
 use crate::background::Background;
 use crate::cores;
 use crate::error::{Error, Result};
+use crate::failure::Failure;
 use crate::identity::host_name;
 use crate::launcher::{self, HOST_ADDRESSES, Launcher, OwnJob};
 use crate::limits;
@@ -46,6 +47,8 @@ pub(super) struct Elastic {
     /// The seats of the ranks of this generation.
     pub(super) seats: Vec<usize>,
     pub(super) change: Change,
+    /// How its latest generation fails.
+    pub(super) latest: Arc<Mutex<Option<Arc<Failure>>>>,
 }
 
 /// What the first world of a rank that the launcher started in such a job starts with; None for
@@ -80,6 +83,7 @@ pub(super) fn connect(
         number: 0,
         seats: Vec::new(),
         change: Change::default(),
+        latest: Arc::default(),
     };
     let lookup = |name: &str| std::env::var(name).ok();
     let ranks = RankKind::Processes {
@@ -196,6 +200,7 @@ impl Elastic {
             number: generation.number,
             seats: generation.members.iter().map(|&(seat, _)| seat).collect(),
             change: generation.change,
+            latest: Arc::clone(&self.latest),
         }
     }
 

@@ -93,13 +93,15 @@ impl World {
         std::mem::forget(early);
         match outcome {
             Ok(()) => ExitCode::SUCCESS,
-            Err(error) => match error.reporter().filter(|&rank| rank != world.rank()) {
-                None => world.fail(&error, error.exit_code()),
-                Some(rank) => {
-                    let (text, exit_code) = (error.to_string(), error.exit_code());
-                    world.failure.fail_for(rank, text, exit_code)
+            Err(error) => {
+                let failure = world.latest_failure();
+                let (text, exit_code) = (error.to_string(), error.exit_code());
+                let reporter = error.reporter();
+                match reporter.filter(|&rank| rank != failure.identity.rank) {
+                    None => failure.fail(text, exit_code),
+                    Some(rank) => failure.fail_for(rank, text, exit_code),
                 }
-            },
+            }
         }
     }
 
@@ -149,6 +151,19 @@ impl World {
             while !cancelled.within(PERIOD) {
                 if let Some(signal) = stop::requested() {
                     failure.fail_unless_another_has(text(signal), exit_code);
+                }
+            }
+        };
+        Background::start("stop", body)
+    }
+
+    /// Ends this process with `exit_code`, and without a word, as soon as a signal asks it to stop:
+    /// while the other ranks of the job need not know.
+    pub fn leave_when_asked(&self, _: &StopSignals, exit_code: u8) -> Result<Background> {
+        let body = move |cancelled: &Cancelled| {
+            while !cancelled.within(PERIOD) {
+                if stop::requested().is_some() {
+                    failure::leave_at_once(exit_code);
                 }
             }
         };

@@ -22,6 +22,7 @@ use ddp_comm::{Field, Group, Reduce};
 use ddp_data::sampler::Shards;
 use ddp_data::{Batch, InOrder, Origin};
 use ddp_kernels::graph::Graph;
+use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::trace;
 use ddp_kernels::transfer::{Phase, announced, forbid_transfers, in_phase};
@@ -44,6 +45,9 @@ use crate::digest::LayerDigest;
 use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
 use crate::reducer::{Cut, ReducerOptions};
+
+/// How many elements of its state a rank gives another at once.
+const GIVEN_AT_ONCE: usize = 1 << 22;
 
 /// How steps are taken.
 #[derive(Clone, Copy, Debug)]
@@ -269,7 +273,12 @@ impl Step {
                 true => Tensor::zeros(tensor.shape(), tensor.dtype(), Device::Cpu)?,
                 false => tensor.to(Device::Cpu)?,
             };
-            pass_on(&target)?;
+            let (all, count) = (target.flatten()?, target.count());
+            for start in (0..count).step_by(GIVEN_AT_ONCE) {
+                // The others wait for a rank that gets the state only while it shows progress.
+                heartbeat::beat(Work::Starts);
+                pass_on(&all.slice(start..(start + GIVEN_AT_ONCE).min(count))?)?;
+            }
             received.push((tensor, target));
         }
         for (tensor, target) in received.into_iter().filter(|_| behind) {

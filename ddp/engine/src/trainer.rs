@@ -45,28 +45,27 @@ pub use crate::model::{ModelOptions, data_shape};
 /// kept until then.
 pub fn train(options: &Config, program: &mut dyn Program, world: &World) -> Result<()> {
     // Between two worlds too, a request to stop is not lost.
-    let _stops = world.catch_stop();
+    let stops = world.catch_stop();
     let (mut carried, mut later) = (Carried::default(), None);
     if world.is_newcomer() {
         // A GPU that cannot be used is found while the others do not wait.
         program.devices(world)?;
         let open = || setup::data(options, program, world, None);
+        // It has nothing to save, and the others need not wait for it.
+        let ending = world.leave_when_asked(&stops, Error::Stopped(String::new()).exit_code())?;
         carried.data = Some(in_phase(Phase::Setup, open)?);
         faults::at_step(FaultPoint::Joining, 0)?;
+        drop(ending);
         later = Some(world.next_generation(None)?);
     }
-    // If no rank has the run any more, it continues from its last checkpoint.
+    // If no rank has the run any more that one had, it continues from its last checkpoint.
     let from_checkpoint = Config {
         resume: Resume::Auto,
         ..options.clone()
     };
     loop {
         let now = later.as_ref().unwrap_or(world);
-        let options = match now.generation() {
-            1 => options,
-            _ => &from_checkpoint,
-        };
-        match train_with(options, program, now, &mut carried) {
+        match train_with([options, &from_checkpoint], program, now, &mut carried) {
             Ok(Next::End) => {
                 drop(carried);
                 now.finish();
@@ -89,9 +88,10 @@ pub fn train(options: &Config, program: &mut dyn Program, world: &World) -> Resu
     }
 }
 
-/// Trains with the ranks of `world`.
+/// Trains with the ranks of `world`: as the first of `options` say, or as the others if a rank has
+/// begun before.
 fn train_with(
-    options: &Config,
+    options: [&Config; 2],
     program: &mut dyn Program,
     world: &World,
     carried: &mut Carried,
@@ -105,8 +105,12 @@ fn train_with(
         Ok(trainer) => return trainer.map_or(Ok(Next::End), training::Trainer::train),
         Err(error) => error,
     };
-    carried::leave_if_new(&error, world);
-    match carried::continues_after(&error, world, &carried.devices()) {
+    let joined = &carried.untold.change.joined;
+    carried::leave_if_new(&error, world, joined);
+    // A rank that joins with other settings leaves.
+    let is_of_new = matches!(error, Error::Comm(ddp_comm::Error::Disagree(_)));
+    let is_of_new = is_of_new && world.is_elastic() && !joined.is_empty();
+    match is_of_new || carried::continues_after(&error, world, &carried.devices()) {
         true => Ok(Next::Meet(Some(error))),
         false => Err(error),
     }

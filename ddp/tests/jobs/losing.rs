@@ -17,7 +17,7 @@ use crate::support::metrics_log::{MetricsLog, model_bytes};
 use crate::support::random::mixed;
 
 /// 40 steps of some milliseconds, with everything that lies between two steps.
-const RUN: &str = "--data glyphs,rows=1024,held-out=64 --hidden 32 --batch-size 64 --steps 40 \
+pub(super) const RUN: &str = "--data glyphs,rows=1024,held-out=64 --hidden 32 --batch-size 64 --steps 40 \
                    --log-every 1 --eval-every 7 --checkpoint-every 9 --same-bits 4 --dropout 0.1 \
                    --grad-clip 1 --micro-batch 8 --threads 1 --out OUT";
 
@@ -81,7 +81,7 @@ fn with(run: &str, words: &str) -> String {
 }
 
 #[track_caller]
-fn assert_undisturbed(folder: &Folder, ended: &Ended) {
+pub(super) fn assert_undisturbed(folder: &Folder, ended: &Ended) {
     assert_as(undisturbed(), folder, ended);
 }
 
@@ -97,7 +97,7 @@ fn assert_as(expected: &Left, folder: &Folder, ended: &Ended) {
 }
 
 /// The ranks that the metrics log says were lost.
-fn lost(log: &MetricsLog) -> Vec<u64> {
+pub(super) fn lost(log: &MetricsLog) -> Vec<u64> {
     let events = log.all("ranks").into_iter();
     let lost = events.flat_map(|event| event["lost"].as_array().unwrap().clone());
     lost.map(|it| it["rank"].as_u64().unwrap()).collect()
@@ -254,7 +254,7 @@ fn several_ranks_can_be_lost_at_once_and_all_but_one() {
 }
 
 /// Steps of 50 ms or more leave time to kill.
-fn slow_steps() -> String {
+pub(super) fn slow_steps() -> String {
     let slow = |step| [0, 1].map(|rank| format!("{rank}:optimizer:{step}:slow"));
     (1..=40).flat_map(slow).collect::<Vec<_>>().join(",")
 }
@@ -397,6 +397,8 @@ fn with_too_few_ranks_the_job_saves_and_ends_and_can_be_resumed() {
     let faults = "0:forward:5:kill,2:forward:11:kill";
     let ended = job.env("DDP_TEST_FAULT", faults).run();
     assert_eq!(ended.exit_code(), Some(77), "{ended}");
+    let told = "of the ranks are left after step 10";
+    assert_eq!(ended.stderr.matches(told).count(), 1, "{ended}");
     assert_eq!(
         folder.checkpoints().last().unwrap(),
         "step-00000010",

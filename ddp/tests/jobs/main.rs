@@ -27,6 +27,7 @@ mod hosts;
 mod hugging_face;
 mod inspect;
 mod losing;
+mod losing_and_stopping;
 mod made;
 mod options;
 mod prices;

@@ -22,6 +22,7 @@ use ddp_kernels::{Device, Error as TensorError, Tensor};
 use super::totals::{Clock, Totals};
 use crate::audit::Workload;
 use crate::checkpoint::{self, State};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
@@ -39,6 +40,8 @@ pub(super) struct Carried {
     pub(super) kept: Option<Kept>,
     /// On rank 0, once it is open.
     pub(super) metrics_log: Option<MetricsLog>,
+    /// Whether any rank has had the run; None for a process that has come and does not know.
+    has_begun: Option<bool>,
     /// After which step ranks last met although none was lost or came.
     stalled: Option<u64>,
     pub(super) untold: Untold,
@@ -134,6 +137,15 @@ impl Carried {
         kept.map_or(Vec::new(), |kept| kept.step.devices())
     }
 
+    /// The first of these settings, with which the job was started, or those of a run that a rank
+    /// has had.
+    pub(super) fn chosen<'a>(&self, [started, begun]: [&'a Config; 2]) -> &'a Config {
+        match self.has_begun {
+            Some(false) => started,
+            _ => begun,
+        }
+    }
+
     /// The run that is assembled.
     pub(super) fn kept(&mut self) -> &mut Kept {
         self.parts().0
@@ -152,7 +164,11 @@ impl Carried {
             self.metrics_log = None;
         }
         if world.generation() < 2 {
+            self.has_begun = Some(false);
             return Ok(None);
+        }
+        if self.kept.is_some() {
+            self.has_begun = Some(true);
         }
         // A new rank that did not get its state is as one that has just come.
         self.kept.take_if(|kept| kept.awaits_state);
@@ -174,15 +190,17 @@ impl Carried {
             progress,
             [self.data.is_some(), self.metrics_log.is_some()],
             self.untold.change.clone(),
+            self.has_begun,
         );
         let all = exchange::gather(world, &mine)?;
-        let have_data = all.iter().all(|(_, [has_data, _], _)| *has_data);
+        let have_data = all.iter().all(|(_, [has_data, _], ..)| *has_data);
+        self.has_begun = all.iter().filter_map(|it| it.3).max();
         let kept = || all.iter().map(|(kept, ..)| kept);
         // A rank 0 that wrote the metrics log knows what it tells; else those know most that have
         // been there longest.
-        let known = all.iter().map(|(.., untold)| untold);
+        let known = all.iter().map(|(.., untold, _)| untold);
         let most = known.max_by_key(|it| it.lost.len() + it.joined.len());
-        let (_, [_, has_record], of_first) = &all[0];
+        let (_, [_, has_record], of_first, _) = &all[0];
         self.untold.change = most.filter(|_| !has_record).unwrap_or(of_first).clone();
         let cuts: Vec<_> = kept().map(|it| it.and_then(|(_, cut)| cut)).collect();
         let mut progress: Vec<_> = kept().map(|it| it.map(|(progress, _)| progress)).collect();
@@ -430,14 +448,9 @@ pub(super) fn continues_after(error: &Error, world: &World, devices: &[Device]) 
     if !world.is_elastic() {
         return false;
     }
-    use ddp_comm::Error::{Broken, Disagree, Nccl, Timeout};
+    use ddp_comm::Error::{Broken, Nccl, Timeout};
     if let Error::Comm(error) = error
-        && match error {
-            Timeout { .. } => true,
-            // A rank that joins with other settings leaves.
-            Disagree(_) => !world.change().joined.is_empty(),
-            error => error.is_rank_lost(),
-        }
+        && (matches!(error, Timeout { .. }) || error.is_rank_lost())
     {
         return true;
     }
@@ -464,9 +477,10 @@ pub(super) fn continues_after(error: &Error, world: &World, devices: &[Device]) 
 }
 
 /// Ends this process if it has just come and cannot take part: it has another program, other
-/// settings or data, or an error of its own. The others continue.
-pub(super) fn leave_if_new(error: &Error, world: &World) {
-    let is_new = world.change().joined.contains(&world.seat(world.rank()));
+/// settings or data, or an error of its own. The others continue. `joined` have come since the ranks
+/// last trained.
+pub(super) fn leave_if_new(error: &Error, world: &World, joined: &[usize]) {
+    let is_new = joined.contains(&world.seat(world.rank()));
     let is_other = matches!(error, Error::Comm(ddp_comm::Error::Disagree(_)));
     let is_own = || error.reporter().is_none() && !continues_after(error, world, &[]);
     if is_new && (is_other || is_own()) {
@@ -526,7 +540,6 @@ mod tests {
     use ddp_nn::optim::Rule;
 
     use super::*;
-    use crate::config::Config;
     use crate::step::tests::sliced;
     use crate::trainer::setup;
 

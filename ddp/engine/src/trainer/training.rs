@@ -176,11 +176,12 @@ impl Trainer<'_> {
     fn train_steps(&mut self) -> Result<bool> {
         let steps = self.run.plan.steps;
         let taken = self.kept.totals.steps;
+        // Before anything is saved or compared.
+        self.kept.give_state(&self.run.main)?;
         if taken < steps {
             // A stop may have been requested during set-up.
             self.stop_if_asked(taken, true)?;
         }
-        self.kept.give_state(&self.run.main)?;
         if let Some(saved) = &self.kept.totals.matmuls {
             let reuse = || matmuls::reuse(saved, &self.run.devices, self.world);
             self.kept.totals.matmuls = in_phase(Phase::Setup, reuse)?;

@@ -22,7 +22,7 @@ use crate::trainer::{agree, matmuls, resume};
 impl<'a> Trainer<'a> {
     /// Everything up to the first step. None for a resumed run that is already finished.
     pub(in crate::trainer) fn new(
-        options: &'a Config,
+        options: [&'a Config; 2],
         program: &'a mut dyn Program,
         world: &'a World,
         stops: StopSignals,
@@ -31,6 +31,7 @@ impl<'a> Trainer<'a> {
         let Some((run, locked)) = prepare(options, program, world, &stops, carried)? else {
             return Ok(None);
         };
+        let options = carried.chosen(options);
         let times_matmuls = matmuls::are_timed(options.products, run.devices[0], world);
         let (kept, log, untold) = carried.parts();
         let opening = Opening::new(options, &run, kept, world);
@@ -130,7 +131,7 @@ const ON_INTERRUPT: [&str; 2] = [
 /// What a run needs, before its folder is changed, and its metrics log if there is one. None for a
 /// resumed run that is already finished. In a later world of ranks the run is what they `carried`.
 fn prepare(
-    options: &Config,
+    options: [&Config; 2],
     program: &dyn Program,
     world: &World,
     stops: &StopSignals,
@@ -146,8 +147,9 @@ fn prepare(
     let text = |signal| stopped_early(signal).to_string();
     let ending = is_first.then(|| world.fail_when_asked(stops, exit_code, text));
     let ending = ending.transpose()?;
-    agree::compare_programs(&options.equal_on_all_ranks(), world)?;
-    let standings = carried.standings(world, options.zero == 1)?;
+    agree::compare_programs(&options[0].equal_on_all_ranks(), world)?;
+    let standings = carried.standings(world, options[0].zero == 1)?;
+    let options = carried.chosen(options);
     let standings = standings.as_ref();
     let locked = match standings.and_then(Standings::source) {
         Some(_) => None,
