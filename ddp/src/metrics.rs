@@ -60,6 +60,7 @@ pub(crate) struct Start {
     pub(crate) world: WorldLine,
     pub(crate) data: String,
     pub(crate) fingerprint: String,
+    pub(crate) held_out_fingerprint: String,
     pub(crate) parameters: Option<u64>,
     pub(crate) steps: Option<u64>,
 }

@@ -92,6 +92,8 @@ pub struct Start<'a> {
     pub data: &'a str,
     /// The fingerprint of the training data.
     pub fingerprint: &'a str,
+    /// That of the held-out data.
+    pub held_out_fingerprint: &'a str,
     /// Elements of all parameters.
     pub parameters: usize,
     /// Steps of the whole run.

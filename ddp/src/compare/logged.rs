@@ -111,6 +111,10 @@ fn facts(run: &Run) -> BTreeMap<String, String> {
     let resumes = Vec::from_iter(resumes).join("; ");
     let others = [
         ("content of the data", start.fingerprint.clone()),
+        (
+            "content of the held-out data",
+            start.held_out_fingerprint.clone(),
+        ),
         ("ranks", over_time(run.ranks.iter().cloned())),
         ("hosts", world.hosts.to_string()),
         ("transport", world.transport.clone()),

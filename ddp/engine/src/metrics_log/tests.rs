@@ -89,6 +89,7 @@ fn a_run_is_its_events_in_order() {
         },
         data: "digits",
         fingerprint: "glyphs 00",
+        held_out_fingerprint: "glyphs 01",
         parameters: 7,
         steps: 3,
         steps_per_epoch: 10,

@@ -244,6 +244,7 @@ impl<'a> Opening<'a> {
             },
             data: &data.description,
             fingerprint: &data.train.fingerprint()?,
+            held_out_fingerprint: &data.held_out.fingerprint()?,
             parameters: step.params().map(Params::count).sum(),
             steps: plan.steps,
             steps_per_epoch: plan.sampler.steps_per_epoch(),
