@@ -63,6 +63,8 @@ pub enum Remedy {
     TrainOnCpu,
     /// Run steps without CUDA graphs.
     NoGraphs,
+    /// Continue from what was saved, or without lost ranks.
+    Continue,
 }
 
 /// Everything that can go wrong between ranks. `Debug` shows the same text as `Display`.

@@ -198,6 +198,7 @@ impl Failure {
         roster.leave_out_ranks(ranks);
         let text = text_with_remedy(error, self.remedy_text);
         if self.end_generation(text.clone()) {
+            let text = format!("{text}; the ranks that are left continue");
             self.print(&self.own_cause(text, EXIT_PEER_LOST));
         }
     }

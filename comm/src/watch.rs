@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::background::{Background, Cancelled};
-use crate::error::{Cause, EXIT_PEER_LOST, Result};
+use crate::error::{Cause, EXIT_PEER_LOST, Remedy, Result};
 use crate::failure::lifeline::{Lifeline, WorkNews};
 use crate::failure::{Failure, GRACE};
 use crate::launcher;
@@ -113,9 +113,11 @@ fn lost(failure: &Failure, peers: &mut Vec<&Peer>, index: usize) -> Option<Cause
         let text = format!(
             "process {} ended without reporting an error: it was killed (kill -9, out of memory), \
              crashed, or left before the others; help: the kernel's log (dmesg) shows crashes and \
-             kills for lack of memory, but not a kill -9",
-            peer.process.pid
+             kills for lack of memory, but not a kill -9; {}",
+            peer.process.pid,
+            (failure.remedy_text)(Remedy::Continue)
         );
+        let text = text.trim_end_matches("; ").to_string();
         (peer.rank, text)
     } else {
         let pid = failure.launcher.as_ref()?.pid;

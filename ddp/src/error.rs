@@ -48,6 +48,10 @@ pub fn remedy_text(remedy: Remedy) -> &'static str {
         Remedy::ShareGpus => "--share-gpus lets several ranks use one GPU, for tests",
         Remedy::TrainOnCpu => "--device cpu trains on the CPU",
         Remedy::NoGraphs => "--graph off runs steps without graphs",
+        Remedy::Continue => {
+            "--resume auto continues from the newest checkpoint; --restarts does so by itself, and \
+             --min-ranks continues without the rank"
+        }
         _ => "",
     }
 }

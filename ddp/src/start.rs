@@ -116,8 +116,9 @@ fn losses(ranks: &StartFlags, hosts: &[Host]) -> Result<Option<Losses>> {
             restarts,
         }));
     }
-    let wrong = "expected from 1 to the number of ranks; help: give fewer";
-    Err(Error::Usage(format!("--min-ranks {min_ranks}: {wrong}")))
+    Err(Error::Usage(format!(
+        "--min-ranks {min_ranks}: expected from 1 to the number of ranks, which is {count}"
+    )))
 }
 
 /// Where to start ranks, and how many.

@@ -58,6 +58,18 @@ pub(super) fn replay(
              step {last}, got {from}; help: train both again with --checkpoint-every and --keep"
         )));
     }
+    let shards = |run: &Logged| {
+        let config = config_of(run, [from, last], program)?;
+        Ok::<_, Error>(config.same_bits.unwrap_or(1))
+    };
+    let (a, b) = (shards(runs[0])?, shards(runs[1])?);
+    if a != b {
+        return Err(Error::Usage(format!(
+            "compare --replay: expected runs that cut batches into as many parts, got {a} in A and \
+             {b} in B; help: sums of other parts have other roundings: train both on as many ranks, \
+             or with the same --same-bits"
+        )));
+    }
     let mut found = "all outputs have the same bits".to_string();
     let ended = thread::scope(|scope| {
         let spawn = |index: usize| {

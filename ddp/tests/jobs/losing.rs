@@ -934,8 +934,8 @@ fn what_all_ranks_find_while_they_connect_ends_the_job_at_once() {
 #[test]
 fn what_cannot_go_on_is_refused_by_name() {
     let refused = [
-        ("--min-ranks 3", "from 1 to the number of ranks"),
-        ("--min-ranks 0", "from 1 to the number of ranks"),
+        ("--min-ranks 3", "from 1 to the number of ranks, which is 2"),
+        ("--min-ranks 0", "from 1 to the number of ranks, which is 2"),
     ];
     all_at_once(refused, |(words, told)| {
         let folder = Folder::new("losing-refused");

@@ -119,7 +119,8 @@ impl Audit {
             notes.push("no differences between ranks in a step".to_string());
         }
         let differences = self.differences.iter();
-        let differences = differences.map(|it| format!("difference: {}", self.difference_text(it)));
+        let differences =
+            differences.map(|it| format!("moved unequally: {}", self.difference_text(it)));
         notes.extend(limited(differences, DIFFERENCES_MAX, "differences"));
         let hint = |RankedHint { ranks, text, .. }: &RankedHint| match is_alone {
             true => format!("hint: {text}"),

@@ -170,9 +170,9 @@ fn a_difference_is_told_with_ranks_line_and_amounts() {
     let audit = Audit::of(&ledgers);
     let text = audit.to_string();
     for expected in [
-        "  difference: device to host at ddp/src/debug.rs:7: rank 1 4.0 KiB a step, ranks 0, 2 and 3 none\n",
-        "  difference: between ranks at ddp/src/lane.rs:3: rank 3 49.8 KiB a step, ranks 0 to 2 49.7 KiB a step\n",
-        "  difference: scalar read at ddp/src/debug.rs:8, moved by policy: rank 2 0.5 times a step, ranks 0, 1 and 3 none",
+        "  moved unequally: device to host at ddp/src/debug.rs:7: rank 1 4.0 KiB a step, ranks 0, 2 and 3 none\n",
+        "  moved unequally: between ranks at ddp/src/lane.rs:3: rank 3 49.8 KiB a step, ranks 0 to 2 49.7 KiB a step\n",
+        "  moved unequally: scalar read at ddp/src/debug.rs:8, moved by policy: rank 2 0.5 times a step, ranks 0, 1 and 3 none",
     ] {
         assert!(text.contains(expected), "{expected}\nin\n{text}");
     }

@@ -434,7 +434,10 @@ pub(super) fn say_change(
         joined: std::mem::take(&mut change.joined),
         seconds: noticed.map_or(0.0, |noticed| noticed.elapsed().as_secs_f64()),
     };
-    let text = format!("{event} after step {step}, {:.2} s later", event.seconds);
+    let text = format!(
+        "{event} after step {step}, {:.2} s after it was noticed",
+        event.seconds
+    );
     match event.lost.is_empty() {
         true => tracing::info!("{text}"),
         false => tracing::warn!("{text}"),

@@ -198,6 +198,13 @@ impl<'a> Opening<'a> {
         let from = folder.strip_prefix(&self.options.out).unwrap_or(folder);
         let overridden = &run.overridden;
         tracing::info!("resuming after step {step}, from {}", folder.display());
+        let (then, now) = (opened.state.world.ranks, run.places.len());
+        if then != now && self.options.same_bits.is_none() {
+            tracing::warn!(
+                "the run had {then} ranks and has {now} from here on, whose sums have another \
+                 order: for the bits of a run that never stopped, give as many as before"
+            );
+        }
         if !overridden.is_empty() {
             let overridden = overridden.join(", ");
             tracing::warn!("what is computed changes from here on: {overridden}");

@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
 use crate::metrics_log::{self, EVENTS_FILE, End, Event, MetricsLog, StepEvent};
 use crate::process;
-use crate::setting::RESUME;
+use crate::setting::{MIN_RANKS, RESUME};
 use crate::shown::significant;
 use crate::tasks::Task;
 use crate::trace::RunTrace;
@@ -223,7 +223,7 @@ impl Trainer<'_> {
         let folder = self.save_last(step)?;
         let text = format!(
             "{ranks} of the ranks are left after step {step}: expected at least {least} \
-             (`min-ranks`); the run is saved in {}; help: continue with the same command and \
+             ({MIN_RANKS}); the run is saved in {}; help: continue with the same command and \
              {RESUME} auto",
             folder.display()
         );
