@@ -532,7 +532,7 @@ template <class F> INLINE void store_gradients(const Row& row, bf16* dlogits, F 
     if (edge < row.classes) dlogits[edge] = narrow<bf16>(gradient(wide(row.logits[edge]), edge));
 }
 
-/// As `wide_rows`, with a row read twice: sums, gradient. WEIGHTED: with smoothing and class weights.
+/// As `wide_rows`, with a row read twice: sums, gradient. WEIGHTED: smoothed, with class weights.
 template <bool SMOOTHS, bool WEIGHTED>
 INLINE void packed_rows(
     Problem problem, const Totals totals, u64 rows, bf16* dlogits, const bf16* logits) {

@@ -236,7 +236,8 @@ fn sum_blocks<T: Real>(row_sums: &mut Buffer<'_>, x: &[T], columns: usize) {
 }
 
 /// `db` (C) `= Σ` of the rows of `row_sums` (…, C), in groups of 64 in order, or added to what is
-/// there with `accumulate`: with the bits that [`linear_backward_weight_into`] gives.
+/// there with `accumulate`: with the bits that [`linear_backward_weight_into`] gives, where blocks
+/// have 64 rows.
 ///
 /// Backward: none; it is a part of `linear_into`'s.
 #[track_caller]

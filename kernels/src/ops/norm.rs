@@ -83,8 +83,8 @@ pub struct NormGradients<'a> {
 /// What a warp of a GPU holds of a row: four packs a lane.
 const WARP_BYTES: usize = 2048;
 
-/// Rows of `weight_sums` and `bias_sums` for this many rows: at most 1,024, each the sum of at
-/// least 16 rows. They do not depend on the device.
+/// Rows of `weight_sums`, `bias_sums` and `row_sums` for this many rows: at most 1,024, each the
+/// sum of at least 16 rows. They do not depend on the device.
 pub fn norm_blocks_of(rows: usize) -> usize {
     rows.div_ceil(block_rows_of(rows))
 }
