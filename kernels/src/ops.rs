@@ -83,6 +83,7 @@ pub use muon::{divide_by_norm, muon_direction};
 pub use nonfinite::{STEP_FLAGS, mark_nonfinite};
 pub use norm::{
     Norm, NormGradients, NormOptions, add_norm_into, norm_backward_into, norm_blocks_of, norm_into,
+    norm_sums_rows,
 };
 pub use patches::{Patches, patches_backward_into, patches_into};
 pub use rope::{rope_backward_into, rope_into, rope_table};

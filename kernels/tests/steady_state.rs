@@ -236,6 +236,7 @@ impl Block {
             dresidual: Some(a),
             weight_sums: Some(&self.weight_sums),
             bias_sums: None,
+            row_sums: None,
         };
         ops::norm_backward_into(&gradients, c, b, &self.stats, &options)?;
         ops::column_sum_into(&self.weight, &self.weight_sums, true)?;

@@ -50,9 +50,8 @@ else:
 T, L, H, C, V = a.context, a.layers, a.heads, a.width, a.vocab
 R, F, D = a.batch * T, 4 * C, C // H
 parameters = V * C + T * C + L * (12 * C * C + 13 * C) + 2 * C
-# Rows of partial sums: of biases 64 rows each, of norms at most 1,024.
-sums = -(-R // 64)
-norm_sums = -(-R // max(16, -(-R // 1024)))
+# Rows of partial sums, of more than 1,024 rows.
+sums = -(-R // max(16, -(-R // 1024)))
 blocks_of = {}  # of each kernel, for --check
 nodes = []  # (group, how many, bytes of each, FLOP of each, ms of each, what limits it)
 
@@ -132,21 +131,22 @@ def linear(inputs, outputs, kept=1):
     matmul("matmuls, forward", L, 2 * (R * inputs + inputs * outputs + outputs + kept * R * outputs), 2 * R * inputs * outputs)
 
 
-def backward(inputs, outputs, folded=False):
-    """Gradients of weight and bias, then that of the input; `folded` reads the GELU's input."""
+def backward(inputs, outputs, folded=False, summed=False):
+    """Gradients of weight and bias, then that of the input; `folded` reads the GELU's input; if `summed`, a norm made the partial sums."""
     flop = 2 * R * inputs * outputs
     matmul("matmuls, weights' gradients", L, 2 * R * (inputs + outputs) + 4 * inputs * outputs, flop)
     matmul("matmuls, inputs' gradients", L, 2 * (R * (inputs + outputs) + inputs * outputs + folded * R * inputs), flop)
     size = 2 * R * outputs + 4 * sums * outputs
-    kernel("bias gradients", L, size, "linear.cu", "fold_and_sum_bf16", each(R * outputs, "read", 2), blocks=-(-outputs // 256) * sums)
-    add_sums(L, sums, outputs, blocks=-(-outputs // 4))
+    if not summed:
+        kernel("bias gradients", L, size, "linear.cu", "fold_and_sum_bf16", each(R * outputs, "read", 2), blocks=-(-outputs // 256) * sums)
+    add_sums(L, outputs)
 
 
-def add_sums(count, height, columns, blocks):
+def add_sums(count, columns):
     """64 rows by each thread, in order."""
-    size = 4 * (height + 1) * columns
-    work = each(height * columns, "read", 4)
-    kernel("sums of partial sums", count, size, "linear.cu", "add_row_sums_f32", work, blocks, serial=4 * min(64, height))
+    size = 4 * (sums + 1) * columns
+    work = each(sums * columns, "read", 4)
+    kernel("sums of partial sums", count, size, "linear.cu", "add_row_sums_f32", work, -(-columns // 4), serial=4 * min(64, sums))
 
 
 piece = min(R, 8192)
@@ -164,10 +164,10 @@ matmul("head: logits", pieces, 2 * (piece * C + V * C + piece * V), head)
 kernel("head: loss and its gradient", pieces, 4 * piece * V + 12 * piece, "cross_entropy.cu", "cross_entropy_wide_bf16", exponentials(piece * V))
 matmul("head: weight's gradient", pieces, 2 * piece * (V + C) + 4 * V * C * (2 if pieces > 1 else 1), head)
 matmul("head: input's gradient", pieces, 2 * (piece * V + V * C + piece * C), head)
-size = 8 * R * C + 2 * C + 8 * R + 8 * norm_sums * C
-kernel("norms, backward with the residual", 2 * L + 1, size, "norm.cu", "norm_backward_bf16", rows(R), blocks=norm_sums)
-add_sums(2 * (2 * L + 1), norm_sums, C, blocks=-(-C // 4))
-backward(C, 3 * C), backward(C, C), backward(C, F), backward(F, C, folded=True)
+size = 8 * R * C + 2 * C + 8 * R + 12 * sums * C
+kernel("norms, backward with the residual", 2 * L + 1, size, "norm.cu", "norm_backward_summed_bf16", rows(R), blocks=sums)
+add_sums(2 * (2 * L + 1), C)
+backward(C, 3 * C), backward(C, C, summed=True), backward(C, F), backward(F, C, folded=True, summed=True)
 side = 128 if width == 64 else 64
 kernel("attention, backward: dq", L, 12 * R * C + 8 * R * H, "attention_bf16.cu", of_head("_dq"), tiles(side, 32))
 kernel("attention, backward: dk, dv", L, 12 * R * C + 8 * R * H, "attention_bf16.cu", of_head("_dkv"), tiles(side, 32))
@@ -188,7 +188,7 @@ if a.check:
     moved += L * (14 * R * C + 2 * R * F)
     print(f"nodes: plan {ours}, program {total['nodes']}; bytes: plan {moved:,}, program {total['moved_bytes']:,}")
     is_same = ours == total["nodes"] and abs(moved / total["moved_bytes"] - 1) < 0.04
-    for name in ("add_row_sums_f32", "norm_backward_bf16", "fold_and_sum_bf16"):
+    for name in ("add_row_sums_f32", "norm_backward_summed_bf16", "fold_and_sum_bf16"):
         found = {line["blocks"] for line in lines if line.get("name") == name}
         print(f"blocks of {name}: plan {sorted(blocks_of[name])}, program {sorted(found)}")
         is_same &= found == blocks_of[name]

@@ -140,14 +140,22 @@ impl Normalize {
         let bias_sums = sums_of(pass, bias)?;
         let dx = pass.take(x.shape())?;
         let dresidual = dresidual.map(|of| self.rows(of)).transpose()?;
-        let gradients = NormGradients {
+        let mut gradients = NormGradients {
             dx: &dx,
             dresidual: dresidual.as_ref(),
             weight_sums: weight_sums.as_ref(),
             bias_sums: bias_sums.as_ref(),
+            row_sums: None,
         };
-        let dy_rows = self.rows(dy)?;
-        ops::norm_backward_into(&gradients, &dy_rows, &x, &statistics, &self.options(pass)?)?;
+        let (dy_rows, options) = (self.rows(dy)?, self.options(pass)?);
+        // The layer below a norm with a bias mostly has one, too.
+        let has_biases = bias_sums.is_some() && ops::prefers_row_sums(rows);
+        let row_sums = match ops::norm_sums_rows(&gradients, &dy_rows, &x, &options) {
+            true if has_biases => pass.take_row_sums(&dx)?,
+            _ => None,
+        };
+        gradients.row_sums = row_sums.as_ref();
+        ops::norm_backward_into(&gradients, &dy_rows, &x, &statistics, &options)?;
         for (parameter, sums) in [(Some(weight), weight_sums), (bias, bias_sums)] {
             let Some(parameter) = parameter else { continue };
             if let (Some(sums), Some(gradient)) = (sums, pass.gradient(parameter)) {

@@ -272,11 +272,10 @@ impl<'a> Pass<'a> {
     /// On a GPU: a tensor for the sums of blocks of rows of `dx` (B, I), which the layer that is
     /// about to write `dx` fills, and the layer below asks for by `row_sums_of`.
     pub(crate) fn take_row_sums(&mut self, dx: &Tensor) -> Result<Option<Tensor>> {
-        let (rows, columns) = (dx.shape()[0], dx.shape()[1]);
-        if !dx.device().is_accelerator() || rows == 0 {
+        if !dx.device().is_accelerator() || dx.shape()[0] == 0 {
             return Ok(None);
         }
-        let sums = self.take_as(&[ops::row_sums_of(rows), columns], DType::F32)?;
+        let sums = self.take_as(&ops::row_sums_of(dx), DType::F32)?;
         self.saved.row_sums = Some((dx.clone(), sums.clone()));
         Ok(Some(sums))
     }
@@ -289,11 +288,10 @@ impl<'a> Pass<'a> {
 
     /// Makes these sums on a GPU, if the gradient of a bias is faster from them.
     pub(crate) fn sum_row_blocks(&mut self, dy: &Tensor) -> Result<Option<Tensor>> {
-        let (rows, columns) = (dy.shape()[0], dy.shape()[1]);
-        if !dy.device().is_accelerator() || !ops::prefers_row_sums(rows) {
+        if !dy.device().is_accelerator() || !ops::prefers_row_sums(dy.shape()[0]) {
             return Ok(None);
         }
-        let sums = self.take_as(&[ops::row_sums_of(rows), columns], DType::F32)?;
+        let sums = self.take_as(&ops::row_sums_of(dy), DType::F32)?;
         ops::row_block_sums_into(&sums, dy)?;
         Ok(Some(sums))
     }

@@ -123,6 +123,28 @@ fn a_tied_gpt_split_over_devices_is_the_one_on_one_device() {
     );
 }
 
+/// Over more than 1,024 rows in bf16 a norm sums what it passes to the layers below it, for their
+/// biases; it does not where these are on another device, or drop something.
+#[test]
+fn a_norm_that_sums_for_the_biases_below_changes_no_bit() {
+    let Some(_gpu) = gpu().filter(|_| ddp_kernels::Device::usable().len() > 2) else {
+        return;
+    };
+    let words = GPT.replace("--batch-size 8", "--batch-size 65");
+    let words = words.replace("--dropout 0.1", "--dtype bf16 --optimizer sgd --steps 1");
+    let run = |flags: &str| {
+        let folder = with_text();
+        std::fs::write(folder.path().join("t.txt"), "To be, or not. ".repeat(250)).unwrap();
+        let ended = folder.alone(&format!("{words} {flags}")).on_gpus().run();
+        ended.assert_well();
+        model_bytes(&folder.out(), 1)
+    };
+    let whole = run("");
+    for flags in ["--devices-per-rank 2", "--recompute block --graph off"] {
+        assert!(run(flags) == whole, "{flags}");
+    }
+}
+
 #[test]
 fn a_tied_gpt_goes_on_over_one_or_more_devices_and_starts_from_a_folder_split_as_whole() {
     let Some(_gpu) = gpu().filter(|_| ddp_kernels::Device::usable().len() > 2) else {

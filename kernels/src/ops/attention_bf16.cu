@@ -339,8 +339,10 @@ INLINE void forward(bf16* out, float* log_sum_exp, const bf16* q_array, const bf
     q.template copy<WIDTH, block.ROWS>(q_rows, block.start);
     k.template copy<WIDTH, STEP>(k_rows, 0);
     v.template copy<WIDTH, STEP>(v_rows, 0);
-    finish_copies();
-    OwnRows<WIDTH, TILES, WIDTH <= 64> left;
+    constexpr bool HELD = WIDTH <= 64;
+    // Wider rows are first read with the first tile, which waits for all of these copies.
+    if (HELD) finish_copies();
+    OwnRows<WIDTH, TILES, HELD> left;
     left.begin(q_rows);
     Softmax<TILES> softmax;
     Sums<TILES, WIDTH / 8> sums;

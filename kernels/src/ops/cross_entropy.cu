@@ -115,9 +115,9 @@ INLINE float weight_sum_of(const Problem& problem) {
     return warp_sum(sum);
 }
 
-/// Adds one class to a lane's Σ w z.
-INLINE float add_weighted(const Problem& problem, float sum, u64 class_index, float z) {
-    return problem.class_weights == nullptr ? sum + z : fmaf(problem.class_weights[class_index], z, sum);
+/// Adds one class to a lane's Σ w z. `is_weighted` if there are weights.
+INLINE float add_weighted(const Problem& problem, bool is_weighted, float sum, u64 class_index, float z) {
+    return is_weighted ? fmaf(problem.class_weights[class_index], z, sum) : sum + z;
 }
 
 /// Whether x leaves the target the first of the largest, as in rows.rs.
@@ -224,7 +224,9 @@ INLINE void narrow_rows(Problem problem, const Totals totals, u64 rows, T* dlogi
             for (u32 i = 0; i < columns; i++) is_correct &= is_below(own[i], i, target_x, target.class_index);
         }
         if (problem.smooths) {
-            for (u32 i = 0; i < columns; i++) weighted_z = add_weighted(problem, weighted_z, i, own[i] - largest);
+            const bool is_weighted = problem.class_weights != nullptr;
+            for (u32 i = 0; i < columns; i++)
+                weighted_z = add_weighted(problem, is_weighted, weighted_z, i, own[i] - largest);
         }
         shared_rows[threadIdx.x].largest = largest;
         shared_rows[threadIdx.x].target = target;
@@ -296,7 +298,7 @@ INLINE void wide_block(
         const u64 i = start + j * WARP + lane;
         if (i >= problem.classes) break;
         const float z = x[j] - largest;
-        if (problem.smooths) z_sum = add_weighted(problem, z_sum, i, z);
+        if (problem.smooths) z_sum = add_weighted(problem, problem.class_weights != nullptr, z_sum, i, z);
         e_sum = e_sum + exponential(z);
     }
     e_sum = warp_sum(e_sum);
@@ -464,7 +466,7 @@ struct Online {
 };
 
 /// Maximum and sums of a row in one pass; the same in all threads.
-template <bool SMOOTHS> INLINE Online online(const Problem& problem, const Row& row) {
+template <bool SMOOTHS, bool WEIGHTED> INLINE Online online(const Problem& problem, const Row& row) {
     Online online{LOWEST, 0.0f, 0.0f};
     row.each(row.packs, [&](u32 at, const Pack<bf16>(&pack)[PACKS_AT_ONCE]) {
         float largest = online.largest;
@@ -477,7 +479,8 @@ template <bool SMOOTHS> INLINE Online online(const Problem& problem, const Row& 
             const u32 number = at + k * blockDim.x;
             if (!SMOOTHS || number >= row.packs) continue;
             UNROLLED for (u32 i = 0; i < PACK; i++) {
-                online.weighted_x = add_weighted(problem, online.weighted_x, row.first(number) + i, wide(pack[k].values[i]));
+                const float x = wide(pack[k].values[i]);
+                online.weighted_x = add_weighted(problem, WEIGHTED, online.weighted_x, row.first(number) + i, x);
             }
         }
     });
@@ -486,7 +489,7 @@ template <bool SMOOTHS> INLINE Online online(const Problem& problem, const Row& 
         const float x = wide(row.logits[edge]);
         online.raise(fmaxf(online.largest, x));
         online.sum = online.sum + exp2_of(online.exponent(x));
-        if (SMOOTHS) online.weighted_x = add_weighted(problem, online.weighted_x, edge, x);
+        if (SMOOTHS) online.weighted_x = add_weighted(problem, WEIGHTED, online.weighted_x, edge, x);
     }
     online.join();
     if (SMOOTHS) online.weighted_x = block_sum(online.weighted_x);
@@ -529,8 +532,8 @@ template <class F> INLINE void store_gradients(const Row& row, bf16* dlogits, F 
     if (edge < row.classes) dlogits[edge] = narrow<bf16>(gradient(wide(row.logits[edge]), edge));
 }
 
-/// As `wide_rows`, with a row read twice: sums, gradient.
-template <bool SMOOTHS>
+/// As `wide_rows`, with a row read twice: sums, gradient. WEIGHTED: smoothed, with class weights.
+template <bool SMOOTHS, bool WEIGHTED>
 INLINE void packed_rows(
     Problem problem, const Totals totals, u64 rows, bf16* dlogits, const bf16* logits) {
     __shared__ float weight_sum;
@@ -548,7 +551,7 @@ INLINE void packed_rows(
         float loss = 0.0f;
         if (!target.is_ignored) {
             const float target_x = wide(row.logits[target.class_index]);
-            const Online sums = online<SMOOTHS>(problem, row);
+            const Online sums = online<SMOOTHS, WEIGHTED>(problem, row);
             const float target_z = sums.exponent(target_x) * LN_2;
             const float weighted_z = sums.weighted_x - problem.weight_sum * sums.largest;
             loss = loss_of(problem, logarithm(sums.sum), target_z, target.weight, weighted_z);
@@ -560,7 +563,7 @@ INLINE void packed_rows(
             const auto gradient = [&](float x, u32 class_index) {
                 const float e = exp2_of(sums.exponent(x));
                 if (!SMOOTHS) return e * factors.softmax;
-                const float weight = problem.class_weights == nullptr ? 1.0f : problem.class_weights[class_index];
+                const float weight = WEIGHTED ? problem.class_weights[class_index] : 1.0f;
                 return fmaf(e, factors.softmax, 0.0f - factors.class_part * weight);
             };
             if (gradients != nullptr) {
@@ -595,8 +598,11 @@ extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 2) cross_entropy_wide
     wide_rows(PROBLEM, TOTALS, rows, dlogits, logits);
 }
 extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 2) cross_entropy_wide_bf16(PARAMETERS(bf16)) {
-    packed_rows<false>(PROBLEM, TOTALS, rows, dlogits, logits);
+    packed_rows<false, false>(PROBLEM, TOTALS, rows, dlogits, logits);
 }
 extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1) cross_entropy_smooth_bf16(PARAMETERS(bf16)) {
-    packed_rows<true>(PROBLEM, TOTALS, rows, dlogits, logits);
+    packed_rows<true, false>(PROBLEM, TOTALS, rows, dlogits, logits);
+}
+extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1) cross_entropy_weighted_bf16(PARAMETERS(bf16)) {
+    packed_rows<true, true>(PROBLEM, TOTALS, rows, dlogits, logits);
 }

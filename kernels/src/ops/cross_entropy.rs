@@ -222,6 +222,9 @@ fn launch(gpu: &Launcher, of: &Operands<'_>, options: &CrossEntropyOptions<'_>) 
         // Of each row the target, its logit, and passes, in each of which a thread has so many
         // elements under way.
         let (name, at_once) = match of.logits.dtype {
+            DType::BF16 if smooths && of.class_weights.is_some() => {
+                ("cross_entropy_weighted", &[32, 32][..])
+            }
             DType::BF16 if smooths => ("cross_entropy_smooth", &[32, 32][..]),
             DType::BF16 => ("cross_entropy_wide", &[32, 32][..]),
             _ => ("cross_entropy_wide", &[8, 16, 4][..]),

@@ -97,15 +97,15 @@ constexpr u32 LANES = 32;
 constexpr u32 ROWS_IN_FLIGHT = 8;
 
 /// Multiplies dx by activation′(saved), unless `saved` is null. Then sums dx over each block of
-/// rows into `sums` (blocks, columns). A warp has LANES packs of N columns of a block.
+/// `block_rows` into `sums` (blocks, columns). A warp has LANES packs of N columns of a block.
 template <class F, int N, class T>
-INLINE void fold_and_sum(float* __restrict__ sums, T* dx, const T* saved, u64 rows, u64 columns) {
+INLINE void fold_and_sum(float* __restrict__ sums, T* dx, const T* saved, u64 rows, u64 columns, u64 block_rows) {
     typedef Pack<T, N> P;
     const u64 packs = columns / N, pack = (u64)blockIdx.x * LANES + threadIdx.x;
     if (pack >= packs) return;
-    for (u64 block = blockIdx.y; block * ROW_BLOCK < rows; block += gridDim.y) {
-        const u64 begin = block * ROW_BLOCK, first = begin * packs + pack;
-        const u32 height = rows - begin < ROW_BLOCK ? (u32)(rows - begin) : ROW_BLOCK;
+    for (u64 block = blockIdx.y; block * block_rows < rows; block += gridDim.y) {
+        const u64 begin = block * block_rows, first = begin * packs + pack;
+        const u32 height = (u32)(rows - begin < block_rows ? rows - begin : block_rows);
         float sum[N] = {};
         for (u32 row = 0; row < height; row += ROWS_IN_FLIGHT) {
             P x[ROWS_IN_FLIGHT], y[ROWS_IN_FLIGHT];
@@ -132,8 +132,8 @@ INLINE void fold_and_sum(float* __restrict__ sums, T* dx, const T* saved, u64 ro
 }
 #define FOLD_AND_SUM(NAME, T, N)                                                                                       \
     KERNEL(LANES)                                                                                                      \
-    fold_and_sum_##NAME(float* sums, T* dx, const T* saved, u64 rows, u64 columns, u32 activation) {                   \
-        WITH_ACTIVATION(activation, T, F, fold_and_sum<F, N>(sums, dx, saved, rows, columns);)                         \
+    fold_and_sum_##NAME(float* sums, T* dx, const T* saved, u64 rows, u64 columns, u64 block_rows, u32 activation) {   \
+        WITH_ACTIVATION(activation, T, F, fold_and_sum<F, N>(sums, dx, saved, rows, columns, block_rows);)             \
     }
 FOLD_AND_SUM(f32, float, 4)
 FOLD_AND_SUM(bf16, bf16, 8)

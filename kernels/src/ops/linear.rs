@@ -14,7 +14,6 @@ pub(super) mod gpu;
 #[cfg(test)]
 mod tests;
 
-use crate::Tensor;
 use crate::error::Result;
 use crate::ops::activation::{Activation, Gelu, GeluErf, GeluTanh, Relu};
 use crate::ops::arithmetic::Add;
@@ -22,7 +21,7 @@ use crate::ops::call::{Buffer, Call, FLOATS, FLOATS_AND_BF16, Slot, with_float};
 use crate::ops::loops::{Binary, Unary, binary_in_place, unary_in_place};
 use crate::ops::matmul::{self, AsIs, Finish, Matrix, Real, Tile};
 use crate::simd::multiversion;
-use crate::threads;
+use crate::{Tensor, threads};
 
 /// The activation of the layer below, whose derivative is folded into the gradient that goes to it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -127,14 +126,18 @@ pub fn linear_backward_input_into(
 /// The rounding error grows with 128 + B/4096, not with B, and a GPU adds many groups at a time.
 const GROUP: usize = 64;
 
-/// Rows of `row_sums` for this many rows: see [`linear_backward_input_summed_into`].
-pub fn row_sums_of(rows: usize) -> usize {
-    rows.div_ceil(gpu::ROW_BLOCK)
+/// The shape of `row_sums` for `x` (B, C): (blocks of rows, C). A block has 64 rows. For more than
+/// 1,024 rows in bf16 there are `norm_blocks_of(B)`: sums by a norm's backward have the same bits.
+///
+/// Backward: none.
+pub fn row_sums_of(x: &Tensor) -> [usize; 2] {
+    let [rows, columns] = [x.shape()[0], x.shape()[1]];
+    [rows.div_ceil(gpu::block_rows_of(rows, x.dtype())), columns]
 }
 
-/// As [`linear_backward_input_into`]. Besides, sums the rows of `dx` in blocks of 64 into
-/// `row_sums` (`row_sums_of(B)`, I), of the dtype of `dx`, or f32 if that is bf16.
-/// [`add_row_sums_into`] makes the gradient of the bias below of them.
+/// As [`linear_backward_input_into`]. Besides, sums blocks of rows of `dx` into `row_sums`
+/// (`row_sums_of(dx)`), of the dtype of `dx`, or f32 if that is bf16. [`add_row_sums_into`]
+/// makes the gradient of the bias below of them.
 #[track_caller]
 pub fn linear_backward_input_summed_into(
     dx: &Tensor,
@@ -162,8 +165,8 @@ pub fn linear_backward_input_summed_into(
         call.same_shape(saved, dx)?;
     }
     if let Some(row_sums) = row_sums {
-        let meaning = "a row for each 64 rows of dx";
-        call.has_shape(row_sums, &[row_sums_of(rows), inputs], meaning)?;
+        let meaning = "a row for each block of rows of dx: row_sums_of";
+        call.has_shape(row_sums, &row_sums_of(call.tensor(dx)), meaning)?;
         call.math_dtype(row_sums, dx)?;
         call.row_major(row_sums)?;
     }
@@ -195,11 +198,11 @@ pub fn linear_backward_input_summed_into(
 /// Whether the gradient of a bias over this many rows is faster from `row_block_sums_into`: on a
 /// GPU `linear_backward_weight_into` has few threads for that many rows.
 pub fn prefers_row_sums(rows: usize) -> bool {
-    rows > gpu::ROW_BLOCKS_AT_ONCE * gpu::ROW_BLOCK
+    gpu::are_many(rows)
 }
 
-/// Sums the rows of `x` (B, C) in blocks of 64 into `row_sums` (`row_sums_of(B)`, C), of the dtype
-/// of `x`, or f32 if that is bf16: for [`add_row_sums_into`].
+/// Sums blocks of rows of `x` (B, C) into `row_sums` (`row_sums_of(x)`), of the dtype of `x`,
+/// or f32 if that is bf16: for [`add_row_sums_into`].
 ///
 /// Backward: none; it is a part of `linear_into`'s.
 #[track_caller]
@@ -208,8 +211,8 @@ pub fn row_block_sums_into(row_sums: &Tensor, x: &Tensor) -> Result<()> {
     let row_sums = call.writes("row_sums", row_sums);
     let x = call.reads("x", x);
     let [rows, columns] = call.dims::<2>(x, "[rows, columns]")?;
-    let meaning = "a row for each 64 rows of x";
-    call.has_shape(row_sums, &[row_sums_of(rows), columns], meaning)?;
+    let meaning = "a row for each block of rows of x: row_sums_of";
+    call.has_shape(row_sums, &row_sums_of(call.tensor(x)), meaning)?;
     call.math_dtype(row_sums, x)?;
     call.all_row_major()?;
     call.run(x, &FLOATS_AND_BF16, |placed| {
@@ -233,7 +236,8 @@ fn sum_blocks<T: Real>(row_sums: &mut Buffer<'_>, x: &[T], columns: usize) {
 }
 
 /// `db` (C) `= Σ` of the rows of `row_sums` (…, C), in groups of 64 in order, or added to what is
-/// there with `accumulate`: with the bits that [`linear_backward_weight_into`] gives.
+/// there with `accumulate`: with the bits that [`linear_backward_weight_into`] gives, where blocks
+/// have 64 rows.
 ///
 /// Backward: none; it is a part of `linear_into`'s.
 #[track_caller]

@@ -159,11 +159,13 @@ INLINE void norm(
 }
 
 /// The gradient of a row by x, and the sums of a block of rows for weight and bias, by a block of
-/// threads for each block of rows. `dx` may be dy, the residual's gradient or both.
-template <bool PACKED, bool HELD, class T>
+/// threads for each block of rows. `dx` may be dy, the residual's gradient or both. With SUMS, also
+/// the sums of dx as it is stored, of rows that a warp holds.
+template <bool PACKED, bool HELD, bool SUMS, class T>
 INLINE void norm_backward(
     T* dx, const T* dy, const T* __restrict__ x, const float* __restrict__ stats, const T* __restrict__ weight,
-    const T* dresidual, float* weight_sums, float* bias_sums, u64 rows, u64 columns, u64 block_rows, u32 width) {
+    const T* dresidual, float* weight_sums, float* bias_sums, u64 rows, u64 columns, u64 block_rows, u32 width,
+    float* dx_sums) {
     typedef Lane<T, PACKED> L;
     typedef typename L::P P;
     constexpr u32 PACK = L::PACK;
@@ -174,6 +176,11 @@ INLINE void norm_backward(
     float* of_weight = weight_sums == nullptr ? nullptr : weight_sums + blockIdx.x * columns;
     float* of_bias = bias_sums == nullptr ? nullptr : bias_sums + blockIdx.x * columns;
     typename L::Sums dweight = {}, dbias = {};
+    // Registers are full. Each lane has its own part.
+    __shared__ Pack<float> passed[PACKS][PACK / 4][WARP];
+    UNROLLED for (u32 n = 0; SUMS && n < PACKS; n++) {
+        UNROLLED for (u32 k = 0; k < PACK / 4; k++) passed[n][k][threadIdx.x] = Pack<float>{};
+    }
     P gradients[PACKS], inputs[PACKS], weights[PACKS], next_gradients[PACKS], next_inputs[PACKS];
     float mean = 0.0f, scale = 0.0f, next_mean = 0.0f, next_scale = 0.0f;
     const auto fetch = [&](P (&gradients)[PACKS], P (&inputs)[PACKS], u64 row, u32 start) {
@@ -233,13 +240,26 @@ INLINE void norm_backward(
                     const float scaled = gradient * wide(weights[n].values[k]) - along_one;
                     result[k] = fmaf(scale, fmaf(normed, against_x, scaled), wide(others[n].values[k]));
                 }
-                lane.store(dx + first, column, narrow_pack<T>(result));
+                const P stored = narrow_pack<T>(result);
+                lane.store(dx + first, column, stored);
+                UNROLLED for (u32 k = 0; SUMS && k < PACK / 4; k++) {
+                    Pack<float> sum = passed[n][k][threadIdx.x];
+                    UNROLLED for (u32 i = 0; i < 4; i++) sum.values[i] += wide(stored.values[4 * k + i]);
+                    passed[n][k][threadIdx.x] = sum;
+                }
             });
             if (!HELD || row + 1 == end) {
                 lane.template move_sums<true>(dweight, of_weight, start);
                 lane.template move_sums<true>(dbias, of_bias, start);
             }
         }
+    }
+    if (SUMS) {
+        lane.each(own, [&](u32 n, u32 column) {
+            UNROLLED for (u32 k = 0; k < PACK / 4; k++) {
+                store_pack(dx_sums + blockIdx.x * columns + column, k, passed[n][k][threadIdx.x]);
+            }
+        });
     }
 }
 
@@ -257,12 +277,20 @@ INLINE void norm_backward(
     norm_backward_##SUFFIX(T* dx, const T* dy, const T* x, const float* stats, const T* weight, const T* dresidual,    \
                            float* weight_sums, float* bias_sums, u64 rows, u64 columns, u64 block_rows, u32 width) {   \
         if (PACKED && held<T>(columns)) {                                                                              \
-            norm_backward<PACKED, PACKED>(dx, dy, x, stats, weight, dresidual, weight_sums, bias_sums, rows, columns,  \
-                                          block_rows, width);                                                          \
+            norm_backward<PACKED, PACKED, false>(dx, dy, x, stats, weight, dresidual, weight_sums, bias_sums, rows,    \
+                                                 columns, block_rows, width, nullptr);                                 \
         } else {                                                                                                       \
-            norm_backward<PACKED, false>(dx, dy, x, stats, weight, dresidual, weight_sums, bias_sums, rows, columns,   \
-                                         block_rows, width);                                                           \
+            norm_backward<PACKED, false, false>(dx, dy, x, stats, weight, dresidual, weight_sums, bias_sums, rows,     \
+                                                columns, block_rows, width, nullptr);                                  \
         }                                                                                                              \
     }
 #define NORMS(NAME, T) NORM(NAME, T, true) NORM(unaligned_##NAME, T, false)
 FOR_F32_AND_BF16(NORMS)
+
+KERNEL(WARP)
+norm_backward_summed_bf16(bf16* dx, const bf16* dy, const bf16* x, const float* stats, const bf16* weight,
+                          const bf16* dresidual, float* weight_sums, float* bias_sums, u64 rows, u64 columns,
+                          u64 block_rows, u32 width, float* dx_sums) {
+    norm_backward<true, true, true>(dx, dy, x, stats, weight, dresidual, weight_sums, bias_sums, rows, columns,
+                                    block_rows, width, dx_sums);
+}

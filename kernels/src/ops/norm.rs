@@ -26,7 +26,7 @@ use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, Slot, with_float};
 use crate::ops::float::Float;
 use crate::threads::Shares;
-use crate::{Tensor, threads};
+use crate::{DType, Tensor, threads};
 
 static SOURCE: Source = Source::new("norm.cu", include_str!("norm.cu"));
 
@@ -75,20 +75,46 @@ pub struct NormGradients<'a> {
     pub weight_sums: Option<&'a Tensor>,
     /// Likewise for bias.
     pub bias_sums: Option<&'a Tensor>,
+    /// Likewise of dx, for the gradient of the bias of the layer that gets dx, where
+    /// [`norm_sums_rows`] says so. Each adds the rows of its block in order.
+    pub row_sums: Option<&'a Tensor>,
 }
 
-/// Rows of `weight_sums` and `bias_sums` for this many rows: at most 1,024, each the sum of at
-/// least 16 rows. They do not depend on the device.
+/// What a warp of a GPU holds of a row: four packs a lane.
+const WARP_BYTES: usize = 2048;
+
+/// Rows of `weight_sums`, `bias_sums` and `row_sums` for this many rows: at most 1,024, each the
+/// sum of at least 16 rows. They do not depend on the device.
 pub fn norm_blocks_of(rows: usize) -> usize {
     rows.div_ceil(block_rows_of(rows))
 }
 
 /// Rows that each row of the sums adds.
-fn block_rows_of(rows: usize) -> usize {
+pub(super) fn block_rows_of(rows: usize) -> usize {
     /// Enough for a warp of a GPU each, and few to add.
     const BLOCKS_MAX: usize = 1024;
     const ROWS_MIN: usize = 16;
     rows.div_ceil(BLOCKS_MAX).max(ROWS_MIN)
+}
+
+/// Whether [`norm_backward_into`] can write `row_sums` besides: on a GPU in bf16, where all that is
+/// accessed is whole packs of 16 bytes and a warp holds a row: at most 1,024 columns.
+///
+/// Backward: none.
+pub fn norm_sums_rows(
+    gradients: &NormGradients<'_>,
+    dy: &Tensor,
+    x: &Tensor,
+    options: &NormOptions<'_>,
+) -> bool {
+    let (all, columns) = (gradients, x.shape().last().copied().unwrap_or(0));
+    let is_bf16 = x.device().is_accelerator() && x.dtype() == DType::BF16;
+    let fits = |tensor: &Tensor| tensor.address().is_multiple_of(16);
+    let optional = [all.dresidual, all.weight_sums, all.bias_sums, all.row_sums];
+    (is_bf16 && columns.is_multiple_of(8) && 2 * columns <= WARP_BYTES)
+        && [all.dx, dy, x].into_iter().all(fits)
+        && optional.into_iter().flatten().all(fits)
+        && options.weight.is_none_or(fits)
 }
 
 /// `out = norm(x)`: `out` and `x` (R, C), `stats` (R, `Norm::statistics`) of their dtype, or f32 if
@@ -201,6 +227,7 @@ pub fn norm_backward_into(
     stats: &Tensor,
     options: &NormOptions<'_>,
 ) -> Result<()> {
+    let sums_rows = norm_sums_rows(gradients, dy, x, options);
     let mut call = Call::new("norm_backward");
     let dx = call.writes("dx", gradients.dx);
     let dy = call.reads("dy", dy);
@@ -209,6 +236,7 @@ pub fn norm_backward_into(
     let dresidual = call.reads_some("dresidual", gradients.dresidual);
     let weight_sums = call.writes_some("weight_sums", gradients.weight_sums);
     let bias_sums = call.writes_some("bias_sums", gradients.bias_sums);
+    let row_sums = call.writes_some("row_sums", gradients.row_sums);
     call.may_be_in_place(dy, dx);
     if let Some(dresidual) = dresidual {
         call.may_be_in_place(dresidual, dx);
@@ -220,11 +248,15 @@ pub fn norm_backward_into(
     };
     let (sizes, [weight, _]) = check(&mut call, x, &[dx, dy], stats, &options)?;
     let [rows, columns] = sizes;
-    for sums in [weight_sums, bias_sums].into_iter().flatten() {
+    for sums in [weight_sums, bias_sums, row_sums].into_iter().flatten() {
         let meaning = "a row for each block of rows: norm_blocks_of";
         call.has_shape(sums, &[norm_blocks_of(rows), columns], meaning)?;
         call.math_dtype(sums, x)?;
         call.row_major(sums)?;
+    }
+    if let Some(sums) = row_sums.filter(|_| !sums_rows) {
+        let help = "ask norm_sums_rows first, or sum the rows of dx by row_block_sums_into";
+        return Err(call.operand_error(sums, "none for these operands", help));
     }
     call.run(x, &FLOATS_AND_BF16, |placed| {
         let [mut dx, dy, x, stats] = placed.enter([dx, dy, x, stats])?;
@@ -233,6 +265,7 @@ pub fn norm_backward_into(
             placed.enter_some(weight_sums)?,
             placed.enter_some(bias_sums)?,
         ];
+        let row_sums = placed.enter_some(row_sums)?;
         if let Some(gpu) = placed.launcher() {
             let args = args![
                 dx,
@@ -247,8 +280,12 @@ pub fn norm_backward_into(
                 columns,
                 block_rows_of(rows),
                 options.norm.statistics() as u32,
+                row_sums,
             ];
-            let names = ["norm_backward", "norm_backward_unaligned"];
+            let (names, args) = match row_sums {
+                Some(_) => (["norm_backward_summed"; 2], &args[..]),
+                None => (["norm_backward", "norm_backward_unaligned"], &args[..12]),
+            };
             return launch(&gpu, names, &dx, [norm_blocks_of(rows), columns], (args, 8));
         }
         with_float!(placed.dtype, T => {
@@ -373,8 +410,6 @@ fn launch(
     [blocks, columns]: [usize; 2],
     (args, addresses): (&[u64], usize),
 ) -> Result<()> {
-    /// What a warp holds of a row: four packs a lane.
-    const WARP_BYTES: usize = 2048;
     let row_bytes = columns * out.dtype.bytes();
     let aligned = row_bytes.is_multiple_of(16) && args[..addresses].iter().all(|at| at % 16 == 0);
     let warps = row_bytes.div_ceil(WARP_BYTES).min(cpu::WARPS_MAX);

@@ -330,7 +330,7 @@ fn a_missing_wait_or_barrier_is_found_in_every_order() {
     for (index, (kernel, source)) in wrong.enumerate() {
         std::fs::write(folder.join("attention_bf16.cu"), source).unwrap();
         for seed in 0..seeds {
-            // In forward heads of 128 columns are read after the next wait, not after the first.
+            // In forward only heads of 64 columns have the first wait.
             let (test, width) = match (index + seed) % 2 == 0 || index % 5 == 1 {
                 true => ("several_tiles", 64),
                 false => ("several_wide_tiles", 128),

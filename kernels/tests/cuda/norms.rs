@@ -6,6 +6,7 @@ use ddp_kernels::ops::{self, Norm, NormGradients, NormOptions};
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::reductions::{cpu, finite, upload};
+use crate::rows::sums_of_blocks;
 use crate::tiles::{Odd, around, constant, placing};
 use crate::{assert_same_bits, next_device};
 
@@ -24,7 +25,8 @@ fn shapes() -> Vec<[usize; 2]> {
         [2, held_of_bf16 + 8],
         PACKED,
     ];
-    shapes.extend([[5, 768], [2, warp_of_bf16 + 8], [16_400, 8]]);
+    shapes.extend([[5, 768], [17, warp_of_bf16], [2, warp_of_bf16 + 8]]);
+    shapes.push([16_400, 8]);
     shapes.extend(around(16).map(|rows| [rows, 130]));
     shapes.extend(around(warp).map(|columns| [2, columns]));
     shapes
@@ -110,7 +112,7 @@ impl<'a> Case<'a> {
     }
 
     /// dx, in place of the residual's gradient, the sums for weight and bias, and dx without all
-    /// that is optional, in place of dy.
+    /// that is optional, in place of dy. Where dx is summed besides, nothing else changes.
     fn backward(&self, stats: &Tensor) -> Vec<Tensor> {
         let shape = self.x.shape().dims();
         let sums = [ops::norm_blocks_of(shape[0]), shape[1]];
@@ -125,17 +127,59 @@ impl<'a> Case<'a> {
             dresidual: Some(&outputs[0]),
             weight_sums: Some(&outputs[1]),
             bias_sums: Some(&outputs[2]),
+            row_sums: None,
         };
         let least = NormGradients {
             dx: &outputs[3],
             dresidual: None,
             weight_sums: None,
             bias_sums: None,
+            row_sums: None,
         };
         let (x, options) = (&self.x, self.options());
+        self.check_row_sums(&all, stats);
         ops::norm_backward_into(&all, &self.dy, x, stats, &options).unwrap();
         ops::norm_backward_into(&least, &outputs[3], x, stats, &options).unwrap();
         outputs
+    }
+
+    /// The sums of dx have the bits of its rows, as they are stored, added in order, in each of two
+    /// runs; the other gradients have those that they have without.
+    fn check_row_sums(&self, all: &NormGradients<'_>, stats: &Tensor) {
+        let (x, dy, options) = (&self.x, &self.dy, self.options());
+        if !ops::norm_sums_rows(all, dy, x, &options) {
+            return;
+        }
+        let [rows, columns] = [0, 1].map(|at| x.shape()[at]);
+        let shape = [ops::norm_blocks_of(rows), columns];
+        let run = |sums: Option<&Tensor>| {
+            let [dx, weight_sums, bias_sums] = [
+                &self.residual,
+                all.weight_sums.unwrap(),
+                all.bias_sums.unwrap(),
+            ]
+            .map(|tensor| upload(tensor, x.device(), 0));
+            let gradients = NormGradients {
+                dx: &dx,
+                dresidual: Some(&dx),
+                weight_sums: Some(&weight_sums),
+                bias_sums: Some(&bias_sums),
+                row_sums: sums,
+            };
+            ops::norm_backward_into(&gradients, dy, x, stats, &options).unwrap();
+            [dx, weight_sums, bias_sums].map(|tensor| tensor.to(Device::Cpu).unwrap())
+        };
+        let without = run(None);
+        let dx: Vec<f32> = widened(&without[0]).to_vec().unwrap();
+        let block = rows.div_ceil(shape[0].max(1)).max(16);
+        let expected = cpu(&sums_of_blocks(&dx, block, columns), &shape);
+        for _ in 0..2 {
+            let sums = Tensor::full(&shape, 9.0, DType::F32, x.device()).unwrap();
+            for (got, without) in run(Some(&sums)).iter().zip(&without) {
+                assert_same_bits(got, without, "a gradient beside sums of dx");
+            }
+            assert_same_bits(&sums, &expected, "sums of dx");
+        }
     }
 }
 

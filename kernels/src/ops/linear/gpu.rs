@@ -20,7 +20,7 @@ use crate::launch::{Grid, Launcher, Source, args};
 use crate::ops::activation::{Activation, Gelu};
 use crate::ops::call::Buffer;
 use crate::ops::fill::zero_on;
-use crate::ops::{F32Math, f32_math};
+use crate::ops::{F32Math, f32_math, norm};
 
 static SOURCE: Source = Source::new("linear.cu", include_str!("../linear.cu"));
 
@@ -142,6 +142,19 @@ fn fused(
     }
 }
 
+/// Whether these are more rows than `sum_rows` has threads for.
+pub(super) fn are_many(rows: usize) -> bool {
+    rows > ROW_BLOCKS_AT_ONCE * ROW_BLOCK
+}
+
+/// Rows that each row of `row_sums` adds.
+pub(super) fn block_rows_of(rows: usize, dtype: DType) -> usize {
+    match dtype {
+        DType::BF16 if are_many(rows) => norm::block_rows_of(rows),
+        _ => ROW_BLOCK,
+    }
+}
+
 /// Multiplies the derivative at `saved`, if given, into `dx` (B, I), and sums its blocks of rows
 /// into `row_sums`.
 pub(super) fn fold_and_sum(
@@ -162,9 +175,10 @@ pub(super) fn fold_and_sum(
     /// Rows whose loads a thread starts at once, as in linear.cu.
     const AT_ONCE: usize = 8;
     let blocks = columns.div_ceil(LANES * pack);
-    let mut grid = Grid::blocks(blocks, LANES as u32, ROW_BLOCK / AT_ONCE);
-    grid.blocks[1] = rows.div_ceil(ROW_BLOCK).min(BLOCKS_MAX) as u32;
-    let args = args![row_sums, address, saved, rows, columns, activation];
+    let height = block_rows_of(rows, dx.dtype);
+    let mut grid = Grid::blocks(blocks, LANES as u32, height.div_ceil(AT_ONCE));
+    grid.blocks[1] = rows.div_ceil(height).min(BLOCKS_MAX) as u32;
+    let args = args![row_sums, address, saved, rows, columns, height, activation];
     gpu.launch(&SOURCE, (name, dx.dtype), grid, args)
 }
 

@@ -127,8 +127,8 @@ fn the_gradient_below_is_dy_times_w_times_the_derivative_there() {
                 "{below:?}"
             );
             let row_sums = cpu(
-                &vec![9.0; row_sums_of(rows) * inputs],
-                &[row_sums_of(rows), inputs],
+                &vec![9.0; row_sums_of(&folded).iter().product()],
+                &row_sums_of(&folded),
             );
             linear_backward_input_summed_into(&folded, Some(&row_sums), &dy, &w, below).unwrap();
             for accumulate in [false, true] {

@@ -109,6 +109,7 @@ impl Case {
             dresidual: with_residual.then_some(&self.residual),
             weight_sums: Some(&outputs[1]),
             bias_sums: Some(&outputs[2]),
+            row_sums: None,
         };
         norm_backward_into(&gradients, &self.dy, &self.x, stats, &self.options()).unwrap();
         outputs
@@ -371,6 +372,7 @@ fn backward_in_place_has_the_same_bits_and_leaves_out_what_is_not_asked_for() {
                     }),
                     weight_sums: Some(&sums),
                     bias_sums: None,
+                    row_sums: None,
                 };
                 let dy = if in_place_of_dy { &output } else { &case.dy };
                 norm_backward_into(&gradients, dy, &case.x, &stats, &case.options()).unwrap();
@@ -465,17 +467,32 @@ fn operands_that_do_not_fit_are_named() {
         error.contains("epsilon: expected a finite number from 0 up, got -1"),
         "{error}"
     );
-    let gradients = NormGradients {
-        dx: &case.empty(&[2, 3]),
-        dresidual: None,
-        weight_sums: Some(&case.empty(&[2, 3])),
-        bias_sums: None,
-    };
+    let (dx, two, one) = (
+        case.empty(&[2, 3]),
+        case.empty(&[2, 3]),
+        case.empty(&[1, 3]),
+    );
     let stats = Tensor::zeros(&[2, 2], DType::F32, Device::Cpu).unwrap();
-    let error = norm_backward_into(&gradients, &case.dy, &case.x, &stats, &case.options())
-        .unwrap_err()
-        .to_string();
+    let told = |weight_sums, row_sums| {
+        let gradients = NormGradients {
+            dx: &dx,
+            dresidual: None,
+            weight_sums,
+            bias_sums: None,
+            row_sums,
+        };
+        norm_backward_into(&gradients, &case.dy, &case.x, &stats, &case.options())
+            .unwrap_err()
+            .to_string()
+    };
+    let error = told(Some(&two), None);
     let expected = "norm_backward: weight_sums f32[2, 3] on cpu: expected shape [1, 3], that is a row \
                     for each block of rows: norm_blocks_of";
     assert!(error.contains(expected), "{error}");
+    let error = told(None, Some(&one));
+    let expected = "norm_backward: row_sums f32[1, 3] on cpu: expected none for these operands";
+    assert!(
+        error.contains(expected) && error.contains("norm_sums_rows"),
+        "{error}"
+    );
 }

@@ -35,7 +35,7 @@ fn derivative(saved: &[f64], activation: Activation) -> Vec<f64> {
 fn check_row_sums(expected: &Tensor, run: impl Fn(&Tensor, &Tensor)) {
     let (device, [m, n]) = (expected.device(), [0, 1].map(|at| expected.shape()[at]));
     let dx = Tensor::full(&[m, n], 9.0, expected.dtype(), device).unwrap();
-    let row_sums = Tensor::full(&[ops::row_sums_of(m), n], 9.0, DType::F32, device).unwrap();
+    let row_sums = Tensor::full(&ops::row_sums_of(expected), 9.0, DType::F32, device).unwrap();
     run(&dx, &row_sums);
     let on_cpu = |tensor: &Tensor| tensor.to(Device::Cpu).unwrap();
     assert_same_bits(&dx, &on_cpu(expected), "the gradient with sums");
