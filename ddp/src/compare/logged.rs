@@ -26,12 +26,15 @@ pub(super) struct Digests {
     pub(super) weights: Vec<Layer>,
 }
 
+/// A line of the metrics log.
+#[derive(Deserialize)]
+struct Event {
+    event: String,
+}
+
 /// A logged step, or the initial weights as step 0. Version 0.6 and older wrote no digests.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Step {
-    /// Empty for what a replay computes.
-    #[serde(default)]
-    event: String,
     pub(super) step: u64,
     pub(super) loss: Option<f64>,
     pub(super) digests: Option<Digests>,
@@ -51,14 +54,21 @@ pub(super) struct Logged {
 impl Logged {
     /// Reads the run in `folder`.
     pub(super) fn read(folder: &Path) -> Result<Logged> {
-        let mut steps = BTreeMap::new();
+        let (mut steps, mut line_number, mut damage) = (BTreeMap::new(), 0, None);
         let run = Run::read_log(folder, |line| {
-            let step = serde_json::from_slice::<Step>(line).ok();
-            let step = step.filter(|step| step.event == "step");
-            step.map(|step| steps.insert(step.step, step)).is_none()
+            line_number += 1;
+            let event = serde_json::from_slice::<Event>(line);
+            if event.map_or(true, |it| it.event != "step") {
+                return true;
+            }
+            match serde_json::from_slice::<Step>(line) {
+                Ok(step) => _ = steps.insert(step.step, step),
+                Err(why) => _ = damage.get_or_insert((line_number, format!("no step: {why}"))),
+            }
+            false
         });
         let run = run?.begun()?;
-        if let Some((line, why)) = run.bad_lines.first() {
+        if let Some((line, why)) = damage.as_ref().or(run.bad_lines.first()) {
             return Err(Error::Data(format!(
                 "compare {}: line {line} of {EVENTS_FILE} is {why}; help: remove that line, and \
                  know that its step is not compared",
@@ -91,9 +101,12 @@ pub(super) fn differences(a: &Run, b: &Run) -> Vec<[String; 3]> {
 /// What a run was started with, by name: settings, data, devices, ranks, versions.
 fn facts(run: &Run) -> BTreeMap<String, String> {
     let (start, world) = (&run.start, &run.start.world);
+    // Where data are is a setting.
+    let description = start.data.split_once(": ").map_or(&*start.data, |it| it.1);
     // Where a run writes changes nothing.
     let settings = start.config.iter().filter(|(name, _)| *name != "out");
     let settings = settings.map(|(name, value)| (format!("--{name}"), as_flag(value)));
+    let settings = settings.filter(|(_, value)| !value.is_empty());
     let versions = start.versions.iter();
     let versions = versions.map(|(name, value)| (format!("version of {name}"), as_flag(value)));
     let models = |places: &[String]| Vec::from_iter(models(places)).join(", ");
@@ -110,6 +123,7 @@ fn facts(run: &Run) -> BTreeMap<String, String> {
     });
     let resumes = Vec::from_iter(resumes).join("; ");
     let others = [
+        ("description of the data", description.to_string()),
         ("content of the data", start.fingerprint.clone()),
         (
             "content of the held-out data",

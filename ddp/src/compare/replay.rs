@@ -5,6 +5,7 @@
 //! before they part, or from the seed. Each shows what it computes, tensor after tensor. A run of
 //! several ranks without `--same-bits` is repeated with a shard for each rank.
 
+use std::collections::BTreeSet;
 use std::panic::resume_unwind;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
@@ -23,6 +24,7 @@ use crate::shown::significant;
 use crate::train::TrainProgram;
 use crate::trainer;
 use crate::units::plural;
+use crate::using::choose::check_run;
 
 /// The most steps that are repeated.
 const STEPS_MAX: u64 = 1000;
@@ -47,11 +49,16 @@ pub(super) fn replay(
     program: &str,
 ) -> Result<Vec<String>> {
     let last = parting_of_logs.step.max(1);
-    let is_of = |step| move |run: &&Logged| checkpoint::folder(&run.folder, step).is_dir();
-    let saved = runs[0].run.checkpoints.iter().copied();
-    let saved = saved.filter(|&step| runs.iter().all(is_of(step)));
-    let before = saved.filter(|step| Some(*step) <= parting_of_logs.same_until);
-    let from = before.max().unwrap_or(0);
+    let is_intact = |run: &Logged, step: u64| {
+        let opened = checkpoint::open(&checkpoint::folder(&run.folder, step));
+        opened.and_then(|opened| check_run(&opened)).is_ok()
+    };
+    let saved: BTreeSet<u64> = runs[0].run.checkpoints.iter().copied().collect();
+    let before = saved
+        .range(..=parting_of_logs.same_until.unwrap_or(0))
+        .rev();
+    let mut intact = before.filter(|step| runs.iter().all(|run| is_intact(run, **step)));
+    let from = intact.next().copied().unwrap_or(0);
     if last - from > STEPS_MAX {
         return Err(Error::Usage(format!(
             "compare --replay: expected a checkpoint of both runs at most {STEPS_MAX} steps before \
@@ -114,7 +121,7 @@ pub(super) fn replay(
 /// How two tensors differ.
 fn difference(a: &Seen, b: &Seen) -> String {
     if a.name != b.name {
-        return format!("in B it is {}", b.name);
+        return format!("B computes {} there", b.name);
     }
     if a.shape != b.shape {
         return format!("its shape is {:?} in A, {:?} in B", a.shape, b.shape);

@@ -262,6 +262,15 @@ fn a_log_that_is_cut_damaged_or_lost_is_not_called_the_same_for_nothing() {
         text.contains("line 8 of metrics.jsonl is not an event"),
         "{text}"
     );
+    // A step that is JSON, and no step.
+    let odd = changed_log(&folder, |text| {
+        text.replacen("\"loss\":", "\"loss\":\"x\",\"was\":", 1)
+    });
+    let text = odd.assert_fails(65);
+    assert!(
+        text.contains("line 2 of metrics.jsonl is no step: "),
+        "{text}"
+    );
     // Written by another program, with spaces.
     let spaced = changed_log(&folder, |text| {
         text.replace("\"event\":\"step\"", "\"event\": \"step\"")
@@ -500,6 +509,11 @@ fn a_replay_refuses_what_it_cannot_repeat() {
             format!("the replay of {run} is not what its log says of the loss of step 1: ");
         assert!(line.starts_with(&unlike) && found.len() == 3, "{found:?}");
     }
+    // A damaged checkpoint, or one of another run, is not used: the replay begins with the seed.
+    let saved = |name: &str| folder.path().join(name).join("checkpoints");
+    fs::rename(saved("one"), saved("one").with_extension("own")).unwrap();
+    fs::rename(saved("two"), saved("one")).unwrap();
+    assert!(replayed(&folder)[0].starts_with("replayed after step 0: "));
     fs::remove_file(&data).unwrap();
     refused(74, "data.csv");
     let log = folder.path().join("one/metrics.jsonl");

@@ -396,7 +396,7 @@ fn what_cannot_be_is_refused_with_numbers_that_work() {
         ),
         (
             refusal(3, mlp, "same-bits=2", None),
-            "give `same-bits` 3 or more, or start at most 2 ranks",
+            "start at most 2 ranks, or begin a run with `same-bits` 3 or more",
         ),
         (refusal(1, mlp, "same-bits=27", None), "expected at most 26"),
         (

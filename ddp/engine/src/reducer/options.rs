@@ -126,8 +126,8 @@ pub fn check_ranks(shards: usize, ranks: usize) -> Result<()> {
         return Ok(());
     }
     Err(Error::Usage(format!(
-        "{SAME_BITS} {shards}: expected at least {ranks}, a shard for each rank; help: give \
-         {SAME_BITS} {ranks} or more, or start at most {shards} ranks"
+        "{SAME_BITS} {shards}: expected at least {ranks}, a shard for each rank; help: start \
+         at most {shards} ranks, or begin a run with {SAME_BITS} {ranks} or more"
     )))
 }
 
