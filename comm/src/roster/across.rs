@@ -116,6 +116,11 @@ impl Roster {
         broken > 0 && broken == self.current()
     }
 
+    /// Whether ranks meet: for the first generation, or because the current one is over.
+    pub(crate) fn is_meeting(&self) -> bool {
+        self.current() == 0 || self.is_broken()
+    }
+
     /// Why the calls of the current generation end, as far as other hosts know.
     pub(crate) fn ended(&self) -> Option<Cause> {
         let failed = self.over().filter(|&code| code != 0);
@@ -148,7 +153,7 @@ impl Roster {
         let numbers = [GENERATION_AT, BROKEN_AT, OVER_AT];
         let numbers = numbers.map(|at| self.page.u32_at(at).load(Ordering::Acquire));
         // Signs of progress are news only while ranks meet.
-        let unsaid = usize::from(!self.is_broken());
+        let unsaid = usize::from(!self.is_meeting());
         let words = |seat| {
             let mut words = [0; SAID.len()];
             let backwards = words.iter_mut().zip(SAID).rev().skip(unsaid);

@@ -22,6 +22,9 @@ const EXIT_DISAGREES: i32 = 78;
 const TRIES_MAX: u32 = 9;
 const PUT_OFF: Duration = Duration::from_millis(20);
 
+/// How long ranks may take at least to meet for the first time: as ranks of one host have.
+const FIRST_MEETING: Duration = Duration::from_secs(60);
+
 /// A job that continues without lost ranks.
 pub(super) struct Elastic {
     pub(super) roster: Roster,
@@ -177,9 +180,12 @@ impl Elastic {
         let mut left_out = Vec::new();
         if self.roster.current() != before {
             (self.silent, self.formed) = (Silent::default(), now);
-        } else if self.roster.is_broken() {
+        } else if self.roster.is_meeting() {
             // A host of which no rank is left to say that others show no progress.
-            let limit = timeout.saturating_mul(2);
+            let limit = match before {
+                0 => timeout.max(FIRST_MEETING),
+                _ => timeout.saturating_mul(2),
+            };
             left_out = (self.roster).silent(&absent, &mut self.silent, now, limit);
         } else if self.roster.has_left(&absent) || missed.is_some() {
             self.roster.end_current();
