@@ -120,6 +120,20 @@ fn joined() -> Elastic {
 }
 
 #[test]
+fn a_rank_that_disagrees_is_not_started_again_on_any_host() {
+    let mut job = both_train();
+    hear(&mut job, 2, 1, [0, 0], &[]);
+    let disagrees = Some(EXIT_DISAGREES);
+    assert!(job.again(1, disagrees, Duration::ZERO).is_none());
+    job.seat(1, 3, "127.0.0.1");
+    assert!(!again(&mut job, 1, 1) && job.stays_out(1));
+    // Nobody waits for it.
+    hear(&mut job, 1, 1, [70, 2], &[]);
+    decide(&mut job, 2);
+    assert_eq!(job.roster.members(), [(0, 70)]);
+}
+
+#[test]
 fn a_rank_that_ends_again_and_again_waits_longer_each_time() {
     let mut job = job();
     for put_off_ms in [20, 60, 140] {
