@@ -183,7 +183,7 @@ impl Failure {
     /// In a job that continues without lost ranks: ends this process because of what happened on
     /// this rank. The others continue.
     pub(crate) fn leave(&self, text: &str, exit_code: u8) -> ! {
-        let text = format!("{text}; the other ranks continue without this one");
+        let text = format!("{text}; this rank leaves, and the others continue if enough are left");
         self.print(&self.own_cause(text, exit_code));
         // The page of this rank does not say that it has left: it is lost.
         leave_at_once(exit_code)

@@ -24,7 +24,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -71,11 +71,17 @@ const MISSED: usize = 64;
 const PULSE: usize = 72;
 const ADDRESS: usize = 80;
 
-/// How a seat's process ended, besides its status: others killed it, because it was silent.
+/// How a seat's process ended: its status, its number, and what is known besides. Others killed it,
+/// because it was silent.
+const STATUS: u64 = 0xffff;
+const ENDED_PID_AT: u32 = 16;
+const ENDED_PID: u64 = 0xff_ffff << ENDED_PID_AT;
 const WAS_SILENT: u64 = 1 << 40;
 const HAS_ENDED: u64 = 1 << 41;
 const WAS_CUT_OFF: u64 = 1 << 42;
 
+/// How long what starts ranks may take to say how one has ended.
+const TOLD_WITHIN: Duration = Duration::from_millis(100);
 /// How often a rank that waits looks.
 const PERIOD: Duration = Duration::from_millis(5);
 
@@ -274,12 +280,15 @@ impl Roster {
     pub(crate) fn has_ended(&self, seat: usize, status: ExitStatus) {
         // Of a seat elsewhere its agent says how.
         if self.is_here(seat) {
-            let word = self.word(seat, ENDED);
-            // Of the end before this one, nothing is kept.
-            let silent = word.load(Ordering::Acquire) & (WAS_SILENT | HAS_ENDED) == WAS_SILENT;
-            let status = HAS_ENDED | u64::from(status.into_raw().cast_unsigned());
-            let silent = if silent { WAS_SILENT } else { 0 };
-            word.store(status | silent, Ordering::Release);
+            let (pid, before) = (self.read(seat, PID) << ENDED_PID_AT, self.read(seat, ENDED));
+            // Of the end of another process nothing is kept.
+            let silent = if before & ENDED_PID == pid {
+                before & WAS_SILENT
+            } else {
+                0
+            };
+            let status = u64::from(status.into_raw().cast_unsigned()) & STATUS;
+            self.write(seat, ENDED, HAS_ENDED | silent | pid | status);
         }
         self.write(seat, PID, 0);
     }
@@ -343,8 +352,7 @@ impl Roster {
             };
             // Ranks that wait for a silent one leave it out themselves: a newcomer does so only if
             // all are silent.
-            let is_member = self.member(seat, current).load(Ordering::Relaxed) == own;
-            let limit = match current == 0 || is_member {
+            let limit = match current == 0 || self.is_member(seat) {
                 true => timeout,
                 false => 3 * timeout,
             };
@@ -381,7 +389,7 @@ impl Roster {
             if !self.is_here(seat) {
                 self.write(seat, MISSED, u64::from(self.current()));
             } else if pid != 0 && self.read(seat, PID) == u64::from(pid) {
-                self.write(seat, ENDED, WAS_SILENT);
+                self.write(seat, ENDED, WAS_SILENT | u64::from(pid) << ENDED_PID_AT);
                 // The launcher has not waited for it, so the number is not another process's.
                 Process::open(pid).kill();
             }
@@ -466,8 +474,6 @@ impl Roster {
             let [pid, waits, gone] = [PID, WAITS, GONE].map(|of_seat| self.read(seat, of_seat));
             let has_ended = pid == 0 || self.is_here(seat) && Process::open(pid as u32).has_ended();
             if has_ended {
-                let word = self.word(seat, PID);
-                _ = word.compare_exchange(pid, 0, Ordering::AcqRel, Ordering::Relaxed);
                 // All ranks that the launcher starts are in the first generation.
                 absent.extend((current == 0 && gone == 0).then_some(seat));
                 continue;
@@ -494,7 +500,7 @@ impl Roster {
             if then != 0 && now != then {
                 change.lost.push(LostRank {
                     rank: seat,
-                    why: self.why(seat),
+                    why: self.why(seat, then),
                 });
             }
             if number > 1 && now != 0 && now != then {
@@ -508,19 +514,29 @@ impl Roster {
         }
     }
 
-    /// How the last process of a seat ended.
-    fn why(&self, seat: usize) -> String {
-        let ended = self.read(seat, ENDED);
+    /// How this process of a seat ended. Ranks may see its end earlier than what started it.
+    fn why(&self, seat: usize, pid: u32) -> String {
+        let (began, mut ended) = (Instant::now(), self.read(seat, ENDED));
+        while ended & ENDED_PID != u64::from(pid) << ENDED_PID_AT {
+            if began.elapsed() > TOLD_WITHIN {
+                return "its process ended".into();
+            }
+            std::thread::sleep(PERIOD);
+            ended = self.read(seat, ENDED);
+        }
         if ended & WAS_CUT_OFF != 0 {
             return "its host was cut off".into();
         }
         if ended & WAS_SILENT != 0 {
             return "killed because it showed no progress".into();
         }
-        match ended & HAS_ENDED {
-            0 => "its process ended".into(),
-            _ => described(ExitStatus::from_raw((ended as u32).cast_signed())),
-        }
+        described(ExitStatus::from_raw((ended & STATUS) as i32))
+    }
+
+    /// Whether this process is of the current generation.
+    pub(crate) fn is_member(&self, seat: usize) -> bool {
+        let pid = self.member(seat, self.current()).load(Ordering::Relaxed);
+        pid == u64::from(std::process::id())
     }
 
     /// Makes the segment of `generation` known, which this process has open as `fd`.

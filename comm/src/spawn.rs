@@ -22,6 +22,7 @@ use self::task::{ENDING, EXIT_STOPPED, PERIOD, of_signal};
 pub use self::task::{Losses, Task};
 use crate::error::Result;
 use crate::launcher::{Launch, Launcher};
+use crate::stop;
 
 mod agent;
 mod children;
@@ -126,6 +127,10 @@ impl Spawner {
             job.add(host, other);
         }
         if !others.is_empty() {
+            if task.losses.is_some() {
+                // Agents would count a launcher that is suspended as lost, and kill their ranks.
+                stop::ignore_suspension();
+            }
             job.connect(&others)?;
             if let Some(code) = self.wait_for_answers(&mut job)? {
                 return Ok(code);

@@ -200,6 +200,12 @@ pub(crate) fn ignore_file_limit() {
     }
 }
 
+/// From now on Ctrl-Z does not suspend this process.
+pub(crate) fn ignore_suspension() {
+    let _handlers = handlers();
+    set(libc::SIGTSTP, libc::SIG_IGN);
+}
+
 extern "C" fn on_signal(signal: c_int) {
     if signal == libc::SIGTERM {
         TERMINATED.store(true, SeqCst);

@@ -107,6 +107,11 @@ fn losses(ranks: &StartFlags, hosts: &[Host]) -> Result<Option<Losses>> {
     let Some(min_ranks) = ranks.min_ranks else {
         return Ok(None);
     };
+    if ranks.spares.is_some() && (ranks.restarts == 0 || hosts.iter().all(|host| !host.is_spare)) {
+        let text = "--spares: expected --hosts or --hostfile, and --restarts with how many ranks may \
+            be started again, got none";
+        return Err(Error::Usage(text.into()));
+    }
     let of_job = hosts.iter().filter(|host| !host.is_spare);
     let count = of_job.map(|host| host.ranks).sum();
     if (1..=count).contains(&min_ranks) {

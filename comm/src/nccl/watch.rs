@@ -17,6 +17,7 @@ use super::hang::View;
 use crate::background::{Background, Cancelled};
 use crate::error::{EXIT_PEER_LOST, Result, Seconds};
 use crate::failure::GRACE;
+use crate::process::Peer;
 use crate::shared::{COLLECTIVES, LANES, LaneMarks, Marks};
 use crate::waited::{Waited, wait_until};
 
@@ -118,9 +119,16 @@ impl Watch {
         // Before any call ends without a result.
         self.board.stop_word().set();
         let (common, own) = (&self.common, self.common.local_rank());
-        // A call that this rank's host is in may return by itself.
-        let is_idle = || Ok(common.in_nccl.load(Ordering::SeqCst).is_multiple_of(2));
-        _ = wait_until(GRACE, is_idle);
+        common.pages.set_stopped(own);
+        // A call that this rank's host is in may return by itself, and an abort frees memory in
+        // which GPUs of other ranks may be reading what they would still use.
+        let is_ready = || {
+            let live = |peer: &&Peer| !peer.process.has_ended();
+            let mut peers = common.failure.peers.iter().filter(live);
+            let is_idle = common.in_nccl.load(Ordering::SeqCst).is_multiple_of(2);
+            Ok(is_idle && peers.all(|peer| common.pages.has_stopped(peer.local_rank)))
+        };
+        _ = wait_until(GRACE, is_ready);
         let (communicator, (done, is_done)) = (Arc::clone(&self.communicator), mpsc::channel());
         // Not joined: it may never end.
         let thread = std::thread::Builder::new().name("nccl abort".into());

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ADDRESS, BROKEN_AT, ENDED, GENERATION_AT, GONE, HAS_ENDED, HOST, HOST_AT, MEMBER, MISSED,
-    OVER_AT, PID, PORT, PULSE, Roster, WAITS, WAS_CUT_OFF,
+    ADDRESS, BROKEN_AT, ENDED, ENDED_PID_AT, GENERATION_AT, GONE, HAS_ENDED, HOST, HOST_AT, MEMBER,
+    MISSED, OVER_AT, PID, PORT, PULSE, Roster, WAITS, WAS_CUT_OFF,
 };
 use crate::error::{Cause, Result};
 use crate::shared::futex;
@@ -116,6 +116,11 @@ impl Roster {
         broken > 0 && broken == self.current()
     }
 
+    /// Whether ranks meet: for the first generation, or because the current one is over.
+    pub(crate) fn is_meeting(&self) -> bool {
+        self.current() == 0 || self.is_broken()
+    }
+
     /// Why the calls of the current generation end, as far as other hosts know.
     pub(crate) fn ended(&self) -> Option<Cause> {
         let failed = self.over().filter(|&code| code != 0);
@@ -137,7 +142,11 @@ impl Roster {
 
     /// For the launcher: a seat's host does not answer. No process comes to it any more.
     pub(crate) fn cut_off(&self, seat: usize) {
-        self.write(seat, ENDED, HAS_ENDED | WAS_CUT_OFF);
+        let pid = self.read(seat, PID);
+        if pid != 0 {
+            let pid = pid << ENDED_PID_AT;
+            self.write(seat, ENDED, HAS_ENDED | WAS_CUT_OFF | pid);
+        }
         self.write(seat, PID, 0);
         self.stays_empty(seat);
     }
@@ -148,7 +157,7 @@ impl Roster {
         let numbers = [GENERATION_AT, BROKEN_AT, OVER_AT];
         let numbers = numbers.map(|at| self.page.u32_at(at).load(Ordering::Acquire));
         // Signs of progress are news only while ranks meet.
-        let unsaid = usize::from(!self.is_broken());
+        let unsaid = usize::from(!self.is_meeting());
         let words = |seat| {
             let mut words = [0; SAID.len()];
             let backwards = words.iter_mut().zip(SAID).rev().skip(unsaid);

@@ -157,6 +157,37 @@ fn waited_for_a_rank_that_stops(seats: &Seats, after: u32) -> (Duration, Generat
 }
 
 #[test]
+fn the_reason_of_a_loss_is_that_of_the_process_that_was_lost() {
+    let mut seats = Seats::new(2);
+    let meet = |seats: &Seats, waiting: &[usize]| {
+        waiting.iter().for_each(|&seat| seats.wait(seat));
+        assert!(seats.roster.form().unwrap().is_empty());
+    };
+    meet(&seats, &[0, 1]);
+    seats.processes[1].kill().unwrap();
+    let status = seats.processes[1].wait().unwrap();
+    meet(&seats, &[0]);
+    let why = |seats: &Seats| {
+        let lost = seats.roster.describe(seats.roster.current()).change.lost;
+        lost.into_iter().map(|it| it.why).collect::<Vec<_>>()
+    };
+    // The others may meet before what started it has seen its end, and it may have a successor.
+    std::thread::scope(|scope| {
+        let seen = scope.spawn(|| why(&seats));
+        std::thread::sleep(TOLD_WITHIN / 4);
+        seats.roster.has_ended(1, status);
+        assert_eq!(seen.join().unwrap(), ["killed by signal 9"]);
+    });
+    seats.start_again(1);
+    assert_eq!(why(&seats), ["killed by signal 9"]);
+    meet(&seats, &[0, 1]);
+    seats.processes[1].kill().unwrap();
+    seats.processes[1].wait().unwrap();
+    meet(&seats, &[0]);
+    assert_eq!(why(&seats), ["its process ended"]);
+}
+
+#[test]
 fn a_rank_that_shows_no_progress_is_killed_and_one_that_does_is_waited_for() {
     let mut seats = Seats::new(2);
     seats.wait(1);

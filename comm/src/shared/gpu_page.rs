@@ -23,9 +23,11 @@ pub(crate) const PAIRS: usize = 1;
 /// The sign of a rank that has joined the group.
 pub(crate) const JOINED: u64 = u64::MAX;
 
-/// Offsets in words: the sign of a rank that is joining the group; the lanes; the ring of the last
+/// Offsets in words: the sign of a rank that is joining the group; whether its GPU updates nothing
+/// any more; the lanes; the ring of the last
 /// collectives and of every `STRIDE`th; the names.
 const JOINING_AT: usize = 0;
+const STOPPED_AT: usize = 1;
 const LANES_AT: usize = 8;
 const LANE_WORDS: usize = 2;
 const RING_AT: usize = 16;
@@ -107,6 +109,16 @@ impl GpuPages {
     /// A number that changes while a rank waits for the others to join; then `JOINED`.
     pub(crate) fn joining(&self, local_rank: usize) -> u64 {
         self.word(local_rank, JOINING_AT).load(Ordering::Acquire)
+    }
+
+    /// Records that the GPU of a rank uses no result of this group any more.
+    pub(crate) fn set_stopped(&self, local_rank: usize) {
+        self.word(local_rank, STOPPED_AT)
+            .store(1, Ordering::Release);
+    }
+
+    pub(crate) fn has_stopped(&self, local_rank: usize) -> bool {
+        self.word(local_rank, STOPPED_AT).load(Ordering::Acquire) != 0
     }
 
     /// Shows a rank's marks to the other ranks.

@@ -16,13 +16,14 @@ use serde::{Deserialize, Serialize};
 use super::children::{Children, cannot_start};
 use super::seats::{Seats, give_up};
 use super::signals::{STOPS, Signals};
-use super::task::{PERIOD, Seating, VERSION, of_signal};
+use super::task::{LAUNCHER_MAX, PERIOD, Seating, VERSION, of_signal};
 use crate::error::{EXIT_PEER_LOST, Result};
 use crate::roster::across::PageState;
 use crate::say::print_line;
 use crate::tcp;
 
-/// How long an agent without ranks stays: a launcher that cannot be reached does not end it.
+/// How long an agent without ranks stays: a launcher that cannot be reached does not end it. One
+/// with seats stays until it has not heard of the launcher for too long: ranks may come to them.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
 /// Where ssh says which addresses it has connected.
@@ -100,7 +101,7 @@ pub fn serve() {
 /// launcher does not get the signals that this process gets.
 pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) -> u8 {
     let orders = read_orders(orders);
-    let Ok(Some(Order::Prepare(setup))) = orders.receiver.recv() else {
+    let Ok(Some(Order::Prepare(setup))) = orders.receiver.recv_timeout(LAUNCHER_MAX) else {
         return EXIT_PEER_LOST;
     };
     let mut listener = match prepare(&setup) {
@@ -166,6 +167,7 @@ pub(super) fn serve_from(orders: impl Read + Send + 'static, has_signals: bool) 
             idle_since = Some(Instant::now());
         }
         let is_idle = idle_since.is_some_and(|since| since.elapsed() > IDLE_MAX);
+        let is_idle = is_idle && ranks.seats.is_none();
         let is_gone = end_by.is_some_and(|by| ranks.children.is_empty() || Instant::now() >= by);
         if is_idle || is_gone {
             return ranks.last_code;

@@ -22,6 +22,9 @@ const EXIT_DISAGREES: i32 = 78;
 const TRIES_MAX: u32 = 9;
 const PUT_OFF: Duration = Duration::from_millis(20);
 
+/// How long ranks may take at least to meet for the first time: as ranks of one host have.
+const FIRST_MEETING: Duration = Duration::from_secs(60);
+
 /// A job that continues without lost ranks.
 pub(super) struct Elastic {
     pub(super) roster: Roster,
@@ -44,8 +47,9 @@ pub(super) struct Elastic {
     silent: Silent,
     /// For hosts, the seats elsewhere that their ranks miss.
     missed: BTreeMap<usize, Vec<usize>>,
-    /// Seats whose process came and could not connect to another host: it does not come again.
-    isolated: Vec<usize>,
+    /// Seats to which no process comes again, on no host: the last one did not agree with the
+    /// others, or could not connect to another host.
+    stay_out: Vec<usize>,
     /// When the current generation was formed.
     formed: Duration,
     /// What other hosts were told last, and whether a process waited to be taken in.
@@ -73,7 +77,7 @@ impl Elastic {
             hosts,
             silent: Silent::default(),
             missed: BTreeMap::new(),
-            isolated: Vec::new(),
+            stay_out: Vec::new(),
             formed: Duration::ZERO,
             told: Default::default(),
         })
@@ -83,6 +87,9 @@ impl Elastic {
     pub(super) fn seat(&mut self, seat: usize, host: usize, address: &str) {
         self.hosts[seat] = host;
         self.roster.seat_at(seat, host, address.parse().ok());
+        if self.stays_out(seat) {
+            self.roster.stays_empty(seat);
+        }
         // All hosts hear the whole state again.
         self.told = Default::default();
     }
@@ -131,8 +138,8 @@ impl Elastic {
             tries + 1
         };
         // One that does not agree with the others will not agree later.
-        let is_other = ended == Some(EXIT_DISAGREES) || self.isolated.contains(&rank);
-        if self.restarted == self.restarts || is_other || tries > TRIES_MAX {
+        (self.stay_out).extend((ended == Some(EXIT_DISAGREES)).then_some(rank));
+        if self.restarted == self.restarts || self.stays_out(rank) || tries > TRIES_MAX {
             self.roster.stays_empty(rank);
             return None;
         }
@@ -141,6 +148,11 @@ impl Elastic {
         let put_off = PUT_OFF * ((1 << tries) - 1);
         self.waiting.push((rank, now + put_off));
         Some(format!("({} of {})", self.restarted, self.restarts))
+    }
+
+    /// Whether no process comes to a seat again, wherever it is.
+    pub(super) fn stays_out(&self, seat: usize) -> bool {
+        self.stay_out.contains(&seat)
     }
 
     /// The host of a rank is lost.
@@ -177,9 +189,12 @@ impl Elastic {
         let mut left_out = Vec::new();
         if self.roster.current() != before {
             (self.silent, self.formed) = (Silent::default(), now);
-        } else if self.roster.is_broken() {
+        } else if self.roster.is_meeting() {
             // A host of which no rank is left to say that others show no progress.
-            let limit = timeout.saturating_mul(2);
+            let limit = match before {
+                0 => timeout.max(FIRST_MEETING),
+                _ => timeout.saturating_mul(2),
+            };
             left_out = (self.roster).silent(&absent, &mut self.silent, now, limit);
         } else if self.roster.has_left(&absent) || missed.is_some() {
             self.roster.end_current();
@@ -197,7 +212,7 @@ impl Elastic {
                 missed = if came.is_empty() { missed } else { came };
             }
             left_out.retain(|(seat, _)| missed.contains(seat));
-            self.isolated.extend(missed.into_iter().filter(is_new));
+            self.stay_out.extend(missed.into_iter().filter(is_new));
         }
         left_out
     }

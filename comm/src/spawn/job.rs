@@ -21,7 +21,7 @@ use super::task::{
 use crate::error::{EXIT_PEER_LOST, Ranks, Result, Seconds};
 use crate::identity::host_name;
 use crate::roster::described;
-use crate::say::print_line;
+use crate::say::{print_line, warn};
 use crate::tcp::{self, SECRET};
 use crate::waited::Waited;
 
@@ -130,6 +130,13 @@ impl Job {
     /// Starts an agent on each of the other hosts, or waits for those that others start.
     pub(super) fn connect(&mut self, others: &[&Host]) -> Result<()> {
         self.door = self.task.place.as_ref().map(Door::open).transpose()?;
+        if self.door.is_some() && std::env::var_os(SECRET).is_none() {
+            let text = format!(
+                "MASTER_PORT stays open for the whole job, and whoever reaches it can take the \
+                 place of a lost process; help: give all processes the same {SECRET}"
+            );
+            warn(&self.program, &text);
+        }
         self.connections = others.len();
         for (index, host) in others.iter().enumerate() {
             let (setup, sender) = (self.setup(index)?, self.sender.clone());
@@ -192,20 +199,26 @@ impl Job {
         if !restarts || self.stopped_by.is_some() {
             return Ok(());
         }
-        let is_due = |other: &Remote| other.is_lost && self.now - other.heard > CALLED_EVERY;
-        let has_ranks = |index| self.ranks.iter().any(|rank| rank.other == Some(index));
-        let others = self.others.iter().enumerate();
-        let due = others.filter(|(index, other)| is_due(other) && has_ranks(*index));
-        for (index, name) in due
-            .map(|(index, other)| (index, other.name.clone()))
-            .collect::<Vec<_>>()
-        {
+        let now = self.now;
+        for index in 0..self.others.len() {
+            let has_ranks = self.ranks.iter().any(|rank| rank.other == Some(index));
+            let other = &mut self.others[index];
+            let silent = now - other.heard;
+            if !has_ranks || !other.is_lost || silent < CALLED_EVERY {
+                continue;
+            }
+            // A call that is under way may take longer.
+            if other.answer.is_none() && silent < ANSWER_MAX && !other.has_left() {
+                continue;
+            }
+            other.heard = now;
+            let (name, refusal) = (other.name.clone(), std::mem::take(&mut other.refusal));
             let number = self.connections;
             self.connections += 1;
             let (setup, sender) = (self.setup(index)?, self.sender.clone());
-            let other = Remote::connect(&name, number, &self.task, setup, sender)?;
+            let mut other = Remote::connect(&name, number, &self.task, setup, sender)?;
+            (other.heard, other.is_lost, other.refusal) = (now, true, refusal);
             self.others[index] = other;
-            (self.others[index].heard, self.others[index].is_lost) = (self.now, true);
         }
         Ok(())
     }
@@ -227,6 +240,7 @@ impl Job {
             match news {
                 News::Ready(greeting) => other.is_ready(greeting),
                 News::Refused(why) => other.answer = Some(Err(other.refused(&why))),
+                News::Alive(time) => other.send(&Order::Heard(time)),
                 // It may come again.
                 News::Gone if self.door.is_some() => other.leave(),
                 News::Gone if other.answer.is_none() => {
@@ -337,15 +351,15 @@ impl Job {
             elastic.roster.stays_empty(rank);
             return has_others;
         }
-        self.start_again(rank, status.code(), &described(status)) || has_others
+        self.start_again(rank, status.code(), &described(status), "") || has_others
     }
 
-    /// A lost rank is to be started again, if the job may: whether it is.
-    fn start_again(&mut self, rank: usize, code: Option<i32>, how: &str) -> bool {
+    /// A lost rank is to be started again, if the job may, perhaps `on_host`: whether it is.
+    fn start_again(&mut self, rank: usize, code: Option<i32>, how: &str, on_host: &str) -> bool {
         let now = self.now;
         let count = (self.elastic.as_mut()).and_then(|elastic| elastic.again(rank, code, now));
         let again = count.as_ref().map_or(String::new(), |count| {
-            format!(": starting it again {count}")
+            format!(": starting it again{on_host} {count}")
         });
         print_line(&format!("{}: rank {rank} {how}{again}\n", self.program));
         self.ranks[rank].is_running = count.is_some();
@@ -378,7 +392,9 @@ impl Job {
     fn arbitrate(&mut self) {
         let silence = silence(self.timeout) + SILENCE_MARGIN;
         for index in 0..self.others.len() {
-            if self.elastic.is_some() && self.now - self.others[index].heard > silence {
+            let other = &self.others[index];
+            let is_silent = !other.is_lost && self.now - other.heard > silence;
+            if self.elastic.is_some() && is_silent {
                 self.lost(index, &format!("it was silent for {}", Seconds(silence)));
             }
         }
@@ -473,6 +489,13 @@ impl Job {
             };
             let is_elastic = self.elastic.is_some();
             if is_elastic && self.others[index].is_lost && !matches!(news, News::Ready(_)) {
+                if let News::Refused(why) = news
+                    && self.others[index].refusal != why
+                {
+                    let (program, error) = (&self.program, self.others[index].refused(&why));
+                    print_line(&format!("{program}: {error}\n"));
+                    self.others[index].refusal = why;
+                }
                 continue;
             }
             match news {
@@ -484,7 +507,12 @@ impl Job {
                         elastic.hear(index + 1, state);
                     }
                 }
-                News::Ended(rank, status) => self.has_ended(rank, ExitStatus::from_raw(status)),
+                News::Ended(rank, status) => {
+                    let is_its = |it: &Rank| it.other == Some(index);
+                    if self.ranks.get(rank).is_some_and(is_its) {
+                        self.has_ended(rank, ExitStatus::from_raw(status));
+                    }
+                }
                 News::Gone => self.lost(index, "the connection to it was lost"),
                 News::Refused(why) => self.lost(index, &why),
                 News::Ready(greeting) => self.is_back(index, greeting),
@@ -550,10 +578,12 @@ impl Job {
         print_line(&format!("{program}: {name} has come: starting its ranks\n"));
         self.seat(index);
         let ranks = self.ranks.iter().enumerate();
-        let of_host = ranks.filter(|(_, rank)| rank.other == Some(index));
+        let may_come = |rank| self.elastic.as_ref().is_some_and(|it| !it.stays_out(rank));
+        let of_host = ranks.filter(|(rank, it)| it.other == Some(index) && may_come(*rank));
+        let how = format!("was on {}", self.others[index].name);
         for rank in of_host.map(|(rank, _)| rank).collect::<Vec<_>>() {
             if self.door.is_none() {
-                self.start_again(rank, None, "can come back");
+                self.start_again(rank, None, &how, "");
             } else if let Err(error) = self.start_seat(rank) {
                 print_line(&format!("{}: {error}\n", self.program));
             }
@@ -593,25 +623,22 @@ impl Job {
 
     /// Starts the lost ranks of a host on a spare one, if there is one with room for them.
     fn replace(&mut self, index: usize, lost: Vec<usize>) {
+        let restarts = self.elastic.as_ref().is_some_and(Elastic::restarts);
+        let may_start = restarts && self.stopped_by.is_none();
         let has_room = |&(spare, room): &(usize, usize)| {
-            room >= lost.len() && !self.others[spare].is_lost && self.stopped_by.is_none()
+            may_start && room >= lost.len() && !self.others[spare].is_lost
         };
         let Some(found) = self.spares.iter().position(has_room) else {
             return;
         };
         let (spare, _) = self.spares.remove(found);
-        let of_host = |rank: &&mut Rank| rank.other == Some(index);
-        self.ranks
-            .iter_mut()
-            .filter(of_host)
-            .for_each(|rank| rank.other = Some(spare));
+        lost.iter()
+            .for_each(|&rank| self.ranks[rank].other = Some(spare));
         self.seat(spare);
+        let [how, on_host] = [index, spare].map(|host| &self.others[host].name);
+        let (how, on_host) = (format!("was on {how}"), format!(" on {on_host}"));
         for rank in lost {
-            self.start_again(
-                rank,
-                None,
-                &format!("is started on {}", self.others[spare].name),
-            );
+            self.start_again(rank, None, &how, &on_host);
         }
     }
 

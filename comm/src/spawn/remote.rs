@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -35,6 +35,8 @@ const SSH_OPTIONS: [&str; 8] = [
 ];
 /// How long the last words of ssh may take once it has ended.
 const LAST_WORDS: Duration = Duration::from_millis(100);
+/// The most bytes of a line of an agent, which may be what a rank has printed.
+const LINE_MAX: u64 = 16 << 20;
 /// Exit codes: of ssh if it cannot connect, of shells for a program that they do not find.
 const UNREACHABLE: i32 = 255;
 const NOT_FOUND: [i32; 2] = [126, 127];
@@ -44,7 +46,8 @@ pub(super) struct Remote {
     pub(super) name: String,
     /// None if its agent comes by itself.
     ssh: Option<Child>,
-    orders: Option<File>,
+    /// What a thread writes to it: a host that has stalled must not stall this process.
+    orders: Option<Sender<String>>,
     /// Its news have this number.
     pub(super) number: usize,
     /// Where hosts reach it and the launcher, if that is known without its agent.
@@ -58,6 +61,8 @@ pub(super) struct Remote {
     pub(super) heard: Duration,
     /// The job continues without it.
     pub(super) is_lost: bool,
+    /// Why its agent could not start ranks again, as the user was told.
+    pub(super) refusal: String,
 }
 
 /// What the host writes to standard error: shown, but for what ssh says before the agent answers.
@@ -81,6 +86,7 @@ impl Remote {
             answer: None,
             heard: Duration::ZERO,
             is_lost: false,
+            refusal: String::new(),
         }
     }
 
@@ -96,7 +102,7 @@ impl Remote {
         let mut remote = Remote::absent(address.clone(), number);
         let output = guest.socket.try_clone();
         let output = output.map_err(|error| Error::setup(remote.action(), error, "see dmesg"))?;
-        remote.orders = Some(guest.socket);
+        remote.write_to(guest.socket)?;
         remote.reached = Some([address, launcher]);
         let words = Arc::clone(&remote.words);
         remote.read(move || listen(output, number, &sender, &words))?;
@@ -128,8 +134,10 @@ impl Remote {
         let (output, errors) = (ssh.stdout.take(), ssh.stderr.take());
         let mut remote = Remote::absent(host.into(), number);
         let orders = ssh.stdin.take();
-        remote.orders = orders.map(|orders| File::from(OwnedFd::from(orders)));
         remote.ssh = Some(ssh);
+        if let Some(orders) = orders {
+            remote.write_to(File::from(OwnedFd::from(orders)))?;
+        }
         if let (Some(output), Some(errors)) = (output, errors) {
             let [words, shown] = [(); 2].map(|()| Arc::clone(&remote.words));
             remote.read(move || listen(output, number, &sender, &words))?;
@@ -146,11 +154,25 @@ impl Remote {
         Ok(())
     }
 
+    fn write_to(&mut self, mut host: File) -> Result<()> {
+        let (orders, queue) = mpsc::channel::<String>();
+        let write = move || {
+            let mut orders = queue.iter();
+            _ = orders.try_for_each(|order| host.write_all(order.as_bytes()));
+            // A thread reads the same socket. A pipe is closed by being dropped.
+            _ = TcpStream::from(OwnedFd::from(host)).shutdown(Shutdown::Write);
+        };
+        let thread = Builder::new().name("orders".into()).spawn(write);
+        thread.map_err(|error| Error::no_thread("orders", &error))?;
+        self.orders = Some(orders);
+        Ok(())
+    }
+
     /// If the connection is lost, its news say so.
     pub(super) fn send(&mut self, order: &Order) {
-        if let Some(orders) = &mut self.orders {
+        if let Some(orders) = &self.orders {
             let text = serde_json::to_string(order).expect("orders are JSON");
-            _ = writeln!(orders, "{text}");
+            _ = orders.send(text + "\n");
         }
     }
 
@@ -231,10 +253,7 @@ impl Remote {
 
     /// Lets the agent end, and ssh with it.
     pub(super) fn leave(&mut self) {
-        if let Some(orders) = self.orders.take() {
-            // A thread reads the same socket. A pipe is closed by being dropped.
-            _ = TcpStream::from(OwnedFd::from(orders)).shutdown(Shutdown::Write);
-        }
+        self.orders = None;
     }
 
     /// Whether ssh has ended, and all that it said is read.
@@ -302,7 +321,7 @@ pub(super) fn text_of(text: &std::ffi::OsStr) -> Result<String> {
 
 /// Reads the agent's news, and skips what a login shell prints.
 fn listen(output: impl Read, number: usize, sender: &Sender<(usize, News)>, words: &Words) {
-    for line in BufReader::new(output).lines().map_while(Result::ok) {
+    for line in lines(output) {
         match serde_json::from_str(&line) {
             Err(_) => continue,
             Ok(News::Printed(line)) => {
@@ -321,6 +340,16 @@ fn listen(output: impl Read, number: usize, sender: &Sender<(usize, News)>, word
     Signals::wake();
 }
 
+/// The lines of an agent, until it closes or a line is too long.
+fn lines(output: impl Read) -> impl Iterator<Item = String> {
+    let mut output = BufReader::new(output);
+    std::iter::from_fn(move || {
+        let mut line = String::new();
+        let read = (&mut output).take(LINE_MAX).read_line(&mut line);
+        (read.is_ok() && line.ends_with('\n')).then_some(line)
+    })
+}
+
 fn show(errors: ChildStderr, words: &Words) {
     for line in BufReader::new(errors).split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line).into_owned() + "\n";
@@ -334,6 +363,28 @@ fn show(errors: ChildStderr, words: &Words) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_that_reads_nothing_does_not_stall_the_launcher() {
+        let (ours, mut theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut host = Remote::absent("far".into(), 0);
+        host.write_to(File::from(OwnedFd::from(ours))).unwrap();
+        let variables = vec![("A".to_string(), "x".repeat(1 << 20))];
+        (0..8).for_each(|rank| host.send(&Order::Start(rank, variables.clone())));
+        assert!(!host.is_free());
+        host.leave();
+        assert!(host.is_free());
+        let mut read = String::new();
+        theirs.read_to_string(&mut read).unwrap();
+        assert_eq!(read.lines().count(), 8);
+    }
+
+    #[test]
+    fn a_line_that_does_not_end_is_the_last() {
+        let endless = std::io::repeat(b'x').take(3 * LINE_MAX);
+        let all: Vec<String> = lines(b"one\ntwo\n".chain(endless)).collect();
+        assert_eq!(all, ["one\n", "two\n"]);
+    }
 
     #[test]
     fn text_is_quoted_for_shells() {

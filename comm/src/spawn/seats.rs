@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::task::{SILENCE_MARGIN, Seating};
+use super::task::{LAUNCHER_MAX, SILENCE_MARGIN, Seating};
 use crate::error::{EXIT_PEER_LOST, Error, Result};
 use crate::roster::Roster;
 use crate::roster::across::PageState;
@@ -16,8 +16,6 @@ use crate::waited::Waited;
 const ASKED_EVERY: Duration = Duration::from_millis(250);
 /// How often to look whether one has come.
 const PERIOD: Duration = Duration::from_millis(100);
-/// The launcher has answered nothing yet, so no generation is known here either.
-const NEVER: u64 = u64::MAX;
 
 /// The ranks of a host, seen from its agent.
 pub(super) struct Seats {
@@ -26,7 +24,8 @@ pub(super) struct Seats {
     now_ms: Arc<AtomicU64>,
     told: PageState,
     asked: Instant,
-    /// When the question was asked that the launcher answered last, in milliseconds.
+    /// When the question was asked that the launcher answered last, in milliseconds; until it has
+    /// answered one, when it should have.
     answered_ms: Arc<AtomicU64>,
 }
 
@@ -38,7 +37,7 @@ impl Seats {
             now_ms: Arc::default(),
             told: PageState::default(),
             asked: Instant::now(),
-            answered_ms: Arc::new(AtomicU64::new(NEVER)),
+            answered_ms: Arc::new(AtomicU64::new(LAUNCHER_MAX.as_millis() as u64)),
         };
         let (roster, answered_ms) = (Arc::clone(&seats.roster), Arc::clone(&seats.answered_ms));
         let (clock, silence_ms) = (

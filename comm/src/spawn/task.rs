@@ -19,6 +19,8 @@ pub(super) const EXIT_STOPPED: u8 = 75;
 /// ended.
 const SILENCE: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(20)];
 pub(super) const SILENCE_MARGIN: Duration = Duration::from_secs(1);
+/// How long a launcher may take to tell an agent what to prepare, and then to answer it once.
+pub(super) const LAUNCHER_MAX: Duration = Duration::from_secs(60);
 /// How often to look at the clock and the roster. Signals, orders and news, and the end of a rank
 /// wake this process earlier.
 pub(super) const PERIOD: Duration = Duration::from_millis(20);

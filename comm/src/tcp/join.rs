@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use super::hello::{Answer, Caller, HELLO_BYTES_MAX, Pass};
-use crate::error::{Error, Ranks, Result, Seconds};
+use crate::error::{Cause, Error, Ranks, Result, Seconds};
 use crate::frames::{Frames, wait, wait_for};
 use crate::launcher::stopped_note;
 use crate::rendezvous::Rendezvous;
@@ -202,12 +202,15 @@ impl Guests {
         Error::too_late(ACTION, reason)
     }
 
-    /// An error if a rank that has joined is gone.
+    /// An error if a rank that has joined is gone. With a roster the others meet again.
     fn check_joined(&mut self) -> Result<()> {
         for joined in &mut self.joined {
             joined.frames.advance();
             if joined.frames.is_closed() {
                 let reason = format!("rank {} ended before all ranks had met", joined.rank);
+                if self.pass.roster.is_some() {
+                    return Err(Error::of_peer(Cause::of_generation(reason)));
+                }
                 let help = "look above for its error, or at its host";
                 return Err(Error::setup(ACTION, reason, help));
             }

@@ -13,8 +13,8 @@ use super::options::Options;
 use super::star::Star;
 use crate::background::Background;
 use crate::cores;
-use crate::error::{Error, Result};
-use crate::failure::Failure;
+use crate::error::{EXIT_PEER_LOST, Error, Result};
+use crate::failure::{Failure, leave_at_once};
 use crate::identity::host_name;
 use crate::launcher::{self, HOST_ADDRESSES, Launcher, OwnJob};
 use crate::limits;
@@ -61,9 +61,18 @@ pub(super) fn connect(
     let roster = Arc::new(Roster::inherited(fd)?);
     roster.take(job.rank, std::process::id());
     let (shown, seat, limit) = (Arc::clone(&roster), job.rank, silence(options.timeout));
+    let is_newcomer = roster.current() > 0;
     let pulse = Background::start("pulse", move |cancelled| {
         let (mut waited, mut last) = (Waited::new(), (0, Duration::ZERO));
+        let launcher = shown.launcher();
         while !cancelled.within(PULSE_PERIOD) {
+            // Nothing else ends a process that has not been taken in, and may be reading its data.
+            if is_newcomer && !shown.is_member(seat) {
+                let lost = launcher.has_ended().then_some(EXIT_PEER_LOST);
+                if let Some(code) = shown.over().or(lost) {
+                    leave_at_once(code)
+                }
+            }
             shown.show_pulse(seat, heartbeat::total());
             let (agent, now) = (shown.agent(), waited.after(PULSE_PERIOD));
             if agent != last.0 {
@@ -91,7 +100,7 @@ pub(super) fn connect(
         are_on_one_host: !elastic.roster.is_across(),
     };
     environment::apply(environment::settings(ranks, options.nccl, &lookup));
-    if elastic.roster.current() > 0 {
+    if is_newcomer {
         // The others train: this process gets ready before they wait for it.
         launcher::set_rank_0(false);
         return Ok((

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::meeting::Meeting;
 use super::options::Options;
-use crate::error::{Cause, Error, Ranks, Result, Seconds};
+use crate::error::{Cause, Error, Ranks, Remedy, Result, Seconds};
 use crate::frames::{Frames, wait_for};
 use crate::launcher::{OwnJob, patience, stopped_note};
 use crate::messages::Comm;
@@ -363,14 +363,16 @@ impl Star {
     }
 }
 
-/// The error of a rank to which others did not connect: with a roster the launcher leaves them out.
+/// The error of a rank to which others did not connect: with a roster the launcher leaves those out
+/// that were too late.
 fn misses(
     roster: &Option<Arc<Roster>>,
     missing: Vec<usize>,
     limit: Duration,
     error: Error,
 ) -> Error {
-    if roster.is_none() || error.is_rank_lost() || missing.is_empty() {
+    let is_late = error.remedy() == Some(Remedy::LongerTimeout);
+    if roster.is_none() || !is_late || missing.is_empty() {
         return error;
     }
     Error::Timeout {

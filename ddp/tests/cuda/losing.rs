@@ -165,7 +165,7 @@ fn a_rank_whose_gpu_fails_says_so_and_the_others_continue() {
             let plan = format!("rank{rank}:kernel@{kernel}={error}");
             let job = job(&folder, &format!("--graph {}", GRAPHS[case / 15]), case);
             let ended = job.env("SIMCUDA_FAULTS", &plan).run();
-            let said = ["CUDA_ERROR_", "the other ranks continue without this one"];
+            let said = ["CUDA_ERROR_", "this rank leaves, and the others continue"];
             let line = ended
                 .stderr
                 .lines()

@@ -64,6 +64,15 @@ fn of_two_hosts_that_miss_each_other_one_is_left_out() {
 }
 
 #[test]
+fn one_that_shows_no_progress_before_the_first_meeting_is_left_out() {
+    let mut job = job();
+    hear(&mut job, 1, 0, [70, 1], &[]);
+    hear(&mut job, 2, 0, [80, 0], &[]);
+    assert!(decide(&mut job, 0).is_empty() && decide(&mut job, 59).is_empty());
+    assert_eq!(decide(&mut job, 61), [(1, 80)]);
+}
+
+#[test]
 fn a_process_that_comes_and_cannot_connect_is_not_started_again() {
     for (reporter, seconds, left_out, comes_again) in [
         (1, 6, (1, 81), false),
@@ -108,6 +117,20 @@ fn joined() -> Elastic {
     decide(&mut job, 2);
     assert_eq!(job.roster.members(), [(0, 70), (1, 81)]);
     job
+}
+
+#[test]
+fn a_rank_that_disagrees_is_not_started_again_on_any_host() {
+    let mut job = both_train();
+    hear(&mut job, 2, 1, [0, 0], &[]);
+    let disagrees = Some(EXIT_DISAGREES);
+    assert!(job.again(1, disagrees, Duration::ZERO).is_none());
+    job.seat(1, 3, "127.0.0.1");
+    assert!(!again(&mut job, 1, 1) && job.stays_out(1));
+    // Nobody waits for it.
+    hear(&mut job, 1, 1, [70, 2], &[]);
+    decide(&mut job, 2);
+    assert_eq!(job.roster.members(), [(0, 70)]);
 }
 
 #[test]

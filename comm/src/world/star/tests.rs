@@ -90,7 +90,7 @@ fn a_rank_that_ends_is_named_without_waiting_for_the_timeout() {
 fn meets(rank: usize, (generation, secret): (u32, &str), at: &Meetings) -> Result<Star> {
     let place = Rendezvous {
         rank,
-        size: 2,
+        size: at.size,
         local_size: None,
         host: "127.0.0.1".into(),
         ports: vec![at.port],
@@ -113,6 +113,7 @@ struct Meetings {
     port: u16,
     roster: Arc<Roster>,
     timeout: Duration,
+    size: usize,
 }
 
 fn meetings(timeout: Duration) -> Meetings {
@@ -131,7 +132,26 @@ fn meetings(timeout: Duration) -> Meetings {
         port,
         roster,
         timeout,
+        size: 2,
     }
+}
+
+#[test]
+fn a_rank_that_ends_while_another_is_late_makes_nobody_miss_the_late_one() {
+    let at = meetings(Duration::from_millis(1500));
+    let at = Meetings { size: 3, ..at };
+    let began = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| meets(0, (1, "a"), &at));
+        drop(meets(1, (1, "a"), &at).unwrap());
+        let error = first.join().unwrap().unwrap_err();
+        assert!(error.is_rank_lost(), "{error}");
+        assert!(began.elapsed() < at.timeout);
+        let first = scope.spawn(|| meets(0, (1, "a"), &at));
+        let _second = meets(1, (1, "a"), &at).unwrap();
+        let error = first.join().unwrap().unwrap_err();
+        assert!(matches!(error, Error::Timeout { missing, .. } if missing == [2]));
+    });
 }
 
 #[test]

@@ -63,7 +63,7 @@ pub(super) fn steps(checkpoints: &Path) -> Result<BTreeSet<u64>> {
     Ok(steps)
 }
 
-/// The prefix of a checkpoint that is still being written.
+/// The prefix of a checkpoint that is still being written; the generation of its ranks follows.
 pub(super) const UNFINISHED: &str = ".unfinished-";
 /// The prefix of one that is being removed.
 const REMOVING: &str = ".removing-";
@@ -112,7 +112,9 @@ pub(crate) fn clear_up(out: &Path) -> Result<()> {
         let entry = entry.map_err(files::failed("read", &checkpoints))?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let of_step = |prefix: &str| {
+            // Of an unfinished one the generation comes first.
             let rest = name.strip_prefix(prefix)?;
+            let rest = rest.trim_start_matches(|it: char| it.is_ascii_digit() || it == '-');
             step_of(rest).map(|_| checkpoints.join(rest))
         };
         match of_step(REPLACED).filter(|folder| !folder.exists()) {

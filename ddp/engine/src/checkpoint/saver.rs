@@ -88,6 +88,7 @@ impl Saver {
         let is_at_work = Arc::default();
         let writer = Writer {
             checkpoints: checkpoints.clone(),
+            generation: world.generation(),
             keep,
             group,
             is_at_work: Arc::clone(&is_at_work),

@@ -39,6 +39,8 @@ pub(super) struct Job {
 pub(super) struct Writer {
     /// OUT/checkpoints.
     pub(super) checkpoints: PathBuf,
+    /// That of the ranks: one that was frozen writes to no folder of those that continued.
+    pub(super) generation: u64,
     /// How many of the newest checkpoints are kept.
     pub(super) keep: u64,
     /// All ranks; used by this thread only.
@@ -55,7 +57,8 @@ impl Writer {
     /// Writes a checkpoint, removes those that are no longer kept, and returns its folder.
     pub(super) fn write(&self, job: &Job) -> Result<PathBuf> {
         let name = folders::name(job.state.step);
-        let aside = self.checkpoints.join(format!("{UNFINISHED}{name}"));
+        let aside = format!("{UNFINISHED}{}-{name}", self.generation);
+        let aside = self.checkpoints.join(aside);
         let folder = self.checkpoints.join(name);
         let attempt = self.attempt(job, &aside, &folder);
         if attempt.as_ref().is_err_and(Error::is_rank_lost) && self.is_first() && folder.is_dir() {
