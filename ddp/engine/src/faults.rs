@@ -47,6 +47,9 @@ pub(crate) enum FaultPoint {
     /// When ranks have met, before they agree where they continue: the generation instead of a
     /// step.
     Meeting,
+    /// When the metrics log tells who was lost, and the others do not know that: the generation
+    /// instead of a step.
+    Told,
     /// Before a process that comes waits to be taken in: step 0.
     Joining,
     /// Before the log.

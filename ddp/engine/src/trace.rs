@@ -108,7 +108,7 @@ pub struct RunTrace {
 impl Drop for RunTrace {
     fn drop(&mut self) {
         if self.readings.is_some() {
-            // The ranks meet again: what they metrics log then has another clock.
+            // The ranks meet again: what they record then has another clock.
             _ = trace::stop();
         }
     }

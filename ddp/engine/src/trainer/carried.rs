@@ -51,6 +51,8 @@ pub(super) struct Untold {
     pub(super) change: Change,
     /// When this rank noticed that the ranks have to meet again.
     pub(super) noticed: Option<Instant>,
+    /// The last generation that it tells of; None before the first one trains.
+    pub(super) told: Option<u64>,
 }
 
 /// A run, on one rank.
@@ -173,17 +175,18 @@ impl Carried {
         let mine = (
             progress,
             [self.data.is_some(), self.metrics_log.is_some()],
-            self.untold.change.clone(),
+            (self.untold.told, self.untold.change.clone()),
         );
         let all = exchange::gather(world, &mine)?;
         let have_data = all.iter().all(|(_, [has_data, _], _)| *has_data);
         let kept = || all.iter().map(|(kept, ..)| kept);
-        // A rank 0 that wrote the metrics log knows what it tells; else those know most that have
-        // been there longest.
+        // A rank 0 that wrote the metrics log knows what it tells; else, of those that know that,
+        // those know most that have been there longest.
         let known = all.iter().map(|(.., untold)| untold);
-        let most = known.max_by_key(|it| it.lost.len() + it.joined.len());
+        let most = known.max_by_key(|(told, it)| (*told, it.lost.len() + it.joined.len()));
         let (_, [_, has_record], of_first) = &all[0];
-        self.untold.change = most.filter(|_| !has_record).unwrap_or(of_first).clone();
+        let known = most.filter(|_| !has_record).unwrap_or(of_first);
+        (self.untold.told, self.untold.change) = known.clone();
         let cuts: Vec<_> = kept().map(|it| it.and_then(|(_, cut)| cut)).collect();
         let mut progress: Vec<_> = kept().map(|it| it.map(|(progress, _)| progress)).collect();
         let most = progress.iter().max().copied().flatten();
@@ -403,25 +406,28 @@ impl Kept {
 /// it does not continue with all.
 pub(super) fn say_change(
     log: &mut MetricsLog,
-    Untold { change, noticed }: &mut Untold,
+    untold: &mut Untold,
     world: &World,
     step: u64,
 ) -> Result<()> {
+    let change = std::mem::take(&mut untold.change);
     let event = RanksEvent {
         time_unix_s: metrics_log::unix_s(),
         step,
         generation: world.generation(),
         ranks: world.size(),
-        lost: std::mem::take(&mut change.lost),
-        joined: std::mem::take(&mut change.joined),
-        seconds: noticed.map_or(0.0, |noticed| noticed.elapsed().as_secs_f64()),
+        lost: change.lost,
+        joined: change.joined,
+        seconds: (untold.noticed).map_or(0.0, |noticed| noticed.elapsed().as_secs_f64()),
     };
     let text = format!("{event} after step {step}, {:.2} s later", event.seconds);
     match event.lost.is_empty() {
         true => tracing::info!("{text}"),
         false => tracing::warn!("{text}"),
     }
-    log.write(&Event::Ranks(event))
+    log.write(&Event::Ranks(event))?;
+    untold.told = Some(world.generation());
+    faults::at_step(FaultPoint::Told, world.generation())
 }
 
 /// Whether the ranks of `world` continue after this error. If a GPU of this rank has failed, this
