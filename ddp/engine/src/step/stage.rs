@@ -13,6 +13,7 @@ use ddp_nn::optim::{Clip, Optimizer};
 use ddp_nn::params::Parameter;
 use ddp_nn::{Pass, PassOptions, Saved, Scratch};
 
+use super::prepared::Prepared;
 use super::scalars::StepScalars;
 use crate::digest::Digests;
 use crate::error::Result;
@@ -44,6 +45,8 @@ pub struct Stage {
     pub(super) digests: Digests,
     /// i64 (3): the flags of the step, of the whole model (`ops::STEP_FLAGS`).
     pub(super) bad_step: Tensor,
+    /// On a GPU, under ZeRO-1 where ranks may be lost.
+    pub(super) prepared: Option<Prepared>,
     pub(super) scratch: Scratch,
     saved: Saved,
 }
@@ -92,6 +95,7 @@ impl Stage {
             scalars: StepScalars::new(&mut optimizer, 1, options.shards)?,
             optimizer,
             next: None,
+            prepared: None,
             reducer,
             scratch: Scratch::new(device),
             saved: Saved::default(),
@@ -132,11 +136,17 @@ impl Stage {
                     new.copy_from(&old)?;
                 }
             } else if from == rank {
-                let mut all = moments(&self.optimizer)?.into_iter().chain([values]);
-                all.try_for_each(|tensor| group.send(&tensor, to, &stream))?;
+                for tensor in moments(&self.optimizer)?.into_iter().chain([values]) {
+                    group.send(&tensor.to(Device::Cpu)?, to, &stream)?;
+                }
             } else if to == rank {
-                let mut all = moments(&next)?.into_iter().chain([values]);
-                all.try_for_each(|tensor| group.receive(&tensor, from, &stream))?;
+                for tensor in moments(&next)?.into_iter().chain([values]) {
+                    let arrives = tensor.to(Device::Cpu)?;
+                    group.receive(&arrives, from, &stream)?;
+                    if tensor.device().is_accelerator() {
+                        tensor.copy_from(&arrives)?;
+                    }
+                }
             }
         }
         self.next = Some(next);
@@ -218,6 +228,11 @@ impl Stage {
     /// The memory of its activations, in bytes.
     pub fn activation_bytes(&self) -> usize {
         self.scratch.bytes()
+    }
+
+    /// Bytes that it keeps of a step and of values, because ranks may be lost.
+    pub(crate) fn prepared_bytes(&self) -> usize {
+        self.prepared.as_ref().map_or(0, Prepared::bytes)
     }
 
     /// Whether any of its parameters is trained.

@@ -27,7 +27,7 @@ use crate::exchange;
 use crate::faults::{self, FaultPoint};
 use crate::metrics_log::{self, Event, MetricsLog, RanksEvent};
 use crate::reducer::Cut;
-use crate::setting::{DEVICES_PER_RANK, MIN_RANKS, ZERO};
+use crate::setting::{DEVICES_PER_RANK, MIN_RANKS, OPTIMIZER, ZERO};
 use crate::step::{Stats, Step};
 
 /// What a rank carries.
@@ -268,7 +268,7 @@ impl Kept {
         let can_come = self.versions()[1].as_ref().map(number) == Some(agreed);
         match self.step.can_do().filter(|_| can_come) {
             None => self.step.undo()?,
-            Some((None, _)) => self.step.take_slices(),
+            Some((None, _)) => self.step.take_slices()?,
             Some((Some(rows), _)) => {
                 self.step.complete_update()?;
                 self.count(rows);
@@ -349,7 +349,7 @@ impl Kept {
 
     /// Ends what it does, of which only complete steps count: a GPU may have been given more.
     pub(super) fn halt(&mut self, sampler: &Sampler) -> Result<()> {
-        let Some(counted) = self.step.halt()? else {
+        let Some([counted, prepared]) = self.step.halt()? else {
             return Ok(());
         };
         // It counts from the first step of this process on.
@@ -361,6 +361,9 @@ impl Kept {
         totals.samples -= rows(complete..totals.steps);
         totals.samples += rows(totals.steps..complete);
         totals.steps = complete;
+        if prepared == complete + 1 {
+            self.step.can_update(rows(complete..prepared));
+        }
         Ok(())
     }
 
@@ -502,10 +505,11 @@ pub(super) fn check(step: &Step, world: &World) -> Result<()> {
     for stage in step.stages() {
         let params = &stage.model().params;
         let is_on_gpu = params.device().is_accelerator();
-        if is_on_gpu && stage.reducer().cut(0).is_some() {
+        let has_matrices = stage.optimizer().rule().hidden.is_some();
+        if is_on_gpu && has_matrices && stage.reducer().cut(0).is_some() {
             return refuse(&format!(
-                "expected {ZERO} 0 on GPUs, where slices of lost ranks have no copy yet; help: \
-                 leave out one of the two"
+                "expected {ZERO} 0 with {OPTIMIZER} muon on GPUs, where directions of whole matrices \
+                 have no copy yet; help: leave out one of the three"
             ));
         }
         if is_on_gpu && step.stages().len() > 1 {
