@@ -2,19 +2,28 @@
 //! a step that this one has not.
 //!
 //! The host is some steps ahead of the GPU, and calls that end without a result leave garbage in
-//! gradients and values. So all that an update reads is copied first, unless the steps were stopped.
-//! Then the ranks sum their votes: an update is made only if every rank has its copies. A rank whose
-//! steps were stopped after that makes the update from them. Values are copied after each update.
+//! gradients and values. So all that an update reads is copied first, unless the steps were
+//! stopped. Then the ranks sum their votes: an update is made only if every rank has its copies. A
+//! rank whose steps were stopped after that makes the update from them. Values are copied after
+//! each update.
 
 use std::ops::Range;
 
+use ddp_kernels::progress::StopWord;
 use ddp_kernels::{DType, Tensor, ops};
+use ddp_nn::optim::Clip;
 use ddp_nn::params::Params;
 
-use super::stage::Stage;
+use super::scalars::StepScalars;
 use crate::error::Result;
-use crate::faults::{self, FaultPoint};
-use crate::reducer::Cut;
+
+/// What an update reads, besides flags, and changes.
+#[derive(Clone, Copy)]
+pub(super) struct Now<'a> {
+    pub(super) params: &'a Params,
+    pub(super) clip: &'a Clip,
+    pub(super) scalars: &'a StepScalars,
+}
 
 /// Copies on one device. Letters: O elements that this rank owns and keeps, Q quanta.
 #[derive(Debug)]
@@ -33,6 +42,25 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
+    /// Copies for these elements. The values are current.
+    pub(super) fn new(now: Now<'_>, ranges: Vec<Range<usize>>) -> Result<Prepared> {
+        let (params, device) = (now.params, now.params.device());
+        let count = ranges.iter().map(Range::len).sum();
+        let room = || Tensor::zeros(&[count], params.master_dtype(), device);
+        let prepared = Prepared {
+            ranges,
+            sums: room()?.named("sums of a step that others may complete"),
+            values: room()?.named("values after the last step"),
+            squares: now.clip.partials().zeros_like()?,
+            scalars: now.scalars.all.zeros_like()?,
+            vote: Tensor::zeros(&[1], DType::F32, device)?.named("ranks not ready"),
+        };
+        for [copy, value] in prepared.values(params)? {
+            copy.copy_from(&value)?;
+        }
+        Ok(prepared)
+    }
+
     /// Its parts of `kept`, each with the same elements of `arena`.
     fn pairs(&self, kept: &Tensor, arena: &Tensor) -> Result<Vec<[Tensor; 2]>> {
         let mut at = 0;
@@ -52,92 +80,59 @@ impl Prepared {
     pub(super) fn bytes(&self) -> usize {
         self.sums.bytes() + self.values.bytes() + self.squares.bytes()
     }
-}
 
-impl Stage {
-    /// Makes room on a GPU for what this rank has by `cut`, and keeps the values, which are current.
-    pub(super) fn make_copies(&mut self, cut: Option<Cut>) -> Result<()> {
-        self.prepared = None;
-        let params = &self.model.params;
-        let is_shared = |cut: &Cut| cut.ranks > 1 && params.device().is_accelerator();
-        let Some(cut) = cut.filter(is_shared) else {
-            return Ok(());
-        };
-        let ranges = cut.ranges(params, self.reducer.options).concat();
-        let count = ranges.iter().map(Range::len).sum();
-        let room = || Tensor::zeros(&[count], params.master_dtype(), params.device());
-        let prepared = Prepared {
-            ranges,
-            sums: room()?.named("sums of a step that others may complete"),
-            values: room()?.named("values after the last step"),
-            squares: self.clip.partials().zeros_like()?,
-            scalars: self.scalars.all.zeros_like()?,
-            vote: Tensor::zeros(&[1], DType::F32, params.device())?.named("ranks not ready"),
-        };
-        for [kept, now] in prepared.values(params)? {
-            kept.copy_from(&now)?;
-        }
-        self.prepared = Some(prepared);
-        Ok(())
-    }
-
-    /// All pairs of what the update reads: the copy, and the tensor itself. The scalars are last.
-    fn update_reads(&self, of: &Prepared) -> Result<Vec<[Tensor; 2]>> {
-        let mut all = of.pairs(&of.sums, self.model.params.gradients())?;
+    /// All that the update reads: the copy, and the tensor itself. The scalars are last.
+    fn update_reads(&self, now: Now<'_>) -> Result<Vec<[Tensor; 2]>> {
+        let mut all = self.pairs(&self.sums, now.params.gradients())?;
         let words = |tensor: &Tensor| tensor.bits_as(DType::F32);
-        all.push([words(&of.squares)?, words(self.clip.partials())?]);
-        all.push([words(&of.scalars)?, words(&self.scalars.all)?]);
+        all.push([words(&self.squares)?, words(now.clip.partials())?]);
+        all.push([words(&self.scalars)?, words(&now.scalars.all)?]);
         Ok(all)
     }
 
-    /// Copies what the update reads, and sums the ranks' votes.
-    pub(super) fn copy_sums(&mut self) -> Result<()> {
-        let Some(prepared) = &self.prepared else {
-            return Ok(());
-        };
-        let (flags, stop) = (&self.bad_step, self.reducer.group().stop_word());
-        let all = self.update_reads(prepared)?;
-        for (index, [copy, now]) in all.iter().enumerate() {
-            let vote = (index + 1 == all.len()).then_some(&prepared.vote);
-            ops::copy_valid(copy, now, flags, vote, stop)?;
+    /// Copies what the update reads, and votes.
+    pub(super) fn copy_sums(
+        &self,
+        now: Now<'_>,
+        flags: &Tensor,
+        stop: Option<StopWord>,
+    ) -> Result<()> {
+        let all = self.update_reads(now)?;
+        for (index, [copy, read]) in all.iter().enumerate() {
+            let vote = (index + 1 == all.len()).then_some(&self.vote);
+            ops::copy_valid(copy, read, flags, vote, stop)?;
         }
-        self.reducer.sum(&prepared.vote)?;
-        faults::at(FaultPoint::Agreed)
+        Ok(())
     }
 
     /// Copies the values after a complete update.
-    pub(super) fn copy_values(&self) -> Result<()> {
-        if let Some(prepared) = &self.prepared {
-            for [copy, now] in prepared.values(&self.model.params)? {
-                ops::copy_valid(&copy, &now, &self.bad_step, None, None)?;
-            }
+    pub(super) fn copy_values(&self, params: &Params, flags: &Tensor) -> Result<()> {
+        for [copy, value] in self.values(params)? {
+            ops::copy_valid(&copy, &value, flags, None, None)?;
         }
         Ok(())
     }
 
     /// Puts the values after the last complete step back in place. Returns the last step whose
     /// update this rank can make without the others; 0 for none.
-    pub(super) fn restore_values(&self) -> Result<u64> {
-        let (Some(prepared), params) = (&self.prepared, &self.model.params) else {
-            return Ok(0);
-        };
+    pub(super) fn restore_values(&self, now: Now<'_>) -> Result<u64> {
+        let params = now.params;
         // What other ranks own arrives anew, but for padding.
         ops::zero(params.trained_values())?;
-        for [copy, now] in prepared.values(params)? {
-            now.copy_from(&copy)?;
+        for [copy, value] in self.values(params)? {
+            value.copy_from(&copy)?;
         }
-        for range in &prepared.ranges {
+        for range in &self.ranges {
             params.refresh(range.clone())?;
         }
-        let step = self.scalars.step_of(&prepared.scalars)?;
+        let step = now.scalars.step_of(&self.scalars)?;
         Ok(step.to_vec::<i64>()?[0] as u64)
     }
 
     /// Puts what the update of that step reads back in place.
-    pub(super) fn restore_sums(&self) -> Result<()> {
-        let pairs = self.prepared.as_ref().map(|it| self.update_reads(it));
-        for [copy, now] in pairs.transpose()?.into_iter().flatten() {
-            now.copy_from(&copy)?;
+    pub(super) fn restore_sums(&self, now: Now<'_>) -> Result<()> {
+        for [copy, read] in self.update_reads(now)? {
+            read.copy_from(&copy)?;
         }
         Ok(())
     }

@@ -13,10 +13,11 @@ use ddp_nn::optim::{Clip, Optimizer};
 use ddp_nn::params::Parameter;
 use ddp_nn::{Pass, PassOptions, Saved, Scratch};
 
-use super::prepared::Prepared;
+use super::prepared::{Now, Prepared};
 use super::scalars::StepScalars;
 use crate::digest::Digests;
 use crate::error::Result;
+use crate::faults::{self, FaultPoint};
 use crate::reducer::{Cut, Move, Reducer, ReducerOptions, moves};
 
 /// What a stage is made from.
@@ -151,6 +152,55 @@ impl Stage {
         }
         self.next = Some(next);
         self.reducer.gather_all(params)
+    }
+
+    fn now(&self) -> Now<'_> {
+        Now {
+            params: &self.model.params,
+            clip: &self.clip,
+            scalars: &self.scalars,
+        }
+    }
+
+    /// Makes copies on a GPU of what this rank has by `cut`. The values are current.
+    pub(super) fn make_copies(&mut self, cut: Option<Cut>) -> Result<()> {
+        let params = &self.model.params;
+        let is_shared = |cut: &Cut| cut.ranks > 1 && params.device().is_accelerator();
+        let ranges = |cut: Cut| cut.ranges(params, self.reducer.options).concat();
+        let made = cut.filter(is_shared).map(ranges);
+        let made = made.map(|ranges| Prepared::new(self.now(), ranges));
+        self.prepared = made.transpose()?;
+        Ok(())
+    }
+
+    /// Copies what the update reads, and sums the ranks' votes.
+    pub(super) fn copy_sums(&mut self) -> Result<()> {
+        let Some(prepared) = &self.prepared else {
+            return Ok(());
+        };
+        let stop = self.reducer.group().stop_word();
+        prepared.copy_sums(self.now(), &self.bad_step, stop)?;
+        self.reducer.sum(&prepared.vote)?;
+        faults::at(FaultPoint::Agreed)
+    }
+
+    /// Copies the values after a complete update.
+    pub(super) fn copy_values(&self) -> Result<()> {
+        let (params, flags) = (&self.model.params, &self.bad_step);
+        let prepared = self.prepared.as_ref();
+        prepared.map_or(Ok(()), |it| it.copy_values(params, flags))
+    }
+
+    /// See [`Prepared::restore_values`].
+    pub(super) fn restore_values(&self) -> Result<u64> {
+        let prepared = self.prepared.as_ref();
+        prepared.map_or(Ok(0), |it| it.restore_values(self.now()))
+    }
+
+    /// See [`Prepared::restore_sums`].
+    pub(super) fn restore_sums(&self) -> Result<()> {
+        let prepared = self.prepared.as_ref();
+        prepared.map_or(Ok(()), |it| it.restore_sums(self.now()))
     }
 
     /// What a rank has to get that joins, or is a step behind: everything that steps change and
