@@ -97,7 +97,7 @@ fn model(bytes: &ModelBytes) -> String {
         ("gradients", bytes.gradients, true),
         ("partial sums of gradients", bytes.partial_sums, false),
         ("moments", bytes.moments, true),
-        ("kept for another rank", bytes.kept_moments, false),
+        ("kept for another rank", bytes.kept_for_others, false),
         ("the copy being saved", bytes.saved(), true),
     ];
     let shown = |(what, bytes, always): (&str, u64, bool)| {

@@ -18,6 +18,7 @@ mod call;
 mod cast;
 mod chunks;
 mod copy;
+mod copy_valid;
 pub(crate) mod create;
 mod cross_entropy;
 mod digest;
@@ -64,6 +65,7 @@ pub use attention::{Attention, attention_backward_into, attention_cached_into, a
 pub use cast::{cast, cast_into};
 pub use chunks::{Chunk, ChunkTable, QUANTUM};
 pub use copy::Destination;
+pub use copy_valid::copy_valid;
 pub use cross_entropy::{CrossEntropyOptions, CrossEntropyOut, cross_entropy};
 pub use digest::{DIGEST, digest_mix, digest_quanta};
 pub use dropout::{DropoutKey, dropout, dropout_into};

@@ -40,13 +40,17 @@ pub(crate) enum FaultPoint {
     Copy,
     /// Before the update.
     Optimizer,
-    /// Before the update, when ranks that may be lost have agreed to make it.
+    /// Before the update, when ranks that may be lost have agreed to make it: with ZeRO-1. In steps
+    /// that are launched as graphs, never.
     Agreed,
     /// When this rank has its new slices, and others may not: the generation instead of a step.
     Slices,
     /// When ranks have met, before they agree where they continue: the generation instead of a
     /// step.
     Meeting,
+    /// When the metrics log tells who was lost, and the others do not know that: the generation
+    /// instead of a step.
+    Told,
     /// Before a process that comes waits to be taken in: step 0.
     Joining,
     /// Before the log.
@@ -84,6 +88,8 @@ enum FaultKind {
     Flip,
     /// It takes 50 ms.
     Slow,
+    /// It takes two seconds.
+    Pause,
     /// It takes eight seconds, in which it shows progress.
     Work,
     /// Once: this rank leaves the others, to meet them again.
@@ -175,6 +181,7 @@ pub(crate) fn at_step(point: FaultPoint, step: u64) -> Result<()> {
         },
         FaultKind::Flip => {}
         FaultKind::Slow => std::thread::sleep(Duration::from_millis(50)),
+        FaultKind::Pause => std::thread::sleep(Duration::from_secs(2)),
         FaultKind::Work => (0..80).for_each(|_| {
             heartbeat::beat(Work::ReadsData);
             std::thread::sleep(Duration::from_millis(100));

@@ -314,6 +314,7 @@ const ONCE: [&str; 5] = ["step", "eval", "sample", "checkpoint", "confusion"];
 struct Line {
     event: String,
     step: Option<u64>,
+    generation: Option<u64>,
 }
 
 impl MetricsLog {
@@ -364,7 +365,7 @@ impl MetricsLog {
     /// Writes the line of an event, which another rank may have made, unless it is there.
     pub(crate) fn write_once(&mut self, line: String) -> Result<()> {
         let parsed = serde_json::from_str(&line);
-        let Line { event, step } = parsed.expect("the line of an event");
+        let Line { event, step, .. } = parsed.expect("the line of an event");
         let step = step.filter(|_| ONCE.contains(&&*event));
         if step.is_some_and(|step| self.has(&event, step)) {
             return Ok(());
@@ -410,6 +411,11 @@ fn write_settings(out: &Path, settings: &str) -> Result<()> {
         &out.join(CONFIG_FILE),
         settings.as_bytes(),
     )?)
+}
+
+/// Whether the run in `out` has these settings.
+pub(crate) fn has_settings(out: &Path, settings: &str) -> bool {
+    fs::read(out.join(CONFIG_FILE)).is_ok_and(|there| there == settings.as_bytes())
 }
 
 /// Refuses a folder that holds a run, and names a free one. An empty metrics log does not count:

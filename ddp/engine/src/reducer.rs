@@ -357,9 +357,9 @@ impl Reducer {
     fn start_next(&mut self) -> Result<()> {
         let is_followed = self.next + 1 < self.buckets.len();
         let copy = self.copies.map(|first| first + self.next);
-        self.queue.start(self.next, is_followed || copy.is_some())?;
+        self.queue.start(self.next, is_followed && copy.is_none())?;
         if let Some(copy) = copy {
-            self.queue.start(copy, is_followed)?;
+            self.queue.start(copy, false)?;
         }
         self.next += 1;
         Ok(())

@@ -12,6 +12,7 @@
 mod builder;
 mod graphs;
 mod model;
+mod prepared;
 mod scalars;
 mod stage;
 mod stats;
@@ -162,9 +163,10 @@ impl Step {
     }
 
     /// Ends its threads, and waits for its devices, after the ranks have lost one. Returns the last
-    /// step that is complete on a GPU, 0 for none: weights and moments are those after it. On the
-    /// CPU, None: a step is complete when it returns.
-    pub(crate) fn halt(&mut self) -> Result<Option<u64>> {
+    /// step that is complete on a GPU, 0 for none: weights and moments are those after it; and the
+    /// last one whose update this rank can complete. On the CPU, None: a step is complete when it
+    /// returns.
+    pub(crate) fn halt(&mut self) -> Result<Option<[u64; 2]>> {
         let stages = self.model.stages.iter_mut();
         stages.for_each(|stage| stage.reducer.halt());
         self.synchronize()?;
@@ -179,8 +181,14 @@ impl Step {
             if let [-1, found, step] = now[..] {
                 flags.copy_from(&Tensor::from_slice(&[0, found, step], &[3], Device::Cpu)?)?;
             }
-            Ok(Some(now[2] as u64))
+            let prepared = self.model.last().restore_values()?;
+            Ok(Some([now[2] as u64, prepared]))
         })
+    }
+
+    /// This rank can complete an update, of a batch of this many rows.
+    pub(crate) fn can_update(&mut self, rows: u64) {
+        self.update = Some(Some(rows));
     }
 
     /// Waits for the steps so far. An error if a rank was lost, so that some may be none.
@@ -218,7 +226,14 @@ impl Step {
 
     /// Completes an update for which this rank is ready.
     pub(crate) fn complete_update(&mut self) -> Result<()> {
+        if self.model.last().prepared.is_some() {
+            eprintln!("TEMP completes");
+            let stats = &self.model.stats().clone();
+            self.model.last().restore_sums()?;
+            self.model.decide(stats, None, true, true)?;
+        }
         self.model.update(&[UpdatePart::Finish])?;
+        self.model.last().copy_values()?;
         self.update = None;
         Ok(())
     }
@@ -240,7 +255,9 @@ impl Step {
     /// ranks that have them now: `held`, by rank.
     pub(crate) fn cut_anew(&mut self, group: &Group, held: &[Option<Cut>]) -> Result<()> {
         let mut stages = self.model.stages.iter_mut();
-        stages.try_for_each(|stage| stage.cut_anew(group, held))
+        stages.try_for_each(|stage| stage.cut_anew(group, held))?;
+        // On a GPU they may not have arrived.
+        self.settle()
     }
 
     /// This rank has all that it needs of its slices in this generation of ranks.
@@ -249,14 +266,16 @@ impl Step {
     }
 
     /// All ranks have all that they need of their slices.
-    pub(crate) fn take_slices(&mut self) {
+    pub(crate) fn take_slices(&mut self) -> Result<()> {
         self.cut = self.next_cut.take();
         for stage in &mut self.model.stages {
             if let Some(mut next) = stage.next.take() {
                 next.count_from(stage.optimizer.since());
                 stage.optimizer = next;
             }
+            stage.make_copies(self.cut)?;
         }
+        Ok(())
     }
 
     /// Passes on, by `pass_on`, each tensor of the state after the last step: that of this rank, or
@@ -379,18 +398,23 @@ impl Step {
             model.join()?;
             model.observe("sum of gradients of", false)?;
             let own_bad_step = is_alone.then_some(&*own_bad_step);
-            model.decide(stats, own_bad_step, measure_norm)?;
+            let measured = model.measure(measure_norm)?;
             if measure_norm {
                 model.digest_gradients()?;
             }
+            model.last_mut().copy_sums()?;
+            model.decide(stats, own_bad_step, measured, false)?;
             faults::at(FaultPoint::Optimizer)?;
             match cut {
-                None => model.update(&[UpdatePart::Prepare, UpdatePart::Finish])?,
-                Some(_) => {
+                Some(_) if stats.device() == Device::Cpu => {
                     prepare_update(model, update, batch.rows)?;
                     group.barrier(&Stream::default_of(Device::Cpu)?)?;
                     faults::at(FaultPoint::Agreed)?;
                     model.update(&[UpdatePart::Finish])?;
+                }
+                _ => {
+                    model.update(&[UpdatePart::Prepare, UpdatePart::Finish])?;
+                    model.last().copy_values()?;
                 }
             }
             *update = None;

@@ -151,6 +151,79 @@ fn of_two_ranks_and_of_four_all_but_one_can_be_lost() {
 }
 
 #[test]
+fn slices_of_a_killed_rank_are_kept_by_its_neighbour() {
+    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+        return;
+    };
+    undisturbed();
+    let steps = [1, 3, 4, 12, 13, 14, 18];
+    let cases = (0..12_usize).flat_map(|seed| {
+        let step = move |step| POINTS.map(|point| (seed, point, step));
+        steps.into_iter().flat_map(step)
+    });
+    let cases = ddp_slice::from(&test_name(), cases, 4);
+    all_at_once(cases, |(seed, point, step)| {
+        let ranks = 2 + seed % 3;
+        if !has_gpus_for(ranks) {
+            return;
+        }
+        let (folder, rank) = (Folder::new("losing-slice"), seed % ranks);
+        let graph = GRAPHS[step % 7 / 5];
+        let fault = format!("{rank}:{point}:{step}:kill");
+        let job = job_of(ranks, &folder, &format!("--zero 1 --graph {graph}"), seed);
+        let ended = job.env("DDP_TEST_FAULT", &fault).run();
+        assert!(
+            !ended.stderr.contains("last checkpoint"),
+            "{fault}: {ended}"
+        );
+        println!(
+            "TEMP {fault} {}",
+            ended.stderr.matches("TEMP completes").count()
+        );
+        assert_undisturbed(&folder, &ended, &[rank as u64]);
+    });
+}
+
+#[test]
+fn a_rank_whose_gpu_has_not_made_an_update_that_others_have_makes_it_from_its_copies() {
+    let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
+        return;
+    };
+    undisturbed();
+    // The rank that is lost next, and those whose GPUs get the update too late.
+    let cases = [
+        (3, 0, &[1][..]),
+        (3, 0, &[2]),
+        (3, 1, &[0]),
+        (3, 2, &[0, 1]),
+        (2, 1, &[0]),
+        (4, 1, &[0, 2, 3]),
+        (4, 3, &[1, 2]),
+    ];
+    let cases = cases.into_iter().filter(|(ranks, ..)| has_gpus_for(*ranks));
+    let cases = cases.flat_map(|case| [0, 1].map(|seed| (seed, case)));
+    let cases = ddp_slice::from(&test_name(), cases, 3);
+    all_at_once(cases, |(seed, (ranks, lost, late))| {
+        let folder = Folder::new("losing-late");
+        let late = late.iter().map(|rank| format!("{rank}:agreed:14:work"));
+        // Until then the GPUs have agreed on step 14.
+        let lost_at = ["optimizer:14:pause", "forward:15:kill"];
+        let lost_at = lost_at.map(|fault| format!("{lost}:{fault}"));
+        let faults: Vec<_> = late.chain(lost_at).collect();
+        // An odd seed leaves finite garbage where calls end without a result.
+        let job = job_of(ranks, &folder, "--zero 1 --graph off", seed);
+        let job = job.env("SIMCUDA_SCHEDULE", "eager");
+        let ended = job.env("DDP_TEST_FAULT", &faults.join(",")).run();
+        println!(
+            "TEMP {faults:?} {}",
+            ended.stderr.matches("TEMP completes").count()
+        );
+        assert!(!ended.stderr.contains("last checkpoint"), "{ended}");
+        assert_undisturbed(&folder, &ended, &[lost]);
+    });
+}
+
+#[test]
 fn a_rank_whose_gpu_fails_says_so_and_the_others_continue() {
     let Some(_gpu) = gpu().filter(|_| has_gpus()) else {
         return;

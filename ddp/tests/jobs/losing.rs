@@ -172,6 +172,12 @@ fn ranks_can_be_lost_while_others_meet_or_join() {
             vec![0, 2, 3],
         ),
         ("2:forward:14:kill,0:meeting:2:stop", vec![0, 2]),
+        // The metrics log tells it, and the rank that wrote that is lost.
+        ("2:forward:14:kill,0:told:2:kill", vec![0, 2]),
+        (
+            "3:forward:14:kill,0:told:2:kill,1:told:3:kill",
+            vec![0, 1, 3],
+        ),
         // Each process that comes, before the others know of it and when they have met.
         ("1:forward:14:kill,1:joining:0:kill", vec![1]),
         ("0:forward:14:kill,0:joining:0:stop", vec![0]),
@@ -357,7 +363,7 @@ fn ranks_that_are_lost_at_any_moment_come_back_and_change_no_bit() {
             assert!(apart.fold(0.0, f64::max) < 1e-3, "seed {seed}: {ended}");
             // Unless all ranks were lost at once, none goes back further than to its last step.
             let text = ended.to_string();
-            let again = [FROM_CHECKPOINT, "resuming after step", "aside as"];
+            let again = [FROM_CHECKPOINT, "resuming after step", "it starts over"];
             let goes_back = again.iter().any(|it| text.contains(it));
             let lost = lost(&folder.metrics_log());
             for (rank, steps) in (0..ranks).map(|rank| (rank, taken(&folder, rank))) {
@@ -997,6 +1003,25 @@ fn a_rank_that_comes_back_with_other_settings_leaves_and_the_others_continue() {
         1,
         "{ended}"
     );
+}
+
+#[test]
+fn a_run_whose_ranks_are_all_lost_before_a_checkpoint_starts_over_in_its_own_metrics_log() {
+    undisturbed();
+    let folder = Folder::new("losing-all");
+    let words = with(RUN, "--checkpoint-every 0 --min-ranks 1 --restarts 9");
+    let mut running = (folder.started(2, &words))
+        .env("DDP_TEST_FAULT", &slow_steps())
+        .start();
+    running.wait_for(r#""event":"step","step":3,"#);
+    running.signal_rank(0, "KILL");
+    running.signal_rank(1, "KILL");
+    let ended = running.wait();
+    assert!(ended.stderr.contains("it starts over"), "{ended}");
+    let mut files = std::fs::read_dir(folder.out()).unwrap().flatten();
+    let is_aside = files.any(|it| it.file_name().to_string_lossy().starts_with("superseded"));
+    assert!(!is_aside, "{ended}");
+    assert_undisturbed(&folder, &ended);
 }
 
 #[test]

@@ -28,10 +28,11 @@ INLINE void fetch(double (&tile)[PER_THREAD], const double* __restrict__ partial
 }
 
 /// `mark` of grad_norm.rs. A step that ends after the stop word was set does not count, because its
-/// gradients are garbage.
+/// gradients are garbage, nor does one for which a rank is not ready.
 INLINE void mark(
-    i64* flags, i64* own, const float* stats, u64 stats_count, i64 step, bool good, const volatile u64* stop) {
-    if (flags[0] < 0 || (stop != nullptr && *stop != 0)) {
+    i64* flags, i64* own, const float* stats, u64 stats_count, i64 step, bool good, const float* stopped,
+    const volatile u64* stop) {
+    if (flags[0] < 0 || (stop != nullptr && *stop != 0) || (stopped != nullptr && *stopped != 0.0f)) {
         if (flags[0] == 0) flags[0] = -1;
         return;
     }
@@ -46,7 +47,7 @@ INLINE void mark(
 KERNEL(CLIP_THREADS) clip_scale_f32(
     float* __restrict__ out, const double* __restrict__ partials, u64 count, double max_norm,
     const float* __restrict__ divisor, i64* flags, i64* own, const float* __restrict__ stats, u64 stats_count,
-    const i64* __restrict__ step, const volatile u64* stop) {
+    const i64* __restrict__ step, const float* __restrict__ stopped, const volatile u64* stop) {
     __shared__ double tile[TILE];
     double next[PER_THREAD];
     double lane = 0.0;
@@ -72,5 +73,5 @@ KERNEL(CLIP_THREADS) clip_scale_f32(
     out[0] = (float)scale;
     out[1] = (float)norm;
     const bool good = is_finite((float)scale) && is_finite((float)norm);
-    if (flags != nullptr) mark(flags, own, stats, stats_count, *step, good, stop);
+    if (flags != nullptr) mark(flags, own, stats, stats_count, *step, good, stopped, stop);
 }

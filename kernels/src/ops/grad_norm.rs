@@ -94,6 +94,8 @@ pub struct StepMarks<'a> {
     /// Once it is set, steps change nothing: the first flag is -1, and the last stays the number of
     /// the last complete step.
     pub stop: Option<StopWord>,
+    /// f32 (1): likewise, if it is not 0.
+    pub stopped: Option<&'a Tensor>,
 }
 
 /// As [`clip_scale`]. Besides, marks the step as bad if a statistic, the scale or the norm is not
@@ -111,9 +113,9 @@ pub fn decide_step(
     let stop = marks.and_then(|marks| marks.stop);
     let partials = call.reads_some("partials", partials);
     let divisor = call.reads_some("divisor", divisor);
-    let [flags, own, stats, step] = match marks {
+    let [flags, own, stats, step, stopped] = match marks {
         Some(marks) => add_marks(&mut call, marks, out)?,
-        None => [None; 4],
+        None => [None; 5],
     };
     call.has_shape(out, &[2], "scale and norm")?;
     if !(0.0..f64::INFINITY).contains(&max_norm) {
@@ -132,6 +134,7 @@ pub fn decide_step(
         let (partials, divisor) = (placed.enter_some(partials)?, placed.enter_some(divisor)?);
         let (mut flags, mut own) = (placed.enter_some(flags)?, placed.enter_some(own)?);
         let (stats, step) = (placed.enter_some(stats)?, placed.enter_some(step)?);
+        let stopped = placed.enter_some(stopped)?;
         if let Some(gpu) = placed.launcher() {
             let count = partials.as_ref().map_or(0, |partials| partials.count);
             let stats_count = stats.as_ref().map_or(0, |stats| stats.count);
@@ -146,6 +149,7 @@ pub fn decide_step(
                 stats,
                 stats_count,
                 step,
+                stopped,
                 stop.map_or(0, StopWord::address),
             ];
             // Tiles of eight partials a thread, then the statistics.
@@ -161,25 +165,36 @@ pub fn decide_step(
             if let (Some(flags), Some(stats), Some(step)) = (&mut flags, &stats, &step) {
                 let finite = |values: &[T]| values.iter().all(|value| value.finite());
                 let good = [finite(stats.elements()), finite(&result)];
-                mark(flags.elements_mut(), own.as_mut(), good, step.elements::<i64>()[0]);
+                let is_stopped = stopped.is_some_and(|it| it.elements::<f32>()[0] != 0.0);
+                let (flags, step) = (flags.elements_mut(), step.elements::<i64>()[0]);
+                match is_stopped {
+                    true if flags[0] == 0 => flags[0] = -1,
+                    true => {}
+                    false => mark(flags, own.as_mut(), good, step),
+                }
             }
         });
         Ok(())
     })
 }
 
-/// The operands of `of`: flags, own, stats and step.
-fn add_marks<'a>(call: &mut Call<'a>, of: StepMarks<'a>, out: Slot) -> Result<[Option<Slot>; 4]> {
+/// The operands of `of`: flags, own, stats, step and stopped.
+fn add_marks<'a>(call: &mut Call<'a>, of: StepMarks<'a>, out: Slot) -> Result<[Option<Slot>; 5]> {
     let flags = call.updates("flags", of.flags);
     let own = of.own.map(|own| call.updates("own", own));
     let (stats, step) = (call.reads("stats", of.stats), call.reads("step", of.step));
+    let stopped = of.stopped.map(|stopped| call.reads("stopped", stopped));
+    if let Some(stopped) = stopped {
+        call.has_shape(stopped, &[1], "whether the steps were stopped")?;
+        call.has_dtype(stopped, &[DType::F32])?;
+    }
     call.has_shape(flags, &[STEP_FLAGS], "the flags of a step")?;
     call.has_shape(step, &[1], "the number of this step")?;
     for flag in [Some(flags), own, Some(step)].into_iter().flatten() {
         call.has_dtype(flag, &[DType::I64])?;
     }
     call.same_dtype(stats, out)?;
-    Ok([Some(flags), own, Some(stats), Some(step)])
+    Ok([Some(flags), own, Some(stats), Some(step), stopped])
 }
 
 /// Marks step number `step` by whether its statistics, and its scale and norm, are good.

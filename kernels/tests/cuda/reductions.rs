@@ -297,6 +297,7 @@ fn a_step_is_decided_as_on_the_cpu() {
                 stats: &stats,
                 step: &step,
                 stop: None,
+                stopped: None,
             };
             let (squares, divisor) = (here(cpu(&[squares], &[1])), stats.slice(1..2).unwrap());
             ops::decide_step(&out, Some(&squares), 1.0, Some(&divisor), Some(marks)).unwrap();
@@ -326,6 +327,7 @@ fn after_the_stop_word_no_step_is_complete_until_the_flag_is_reset() {
                 stats: &stats,
                 step: &step,
                 stop: Some(stop),
+                stopped: None,
             };
             ops::decide_step(&out, None, 0.0, None, Some(marks)).unwrap();
             flags.to_vec::<i64>().unwrap()
@@ -336,5 +338,65 @@ fn after_the_stop_word_no_step_is_complete_until_the_flag_is_reset() {
         stop.set();
         assert_eq!(decide([0, 0, 4]), [-1, 0, 4]);
         assert_eq!(decide([3, 0, 4]), [3, 0, 4]);
+    }
+}
+
+#[test]
+fn what_was_stopped_is_not_copied_and_the_vote_says_so() {
+    for device in devices() {
+        let stop = Progress::new(device, 1).unwrap().board().stop_word();
+        let there = |tensor: Tensor| tensor.to(device).unwrap();
+        // More than a block, and than a thread of the grid, copies at once.
+        for count in [1, 255, 257, 600_000] {
+            let x = finite(count, 3);
+            for (flag, copies, voted) in [(0, true, 0.0), (7, false, 0.0), (-1, false, 1.0)] {
+                for has_vote in [false, true] {
+                    let out = there(cpu(&vec![9f32; count], &[count]));
+                    let vote = there(cpu(&[9f32], &[1]));
+                    let flags = there(cpu(&[flag, 0i64, 4], &[3]));
+                    let from = there(cpu(&x, &[count]));
+                    let vote = has_vote.then_some(&vote);
+                    ops::copy_valid(&out, &from, &flags, vote, Some(stop)).unwrap();
+                    let expected = if copies { x.clone() } else { vec![9f32; count] };
+                    assert!(out.to_vec::<f32>().unwrap() == expected, "{count}, {flag}");
+                    if let Some(vote) = vote {
+                        assert_eq!(vote.to_vec::<f32>().unwrap(), [voted], "{count}, {flag}");
+                    }
+                }
+            }
+        }
+        stop.set();
+        let [out, from] = [9f32, 1.0].map(|number| there(cpu(&[number], &[1])));
+        let (flags, vote) = (there(cpu(&[0i64, 0, 4], &[3])), there(cpu(&[9f32], &[1])));
+        ops::copy_valid(&out, &from, &flags, Some(&vote), Some(stop)).unwrap();
+        assert_eq!(out.to_vec::<f32>().unwrap(), [9.0]);
+        assert_eq!(vote.to_vec::<f32>().unwrap(), [1.0]);
+    }
+}
+
+#[test]
+fn a_step_for_which_a_rank_is_not_ready_is_not_complete() {
+    for device in devices().into_iter().chain([Device::Cpu]) {
+        let here = |numbers: &[i64]| cpu(numbers, &[numbers.len()]).to(device).unwrap();
+        let out = Tensor::zeros(&[2], DType::F32, device).unwrap();
+        let stats = cpu(&[1f32; 4], &[4]).to(device).unwrap();
+        for (before, missing, after) in [
+            ([0, 0, 4], 0f32, [0, 0, 5]),
+            ([0, 0, 4], 2.0, [-1, 0, 4]),
+            ([3, 0, 4], 1.0, [3, 0, 4]),
+        ] {
+            let (flags, step) = (here(&before), here(&[5]));
+            let stopped = cpu(&[missing], &[1]).to(device).unwrap();
+            let marks = StepMarks {
+                flags: &flags,
+                own: None,
+                stats: &stats,
+                step: &step,
+                stop: None,
+                stopped: Some(&stopped),
+            };
+            ops::decide_step(&out, None, 0.0, None, Some(marks)).unwrap();
+            assert_eq!(flags.to_vec::<i64>().unwrap(), after, "{device}, {missing}");
+        }
     }
 }

@@ -3,7 +3,8 @@
 //! Checks with many independent cases (each wait removed in turn, each byte flipped, 1000 seeds)
 //! run a slice of them. `DDP_TEST_SLICE` selects it: `launch/test` sets it to the commit's hash, so
 //! that a commit always runs the same slice and the next commit another one. `DDP_TEST_SLICE=all`
-//! runs every case, as `launch/test --long` does. Unset, a fixed slice runs.
+//! runs every case, as `launch/test --long` does; `cases:30..31` runs case 30, to repeat a failure.
+//! Unset, a fixed slice runs.
 //!
 //! ```
 //! for seed in ddp_slice::of("seeds of my check", 1000, 5) {
@@ -39,6 +40,11 @@ pub fn from<T>(check: &str, cases: impl IntoIterator<Item = T>, wanted: usize) -
 }
 
 fn select(slice: Option<&str>, check: &str, cases: usize, wanted: usize) -> Vec<usize> {
+    if let Some(range) = slice.and_then(|slice| slice.strip_prefix("cases:")) {
+        let (first, end) = range.split_once("..").expect("as in cases:3..5");
+        let [first, end] = [first, end].map(|number| number.parse().expect("a number of a case"));
+        return (first..cases.min(end)).collect();
+    }
     if slice == Some("all") || wanted >= cases {
         return (0..cases).collect();
     }

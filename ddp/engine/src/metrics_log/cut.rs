@@ -114,19 +114,20 @@ impl MetricsLog {
         })
     }
 
-    /// Opens the metrics log of a run that resumes after step `step`, and cuts the lines after it.
-    /// Also returns whether the metrics log has its first line.
+    /// Opens the metrics log of a run that resumes after step `step`, and cuts the lines after it,
+    /// and those of ranks after generation `told`. Also returns whether it has its first line.
     pub(crate) fn resume(
         out: &Path,
         settings: &str,
         locked: LockedLog,
         step: u64,
+        told: Option<u64>,
     ) -> Result<(MetricsLog, bool)> {
         let LockedLog { mut file, path } = locked;
         let mut copied = None;
         disk::replace_file(&path, |copy| {
             // It is locked already, so that no other process locks it first.
-            let lines = copy_lines(&mut file, copy, step);
+            let lines = copy_lines(&mut file, copy, step, told);
             let lines = lines.map_err(disk::failed("write", &path))?;
             let copy = copy.try_clone().map_err(disk::failed("open", &path))?;
             copied = Some((copy, lines));
@@ -164,9 +165,15 @@ pub(crate) fn checkpoints(out: &Path) -> Vec<u64> {
     saved.filter_map(|line| line.step).collect()
 }
 
-/// Copies the lines that belong to the run up to step `step`. How it ended before is not one of
-/// them. Returns their length, whether the first line is one of them, and the last of each kind.
-fn copy_lines(from: &mut File, to: &mut File, step: u64) -> io::Result<(u64, bool, Written)> {
+/// Copies the lines that belong to the run up to step `step` and generation `told`. How it ended
+/// before is not one of them. Returns their length, whether the first line is one of them, and the
+/// last of each kind.
+fn copy_lines(
+    from: &mut File,
+    to: &mut File,
+    step: u64,
+    told: Option<u64>,
+) -> io::Result<(u64, bool, Written)> {
     from.seek(SeekFrom::Start(0))?;
     let (mut reader, mut writer) = (BufReader::new(from), BufWriter::new(to));
     let (mut text, mut length, mut has_start) = (Vec::new(), 0, false);
@@ -178,7 +185,8 @@ fn copy_lines(from: &mut File, to: &mut File, step: u64) -> io::Result<(u64, boo
             break;
         };
         let is_of_end = matches!(&*line.event, "confusion" | "placement" | "end");
-        if !is_of_end && line.step.is_none_or(|of_line| of_line <= step) {
+        let is_later = line.step > Some(step) || told.is_some() && line.generation > told;
+        if !is_of_end && !is_later {
             writer.write_all(&text)?;
             length += text.len() as u64;
             has_start |= line.event == "start";
@@ -217,7 +225,7 @@ mod tests {
         let path = scratch.path().join(EVENTS_FILE);
         fs::write(&path, text).unwrap();
         let locked = find(scratch.path());
-        let (_log, has_start) = MetricsLog::resume(scratch.path(), "", locked, step).unwrap();
+        let (_log, has_start) = MetricsLog::resume(scratch.path(), "", locked, step, None).unwrap();
         assert_eq!(scratch.names(), ["config.toml", EVENTS_FILE]);
         (fs::read(&path).unwrap(), has_start)
     }
@@ -271,7 +279,8 @@ mod tests {
     fn what_is_written_next_follows_what_stayed_also_after_a_write_that_failed() {
         let scratch = Scratch::new();
         fs::write(scratch.path().join(EVENTS_FILE), LINES).unwrap();
-        let (mut log, _) = MetricsLog::resume(scratch.path(), "", find(scratch.path()), 1).unwrap();
+        let (mut log, _) =
+            MetricsLog::resume(scratch.path(), "", find(scratch.path()), 1, None).unwrap();
         // As when the disk is full after some bytes.
         log.file.write_all(b"half a li").unwrap();
         log.cut_back();
@@ -293,7 +302,8 @@ mod tests {
         let scratch = Scratch::new();
         let path = scratch.path().join(EVENTS_FILE);
         fs::write(&path, LINES).unwrap();
-        let (mut log, _) = MetricsLog::resume(scratch.path(), "", find(scratch.path()), 4).unwrap();
+        let (mut log, _) =
+            MetricsLog::resume(scratch.path(), "", find(scratch.path()), 4, None).unwrap();
         let before = fs::read_to_string(&path).unwrap();
         let checkpoint = |step| Event::Checkpoint { step, folder: "a" };
         assert!(log.has("step", 4) && log.has("eval", 4) && !log.has("step", 5));
@@ -314,7 +324,7 @@ mod tests {
     fn a_log_that_is_being_written_is_left_alone() {
         let scratch = Scratch::new();
         fs::write(scratch.path().join(EVENTS_FILE), LINES).unwrap();
-        let first = MetricsLog::resume(scratch.path(), "", find(scratch.path()), 6).unwrap();
+        let first = MetricsLog::resume(scratch.path(), "", find(scratch.path()), 6, None).unwrap();
         // The thread that writes checkpoints has such a handle.
         let (handle, _) = first.0.handle().unwrap();
         drop(first);
@@ -332,9 +342,9 @@ mod tests {
         });
         let held = find(scratch.path());
         ends.join().unwrap();
-        drop(MetricsLog::resume(scratch.path(), "", held, 1).unwrap());
+        drop(MetricsLog::resume(scratch.path(), "", held, 1, None).unwrap());
         // That of a lost host is released later.
-        let first = MetricsLog::resume(scratch.path(), "", find(scratch.path()), 1).unwrap();
+        let first = MetricsLog::resume(scratch.path(), "", find(scratch.path()), 1, None).unwrap();
         let ends = std::thread::spawn(move || {
             std::thread::sleep(ENDING_MAX + Duration::from_millis(500));
             drop(first);

@@ -80,7 +80,7 @@ impl TrainedModel {
         self.stages.last().expect("a model has a stage")
     }
 
-    fn last_mut(&mut self) -> &mut Stage {
+    pub(super) fn last_mut(&mut self) -> &mut Stage {
         self.stages.last_mut().expect("a model has a stage")
     }
 
@@ -153,6 +153,9 @@ impl TrainedModel {
         for stage in self.stages.iter_mut().filter(|_| moves) {
             let shards = stage.reducer.shards();
             stage.scalars = StepScalars::new(&mut stage.optimizer, room, shards)?;
+            if let Some(prepared) = &mut stage.prepared {
+                prepared.scalars = stage.scalars.all.zeros_like()?;
+            }
         }
         Ok(moves)
     }
@@ -274,26 +277,18 @@ impl TrainedModel {
         stats::add_rows(&self.last().scalars.all_stats)
     }
 
-    /// Computes the number to multiply gradients by, their norm, and whether the step was finite,
-    /// from all gradients and `stats`, which are sums over the ranks: all ranks decide alike. Marks
-    /// `own_bad_step` if `stats` are not finite.
-    pub(super) fn decide(
-        &mut self,
-        stats: &Tensor,
-        own_bad_step: Option<&Tensor>,
-        measure_norm: bool,
-    ) -> Result<()> {
-        trace::record_on(stats.device(), DECIDE, || {
-            let weights = stats.slice(1..2)?;
-            // With several devices always: the norm tells the last one of a non-finite gradient.
-            // With whole matrices always: one such gradient would reach all of its matrix. With
-            // ZeRO-1 and the same bits always: several ranks, of which each has a slice, do.
-            let always = |stage: &Stage| {
-                let ReducerOptions { zero, shards, .. } = stage.reducer.options;
-                stage.optimizer.rule().hidden.is_some() || zero && shards.is_some()
-            };
-            let wants_norm = measure_norm || self.stages.iter().any(always);
-            let measured = self.squares.is_some() || self.last().clip.measures(wants_norm);
+    /// Measures the gradients, if `decide` needs that: whether it does.
+    pub(super) fn measure(&mut self, measure_norm: bool) -> Result<bool> {
+        // With several devices always: the norm tells the last one of a non-finite gradient. With
+        // whole matrices always: one such gradient would reach all of its matrix. With ZeRO-1 and
+        // the same bits always: several ranks, of which each has a slice, do.
+        let always = |stage: &Stage| {
+            let ReducerOptions { zero, shards, .. } = stage.reducer.options;
+            stage.optimizer.rule().hidden.is_some() || zero && shards.is_some()
+        };
+        let wants_norm = measure_norm || self.stages.iter().any(always);
+        let measured = self.squares.is_some() || self.last().clip.measures(wants_norm);
+        trace::record_on(self.last().device(), DECIDE, || {
             if measured {
                 // In the order of a backward: collectives have the same order on all ranks.
                 for Stage {
@@ -306,6 +301,23 @@ impl TrainedModel {
                     clip.measure(&model.params, |partials| Ok(reducer.sum(partials)?))?;
                 }
             }
+            Ok(measured)
+        })
+    }
+
+    /// Computes the number to multiply gradients by, their norm, and whether the step was finite,
+    /// from all gradients and `stats`, which are sums over the ranks: all ranks decide alike. Marks
+    /// `own_bad_step` if `stats` are not finite. Unless it is `alone`, the step counts only if it
+    /// was not stopped on any rank.
+    pub(super) fn decide(
+        &mut self,
+        stats: &Tensor,
+        own_bad_step: Option<&Tensor>,
+        measured: bool,
+        alone: bool,
+    ) -> Result<()> {
+        trace::record_on(stats.device(), DECIDE, || {
+            let weights = stats.slice(1..2)?;
             let last = self.last();
             let squares = match &self.squares {
                 Some(all) => Some(self.collect_squares(all)?),
@@ -318,7 +330,10 @@ impl TrainedModel {
                 own: own_bad_step,
                 stats,
                 step: self.step(),
-                stop: self.group().stop_word(),
+                stop: self.group().stop_word().filter(|_| !alone),
+                stopped: (last.prepared.as_ref())
+                    .map(|it| &it.vote)
+                    .filter(|_| !alone),
             };
             last.clip.finish(squares, Some(&weights), Some(marks))?;
             observe(|| "sums of the loss".into(), stats)?;

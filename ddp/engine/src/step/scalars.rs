@@ -20,7 +20,7 @@ const POSITION: usize = 2 * size_of::<i64>();
 #[derive(Debug)]
 pub(super) struct StepScalars {
     /// U8: the statistics and the optimizer's numbers, in whole positions, then the positions.
-    all: Tensor,
+    pub(super) all: Tensor,
     /// (S, 4), flat: the first elements of `all`, the statistics of each shard in the rows that
     /// `stats::row_of` says.
     pub(super) all_stats: Tensor,
@@ -66,6 +66,14 @@ impl StepScalars {
             message: Vec::with_capacity(bytes),
             sender: Scalars::with_room(device, 1, bytes)?,
         })
+    }
+
+    /// i64 (1): the step in a copy of `all`.
+    pub(super) fn step_of(&self, copy: &Tensor) -> Result<Tensor> {
+        let first = copy.count() - self.room() * POSITION;
+        Ok(copy
+            .slice(first..first + size_of::<i64>())?
+            .bits_as(DType::I64)?)
     }
 
     /// How many micro-batches there is room for.

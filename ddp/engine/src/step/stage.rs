@@ -13,9 +13,11 @@ use ddp_nn::optim::{Clip, Optimizer};
 use ddp_nn::params::Parameter;
 use ddp_nn::{Pass, PassOptions, Saved, Scratch};
 
+use super::prepared::{Now, Prepared};
 use super::scalars::StepScalars;
 use crate::digest::Digests;
 use crate::error::Result;
+use crate::faults::{self, FaultPoint};
 use crate::reducer::{Cut, Move, Reducer, ReducerOptions, moves};
 
 /// What a stage is made from.
@@ -44,6 +46,8 @@ pub struct Stage {
     pub(super) digests: Digests,
     /// i64 (3): the flags of the step, of the whole model (`ops::STEP_FLAGS`).
     pub(super) bad_step: Tensor,
+    /// On a GPU, under ZeRO-1 where ranks may be lost.
+    pub(super) prepared: Option<Prepared>,
     pub(super) scratch: Scratch,
     saved: Saved,
 }
@@ -92,6 +96,7 @@ impl Stage {
             scalars: StepScalars::new(&mut optimizer, 1, options.shards)?,
             optimizer,
             next: None,
+            prepared: None,
             reducer,
             scratch: Scratch::new(device),
             saved: Saved::default(),
@@ -132,15 +137,70 @@ impl Stage {
                     new.copy_from(&old)?;
                 }
             } else if from == rank {
-                let mut all = moments(&self.optimizer)?.into_iter().chain([values]);
-                all.try_for_each(|tensor| group.send(&tensor, to, &stream))?;
+                for tensor in moments(&self.optimizer)?.into_iter().chain([values]) {
+                    group.send(&tensor.to(Device::Cpu)?, to, &stream)?;
+                }
             } else if to == rank {
-                let mut all = moments(&next)?.into_iter().chain([values]);
-                all.try_for_each(|tensor| group.receive(&tensor, from, &stream))?;
+                for tensor in moments(&next)?.into_iter().chain([values]) {
+                    let arrives = tensor.to(Device::Cpu)?;
+                    group.receive(&arrives, from, &stream)?;
+                    if tensor.device().is_accelerator() {
+                        tensor.copy_from(&arrives)?;
+                    }
+                }
             }
         }
         self.next = Some(next);
         self.reducer.gather_all(params)
+    }
+
+    fn now(&self) -> Now<'_> {
+        Now {
+            params: &self.model.params,
+            clip: &self.clip,
+            scalars: &self.scalars,
+        }
+    }
+
+    /// Makes copies on a GPU of what this rank has by `cut`. The values are current.
+    pub(super) fn make_copies(&mut self, cut: Option<Cut>) -> Result<()> {
+        let params = &self.model.params;
+        let is_shared = |cut: &Cut| cut.ranks > 1 && params.device().is_accelerator();
+        let ranges = |cut: Cut| cut.ranges(params, self.reducer.options).concat();
+        let made = cut.filter(is_shared).map(ranges);
+        let made = made.map(|ranges| Prepared::new(self.now(), ranges));
+        self.prepared = made.transpose()?;
+        Ok(())
+    }
+
+    /// Copies what the update reads, and sums the ranks' votes.
+    pub(super) fn copy_sums(&mut self) -> Result<()> {
+        let Some(prepared) = &self.prepared else {
+            return Ok(());
+        };
+        let stop = self.reducer.group().stop_word();
+        prepared.copy_sums(self.now(), &self.bad_step, stop)?;
+        self.reducer.sum(&prepared.vote)?;
+        faults::at(FaultPoint::Agreed)
+    }
+
+    /// Copies the values after a complete update.
+    pub(super) fn copy_values(&self) -> Result<()> {
+        let (params, flags) = (&self.model.params, &self.bad_step);
+        let prepared = self.prepared.as_ref();
+        prepared.map_or(Ok(()), |it| it.copy_values(params, flags))
+    }
+
+    /// See [`Prepared::restore_values`].
+    pub(super) fn restore_values(&self) -> Result<u64> {
+        let prepared = self.prepared.as_ref();
+        prepared.map_or(Ok(0), |it| it.restore_values(self.now()))
+    }
+
+    /// See [`Prepared::restore_sums`].
+    pub(super) fn restore_sums(&self) -> Result<()> {
+        let prepared = self.prepared.as_ref();
+        prepared.map_or(Ok(()), |it| it.restore_sums(self.now()))
     }
 
     /// What a rank has to get that joins, or is a step behind: everything that steps change and
@@ -218,6 +278,11 @@ impl Stage {
     /// The memory of its activations, in bytes.
     pub fn activation_bytes(&self) -> usize {
         self.scratch.bytes()
+    }
+
+    /// Bytes that it keeps of a step and of values, because ranks may be lost.
+    pub(crate) fn prepared_bytes(&self) -> usize {
+        self.prepared.as_ref().map_or(0, Prepared::bytes)
     }
 
     /// Whether any of its parameters is trained.

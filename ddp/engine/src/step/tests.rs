@@ -161,7 +161,7 @@ fn cut_anew(rule: Rule, ranks: usize, lost: &[usize], joined: usize) {
         let mut step = before.map(|before| {
             let mut step = sliced(&before, rule);
             step.can_have_slices(1);
-            step.take_slices();
+            step.take_slices().unwrap();
             fill(&step);
             held = step.cut;
             step
@@ -183,7 +183,7 @@ fn cut_anew(rule: Rule, ranks: usize, lost: &[usize], joined: usize) {
         step.cut_anew(&main, &cuts).unwrap();
         step.can_have_slices(2);
         assert_eq!(step.cut, held, "not before all have theirs");
-        step.take_slices();
+        step.take_slices().unwrap();
         check(step);
     };
     std::thread::scope(|scope| {
@@ -225,7 +225,7 @@ fn an_update_is_completed_or_undone_without_the_others() {
         let run = |world: World| {
             let mut step = sliced(&world, rule);
             step.can_have_slices(1);
-            step.take_slices();
+            step.take_slices().unwrap();
             for number in [0.5, 0.25] {
                 step.prepare_for_test(number, 8);
                 step.complete_update().unwrap();
@@ -264,7 +264,7 @@ fn an_update_is_completed_or_undone_without_the_others() {
                 held[rank] = None;
                 step.cut_anew(&main, &held).unwrap();
                 step.can_have_slices(1);
-                step.take_slices();
+                step.take_slices().unwrap();
                 assert!(moments(&step) == own, "rank {rank}");
             }
         };

@@ -28,7 +28,7 @@ use crate::exchange;
 use crate::faults::{self, FaultPoint};
 use crate::metrics_log::{self, Event, MetricsLog, RanksEvent};
 use crate::reducer::Cut;
-use crate::setting::{DEVICES_PER_RANK, MIN_RANKS, ZERO};
+use crate::setting::{DEVICES_PER_RANK, MIN_RANKS, OPTIMIZER, ZERO};
 use crate::step::{Stats, Step};
 
 /// What a rank carries.
@@ -54,6 +54,8 @@ pub(super) struct Untold {
     pub(super) change: Change,
     /// When this rank noticed that the ranks have to meet again.
     pub(super) noticed: Option<Instant>,
+    /// The last generation that it tells of; None before the first one trains.
+    pub(super) told: Option<u64>,
 }
 
 /// A run, on one rank.
@@ -189,19 +191,20 @@ impl Carried {
         let mine = (
             progress,
             [self.data.is_some(), self.metrics_log.is_some()],
-            self.untold.change.clone(),
+            (self.untold.told, self.untold.change.clone()),
             self.has_begun,
         );
         let all = exchange::gather(world, &mine)?;
         let have_data = all.iter().all(|(_, [has_data, _], ..)| *has_data);
         self.has_begun = all.iter().filter_map(|it| it.3).max();
         let kept = || all.iter().map(|(kept, ..)| kept);
-        // A rank 0 that wrote the metrics log knows what it tells; else those know most that have
-        // been there longest.
+        // A rank 0 that wrote the metrics log knows what it tells; else, of those that know that,
+        // those know most that have been there longest.
         let known = all.iter().map(|(.., untold, _)| untold);
-        let most = known.max_by_key(|it| it.lost.len() + it.joined.len());
+        let most = known.max_by_key(|(told, it)| (*told, it.lost.len() + it.joined.len()));
         let (_, [_, has_record], of_first, _) = &all[0];
-        self.untold.change = most.filter(|_| !has_record).unwrap_or(of_first).clone();
+        let known = most.filter(|_| !has_record).unwrap_or(of_first);
+        (self.untold.told, self.untold.change) = known.clone();
         let cuts: Vec<_> = kept().map(|it| it.and_then(|(_, cut)| cut)).collect();
         let mut progress: Vec<_> = kept().map(|it| it.map(|(progress, _)| progress)).collect();
         let most = progress.iter().max().copied().flatten();
@@ -283,7 +286,7 @@ impl Kept {
         let can_come = self.versions()[1].as_ref().map(number) == Some(agreed);
         match self.step.can_do().filter(|_| can_come) {
             None => self.step.undo()?,
-            Some((None, _)) => self.step.take_slices(),
+            Some((None, _)) => self.step.take_slices()?,
             Some((Some(rows), _)) => {
                 self.step.complete_update()?;
                 self.count(rows);
@@ -364,7 +367,7 @@ impl Kept {
 
     /// Ends what it does, of which only complete steps count: a GPU may have been given more.
     pub(super) fn halt(&mut self, sampler: &Sampler) -> Result<()> {
-        let Some(counted) = self.step.halt()? else {
+        let Some([counted, prepared]) = self.step.halt()? else {
             return Ok(());
         };
         // It counts from the first step of this process on.
@@ -376,6 +379,9 @@ impl Kept {
         totals.samples -= rows(complete..totals.steps);
         totals.samples += rows(totals.steps..complete);
         totals.steps = complete;
+        if prepared == complete + 1 {
+            self.step.can_update(rows(complete..prepared));
+        }
         Ok(())
     }
 
@@ -421,18 +427,19 @@ impl Kept {
 /// it does not continue with all.
 pub(super) fn say_change(
     log: &mut MetricsLog,
-    Untold { change, noticed }: &mut Untold,
+    untold: &mut Untold,
     world: &World,
     step: u64,
 ) -> Result<()> {
+    let change = std::mem::take(&mut untold.change);
     let event = RanksEvent {
         time_unix_s: metrics_log::unix_s(),
         step,
         generation: world.generation(),
         ranks: world.size(),
-        lost: std::mem::take(&mut change.lost),
-        joined: std::mem::take(&mut change.joined),
-        seconds: noticed.map_or(0.0, |noticed| noticed.elapsed().as_secs_f64()),
+        lost: change.lost,
+        joined: change.joined,
+        seconds: (untold.noticed).map_or(0.0, |noticed| noticed.elapsed().as_secs_f64()),
     };
     let text = format!(
         "{event} after step {step}, {:.2} s after it was noticed",
@@ -442,7 +449,9 @@ pub(super) fn say_change(
         true => tracing::info!("{text}"),
         false => tracing::warn!("{text}"),
     }
-    log.write(&Event::Ranks(event))
+    log.write(&Event::Ranks(event))?;
+    untold.told = Some(world.generation());
+    faults::at_step(FaultPoint::Told, world.generation())
 }
 
 /// Whether the ranks of `world` continue after this error. If a GPU of this rank has failed, this
@@ -513,10 +522,11 @@ pub(super) fn check(step: &Step, world: &World) -> Result<()> {
     for stage in step.stages() {
         let params = &stage.model().params;
         let is_on_gpu = params.device().is_accelerator();
-        if is_on_gpu && stage.reducer().cut(0).is_some() {
+        let has_matrices = stage.optimizer().rule().hidden.is_some();
+        if is_on_gpu && has_matrices && stage.reducer().cut(0).is_some() {
             return refuse(&format!(
-                "expected {ZERO} 0 on GPUs, where slices of lost ranks have no copy yet; help: \
-                 leave out one of the two"
+                "expected {ZERO} 0 with {OPTIMIZER} muon on GPUs, where directions of whole matrices \
+                 have no copy yet; help: leave out one of the three"
             ));
         }
         if is_on_gpu && step.stages().len() > 1 {

@@ -132,23 +132,29 @@ impl<'a> Opening<'a> {
         })
     }
 
-    /// Opens the metrics log on rank 0. Lines after the steps taken are cut.
+    /// Opens the metrics log on rank 0. Lines after the steps taken are cut, and those of ranks
+    /// after generation `told`.
     pub(super) fn open_log(
         &self,
         program: &mut dyn Program,
         locked: Option<LockedLog>,
+        told: Option<u64>,
     ) -> Result<MetricsLog> {
         let (out, run, taken) = (&self.options.out, self.run, self.kept.totals.steps);
         let is_lost =
             || self.options.resume == Resume::Auto && metrics_log::check_free(out).is_err();
+        let is_of_job =
+            || self.world.generation() > 1 && metrics_log::has_settings(out, &self.file);
         let there = match &run.resumed {
             // Another rank wrote it.
             _ if run.continues => LockedLog::find(out, true)?,
             // A metrics log that another process began meanwhile is refused.
             Some(_) => Some(locked.map_or_else(|| LockedLog::empty(out), Ok)?),
+            // Nothing was saved: the run starts over. Its ranks' own metrics log is cut.
+            None if locked.is_some() && is_of_job() => locked,
             None if is_lost() => {
-                // Nothing was saved: the run starts over, and its metrics log so far is put aside,
-                // unless another process has begun it since this one looked.
+                // That of an earlier job is put aside, unless another process has begun it since
+                // this one looked.
                 if locked.is_some() {
                     checkpoint::put_aside(&out.join(metrics_log::EVENTS_FILE))?;
                 }
@@ -166,7 +172,7 @@ impl<'a> Opening<'a> {
             checkpoint::put_aside_after(out, taken)?;
         }
         let (mut log, has_start) = match there {
-            Some(there) => MetricsLog::resume(out, &self.file, there, taken)?,
+            Some(there) => MetricsLog::resume(out, &self.file, there, taken, told)?,
             None => (MetricsLog::create(out, &self.file)?, false),
         };
         if !run.continues {

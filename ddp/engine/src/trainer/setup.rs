@@ -181,7 +181,7 @@ pub(super) fn assemble(
     carried.kept = fresh.or(carried.kept.take());
     world.barrier()?;
     let kept = carried.kept();
-    kept.step.take_slices();
+    kept.step.take_slices()?;
     let fields = agree::fields(&data, &kept.step, kept.gives.is_none())?;
     agree::compare(fields, world)?;
 

@@ -75,8 +75,8 @@ pub struct ModelBytes {
     pub gradients: u64,
     /// The optimizer's moments.
     pub moments: u64,
-    /// Those that it keeps for another rank, and what can be undone.
-    pub kept_moments: u64,
+    /// Those that it keeps for another rank, what can be undone, and copies on a GPU.
+    pub kept_for_others: u64,
     /// Partial sums of gradients over shards.
     pub partial_sums: u64,
 }
@@ -161,6 +161,8 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Rehearsal {
     let of = |rank| reducer.partial_sum_bytes((rank, ranks, device), parameters, longest);
     let partial_sums = run.devices.len() * (0..ranks).map(of).max().unwrap_or(0);
     let keeps = u64::from(shares > 1 && world.is_elastic());
+    // On a GPU, sums and values of two slices (`step/prepared.rs`).
+    let copies = u64::from(device.is_accelerator()) * 4 * values;
     Rehearsal {
         model_bytes: ModelBytes {
             values,
@@ -172,7 +174,7 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Rehearsal {
             tied: 0,
             gradients: values,
             moments: moments / shares,
-            kept_moments: keeps * (moments.saturating_add(undone) / shares),
+            kept_for_others: keeps * (moments.saturating_add(undone + copies) / shares),
             partial_sums: partial_sums as u64,
         },
         checkpoint_bytes: values.saturating_add(moments),
@@ -191,7 +193,7 @@ fn without_model(options: &Config, run: Unbuilt, world: &World) -> Rehearsal {
 impl ModelBytes {
     /// Everything, with the copy that is being saved.
     pub fn total(&self) -> u64 {
-        let kept = self.gradients + self.partial_sums + self.moments + self.kept_moments;
+        let kept = self.gradients + self.partial_sums + self.moments + self.kept_for_others;
         self.values + self.copies + self.tied + kept + self.saved()
     }
 
@@ -217,7 +219,8 @@ impl ModelBytes {
             let moments = stage.optimizer().moments();
             let owned = moments.map(|(_, moment)| moment.bytes()).sum::<usize>();
             bytes.moments += owned as u64;
-            bytes.kept_moments += (stage.optimizer().moment_bytes() - owned) as u64;
+            let kept = stage.optimizer().moment_bytes() - owned;
+            bytes.kept_for_others += (kept + stage.prepared_bytes()) as u64;
         }
         bytes
     }

@@ -158,6 +158,7 @@ fn a_step_is_bad_by_its_statistics_its_norm_or_an_earlier_gradient_and_the_first
             stats: &stats,
             step: &step,
             stop: None,
+            stopped: None,
         };
         decide_step(&out, Some(&partials), 0.0, None, Some(marks)).unwrap();
         let what = format!("{before:?}, {squares}");

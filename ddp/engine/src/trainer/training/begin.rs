@@ -37,7 +37,7 @@ impl<'a> Trainer<'a> {
         let opening = Opening::new(options, &run, kept, world);
         let mut state = opening.state()?;
         if world.rank() == 0 && log.is_none() {
-            *log = Some(opening.open_log(program, locked)?);
+            *log = Some(opening.open_log(program, locked, untold.told)?);
         }
         if let (Some(bytes), 0, false) = (run.kept_bytes, world.rank(), run.continues) {
             let mb = bytes as f64 / 1e6;
@@ -66,7 +66,10 @@ impl<'a> Trainer<'a> {
         }
         // No rank trains before the metrics log is open.
         world.barrier()?;
-        *untold = Untold::default();
+        *untold = Untold {
+            told: Some(world.generation()),
+            ..Untold::default()
+        };
         let behind = log.as_ref().map(MetricsLog::handle).transpose()?;
         let tokenizer = run.data.tokenizer.clone();
         let saver = Saver::of_run(world, &options.out, options.keep, behind, tokenizer)?;
