@@ -31,6 +31,9 @@ use crate::waited::Waited;
 /// How often the same ranks try to connect to each other.
 const ATTEMPTS_MAX: usize = 3;
 
+/// How long a killed process may take to end after it has closed its files.
+const CLOSING_MAX: Duration = Duration::from_secs(5);
+
 /// How often a process shows its signs of progress.
 const PULSE_PERIOD: Duration = Duration::from_millis(50);
 
@@ -224,13 +227,18 @@ impl Elastic {
             return Ok(Some(segment));
         }
         let (first_process, began) = (Process::open(first_pid), Instant::now());
+        let mut failed = None;
         loop {
             if let Some((pid, fd)) = self.roster.segment(number) {
-                let opened = Segment::open(pid, fd, size);
-                return match opened {
-                    Err(_) if first_process.has_ended() => Ok(None),
-                    opened => opened.map(Some),
+                let error = match Segment::open(pid, fd, size) {
+                    Ok(segment) => return Ok(Some(segment)),
+                    Err(error) => error,
                 };
+                // A process that is killed closes its files some time before it has ended.
+                if failed.get_or_insert_with(Instant::now).elapsed() > CLOSING_MAX {
+                    return Err(error);
+                }
+                std::thread::sleep(Duration::from_millis(1));
             }
             if first_process.has_ended() {
                 return Ok(None);
