@@ -47,7 +47,7 @@ def of_kernel(kernel, loops, gate, figure):
     if figure in OF_LOOP:
         return [value for loop in loops if (value := OF_LOOP[figure](loop, gate)) is not None]
     if figure == "widest_load_bits":
-        return [max(narrowest(loop, READS) or 0 for loop in loops)]
+        return [max((narrowest(loop, READS) or 0 for loop in loops), default=0)]
     if figure == "instructions_per_element_of_all_loops":
         return [sum(OF_LOOP["instructions_per_element"](loop, gate) or 0 for loop in loops)]
     return [kernel[figure]]  # registers, warps, tensor, spills

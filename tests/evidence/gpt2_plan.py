@@ -49,6 +49,8 @@ else:
 
 T, L, H, C, V = a.context, a.layers, a.heads, a.width, a.vocab
 R, F, D = a.batch * T, 4 * C, C // H
+if R <= 1024 or C > 1024:
+    raise SystemExit(f"gpt2_plan.py: expected more than 1,024 tokens and at most 1,024 columns, whose biases norms sum, got {R} and {C}")
 parameters = V * C + T * C + L * (12 * C * C + 13 * C) + 2 * C
 # Rows of partial sums, of more than 1,024 rows.
 sums = -(-R // max(16, -(-R // 1024)))
@@ -173,7 +175,10 @@ kernel("attention, backward: dq", L, 12 * R * C + 8 * R * H, "attention_bf16.cu"
 kernel("attention, backward: dk, dv", L, 12 * R * C + 8 * R * H, "attention_bf16.cu", of_head("_dkv"), tiles(side, 32))
 size = 2 * R * C + 4 * T * C
 kernel("positions' gradient", 1, size, "linear.cu", "sum_rows_to_f32_bf16", each(R * C, "read", 2), blocks=T * C // 128)
-for name in ("embedding_order", "embedding_add_bf16", "embedding_join"):
+# Each block of 32 rows counts, by 8 warps, among tiles of 2,048 rows: 8 rounds of 32 rows in each.
+counting = lambda loops: [(max((it for it in loops if not it["read"]), key=lambda it: it["instructions"]), -(-R // 32) * -(-R // 2048) * 64)]
+kernel("tokens' gradient", 1, 12 * R, "embedding.cu", "embedding_order", counting)
+for name in ("embedding_add_bf16", "embedding_join"):
     kernel("tokens' gradient", 1, 2 * R * C + 4 * V * C, "embedding.cu", name, lambda loops: [(max(loops, key=lambda it: it["read"]), R)])
 kernel("norm of the gradients", 1, 4 * parameters, "grad_norm.cu", "grad_norm_partials_f32", each(parameters, "read", 4))
 kernel("AdamW", 1, 30 * parameters, "adamw.cu", "adamw_f32", each(parameters, "written", 14))

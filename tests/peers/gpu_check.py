@@ -26,7 +26,7 @@ FINDING = re.compile(r"^test .*FAILED$|^========= (Invalid|Error|Barrier error|W
 PROBE = [BIN / "ddp-train", *"bench addmm --m 1 --n 1 --k 1 --seconds 0.01 --device cuda".split()]
 GPT2 = "gpt --model gpt,layers=12,heads=12,width=768,vocab=50304,context=1024 --batch 32 --dtype bf16"
 # What a GPT's step is made of, on a GPU that has never run it: one layer, and a head of 50,257 tokens, which is padded.
-FIRST = "gpt --model gpt,layers=1,heads=12,width=768,vocab=50257,context=1024 --batch 1 --dtype bf16 --explain"
+FIRST = "gpt --model gpt,layers=1,heads=12,width=768,vocab=50257,context=1024 --batch 2 --dtype bf16 --explain"
 # The same of a Llama, whose heads have 128 columns.
 LLAMA = FIRST.replace("heads=12,width=768", "heads=12,kv-heads=4,width=1536,norm=rms,position=rope,mlp=swiglu,bias=false")
 # Kernels that ncu looks at, and what it says of them.
@@ -211,7 +211,7 @@ class Check:
             self.step("attention", "ours-attention", BIN / "bench-gpu", "attention")
             os.environ["PATH"] += ":/usr/local/cuda/bin"
             if shutil.which("ncu"):
-                words = [*PROFILE, PROFILED, BIN / "ddp-train", "bench", *FIRST.replace("--batch 1", "--batch 32").split(), "--device", "cuda"]
+                words = [*PROFILE, PROFILED, BIN / "ddp-train", "bench", *FIRST.replace("--batch 2", "--batch 32").split(), "--device", "cuda"]
                 self.step("ncu: limits and stalls of our kernels", "ncu", "ncu", *words)
             else:
                 self.record("ncu", "ncu", "not run: it is not installed", 0)

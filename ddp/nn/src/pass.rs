@@ -283,7 +283,10 @@ impl<'a> Pass<'a> {
     /// The sums of blocks of rows of `dy` (B, O), if the layer above left them.
     pub fn row_sums_of(&mut self, dy: &Tensor) -> Option<Tensor> {
         let (of, sums) = self.saved.row_sums.take()?;
-        (of.shares_memory_with(dy) && of.count() == dy.count()).then_some(sums)
+        let is_same = of.shares_memory_with(dy) && of.count() == dy.count();
+        // A layer in between may have reshaped it.
+        let has_columns = sums.shape().dims().last() == dy.shape().dims().last();
+        (is_same && has_columns).then_some(sums)
     }
 
     /// Makes these sums on a GPU, if the gradient of a bias is faster from them.
