@@ -144,7 +144,13 @@ fn settings(command: Option<&Command>) -> Config {
 fn run(command: Command, world: &World) -> Result<()> {
     // Ranks with different commands would wait for each other in different places.
     let help = "start every rank with the same command";
-    match world.handshake(&[Field::must_match("the command", command.name(), help)]) {
+    let fields = [Field::must_match("the command", command.name(), help)];
+    // Ranks whose first meeting failed meet others that are past this, in the second generation.
+    let compared = match world.generation() {
+        0 | 1 => world.handshake(&fields),
+        _ => Ok(()),
+    };
+    match compared {
         // A job that continues without that rank meets again when it trains.
         Err(error) if error.is_rank_lost() => {}
         compared => compared?,
