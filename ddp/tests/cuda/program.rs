@@ -492,7 +492,7 @@ fn a_trace_on_a_gpu_has_the_phases_of_eager_steps_and_a_box_for_each_captured_on
         let of = |lane: &str| events.iter().filter(|event| event["cat"] == lane).count();
         ["captured steps", "forward", "backward", "optimizer"].map(of)
     };
-    // A forward and its loss, a backward, the scale and the update, of steps 5 to 8.
-    assert_eq!(lanes("off"), [0, 8, 4, 8]);
+    // A forward and its loss, a backward, the norm, the scale and the update, of steps 5 to 8.
+    assert_eq!(lanes("off"), [0, 8, 4, 12]);
     assert_eq!(lanes("on"), [4, 0, 0, 0]);
 }

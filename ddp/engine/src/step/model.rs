@@ -34,6 +34,8 @@ use crate::reducer::ReducerOptions;
 
 /// What varies from step to step is sent to the device.
 const SCALARS: Label = Label::new(Lane::Copies, "send scalars");
+/// The squares of the gradients.
+const MEASURE: Label = Label::new(Lane::Optimizer, "norm");
 /// Scale, norm and marks of non-finite steps.
 const DECIDE: Label = Label::new(Lane::Optimizer, "clip");
 /// The optimizer's update.
@@ -288,20 +290,21 @@ impl TrainedModel {
         };
         let wants_norm = measure_norm || self.stages.iter().any(always);
         let measured = self.squares.is_some() || self.last().clip.measures(wants_norm);
-        trace::record_on(self.last().device(), DECIDE, || {
-            if measured {
-                // In the order of a backward: collectives have the same order on all ranks.
-                for Stage {
-                    model,
-                    reducer,
-                    clip,
-                    ..
-                } in self.stages.iter_mut().rev()
-                {
-                    clip.measure(&model.params, |partials| Ok(reducer.sum(partials)?))?;
-                }
+        if !measured {
+            return Ok(false);
+        }
+        trace::record_on(self.last().device(), MEASURE, || {
+            // In the order of a backward: collectives have the same order on all ranks.
+            for Stage {
+                model,
+                reducer,
+                clip,
+                ..
+            } in self.stages.iter_mut().rev()
+            {
+                clip.measure(&model.params, |partials| Ok(reducer.sum(partials)?))?;
             }
-            Ok(measured)
+            Ok(true)
         })
     }
 
