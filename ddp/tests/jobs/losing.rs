@@ -622,7 +622,7 @@ fn ranks_of_several_hosts_that_are_killed_again_and_again_change_no_bit() {
         [(0, "far:2,off:1"), (1, "localhost:2,far:2")],
         |(seed, hosts)| {
             let folder = Folder::new("losing-hosts-again");
-            let words = format!("{RUN} --min-ranks 1 --restarts 1000");
+            let words = format!("{RUN} --min-ranks 1 --restarts 1000 --timeout-s 3");
             let job = folder.started_on(&format!("--hosts {hosts}"), "", &words);
             let mut running = job.env("DDP_TEST_FAULT", &slow_steps()).start();
             running.wait_for(r#""event":"step","step":1,"#);
