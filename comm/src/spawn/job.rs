@@ -566,7 +566,9 @@ impl Job {
             Some(_) => false,
         };
         if is_cause {
-            self.first_failure = code;
+            // A rank that is killed while the job ends has not made it end.
+            let over = self.elastic.as_ref().and_then(|it| it.roster.over());
+            self.first_failure = over.filter(|&code| code > 0).or(code);
         }
     }
 
