@@ -280,7 +280,7 @@ impl Roster {
     pub(crate) fn has_ended(&self, seat: usize, status: ExitStatus) {
         // Of a seat elsewhere its agent says how.
         if self.is_here(seat) {
-            let (pid, before) = (self.read(seat, PID) << ENDED_PID_AT, self.read(seat, ENDED));
+            let (pid, before) = (ended_pid(self.read(seat, PID)), self.read(seat, ENDED));
             // Of the end of another process nothing is kept.
             let silent = if before & ENDED_PID == pid {
                 before & WAS_SILENT
@@ -307,7 +307,7 @@ impl Roster {
 
     /// Makes `pid` the process of a seat. The launcher and the process itself both call this.
     pub(crate) fn take(&self, seat: usize, pid: u32) {
-        self.write(seat, PID, pid.into());
+        self.write(seat, PID, identity(pid));
     }
 
     /// Shows the others a number that changes with each sign of progress of this process.
@@ -329,7 +329,7 @@ impl Roster {
     /// there: ranks that are left, and ranks that came. A rank that neither comes nor shows
     /// progress for `timeout` is killed.
     pub(crate) fn meet(&self, seat: usize, after: u32, timeout: Duration) -> Result<Meeting> {
-        let own = u64::from(std::process::id());
+        let own = identity(std::process::id());
         let waits = self.word(seat, WAITS);
         waits.store(u64::from(after) + 1, Ordering::Release);
         let (mut silent, mut waited) = (Silent::default(), Waited::new());
@@ -388,8 +388,8 @@ impl Roster {
         for &(seat, pid) in processes {
             if !self.is_here(seat) {
                 self.write(seat, MISSED, u64::from(self.current()));
-            } else if pid != 0 && self.read(seat, PID) == u64::from(pid) {
-                self.write(seat, ENDED, WAS_SILENT | u64::from(pid) << ENDED_PID_AT);
+            } else if pid != 0 && self.read(seat, PID) as u32 == pid {
+                self.write(seat, ENDED, WAS_SILENT | ended_pid(pid.into()));
                 // The launcher has not waited for it, so the number is not another process's.
                 Process::open(pid).kill();
             }
@@ -423,7 +423,7 @@ impl Roster {
     pub(crate) fn form(&self) -> Result<Vec<usize>> {
         let locked_by = self.page.u64_at(LOCKED_BY_AT);
         match self.lock.try_lock() {
-            Ok(()) => locked_by.store(std::process::id().into(), Ordering::Relaxed),
+            Ok(()) => locked_by.store(identity(std::process::id()), Ordering::Relaxed),
             Err(TryLockError::WouldBlock) => {
                 let (mut absent, next) = self.survey(|_| true);
                 let has_lock = |pid: &u64| *pid == locked_by.load(Ordering::Relaxed);
@@ -489,14 +489,14 @@ impl Roster {
 
     /// The current generation. It cannot change before this process waits again.
     fn describe(&self, number: u32) -> Generation {
-        let pid = |seat, number| self.member(seat, number).load(Ordering::Relaxed) as u32;
+        let of = |seat, number| self.member(seat, number).load(Ordering::Relaxed);
         let (mut members, mut change) = (Vec::new(), Change::default());
         for seat in 0..self.seats {
             let [then, now] = [number - 1, number].map(|number| match number {
                 0 => 0,
-                _ => pid(seat, number),
+                _ => of(seat, number),
             });
-            members.extend((now != 0).then_some((seat, now)));
+            members.extend((now != 0).then_some((seat, now as u32)));
             if then != 0 && now != then {
                 change.lost.push(LostRank {
                     rank: seat,
@@ -515,9 +515,9 @@ impl Roster {
     }
 
     /// How this process of a seat ended. Ranks may see its end earlier than what started it.
-    fn why(&self, seat: usize, pid: u32) -> String {
+    fn why(&self, seat: usize, process: u64) -> String {
         let (began, mut ended) = (Instant::now(), self.read(seat, ENDED));
-        while ended & ENDED_PID != u64::from(pid) << ENDED_PID_AT {
+        while ended & ENDED_PID != ended_pid(process) {
             if began.elapsed() > TOLD_WITHIN {
                 return "its process ended".into();
             }
@@ -536,7 +536,7 @@ impl Roster {
     /// Whether this process is of the current generation.
     pub(crate) fn is_member(&self, seat: usize) -> bool {
         let pid = self.member(seat, self.current()).load(Ordering::Relaxed);
-        pid == u64::from(std::process::id())
+        pid == identity(std::process::id())
     }
 
     /// Makes the segment of `generation` known, which this process has open as `fd`.
@@ -560,6 +560,20 @@ impl Roster {
         let of = self.page.u64_at(SEGMENT_AT).load(Ordering::Relaxed);
         Some(((of >> 32) as u32, (of as u32).cast_signed()))
     }
+}
+
+/// A process as seats have it: its number, and above that when it started (in ticks since the boot),
+/// because a pod that is started again gives its processes the numbers they had.
+fn identity(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let mut fields = stat.rsplit(')').next().unwrap_or_default().split(' ');
+    let started: Option<u64> = fields.nth(20).and_then(|ticks| ticks.parse().ok());
+    (started.unwrap_or(0) << 32) | u64::from(pid)
+}
+
+/// A process's number, as `ENDED` has it.
+fn ended_pid(process: u64) -> u64 {
+    (process << ENDED_PID_AT) & ENDED_PID
 }
 
 /// An error if the generation whose ranks meet is over.

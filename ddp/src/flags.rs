@@ -82,7 +82,7 @@ pub(crate) struct StartFlags {
     /// Seconds that ranks have to save after a signal to stop
     #[arg(long, value_name = "S", help_heading = RANKS, requires = "places", default_value = "60")]
     #[arg(value_parser = number(TIMEOUT_S), allow_negative_numbers = true)]
-    pub(crate) grace_s: f64,
+    pub grace_s: f64,
 }
 
 const RANKS: &str = "Ranks started here";

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ADDRESS, BROKEN_AT, ENDED, ENDED_PID_AT, GENERATION_AT, GONE, HAS_ENDED, HOST, HOST_AT, MEMBER,
-    MISSED, OVER_AT, PID, PORT, PULSE, Roster, WAITS, WAS_CUT_OFF,
+    ADDRESS, BROKEN_AT, ENDED, GENERATION_AT, GONE, HAS_ENDED, HOST, HOST_AT, MEMBER, MISSED,
+    OVER_AT, PID, PORT, PULSE, Roster, WAITS, WAS_CUT_OFF, ended_pid,
 };
 use crate::error::{Cause, Result};
 use crate::shared::futex;
@@ -144,8 +144,7 @@ impl Roster {
     pub(crate) fn cut_off(&self, seat: usize) {
         let pid = self.read(seat, PID);
         if pid != 0 {
-            let pid = pid << ENDED_PID_AT;
-            self.write(seat, ENDED, HAS_ENDED | WAS_CUT_OFF | pid);
+            self.write(seat, ENDED, HAS_ENDED | WAS_CUT_OFF | ended_pid(pid));
         }
         self.write(seat, PID, 0);
         self.stays_empty(seat);

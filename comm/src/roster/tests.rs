@@ -25,7 +25,7 @@ impl Seats {
 
     fn sit(&self, seat: usize, process: &Child) {
         self.set(seat, WAITS, 0);
-        self.set(seat, PID, u64::from(process.id()));
+        self.set(seat, PID, identity(process.id()));
     }
 
     fn set(&self, seat: usize, of_seat: usize, value: u64) {
@@ -250,6 +250,22 @@ fn a_job_that_ends_ends_every_wait_with_the_first_exit_code() {
 }
 
 #[test]
+fn a_process_with_the_number_of_the_one_before_is_another() {
+    let seats = Seats::new(2);
+    [0, 1].iter().for_each(|&seat| seats.wait(seat));
+    seats.roster.form().unwrap();
+    assert_eq!(seats.seen(), (1, vec![0, 1], vec![], vec![]));
+    // A pod was started again.
+    let again = identity(seats.processes[1].id()) ^ (1 << 32);
+    seats.set(1, PID, again);
+    seats.set(1, WAITS, 1);
+    assert!(seats.roster.has_newcomers());
+    seats.wait(0);
+    seats.roster.form().unwrap();
+    assert_eq!(seats.seen(), (2, vec![0, 1], vec![1], vec![1]));
+}
+
+#[test]
 fn ranks_that_meet_end_when_the_launcher_has() {
     let mut seats = Seats::new(2);
     let launcher = u64::from(seats.processes[1].id());
@@ -271,7 +287,7 @@ fn a_rank_that_stops_while_it_has_the_lock_is_killed() {
     seats.roster.take(0, std::process::id());
     seats.wait(1);
     seats.roster.stays_empty(1);
-    let stopped = u64::from(seats.processes[1].id());
+    let stopped = identity(seats.processes[1].id());
     let page = &seats.roster.page;
     page.u64_at(LOCKED_BY_AT).store(stopped, Ordering::Relaxed);
     let page = page.duplicate().unwrap();

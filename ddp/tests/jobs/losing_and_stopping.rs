@@ -1,5 +1,5 @@
-//! A job that continues without ranks that it loses, and is asked to stop, or has an error, while it
-//! does: it saves and ends as any other job.
+//! A job that continues without ranks that it loses, and is asked to stop, or has an error, while
+//! it does: it saves and ends as any other job.
 
 use std::time::{Duration, Instant};
 

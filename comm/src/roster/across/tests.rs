@@ -3,7 +3,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use super::*;
-use crate::roster::Silent;
+use crate::roster::{Silent, identity};
 
 /// The launcher's page, with seat 0, and that of another host, with seats 1 and 2.
 fn pages() -> [Roster; 2] {
@@ -14,7 +14,7 @@ fn pages() -> [Roster; 2] {
 fn wait(page: &Roster, seats: &[usize], after: u64) {
     for &seat in seats {
         page.write(seat, WAITS, after + 1);
-        page.write(seat, PID, u64::from(std::process::id()));
+        page.write(seat, PID, identity(std::process::id()));
     }
 }
 

@@ -489,8 +489,8 @@ pub(super) fn continues_after(error: &Error, world: &World, devices: &[Device]) 
 }
 
 /// Ends this process if it has just come and cannot take part: it has another program, other
-/// settings or data, or an error of its own. The others continue. `joined` have come since the ranks
-/// last trained.
+/// settings or data, or an error of its own. The others continue. `joined` have come since the
+/// ranks last trained.
 pub(super) fn leave_if_new(error: &Error, world: &World, joined: &[usize]) {
     let is_new = joined.contains(&world.seat(world.rank()));
     let is_other = matches!(error, Error::Comm(ddp_comm::Error::Disagree(_)));

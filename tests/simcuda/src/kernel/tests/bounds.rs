@@ -142,7 +142,7 @@ fn the_products_shared_arrays_are_not_larger_than_needed() {
     let limit = 1_f64.to_bits();
     let partials = ground.upload(&[1_f64; 64]);
     let transpose: [u64; 4] = [out, x, 32, 32];
-    let clip: [u64; 11] = [out, partials, 64, limit, 0, 0, 0, 0, 0, 0, 0];
+    let clip: [u64; 12] = [out, partials, 64, limit, 0, 0, 0, 0, 0, 0, 0, 0];
     for (file, kernel, threads, arguments, tile, smaller, words) in [
         (
             "transpose.cu",
