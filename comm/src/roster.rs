@@ -562,8 +562,8 @@ impl Roster {
     }
 }
 
-/// A process as seats have it: its number, and above that when it started (in ticks since the boot),
-/// because a pod that is started again gives its processes the numbers they had.
+/// A process as seats have it: its number, and above that when it started (in ticks since the
+/// boot), because a pod that is started again gives its processes the numbers they had.
 fn identity(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let mut fields = stat.rsplit(')').next().unwrap_or_default().split(' ');
