@@ -22,8 +22,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -329,7 +329,7 @@ impl Roster {
     /// there: ranks that are left, and ranks that came. A rank that neither comes nor shows
     /// progress for `timeout` is killed.
     pub(crate) fn meet(&self, seat: usize, after: u32, timeout: Duration) -> Result<Meeting> {
-        let own = identity(std::process::id());
+        let own = own_identity();
         let waits = self.word(seat, WAITS);
         waits.store(u64::from(after) + 1, Ordering::Release);
         let (mut silent, mut waited) = (Silent::default(), Waited::new());
@@ -423,7 +423,7 @@ impl Roster {
     pub(crate) fn form(&self) -> Result<Vec<usize>> {
         let locked_by = self.page.u64_at(LOCKED_BY_AT);
         match self.lock.try_lock() {
-            Ok(()) => locked_by.store(identity(std::process::id()), Ordering::Relaxed),
+            Ok(()) => locked_by.store(own_identity(), Ordering::Relaxed),
             Err(TryLockError::WouldBlock) => {
                 let (mut absent, next) = self.survey(|_| true);
                 let has_lock = |pid: &u64| *pid == locked_by.load(Ordering::Relaxed);
@@ -536,7 +536,7 @@ impl Roster {
     /// Whether this process is of the current generation.
     pub(crate) fn is_member(&self, seat: usize) -> bool {
         let pid = self.member(seat, self.current()).load(Ordering::Relaxed);
-        pid == identity(std::process::id())
+        pid == own_identity()
     }
 
     /// Makes the segment of `generation` known, which this process has open as `fd`.
@@ -569,6 +569,12 @@ fn identity(pid: u32) -> u64 {
     let mut fields = stat.rsplit(')').next().unwrap_or_default().split(' ');
     let started: Option<u64> = fields.nth(20).and_then(|ticks| ticks.parse().ok());
     (started.unwrap_or(0) << 32) | u64::from(pid)
+}
+
+/// That of this process.
+fn own_identity() -> u64 {
+    static OWN: OnceLock<u64> = OnceLock::new();
+    *OWN.get_or_init(|| identity(std::process::id()))
 }
 
 /// A process's number, as `ENDED` has it.

@@ -1,5 +1,5 @@
-//! The arithmetic of reductions: the elements of several ranks become one, in rank order (compiled
-//! for every width of SIMD, and chosen at run time) or in the order of a tree.
+//! The arithmetic of reductions: adds the elements of several ranks, in rank order or in the order
+//! of a tree. Rank order is compiled for every width of SIMD; the width is chosen at run time.
 //!
 //! bf16 is added and compared in f32, and rounded once. Of equal values, and of several
 //! NaNs, the first rank's is kept if there is a choice. i64 wraps around.

@@ -363,8 +363,8 @@ impl Star {
     }
 }
 
-/// The error of a rank to which others did not connect: with a roster the launcher leaves those out
-/// that were too late.
+/// The error of a rank to which others did not connect. With a roster it names those that were too
+/// late, and the launcher leaves them out.
 fn misses(
     roster: &Option<Arc<Roster>>,
     missing: Vec<usize>,

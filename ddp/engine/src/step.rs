@@ -227,7 +227,6 @@ impl Step {
     /// Completes an update for which this rank is ready.
     pub(crate) fn complete_update(&mut self) -> Result<()> {
         if self.model.last().prepared.is_some() {
-            eprintln!("TEMP completes");
             let stats = &self.model.stats().clone();
             self.model.last().restore_sums()?;
             self.model.decide(stats, None, true, true)?;

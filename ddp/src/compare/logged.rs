@@ -70,8 +70,8 @@ impl Logged {
         let run = run?.begun()?;
         if let Some((line, why)) = damage.as_ref().or(run.bad_lines.first()) {
             return Err(Error::Data(format!(
-                "compare {}: line {line} of {EVENTS_FILE} is {why}; help: remove that line, and \
-                 know that its step is not compared",
+                "compare {}: line {line} of {EVENTS_FILE} is {why}; help: remove the line; its step \
+                 is then not compared",
                 folder.display()
             )));
         }

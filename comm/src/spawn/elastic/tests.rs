@@ -127,7 +127,7 @@ fn a_rank_that_disagrees_is_not_started_again_on_any_host() {
     assert!(job.again(1, disagrees, Duration::ZERO).is_none());
     job.seat(1, 3, "127.0.0.1");
     assert!(!again(&mut job, 1, 1) && job.stays_out(1));
-    // Nobody waits for it.
+    // The other seats do not wait for it.
     hear(&mut job, 1, 1, [70, 2], &[]);
     decide(&mut job, 2);
     assert_eq!(job.roster.members(), [(0, 70)]);

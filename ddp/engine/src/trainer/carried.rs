@@ -488,9 +488,9 @@ pub(super) fn continues_after(error: &Error, world: &World, devices: &[Device]) 
     is_of_calls && world.ends_generation()
 }
 
-/// Ends this process if it has just come and cannot take part: it has another program, other
-/// settings or data, or an error of its own. The others continue. `joined` have come since the
-/// ranks last trained.
+/// Ends this process if it is new and cannot take part, because its program, settings or data
+/// differ or it has an error of its own. The others continue. `joined` lists the ranks that are new
+/// since the last step.
 pub(super) fn leave_if_new(error: &Error, world: &World, joined: &[usize]) {
     let is_new = joined.contains(&world.seat(world.rank()));
     let is_other = matches!(error, Error::Comm(ddp_comm::Error::Disagree(_)));

@@ -12,7 +12,7 @@ pub(super) const BLOCK: usize = 512;
 
 multiversion! {
     /// Returns how many rows have their first maximum at the target, where NaN is the largest, and
-    /// how many are not ignored; zeros if nobody `counts`.
+    /// how many are not ignored; zeros if no row counts.
     pub(super) fn rows[T: Float](problem: &Problem<'_, T>, rows: &mut Rows<'_, T>) -> [i64; 2] {
         let mut buffer = [T::ZERO; BLOCK];
         let mut counts = [0; 2];
