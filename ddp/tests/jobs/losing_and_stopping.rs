@@ -59,6 +59,10 @@ fn ranks_that_came_later_end_the_job_too() {
     for rank in [1, 0] {
         running.signal_rank(rank, "KILL");
         running.wait_for(&format!(r#""joined":[{rank}]"#));
+        // It gets its state in the step that follows: before that it cannot continue alone.
+        let steps = folder.metrics_log().of_steps("step");
+        let next = steps.last().unwrap() + 2.0;
+        running.wait_for(&format!(r#""event":"step","step":{next},"#));
     }
     for rank in [0, 1] {
         running.signal_rank(rank, "TERM");
