@@ -8,7 +8,7 @@ use ddp_comm::World;
 use ddp_kernels::threads::{self, COUNT_MAX};
 
 use crate::config::When;
-use crate::data::spec::TOKENS_MAX;
+use crate::data::TOKENS_MAX;
 use crate::data::text::{self, Side, Sizes, TokenizeOptions, Tokenized, TokenizerChoice};
 use crate::error::Result;
 use crate::flags::{check_alone, choice, parsed, whole};

@@ -4,15 +4,14 @@
 use twox_hash::XxHash3_64;
 
 use crate::error::{Error, Result, ensure};
-use crate::feature_plan::Missing;
+use crate::features::{Missing, Moments, Normalize};
 use crate::files::Element;
-use crate::normalize::Normalize;
+use crate::files::array::fill_in;
 use crate::open::Source;
 use crate::ranks::{Ranks, SameFiles, agree, must_be_alike};
 use crate::request::{DataRequest, Trained};
-use crate::rows::fill_in;
 use crate::sampler::Split;
-use crate::scan::{self, Found, IsTrainedOn, LabelsFound, Moments, RowReader};
+use crate::scan::{self, Found, IsTrainedOn, LabelsFound, RowReader};
 use crate::setting::{DROP, MISSING};
 use crate::task::Classes;
 

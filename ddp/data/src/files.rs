@@ -1,5 +1,7 @@
-//! Arrays and tables in users' files: `.npy`, `.npz`, IDX, `.safetensors`, our own flat `.bin`
-//! (`flat.rs`), CSV and Parquet.
+//! Arrays, tables and tokens in users' files: the list of formats, which of them a file has, and
+//! how it is opened. A file has the format of its first bytes, and where these do not tell, of the
+//! ending of its name. Files that hold no data for us, or that cannot be read safely, are refused
+//! with what to do instead.
 //!
 //! Files are untrusted. `open` reads only headers and compares their claims with the size of the
 //! file before it allocates anything; what is wrong is one error that names the file. Pickled
@@ -8,55 +10,176 @@
 
 pub mod array;
 pub mod cache;
-mod cell;
 mod csv;
 pub mod flat;
 mod format;
-mod formats;
-pub(crate) mod gzip;
 mod idx;
 pub(crate) mod io;
-mod llm_c;
-mod nanogpt;
-mod npy;
-mod npz;
+mod numpy;
 pub(crate) mod parquet;
 pub mod safetensors;
 pub mod table;
-pub(crate) mod text;
 pub mod tokens;
 
-use std::path::Path;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
-pub use self::array::Array;
-pub(crate) use self::cell::{
-    PLAIN_HELP, is_missing, is_written_otherwise, listed, listed_up_to, number, shown_number,
-    some_of,
-};
+use ddp_kernels::mapped::Mapped;
+
+pub use self::array::{Array, Element};
 pub(crate) use self::format::DataFile;
-use self::format::Holds;
 pub use self::format::{Coding, Contents, Format, OddCells, TokenFile};
-pub(crate) use self::formats::{endings, named};
-pub use self::formats::{format, is_table};
-pub use crate::element::Element;
-use crate::error::Result;
+use self::format::{Ends, Holds, OpenTable, PLAIN};
+use self::io::{append, map, refuse, unreadable, writing};
+use self::numpy::{PICKLE, WORKBOOK};
+use self::table::{TableReader, TableRequest, convert};
+use crate::error::{Result, bail, ensure};
+
+/// Every format. Where several begin alike, the first counts.
+static FORMATS: &[&Format] = &[
+    &numpy::NPY,
+    &numpy::NPZ,
+    &csv::CSV,
+    &csv::TSV,
+    &parquet::PARQUET,
+    &GZIP,
+    &tokens::LLM_C,
+    &flat::FLAT,
+    &safetensors::SAFETENSORS,
+    &idx::IDX,
+    &tokens::TEXT,
+    #[cfg(test)]
+    &tests::fvecs::FVECS,
+];
+
+const MATLAB: &str = "MATLAB files are not read; help: numpy.savez(path, **scipy.io.loadmat(…))";
+const PICTURE: &str = "it is a single picture; \
+     help: put all pictures into one array: numpy.savez(path, x=images, y=labels)";
+
+/// First bytes of files that are refused, and why.
+const REFUSED: [(&[u8], &str); 8] = [
+    (
+        b"\x89HDF\r\n",
+        "HDF5 is not read; help: numpy.savez(path, x=file['x'][:], y=file['y'][:])",
+    ),
+    (
+        b"ARROW1\0\0",
+        "Arrow (Feather) files are not read; help: save it as .parquet or .csv",
+    ),
+    // Longer than the column names that a table may begin with.
+    (b"MATLAB 5.0 MAT-", MATLAB),
+    (b"MATLAB 7.3 MAT-", MATLAB),
+    (b"\x89PNG", PICTURE),
+    (b"\xff\xd8\xff", PICTURE),
+    (b"\xd0\xcf\x11\xe0", WORKBOOK),
+    (
+        b"SQLite format 3",
+        "it is a database; help: save the table as .csv or .parquet",
+    ),
+];
+
+/// The format that a name shows, without `.gz`, and its ending.
+pub(crate) fn named(path: &Path) -> Option<(&'static Format, &'static str)> {
+    let name = path.file_name()?.to_string_lossy().to_ascii_lowercase();
+    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    let find = |format: &&'static Format| {
+        let mut endings = format.endings.iter();
+        Some((*format, *endings.find(|ending| name.ends_with(**ending))?))
+    };
+    FORMATS.iter().find_map(find)
+}
+
+/// The endings of files that are found in folders: texts and packed files have to be named.
+pub(crate) fn endings() -> impl Iterator<Item = &'static str> {
+    let are_rows = |format: &&&Format| matches!(format.holds, Holds::Arrays(_) | Holds::Table(_));
+    let formats = FORMATS.iter().filter(are_rows);
+    formats.flat_map(|format| format.endings.iter().copied())
+}
+
+/// Whether a file is a table, by its name or by its first bytes.
+pub fn is_table(path: &Path) -> bool {
+    let is_named = named(path).is_some_and(|(format, _)| format.is_table());
+    is_named || format(path).is_ok_and(Format::is_table)
+}
+
+/// The format of the file at `path`.
+pub fn format(path: &Path) -> Result<&'static Format> {
+    recognised(path, &*map(path)?).map_err(|why| refuse(path, why))
+}
+
+/// The format of the file at `path`, which holds tokens: a .bin file may have no header.
+fn format_of_tokens(path: &Path) -> Result<&'static Format> {
+    let mapped = map(path)?;
+    let format = recognised(path, &mapped).map_err(|why| refuse(path, why))?;
+    match format.is(&flat::FLAT) && !flat::begins(&mapped) {
+        true => Ok(&tokens::NANOGPT),
+        false => Ok(format),
+    }
+}
+
+fn recognised(path: &Path, mapped: &Mapped) -> Result<&'static Format, String> {
+    let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
+    let has_ending = |endings: &[&str]| endings.iter().any(|&known| ending == *known);
+    ensure!(!has_ending(&["xlsx", "xlsm", "xls", "ods"]), "{WORKBOOK}");
+    let (mut start, mut end, bytes) = ([0; 16], [0; 8], mapped.len());
+    let start = &mut start[..bytes.min(16) as usize];
+    let read = mapped.read(0, start).and_then(|()| match bytes {
+        8.. => mapped.read(bytes - 8, &mut end),
+        _ => Ok(()),
+    });
+    read.map_err(|error| error.to_string())?;
+    let start = &*start;
+    if let Some((_, why)) = REFUSED.iter().find(|(magic, _)| start.starts_with(magic)) {
+        bail!("{why}");
+    }
+    ensure!(bytes > 0, "it is empty; help: save the data again");
+    let ends = Ends { start, end, bytes };
+    let found = FORMATS.iter().find(|format| (format.begins)(&ends));
+    // torch.save writes a zip archive with a pickle in it.
+    let may_be_pickle = found.is_none_or(|format| format.is(&numpy::NPZ));
+    let is_pickle = found.is_none() && matches!(start, [0x80, 2..=5, ..]);
+    let is_named_pickle = may_be_pickle && has_ending(&["pt", "pth", "pkl", "pickle"]);
+    ensure!(!is_pickle && !is_named_pickle, "{PICKLE}");
+    let named = named(path).map(|(format, _)| format);
+    let is_packed = ending == "gz";
+    match (found, named) {
+        // Tables are read while they are unpacked.
+        (Some(found), Some(named)) if found.is(&GZIP) && is_packed && named.is_table() => Ok(named),
+        (Some(found), _) => Ok(found),
+        _ if is_packed => {
+            bail!("its name ends in .gz, but it is not compressed; help: rename it without .gz")
+        }
+        (None, Some(named)) => named.must_begin.map_or(Ok(named), |why| Err(why.into())),
+        (None, None) => bail!(
+            "expected {}, .txt, or .gz of these, got a file that begins with \"{}\"; help: rename a table to .csv, a \
+             text to learn from to .txt",
+            endings().collect::<Vec<_>>().join(", "),
+            start[..start.len().min(8)].escape_ascii()
+        ),
+    }
+}
 
 /// The arrays of the file at `path`, of any format with arrays. Converted copies go to `cache_dir`,
 /// if given.
 pub fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
-    read(&DataFile::new(path, &path.display().to_string(), cache_dir))
+    read(
+        &DataFile::new(path, &path.display().to_string(), cache_dir),
+        None,
+    )
 }
 
-/// The arrays of a file, or those that a table becomes.
-pub(crate) fn read(file: &DataFile<'_>) -> Result<Contents> {
+/// The arrays of a file, or those that a table becomes, of which `table` says what is wanted.
+pub(crate) fn read(file: &DataFile<'_>, table: Option<&TableRequest<'_>>) -> Result<Contents> {
     let format = format(file.path)?;
-    let (expected, got) = match format.holds {
-        Holds::Arrays(arrays) if !format.is_table() || file.table.is_some() => return arrays(file),
-        Holds::Packed(unpack) => {
-            let path = &unpack(file)?;
-            let inner = formats::format(path)?;
+    let (expected, got) = match (format.holds, table) {
+        (Holds::Arrays(arrays), _) => return arrays(file),
+        (Holds::Table(open), Some(request)) => return convert::open(file, open, request),
+        (Holds::Packed, _) => {
+            let path = &unpacked(file)?;
+            let inner = self::format(path)?;
             match inner.holds {
-                Holds::Arrays(arrays) if !inner.is(&flat::FLAT) && !inner.is_table() => {
+                Holds::Arrays(arrays) if !inner.is(&flat::FLAT) => {
                     return arrays(&DataFile { path, ..*file });
                 }
                 _ => (".npy, IDX or .csv in a .gz file", inner),
@@ -64,11 +187,153 @@ pub(crate) fn read(file: &DataFile<'_>) -> Result<Contents> {
         }
         _ => ("a file of arrays", format),
     };
-    let help = match got.is(&text::TEXT) {
+    let help = match got.is(&tokens::TEXT) {
         true => "; help: rename a table of text to .csv",
         false => "",
     };
     Err(file.bad(format!("expected {expected}, got {}{help}", got.name)))
+}
+
+static GZIP: Format = Format {
+    name: "a file compressed with gzip",
+    begins: |file| file.start.starts_with(b"\x1f\x8b"),
+    holds: Holds::Packed,
+    ..PLAIN
+};
+
+/// The unpacked array of a file, in the cache.
+fn unpacked(file: &DataFile<'_>) -> Result<PathBuf> {
+    let path = file.path;
+    cache::converted(path, file.cache_dir, "unpacked", |to| {
+        let bad = |error| unreadable(path, error);
+        let (mut packed, mut start) = (io::reader(path)?, [0; 8]);
+        packed.read_exact(&mut start).map_err(bad)?;
+        // Before all of something else is unpacked.
+        if !start.starts_with(b"\x93NUMPY") && !start.starts_with(&[0, 0]) {
+            let got = start.escape_ascii();
+            let what = format!("expected .npy, IDX or .csv in a .gz file, got \"{got}\"…");
+            return Err(refuse(path, what));
+        }
+        let mut out = File::create_new(to).map_err(writing(to))?;
+        append((to, &mut out), (&start[..]).chain(packed), bad)?;
+        out.sync_all().map_err(writing(to))
+    })
+}
+
+/// What opens the table at `path`.
+pub(crate) fn opener(path: &Path) -> Result<OpenTable> {
+    let format = format(path)?;
+    match format.holds {
+        Holds::Table(open) => Ok(open),
+        Holds::Packed => Err(refuse(
+            path,
+            "it is compressed with gzip, but its name does not end in .gz; help: rename it, as in table.csv.gz",
+        )),
+        _ => Err(refuse(
+            path,
+            format!("expected a table, got {}", format.name),
+        )),
+    }
+}
+
+/// The table at `path`, before its first row.
+fn open_reader(path: &Path) -> Result<Box<dyn TableReader>> {
+    opener(path)?(path)
+}
+
+/// The table at `path` as a mapped file of arrays.
+pub fn open_table(
+    path: &Path,
+    request: &TableRequest<'_>,
+    cache_dir: Option<&Path>,
+) -> Result<Contents> {
+    let name = path.display().to_string();
+    let file = DataFile::new(path, &name, cache_dir);
+    convert::open(&file, opener(path)?, request)
+}
+
+/// The names of the columns of the table at `path`. Reads only its header.
+pub fn columns(path: &Path) -> Result<Vec<String>> {
+    Ok(open_reader(path)?.names().to_vec())
+}
+
+/// The place of a cell, for messages: by its line in a text, which is read again up to there.
+pub(crate) fn place(path: &Path, column: &str, row: u64) -> String {
+    let line = || -> Result<Option<String>> {
+        let mut table = open_reader(path)?;
+        let index = table.names().iter().position(|name| name == column);
+        let Some(index) = index else { return Ok(None) };
+        table.select(&[index])?;
+        for _ in 0..=row {
+            table.advance()?;
+        }
+        Ok(Some(table.place(index)))
+    };
+    let place = match line() {
+        Ok(Some(place)) if place.starts_with("line") => place,
+        _ => format!("row {row} (counted from 0)"),
+    };
+    format!("{}, {place}, column \"{column}\"", path.display())
+}
+
+/// Whether the file at `path` is one of tokens by what it says itself.
+pub(crate) fn says_tokens(path: &Path) -> Result<bool> {
+    let format = format(path)?;
+    let is_shard = || flat::open(path, "").is_ok_and(|file| file.about.vocabulary.is_some());
+    Ok(matches!(format.holds, Holds::Tokens(_)) || format.is(&flat::FLAT) && is_shard())
+}
+
+/// The tokens of the file at `path`. `stated` is their type where the file has no header; without
+/// it they are u16, and refused if they look like something else.
+pub fn open_tokens(
+    path: &Path,
+    stated: Option<Element>,
+    cache_dir: Option<&Path>,
+) -> Result<TokenFile> {
+    let (format, name) = (format_of_tokens(path)?, path.display().to_string());
+    let mut file = DataFile::new(path, &name, cache_dir);
+    file.stated = stated;
+    let tokens = match format.holds {
+        Holds::Tokens(read) => read(&file)?,
+        Holds::Table(_) => {
+            let why = "expected tokens, got a table; help: give .bin, .txt, or a one-dimensional array of integers";
+            return Err(refuse(path, why));
+        }
+        _ => {
+            let contents = open(path, cache_dir)?;
+            of_array(&contents).map_err(|why| refuse(path, why))?
+        }
+    };
+    let got = tokens.tokens.element();
+    if stated.is_some_and(|stated| stated != got) {
+        let why = "expected tokens without a header, whose type type= states, got";
+        return Err(refuse(path, format!("{why} {got}; help: leave out type=")));
+    }
+    Ok(tokens)
+}
+
+/// The array `tokens` of a file, or its only one.
+fn of_array(contents: &Contents) -> Result<TokenFile, String> {
+    let array = match (contents.find("tokens")?, &contents.arrays[..]) {
+        (Some(array), _) | (None, [array]) => array,
+        (None, arrays) => {
+            let names: Vec<_> = arrays.iter().map(Array::key).collect();
+            bail!(
+                "expected one array, or one called tokens, got {}",
+                names.join(", ")
+            );
+        }
+    };
+    let (element, about) = (array.element(), &contents.about);
+    let shape = [&[array.rows() as usize], array.row_shape()].concat();
+    ensure!(
+        shape.len() == 1 && !element.is_float() && element != Element::Bool,
+        "expected tokens, a one-dimensional array of integers, got {element}{shape:?}"
+    );
+    let mut file = TokenFile::new(array.clone(), "an array", about.vocabulary);
+    file.coding.end_of_text = about.end_of_text;
+    file.coding.tokenizer = about.tokenizer.clone();
+    Ok(file)
 }
 
 #[cfg(test)]

@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use ddp_kernels::heartbeat::{self, Work};
 
 use crate::error::{Error, Result, bail, ensure};
-use crate::files::{Array, PLAIN_HELP, number, shown_number, table};
+use crate::files::array::Rows;
+use crate::files::table::{PLAIN_HELP, number, shown_number};
+use crate::files::{Array, place};
 use crate::guess;
-use crate::rows::Rows;
 use crate::setting::{LABELS, TASK};
 use crate::task::{CLASSES_MAX, LabelName, TaskKind, TaskSpec};
 
@@ -290,7 +291,7 @@ impl Labels {
     pub(crate) fn place(&self, row: u64) -> String {
         let (file, in_file) = self.rows.find(row);
         match &self.files[file].column {
-            Some((path, column)) => table::place(path, column, in_file),
+            Some((path, column)) => place(path, column, in_file),
             None => format!("{} (counted from 0)", self.rows.place(row)),
         }
     }

@@ -1,25 +1,24 @@
 //! Fills batches: a rank's rows of a global batch are gathered into one of two slots and cut into
 //! micro-batches.
 //!
-//! The next batch is gathered by a background thread during the step (`slots.rs`). Batches get onto
+//! The next batch is gathered by a background thread during the step (`batch.rs`). Batches get onto
 //! GPUs in two ways: copied from host memory, or gathered from data kept there (`devices.rs`).
 //! Letters: R rows of this rank, at most; I… and T… the shapes of a row's inputs and targets.
 
 mod batch;
 mod devices;
-mod lanes;
-mod slots;
 
 use std::sync::Arc;
 
 use ddp_kernels::{Device, Member, Seed};
 
-pub use self::batch::{Batch, Micro, Origin, SlotId};
-pub use self::devices::{Resident, Source};
-use self::slots::Slots;
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
+use crate::loader::batch::Slots;
 use crate::sampler::{self, Sampler, Shards};
+
+pub use self::batch::{Batch, Micro, Origin, SlotId};
+pub use self::devices::{Resident, Source};
 
 /// Fills the batches of training, in the sampler's order.
 #[derive(Debug)]

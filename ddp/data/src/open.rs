@@ -5,7 +5,7 @@
 //! one array needs a second file, which IDX files have beside them. All files use the names of
 //! columns and of the label of the first one.
 
-mod columns;
+mod names;
 
 use std::collections::HashSet;
 use std::fs;
@@ -15,17 +15,16 @@ use std::sync::Arc;
 use ddp_kernels::mapped::{Identity, Mapped};
 use ddp_kernels::setting::SettingName;
 
-use crate::array_names;
 use crate::dataset::RowSpec;
 use crate::error::{Error, Result, bail, ensure};
-use crate::feature_plan::ColumnPlan;
+use crate::features::ColumnPlan;
+use crate::files::array::Rows;
 use crate::files::table::{self, TableRequest};
 use crate::files::{self, Array, Contents, DataFile, OddCells};
 use crate::labels::{FileLabels, Labels};
 use crate::ranks::{Ranks, must_be_alike};
 use crate::request::Trained;
 use crate::resolve::{FoundFiles, LabelPlace, mismatched};
-use crate::rows::Rows;
 use crate::setting::{DATA, VAL_DATA};
 use crate::task::LabelName;
 
@@ -192,10 +191,9 @@ pub(crate) fn open_files(files: &FoundFiles<'_>) -> Result<Source> {
             (false, _) => None,
         };
         let name = path.display().to_string();
-        let mut file = DataFile::new(path, &name, files.request.cache_dir.as_deref());
+        let file = DataFile::new(path, &name, files.request.cache_dir.as_deref());
         let request = columns.as_ref().map(|columns| opening.request(columns));
-        file.table = request.as_ref();
-        let contents = files::read(&file)?;
+        let contents = files::read(&file, request.as_ref())?;
         match (columns, is_labels) {
             (Some(columns), _) => opening.add_table(path, contents, columns)?,
             (None, false) => opening.add_arrays(path, contents)?,
@@ -276,7 +274,7 @@ impl Opening<'_> {
     fn columns_of(&self, path: &Path) -> Result<TableColumns> {
         let features = self.feature_columns()?;
         let names: HashSet<&str> = features.iter().flatten().map(|plan| &*plan.name).collect();
-        let mut left_out = table::columns(path)?;
+        let mut left_out = files::columns(path)?;
         let label = self.label_of(path, &left_out, &names)?;
         let labels = label.as_ref();
         let labels = labels.map_or(Vec::new(), |label| table::label_names(&left_out, label));
@@ -325,7 +323,6 @@ impl Opening<'_> {
             allows_missing: self.files.allows_missing() && has_features,
             labels_are_texts: self.files.has_text_classes(),
             is_for_model: self.files.model.is_some() && has_features,
-            cache_dir: None,
         }
     }
 
@@ -387,8 +384,7 @@ impl Opening<'_> {
 
     /// Takes the features and labels of a file of arrays.
     fn add_arrays(&mut self, path: &Path, mut contents: Contents) -> Result<()> {
-        let (features, labels) =
-            array_names::arrays(&contents, path, self.files, self.label.as_ref())?;
+        let (features, labels) = self.arrays(&contents, path)?;
         let others = contents.arrays.iter().enumerate();
         let others = others.filter(|(index, _)| *index != features && Some(*index) != labels);
         let left_out = others.map(|(_, array)| array.key().to_string()).collect();
@@ -413,8 +409,7 @@ impl Opening<'_> {
 
     /// Takes a file of arrays that holds only labels.
     fn add_labels(&mut self, path: &Path, contents: Contents, part: Option<&str>) -> Result<()> {
-        let to_evaluate = self.files.model.is_some();
-        let index = array_names::labels_alone(&contents, path, part, to_evaluate)?;
+        let index = self.labels_alone(&contents, path, part)?;
         let labels = FileLabels::new(&contents.arrays[index], contents.about.classes);
         self.add(None, Some(labels), None, Vec::new());
         Ok(())

@@ -9,14 +9,13 @@ use crate::built_in::BuiltIn;
 use crate::error::{Error, Result, ensure};
 use crate::facts::scan;
 use crate::file_rows::{FileData, dataset};
-use crate::learn::learn;
+use crate::learn::{self, learn};
 use crate::open::open_files;
 use crate::ranks::{Alone, Ranks, in_turn};
 use crate::request::{Data, DataRequest};
 use crate::resolve::{names_tokens, resolve};
 use crate::setting::{DATA, LABELS, VAL_DATA, VAL_LABELS};
 use crate::spec::{DataSpec, FilesSpec};
-use crate::warnings;
 
 /// Opens the data of a request on all ranks together. An error is the same on all of them.
 pub fn prepare(request: &DataRequest, ranks: &dyn Ranks) -> Result<Data> {
@@ -61,7 +60,7 @@ fn of_files(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
         source.check_alike(ranks)?;
         let facts = scan(request, &source, model, ranks)?;
         if ranks.rank() == 0 {
-            warnings::log_table(&source);
+            learn::log_table(&source);
         }
         Ok((source, facts))
     };
@@ -73,7 +72,7 @@ fn of_files(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
     };
     if trained.is_none() && ranks.rank() == 0 {
         // One rank alone must not fail: what cannot be read is found by all of them later.
-        _ = warnings::warn(request, &source, &facts, &model.task);
+        _ = learn::warn(request, &source, &facts, &model.task);
     }
     let val = match &request.val_data {
         Some(DataSpec::Files(spec)) if trained.is_none() => {
@@ -86,7 +85,7 @@ fn of_files(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
             let (val, facts) = read(VAL_DATA, spec, Some(&model))?;
             val.check_shape(&source)?;
             if ranks.rank() == 0 {
-                warnings::warn_of_shared(&val, &source);
+                learn::warn_of_shared(&val, &source);
             }
             Some(FileData::new(val, facts, model.clone()))
         }

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use crate::dataset::Dataset;
 use crate::error::{Result, bail, ensure};
-use crate::feature_plan::{FeaturePlan, Missing, TableSettings};
-use crate::normalize::{Normalization, Normalize};
+use crate::features::{FeaturePlan, Missing, Normalization, Normalize, TableSettings};
 use crate::ranks::Ranks;
 use crate::setting::{
     CATEGORICAL, DATA, DROP, LABELS, MISSING, NORMALIZE, TASK, VAL_DATA, VAL_LABELS, VAL_SPLIT,

@@ -9,9 +9,9 @@ use ddp_kernels::setting::SettingName;
 use glob::MatchOptions;
 
 use crate::error::{Error, Result, bail, ensure};
-use crate::feature_plan::Missing;
-use crate::files::tokens::says_tokens;
-use crate::files::{self, gzip, table};
+use crate::features::Missing;
+use crate::files::io::is_packed;
+use crate::files::{self, says_tokens};
 use crate::ranks::{Ranks, SAME_FILES, in_turn};
 use crate::request::{DataRequest, Trained};
 use crate::setting::{DATA, LABELS, VAL_DATA, VAL_LABELS};
@@ -187,7 +187,7 @@ fn named_or_files(found: &FoundFiles<'_>, text: &str) -> Result<LabelPlace> {
 /// Whether the file has a column or an array of this name.
 fn has_part(path: &Path, name: &str, cache_dir: Option<&Path>) -> Result<bool> {
     if files::is_table(path) {
-        return Ok(table::columns(path)?.iter().any(|column| column == name));
+        return Ok(files::columns(path)?.iter().any(|column| column == name));
     }
     let arrays = files::open(path, cache_dir)?.arrays;
     Ok(arrays.iter().any(|array| array.key() == name))
@@ -247,7 +247,7 @@ pub fn files(path: &str, setting: SettingName<'_>) -> Result<Vec<PathBuf>> {
         Err(_) if path.contains(['*', '?', '[']) => matching(path, setting)?,
         Err(error) => return Err(failed("open", path, setting, error)),
     };
-    for packed in found.iter().filter(|path| gzip::is_packed(path)) {
+    for packed in found.iter().filter(|path| is_packed(path)) {
         let plain = packed.with_extension("");
         ensure!(
             !found.contains(&plain),

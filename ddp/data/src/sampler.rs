@@ -6,10 +6,12 @@
 //!
 //! No index is kept: a bijection turns a position into its row, in constant time and without
 //! memory.
+//!
+//! Random numbers are pure functions of keys, too, with the same bits on every machine: only
+//! integers, and floats by +, −, × and ÷.
 
 use std::ops::Range;
 
-use super::mix::{derive, mix};
 use crate::error::{Result, ensure};
 use crate::setting::{BATCH_SIZE, DROP_LAST, VAL_SPLIT};
 
@@ -322,6 +324,79 @@ impl Split {
     pub(crate) fn is_trained_on(&self, row: u64) -> bool {
         self.order.position(row) >= self.held_out
     }
+}
+
+/// The odd number nearest to 2⁶⁴ over the golden ratio: steps of it spread over all 64 bits.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The finalizer of SplitMix64: a bijection in which every result bit depends on every bit of
+/// `value`.
+#[inline]
+pub(crate) fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+/// A key derived from `key`, different for every `part`.
+#[inline]
+pub(crate) fn derive(key: u64, part: u64) -> u64 {
+    // The key is mixed first, so that (key, part) and (part, key) are unrelated.
+    mix(mix(key.wrapping_add(STEP)) ^ part)
+}
+
+/// A sequence of random numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct Draws(u64);
+
+impl Draws {
+    /// The sequence of `key`.
+    #[inline]
+    pub(crate) fn new(key: u64) -> Draws {
+        Draws(key)
+    }
+
+    /// 64 random bits.
+    #[inline]
+    pub(crate) fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(STEP);
+        mix(self.0)
+    }
+
+    /// A number below `bound`, uniform up to bound / 2⁶⁴.
+    #[inline]
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// A number in [-1, 1) with 24 bits.
+    #[inline]
+    pub(crate) fn signed(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 * (1.0 / 8_388_608.0) - 1.0
+    }
+
+    /// A number in [0, 1) with 24 bits.
+    #[inline]
+    pub(crate) fn unit(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 * (1.0 / 16_777_216.0)
+    }
+
+    /// Nearly standard normal: mean 0, variance 1, within ±3.47.
+    #[inline]
+    pub(crate) fn normal(&mut self) -> f32 {
+        normal_of(self.bits())
+    }
+}
+
+/// Nearly standard normal from 64 random bits: the sum of four uniforms of 16 bits has variance 4 /
+/// 12 in units of 2¹⁶, so that √3 scales it to 1.
+#[inline]
+pub(crate) fn normal_of(bits: u64) -> f32 {
+    let sum = (bits & 0xffff) + ((bits >> 16) & 0xffff) + ((bits >> 32) & 0xffff) + (bits >> 48);
+    // Centred as an integer, so that the result is exactly symmetric: the mean of the sum is 2 ×
+    // 65,535.
+    let centred = sum as i32 - 2 * 65_535;
+    centred as f32 * (1.732_050_8 / 65_536.0)
 }
 
 #[cfg(test)]

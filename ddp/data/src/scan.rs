@@ -11,9 +11,7 @@
 //! which is enough for moments. Non-finite numbers elsewhere are then found when they are trained
 //! on.
 
-mod labels;
-mod tokens;
-
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,11 +24,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-pub(crate) use self::labels::{LabelsFound, labels};
-pub(crate) use self::tokens::tokens;
 use crate::error::{Error, Result};
+use crate::features::Moments;
+use crate::files::Array;
+use crate::labels::Labels;
 use crate::ranks::Ranks;
 use crate::sampler::share;
+use crate::task::CLASSES_MAX;
 
 /// The most bytes of features, as f32, that are read before training.
 pub(crate) const BYTES_MAX: u64 = 8 << 30;
@@ -269,78 +269,230 @@ fn merged<T: Default + Send + Serialize + DeserializeOwned>(
     Ok(all(parts.collect::<Result<_, _>>().map_err(internal)?))
 }
 
-/// The moments of F features.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Moments {
-    /// The number of rows.
-    pub(crate) count: u64,
-    /// `[F]`
-    pub(crate) mean: Vec<f64>,
-    /// The sum of squares about the mean, `[F]`.
-    pub(crate) squares: Vec<f64>,
-    /// `[F]`
-    pub(crate) least: Vec<f32>,
-    /// `[F]`
-    pub(crate) greatest: Vec<f32>,
+/// Numbers read at a time.
+const LABEL_NUMBERS: u64 = 1 << 13;
+/// Parts that labels are cut into. Counts are the same in whatever order they are added.
+const LABEL_SEGMENTS: u64 = 64;
+
+/// What was found in labels. The task is a guess where `whole`, `fractions` and `one_hot` count.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct LabelsFound {
+    /// Rows of each class; empty if labels are numbers.
+    pub(crate) counts: Vec<u64>,
+    /// Of these, the rows that are trained on.
+    pub(crate) trained: Vec<u64>,
+    /// The least and the greatest number, if labels are numbers.
+    pub(crate) range: Option<(f32, f32)>,
+    /// The different whole numbers, up to `CLASSES_MAX`.
+    pub(crate) whole: BTreeSet<i64>,
+    /// Labels with a fraction.
+    pub(crate) fractions: u64,
+    /// Labels that are a single 1 among zeros.
+    pub(crate) one_hot: u64,
+    /// The sum of the hashes of all blocks.
+    pub(crate) hash: u64,
+    /// Why the first wrong label is wrong.
+    pub(crate) bad: Option<String>,
 }
 
-impl Moments {
-    /// The moments of no rows.
-    pub(crate) fn none(width: usize) -> Moments {
-        Moments {
-            count: 0,
-            mean: vec![0.0; width],
-            squares: vec![0.0; width],
-            // JSON has no infinity.
-            least: vec![f32::MAX; width],
-            greatest: vec![f32::MIN; width],
-        }
-    }
-
-    /// The moments of finite rows: first the mean, then the squares about it, so that large numbers
-    /// do not cancel.
-    pub(crate) fn of_rows(x: &[f32], width: usize) -> Moments {
-        let mut moments = Moments::none(width);
-        moments.count = (x.len() / width) as u64;
-        if moments.count == 0 {
-            return moments;
-        }
-        for row in x.chunks_exact(width) {
-            let ends = moments.least.iter_mut().zip(&mut moments.greatest);
-            for ((mean, (least, greatest)), &x) in moments.mean.iter_mut().zip(ends).zip(row) {
-                *mean += f64::from(x);
-                *least = if x < *least { x } else { *least };
-                *greatest = if x > *greatest { x } else { *greatest };
+impl LabelsFound {
+    /// Adds later rows.
+    fn merge(&mut self, later: LabelsFound) {
+        let width = self.counts.len().max(later.counts.len());
+        let trained = (&mut self.trained, later.trained);
+        for (counts, later) in [(&mut self.counts, later.counts), trained] {
+            counts.resize(width, 0);
+            for (count, later) in counts.iter_mut().zip(later) {
+                *count += later;
             }
         }
-        let count = moments.count as f64;
-        moments.mean.iter_mut().for_each(|mean| *mean /= count);
-        for row in x.chunks_exact(width) {
-            let means = moments.squares.iter_mut().zip(&moments.mean);
-            for ((squares, mean), &x) in means.zip(row) {
-                let off = f64::from(x) - mean;
-                *squares += off * off;
-            }
+        if let Some((least, greatest)) = later.range {
+            self.widen(least, greatest);
         }
-        moments
+        self.whole.extend(later.whole);
+        self.fractions += later.fractions;
+        self.one_hot += later.one_hot;
+        self.hash = self.hash.wrapping_add(later.hash);
+        self.bad = self.bad.take().or(later.bad);
     }
 
-    /// Adds later rows (Chan's formula).
-    pub(crate) fn merge(&mut self, later: &Moments) {
-        if later.count == 0 {
-            return;
-        }
-        let (here, there) = (self.count as f64, later.count as f64);
-        let part = there / (here + there);
-        for at in 0..self.mean.len() {
-            let apart = later.mean[at] - self.mean[at];
-            self.mean[at] += apart * part;
-            self.squares[at] += later.squares[at] + apart * apart * (here * part);
-            self.least[at] = self.least[at].min(later.least[at]);
-            self.greatest[at] = self.greatest[at].max(later.greatest[at]);
-        }
-        self.count += later.count;
+    fn widen(&mut self, least: f32, greatest: f32) {
+        let (a, b) = self.range.unwrap_or((least, greatest));
+        self.range = Some((a.min(least), b.max(greatest)));
     }
+
+    /// Adds the hash of the block that begins with row `first`.
+    fn hash_block<const N: usize>(&mut self, first: u64, numbers: impl Iterator<Item = [u8; N]>) {
+        let bytes: Vec<u8> = numbers.flatten().collect();
+        let hash = XxHash3_64::oneshot_with_seed(first, &bytes);
+        self.hash = self.hash.wrapping_add(hash);
+    }
+}
+
+/// Reads all labels. All ranks share the work. Classes have to be among the `known` ones, if given.
+pub(crate) fn labels(
+    labels: &Labels,
+    known: Option<usize>,
+    is_trained_on: IsTrainedOn<'_>,
+    ranks: &dyn Ranks,
+) -> Result<LabelsFound> {
+    let rows = labels.count();
+    let block_rows = (LABEL_NUMBERS / labels.width() as u64).max(1);
+    let segments = LABEL_SEGMENTS.min(rows.div_ceil(block_rows)).max(1);
+    let read = |segment| {
+        let rows = share(&(0..rows), segment as usize, segments as usize);
+        let mut found = LabelsFound::default();
+        let mut first = rows.start;
+        while first < rows.end && found.bad.is_none() {
+            let block = first..(first + block_rows).min(rows.end);
+            first = block.end;
+            heartbeat::beat(Work::ReadsData);
+            match labels.are_classes() {
+                true => read_classes(labels, block, known, is_trained_on, &mut found)?,
+                false => read_values(labels, block, &mut found)?,
+            }
+        }
+        Ok(found)
+    };
+    merged(segments, ranks, read, LabelsFound::merge)
+}
+
+fn read_classes(
+    labels: &Labels,
+    rows: Range<u64>,
+    known: Option<usize>,
+    is_trained_on: IsTrainedOn<'_>,
+    found: &mut LabelsFound,
+) -> Result<()> {
+    let mut classes = vec![0; (rows.end - rows.start) as usize];
+    labels.classes(rows.start, &mut classes)?;
+    found.hash_block(rows.start, classes.iter().map(|class| class.to_le_bytes()));
+    let most = known.unwrap_or(CLASSES_MAX);
+    for (row, &class) in rows.zip(&classes) {
+        let class = usize::try_from(class).ok().filter(|&class| class < most);
+        let Some(class) = class else {
+            found.bad = Some(labels.why_no_class(row, known)?);
+            return Ok(());
+        };
+        if class >= found.counts.len() {
+            found.counts.resize(class + 1, 0);
+            found.trained.resize(class + 1, 0);
+        }
+        found.counts[class] += 1;
+        found.trained[class] += u64::from(is_trained_on(row));
+    }
+    Ok(())
+}
+
+fn read_values(labels: &Labels, rows: Range<u64>, found: &mut LabelsFound) -> Result<()> {
+    let width = labels.width();
+    let mut values = vec![0f32; (rows.end - rows.start) as usize * width];
+    labels.rows.read_f32(rows.start, &mut values)?;
+    found.hash_block(rows.start, values.iter().map(|value| value.to_le_bytes()));
+    if let Some(index) = first_nonfinite(&values) {
+        let row = rows.start + (index / width) as u64;
+        found.bad = Some(labels.why_no_value(row, index % width)?);
+        return Ok(());
+    }
+    values.iter().for_each(|&value| found.widen(value, value));
+    if !labels.is_guessed {
+        return Ok(());
+    }
+    for label in values.chunks_exact(width) {
+        let ones = label.iter().filter(|&&value| value == 1.0).count();
+        let zeros = label.iter().filter(|&&value| value == 0.0).count();
+        found.one_hot += u64::from(ones == 1 && zeros == width - 1);
+        match label[0].fract() == 0.0 {
+            true if found.whole.len() < CLASSES_MAX => _ = found.whole.insert(label[0] as i64),
+            true => {}
+            false => found.fractions += 1,
+        }
+    }
+    Ok(())
+}
+
+/// Tokens read at a time.
+const BLOCK_TOKENS: u64 = 1 << 16;
+/// What was found in tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct TokensFound {
+    pub(crate) largest: u64,
+    /// The file and the position in it of the first token that is refused.
+    pub(crate) bad: Option<(u64, u64)>,
+    /// The sum of the hashes of all blocks; of those up to a bad one in each segment.
+    pub(crate) hash: u64,
+}
+
+impl TokensFound {
+    /// Adds later tokens.
+    fn merge(&mut self, later: TokensFound) {
+        self.largest = self.largest.max(later.largest);
+        self.bad = self.bad.or(later.bad);
+        self.hash = self.hash.wrapping_add(later.hash);
+    }
+}
+
+/// Reads the tokens of all files, which must be below `bound` and not `refused`. All ranks share
+/// the work.
+pub(crate) fn tokens(
+    files: &[Array],
+    (bound, refused): (u64, Option<u64>),
+    ranks: &dyn Ranks,
+) -> Result<TokensFound> {
+    // The first block of each file, then the number of all blocks. A block is in one file.
+    let mut blocks = vec![0];
+    for file in files {
+        blocks.push(blocks[blocks.len() - 1] + file.rows().div_ceil(BLOCK_TOKENS));
+    }
+    let all = 0..blocks[files.len()];
+    let segments = SEGMENTS.min(all.end);
+    let read = |segment| {
+        let mut found = TokensFound::default();
+        // A tensor, because it lends its bytes.
+        let block = Tensor::zeros(&[BLOCK_TOKENS as usize], DType::I64, Device::Cpu)?;
+        for number in share(&all, segment as usize, segments as usize) {
+            heartbeat::beat(Work::ReadsData);
+            let file = blocks.partition_point(|&first| first <= number) - 1;
+            let first = (number - blocks[file]) * BLOCK_TOKENS;
+            let place = (file, first, number);
+            found.merge(read_block(&block, files, place, (bound, refused))?);
+            if found.bad.is_some() {
+                break;
+            }
+        }
+        Ok(found)
+    };
+    merged(segments, ranks, read, TokensFound::merge)
+}
+
+/// Reads block `number` into `block`: it begins with token `first` of file `file`.
+fn read_block(
+    block: &Tensor,
+    files: &[Array],
+    (file, first, number): (usize, u64, u64),
+    (bound, refused): (u64, Option<u64>),
+) -> Result<TokensFound> {
+    let array = &files[file];
+    let count = BLOCK_TOKENS.min(array.rows() - first) as usize;
+    let (largest, bad) = block.with_slice_mut(|block: &mut [i64]| {
+        let tokens = &mut block[..count];
+        array.read_i64(first, tokens)?;
+        // A negative number is larger than any token.
+        let mut tokens = tokens.iter().map(|token| token.cast_unsigned());
+        let largest = tokens.clone().fold(0, u64::max);
+        let is_refused = refused.is_some_and(|refused| tokens.clone().any(|one| one == refused));
+        let bad = match largest >= bound || is_refused {
+            true => tokens.position(|token| token >= bound || Some(token) == refused),
+            false => None,
+        };
+        Ok::<_, Error>((largest, bad))
+    })??;
+    let hash = |bytes: &[u8]| XxHash3_64::oneshot_with_seed(number, &bytes[..8 * count]);
+    Ok(TokensFound {
+        largest,
+        bad: bad.map(|position| (file as u64, first + position as u64)),
+        hash: block.with_bytes("hash", Location::caller(), hash)?,
+    })
 }
 
 #[cfg(test)]

@@ -13,9 +13,10 @@ use std::str::FromStr;
 use ddp_kernels::choice::{Choice, SettingValue};
 use serde::{Deserialize, Serialize};
 
-use crate::element::Element;
 use crate::error::{Error, Result, bail, ensure};
+use crate::files::array::Element;
 use crate::setting::DATA;
+use crate::task::TOKENS_MAX;
 
 /// The most rows of generated data.
 pub const ROWS_MAX: u64 = 1_000_000_000_000;
@@ -23,8 +24,6 @@ pub const ROWS_MAX: u64 = 1_000_000_000_000;
 pub const WIDTH_MAX: usize = 1 << 16;
 /// Seeds fit the integers of a TOML file.
 pub(crate) const SEED_MAX: u64 = i64::MAX as u64;
-/// The most tokens of a window, and of a vocabulary.
-pub const TOKENS_MAX: u64 = 1 << 24;
 /// The most drawn images of a split.
 const GLYPHS_ROWS_MAX: u64 = 1_000_000_000;
 

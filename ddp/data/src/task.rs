@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ensure;
 
+/// The most tokens of a window, and of a vocabulary.
+pub const TOKENS_MAX: u64 = 1 << 24;
 /// The most classes of labels in files.
 pub(crate) const CLASSES_MAX: usize = 1 << 16;
 

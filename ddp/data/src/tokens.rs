@@ -16,7 +16,7 @@ use ddp_kernels::{DType, Tensor};
 use crate::dataset::{Dataset, RowSpec, check_gather};
 use crate::error::{Result, bail, ensure};
 use crate::file_rows::ChangeWatch;
-use crate::files::{Array, Coding, TokenFile, tokens};
+use crate::files::{Array, Coding, TokenFile, open_tokens};
 use crate::resolve;
 use crate::spec::TokensSpec;
 use crate::task::{TaskSpec, TensorSpec};
@@ -43,7 +43,7 @@ impl TokenFiles {
         cache_dir: Option<&Path>,
     ) -> Result<TokenFiles> {
         let paths = resolve::files(&spec.path, setting)?;
-        let open = |path| tokens::open(path, spec.token_type, cache_dir);
+        let open = |path| open_tokens(path, spec.token_type, cache_dir);
         let files = paths.iter().map(|path| open(path));
         let files: Vec<TokenFile> = files.collect::<Result<_>>()?;
         let (first, kind) = (&files[0], files[0].describe());

@@ -6,7 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ddp::data::files::{self, Array, Element, table};
+use ddp::data::files::table::TableRequest;
+use ddp::data::files::{self, Array, Element};
 use ddp::data::{Error, Result, text};
 
 /// The most bytes that deflate unpacks one byte to.
@@ -109,17 +110,14 @@ fn read_in_every_way(array: &Array) -> Result<()> {
 /// label. Returns how many numbers that were; an error if both fail.
 pub fn table(name: &str, bytes: &[u8]) -> Result<usize> {
     in_folder(name, bytes, |path, folder| {
-        let names = table::columns(path)?;
+        let names = files::columns(path)?;
         let read = |label: Option<&String>| {
             let label = label.map(String::as_str);
-            let contents = table::open(
-                path,
-                &table::TableRequest {
-                    label,
-                    cache_dir: Some(folder),
-                    ..Default::default()
-                },
-            )?;
+            let request = TableRequest {
+                label,
+                ..Default::default()
+            };
+            let contents = files::open_table(path, &request, Some(folder))?;
             contents
                 .arrays
                 .iter()

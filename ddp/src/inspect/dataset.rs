@@ -133,7 +133,7 @@ fn first_lines(mut lines: Vec<Vec<String>>) -> String {
 /// A line for each array, or one for the columns of a table; and the same as JSON.
 fn arrays_of(path: &Path, cache: Option<&Path>) -> Result<(Vec<Vec<String>>, Value)> {
     if files::is_table(path) {
-        let columns = files::table::columns(path)?;
+        let columns = files::columns(path)?;
         let (count, names) = (columns.len(), some_of(&columns));
         let line = vec![format!("  {count} columns: {names}")];
         return Ok((vec![line], json!({ "columns": columns })));

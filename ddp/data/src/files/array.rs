@@ -5,20 +5,51 @@
 //! file, so that reading never meets a number that does not fit.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use ddp_kernels::Shape;
+use ddp_kernels::choice::Choice;
 use ddp_kernels::dtype::{bf16, f16};
 use ddp_kernels::mapped::Mapped;
 
-use crate::element::Element;
 use crate::error::{Error, Result, bail, ensure};
+use crate::files::table::shown_number;
 
 /// Bytes converted at a time: a piece stays in the L1 cache.
 const PIECE_BYTES: usize = 4096;
 
 /// The most numbers in a row: as many as the widest layer has.
 pub const WIDTH_MAX: usize = 1 << 24;
+
+/// Reads the rows from `$first_row` on as type `$to`: one loop for each element type and byte
+/// order.
+macro_rules! convert {
+    ($array:expr, $first_row:expr, $into:expr, $to:ident) => {
+        convert!($array, $first_row, $into, $to;
+            U8 u8 |x| x as $to, I8 i8 |x| x as $to, U16 u16 |x| x as $to, I16 i16 |x| x as $to,
+            U32 u32 |x| x as $to, I32 i32 |x| x as $to, U64 u64 |x| x as $to, I64 i64 |x| x as $to,
+            F16 f16 |x| x.to_f32() as $to, BF16 bf16 |x| x.to_f32() as $to,
+            F32 f32 |x| x as $to, F64 f64 |x| x as $to)
+    };
+    ($array:expr, $first_row:expr, $into:expr, $to:ident; $($element:ident $number:ident |$x:ident| $value:expr),*) => {
+        match ($array.element, $array.big_endian) {
+            (Element::Bool, _) => {
+                $array.each($first_row, $into, |[byte]| byte as $to)?;
+                let bad = $into.iter().position(|&number| number > 1 as $to);
+                $array.check_bools($first_row, bad.map(|index| (index, $into[index] as u64)))
+            }
+            $((Element::$element, false) => $array.each($first_row, $into, |bytes| {
+                let $x = $number::from_le_bytes(bytes);
+                $value
+            }),
+            (Element::$element, true) => $array.each($first_row, $into, |bytes| {
+                let $x = $number::from_be_bytes(bytes);
+                $value
+            }),)*
+        }
+    };
+}
 
 /// Where a format's reader found an array.
 #[derive(Clone, Copy, Debug)]
@@ -258,35 +289,237 @@ impl fmt::Debug for Array {
     }
 }
 
-/// Reads the rows from `$first_row` on as type `$to`: one loop for each element type and byte
-/// order.
-macro_rules! convert {
-    ($array:expr, $first_row:expr, $into:expr, $to:ident) => {
-        convert!($array, $first_row, $into, $to;
-            U8 u8 |x| x as $to, I8 i8 |x| x as $to, U16 u16 |x| x as $to, I16 i16 |x| x as $to,
-            U32 u32 |x| x as $to, I32 i32 |x| x as $to, U64 u64 |x| x as $to, I64 i64 |x| x as $to,
-            F16 f16 |x| x.to_f32() as $to, BF16 bf16 |x| x.to_f32() as $to,
-            F32 f32 |x| x as $to, F64 f64 |x| x as $to)
-    };
-    ($array:expr, $first_row:expr, $into:expr, $to:ident; $($element:ident $number:ident |$x:ident| $value:expr),*) => {
-        match ($array.element, $array.big_endian) {
-            (Element::Bool, _) => {
-                $array.each($first_row, $into, |[byte]| byte as $to)?;
-                let bad = $into.iter().position(|&number| number > 1 as $to);
-                $array.check_bools($first_row, bad.map(|index| (index, $into[index] as u64)))
-            }
-            $((Element::$element, false) => $array.each($first_row, $into, |bytes| {
-                let $x = $number::from_le_bytes(bytes);
-                $value
-            }),
-            (Element::$element, true) => $array.each($first_row, $into, |bytes| {
-                let $x = $number::from_be_bytes(bytes);
-                $value
-            }),)*
-        }
-    };
+ddp_kernels::choices! {
+    /// The type of the numbers in a file, with its name in messages and in our own format.
+    pub enum Element {
+        /// Whole, 1 byte, from 0
+        U8 = "u8",
+        /// Whole, 1 byte
+        I8 = "i8",
+        /// Whole, 2 bytes, from 0
+        U16 = "u16",
+        /// Whole, 2 bytes
+        I16 = "i16",
+        /// Whole, 4 bytes, from 0
+        U32 = "u32",
+        /// Whole, 4 bytes
+        I32 = "i32",
+        /// Whole, 8 bytes, from 0
+        U64 = "u64",
+        /// Whole, 8 bytes
+        I64 = "i64",
+        /// A byte that is 0 or 1
+        Bool = "bool",
+        /// Floating-point, 2 bytes
+        F16 = "f16",
+        /// Floating-point, 2 bytes with the exponents of F32
+        BF16 = "bf16",
+        /// Floating-point, 4 bytes
+        F32 = "f32",
+        /// Floating-point, 8 bytes
+        F64 = "f64",
+    }
 }
-use convert;
+
+impl Element {
+    /// The size of one number.
+    pub fn bytes(self) -> usize {
+        match self {
+            Element::U8 | Element::I8 | Element::Bool => 1,
+            Element::U16 | Element::I16 | Element::F16 | Element::BF16 => 2,
+            Element::U32 | Element::I32 | Element::F32 => 4,
+            Element::U64 | Element::I64 | Element::F64 => 8,
+        }
+    }
+
+    /// Whether it is a floating-point type.
+    pub fn is_float(self) -> bool {
+        use Element::{BF16, F16, F32, F64};
+        matches!(self, F16 | BF16 | F32 | F64)
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Choice::name(self)
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Arrays whose rows have the same shape, one after another.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    arrays: Vec<Array>,
+    /// The first row of each array, then the number of all rows.
+    starts: Vec<u64>,
+    width: usize,
+}
+
+impl Rows {
+    /// At least one array.
+    pub(crate) fn new(arrays: Vec<Array>) -> Result<Rows> {
+        let first = &arrays[0];
+        let mut starts = vec![0];
+        let mut rows = 0u64;
+        for array in &arrays {
+            let (expected, got) = (first.row_shape(), array.row_shape());
+            let (name, as_in) = (array.name(), first.name());
+            ensure!(
+                got == expected,
+                "{name}: expected rows of shape {expected:?}, as in {as_in}, got {got:?}"
+            );
+            let sum = rows.checked_add(array.rows());
+            let many = || Error::Data(format!("{name}: more than 2^64 rows in all files together"));
+            rows = sum.ok_or_else(many)?;
+            starts.push(rows);
+        }
+        let width = first.row_elements();
+        ensure!(
+            width <= WIDTH_MAX,
+            "{}: expected at most {WIDTH_MAX} numbers a row, got {width} (shape {:?}); the first dimension counts rows",
+            first.name(),
+            first.row_shape()
+        );
+        Ok(Rows {
+            arrays,
+            starts,
+            width,
+        })
+    }
+
+    /// The number of rows.
+    pub(crate) fn rows(&self) -> u64 {
+        self.starts[self.arrays.len()]
+    }
+
+    /// Numbers in a row.
+    pub(crate) fn width(&self) -> usize {
+        self.width
+    }
+
+    /// The arrays, in the order of rows.
+    pub(crate) fn arrays(&self) -> &[Array] {
+        &self.arrays
+    }
+
+    /// The type of the numbers, which all arrays have in common.
+    pub(crate) fn element(&self) -> Result<Element> {
+        let (first, expected) = (&self.arrays[0], self.arrays[0].element());
+        for array in &self.arrays {
+            let (name, got) = (array.name(), array.element());
+            ensure!(
+                got == expected,
+                "{name}: expected elements of type {expected}, as in {}, got {got}; help: save all files with the same type",
+                first.name()
+            );
+        }
+        Ok(expected)
+    }
+
+    /// Whether this array is one of them.
+    pub(crate) fn has(&self, array: &Array) -> bool {
+        self.arrays.iter().any(|own| own.is_same(array))
+    }
+
+    /// The array that has this row, and the row in it.
+    #[inline]
+    pub(crate) fn find(&self, row: u64) -> (usize, u64) {
+        let index = match self.arrays.len() {
+            1 => 0,
+            _ => self.starts.partition_point(|&start| start <= row) - 1,
+        };
+        (index, row - self.starts[index])
+    }
+
+    /// The file and its row, for messages.
+    pub(crate) fn place(&self, row: u64) -> String {
+        let (index, row) = self.find(row);
+        format!("{}, row {row}", self.arrays[index].name())
+    }
+
+    /// Splits `count` rows from `first` on by arrays: the array, its first row, and which of the
+    /// `count` rows these are.
+    pub(crate) fn pieces(
+        &self,
+        first: u64,
+        count: usize,
+    ) -> impl Iterator<Item = (usize, u64, Range<usize>)> {
+        let end = first + count as u64;
+        let mut next = first;
+        std::iter::from_fn(move || {
+            if next == end {
+                return None;
+            }
+            let (index, row) = self.find(next);
+            let stop = self.starts[index + 1].min(end);
+            let range = (next - first) as usize..(stop - first) as usize;
+            next = stop;
+            Some((index, row, range))
+        })
+    }
+
+    /// Reads whole rows from `first` on, rounded to f32.
+    #[inline]
+    pub(crate) fn read_f32(&self, first: u64, into: &mut [f32]) -> Result<()> {
+        if into.len() == self.width {
+            let (index, row) = self.find(first);
+            return self.arrays[index].read_f32(row, into);
+        }
+        for (index, row, range) in self.pieces(first, into.len() / self.width) {
+            self.arrays[index].read_f32(
+                row,
+                &mut into[range.start * self.width..range.end * self.width],
+            )?;
+        }
+        Ok(())
+    }
+
+    /// One number, as f64, for messages.
+    pub(crate) fn number(&self, row: u64, column: usize) -> Result<f64> {
+        let mut numbers = vec![0f64; self.width];
+        self.read_f64(row, &mut numbers)?;
+        Ok(numbers[column])
+    }
+
+    /// The error of a non-finite number; `columns` are the names of features.
+    pub(crate) fn nonfinite(&self, row: u64, column: usize, columns: Option<&[String]>) -> Error {
+        let place = self.place(row);
+        let number = match self.number(row, column) {
+            Ok(number) if !(number as f32).is_finite() => number,
+            Ok(_) => {
+                return format!("{place}: it changed while it was read; help: start again").into();
+            }
+            Err(error) => return error,
+        };
+        let name = columns.and_then(|columns| columns.get(column));
+        let name = name.map_or(String::new(), |name| format!(" ({name})"));
+        format!(
+            "{place}, feature {column}{name}: expected a finite f32, got {} (rows and features are counted from 0); help: \
+             leave out such rows, or replace the number",
+            shown_number(number)
+        )
+        .into()
+    }
+
+    /// Reads one row as f64.
+    pub(crate) fn read_f64(&self, row: u64, into: &mut [f64]) -> Result<()> {
+        let (index, row) = self.find(row);
+        self.arrays[index].read_f64(row, into)
+    }
+}
+
+/// Puts the numbers of `fill` (F) where rows of F features have NaN.
+pub(crate) fn fill_in(fill: &[f32], x: &mut [f32]) {
+    for row in x.chunks_exact_mut(fill.len()) {
+        for (x, &fill) in row.iter_mut().zip(fill) {
+            *x = if x.is_nan() { fill } else { *x };
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests;

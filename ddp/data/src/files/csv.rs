@@ -1,37 +1,37 @@
-//! Tables of text: `.csv` with commas, semicolons or tabs, and `.tsv`; both also `.gz`.
+//! Tables of text: `.csv` with commas, semicolons or tabs, and `.tsv`; both also `.gz`. The crate
+//! `csv-core` splits a stream into records; the bounds on their size are ours.
+//!
+//! As RFC 4180 has it, a cell that begins with a quote may hold delimiters, line ends and `""` for
+//! a quote. Lines end in LF, CRLF or CR; empty lines and a byte-order mark are skipped. Spaces
+//! around a cell are dropped. Lines are counted from 1. A record has at most `RECORD_BYTES_MAX`
+//! bytes, so that an unclosed quote does not read in the whole file, and at most `CELLS_MAX` cells,
+//! since gzip packs a thousand commas into a byte.
 
-mod records;
+use std::io::{self, BufRead, BufReader, Chain, Cursor, ErrorKind, Read};
+use std::path::{Path, PathBuf};
 
-use std::io::Read;
-use std::path::Path;
+use csv_core::ReadRecordResult;
+use ddp_kernels::heartbeat::{self, Work};
 
-use self::records::Records;
-use super::cell::{TableReader, Value, number, shown};
-use super::format::{Format, Holds, OpenTable, PLAIN};
-use super::gzip;
-use super::io::refuse;
-use super::table::convert;
-use crate::error::{Result, ensure};
+use crate::error::{Result, bail, ensure};
+use crate::files::format::{Format, Holds, PLAIN};
+use crate::files::io::{reader, refuse, unreadable};
+use crate::files::table::{TableReader, Value, number, shown};
 use crate::guess;
 
 pub(super) static CSV: Format = Format {
     name: "a table of text (.csv, .tsv)",
     endings: &[".csv"],
-    table: Some(COMMAS),
-    holds: Holds::Arrays(|file| convert::open(file, COMMAS)),
+    holds: Holds::Table(|path| open(path, false)),
     ..PLAIN
 };
 
 pub(super) static TSV: Format = Format {
     name: CSV.name,
     endings: &[".tsv"],
-    table: Some(TABS),
-    holds: Holds::Arrays(|file| convert::open(file, TABS)),
+    holds: Holds::Table(|path| open(path, true)),
     ..PLAIN
 };
-
-const COMMAS: OpenTable = |path| open(path, false);
-const TABS: OpenTable = |path| open(path, true);
 
 /// What to do about a table without a header.
 const HEADER_HELP: &str = "help: put a line with names above it (pandas: read_csv(path, header=None).add_prefix(\"x\")\
@@ -45,7 +45,7 @@ struct CsvTable {
 
 /// The table at `path`, after its line of names.
 fn open(path: &Path, has_tabs: bool) -> Result<Box<dyn TableReader>> {
-    let mut records = Records::new(path, gzip::reader(path)?, has_tabs)?;
+    let mut records = Records::new(path, reader(path)?, has_tabs)?;
     if !records.advance()? {
         let why = "it is empty: expected a line with names, then rows";
         return Err(refuse(path, why));
@@ -133,3 +133,257 @@ fn names(first: &Records<Box<dyn Read>>) -> Result<Vec<String>, String> {
     };
     (0..cells).map(name).collect()
 }
+
+/// The longest record. A row of a million numbers has about 20 MB.
+const RECORD_BYTES_MAX: usize = 64 << 20;
+/// The most cells of a record.
+const CELLS_MAX: usize = 4 << 20;
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// The refusal of a file in which several delimiters fit.
+const AMBIGUOUS: &str = "expected one delimiter, got a header with several: several delimiters give every row the same \
+     number of cells; help: put quotes around names and cells that contain a delimiter (\"a,b\"), or rename columns";
+
+/// The records of a stream, one after another.
+pub(super) struct Records<R> {
+    /// The file, for messages.
+    pub(super) path: PathBuf,
+    input: BufReader<Chain<Cursor<Vec<u8>>, R>>,
+    parser: csv_core::Reader,
+    /// The text of all cells of the current record, and where each cell ends in it.
+    text: Vec<u8>,
+    ends: Vec<usize>,
+    /// The line on which the next record begins, unless empty lines come first.
+    line: u64,
+    /// Whether the byte before the next one is a CR, so that an LF belongs to it.
+    after_cr: bool,
+    record_bytes_max: usize,
+    /// Of the current record: its cells, its first line, and whether no cell has a line end.
+    cells: usize,
+    first_line: u64,
+    is_one_line: bool,
+}
+
+impl<R: Read> Records<R> {
+    /// Reads a stream with tabs as delimiters if `tabs`, else with the delimiter that its first
+    /// lines show.
+    pub(super) fn new(path: &Path, reader: R, tabs: bool) -> Result<Records<R>> {
+        Records::with_buffer(path, reader, tabs, (BUFFER_BYTES, RECORD_BYTES_MAX))
+    }
+
+    fn with_buffer(
+        path: &Path,
+        mut reader: R,
+        tabs: bool,
+        sizes: (usize, usize),
+    ) -> Result<Records<R>> {
+        let buffer_bytes = sizes.0;
+        let mut start = Vec::new();
+        let read = reader
+            .by_ref()
+            .take(buffer_bytes as u64)
+            .read_to_end(&mut start);
+        read.map_err(|error| unreadable(path, error))?;
+        if start.starts_with(b"\xff\xfe") || start.starts_with(b"\xfe\xff") {
+            let what = "line 1: expected UTF-8, got UTF-16; help: save the file as UTF-8";
+            return Err(refuse(path, what));
+        }
+        let is_cut = start.len() == buffer_bytes;
+        if start.starts_with(b"\xef\xbb\xbf") {
+            start.drain(..3);
+        }
+        let delimiter = match tabs {
+            true => b'\t',
+            false => delimiter_of(&start, is_cut).map_err(|why| refuse(path, why))?,
+        };
+        Ok(Records::split_at(path, delimiter, start, reader, sizes))
+    }
+
+    /// The records of `start` and then of `reader`.
+    fn split_at(
+        path: &Path,
+        delimiter: u8,
+        start: Vec<u8>,
+        reader: R,
+        (buffer_bytes, record_bytes_max): (usize, usize),
+    ) -> Records<R> {
+        Records {
+            path: path.into(),
+            input: BufReader::with_capacity(buffer_bytes, Cursor::new(start).chain(reader)),
+            parser: csv_core::ReaderBuilder::new().delimiter(delimiter).build(),
+            text: vec![0; buffer_bytes],
+            ends: vec![0; 64],
+            line: 1,
+            after_cr: false,
+            record_bytes_max,
+            cells: 0,
+            first_line: 1,
+            is_one_line: true,
+        }
+    }
+
+    /// Goes to the next record; false at the end.
+    pub(super) fn advance(&mut self) -> Result<bool> {
+        if !self.skip_line_ends()? {
+            return Ok(false);
+        }
+        let (line, path) = (self.line, &self.path);
+        let malformed = |what| Err(refuse(path, format!("line {line}: {what}")));
+        let (mut bytes, mut cells) = (0, 0);
+        loop {
+            let input = fill(&mut self.input).map_err(|error| unreadable(path, error))?;
+            let at_end = input.is_empty();
+            // At the end of the file a line end completes the record, unless a quote is open.
+            let (result, read, written, ended) = self.parser.read_record(
+                if at_end { b"\n" } else { input },
+                &mut self.text[bytes..],
+                &mut self.ends[cells..],
+            );
+            if !at_end {
+                self.after_cr =
+                    read > 0 && input[read - 1] == b'\r' && result == ReadRecordResult::Record;
+                let ends = input[..read].iter().filter(|&&byte| byte == b'\n').count();
+                self.line += ends as u64 + u64::from(self.after_cr);
+                self.input.consume(read);
+            }
+            (bytes, cells) = (bytes + written, cells + ended);
+            match result {
+                ReadRecordResult::Record | ReadRecordResult::End => {
+                    (self.cells, self.first_line) = (cells, line);
+                    self.is_one_line = self.line - line <= 1;
+                    return Ok(true);
+                }
+                ReadRecordResult::InputEmpty if at_end => {
+                    let cell = cells + 1;
+                    return malformed(format!("the quote that opens cell {cell} is never closed"));
+                }
+                ReadRecordResult::InputEmpty => {}
+                ReadRecordResult::OutputFull if self.text.len() >= self.record_bytes_max => {
+                    return malformed(format!(
+                        "the row that begins here does not end within {} bytes; help: look for a quote that is not closed",
+                        self.record_bytes_max
+                    ));
+                }
+                ReadRecordResult::OutputFull => self.text.resize(2 * self.text.len(), 0),
+                ReadRecordResult::OutputEndsFull if self.ends.len() >= CELLS_MAX => {
+                    return malformed(format!(
+                        "the row that begins here has more than {CELLS_MAX} cells, the most that are read"
+                    ));
+                }
+                ReadRecordResult::OutputEndsFull => self.ends.resize(2 * self.ends.len(), 0),
+            }
+        }
+    }
+
+    /// How many cells the current record has.
+    pub(super) fn len(&self) -> usize {
+        self.cells
+    }
+
+    /// A cell of the current record, without the spaces around it.
+    pub(super) fn cell(&self, index: usize) -> &[u8] {
+        self.text[self.start(index)..self.ends[index]].trim_ascii()
+    }
+
+    /// The line on which the current record begins.
+    pub(super) fn first_line(&self) -> u64 {
+        self.first_line
+    }
+
+    /// The line on which a cell of it begins.
+    pub(super) fn line_of(&self, index: usize) -> u64 {
+        if self.is_one_line {
+            return self.first_line;
+        }
+        let before = &self.text[..self.start(index)];
+        self.first_line + before.iter().filter(|&&byte| byte == b'\n').count() as u64
+    }
+
+    fn start(&self, index: usize) -> usize {
+        index.checked_sub(1).map_or(0, |before| self.ends[before])
+    }
+
+    /// Skips empty lines. Returns whether a record follows.
+    fn skip_line_ends(&mut self) -> Result<bool> {
+        loop {
+            let next = fill(&mut self.input).map_err(|error| unreadable(&self.path, error))?;
+            match next.first() {
+                None => return Ok(false),
+                Some(b'\n') => {
+                    self.line += u64::from(!self.after_cr);
+                    self.after_cr = false;
+                }
+                Some(b'\r') => {
+                    self.line += 1;
+                    self.after_cr = true;
+                }
+                Some(_) => {
+                    self.after_cr = false;
+                    return Ok(true);
+                }
+            }
+            self.input.consume(1);
+        }
+    }
+}
+
+/// The next bytes of `input`, none at the end.
+fn fill(input: &mut impl BufRead) -> io::Result<&[u8]> {
+    heartbeat::beat(Work::ConvertsData);
+    while let Err(error) = input.fill_buf() {
+        if error.kind() != ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    // The buffer is filled by now: this reads nothing. The borrow checker refuses to return it from
+    // the loop.
+    input.fill_buf()
+}
+
+/// The delimiter of a file that begins with these bytes: of those in the first line the one that
+/// splits the other lines alike. `is_cut`: the last line may be cut off.
+fn delimiter_of(start: &[u8], is_cut: bool) -> Result<u8, String> {
+    let splits_header = |delimiter: &u8| cells(*delimiter, start).next() > Some(1);
+    let mut found = [b',', b';', b'\t'].to_vec();
+    found.retain(splits_header);
+    if found.len() > 1 {
+        let splits_alike = |delimiter: &u8| {
+            let counts: Vec<usize> = cells(*delimiter, start).collect();
+            let whole = counts.len() - usize::from(is_cut && counts.len() > 2);
+            counts[..whole].iter().all(|count| *count == counts[0])
+        };
+        let alike: Vec<u8> = found.iter().copied().filter(splits_alike).collect();
+        match alike.len() {
+            // Whichever is taken, a row will be refused.
+            0 => {}
+            1 => found = alike,
+            _ => bail!("line 1: {AMBIGUOUS}"),
+        }
+    }
+    Ok(found.first().copied().unwrap_or(b','))
+}
+
+/// How many cells each record of the first bytes of a file has with this delimiter. A malformed
+/// record has 0 and is the last.
+fn cells(delimiter: u8, start: &[u8]) -> impl Iterator<Item = usize> {
+    let mut records = Records::split_at(
+        Path::new(""),
+        delimiter,
+        Vec::new(),
+        start,
+        (1 << 12, RECORD_BYTES_MAX),
+    );
+    let mut is_malformed = false;
+    std::iter::from_fn(move || {
+        let next = (!is_malformed).then(|| records.advance())?;
+        is_malformed = next.is_err();
+        match next {
+            Ok(false) => None,
+            Ok(true) => Some(records.len()),
+            Err(_) => Some(0),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests;

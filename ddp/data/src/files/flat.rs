@@ -30,23 +30,23 @@
 
 use std::collections::HashSet;
 use std::fs::File;
+use std::hash::Hasher as _;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::mapped::Mapped;
 use flate2::Crc;
-use std::hash::Hasher as _;
 use twox_hash::XxHash3_64;
 
-use super::array::ArrayPlace;
-use super::cache;
-pub(crate) use super::format::About;
-use super::format::{Contents, Entry, Format, Holds, PLAIN};
-use super::io::{map, refuse, writing};
-use crate::element::Element;
 use crate::error::{Error, Result, bail, ensure};
-use crate::spec::TOKENS_MAX;
+use crate::files::array::{ArrayPlace, Element};
+use crate::files::cache;
+use crate::files::format::{Contents, Entry, Format, Holds, PLAIN};
+use crate::files::io::{map, refuse, writing};
+use crate::task::TOKENS_MAX;
+
+pub(crate) use super::format::About;
 
 pub(super) static FLAT: Format = Format {
     name: "a flat .bin file",

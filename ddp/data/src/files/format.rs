@@ -1,20 +1,18 @@
 //! What a format of data files is: its name, how its files are recognised, and how they are read;
 //! and what a file holds, whatever its format.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use ddp_kernels::mapped::Mapped;
 use serde::{Deserialize, Serialize};
 
-use super::array::{Array, ArrayPlace};
-use super::cell::TableReader;
-use super::io::{map, refuse};
-use super::table::TableRequest;
-use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::files::array::{Array, ArrayPlace, Element};
+use crate::files::io::{map, refuse};
+use crate::files::table::TableReader;
 
-/// A format of data files. A new one is a file with such a static, and a line in `formats.rs`.
+/// A format of data files. A new one is a file with such a static, and a line in `files.rs`.
 #[derive(Debug)]
 pub struct Format {
     /// What it is called in messages: "an .npy file".
@@ -26,8 +24,6 @@ pub struct Format {
     /// Why a file is refused that ends as names of this format do, and does not begin so; `None` if
     /// its name is enough.
     pub(crate) must_begin: Option<&'static str>,
-    /// Of a table: what reads its cells row after row.
-    pub(crate) table: Option<OpenTable>,
     pub(crate) holds: Holds,
 }
 
@@ -35,14 +31,16 @@ pub struct Format {
 pub(crate) type OpenTable = fn(&Path) -> Result<Box<dyn TableReader>>;
 
 /// What files of a format hold, and how that is read.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Holds {
     /// Arrays of numbers: read by ranges of rows from a mapped file, or from a converted copy.
     Arrays(fn(&DataFile<'_>) -> Result<Contents>),
+    /// A table, which is converted: what opens it before its first row.
+    Table(OpenTable),
     /// Tokens, and nothing else.
     Tokens(fn(&DataFile<'_>) -> Result<TokenFile>),
     /// A file of another format, which is unpacked.
-    Packed(fn(&DataFile<'_>) -> Result<PathBuf>),
+    Packed,
 }
 
 /// What most formats have in common.
@@ -51,8 +49,7 @@ pub(crate) const PLAIN: Format = Format {
     endings: &[],
     begins: |_| false,
     must_begin: None,
-    table: None,
-    holds: Holds::Arrays(|file| Err(file.bad("it is not read".into()))),
+    holds: Holds::Packed,
 };
 
 /// The first bytes of a file, the last eight, and how many there are.
@@ -73,8 +70,6 @@ pub(crate) struct DataFile<'a> {
     pub(crate) cache_dir: Option<&'a Path>,
     /// The type of tokens without a header, if the user states it.
     pub(crate) stated: Option<Element>,
-    /// Of a table: what is wanted of it.
-    pub(crate) table: Option<&'a TableRequest<'a>>,
 }
 
 impl<'a> DataFile<'a> {
@@ -84,7 +79,6 @@ impl<'a> DataFile<'a> {
             name,
             cache_dir,
             stated: None,
-            table: None,
         }
     }
 
@@ -106,7 +100,7 @@ impl Format {
 
     /// Whether its files are tables.
     pub(crate) fn is_table(&self) -> bool {
-        self.table.is_some()
+        matches!(self.holds, Holds::Table(_))
     }
 }
 
@@ -270,23 +264,4 @@ impl TokenFile {
         }
         text + ")"
     }
-}
-
-/// All bytes of a file from `offset` on as numbers of this type.
-pub(super) fn whole_file(
-    path: &Path,
-    mapped: &Arc<Mapped>,
-    element: Element,
-    offset: u64,
-) -> Result<Array> {
-    let (bytes, size) = (mapped.len() - offset, element.bytes() as u64);
-    if !bytes.is_multiple_of(size) {
-        let what = format!("expected tokens of {size} bytes ({element}) without a header");
-        let why = "it is cut short or of another format";
-        return Err(refuse(path, format!("{what}, got {bytes} bytes: {why}")));
-    }
-    let shape = [(bytes / size) as usize];
-    let place = ArrayPlace::new("", offset, element, &shape);
-    let array = Array::new(mapped, &path.display().to_string(), &place);
-    array.map_err(|why| refuse(path, why))
 }

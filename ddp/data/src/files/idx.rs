@@ -3,10 +3,9 @@
 
 use std::path::Path;
 
-use super::array::ArrayPlace;
-use super::format::{Contents, DataFile, Format, Holds, PLAIN};
-use crate::element::Element;
 use crate::error::{Result, bail, ensure};
+use crate::files::array::{ArrayPlace, Element};
+use crate::files::format::{Contents, DataFile, Format, Holds, PLAIN};
 
 pub(super) static IDX: Format = Format {
     name: "an IDX file",

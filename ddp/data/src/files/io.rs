@@ -1,18 +1,22 @@
-//! Opening files and naming them in errors.
+//! Opening files, also those compressed with gzip, and naming them in errors.
+//!
+//! A few bytes can unpack to more than a disk holds: what compresses better than data do is
+//! refused.
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use ddp_kernels::files::{FileError, limit_help};
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::mapped::Mapped;
+use flate2::bufread::MultiGzDecoder;
 
 use crate::error::{Error, Result};
 use crate::setting::CACHE_DIR;
-use ddp_kernels::files::{FileError, limit_help};
 
 /// Maps a file for reading.
 pub(crate) fn map(path: &Path) -> Result<Arc<Mapped>> {
@@ -124,3 +128,74 @@ impl Seek for MappedReader<'_> {
         Ok(self.position)
     }
 }
+
+/// Deflate packs at most this many bytes into one.
+pub(super) const RATIO_MAX: u64 = 1032;
+/// Rows of zeros come near deflate's own limit; real data pack 5 to 20 bytes into one.
+const USUAL_RATIO_MAX: u64 = 250;
+/// The ratio is not checked before this much has been unpacked.
+const UNPACKED_BYTES_MIN: u64 = 256 << 20;
+
+/// Whether a file's name ends in `.gz`.
+pub(crate) fn is_packed(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|ending| ending.eq_ignore_ascii_case("gz"))
+}
+
+/// The bytes of a file, unpacked if its name ends in `.gz`.
+pub(super) fn reader(path: &Path) -> Result<Box<dyn Read>> {
+    let file = File::open(path).map_err(reading(path))?;
+    if !is_packed(path) {
+        return Ok(Box::new(file));
+    }
+    let bytes = file.metadata().map_err(reading(path))?.len();
+    Ok(unpacking(BufReader::with_capacity(1 << 18, file), bytes))
+}
+
+/// The unpacked bytes of a stream of this many packed ones.
+pub(crate) fn unpacking<'a>(packed: impl BufRead + 'a, bytes: u64) -> Box<dyn Read + 'a> {
+    Box::new(Bounded::new(MultiGzDecoder::new(packed), bytes))
+}
+
+/// A stream of at most `left` bytes; more are an error.
+pub(crate) struct Bounded<R> {
+    inner: R,
+    left: u64,
+}
+
+impl<R> Bounded<R> {
+    /// What a file of this many bytes unpacks to.
+    pub(crate) fn new(inner: R, packed_bytes: u64) -> Bounded<R> {
+        let left = (USUAL_RATIO_MAX * packed_bytes).max(UNPACKED_BYTES_MIN);
+        Bounded { inner, left }
+    }
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(into)?;
+        heartbeat::beat(Work::ConvertsData);
+        self.left = self.left.checked_sub(count as u64).ok_or_else(|| {
+            let text = format!(
+                "it unpacks to more than {USUAL_RATIO_MAX} times its size, like a decompression bomb; \
+                 help: if you trust it, unpack it first"
+            );
+            io::Error::new(ErrorKind::InvalidData, text)
+        })?;
+        Ok(count)
+    }
+}
+
+/// The error of a failure to unpack: bad data, or a file that cannot be read.
+pub(crate) fn unreadable(path: &Path, error: io::Error) -> Error {
+    match error.kind() {
+        ErrorKind::InvalidData | ErrorKind::InvalidInput | ErrorKind::UnexpectedEof => refuse(
+            path,
+            format!("{error}; help: check the file with gzip -t or zstd -t, or get it again"),
+        ),
+        _ => reading(path)(error),
+    }
+}
+
+#[cfg(test)]
+mod tests;

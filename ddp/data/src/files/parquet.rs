@@ -5,11 +5,10 @@ mod reading;
 
 use std::path::Path;
 
-use super::cell::{TableReader, Value};
-use super::format::{Format, Holds};
-use super::io::refuse;
-use super::table::convert;
 use crate::error::Result;
+use crate::files::format::{Format, Holds};
+use crate::files::io::refuse;
+use crate::files::table::{TableReader, Value};
 use crate::setting::FIELD;
 
 pub(super) static PARQUET: Format = Format {
@@ -24,8 +23,7 @@ pub(super) static PARQUET: Format = Format {
     must_begin: Some(
         "it does not begin and end as Parquet files do: it is cut short, damaged or of another format; help: write it again",
     ),
-    table: Some(open),
-    holds: Holds::Arrays(|file| convert::open(file, open)),
+    holds: Holds::Table(open),
 };
 
 /// What takes the texts of a column, with the place of each for messages.

@@ -316,11 +316,11 @@ fn an_array_that_cannot_be_used_does_not_hide_the_others() {
 fn first_bytes_say_what_a_file_is_whatever_it_is_called() {
     let scratch = Scratch::new();
     for (from, expected) in [
-        ("f32.npy", &npy::NPY),
-        ("little.npz", &npz::NPZ),
+        ("f32.npy", &numpy::NPY),
+        ("little.npz", &numpy::NPZ),
         ("all.safetensors", &safetensors::SAFETENSORS),
         ("f64-idx3-ubyte", &idx::IDX),
-        ("f32.npy.gz", &gzip::GZIP),
+        ("f32.npy.gz", &GZIP),
     ] {
         for name in ["data", "data.csv", "data.bin", "data.npy"] {
             let path = file(&scratch, name, &fs::read(golden(from)).unwrap());

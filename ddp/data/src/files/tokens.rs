@@ -1,79 +1,20 @@
-//! Files of tokens: formats of tokens (`llm_c.rs`, `nanogpt.rs`, `text.rs`), and arrays of whole
-//! numbers in any other format, our own shards among them. All of them give a `TokenFile`, which is
-//! read in place unless the file is compressed.
-//!
-//! Our shards are flat files with an array `tokens` and a vocabulary (`flat.rs`).
+//! Files that hold tokens: texts, whose bytes are tokens; those of llm.c, with a header of 256 i32,
+//! of which the first are magic number, version and count; those of nanoGPT, which are numbers
+//! without a header; and our own shards, flat files with an array `tokens` and a vocabulary
+//! (`flat.rs`). All numbers are little-endian.
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
-use super::array::Array;
-use super::flat::{self, About, FLAT};
-use super::format::{Contents, DataFile, Holds, TokenFile};
-use super::formats::{format, format_of_tokens};
-use super::io::refuse;
-use crate::element::Element;
-use crate::error::{Result, bail, ensure};
 use ddp_kernels::files as disk;
+use ddp_kernels::mapped::Mapped;
 
-/// Whether the file at `path` is one of tokens by what it says itself.
-pub(crate) fn says_tokens(path: &Path) -> Result<bool> {
-    let format = format(path)?;
-    Ok(match format.holds {
-        Holds::Tokens(_) => true,
-        _ if !format.is(&FLAT) => false,
-        _ => flat::open(path, "").is_ok_and(|file| file.about.vocabulary.is_some()),
-    })
-}
-
-/// The tokens of the file at `path`. `stated` is their type where the file has no header; without
-/// it they are u16, and refused if they look like something else.
-pub fn open(path: &Path, stated: Option<Element>, cache_dir: Option<&Path>) -> Result<TokenFile> {
-    let (format, name) = (format_of_tokens(path)?, path.display().to_string());
-    let mut file = DataFile::new(path, &name, cache_dir);
-    file.stated = stated;
-    let tokens = match format.holds {
-        Holds::Tokens(read) => read(&file)?,
-        Holds::Arrays(_) if format.is_table() => {
-            let why = "expected tokens, got a table; help: give .bin, .txt, or a one-dimensional array of integers";
-            return Err(refuse(path, why));
-        }
-        _ => {
-            let contents = super::open(path, cache_dir)?;
-            of_array(&contents).map_err(|why| refuse(path, why))?
-        }
-    };
-    let got = tokens.tokens.element();
-    if stated.is_some_and(|stated| stated != got) {
-        let why = "expected tokens without a header, whose type type= states, got";
-        return Err(refuse(path, format!("{why} {got}; help: leave out type=")));
-    }
-    Ok(tokens)
-}
-
-/// The array `tokens` of a file, or its only one.
-fn of_array(contents: &Contents) -> Result<TokenFile, String> {
-    let array = match (contents.find("tokens")?, &contents.arrays[..]) {
-        (Some(array), _) | (None, [array]) => array,
-        (None, arrays) => {
-            let names: Vec<_> = arrays.iter().map(Array::key).collect();
-            bail!(
-                "expected one array, or one called tokens, got {}",
-                names.join(", ")
-            );
-        }
-    };
-    let (element, about) = (array.element(), &contents.about);
-    let shape = [&[array.rows() as usize], array.row_shape()].concat();
-    ensure!(
-        shape.len() == 1 && !element.is_float() && element != Element::Bool,
-        "expected tokens, a one-dimensional array of integers, got {element}{shape:?}"
-    );
-    let mut file = TokenFile::new(array.clone(), "an array", about.vocabulary);
-    file.coding.end_of_text = about.end_of_text;
-    file.coding.tokenizer = about.tokenizer.clone();
-    Ok(file)
-}
+use crate::error::{Result, ensure};
+use crate::files::array::{Array, ArrayPlace, Element};
+use crate::files::flat::{self, About};
+use crate::files::format::{DataFile, Format, Holds, PLAIN, TokenFile};
+use crate::files::io::refuse;
 
 /// Puts a shard with these tokens, one part after the other, in the place of `path`. `about` says
 /// their vocabulary.
@@ -110,6 +51,178 @@ pub(crate) fn write_shard(path: &Path, about: About, parts: &[impl AsRef<[u32]>]
         let _ = fs::remove_file(&aside);
     }
     written.and_then(|()| Ok(disk::rename(&aside, path)?))
+}
+
+pub(super) static TEXT: Format = Format {
+    name: "a text",
+    endings: &[".txt"],
+    holds: Holds::Tokens(open_text),
+    ..PLAIN
+};
+
+/// What some editors write before a text: U+FEFF in UTF-8.
+pub(crate) const BYTE_ORDER_MARK: [u8; 3] = *b"\xef\xbb\xbf";
+
+/// The bytes of a text.
+fn open_text(file: &DataFile<'_>) -> Result<TokenFile> {
+    let mapped = &file.map()?;
+    let mut start = BYTE_ORDER_MARK;
+    let is_longer = mapped.len() > start.len() as u64 && mapped.read(0, &mut start).is_ok();
+    let has_mark = is_longer && start == BYTE_ORDER_MARK;
+    let offset = if has_mark { start.len() as u64 } else { 0 };
+    let tokens = whole_file(file.path, mapped, Element::U8, offset)?;
+    let mut text = TokenFile::new(tokens, "bytes of a text", Some(256));
+    text.coding.are_bytes = true;
+    Ok(text)
+}
+
+pub(super) static LLM_C: Format = Format {
+    name: "tokens of llm.c",
+    begins: |file| Header::of(file.start).is_some(),
+    holds: Holds::Tokens(open_llm_c),
+    ..PLAIN
+};
+
+const HEADER_BYTES: u64 = 256 * 4;
+
+/// One of llm.c's headers.
+#[derive(Debug)]
+struct Header {
+    magic: u32,
+    version: u32,
+    element: Element,
+    /// For people.
+    name: &'static str,
+    /// Of the tokenizer, which the header does not say.
+    vocabulary: usize,
+}
+
+static HEADERS: [Header; 2] = [
+    Header {
+        magic: 20240520,
+        version: 1,
+        element: Element::U16,
+        name: "GPT-2 tokens of llm.c",
+        vocabulary: 50_257,
+    },
+    Header {
+        magic: 20240801,
+        version: 7,
+        element: Element::U32,
+        name: "Llama 3 tokens of llm.c",
+        vocabulary: 128_256,
+    },
+];
+
+impl Header {
+    /// That of a file with these first bytes. As u16 they are not GPT-2 tokens, so a file without a
+    /// header does not begin with them.
+    fn of(start: &[u8]) -> Option<&'static Header> {
+        let magic = u32::from_le_bytes(*start.first_chunk()?);
+        HEADERS.iter().find(|format| format.magic == magic)
+    }
+}
+
+/// Refuses a file that begins as llm.c's do, with zeros after 64 bytes of its header, but with
+/// another magic number.
+fn check_no_header(mapped: &Mapped) -> Result<(), String> {
+    let mut header = [0; HEADER_BYTES as usize];
+    let is_read = mapped.len() >= HEADER_BYTES && mapped.read(0, &mut header).is_ok();
+    let magic = u32::from_le_bytes(*header.first_chunk().expect("1024 bytes"));
+    ensure!(
+        !is_read || magic == 0 || header[64..].iter().any(|&byte| byte != 0),
+        "expected tokens, got a header of {HEADER_BYTES} bytes as llm.c writes, with the unknown magic number {magic}; help: \
+         write the file again with llm.c's scripts, or give tokens:FILE,type=u16 if these bytes are tokens"
+    );
+    Ok(())
+}
+
+fn open_llm_c(file: &DataFile<'_>) -> Result<TokenFile> {
+    tokens(&file.map()?, file.name).map_err(|why| file.bad(why))
+}
+
+fn tokens(mapped: &Arc<Mapped>, name: &str) -> Result<TokenFile, String> {
+    let length = mapped.len();
+    ensure!(
+        length >= HEADER_BYTES,
+        "expected llm.c's header of {HEADER_BYTES} bytes, got a file of {length}: it is cut short"
+    );
+    let mut start = [0; 12];
+    mapped
+        .read(0, &mut start)
+        .map_err(|error| error.to_string())?;
+    let word = |index: usize| u32::from_le_bytes(start.as_chunks().0[index]);
+    let format = Header::of(&start).ok_or("it changed while it was read")?;
+    let (version, count) = (word(1), word(2));
+    ensure!(
+        version == format.version,
+        "expected version {} of llm.c's magic number {}, got {version}; help: write the file again with llm.c's \
+         scripts",
+        format.version,
+        format.magic
+    );
+    let shape = [count as usize];
+    let place = ArrayPlace::new("", HEADER_BYTES, format.element, &shape);
+    let array = Array::new(mapped, name, &place)?;
+    let expected = HEADER_BYTES + u64::from(count) * format.element.bytes() as u64;
+    ensure!(
+        length == expected,
+        "its header says {count} tokens of type {}: expected {expected} bytes, got {length}: it is damaged",
+        format.element
+    );
+    Ok(TokenFile::new(array, format.name, Some(format.vocabulary)))
+}
+
+/// Not in the list of formats: only where tokens are asked for, a file without a header holds some.
+pub(super) static NANOGPT: Format = Format {
+    name: "tokens without a header",
+    holds: Holds::Tokens(open_plain),
+    ..PLAIN
+};
+
+fn open_plain(file: &DataFile<'_>) -> Result<TokenFile> {
+    let mapped = file.map()?;
+    let tokens = whole_file(file.path, &mapped, file.stated.unwrap_or(Element::U16), 0)?;
+    if file.stated.is_none() {
+        check_no_header(&mapped).map_err(|why| file.bad(why))?;
+        check_not_u32(&tokens)?;
+    }
+    Ok(TokenFile::new(tokens, "without a header", None))
+}
+
+/// Numbers below this are tiny: the upper halves of u32 tokens are, in vocabularies of 4 million.
+const TINY: i64 = 64;
+
+/// An error if nearly all numbers at odd places are tiny and many others are not, as if the tokens
+/// were u32, or i64: of those three in four 16-bit numbers are 0.
+fn check_not_u32(array: &Array) -> Result<()> {
+    let mut first = vec![0; array.rows().min(4096) as usize];
+    array.read_i64(0, &mut first)?;
+    let pairs = first.as_chunks::<2>().0;
+    let tiny = |half: usize| pairs.iter().filter(|pair| pair[half] < TINY).count();
+    let (all, low, high) = (pairs.len(), tiny(0), tiny(1));
+    ensure!(
+        all < 32 || high * 10 < all * 9 || low * 4 > all * 3,
+        "cannot read {}: expected u16 tokens without a header, got numbers of which every second one is small, as in u32 \
+         tokens or wider ones ({high} of {all} at odd places are below {TINY}, {low} at even places); help: give \
+         tokens:FILE,type=u32 if they are u32, type=u16 if they are u16, or save them with np.save, as int64 must be",
+        array.name()
+    );
+    Ok(())
+}
+
+/// All bytes of a file from `offset` on as numbers of this type.
+fn whole_file(path: &Path, mapped: &Arc<Mapped>, element: Element, offset: u64) -> Result<Array> {
+    let (bytes, size) = (mapped.len() - offset, element.bytes() as u64);
+    if !bytes.is_multiple_of(size) {
+        let what = format!("expected tokens of {size} bytes ({element}) without a header");
+        let why = "it is cut short or of another format";
+        return Err(refuse(path, format!("{what}, got {bytes} bytes: {why}")));
+    }
+    let shape = [(bytes / size) as usize];
+    let place = ArrayPlace::new("", offset, element, &shape);
+    let array = Array::new(mapped, &path.display().to_string(), &place);
+    array.map_err(|why| refuse(path, why))
 }
 
 #[cfg(test)]

@@ -1,63 +1,70 @@
-//! Claims about the drawn digits.
-
-use std::collections::HashSet;
-
-use twox_hash::XxHash3_128;
+//! The drawing of one image.
 
 use super::*;
-use crate::spec::GlyphsSpec;
 
-/// The images to train on (0) and those held out (1) of the default seed.
-fn images(split: u64, rows: u64) -> Glyphs {
-    Glyphs::new(derive(0, split), rows)
+#[test]
+fn no_pen_reaches_beyond_the_pixels_that_are_measured() {
+    for key in 0..2000 {
+        let pen = Pen::draw(&mut Draws::new(key));
+        assert!(
+            pen.radius + 0.5 * pen.softness <= REACH,
+            "{} {}",
+            pen.radius,
+            pen.softness
+        );
+        assert!(pen.radius > 0.6 && pen.ink - pen.paper > 0.6 && pen.softness > 0.7);
+    }
 }
 
 #[test]
-fn no_image_comes_twice_and_no_held_out_image_is_a_training_image() {
-    let spec = GlyphsSpec::default();
-    let (train, held_out) = (images(0, spec.rows), images(1, spec.held_out));
-    let mut seen = HashSet::new();
-    assert!((0..spec.rows).all(|row| seen.insert(XxHash3_128::oneshot(&train.image(row).0))));
-    assert!(
-        (0..spec.held_out).all(|row| seen.insert(XxHash3_128::oneshot(&held_out.image(row).0)))
-    );
+fn a_straight_stroke_is_as_far_away_as_it_is() {
+    let mut canvas = Canvas {
+        squared: [[f32::MAX; STRIDE]; SIDE],
+    };
+    canvas.segment([5.0, 3.0], [5.0, 20.0]);
+    assert_eq!(canvas.squared[10][5], 0.0);
+    assert_eq!(canvas.squared[10][7], 4.0);
+    assert_eq!(canvas.squared[22][6], 5.0);
+    assert_eq!(canvas.squared[27][5], f32::MAX, "out of any pen's reach");
 }
 
 #[test]
-fn an_image_is_the_same_cached_redrawn_or_threaded() {
-    let train = images(0, KEPT_MAX + 50);
-    let drawn = |rows: std::ops::Range<u64>| rows.map(|row| train.image(row)).collect::<Vec<_>>();
-    let other = images(0, 200);
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| assert!((0..200).all(|row| other.image(row) == train.image(row))));
-        }
-    });
-    assert_eq!(drawn(0..200), drawn(0..200));
-    let beyond = drawn(KEPT_MAX..KEPT_MAX + 50);
-    assert_eq!(beyond, drawn(KEPT_MAX..KEPT_MAX + 50));
+fn a_curve_passes_through_its_points() {
+    let mut canvas = Canvas {
+        squared: [[f32::MAX; STRIDE]; SIDE],
+    };
+    let points = [[3.0, 3.0], [9.0, 5.0], [14.0, 16.0], [6.0, 22.0]];
+    canvas.span([points[0], points[1], points[2], points[3]]);
+    assert_eq!((canvas.squared[5][9], canvas.squared[16][14]), (0.0, 0.0));
+}
+
+#[test]
+fn off_the_canvas_nothing_is_drawn_and_nothing_breaks() {
+    let mut canvas = Canvas {
+        squared: [[f32::MAX; STRIDE]; SIDE],
+    };
+    canvas.segment([-40.0, -3.0], [-20.0, 500.0]);
+    canvas.segment([60.0, 60.0], [60.0, 60.0]);
     assert!(
-        beyond
+        canvas
+            .squared
             .iter()
-            .all(|(image, digit)| *digit < 10 && image.iter().any(|&pixel| pixel > 100))
+            .flatten()
+            .all(|&squared| squared == f32::MAX)
     );
+    canvas.segment([-10.0, -10.0], [40.0, 40.0]);
+    assert!(canvas.squared[12][12] < 1e-6);
 }
 
 #[test]
-fn other_seeds_draw_other_images() {
-    let (one, other) = (images(0, 100), Glyphs::new(derive(1, 0), 100));
-    assert!((0..100).all(|row| one.image(row).0 != other.image(row).0));
-}
-
-#[test]
-fn images_have_the_bits_they_have_on_every_machine() {
-    // Written down once: a change of this number changes the data, and every figure quoted for
-    // them.
-    let train = images(0, 500);
-    let mut bytes = Vec::new();
-    (0..500).for_each(|row| bytes.extend(train.image(row).0));
-    assert_eq!(
-        format!("{:032x}", XxHash3_128::oneshot(&bytes)),
-        "17123ca98204e67616c1ad42824e121c"
-    );
+fn angles_turn_without_changing_lengths() {
+    for angle in [-0.25f32, -0.1, 0.0, 0.05, 0.25] {
+        let (sine, cosine) = sine_cosine(angle);
+        // The first term left out of the sine is x⁵/120 = 8.1e-6 at 0.25, of the cosine x⁶/720 =
+        // 3.4e-7; rounding adds 1e-7.
+        assert!(
+            (sine - angle.sin()).abs() < 8.3e-6 && (cosine - angle.cos()).abs() < 5e-7,
+            "{angle}"
+        );
+    }
 }

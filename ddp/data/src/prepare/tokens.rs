@@ -16,8 +16,8 @@ use crate::request::{Data, DataRequest};
 use crate::resolve::names_tokens;
 use crate::scan;
 use crate::setting::{DATA, MODEL, VAL_DATA, VAL_SPLIT};
-use crate::spec::{DataSpec, TOKENS_MAX, TokensSpec};
-use crate::task::{TaskSpec, TokenizerId};
+use crate::spec::{DataSpec, TokensSpec};
+use crate::task::{TOKENS_MAX, TaskSpec, TokenizerId};
 use crate::text::{TOKENIZER_FILE, Vocabulary};
 use crate::tokens::{Known, TokenFiles, Windows};
 

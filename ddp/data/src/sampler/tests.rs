@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+mod draws;
 mod split;
 
 use super::*;

@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 
-use super::*;
-use crate::mix::{Draws, derive};
 use crate::ranks::tests::ranks;
+use crate::sampler::{Draws, derive};
+use crate::scan::*;
 
 /// Rows that are a function of their number.
 struct Drawn {

@@ -14,13 +14,12 @@ use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use serde_json::{Map, Value};
 
-use super::encoder::Encoder;
 use crate::error::{Error, Result, bail};
-use crate::files::gzip::{Bounded, unpacking, unreadable};
-use crate::files::io::{reading, refuse};
+use crate::files::io::{Bounded, reading, refuse, unpacking, unreadable};
 use crate::files::parquet;
-use crate::files::text::BYTE_ORDER_MARK;
+use crate::files::tokens::BYTE_ORDER_MARK;
 use crate::setting::{FIELD, LOSSY};
+use crate::text::tokenizer::Encoder;
 
 /// The most text that is not cut: a document of `.jsonl` or `.parquet`, or a text that the
 /// tokenizer does not let be cut.

@@ -1,6 +1,8 @@
 //! Texts in every format become the same tokens; what is wrong with one is named; a run that was
 //! killed continues, and nothing of it is taken as whole.
 
+mod stream;
+
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -8,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::*;
 use crate::error::Result;
-use crate::files::{Array, TokenFile, tokens};
+use crate::files::{Array, TokenFile, open_tokens};
 use crate::spec::TokensSpec;
 use crate::tokens::TokenFiles;
 use ddp_kernels::files::testing::{Failing, Scratch};
@@ -85,7 +87,7 @@ fn shards(folder: &Path) -> Vec<Vec<i64>> {
         let TokenFile {
             tokens: array,
             coding,
-        } = tokens::open(path, None, None).unwrap();
+        } = open_tokens(path, None, None).unwrap();
         assert!(coding.tokenizer.is_some() && coding.end_of_text.is_some());
         let mut tokens = vec![0; array.rows() as usize];
         array.read_i64(0, &mut tokens).unwrap();

@@ -19,10 +19,9 @@ use ::parquet::schema::types::ColumnDescriptor;
 use ddp_kernels::dtype::f16;
 use ddp_kernels::panics;
 
-use super::super::cell::{TableReader, Value};
-use super::super::gzip::RATIO_MAX;
-use super::super::io::{reading, refuse};
 use crate::error::{Error, Result, bail};
+use crate::files::io::{RATIO_MAX, reading, refuse};
+use crate::files::table::{TableReader, Value};
 use crate::setting::DROP;
 
 /// Values of all columns together that are in memory.

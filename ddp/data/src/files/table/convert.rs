@@ -1,20 +1,37 @@
 //! Converts a table once into a flat file, which is mapped. Memory holds a piece of the table and
 //! the distinct labels.
+//!
+//! Rows become `features`, f32 of all columns except the label's, and `labels`. A missing number is
+//! NaN.
+//!
+//! What labels are follows from all of them: whole numbers are i64, other numbers f64, and if one
+//! is a text, all are: i64 codes of the texts sorted by their bytes, which are the classes. Until
+//! the last row is known, they are kept in a file, one a line.
 
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Seek, Write};
+use std::num::IntErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::super::cell::TableReader;
-use super::super::format::{Contents, DataFile, OpenTable};
-use super::super::{cache, flat};
-use super::columns::{Columns, TableRequest};
-use super::rows::RowWriter;
-use super::survey::Survey;
-use crate::error::Result;
-use crate::feature_plan::ColumnPlan;
+use crate::error::{Error, Result, ensure};
+use crate::features::ColumnPlan;
+use crate::files::array::Element;
+use crate::files::format::{Contents, DataFile, EXAMPLES_MAX, OddCells, OpenTable};
+use crate::files::io::writing;
+use crate::files::table::survey::Survey;
+use crate::files::table::{
+    Cell, Columns, Feature, TableReader, TableRequest, Value, number, shown,
+};
+use crate::files::{cache, flat};
+use crate::task::CLASSES_MAX;
 
-/// A file that is a table as arrays: `file` says what is wanted of it.
-pub(in super::super) fn open(file: &DataFile<'_>, table: OpenTable) -> Result<Contents> {
-    let request = file.table.copied().unwrap_or_default();
+/// The arrays that `request` wants of a table.
+pub(crate) fn open(
+    file: &DataFile<'_>,
+    table: OpenTable,
+    request: &TableRequest<'_>,
+) -> Result<Contents> {
     // What is no table is not looked for in the cache.
     table(file.path)?;
     let asked = serde_json::json!({
@@ -24,7 +41,7 @@ pub(in super::super) fn open(file: &DataFile<'_>, table: OpenTable) -> Result<Co
         "labels are texts": request.labels_are_texts,
     });
     let made = converted(file.path, file.cache_dir, &asked, |to| {
-        flat::write(to, |out| convert(file.path, table, &request, to, out))
+        flat::write(to, |out| convert(file.path, table, request, to, out))
     })?;
     flat::open(&made, file.name)
 }
@@ -99,4 +116,345 @@ fn convert(
         }
     }
     rows.finish()
+}
+
+/// Numbers written at once.
+pub(super) const PIECE_COUNT: usize = 1 << 18;
+
+/// Writes rows: features at once, labels aside until all are known.
+pub(super) struct RowWriter<'a> {
+    columns: &'a Columns<'a>,
+    out: &'a mut flat::Writer,
+    features: Vec<f32>,
+    /// Of each column.
+    odd: Vec<OddCells>,
+    /// Whether a cell was refused that other settings would allow.
+    pub(super) refused_cell: bool,
+    labels: Option<LabelColumn>,
+    /// Missing labels, and where the first one is.
+    unlabelled: u64,
+    first_unlabelled: String,
+    rows: u64,
+}
+
+impl<'a> RowWriter<'a> {
+    /// Rows of the file `to`.
+    pub(super) fn new(
+        columns: &'a Columns<'a>,
+        to: &Path,
+        out: &'a mut flat::Writer,
+    ) -> Result<RowWriter<'a>> {
+        let width = columns.features.iter().map(Feature::width).sum();
+        if width > 0 {
+            out.begin("features", Element::F32, &[width])?;
+        }
+        let (are_texts, targets) = (columns.request.labels_are_texts, columns.labels.len());
+        let labels = (targets > 0).then(|| LabelColumn::beside(to, are_texts, targets));
+        let count = columns.features.len();
+        Ok(RowWriter {
+            columns,
+            out,
+            features: Vec::with_capacity(PIECE_COUNT + width),
+            odd: vec![OddCells::default(); count],
+            refused_cell: false,
+            labels: labels.transpose()?,
+            unlabelled: 0,
+            first_unlabelled: String::new(),
+            rows: 0,
+        })
+    }
+
+    /// Adds the current row of `table`.
+    pub(super) fn add(&mut self, table: &dyn TableReader) -> Result<()> {
+        for (index, feature) in self.columns.features.iter().enumerate() {
+            self.feature(table, index, feature)?;
+        }
+        for &column in &self.columns.labels {
+            self.label(table, column)?;
+        }
+        self.rows += 1;
+        match self.features.len() >= PIECE_COUNT {
+            true => self.write_piece(),
+            false => Ok(()),
+        }
+    }
+
+    fn feature(&mut self, table: &dyn TableReader, index: usize, feature: &Feature) -> Result<()> {
+        let value = table.value(feature.column);
+        let bad = |what: &str| Err(self.columns.bad_cell(table, feature.column, what));
+        let (start, end) = (self.features.len(), self.features.len() + feature.width());
+        match (value.cell(), &feature.positions) {
+            (Cell::Missing, positions) if self.columns.request.allows_missing => {
+                self.odd[index].missing += 1;
+                let filler = if positions.is_some() { 0.0 } else { f32::NAN };
+                self.features.resize(end, filler);
+            }
+            (Cell::Number(_) | Cell::Text(_), Some(positions)) => {
+                let text = value.text();
+                self.features.resize(end, 0.0);
+                match positions.get(&*text) {
+                    Some(position) => self.features[start + position] = 1.0,
+                    None => self.odd[index].add_unseen(&text),
+                }
+            }
+            (Cell::Number(number), None) if (number as f32).is_finite() => {
+                self.features.push(number as f32);
+            }
+            (Cell::Number(number), None) => {
+                let got = shown(&value.text());
+                return bad(&match number.is_finite() {
+                    true => format!(
+                        "expected at most {:e}, the largest f32, got {got}; help: give the column a larger unit",
+                        f32::MAX
+                    ),
+                    false => format!(
+                        "expected a finite number, got {got}; help: fill it in, or remove the row or the column"
+                    ),
+                });
+            }
+            (Cell::Missing | Cell::Text(_), _) => {
+                let error = bad("expected a number");
+                self.refused_cell = true;
+                return error;
+            }
+        }
+        Ok(())
+    }
+
+    fn label(&mut self, table: &dyn TableReader, column: usize) -> Result<()> {
+        let (columns, value) = (self.columns, table.value(column));
+        let text = value.text();
+        if text.is_empty() {
+            if self.unlabelled == 0 {
+                self.first_unlabelled = columns.cell_place(table, column);
+            }
+            self.unlabelled += 1;
+            return Ok(());
+        }
+        let is_text = matches!(value, Value::Text(_));
+        let bad = |what: String| columns.bad_cell(table, column, &what);
+        let labels = self.labels.as_mut();
+        labels.map_or(Ok(()), |labels| labels.push(&text, is_text, bad))
+    }
+
+    fn write_piece(&mut self) -> Result<()> {
+        self.out.write_numbers(&self.features, f32::to_le_bytes)?;
+        self.features.clear();
+        Ok(())
+    }
+
+    /// Writes the labels after the last row.
+    pub(super) fn finish(mut self) -> Result<flat::About> {
+        let columns = self.columns;
+        if self.rows == 0 {
+            return Err(columns.bad("it has a header and no rows; help: add rows below it".into()));
+        }
+        if self.unlabelled > 0 {
+            return Err(columns.bad(format!(
+                "{}: expected a number or a text as label, got an empty cell; in all, {} labels of {} rows are missing; \
+                 help: fill them in or remove these rows",
+                self.first_unlabelled, self.unlabelled, self.rows
+            )));
+        }
+        if !self.features.is_empty() {
+            self.write_piece()?;
+        }
+        let labels = self.labels.map(|labels| labels.finish(self.out));
+        for (index, odd) in self.odd.iter_mut().enumerate() {
+            odd.column = columns.name(index).into();
+        }
+        self.odd.retain(|odd| odd.missing + odd.unseen > 0);
+        Ok(flat::About {
+            classes: labels.transpose()?.flatten(),
+            columns: Some(columns.feature_names()),
+            source: Some(columns.path.display().to_string()),
+            odd_cells: self.odd,
+            ..flat::About::default()
+        })
+    }
+}
+
+impl Columns<'_> {
+    fn cell_place(&self, table: &dyn TableReader, column: usize) -> String {
+        format!("{}, column \"{}\"", table.place(column), self.names[column])
+    }
+
+    /// The error of a cell in the current row.
+    fn bad_cell(&self, table: &dyn TableReader, column: usize, what: &str) -> Error {
+        self.bad(format!("{}: {what}", self.cell_place(table, column)))
+    }
+}
+
+impl OddCells {
+    /// Counts a value that is not among the column's categories.
+    fn add_unseen(&mut self, value: &[u8]) {
+        self.unseen += 1;
+        let example = shown(value);
+        if self.examples.len() < EXAMPLES_MAX && !self.examples.contains(&example) {
+            self.examples.push(example);
+        }
+    }
+}
+
+/// The names of all classes together in a flat file's header.
+const TEXTS_BYTES_MAX: usize = 16 << 20;
+
+struct LabelColumn {
+    aside: BufWriter<File>,
+    path: PathBuf,
+    /// The different texts; `None` once there are too many for classes.
+    texts: Option<HashSet<Box<[u8]>>>,
+    texts_bytes: usize,
+    any_text: bool,
+    all_whole: bool,
+    /// Labels of a row: several are numbers.
+    width: usize,
+}
+
+impl LabelColumn {
+    /// A column without labels yet, which are kept in a file beside `to`. `are_texts`: labels are
+    /// texts even if all look like numbers.
+    fn beside(to: &Path, are_texts: bool, width: usize) -> Result<LabelColumn> {
+        let path = to.with_extension("labels");
+        let mut options = File::options();
+        let file = options.read(true).write(true).create_new(true).open(&path);
+        let file = file.map_err(writing(&path))?;
+        // The file exists as long as it is open.
+        std::fs::remove_file(&path).map_err(writing(&path))?;
+        Ok(LabelColumn {
+            aside: BufWriter::with_capacity(1 << 18, file),
+            path,
+            texts: (width == 1).then(HashSet::new),
+            texts_bytes: 0,
+            any_text: are_texts,
+            all_whole: width == 1,
+            width,
+        })
+    }
+
+    /// Adds the label of the next row. `bad` turns a description into the error of this cell.
+    /// `is_text`: the format says that it is a text, even if it looks like a number.
+    fn push(&mut self, cell: &[u8], is_text: bool, bad: impl Fn(String) -> Error) -> Result<()> {
+        let value = number(cell);
+        self.any_text |= is_text || value.is_none();
+        self.all_whole = self.all_whole && whole(cell).is_some();
+        let noted = check(cell, value).and_then(|()| self.note(cell));
+        noted.map_err(bad)?;
+        let written = self.aside.write_all(cell);
+        let written = written.and_then(|()| self.aside.write_all(b"\n"));
+        written.map_err(writing(&self.path))
+    }
+
+    /// Notes a text that may be a class, or says why it cannot be a label.
+    fn note(&mut self, text: &[u8]) -> Result<(), String> {
+        let Some(texts) = &mut self.texts else {
+            ensure!(
+                !self.any_text,
+                "expected a number as label, got \"{}\", after more than {CLASSES_MAX} different numbers or beside other \
+                 labels; help: correct it or remove the row",
+                shown(text)
+            );
+            return Ok(());
+        };
+        if texts.contains(text) {
+            return Ok(());
+        }
+        self.texts_bytes += text.len();
+        if texts.len() < CLASSES_MAX && self.texts_bytes <= TEXTS_BYTES_MAX {
+            texts.insert(text.into());
+            return Ok(());
+        }
+        ensure!(
+            !self.any_text,
+            "expected at most {CLASSES_MAX} different texts of {TEXTS_BYTES_MAX} bytes together as labels, got more: \
+             \"{}\"; help: is this column the label?",
+            shown(text)
+        );
+        self.texts = None;
+        Ok(())
+    }
+
+    /// Writes all labels as the type they turned out to be, and returns the classes if they are
+    /// texts.
+    fn finish(self, out: &mut flat::Writer) -> Result<Option<Vec<String>>> {
+        let (are_texts, failed) = (self.any_text, writing(&self.path));
+        let file = self.aside.into_inner();
+        let mut file = file.map_err(|error| failed(error.into_error()))?;
+        file.rewind().map_err(writing(&self.path))?;
+        let are_values = !are_texts && !self.all_whole;
+        let element = if are_values {
+            Element::F64
+        } else {
+            Element::I64
+        };
+        let row_shape: &[usize] = if self.width > 1 { &[self.width] } else { &[] };
+        out.begin("labels", element, row_shape)?;
+        let texts = self.texts.filter(|_| are_texts);
+        let mut texts: Vec<Box<[u8]>> = texts.into_iter().flatten().collect();
+        texts.sort();
+        let classes: HashMap<&[u8], i64> = texts.iter().map(|text| &**text).zip(0..).collect();
+        for line in BufReader::with_capacity(1 << 18, file).split(b'\n') {
+            let line = line.map_err(writing(&self.path))?;
+            out.write(&match (are_values, are_texts) {
+                (true, _) => number(&line).unwrap_or(f64::NAN).to_le_bytes(),
+                (_, true) => classes[&*line].to_le_bytes(),
+                _ => whole(&line).unwrap_or_default().to_le_bytes(),
+            })?;
+        }
+        let names = texts.iter();
+        let names = names.map(|text| String::from_utf8_lossy(text).into_owned());
+        Ok(are_texts.then(|| names.collect()))
+    }
+}
+
+/// Whether a cell is a whole number that does not fit i64, with digits only.
+fn is_long(cell: &[u8]) -> bool {
+    use IntErrorKind::{NegOverflow, PosOverflow};
+    let whole = std::str::from_utf8(cell).map(str::parse::<i64>);
+    matches!(whole, Ok(Err(error)) if matches!(error.kind(), PosOverflow | NegOverflow))
+}
+
+/// The whole number in a cell, by its digits since an f64 would round it: `7`, `-7.0` or `7e2`;
+/// `None` if it has a fraction or does not fit i64.
+fn whole(cell: &[u8]) -> Option<i64> {
+    let text = std::str::from_utf8(cell).ok()?;
+    // Most are written so, and this allocates nothing.
+    if let Ok(whole) = text.parse() {
+        return Some(whole);
+    }
+    let (digits, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+    let (before, after) = digits.split_once('.').unwrap_or((digits, ""));
+    let exponent: usize = exponent.parse().ok().filter(|&exponent| exponent < 20)?;
+    let after = format!("{after:0<exponent$}");
+    let (moved, fraction) = after.split_at_checked(exponent)?;
+    // One digit more, since `.0` has none before the point.
+    let tenfold: i128 = format!("{before}{moved}0").parse().ok()?;
+    let has_fraction = fraction.bytes().any(|digit| digit != b'0');
+    i64::try_from(tenfold / 10).ok().filter(|_| !has_fraction)
+}
+
+/// Whether a cell can be a label, or why not.
+fn check(cell: &[u8], value: Option<f64>) -> Result<(), String> {
+    let got = || shown(cell);
+    ensure!(
+        value.is_none_or(f64::is_finite),
+        "expected a number or a text as label, got {}; help: remove the row, or give the class another name",
+        got()
+    );
+    ensure!(
+        !is_long(cell),
+        "expected a label that 64 bits hold, got {}; help: put a letter before each if they are names",
+        got()
+    );
+    ensure!(
+        std::str::from_utf8(cell).is_ok(),
+        "the label \"{}\" is not UTF-8; help: save the file as UTF-8",
+        got()
+    );
+    ensure!(
+        !cell.contains(&b'\n'),
+        "expected a label of one line, got \"{}\"; help: look for a quote that is not closed",
+        got()
+    );
+    Ok(())
 }

@@ -9,11 +9,12 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::cell::{Cell, PLAIN_HELP, TableReader, is_written_otherwise, shown, some_of};
-use super::super::io::{reading, refuse, writing};
-use super::columns::Columns;
 use crate::error::{Error, Result, bail};
-use crate::feature_plan::{AUTO, ColumnPlan};
+use crate::features::{AUTO, ColumnPlan};
+use crate::files::io::{reading, refuse, writing};
+use crate::files::table::{
+    Cell, Columns, PLAIN_HELP, TableReader, is_written_otherwise, shown, some_of,
+};
 use crate::guess::{self, AUTO_VALUES_MAX};
 use crate::setting::{CATEGORICAL, DROP, LABELS, MISSING};
 

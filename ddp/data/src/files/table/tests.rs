@@ -1,3 +1,4 @@
+mod cells;
 mod columns;
 mod limits;
 
@@ -5,14 +6,19 @@ use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 
+use ddp_kernels::files::testing::Scratch;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use super::rows::PIECE_COUNT;
-use super::*;
-use crate::feature_plan::ColumnPlan;
-use crate::files::{Element, OddCells};
-use ddp_kernels::files::testing::Scratch;
+use crate::features::ColumnPlan;
+use crate::files::table::convert::PIECE_COUNT;
+use crate::files::table::*;
+use crate::files::{self, Contents, Element, OddCells};
+
+/// The table at `path` as arrays, in the usual folder of converted copies.
+fn open(path: &Path, request: &TableRequest<'_>) -> Result<Contents> {
+    files::open_table(path, request, None)
+}
 
 /// A folder with one table.
 struct Table {
@@ -191,7 +197,10 @@ fn features_are_taken_in_the_order_asked_for() {
         (labels_alone.arrays.len(), whole_labels(&labels_alone)),
         (1, vec![0, 1])
     );
-    assert_eq!(columns(&table.path).unwrap(), ["a", "name", "b", "c"]);
+    assert_eq!(
+        files::columns(&table.path).unwrap(),
+        ["a", "name", "b", "c"]
+    );
 }
 
 #[test]
@@ -219,7 +228,7 @@ fn tabs_semicolons_and_gzip_are_the_same_table() {
             expected,
             "{name}"
         );
-        assert_eq!(columns(&table.path).unwrap(), ["a", "b"], "{name}");
+        assert_eq!(files::columns(&table.path).unwrap(), ["a", "b"], "{name}");
     }
 }
 
@@ -347,7 +356,7 @@ fn a_first_row_is_not_taken_for_names() {
         "1,2,4,a\n",
     ] {
         let table = Table::csv(content);
-        let text = columns(&table.path).unwrap_err().to_string();
+        let text = files::columns(&table.path).unwrap_err().to_string();
         assert!(
             text.contains("line 1: ") && text.contains("cells, as in a row"),
             "{text}"
@@ -511,7 +520,7 @@ fn builds_without_parquet_say_how_to_enable_it() {
         "{text}"
     );
     assert!(
-        columns(&table.path)
+        files::columns(&table.path)
             .unwrap_err()
             .to_string()
             .contains("--features parquet")

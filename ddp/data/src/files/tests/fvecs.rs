@@ -4,13 +4,14 @@
 use std::io::{BufReader, Read};
 use std::path::Path;
 
-use super::super::format::{Contents, DataFile, Format, Holds, PLAIN};
-use super::super::io::MappedReader;
-use super::super::{cache, flat, formats, open as open_file};
-use super::{file, refused};
-use crate::element::Element;
-use crate::error::Result;
 use ddp_kernels::files::testing::Scratch;
+
+use crate::error::Result;
+use crate::files::array::Element;
+use crate::files::format::{Contents, DataFile, Format, Holds, PLAIN};
+use crate::files::io::MappedReader;
+use crate::files::tests::{file, refused};
+use crate::files::{cache, flat, format, open as open_file};
 
 pub(crate) static FVECS: Format = Format {
     name: "an .fvecs file",
@@ -73,7 +74,7 @@ fn vectors(rows: &[&[f32]]) -> Vec<u8> {
 fn a_format_of_one_file_and_one_line_is_read_like_any_other() {
     let scratch = Scratch::new();
     let path = file(&scratch, "a.fvecs", &vectors(&[&[1.0, 2.0], &[3.0, 4.0]]));
-    assert!(formats::format(&path).unwrap().is(&FVECS));
+    assert!(format(&path).unwrap().is(&FVECS));
     let contents = open_file(&path, None).unwrap();
     let (array, mut x) = (&contents.arrays[0], [0.0; 4]);
     assert_eq!((array.rows(), array.row_shape()), (2, &[2][..]));

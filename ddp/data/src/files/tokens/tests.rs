@@ -1,6 +1,7 @@
 //! Shards of ours: what is written is read, and what is not whole is refused.
 
 use super::*;
+use crate::files::{open_tokens, says_tokens};
 use ddp_kernels::files::testing::Scratch;
 
 fn about(vocabulary: usize, end_of_text: Option<usize>) -> About {
@@ -26,7 +27,7 @@ fn a_shard_reads_back_in_the_narrowest_type() {
         let TokenFile {
             tokens: array,
             coding,
-        } = open(&path, None, None).unwrap();
+        } = open_tokens(&path, None, None).unwrap();
         let mut tokens = [0; 5];
         array.read_i64(0, &mut tokens).unwrap();
         assert_eq!((array.element(), array.rows()), (element, 5));
@@ -50,7 +51,9 @@ fn a_shard_that_is_not_finished_leaves_nothing() {
     );
     assert!(scratch.names().is_empty(), "{:?}", scratch.names());
     let error = write_shard(&path, about(10, Some(10)), &[[1]]);
-    error.and_then(|()| open(&path, None, None)).unwrap_err();
+    error
+        .and_then(|()| open_tokens(&path, None, None))
+        .unwrap_err();
 }
 
 #[test]
@@ -71,7 +74,7 @@ fn whatever_a_header_of_llm_c_says_is_compared_with_the_file() {
     whole.resize(1024 + 5 * 4, 0);
     let opened = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
-        open(&path, None, None).map(|file| file.tokens.rows())
+        open_tokens(&path, None, None).map(|file| file.tokens.rows())
     };
     assert_eq!(opened(&whole).unwrap(), 5);
     for length in (0..1024).step_by(31).chain(1024..whole.len()) {
@@ -94,7 +97,7 @@ fn u32_tokens_are_not_read_as_u16() {
     let path = scratch.path().join("train.bin");
     let opened = |token_type, bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
-        let file = open(&path, token_type, None);
+        let file = open_tokens(&path, token_type, None);
         file.map(|TokenFile { tokens, .. }| (tokens.element(), tokens.rows()))
     };
     let wide = |tokens: &[u32]| {
@@ -165,9 +168,9 @@ fn a_header_of_another_format_of_llm_c_is_not_read_as_tokens() {
     bytes.extend([7; 1000]);
     fs::write(&path, &bytes).unwrap();
     let part = "with the unknown magic number 20240522";
-    let error = open(&path, None, None).unwrap_err().to_string();
+    let error = open_tokens(&path, None, None).unwrap_err().to_string();
     assert!(error.contains(part), "{error}");
-    let stated = open(&path, Some(Element::U16), None).unwrap();
+    let stated = open_tokens(&path, Some(Element::U16), None).unwrap();
     assert_eq!(stated.tokens.rows(), 1012);
 }
 
@@ -176,7 +179,7 @@ fn the_byte_order_mark_of_a_text_is_no_token() {
     let scratch = Scratch::new();
     let path = scratch.path().join("a.txt");
     fs::write(&path, "\u{feff}ab\u{feff}").unwrap();
-    let array = open(&path, None, None).unwrap().tokens;
+    let array = open_tokens(&path, None, None).unwrap().tokens;
     let mut tokens = [0; 5];
     array.read_i64(0, &mut tokens).unwrap();
     assert_eq!((array.rows(), tokens), (5, [97, 98, 0xef, 0xbb, 0xbf]));

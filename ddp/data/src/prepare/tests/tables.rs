@@ -1,7 +1,7 @@
 //! Tables as people have them: columns of texts, missing cells, columns to leave out.
 
-use super::*;
-use crate::feature_plan::{ColumnPlan, TableSettings};
+use crate::features::{ColumnPlan, TableSettings};
+use crate::prepare::tests::*;
 
 const TRAIN: &str = "id,town,age,rooms,price\n\
     a,Rom,10,,100.5\nb,Ulm,?,2,110.5\nc,Rom,30,3,120.5\nd,Ulm,40,4,130.5\ne,Rom,50,NA,140.5\nf,Ulm,60,6,150.5\n";

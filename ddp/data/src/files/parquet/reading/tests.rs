@@ -10,13 +10,17 @@ use ::parquet::data_type::{
 use ::parquet::file::properties::WriterProperties;
 use ::parquet::file::writer::SerializedFileWriter;
 use ::parquet::schema::parser::parse_message_type;
-
-use crate::feature_plan::ColumnPlan;
-use crate::files::table::{TableRequest, columns as columns_of, open as open_table};
-use crate::files::{Contents, Element, OddCells};
 use ddp_kernels::files::testing::Scratch;
 
-use super::*;
+use crate::features::ColumnPlan;
+use crate::files::parquet::reading::*;
+use crate::files::table::TableRequest;
+use crate::files::{self, Contents, Element, OddCells};
+
+/// The table at `path` as arrays, in the usual folder of converted copies.
+fn open_table(path: &Path, request: &TableRequest<'_>) -> Result<Contents> {
+    files::open_table(path, request, None)
+}
 
 /// The values of one column, all rows of one group.
 enum Column<'a> {
@@ -180,7 +184,7 @@ fn numbers_of_every_type_are_features_and_texts_are_classes() {
         (vec![1, 0], vec!["cat".to_string(), "dog".into()])
     );
     assert_eq!(
-        columns_of(&table.path).unwrap(),
+        files::columns(&table.path).unwrap(),
         ["a", "b", "c", "d", "e", "f", "g", "h", "i", "y"]
     );
 }

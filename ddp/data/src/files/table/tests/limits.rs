@@ -3,11 +3,9 @@
 
 use std::fs;
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use super::super::*;
-use crate::files;
+use super::*;
 use ddp_kernels::files::testing::Scratch;
 
 const FOLDER: &str = "DDP_TEST_TABLE_FOLDER";

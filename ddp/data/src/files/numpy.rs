@@ -1,5 +1,8 @@
-//! `.npz`, as `numpy.savez` writes it: a zip archive of `.npy` files. Members that are stored (the
-//! usual case) are read in place; compressed ones (`savez_compressed`) are unpacked once.
+//! `.npy` files, and `.npz` archives of them as `numpy.savez` writes them.
+//!
+//! `.npy` is read in place: numpy's bools, integers and floats in either byte order. The header is
+//! parsed by the strict parser of the tensor library. Of an archive, members that are stored (the
+//! usual case) are read in place, too; compressed ones (`savez_compressed`) are unpacked once.
 //!
 //! Archives are untrusted. Before anything is unpacked, the size that each member claims is
 //! compared with its own header and with what deflate can do at most; and no two members may share
@@ -7,23 +10,149 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::path::Path;
 use std::sync::Arc;
 
 use ddp_kernels::mapped::Mapped;
+use ddp_kernels::npy::{Described, describe};
 use zip::result::ZipError;
 use zip::{CompressionMethod, ZipArchive};
 
-use super::format::{Contents, DataFile, Format, Holds, PLAIN};
-use super::gzip::RATIO_MAX;
-use super::io::{MappedReader, append, map, writing};
-use super::{cache, npy};
 use crate::error::{Result, bail, ensure};
+use crate::files::array::{ArrayPlace, Element};
+use crate::files::cache;
+use crate::files::format::{Contents, DataFile, Format, Holds, PLAIN};
+use crate::files::io::{MappedReader, RATIO_MAX, append, map, writing};
+
+pub(super) static NPY: Format = Format {
+    name: "an .npy file",
+    endings: &[".npy"],
+    begins: |file| file.start.starts_with(b"\x93NUMPY"),
+    holds: Holds::Arrays(open_npy),
+    ..PLAIN
+};
+
+/// What a header says.
+type Header = Described<Stored>;
+
+/// The elements of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stored {
+    element: Element,
+    big_endian: bool,
+}
+
+/// The header at the beginning of a stream, or what is wrong with it.
+fn header(reader: impl Read) -> Result<Header, String> {
+    describe(reader, Path::new(""), stored_as).map_err(|error| match error {
+        ddp_kernels::Error::BadFile { problem, .. } => problem,
+        ddp_kernels::Error::Io { source, .. } => source.to_string(),
+        other => other.to_string(),
+    })
+}
+
+/// An error if a file with this header does not have `actual` bytes.
+fn check_bytes(header: &Header, actual: u64) -> Result<(), String> {
+    let (element, shape) = (header.stored.element, header.shape);
+    // A shape's elements fit the address space at eight bytes each.
+    let claimed = header.data_start + shape.count() as u64 * element.bytes() as u64;
+    ensure!(
+        claimed == actual,
+        "its header claims {element}{shape} = {claimed} bytes with the header, but it has {actual}"
+    );
+    Ok(())
+}
+
+/// Adds the array `key` with this header, which begins at byte `start` of a mapped file.
+fn add(
+    contents: &mut Contents,
+    file: &str,
+    (mapped, start): (&Arc<Mapped>, u64),
+    header: &Header,
+    key: &str,
+) {
+    let long_dims = header.shape.iter().filter(|&&dim| dim > 1).count();
+    if header.fortran_order && long_dims > 1 {
+        let why = "expected an array in C order, got Fortran order, which scatters each row over the file; help: \
+                   np.save(path, np.ascontiguousarray(x))";
+        return contents.others.push((key.to_string(), why.into()));
+    }
+    let (offset, element) = (start + header.data_start, header.stored.element);
+    let mut place = ArrayPlace::new(key, offset, element, header.shape.dims());
+    place.big_endian = header.stored.big_endian;
+    contents.add(mapped, file, &place);
+}
+
+fn open_npy(file: &DataFile<'_>) -> Result<Contents> {
+    let mapped = file.map()?;
+    let bad = |why| file.bad(why);
+    let header = header(MappedReader::new(&mapped)).map_err(bad)?;
+    check_bytes(&header, mapped.len()).map_err(bad)?;
+    let mut contents = Contents::default();
+    add(&mut contents, file.name, (&mapped, 0), &header, "");
+    contents.checked(Path::new(file.name))
+}
+
+/// The elements that a dtype means.
+fn stored_as(descr: &[u8]) -> Result<Stored, String> {
+    let (order, kind) = match descr {
+        [order @ (b'<' | b'>' | b'=' | b'|'), kind @ ..] => (*order, kind),
+        kind => (b'=', kind),
+    };
+    let element = match kind {
+        b"b1" | b"?" => Element::Bool,
+        [
+            letter @ (b'u' | b'i' | b'f'),
+            size @ (b'1' | b'2' | b'4' | b'8'),
+        ] => {
+            let name = format!("{}{}", char::from(*letter), 8 * (size - b'0'));
+            name.parse()
+                .map_err(|_| unsupported(descr, Some(*letter)))?
+        }
+        _ => return Err(unsupported(descr, kind.first().copied())),
+    };
+    let big_endian = match order {
+        b'<' => false,
+        b'>' => true,
+        b'=' => cfg!(target_endian = "big"),
+        _ if element.bytes() == 1 => false,
+        _ => bail!(
+            "the byte order of its dtype '{}': expected < or >, got |",
+            descr.escape_ascii()
+        ),
+    };
+    Ok(Stored {
+        element,
+        big_endian,
+    })
+}
+
+fn unsupported(descr: &[u8], kind: Option<u8>) -> String {
+    let shown = descr[..descr.len().min(40)].escape_ascii();
+    let (what, help) = match kind {
+        Some(b'O') => (
+            ", Python objects: a pickle, which can run programs when it is read",
+            "np.save(path, np.array(a.tolist(), dtype='float32'))",
+        ),
+        Some(b'U' | b'S' | b'a') => (
+            ", texts",
+            "save classes as numbers: np.unique(a, return_inverse=True)[1]",
+        ),
+        _ => (
+            "",
+            "np.save(path, a.astype('float32')), with both parts of complex numbers, and bfloat16 and times as numbers",
+        ),
+    };
+    format!(
+        "expected bool, integers of 1 to 8 bytes or floats of 2 to 8 bytes, got dtype '{shown}'{what}; help: {help}"
+    )
+}
 
 pub(super) static NPZ: Format = Format {
     name: "a zip archive, as .npz and .xlsx are",
     endings: &[".npz"],
     begins: |file| matches!(file.start, [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..]),
-    holds: Holds::Arrays(open),
+    holds: Holds::Arrays(open_npz),
     ..PLAIN
 };
 
@@ -50,7 +179,7 @@ struct Member {
     is_stored: bool,
 }
 
-fn open(file: &DataFile<'_>) -> Result<Contents> {
+fn open_npz(file: &DataFile<'_>) -> Result<Contents> {
     let mapped = file.map()?;
     let bad = |why| file.bad(why);
     let archive = ZipArchive::new(MappedReader::new(&mapped));
@@ -61,7 +190,7 @@ fn open(file: &DataFile<'_>) -> Result<Contents> {
     for index in 0..archive.len() {
         match member(&mut archive, index, mapped.len()).map_err(bad)? {
             Err(other) => contents.others.push(other),
-            Ok(member) => match header(&mut archive, &mapped, &member) {
+            Ok(member) => match header_of(&mut archive, &mapped, &member) {
                 Ok(header) => members.push((member, header)),
                 Err(why) => contents.others.push((member.key, why)),
             },
@@ -79,7 +208,7 @@ fn open(file: &DataFile<'_>) -> Result<Contents> {
             true => (&mapped, member.start),
             false => (&unpacked, end),
         };
-        npy::add(&mut contents, file.name, place, header, &member.key);
+        add(&mut contents, file.name, place, header, &member.key);
         end += u64::from(!member.is_stored) * member.unpacked_bytes;
     }
     contents.checked(file.path)
@@ -206,19 +335,19 @@ fn member(
 }
 
 /// The header of a member, if it claims exactly the member's bytes.
-fn header(
+fn header_of(
     archive: &mut Archive<'_>,
     mapped: &Mapped,
     member: &Member,
-) -> Result<npy::Header, String> {
+) -> Result<Header, String> {
     let header = if member.is_stored {
         let part = member.start..member.start + member.packed_bytes;
-        npy::header(MappedReader::part(mapped, part))?
+        header(MappedReader::part(mapped, part))?
     } else {
         let member = archive.by_index(member.index);
-        npy::header(member.map_err(broken)?)?
+        header(member.map_err(broken)?)?
     };
-    npy::check_bytes(&header, member.unpacked_bytes)?;
+    check_bytes(&header, member.unpacked_bytes)?;
     Ok(header)
 }
 

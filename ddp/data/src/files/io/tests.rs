@@ -6,6 +6,7 @@ use flate2::write::GzEncoder;
 use std::io::Write;
 
 use super::*;
+use crate::files::{DataFile, unpacked};
 use ddp_kernels::files::testing::Scratch;
 
 fn packed(bytes: &[u8]) -> Vec<u8> {

@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
-use super::*;
 use crate::error::Error;
-use crate::files::cell::number;
+use crate::files::csv::*;
+use crate::files::table::number;
 
 /// Gives a few bytes at a time.
 struct Dribble<'a>(&'a [u8], usize);
