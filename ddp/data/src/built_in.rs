@@ -8,7 +8,7 @@ use ddp_kernels::{Tensor, normalize_levels};
 use crate::dataset::{Dataset, RowSpec, check_gather, sampled_hash};
 use crate::error::Result;
 use crate::glyphs::{self, Image, PIXELS, SIDE};
-use crate::sampler::{Draws, derive, normal_of};
+use crate::sampler::{Draws, derive};
 use crate::spec::{DataSpec, SyntheticKind, SyntheticSpec};
 use crate::task::TaskSpec;
 
@@ -87,15 +87,34 @@ impl Dataset for BuiltIn {
 
     fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
         check_gather(self, rows, inputs, targets);
-        match &self.maker {
-            Maker::Glyphs(glyphs) => glyphs.gather(rows, inputs, targets),
-            Maker::Synthetic(synthetic) => synthetic.gather(rows, inputs, targets),
-        }
+        inputs.with_slice_mut(|x: &mut [f32]| {
+            let rows = rows
+                .iter()
+                .zip(x.chunks_exact_mut(self.spec.inputs.elements()));
+            match (&self.maker, &self.spec.task) {
+                (Maker::Synthetic(made), TaskSpec::Regression { outputs }) => targets
+                    .with_slice_mut(|values: &mut [f32]| {
+                        for ((&row, x), values) in rows.zip(values.chunks_exact_mut(*outputs)) {
+                            let outputs = values.iter_mut().zip(made.outputs(row, x));
+                            outputs.for_each(|(value, output)| *value = output);
+                        }
+                    }),
+                (maker, _) => targets.with_slice_mut(|classes: &mut [i64]| {
+                    for ((&row, x), class) in rows.zip(classes) {
+                        *class = match maker {
+                            Maker::Glyphs(made) => made.read(row, x),
+                            Maker::Synthetic(made) => made.class(row, x),
+                        };
+                    }
+                }),
+            }
+        })??;
+        Ok(())
     }
 }
 
 /// The digits.
-pub(crate) const CLASSES: usize = 10;
+const CLASSES: usize = 10;
 
 /// Mean and standard deviation of a pixel, in grey levels, over the default training images.
 const MEAN: f32 = 35.2;
@@ -106,7 +125,7 @@ const KEPT_MAX: u64 = 1 << 17;
 
 /// Digits drawn by code.
 #[derive(Debug)]
-pub(crate) struct Glyphs {
+struct Glyphs {
     key: u64,
     /// Images that have been drawn, by row.
     kept: Vec<OnceLock<Image>>,
@@ -114,14 +133,14 @@ pub(crate) struct Glyphs {
 
 impl Glyphs {
     /// So many images of this key.
-    pub(crate) fn new(key: u64, rows: u64) -> Glyphs {
+    fn new(key: u64, rows: u64) -> Glyphs {
         let kept = rows.min(KEPT_MAX) as usize;
         let kept = std::iter::repeat_with(OnceLock::new).take(kept).collect();
         Glyphs { key, kept }
     }
 
     /// The image of a row, and its digit.
-    pub(crate) fn image(&self, row: u64) -> (Image, u8) {
+    fn image(&self, row: u64) -> (Image, u8) {
         let key = derive(self.key, row);
         let image = match self.kept.get(row as usize) {
             Some(kept) => *kept.get_or_init(|| glyphs::draw(key)),
@@ -130,28 +149,24 @@ impl Glyphs {
         (image, glyphs::digit(key))
     }
 
-    /// Writes the images and digits of these rows.
-    pub(crate) fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
-        inputs.with_slice_mut(|x: &mut [f32]| {
-            targets.with_slice_mut(|classes: &mut [i64]| {
-                let images = rows.iter().zip(x.chunks_exact_mut(PIXELS));
-                for ((&row, x), class) in images.zip(classes) {
-                    let (image, digit) = self.image(row);
-                    *class = i64::from(digit);
-                    normalize_levels(x, &image, MEAN, 1.0 / DEVIATION);
-                }
-            })
-        })??;
-        Ok(())
+    /// Writes the image of a row, and returns its digit.
+    fn read(&self, row: u64, x: &mut [f32]) -> i64 {
+        let (image, digit) = self.image(row);
+        normalize_levels(x, &image, MEAN, 1.0 / DEVIATION);
+        digit.into()
     }
 }
 
-/// Rows made from a formula.
+/// Rows made from a formula, without memory. Features are nearly normal with deviation 1; targets
+/// come from a fixed random network with one hidden ReLU layer (the teacher), plus noise. F
+/// features, H hidden units, O outputs.
 #[derive(Debug)]
-pub(crate) struct Synthetic {
+struct Synthetic {
     spec: SyntheticSpec,
     key: u64,
-    teacher: Teacher,
+    /// The teacher's weights, `[H, F]` and `[O, H]`.
+    first: Vec<f32>,
+    second: Vec<f32>,
 }
 
 /// The hidden width of the teacher: too wide for a linear model to imitate.
@@ -159,37 +174,45 @@ const HIDDEN: usize = 32;
 /// Partial sums of a dot product: a fixed order that can be vectorized.
 const LANES: usize = 16;
 
-/// A fixed random network. F features, H hidden units, O outputs.
-#[derive(Debug)]
-struct Teacher {
-    /// `[H, F]`
-    first: Vec<f32>,
-    /// `[O, H]`
-    second: Vec<f32>,
-}
-
-impl Teacher {
-    fn new(key: u64, features: usize, outputs: usize) -> Teacher {
+impl Synthetic {
+    /// Rows of this key, all of them with the teacher of the seed.
+    fn new(spec: &SyntheticSpec, key: u64) -> Synthetic {
         // A hidden unit has deviation 1; the ReLU keeps half of its square, so that an output has
         // deviation 1 too.
-        let matrix = |part: u64, count: usize, deviation: f64| {
-            let mut draws = Draws::new(derive(key, part));
-            (0..count)
-                .map(|_| draws.normal() * deviation as f32)
-                .collect()
+        let matrix = |part: u64, count: usize, square: f64| {
+            let mut draws = Draws::new(derive(derive(spec.seed, 0), part));
+            let deviation = square.sqrt() as f32;
+            (0..count).map(|_| draws.normal() * deviation).collect()
         };
-        Teacher {
-            first: matrix(0, HIDDEN * features, (1.0 / features as f64).sqrt()),
-            second: matrix(1, outputs * HIDDEN, (2.0 / HIDDEN as f64).sqrt()),
+        Synthetic {
+            first: matrix(0, HIDDEN * spec.features, 1.0 / spec.features as f64),
+            second: matrix(1, spec.outputs * HIDDEN, 2.0 / HIDDEN as f64),
+            spec: spec.clone(),
+            key,
         }
     }
 
-    fn hidden(&self, x: &[f32]) -> [f32; HIDDEN] {
-        std::array::from_fn(|unit| dot(&self.first[unit * x.len()..][..x.len()], x).max(0.0))
+    /// Writes the features of a row, and gives the teacher's outputs with their noise.
+    fn outputs(&self, row: u64, x: &mut [f32]) -> impl Iterator<Item = f32> {
+        let mut draws = Draws::new(derive(self.key, row));
+        x.iter_mut().for_each(|x| *x = draws.normal());
+        let unit = |weights: &[f32]| dot(weights, x).max(0.0);
+        let mut units = self.first.chunks_exact(x.len()).map(unit);
+        let hidden: [f32; HIDDEN] = std::array::from_fn(|_| units.next().expect("H rows"));
+        let noise = self.spec.noise as f32;
+        let outputs = self.second.chunks_exact(HIDDEN);
+        outputs.map(move |weights| dot(weights, &hidden) + noise * draws.normal())
     }
 
-    fn output(&self, hidden: &[f32; HIDDEN], index: usize) -> f32 {
-        dot(&self.second[index * HIDDEN..][..HIDDEN], hidden)
+    /// Writes the features of a row, and returns its class.
+    fn class(&self, row: u64, x: &mut [f32]) -> i64 {
+        let mut best = (f32::NEG_INFINITY, 0);
+        for (class, score) in (0..).zip(self.outputs(row, x)) {
+            if score > best.0 {
+                best = (score, class);
+            }
+        }
+        best.1
     }
 }
 
@@ -209,68 +232,6 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
             .for_each(|((sum, a), b)| *sum += a * b);
     }
     sums.iter().fold(rest, |sum, lane| sum + lane)
-}
-
-impl Synthetic {
-    /// Rows of this key, all of them with the teacher of the seed.
-    pub(crate) fn new(spec: &SyntheticSpec, key: u64) -> Synthetic {
-        Synthetic {
-            spec: spec.clone(),
-            key,
-            teacher: Teacher::new(derive(spec.seed, 0), spec.features, spec.outputs),
-        }
-    }
-
-    /// Writes one row's features, and returns the random numbers that follow for its noise.
-    fn features(&self, row: u64, x: &mut [f32]) -> Draws {
-        let mut draws = Draws::new(derive(self.key, row));
-        x.iter_mut().for_each(|x| *x = normal_of(draws.bits()));
-        draws
-    }
-
-    fn class(&self, row: u64, x: &mut [f32]) -> i64 {
-        let mut draws = self.features(row, x);
-        let hidden = self.teacher.hidden(x);
-        let noise = self.spec.noise as f32;
-        let mut best = (f32::NEG_INFINITY, 0);
-        for class in 0..self.spec.outputs {
-            let score = self.teacher.output(&hidden, class) + noise * draws.normal();
-            if score > best.0 {
-                best = (score, class);
-            }
-        }
-        best.1 as i64
-    }
-
-    fn values(&self, row: u64, x: &mut [f32], values: &mut [f32]) {
-        let mut draws = self.features(row, x);
-        let hidden = self.teacher.hidden(x);
-        let noise = self.spec.noise as f32;
-        for (index, value) in values.iter_mut().enumerate() {
-            *value = self.teacher.output(&hidden, index) + noise * draws.normal();
-        }
-    }
-
-    /// Writes the features and targets of these rows.
-    pub(crate) fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
-        let (features, outputs) = (self.spec.features, self.spec.outputs);
-        inputs.with_slice_mut(|x: &mut [f32]| {
-            let rows = rows.iter().zip(x.chunks_exact_mut(features));
-            match self.spec.kind {
-                SyntheticKind::Classification => targets.with_slice_mut(|classes: &mut [i64]| {
-                    for ((&row, x), class) in rows.zip(classes) {
-                        *class = self.class(row, x);
-                    }
-                }),
-                SyntheticKind::Regression => targets.with_slice_mut(|values: &mut [f32]| {
-                    for ((&row, x), values) in rows.zip(values.chunks_exact_mut(outputs)) {
-                        self.values(row, x, values);
-                    }
-                }),
-            }
-        })??;
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ impl Scan<'_> {
     /// How many are missing in arrays is logged; of tables `log_table` does it.
     fn fill(&self) -> Result<Option<Vec<f32>>> {
         let (source, how) = (self.source, self.request.table.missing);
-        let (rows, width) = (&source.features, source.features.width());
+        let (rows, width) = (&source.features, source.features.width);
         let zeros = Some(vec![0.0; width]);
         let (given, of_rows) = match (self.model, how) {
             (Some(model), _) => (Some(model.plan.fill.clone()), ""),
@@ -178,7 +178,7 @@ impl Scan<'_> {
                 _ => SAMPLED_BYTES_MAX,
             };
             let read = |first, into: &mut [f32]| labels.rows.read_f32(first, into);
-            let reader = RowReader::new(labels.count(), labels.width(), &read);
+            let reader = RowReader::new(labels.rows.rows(), labels.rows.width, &read);
             let found = scan::features(reader, self.is_trained_on, &self.same, bytes_max)?;
             facts.targets = Some(found.moments);
         }
@@ -196,7 +196,7 @@ impl Scan<'_> {
             }
             Ok(())
         };
-        let reader = RowReader::new(rows.rows(), rows.width(), &read);
+        let reader = RowReader::new(rows.rows(), rows.width, &read);
         let found = scan::features(reader, &is_trained_on, &self.same, bytes_max)?;
         // From a rank that sees it, should files differ between hosts.
         let columns = self.source.columns.as_deref();

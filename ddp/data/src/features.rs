@@ -149,17 +149,8 @@ impl Normalization {
         }
     }
 
-    /// The normalization `how` of features with these moments.
-    pub(crate) fn of(how: Normalize, moments: &Moments) -> Option<Normalization> {
-        match how {
-            Normalize::None => None,
-            Normalize::Unit => Some(Normalization::unit(moments)),
-            Normalize::Standard => Some(Normalization::standard(moments)),
-        }
-    }
-
     /// Scales all features together to 0 to 1.
-    fn unit(moments: &Moments) -> Normalization {
+    pub(crate) fn unit(moments: &Moments) -> Normalization {
         let (least, greatest) = (moments.least.iter(), moments.greatest.iter());
         let least = least.copied().fold(f32::INFINITY, f32::min);
         let greatest = greatest.copied().fold(f32::NEG_INFINITY, f32::max);

@@ -41,15 +41,15 @@ impl FileData {
     /// All rows of `source`, as a model takes them.
     pub(crate) fn new(source: Source, facts: Facts, model: Trained) -> FileData {
         let features = &source.features;
-        read_in_any_order(features.arrays());
-        let image = match features.arrays()[0].row_shape() {
+        read_in_any_order(&features.arrays);
+        let image = match features.arrays[0].row_shape() {
             [_] => Vec::new(),
             shape => shape.to_vec(),
         };
         FileData {
             spec: RowSpec {
                 image,
-                ..RowSpec::features(features.width(), model.task.clone())
+                ..RowSpec::features(features.width, model.task.clone())
             },
             watch: Arc::new(ChangeWatch::over(source.watched.clone())),
             target_normalization: None,
@@ -71,7 +71,7 @@ impl FileData {
 
     /// Features of a row.
     fn width(&self) -> usize {
-        self.source.features.width()
+        self.source.features.width
     }
 
     fn read_features(&self, row: u64, x: &mut [f32]) -> Result<()> {
@@ -177,10 +177,10 @@ impl Dataset for FileData {
                 })?
             }
             Some(labels) => targets.with_slice_mut(|values: &mut [f32]| {
-                let mut rows = rows.iter().zip(values.chunks_exact_mut(labels.width()));
+                let mut rows = rows.iter().zip(values.chunks_exact_mut(labels.rows.width));
                 rows.try_for_each(|(&row, values)| labels.rows.read_f32(self.row(row), values))?;
                 if let Some(normalization) = &self.target_normalization {
-                    normalization.apply(values, labels.width());
+                    normalization.apply(values, labels.rows.width);
                 }
                 Ok(())
             })?,
@@ -257,7 +257,7 @@ fn describe(source: &Source, facts: &Facts, task: &TaskSpec) -> String {
         }
         (None, _) => String::new(),
     };
-    let width = match source.features.width() {
+    let width = match source.features.width {
         1 => "1 feature".to_string(),
         width => format!("{width} features"),
     };
@@ -278,9 +278,9 @@ fn describe(source: &Source, facts: &Facts, task: &TaskSpec) -> String {
 /// Tells the system that files larger than memory are read in any order: reading ahead would be
 /// wasted.
 pub(crate) fn read_in_any_order(arrays: &[Array]) {
-    let bytes = arrays.iter().map(|array| array.mapped().len());
+    let bytes = arrays.iter().map(|array| array.mapped.len());
     if bytes.fold(0, u64::saturating_add) > memory::free_bytes(Device::Cpu) as u64 {
-        let files = arrays.iter().map(Array::mapped);
+        let files = arrays.iter().map(|array| &array.mapped);
         files.for_each(|file| file.random_order(true));
     }
 }

@@ -304,7 +304,7 @@ pub fn open_tokens(
             of_array(&contents).map_err(|why| refuse(path, why))?
         }
     };
-    let got = tokens.tokens.element();
+    let got = tokens.tokens.element;
     if stated.is_some_and(|stated| stated != got) {
         let why = "expected tokens without a header, whose type type= states, got";
         return Err(refuse(path, format!("{why} {got}; help: leave out type=")));
@@ -317,14 +317,14 @@ fn of_array(contents: &Contents) -> Result<TokenFile, String> {
     let array = match (contents.find("tokens")?, &contents.arrays[..]) {
         (Some(array), _) | (None, [array]) => array,
         (None, arrays) => {
-            let names: Vec<_> = arrays.iter().map(Array::key).collect();
+            let names: Vec<_> = arrays.iter().map(|array| &*array.key).collect();
             bail!(
                 "expected one array, or one called tokens, got {}",
                 names.join(", ")
             );
         }
     };
-    let (element, about) = (array.element(), &contents.about);
+    let (element, about) = (array.element, &contents.about);
     let shape = [&[array.rows() as usize], array.row_shape()].concat();
     ensure!(
         shape.len() == 1 && !element.is_float() && element != Element::Bool,

@@ -36,7 +36,7 @@ impl FileLabels {
 
     /// The name of its column or array, if it has one.
     pub(crate) fn name(&self) -> Option<LabelName> {
-        match (&self.column, self.array.key()) {
+        match (&self.column, &*self.array.key) {
             (Some((_, column)), _) => Some(LabelName::Column(column.clone())),
             (None, "") => None,
             (None, key) => Some(LabelName::Array(key.to_string())),
@@ -55,7 +55,7 @@ pub(crate) struct Labels {
     pub(crate) is_guessed: bool,
     /// The names of classes that are to be learned, if labels are texts or numbers that do not
     /// begin with 0.
-    class_names: Option<Vec<String>>,
+    pub(crate) class_names: Option<Vec<String>>,
 }
 
 /// How the contents of files become targets.
@@ -114,7 +114,7 @@ impl Labels {
                 labels
             }
             None => {
-                let any_float = files.iter().any(|file| file.array.element().is_float());
+                let any_float = files.iter().any(|file| file.array.element.is_float());
                 let coding = match guess::are_classes(task, any_float) {
                     true => Coding::Classes,
                     false => Coding::Values,
@@ -136,7 +136,7 @@ impl Labels {
                 return Err(labels.why_texts("as the model was trained on"));
             }
             let (labels, outputs) = (Labels::with(files, Coding::Values)?, task.outputs());
-            let (place, got) = (labels.rows.arrays()[0].name(), labels.width());
+            let (place, got) = (labels.rows.arrays[0].name(), labels.rows.width);
             ensure!(
                 got == outputs,
                 "{place}: expected {outputs} numbers as the label of each row, as the model was trained on, got {got}; \
@@ -169,13 +169,13 @@ impl Labels {
 
     fn with(files: Vec<FileLabels>, coding: Coding) -> Result<Labels> {
         let rows = Rows::new(files.iter().map(|file| file.array.clone()).collect())?;
-        let array = &rows.arrays()[0];
+        let array = &rows.arrays[0];
         ensure!(
-            rows.width() == 1 || matches!(coding, Coding::Values),
+            rows.width == 1 || matches!(coding, Coding::Values),
             "{}: expected one label for each row, got {} (shape {:?}); help: of one-hot rows save the argmax; for numbers \
              set {TASK} to regression",
             array.name(),
-            rows.width(),
+            rows.width,
             array.row_shape()
         );
         Ok(Labels {
@@ -187,16 +187,6 @@ impl Labels {
         })
     }
 
-    /// The number of rows.
-    pub(crate) fn count(&self) -> u64 {
-        self.rows.rows()
-    }
-
-    /// Numbers in a label.
-    pub(crate) fn width(&self) -> usize {
-        self.rows.width()
-    }
-
     /// Whether labels are classes.
     pub(crate) fn are_classes(&self) -> bool {
         !matches!(self.coding, Coding::Values)
@@ -206,8 +196,8 @@ impl Labels {
     /// beyond all classes.
     pub(crate) fn classes(&self, first: u64, into: &mut [i64]) -> Result<()> {
         for (file, row, range) in self.rows.pieces(first, into.len()) {
-            let (array, into) = (&self.rows.arrays()[file], &mut into[range]);
-            match array.element().is_float() {
+            let (array, into) = (&self.rows.arrays[file], &mut into[range]);
+            match array.element.is_float() {
                 true => read_whole_floats(array, row, into)?,
                 false => array.read_i64(row, into)?,
             }
@@ -221,11 +211,6 @@ impl Labels {
             }
         }
         Ok(())
-    }
-
-    /// The names of classes that are to be learned, if these are not 0, 1, 2 …
-    pub(crate) fn class_names(&self) -> Option<&[String]> {
-        self.class_names.as_deref()
     }
 
     /// The classes as whole numbers, unless they are texts, with the number of rows of each.
@@ -245,8 +230,8 @@ impl Labels {
         }
         let mut numbers = BTreeSet::new();
         let mut block = vec![0; 8192];
-        for first in (0..self.count()).step_by(block.len()) {
-            let count = (self.count() - first).min(block.len() as u64) as usize;
+        for first in (0..self.rows.rows()).step_by(block.len()) {
+            let count = (self.rows.rows() - first).min(block.len() as u64) as usize;
             self.classes(first, &mut block[..count])?;
             heartbeat::beat(Work::ReadsData);
             numbers.extend(block[..count].iter().copied());
@@ -283,7 +268,7 @@ impl Labels {
     pub(crate) fn name(&self) -> String {
         match &self.files[0].column {
             Some((path, column)) => format!("{}, column \"{column}\"", path.display()),
-            None => self.rows.arrays()[0].name().to_string(),
+            None => self.rows.arrays[0].name().to_string(),
         }
     }
 
@@ -299,11 +284,11 @@ impl Labels {
     /// The label of a row, or the first number of it.
     pub(crate) fn label(&self, row: u64) -> Result<Label<'_>> {
         let (file, in_file) = self.rows.find(row);
-        let array = &self.rows.arrays()[file];
-        if array.element().is_float() {
+        let array = &self.rows.arrays[file];
+        if array.element.is_float() {
             return Ok(Label::Number(self.rows.number(row, 0)?));
         }
-        let mut numbers = vec![0; self.rows.width()];
+        let mut numbers = vec![0; self.rows.width];
         array.read_i64(in_file, &mut numbers)?;
         let (code, names) = (usize::try_from(numbers[0]).ok(), &self.files[file].names);
         let text = names.as_ref().and_then(|names| names.get(code?));
@@ -317,7 +302,7 @@ impl Labels {
         is_wanted: impl Fn(Label<'_>) -> bool,
     ) -> Result<Vec<u64>> {
         let mut found = Vec::new();
-        for row in 0..self.count() {
+        for row in 0..self.rows.rows() {
             if found.len() == most {
                 break;
             }
@@ -343,7 +328,7 @@ impl Labels {
         let are = if count == 1 { "is" } else { "are" };
         bail!(
             "expected labels that are all {usual}, but {count} of {} {are} not: {shown}{more}; help: {help}, or give other {LABELS}",
-            self.count()
+            self.rows.rows()
         )
     }
 

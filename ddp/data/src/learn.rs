@@ -25,12 +25,13 @@ pub(crate) fn learn(request: &DataRequest, source: &Source, facts: &Facts) -> Re
         (Normalize::Unit, _) if source.features.element()? == Element::U8 => {
             Some(Normalization::of_bytes())
         }
-        (how, Some(found)) => Normalization::of(how, &found.moments),
+        (Normalize::Unit, Some(found)) => Some(Normalization::unit(&found.moments)),
+        (Normalize::Standard, Some(found)) => Some(Normalization::standard(&found.moments)),
         _ => None,
     };
     Ok(Trained {
         task: task(labels, &facts.labels)?,
-        row_shape: vec![source.features.width()],
+        row_shape: vec![source.features.width],
         normalization,
         plan: FeaturePlan {
             columns: source.plan.clone(),
@@ -44,7 +45,7 @@ pub(crate) fn learn(request: &DataRequest, source: &Source, facts: &Facts) -> Re
 
 /// What is to be learned from these labels.
 fn task(labels: &Labels, found: &LabelsFound) -> Result<TaskSpec> {
-    let (place, rows) = (labels.name(), labels.count());
+    let (place, rows) = (labels.name(), labels.rows.rows());
     if !labels.are_classes() {
         let (least, greatest) = found.range.unwrap_or_default();
         ensure!(
@@ -52,10 +53,10 @@ fn task(labels: &Labels, found: &LabelsFound) -> Result<TaskSpec> {
             "{place}: expected labels that differ, got {least:?} as f32 in all {rows} rows; help: give other {LABELS}, or if \
              they differ by little for their size, subtract an offset before saving them"
         );
-        let outputs = labels.width();
+        let outputs = labels.rows.width;
         return Ok(TaskSpec::Regression { outputs });
     }
-    let (classes, or_else) = match labels.class_names() {
+    let (classes, or_else) = match labels.class_names.as_deref() {
         Some(names) => (Classes::named(names.to_vec()), String::new()),
         None => (
             Classes::numbered(found.counts.len()),
@@ -76,13 +77,13 @@ fn check_guess(labels: &Labels, found: &LabelsFound) -> Result<()> {
     if !labels.are_classes() {
         return check_numbers(labels, found);
     }
-    let names = labels.class_names();
+    let names = labels.class_names.as_deref();
     let count = names.map_or(found.counts.len(), <[String]>::len);
     let Some(classes) = labels.whole_classes(&found.counts) else {
         check_texts(labels, names.unwrap_or_default(), &found.counts)?;
         return check_count(labels, count, "texts", "");
     };
-    if let Some(((odd, rows), (first, last))) = guess::odd_class(&classes, labels.count()) {
+    if let Some(((odd, rows), (first, last))) = guess::odd_class(&classes, labels.rows.rows()) {
         let is_odd = |label: Label<'_>| match label {
             Label::Whole(number) => number == odd,
             Label::Number(number) => number == odd as f64,
@@ -107,7 +108,7 @@ fn check_texts(labels: &Labels, names: &[String], counts: &[u64]) -> Result<()> 
         let rows = names.iter().zip(counts).filter(|(name, _)| is_so(name));
         rows.map(|(_, rows)| rows).sum()
     };
-    let (rows, number_rows) = (labels.count(), rows_of(&is_number));
+    let (rows, number_rows) = (labels.rows.rows(), rows_of(&is_number));
     let (text_rows, missing_rows) = (rows_of(&is_text), rows_of(&is_missing));
     let odd = |usual, is_odd: &dyn Fn(&str) -> bool, help: &str| {
         let help = format!("{help}, or set {TASK} to classification if every text is a class");
@@ -134,7 +135,7 @@ fn check_texts(labels: &Labels, names: &[String], counts: &[u64]) -> Result<()> 
 }
 
 fn check_numbers(labels: &Labels, found: &LabelsFound) -> Result<()> {
-    let (width, rows) = (labels.width(), labels.count());
+    let (width, rows) = (labels.rows.width, labels.rows.rows());
     ensure!(
         width == 1 || found.one_hot < rows,
         "{}: every label is a single 1 among {width} numbers, as one-hot rows of classes are; help: save the argmax \
@@ -156,7 +157,7 @@ fn check_numbers(labels: &Labels, found: &LabelsFound) -> Result<()> {
 
 /// An error if this many classes are unlikely.
 fn check_count(labels: &Labels, classes: usize, what: &str, or_numbers: &str) -> Result<()> {
-    let (place, rows) = (labels.name(), labels.count());
+    let (place, rows) = (labels.name(), labels.rows.rows());
     ensure!(
         !guess::are_too_many(classes as u64, rows),
         "{place}: the labels are {what}, and would make {classes} classes for {rows} rows; help: set {TASK} {or_numbers}to \
@@ -310,7 +311,7 @@ fn warn_of_classes(request: &DataRequest, source: &Source, facts: &Facts, task: 
             listed(&unseen)
         );
     }
-    if labels.class_names().is_none() {
+    if labels.class_names.as_deref().is_none() {
         let absent = counts.iter().enumerate().filter(|(_, count)| **count == 0);
         let absent: Vec<String> = absent.map(|(class, _)| class.to_string()).collect();
         if let Some(shown) = some_of(8, absent.iter().cloned()) {

@@ -62,7 +62,7 @@ impl Source {
 
     /// The name of the first file of features, for messages.
     pub(crate) fn place(&self) -> &str {
-        self.features.arrays()[0].name()
+        self.features.arrays[0].name()
     }
 
     /// The name of a feature, for messages.
@@ -75,7 +75,7 @@ impl Source {
     pub(crate) fn shared_with(&self, other: &Source) -> Option<&str> {
         let real = |path: &PathBuf| fs::canonicalize(path).ok();
         let others: Vec<_> = other.paths.iter().map(real).collect();
-        let mut files = self.paths.iter().zip(self.features.arrays());
+        let mut files = self.paths.iter().zip(&self.features.arrays);
         // Each model has its own copy of a table.
         let shared = files.find(|(path, array)| match self.is_table() {
             true => others.contains(&real(path)),
@@ -86,7 +86,7 @@ impl Source {
 
     /// An error unless these rows have the shape of those to train on.
     pub(crate) fn check_shape(&self, train: &Source) -> Result<()> {
-        let [expected, got] = [train, self].map(|source| source.features.arrays()[0].row_shape());
+        let [expected, got] = [train, self].map(|source| source.features.arrays[0].row_shape());
         ensure!(
             !RowSpec::images_differ(expected, got),
             "{}: expected rows of shape {expected:?}, as those to train on, got {got:?}; help: give {VAL_DATA} of the same shape",
@@ -98,30 +98,33 @@ impl Source {
     /// Identifies the open files: equal on ranks that have the same ones open.
     pub(crate) fn identity(&self) -> String {
         let labels = self.labels.iter();
-        let labels = labels.flat_map(|labels| labels.rows.arrays());
-        identity_of(self.features.arrays().iter().chain(labels))
+        let labels = labels.flat_map(|labels| &labels.rows.arrays);
+        identity_of(self.features.arrays.iter().chain(labels))
     }
 
     /// An error on all ranks unless they have opened the same: from here on they share the work.
     pub(crate) fn check_alike(&self, ranks: &dyn Ranks) -> Result<()> {
-        let names = self.labels.as_ref().and_then(Labels::class_names);
+        let names = self
+            .labels
+            .as_ref()
+            .and_then(|labels| labels.class_names.as_deref());
         let labels = match (&self.labels, names) {
             (None, _) => "none".to_string(),
             (Some(_), Some(_)) => "texts".into(),
             (Some(labels), None) if labels.are_classes() => "classes".into(),
-            (Some(labels), None) => format!("{} numbers a row", labels.rows.width()),
+            (Some(labels), None) => format!("{} numbers a row", labels.rows.width),
         };
         let name = match &self.label {
             Some(LabelName::Column(name) | LabelName::Array(name)) => name,
             None => "without a name",
         };
         let (features, columns) = (&self.features, self.columns.as_deref().unwrap_or_default());
-        let files: Vec<&str> = features.arrays().iter().map(Array::name).collect();
+        let files: Vec<&str> = features.arrays.iter().map(Array::name).collect();
         let values = [
             ("the number of files", files.len().to_string()),
             ("the files", files.join("\n")),
             ("the number of rows", features.rows().to_string()),
-            ("the number of features", features.width().to_string()),
+            ("the number of features", features.width.to_string()),
             ("the type of features", features.element()?.to_string()),
             ("the columns", columns.join("\n")),
             ("the label", name.to_string()),
@@ -137,7 +140,7 @@ impl Source {
 pub(crate) fn identity_of<'a>(arrays: impl Iterator<Item = &'a Array>) -> String {
     let identities = arrays.map(|array| Identity {
         device: 0,
-        ..array.mapped().identity()
+        ..array.mapped.identity()
     });
     identities.map(|identity| format!("{identity:?}")).collect()
 }
@@ -208,7 +211,11 @@ pub(crate) fn open_files(files: &FoundFiles<'_>) -> Result<Source> {
         .map(|path| &**path)
         .collect();
     let labels = opening.labels.iter().map(|labels| &labels.array);
-    let mapped = opening.features.iter().chain(labels).map(Array::mapped);
+    let mapped = opening
+        .features
+        .iter()
+        .chain(labels)
+        .map(|array| &array.mapped);
     let watched = mapped.filter(|file| given.contains(file.path())).cloned();
     let (columns, left_out) = opening.first.take().unwrap_or_default();
     let is_categorical = |plan: &Vec<ColumnPlan>| plan.iter().any(ColumnPlan::is_categorical);
@@ -238,7 +245,7 @@ pub(crate) fn open_files(files: &FoundFiles<'_>) -> Result<Source> {
 /// An error if the model cannot take these rows.
 fn check_width(source: &Source, model: &Trained) -> Result<()> {
     let expected = model.row_shape.iter().product::<usize>();
-    let (place, got) = (source.place(), source.features.width());
+    let (place, got) = (source.place(), source.features.width);
     let (like, help) = match source.setting == DATA {
         true => ("as the model was trained on", String::new()),
         false => (
@@ -387,12 +394,12 @@ impl Opening<'_> {
         let (features, labels) = self.arrays(&contents, path)?;
         let others = contents.arrays.iter().enumerate();
         let others = others.filter(|(index, _)| *index != features && Some(*index) != labels);
-        let left_out = others.map(|(_, array)| array.key().to_string()).collect();
+        let left_out = others.map(|(_, array)| array.key.to_string()).collect();
         let names = contents.about.classes.take();
         let labels = labels.map(|index| FileLabels::new(&contents.arrays[index], names));
         let features = contents.arrays.swap_remove(features);
         // They may be the names of another array.
-        let is_own = |columns: &Vec<String>| columns.len() == features.row_elements();
+        let is_own = |columns: &Vec<String>| columns.len() == features.row_elements;
         let columns = contents.about.columns.filter(is_own);
         if let (Some(expected), Some(got)) = (&self.columns, &columns) {
             ensure!(

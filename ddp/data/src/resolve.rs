@@ -190,7 +190,7 @@ fn has_part(path: &Path, name: &str, cache_dir: Option<&Path>) -> Result<bool> {
         return Ok(files::columns(path)?.iter().any(|column| column == name));
     }
     let arrays = files::open(path, cache_dir)?.arrays;
-    Ok(arrays.iter().any(|array| array.key() == name))
+    Ok(arrays.iter().any(|array| array.key == name))
 }
 
 /// What files are sorted by: their names, in which numbers count as numbers.

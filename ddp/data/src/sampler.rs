@@ -391,7 +391,7 @@ impl Draws {
 /// Nearly standard normal from 64 random bits: the sum of four uniforms of 16 bits has variance 4 /
 /// 12 in units of 2¹⁶, so that √3 scales it to 1.
 #[inline]
-pub(crate) fn normal_of(bits: u64) -> f32 {
+fn normal_of(bits: u64) -> f32 {
     let sum = (bits & 0xffff) + ((bits >> 16) & 0xffff) + ((bits >> 32) & 0xffff) + (bits >> 48);
     // Centred as an integer, so that the result is exactly symmetric: the mean of the sum is 2 ×
     // 65,535.

@@ -336,8 +336,8 @@ pub(crate) fn labels(
     is_trained_on: IsTrainedOn<'_>,
     ranks: &dyn Ranks,
 ) -> Result<LabelsFound> {
-    let rows = labels.count();
-    let block_rows = (LABEL_NUMBERS / labels.width() as u64).max(1);
+    let rows = labels.rows.rows();
+    let block_rows = (LABEL_NUMBERS / labels.rows.width as u64).max(1);
     let segments = LABEL_SEGMENTS.min(rows.div_ceil(block_rows)).max(1);
     let read = |segment| {
         let rows = share(&(0..rows), segment as usize, segments as usize);
@@ -385,7 +385,7 @@ fn read_classes(
 }
 
 fn read_values(labels: &Labels, rows: Range<u64>, found: &mut LabelsFound) -> Result<()> {
-    let width = labels.width();
+    let width = labels.rows.width;
     let mut values = vec![0f32; (rows.end - rows.start) as usize * width];
     labels.rows.read_f32(rows.start, &mut values)?;
     found.hash_block(rows.start, values.iter().map(|value| value.to_le_bytes()));

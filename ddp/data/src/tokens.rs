@@ -48,7 +48,7 @@ impl TokenFiles {
         let files: Vec<TokenFile> = files.collect::<Result<_>>()?;
         let (first, kind) = (&files[0], files[0].describe());
         let differs = |file: &&TokenFile| {
-            file.coding != first.coding || file.tokens.element() != first.tokens.element()
+            file.coding != first.coding || file.tokens.element != first.tokens.element
         };
         if let Some(other) = files.iter().find(differs) {
             bail!(
@@ -102,7 +102,7 @@ impl TokenFiles {
     /// What made these tokens, if the files name it and it is beside them.
     pub(crate) fn tokenizer(&self) -> Result<Option<Vocabulary>> {
         let first = &self.arrays[0];
-        let path = first.mapped().path().with_file_name(TOKENIZER_FILE);
+        let path = first.mapped.path().with_file_name(TOKENIZER_FILE);
         let Some(hash) = self.coding.tokenizer.as_ref().filter(|_| path.exists()) else {
             return Ok(None);
         };
@@ -158,7 +158,7 @@ impl Windows {
         range: Range<u64>,
         task: TaskSpec,
     ) -> Result<Windows> {
-        let watched = files.arrays.iter().map(|array| array.mapped().clone());
+        let watched = files.arrays.iter().map(|array| array.mapped.clone());
         Ok(Windows {
             firsts: files.windows(context)?.into(),
             spec: RowSpec {

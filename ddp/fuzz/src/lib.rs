@@ -21,7 +21,7 @@ pub fn arrays(name: &str, bytes: &[u8]) -> Result<usize> {
     in_folder(name, bytes, |path, folder| {
         let read = files::open(path, Some(folder)).and_then(|contents| {
             contents.arrays.iter().try_fold(0, |count, array| {
-                let elements = array.row_elements() * array.rows() as usize;
+                let elements = array.row_elements * array.rows() as usize;
                 let most = bytes.len().saturating_mul(RATIO_MAX);
                 assert!(
                     elements <= most,
@@ -71,7 +71,7 @@ pub fn flat(bytes: &[u8]) -> Result<usize> {
 
 /// Reads all rows as each type; types that hold a number exactly must agree.
 fn read_in_every_way(array: &Array) -> Result<()> {
-    let elements = array.row_elements();
+    let elements = array.row_elements;
     let (mut f32s, mut f64s, mut i64s) = (Vec::new(), Vec::new(), Vec::new());
     let mut first = 0;
     while first < array.rows() {
@@ -83,7 +83,7 @@ fn read_in_every_way(array: &Array) -> Result<()> {
         array.read_f32(first, &mut f32s)?;
         array.read_f64(first, &mut f64s)?;
         // An f64 rounds the largest whole numbers.
-        if !matches!(array.element(), Element::I64 | Element::U64) {
+        if !matches!(array.element, Element::I64 | Element::U64) {
             let same = |(narrow, wide): (&f32, &f64)| {
                 *narrow == *wide as f32 || (narrow.is_nan() && wide.is_nan())
             };
@@ -92,7 +92,7 @@ fn read_in_every_way(array: &Array) -> Result<()> {
                 "{array:?}: f32 and f64 differ"
             );
         }
-        if !array.element().is_float() {
+        if !array.element.is_float() {
             array.read_i64(first, &mut i64s)?;
             assert!(
                 i64s.iter()

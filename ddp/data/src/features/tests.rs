@@ -12,7 +12,7 @@ fn moments(rows: &[[f32; 3]]) -> Moments {
 #[test]
 fn features_get_mean_0_and_deviation_1_and_constant_ones_become_0() {
     let rows = [[1.0, 0.1, -3.0], [2.0, 0.1, 5.0], [6.0, 0.1, 7.0]];
-    let standard = Normalization::of(Normalize::Standard, &moments(&rows)).unwrap();
+    let standard = Normalization::standard(&moments(&rows));
     let mut x = rows.concat();
     standard.apply(&mut x, 3);
     for column in 0..3 {
@@ -35,13 +35,13 @@ fn features_get_mean_0_and_deviation_1_and_constant_ones_become_0() {
 #[test]
 fn unit_brings_the_least_to_0_and_the_greatest_to_1() {
     let rows = [[1.0, 0.5, -3.0], [2.0, 0.5, 5.0]];
-    let unit = Normalization::of(Normalize::Unit, &moments(&rows)).unwrap();
+    let unit = Normalization::unit(&moments(&rows));
     let mut x = rows.concat();
     unit.apply(&mut x, 3);
     assert_eq!((x[2], x[5]), (0.0, 1.0));
     let widest = moments(&[[f32::MIN, f32::MAX, 0.0]]);
-    assert!(Normalization::of(Normalize::Unit, &widest).unwrap().scale[0] > 0.0);
-    let none = Normalization::of(Normalize::Unit, &moments(&[[4.0; 3]])).unwrap();
+    assert!(Normalization::unit(&widest).scale[0] > 0.0);
+    let none = Normalization::unit(&moments(&[[4.0; 3]]));
     assert_eq!((none.shift[0], none.scale[0]), (4.0, 1.0));
 }
 

@@ -86,16 +86,19 @@ impl<'a> ArrayPlace<'a> {
 /// Rows of one shape in a file.
 #[derive(Clone)]
 pub struct Array {
-    mapped: Arc<Mapped>,
-    key: String,
+    /// The file that is read: the converted copy, if there is one.
+    pub mapped: Arc<Mapped>,
+    /// Its name in the file; empty if the format has no names.
+    pub key: String,
     name: String,
     offset: u64,
-    element: Element,
+    /// The type of the numbers in the file.
+    pub element: Element,
     big_endian: bool,
     rows: u64,
     row_shape: Vec<usize>,
     /// Numbers in a row. The bytes of all rows fit `isize`.
-    row_elements: usize,
+    pub row_elements: usize,
 }
 
 impl Array {
@@ -142,11 +145,6 @@ impl Array {
         }
     }
 
-    /// Its name in the file; empty if the format has no names.
-    pub fn key(&self) -> &str {
-        &self.key
-    }
-
     /// For messages: `train.npz#x_train`.
     pub fn name(&self) -> &str {
         &self.name
@@ -160,21 +158,6 @@ impl Array {
     /// The shape of one row; empty if a row is one number. No dimension is 0.
     pub fn row_shape(&self) -> &[usize] {
         &self.row_shape
-    }
-
-    /// Numbers in a row.
-    pub fn row_elements(&self) -> usize {
-        self.row_elements
-    }
-
-    /// The type of the numbers in the file.
-    pub fn element(&self) -> Element {
-        self.element
-    }
-
-    /// The file that is read: the converted copy, if there is one.
-    pub fn mapped(&self) -> &Arc<Mapped> {
-        &self.mapped
     }
 
     /// Whether two arrays are the same bytes of the same file.
@@ -353,10 +336,11 @@ impl fmt::Display for Element {
 /// Arrays whose rows have the same shape, one after another.
 #[derive(Debug)]
 pub(crate) struct Rows {
-    arrays: Vec<Array>,
+    pub(crate) arrays: Vec<Array>,
     /// The first row of each array, then the number of all rows.
     starts: Vec<u64>,
-    width: usize,
+    /// Numbers in a row.
+    pub(crate) width: usize,
 }
 
 impl Rows {
@@ -377,7 +361,7 @@ impl Rows {
             rows = sum.ok_or_else(many)?;
             starts.push(rows);
         }
-        let width = first.row_elements();
+        let width = first.row_elements;
         ensure!(
             width <= WIDTH_MAX,
             "{}: expected at most {WIDTH_MAX} numbers a row, got {width} (shape {:?}); the first dimension counts rows",
@@ -396,21 +380,11 @@ impl Rows {
         self.starts[self.arrays.len()]
     }
 
-    /// Numbers in a row.
-    pub(crate) fn width(&self) -> usize {
-        self.width
-    }
-
-    /// The arrays, in the order of rows.
-    pub(crate) fn arrays(&self) -> &[Array] {
-        &self.arrays
-    }
-
     /// The type of the numbers, which all arrays have in common.
     pub(crate) fn element(&self) -> Result<Element> {
-        let (first, expected) = (&self.arrays[0], self.arrays[0].element());
+        let (first, expected) = (&self.arrays[0], self.arrays[0].element);
         for array in &self.arrays {
-            let (name, got) = (array.name(), array.element());
+            let (name, got) = (array.name(), array.element);
             ensure!(
                 got == expected,
                 "{name}: expected elements of type {expected}, as in {}, got {got}; help: save all files with the same type",

@@ -63,9 +63,6 @@ pub(super) static FLAT: Format = Format {
 const MAGIC: &[u8] = b"DDPFLAT1";
 /// Arrays begin at multiples of this.
 const ALIGNMENT: u64 = 64;
-/// Where our writer puts the first array.
-#[cfg(test)]
-const FIRST_ARRAY: u64 = ALIGNMENT;
 /// Longer headers are refused: 100,000 classes with long names take about 10 MB.
 const HEADER_BYTES_MAX: u64 = 64 << 20;
 /// Bytes hashed at a time.

@@ -195,7 +195,7 @@ impl Contents {
     pub fn find(&self, key: &str) -> Result<Option<&Array>, String> {
         match self.others.iter().find(|(name, _)| name == key) {
             Some((name, why)) => Err(format!("{name}: {why}")),
-            None => Ok(self.arrays.iter().find(|array| array.key() == key)),
+            None => Ok(self.arrays.iter().find(|array| array.key == key)),
         }
     }
 
@@ -255,7 +255,7 @@ impl TokenFile {
 
     /// Format and type of the tokens, and what the file says of them.
     pub fn describe(&self) -> String {
-        let mut text = format!("{} ({}", self.coding.format, self.tokens.element());
+        let mut text = format!("{} ({}", self.coding.format, self.tokens.element);
         if let Some(count) = self.coding.vocabulary {
             text += &format!(", vocabulary {count}");
         }

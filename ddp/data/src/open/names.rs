@@ -317,7 +317,7 @@ fn check_usable(contents: &Contents, path: &Path, files: &FoundFiles<'_>) -> Res
 }
 
 fn keys(contents: &Contents) -> Vec<&str> {
-    contents.arrays.iter().map(|array| array.key()).collect()
+    contents.arrays.iter().map(|array| &*array.key).collect()
 }
 
 fn named(contents: &Contents, file: &Path, name: &str) -> Result<usize> {
@@ -358,7 +358,7 @@ fn like_elsewhere(keys: &[&str], features: &str, name: &str) -> Option<usize> {
 /// The arrays of a file, for messages: names with the shape of a row.
 fn listed_arrays(contents: &Contents) -> String {
     let arrays = contents.arrays.iter();
-    let arrays = arrays.map(|array| match array.key() {
+    let arrays = arrays.map(|array| match &*array.key {
         "" => format!("one array with rows of shape {:?}", array.row_shape()),
         key => format!("{key} {:?}", array.row_shape()),
     });

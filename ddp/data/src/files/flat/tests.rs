@@ -50,7 +50,7 @@ fn what_is_written_is_read_with_all_that_is_said_of_it() {
     let contents = open(&path).unwrap();
     let features = contents.find("features").unwrap().unwrap();
     assert_eq!(
-        (features.rows(), features.row_shape(), features.element()),
+        (features.rows(), features.row_shape(), features.element),
         (2, &[2][..], Element::F32)
     );
     assert!(features.name().ends_with("small.bin#features"));
@@ -95,7 +95,7 @@ fn every_element_survives_a_round_trip() {
         .unwrap();
         verify(&path).unwrap();
         let array = open(&path).unwrap().arrays.remove(0);
-        assert_eq!((array.rows(), array.element().name()), (200, name));
+        assert_eq!((array.rows(), array.element.name()), (200, name));
         let mut read = vec![0.0; 3000];
         array.read_f32(0, &mut read).unwrap();
         assert!(
@@ -312,7 +312,7 @@ fn names_that_are_given_twice_are_refused() {
 fn a_flipped_byte_of_an_array_is_found_wherever_the_file_is_used() {
     let scratch = Scratch::new();
     let mut whole = fs::read(small(&scratch)).unwrap();
-    whole[FIRST_ARRAY as usize + 2] ^= 1;
+    whole[ALIGNMENT as usize + 2] ^= 1;
     let text = refused(&file(&scratch, "a.bin", &whole));
     assert!(text.contains("the checksum of features"), "{text}");
 }

@@ -82,10 +82,7 @@ fn features(contents: &Contents) -> (Vec<usize>, Vec<f32>) {
 
 fn whole_labels(contents: &Contents) -> Vec<i64> {
     let array = contents.find("labels").unwrap().unwrap();
-    assert_eq!(
-        (array.element(), array.row_shape()),
-        (Element::I64, &[][..])
-    );
+    assert_eq!((array.element, array.row_shape()), (Element::I64, &[][..]));
     let mut labels = vec![0; array.rows() as usize];
     array.read_i64(0, &mut labels).unwrap();
     labels
@@ -134,7 +131,7 @@ fn whole_numbers_are_classes_and_others_are_values() {
     let array = contents.find("labels").unwrap().unwrap();
     let mut labels = [0.0; 2];
     array.read_f64(0, &mut labels).unwrap();
-    assert_eq!((array.element(), labels), (Element::F64, [0.0, 0.5]));
+    assert_eq!((array.element, labels), (Element::F64, [0.0, 0.5]));
 }
 
 #[test]
@@ -165,7 +162,7 @@ fn whole_labels_are_read_by_their_digits() {
     for fraction in ["4503599627370496.3", "15e-1", "1.25e1", "1e19"] {
         let contents = labelled(&["1", fraction]);
         let array = contents.find("labels").unwrap().unwrap();
-        assert_eq!(array.element(), Element::F64, "{fraction}");
+        assert_eq!(array.element, Element::F64, "{fraction}");
     }
     let long = Table::csv("x,y\n1,7\n1,18446744073709551615\n").refused(Some("y"));
     assert!(
@@ -478,7 +475,7 @@ fn rows_beyond_one_piece_come_out_in_order() {
 #[test]
 fn a_converted_table_is_reused_unless_columns_differ() {
     let table = Table::csv("x,y\n1,0\n2,1\n");
-    let path = |contents: &Contents| contents.arrays[0].mapped().path().to_path_buf();
+    let path = |contents: &Contents| contents.arrays[0].mapped.path().to_path_buf();
     let first = path(&table.labelled("y").unwrap());
     assert_eq!(path(&table.labelled("y").unwrap()), first);
     assert_ne!(path(&table.labelled("x").unwrap()), first);

@@ -30,7 +30,7 @@ fn a_shard_reads_back_in_the_narrowest_type() {
         } = open_tokens(&path, None, None).unwrap();
         let mut tokens = [0; 5];
         array.read_i64(0, &mut tokens).unwrap();
-        assert_eq!((array.element(), array.rows()), (element, 5));
+        assert_eq!((array.element, array.rows()), (element, 5));
         assert_eq!(tokens, [3, 7, i64::from(last), 0, 1]);
         assert_eq!(
             (coding.vocabulary, coding.end_of_text),
@@ -98,7 +98,7 @@ fn u32_tokens_are_not_read_as_u16() {
     let opened = |token_type, bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
         let file = open_tokens(&path, token_type, None);
-        file.map(|TokenFile { tokens, .. }| (tokens.element(), tokens.rows()))
+        file.map(|TokenFile { tokens, .. }| (tokens.element, tokens.rows()))
     };
     let wide = |tokens: &[u32]| {
         tokens

@@ -198,7 +198,7 @@ fn labels_are_classes_or_values() {
     assert_eq!(labels(&table.open(Some("a")).unwrap()), [3, 0]);
     let values = table.open(Some("y")).unwrap();
     assert_eq!(
-        values.find("labels").unwrap().unwrap().element(),
+        values.find("labels").unwrap().unwrap().element,
         Element::F64
     );
 }
@@ -227,7 +227,7 @@ fn large_whole_numbers_are_names_by_all_their_digits() {
     assert_eq!(labels(&floats.open(Some("a")).unwrap()), [1 << 60, 0]);
     // Above i64 a float is a number.
     let floats = table.open(Some("c")).unwrap();
-    let element = floats.find("labels").unwrap().unwrap().element();
+    let element = floats.find("labels").unwrap().unwrap().element;
     assert_eq!((element, floats.about.classes), (Element::F64, None));
     let category = ColumnPlan {
         name: "a".into(),
