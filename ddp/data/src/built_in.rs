@@ -88,9 +88,8 @@ impl Dataset for BuiltIn {
     fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
         check_gather(self, rows, inputs, targets);
         inputs.with_slice_mut(|x: &mut [f32]| {
-            let rows = rows
-                .iter()
-                .zip(x.chunks_exact_mut(self.spec.inputs.elements()));
+            let width = self.spec.inputs.elements();
+            let rows = rows.iter().zip(x.chunks_exact_mut(width));
             match (&self.maker, &self.spec.task) {
                 (Maker::Synthetic(made), TaskSpec::Regression { outputs }) => targets
                     .with_slice_mut(|values: &mut [f32]| {
@@ -218,18 +217,13 @@ impl Synthetic {
 
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0f32; LANES];
-    let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let rest = a_chunks
-        .remainder()
-        .iter()
-        .zip(b_chunks.remainder())
-        .map(|(a, b)| a * b)
-        .fold(0.0, |sum, term| sum + term);
-    for (a, b) in a_chunks.zip(b_chunks) {
-        sums.iter_mut()
-            .zip(a)
-            .zip(b)
-            .for_each(|((sum, a), b)| *sum += a * b);
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    let products = a_rest.iter().zip(b_rest).map(|(a, b)| a * b);
+    let rest = products.fold(0.0, |sum, term| sum + term);
+    for (a, b) in a.iter().zip(b) {
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += a * b;
+        }
     }
     sums.iter().fold(rest, |sum, lane| sum + lane)
 }

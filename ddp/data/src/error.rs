@@ -1,4 +1,4 @@
-//! The error type of this crate, and the exit code of each error.
+//! The error type of this crate, the exit code of each error, and the settings that messages name.
 //!
 //! Texts name settings by `SettingName`, which programs may spell as flags.
 
@@ -98,5 +98,16 @@ impl From<String> for Error {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+/// The settings that messages about data name.
+pub mod setting {
+    ddp_kernels::setting_names! {
+        DATA "data" LABELS "labels" VAL_DATA "val-data" VAL_LABELS "val-labels" VAL_SPLIT "val-split"
+        TASK "task" DROP "drop" CATEGORICAL "categorical" MISSING "missing" NORMALIZE "normalize"
+        SEED "seed" CACHE_DIR "cache-dir" DATA_ON_DEVICE "data-on-device" BATCH_SIZE "batch-size"
+        DROP_LAST "drop-last" OUT "out" MODEL "model"
+        TOKENIZER "tokenizer" END_TOKEN "end-token" FIELD "field" LOSSY "lossy"
     }
 }

@@ -11,7 +11,7 @@ use crate::open::Source;
 use crate::ranks::{Ranks, SameFiles, agree, must_be_alike};
 use crate::request::{DataRequest, Trained};
 use crate::sampler::Split;
-use crate::scan::{self, Found, IsTrainedOn, LabelsFound, RowReader};
+use crate::scan::{self, Found, IsTrainedOn, LabelsFound};
 use crate::setting::{DROP, MISSING};
 use crate::task::Classes;
 
@@ -112,8 +112,8 @@ impl Scan<'_> {
             }
             Ok(())
         };
-        let reader = RowReader::new(rows.rows(), 2 * width, &read);
-        let found = scan::features(reader, self.is_trained_on, &self.same, scan::BYTES_MAX)?;
+        let (shape, most) = ((rows.rows(), 2 * width), scan::BYTES_MAX);
+        let found = scan::features(shape, &read, self.is_trained_on, &self.same, most)?;
         // The scan that follows names an infinite number.
         if found.bad.is_some() {
             return Ok(given.unwrap_or(zeros));
@@ -167,19 +167,16 @@ impl Scan<'_> {
         };
         let may_be_wrong = element.is_float() || element == Element::Bool;
         let needs_moments = self.model.is_none() && is_normalized || may_be_wrong;
-        let numbers = self
-            .source
-            .labels
-            .iter()
-            .find(|labels| !labels.are_classes());
+        let mut labels = self.source.labels.iter();
+        let numbers = labels.find(|labels| !labels.are_classes());
         if let (Some(labels), None) = (numbers, self.model) {
             let bytes_max = match normalize {
                 Normalize::Standard => scan::BYTES_MAX,
                 _ => SAMPLED_BYTES_MAX,
             };
             let read = |first, into: &mut [f32]| labels.rows.read_f32(first, into);
-            let reader = RowReader::new(labels.rows.rows(), labels.rows.width, &read);
-            let found = scan::features(reader, self.is_trained_on, &self.same, bytes_max)?;
+            let shape = (labels.rows.rows(), labels.rows.width);
+            let found = scan::features(shape, &read, self.is_trained_on, &self.same, bytes_max)?;
             facts.targets = Some(found.moments);
         }
         // Without rows to train on only the content is hashed.
@@ -196,19 +193,16 @@ impl Scan<'_> {
             }
             Ok(())
         };
-        let reader = RowReader::new(rows.rows(), rows.width, &read);
-        let found = scan::features(reader, &is_trained_on, &self.same, bytes_max)?;
+        let shape = (rows.rows(), rows.width);
+        let found = scan::features(shape, &read, &is_trained_on, &self.same, bytes_max)?;
         // From a rank that sees it, should files differ between hosts.
         let columns = self.source.columns.as_deref();
-        let bad = found
-            .bad
-            .map(|(row, column)| rows.nonfinite(row, column as usize, columns));
-        agree(&self.same, bad.map_or(Ok(()), Err))?;
+        let nonfinite = |(row, column)| rows.nonfinite(row, column as usize, columns);
+        agree(&self.same, found.bad.map(nonfinite).map_or(Ok(()), Err))?;
         self.must_match("features", found.hash)?;
-        let part = if found.is_complete {
-            ""
-        } else {
-            " (features in part)"
+        let part = match found.is_complete {
+            true => "",
+            false => " (features in part)",
         };
         let hashes = [facts.labels.hash, found.hash].map(u64::to_le_bytes);
         let hash = XxHash3_64::oneshot(hashes.as_flattened());
@@ -221,10 +215,11 @@ impl Scan<'_> {
     /// An error on all ranks unless this hash is the same on all of them.
     fn must_match(&self, what: &str, hash: u64) -> Result<()> {
         let (setting, file) = (self.source.setting, self.source.place());
-        let value = (
-            &*format!("the content of the {what}"),
-            format!("{hash:016x}"),
-        );
-        must_be_alike(&self.same, &format!("{setting} ({file})"), &[value])
+        let (what, value) = (format!("the content of the {what}"), format!("{hash:016x}"));
+        must_be_alike(
+            &self.same,
+            &format!("{setting} ({file})"),
+            &[(&what, value)],
+        )
     }
 }

@@ -143,10 +143,8 @@ pub struct Normalization {
 impl Normalization {
     /// Scales bytes to 0 to 1.
     pub(crate) fn of_bytes() -> Normalization {
-        Normalization {
-            shift: vec![0.0],
-            scale: vec![1.0 / 255.0],
-        }
+        let (shift, scale) = (vec![0.0], vec![1.0 / 255.0]);
+        Normalization { shift, scale }
     }
 
     /// Scales all features together to 0 to 1.

@@ -111,11 +111,10 @@ impl Dataset for FileData {
         let mut rows = match self.side {
             None => all.clone(),
             Some((_, false)) => trained.clone(),
-            Some((_, true)) => all
-                .iter()
-                .zip(trained)
-                .map(|(all, trained)| all - trained)
-                .collect(),
+            Some((_, true)) => {
+                let rows = all.iter().zip(trained);
+                rows.map(|(all, trained)| all - trained).collect()
+            }
         };
         let classes = self.spec.task.classes()?.count();
         rows.resize(classes, 0);

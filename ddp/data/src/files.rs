@@ -108,16 +108,6 @@ pub fn format(path: &Path) -> Result<&'static Format> {
     recognised(path, &*map(path)?).map_err(|why| refuse(path, why))
 }
 
-/// The format of the file at `path`, which holds tokens: a .bin file may have no header.
-fn format_of_tokens(path: &Path) -> Result<&'static Format> {
-    let mapped = map(path)?;
-    let format = recognised(path, &mapped).map_err(|why| refuse(path, why))?;
-    match format.is(&flat::FLAT) && !flat::begins(&mapped) {
-        true => Ok(&tokens::NANOGPT),
-        false => Ok(format),
-    }
-}
-
 fn recognised(path: &Path, mapped: &Mapped) -> Result<&'static Format, String> {
     let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
     let has_ending = |endings: &[&str]| endings.iter().any(|&known| ending == *known);
@@ -290,7 +280,11 @@ pub fn open_tokens(
     stated: Option<Element>,
     cache_dir: Option<&Path>,
 ) -> Result<TokenFile> {
-    let (format, name) = (format_of_tokens(path)?, path.display().to_string());
+    let (mut format, name) = (format(path)?, path.display().to_string());
+    // A .bin file of tokens may have no header.
+    if format.is(&flat::FLAT) && !flat::begins(&*map(path)?) {
+        format = &tokens::NANOGPT;
+    }
     let mut file = DataFile::new(path, &name, cache_dir);
     file.stated = stated;
     let tokens = match format.holds {

@@ -183,11 +183,8 @@ impl Canvas {
             let mut column = columns.0;
             while column <= columns.1 {
                 let start = column as f32 - a[0];
-                let group: &mut [f32; LANES] = self.squared[row]
-                    .split_at_mut(column)
-                    .1
-                    .first_chunk_mut()
-                    .expect("a row has room for a group");
+                let group = self.squared[row][column..].first_chunk_mut::<LANES>();
+                let group = group.expect("a row has room for a group");
                 for (lane, squared) in group.iter_mut().enumerate() {
                     let x = start + lane as f32;
                     let t = ((x * dx + along_y) * inverse).clamp(0.0, 1.0);
@@ -210,17 +207,13 @@ impl Canvas {
         let mut noise = [0f32; PIXELS];
         for group in noise.chunks_exact_mut(8) {
             let bytes = draws.bits().to_le_bytes();
-            group
-                .iter_mut()
-                .zip(bytes)
-                .for_each(|(noise, byte)| *noise = (f32::from(byte) - 127.5) * (1.0 / 127.5));
+            for (noise, byte) in group.iter_mut().zip(bytes) {
+                *noise = (f32::from(byte) - 127.5) * (1.0 / 127.5);
+            }
         }
         let sharpness = 1.0 / pen.softness;
-        let rows = image
-            .chunks_exact_mut(SIDE)
-            .zip(noise.chunks_exact(SIDE))
-            .zip(&self.squared);
-        for ((image, noise), squared) in rows {
+        let rows = image.chunks_exact_mut(SIDE).zip(noise.chunks_exact(SIDE));
+        for ((image, noise), squared) in rows.zip(&self.squared) {
             for ((pixel, noise), squared) in image.iter_mut().zip(noise).zip(squared) {
                 let cover = ((pen.radius - squared.sqrt()) * sharpness + 0.5).clamp(0.0, 1.0);
                 let smooth = cover * cover * (3.0 - 2.0 * cover);

@@ -369,11 +369,8 @@ fn texts_in(files: &[FileLabels]) -> Result<Option<Vec<String>>> {
             with.array.name()
         );
     }
-    let mut names: Vec<String> = with
-        .iter()
-        .flat_map(|file| file.names.iter().flatten())
-        .cloned()
-        .collect();
+    let names = with.iter().flat_map(|file| file.names.iter().flatten());
+    let mut names: Vec<String> = names.cloned().collect();
     names.sort_unstable();
     names.dedup();
     Ok((!with.is_empty()).then_some(names))

@@ -28,14 +28,13 @@ mod request;
 pub mod resolve;
 pub mod sampler;
 mod scan;
-pub mod setting;
 pub mod spec;
 mod task;
 pub mod text;
 mod tokens;
 
 pub use dataset::{Dataset, InMemory, RowSpec, read_rows, sampled_hash};
-pub use error::{Error, Result};
+pub use error::{Error, Result, setting};
 pub use features::{
     AUTO, ColumnPlan, FeaturePlan, Missing, Normalization, Normalize, TableSettings,
 };

@@ -104,10 +104,8 @@ impl Source {
 
     /// An error on all ranks unless they have opened the same: from here on they share the work.
     pub(crate) fn check_alike(&self, ranks: &dyn Ranks) -> Result<()> {
-        let names = self
-            .labels
-            .as_ref()
-            .and_then(|labels| labels.class_names.as_deref());
+        let labels = self.labels.as_ref();
+        let names = labels.and_then(|labels| labels.class_names.as_deref());
         let labels = match (&self.labels, names) {
             (None, _) => "none".to_string(),
             (Some(_), Some(_)) => "texts".into(),
@@ -190,7 +188,13 @@ pub(crate) fn open_files(files: &FoundFiles<'_>) -> Result<Source> {
     for (path, is_labels) in features.chain(label_files.iter().map(|path| (path, true))) {
         let columns = match (files::is_table(path), is_labels) {
             (true, false) => Some(opening.columns_of(path)?),
-            (true, true) => Some(opening.column_of_labels(path, part)?),
+            (true, true) => Some(TableColumns {
+                label: Some(
+                    part.map_or_else(|| opening.only_column(path), |part| Ok(part.into()))?,
+                ),
+                features: Some(Vec::new()),
+                left_out: Vec::new(),
+            }),
             (false, _) => None,
         };
         let name = path.display().to_string();
@@ -204,19 +208,12 @@ pub(crate) fn open_files(files: &FoundFiles<'_>) -> Result<Source> {
         }
     }
     opening.check_labels()?;
-    let given: HashSet<&Path> = files
-        .paths
-        .iter()
-        .chain(label_files)
-        .map(|path| &**path)
-        .collect();
+    let given = files.paths.iter().chain(label_files);
+    let given: HashSet<&Path> = given.map(|path| &**path).collect();
     let labels = opening.labels.iter().map(|labels| &labels.array);
-    let mapped = opening
-        .features
-        .iter()
-        .chain(labels)
-        .map(|array| &array.mapped);
-    let watched = mapped.filter(|file| given.contains(file.path())).cloned();
+    let arrays = opening.features.iter().chain(labels);
+    let watched = arrays.map(|array| &array.mapped);
+    let watched = watched.filter(|file| given.contains(file.path())).cloned();
     let (columns, left_out) = opening.first.take().unwrap_or_default();
     let is_categorical = |plan: &Vec<ColumnPlan>| plan.iter().any(ColumnPlan::is_categorical);
     let source = Source {
@@ -307,16 +304,6 @@ impl Opening<'_> {
             label,
             features,
             left_out,
-        })
-    }
-
-    /// The column of a table that holds only labels.
-    fn column_of_labels(&self, path: &Path, part: Option<&str>) -> Result<TableColumns> {
-        let named = part.map(String::from);
-        Ok(TableColumns {
-            label: Some(named.map_or_else(|| self.only_column(path), Ok)?),
-            features: Some(Vec::new()),
-            left_out: Vec::new(),
         })
     }
 
@@ -435,10 +422,8 @@ impl Opening<'_> {
             labels.len()
         );
         // `Rows::new` refuses a sum that does not fit.
-        let all = features
-            .iter()
-            .map(Array::rows)
-            .fold(0, u64::saturating_add);
+        let all = features.iter().map(Array::rows);
+        let all = all.fold(0, u64::saturating_add);
         for (index, labels) in labels.iter().map(|labels| &labels.array).enumerate() {
             let (name, rows) = match self.labels.len() == features.len() {
                 true => (features[index].name(), features[index].rows()),

@@ -120,10 +120,8 @@ impl Ranks for SameFiles<'_> {
     /// An error of any rank is one of all, whatever their files.
     fn share(&self, outcome: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         let mut all = self.all.share(outcome)?;
-        let members = self.members.iter();
-        Ok(members
-            .map(|&rank| std::mem::take(&mut all[rank]))
-            .collect())
+        let own = |&rank: &usize| std::mem::take(&mut all[rank]);
+        Ok(self.members.iter().map(own).collect())
     }
 
     fn must_match(&self, values: &[(String, String)], help: &str) -> Result<()> {

@@ -199,10 +199,8 @@ impl DataRequest {
             (VAL_DATA, self.val_data.is_some() && is_built_in),
             (VAL_SPLIT, self.val_split > 0.0 && is_built_in),
         ];
-        let mut given = only_for_rows_of_files
-            .iter()
-            .filter(|(_, is_given)| *is_given);
-        match given.next() {
+        let mut settings = only_for_rows_of_files.iter();
+        match settings.find(|(_, is_given)| *is_given) {
             Some((setting, _)) if are_tokens => bail!(
                 Usage,
                 "{setting}: expected rows with features as {DATA}, got tokens: {data}; help: leave out {setting}, \

@@ -115,10 +115,9 @@ pub(crate) fn names_tokens(
     };
     let are_tokens = in_turn(ranks, || says_tokens(&files(path, setting)?[0]))?;
     // Ranks with other files would wait for each other in different places.
-    let kind = if are_tokens {
-        "tokens"
-    } else {
-        "rows of features"
+    let kind = match are_tokens {
+        true => "tokens",
+        false => "rows of features",
     };
     let what = format!("what the files of {setting} hold");
     ranks.must_match(&[(what, kind.to_string())], SAME_FILES)?;
@@ -210,11 +209,9 @@ fn in_order(path: &Path) -> (Vec<(char, u64)>, PathBuf) {
 
 /// The numbers in a name.
 fn numbers(name: &str) -> Vec<u64> {
-    let digits = name.split(|character: char| !character.is_ascii_digit());
-    let digits = digits.filter(|digits| !digits.is_empty());
-    digits
-        .map(|digits| digits.parse().unwrap_or(u64::MAX))
-        .collect()
+    let (key, _) = in_order(Path::new(name));
+    let numbers = key.into_iter().filter(|(kind, _)| *kind == '0');
+    numbers.map(|(_, number)| number).collect()
 }
 
 /// The first file of labels whose number is not that of its features. Numbers that are the same in
@@ -281,9 +278,8 @@ fn matching(pattern: &str, setting: SettingName<'_>) -> Result<Vec<PathBuf>> {
             "{setting} {pattern}: the pattern cannot be read: {error}; help: {HELP}"
         ))
     })?;
-    let mut found: Vec<PathBuf> = paths
-        .collect::<Result<_, _>>()
-        .map_err(|error| failed("open", pattern, setting, error.into()))?;
+    let found: Result<Vec<PathBuf>, _> = paths.collect();
+    let mut found = found.map_err(|error| failed("open", pattern, setting, error.into()))?;
     found.retain(|path| !path.is_dir());
     if found.is_empty() {
         let error = io::Error::new(ErrorKind::NotFound, "no file matches it");

@@ -47,26 +47,8 @@ const SEGMENTS: u64 = 240;
 /// The most bytes of the moments of all segments together.
 const SEGMENTS_BYTES: u64 = 64 << 20;
 
-/// Rows of one width that can be read in order.
-#[derive(Clone, Copy)]
-pub(crate) struct RowReader<'a> {
-    rows: u64,
-    width: usize,
-    /// Reads whole rows from this one on.
-    read: &'a (dyn Fn(u64, &mut [f32]) -> Result<()> + Sync),
-}
-
-impl<'a> RowReader<'a> {
-    /// So many rows of this width.
-    pub(crate) fn new(
-        rows: u64,
-        width: usize,
-        read: &'a (dyn Fn(u64, &mut [f32]) -> Result<()> + Sync),
-    ) -> RowReader<'a> {
-        RowReader { rows, width, read }
-    }
-}
-
+/// Reads whole rows from this one on.
+pub(crate) type ReadRows<'a> = &'a (dyn Fn(u64, &mut [f32]) -> Result<()> + Sync);
 /// Which rows are trained on.
 pub(crate) type IsTrainedOn<'a> = &'a (dyn Fn(u64) -> bool + Sync);
 
@@ -135,19 +117,29 @@ impl BlockPlan {
     }
 }
 
-/// Reads features; all ranks share the work. Moments are of those rows that `is_trained_on`.
+/// Reads so many rows of this width; all ranks share the work. Moments are of those rows that
+/// `is_trained_on`.
 pub(crate) fn features(
-    rows: RowReader<'_>,
+    (rows, width): (u64, usize),
+    read: ReadRows<'_>,
     is_trained_on: IsTrainedOn<'_>,
     ranks: &dyn Ranks,
     bytes_max: u64,
 ) -> Result<Found> {
-    let plan = BlockPlan::new(rows.rows, rows.width, bytes_max);
-    let read = |segment| Ok(vec![read_segment(rows, is_trained_on, plan, segment)?]);
+    let plan = BlockPlan::new(rows, width, bytes_max);
+    let found = |segment| {
+        Ok(vec![read_segment(
+            plan,
+            width,
+            read,
+            is_trained_on,
+            segment,
+        )?])
+    };
     let add = |all: &mut Vec<Found>, mut later: Vec<Found>| all.append(&mut later);
-    let mut total = Found::none(rows.width);
+    let mut total = Found::none(width);
     total.is_complete = plan.taken == plan.blocks;
-    for segment in merged(plan.segments, ranks, read, add)? {
+    for segment in merged(plan.segments, ranks, found, add)? {
         total.moments.merge(&segment.moments);
         total.bad = total.bad.or(segment.bad);
         total.hash = total.hash.wrapping_add(segment.hash);
@@ -156,19 +148,19 @@ pub(crate) fn features(
 }
 
 fn read_segment(
-    rows: RowReader<'_>,
-    is_trained_on: IsTrainedOn<'_>,
     plan: BlockPlan,
+    width: usize,
+    read: ReadRows<'_>,
+    is_trained_on: IsTrainedOn<'_>,
     segment: u64,
 ) -> Result<Found> {
-    let width = rows.width;
     let mut total = Found::none(width);
     // A tensor, because it lends its bytes.
     let x = Tensor::zeros(&[plan.block_rows as usize * width], DType::F32, Device::Cpu)?;
     for block in plan.blocks_of(segment) {
         heartbeat::beat(Work::ReadsData);
         let count = (block.end - block.start) as usize * width;
-        x.with_slice_mut(|x: &mut [f32]| (rows.read)(block.start, &mut x[..count]))??;
+        x.with_slice_mut(|x: &mut [f32]| read(block.start, &mut x[..count]))??;
         let hash = |bytes: &[u8]| XxHash3_64::oneshot_with_seed(block.start, &bytes[..4 * count]);
         let hash = x.with_bytes("hash", Location::caller(), hash)?;
         total.hash = total.hash.wrapping_add(hash);
@@ -242,10 +234,8 @@ pub(crate) fn in_segments<T: Send>(
         run();
     });
     let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let results = results.into_iter();
-    results
-        .map(|result| result.expect("every segment was taken"))
-        .collect()
+    let taken = |result: Option<_>| result.expect("every segment was taken");
+    results.into_iter().map(taken).collect()
 }
 
 /// What `read` finds in these segments, merged in their order. All ranks share the work.
@@ -446,6 +436,7 @@ pub(crate) fn tokens(
     }
     let all = 0..blocks[files.len()];
     let segments = SEGMENTS.min(all.end);
+    let is_bad = |token: u64| token >= bound || Some(token) == refused;
     let read = |segment| {
         let mut found = TokensFound::default();
         // A tensor, because it lends its bytes.
@@ -453,9 +444,27 @@ pub(crate) fn tokens(
         for number in share(&all, segment as usize, segments as usize) {
             heartbeat::beat(Work::ReadsData);
             let file = blocks.partition_point(|&first| first <= number) - 1;
-            let first = (number - blocks[file]) * BLOCK_TOKENS;
-            let place = (file, first, number);
-            found.merge(read_block(&block, files, place, (bound, refused))?);
+            let (array, first) = (&files[file], (number - blocks[file]) * BLOCK_TOKENS);
+            let count = BLOCK_TOKENS.min(array.rows() - first) as usize;
+            block.with_slice_mut(|block: &mut [i64]| {
+                let tokens = &mut block[..count];
+                array.read_i64(first, tokens)?;
+                // A negative number is larger than any token.
+                let mut tokens = tokens.iter().map(|token| token.cast_unsigned());
+                let largest = tokens.clone().fold(0, u64::max);
+                found.largest = found.largest.max(largest);
+                // Without a branch inside, most blocks are looked at fast.
+                let has_refused =
+                    refused.is_some_and(|one| tokens.clone().any(|token| token == one));
+                if largest >= bound || has_refused {
+                    let position = tokens.position(is_bad);
+                    found.bad = position.map(|position| (file as u64, first + position as u64));
+                }
+                Ok::<_, Error>(())
+            })??;
+            let hash = |bytes: &[u8]| XxHash3_64::oneshot_with_seed(number, &bytes[..8 * count]);
+            let hash = block.with_bytes("hash", Location::caller(), hash)?;
+            found.hash = found.hash.wrapping_add(hash);
             if found.bad.is_some() {
                 break;
             }
@@ -463,36 +472,6 @@ pub(crate) fn tokens(
         Ok(found)
     };
     merged(segments, ranks, read, TokensFound::merge)
-}
-
-/// Reads block `number` into `block`: it begins with token `first` of file `file`.
-fn read_block(
-    block: &Tensor,
-    files: &[Array],
-    (file, first, number): (usize, u64, u64),
-    (bound, refused): (u64, Option<u64>),
-) -> Result<TokensFound> {
-    let array = &files[file];
-    let count = BLOCK_TOKENS.min(array.rows() - first) as usize;
-    let (largest, bad) = block.with_slice_mut(|block: &mut [i64]| {
-        let tokens = &mut block[..count];
-        array.read_i64(first, tokens)?;
-        // A negative number is larger than any token.
-        let mut tokens = tokens.iter().map(|token| token.cast_unsigned());
-        let largest = tokens.clone().fold(0, u64::max);
-        let is_refused = refused.is_some_and(|refused| tokens.clone().any(|one| one == refused));
-        let bad = match largest >= bound || is_refused {
-            true => tokens.position(|token| token >= bound || Some(token) == refused),
-            false => None,
-        };
-        Ok::<_, Error>((largest, bad))
-    })??;
-    let hash = |bytes: &[u8]| XxHash3_64::oneshot_with_seed(number, &bytes[..8 * count]);
-    Ok(TokensFound {
-        largest,
-        bad: bad.map(|position| (file as u64, first + position as u64)),
-        hash: block.with_bytes("hash", Location::caller(), hash)?,
-    })
 }
 
 #[cfg(test)]

@@ -142,7 +142,9 @@ pub fn tokenize(options: &TokenizeOptions, progress: Report<'_>) -> Result<Token
 }
 
 fn fill(options: &TokenizeOptions, folder: &Folder, progress: Report<'_>) -> Result<Tokenized> {
-    let file_bytes = file_bytes(&options.files)?;
+    // All are looked at before any is read.
+    let bytes_of = |path: &PathBuf| Ok(fs::metadata(path).map_err(reading(path))?.len());
+    let file_bytes = options.files.iter().map(bytes_of).sum::<Result<u64>>()?;
     let mut report = |is_learning, read_bytes: &AtomicU64| {
         progress(Progress {
             is_learning,
@@ -223,12 +225,6 @@ fn bad_tokenizer(options: &TokenizeOptions, why: String) -> Error {
         TokenizerChoice::Learned(_) => "the learned one".into(),
     };
     Error::Data(format!("{TOKENIZER} {what}: {why}; help: give another"))
-}
-
-/// The bytes of all files. All are looked at before any is read.
-fn file_bytes(files: &[PathBuf]) -> Result<u64> {
-    let of = |path: &PathBuf| Ok(fs::metadata(path).map_err(reading(path))?.len());
-    files.iter().map(of).sum()
 }
 
 /// Learns a vocabulary of `size` tokens from all texts, also from those that are held out.

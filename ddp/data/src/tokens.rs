@@ -226,9 +226,8 @@ impl Dataset for Windows {
         let context = self.spec.inputs.elements();
         inputs.with_slice_mut(|inputs: &mut [i64]| {
             targets.with_slice_mut(|targets: &mut [i64]| {
-                let windows = inputs
-                    .chunks_exact_mut(context)
-                    .zip(targets.chunks_exact_mut(context));
+                let inputs = inputs.chunks_exact_mut(context);
+                let windows = inputs.zip(targets.chunks_exact_mut(context));
                 let mut rows = rows.iter().zip(windows);
                 rows.try_for_each(|(&row, (inputs, targets))| self.read(row, inputs, targets))
             })

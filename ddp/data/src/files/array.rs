@@ -109,7 +109,13 @@ impl Array {
         place: &ArrayPlace<'_>,
     ) -> Result<Array, String> {
         let (offset, element, shape) = (place.offset, place.element, place.shape);
-        Array::check_shape(shape)?;
+        let whole = Shape::new(shape)
+            .map_err(|_| format!("its shape {shape:?} has too many dimensions or elements"))?;
+        ensure!(
+            !shape.is_empty(),
+            "expected an array of rows, got a single number"
+        );
+        ensure!(whole.count() > 0, "it is empty: its shape is {shape:?}");
         let (rows, row_shape) = (shape[0], &shape[1..]);
         let bytes = shape.iter().product::<usize>() as u64 * element.bytes() as u64;
         let end = offset.saturating_add(bytes);
@@ -131,18 +137,6 @@ impl Array {
             row_elements: row_shape.iter().product(),
             row_shape: row_shape.to_vec(),
         })
-    }
-
-    /// An error unless this is the shape of at least one row of at least one number that can be
-    /// addressed.
-    pub(super) fn check_shape(shape: &[usize]) -> Result<(), String> {
-        let whole = Shape::new(shape)
-            .map_err(|_| format!("its shape {shape:?} has too many dimensions or elements"))?;
-        match shape {
-            [] => Err("expected an array of rows, got a single number".into()),
-            _ if whole.count() == 0 => Err(format!("it is empty: its shape is {shape:?}")),
-            _ => Ok(()),
-        }
     }
 
     /// For messages: `train.npz#x_train`.
@@ -169,9 +163,8 @@ impl Array {
     /// f32.
     pub fn read_f32(&self, first_row: u64, into: &mut [f32]) -> Result<()> {
         if self.element == Element::F32 && self.big_endian == cfg!(target_endian = "big") {
-            let read = self
-                .mapped
-                .read_elements(self.offset_of(first_row, into.len()), into);
+            let start = self.offset_of(first_row, into.len());
+            let read = self.mapped.read_elements(start, into);
             return read.map_err(|error| self.failed(&error));
         }
         convert!(self, first_row, into, f32)
@@ -320,16 +313,11 @@ impl Element {
         use Element::{BF16, F16, F32, F64};
         matches!(self, F16 | BF16 | F32 | F64)
     }
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        Choice::name(self)
-    }
 }
 
 impl fmt::Display for Element {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        f.pad(Choice::name(*self))
     }
 }
 

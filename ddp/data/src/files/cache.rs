@@ -311,10 +311,9 @@ impl Note {
 
     /// The note of this name in one of the folders that describes a file.
     fn find(folders: &[PathBuf], name: &str, identity: &Identity) -> Option<Note> {
-        let notes = folders
-            .iter()
-            .filter_map(|folder| Note::read(&folder.join(name)));
-        notes.into_iter().find(|note| note.describes(identity))
+        let folders = folders.iter();
+        let mut notes = folders.filter_map(|folder| Note::read(&folder.join(name)));
+        notes.find(|note| note.describes(identity))
     }
 
     /// The note at `path`, if it is whole.

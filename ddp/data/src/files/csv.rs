@@ -179,10 +179,8 @@ impl<R: Read> Records<R> {
     ) -> Result<Records<R>> {
         let buffer_bytes = sizes.0;
         let mut start = Vec::new();
-        let read = reader
-            .by_ref()
-            .take(buffer_bytes as u64)
-            .read_to_end(&mut start);
+        let mut first = reader.by_ref().take(buffer_bytes as u64);
+        let read = first.read_to_end(&mut start);
         read.map_err(|error| unreadable(path, error))?;
         if start.starts_with(b"\xff\xfe") || start.starts_with(b"\xfe\xff") {
             let what = "line 1: expected UTF-8, got UTF-16; help: save the file as UTF-8";

@@ -229,20 +229,6 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// A new file at `path`, which must not exist.
-    fn create(path: &Path) -> Result<Writer> {
-        let file = File::create_new(path).map_err(writing(path))?;
-        let mut writer = Writer {
-            path: path.into(),
-            file: BufWriter::with_capacity(PIECE_BYTES, file),
-            position: 0,
-            arrays: Vec::new(),
-            hash: XxHash3_64::new(),
-        };
-        writer.put(&[0; ALIGNMENT as usize])?;
-        Ok(writer)
-    }
-
     /// Begins the array `name` of rows of this shape. Rows are counted as they are written.
     pub(crate) fn begin(
         &mut self,
@@ -348,9 +334,17 @@ impl Writer {
     }
 }
 
-/// Makes a flat file at `path` with what `fill` writes.
+/// Makes a flat file at `path`, where none may be, with what `fill` writes.
 pub(crate) fn write(path: &Path, fill: impl FnOnce(&mut Writer) -> Result<About>) -> Result<()> {
-    let mut writer = Writer::create(path)?;
+    let file = File::create_new(path).map_err(writing(path))?;
+    let mut writer = Writer {
+        path: path.into(),
+        file: BufWriter::with_capacity(PIECE_BYTES, file),
+        position: 0,
+        arrays: Vec::new(),
+        hash: XxHash3_64::new(),
+    };
+    writer.put(&[0; ALIGNMENT as usize])?;
     let about = fill(&mut writer)?;
     writer.finish(about)
 }

@@ -90,13 +90,8 @@ pub(crate) struct MappedReader<'a> {
 }
 
 impl MappedReader<'_> {
-    /// The whole file.
-    pub(crate) fn new(mapped: &Mapped) -> MappedReader<'_> {
-        MappedReader::part(mapped, 0..mapped.len())
-    }
-
     /// The bytes in `part`.
-    pub(crate) fn part(mapped: &Mapped, part: Range<u64>) -> MappedReader<'_> {
+    pub(crate) fn new(mapped: &Mapped, part: Range<u64>) -> MappedReader<'_> {
         MappedReader {
             mapped,
             position: part.start,

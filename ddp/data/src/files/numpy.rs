@@ -86,7 +86,7 @@ fn add(
 fn open_npy(file: &DataFile<'_>) -> Result<Contents> {
     let mapped = file.map()?;
     let bad = |why| file.bad(why);
-    let header = header(MappedReader::new(&mapped)).map_err(bad)?;
+    let header = header(MappedReader::new(&mapped, 0..mapped.len())).map_err(bad)?;
     check_bytes(&header, mapped.len()).map_err(bad)?;
     let mut contents = Contents::default();
     add(&mut contents, file.name, (&mapped, 0), &header, "");
@@ -182,7 +182,7 @@ struct Member {
 fn open_npz(file: &DataFile<'_>) -> Result<Contents> {
     let mapped = file.map()?;
     let bad = |why| file.bad(why);
-    let archive = ZipArchive::new(MappedReader::new(&mapped));
+    let archive = ZipArchive::new(MappedReader::new(&mapped, 0..mapped.len()));
     let mut archive = archive.map_err(|error| bad(broken(error)))?;
     check(&mut archive).map_err(bad)?;
     check_stored(file, &mut archive)?;
@@ -342,7 +342,7 @@ fn header_of(
 ) -> Result<Header, String> {
     let header = if member.is_stored {
         let part = member.start..member.start + member.packed_bytes;
-        header(MappedReader::part(mapped, part))?
+        header(MappedReader::new(mapped, part))?
     } else {
         let member = archive.by_index(member.index);
         header(member.map_err(broken)?)?

@@ -30,7 +30,10 @@ pub(super) static SAFETENSORS: Format = Format {
 
 fn open(file: &DataFile<'_>) -> Result<Contents> {
     let (path, mapped) = (file.path, file.map()?);
-    let header = Header::read(&mut MappedReader::new(&mapped), mapped.len());
+    let header = Header::read(
+        &mut MappedReader::new(&mapped, 0..mapped.len()),
+        mapped.len(),
+    );
     let header = header.map_err(reading(path))?;
     let header = header.map_err(|why| file.bad(why))?;
     let mut contents = Contents::default();

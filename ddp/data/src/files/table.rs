@@ -281,11 +281,8 @@ impl<'a> Columns<'a> {
                 )));
             }
         }
-        for name in request
-            .label
-            .iter()
-            .flat_map(|name| label_names(names, name))
-        {
+        let labels = request.label.iter();
+        for name in labels.flat_map(|name| label_names(names, name)) {
             let column = columns.place(name, &places)?;
             ensure!(
                 !columns.labels.contains(&column),

@@ -148,9 +148,8 @@ fn tokens(mapped: &Arc<Mapped>, name: &str) -> Result<TokenFile, String> {
         "expected llm.c's header of {HEADER_BYTES} bytes, got a file of {length}: it is cut short"
     );
     let mut start = [0; 12];
-    mapped
-        .read(0, &mut start)
-        .map_err(|error| error.to_string())?;
+    let read = mapped.read(0, &mut start);
+    read.map_err(|error| error.to_string())?;
     let word = |index: usize| u32::from_le_bytes(start.as_chunks().0[index]);
     let format = Header::of(&start).ok_or("it changed while it was read")?;
     let (version, count) = (word(1), word(2));

@@ -1,8 +1,9 @@
 //! The rows of one step, their memory, and how they get into it.
 //!
 //! `Prefetcher` gathers the next batch on a background thread, so that reading from a disk, or
-//! drawing, runs during the step. One order at a time, for memory that nothing else touches: the loader gives it away with the
-//! order and gets it back with the answer. The thread ends with the loader.
+//! drawing, runs during the step. One order at a time, for memory that nothing else touches: the
+//! loader gives it away with the order and gets it back with the answer. The thread ends with the
+//! loader.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -60,9 +61,8 @@ pub struct Origin {
 impl Origin {
     /// The dataset and the order of its rows, a line each.
     pub fn text(&self) -> Result<String> {
-        let order = self
-            .order
-            .map_or("rows in order".into(), |order| format!("order {order:?}"));
+        let text = |order| format!("order {order:?}");
+        let order = self.order.map_or("rows in order".into(), text);
         Ok(format!("{}\n{order}", self.dataset.fingerprint()?))
     }
 }
@@ -360,10 +360,8 @@ impl Slots {
 
     /// The batch loaded last.
     pub(super) fn last(&self) -> &Batch {
-        self.slots[1 - self.next]
-            .batch
-            .as_ref()
-            .expect("one was loaded")
+        let batch = self.slots[1 - self.next].batch.as_ref();
+        batch.expect("one was loaded")
     }
 }
 

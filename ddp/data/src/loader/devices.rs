@@ -82,7 +82,8 @@ impl Source {
 
     /// The bytes of device memory that the data take, if they are kept there.
     pub fn bytes_on_device(&self) -> Option<usize> {
-        self.tables.as_ref().map(Tables::bytes)
+        let parts = self.tables.as_ref().map(|tables| tables.parts.iter());
+        parts.map(|parts| parts.map(Tensor::bytes).sum())
     }
 }
 
@@ -142,7 +143,7 @@ impl BatchCopier {
         self.turn = (self.turn + 1) % RING;
         streams.free_slot(transfers)?;
         let copy = |part: usize| {
-            let stream = streams.of(part);
+            let stream = &streams.copies[part];
             let copy = || transfer::copy_async(&batch[part], &host[part], stream);
             trace::record_stream(stream, COPY, copy)
         };
@@ -198,11 +199,17 @@ impl Tables {
         if choice == Resident::Off || rows == 0 || !devices[0].is_accelerator() {
             return Ok(None);
         }
+        let row_bytes = [
+            dataset.spec().inputs.bytes(),
+            dataset.spec().targets.bytes(),
+        ];
         // First, since a device reports its free memory only once it is in use.
         let streams = CopyStreams::new(devices)?;
         for (index, stream) in streams.all().iter().enumerate() {
             let (device, free) = (stream.device(), memory::free_bytes(stream.device()));
-            let needed = needed_bytes(dataset, streams.parts(index));
+            let row_bytes: usize = row_bytes[streams.parts(index)].iter().sum();
+            let needed =
+                usize::try_from(rows).map_or(usize::MAX, |rows| row_bytes.saturating_mul(rows));
             match choice {
                 // Activations, batches and workspaces are not known before the first step, so the
                 // data leave three times as much as they take.
@@ -224,7 +231,7 @@ impl Tables {
         };
         // Made on the copy streams, the only ones that use them.
         let table = |part: usize, shape: &[usize], dtype: DType| {
-            let stream = streams.of(part);
+            let stream = &streams.copies[part];
             stream.scope(|| Tensor::empty(shape, dtype, devices[part]))
         };
         let parts = match made(dataset, rows, &table) {
@@ -239,11 +246,6 @@ impl Tables {
             tables.upload(dataset)
         })?;
         Ok(Some(tables))
-    }
-
-    /// The bytes of all of it.
-    pub(super) fn bytes(&self) -> usize {
-        self.parts.iter().map(Tensor::bytes).sum()
     }
 
     /// Uploads all rows in stages. Two stages take turns: one is gathered while the other is
@@ -266,7 +268,7 @@ impl Tables {
             dataset.gather(&numbers, &host[0], &host[1])?;
             for (part, host) in host.iter().enumerate() {
                 let there = self.parts[part].slice(start..end)?;
-                let copy = transfer::copy_async(&there, host, self.streams.of(part))?;
+                let copy = transfer::copy_async(&there, host, &self.streams.copies[part])?;
                 // On one stream what comes after the second copy is after both.
                 let index = part.min(self.streams.all().len() - 1);
                 transfers.copied[index] = Some(copy);
@@ -276,15 +278,6 @@ impl Tables {
         // memory is not reused before its copies are done.
         Ok(())
     }
-}
-
-/// The bytes of some parts of the data: inputs (0), targets (1).
-fn needed_bytes(dataset: &dyn Dataset, parts: Range<usize>) -> usize {
-    let rows = usize::try_from(dataset.rows()).unwrap_or(usize::MAX);
-    let spec = dataset.spec();
-    let row_bytes = [spec.inputs.bytes(), spec.targets.bytes()];
-    let row_bytes: usize = row_bytes[parts].iter().sum();
-    row_bytes.saturating_mul(rows)
 }
 
 /// Gathers batches from the tables into two slots.
@@ -407,10 +400,9 @@ impl CopyStreams {
     /// To these GPUs: that of the inputs, that of the targets.
     pub(super) fn new([first, last]: [Device; 2]) -> Result<CopyStreams> {
         let inputs = Stream::new(first)?;
-        let targets = if last == first {
-            inputs.clone()
-        } else {
-            Stream::new(last)?
+        let targets = match last == first {
+            true => inputs.clone(),
+            false => Stream::new(last)?,
         };
         let copies = [inputs, targets];
         Ok(CopyStreams { copies })
@@ -418,17 +410,11 @@ impl CopyStreams {
 
     /// One for each device.
     pub(super) fn all(&self) -> &[Stream] {
-        let count = if self.copies[0] == self.copies[1] {
-            1
-        } else {
-            2
+        let count = match self.copies[0] == self.copies[1] {
+            true => 1,
+            false => 2,
         };
         &self.copies[..count]
-    }
-
-    /// The stream of inputs (0) or targets (1).
-    pub(super) fn of(&self, part: usize) -> &Stream {
-        &self.copies[part]
     }
 
     /// What stream `index` of `all()` copies: inputs (0), targets (1), or both.

@@ -150,9 +150,8 @@ impl Opening<'_> {
         let named = self.files.named_columns();
         let features = named.iter().flatten().map(String::as_str).collect();
         let label = self.label_of(path, &columns, &features)?;
-        let labels = label
-            .iter()
-            .flat_map(|label| table::label_names(&columns, label));
+        let labels = label.iter();
+        let labels = labels.flat_map(|label| table::label_names(&columns, label));
         let labels: HashSet<&str> = labels.collect();
         if let Some(label) = drop.iter().find(|name| labels.contains(&***name)) {
             bail!(
@@ -300,11 +299,8 @@ fn is_held_out(key: &str) -> bool {
 
 /// An error if an array cannot be used that its name says is wanted.
 fn check_usable(contents: &Contents, path: &Path, files: &FoundFiles<'_>) -> Result<()> {
-    let others: Vec<&str> = contents
-        .others
-        .iter()
-        .map(|(key, _)| key.as_str())
-        .collect();
+    let others = contents.others.iter().map(|(key, _)| key.as_str());
+    let others: Vec<&str> = others.collect();
     let mut pairs = pairs(&others, files.model.is_some());
     let is_wanted = |(features, labels): (Option<usize>, Option<usize>)| {
         let features = features.filter(|_| files.spec.part.is_none());

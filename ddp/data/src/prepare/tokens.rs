@@ -276,12 +276,10 @@ pub(super) fn read(
         let windows = |context| lengths().map(|tokens| of(tokens - 1, context)).sum();
         context_tokens.map_or(0, windows)
     };
+    let file = |array: &Array| (array.name().to_string(), array.rows());
     Ok(TokenSummary {
         coding: files.kind.clone(),
-        files: arrays
-            .iter()
-            .map(|array| (array.name().to_string(), array.rows()))
-            .collect(),
+        files: arrays.iter().map(file).collect(),
         largest: found.largest,
         vocabulary: below.unwrap_or(found.largest as usize + 1),
         is_vocabulary_guessed: below.is_none(),

@@ -34,8 +34,14 @@ impl Drawn {
 fn found(rows: &Drawn, size: usize, bytes_max: u64) -> Found {
     let all = ranks(size, |world| {
         let read = |first, into: &mut [f32]| rows.read(first, into);
-        let reader = RowReader::new(rows.rows, rows.width, &read);
-        features(reader, &|row| row % 3 != 0, world, bytes_max).unwrap()
+        features(
+            (rows.rows, rows.width),
+            &read,
+            &|row| row % 3 != 0,
+            world,
+            bytes_max,
+        )
+        .unwrap()
     });
     all.iter()
         .for_each(|of_rank| assert!(*of_rank == all[0], "all ranks know the same"));

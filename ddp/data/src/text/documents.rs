@@ -129,9 +129,8 @@ impl TextFile<'_> {
         let (mut chunk, mut pending, mut size) = (Vec::new(), String::new(), piece_bytes);
         loop {
             // Whole chunks, however few bytes a read gives: cuts depend on the text alone.
-            let read = (&mut bytes)
-                .take(piece_bytes as u64 / 4)
-                .read_to_end(&mut chunk);
+            let mut next = (&mut bytes).take(piece_bytes as u64 / 4);
+            let read = next.read_to_end(&mut chunk);
             let is_end = read.map_err(|error| unreadable(self.path, error))? == 0;
             // The next chunk may complete the character that this one ends in.
             let whole = chunk.len() - if is_end { 0 } else { begun_bytes(&chunk) };
@@ -267,9 +266,8 @@ fn field(line: &str, name: &str) -> Result<String, String> {
 
 /// The name without the ending of a compressed file, and how it is compressed.
 fn packing(name: &str) -> (&str, Option<&'static str>) {
-    let found = [".gz", ".zst"]
-        .into_iter()
-        .find_map(|ending| Some((name.strip_suffix(ending)?, Some(ending))));
+    let mut endings = [".gz", ".zst"].into_iter();
+    let found = endings.find_map(|ending| Some((name.strip_suffix(ending)?, Some(ending))));
     found.unwrap_or((name, None))
 }
 

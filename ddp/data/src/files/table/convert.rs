@@ -194,7 +194,13 @@ impl<'a> RowWriter<'a> {
                 self.features.resize(end, 0.0);
                 match positions.get(&*text) {
                     Some(position) => self.features[start + position] = 1.0,
-                    None => self.odd[index].add_unseen(&text),
+                    None => {
+                        let (odd, example) = (&mut self.odd[index], shown(&text));
+                        odd.unseen += 1;
+                        if odd.examples.len() < EXAMPLES_MAX && !odd.examples.contains(&example) {
+                            odd.examples.push(example);
+                        }
+                    }
                 }
             }
             (Cell::Number(number), None) if (number as f32).is_finite() => {
@@ -285,17 +291,6 @@ impl Columns<'_> {
     }
 }
 
-impl OddCells {
-    /// Counts a value that is not among the column's categories.
-    fn add_unseen(&mut self, value: &[u8]) {
-        self.unseen += 1;
-        let example = shown(value);
-        if self.examples.len() < EXAMPLES_MAX && !self.examples.contains(&example) {
-            self.examples.push(example);
-        }
-    }
-}
-
 /// The names of all classes together in a flat file's header.
 const TEXTS_BYTES_MAX: usize = 16 << 20;
 
@@ -382,10 +377,9 @@ impl LabelColumn {
         let mut file = file.map_err(|error| failed(error.into_error()))?;
         file.rewind().map_err(writing(&self.path))?;
         let are_values = !are_texts && !self.all_whole;
-        let element = if are_values {
-            Element::F64
-        } else {
-            Element::I64
+        let element = match are_values {
+            true => Element::F64,
+            false => Element::I64,
         };
         let row_shape: &[usize] = if self.width > 1 { &[self.width] } else { &[] };
         out.begin("labels", element, row_shape)?;

@@ -30,7 +30,7 @@ fn open(file: &DataFile<'_>) -> Result<Contents> {
 /// Writes the numbers without the widths between them.
 fn write(file: &DataFile<'_>, out: &mut flat::Writer) -> Result<flat::About> {
     let mapped = file.map()?;
-    let mut reader = BufReader::new(MappedReader::new(&mapped));
+    let mut reader = BufReader::new(MappedReader::new(&mapped, 0..mapped.len()));
     let (mut width, mut at, mut row) = ([0; 4], 0, Vec::new());
     while at < mapped.len() {
         let cut = |_| {
