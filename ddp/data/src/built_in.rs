@@ -179,7 +179,7 @@ impl Synthetic {
         // A hidden unit has deviation 1; the ReLU keeps half of its square, so that an output has
         // deviation 1 too.
         let matrix = |part: u64, count: usize, square: f64| {
-            let mut draws = Draws::new(derive(derive(spec.seed, 0), part));
+            let mut draws = Draws(derive(derive(spec.seed, 0), part));
             let deviation = square.sqrt() as f32;
             (0..count).map(|_| draws.normal() * deviation).collect()
         };
@@ -193,7 +193,7 @@ impl Synthetic {
 
     /// Writes the features of a row, and gives the teacher's outputs with their noise.
     fn outputs(&self, row: u64, x: &mut [f32]) -> impl Iterator<Item = f32> {
-        let mut draws = Draws::new(derive(self.key, row));
+        let mut draws = Draws(derive(self.key, row));
         x.iter_mut().for_each(|x| *x = draws.normal());
         let unit = |weights: &[f32]| dot(weights, x).max(0.0);
         let mut units = self.first.chunks_exact(x.len()).map(unit);

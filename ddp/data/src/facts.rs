@@ -19,7 +19,7 @@ use crate::task::Classes;
 const SAMPLED_BYTES_MAX: u64 = 1 << 20;
 
 /// What was found in rows.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Facts {
     /// Which rows are held out; `None` if none are.
     pub(crate) split: Option<Split>,
@@ -59,11 +59,8 @@ pub(crate) fn scan(
     let mut facts = Facts {
         fill: scan.fill()?,
         labels: scan.labels()?,
-        features: None,
-        targets: None,
         has_unread_features: source.features.element()?.is_float(),
-        content: None,
-        split: None,
+        ..Facts::default()
     };
     if request.trained.is_none() {
         scan.features(&mut facts)?;

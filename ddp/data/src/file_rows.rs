@@ -69,11 +69,6 @@ impl FileData {
         }
     }
 
-    /// Features of a row.
-    fn width(&self) -> usize {
-        self.source.features.width
-    }
-
     fn read_features(&self, row: u64, x: &mut [f32]) -> Result<()> {
         let features = &self.source.features;
         features.read_f32(row, x)?;
@@ -86,7 +81,7 @@ impl FileData {
             return Err(features.nonfinite(row, column, None));
         }
         if let Some(normalization) = &self.model.normalization {
-            normalization.apply(x, self.width());
+            normalization.apply(x, features.width);
         }
         Ok(())
     }
@@ -151,7 +146,7 @@ impl Dataset for FileData {
             "{} rows ({side} of {}) of {} features, {}, labels {:016x}, sampled {:016x}{content}",
             self.rows(),
             self.source.features.rows(),
-            self.width(),
+            self.source.features.width,
             self.spec.task,
             XxHash3_64::oneshot(&counts) ^ names,
             sampled_hash(self)?
@@ -162,7 +157,8 @@ impl Dataset for FileData {
         check_gather(self, rows, inputs, targets);
         self.watch.check()?;
         inputs.with_slice_mut(|x: &mut [f32]| {
-            let mut rows = rows.iter().zip(x.chunks_exact_mut(self.width()));
+            let width = self.source.features.width;
+            let mut rows = rows.iter().zip(x.chunks_exact_mut(width));
             rows.try_for_each(|(&row, x)| self.read_features(self.row(row), x))
         })??;
         match &self.source.labels {

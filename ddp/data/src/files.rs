@@ -153,10 +153,8 @@ fn recognised(path: &Path, mapped: &Mapped) -> Result<&'static Format, String> {
 /// The arrays of the file at `path`, of any format with arrays. Converted copies go to `cache_dir`,
 /// if given.
 pub fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
-    read(
-        &DataFile::new(path, &path.display().to_string(), cache_dir),
-        None,
-    )
+    let name = path.display().to_string();
+    read(&DataFile::new(path, &name, cache_dir), None)
 }
 
 /// The arrays of a file, or those that a table becomes, of which `table` says what is wanted.

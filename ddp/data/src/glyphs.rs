@@ -30,12 +30,12 @@ const STRIDE: usize = SIDE + LANES;
 
 /// The digit that the image of `key` shows.
 pub(crate) fn digit(key: u64) -> u8 {
-    Draws::new(key).below(10) as u8
+    Draws(key).below(10) as u8
 }
 
 /// The image of `key`.
 pub(crate) fn draw(key: u64) -> Image {
-    let mut draws = Draws::new(key);
+    let mut draws = Draws(key);
     let styles = &DIGITS[draws.below(10) as usize];
     let strokes = &styles[draws.below(styles.len() as u64) as usize];
     let place = Placing::draw(&mut draws);

@@ -108,7 +108,10 @@ impl Sampler {
     pub fn permutation(&self, epoch: u64) -> Permutation {
         match self.seed {
             Some(seed) => Permutation::new(self.rows, derive(seed, epoch)),
-            None => Permutation::in_order(self.rows),
+            None => Permutation {
+                rounds: 0,
+                ..Permutation::new(self.rows, 0)
+            },
         }
     }
 }
@@ -217,14 +220,6 @@ impl Permutation {
             low_bits: bits - bits / 2,
             keys,
             rounds: ROUNDS,
-        }
-    }
-
-    /// The order that the rows have.
-    fn in_order(rows: u64) -> Permutation {
-        Permutation {
-            rounds: 0,
-            ..Permutation::new(rows, 0)
         }
     }
 
@@ -345,17 +340,11 @@ pub(crate) fn derive(key: u64, part: u64) -> u64 {
     mix(mix(key.wrapping_add(STEP)) ^ part)
 }
 
-/// A sequence of random numbers.
+/// The sequence of random numbers of a key.
 #[derive(Clone, Debug)]
-pub(crate) struct Draws(u64);
+pub(crate) struct Draws(pub(crate) u64);
 
 impl Draws {
-    /// The sequence of `key`.
-    #[inline]
-    pub(crate) fn new(key: u64) -> Draws {
-        Draws(key)
-    }
-
     /// 64 random bits.
     #[inline]
     pub(crate) fn bits(&mut self) -> u64 {

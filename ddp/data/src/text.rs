@@ -403,7 +403,7 @@ impl Work<'_> {
 
 /// The number of tokens in the shard at `path`, if it is whole and made of these texts.
 fn tokens_of(path: &Path, source: &str) -> Option<u64> {
-    let found = flat::source(path).ok().flatten()?;
+    let found = flat::open(path, "").ok()?.about.source?;
     if found != source || flat::verify(path).is_err() {
         return None;
     }

@@ -81,12 +81,6 @@ pub(crate) fn open(path: &Path, file: &str) -> Result<Contents> {
     contents.checked(path)
 }
 
-/// What the file at `path` says that it was made from.
-pub(crate) fn source(path: &Path) -> Result<Option<String>> {
-    let header = header(&*map(path)?).map_err(|why| refuse(path, why))?;
-    Ok(header.source)
-}
-
 /// Whether a file begins as flat files do.
 pub(super) fn begins(mapped: &Mapped) -> bool {
     let mut first = [0; MAGIC.len()];

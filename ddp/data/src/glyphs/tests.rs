@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn no_pen_reaches_beyond_the_pixels_that_are_measured() {
     for key in 0..2000 {
-        let pen = Pen::draw(&mut Draws::new(key));
+        let pen = Pen::draw(&mut Draws(key));
         assert!(
             pen.radius + 0.5 * pen.softness <= REACH,
             "{} {}",

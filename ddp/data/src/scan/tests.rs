@@ -18,7 +18,7 @@ impl Drawn {
     fn read(&self, first: u64, into: &mut [f32]) -> Result<()> {
         for (row, x) in (first..).zip(into.chunks_exact_mut(self.width)) {
             assert!(row < self.rows);
-            let mut draws = Draws::new(derive(7, row));
+            let mut draws = Draws(derive(7, row));
             x.iter_mut()
                 .enumerate()
                 .for_each(|(column, x)| *x = draws.normal() * 3.0 + 100.0 * column as f32);

@@ -5,7 +5,7 @@ use crate::sampler::{Draws, normal_of};
 #[test]
 fn normals_have_mean_zero_and_variance_one() {
     const COUNT: usize = 200_000;
-    let mut draws = Draws::new(7);
+    let mut draws = Draws(7);
     let (mut sum, mut squares) = (0f64, 0f64);
     for _ in 0..COUNT {
         let number = f64::from(draws.normal());
@@ -29,7 +29,7 @@ fn uniforms_stay_in_range_at_the_ends_of_their_bits() {
         1.0 - 1.0 / 8_388_608.0
     );
     assert_eq!(normal_of(0), -normal_of(u64::MAX));
-    let mut draws = Draws::new(0);
+    let mut draws = Draws(0);
     assert!((0..10_000).all(|_| (-1.0..1.0).contains(&draws.signed())));
     assert!((0..10_000).all(|_| (0.0..1.0).contains(&draws.unit())));
     assert!((0..10_000).all(|_| draws.below(3) < 3));
