@@ -147,8 +147,8 @@ fn arrays_of(path: &Path, cache: Option<&Path>) -> Result<(Vec<Vec<String>>, Val
     };
     for array in &contents.arrays {
         let shape = [&[array.rows() as usize], array.row_shape()].concat();
-        let (key, element, name) = (array.key, array.element, array.element.name());
-        let value = json!({ "key": key, "element": name, "shape": shape, "is_usable": true });
+        let (key, element) = (&array.key, array.element);
+        let value = json!({ "key": key, "element": element, "shape": shape, "is_usable": true });
         add(key, format!("{element} {shape:?}"), value);
     }
     for (key, why) in &contents.others {
