@@ -511,6 +511,9 @@ fn is_simulated() -> bool {
         .is_some_and(|gpu| gpu.name.contains("Simulated"))
 }
 
+/// What every way of a batch onto a GPU calls, as `loader/devices.rs` lists it.
+const STEPS: [&str; 4] = ["leave", "wait_for_host_side", "free_slot", "hand_over"];
+
 /// The place in the loader that waits, from a call stack: what waits, and for which way. None for
 /// other waits, such as those for the first use of memory on a stream.
 fn place_of(stack: &str) -> Option<String> {
@@ -534,7 +537,8 @@ fn place_of(stack: &str) -> Option<String> {
             (!name.starts_with('{')).then(|| format!("{name} at {file}"))
         })
         .collect();
-    let way = own.iter().find(|frame| !frame.ends_with("lanes.rs"))?;
+    let is_step = |frame: &String| STEPS.iter().any(|step| frame.starts_with(step));
+    let way = own.iter().find(|frame| !is_step(frame))?;
     Some(match own.first() {
         Some(first) if first != way => format!("{first}, for {way}"),
         _ => way.clone(),
