@@ -46,6 +46,11 @@ impl LockedLog {
         loop {
             match LockedLog::open(out) {
                 Err(Error::Usage(_)) if began.elapsed() < limit => {}
+                Err(Error::Usage(_)) if was_lost => {
+                    let help = "start the job again with --resume auto when the lost host is down";
+                    let failed = Error::io("lock", out.join(EVENTS_FILE), help);
+                    return Err(failed(io::ErrorKind::TimedOut.into()));
+                }
                 locked => return locked.map(Some),
             }
             if began.elapsed() > ENDING_MAX && !std::mem::replace(&mut is_told, true) {
