@@ -72,13 +72,14 @@ const PULSE: usize = 72;
 const ADDRESS: usize = 80;
 
 /// How a seat's process ended: its status, its number, and what is known besides. Others killed it,
-/// because it was silent.
+/// because it was silent or a rank of another host could not reach it.
 const STATUS: u64 = 0xffff;
 const ENDED_PID_AT: u32 = 16;
 const ENDED_PID: u64 = 0xff_ffff << ENDED_PID_AT;
 const WAS_SILENT: u64 = 1 << 40;
 const HAS_ENDED: u64 = 1 << 41;
 const WAS_CUT_OFF: u64 = 1 << 42;
+const WAS_MISSED: u64 = 1 << 43;
 
 /// How long what starts ranks may take to say how one has ended.
 const TOLD_WITHIN: Duration = Duration::from_millis(100);
@@ -283,7 +284,7 @@ impl Roster {
             let (pid, before) = (ended_pid(self.read(seat, PID)), self.read(seat, ENDED));
             // Of the end of another process nothing is kept.
             let silent = if before & ENDED_PID == pid {
-                before & WAS_SILENT
+                before & (WAS_SILENT | WAS_MISSED)
             } else {
                 0
             };
@@ -357,7 +358,7 @@ impl Roster {
                 false => 3 * timeout,
             };
             let now = waited.after(PERIOD);
-            self.leave_out(&self.silent(&absent, &mut silent, now, limit));
+            self.leave_out(&self.silent(&absent, &mut silent, now, limit), false);
             futex::wait(self.generation(), current, PERIOD);
         }
     }
@@ -382,14 +383,15 @@ impl Roster {
             .collect()
     }
 
-    /// Kills processes that show no progress, each with its seat. Another process may have taken
-    /// the seat since: that one stays. Those of other hosts the launcher leaves out.
-    pub(crate) fn leave_out(&self, processes: &[(usize, u32)]) {
+    /// Kills processes that show no progress, or that others miss, each with its seat. Another process
+    /// may have taken the seat since: that one stays. Those of other hosts the launcher leaves out.
+    pub(crate) fn leave_out(&self, processes: &[(usize, u32)], are_missed: bool) {
+        let why = if are_missed { WAS_MISSED } else { WAS_SILENT };
         for &(seat, pid) in processes {
             if !self.is_here(seat) {
                 self.write(seat, MISSED, u64::from(self.current()));
             } else if pid != 0 && self.read(seat, PID) as u32 == pid {
-                self.write(seat, ENDED, WAS_SILENT | ended_pid(pid.into()));
+                self.write(seat, ENDED, why | ended_pid(pid.into()));
                 // The launcher has not waited for it, so the number is not another process's.
                 Process::open(pid).kill();
             }
@@ -400,14 +402,14 @@ impl Roster {
     pub(crate) fn kill_all(&self) {
         let here = (0..self.seats).filter(|&seat| self.is_here(seat));
         let processes = here.map(|seat| (seat, self.read(seat, PID) as u32));
-        self.leave_out(&processes.collect::<Vec<_>>());
+        self.leave_out(&processes.collect::<Vec<_>>(), false);
     }
 
     /// As `leave_out`, for ranks of the current generation.
     pub(crate) fn leave_out_ranks(&self, ranks: &[usize]) {
         let members = self.members();
         let chosen = ranks.iter().filter_map(|&rank| members.get(rank).copied());
-        self.leave_out(&chosen.collect::<Vec<_>>());
+        self.leave_out(&chosen.collect::<Vec<_>>(), false);
     }
 
     /// Seat and process of each rank of the current generation.
@@ -526,6 +528,9 @@ impl Roster {
         }
         if ended & WAS_CUT_OFF != 0 {
             return "its host was cut off".into();
+        }
+        if ended & WAS_MISSED != 0 {
+            return "killed because another host could not reach it".into();
         }
         if ended & WAS_SILENT != 0 {
             return "killed because it showed no progress".into();

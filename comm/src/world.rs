@@ -473,13 +473,21 @@ impl World {
         let Some(elastic) = &self.elastic else {
             return Ok(assign(visible, per_rank, share));
         };
-        // As if all seats were taken: each keeps its GPUs, whoever else is lost.
-        let of_seat = |seat: usize| {
-            let rank = elastic.seats.iter().position(|&it| it == seat);
-            visible[rank.unwrap_or(0)].clone()
+        // As if all seats of these hosts were taken: each keeps its GPUs, whoever else is lost.
+        let (seats, host_of) = (&elastic.seats, |seat| elastic.roster.host_of(seat));
+        let seen_from = |seat: usize| {
+            let own = seats.iter().position(|&it| it == seat);
+            let near = || seats.iter().position(|&it| host_of(it) == host_of(seat));
+            own.or_else(near).map(|rank| visible[rank].clone())
         };
-        let all = (0..elastic.roster.seats()).map(of_seat).collect();
-        Ok(assign(all, per_rank, share).map(|table| table.of(&elastic.seats)))
+        let all = (0..elastic.roster.seats()).filter_map(|seat| Some((seat, seen_from(seat)?)));
+        let (all, seen): (Vec<usize>, Vec<VisibleGpus>) = all.unzip();
+        let places = all
+            .iter()
+            .enumerate()
+            .filter(|(_, seat)| seats.contains(seat));
+        let places: Vec<usize> = places.map(|(place, _)| place).collect();
+        Ok(assign(seen, per_rank, share).map(|table| table.of(&places)))
     }
 }
 

@@ -17,9 +17,9 @@ use crate::tcp::{self, SECRET};
 /// The exit code of a rank whose program, settings or data are not those of the others.
 const EXIT_DISAGREES: i32 = 78;
 
-/// How often in a row a rank may end before it takes part, and by how much its start is put off
-/// after the first time; after each other one by twice as much.
-const TRIES_MAX: u32 = 9;
+/// How often a rank may be started in a row without taking part, and by how much the second start
+/// is put off; each later one by twice as much.
+const TRIES_MAX: u32 = 10;
 const PUT_OFF: Duration = Duration::from_millis(20);
 
 /// How long ranks may take at least to meet for the first time: as ranks of one host have.
@@ -32,8 +32,8 @@ pub(super) struct Elastic {
     /// How many lost ranks may be started again, and how many were.
     restarts: u32,
     restarted: u32,
-    /// By seat: how many of its processes in a row have not taken part, and the generation when the
-    /// next one was to be started.
+    /// By seat: how many processes were started since one took part, and the generation when the
+    /// last one was.
     tries: Vec<(u32, u32)>,
     /// The ranks that are to be started again, and when.
     waiting: Vec<(usize, Duration)>,
@@ -70,7 +70,7 @@ impl Elastic {
             task: task.clone(),
             restarts: losses.restarts,
             restarted: 0,
-            tries: vec![Default::default(); hosts.len()],
+            tries: vec![(1, 0); hosts.len()],
             waiting: Vec::new(),
             secret: tcp::job_secret()?,
             addresses,
@@ -129,14 +129,8 @@ impl Elastic {
         ended: Option<i32>,
         now: Duration,
     ) -> Option<String> {
-        let (tries, began) = self.tries[rank];
-        let current = self.roster.current();
-        let is_member = self.roster.members().iter().any(|it| it.0 == rank);
-        let tries = if current > began && is_member {
-            0
-        } else {
-            tries + 1
-        };
+        self.note_members();
+        let tries = self.tries[rank].0 + 1;
         // One that does not agree with the others will not agree later.
         (self.stay_out).extend((ended == Some(EXIT_DISAGREES)).then_some(rank));
         if self.restarted == self.restarts || self.stays_out(rank) || tries > TRIES_MAX {
@@ -144,10 +138,21 @@ impl Elastic {
             return None;
         }
         self.restarted += 1;
-        self.tries[rank] = (tries, current);
-        let put_off = PUT_OFF * ((1 << tries) - 1);
+        self.tries[rank] = (tries, self.roster.current());
+        let put_off = PUT_OFF * ((1 << (tries - 1)) - 1);
         self.waiting.push((rank, now + put_off));
         Some(format!("({} of {})", self.restarted, self.restarts))
+    }
+
+    /// Notes who takes part: the next process of such a rank is its first try.
+    fn note_members(&mut self) {
+        let current = self.roster.current();
+        for (rank, _) in self.roster.members() {
+            let (tries, began) = &mut self.tries[rank];
+            if current > *began {
+                *tries = 0;
+            }
+        }
     }
 
     /// Whether no process comes to a seat again, wherever it is.
@@ -163,6 +168,7 @@ impl Elastic {
 
     /// The ranks that are to be started now, or not at all because the job ends.
     pub(super) fn due(&mut self, now: Duration, is_ending: bool) -> Vec<usize> {
+        self.note_members();
         let is_due = |waiting: &mut (usize, Duration)| is_ending || now >= waiting.1;
         let due = self.waiting.extract_if(.., is_due);
         due.map(|(rank, _)| rank).collect()
@@ -175,18 +181,18 @@ impl Elastic {
     }
 
     /// Forms the next generation when its ranks are there. Returns the processes that it leaves
-    /// out.
-    fn decide(&mut self, now: Duration, timeout: Duration) -> Vec<(usize, u32)> {
+    /// out, and whether others miss them.
+    fn decide(&mut self, now: Duration, timeout: Duration) -> (Vec<(usize, u32)>, bool) {
         let before = self.roster.current();
         let Ok(absent) = self.roster.form() else {
             self.roster.end(EXIT_PEER_LOST);
-            return Vec::new();
+            return Default::default();
         };
         self.missed.insert(0, self.roster.state().missed);
         let mut all = std::mem::take(&mut self.missed).into_iter();
         // Hosts that do not hear each other miss each other: the first one is believed.
         let missed = all.find(|(_, missed)| missed.iter().any(|seat| absent.contains(seat)));
-        let mut left_out = Vec::new();
+        let (mut left_out, mut are_missed) = (Vec::new(), false);
         if self.roster.current() != before {
             (self.silent, self.formed) = (Silent::default(), now);
         } else if self.roster.is_meeting() {
@@ -200,7 +206,7 @@ impl Elastic {
             self.roster.end_current();
             let (host, mut missed) = missed.unwrap_or_default();
             missed.retain(|seat| absent.contains(seat));
-            left_out = self.roster.members();
+            (left_out, are_missed) = (self.roster.members(), true);
             // Of two that could not connect, the one that has just come stays out.
             let is_soon = now.saturating_sub(self.formed) < timeout.saturating_mul(2);
             let is_new = |seat: &usize| is_soon && self.roster.has_just_joined(*seat);
@@ -214,7 +220,7 @@ impl Elastic {
             left_out.retain(|(seat, _)| missed.contains(seat));
             self.stay_out.extend(missed.into_iter().filter(is_new));
         }
-        left_out
+        (left_out, are_missed)
     }
 
     /// On several hosts: decides who takes part in the next generation, and tells the other hosts
@@ -223,10 +229,11 @@ impl Elastic {
         if !self.roster.is_across() {
             return;
         }
-        for (seat, pid) in self.decide(now, timeout) {
+        let (left_out, are_missed) = self.decide(now, timeout);
+        for (seat, pid) in left_out {
             match self.hosts[seat].checked_sub(1) {
-                None => self.roster.leave_out(&[(seat, pid)]),
-                Some(index) => others[index].send(&Order::LeaveOut(seat, pid)),
+                None => self.roster.leave_out(&[(seat, pid)], are_missed),
+                Some(index) => others[index].send(&Order::LeaveOut(seat, pid, are_missed)),
             }
         }
         let state = self.roster.state();

@@ -61,6 +61,8 @@ pub(super) struct Job {
     /// The exit code of the first rank that failed.
     pub(super) first_failure: Option<u8>,
     pub(super) stopped_by: Option<c_int>,
+    /// A signal to stop that an agent got.
+    pub(super) asked_by: Option<c_int>,
     /// When ranks that are left are killed, and how long they had by then.
     end_by: Option<(Instant, Duration)>,
     /// Whether they were.
@@ -104,6 +106,7 @@ impl Job {
             connections: 0,
             first_failure: None,
             stopped_by: None,
+            asked_by: None,
             end_by: None,
             elastic: None,
             waited: Waited::new(),
@@ -241,6 +244,7 @@ impl Job {
                 News::Ready(greeting) => other.is_ready(greeting),
                 News::Refused(why) => other.answer = Some(Err(other.refused(&why))),
                 News::Alive(time) => other.send(&Order::Heard(time)),
+                News::Signal(signal) => self.asked_by = Some(signal),
                 // It may come again.
                 News::Gone if self.door.is_some() => other.leave(),
                 News::Gone if other.answer.is_none() => {
@@ -502,6 +506,7 @@ impl Job {
                 // Its ranks may live until its agent counts this process as lost.
                 News::Gone if is_elastic => continue,
                 News::Alive(time) => self.others[index].send(&Order::Heard(time)),
+                News::Signal(signal) => self.asked_by = Some(signal),
                 News::Host(state) => {
                     if let Some(elastic) = &mut self.elastic {
                         elastic.hear(index + 1, state);

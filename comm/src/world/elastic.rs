@@ -244,7 +244,7 @@ impl Elastic {
                 return Ok(None);
             }
             if began.elapsed() > timeout {
-                self.roster.leave_out(&[generation.members[0]]);
+                self.roster.leave_out(&[generation.members[0]], false);
             }
         }
     }

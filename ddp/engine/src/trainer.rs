@@ -107,6 +107,9 @@ fn train_with(
     };
     let joined = &carried.untold.change.joined;
     carried::leave_if_new(&error, world, joined);
+    if world.generation() > 1 {
+        carried::leave_if_alone(&error, world);
+    }
     // A rank that joins with other settings leaves.
     let is_of_new = matches!(error, Error::Comm(ddp_comm::Error::Disagree(_)));
     let is_of_new = is_of_new && world.is_elastic() && !joined.is_empty();

@@ -29,7 +29,7 @@ fn hear(job: &mut Elastic, host: usize, generation: u32, [pid, waits]: [u64; 2],
 }
 
 fn decide(job: &mut Elastic, seconds: u64) -> Vec<(usize, u32)> {
-    job.decide(Duration::from_secs(seconds), TIMEOUT)
+    job.decide(Duration::from_secs(seconds), TIMEOUT).0
 }
 
 fn again(job: &mut Elastic, rank: usize, seconds: u64) -> bool {
@@ -142,7 +142,7 @@ fn a_rank_that_ends_again_and_again_waits_longer_each_time() {
         assert!(job.due(at - Duration::from_millis(1), false).is_empty());
         assert_eq!(job.due(at, false), [1]);
     }
-    for _ in 3..TRIES_MAX {
+    for _ in 4..TRIES_MAX {
         assert!(again(&mut job, 1, 0));
     }
     assert!(!again(&mut job, 1, 0), "it stays out");
@@ -153,4 +153,36 @@ fn a_rank_that_ends_again_and_again_waits_longer_each_time() {
     assert!(again(&mut job, 1, 0));
     assert!(job.due(Duration::ZERO, false).is_empty());
     assert_eq!(job.due(Duration::ZERO, true), [1], "the job ends");
+}
+
+#[test]
+fn a_rank_that_takes_part_each_time_is_started_at_once_each_time() {
+    let mut job = both_train();
+    for times in 0..12 {
+        let (generation, pid) = (2 * times + 1, 81 + u64::from(times));
+        assert!(job.due(Duration::ZERO, false).is_empty());
+        hear(&mut job, 2, generation, [0, 0], &[]);
+        hear(
+            &mut job,
+            1,
+            generation,
+            [70, u64::from(generation) + 1],
+            &[],
+        );
+        decide(&mut job, 1);
+        assert_eq!(job.roster.members(), [(0, 70)]);
+        // Its host comes back when the others train already.
+        assert!(again(&mut job, 1, 0), "{times}");
+        assert_eq!(job.due(Duration::ZERO, false), [1], "{times}");
+        hear(&mut job, 2, generation + 1, [pid, 1], &[]);
+        hear(
+            &mut job,
+            1,
+            generation + 1,
+            [70, u64::from(generation) + 2],
+            &[],
+        );
+        decide(&mut job, 2);
+        assert_eq!(job.roster.members(), [(0, 70), (1, pid as u32)]);
+    }
 }
