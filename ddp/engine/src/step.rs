@@ -181,6 +181,11 @@ impl Step {
             if let [-1, found, step] = now[..] {
                 flags.copy_from(&Tensor::from_slice(&[0, found, step], &[3], Device::Cpu)?)?;
             }
+            if now[0] <= 0 && now[1] == 0 {
+                // Garbage of calls that were ended is no bad step.
+                self.own_bad_step
+                    .copy_from(&Tensor::zeros(&[1], DType::I64, Device::Cpu)?)?;
+            }
             let prepared = self.model.last().restore_values()?;
             Ok(Some([now[2] as u64, prepared]))
         })

@@ -3,7 +3,7 @@
 
 use ddp_comm::{Field, Group};
 use ddp_kernels::heartbeat::{self, Work};
-use ddp_kernels::ops::STEP_FLAGS;
+use ddp_kernels::ops::{self, STEP_FLAGS};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::announced;
@@ -48,6 +48,8 @@ pub struct Stage {
     pub(super) bad_step: Tensor,
     /// On a GPU, under ZeRO-1 where ranks may be lost.
     pub(super) prepared: Option<Prepared>,
+    /// On a GPU where ranks may be lost, f32 (3): how many ranks were stopped, and room.
+    votes: Option<Tensor>,
     pub(super) scratch: Scratch,
     saved: Saved,
 }
@@ -89,6 +91,7 @@ impl Stage {
         }
         let clip = Clip::of_slices(clip_norm, &part.model.params, reducer.owned())?;
         Ok(Stage {
+            votes: votes(reducer.group(), device)?,
             digests: Digests::new(&part.model.params)?,
             model: part.model,
             clip,
@@ -109,6 +112,7 @@ impl Stage {
         let params = &self.model.params;
         self.reducer = Reducer::new(params, group, options)?;
         self.clip = self.clip.cut_anew(params, self.reducer.owned())?;
+        self.votes = votes(self.reducer.group(), params.device())?;
         self.saved = Saved::default();
         Ok(())
     }
@@ -173,14 +177,33 @@ impl Stage {
         Ok(())
     }
 
+    /// f32 (1): how many ranks were stopped. If there are any, a step does not count.
+    pub(super) fn vote(&self) -> Result<Option<Tensor>> {
+        let vote = self.votes.as_ref().map(|votes| votes.slice(0..1));
+        Ok(vote.transpose()?)
+    }
+
+    /// Sums over the ranks, with the next gradients, whether they were stopped: one that was has
+    /// not made the last update, so its gradients are not those of the others' weights. Under
+    /// ZeRO-1 they vote later.
+    pub(super) fn reduce_vote(&mut self) -> Result<()> {
+        let Some(votes) = self.votes.as_ref().filter(|_| self.prepared.is_none()) else {
+            return Ok(());
+        };
+        let [vote, out, x] = [0..1, 1..2, 2..3].map(|range| votes.slice(range));
+        let (vote, stop) = (vote?, self.reducer.group().stop_word());
+        ops::copy_valid(&out?, &x?, &self.bad_step, Some(&vote), stop)?;
+        self.reducer.reduce(&vote)
+    }
+
     /// Copies what the update reads, and sums the ranks' votes.
     pub(super) fn copy_sums(&mut self) -> Result<()> {
-        let Some(prepared) = &self.prepared else {
+        let (Some(prepared), vote) = (&self.prepared, self.vote()?) else {
             return Ok(());
         };
         let stop = self.reducer.group().stop_word();
-        prepared.copy_sums(self.now(), &self.bad_step, stop)?;
-        self.reducer.sum(&prepared.vote)?;
+        prepared.copy_sums(self.now(), &self.bad_step, vote.as_ref(), stop)?;
+        vote.map_or(Ok(()), |vote| self.reducer.sum(&vote))?;
         faults::at(FaultPoint::Agreed)
     }
 
@@ -341,4 +364,12 @@ impl Stage {
         let pass = start(params, scratch, saved, options, &mut self.reducer);
         (&self.model, pass.leaving_head())
     }
+}
+
+/// Room for the votes of the ranks of `group`, if it has GPUs whose steps may be stopped.
+fn votes(group: &Group, device: Device) -> Result<Option<Tensor>> {
+    let votes = group
+        .stop_word()
+        .map(|_| Tensor::zeros(&[3], DType::F32, device));
+    Ok(votes.transpose()?.map(|votes| votes.named("ranks stopped")))
 }
