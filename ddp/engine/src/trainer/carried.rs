@@ -21,7 +21,7 @@ use ddp_kernels::{Device, Error as TensorError, Tensor};
 
 use super::totals::{Clock, Totals};
 use crate::audit::Workload;
-use crate::checkpoint::{self, State};
+use crate::checkpoint::{self, Best, State};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exchange;
@@ -168,6 +168,10 @@ impl Carried {
         if world.generation() < 2 {
             self.has_begun = Some(false);
             return Ok(None);
+        }
+        if self.untold.told.is_none() {
+            // The metrics log was not open yet: all begin again.
+            self.kept = None;
         }
         if self.kept.is_some() {
             self.has_begun = Some(true);
@@ -417,6 +421,9 @@ impl Kept {
             totals.evaluated = 0;
         }
         if !is_saved {
+            // Where the run has continued, the best model so far is lost: a later one takes its place.
+            let is_lost = |best: &mut Best| best.step == totals.saved && best.step < totals.steps;
+            totals.best.take_if(is_lost);
             totals.saved = 0;
         }
         Ok(!is_saved)
