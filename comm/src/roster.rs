@@ -117,6 +117,8 @@ pub struct Change {
 impl Change {
     /// Adds what changed after that.
     pub fn extend(&mut self, later: Change) {
+        let is_lost = |rank: &usize| later.lost.iter().any(|lost| lost.rank == *rank);
+        self.joined.retain(|rank| !is_lost(rank));
         self.lost.extend(later.lost);
         self.joined.extend(later.joined);
     }

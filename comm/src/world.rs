@@ -112,7 +112,7 @@ impl World {
         {
             let (start, elastic) = elastic::connect(options, &job, roster)?;
             let Some(start) = start else {
-                let mut world = World::alone(options)?;
+                let mut world = World::alone(options, vec![job.rank])?;
                 world.elastic = Some(elastic);
                 return Ok(world);
             };
@@ -142,7 +142,7 @@ impl World {
             options.nccl,
             &lookup,
         ));
-        let mut world = World::alone(options)?;
+        let mut world = World::alone(options, Vec::new())?;
         if let Some(launch) = launch {
             world.cores = CoreShare::new(&[cores::own_cores()], 0, cores::launcher_cores());
             world.unbind = launch.launcher.unbind(&lookup);
@@ -153,13 +153,14 @@ impl World {
 
     /// A world of one.
     pub fn single() -> Result<World> {
-        World::alone(&Options::default())
+        World::alone(&Options::default(), Vec::new())
     }
 
-    fn alone(options: &Options) -> Result<World> {
+    fn alone(options: &Options, seats: Vec<usize>) -> Result<World> {
         let identity = Identity::in_process(options.program.clone(), 0, 1);
         let board = Board::new(&Segment::in_process(1)?);
         let failure = Failure::in_process(identity, board, options.remedy_text);
+        let failure = Failure { seats, ..failure };
         World::new(Start::in_process(Links::Alone, failure), options)
     }
 

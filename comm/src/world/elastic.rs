@@ -197,6 +197,7 @@ impl Elastic {
         let mut start = bootstrap::join(&self.options, Launcher::Own, &mut meeting, limits)?;
         start.failure.launcher = Some(self.roster.launcher());
         start.failure.roster = Some(Arc::clone(&self.roster));
+        start.failure.seats = members.iter().map(|&(seat, _)| seat).collect();
         start.mesh = meeting.into_mesh();
         launcher::set_rank_0(rank == 0);
         Ok(start)
@@ -269,6 +270,7 @@ impl Elastic {
         );
         start.failure.launcher = Some(self.roster.launcher());
         start.failure.roster = Some(Arc::clone(&self.roster));
+        start.failure.seats = members.iter().map(|&(seat, _)| seat).collect();
         launcher::set_rank_0(rank == 0);
         (start, self.of(generation))
     }

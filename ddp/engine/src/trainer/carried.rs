@@ -324,9 +324,10 @@ impl Kept {
             let mut totals = self.totals.clone();
             // JSON has no other numbers.
             totals.evaluation = totals.evaluation.filter(Stats::is_finite);
-            Ok((totals, self.step.stages()[0].optimizer().since()))
+            let since = self.step.stages()[0].optimizer().since();
+            Ok((totals, since, self.clock.since_began()))
         };
-        let (totals, since): (Totals, u64) = exchange::broadcast(world, source, given)?;
+        let (totals, since, began): (Totals, u64, _) = exchange::broadcast(world, source, given)?;
         let is_new = |rank: &usize| standings.progress[*rank].is_none();
         let new: Vec<usize> = (0..world.size()).filter(is_new).collect();
         let old = standings.progress.iter().flatten();
@@ -344,6 +345,8 @@ impl Kept {
             self.began = totals.steps;
             self.totals = totals;
             self.step.count_moments_from(since);
+            self.clock = Clock::new(self.clock.has_rates);
+            self.clock.began_before(began);
         }
         Ok(())
     }
