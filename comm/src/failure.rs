@@ -153,10 +153,10 @@ impl Failure {
         // Other threads see the cause before it is printed, and must not end the process yet.
         let _speaking = SPEAKING.lock();
         let is_first = self.board.fail(cause);
-        if let Some(roster) = &self.roster {
-            roster.end(cause.exit_code);
-        }
-        if !is_first && self.cause().is_some() {
+        // Where ranks are about to meet again, the board holds no cause: the first to end the job
+        // speaks.
+        let ends_job = (self.roster.as_ref()).is_none_or(|roster| roster.end(cause.exit_code));
+        if !is_first && (self.cause().is_some() || !ends_job) {
             return;
         }
         self.print(cause);

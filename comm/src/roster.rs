@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{EXIT_PEER_LOST, Error, Result};
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::shared::{Mapping, futex, map, memfd};
 use crate::waited::Waited;
 
@@ -272,11 +272,12 @@ impl Roster {
         over.checked_sub(1).map(|code| code as u8)
     }
 
-    /// The job ends, unless it does so already.
-    pub(crate) fn end(&self, exit_code: u8) {
+    /// The job ends, unless it does so already: whether this ends it.
+    pub(crate) fn end(&self, exit_code: u8) -> bool {
         let (over, value) = (self.page.u32_at(OVER_AT), 1 + u32::from(exit_code));
-        _ = over.compare_exchange(0, value, Ordering::AcqRel, Ordering::Relaxed);
+        let ended = over.compare_exchange(0, value, Ordering::AcqRel, Ordering::Relaxed);
         futex::wake(self.generation());
+        ended.is_ok()
     }
 
     /// For the launcher: the process of a seat has ended.
@@ -528,16 +529,13 @@ impl Roster {
             std::thread::sleep(PERIOD);
             ended = self.read(seat, ENDED);
         }
-        if ended & WAS_CUT_OFF != 0 {
-            return "its host was cut off".into();
-        }
-        if ended & WAS_MISSED != 0 {
-            return "killed because another host could not reach it".into();
-        }
-        if ended & WAS_SILENT != 0 {
-            return "killed because it showed no progress".into();
-        }
-        described(ExitStatus::from_raw((ended & STATUS) as i32))
+        how(ended)
+    }
+
+    /// How the process of a seat ended that had this status.
+    pub(crate) fn how_ended(&self, seat: usize, status: ExitStatus) -> String {
+        let known = self.read(seat, ENDED) & !STATUS;
+        how(known | u64::from(status.into_raw().cast_unsigned()) & STATUS)
     }
 
     /// Whether this process is of the current generation.
@@ -572,16 +570,27 @@ impl Roster {
 /// A process as seats have it: its number, and above that when it started (in ticks since the
 /// boot), because a pod that is started again gives its processes the numbers they had.
 fn identity(pid: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let mut fields = stat.rsplit(')').next().unwrap_or_default().split(' ');
-    let started: Option<u64> = fields.nth(20).and_then(|ticks| ticks.parse().ok());
-    (started.unwrap_or(0) << 32) | u64::from(pid)
+    (process::started_ticks(pid).unwrap_or(0) << 32) | u64::from(pid)
 }
 
 /// That of this process.
 fn own_identity() -> u64 {
     static OWN: OnceLock<u64> = OnceLock::new();
     *OWN.get_or_init(|| identity(std::process::id()))
+}
+
+/// What a seat says of the end of its process.
+fn how(ended: u64) -> String {
+    if ended & WAS_CUT_OFF != 0 {
+        return "its host was cut off".into();
+    }
+    if ended & WAS_MISSED != 0 {
+        return "killed because another host could not reach it".into();
+    }
+    if ended & WAS_SILENT != 0 {
+        return "killed because it showed no progress".into();
+    }
+    described(ExitStatus::from_raw((ended & STATUS) as i32))
 }
 
 /// A process's number, as `ENDED` has it.
@@ -596,7 +605,7 @@ pub(crate) fn check(roster: &Option<Arc<Roster>>) -> Result<()> {
 }
 
 /// `killed by signal 9`, `ended with exit code 77`.
-pub(crate) fn described(status: ExitStatus) -> String {
+fn described(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(signal), _) => format!("killed by signal {signal}"),
         (None, code) => format!("ended with exit code {}", code.unwrap_or_default()),

@@ -35,8 +35,8 @@ pub(crate) fn start(
     let place = match (started_by()?, ranks.min_ranks) {
         (StartedBy::Spawner, _) => return Ok(None),
         (StartedBy::NoLauncher, Some(_)) if !has_places => {
-            let text = "--min-ranks: expected --ranks, --hosts, --hostfile, or RANK, WORLD_SIZE, \
-                MASTER_ADDR and MASTER_PORT, got none";
+            let text = "--min-ranks: expected --ranks, --hosts, --hostfile, or RANK, a WORLD_SIZE \
+                of at least 2, MASTER_ADDR and MASTER_PORT, got none of these";
             return Err(Error::Usage(text.into()));
         }
         (StartedBy::NoLauncher, _) => None,

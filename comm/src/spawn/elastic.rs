@@ -121,27 +121,38 @@ impl Elastic {
         self.restarted < self.restarts && self.roster.over().is_none()
     }
 
-    /// A lost rank is to be started again: how often that has happened. None if it is not. One that
+    /// A lost rank is to be started again: how often that has happened, or why it is not. One that
     /// ends again and again before it takes part waits longer each time, and then stays out.
     pub(super) fn again(
         &mut self,
         rank: usize,
         ended: Option<i32>,
         now: Duration,
-    ) -> Option<String> {
+    ) -> Result<String, String> {
         self.note_members();
         let tries = self.tries[rank].0 + 1;
         // One that does not agree with the others will not agree later.
         (self.stay_out).extend((ended == Some(EXIT_DISAGREES)).then_some(rank));
-        if self.restarted == self.restarts || self.stays_out(rank) || tries > TRIES_MAX {
+        let refusal = match self.restarts {
+            0 => Some(String::new()),
+            _ if self.stays_out(rank) => Some(": it is not started again".into()),
+            _ if tries > TRIES_MAX => Some(format!(
+                ": it was started {TRIES_MAX} times without taking part, and is not started again"
+            )),
+            all if all == self.restarted => Some(format!(
+                ": all {all} restarts are used up, and it is not started again"
+            )),
+            _ => None,
+        };
+        if let Some(why) = refusal {
             self.roster.stays_empty(rank);
-            return None;
+            return Err(why);
         }
         self.restarted += 1;
         self.tries[rank] = (tries, self.roster.current());
         let put_off = PUT_OFF * ((1 << (tries - 1)) - 1);
         self.waiting.push((rank, now + put_off));
-        Some(format!("({} of {})", self.restarted, self.restarts))
+        Ok(format!("({} of {})", self.restarted, self.restarts))
     }
 
     /// Notes who takes part: the next process of such a rank is its first try.
@@ -158,6 +169,23 @@ impl Elastic {
     /// Whether no process comes to a seat again, wherever it is.
     pub(super) fn stays_out(&self, seat: usize) -> bool {
         self.stay_out.contains(&seat)
+    }
+
+    /// On one host: kills all ranks if none has shown progress for that long, as when all are
+    /// stopped, because no other is there to notice. Whether it does.
+    pub(super) fn kill_silent(&mut self, now: Duration, limit: Duration) -> bool {
+        let members = self.roster.members();
+        if self.roster.is_across() || members.is_empty() {
+            return false;
+        }
+        let seats: Vec<usize> = members.iter().map(|&(seat, _)| seat).collect();
+        let silent = (self.roster).silent(&seats, &mut self.silent, now, limit);
+        let are_all = silent.len() == seats.len();
+        if are_all {
+            self.roster.leave_out(&silent, false);
+            self.silent = Silent::default();
+        }
+        are_all
     }
 
     /// The host of a rank is lost.

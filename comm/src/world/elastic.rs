@@ -117,7 +117,7 @@ pub(super) fn connect(
     let start = limits::check(elastic.roster.seats())
         .and_then(|_| elastic.next(options.join_timeout.max(options.timeout)));
     // Ranks that were started again would find the same.
-    let start = start.inspect_err(|error| elastic.roster.end(error.exit_code()));
+    let start = start.inspect_err(|error| _ = elastic.roster.end(error.exit_code()));
     start.map(|(start, elastic)| (Some(start), elastic))
 }
 
@@ -228,8 +228,14 @@ impl Elastic {
             return Ok(Some(segment));
         }
         let (first_process, began) = (Process::open(first_pid), Instant::now());
-        let mut failed = None;
+        let (mut failed, launcher) = (None, self.roster.launcher());
         loop {
+            if launcher.has_ended() {
+                self.roster.end(EXIT_PEER_LOST);
+            }
+            if let Some(code) = self.roster.over() {
+                std::process::exit(i32::from(code));
+            }
             if let Some((pid, fd)) = self.roster.segment(number) {
                 let error = match Segment::open(pid, fd, size) {
                     Ok(segment) => return Ok(Some(segment)),

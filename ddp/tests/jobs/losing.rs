@@ -400,6 +400,36 @@ fn a_rank_that_stops_is_left_out_and_one_that_comes_takes_its_place() {
 }
 
 #[test]
+fn ranks_that_are_all_stopped_are_killed_and_start_again_from_the_checkpoint() {
+    undisturbed();
+    let folder = Folder::new("losing-all-stopped");
+    let words = format!("{RUN} --min-ranks 1 --restarts 3 --timeout-s 1");
+    let job = folder.started(3, &words);
+    let mut running = job.env("DDP_TEST_FAULT", &slow_steps()).start();
+    running.wait_for(r#""event":"step","step":10,"#);
+    (0..3).for_each(|rank| running.signal_rank(rank, "STOP"));
+    let ended = running.wait();
+    let told = "no rank has shown progress for 3 s: all are killed";
+    assert!(ended.stderr.contains(told), "{ended}");
+    let told = "rank 0 killed because it showed no progress: starting it again (";
+    assert!(ended.stderr.contains(told), "{ended}");
+    assert_undisturbed(&folder, &ended);
+}
+
+#[test]
+fn a_job_whose_last_rank_is_killed_ends_as_one_that_has_lost_too_many() {
+    let folder = Folder::new("losing-last");
+    let job = folder.started(2, &format!("{RUN} --min-ranks 1"));
+    let faults = "0:forward:9:kill,1:forward:9:kill";
+    let ended = job.env("DDP_TEST_FAULT", faults).run();
+    assert_eq!(ended.exit_code(), Some(77), "{ended}");
+    assert!(
+        ended.stderr.contains("no rank is left; help: continue"),
+        "{ended}"
+    );
+}
+
+#[test]
 fn with_too_few_ranks_the_job_saves_and_ends_and_can_be_resumed() {
     undisturbed();
     let folder = Folder::new("losing-too-many");
@@ -407,7 +437,7 @@ fn with_too_few_ranks_the_job_saves_and_ends_and_can_be_resumed() {
     let faults = "0:forward:5:kill,2:forward:11:kill";
     let ended = job.env("DDP_TEST_FAULT", faults).run();
     assert_eq!(ended.exit_code(), Some(77), "{ended}");
-    let told = "of the ranks are left after step 10";
+    let told = "ranks are left after step 10";
     assert_eq!(ended.stderr.matches(told).count(), 1, "{ended}");
     assert_eq!(
         folder.checkpoints().last().unwrap(),

@@ -34,7 +34,7 @@ fn decide(job: &mut Elastic, seconds: u64) -> Vec<(usize, u32)> {
 
 fn again(job: &mut Elastic, rank: usize, seconds: u64) -> bool {
     let now = Duration::from_secs(seconds);
-    job.again(rank, None, now).is_some()
+    job.again(rank, None, now).is_ok()
 }
 
 fn both_train() -> Elastic {
@@ -124,7 +124,7 @@ fn a_rank_that_disagrees_is_not_started_again_on_any_host() {
     let mut job = both_train();
     hear(&mut job, 2, 1, [0, 0], &[]);
     let disagrees = Some(EXIT_DISAGREES);
-    assert!(job.again(1, disagrees, Duration::ZERO).is_none());
+    assert!(job.again(1, disagrees, Duration::ZERO).is_err());
     job.seat(1, 3, "127.0.0.1");
     assert!(!again(&mut job, 1, 1) && job.stays_out(1));
     // The other seats do not wait for it.

@@ -452,7 +452,7 @@ pub(super) fn say_change(
         seconds: (untold.noticed).map_or(0.0, |noticed| noticed.elapsed().as_secs_f64()),
     };
     let text = format!(
-        "{event} after step {step}, {:.2} s after it was noticed",
+        "{event} after step {step}; this took {:.2} s",
         event.seconds
     );
     match event.lost.is_empty() {

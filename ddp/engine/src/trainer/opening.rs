@@ -20,6 +20,7 @@ use crate::devices;
 use crate::digest;
 use crate::error::Result;
 use crate::metrics_log::{self, Event, LockedLog, MetricsLog, ResumeEvent, Start, StartWorld};
+use crate::setting::SAME_BITS;
 use crate::shown::shown;
 use crate::tasks;
 
@@ -207,8 +208,8 @@ impl<'a> Opening<'a> {
         let (then, now) = (opened.state.world.ranks, run.places.len());
         if then != now && self.options.same_bits.is_none() {
             tracing::warn!(
-                "the run had {then} ranks and has {now} from here on, whose sums have another \
-                 order: for the bits of a run that never stopped, give as many as before"
+                "the run had {then} ranks and has {now} from here on: sums have another order, so \
+                 the last bits differ; help: resume with {then}, or begin runs with {SAME_BITS}"
             );
         }
         if !overridden.is_empty() {

@@ -224,9 +224,10 @@ impl Trainer<'_> {
         }
         let folder = self.save_last(step)?;
         let text = format!(
-            "{ranks} of the ranks are left after step {step}: expected at least {least} \
+            "{ranks} of {} ranks are left after step {step}: expected at least {least} \
              ({MIN_RANKS}); the run is saved in {}; help: continue with the same command and \
              {RESUME} auto",
+            self.world.ranks_max(),
             folder.display()
         );
         Err(Error::remote(0, text, carried::EXIT_LOST))
