@@ -149,6 +149,7 @@ fn run(command: Command, world: &World) -> Result<()> {
         match world.handshake(&[Field::must_match("the command", command.name(), help)]) {
             // A job that continues without that rank meets again when it trains.
             Err(error) if error.is_rank_lost() => {}
+            Err(ddp_comm::Error::Timeout { .. }) if world.is_elastic() => {}
             compared => compared?,
         }
     }

@@ -1,6 +1,8 @@
 //! A stage: the layers of a model that are on one device, and everything a step needs there.
 //! Usually there is one, the whole model.
 
+use std::ops::Range;
+
 use ddp_comm::{Field, Group};
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::ops::{self, STEP_FLAGS};
@@ -50,6 +52,9 @@ pub struct Stage {
     pub(super) prepared: Option<Prepared>,
     /// On a GPU where ranks may be lost, f32 (3): how many ranks were stopped, and room.
     votes: Option<Tensor>,
+    /// On a GPU, until all ranks have taken slices that are cut anew: the values that this rank had
+    /// and has then, by their place.
+    cut_values: Vec<(Range<usize>, Tensor)>,
     pub(super) scratch: Scratch,
     saved: Saved,
 }
@@ -100,6 +105,7 @@ impl Stage {
             optimizer,
             next: None,
             prepared: None,
+            cut_values: Vec::new(),
             reducer,
             scratch: Scratch::new(device),
             saved: Saved::default(),
@@ -155,7 +161,29 @@ impl Stage {
             }
         }
         self.next = Some(next);
+        self.cut_values.clear();
+        if params.device().is_accelerator() {
+            // A gather that is ended leaves garbage.
+            let ranges = held[rank].iter().chain(&wanted[rank]);
+            let copy = |range: &Range<usize>| {
+                let values = params.trained_values().slice(range.clone())?;
+                let copy = Tensor::zeros(values.shape(), values.dtype(), values.device())?;
+                copy.copy_from(&values)?;
+                Ok((range.clone(), copy))
+            };
+            self.cut_values = ranges.map(copy).collect::<Result<_>>()?;
+        }
         self.reducer.gather_all(params)
+    }
+
+    /// Takes the slices that were cut anew.
+    pub(super) fn take_slices(&mut self, cut: Option<Cut>) -> Result<()> {
+        if let Some(mut next) = self.next.take() {
+            next.count_from(self.optimizer.since());
+            self.optimizer = next;
+        }
+        self.cut_values.clear();
+        self.make_copies(cut)
     }
 
     fn now(&self) -> Now<'_> {
@@ -167,7 +195,7 @@ impl Stage {
     }
 
     /// Makes copies on a GPU of what this rank has by `cut`. The values are current.
-    pub(super) fn make_copies(&mut self, cut: Option<Cut>) -> Result<()> {
+    fn make_copies(&mut self, cut: Option<Cut>) -> Result<()> {
         let params = &self.model.params;
         let is_shared = |cut: &Cut| cut.ranks > 1 && params.device().is_accelerator();
         let ranges = |cut: Cut| cut.ranges(params, self.reducer.options).concat();
@@ -214,10 +242,18 @@ impl Stage {
         prepared.map_or(Ok(()), |it| it.copy_values(params, flags))
     }
 
-    /// See [`Prepared::restore_values`].
+    /// See [`Prepared::restore_values`]. Values of slices that are being cut anew, too.
     pub(super) fn restore_values(&self) -> Result<u64> {
-        let prepared = self.prepared.as_ref();
-        prepared.map_or(Ok(0), |it| it.restore_values(self.now()))
+        let (prepared, params) = (self.prepared.as_ref(), &self.model.params);
+        let step = prepared.map_or(Ok(0), |it| it.restore_values(self.now()))?;
+        for (range, values) in &self.cut_values {
+            params
+                .trained_values()
+                .slice(range.clone())?
+                .copy_from(values)?;
+            params.refresh(range.clone())?;
+        }
+        Ok(step)
     }
 
     /// See [`Prepared::restore_sums`].

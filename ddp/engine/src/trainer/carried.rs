@@ -148,6 +148,15 @@ impl Carried {
         }
     }
 
+    /// Ends what the run does with the ranks of this world, which meet again because of `why`.
+    pub(super) fn halt(&mut self, why: &Error, world: &World) {
+        world.end_generation(why.of_ranks());
+        let halted = self.kept.as_mut().map(|kept| kept.step.halt());
+        if let Some(Err(error)) = halted {
+            world.leave(&error, EXIT_LOST);
+        }
+    }
+
     /// The run that is assembled.
     pub(super) fn kept(&mut self) -> &mut Kept {
         self.parts().0
