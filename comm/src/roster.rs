@@ -450,8 +450,15 @@ impl Roster {
 
     fn form_locked(&self) -> Vec<usize> {
         let current = self.current();
-        let (mut absent, next) = self.survey(|_| true);
+        let (mut absent, mut next) = self.survey(|_| true);
         let here = next.iter().filter(|&&pid| pid != 0).count();
+        // A rank that was just lost comes back after a step: it may be that step that ends it.
+        let was = |seat: usize| self.member(seat, current).load(Ordering::Relaxed);
+        let is_back = |seat: usize| next[seat] != 0 && ![0, next[seat]].contains(&was(seat));
+        let back: Vec<usize> = (0..self.seats).filter(|&seat| is_back(seat)).collect();
+        if current > 0 && here - back.len() >= self.min_ranks() {
+            back.iter().for_each(|&seat| next[seat] = 0);
+        }
         if here + absent.len() < self.min_ranks() {
             // Lost ranks that are started again are needed.
             let comes = |&seat: &usize| next[seat] == 0 && self.read(seat, GONE) == 0;

@@ -17,10 +17,12 @@ use crate::tcp::{self, SECRET};
 /// The exit code of a rank whose program, settings or data are not those of the others.
 const EXIT_DISAGREES: i32 = 78;
 
-/// How often a rank may be started in a row without taking part, and by how much the second start
-/// is put off; each later one by twice as much.
+/// How often a rank may be started in a row without taking part for a while, and by how much the
+/// second start is put off; each later one by twice as much.
 const TRIES_MAX: u32 = 10;
 const PUT_OFF: Duration = Duration::from_millis(20);
+/// That while: one that fails in every step is not started for ever.
+const TOOK_PART: Duration = Duration::from_secs(5);
 
 /// How long ranks may take at least to meet for the first time: as ranks of one host have.
 const FIRST_MEETING: Duration = Duration::from_secs(60);
@@ -32,9 +34,9 @@ pub(super) struct Elastic {
     /// How many lost ranks may be started again, and how many were.
     restarts: u32,
     restarted: u32,
-    /// By seat: how many processes were started since one took part, and the generation when the
-    /// last one was.
-    tries: Vec<(u32, u32)>,
+    /// By seat: how many processes were started since one took part for a while, the generation
+    /// when the last one was, and since when that takes part.
+    tries: Vec<(u32, u32, Option<Duration>)>,
     /// The ranks that are to be started again, and when.
     waiting: Vec<(usize, Duration)>,
     /// By this ranks of several hosts recognise each other.
@@ -70,7 +72,7 @@ impl Elastic {
             task: task.clone(),
             restarts: losses.restarts,
             restarted: 0,
-            tries: vec![(1, 0); hosts.len()],
+            tries: vec![(1, 0, None); hosts.len()],
             waiting: Vec::new(),
             secret: tcp::job_secret()?,
             addresses,
@@ -129,7 +131,7 @@ impl Elastic {
         ended: Option<i32>,
         now: Duration,
     ) -> Result<String, String> {
-        self.note_members();
+        self.note_members(now);
         let tries = self.tries[rank].0 + 1;
         // One that does not agree with the others will not agree later.
         (self.stay_out).extend((ended == Some(EXIT_DISAGREES)).then_some(rank));
@@ -149,18 +151,18 @@ impl Elastic {
             return Err(why);
         }
         self.restarted += 1;
-        self.tries[rank] = (tries, self.roster.current());
+        self.tries[rank] = (tries, self.roster.current(), None);
         let put_off = PUT_OFF * ((1 << (tries - 1)) - 1);
         self.waiting.push((rank, now + put_off));
         Ok(format!("({} of {})", self.restarted, self.restarts))
     }
 
-    /// Notes who takes part: the next process of such a rank is its first try.
-    fn note_members(&mut self) {
+    /// Notes who takes part: after a while the next process of such a rank is its first try.
+    fn note_members(&mut self, now: Duration) {
         let current = self.roster.current();
         for (rank, _) in self.roster.members() {
-            let (tries, began) = &mut self.tries[rank];
-            if current > *began {
+            let (tries, began, since) = &mut self.tries[rank];
+            if current > *began && now - *since.get_or_insert(now) >= TOOK_PART {
                 *tries = 0;
             }
         }
@@ -196,7 +198,7 @@ impl Elastic {
 
     /// The ranks that are to be started now, or not at all because the job ends.
     pub(super) fn due(&mut self, now: Duration, is_ending: bool) -> Vec<usize> {
-        self.note_members();
+        self.note_members(now);
         let is_due = |waiting: &mut (usize, Duration)| is_ending || now >= waiting.1;
         let due = self.waiting.extract_if(.., is_due);
         due.map(|(rank, _)| rank).collect()

@@ -648,9 +648,12 @@ impl Job {
         print_line(&format!("{program}: host {host}, with {lost}: {why}\n"));
         if let Some(elastic) = &mut self.elastic {
             lost.0.iter().for_each(|&rank| elastic.cut_off(rank));
-            let has_others = self.ranks.iter().any(|rank| rank.is_running);
-            if has_others && elastic.roster.over().is_none() {
-                return self.replace(index, lost.0.to_vec());
+            if elastic.roster.over().is_none() {
+                let lost = lost.0.to_vec();
+                self.replace(index, lost);
+                if self.ranks.iter().any(|rank| rank.is_running) {
+                    return;
+                }
             }
         }
         if !self.is_done() {

@@ -146,13 +146,14 @@ fn a_rank_that_ends_again_and_again_waits_longer_each_time() {
         assert!(again(&mut job, 1, 0));
     }
     assert!(!again(&mut job, 1, 0), "it stays out");
-    // One that has taken part is started at once.
-    let mut job = both_train();
-    assert!(again(&mut job, 1, 0));
-    assert_eq!(job.due(Duration::ZERO, false), [1]);
-    assert!(again(&mut job, 1, 0));
+    // One that has taken part for a while is started at once.
+    let (mut job, later) = (both_train(), TOOK_PART);
     assert!(job.due(Duration::ZERO, false).is_empty());
-    assert_eq!(job.due(Duration::ZERO, true), [1], "the job ends");
+    assert!(job.again(1, None, later).is_ok());
+    assert_eq!(job.due(later, false), [1]);
+    assert!(job.again(1, None, later).is_ok());
+    assert!(job.due(later, false).is_empty());
+    assert_eq!(job.due(later, true), [1], "the job ends");
 }
 
 #[test]
@@ -160,7 +161,10 @@ fn a_rank_that_takes_part_each_time_is_started_at_once_each_time() {
     let mut job = both_train();
     for times in 0..12 {
         let (generation, pid) = (2 * times + 1, 81 + u64::from(times));
-        assert!(job.due(Duration::ZERO, false).is_empty());
+        let (came, now) = (20 * times, 20 * times + 10);
+        let [came, now] = [came, now].map(|s| Duration::from_secs(s.into()));
+        assert!(job.due(came, false).is_empty());
+        assert!(job.due(now, false).is_empty());
         hear(&mut job, 2, generation, [0, 0], &[]);
         hear(
             &mut job,
@@ -172,8 +176,8 @@ fn a_rank_that_takes_part_each_time_is_started_at_once_each_time() {
         decide(&mut job, 1);
         assert_eq!(job.roster.members(), [(0, 70)]);
         // Its host comes back when the others train already.
-        assert!(again(&mut job, 1, 0), "{times}");
-        assert_eq!(job.due(Duration::ZERO, false), [1], "{times}");
+        assert!(job.again(1, None, now).is_ok(), "{times}");
+        assert_eq!(job.due(now, false), [1], "{times}");
         hear(&mut job, 2, generation + 1, [pid, 1], &[]);
         hear(
             &mut job,
