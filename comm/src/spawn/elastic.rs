@@ -9,7 +9,7 @@ use super::children::Children;
 use super::remote::Remote;
 use super::task::{Losses, Task};
 use crate::error::{EXIT_PEER_LOST, Result};
-use crate::launcher::HOST_ADDRESSES;
+use crate::launcher::{HOST_ADDRESSES, JOB_NUMBER};
 use crate::roster::across::PageState;
 use crate::roster::{Roster, Silent};
 use crate::tcp::{self, SECRET};
@@ -41,6 +41,8 @@ pub(super) struct Elastic {
     waiting: Vec<(usize, Duration)>,
     /// By this ranks of several hosts recognise each other.
     secret: String,
+    /// A number that no other job has.
+    job: String,
     /// For each host the addresses of all.
     addresses: Vec<String>,
     /// The host of each seat: 0 for this one, else 1 + the index of the other.
@@ -75,6 +77,7 @@ impl Elastic {
             tries: vec![(1, 0, None); hosts.len()],
             waiting: Vec::new(),
             secret: tcp::job_secret()?,
+            job: tcp::nonce()?,
             addresses,
             hosts,
             silent: Silent::default(),
@@ -105,7 +108,8 @@ impl Elastic {
     ) -> Result<()> {
         let (size, host) = (self.hosts.len(), self.hosts[rank]);
         let addresses = (HOST_ADDRESSES.into(), self.addresses[host].clone());
-        let variables = vec![addresses, (SECRET.into(), self.secret.clone())];
+        let secret = (SECRET.into(), self.secret.clone());
+        let variables = vec![addresses, secret, (JOB_NUMBER.into(), self.job.clone())];
         if let Some(index) = host.checked_sub(1) {
             // An agent that has just come knows of no generation yet.
             others[index].send(&Order::Job(self.roster.state()));

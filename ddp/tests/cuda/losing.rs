@@ -356,7 +356,18 @@ fn ranks_of_hosts_with_their_own_gpus_are_lost_and_come_back() {
             let words = format!("{RUN} --min-ranks 1 --restarts 4");
             let job = folder.started_on("--hosts far:2,off:2", script, &words);
             let ended = job.on_gpus().env("DDP_TEST_FAULT", faults).run();
-            assert_undisturbed(&folder, &ended, ranks);
+            let log = folder.metrics_log();
+            let lost = log.all("ranks").into_iter();
+            let lost: Vec<_> = lost
+                .flat_map(|event| event["lost"].as_array().unwrap().clone())
+                .collect();
+            for rank in ranks {
+                assert!(
+                    lost.iter().any(|it| it["rank"] == *rank),
+                    "{faults}: {ended}"
+                );
+            }
+            assert_same(&folder, &ended);
         },
     );
 }

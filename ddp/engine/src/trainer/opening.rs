@@ -148,7 +148,7 @@ impl<'a> Opening<'a> {
             || self.world.generation() > 1 && metrics_log::has_settings(out, &self.file);
         let there = match &run.resumed {
             // Another rank wrote it.
-            _ if run.continues => LockedLog::find(out, true)?,
+            _ if run.continues => Some(LockedLog::of_job(out)?),
             // A metrics log that another process began meanwhile is refused.
             Some(_) => Some(locked.map_or_else(|| LockedLog::empty(out), Ok)?),
             // Nothing was saved: the run starts over. Its ranks' own metrics log is cut.
@@ -226,6 +226,7 @@ impl<'a> Opening<'a> {
             devices: &run.places,
             versions,
             overridden,
+            job: ddp_comm::job_number(),
         }))
     }
 
@@ -266,6 +267,7 @@ impl<'a> Opening<'a> {
                 0 => digest::of_weights(step.params())?,
                 _ => Vec::new(),
             },
+            job: ddp_comm::job_number(),
         }))
     }
 
